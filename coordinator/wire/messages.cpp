@@ -1,0 +1,1 @@
+#include "coordinator/wire/messages.hpp"

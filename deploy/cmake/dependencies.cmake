@@ -1,0 +1,51 @@
+# Third-party packages. Nothing is downloaded here: deploy/setup installs what is missing.
+# Each becomes one imported target, so that the folders link names and never paths.
+find_package(PkgConfig REQUIRED)
+find_package(Threads REQUIRED)
+find_package(nlohmann_json REQUIRED)
+find_package(fmt REQUIRED)
+find_package(spdlog REQUIRED)
+find_package(CLI11 REQUIRED)
+find_package(Boost 1.74 REQUIRED COMPONENTS filesystem)
+
+set(HDF5_PREFER_PARALLEL OFF)
+find_package(HDF5 REQUIRED COMPONENTS C)
+add_library(hedgerow_hdf5 INTERFACE)
+target_include_directories(hedgerow_hdf5 SYSTEM INTERFACE ${HDF5_C_INCLUDE_DIRS})
+target_link_libraries(hedgerow_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
+
+pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
+# 4.3.3 fixes CVE-2020-15166 (a raw TCP connect stalls CURVE clients).
+pkg_check_modules(zmq REQUIRED IMPORTED_TARGET libzmq>=4.3.3)
+
+find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)
+
+include(${CMAKE_CURRENT_LIST_DIR}/torch.cmake)
+
+set(HEDGEROW_HAVE_MPI OFF)
+if(NOT HEDGEROW_MPI STREQUAL "OFF")
+  find_package(MPI COMPONENTS CXX)
+  if(MPI_CXX_FOUND)
+    set(HEDGEROW_HAVE_MPI ON)
+  elseif(HEDGEROW_MPI STREQUAL "ON")
+    message(FATAL_ERROR "HEDGEROW_MPI=ON, but no MPI was found; install libopenmpi-dev and openmpi-bin")
+  endif()
+endif()
+
+set(HEDGEROW_HAVE_CUDA OFF)
+if(NOT HEDGEROW_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(HEDGEROW_HAVE_CUDA ON)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
+    endif()
+    enable_language(CUDA)
+  elseif(HEDGEROW_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "HEDGEROW_CUDA=ON, but no CUDA compiler was found; install the CUDA toolkit 13.0")
+  endif()
+endif()
+
+message(STATUS "hedgerow ${PROJECT_VERSION}: LibTorch ${HEDGEROW_TORCH_VERSION}, "
+  "MPI ${HEDGEROW_HAVE_MPI}, CUDA ${HEDGEROW_HAVE_CUDA}, HDF5 ${HDF5_VERSION}")

@@ -1,0 +1,20 @@
+# Compile options that are ours alone: warnings as errors and sanitizers, as INTERFACE targets that each of our
+# libraries links PRIVATE, so that third-party code and users of our libraries never see them.
+add_library(hedgerow_warnings INTERFACE)
+target_compile_options(hedgerow_warnings INTERFACE
+  $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wsign-conversion -Werror>
+  $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
+
+if(HEDGEROW_SANITIZE)
+  # Global on purpose: a sanitized object linked with an unsanitized one of ours reports nothing.
+  add_compile_options(-fsanitize=${HEDGEROW_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${HEDGEROW_SANITIZE})
+endif()
+
+# The library of one folder: hedgerow_<name>, alias hedgerow::<name>; headers are included by their path from the top.
+function(hedgerow_library name)
+  add_library(hedgerow_${name} STATIC ${ARGN})
+  add_library(hedgerow::${name} ALIAS hedgerow_${name})
+  target_include_directories(hedgerow_${name} PUBLIC ${PROJECT_SOURCE_DIR})
+  target_link_libraries(hedgerow_${name} PRIVATE hedgerow_warnings)
+endfunction()

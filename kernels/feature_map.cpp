@@ -1,0 +1,1 @@
+#include "kernels/feature_map.hpp"

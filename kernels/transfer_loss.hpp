@@ -1,0 +1,27 @@
+// The attention-transfer losses (LoLCATs eq. 7; Hedgehog eq. 3), without a T x T tensor.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/hybrid_attention.hpp"
+
+namespace hedgerow::kernels {
+
+// mean over all elements of (y_pred - y_true)^2 in fp32 -> scalar. y_true carries no gradient.
+at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true);
+
+// Mean over the B H T query rows of -sum_j a_true_ij log(max(a_pred_ij, 1e-12)), a_true = the teacher's softmax weights,
+// a_pred = the hybrid's normalised weights; zero gradient where the clamp acts. Walks tiles: O(T^2) work, O(T) memory.
+// q [B, H, T, D], k [B, G, T, D]. Differentiable in the maps and window_factors only.
+at::Tensor transfer_cross_entropy(const at::Tensor& q,
+                                  const at::Tensor& k,
+                                  const HybridParameters& parameters,
+                                  const HybridOptions& options);
+
+// The same with T x T tensors and ATen's autograd (tests).
+at::Tensor transfer_cross_entropy_reference(const at::Tensor& q,
+                                            const at::Tensor& k,
+                                            const HybridParameters& parameters,
+                                            const HybridOptions& options);
+
+}  // namespace hedgerow::kernels

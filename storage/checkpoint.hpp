@@ -1,0 +1,35 @@
+// Resumable state without pickle: a safetensors file of named tensors plus a JSON document of scalars (optimizer step,
+// plateau, stopper, cursor, RNG), hashed, written under attempts/ and committed by the journal like everything else.
+// The same format holds block artifacts and finetune checkpoints, keyed by parameter name, so that any mesh loads them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "storage/dtype.hpp"
+#include "storage/hidden_shard.hpp"
+
+namespace hedgerow::storage {
+
+struct OwnedTensor {
+  DType dtype = DType::kF32;
+  std::vector<std::int64_t> shape;
+  std::vector<std::byte> bytes;
+};
+
+struct Checkpoint {
+  std::map<std::string, OwnedTensor> tensors;
+  nlohmann::json state;  // object; "format" is set by the writer
+};
+
+// Same checkpoint, same bytes. Writes `path` directly and fsyncs; the caller publishes. root_hash is of the whole file.
+FileRecord write_checkpoint(const std::filesystem::path& path, const std::string& relative_name, const Checkpoint&);
+// Verifies size and hash first when `expected` has a non-zero size. Throws kCorrupt, kNotFound.
+[[nodiscard]] Checkpoint read_checkpoint(const std::filesystem::path& path, const FileRecord& expected = {});
+
+}  // namespace hedgerow::storage

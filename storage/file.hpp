@@ -1,0 +1,61 @@
+// Files as the rest of hedgerow touches them: every write, fsync, close and rename is checked, a failed fsync is
+// final (the kernel marks the pages clean, so a retry would lie), and publishing is tmp + fsync + rename + fsync(dir).
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace hedgerow::storage {
+
+// An owned descriptor. Move-only; the destructor closes and ignores the error, so writers call close() themselves.
+class File {
+ public:
+  static File open_read(const std::filesystem::path& path);  // Throws kNotFound, kUsage (permission), kUnavailable
+  static File create(const std::filesystem::path& path);     // O_CREAT|O_TRUNC
+  static File create_exclusive(const std::filesystem::path& path, int mode = 0644);  // O_EXCL; EEXIST -> kUsage
+  static File open_append(const std::filesystem::path& path);
+
+  File(File&& other) noexcept;
+  File& operator=(File&& other) noexcept;
+  File(const File&) = delete;
+  File& operator=(const File&) = delete;
+  ~File();
+
+  [[nodiscard]] int descriptor() const noexcept { return descriptor_; }
+  [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
+  [[nodiscard]] std::uint64_t size() const;
+
+  void write_all(std::span<const std::byte> bytes);
+  // Reads exactly bytes.size() at offset. Throws kCorrupt on a short file. Any thread.
+  void read_exact(std::span<std::byte> bytes, std::uint64_t offset) const;
+  void truncate(std::uint64_t length);
+  void sync();   // fsync; a failure is final: throws and the file must be dropped
+  void close();  // checked
+
+ private:
+  File(int descriptor, std::filesystem::path path);
+  int descriptor_ = -1;
+  std::filesystem::path path_;
+};
+
+[[nodiscard]] std::string read_text(const std::filesystem::path& path, std::uint64_t max_bytes = 1U << 30);
+void sync_directory(const std::filesystem::path& directory);
+// Makes `to` name the bytes of `from` durably: rename, then fsync of both directories. `from` must already be synced.
+void publish(const std::filesystem::path& from, const std::filesystem::path& to);
+// Writes bytes beside `path` under a unique temporary name, syncs, publishes. The old content stays until the rename.
+void write_atomically(const std::filesystem::path& path, std::string_view bytes, int mode = 0644);
+// write_atomically's counterpart for large files made by a callback's own means: fsync by path.
+void sync_file(const std::filesystem::path& path);
+
+// For files that a committed record names: retries ENOENT and ESTALE until the deadline, because attribute caches of
+// network file systems show a rename late. Throws kNotFound after it.
+void wait_until_visible(const std::filesystem::path& path, std::chrono::milliseconds patience);
+
+[[nodiscard]] std::uint64_t free_bytes(const std::filesystem::path& directory);
+
+}  // namespace hedgerow::storage

@@ -1,0 +1,88 @@
+// A Hugging Face model directory, opened and checked: config.json as a typed value, and every tensor of its safetensors
+// shards by name. Knows the Llama family (Llama 2/3/3.1, Mistral, SmolLM2, Qwen2, Qwen3).
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "storage/safetensors.hpp"
+
+namespace hedgerow::storage {
+
+// RoPE as transformers computes it; `kind` is config.json's rope_type.
+struct RopeConfig {
+  enum class Kind { kDefault, kLinear, kLlama3 };
+  Kind kind = Kind::kDefault;
+  double theta = 10000.0;
+  double factor = 1.0;
+  double low_freq_factor = 1.0;
+  double high_freq_factor = 4.0;
+  int original_max_position_embeddings = 8192;
+};
+
+struct ModelConfig {
+  std::string architecture;  // "LlamaForCausalLM", ...
+  std::string model_type;    // "llama", "mistral", "qwen2", "qwen3"
+  std::string dtype;         // "bfloat16", ... as stored
+  int vocab_size = 0;
+  int hidden_size = 0;
+  int intermediate_size = 0;
+  int num_hidden_layers = 0;
+  int num_attention_heads = 0;
+  int num_key_value_heads = 0;
+  int head_dim = 0;
+  int max_position_embeddings = 0;
+  double rms_norm_eps = 1e-5;
+  bool tie_word_embeddings = false;
+  bool qkv_bias = false;     // Qwen2; Llama's attention_bias
+  bool o_bias = false;       // Llama's attention_bias
+  bool mlp_bias = false;
+  bool qk_norm = false;      // Qwen3
+  std::optional<int> sliding_window;  // a teacher window shorter than seq_len is refused by the plan
+  RopeConfig rope;
+  std::vector<int> eos_token_ids;
+  std::optional<int> bos_token_id;
+
+  // Throws kUsage: unsupported architecture (named, with the supported list), or a missing or ill-typed key.
+  static ModelConfig parse(const std::string& config_json, const std::string& name);
+};
+
+struct TensorShape {
+  std::string name;
+  std::vector<std::int64_t> shape;
+};
+// The tensors that one decoder layer / the model outside its layers must have, with their shapes.
+[[nodiscard]] std::vector<TensorShape> layer_tensors(const ModelConfig& config, int layer_idx);
+[[nodiscard]] std::vector<TensorShape> outer_tensors(const ModelConfig& config);
+
+class ModelDirectory {
+ public:
+  // `reference` is a directory, or org/name found in the local Hugging Face cache (HF_HUB_CACHE, HF_HOME, ~/.cache), offline.
+  // Index entries must be plain base names; the resolved file may be a symbolic link (cache snapshots link into blobs).
+  // Throws kUsage (no such directory, .bin or .pt weights: convert first), kCorrupt (missing shard, damaged header).
+  static ModelDirectory open(const std::string& reference);
+  ModelDirectory(ModelDirectory&&) noexcept;
+  ~ModelDirectory();
+
+  [[nodiscard]] const std::filesystem::path& path() const;
+  [[nodiscard]] const ModelConfig& config() const;
+  // Files are mapped on first use. Throws kCorrupt naming the tensor, its file, expected and found shape.
+  [[nodiscard]] TensorView tensor(const TensorShape& expected) const;
+  [[nodiscard]] bool has(const std::string& name) const;
+  [[nodiscard]] std::uint64_t weight_bytes() const;
+  // Every expected tensor is there with the expected shape; surplus ones are ignored but for unknown layers.
+  void check_complete() const;
+  // Of config.json and of all weight files' names, sizes and headers: identifies the teacher in artifacts.
+  [[nodiscard]] std::string fingerprint() const;
+
+ private:
+  struct Impl;
+  explicit ModelDirectory(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hedgerow::storage
