@@ -1,4 +1,4 @@
-// Tokenized text: tokens/{transfer,finetune,evaluate}.h5, written by deploy/huggingface/tokenize.py (h5py) or by
+// Tokenized text: tokens/{transfer,finetune,evaluate}.h5, written by deploy/huggingface/make_tokens.py (h5py) or by
 // `hedgerow import`, read here. Format: storage/README.md "Tokens file".
 //   /input_ids        int32 [sequences, seq_len]
 //   /loss_mask        uint8 [sequences, seq_len]   1 where the position counts as a target in finetune
