@@ -1,7 +1,11 @@
-// Collective and point-to-point exchange between the ranks of the finetune stage. Three backends: MPI (CPU tensors, also
-// bootstrap for NCCL), NCCL (later), threads in one process (unit tests). Every call has a deadline: a lost peer is an
-// error within it, never a hang. Byte order of reductions is the caller's: allreduce is deliberately not offered, because
-// its order is the library's own (design.md section 6).
+// Collective and point-to-point exchange between the ranks of the finetune stage. Three backends:
+// MPI (CPU tensors, also bootstrap for NCCL), NCCL (later), threads in one process (unit tests).
+// Every call has a deadline: a lost peer is an error within it, never a hang. Byte order of
+// reductions is the caller's (worker/comm/tree_reduce.hpp): allreduce is deliberately not offered,
+// because its order is the library's own (design.md section 6).
+//
+// One thread of a rank calls a communicator at a time. After an error the communicator is lost:
+// every later call throws.
 #pragma once
 
 #include <chrono>
@@ -19,9 +23,13 @@ class Communicator {
   virtual ~Communicator() = default;
   [[nodiscard]] virtual int rank() const = 0;
   [[nodiscard]] virtual int world_size() const = 0;
-  // Blocking, tag-matched. Throw storage::Error kUnavailable naming the peer when the deadline passes or the peer is lost.
+  // Blocking, matched by (peer, tag) in order; tag in 0..kMaxTag; both sides must name the same
+  // size. A send may wait for its receive, so two ranks that exchange take turns. Throw
+  // storage::Error kUnavailable naming the peer when the deadline passes or the peer is lost,
+  // kInternal for a wrong peer, tag or size.
   virtual void send(std::span<const std::byte> bytes, int destination, int tag) = 0;
   virtual void receive(std::span<std::byte> bytes, int source, int tag) = 0;
+  // Collectives: every rank calls them in the same order with the same sizes.
   virtual void broadcast(std::span<std::byte> bytes, int root) = 0;
   // All ranks' bytes in rank order, on every rank; bytes.size() equal on all.
   virtual std::vector<std::byte> all_gather(std::span<const std::byte> bytes) = 0;
@@ -29,11 +37,20 @@ class Communicator {
 };
 
 inline constexpr std::chrono::seconds kCommDeadline{60};
+inline constexpr int kMaxTag = 9999;
 
-// Initialises MPI (MPI_THREAD_MULTIPLE) on first use; finalises in the destructor of the last one.
-std::unique_ptr<Communicator> make_mpi_communicator(std::chrono::seconds deadline = kCommDeadline);
+// Initialises MPI (MPI_THREAD_MULTIPLE) on first use; finalises in the destructor of the last one,
+// unless a peer was lost: MPI_Finalize would wait for it, so the process exits without and mpirun
+// ends the others. Collective. Throws kUsage when hedgerow was built without MPI.
+std::unique_ptr<Communicator> make_mpi_communicator(
+    std::chrono::milliseconds deadline = kCommDeadline);
 std::unique_ptr<Communicator> make_single_communicator();
+// True under mpirun (or an equal launcher): whoever may run alone asks before MPI is initialised.
+[[nodiscard]] bool launched_by_mpi();
 // Runs body(communicator) on world_size threads; rethrows the first exception after all have ended.
-void run_on_threads(int world_size, const std::function<void(Communicator&)>& body, std::chrono::seconds deadline = kCommDeadline);
+// A rank that ends by an exception is a lost peer to the others at once.
+void run_on_threads(int world_size,
+                    const std::function<void(Communicator&)>& body,
+                    std::chrono::milliseconds deadline = kCommDeadline);
 
 }  // namespace hedgerow::worker

@@ -1,0 +1,125 @@
+#include "worker/comm/communicator.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <numeric>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+
+std::vector<std::byte> bytes_of(std::initializer_list<int> values) {
+  std::vector<std::byte> bytes;
+  for (const int value : values) bytes.push_back(static_cast<std::byte>(value));
+  return bytes;
+}
+
+TEST(Communicator, MessagesOfOneTagKeepTheirOrderAndTagsDoNotMix) {
+  run_on_threads(2, [](Communicator& communicator) {
+    if (communicator.rank() == 0) {
+      communicator.send(bytes_of({1}), 1, 7);
+      communicator.send(bytes_of({2}), 1, 8);
+      communicator.send(bytes_of({3}), 1, 7);
+    } else {
+      std::vector<std::byte> got(1);
+      communicator.receive(got, 0, 8);
+      EXPECT_EQ(got, bytes_of({2}));
+      communicator.receive(got, 0, 7);
+      EXPECT_EQ(got, bytes_of({1}));
+      communicator.receive(got, 0, 7);
+      EXPECT_EQ(got, bytes_of({3}));
+    }
+  });
+}
+
+TEST(Communicator, BroadcastReachesEveryRankFromAnyRootAlsoWhenTheWorldIsNoPowerOfTwo) {
+  for (const int world_size : {1, 2, 3, 4, 5, 8}) {
+    for (int root = 0; root < world_size; ++root) {
+      run_on_threads(world_size, [&](Communicator& communicator) {
+        auto bytes = communicator.rank() == root ? bytes_of({4, 5, 6}) : bytes_of({0, 0, 0});
+        communicator.broadcast(bytes, root);
+        EXPECT_EQ(bytes, bytes_of({4, 5, 6})) << "world " << world_size << ", root " << root;
+      });
+    }
+  }
+}
+
+TEST(Communicator, AllGatherIsInRankOrderOnEveryRank) {
+  run_on_threads(3, [](Communicator& communicator) {
+    const int rank = communicator.rank();
+    EXPECT_EQ(communicator.all_gather(bytes_of({rank, 10 + rank})),
+              bytes_of({0, 10, 1, 11, 2, 12}));
+  });
+}
+
+TEST(Communicator, NobodyLeavesABarrierBeforeTheLastHasCome) {
+  std::atomic<int> arrived = 0;
+  run_on_threads(4, [&](Communicator& communicator) {
+    ++arrived;
+    communicator.barrier();
+    EXPECT_EQ(arrived.load(), 4);
+  });
+}
+
+TEST(Communicator, ASilentPeerIsAnErrorWithinTheDeadlineThatNamesIt) {
+  const auto begin = std::chrono::steady_clock::now();
+  try {
+    run_on_threads(
+        2,
+        [](Communicator& communicator) {
+          std::vector<std::byte> bytes(1);
+          if (communicator.rank() == 0) communicator.receive(bytes, 1, 0);
+          if (communicator.rank() == 1) communicator.receive(bytes, 0, 0);
+        },
+        std::chrono::milliseconds(50));
+    FAIL() << "a receive without a send came back";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
+    EXPECT_THAT(error.what(), testing::HasSubstr("from rank"));
+  }
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+}
+
+TEST(Communicator, ARankThatThrowsEndsTheOthersLongBeforeTheDeadline) {
+  const auto begin = std::chrono::steady_clock::now();
+  EXPECT_THROW(run_on_threads(3,
+                              [](Communicator& communicator) {
+                                if (communicator.rank() == 1)
+                                  throw std::runtime_error("out of memory, say");
+                                communicator.barrier();
+                              }),
+               std::exception);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kCommDeadline / 2);
+}
+
+TEST(Communicator, ASizeThatDiffersIsABugAndNotATruncatedMessage) {
+  try {
+    run_on_threads(2, [](Communicator& communicator) {
+      std::vector<std::byte> bytes(communicator.rank() == 0 ? 4 : 3);
+      if (communicator.rank() == 0) communicator.send(bytes, 1, 0);
+      if (communicator.rank() == 1) communicator.receive(bytes, 0, 0);
+    });
+    FAIL() << "3 of 4 bytes were taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kInternal) << error.what();
+  }
+}
+
+TEST(Communicator, ARankAloneNeedsNoPeer) {
+  const auto communicator = make_single_communicator();
+  auto bytes = bytes_of({9});
+  communicator->broadcast(bytes, 0);
+  communicator->barrier();
+  EXPECT_EQ(communicator->all_gather(bytes), bytes_of({9}));
+  EXPECT_THROW(communicator->send(bytes, 1, 0), Error);
+}
+
+}  // namespace
+}  // namespace hedgerow::worker

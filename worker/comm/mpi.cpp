@@ -1,0 +1,220 @@
+// Ranks as MPI processes (Open MPI 4.1: no fault tolerance of its own). Only non-blocking calls,
+// polled with a deadline: a blocking one would hang on a stopped or lost peer.
+#include "storage/error.hpp"
+#include "worker/comm/point_to_point.hpp"
+
+#ifdef HEDGEROW_HAVE_MPI
+#include <mpi.h>
+
+#include <algorithm>
+#include <climits>
+#include <cstdlib>
+#include <mutex>
+#include <thread>
+#endif
+
+namespace hedgerow::worker {
+
+using storage::Error;
+using storage::ErrorKind;
+
+#ifndef HEDGEROW_HAVE_MPI
+
+bool launched_by_mpi() { return false; }
+
+std::unique_ptr<Communicator> make_mpi_communicator(std::chrono::milliseconds /*deadline*/) {
+  throw Error(ErrorKind::kUsage,
+              "hedgerow-worker was built without MPI; build it with -DHEDGEROW_MPI=ON, or set "
+              "finetune.ranks = 1");
+}
+
+#else
+
+namespace {
+
+// MPI forbids a second MPI_Init, so the library lives from the first communicator to the last.
+class Library {
+ public:
+  void enter() {
+    const std::lock_guard lock(mutex_);
+    int initialized = 0;
+    MPI_Initialized(&initialized);
+    if (initialized == 0) {
+      int provided = 0;
+      if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS ||
+          provided < MPI_THREAD_SERIALIZED) {
+        throw Error(ErrorKind::kUnavailable, "MPI_Init_thread failed or offers no thread support");
+      }
+      MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    }
+    ++users_;
+  }
+
+  void leave(bool lost) {
+    const std::lock_guard lock(mutex_);
+    lost_ = lost_ || lost;
+    if (--users_ == 0 && !lost_) MPI_Finalize();
+  }
+
+ private:
+  std::mutex mutex_;
+  int users_ = 0;
+  bool lost_ = false;
+};
+
+Library& library() {
+  static Library instance;
+  return instance;
+}
+
+class MpiCommunicator final : public PointToPointCommunicator {
+ public:
+  explicit MpiCommunicator(std::chrono::milliseconds deadline) : deadline_(deadline) {
+    library().enter();
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
+    MPI_Comm_size(MPI_COMM_WORLD, &world_size_);
+    // A communicator of its own: messages that an earlier one abandoned cannot be mistaken for
+    // ours.
+    MPI_Request request = MPI_REQUEST_NULL;
+    try {
+      succeed(MPI_Comm_idup(MPI_COMM_WORLD, &comm_, &request), "MPI_Comm_idup", -1);
+      wait(request, "MPI_Comm_idup", -1, 0);
+    } catch (...) {
+      library().leave(true);
+      throw;
+    }
+    MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
+  }
+
+  ~MpiCommunicator() override {
+    if (!lost_) MPI_Comm_free(&comm_);
+    library().leave(lost_);
+  }
+
+  MpiCommunicator(const MpiCommunicator&) = delete;
+  MpiCommunicator& operator=(const MpiCommunicator&) = delete;
+
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int world_size() const override { return world_size_; }
+
+ private:
+  // Both directions go through buffers of our own: when the deadline passes the library still holds
+  // the request, and may write long after the caller's memory is gone.
+  void send_message(std::span<const std::byte> bytes, int destination, int tag) override {
+    for (auto part : parts(bytes)) {
+      auto& buffer = buffers_.emplace_back(part.begin(), part.end());
+      MPI_Request request = MPI_REQUEST_NULL;
+      succeed(MPI_Isend(buffer.data(), count(buffer), MPI_BYTE, destination, tag, comm_, &request),
+              "MPI_Isend",
+              destination);
+      wait(request, "MPI_Isend", destination, buffer.size());
+      buffers_.pop_back();
+    }
+  }
+
+  void receive_message(std::span<std::byte> bytes, int source, int tag) override {
+    for (auto part : parts(bytes)) {
+      auto& buffer = buffers_.emplace_back(part.size());
+      MPI_Request request = MPI_REQUEST_NULL;
+      succeed(MPI_Irecv(buffer.data(), count(buffer), MPI_BYTE, source, tag, comm_, &request),
+              "MPI_Irecv",
+              source);
+      wait(request, "MPI_Irecv", source, buffer.size());
+      std::ranges::copy(buffer, part.begin());
+      buffers_.pop_back();
+    }
+  }
+
+  // MPI counts are int. An empty message still travels: it is an order of events.
+  template <typename Byte>
+  static std::vector<std::span<Byte> > parts(std::span<Byte> bytes) {
+    constexpr std::size_t kMaxPart = 1U << 30;
+    std::vector<std::span<Byte> > list;
+    std::size_t begin = 0;
+    do {
+      list.push_back(bytes.subspan(begin, std::min(kMaxPart, bytes.size() - begin)));
+      begin += kMaxPart;
+    } while (begin < bytes.size());
+    return list;
+  }
+
+  static int count(const std::vector<std::byte>& buffer) { return static_cast<int>(buffer.size()); }
+
+  void wait(MPI_Request request, const char* call, int peer, std::size_t expected_bytes) {
+    const auto begin = std::chrono::steady_clock::now();
+    // A short spin for the latency of small messages, then sleeps: ranks that wait must leave the
+    // cores to those that compute.
+    constexpr int kSpins = 200;
+    constexpr std::chrono::microseconds kNap{50};
+    for (int turn = 0;; ++turn) {
+      int done = 0;
+      MPI_Status status;
+      succeed(MPI_Test(&request, &done, &status), call, peer);
+      if (done != 0) {
+        check_size(status, call, peer, expected_bytes);
+        return;
+      }
+      if (std::chrono::steady_clock::now() - begin > deadline_) {
+        lost_ = true;
+        throw Error(
+            ErrorKind::kUnavailable,
+            label(call, peer) + " did not complete within " + std::to_string(deadline_.count()) +
+                " ms: the peer is lost or stopped; the stage resumes from its last checkpoint");
+      }
+      if (turn >= kSpins) std::this_thread::sleep_for(kNap);
+    }
+  }
+
+  void check_size(const MPI_Status& status,
+                  const char* call,
+                  int peer,
+                  std::size_t expected_bytes) {
+    if (std::string_view(call) != "MPI_Irecv") return;
+    int received = 0;
+    MPI_Get_count(&status, MPI_BYTE, &received);
+    if (static_cast<std::size_t>(received) == expected_bytes) return;
+    lost_ = true;
+    throw Error(ErrorKind::kInternal,
+                label(call, peer) + ": expected " + std::to_string(expected_bytes) +
+                    " bytes, found " + std::to_string(received));
+  }
+
+  void succeed(int code, const char* call, int peer) {
+    if (lost_) throw Error(ErrorKind::kUnavailable, label(call, peer) + ": an earlier call failed");
+    if (code == MPI_SUCCESS) return;
+    lost_ = true;
+    char text[MPI_MAX_ERROR_STRING] = {};
+    int length = 0;
+    MPI_Error_string(code, text, &length);
+    throw Error(ErrorKind::kUnavailable, label(call, peer) + ": " + text);
+  }
+
+  [[nodiscard]] std::string label(const char* call, int peer) const {
+    const std::string with = peer < 0 ? " with all ranks" : " with rank " + std::to_string(peer);
+    return "rank " + std::to_string(rank_) + " of " + std::to_string(world_size_) + ": " + call +
+           with;
+  }
+
+  const std::chrono::milliseconds deadline_;
+  int rank_ = 0;
+  int world_size_ = 1;
+  bool lost_ = false;
+  MPI_Comm comm_ = MPI_COMM_NULL;
+  std::vector<std::vector<std::byte> >
+      buffers_;  // of the request in flight, or of one that was abandoned
+};
+
+}  // namespace
+
+bool launched_by_mpi() {
+  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMI_SIZE") != nullptr ||
+         std::getenv("PMIX_RANK") != nullptr;
+}
+
+std::unique_ptr<Communicator> make_mpi_communicator(std::chrono::milliseconds deadline) {
+  return std::make_unique<MpiCommunicator>(deadline);
+}
+
+#endif
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,133 @@
+// Ranks as threads of one process, for unit tests: a mailbox for each (source, destination, tag).
+#include <algorithm>
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <map>
+#include <mutex>
+#include <set>
+#include <thread>
+#include <tuple>
+
+#include "storage/error.hpp"
+#include "worker/comm/point_to_point.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+
+class Exchange {
+ public:
+  explicit Exchange(std::chrono::milliseconds deadline) : deadline_(deadline) {}
+
+  void post(std::span<const std::byte> bytes, int source, int destination, int tag) {
+    const std::lock_guard lock(mutex_);
+    if (lost_.contains(destination)) throw lost(source, destination);
+    mail_[{source, destination, tag}].emplace_back(bytes.begin(), bytes.end());
+    arrived_.notify_all();
+  }
+
+  void take(std::span<std::byte> bytes, int source, int destination, int tag) {
+    std::unique_lock lock(mutex_);
+    auto& box = mail_[{source, destination, tag}];
+    const auto ready = [&] { return !box.empty() || lost_.contains(source); };
+    if (!arrived_.wait_for(lock, deadline_, ready)) {
+      throw Error(ErrorKind::kUnavailable,
+                  "rank " + std::to_string(destination) + ": no message from rank " +
+                      std::to_string(source) + " within " + std::to_string(deadline_.count()) +
+                      " ms");
+    }
+    if (box.empty()) throw lost(destination, source);
+    if (box.front().size() != bytes.size()) {
+      throw Error(ErrorKind::kInternal,
+                  "rank " + std::to_string(destination) + ": message from rank " +
+                      std::to_string(source) + ": expected " + std::to_string(bytes.size()) +
+                      " bytes, found " + std::to_string(box.front().size()));
+    }
+    std::ranges::copy(box.front(), bytes.begin());
+    box.pop_front();
+  }
+
+  void lose(int rank) {
+    const std::lock_guard lock(mutex_);
+    lost_.insert(rank);
+    arrived_.notify_all();
+  }
+
+ private:
+  static Error lost(int rank, int peer) {
+    return Error(ErrorKind::kUnavailable,
+                 "rank " + std::to_string(rank) + ": rank " + std::to_string(peer) + " is lost");
+  }
+
+  const std::chrono::milliseconds deadline_;
+  std::mutex mutex_;
+  std::condition_variable arrived_;
+  std::map<std::tuple<int, int, int>, std::deque<std::vector<std::byte>>> mail_;
+  std::set<int> lost_;
+};
+
+class ThreadCommunicator final : public PointToPointCommunicator {
+ public:
+  ThreadCommunicator(Exchange& exchange, int rank, int world_size)
+      : exchange_(exchange), rank_(rank), world_size_(world_size) {}
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int world_size() const override { return world_size_; }
+
+ private:
+  void send_message(std::span<const std::byte> bytes, int destination, int tag) override {
+    exchange_.post(bytes, rank_, destination, tag);
+  }
+  void receive_message(std::span<std::byte> bytes, int source, int tag) override {
+    exchange_.take(bytes, source, rank_, tag);
+  }
+
+  Exchange& exchange_;
+  const int rank_;
+  const int world_size_;
+};
+
+}  // namespace
+
+void run_on_threads(int world_size,
+                    const std::function<void(Communicator&)>& body,
+                    std::chrono::milliseconds deadline) {
+  Exchange exchange(deadline);
+  std::mutex mutex;
+  std::exception_ptr first;
+  {
+    std::vector<std::jthread> threads;
+    for (int rank = 0; rank < world_size; ++rank) {
+      threads.emplace_back([&, rank] {
+        try {
+          ThreadCommunicator communicator(exchange, rank, world_size);
+          body(communicator);
+        } catch (...) {
+          {
+            const std::lock_guard lock(mutex);
+            if (!first) first = std::current_exception();
+          }
+          exchange.lose(rank);
+        }
+      });
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+std::unique_ptr<Communicator> make_single_communicator() {
+  // A world of one never touches its exchange.
+  struct Alone final : PointToPointCommunicator {
+    [[nodiscard]] int rank() const override { return 0; }
+    [[nodiscard]] int world_size() const override { return 1; }
+    void send_message(std::span<const std::byte> /*bytes*/,
+                      int /*destination*/,
+                      int /*tag*/) override {}
+    void receive_message(std::span<std::byte> /*bytes*/, int /*source*/, int /*tag*/) override {}
+  };
+  return std::make_unique<Alone>();
+}
+
+}  // namespace hedgerow::worker
