@@ -24,3 +24,7 @@ set_target_properties(hedgerow_torch PROPERTIES IMPORTED_LOCATION ${HEDGEROW_TOR
 target_include_directories(hedgerow_torch SYSTEM INTERFACE
   ${HEDGEROW_TORCH_DIR}/include ${HEDGEROW_TORCH_DIR}/include/torch/csrc/api/include)
 target_link_libraries(hedgerow_torch INTERFACE hedgerow_c10)
+# at::parallel_for is an inline template that is serial without OpenMP. The wheel brings libgomp.so.1 under its plain
+# name, so program and library share one runtime and one pool of threads.
+target_compile_options(hedgerow_torch INTERFACE -fopenmp)
+target_link_options(hedgerow_torch INTERFACE -fopenmp)

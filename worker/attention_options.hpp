@@ -1,0 +1,12 @@
+// The recipe's attention (storage, no LibTorch) as the kernels take it.
+#pragma once
+
+#include "kernels/hybrid_attention.hpp"
+#include "storage/attention_spec.hpp"
+
+namespace hedgerow::worker {
+
+[[nodiscard]] kernels::HybridOptions hybrid_options(const storage::AttentionSpec& spec);
+[[nodiscard]] kernels::FeatureMapStart feature_map_start(storage::FeatureMapStart start);
+
+}  // namespace hedgerow::worker

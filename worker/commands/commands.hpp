@@ -1,0 +1,19 @@
+// The subcommands of hedgerow-worker, one file each. A register function adds its subcommand and
+// options to the app; when the user chose it, its CLI11 callback stores in `action` what main()
+// runs after parsing, so that errors of all commands are turned into a message and an exit code in
+// one place.
+#pragma once
+
+#include <functional>
+
+#include "storage/error.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace hedgerow::worker {
+
+using Action = std::function<storage::ExitCode()>;
+
+}  // namespace hedgerow::worker

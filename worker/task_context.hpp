@@ -1,0 +1,49 @@
+// How a task talks to the process that runs it: worker/serve.cpp forwards to the coordinator, tests
+// record in memory. A task never blocks on its caller for long and never touches a socket. All
+// calls come from the task's own thread.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "coordinator/wire/messages.hpp"
+#include "storage/hidden_shard.hpp"
+#include "storage/run_layout.hpp"
+
+namespace hedgerow::worker {
+
+class TaskContext {
+ public:
+  virtual ~TaskContext() = default;
+  // Cheap; called every forward and at least every few seconds while computing.
+  virtual void report(const wire::Progress& progress) = 0;
+  // True once the process was told to stop (SIGTERM, lease lost, coordinator's Stop). The task then
+  // checkpoints where it can and returns with finished = false. Asked between forwards.
+  [[nodiscard]] virtual bool should_stop() const = 0;
+  // A closed, synced file under attempts/t<token>/ (see attempt_path) that the coordinator may
+  // rename to file.name. Throw kFenced if the lease is known to be lost.
+  virtual void publish_shard(const storage::FileRecord& file, int shard) = 0;
+  // A checkpoint is resumed from where it lies: file.name is its path under attempts/.
+  virtual void publish_checkpoint(const storage::FileRecord& file, std::int64_t step) = 0;
+};
+
+// What a task came to.
+struct TaskResult {
+  bool finished = false;  // false: told to stop; the work up to the last checkpoint or shard stands
+  std::optional<storage::FileRecord> file;  // transfer: the artifact; evaluate: the result JSON
+  nlohmann::json result = nlohmann::json::object();  // shown by status and report
+};
+
+// Where the attempt `token` writes the file that will be published as `name`:
+// attempts/t<token>/<base name>.
+[[nodiscard]] inline std::filesystem::path attempt_path(const storage::RunLayout& layout,
+                                                        storage::FencingToken token,
+                                                        const std::string& name) {
+  return layout.root() / storage::RunLayout::attempt_directory(token) /
+         std::filesystem::path(name).filename();
+}
+
+}  // namespace hedgerow::worker
