@@ -1,0 +1,262 @@
+"""Tokenizes one data section of a recipe into a tokens file (storage/README.md "Tokens file").
+
+  make_tokens.py --recipe run.toml --model DIR --stage transfer|finetune|evaluate --out tokens/transfer.h5 [--base DIR]
+
+Relative source paths are taken from --base, by default the recipe's folder. The same input gives the same bytes.
+stdout is JSON lines: {"event":"progress","stage":...,"done":...,"total":...,"unit":"documents"} at most twice a second,
+then {"event":"done",...}. A wrong input is one line on stderr and exit code 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import xxhash
+
+from common import UsageError, model_directory, run_main
+from model_tokenizer import ModelTokenizer
+from packing import Packer, split_documents, tokenize_documents
+from sources import Document, Source, documents, parse_source
+
+SPLITS = ("documents", "sequences")
+
+
+@dataclass(frozen=True)
+class DataSection:
+    """[data.<stage>] of the recipe; the fields and defaults of storage/recipe.hpp."""
+
+    sources: tuple[Source, ...]
+    seq_len: int = 1024
+    validation_sequences: int = 8
+    max_sequences: int = 0
+    split: str = "documents"
+    add_bos: bool = False
+    eos_token_id: int = -1
+
+
+class Progress:
+    """JSON progress lines, at most one each half second."""
+
+    def __init__(self, stage: str):
+        self._stage, self._last = stage, time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self._last >= 0.5:
+            self._last = now
+            print(json.dumps({"event": "progress", "stage": self._stage, "done": done, "total": total,
+                              "unit": "documents"}), flush=True)
+
+
+def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
+    """UsageError names the file and the key. The full strict check of a recipe is the C++ reader's."""
+    try:
+        data = tomllib.loads(recipe.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UsageError(f"{recipe}: no such recipe") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UsageError(f"{recipe}: {error}") from None
+    table = data.get("data", {}).get(stage)
+    if not isinstance(table, dict):
+        raise UsageError(f"{recipe}: section [data.{stage}] is missing")
+    types = {"seq_len": int, "validation_sequences": int, "max_sequences": int, "split": str, "add_bos": bool,
+             "eos_token_id": int}
+    values: dict[str, Any] = {}
+    for key, value in table.items():
+        name = f"{recipe}: data.{stage}.{key}"
+        if key == "sources":
+            if not isinstance(value, list) or not value:
+                raise UsageError(f"{name}: expected a list of at least one source")
+            values[key] = tuple(parse_source(s, f"{name}[{i}]", base) for i, s in enumerate(value))
+        elif key not in types:
+            raise UsageError(f"{name} is not a known key; known: sources, {', '.join(types)}")
+        elif type(value) is not types[key]:
+            raise UsageError(f"{name}: expected {types[key].__name__}, found {value!r}")
+        else:
+            values[key] = value
+    if "sources" not in values:
+        raise UsageError(f"{recipe}: data.{stage}.sources is missing")
+    section = DataSection(**values)
+    for key, least in (("seq_len", 2), ("validation_sequences", 0), ("max_sequences", 0), ("eos_token_id", -2)):
+        if getattr(section, key) < least:
+            raise UsageError(f"{recipe}: data.{stage}.{key}: expected at least {least}, found {getattr(section, key)}")
+    if section.split not in SPLITS:
+        raise UsageError(f"{recipe}: data.{stage}.split: '{section.split}' is not one of {', '.join(SPLITS)}")
+    return section
+
+
+@dataclass
+class Sequences:
+    """What goes into the file: int32 / uint8 arrays [sequences, seq_len], training sequences first."""
+
+    input_ids: np.ndarray
+    loss_mask: np.ndarray
+    document_starts: np.ndarray
+    num_train: int
+    sources: list[dict] = field(default_factory=list)
+
+
+def end_token(section: DataSection, tokenizer: ModelTokenizer) -> int | None:
+    if section.eos_token_id == -2:
+        return None
+    token = tokenizer.eos_id if section.eos_token_id == -1 else section.eos_token_id
+    if token is None:
+        raise UsageError(f"{tokenizer.directory}: config.json has no eos_token_id; set eos_token_id in the data section "
+                         "(-2: none)")
+    if token >= tokenizer.vocab_size:
+        raise UsageError(f"eos_token_id {token} is outside the vocabulary ({tokenizer.vocab_size} entries)")
+    return token
+
+
+def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Sequences:
+    """Documents to packed sequences, validation apart from training."""
+    progress = Progress(stage)
+    raw: list[Document] = [d for s in section.sources for d in documents(s, tokenizer.render_chat)]
+    bos = tokenizer.bos_id if section.add_bos else None
+    if section.add_bos and bos is None:
+        raise UsageError(f"{tokenizer.directory}: add_bos is set, but config.json has no bos_token_id")
+    eos = end_token(section, tokenizer)
+    count = section.validation_sequences
+    everything = stage == "evaluate" and count == 0
+    training, validation = raw, []
+    if count > 0 and section.split == "documents":
+        training, validation = split_documents(raw, count * section.seq_len, tokenizer, bos, eos)
+    train = Packer(section.seq_len)
+    by_sequences = count > 0 and section.split == "sequences"
+    # The last sequences can be known only once everything is packed; otherwise stop when there are enough.
+    limit = 0 if by_sequences or everything else section.max_sequences
+    if stage != "evaluate" or by_sequences or everything:
+        for done, document in enumerate(tokenize_documents(training, tokenizer, bos, eos)):
+            train.add(document)
+            progress(done, len(training))
+            if limit and train.num_sequences >= limit:
+                break
+    arrays = train.arrays(limit)
+    if by_sequences:
+        if len(arrays[0]) <= count:
+            raise UsageError(too_short(section, stage, len(arrays[0]), count))
+        valid = tuple(a[-count:] for a in arrays)
+        arrays = tuple(a[:-count][:section.max_sequences or None] for a in arrays)
+    else:
+        held = Packer(section.seq_len)
+        for document in tokenize_documents(validation, tokenizer, bos, eos):
+            held.add(document)
+        valid = held.arrays(count) if count else tuple(a[:0] for a in arrays)
+        if len(valid[0]) < count:
+            raise UsageError(too_short(section, stage, len(valid[0]), count))
+    if everything:  # no training part: all of it is the evaluate split
+        arrays, valid = tuple(a[:0] for a in arrays), tuple(a[:section.max_sequences or None] for a in arrays)
+    elif stage == "evaluate":
+        arrays = tuple(a[:0] for a in arrays)
+    elif not len(arrays[0]):
+        raise UsageError(too_short(section, stage, 0, count))
+    if not len(arrays[0]) + len(valid[0]):
+        raise UsageError(too_short(section, stage, 0, count))
+    ids, mask, starts = (np.concatenate(pair) for pair in zip(arrays, valid))
+    return Sequences(ids, mask, starts, len(arrays[0]))
+
+
+def too_short(section: DataSection, stage: str, found: int, validation: int) -> str:
+    names = ", ".join(str(s.path) for s in section.sources)
+    return (f"data.{stage}: the sources ({names}) give {found} sequences of {section.seq_len} tokens, with {validation} "
+            "wanted for validation and at least one for training; add text, or lower seq_len or validation_sequences")
+
+
+def reuse_tokens(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Sequences:
+    """A source that is a tokens file already: checked, limited, and copied."""
+    path = section.sources[0].path
+    if len(section.sources) > 1:
+        raise UsageError(f"data.{stage}.sources: a tokens file stands alone, found {len(section.sources)} sources")
+    try:
+        with h5py.File(path, "r") as file:
+            if file.attrs.get("hedgerow_format") != "tokens/1":
+                raise UsageError(f"{path}: expected hedgerow_format 'tokens/1', found "
+                                 f"{file.attrs.get('hedgerow_format')!r}")
+            ids, mask, starts = (file[n][:] for n in ("input_ids", "loss_mask", "document_starts"))
+            num_train, recorded = int(file.attrs["num_train"]), str(file.attrs["content_hash"])
+    except FileNotFoundError:
+        raise UsageError(f"{path}: no such tokens file") from None
+    except (OSError, KeyError) as error:
+        raise UsageError(f"{path}: not a readable tokens file ({error})") from None
+    if (found := content_hash(ids, mask, starts)) != recorded:
+        raise UsageError(f"{path}: content hash {found} != recorded {recorded}; the file is damaged, make it again")
+    if ids.shape[1] != section.seq_len:
+        raise UsageError(f"{path}: sequences of {ids.shape[1]} tokens, but data.{stage}.seq_len is {section.seq_len}")
+    limit = section.max_sequences or len(ids)
+    train, valid = (slice(0, min(num_train, limit)), slice(num_train, len(ids)))
+    if stage == "evaluate":
+        train, valid = slice(0, 0), slice(num_train if num_train < len(ids) else 0, len(ids))
+    kept = [np.concatenate([a[train], a[valid]]) for a in (ids, mask, starts)]
+    return Sequences(kept[0], kept[1], kept[2], train.stop)
+
+
+def content_hash(ids: np.ndarray, mask: np.ndarray, starts: np.ndarray) -> str:
+    """XXH3-128 over the three datasets' bytes, in this order, little-endian."""
+    hasher = xxhash.xxh3_128()
+    for array, dtype in ((ids, "<i4"), (mask, "u1"), (starts, "u1")):
+        hasher.update(np.ascontiguousarray(array, dtype=dtype).data)
+    return hasher.hexdigest()
+
+
+def write_tokens(path: Path, sequences: Sequences, tokenizer: ModelTokenizer) -> str:
+    """Writes and fsyncs the file under its name when complete; returns the content hash."""
+    outside = np.argwhere((sequences.input_ids < 0) | (sequences.input_ids >= tokenizer.vocab_size))
+    if len(outside):
+        row, column = outside[0]
+        raise UsageError(f"token id {sequences.input_ids[row, column]} at sequence {row}, position {column} is outside the "
+                         f"vocabulary ({tokenizer.vocab_size} entries); do tokenizer and model belong together?")
+    digest = content_hash(sequences.input_ids, sequences.loss_mask, sequences.document_starts)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(path.name + ".partial")
+    with h5py.File(partial, "w") as file:
+        file.create_dataset("input_ids", data=sequences.input_ids.astype("<i4"))
+        file.create_dataset("loss_mask", data=sequences.loss_mask.astype("u1"))
+        file.create_dataset("document_starts", data=sequences.document_starts.astype("u1"))
+        file.attrs["hedgerow_format"] = "tokens/1"
+        file.attrs["num_train"] = np.int64(sequences.num_train)
+        file.attrs["vocab_size"] = np.int64(tokenizer.vocab_size)
+        file.attrs["tokenizer_hash"] = tokenizer.hash
+        file.attrs["sources"] = json.dumps(sequences.sources, sort_keys=True)
+        file.attrs["content_hash"] = digest
+    with open(partial, "rb") as stream:
+        os.fsync(stream.fileno())
+    os.replace(partial, path)
+    return digest
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--recipe", required=True, type=Path)
+    parser.add_argument("--model", required=True, help="Hugging Face directory, or org/name in the local cache")
+    parser.add_argument("--stage", required=True, choices=("transfer", "finetune", "evaluate"))
+    parser.add_argument("--out", required=True, type=Path)
+    parser.add_argument("--base", type=Path, help="folder that relative source paths start from")
+    options = parser.parse_args()
+    begin = time.monotonic()
+    section = read_section(options.recipe, options.stage, options.base or options.recipe.parent)
+    tokenizer = ModelTokenizer(model_directory(options.model))
+    make = reuse_tokens if any(s.format == "tokens" for s in section.sources) else tokenize
+    sequences = make(section, tokenizer, options.stage)
+    sequences.sources = [{"path": str(s.path), "format": s.format, "template": s.template, "label_mask": s.label_mask,
+                          "bytes": s.path.stat().st_size, "hash": xxhash.xxh3_128_hexdigest(s.path.read_bytes())}
+                         for s in section.sources]
+    digest = write_tokens(options.out, sequences, tokenizer)
+    total, seq_len = sequences.input_ids.shape
+    print(json.dumps({"event": "done", "stage": options.stage, "path": str(options.out), "sequences": total,
+                      "num_train": sequences.num_train, "seq_len": seq_len, "tokens": total * seq_len,
+                      "documents": int(sequences.document_starts.sum()), "content_hash": digest,
+                      "seconds": round(time.monotonic() - begin, 2)}))
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)

@@ -1,0 +1,52 @@
+"""Text to token ids and back, one JSON object a line on stdin, one reply a line on stdout, until end of file.
+
+  {"encode": "text"}                      -> {"ids": [...]}
+  {"chat": [{"role":..., "content":...}]} -> {"ids": [...]}     the chat template with the assistant's turn opened
+  {"decode": [ids]}                       -> {"text": "..."}    without special tokens; "keep_special": true keeps them
+
+A request that cannot be served is answered {"error": "..."}; the exchange goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+
+from common import UsageError, model_directory, run_main
+from model_tokenizer import ModelTokenizer
+
+
+def answer(tokenizer: ModelTokenizer, line: str) -> dict:
+    """The reply to one request line."""
+    try:
+        request = json.loads(line)
+    except ValueError as error:
+        raise UsageError(f"not valid JSON: {error}") from None
+    if not isinstance(request, dict):
+        raise UsageError(f"expected a JSON object, found {type(request).__name__}")
+    if isinstance(request.get("encode"), str):
+        return {"ids": tokenizer.encode(request["encode"])}
+    if isinstance(request.get("chat"), list):
+        return {"ids": tokenizer.encode(tokenizer.render_chat(request["chat"], add_generation_prompt=True))}
+    if isinstance(request.get("decode"), list) and all(isinstance(i, int) for i in request["decode"]):
+        return {"text": tokenizer.decode(request["decode"], not request.get("keep_special", False))}
+    raise UsageError('expected {"encode": text}, {"chat": [messages]} or {"decode": [ids]}')
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", required=True, help="Hugging Face directory, or org/name in the local cache")
+    tokenizer = ModelTokenizer(model_directory(parser.parse_args().model))
+    for line in sys.stdin:
+        if line.strip():
+            try:
+                reply = answer(tokenizer, line)
+            except UsageError as error:
+                reply = {"error": str(error)}
+            print(json.dumps(reply, ensure_ascii=False), flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    run_main(main)
