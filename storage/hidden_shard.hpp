@@ -34,6 +34,7 @@ struct FileRecord {
   std::string name;  // relative to the run directory
   std::uint64_t size = 0;
   Hash128 root_hash;
+  bool operator==(const FileRecord&) const = default;
 };
 
 // Writes one shard. One thread. A shard that is not finish()ed is no shard: the destructor removes it.

@@ -1,0 +1,22 @@
+// Time as the coordinator sees it: monotonic, and behind an interface so that leases can be tested
+// without waiting. Wall clocks appear only in what people read; no decision looks at one.
+#pragma once
+
+#include <chrono>
+
+namespace hedgerow::coordinator {
+
+using TimePoint = std::chrono::steady_clock::time_point;
+
+class Clock {
+ public:
+  virtual ~Clock() = default;
+  [[nodiscard]] virtual TimePoint now() const = 0;
+};
+
+class SteadyClock final : public Clock {
+ public:
+  [[nodiscard]] TimePoint now() const override { return std::chrono::steady_clock::now(); }
+};
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,102 @@
+// What a job will be before it starts: blocks, shards, bytes on disk, memory of a worker, and
+// whether all of that fits. Pure arithmetic over the recipe, the model's configuration and the
+// machine; `hedgerow plan` prints it, the run service refuses to start what does not fit, and the
+// scheduler compares a worker's memory with it.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "storage/capture_plan.hpp"
+#include "storage/model_config.hpp"
+#include "storage/recipe.hpp"
+
+namespace hedgerow::coordinator {
+
+struct BlockPlan {
+  int block = 0;
+  int first_layer = 0;
+  int num_layers = 0;  // the last block may be shorter: layers need not be divisible by k
+  bool trains = true;  // false when transfer.softmax_layers keeps all its layers
+};
+
+struct KeepBoundaries {
+  enum class Kind { kNone, kLast, kEvery, kAll };
+  Kind kind = Kind::kAll;
+  int every = 1;
+  static KeepBoundaries parse(
+      const std::string& word);  // "none", "last", "every:N", "all". Throws kUsage.
+  [[nodiscard]] bool keeps(int boundary, int num_blocks) const;
+};
+
+// The counts of one tokens file; all zero when the recipe has no such data.
+struct TokensInfo {
+  std::int64_t num_train = 0, num_sequences = 0, seq_len = 0;
+};
+
+// What the plan is held against. 0: unknown, not checked.
+struct PlanLimits {
+  std::uint64_t free_disk_bytes = 0;
+  std::uint64_t memory_bytes = 0;  // of this machine (or GPU), shared by the local workers
+  int local_workers = 1;
+  double flops_per_second = 0.0;  // assumed, for the estimates of time; 0: none are made
+};
+
+// Why a plan cannot run, and what would fit.
+struct PlanProblem {
+  std::string message;
+  std::string remedy;
+};
+
+struct StageEstimate {
+  std::string stage;  // "capture", "transfer", "finetune", "evaluate"
+  double flops = 0.0;
+  double seconds = 0.0;  // with all local workers busy; 0 if no speed was given
+};
+
+struct Plan {
+  int num_layers = 0;
+  std::vector<BlockPlan> blocks;
+  storage::CapturePlan capture;
+  int shards_per_capture = 1;        // of one capture task: 30 to 300 s of work
+  std::uint64_t boundary_bytes = 0;  // one boundary on disk
+  std::uint64_t peak_disk_bytes =
+      0;  // boundaries alive at once by keep_boundaries, artifacts, checkpoints, adapter
+  std::uint64_t final_disk_bytes = 0;  // what is left when the run is done
+  std::uint64_t capture_memory_bytes = 0;
+  std::uint64_t transfer_memory_bytes = 0;  // of the largest block
+  std::uint64_t evaluate_memory_bytes = 0;
+  std::uint64_t finetune_memory_bytes = 0;  // of one rank
+  bool evaluates = false, finetunes = false;
+  std::vector<StageEstimate> estimates;
+  std::vector<PlanProblem> problems;
+  std::vector<std::string> warnings;
+
+  [[nodiscard]] int num_blocks() const { return static_cast<int>(blocks.size()); }
+  [[nodiscard]] bool fits() const { return problems.empty(); }
+};
+
+struct PlanTokens {
+  TokensInfo transfer, finetune, evaluate;
+};
+
+// Throws kUsage for a recipe that contradicts model or data (no training sequence, seq_len beyond
+// the model's positions, a softmax layer that does not exist). What merely does not fit is reported
+// in `problems`.
+[[nodiscard]] Plan make_plan(const storage::Recipe& recipe,
+                             const storage::ModelConfig& model,
+                             const PlanTokens& tokens,
+                             const PlanLimits& limits);
+
+// Opens tokens/*.h5 of a run for their counts. Missing files give zeros.
+[[nodiscard]] PlanTokens read_plan_tokens(const storage::RunLayout& layout, int vocab_size);
+// Memory, cores and an assumed speed of this machine, free disk at `directory`.
+[[nodiscard]] PlanLimits limits_of_this_machine(const std::filesystem::path& directory,
+                                                int local_workers);
+
+void require_fits(const Plan& plan);  // Throws kUsage listing every problem with its remedy
+void to_json(nlohmann::json& json, const Plan& plan);
+
+}  // namespace hedgerow::coordinator

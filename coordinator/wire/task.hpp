@@ -1,0 +1,69 @@
+// What a worker is asked to do and how it says how far it is. Everything else (recipe, layout,
+// model) the worker reads from the run directory.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "storage/hidden_shard.hpp"
+
+namespace hedgerow::wire {
+
+// kFinetune is granted to the MPI stage that the coordinator launched: its rank 0 joins with
+// Hello{held}.
+enum class TaskKind { kCapture, kTransfer, kEvaluate, kFinetune };
+
+struct Task {
+  TaskKind kind = TaskKind::kCapture;
+  std::uint64_t fencing_token = 0;
+  // Of capture and transfer. Their sequences are those of storage::CapturePlan.
+  int block = -1;
+  int first_layer = 0, num_layers = 0;
+  // Capture: the shards of boundary block + 1 to write.
+  int first_shard = 0, num_shards = 0;
+  std::int64_t sequences_per_shard = 0;
+  // Capture, transfer: committed shards of boundary `block` (none for block 0), a capture only
+  // those it reads. Evaluate, finetune: the student's files, then the adapter's.
+  std::vector<storage::FileRecord> inputs;
+  // A list of inputs too long for one message lies in this file of the run directory;
+  // CoordinatorClient fills `inputs` from it, so that whoever executes the task never sees the
+  // difference.
+  std::optional<storage::FileRecord> inputs_file;
+  // Transfer, finetune: the last committed checkpoint.
+  std::optional<storage::FileRecord> resume;
+  // Transfer: differs from the recipe's after a retry with another seed.
+  std::uint64_t seed = 0;
+  // Evaluate: teacher | transfer | lora.
+  std::string subject;
+  bool operator==(const Task&) const = default;
+};
+
+struct WorkerId {
+  std::string uuid;
+  std::uint64_t incarnation = 0;
+};
+
+// Measured progress; rides on heartbeats and into metrics.jsonl. Numbers of this task so far.
+struct Progress {
+  std::string phase;  // "loading", "capturing", "training", "validating", "evaluating", "idle"
+  std::int64_t step = 0, num_steps = 0;
+  std::int64_t tokens = 0;
+  double seconds = 0.0;
+  double seconds_waited_on_data = 0.0;
+  // Transfer: of the last validation, by layer of the block.
+  std::vector<double> layer_mse;
+  std::vector<double> linear_share;
+  double loss = 0.0;  // evaluate, finetune
+};
+
+[[nodiscard]] std::string_view to_string(
+    TaskKind kind);  // "capture", "transfer", "evaluate", "finetune"
+void to_json(nlohmann::json& json, const Task& task);
+void from_json(const nlohmann::json& json, Task& task);
+void to_json(nlohmann::json& json, const Progress& progress);
+void from_json(const nlohmann::json& json, Progress& progress);
+
+}  // namespace hedgerow::wire
