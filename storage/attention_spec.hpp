@@ -1,8 +1,9 @@
-// What the student attends with: one value that the recipe holds, artifacts and exports carry, and kernels are
-// configured from. Every variant of LoLCATs (arXiv 2410.10254) is one formula with switches; a further variant joins
-// by a field here and not by a class of its own.
+// What the student attends with: one value that the recipe holds, artifacts and exports carry, and
+// kernels are configured from. Every variant of LoLCATs (arXiv 2410.10254) is one formula with
+// switches; a further variant joins by a field here and not by a class of its own.
 #pragma once
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 
@@ -16,30 +17,40 @@ struct AttentionSpec {
   FeatureMapKind feature_map = FeatureMapKind::kHedgehogSoftmax;
   // Concatenate the map of -xW (Hedgehog eq. 5). The two Hedgehog kinds only.
   bool negation = true;
-  // F: features after the concatenation, so that W is [H, D, F / 2] with negation. Cost grows linearly with F.
+  // F: features after the concatenation, so that W is [H, D, F / 2] with negation. Cost grows
+  // linearly with F.
   int feature_dim = 64;
   bool bias = false;  // one bias per head and feature, [H, f]
   FeatureMapStart start = FeatureMapStart::kOrthogonal;
   WindowLayout window = WindowLayout::kTerraced;
   int window_size = 64;
-  double window_factor = -2.1972245773362196;  // the logit of g = sigmoid(window_factors) at the start: g = 0.1
+  double window_factor =
+      -2.1972245773362196;  // the logit of g = sigmoid(window_factors) at the start: g = 0.1
   bool train_window_factor = true;
 
   // Columns of W: feature_dim, halved with negation.
   [[nodiscard]] int projected_dim() const { return negation ? feature_dim / 2 : feature_dim; }
-  [[nodiscard]] bool has_projection() const;  // false for kIdentity, kRelu and kEluPlusOne without weights
-  // Throws kUsage naming `attention.<key>` if a value or a combination is out of range for this head dimension.
+  [[nodiscard]] bool has_projection() const;  // false for kIdentity, kRelu and kEluPlusOne: F = D
+  // Throws kUsage naming `attention.<key>` if a value or a combination is out of range for this
+  // head dimension (0: not known yet, as when a recipe is read before its model).
   void validate(int head_dim) const;
   bool operator==(const AttentionSpec&) const = default;
 };
 
-// Recipe spellings: "hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity"; "kaiming",
-// "identity", "orthogonal"; "none", "sliding", "terraced". The _from_string functions throw kUsage listing them.
+// Recipe spellings: "hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity";
+// "kaiming", "identity", "orthogonal"; "none", "sliding", "terraced". The _from_string functions
+// throw kUsage listing them.
 [[nodiscard]] std::string_view to_string(FeatureMapKind kind);
 [[nodiscard]] std::string_view to_string(FeatureMapStart start);
 [[nodiscard]] std::string_view to_string(WindowLayout layout);
 [[nodiscard]] FeatureMapKind feature_map_kind_from_string(std::string_view word);
 [[nodiscard]] FeatureMapStart feature_map_start_from_string(std::string_view word);
 [[nodiscard]] WindowLayout window_layout_from_string(std::string_view word);
+
+// {"feature_map": "hedgehog_softmax", ...}, by recipe key and spelling: the "attention" of
+// hedgerow.json. from_json throws kUsage for an unknown word and nlohmann's own exceptions for an
+// absent or ill-typed key.
+void to_json(nlohmann::json& json, const AttentionSpec& spec);
+void from_json(const nlohmann::json& json, AttentionSpec& spec);
 
 }  // namespace hedgerow::storage

@@ -1,5 +1,6 @@
-// Files as the rest of hedgerow touches them: every write, fsync, close and rename is checked, a failed fsync is
-// final (the kernel marks the pages clean, so a retry would lie), and publishing is tmp + fsync + rename + fsync(dir).
+// Files as the rest of hedgerow touches them: every write, fsync, close and rename is checked, a
+// failed fsync is final (the kernel marks the pages clean, so a retry would lie), and publishing is
+// tmp + fsync + rename + fsync(dir).
 #pragma once
 
 #include <chrono>
@@ -12,13 +13,16 @@
 
 namespace hedgerow::storage {
 
-// An owned descriptor. Move-only; the destructor closes and ignores the error, so writers call close() themselves.
+// An owned descriptor. Move-only; the destructor closes and ignores the error, so writers call
+// close() themselves.
 class File {
  public:
-  static File open_read(const std::filesystem::path& path);  // Throws kNotFound, kUsage (permission), kUnavailable
-  static File create(const std::filesystem::path& path);     // O_CREAT|O_TRUNC
-  static File create_exclusive(const std::filesystem::path& path, int mode = 0644);  // O_EXCL; EEXIST -> kUsage
-  static File open_append(const std::filesystem::path& path);
+  static File open_read(
+      const std::filesystem::path& path);  // Throws kNotFound, kUsage (permission), kUnavailable
+  static File create(const std::filesystem::path& path);  // O_CREAT|O_TRUNC
+  static File create_exclusive(const std::filesystem::path& path,
+                               int mode = 0644);               // O_EXCL; EEXIST -> kUsage
+  static File open_append(const std::filesystem::path& path);  // the file must exist
 
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
@@ -43,19 +47,24 @@ class File {
   std::filesystem::path path_;
 };
 
-[[nodiscard]] std::string read_text(const std::filesystem::path& path, std::uint64_t max_bytes = 1U << 30);
+[[nodiscard]] std::string read_text(const std::filesystem::path& path,
+                                    std::uint64_t max_bytes = 1U << 30);
 void sync_directory(const std::filesystem::path& directory);
-// Makes `to` name the bytes of `from` durably: rename, then fsync of both directories. `from` must already be synced.
+// Makes `to` name the bytes of `from` durably: rename, then fsync of both directories. `from` must
+// already be synced.
 void publish(const std::filesystem::path& from, const std::filesystem::path& to);
-// Writes bytes beside `path` under a unique temporary name, syncs, publishes. The old content stays until the rename.
+// Writes bytes beside `path` under a unique temporary name, syncs, publishes. The old content stays
+// until the rename.
 void write_atomically(const std::filesystem::path& path, std::string_view bytes, int mode = 0644);
 // write_atomically's counterpart for large files made by a callback's own means: fsync by path.
 void sync_file(const std::filesystem::path& path);
 
-// For files that a committed record names: retries ENOENT and ESTALE until the deadline, because attribute caches of
-// network file systems show a rename late. Throws kNotFound after it.
+// For files that a committed record names: retries ENOENT and ESTALE until the deadline, because
+// attribute caches of network file systems show a rename late. Throws kNotFound after it.
 void wait_until_visible(const std::filesystem::path& path, std::chrono::milliseconds patience);
 
+// Bytes an unprivileged process may still write there; of the nearest existing ancestor if
+// `directory` is yet to be made.
 [[nodiscard]] std::uint64_t free_bytes(const std::filesystem::path& directory);
 
 }  // namespace hedgerow::storage

@@ -1,5 +1,5 @@
-// XXH3 hashes of bytes at rest: 128 bit for content (shards, artifacts), 64 bit for journal chaining.
-// Not a defence against an adversary; CURVE and file permissions are.
+// XXH3 hashes of bytes at rest: 128 bit for content (shards, artifacts), 64 bit for journal
+// chaining. Not a defence against an adversary; CURVE and file permissions are.
 #pragma once
 
 #include <cstddef>
@@ -15,13 +15,15 @@ struct Hash128 {
   std::uint64_t high = 0;
   std::uint64_t low = 0;
   auto operator<=>(const Hash128&) const = default;
-  [[nodiscard]] std::string hex() const;               // 32 lower-case digits
-  [[nodiscard]] static Hash128 from_hex(const std::string&);  // Throws kCorrupt if not 32 hex digits.
+  [[nodiscard]] std::string hex() const;  // 32 lower-case digits
+  [[nodiscard]] static Hash128 from_hex(
+      const std::string&);  // Throws kCorrupt if not 32 hex digits.
 };
 
 [[nodiscard]] std::uint64_t hash64(std::span<const std::byte> bytes, std::uint64_t seed = 0);
 [[nodiscard]] Hash128 hash128(std::span<const std::byte> bytes);
-[[nodiscard]] Hash128 hash_file(const std::filesystem::path& path);  // whole file; Throws kNotFound, kUnavailable
+[[nodiscard]] Hash128 hash_file(
+    const std::filesystem::path& path);  // whole file; Throws kNotFound, kUnavailable
 
 // Incremental form, for shard root hashes. Not thread-safe.
 class Hasher128 {

@@ -1,6 +1,7 @@
 // The one place that knows how a file of a run directory is called (design.md section 3).
-// Names that stand in the journal are relative to the run directory and carry the fencing token of the attempt that
-// wrote them, so that no two attempts and no two coordinators ever write the same name.
+// Names that stand in the journal are relative to the run directory and carry the fencing token of
+// the attempt that wrote them, so that no two attempts and no two coordinators ever write the same
+// name.
 #pragma once
 
 #include <cstdint>
@@ -21,27 +22,36 @@ class RunLayout {
   [[nodiscard]] const std::filesystem::path& root() const noexcept { return root_; }
   [[nodiscard]] std::filesystem::path recipe() const { return root_ / "run.toml"; }
   [[nodiscard]] std::filesystem::path journal_directory() const { return root_ / "journal"; }
-  [[nodiscard]] std::filesystem::path journal_segment(std::uint64_t term) const;  // journal/000007.jsonl
-  [[nodiscard]] std::filesystem::path snapshot(std::uint64_t term) const;         // journal/000007.snapshot.json
-  [[nodiscard]] std::filesystem::path coordinator_file() const { return root_ / "coordinator.json"; }
+  [[nodiscard]] std::filesystem::path journal_segment(
+      std::uint64_t term) const;  // journal/000007.jsonl
+  [[nodiscard]] std::filesystem::path snapshot(
+      std::uint64_t term) const;  // journal/000007.snapshot.json
+  [[nodiscard]] std::filesystem::path coordinator_file() const {
+    return root_ / "coordinator.json";
+  }
   [[nodiscard]] std::filesystem::path logs() const { return root_ / "logs"; }
   [[nodiscard]] std::filesystem::path report() const { return root_ / "report.html"; }
 
   // Relative names, as the journal writes them.
   [[nodiscard]] static std::string tokens(DataStage stage);  // tokens/transfer.h5
-  [[nodiscard]] static std::string hidden_shard(int boundary, int shard, FencingToken token);  // hidden/b0003/s00012.t41.h5
-  [[nodiscard]] static std::string block_artifact(int block, FencingToken token);  // blocks/b0003/artifact.t41.safetensors
-  [[nodiscard]] static std::string attempt_directory(FencingToken token);          // attempts/t41
-  [[nodiscard]] static std::string student_directory(FencingToken token);          // student/t41
+  [[nodiscard]] static std::string hidden_shard(int boundary,
+                                                int shard,
+                                                FencingToken token);  // hidden/b0003/s00012.t41.h5
+  [[nodiscard]] static std::string block_artifact(
+      int block, FencingToken token);  // blocks/b0003/artifact.t41.safetensors
+  [[nodiscard]] static std::string attempt_directory(FencingToken token);  // attempts/t41
+  [[nodiscard]] static std::string student_directory(FencingToken token);  // student/t41
   [[nodiscard]] static std::string finetune_directory() { return "finetune"; }
-  [[nodiscard]] static std::string adapter_directory(FencingToken token);          // adapter/t41
-  [[nodiscard]] static std::string evaluation(const std::string& subject, FencingToken token);  // evaluate/teacher.t41.json
+  [[nodiscard]] static std::string adapter_directory(FencingToken token);  // adapter/t41
+  [[nodiscard]] static std::string evaluation(const std::string& subject,
+                                              FencingToken token);  // evaluate/teacher.t41.json
 
-  // root / relative. Throws kUsage if the name is absolute or leaves the run directory ("..", symbolic link out).
+  // root / relative. Throws kUsage if the name is absolute or leaves the run directory ("..",
+  // symbolic link out).
   [[nodiscard]] std::filesystem::path resolve(const std::string& relative) const;
 
-  // The fencing token in a file name of the forms above (".t41." or "/t41"), 0 if there is none. A new term's first
-  // token exceeds every one seen in the journal and in file names.
+  // The fencing token in a file name of the forms above (".t41." or "/t41"), 0 if there is none. A
+  // new term's first token exceeds every one seen in the journal and in file names.
   [[nodiscard]] static FencingToken token_in_name(const std::string& relative);
 
  private:

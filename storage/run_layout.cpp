@@ -1,0 +1,126 @@
+#include "storage/run_layout.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+namespace fs = std::filesystem;
+
+// More digits would not be a token that we gave out, and could overflow.
+constexpr std::size_t kMaxTokenDigits = 18;
+
+std::string padded(std::uint64_t number, int width) {
+  std::array<char, 32> text{};
+  std::snprintf(text.data(), text.size(), "%0*llu", width, static_cast<unsigned long long>(number));
+  return text.data();
+}
+
+std::string padded(int number, int width) {
+  return padded(static_cast<std::uint64_t>(number), width);
+}
+
+std::string token_part(FencingToken token) { return "t" + std::to_string(token); }
+
+bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+// The token of "t<digits>" at `begin`, 0 unless a digit run of sane length ends at '.', '/' or the
+// end.
+FencingToken token_at(const std::string& name, std::size_t begin) {
+  std::size_t end = begin + 1;
+  FencingToken token = 0;
+  while (end < name.size() && is_digit(name[end]) && end - begin <= kMaxTokenDigits) {
+    token = token * 10 + static_cast<FencingToken>(name[end++] - '0');
+  }
+  const bool ends_well = end == name.size() || name[end] == '.' || name[end] == '/';
+  return ends_well ? token : 0;
+}
+
+[[noreturn]] void refuse(const std::string& name, const fs::path& root, const std::string& why) {
+  throw Error(ErrorKind::kUsage,
+              "file name '" + name + "' " + why + "; names must stay inside the run directory " +
+                  root.string());
+}
+
+}  // namespace
+
+const char* to_string(DataStage stage) {
+  switch (stage) {
+    case DataStage::kTransfer:
+      return "transfer";
+    case DataStage::kFinetune:
+      return "finetune";
+    case DataStage::kEvaluate:
+      return "evaluate";
+  }
+  return "transfer";
+}
+
+fs::path RunLayout::journal_segment(std::uint64_t term) const {
+  return journal_directory() / (padded(term, 6) + ".jsonl");
+}
+
+fs::path RunLayout::snapshot(std::uint64_t term) const {
+  return journal_directory() / (padded(term, 6) + ".snapshot.json");
+}
+
+std::string RunLayout::tokens(DataStage stage) {
+  return std::string("tokens/") + to_string(stage) + ".h5";
+}
+
+std::string RunLayout::hidden_shard(int boundary, int shard, FencingToken token) {
+  return "hidden/b" + padded(boundary, 4) + "/s" + padded(shard, 5) + "." + token_part(token) +
+         ".h5";
+}
+
+std::string RunLayout::block_artifact(int block, FencingToken token) {
+  return "blocks/b" + padded(block, 4) + "/artifact." + token_part(token) + ".safetensors";
+}
+
+std::string RunLayout::attempt_directory(FencingToken token) {
+  return "attempts/" + token_part(token);
+}
+
+std::string RunLayout::student_directory(FencingToken token) {
+  return "student/" + token_part(token);
+}
+
+std::string RunLayout::adapter_directory(FencingToken token) {
+  return "adapter/" + token_part(token);
+}
+
+std::string RunLayout::evaluation(const std::string& subject, FencingToken token) {
+  return "evaluate/" + subject + "." + token_part(token) + ".json";
+}
+
+fs::path RunLayout::resolve(const std::string& relative) const {
+  const fs::path name(relative);
+  if (relative.empty()) refuse(relative, root_, "is empty");
+  if (name.is_absolute()) refuse(relative, root_, "is absolute");
+  if (std::find(name.begin(), name.end(), "..") != name.end()) {
+    refuse(relative, root_, "contains '..'");
+  }
+  const fs::path real_root = fs::weakly_canonical(root_);
+  const fs::path real = fs::weakly_canonical(root_ / name);
+  const auto [rest, ignored] =
+      std::mismatch(real_root.begin(), real_root.end(), real.begin(), real.end());
+  if (rest != real_root.end()) {
+    refuse(relative, root_, "leads through a symbolic link to " + real.string());
+  }
+  return root_ / name;
+}
+
+FencingToken RunLayout::token_in_name(const std::string& relative) {
+  FencingToken token = 0;
+  for (std::size_t i = 0; i + 2 < relative.size(); ++i) {
+    const bool starts = relative[i] == '/' || relative[i] == '.';
+    if (starts && relative[i + 1] == 't') token = std::max(token, token_at(relative, i + 1));
+  }
+  return token;
+}
+
+}  // namespace hedgerow::storage

@@ -1,0 +1,142 @@
+#include "storage/file.hpp"
+
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <array>
+#include <atomic>
+#include <functional>
+#include <thread>
+#include <vector>
+
+#include "storage/error.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+
+ErrorKind kind_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    return error.kind();
+  }
+  ADD_FAILURE() << "expected a storage::Error, none was thrown";
+  return ErrorKind::kInternal;
+}
+
+std::span<const std::byte> bytes_of(const std::string& text) {
+  return std::as_bytes(std::span(text));
+}
+
+class FileTest : public ::testing::Test {
+ protected:
+  tests::TemporaryDirectory directory_;
+};
+
+TEST_F(FileTest, WritesAndReadsBackAtAnOffset) {
+  File file = File::create(directory_ / "a");
+  file.write_all(bytes_of("0123456789"));
+  file.sync();
+  file.close();
+  std::array<char, 4> part{};
+  File::open_read(directory_ / "a").read_exact(std::as_writable_bytes(std::span(part)), 3);
+  EXPECT_EQ(std::string(part.data(), part.size()), "3456");
+}
+
+TEST_F(FileTest, AShortFileIsCorruptAndTheMessageSaysWhereItEnds) {
+  write_atomically(directory_ / "a", "12345");
+  std::array<std::byte, 8> part{};
+  try {
+    File::open_read(directory_ / "a").read_exact(part, 2);
+    FAIL() << "read past the end";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
+    EXPECT_NE(std::string(error.what()).find("ends at byte 5"), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(FileTest, OfTwoExclusiveCreatorsExactlyOneWins) {
+  constexpr int kThreads = 8;
+  std::atomic<int> winners = 0;
+  {
+    std::vector<std::jthread> threads;
+    for (int i = 0; i < kThreads; ++i) {
+      threads.emplace_back([&] {
+        try {
+          File::create_exclusive(directory_ / "term").close();
+          ++winners;
+        } catch (const Error& error) {
+          EXPECT_EQ(error.kind(), ErrorKind::kUsage) << error.what();
+        }
+      });
+    }
+  }
+  EXPECT_EQ(winners, 1);
+}
+
+TEST_F(FileTest, ReplacesAtomicallyAndLeavesNoTemporaryFile) {
+  write_atomically(directory_ / "a", "old");
+  write_atomically(directory_ / "a", "new content");
+  EXPECT_EQ(read_text(directory_ / "a"), "new content");
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_.path()), fs::directory_iterator{}), 1);
+}
+
+TEST_F(FileTest, AFailedReplacementKeepsTheOldContentAndLeavesNoTemporaryFile) {
+  // The target is a directory that is not empty: the rename must fail after the bytes were written.
+  fs::create_directories(directory_ / "target" / "inside");
+  EXPECT_THROW(write_atomically(directory_ / "target", "bytes"), Error);
+  EXPECT_TRUE(fs::exists(directory_ / "target" / "inside"));
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_.path()), fs::directory_iterator{}), 1);
+}
+
+TEST_F(FileTest, SecretsAreWrittenWithTheirModeFromTheFirstByte) {
+  write_atomically(directory_ / "key", "secret", 0600);
+  struct stat status {};
+  ASSERT_EQ(::stat((directory_ / "key").c_str(), &status), 0);
+  EXPECT_EQ(status.st_mode & 0777U, 0600U);
+}
+
+TEST_F(FileTest, PublishMovesTheBytesAcrossDirectories) {
+  fs::create_directories(directory_ / "attempts");
+  fs::create_directories(directory_ / "blocks");
+  write_atomically(directory_ / "attempts" / "x", "bytes");
+  publish(directory_ / "attempts" / "x", directory_ / "blocks" / "x");
+  EXPECT_FALSE(fs::exists(directory_ / "attempts" / "x"));
+  EXPECT_EQ(read_text(directory_ / "blocks" / "x"), "bytes");
+}
+
+TEST_F(FileTest, PublishOfAnAbsentFileIsNotFound) {
+  EXPECT_EQ(kind_of([&] { publish(directory_ / "absent", directory_ / "x"); }),
+            ErrorKind::kNotFound);
+}
+
+TEST_F(FileTest, WaitsForAFileThatAppearsLate) {
+  std::jthread writer([&] {
+    std::this_thread::sleep_for(milliseconds(30));  // lateness is what is tested, not a hand-shake
+    write_atomically(directory_ / "late", "x");
+  });
+  wait_until_visible(directory_ / "late", milliseconds(20'000));
+  EXPECT_EQ(read_text(directory_ / "late"), "x");
+}
+
+TEST_F(FileTest, GivesUpWaitingAtTheDeadline) {
+  EXPECT_EQ(kind_of([&] { wait_until_visible(directory_ / "never", milliseconds(30)); }),
+            ErrorKind::kNotFound);
+}
+
+TEST_F(FileTest, RefusesTextAboveTheCapBeforeReadingIt) {
+  write_atomically(directory_ / "a", "123456789");
+  EXPECT_EQ(read_text(directory_ / "a", 9), "123456789");
+  EXPECT_EQ(kind_of([&] { (void)read_text(directory_ / "a", 8); }), ErrorKind::kCorrupt);
+}
+
+TEST_F(FileTest, FreeSpaceOfADirectoryYetToBeMadeIsThatOfItsAncestor) {
+  EXPECT_GT(free_bytes(directory_ / "run" / "hidden"), 0U);
+}
+
+}  // namespace
+}  // namespace hedgerow::storage

@@ -1,0 +1,89 @@
+#include "storage/run_layout.hpp"
+
+#include <gtest/gtest.h>
+
+#include "storage/error.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(RunLayout, NamesAreThoseOfTheDesign) {
+  const RunLayout layout("/runs/a");
+  EXPECT_EQ(layout.journal_segment(7), fs::path("/runs/a/journal/000007.jsonl"));
+  EXPECT_EQ(layout.snapshot(7), fs::path("/runs/a/journal/000007.snapshot.json"));
+  EXPECT_EQ(RunLayout::tokens(DataStage::kFinetune), "tokens/finetune.h5");
+  EXPECT_EQ(RunLayout::hidden_shard(3, 12, 41), "hidden/b0003/s00012.t41.h5");
+  EXPECT_EQ(RunLayout::block_artifact(3, 41), "blocks/b0003/artifact.t41.safetensors");
+  EXPECT_EQ(RunLayout::attempt_directory(41), "attempts/t41");
+  EXPECT_EQ(RunLayout::student_directory(41), "student/t41");
+  EXPECT_EQ(RunLayout::adapter_directory(41), "adapter/t41");
+  EXPECT_EQ(RunLayout::evaluation("teacher", 41), "evaluate/teacher.t41.json");
+}
+
+TEST(RunLayout, EveryNameGivesItsFencingTokenBack) {
+  constexpr FencingToken kToken = 123'456'789'012'345;
+  for (const std::string& name : {RunLayout::hidden_shard(3, 12, kToken),
+                                  RunLayout::block_artifact(3, kToken),
+                                  RunLayout::attempt_directory(kToken),
+                                  RunLayout::attempt_directory(kToken) + "/metrics.jsonl",
+                                  RunLayout::student_directory(kToken) + "/hedgerow.json",
+                                  RunLayout::adapter_directory(kToken),
+                                  RunLayout::evaluation("lora", kToken)}) {
+    EXPECT_EQ(RunLayout::token_in_name(name), kToken) << name;
+  }
+}
+
+TEST(RunLayout, OtherNamesHaveNoToken) {
+  for (const char* name : {"tokens/transfer.h5",
+                           "run.toml",
+                           "a.t",
+                           "x/t4x",
+                           "x.t12y/z",
+                           "t41",
+                           "x.t99999999999999999999999.h5",
+                           ""}) {
+    EXPECT_EQ(RunLayout::token_in_name(name), 0U) << name;
+  }
+}
+
+class ResolveTest : public ::testing::Test {
+ protected:
+  void expect_refused(const std::string& name) {
+    try {
+      (void)layout_.resolve(name);
+      ADD_FAILURE() << "accepted " << name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage) << error.what();
+    }
+  }
+  void SetUp() override { fs::create_directories(layout_.root() / "hidden"); }
+  tests::TemporaryDirectory directory_;
+  RunLayout layout_{directory_ / "run"};
+};
+
+TEST_F(ResolveTest, NamesInsideResolveAlsoBeforeTheFileExists) {
+  EXPECT_EQ(layout_.resolve("hidden/b0001/s00000.t1.h5"),
+            layout_.root() / "hidden/b0001/s00000.t1.h5");
+}
+
+TEST_F(ResolveTest, RefusesNamesThatLeaveTheRunDirectory) {
+  fs::create_directory_symlink(directory_.path(), layout_.root() / "link");
+  fs::create_directories(directory_ / "run-other");  // shares the root's name as a prefix
+  fs::create_directory_symlink(directory_ / "run-other", layout_.root() / "sibling");
+  for (const char* name :
+       {"", "/etc/passwd", "../x", "hidden/../../x", "hidden/..", "link/x", "sibling/x"}) {
+    expect_refused(name);
+  }
+}
+
+TEST_F(ResolveTest, ARunDirectoryReachedThroughALinkStillResolves) {
+  fs::create_directory_symlink(layout_.root(), directory_ / "alias");
+  const RunLayout alias(directory_ / "alias");
+  EXPECT_EQ(alias.resolve("hidden/x"), directory_ / "alias" / "hidden/x");
+}
+
+}  // namespace
+}  // namespace hedgerow::storage
