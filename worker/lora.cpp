@@ -1,0 +1,233 @@
+#include "worker/lora.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <set>
+
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "storage/philox.hpp"
+#include "storage/safetensors.hpp"
+#include "worker/tensor_bytes.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+namespace fs = std::filesystem;
+
+// Philox stream family of LoRA starts: apart from the feature maps' and the sampler's at equal
+// (seed, layer).
+constexpr std::uint32_t kLoraStream = 0x4c6f5241;
+
+int module_index(const std::string& module) {
+  const auto* found = std::ranges::find(kLoraModules, module);
+  if (found == std::end(kLoraModules)) {
+    throw Error(ErrorKind::kUsage,
+                "LoRA target '" + module +
+                    "' is not supported; known targets: q_proj, k_proj, v_proj, o_proj");
+  }
+  return static_cast<int>(std::distance(std::begin(kLoraModules), found));
+}
+
+std::vector<std::string> in_fixed_order(std::vector<std::string> modules) {
+  std::ranges::sort(modules, {}, module_index);
+  return modules;
+}
+
+// A value of adapter_config.json that changes the computation must be absent or neutral.
+void require_neutral(const nlohmann::json& config,
+                     const char* key,
+                     const nlohmann::json& neutral,
+                     const fs::path& path) {
+  const auto found = config.find(key);
+  if (found == config.end() || found->is_null() || *found == neutral) return;
+  throw Error(ErrorKind::kUsage,
+              path.string() + ": " + key + " = " + found->dump() + " is not supported; expected " +
+                  neutral.dump());
+}
+
+LoraAdapter parse_config(const fs::path& path, const storage::ModelConfig& model) {
+  LoraAdapter adapter;
+  try {
+    const auto config = nlohmann::json::parse(storage::read_text(path, 1U << 20));
+    require_neutral(config, "peft_type", "LORA", path);
+    for (const char* key : {"use_rslora", "use_dora", "fan_in_fan_out", "lora_bias"}) {
+      require_neutral(config, key, false, path);
+    }
+    for (const char* key : {"rank_pattern", "alpha_pattern"}) {
+      require_neutral(config, key, nlohmann::json::object(), path);
+    }
+    require_neutral(config, "bias", "none", path);
+    for (const char* key : {"modules_to_save", "layers_to_transform"})
+      require_neutral(config, key, nullptr, path);
+    config.at("r").get_to(adapter.rank);
+    config.at("lora_alpha").get_to(adapter.alpha);
+    config.at("target_modules").get_to(adapter.target_modules);
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorKind::kCorrupt,
+                path.string() + ": not a PEFT adapter configuration: " + error.what());
+  }
+  if (adapter.rank < 1) throw Error(ErrorKind::kCorrupt, path.string() + ": r must be at least 1");
+  // PEFT may spell a target by a suffix with its parent.
+  for (auto& module : adapter.target_modules) {
+    if (module.starts_with("self_attn.")) module = module.substr(std::string("self_attn.").size());
+  }
+  adapter.target_modules = in_fixed_order(adapter.target_modules);
+  adapter.layers.resize(static_cast<std::size_t>(model.num_hidden_layers));
+  return adapter;
+}
+
+at::Tensor read_matrix(const storage::SafetensorsFile& file,
+                       const fs::path& path,
+                       const std::string& name,
+                       std::int64_t rows,
+                       std::int64_t columns) {
+  const auto found = file.tensors().find(name);
+  if (found == file.tensors().end())
+    throw Error(ErrorKind::kCorrupt, path.string() + ": tensor " + name + " is missing");
+  const at::Tensor tensor = to_tensor(found->second);
+  if (tensor.dim() != 2 || tensor.size(0) != rows || tensor.size(1) != columns ||
+      !tensor.is_floating_point()) {
+    throw Error(ErrorKind::kCorrupt,
+                path.string() + ": tensor " + name + ": expected [" + std::to_string(rows) + ", " +
+                    std::to_string(columns) + "] floating point, found another shape or dtype");
+  }
+  return tensor.to(at::kFloat);
+}
+
+}  // namespace
+
+const LoraPair* LoraAdapter::find(int layer_idx, const std::string& module) const {
+  const auto& modules = layers.at(static_cast<std::size_t>(layer_idx));
+  const auto found = modules.find(module);
+  return found == modules.end() ? nullptr : &found->second;
+}
+
+std::pair<std::int64_t, std::int64_t> projection_shape(const storage::ModelConfig& config,
+                                                       const std::string& module) {
+  const std::int64_t hidden = config.hidden_size;
+  const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
+  const std::int64_t key = std::int64_t{config.num_key_value_heads} * config.head_dim;
+  switch (module_index(module)) {
+    case 0:
+      return {query, hidden};
+    case 3:
+      return {hidden, query};
+    default:
+      return {key, hidden};
+  }
+}
+
+LoraAdapter start_adapter(const storage::ModelConfig& config,
+                          const storage::FinetuneSection& finetune,
+                          std::uint64_t seed) {
+  LoraAdapter adapter{finetune.rank, finetune.alpha, in_fixed_order(finetune.target_modules), {}};
+  adapter.layers.resize(static_cast<std::size_t>(config.num_hidden_layers));
+  for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
+    for (const auto& module : adapter.target_modules) {
+      const auto [out, in] = projection_shape(config, module);
+      at::Tensor a = at::empty({adapter.rank, in}, at::kFloat);
+      storage::PhiloxStream stream(seed,
+                                   kLoraStream,
+                                   static_cast<std::uint32_t>(layer),
+                                   static_cast<std::uint32_t>(module_index(module)));
+      const double bound = std::sqrt(1.0 / static_cast<double>(in));
+      std::generate_n(a.mutable_data_ptr<float>(), a.numel(), [&] {
+        return static_cast<float>((2.0 * stream.uniform() - 1.0) * bound);
+      });
+      adapter.layers[layer][module] = {a, at::zeros({out, adapter.rank}, at::kFloat)};
+    }
+  }
+  return adapter;
+}
+
+std::string lora_name(int layer_idx, const std::string& module, const std::string& matrix) {
+  return "base_model.model.model.layers." + std::to_string(layer_idx) + ".self_attn." + module +
+         "." + matrix + ".weight";
+}
+
+nlohmann::json adapter_config(const LoraAdapter& adapter, const std::string& base_model) {
+  return {{"peft_type", "LORA"},
+          {"task_type", "CAUSAL_LM"},
+          {"base_model_name_or_path", base_model},
+          {"r", adapter.rank},
+          {"lora_alpha", adapter.alpha},
+          {"lora_dropout", 0.0},
+          {"target_modules", adapter.target_modules},
+          {"bias", "none"},
+          {"fan_in_fan_out", false},
+          {"inference_mode", true},
+          {"init_lora_weights", true},
+          {"modules_to_save", nullptr}};
+}
+
+void save_adapter(const fs::path& directory,
+                  const LoraAdapter& adapter,
+                  const std::string& base_model) {
+  std::map<std::string, storage::TensorView> tensors;
+  for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
+    for (const auto& [module, pair] : adapter.layers[layer]) {
+      tensors[lora_name(static_cast<int>(layer), module, "lora_A")] = view_of(pair.a);
+      tensors[lora_name(static_cast<int>(layer), module, "lora_B")] = view_of(pair.b);
+    }
+  }
+  storage::write_safetensors(directory / "adapter_model.safetensors", tensors, {{"format", "pt"}});
+  storage::write_atomically(directory / "adapter_config.json",
+                            adapter_config(adapter, base_model).dump(2) + "\n");
+}
+
+LoraAdapter load_adapter(const fs::path& directory, const storage::ModelConfig& config) {
+  LoraAdapter adapter = parse_config(directory / "adapter_config.json", config);
+  const fs::path path = directory / "adapter_model.safetensors";
+  const storage::SafetensorsFile file(path);
+  std::size_t num_expected = 0;
+  for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
+    for (const auto& module : adapter.target_modules) {
+      const auto [out, in] = projection_shape(config, module);
+      adapter.layers[static_cast<std::size_t>(layer)][module] = {
+          read_matrix(file, path, lora_name(layer, module, "lora_A"), adapter.rank, in),
+          read_matrix(file, path, lora_name(layer, module, "lora_B"), out, adapter.rank)};
+      num_expected += 2;
+    }
+  }
+  if (file.tensors().size() != num_expected) {
+    throw Error(ErrorKind::kCorrupt,
+                path.string() + ": expected " + std::to_string(num_expected) + " tensors, found " +
+                    std::to_string(file.tensors().size()) +
+                    "; the adapter is of another model or has surplus tensors");
+  }
+  return adapter;
+}
+
+at::Tensor merged_weight(const at::Tensor& weight, const LoraPair& pair, double scaling) {
+  return at::addmm(weight.to(at::kFloat),
+                   pair.b.to(weight.device()),
+                   pair.a.to(weight.device()),
+                   1.0,
+                   scaling)
+      .to(weight.scalar_type());
+}
+
+void merge_into(LayerWeights& layer,
+                const LoraAdapter& adapter,
+                int layer_idx,
+                const storage::ModelConfig& config) {
+  std::vector<at::Tensor> rows;
+  std::int64_t begin = 0;
+  for (const char* module : {"q_proj", "k_proj", "v_proj"}) {
+    const std::int64_t out = projection_shape(config, module).first;
+    const at::Tensor weight = layer.qkv_proj.narrow(0, begin, out);
+    begin += out;
+    const LoraPair* pair = adapter.find(layer_idx, module);
+    rows.push_back(pair == nullptr ? weight : merged_weight(weight, *pair, adapter.scaling()));
+  }
+  layer.qkv_proj = at::cat(rows);
+  if (const LoraPair* pair = adapter.find(layer_idx, "o_proj")) {
+    layer.o_proj = merged_weight(layer.o_proj, *pair, adapter.scaling());
+  }
+}
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,85 @@
+// LoRA (arXiv 2106.09685) on the attention projections: y = W x + (alpha / r) B (A x), W frozen.
+// The adapter on disk is PEFT's: adapter_config.json + adapter_model.safetensors with names
+// `base_model.model.model.layers.{i}.self_attn.q_proj.lora_A.weight` [r, in] and `lora_B` [out, r],
+// fp32. Trained by worker/finetune, read by evaluate, generate and merge.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "storage/model_config.hpp"
+#include "storage/recipe.hpp"
+#include "worker/model/decoder.hpp"
+
+namespace hedgerow::worker {
+
+struct LoraPair {
+  at::Tensor a;  // [r, in] fp32
+  at::Tensor b;  // [out, r] fp32
+};
+
+// The projections that can carry LoRA, in the fixed order of parameters, gradients and norms.
+inline constexpr const char* kLoraModules[] = {"q_proj", "k_proj", "v_proj", "o_proj"};
+
+struct LoraAdapter {
+  int rank = 8;
+  double alpha = 16.0;
+  std::vector<std::string> target_modules;  // a subset of kLoraModules, in that order
+  std::vector<std::map<std::string, LoraPair>>
+      layers;  // by layer, then module; every target is there
+
+  [[nodiscard]] double scaling() const { return alpha / rank; }
+  [[nodiscard]] const LoraPair* find(int layer_idx,
+                                     const std::string& module) const;  // nullptr: not a target
+};
+
+// [out, in] of a projection.
+[[nodiscard]] std::pair<std::int64_t, std::int64_t> projection_shape(
+    const storage::ModelConfig& config, const std::string& module);
+
+// A of every target drawn as PEFT draws it, U(-sqrt(1/in), sqrt(1/in)) (kaiming_uniform with a =
+// sqrt(5)), but from Philox keyed by (seed, layer, module): any mesh starts the same. B is zero.
+// Throws kUsage for an unknown module.
+[[nodiscard]] LoraAdapter start_adapter(const storage::ModelConfig& config,
+                                        const storage::FinetuneSection& finetune,
+                                        std::uint64_t seed);
+
+// PEFT's name of "lora_A" or "lora_B", as it stands in adapter_model.safetensors and in
+// checkpoints.
+[[nodiscard]] std::string lora_name(int layer_idx,
+                                    const std::string& module,
+                                    const std::string& matrix);
+
+// adapter_config.json of this adapter. `base_model` is what the recipe calls the teacher.
+[[nodiscard]] nlohmann::json adapter_config(const LoraAdapter& adapter,
+                                            const std::string& base_model);
+
+// Writes adapter_config.json and adapter_model.safetensors into an existing directory; fsyncs.
+void save_adapter(const std::filesystem::path& directory,
+                  const LoraAdapter& adapter,
+                  const std::string& base_model);
+
+// Strict: exactly the expected names and shapes. Throws kUsage for a PEFT feature that we do not
+// compute (rank_pattern, rslora, dora, bias, modules outside attention), kCorrupt naming the first
+// missing, surplus or misshaped tensor.
+[[nodiscard]] LoraAdapter load_adapter(const std::filesystem::path& directory,
+                                       const storage::ModelConfig& config);
+
+// W + (alpha / r) B A, computed in fp32 and rounded once to W's dtype; W [out, in].
+[[nodiscard]] at::Tensor merged_weight(const at::Tensor& weight,
+                                       const LoraPair& pair,
+                                       double scaling);
+
+// Adds the adapter of one layer to its weights, rounded once: what generate, evaluate and a merged
+// export compute with.
+void merge_into(LayerWeights& layer,
+                const LoraAdapter& adapter,
+                int layer_idx,
+                const storage::ModelConfig& config);
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,123 @@
+#include "worker/student.hpp"
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "storage/safetensors.hpp"
+#include "worker/attention_options.hpp"
+#include "worker/tensor_bytes.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+namespace fs = std::filesystem;
+
+struct Description {
+  storage::AttentionSpec attention;
+  std::set<int> softmax_layers;
+};
+
+Description read_description(const fs::path& path, const storage::ModelDirectory& teacher) {
+  Description description;
+  try {
+    const auto json = nlohmann::json::parse(storage::read_text(path, 1U << 24));
+    if (const auto format = json.at("format").get<std::string>(); format != "student/1") {
+      throw Error(
+          ErrorKind::kUsage,
+          path.string() + ": format '" + format + "' is not student/1; use a newer hedgerow");
+    }
+    const auto made_from = json.at("teacher").at("fingerprint").get<std::string>();
+    if (made_from != teacher.fingerprint()) {
+      throw Error(ErrorKind::kUsage,
+                  path.string() + ": the student was made from a teacher with fingerprint " +
+                      made_from + ", but " + teacher.path().string() + " has " +
+                      teacher.fingerprint() + "; name the right model");
+    }
+    json.at("attention").get_to(description.attention);
+    json.at("softmax_layers").get_to(description.softmax_layers);
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(ErrorKind::kCorrupt,
+                path.string() + ": not a student description: " + error.what());
+  }
+  return description;
+}
+
+// Takes tensors by name and counts them, so that surplus ones are found at the end.
+class StrictReader {
+ public:
+  explicit StrictReader(const fs::path& path) : path_(path), file_(path) {}
+
+  at::Tensor take(const std::string& name, const std::vector<std::int64_t>& shape) {
+    const auto found = file_.tensors().find(name);
+    if (found == file_.tensors().end()) fail(name + " is missing");
+    if (found->second.shape != shape) {
+      fail(name + ": expected " + text(shape) + ", found " + text(found->second.shape));
+    }
+    taken_.insert(name);
+    return to_tensor(found->second).to(at::kFloat);
+  }
+
+  void finish() const {
+    for (const auto& [name, view] : file_.tensors()) {
+      if (!taken_.contains(name)) fail(name + " is surplus");
+    }
+  }
+
+ private:
+  static std::string text(const std::vector<std::int64_t>& shape) {
+    std::string list = "[";
+    for (const auto size : shape) list += (list.size() > 1 ? ", " : "") + std::to_string(size);
+    return list + "]";
+  }
+
+  [[noreturn]] void fail(const std::string& what) const {
+    throw Error(ErrorKind::kCorrupt,
+                path_.string() + ": tensor " + what + "; assemble the student again");
+  }
+
+  fs::path path_;
+  storage::SafetensorsFile file_;
+  std::set<std::string> taken_;
+};
+
+}  // namespace
+
+Student load_student(const fs::path& directory, const storage::ModelDirectory& teacher) {
+  const auto description = read_description(directory / "hedgerow.json", teacher);
+  const auto& spec = description.attention;
+  const auto& config = teacher.config();
+  const std::int64_t heads = config.num_attention_heads;
+  Student student{spec, hybrid_options(spec), {}};
+  StrictReader reader(directory / "feature_maps.safetensors");
+  const auto map = [&](const std::string& prefix) {
+    kernels::FeatureMapWeights weights;
+    if (spec.has_projection()) {
+      weights.layer =
+          reader.take(prefix + ".mlp.layer", {heads, config.head_dim, spec.projected_dim()});
+    }
+    if (spec.bias) weights.bias = reader.take(prefix + ".mlp.bias", {heads, spec.projected_dim()});
+    return weights;
+  };
+  for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
+    if (description.softmax_layers.contains(layer)) {
+      student.layers.emplace_back(std::nullopt);
+      continue;
+    }
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
+    kernels::HybridParameters parameters{
+        map(prefix + "feature_map_q"), map(prefix + "feature_map_k"), {}};
+    if (spec.window != storage::WindowLayout::kNone) {
+      parameters.window_factors =
+          reader.take(prefix + "window_factors", {1, heads, 1, 1}).reshape({heads});
+    }
+    student.layers.emplace_back(std::move(parameters));
+  }
+  reader.finish();
+  return student;
+}
+
+}  // namespace hedgerow::worker

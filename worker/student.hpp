@@ -1,0 +1,30 @@
+// A student on disk: the teacher's directory by reference, hedgerow.json and
+// feature_maps.safetensors (worker/README.md "Student"). Read by finetune, generate and evaluate;
+// assembled by the coordinator.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/hybrid_attention.hpp"
+#include "storage/attention_spec.hpp"
+#include "storage/model_config.hpp"
+
+namespace hedgerow::worker {
+
+struct Student {
+  storage::AttentionSpec attention;
+  kernels::HybridOptions options;
+  // By layer; nullopt: the layer keeps its softmax attention.
+  std::vector<std::optional<kernels::HybridParameters>> layers;
+};
+
+// Strict: exactly the tensors that the specification and softmax_layers demand, with their shapes.
+// Throws kUsage if the student was made from another teacher (fingerprint), kCorrupt naming the
+// file and the first missing, surplus or misshaped tensor, kNotFound.
+[[nodiscard]] Student load_student(const std::filesystem::path& directory,
+                                   const storage::ModelDirectory& teacher);
+
+}  // namespace hedgerow::worker
