@@ -1,57 +1,56 @@
-// The teacher: a Llama-family decoder, loaded one layer at a time, run without autograd at one canonical shape.
-// Residual stream [B, T, M]; B is always sequences_per_forward (the last batch is padded) because matrix products are not
-// invariant to the number of rows, and equal shapes are what makes a block's input equal the full forward's bit for bit.
+// The teacher: a Llama-family decoder layer, run without autograd. Residual stream [B, T, M] in the
+// compute dtype. Callers that promise equal bytes (capture, transfer, evaluate) go through
+// worker/block_runner.hpp, which fixes the shape of every product; the functions here take any
+// shape.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-#include <optional>
 #include <vector>
 
 #include "storage/model_config.hpp"
+#include "worker/model/elementwise.hpp"
+#include "worker/model/weights.hpp"
 
 namespace hedgerow::worker {
 
-// Weights of one decoder layer in the compute dtype; fused where the products share their input.
-struct LayerWeights {
-  at::Tensor input_norm;      // [M]
-  at::Tensor qkv_proj;        // [(H + 2 G) D, M]: q, k, v rows one after the other
-  at::Tensor qkv_bias;        // [(H + 2 G) D] or undefined
-  at::Tensor q_norm, k_norm;  // [D] or undefined (Qwen3)
-  at::Tensor o_proj;          // [M, H D]
-  at::Tensor o_bias;          // [M] or undefined
-  at::Tensor post_norm;       // [M]
-  at::Tensor gate_up_proj;    // [2 I, M]: gate rows, then up rows
-  at::Tensor gate_up_bias, down_bias;  // or undefined
-  at::Tensor down_proj;       // [M, I]
-};
-LayerWeights load_layer(const storage::ModelDirectory& model, int layer_idx, at::ScalarType compute_dtype, const at::Device& device);
-
-struct OuterWeights {
-  at::Tensor embed_tokens;  // [V, M]
-  at::Tensor final_norm;    // [M]
-  at::Tensor lm_head;       // [V, M]; the embedding itself when tied
-};
-OuterWeights load_outer(const storage::ModelDirectory& model, at::ScalarType compute_dtype, const at::Device& device);
-
-// cos and sin [T, D] fp32 of positions 0..T-1, from the configuration and never from a buffer in the weights.
+// cos and sin [T, D] fp32 of positions 0..T-1, computed as transformers does (fp32) from the
+// configuration and never from a buffer in the weights.
 struct RopeTable {
   at::Tensor cos, sin;
 };
-RopeTable make_rope_table(const storage::ModelConfig& config, std::int64_t num_positions, const at::Device& device);
+RopeTable make_rope_table(const storage::ModelConfig& config,
+                          std::int64_t num_positions,
+                          const at::Device& device);
 
-// q, k, v of one layer: q [B, H, T, D], k and v [B, G, T, D], after bias, q/k norm and RoPE, in the compute dtype.
-struct Qkv {
-  at::Tensor q, k, v;
-};
+at::Tensor embed(const at::Tensor& input_ids,
+                 const at::Tensor& embed_tokens);  // int64 [B, T] -> [B, T, M]
+// q [B, H, T, D], k and v [B, G, T, D] after bias, q/k norm and RoPE, in the compute dtype. rope
+// row t belongs to token t.
+Qkv project_qkv(const at::Tensor& hidden_states,
+                const LayerWeights& layer,
+                const RopeTable& rope,
+                const storage::ModelConfig& config);
+// The rest of the layer from the attention output [B, H, T, D]: o_proj, residual, norm, MLP,
+// residual; the result is rounded to `stream`, the dtype in which the residual stream is stored
+// between layers.
+at::Tensor finish_layer(const at::Tensor& hidden_states,
+                        const at::Tensor& attention_output,
+                        const LayerWeights& layer,
+                        const storage::ModelConfig& config,
+                        at::ScalarType stream);
+// Final norm and lm_head: [..., M] -> [..., V] in fp32.
+at::Tensor logits(const at::Tensor& hidden_states,
+                  const OuterWeights& outer,
+                  const storage::ModelConfig& config);
 
-at::Tensor embed(const at::Tensor& input_ids, const OuterWeights& outer);  // int64 [B, T] -> [B, T, M]
-Qkv project_qkv(const at::Tensor& hidden_states, const LayerWeights& layer, const RopeTable& rope, const storage::ModelConfig& config);
-// The rest of the layer from the attention output [B, H, T, D]: o_proj, residual, MLP, residual.
-at::Tensor finish_layer(const at::Tensor& hidden_states, const at::Tensor& attention_output, const LayerWeights& layer,
-                        const storage::ModelConfig& config);
-// final norm and lm_head: [B, T, M] -> [B, T, V] in fp32.
-at::Tensor logits(const at::Tensor& hidden_states, const OuterWeights& outer, const storage::ModelConfig& config);
+// x rounded to `stream` and back: what a shard would do to it.
+at::Tensor round_to_stream(const at::Tensor& x, at::ScalarType stream);
+
+// "bf16" or "fp32"; "auto" is bf16 where products in it are the fast path: AMX tiles on the CPU.
+// (AVX512_BF16 alone multiplies bf16 at half the rate of fp32: 215 against 400 GFLOP/s on two
+// Sapphire Rapids cores.) Throws kUsage.
+at::ScalarType resolve_compute_dtype(const std::string& word);
+at::ScalarType stream_dtype(const std::string& word);  // plan.shard_dtype: "bf16", "fp16", "fp32"
 
 }  // namespace hedgerow::worker
