@@ -1,5 +1,6 @@
-// A Hugging Face model directory, opened and checked: config.json as a typed value, and every tensor of its safetensors
-// shards by name. Knows the Llama family (Llama 2/3/3.1, Mistral, SmolLM2, Qwen2, Qwen3).
+// A Hugging Face model directory, opened and checked: config.json as a typed value, and every
+// tensor of its safetensors shards by name. Knows the Llama family (Llama 2/3/3.1, Mistral,
+// SmolLM2, Qwen2, Qwen3).
 #pragma once
 
 #include <cstdint>
@@ -38,16 +39,19 @@ struct ModelConfig {
   int max_position_embeddings = 0;
   double rms_norm_eps = 1e-5;
   bool tie_word_embeddings = false;
-  bool qkv_bias = false;     // Qwen2; Llama's attention_bias
-  bool o_bias = false;       // Llama's attention_bias
+  bool qkv_bias = false;  // Qwen2; Llama's attention_bias
+  bool o_bias = false;    // Llama's attention_bias
   bool mlp_bias = false;
-  bool qk_norm = false;      // Qwen3
-  std::optional<int> sliding_window;  // a teacher window shorter than seq_len is refused by the plan
+  bool qk_norm = false;  // Qwen3
+  std::optional<int>
+      sliding_window;  // a teacher window shorter than seq_len is refused by the plan
   RopeConfig rope;
   std::vector<int> eos_token_ids;
   std::optional<int> bos_token_id;
 
-  // Throws kUsage: unsupported architecture (named, with the supported list), or a missing or ill-typed key.
+  // Throws kUsage: unsupported architecture (named, with the supported list), a variant that we
+  // would compute otherwise than transformers, or a missing or ill-typed key; kCorrupt: not JSON,
+  // or a key that stands twice.
   static ModelConfig parse(const std::string& config_json, const std::string& name);
 };
 
@@ -61,22 +65,27 @@ struct TensorShape {
 
 class ModelDirectory {
  public:
-  // `reference` is a directory, or org/name found in the local Hugging Face cache (HF_HUB_CACHE, HF_HOME, ~/.cache), offline.
-  // Index entries must be plain base names; the resolved file may be a symbolic link (cache snapshots link into blobs).
-  // Throws kUsage (no such directory, .bin or .pt weights: convert first), kCorrupt (missing shard, damaged header).
+  // `reference` is a directory, or org/name found in the local Hugging Face cache (HF_HUB_CACHE,
+  // HF_HOME, ~/.cache), offline. All weight files are mapped and their headers checked; pages come
+  // in when touched. Index entries must be plain base names; the resolved file may be a symbolic
+  // link (cache snapshots link into blobs). Throws kUsage (no such directory, .bin or .pt weights:
+  // convert first), kCorrupt (missing shard, damaged header).
   static ModelDirectory open(const std::string& reference);
   ModelDirectory(ModelDirectory&&) noexcept;
   ~ModelDirectory();
 
   [[nodiscard]] const std::filesystem::path& path() const;
   [[nodiscard]] const ModelConfig& config() const;
-  // Files are mapped on first use. Throws kCorrupt naming the tensor, its file, expected and found shape.
+  // A view into the mapped file, in any float type; lives as long as this object. Any thread.
+  // Throws kCorrupt naming the tensor, its file, expected and found shape.
   [[nodiscard]] TensorView tensor(const TensorShape& expected) const;
   [[nodiscard]] bool has(const std::string& name) const;
   [[nodiscard]] std::uint64_t weight_bytes() const;
-  // Every expected tensor is there with the expected shape; surplus ones are ignored but for unknown layers.
+  // Every expected tensor is there with the expected shape; surplus ones are ignored but for
+  // unknown layers.
   void check_complete() const;
-  // Of config.json and of all weight files' names, sizes and headers: identifies the teacher in artifacts.
+  // Of config.json and of all weight files' names, sizes and headers: identifies the teacher in
+  // artifacts.
   [[nodiscard]] std::string fingerprint() const;
 
  private:

@@ -1,7 +1,8 @@
-// safetensors reading and writing. The header of a file from elsewhere is hostile input: everything that
-// storage/README.md "safetensors checks" lists is verified before a byte of data is used (length <= 100 MB and inside
-// the file, '{' first, no duplicate key (SAX), depth, count and name caps, dtype allow-list, checked shape products,
-// offsets ordered, no overlap, no hole, buffer fully covered).
+// safetensors reading and writing. The header of a file from elsewhere is hostile input: everything
+// that storage/README.md "safetensors checks" lists is verified before a byte of data is used
+// (length <= 100 MB and inside the file, '{' first, no duplicate key (SAX), depth, count and name
+// caps, dtype allow-list, checked shape products, offsets ordered, no overlap, no hole, buffer
+// fully covered).
 #pragma once
 
 #include <cstddef>
@@ -17,7 +18,8 @@
 
 namespace hedgerow::storage {
 
-// A view of one tensor's bytes; row-major. Lifetime: the reader that gave it.
+// A view of one tensor's bytes; row-major. Lifetime: the reader that gave it. In files that others
+// wrote the bytes need not lie at a multiple of the element size.
 struct TensorView {
   DType dtype = DType::kF32;
   std::vector<std::int64_t> shape;
@@ -25,7 +27,9 @@ struct TensorView {
   [[nodiscard]] std::int64_t num_elements() const;
 };
 
-// One memory-mapped file. Const methods: any thread. Throws kCorrupt naming file, tensor and rule; kNotFound.
+// One memory-mapped file. Const methods: any thread. Throws kCorrupt naming file, tensor and rule;
+// kNotFound. A file that is cut while it is mapped ends the process (SIGBUS): model files and
+// committed files never change.
 class SafetensorsFile {
  public:
   explicit SafetensorsFile(const std::filesystem::path& path);
@@ -34,16 +38,22 @@ class SafetensorsFile {
   ~SafetensorsFile();
 
   [[nodiscard]] const std::map<std::string, TensorView>& tensors() const;
-  [[nodiscard]] const TensorView& at(const std::string& name) const;  // Throws kNotFound naming file and tensor
+  [[nodiscard]] const TensorView& at(
+      const std::string& name) const;  // Throws kNotFound naming file and tensor
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;  // "__metadata__"
+  [[nodiscard]] std::span<const std::byte> header()
+      const;  // length field and JSON, for fingerprints
+  [[nodiscard]] std::uint64_t file_bytes() const;
 
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
 
-// Writes tensors in name order (same input, same bytes), 8-byte aligned header, then fsync. `path` is written directly:
-// callers write under attempts/ and publish, or use write_atomically semantics themselves. Throws kExhausted, kUsage.
+// Same input, same bytes: wide element types first (so that every tensor is aligned), then by name;
+// the header is padded to 8 bytes; then fsync. `path` is written directly, and removed if that
+// fails: callers write under attempts/ and publish. Throws kExhausted (disk full), kUsage (may not
+// write there).
 void write_safetensors(const std::filesystem::path& path,
                        const std::map<std::string, TensorView>& tensors,
                        const std::map<std::string, std::string>& metadata = {});

@@ -1,0 +1,45 @@
+#include "storage/strict_json.hpp"
+
+#include <fmt/format.h>
+
+#include <set>
+#include <vector>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::storage {
+
+nlohmann::json parse_strict_json(const std::string& text,
+                                 const std::string& name,
+                                 std::size_t max_depth) {
+  using Json = nlohmann::json;
+  std::vector<std::set<std::string>> keys;  // of the open objects, outermost first
+  const auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
+    if (static_cast<std::size_t>(depth) > max_depth) {
+      throw Error(ErrorKind::kCorrupt,
+                  fmt::format("{}: JSON nested deeper than {} levels", name, max_depth));
+    }
+    if (event == Json::parse_event_t::object_start) keys.emplace_back();
+    if (event == Json::parse_event_t::object_end) keys.pop_back();
+    if (event == Json::parse_event_t::key &&
+        !keys.back().insert(parsed.get<std::string>()).second) {
+      throw Error(
+          ErrorKind::kCorrupt,
+          fmt::format("{}: the key {} stands twice; parsers would disagree which one counts",
+                      name,
+                      parsed.dump(-1, ' ', true)));
+    }
+    return true;
+  };
+  try {
+    return Json::parse(text, check);
+  } catch (const Json::parse_error& error) {
+    throw Error(ErrorKind::kCorrupt,
+                fmt::format("{}: not valid JSON at byte {} of {}; get or write the file again",
+                            name,
+                            error.byte,
+                            text.size()));
+  }
+}
+
+}  // namespace hedgerow::storage

@@ -1,0 +1,319 @@
+#include "storage/model_config.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "storage/error.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using Json = nlohmann::json;
+
+Json tiny_config() {
+  return {{"architectures", {"LlamaForCausalLM"}},
+          {"model_type", "llama"},
+          {"vocab_size", 7},
+          {"hidden_size", 8},
+          {"intermediate_size", 12},
+          {"num_hidden_layers", 2},
+          {"num_attention_heads", 4},
+          {"num_key_value_heads", 2},
+          {"max_position_embeddings", 64},
+          {"rms_norm_eps", 1e-5},
+          {"rope_theta", 10000.0},
+          {"tie_word_embeddings", true},
+          {"torch_dtype", "bfloat16"}};
+}
+
+std::string refusal(const std::function<void()>& action, ErrorKind kind) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+std::string refusal_of(Json config, const Json& change) {
+  config.update(change);
+  return refusal([&] { (void)ModelConfig::parse(config.dump(), "config.json"); },
+                 ErrorKind::kUsage);
+}
+
+TEST(ModelConfig, ReadsLlama31WithItsRopeScaling) {
+  Json json = tiny_config();
+  json.update({{"attention_bias", true},
+               {"mlp_bias", true},
+               {"rope_theta", 500000.0},
+               {"eos_token_id", {1, 2}},
+               {"rope_scaling",
+                {{"rope_type", "llama3"},
+                 {"factor", 8.0},
+                 {"low_freq_factor", 1.0},
+                 {"high_freq_factor", 4.0},
+                 {"original_max_position_embeddings", 8192}}}});
+  const ModelConfig config = ModelConfig::parse(json.dump(), "config.json");
+  EXPECT_EQ(config.head_dim, 2);
+  EXPECT_EQ(config.dtype, "bfloat16");
+  EXPECT_EQ(config.rope.kind, RopeConfig::Kind::kLlama3);
+  EXPECT_EQ(config.rope.theta, 500000.0);
+  EXPECT_EQ(config.rope.factor, 8.0);
+  EXPECT_EQ(config.rope.original_max_position_embeddings, 8192);
+  EXPECT_EQ(config.eos_token_ids, (std::vector<int>{1, 2}));
+  EXPECT_TRUE(config.qkv_bias && config.o_bias && config.mlp_bias && !config.qk_norm);
+  EXPECT_FALSE(config.sliding_window.has_value());
+}
+
+TEST(ModelConfig, ReadsTheRopeParametersThatTransformers5Writes) {
+  Json json = tiny_config();
+  json.erase("rope_theta");
+  json["rope_parameters"] = {{"rope_type", "linear"}, {"rope_theta", 5e5}, {"factor", 2.0}};
+  const ModelConfig config = ModelConfig::parse(json.dump(), "config.json");
+  EXPECT_EQ(config.rope.kind, RopeConfig::Kind::kLinear);
+  EXPECT_EQ(config.rope.theta, 5e5);
+  EXPECT_EQ(config.rope.factor, 2.0);
+}
+
+TEST(ModelConfig, KnowsWhatQwenAndMistralDoOtherwise) {
+  Json json = tiny_config();
+  json.update(
+      {{"architectures", {"Qwen2ForCausalLM"}}, {"model_type", "qwen2"}, {"sliding_window", 4096}});
+  const ModelConfig qwen2 = ModelConfig::parse(json.dump(), "config.json");
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.qk_norm);
+  EXPECT_FALSE(qwen2.sliding_window.has_value()) << "use_sliding_window is off by default";
+  json.update({{"use_sliding_window", true}, {"max_window_layers", 1}});
+  EXPECT_EQ(ModelConfig::parse(json.dump(), "config.json").sliding_window, 4096);
+
+  json.update({{"architectures", {"Qwen3ForCausalLM"}},
+               {"model_type", "qwen3"},
+               {"use_sliding_window", false}});
+  const ModelConfig qwen3 = ModelConfig::parse(json.dump(), "config.json");
+  EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias);
+  EXPECT_EQ(qwen3.head_dim, 128) << "the class default, not hidden_size / heads";
+
+  json.update({{"architectures", {"MistralForCausalLM"}},
+               {"model_type", "mistral"},
+               {"sliding_window", nullptr}});
+  EXPECT_FALSE(ModelConfig::parse(json.dump(), "config.json").sliding_window.has_value());
+  json.erase("sliding_window");
+  EXPECT_EQ(ModelConfig::parse(json.dump(), "config.json").sliding_window, 4096)
+      << "the class default";
+}
+
+TEST(ModelConfig, UnsupportedArchitectureIsNamedWithTheSupportedList) {
+  EXPECT_THAT(refusal_of(tiny_config(), {{"architectures", {"GPT2LMHeadModel"}}}),
+              AllOf(HasSubstr("GPT2LMHeadModel"),
+                    HasSubstr("MistralForCausalLM"),
+                    HasSubstr("Qwen3ForCausalLM")));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"architectures", nullptr}, {"model_type", "mamba"}}),
+              HasSubstr("mamba"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"model_type", "gemma"}}), HasSubstr("does not belong"));
+}
+
+TEST(ModelConfig, WhatWouldBeComputedOtherwiseIsRefusedAndNamed) {
+  EXPECT_THAT(refusal_of(tiny_config(), {{"hidden_act", "gelu"}}), HasSubstr("gelu"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"quantization_config", {{"bits", 4}}}}),
+              HasSubstr("quantised"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"rope_scaling", {{"type", "yarn"}, {"factor", 2.0}}}}),
+              HasSubstr("yarn"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"rope_scaling", {{"rope_type", "llama3"}}}}),
+              HasSubstr("factor"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"partial_rotary_factor", 0.5}}),
+              HasSubstr("partial_rotary_factor"));
+}
+
+TEST(ModelConfig, MissingAndIllTypedKeysAreNamed) {
+  EXPECT_THAT(refusal_of(tiny_config(), {{"hidden_size", nullptr}}),
+              HasSubstr("'hidden_size' is missing"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"hidden_size", "8"}}),
+              HasSubstr("'hidden_size' is \"8\""));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"vocab_size", -1}}), HasSubstr("'vocab_size' is -1"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"vocab_size", 1e12}}), HasSubstr("vocab_size"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"vocab_size", 18446744073709551615ULL}}),
+              HasSubstr("vocab_size"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"num_key_value_heads", 3}}), HasSubstr("not a multiple"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"tie_word_embeddings", 1}}),
+              HasSubstr("expected true or false"));
+  const std::string twice = R"({"model_type":"llama","vocab_size":1,"vocab_size":2})";
+  EXPECT_THAT(refusal([&] { (void)ModelConfig::parse(twice, "c"); }, ErrorKind::kCorrupt),
+              HasSubstr("twice"));
+  EXPECT_THAT(refusal([&] { (void)ModelConfig::parse("{\"a\":", "c"); }, ErrorKind::kCorrupt),
+              HasSubstr("byte"));
+}
+
+class ModelDirectoryTest : public ::testing::Test {
+ protected:
+  ModelDirectoryTest() { write(root() / "config.json", tiny_config().dump()); }
+
+  fs::path root() const { return directory_ / "model"; }
+  static void write(const fs::path& path, const std::string& text) {
+    fs::create_directories(path.parent_path());
+    std::ofstream(path, std::ios::binary) << text;
+  }
+  std::map<std::string, TensorView> all_tensors(int first_layer, int end_layer, bool outer) {
+    const ModelConfig config = ModelConfig::parse(tiny_config().dump(), "config.json");
+    std::vector<TensorShape> shapes;
+    if (outer) shapes = outer_tensors(config);
+    for (int layer = first_layer; layer < end_layer; ++layer) {
+      for (const TensorShape& shape : layer_tensors(config, layer)) shapes.push_back(shape);
+    }
+    std::map<std::string, TensorView> tensors;
+    for (const TensorShape& shape : shapes) {
+      TensorView view{DType::kBF16, shape.shape, {}};
+      view.bytes = std::span(zeros_).first(static_cast<std::size_t>(view.num_elements()) * 2);
+      tensors.emplace(shape.name, view);
+    }
+    return tensors;
+  }
+  // Two weight files and their index, as save_pretrained writes a large model.
+  Json write_sharded() {
+    Json weight_map = Json::object();
+    const char* names[] = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"};
+    for (int file = 0; file < 2; ++file) {
+      const auto tensors = all_tensors(file, file + 1, file == 0);
+      write_safetensors(root() / names[file], tensors);
+      for (const auto& [name, view] : tensors) weight_map[name] = names[file];
+    }
+    const Json index{{"metadata", {{"total_size", 1}}}, {"weight_map", weight_map}};
+    write(root() / "model.safetensors.index.json", index.dump());
+    return index;
+  }
+  std::string open_refusal(const std::string& reference, ErrorKind kind) {
+    return refusal([&] { ModelDirectory::open(reference).check_complete(); }, kind);
+  }
+
+  tests::TemporaryDirectory directory_;
+  std::vector<std::byte> zeros_ = std::vector<std::byte>(4096);
+};
+
+TEST_F(ModelDirectoryTest, OneFileAndShardedWithIndexHoldTheSameTensors) {
+  write_sharded();
+  const ModelDirectory sharded = ModelDirectory::open(root().string());
+  sharded.check_complete();
+  EXPECT_TRUE(sharded.has("model.layers.1.mlp.up_proj.weight"));
+  const std::string fingerprint = sharded.fingerprint();
+  const std::uint64_t bytes = sharded.weight_bytes();
+
+  write_safetensors(root() / "model.safetensors", all_tensors(0, 2, true));
+  const ModelDirectory single = ModelDirectory::open(root().string());
+  single.check_complete();
+  EXPECT_EQ(single.weight_bytes(), bytes);
+  EXPECT_NE(single.fingerprint(), fingerprint) << "other files are another teacher";
+}
+
+TEST_F(ModelDirectoryTest, HuggingFaceCacheSnapshotsWithLinksOpenOffline) {
+  write_sharded();
+  const fs::path repository = directory_ / "hub" / "models--org--name";
+  const fs::path snapshot = repository / "snapshots" / "abc123";
+  fs::create_directories(snapshot);
+  fs::create_directories(repository / "blobs");
+  for (const auto& entry : fs::directory_iterator(root())) {
+    const std::string name = entry.path().filename();
+    fs::copy_file(entry.path(), repository / "blobs" / ("blob-" + name));
+    fs::create_symlink(fs::path("../../blobs") / ("blob-" + name), snapshot / name);
+  }
+  write(repository / "refs" / "main", "abc123");
+  for (const char* name : {"HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HOME"}) ::unsetenv(name);
+  ::setenv("HF_HUB_CACHE", (directory_ / "hub").c_str(), 1);
+  const ModelDirectory by_name = ModelDirectory::open("org/name");
+  by_name.check_complete();
+  EXPECT_EQ(by_name.fingerprint(), ModelDirectory::open(root().string()).fingerprint());
+  EXPECT_EQ(by_name.path(), snapshot);
+  ::unsetenv("HF_HUB_CACHE");
+  ::setenv("HF_HOME", directory_.path().c_str(), 1);
+  EXPECT_EQ(ModelDirectory::open("org/name").path(), snapshot);
+  EXPECT_THAT(open_refusal("org/other", ErrorKind::kUsage),
+              AllOf(HasSubstr("org/other"), HasSubstr("offline")));
+  write(repository / "refs" / "main", "../../../model");
+  fs::create_directories(repository / "snapshots" / "def456");
+  EXPECT_THAT(open_refusal("org/name", ErrorKind::kUsage), HasSubstr("2 snapshots"));
+  ::unsetenv("HF_HOME");
+}
+
+TEST_F(ModelDirectoryTest, IndexNamesMustBePlainAndTheirFilesMustHoldTheirTensors) {
+  const Json good = write_sharded();
+  for (const char* name : {"../model-00001-of-00002.safetensors",
+                           "/etc/passwd",
+                           "..",
+                           "a/b.safetensors",
+                           "",
+                           "x.bin"}) {
+    Json index = good;
+    index["weight_map"]["model.norm.weight"] = name;
+    write(root() / "model.safetensors.index.json", index.dump());
+    EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt), HasSubstr("plain name"))
+        << name;
+  }
+  Json index = good;
+  index["weight_map"]["model.norm.weight"] = "model-00002-of-00002.safetensors";
+  write(root() / "model.safetensors.index.json", index.dump());
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt),
+              AllOf(HasSubstr("model.norm.weight"), HasSubstr("is not")));
+  write(root() / "model.safetensors.index.json",
+        R"({"weight_map":{"a":"b.safetensors","a":"c.safetensors"}})");
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt), HasSubstr("twice"));
+}
+
+TEST_F(ModelDirectoryTest, MissingFilesTensorsAndWrongShapesAreNamed) {
+  EXPECT_THAT(open_refusal((directory_ / "none").string(), ErrorKind::kUsage),
+              HasSubstr("no such directory"));
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage), HasSubstr("neither"));
+  write_sharded();
+  fs::remove(root() / "model-00002-of-00002.safetensors");
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt),
+              HasSubstr("model-00002-of-00002.safetensors"));
+
+  auto tensors = all_tensors(0, 2, true);
+  tensors.erase("model.layers.1.mlp.up_proj.weight");
+  write_safetensors(root() / "model.safetensors", tensors);
+  EXPECT_THAT(
+      open_refusal(root().string(), ErrorKind::kCorrupt),
+      AllOf(HasSubstr("'model.layers.1.mlp.up_proj.weight' [12, 8]"), HasSubstr("missing")));
+
+  tensors = all_tensors(0, 2, true);
+  tensors.at("model.norm.weight").shape = {2, 4};
+  write_safetensors(root() / "model.safetensors", tensors);
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt),
+              AllOf(HasSubstr("model.safetensors"), HasSubstr("[2, 4]"), HasSubstr("[8]")));
+
+  tensors = all_tensors(0, 2, true);
+  tensors["model.layers.2.input_layernorm.weight"] = tensors.at("model.norm.weight");
+  write_safetensors(root() / "model.safetensors", tensors);
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt), HasSubstr("beyond the 2"));
+
+  fs::remove(root() / "config.json");
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage),
+              HasSubstr("config.json is missing"));
+}
+
+TEST_F(ModelDirectoryTest, PickledWeightsAreRefusedWithAHint) {
+  write(root() / "pytorch_model.bin", "PK");
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage),
+              AllOf(HasSubstr("pytorch_model.bin"), HasSubstr("safe_serialization")));
+}
+
+TEST_F(ModelDirectoryTest, EndTokensComeFromTheGenerationConfigWhenThereIsOne) {
+  write_sharded();
+  write(root() / "generation_config.json", R"({"eos_token_id":[3,5]})");
+  EXPECT_EQ(ModelDirectory::open(root().string()).config().eos_token_ids, (std::vector<int>{3, 5}));
+}
+
+TEST(ModelDirectory, TheRealModelIsComplete) {
+  const char* const path = std::getenv("HEDGEROW_TEST_MODEL");
+  if (path == nullptr) GTEST_SKIP() << "HEDGEROW_TEST_MODEL is not set";
+  ModelDirectory::open(path).check_complete();
+}
+
+}  // namespace
+}  // namespace hedgerow::storage
