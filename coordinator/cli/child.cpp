@@ -1,0 +1,246 @@
+#include "coordinator/cli/child.hpp"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <csignal>
+#include <cstdlib>
+#include <cstring>
+
+#include "coordinator/cli/interrupt.hpp"
+#include "storage/error.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using storage::Error;
+using storage::ErrorKind;
+
+constexpr std::size_t kStderrTail = 4096;
+constexpr int kPollMilliseconds = 100;
+constexpr std::chrono::seconds kPatience{10};  // between SIGTERM and SIGKILL
+constexpr int kCannotExecute = 127;
+
+struct Pipe {
+  int read_end = -1, write_end = -1;
+  Pipe() {
+    std::array<int, 2> ends{};
+    if (pipe2(ends.data(), O_CLOEXEC) != 0) throw storage::system_error("open", "a pipe", errno);
+    read_end = ends[0];
+    write_end = ends[1];
+  }
+  Pipe(const Pipe&) = delete;
+  Pipe& operator=(const Pipe&) = delete;
+  ~Pipe() {
+    close_end(read_end);
+    close_end(write_end);
+  }
+  static void close_end(int& end) {
+    if (end >= 0) ::close(end);
+    end = -1;
+  }
+};
+
+std::vector<char*> pointers(const std::vector<std::string>& arguments) {
+  std::vector<char*> all;
+  for (const std::string& argument : arguments) all.push_back(const_cast<char*>(argument.c_str()));
+  all.push_back(nullptr);
+  return all;
+}
+
+// Between fork and exec: only async-signal-safe calls, except setenv in a process that has no other
+// thread by contract.
+[[noreturn]] void execute(
+    const ChildCommand& command, pid_t parent, Pipe& in, Pipe& out, Pipe& err) {
+  setpgid(0, 0);
+  prctl(PR_SET_PDEATHSIG, SIGTERM);
+  if (getppid() != parent) _exit(kCannotExecute);
+  dup2(in.read_end, STDIN_FILENO);
+  dup2(out.write_end, STDOUT_FILENO);
+  dup2(err.write_end, STDERR_FILENO);
+  for (const auto& [name, value] : command.environment) setenv(name.c_str(), value.c_str(), 1);
+  const std::vector<char*> arguments = pointers(command.arguments);
+  execvp(arguments[0], arguments.data());
+  const char* reason = std::strerror(errno);
+  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, reason, std::strlen(reason));
+  _exit(kCannotExecute);
+}
+
+// The parent's side of one child: feeds stdin, splits stdout into lines, keeps the end of stderr.
+class Conversation {
+ public:
+  Conversation(const ChildCommand& command,
+               Terminal& terminal,
+               const std::function<void(std::string_view)>& on_line)
+      : command_(command), terminal_(terminal), on_line_(on_line) {
+    const pid_t parent = getpid();
+    pid_ = fork();
+    if (pid_ < 0) throw storage::system_error("start", command.arguments[0], errno);
+    if (pid_ == 0) execute(command, parent, in_, out_, err_);
+    setpgid(pid_, pid_);
+    Pipe::close_end(in_.read_end);
+    Pipe::close_end(out_.write_end);
+    Pipe::close_end(err_.write_end);
+    fcntl(in_.write_end, F_SETFL, O_NONBLOCK);
+    if (command.input.empty()) Pipe::close_end(in_.write_end);
+  }
+
+  ~Conversation() {  // a throwing on_line leaves it running
+    if (pid_ > 0) {
+      kill(-pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+  Conversation(const Conversation&) = delete;
+  Conversation& operator=(const Conversation&) = delete;
+
+  ChildResult run() {
+    while (out_.read_end >= 0 || err_.read_end >= 0) {
+      stop_if_interrupted();
+      std::array<pollfd, 3> events{
+          {{out_.read_end, POLLIN, 0}, {err_.read_end, POLLIN, 0}, {in_.write_end, POLLOUT, 0}}};
+      if (poll(events.data(), events.size(), kPollMilliseconds) <= 0) continue;
+      if (events[0].revents != 0) take_stdout();
+      if (events[1].revents != 0) take_stderr();
+      if (events[2].revents != 0) feed();
+    }
+    int status = 0;
+    while (waitpid(pid_, &status, WNOHANG) == 0) {
+      stop_if_interrupted();
+      poll(nullptr, 0, kPollMilliseconds / 10);
+    }
+    pid_ = -1;
+    result_.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+    return result_;
+  }
+
+ private:
+  void stop_if_interrupted() {
+    if (!is_interrupted()) return;
+    if (!result_.was_interrupted) {
+      result_.was_interrupted = true;
+      asked_to_stop_at_ = Clock::now();
+      kill(-pid_, SIGTERM);
+    } else if (num_interrupts() > 1 || Clock::now() - asked_to_stop_at_ > kPatience) {
+      kill(-pid_, SIGKILL);
+    }
+  }
+
+  // Bytes that arrived; closes the descriptor at its end.
+  static std::string_view take(int& descriptor, std::array<char, 65536>& buffer) {
+    const ssize_t count = ::read(descriptor, buffer.data(), buffer.size());
+    if (count > 0) return {buffer.data(), static_cast<std::size_t>(count)};
+    if (count == 0 || (errno != EINTR && errno != EAGAIN)) Pipe::close_end(descriptor);
+    return {};
+  }
+
+  void take_stdout() {
+    pending_ += take(out_.read_end, buffer_);
+    std::size_t begin = 0;
+    for (std::size_t end = pending_.find('\n'); end != std::string::npos;
+         end = pending_.find('\n', begin)) {
+      on_line_(std::string_view(pending_).substr(begin, end - begin));
+      begin = end + 1;
+    }
+    pending_.erase(0, begin);
+    if (out_.read_end < 0 && !pending_.empty()) on_line_(std::exchange(pending_, {}));
+  }
+
+  void take_stderr() {
+    const std::string_view text = take(err_.read_end, buffer_);
+    if (terminal_.options().verbose >= 2 && !text.empty()) {
+      terminal_.clear_status();
+      terminal_.console().write_err(text);
+    }
+    std::string& tail = result_.stderr_tail;
+    tail += text;
+    if (tail.size() > kStderrTail) tail.erase(0, tail.size() - kStderrTail);
+  }
+
+  void feed() {
+    const ssize_t count =
+        ::write(in_.write_end, command_.input.data() + num_fed_, command_.input.size() - num_fed_);
+    if (count > 0) num_fed_ += static_cast<std::size_t>(count);
+    const bool failed = count < 0 && errno != EINTR && errno != EAGAIN;
+    if (failed || num_fed_ == command_.input.size()) Pipe::close_end(in_.write_end);
+  }
+
+  const ChildCommand& command_;
+  Terminal& terminal_;
+  const std::function<void(std::string_view)>& on_line_;
+  Pipe in_, out_, err_;
+  pid_t pid_ = -1;
+  std::size_t num_fed_ = 0;
+  std::string pending_;
+  std::array<char, 65536> buffer_{};
+  Clock::time_point asked_to_stop_at_;
+  ChildResult result_;
+};
+
+// A child that closes its stdin early must not end this process.
+class IgnoreBrokenPipe {
+ public:
+  IgnoreBrokenPipe() : saved_(std::signal(SIGPIPE, SIG_IGN)) {}
+  ~IgnoreBrokenPipe() { std::signal(SIGPIPE, saved_); }
+  IgnoreBrokenPipe(const IgnoreBrokenPipe&) = delete;
+  IgnoreBrokenPipe& operator=(const IgnoreBrokenPipe&) = delete;
+
+ private:
+  void (*saved_)(int);
+};
+
+// Without the words that our own helpers begin it with.
+std::string last_line(std::string text) {
+  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
+  text.erase(0, text.find_last_of('\n') + 1);  // npos + 1 == 0
+  for (const std::string_view prefix : {"error: ", "hedgerow-worker: "}) {
+    if (text.starts_with(prefix)) text.erase(0, prefix.size());
+  }
+  return text;
+}
+
+}  // namespace
+
+ChildResult run_child(const ChildCommand& command,
+                      Terminal& terminal,
+                      const std::function<void(std::string_view)>& on_line) {
+  std::string shown;
+  for (const std::string& argument : command.arguments) shown += " " + argument;
+  terminal.detail("running" + shown);
+  ChildResult result;
+  {
+    const IgnoreBrokenPipe no_sigpipe;
+    result = Conversation(command, terminal, on_line).run();
+  }
+  if (result.exit_code == kCannotExecute) {
+    throw Error(ErrorKind::kUnavailable,
+                "cannot run " + command.arguments[0] + ": " + last_line(result.stderr_tail) +
+                    "; 'hedgerow doctor' says what is missing");
+  }
+  return result;
+}
+
+void become(const std::vector<std::string>& arguments) {
+  execvp(pointers(arguments)[0], pointers(arguments).data());
+  throw storage::system_error("run", arguments[0], errno);
+}
+
+Error child_error(std::string_view what, const ChildResult& result) {
+  ErrorKind kind = ErrorKind::kInternal;
+  if (result.exit_code == static_cast<int>(storage::ExitCode::kUsage)) kind = ErrorKind::kUsage;
+  if (result.exit_code == static_cast<int>(storage::ExitCode::kEnvironment))
+    kind = ErrorKind::kUnavailable;
+  const std::string reason = last_line(result.stderr_tail);
+  return {kind,
+          std::string(what) + " failed (exit code " + std::to_string(result.exit_code) + ")" +
+              (reason.empty() ? "; run it again with -vv to see what it says" : ": " + reason)};
+}
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,44 @@
+// One helper process of a command (tokenizer, converter, hedgerow-worker generate, mpirun): its
+// stdout arrives line by line, the end of its stderr is kept for the error message. It runs in its
+// own process group, is asked to stop (SIGTERM) when the command is interrupted, killed ten seconds
+// later, and dies with this process.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "coordinator/cli/terminal.hpp"
+
+namespace hedgerow::coordinator::cli {
+
+struct ChildCommand {
+  std::vector<std::string>
+      arguments;           // [0] is the program, looked up in PATH unless it holds a slash
+  std::string input = {};  // its whole stdin
+  std::vector<std::pair<std::string, std::string>> environment = {};  // joins this process's own
+};
+
+struct ChildResult {
+  int exit_code = 0;  // 128 + signal when a signal ended it
+  bool was_interrupted = false;
+  std::string stderr_tail;  // its last 4 KB
+  [[nodiscard]] bool ok() const { return exit_code == 0 && !was_interrupted; }
+};
+
+// Runs it to its end. With -vv its stderr is shown as it comes. Throws kUnavailable if it cannot be
+// started.
+ChildResult run_child(const ChildCommand& command,
+                      Terminal& terminal,
+                      const std::function<void(std::string_view line)>& on_line);
+
+// Replaces this process. Returns only by throwing kUnavailable.
+[[noreturn]] void become(const std::vector<std::string>& arguments);
+
+// The error of a child that failed, of the kind its exit code means: "<what> failed (exit code 2):
+// <last stderr line>".
+[[nodiscard]] storage::Error child_error(std::string_view what, const ChildResult& result);
+
+}  // namespace hedgerow::coordinator::cli

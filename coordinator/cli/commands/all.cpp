@@ -1,0 +1,14 @@
+#include <array>
+
+#include "coordinator/cli/commands/commands.hpp"
+
+namespace hedgerow::coordinator::cli {
+
+std::span<const Command> all_commands() {
+  static constexpr std::array kCommands{
+      Command{"completion", "print the completion script of a shell", declare_completion},
+  };
+  return kCommands;
+}
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,80 @@
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <memory>
+
+#include "coordinator/cli/commands/commands.hpp"
+#include "storage/file.hpp"
+#include "storage/model_config.hpp"
+#include "storage/recipe.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using storage::ExitCode;
+
+struct InitOptions {
+  std::string model, data, format = "text", out = "recipe.toml";
+};
+
+// Our own recipe is Recipe's defaults; only what depends on the model is filled in.
+storage::Recipe recipe_for(const InitOptions& options, const storage::ModelDirectory& model) {
+  storage::Recipe recipe;
+  const bool is_directory = fs::is_directory(options.model);
+  recipe.model.path =
+      is_directory ? fs::absolute(options.model).lexically_normal().string() : options.model;
+  recipe.attention.feature_dim = model.config().head_dim;
+  storage::DataSource source;
+  source.path = fs::absolute(options.data).lexically_normal().string();
+  source.format = options.format;
+  for (storage::DataSection* data :
+       {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
+    data->sources = {source};
+    data->seq_len = std::min(data->seq_len, model.config().max_position_embeddings);
+  }
+  recipe.validate(options.out);
+  return recipe;
+}
+
+ExitCode run_init(const InitOptions& options, Terminal& terminal) {
+  require(fs::is_regular_file(options.data),
+          options.data + ": no such file; --data takes the text to learn from");
+  require(!fs::exists(options.out),
+          options.out + " exists and is not overwritten; choose another name with --out");
+  const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);
+  const storage::Recipe recipe = recipe_for(options, model);
+  const std::string toml = recipe.to_toml();
+  storage::File file = storage::File::create_exclusive(options.out);
+  file.write_all(std::as_bytes(std::span(toml)));
+  file.sync();
+  file.close();
+  terminal.print("wrote " + options.out + " for " + model.config().architecture + ", " +
+                 std::to_string(model.config().num_hidden_layers) + " layers");
+  terminal.say("next: hedgerow plan --recipe " + options.out + "   what it will take");
+  terminal.say("      hedgerow run --run DIR --recipe " + options.out);
+  terminal.print_json({{"recipe", options.out},
+                       {"model", recipe.model.path},
+                       {"architecture", model.config().architecture},
+                       {"num_layers", model.config().num_hidden_layers}});
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+RunCommand declare_init(CLI::App& app) {
+  const auto options = std::make_shared<InitOptions>();
+  app.add_option("model",
+                 options->model,
+                 "a Hugging Face model directory, or org/name in the local Hugging Face cache")
+      ->type_name("DIR")
+      ->required();
+  app.add_option("--data", options->data, "the text to learn from")->type_name("FILE")->required();
+  one_of(app.add_option("--format", options->format, "how to read it")->capture_default_str(),
+         {"text", "jsonl", "alpaca", "records", "chat", "tokens"});
+  app.add_option("--out", options->out, "the recipe to write")
+      ->type_name("FILE")
+      ->capture_default_str();
+  return [options](Terminal& terminal) { return run_init(*options, terminal); };
+}
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,50 @@
+// Numbers, bars and tables as the terminal shows them: pure functions of their arguments, ASCII
+// only, never wider than asked. Sizes are decimal (1 GB = 10^9 bytes), as disks are sold and as
+// `plan` counts them.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace hedgerow::coordinator::cli {
+
+[[nodiscard]] std::string bytes_text(std::uint64_t bytes);  // "812 B", "33.6 MB", "9.2 TB"
+[[nodiscard]] std::string duration_text(
+    double seconds);  // "0.4s", "45s", "12m05s", "2h10m", "3d04h"
+[[nodiscard]] std::string mse_text(
+    double value);  // 4 significant digits: "0.01234", "48.66"; "-" if not finite
+[[nodiscard]] std::string bar(double fraction, int width);  // "[####------]", width columns in all
+[[nodiscard]] std::string fit(std::string text,
+                              int width);  // cut to width columns, the cut marked with "~"
+[[nodiscard]] std::string one_line(
+    std::string_view text);  // control characters (escapes included) become spaces
+
+// Breaks at spaces so that no line is wider than `width`; lines after the first are indented.
+[[nodiscard]] std::string wrap(std::string_view text, int width, int indent);
+
+// A table whose least important columns go when the terminal is narrow.
+class Table {
+ public:
+  // Columns with a larger `importance` stay longer. Numbers are right-aligned.
+  Table& column(std::string title, int importance, bool is_number = false);
+  void row(std::vector<std::string> cells);  // one cell a column
+  [[nodiscard]] std::vector<std::string> render(
+      int width) const;  // title line first; each line <= width
+  [[nodiscard]] bool empty() const { return rows_.empty(); }
+
+ private:
+  struct Column {
+    std::string title;
+    int importance = 0;
+    bool is_number = false;
+  };
+  [[nodiscard]] std::vector<std::size_t> visible_columns(const std::vector<std::size_t>& widths,
+                                                         int width) const;
+
+  std::vector<Column> columns_;
+  std::vector<std::vector<std::string>> rows_;
+};
+
+}  // namespace hedgerow::coordinator::cli

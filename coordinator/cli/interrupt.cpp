@@ -1,0 +1,52 @@
+#include "coordinator/cli/interrupt.hpp"
+
+#include <unistd.h>
+
+#include <atomic>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+std::atomic<int> interrupts = 0;
+static_assert(std::atomic<int>::is_always_lock_free, "a signal handler touches it");
+
+// The second signal is obeyed by whoever runs; should that hang (a dead network file system), the
+// alarm ends it.
+constexpr unsigned kLastResortSeconds = 5;
+
+void on_signal(int /*number*/) {
+  if (interrupts.fetch_add(1) > 0) alarm(kLastResortSeconds);
+}
+
+void on_alarm(int /*number*/) { _exit(static_cast<int>(storage::ExitCode::kInterrupted)); }
+
+}  // namespace
+
+InterruptScope::InterruptScope() {
+  interrupts = 0;
+  struct sigaction action {};
+  sigemptyset(&action.sa_mask);
+  action.sa_handler = on_signal;
+  sigaction(SIGINT, &action, &saved_interrupt_);
+  sigaction(SIGTERM, &action, &saved_terminate_);
+  action.sa_handler = on_alarm;
+  sigaction(SIGALRM, &action, &saved_alarm_);
+}
+
+InterruptScope::~InterruptScope() {
+  alarm(0);
+  sigaction(SIGALRM, &saved_alarm_, nullptr);
+  sigaction(SIGINT, &saved_interrupt_, nullptr);
+  sigaction(SIGTERM, &saved_terminate_, nullptr);
+  interrupts = 0;
+}
+
+bool is_interrupted() { return interrupts > 0; }
+
+const std::atomic<int>& num_interrupts() { return interrupts; }
+
+void interrupt() { interrupts.fetch_add(1); }
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,30 @@
+// Ctrl-C and SIGTERM: the first asks the command to stop where it can go on later (exit code 4),
+// the second to end now, without waiting for its children. Signals belong to the process, so the
+// count does too; a command that runs long opens a scope.
+#pragma once
+
+#include <atomic>
+#include <csignal>
+
+namespace hedgerow::coordinator::cli {
+
+class InterruptScope {
+ public:
+  InterruptScope();  // from now on SIGINT and SIGTERM count instead of killing; the count starts at
+                     // 0
+  ~InterruptScope();  // the earlier handlers are back
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+
+ private:
+  struct sigaction saved_interrupt_ {};
+  struct sigaction saved_terminate_ {};
+  struct sigaction saved_alarm_ {};
+};
+
+[[nodiscard]] bool is_interrupted();  // false outside a scope; any thread
+[[nodiscard]] const std::atomic<int>&
+num_interrupts();  // for those who tell the first from the second
+void interrupt();  // what the signal does, without a signal; any thread
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,8 @@
+// hedgerow: the command that people type. Never loads LibTorch, so that it starts in milliseconds
+// on a login node.
+#include "coordinator/cli/app.hpp"
+
+int main(int argc, char** argv) {
+  const auto console = hedgerow::coordinator::cli::system_console();
+  return static_cast<int>(hedgerow::coordinator::cli::run({argv + 1, argv + argc}, *console));
+}

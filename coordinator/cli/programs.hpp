@@ -1,0 +1,35 @@
+// Where the other programs are: hedgerow-worker beside this binary, the Python edges
+// (deploy/huggingface) in the checkout or under the installation, the interpreter in the virtual
+// environment that deploy/setup makes. Each may be overridden: HEDGEROW_WORKER,
+// HEDGEROW_HUGGINGFACE, HEDGEROW_PYTHON, HEDGEROW_CACHE.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "coordinator/cli/child.hpp"
+#include "coordinator/cli/console.hpp"
+
+namespace hedgerow::coordinator::cli {
+
+[[nodiscard]] std::filesystem::path own_binary();
+// Each throws kUnavailable naming every place it looked at.
+[[nodiscard]] std::filesystem::path worker_binary(const Console& console);
+[[nodiscard]] std::filesystem::path huggingface_directory(const Console& console);
+[[nodiscard]] std::filesystem::path python_interpreter(const Console& console);
+
+// Runs deploy/huggingface/<script>. Its stdout is JSON lines:
+// {"event":"progress","done","total","unit"} moves the bar `label`, every other object goes to
+// on_object. Its stdin is `input`. Throws child_error if it fails; returns false when it was
+// interrupted.
+bool run_python(Terminal& terminal,
+                const std::string& label,
+                const std::string& script,
+                const std::vector<std::string>& arguments,
+                const std::function<void(const nlohmann::json&)>& on_object,
+                const std::string& input = {});
+
+}  // namespace hedgerow::coordinator::cli

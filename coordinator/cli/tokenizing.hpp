@@ -1,0 +1,38 @@
+// Text to tokens files through deploy/huggingface/make_tokens.py: the command `tokenize`, and `run`
+// before it starts.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <string>
+
+#include "coordinator/cli/terminal.hpp"
+#include "storage/recipe.hpp"
+#include "storage/run_layout.hpp"
+
+namespace hedgerow::coordinator::cli {
+
+struct TokenizeRequest {
+  std::filesystem::path recipe;  // relative sources start at its folder
+  std::string model;
+  storage::DataStage stage = storage::DataStage::kTransfer;
+  std::filesystem::path out;  // appears when it is complete
+};
+
+// The script's "done" object (sequences, num_train, seq_len, tokens, ...); null if it was
+// interrupted. Throws child_error.
+[[nodiscard]] nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal);
+
+// The stages whose tokens this recipe needs: transfer always, finetune if enabled, evaluate if it
+// has sources.
+[[nodiscard]] std::vector<storage::DataStage> stages_of(const storage::Recipe& recipe);
+
+// Makes the tokens files of a run that are missing. false: interrupted.
+bool tokenize_missing(const storage::RunLayout& layout,
+                      const storage::Recipe& recipe,
+                      Terminal& terminal);
+
+// "1,204 sequences of 512 tokens, 1,196 for training" of a "done" object.
+[[nodiscard]] std::string tokens_text(const nlohmann::json& done);
+
+}  // namespace hedgerow::coordinator::cli

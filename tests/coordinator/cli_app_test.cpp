@@ -1,0 +1,84 @@
+#include "coordinator/cli/app.hpp"
+#include "coordinator/cli/command.hpp"
+#include "coordinator/cli/terminal.hpp"
+#include "tests/coordinator/cli_fake_console.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+std::vector<std::string> command_names() {
+  std::vector<std::string> names;
+  for (const Command& command : all_commands()) names.emplace_back(command.name);
+  return names;
+}
+
+class EveryCommand : public ::testing::TestWithParam<std::string> {};
+INSTANTIATE_TEST_SUITE_P(Cli,
+                         EveryCommand,
+                         ::testing::ValuesIn(command_names()),
+                         [](const auto& parameter) { return parameter.param; });
+
+TEST_P(EveryCommand, HelpEndsWithTheExitCodesAndFitsEightyAndFortyColumns) {
+  for (const int columns : {80, 40}) {
+    FakeConsole console;
+    console.columns = columns;
+    EXPECT_EQ(run({GetParam(), "--help"}, console), storage::ExitCode::kOk);
+    const std::vector<std::string> lines = console.out_lines();
+    for (const std::string& line : lines) {
+      EXPECT_LE(line.size(), static_cast<std::size_t>(columns)) << GetParam() << ": " << line;
+    }
+    const std::size_t table = console.out.find("\nexit codes:\n");
+    ASSERT_NE(table, std::string::npos) << console.out;
+    EXPECT_EQ(console.out.find("\n\n", table + 1), std::string::npos)
+        << "something follows the exit codes";
+    for (const char* code : {"  0 ", "  1 ", "  2 ", "  3 ", "  4 ", "  5 "}) {
+      EXPECT_NE(console.out.find(code, table), std::string::npos) << code;
+    }
+  }
+}
+
+TEST_P(EveryCommand, UnknownOptionIsOneErrorWithTheUsageCodeInTextAndJson) {
+  const Answer answer = run_line({GetParam(), "--json", "--no-such-option"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_EQ(std::count(answer.err.begin(), answer.err.end(), '\n'), 1) << answer.err;
+  EXPECT_TRUE(answer.err.starts_with("hedgerow " + GetParam() + ": ")) << answer.err;
+  ASSERT_EQ(answer.json.size(), 1U);
+  EXPECT_EQ(answer.json[0]["schema"], kJsonSchema);
+  EXPECT_EQ(answer.json[0]["error"]["kind"], "usage");
+  EXPECT_EQ(answer.json[0]["exit_code"], 2);
+}
+
+TEST_P(EveryCommand, HelpInJsonParses) {
+  const Answer answer = run_line({GetParam(), "--help", "--json"});
+  EXPECT_EQ(answer.code, 0);
+  ASSERT_EQ(answer.json.size(), 1U);
+  EXPECT_TRUE(answer.json[0]["help"].is_string());
+}
+
+TEST(Cli, VersionSaysTheBuildInTextAndJson) {
+  const Answer text = run_line({"--version"});
+  EXPECT_EQ(text.code, 0);
+  EXPECT_TRUE(text.out.starts_with("hedgerow 0.")) << text.out;
+  const Answer json = run_line({"--version", "--json"});
+  ASSERT_EQ(json.json.size(), 1U);
+  EXPECT_TRUE(json.json[0]["version"].is_string());
+}
+
+TEST(Cli, NoCommandPrintsTheListAndIsAUsageError) {
+  const Answer answer = run_line({});
+  EXPECT_EQ(answer.code, 2);
+  for (const std::string& name : command_names()) {
+    EXPECT_NE(answer.out.find("\n  " + name + " "), std::string::npos) << name;
+  }
+}
+
+TEST(Cli, MistypedCommandNamesTheNearest) {
+  const Answer answer = run_line({"completoin"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_EQ(answer.err,
+            "hedgerow: 'completoin' is no command, did you mean 'completion'?; 'hedgerow --help' "
+            "lists them all\n");
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator::cli

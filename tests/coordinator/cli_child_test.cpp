@@ -1,0 +1,78 @@
+#include <chrono>
+
+#include "coordinator/cli/child.hpp"
+#include "coordinator/cli/interrupt.hpp"
+#include "storage/error.hpp"
+#include "tests/coordinator/cli_fake_console.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+ChildResult shell(const std::string& script, const std::string& input, std::string* out) {
+  FakeConsole console;
+  Terminal terminal(console);
+  return run_child({.arguments = {"/bin/sh", "-c", script}, .input = input},
+                   terminal,
+                   [&](auto line) { *out += std::string(line) + "|"; });
+}
+
+TEST(Child, LinesArriveWholeWithTheLastOneUnterminated) {
+  std::string out;
+  EXPECT_TRUE(shell("printf 'one\\ntw'; printf 'o\\nthree'", "", &out).ok());
+  EXPECT_EQ(out, "one|two|three|");
+}
+
+TEST(Child, InputLargerThanAPipeIsFedWhileTheOutputIsTaken) {
+  std::string input;
+  for (int i = 0; i < 40'000; ++i) input += "0123456789\n";
+  std::string out;
+  EXPECT_TRUE(shell("cat", input, &out).ok());
+  EXPECT_EQ(out.size(), input.size());
+}
+
+TEST(Child, ClosingStdinEarlyDoesNotEndThisProcess) {
+  std::string out;
+  EXPECT_TRUE(shell("exec 0<&-; echo done", std::string(1 << 20, 'x'), &out).ok());
+  EXPECT_EQ(out, "done|");
+}
+
+TEST(Child, FailureKeepsItsCodeAndTheLastLineOfStderr) {
+  std::string out;
+  const ChildResult result =
+      shell("echo first >&2; echo 'error: no such recipe' >&2; exit 2", "", &out);
+  EXPECT_EQ(result.exit_code, 2);
+  const storage::Error error = child_error("make_tokens.py", result);
+  EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+  EXPECT_STREQ(error.what(), "make_tokens.py failed (exit code 2): no such recipe");
+}
+
+TEST(Child, MissingProgramIsTheEnvironmentsFault) {
+  FakeConsole console;
+  Terminal terminal(console);
+  try {
+    run_child({.arguments = {"/no/such/program"}}, terminal, [](auto) {});
+    FAIL() << "started a program that does not exist";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(storage::exit_code(error.kind()), storage::ExitCode::kEnvironment);
+    EXPECT_NE(std::string(error.what()).find("/no/such/program"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Child, InterruptAsksItToStopAndIsReported) {
+  const InterruptScope scope;
+  FakeConsole console;
+  Terminal terminal(console);
+  const auto begin = std::chrono::steady_clock::now();
+  const ChildResult result = run_child(
+      {.arguments = {"/bin/sh", "-c", "echo started; sleep 60 & wait"}}, terminal, [](auto) {
+        raise(SIGINT);
+      });
+  EXPECT_TRUE(result.was_interrupted);
+  EXPECT_FALSE(result.ok());
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(9))
+      << "waited for SIGKILL";
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,58 @@
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "coordinator/cli/format.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+TEST(Format, BytesGrowThroughTheirUnitsWithoutEverShowingAThousand) {
+  EXPECT_EQ(bytes_text(0), "0 B");
+  EXPECT_EQ(bytes_text(999), "999 B");
+  EXPECT_EQ(bytes_text(33'600'000), "33.6 MB");
+  EXPECT_EQ(bytes_text(999'949), "1.0 MB");
+  EXPECT_EQ(bytes_text(9'200'000'000'000), "9.2 TB");
+}
+
+TEST(Format, DurationsKeepTwoUnits) {
+  EXPECT_EQ(duration_text(0.44), "0.4s");
+  EXPECT_EQ(duration_text(9.96), "10s");
+  EXPECT_EQ(duration_text(59.4), "59s");
+  EXPECT_EQ(duration_text(725), "12m05s");
+  EXPECT_EQ(duration_text(7800), "2h10m");
+  EXPECT_EQ(duration_text(3 * 86400 + 4 * 3600), "3d04h");
+  EXPECT_EQ(duration_text(NAN), "-");
+}
+
+TEST(Format, BarFillsWithItsFractionAndKeepsItsWidth) {
+  EXPECT_EQ(bar(0.0, 12), "[----------]");
+  EXPECT_EQ(bar(0.45, 12), "[####------]");
+  EXPECT_EQ(bar(7.0, 12), "[##########]");
+  EXPECT_EQ(bar(NAN, 6), "[----]");
+}
+
+TEST(Format, OneLineTakesTerminalEscapesOutOfForeignText) {
+  EXPECT_EQ(one_line("a\x1b[2Jb\nc"), "a [2Jb c");
+}
+
+TEST(Format, WrapBreaksAtSpacesAndIndentsWhatFollows) {
+  EXPECT_EQ(wrap("one two three four", 10, 2), "one two\n  three\n  four");
+}
+
+TEST(Format, NarrowTableDropsItsLeastImportantColumnFirst) {
+  Table table;
+  table.column("block", 3, true).column("state", 2).column("worker", 1);
+  table.row({"0", "done", "somewhere-far-away"});
+  table.row({"12", "running", "here"});
+  EXPECT_EQ(
+      table.render(80),
+      (std::vector<std::string>{
+          "block  state    worker", "    0  done     somewhere-far-away", "   12  running  here"}));
+  EXPECT_EQ(table.render(20),
+            (std::vector<std::string>{"block  state", "    0  done", "   12  running"}));
+  EXPECT_EQ(table.render(4), (std::vector<std::string>{"blo~", "   ~", "   ~"}));
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator::cli
