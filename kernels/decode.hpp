@@ -1,7 +1,8 @@
-// Recurrent inference: one token a step, constant memory. The state of one layer for a batch of sequences of different
-// lengths: (S, z) of everything before the window, and the window's raw keys (after RoPE) and values at the kv heads.
-// Prefill + decode, split at any position, equals the full forward in either layout: a terraced window keeps up to 2 W
-// keys and flushes a whole chunk when the third begins; a sliding one evicts one key a step.
+// Recurrent inference: one token a step, constant memory. The state of one layer for a batch of
+// sequences of different lengths: (S, z) of everything before the window, and the window's raw keys
+// (after RoPE) and values at the kv heads. Prefill + decode, split at any position, equals the full
+// forward in either layout: a terraced window keeps up to 2 W keys and flushes a whole chunk when
+// the third begins; a sliding one evicts one key a step.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,17 +20,30 @@ struct DecodeState {
 };
 
 // An empty state (no token seen).
-DecodeState make_decode_state(std::int64_t batch, std::int64_t num_heads, std::int64_t num_kv_heads, std::int64_t head_dim,
-                              std::int64_t feature_dim, at::ScalarType dtype, const at::Device& device,
+DecodeState make_decode_state(std::int64_t batch,
+                              std::int64_t num_heads,
+                              std::int64_t num_kv_heads,
+                              std::int64_t head_dim,
+                              std::int64_t feature_dim,
+                              at::ScalarType dtype,
+                              const at::Device& device,
                               const HybridOptions& options);
 
-// The state after the first lengths[b] tokens of each row. k, v [B, G, T, D], right-padded; lengths [B] int64, 1..T.
-// A row's state does not depend on the others nor on the padding.
-DecodeState prefill_state(const at::Tensor& k, const at::Tensor& v, const at::Tensor& lengths,
-                          const HybridParameters& parameters, const HybridOptions& options);
+// The state after the first lengths[b] tokens of each row. k, v [B, G, T, D], right-padded; lengths
+// [B] int64, 1..T. A row's state does not depend on the others nor on the padding.
+DecodeState prefill_state(const at::Tensor& k,
+                          const at::Tensor& v,
+                          const at::Tensor& lengths,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options);
 
-// One token a row: q [B, H, D], k and v [B, G, D] -> y [B, H, D] of q's dtype; `state` advances in place. No autograd.
-at::Tensor decode_step(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, DecodeState& state,
-                       const HybridParameters& parameters, const HybridOptions& options);
+// One token a row: q [B, H, D], k and v [B, G, D] -> y [B, H, D] of q's dtype; `state` advances in
+// place. No autograd.
+at::Tensor decode_step(const at::Tensor& q,
+                       const at::Tensor& k,
+                       const at::Tensor& v,
+                       DecodeState& state,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options);
 
 }  // namespace hedgerow::kernels

@@ -1,1 +1,132 @@
 #include "kernels/feature_map.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+namespace hedgerow::kernels {
+namespace {
+
+bool is_hedgehog(FeatureMapKind kind) {
+  return kind == FeatureMapKind::kHedgehogSoftmax || kind == FeatureMapKind::kHedgehogExp;
+}
+
+// The activation of one sign of z, before the clamp.
+at::Tensor activate(const at::Tensor& z, FeatureMapKind kind) {
+  switch (kind) {
+    case FeatureMapKind::kHedgehogSoftmax:
+      return at::softmax(z, -1);
+    case FeatureMapKind::kHedgehogExp:
+      return at::exp(z - at::amax(z, -1, true));
+    case FeatureMapKind::kT2R:
+    case FeatureMapKind::kRelu:
+      return at::relu(z);
+    case FeatureMapKind::kEluPlusOne:
+      return at::elu(z) + 1;
+    case FeatureMapKind::kIdentity:
+      return z;
+  }
+  TORCH_CHECK(false, "feature map: unknown kind ", static_cast<int>(kind));
+}
+
+// Orthonormal vectors by Gram-Schmidt in fp64, each projected twice: once is not enough when two
+// are nearly parallel. vectors: count rows of length `length`, count <= length.
+void orthonormalize(double* vectors, std::int64_t count, std::int64_t length) {
+  for (std::int64_t i = 0; i < count; ++i) {
+    double* row = vectors + i * length;
+    for (int pass = 0; pass < 2; ++pass) {
+      for (std::int64_t j = 0; j < i; ++j) {
+        const double* other = vectors + j * length;
+        double dot = 0;
+        for (std::int64_t d = 0; d < length; ++d) {
+          dot += row[d] * other[d];
+        }
+        for (std::int64_t d = 0; d < length; ++d) {
+          row[d] -= dot * other[d];
+        }
+      }
+    }
+    double square = 0;
+    for (std::int64_t d = 0; d < length; ++d) {
+      square += row[d] * row[d];
+    }
+    for (std::int64_t d = 0; d < length; ++d) {
+      row[d] /= std::sqrt(square);
+    }
+  }
+}
+
+at::Tensor orthogonal_start(const at::Tensor& noise) {
+  const bool wide = noise.size(2) > noise.size(1);
+  at::Tensor vectors = (wide ? noise : noise.transpose(1, 2)).contiguous().clone();
+  for (std::int64_t h = 0; h < vectors.size(0); ++h) {
+    orthonormalize(vectors[h].data_ptr<double>(), vectors.size(1), vectors.size(2));
+  }
+  return (wide ? vectors : vectors.transpose(1, 2)).to(at::kFloat).contiguous();
+}
+
+}  // namespace
+
+std::int64_t feature_dim(const FeatureMapWeights& weights,
+                         const FeatureMapOptions& options,
+                         std::int64_t head_dim) {
+  const std::int64_t projected = weights.layer.defined() ? weights.layer.size(2) : head_dim;
+  return is_hedgehog(options.kind) && options.negation ? 2 * projected : projected;
+}
+
+at::Tensor apply_feature_map(const at::Tensor& x,
+                             const FeatureMapWeights& weights,
+                             const FeatureMapOptions& options,
+                             std::int64_t num_heads) {
+  TORCH_CHECK(x.dim() == 4,
+              "feature map: x must be [B, heads, T, D], found a tensor of ",
+              x.dim(),
+              " dimensions");
+  TORCH_CHECK(num_heads % x.size(1) == 0,
+              "feature map: x's heads must divide ",
+              num_heads,
+              ", found ",
+              x.size(1));
+  const at::ScalarType dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor z = x.to(dtype);
+  if (x.size(1) != num_heads) {
+    z = z.repeat_interleave(num_heads / x.size(1), 1);
+  }
+  if (weights.layer.defined()) {
+    z = at::matmul(z, weights.layer.to(dtype));
+  }
+  if (weights.bias.defined()) {
+    z = z + weights.bias.to(dtype).unsqueeze(1);
+  }
+  at::Tensor phi = activate(z, options.kind);
+  if (is_hedgehog(options.kind) && options.negation) {
+    phi = at::cat({phi, activate(-z, options.kind)}, -1);
+  }
+  // The identity keeps its sign: it is for linear attention on the raw q and k, and for tests.
+  return options.kind == FeatureMapKind::kIdentity ? phi : at::clamp_min(phi, kFeatureClamp);
+}
+
+at::Tensor start_feature_map(FeatureMapStart start, const at::Tensor& noise) {
+  TORCH_CHECK(noise.dim() == 3 && noise.scalar_type() == at::kDouble && noise.is_cpu(),
+              "feature map start: noise must be [H, D, f] float64 on the CPU, found ",
+              noise.dim(),
+              " dimensions of ",
+              noise.scalar_type(),
+              " on ",
+              noise.device());
+  switch (start) {
+    case FeatureMapStart::kKaiming: {
+      const double bound = std::sqrt(6.0 / static_cast<double>(noise.size(1) * noise.size(2)));
+      return (noise * (2 * bound) - bound).to(at::kFloat);
+    }
+    case FeatureMapStart::kIdentity:
+      return at::eye(noise.size(1), noise.size(2), at::kFloat).expand(noise.sizes()).contiguous();
+    case FeatureMapStart::kOrthogonal:
+      return orthogonal_start(noise);
+  }
+  TORCH_CHECK(false, "feature map start: unknown kind ", static_cast<int>(start));
+}
+
+}  // namespace hedgerow::kernels

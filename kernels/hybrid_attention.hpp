@@ -1,13 +1,14 @@
-// Hybrid attention (LoLCATs, arXiv 2410.10254 eq. 6 and section 3.2): softmax inside a window, linear attention before it,
-// one shared denominator. Per head, fp32 inside:
+// Hybrid attention (LoLCATs, arXiv 2410.10254 eq. 6 and section 3.2): softmax inside a window,
+// linear attention before it, one shared denominator. Per head, fp32 inside:
 //
-//   p_ij = g exp(s_ij - m_i) for j in window(i),   s_ij = q_i.k_j / sqrt(D),  m_i = max over the window,  g = sigmoid(window_factor)
-//   l_ij = phi_q(q_i).phi_k(k_j) for j before the window
-//   y_i  = (sum_j p_ij v_j + sum_j l_ij v_j) / Z_i,   Z_i = sum_j p_ij + sum_j l_ij
+//   p_ij = g exp(s_ij - m_i) for j in window(i),   s_ij = q_i.k_j / sqrt(D),  m_i = max over the
+//   window,  g = sigmoid(window_factor) l_ij = phi_q(q_i).phi_k(k_j) for j before the window y_i  =
+//   (sum_j p_ij v_j + sum_j l_ij v_j) / Z_i,   Z_i = sum_j p_ij + sum_j l_ij
 //
-// The shift by m does not cancel against l: it is part of the model, and it is differentiated (ties share equally).
-// Windows: sliding = the last W keys; terraced = the own chunk of W tokens and the whole previous one, borders anchored at
-// token 0. No pair is in both branches, also for T <= W. Cost O(T (2W + F) D), memory O(T); states in fp32.
+// The shift by m does not cancel against l: it is part of the model, and it is differentiated (ties
+// share equally). Windows: sliding = the last W keys; terraced = the own chunk of W tokens and the
+// whole previous one, borders anchored at token 0. No pair is in both branches, also for T <= W.
+// Cost O(T (2W + F) D), memory O(T); states in fp32.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,9 +23,11 @@ enum class WindowLayout { kNone, kSliding, kTerraced };
 
 struct HybridOptions {
   FeatureMapOptions feature_map;
-  WindowLayout layout = WindowLayout::kTerraced;  // kNone: pure linear attention, y = sum l v / (sum l + 1e-12)
+  WindowLayout layout =
+      WindowLayout::kTerraced;  // kNone: pure linear attention, y = sum l v / (sum l + 1e-12)
   std::int64_t window_size = 64;
-  bool fp32_output = false;  // y in fp32 instead of q's dtype (the transfer loss wants it unrounded)
+  bool fp32_output =
+      false;  // y in fp32 instead of q's dtype (the transfer loss wants it unrounded)
 };
 
 struct HybridParameters {
@@ -34,25 +37,30 @@ struct HybridParameters {
 };
 
 // First key of query i's window: keys first..i are softmax, keys before first are linear.
-[[nodiscard]] std::int64_t window_begin(WindowLayout layout, std::int64_t window_size, std::int64_t query);
+[[nodiscard]] std::int64_t window_begin(WindowLayout layout,
+                                        std::int64_t window_size,
+                                        std::int64_t query);
 
-// q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32, contiguous in D -> y [B, H, T, D]. Any T >= 1.
-// Differentiable in q, k, v, both maps and window_factors; gradients that nobody needs are not computed.
-// Accumulation fp32 whatever the input. Deterministic from run to run at a fixed thread count.
+// q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32, contiguous in D -> y [B, H, T, D]. Any T
+// >= 1. Differentiable in q, k, v, both maps and window_factors; gradients that nobody needs are
+// not computed. Accumulation fp32 whatever the input. Deterministic from run to run at a fixed
+// thread count.
 at::Tensor hybrid_attention(const at::Tensor& q,
                             const at::Tensor& k,
                             const at::Tensor& v,
                             const HybridParameters& parameters,
                             const HybridOptions& options);
 
-// The definition above, written with T x T tensors and ATen's own autograd, in fp32 (fp64 for fp64 input).
+// The definition above, written with T x T tensors and ATen's own autograd, in fp32 (fp64 for fp64
+// input).
 at::Tensor hybrid_attention_reference(const at::Tensor& q,
                                       const at::Tensor& k,
                                       const at::Tensor& v,
                                       const HybridParameters& parameters,
                                       const HybridOptions& options);
 
-// [H]: the mean over queries of sum_j l_ij / Z_i. A student that bypasses its linear branch shows here. No autograd.
+// [H]: the mean over queries of sum_j l_ij / Z_i. A student that bypasses its linear branch shows
+// here. No autograd.
 at::Tensor linear_share(const at::Tensor& q,
                         const at::Tensor& k,
                         const HybridParameters& parameters,

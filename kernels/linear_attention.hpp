@@ -1,4 +1,5 @@
-// Linear attention without a window: causal (chunked, carried state) and bidirectional (global sums).
+// Linear attention without a window: causal (chunked, carried state) and bidirectional (global
+// sums).
 //   y_i = phi_q_i (sum_j phi_k_j v_j^T) / (phi_q_i . sum_j phi_k_j + 1e-12)
 // Takes features, not inputs, so that any map can be used. O(T F D).
 #pragma once
@@ -9,8 +10,13 @@ namespace hedgerow::kernels {
 
 inline constexpr double kLinearEpsilon = 1e-12;
 
-// phi_q, phi_k [B, H, T, F] fp32, v [B, H, T, D] -> [B, H, T, D] of v's dtype. Differentiable in all three.
-at::Tensor causal_linear_attention(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v);
-at::Tensor bidirectional_linear_attention(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v);
+// phi_q, phi_k [B, H, T, F] fp32, v [B, H, T, D] -> [B, H, T, D] of v's dtype. Differentiable in
+// all three.
+at::Tensor causal_linear_attention(const at::Tensor& phi_q,
+                                   const at::Tensor& phi_k,
+                                   const at::Tensor& v);
+at::Tensor bidirectional_linear_attention(const at::Tensor& phi_q,
+                                          const at::Tensor& phi_k,
+                                          const at::Tensor& v);
 
 }  // namespace hedgerow::kernels

@@ -1,4 +1,5 @@
-// Precompiled header of the targets that use LibTorch: <torch/torch.h> costs 15 to 28 s a file, ATen alone much less.
+// Precompiled header of the targets that use LibTorch: <torch/torch.h> costs 15 to 28 s a file,
+// ATen alone much less.
 #pragma once
 
 #include <ATen/ATen.h>

@@ -1,19 +1,24 @@
-// The teacher's attention: causal softmax(q k^T / sqrt(D)) v. One kernel for capture, transfer and evaluation, so that
-// block inputs equal the full forward bit for bit at equal shapes. No T x T tensor.
+// The teacher's attention: causal softmax(q k^T / sqrt(D)) v. One kernel for capture, transfer and
+// evaluation, so that block inputs equal the full forward bit for bit at equal shapes. No T x T
+// tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 namespace hedgerow::kernels {
 
-// q [B, H, T, D], k and v [B, G, T, D], one dtype (bf16 or fp32), G divides H -> [B, H, T, D] of that dtype.
-// Scores and sums in fp32. No autograd. Deterministic at a fixed thread count.
+// q [B, H, T, D], k and v [B, G, T, D], one dtype (bf16 or fp32), G divides H -> [B, H, T, D] of
+// that dtype. Scores and sums in fp32. No autograd. Deterministic at a fixed thread count.
 at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
 // The same with autograd, for kept softmax layers in the finetune stage.
-at::Tensor softmax_attention_trainable(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+at::Tensor softmax_attention_trainable(const at::Tensor& q,
+                                       const at::Tensor& k,
+                                       const at::Tensor& v);
 
 // Quadratic reference in q's dtype (tests): materialises T x T.
-at::Tensor softmax_attention_reference(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+at::Tensor softmax_attention_reference(const at::Tensor& q,
+                                       const at::Tensor& k,
+                                       const at::Tensor& v);
 
 }  // namespace hedgerow::kernels

@@ -7,12 +7,17 @@
 
 namespace hedgerow::kernels {
 
+// The lower clamp of the normalised student weights inside the logarithm, as the reference code has
+// it.
+inline constexpr double kWeightClamp = 1e-12;
+
 // mean over all elements of (y_pred - y_true)^2 in fp32 -> scalar. y_true carries no gradient.
 at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true);
 
-// Mean over the B H T query rows of -sum_j a_true_ij log(max(a_pred_ij, 1e-12)), a_true = the teacher's softmax weights,
-// a_pred = the hybrid's normalised weights; zero gradient where the clamp acts. Walks tiles: O(T^2) work, O(T) memory.
-// q [B, H, T, D], k [B, G, T, D]. Differentiable in the maps and window_factors only.
+// Mean over the B H T query rows of -sum_j a_true_ij log(max(a_pred_ij, 1e-12)), a_true = the
+// teacher's softmax weights, a_pred = the hybrid's normalised weights; zero gradient where the
+// clamp acts. Walks tiles: O(T^2) work, O(T) memory. q [B, H, T, D], k [B, G, T, D]. Differentiable
+// in the maps and window_factors only.
 at::Tensor transfer_cross_entropy(const at::Tensor& q,
                                   const at::Tensor& k,
                                   const HybridParameters& parameters,

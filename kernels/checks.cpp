@@ -1,0 +1,142 @@
+#include "kernels/checks.hpp"
+
+namespace hedgerow::kernels {
+namespace {
+
+void check_dtype(const char* name, const at::Tensor& x) {
+  const at::ScalarType dtype = x.scalar_type();
+  TORCH_CHECK(dtype == at::kFloat || dtype == at::kBFloat16 || dtype == at::kDouble,
+              "attention: ",
+              name,
+              " must be float32 or bfloat16, found ",
+              dtype);
+}
+
+void check_like_q(const char* name, const at::Tensor& x, const at::Tensor& q) {
+  TORCH_CHECK(
+      x.dim() == 4, "attention: ", name, " must be [B, G, T, D], found ", describe(x.sizes()));
+  TORCH_CHECK(x.size(0) == q.size(0) && x.size(2) == q.size(2) && x.size(3) == q.size(3),
+              "attention: ",
+              name,
+              " must have q's batch, tokens and head_dim, expected [",
+              q.size(0),
+              ", G, ",
+              q.size(2),
+              ", ",
+              q.size(3),
+              "], found ",
+              describe(x.sizes()));
+  TORCH_CHECK(x.size(1) >= 1 && q.size(1) % x.size(1) == 0,
+              "attention: the number of heads of ",
+              name,
+              " must divide q's ",
+              q.size(1),
+              ", found ",
+              x.size(1));
+  TORCH_CHECK(x.scalar_type() == q.scalar_type(),
+              "attention: ",
+              name,
+              " must have q's dtype ",
+              q.scalar_type(),
+              ", found ",
+              x.scalar_type());
+  TORCH_CHECK(x.device() == q.device(),
+              "attention: ",
+              name,
+              " must be on q's device ",
+              q.device(),
+              ", found ",
+              x.device());
+}
+
+std::int64_t check_map(const char* side,
+                       const FeatureMapWeights& weights,
+                       const FeatureMapOptions& options,
+                       std::int64_t num_heads,
+                       std::int64_t head_dim) {
+  if (weights.layer.defined()) {
+    TORCH_CHECK(weights.layer.dim() == 3 && weights.layer.size(0) == num_heads &&
+                    weights.layer.size(1) == head_dim,
+                "attention: the ",
+                side,
+                " map's layer must be [H, D, f] = [",
+                num_heads,
+                ", ",
+                head_dim,
+                ", f], found ",
+                describe(weights.layer.sizes()));
+  }
+  const std::int64_t projected = weights.layer.defined() ? weights.layer.size(2) : head_dim;
+  if (weights.bias.defined()) {
+    TORCH_CHECK(weights.bias.dim() == 2 && weights.bias.size(0) == num_heads &&
+                    weights.bias.size(1) == projected,
+                "attention: the ",
+                side,
+                " map's bias must be [H, f] = [",
+                num_heads,
+                ", ",
+                projected,
+                "], found ",
+                describe(weights.bias.sizes()));
+  }
+  return feature_dim(weights, options, head_dim);
+}
+
+}  // namespace
+
+std::string describe(at::IntArrayRef sizes) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    text += (i == 0 ? "" : ", ") + std::to_string(sizes[i]);
+  }
+  return text + "]";
+}
+
+AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  TORCH_CHECK(q.dim() == 4, "attention: q must be [B, H, T, D], found ", describe(q.sizes()));
+  TORCH_CHECK(
+      q.size(2) >= 1, "attention: q must hold at least one token, found ", describe(q.sizes()));
+  check_dtype("q", q);
+  check_like_q("k", k, q);
+  if (v.defined()) {
+    check_like_q("v", v, q);
+    TORCH_CHECK(v.size(1) == k.size(1),
+                "attention: v must have k's ",
+                k.size(1),
+                " heads, found ",
+                v.size(1));
+  }
+  return {q.size(0), q.size(1), k.size(1), q.size(2), q.size(3)};
+}
+
+std::int64_t check_parameters(const HybridParameters& parameters,
+                              const HybridOptions& options,
+                              std::int64_t num_heads,
+                              std::int64_t head_dim) {
+  const std::int64_t features =
+      check_map("query", parameters.q, options.feature_map, num_heads, head_dim);
+  const std::int64_t key_features =
+      check_map("key", parameters.k, options.feature_map, num_heads, head_dim);
+  TORCH_CHECK(features == key_features,
+              "attention: both maps must give as many features, found ",
+              features,
+              " for queries and ",
+              key_features,
+              " for keys");
+  if (options.layout == WindowLayout::kNone) {
+    return features;
+  }
+  TORCH_CHECK(options.window_size >= 1,
+              "attention: window_size must be at least 1, found ",
+              options.window_size);
+  TORCH_CHECK(parameters.window_factors.defined(),
+              "attention: window_factors must be defined with a window");
+  TORCH_CHECK(parameters.window_factors.numel() == num_heads,
+              "attention: window_factors must hold one logit a head [",
+              num_heads,
+              "], found ",
+              describe(parameters.window_factors.sizes()));
+  return features;
+}
+
+}  // namespace hedgerow::kernels

@@ -1,0 +1,31 @@
+// The argument checks that the entry points of this folder share. Each throws c10::Error with one
+// sentence that names the argument, what was expected and what was found.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/hybrid_attention.hpp"
+
+namespace hedgerow::kernels {
+
+// Sizes of one attention problem, read from its tensors by check_attention.
+struct AttentionShape {
+  std::int64_t B = 0, H = 0, G = 0, T = 0, D = 0;
+  [[nodiscard]] std::int64_t group() const { return H / G; }
+};
+
+// "[4, 9, 512, 64]"
+[[nodiscard]] std::string describe(at::IntArrayRef sizes);
+
+// q [B, H, T, D], k and v [B, G, T, D], one floating dtype and one device, G divides H, T >= 1. v
+// may be undefined.
+AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+
+// The maps of both sides fit (H, D) and give the same F, and window_factors holds H logits where
+// the layout has a window. Returns F.
+std::int64_t check_parameters(const HybridParameters& parameters,
+                              const HybridOptions& options,
+                              std::int64_t num_heads,
+                              std::int64_t head_dim);
+
+}  // namespace hedgerow::kernels

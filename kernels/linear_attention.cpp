@@ -1,0 +1,63 @@
+#include "kernels/linear_attention.hpp"
+
+#include <ATen/ATen.h>
+
+#include "kernels/checks.hpp"
+
+namespace hedgerow::kernels {
+namespace {
+
+// Tokens walked at once: within them the products are a triangle, before them a carried state.
+constexpr std::int64_t kChunk = 64;
+
+void check_features(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v) {
+  TORCH_CHECK(phi_q.dim() == 4,
+              "linear attention: phi_q must be [B, H, T, F], found ",
+              describe(phi_q.sizes()));
+  TORCH_CHECK(phi_k.sizes() == phi_q.sizes(),
+              "linear attention: phi_k must have phi_q's shape ",
+              describe(phi_q.sizes()),
+              ", found ",
+              describe(phi_k.sizes()));
+  TORCH_CHECK(v.dim() == 4 && v.sizes().slice(0, 3) == phi_q.sizes().slice(0, 3),
+              "linear attention: v must have phi_q's batch, heads and tokens ",
+              describe(phi_q.sizes().slice(0, 3)),
+              ", found ",
+              describe(v.sizes()));
+}
+
+}  // namespace
+
+at::Tensor causal_linear_attention(const at::Tensor& phi_q,
+                                   const at::Tensor& phi_k,
+                                   const at::Tensor& v) {
+  check_features(phi_q, phi_k, v);
+  const std::int64_t T = phi_q.size(2), F = phi_q.size(3), D = v.size(3);
+  const std::int64_t num_chunks = (T + kChunk - 1) / kChunk;
+  const std::int64_t padding = num_chunks * kChunk - T;
+  const auto chunked = [&](const at::Tensor& x) {
+    return at::constant_pad_nd(x, {0, 0, 0, padding}).unflatten(2, {num_chunks, kChunk});
+  };
+  const at::Tensor q = chunked(phi_q), k = chunked(phi_k);
+  // A column of ones beside v carries the denominator through the same products.
+  const at::Tensor values = chunked(at::constant_pad_nd(v.to(phi_q.scalar_type()), {0, 1}, 1.0));
+  const at::Tensor sums = at::matmul(k.transpose(-1, -2), values);  // [B, H, chunks, F, D + 1]
+  const at::Tensor before = at::cumsum(sums, 2) - sums;
+  const at::Tensor inside = at::tril(at::matmul(q, k.transpose(-1, -2)));
+  const at::Tensor both =
+      (at::matmul(q, before) + at::matmul(inside, values)).flatten(2, 3).narrow(2, 0, T);
+  TORCH_INTERNAL_ASSERT(both.size(3) == D + 1 && before.size(3) == F);
+  return (both.narrow(3, 0, D) / (both.narrow(3, D, 1) + kLinearEpsilon)).to(v.scalar_type());
+}
+
+at::Tensor bidirectional_linear_attention(const at::Tensor& phi_q,
+                                          const at::Tensor& phi_k,
+                                          const at::Tensor& v) {
+  check_features(phi_q, phi_k, v);
+  const at::Tensor kv_state = at::matmul(phi_k.transpose(-1, -2), v.to(phi_q.scalar_type()));
+  const at::Tensor k_state = phi_k.sum(2).unsqueeze(-1);
+  const at::Tensor y = at::matmul(phi_q, kv_state) / (at::matmul(phi_q, k_state) + kLinearEpsilon);
+  return y.to(v.scalar_type());
+}
+
+}  // namespace hedgerow::kernels

@@ -1,0 +1,24 @@
+// The hybrid's attention weights with T x T tensors and ATen's own autograd: the definition that
+// the fused forms are tested against. For tests and for this folder's own references; nothing else
+// calls it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/hybrid_attention.hpp"
+
+namespace hedgerow::kernels {
+
+struct HybridWeights {
+  at::Tensor window;       // p_ij [B, H, T, T], 0 outside the window
+  at::Tensor linear;       // l_ij [B, H, T, T], 0 inside it and above the diagonal
+  at::Tensor denominator;  // Z_i [B, H, T, 1]
+};
+
+// fp32, fp64 for fp64 input; k's heads are repeated.
+HybridWeights hybrid_weights_reference(const at::Tensor& q,
+                                       const at::Tensor& k,
+                                       const HybridParameters& parameters,
+                                       const HybridOptions& options);
+
+}  // namespace hedgerow::kernels
