@@ -3,8 +3,8 @@
   make_tokens.py --recipe run.toml --model DIR --stage transfer|finetune|evaluate --out tokens/transfer.h5 [--base DIR]
 
 Relative source paths are taken from --base, by default the recipe's folder. The same input gives the same bytes.
-stdout is JSON lines: {"event":"progress","stage":...,"done":...,"total":...,"unit":"documents"} at most twice a second,
-then {"event":"done",...}. A wrong input is one line on stderr and exit code 2.
+stdout is JSON lines: {"event":"progress","stage":...,"progress":0..1,"note":...} at most twice a second, then
+{"event":"done",...}. A wrong input is one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Progress:
         now = time.monotonic()
         if now - self._last >= 0.5:
             self._last = now
-            print(json.dumps({"event": "progress", "stage": self._stage, "done": done, "total": total,
-                              "unit": "documents"}), flush=True)
+            print(json.dumps({"event": "progress", "stage": self._stage, "progress": round(done / max(total, 1), 4),
+                              "note": f"{done} of {total} documents"}), flush=True)
 
 
 def read_section(recipe: Path, stage: str, base: Path) -> DataSection:

@@ -1,0 +1,129 @@
+"""Configuration of a linearized model: the teacher's own config.json plus what its attention became.
+
+The teacher's keys keep their names and places; one more, "hedgerow", says what the attention is:
+  {"format": "export/1", "body": "llama" | "mistral" | "qwen2" | "qwen3",
+   "attention": {"feature_map", "negation", "feature_dim", "bias", "window", "window_size", ...},
+   "softmax_layers": [layers that kept softmax attention]}
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import PreTrainedConfig
+
+BODIES = ("llama", "mistral", "qwen2", "qwen3")
+FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity")
+PROJECTED_FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r")
+WINDOWS = ("none", "sliding", "terraced")
+ROPE_TYPES = ("default", "linear", "llama3")
+
+
+def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise ValueError(f"config.json: {name} is {value!r}; known: {', '.join(known)}. Is the export newer than this file?")
+    return value
+
+
+class HedgerowConfig(PreTrainedConfig):
+    """config.json of an export. Unknown keys of the teacher are kept as they are."""
+
+    model_type = "hedgerow"
+    keys_to_ignore_at_inference = ["past_key_values"]
+
+    def __init__(
+        self,
+        vocab_size: int = 49152,
+        hidden_size: int = 576,
+        intermediate_size: int = 1536,
+        num_hidden_layers: int = 30,
+        num_attention_heads: int = 9,
+        num_key_value_heads: int | None = None,
+        head_dim: int | None = None,
+        max_position_embeddings: int = 8192,
+        rms_norm_eps: float = 1e-5,
+        initializer_range: float = 0.02,
+        hidden_act: str = "silu",
+        attention_bias: bool = False,
+        mlp_bias: bool = False,
+        sliding_window: int | None = None,
+        use_sliding_window: bool = False,
+        max_window_layers: int = 0,
+        rope_theta: float | None = None,
+        rope_scaling: dict[str, Any] | None = None,
+        rope_parameters: dict[str, Any] | None = None,
+        use_cache: bool = True,
+        hedgerow: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ):
+        self.vocab_size = vocab_size
+        self.hidden_size = hidden_size
+        self.intermediate_size = intermediate_size
+        self.num_hidden_layers = num_hidden_layers
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads or num_attention_heads
+        self.head_dim = head_dim or hidden_size // num_attention_heads
+        self.max_position_embeddings = max_position_embeddings
+        self.rms_norm_eps = rms_norm_eps
+        self.initializer_range = initializer_range
+        self.hidden_act = hidden_act
+        self.attention_bias = attention_bias
+        self.mlp_bias = mlp_bias
+        self.sliding_window = sliding_window
+        self.use_sliding_window = use_sliding_window
+        self.max_window_layers = max_window_layers
+        self.use_cache = use_cache
+
+        # Older files write rope_theta and rope_scaling, newer ones rope_parameters.
+        rope = dict(rope_parameters or rope_scaling or {})
+        rope["rope_type"] = one_of("rope_type", rope.pop("rope_type", rope.pop("type", "default")), ROPE_TYPES)
+        rope.pop("type", None)
+        rope.setdefault("rope_theta", rope_theta if rope_theta is not None else 10000.0)
+        if rope["rope_type"] == "llama3":
+            rope.setdefault("original_max_position_embeddings", max_position_embeddings)
+        self.rope_parameters = rope
+
+        self.hedgerow = {"body": "llama", "attention": {}, "softmax_layers": [], **(hedgerow or {})}
+        one_of("hedgerow.body", self.hedgerow["body"], BODIES)
+        attention = self.attention
+        one_of("hedgerow.attention.feature_map", attention["feature_map"], FEATURE_MAPS)
+        one_of("hedgerow.attention.window", attention["window"], WINDOWS)
+        super().__init__(**kwargs)
+
+    @property
+    def attention(self) -> dict[str, Any]:
+        """What the student attends with, defaults filled in (storage/attention_spec.hpp)."""
+        given = self.hedgerow.get("attention", {})
+        filled = {"feature_map": "hedgehog_softmax", "feature_dim": 64, "bias": False, "window": "terraced",
+                  "window_size": 64, **given}
+        filled.setdefault("negation", filled["feature_map"].startswith("hedgehog"))
+        filled.setdefault("projection", filled["feature_map"] in PROJECTED_FEATURE_MAPS)
+        return filled
+
+    @property
+    def projected_dim(self) -> int:
+        """f: columns of a feature map's weights."""
+        spec = self.attention
+        return spec["feature_dim"] // 2 if spec["negation"] else spec["feature_dim"]
+
+    def is_softmax_layer(self, layer_idx: int) -> bool:
+        return layer_idx in self.hedgerow.get("softmax_layers", [])
+
+    def teacher_window(self, layer_idx: int) -> int | None:
+        """The teacher's own sliding window in this layer, for layers that kept softmax attention."""
+        if self.hedgerow["body"] == "mistral":
+            return self.sliding_window
+        if self.hedgerow["body"] in ("qwen2", "qwen3") and self.use_sliding_window:
+            return self.sliding_window if layer_idx >= self.max_window_layers else None
+        return None
+
+    @property
+    def qkv_bias(self) -> bool:
+        return self.hedgerow["body"] == "qwen2" or self.attention_bias
+
+    @property
+    def qk_norm(self) -> bool:
+        return self.hedgerow["body"] == "qwen3"
+
+
+HedgerowConfig.register_for_auto_class()

@@ -1,0 +1,183 @@
+"""A linearized language model in plain PyTorch: the teacher's body with the student's attention.
+
+Bodies: Llama 2 / 3 / 3.1, Mistral, SmolLM2, Qwen2, Qwen3. Copied into every export beside attention_hedgerow.py and
+configuration_hedgerow.py; needs torch and transformers alone. Letters as in attention_hedgerow.py; M hidden_size, V vocab.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers.activations import ACT2FN
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+
+from .attention_hedgerow import FeatureMapProjection, HedgerowAttention, HedgerowCache, HedgerowRMSNorm, Step, rope_tables
+from .configuration_hedgerow import HedgerowConfig
+
+
+class HedgerowMLP(nn.Module):
+    def __init__(self, config: HedgerowConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.up_proj = nn.Linear(config.hidden_size, config.intermediate_size, bias=config.mlp_bias)
+        self.down_proj = nn.Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias)
+        self.activation = ACT2FN[config.hidden_act]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
+
+
+class HedgerowDecoderLayer(nn.Module):
+    def __init__(self, config: HedgerowConfig, layer_idx: int):
+        super().__init__()
+        self.self_attn = HedgerowAttention(config, layer_idx)
+        self.mlp = HedgerowMLP(config)
+        self.input_layernorm = HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(self, x: torch.Tensor, cos, sin, step: Step, cache: HedgerowCache | None) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, step, cache)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class HedgerowPreTrainedModel(PreTrainedModel):
+    config_class = HedgerowConfig
+    base_model_prefix = "model"
+    _no_split_modules = ["HedgerowDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _is_stateful = True  # sums cannot be rolled back: no assisted generation
+    # The maps were trained in fp32; bf16 would cost more than the file saves.
+    _keep_in_fp32_modules_strict = ["feature_map_q", "feature_map_k", "window_factors"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, FeatureMapProjection):
+            heads, head_dim, features = module.layer.shape
+            bound = math.sqrt(6 / (head_dim * features))
+            nn.init.uniform_(module.layer, -bound, bound)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+        elif isinstance(module, HedgerowAttention) and hasattr(module, "window_factors"):
+            nn.init.constant_(module.window_factors, self.config.attention.get("window_factor", math.log(0.1 / 0.9)))
+
+
+class HedgerowModel(HedgerowPreTrainedModel):
+    def __init__(self, config: HedgerowConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.layers = nn.ModuleList(HedgerowDecoderLayer(config, i) for i in range(config.num_hidden_layers))
+        self.norm = HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_init()
+
+    def _step(self, shape: tuple[int, int], attention_mask: torch.Tensor | None, cache: HedgerowCache | None,
+              device: torch.device) -> Step:
+        """Reads the 2-D attention mask (1: real). A row's real new tokens must be contiguous: left- or right-padded."""
+        batch, length = shape
+        zeros = torch.zeros(batch, dtype=torch.int64, device=device)
+        seen = zeros if cache is None or cache.seen is None else cache.seen
+        past = None if cache is None else cache.real
+        if attention_mask is None:
+            new = torch.ones(batch, length, dtype=torch.bool, device=device)
+        elif attention_mask.dim() != 2:
+            raise ValueError(f"attention_mask: expected [batch, tokens], found {list(attention_mask.shape)}")
+        else:
+            new = attention_mask[:, -length:].bool()
+        first, count = zeros, zeros + length
+        padded = length > 1 and not bool(new.all())
+        if padded:
+            count, first = new.sum(1), new.int().argmax(1)
+            last = length - 1 - new.int().flip(1).argmax(1)
+            if bool(((last - first + 1 != count) & (count > 0)).any()):
+                raise ValueError("attention_mask: a row has padding between its tokens; pad left or right")
+        real = None
+        if self.config.hedgerow.get("softmax_layers") and (padded or past is not None):
+            columns = 0 if cache is None else cache.columns
+            before = past if past is not None else torch.ones(batch, columns, dtype=torch.bool, device=device)
+            real = torch.cat((before, new), dim=1)
+        return Step(first, count, seen, real, length == 1)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: HedgerowCache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give either input_ids or inputs_embeds")
+        x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if past_key_values is not None and not isinstance(past_key_values, HedgerowCache):
+            raise ValueError(f"past_key_values: expected a HedgerowCache, found {type(past_key_values).__name__}")
+        use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        cache = past_key_values
+        if cache is None and use_cache:
+            cache = HedgerowCache(self.config.num_hidden_layers)
+        step = self._step((x.shape[0], x.shape[1]), attention_mask, cache, x.device)
+        # Positions count a row's real tokens, whatever stands around them.
+        columns = torch.arange(x.shape[1], device=x.device)[None]
+        positions = (step.seen[:, None] + columns - step.first[:, None]).clamp(min=0)
+        cos, sin = rope_tables(self.config, positions if position_ids is None else position_ids, x.dtype)
+        hidden = []
+        for layer in self.layers:
+            hidden.append(x) if output_hidden_states else None
+            x = layer(x, cos, sin, step, cache)
+        x = self.norm(x)
+        if cache is not None:
+            cache.seen, cache.real = step.seen + step.count, step.real
+            cache.columns += x.shape[1]
+        return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache,
+                                       hidden_states=(*hidden, x) if output_hidden_states else None)
+
+
+class HedgerowForCausalLM(HedgerowPreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+
+    def __init__(self, config: HedgerowConfig):
+        super().__init__(config)
+        self.model = HedgerowModel(config)
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # forward makes a HedgerowCache itself
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        past_key_values: HedgerowCache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast | tuple:
+        """Logits [B, T or logits_to_keep, V]; with labels (-100: ignored) the mean next-token cross-entropy."""
+        body = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache,
+                          output_hidden_states)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
+        kept = logits_to_keep if torch.is_tensor(logits_to_keep) else kept
+        logits = self.lm_head(body.last_hidden_state[:, kept])
+        loss = None
+        if labels is not None:
+            loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
+        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=body.past_key_values,
+                                        hidden_states=body.hidden_states)
+        return output.to_tuple() if return_dict is False else output
+
+
+HedgerowForCausalLM.register_for_auto_class("AutoModelForCausalLM")

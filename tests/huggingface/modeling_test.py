@@ -1,0 +1,252 @@
+"""The exported model's own files: definition, recurrence, padding, bodies. Tiny random models, no data needed.
+
+Catches: a pair of tokens in both branches or in none, a state that depends on how the text was split, chunk borders
+anchored at padding, a body that differs from transformers', RoPE scaling read from the wrong key.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+import unittest
+from pathlib import Path
+
+import support
+
+support.require("torch", "transformers")
+
+import torch
+from torch.testing import assert_close
+from transformers import AutoModelForCausalLM
+from transformers.utils import logging as transformers_logging
+
+transformers_logging.disable_progress_bar()
+LAYOUTS = ("sliding", "terraced", "none")
+MAPS = ({"feature_map": "hedgehog_softmax", "negation": True}, {"feature_map": "hedgehog_softmax", "negation": False},
+        {"feature_map": "hedgehog_exp", "negation": True}, {"feature_map": "hedgehog_exp", "negation": False},
+        {"feature_map": "t2r", "bias": True}, {"feature_map": "elu_plus_one"}, {"feature_map": "relu"},
+        {"feature_map": "identity"})
+
+
+def make_model(directory: str, attention: dict, softmax_layers=(), config=None, body="llama", dtype=torch.float32):
+    """A random model through the real loading path: write, then AutoModelForCausalLM.from_pretrained."""
+    path = Path(directory) / "export"
+    support.write_export(path, {**support.TINY, **(config or {})}, attention, list(softmax_layers), body)
+    torch.manual_seed(support.SEED)
+    from transformers import AutoConfig
+    loaded = AutoConfig.from_pretrained(path, trust_remote_code=True)
+    model = AutoModelForCausalLM.from_config(loaded, trust_remote_code=True, dtype=dtype).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" not in name:
+                parameter.copy_(torch.randn_like(parameter) * (0.8 if "feature_map" in name else 0.15))
+    return model
+
+
+def quadratic_attention(layer, q, k, v) -> torch.Tensor:
+    """The definition with T x T tensors, from the equations alone. q [B, H, T, D], k, v [B, G, T, D], fp64."""
+    heads, length = q.shape[1], q.shape[2]
+    k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    width = layer.window_size
+    i, j = torch.arange(length)[:, None], torch.arange(length)[None]
+    if layer.window == "sliding":
+        window = (j <= i) & (j > i - width)
+    elif layer.window == "terraced":
+        window = (j <= i) & (j // width >= i // width - 1)
+    else:
+        window = torch.zeros(length, length, dtype=torch.bool)
+    linear = (layer.feature_map_q(q) @ layer.feature_map_k(k).transpose(2, 3)).masked_fill(window | (j > i), 0)
+    if layer.window == "none":
+        return linear @ v / (linear.sum(-1, keepdim=True) + 1e-12)
+    s = (q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])).masked_fill(~window, -math.inf)
+    p = torch.sigmoid(layer.window_factors.to(q.dtype)) * (s - s.amax(-1, keepdim=True)).exp()
+    return (p + linear) @ v / (p + linear).sum(-1, keepdim=True)
+
+
+class Attention(unittest.TestCase):
+    def test_chunks_give_the_quadratic_definition_for_every_map_and_layout(self):
+        for layout in LAYOUTS:
+            for spec in MAPS:
+                dim = 16 if spec["feature_map"] in ("elu_plus_one", "relu", "identity") else 12
+                with self.subTest(layout=layout, **spec), tempfile.TemporaryDirectory() as directory:
+                    attention = {"window": layout, "window_size": 8, "feature_dim": dim, **spec}
+                    layer = make_model(directory, attention).double().model.layers[0].self_attn
+                    for length in (1, 7, 8, 9, 16, 17, 41):
+                        q, k, v = (torch.randn(2, n, length, 16, dtype=torch.float64) for n in (4, 2, 2))
+                        if spec["feature_map"] == "identity":
+                            q, k = q.abs(), k.abs()  # features must be positive for the denominator
+                        expected = quadratic_attention(layer, q, k, v)
+                        found, _ = layer._chunked(q, k, v, None)
+                        assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+class Generation(unittest.TestCase):
+    def models(self):
+        for layout in LAYOUTS:
+            for softmax_layers in ((), (1,)):
+                with self.subTest(layout=layout, softmax_layers=softmax_layers), \
+                        tempfile.TemporaryDirectory() as directory:
+                    attention = {"window": layout, "window_size": 8, "feature_dim": 12}
+                    yield make_model(directory, attention, softmax_layers)
+
+    @torch.no_grad()
+    def test_token_by_token_equals_the_full_forward(self):
+        for model in self.models():
+            ids = torch.randint(3, 97, (2, 45))
+            expected = model(ids, use_cache=False).logits
+            cache, found = None, []
+            for t in range(ids.shape[1]):
+                output = model(ids[:, t:t + 1], past_key_values=cache, use_cache=True)
+                cache = output.past_key_values
+                found.append(output.logits)
+            assert_close(torch.cat(found, 1), expected, rtol=1e-4, atol=1e-4)
+
+    @torch.no_grad()
+    def test_prefill_split_anywhere_equals_the_full_forward(self):
+        for model in self.models():
+            ids = torch.randint(3, 97, (2, 40))
+            expected = model(ids, use_cache=False).logits
+            for cuts in ((1, 2), (7, 9), (8, 16), (15, 17, 18), (16, 33), (24, 39)):
+                cache, found, begin = None, [], 0
+                for end in (*cuts, 40):
+                    output = model(ids[:, begin:end], past_key_values=cache, use_cache=True)
+                    cache, begin = output.past_key_values, end
+                    found.append(output.logits)
+                assert_close(torch.cat(found, 1), expected, rtol=1e-4, atol=1e-4, msg=lambda m: f"cuts {cuts}: {m}")
+
+    @torch.no_grad()
+    def test_a_ragged_batch_equals_single_prompts(self):
+        for model in self.models():
+            lengths = (1, 5, 8, 13, 30)
+            prompts = [torch.randint(3, 97, (n,)) for n in lengths]
+            for side in ("left", "right"):
+                ids, mask = torch.full((5, 30), 2), torch.zeros(5, 30, dtype=torch.int64)
+                for row, prompt in enumerate(prompts):
+                    place = slice(30 - len(prompt), 30) if side == "left" else slice(0, len(prompt))
+                    ids[row, place], mask[row, place] = prompt, 1
+                logits = model(ids, attention_mask=mask, use_cache=False).logits
+                for row, prompt in enumerate(prompts):
+                    alone = model(prompt[None], use_cache=False).logits[0]
+                    assert_close(logits[row][mask[row].bool()], alone, rtol=1e-4, atol=1e-4)
+            batch = model.generate(torch.tensor(self.left_pad(prompts)), attention_mask=self.left_mask(prompts),
+                                   max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=2)
+            for row, prompt in enumerate(prompts):
+                alone = model.generate(prompt[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+                                       max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=2)
+                self.assertEqual(batch[row, 30:].tolist(), alone[0, len(prompt):].tolist(), f"seed {support.SEED}")
+
+    @staticmethod
+    def left_pad(prompts):
+        return [[2] * (30 - len(p)) + p.tolist() for p in prompts]
+
+    @staticmethod
+    def left_mask(prompts):
+        return torch.tensor([[0] * (30 - len(p)) + [1] * len(p) for p in prompts])
+
+    @torch.no_grad()
+    def test_generation_with_the_cache_equals_generation_without(self):
+        for model in self.models():
+            ids = torch.randint(3, 97, (2, 11))
+            arguments = dict(max_new_tokens=25, do_sample=False, eos_token_id=None, pad_token_id=2)
+            with_cache = model.generate(ids, use_cache=True, **arguments)
+            without = model.generate(ids, use_cache=False, **arguments)
+            self.assertEqual(with_cache.tolist(), without.tolist(), f"seed {support.SEED}")
+
+    @torch.no_grad()
+    def test_the_cache_does_not_grow(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12})
+            sizes = []
+            for length in (40, 400):
+                cache = model(torch.randint(3, 97, (1, length)), use_cache=True).past_key_values
+                sizes.append(sum(t.numel() for layer in cache.layers for t in vars(layer).values()))
+            self.assertEqual(sizes[0], sizes[1])
+
+    @torch.no_grad()
+    def test_later_tokens_never_change_earlier_logits(self):
+        for model in self.models():
+            ids = torch.randint(3, 97, (1, 33))
+            changed = ids.clone()
+            changed[0, 20] = (changed[0, 20] + 1) % 97
+            before, after = (model(x, use_cache=False).logits[:, :20] for x in (ids, changed))
+            self.assertTrue(torch.equal(before, after))
+
+    @torch.no_grad()
+    def test_loading_in_bf16_keeps_the_maps_in_fp32_and_saving_loads_back(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12})
+            saved = Path(directory) / "saved"
+            model.save_pretrained(saved)
+            loaded = AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True, dtype=torch.bfloat16)
+            for name, parameter in loaded.named_parameters():
+                kept = "feature_map" in name or "window_factors" in name
+                self.assertEqual(parameter.dtype, torch.float32 if kept else torch.bfloat16, name)
+                assert_close(parameter.float(), model.get_parameter(name), rtol=0.01, atol=0.0)
+
+    def test_padding_between_tokens_is_refused(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model = make_model(directory, {"window": "sliding", "window_size": 8, "feature_dim": 12})
+            with self.assertRaisesRegex(ValueError, "padding between its tokens"):
+                model(torch.ones(1, 4, dtype=torch.int64), attention_mask=torch.tensor([[1, 0, 1, 1]]))
+
+    def test_foreign_cache_and_unknown_map_are_named(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model = make_model(directory, {"window": "sliding", "window_size": 8, "feature_dim": 12})
+            from transformers import DynamicCache
+            with self.assertRaisesRegex(ValueError, "HedgerowCache, found DynamicCache"):
+                model(torch.ones(1, 4, dtype=torch.int64), past_key_values=DynamicCache())
+            with self.assertRaisesRegex(ValueError, "feature_map is 'performer'"):
+                make_model(directory, {"feature_map": "performer"})
+
+
+class Bodies(unittest.TestCase):
+    """With every layer kept softmax the model must be the teacher."""
+
+    def assert_same(self, body: str, architecture: str, extra: dict):
+        import transformers
+        base = {**support.TINY, **extra}
+        torch.manual_seed(support.SEED)
+        teacher = getattr(transformers, architecture + "ForCausalLM")(
+            getattr(transformers, architecture + "Config")(**base)).eval()
+        with torch.no_grad():
+            for parameter in teacher.parameters():
+                parameter.copy_(torch.randn_like(parameter) * 0.2)
+        with tempfile.TemporaryDirectory() as directory:
+            written = {k: v for k, v in teacher.config.to_dict().items() if k not in ("model_type", "architectures")}
+            ours = make_model(directory, {"window": "sliding"}, (0, 1), written, body)
+            missing, unexpected = ours.load_state_dict(teacher.state_dict(), strict=False)
+            self.assertEqual((missing, unexpected), ([], []))
+            ids = torch.randint(3, 97, (2, 40))
+            mask = torch.ones_like(ids)
+            mask[0, :7] = 0
+            with torch.no_grad():
+                expected = teacher(ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0)).logits
+                found = ours(ids, attention_mask=mask, use_cache=False).logits
+            assert_close(found[mask.bool()], expected[mask.bool()], rtol=1e-4, atol=1e-4)
+
+    def test_llama(self):
+        self.assert_same("llama", "Llama", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e5}})
+
+    def test_llama_with_biases_and_tied_embeddings(self):
+        self.assert_same("llama", "Llama", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True})
+
+    def test_llama_3_1_rope(self):
+        self.assert_same("llama", "Llama", {"rope_parameters": {
+            "rope_type": "llama3", "rope_theta": 5e3, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64}})
+
+    def test_linear_rope(self):
+        self.assert_same("llama", "Llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 3.0}})
+
+    def test_mistral_with_its_window(self):
+        self.assert_same("mistral", "Mistral", {"sliding_window": 16})
+
+    def test_qwen2(self):
+        self.assert_same("qwen2", "Qwen2", {})
+
+    def test_qwen3(self):
+        self.assert_same("qwen3", "Qwen3", {})
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,25 @@
+"""Runs one unittest module for ctest: run_module.py modeling_test. Exit 77 (skipped, with the reason) if nothing ran."""
+
+from __future__ import annotations
+
+import sys
+import unittest
+from pathlib import Path
+
+
+def main() -> int:
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    suite = unittest.defaultTestLoader.loadTestsFromName(sys.argv[1])
+    result = unittest.TextTestRunner(verbosity=2).run(suite)
+    for test, reason in result.skipped:
+        print(f"SKIPPED {test.id()}: {reason}")
+    if not result.wasSuccessful():
+        return 1
+    if result.testsRun == 0 and not result.skipped:
+        print(f"no test in {sys.argv[1]}")
+        return 1
+    return 77 if len(result.skipped) >= result.testsRun else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

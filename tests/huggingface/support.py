@@ -1,0 +1,43 @@
+"""Shared by the Python tests: paths, a tiny export directory, skips with a reason."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import shutil
+import sys
+import unittest
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HUGGINGFACE = REPOSITORY / "deploy" / "huggingface"
+SEED = 1234  # printed by failing assertions that depend on it
+
+TINY = {"vocab_size": 97, "hidden_size": 48, "intermediate_size": 80, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+        "tie_word_embeddings": False, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 2}
+
+
+def require(*packages: str) -> None:
+    """Skips the calling test module if a package is not installed."""
+    missing = [name for name in packages if importlib.util.find_spec(name) is None]
+    if missing:
+        raise unittest.SkipTest(f"Python package {missing[0]} is not installed (deploy/setup --tests installs it)")
+
+
+def add_huggingface_to_path() -> None:
+    # Last, so that no file of ours can shadow a module of the standard library.
+    if str(HUGGINGFACE) not in sys.path:
+        sys.path.append(str(HUGGINGFACE))
+
+
+def write_export(directory: Path, config: dict, attention: dict, softmax_layers: list[int], body: str = "llama") -> None:
+    """config.json and the model files of an export; weights are the caller's."""
+    directory.mkdir(parents=True, exist_ok=True)
+    full = {**config, "model_type": "hedgerow", "architectures": ["HedgerowForCausalLM"],
+            "auto_map": {"AutoConfig": "configuration_hedgerow.HedgerowConfig",
+                         "AutoModelForCausalLM": "modeling_hedgerow.HedgerowForCausalLM"},
+            "hedgerow": {"format": "export/1", "body": body, "attention": attention, "softmax_layers": softmax_layers}}
+    (directory / "config.json").write_text(json.dumps(full))
+    for source in (HUGGINGFACE / "modeling").glob("*.py"):
+        shutil.copy(source, directory)
