@@ -1,0 +1,42 @@
+#include "storage/fault_point.hpp"
+
+#include <atomic>
+#include <csignal>
+#include <cstdlib>
+#include <string>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+struct Request {
+  std::string place;
+  long visit = 0;  // 0: no request
+};
+
+Request read_request() {
+  const char* value = std::getenv("HEDGEROW_FAULT");
+  if (value == nullptr || *value == '\0') return {};
+  const std::string text(value);
+  const std::size_t colon = text.rfind(':');
+  Request request{text.substr(0, colon), 1};
+  if (colon != std::string::npos)
+    request.visit = std::strtol(text.c_str() + colon + 1, nullptr, 10);
+  if (request.visit < 1) {
+    throw Error(ErrorKind::kUsage,
+                "HEDGEROW_FAULT=" + text + ": expected PLACE or PLACE:VISIT with VISIT >= 1");
+  }
+  return request;
+}
+
+}  // namespace
+
+void fault_point(std::string_view place) {
+  static const Request request = read_request();
+  if (request.visit == 0 || request.place != place) return;
+  static std::atomic<long> visits{0};
+  if (visits.fetch_add(1) + 1 == request.visit) std::raise(SIGKILL);
+}
+
+}  // namespace hedgerow::storage
