@@ -41,7 +41,8 @@ struct PlanLimits {
   std::uint64_t free_disk_bytes = 0;
   std::uint64_t memory_bytes = 0;  // of this machine (or GPU), shared by the local workers
   int local_workers = 1;
-  double flops_per_second = 0.0;  // assumed, for the estimates of time; 0: none are made
+  int compute_bytes = 2;          // of plan.compute_dtype = auto: 2 where bf16 is fast, else 4
+  double flops_per_second = 0.0;  // of one worker, assumed, for the estimates of time; 0: none
 };
 
 // Why a plan cannot run, and what would fit.

@@ -1,0 +1,94 @@
+#include "coordinator/actions.hpp"
+
+#include <algorithm>
+#include <set>
+
+namespace hedgerow::coordinator {
+namespace {
+
+void add_boundary_intents(const State& state,
+                          const KeepBoundaries& keep,
+                          std::vector<Intent>& intents) {
+  const Geometry& geometry = *state.geometry;
+  for (int boundary = 1; boundary < static_cast<int>(state.shards.size()); ++boundary) {
+    bool droppable = !keep.keeps(boundary, geometry.num_blocks());
+    bool holds_files = false;
+    for (int piece = 0; piece < geometry.num_pieces(); ++piece) {
+      const TaskRecord& capture = state.task(TaskId::capture(boundary - 1, piece));
+      const bool needed = piece_needed(state, boundary, piece);
+      if (capture.state == TaskState::kDropped && needed) {
+        intents.push_back(Recapture{capture.id, "a later step needs it again"});
+      }
+      holds_files |= capture.state == TaskState::kDone;
+      droppable &=
+          !needed && (capture.state == TaskState::kDone || capture.state == TaskState::kDropped);
+    }
+    if (droppable && holds_files) intents.push_back(DropBoundary{boundary});
+  }
+}
+
+}  // namespace
+
+std::vector<Intent> actions_for(const State& state, const KeepBoundaries& keep) {
+  std::vector<Intent> intents;
+  if (!state.geometry) return intents;
+  for (const auto& [id, task] : state.tasks) {
+    if (task.state != TaskState::kPending) continue;
+    const bool given_up = !task.failures.empty() &&
+                          (reaction_to(task.failures.back().kind) == Reaction::kQuarantine ||
+                           (task.failures.size() >= kMaxFailures && !wants_second_worker(task)));
+    if (given_up) {
+      intents.push_back(QuarantineTask{id, quarantine_reason(task)});
+    } else if (id.stage == Stage::kAssemble && is_ready(state, task)) {
+      intents.push_back(AssembleStudent{});
+    } else if (id.stage == Stage::kFinetune && is_ready(state, task)) {
+      intents.push_back(LaunchFinetune{});
+    }
+  }
+  add_boundary_intents(state, keep, intents);
+  const RunPhase phase = phase_of(state);
+  if (intents.empty() && (phase == RunPhase::kDone || phase == RunPhase::kPartial))
+    intents.push_back(FinishRun{phase});
+  return intents;
+}
+
+Reaction reaction_to(storage::ErrorKind kind) {
+  switch (kind) {
+    case storage::ErrorKind::kUsage:
+      return Reaction::kQuarantine;
+    case storage::ErrorKind::kNotFound:  // the damaged files it named are lost already, and come
+                                         // again
+    case storage::ErrorKind::kCorrupt:
+    case storage::ErrorKind::kUnavailable:
+    case storage::ErrorKind::kInternal:
+      return Reaction::kRetry;
+    case storage::ErrorKind::kExhausted:
+      return Reaction::kCheckRoom;
+    case storage::ErrorKind::kFenced:
+      return Reaction::kForget;
+  }
+  return Reaction::kRetry;
+}
+
+std::size_t num_failed_workers(const TaskRecord& task) {
+  std::set<std::string> workers;
+  for (const Failure& failure : task.failures) workers.insert(failure.worker);
+  return workers.size();
+}
+
+bool wants_second_worker(const TaskRecord& task) {
+  // The MPI stage and the coordinator have no second self.
+  const bool pulled = task.id.stage != Stage::kFinetune && task.id.stage != Stage::kAssemble;
+  return pulled && task.failures.size() >= kMaxFailures && num_failed_workers(task) < 2;
+}
+
+std::string quarantine_reason(const TaskRecord& task) {
+  const Failure& last = task.failures.back();
+  return std::to_string(task.failures.size()) +
+         (task.failures.size() == 1 ? " failure" : " failures in a row") + " on " +
+         std::to_string(num_failed_workers(task)) +
+         (num_failed_workers(task) == 1 ? " worker" : " workers") + "; the last one (" +
+         std::string(storage::to_string(last.kind)) + "): " + last.message;
+}
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,54 @@
+// What the state asks the shell to do: idempotent intents, computed anew after every turn of the
+// loop and once after a restart. Granting tasks to workers is not here: workers pull, and
+// scheduler.hpp answers them.
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "coordinator/plan.hpp"
+#include "coordinator/state.hpp"
+
+namespace hedgerow::coordinator {
+
+struct AssembleStudent {};  // grant `assemble` to ourselves and do it
+struct LaunchFinetune {};   // drain the workers, grant `finetune`, start the MPI stage
+struct DropBoundary {
+  int boundary = 0;
+};  // journal, then delete its files
+struct Recapture {
+  TaskId task;
+  std::string reason;
+};
+struct QuarantineTask {
+  TaskId task;
+  std::string reason;
+};
+struct FinishRun {
+  RunPhase phase = RunPhase::kDone;
+};
+
+using Intent = std::
+    variant<AssembleStudent, LaunchFinetune, DropBoundary, Recapture, QuarantineTask, FinishRun>;
+
+[[nodiscard]] std::vector<Intent> actions_for(const State& state, const KeepBoundaries& keep);
+
+// The reaction to a task's failure: a switch over the kind and nothing else.
+enum class Reaction {
+  kRetry,       // counts towards quarantine
+  kForget,      // the lease was lost: nothing happened
+  kQuarantine,  // another try cannot mend what the user has to edit
+  kCheckRoom,   // stop the run when the disk is full; otherwise it counts like kRetry
+};
+[[nodiscard]] Reaction reaction_to(storage::ErrorKind kind);
+
+// Three failures in a row.
+inline constexpr std::size_t kMaxFailures = 3;
+// How many distinct workers the failures in a row come from.
+[[nodiscard]] std::size_t num_failed_workers(const TaskRecord& task);
+// Three failures in a row on one worker only: it waits for a second worker before it is given up.
+[[nodiscard]] bool wants_second_worker(const TaskRecord& task);
+[[nodiscard]] std::string quarantine_reason(const TaskRecord& task);
+
+}  // namespace hedgerow::coordinator

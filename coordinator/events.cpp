@@ -1,0 +1,221 @@
+#include "coordinator/events.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "coordinator/wire/json_fields.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+using nlohmann::json;
+using namespace wire;  // the strict field readers
+using storage::Error;
+using storage::ErrorKind;
+
+// In the order of the variant's alternatives.
+constexpr std::array<std::string_view, std::variant_size_v<Event>> kTypes = {"term_started",
+                                                                             "run_started",
+                                                                             "granted",
+                                                                             "shard_committed",
+                                                                             "checkpointed",
+                                                                             "done",
+                                                                             "failed",
+                                                                             "released",
+                                                                             "revoked",
+                                                                             "lost",
+                                                                             "dropped",
+                                                                             "recaptured",
+                                                                             "quarantined",
+                                                                             "retried",
+                                                                             "noted"};
+
+std::vector<int> ints_field(const json& object, const char* key) {
+  std::vector<int> values;
+  const json& array = field(object, key);
+  if (!array.is_array()) throw_ill_typed(key, "an array", array);
+  for (const json& value : array) {
+    if (!value.is_number_integer()) throw_ill_typed(key, "an array of whole numbers", value);
+    values.push_back(value.get<int>());
+  }
+  return values;
+}
+
+TaskId task_field(const json& object) { return task_id_from_string(string_field(object, "task")); }
+
+json body(const TermStarted&) { return json::object(); }
+json body(const RunStarted& e) {
+  return {{"geometry", geometry_to_json(e.geometry)}, {"build", e.build}};
+}
+json body(const Granted& e) {
+  return {{"task", to_string(e.task)},
+          {"token", e.token},
+          {"worker", e.worker},
+          {"incarnation", e.incarnation},
+          {"device", e.device}};
+}
+json body(const ShardCommitted& e) {
+  return {{"token", e.token}, {"shard", e.shard}, {"file", record_to_json(e.file)}};
+}
+json body(const CheckpointCommitted& e) {
+  return {{"token", e.token}, {"step", e.step}, {"file", record_to_json(e.file)}};
+}
+json body(const TaskDone& e) {
+  return {{"token", e.token}, {"files", records_to_json(e.files)}, {"result", e.result}};
+}
+json body(const TaskFailed& e) {
+  return {{"token", e.token}, {"kind", storage::to_string(e.kind)}, {"message", e.message}};
+}
+json body(const TaskReleased& e) { return {{"token", e.token}, {"reason", e.reason}}; }
+json body(const LeaseRevoked& e) { return {{"token", e.token}, {"reason", e.reason}}; }
+json body(const FileLost& e) { return {{"name", e.name}, {"reason", e.reason}}; }
+json body(const BoundaryDropped& e) { return {{"boundary", e.boundary}}; }
+json body(const Recaptured& e) { return {{"task", to_string(e.task)}, {"reason", e.reason}}; }
+json body(const Quarantined& e) { return {{"task", to_string(e.task)}, {"reason", e.reason}}; }
+json body(const Retried& e) {
+  json out = {{"task", to_string(e.task)}, {"reason", e.reason}};
+  if (e.seed) out["seed"] = *e.seed;
+  return out;
+}
+json body(const Noted& e) { return {{"text", e.text}}; }
+
+template <typename T>
+T parse(const json& body);
+
+template <>
+TermStarted parse(const json&) {
+  return {};
+}
+template <>
+RunStarted parse(const json& b) {
+  return {geometry_from_json(object_field(b, "geometry")), string_field(b, "build")};
+}
+template <>
+Granted parse(const json& b) {
+  return {task_field(b),
+          uint_field(b, "token"),
+          string_field(b, "worker"),
+          uint_field(b, "incarnation"),
+          string_field(b, "device")};
+}
+template <>
+ShardCommitted parse(const json& b) {
+  return {uint_field(b, "token"), int_field(b, "shard"), record_from_json(object_field(b, "file"))};
+}
+template <>
+CheckpointCommitted parse(const json& b) {
+  return {
+      uint_field(b, "token"), int64_field(b, "step"), record_from_json(object_field(b, "file"))};
+}
+template <>
+TaskDone parse(const json& b) {
+  return {uint_field(b, "token"), records_from_json(b, "files"), field(b, "result")};
+}
+template <>
+TaskFailed parse(const json& b) {
+  return {uint_field(b, "token"),
+          storage::error_kind_from_string(string_field(b, "kind")),
+          string_field(b, "message")};
+}
+template <>
+TaskReleased parse(const json& b) {
+  return {uint_field(b, "token"), string_field(b, "reason")};
+}
+template <>
+LeaseRevoked parse(const json& b) {
+  return {uint_field(b, "token"), string_field(b, "reason")};
+}
+template <>
+FileLost parse(const json& b) {
+  return {string_field(b, "name"), string_field(b, "reason")};
+}
+template <>
+BoundaryDropped parse(const json& b) {
+  return {int_field(b, "boundary")};
+}
+template <>
+Recaptured parse(const json& b) {
+  return {task_field(b), string_field(b, "reason")};
+}
+template <>
+Quarantined parse(const json& b) {
+  return {task_field(b), string_field(b, "reason")};
+}
+template <>
+Retried parse(const json& b) {
+  Retried event{task_field(b), string_field(b, "reason"), std::nullopt};
+  if (b.contains("seed")) event.seed = uint_field(b, "seed");
+  return event;
+}
+template <>
+Noted parse(const json& b) {
+  return {string_field(b, "text")};
+}
+
+template <std::size_t I = 0>
+Event parse_as(std::string_view type, const json& body) {
+  if constexpr (I == std::variant_size_v<Event>) {
+    throw Error(ErrorKind::kCorrupt,
+                "journal: unknown event type '" + std::string(type.substr(0, 40)) + "'");
+  } else {
+    if (type == kTypes[I]) return parse<std::variant_alternative_t<I, Event>>(body);
+    return parse_as<I + 1>(type, body);
+  }
+}
+
+}  // namespace
+
+int Geometry::layers_of(int block) const {
+  return std::min(layers_per_block, num_layers - first_layer(block));
+}
+
+bool Geometry::trains(int block) const {
+  return std::find(untrained_blocks.begin(), untrained_blocks.end(), block) ==
+         untrained_blocks.end();
+}
+
+int Geometry::last_boundary() const {
+  int last = num_blocks() - 1;
+  while (last > 0 && !trains(last)) --last;
+  return std::max(last, 0);
+}
+
+std::string_view type_of(const Event& event) { return kTypes[event.index()]; }
+
+json event_to_json(const Event& event) {
+  json out = std::visit([](const auto& e) { return body(e); }, event);
+  out["type"] = type_of(event);
+  return out;
+}
+
+Event event_from_json(const json& in) { return parse_as(string_field(in, "type"), in); }
+
+json geometry_to_json(const Geometry& g) {
+  return {{"num_layers", g.num_layers},
+          {"layers_per_block", g.layers_per_block},
+          {"num_shards", g.num_shards},
+          {"shards_per_capture", g.shards_per_capture},
+          {"sequences_per_shard", g.sequences_per_shard},
+          {"seed", g.seed},
+          {"finetunes", g.finetunes},
+          {"untrained_blocks", g.untrained_blocks},
+          {"evaluates", g.evaluates}};
+}
+
+Geometry geometry_from_json(const json& in) {
+  Geometry g{.num_layers = int_field(in, "num_layers"),
+             .layers_per_block = int_field(in, "layers_per_block"),
+             .num_shards = int_field(in, "num_shards"),
+             .shards_per_capture = int_field(in, "shards_per_capture"),
+             .sequences_per_shard = int64_field(in, "sequences_per_shard"),
+             .seed = uint_field(in, "seed"),
+             .finetunes = bool_field(in, "finetunes"),
+             .untrained_blocks = ints_field(in, "untrained_blocks"),
+             .evaluates = strings_field(in, "evaluates")};
+  if (g.num_layers < 1 || g.layers_per_block < 1 || g.num_shards < 1 || g.shards_per_capture < 1) {
+    throw Error(ErrorKind::kCorrupt, "journal: run_started describes an empty run");
+  }
+  return g;
+}
+
+}  // namespace hedgerow::coordinator

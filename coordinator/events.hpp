@@ -1,0 +1,134 @@
+// What can happen to a run: the records of the journal. State is a fold over them (state.hpp), so
+// everything a decision rests on is in an event, attempt and fencing token included, and late
+// messages of a dead attempt reject themselves. Heartbeats, renewals and metrics are no events.
+// JSON keys: coordinator/README.md "Events"; words are never renamed.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "coordinator/task_id.hpp"
+#include "storage/error.hpp"
+#include "storage/hidden_shard.hpp"
+
+namespace hedgerow::coordinator {
+
+// The shape of a run, fixed by its first term.
+struct Geometry {
+  int num_layers = 0;
+  int layers_per_block = 1;
+  int num_shards = 0;  // of every boundary
+  int shards_per_capture = 1;
+  std::int64_t sequences_per_shard = 0;
+  std::uint64_t seed = 0;
+  bool finetunes = false;
+  std::vector<int> untrained_blocks;   // all their layers stay softmax
+  std::vector<std::string> evaluates;  // subjects, in order
+  bool operator==(const Geometry&) const = default;
+
+  [[nodiscard]] int num_blocks() const {
+    return (num_layers + layers_per_block - 1) / layers_per_block;
+  }
+  [[nodiscard]] int first_layer(int block) const { return block * layers_per_block; }
+  [[nodiscard]] int layers_of(int block) const;
+  [[nodiscard]] int num_pieces() const {
+    return (num_shards + shards_per_capture - 1) / shards_per_capture;
+  }
+  [[nodiscard]] bool trains(int block) const;
+  // The last boundary that some block trains on; 0 when only block 0 trains. Later ones are never
+  // captured.
+  [[nodiscard]] int last_boundary() const;
+};
+
+struct TermStarted {};  // written by storage::Journal as the first record of a segment
+struct RunStarted {
+  Geometry geometry;
+  std::string build;
+};
+struct Granted {
+  TaskId task;
+  std::uint64_t token = 0;
+  std::string worker;  // uuid; "coordinator" for assemble, "mpi" for finetune
+  std::uint64_t incarnation = 0;
+  std::string device;  // model name: byte-equality is promised within one
+};
+struct ShardCommitted {
+  std::uint64_t token = 0;
+  int shard = 0;
+  storage::FileRecord file;
+};
+struct CheckpointCommitted {
+  std::uint64_t token = 0;
+  std::int64_t step = 0;
+  storage::FileRecord file;
+};
+struct TaskDone {
+  std::uint64_t token = 0;
+  std::vector<storage::FileRecord> files;
+  nlohmann::json result;
+};
+struct TaskFailed {
+  std::uint64_t token = 0;
+  storage::ErrorKind kind = storage::ErrorKind::kInternal;
+  std::string message;
+};
+struct TaskReleased {
+  std::uint64_t token = 0;
+  std::string reason;
+};
+struct LeaseRevoked {
+  std::uint64_t token = 0;
+  std::string reason;
+};  // expired, hung, or its holder died
+struct FileLost {
+  std::string name;
+  std::string reason;
+};  // the one arrow back from committed
+struct BoundaryDropped {
+  int boundary = 0;
+};  // deleted on purpose (keep_boundaries)
+struct Recaptured {
+  TaskId task;
+  std::string reason;
+};  // a dropped piece is needed again
+struct Quarantined {
+  TaskId task;
+  std::string reason;
+};
+struct Retried {
+  TaskId task;
+  std::string reason;
+  std::optional<std::uint64_t> seed;
+};
+struct Noted {
+  std::string text;
+};  // for people: another build, journal damage
+
+using Event = std::variant<TermStarted,
+                           RunStarted,
+                           Granted,
+                           ShardCommitted,
+                           CheckpointCommitted,
+                           TaskDone,
+                           TaskFailed,
+                           TaskReleased,
+                           LeaseRevoked,
+                           FileLost,
+                           BoundaryDropped,
+                           Recaptured,
+                           Quarantined,
+                           Retried,
+                           Noted>;
+
+[[nodiscard]] std::string_view type_of(const Event& event);  // "granted", "shard_committed", ...
+[[nodiscard]] nlohmann::json event_to_json(const Event& event);
+[[nodiscard]] Event event_from_json(
+    const nlohmann::json& json);  // Throws kCorrupt naming the field
+[[nodiscard]] nlohmann::json geometry_to_json(const Geometry& geometry);
+[[nodiscard]] Geometry geometry_from_json(const nlohmann::json& json);
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,99 @@
+#include "coordinator/leases.hpp"
+
+#include <algorithm>
+
+namespace hedgerow::coordinator {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr std::size_t kStepsRemembered = 31;
+constexpr double kMediansAllowed = 10.0;
+
+double seconds_between(TimePoint from, TimePoint to) {
+  return std::chrono::duration<double>(to - from).count();
+}
+
+bool advanced(const wire::Progress& before, const wire::Progress& now) {
+  return before.phase != now.phase || before.step != now.step || before.tokens != now.tokens;
+}
+
+}  // namespace
+
+void Leases::grant(std::uint64_t token, milliseconds first_term) {
+  const TimePoint now = clock_.now();
+  Lease lease;
+  lease.expires = now + (first_term.count() > 0 ? first_term : terms_.lease);
+  lease.last_renewal = now;
+  lease.last_progress = now;
+  leases_[token] = std::move(lease);
+}
+
+void Leases::end(std::uint64_t token) { leases_.erase(token); }
+
+bool Leases::renew(std::uint64_t token) {
+  const auto found = leases_.find(token);
+  if (found == leases_.end()) return false;
+  const TimePoint now = clock_.now();
+  found->second.last_renewal = now;
+  // Never shortens: the first term of a starting process may reach further.
+  found->second.expires = std::max(found->second.expires, now + terms_.lease);
+  return true;
+}
+
+void Leases::note_progress(std::uint64_t token, const wire::Progress& progress) {
+  const auto found = leases_.find(token);
+  if (found == leases_.end()) return;
+  Lease& lease = found->second;
+  const TimePoint now = clock_.now();
+  const std::int64_t steps = progress.step - lease.progress.step;
+  if (lease.reported && steps > 0) {
+    lease.step_seconds.push_back(seconds_between(lease.last_progress, now) /
+                                 static_cast<double>(steps));
+    if (lease.step_seconds.size() > kStepsRemembered) lease.step_seconds.pop_front();
+  }
+  if (!lease.reported || advanced(lease.progress, progress)) lease.last_progress = now;
+  lease.reported = true;
+  lease.progress = progress;
+}
+
+milliseconds Leases::progress_timeout(std::uint64_t token) const {
+  const Lease& lease = leases_.at(token);
+  if (lease.step_seconds.empty()) return terms_.min_progress_timeout;
+  std::vector<double> steps(lease.step_seconds.begin(), lease.step_seconds.end());
+  const auto middle = steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2);
+  std::nth_element(steps.begin(), middle, steps.end());
+  const milliseconds by_steps(static_cast<std::int64_t>(kMediansAllowed * *middle * 1000.0));
+  return std::max(terms_.min_progress_timeout, by_steps);
+}
+
+std::vector<Leases::Ended> Leases::due() const {
+  std::vector<Ended> ended;
+  const TimePoint now = clock_.now();
+  for (const auto& [token, lease] : leases_) {
+    const auto whole = [now](TimePoint since) {
+      return std::to_string(static_cast<int>(seconds_between(since, now)));
+    };
+    if (now >= lease.expires) {
+      ended.push_back({token, "no heartbeat for " + whole(lease.last_renewal) + " s", false});
+    } else if (lease.reported && now - lease.last_progress >= progress_timeout(token)) {
+      ended.push_back({token,
+                       "no progress for " + whole(lease.last_progress) + " s, " +
+                           lease.progress.phase + " at step " + std::to_string(lease.progress.step),
+                       true});
+    }
+  }
+  return ended;
+}
+
+const wire::Progress* Leases::progress(std::uint64_t token) const {
+  const auto found = leases_.find(token);
+  return found == leases_.end() || !found->second.reported ? nullptr : &found->second.progress;
+}
+
+double Leases::seconds_since_progress(std::uint64_t token) const {
+  const auto found = leases_.find(token);
+  return found == leases_.end() ? 0.0 : seconds_between(found->second.last_progress, clock_.now());
+}
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,61 @@
+// Leases: the time-limited right to a task, timed by the coordinator's monotonic clock alone.
+// Granted for a term of 30 s, renewed by heartbeats; a lease whose heartbeats come but whose
+// progress stands still for max(120 s, 10 x the median step) is called hung. In memory only: after
+// a restart every granted lease gets a full term. Called by the coordinator's loop, after it has
+// drained its socket, so that a stalled loop expires nobody.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "coordinator/clock.hpp"
+#include "coordinator/wire/task.hpp"
+
+namespace hedgerow::coordinator {
+
+struct LeaseTerms {
+  std::chrono::milliseconds lease{std::chrono::seconds(30)};
+  std::chrono::milliseconds min_progress_timeout{std::chrono::seconds(120)};
+};
+
+class Leases {
+ public:
+  explicit Leases(const Clock& clock, LeaseTerms terms = {}) : clock_(clock), terms_(terms) {}
+
+  // `first_term` replaces the usual term until the first renewal (a process that has yet to start).
+  void grant(std::uint64_t token, std::chrono::milliseconds first_term = {});
+  void end(std::uint64_t token);
+  // False if there is no such lease.
+  bool renew(std::uint64_t token);
+  void note_progress(std::uint64_t token, const wire::Progress& progress);
+
+  struct Ended {
+    std::uint64_t token = 0;
+    std::string reason;  // "no heartbeat for 30 s", "no progress for 121 s at step 17"
+    bool hung = false;   // the process lives and must be restarted
+  };
+  [[nodiscard]] std::vector<Ended> due() const;  // expired or hung now; the caller ends them
+  [[nodiscard]] const wire::Progress* progress(
+      std::uint64_t token) const;  // null before the first report
+  [[nodiscard]] double seconds_since_progress(std::uint64_t token) const;
+  [[nodiscard]] std::chrono::milliseconds progress_timeout(std::uint64_t token) const;
+
+ private:
+  struct Lease {
+    TimePoint expires;
+    TimePoint last_renewal;
+    TimePoint last_progress;
+    bool reported = false;
+    wire::Progress progress;
+    std::deque<double> step_seconds;  // the last 31
+  };
+  const Clock& clock_;
+  LeaseTerms terms_;
+  std::map<std::uint64_t, Lease> leases_;
+};
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,351 @@
+#include "coordinator/plan.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+#include "coordinator/plan_costs.hpp"
+#include "storage/error.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+using storage::ModelConfig;
+using storage::Recipe;
+
+// A capture task should take about a minute: long enough that its grant and the loading of a
+// block's weights do not matter, short enough that a lost worker costs little.
+constexpr double kCaptureTaskSeconds = 60.0;
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
+std::string gib(std::uint64_t bytes) {
+  const double value = static_cast<double>(bytes) / kGiB;
+  const double rounded = value >= 10.0 ? std::round(value) : std::round(value * 100.0) / 100.0;
+  std::string text = std::to_string(rounded);
+  text.erase(text.find_last_not_of('0') + 1);
+  if (text.back() == '.') text.pop_back();
+  return text + " GiB";
+}
+
+std::vector<BlockPlan> make_blocks(const Recipe& recipe, int num_layers) {
+  const std::vector<int>& softmax = recipe.transfer.softmax_layers;
+  const auto stays = [&softmax](int layer) {
+    return std::find(softmax.begin(), softmax.end(), layer) != softmax.end();
+  };
+  std::vector<BlockPlan> blocks;
+  for (int first = 0; first < num_layers; first += recipe.plan.layers_per_block) {
+    BlockPlan block;
+    block.block = static_cast<int>(blocks.size());
+    block.first_layer = first;
+    block.num_layers = std::min(recipe.plan.layers_per_block, num_layers - first);
+    block.trains = false;
+    for (int layer = first; layer < first + block.num_layers; ++layer)
+      block.trains |= !stays(layer);
+    blocks.push_back(block);
+  }
+  return blocks;
+}
+
+int last_boundary(const std::vector<BlockPlan>& blocks) {
+  int last = 0;
+  for (const BlockPlan& block : blocks) {
+    if (block.trains) last = block.block;
+  }
+  return last;
+}
+
+// Boundaries on disk at once at most: every kept one, and two that are being written and read.
+int boundaries_at_once(const KeepBoundaries& keep, int last, int num_blocks) {
+  int kept = 0;
+  for (int boundary = 1; boundary <= last; ++boundary)
+    kept += keep.keeps(boundary, num_blocks) ? 1 : 0;
+  return std::min(last, kept + 2);
+}
+
+int boundaries_at_end(const KeepBoundaries& keep, int last, int num_blocks) {
+  int kept = 0;
+  for (int boundary = 1; boundary <= last; ++boundary)
+    kept += keep.keeps(boundary, num_blocks) ? 1 : 0;
+  return kept;
+}
+
+void check_data(const Recipe& recipe, const ModelConfig& model, const PlanTokens& tokens) {
+  const auto check = [&model](const TokensInfo& info, const char* section) {
+    if (info.num_sequences == 0) return;
+    if (model.max_position_embeddings > 0 && info.seq_len > model.max_position_embeddings) {
+      throw Error(ErrorKind::kUsage,
+                  std::string(section) + ".seq_len = " + std::to_string(info.seq_len) +
+                      " is beyond the model's " + std::to_string(model.max_position_embeddings) +
+                      " positions; shorten it");
+    }
+    if (model.sliding_window && info.seq_len > *model.sliding_window) {
+      throw Error(ErrorKind::kUsage,
+                  std::string(section) + ".seq_len = " + std::to_string(info.seq_len) +
+                      " is beyond the teacher's own attention window of " +
+                      std::to_string(*model.sliding_window) +
+                      ", which is not computed; use at most that");
+    }
+  };
+  check(tokens.transfer, "data.transfer");
+  check(tokens.finetune, "data.finetune");
+  check(tokens.evaluate, "data.evaluate");
+  if (tokens.transfer.num_sequences == 0) {
+    throw Error(ErrorKind::kUsage,
+                "data.transfer has no sequences; name a source in [[data.transfer.sources]]");
+  }
+  for (const int layer : recipe.transfer.softmax_layers) {
+    if (layer < 0 || layer >= model.num_hidden_layers) {
+      throw Error(ErrorKind::kUsage,
+                  "transfer.softmax_layers names layer " + std::to_string(layer) +
+                      ", but the model has layers 0 to " +
+                      std::to_string(model.num_hidden_layers - 1));
+    }
+  }
+}
+
+void check_memory(const Recipe& recipe,
+                  const ModelConfig& model,
+                  const Costs& costs,
+                  const PlanLimits& limits,
+                  Plan& plan) {
+  if (limits.memory_bytes == 0) return;
+  const std::uint64_t per_worker =
+      limits.memory_bytes / static_cast<std::uint64_t>(std::max(1, limits.local_workers));
+  const std::uint64_t need = std::max(plan.capture_memory_bytes, plan.transfer_memory_bytes);
+  if (need > per_worker) {
+    PlanProblem problem{"a block of " + std::to_string(recipe.plan.layers_per_block) +
+                            " layers needs " + gib(need) + " of memory, a worker has " +
+                            gib(per_worker),
+                        ""};
+    int k = std::min(recipe.plan.layers_per_block, model.num_hidden_layers) - 1;
+    while (k > 0 && costs.block_memory(k) > per_worker) --k;
+    problem.remedy =
+        k > 0
+            ? "the largest plan.layers_per_block that fits is " + std::to_string(k)
+            : "not even one layer fits; lower plan.sequences_per_forward or data.transfer.seq_len";
+    plan.problems.push_back(std::move(problem));
+  }
+  if (plan.evaluates && plan.evaluate_memory_bytes > per_worker) {
+    plan.problems.push_back(
+        {"evaluation needs " + gib(plan.evaluate_memory_bytes) + ", a worker has " +
+             gib(per_worker),
+         "lower plan.sequences_per_forward or data.evaluate.seq_len, or use fewer workers.local"});
+  }
+  const std::uint64_t per_rank =
+      limits.memory_bytes / static_cast<std::uint64_t>(std::max(1, recipe.finetune.ranks));
+  if (plan.finetunes && plan.finetune_memory_bytes > per_rank) {
+    std::uint64_t ranks = limits.memory_bytes / plan.finetune_memory_bytes;
+    while (ranks > 1 && (ranks & (ranks - 1)) != 0) --ranks;  // ranks divide a power of two
+    plan.problems.push_back(
+        {"finetune needs " + gib(plan.finetune_memory_bytes) + " a rank, a rank has " +
+             gib(per_rank),
+         ranks > 0 ? "finetune.ranks = " + std::to_string(ranks) + " fits"
+                   : "lower data.finetune.seq_len, or set finetune.enabled = false and train "
+                     "the adapter elsewhere"});
+  }
+}
+
+void check_disk(const Recipe& recipe, const Costs& costs, const PlanLimits& limits, Plan& plan) {
+  if (limits.free_disk_bytes == 0 || plan.peak_disk_bytes <= limits.free_disk_bytes) return;
+  PlanProblem problem{"the run needs " + gib(plan.peak_disk_bytes) + " of disk, " +
+                          gib(limits.free_disk_bytes) + " are free",
+                      ""};
+  const int last = last_boundary(plan.blocks);
+  const auto peak_with = [&](const KeepBoundaries& keep, int boundaries, int num_blocks) {
+    return costs.other_disk() + plan.boundary_bytes * static_cast<std::uint64_t>(boundaries_at_once(
+                                                          keep, boundaries, num_blocks));
+  };
+  const KeepBoundaries none{KeepBoundaries::Kind::kNone, 1};
+  if (recipe.plan.keep_boundaries != "none" &&
+      peak_with(none, last, plan.num_blocks()) <= limits.free_disk_bytes) {
+    problem.remedy =
+        "plan.keep_boundaries = \"none\" needs " + gib(peak_with(none, last, plan.num_blocks()));
+  } else if (costs.other_disk() < limits.free_disk_bytes) {
+    const std::uint64_t fit = (limits.free_disk_bytes - costs.other_disk()) /
+                              std::max<std::uint64_t>(1, plan.boundary_bytes);
+    int k = recipe.plan.layers_per_block;
+    const auto boundaries_with = [&plan](int layers) {
+      return (plan.num_layers + layers - 1) / layers - 1;
+    };
+    while (k<plan.num_layers&& static_cast<std::uint64_t>(
+               boundaries_at_once(none, boundaries_with(k), plan.num_layers))> fit)
+      ++k;
+    problem.remedy = "fewer sequences (data.transfer.max_sequences), or plan.layers_per_block = " +
+                     std::to_string(k) + " with plan.keep_boundaries = \"none\"";
+  } else {
+    problem.remedy = "free disk space, or put the run directory on another file system";
+  }
+  plan.problems.push_back(std::move(problem));
+}
+
+void estimate(const Costs& costs,
+              const Recipe& recipe,
+              const PlanTokens& tokens,
+              const PlanLimits& limits,
+              Plan& plan) {
+  const double speed = limits.flops_per_second * std::max(1, limits.local_workers);
+  const auto add = [&](const char* stage, double flops) {
+    plan.estimates.push_back({stage, flops, speed > 0 ? flops / speed : 0.0});
+  };
+  const double captured =
+      static_cast<double>(plan.capture.num_sequences() * tokens.transfer.seq_len);
+  int captured_layers = 0;
+  int trained_layers = 0;
+  for (const BlockPlan& block : plan.blocks) {
+    if (block.block < last_boundary(plan.blocks)) captured_layers += block.num_layers;
+    if (block.trains) trained_layers += block.num_layers;
+  }
+  add("capture", costs.layer_forward_flops(tokens.transfer.seq_len) * captured * captured_layers);
+  const double visited =
+      static_cast<double>(recipe.transfer.max_steps) *
+      static_cast<double>(recipe.transfer.sequences_per_step * tokens.transfer.seq_len);
+  add("transfer", costs.layer_transfer_flops(tokens.transfer.seq_len) * visited * trained_layers);
+  if (plan.finetunes) {
+    const double trained =
+        static_cast<double>(recipe.finetune.max_steps) *
+        static_cast<double>(recipe.finetune.sequences_per_step * tokens.finetune.seq_len);
+    add("finetune", 3.0 * costs.model_forward_flops(tokens.finetune.seq_len) * trained);
+  }
+  if (plan.evaluates) {
+    const double subjects = plan.finetunes ? 3.0 : 2.0;
+    const double evaluated =
+        static_cast<double>(tokens.evaluate.num_sequences * tokens.evaluate.seq_len);
+    add("evaluate", subjects * costs.model_forward_flops(tokens.evaluate.seq_len) * evaluated);
+  }
+}
+
+// As many shards a task as make about a minute of work, but pieces enough for every local worker.
+int shards_per_capture(const Plan& plan,
+                       const Costs& costs,
+                       const PlanTokens& tokens,
+                       const PlanLimits& limits) {
+  const int shards = plan.capture.num_shards();
+  const double tokens_per_shard =
+      static_cast<double>(plan.capture.sequences_per_shard * tokens.transfer.seq_len);
+  const double flops = costs.layer_forward_flops(tokens.transfer.seq_len) * tokens_per_shard *
+                       plan.blocks.front().num_layers;
+  const double speed = limits.flops_per_second > 0 ? limits.flops_per_second : 1e12;
+  const int by_time = static_cast<int>(std::clamp(kCaptureTaskSeconds * speed / flops, 1.0, 1e6));
+  const int by_workers = shards / (2 * std::max(1, limits.local_workers));
+  return std::clamp(std::min(by_time, by_workers), 1, std::max(1, shards));
+}
+
+}  // namespace
+
+KeepBoundaries KeepBoundaries::parse(const std::string& word) {
+  if (word == "none") return {Kind::kNone, 1};
+  if (word == "last") return {Kind::kLast, 1};
+  if (word == "all") return {Kind::kAll, 1};
+  const std::string digits = word.rfind("every:", 0) == 0 ? word.substr(6) : "";
+  const bool number =
+      !digits.empty() && digits.size() < 7 &&
+      std::all_of(digits.begin(), digits.end(), [](char c) { return c >= '0' && c <= '9'; });
+  if (number && std::stoi(digits) > 0) return {Kind::kEvery, std::stoi(digits)};
+  throw Error(
+      ErrorKind::kUsage,
+      "plan.keep_boundaries = \"" + word + "\": expected none, last, every:N (N > 0) or all");
+}
+
+bool KeepBoundaries::keeps(int boundary, int num_blocks) const {
+  switch (kind) {
+    case Kind::kNone:
+      return false;
+    case Kind::kLast:
+      return boundary == num_blocks - 1;
+    case Kind::kEvery:
+      return boundary % every == 0;
+    case Kind::kAll:
+      return true;
+  }
+  return true;
+}
+
+Plan make_plan(const Recipe& recipe,
+               const ModelConfig& model,
+               const PlanTokens& tokens,
+               const PlanLimits& limits) {
+  check_data(recipe, model, tokens);
+  const Costs costs(recipe, model, tokens, limits);
+  const KeepBoundaries keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);
+  Plan plan;
+  plan.num_layers = model.num_hidden_layers;
+  plan.blocks = make_blocks(recipe, plan.num_layers);
+  plan.capture = storage::make_capture_plan(
+      recipe, tokens.transfer.num_train, tokens.transfer.num_sequences, model.hidden_size);
+  plan.evaluates = tokens.evaluate.num_sequences > 0;
+  plan.finetunes = recipe.finetune.enabled && tokens.finetune.num_sequences > 0;
+  plan.shards_per_capture = shards_per_capture(plan, costs, tokens, limits);
+  plan.boundary_bytes =
+      static_cast<std::uint64_t>(plan.capture.num_sequences()) * costs.sequence_bytes();
+  const int last = last_boundary(plan.blocks);
+  const auto boundaries = [&plan](int count) {
+    return plan.boundary_bytes * static_cast<std::uint64_t>(count);
+  };
+  plan.peak_disk_bytes =
+      costs.other_disk() + boundaries(boundaries_at_once(keep, last, plan.num_blocks()));
+  plan.final_disk_bytes =
+      costs.final_disk() + boundaries(boundaries_at_end(keep, last, plan.num_blocks()));
+  const int largest = std::min(recipe.plan.layers_per_block, plan.num_layers);
+  plan.capture_memory_bytes = costs.capture_memory(largest);
+  plan.transfer_memory_bytes = costs.transfer_memory(largest);
+  plan.evaluate_memory_bytes = plan.evaluates ? costs.evaluate_memory() : 0;
+  plan.finetune_memory_bytes = plan.finetunes ? costs.finetune_memory() : 0;
+  check_memory(recipe, model, costs, limits, plan);
+  check_disk(recipe, costs, limits, plan);
+  estimate(costs, recipe, tokens, limits, plan);
+  if (recipe.finetune.enabled && !plan.finetunes) {
+    plan.warnings.push_back(
+        "finetune.enabled is true, but data.finetune has no sequences: the run ends after "
+        "transfer");
+  }
+  return plan;
+}
+
+void require_fits(const Plan& plan) {
+  if (plan.fits()) return;
+  std::string message = "this plan does not fit:";
+  for (const PlanProblem& problem : plan.problems)
+    message += "\n  " + problem.message + "; " + problem.remedy;
+  throw Error(ErrorKind::kUsage, message);
+}
+
+void to_json(nlohmann::json& json, const Plan& plan) {
+  json = {{"format", "plan/1"},
+          {"num_layers", plan.num_layers},
+          {"blocks", nlohmann::json::array()},
+          {"num_sequences", plan.capture.num_sequences()},
+          {"num_train", plan.capture.num_train},
+          {"num_validation", plan.capture.num_validation},
+          {"num_shards", plan.capture.num_shards()},
+          {"sequences_per_shard", plan.capture.sequences_per_shard},
+          {"shards_per_capture", plan.shards_per_capture},
+          {"boundary_bytes", plan.boundary_bytes},
+          {"peak_disk_bytes", plan.peak_disk_bytes},
+          {"final_disk_bytes", plan.final_disk_bytes},
+          {"capture_memory_bytes", plan.capture_memory_bytes},
+          {"transfer_memory_bytes", plan.transfer_memory_bytes},
+          {"evaluate_memory_bytes", plan.evaluate_memory_bytes},
+          {"finetune_memory_bytes", plan.finetune_memory_bytes},
+          {"evaluates", plan.evaluates},
+          {"finetunes", plan.finetunes},
+          {"estimates", nlohmann::json::array()},
+          {"problems", nlohmann::json::array()},
+          {"warnings", plan.warnings},
+          {"fits", plan.fits()}};
+  for (const BlockPlan& block : plan.blocks) {
+    json["blocks"].push_back({{"block", block.block},
+                              {"first_layer", block.first_layer},
+                              {"num_layers", block.num_layers},
+                              {"trains", block.trains}});
+  }
+  for (const StageEstimate& stage : plan.estimates) {
+    json["estimates"].push_back(
+        {{"stage", stage.stage}, {"flops", stage.flops}, {"seconds", stage.seconds}});
+  }
+  for (const PlanProblem& problem : plan.problems) {
+    json["problems"].push_back({{"message", problem.message}, {"remedy", problem.remedy}});
+  }
+}
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,152 @@
+#include "coordinator/plan_costs.hpp"
+
+#include <algorithm>
+
+namespace hedgerow::coordinator {
+namespace {
+
+constexpr double kFloat = 4.0;
+// What a worker process takes before it loads anything: code, allocator, HDF5, read buffers.
+constexpr double kProcessBytes = 400.0 * 1024 * 1024;
+// Logits exist for this many positions at a time.
+constexpr double kLogitRows = 1024.0;
+
+std::uint64_t whole(double bytes) { return static_cast<std::uint64_t>(bytes); }
+
+double bytes_of(const std::string& dtype, int automatic) {
+  if (dtype == "auto") return automatic;
+  return dtype == "fp32" ? 4.0 : 2.0;
+}
+
+}  // namespace
+
+Costs::Costs(const storage::Recipe& recipe,
+             const storage::ModelConfig& model,
+             const PlanTokens& tokens,
+             const PlanLimits& limits)
+    : layers_(model.num_hidden_layers),
+      hidden_(model.hidden_size),
+      intermediate_(model.intermediate_size),
+      vocabulary_(model.vocab_size),
+      heads_(model.num_attention_heads),
+      kv_heads_(model.num_key_value_heads),
+      head_dim_(model.head_dim),
+      features_(recipe.attention.feature_dim),
+      projected_(recipe.attention.has_projection() ? recipe.attention.projected_dim() : 0),
+      window_(recipe.attention.window == storage::WindowLayout::kNone
+                  ? 0
+                  : recipe.attention.window_size),
+      compute_bytes_(bytes_of(recipe.plan.compute_dtype, limits.compute_bytes)),
+      shard_bytes_(bytes_of(recipe.plan.shard_dtype, 2)),
+      transfer_tokens_(
+          static_cast<double>(recipe.plan.sequences_per_forward * tokens.transfer.seq_len)),
+      evaluate_tokens_(
+          static_cast<double>(recipe.plan.sequences_per_forward * tokens.evaluate.seq_len)),
+      finetune_tokens_(
+          static_cast<double>(recipe.finetune.sequences_per_micro_batch * tokens.finetune.seq_len)),
+      transfer_seq_len_(static_cast<double>(tokens.transfer.seq_len)),
+      lora_rank_(recipe.finetune.rank),
+      tied_(model.tie_word_embeddings),
+      has_bias_(recipe.attention.bias) {}
+
+double Costs::attention_parameters() const {
+  return 2.0 * hidden_ * heads_ * head_dim_ + 2.0 * hidden_ * kv_heads_ * head_dim_;
+}
+
+double Costs::layer_parameters() const {
+  return attention_parameters() + 3.0 * hidden_ * intermediate_ + 2.0 * hidden_;
+}
+
+double Costs::map_parameters() const {
+  return 2.0 * heads_ * projected_ * (head_dim_ + (has_bias_ ? 1.0 : 0.0)) + heads_;
+}
+
+double Costs::lora_parameters() const {
+  const double q_and_o = 2.0 * (hidden_ + heads_ * head_dim_);
+  const double k_and_v = 2.0 * (hidden_ + kv_heads_ * head_dim_);
+  return layers_ * lora_rank_ * (q_and_o + k_and_v);
+}
+
+double Costs::outer_bytes() const {
+  return vocabulary_ * hidden_ * compute_bytes_ * (tied_ ? 1.0 : 2.0);
+}
+
+// Residual stream in and out, normed input, q, k, v, attention output, gate, up and their product;
+// the softmax attention's fp32 tiles are linear in tokens as well.
+double Costs::layer_activation_bytes(double tokens) const {
+  const double projections = (2.0 * heads_ + 2.0 * kv_heads_) * head_dim_;
+  return tokens * (compute_bytes_ * (4.0 * hidden_ + projections + 3.0 * intermediate_) +
+                   kFloat * heads_ * (2.0 * head_dim_ + 128.0));
+}
+
+// fp32 q, k, v, both outputs and their gradients, features with gradients, and the window's scores
+// with theirs.
+double Costs::attention_training_bytes(double tokens) const {
+  return tokens * heads_ * kFloat * (8.0 * head_dim_ + 4.0 * features_ + 4.0 * 2.0 * window_);
+}
+
+std::uint64_t Costs::capture_memory(int layers) const {
+  return whole(kProcessBytes + layers * layer_parameters() * compute_bytes_ +
+               layer_activation_bytes(transfer_tokens_) + vocabulary_ * hidden_ * compute_bytes_);
+}
+
+std::uint64_t Costs::transfer_memory(int layers) const {
+  // Parameters, gradients, two Adam moments and the best copy, all fp32.
+  const double training_state = layers * map_parameters() * 5.0 * kFloat;
+  return whole(kProcessBytes + layers * layer_parameters() * compute_bytes_ + training_state +
+               layer_activation_bytes(transfer_tokens_) +
+               attention_training_bytes(transfer_tokens_) + vocabulary_ * hidden_ * compute_bytes_);
+}
+
+std::uint64_t Costs::block_memory(int layers) const {
+  return std::max(capture_memory(layers), transfer_memory(layers));
+}
+
+std::uint64_t Costs::evaluate_memory() const {
+  return whole(
+      kProcessBytes + layers_ * (layer_parameters() * compute_bytes_ + map_parameters() * kFloat) +
+      outer_bytes() + layer_activation_bytes(evaluate_tokens_) + kLogitRows * vocabulary_ * kFloat);
+}
+
+std::uint64_t Costs::finetune_memory() const {
+  const double checkpoints = layers_ * finetune_tokens_ * hidden_ * compute_bytes_;
+  return whole(kProcessBytes +
+               layers_ * (layer_parameters() * compute_bytes_ + map_parameters() * kFloat) +
+               outer_bytes() + checkpoints + 2.0 * layer_activation_bytes(finetune_tokens_) +
+               attention_training_bytes(finetune_tokens_) + lora_parameters() * 4.0 * kFloat +
+               3.0 * kLogitRows * vocabulary_ * kFloat);
+}
+
+std::uint64_t Costs::sequence_bytes() const {
+  return whole(transfer_seq_len_ * hidden_ * shard_bytes_);
+}
+
+std::uint64_t Costs::other_disk() const {
+  // Artifacts and the student; checkpoints of every layer at once (maps, moments, best copy); LoRA
+  // checkpoints.
+  const double maps = layers_ * map_parameters() * kFloat;
+  return whole(2.0 * maps + 2.0 * 4.0 * maps + 3.0 * 3.0 * lora_parameters() * kFloat +
+               16.0 * 1024 * 1024);
+}
+
+std::uint64_t Costs::final_disk() const {
+  return whole(2.0 * layers_ * map_parameters() * kFloat + lora_parameters() * kFloat +
+               16.0 * 1024 * 1024);
+}
+
+double Costs::layer_forward_flops(std::int64_t seq_len) const {
+  return 2.0 * layer_parameters() + 2.0 * static_cast<double>(seq_len) * heads_ * head_dim_;
+}
+
+double Costs::layer_transfer_flops(std::int64_t seq_len) const {
+  const double maps = 2.0 * map_parameters();
+  const double linear =
+      4.0 * heads_ * features_ * head_dim_ + 4.0 * heads_ * 2.0 * window_ * head_dim_;
+  return layer_forward_flops(seq_len) + 3.0 * (maps + linear);
+}
+
+double Costs::model_forward_flops(std::int64_t seq_len) const {
+  return layers_ * layer_forward_flops(seq_len) + 2.0 * vocabulary_ * hidden_;
+}
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,159 @@
+#include "coordinator/scheduler.hpp"
+
+#include <algorithm>
+#include <tuple>
+
+#include "coordinator/actions.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+std::uint64_t need_of(const TaskId& id, const MemoryNeeds& needs) {
+  switch (id.stage) {
+    case Stage::kCapture:
+      return needs.capture;
+    case Stage::kTransfer:
+      return needs.transfer;
+    case Stage::kEvaluate:
+      return needs.evaluate;
+    case Stage::kAssemble:
+    case Stage::kFinetune:
+      break;  // never pulled
+  }
+  return 0;
+}
+
+bool fits(const WorkerView& worker, const TaskId& id, const MemoryNeeds& needs) {
+  return worker.memory_bytes == 0 || need_of(id, needs) <= worker.memory_bytes;
+}
+
+bool failed_on(const TaskRecord& task, const std::string& uuid) {
+  return std::any_of(task.failures.begin(), task.failures.end(), [&uuid](const Failure& failure) {
+    return failure.worker == uuid;
+  });
+}
+
+// A task that failed here goes to a worker where it did not, if one is connected; after three
+// failures here, only there.
+bool left_to_others(const TaskRecord& task,
+                    const WorkerView& worker,
+                    const std::vector<WorkerView>& connected,
+                    const MemoryNeeds& needs) {
+  if (!failed_on(task, worker.uuid)) return false;
+  if (wants_second_worker(task)) return true;
+  return std::any_of(connected.begin(), connected.end(), [&](const WorkerView& other) {
+    return fits(other, task.id, needs) && !failed_on(task, other.uuid);
+  });
+}
+
+// False while an earlier boundary that is to be deleted still lies on disk: boundaries block and
+// block + 1 are all that the plan reserved beside the kept ones.
+bool disk_allows_capture(const State& state, int block, const KeepBoundaries& keep) {
+  for (int boundary = 1; boundary < block; ++boundary) {
+    if (keep.keeps(boundary, state.geometry->num_blocks())) continue;
+    const auto& shards = state.shards[static_cast<std::size_t>(boundary)];
+    if (std::any_of(shards.begin(), shards.end(), [](const ShardRecord& shard) {
+          return shard.state == ShardState::kCommitted;
+        })) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::vector<storage::FileRecord> shard_files(const State& state,
+                                             int boundary,
+                                             int first,
+                                             int count) {
+  std::vector<storage::FileRecord> files;
+  if (boundary == 0) return files;
+  const auto& shards = state.shards[static_cast<std::size_t>(boundary)];
+  for (int shard = first; shard < first + count; ++shard)
+    files.push_back(shards[static_cast<std::size_t>(shard)].file);
+  return files;
+}
+
+ShardRange first_missing_run(const State& state, const TaskId& id) {
+  const auto& shards = state.shards[static_cast<std::size_t>(id.block) + 1];
+  const ShardRange piece = shards_of_piece(*state.geometry, id.piece);
+  const auto missing = [&shards](int shard) {
+    return shards[static_cast<std::size_t>(shard)].state != ShardState::kCommitted;
+  };
+  const int end = piece.first + piece.count;
+  int first = piece.first;
+  while (first < end && !missing(first)) ++first;
+  int last = first;
+  while (last < end && missing(last)) ++last;
+  return {first, last - first};
+}
+
+void append_files(const State& state, const TaskId& id, std::vector<storage::FileRecord>& files) {
+  const TaskRecord& task = state.task(id);
+  files.insert(files.end(), task.files.begin(), task.files.end());
+}
+
+}  // namespace
+
+std::optional<TaskId> choose_task(const State& state,
+                                  const WorkerView& worker,
+                                  const std::vector<WorkerView>& connected,
+                                  const MemoryNeeds& needs,
+                                  const KeepBoundaries& keep) {
+  // Smaller is better; Stage::kCapture < kTransfer < kEvaluate, and TaskId orders by block and
+  // piece.
+  using Rank = std::tuple<Stage, bool, TaskId>;
+  std::optional<Rank> best;
+  for (const auto& [id, task] : state.tasks) {
+    if (id.stage == Stage::kAssemble || id.stage == Stage::kFinetune || !is_ready(state, task))
+      continue;
+    if (!fits(worker, id, needs) || left_to_others(task, worker, connected, needs)) continue;
+    if (id.stage == Stage::kCapture && !disk_allows_capture(state, id.block, keep)) continue;
+    const Rank rank{id.stage, id.block < 0 || id.block != worker.held_block, id};
+    if (!best || rank < *best) best = rank;
+  }
+  if (!best) return std::nullopt;
+  return std::get<TaskId>(*best);
+}
+
+wire::Task make_wire_task(const State& state, const TaskId& id, std::uint64_t token) {
+  const Geometry& geometry = *state.geometry;
+  const TaskRecord& record = state.task(id);
+  wire::Task task;
+  task.fencing_token = token;
+  task.seed = record.seed;
+  task.resume = record.checkpoint;
+  task.subject = id.subject;
+  task.sequences_per_shard = geometry.sequences_per_shard;
+  if (id.block >= 0) {
+    task.block = id.block;
+    task.first_layer = geometry.first_layer(id.block);
+    task.num_layers = geometry.layers_of(id.block);
+  }
+  switch (id.stage) {
+    case Stage::kCapture: {
+      task.kind = wire::TaskKind::kCapture;
+      const ShardRange run = first_missing_run(state, id);
+      task.first_shard = run.first;
+      task.num_shards = run.count;
+      task.inputs = shard_files(state, id.block, run.first, run.count);
+      break;
+    }
+    case Stage::kTransfer:
+      task.kind = wire::TaskKind::kTransfer;
+      task.inputs = shard_files(state, id.block, 0, geometry.num_shards);
+      break;
+    case Stage::kEvaluate:
+      task.kind = wire::TaskKind::kEvaluate;
+      if (id.subject != "teacher") append_files(state, TaskId::assemble(), task.inputs);
+      if (id.subject == "lora") append_files(state, TaskId::finetune(), task.inputs);
+      break;
+    case Stage::kFinetune:
+    case Stage::kAssemble:
+      task.kind = wire::TaskKind::kFinetune;
+      append_files(state, TaskId::assemble(), task.inputs);
+      break;
+  }
+  return task;
+}
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,41 @@
+// Which task a worker that asks for one gets. Pure: the same state and workers give the same
+// answer. Workers pull one task at a time (credit 1). Captures go ahead of transfers (everything
+// waits for them), transfers ahead of evaluations; within a kind a worker prefers the block whose
+// weights it holds; a task must fit the worker's memory; one that failed goes to another worker if
+// there is one; and while a boundary is to be deleted soon, no capture runs more than one boundary
+// ahead of it, so that the disk holds what the plan said.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coordinator/plan.hpp"
+#include "coordinator/state.hpp"
+#include "coordinator/wire/task.hpp"
+
+namespace hedgerow::coordinator {
+
+struct WorkerView {
+  std::string uuid;
+  std::uint64_t memory_bytes = 0;  // 0: unknown, everything fits
+  int held_block = -1;             // whose weights it holds
+};
+
+// Memory that one task of a stage takes, from the plan.
+struct MemoryNeeds {
+  std::uint64_t capture = 0, transfer = 0, evaluate = 0;
+};
+
+// `connected` includes the asking worker. nullopt: nothing for it now.
+[[nodiscard]] std::optional<TaskId> choose_task(const State& state,
+                                                const WorkerView& worker,
+                                                const std::vector<WorkerView>& connected,
+                                                const MemoryNeeds& needs,
+                                                const KeepBoundaries& keep);
+
+// The task as it goes over the wire, under `token`. A capture covers the first run of missing
+// shards of its piece.
+[[nodiscard]] wire::Task make_wire_task(const State& state, const TaskId& id, std::uint64_t token);
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,307 @@
+#include "coordinator/state.hpp"
+
+#include <algorithm>
+
+namespace hedgerow::coordinator {
+namespace {
+
+using storage::ErrorKind;
+
+using Verdict = std::optional<Rejection>;
+
+Verdict fenced(std::uint64_t token) {
+  return Rejection{ErrorKind::kFenced,
+                   "fencing token " + std::to_string(token) + " is not current"};
+}
+
+Verdict impossible(std::string reason) {
+  return Rejection{ErrorKind::kInternal, std::move(reason)};
+}
+
+Verdict wrong_state(const TaskRecord& task, std::string_view event) {
+  return impossible(to_string(task.id) + " is " + std::string(to_string(task.state)) + ", where '" +
+                    std::string(event) + "' has no place");
+}
+
+// One overload an event: a new alternative of Event without one does not compile.
+struct Applier {
+  State& state;
+
+  TaskRecord* find(const TaskId& id) {
+    const auto found = state.tasks.find(id);
+    return found == state.tasks.end() ? nullptr : &found->second;
+  }
+
+  TaskRecord* holder(std::uint64_t token) {
+    const auto found = state.grants.find(token);
+    return found == state.grants.end() ? nullptr : find(found->second);
+  }
+
+  void end_grant(TaskRecord& task, TaskState next, std::string reason) {
+    state.grants.erase(task.token);
+    task.state = next;
+    task.reason = std::move(reason);
+  }
+
+  Verdict operator()(const TermStarted&) {
+    // The coordinator that was assembling is gone; what it wrote under its token is never named.
+    TaskRecord* task = find(TaskId::assemble());
+    if (task != nullptr && task->state == TaskState::kGranted) {
+      end_grant(*task, TaskState::kPending, "the coordinator restarted while assembling");
+    }
+    return std::nullopt;
+  }
+
+  Verdict operator()(const RunStarted& event) {
+    if (state.geometry) return impossible("the run has already started");
+    const Geometry& geometry = event.geometry;
+    state.geometry = geometry;
+    state.shards.assign(static_cast<std::size_t>(geometry.last_boundary()) + 1, {});
+    const auto add = [this](const TaskId& id, std::uint64_t seed = 0) {
+      TaskRecord task;
+      task.id = id;
+      task.seed = seed;
+      state.tasks.emplace(id, std::move(task));
+    };
+    for (int boundary = 1; boundary <= geometry.last_boundary(); ++boundary) {
+      state.shards[static_cast<std::size_t>(boundary)].resize(
+          static_cast<std::size_t>(geometry.num_shards));
+      for (int piece = 0; piece < geometry.num_pieces(); ++piece)
+        add(TaskId::capture(boundary - 1, piece));
+    }
+    for (int block = 0; block < geometry.num_blocks(); ++block) {
+      if (geometry.trains(block)) add(TaskId::transfer(block), geometry.seed);
+    }
+    add(TaskId::assemble());
+    if (geometry.finetunes) add(TaskId::finetune());
+    for (const std::string& subject : geometry.evaluates) add(TaskId::evaluate(subject));
+    return std::nullopt;
+  }
+
+  Verdict operator()(const Granted& event) {
+    TaskRecord* task = find(event.task);
+    if (task == nullptr) return impossible("there is no task " + to_string(event.task));
+    if (task->state != TaskState::kPending) return wrong_state(*task, "granted");
+    if (event.token <= state.last_token) {
+      return impossible("fencing token " + std::to_string(event.token) + " does not exceed " +
+                        std::to_string(state.last_token));
+    }
+    state.last_token = event.token;
+    state.grants[event.token] = event.task;
+    task->state = TaskState::kGranted;
+    task->token = event.token;
+    task->worker = event.worker;
+    task->reason.clear();
+    ++task->attempts;
+    if (!event.device.empty() &&
+        std::find(task->devices.begin(), task->devices.end(), event.device) ==
+            task->devices.end()) {
+      task->devices.push_back(event.device);
+    }
+    return std::nullopt;
+  }
+
+  Verdict operator()(const ShardCommitted& event) {
+    TaskRecord* task = holder(event.token);
+    if (task == nullptr) return fenced(event.token);
+    if (task->id.stage != Stage::kCapture) return wrong_state(*task, "shard_committed");
+    const ShardRange range = shards_of_piece(*state.geometry, task->id.piece);
+    if (event.shard < range.first || event.shard >= range.first + range.count) {
+      return impossible("shard " + std::to_string(event.shard) + " is not of " +
+                        to_string(task->id));
+    }
+    ShardRecord& shard = state.shards[static_cast<std::size_t>(task->id.block) + 1]
+                                     [static_cast<std::size_t>(event.shard)];
+    if (shard.state == ShardState::kCommitted) {
+      return impossible("shard " + shard.file.name + " is already committed");
+    }
+    shard = {ShardState::kCommitted, event.file};
+    task->failures.clear();
+    return std::nullopt;
+  }
+
+  Verdict operator()(const CheckpointCommitted& event) {
+    TaskRecord* task = holder(event.token);
+    if (task == nullptr) return fenced(event.token);
+    if (task->id.stage != Stage::kTransfer && task->id.stage != Stage::kFinetune) {
+      return wrong_state(*task, "checkpointed");
+    }
+    if (task->checkpoint && event.step < task->checkpoint_step) {
+      return impossible("checkpoint at step " + std::to_string(event.step) + " is behind step " +
+                        std::to_string(task->checkpoint_step));
+    }
+    task->checkpoint = event.file;
+    task->checkpoint_step = event.step;
+    task->failures.clear();
+    return std::nullopt;
+  }
+
+  Verdict operator()(const TaskDone& event) {
+    TaskRecord* task = holder(event.token);
+    if (task == nullptr) return fenced(event.token);
+    // A shard of this capture may have been lost to another reader since it was committed.
+    if (task->id.stage == Stage::kCapture &&
+        !piece_complete(state, task->id.block + 1, task->id.piece)) {
+      end_grant(*task, TaskState::kPending, "not all of its shards are committed");
+      return std::nullopt;
+    }
+    end_grant(*task, TaskState::kDone, "");
+    task->failures.clear();
+    task->files = event.files;
+    task->result = event.result;
+    task->checkpoint.reset();
+    task->checkpoint_step = 0;
+    return std::nullopt;
+  }
+
+  Verdict operator()(const TaskFailed& event) {
+    TaskRecord* task = holder(event.token);
+    if (task == nullptr) return fenced(event.token);
+    task->failures.push_back({task->worker, event.kind, event.message});
+    end_grant(*task,
+              TaskState::kPending,
+              "failed (" + std::string(storage::to_string(event.kind)) + "): " + event.message);
+    return std::nullopt;
+  }
+
+  Verdict operator()(const TaskReleased& event) {
+    return end_by_token(event.token, "released: " + event.reason);
+  }
+  Verdict operator()(const LeaseRevoked& event) {
+    return end_by_token(event.token, "lease revoked: " + event.reason);
+  }
+
+  Verdict end_by_token(std::uint64_t token, std::string reason) {
+    TaskRecord* task = holder(token);
+    if (task == nullptr) return fenced(token);
+    end_grant(*task, TaskState::kPending, std::move(reason));
+    return std::nullopt;
+  }
+
+  Verdict operator()(const FileLost& event) {
+    for (std::size_t boundary = 1; boundary < state.shards.size(); ++boundary) {
+      for (std::size_t index = 0; index < state.shards[boundary].size(); ++index) {
+        ShardRecord& shard = state.shards[boundary][index];
+        if (shard.state != ShardState::kCommitted || shard.file.name != event.name) continue;
+        shard = {};
+        const int piece = static_cast<int>(index) / state.geometry->shards_per_capture;
+        TaskRecord* task = find(TaskId::capture(static_cast<int>(boundary) - 1, piece));
+        if (task->state == TaskState::kDone)
+          end_grant(*task, TaskState::kPending, lost_reason(event));
+        return std::nullopt;
+      }
+    }
+    for (auto& [id, task] : state.tasks) {
+      if (task.checkpoint && task.checkpoint->name == event.name) {
+        task.checkpoint.reset();
+        task.checkpoint_step = 0;
+        return std::nullopt;
+      }
+      const auto named = [&event](const storage::FileRecord& file) {
+        return file.name == event.name;
+      };
+      if (task.state != TaskState::kDone ||
+          std::none_of(task.files.begin(), task.files.end(), named))
+        continue;
+      end_grant(task, TaskState::kPending, lost_reason(event));
+      task.files.clear();
+      task.result = nullptr;
+      return std::nullopt;
+    }
+    return impossible("no committed file is called " + event.name);
+  }
+
+  static std::string lost_reason(const FileLost& event) {
+    return "lost " + event.name + ": " + event.reason;
+  }
+
+  Verdict operator()(const BoundaryDropped& event) {
+    if (!state.geometry || event.boundary < 1 ||
+        event.boundary >= static_cast<int>(state.shards.size())) {
+      return impossible("there is no boundary " + std::to_string(event.boundary));
+    }
+    std::vector<TaskRecord*> done;
+    for (int piece = 0; piece < state.geometry->num_pieces(); ++piece) {
+      TaskRecord* task = find(TaskId::capture(event.boundary - 1, piece));
+      if (task->state == TaskState::kDropped) continue;
+      if (task->state != TaskState::kDone) return wrong_state(*task, "dropped");
+      done.push_back(task);
+    }
+    for (TaskRecord* task : done) task->state = TaskState::kDropped;
+    for (ShardRecord& shard : state.shards[static_cast<std::size_t>(event.boundary)])
+      shard.state = ShardState::kDropped;
+    return std::nullopt;
+  }
+
+  Verdict operator()(const Recaptured& event) {
+    TaskRecord* task = find(event.task);
+    if (task == nullptr) return impossible("there is no task " + to_string(event.task));
+    if (task->state != TaskState::kDropped) return wrong_state(*task, "recaptured");
+    const ShardRange range = shards_of_piece(*state.geometry, task->id.piece);
+    for (int shard = range.first; shard < range.first + range.count; ++shard) {
+      state.shards[static_cast<std::size_t>(task->id.block) + 1][static_cast<std::size_t>(shard)] =
+          {};
+    }
+    task->state = TaskState::kPending;
+    task->reason = event.reason;
+    return std::nullopt;
+  }
+
+  Verdict operator()(const Quarantined& event) {
+    TaskRecord* task = find(event.task);
+    if (task == nullptr) return impossible("there is no task " + to_string(event.task));
+    if (task->state != TaskState::kPending) return wrong_state(*task, "quarantined");
+    task->state = TaskState::kQuarantined;
+    task->reason = event.reason;
+    return std::nullopt;
+  }
+
+  Verdict operator()(const Retried& event) {
+    TaskRecord* task = find(event.task);
+    if (task == nullptr) return impossible("there is no task " + to_string(event.task));
+    if (task->state != TaskState::kQuarantined && task->state != TaskState::kPending) {
+      return wrong_state(*task, "retried");
+    }
+    task->state = TaskState::kPending;
+    task->failures.clear();
+    task->reason = event.reason;
+    if (event.seed) {
+      task->seed = *event.seed;
+      // A checkpoint is of the seed that began it.
+      task->checkpoint.reset();
+      task->checkpoint_step = 0;
+    }
+    return std::nullopt;
+  }
+
+  Verdict operator()(const Noted&) { return std::nullopt; }
+};
+
+}  // namespace
+
+std::string_view to_string(TaskState state) {
+  switch (state) {
+    case TaskState::kPending:
+      return "pending";
+    case TaskState::kGranted:
+      return "granted";
+    case TaskState::kDone:
+      return "done";
+    case TaskState::kDropped:
+      return "dropped";
+    case TaskState::kQuarantined:
+      return "quarantined";
+  }
+  return "pending";
+}
+
+const TaskRecord* State::holder(std::uint64_t token) const {
+  const auto found = grants.find(token);
+  return found == grants.end() ? nullptr : &tasks.at(found->second);
+}
+
+std::optional<Rejection> apply(State& state, const Event& event) {
+  return std::visit(Applier{state}, event);
+}
+
+}  // namespace hedgerow::coordinator

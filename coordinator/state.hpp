@@ -1,0 +1,97 @@
+// The coordinator's memory of a run, as a fold over its events. apply() is pure and total: it
+// changes memory only, and answers every (state, event) pair either by the new state or by a
+// rejection with its reason; the table in coordinator/README.md says which, and a test walks it.
+// Restart = replay through the same apply(). Nothing goes backwards but for FileLost. No booleans
+// beside the states: whether a pending task may be granted follows from others.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coordinator/events.hpp"
+
+namespace hedgerow::coordinator {
+
+enum class TaskState { kPending, kGranted, kDone, kDropped, kQuarantined };
+[[nodiscard]] std::string_view to_string(TaskState state);  // "pending", ...
+
+struct Failure {
+  std::string worker;
+  storage::ErrorKind kind = storage::ErrorKind::kInternal;
+  std::string message;
+};
+
+struct TaskRecord {
+  TaskId id;
+  TaskState state = TaskState::kPending;
+  std::uint64_t token = 0;  // of the current or the last grant
+  std::string worker;       // who holds or last held it
+  int attempts = 0;
+  // In a row: progress (a commit, a checkpoint, being done) and a retry forget them.
+  std::vector<Failure> failures;
+  std::optional<storage::FileRecord> checkpoint;
+  std::int64_t checkpoint_step = 0;
+  std::vector<storage::FileRecord> files;  // committed outputs other than shards
+  nlohmann::json result;
+  std::uint64_t seed = 0;            // transfer
+  std::vector<std::string> devices;  // models that worked on it, in order of first use: provenance
+  std::string reason;                // why it last went back to pending, or into quarantine
+};
+
+enum class ShardState { kMissing, kCommitted, kDropped };
+struct ShardRecord {
+  ShardState state = ShardState::kMissing;
+  storage::FileRecord file;  // kept when dropped, so that a restart can finish the deletion
+};
+
+struct State {
+  std::optional<Geometry> geometry;  // nullopt: the run has not started
+  std::map<TaskId, TaskRecord> tasks;
+  std::map<std::uint64_t, TaskId> grants;  // current ones, by fencing token
+  std::vector<std::vector<ShardRecord>>
+      shards;                    // [boundary][shard]; boundary 0 is empty: it is never stored
+  std::uint64_t last_token = 0;  // the largest ever granted
+
+  [[nodiscard]] const TaskRecord& task(const TaskId& id) const { return tasks.at(id); }
+  // The task that holds `token` now; null if none does.
+  [[nodiscard]] const TaskRecord* holder(std::uint64_t token) const;
+};
+
+// kind: kFenced (the token is not current: drop the work), kInternal (this cannot happen in a run
+// of ours).
+struct Rejection {
+  storage::ErrorKind kind = storage::ErrorKind::kInternal;
+  std::string reason;
+};
+
+// nullopt: applied. A rejected event leaves the state as it was.
+[[nodiscard]] std::optional<Rejection> apply(State& state, const Event& event);
+
+// Questions that the scheduler, the actions and status ask alike.
+struct ShardRange {
+  int first = 0, count = 0;
+};
+[[nodiscard]] ShardRange shards_of_piece(const Geometry& geometry, int piece);
+[[nodiscard]] bool boundary_complete(const State& state, int boundary);  // true for boundary 0
+// The piece's shards of `boundary` are all there; true for boundary 0.
+[[nodiscard]] bool piece_complete(const State& state, int boundary, int piece);
+// Something that is not done yet reads this piece of `boundary`.
+[[nodiscard]] bool piece_needed(const State& state, int boundary, int piece);
+// Pending, and everything it reads is committed.
+[[nodiscard]] bool is_ready(const State& state, const TaskRecord& task);
+// In words, for status and explain: what a pending task waits for; empty when it is ready.
+[[nodiscard]] std::string waits_for(const State& state, const TaskRecord& task);
+
+enum class RunPhase { kNew, kRunning, kDone, kPartial };
+// kPartial: nothing is granted, nothing can be granted, and not everything is done.
+[[nodiscard]] RunPhase phase_of(const State& state);
+
+// The snapshot that storage::Journal keeps every 50,000 records.
+[[nodiscard]] nlohmann::json state_to_json(const State& state);
+[[nodiscard]] State state_from_json(const nlohmann::json& json);  // Throws kCorrupt
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,120 @@
+#include <algorithm>
+
+#include "coordinator/state.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+const TaskRecord* find(const State& state, const TaskId& id) {
+  const auto found = state.tasks.find(id);
+  return found == state.tasks.end() ? nullptr : &found->second;
+}
+
+bool settled(const TaskRecord* task) {
+  return task == nullptr || task->state == TaskState::kDone || task->state == TaskState::kDropped ||
+         task->state == TaskState::kQuarantined;
+}
+
+bool done(const TaskRecord* task) { return task == nullptr || task->state == TaskState::kDone; }
+
+std::string waits_for_transfers(const State& state) {
+  int open = 0;
+  for (const auto& [id, task] : state.tasks) {
+    if (id.stage == Stage::kTransfer && task.state != TaskState::kDone) ++open;
+  }
+  return open == 0 ? "" : std::to_string(open) + " blocks are not transferred yet";
+}
+
+std::string waits_for_finetune(const State& state) {
+  if (!done(find(state, TaskId::assemble()))) return "the student is not assembled yet";
+  // Evaluations run on the workers that the finetune stage is about to take the machine from.
+  for (const char* subject : {"teacher", "transfer"}) {
+    if (!settled(find(state, TaskId::evaluate(subject))))
+      return std::string("evaluate/") + subject + " is not done yet";
+  }
+  return "";
+}
+
+}  // namespace
+
+ShardRange shards_of_piece(const Geometry& geometry, int piece) {
+  const int first = piece * geometry.shards_per_capture;
+  return {first, std::min(geometry.shards_per_capture, geometry.num_shards - first)};
+}
+
+bool piece_complete(const State& state, int boundary, int piece) {
+  if (boundary == 0) return true;
+  const auto& shards = state.shards.at(static_cast<std::size_t>(boundary));
+  const ShardRange range = shards_of_piece(*state.geometry, piece);
+  const auto begin = shards.begin() + range.first;
+  return std::all_of(begin, begin + range.count, [](const ShardRecord& shard) {
+    return shard.state == ShardState::kCommitted;
+  });
+}
+
+bool boundary_complete(const State& state, int boundary) {
+  if (boundary == 0) return true;
+  const auto& shards = state.shards.at(static_cast<std::size_t>(boundary));
+  return std::all_of(shards.begin(), shards.end(), [](const ShardRecord& shard) {
+    return shard.state == ShardState::kCommitted;
+  });
+}
+
+bool piece_needed(const State& state, int boundary, int piece) {
+  // A quarantined reader needs nothing: a retry brings the piece back by Recaptured.
+  const auto wants = [](const TaskRecord* task) {
+    return task != nullptr &&
+           (task->state == TaskState::kPending || task->state == TaskState::kGranted);
+  };
+  const TaskRecord* capture = find(state, TaskId::capture(boundary, piece));
+  if (wants(find(state, TaskId::transfer(boundary))) || wants(capture)) return true;
+  return capture != nullptr && capture->state == TaskState::kDropped &&
+         piece_needed(state, boundary + 1, piece);
+}
+
+std::string waits_for(const State& state, const TaskRecord& task) {
+  if (task.state != TaskState::kPending) return "";
+  switch (task.id.stage) {
+    case Stage::kCapture:
+      if (piece_complete(state, task.id.block, task.id.piece)) return "";
+      return "shards of boundary " + std::to_string(task.id.block) + " are missing";
+    case Stage::kTransfer:
+      if (boundary_complete(state, task.id.block)) return "";
+      return "boundary " + std::to_string(task.id.block) + " is not complete";
+    case Stage::kAssemble:
+      return waits_for_transfers(state);
+    case Stage::kFinetune:
+      return waits_for_finetune(state);
+    case Stage::kEvaluate:
+      if (task.id.subject == "transfer" && !done(find(state, TaskId::assemble()))) {
+        return "the student is not assembled yet";
+      }
+      if (task.id.subject == "lora" && !done(find(state, TaskId::finetune())))
+        return "finetune is not done yet";
+      return "";
+  }
+  return "";
+}
+
+bool is_ready(const State& state, const TaskRecord& task) {
+  return task.state == TaskState::kPending && waits_for(state, task).empty();
+}
+
+RunPhase phase_of(const State& state) {
+  if (!state.geometry) return RunPhase::kNew;
+  if (!state.grants.empty()) return RunPhase::kRunning;
+  bool all_done = true;
+  for (const auto& [id, task] : state.tasks) {
+    if (task.state == TaskState::kDone) continue;
+    if (task.state == TaskState::kDropped) {
+      if (piece_needed(state, id.block + 1, id.piece))
+        return RunPhase::kRunning;  // it will be recaptured
+      continue;
+    }
+    if (is_ready(state, task)) return RunPhase::kRunning;
+    all_done = false;
+  }
+  return all_done ? RunPhase::kDone : RunPhase::kPartial;
+}
+
+}  // namespace hedgerow::coordinator

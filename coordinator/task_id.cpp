@@ -1,0 +1,66 @@
+#include "coordinator/task_id.hpp"
+
+#include <array>
+#include <cstdio>
+#include <utility>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+constexpr std::array<std::pair<Stage, std::string_view>, 5> kStages = {{
+    {Stage::kCapture, "capture"},
+    {Stage::kTransfer, "transfer"},
+    {Stage::kAssemble, "assemble"},
+    {Stage::kFinetune, "finetune"},
+    {Stage::kEvaluate, "evaluate"},
+}};
+
+std::string numbered(char letter, int width, int number) {
+  std::array<char, 24> text{};
+  std::snprintf(text.data(), text.size(), "/%c%0*d", letter, width, number);
+  return text.data();
+}
+
+}  // namespace
+
+std::string_view to_string(Stage stage) {
+  for (const auto& [value, word] : kStages) {
+    if (value == stage) return word;
+  }
+  return "capture";
+}
+
+std::string to_string(const TaskId& id) {
+  std::string text(to_string(id.stage));
+  if (id.block >= 0) text += numbered('b', 4, id.block);
+  if (id.piece >= 0) text += numbered('p', 2, id.piece);
+  if (!id.subject.empty()) text += "/" + id.subject;
+  return text;
+}
+
+TaskId task_id_from_string(const std::string& text) {
+  TaskId id;
+  int block = -1;
+  int piece = -1;
+  if (std::sscanf(text.c_str(), "capture/b%d/p%d", &block, &piece) == 2) {
+    id = TaskId::capture(block, piece);
+  } else if (std::sscanf(text.c_str(), "transfer/b%d", &block) == 1) {
+    id = TaskId::transfer(block);
+  } else if (text == "assemble") {
+    id = TaskId::assemble();
+  } else if (text == "finetune") {
+    id = TaskId::finetune();
+  } else if (text.rfind("evaluate/", 0) == 0) {
+    id = TaskId::evaluate(text.substr(9));
+  }
+  // Spelled back, so that "capture/b1/p1 and more" is no name.
+  if (to_string(id) != text) {
+    throw storage::Error(storage::ErrorKind::kCorrupt,
+                         "'" + text.substr(0, 80) + "' names no task");
+  }
+  return id;
+}
+
+}  // namespace hedgerow::coordinator
