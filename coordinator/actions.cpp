@@ -17,13 +17,17 @@ void add_boundary_intents(const State& state,
       const TaskRecord& capture = state.task(TaskId::capture(boundary - 1, piece));
       const bool needed = piece_needed(state, boundary, piece);
       if (capture.state == TaskState::kDropped && needed) {
-        intents.push_back(Recapture{capture.id, "a later step needs it again"});
+        intents.push_back({.kind = IntentKind::kRecapture,
+                           .task = capture.id,
+                           .reason = "a later step needs it again"});
       }
       holds_files |= capture.state == TaskState::kDone;
       droppable &=
           !needed && (capture.state == TaskState::kDone || capture.state == TaskState::kDropped);
     }
-    if (droppable && holds_files) intents.push_back(DropBoundary{boundary});
+    if (droppable && holds_files)
+      intents.push_back(
+          {.kind = IntentKind::kDropBoundary, .task = {}, .boundary = boundary, .reason = {}});
   }
 }
 
@@ -38,17 +42,18 @@ std::vector<Intent> actions_for(const State& state, const KeepBoundaries& keep) 
                           (reaction_to(task.failures.back().kind) == Reaction::kQuarantine ||
                            (task.failures.size() >= kMaxFailures && !wants_second_worker(task)));
     if (given_up) {
-      intents.push_back(QuarantineTask{id, quarantine_reason(task)});
+      intents.push_back(
+          {.kind = IntentKind::kQuarantine, .task = id, .reason = quarantine_reason(task)});
     } else if (id.stage == Stage::kAssemble && is_ready(state, task)) {
-      intents.push_back(AssembleStudent{});
+      intents.push_back({.kind = IntentKind::kAssemble, .task = id, .reason = {}});
     } else if (id.stage == Stage::kFinetune && is_ready(state, task)) {
-      intents.push_back(LaunchFinetune{});
+      intents.push_back({.kind = IntentKind::kLaunchFinetune, .task = id, .reason = {}});
     }
   }
   add_boundary_intents(state, keep, intents);
   const RunPhase phase = phase_of(state);
   if (intents.empty() && (phase == RunPhase::kDone || phase == RunPhase::kPartial))
-    intents.push_back(FinishRun{phase});
+    intents.push_back({.kind = IntentKind::kFinish, .task = {}, .reason = {}, .phase = phase});
   return intents;
 }
 

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <string>
-#include <variant>
 #include <vector>
 
 #include "coordinator/plan.hpp"
@@ -12,25 +11,22 @@
 
 namespace hedgerow::coordinator {
 
-struct AssembleStudent {};  // grant `assemble` to ourselves and do it
-struct LaunchFinetune {};   // drain the workers, grant `finetune`, start the MPI stage
-struct DropBoundary {
-  int boundary = 0;
-};  // journal, then delete its files
-struct Recapture {
-  TaskId task;
-  std::string reason;
-};
-struct QuarantineTask {
-  TaskId task;
-  std::string reason;
-};
-struct FinishRun {
-  RunPhase phase = RunPhase::kDone;
+enum class IntentKind {
+  kAssemble,        // grant `assemble` to ourselves and do it
+  kLaunchFinetune,  // drain the workers, grant `finetune`, start the MPI stage
+  kDropBoundary,    // journal, then delete the files of `boundary`
+  kRecapture,       // `task`, dropped, is needed again
+  kQuarantine,      // give `task` up
+  kFinish,          // done or partial: `phase`
 };
 
-using Intent = std::
-    variant<AssembleStudent, LaunchFinetune, DropBoundary, Recapture, QuarantineTask, FinishRun>;
+struct Intent {
+  IntentKind kind = IntentKind::kFinish;
+  TaskId task;
+  int boundary = 0;
+  std::string reason;
+  RunPhase phase = RunPhase::kDone;
+};
 
 [[nodiscard]] std::vector<Intent> actions_for(const State& state, const KeepBoundaries& keep);
 
