@@ -20,7 +20,7 @@ struct AttentionSpec {
   // F: features after the concatenation, so that W is [H, D, F / 2] with negation. Cost grows
   // linearly with F.
   int feature_dim = 64;
-  bool bias = false;  // one bias per head and feature, [H, f]
+  bool bias = true;  // one bias per head and feature, [H, f], zero at the start
   FeatureMapStart start = FeatureMapStart::kOrthogonal;
   WindowLayout window = WindowLayout::kTerraced;
   int window_size = 64;

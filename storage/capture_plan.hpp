@@ -1,18 +1,22 @@
-// Which sequences a job captures and in what order: pure arithmetic shared by the coordinator (shards, disk) and the
-// worker (what to read). Capture index c = 0.. counts the training sequences that the step budget visits, then the
-// validation sequences; shards and canonical forwards are cut from that index, each starting at a multiple of
-// sequences_per_forward, so that a sequence is always computed at one shape.
+// Which sequences a job captures and in what order: pure arithmetic shared by the coordinator
+// (shards, disk) and the worker (what to read). Capture index c = 0.. counts the training sequences
+// that the step budget visits, then the validation sequences; shards and canonical forwards are cut
+// from that index, each starting at a multiple of sequences_per_forward, so that a sequence is
+// always computed at one shape.
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "storage/recipe.hpp"
 
 namespace hedgerow::storage {
 
 struct CapturePlan {
-  std::int64_t num_train = 0;       // captured training sequences: 0..num_train-1 of the tokens file
-  std::int64_t num_validation = 0;  // captured validation sequences
+  // Captured training sequences: 0..num_train-1 of the tokens file; a multiple of
+  // sequences_per_step.
+  std::int64_t num_train = 0;
+  std::int64_t num_validation = 0;    // captured validation sequences
   std::int64_t validation_begin = 0;  // index of the first one in the tokens file
   std::int64_t sequences_per_forward = 1;
   std::int64_t sequences_per_shard = 1;  // a multiple of sequences_per_forward
@@ -22,18 +26,23 @@ struct CapturePlan {
   [[nodiscard]] std::int64_t shard_begin(int shard) const { return shard * sequences_per_shard; }
   [[nodiscard]] std::int64_t shard_size(int shard) const;  // the last one may be short
   [[nodiscard]] std::int64_t token_sequence(std::int64_t capture_index) const;
-  [[nodiscard]] std::int64_t validation_capture_index(std::int64_t i) const { return num_train + i; }
+  [[nodiscard]] std::int64_t validation_capture_index(std::int64_t i) const {
+    return num_train + i;
+  }
 };
 
-// Throws kUsage when the tokens cannot serve the recipe (no training sequence, seq_len mismatch is the caller's).
+// Throws kUsage when the tokens cannot serve the recipe (no training sequence, seq_len mismatch is
+// the caller's).
 [[nodiscard]] CapturePlan make_capture_plan(const Recipe& recipe,
                                             std::int64_t tokens_num_train,
                                             std::int64_t tokens_num_sequences,
                                             std::int64_t hidden_size);
 
-// The order in which step `step` of a layer visits training capture indices: sequences_per_step of them. File order, or
-// with recipe.transfer.shuffle windows of 1,024 permuted by Philox keyed by (seed, epoch); an epoch's tail that does not
-// fill a step is dropped.
-[[nodiscard]] std::vector<std::int64_t> step_sequences(const Recipe& recipe, const CapturePlan& plan, std::int64_t step);
+// The order in which step `step` of a layer visits training capture indices: sequences_per_step of
+// them. File order, or with recipe.transfer.shuffle windows of 1,024 permuted by Philox keyed by
+// (seed, epoch); an epoch's tail that does not fill a step is dropped.
+[[nodiscard]] std::vector<std::int64_t> step_sequences(const Recipe& recipe,
+                                                       const CapturePlan& plan,
+                                                       std::int64_t step);
 
 }  // namespace hedgerow::storage

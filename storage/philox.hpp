@@ -1,5 +1,6 @@
-// Philox 4x32-10 (Salmon et al. 2011): counter-based random numbers. A value depends on its key and counter alone, so
-// results do not depend on the order of draws, on the block a layer is in, or on the machine.
+// Philox 4x32-10 (Salmon et al. 2011): counter-based random numbers. A value depends on its key and
+// counter alone, so results do not depend on the order of draws, on the block a layer is in, or on
+// the machine.
 #pragma once
 
 #include <array>

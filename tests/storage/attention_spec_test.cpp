@@ -64,6 +64,7 @@ TEST(AttentionSpec, EachImpossibleCombinationNamesItsKey) {
   const auto elu = [](AttentionSpec& s) {
     s.feature_map = FeatureMapKind::kEluPlusOne;
     s.negation = false;
+    s.bias = false;
   };
   EXPECT_EQ(refusal(elu, 64), "accepted");
   EXPECT_EQ(refusal(elu, 128), "attention.feature_dim");

@@ -1,0 +1,226 @@
+#include "storage/recipe.hpp"
+
+#include <algorithm>
+#include <bit>
+#include <charconv>
+#include <cmath>
+
+#include "storage/error.hpp"
+#include "storage/recipe_check.hpp"
+#include "storage/recipe_fields.hpp"
+#include "storage/recipe_text.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+// Applies the ranges to a recipe that did not come from a file.
+class RangeChecker {
+ public:
+  explicit RangeChecker(RecipeProblems& problems) : problems_(problems) {}
+
+  void section(std::string_view name, std::string_view) { section_ = std::string(name) + "."; }
+  template <typename T>
+  void field(std::string_view key, const T& value, const FieldRules& rules) {
+    check_field(section_ + std::string(key), value, rules, problems_);
+  }
+  void sources(const std::vector<DataSource>& sources) {
+    const std::string section = section_;
+    for (std::size_t i = 0; i < sources.size(); ++i) {
+      section_ = section + "sources[" + std::to_string(i) + "].";
+      visit_source(sources[i], *this);
+    }
+    section_ = section;
+  }
+  template <typename Data>
+  void inherit(const Data&, const Data&) {}
+
+ private:
+  RecipeProblems& problems_;
+  std::string section_;
+};
+
+// Without trailing zeros and without a point where none is needed: for messages.
+std::string short_number(double value) {
+  const std::string text = toml_text(value);
+  return text.ends_with(".0") ? text.substr(0, text.size() - 2) : text;
+}
+
+std::string equals(int value) { return "= " + std::to_string(value); }
+
+void check_data(const std::string& section, const DataSection& data, RecipeProblems& problems) {
+  const std::string sources = section + ".sources";
+  if (data.sources.empty()) {
+    problems.add(sources, "is empty; name a text, as sources = [{ path = \"corpus.txt\" }]");
+  }
+  for (std::size_t i = 0; i < data.sources.size(); ++i) {
+    const DataSource& source = data.sources[i];
+    const std::string name = sources + "[" + std::to_string(i) + "]";
+    if (source.path.empty()) problems.add(name + ".path", "is not set");
+    const bool is_jsonl = source.format == "jsonl";
+    if (is_jsonl && source.template_.empty()) {
+      problems.add(name + ".template", "is not set; jsonl needs one, as \"{question}\\n{answer}\"");
+    }
+    if (!is_jsonl && !source.template_.empty()) {
+      problems.add(name + ".template",
+                   "is for format = \"jsonl\", not for \"" + source.format + "\"");
+    }
+    if (source.format == "text" && source.label_mask == "answer") {
+      problems.add(name + ".label_mask", "= \"answer\": plain text has no answers; use \"all\"");
+    }
+  }
+}
+
+void check_plan(const PlanSection& plan, RecipeProblems& problems) {
+  const std::string& keep = plan.keep_boundaries;
+  if (keep == "none" || keep == "last" || keep == "all") return;
+  int every = 0;
+  const std::string_view number =
+      std::string_view(keep).substr(std::min<std::size_t>(6, keep.size()));
+  const auto [end, error] = std::from_chars(number.data(), number.data() + number.size(), every);
+  const bool is_number = error == std::errc() && end == number.data() + number.size() && every >= 1;
+  if (!keep.starts_with("every:") || !is_number) {
+    problems.add("plan.keep_boundaries",
+                 "= \"" + keep + "\": expected none, last, every:N with N at least 1, or all");
+  }
+}
+
+void check_transfer(const Recipe& recipe, RecipeProblems& problems) {
+  const TransferSection& transfer = recipe.transfer;
+  const int rows = recipe.plan.sequences_per_forward;
+  if (transfer.sequences_per_step % rows != 0) {
+    problems.add("transfer.sequences_per_step",
+                 equals(transfer.sequences_per_step) +
+                     " must be a multiple of plan.sequences_per_forward = " + std::to_string(rows));
+  }
+  if (transfer.validation_sequences > recipe.data_transfer.validation_sequences) {
+    problems.add(
+        "transfer.validation_sequences",
+        equals(transfer.validation_sequences) + ", but data.transfer.validation_sequences = " +
+            std::to_string(recipe.data_transfer.validation_sequences) + "; raise that one");
+  }
+  if (transfer.min_learning_rate > transfer.learning_rate) {
+    problems.add("transfer.min_learning_rate",
+                 "= " + short_number(transfer.min_learning_rate) +
+                     " is above transfer.learning_rate = " + short_number(transfer.learning_rate));
+  }
+  if (transfer.mse_factor == 0.0 && transfer.xent_factor == 0.0) {
+    problems.add("transfer.mse_factor",
+                 "and transfer.xent_factor are both 0: nothing would be learned");
+  }
+  const std::vector<int>& layers = transfer.softmax_layers;
+  for (std::size_t i = 1; i < layers.size(); ++i) {
+    if (layers[i] <= layers[i - 1])
+      problems.add("transfer.softmax_layers", "must be in growing order, each layer once");
+  }
+}
+
+void check_finetune(const FinetuneSection& finetune, RecipeProblems& problems) {
+  if (finetune.target_modules.empty())
+    problems.add("finetune.target_modules", "is empty; set finetune.enabled = false instead");
+  for (auto module = finetune.target_modules.begin(); module != finetune.target_modules.end();
+       ++module) {
+    if (std::find(finetune.target_modules.begin(), module, *module) != module) {
+      problems.add("finetune.target_modules", "names " + *module + " twice");
+    }
+  }
+  const int per_micro_batch = finetune.sequences_per_micro_batch;
+  const int micro_batches = finetune.sequences_per_step / per_micro_batch;
+  if (finetune.sequences_per_step % per_micro_batch != 0 ||
+      !std::has_single_bit(static_cast<unsigned>(micro_batches))) {
+    // The gradient of a step is summed as a binary tree over micro-batches, so that any number of
+    // ranks gives the same bytes.
+    problems.add("finetune.sequences_per_step",
+                 equals(finetune.sequences_per_step) +
+                     " must be finetune.sequences_per_micro_batch = " +
+                     std::to_string(per_micro_batch) + " times a power of two");
+  } else if (micro_batches % finetune.ranks != 0) {
+    problems.add("finetune.ranks",
+                 equals(finetune.ranks) + " must divide the " + std::to_string(micro_batches) +
+                     " micro-batches of a step");
+  }
+}
+
+}  // namespace
+
+void RecipeProblems::add(const std::string& name, const std::string& text) {
+  add_sentence(name, name + " " + text);
+}
+
+void RecipeProblems::add_sentence(const std::string& name, const std::string& text) {
+  const auto line = lines_.find(name);
+  const std::string place =
+      line == lines_.end() ? file_ : file_ + ":" + std::to_string(line->second);
+  problems_.push_back(place + ": " + text);
+}
+
+void RecipeProblems::throw_if_any() const {
+  if (problems_.empty()) return;
+  std::string text = problems_.front();
+  for (std::size_t i = 1; i < problems_.size(); ++i) text += "\n" + problems_[i];
+  throw Error(ErrorKind::kUsage, text);
+}
+
+void check_number(const std::string& name,
+                  double value,
+                  const FieldRules& rules,
+                  RecipeProblems& problems) {
+  const bool too_low = rules.above_min ? value <= rules.min : value < rules.min;
+  if (std::isfinite(value) && !too_low && value <= rules.max) return;
+  problems.add(name,
+               "= " + short_number(value) + ": expected " +
+                   (rules.above_min ? "more than " : "at least ") + short_number(rules.min) +
+                   " and at most " + short_number(rules.max));
+}
+
+void check_word(const std::string& name,
+                const std::string& value,
+                const FieldRules& rules,
+                RecipeProblems& problems) {
+  if (rules.choices.empty() || is_choice(value, rules.choices)) return;
+  std::string words(rules.choices);
+  for (std::size_t bar = words.find('|'); bar != std::string::npos; bar = words.find('|'))
+    words.replace(bar, 1, ", ");
+  problems.add(name, "= " + toml_text(value) + ": expected one of " + words);
+}
+
+void check_recipe(const Recipe& recipe, RecipeProblems& problems) {
+  if (recipe.model.path.empty()) {
+    problems.add("model.path",
+                 "is not set; name a Hugging Face model directory, or org/name in the local cache");
+  }
+  check_data("data.transfer", recipe.data_transfer, problems);
+  if (recipe.finetune.enabled) check_data("data.finetune", recipe.data_finetune, problems);
+  check_data("data.evaluate", recipe.data_evaluate, problems);
+  try {
+    recipe.attention.validate(0);
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    problems.add_sentence(text.substr(0, text.find(' ')), text);
+  }
+  check_plan(recipe.plan, problems);
+  check_transfer(recipe, problems);
+  if (recipe.finetune.enabled) check_finetune(recipe.finetune, problems);
+}
+
+void Recipe::validate(const std::string& name) const {
+  RecipeProblems problems(name);
+  RangeChecker ranges(problems);
+  visit_recipe(*this, ranges);
+  problems.throw_if_any();  // the rules between fields divide by values that must be in range
+  check_recipe(*this, problems);
+  problems.throw_if_any();
+}
+
+const DataSection& Recipe::data(DataStage stage) const {
+  switch (stage) {
+    case DataStage::kTransfer:
+      return data_transfer;
+    case DataStage::kFinetune:
+      return data_finetune;
+    case DataStage::kEvaluate:
+      return data_evaluate;
+  }
+  return data_transfer;
+}
+
+}  // namespace hedgerow::storage

@@ -1,0 +1,124 @@
+// Every field of a recipe, in the order of the file: key, range, choices, comment and whether a
+// resume may change it. Reading, writing and comparing are three visitors of this one list, so that
+// a field cannot be known to one of them alone. A visitor has section(name, comment), field(key,
+// value, rules), sources(value) and inherit(value, base). Private to storage/recipe*.cpp.
+#pragma once
+
+#include "storage/recipe.hpp"
+#include "storage/recipe_rules.hpp"
+#include "storage/recipe_stage_fields.hpp"
+
+namespace hedgerow::storage {
+
+template <typename Data, typename Visitor>
+void visit_data(Data& data, Visitor& visitor) {
+  constexpr int kMaxLength = 1 << 24;
+  visitor.field("seq_len", data.seq_len, {"tokens of one sequence", 2, kMaxLength});
+  visitor.field("validation_sequences",
+                data.validation_sequences,
+                {"the last ones, never trained on", 0, 1e9});
+  visitor.field("split",
+                data.split,
+                {.comment = "validation is cut before packing (documents) or after it (sequences)",
+                 .choices = "documents|sequences"});
+  visitor.field("max_sequences", data.max_sequences, {"0: all", 0, 1e9});
+  visitor.field("add_bos", data.add_bos, {"before each document"});
+  visitor.field("eos_token_id",
+                data.eos_token_id,
+                {"after each document; -1: the model's own, -2: none", -2, 1e9});
+  visitor.sources(data.sources);
+}
+
+template <typename Spec, typename Visitor>
+void visit_attention(Spec& spec, Visitor& visitor) {
+  visitor.field("feature_map",
+                spec.feature_map,
+                {"hedgehog_softmax, hedgehog_exp, t2r, elu_plus_one, relu or identity"});
+  visitor.field("negation", spec.negation, {"also map -xW (the hedgehog maps)"});
+  visitor.field("feature_dim",
+                spec.feature_dim,
+                {"F, after that concatenation; cost grows with it", 1, 4096});
+  visitor.field("bias", spec.bias, {"one per head and feature"});
+  visitor.field("start", spec.start, {"orthogonal, kaiming or identity"});
+  visitor.field("window", spec.window, {"terraced, sliding or none"});
+  visitor.field("window_size",
+                spec.window_size,
+                {"keys under softmax; terraced sees up to twice as many", 1, 65536});
+  visitor.field(
+      "window_factor", spec.window_factor, {"logit of the window's share at the start", -30, 30});
+  visitor.field("train_window_factor", spec.train_window_factor, {"learn that share per head"});
+}
+
+template <typename AnyRecipe, typename Visitor>
+void visit_recipe(AnyRecipe& recipe, Visitor& visitor) {
+  visitor.field("seed", recipe.seed, {"of feature maps, shuffling and LoRA", 0, 9.2e18});
+  visitor.section("model", "the teacher: a Hugging Face directory, or org/name in the local cache");
+  visitor.field("path", recipe.model.path, {""});
+  visitor.section("data.transfer", "text for the attention transfer");
+  visit_data(recipe.data_transfer, visitor);
+  visitor.section("data.finetune", "text for LoRA; keys left out are those of data.transfer");
+  visitor.inherit(recipe.data_finetune, recipe.data_transfer);
+  visit_data(recipe.data_finetune, visitor);
+  visitor.section("data.evaluate", "its validation part gives the perplexities; likewise");
+  visitor.inherit(recipe.data_evaluate, recipe.data_transfer);
+  visit_data(recipe.data_evaluate, visitor);
+  visitor.section("attention", "what the student attends with");
+  visit_attention(recipe.attention, visitor);
+  visitor.section("plan", "how the job is cut");
+  visit_plan(recipe.plan, visitor);
+  visitor.section("transfer", "stage 1: every layer learns alone");
+  visit_transfer(recipe.transfer, visitor);
+  visitor.section("finetune", "stage 2: LoRA over the whole student");
+  visit_finetune(recipe.finetune, visitor);
+  visitor.section("evaluate", "");
+  visitor.field("max_sequences",
+                recipe.evaluate.max_sequences,
+                {.comment = "0: all", .min = 0, .max = 1e9, .safe_to_change = true});
+  visitor.field("prompts",
+                recipe.evaluate.prompts,
+                {.comment = "continued by the student at the end", .safe_to_change = true});
+  visitor.field("max_new_tokens",
+                recipe.evaluate.max_new_tokens,
+                {.comment = "of each", .min = 1, .max = 1e6, .safe_to_change = true});
+  visitor.section("workers", "all of it may change on resume");
+  visitor.field(
+      "local",
+      recipe.workers.local,
+      {.comment = "started on this machine", .min = 0, .max = 4096, .safe_to_change = true});
+  visitor.field("threads",
+                recipe.workers.threads,
+                {.comment = "each; 0: cores / local; equal bytes need equal threads",
+                 .min = 0,
+                 .max = 4096,
+                 .safe_to_change = true});
+  visitor.field("orphan_timeout_s",
+                recipe.workers.orphan_timeout_s,
+                {.comment = "without a coordinator, then checkpoint and exit",
+                 .min = 1,
+                 .max = 1e6,
+                 .safe_to_change = true});
+  visitor.field("lease_s",
+                recipe.workers.lease_s,
+                {.comment = "silence after which a task goes to another worker",
+                 .min = 1,
+                 .max = 1e5,
+                 .safe_to_change = true});
+  visitor.field("bind",
+                recipe.workers.bind,
+                {.comment = "another address than loopback needs keys", .safe_to_change = true});
+  visitor.section("made_by", "which build resolved this recipe");
+  visitor.field("version", recipe.made_by.version, {.comment = "", .safe_to_change = true});
+  visitor.field("git_hash", recipe.made_by.git_hash, {.comment = "", .safe_to_change = true});
+}
+
+// The keys of one entry of `sources`.
+template <typename Source, typename Visitor>
+void visit_source(Source& source, Visitor& visitor) {
+  visitor.field("path", source.path, {""});
+  visitor.field(
+      "format", source.format, {.comment = "", .choices = "text|jsonl|alpaca|records|chat|tokens"});
+  visitor.field("template", source.template_, {""});
+  visitor.field("label_mask", source.label_mask, {.comment = "", .choices = "all|answer"});
+}
+
+}  // namespace hedgerow::storage

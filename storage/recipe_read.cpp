@@ -1,0 +1,293 @@
+// The reading visitor of recipe_fields.hpp over toml++'s tree. All problems of a file are collected
+// and reported together.
+#include <toml++/toml.h>
+
+#include <algorithm>
+#include <cctype>
+#include <cmath>
+#include <cstdlib>
+#include <map>
+#include <numeric>
+#include <optional>
+
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "storage/recipe_check.hpp"
+#include "storage/recipe_fields.hpp"
+#include "storage/recipe_text.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::uint64_t kMaxRecipeBytes = 1 << 20;
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  std::iota(row.begin(), row.end(), std::size_t{0});
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({substituted, row[j] + 1, row[j - 1] + 1});
+    }
+  }
+  return row.back();
+}
+
+struct DottedName {
+  std::string section;  // "" or with its last dot
+  std::string leaf;
+};
+
+DottedName split_name(const std::string& name) {
+  const std::size_t dot = name.rfind('.');
+  if (dot == std::string::npos) return {.section = "", .leaf = name};
+  return {.section = name.substr(0, dot + 1), .leaf = name.substr(dot + 1)};
+}
+
+std::string type_name(const toml::node& node) {
+  switch (node.type()) {
+    case toml::node_type::table:
+      return "a table";
+    case toml::node_type::array:
+      return "a list";
+    case toml::node_type::string:
+      return "a string";
+    case toml::node_type::integer:
+      return "an integer";
+    case toml::node_type::floating_point:
+      return "a number with a point";
+    case toml::node_type::boolean:
+      return "true or false";
+    default:
+      return "a date or time";
+  }
+}
+
+class Reader {
+ public:
+  Reader(const toml::table& root, RecipeProblems& problems)
+      : root_(root), table_(&root), problems_(problems) {}
+
+  void section(std::string_view name, std::string_view) {
+    section_ = std::string(name) + ".";
+    sections_.emplace_back(name);
+    table_ = nullptr;
+    const toml::node_view<const toml::node> view = root_.at_path(name);
+    if (!view) return;
+    table_ = view.as_table();
+    if (table_ == nullptr)
+      wrong_type(*view.node(), std::string(name), "a table, as [" + std::string(name) + "]");
+  }
+
+  template <typename T>
+  void field(std::string_view key, T& value, const FieldRules& rules) {
+    const std::string name = section_ + std::string(key);
+    known_.push_back(name);
+    const toml::node* node = table_ == nullptr ? nullptr : table_->get(key);
+    if (node == nullptr) return;
+    problems_.at_line(name, static_cast<int>(node->source().begin.line));
+    read(*node, name, value);
+    check_field(name, value, rules, problems_);
+  }
+
+  void sources(std::vector<DataSource>& sources) {
+    const std::string name = section_ + "sources";
+    known_.push_back(name);
+    const toml::node* node = table_ == nullptr ? nullptr : table_->get("sources");
+    if (node == nullptr) return;
+    problems_.at_line(name, static_cast<int>(node->source().begin.line));
+    const toml::array* list = node->as_array();
+    if (list == nullptr)
+      return wrong_type(*node, name, "a list of tables, as [{ path = \"...\" }]");
+    sources.clear();
+    for (const toml::node& entry : *list) {
+      sources.push_back(source(entry, name + "[" + std::to_string(sources.size()) + "]"));
+    }
+  }
+
+  template <typename Data>
+  void inherit(Data& data, const Data& base) {
+    data = base;
+  }
+
+  void report_unknown() { report_unknown(root_, ""); }
+
+ private:
+  DataSource source(const toml::node& entry, const std::string& name) {
+    DataSource result;
+    if (!entry.is_table()) {
+      wrong_type(entry, name, "a table, as { path = \"...\" }");
+      return result;
+    }
+    Reader reader(*entry.as_table(), problems_);
+    reader.section_ = name + ".";
+    visit_source(result, reader);
+    reader.report_unknown(*entry.as_table(), reader.section_);
+    return result;
+  }
+
+  void wrong_type(const toml::node& node, const std::string& name, const std::string& expected) {
+    problems_.at_line(name, static_cast<int>(node.source().begin.line));
+    problems_.add(name, "expected " + expected + ", found " + type_name(node));
+  }
+
+  void read(const toml::node& node, const std::string& name, bool& value) {
+    if (!node.is_boolean()) return wrong_type(node, name, "true or false");
+    value = **node.as_boolean();
+  }
+  void read(const toml::node& node, const std::string& name, double& value) {
+    if (!node.is_number()) return wrong_type(node, name, "a number");
+    value = *node.value<double>();
+  }
+  void read(const toml::node& node, const std::string& name, int& value) {
+    if (!node.is_integer()) return wrong_type(node, name, "an integer");
+    const std::int64_t wide = **node.as_integer();
+    if (!std::in_range<int>(wide))
+      return problems_.add(name, "= " + std::to_string(wide) + " is too large");
+    value = static_cast<int>(wide);
+  }
+  void read(const toml::node& node, const std::string& name, std::uint64_t& value) {
+    if (!node.is_integer()) return wrong_type(node, name, "an integer");
+    const std::int64_t wide = **node.as_integer();
+    if (wide < 0) return problems_.add(name, "= " + std::to_string(wide) + ": expected at least 0");
+    value = static_cast<std::uint64_t>(wide);
+  }
+  void read(const toml::node& node, const std::string& name, std::string& value) {
+    if (!node.is_string()) return wrong_type(node, name, "a string");
+    value = **node.as_string();
+  }
+  void read(const toml::node& node, const std::string& name, FeatureMapKind& value) {
+    read_word(node, name, value, feature_map_kind_from_string);
+  }
+  void read(const toml::node& node, const std::string& name, FeatureMapStart& value) {
+    read_word(node, name, value, feature_map_start_from_string);
+  }
+  void read(const toml::node& node, const std::string& name, WindowLayout& value) {
+    read_word(node, name, value, window_layout_from_string);
+  }
+  template <typename Enum>
+  void read_word(const toml::node& node,
+                 const std::string& name,
+                 Enum& value,
+                 Enum (*from_string)(std::string_view)) {
+    if (!node.is_string()) return wrong_type(node, name, "a string");
+    try {
+      value = from_string(**node.as_string());
+    } catch (const Error& error) {
+      problems_.add_sentence(name, error.what());
+    }
+  }
+  template <typename T>
+  void read(const toml::node& node, const std::string& name, std::vector<T>& values) {
+    if (!node.is_array()) return wrong_type(node, name, "a list");
+    values.clear();
+    for (const toml::node& entry : *node.as_array()) {
+      T value{};
+      read(entry, name, value);
+      values.push_back(value);
+    }
+  }
+
+  void report_unknown(const toml::table& table, const std::string& prefix) {
+    for (const auto& [key, node] : table) {
+      const std::string name = prefix + std::string(key.str());
+      if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
+      const bool leads_to_section =
+          std::any_of(sections_.begin(), sections_.end(), [&](const std::string& section) {
+            return (section + ".").starts_with(name + ".");
+          });
+      if (!leads_to_section) {
+        problems_.at_line(name, static_cast<int>(key.source().begin.line));
+        problems_.add_sentence(name, name + " is not a known key" + suggestion(name));
+      } else if (node.is_table()) {
+        report_unknown(*node.as_table(), name + ".");
+      } else if (std::find(sections_.begin(), sections_.end(), name) == sections_.end()) {
+        wrong_type(node, name, "a table");
+      }
+    }
+  }
+
+  // The nearest key of the same section; else one that is called the same in another; else what the
+  // section has.
+  [[nodiscard]] std::string suggestion(const std::string& name) const {
+    const DottedName wanted = split_name(name);
+    const std::size_t tolerance = std::max<std::size_t>(2, wanted.leaf.size() / 3);
+    std::string best;
+    std::size_t best_distance = tolerance + 1;
+    std::string siblings;
+    std::vector<std::string> names = known_;
+    names.insert(names.end(), sections_.begin(), sections_.end());
+    for (const std::string& known : names) {
+      const DottedName candidate = split_name(known);
+      const bool same_section = candidate.section == wanted.section;
+      std::size_t distance = edit_distance(candidate.leaf, wanted.leaf);
+      // Short keys resemble each other by chance, and a key of another section must be the very
+      // same word.
+      if (same_section ? distance >= wanted.leaf.size() : distance > 0) distance = tolerance + 1;
+      if (!same_section) distance += 1;
+      if (distance < best_distance) {
+        best = known;
+        best_distance = distance;
+      }
+      if (same_section) siblings += (siblings.empty() ? "" : ", ") + candidate.leaf;
+    }
+    if (!best.empty()) return "; did you mean " + best + "?";
+    return siblings.empty() ? "" : "; known keys there: " + siblings;
+  }
+
+  const toml::table& root_;
+  const toml::table* table_;
+  RecipeProblems& problems_;
+  std::string section_;
+  std::vector<std::string> known_;
+  std::vector<std::string> sections_;
+};
+
+std::string expand_home(const std::string& path) {
+  const char* home = std::getenv("HOME");
+  if (!path.starts_with("~/") || home == nullptr) return path;
+  return std::string(home) + path.substr(1);
+}
+
+}  // namespace
+
+Recipe Recipe::parse(const std::string& toml, const std::string& name) {
+  toml::table root;
+  try {
+    root = toml::parse(toml, name);
+  } catch (const toml::parse_error& error) {
+    throw Error(ErrorKind::kUsage,
+                name + ":" + std::to_string(error.source().begin.line) + ": " +
+                    std::string(error.description()));
+  }
+  Recipe recipe;
+  RecipeProblems problems(name);
+  Reader reader(root, problems);
+  visit_recipe(recipe, reader);
+  reader.report_unknown();
+  problems.throw_if_any();
+  check_recipe(recipe, problems);
+  problems.throw_if_any();
+  return recipe;
+}
+
+Recipe Recipe::load(const fs::path& path) {
+  Recipe recipe = parse(read_text(path, kMaxRecipeBytes), path.string());
+  const fs::path folder = fs::absolute(path).parent_path();
+  const auto absolute = [&](std::string& text) {
+    text = (folder / expand_home(text)).lexically_normal().string();
+  };
+  for (DataSection* data : {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
+    for (DataSource& source : data->sources) absolute(source.path);
+  }
+  const std::string& model = recipe.model.path;
+  if (model.starts_with(".") || model.starts_with("~/")) absolute(recipe.model.path);
+  return recipe;
+}
+
+}  // namespace hedgerow::storage

@@ -1,0 +1,117 @@
+// The sections of a recipe: one plain struct each, handed to its one consumer by const reference.
+// Defaults stand at the field and nowhere else; TOML keys are the field names. Ranges and the
+// comments that a written recipe carries are in recipe_fields.hpp; rules between fields in
+// Recipe::validate().
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace hedgerow::storage {
+
+struct ModelSection {
+  std::string path{};  // a Hugging Face directory, or org/name in the local Hugging Face cache
+  bool operator==(const ModelSection&) const = default;
+};
+
+// One text source. How it is read is told in deploy/huggingface/README.md.
+struct DataSource {
+  std::string path{};  // a file; format "tokens": a tokens file (*.h5) that is used as it is
+  std::string format = "text";     // text | jsonl | alpaca | records | chat | tokens
+  std::string template_{};         // jsonl only, as "{question}\n{answer}"; TOML key `template`
+  std::string label_mask = "all";  // all | answer: which positions count in the finetune loss
+  bool operator==(const DataSource&) const = default;
+};
+
+// [data.transfer], [data.finetune], [data.evaluate]. Evaluation reads the validation part of its
+// split.
+struct DataSection {
+  std::vector<DataSource> sources{};
+  int seq_len = 1024;            // tokens of one sequence
+  int validation_sequences = 8;  // at the end of the file, never trained on
+  // documents: the last documents become validation before anything is packed, so that no document
+  // is in both parts; sequences: the last sequences of the whole packed stream do, as the reference
+  // measurements did.
+  std::string split = "documents";
+  int max_sequences = 0;  // 0: all; more are never tokenized nor captured
+  bool add_bos = false;
+  int eos_token_id = -1;  // appended after each document; -1: the model's own; -2: none
+  bool operator==(const DataSection&) const = default;
+};
+
+struct PlanSection {
+  int layers_per_block = 5;             // k: a deployment choice, never changes the result
+  int sequences_per_forward = 4;        // the canonical forward's rows; memory grows with it
+  int shard_mib = 256;                  // larger: fewer files, more redone work after a loss
+  std::string compute_dtype = "auto";   // auto | bf16 | fp32
+  std::string shard_dtype = "bf16";     // bf16 | fp16 | fp32: the residual stream after every layer
+  std::string keep_boundaries = "all";  // none | last | every:N | all
+  std::string device = "auto";          // auto | cpu | cuda
+  bool operator==(const PlanSection&) const = default;
+};
+
+struct TransferSection {
+  double learning_rate = 1e-2;
+  int max_steps = 60;  // optimizer steps a layer
+  int sequences_per_step =
+      4;  // a multiple of plan.sequences_per_forward (accumulation is the ratio)
+  double mse_factor = 1000.0;
+  double xent_factor = 0.0;
+  double weight_decay = 0.0;
+  double gradient_clip = 1.0;         // of each layer alone; 0: none
+  bool shuffle = false;               // by windows of the sequence index from (seed, epoch)
+  int validate_every = 10;            // optimizer steps
+  int validation_sequences = 4;       // of the validation split, for MSE
+  std::string schedule = "constant";  // constant | plateau
+  double plateau_factor = 0.1;
+  int plateau_patience = 10;  // validations
+  double min_learning_rate = 1e-5;
+  int early_stop_patience = 0;    // validations without improvement; 0: never
+  int checkpoint_every = 10;      // optimizer steps: at most this much work is lost to a SIGKILL
+  int retries_with_new_seed = 0;  // when a block ends badly
+  std::vector<int> softmax_layers{};  // kept as they are
+  bool operator==(const TransferSection&) const = default;
+};
+
+struct FinetuneSection {
+  bool enabled = true;
+  int rank = 8;
+  double alpha = 16.0;
+  std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj"};
+  double learning_rate = 1e-4;
+  double weight_decay = 0.0;
+  double gradient_clip = 1.0;
+  int max_steps = 40;
+  int sequences_per_step = 4;  // the global batch: a power of two micro-batches
+  int sequences_per_micro_batch = 1;
+  int checkpoint_every = 10;  // optimizer steps
+  int validate_every = 20;    // optimizer steps; 0: only at the end
+  int ranks = 2;  // data ranks launched locally; must divide the micro-batches of a step
+  bool operator==(const FinetuneSection&) const = default;
+};
+
+struct EvaluateSection {
+  int max_sequences = 0;               // 0: all of the evaluate split
+  std::vector<std::string> prompts{};  // a few generated sentences at the end of a run
+  int max_new_tokens = 40;
+  bool operator==(const EvaluateSection&) const = default;
+};
+
+struct WorkersSection {
+  int local = 2;    // processes that `hedgerow run` starts on this machine
+  int threads = 0;  // per worker; 0: cores / local. Part of what byte-equality is promised for
+  int orphan_timeout_s = 600;
+  int lease_s = 30;
+  std::string bind = "127.0.0.1";
+  bool operator==(const WorkersSection&) const = default;
+};
+
+// What resolved the recipe: written by `hedgerow run` into run.toml, absent from recipes made by
+// hand.
+struct MadeBySection {
+  std::string version{};
+  std::string git_hash{};
+  bool operator==(const MadeBySection&) const = default;
+};
+
+}  // namespace hedgerow::storage

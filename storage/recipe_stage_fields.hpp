@@ -1,0 +1,99 @@
+// The fields of [plan], [transfer] and [finetune] for recipe_fields.hpp, which tells what a visitor
+// is.
+#pragma once
+
+#include "storage/recipe_rules.hpp"
+
+namespace hedgerow::storage {
+
+template <typename Plan, typename Visitor>
+void visit_plan(Plan& plan, Visitor& visitor) {
+  visitor.field("layers_per_block",
+                plan.layers_per_block,
+                {"never changes the result; fewer: more disk, more blocks", 1, 1e6});
+  visitor.field(
+      "sequences_per_forward", plan.sequences_per_forward, {"memory grows with it", 1, 1e6});
+  visitor.field(
+      "shard_mib", plan.shard_mib, {"larger: fewer files, more redone after a loss", 1, 1 << 20});
+  visitor.field("compute_dtype",
+                plan.compute_dtype,
+                {.comment = "auto: what the processor is fast at", .choices = "auto|bf16|fp32"});
+  visitor.field("shard_dtype",
+                plan.shard_dtype,
+                {.comment = "the residual stream is rounded to it after every layer",
+                 .choices = "bf16|fp16|fp32"});
+  visitor.field("keep_boundaries",
+                plan.keep_boundaries,
+                {.comment = "none, last, every:N or all", .safe_to_change = true});
+  visitor.field("device",
+                plan.device,
+                {.comment = "auto: a GPU if there is one", .choices = "auto|cpu|cuda"});
+}
+
+template <typename Transfer, typename Visitor>
+void visit_transfer(Transfer& transfer, Visitor& visitor) {
+  visitor.field("learning_rate", transfer.learning_rate, {"AdamW", 0, 10, true});
+  visitor.field("max_steps", transfer.max_steps, {"optimizer steps a layer", 1, 1e9});
+  visitor.field("sequences_per_step",
+                transfer.sequences_per_step,
+                {"a multiple of plan.sequences_per_forward", 1, 1e6});
+  visitor.field("mse_factor", transfer.mse_factor, {"weight of the output error", 0, 1e9});
+  visitor.field("xent_factor",
+                transfer.xent_factor,
+                {"weight of the attention-weight error; O(T^2) work", 0, 1e9});
+  visitor.field("weight_decay", transfer.weight_decay, {"AdamW", 0, 1});
+  visitor.field(
+      "gradient_clip", transfer.gradient_clip, {"norm of each layer alone; 0: none", 0, 1e9});
+  visitor.field(
+      "shuffle", transfer.shuffle, {"within windows of 1024 sequences, from (seed, epoch)"});
+  visitor.field("validate_every", transfer.validate_every, {"optimizer steps", 1, 1e9});
+  visitor.field("validation_sequences",
+                transfer.validation_sequences,
+                {"of the validation split, for the error", 1, 1e6});
+  visitor.field("schedule",
+                transfer.schedule,
+                {.comment = "of the learning rate", .choices = "constant|plateau"});
+  visitor.field(
+      "plateau_factor", transfer.plateau_factor, {"plateau: rate times this", 0, 1, true});
+  visitor.field("plateau_patience",
+                transfer.plateau_patience,
+                {"plateau: after so many validations", 0, 1e9});
+  visitor.field("min_learning_rate", transfer.min_learning_rate, {"plateau: not below", 0, 10});
+  visitor.field("early_stop_patience",
+                transfer.early_stop_patience,
+                {"validations without improvement; 0: never", 0, 1e9});
+  visitor.field("checkpoint_every",
+                transfer.checkpoint_every,
+                {"optimizer steps that a kill can cost", 1, 1e9});
+  visitor.field(
+      "retries_with_new_seed", transfer.retries_with_new_seed, {"when a block ends badly", 0, 100});
+  visitor.field("softmax_layers", transfer.softmax_layers, {"layers kept as they are", 0, 1e6});
+}
+
+template <typename Finetune, typename Visitor>
+void visit_finetune(Finetune& finetune, Visitor& visitor) {
+  visitor.field("enabled", finetune.enabled, {"false: stop after the transfer"});
+  visitor.field("rank", finetune.rank, {"LoRA r", 1, 4096});
+  visitor.field("alpha", finetune.alpha, {"LoRA alpha: updates count alpha / r", 0, 1e6, true});
+  visitor.field("target_modules",
+                finetune.target_modules,
+                {.comment = "which projections learn", .choices = "q_proj|k_proj|v_proj|o_proj"});
+  visitor.field("learning_rate", finetune.learning_rate, {"AdamW", 0, 10, true});
+  visitor.field("weight_decay", finetune.weight_decay, {"AdamW", 0, 1});
+  visitor.field(
+      "gradient_clip", finetune.gradient_clip, {"norm over all parameters; 0: none", 0, 1e9});
+  visitor.field("max_steps", finetune.max_steps, {"optimizer steps; may grow on resume", 1, 1e9});
+  visitor.field("sequences_per_step", finetune.sequences_per_step, {"the global batch", 1, 1e6});
+  visitor.field("sequences_per_micro_batch",
+                finetune.sequences_per_micro_batch,
+                {"memory grows with it", 1, 1e6});
+  visitor.field("checkpoint_every",
+                finetune.checkpoint_every,
+                {"optimizer steps that a kill can cost", 1, 1e9});
+  visitor.field(
+      "validate_every", finetune.validate_every, {"optimizer steps; 0: only at the end", 0, 1e9});
+  visitor.field(
+      "ranks", finetune.ranks, {"MPI processes; divides the micro-batches of a step", 1, 1e6});
+}
+
+}  // namespace hedgerow::storage

@@ -1,0 +1,174 @@
+// The writing and comparing visitors of recipe_fields.hpp.
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cstdio>
+
+#include "storage/recipe_fields.hpp"
+#include "storage/recipe_text.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+constexpr std::size_t kCommentColumn = 40;
+constexpr unsigned char kDelete = 0x7F;
+
+template <typename T>
+std::string list_text(const std::vector<T>& values) {
+  std::string text = "[";
+  for (const T& value : values) text += (text.size() > 1 ? ", " : "") + toml_text(value);
+  return text + "]";
+}
+
+// key = value as strings, under the dotted name.
+struct FieldText {
+  std::string name;
+  std::string text;
+  bool safe_to_change = false;
+};
+
+class InlineSource {
+ public:
+  template <typename T>
+  void field(std::string_view key, const T& value, const FieldRules&) {
+    if (value.empty()) return;
+    text_ += (text_.empty() ? "{ " : ", ") + std::string(key) + " = " + toml_text(value);
+  }
+  [[nodiscard]] std::string text() const { return text_.empty() ? "{}" : text_ + " }"; }
+
+ private:
+  std::string text_;
+};
+
+class Writer {
+ public:
+  void section(std::string_view name, std::string_view comment) {
+    text_ += "\n";
+    if (!comment.empty()) text_ += "# " + std::string(comment) + "\n";
+    text_ += "[" + std::string(name) + "]\n";
+  }
+
+  template <typename T>
+  void field(std::string_view key, const T& value, const FieldRules& rules) {
+    std::string line = std::string(key) + " = " + toml_text(value);
+    if (!rules.comment.empty()) {
+      line.resize(std::max(line.size() + 1, kCommentColumn), ' ');
+      line += "# " + std::string(rules.comment);
+    }
+    text_ += line + "\n";
+  }
+
+  void sources(const std::vector<DataSource>& sources) {
+    text_ += "sources = [\n";
+    for (const DataSource& source : sources) text_ += "  " + toml_text(source) + ",\n";
+    text_ += "]\n";
+  }
+
+  template <typename Data>
+  void inherit(const Data&, const Data&) {}
+
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+class Collector {
+ public:
+  void section(std::string_view name, std::string_view) { section_ = std::string(name) + "."; }
+
+  template <typename T>
+  void field(std::string_view key, const T& value, const FieldRules& rules) {
+    fields_.push_back({.name = section_ + std::string(key),
+                       .text = toml_text(value),
+                       .safe_to_change = rules.safe_to_change});
+  }
+  void sources(const std::vector<DataSource>& sources) { field("sources", sources, {""}); }
+
+  template <typename Data>
+  void inherit(const Data&, const Data&) {}
+
+  [[nodiscard]] const std::vector<FieldText>& fields() const { return fields_; }
+
+ private:
+  std::string section_;
+  std::vector<FieldText> fields_;
+};
+
+}  // namespace
+
+std::string toml_text(bool value) { return value ? "true" : "false"; }
+std::string toml_text(int value) { return std::to_string(value); }
+std::string toml_text(std::uint64_t value) { return std::to_string(value); }
+
+std::string toml_text(double value) {
+  std::array<char, 64> digits{};
+  const auto result = std::to_chars(digits.data(), digits.data() + digits.size(), value);
+  std::string text(digits.data(), result.ptr);
+  // A TOML float needs a point or an exponent to be one.
+  if (text.find_first_of(".en") == std::string::npos) text += ".0";
+  return text;
+}
+
+std::string toml_text(std::string_view value) {
+  std::string text = "\"";
+  for (const char c : value) {
+    const auto byte = static_cast<unsigned char>(c);
+    if (c == '"' || c == '\\') {
+      text += std::string("\\") + c;
+    } else if (c == '\n') {
+      text += "\\n";
+    } else if (c == '\t') {
+      text += "\\t";
+    } else if (byte < ' ' || byte == kDelete) {
+      std::array<char, 8> escaped{};
+      std::snprintf(escaped.data(), escaped.size(), "\\u%04x", byte);
+      text += escaped.data();
+    } else {
+      text += c;
+    }
+  }
+  return text + "\"";
+}
+
+std::string toml_text(const std::string& value) { return toml_text(std::string_view(value)); }
+std::string toml_text(FeatureMapKind value) { return toml_text(to_string(value)); }
+std::string toml_text(FeatureMapStart value) { return toml_text(to_string(value)); }
+std::string toml_text(WindowLayout value) { return toml_text(to_string(value)); }
+std::string toml_text(const std::vector<int>& values) { return list_text(values); }
+std::string toml_text(const std::vector<std::string>& values) { return list_text(values); }
+std::string toml_text(const std::vector<DataSource>& sources) { return list_text(sources); }
+
+std::string toml_text(const DataSource& source) {
+  InlineSource visitor;
+  visit_source(source, visitor);
+  return visitor.text();
+}
+
+std::string Recipe::to_toml() const {
+  Writer writer;
+  visit_recipe(*this, writer);
+  return "# A hedgerow recipe. Keys left out keep their defaults; unknown keys are errors.\n" +
+         writer.text();
+}
+
+RecipeDifference difference(const Recipe& before, const Recipe& after) {
+  Collector old_fields;
+  Collector new_fields;
+  visit_recipe(before, old_fields);
+  visit_recipe(after, new_fields);
+  RecipeDifference result;
+  for (std::size_t i = 0; i < old_fields.fields().size(); ++i) {
+    const FieldText& was = old_fields.fields()[i];
+    const FieldText& is = new_fields.fields()[i];
+    if (was.text == is.text) continue;
+    // More steps go on from the last checkpoint; fewer would undo steps that were taken.
+    const bool grows =
+        was.name == "finetune.max_steps" && after.finetune.max_steps > before.finetune.max_steps;
+    const bool safe = was.safe_to_change || grows;
+    (safe ? result.safe : result.unsafe).push_back(was.name + ": " + was.text + " -> " + is.text);
+  }
+  return result;
+}
+
+}  // namespace hedgerow::storage

@@ -1,0 +1,316 @@
+#include "storage/recipe.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+// The smallest recipe that is complete; its keys stand in lines 1 to 5.
+constexpr const char* kMinimal = R"([model]
+path = "teacher"
+
+[data.transfer]
+sources = [{ path = "corpus.txt" }]
+)";
+
+Recipe minimal() { return Recipe::parse(kMinimal, "recipe.toml"); }
+
+std::string refusal(const std::string& toml) {
+  try {
+    (void)Recipe::parse(toml, "recipe.toml");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    return error.what();
+  }
+  return "accepted";
+}
+
+// From line 6 on.
+std::string refusal_of(const std::string& rest) { return refusal(kMinimal + rest); }
+
+TEST(Recipe, AbsentKeysKeepTheDefaultsAndDefaultsAreOurOwnAttention) {
+  Recipe expected;
+  expected.model.path = "teacher";
+  for (DataSection* data :
+       {&expected.data_transfer, &expected.data_finetune, &expected.data_evaluate}) {
+    data->sources = {DataSource{.path = "corpus.txt"}};
+  }
+  EXPECT_EQ(minimal(), expected);
+  EXPECT_EQ(expected.attention.start, FeatureMapStart::kOrthogonal);
+  EXPECT_EQ(expected.attention.window, WindowLayout::kTerraced);
+}
+
+TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
+  // Each value differs from its default, so that a field which is not written or not read shows.
+  Recipe recipe = minimal();
+  recipe.seed = 9'000'000'000'000'000'000U;
+  recipe.model.path = "a \"quoted\"\\path\twith\nnewline\x01";
+  recipe.data_finetune = {.sources = {{.path = "a.jsonl",
+                                       .format = "jsonl",
+                                       .template_ = "{q}\n{a}",
+                                       .label_mask = "answer"},
+                                      {.path = "b.json", .format = "alpaca"}},
+                          .seq_len = 77,
+                          .validation_sequences = 3,
+                          .split = "sequences",
+                          .max_sequences = 99,
+                          .add_bos = true,
+                          .eos_token_id = 2};
+  recipe.attention = {.feature_map = FeatureMapKind::kT2R,
+                      .negation = false,
+                      .feature_dim = 48,
+                      .bias = false,
+                      .start = FeatureMapStart::kIdentity,
+                      .window = WindowLayout::kSliding,
+                      .window_size = 17,
+                      .window_factor = 0.1 + 0.2,
+                      .train_window_factor = false};
+  recipe.plan = {.layers_per_block = 7,
+                 .sequences_per_forward = 2,
+                 .shard_mib = 8,
+                 .compute_dtype = "fp32",
+                 .shard_dtype = "fp16",
+                 .keep_boundaries = "every:3",
+                 .device = "cpu"};
+  recipe.transfer = {.learning_rate = 0.02,
+                     .max_steps = 61,
+                     .sequences_per_step = 6,
+                     .mse_factor = 1.0,
+                     .xent_factor = 1e-30,
+                     .weight_decay = 0.5,
+                     .gradient_clip = 0.0,
+                     .shuffle = true,
+                     .validate_every = 11,
+                     .validation_sequences = 2,
+                     .schedule = "plateau",
+                     .plateau_factor = 0.5,
+                     .plateau_patience = 11,
+                     .min_learning_rate = 1e-6,
+                     .early_stop_patience = 3,
+                     .checkpoint_every = 12,
+                     .retries_with_new_seed = 1,
+                     .softmax_layers = {0, 29}};
+  recipe.finetune = {.enabled = false,
+                     .rank = 16,
+                     .alpha = 1e300 / 1e297,
+                     .target_modules = {"q_proj"},
+                     .learning_rate = 1e-5,
+                     .weight_decay = 0.1,
+                     .gradient_clip = 0.0,
+                     .max_steps = 41,
+                     .sequences_per_step = 8,
+                     .sequences_per_micro_batch = 2,
+                     .checkpoint_every = 11,
+                     .validate_every = 0,
+                     .ranks = 4};
+  recipe.evaluate = {.max_sequences = 5, .prompts = {"caf\xc3\xa9", ""}, .max_new_tokens = 41};
+  recipe.workers = {
+      .local = 3, .threads = 4, .orphan_timeout_s = 601, .lease_s = 31, .bind = "::1"};
+  recipe.made_by = {.version = "1.2.3", .git_hash = "9f86d081884c"};
+  const std::string toml = recipe.to_toml();
+  EXPECT_EQ(Recipe::parse(toml, "run.toml"), recipe) << toml;
+}
+
+TEST(Recipe, AMisspeltKeyIsNamedWithItsLineAndTheLikelyKey) {
+  EXPECT_EQ(refusal_of("[transfer]\nlearning_rat = 0.1\n"),
+            "recipe.toml:7: transfer.learning_rat is not a known key; did you mean "
+            "transfer.learning_rate?");
+  EXPECT_EQ(refusal_of("[transfr]\nmax_steps = 1\n"),
+            "recipe.toml:6: transfr is not a known key; did you mean transfer?");
+}
+
+TEST(Recipe, AKeyInTheWrongSectionIsSentToItsOwn) {
+  EXPECT_EQ(refusal_of("[transfer]\nwindow_size = 64\n"),
+            "recipe.toml:7: transfer.window_size is not a known key; did you mean "
+            "attention.window_size?");
+}
+
+TEST(Recipe, AStrangeKeyListsWhatTheSectionHas) {
+  EXPECT_THAT(refusal_of("[workers]\nzzz = 64\n"),
+              HasSubstr("known keys there: local, threads, orphan_timeout_s, lease_s, bind"));
+}
+
+TEST(Recipe, KeysInsideASourceAreCheckedToo) {
+  EXPECT_THAT(
+      refusal("[model]\npath = \"t\"\n[data.transfer]\nsources = [{ path = \"a\", fromat = "
+              "\"text\" }]\n"),
+      HasSubstr("recipe.toml:4: data.transfer.sources[0].fromat is not a known key; did you mean "
+                "data.transfer.sources[0].format?"));
+}
+
+TEST(Recipe, AWrongTypeNamesKeyLineAndBothTypes) {
+  EXPECT_EQ(refusal_of("[transfer]\nmax_steps = \"60\"\n"),
+            "recipe.toml:7: transfer.max_steps expected an integer, found a string");
+  EXPECT_THAT(refusal_of("[transfer]\nmax_steps = 60.0\n"),
+              HasSubstr("found a number with a point"));
+  EXPECT_THAT(refusal_of("[transfer]\nshuffle = 1\n"),
+              HasSubstr("expected true or false, found an integer"));
+  EXPECT_THAT(refusal_of("[transfer]\nsoftmax_layers = 3\n"),
+              HasSubstr("expected a list, found an integer"));
+  EXPECT_THAT(refusal_of("[transfer]\nsoftmax_layers = [\"a\"]\n"),
+              HasSubstr("expected an integer, found a string"));
+  EXPECT_THAT(refusal_of("[evaluate]\nprompts = [1]\n"),
+              HasSubstr("expected a string, found an integer"));
+  EXPECT_THAT(refusal("plan = 3\n" + std::string(kMinimal)),
+              HasSubstr("recipe.toml:1: plan expected a table"));
+  EXPECT_THAT(refusal("data = 3\n[model]\npath = \"t\"\n"),
+              HasSubstr("recipe.toml:1: data expected a table"));
+  EXPECT_THAT(refusal("[model]\npath = \"t\"\n[data.transfer]\nsources = [\"a\"]\n"),
+              HasSubstr("expected a table, as { path"));
+}
+
+TEST(Recipe, AnIntegerIsANumber) {
+  EXPECT_EQ(Recipe::parse(std::string(kMinimal) + "[transfer]\nmse_factor = 5\n", "r")
+                .transfer.mse_factor,
+            5.0);
+}
+
+TEST(Recipe, AValueOutOfRangeNamesKeyLineAndRange) {
+  EXPECT_EQ(refusal_of("[transfer]\nmax_steps = 0\n"),
+            "recipe.toml:7: transfer.max_steps = 0: expected at least 1 and at most 1e+09");
+  EXPECT_THAT(refusal_of("[transfer]\nlearning_rate = 0.0\n"), HasSubstr("expected more than 0"));
+  EXPECT_THAT(refusal_of("[transfer]\nlearning_rate = nan\n"),
+              HasSubstr("recipe.toml:7: transfer.learning_rate = nan"));
+  EXPECT_THAT(refusal_of("[plan]\nshard_mib = 99999999999\n"),
+              HasSubstr("recipe.toml:7: plan.shard_mib"));
+  EXPECT_THAT(
+      refusal_of("[plan]\ncompute_dtype = \"int8\"\n"),
+      HasSubstr("recipe.toml:7: plan.compute_dtype = \"int8\": expected one of auto, bf16, fp32"));
+  EXPECT_THAT(
+      refusal_of("[attention]\nwindow = \"slidng\"\n"),
+      HasSubstr(
+          "recipe.toml:7: attention.window = \"slidng\": expected one of none, sliding, terraced"));
+  EXPECT_THAT(refusal_of("[finetune]\ntarget_modules = [\"qproj\"]\n"),
+              HasSubstr("expected one of q_proj, k_proj"));
+  EXPECT_THAT(refusal("seed = -1\n" + std::string(kMinimal)),
+              HasSubstr("recipe.toml:1: seed = -1"));
+}
+
+TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
+  EXPECT_EQ(refusal_of("[transfer]\nsequences_per_step = 6\n"),
+            "recipe.toml:7: transfer.sequences_per_step = 6 must be a multiple of "
+            "plan.sequences_per_forward = 4");
+  EXPECT_THAT(refusal_of("[finetune]\nsequences_per_step = 6\n"),
+              HasSubstr("times a power of two"));
+  EXPECT_THAT(refusal_of("[finetune]\nranks = 3\n"), HasSubstr("must divide the 4 micro-batches"));
+  EXPECT_THAT(refusal_of("[plan]\nkeep_boundaries = \"every:0\"\n"),
+              HasSubstr("every:N with N at least 1"));
+  EXPECT_THAT(refusal_of("[plan]\nkeep_boundaries = \"some\"\n"),
+              HasSubstr("recipe.toml:7: plan.keep_boundaries"));
+  EXPECT_THAT(refusal_of("[attention]\nfeature_map = \"relu\"\n"),
+              HasSubstr("attention.negation = true: only the hedgehog"));
+  EXPECT_THAT(refusal_of("[attention]\nfeature_dim = 63\n"),
+              HasSubstr("recipe.toml:7: attention.feature_dim = 63: must be even"));
+  EXPECT_THAT(refusal_of("[transfer]\nvalidation_sequences = 9\n"),
+              HasSubstr("data.transfer.validation_sequences = 8"));
+  EXPECT_THAT(refusal_of("[transfer]\nsoftmax_layers = [3, 3]\n"), HasSubstr("each layer once"));
+}
+
+TEST(Recipe, ABrokenFileNamesTheLine) {
+  EXPECT_THAT(refusal_of("[transfer\n"), HasSubstr("recipe.toml:6: "));
+}
+
+TEST(Recipe, AllProblemsAreReportedAtOnce) {
+  const std::string text = refusal("seed = -1\nmodle = 1\n[transfer]\nmax_steps = 0\n");
+  EXPECT_THAT(text, HasSubstr("recipe.toml:1: seed"));
+  EXPECT_THAT(text, HasSubstr("recipe.toml:2: modle is not a known key; did you mean model?"));
+  EXPECT_THAT(text, HasSubstr("recipe.toml:4: transfer.max_steps"));
+}
+
+TEST(Recipe, WithoutModelOrTextItSaysWhatToName) {
+  const std::string text = refusal("");
+  EXPECT_THAT(text, HasSubstr("recipe.toml: model.path is not set"));
+  EXPECT_THAT(text, HasSubstr("recipe.toml: data.transfer.sources is empty"));
+}
+
+TEST(Recipe, FinetuneAndEvaluateDataTakeWhatTheyLeaveOutFromTransfer) {
+  const Recipe recipe = Recipe::parse(R"(
+[model]
+path = "t"
+[data.transfer]
+seq_len = 512
+eos_token_id = 2
+sources = [{ path = "a" }]
+[data.finetune]
+seq_len = 256
+)",
+                                      "r");
+  EXPECT_EQ(recipe.data_finetune.seq_len, 256);
+  EXPECT_EQ(recipe.data_finetune.eos_token_id, 2);
+  EXPECT_EQ(recipe.data_finetune.sources, recipe.data_transfer.sources);
+  EXPECT_EQ(recipe.data_evaluate, recipe.data_transfer);
+}
+
+TEST(Recipe, ValidateChecksRangesOfARecipeThatCameFromNoFile) {
+  Recipe recipe = minimal();
+  EXPECT_NO_THROW(recipe.validate("made by hand"));
+  recipe.plan.sequences_per_forward =
+      0;  // also a division by zero in the rules between fields, were it not caught
+  try {
+    recipe.validate("made by hand");
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("made by hand: plan.sequences_per_forward = 0"));
+  }
+}
+
+TEST(Recipe, LoadMakesPathsAbsoluteFromTheRecipesFolder) {
+  const tests::TemporaryDirectory directory;
+  write_atomically(
+      directory / "r.toml",
+      "[model]\npath = \"./teacher\"\n[data.transfer]\nsources = [{ path = \"../corpus.txt\" }]\n"
+      "[data.evaluate]\nsources = [{ path = \"/abs.txt\" }]\n");
+  const Recipe recipe = Recipe::load(directory / "r.toml");
+  EXPECT_EQ(recipe.model.path, directory / "teacher");
+  EXPECT_EQ(recipe.data_transfer.sources.at(0).path, directory.path().parent_path() / "corpus.txt");
+  EXPECT_EQ(recipe.data_evaluate.sources.at(0).path, "/abs.txt");
+  write_atomically(directory / "r.toml", kMinimal);
+  EXPECT_EQ(Recipe::load(directory / "r.toml").model.path, "teacher") << "org/name is not a path";
+}
+
+TEST(Recipe, DifferenceTellsSafeChangesFromUnsafeOnes) {
+  const Recipe before = minimal();
+  EXPECT_THAT(difference(before, before).safe, IsEmpty());
+  EXPECT_THAT(difference(before, before).unsafe, IsEmpty());
+  Recipe after = before;
+  after.workers.threads = 2;
+  after.finetune.max_steps = 60;
+  after.transfer.learning_rate = 0.02;
+  after.data_finetune.sources[0].path = "other.txt";
+  const RecipeDifference changed = difference(before, after);
+  EXPECT_THAT(changed.safe, ElementsAre("finetune.max_steps: 40 -> 60", "workers.threads: 0 -> 2"));
+  EXPECT_THAT(
+      changed.unsafe,
+      ElementsAre(HasSubstr("data.finetune.sources: "), "transfer.learning_rate: 0.01 -> 0.02"));
+  after = before;
+  after.finetune.max_steps = 20;
+  EXPECT_THAT(difference(before, after).unsafe, ElementsAre("finetune.max_steps: 40 -> 20"));
+}
+
+TEST(Recipe, TheShippedRecipesAreValidAndTheReferenceIsThePublishedSchedule) {
+  const std::string folder = std::string(HEDGEROW_SOURCE_DIR) + "/deploy/recipes/";
+  EXPECT_NO_THROW((void)Recipe::load(folder + "smollm2_quickstart.toml"));
+  const Recipe reference = Recipe::load(folder + "smollm2_reference.toml");
+  EXPECT_EQ(reference.attention.start, FeatureMapStart::kKaiming);
+  EXPECT_EQ(reference.attention.window, WindowLayout::kSliding);
+  EXPECT_EQ(reference.attention.projected_dim(), 32);
+  EXPECT_FALSE(reference.attention.bias);
+  EXPECT_EQ(reference.transfer.max_steps, 60);
+  EXPECT_EQ(reference.data_evaluate.split, "sequences");
+  EXPECT_EQ(reference.data_evaluate.eos_token_id, 2);
+  EXPECT_EQ(reference.data_transfer.sources.at(0).path,
+            std::filesystem::path(HEDGEROW_SOURCE_DIR).parent_path() /
+                "shared/data/roleplay_alpaca.json");
+}
+
+}  // namespace
+}  // namespace hedgerow::storage
