@@ -1,5 +1,8 @@
 #include "storage/fault_point.hpp"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <atomic>
 #include <csignal>
 #include <cstdlib>
@@ -30,13 +33,24 @@ Request read_request() {
   return request;
 }
 
+// True when no other process has died here before.
+bool claim_once() {
+  const char* path = std::getenv("HEDGEROW_FAULT_ONCE");
+  if (path == nullptr || *path == '\0') return true;
+  const int descriptor = ::open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0644);
+  if (descriptor < 0) return false;
+  ::close(descriptor);
+  return true;
+}
+
 }  // namespace
 
 void fault_point(std::string_view place) {
   static const Request request = read_request();
   if (request.visit == 0 || request.place != place) return;
   static std::atomic<long> visits{0};
-  if (visits.fetch_add(1) + 1 == request.visit) std::raise(SIGKILL);
+  if (visits.fetch_add(1) + 1 != request.visit) return;
+  if (claim_once()) std::raise(SIGKILL);
 }
 
 }  // namespace hedgerow::storage
