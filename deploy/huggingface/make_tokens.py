@@ -65,8 +65,10 @@ def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
         raise UsageError(f"{recipe}: no such recipe") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{recipe}: {error}") from None
-    table = data.get("data", {}).get(stage)
-    if not isinstance(table, dict):
+    tables = data.get("data", {})
+    # As in storage/recipe.hpp: what finetune and evaluate leave out is transfer's.
+    table = {**tables.get("transfer", {}), **tables.get(stage, {})}
+    if not table:
         raise UsageError(f"{recipe}: section [data.{stage}] is missing")
     types = {"seq_len": int, "validation_sequences": int, "max_sequences": int, "split": str, "add_bos": bool,
              "eos_token_id": int}

@@ -9,7 +9,11 @@ from pathlib import Path
 
 def main() -> int:
     sys.path.insert(0, str(Path(__file__).resolve().parent))
-    suite = unittest.defaultTestLoader.loadTestsFromName(sys.argv[1])
+    try:
+        suite = unittest.defaultTestLoader.loadTestsFromName(sys.argv[1])
+    except unittest.SkipTest as reason:
+        print(f"SKIPPED {sys.argv[1]}: {reason}")
+        return 77
     result = unittest.TextTestRunner(verbosity=2).run(suite)
     for test, reason in result.skipped:
         print(f"SKIPPED {test.id()}: {reason}")
@@ -18,7 +22,7 @@ def main() -> int:
     if result.testsRun == 0 and not result.skipped:
         print(f"no test in {sys.argv[1]}")
         return 1
-    return 77 if len(result.skipped) >= result.testsRun else 0
+    return 77 if result.skipped and len(result.skipped) >= result.testsRun else 0
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import json
 import shutil
@@ -23,6 +24,12 @@ def require(*packages: str) -> None:
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
         raise unittest.SkipTest(f"Python package {missing[0]} is not installed (deploy/setup --tests installs it)")
+    if "torch" in packages:
+        try:
+            importlib.import_module("torch")
+        except (ImportError, OSError) as error:  # the wheel without CUDA's libraries
+            raise unittest.SkipTest(f"Python cannot import torch here ({str(error).splitlines()[0]}); "
+                                    "deploy/setup --full-torch completes it") from None
 
 
 def add_huggingface_to_path() -> None:

@@ -184,6 +184,17 @@ class Tokens(unittest.TestCase):
         everything, *_, num_train = self.make(source + "validation_sequences = 0\nmax_sequences = 5", stage="evaluate")
         self.assertEqual((len(everything), num_train), (5, 0))
 
+    def test_keys_left_out_by_finetune_and_evaluate_are_those_of_transfer(self):
+        path = self.records("r.json", 60)
+        recipe = self.write("whole.toml", f'[data.transfer]\nsources = [{{path = "{path}", format = "records"}}]\n'
+                            'seq_len = 16\nvalidation_sequences = 4\n[data.finetune]\nseq_len = 32\n')
+        for stage, shape in (("finetune", 32), ("evaluate", 16)):
+            done = subprocess.run([sys.executable, support.HUGGINGFACE / "make_tokens.py", "--recipe", recipe, "--model",
+                                   self.model, "--stage", stage, "--out", self.root / "out.h5"], capture_output=True,
+                                  text=True, timeout=60)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual(json.loads(done.stdout.splitlines()[-1])["seq_len"], shape)
+
     def test_max_sequences_limits_training_only(self):
         path = self.records("r.json", 60)
         for split in ("documents", "sequences"):

@@ -158,7 +158,8 @@ class FeatureMap(nn.Module):
             x = torch.einsum("bhtd,hdf->bhtf", x, self.mlp.layer.to(x.dtype))
             if self.mlp.bias is not None:
                 x = x + self.mlp.bias.to(x.dtype)[:, None]
-        return self._activate(x).clamp(min=FEATURE_CLAMP)
+        phi = self._activate(x)
+        return phi if self.kind == "identity" else phi.clamp(min=FEATURE_CLAMP)
 
     def _activate(self, z: torch.Tensor) -> torch.Tensor:
         if self.kind == "hedgehog_softmax":
