@@ -91,6 +91,7 @@ struct Applier {
     task->state = TaskState::kGranted;
     task->token = event.token;
     task->worker = event.worker;
+    task->incarnation = event.incarnation;
     task->reason.clear();
     ++task->attempts;
     if (!event.device.empty() &&

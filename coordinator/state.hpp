@@ -28,8 +28,9 @@ struct Failure {
 struct TaskRecord {
   TaskId id;
   TaskState state = TaskState::kPending;
-  std::uint64_t token = 0;  // of the current or the last grant
-  std::string worker;       // who holds or last held it
+  std::uint64_t token = 0;        // of the current or the last grant
+  std::string worker;             // who holds or last held it
+  std::uint64_t incarnation = 0;  // of that worker
   int attempts = 0;
   // In a row: progress (a commit, a checkpoint, being done) and a retry forget them.
   std::vector<Failure> failures;

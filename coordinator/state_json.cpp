@@ -32,6 +32,7 @@ json task_to_json(const TaskRecord& task) {
               {"state", to_string(task.state)},
               {"token", task.token},
               {"worker", task.worker},
+              {"incarnation", task.incarnation},
               {"attempts", task.attempts},
               {"failures", failures},
               {"checkpoint_step", task.checkpoint_step},
@@ -50,6 +51,7 @@ TaskRecord task_from_json(const json& in) {
   task.state = task_state_from_string(string_field(in, "state"));
   task.token = uint_field(in, "token");
   task.worker = string_field(in, "worker");
+  task.incarnation = uint_field(in, "incarnation");
   task.attempts = int_field(in, "attempts");
   for (const json& failure : field(in, "failures")) {
     task.failures.push_back({string_field(failure, "worker"),

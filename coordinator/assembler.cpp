@@ -1,0 +1,176 @@
+#include "coordinator/assembler.hpp"
+
+#include <algorithm>
+#include <filesystem>
+#include <set>
+
+#include "coordinator/commit.hpp"
+#include "coordinator/wire/json_fields.hpp"
+#include "storage/file.hpp"
+#include "storage/hash.hpp"
+#include "storage/safetensors.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+namespace fs = std::filesystem;
+using storage::Error;
+using storage::ErrorKind;
+using storage::FileRecord;
+using storage::SafetensorsFile;
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  std::string text = "[";
+  for (std::size_t i = 0; i < shape.size(); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(shape[i]);
+  return text + "]";
+}
+
+bool stays_softmax(const storage::Recipe& recipe, int layer) {
+  const std::vector<int>& layers = recipe.transfer.softmax_layers;
+  return std::find(layers.begin(), layers.end(), layer) != layers.end();
+}
+
+// One artifact, opened: its bytes are those that the journal committed, or it throws.
+SafetensorsFile open_artifact(const storage::RunLayout& layout,
+                              const FileRecord& record,
+                              std::uint64_t token) {
+  const auto damaged = [&record](const std::string& what) {
+    return DamagedArtifact(record.name, "artifact " + record.name + ": " + what);
+  };
+  if (storage::RunLayout::token_in_name(record.name) != token) {
+    throw damaged("stale: the block was last done under fencing token " + std::to_string(token));
+  }
+  const fs::path path = layout.resolve(record.name);
+  if (!fs::exists(path)) throw damaged("the file is missing");
+  if (const std::uint64_t size = fs::file_size(path); size != record.size) {
+    throw damaged(std::to_string(size) + " bytes, the journal recorded " +
+                  std::to_string(record.size));
+  }
+  if (const storage::Hash128 hash = storage::hash_file(path); hash != record.root_hash) {
+    throw damaged("hash " + hash.hex() + " != recorded " + record.root_hash.hex());
+  }
+  try {
+    return SafetensorsFile(path);
+  } catch (const Error& error) {
+    throw damaged(error.what());
+  }
+}
+
+// Moves the block's tensors into `out`, each checked off against what its layers must have.
+void take_block(const SafetensorsFile& file,
+                const std::string& name,
+                const Geometry& geometry,
+                int block,
+                const AssemblyInput& input,
+                std::map<std::string, storage::TensorView>& out) {
+  std::set<std::string> expected_names;
+  const int first = geometry.first_layer(block);
+  for (int layer = first; layer < first + geometry.layers_of(block); ++layer) {
+    if (stays_softmax(input.recipe, layer)) continue;
+    for (const storage::TensorShape& expected :
+         layer_map_tensors(input.recipe.attention, input.model, layer)) {
+      expected_names.insert(expected.name);
+      const auto found = file.tensors().find(expected.name);
+      if (found == file.tensors().end()) {
+        throw DamagedArtifact(name,
+                              "artifact " + name + ": tensor " + expected.name + " is missing");
+      }
+      if (found->second.shape != expected.shape || found->second.dtype != storage::DType::kF32) {
+        throw DamagedArtifact(name,
+                              "artifact " + name + ": tensor " + expected.name + " is " +
+                                  std::string(storage::to_string(found->second.dtype)) + " " +
+                                  shape_text(found->second.shape) + ", expected F32 " +
+                                  shape_text(expected.shape));
+      }
+      out.emplace(expected.name, found->second);
+    }
+  }
+  for (const auto& [tensor, view] : file.tensors()) {
+    if (!expected_names.contains(tensor)) {
+      throw DamagedArtifact(name,
+                            "artifact " + name + ": tensor " + tensor + " is surplus for block " +
+                                std::to_string(block));
+    }
+  }
+}
+
+nlohmann::json provenance_of(const Geometry& geometry, const TaskRecord& transfer) {
+  nlohmann::json layers = nlohmann::json::array();
+  const int first = geometry.first_layer(transfer.id.block);
+  for (int layer = first; layer < first + geometry.layers_of(transfer.id.block); ++layer) {
+    layers.push_back({{"layer", layer},
+                      {"block", transfer.id.block},
+                      {"artifact", transfer.files.front().name},
+                      {"hash", transfer.files.front().root_hash.hex()},
+                      {"seed", transfer.seed},
+                      {"attempts", transfer.attempts},
+                      {"devices", transfer.devices}});
+  }
+  return layers;
+}
+
+FileRecord record_of(const fs::path& path, const std::string& name) {
+  return {name, fs::file_size(path), storage::hash_file(path)};
+}
+
+}  // namespace
+
+std::vector<storage::TensorShape> layer_map_tensors(const storage::AttentionSpec& attention,
+                                                    const storage::ModelConfig& model,
+                                                    int layer_idx) {
+  const std::string prefix = "model.layers." + std::to_string(layer_idx) + ".self_attn.";
+  const std::int64_t heads = model.num_attention_heads;
+  const std::int64_t projected = attention.projected_dim();
+  std::vector<storage::TensorShape> tensors;
+  for (const char* map : {"feature_map_q", "feature_map_k"}) {
+    if (attention.has_projection()) {
+      tensors.push_back({prefix + map + ".mlp.layer", {heads, model.head_dim, projected}});
+    }
+    if (attention.bias) tensors.push_back({prefix + map + ".mlp.bias", {heads, projected}});
+  }
+  if (attention.window != storage::WindowLayout::kNone) {
+    tensors.push_back({prefix + "window_factors", {1, heads, 1, 1}});
+  }
+  return tensors;
+}
+
+std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
+                                         const State& state,
+                                         const AssemblyInput& input,
+                                         std::uint64_t token) {
+  const Geometry& geometry = *state.geometry;
+  std::vector<SafetensorsFile> artifacts;  // keeps the mapped bytes alive until they are written
+  std::map<std::string, storage::TensorView> tensors;
+  nlohmann::json layers = nlohmann::json::array();
+  for (int block = 0; block < geometry.num_blocks(); ++block) {
+    if (!geometry.trains(block)) continue;
+    const TaskRecord& transfer = state.task(TaskId::transfer(block));
+    if (transfer.state != TaskState::kDone || transfer.files.size() != 1) {
+      throw Error(ErrorKind::kInternal,
+                  "assemble: " + to_string(transfer.id) + " has no committed artifact");
+    }
+    artifacts.push_back(open_artifact(layout, transfer.files.front(), transfer.token));
+    take_block(artifacts.back(), transfer.files.front().name, geometry, block, input, tensors);
+    for (nlohmann::json& layer : provenance_of(geometry, transfer)) {
+      if (!stays_softmax(input.recipe, layer["layer"].get<int>()))
+        layers.push_back(std::move(layer));
+    }
+  }
+  const std::vector<std::string> names = output_names(TaskId::assemble(), token);
+  const fs::path directory = layout.root() / storage::RunLayout::attempt_directory(token);
+  fs::create_directories(directory);
+  const fs::path maps = directory / "feature_maps.safetensors";
+  storage::write_safetensors(maps, tensors, {{"format", "pt"}});
+  const nlohmann::json description = {
+      {"format", "student/1"},
+      {"teacher", {{"path", input.teacher_path}, {"fingerprint", input.teacher_fingerprint}}},
+      {"attention", input.recipe.attention},
+      {"softmax_layers", input.recipe.transfer.softmax_layers},
+      {"layers", layers}};
+  const fs::path json = directory / "hedgerow.json";
+  storage::write_atomically(json, description.dump(2) + "\n");
+  return {record_of(maps, names[0]), record_of(json, names[1])};
+}
+
+}  // namespace hedgerow::coordinator

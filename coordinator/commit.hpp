@@ -1,0 +1,42 @@
+// The commit protocol's file half: an attempt's file becomes the committed one by rename, under the
+// name that carries its fencing token, after the token was checked and before the journal record is
+// written. Idempotent: a crash between rename and record leaves the final name without a record,
+// and the repeated message finds the file there by size and hash. A late rename is harmless,
+// because nobody else ever writes that name.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "coordinator/events.hpp"
+#include "coordinator/state.hpp"
+#include "storage/run_layout.hpp"
+
+namespace hedgerow::coordinator {
+
+// attempts/t<token>/<base name> -> file.name, durably. Throws kCorrupt (another size or hash than
+// announced), kNotFound (neither name exists), kExhausted, kUnavailable.
+void commit_file(const storage::RunLayout& layout,
+                 std::uint64_t token,
+                 const storage::FileRecord& file);
+
+// A file that stays under attempts/: checks that its name does and that it is there. Throws
+// kCorrupt, kNotFound.
+void check_attempt_file(const storage::RunLayout& layout,
+                        std::uint64_t token,
+                        const storage::FileRecord& file);
+
+// The final names that a task may publish under `token`; a worker's name must be one of them, so no
+// path of a message ever leads elsewhere. Capture: shard `shard`.
+[[nodiscard]] std::string shard_name(const TaskId& id, int shard, std::uint64_t token);
+[[nodiscard]] std::vector<std::string> output_names(const TaskId& id, std::uint64_t token);
+
+// Deletes the files of dropped shards that still exist; called after the record, and again after a
+// restart.
+void delete_dropped_shards(const storage::RunLayout& layout, const State& state);
+
+// The largest fencing token in any file name under attempts/, hidden/, blocks/, student/, adapter/
+// and evaluate/: a new term's first token exceeds it, whatever the journal lost.
+[[nodiscard]] std::uint64_t largest_token_on_disk(const storage::RunLayout& layout);
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,134 @@
+// The coordinator's desk: takes workers' messages and the passing of time, turns them into events,
+// and answers. No sockets and no processes, so that tests drive it message by message with a clock
+// of their own. Events are applied to the state at once and buffered for the journal; flush()
+// commits them with one fsync and only then gives the replies out, so nobody is ever told what a
+// crash could undo. Called by one thread.
+#pragma once
+
+#include <chrono>
+#include <deque>
+#include <map>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "coordinator/clock.hpp"
+#include "coordinator/leases.hpp"
+#include "coordinator/plan.hpp"
+#include "coordinator/scheduler.hpp"
+#include "coordinator/state.hpp"
+#include "coordinator/wire/messages.hpp"
+#include "storage/journal.hpp"
+
+namespace hedgerow::coordinator {
+
+struct Outgoing {
+  std::string peer;  // as the socket names it
+  wire::Message message;
+};
+
+struct LiveWorker {
+  std::string peer;
+  wire::Hello hello;
+  TimePoint last_seen;
+  int held_block = -1;
+};
+
+struct DispatcherConfig {
+  MemoryNeeds needs;
+  KeepBoundaries keep;
+  LeaseTerms leases;
+  std::chrono::milliseconds second_worker_patience{std::chrono::minutes(10)};
+  std::uint64_t token_floor = 0;     // tokens seen in file names
+  std::uint64_t room_for_retry = 0;  // free disk below which an exhausted task stops the run
+  std::string version;               // ours; a worker of another one is noted
+};
+
+struct RecordedEvent {
+  std::uint64_t seq = 0;
+  Event event;
+};
+
+class Dispatcher {
+ public:
+  // Every lease that `state` holds gets a full term.
+  Dispatcher(const storage::RunLayout& layout,
+             State state,
+             storage::Journal journal,
+             const Clock& clock,
+             DispatcherConfig config);
+
+  void receive(const std::string& peer, std::string_view frame);
+  // Expired and hung leases, patience for a second worker. After the socket is drained.
+  void tick();
+  // Commits the journal, then returns what may be sent. Throws kExhausted, kUnavailable: the
+  // coordinator must stop.
+  [[nodiscard]] std::vector<Outgoing> flush();
+  [[nodiscard]] std::vector<RecordedEvent>
+  take_recorded();  // committed by flush() since the last call
+
+  // Applies and journals an event of the shell's own. False: rejected, with the reason logged.
+  bool record(const Event& event);
+  // Grants a task that nobody pulls (assemble, finetune); the token is journaled with the next
+  // flush().
+  std::uint64_t grant_unpulled(const TaskId& id,
+                               const std::string& holder,
+                               std::chrono::milliseconds first_term);
+  // The launcher saw a local worker's process end: whatever it held has failed.
+  void worker_died(const std::string& uuid, std::uint64_t incarnation, const std::string& how);
+  void fail_token(std::uint64_t token, storage::ErrorKind kind, const std::string& message);
+  // From now on every request is answered by Stop; all connected workers are told at once.
+  void stop_workers(const std::string& reason);
+  void resume_granting() { stopping_.reset(); }
+
+  [[nodiscard]] const State& state() const { return state_; }
+  [[nodiscard]] const Leases& leases() const { return leases_; }
+  [[nodiscard]] std::uint64_t term() const { return journal_.term(); }
+  [[nodiscard]] const std::map<std::string, LiveWorker>& workers() const { return workers_; }
+  // Local workers whose task hangs: the launcher kills and restarts them.
+  [[nodiscard]] std::vector<std::string> take_hung_workers();
+  // Set when the run must stop: the disk is full.
+  [[nodiscard]] const std::optional<storage::Error>& fatal() const { return fatal_; }
+
+ private:
+  struct Visitor;
+  void reply(const std::string& peer, wire::Message message) {
+    outgoing_.push_back({peer, std::move(message)});
+  }
+  LiveWorker* known(const std::string& peer, const wire::WorkerId& worker);
+  // The task that `token` holds, if `worker` is its holder.
+  const TaskRecord* held_by(std::uint64_t token, const wire::WorkerId& worker) const;
+  const TaskRecord* finished_under(std::uint64_t token) const;
+  void reply_fenced(const std::string& peer, std::uint64_t token);
+  void grant_to(const std::string& peer, const LiveWorker& worker, const TaskId& id);
+  wire::Task wire_task(const TaskId& id, std::uint64_t token) const;
+  void hello(const std::string& peer, const wire::Hello& message);
+  void request(const std::string& peer, const wire::Request& message);
+  void heartbeat(const std::string& peer, const wire::Heartbeat& message);
+  void checkpointed(const std::string& peer, const wire::Checkpointed& message);
+  void shard_ready(const std::string& peer, const wire::ShardReady& message);
+  void done(const std::string& peer, const wire::Done& message);
+  void failed(const std::string& peer, const wire::Failed& message);
+  void released(const std::string& peer, const wire::Released& message);
+  void goodbye(const wire::Goodbye& message);
+  void check_second_workers();
+  void snapshot_if_long();
+
+  storage::RunLayout layout_;
+  State state_;
+  storage::Journal journal_;
+  const Clock& clock_;
+  DispatcherConfig config_;
+  Leases leases_;
+  std::map<std::string, LiveWorker> workers_;  // by uuid
+  std::map<TaskId, TimePoint> waiting_for_second_worker_;
+  std::vector<Outgoing> outgoing_;
+  std::vector<RecordedEvent> pending_, recorded_;
+  std::vector<std::string> hung_;
+  std::optional<std::string> stopping_;
+  std::optional<storage::Error> fatal_;
+  std::uint64_t records_since_snapshot_ = 0;
+};
+
+}  // namespace hedgerow::coordinator

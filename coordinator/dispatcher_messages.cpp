@@ -1,0 +1,288 @@
+// What each message of a worker does. The table is in coordinator/README.md "Wire".
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <filesystem>
+
+#include "coordinator/actions.hpp"
+#include "coordinator/commit.hpp"
+#include "coordinator/dispatcher.hpp"
+#include "coordinator/wire/json_fields.hpp"
+#include "storage/error.hpp"
+#include "storage/fault_point.hpp"
+#include "storage/file.hpp"
+#include "storage/hash.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+
+constexpr int kHeartbeatSeconds = 5;
+constexpr int kIdleMilliseconds = 300;
+// More inputs than this would not fit a message; they go through a file of the attempt.
+constexpr std::size_t kMaxInlineInputs = 200;
+
+}  // namespace
+
+LiveWorker* Dispatcher::known(const std::string& peer, const wire::WorkerId& worker) {
+  const auto found = workers_.find(worker.uuid);
+  if (found == workers_.end() || found->second.hello.worker.incarnation != worker.incarnation) {
+    reply(peer, wire::WhoAreYou{term()});
+    return nullptr;
+  }
+  found->second.peer = peer;  // a reconnect gives the same worker another name
+  found->second.last_seen = clock_.now();
+  return &found->second;
+}
+
+const TaskRecord* Dispatcher::held_by(std::uint64_t token, const wire::WorkerId& worker) const {
+  const TaskRecord* task = state_.holder(token);
+  if (task == nullptr) return nullptr;
+  // The MPI stage holds its task by token; its rank 0 has a uuid of its own.
+  if (task->id.stage == Stage::kFinetune) return task;
+  return task->worker == worker.uuid && task->incarnation == worker.incarnation ? task : nullptr;
+}
+
+const TaskRecord* Dispatcher::finished_under(std::uint64_t token) const {
+  for (const auto& [id, task] : state_.tasks) {
+    if (task.token == token && task.state == TaskState::kDone) return &task;
+  }
+  return nullptr;
+}
+
+void Dispatcher::reply_fenced(const std::string& peer, std::uint64_t token) {
+  reply(peer, wire::Fenced{token, "fencing token " + std::to_string(token) + " is not current"});
+}
+
+void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
+  const std::string& uuid = message.worker.uuid;
+  const auto found = workers_.find(uuid);
+  if (found != workers_.end() &&
+      found->second.hello.worker.incarnation > message.worker.incarnation) {
+    reply(peer, wire::Refused{"a later incarnation of worker " + uuid + " is connected"});
+    return;
+  }
+  if (message.version != config_.version) {
+    record(Noted{"worker " + uuid + " is version " + message.version + ", the coordinator " +
+                 config_.version});
+  }
+  // An earlier incarnation died without a word, and with it what it held.
+  std::vector<std::uint64_t> orphaned;
+  for (const auto& [token, id] : state_.grants) {
+    const TaskRecord& task = state_.task(id);
+    if (task.worker == uuid && task.incarnation < message.worker.incarnation)
+      orphaned.push_back(token);
+  }
+  for (const std::uint64_t token : orphaned) {
+    fail_token(token,
+               ErrorKind::kUnavailable,
+               "its worker restarted as incarnation " + std::to_string(message.worker.incarnation));
+  }
+  bool keeps = false;
+  if (message.held) {
+    keeps = held_by(message.held->fencing_token, message.worker) != nullptr;
+    if (keeps && !leases_.renew(message.held->fencing_token))
+      leases_.grant(message.held->fencing_token);
+  }
+  workers_[uuid] = {peer, message, clock_.now(), message.held_block};
+  const auto lease_seconds =
+      std::chrono::duration_cast<std::chrono::seconds>(config_.leases.lease).count();
+  reply(peer, wire::Welcome{term(), static_cast<int>(lease_seconds), kHeartbeatSeconds, keeps});
+  if (stopping_) reply(peer, wire::Stop{*stopping_});
+}
+
+void Dispatcher::request(const std::string& peer, const wire::Request& message) {
+  LiveWorker* worker = known(peer, message.worker);
+  if (worker == nullptr) return;
+  worker->held_block = message.held_block;
+  if (stopping_) {
+    reply(peer, wire::Stop{*stopping_});
+    return;
+  }
+  // It asks although it holds a task: the grant got lost on its way. Credit is 1, so it gets that
+  // one again.
+  for (const auto& [token, id] : state_.grants) {
+    if (id.stage == Stage::kFinetune || held_by(token, message.worker) == nullptr) continue;
+    leases_.renew(token);
+    reply(peer, wire::Grant{wire_task(id, token)});
+    return;
+  }
+  std::vector<WorkerView> connected;
+  for (const auto& [uuid, live] : workers_)
+    connected.push_back({uuid, live.hello.memory_bytes, live.held_block});
+  const WorkerView view{message.worker.uuid, worker->hello.memory_bytes, message.held_block};
+  const std::optional<TaskId> id =
+      choose_task(state_, view, connected, config_.needs, config_.keep);
+  if (id) {
+    grant_to(peer, *worker, *id);
+  } else {
+    reply(peer, wire::Idle{kIdleMilliseconds});
+  }
+}
+
+void Dispatcher::grant_to(const std::string& peer, const LiveWorker& worker, const TaskId& id) {
+  const std::uint64_t token = std::max(state_.last_token, config_.token_floor) + 1;
+  const wire::Hello& hello = worker.hello;
+  if (!record(Granted{id, token, hello.worker.uuid, hello.worker.incarnation, hello.device})) {
+    reply(peer, wire::Idle{kIdleMilliseconds});
+    return;
+  }
+  leases_.grant(token);
+  reply(peer, wire::Grant{wire_task(id, token)});
+}
+
+wire::Task Dispatcher::wire_task(const TaskId& id, std::uint64_t token) const {
+  wire::Task task = make_wire_task(state_, id, token);
+  if (task.inputs.size() <= kMaxInlineInputs) return task;
+  const std::string name = storage::RunLayout::attempt_directory(token) + "/inputs.json";
+  const std::filesystem::path path = layout_.root() / name;
+  std::filesystem::create_directories(path.parent_path());
+  const std::string text = nlohmann::json{{"inputs", wire::records_to_json(task.inputs)}}.dump();
+  storage::write_atomically(path, text);
+  task.inputs.clear();
+  task.inputs_file = storage::FileRecord{name, text.size(), storage::hash_file(path)};
+  return task;
+}
+
+void Dispatcher::heartbeat(const std::string& peer, const wire::Heartbeat& message) {
+  if (known(peer, message.worker) == nullptr) return;
+  const bool valid =
+      message.fencing_token != 0 && held_by(message.fencing_token, message.worker) != nullptr;
+  if (valid) {
+    leases_.renew(message.fencing_token);
+    leases_.note_progress(message.fencing_token, message.progress);
+  }
+  reply(peer, wire::HeartbeatAck{message.fencing_token, valid || message.fencing_token == 0});
+  if (stopping_) reply(peer, wire::Stop{*stopping_});
+}
+
+void Dispatcher::checkpointed(const std::string& peer, const wire::Checkpointed& message) {
+  if (known(peer, message.worker) == nullptr) return;
+  const TaskRecord* task = held_by(message.fencing_token, message.worker);
+  if (task == nullptr) {
+    reply_fenced(peer, message.fencing_token);
+    return;
+  }
+  leases_.renew(message.fencing_token);
+  if (!(task->checkpoint == message.file)) {
+    try {
+      check_attempt_file(layout_, message.fencing_token, message.file);
+    } catch (const Error& error) {
+      fail_token(message.fencing_token, error.kind(), error.what());
+      reply_fenced(peer, message.fencing_token);
+      return;
+    }
+    record(CheckpointCommitted{message.fencing_token, message.step, message.file});
+  }
+  reply(peer, wire::Committed{message.fencing_token, message.file.name});
+}
+
+void Dispatcher::shard_ready(const std::string& peer, const wire::ShardReady& message) {
+  if (known(peer, message.worker) == nullptr) return;
+  const TaskRecord* task = held_by(message.fencing_token, message.worker);
+  if (task == nullptr || task->id.stage != Stage::kCapture) {
+    reply_fenced(peer, message.fencing_token);
+    return;
+  }
+  leases_.renew(message.fencing_token);
+  const ShardRange range = shards_of_piece(*state_.geometry, task->id.piece);
+  try {
+    const bool in_range = message.shard >= range.first && message.shard < range.first + range.count;
+    if (!in_range ||
+        message.file.name != shard_name(task->id, message.shard, message.fencing_token)) {
+      throw Error(ErrorKind::kInternal,
+                  "shard " + message.file.name + " is not of " + to_string(task->id));
+    }
+    const ShardRecord& shard = state_.shards[static_cast<std::size_t>(task->id.block) + 1]
+                                            [static_cast<std::size_t>(message.shard)];
+    const bool repeated = shard.state == ShardState::kCommitted && shard.file == message.file;
+    if (!repeated) {
+      commit_file(layout_, message.fencing_token, message.file);
+      storage::fault_point("coordinator.shard.renamed");
+      record(ShardCommitted{message.fencing_token, message.shard, message.file});
+    }
+  } catch (const Error& error) {
+    fail_token(message.fencing_token, error.kind(), error.what());
+    reply_fenced(peer, message.fencing_token);
+    return;
+  }
+  reply(peer, wire::Committed{message.fencing_token, message.file.name});
+}
+
+void Dispatcher::done(const std::string& peer, const wire::Done& message) {
+  if (known(peer, message.worker) == nullptr) return;
+  const std::uint64_t token = message.fencing_token;
+  const std::string first = message.files.empty() ? "" : message.files.front().name;
+  const TaskRecord* task = held_by(token, message.worker);
+  if (task == nullptr) {
+    // Said again because our reply got lost?
+    if (finished_under(token) != nullptr) {
+      reply(peer, wire::Committed{token, first});
+    } else {
+      reply_fenced(peer, token);
+    }
+    return;
+  }
+  try {
+    const std::vector<std::string> names = output_names(task->id, token);
+    std::vector<std::string> announced;
+    for (const storage::FileRecord& file : message.files) announced.push_back(file.name);
+    std::sort(announced.begin(), announced.end());
+    if (announced != names) {
+      throw Error(ErrorKind::kInternal,
+                  to_string(task->id) + " was done with other files than it must give");
+    }
+    for (const storage::FileRecord& file : message.files) commit_file(layout_, token, file);
+    if (!message.files.empty()) storage::fault_point("coordinator.output.renamed");
+  } catch (const Error& error) {
+    fail_token(token, error.kind(), error.what());
+    reply_fenced(peer, token);
+    return;
+  }
+  leases_.end(token);
+  record(TaskDone{token, message.files, message.result});
+  reply(peer, wire::Committed{token, first});
+}
+
+void Dispatcher::failed(const std::string& peer, const wire::Failed& message) {
+  if (known(peer, message.worker) == nullptr) return;
+  if (held_by(message.fencing_token, message.worker) == nullptr) {
+    reply_fenced(peer, message.fencing_token);
+    return;
+  }
+  for (const std::string& name : message.damaged) record(FileLost{name, message.message});
+  fail_token(message.fencing_token, message.kind, message.message);
+  reply(peer, wire::Committed{message.fencing_token, ""});
+}
+
+void Dispatcher::released(const std::string& peer, const wire::Released& message) {
+  if (known(peer, message.worker) == nullptr) return;
+  if (held_by(message.fencing_token, message.worker) == nullptr) {
+    reply_fenced(peer, message.fencing_token);
+    return;
+  }
+  leases_.end(message.fencing_token);
+  record(TaskReleased{message.fencing_token, message.reason});
+  reply(peer, wire::Committed{message.fencing_token, ""});
+}
+
+void Dispatcher::goodbye(const wire::Goodbye& message) {
+  const auto found = workers_.find(message.worker.uuid);
+  if (found == workers_.end() ||
+      found->second.hello.worker.incarnation != message.worker.incarnation)
+    return;
+  workers_.erase(found);
+  std::vector<std::uint64_t> held;
+  for (const auto& [token, id] : state_.grants) {
+    if (id.stage != Stage::kFinetune && held_by(token, message.worker) != nullptr)
+      held.push_back(token);
+  }
+  for (const std::uint64_t token : held) {
+    leases_.end(token);
+    record(TaskReleased{token, "its worker left"});
+  }
+}
+
+}  // namespace hedgerow::coordinator

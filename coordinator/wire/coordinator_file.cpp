@@ -1,0 +1,103 @@
+#include "coordinator/wire/coordinator_file.hpp"
+
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+
+#include "coordinator/wire/json_fields.hpp"
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+
+namespace hedgerow::wire {
+namespace {
+
+using nlohmann::json;
+
+constexpr const char* kFormat = "coordinator/1";
+constexpr std::uint64_t kMaxBytes = 1U << 20;
+
+json process_json(const ProcessId& process) {
+  return {{"pid", process.pid}, {"start_ticks", process.start_ticks}};
+}
+
+ProcessId process_of(const json& in) {
+  return {int_field(in, "pid"), uint_field(in, "start_ticks")};
+}
+
+}  // namespace
+
+std::optional<ProcessId> process_with(int pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::stringstream text;
+  text << file.rdbuf();
+  // "pid (name) state ..."; the name may hold spaces and parentheses, so count from the last one.
+  const std::string line = text.str();
+  const std::size_t name_end = line.rfind(')');
+  if (name_end == std::string::npos) return std::nullopt;
+  std::istringstream rest(line.substr(name_end + 1));
+  std::string word;
+  rest >> word;
+  if (word == "Z" || word == "X") return std::nullopt;
+  for (int field = 4; field <= 22 && (rest >> word); ++field) {
+    if (field == 22) return ProcessId{pid, std::stoull(word)};
+  }
+  return std::nullopt;
+}
+
+ProcessId this_process() { return process_with(::getpid()).value_or(ProcessId{::getpid(), 0}); }
+
+bool is_alive(const ProcessId& process) {
+  return process.pid > 0 && process_with(process.pid) == process;
+}
+
+std::string this_host() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
+}
+
+std::optional<CoordinatorFile> read_coordinator_file(const storage::RunLayout& layout) {
+  if (!std::filesystem::exists(layout.coordinator_file())) return std::nullopt;
+  try {
+    const json in = parse_document(storage::read_text(layout.coordinator_file(), kMaxBytes));
+    if (string_field(in, "format") != kFormat) return std::nullopt;
+    CoordinatorFile file{.host = string_field(in, "host"),
+                         .process = process_of(object_field(in, "process")),
+                         .term = uint_field(in, "term"),
+                         .endpoint = string_field(in, "endpoint"),
+                         .started_at = string_field(in, "started_at"),
+                         .beat = uint_field(in, "beat"),
+                         .children = {}};
+    for (const json& child : field(in, "children")) {
+      file.children.push_back({string_field(child, "uuid"),
+                               uint_field(child, "incarnation"),
+                               uint_field(child, "fencing_token"),
+                               process_of(object_field(child, "process"))});
+    }
+    return file;
+  } catch (const storage::Error&) {
+    return std::nullopt;
+  }
+}
+
+void write_coordinator_file(const storage::RunLayout& layout, const CoordinatorFile& file) {
+  json out = {{"format", kFormat},
+              {"host", file.host},
+              {"process", process_json(file.process)},
+              {"term", file.term},
+              {"endpoint", file.endpoint},
+              {"started_at", file.started_at},
+              {"beat", file.beat},
+              {"children", json::array()}};
+  for (const ChildRecord& child : file.children) {
+    out["children"].push_back({{"uuid", child.uuid},
+                               {"incarnation", child.incarnation},
+                               {"fencing_token", child.fencing_token},
+                               {"process", process_json(child.process)}});
+  }
+  storage::write_atomically(layout.coordinator_file(), out.dump(2) + "\n");
+}
+
+}  // namespace hedgerow::wire

@@ -1,0 +1,53 @@
+// coordinator.json: who coordinates a run now. The coordinator replaces it atomically when it
+// starts and when its children change; a worker that lost its coordinator reads it to find the next
+// one, a second coordinator reads it to be refused, and a restarted one to adopt the children that
+// live on. It holds no secret.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "storage/run_layout.hpp"
+
+namespace hedgerow::wire {
+
+// A process named so that a recycled pid is not taken for it. Host-local.
+struct ProcessId {
+  int pid = 0;
+  std::uint64_t start_ticks = 0;  // field 22 of /proc/<pid>/stat
+  bool operator==(const ProcessId&) const = default;
+};
+[[nodiscard]] ProcessId this_process();
+[[nodiscard]] std::optional<ProcessId> process_with(
+    int pid);  // nullopt: no such process, or a zombie
+[[nodiscard]] bool is_alive(const ProcessId& process);
+
+// A worker process or the MPI stage, started by a coordinator on its own host.
+struct ChildRecord {
+  std::string uuid;  // the worker's; "mpi" for the finetune stage
+  std::uint64_t incarnation = 0;
+  std::uint64_t fencing_token = 0;  // the finetune stage's
+  ProcessId process;
+};
+
+struct CoordinatorFile {
+  std::string host;
+  ProcessId process;
+  std::uint64_t term = 0;
+  std::string endpoint;    // "tcp://127.0.0.1:40123"
+  std::string started_at;  // UTC, for people
+  std::uint64_t beat =
+      0;  // grows every 5 s: how another host tells a living coordinator from a dead one
+  std::vector<ChildRecord> children;
+};
+
+[[nodiscard]] std::string this_host();
+// nullopt: there is none, or it is unreadable (then the journal's exclusive segment still keeps two
+// coordinators apart).
+[[nodiscard]] std::optional<CoordinatorFile> read_coordinator_file(
+    const storage::RunLayout& layout);
+void write_coordinator_file(const storage::RunLayout& layout, const CoordinatorFile& file);
+
+}  // namespace hedgerow::wire
