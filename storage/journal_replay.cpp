@@ -1,0 +1,247 @@
+// Reading a journal: seals first (from the newest term down, because a sealed segment's own seals
+// may not count), then the newest snapshot that they leave usable, then the records after it.
+#include <algorithm>
+#include <charconv>
+#include <map>
+#include <string_view>
+#include <utility>
+
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "storage/journal.hpp"
+#include "storage/journal_line.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+namespace fs = std::filesystem;
+
+using Seals = std::map<std::uint64_t, SegmentEnd>;
+
+// A place in a segment from which reading goes on.
+struct Position {
+  std::uint64_t bytes = 0;
+  std::uint64_t lines = 0;
+  std::uint64_t chain = 0;
+};
+
+std::vector<std::uint64_t> terms_in(const fs::path& directory) {
+  if (!fs::is_directory(directory)) {
+    throw Error(ErrorKind::kNotFound,
+                directory.string() + ": no such directory; this is not a run, or it has not begun");
+  }
+  std::vector<std::uint64_t> terms;
+  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
+    if (entry.path().extension() != ".jsonl") continue;
+    const std::string stem = entry.path().stem().string();
+    std::uint64_t term = 0;
+    const auto [end, error] = std::from_chars(stem.data(), stem.data() + stem.size(), term);
+    if (error == std::errc() && end == stem.data() + stem.size()) terms.push_back(term);
+  }
+  std::sort(terms.begin(), terms.end());
+  return terms;
+}
+
+Seals read_seals(const std::vector<std::uint64_t>& terms,
+                 const std::map<std::uint64_t, std::string>& segments) {
+  Seals seals;
+  for (auto term = terms.rbegin(); term != terms.rend(); ++term) {
+    std::string_view text = segments.at(*term);
+    const auto own = seals.find(*term);
+    if (own != seals.end()) text = text.substr(0, own->second.bytes);
+    const std::size_t newline = text.find('\n');
+    if (newline == std::string_view::npos) continue;
+    const auto line = split_line(text.substr(0, newline));
+    if (!line || chain_of(line->body, first_seed(*term)) != line->chain) continue;
+    try {
+      const nlohmann::json event = object_of(*line).at("event");
+      for (const nlohmann::json& seal : event.at("seals")) {
+        const SegmentEnd end = from_seal(seal);
+        seals.emplace(end.term, end);
+      }
+    } catch (const std::exception&) {
+      continue;  // the scan reports the line
+    }
+  }
+  return seals;
+}
+
+// Scans one segment from a position on and appends what it finds to the result.
+class SegmentScan {
+ public:
+  SegmentScan(std::uint64_t term, Position start, ReplayResult& result)
+      : term_(term), good_(start), line_(start.lines), seeds_{start.chain}, result_(result) {}
+
+  // `text` is the segment up to its seal.
+  SegmentEnd run(std::string_view text, bool is_sealed) {
+    std::size_t position = good_.bytes;
+    while (position < text.size()) {
+      const std::size_t newline = text.find('\n', position);
+      ++line_;
+      if (newline == std::string_view::npos) {
+        suspect("the line is incomplete");
+        break;
+      }
+      read_line(text.substr(position, newline - position), newline + 1);
+      position = newline + 1;
+    }
+    report_tail(text.size() - good_.bytes, is_sealed);
+    return {.term = term_, .bytes = good_.bytes, .chain = good_.chain};
+  }
+
+ private:
+  void read_line(std::string_view text, std::uint64_t end) {
+    const auto line = split_line(text);
+    const bool follows = line && std::any_of(seeds_.begin(), seeds_.end(), [&](std::uint64_t seed) {
+                           return chain_of(line->body, seed) == line->chain;
+                         });
+    if (!follows) {
+      seeds_ = chains_after_damage(text, seeds_);
+      return suspect(line ? "hash chain broken" : "not a journal line");
+    }
+    if (!accept(*line)) return;
+    good_ = {.bytes = end, .lines = line_, .chain = line->chain};
+    seeds_ = {line->chain};
+  }
+
+  bool accept(const JournalLine& line) {
+    JournalRecord record;
+    try {
+      nlohmann::json object = object_of(line);
+      record = {.term = term_,
+                .seq = object.at("seq").get<std::uint64_t>(),
+                .at = object.at("at").get<std::string>(),
+                .event = std::move(object.at("event"))};
+    } catch (const nlohmann::json::exception& error) {
+      seeds_ = {line.chain};
+      suspect(std::string("no record: ") + error.what());
+      return false;
+    }
+    if (record.seq <= result_.last_seq) {
+      seeds_ = {line.chain};
+      suspect("sequence number " + std::to_string(record.seq) + " after " +
+              std::to_string(result_.last_seq));
+      return false;
+    }
+    // A good line after suspects: they are damage in the middle, not a torn tail.
+    std::move(suspects_.begin(), suspects_.end(), std::back_inserter(result_.damage));
+    suspects_.clear();
+    result_.last_seq = record.seq;
+    result_.records.push_back(std::move(record));
+    return true;
+  }
+
+  void suspect(const std::string& reason) {
+    suspects_.push_back({.term = term_, .line = line_, .reason = reason, .is_torn_tail = false});
+  }
+
+  void report_tail(std::uint64_t bytes, bool is_sealed) {
+    if (suspects_.empty()) return;
+    if (is_sealed) {
+      std::move(suspects_.begin(), suspects_.end(), std::back_inserter(result_.damage));
+      return;
+    }
+    const JournalDamage& first = suspects_.front();
+    result_.damage.push_back(
+        {.term = term_,
+         .line = first.line,
+         .reason = "torn tail, " + std::to_string(bytes) + " bytes cut: " + first.reason,
+         .is_torn_tail = true});
+  }
+
+  std::uint64_t term_;
+  Position good_;
+  std::uint64_t line_;
+  std::vector<std::uint64_t> seeds_;
+  std::vector<JournalDamage> suspects_;
+  ReplayResult& result_;
+};
+
+struct Snapshot {
+  std::uint64_t term = 0;
+  std::uint64_t seq = 0;
+  Position position;
+  nlohmann::json state;
+};
+
+// Throws kCorrupt, or nlohmann's exceptions.
+Snapshot read_snapshot(const fs::path& path) {
+  const std::string text = read_text(path);
+  const auto line = split_line(text);
+  if (!line || chain_of(line->body, 0) != line->chain)
+    throw Error(ErrorKind::kCorrupt, "its hash does not fit");
+  nlohmann::json object = object_of(*line);
+  if (object.at("format") != "snapshot/1") throw Error(ErrorKind::kCorrupt, "of another version");
+  const SegmentEnd end = from_seal(object.at("after"));
+  return {.term = end.term,
+          .seq = object.at("seq").get<std::uint64_t>(),
+          .position = {.bytes = end.bytes,
+                       .lines = object.at("lines").get<std::uint64_t>(),
+                       .chain = end.chain},
+          .state = std::move(object.at("state"))};
+}
+
+std::optional<Snapshot> newest_snapshot(const RunLayout& layout,
+                                        const std::vector<std::uint64_t>& terms,
+                                        const Seals& seals,
+                                        std::vector<JournalDamage>& damage) {
+  for (auto term = terms.rbegin(); term != terms.rend(); ++term) {
+    if (!fs::exists(layout.snapshot(*term))) continue;
+    try {
+      Snapshot snapshot = read_snapshot(layout.snapshot(*term));
+      const auto seal = seals.find(*term);
+      const bool counts = snapshot.term == *term &&
+                          (seal == seals.end() || snapshot.position.bytes <= seal->second.bytes);
+      if (counts) return snapshot;  // else: written by a stale coordinator, beyond its seal
+    } catch (const std::exception& error) {
+      damage.push_back(
+          {.term = *term, .line = 0, .reason = std::string("snapshot not used: ") + error.what()});
+    }
+  }
+  return std::nullopt;
+}
+
+void scan_segment(std::uint64_t term,
+                  Position start,
+                  std::string_view text,
+                  const Seals& seals,
+                  ReplayResult& result) {
+  const auto seal = seals.find(term);
+  const bool is_sealed = seal != seals.end();
+  const std::uint64_t needed = is_sealed ? seal->second.bytes : start.bytes;
+  if (text.size() < needed) {
+    result.damage.push_back(
+        {.term = term,
+         .line = 0,
+         .reason = std::to_string(needed - text.size()) + " bytes at the end are missing"});
+  }
+  if (is_sealed) text = text.substr(0, seal->second.bytes);
+  const SegmentEnd end = SegmentScan(term, start, result).run(text, is_sealed);
+  if (!is_sealed) result.unsealed.push_back(end);
+}
+
+}  // namespace
+
+ReplayResult replay_journal(const RunLayout& layout) {
+  const std::vector<std::uint64_t> terms = terms_in(layout.journal_directory());
+  std::map<std::uint64_t, std::string> segments;
+  for (const std::uint64_t term : terms) segments[term] = read_text(layout.journal_segment(term));
+  const Seals seals = read_seals(terms, segments);
+  ReplayResult result;
+  if (!terms.empty()) result.last_term = terms.back();
+  std::optional<Snapshot> snapshot = newest_snapshot(layout, terms, seals, result.damage);
+  if (snapshot) {
+    result.last_seq = snapshot->seq;
+    result.snapshot = std::move(snapshot->state);
+  }
+  for (const std::uint64_t term : terms) {
+    if (snapshot && term < snapshot->term) continue;
+    const bool after_snapshot = snapshot && term == snapshot->term;
+    const Position start =
+        after_snapshot ? snapshot->position : Position{.chain = first_seed(term)};
+    scan_segment(term, start, segments.at(term), seals, result);
+  }
+  return result;
+}
+
+}  // namespace hedgerow::storage
