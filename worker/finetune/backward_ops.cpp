@@ -1,0 +1,69 @@
+#include "worker/finetune/backward_ops.hpp"
+
+#include <ATen/ATen.h>
+
+namespace hedgerow::worker {
+namespace {
+
+// With r = 1 / sqrt(mean x^2 + eps): dx = r (w dy) - x r^3 mean(w dy x).
+at::Tensor norm_gradient(const at::Tensor& dy,
+                         const at::Tensor& x,
+                         const at::Tensor& weight,
+                         double eps) {
+  const at::Tensor inverse = at::rsqrt(x.square().mean(-1, true) + eps);
+  const at::Tensor weighted = dy * weight;
+  const at::Tensor mean = (weighted * x).mean(-1, true);
+  return inverse * weighted - x * (inverse.pow(3) * mean);
+}
+
+// The transpose of the rotation (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
+at::Tensor rotate_back(const at::Tensor& dy, const at::Tensor& cos, const at::Tensor& sin) {
+  const auto halves = dy.chunk(2, -1);
+  return dy * cos + at::cat({halves[1], halves[0].neg()}, -1) * sin;
+}
+
+}  // namespace
+
+at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
+                             const at::Tensor& output_gradient,
+                             const at::Tensor& low_rank,
+                             const at::Tensor& x,
+                             const at::Tensor& weight,
+                             double eps) {
+  at::Tensor dy = output_gradient.to(at::kFloat);
+  if (low_rank.defined()) dy = dy + low_rank.view(dy.sizes());
+  const at::Tensor dx = norm_gradient(dy, x.to(at::kFloat), weight, eps);
+  return (residual_gradient.to(at::kFloat) + dx).to(x.scalar_type());
+}
+
+at::Tensor swiglu_backward(const at::Tensor& output_gradient, const at::Tensor& gate_up) {
+  const auto halves = gate_up.to(at::kFloat).chunk(2, -1);
+  const at::Tensor dy = output_gradient.to(at::kFloat);
+  const at::Tensor sigmoid = at::sigmoid(halves[0]);
+  const at::Tensor silu = halves[0] * sigmoid;
+  const at::Tensor gate = dy * halves[1] * (sigmoid + silu * (1.0 - sigmoid));
+  return at::cat({gate, dy * silu}, -1).to(gate_up.scalar_type());
+}
+
+at::Tensor split_heads_backward(const Qkv& gradient,
+                                const at::Tensor& qkv,
+                                const at::Tensor& cos,
+                                const at::Tensor& sin,
+                                const HeadNorms& norms) {
+  const std::int64_t num_heads = gradient.q.size(1);
+  const std::int64_t num_kv_heads = gradient.k.size(1);
+  at::Tensor dq = rotate_back(gradient.q.to(at::kFloat), cos, sin);
+  at::Tensor dk = rotate_back(gradient.k.to(at::kFloat), cos, sin);
+  if (norms.q.defined() || norms.k.defined()) {
+    const at::Tensor heads =
+        qkv.unflatten(-1, {num_heads + 2 * num_kv_heads, -1}).transpose(1, 2).to(at::kFloat);
+    if (norms.q.defined())
+      dq = norm_gradient(dq, heads.narrow(1, 0, num_heads), norms.q, norms.eps);
+    if (norms.k.defined())
+      dk = norm_gradient(dk, heads.narrow(1, num_heads, num_kv_heads), norms.k, norms.eps);
+  }
+  const at::ScalarType dtype = gradient.q.scalar_type();
+  return at::cat({dq.to(dtype), dk.to(dtype), gradient.v.to(dtype)}, 1).transpose(1, 2).flatten(2);
+}
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,35 @@
+// Gradients of worker/model/elementwise.hpp, written out because autograd over it would keep and
+// convert far more than is needed: the base is frozen, so only inputs have gradients. Computed in
+// fp32, rounded once to the dtype of the activation; layouts as there. No autograd.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "worker/model/elementwise.hpp"
+
+namespace hedgerow::worker {
+
+// residual_gradient + the gradient of rms_norm(x, weight, eps) in x, given that of its output. x
+// [..., M]; output_gradient in x's dtype or fp32; `low_rank` [rows, M] fp32 or undefined is added
+// to it first.
+at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
+                             const at::Tensor& output_gradient,
+                             const at::Tensor& low_rank,
+                             const at::Tensor& x,
+                             const at::Tensor& weight,
+                             double eps);
+
+// The gradient of swiglu in gate_up [..., 2 I], given that of its output [..., I].
+at::Tensor swiglu_backward(const at::Tensor& output_gradient, const at::Tensor& gate_up);
+
+// The gradient of split_heads in qkv [B, T, (H + 2 G) D], given those of q, k, v. qkv itself is
+// read only where q_norm and k_norm are defined and may be undefined otherwise.
+at::Tensor split_heads_backward(const Qkv& gradient,
+                                const at::Tensor& qkv,
+                                const at::Tensor& cos,
+                                const at::Tensor& sin,
+                                const HeadNorms& norms);
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,57 @@
+// The trained parameters of the finetune stage: all LoRA matrices as one flat fp32 vector in a
+// fixed order (layer; q, k, v, o; A, B), with Adam's moments beside it. Every rank holds and
+// updates all of it from the same gradient bytes, so all ranks stay equal without a message. On
+// disk they are keyed by PEFT's parameter names, so that any mesh loads them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "storage/checkpoint.hpp"
+#include "worker/lora.hpp"
+
+namespace hedgerow::worker {
+
+class LoraParameters {
+ public:
+  explicit LoraParameters(const LoraAdapter& start);
+
+  [[nodiscard]] std::int64_t size() const { return values_.numel(); }
+  // Views of the flat values: updated in place by step().
+  [[nodiscard]] const LoraAdapter& adapter() const { return adapter_; }
+  // The same layout over another flat vector [size()], for gradients.
+  [[nodiscard]] LoraAdapter views_of(const at::Tensor& flat) const;
+
+  struct StepOptions {
+    double learning_rate = 1e-4;
+    double weight_decay = 0.0;
+    double gradient_clip = 1.0;  // global norm over all parameters; 0: none
+  };
+  // One AdamW update (betas 0.9, 0.999, eps 1e-8) from a gradient of size() values; returns its
+  // norm before the clip. Throws kCorrupt when the gradient is not finite: the update would destroy
+  // the parameters.
+  double step(std::vector<float>& gradient, const StepOptions& options);
+  [[nodiscard]] std::int64_t num_steps() const { return num_steps_; }
+
+  // Values and moments by name: "<PEFT name>", "<PEFT name>.exp_avg", "<PEFT name>.exp_avg_sq";
+  // state: "step".
+  [[nodiscard]] storage::Checkpoint checkpoint() const;
+  // Throws kCorrupt naming a missing, surplus or misshaped tensor.
+  void restore(const storage::Checkpoint& checkpoint);
+
+ private:
+  struct Entry {
+    std::string name;
+    std::vector<std::int64_t> shape;
+    std::int64_t begin = 0;
+  };
+
+  at::Tensor values_, exp_avg_, exp_avg_sq_;  // [size()] fp32
+  std::int64_t num_steps_ = 0;
+  std::vector<Entry> entries_;
+  LoraAdapter adapter_;
+};
+
+}  // namespace hedgerow::worker

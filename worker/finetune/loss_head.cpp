@@ -1,0 +1,77 @@
+#include "worker/finetune/loss_head.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+#include <vector>
+
+#include "worker/finetune/backward_ops.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+// Rows of logits at a time: 128 x 49,152 in fp32 is 25 MB.
+constexpr std::int64_t kChunkRows = 128;
+
+}  // namespace
+
+Targets targets_of(const storage::TokenSequences& tokens, std::span<const std::int64_t> sequences) {
+  std::vector<std::int64_t> rows, next;
+  for (std::size_t i = 0; i < sequences.size(); ++i) {
+    const auto ids = tokens.sequence(sequences[i]);
+    const auto mask = tokens.mask(sequences[i]);
+    for (std::size_t t = 0; t + 1 < ids.size(); ++t) {
+      if (mask[t + 1] == 0) continue;
+      rows.push_back(static_cast<std::int64_t>(i * ids.size() + t));
+      next.push_back(ids[t + 1]);
+    }
+  }
+  return {at::tensor(rows, at::kLong), at::tensor(next, at::kLong)};
+}
+
+std::int64_t count_targets(const storage::TokenSequences& tokens,
+                           std::span<const std::int64_t> sequences) {
+  std::int64_t count = 0;
+  for (const auto sequence : sequences) {
+    const auto mask = tokens.mask(sequence);
+    count += std::count_if(
+        mask.begin() + 1, mask.end(), [](std::uint8_t counts) { return counts != 0; });
+  }
+  return count;
+}
+
+LossHead::LossHead(const storage::ModelConfig& config, const OuterWeights& outer)
+    : rms_norm_eps_(config.rms_norm_eps),
+      final_norm_(outer.final_norm),
+      lm_head_(outer.lm_head, {}, kChunkRows) {}
+
+LossHead::Result LossHead::run(const at::Tensor& hidden_states,
+                               const Targets& targets,
+                               double scale,
+                               bool with_gradient) const {
+  const at::NoGradGuard no_gradients;
+  Result result;
+  const at::Tensor rows = hidden_states.reshape({-1, hidden_states.size(-1)});
+  at::Tensor gradient = with_gradient ? at::zeros_like(rows) : at::Tensor();
+  for (std::int64_t begin = 0; begin < targets.count(); begin += kChunkRows) {
+    const std::int64_t count = std::min(kChunkRows, targets.count() - begin);
+    const at::Tensor index = targets.rows.narrow(0, begin, count).to(rows.device());
+    const at::Tensor token = targets.token.narrow(0, begin, count).to(rows.device()).unsqueeze(1);
+    const at::Tensor x = rows.index_select(0, index);
+    const at::Tensor product = lm_head_.forward(rms_norm(x, final_norm_, rms_norm_eps_));
+    at::Tensor log_p = at::log_softmax(product, -1, at::kFloat);
+    result.loss_sum -= log_p.gather(1, token).sum(at::kDouble).item<double>();
+    if (!with_gradient) continue;
+    // scale * (softmax - one-hot)
+    at::Tensor dlogits = log_p.exp_();
+    dlogits.scatter_add_(1, token, at::full_like(token, -1.0, at::kFloat));
+    const at::Tensor dnormed = lm_head_.backward(dlogits.mul_(scale).to(x.scalar_type()));
+    gradient.index_copy_(
+        0, index, rms_norm_backward(at::zeros_like(x), dnormed, {}, x, final_norm_, rms_norm_eps_));
+  }
+  if (with_gradient) result.gradient = gradient.view(hidden_states.sizes());
+  return result;
+}
+
+}  // namespace hedgerow::worker
