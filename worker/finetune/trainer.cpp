@@ -1,0 +1,167 @@
+#include "worker/finetune/trainer.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+
+int micro_batches(const storage::FinetuneSection& finetune) {
+  if (finetune.sequences_per_micro_batch < 1 ||
+      finetune.sequences_per_step % finetune.sequences_per_micro_batch != 0) {
+    throw Error(ErrorKind::kUsage,
+                "finetune.sequences_per_step = " + std::to_string(finetune.sequences_per_step) +
+                    " is not a multiple of finetune.sequences_per_micro_batch = " +
+                    std::to_string(finetune.sequences_per_micro_batch));
+  }
+  return finetune.sequences_per_step / finetune.sequences_per_micro_batch;
+}
+
+}  // namespace
+
+FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
+                                 Student student,
+                                 OuterWeights outer,
+                                 const std::function<LayerWeights(int)>& load,
+                                 const storage::TokenSequences& tokens,
+                                 TrainerOptions options,
+                                 Communicator& communicator)
+    : model_{config,
+             student.options,
+             make_rope_table(config, tokens.seq_len, outer.embed_tokens.device()),
+             options.stream},
+      outer_(std::move(outer)),
+      tokens_(tokens),
+      options_(std::move(options)),
+      communicator_(communicator),
+      order_(options_.seed, tokens.num_train, options_.finetune.sequences_per_step),
+      reducer_(communicator, micro_batches(options_.finetune)),
+      parameters_(start_adapter(config, options_.finetune, options_.seed)),
+      head_(config, outer_) {
+  const std::int64_t rows = options_.finetune.sequences_per_micro_batch * tokens.seq_len;
+  layers_.reserve(student.layers.size());
+  for (std::size_t i = 0; i < student.layers.size(); ++i) {
+    layers_.emplace_back(model_, load(static_cast<int>(i)), std::move(student.layers[i]), rows);
+  }
+  keeps_tapes_ = tape_bytes() <= options_.tape_budget_bytes;
+}
+
+// What LayerTape holds, with the attention's graph counted as its inputs and output once more.
+std::int64_t FinetuneTrainer::tape_bytes() const {
+  const auto& config = model_.config;
+  const std::int64_t element = outer_.embed_tokens.element_size();
+  const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
+  const std::int64_t key = std::int64_t{config.num_key_value_heads} * config.head_dim;
+  const std::int64_t wide = config.hidden_size + query + 4 * parameters_.adapter().rank;
+  const std::int64_t narrow =
+      4 * (query + key) + config.hidden_size + 2 * std::int64_t{config.intermediate_size};
+  const std::int64_t rows = options_.finetune.sequences_per_micro_batch * tokens_.seq_len;
+  return config.num_hidden_layers * rows * (4 * wide + element * narrow);
+}
+
+at::Tensor FinetuneTrainer::embedded(std::span<const std::int64_t> sequences) const {
+  std::vector<std::int64_t> ids;
+  for (const auto sequence : sequences) {
+    const auto row = tokens_.sequence(sequence);
+    ids.insert(ids.end(), row.begin(), row.end());
+  }
+  const at::Tensor input_ids =
+      at::tensor(ids, at::kLong)
+          .view({static_cast<std::int64_t>(sequences.size()), tokens_.seq_len});
+  return embed(input_ids.to(outer_.embed_tokens.device()), outer_.embed_tokens);
+}
+
+double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
+                                   double scale,
+                                   const at::Tensor& gradient) {
+  const at::NoGradGuard no_gradients;
+  const LoraAdapter& lora = parameters_.adapter();
+  LoraAdapter gradients = parameters_.views_of(gradient);
+  const std::size_t depth = layers_.size();
+  std::vector<at::Tensor> inputs(depth);
+  std::vector<LayerTape> tapes(keeps_tapes_ ? depth : 0);
+  at::Tensor hidden = embedded(sequences);
+  for (std::size_t i = 0; i < depth; ++i) {
+    inputs[i] = hidden;
+    hidden =
+        layers_[i].forward(hidden, lora, static_cast<int>(i), keeps_tapes_ ? &tapes[i] : nullptr);
+  }
+  auto [loss, flowing] = head_.run(hidden, targets_of(tokens_, sequences), scale, true);
+  for (std::size_t i = depth; i-- > 0;) {
+    const int layer = static_cast<int>(i);
+    LayerTape tape = keeps_tapes_ ? std::move(tapes[i]) : layers_[i].remake(inputs[i], lora, layer);
+    flowing = layers_[i].backward(flowing, inputs[i], tape, lora, gradients, layer, i > 0);
+    inputs[i] = at::Tensor();
+  }
+  return loss;
+}
+
+FinetuneTrainer::StepResult FinetuneTrainer::step() {
+  const auto sequences = order_.step(parameters_.num_steps());
+  const std::int64_t counted = count_targets(tokens_, sequences);
+  const double scale = counted == 0 ? 0.0 : 1.0 / static_cast<double>(counted);
+  const auto per_leaf = static_cast<std::size_t>(options_.finetune.sequences_per_micro_batch);
+  const auto size = static_cast<std::size_t>(parameters_.size());
+  for (int i = 0; i < reducer_.num_own_leaves(); ++i) {
+    const auto first = static_cast<std::size_t>(reducer_.first_leaf() + i) * per_leaf;
+    std::vector<float> leaf(size + 1);
+    const at::Tensor gradient =
+        at::from_blob(leaf.data(), {parameters_.size()}, at::TensorOptions(at::kFloat));
+    // The loss travels as one more leaf value.
+    leaf[size] = static_cast<float>(
+        accumulate(std::span(sequences).subspan(first, per_leaf), scale, gradient));
+    reducer_.add(std::move(leaf));
+  }
+  std::vector<float> sum = reducer_.finish();
+  StepResult result;
+  result.loss = static_cast<double>(sum.back()) * scale;
+  result.tokens = options_.finetune.sequences_per_step * tokens_.seq_len;
+  sum.pop_back();
+  const auto& finetune = options_.finetune;
+  result.gradient_norm = parameters_.step(
+      sum, {finetune.learning_rate, finetune.weight_decay, finetune.gradient_clip});
+  return result;
+}
+
+double FinetuneTrainer::validation_loss() {
+  const at::NoGradGuard no_gradients;
+  const std::int64_t per_batch = options_.finetune.sequences_per_micro_batch;
+  const std::int64_t batches = (tokens_.num_validation() + per_batch - 1) / per_batch;
+  std::vector<double> sums(static_cast<std::size_t>(batches));
+  std::int64_t counted = 0;
+  for (std::int64_t batch = 0; batch < batches; ++batch) {
+    const std::int64_t first = tokens_.num_train + batch * per_batch;
+    std::vector<std::int64_t> real;
+    for (std::int64_t i = first; i < std::min(first + per_batch, tokens_.num_sequences); ++i)
+      real.push_back(i);
+    counted += count_targets(tokens_, real);
+    if (batch % communicator_.world_size() != communicator_.rank()) continue;
+    // One shape for every product: a short last batch repeats its last sequence, whose rows are
+    // then not counted.
+    std::vector<std::int64_t> padded = real;
+    padded.resize(static_cast<std::size_t>(per_batch), real.back());
+    at::Tensor hidden = embedded(padded);
+    for (std::size_t i = 0; i < layers_.size(); ++i) {
+      hidden = layers_[i].forward(hidden, parameters_.adapter(), static_cast<int>(i), nullptr);
+    }
+    sums[static_cast<std::size_t>(batch)] =
+        head_.run(hidden, targets_of(tokens_, real), 1.0, false).loss_sum;
+  }
+  if (counted == 0) return 0.0;
+  const auto all = communicator_.all_gather(std::as_bytes(std::span(sums)));
+  double total = 0.0;
+  for (std::size_t batch = 0; batch < sums.size(); ++batch) {
+    const std::size_t owner = batch % static_cast<std::size_t>(communicator_.world_size());
+    total += reinterpret_cast<const double*>(all.data())[owner * sums.size() + batch];
+  }
+  return total / static_cast<double>(counted);
+}
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,83 @@
+// The finetune stage without its files: a student in memory, LoRA on its attention projections,
+// trained in steps that all ranks take together. A step's gradient is the mean over the positions
+// that count in the whole step, summed over micro-batches in the order of one fixed tree
+// (worker/comm/tree_reduce.hpp); every rank then makes the same update. So the parameters are a
+// function of (seed, data, recipe, threads a rank), never of the number of ranks.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "storage/recipe.hpp"
+#include "worker/comm/tree_reduce.hpp"
+#include "worker/finetune/data_order.hpp"
+#include "worker/finetune/layer_pass.hpp"
+#include "worker/finetune/lora_parameters.hpp"
+#include "worker/finetune/loss_head.hpp"
+#include "worker/student.hpp"
+
+namespace hedgerow::worker {
+
+// Tapes of all layers of a micro-batch are kept up to this size; beyond it each layer is made again
+// from its input in the backward pass, for a third more work.
+inline constexpr std::int64_t kTapeBudgetBytes = std::int64_t{1} << 30;
+
+struct TrainerOptions {
+  storage::FinetuneSection finetune;
+  std::uint64_t seed = 0;
+  at::ScalarType stream = at::kBFloat16;  // the residual stream is rounded to it after every layer
+  std::int64_t tape_budget_bytes = kTapeBudgetBytes;
+};
+
+class FinetuneTrainer {
+ public:
+  // `load(i)` gives the weights of layer i, once each, in order. tokens and communicator outlive
+  // the trainer. Throws kUsage when ranks or sequences do not fit (tree_reduce.hpp, data_order.hpp,
+  // micro-batches).
+  FinetuneTrainer(const storage::ModelConfig& config,
+                  Student student,
+                  OuterWeights outer,
+                  const std::function<LayerWeights(int)>& load,
+                  const storage::TokenSequences& tokens,
+                  TrainerOptions options,
+                  Communicator& communicator);
+  FinetuneTrainer(const FinetuneTrainer&) = delete;
+  FinetuneTrainer& operator=(const FinetuneTrainer&) = delete;
+
+  struct StepResult {
+    double loss = 0.0;           // mean over the step's positions that count, before the update
+    double gradient_norm = 0.0;  // before the clip
+    std::int64_t tokens = 0;     // of all ranks
+  };
+  // Collective. The next step after parameters().num_steps().
+  StepResult step();
+  // Collective. Mean loss over the validation sequences; 0 when there are none.
+  double validation_loss();
+
+  [[nodiscard]] LoraParameters& parameters() { return parameters_; }
+  // The loss sum of one micro-batch; its gradient times `scale` goes to `gradient`
+  // [parameters().size()].
+  double accumulate(std::span<const std::int64_t> sequences,
+                    double scale,
+                    const at::Tensor& gradient);
+
+ private:
+  [[nodiscard]] at::Tensor embedded(std::span<const std::int64_t> sequences) const;
+  [[nodiscard]] std::int64_t tape_bytes() const;
+
+  StudentModel model_;
+  OuterWeights outer_;
+  const storage::TokenSequences& tokens_;
+  TrainerOptions options_;
+  Communicator& communicator_;
+  DataOrder order_;
+  TreeReducer reducer_;
+  LoraParameters parameters_;
+  LossHead head_;
+  std::vector<StudentLayer> layers_;
+  bool keeps_tapes_ = false;
+};
+
+}  // namespace hedgerow::worker
