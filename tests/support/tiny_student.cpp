@@ -1,0 +1,115 @@
+#include "tests/support/tiny_student.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "storage/philox.hpp"
+#include "worker/attention_options.hpp"
+
+namespace hedgerow::tests {
+namespace {
+
+using worker::LayerWeights;
+
+constexpr int kHidden = 32, kHeads = 4, kKvHeads = 2, kHeadDim = 8, kInner = 48, kVocabulary = 61;
+
+kernels::FeatureMapWeights feature_map(std::uint32_t stream) {
+  return {uniform({kHeads, kHeadDim, kHeadDim / 2}, 0.8, stream), {}};
+}
+
+LayerWeights layer_weights(const TinyOptions& options, std::uint32_t stream) {
+  const auto draw = [&](std::vector<std::int64_t> shape, double scale) {
+    return uniform(std::move(shape), scale, ++stream).to(options.dtype);
+  };
+  constexpr std::int64_t kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
+  LayerWeights layer;
+  layer.input_norm = 1.0 + uniform({kHidden}, 0.2, ++stream);
+  layer.post_norm = 1.0 + uniform({kHidden}, 0.2, ++stream);
+  layer.qkv_proj = draw({kQkv, kHidden}, 0.4);
+  layer.o_proj = draw({kHidden, kHeads * kHeadDim}, 0.3);
+  layer.gate_up_proj = draw({2 * kInner, kHidden}, 0.3);
+  layer.down_proj = draw({kHidden, kInner}, 0.3);
+  if (options.qk_norm) {
+    layer.q_norm = 1.0 + uniform({kHeadDim}, 0.2, ++stream);
+    layer.k_norm = 1.0 + uniform({kHeadDim}, 0.2, ++stream);
+  }
+  if (options.biases) {
+    layer.qkv_bias = draw({kQkv}, 0.2);
+    layer.o_bias = draw({kHidden}, 0.2);
+    layer.gate_up_bias = draw({2 * kInner}, 0.2);
+    layer.down_bias = draw({kHidden}, 0.2);
+  }
+  return layer;
+}
+
+}  // namespace
+
+at::Tensor uniform(std::vector<std::int64_t> shape, double scale, std::uint32_t stream) {
+  storage::PhiloxStream random(1, 0x74696e79, stream, 0);
+  at::Tensor tensor = at::empty(shape, at::kFloat);
+  std::generate_n(tensor.mutable_data_ptr<float>(), tensor.numel(), [&] {
+    return static_cast<float>((2.0 * random.uniform() - 1.0) * scale);
+  });
+  return tensor;
+}
+
+TinyStudent make_tiny_student(const TinyOptions& options) {
+  TinyStudent tiny;
+  auto& config = tiny.config;
+  config.architecture = "LlamaForCausalLM";
+  config.model_type = "llama";
+  config.vocab_size = kVocabulary;
+  config.hidden_size = kHidden;
+  config.intermediate_size = kInner;
+  config.num_hidden_layers = options.num_layers;
+  config.num_attention_heads = kHeads;
+  config.num_key_value_heads = kKvHeads;
+  config.head_dim = kHeadDim;
+  config.max_position_embeddings = 512;
+  config.tie_word_embeddings = true;
+  config.qk_norm = options.qk_norm;
+  config.eos_token_ids = {2};
+  tiny.outer.embed_tokens = uniform({kVocabulary, kHidden}, 1.0, 1).to(options.dtype);
+  tiny.outer.lm_head = tiny.outer.embed_tokens;
+  tiny.outer.final_norm = 1.0 + uniform({kHidden}, 0.2, 2);
+  auto& spec = tiny.student.attention;
+  spec.feature_dim = kHeadDim;
+  spec.window = options.window;
+  spec.window_size = options.window_size;
+  tiny.student.options = worker::hybrid_options(spec);
+  for (int i = 0; i < options.num_layers; ++i) {
+    const auto stream = static_cast<std::uint32_t>(1000 * (i + 1));
+    tiny.layers.push_back(layer_weights(options, stream));
+    if (std::ranges::count(options.softmax_layers, i) > 0) {
+      tiny.student.layers.emplace_back(std::nullopt);
+    } else {
+      tiny.student.layers.emplace_back(
+          kernels::HybridParameters{feature_map(stream + 500),
+                                    feature_map(stream + 501),
+                                    uniform({kHeads}, 1.0, stream + 502) - 1.0});
+    }
+  }
+  return tiny;
+}
+
+storage::TokenSequences make_tiny_tokens(std::int64_t num_train,
+                                         std::int64_t num_validation,
+                                         std::int64_t seq_len,
+                                         std::int64_t vocab_size) {
+  storage::TokenSequences tokens;
+  tokens.num_sequences = num_train + num_validation;
+  tokens.num_train = num_train;
+  tokens.seq_len = seq_len;
+  tokens.vocab_size = vocab_size;
+  storage::PhiloxStream random(2, 0x74696e79, 0, 0);
+  for (std::int64_t i = 0; i < tokens.num_sequences * seq_len; ++i) {
+    tokens.input_ids.push_back(
+        static_cast<std::int32_t>(random.uniform() * static_cast<double>(vocab_size)));
+    tokens.loss_mask.push_back(random.uniform() < 2.0 / 3.0 ? 1 : 0);
+    tokens.document_starts.push_back(i % seq_len == 0 ? 1 : 0);
+  }
+  return tokens;
+}
+
+}  // namespace hedgerow::tests

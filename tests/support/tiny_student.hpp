@@ -1,0 +1,40 @@
+// A student of a few thousand weights, in memory, drawn by Philox: the same on every rank and
+// machine.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "storage/tokens_file.hpp"
+#include "worker/model/decoder.hpp"
+#include "worker/student.hpp"
+
+namespace hedgerow::tests {
+
+struct TinyOptions {
+  int num_layers = 3;
+  bool qk_norm = false;  // as Qwen3
+  bool biases = false;   // as Qwen2, and on o_proj and the MLP as Llama's flags allow
+  at::ScalarType dtype = at::kFloat;
+  storage::WindowLayout window = storage::WindowLayout::kTerraced;
+  int window_size = 8;
+  std::vector<int> softmax_layers = {};
+};
+
+struct TinyStudent {
+  storage::ModelConfig config;
+  worker::OuterWeights outer;
+  std::vector<worker::LayerWeights> layers;
+  worker::Student student;
+};
+TinyStudent make_tiny_student(const TinyOptions& options = {});
+
+// Uniform values in [-scale, scale] keyed by `stream`.
+at::Tensor uniform(std::vector<std::int64_t> shape, double scale, std::uint32_t stream);
+
+// Random tokens with two thirds of the positions counting.
+storage::TokenSequences make_tiny_tokens(std::int64_t num_train,
+                                         std::int64_t num_validation,
+                                         std::int64_t seq_len,
+                                         std::int64_t vocab_size);
+
+}  // namespace hedgerow::tests

@@ -1,0 +1,345 @@
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "kernels/softmax_attention.hpp"
+#include "storage/error.hpp"
+#include "tests/support/tiny_student.hpp"
+#include "worker/finetune/trainer.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+using tests::make_tiny_student;
+using tests::make_tiny_tokens;
+using tests::TinyOptions;
+using tests::TinyStudent;
+
+storage::FinetuneSection section() {
+  storage::FinetuneSection finetune;
+  finetune.rank = 4;
+  finetune.alpha = 8.0;
+  finetune.learning_rate = 1e-2;
+  finetune.sequences_per_step = 8;
+  return finetune;
+}
+
+TrainerOptions trainer_options(const storage::FinetuneSection& finetune) {
+  TrainerOptions options;
+  options.finetune = finetune;
+  options.seed = 11;
+  options.stream = at::kFloat;
+  return options;
+}
+
+// A trainer of its own for each rank, over the same student and tokens. One thread a rank:
+// byte-equality is promised at equal thread counts only.
+class Trained {
+ public:
+  Trained(const TinyOptions& tiny, TrainerOptions options, Communicator& communicator)
+      : student_(make_tiny_student(tiny)),
+        tokens_(make_tiny_tokens(40, 3, 21, student_.config.vocab_size)) {
+    at::set_num_threads(1);
+    trainer_ = std::make_unique<FinetuneTrainer>(
+        student_.config,
+        student_.student,
+        student_.outer,
+        [this](int layer) { return student_.layers[static_cast<std::size_t>(layer)]; },
+        tokens_,
+        std::move(options),
+        communicator);
+  }
+  FinetuneTrainer& operator*() { return *trainer_; }
+  FinetuneTrainer* operator->() { return trainer_.get(); }
+  [[nodiscard]] const TinyStudent& student() const { return student_; }
+  [[nodiscard]] const storage::TokenSequences& tokens() const { return tokens_; }
+
+ private:
+  TinyStudent student_;
+  storage::TokenSequences tokens_;
+  std::unique_ptr<FinetuneTrainer> trainer_;
+};
+
+std::vector<std::byte> bytes_of(const storage::Checkpoint& checkpoint) {
+  std::vector<std::byte> all;
+  for (const auto& [name, tensor] : checkpoint.tensors)
+    all.insert(all.end(), tensor.bytes.begin(), tensor.bytes.end());
+  return all;
+}
+
+// The whole student with plain operations and one autograd graph.
+at::Tensor plain_loss_sum(const TinyStudent& tiny,
+                          const storage::TokenSequences& tokens,
+                          std::span<const std::int64_t> sequences,
+                          const LoraAdapter& lora) {
+  const auto& config = tiny.config;
+  const RopeTable rope = make_rope_table(config, tokens.seq_len, at::kCPU);
+  std::vector<std::int64_t> ids, targets;
+  for (const auto sequence : sequences) {
+    const auto row = tokens.sequence(sequence);
+    const auto mask = tokens.mask(sequence);
+    ids.insert(ids.end(), row.begin(), row.end());
+    for (std::size_t t = 1; t <= row.size(); ++t) {
+      targets.push_back(t < row.size() && mask[t] != 0 ? row[t] : -100);
+    }
+  }
+  const auto low_rank = [&](const at::Tensor& x, int layer, const char* module) {
+    const LoraPair* pair = lora.find(layer, module);
+    return at::linear(at::linear(x, pair->a), pair->b) * lora.scaling();
+  };
+  const auto batch = static_cast<std::int64_t>(sequences.size());
+  at::Tensor hidden =
+      at::embedding(tiny.outer.embed_tokens, at::tensor(ids, at::kLong).view({batch, -1}));
+  for (int i = 0; i < config.num_hidden_layers; ++i) {
+    const auto& layer = tiny.layers[static_cast<std::size_t>(i)];
+    const at::Tensor x = plain_rms_norm(hidden, layer.input_norm, config.rms_norm_eps);
+    const at::Tensor qkv =
+        at::linear(x, layer.qkv_proj, layer.qkv_bias) +
+        at::cat({low_rank(x, i, "q_proj"), low_rank(x, i, "k_proj"), low_rank(x, i, "v_proj")}, -1);
+    const Qkv heads = plain_split_heads(qkv,
+                                        config.num_attention_heads,
+                                        config.num_key_value_heads,
+                                        rope.cos,
+                                        rope.sin,
+                                        {layer.q_norm, layer.k_norm, config.rms_norm_eps});
+    const auto& parameters = tiny.student.layers[static_cast<std::size_t>(i)];
+    const at::Tensor y =
+        (parameters ? kernels::hybrid_attention_reference(
+                          heads.q, heads.k, heads.v, *parameters, tiny.student.options)
+                    : kernels::softmax_attention_reference(heads.q, heads.k, heads.v))
+            .transpose(1, 2)
+            .flatten(2);
+    hidden = hidden + at::linear(y, layer.o_proj, layer.o_bias) + low_rank(y, i, "o_proj");
+    const at::Tensor gate_up =
+        at::linear(plain_rms_norm(hidden, layer.post_norm, config.rms_norm_eps),
+                   layer.gate_up_proj,
+                   layer.gate_up_bias);
+    hidden = hidden + at::linear(plain_swiglu(gate_up), layer.down_proj, layer.down_bias);
+  }
+  const at::Tensor logits = at::linear(
+      plain_rms_norm(hidden, tiny.outer.final_norm, config.rms_norm_eps), tiny.outer.lm_head);
+  return at::cross_entropy_loss(
+      logits.flatten(0, 1), at::tensor(targets, at::kLong), {}, at::Reduction::Sum, -100);
+}
+
+// B is zero at the start, so that A would have no gradient: move it away.
+void draw_b(LoraParameters& parameters) {
+  std::uint32_t stream = 7000;
+  for (const auto& layer : parameters.adapter().layers) {
+    for (const auto& [module, pair] : layer) {
+      at::Tensor b = pair.b;
+      b.copy_(tests::uniform(b.sizes().vec(), 0.2, ++stream));
+    }
+  }
+}
+
+TEST(Finetune, GradientsOfLoraEqualThoseOfAPlainAutogradModel) {
+  for (const auto& tiny :
+       {TinyOptions{},
+        TinyOptions{.window = storage::WindowLayout::kSliding, .softmax_layers = {1}},
+        TinyOptions{.qk_norm = true, .biases = true}}) {
+    const auto alone = make_single_communicator();
+    Trained trained(tiny, trainer_options(section()), *alone);
+    auto& parameters = trained->parameters();
+    draw_b(parameters);
+    const std::vector<std::int64_t> sequences = {5, 2};
+    at::Tensor gradient =
+        at::full({parameters.size()}, std::numeric_limits<float>::quiet_NaN(), at::kFloat);
+    const double loss = trained->accumulate(sequences, 0.25, gradient);
+
+    LoraAdapter leaves = parameters.adapter();
+    std::vector<at::Tensor> inputs;
+    for (auto& layer : leaves.layers) {
+      for (auto& [module, pair] : layer) {
+        pair = {pair.a.clone().requires_grad_(true), pair.b.clone().requires_grad_(true)};
+        inputs.insert(inputs.end(), {pair.a, pair.b});
+      }
+    }
+    const at::Tensor expected_loss =
+        plain_loss_sum(trained.student(), trained.tokens(), sequences, leaves);
+    const auto expected = torch::autograd::grad({expected_loss * 0.25}, inputs);
+    EXPECT_NEAR(loss, expected_loss.item<double>(), 1e-4 * loss);
+    std::size_t next = 0;
+    const LoraAdapter found = parameters.views_of(gradient);
+    for (std::size_t layer = 0; layer < found.layers.size(); ++layer) {
+      for (const auto& [module, pair] : found.layers[layer]) {
+        for (const at::Tensor& matrix : {pair.a, pair.b}) {
+          const at::Tensor& reference = expected[next++];
+          EXPECT_TRUE(
+              at::allclose(matrix, reference, 1e-3, 2e-5 * reference.abs().max().item<double>()))
+              << "layer " << layer << ' ' << module << (matrix.is_same(pair.a) ? " A" : " B")
+              << ": error " << (matrix - reference).abs().max().item<double>() << " of "
+              << reference.abs().max().item<double>();
+        }
+      }
+    }
+  }
+}
+
+TEST(Finetune, KeptAndRemadeActivationsGiveTheSameBytes) {
+  std::vector<std::vector<std::byte>> results;
+  for (const std::int64_t budget : {std::int64_t{0}, kTapeBudgetBytes}) {
+    const auto alone = make_single_communicator();
+    TrainerOptions options = trainer_options(section());
+    options.tape_budget_bytes = budget;
+    options.stream = at::kBFloat16;
+    Trained trained({.dtype = at::kBFloat16}, options, *alone);
+    for (int i = 0; i < 2; ++i) trained->step();
+    results.push_back(bytes_of(trained->parameters().checkpoint()));
+  }
+  EXPECT_EQ(results[0], results[1]);
+}
+
+TEST(Finetune, OneTwoFourAndEightRanksGiveTheSameBytesAndLosses) {
+  std::vector<std::byte> expected;
+  double expected_validation = 0.0, expected_loss = 0.0;
+  for (const int world_size : {1, 2, 4, 8}) {
+    run_on_threads(world_size, [&](Communicator& communicator) {
+      Trained trained({.dtype = at::kBFloat16}, trainer_options(section()), communicator);
+      double loss = 0.0;
+      for (int i = 0; i < 3; ++i) loss = trained->step().loss;
+      const double validation = trained->validation_loss();
+      const auto bytes = bytes_of(trained->parameters().checkpoint());
+      if (world_size == 1) {
+        expected = bytes;
+        expected_validation = validation;
+        expected_loss = loss;
+      } else {
+        EXPECT_EQ(bytes, expected) << world_size << " ranks, rank " << communicator.rank();
+        EXPECT_EQ(validation, expected_validation);
+        EXPECT_EQ(loss, expected_loss);
+      }
+    });
+  }
+  EXPECT_GT(expected_validation, 0.0);
+}
+
+TEST(Finetune, AResumeAtAnotherWorldSizeGivesTheBytesOfAnUndisturbedRun) {
+  std::vector<std::byte> undisturbed;
+  storage::Checkpoint half;
+  run_on_threads(2, [&](Communicator& communicator) {
+    Trained trained({}, trainer_options(section()), communicator);
+    for (int i = 0; i < 6; ++i) {
+      if (i == 3 && communicator.rank() == 0) half = trained->parameters().checkpoint();
+      trained->step();
+    }
+    if (communicator.rank() == 0) undisturbed = bytes_of(trained->parameters().checkpoint());
+  });
+  for (const int world_size : {1, 4}) {
+    run_on_threads(world_size, [&](Communicator& communicator) {
+      Trained trained({}, trainer_options(section()), communicator);
+      trained->parameters().restore(half);
+      EXPECT_EQ(trained->parameters().num_steps(), 3);
+      for (int i = 0; i < 3; ++i) trained->step();
+      EXPECT_EQ(bytes_of(trained->parameters().checkpoint()), undisturbed)
+          << world_size << " ranks";
+    });
+  }
+}
+
+TEST(Finetune, ACheckpointOfAnotherShapeIsRefusedByName) {
+  const auto alone = make_single_communicator();
+  Trained trained({}, trainer_options(section()), *alone);
+  auto checkpoint = trained->parameters().checkpoint();
+  auto& tensor = checkpoint.tensors.at(lora_name(1, "k_proj", "lora_B"));
+  std::swap(tensor.shape[0], tensor.shape[1]);
+  try {
+    trained->parameters().restore(checkpoint);
+    FAIL() << "a transposed matrix was taken";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
+    EXPECT_NE(std::string(error.what()).find("layers.1.self_attn.k_proj.lora_B"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST(Finetune, TheLossFallsOnDataSeenAgainAndAgain) {
+  const auto alone = make_single_communicator();
+  Trained trained({}, trainer_options(section()), *alone);
+  const double first = trained->step().loss;
+  double last = first;
+  for (int i = 0; i < 29; ++i) last = trained->step().loss;
+  EXPECT_LT(last, first - 0.3);
+}
+
+TEST(Finetune, AdamWEqualsTorchsOwn) {
+  const auto alone = make_single_communicator();
+  Trained trained({}, trainer_options(section()), *alone);
+  auto& parameters = trained->parameters();
+  const at::Tensor value = at::cat([&] {
+    std::vector<at::Tensor> parts;
+    for (const auto& layer : parameters.adapter().layers) {
+      for (const char* module : kLoraModules) {
+        parts.push_back(layer.at(module).a.reshape(-1));
+        parts.push_back(layer.at(module).b.reshape(-1));
+      }
+    }
+    return parts;
+  }());
+  at::Tensor average = at::zeros_like(value), square = at::zeros_like(value), none;
+  for (int step = 1; step <= 3; ++step) {
+    at::Tensor gradient =
+        tests::uniform({parameters.size()}, 0.5, static_cast<std::uint32_t>(9000 + step));
+    const float* data = gradient.const_data_ptr<float>();
+    std::vector<float> copy(data, data + gradient.numel());
+    const double norm =
+        parameters.step(copy, {.learning_rate = 0.01, .weight_decay = 0.1, .gradient_clip = 1.0});
+    EXPECT_NEAR(norm, gradient.norm().item<double>(), 1e-4 * norm);
+    gradient.div_(gradient.norm() + 1e-6);
+    std::vector<at::Tensor> values = {value}, gradients = {gradient}, averages = {average},
+                            squares = {square};
+    std::vector<at::Tensor> steps = {at::full({}, step, at::kFloat)};
+    at::_fused_adamw_(
+        values, gradients, averages, squares, {}, steps, 0.01, 0.9, 0.999, 0.1, 1e-8, false, false);
+  }
+  const auto checkpoint = parameters.checkpoint();
+  std::int64_t begin = 0;
+  for (int layer = 0; layer < 3; ++layer) {
+    for (const char* module : kLoraModules) {
+      for (const char* matrix : {"lora_A", "lora_B"}) {
+        const auto& tensor = checkpoint.tensors.at(lora_name(layer, module, matrix));
+        for (std::size_t i = 0; i < tensor.bytes.size() / sizeof(float); ++i, ++begin) {
+          ASSERT_NEAR(reinterpret_cast<const float*>(tensor.bytes.data())[i],
+                      value.const_data_ptr<float>()[begin],
+                      2e-6);
+        }
+      }
+    }
+  }
+}
+
+TEST(Finetune, AGradientThatIsNotFiniteStopsBeforeItDestroysTheParameters) {
+  const auto alone = make_single_communicator();
+  Trained trained({}, trainer_options(section()), *alone);
+  const auto before = bytes_of(trained->parameters().checkpoint());
+  std::vector<float> gradient(static_cast<std::size_t>(trained->parameters().size()), 1.0F);
+  gradient[17] = std::numeric_limits<float>::infinity();
+  EXPECT_THROW(trained->parameters().step(gradient, {}), Error);
+  EXPECT_EQ(bytes_of(trained->parameters().checkpoint()), before);
+}
+
+TEST(Finetune, EachEpochIsAPermutationThatDependsOnSeedAndStepAlone) {
+  DataOrder order(3, 11, 4);  // 2 steps an epoch, 3 sequences dropped
+  std::vector<std::int64_t> epoch = order.step(2);
+  const auto rest = order.step(3);
+  epoch.insert(epoch.end(), rest.begin(), rest.end());
+  std::ranges::sort(epoch);
+  EXPECT_EQ(std::ranges::adjacent_find(epoch), epoch.end());
+  EXPECT_GE(epoch.front(), 0);
+  EXPECT_LT(epoch.back(), 11);
+  DataOrder late(3, 11, 4);
+  EXPECT_EQ(late.step(3), rest);
+  EXPECT_NE(DataOrder(4, 11, 4).step(3), rest);
+  EXPECT_NE(order.step(0), order.step(2));
+  EXPECT_THROW(DataOrder(3, 3, 4), Error);
+}
+
+}  // namespace
+}  // namespace hedgerow::worker
