@@ -85,6 +85,12 @@ File File::open_append(const fs::path& path) {
   return {descriptor, path};
 }
 
+File File::open_update(const fs::path& path) {
+  const int descriptor = open_descriptor(path, O_RDWR);
+  if (descriptor < 0) throw system_error("open for writing", path.string(), errno);
+  return {descriptor, path};
+}
+
 File::File(File&& other) noexcept
     : descriptor_(std::exchange(other.descriptor_, -1)), path_(std::move(other.path_)) {}
 
@@ -114,6 +120,19 @@ void File::write_all(std::span<const std::byte> bytes) {
     if (written < 0 && errno == EINTR) continue;
     if (written < 0) throw system_error("write", path_.string(), errno);
     bytes = bytes.subspan(static_cast<std::size_t>(written));
+  }
+}
+
+void File::write_at(std::span<const std::byte> bytes, std::uint64_t offset) {
+  while (!bytes.empty()) {
+    const ssize_t written = ::pwrite(descriptor_,
+                                     bytes.data(),
+                                     std::min(bytes.size(), kMaxBytesPerCall),
+                                     static_cast<off_t>(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) throw system_error("write", path_.string(), errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += static_cast<std::uint64_t>(written);
   }
 }
 

@@ -23,6 +23,7 @@ class File {
   static File create_exclusive(const std::filesystem::path& path,
                                int mode = 0644);               // O_EXCL; EEXIST -> kUsage
   static File open_append(const std::filesystem::path& path);  // the file must exist
+  static File open_update(const std::filesystem::path& path);  // to read and write_at; must exist
 
   File(File&& other) noexcept;
   File& operator=(File&& other) noexcept;
@@ -35,6 +36,7 @@ class File {
   [[nodiscard]] std::uint64_t size() const;
 
   void write_all(std::span<const std::byte> bytes);
+  void write_at(std::span<const std::byte> bytes, std::uint64_t offset);  // not after open_append
   // Reads exactly bytes.size() at offset. Throws kCorrupt on a short file. Any thread.
   void read_exact(std::span<std::byte> bytes, std::uint64_t offset) const;
   void truncate(std::uint64_t length);
