@@ -1,7 +1,11 @@
-// One boundary as a stream of sequences in any order, prefetched by its own threads: what capture and transfer read.
-// A boundary is never held in memory; `depth` sequences at most are in flight.
+// One boundary as a stream of sequences in any order, prefetched by its own threads: what capture
+// and transfer read. A boundary is never held in memory; `depth` sequences at most are in flight.
+// Sequences are named by capture index (storage/capture_plan.hpp). At most kMaxOpenShards files are
+// open at a time; a file that comes back is verified again.
 #pragma once
 
+#include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -14,18 +18,24 @@ namespace hedgerow::storage {
 
 class BoundaryReader {
  public:
-  // `shards` are the committed records of one boundary, covering the sequences that will be asked for.
-  // Throws kNotFound (after 90 s of patience for late renames), kCorrupt.
-  BoundaryReader(const RunLayout& layout, std::vector<FileRecord> shards);
+  static constexpr std::size_t kMaxOpenShards = 128;
+
+  // `shards` are the committed records of one boundary, covering the sequences that will be asked
+  // for. `patience` is for renames that a network file system shows late. Throws kNotFound,
+  // kCorrupt (damaged, of another boundary or shape, two shards with the same sequence).
+  BoundaryReader(const RunLayout& layout,
+                 const std::vector<FileRecord>& shards,
+                 std::chrono::milliseconds patience = std::chrono::seconds(90));
   BoundaryReader(BoundaryReader&&) noexcept;
   ~BoundaryReader();
 
   [[nodiscard]] const ShardInfo& info() const;  // of the first shard: dtype, seq_len, hidden_size
 
   // Announces the order in which next() will deliver; starts prefetching. Replaces an earlier plan.
+  // Throws kNotFound naming the first sequence that no shard holds.
   void plan(std::vector<std::int64_t> sequences, int depth = 8);
-  // The next planned sequence, [seq_len, hidden_size]; valid until the next call. Rethrows a reader thread's error.
-  // Throws kInternal past the end of the plan. One thread.
+  // The next planned sequence, [seq_len, hidden_size]; valid until the next call. Rethrows a reader
+  // thread's error. Throws kInternal past the end of the plan. One thread.
   std::span<const std::byte> next();
   [[nodiscard]] double seconds_waited() const;  // time next() blocked, for the data-wait metric
 
