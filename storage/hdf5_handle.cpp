@@ -47,6 +47,9 @@ Handle access_properties() {
 
 void prepare() {
   static const bool once = [] {
+    // HDF5 keeps a file that it could not close (a full disk) half closed, and crashes on it at
+    // exit. All our handles close themselves, so there is nothing left to do then.
+    H5dont_atexit();
     H5open();
     H5PLset_loading_state(0);
     return true;
