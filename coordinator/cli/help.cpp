@@ -50,9 +50,16 @@ std::string two_columns(const std::vector<Entry>& entries, int width) {
   return out;
 }
 
+std::string type_of(const CLI::Option& option) {
+  return option.get_items_expected_max() == 0 ? "" : option.get_type_name();
+}
+
+bool is_choice(const std::string& type) { return type.find('|') != std::string::npos; }
+
 std::string value_name(const CLI::Option& option) {
-  const std::string type = option.get_items_expected_max() == 0 ? "" : option.get_type_name();
-  return type.empty() ? "" : " " + type;
+  const std::string type = type_of(option);
+  if (type.empty()) return "";
+  return is_choice(type) ? " WORD" : " " + type;
 }
 
 Entry entry_of(const CLI::Option& option) {
@@ -63,6 +70,13 @@ Entry entry_of(const CLI::Option& option) {
   }
   if (!is_positional) name += value_name(option);
   std::string text = option.get_description();
+  std::string choices = type_of(option);
+  if (is_choice(choices)) {
+    for (std::size_t at = choices.find('|'); at != std::string::npos; at = choices.find('|')) {
+      choices.replace(at, 1, ", ");
+    }
+    text += ": " + choices;
+  }
   if (option.get_required()) text += " (required)";
   if (!option.get_default_str().empty()) text += " (default: " + option.get_default_str() + ")";
   return {name, text};

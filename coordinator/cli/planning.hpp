@@ -1,5 +1,5 @@
-// A recipe, its model and its data brought together for a plan: what `plan`, `doctor` and `run` ask
-// for.
+// A recipe, its model and its data brought together: what `plan`, `doctor` and `run` share before a
+// run starts.
 #pragma once
 
 #include <filesystem>
@@ -10,14 +10,12 @@
 
 namespace hedgerow::coordinator::cli {
 
-// The recipe with every path made absolute: relative ones start at its folder. org/name stays as it
-// is.
-[[nodiscard]] storage::Recipe load_recipe(const std::filesystem::path& file);
+// What "auto" and 0 mean on this machine is decided once and written into the run, because results
+// depend on it: plan.compute_dtype and workers.threads.
+void resolve_for_this_machine(storage::Recipe& recipe);
 
-// The plan of a recipe for a run at `directory` (which need not exist yet). Before the tokens files
-// are there, the number of sequences is what the step budget asks for.
-[[nodiscard]] Plan plan_of(const std::filesystem::path& recipe_file,
-                           const std::filesystem::path& directory);
+// The plan of a run at `directory`, which need not exist yet. Where tokens files are missing, the
+// number of sequences is what the recipe's step budget visits.
 [[nodiscard]] Plan plan_of(const storage::Recipe& recipe, const std::filesystem::path& directory);
 
 }  // namespace hedgerow::coordinator::cli

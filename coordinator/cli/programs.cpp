@@ -84,11 +84,7 @@ bool run_python(Terminal& terminal,
     if (!object.is_object()) {
       terminal.detail(script + ": " + one_line(line));
     } else if (object.value("event", "") == "progress") {
-      const double total = object.value("total", 0.0), done = object.value("done", 0.0);
-      progress.update(total > 0 ? done / total : 0.0,
-                      std::to_string(static_cast<long long>(done)) + "/" +
-                          std::to_string(static_cast<long long>(total)) + " " +
-                          object.value("unit", ""));
+      progress.update(object.value("progress", 0.0), object.value("note", ""));
     } else {
       on_object(object);
     }

@@ -22,7 +22,7 @@ namespace hedgerow::coordinator::cli {
 [[nodiscard]] std::filesystem::path python_interpreter(const Console& console);
 
 // Runs deploy/huggingface/<script>. Its stdout is JSON lines:
-// {"event":"progress","done","total","unit"} moves the bar `label`, every other object goes to
+// {"event":"progress","progress":0..1,"note"} moves the bar `label`, every other object goes to
 // on_object. Its stdin is `input`. Throws child_error if it fails; returns false when it was
 // interrupted.
 bool run_python(Terminal& terminal,

@@ -1,6 +1,7 @@
 #include "coordinator/cli/tokenizing.hpp"
 
 #include "coordinator/cli/programs.hpp"
+#include "storage/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 
@@ -9,21 +10,31 @@ using storage::DataStage;
 
 nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal) {
   const std::string stage = storage::to_string(request.stage);
+  // The script reads a file; what the recipe inherits and where its paths start is resolved in this
+  // one.
+  fs::path resolved = request.out;
+  resolved += ".recipe.toml";
+  fs::create_directories(fs::absolute(resolved).parent_path());
+  storage::write_atomically(resolved, request.recipe.to_toml());
   nlohmann::json done;
-  run_python(terminal,
-             "tokenize " + stage,
-             "make_tokens.py",
-             {"--recipe",
-              request.recipe,
-              "--model",
-              request.model,
-              "--stage",
-              stage,
-              "--out",
-              request.out},
-             [&](const nlohmann::json& object) {
-               if (object.value("event", "") == "done") done = object;
-             });
+  const auto remove_resolved = [&] {
+    std::error_code ignored;
+    fs::remove(resolved, ignored);
+  };
+  try {
+    run_python(
+        terminal,
+        "tokenize " + stage,
+        "make_tokens.py",
+        {"--recipe", resolved, "--model", request.model, "--stage", stage, "--out", request.out},
+        [&](const nlohmann::json& object) {
+          if (object.value("event", "") == "done") done = object;
+        });
+  } catch (const storage::Error&) {
+    remove_resolved();
+    throw;
+  }
+  remove_resolved();
   return done;
 }
 
@@ -43,8 +54,7 @@ bool tokenize_missing(const storage::RunLayout& layout,
       terminal.detail(out.string() + ": there already");
       continue;
     }
-    const nlohmann::json done =
-        tokenize({layout.recipe(), recipe.model.path, stage, out}, terminal);
+    const nlohmann::json done = tokenize({recipe, recipe.model.path, stage, out}, terminal);
     if (done.is_null()) return false;
     terminal.say("tokenized " + std::string(storage::to_string(stage)) + ": " + tokens_text(done));
   }

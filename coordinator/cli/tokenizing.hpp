@@ -5,6 +5,7 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
 #include "coordinator/cli/terminal.hpp"
 #include "storage/recipe.hpp"
@@ -13,8 +14,8 @@
 namespace hedgerow::coordinator::cli {
 
 struct TokenizeRequest {
-  std::filesystem::path recipe;  // relative sources start at its folder
-  std::string model;
+  storage::Recipe recipe;
+  std::string model;  // whose tokenizer
   storage::DataStage stage = storage::DataStage::kTransfer;
   std::filesystem::path out;  // appears when it is complete
 };

@@ -9,7 +9,7 @@ namespace hedgerow::coordinator::cli {
 
 RunCommand declare_completion(CLI::App& app) {
   const auto shell = std::make_shared<std::string>();
-  one_of(app.add_option("shell", *shell, "the shell to complete for: bash, zsh or fish"),
+  one_of(app.add_option("shell", *shell, "the shell to complete for"),
          {"bash", "zsh", "fish"})
       ->required();
   return [shell, &app](Terminal& terminal) {

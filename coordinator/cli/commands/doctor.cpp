@@ -57,7 +57,8 @@ void show(const Finding& finding, Terminal& terminal) {
 
 ExitCode run_doctor(const DoctorOptions& options, Terminal& terminal) {
   std::optional<std::uint64_t> needed;
-  if (!options.recipe.empty()) needed = plan_of(options.recipe, options.directory).peak_disk_bytes;
+  if (!options.recipe.empty())
+    needed = plan_of(storage::Recipe::load(options.recipe), options.directory).peak_disk_bytes;
   Level worst = Level::kOk;
   nlohmann::json checks = nlohmann::json::array();
   const auto take = [&](const std::vector<Finding>& findings) {

@@ -42,6 +42,7 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
   require(!fs::exists(options.out),
           options.out + " exists and is not overwritten; choose another name with --out");
   const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);
+  model.check_complete();
   const storage::Recipe recipe = recipe_for(options, model);
   const std::string toml = recipe.to_toml();
   storage::File file = storage::File::create_exclusive(options.out);

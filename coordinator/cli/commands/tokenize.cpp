@@ -26,7 +26,7 @@ ExitCode run_tokenize(const TokenizeOptions& options, Terminal& terminal) {
   require(!fs::exists(options.out),
           options.out + " exists and is not overwritten; choose another name or remove it");
   const InterruptScope interrupts;
-  const nlohmann::json done = tokenize({options.recipe,
+  const nlohmann::json done = tokenize({recipe,
                                         options.model.empty() ? recipe.model.path : options.model,
                                         stage_of(options.stage),
                                         options.out},

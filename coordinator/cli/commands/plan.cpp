@@ -1,0 +1,79 @@
+#include "coordinator/plan.hpp"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/planning.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using storage::ExitCode;
+
+struct PlanOptions {
+  std::string run = ".", recipe;
+};
+
+void print_plan(const Plan& plan, Terminal& terminal) {
+  const auto line = [&](std::string label, const std::string& text) {
+    constexpr int kLabelWidth = 10;
+    label.resize(kLabelWidth, ' ');
+    terminal.print(label + wrap(text, terminal.width() - kLabelWidth, kLabelWidth));
+  };
+  line("blocks",
+       std::to_string(plan.num_blocks()) + " of " + std::to_string(plan.num_layers) + " layers");
+  line("data",
+       std::to_string(plan.capture.num_train) + " sequences for training, " +
+           std::to_string(plan.capture.num_validation) + " for validation, " +
+           std::to_string(plan.capture.num_shards()) + " shards a boundary");
+  line("disk",
+       bytes_text(plan.peak_disk_bytes) + " at most, " + bytes_text(plan.final_disk_bytes) +
+           " at the end; one boundary " + bytes_text(plan.boundary_bytes));
+  std::string memory = "capture " + bytes_text(plan.capture_memory_bytes) + ", transfer " +
+                       bytes_text(plan.transfer_memory_bytes);
+  if (plan.evaluates) memory += ", evaluate " + bytes_text(plan.evaluate_memory_bytes);
+  if (plan.finetunes) memory += ", finetune " + bytes_text(plan.finetune_memory_bytes) + " a rank";
+  line("memory", memory);
+  std::string time;
+  double seconds = 0.0;
+  for (const StageEstimate& estimate : plan.estimates) {
+    if (estimate.seconds <= 0) continue;
+    time += estimate.stage + " " + duration_text(estimate.seconds) + ", ";
+    seconds += estimate.seconds;
+  }
+  if (seconds > 0) line("time", time + "in all about " + duration_text(seconds));
+  for (const std::string& warning : plan.warnings) line("warning", warning);
+  for (const PlanProblem& problem : plan.problems)
+    line("problem", problem.message + "; " + problem.remedy);
+  terminal.print(plan.fits() ? "it fits" : "it does not fit");
+}
+
+ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
+  const fs::path recorded = storage::RunLayout(options.run).recipe();
+  require(!options.recipe.empty() || fs::exists(recorded),
+          "no recipe: give --recipe FILE, or --run DIR of a run that has one");
+  storage::Recipe recipe =
+      storage::Recipe::load(options.recipe.empty() ? recorded : fs::path(options.recipe));
+  resolve_for_this_machine(recipe);
+  const Plan plan = plan_of(recipe, options.run);
+  print_plan(plan, terminal);
+  nlohmann::json json = plan;
+  json["fits"] = plan.fits();
+  terminal.print_json(json);
+  return plan.fits() ? ExitCode::kOk : ExitCode::kUsage;
+}
+
+}  // namespace
+
+RunCommand declare_plan(CLI::App& app) {
+  const auto options = std::make_shared<PlanOptions>();
+  app.add_option("--recipe", options->recipe, "the recipe; without it the run's own")
+      ->type_name("FILE");
+  add_run(app, options->run)->capture_default_str();
+  return [options](Terminal& terminal) { return run_plan(*options, terminal); };
+}
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,165 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/planning.hpp"
+#include "coordinator/cli/programs.hpp"
+#include "coordinator/cli/stop_request.hpp"
+#include "coordinator/cli/tokenizing.hpp"
+#include "coordinator/cli/view.hpp"
+#include "coordinator/run_service.hpp"
+#include "storage/build_info.hpp"
+#include "storage/file.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using storage::ExitCode;
+using storage::Recipe;
+using storage::RunLayout;
+
+struct RunCommandOptions {
+  std::string run, recipe;
+  int workers = -1;
+};
+
+void write_recipe(const RunLayout& layout, const Recipe& recipe) {
+  storage::write_atomically(layout.recipe(), recipe.to_toml());
+}
+
+Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
+  require(!options.recipe.empty(),
+          options.run + " is no run directory yet; give --recipe FILE to start one there");
+  require(!fs::exists(layout.root()) || fs::is_empty(layout.root()),
+          options.run + " holds other files and no run.toml; choose a new directory");
+  Recipe recipe = Recipe::load(options.recipe);
+  resolve_for_this_machine(recipe);
+  recipe.made_by = {storage::version(), storage::git_hash()};
+  require_fits(plan_of(recipe, layout.root()));
+  fs::create_directories(layout.root());
+  write_recipe(layout, recipe);
+  terminal.say("new run in " + options.run);
+  return recipe;
+}
+
+// What "auto" meant when the run began is what it means now.
+void keep_resolved(Recipe& recipe, const Recipe& recorded) {
+  if (recipe.plan.compute_dtype == "auto") recipe.plan.compute_dtype = recorded.plan.compute_dtype;
+  if (recipe.workers.threads == 0) recipe.workers.threads = recorded.workers.threads;
+  recipe.made_by = recorded.made_by;
+}
+
+std::string listed(const std::vector<std::string>& fields) {
+  std::string text;
+  for (const std::string& field : fields) text += (text.empty() ? "" : "; ") + field;
+  return text;
+}
+
+Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
+  const Recipe recorded = Recipe::load(layout.recipe());
+  if (recorded.made_by.git_hash != storage::git_hash()) {
+    terminal.warn("this run was begun by build " + recorded.made_by.version + "+" +
+                  recorded.made_by.git_hash + ", this is " + storage::build() +
+                  "; equal bytes are no longer promised");
+  }
+  if (options.recipe.empty()) return recorded;
+  Recipe recipe = Recipe::load(options.recipe);
+  keep_resolved(recipe, recorded);
+  const storage::RecipeDifference changes = storage::difference(recorded, recipe);
+  require(changes.unsafe.empty(),
+          options.recipe + " differs from the recipe that " + options.run + " was begun with: " +
+              listed(changes.unsafe) + "; change it back, or begin a new run in another directory");
+  if (changes.safe.empty()) return recorded;
+  write_recipe(layout, recipe);
+  terminal.say("recipe changed: " + listed(changes.safe));
+  return recipe;
+}
+
+// Shows a run while it runs: one status line on a tty, a line an event elsewhere, JSON lines with
+// --json.
+class Reporter final : public RunObserver {
+ public:
+  explicit Reporter(Terminal& terminal) : terminal_(terminal) {}
+
+  void on_status(const RunStatus& status) override {
+    terminal_.status(status_line(status));
+    nlohmann::json json = status;
+    terminal_.print_json({{"status", std::move(json)}});
+  }
+
+  void on_event(const ExplainedEvent& event) override {
+    const std::string line = event.subject + ": " + event.text;
+    terminal_.can_redraw() ? terminal_.detail(line) : terminal_.say(line);
+    terminal_.print_json({{"event",
+                           {{"seq", event.seq},
+                            {"at", event.at},
+                            {"subject", event.subject},
+                            {"text", event.text}}}});
+  }
+
+ private:
+  Terminal& terminal_;
+};
+
+void say_what_is_done(const RunLayout& layout, Terminal& terminal) {
+  const RunStatus status = read_status(layout);
+  if (status.state == "new") return;
+  std::string line = status.state == "done" ? "everything is done already: " : "going on: ";
+  terminal.say(line + status_line(status));
+}
+
+ExitCode interrupted(const RunCommandOptions& options, Terminal& terminal) {
+  terminal.say("stopped; 'hedgerow run --run " + options.run + "' goes on");
+  terminal.print_json(
+      {{"outcome",
+        {{"exit_code", static_cast<int>(ExitCode::kInterrupted)}, {"summary", "stopped"}}}});
+  return ExitCode::kInterrupted;
+}
+
+ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
+  const RunLayout layout(options.run);
+  const InterruptScope interrupts;
+  const bool is_new = !fs::exists(layout.recipe());
+  const Recipe recipe =
+      is_new ? begin_run(options, layout, terminal) : resume_run(options, layout, terminal);
+  if (!is_new) say_what_is_done(layout, terminal);
+  withdraw_stop(layout);
+  const StopWatcher watcher(layout);
+  if (!tokenize_missing(layout, recipe, terminal)) return interrupted(options, terminal);
+
+  RunOptions run_options;
+  run_options.run_directory = layout.root();
+  run_options.worker_binary = worker_binary(terminal.console());
+  if (options.workers >= 0) run_options.local_workers = options.workers;
+  run_options.build = storage::build();
+  run_options.stop_requests = &num_interrupts();
+  Reporter reporter(terminal);
+  const RunOutcome outcome = coordinator::run(run_options, reporter);
+  terminal.clear_status();
+  if (outcome.exit_code == ExitCode::kInterrupted) return interrupted(options, terminal);
+  for (const std::string& line : whole_view(outcome.status, terminal.width())) terminal.print(line);
+  terminal.say(outcome.summary);
+  terminal.print_json(
+      {{"outcome",
+        {{"exit_code", static_cast<int>(outcome.exit_code)}, {"summary", outcome.summary}}}});
+  return outcome.exit_code;
+}
+
+}  // namespace
+
+RunCommand declare_run(CLI::App& app) {
+  const auto options = std::make_shared<RunCommandOptions>();
+  add_run(app, options->run)->required();
+  app.add_option("--recipe", options->recipe, "the recipe of a new run; needed once")
+      ->type_name("FILE");
+  app.add_option("--workers",
+                 options->workers,
+                 "local workers in place of the recipe's; 0: only those that join from elsewhere")
+      ->type_name("N")
+      ->check(CLI::Range(0, 4096).description(""));
+  return [options](Terminal& terminal) { return run_run(*options, terminal); };
+}
+
+}  // namespace hedgerow::coordinator::cli

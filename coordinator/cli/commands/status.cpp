@@ -1,0 +1,28 @@
+#include "coordinator/status.hpp"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/view.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+storage::ExitCode run_status(const std::string& directory, Terminal& terminal) {
+  const RunStatus status = read_status(storage::RunLayout(directory));
+  for (const std::string& line : whole_view(status, terminal.width())) terminal.print(line);
+  nlohmann::json json = status;
+  terminal.print_json(json);
+  return storage::ExitCode::kOk;
+}
+
+}  // namespace
+
+RunCommand declare_status(CLI::App& app) {
+  const auto directory = std::make_shared<std::string>();
+  add_run(app, *directory)->required();
+  return [directory](Terminal& terminal) { return run_status(*directory, terminal); };
+}
+
+}  // namespace hedgerow::coordinator::cli

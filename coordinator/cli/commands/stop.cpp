@@ -1,0 +1,63 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/stop_request.hpp"
+#include "coordinator/status.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+using std::chrono::seconds;
+using storage::ExitCode;
+
+struct StopOptions {
+  std::string run;
+  int patience_seconds = 120;
+};
+
+ExitCode run_stop(const StopOptions& options, Terminal& terminal) {
+  const storage::RunLayout layout(options.run);
+  const auto answer = [&](const char* text, const std::string& state) {
+    terminal.print(options.run + ": " + text);
+    terminal.print_json({{"run", options.run}, {"state", state}});
+    return ExitCode::kOk;
+  };
+  RunStatus status = read_status(layout);
+  if (status.state != "running") return answer("nothing runs here", status.state);
+  request_stop(layout);
+  const InterruptScope interrupts;
+  const auto begin = terminal.console().now();
+  while (status.state == "running") {
+    if (is_interrupted()) return ExitCode::kInterrupted;
+    if (terminal.console().now() - begin > seconds(options.patience_seconds)) {
+      throw storage::Error(storage::ErrorKind::kUnavailable,
+                           "the coordinator on " + status.host + " (pid " +
+                               std::to_string(status.pid) + ") did not stop within " +
+                               std::to_string(options.patience_seconds) +
+                               " s; the request stays in " + stop_file(layout).string());
+    }
+    terminal.status("waiting for checkpoints: " + std::to_string(status.workers.size()) +
+                    " workers");
+    std::ignore = terminal.console().wait_for_key(std::chrono::milliseconds(200));
+    status = read_status(layout);
+  }
+  withdraw_stop(layout);
+  return answer(("stopped; 'hedgerow run --run " + options.run + "' goes on").c_str(),
+                status.state);
+}
+
+}  // namespace
+
+RunCommand declare_stop(CLI::App& app) {
+  const auto options = std::make_shared<StopOptions>();
+  add_run(app, options->run)->required();
+  app.add_option("--timeout", options->patience_seconds, "seconds to wait for the checkpoints")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(1, 86400).description(""))
+      ->capture_default_str();
+  return [options](Terminal& terminal) { return run_stop(*options, terminal); };
+}
+
+}  // namespace hedgerow::coordinator::cli

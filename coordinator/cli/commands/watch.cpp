@@ -1,0 +1,101 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/view.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+using storage::ExitCode;
+
+constexpr std::chrono::milliseconds kRefresh{500};
+
+// The terminal's second screen, without a cursor; what was on the first is back afterwards.
+class FullScreen {
+ public:
+  explicit FullScreen(Console& console) : console_(console) {
+    console_.write_err("\x1b[?1049h\x1b[?25l");
+  }
+  ~FullScreen() { console_.write_err("\x1b[?25h\x1b[?1049l"); }
+  FullScreen(const FullScreen&) = delete;
+  FullScreen& operator=(const FullScreen&) = delete;
+
+  void draw(const std::vector<std::string>& lines) {
+    const auto height = static_cast<std::size_t>(std::max(3, console_.height()));
+    std::string frame = "\x1b[H";
+    for (std::size_t i = 0; i < std::min(lines.size(), height - 1); ++i)
+      frame += lines[i] + "\x1b[K\r\n";
+    frame += "\x1b[J" + fit("q leaves; the run goes on", console_.width() - 1);
+    console_.write_err(frame);
+  }
+
+ private:
+  Console& console_;
+};
+
+bool has_ended(const RunStatus& status) {
+  return status.state == "done" || status.state == "partial";
+}
+
+std::vector<std::string> live_view(const RunStatus& status, int width) {
+  std::vector<std::string> lines = whole_view(status, width);
+  const std::vector<std::string> layers = layer_lines(status, width);
+  if (!layers.empty()) lines.emplace_back();
+  lines.insert(lines.end(), layers.begin(), layers.end());
+  return lines;
+}
+
+void draw_until_left(const storage::RunLayout& layout, Terminal& terminal) {
+  FullScreen screen(terminal.console());
+  while (!is_interrupted()) {
+    const RunStatus status = read_status(layout);
+    screen.draw(live_view(status, terminal.width()));
+    if (has_ended(status)) return;
+    const auto key = terminal.console().wait_for_key(kRefresh);
+    if (key && (*key == 'q' || *key == 'Q' || *key == '\x1b')) return;
+  }
+}
+
+// Piped, or JSON: a line whenever something changed.
+void print_until_left(const storage::RunLayout& layout, Terminal& terminal) {
+  std::string last_line, last_update;
+  while (!is_interrupted()) {
+    const RunStatus status = read_status(layout);
+    const std::string line = status.state + ": " + status_line(status);
+    if (line != last_line) terminal.print(line);
+    if (status.updated_at != last_update || line != last_line) terminal.print_json(status);
+    last_line = line;
+    last_update = status.updated_at;
+    if (has_ended(status)) return;
+    std::ignore = terminal.console().wait_for_key(kRefresh);
+  }
+}
+
+ExitCode run_watch(const std::string& directory, Terminal& terminal) {
+  const storage::RunLayout layout(directory);
+  const RunStatus first = read_status(layout);  // an error comes before the screen is taken
+  const InterruptScope interrupts;
+  const bool is_live =
+      terminal.can_redraw() && !terminal.options().json && terminal.console().out_is_tty();
+  if (!is_live) {
+    print_until_left(layout, terminal);
+    return ExitCode::kOk;
+  }
+  if (!has_ended(first)) draw_until_left(layout, terminal);
+  for (const std::string& line : live_view(read_status(layout), terminal.width()))
+    terminal.print(line);
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+RunCommand declare_watch(CLI::App& app) {
+  const auto directory = std::make_shared<std::string>();
+  add_run(app, *directory)->required();
+  return [directory](Terminal& terminal) { return run_watch(*directory, terminal); };
+}
+
+}  // namespace hedgerow::coordinator::cli

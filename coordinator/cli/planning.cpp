@@ -1,0 +1,79 @@
+#include "coordinator/cli/planning.hpp"
+
+#include <algorithm>
+#include <fstream>
+#include <thread>
+
+#include "storage/model_config.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using storage::DataSection;
+using storage::Recipe;
+
+// bf16 pays where the processor multiplies it in hardware, or a GPU does the work.
+bool has_fast_bf16(const Recipe& recipe) {
+  const bool has_gpu = fs::exists("/dev/nvidia0");
+  if (recipe.plan.device == "cuda" || (recipe.plan.device == "auto" && has_gpu)) return true;
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (!line.starts_with("flags")) continue;
+    return line.find(" amx_bf16") != std::string::npos ||
+           line.find(" avx512_bf16") != std::string::npos;
+  }
+  return false;
+}
+
+fs::path nearest_existing(fs::path directory) {
+  directory = fs::absolute(directory).lexically_normal();
+  while (!fs::exists(directory) && directory.has_relative_path())
+    directory = directory.parent_path();
+  return directory;
+}
+
+TokensInfo expected_tokens(const DataSection& data, std::int64_t wanted) {
+  const std::int64_t most = data.max_sequences > 0 ? data.max_sequences : wanted;
+  const std::int64_t train = std::min(wanted, most);
+  return {train, train + data.validation_sequences, data.seq_len};
+}
+
+void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
+  if (tokens.transfer.num_sequences == 0) {
+    tokens.transfer = expected_tokens(
+        recipe.data_transfer,
+        std::int64_t{recipe.transfer.max_steps} * recipe.transfer.sequences_per_step);
+  }
+  if (tokens.finetune.num_sequences == 0 && recipe.finetune.enabled) {
+    tokens.finetune = expected_tokens(
+        recipe.data_finetune,
+        std::int64_t{recipe.finetune.max_steps} * recipe.finetune.sequences_per_step);
+  }
+  if (tokens.evaluate.num_sequences == 0 && !recipe.data_evaluate.sources.empty()) {
+    tokens.evaluate = expected_tokens(recipe.data_evaluate, 0);
+  }
+}
+
+}  // namespace
+
+void resolve_for_this_machine(Recipe& recipe) {
+  if (recipe.plan.compute_dtype == "auto") {
+    recipe.plan.compute_dtype = has_fast_bf16(recipe) ? "bf16" : "fp32";
+  }
+  if (recipe.workers.threads == 0) {
+    const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+    recipe.workers.threads = std::max(1, cores / std::max(1, recipe.workers.local));
+  }
+}
+
+Plan plan_of(const Recipe& recipe, const fs::path& directory) {
+  const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
+  PlanTokens tokens = read_plan_tokens(storage::RunLayout(directory), model.config().vocab_size);
+  fill_missing(tokens, recipe);
+  const PlanLimits limits =
+      limits_of_this_machine(nearest_existing(directory), recipe.workers.local);
+  return make_plan(recipe, model.config(), tokens, limits);
+}
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,41 @@
+#include "coordinator/cli/stop_request.hpp"
+
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+
+#include "coordinator/cli/interrupt.hpp"
+#include "storage/file.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+constexpr std::chrono::milliseconds kLookEvery{500};
+
+}  // namespace
+
+std::filesystem::path stop_file(const storage::RunLayout& layout) { return layout.root() / "stop"; }
+
+void request_stop(const storage::RunLayout& layout) {
+  storage::write_atomically(stop_file(layout), "stop\n");
+}
+
+void withdraw_stop(const storage::RunLayout& layout) {
+  std::error_code ignored;
+  std::filesystem::remove(stop_file(layout), ignored);
+}
+
+StopWatcher::StopWatcher(const storage::RunLayout& layout)
+    : thread_([file = stop_file(layout)](const std::stop_token& token) {
+        std::mutex mutex;
+        std::condition_variable_any wake;
+        std::unique_lock lock(mutex);
+        while (!wake.wait_for(lock, token, kLookEvery, [&] { return token.stop_requested(); })) {
+          std::error_code ignored;
+          if (!std::filesystem::exists(file, ignored)) continue;
+          interrupt();
+          return;
+        }
+      }) {}
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,240 @@
+#include "coordinator/cli/view.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "coordinator/cli/format.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+constexpr double kSilentWorker = 90.0;  // seconds without progress before the view says so
+
+std::string percent(double fraction) {
+  return std::to_string(static_cast<int>(std::floor(std::clamp(fraction, 0.0, 1.0) * 100.0))) + "%";
+}
+
+std::string range_text(int first, int count) {
+  if (count <= 1) return std::to_string(first);
+  return std::to_string(first) + "-" + std::to_string(first + count - 1);
+}
+
+std::string steps_text(const TaskStatus& task) {
+  if (!task.progress || task.progress->num_steps == 0) return "";
+  return std::to_string(task.progress->step) + "/" + std::to_string(task.progress->num_steps);
+}
+
+// Who works on it, or why nobody does.
+std::string note_of(const TaskStatus& task) {
+  if (task.state != "running") return task.reason;
+  std::string note = task.worker;
+  if (task.progress && !task.progress->phase.empty()) note += ", " + task.progress->phase;
+  if (task.seconds_since_progress > kSilentWorker) {
+    note += ", no progress for " + duration_text(task.seconds_since_progress);
+  }
+  return note;
+}
+
+std::vector<const TaskStatus*> transfers(const RunStatus& status) {
+  std::vector<const TaskStatus*> tasks;
+  for (const TaskStatus& task : status.tasks) {
+    if (task.stage == "transfer") tasks.push_back(&task);
+  }
+  return tasks;
+}
+
+void append(std::vector<std::string>& lines, const std::vector<std::string>& more) {
+  if (more.empty()) return;
+  lines.emplace_back();
+  lines.insert(lines.end(), more.begin(), more.end());
+}
+
+}  // namespace
+
+double BlockMse::mean() const {
+  if (layers.empty()) return std::numeric_limits<double>::quiet_NaN();
+  return std::accumulate(layers.begin(), layers.end(), 0.0) / static_cast<double>(layers.size());
+}
+
+double BlockMse::worst() const {
+  if (layers.empty()) return std::numeric_limits<double>::quiet_NaN();
+  return *std::max_element(layers.begin(), layers.end());
+}
+
+int BlockMse::worst_layer() const {
+  if (layers.empty()) return -1;
+  const auto worst = std::max_element(layers.begin(), layers.end());
+  return first_layer + static_cast<int>(worst - layers.begin());
+}
+
+BlockMse mse_of(const TaskStatus& transfer) {
+  BlockMse mse{{}, transfer.first_layer};
+  if (transfer.result.is_object() && transfer.result.contains("layer_mse")) {
+    for (const nlohmann::json& value : transfer.result["layer_mse"]) {
+      mse.layers.push_back(value.is_number() ? value.get<double>()
+                                             : std::numeric_limits<double>::quiet_NaN());
+    }
+  } else if (transfer.progress) {
+    mse.layers = transfer.progress->layer_mse;
+  }
+  return mse;
+}
+
+std::string status_line(const RunStatus& status) {
+  int done = 0, running = 0, retried = 0, quarantined = 0, worst_layer = -1;
+  double worst = 0.0;
+  for (const TaskStatus* task : transfers(status)) {
+    done += task->state == "done";
+    running += task->state == "running";
+    quarantined += task->state == "quarantined";
+    retried += std::max(0, task->attempts - 1) > 0;
+    const BlockMse mse = mse_of(*task);
+    if (mse.worst() > worst) {
+      worst = mse.worst();
+      worst_layer = mse.worst_layer();
+    }
+  }
+  std::string line =
+      "blocks " + std::to_string(done) + "/" + std::to_string(status.num_blocks) + " done";
+  if (running > 0) line += ", " + std::to_string(running) + " running";
+  if (retried > 0) line += ", " + std::to_string(retried) + " retried";
+  if (quarantined > 0) line += ", " + std::to_string(quarantined) + " quarantined";
+  if (worst_layer >= 0)
+    line += " | worst MSE layer " + std::to_string(worst_layer) + " " + mse_text(worst);
+  double eta = 0.0;
+  for (const StageStatus& stage : status.stages) {
+    if (stage.running > 0 && stage.done < stage.total) {
+      line += " | " + stage.stage + " " + percent(stage.fraction);
+      eta = std::max(eta, stage.eta_seconds.value_or(0.0));
+    }
+  }
+  if (eta > 0) line += " | eta " + duration_text(eta);
+  return line;
+}
+
+std::vector<std::string> stage_lines(const RunStatus& status, int width) {
+  std::vector<std::string> lines;
+  for (const StageStatus& stage : status.stages) {
+    if (stage.total == 0) continue;
+    std::string name = stage.stage;
+    name.resize(9, ' ');
+    std::string tail = " " + std::to_string(stage.done) + "/" + std::to_string(stage.total);
+    if (stage.running > 0) tail += ", " + std::to_string(stage.running) + " running";
+    if (stage.quarantined > 0) tail += ", " + std::to_string(stage.quarantined) + " quarantined";
+    if (stage.seconds > 0) tail += "  " + duration_text(stage.seconds);
+    if (stage.done < stage.total && stage.eta_seconds)
+      tail += "  eta " + duration_text(*stage.eta_seconds);
+    std::string share = percent(stage.fraction);
+    share.insert(0, 4 - std::min<std::size_t>(4, share.size()), ' ');
+    lines.push_back(fit(name + bar(stage.fraction, width >= 60 ? 22 : 12) + share + tail, width));
+  }
+  return lines;
+}
+
+std::vector<std::string> block_lines(const RunStatus& status, int width) {
+  Table table;
+  table.column("block", 9, true).column("layers", 4).column("state", 8).column("step", 5, true);
+  table.column("MSE", 7, true)
+      .column("worst", 6, true)
+      .column("at", 3, true)
+      .column("tries", 2, true);
+  table.column("", 1);
+  for (const TaskStatus* task : transfers(status)) {
+    const BlockMse mse = mse_of(*task);
+    table.row({std::to_string(task->block),
+               range_text(task->first_layer, task->num_layers),
+               task->state,
+               steps_text(*task),
+               mse_text(mse.mean()),
+               mse_text(mse.worst()),
+               mse.layers.empty() ? "" : "L" + std::to_string(mse.worst_layer()),
+               std::to_string(task->attempts),
+               fit(note_of(*task), std::max(8, width - 58))});
+  }
+  return table.empty() ? std::vector<std::string>{} : table.render(width);
+}
+
+std::vector<std::string> layer_lines(const RunStatus& status, int width) {
+  std::vector<std::string> lines;
+  for (const TaskStatus* task : transfers(status)) {
+    const BlockMse mse = mse_of(*task);
+    if (mse.layers.empty()) continue;
+    std::string label = "L" + range_text(task->first_layer, task->num_layers);
+    label.resize(std::max<std::size_t>(label.size(), 8), ' ');
+    std::string row = label;
+    for (const double value : mse.layers) {
+      std::string text = mse_text(value);
+      text.resize(std::max<std::size_t>(text.size(), 9), ' ');
+      row += " " + text;
+    }
+    row.erase(row.find_last_not_of(' ') + 1);
+    lines.push_back(wrap(row, width, 9));
+  }
+  // wrap() may have broken a row: one entry a line again, so that callers can count them.
+  std::vector<std::string> single;
+  for (const std::string& line : lines) {
+    for (std::size_t begin = 0; begin <= line.size();) {
+      const std::size_t end = std::min(line.find('\n', begin), line.size());
+      single.push_back(line.substr(begin, end - begin));
+      begin = end + 1;
+    }
+  }
+  if (!single.empty()) single.insert(single.begin(), "MSE of each layer at its last validation");
+  return single;
+}
+
+std::vector<std::string> worker_lines(const RunStatus& status, int width) {
+  Table table;
+  table.column("worker", 9)
+      .column("host", 4)
+      .column("device", 2)
+      .column("doing", 8)
+      .column("heard", 6, true);
+  for (const WorkerStatus& worker : status.workers) {
+    const std::string doing = worker.task.empty() ? worker.phase : worker.task;
+    table.row({worker.uuid,
+               worker.host,
+               worker.device,
+               doing,
+               duration_text(worker.seconds_since_heartbeat)});
+  }
+  return table.empty() ? std::vector<std::string>{} : table.render(width);
+}
+
+std::vector<std::string> result_lines(const RunStatus& status, int width) {
+  Table table;
+  table.column("evaluated", 9).column("perplexity", 8, true).column("tokens/s", 3, true);
+  for (const TaskStatus& task : status.tasks) {
+    if (task.stage != "evaluate" || !task.result.is_object()) continue;
+    const double perplexity =
+        task.result.value("perplexity", std::numeric_limits<double>::quiet_NaN());
+    const double speed = task.result.value("tokens_per_s", 0.0);
+    table.row({task.id.substr(task.id.find('/') + 1),
+               mse_text(perplexity),
+               speed > 0 ? std::to_string(std::llround(speed)) : ""});
+  }
+  return table.empty() ? std::vector<std::string>{} : table.render(width);
+}
+
+std::vector<std::string> whole_view(const RunStatus& status, int width) {
+  std::vector<std::string> lines;
+  std::string head = "run " + status.run + ": " + status.state;
+  if (status.state == "running") {
+    head += ", term " + std::to_string(status.term) + " on " + status.host + " (pid " +
+            std::to_string(status.pid) + ")";
+  }
+  lines.push_back(fit(one_line(head), width));
+  append(lines, stage_lines(status, width));
+  append(lines, block_lines(status, width));
+  append(lines, worker_lines(status, width));
+  append(lines, result_lines(status, width));
+  if (!status.warnings.empty()) lines.emplace_back();
+  for (const std::string& warning : status.warnings) {
+    lines.push_back(fit("warning: " + one_line(warning), width));
+  }
+  return lines;
+}
+
+}  // namespace hedgerow::coordinator::cli

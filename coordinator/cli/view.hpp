@@ -1,0 +1,37 @@
+// A run as lines of text: pure functions of its status and the width, shared by `status`, `watch`
+// and `run`.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "coordinator/status.hpp"
+
+namespace hedgerow::coordinator::cli {
+
+// What is known of one block, from its transfer task: the worst of its layers' last validation MSE,
+// and which layer.
+struct BlockMse {
+  std::vector<double> layers;  // by layer of the block; empty before the first validation
+  int first_layer = 0;
+  [[nodiscard]] double mean() const;      // NaN when empty
+  [[nodiscard]] double worst() const;     // NaN when empty
+  [[nodiscard]] int worst_layer() const;  // -1 when empty
+};
+[[nodiscard]] BlockMse mse_of(const TaskStatus& transfer);
+
+// "blocks 9/14 done, 3 running, 1 retry | worst MSE layer 13 0.0487 | eta 2h10m"
+[[nodiscard]] std::string status_line(const RunStatus& status);
+// One bar a stage.
+[[nodiscard]] std::vector<std::string> stage_lines(const RunStatus& status, int width);
+// A table of the blocks: layers, state, step, MSE, attempts, worker or reason.
+[[nodiscard]] std::vector<std::string> block_lines(const RunStatus& status, int width);
+// One row a block: the last validation MSE of each of its layers.
+[[nodiscard]] std::vector<std::string> layer_lines(const RunStatus& status, int width);
+[[nodiscard]] std::vector<std::string> worker_lines(const RunStatus& status, int width);
+// Perplexities and what else the later stages measured.
+[[nodiscard]] std::vector<std::string> result_lines(const RunStatus& status, int width);
+// Head line, stages, blocks, workers, results, warnings: what `status` prints.
+[[nodiscard]] std::vector<std::string> whole_view(const RunStatus& status, int width);
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,68 @@
+#include "storage/recipe.hpp"
+#include "tests/coordinator/cli_fake_console.hpp"
+#include "tests/coordinator/cli_tiny_model.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Init : public ::testing::Test {
+ protected:
+  Init() {
+    write_tiny_model(scratch_ / "model");
+    std::ofstream(scratch_ / "text.txt") << "some text\n";
+  }
+
+  [[nodiscard]] std::vector<std::string> line(const std::vector<std::string>& more = {}) const {
+    std::vector<std::string> arguments{"init",
+                                       scratch_ / "model",
+                                       "--data",
+                                       scratch_ / "text.txt",
+                                       "--out",
+                                       scratch_ / "recipe.toml"};
+    arguments.insert(arguments.end(), more.begin(), more.end());
+    return arguments;
+  }
+
+  tests::TemporaryDirectory scratch_;
+};
+
+TEST_F(Init, WritesARecipeThatLoadsAndFitsTheModel) {
+  const Answer answer = run_line(line());
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  const storage::Recipe recipe = storage::Recipe::load(scratch_ / "recipe.toml");
+  EXPECT_EQ(recipe.model.path, (scratch_ / "model").string());
+  EXPECT_EQ(recipe.attention.feature_dim, 8) << "the head dimension of the model";
+  EXPECT_EQ(recipe.data_transfer.seq_len, 256) << "no more than the model's positions";
+  EXPECT_EQ(recipe.data_transfer.sources.at(0).path, (scratch_ / "text.txt").string());
+  EXPECT_EQ(recipe.attention.start, storage::FeatureMapStart::kOrthogonal);
+  EXPECT_EQ(recipe.attention.window, storage::WindowLayout::kTerraced);
+}
+
+TEST_F(Init, NeverOverwrites) {
+  ASSERT_EQ(run_line(line()).code, 0);
+  std::ofstream(scratch_ / "recipe.toml") << "# mine\n";
+  const Answer answer = run_line(line({"--json"}));
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_EQ(fs::file_size(scratch_ / "recipe.toml"), 7U) << "the file was touched";
+  ASSERT_EQ(answer.json.size(), 1U);
+  EXPECT_NE(answer.json[0]["error"]["message"].get<std::string>().find("not overwritten"),
+            std::string::npos);
+}
+
+TEST_F(Init, MissingTextAndForeignModelAreOneUsageErrorEach) {
+  fs::remove(scratch_ / "text.txt");
+  EXPECT_EQ(run_line(line()).code, 2);
+  std::ofstream(scratch_ / "text.txt") << "text";
+  std::ofstream(scratch_ / "model/config.json")
+      << R"({"architectures": ["BertModel"], "model_type": "bert"})";
+  const Answer answer = run_line(line());
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_NE(answer.err.find("BertModel"), std::string::npos) << answer.err;
+  EXPECT_FALSE(fs::exists(scratch_ / "recipe.toml"));
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator::cli
