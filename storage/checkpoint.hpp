@@ -1,6 +1,7 @@
-// Resumable state without pickle: a safetensors file of named tensors plus a JSON document of scalars (optimizer step,
-// plateau, stopper, cursor, RNG), hashed, written under attempts/ and committed by the journal like everything else.
-// The same format holds block artifacts and finetune checkpoints, keyed by parameter name, so that any mesh loads them.
+// Resumable state without pickle: a safetensors file of named tensors plus a JSON document of
+// scalars (optimizer step, plateau, stopper, cursor, RNG), hashed, written under attempts/ and
+// committed by the journal like everything else. The same format holds block artifacts and finetune
+// checkpoints, keyed by parameter name, so that any mesh loads them.
 #pragma once
 
 #include <cstddef>
@@ -24,12 +25,17 @@ struct OwnedTensor {
 
 struct Checkpoint {
   std::map<std::string, OwnedTensor> tensors;
-  nlohmann::json state;  // object; "format" is set by the writer
+  nlohmann::json state;  // object of finite numbers; "format" is set by the writer
 };
 
-// Same checkpoint, same bytes. Writes `path` directly and fsyncs; the caller publishes. root_hash is of the whole file.
-FileRecord write_checkpoint(const std::filesystem::path& path, const std::string& relative_name, const Checkpoint&);
+// Same checkpoint, same bytes. Writes `path` directly and fsyncs; the caller publishes. root_hash
+// is of the whole file. Throws kExhausted (the partial file is removed), kInternal (a state that
+// JSON cannot hold).
+FileRecord write_checkpoint(const std::filesystem::path& path,
+                            const std::string& relative_name,
+                            const Checkpoint& checkpoint);
 // Verifies size and hash first when `expected` has a non-zero size. Throws kCorrupt, kNotFound.
-[[nodiscard]] Checkpoint read_checkpoint(const std::filesystem::path& path, const FileRecord& expected = {});
+[[nodiscard]] Checkpoint read_checkpoint(const std::filesystem::path& path,
+                                         const FileRecord& expected = {});
 
 }  // namespace hedgerow::storage

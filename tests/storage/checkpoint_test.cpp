@@ -1,0 +1,97 @@
+#include "storage/checkpoint.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <limits>
+
+#include "storage/error.hpp"
+#include "storage/safetensors.hpp"
+#include "tests/support/shard_fixture.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+using ::testing::HasSubstr;
+
+Checkpoint sample() {
+  Checkpoint checkpoint;
+  checkpoint.tensors["layers.0.map_q"] = {
+      DType::kF32, {2, 3}, std::vector<std::byte>(24, std::byte(7))};
+  checkpoint.tensors["step"] = {DType::kI64, {}, std::vector<std::byte>(8, std::byte(1))};
+  checkpoint.state = {
+      {"step", 17}, {"best", 0.1}, {"lr", 1e-2 / 3.0}, {"rng", {1, 18446744073709551615ULL}}};
+  return checkpoint;
+}
+
+std::string refusal(const std::function<void()>& action, ErrorKind kind) {
+  try {
+    action();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), kind) << error.what();
+    return error.what();
+  }
+  return "(accepted)";
+}
+
+class CheckpointTest : public ::testing::Test {
+ protected:
+  tests::TemporaryDirectory directory_;
+  std::filesystem::path path_ = directory_ / "c.safetensors";
+};
+
+TEST_F(CheckpointTest, RoundTripKeepsEveryBitOfTensorsAndState) {
+  const Checkpoint written = sample();
+  const FileRecord record = write_checkpoint(path_, "attempts/t1/c.safetensors", written);
+  EXPECT_EQ(record.name, "attempts/t1/c.safetensors");
+  const Checkpoint read = read_checkpoint(path_, record);
+  ASSERT_EQ(read.tensors.size(), 2U);
+  for (const auto& [name, tensor] : written.tensors) {
+    EXPECT_EQ(read.tensors.at(name).dtype, tensor.dtype);
+    EXPECT_EQ(read.tensors.at(name).shape, tensor.shape);
+    EXPECT_EQ(read.tensors.at(name).bytes, tensor.bytes);
+  }
+  nlohmann::json expected = written.state;
+  expected["format"] = "checkpoint/1";
+  EXPECT_EQ(read.state, expected);
+  EXPECT_EQ(read.state["lr"].get<double>(), 1e-2 / 3.0);
+}
+
+TEST_F(CheckpointTest, SameCheckpointGivesTheSameBytesAlsoAfterARoundTrip) {
+  const FileRecord first = write_checkpoint(path_, "a", sample());
+  const FileRecord second = write_checkpoint(directory_ / "again", "a", read_checkpoint(path_));
+  EXPECT_EQ(first.root_hash, second.root_hash);
+}
+
+TEST_F(CheckpointTest, EveryFlippedBitIsFound) {
+  const FileRecord record = write_checkpoint(path_, "a", sample());
+  for (std::size_t bit = 0; bit < 8 * record.size; bit += 5) {
+    tests::flip_bit(path_, bit);
+    ASSERT_THAT(refusal([&] { (void)read_checkpoint(path_, record); }, ErrorKind::kCorrupt),
+                HasSubstr("!= recorded"));
+    tests::flip_bit(path_, bit);
+  }
+}
+
+TEST_F(CheckpointTest, WhatIsNoCheckpointIsRefused) {
+  write_safetensors(path_, {});
+  EXPECT_THAT(refusal([&] { (void)read_checkpoint(path_); }, ErrorKind::kCorrupt),
+              HasSubstr("checkpoint/1"));
+  write_safetensors(path_, {}, {{"format", "checkpoint/1"}, {"state", "[1]"}});
+  EXPECT_THAT(refusal([&] { (void)read_checkpoint(path_); }, ErrorKind::kCorrupt),
+              HasSubstr("state is damaged"));
+  EXPECT_NE(refusal([&] { (void)read_checkpoint(directory_ / "none"); }, ErrorKind::kNotFound),
+            "(accepted)");
+}
+
+TEST_F(CheckpointTest, AStateThatJsonWouldSilentlyChangeIsABug) {
+  Checkpoint checkpoint = sample();
+  checkpoint.state["layers"] = {{{"best", std::numeric_limits<double>::infinity()}}};
+  EXPECT_THAT(refusal([&] { write_checkpoint(path_, "a", checkpoint); }, ErrorKind::kInternal),
+              HasSubstr("finite"));
+}
+
+}  // namespace
+}  // namespace hedgerow::storage
