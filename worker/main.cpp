@@ -30,6 +30,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(kFooter);
   hedgerow::worker::Action action;
+  hedgerow::worker::register_evaluate(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -33,7 +33,8 @@ class TaskContext {
 // What a task came to.
 struct TaskResult {
   bool finished = false;  // false: told to stop; the work up to the last checkpoint or shard stands
-  std::optional<storage::FileRecord> file;  // transfer: the artifact; evaluate: the result JSON
+  std::optional<storage::FileRecord> file =
+      std::nullopt;  // transfer: the artifact; evaluate: the result JSON
   nlohmann::json result = nlohmann::json::object();  // shown by status and report
 };
 

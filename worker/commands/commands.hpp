@@ -16,4 +16,6 @@ namespace hedgerow::worker {
 
 using Action = std::function<storage::ExitCode()>;
 
+void register_evaluate(CLI::App& app, Action& action);
+
 }  // namespace hedgerow::worker

@@ -1,0 +1,153 @@
+#include "tests/support/tiny_run.hpp"
+
+#include <algorithm>
+
+#include "storage/file.hpp"
+#include "storage/philox.hpp"
+#include "storage/safetensors.hpp"
+#include "worker/capture.hpp"
+#include "worker/transfer.hpp"
+
+namespace hedgerow::tests {
+
+void LocalTaskContext::commit(const storage::FileRecord& file) const {
+  const auto target = layout_.resolve(file.name);
+  std::filesystem::create_directories(target.parent_path());
+  storage::publish(worker::attempt_path(layout_, token_, file.name), target);
+}
+
+void LocalTaskContext::publish_shard(const storage::FileRecord& file, int shard) {
+  commit(file);
+  shards[shard] = file;
+}
+
+void LocalTaskContext::publish_checkpoint(const storage::FileRecord& file, std::int64_t step) {
+  checkpoints[step] = file;
+}
+
+storage::Recipe tiny_recipe(const std::filesystem::path& model) {
+  storage::Recipe recipe;
+  recipe.seed = 7;
+  recipe.model.path = model.string();
+  storage::DataSource source;
+  source.path = "text.txt";
+  for (storage::DataSection* data :
+       {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
+    data->sources = {source};
+    data->seq_len = 40;
+    data->validation_sequences = 4;
+  }
+  recipe.attention.feature_dim = 16;
+  recipe.attention.window_size = 8;
+  recipe.plan.layers_per_block = 2;
+  recipe.plan.sequences_per_forward = 2;
+  recipe.plan.shard_mib = 1;
+  recipe.plan.compute_dtype = "fp32";
+  recipe.transfer.max_steps = 6;
+  recipe.transfer.sequences_per_step = 4;
+  recipe.transfer.validate_every = 2;
+  recipe.transfer.validation_sequences = 3;
+  recipe.transfer.checkpoint_every = 2;
+  return recipe;
+}
+
+void write_tiny_run(const std::filesystem::path& root,
+                    const storage::Recipe& recipe,
+                    std::int64_t num_train) {
+  std::filesystem::create_directories(root / "tokens");
+  storage::write_atomically(root / "run.toml", recipe.to_toml());
+  const auto vocab = storage::ModelDirectory::open(recipe.model.path).config().vocab_size;
+  storage::TokenSequences tokens;
+  tokens.num_train = num_train;
+  tokens.num_sequences = num_train + recipe.data_transfer.validation_sequences;
+  tokens.seq_len = recipe.data_transfer.seq_len;
+  tokens.vocab_size = vocab;
+  tokens.sources = "[]";
+  storage::PhiloxStream random(recipe.seed, 0x746f6b65, 0, 0);
+  const auto count = static_cast<std::size_t>(tokens.num_sequences * tokens.seq_len);
+  for (std::size_t i = 0; i < count; ++i)
+    tokens.input_ids.push_back(static_cast<std::int32_t>(random.uniform() * vocab));
+  tokens.loss_mask.assign(count, 1);
+  tokens.document_starts.assign(count, 0);
+  for (const auto stage : {storage::DataStage::kTransfer, storage::DataStage::kEvaluate}) {
+    storage::write_tokens(root / storage::RunLayout::tokens(stage), tokens);
+  }
+}
+
+std::vector<Block> blocks_of(int num_layers, int layers_per_block) {
+  std::vector<Block> blocks;
+  for (int first = 0; first < num_layers; first += layers_per_block) {
+    blocks.push_back({first, std::min(layers_per_block, num_layers - first)});
+  }
+  return blocks;
+}
+
+wire::Task capture_task(worker::RunContext& run,
+                        int index,
+                        const Block& block,
+                        storage::FencingToken token,
+                        const std::vector<storage::FileRecord>& inputs) {
+  const storage::CapturePlan plan = run.capture_plan();
+  wire::Task task;
+  task.kind = wire::TaskKind::kCapture;
+  task.fencing_token = token;
+  task.block = index;
+  task.first_layer = block.first_layer;
+  task.num_layers = block.num_layers;
+  task.num_shards = plan.num_shards();
+  task.sequences_per_shard = plan.sequences_per_shard;
+  task.inputs = inputs;
+  return task;
+}
+
+wire::Task transfer_task(const worker::RunContext& run,
+                         int index,
+                         const Block& block,
+                         storage::FencingToken token,
+                         const std::vector<storage::FileRecord>& inputs) {
+  wire::Task task;
+  task.kind = wire::TaskKind::kTransfer;
+  task.fencing_token = token;
+  task.block = index;
+  task.first_layer = block.first_layer;
+  task.num_layers = block.num_layers;
+  task.inputs = inputs;
+  task.seed = run.recipe().seed;
+  return task;
+}
+
+PipelineResult run_pipeline(const std::filesystem::path& root) {
+  worker::RunContext run(root);
+  const auto blocks = blocks_of(run.config().num_hidden_layers, run.recipe().plan.layers_per_block);
+  PipelineResult result;
+  storage::FencingToken token = 0;
+  std::vector<storage::FileRecord> inputs;
+  for (int index = 0; index < static_cast<int>(blocks.size()); ++index) {
+    const Block& block = blocks[static_cast<std::size_t>(index)];
+    result.boundaries.push_back(inputs);
+    LocalTaskContext transfer_context(run.layout(), ++token);
+    const auto transferred =
+        run_transfer(run, transfer_context, transfer_task(run, index, block, token, inputs));
+    transfer_context.commit(*transferred.file);
+    result.artifacts.push_back(*transferred.file);
+    result.results.push_back(transferred.result);
+    result.maps.merge(tensor_bytes(root / transferred.file->name));
+    if (index + 1 == static_cast<int>(blocks.size())) break;
+    LocalTaskContext capture_context(run.layout(), ++token);
+    run_capture(run, capture_context, capture_task(run, index, block, token, inputs));
+    inputs.clear();
+    for (const auto& [shard, file] : capture_context.shards) inputs.push_back(file);
+  }
+  return result;
+}
+
+std::map<std::string, std::string> tensor_bytes(const std::filesystem::path& path) {
+  const storage::SafetensorsFile file(path);
+  std::map<std::string, std::string> bytes;
+  for (const auto& [name, view] : file.tensors()) {
+    bytes[name] = std::string(reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size());
+  }
+  return bytes;
+}
+
+}  // namespace hedgerow::tests

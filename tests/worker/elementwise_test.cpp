@@ -1,0 +1,102 @@
+#include "worker/model/elementwise.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+namespace hedgerow::worker {
+namespace {
+
+// One unit in the last place of the dtype, relative.
+double tolerance(at::ScalarType dtype) { return dtype == at::kFloat ? 2e-6 : 1.0 / 128; }
+
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, at::ScalarType dtype) {
+  ASSERT_EQ(actual.sizes(), expected.sizes());
+  ASSERT_EQ(actual.scalar_type(), dtype);
+  const at::Tensor difference = (actual.to(at::kDouble) - expected.to(at::kDouble)).abs();
+  const at::Tensor allowed = expected.to(at::kDouble).abs() * tolerance(dtype) + 1e-6;
+  EXPECT_TRUE((difference <= allowed).all().item<bool>())
+      << "largest difference " << difference.max().item<double>();
+}
+
+class Elementwise : public ::testing::TestWithParam<std::tuple<at::ScalarType, std::int64_t>> {
+ protected:
+  void SetUp() override { at::manual_seed(3); }
+  at::ScalarType dtype() const { return std::get<0>(GetParam()); }
+  std::int64_t width() const { return std::get<1>(GetParam()); }
+  at::Tensor random(at::IntArrayRef sizes) const { return (at::randn(sizes) * 3).to(dtype()); }
+};
+
+TEST_P(Elementwise, RmsNormEqualsThePlainForm) {
+  const at::Tensor x = random({2, 7, width()});
+  const at::Tensor weight = at::randn({width()});
+  expect_close(rms_norm(x, weight, 1e-5), plain_rms_norm(x, weight, 1e-5), dtype());
+}
+
+TEST_P(Elementwise, TheNormOfASumReadsTheRoundedSum) {
+  const at::Tensor residual = random({1, 5, width()}), update = random({1, 5, width()});
+  const at::Tensor weight = at::randn({width()});
+  const Normed both = add_rms_norm(residual, update, weight, 1e-5);
+  EXPECT_TRUE(at::equal(both.hidden_states, residual + update));
+  EXPECT_TRUE(at::equal(both.normed, rms_norm(both.hidden_states, weight, 1e-5)));
+}
+
+TEST_P(Elementwise, ResidualIsRoundedToTheStreamAsAShardWouldRoundIt) {
+  const at::Tensor residual = random({1, 5, width()}), update = random({1, 5, width()});
+  for (const at::ScalarType stream : {at::kBFloat16, at::kHalf, at::kFloat}) {
+    EXPECT_TRUE(
+        at::equal(add_round(residual, update, stream), plain_add_round(residual, update, stream)))
+        << c10::toString(stream);
+  }
+}
+
+TEST_P(Elementwise, SwigluEqualsThePlainFormAlsoFarFromZero) {
+  at::Tensor x = random({3, 4, 2 * width()});
+  x[0] *= 40;  // exp(-gate) overflows or vanishes
+  expect_close(swiglu(x), plain_swiglu(x), dtype());
+}
+
+TEST_P(Elementwise, HeadsAreSplitNormedAndRotatedAsThePlainForm) {
+  const std::int64_t heads = 6, kv_heads = 2, dim = 16, tokens = 9;
+  const at::Tensor qkv = random({3, tokens, (heads + 2 * kv_heads) * dim});
+  const at::Tensor angles = at::randn({tokens, dim / 2});
+  const at::Tensor cos = at::cat({angles, angles}, -1).cos(),
+                   sin = at::cat({angles, angles}, -1).sin();
+  for (const bool normed : {false, true}) {
+    const HeadNorms norms{
+        normed ? at::randn({dim}) : at::Tensor(), normed ? at::randn({dim}) : at::Tensor(), 1e-6};
+    const Qkv fused = split_heads(qkv, heads, kv_heads, cos, sin, norms);
+    const Qkv plain = plain_split_heads(qkv, heads, kv_heads, cos, sin, norms);
+    // Rotation subtracts: the error is relative to the vector's length, not to the difference.
+    const double allowed = tolerance(dtype()) * 12;
+    EXPECT_LT((fused.q.to(at::kFloat) - plain.q.to(at::kFloat)).abs().max().item<double>(),
+              allowed);
+    EXPECT_LT((fused.k.to(at::kFloat) - plain.k.to(at::kFloat)).abs().max().item<double>(),
+              allowed);
+    EXPECT_TRUE(at::equal(fused.v, plain.v));
+  }
+}
+
+TEST_P(Elementwise, ARowDoesNotDependOnItsNeighboursNorOnTheThreads) {
+  const at::Tensor x = random({64, width()});
+  const at::Tensor weight = at::randn({width()});
+  const at::Tensor all = rms_norm(x, weight, 1e-5);
+  EXPECT_TRUE(at::equal(rms_norm(x.narrow(0, 37, 1), weight, 1e-5), all.narrow(0, 37, 1)));
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  EXPECT_TRUE(at::equal(rms_norm(x, weight, 1e-5), all));
+  at::set_num_threads(threads);
+}
+
+TEST(ElementwiseSpecial, NanStaysNanInBf16) {
+  const at::Tensor x = at::full({1, 32}, std::numeric_limits<float>::quiet_NaN()).to(at::kBFloat16);
+  EXPECT_TRUE(add_round(x, x, at::kBFloat16).isnan().all().item<bool>());
+}
+
+INSTANTIATE_TEST_SUITE_P(All,
+                         Elementwise,
+                         ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16),
+                                            ::testing::Values(64, 53, 576)));
+
+}  // namespace
+}  // namespace hedgerow::worker

@@ -1,0 +1,42 @@
+// The sequences entering a block, streamed by capture index (storage/capture_plan.hpp) in any
+// announced order: from the shards of its boundary, or for block 0 from the tokens through the
+// embedding, which is never stored.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+#include "coordinator/wire/messages.hpp"
+#include "storage/boundary_reader.hpp"
+#include "storage/capture_plan.hpp"
+#include "worker/run_context.hpp"
+
+namespace hedgerow::worker {
+
+class BlockInput {
+ public:
+  // Reads the committed shards task.inputs; `run` must outlive this. Throws kNotFound, kCorrupt
+  // naming the shard.
+  BlockInput(RunContext& run, const wire::Task& task);
+
+  // Announces the order and starts prefetching; replaces an earlier announcement.
+  void plan(std::vector<std::int64_t> capture_indices);
+  // The next `count` announced sequences, [count, T, M], rounded to the stream dtype, in the
+  // compute dtype.
+  at::Tensor next(std::int64_t count);
+  [[nodiscard]] double seconds_waited() const;
+
+ private:
+  at::Tensor embedded(std::int64_t capture_index);
+  at::Tensor stored();
+
+  RunContext& run_;
+  storage::CapturePlan capture_plan_;
+  std::optional<storage::BoundaryReader> reader_;  // none for block 0
+  std::vector<std::int64_t> order_;                // block 0 only
+  std::size_t position_ = 0;
+};
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,75 @@
+#include "worker/block_runner.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include "kernels/softmax_attention.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+at::Tensor join(const std::vector<at::Tensor>& parts) {
+  return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+Qkv join(const std::vector<Qkv>& parts) {
+  std::vector<at::Tensor> q, k, v;
+  for (const Qkv& part : parts) {
+    q.push_back(part.q);
+    k.push_back(part.k);
+    v.push_back(part.v);
+  }
+  return {join(q), join(k), join(v)};
+}
+
+}  // namespace
+
+std::vector<at::Tensor> split_batch(const at::Tensor& batch) { return batch.split(1); }
+
+at::Tensor teacher_attention(const Qkv& qkv) {
+  const auto q = split_batch(qkv.q), k = split_batch(qkv.k), v = split_batch(qkv.v);
+  std::vector<at::Tensor> outputs;
+  outputs.reserve(q.size());
+  for (std::size_t b = 0; b < q.size(); ++b)
+    outputs.push_back(kernels::softmax_attention(q[b], k[b], v[b]));
+  return join(outputs);
+}
+
+BlockRunner::BlockRunner(const storage::ModelConfig& config,
+                         int first_layer,
+                         std::vector<LayerWeights> layers,
+                         at::ScalarType stream)
+    : config_(config), first_layer_(first_layer), layers_(std::move(layers)), stream_(stream) {}
+
+at::Tensor BlockRunner::run(const at::Tensor& hidden_states,
+                            const RopeTable& table,
+                            const Attend& attend,
+                            const RunOptions& options) const {
+  const c10::NoGradGuard no_grad;
+  const std::int64_t tokens = hidden_states.size(1);
+  const RopeTable rope{table.cos.narrow(0, 0, tokens), table.sin.narrow(0, 0, tokens)};
+  const int count = options.num_layers < 0 ? num_layers() : options.num_layers;
+  std::vector<at::Tensor> streams = split_batch(hidden_states);
+  for (int i = 0; i < count; ++i) {
+    const LayerWeights& layer = layers_[static_cast<std::size_t>(i)];
+    const int layer_idx = first_layer_ + i;
+    const bool finish = options.finish_last || i + 1 < count;
+    std::vector<at::Tensor> attended(streams.size());
+    if (options.attend_batched) {
+      std::vector<Qkv> parts;
+      for (const at::Tensor& stream : streams)
+        parts.push_back(project_qkv(stream, layer, rope, config_));
+      const at::Tensor output = attend(layer_idx, join(parts));
+      if (finish) attended = split_batch(output);
+    }
+    for (std::size_t b = 0; b < streams.size(); ++b) {
+      if (!options.attend_batched)
+        attended[b] = attend(layer_idx, project_qkv(streams[b], layer, rope, config_));
+      if (finish) streams[b] = finish_layer(streams[b], attended[b], layer, config_, stream_);
+    }
+    if (!finish) return {};
+  }
+  return join(streams);
+}
+
+}  // namespace hedgerow::worker

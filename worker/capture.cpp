@@ -1,0 +1,116 @@
+#include "worker/capture.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "storage/error.hpp"
+#include "worker/block_input.hpp"
+#include "worker/stopwatch.hpp"
+#include "worker/tensor_bytes.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+storage::ShardInfo shard_info(RunContext& run,
+                              const wire::Task& task,
+                              const storage::CapturePlan& plan,
+                              int shard) {
+  storage::ShardInfo info;
+  info.boundary = task.block + 1;
+  info.shard = shard;
+  info.fencing_token = task.fencing_token;
+  info.first_sequence = plan.shard_begin(shard);
+  info.num_sequences = plan.shard_size(shard);
+  info.seq_len = run.tokens(storage::DataStage::kTransfer).seq_len;
+  info.hidden_size = run.config().hidden_size;
+  info.dtype = storage_dtype(run.stream());
+  return info;
+}
+
+// A stream that is not finite would poison every later block; better to name where it began.
+void append(storage::ShardWriter& writer,
+            const at::Tensor& hidden_states,
+            const wire::Task& task,
+            std::int64_t first) {
+  const at::Tensor bytes = hidden_states.cpu().contiguous();
+  const std::size_t per_sequence = bytes.nbytes() / static_cast<std::size_t>(bytes.size(0));
+  for (std::int64_t i = 0; i < bytes.size(0); ++i) {
+    if (!at::isfinite(bytes.select(0, i).sum(at::kFloat)).item<bool>()) {
+      throw storage::Error(
+          storage::ErrorKind::kCorrupt,
+          "block " + std::to_string(task.block) + ", captured sequence " +
+              std::to_string(first + i) +
+              ": the residual stream is not finite; check the model's weights, or set "
+              "plan.shard_dtype = \"bf16\" if it is fp16");
+    }
+    writer.append({static_cast<const std::byte*>(bytes.const_data_ptr()) +
+                       static_cast<std::size_t>(i) * per_sequence,
+                   per_sequence});
+  }
+}
+
+}  // namespace
+
+TaskResult run_capture(RunContext& run, TaskContext& context, const wire::Task& task) {
+  const Stopwatch clock;
+  wire::Progress progress;
+  progress.phase = "loading";
+  progress.num_steps = task.num_layers;
+  const auto tell = [&] {
+    progress.seconds = clock.seconds();
+    context.report(progress);
+  };
+  tell();
+  const BlockRunner& block = run.block(task.first_layer, task.num_layers, [&](int loaded) {
+    progress.step = loaded;
+    tell();
+  });
+
+  storage::CapturePlan plan = run.capture_plan();
+  plan.sequences_per_shard = task.sequences_per_shard;
+  const int end_shard = task.first_shard + task.num_shards;
+  const std::int64_t begin = plan.shard_begin(task.first_shard);
+  const std::int64_t end = plan.shard_begin(end_shard - 1) + plan.shard_size(end_shard - 1);
+  std::vector<std::int64_t> order(static_cast<std::size_t>(end - begin));
+  std::iota(order.begin(), order.end(), begin);
+  BlockInput input(run, task);
+  input.plan(order);
+
+  progress = {};
+  progress.phase = "capturing";
+  progress.num_steps = end - begin;
+  const Attend attend = [](int, const Qkv& qkv) { return teacher_attention(qkv); };
+  for (int shard = task.first_shard; shard < end_shard; ++shard) {
+    const storage::ShardInfo info = shard_info(run, task, plan, shard);
+    const std::string name =
+        storage::RunLayout::hidden_shard(info.boundary, shard, task.fencing_token);
+    const std::filesystem::path path = attempt_path(run.layout(), task.fencing_token, name);
+    std::filesystem::create_directories(path.parent_path());
+    storage::ShardWriter writer(path, info);
+    for (std::int64_t i = 0; i < info.num_sequences;) {
+      if (context.should_stop()) return {};
+      const std::int64_t count = std::min(plan.sequences_per_forward, info.num_sequences - i);
+      const at::Tensor out = block.run(input.next(count), run.rope(info.seq_len), attend);
+      append(writer, out.to(run.stream()), task, info.first_sequence + i);
+      i += count;
+      progress.step += count;
+      progress.tokens = progress.step * info.seq_len;
+      progress.seconds_waited_on_data = input.seconds_waited();
+      tell();
+    }
+    context.publish_shard(writer.finish(name), shard);
+  }
+
+  TaskResult result{.finished = true};
+  const double seconds = clock.seconds();
+  result.result = {{"shards", task.num_shards},
+                   {"tokens", progress.tokens},
+                   {"seconds", seconds},
+                   {"tokens_per_second", static_cast<double>(progress.tokens) / seconds},
+                   {"seconds_waited_on_data", progress.seconds_waited_on_data}};
+  return result;
+}
+
+}  // namespace hedgerow::worker

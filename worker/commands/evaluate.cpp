@@ -1,0 +1,133 @@
+// hedgerow-worker evaluate: perplexity of a model directory on a tokens file, as it is, with a
+// student's feature maps, or with a LoRA adapter on top; per-layer errors of a student.
+#include "worker/evaluate.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <memory>
+
+#include "storage/safetensors.hpp"
+#include "worker/commands/commands.hpp"
+#include "worker/stopwatch.hpp"
+#include "worker/tensor_bytes.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+struct Options {
+  std::string model, tokens, student, adapter, logits;
+  std::string compute_dtype = "auto", stream_dtype = "fp32";
+  int max_sequences = 0, threads = 0;
+  bool json = false;
+};
+
+// Collects all logits of the evaluated sequences as one tensor "logits" [sequences, T, V]: for
+// parity tests.
+class LogitsFile {
+ public:
+  LogitsFile(std::int64_t sequences, std::int64_t seq_len, std::int64_t vocab, std::int64_t first)
+      : all_(at::empty({sequences, seq_len, vocab}, at::kFloat)), first_(first) {}
+  void add(std::int64_t sequence, std::int64_t row, const at::Tensor& chunk) {
+    all_.select(0, sequence - first_).narrow(0, row, chunk.size(0)).copy_(chunk);
+  }
+  void write(const std::filesystem::path& path) const {
+    storage::write_safetensors(path, {{"logits", view_of(all_)}});
+  }
+
+ private:
+  at::Tensor all_;
+  std::int64_t first_;
+};
+
+void print_table(const nlohmann::json& result) {
+  std::printf("perplexity %.4f (loss %.5f over %lld targets), %.0f tokens/s\n",
+              result["perplexity"].get<double>(),
+              result["loss"].get<double>(),
+              result["targets"].get<long long>(),
+              result["tokens_per_second"].get<double>());
+  if (!result.contains("layers")) return;
+  std::printf("layer MSE: mean %.5f, worst %.5f\n",
+              result["mse_mean"].get<double>(),
+              result["mse_worst"].get<double>());
+  for (const auto& layer : result["layers"]) {
+    std::printf("  layer %3d  %.5f  (%.4f of the teacher's energy)\n",
+                layer["layer"].get<int>(),
+                layer["mse"].get<double>(),
+                layer["relative_mse"].get<double>());
+  }
+}
+
+storage::ExitCode run(const Options& given) {
+  if (given.threads > 0) at::set_num_threads(given.threads);
+  const Stopwatch clock;
+  const auto model = storage::ModelDirectory::open(given.model);
+  const auto tokens = storage::load_tokens(given.tokens, model.config().vocab_size);
+  const auto sequences = evaluation_sequences(tokens, given.max_sequences);
+  EvaluateOptions options{.compute_dtype = resolve_compute_dtype(given.compute_dtype),
+                          .stream = stream_dtype(given.stream_dtype)};
+  std::optional<Student> student;
+  std::optional<LoraAdapter> adapter;
+  if (!given.student.empty())
+    options.student = &student.emplace(load_student(given.student, model));
+  if (!given.adapter.empty())
+    options.adapter = &adapter.emplace(load_adapter(given.adapter, model.config()));
+  std::optional<LogitsFile> file;
+  if (!given.logits.empty() && !sequences.empty()) {
+    file.emplace(static_cast<std::int64_t>(sequences.size()),
+                 tokens.seq_len,
+                 model.config().vocab_size,
+                 sequences.front());
+    options.logits = [&](std::int64_t sequence, std::int64_t row, const at::Tensor& chunk) {
+      file->add(sequence, row, chunk);
+    };
+  }
+  const char* subject = options.adapter != nullptr   ? "lora"
+                        : options.student != nullptr ? "transfer"
+                                                     : "teacher";
+  nlohmann::json result = to_json(evaluate(model, tokens, sequences, options), subject);
+  result["seconds"] = clock.seconds();
+  result["tokens_per_second"] =
+      static_cast<double>(sequences.size()) * static_cast<double>(tokens.seq_len) / clock.seconds();
+  if (file) file->write(given.logits);
+  if (given.json) {
+    std::printf("%s\n", result.dump().c_str());
+  } else {
+    print_table(result);
+  }
+  return storage::ExitCode::kOk;
+}
+
+}  // namespace
+
+void register_evaluate(CLI::App& app, Action& action) {
+  CLI::App* command =
+      app.add_subcommand("evaluate", "Perplexity of a model or student on a tokens file");
+  const auto options = std::make_shared<Options>();
+  command
+      ->add_option(
+          "--model", options->model, "Model directory, or org/name in the local Hugging Face cache")
+      ->required();
+  command
+      ->add_option("--tokens",
+                   options->tokens,
+                   "Tokens file (.h5); its validation split, or all if it has none")
+      ->required();
+  command->add_option(
+      "--student", options->student, "Directory with hedgerow.json and feature_maps.safetensors");
+  command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
+  command->add_option("--max-sequences", options->max_sequences, "At most this many; 0: all");
+  command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32");
+  command->add_option("--stream-dtype",
+                      options->stream_dtype,
+                      "The residual stream is rounded to it: fp32, bf16 or fp16");
+  command->add_option("--threads", options->threads, "0: as many as cores");
+  command->add_option(
+      "--logits", options->logits, "Write all logits [sequences, T, V] to this safetensors file");
+  command->add_flag("--json", options->json, "One JSON object");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace hedgerow::worker

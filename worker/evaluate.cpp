@@ -1,0 +1,269 @@
+#include "worker/evaluate.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <cmath>
+
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "worker/block_runner.hpp"
+#include "worker/stopwatch.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+
+// Rows of logits at once: [256, V] fp32 is 50 MB for SmolLM2, 131 MB for Llama 3.
+constexpr std::int64_t kLogitRows = 256;
+// The residual streams of one group of sequences stay in memory while all layers pass over them.
+constexpr std::int64_t kGroupBytes = std::int64_t{1} << 30;
+
+struct ErrorSums {
+  double squared_error = 0.0, energy = 0.0;
+  std::int64_t elements = 0;
+};
+
+class Evaluator {
+ public:
+  Evaluator(const storage::ModelDirectory& model,
+            const storage::TokenSequences& tokens,
+            const EvaluateOptions& options)
+      : model_(model),
+        tokens_(tokens),
+        options_(options),
+        outer_(load_outer(model, options.compute_dtype, at::kCPU)),
+        rope_(make_rope_table(model.config(), tokens.seq_len, at::kCPU)) {}
+
+  // False if told to stop.
+  bool add_group(const std::vector<std::int64_t>& group,
+                 std::int64_t layers_before,
+                 std::int64_t layers_in_all) {
+    const c10::NoGradGuard no_grad;
+    std::vector<at::Tensor> streams, teacher_streams;
+    for (const std::int64_t index : group) streams.push_back(start(index));
+    if (measures_layers()) teacher_streams = streams;
+    const int num_layers = model_.config().num_hidden_layers;
+    for (int layer = 0; layer < num_layers; ++layer) {
+      const BlockRunner runner = load(layer);
+      for (at::Tensor& stream : teacher_streams)
+        stream = runner.run(stream, rope_, measuring_teacher());
+      for (at::Tensor& stream : streams) stream = runner.run(stream, rope_, subject_attention());
+      if (options_.progress &&
+          !options_.progress(layers_before + layer + 1, layers_in_all, mean_loss()))
+        return false;
+    }
+    for (std::size_t i = 0; i < group.size(); ++i) add_loss(group[i], streams[i]);
+    return true;
+  }
+
+  [[nodiscard]] Evaluation result() const {
+    Evaluation evaluation{.finished = true};
+    evaluation.loss = mean_loss();
+    evaluation.num_targets = num_targets_;
+    for (const auto& [layer, sums] : errors_) {
+      evaluation.layers.push_back({layer,
+                                   sums.squared_error / static_cast<double>(sums.elements),
+                                   sums.squared_error / sums.energy});
+    }
+    return evaluation;
+  }
+
+ private:
+  // With an adapter the weights are the student's, so that there is no teacher to compare with.
+  [[nodiscard]] bool measures_layers() const {
+    return options_.student != nullptr && options_.adapter == nullptr;
+  }
+  [[nodiscard]] double mean_loss() const {
+    return num_targets_ == 0 ? 0.0 : loss_ / static_cast<double>(num_targets_);
+  }
+
+  BlockRunner load(int layer_idx) const {
+    LayerWeights layer = load_layer(model_, layer_idx, options_.compute_dtype, at::kCPU);
+    if (options_.adapter != nullptr)
+      merge_into(layer, *options_.adapter, layer_idx, model_.config());
+    pack_layer(layer, tokens_.seq_len);
+    return {model_.config(), layer_idx, {std::move(layer)}, options_.stream};
+  }
+
+  at::Tensor start(std::int64_t index) const {
+    const auto ids = tokens_.sequence(index);
+    const at::Tensor input_ids = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
+    std::copy(ids.begin(), ids.end(), input_ids.data_ptr<std::int64_t>());
+    return round_to_stream(embed(input_ids, outer_.embed_tokens), options_.stream);
+  }
+
+  [[nodiscard]] const kernels::HybridParameters* parameters(int layer) const {
+    if (options_.student == nullptr) return nullptr;
+    const auto& found = options_.student->layers.at(static_cast<std::size_t>(layer));
+    return found ? &*found : nullptr;
+  }
+
+  Attend subject_attention() const {
+    return [this](int layer, const Qkv& qkv) {
+      const kernels::HybridParameters* hybrid = parameters(layer);
+      if (hybrid == nullptr) return teacher_attention(qkv);
+      return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *hybrid, options_.student->options);
+    };
+  }
+
+  Attend measuring_teacher() {
+    return [this](int layer, const Qkv& qkv) {
+      const at::Tensor y_true = teacher_attention(qkv);
+      if (const kernels::HybridParameters* hybrid = parameters(layer)) {
+        kernels::HybridOptions unrounded = options_.student->options;
+        unrounded.fp32_output = true;
+        const at::Tensor y_pred =
+            kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *hybrid, unrounded);
+        const at::Tensor truth = y_true.to(at::kFloat);
+        ErrorSums& sums = errors_[layer];
+        sums.squared_error += (y_pred - truth).square().sum(at::kDouble).item<double>();
+        sums.energy += truth.square().sum(at::kDouble).item<double>();
+        sums.elements += truth.numel();
+      }
+      return y_true;
+    };
+  }
+
+  // Row t predicts token t + 1.
+  void add_loss(std::int64_t index, const at::Tensor& stream) {
+    const auto ids = tokens_.sequence(index);
+    const auto mask = tokens_.mask(index);
+    const at::Tensor rows = stream.squeeze(0);
+    for (std::int64_t first = 0; first < tokens_.seq_len; first += kLogitRows) {
+      const std::int64_t count = std::min(kLogitRows, tokens_.seq_len - first);
+      const at::Tensor scores = logits(rows.narrow(0, first, count), outer_, model_.config());
+      if (options_.logits) options_.logits(index, first, scores);
+      const at::Tensor log_sums = scores.logsumexp(-1);
+      for (std::int64_t i = 0; i < count && first + i + 1 < tokens_.seq_len; ++i) {
+        const auto target = static_cast<std::size_t>(first + i + 1);
+        if (mask[target] == 0) continue;
+        loss_ += log_sums.const_data_ptr<float>()[i] -
+                 scores.const_data_ptr<float>()[i * scores.size(1) + ids[target]];
+        ++num_targets_;
+      }
+    }
+  }
+
+  const storage::ModelDirectory& model_;
+  const storage::TokenSequences& tokens_;
+  const EvaluateOptions& options_;
+  OuterWeights outer_;
+  RopeTable rope_;
+  std::map<int, ErrorSums> errors_;
+  double loss_ = 0.0;
+  std::int64_t num_targets_ = 0;
+};
+
+}  // namespace
+
+double Evaluation::perplexity() const { return std::exp(loss); }
+
+std::vector<std::int64_t> evaluation_sequences(const storage::TokenSequences& tokens,
+                                               std::int64_t limit) {
+  const std::int64_t begin = tokens.num_validation() > 0 ? tokens.num_train : 0;
+  std::int64_t end = tokens.num_sequences;
+  if (limit > 0) end = std::min(end, begin + limit);
+  std::vector<std::int64_t> sequences;
+  for (std::int64_t i = begin; i < end; ++i) sequences.push_back(i);
+  return sequences;
+}
+
+Evaluation evaluate(const storage::ModelDirectory& model,
+                    const storage::TokenSequences& tokens,
+                    const std::vector<std::int64_t>& sequences,
+                    const EvaluateOptions& options) {
+  if (sequences.empty())
+    throw Error(ErrorKind::kUsage, "nothing to evaluate: the tokens file has no sequence");
+  const std::int64_t bytes = tokens.seq_len * model.config().hidden_size *
+                             static_cast<std::int64_t>(c10::elementSize(options.compute_dtype));
+  const auto per_group = static_cast<std::size_t>(std::max<std::int64_t>(1, kGroupBytes / bytes));
+  const std::int64_t num_layers = model.config().num_hidden_layers;
+  const auto groups = static_cast<std::int64_t>((sequences.size() + per_group - 1) / per_group);
+  Evaluator evaluator(model, tokens, options);
+  for (std::int64_t group = 0; group < groups; ++group) {
+    const auto begin = sequences.begin() + group * static_cast<std::int64_t>(per_group);
+    const auto end = std::min(begin + static_cast<std::int64_t>(per_group), sequences.end());
+    if (!evaluator.add_group({begin, end}, group * num_layers, groups * num_layers)) return {};
+  }
+  return evaluator.result();
+}
+
+nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject) {
+  nlohmann::json json = {{"subject", subject},
+                         {"perplexity", evaluation.perplexity()},
+                         {"loss", evaluation.loss},
+                         {"targets", evaluation.num_targets}};
+  if (evaluation.layers.empty()) return json;
+  double sum = 0.0, worst = 0.0;
+  for (const LayerError& error : evaluation.layers) {
+    json["layers"].push_back(
+        {{"layer", error.layer}, {"mse", error.mse}, {"relative_mse", error.relative_mse}});
+    sum += error.mse;
+    worst = std::max(worst, error.mse);
+  }
+  json["mse_mean"] = sum / static_cast<double>(evaluation.layers.size());
+  json["mse_worst"] = worst;
+  return json;
+}
+
+namespace {
+
+// The directory of the input file with this base name.
+std::filesystem::path directory_of(const RunContext& run,
+                                   const wire::Task& task,
+                                   const std::string& base_name) {
+  for (const storage::FileRecord& file : task.inputs) {
+    const std::filesystem::path path = run.layout().resolve(file.name);
+    if (path.filename() == base_name) return path.parent_path();
+  }
+  throw Error(ErrorKind::kInternal,
+              "evaluation of '" + task.subject + "' came without its " + base_name);
+}
+
+}  // namespace
+
+TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task& task) {
+  const Stopwatch clock;
+  const storage::TokenSequences& tokens = run.tokens(storage::DataStage::kEvaluate);
+  const auto sequences = evaluation_sequences(tokens, run.recipe().evaluate.max_sequences);
+  const auto num_tokens = static_cast<std::int64_t>(sequences.size()) * tokens.seq_len;
+  EvaluateOptions options{.compute_dtype = run.compute_dtype(), .stream = run.stream()};
+  options.progress = [&](std::int64_t done, std::int64_t all, double loss) {
+    wire::Progress progress;
+    progress.phase = "evaluating";
+    progress.step = done;
+    progress.num_steps = all;
+    progress.tokens = num_tokens * done / all;
+    progress.seconds = clock.seconds();
+    progress.loss = loss;
+    context.report(progress);
+    return !context.should_stop();
+  };
+  std::optional<Student> student;
+  std::optional<LoraAdapter> adapter;
+  if (task.subject != "teacher")
+    student = load_student(directory_of(run, task, "hedgerow.json"), run.model());
+  if (task.subject == "lora")
+    adapter = load_adapter(directory_of(run, task, "adapter_config.json"), run.config());
+  options.student = student ? &*student : nullptr;
+  options.adapter = adapter ? &*adapter : nullptr;
+  const Evaluation evaluation = evaluate(run.model(), tokens, sequences, options);
+  if (!evaluation.finished) return {};
+
+  TaskResult result{.finished = true, .result = to_json(evaluation, task.subject)};
+  result.result["seconds"] = clock.seconds();
+  result.result["tokens_per_second"] = static_cast<double>(num_tokens) / clock.seconds();
+  const std::string name = storage::RunLayout::evaluation(task.subject, task.fencing_token);
+  const auto path = attempt_path(run.layout(), task.fencing_token, name);
+  std::filesystem::create_directories(path.parent_path());
+  storage::write_atomically(path, result.result.dump(2) + "\n");
+  result.file =
+      storage::FileRecord{name, std::filesystem::file_size(path), storage::hash_file(path)};
+  return result;
+}
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,248 @@
+#include "worker/layer_trainer.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <cmath>
+
+#include "kernels/transfer_loss.hpp"
+#include "storage/error.hpp"
+#include "storage/philox.hpp"
+#include "worker/attention_options.hpp"
+#include "worker/tensor_bytes.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+
+// One id for both maps: phi_k starts as a copy of phi_q (method.md 1.3).
+constexpr std::uint32_t kFeatureMapTensor = 0;
+
+// [H, D, f]: each head's numbers come from a stream of their own, keyed by (seed, layer, tensor,
+// head).
+at::Tensor start_map(const storage::AttentionSpec& spec,
+                     const storage::ModelConfig& config,
+                     std::uint64_t seed,
+                     int layer_idx) {
+  const at::Tensor noise =
+      at::empty({config.num_attention_heads, config.head_dim, spec.projected_dim()}, at::kDouble);
+  const std::int64_t per_head = noise[0].numel();
+  auto* out = noise.data_ptr<double>();
+  for (int head = 0; head < config.num_attention_heads; ++head) {
+    storage::PhiloxStream stream(seed,
+                                 static_cast<std::uint32_t>(layer_idx),
+                                 kFeatureMapTensor,
+                                 static_cast<std::uint32_t>(head));
+    for (std::int64_t i = 0; i < per_head; ++i) {
+      *out++ =
+          spec.start == storage::FeatureMapStart::kOrthogonal ? stream.normal() : stream.uniform();
+    }
+  }
+  return kernels::start_feature_map(feature_map_start(spec.start), noise);
+}
+
+void copy_checked(const at::Tensor& target,
+                  const std::map<std::string, storage::OwnedTensor>& tensors,
+                  const std::string& name) {
+  const auto found = tensors.find(name);
+  if (found == tensors.end())
+    throw Error(ErrorKind::kCorrupt, "checkpoint: tensor " + name + " is missing");
+  if (found->second.shape != target.sizes().vec()) {
+    throw Error(ErrorKind::kCorrupt,
+                "checkpoint: tensor " + name + " has another shape than the recipe's attention");
+  }
+  const c10::NoGradGuard no_grad;
+  const_cast<at::Tensor&>(target).copy_(to_tensor(found->second));
+}
+
+}  // namespace
+
+LayerTrainer::LayerTrainer(int layer_idx,
+                           const storage::Recipe& recipe,
+                           const storage::ModelConfig& config,
+                           std::uint64_t seed,
+                           const at::Device& device)
+    : layer_idx_(layer_idx),
+      transfer_(recipe.transfer),
+      options_(hybrid_options(recipe.attention)),
+      learning_rate_(recipe.transfer.learning_rate) {
+  options_.fp32_output = true;
+  create_parameters(recipe, config, seed, device);
+  std::vector<at::Tensor> trained;
+  for (const at::Tensor& tensor : tensors_) {
+    best_.push_back(tensor.detach().clone());
+    if (tensor.requires_grad()) trained.push_back(tensor);
+  }
+  optimizer_.emplace(std::move(trained), AdamWOptions{.weight_decay = transfer_.weight_decay});
+}
+
+void LayerTrainer::create_parameters(const storage::Recipe& recipe,
+                                     const storage::ModelConfig& config,
+                                     std::uint64_t seed,
+                                     const at::Device& device) {
+  const storage::AttentionSpec& spec = recipe.attention;
+  const std::int64_t heads = config.num_attention_heads;
+  const auto add = [this](const std::string& name, const at::Tensor& value, bool trained) {
+    names_.push_back(name);
+    tensors_.push_back(value.clone().set_requires_grad(trained));
+    return tensors_.back();
+  };
+  for (const auto& [prefix, map] :
+       {std::pair{"feature_map_q.", &parameters_.q}, {"feature_map_k.", &parameters_.k}}) {
+    if (spec.has_projection()) {
+      const at::Tensor start = start_map(spec, config, seed, layer_idx_);
+      map->layer = add(std::string(prefix) + "mlp.layer", start.to(device), true);
+    }
+    if (spec.bias) {
+      const at::Tensor zeros =
+          at::zeros({heads, spec.projected_dim()}, at::TensorOptions(at::kFloat).device(device));
+      map->bias = add(std::string(prefix) + "mlp.bias", zeros, true);
+    }
+  }
+  if (spec.window != storage::WindowLayout::kNone) {
+    const at::Tensor factors =
+        at::full({heads}, spec.window_factor, at::TensorOptions(at::kFloat).device(device));
+    parameters_.window_factors = add("window_factors", factors, spec.train_window_factor);
+  }
+}
+
+void LayerTrainer::accumulate(const Qkv& qkv, const at::Tensor& y_true, double share) {
+  const c10::AutoGradMode enable(true);
+  const at::Tensor y_pred = kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, parameters_, options_);
+  at::Tensor loss = kernels::transfer_mse(y_pred, y_true) * (transfer_.mse_factor * share);
+  if (transfer_.xent_factor != 0.0) {
+    loss = loss + kernels::transfer_cross_entropy(qkv.q, qkv.k, parameters_, options_) *
+                      (transfer_.xent_factor * share);
+  }
+  if (!std::isfinite(loss.item<double>())) {
+    if (!at::isfinite(y_true).all().item<bool>()) {
+      throw Error(ErrorKind::kCorrupt,
+                  "layer " + std::to_string(layer_idx_) +
+                      ": the teacher's attention output is not finite; check the model's weights");
+    }
+    throw Error(ErrorKind::kInternal,
+                "layer " + std::to_string(layer_idx_) + ": the transfer loss is not finite after " +
+                    std::to_string(optimizer_->num_steps()) +
+                    " steps; lower transfer.learning_rate or retry with another seed");
+  }
+  if (loss.requires_grad()) loss.backward();
+}
+
+void LayerTrainer::step() {
+  gradient_norm_ = optimizer_->clip_gradients(transfer_.gradient_clip);
+  if (!std::isfinite(gradient_norm_)) {
+    throw Error(ErrorKind::kInternal,
+                "layer " + std::to_string(layer_idx_) + ": the gradient is not finite after " +
+                    std::to_string(optimizer_->num_steps()) +
+                    " steps; lower transfer.learning_rate or retry with another seed");
+  }
+  optimizer_->step(learning_rate_);
+}
+
+void LayerTrainer::validate(const Qkv& qkv, const at::Tensor& y_true) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor y_pred = kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, parameters_, options_);
+  const at::Tensor truth = y_true.to(at::kFloat);
+  const auto batch = static_cast<double>(y_true.size(0));
+  sums_.squared_error += (y_pred - truth).square().sum(at::kDouble).item<double>();
+  sums_.energy += truth.square().sum(at::kDouble).item<double>();
+  sums_.linear_share +=
+      kernels::linear_share(qkv.q, qkv.k, parameters_, options_).mean().item<double>() * batch;
+  if (transfer_.xent_factor != 0.0) {
+    sums_.cross_entropy +=
+        kernels::transfer_cross_entropy(qkv.q, qkv.k, parameters_, options_).item<double>() * batch;
+  }
+  sums_.elements += y_true.numel();
+  sums_.sequences += y_true.size(0);
+}
+
+const LayerMetrics& LayerTrainer::finish_validation(std::int64_t step) {
+  LayerMetrics metrics;
+  metrics.layer = layer_idx_;
+  metrics.step = step;
+  metrics.mse = sums_.squared_error / static_cast<double>(sums_.elements);
+  metrics.relative_mse = sums_.squared_error / sums_.energy;
+  metrics.cross_entropy = sums_.cross_entropy / static_cast<double>(sums_.sequences);
+  metrics.linear_share = sums_.linear_share / static_cast<double>(sums_.sequences);
+  if (parameters_.window_factors.defined()) {
+    metrics.window_factor = parameters_.window_factors.detach().sigmoid().mean().item<double>();
+  }
+  metrics.gradient_norm = gradient_norm_;
+  metrics.learning_rate = learning_rate_;
+  sums_ = {};
+  const double loss =
+      transfer_.mse_factor * metrics.mse + transfer_.xent_factor * metrics.cross_entropy;
+  if (!std::isfinite(loss)) {
+    throw Error(ErrorKind::kInternal,
+                "layer " + std::to_string(layer_idx_) +
+                    ": the validation loss is not finite after " + std::to_string(step) +
+                    " steps; lower transfer.learning_rate or retry with another seed");
+  }
+  if (stopper_.update(loss, step)) {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) best_[i] = tensors_[i].detach().clone();
+  }
+  if (transfer_.schedule == "plateau")
+    learning_rate_ = plateau_.update(loss, learning_rate_, transfer_);
+  stopped_ = stopper_.should_stop(transfer_.early_stop_patience);
+  history_.push_back(metrics);
+  return history_.back();
+}
+
+const LayerMetrics& LayerTrainer::best_metrics() const {
+  for (const LayerMetrics& metrics : history_) {
+    if (metrics.step == stopper_.best_step) return metrics;
+  }
+  throw Error(ErrorKind::kInternal, "layer " + std::to_string(layer_idx_) + " was never validated");
+}
+
+nlohmann::json LayerTrainer::save(std::map<std::string, storage::OwnedTensor>& tensors) const {
+  for (std::size_t i = 0; i < tensors_.size(); ++i) {
+    tensors[prefix() + names_[i]] = to_owned(tensors_[i].detach());
+    tensors[prefix() + names_[i] + ".best"] = to_owned(best_[i]);
+  }
+  for (std::size_t i = 0, trained = 0; i < tensors_.size(); ++i) {
+    if (!tensors_[i].requires_grad()) continue;
+    tensors[prefix() + names_[i] + ".exp_avg"] = to_owned(optimizer_->exp_avg()[trained]);
+    tensors[prefix() + names_[i] + ".exp_avg_sq"] = to_owned(optimizer_->exp_avg_sq()[trained]);
+    ++trained;
+  }
+  return {{"optimizer_steps", optimizer_->num_steps()},
+          {"learning_rate", learning_rate_},
+          {"gradient_norm", gradient_norm_},
+          {"plateau", plateau_},
+          {"stopper", stopper_},
+          {"stopped", stopped_},
+          {"history", history_}};
+}
+
+void LayerTrainer::restore(const std::map<std::string, storage::OwnedTensor>& tensors,
+                           const nlohmann::json& state) {
+  for (std::size_t i = 0, trained = 0; i < tensors_.size(); ++i) {
+    copy_checked(tensors_[i], tensors, prefix() + names_[i]);
+    copy_checked(best_[i], tensors, prefix() + names_[i] + ".best");
+    if (!tensors_[i].requires_grad()) continue;
+    copy_checked(optimizer_->exp_avg()[trained], tensors, prefix() + names_[i] + ".exp_avg");
+    copy_checked(optimizer_->exp_avg_sq()[trained], tensors, prefix() + names_[i] + ".exp_avg_sq");
+    ++trained;
+  }
+  optimizer_->set_num_steps(state.at("optimizer_steps").get<std::int64_t>());
+  state.at("learning_rate").get_to(learning_rate_);
+  state.at("gradient_norm").get_to(gradient_norm_);
+  state.at("plateau").get_to(plateau_);
+  state.at("stopper").get_to(stopper_);
+  state.at("stopped").get_to(stopped_);
+  state.at("history").get_to(history_);
+}
+
+void LayerTrainer::export_best(std::map<std::string, storage::OwnedTensor>& tensors) const {
+  const std::string attention = "model.layers." + std::to_string(layer_idx_) + ".self_attn.";
+  for (std::size_t i = 0; i < names_.size(); ++i) {
+    const bool factors = names_[i] == "window_factors";
+    const at::Tensor value = factors ? best_[i].reshape({1, -1, 1, 1}) : best_[i];
+    tensors[attention + names_[i]] = to_owned(value);
+  }
+}
+
+}  // namespace hedgerow::worker

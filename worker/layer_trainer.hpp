@@ -1,0 +1,112 @@
+// Attention transfer of one layer: its feature maps and window factors learn to give the teacher's
+// attention output (LoLCATs, arXiv 2410.10254 eq. 7). A layer is a problem of its own: objective,
+// optimizer, clip, schedule, stop and best copy are its alone, so that the block it happens to lie
+// in cannot change its result.
+//
+// Everything a resumed layer needs goes through save() and restore(). One thread.
+#pragma once
+
+#include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "kernels/hybrid_attention.hpp"
+#include "storage/checkpoint.hpp"
+#include "storage/model_config.hpp"
+#include "storage/recipe.hpp"
+#include "worker/adamw.hpp"
+#include "worker/model/elementwise.hpp"
+#include "worker/schedule.hpp"
+
+namespace hedgerow::worker {
+
+// What is recorded of a layer at a validation.
+struct LayerMetrics {
+  int layer = 0;
+  std::int64_t step = 0;
+  double mse = 0.0;
+  double relative_mse =
+      0.0;  // MSE / mean square of the teacher's output: comparable between layers
+  double cross_entropy = 0.0;  // with xent_factor only
+  double linear_share = 0.0;   // mean over heads of the weight that the linear branch carries
+  double window_factor = 0.0;  // mean over heads of sigmoid(window_factors)
+  double gradient_norm = 0.0;  // of the last step, before the clip
+  double learning_rate = 0.0;
+  NLOHMANN_DEFINE_TYPE_INTRUSIVE(LayerMetrics,
+                                 layer,
+                                 step,
+                                 mse,
+                                 relative_mse,
+                                 cross_entropy,
+                                 linear_share,
+                                 window_factor,
+                                 gradient_norm,
+                                 learning_rate)
+};
+
+class LayerTrainer {
+ public:
+  // Starts the maps from (seed, layer_idx), phi_k as a copy of phi_q.
+  LayerTrainer(int layer_idx,
+               const storage::Recipe& recipe,
+               const storage::ModelConfig& config,
+               std::uint64_t seed,
+               const at::Device& device);
+
+  // One forward's share of a step: `share` x (mse_factor MSE + xent_factor cross-entropy), backward
+  // at once. qkv and y_true [B, H, T, D] without autograd. Throws kCorrupt if y_true is not finite,
+  // kInternal if the loss is not.
+  void accumulate(const Qkv& qkv, const at::Tensor& y_true, double share);
+  // Clip and update; throws kInternal naming the layer if the gradient is not finite.
+  void step();
+
+  // A validation is any number of validate() calls, then finish_validation(), which feeds schedule,
+  // stopper and best copy.
+  void validate(const Qkv& qkv, const at::Tensor& y_true);
+  const LayerMetrics& finish_validation(std::int64_t step);
+
+  [[nodiscard]] int layer_idx() const noexcept { return layer_idx_; }
+  [[nodiscard]] bool stopped() const noexcept { return stopped_; }
+  [[nodiscard]] const std::vector<LayerMetrics>& history() const noexcept { return history_; }
+  [[nodiscard]] const LayerMetrics& best_metrics() const;
+
+  // "layers.3." + parameter, exp_avg, exp_avg_sq and best copy into `tensors`; the rest into the
+  // returned object.
+  nlohmann::json save(std::map<std::string, storage::OwnedTensor>& tensors) const;
+  // Throws kCorrupt if a tensor is missing or has another shape.
+  void restore(const std::map<std::string, storage::OwnedTensor>& tensors,
+               const nlohmann::json& state);
+  // The best copy under LoLCATs' names of the global layer index, fp32.
+  void export_best(std::map<std::string, storage::OwnedTensor>& tensors) const;
+
+ private:
+  struct Sums {
+    double squared_error = 0.0, energy = 0.0, cross_entropy = 0.0, linear_share = 0.0;
+    std::int64_t elements = 0, sequences = 0;
+  };
+  void create_parameters(const storage::Recipe& recipe,
+                         const storage::ModelConfig& config,
+                         std::uint64_t seed,
+                         const at::Device& device);
+  [[nodiscard]] std::string prefix() const { return "layers." + std::to_string(layer_idx_) + "."; }
+
+  int layer_idx_;
+  storage::TransferSection transfer_;
+  kernels::HybridOptions options_;
+  kernels::HybridParameters parameters_;
+  std::vector<std::string> names_;   // "feature_map_q.mlp.layer", ... in the order of tensors_
+  std::vector<at::Tensor> tensors_;  // the leaves
+  std::vector<at::Tensor> best_;     // their values at the best validation
+  std::optional<AdamW> optimizer_;
+  double learning_rate_;
+  double gradient_norm_ = 0.0;
+  Plateau plateau_;
+  Stopper stopper_;
+  bool stopped_ = false;
+  Sums sums_;
+  std::vector<LayerMetrics> history_;
+};
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,76 @@
+#include "worker/run_context.hpp"
+
+#include <ATen/ATen.h>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::worker {
+
+using storage::Error;
+using storage::ErrorKind;
+
+RunContext::RunContext(const std::filesystem::path& root)
+    : layout_(root),
+      recipe_(storage::Recipe::load(layout_.recipe())),
+      model_(storage::ModelDirectory::open(recipe_.model.path)),
+      compute_dtype_(resolve_compute_dtype(recipe_.plan.compute_dtype)),
+      stream_(stream_dtype(recipe_.plan.shard_dtype)) {
+  if (recipe_.plan.device == "cuda") {
+    throw Error(ErrorKind::kUsage,
+                "plan.device: this build has no CUDA kernels; set it to \"auto\" or \"cpu\"");
+  }
+}
+
+const storage::TokenSequences& RunContext::tokens(storage::DataStage stage) {
+  const auto found = tokens_.find(stage);
+  if (found != tokens_.end()) return found->second;
+  const auto path = layout_.resolve(storage::RunLayout::tokens(stage));
+  storage::TokenSequences loaded = storage::load_tokens(path, config().vocab_size);
+  if (loaded.seq_len > config().max_position_embeddings) {
+    throw Error(ErrorKind::kUsage,
+                path.string() + ": sequences of " + std::to_string(loaded.seq_len) +
+                    " tokens, but the model has " +
+                    std::to_string(config().max_position_embeddings) + " positions");
+  }
+  return tokens_.emplace(stage, std::move(loaded)).first->second;
+}
+
+storage::CapturePlan RunContext::capture_plan() {
+  const storage::TokenSequences& transfer = tokens(storage::DataStage::kTransfer);
+  return storage::make_capture_plan(
+      recipe_, transfer.num_train, transfer.num_sequences, config().hidden_size);
+}
+
+const at::Tensor& RunContext::embedding() {
+  if (!embedding_.defined()) embedding_ = load_embedding(model_, compute_dtype_, device());
+  return embedding_;
+}
+
+const RopeTable& RunContext::rope(std::int64_t seq_len) {
+  if (!rope_ || rope_->cos.size(0) < seq_len) rope_ = make_rope_table(config(), seq_len, device());
+  return *rope_;
+}
+
+const BlockRunner& RunContext::block(int first_layer,
+                                     int num_layers,
+                                     const std::function<void(int)>& loaded) {
+  if (block_ && block_->first_layer() == first_layer && block_->num_layers() == num_layers)
+    return *block_;
+  if (first_layer < 0 || num_layers < 1 || first_layer + num_layers > config().num_hidden_layers) {
+    throw Error(ErrorKind::kInternal,
+                "a task for layers " + std::to_string(first_layer) + ".." +
+                    std::to_string(first_layer + num_layers - 1) + " of a model with " +
+                    std::to_string(config().num_hidden_layers));
+  }
+  block_.reset();  // two blocks need not fit in memory
+  std::vector<LayerWeights> layers;
+  for (int i = 0; i < num_layers; ++i) {
+    layers.push_back(load_layer(model_, first_layer + i, compute_dtype_, device()));
+    pack_layer(layers.back(), tokens(storage::DataStage::kTransfer).seq_len);
+    if (loaded) loaded(i + 1);
+  }
+  block_.emplace(config(), first_layer, std::move(layers), stream_);
+  return *block_;
+}
+
+}  // namespace hedgerow::worker

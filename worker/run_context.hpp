@@ -1,0 +1,59 @@
+// What a worker process holds between the tasks of one run: the resolved recipe, the opened model,
+// tokens, and the weights of the last block it worked on, so that the scheduler's affinity pays.
+// Used by one task at a time.
+#pragma once
+
+#include <filesystem>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+
+#include "storage/capture_plan.hpp"
+#include "storage/model_config.hpp"
+#include "storage/recipe.hpp"
+#include "storage/run_layout.hpp"
+#include "storage/tokens_file.hpp"
+#include "worker/block_runner.hpp"
+
+namespace hedgerow::worker {
+
+class RunContext {
+ public:
+  // Opens run.toml and the model it names. Throws kNotFound, kUsage, kCorrupt.
+  explicit RunContext(const std::filesystem::path& root);
+
+  [[nodiscard]] const storage::RunLayout& layout() const noexcept { return layout_; }
+  [[nodiscard]] const storage::Recipe& recipe() const noexcept { return recipe_; }
+  [[nodiscard]] const storage::ModelDirectory& model() const noexcept { return model_; }
+  [[nodiscard]] const storage::ModelConfig& config() const { return model_.config(); }
+  [[nodiscard]] at::ScalarType compute_dtype() const noexcept { return compute_dtype_; }
+  [[nodiscard]] at::ScalarType stream() const noexcept { return stream_; }
+  [[nodiscard]] at::Device device() const noexcept { return at::Device(at::kCPU); }
+
+  // Loaded and verified on first use. Throws kCorrupt, kNotFound, kUsage.
+  const storage::TokenSequences& tokens(storage::DataStage stage);
+  storage::CapturePlan capture_plan();
+  const at::Tensor& embedding();
+  const RopeTable& rope(std::int64_t seq_len);
+
+  // The runner of a block; loads its weights unless they are the ones held, calling `loaded(n)`
+  // after each layer.
+  const BlockRunner& block(int first_layer,
+                           int num_layers,
+                           const std::function<void(int)>& loaded = {});
+  // First layer of the held weights, -1 if none.
+  [[nodiscard]] int held_first_layer() const { return block_ ? block_->first_layer() : -1; }
+
+ private:
+  storage::RunLayout layout_;
+  storage::Recipe recipe_;
+  storage::ModelDirectory model_;
+  at::ScalarType compute_dtype_, stream_;
+  std::map<storage::DataStage, storage::TokenSequences> tokens_;
+  at::Tensor embedding_;
+  std::optional<RopeTable> rope_;
+  std::optional<BlockRunner> block_;
+};
+
+}  // namespace hedgerow::worker

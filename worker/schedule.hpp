@@ -1,0 +1,58 @@
+// When the learning rate drops and when a layer stops, decided by its validation losses alone.
+// Plain values: they stand in checkpoints as they are.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <nlohmann/json.hpp>
+
+#include "storage/recipe.hpp"
+
+namespace hedgerow::worker {
+
+// torch's ReduceLROnPlateau, mode min, relative threshold 1e-4, stepped at each validation.
+struct Plateau {
+  double best = std::numeric_limits<double>::max();
+  int num_bad = 0;
+
+  // The learning rate after this validation.
+  double update(double loss, double learning_rate, const storage::TransferSection& transfer) {
+    constexpr double kThreshold = 1e-4;
+    if (loss < best * (1.0 - kThreshold)) {
+      best = loss;
+      num_bad = 0;
+    } else if (++num_bad > transfer.plateau_patience) {
+      num_bad = 0;
+      return std::max(learning_rate * transfer.plateau_factor, transfer.min_learning_rate);
+    }
+    return learning_rate;
+  }
+  NLOHMANN_DEFINE_TYPE_INTRUSIVE(Plateau, best, num_bad)
+};
+
+// Remembers the best validation; says when `patience` validations in a row brought no better one
+// (0: never).
+struct Stopper {
+  double best = std::numeric_limits<double>::max();
+  std::int64_t best_step = -1;
+  int num_without_improvement = 0;
+
+  // True if this is the best one so far.
+  bool update(double loss, std::int64_t step) {
+    if (loss < best) {
+      best = loss;
+      best_step = step;
+      num_without_improvement = 0;
+      return true;
+    }
+    ++num_without_improvement;
+    return false;
+  }
+  [[nodiscard]] bool should_stop(int patience) const {
+    return patience > 0 && num_without_improvement >= patience;
+  }
+  NLOHMANN_DEFINE_TYPE_INTRUSIVE(Stopper, best, best_step, num_without_improvement)
+};
+
+}  // namespace hedgerow::worker

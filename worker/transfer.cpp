@@ -1,0 +1,298 @@
+#include "worker/transfer.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <numeric>
+#include <set>
+
+#include "storage/checkpoint.hpp"
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "worker/block_input.hpp"
+#include "worker/layer_trainer.hpp"
+#include "worker/stopwatch.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+using TensorMap = std::map<std::string, storage::OwnedTensor>;
+
+constexpr const char* kCheckpointFormat = "transfer/1";
+
+// One transfer task from its start or its checkpoint to its end.
+class Transfer {
+ public:
+  Transfer(RunContext& run, TaskContext& context, const wire::Task& task)
+      : run_(run),
+        context_(context),
+        task_(task),
+        transfer_(run.recipe().transfer),
+        plan_(run.capture_plan()) {
+    const std::set<int> kept(transfer_.softmax_layers.begin(), transfer_.softmax_layers.end());
+    for (int layer = task.first_layer; layer < task.first_layer + task.num_layers; ++layer) {
+      if (!kept.contains(layer))
+        trainers_.emplace(layer,
+                          LayerTrainer(layer, run.recipe(), run.config(), task.seed, run.device()));
+    }
+    num_validation_ = std::min<std::int64_t>(transfer_.validation_sequences, plan_.num_validation);
+  }
+
+  TaskResult run() {
+    std::filesystem::create_directories(run_.layout().root() /
+                                        storage::RunLayout::attempt_directory(task_.fencing_token));
+    load_block();
+    if (task_.resume) resume();
+    BlockInput train(run_, task_), validation(run_, task_);
+    train.plan(remaining_order());
+    input_ = &train;
+    validation_input_ = &validation;
+    if (step_ == 0) validate();
+    while (step_ < transfer_.max_steps && num_needed_layers() > 0) {
+      if (context_.should_stop()) {
+        checkpoint();
+        return {};
+      }
+      if (!train_step()) {
+        // Stopped inside a step: its gradients are dropped, the last whole step's state is what
+        // counts.
+        checkpoint();
+        return {};
+      }
+      const bool last = step_ == transfer_.max_steps;
+      if (last || step_ % transfer_.validate_every == 0) validate();
+      if (!last && step_ % transfer_.checkpoint_every == 0) checkpoint();
+    }
+    return finish();
+  }
+
+ private:
+  void load_block() {
+    progress_.phase = "loading";
+    progress_.num_steps = task_.num_layers;
+    tell();
+    block_ = &run_.block(task_.first_layer, task_.num_layers, [this](int loaded) {
+      progress_.step = loaded;
+      tell();
+    });
+    progress_.num_steps = transfer_.max_steps;
+    progress_.step = 0;
+  }
+
+  // How many layers of the block must still run: up to the last one that trains.
+  [[nodiscard]] int num_needed_layers() const {
+    int needed = 0;
+    for (const auto& [layer, trainer] : trainers_) {
+      if (!trainer.stopped()) needed = layer - task_.first_layer + 1;
+    }
+    return needed;
+  }
+
+  void forward(const at::Tensor& hidden_states,
+               const std::function<void(LayerTrainer&, const Qkv&, const at::Tensor&)>& visit) {
+    const Attend attend = [&](int layer, const Qkv& qkv) {
+      const at::Tensor y_true = teacher_attention(qkv);
+      const auto trainer = trainers_.find(layer);
+      if (trainer != trainers_.end() && !trainer->second.stopped())
+        visit(trainer->second, qkv, y_true);
+      return y_true;
+    };
+    block_->run(hidden_states,
+                run_.rope(hidden_states.size(1)),
+                attend,
+                {.num_layers = num_needed_layers(), .finish_last = false, .attend_batched = true});
+  }
+
+  // False if told to stop between two forwards of the step.
+  bool train_step() {
+    const std::int64_t rows = plan_.sequences_per_forward;
+    const std::int64_t forwards = transfer_.sequences_per_step / rows;
+    progress_.phase = "training";
+    for (std::int64_t i = 0; i < forwards; ++i) {
+      if (i > 0 && context_.should_stop()) return false;
+      const at::Tensor hidden_states = input_->next(rows);
+      forward(hidden_states, [&](LayerTrainer& trainer, const Qkv& qkv, const at::Tensor& y_true) {
+        trainer.accumulate(qkv, y_true, 1.0 / static_cast<double>(forwards));
+      });
+      progress_.tokens += rows * hidden_states.size(1);
+      tell();
+    }
+    for (auto& [layer, trainer] : trainers_) {
+      if (!trainer.stopped()) trainer.step();
+    }
+    order_hash_ = extended(order_hash_, step_);
+    ++step_;
+    return true;
+  }
+
+  void validate() {
+    progress_.phase = "validating";
+    std::vector<std::int64_t> order;
+    for (std::int64_t i = 0; i < num_validation_; ++i)
+      order.push_back(plan_.validation_capture_index(i));
+    validation_input_->plan(order);
+    for (std::int64_t i = 0; i < num_validation_;) {
+      const std::int64_t count = std::min(plan_.sequences_per_forward, num_validation_ - i);
+      forward(validation_input_->next(count),
+              [](LayerTrainer& trainer, const Qkv& qkv, const at::Tensor& y_true) {
+                trainer.validate(qkv, y_true);
+              });
+      i += count;
+      tell();
+    }
+    std::string lines;
+    progress_.layer_mse.clear();
+    progress_.linear_share.clear();
+    for (auto& [layer, trainer] : trainers_) {
+      if (!trainer.stopped())
+        lines += nlohmann::json(trainer.finish_validation(step_)).dump() + "\n";
+      progress_.layer_mse.push_back(trainer.history().back().mse);
+      progress_.linear_share.push_back(trainer.history().back().linear_share);
+    }
+    append_metrics(lines);
+    tell();
+  }
+
+  void append_metrics(const std::string& lines) {
+    const auto path = run_.layout().root() /
+                      storage::RunLayout::attempt_directory(task_.fencing_token) / "metrics.jsonl";
+    storage::File file = storage::File::open_append(path);
+    file.write_all(std::as_bytes(std::span(lines)));
+    file.close();
+  }
+
+  [[nodiscard]] std::vector<std::int64_t> remaining_order() const {
+    std::vector<std::int64_t> order;
+    for (std::int64_t step = step_; step < transfer_.max_steps; ++step) {
+      const auto sequences = storage::step_sequences(run_.recipe(), plan_, step);
+      order.insert(order.end(), sequences.begin(), sequences.end());
+    }
+    return order;
+  }
+
+  // A running hash over the sequences of every step: two runs that agree in it have seen the same
+  // data in the same order.
+  [[nodiscard]] std::uint64_t extended(std::uint64_t hash, std::int64_t step) const {
+    const auto sequences = storage::step_sequences(run_.recipe(), plan_, step);
+    return storage::hash64(std::as_bytes(std::span(sequences)), hash);
+  }
+
+  void checkpoint() {
+    storage::Checkpoint checkpoint;
+    nlohmann::json layers = nlohmann::json::object();
+    for (const auto& [layer, trainer] : trainers_)
+      layers[std::to_string(layer)] = trainer.save(checkpoint.tensors);
+    checkpoint.state = {{"kind", kCheckpointFormat},
+                        {"block", task_.block},
+                        {"seed", task_.seed},
+                        {"step", step_},
+                        {"tokens", progress_.tokens},
+                        {"seconds", seconds_before_ + clock_.seconds()},
+                        {"data", run_.tokens(storage::DataStage::kTransfer).content_hash},
+                        {"order", order_hash_},
+                        {"layers", std::move(layers)}};
+    const std::string name = storage::RunLayout::attempt_directory(task_.fencing_token) +
+                             "/checkpoint.s" + std::to_string(step_) + ".safetensors";
+    const std::filesystem::path path = run_.layout().resolve(name);
+    context_.publish_checkpoint(storage::write_checkpoint(path, name, checkpoint), step_);
+    // The newest and the one before stay: the journal may not yet name the newest.
+    checkpoints_.push_back(path);
+    if (checkpoints_.size() > 2) {
+      std::filesystem::remove(checkpoints_.front());
+      checkpoints_.erase(checkpoints_.begin());
+    }
+  }
+
+  void resume() {
+    const auto path = run_.layout().resolve(task_.resume->name);
+    const storage::Checkpoint checkpoint = storage::read_checkpoint(path, *task_.resume);
+    const auto refuse = [&](const std::string& what) {
+      throw Error(ErrorKind::kCorrupt,
+                  task_.resume->name + ": " + what + "; the block starts again without it");
+    };
+    try {
+      const nlohmann::json& state = checkpoint.state;
+      if (state.at("kind") != kCheckpointFormat) refuse("not a checkpoint of a transfer");
+      if (state.at("block") != task_.block) refuse("belongs to block " + state.at("block").dump());
+      if (state.at("seed") != task_.seed)
+        refuse("was started from seed " + state.at("seed").dump());
+      if (state.at("data") != run_.tokens(storage::DataStage::kTransfer).content_hash)
+        refuse("was trained on other tokens");
+      const auto step = state.at("step").get<std::int64_t>();
+      for (std::int64_t s = 0; s < step; ++s) order_hash_ = extended(order_hash_, s);
+      if (state.at("order") != order_hash_)
+        refuse("has seen the sequences in another order than the recipe gives now");
+      for (auto& [layer, trainer] : trainers_)
+        trainer.restore(checkpoint.tensors, state.at("layers").at(std::to_string(layer)));
+      step_ = step;
+      state.at("tokens").get_to(progress_.tokens);
+      state.at("seconds").get_to(seconds_before_);
+    } catch (const nlohmann::json::exception& error) {
+      refuse(std::string("not a checkpoint of this block: ") + error.what());
+    }
+  }
+
+  TaskResult finish() {
+    TensorMap owned;
+    nlohmann::json layers = nlohmann::json::array();
+    for (const auto& [layer, trainer] : trainers_) {
+      trainer.export_best(owned);
+      nlohmann::json entry = trainer.best_metrics();
+      entry["stopped_early"] = trainer.stopped();
+      layers.push_back(std::move(entry));
+    }
+    std::map<std::string, storage::TensorView> views;
+    for (const auto& [name, tensor] : owned)
+      views[name] = {tensor.dtype, tensor.shape, tensor.bytes};
+    TaskResult result{.finished = true};
+    const std::string name = storage::RunLayout::block_artifact(task_.block, task_.fencing_token);
+    const auto path = attempt_path(run_.layout(), task_.fencing_token, name);
+    storage::write_safetensors(path, views, {{"format", "feature_maps/1"}});
+    result.file =
+        storage::FileRecord{name, std::filesystem::file_size(path), storage::hash_file(path)};
+    const double seconds = seconds_before_ + clock_.seconds();
+    result.result = {{"layers", std::move(layers)},
+                     {"steps", step_},
+                     {"tokens", progress_.tokens},
+                     {"seconds", seconds},
+                     {"tokens_per_second", static_cast<double>(progress_.tokens) / seconds},
+                     {"seconds_waited_on_data", progress_.seconds_waited_on_data}};
+    return result;
+  }
+
+  void tell() {
+    if (progress_.phase != "loading") progress_.step = step_;
+    progress_.seconds = seconds_before_ + clock_.seconds();
+    if (input_ != nullptr)
+      progress_.seconds_waited_on_data =
+          input_->seconds_waited() + validation_input_->seconds_waited();
+    context_.report(progress_);
+  }
+
+  RunContext& run_;
+  TaskContext& context_;
+  const wire::Task& task_;
+  storage::TransferSection transfer_;
+  storage::CapturePlan plan_;
+  std::map<int, LayerTrainer> trainers_;  // by global layer; kept softmax layers have none
+  std::int64_t num_validation_ = 0;
+  const BlockRunner* block_ = nullptr;
+  BlockInput* input_ = nullptr;
+  BlockInput* validation_input_ = nullptr;
+  std::int64_t step_ = 0;
+  std::uint64_t order_hash_ = 0;
+  double seconds_before_ = 0.0;  // of the attempts that this one continues
+  Stopwatch clock_;
+  wire::Progress progress_;
+  std::vector<std::filesystem::path> checkpoints_;
+};
+
+}  // namespace
+
+TaskResult run_transfer(RunContext& run, TaskContext& context, const wire::Task& task) {
+  return Transfer(run, context, task).run();
+}
+
+}  // namespace hedgerow::worker
