@@ -1,4 +1,4 @@
-"""Runs one unittest module for ctest: run_module.py modeling_test. Exit 77 (skipped, with the reason) if nothing ran."""
+"""Runs one unittest module for ctest: run_module.py DIR/modeling_test.py. Exit 77 (skipped, with the reason) if nothing ran."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 
 
 def main() -> int:
-    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    file = Path(sys.argv[1]).resolve()
+    sys.path.insert(0, str(file.parent))
     try:
-        suite = unittest.defaultTestLoader.loadTestsFromName(sys.argv[1])
+        suite = unittest.defaultTestLoader.loadTestsFromName(file.stem)
     except unittest.SkipTest as reason:
-        print(f"SKIPPED {sys.argv[1]}: {reason}")
+        print(f"SKIPPED {file.stem}: {reason}")
         return 77
     result = unittest.TextTestRunner(verbosity=2).run(suite)
     for test, reason in result.skipped:
@@ -20,7 +21,7 @@ def main() -> int:
     if not result.wasSuccessful():
         return 1
     if result.testsRun == 0 and not result.skipped:
-        print(f"no test in {sys.argv[1]}")
+        print(f"no test in {file}")
         return 1
     return 77 if result.skipped and len(result.skipped) >= result.testsRun else 0
 

@@ -1,0 +1,98 @@
+"""How well the recipes linearize SmolLM2-135M: whole runs of the real system, medians over seeds."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import statistics
+import subprocess
+from typing import Any, Iterator
+
+from bench_common import REPOSITORY, Context, Row, Skip
+
+
+def with_values(toml: str, section: str, values: dict[str, str]) -> str:
+    """A recipe's text with keys of one section set (added if absent)."""
+    head, _, rest = toml.partition(f"[{section}]\n")
+    body, following = re.match(r"((?:(?!^\[).*\n?)*)(.*)", rest, re.DOTALL | re.MULTILINE).groups()
+    for key, value in values.items():
+        line = f"{key} = {value}\n"
+        body, count = re.subn(rf"^{key} *=.*\n", lambda _: line, body, flags=re.MULTILINE)
+        body = body if count else line + body
+    return f"{head}[{section}]\n{body}{following}"
+
+
+def recipe_text(context: Context, name: str, seed: int) -> str:
+    """A recipe of deploy/recipes on roleplay_alpaca, with its model, data and seed set."""
+    toml = (REPOSITORY / "deploy" / "recipes" / f"{name}.toml").read_text()
+    toml = re.sub(r"^seed *=.*$", f"seed = {seed}", toml, flags=re.MULTILINE)
+    toml = with_values(toml, "model", {"path": f'"{context.model()}"'})
+    source = f'[{{ path = "{context.data("roleplay_alpaca.json")}", format = "records" }}]'
+    return with_values(toml, "data.transfer", {"sources": source, "split": '"sequences"', "eos_token_id": "2",
+                                               "seq_len": "512", "validation_sequences": "8"})
+
+
+def run_recipe(context: Context, label: str, toml: str) -> dict[str, Any]:
+    """Runs (or resumes) a recipe and returns `hedgerow status --json`."""
+    program, directory = context.program("hedgerow"), context.work / f"run-{label}"
+    recipe = context.work / f"{label}.toml"
+    recipe.write_text(toml)
+    done = subprocess.run([program, "run", "--run", directory, "--recipe", recipe], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"hedgerow run --run {directory} exits {done.returncode}: {done.stderr.strip()[-500:]}")
+    status = subprocess.run([program, "status", "--run", directory, "--json"], capture_output=True, text=True, check=True)
+    return json.loads(status.stdout)
+
+
+def figures(status: dict[str, Any]) -> dict[str, float]:
+    """Validation MSE of the transfer (mean and worst layer) and the perplexities."""
+    tasks = {task["id"]: task.get("result") or {} for task in status["tasks"]}
+    mse = [layer["mse"] for task in status["tasks"] if task["stage"] == "transfer" for layer in task["result"]["layers"]]
+    found = {"mse_mean": statistics.fmean(mse), "mse_worst": max(mse)}
+    for subject in ("teacher", "transfer", "lora"):
+        if "perplexity" in tasks.get(f"evaluate/{subject}", {}):
+            found[subject] = tasks[f"evaluate/{subject}"]["perplexity"]
+    return found
+
+
+def median_rows(context: Context, recipe: str, goals: dict[str, tuple[str, str]], finetune: bool) -> Iterator[Row]:
+    context.data("roleplay_alpaca.json")
+    found = []
+    for seed in context.seeds:
+        toml = recipe_text(context, recipe, seed)
+        if not finetune:
+            toml = with_values(toml, "finetune", {"enabled": "false"})
+        found.append(figures(run_recipe(context, f"{recipe}-seed{seed}", toml)))
+    for key, (name, goal) in goals.items():
+        value = statistics.median(f[key] for f in found)
+        yield Row(f"{recipe}: {name}, median of {len(found)} seeds", value, "", goal)
+
+
+def reference_recipe(context: Context) -> Iterator[Row]:
+    yield from median_rows(context, "smollm2_reference", {
+        "teacher": ("teacher's perplexity", "<= 12.6"), "mse_mean": ("validation MSE, mean over layers", "<= 0.018"),
+        "mse_worst": ("validation MSE, worst layer", "<= 0.065"), "transfer": ("perplexity after transfer", "<= 18.0"),
+        "lora": ("perplexity after 40 LoRA steps", "<= 15.2")}, finetune=True)
+
+
+def own_recipe(context: Context) -> Iterator[Row]:
+    yield from median_rows(context, "smollm2_quickstart", {
+        "mse_mean": ("validation MSE, mean over layers", "<= 0.0140"), "transfer": ("perplexity after transfer", "<= 16.0")},
+        finetune=False)
+
+
+def block_size(context: Context) -> Iterator[Row]:
+    """Layers per block 1, 5, 7 and 30 on all 30 layers, two steps of short sequences: how many different results?"""
+    digests = set()
+    for k in (1, 5, 7, 30):
+        toml = recipe_text(context, "smollm2_quickstart", 0)
+        toml = with_values(toml, "data.transfer", {"seq_len": "128", "validation_sequences": "4", "max_sequences": "16"})
+        toml = with_values(toml, "transfer", {"max_steps": "2", "validate_every": "1", "validation_sequences": "4"})
+        toml = with_values(toml, "plan", {"layers_per_block": str(k)})
+        run_recipe(context, f"k{k}", with_values(toml, "finetune", {"enabled": "false"}))
+        student = sorted((context.work / f"run-k{k}").glob("student/*/feature_maps.safetensors"))
+        if not student:
+            raise Skip(f"the run with k = {k} left no student")
+        digests.add(hashlib.sha256(student[-1].read_bytes()).hexdigest())
+    yield Row("different feature maps among k = 1, 5, 7, 30", float(len(digests)), "", "== 1")

@@ -1,0 +1,88 @@
+"""Speed and memory of the three stages against plain PyTorch, alternating repeats in one run."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from typing import Iterator
+
+from bench_common import OPPONENTS, Contestant, Context, Row, Skip, against, duel, require_packages
+
+
+def _pair(context: Context, stage: str, opponent: str, sequences: int, seq_len: int, rows: int, *extra: str):
+    require_packages("torch", "transformers", "h5py", *(("peft",) if opponent == "lora_step" else ()))
+    model = context.model()
+    tokens, threads = context.tokens(model), str(os.cpu_count())
+    shape = ("--sequences", str(sequences), "--seq-len", str(seq_len), "--threads", threads)
+    ours = Contestant(context.program("steps_bench"), stage, "--model", model, "--tokens", tokens, *shape, "--rows", str(rows),
+                      "--window", "sliding")
+    theirs = Contestant(sys.executable, OPPONENTS / f"{opponent}.py", "--model", model, "--tokens", tokens, *shape, *extra)
+    return ours, theirs
+
+
+def capture(context: Context) -> Iterator[Row]:
+    ours, theirs = _pair(context, "capture", "capture_forward", 8, 512, 4, "--micro-batch", "4")
+    with ours, theirs:
+        mine, other = duel(ours, theirs, context.repeats)
+    tokens = ours.facts["tokens"]
+    yield against("capture tokens/s, T = 512", tokens / mine, "tokens/s", ">= 1.2",
+                  "transformers bf16 body forward, SDPA, no lm_head, no cache", tokens / other)
+
+
+def transfer(context: Context) -> Iterator[Row]:
+    opponent = "plain PyTorch, T x T fp32 maps, bf16 weights, SDPA teacher, backward per layer"
+    for seq_len, micro_batch, goal in ((512, 4, "<= 0.5"), (2048, 1, "<= 0.15")):
+        ours, theirs = _pair(context, "transfer", "transfer_step", 4, seq_len, 4, "--micro-batch", str(micro_batch))
+        with ours, theirs:
+            # The opponent needs a minute a step at T = 2,048.
+            mine, other = duel(ours, theirs, context.repeats if seq_len == 512 else max(1, context.repeats // 2))
+        yield against(f"transfer step, 4 x {seq_len} tokens, 30 layers", mine, "s", goal, opponent, other)
+
+
+def lora(context: Context) -> Iterator[Row]:
+    ours, theirs = _pair(context, "finetune", "lora_step", 4, 512, 1, "--micro-batch", "1")
+    with ours, theirs:
+        mine, other = duel(ours, theirs, context.repeats)
+    yield against("LoRA step, 4 x 512 tokens", mine, "s", "<= 0.6", "PyTorch and PEFT, T x T fp32 maps, bf16 base", other)
+
+
+def memory(context: Context) -> Iterator[Row]:
+    """Growth of the peak from 4 K to 8 K tokens over 4 x the growth from 1 K to 2 K: 1 if linear, 4 if quadratic."""
+    model = context.model()
+    tokens, peak = context.tokens(model), {}
+    for seq_len in (1024, 2048, 4096, 8192):
+        with Contestant(context.program("steps_bench"), "transfer", "--model", model, "--tokens", tokens, "--sequences", "1",
+                        "--rows", "1", "--seq-len", str(seq_len), "--layers", "2", "--threads", str(os.cpu_count())) as ours:
+            peak[seq_len] = ours.go()["peak_mib"]
+    growth = (peak[8192] - peak[4096]) / max(1, 4 * (peak[2048] - peak[1024]))
+    shown = ", ".join(f"{n // 1024} K: {mib} MiB" for n, mib in peak.items())
+    yield Row(f"transfer memory's growth, 1 K to 8 K tokens ({shown})", growth, "of linear", "<= 1.3")
+
+
+def status_latency(context: Context) -> Iterator[Row]:
+    run = next(iter(sorted(context.work.glob("run-*/run.toml"))), None)
+    if run is None:
+        raise Skip("no finished run; the recipe rows make one")
+    program, seconds = context.program("hedgerow"), []
+    for _ in range(21):
+        begin = time.perf_counter()
+        done = subprocess.run([program, "status", "--run", run.parent, "--json"], capture_output=True)
+        seconds.append(time.perf_counter() - begin)
+        if done.returncode:
+            raise Skip(f"hedgerow status exits {done.returncode}: {done.stderr.decode().strip()}")
+    yield Row("hedgerow status", 1000 * statistics.median(seconds), "ms", "<= 50")
+
+
+def data_wait(context: Context) -> Iterator[Row]:
+    """Over all capture and transfer tasks of the first recipe run."""
+    run = next(iter(sorted(context.work.glob("run-*/run.toml"))), None)
+    if run is None:
+        raise Skip("no finished run; the recipe rows make one")
+    done = subprocess.run([context.program("hedgerow"), "status", "--run", run.parent, "--json"], capture_output=True, text=True)
+    results = [t["result"] for t in json.loads(done.stdout)["tasks"] if t["stage"] in ("capture", "transfer") and t.get("result")]
+    total = sum(r["seconds"] for r in results)
+    yield Row("waiting on data, of a worker's time", 100 * sum(r["seconds_waited_on_data"] for r in results) / total, "%", "<= 2")

@@ -1,0 +1,226 @@
+// One repeat of what a worker spends its life on, timed on request, so that tests/bench/run can
+// alternate it with a PyTorch opponent (tests/bench/opponents/protocol.py has the protocol):
+//   steps_bench capture|transfer|finetune --model DIR --tokens FILE [--sequences N --seq-len T ...]
+// prints {"ready": true, ...}; for each line "go" on stdin one repeat and {"seconds": ..., ...}.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <sys/resource.h>
+
+#include <CLI/CLI.hpp>
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <iostream>
+#include <nlohmann/json.hpp>
+
+#include "storage/tokens_file.hpp"
+#include "worker/attention_options.hpp"
+#include "worker/block_runner.hpp"
+#include "worker/finetune/trainer.hpp"
+#include "worker/layer_trainer.hpp"
+#include "worker/model/weights.hpp"
+
+namespace hedgerow {
+namespace {
+
+using nlohmann::json;
+
+struct Options {
+  std::string model, tokens, window = "terraced";
+  int sequences = 4, seq_len = 512, rows = 4, threads = 0, layers = 0;
+  bool bias = false;
+};
+
+// The first tokens of the file, joined and cut anew to the wanted length.
+storage::TokenSequences cut_tokens(const Options& options, int vocab_size) {
+  const auto file = storage::load_tokens(options.tokens, vocab_size);
+  storage::TokenSequences cut = file;
+  cut.num_sequences = cut.num_train = options.sequences;
+  cut.seq_len = options.seq_len;
+  const auto count = static_cast<std::size_t>(cut.num_sequences * cut.seq_len);
+  if (file.input_ids.size() < count) {
+    throw storage::Error(storage::ErrorKind::kUsage,
+                         options.tokens + " holds " + std::to_string(file.input_ids.size()) +
+                             " tokens, " + std::to_string(count) + " are needed");
+  }
+  cut.input_ids.resize(count);
+  cut.loss_mask.assign(count, 1);
+  cut.document_starts.resize(count);
+  return cut;
+}
+
+at::Tensor ids_of(const storage::TokenSequences& tokens) {
+  return at::tensor(at::ArrayRef<std::int32_t>(tokens.input_ids), at::kInt)
+      .to(at::kLong)
+      .reshape({tokens.num_sequences, tokens.seq_len});
+}
+
+struct Bench {
+  explicit Bench(const Options& given)
+      : options(given),
+        model(storage::ModelDirectory::open(given.model)),
+        config(model.config()),
+        tokens(cut_tokens(given, config.vocab_size)),
+        input_ids(ids_of(tokens)),
+        outer(worker::load_outer(model, at::kBFloat16, at::kCPU)),
+        rope(worker::make_rope_table(config, given.seq_len, at::kCPU)) {
+    if (given.layers > 0) config.num_hidden_layers = given.layers;
+    recipe.attention.window = storage::window_layout_from_string(given.window);
+    recipe.attention.bias = given.bias;
+    recipe.attention.feature_dim = config.head_dim;
+    recipe.finetune.sequences_per_step = given.sequences;
+  }
+
+  std::vector<worker::LayerWeights> load_layers() const {
+    std::vector<worker::LayerWeights> layers;
+    for (int i = 0; i < config.num_hidden_layers; ++i)
+      layers.push_back(worker::load_layer(model, i, at::kBFloat16, at::kCPU));
+    return layers;
+  }
+
+  // Calls body with the embedded rows of each forward.
+  void each_forward(const std::function<void(const at::Tensor&)>& body) const {
+    for (const at::Tensor& ids : input_ids.split(options.rows)) body(worker::embed(ids, outer));
+  }
+
+  Options options;
+  storage::ModelDirectory model;
+  storage::ModelConfig config;
+  storage::TokenSequences tokens;
+  at::Tensor input_ids;
+  worker::OuterWeights outer;
+  worker::RopeTable rope;
+  storage::Recipe recipe;
+};
+
+using Repeat = std::function<json()>;
+
+Repeat capture_repeat(const std::shared_ptr<Bench>& bench) {
+  const auto runner =
+      std::make_shared<worker::BlockRunner>(bench->config, 0, bench->load_layers(), at::kBFloat16);
+  return [bench, runner] {
+    bench->each_forward([&](const at::Tensor& hidden_states) {
+      runner->run(hidden_states, bench->rope, [](int, const worker::Qkv& qkv) {
+        return worker::teacher_attention(qkv);
+      });
+    });
+    return json::object();
+  };
+}
+
+// An optimizer step of every layer: the teacher's pass and, in each layer, accumulate; then all
+// updates.
+Repeat transfer_repeat(const std::shared_ptr<Bench>& bench) {
+  const auto runner =
+      std::make_shared<worker::BlockRunner>(bench->config, 0, bench->load_layers(), at::kBFloat16);
+  const auto trainers = std::make_shared<std::vector<worker::LayerTrainer>>();
+  for (int i = 0; i < bench->config.num_hidden_layers; ++i)
+    trainers->emplace_back(i, bench->recipe, bench->config, 0, at::kCPU);
+  return [bench, runner, trainers] {
+    const double share = static_cast<double>(bench->options.rows) / bench->options.sequences;
+    const worker::Attend attend = [&](int layer, const worker::Qkv& qkv) {
+      const at::Tensor y_true = worker::teacher_attention(qkv);
+      trainers->at(static_cast<std::size_t>(layer)).accumulate(qkv, y_true, share);
+      return y_true;
+    };
+    bench->each_forward([&](const at::Tensor& hidden_states) {
+      runner->run(
+          hidden_states, bench->rope, attend, {.finish_last = false, .attend_batched = true});
+    });
+    for (auto& trainer : *trainers) trainer.step();
+    return json::object();
+  };
+}
+
+worker::Student untrained_student(const Bench& bench) {
+  const auto& spec = bench.recipe.attention;
+  worker::Student student{spec, worker::hybrid_options(spec), {}};
+  const std::int64_t heads = bench.config.num_attention_heads;
+  for (int i = 0; i < bench.config.num_hidden_layers; ++i) {
+    const at::Tensor layer = worker::start_feature_map(
+        spec, heads, bench.config.head_dim, 0, static_cast<std::uint32_t>(i), 0);
+    const at::Tensor bias = spec.bias ? at::zeros({heads, spec.projected_dim()}) : at::Tensor();
+    student.layers.emplace_back(kernels::HybridParameters{
+        {layer, bias}, {layer.clone(), bias}, at::full({heads}, spec.window_factor, at::kFloat)});
+  }
+  return student;
+}
+
+Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
+  const std::shared_ptr<worker::Communicator> alone = worker::make_single_communicator();
+  const auto trainer = std::make_shared<worker::FinetuneTrainer>(
+      bench->config,
+      untrained_student(*bench),
+      bench->outer,
+      [&](int i) { return worker::load_layer(bench->model, i, at::kBFloat16, at::kCPU); },
+      bench->tokens,
+      worker::TrainerOptions{.finetune = bench->recipe.finetune},
+      *alone);
+  return [bench, alone, trainer] { return json{{"loss", trainer->step().loss}}; };
+}
+
+long peak_mib() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return usage.ru_maxrss / 1024;
+}
+
+void serve(const Repeat& repeat, const Options& options) {
+  const long loaded_mib = peak_mib();
+  repeat();
+  std::cout << json{{"ready", true},
+                    {"tokens", options.sequences * options.seq_len},
+                    {"threads", at::get_num_threads()},
+                    {"loaded_mib", loaded_mib}}
+            << std::endl;
+  for (std::string line; std::getline(std::cin, line);) {
+    if (line != "go") {
+      std::cout << json{{"error", "unknown request '" + line + "'; known: go"}} << std::endl;
+      continue;
+    }
+    const auto begin = std::chrono::steady_clock::now();
+    json reply = repeat();
+    reply["seconds"] =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+    reply["peak_mib"] = peak_mib();
+    std::cout << reply << std::endl;
+  }
+}
+
+int run(int argc, char** argv) {
+  CLI::App app{"Times one repeat of a stage's inner loop on request"};
+  Options options;
+  std::string what;
+  app.add_option("stage", what)
+      ->required()
+      ->check(CLI::IsMember({"capture", "transfer", "finetune"}));
+  app.add_option("--model", options.model)->required();
+  app.add_option("--tokens", options.tokens)->required();
+  app.add_option("--sequences", options.sequences, "A repeat's sequences");
+  app.add_option("--seq-len", options.seq_len);
+  app.add_option("--rows", options.rows, "Sequences of one forward");
+  app.add_option("--threads", options.threads);
+  app.add_option("--layers", options.layers, "Only the first layers; 0: all");
+  app.add_option("--window", options.window);
+  app.add_flag("--bias", options.bias);
+  CLI11_PARSE(app, argc, argv);
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  const auto bench = std::make_shared<Bench>(options);
+  serve(what == "capture"    ? capture_repeat(bench)
+        : what == "transfer" ? transfer_repeat(bench)
+                             : finetune_repeat(bench),
+        options);
+  return 0;
+}
+
+}  // namespace
+}  // namespace hedgerow
+
+int main(int argc, char** argv) {
+  try {
+    return hedgerow::run(argc, argv);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "error: %s\n", error.what());
+    return 1;
+  }
+}
