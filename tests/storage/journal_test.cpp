@@ -165,7 +165,7 @@ TEST_F(JournalTest, EveryBitFlipCostsOnlyTheLinesItTouchesAndIsReported) {
 TEST_F(JournalTest, ADamagedMiddleRecordIsSkippedReportedAndIsNoTornTail) {
   write_term("a", 3);
   std::string damaged = text(1);
-  damaged[damaged.find("a1")] = 'x';
+  damaged[damaged.find("\"a1\"") + 1] = 'x';
   overwrite(1, damaged);
   const ReplayResult replayed = replay();
   EXPECT_THAT(names(replayed), ElementsAre("a0", "a2"));
