@@ -2,6 +2,9 @@
 
 #include <fmt/format.h>
 
+#include "storage/error.hpp"
+#include "storage/hdf5_handle.hpp"
+
 namespace hedgerow::storage::hdf5 {
 namespace {
 

@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <string>
 
-#include "storage/hdf5_handle.hpp"
-
 namespace hedgerow::storage::hdf5 {
+
+class Handle;
 
 // Throw kCorrupt naming the attribute if it is absent, of another type, or not a scalar.
 [[nodiscard]] std::string read_text(const Handle& file, const char* name, const std::string& path);
