@@ -116,28 +116,26 @@ void LayerTrainer::accumulate(const Qkv& qkv, const at::Tensor& y_true, double s
     loss = loss + kernels::transfer_cross_entropy(qkv.q, qkv.k, parameters_, options_) *
                       (transfer_.xent_factor * share);
   }
-  if (!std::isfinite(loss.item<double>())) {
-    if (!at::isfinite(y_true).all().item<bool>()) {
-      throw Error(ErrorKind::kCorrupt,
-                  "layer " + std::to_string(layer_idx_) +
-                      ": the teacher's attention output is not finite; check the model's weights");
-    }
-    throw Error(ErrorKind::kInternal,
-                "layer " + std::to_string(layer_idx_) + ": the transfer loss is not finite after " +
-                    std::to_string(optimizer_->num_steps()) +
-                    " steps; lower transfer.learning_rate or retry with another seed");
-  }
+  if (!std::isfinite(loss.item<double>())) fail_not_finite("transfer loss", y_true);
   if (loss.requires_grad()) loss.backward();
+}
+
+void LayerTrainer::fail_not_finite(const std::string& what, const at::Tensor& y_true) const {
+  const std::string layer = "layer " + std::to_string(layer_idx_);
+  if (y_true.defined() && !at::isfinite(y_true).all().item<bool>()) {
+    throw Error(
+        ErrorKind::kCorrupt,
+        layer + ": the teacher's attention output is not finite; check the model's weights");
+  }
+  throw Error(ErrorKind::kInternal,
+              layer + ": the " + what + " is not finite after " +
+                  std::to_string(optimizer_->num_steps()) +
+                  " steps; lower transfer.learning_rate or retry with another seed");
 }
 
 void LayerTrainer::step() {
   gradient_norm_ = optimizer_->clip_gradients(transfer_.gradient_clip);
-  if (!std::isfinite(gradient_norm_)) {
-    throw Error(ErrorKind::kInternal,
-                "layer " + std::to_string(layer_idx_) + ": the gradient is not finite after " +
-                    std::to_string(optimizer_->num_steps()) +
-                    " steps; lower transfer.learning_rate or retry with another seed");
-  }
+  if (!std::isfinite(gradient_norm_)) fail_not_finite("gradient", {});
   optimizer_->step(learning_rate_);
 }
 
@@ -146,7 +144,9 @@ void LayerTrainer::validate(const Qkv& qkv, const at::Tensor& y_true) {
   const at::Tensor y_pred = kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, parameters_, options_);
   const at::Tensor truth = y_true.to(at::kFloat);
   const auto batch = static_cast<double>(y_true.size(0));
-  sums_.squared_error += (y_pred - truth).square().sum(at::kDouble).item<double>();
+  const auto squared_error = (y_pred - truth).square().sum(at::kDouble).item<double>();
+  if (!std::isfinite(squared_error)) fail_not_finite("validation loss", y_true);
+  sums_.squared_error += squared_error;
   sums_.energy += truth.square().sum(at::kDouble).item<double>();
   sums_.linear_share +=
       kernels::linear_share(qkv.q, qkv.k, parameters_, options_).mean().item<double>() * batch;
@@ -174,12 +174,6 @@ const LayerMetrics& LayerTrainer::finish_validation(std::int64_t step) {
   sums_ = {};
   const double loss =
       transfer_.mse_factor * metrics.mse + transfer_.xent_factor * metrics.cross_entropy;
-  if (!std::isfinite(loss)) {
-    throw Error(ErrorKind::kInternal,
-                "layer " + std::to_string(layer_idx_) +
-                    ": the validation loss is not finite after " + std::to_string(step) +
-                    " steps; lower transfer.learning_rate or retry with another seed");
-  }
   if (stopper_.update(loss, step)) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) best_[i] = tensors_[i].detach().clone();
   }

@@ -90,6 +90,9 @@ class LayerTrainer {
                          const storage::ModelConfig& config,
                          std::uint64_t seed,
                          const at::Device& device);
+  // Throws kCorrupt if it is the teacher's output that is not finite, kInternal (training diverged)
+  // otherwise.
+  [[noreturn]] void fail_not_finite(const std::string& what, const at::Tensor& y_true) const;
   [[nodiscard]] std::string prefix() const { return "layers." + std::to_string(layer_idx_) + "."; }
 
   int layer_idx_;

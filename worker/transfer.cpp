@@ -49,7 +49,7 @@ class Transfer {
     train.plan(remaining_order());
     input_ = &train;
     validation_input_ = &validation;
-    if (step_ == 0) validate();
+    if (!task_.resume) validate();
     while (step_ < transfer_.max_steps && num_needed_layers() > 0) {
       if (context_.should_stop()) {
         checkpoint();
@@ -105,6 +105,12 @@ class Transfer {
                 {.num_layers = num_needed_layers(), .finish_last = false, .attend_batched = true});
   }
 
+  // Of whole steps: what a partial step has seen is seen again.
+  [[nodiscard]] std::int64_t tokens_trained() const {
+    return step_ * transfer_.sequences_per_step *
+           run_.tokens(storage::DataStage::kTransfer).seq_len;
+  }
+
   // False if told to stop between two forwards of the step.
   bool train_step() {
     const std::int64_t rows = plan_.sequences_per_forward;
@@ -158,6 +164,7 @@ class Transfer {
   void append_metrics(const std::string& lines) {
     const auto path = run_.layout().root() /
                       storage::RunLayout::attempt_directory(task_.fencing_token) / "metrics.jsonl";
+    if (!std::filesystem::exists(path)) storage::File::create(path).close();
     storage::File file = storage::File::open_append(path);
     file.write_all(std::as_bytes(std::span(lines)));
     file.close();
@@ -188,7 +195,6 @@ class Transfer {
                         {"block", task_.block},
                         {"seed", task_.seed},
                         {"step", step_},
-                        {"tokens", progress_.tokens},
                         {"seconds", seconds_before_ + clock_.seconds()},
                         {"data", run_.tokens(storage::DataStage::kTransfer).content_hash},
                         {"order", order_hash_},
@@ -227,7 +233,7 @@ class Transfer {
       for (auto& [layer, trainer] : trainers_)
         trainer.restore(checkpoint.tensors, state.at("layers").at(std::to_string(layer)));
       step_ = step;
-      state.at("tokens").get_to(progress_.tokens);
+      progress_.tokens = tokens_trained();
       state.at("seconds").get_to(seconds_before_);
     } catch (const nlohmann::json::exception& error) {
       refuse(std::string("not a checkpoint of this block: ") + error.what());
@@ -255,9 +261,9 @@ class Transfer {
     const double seconds = seconds_before_ + clock_.seconds();
     result.result = {{"layers", std::move(layers)},
                      {"steps", step_},
-                     {"tokens", progress_.tokens},
+                     {"tokens", tokens_trained()},
                      {"seconds", seconds},
-                     {"tokens_per_second", static_cast<double>(progress_.tokens) / seconds},
+                     {"tokens_per_second", static_cast<double>(tokens_trained()) / seconds},
                      {"seconds_waited_on_data", progress_.seconds_waited_on_data}};
     return result;
   }

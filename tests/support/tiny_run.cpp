@@ -1,6 +1,7 @@
 #include "tests/support/tiny_run.hpp"
 
 #include <algorithm>
+#include <cstring>
 
 #include "storage/file.hpp"
 #include "storage/philox.hpp"
@@ -131,7 +132,7 @@ PipelineResult run_pipeline(const std::filesystem::path& root) {
     transfer_context.commit(*transferred.file);
     result.artifacts.push_back(*transferred.file);
     result.results.push_back(transferred.result);
-    result.maps.merge(tensor_bytes(root / transferred.file->name));
+    result.maps.merge(tensor_hashes(root / transferred.file->name));
     if (index + 1 == static_cast<int>(blocks.size())) break;
     LocalTaskContext capture_context(run.layout(), ++token);
     run_capture(run, capture_context, capture_task(run, index, block, token, inputs));
@@ -141,13 +142,22 @@ PipelineResult run_pipeline(const std::filesystem::path& root) {
   return result;
 }
 
-std::map<std::string, std::string> tensor_bytes(const std::filesystem::path& path) {
+std::map<std::string, std::string> tensor_hashes(const std::filesystem::path& path) {
   const storage::SafetensorsFile file(path);
-  std::map<std::string, std::string> bytes;
+  std::map<std::string, std::string> hashes;
+  for (const auto& [name, view] : file.tensors()) hashes[name] = storage::hash128(view.bytes).hex();
+  return hashes;
+}
+
+std::map<std::string, std::vector<float>> tensor_values(const std::filesystem::path& path) {
+  const storage::SafetensorsFile file(path);
+  std::map<std::string, std::vector<float>> values;
   for (const auto& [name, view] : file.tensors()) {
-    bytes[name] = std::string(reinterpret_cast<const char*>(view.bytes.data()), view.bytes.size());
+    auto& floats = values[name];
+    floats.resize(view.bytes.size() / sizeof(float));
+    std::memcpy(floats.data(), view.bytes.data(), view.bytes.size());
   }
-  return bytes;
+  return values;
 }
 
 }  // namespace hedgerow::tests

@@ -56,7 +56,7 @@ struct PipelineResult {
   std::vector<std::vector<storage::FileRecord>> boundaries;  // [block]: the shards that enter it
   std::vector<storage::FileRecord> artifacts;                // by block
   std::vector<nlohmann::json> results;                       // of the transfers
-  std::map<std::string, std::string> maps;  // tensor name -> bytes, over all blocks
+  std::map<std::string, std::string> maps;                   // tensor_hashes over all blocks
 };
 PipelineResult run_pipeline(const std::filesystem::path& root);
 
@@ -72,7 +72,10 @@ wire::Task transfer_task(const worker::RunContext& run,
                          storage::FencingToken token,
                          const std::vector<storage::FileRecord>& inputs);
 
-// All tensors of a safetensors file: name -> bytes.
-std::map<std::string, std::string> tensor_bytes(const std::filesystem::path& path);
+// All tensors of a safetensors file: name -> hash of the bytes, so that a failing comparison stays
+// readable.
+std::map<std::string, std::string> tensor_hashes(const std::filesystem::path& path);
+// All tensors of a safetensors file of fp32.
+std::map<std::string, std::vector<float>> tensor_values(const std::filesystem::path& path);
 
 }  // namespace hedgerow::tests

@@ -1,0 +1,226 @@
+#include "worker/layer_trainer.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include "kernels/hybrid_attention.hpp"
+#include "storage/error.hpp"
+#include "worker/attention_options.hpp"
+#include "worker/tensor_bytes.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using TensorMap = std::map<std::string, storage::OwnedTensor>;
+
+class Trainer : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    at::set_num_threads(1);
+    at::manual_seed(11);
+    config_.num_attention_heads = 4;
+    config_.num_key_value_heads = 2;
+    config_.head_dim = 8;
+    recipe_.attention.feature_dim = 8;
+    recipe_.attention.window_size = 4;
+    recipe_.transfer.mse_factor = 1000;
+    qkv_ = {at::randn({2, 4, 24, 8}), at::randn({2, 2, 24, 8}), at::randn({2, 2, 24, 8})};
+  }
+
+  LayerTrainer make(int layer, std::uint64_t seed = 3) const {
+    return {layer, recipe_, config_, seed, at::kCPU};
+  }
+
+  static TensorMap maps(const LayerTrainer& trainer) {
+    TensorMap tensors;
+    trainer.export_best(tensors);
+    return tensors;
+  }
+  static at::Tensor tensor(const TensorMap& tensors, const std::string& name) {
+    return to_tensor(tensors.at(name));
+  }
+
+  // What the student with the trainer's best maps gives.
+  at::Tensor output(const LayerTrainer& trainer) const {
+    const TensorMap tensors = maps(trainer);
+    const std::string prefix =
+        "model.layers." + std::to_string(trainer.layer_idx()) + ".self_attn.";
+    kernels::HybridParameters parameters;
+    parameters.q.layer = tensor(tensors, prefix + "feature_map_q.mlp.layer");
+    parameters.k.layer = tensor(tensors, prefix + "feature_map_k.mlp.layer");
+    if (recipe_.attention.bias) {
+      parameters.q.bias = tensor(tensors, prefix + "feature_map_q.mlp.bias");
+      parameters.k.bias = tensor(tensors, prefix + "feature_map_k.mlp.bias");
+    }
+    parameters.window_factors = tensor(tensors, prefix + "window_factors").flatten();
+    kernels::HybridOptions options = hybrid_options(recipe_.attention);
+    options.fp32_output = true;
+    return kernels::hybrid_attention(qkv_.q, qkv_.k, qkv_.v, parameters, options);
+  }
+
+  static void train(LayerTrainer& trainer, const Qkv& qkv, const at::Tensor& y_true, int steps) {
+    for (int i = 0; i < steps; ++i) {
+      trainer.accumulate(qkv, y_true, 1.0);
+      trainer.step();
+    }
+  }
+
+  storage::Recipe recipe_;
+  storage::ModelConfig config_;
+  Qkv qkv_;
+};
+
+TEST_F(Trainer, StartsFromLayerAndSeedAloneWithEqualMaps) {
+  const TensorMap first = maps(make(5)), again = maps(make(5)), other_layer = maps(make(6)),
+                  other_seed = maps(make(5, 4));
+  const std::string q = "model.layers.5.self_attn.feature_map_q.mlp.layer";
+  EXPECT_EQ(first.at(q).bytes, again.at(q).bytes);
+  EXPECT_EQ(first.at(q).bytes, first.at("model.layers.5.self_attn.feature_map_k.mlp.layer").bytes);
+  EXPECT_NE(first.at(q).bytes,
+            other_layer.at("model.layers.6.self_attn.feature_map_q.mlp.layer").bytes);
+  EXPECT_NE(first.at(q).bytes, other_seed.at(q).bytes);
+  EXPECT_EQ(first.at("model.layers.5.self_attn.window_factors").shape,
+            (std::vector<std::int64_t>{1, 4, 1, 1}));
+}
+
+TEST_F(Trainer, RecoversAStudentFromItsOutputs) {
+  const LayerTrainer truth = make(0, 99);
+  const at::Tensor y_true = output(truth);
+  LayerTrainer trainer = make(0);
+  trainer.validate(qkv_, y_true);
+  const double before = trainer.finish_validation(0).mse;
+  train(trainer, qkv_, y_true, 150);
+  trainer.validate(qkv_, y_true);
+  EXPECT_LT(trainer.finish_validation(150).mse, before / 10);
+}
+
+TEST_F(Trainer, ReportsMeanSquaredErrorOverAllElementsOfAValidation) {
+  LayerTrainer trainer = make(0);
+  const at::Tensor prediction = output(trainer);
+  const at::Tensor y_true = at::randn_like(prediction);
+  // In two parts of one sequence, as a streamed validation would.
+  for (std::int64_t b = 0; b < 2; ++b) {
+    const Qkv part{qkv_.q.narrow(0, b, 1), qkv_.k.narrow(0, b, 1), qkv_.v.narrow(0, b, 1)};
+    trainer.validate(part, y_true.narrow(0, b, 1));
+  }
+  const LayerMetrics& metrics = trainer.finish_validation(0);
+  const double expected = (prediction - y_true).square().mean().item<double>();
+  EXPECT_NEAR(metrics.mse, expected, 1e-5 * expected);
+  EXPECT_NEAR(metrics.relative_mse, expected / y_true.square().mean().item<double>(), 1e-5);
+  EXPECT_NEAR(metrics.window_factor, 0.1, 1e-6);
+}
+
+TEST_F(Trainer, WhatStartsPerfectKeepsItsStartAndStopsAfterItsPatience) {
+  recipe_.transfer.early_stop_patience = 2;
+  LayerTrainer trainer = make(0);
+  const TensorMap start = maps(trainer);
+  const at::Tensor y_true = output(trainer);  // the start cannot be improved
+  trainer.validate(qkv_, y_true);
+  trainer.finish_validation(0);
+  const at::Tensor elsewhere = at::randn_like(y_true);
+  for (int validation = 1; validation <= 2; ++validation) {
+    EXPECT_FALSE(trainer.stopped());
+    train(trainer, qkv_, elsewhere, 1);
+    trainer.validate(qkv_, y_true);
+    trainer.finish_validation(validation);
+  }
+  EXPECT_TRUE(trainer.stopped());
+  EXPECT_EQ(trainer.best_metrics().step, 0);
+  for (const auto& [name, tensor] : maps(trainer))
+    EXPECT_TRUE(tensor.bytes == start.at(name).bytes) << name;
+}
+
+TEST_F(Trainer, GradientOfTwoHalvesIsThatOfTheWhole) {
+  const at::Tensor y_true = at::randn({2, 4, 24, 8});
+  LayerTrainer whole = make(0), halves = make(0);
+  train(whole, qkv_, y_true, 1);
+  for (std::int64_t b = 0; b < 2; ++b) {
+    const Qkv part{qkv_.q.narrow(0, b, 1), qkv_.k.narrow(0, b, 1), qkv_.v.narrow(0, b, 1)};
+    halves.accumulate(part, y_true.narrow(0, b, 1), 0.5);
+  }
+  halves.step();
+  // The gradient norm is what differs if a share is wrong; AdamW's first step would hide a factor.
+  for (LayerTrainer* trainer : {&whole, &halves}) {
+    trainer->validate(qkv_, y_true);
+    trainer->finish_validation(1);
+  }
+  const double norm = whole.history().back().gradient_norm;
+  EXPECT_NEAR(halves.history().back().gradient_norm, norm, 1e-4 * norm);
+}
+
+TEST_F(Trainer, FixedWindowFactorsDoNotMoveButAreExported) {
+  recipe_.attention.train_window_factor = false;
+  LayerTrainer trainer = make(0);
+  const at::Tensor y_true = at::randn({2, 4, 24, 8});
+  train(trainer, qkv_, y_true, 3);
+  trainer.validate(qkv_, y_true);
+  trainer.finish_validation(3);
+  const at::Tensor factors = tensor(maps(trainer), "model.layers.0.self_attn.window_factors");
+  EXPECT_TRUE((factors == static_cast<float>(recipe_.attention.window_factor)).all().item<bool>());
+}
+
+TEST_F(Trainer, RestoredTrainerContinuesBitForBit) {
+  recipe_.transfer.schedule = "plateau";
+  recipe_.transfer.plateau_patience = 0;
+  recipe_.transfer.xent_factor = 1.0;
+  const at::Tensor y_true = at::randn({2, 4, 24, 8});
+  LayerTrainer straight = make(0);
+  TensorMap saved;
+  nlohmann::json state;
+  for (int step = 1; step <= 6; ++step) {
+    train(straight, qkv_, y_true, 1);
+    straight.validate(qkv_, y_true);
+    straight.finish_validation(step);
+    if (step == 3) state = nlohmann::json::parse(straight.save(saved).dump());
+  }
+  LayerTrainer restored = make(0, 1234);
+  restored.restore(saved, state);
+  for (int step = 4; step <= 6; ++step) {
+    train(restored, qkv_, y_true, 1);
+    restored.validate(qkv_, y_true);
+    restored.finish_validation(step);
+  }
+  TensorMap expected, found;
+  EXPECT_EQ(straight.save(expected), restored.save(found));
+  ASSERT_EQ(expected.size(), found.size());
+  for (const auto& [name, tensor] : expected)
+    EXPECT_TRUE(tensor.bytes == found.at(name).bytes) << name;
+  EXPECT_GT(restored.history().back().cross_entropy, 0.0);
+}
+
+TEST_F(Trainer, CheckpointOfOtherShapesIsRefused) {
+  TensorMap saved;
+  const nlohmann::json state = make(0).save(saved);
+  recipe_.attention.feature_dim = 16;
+  LayerTrainer wider = make(0);
+  try {
+    wider.restore(saved, state);
+    FAIL() << "a narrower map was taken";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kCorrupt);
+    EXPECT_NE(std::string(error.what()).find("layers.0."), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(Trainer, TeachersInfinityIsCorruptAndOurOwnIsInternalAndBothNameTheLayer) {
+  const auto kind_of = [&](const Qkv& qkv, const at::Tensor& y_true) {
+    LayerTrainer trainer = make(17);
+    try {
+      trainer.accumulate(qkv, y_true, 1.0);
+    } catch (const storage::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("layer 17"), std::string::npos) << error.what();
+      return error.kind();
+    }
+    ADD_FAILURE() << "a loss that is not finite went through";
+    return storage::ErrorKind::kUsage;
+  };
+  at::Tensor y_true = at::randn({2, 4, 24, 8});
+  const Qkv huge{qkv_.q, qkv_.k, qkv_.v * 1e30};
+  EXPECT_EQ(kind_of(huge, y_true), storage::ErrorKind::kInternal);
+  y_true[1][2][3][4] = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(kind_of(qkv_, y_true), storage::ErrorKind::kCorrupt);
+}
+
+}  // namespace
+}  // namespace hedgerow::worker

@@ -1,0 +1,322 @@
+// Capture and transfer through shards on disk, in one process, on a tiny random model: what
+// design.md section 5 promises about bytes.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "storage/hidden_shard.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/tiny_model.hpp"
+#include "tests/support/tiny_run.hpp"
+#include "worker/capture.hpp"
+#include "worker/tensor_bytes.hpp"
+#include "worker/transfer.hpp"
+
+namespace hedgerow::tests {
+namespace {
+
+constexpr std::int64_t kNumTrain =
+    14;  // not a multiple of sequences_per_step: the tail of an epoch is dropped
+
+class Pipeline : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    at::set_num_threads(
+        1);  // these tensors are too small to share, and other tests run beside this one
+    write_tiny_model(model());
+    recipe_ = tiny_recipe(model());
+  }
+
+  std::filesystem::path model() const { return directory_ / "model"; }
+
+  // A run directory with the fixture's recipe, changed by `change`.
+  std::filesystem::path make_run(const std::string& name,
+                                 const std::function<void(storage::Recipe&)>& change = {}) {
+    storage::Recipe recipe = recipe_;
+    if (change) change(recipe);
+    const auto root = directory_ / name;
+    write_tiny_run(root, recipe, kNumTrain);
+    return root;
+  }
+
+  // The residual stream of one captured sequence after `num_layers` layers of the whole model, in
+  // the shard dtype.
+  static at::Tensor full_forward(worker::RunContext& run,
+                                 std::int64_t capture_index,
+                                 int num_layers) {
+    const auto ids = run.tokens(storage::DataStage::kTransfer)
+                         .sequence(run.capture_plan().token_sequence(capture_index));
+    const at::Tensor input_ids = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
+    std::copy(ids.begin(), ids.end(), input_ids.data_ptr<std::int64_t>());
+    const at::Tensor start =
+        worker::round_to_stream(worker::embed(input_ids, run.embedding()), run.stream());
+    const auto& all = run.block(0, run.config().num_hidden_layers);
+    const auto attend = [](int, const worker::Qkv& qkv) { return worker::teacher_attention(qkv); };
+    return all.run(start, run.rope(start.size(1)), attend, {.num_layers = num_layers})
+        .to(run.stream());
+  }
+
+  storage::Recipe recipe_;
+  TemporaryDirectory directory_;
+};
+
+TEST_F(Pipeline, BlockInputsEqualTheFullForwardBitForBit) {
+  for (const std::string compute : {"fp32", "bf16"}) {
+    const auto root = make_run("run-" + compute, [&](storage::Recipe& recipe) {
+      recipe.plan.layers_per_block = 3;
+      recipe.plan.compute_dtype = compute;
+    });
+    const PipelineResult result = run_pipeline(root);
+    worker::RunContext run(root);
+    ASSERT_EQ(result.boundaries.size(), 2U);
+    std::int64_t checked = 0;
+    for (const auto& file : result.boundaries[1]) {
+      const storage::ShardReader shard(root / file.name, file);
+      EXPECT_EQ(shard.info().boundary, 1);
+      for (std::int64_t i = 0; i < shard.info().num_sequences; ++i, ++checked) {
+        const at::Tensor stored =
+            at::empty({shard.info().seq_len, shard.info().hidden_size}, run.stream());
+        shard.read(i, {static_cast<std::byte*>(stored.data_ptr()), stored.nbytes()});
+        const at::Tensor expected =
+            full_forward(run, shard.info().first_sequence + i, 3).squeeze(0);
+        ASSERT_TRUE(at::equal(stored, expected)) << compute << ", captured sequence " << checked;
+      }
+    }
+    EXPECT_EQ(checked, run.capture_plan().num_sequences());
+  }
+}
+
+TEST_F(Pipeline, LayersPerBlockNeverChangesTheMaps) {
+  for (const bool shuffle : {false, true}) {
+    std::map<std::string, std::string> expected;
+    for (const int k : {4, 1, 2, 3}) {
+      const auto root =
+          make_run("k" + std::to_string(k) + (shuffle ? "s" : ""), [&](storage::Recipe& recipe) {
+            recipe.plan.layers_per_block = k;
+            recipe.transfer.shuffle = shuffle;
+          });
+      const auto maps = run_pipeline(root).maps;
+      ASSERT_EQ(maps.size(), 4U * 5U) << "weights and biases of two maps, and the window factors";
+      if (expected.empty()) expected = maps;
+      EXPECT_EQ(maps, expected) << "k = " << k << ", shuffle " << shuffle;
+    }
+  }
+}
+
+TEST_F(Pipeline, RunTwiceGivesTheSameBytesAndAnotherSeedDoesNot) {
+  const auto first = run_pipeline(make_run("a")).maps;
+  EXPECT_EQ(run_pipeline(make_run("b")).maps, first);
+  EXPECT_NE(run_pipeline(make_run("c", [](storage::Recipe& recipe) { recipe.seed = 8; })).maps,
+            first);
+}
+
+TEST_F(Pipeline, TransferLearnsAndKeepsTheBestValidation) {
+  const auto root = make_run("run", [](storage::Recipe& recipe) {
+    recipe.plan.layers_per_block = 4;
+    recipe.transfer.max_steps = 30;
+    recipe.transfer.validate_every = 5;
+  });
+  const PipelineResult result = run_pipeline(root);
+  std::ifstream lines(root / "attempts/t1/metrics.jsonl");
+  std::map<int, std::vector<double>> history;
+  for (std::string line; std::getline(lines, line);) {
+    const auto metrics = nlohmann::json::parse(line);
+    history[metrics.at("layer")].push_back(metrics.at("mse"));
+    EXPECT_GT(metrics.at("linear_share").get<double>(), 0.0);
+    EXPECT_LT(metrics.at("linear_share").get<double>(), 1.0);
+    EXPECT_GT(metrics.at("window_factor").get<double>(), 0.0);
+  }
+  ASSERT_EQ(history.size(), 4U);
+  for (const auto& [layer, mse] : history) {
+    ASSERT_EQ(mse.size(), 7U) << "a validation before the first step, then every 5 of 30";
+    EXPECT_LT(*std::min_element(mse.begin(), mse.end()), 0.95 * mse.front()) << "layer " << layer;
+    const auto& reported = result.results[0].at("layers").at(static_cast<std::size_t>(layer));
+    EXPECT_EQ(reported.at("mse").get<double>(), *std::min_element(mse.begin(), mse.end()));
+  }
+}
+
+TEST_F(Pipeline, ResumingAtAnyCheckpointGivesTheSameArtifact) {
+  const auto root = make_run("run", [](storage::Recipe& recipe) {
+    recipe.transfer.checkpoint_every = 1;
+    recipe.transfer.schedule = "plateau";
+    recipe.transfer.plateau_patience = 0;
+  });
+  worker::RunContext run(root);
+  const Block block{0, 2};
+  LocalTaskContext straight(run.layout(), 1);
+  const auto whole = run_transfer(run, straight, transfer_task(run, 0, block, 1, {}));
+  const auto expected = tensor_hashes(worker::attempt_path(run.layout(), 1, whole.file->name));
+  EXPECT_EQ(straight.checkpoints.size(), 5U);
+
+  for (storage::FencingToken token = 2; token < 8; ++token) {
+    // Stops after token - 2 whole steps; the next attempt goes on from there.
+    LocalTaskContext first(run.layout(), token * 10);
+    first.stop_when = [&](const LocalTaskContext& context) {
+      return context.reports.back().step == static_cast<std::int64_t>(token) - 2;
+    };
+    const auto stopped = run_transfer(run, first, transfer_task(run, 0, block, token * 10, {}));
+    ASSERT_FALSE(stopped.finished);
+    ASSERT_FALSE(first.checkpoints.empty());
+    wire::Task task = transfer_task(run, 0, block, token * 10 + 1, {});
+    task.resume = first.checkpoints.rbegin()->second;
+    LocalTaskContext second(run.layout(), token * 10 + 1);
+    const auto finished = run_transfer(run, second, task);
+    ASSERT_TRUE(finished.finished);
+    EXPECT_EQ(
+        tensor_hashes(worker::attempt_path(run.layout(), token * 10 + 1, finished.file->name)),
+        expected)
+        << "resumed at step " << first.checkpoints.rbegin()->first;
+    EXPECT_EQ(finished.result.at("layers"), whole.result.at("layers"));
+    EXPECT_EQ(finished.result.at("tokens"), whole.result.at("tokens"));
+  }
+}
+
+TEST_F(Pipeline, CheckpointThatSawAnotherOrderOrSeedIsRefused) {
+  const auto root = make_run("run");
+  worker::RunContext run(root);
+  LocalTaskContext context(run.layout(), 1);
+  context.stop_when = [](const LocalTaskContext& seen) { return seen.reports.back().step == 3; };
+  run_transfer(run, context, transfer_task(run, 0, {0, 2}, 1, {}));
+  wire::Task task = transfer_task(run, 0, {0, 2}, 2, {});
+  task.resume = context.checkpoints.rbegin()->second;
+
+  recipe_.transfer.shuffle = true;
+  storage::write_atomically(root / "run.toml", recipe_.to_toml());
+  worker::RunContext changed(root);
+  LocalTaskContext second(changed.layout(), 2);
+  try {
+    run_transfer(changed, second, task);
+    FAIL() << "a changed order was not noticed";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kCorrupt);
+    EXPECT_NE(std::string(error.what()).find("order"), std::string::npos) << error.what();
+  }
+  task.seed = 99;
+  EXPECT_THROW(run_transfer(run, second, task), storage::Error);
+}
+
+TEST_F(Pipeline, AccumulationTakesTheSameStepAsOneLargeForwardNearly) {
+  const auto maps_with_rows = [this](int rows) {
+    const auto root = make_run("rows" + std::to_string(rows), [rows](storage::Recipe& recipe) {
+      recipe.plan.layers_per_block = 4;
+      recipe.plan.sequences_per_forward = rows;
+      recipe.transfer.max_steps = 1;
+      recipe.transfer.learning_rate = 1e-3;
+    });
+    return tensor_values(root / run_pipeline(root).artifacts.at(0).name);
+  };
+  const auto four = maps_with_rows(4), one = maps_with_rows(1);
+  for (const auto& [name, values] : four) {
+    const at::Tensor x = at::tensor(values), y = at::tensor(one.at(name));
+    EXPECT_LT((x - y).norm().item<double>() / x.norm().item<double>(), 1e-4) << name;
+  }
+}
+
+TEST_F(Pipeline, CaptureSplitIntoTasksWritesTheSameShards) {
+  const auto root = make_run("run");
+  worker::RunContext run(root);
+  const auto shard_hashes = [&](storage::FencingToken token,
+                                const std::vector<std::pair<int, int>>& ranges) {
+    LocalTaskContext context(run.layout(), token);
+    for (const auto& [first, count] : ranges) {
+      wire::Task task = capture_task(run, 0, {0, 2}, token, {});
+      task.sequences_per_shard = 4;
+      task.first_shard = first;
+      task.num_shards = count;
+      EXPECT_TRUE(run_capture(run, context, task).finished);
+    }
+    std::vector<std::string> bytes;
+    for (const auto& [shard, file] : context.shards) {
+      const storage::ShardReader reader(root / file.name, file);
+      std::string all(reader.info().bytes_per_sequence() *
+                          static_cast<std::size_t>(reader.info().num_sequences),
+                      '\0');
+      for (std::int64_t i = 0; i < reader.info().num_sequences; ++i) {
+        reader.read(i,
+                    std::as_writable_bytes(std::span(all))
+                        .subspan(static_cast<std::size_t>(i) * reader.info().bytes_per_sequence(),
+                                 reader.info().bytes_per_sequence()));
+      }
+      bytes.push_back(all);
+    }
+    return bytes;
+  };
+  // 12 training sequences (3 whole steps) and 3 of validation: shards of 4, 4, 4 and 3.
+  const auto whole = shard_hashes(1, {{0, 4}});
+  ASSERT_EQ(whole.size(), 4U);
+  EXPECT_EQ(shard_hashes(2, {{2, 2}, {0, 1}, {1, 1}}), whole);
+}
+
+TEST_F(Pipeline, StoppedCaptureLeavesOnlyWholeShards) {
+  const auto root = make_run("run");
+  worker::RunContext run(root);
+  LocalTaskContext context(run.layout(), 1);
+  context.stop_when = [](const LocalTaskContext& seen) { return seen.reports.back().step >= 6; };
+  wire::Task task = capture_task(run, 0, {0, 2}, 1, {});
+  task.sequences_per_shard = 4;
+  task.num_shards = 4;
+  EXPECT_FALSE(run_capture(run, context, task).finished);
+  EXPECT_EQ(context.shards.size(), 1U);
+  for (const auto& entry : std::filesystem::directory_iterator(root / "attempts/t1")) {
+    EXPECT_NE(entry.path().extension(), ".h5") << "an unfinished shard was left: " << entry.path();
+  }
+}
+
+TEST_F(Pipeline, KeptSoftmaxLayersHaveNoMapsAndTheOthersTrainAsBefore) {
+  const auto all = run_pipeline(make_run("all")).maps;
+  auto kept = run_pipeline(make_run("kept", [](storage::Recipe& recipe) {
+                recipe.transfer.softmax_layers = {1, 3};
+              })).maps;
+  EXPECT_EQ(kept.size(), 2U * 5U);
+  for (const auto& [name, bytes] : kept) EXPECT_EQ(bytes, all.at(name)) << name;
+}
+
+TEST_F(Pipeline, WeightsThatAreNotFiniteAreNamedByLayer) {
+  // A NaN in one weight of layer 2.
+  const storage::SafetensorsFile file(model() / "model.safetensors");
+  std::map<std::string, storage::TensorView> tensors = file.tensors();
+  std::vector<std::byte> damaged(tensors.at("model.layers.2.self_attn.v_proj.weight").bytes.begin(),
+                                 tensors.at("model.layers.2.self_attn.v_proj.weight").bytes.end());
+  damaged[0] = std::byte{0xC0};
+  damaged[1] = std::byte{0x7F};
+  tensors.at("model.layers.2.self_attn.v_proj.weight").bytes = damaged;
+  storage::write_safetensors(directory_ / "damaged.safetensors", tensors);
+  std::filesystem::rename(directory_ / "damaged.safetensors", model() / "model.safetensors");
+  try {
+    run_pipeline(make_run("run"));
+    FAIL() << "NaN went through";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kCorrupt);
+    EXPECT_NE(std::string(error.what()).find("layer 2"), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(Pipeline, DamagedInputShardIsNamed) {
+  const auto root = make_run("run");
+  const PipelineResult result = run_pipeline(root);
+  const storage::FileRecord& shard = result.boundaries[1].front();
+  {
+    std::fstream file(root / shard.name, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(shard.size / 2));
+    const char byte = static_cast<char>(file.peek() ^ 1);
+    file.write(&byte, 1);
+  }
+  worker::RunContext run(root);
+  LocalTaskContext context(run.layout(), 50);
+  try {
+    run_transfer(run, context, transfer_task(run, 1, {2, 2}, 50, result.boundaries[1]));
+    FAIL() << "a flipped bit went through";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kCorrupt);
+    EXPECT_NE(std::string(error.what()).find(shard.name.substr(shard.name.rfind('/') + 1)),
+              std::string::npos)
+        << error.what();
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::tests
