@@ -138,21 +138,29 @@ void Dispatcher::fail_token(std::uint64_t token, ErrorKind kind, const std::stri
 
 void Dispatcher::worker_died(const std::string& uuid,
                              std::uint64_t incarnation,
+                             ErrorKind kind,
                              const std::string& how) {
   std::vector<std::uint64_t> held;
   for (const auto& [token, id] : state_.grants) {
     const TaskRecord& task = state_.task(id);
     if (task.worker == uuid && task.incarnation == incarnation) held.push_back(token);
   }
-  for (const std::uint64_t token : held) fail_token(token, ErrorKind::kUnavailable, how);
+  for (const std::uint64_t token : held) fail_token(token, kind, how);
   const auto found = workers_.find(uuid);
   if (found != workers_.end() && found->second.hello.worker.incarnation == incarnation)
     workers_.erase(found);
 }
 
-void Dispatcher::stop_workers(const std::string& reason) {
+void Dispatcher::stop_workers(const std::string& reason, Spare spare) {
   stopping_ = reason;
-  for (const auto& [uuid, worker] : workers_) reply(worker.peer, wire::Stop{reason});
+  spare_ = spare;
+  for (const auto& [uuid, worker] : workers_) {
+    if (must_stop(uuid)) reply(worker.peer, wire::Stop{reason});
+  }
+}
+
+bool Dispatcher::must_stop(const std::string& uuid) const {
+  return stopping_ && !(spare_ == Spare::kFinetune && uuid == finetune_worker_);
 }
 
 void Dispatcher::tick() {

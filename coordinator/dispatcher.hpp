@@ -75,17 +75,24 @@ class Dispatcher {
   std::uint64_t grant_unpulled(const TaskId& id,
                                const std::string& holder,
                                std::chrono::milliseconds first_term);
-  // The launcher saw a local worker's process end: whatever it held has failed.
-  void worker_died(const std::string& uuid, std::uint64_t incarnation, const std::string& how);
+  // The launcher saw a local worker's process end: whatever it held has failed in this way.
+  void worker_died(const std::string& uuid,
+                   std::uint64_t incarnation,
+                   storage::ErrorKind kind,
+                   const std::string& how);
   void fail_token(std::uint64_t token, storage::ErrorKind kind, const std::string& message);
-  // From now on every request is answered by Stop; all connected workers are told at once.
-  void stop_workers(const std::string& reason);
+  // From now on every request is answered by Stop; all connected workers are told at once. The
+  // holder of the finetune task is spared if only the others are to make room for it.
+  enum class Spare { kNobody, kFinetune };
+  void stop_workers(const std::string& reason, Spare spare);
   void resume_granting() { stopping_.reset(); }
 
   [[nodiscard]] const State& state() const { return state_; }
   [[nodiscard]] const Leases& leases() const { return leases_; }
   [[nodiscard]] std::uint64_t term() const { return journal_.term(); }
   [[nodiscard]] const std::map<std::string, LiveWorker>& workers() const { return workers_; }
+  // uuid of the MPI stage's rank 0; empty before its hello.
+  [[nodiscard]] const std::string& finetune_worker() const { return finetune_worker_; }
   // Local workers whose task hangs: the launcher kills and restarts them.
   [[nodiscard]] std::vector<std::string> take_hung_workers();
   // Set when the run must stop: the disk is full.
@@ -100,6 +107,7 @@ class Dispatcher {
   // The task that `token` holds, if `worker` is its holder.
   const TaskRecord* held_by(std::uint64_t token, const wire::WorkerId& worker) const;
   const TaskRecord* finished_under(std::uint64_t token) const;
+  [[nodiscard]] bool must_stop(const std::string& uuid) const;
   void reply_fenced(const std::string& peer, std::uint64_t token);
   void grant_to(const std::string& peer, const LiveWorker& worker, const TaskId& id);
   wire::Task wire_task(const TaskId& id, std::uint64_t token) const;
@@ -127,6 +135,8 @@ class Dispatcher {
   std::vector<RecordedEvent> pending_, recorded_;
   std::vector<std::string> hung_;
   std::optional<std::string> stopping_;
+  Spare spare_ = Spare::kNobody;
+  std::string finetune_worker_;  // uuid of the MPI stage's rank 0, once it said hello
   std::optional<storage::Error> fatal_;
   std::uint64_t records_since_snapshot_ = 0;
 };

@@ -85,26 +85,28 @@ void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
     keeps = held_by(message.held->fencing_token, message.worker) != nullptr;
     if (keeps && !leases_.renew(message.held->fencing_token))
       leases_.grant(message.held->fencing_token);
+    if (keeps && message.held->kind == wire::TaskKind::kFinetune) finetune_worker_ = uuid;
   }
   workers_[uuid] = {peer, message, clock_.now(), message.held_block};
   const auto lease_seconds =
       std::chrono::duration_cast<std::chrono::seconds>(config_.leases.lease).count();
   reply(peer, wire::Welcome{term(), static_cast<int>(lease_seconds), kHeartbeatSeconds, keeps});
-  if (stopping_) reply(peer, wire::Stop{*stopping_});
+  if (must_stop(uuid)) reply(peer, wire::Stop{*stopping_});
 }
 
 void Dispatcher::request(const std::string& peer, const wire::Request& message) {
   LiveWorker* worker = known(peer, message.worker);
   if (worker == nullptr) return;
   worker->held_block = message.held_block;
-  if (stopping_) {
+  if (must_stop(message.worker.uuid)) {
     reply(peer, wire::Stop{*stopping_});
     return;
   }
   // It asks although it holds a task: the grant got lost on its way. Credit is 1, so it gets that
   // one again.
   for (const auto& [token, id] : state_.grants) {
-    if (id.stage == Stage::kFinetune || held_by(token, message.worker) == nullptr) continue;
+    if (id.stage == Stage::kFinetune && message.worker.uuid != finetune_worker_) continue;
+    if (held_by(token, message.worker) == nullptr) continue;
     leases_.renew(token);
     reply(peer, wire::Grant{wire_task(id, token)});
     return;
@@ -155,7 +157,7 @@ void Dispatcher::heartbeat(const std::string& peer, const wire::Heartbeat& messa
     leases_.note_progress(message.fencing_token, message.progress);
   }
   reply(peer, wire::HeartbeatAck{message.fencing_token, valid || message.fencing_token == 0});
-  if (stopping_) reply(peer, wire::Stop{*stopping_});
+  if (must_stop(message.worker.uuid)) reply(peer, wire::Stop{*stopping_});
 }
 
 void Dispatcher::checkpointed(const std::string& peer, const wire::Checkpointed& message) {
@@ -169,12 +171,15 @@ void Dispatcher::checkpointed(const std::string& peer, const wire::Checkpointed&
   if (!(task->checkpoint == message.file)) {
     try {
       check_attempt_file(layout_, message.fencing_token, message.file);
+      record(CheckpointCommitted{message.fencing_token, message.step, message.file});
     } catch (const Error& error) {
-      fail_token(message.fencing_token, error.kind(), error.what());
-      reply_fenced(peer, message.fencing_token);
-      return;
+      // Not found: its worker has replaced it since, and the newer one is on its way.
+      if (error.kind() != ErrorKind::kNotFound) {
+        fail_token(message.fencing_token, error.kind(), error.what());
+        reply_fenced(peer, message.fencing_token);
+        return;
+      }
     }
-    record(CheckpointCommitted{message.fencing_token, message.step, message.file});
   }
   reply(peer, wire::Committed{message.fencing_token, message.file.name});
 }

@@ -102,10 +102,12 @@ std::uint64_t Costs::block_memory(int layers) const {
   return std::max(capture_memory(layers), transfer_memory(layers));
 }
 
+// Evaluation streams the layers: one at a time over a group of sequences.
 std::uint64_t Costs::evaluate_memory() const {
-  return whole(
-      kProcessBytes + layers_ * (layer_parameters() * compute_bytes_ + map_parameters() * kFloat) +
-      outer_bytes() + layer_activation_bytes(evaluate_tokens_) + kLogitRows * vocabulary_ * kFloat);
+  return whole(kProcessBytes + layer_parameters() * compute_bytes_ +
+               layers_ * map_parameters() * kFloat + outer_bytes() +
+               4.0 * layer_activation_bytes(evaluate_tokens_) +
+               2.0 * kLogitRows * vocabulary_ * kFloat);
 }
 
 std::uint64_t Costs::finetune_memory() const {

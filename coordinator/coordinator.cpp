@@ -1,0 +1,330 @@
+#include "coordinator/coordinator.hpp"
+
+#include <spdlog/spdlog.h>
+
+#include <algorithm>
+#include <csignal>
+
+#include "coordinator/actions.hpp"
+#include "coordinator/commit.hpp"
+#include "coordinator/utc.hpp"
+#include "storage/fault_point.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using storage::Error;
+using storage::ErrorKind;
+
+constexpr milliseconds kTurnPatience{100};
+constexpr int kMaxMessagesPerTurn = 1000;  // then replies go out, and time is looked at
+// From mpirun to rank 0's hello: every rank loads the whole model.
+constexpr seconds kMpiStartTerm{300};
+constexpr seconds kDrainPatience{60};
+constexpr seconds kStopPatience{30};
+constexpr seconds kBeat{5};
+
+int preferred_port(const std::optional<wire::CoordinatorFile>& previous) {
+  if (!previous) return 0;
+  const std::size_t colon = previous->endpoint.rfind(':');
+  return colon == std::string::npos ? 0 : std::atoi(previous->endpoint.c_str() + colon + 1);
+}
+
+bool is_pulled(Stage stage) { return stage != Stage::kAssemble && stage != Stage::kFinetune; }
+
+}  // namespace
+
+Coordinator::Coordinator(CoordinatorConfig config,
+                         FoldedRun folded,
+                         storage::Journal journal,
+                         const Clock& clock,
+                         const std::optional<wire::CoordinatorFile>& previous,
+                         RunObserver& observer)
+    : config_(std::move(config)),
+      clock_(clock),
+      observer_(observer),
+      socket_(config_.recipe.workers.bind, preferred_port(previous)),
+      folded_(std::move(folded)),
+      desk_(config_.layout, folded_.state, std::move(journal), clock, config_.dispatcher),
+      workers_(config_.launcher, clock),
+      mpi_(config_.launcher) {
+  for (const auto& [token, id] : desk_.state().grants) subjects_[token] = to_string(id);
+  for (const auto& [id, task] : desk_.state().tasks)
+    workers_.note_incarnation(task.worker, task.incarnation);
+  if (previous && previous->host == wire::this_host()) {
+    workers_.adopt(previous->children);
+    mpi_.adopt(previous->children);
+    revoke_of_dead(previous->children);
+  }
+  if (mpi_.running()) {
+    mode_ = Mode::kMpi;
+    desk_.stop_workers("the finetune stage is running", Dispatcher::Spare::kFinetune);
+  }
+  file_ = {.host = wire::this_host(),
+           .process = wire::this_process(),
+           .term = desk_.term(),
+           .endpoint = socket_.endpoint(),
+           .started_at = utc_now(),
+           .beat = 0,
+           .children = {}};
+  write_coordinator_file();
+  next_beat_ = clock_.now() + kBeat;
+}
+
+Coordinator::~Coordinator() = default;
+
+// Children that died while nobody looked hold leases that nobody will renew.
+void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children) {
+  std::vector<std::uint64_t> dead;
+  for (const auto& [token, id] : desk_.state().grants) {
+    const TaskRecord& task = desk_.state().task(id);
+    if (id.stage == Stage::kFinetune && !(mpi_.running() && mpi_.token() == token))
+      dead.push_back(token);
+    for (const wire::ChildRecord& child : children) {
+      const bool holder = child.uuid == task.worker && child.incarnation == task.incarnation;
+      if (holder && !wire::is_alive(child.process)) dead.push_back(token);
+    }
+  }
+  for (const std::uint64_t token : dead)
+    desk_.record(LeaseRevoked{token, "its process died while no coordinator ran"});
+}
+
+RunOutcome Coordinator::run() {
+  try {
+    while (!finished_) {
+      turn(kTurnPatience);
+      if (stopping_ && workers_.all_gone() && !mpi_.running()) return outcome(RunPhase::kRunning);
+    }
+    stop_children("the run has ended");
+    return outcome(*finished_);
+  } catch (const Error& error) {
+    // Fenced: the children are the next coordinator's already.
+    if (error.kind() != ErrorKind::kFenced) {
+      workers_.signal_all(SIGTERM);
+      mpi_.signal(SIGTERM);
+    }
+    throw;
+  }
+}
+
+void Coordinator::turn(milliseconds patience) {
+  receive_all(patience);
+  desk_.tick();
+  tend_children();
+  tend_mpi();
+  send_all();
+  if (desk_.fatal()) throw *desk_.fatal();
+  if (changed_ && !stopping_) {
+    changed_ = false;
+    for (const Intent& intent : actions_for(desk_.state(), config_.dispatcher.keep)) act(intent);
+    send_all();
+  }
+  if (mode_ == Mode::kDraining) launch_when_drained();
+  check_stop_requests();
+  check_still_ours();
+  publish(false);
+}
+
+void Coordinator::receive_all(milliseconds patience) {
+  for (int received = 0; received < kMaxMessagesPerTurn; ++received) {
+    const auto incoming = socket_.receive(received == 0 ? patience : milliseconds(0));
+    if (!incoming) return;
+    desk_.receive(incoming->peer, incoming->frame);
+    for (const auto& [uuid, worker] : desk_.workers()) workers_.note_hello(uuid);
+    dirty_ = true;
+  }
+}
+
+void Coordinator::send_all() {
+  for (const Outgoing& outgoing : desk_.flush()) {
+    // Whoever is gone asks again, or its lease runs out.
+    socket_.send(outgoing.peer, wire::encode(outgoing.message));
+  }
+  const std::string now = utc_now();
+  for (const RecordedEvent& recorded : desk_.take_recorded()) {
+    changed_ = dirty_ = true;
+    std::string subject;
+    if (const auto* granted = std::get_if<Granted>(&recorded.event)) {
+      subjects_[granted->token] = to_string(granted->task);
+    }
+    std::visit(
+        [&](const auto& event) {
+          if constexpr (requires { event.task; }) {
+            subject = to_string(event.task);
+          } else if constexpr (requires { event.token; }) {
+            subject = subjects_[event.token];
+          }
+        },
+        recorded.event);
+    folded_.times.observe(wall_seconds(), desk_.state());
+    observer_.on_event({desk_.term(),
+                        recorded.seq,
+                        now,
+                        subject.empty() ? "run" : subject,
+                        describe(recorded.event)});
+  }
+}
+
+bool Coordinator::workers_are_wanted() const {
+  if (stopping_ || mode_ != Mode::kServing) return false;
+  const auto& tasks = desk_.state().tasks;
+  return std::any_of(tasks.begin(), tasks.end(), [this](const auto& entry) {
+    const TaskRecord& task = entry.second;
+    if (!is_pulled(task.id.stage)) return false;
+    if (task.state == TaskState::kGranted) return true;
+    // The last evaluation comes after finetune has had the machine for itself.
+    const bool later = task.id.subject == "lora" && !is_ready(desk_.state(), task);
+    return task.state == TaskState::kPending && !later;
+  });
+}
+
+void Coordinator::tend_children() {
+  for (const std::string& uuid : desk_.take_hung_workers()) {
+    spdlog::warn("worker {} hangs: killed", uuid);
+    workers_.kill(uuid);
+  }
+  const std::vector<wire::ChildRecord> before = workers_.children();
+  for (const EndedWorker& ended : workers_.tend(workers_are_wanted(), socket_.endpoint())) {
+    dirty_ = true;
+    if (ended.in_order) continue;
+    desk_.worker_died(ended.uuid,
+                      ended.incarnation,
+                      stopping_ ? ErrorKind::kFenced : ErrorKind::kUnavailable,
+                      "worker " + ended.uuid + " " + ended.how);
+  }
+  const std::vector<wire::ChildRecord> after = workers_.children();
+  const auto same = [](const wire::ChildRecord& a, const wire::ChildRecord& b) {
+    return a.process == b.process;
+  };
+  if (!std::equal(before.begin(), before.end(), after.begin(), after.end(), same))
+    write_coordinator_file();
+}
+
+void Coordinator::tend_mpi() {
+  if (!mpi_.running()) return;
+  const std::uint64_t token = mpi_.token();
+  if (desk_.state().holder(token) == nullptr && !mpi_killed_) {
+    // Done, or its lease is lost; either way its ranks have nothing more to do here.
+    mpi_killed_ = clock_.now() + kStopPatience;
+  }
+  if (mpi_killed_ && clock_.now() >= *mpi_killed_) mpi_.signal(SIGKILL);
+  const std::optional<ProcessExit> exit = mpi_.poll();
+  if (!exit) return;
+  dirty_ = changed_ = true;
+  mpi_killed_.reset();
+  mode_ = Mode::kServing;
+  if (!stopping_) desk_.resume_granting();
+  const bool interrupted =
+      exit->code == static_cast<int>(storage::ExitCode::kInterrupted) && exit->signal == 0;
+  if (desk_.state().holder(token) != nullptr) {
+    desk_.fail_token(token,
+                     interrupted || stopping_ ? ErrorKind::kFenced : ErrorKind::kUnavailable,
+                     "the finetune stage " + exit->text() + "; its log ends:" + mpi_.log_tail());
+  }
+  write_coordinator_file();
+}
+
+void Coordinator::act(const Intent& intent) {
+  switch (intent.kind) {
+    case IntentKind::kAssemble:
+      assemble();
+      break;
+    case IntentKind::kLaunchFinetune:
+      if (mode_ != Mode::kServing) break;
+      mode_ = Mode::kDraining;
+      drain_deadline_ = clock_.now() + kDrainPatience;
+      desk_.stop_workers("the finetune stage needs the machine", Dispatcher::Spare::kFinetune);
+      break;
+    case IntentKind::kDropBoundary:
+      drop_boundary(intent.boundary);
+      break;
+    case IntentKind::kRecapture:
+      desk_.record(Recaptured{intent.task, intent.reason});
+      break;
+    case IntentKind::kQuarantine:
+      desk_.record(Quarantined{intent.task, intent.reason});
+      break;
+    case IntentKind::kFinish:
+      finished_ = intent.phase;
+      break;
+  }
+}
+
+void Coordinator::assemble() {
+  const std::uint64_t token =
+      desk_.grant_unpulled(TaskId::assemble(), "coordinator", milliseconds(0));
+  send_all();  // the grant is on disk before a file of its token is
+  try {
+    const auto files = assemble_student(config_.layout, desk_.state(), config_.assembly, token);
+    storage::fault_point("coordinator.student.written");
+    for (const storage::FileRecord& file : files) commit_file(config_.layout, token, file);
+    storage::fault_point("coordinator.student.renamed");
+    desk_.record(TaskDone{token, files, nlohmann::json::object()});
+  } catch (const DamagedArtifact& damaged) {
+    desk_.record(FileLost{damaged.name(), damaged.what()});
+    desk_.record(TaskReleased{token, damaged.what()});
+  } catch (const Error& error) {
+    desk_.fail_token(token, error.kind(), error.what());
+  }
+}
+
+void Coordinator::drop_boundary(int boundary) {
+  desk_.record(BoundaryDropped{boundary});
+  send_all();  // journal first: a crash in between leaves files that no reader is pointed to
+  delete_dropped_shards(config_.layout, desk_.state());
+}
+
+void Coordinator::launch_when_drained() {
+  if (!workers_.all_gone() && clock_.now() < drain_deadline_) return;
+  workers_.signal_all(SIGKILL);  // nothing, if all are gone
+  const std::string student =
+      std::filesystem::path(desk_.state().task(TaskId::assemble()).files.front().name)
+          .parent_path()
+          .string();
+  const std::uint64_t token = desk_.grant_unpulled(TaskId::finetune(), "mpi", kMpiStartTerm);
+  send_all();
+  mode_ = Mode::kMpi;
+  mpi_.start(token, student, socket_.endpoint());
+  write_coordinator_file();
+  storage::fault_point("coordinator.finetune.launched");
+}
+
+void Coordinator::check_stop_requests() {
+  const int requests = config_.stop_requests == nullptr ? 0 : config_.stop_requests->load();
+  if (requests > 0 && !stopping_) {
+    stopping_ = true;
+    desk_.stop_workers("the run was asked to stop", Dispatcher::Spare::kNobody);
+    send_all();
+    workers_.signal_all(SIGTERM);
+    stop_deadline_ = clock_.now() + kStopPatience;
+  }
+  if (!stopping_) return;
+  if (requests > 1 || clock_.now() >= stop_deadline_) {
+    mpi_.signal(SIGKILL);
+    workers_.signal_all(SIGKILL);
+  } else if (clock_.now() >= stop_deadline_ - kStopPatience / 3) {
+    mpi_.signal(SIGTERM);
+  }
+}
+
+void Coordinator::stop_children(const std::string& reason) {
+  desk_.stop_workers(reason, Dispatcher::Spare::kNobody);
+  mode_ = Mode::kDraining;
+  stopping_ = true;
+  stop_deadline_ = clock_.now() + kStopPatience;
+  send_all();
+  while (!workers_.all_gone() || mpi_.running()) {
+    receive_all(kTurnPatience);
+    tend_children();
+    tend_mpi();
+    send_all();
+    if (clock_.now() >= stop_deadline_) {
+      workers_.signal_all(SIGKILL);
+      mpi_.signal(SIGKILL);
+    }
+  }
+}
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,90 @@
+// The shell around the pure core: one thread that receives, decides, commits and replies, tends its
+// children, and does what actions_for() asks. One turn of its loop costs one fsync at most.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <memory>
+#include <string>
+
+#include "coordinator/actions.hpp"
+#include "coordinator/assembler.hpp"
+#include "coordinator/dispatcher.hpp"
+#include "coordinator/fold.hpp"
+#include "coordinator/launcher.hpp"
+#include "coordinator/router_socket.hpp"
+#include "coordinator/run_service.hpp"
+#include "coordinator/wire/coordinator_file.hpp"
+
+namespace hedgerow::coordinator {
+
+struct CoordinatorConfig {
+  storage::RunLayout layout;
+  const storage::Recipe& recipe;
+  AssemblyInput assembly;
+  DispatcherConfig dispatcher;
+  LauncherConfig launcher;
+  const std::atomic<int>* stop_requests = nullptr;
+};
+
+class Coordinator {
+ public:
+  // `previous`: what the last coordinator left in coordinator.json; its children are adopted before
+  // any is launched.
+  Coordinator(CoordinatorConfig config,
+              FoldedRun folded,
+              storage::Journal journal,
+              const Clock& clock,
+              const std::optional<wire::CoordinatorFile>& previous,
+              RunObserver& observer);
+  ~Coordinator();
+
+  // Until the run is done, partial or stopped. Throws what cannot be gone on with; children are
+  // told to stop then.
+  [[nodiscard]] RunOutcome run();
+
+  [[nodiscard]] const std::string& endpoint() const { return socket_.endpoint(); }
+  [[nodiscard]] Dispatcher& dispatcher() { return desk_; }
+
+ private:
+  enum class Mode { kServing, kDraining, kMpi };
+
+  void turn(std::chrono::milliseconds patience);
+  void receive_all(std::chrono::milliseconds patience);
+  void send_all();  // commits first
+  void tend_children();
+  void tend_mpi();
+  void act(const Intent& intent);
+  void assemble();
+  void drop_boundary(int boundary);
+  void launch_when_drained();
+  void revoke_of_dead(const std::vector<wire::ChildRecord>& children);
+  void check_stop_requests();
+  void stop_children(const std::string& reason);
+  void publish(bool always);
+  void write_coordinator_file();
+  void check_still_ours();
+  [[nodiscard]] bool workers_are_wanted() const;
+  [[nodiscard]] RunStatus status() const;
+  [[nodiscard]] RunOutcome outcome(RunPhase phase);
+
+  CoordinatorConfig config_;
+  const Clock& clock_;
+  RunObserver& observer_;
+  RouterSocket socket_;
+  FoldedRun folded_;  // times and warnings; the state moves into desk_
+  Dispatcher desk_;
+  LocalWorkers workers_;
+  MpiStage mpi_;
+  Mode mode_ = Mode::kServing;
+  wire::CoordinatorFile file_;
+  std::optional<RunPhase> finished_;
+  bool stopping_ = false;
+  bool changed_ = true;  // events since actions_for() was asked last
+  bool dirty_ = true;    // something to show
+  TimePoint drain_deadline_, stop_deadline_, next_publish_, next_beat_;
+  std::optional<TimePoint> mpi_killed_;            // when a stage that lost its lease is killed
+  std::map<std::uint64_t, std::string> subjects_;  // of tokens, for on_event
+};
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,132 @@
+// What the coordinator shows: status.json, coordinator.json, and how the run ended.
+#include <fstream>
+
+#include "coordinator/coordinator.hpp"
+#include "coordinator/status_build.hpp"
+#include "coordinator/utc.hpp"
+#include "storage/error.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+constexpr std::chrono::seconds kPublishEvery{1};
+constexpr std::chrono::seconds kBeat{5};
+
+double seconds_since(TimePoint then, TimePoint now) {
+  return std::chrono::duration<double>(now - then).count();
+}
+
+// Readers see the old or the new file, never half of one. Not synced: it is worth nothing after a
+// crash.
+void replace_file(const std::filesystem::path& path, const std::string& text) {
+  const std::filesystem::path temporary = path.string() + ".new";
+  std::ofstream(temporary, std::ios::trunc) << text;
+  std::error_code ignored;  // the next second tries again
+  std::filesystem::rename(temporary, path, ignored);
+}
+
+}  // namespace
+
+RunStatus Coordinator::status() const {
+  RunStatus status;
+  status.run = config_.layout.root().string();
+  status.state = "running";
+  status.term = desk_.term();
+  status.host = file_.host;
+  status.endpoint = file_.endpoint;
+  status.pid = file_.process.pid;
+  status.updated_at = utc_now();
+  status.warnings = folded_.warnings;
+  std::map<std::uint64_t, LiveProgress> progress;
+  for (const auto& [token, id] : desk_.state().grants) {
+    if (const wire::Progress* latest = desk_.leases().progress(token)) {
+      progress[token] = {*latest, desk_.leases().seconds_since_progress(token)};
+    }
+  }
+  fill_status(status, desk_.state(), folded_.times, progress, wall_seconds());
+  const TimePoint now = clock_.now();
+  for (const auto& [uuid, live] : desk_.workers()) {
+    WorkerStatus worker{.uuid = uuid,
+                        .host = live.hello.host,
+                        .device = live.hello.device,
+                        .phase = "idle",
+                        .task = "",
+                        .incarnation = live.hello.worker.incarnation,
+                        .pid = live.hello.pid,
+                        .seconds_since_heartbeat = seconds_since(live.last_seen, now)};
+    for (const auto& [token, id] : desk_.state().grants) {
+      const bool holds = id.stage == Stage::kFinetune ? uuid == desk_.finetune_worker()
+                                                      : desk_.state().task(id).worker == uuid;
+      if (!holds) continue;
+      worker.task = to_string(id);
+      worker.phase = progress.contains(token) ? progress[token].progress.phase : "starting";
+    }
+    status.workers.push_back(std::move(worker));
+  }
+  return status;
+}
+
+void Coordinator::publish(bool always) {
+  const TimePoint now = clock_.now();
+  if (!always && (!dirty_ || now < next_publish_)) return;
+  next_publish_ = now + kPublishEvery;
+  dirty_ = false;
+  const RunStatus current = status();
+  replace_file(status_file(config_.layout), nlohmann::json(current).dump());
+  observer_.on_status(current);
+}
+
+void Coordinator::write_coordinator_file() {
+  file_.children = workers_.children();
+  if (const auto child = mpi_.child()) file_.children.push_back(*child);
+  wire::write_coordinator_file(config_.layout, file_);
+}
+
+void Coordinator::check_still_ours() {
+  if (clock_.now() < next_beat_) return;
+  next_beat_ = clock_.now() + kBeat;
+  const std::optional<wire::CoordinatorFile> current = wire::read_coordinator_file(config_.layout);
+  if (current && current->term > file_.term) {
+    throw storage::Error(
+        storage::ErrorKind::kFenced,
+        "a coordinator on " + current->host + " (pid " + std::to_string(current->process.pid) +
+            ", term " + std::to_string(current->term) + ") took this run over; this one, term " +
+            std::to_string(file_.term) + ", leaves it alone");
+  }
+  ++file_.beat;
+  write_coordinator_file();
+}
+
+RunOutcome Coordinator::outcome(RunPhase phase) {
+  RunOutcome outcome;
+  outcome.status = status();
+  switch (phase) {
+    case RunPhase::kDone:
+      outcome.exit_code = storage::ExitCode::kOk;
+      outcome.status.state = "done";
+      outcome.summary = "done";
+      break;
+    case RunPhase::kPartial: {
+      outcome.exit_code = storage::ExitCode::kPartial;
+      outcome.status.state = "partial";
+      for (const TaskStatus& task : outcome.status.tasks) {
+        if (task.state != "quarantined") continue;
+        outcome.summary +=
+            (outcome.summary.empty() ? "" : "; ") + task.id + " is quarantined: " + task.reason;
+      }
+      outcome.summary += "; the rest is done. Run again to retry, 'hedgerow explain' says more";
+      break;
+    }
+    case RunPhase::kNew:
+    case RunPhase::kRunning:
+      outcome.exit_code = storage::ExitCode::kInterrupted;
+      outcome.status.state = "stopped";
+      outcome.summary = "stopped; the same command goes on";
+      break;
+  }
+  replace_file(status_file(config_.layout), nlohmann::json(outcome.status).dump());
+  observer_.on_status(outcome.status);
+  return outcome;
+}
+
+}  // namespace hedgerow::coordinator

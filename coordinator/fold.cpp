@@ -1,0 +1,145 @@
+#include "coordinator/fold.hpp"
+
+#include <algorithm>
+
+#include "coordinator/utc.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+struct Describer {
+  std::string operator()(const TermStarted&) const { return "a coordinator took over"; }
+  std::string operator()(const RunStarted& e) const { return "started by build " + e.build; }
+  std::string operator()(const Granted& e) const {
+    return "granted to " + e.worker + " under fencing token " + std::to_string(e.token);
+  }
+  std::string operator()(const ShardCommitted& e) const { return "committed " + e.file.name; }
+  std::string operator()(const CheckpointCommitted& e) const {
+    return "checkpoint at step " + std::to_string(e.step);
+  }
+  std::string operator()(const TaskDone& e) const {
+    return e.files.empty() ? "done" : "done, committed " + e.files.front().name;
+  }
+  std::string operator()(const TaskFailed& e) const {
+    return "failed (" + std::string(storage::to_string(e.kind)) + "): " + e.message;
+  }
+  std::string operator()(const TaskReleased& e) const { return "released: " + e.reason; }
+  std::string operator()(const LeaseRevoked& e) const { return "lease revoked: " + e.reason; }
+  std::string operator()(const FileLost& e) const { return "lost " + e.name + ": " + e.reason; }
+  std::string operator()(const BoundaryDropped& e) const {
+    return "deleted boundary " + std::to_string(e.boundary) + ", as plan.keep_boundaries says";
+  }
+  std::string operator()(const Recaptured& e) const { return "to be captured again: " + e.reason; }
+  std::string operator()(const Quarantined& e) const { return "quarantined: " + e.reason; }
+  std::string operator()(const Retried& e) const {
+    return "to be tried again: " + e.reason +
+           (e.seed ? ", with seed " + std::to_string(*e.seed) : "");
+  }
+  std::string operator()(const Noted& e) const { return e.text; }
+};
+
+std::string task_of_token(const State& state, std::uint64_t token) {
+  const TaskRecord* task = state.holder(token);
+  return task == nullptr ? "" : to_string(task->id);
+}
+
+std::string task_of_file(const State& state, const std::string& name) {
+  for (std::size_t boundary = 1; boundary < state.shards.size(); ++boundary) {
+    for (std::size_t shard = 0; shard < state.shards[boundary].size(); ++shard) {
+      if (state.shards[boundary][shard].file.name != name) continue;
+      const int piece = static_cast<int>(shard) / state.geometry->shards_per_capture;
+      return to_string(TaskId::capture(static_cast<int>(boundary) - 1, piece));
+    }
+  }
+  for (const auto& [id, task] : state.tasks) {
+    const auto named = [&name](const storage::FileRecord& file) { return file.name == name; };
+    if (std::any_of(task.files.begin(), task.files.end(), named) ||
+        (task.checkpoint && named(*task.checkpoint))) {
+      return to_string(id);
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+void StageTimes::observe(double at, const State& state) {
+  std::array<bool, 5> running{};
+  for (const auto& [token, id] : state.grants) running[static_cast<std::size_t>(id.stage)] = true;
+  for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
+    Interval& interval = stages_[stage];
+    if (running[stage] && interval.since < 0) interval.since = at;
+    if (!running[stage] && interval.since >= 0) {
+      interval.total += std::max(0.0, at - interval.since);
+      interval.since = -1.0;
+    }
+  }
+}
+
+void StageTimes::close(double at) {
+  for (Interval& interval : stages_) {
+    if (interval.since >= 0) interval.total += std::max(0.0, at - interval.since);
+    interval.since = -1.0;
+  }
+}
+
+double StageTimes::seconds(Stage stage, double now) const {
+  const Interval& interval = stages_[static_cast<std::size_t>(stage)];
+  return interval.total + (interval.since >= 0 ? std::max(0.0, now - interval.since) : 0.0);
+}
+
+FoldedRun fold(const storage::ReplayResult& replayed) {
+  FoldedRun folded;
+  folded.term = replayed.last_term;
+  for (const storage::JournalDamage& damage : replayed.damage) {
+    if (damage.is_torn_tail)
+      continue;  // a crash while writing: nothing that was replied to is in it
+    folded.warnings.push_back("journal of term " + std::to_string(damage.term) + ", line " +
+                              std::to_string(damage.line) + ": " + damage.reason);
+  }
+  try {
+    if (replayed.snapshot) folded.state = state_from_json(*replayed.snapshot);
+  } catch (const storage::Error& error) {
+    folded.warnings.push_back(std::string("snapshot ignored: ") + error.what());
+  }
+  for (const storage::JournalRecord& record : replayed.records) {
+    const double at = seconds_of_utc(record.at);
+    try {
+      const Event event = event_from_json(record.event);
+      if (std::holds_alternative<TermStarted>(event)) folded.times.close(folded.last_at);
+      if (const auto* note = std::get_if<Noted>(&event)) folded.warnings.push_back(note->text);
+      if (const std::optional<Rejection> rejection = apply(folded.state, event)) {
+        folded.warnings.push_back("journal record " + std::to_string(record.seq) +
+                                  " does not apply: " + rejection->reason);
+      }
+    } catch (const storage::Error& error) {
+      folded.warnings.push_back("journal record " + std::to_string(record.seq) + ": " +
+                                error.what());
+    }
+    folded.times.observe(at, folded.state);
+    folded.last_at = at;
+  }
+  return folded;
+}
+
+std::string describe(const Event& event) { return std::visit(Describer{}, event); }
+
+std::string subject_of(const Event& event, const State& state) {
+  return std::visit(
+      [&state](const auto& e) -> std::string {
+        if constexpr (requires { e.task; }) {
+          return to_string(e.task);
+        } else if constexpr (requires { e.token; }) {
+          return task_of_token(state, e.token);
+        } else if constexpr (requires { e.name; }) {
+          return task_of_file(state, e.name);
+        } else if constexpr (requires { e.boundary; }) {
+          return "boundary " + std::to_string(e.boundary);
+        } else {
+          return "";
+        }
+      },
+      event);
+}
+
+}  // namespace hedgerow::coordinator

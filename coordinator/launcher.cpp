@@ -1,0 +1,195 @@
+#include "coordinator/launcher.hpp"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <csignal>
+#include <deque>
+#include <fstream>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+constexpr int kMaxSilentDeaths = 5;
+constexpr std::chrono::seconds kLongestBackoff{32};
+constexpr const char* kMpiUuid = "mpi";
+
+std::chrono::seconds backoff_after(int deaths) {
+  return std::min(kLongestBackoff, std::chrono::seconds(1 << std::min(deaths - 1, 5)));
+}
+
+std::filesystem::path mpi_log(const LauncherConfig& config) { return config.logs / "finetune.log"; }
+
+}  // namespace
+
+std::string tail_of(const std::filesystem::path& log, int lines) {
+  std::ifstream file(log);
+  std::deque<std::string> last;
+  for (std::string line; std::getline(file, line);) {
+    last.push_back(line);
+    if (last.size() > static_cast<std::size_t>(lines)) last.pop_front();
+  }
+  std::string text;
+  for (const std::string& line : last) text += "\n    " + line;
+  return text;
+}
+
+LocalWorkers::LocalWorkers(LauncherConfig config, const Clock& clock)
+    : config_(std::move(config)), clock_(clock) {
+  for (int slot = 0; slot < config_.local_workers; ++slot) {
+    slots_.push_back({.uuid = uuid_of(slot), .process = std::nullopt, .start_after = clock_.now()});
+  }
+}
+
+std::string LocalWorkers::uuid_of(int slot) const {
+  return wire::this_host() + "-" + std::to_string(slot);
+}
+
+std::filesystem::path LocalWorkers::log_of(const Slot& slot) const {
+  return config_.logs / ("worker-" + slot.uuid + ".log");
+}
+
+void LocalWorkers::adopt(const std::vector<wire::ChildRecord>& children) {
+  for (const wire::ChildRecord& child : children) {
+    if (child.uuid == kMpiUuid) continue;
+    note_incarnation(child.uuid, child.incarnation);
+    if (!wire::is_alive(child.process)) continue;
+    auto slot = std::find_if(
+        slots_.begin(), slots_.end(), [&child](const Slot& s) { return s.uuid == child.uuid; });
+    // More lived than are wanted now: they stay until they are drained.
+    if (slot == slots_.end())
+      slot = slots_.insert(slots_.end(),
+                           Slot{.uuid = child.uuid, .process = std::nullopt, .start_after = {}});
+    slot->incarnation = child.incarnation;
+    slot->process = ChildProcess::adopt(child.process);
+  }
+}
+
+void LocalWorkers::note_incarnation(const std::string& uuid, std::uint64_t incarnation) {
+  for (Slot& slot : slots_) {
+    if (slot.uuid == uuid) slot.incarnation = std::max(slot.incarnation, incarnation);
+  }
+}
+
+void LocalWorkers::note_hello(const std::string& uuid) {
+  for (Slot& slot : slots_) {
+    if (slot.uuid == uuid) slot.silent_deaths = 0;
+  }
+}
+
+std::vector<EndedWorker> LocalWorkers::tend(bool wanted, const std::string& endpoint) {
+  std::vector<EndedWorker> ended;
+  for (std::size_t index = 0; index < slots_.size(); ++index) {
+    Slot& slot = slots_[index];
+    if (slot.process) {
+      const std::optional<ProcessExit> exit = slot.process->poll();
+      if (!exit) continue;
+      const bool in_order =
+          exit->known && exit->signal == 0 &&
+          (exit->code == 0 || exit->code == static_cast<int>(storage::ExitCode::kInterrupted));
+      ended.push_back({slot.uuid, slot.incarnation, exit->text(), in_order});
+      slot.process.reset();
+      if (!wanted) continue;
+      ++slot.silent_deaths;
+      if (slot.silent_deaths >= kMaxSilentDeaths) {
+        throw storage::Error(storage::ErrorKind::kUnavailable,
+                             "worker " + slot.uuid + " " + exit->text() +
+                                 ", five times without reaching the coordinator; " +
+                                 log_of(slot).string() + " ends:" + tail_of(log_of(slot)));
+      }
+      slot.start_after = clock_.now() + backoff_after(slot.silent_deaths);
+    }
+    const bool own = index < static_cast<std::size_t>(config_.local_workers);
+    if (wanted && own && clock_.now() >= slot.start_after) start(slot, endpoint);
+  }
+  return ended;
+}
+
+void LocalWorkers::start(Slot& slot, const std::string& endpoint) {
+  ++slot.incarnation;
+  std::vector<std::string> argv = {config_.worker_binary.string(),
+                                   "serve",
+                                   "--run",
+                                   config_.run_directory.string(),
+                                   "--connect",
+                                   endpoint,
+                                   "--worker",
+                                   slot.uuid,
+                                   "--incarnation",
+                                   std::to_string(slot.incarnation),
+                                   "--threads",
+                                   std::to_string(config_.threads)};
+  slot.process = ChildProcess::start(argv, log_of(slot));
+}
+
+void LocalWorkers::signal_all(int number) {
+  for (Slot& slot : slots_) {
+    if (slot.process) slot.process->signal(number);
+  }
+}
+
+void LocalWorkers::kill(const std::string& uuid) {
+  for (Slot& slot : slots_) {
+    if (slot.uuid == uuid && slot.process) slot.process->signal(SIGKILL);
+  }
+}
+
+bool LocalWorkers::all_gone() const {
+  return std::none_of(
+      slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.process.has_value(); });
+}
+
+std::vector<wire::ChildRecord> LocalWorkers::children() const {
+  std::vector<wire::ChildRecord> records;
+  for (const Slot& slot : slots_) {
+    if (slot.process) records.push_back({slot.uuid, slot.incarnation, 0, slot.process->id()});
+  }
+  return records;
+}
+
+void MpiStage::start(std::uint64_t token, const std::string& student, const std::string& endpoint) {
+  std::vector<std::string> argv = {"mpirun", "--oversubscribe", "--bind-to", "none"};
+  if (::geteuid() == 0) argv.emplace_back("--allow-run-as-root");
+  // Containers deny the ptrace that the single-copy path needs; gradients are small.
+  for (const char* word : {"--mca", "btl_vader_single_copy_mechanism", "none", "-n"})
+    argv.emplace_back(word);
+  argv.push_back(std::to_string(config_.ranks));
+  argv.push_back(config_.worker_binary.string());
+  for (const char* word : {"finetune", "--run"}) argv.emplace_back(word);
+  argv.push_back(config_.run_directory.string());
+  argv.insert(argv.end(),
+              {"--student", student, "--token", std::to_string(token), "--connect", endpoint});
+  argv.insert(argv.end(), {"--threads", std::to_string(config_.threads_per_rank)});
+  process_ = ChildProcess::start(argv, mpi_log(config_));
+  token_ = token;
+}
+
+void MpiStage::adopt(const std::vector<wire::ChildRecord>& children) {
+  for (const wire::ChildRecord& child : children) {
+    if (child.uuid != kMpiUuid || !wire::is_alive(child.process)) continue;
+    process_ = ChildProcess::adopt(child.process);
+    token_ = child.fencing_token;
+  }
+}
+
+std::optional<ProcessExit> MpiStage::poll() {
+  if (!process_) return std::nullopt;
+  const std::optional<ProcessExit> exit = process_->poll();
+  if (exit) process_.reset();
+  return exit;
+}
+
+void MpiStage::signal(int number) {
+  if (process_) process_->signal(number);
+}
+
+std::optional<wire::ChildRecord> MpiStage::child() const {
+  if (!process_) return std::nullopt;
+  return wire::ChildRecord{kMpiUuid, 0, token_, process_->id()};
+}
+
+std::string MpiStage::log_tail() const { return tail_of(mpi_log(config_)); }
+
+}  // namespace hedgerow::coordinator

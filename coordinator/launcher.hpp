@@ -1,0 +1,96 @@
+// The processes that a coordinator starts on its own host: worker processes and the MPI stage.
+// Tends them: starts what is missing, restarts what died, adopts what an earlier coordinator left.
+// Never decides anything about tasks. Called by the coordinator's loop.
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coordinator/clock.hpp"
+#include "coordinator/process.hpp"
+
+namespace hedgerow::coordinator {
+
+struct LauncherConfig {
+  std::filesystem::path worker_binary;
+  std::filesystem::path run_directory;
+  std::filesystem::path logs;
+  int local_workers = 0;
+  int threads = 1;  // of a worker process
+  int ranks = 1;    // of the MPI stage
+  int threads_per_rank = 1;
+};
+
+struct EndedWorker {
+  std::string uuid;
+  std::uint64_t incarnation = 0;
+  std::string how;        // "was killed by signal 9 (Killed)"
+  bool in_order = false;  // exit code 0 or 4: it had released what it held
+};
+
+class LocalWorkers {
+ public:
+  LocalWorkers(LauncherConfig config, const Clock& clock);
+
+  // Local workers are called <host>-<slot>, so that a restart is a new incarnation of the same
+  // worker.
+  [[nodiscard]] std::string uuid_of(int slot) const;
+  void adopt(const std::vector<wire::ChildRecord>& children);
+  // The next incarnation of this worker exceeds `incarnation`.
+  void note_incarnation(const std::string& uuid, std::uint64_t incarnation);
+  void note_hello(const std::string& uuid);  // it came up: its next restart need not wait
+
+  // Reaps, and while `wanted` starts missing ones (after a backoff of 1 to 32 s if they keep
+  // dying). Throws kUnavailable, with the end of its log, when a worker died five times without
+  // ever saying hello.
+  [[nodiscard]] std::vector<EndedWorker> tend(bool wanted, const std::string& endpoint);
+  void signal_all(int number);
+  void kill(const std::string& uuid);  // SIGKILL: it hangs
+  [[nodiscard]] bool all_gone() const;
+  [[nodiscard]] std::vector<wire::ChildRecord> children() const;
+
+ private:
+  struct Slot {
+    std::string uuid;
+    std::uint64_t incarnation = 0;
+    std::optional<ChildProcess> process;
+    int silent_deaths = 0;  // in a row, without a hello
+    TimePoint start_after;
+  };
+  void start(Slot& slot, const std::string& endpoint);
+  [[nodiscard]] std::filesystem::path log_of(const Slot& slot) const;
+
+  LauncherConfig config_;
+  const Clock& clock_;
+  std::vector<Slot> slots_;
+};
+
+// The finetune stage: mpirun and its ranks, as one child.
+class MpiStage {
+ public:
+  explicit MpiStage(LauncherConfig config) : config_(std::move(config)) {}
+
+  void start(std::uint64_t token, const std::string& student, const std::string& endpoint);
+  void adopt(const std::vector<wire::ChildRecord>& children);
+  [[nodiscard]] bool running() const { return process_.has_value(); }
+  [[nodiscard]] std::uint64_t token() const { return token_; }
+  // Its end, once.
+  [[nodiscard]] std::optional<ProcessExit> poll();
+  void signal(int number);
+  [[nodiscard]] std::optional<wire::ChildRecord> child() const;
+  [[nodiscard]] std::string log_tail() const;
+
+ private:
+  LauncherConfig config_;
+  std::optional<ChildProcess> process_;
+  std::uint64_t token_ = 0;
+};
+
+// The last lines of a log file, for error messages.
+[[nodiscard]] std::string tail_of(const std::filesystem::path& log, int lines = 5);
+
+}  // namespace hedgerow::coordinator

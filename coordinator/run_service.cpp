@@ -1,0 +1,188 @@
+#include "coordinator/run_service.hpp"
+
+#include <algorithm>
+#include <thread>
+
+#include "coordinator/commit.hpp"
+#include "coordinator/coordinator.hpp"
+#include "storage/build_info.hpp"
+#include "storage/file.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+namespace fs = std::filesystem;
+using storage::Error;
+using storage::ErrorKind;
+
+// A coordinator on another host rewrites its file every 5 s; silence for longer means that it is
+// gone.
+constexpr std::chrono::seconds kForeignPatience{15};
+constexpr std::uint64_t kRoomBesideAShard = 64ULL << 20;
+
+void refuse_if_held(const storage::RunLayout& layout,
+                    const std::optional<wire::CoordinatorFile>& previous) {
+  if (!previous) return;
+  bool alive = false;
+  if (previous->host == wire::this_host()) {
+    alive = wire::is_alive(previous->process) && !(previous->process == wire::this_process());
+  } else {
+    const auto deadline = std::chrono::steady_clock::now() + kForeignPatience;
+    while (!alive && std::chrono::steady_clock::now() < deadline) {
+      std::this_thread::sleep_for(std::chrono::seconds(1));
+      const auto now = wire::read_coordinator_file(layout);
+      alive = now && (now->beat != previous->beat || now->term != previous->term);
+    }
+  }
+  if (!alive) return;
+  throw Error(ErrorKind::kUsage,
+              "run " + layout.root().string() + " is coordinated by pid " +
+                  std::to_string(previous->process.pid) + " on " + previous->host + " (term " +
+                  std::to_string(previous->term) + ", since " + previous->started_at +
+                  "); 'hedgerow watch' shows it, 'hedgerow stop' ends it");
+}
+
+Geometry geometry_of(const Plan& plan, const storage::Recipe& recipe) {
+  Geometry geometry;
+  geometry.num_layers = plan.num_layers;
+  geometry.layers_per_block = recipe.plan.layers_per_block;
+  geometry.num_shards = plan.capture.num_shards();
+  geometry.shards_per_capture = plan.shards_per_capture;
+  geometry.sequences_per_shard = plan.capture.sequences_per_shard;
+  geometry.seed = recipe.seed;
+  geometry.finetunes = plan.finetunes;
+  for (const BlockPlan& block : plan.blocks) {
+    if (!block.trains) geometry.untrained_blocks.push_back(block.block);
+  }
+  if (plan.evaluates) geometry.evaluates = {"teacher", "transfer"};
+  if (plan.evaluates && plan.finetunes) geometry.evaluates.emplace_back("lora");
+  return geometry;
+}
+
+// How a capture is cut into tasks depends on the machine, so the first term's choice stands.
+void check_same_shape(const Geometry& recorded, Geometry now) {
+  now.shards_per_capture = recorded.shards_per_capture;
+  if (now == recorded) return;
+  throw Error(ErrorKind::kUsage,
+              "the run was started with another shape: " + geometry_to_json(recorded).dump() +
+                  ", now " + geometry_to_json(now).dump() +
+                  "; undo the change, or start a new run directory");
+}
+
+fs::path find_worker(const RunOptions& options) {
+  const fs::path path = options.worker_binary.empty()
+                            ? fs::read_symlink("/proc/self/exe").parent_path() / "hedgerow-worker"
+                            : options.worker_binary;
+  if (!fs::exists(path)) {
+    throw Error(ErrorKind::kUsage,
+                "the worker program " + path.string() + " does not exist; build or install it");
+  }
+  return path;
+}
+
+std::string first_build(const storage::ReplayResult& replayed) {
+  for (const storage::JournalRecord& record : replayed.records) {
+    if (record.event.value("type", "") == "run_started") return record.event.value("build", "");
+  }
+  return "";
+}
+
+// The first record of a run; in later terms, what changed since and which tasks get another chance.
+void open_books(Dispatcher& desk,
+                const Geometry& geometry,
+                const std::string& build,
+                const std::string& earlier_build) {
+  if (!desk.state().geometry) {
+    desk.record(RunStarted{geometry, build});
+    return;
+  }
+  check_same_shape(*desk.state().geometry, geometry);
+  if (!earlier_build.empty() && earlier_build != build) {
+    desk.record(Noted{"resumed by build " + build + ", started by " + earlier_build +
+                      ": equal bytes are no longer promised"});
+  }
+  std::vector<TaskId> quarantined;
+  for (const auto& [id, task] : desk.state().tasks) {
+    if (task.state == TaskState::kQuarantined) quarantined.push_back(id);
+  }
+  for (const TaskId& id : quarantined)
+    desk.record(Retried{id, "the run was started again", std::nullopt});
+}
+
+DispatcherConfig dispatcher_config(const RunOptions& options,
+                                   const storage::RunLayout& layout,
+                                   const storage::Recipe& recipe,
+                                   const Plan& plan) {
+  DispatcherConfig config;
+  config.needs = {
+      plan.capture_memory_bytes, plan.transfer_memory_bytes, plan.evaluate_memory_bytes};
+  config.keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);
+  config.leases.lease = std::chrono::seconds(recipe.workers.lease_s);
+  config.second_worker_patience = options.second_worker_patience;
+  config.token_floor = largest_token_on_disk(layout);
+  config.room_for_retry =
+      plan.boundary_bytes / static_cast<std::uint64_t>(std::max(1, plan.capture.num_shards())) +
+      kRoomBesideAShard;
+  config.version = storage::version();
+  return config;
+}
+
+int threads_per_process(const storage::Recipe& recipe, int processes) {
+  if (recipe.workers.threads > 0) return recipe.workers.threads;
+  return std::max(1,
+                  static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, processes));
+}
+
+}  // namespace
+
+RunOutcome run(const RunOptions& options, RunObserver& observer) {
+  const storage::RunLayout layout(fs::absolute(options.run_directory));
+  const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
+  const std::optional<wire::CoordinatorFile> previous = wire::read_coordinator_file(layout);
+  refuse_if_held(layout, previous);
+  const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
+  model.check_complete();
+  const int local_workers = options.local_workers.value_or(recipe.workers.local);
+  const PlanTokens tokens = read_plan_tokens(layout, model.config().vocab_size);
+  const Plan plan = make_plan(
+      recipe, model.config(), tokens, limits_of_this_machine(layout.root(), local_workers));
+  storage::ReplayResult replayed;
+  if (fs::exists(layout.journal_directory())) replayed = storage::replay_journal(layout);
+  FoldedRun folded = fold(replayed);
+  const Geometry geometry = geometry_of(plan, recipe);
+  if (!folded.state.geometry) {
+    require_fits(plan);
+  } else {
+    check_same_shape(*folded.state.geometry, geometry);
+  }
+  if (phase_of(folded.state) == RunPhase::kDone) {
+    RunOutcome done{storage::ExitCode::kOk, "done already", read_status(layout)};
+    observer.on_status(done.status);
+    return done;
+  }
+  fs::create_directories(layout.logs());
+  CoordinatorConfig config{
+      .layout = layout,
+      .recipe = recipe,
+      .assembly = {recipe, model.config(), model.path().string(), model.fingerprint()},
+      .dispatcher = dispatcher_config(options, layout, recipe, plan),
+      .launcher = {.worker_binary = find_worker(options),
+                   .run_directory = layout.root(),
+                   .logs = layout.logs(),
+                   .local_workers = local_workers,
+                   .threads = threads_per_process(recipe, local_workers),
+                   .ranks = recipe.finetune.ranks,
+                   .threads_per_rank = threads_per_process(recipe, recipe.finetune.ranks)},
+      .stop_requests = options.stop_requests};
+  storage::Journal journal = storage::Journal::start_term(layout, replayed);
+  delete_dropped_shards(layout, folded.state);
+  // The journal wrote the term's first record itself; the state follows it as replay will.
+  static_cast<void>(apply(folded.state, TermStarted{}));
+  const SteadyClock clock;
+  Coordinator coordinator(
+      std::move(config), std::move(folded), std::move(journal), clock, previous, observer);
+  open_books(coordinator.dispatcher(), geometry, options.build, first_build(replayed));
+  return coordinator.run();
+}
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,250 @@
+#include "coordinator/status.hpp"
+
+#include <algorithm>
+#include <filesystem>
+
+#include "coordinator/status_build.hpp"
+#include "coordinator/utc.hpp"
+#include "coordinator/wire/coordinator_file.hpp"
+#include "coordinator/wire/json_fields.hpp"
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "storage/journal.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+using nlohmann::json;
+using namespace wire;  // the strict field readers
+using storage::Error;
+using storage::ErrorKind;
+
+constexpr const char* kFormat = "status/1";
+// How old a status of a coordinator on another host may be and still be shown as alive.
+constexpr double kFreshSeconds = 30.0;
+
+json task_json(const TaskStatus& task) {
+  json out = {{"id", task.id},
+              {"stage", task.stage},
+              {"block", task.block},
+              {"first_layer", task.first_layer},
+              {"num_layers", task.num_layers},
+              {"state", task.state},
+              {"worker", task.worker},
+              {"token", task.token},
+              {"attempts", task.attempts},
+              {"failures", task.failures},
+              {"reason", task.reason},
+              {"seconds_since_progress", task.seconds_since_progress},
+              {"result", task.result}};
+  if (task.progress) out["progress"] = *task.progress;
+  return out;
+}
+
+TaskStatus task_of(const json& in) {
+  TaskStatus task{.id = string_field(in, "id"),
+                  .stage = string_field(in, "stage"),
+                  .block = int_field(in, "block"),
+                  .first_layer = int_field(in, "first_layer"),
+                  .num_layers = int_field(in, "num_layers"),
+                  .state = string_field(in, "state"),
+                  .worker = string_field(in, "worker"),
+                  .token = uint_field(in, "token"),
+                  .attempts = int_field(in, "attempts"),
+                  .failures = int_field(in, "failures"),
+                  .reason = string_field(in, "reason"),
+                  .progress = std::nullopt,
+                  .seconds_since_progress = double_field(in, "seconds_since_progress"),
+                  .result = field(in, "result")};
+  if (in.contains("progress")) task.progress = object_field(in, "progress").get<wire::Progress>();
+  return task;
+}
+
+json stage_json(const StageStatus& stage) {
+  json out = {{"stage", stage.stage},
+              {"total", stage.total},
+              {"done", stage.done},
+              {"running", stage.running},
+              {"quarantined", stage.quarantined},
+              {"seconds", stage.seconds},
+              {"fraction", stage.fraction}};
+  if (stage.eta_seconds) out["eta_seconds"] = *stage.eta_seconds;
+  return out;
+}
+
+StageStatus stage_of(const json& in) {
+  StageStatus stage{.stage = string_field(in, "stage"),
+                    .total = int_field(in, "total"),
+                    .done = int_field(in, "done"),
+                    .running = int_field(in, "running"),
+                    .quarantined = int_field(in, "quarantined"),
+                    .seconds = double_field(in, "seconds"),
+                    .fraction = double_field(in, "fraction"),
+                    .eta_seconds = std::nullopt};
+  if (in.contains("eta_seconds")) stage.eta_seconds = double_field(in, "eta_seconds");
+  return stage;
+}
+
+json worker_json(const WorkerStatus& worker) {
+  return {{"uuid", worker.uuid},
+          {"host", worker.host},
+          {"device", worker.device},
+          {"phase", worker.phase},
+          {"task", worker.task},
+          {"incarnation", worker.incarnation},
+          {"pid", worker.pid},
+          {"seconds_since_heartbeat", worker.seconds_since_heartbeat}};
+}
+
+WorkerStatus worker_of(const json& in) {
+  return {.uuid = string_field(in, "uuid"),
+          .host = string_field(in, "host"),
+          .device = string_field(in, "device"),
+          .phase = string_field(in, "phase"),
+          .task = string_field(in, "task"),
+          .incarnation = uint_field(in, "incarnation"),
+          .pid = int_field(in, "pid"),
+          .seconds_since_heartbeat = double_field(in, "seconds_since_heartbeat")};
+}
+
+std::optional<RunStatus> published_status(const storage::RunLayout& layout) {
+  if (!std::filesystem::exists(status_file(layout))) return std::nullopt;
+  try {
+    return parse_document(storage::read_text(status_file(layout))).get<RunStatus>();
+  } catch (const Error&) {
+    return std::nullopt;  // half a disk's worth of bad luck: the journal tells the rest
+  }
+}
+
+bool coordinator_lives(const std::optional<wire::CoordinatorFile>& file,
+                       const std::optional<RunStatus>& published) {
+  if (!file || !published || published->term != file->term) return false;
+  if (file->host == wire::this_host()) return wire::is_alive(file->process);
+  return wall_seconds() - seconds_of_utc(published->updated_at) < kFreshSeconds;
+}
+
+std::string word_for(const State& state) {
+  switch (phase_of(state)) {
+    case RunPhase::kNew:
+      return "new";
+    case RunPhase::kRunning:
+      return "stopped";  // there is work, but nobody coordinates it
+    case RunPhase::kDone:
+      return "done";
+    case RunPhase::kPartial:
+      return "partial";
+  }
+  return "stopped";
+}
+
+}  // namespace
+
+const TaskStatus* RunStatus::task(const std::string& id) const {
+  const auto found = std::find_if(
+      tasks.begin(), tasks.end(), [&id](const TaskStatus& item) { return item.id == id; });
+  return found == tasks.end() ? nullptr : &*found;
+}
+
+void to_json(json& out, const RunStatus& status) {
+  out = {{"format", kFormat},
+         {"run", status.run},
+         {"state", status.state},
+         {"term", status.term},
+         {"host", status.host},
+         {"endpoint", status.endpoint},
+         {"pid", status.pid},
+         {"updated_at", status.updated_at},
+         {"num_layers", status.num_layers},
+         {"num_blocks", status.num_blocks},
+         {"warnings", status.warnings},
+         {"stages", json::array()},
+         {"tasks", json::array()},
+         {"workers", json::array()}};
+  for (const StageStatus& stage : status.stages) out["stages"].push_back(stage_json(stage));
+  for (const TaskStatus& task : status.tasks) out["tasks"].push_back(task_json(task));
+  for (const WorkerStatus& worker : status.workers) out["workers"].push_back(worker_json(worker));
+}
+
+void from_json(const json& in, RunStatus& status) {
+  if (string_field(in, "format") != kFormat)
+    throw Error(ErrorKind::kCorrupt, "status: format is not status/1");
+  status = RunStatus{.run = string_field(in, "run"),
+                     .state = string_field(in, "state"),
+                     .term = uint_field(in, "term"),
+                     .host = string_field(in, "host"),
+                     .endpoint = string_field(in, "endpoint"),
+                     .pid = int_field(in, "pid"),
+                     .updated_at = string_field(in, "updated_at"),
+                     .num_layers = int_field(in, "num_layers"),
+                     .num_blocks = int_field(in, "num_blocks"),
+                     .stages = {},
+                     .tasks = {},
+                     .workers = {},
+                     .warnings = strings_field(in, "warnings")};
+  for (const json& stage : field(in, "stages")) status.stages.push_back(stage_of(stage));
+  for (const json& task : field(in, "tasks")) status.tasks.push_back(task_of(task));
+  for (const json& worker : field(in, "workers")) status.workers.push_back(worker_of(worker));
+}
+
+RunStatus read_status(const storage::RunLayout& layout) {
+  if (!std::filesystem::exists(layout.recipe())) {
+    throw Error(
+        ErrorKind::kNotFound,
+        layout.root().string() + " is no run directory (it has no run.toml); name one with --run");
+  }
+  const std::optional<RunStatus> published = published_status(layout);
+  if (coordinator_lives(wire::read_coordinator_file(layout), published)) return *published;
+  RunStatus status;
+  status.run = layout.root().string();
+  if (!std::filesystem::exists(layout.journal_directory())) {
+    status.state = "new";
+    return status;
+  }
+  const FoldedRun folded = fold(storage::replay_journal(layout));
+  std::map<std::uint64_t, LiveProgress>
+      last_progress;  // of attempts that the last coordinator left behind
+  if (published) {
+    for (const TaskStatus& task : published->tasks) {
+      if (task.progress) last_progress[task.token] = {*task.progress, task.seconds_since_progress};
+    }
+  }
+  status.state = word_for(folded.state);
+  status.term = folded.term;
+  status.updated_at = published ? published->updated_at : "";
+  status.warnings = folded.warnings;
+  fill_status(status, folded.state, folded.times, last_progress, folded.last_at);
+  return status;
+}
+
+std::vector<ExplainedEvent> explain(const storage::RunLayout& layout, int block) {
+  if (!std::filesystem::exists(layout.journal_directory())) return {};
+  std::vector<ExplainedEvent> events;
+  State state;
+  for (const storage::JournalRecord& record : storage::replay_journal(layout).records) {
+    try {
+      const Event event = event_from_json(record.event);
+      const std::string subject = subject_of(event, state);
+      static_cast<void>(apply(state, event));
+      bool concerns = block < 0;
+      if (!concerns && !subject.empty() && subject.rfind("boundary", 0) != 0) {
+        const TaskId id = task_id_from_string(subject);
+        // A block's own tasks, and the capture that writes the boundary it reads.
+        concerns = id.block == block || (id.stage == Stage::kCapture && id.block == block - 1);
+      }
+      if (const auto* dropped = std::get_if<BoundaryDropped>(&event))
+        concerns |= dropped->boundary == block;
+      if (concerns) {
+        events.push_back({record.term,
+                          record.seq,
+                          record.at,
+                          subject.empty() ? "run" : subject,
+                          describe(event)});
+      }
+    } catch (const Error&) {
+      continue;  // read_status() reports damaged records
+    }
+  }
+  return events;
+}
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,124 @@
+#include "coordinator/scheduler.hpp"
+
+#include "state_fixture.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+const KeepBoundaries kKeepAll{KeepBoundaries::Kind::kAll, 1};
+const KeepBoundaries kKeepNone{KeepBoundaries::Kind::kNone, 1};
+constexpr std::uint64_t kGiB = 1ULL << 30;
+
+WorkerView worker(const std::string& uuid, int held_block = -1, std::uint64_t memory = 0) {
+  return {uuid, memory, held_block};
+}
+
+std::optional<TaskId> choose(const State& state,
+                             const WorkerView& asking,
+                             const KeepBoundaries& keep = kKeepAll) {
+  return choose_task(state, asking, {asking}, {}, keep);
+}
+
+TEST(Scheduler, CapturesGoAheadOfTransfersAndTransfersAheadOfEvaluations) {
+  State state = started_state();
+  EXPECT_EQ(choose(state, worker("w1")), TaskId::capture(0, 0));
+  grant(state, TaskId::capture(0, 0), 1);
+  grant(state, TaskId::capture(0, 1), 2);
+  EXPECT_EQ(choose(state, worker("w2")), TaskId::transfer(0));
+  grant(state, TaskId::transfer(0), 3);
+  EXPECT_EQ(choose(state, worker("w3")), TaskId::evaluate("teacher"));
+  grant(state, TaskId::evaluate("teacher"), 4);
+  EXPECT_EQ(choose(state, worker("w4")), std::nullopt);
+}
+
+TEST(Scheduler, AWorkerGetsTheBlockWhoseWeightsItHolds) {
+  State state = started_state();
+  std::uint64_t token = 0;
+  for (int block = 0; block < 2; ++block) {
+    for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
+  }
+  EXPECT_EQ(choose(state, worker("w1")), TaskId::transfer(0));
+  EXPECT_EQ(choose(state, worker("w1", 2)), TaskId::transfer(2));
+  EXPECT_EQ(choose(state, worker("w1", 1)), TaskId::transfer(1));
+}
+
+TEST(Scheduler, ATaskMustFitTheWorkersMemory) {
+  const State state = started_state();
+  const MemoryNeeds needs{.capture = 2 * kGiB, .transfer = 8 * kGiB, .evaluate = kGiB};
+  const auto for_memory = [&](std::uint64_t bytes) {
+    const WorkerView asking = worker("w1", -1, bytes);
+    return choose_task(state, asking, {asking}, needs, kKeepAll);
+  };
+  EXPECT_EQ(for_memory(4 * kGiB), TaskId::capture(0, 0));
+  EXPECT_EQ(for_memory(kGiB), TaskId::evaluate("teacher"));
+  EXPECT_EQ(for_memory(kGiB / 2), std::nullopt);
+}
+
+TEST(Scheduler, AFailedTaskGoesToAnotherWorkerIfThereIsOne) {
+  State state = started_state();
+  grant(state, TaskId::capture(0, 0), 1, "w1");
+  must(state, TaskFailed{1, storage::ErrorKind::kInternal, "boom"});
+  EXPECT_EQ(choose(state, worker("w1")), TaskId::capture(0, 0)) << "nobody else is there";
+  const std::vector<WorkerView> both = {worker("w1"), worker("w2")};
+  EXPECT_EQ(choose_task(state, both[0], both, {}, kKeepAll), TaskId::capture(0, 1));
+  EXPECT_EQ(choose_task(state, both[1], both, {}, kKeepAll), TaskId::capture(0, 0));
+}
+
+TEST(Scheduler, AfterThreeFailuresHereATaskWaitsForASecondWorker) {
+  State state = started_state();
+  for (std::uint64_t token = 1; token <= 3; ++token) {
+    grant(state, TaskId::capture(0, 0), token, "w1");
+    must(state, TaskFailed{token, storage::ErrorKind::kInternal, "boom"});
+  }
+  EXPECT_EQ(choose(state, worker("w1")), TaskId::capture(0, 1));
+  EXPECT_EQ(choose(state, worker("w2")), TaskId::capture(0, 0));
+}
+
+TEST(Scheduler, CapturesWaitForTheDiskWhenBoundariesAreNotKept) {
+  Geometry geometry = small_geometry();
+  geometry.num_layers = 8;  // 4 blocks, boundaries 1 to 3
+  State state;
+  must(state, RunStarted{geometry, "test"});
+  std::uint64_t token = 0;
+  for (int block = 0; block < 2; ++block) {
+    for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
+  }
+  EXPECT_EQ(choose(state, worker("w1"), kKeepAll), TaskId::capture(2, 0));
+  EXPECT_EQ(choose(state, worker("w1"), kKeepNone), TaskId::transfer(0))
+      << "boundary 1 still lies on disk";
+  complete(state, TaskId::transfer(1), ++token);
+  must(state, BoundaryDropped{1});
+  EXPECT_EQ(choose(state, worker("w1"), kKeepNone), TaskId::capture(2, 0));
+}
+
+TEST(Scheduler, ACaptureCoversTheMissingShardsAloneAndReadsOnlyTheirInputs) {
+  Geometry geometry = small_geometry();
+  geometry.shards_per_capture = 2;
+  State state;
+  must(state, RunStarted{geometry, "test"});
+  complete(state, TaskId::capture(0, 0), 1);
+  grant(state, TaskId::capture(1, 0), 2);
+  must(state, ShardCommitted{2, 0, file_named("hidden/b0002/s00000.t2.h5")});
+  must(state, TaskReleased{2, "SIGTERM"});
+  grant(state, TaskId::capture(1, 0), 3);
+  const wire::Task task = make_wire_task(state, TaskId::capture(1, 0), 3);
+  EXPECT_EQ(task.first_shard, 1);
+  EXPECT_EQ(task.num_shards, 1);
+  ASSERT_EQ(task.inputs.size(), 1U);
+  EXPECT_EQ(task.inputs[0].name, "hidden/b0001/s00001.t1.h5");
+  EXPECT_EQ(task.first_layer, 2);
+}
+
+TEST(Scheduler, ATransferResumesFromItsLastCheckpoint) {
+  State state = started_state();
+  grant(state, TaskId::transfer(0), 1);
+  must(state, CheckpointCommitted{1, 30, file_named("attempts/t1/checkpoint.s30")});
+  must(state, LeaseRevoked{1, "no heartbeat"});
+  const wire::Task task = make_wire_task(state, TaskId::transfer(0), 2);
+  ASSERT_TRUE(task.resume);
+  EXPECT_EQ(task.resume->name, "attempts/t1/checkpoint.s30");
+  EXPECT_EQ(task.seed, 7U);
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator

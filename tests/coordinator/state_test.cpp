@@ -1,0 +1,262 @@
+#include "coordinator/state.hpp"
+
+#include <random>
+
+#include "coordinator/actions.hpp"
+#include "state_fixture.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+const KeepBoundaries kKeepAll{KeepBoundaries::Kind::kAll, 1};
+const KeepBoundaries kKeepNone{KeepBoundaries::Kind::kNone, 1};
+
+bool wants(const std::vector<Intent>& intents, IntentKind kind) {
+  return std::any_of(
+      intents.begin(), intents.end(), [kind](const Intent& intent) { return intent.kind == kind; });
+}
+
+void complete_all_but_finetune(State& state) {
+  std::uint64_t token = state.last_token;
+  for (int block = 0; block < 2; ++block) {
+    for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
+  }
+  for (int block = 0; block < 3; ++block) complete(state, TaskId::transfer(block), ++token);
+  complete(state, TaskId::evaluate("teacher"), ++token);
+  complete(state, TaskId::assemble(), ++token);
+  complete(state, TaskId::evaluate("transfer"), ++token);
+}
+
+TEST(State, ARunGoesFromCaptureToTheLastEvaluation) {
+  State state = started_state();
+  EXPECT_EQ(phase_of(state), RunPhase::kRunning);
+  EXPECT_TRUE(is_ready(state, state.task(TaskId::transfer(0)))) << "boundary 0 is never stored";
+  EXPECT_FALSE(is_ready(state, state.task(TaskId::transfer(1))));
+  EXPECT_EQ(waits_for(state, state.task(TaskId::transfer(1))), "boundary 1 is not complete");
+  complete_all_but_finetune(state);
+  EXPECT_TRUE(wants(actions_for(state, kKeepAll), IntentKind::kLaunchFinetune));
+  complete(state, TaskId::finetune(), 100);
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kFinish));
+  complete(state, TaskId::evaluate("lora"), 101);
+  EXPECT_EQ(phase_of(state), RunPhase::kDone);
+  ASSERT_EQ(actions_for(state, kKeepAll).size(), 1U);
+  EXPECT_EQ(actions_for(state, kKeepAll)[0].kind, IntentKind::kFinish);
+}
+
+TEST(State, TheLastBlockMayBeShorter) {
+  const Geometry geometry = small_geometry();
+  EXPECT_EQ(geometry.num_blocks(), 3);
+  EXPECT_EQ(geometry.layers_of(1), 2);
+  EXPECT_EQ(geometry.layers_of(2), 1);
+}
+
+TEST(State, BlocksThatStaySoftmaxAreNeitherTrainedNorCapturedFor) {
+  Geometry geometry = small_geometry();
+  geometry.untrained_blocks = {2};
+  State state;
+  must(state, RunStarted{geometry, "test"});
+  EXPECT_EQ(geometry.last_boundary(), 1);
+  EXPECT_FALSE(state.tasks.contains(TaskId::transfer(2)));
+  EXPECT_FALSE(state.tasks.contains(TaskId::capture(1, 0)));
+}
+
+TEST(State, FencingTokensOnlyGrow) {
+  State state = started_state();
+  grant(state, TaskId::transfer(0), 41);
+  const auto rejection = coordinator::apply(state, Granted{TaskId::capture(0, 0), 41, "w2", 1, ""});
+  ASSERT_TRUE(rejection);
+  EXPECT_NE(rejection->reason.find("does not exceed 41"), std::string::npos) << rejection->reason;
+}
+
+TEST(State, AStaleTokenChangesNothingAfterTheTaskWentToAnother) {
+  State state = started_state();
+  grant(state, TaskId::transfer(0), 1, "w1");
+  must(state, LeaseRevoked{1, "no heartbeat"});
+  grant(state, TaskId::transfer(0), 2, "w2");
+  const auto rejection = coordinator::apply(state, TaskDone{1, {file_named("late")}, nullptr});
+  ASSERT_TRUE(rejection);
+  EXPECT_EQ(rejection->kind, storage::ErrorKind::kFenced);
+  EXPECT_EQ(state.task(TaskId::transfer(0)).worker, "w2");
+  EXPECT_EQ(state.task(TaskId::transfer(0)).state, TaskState::kGranted);
+}
+
+TEST(State, ALostShardIsCapturedAgainAloneAndWhatWaitsForItWaits) {
+  State state = started_state();
+  complete(state, TaskId::capture(0, 0), 1);
+  complete(state, TaskId::capture(0, 1), 2);
+  ASSERT_TRUE(boundary_complete(state, 1));
+  must(state, FileLost{"hidden/b0001/s00001.t2.h5", "hash differs"});
+  EXPECT_EQ(state.task(TaskId::capture(0, 1)).state, TaskState::kPending);
+  EXPECT_EQ(state.task(TaskId::capture(0, 0)).state, TaskState::kDone);
+  EXPECT_NE(state.task(TaskId::capture(0, 1)).reason.find("hash differs"), std::string::npos);
+  EXPECT_FALSE(is_ready(state, state.task(TaskId::transfer(1))));
+}
+
+TEST(State, ALostArtifactIsTrainedAgain) {
+  State state = started_state();
+  complete(state, TaskId::transfer(0), 1);
+  must(state, FileLost{"out.t1", "missing"});
+  EXPECT_EQ(state.task(TaskId::transfer(0)).state, TaskState::kPending);
+  EXPECT_TRUE(state.task(TaskId::transfer(0)).files.empty());
+}
+
+TEST(State, ALostCheckpointIsForgottenAndTheTaskStartsAgain) {
+  State state = started_state();
+  grant(state, TaskId::transfer(0), 1);
+  must(state, CheckpointCommitted{1, 10, file_named("attempts/t1/c")});
+  must(state, TaskFailed{1, storage::ErrorKind::kUnavailable, "killed"});
+  ASSERT_TRUE(state.task(TaskId::transfer(0)).checkpoint);
+  must(state, FileLost{"attempts/t1/c", "missing"});
+  EXPECT_FALSE(state.task(TaskId::transfer(0)).checkpoint);
+}
+
+TEST(State, UnkeptBoundariesAreDroppedWhenNobodyNeedsThemAndComeBackWhenOneDoes) {
+  State state = started_state();
+  std::uint64_t token = 0;
+  for (int block = 0; block < 2; ++block) {
+    for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
+  }
+  EXPECT_FALSE(wants(actions_for(state, kKeepNone), IntentKind::kDropBoundary))
+      << "transfer 1 still reads boundary 1";
+  complete(state, TaskId::transfer(1), ++token);
+  const auto intents = actions_for(state, kKeepNone);
+  ASSERT_TRUE(wants(intents, IntentKind::kDropBoundary));
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kDropBoundary));
+  must(state, BoundaryDropped{1});
+  EXPECT_FALSE(wants(actions_for(state, kKeepNone), IntentKind::kDropBoundary))
+      << "intents are idempotent";
+  // A shard of boundary 2 is lost: its capture reads boundary 1, which has to come back, that piece
+  // alone.
+  must(state, FileLost{state.shards[2][1].file.name, "missing"});
+  std::vector<TaskId> again;
+  for (const Intent& intent : actions_for(state, kKeepNone)) {
+    if (intent.kind == IntentKind::kRecapture) again.push_back(intent.task);
+  }
+  ASSERT_EQ(again, std::vector<TaskId>{TaskId::capture(0, 1)});
+  must(state, Recaptured{again[0], "test"});
+  EXPECT_TRUE(is_ready(state, state.task(TaskId::capture(0, 1))));
+  EXPECT_FALSE(is_ready(state, state.task(TaskId::capture(1, 1))));
+}
+
+TEST(State, ACoordinatorThatDiedAssemblingLeavesTheTaskToTheNext) {
+  State state = started_state();
+  grant(state, TaskId::assemble(), 1, "coordinator");
+  must(state, TermStarted{});
+  EXPECT_EQ(state.task(TaskId::assemble()).state, TaskState::kPending);
+}
+
+TEST(Quarantine, ThreeFailuresOnTwoWorkersGiveTheTaskUpAndTheRestFinishes) {
+  State state = started_state();
+  std::uint64_t token = 0;
+  for (const char* worker : {"w1", "w2", "w1"}) {
+    EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kQuarantine));
+    grant(state, TaskId::transfer(2), ++token, worker);
+    must(state, TaskFailed{token, storage::ErrorKind::kInternal, "boom"});
+  }
+  const auto intents = actions_for(state, kKeepAll);
+  ASSERT_TRUE(wants(intents, IntentKind::kQuarantine));
+  must(state, Quarantined{TaskId::transfer(2), quarantine_reason(state.task(TaskId::transfer(2)))});
+  EXPECT_NE(state.task(TaskId::transfer(2)).reason.find("3 failures in a row on 2 workers"),
+            std::string::npos);
+  for (int block = 0; block < 2; ++block) {
+    for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
+    complete(state, TaskId::transfer(block), ++token);
+  }
+  complete(state, TaskId::evaluate("teacher"), ++token);
+  EXPECT_EQ(phase_of(state), RunPhase::kPartial);
+  EXPECT_TRUE(wants(actions_for(state, kKeepAll), IntentKind::kFinish));
+}
+
+TEST(Quarantine, ThreeFailuresOnOneWorkerWaitForASecondOne) {
+  State state = started_state();
+  for (std::uint64_t token = 1; token <= 3; ++token) {
+    grant(state, TaskId::transfer(0), token, "w1");
+    must(state, TaskFailed{token, storage::ErrorKind::kInternal, "boom"});
+  }
+  EXPECT_TRUE(wants_second_worker(state.task(TaskId::transfer(0))));
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kQuarantine));
+}
+
+TEST(Quarantine, ProgressForgetsEarlierFailures) {
+  State state = started_state();
+  for (std::uint64_t token = 1; token <= 2; ++token) {
+    grant(state, TaskId::transfer(0), token, token == 1 ? "w1" : "w2");
+    must(state, TaskFailed{token, storage::ErrorKind::kInternal, "boom"});
+  }
+  grant(state, TaskId::transfer(0), 3, "w1");
+  must(state, CheckpointCommitted{3, 10, file_named("attempts/t3/c")});
+  EXPECT_TRUE(state.task(TaskId::transfer(0)).failures.empty());
+}
+
+TEST(Quarantine, WhatTheUserMustEditIsNotTriedTwice) {
+  State state = started_state();
+  grant(state, TaskId::transfer(0), 1);
+  must(state, TaskFailed{1, storage::ErrorKind::kUsage, "unsupported"});
+  EXPECT_TRUE(wants(actions_for(state, kKeepAll), IntentKind::kQuarantine));
+}
+
+// A random walk over events that may or may not apply: the state after every prefix is the fold of
+// the accepted ones, through JSON and through a snapshot in the middle.
+TEST(Replay, GivesTheLiveStateOverRandomSchedules) {
+  for (std::uint32_t seed = 1; seed <= 200; ++seed) {
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937 random(seed);
+    const auto pick = [&random](std::size_t n) { return static_cast<std::size_t>(random() % n); };
+    State live = started_state();
+    std::vector<nlohmann::json> journal = {event_to_json(RunStarted{small_geometry(), "test"})};
+    std::optional<nlohmann::json> snapshot;
+    std::size_t snapshot_at = 0;
+    std::vector<TaskId> ids;
+    for (const auto& [id, task] : live.tasks) ids.push_back(id);
+    for (int step = 0; step < 300; ++step) {
+      const TaskId& id = ids[pick(ids.size())];
+      const std::uint64_t token = live.last_token == 0 ? 1 : 1 + pick(live.last_token + 1);
+      const std::string name = "f.t" + std::to_string(token) + "." + std::to_string(step);
+      const std::vector<Event> choices = {
+          Granted{id, live.last_token + 1 + pick(3), "w" + std::to_string(pick(3)), 1, "cpu"},
+          ShardCommitted{token, static_cast<int>(pick(2)), file_named(name)},
+          CheckpointCommitted{token, step, file_named(name)},
+          TaskDone{token, {file_named(name)}, {{"step", step}}},
+          TaskFailed{token, storage::ErrorKind::kUnavailable, name},
+          TaskReleased{token, name},
+          LeaseRevoked{token, name},
+          BoundaryDropped{static_cast<int>(1 + pick(2))},
+          Recaptured{id, name},
+          Quarantined{id, name},
+          Retried{id, name, pick(2) == 0 ? std::optional<std::uint64_t>(pick(100)) : std::nullopt},
+          FileLost{live.shards[1][pick(2)].file.name, name},
+          TermStarted{}};
+      const Event& event = choices[pick(choices.size())];
+      if (!coordinator::apply(live, event)) journal.push_back(event_to_json(event));
+      if (step == 150) {
+        snapshot = state_to_json(live);
+        snapshot_at = journal.size();
+      }
+    }
+    State replayed;
+    for (const nlohmann::json& record : journal)
+      must(replayed, event_from_json(nlohmann::json::parse(record.dump())));
+    EXPECT_EQ(state_to_json(replayed), state_to_json(live));
+    State from_snapshot = state_from_json(nlohmann::json::parse(snapshot->dump()));
+    for (std::size_t i = snapshot_at; i < journal.size(); ++i)
+      must(from_snapshot, event_from_json(journal[i]));
+    EXPECT_EQ(state_to_json(from_snapshot), state_to_json(live));
+    EXPECT_EQ(from_snapshot.grants.size(), live.grants.size());
+  }
+}
+
+TEST(TaskIds, SpellAndReadBackAndRefuseOthers) {
+  for (const TaskId& id : {TaskId::capture(3, 12),
+                           TaskId::transfer(0),
+                           TaskId::assemble(),
+                           TaskId::finetune(),
+                           TaskId::evaluate("lora")}) {
+    EXPECT_EQ(task_id_from_string(to_string(id)), id);
+  }
+  for (const char* text : {"", "capture/b0001", "transfer/b0001/x", "evaluate/", "nonsense"}) {
+    EXPECT_THROW(static_cast<void>(task_id_from_string(text)), storage::Error) << text;
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator
