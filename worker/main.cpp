@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   app.footer(kFooter);
   hedgerow::worker::Action action;
   hedgerow::worker::register_evaluate(app, action);
+  hedgerow::worker::register_serve(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -27,7 +28,13 @@ class TaskContext {
   // rename to file.name. Throw kFenced if the lease is known to be lost.
   virtual void publish_shard(const storage::FileRecord& file, int shard) = 0;
   // A checkpoint is resumed from where it lies: file.name is its path under attempts/.
+  // Does not wait: training goes on while the coordinator is away.
   virtual void publish_checkpoint(const storage::FileRecord& file, std::int64_t step) = 0;
+  // The newest published step that a restart would resume from; checkpoints before it may be
+  // removed. -1: none yet.
+  [[nodiscard]] virtual std::int64_t committed_step() const {
+    return std::numeric_limits<std::int64_t>::max();  // whoever commits at once need not count
+  }
 };
 
 // What a task came to.

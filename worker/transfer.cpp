@@ -203,10 +203,10 @@ class Transfer {
                              "/checkpoint.s" + std::to_string(step_) + ".safetensors";
     const std::filesystem::path path = run_.layout().resolve(name);
     context_.publish_checkpoint(storage::write_checkpoint(path, name, checkpoint), step_);
-    // The newest and the one before stay: the journal may not yet name the newest.
-    checkpoints_.push_back(path);
-    if (checkpoints_.size() > 2) {
-      std::filesystem::remove(checkpoints_.front());
+    checkpoints_.emplace_back(step_, path);
+    // The newest that the journal names stays, and those after it: it may not name them yet.
+    while (checkpoints_.size() > 1 && checkpoints_.front().first < context_.committed_step()) {
+      std::filesystem::remove(checkpoints_.front().second);
       checkpoints_.erase(checkpoints_.begin());
     }
   }
@@ -292,7 +292,7 @@ class Transfer {
   double seconds_before_ = 0.0;  // of the attempts that this one continues
   Stopwatch clock_;
   wire::Progress progress_;
-  std::vector<std::filesystem::path> checkpoints_;
+  std::vector<std::pair<std::int64_t, std::filesystem::path>> checkpoints_;  // step, file
 };
 
 }  // namespace

@@ -17,5 +17,6 @@ namespace hedgerow::worker {
 using Action = std::function<storage::ExitCode()>;
 
 void register_evaluate(CLI::App& app, Action& action);
+void register_serve(CLI::App& app, Action& action);
 
 }  // namespace hedgerow::worker

@@ -1,0 +1,157 @@
+#include "worker/serve.hpp"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <new>
+#include <random>
+
+#include "coordinator/wire/coordinator_file.hpp"
+#include "storage/build_info.hpp"
+#include "worker/capture.hpp"
+#include "worker/evaluate.hpp"
+#include "worker/transfer.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+
+std::atomic<bool> stop_requested{false};
+
+void request_stop(int /*signal*/) { stop_requested.store(true); }
+
+std::string processor_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "cpu";
+}
+
+std::uint64_t physical_memory() {
+  return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
+         static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
+}
+
+std::string drawn_uuid() {
+  std::random_device device;
+  std::string text = wire::this_host() + "-";
+  for (int i = 0; i < 8; ++i) text += "0123456789abcdef"[device() % 16];
+  return text;
+}
+
+// Which committed files an error is about: those that its message names.
+std::vector<std::string> damaged_files(const wire::Task& task, const std::string& message) {
+  std::vector<std::string> damaged;
+  const auto check = [&](const storage::FileRecord& file) {
+    if (message.find(file.name) != std::string::npos) damaged.push_back(file.name);
+  };
+  for (const storage::FileRecord& file : task.inputs) check(file);
+  if (task.resume) check(*task.resume);
+  return damaged;
+}
+
+TaskResult run_task(RunContext& run, TaskContext& context, const wire::Task& task) {
+  switch (task.kind) {
+    case wire::TaskKind::kCapture:
+      return run_capture(run, context, task);
+    case wire::TaskKind::kTransfer:
+      return run_transfer(run, context, task);
+    case wire::TaskKind::kEvaluate:
+      return run_evaluate(run, context, task);
+    case wire::TaskKind::kFinetune:
+      break;
+  }
+  throw Error(ErrorKind::kInternal, "a finetune task is run by the MPI stage, never pulled");
+}
+
+// Says how a task failed; an error of the saying itself means that nobody listens any more.
+void tell_failure(CoordinatorClient& client,
+                  const wire::Task& task,
+                  ErrorKind kind,
+                  const std::string& message) {
+  const bool names_files = kind == ErrorKind::kCorrupt || kind == ErrorKind::kNotFound;
+  try {
+    client.failed(
+        kind, message, names_files ? damaged_files(task, message) : std::vector<std::string>{});
+  } catch (const Error&) {
+    return;  // fenced or orphaned: the coordinator knows, or is gone
+  }
+}
+
+}  // namespace
+
+void execute(RunContext& run, CoordinatorClient& client, const wire::Task& task) {
+  RemoteContext context(client);
+  try {
+    TaskResult result = run_task(run, context, task);
+    if (client.lease_lost()) return;
+    if (!result.finished) {
+      client.released(client.stop_reason());
+      return;
+    }
+    std::vector<storage::FileRecord> files;
+    if (result.file) files.push_back(*result.file);
+    client.done(std::move(files), std::move(result.result));
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kFenced && !client.lease_lost())
+      tell_failure(client, task, error.kind(), error.what());
+  } catch (const c10::OutOfMemoryError& error) {
+    tell_failure(client, task, ErrorKind::kExhausted, error.what_without_backtrace());
+  } catch (const std::bad_alloc&) {
+    tell_failure(client, task, ErrorKind::kExhausted, "out of memory");
+  } catch (const c10::Error& error) {
+    tell_failure(client, task, ErrorKind::kInternal, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    tell_failure(client, task, ErrorKind::kInternal, error.what());
+  }
+}
+
+wire::Hello make_hello(const std::string& uuid, std::uint64_t incarnation, int threads) {
+  wire::Hello hello;
+  hello.worker = {uuid.empty() ? drawn_uuid() : uuid, incarnation};
+  hello.version = storage::version();
+  hello.build = storage::build();
+  hello.host = wire::this_host();
+  hello.device = processor_model();
+  hello.pid = ::getpid();
+  hello.threads = threads;
+  hello.memory_bytes = physical_memory();
+  return hello;
+}
+
+const std::atomic<bool>& stop_signal() {
+  struct sigaction action {};
+  action.sa_handler = request_stop;
+  ::sigaction(SIGTERM, &action, nullptr);
+  ::sigaction(SIGINT, &action, nullptr);
+  return stop_requested;
+}
+
+storage::ExitCode serve(const ServeOptions& options) {
+  const std::atomic<bool>& stop = stop_signal();
+  RunContext run(options.run_directory);
+  const storage::WorkersSection& workers = run.recipe().workers;
+  CoordinatorClient client(
+      {.layout = run.layout(),
+       .endpoint = options.endpoint,
+       .hello = make_hello(options.uuid, options.incarnation, at::get_num_threads()),
+       .orphan_timeout = std::chrono::seconds(workers.orphan_timeout_s),
+       .stop_signal = &stop});
+  const auto held_block = [&run] {
+    return run.held_first_layer() < 0 ? -1
+                                      : run.held_first_layer() / run.recipe().plan.layers_per_block;
+  };
+  while (const std::optional<wire::Task> task = client.next_task(held_block()))
+    execute(run, client, *task);
+  const std::string reason = client.stop_reason();
+  const bool told_by_coordinator = !stop.load() && reason.rfind("no coordinator", 0) != 0;
+  return told_by_coordinator ? storage::ExitCode::kOk : storage::ExitCode::kInterrupted;
+}
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,57 @@
+// The worker process: pulls tasks from a coordinator and runs them, one at a time, until it is told
+// to stop.
+#pragma once
+
+#include <filesystem>
+#include <string>
+
+#include "coordinator/wire/messages.hpp"
+#include "storage/error.hpp"
+#include "worker/coordinator_client.hpp"
+#include "worker/run_context.hpp"
+#include "worker/task_context.hpp"
+
+namespace hedgerow::worker {
+
+struct ServeOptions {
+  std::filesystem::path run_directory;
+  std::string endpoint;
+  std::string uuid;  // empty: one is drawn
+  std::uint64_t incarnation = 1;
+};
+
+// kOk: told to stop by the coordinator; kInterrupted: SIGTERM, SIGINT or orphaned, the work up to
+// the last checkpoint stands. Throws kUsage (refused by the coordinator, no run directory).
+[[nodiscard]] storage::ExitCode serve(const ServeOptions& options);
+
+// This process as it introduces itself. `threads`: of its compute pool.
+[[nodiscard]] wire::Hello make_hello(const std::string& uuid,
+                                     std::uint64_t incarnation,
+                                     int threads);
+
+// Raised by SIGTERM and SIGINT from now on; installs the handlers.
+[[nodiscard]] const std::atomic<bool>& stop_signal();
+
+// A task's context whose reports go to the coordinator. Used by serve and by rank 0 of the finetune
+// stage.
+class RemoteContext final : public TaskContext {
+ public:
+  explicit RemoteContext(CoordinatorClient& client) : client_(client) {}
+  void report(const wire::Progress& progress) override { client_.report(progress); }
+  [[nodiscard]] bool should_stop() const override { return client_.should_stop(); }
+  void publish_shard(const storage::FileRecord& file, int shard) override {
+    client_.shard_ready(file, shard);
+  }
+  void publish_checkpoint(const storage::FileRecord& file, std::int64_t step) override {
+    client_.checkpointed(file, step);
+  }
+  [[nodiscard]] std::int64_t committed_step() const override { return client_.committed_step(); }
+
+ private:
+  CoordinatorClient& client_;
+};
+
+// Runs `task` by its kind and tells the coordinator how it ended. Never throws for a failed task.
+void execute(RunContext& run, CoordinatorClient& client, const wire::Task& task);
+
+}  // namespace hedgerow::worker
