@@ -1,0 +1,275 @@
+#include "kernels/attention_tiles.hpp"
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/cpu_vector.hpp"
+
+namespace hedgerow::kernels::cpu {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr auto kClamp = static_cast<float>(kFeatureClamp);
+
+// The lanes of one row that a mask covers: [first, last).
+struct LaneRange {
+  std::int64_t first, last;
+};
+
+HEDGEROW_INLINE LaneRange covered(const TileMask& mask, std::int64_t key_row) {
+  const std::int64_t lag_of_lane_0 = mask.first_query - (mask.first_key + key_row);
+  return {mask.min_lag - lag_of_lane_0, mask.max_lag - lag_of_lane_0};
+}
+
+HEDGEROW_INLINE Lanes select_lanes(LaneRange range,
+                                   std::int64_t lane_0,
+                                   Lanes inside,
+                                   Lanes outside) {
+  const std::int64_t low = std::clamp<std::int64_t>(range.first - lane_0, 0, kLanes);
+  const std::int64_t high = std::clamp<std::int64_t>(range.last - lane_0, 0, kLanes);
+  if (low == 0 && high == kLanes) {
+    return inside;
+  }
+  const IntLanes index = lane_index();
+  const IntLanes in =
+      (index >= static_cast<std::int32_t>(low)) & (index < static_cast<std::int32_t>(high));
+  return in != 0 ? inside : outside;
+}
+
+// One sign of a Hedgehog map: e^(sign z - offset), offset the largest of sign z; its sum is
+// returned.
+HEDGEROW_INLINE Lanes
+exponentials(const float* z, std::int64_t ld, std::int64_t projected, float sign, float* phi) {
+  Lanes offset = splat(kMinusInfinity);
+  for (std::int64_t f = 0; f < projected; ++f) {
+    offset = larger(load(z + f * ld) * sign, offset);
+  }
+  Lanes sum{};
+  for (std::int64_t f = 0; f < projected; ++f) {
+    const Lanes e = exp_lanes(load(z + f * ld) * sign - offset);
+    store(phi + f * ld, e);
+    sum += e;
+  }
+  return sum;
+}
+
+HEDGEROW_INLINE void clamp_and_scale(float* phi,
+                                     std::int64_t ld,
+                                     std::int64_t features,
+                                     Lanes factor) {
+  for (std::int64_t f = 0; f < features; ++f) {
+    const Lanes x = load(phi + f * ld) * factor;
+    store(phi + f * ld, x < kClamp ? splat(kClamp) : x);
+  }
+}
+
+HEDGEROW_INLINE Lanes activate_one(FeatureMapKind kind, Lanes z) {
+  switch (kind) {
+    case FeatureMapKind::kT2R:
+    case FeatureMapKind::kRelu:
+      return z < kClamp ? splat(kClamp) : z;
+    case FeatureMapKind::kEluPlusOne: {
+      const Lanes below = exp_lanes(z > 0.0F ? Lanes{} : z);
+      const Lanes phi = z > 0.0F ? z + 1.0F : below;
+      return phi < kClamp ? splat(kClamp) : phi;
+    }
+    default:
+      return z;
+  }
+}
+
+// The derivative, from the clamped value alone: no z is kept.
+HEDGEROW_INLINE Lanes derivative_one(FeatureMapKind kind, Lanes phi) {
+  switch (kind) {
+    case FeatureMapKind::kT2R:
+    case FeatureMapKind::kRelu:
+      return phi > kClamp ? splat(1.0F) : Lanes{};
+    case FeatureMapKind::kEluPlusOne:
+      return phi > 1.0F ? splat(1.0F) : (phi > kClamp ? phi : Lanes{});
+    default:
+      return splat(1.0F);
+  }
+}
+
+// One sign of the softmax form: d(sign z) = phi (u - sum u phi); u is 0 where the clamp acts.
+HEDGEROW_INLINE void softmax_backward(const float* phi,
+                                      const float* dphi,
+                                      std::int64_t ld,
+                                      std::int64_t projected,
+                                      float sign,
+                                      bool add,
+                                      float* dz) {
+  Lanes dot{};
+  for (std::int64_t f = 0; f < projected; ++f) {
+    const Lanes p = load(phi + f * ld);
+    dot += p > kClamp ? p * load(dphi + f * ld) : Lanes{};
+  }
+  for (std::int64_t f = 0; f < projected; ++f) {
+    const Lanes p = load(phi + f * ld);
+    const Lanes u = p > kClamp ? load(dphi + f * ld) : Lanes{};
+    const Lanes gradient = p * (u - dot) * sign;
+    store(dz + f * ld, add ? load(dz + f * ld) + gradient : gradient);
+  }
+}
+
+// One sign of the exp form: phi = exp(sign z - max): d(sign z) = u phi, and the features at the
+// maximum (phi = 1) give back the sum, sharing alike.
+HEDGEROW_INLINE void exp_backward(const float* phi,
+                                  const float* dphi,
+                                  std::int64_t ld,
+                                  std::int64_t projected,
+                                  float sign,
+                                  bool add,
+                                  float* dz) {
+  Lanes dot{}, ties{};
+  for (std::int64_t f = 0; f < projected; ++f) {
+    const Lanes p = load(phi + f * ld);
+    dot += p > kClamp ? p * load(dphi + f * ld) : Lanes{};
+    ties += p == 1.0F ? splat(1.0F) : Lanes{};
+  }
+  const Lanes share = dot / ties;
+  for (std::int64_t f = 0; f < projected; ++f) {
+    const Lanes p = load(phi + f * ld);
+    const Lanes direct = p > kClamp ? p * load(dphi + f * ld) : Lanes{};
+    const Lanes gradient = (direct - (p == 1.0F ? share : Lanes{})) * sign;
+    store(dz + f * ld, add ? load(dz + f * ld) + gradient : gradient);
+  }
+}
+
+bool is_hedgehog(FeatureMapKind kind) {
+  return kind == FeatureMapKind::kHedgehogSoftmax || kind == FeatureMapKind::kHedgehogExp;
+}
+
+}  // namespace
+
+HEDGEROW_CLONES void window_weights(float* scores,
+                                    std::int64_t ld,
+                                    std::int64_t keys,
+                                    std::int64_t lanes,
+                                    const TileMask& mask,
+                                    float scale,
+                                    float gate,
+                                    float* weights,
+                                    float* maxima,
+                                    float* sums) {
+  for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+    Lanes maximum = splat(kMinusInfinity);
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const Lanes scaled = load(scores + j * ld + lane) * scale;
+      const Lanes s = select_lanes(covered(mask, j), lane, scaled, splat(kMinusInfinity));
+      store(scores + j * ld + lane, s);
+      maximum = larger(s, maximum);
+    }
+    Lanes sum{};
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const Lanes p = gate * exp_lanes(load(scores + j * ld + lane) - maximum);
+      store(weights + j * ld + lane, p);
+      sum += p;
+    }
+    store(maxima + lane, maximum);
+    store(sums + lane, sum);
+  }
+}
+
+HEDGEROW_CLONES void mask_linear(float* x,
+                                 std::int64_t ld,
+                                 std::int64_t keys,
+                                 std::int64_t lanes,
+                                 const TileMask& mask,
+                                 float* sums) {
+  for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+    Lanes sum = load(sums + lane);
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const Lanes kept = select_lanes(covered(mask, j), lane, load(x + j * ld + lane), Lanes{});
+      store(x + j * ld + lane, kept);
+      sum += kept;
+    }
+    store(sums + lane, sum);
+  }
+}
+
+HEDGEROW_CLONES void add_tile(
+    float* x, const float* y, std::int64_t ld, std::int64_t rows, std::int64_t lanes) {
+  for (std::int64_t r = 0; r < rows; ++r) {
+    for (std::int64_t c = 0; c < lanes; c += kLanes) {
+      store(x + r * ld + c, load(x + r * ld + c) + load(y + r * ld + c));
+    }
+  }
+}
+
+HEDGEROW_CLONES void window_gradient(const float* scores,
+                                     const float* weights,
+                                     std::int64_t ld,
+                                     std::int64_t keys,
+                                     std::int64_t lanes,
+                                     const float* maxima,
+                                     const float* totals,
+                                     float scale,
+                                     float* da) {
+  for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+    const Lanes maximum = load(maxima + lane);
+    Lanes ties{};
+    for (std::int64_t j = 0; j < keys; ++j) {
+      ties += load(scores + j * ld + lane) == maximum ? splat(1.0F) : Lanes{};
+    }
+    const Lanes share = load(totals + lane) / ties;
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const Lanes s = load(scores + j * ld + lane);
+      const Lanes direct = load(weights + j * ld + lane) * load(da + j * ld + lane);
+      store(da + j * ld + lane, (direct - (s == maximum ? share : Lanes{})) * scale);
+    }
+  }
+}
+
+HEDGEROW_CLONES void activate_tile(const FeatureMapOptions& options,
+                                   const float* z,
+                                   std::int64_t ld,
+                                   std::int64_t projected,
+                                   std::int64_t lanes,
+                                   float* phi) {
+  for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+    if (!is_hedgehog(options.kind)) {
+      for (std::int64_t f = 0; f < projected; ++f) {
+        store(phi + f * ld + lane, activate_one(options.kind, load(z + f * ld + lane)));
+      }
+      continue;
+    }
+    const bool normalise = options.kind == FeatureMapKind::kHedgehogSoftmax;
+    const int num_signs = options.negation ? 2 : 1;
+    for (int sign = 0; sign < num_signs; ++sign) {
+      float* half = phi + sign * projected * ld + lane;
+      const Lanes sum = exponentials(z + lane, ld, projected, sign == 0 ? 1.0F : -1.0F, half);
+      clamp_and_scale(half, ld, projected, normalise ? 1.0F / sum : splat(1.0F));
+    }
+  }
+}
+
+HEDGEROW_CLONES void activate_tile_backward(const FeatureMapOptions& options,
+                                            const float* phi,
+                                            const float* dphi,
+                                            std::int64_t ld,
+                                            std::int64_t projected,
+                                            std::int64_t lanes,
+                                            float* dz) {
+  const int num_signs = options.negation ? 2 : 1;
+  for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+    if (!is_hedgehog(options.kind)) {
+      for (std::int64_t f = 0; f < projected; ++f) {
+        const Lanes slope = derivative_one(options.kind, load(phi + f * ld + lane));
+        store(dz + f * ld + lane, slope * load(dphi + f * ld + lane));
+      }
+      continue;
+    }
+    for (int sign = 0; sign < num_signs; ++sign) {
+      const std::int64_t half = sign * projected * ld + lane;
+      const float factor = sign == 0 ? 1.0F : -1.0F;
+      if (options.kind == FeatureMapKind::kHedgehogSoftmax) {
+        softmax_backward(phi + half, dphi + half, ld, projected, factor, sign == 1, dz + lane);
+      } else {
+        exp_backward(phi + half, dphi + half, ld, projected, factor, sign == 1, dz + lane);
+      }
+    }
+  }
+}
+
+}  // namespace hedgerow::kernels::cpu

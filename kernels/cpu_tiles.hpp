@@ -1,0 +1,138 @@
+// The arithmetic of one tile: products, transposes and conversions on row-major fp32 scratch whose
+// rows are padded to whole vectors of 16 floats. Called by the *_cpu.cpp drivers from inside
+// at::parallel_for; nothing here allocates (but a bf16 product's thread-local packing space),
+// starts threads or looks at tensors.
+//
+// Every result depends on its inputs alone: no order of threads, no reduction across tiles.
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+
+namespace hedgerow::kernels::cpu {
+
+// n rounded up to whole vectors.
+[[nodiscard]] constexpr std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
+
+// What a product multiplies in. kBFloat16 rounds both factors and accumulates in fp32 (AMX tiles,
+// through oneDNN).
+enum class Products { kFloat, kBFloat16 };
+
+// bf16 products where the input is bf16 and the processor has AMX. Elsewhere bf16 inputs are
+// widened: without AMX a bf16 product takes twice the time of an fp32 one (measured on
+// AVX512_BF16), and would only lose accuracy.
+[[nodiscard]] Products products_for(c10::ScalarType dtype);
+
+// The left factor, M x K, either as stored or as the transpose of what is stored.
+struct Left {
+  const float* data;
+  std::int64_t row_stride, col_stride;
+};
+[[nodiscard]] constexpr Left as_stored(const float* data, std::int64_t ld) { return {data, ld, 1}; }
+[[nodiscard]] constexpr Left transposed(const float* data, std::int64_t ld) {
+  return {data, 1, ld};
+}
+
+// The right factor, K x N, rows of length >= N padded to 16.
+struct Right {
+  const float* data;
+  std::int64_t ld;
+};
+
+struct Size {
+  std::int64_t m, n, k;
+};
+
+// c [m, padded(n)] = left right, or += with `add`. Columns n..padded(n) of c are written too.
+void multiply(
+    Products products, Size size, Left left, Right right, float* c, std::int64_t ldc, bool add);
+
+// out [cols, padded(rows)] = in^T; the padding is zero.
+void transpose(const float* in,
+               std::int64_t ld_in,
+               std::int64_t rows,
+               std::int64_t cols,
+               float* out,
+               std::int64_t ld_out);
+
+// out [rows, padded(cols)] = in [rows, cols] of bf16 or fp32, widened; the padding is zero.
+void widen_rows(const void* in,
+                c10::ScalarType dtype,
+                std::int64_t ld_in,
+                std::int64_t rows,
+                std::int64_t cols,
+                float* out,
+                std::int64_t ld_out);
+
+// out [rows, cols] of bf16 (rounded to nearest even) or fp32 = in [rows, cols], row i times
+// scale[i] where given.
+void narrow_rows(const float* in,
+                 std::int64_t ld_in,
+                 std::int64_t rows,
+                 std::int64_t cols,
+                 const float* scale,
+                 void* out,
+                 c10::ScalarType dtype,
+                 std::int64_t ld_out);
+
+// out[i] = a_i . b_i for rows of padded(cols) floats.
+void row_dots(const float* a,
+              std::int64_t ld_a,
+              const float* b,
+              std::int64_t ld_b,
+              std::int64_t rows,
+              std::int64_t cols,
+              float* out);
+
+// out [rows, padded(cols)] = in's row i times scale[i].
+void scale_rows(const float* in,
+                std::int64_t ld_in,
+                const float* scale,
+                std::int64_t rows,
+                std::int64_t cols,
+                float* out,
+                std::int64_t ld_out);
+
+// The following see [rows, lanes] tiles with one query or key a lane; lanes is a multiple of 16.
+
+// out[lane] = sum over rows of weight[row] * x[row][lane]; plain column sums without weights. Added
+// to out with `add`.
+void column_sums(const float* x,
+                 std::int64_t ld,
+                 std::int64_t rows,
+                 std::int64_t lanes,
+                 const float* weight,
+                 float* out,
+                 bool add);
+
+// out[lane] = sum over rows of a[row][lane] * b[row][lane].
+void column_dots(const float* a,
+                 const float* b,
+                 std::int64_t ld,
+                 std::int64_t rows,
+                 std::int64_t lanes,
+                 float* out);
+
+// x[row][lane] += weight[row] * lane_values[lane]; weight 1 where absent.
+void add_outer(float* x,
+               std::int64_t ld,
+               std::int64_t rows,
+               std::int64_t lanes,
+               const float* weight,
+               const float* lane_values);
+
+// x[row][lane] += values[row].
+void add_columns(
+    float* x, std::int64_t ld, std::int64_t rows, std::int64_t lanes, const float* values);
+
+// out[row] += sum over the first `count` lanes of x[row][lane] * lane_values[lane] (1 where
+// absent).
+void add_row_sums(const float* x,
+                  std::int64_t ld,
+                  std::int64_t rows,
+                  std::int64_t count,
+                  const float* lane_values,
+                  float* out);
+
+}  // namespace hedgerow::kernels::cpu

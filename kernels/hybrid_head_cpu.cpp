@@ -1,0 +1,157 @@
+#include "kernels/hybrid_head_cpu.hpp"
+
+#include <ATen/ATen.h>
+
+#include <cstdint>
+
+namespace hedgerow::kernels::cpu {
+
+Scratch::Scratch(std::int64_t floats)
+    : storage_(static_cast<std::size_t>(floats) + kFloatsPerLine, 0.0F) {
+  const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());
+  constexpr std::uintptr_t kLine = kFloatsPerLine * sizeof(float);
+  aligned_ = storage_.data() + (kLine - address % kLine) % kLine / sizeof(float);
+}
+
+void Scratch::clear() { std::fill(storage_.begin(), storage_.end(), 0.0F); }
+
+HeadRows::HeadRows(const at::Tensor& x)
+    : x_(x),
+      in_place_(x.scalar_type() == at::kFloat && x.size(3) % 16 == 0),
+      ld_(in_place_ ? x.stride(2) : padded(x.size(3))),
+      space_(in_place_ ? 0 : x.size(2) * padded(x.size(3))) {}
+
+Rows HeadRows::rows(std::int64_t b, std::int64_t head) {
+  const std::int64_t offset = b * x_.stride(0) + head * x_.stride(1);
+  if (in_place_) {
+    return {x_.const_data_ptr<float>() + offset, ld_};
+  }
+  const auto* bytes = static_cast<const char*>(x_.const_data_ptr()) +
+                      offset * static_cast<std::int64_t>(x_.element_size());
+  widen_rows(bytes, x_.scalar_type(), x_.stride(2), x_.size(2), x_.size(3), space_.data(), ld_);
+  return {space_.data(), ld_};
+}
+
+ChunkRange chunk_range(const HybridProblem& problem, std::int64_t chunk) {
+  const std::int64_t begin = chunk * problem.chunk();
+  return {begin, std::min(begin + problem.chunk(), problem.shape.T)};
+}
+
+QueryTile query_tile(const HybridProblem& problem, std::int64_t begin) {
+  const std::int64_t chunk = begin / problem.chunk();
+  const std::int64_t window = problem.options.window_size;
+  QueryTile tile{};
+  tile.begin = begin;
+  tile.end = std::min(begin + HybridProblem::kQueryTile, chunk_range(problem, chunk).end);
+  tile.keys_begin = std::max<std::int64_t>(0, chunk - problem.state_lag()) * problem.chunk();
+  switch (problem.options.layout) {
+    case WindowLayout::kNone:
+      tile.linear_end = tile.end;
+      break;
+    case WindowLayout::kSliding:
+      tile.linear_end = std::max(tile.keys_begin, tile.end - window);
+      break;
+    case WindowLayout::kTerraced:
+      tile.linear_end = tile.keys_begin;
+      break;
+  }
+  const bool sliding = problem.options.layout == WindowLayout::kSliding;
+  tile.window_mask = {tile.keys_begin, begin, 0, sliding ? window : kNoLag};
+  tile.linear_mask = {tile.keys_begin, begin, sliding ? window : 0, kNoLag};
+  return tile;
+}
+
+TileMap::TileMap(const HybridProblem& problem,
+                 const FeatureMapWeights& weights,
+                 std::int64_t max_tokens)
+    : problem_(problem),
+      layer_(weights.layer.defined() ? weights.layer.const_data_ptr<float>() : nullptr),
+      bias_(weights.bias.defined() ? weights.bias.const_data_ptr<float>() : nullptr),
+      lanes_(padded(max_tokens)),
+      x_transposed_(problem.shape.D * lanes_),
+      z_(problem.projected * lanes_),
+      layer_transposed_(layer_ == nullptr ? 0 : problem.projected * padded(problem.shape.D)) {}
+
+void TileMap::features(Rows x,
+                       std::int64_t first,
+                       std::int64_t tokens,
+                       const float* x_transposed,
+                       float* phi,
+                       std::int64_t ld) {
+  const std::int64_t D = problem_.shape.D, f = problem_.projected, lanes = padded(tokens);
+  if (x_transposed == nullptr) {
+    transpose(x.row(first), x.ld, tokens, D, x_transposed_.data(), ld);
+    x_transposed = x_transposed_.data();
+  }
+  const float* z = x_transposed;
+  if (layer_ != nullptr) {
+    multiply(problem_.products,
+             {f, tokens, D},
+             transposed(layer_ + head_ * D * f, f),
+             {x_transposed, ld},
+             z_.data(),
+             ld,
+             false);
+    z = z_.data();
+  }
+  if (bias_ != nullptr) {
+    float* biased = z_.data();
+    if (z != biased) {
+      std::copy(z, z + f * ld, biased);
+    }
+    add_columns(biased, ld, f, lanes, bias_ + head_ * f);
+    z = biased;
+  }
+  activate_tile(problem_.options.feature_map, z, ld, f, lanes, phi);
+}
+
+void TileMap::backward(const float* phi,
+                       const float* dphi,
+                       std::int64_t ld,
+                       Rows x,
+                       std::int64_t first,
+                       std::int64_t tokens,
+                       float* d_layer,
+                       float* d_bias,
+                       float* dx,
+                       std::int64_t ld_dx) {
+  const std::int64_t D = problem_.shape.D, f = problem_.projected;
+  float* dz = z_.data();
+  activate_tile_backward(problem_.options.feature_map, phi, dphi, ld, f, padded(tokens), dz);
+  if (d_bias != nullptr) {
+    add_row_sums(dz, ld, f, tokens, nullptr, d_bias);
+  }
+  if (d_layer != nullptr) {
+    multiply(problem_.products,
+             {f, D, tokens},
+             as_stored(dz, ld),
+             x.right(first),
+             d_layer,
+             padded(D),
+             true);
+  }
+  if (dx == nullptr) {
+    return;
+  }
+  if (layer_ == nullptr) {
+    for (std::int64_t i = 0; i < tokens; ++i) {
+      for (std::int64_t d = 0; d < D; ++d) {
+        dx[i * ld_dx + d] += dz[d * ld + i];
+      }
+    }
+    return;
+  }
+  if (layer_transposed_of_ != head_) {
+    transpose(layer_ + head_ * D * f, f, D, f, layer_transposed_.data(), padded(D));
+    layer_transposed_of_ = head_;
+  }
+  multiply(problem_.products,
+           {tokens, D, f},
+           transposed(dz, ld),
+           {layer_transposed_.data(), padded(D)},
+           dx,
+           ld_dx,
+           true);
+}
+
+}  // namespace hedgerow::kernels::cpu

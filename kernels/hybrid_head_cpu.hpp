@@ -1,0 +1,104 @@
+// The parts of one head's walk that the hybrid's forward and backward share: where chunks, tiles
+// and branches lie, fp32 views of the inputs, feature tiles, and scratch that a thread reuses from
+// head to head.
+#pragma once
+
+#include <array>
+#include <vector>
+
+#include "kernels/attention_tiles.hpp"
+#include "kernels/hybrid_attention_cpu.hpp"
+
+namespace hedgerow::kernels::cpu {
+
+// Scratch of one thread, 64-byte aligned and zeroed when made.
+class Scratch {
+ public:
+  explicit Scratch(std::int64_t floats);
+  [[nodiscard]] float* data() { return aligned_; }
+  void clear();
+
+ private:
+  static constexpr std::size_t kFloatsPerLine = 16;
+  std::vector<float> storage_;
+  float* aligned_;
+};
+
+// Rows of fp32: a [T, D] matrix of one head, padded to whole vectors.
+struct Rows {
+  const float* data = nullptr;
+  std::int64_t ld = 0;
+  [[nodiscard]] const float* row(std::int64_t i) const { return data + i * ld; }
+  [[nodiscard]] Right right(std::int64_t i) const { return {row(i), ld}; }
+};
+
+// One [B, heads, T, D] tensor as Rows: read in place where it is fp32 and D fills whole vectors,
+// else widened into scratch, one head at a time.
+class HeadRows {
+ public:
+  explicit HeadRows(const at::Tensor& x);
+  // The view holds until the next call.
+  Rows rows(std::int64_t b, std::int64_t head);
+
+ private:
+  const at::Tensor& x_;
+  bool in_place_;
+  std::int64_t ld_;
+  Scratch space_;
+};
+
+// Some queries of one chunk and the keys that meet them outside the state: key rows keys_begin ..
+// end, of which rows keys_begin .. linear_end hold (also) linear pairs and all hold window pairs if
+// there is a window.
+struct QueryTile {
+  std::int64_t begin, end, keys_begin, linear_end;
+  TileMask window_mask, linear_mask;
+  [[nodiscard]] std::int64_t queries() const { return end - begin; }
+  [[nodiscard]] std::int64_t keys() const { return end - keys_begin; }
+  [[nodiscard]] std::int64_t linear_rows() const { return linear_end - keys_begin; }
+};
+QueryTile query_tile(const HybridProblem& problem, std::int64_t begin);
+
+struct ChunkRange {
+  std::int64_t begin, end;
+  [[nodiscard]] std::int64_t tokens() const { return end - begin; }
+};
+ChunkRange chunk_range(const HybridProblem& problem, std::int64_t chunk);
+
+// One side's map on tiles of tokens.
+class TileMap {
+ public:
+  TileMap(const HybridProblem& problem, const FeatureMapWeights& weights, std::int64_t max_tokens);
+  void select_head(std::int64_t head) { head_ = head; }
+  // phi [F, padded(tokens)], row stride ld, from x [tokens, D]; x_transposed [D, padded(tokens)] if
+  // the caller has it.
+  void features(Rows x,
+                std::int64_t first,
+                std::int64_t tokens,
+                const float* x_transposed,
+                float* phi,
+                std::int64_t ld);
+  // dz [projected, tokens] of the last features' tile shape -> the caller's accumulators; any may
+  // be null. d_layer [f, padded(D)] += dz x; d_bias [f] += row sums of dz; dx [tokens, padded(D)]
+  // += dz^T layer^T.
+  void backward(const float* phi,
+                const float* dphi,
+                std::int64_t ld,
+                Rows x,
+                std::int64_t first,
+                std::int64_t tokens,
+                float* d_layer,
+                float* d_bias,
+                float* dx,
+                std::int64_t ld_dx);
+
+ private:
+  const HybridProblem& problem_;
+  const float* layer_;  // [H, D, f] or null
+  const float* bias_;   // [H, f] or null
+  std::int64_t head_ = 0, lanes_;
+  Scratch x_transposed_, z_, layer_transposed_;
+  std::int64_t layer_transposed_of_ = -1;
+};
+
+}  // namespace hedgerow::kernels::cpu

@@ -1,0 +1,61 @@
+// One attention problem for the kernel tests: shapes, seeded inputs and parameters, and the
+// gradients that autograd finds for any of the folder's functions. Inputs are drawn in fp32 and
+// rounded to the case's dtype, so that the fp64 reference sees exactly the values that the kernel
+// sees.
+#pragma once
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernels/hybrid_attention.hpp"
+
+namespace hedgerow::kernels::testing {
+
+struct AttentionCase {
+  std::int64_t B = 2, H = 4, G = 2, T = 65, D = 16, f = 8;
+  at::ScalarType dtype = at::kFloat;
+  HybridOptions options = {};
+  bool bias = false;
+  double scale = 1.0;  // of q and k: large values make extreme logits
+  std::uint64_t seed = 17;
+
+  [[nodiscard]] std::string name() const;
+};
+
+struct AttentionInputs {
+  at::Tensor q, k, v, dy;
+  HybridParameters parameters;
+
+  // The same values in another dtype; leaves that require a gradient.
+  [[nodiscard]] AttentionInputs as(at::ScalarType inputs, at::ScalarType maps) const;
+  [[nodiscard]] std::vector<at::Tensor> leaves() const;
+};
+
+AttentionInputs make_inputs(const AttentionCase& shape);
+
+// What a differentiable function of the inputs gives: its value and the gradient of every leaf, in
+// fp64.
+struct Outcome {
+  at::Tensor value;
+  std::vector<at::Tensor> gradients;
+};
+using AttentionFunction = std::function<at::Tensor(const AttentionInputs&)>;
+Outcome differentiate(const AttentionFunction& function, const AttentionInputs& inputs);
+
+// The 2 x rule: the error of `ours` against the fp64 `exact` is at most twice that of a plain
+// version of the same precision, with a floor of a few units of rounding for values that the plain
+// version happens to hit.
+void expect_within_twice(const at::Tensor& ours,
+                         const at::Tensor& plain,
+                         const at::Tensor& exact,
+                         const std::string& what);
+
+inline const std::vector<std::string> kLeafNames = {
+    "q", "k", "v", "layer_q", "layer_k", "window_factors", "bias_q", "bias_k"};
+
+}  // namespace hedgerow::kernels::testing
