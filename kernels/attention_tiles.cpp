@@ -4,12 +4,14 @@
 #include <limits>
 
 #include "kernels/cpu_vector.hpp"
+#include "kernels/transfer_loss.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 constexpr auto kClamp = static_cast<float>(kFeatureClamp);
+constexpr auto kWeight = static_cast<float>(kWeightClamp);
 
 // The lanes of one row that a mask covers: [first, last).
 struct LaneRange {
@@ -217,6 +219,36 @@ HEDGEROW_CLONES void window_gradient(const float* scores,
       const Lanes s = load(scores + j * ld + lane);
       const Lanes direct = load(weights + j * ld + lane) * load(da + j * ld + lane);
       store(da + j * ld + lane, (direct - (s == maximum ? share : Lanes{})) * scale);
+    }
+  }
+}
+
+HEDGEROW_CLONES void cross_entropy_tile(const float* teacher,
+                                        const float* teacher_sums,
+                                        const float* denominators,
+                                        std::int64_t ld,
+                                        std::int64_t keys,
+                                        std::int64_t lanes,
+                                        float scale,
+                                        float* student,
+                                        float* losses) {
+  for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+    const Lanes normaliser = 1.0F / load(teacher_sums + lane);
+    const Lanes inverse = 1.0F / load(denominators + lane);
+    Lanes loss{}, unclamped{};
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const Lanes t = load(teacher + j * ld + lane) * normaliser;
+      const Lanes a = load(student + j * ld + lane) * inverse;
+      loss -= t * log_lanes(a < kWeight ? splat(kWeight) : a);
+      unclamped += a < kWeight ? Lanes{} : t;
+    }
+    store(losses + lane, loss);
+    const Lanes common = unclamped * inverse;
+    for (std::int64_t j = 0; j < keys; ++j) {
+      const Lanes t = load(teacher + j * ld + lane) * normaliser;
+      const Lanes w = load(student + j * ld + lane);
+      const Lanes own = w * inverse < kWeight ? Lanes{} : t / w;
+      store(student + j * ld + lane, (common - own) * scale);
     }
   }
 }

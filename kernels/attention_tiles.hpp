@@ -54,6 +54,20 @@ void window_gradient(const float* scores,
                      float scale,
                      float* da);
 
+// Cross-entropy of a teacher's weights t (unnormalised, sums teacher_sums) against a student's w
+// (sums denominators): losses[lane] = -sum_j (t / sum t) log(max(w / Z, kWeightClamp)), and w
+// becomes the gradient of the loss by each weight with the denominator's share in it, -(t / sum t)
+// [not clamped] / w + (sum_j (t / sum t) [not clamped]) / Z, times scale.
+void cross_entropy_tile(const float* teacher,
+                        const float* teacher_sums,
+                        const float* denominators,
+                        std::int64_t ld,
+                        std::int64_t keys,
+                        std::int64_t lanes,
+                        float scale,
+                        float* student,
+                        float* losses);
+
 // phi [F, lanes] from z [f, lanes], clamped from below but for the identity.
 void activate_tile(const FeatureMapOptions& options,
                    const float* z,

@@ -1,5 +1,10 @@
 #include "kernels/checks.hpp"
 
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+
 namespace hedgerow::kernels {
 namespace {
 
@@ -138,5 +143,18 @@ std::int64_t check_parameters(const HybridParameters& parameters,
               describe(parameters.window_factors.sizes()));
   return features;
 }
+
+bool any_requires_grad(at::ArrayRef<at::Tensor> inputs) {
+  return c10::GradMode::is_enabled() &&
+         std::any_of(inputs.begin(), inputs.end(), [](const at::Tensor& x) {
+           return x.defined() && x.requires_grad();
+         });
+}
+
+at::Tensor present_or_empty(const at::Tensor& x) {
+  return x.defined() ? x : at::empty({0}, at::kFloat);
+}
+
+at::Tensor undefined_if_empty(const at::Tensor& x) { return x.numel() == 0 ? at::Tensor() : x; }
 
 }  // namespace hedgerow::kernels

@@ -28,4 +28,11 @@ std::int64_t check_parameters(const HybridParameters& parameters,
                               std::int64_t num_heads,
                               std::int64_t head_dim);
 
+// Whether autograd will ask for a gradient of any of these (undefined ones are skipped).
+[[nodiscard]] bool any_requires_grad(at::ArrayRef<at::Tensor> inputs);
+
+// torch::autograd::Function takes no undefined tensors: absent parameters travel as empty ones.
+[[nodiscard]] at::Tensor present_or_empty(const at::Tensor& x);
+[[nodiscard]] at::Tensor undefined_if_empty(const at::Tensor& x);
+
 }  // namespace hedgerow::kernels

@@ -75,4 +75,25 @@ HEDGEROW_INLINE Lanes exp_lanes(Lanes x) {
   return x != x ? x : bounded;
 }
 
+// Natural logarithm of a normal positive x, relative error < 2e-7; NaN for NaN.
+// x = 2^e m, m in [sqrt(1/2), sqrt(2)); with t = (m - 1) / (m + 1), log m = 2 (t + t^3 / 3 + ... +
+// t^9 / 9).
+HEDGEROW_INLINE Lanes log_lanes(Lanes x) {
+  constexpr float kLn2 = 0.693147180559945309F;
+  constexpr float kSqrt2 = 1.41421356237309505F;
+  const IntLanes bits = reinterpret_cast<IntLanes>(x);
+  const Lanes mantissa = reinterpret_cast<Lanes>((bits & 0x007fffff) | 0x3f800000);
+  const IntLanes upper = mantissa > kSqrt2;
+  const Lanes m = upper != 0 ? mantissa * 0.5F : mantissa;
+  const Lanes e = __builtin_convertvector((bits >> 23) - 127 - upper, Lanes);
+  const Lanes t = (m - 1.0F) / (m + 1.0F), square = t * t;
+  Lanes series = splat(2.0F / 9.0F);
+  series = series * square + 2.0F / 7.0F;
+  series = series * square + 2.0F / 5.0F;
+  series = series * square + 2.0F / 3.0F;
+  series = series * square + 2.0F;
+  const Lanes result = e * kLn2 + series * t;
+  return x != x ? x : result;
+}
+
 }  // namespace hedgerow::kernels::cpu

@@ -29,13 +29,6 @@ void check_device(const at::Tensor& q) {
       q.is_cpu(), "hybrid attention: q must be on the CPU in this build, found ", q.device());
 }
 
-// torch::autograd::Function takes no undefined tensors: absent parameters travel as empty ones.
-at::Tensor present_or_empty(const at::Tensor& x, const at::Tensor& like) {
-  return x.defined() ? x : at::empty({0}, like.options().dtype(at::kFloat));
-}
-
-at::Tensor undefined_if_empty(const at::Tensor& x) { return x.numel() == 0 ? at::Tensor() : x; }
-
 // The fused forward and backward behind autograd. Saves the inputs, y (fp32) and Z: O(T).
 class HybridFunction : public torch::autograd::Function<HybridFunction> {
  public:
@@ -54,18 +47,12 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     const torch::autograd::variable_list inputs = {
         q, k, v, layer_q, bias_q, layer_k, bias_k, window_factors};
     const cpu::HybridProblem problem = problem_of(inputs, options);
-    bool keep = false;
-    for (std::size_t input = kQ; input <= kWindowFactors; ++input) {
-      keep = keep || context->needs_input_grad(input);
-    }
-    const cpu::HybridForward result = cpu::hybrid_forward_cpu(problem, keep);
-    if (keep) {
-      torch::autograd::variable_list saved = inputs;
-      saved.push_back(result.y_fp32);
-      saved.push_back(result.denominator);
-      context->save_for_backward(saved);
-      save_options(context, options);
-    }
+    const cpu::HybridForward result = cpu::hybrid_forward_cpu(problem, true);
+    torch::autograd::variable_list saved = inputs;
+    saved.push_back(result.y_fp32);
+    saved.push_back(result.denominator);
+    context->save_for_backward(saved);
+    save_options(context, options);
     return result.y;
   }
 
@@ -140,14 +127,24 @@ at::Tensor hybrid_attention(const at::Tensor& q,
     return hybrid_attention_reference(q, k, v, parameters, options);
   }
   check_device(q);
+  if (!any_requires_grad({q,
+                          k,
+                          v,
+                          parameters.q.layer,
+                          parameters.q.bias,
+                          parameters.k.layer,
+                          parameters.k.bias,
+                          parameters.window_factors})) {
+    return cpu::hybrid_forward_cpu(cpu::make_hybrid_problem(q, k, v, parameters, options), false).y;
+  }
   return HybridFunction::apply(q,
                                k,
                                v,
-                               present_or_empty(parameters.q.layer, q),
-                               present_or_empty(parameters.q.bias, q),
-                               present_or_empty(parameters.k.layer, q),
-                               present_or_empty(parameters.k.bias, q),
-                               present_or_empty(parameters.window_factors, q),
+                               present_or_empty(parameters.q.layer),
+                               present_or_empty(parameters.q.bias),
+                               present_or_empty(parameters.k.layer),
+                               present_or_empty(parameters.k.bias),
+                               present_or_empty(parameters.window_factors),
                                options);
 }
 

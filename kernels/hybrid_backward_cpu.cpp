@@ -462,15 +462,6 @@ class BackwardHead {
   Scratch lanes_;
 };
 
-// [B, H, ...] summed over B in ascending order.
-at::Tensor fold_batch(const at::Tensor& partial) {
-  at::Tensor sum = partial[0].clone();
-  for (std::int64_t b = 1; b < partial.size(0); ++b) {
-    sum += partial[b];
-  }
-  return sum;
-}
-
 // [B, H, T, D] fp32 summed over the query heads of each kv head, in ascending order.
 at::Tensor fold_group(const at::Tensor& partial, std::int64_t num_kv_heads, at::ScalarType dtype) {
   const std::int64_t group = partial.size(1) / num_kv_heads;
@@ -521,17 +512,9 @@ HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
       });
   HybridGradients gradients;
   gradients.q = partials.dq;
-  const auto layer = [&](const at::Tensor& partial) {
-    return partial.defined()
-               ? fold_batch(partial).narrow(2, 0, problem.shape.D).transpose(1, 2).contiguous()
-               : at::Tensor();
-  };
-  const auto folded = [](const at::Tensor& partial) {
-    return partial.defined() ? fold_batch(partial) : at::Tensor();
-  };
-  gradients.map_q = {layer(partials.layer_q), folded(partials.bias_q)};
-  gradients.map_k = {layer(partials.layer_k), folded(partials.bias_k)};
-  gradients.window_factors = folded(partials.window_factors);
+  gradients.map_q = {fold_layer(partials.layer_q, problem.shape.D), fold_batch(partials.bias_q)};
+  gradients.map_k = {fold_layer(partials.layer_k, problem.shape.D), fold_batch(partials.bias_k)};
+  gradients.window_factors = fold_batch(partials.window_factors);
   if (needs.k) {
     gradients.k = fold_group(partials.dk, problem.shape.G, problem.q.scalar_type());
   }

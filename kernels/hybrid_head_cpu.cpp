@@ -61,6 +61,22 @@ QueryTile query_tile(const HybridProblem& problem, std::int64_t begin) {
   return tile;
 }
 
+at::Tensor fold_batch(const at::Tensor& partial) {
+  if (!partial.defined()) {
+    return {};
+  }
+  at::Tensor sum = partial[0].clone();
+  for (std::int64_t b = 1; b < partial.size(0); ++b) {
+    sum += partial[b];
+  }
+  return sum;
+}
+
+at::Tensor fold_layer(const at::Tensor& partial, std::int64_t head_dim) {
+  return partial.defined() ? fold_batch(partial).narrow(2, 0, head_dim).transpose(1, 2).contiguous()
+                           : at::Tensor();
+}
+
 TileMap::TileMap(const HybridProblem& problem,
                  const FeatureMapWeights& weights,
                  std::int64_t max_tokens)

@@ -65,6 +65,12 @@ struct ChunkRange {
 };
 ChunkRange chunk_range(const HybridProblem& problem, std::int64_t chunk);
 
+// Partial gradients a (batch, head) folded over the batch in ascending order, so that no result
+// depends on the number of threads; undefined stays undefined. partial [B, H, ...] -> [H, ...].
+at::Tensor fold_batch(const at::Tensor& partial);
+// partial [B, H, f, padded(D)] -> [H, D, f].
+at::Tensor fold_layer(const at::Tensor& partial, std::int64_t head_dim);
+
 // One side's map on tiles of tokens.
 class TileMap {
  public:

@@ -1,10 +1,60 @@
 #include "kernels/transfer_loss.hpp"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/checks.hpp"
+#include "kernels/transfer_loss_cpu.hpp"
 
 namespace hedgerow::kernels {
+
+namespace {
+
+// The gradients are computed with the value and scaled in the backward. q and k are constants here.
+class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& layer_q,
+                            const at::Tensor& bias_q,
+                            const at::Tensor& layer_k,
+                            const at::Tensor& bias_k,
+                            const at::Tensor& window_factors,
+                            const at::Tensor& q,
+                            const at::Tensor& k,
+                            const HybridOptions& options) {
+    const HybridParameters parameters{
+        .q = {undefined_if_empty(layer_q), undefined_if_empty(bias_q)},
+        .k = {undefined_if_empty(layer_k), undefined_if_empty(bias_k)},
+        .window_factors = undefined_if_empty(window_factors)};
+    const cpu::CrossEntropy result =
+        cpu::cross_entropy_cpu(cpu::make_hybrid_problem(q, k, {}, parameters, options), true);
+    const auto like = [](const at::Tensor& gradient, const at::Tensor& parameter) {
+      return gradient.defined() ? gradient.reshape(parameter.sizes()).to(parameter.scalar_type())
+                                : at::zeros_like(parameter);
+    };
+    context->save_for_backward({like(result.gradients.map_q.layer, layer_q),
+                                like(result.gradients.map_q.bias, bias_q),
+                                like(result.gradients.map_k.layer, layer_k),
+                                like(result.gradients.map_k.bias, bias_k),
+                                like(result.gradients.window_factors, window_factors)});
+    return result.loss;
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& dloss) {
+    torch::autograd::variable_list gradients;
+    for (const at::Tensor& gradient : context->get_saved_variables()) {
+      gradients.push_back(gradient * dloss[0]);
+    }
+    gradients.resize(kNumParameters + 3);  // none for q, k and the options
+    return gradients;
+  }
+
+ private:
+  static constexpr std::size_t kNumParameters = 5;
+};
+
+}  // namespace
 
 at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
   TORCH_CHECK(y_pred.sizes() == y_true.sizes(),
@@ -22,7 +72,29 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
                                   const at::Tensor& k,
                                   const HybridParameters& parameters,
                                   const HybridOptions& options) {
-  return transfer_cross_entropy_reference(q, k, parameters, options);
+  check_attention(q, k, {});
+  check_parameters(parameters, options, q.size(1), q.size(3));
+  if (q.scalar_type() == at::kDouble) {
+    return transfer_cross_entropy_reference(q, k, parameters, options);
+  }
+  TORCH_CHECK(
+      q.is_cpu(), "transfer_cross_entropy: q must be on the CPU in this build, found ", q.device());
+  if (!any_requires_grad({parameters.q.layer,
+                          parameters.q.bias,
+                          parameters.k.layer,
+                          parameters.k.bias,
+                          parameters.window_factors})) {
+    return cpu::cross_entropy_cpu(cpu::make_hybrid_problem(q, k, {}, parameters, options), false)
+        .loss;
+  }
+  return CrossEntropyFunction::apply(present_or_empty(parameters.q.layer),
+                                     present_or_empty(parameters.q.bias),
+                                     present_or_empty(parameters.k.layer),
+                                     present_or_empty(parameters.k.bias),
+                                     present_or_empty(parameters.window_factors),
+                                     q.detach(),
+                                     k.detach(),
+                                     options);
 }
 
 }  // namespace hedgerow::kernels

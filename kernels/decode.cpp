@@ -1,0 +1,144 @@
+#include "kernels/decode.hpp"
+
+#include <ATen/ATen.h>
+
+#include "kernels/checks.hpp"
+#include "kernels/decode_cpu.hpp"
+
+namespace hedgerow::kernels {
+namespace {
+
+std::int64_t ring_slots(const HybridOptions& options) {
+  switch (options.layout) {
+    case WindowLayout::kNone:
+      return 1;
+    case WindowLayout::kSliding:
+      return options.window_size;
+    case WindowLayout::kTerraced:
+      return 2 * options.window_size;
+  }
+  TORCH_CHECK(false, "decode: unknown window layout ", static_cast<int>(options.layout));
+}
+
+// The parameters know the query heads; only a map without parameters and window leaves them to be
+// the kv heads.
+std::int64_t num_heads_of(const HybridParameters& parameters, std::int64_t num_kv_heads) {
+  if (parameters.k.layer.defined()) {
+    return parameters.k.layer.size(0);
+  }
+  return parameters.window_factors.defined() ? parameters.window_factors.numel() : num_kv_heads;
+}
+
+void check_cpu(const char* what, const at::Tensor& x) {
+  TORCH_CHECK(
+      x.is_cpu(), "decode: ", what, " must be on the CPU in this build, found ", x.device());
+}
+
+void check_state(const DecodeState& state,
+                 const AttentionShape& shape,
+                 std::int64_t features,
+                 const HybridOptions& options) {
+  const std::vector<std::int64_t> kv_state = {shape.B, shape.H, features, shape.D};
+  const std::vector<std::int64_t> window = {shape.B, shape.G, ring_slots(options), shape.D};
+  TORCH_CHECK(state.kv_state.sizes() == at::IntArrayRef(kv_state) && state.kv_state.is_contiguous(),
+              "decode: kv_state must be contiguous ",
+              describe(kv_state),
+              ", found ",
+              describe(state.kv_state.sizes()));
+  TORCH_CHECK(state.window_k.sizes() == at::IntArrayRef(window) && state.window_k.is_contiguous() &&
+                  state.window_v.sizes() == at::IntArrayRef(window) &&
+                  state.window_v.is_contiguous(),
+              "decode: window_k and window_v must be contiguous ",
+              describe(window),
+              ", found ",
+              describe(state.window_k.sizes()),
+              " and ",
+              describe(state.window_v.sizes()));
+  TORCH_CHECK(
+      state.k_state.numel() == shape.B * shape.H * features && state.k_state.is_contiguous(),
+      "decode: k_state must be contiguous [B, H, F], found ",
+      describe(state.k_state.sizes()));
+  TORCH_CHECK(state.positions.numel() == shape.B,
+              "decode: positions must hold ",
+              shape.B,
+              " rows, found ",
+              describe(state.positions.sizes()));
+}
+
+}  // namespace
+
+DecodeState make_decode_state(std::int64_t batch,
+                              std::int64_t num_heads,
+                              std::int64_t num_kv_heads,
+                              std::int64_t head_dim,
+                              std::int64_t feature_dim,
+                              at::ScalarType dtype,
+                              const at::Device& device,
+                              const HybridOptions& options) {
+  const at::TensorOptions floats = at::TensorOptions(device).dtype(at::kFloat);
+  DecodeState state;
+  state.kv_state = at::zeros({batch, num_heads, feature_dim, head_dim}, floats);
+  state.k_state = at::zeros({batch, num_heads, feature_dim}, floats);
+  state.window_k =
+      at::zeros({batch, num_kv_heads, ring_slots(options), head_dim}, floats.dtype(dtype));
+  state.window_v = at::zeros_like(state.window_k);
+  state.positions = at::zeros({batch}, floats.dtype(at::kLong));
+  return state;
+}
+
+DecodeState prefill_state(const at::Tensor& k,
+                          const at::Tensor& v,
+                          const at::Tensor& lengths,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options) {
+  TORCH_CHECK(k.dim() == 4, "decode: k must be [B, G, T, D], found ", describe(k.sizes()));
+  check_cpu("k", k);
+  const std::int64_t num_heads = num_heads_of(parameters, k.size(1));
+  check_attention(k, k, v);
+  TORCH_CHECK(lengths.numel() == k.size(0),
+              "decode: lengths must hold ",
+              k.size(0),
+              " rows, found ",
+              describe(lengths.sizes()));
+  const at::Tensor counts = lengths.to(at::kLong).contiguous();
+  TORCH_CHECK(
+      counts.min().item<std::int64_t>() >= 1 && counts.max().item<std::int64_t>() <= k.size(2),
+      "decode: lengths must lie in 1..",
+      k.size(2),
+      ", found ",
+      counts.min().item<std::int64_t>(),
+      "..",
+      counts.max().item<std::int64_t>());
+  const std::int64_t features = check_parameters(parameters, options, num_heads, k.size(3));
+  DecodeState state = make_decode_state(
+      k.size(0), num_heads, k.size(1), k.size(3), features, k.scalar_type(), k.device(), options);
+  state.positions.copy_(counts);
+  cpu::prefill_state_cpu(k, v, parameters, options, state);
+  return state;
+}
+
+at::Tensor decode_step(const at::Tensor& q,
+                       const at::Tensor& k,
+                       const at::Tensor& v,
+                       DecodeState& state,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options) {
+  TORCH_CHECK(q.dim() == 3, "decode: q must be [B, H, D], found ", describe(q.sizes()));
+  TORCH_CHECK(k.dim() == 3 && v.dim() == 3,
+              "decode: k and v must be [B, G, D], found ",
+              describe(k.sizes()),
+              " and ",
+              describe(v.sizes()));
+  check_cpu("q", q);
+  const AttentionShape shape = check_attention(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
+  const std::int64_t features = check_parameters(parameters, options, shape.H, shape.D);
+  check_state(state, shape, features, options);
+  TORCH_CHECK(state.window_k.scalar_type() == q.scalar_type(),
+              "decode: q must have the state's dtype ",
+              state.window_k.scalar_type(),
+              ", found ",
+              q.scalar_type());
+  return cpu::decode_step_cpu(q, k, v, parameters, options, state);
+}
+
+}  // namespace hedgerow::kernels

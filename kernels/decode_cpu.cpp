@@ -1,0 +1,308 @@
+// A step reads the window (<= 2 W keys), the state (F x D) and one token a head: (2 W + F) D
+// multiply-adds a query head, and the bytes of state and window once. Between steps: tokens that
+// leave the window join (S, z), one at a time (sliding) or a chunk at once (terraced); before =
+// window_begin(last token) says which have.
+#include "kernels/decode_cpu.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "kernels/hybrid_head_cpu.hpp"
+#include "kernels/linear_attention.hpp"
+
+namespace hedgerow::kernels::cpu {
+namespace {
+
+constexpr std::int64_t kFlushTokens = 64;
+
+// One thread's walk over (row, kv head) tasks.
+class DecodeHead {
+ public:
+  DecodeHead(const HybridProblem& problem, const DecodeState& state)
+      : problem_(problem),
+        state_(state),
+        slots_(state.window_k.size(2)),
+        width_(padded(problem.shape.D)),
+        lanes_(padded(std::max<std::int64_t>(problem.shape.group(), 1))),
+        map_q_(problem, problem.map_q, 1),
+        map_k_(problem, problem.map_k, kFlushTokens),
+        keys_(std::max(slots_, kFlushTokens) * width_),
+        values_(std::max(slots_, kFlushTokens) * width_),
+        phi_(problem.F * kFlushTokens),
+        kv_state_(problem.F * width_),
+        q_(lanes_ * width_),
+        q_transposed_(problem.shape.D * lanes_),
+        weights_(slots_ * lanes_),
+        y_(lanes_ * width_),
+        sums_(4 * lanes_) {}
+
+  void select(std::int64_t b, std::int64_t g) {
+    b_ = b;
+    g_ = g;
+  }
+
+  [[nodiscard]] std::int64_t begin_after(std::int64_t tokens) const {
+    return tokens == 0
+               ? 0
+               : window_begin(problem_.options.layout, problem_.options.window_size, tokens - 1);
+  }
+
+  // Copies tokens first..last of the ring, in their order, to keys_ and values_.
+  void read_ring(std::int64_t first, std::int64_t last) {
+    for (std::int64_t token = first; token < last; ++token) {
+      widen(state_.window_k, b_, g_, token % slots_, keys_.data() + (token - first) * width_);
+      widen(state_.window_v, b_, g_, token % slots_, values_.data() + (token - first) * width_);
+    }
+  }
+
+  void read_prompt(const at::Tensor& k,
+                   const at::Tensor& v,
+                   std::int64_t first,
+                   std::int64_t last) {
+    for (std::int64_t token = first; token < last; ++token) {
+      widen(k, b_, g_, token, keys_.data() + (token - first) * width_);
+      widen(v, b_, g_, token, values_.data() + (token - first) * width_);
+    }
+  }
+
+  // (S, z) of the kv head's query heads += phi_k [v, 1] of `tokens` <= kFlushTokens rows of keys_
+  // and values_.
+  void flush(std::int64_t tokens) {
+    const Rows keys{keys_.data(), width_};
+    const std::int64_t ld = padded(tokens);
+    for (std::int64_t h = g_ * problem_.shape.group(); h < (g_ + 1) * problem_.shape.group(); ++h) {
+      map_k_.select_head(h);
+      map_k_.features(keys, 0, tokens, nullptr, phi_.data(), ld);
+      add_row_sums(phi_.data(), ld, problem_.F, tokens, nullptr, k_state(h));
+      float* state = load_state(h);
+      multiply(problem_.products,
+               {problem_.F, problem_.shape.D, tokens},
+               as_stored(phi_.data(), ld),
+               {values_.data(), width_},
+               state,
+               width_,
+               true);
+      store_state(h);
+    }
+  }
+
+  void insert(const at::Tensor& k, const at::Tensor& v, std::int64_t token, std::int64_t position) {
+    copy_row(k, token, state_.window_k, position % slots_);
+    copy_row(v, token, state_.window_v, position % slots_);
+  }
+
+  // y of the kv head's query heads for the token at `position`, whose key is already in the ring.
+  void attend(const at::Tensor& q, std::int64_t position, const at::Tensor& y) {
+    const std::int64_t D = problem_.shape.D, group = problem_.shape.group(),
+                       first_head = g_ * group;
+    const std::int64_t begin = begin_after(position + 1);
+    float* window_sums = sums_.data();
+    std::fill(window_sums, window_sums + 4 * lanes_, 0.0F);
+    std::fill(y_.data(), y_.data() + group * width_, 0.0F);
+    for (std::int64_t r = 0; r < group; ++r) {
+      widen(q, b_, first_head + r, 0, q_.data() + r * width_);
+    }
+    if (problem_.windowed()) {
+      attend_window(begin, position + 1 - begin, window_sums);
+    }
+    for (std::int64_t r = 0; r < group; ++r) {
+      const float linear_sum = begin == 0 ? 0.0F : attend_state(r);
+      const float epsilon = problem_.windowed() ? 0.0F : static_cast<float>(kLinearEpsilon);
+      const float inverse = 1.0F / (window_sums[r] + linear_sum + epsilon);
+      auto* to =
+          static_cast<char*>(y.data_ptr()) + (b_ * y.stride(0) + (first_head + r) * y.stride(1)) *
+                                                 static_cast<std::int64_t>(y.element_size());
+      narrow_rows(y_.data() + r * width_, width_, 1, D, &inverse, to, y.scalar_type(), D);
+    }
+  }
+
+ private:
+  // Queries of the group are the lanes. y_ = g sum e^(s - m) v and window_sums = g sum e^(s - m).
+  void attend_window(std::int64_t begin, std::int64_t keys, float* window_sums) {
+    const std::int64_t D = problem_.shape.D, group = problem_.shape.group();
+    read_ring(begin, begin + keys);
+    transpose(q_.data(), width_, group, D, q_transposed_.data(), lanes_);
+    multiply(problem_.products,
+             {keys, group, D},
+             as_stored(keys_.data(), width_),
+             {q_transposed_.data(), lanes_},
+             weights_.data(),
+             lanes_,
+             false);
+    const TileMask everything{0, 0, -kNoLag, kNoLag};
+    const float scale = 1.0F / std::sqrt(static_cast<float>(D));
+    float* maxima = window_sums + lanes_;
+    window_weights(weights_.data(),
+                   lanes_,
+                   keys,
+                   lanes_,
+                   everything,
+                   scale,
+                   1.0F,
+                   weights_.data(),
+                   maxima,
+                   window_sums);
+    multiply(problem_.products,
+             {group, D, keys},
+             transposed(weights_.data(), lanes_),
+             {values_.data(), width_},
+             y_.data(),
+             width_,
+             false);
+    const float* gates = problem_.gate.const_data_ptr<float>() + g_ * group;
+    scale_rows(y_.data(), width_, gates, group, D, y_.data(), width_);
+    for (std::int64_t r = 0; r < group; ++r) {
+      window_sums[r] *= gates[r];
+    }
+  }
+
+  // y_ of query head r += phi_q S; returns phi_q . z.
+  float attend_state(std::int64_t r) {
+    const std::int64_t h = g_ * problem_.shape.group() + r;
+    map_q_.select_head(h);
+    map_q_.features({q_.data() + r * width_, width_}, 0, 1, nullptr, phi_.data(), kLanePad);
+    float* mass = sums_.data() + 2 * lanes_;
+    column_sums(phi_.data(), kLanePad, problem_.F, kLanePad, k_state(h), mass, false);
+    multiply(problem_.products,
+             {1, problem_.shape.D, problem_.F},
+             transposed(phi_.data(), kLanePad),
+             {load_state(h), width_},
+             y_.data() + r * width_,
+             width_,
+             true);
+    return mass[0];
+  }
+
+  static constexpr std::int64_t kLanePad = padded(1);
+
+  // S of one query head with rows of whole vectors: in place where D fills them.
+  float* load_state(std::int64_t h) {
+    float* state = state_.kv_state.data_ptr<float>() +
+                   (b_ * problem_.shape.H + h) * problem_.F * problem_.shape.D;
+    if (width_ == problem_.shape.D) {
+      return state;
+    }
+    widen_rows(state,
+               at::kFloat,
+               problem_.shape.D,
+               problem_.F,
+               problem_.shape.D,
+               kv_state_.data(),
+               width_);
+    return kv_state_.data();
+  }
+  void store_state(std::int64_t h) {
+    if (width_ != problem_.shape.D) {
+      float* state = state_.kv_state.data_ptr<float>() +
+                     (b_ * problem_.shape.H + h) * problem_.F * problem_.shape.D;
+      narrow_rows(kv_state_.data(),
+                  width_,
+                  problem_.F,
+                  problem_.shape.D,
+                  nullptr,
+                  state,
+                  at::kFloat,
+                  problem_.shape.D);
+    }
+  }
+  float* k_state(std::int64_t h) {
+    return state_.k_state.data_ptr<float>() + (b_ * problem_.shape.H + h) * problem_.F;
+  }
+
+  void widen(const at::Tensor& x, std::int64_t b, std::int64_t head, std::int64_t row, float* out) {
+    const std::int64_t offset = b * x.stride(0) + head * x.stride(1) + row * x.stride(2);
+    const auto* from = static_cast<const char*>(x.const_data_ptr()) +
+                       offset * static_cast<std::int64_t>(x.element_size());
+    widen_rows(from, x.scalar_type(), problem_.shape.D, 1, problem_.shape.D, out, width_);
+  }
+
+  void copy_row(const at::Tensor& from,
+                std::int64_t token,
+                const at::Tensor& ring,
+                std::int64_t slot) {
+    const auto bytes = static_cast<std::int64_t>(ring.element_size());
+    const std::int64_t source = b_ * from.stride(0) + g_ * from.stride(1) + token * from.stride(2);
+    const std::int64_t target = b_ * ring.stride(0) + g_ * ring.stride(1) + slot * ring.stride(2);
+    std::memcpy(static_cast<char*>(ring.data_ptr()) + target * bytes,
+                static_cast<const char*>(from.const_data_ptr()) + source * bytes,
+                static_cast<std::size_t>(problem_.shape.D * bytes));
+  }
+
+  const HybridProblem& problem_;
+  const DecodeState& state_;
+  std::int64_t slots_, width_, lanes_, b_ = 0, g_ = 0;
+  TileMap map_q_, map_k_;
+  Scratch keys_, values_, phi_, kv_state_, q_, q_transposed_, weights_, y_, sums_;
+};
+
+template <typename Task>
+void for_each_head(const HybridProblem& problem, const DecodeState& state, const Task& task) {
+  at::parallel_for(
+      0, problem.shape.B * problem.shape.G, 1, [&](std::int64_t begin, std::int64_t end) {
+        DecodeHead head(problem, state);
+        for (std::int64_t i = begin; i < end; ++i) {
+          const std::int64_t b = i / problem.shape.G;
+          head.select(b, i % problem.shape.G);
+          task(head, b, state.positions.const_data_ptr<std::int64_t>()[b]);
+        }
+      });
+}
+
+}  // namespace
+
+void prefill_state_cpu(const at::Tensor& k,
+                       const at::Tensor& v,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options,
+                       const DecodeState& state) {
+  // Queries play no part; any tensor of the right number of heads gives the problem its shape.
+  const at::Tensor heads = k.select(1, 0).unsqueeze(1).expand({-1, state.kv_state.size(1), -1, -1});
+  const HybridProblem problem = make_hybrid_problem(heads, k, v, parameters, options);
+  for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t length) {
+    const std::int64_t begin = head.begin_after(length);
+    for (std::int64_t first = 0; first < begin; first += kFlushTokens) {
+      const std::int64_t last = std::min(first + kFlushTokens, begin);
+      head.read_prompt(problem.k, problem.v, first, last);
+      head.flush(last - first);
+    }
+    for (std::int64_t token = begin; token < length; ++token) {
+      head.insert(problem.k, problem.v, token, token);
+    }
+  });
+}
+
+at::Tensor decode_step_cpu(const at::Tensor& q,
+                           const at::Tensor& k,
+                           const at::Tensor& v,
+                           const HybridParameters& parameters,
+                           const HybridOptions& options,
+                           const DecodeState& state) {
+  const HybridProblem problem =
+      make_hybrid_problem(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), parameters, options);
+  const at::Tensor y = at::empty(q.sizes(), q.options());
+  for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t position) {
+    // Without a window a token goes straight to the state; with one, what leaves must be read
+    // before its slot is reused.
+    if (!problem.windowed()) {
+      head.insert(problem.k, problem.v, 0, position);
+    }
+    const std::int64_t leaving = head.begin_after(position),
+                       staying = head.begin_after(position + 1);
+    for (std::int64_t first = leaving; first < staying; first += kFlushTokens) {
+      const std::int64_t last = std::min(first + kFlushTokens, staying);
+      head.read_ring(first, last);
+      head.flush(last - first);
+    }
+    if (problem.windowed()) {
+      head.insert(problem.k, problem.v, 0, position);
+    }
+    head.attend(problem.q, position, y);
+  });
+  state.positions.add_(1);
+  return y;
+}
+
+}  // namespace hedgerow::kernels::cpu

@@ -1,0 +1,101 @@
+#include "kernels/transfer_loss.hpp"
+
+#include "tests/kernels/attention_case.hpp"
+
+namespace hedgerow::kernels {
+namespace {
+
+using testing::AttentionCase;
+using testing::AttentionInputs;
+using testing::differentiate;
+using testing::expect_within_twice;
+using testing::kLeafNames;
+using testing::make_inputs;
+using testing::Outcome;
+
+void expect_case(const AttentionCase& shape) {
+  const AttentionInputs inputs = make_inputs(shape);
+  const auto reference = [&](const AttentionInputs& x) {
+    return transfer_cross_entropy_reference(
+        x.q.detach(), x.k.detach(), x.parameters, shape.options);
+  };
+  const Outcome ours = differentiate(
+      [&](const AttentionInputs& x) {
+        return transfer_cross_entropy(x.q, x.k, x.parameters, shape.options);
+      },
+      inputs.as(shape.dtype, at::kFloat));
+  const Outcome plain = differentiate(reference, inputs.as(shape.dtype, at::kFloat));
+  const Outcome exact = differentiate(reference, inputs.as(at::kDouble, at::kDouble));
+  expect_within_twice(ours.value, plain.value, exact.value, shape.name() + ", loss");
+  for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
+    ASSERT_EQ(ours.gradients[i].defined(), exact.gradients[i].defined())
+        << shape.name() << ", d" << kLeafNames[i];
+    if (exact.gradients[i].defined()) {
+      expect_within_twice(ours.gradients[i],
+                          plain.gradients[i],
+                          exact.gradients[i],
+                          shape.name() + ", d" + kLeafNames[i]);
+    }
+  }
+}
+
+TEST(TransferCrossEntropy, EqualsTheReferenceInValueAndEveryGradient) {
+  for (const WindowLayout layout :
+       {WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone}) {
+    for (const std::int64_t T : {1, 15, 16, 17, 40, 63, 150}) {
+      AttentionCase shape{.T = T};
+      shape.options.layout = layout;
+      shape.options.window_size = 16;
+      expect_case(shape);
+    }
+  }
+}
+
+TEST(TransferCrossEntropy, HasNoGradientWhereTheClampActs) {
+  // Sharp teachers and students with dead features: many normalised weights lie below the clamp.
+  AttentionCase shape{.T = 150, .scale = 4.0};
+  shape.options.window_size = 16;
+  shape.options.feature_map.kind = FeatureMapKind::kT2R;
+  const AttentionInputs inputs = make_inputs(shape);
+  expect_case(shape);
+  const at::Tensor loss =
+      transfer_cross_entropy(inputs.q, inputs.k, inputs.parameters, shape.options);
+  EXPECT_GT(loss.item<double>(), 1.0) << "the case is meant to reach the clamp";
+}
+
+TEST(TransferCrossEntropy, OfBfloat16InputsEqualsThatOfTheSameValuesInFloat) {
+  AttentionCase shape{.H = 8, .G = 2, .T = 100, .D = 64, .f = 32, .dtype = at::kBFloat16};
+  expect_case(shape);
+}
+
+TEST(TransferCrossEntropy, IsLeastWhereTheStudentEqualsTheTeacher) {
+  // T <= w: the student is the teacher, and the loss its entropy.
+  AttentionCase shape{.T = 48};
+  const AttentionInputs inputs = make_inputs(shape);
+  const at::Tensor scores =
+      at::matmul(inputs.q, inputs.k.repeat_interleave(2, 1).transpose(-1, -2)) / 4.0;
+  const at::Tensor future = at::ones({48, 48}, at::kBool).triu(1);
+  const at::Tensor weights = at::softmax(scores.masked_fill(future, -INFINITY), -1);
+  const double entropy =
+      -(weights * at::log(weights.clamp_min(1e-12))).sum(-1).mean().item<double>();
+  const double loss =
+      transfer_cross_entropy(inputs.q, inputs.k, inputs.parameters, shape.options).item<double>();
+  EXPECT_NEAR(loss, entropy, 1e-5);
+}
+
+TEST(TransferMse, IsTheMeanOverAllElementsWithoutGradientForTheTeacher) {
+  const at::Tensor pred = at::tensor({1.0F, 2.0F, 4.0F}).set_requires_grad(true);
+  const at::Tensor truth = at::tensor({1.0F, 0.0F, 1.0F}).set_requires_grad(true);
+  const at::Tensor loss = transfer_mse(pred, truth);
+  EXPECT_NEAR(loss.item<double>(), 13.0 / 3.0, 1e-6);
+  const std::vector<at::Tensor> gradients =
+      torch::autograd::grad({loss}, {pred, truth}, {}, std::nullopt, false, true);
+  EXPECT_TRUE(at::allclose(gradients[0], at::tensor({0.0F, 4.0F / 3.0F, 2.0F})));
+  EXPECT_FALSE(gradients[1].defined());
+  EXPECT_THAT([&] { transfer_mse(pred, at::zeros({2})); },
+              ::testing::ThrowsMessage<c10::Error>(
+                  ::testing::HasSubstr("y_pred must have y_true's shape [2], found [3]")));
+}
+
+}  // namespace
+}  // namespace hedgerow::kernels
