@@ -4,12 +4,14 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <utility>
 
 #include "coordinator/cli/format.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
 
+constexpr int kNarrowestNote = 12;      // columns: shorter ones tell nothing
 constexpr double kSilentWorker = 90.0;  // seconds without progress before the view says so
 
 std::string percent(double fraction) {
@@ -71,10 +73,9 @@ int BlockMse::worst_layer() const {
 
 BlockMse mse_of(const TaskStatus& transfer) {
   BlockMse mse{{}, transfer.first_layer};
-  if (transfer.result.is_object() && transfer.result.contains("layer_mse")) {
-    for (const nlohmann::json& value : transfer.result["layer_mse"]) {
-      mse.layers.push_back(value.is_number() ? value.get<double>()
-                                             : std::numeric_limits<double>::quiet_NaN());
+  if (transfer.result.is_object() && transfer.result.contains("layers")) {
+    for (const nlohmann::json& layer : transfer.result["layers"]) {
+      mse.layers.push_back(layer.value("mse", std::numeric_limits<double>::quiet_NaN()));
     }
   } else if (transfer.progress) {
     mse.layers = transfer.progress->layer_mse;
@@ -120,15 +121,17 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
     if (stage.total == 0) continue;
     std::string name = stage.stage;
     name.resize(9, ' ');
+    // The narrowest terminal cuts at the end, so what matters most comes first.
     std::string tail = " " + std::to_string(stage.done) + "/" + std::to_string(stage.total);
-    if (stage.running > 0) tail += ", " + std::to_string(stage.running) + " running";
-    if (stage.quarantined > 0) tail += ", " + std::to_string(stage.quarantined) + " quarantined";
-    if (stage.seconds > 0) tail += "  " + duration_text(stage.seconds);
-    if (stage.done < stage.total && stage.eta_seconds)
+    if (stage.done < stage.total && stage.eta_seconds) {
       tail += "  eta " + duration_text(*stage.eta_seconds);
+    }
+    if (stage.running > 0) tail += "  " + std::to_string(stage.running) + " running";
+    if (stage.quarantined > 0) tail += "  " + std::to_string(stage.quarantined) + " quarantined";
+    if (stage.seconds > 0) tail += "  " + duration_text(stage.seconds);
     std::string share = percent(stage.fraction);
     share.insert(0, 4 - std::min<std::size_t>(4, share.size()), ' ');
-    lines.push_back(fit(name + bar(stage.fraction, width >= 60 ? 22 : 12) + share + tail, width));
+    lines.push_back(fit(name + bar(stage.fraction, width >= 60 ? 18 : 11) + share + tail, width));
   }
   return lines;
 }
@@ -136,12 +139,11 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
 std::vector<std::string> block_lines(const RunStatus& status, int width) {
   Table table;
   table.column("block", 9, true).column("layers", 4).column("state", 8).column("step", 5, true);
-  table.column("MSE", 7, true)
-      .column("worst", 6, true)
-      .column("at", 3, true)
-      .column("tries", 2, true);
-  table.column("", 1);
-  for (const TaskStatus* task : transfers(status)) {
+  table.column("MSE", 7, true).column("worst", 6, true).column("at", 3, true);
+  table.column("tries", 2, true);
+  const std::vector<const TaskStatus*> tasks = transfers(status);
+  if (tasks.empty()) return {};
+  for (const TaskStatus* task : tasks) {
     const BlockMse mse = mse_of(*task);
     table.row({std::to_string(task->block),
                range_text(task->first_layer, task->num_layers),
@@ -150,39 +152,41 @@ std::vector<std::string> block_lines(const RunStatus& status, int width) {
                mse_text(mse.mean()),
                mse_text(mse.worst()),
                mse.layers.empty() ? "" : "L" + std::to_string(mse.worst_layer()),
-               std::to_string(task->attempts),
-               fit(note_of(*task), std::max(8, width - 58))});
+               std::to_string(task->attempts)});
   }
-  return table.empty() ? std::vector<std::string>{} : table.render(width);
+  std::vector<std::string> lines = table.render(width);
+  // The notes take what room is left.
+  std::size_t widest = 0;
+  for (const std::string& line : lines) widest = std::max(widest, line.size());
+  const int room = width - static_cast<int>(widest) - 2;
+  for (std::size_t i = 0; room >= kNarrowestNote && i < tasks.size(); ++i) {
+    const std::string note = one_line(note_of(*tasks[i]));
+    if (note.empty()) continue;
+    lines[i + 1].resize(widest + 2, ' ');
+    lines[i + 1] += fit(note, room);
+  }
+  return lines;
 }
 
 std::vector<std::string> layer_lines(const RunStatus& status, int width) {
+  constexpr std::size_t kLabel = 8, kCell = 10;
+  const std::size_t cells_in_a_line =
+      std::max<std::size_t>(1, (static_cast<std::size_t>(std::max(0, width)) - kLabel) / kCell);
   std::vector<std::string> lines;
   for (const TaskStatus* task : transfers(status)) {
     const BlockMse mse = mse_of(*task);
-    if (mse.layers.empty()) continue;
-    std::string label = "L" + range_text(task->first_layer, task->num_layers);
-    label.resize(std::max<std::size_t>(label.size(), 8), ' ');
-    std::string row = label;
-    for (const double value : mse.layers) {
-      std::string text = mse_text(value);
-      text.resize(std::max<std::size_t>(text.size(), 9), ' ');
-      row += " " + text;
+    std::string line = "L" + range_text(task->first_layer, task->num_layers);
+    for (std::size_t i = 0; i < mse.layers.size(); ++i) {
+      const std::size_t cell = i % cells_in_a_line;
+      if (i > 0 && cell == 0) lines.push_back(fit(std::exchange(line, ""), width));
+      line.resize(std::max(line.size(), kLabel + kCell * cell), ' ');
+      line += mse_text(mse.layers[i]);
     }
-    row.erase(row.find_last_not_of(' ') + 1);
-    lines.push_back(wrap(row, width, 9));
+    if (!mse.layers.empty()) lines.push_back(fit(line, width));
   }
-  // wrap() may have broken a row: one entry a line again, so that callers can count them.
-  std::vector<std::string> single;
-  for (const std::string& line : lines) {
-    for (std::size_t begin = 0; begin <= line.size();) {
-      const std::size_t end = std::min(line.find('\n', begin), line.size());
-      single.push_back(line.substr(begin, end - begin));
-      begin = end + 1;
-    }
-  }
-  if (!single.empty()) single.insert(single.begin(), "MSE of each layer at its last validation");
-  return single;
+  if (!lines.empty())
+    lines.insert(lines.begin(), fit("MSE of each layer at its last validation", width));
+  return lines;
 }
 
 std::vector<std::string> worker_lines(const RunStatus& status, int width) {
@@ -210,7 +214,7 @@ std::vector<std::string> result_lines(const RunStatus& status, int width) {
     if (task.stage != "evaluate" || !task.result.is_object()) continue;
     const double perplexity =
         task.result.value("perplexity", std::numeric_limits<double>::quiet_NaN());
-    const double speed = task.result.value("tokens_per_s", 0.0);
+    const double speed = task.result.value("tokens_per_second", 0.0);
     table.row({task.id.substr(task.id.find('/') + 1),
                mse_text(perplexity),
                speed > 0 ? std::to_string(std::llround(speed)) : ""});

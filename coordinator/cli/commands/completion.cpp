@@ -9,8 +9,7 @@ namespace hedgerow::coordinator::cli {
 
 RunCommand declare_completion(CLI::App& app) {
   const auto shell = std::make_shared<std::string>();
-  one_of(app.add_option("shell", *shell, "the shell to complete for"),
-         {"bash", "zsh", "fish"})
+  one_of(app.add_option("shell", *shell, "the shell to complete for"), {"bash", "zsh", "fish"})
       ->required();
   return [shell, &app](Terminal& terminal) {
     const CLI::App& root = *app.get_parent();

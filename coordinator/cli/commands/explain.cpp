@@ -56,7 +56,8 @@ ExitCode run_explain(const ExplainOptions& options, Terminal& terminal) {
 
 RunCommand declare_explain(CLI::App& app) {
   const auto options = std::make_shared<ExplainOptions>();
-  app.add_option("block", options->block, "the block; without it: the whole run")->type_name("N");
+  app.add_option("--block,block", options->block, "the block; without it: the whole run")
+      ->type_name("N");
   add_run(app, options->run)->required();
   return [options](Terminal& terminal) { return run_explain(*options, terminal); };
 }

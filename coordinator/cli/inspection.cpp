@@ -1,0 +1,208 @@
+#include "coordinator/cli/inspection.hpp"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "coordinator/status.hpp"
+#include "storage/file.hpp"
+#include "storage/hidden_shard.hpp"
+#include "storage/tokens_file.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using storage::Error;
+using storage::ErrorKind;
+using storage::FileRecord;
+using storage::RunLayout;
+
+struct CommittedFile {
+  FileRecord record;
+  bool is_shard = false;
+};
+
+std::vector<CommittedFile> committed_files(const State& state) {
+  std::vector<CommittedFile> files;
+  for (const auto& boundary : state.shards) {
+    for (const ShardRecord& shard : boundary) {
+      if (shard.state == ShardState::kCommitted) files.push_back({shard.file, true});
+    }
+  }
+  for (const auto& [id, task] : state.tasks) {
+    for (const FileRecord& file : task.files) files.push_back({file, false});
+    if (task.checkpoint && task.state != TaskState::kDone)
+      files.push_back({*task.checkpoint, false});
+  }
+  return files;
+}
+
+// What is wrong with one committed file; empty: nothing.
+std::vector<std::string> problems_of(const RunLayout& layout, const CommittedFile& file) {
+  try {
+    const fs::path path = layout.resolve(file.record.name);
+    if (!fs::exists(path)) return {"is missing"};
+    if (file.is_shard) return storage::ShardReader(path, file.record).check();
+    const std::uint64_t size = fs::file_size(path);
+    if (size != file.record.size) {
+      return {"has " + std::to_string(size) + " bytes, recorded " +
+              std::to_string(file.record.size)};
+    }
+    const storage::Hash128 found = storage::hash_file(path);
+    if (found != file.record.root_hash)
+      return {"hash " + found.hex() + " != recorded " + file.record.root_hash.hex()};
+    return {};
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kUnavailable || error.kind() == ErrorKind::kExhausted) throw;
+    return {error.what()};
+  }
+}
+
+void inspect_tokens(const RunLayout& layout, int vocab_size, Inspection& inspection) {
+  for (const auto stage : {storage::DataStage::kTransfer,
+                           storage::DataStage::kFinetune,
+                           storage::DataStage::kEvaluate}) {
+    const std::string name = RunLayout::tokens(stage);
+    const fs::path path = layout.root() / name;
+    if (!fs::exists(path)) continue;
+    ++inspection.num_files;
+    inspection.num_bytes += fs::file_size(path);
+    try {
+      std::ignore = storage::load_tokens(path, vocab_size);
+    } catch (const Error& error) {
+      inspection.damage.push_back({name, error.what(), false});
+    }
+  }
+}
+
+std::uint64_t bytes_under(const fs::path& path) {
+  std::error_code ignored;
+  if (fs::is_regular_file(path, ignored)) return fs::file_size(path, ignored);
+  std::uint64_t bytes = 0;
+  for (const auto& entry : fs::recursive_directory_iterator(path, ignored)) {
+    if (entry.is_regular_file(ignored)) bytes += entry.file_size(ignored);
+  }
+  return bytes;
+}
+
+std::vector<fs::path> entries_of(const fs::path& directory) {
+  std::vector<fs::path> entries;
+  std::error_code ignored;
+  for (const auto& entry : fs::directory_iterator(directory, ignored))
+    entries.push_back(entry.path());
+  std::sort(entries.begin(), entries.end());
+  return entries;
+}
+
+bool is_needed(const State& state, int boundary) {
+  for (int piece = 0; piece < state.geometry->num_pieces(); ++piece) {
+    if (piece_needed(state, boundary, piece)) return true;
+  }
+  return false;
+}
+
+void add_surplus_boundaries(const State& state, std::vector<Surplus>& surplus) {
+  for (std::size_t b = 1; b < state.shards.size(); ++b) {
+    std::uint64_t bytes = 0;
+    for (const ShardRecord& shard : state.shards[b]) {
+      if (shard.state == ShardState::kCommitted) bytes += shard.file.size;
+    }
+    const int boundary = static_cast<int>(b);
+    if (bytes == 0 || is_needed(state, boundary)) continue;
+    const std::string first = state.shards[b].front().file.name;
+    surplus.push_back({fs::path(first).parent_path().string(),
+                       "no task reads this boundary any more",
+                       bytes,
+                       boundary});
+  }
+}
+
+void add_surplus_attempts(const RunLayout& layout,
+                          const State& state,
+                          std::vector<Surplus>& surplus) {
+  std::set<std::string> used;  // directories that a held lease or a needed checkpoint lies in
+  for (const auto& [token, id] : state.grants) used.insert(RunLayout::attempt_directory(token));
+  for (const auto& [id, task] : state.tasks) {
+    if (task.checkpoint && task.state != TaskState::kDone) {
+      used.insert(RunLayout::attempt_directory(RunLayout::token_in_name(task.checkpoint->name)));
+    }
+  }
+  for (const fs::path& path : entries_of(layout.root() / "attempts")) {
+    const std::string name = "attempts/" + path.filename().string();
+    if (!used.contains(name)) surplus.push_back({name, "this attempt is over", bytes_under(path)});
+  }
+}
+
+void add_nameless_shards(const RunLayout& layout,
+                         const State& state,
+                         std::vector<Surplus>& surplus) {
+  std::set<std::string> named;
+  for (const CommittedFile& file : committed_files(state)) named.insert(file.record.name);
+  for (const fs::path& boundary : entries_of(layout.root() / "hidden")) {
+    for (const fs::path& path : entries_of(boundary)) {
+      const std::string name = fs::relative(path, layout.root()).string();
+      if (!named.contains(name))
+        surplus.push_back({name, "no record names this shard", bytes_under(path)});
+    }
+  }
+}
+
+}  // namespace
+
+Inspection inspect(const RunLayout& layout,
+                   const storage::ReplayResult& replayed,
+                   const State& state,
+                   int vocab_size,
+                   const std::function<bool(double)>& progress) {
+  Inspection inspection;
+  for (const storage::JournalDamage& damage : replayed.damage) {
+    if (damage.is_torn_tail) continue;  // how a crash looks; replay cuts it
+    inspection.damage.push_back(
+        {fs::relative(layout.journal_segment(damage.term), layout.root()).string(),
+         "line " + std::to_string(damage.line) + ": " + damage.reason,
+         false});
+  }
+  inspect_tokens(layout, vocab_size, inspection);
+  const std::vector<CommittedFile> files = committed_files(state);
+  std::uint64_t total = 0, read = 0;
+  for (const CommittedFile& file : files) total += file.record.size;
+  for (const CommittedFile& file : files) {
+    if (!progress(total == 0 ? 0.0 : static_cast<double>(read) / static_cast<double>(total))) break;
+    for (const std::string& problem : problems_of(layout, file)) {
+      inspection.damage.push_back({file.record.name, problem, true});
+    }
+    ++inspection.num_files;
+    read += file.record.size;
+  }
+  inspection.num_bytes += read;
+  return inspection;
+}
+
+std::vector<Surplus> find_surplus(const RunLayout& layout, const State& state) {
+  std::vector<Surplus> surplus;
+  if (!state.geometry) return surplus;
+  add_surplus_boundaries(state, surplus);
+  add_surplus_attempts(layout, state, surplus);
+  add_nameless_shards(layout, state, surplus);
+  return surplus;
+}
+
+void require_idle(const RunLayout& layout) {
+  const RunStatus status = read_status(layout);
+  if (status.state != "running") return;
+  throw Error(ErrorKind::kUsage,
+              "a coordinator works on " + layout.root().string() + " (" + status.host + ", pid " +
+                  std::to_string(status.pid) + "); stop it first: 'hedgerow stop --run " +
+                  layout.root().string() + "'");
+}
+
+void append_events(const RunLayout& layout,
+                   const storage::ReplayResult& replayed,
+                   const std::vector<Event>& events) {
+  storage::Journal journal = storage::Journal::start_term(layout, replayed);
+  for (const Event& event : events) journal.append(event_to_json(event));
+  journal.commit();
+}
+
+}  // namespace hedgerow::coordinator::cli

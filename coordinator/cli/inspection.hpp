@@ -1,0 +1,57 @@
+// What `check` and `clean` find in a run directory, held against what the journal names. Finding is
+// apart from mending, so that a look costs nothing but reads.
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "coordinator/state.hpp"
+#include "storage/journal.hpp"
+#include "storage/run_layout.hpp"
+
+namespace hedgerow::coordinator::cli {
+
+struct Damage {
+  std::string file;           // relative to the run directory
+  std::string problem;        // "sequence 12: hash 9f.. != recorded 41.."
+  bool is_committed = false;  // the journal names it: it can be marked lost and is made again
+};
+
+struct Inspection {
+  std::vector<Damage> damage;
+  int num_files = 0;
+  std::uint64_t num_bytes = 0;
+};
+
+// Reads every byte that the journal has committed (shards, artifacts, checkpoints, results), the
+// tokens files and the journal itself. `progress` gets the share done, 0..1; returning false ends
+// the look early.
+[[nodiscard]] Inspection inspect(const storage::RunLayout& layout,
+                                 const storage::ReplayResult& replayed,
+                                 const State& state,
+                                 int vocab_size,
+                                 const std::function<bool(double)>& progress);
+
+struct Surplus {
+  std::string path;  // relative; a directory or a file
+  std::string why;
+  std::uint64_t bytes = 0;
+  int boundary = -1;  // >= 0: it is dropped in the journal first
+};
+
+// Boundaries that nothing reads any more, attempts that nobody holds, shards that no record names.
+[[nodiscard]] std::vector<Surplus> find_surplus(const storage::RunLayout& layout,
+                                                const State& state);
+
+// Throws kUsage if a coordinator works on the run: it alone may write the journal then.
+void require_idle(const storage::RunLayout& layout);
+
+// Appends events as a term of its own and makes them durable.
+void append_events(const storage::RunLayout& layout,
+                   const storage::ReplayResult& replayed,
+                   const std::vector<Event>& events);
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,146 @@
+// The commands that read a run directory: status, watch, explain, logs, check, clean, stop, worker.
+#include "coordinator/status.hpp"
+#include "storage/checkpoint.hpp"
+#include "tests/coordinator/cli_fake_console.hpp"
+#include "tests/coordinator/cli_small_run.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class RunDirectory : public ::testing::Test {
+ protected:
+  Answer run_here(std::vector<std::string> arguments, const FakeConsole& console = {}) {
+    arguments.insert(arguments.end(), {"--run", run_.directory()});
+    return run_line(std::move(arguments), console);
+  }
+  [[nodiscard]] std::string state_of(const std::string& task) const {
+    const RunStatus status = read_status(run_.layout);
+    return status.task(task) == nullptr ? "no such task" : status.task(task)->state;
+  }
+  SmallRun run_;
+};
+
+TEST_F(RunDirectory, StatusIsTheSameInTextAndJson) {
+  const Answer text = run_here({"status"});
+  EXPECT_EQ(text.code, 0) << text.err;
+  EXPECT_NE(text.out.find("0.015"), std::string::npos) << "block 0's mean MSE\n" << text.out;
+  const Answer json = run_here({"status", "--json"});
+  ASSERT_EQ(json.json.size(), 1U);
+  EXPECT_EQ(json.json[0]["num_blocks"], 2);
+  EXPECT_EQ(json.json[0]["state"], "stopped");
+}
+
+TEST_F(RunDirectory, CommandsNameADirectoryThatIsNoRun) {
+  for (const char* command :
+       {"status", "watch", "explain", "logs", "check", "clean", "stop", "worker"}) {
+    const Answer answer = run_line({command, "--run", run_.scratch / "elsewhere", "--json"});
+    EXPECT_NE(answer.code, 0) << command;
+    EXPECT_NE(answer.err.find("elsewhere"), std::string::npos) << command << ": " << answer.err;
+    EXPECT_EQ(std::count(answer.err.begin(), answer.err.end(), '\n'), 1) << answer.err;
+    ASSERT_EQ(answer.json.size(), 1U) << command;
+    EXPECT_TRUE(answer.json[0].contains("error")) << command;
+  }
+}
+
+TEST_F(RunDirectory, WatchLeavesAtQAndPutsTheScreenBack) {
+  FakeConsole console;
+  console.is_tty = true;
+  console.variables["TERM"] = "xterm";
+  console.keys = {' ', ' ', 'q'};
+  const Answer answer = run_here({"watch"}, console);
+  EXPECT_EQ(answer.code, 0);
+  EXPECT_TRUE(answer.err.starts_with("\x1b[?1049h")) << "takes the second screen";
+  EXPECT_TRUE(answer.err.ends_with("\x1b[?1049l")) << "and gives it back";
+  EXPECT_NE(answer.out.find("MSE of each layer"), std::string::npos) << "the last view stays";
+}
+
+TEST_F(RunDirectory, ExplainSaysWhoHadABlockAndWhatBecameOfIt) {
+  const Answer answer = run_here({"explain", "0"});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_NE(answer.out.find("transfer/b0000: done"), std::string::npos) << answer.out;
+  EXPECT_NE(answer.out.find("node-0"), std::string::npos) << answer.out;
+  EXPECT_EQ(run_here({"explain", "--block", "0"}).out, answer.out);
+  const Answer beyond = run_here({"explain", "7"});
+  EXPECT_EQ(beyond.code, 2);
+  EXPECT_NE(beyond.err.find("blocks 0 to 1"), std::string::npos) << beyond.err;
+}
+
+TEST_F(RunDirectory, LogsOfABlockAreTheLinesAboutIt) {
+  fs::create_directories(run_.layout.logs());
+  std::ofstream(run_.layout.logs() / "worker-node-0.log")
+      << "transfer/b0000: step 1\nsomething else\nhalf a li";
+  std::ofstream(run_.layout.logs() / "worker-node-1.log") << "transfer/b0001: step 1\n";
+  EXPECT_EQ(run_here({"logs", "--block", "0"}).out, "transfer/b0000: step 1\n");
+  EXPECT_EQ(run_here({"logs", "node-1"}).out, "transfer/b0001: step 1\n");
+  EXPECT_EQ(run_here({"logs", "-n", "1"}).out,
+            "worker-node-0: something else\nworker-node-1: transfer/b0001: step 1\n");
+  EXPECT_EQ(run_here({"logs", "node-9"}).code, 1);
+}
+
+TEST_F(RunDirectory, CheckOfASoundRunReadsEverything) {
+  const Answer answer = run_here({"check", "--json"});
+  ASSERT_EQ(answer.json.size(), 1U) << answer.err;
+  EXPECT_EQ(answer.code, 0) << answer.out;
+  EXPECT_EQ(answer.json[0]["problems"].size(), 0U) << answer.out;
+  EXPECT_EQ(answer.json[0]["files"], 6)
+      << "one tokens file, one shard, two artifacts, two files of the student";
+}
+
+TEST_F(RunDirectory, CheckNamesFileAndSequenceOfAFlippedBitAndRepairMarksItLost) {
+  const auto size = fs::file_size(run_.layout.root() / SmallRun::shard());
+  const std::string bytes = storage::read_text(run_.layout.root() / SmallRun::shard());
+  const std::size_t chunk = bytes.find(std::string(64, '\x08'));  // sequence 1 holds eights
+  ASSERT_LT(chunk, size);
+  run_.flip_byte(SmallRun::shard(), chunk + 5);
+  const Answer found = run_here({"check"});
+  EXPECT_EQ(found.code, 1);
+  EXPECT_NE(found.out.find(SmallRun::shard() + ", sequence 1"), std::string::npos) << found.out;
+  const Answer repaired = run_here({"check", "--repair", "--json"});
+  EXPECT_EQ(repaired.code, 0);
+  ASSERT_EQ(repaired.json.size(), 1U);
+  EXPECT_EQ(repaired.json[0]["repaired"], true);
+  EXPECT_EQ(run_here({"check"}).code, 0) << "a lost file is no longer committed";
+}
+
+TEST_F(RunDirectory, CheckFindsAMissingArtifactAndADamagedTokensFile) {
+  fs::remove(run_.layout.root() / storage::RunLayout::block_artifact(1, 3));
+  const std::string tokens = storage::RunLayout::tokens(storage::DataStage::kTransfer);
+  const std::string bytes = storage::read_text(run_.layout.root() / tokens);
+  run_.flip_byte(tokens, bytes.find(std::string("\3\0\0\0\3\0\0\0", 8)));
+  const Answer answer = run_here({"check", "--json"});
+  EXPECT_EQ(answer.code, 1);
+  ASSERT_EQ(answer.json.size(), 1U);
+  EXPECT_EQ(answer.json[0]["problems"].size(), 2U) << answer.out;
+  EXPECT_EQ(run_here({"check", "--repair"}).code, 0);
+  EXPECT_NE(state_of("transfer/b0001"), "done");
+  EXPECT_FALSE(fs::exists(run_.layout.root() / tokens)) << "the next run tokenizes again";
+}
+
+TEST_F(RunDirectory, CleanAsksShowsBytesAndDropsBoundaryBeforeItsFiles) {
+  fs::create_directories(run_.layout.root() / "attempts/t2");
+  std::ofstream(run_.layout.root() / "attempts/t2/metrics.jsonl") << "1234567\n";
+  const Answer asked = run_here({"clean"});
+  EXPECT_EQ(asked.code, 0);
+  EXPECT_TRUE(fs::exists(run_.layout.root() / SmallRun::shard()))
+      << "removed without being told to";
+  EXPECT_NE(asked.out.find("8 B  attempts/t2"), std::string::npos) << asked.out;
+  const Answer answer = run_here({"clean", "--yes", "--json"});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_EQ(answer.json.at(0)["removed"], true);
+  EXPECT_FALSE(fs::exists(run_.layout.root() / SmallRun::shard()));
+  EXPECT_FALSE(fs::exists(run_.layout.root() / "attempts/t2"));
+  EXPECT_EQ(run_here({"check"}).code, 0) << "a dropped boundary is not missing";
+  EXPECT_EQ(run_here({"clean"}).out, "nothing to remove\n");
+}
+
+TEST_F(RunDirectory, StopAndWorkerSayThatNothingRuns) {
+  EXPECT_NE(run_here({"stop"}).out.find("nothing runs here"), std::string::npos);
+  const Answer worker = run_here({"worker"});
+  EXPECT_EQ(worker.code, 2);
+  EXPECT_NE(worker.err.find("hedgerow run --run"), std::string::npos) << worker.err;
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,179 @@
+#include <gtest/gtest.h>
+
+#include "coordinator/cli/view.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+// Six blocks of five layers: done, running with a validation behind it, quarantined, and three that
+// wait.
+RunStatus status_of_a_run() {
+  RunStatus status;
+  status.run = "runs/smollm2";
+  status.state = "running";
+  status.term = 3;
+  status.host = "node7";
+  status.pid = 4711;
+  status.num_layers = 30;
+  status.num_blocks = 6;
+  const auto stage = [&](const char* name,
+                         int total,
+                         int done,
+                         int running,
+                         double seconds,
+                         double fraction,
+                         std::optional<double> eta) {
+    StageStatus value;
+    value.stage = name;
+    value.total = total;
+    value.done = done;
+    value.running = running;
+    value.seconds = seconds;
+    value.fraction = fraction;
+    value.eta_seconds = eta;
+    status.stages.push_back(value);
+  };
+  stage("capture", 10, 10, 0, 31, 1.0, std::nullopt);
+  stage("transfer", 6, 1, 1, 95, 0.25, 285);
+  stage("assemble", 1, 0, 0, 0, 0, std::nullopt);
+  status.stages[1].quarantined = 1;
+  for (int block = 0; block < 6; ++block) {
+    TaskStatus task;
+    task.id = "transfer/b000" + std::to_string(block);
+    task.stage = "transfer";
+    task.block = block;
+    task.first_layer = 5 * block;
+    task.num_layers = 5;
+    task.state = "ready";
+    status.tasks.push_back(task);
+  }
+  TaskStatus& done = status.tasks[0];
+  done.state = "done";
+  done.attempts = 1;
+  done.result = {
+      {"layers",
+       {{{"mse", 0.011}}, {{"mse", 0.012}}, {{"mse", 0.013}}, {{"mse", 0.042}}, {{"mse", 0.01}}}}};
+  TaskStatus& running = status.tasks[1];
+  running.state = "running";
+  running.worker = "node7-1";
+  running.attempts = 2;
+  running.progress.emplace();
+  running.progress->phase = "training";
+  running.progress->step = 20;
+  running.progress->num_steps = 60;
+  running.progress->layer_mse = {0.02, 0.03, 0.02, 0.02, 0.02};
+  TaskStatus& quarantined = status.tasks[2];
+  quarantined.state = "quarantined";
+  quarantined.attempts = 3;
+  quarantined.reason = "failed three times on two workers";
+  TaskStatus evaluation;
+  evaluation.id = "evaluate/teacher";
+  evaluation.stage = "evaluate";
+  evaluation.state = "done";
+  evaluation.result = {{"perplexity", 12.53}, {"tokens_per_second", 2210.4}};
+  status.tasks.push_back(evaluation);
+  WorkerStatus worker;
+  worker.uuid = "node7-1";
+  worker.host = "node7";
+  worker.device = "Xeon";
+  worker.phase = "training";
+  worker.task = "transfer/b0001";
+  worker.seconds_since_heartbeat = 2.2;
+  status.workers = {worker};
+  status.warnings = {"journal/000002.jsonl: torn tail, 31 bytes cut"};
+  return status;
+}
+
+std::string joined(const std::vector<std::string>& lines) {
+  std::string text = "\n";
+  for (const std::string& line : lines) text += line + "\n";
+  return text;
+}
+
+TEST(View, OfARunAtEightyColumns) {
+  EXPECT_EQ(joined(whole_view(status_of_a_run(), 80)), R"(
+run runs/smollm2: running, term 3 on node7 (pid 4711)
+
+capture  [################]100% 10/10  31s
+transfer [####------------] 25% 1/6  eta 4m45s  1 running  1 quarantined  1m35s
+assemble [----------------]  0% 0/1
+
+block  layers  state         step     MSE  worst  at  tries
+    0  0-4     done                0.0176  0.042  L3      1
+    1  5-9     running      20/60   0.022   0.03  L6      2  node7-1, training
+    2  10-14   quarantined              -      -          3  failed three times~
+    3  15-19   ready                    -      -          0
+    4  20-24   ready                    -      -          0
+    5  25-29   ready                    -      -          0
+
+worker   host   device  doing           heard
+node7-1  node7  Xeon    transfer/b0001   2.2s
+
+evaluated  perplexity  tokens/s
+teacher         12.53      2210
+
+warning: journal/000002.jsonl: torn tail, 31 bytes cut
+)");
+}
+
+TEST(View, OfARunAtFortyColumns) {
+  EXPECT_EQ(joined(whole_view(status_of_a_run(), 40)), R"(
+run runs/smollm2: running, term 3 on no~
+
+capture  [#########]100% 10/10  31s
+transfer [##-------] 25% 1/6  eta 4m45s~
+assemble [---------]  0% 0/1
+
+block  state         step     MSE  worst
+    0  done                0.0176  0.042
+    1  running      20/60   0.022   0.03
+    2  quarantined              -      -
+    3  ready                    -      -
+    4  ready                    -      -
+    5  ready                    -      -
+
+worker   host   doing           heard
+node7-1  node7  transfer/b0001   2.2s
+
+evaluated  perplexity  tokens/s
+teacher         12.53      2210
+
+warning: journal/000002.jsonl: torn tai~
+)");
+}
+
+TEST(View, NoLineIsEverWiderThanTheTerminal) {
+  for (int width = 20; width <= 140; ++width) {
+    for (const auto& lines :
+         {whole_view(status_of_a_run(), width), layer_lines(status_of_a_run(), width)}) {
+      for (const std::string& line : lines)
+        EXPECT_LE(line.size(), static_cast<std::size_t>(width)) << line;
+    }
+  }
+}
+
+TEST(View, LayersShowTheirLastValidation) {
+  EXPECT_EQ(joined(layer_lines(status_of_a_run(), 80)), R"(
+MSE of each layer at its last validation
+L0-4    0.011     0.012     0.013     0.042     0.01
+L5-9    0.02      0.03      0.02      0.02      0.02
+)");
+}
+
+TEST(View, StatusLineSaysHowFarHowWellAndHowLong) {
+  EXPECT_EQ(status_line(status_of_a_run()),
+            "blocks 1/6 done, 1 running, 2 retried, 1 quarantined | worst MSE layer 3 0.042 | "
+            "transfer 25% | eta 4m45s");
+}
+
+TEST(View, ForeignTextCannotMoveTheCursor) {
+  RunStatus status = status_of_a_run();
+  status.warnings = {"\x1b[2J\x1b[Hgone"};
+  status.workers[0].host = "\x1b]0;title\x07";
+  for (const std::string& line : whole_view(status, 80)) {
+    EXPECT_EQ(line.find('\x1b'), std::string::npos) << line;
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator::cli
