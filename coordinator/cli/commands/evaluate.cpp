@@ -1,0 +1,94 @@
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <memory>
+
+#include "coordinator/cli/child.hpp"
+#include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/model_choice.hpp"
+#include "coordinator/cli/programs.hpp"
+#include "storage/run_layout.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+using storage::ExitCode;
+
+struct EvaluateOptions {
+  ModelOptions model;
+  std::string tokens;
+  int max_sequences = 0;
+};
+
+void print_result(const nlohmann::json& result, const std::string& tokens, Terminal& terminal) {
+  terminal.print(result.value("subject", "") + " on " + tokens + ": perplexity " +
+                 mse_text(result.value("perplexity", NAN)) + ", " +
+                 std::to_string(std::llround(result.value("tokens_per_second", 0.0))) +
+                 " tokens/s");
+  if (!result.contains("layers")) return;
+  Table table;
+  table.column("layer", 3, true).column("MSE", 2, true).column("of the teacher's energy", 1, true);
+  for (const nlohmann::json& layer : result["layers"]) {
+    table.row({std::to_string(layer.value("layer", -1)),
+               mse_text(layer.value("mse", NAN)),
+               mse_text(layer.value("relative_mse", NAN))});
+  }
+  for (const std::string& line : table.render(terminal.width())) terminal.print(line);
+}
+
+ExitCode run_evaluate(const EvaluateOptions& options, Terminal& terminal) {
+  const ModelChoice choice = choose_model(options.model);
+  std::string tokens = options.tokens;
+  if (tokens.empty()) {
+    require(!options.model.run.empty(),
+            "--tokens FILE is needed with --model; 'hedgerow tokenize' makes one");
+    tokens = storage::RunLayout(options.model.run).root() /
+             storage::RunLayout::tokens(storage::DataStage::kEvaluate);
+  }
+  ChildCommand command{.arguments = {worker_binary(terminal.console()),
+                                     "evaluate",
+                                     "--json",
+                                     "--tokens",
+                                     tokens,
+                                     "--compute-dtype",
+                                     choice.compute_dtype,
+                                     "--stream-dtype",
+                                     choice.shard_dtype}};
+  const auto more = choice.worker_arguments();
+  command.arguments.insert(command.arguments.end(), more.begin(), more.end());
+  if (options.max_sequences > 0) {
+    command.arguments.insert(command.arguments.end(),
+                             {"--max-sequences", std::to_string(options.max_sequences)});
+  }
+  const InterruptScope interrupts;
+  terminal.status("evaluating " + choice.subject + " ...");
+  nlohmann::json result;
+  const ChildResult child = run_child(command, terminal, [&](std::string_view line) {
+    result = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  });
+  if (child.was_interrupted) return ExitCode::kInterrupted;
+  if (!child.ok()) throw child_error("hedgerow-worker evaluate", child);
+  if (!result.is_object())
+    throw Error(ErrorKind::kInternal, "hedgerow-worker evaluate gave no result");
+  print_result(result, tokens, terminal);
+  terminal.print_json(result);
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+RunCommand declare_evaluate(CLI::App& app) {
+  const auto options = std::make_shared<EvaluateOptions>();
+  add_model_options(app, options->model);
+  app.add_option("--tokens", options->tokens, "a tokens file; the run's evaluate split unless told")
+      ->type_name("FILE");
+  app.add_option("--max-sequences", options->max_sequences, "at most so many of its sequences")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 30).description(""));
+  return [options](Terminal& terminal) { return run_evaluate(*options, terminal); };
+}
+
+}  // namespace hedgerow::coordinator::cli

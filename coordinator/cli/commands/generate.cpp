@@ -1,0 +1,153 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "coordinator/cli/child.hpp"
+#include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/model_choice.hpp"
+#include "coordinator/cli/programs.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+using nlohmann::json;
+using storage::Error;
+using storage::ErrorKind;
+using storage::ExitCode;
+
+struct GenerateOptions {
+  ModelOptions model;
+  std::vector<std::string> prompts;
+  bool chat = false;
+  int max_new_tokens = 40;
+  double temperature = 0.0, top_p = 1.0;
+  std::uint64_t seed = 0;
+};
+
+// One request a line through text.py; one reply object each. Throws kUsage for a request that it
+// could not serve.
+std::vector<json> ask_tokenizer(const std::string& model,
+                                const std::vector<json>& requests,
+                                Terminal& terminal) {
+  std::string input;
+  for (const json& request : requests) input += request.dump() + "\n";
+  std::vector<json> replies;
+  const bool finished = run_python(
+      terminal,
+      "tokenize",
+      "text.py",
+      {"--model", model},
+      [&](const json& reply) { replies.push_back(reply); },
+      input);
+  if (!finished) return {};
+  for (const json& reply : replies) {
+    if (reply.contains("error"))
+      throw Error(ErrorKind::kUsage, "text.py: " + reply.value("error", ""));
+  }
+  if (replies.size() != requests.size()) {
+    throw Error(ErrorKind::kInternal,
+                "text.py gave " + std::to_string(replies.size()) + " replies to " +
+                    std::to_string(requests.size()) + " requests");
+  }
+  return replies;
+}
+
+// The new ids of each prompt, in order; empty if interrupted.
+std::vector<json> generate_ids(const GenerateOptions& options,
+                               const ModelChoice& choice,
+                               const json& prompts,
+                               Terminal& terminal) {
+  ChildCommand command{.arguments = {worker_binary(terminal.console()),
+                                     "generate",
+                                     "--max-new-tokens",
+                                     std::to_string(options.max_new_tokens),
+                                     "--temperature",
+                                     std::to_string(options.temperature),
+                                     "--top-p",
+                                     std::to_string(options.top_p),
+                                     "--seed",
+                                     std::to_string(options.seed)},
+                       .input = json{{"prompts", prompts}}.dump() + "\n"};
+  const auto more = choice.worker_arguments();
+  command.arguments.insert(command.arguments.end(), more.begin(), more.end());
+  std::vector<json> rows(prompts.size());
+  terminal.status("generating ...");
+  const ChildResult child = run_child(command, terminal, [&](std::string_view line) {
+    const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const std::size_t row = object.is_object() ? object.value("row", rows.size()) : rows.size();
+    if (row < rows.size() && object.contains("ids")) rows[row] = object["ids"];
+  });
+  if (child.was_interrupted) return {};
+  if (!child.ok()) throw child_error("hedgerow-worker generate", child);
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    if (!rows[row].is_array()) {
+      throw Error(ErrorKind::kInternal,
+                  "hedgerow-worker generate gave nothing for prompt " + std::to_string(row));
+    }
+  }
+  return rows;
+}
+
+ExitCode run_generate(const GenerateOptions& options, Terminal& terminal) {
+  for (const std::string& prompt : options.prompts)
+    require(!prompt.empty(), "a prompt is empty; give it some text");
+  const ModelChoice choice = choose_model(options.model);
+  const InterruptScope interrupts;
+  std::vector<json> requests;
+  for (const std::string& prompt : options.prompts) {
+    if (options.chat) {
+      requests.push_back({{"chat", json::array({{{"role", "user"}, {"content", prompt}}})}});
+    } else {
+      requests.push_back({{"encode", prompt}});
+    }
+  }
+  json prompts = json::array();
+  for (const json& reply : ask_tokenizer(choice.model, requests, terminal))
+    prompts.push_back(reply["ids"]);
+  if (is_interrupted()) return ExitCode::kInterrupted;
+  const std::vector<json> rows = generate_ids(options, choice, prompts, terminal);
+  std::vector<json> decode;
+  for (const json& ids : rows) decode.push_back({{"decode", ids}});
+  if (is_interrupted()) return ExitCode::kInterrupted;
+  const std::vector<json> texts = ask_tokenizer(choice.model, decode, terminal);
+  if (is_interrupted()) return ExitCode::kInterrupted;
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    const std::string text = texts[row].value("text", "");
+    if (row > 0) terminal.print("");
+    terminal.print(terminal.coloured(options.prompts[row], "1") + (options.chat ? "\n" : "") +
+                   text);
+    terminal.print_json({{"prompt", options.prompts[row]},
+                         {"text", text},
+                         {"ids", rows[row]},
+                         {"subject", choice.subject}});
+  }
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+RunCommand declare_generate(CLI::App& app) {
+  const auto options = std::make_shared<GenerateOptions>();
+  app.add_option("--prompt,prompt", options->prompts, "one or more texts to go on from")
+      ->type_name("TEXT")
+      ->required();
+  add_model_options(app, options->model);
+  app.add_flag("--chat", options->chat, "wrap each prompt in the model's chat template");
+  app.add_option("--max-new-tokens", options->max_new_tokens, "tokens to generate for each prompt")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 24).description(""))
+      ->capture_default_str();
+  app.add_option("--temperature", options->temperature, "0: always the likeliest token")
+      ->type_name("X")
+      ->check(CLI::Range(0.0, 100.0).description(""))
+      ->capture_default_str();
+  app.add_option("--top-p", options->top_p, "sample from the likeliest tokens of this share")
+      ->type_name("P")
+      ->check(CLI::Range(0.0, 1.0).description(""))
+      ->capture_default_str();
+  app.add_option("--seed", options->seed, "of the sampling")->type_name("N")->capture_default_str();
+  return [options](Terminal& terminal) { return run_generate(*options, terminal); };
+}
+
+}  // namespace hedgerow::coordinator::cli

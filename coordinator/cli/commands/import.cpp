@@ -1,0 +1,116 @@
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/programs.hpp"
+#include "storage/attention_spec.hpp"
+#include "storage/file.hpp"
+#include "storage/model_config.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using storage::ExitCode;
+
+// The files hold no settings: which attention they were trained with is the user's to say. The
+// defaults are those of the published Llama 3.1 weights.
+struct ImportOptions {
+  std::vector<std::string> files;
+  std::string model, out, softmax_layers, feature_map = "hedgehog_softmax", window = "terraced";
+  int window_size = 64;
+};
+
+storage::AttentionSpec attention_of(const ImportOptions& options, const json& found, int head_dim) {
+  storage::AttentionSpec spec;
+  spec.feature_map = storage::feature_map_kind_from_string(options.feature_map);
+  spec.negation = spec.feature_map == storage::FeatureMapKind::kHedgehogSoftmax ||
+                  spec.feature_map == storage::FeatureMapKind::kHedgehogExp;
+  spec.window = storage::window_layout_from_string(options.window);
+  spec.window_size = options.window_size;
+  const json maps = found.value("feature_map", json::object());
+  spec.feature_dim = maps.value("projected_dim", spec.projected_dim()) * (spec.negation ? 2 : 1);
+  spec.bias = maps.value("bias", false);
+  spec.validate(head_dim);
+  return spec;
+}
+
+json description_of(const storage::ModelDirectory& model,
+                    const storage::AttentionSpec& spec,
+                    const json& found,
+                    const std::vector<std::string>& files) {
+  const json softmax_layers = found.value("softmax_layers", json::array());
+  json layers = json::array();
+  for (int layer = 0; layer < model.config().num_hidden_layers; ++layer) {
+    layers.push_back({{"layer", layer}, {"imported_from", files}});
+  }
+  return {{"format", "student/1"},
+          {"teacher", {{"path", model.path().string()}, {"fingerprint", model.fingerprint()}}},
+          {"attention", spec},
+          {"softmax_layers", softmax_layers},
+          {"layers", layers}};
+}
+
+ExitCode run_import(const ImportOptions& options, Terminal& terminal) {
+  const fs::path out = options.out;
+  require(!fs::exists(out) || fs::is_empty(out),
+          options.out + " is not empty; choose a new directory");
+  const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);
+  std::vector<std::string> arguments{
+      "read", "--model", model.path().string(), "--out", options.out};
+  for (const std::string& file : options.files) arguments.insert(arguments.end(), {"--pt", file});
+  if (!options.softmax_layers.empty())
+    arguments.insert(arguments.end(), {"--softmax-layers", options.softmax_layers});
+  const InterruptScope interrupts;
+  json found;
+  if (!run_python(terminal, "import", "convert_lolcats.py", arguments, [&](const json& object) {
+        if (object.value("event", "") == "done") found = object;
+      })) {
+    return ExitCode::kInterrupted;
+  }
+  const storage::AttentionSpec spec = attention_of(options, found, model.config().head_dim);
+  storage::write_atomically(out / "hedgerow.json",
+                            description_of(model, spec, found, options.files).dump(2) + "\n");
+  const bool has_lora = fs::is_directory(out / "adapter");
+  terminal.print("imported " + std::to_string(found.value("layers", 0)) + " layers into " +
+                 options.out +
+                 (has_lora ? ", with a LoRA adapter in " + (out / "adapter").string() : ""));
+  terminal.say("next: hedgerow generate --model " + options.model + " --student " + options.out +
+               (has_lora ? " --lora " + (out / "adapter").string() : "") + " 'a prompt'");
+  terminal.print_json({{"student", options.out},
+                       {"lora", has_lora ? (out / "adapter").string() : ""},
+                       {"found", found}});
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+RunCommand declare_import(CLI::App& app) {
+  const auto options = std::make_shared<ImportOptions>();
+  app.add_option("file", options->files, "published LoLCATs weights (.pt), one file or one a block")
+      ->type_name("FILE")
+      ->required();
+  app.add_option("--model", options->model, "the teacher they belong to")
+      ->type_name("DIR")
+      ->required();
+  app.add_option("--out", options->out, "the student directory to write")
+      ->type_name("DIR")
+      ->required();
+  app.add_option(
+         "--softmax-layers", options->softmax_layers, "layers that kept softmax attention, as 7,15")
+      ->type_name("LIST");
+  one_of(app.add_option("--feature-map", options->feature_map, "what they were trained with")
+             ->capture_default_str(),
+         {"hedgehog_softmax", "hedgehog_exp", "t2r"});
+  one_of(app.add_option("--window", options->window, "likewise")->capture_default_str(),
+         {"terraced", "sliding", "none"});
+  app.add_option("--window-size", options->window_size, "likewise")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->capture_default_str();
+  return [options](Terminal& terminal) { return run_import(*options, terminal); };
+}
+
+}  // namespace hedgerow::coordinator::cli

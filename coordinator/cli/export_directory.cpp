@@ -1,0 +1,228 @@
+#include "coordinator/cli/export_directory.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "coordinator/cli/child.hpp"
+#include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/programs.hpp"
+#include "storage/file.hpp"
+#include "storage/model_config.hpp"
+#include "storage/safetensors.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using storage::Error;
+using storage::ErrorKind;
+
+// Beside the weights, an export carries the teacher's tokenizer, generation settings and licence,
+// but not its code.
+constexpr std::array kLeftBehind{
+    ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5", ".py"};
+constexpr std::array kOurModeling{
+    "configuration_hedgerow.py", "modeling_hedgerow.py", "attention_hedgerow.py"};
+
+json read_json(const fs::path& path) {
+  json value = json::parse(storage::read_text(path), nullptr, /*allow_exceptions=*/false);
+  if (!value.is_object()) throw Error(ErrorKind::kCorrupt, path.string() + ": not a JSON object");
+  return value;
+}
+
+std::vector<fs::path> weight_files(const fs::path& directory) {
+  const fs::path index = directory / "model.safetensors.index.json";
+  if (!fs::exists(index)) return {directory / "model.safetensors"};
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : read_json(index).at("weight_map").items())
+    names.insert(file.get<std::string>());
+  std::vector<fs::path> files;
+  for (const std::string& name : names) files.push_back(directory / fs::path(name).filename());
+  return files;
+}
+
+void copy_companions(const fs::path& teacher, const fs::path& out) {
+  for (const auto& entry : fs::directory_iterator(teacher)) {
+    const fs::path name = entry.path().filename();
+    const std::string extension = name.extension().string();
+    const bool is_index = name.string().ends_with(".index.json");
+    if (!entry.is_regular_file() || name == "config.json" || name.string().starts_with(".") ||
+        is_index)
+      continue;
+    if (std::find(kLeftBehind.begin(), kLeftBehind.end(), extension) != kLeftBehind.end()) continue;
+    fs::copy_file(fs::canonical(entry.path()), out / name);
+  }
+}
+
+void copy_modeling(const Console& console, const fs::path& out) {
+  const fs::path modeling = huggingface_directory(console) / "modeling";
+  for (const char* name : kOurModeling) fs::copy_file(modeling / name, out / name);
+}
+
+void write_config(const fs::path& teacher, const fs::path& student, const fs::path& out) {
+  json config = read_json(teacher / "config.json");
+  const json description = read_json(student / "hedgerow.json");
+  config["hedgerow"] = {{"format", "export/1"},
+                        {"body", config.at("model_type")},
+                        {"attention", description.at("attention")},
+                        {"softmax_layers", description.at("softmax_layers")}};
+  config["architectures"] = json::array({"HedgerowForCausalLM"});
+  config["model_type"] = "hedgerow";
+  config["auto_map"] = {{"AutoConfig", "configuration_hedgerow.HedgerowConfig"},
+                        {"AutoModelForCausalLM", "modeling_hedgerow.HedgerowForCausalLM"}};
+  storage::write_atomically(out / "config.json", config.dump(2) + "\n");
+}
+
+void bring(const fs::path& from, const fs::path& to, bool as_link) {
+  if (as_link) {
+    fs::create_symlink(fs::canonical(from), to);
+  } else {
+    fs::copy_file(fs::canonical(from), to);
+    storage::sync_file(to);
+  }
+}
+
+// The base weights with LoRA in them, by hedgerow-worker. Empty: interrupted.
+std::vector<fs::path> merged_weights(const ExportRequest& request,
+                                     const fs::path& into,
+                                     Terminal& terminal) {
+  ChildCommand command{
+      .arguments = {worker_binary(terminal.console()), "merge", "--out", into.string()}};
+  const auto more = request.model.worker_arguments();
+  command.arguments.insert(command.arguments.end(), more.begin(), more.end());
+  terminal.status("merging LoRA into the weights ...");
+  const ChildResult child = run_child(command, terminal, [](std::string_view) {});
+  if (child.was_interrupted) return {};
+  if (!child.ok()) throw child_error("hedgerow-worker merge", child);
+  std::vector<fs::path> files;
+  for (const auto& entry : fs::directory_iterator(into)) {
+    if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  if (files.empty())
+    throw Error(ErrorKind::kInternal, "hedgerow-worker merge wrote no weights to " + into.string());
+  return files;
+}
+
+std::string shard_name(std::size_t index, std::size_t count) {
+  std::array<char, 64> name{};
+  std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", index + 1, count);
+  return name.data();
+}
+
+// transformers reads model.safetensors before any index, so that no file keeps that name.
+ExportSummary write_weights(const std::vector<fs::path>& files,
+                            std::size_t num_linkable,
+                            bool links,
+                            const fs::path& out) {
+  ExportSummary summary;
+  json weight_map = json::object();
+  for (std::size_t i = 0; i < files.size(); ++i) {
+    const std::string name = shard_name(i, files.size());
+    bring(files[i], out / name, links && i < num_linkable);
+    const storage::SafetensorsFile weights(out / name);
+    for (const auto& [tensor, view] : weights.tensors()) {
+      if (weight_map.contains(tensor))
+        throw Error(ErrorKind::kCorrupt,
+                    files[i].string() + ": tensor " + tensor + " is in an earlier file too");
+      weight_map[tensor] = name;
+      summary.num_bytes += view.bytes.size();
+      ++summary.num_tensors;
+    }
+  }
+  const json index = {{"metadata", {{"total_size", summary.num_bytes}}},
+                      {"weight_map", weight_map}};
+  storage::write_atomically(out / "model.safetensors.index.json", index.dump(2) + "\n");
+  return summary;
+}
+
+// A directory that becomes `out` when it is complete and vanishes when it is not.
+class Partial {
+ public:
+  explicit Partial(const fs::path& out) : out_(out), path_(out) {
+    path_ += ".partial";
+    if (fs::exists(out) && !fs::is_empty(out)) {
+      throw Error(ErrorKind::kUsage, out.string() + " is not empty; choose a new directory");
+    }
+    fs::remove_all(path_);
+    fs::create_directories(path_);
+  }
+  ~Partial() {
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  }
+  Partial(const Partial&) = delete;
+  Partial& operator=(const Partial&) = delete;
+  [[nodiscard]] const fs::path& path() const { return path_; }
+  void publish() {
+    fs::remove(out_);  // an empty directory of the user's, at most
+    storage::publish(path_, out_);
+  }
+
+ private:
+  fs::path out_, path_;
+};
+
+fs::path without_slash(const fs::path& path) {
+  const fs::path plain = fs::absolute(path).lexically_normal();
+  return plain.has_filename() ? plain : plain.parent_path();
+}
+
+}  // namespace
+
+std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal& terminal) {
+  const fs::path teacher = storage::ModelDirectory::open(request.model.model).path();
+  Partial partial(without_slash(request.out));
+  copy_companions(teacher, partial.path());
+  copy_modeling(terminal.console(), partial.path());
+  write_config(teacher, request.model.student, partial.path());
+  const bool merges = !request.model.lora.empty();
+  const fs::path merged = partial.path() / "merged";
+  std::vector<fs::path> files;
+  if (merges) {
+    fs::create_directories(merged);
+    files = merged_weights(request, merged, terminal);
+    if (files.empty()) return std::nullopt;
+  } else {
+    files = weight_files(teacher);
+  }
+  const std::size_t num_linkable = merges ? 0 : files.size();
+  files.push_back(request.model.student / "feature_maps.safetensors");
+  terminal.status("writing " + request.out.string() + " ...");
+  ExportSummary summary = write_weights(files, num_linkable, request.links_weights, partial.path());
+  fs::remove_all(merged);
+  if (is_interrupted()) return std::nullopt;
+  partial.publish();
+  summary.merged = merges;
+  return summary;
+}
+
+ExportSummary export_adapter(const ExportRequest& request) {
+  Partial partial(without_slash(request.out));
+  ExportSummary summary;
+  const auto take = [&](const fs::path& from, const fs::path& name) {
+    fs::create_directories((partial.path() / name).parent_path());
+    bring(from, partial.path() / name, false);
+    if (name.extension() != ".safetensors") return;
+    const storage::SafetensorsFile file(from);
+    for (const auto& [tensor, view] : file.tensors()) {
+      summary.num_bytes += view.bytes.size();
+      ++summary.num_tensors;
+    }
+  };
+  for (const char* name : {"hedgerow.json", "feature_maps.safetensors"})
+    take(request.model.student / name, name);
+  if (!request.model.lora.empty()) {
+    for (const char* name : {"adapter_config.json", "adapter_model.safetensors"}) {
+      take(request.model.lora / name, fs::path("adapter") / name);
+    }
+  }
+  partial.publish();
+  return summary;
+}
+
+}  // namespace hedgerow::coordinator::cli

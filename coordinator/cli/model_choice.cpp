@@ -1,0 +1,91 @@
+#include "coordinator/cli/model_choice.hpp"
+
+#include <CLI/CLI.hpp>
+
+#include "coordinator/status.hpp"
+#include "storage/recipe.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using storage::RunLayout;
+
+bool is_done(const RunStatus& status, const std::string& id) {
+  const TaskStatus* task = status.task(id);
+  return task != nullptr && task->state == "done";
+}
+
+ModelChoice choose_from_run(const ModelOptions& options) {
+  const RunLayout layout(options.run);
+  const RunStatus status = read_status(layout);
+  const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
+  ModelChoice choice;
+  choice.model = recipe.model.path;
+  choice.compute_dtype = recipe.plan.compute_dtype;
+  choice.shard_dtype = recipe.plan.shard_dtype;
+  choice.subject = options.subject;
+  if (choice.subject.empty()) {
+    choice.subject = is_done(status, "finetune") ? "lora" : "transfer";
+  }
+  if (choice.subject == "teacher") return choice;
+  require(is_done(status, "assemble"),
+          options.run + " has no student yet (assemble is not done); 'hedgerow status --run " +
+              options.run +
+              "' says how far it is, --subject teacher takes the model it began with");
+  choice.student = layout.root() / RunLayout::student_directory(status.task("assemble")->token);
+  if (choice.subject == "transfer") return choice;
+  require(is_done(status, "finetune"),
+          options.run +
+              " has no LoRA adapter (finetune is not done); --subject transfer takes the student "
+              "without it");
+  choice.lora = layout.root() / RunLayout::adapter_directory(status.task("finetune")->token);
+  return choice;
+}
+
+}  // namespace
+
+void add_model_options(CLI::App& app, ModelOptions& options) {
+  add_run(app, options.run);
+  one_of(app.add_option(
+             "--subject", options.subject, "which stage of the run; the last one unless told"),
+         {"teacher", "transfer", "lora"});
+  app.add_option("--model", options.model, "in place of a run: the teacher")->type_name("DIR");
+  app.add_option("--student", options.student, "with --model: the student's feature maps")
+      ->type_name("DIR");
+  app.add_option("--lora", options.lora, "with --student: a PEFT adapter")->type_name("DIR");
+}
+
+std::vector<std::string> ModelChoice::worker_arguments() const {
+  std::vector<std::string> arguments{"--model", model};
+  if (!student.empty()) arguments.insert(arguments.end(), {"--student", student.string()});
+  if (!lora.empty()) arguments.insert(arguments.end(), {"--adapter", lora.string()});
+  return arguments;
+}
+
+ModelChoice choose_model(const ModelOptions& options) {
+  require(options.run.empty() != options.model.empty(),
+          "say which model: --run DIR, or --model DIR (with --student and --lora)");
+  if (!options.run.empty()) {
+    require(options.student.empty() && options.lora.empty(),
+            "--student and --lora belong to --model, not to --run");
+    return choose_from_run(options);
+  }
+  require(options.subject.empty(), "--subject belongs to --run");
+  require(options.lora.empty() || !options.student.empty(),
+          "--lora needs --student: it was trained on one");
+  ModelChoice choice;
+  choice.subject = !options.lora.empty()     ? "lora"
+                   : options.student.empty() ? "teacher"
+                                             : "transfer";
+  choice.model = options.model;
+  choice.student = options.student;
+  choice.lora = options.lora;
+  for (const fs::path& directory : {choice.student, choice.lora}) {
+    require(directory.empty() || fs::is_directory(directory),
+            directory.string() + ": no such directory");
+  }
+  return choice;
+}
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,33 @@
+// Which model `generate`, `evaluate` and `export` mean: the best that a run has come to, one of its
+// stages by name, or directories given one by one.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "coordinator/cli/command.hpp"
+
+namespace hedgerow::coordinator::cli {
+
+struct ModelOptions {
+  std::string run, subject, model, student, lora;
+};
+
+// --run with --subject, or --model with --student and --lora.
+void add_model_options(CLI::App& app, ModelOptions& options);
+
+struct ModelChoice {
+  std::string subject;                                       // "teacher", "transfer", "lora"
+  std::string model;                                         // the teacher: a directory or org/name
+  std::filesystem::path student, lora;                       // empty: without
+  std::string compute_dtype = "auto", shard_dtype = "fp32";  // of the run
+
+  // --model, --student and --adapter as hedgerow-worker takes them.
+  [[nodiscard]] std::vector<std::string> worker_arguments() const;
+};
+
+// Throws kUsage for options that contradict each other, or a stage that the run has not come to.
+[[nodiscard]] ModelChoice choose_model(const ModelOptions& options);
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,138 @@
+// export, generate and evaluate: what they hand to other programs, with shell scripts in place of
+// Python and the worker.
+#include "storage/model_config.hpp"
+#include "tests/coordinator/cli_fake_console.hpp"
+#include "tests/coordinator/cli_small_run.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class Export : public ::testing::Test {
+ protected:
+  Export() {
+    const fs::path modeling = run_.scratch / "huggingface/modeling";
+    fs::create_directories(modeling);
+    for (const char* name :
+         {"configuration_hedgerow.py", "modeling_hedgerow.py", "attention_hedgerow.py"}) {
+      std::ofstream(modeling / name) << "# modeling\n";
+    }
+    std::ofstream(run_.scratch / "model/tokenizer.json") << "{}";
+    std::ofstream(run_.scratch / "model/old.bin") << "pickle";
+  }
+
+  void write_script(const std::string& name, const std::string& text) {
+    std::ofstream(run_.scratch / name) << "#!/bin/sh\n" << text;
+    fs::permissions(run_.scratch / name, fs::perms::owner_all);
+  }
+
+  Answer run_here(std::vector<std::string> arguments) {
+    FakeConsole console;
+    console.variables["HEDGEROW_HUGGINGFACE"] = (run_.scratch / "huggingface").string();
+    console.variables["HEDGEROW_PYTHON"] = "/bin/sh";
+    console.variables["HEDGEROW_WORKER"] = (run_.scratch / "worker").string();
+    arguments.insert(arguments.end(), {"--run", run_.directory()});
+    return run_line(std::move(arguments), console);
+  }
+
+  [[nodiscard]] nlohmann::json read_json(const std::string& name) const {
+    return nlohmann::json::parse(storage::read_text(run_.scratch / name));
+  }
+
+  SmallRun run_;
+};
+
+TEST_F(Export, DirectoryHoldsEveryTensorOnceAndWhatTransformersLooksFor) {
+  const Answer answer = run_here({"export", "--out", run_.scratch / "out", "--json"});
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  const nlohmann::json config = read_json("out/config.json");
+  EXPECT_EQ(config["model_type"], "hedgerow");
+  EXPECT_EQ(config["hedgerow"]["body"], "llama");
+  EXPECT_EQ(config["hedgerow"]["softmax_layers"], nlohmann::json::array({1}));
+  EXPECT_EQ(config["vocab_size"], 32) << "the teacher's own keys stay";
+  const nlohmann::json weight_map = read_json("out/model.safetensors.index.json")["weight_map"];
+  EXPECT_EQ(weight_map["model.layers.0.self_attn.feature_map_q.mlp.layer"],
+            "model-00002-of-00002.safetensors");
+  EXPECT_EQ(weight_map["model.embed_tokens.weight"], "model-00001-of-00002.safetensors");
+  EXPECT_EQ(weight_map.size(), answer.json.at(0)["tensors"]);
+  EXPECT_TRUE(fs::exists(run_.scratch / "out/modeling_hedgerow.py"));
+  EXPECT_TRUE(fs::exists(run_.scratch / "out/tokenizer.json"));
+  EXPECT_FALSE(fs::exists(run_.scratch / "out/old.bin"));
+  EXPECT_FALSE(fs::exists(run_.scratch / "out/model.safetensors"))
+      << "transformers would read it before the index";
+}
+
+TEST_F(Export, LinkLeavesTheTeachersWeightsWhereTheyAre) {
+  ASSERT_EQ(run_here({"export", "--link", "--out", run_.scratch / "out"}).code, 0);
+  EXPECT_TRUE(fs::is_symlink(run_.scratch / "out/model-00001-of-00002.safetensors"));
+  EXPECT_FALSE(fs::is_symlink(run_.scratch / "out/model-00002-of-00002.safetensors"))
+      << "runs come and go";
+}
+
+TEST_F(Export, FullDirectoryIsRefusedAndFailureLeavesNothing) {
+  fs::create_directories(run_.scratch / "out");
+  std::ofstream(run_.scratch / "out/mine") << "x";
+  EXPECT_EQ(run_here({"export", "--out", run_.scratch / "out"}).code, 2);
+  fs::remove_all(run_.scratch / "huggingface/modeling");
+  EXPECT_NE(run_here({"export", "--out", run_.scratch / "new"}).code, 0);
+  EXPECT_FALSE(fs::exists(run_.scratch / "new"));
+  EXPECT_FALSE(fs::exists(run_.scratch / "new.partial"));
+}
+
+TEST_F(Export, AdapterIsTheStudentAlone) {
+  ASSERT_EQ(run_here({"export", "--adapter", "--out", run_.scratch / "out"}).code, 0);
+  EXPECT_TRUE(fs::exists(run_.scratch / "out/feature_maps.safetensors"));
+  EXPECT_TRUE(fs::exists(run_.scratch / "out/hedgerow.json"));
+  EXPECT_FALSE(fs::exists(run_.scratch / "out/config.json"));
+}
+
+TEST_F(Export, StageThatTheRunHasNotComeToIsNamed) {
+  const Answer answer = run_here({"export", "--subject", "lora", "--out", run_.scratch / "out"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_NE(answer.err.find("finetune is not done"), std::string::npos) << answer.err;
+  EXPECT_EQ(run_here({"export", "--subject", "teacher", "--out", run_.scratch / "out"}).code, 2);
+}
+
+TEST_F(Export, GenerateCarriesIdsFromTokenizerToWorkerAndBack) {
+  std::ofstream(run_.scratch / "huggingface/text.py")
+      << "while read -r line; do case $line in\n"
+         "*encode*) echo '{\"ids\":[5,6]}' ;;\n"
+         "*decode*7*) echo '{\"text\":\" went on\"}' ;;\n"
+         "*) echo '{\"error\":\"no\"}' ;;\nesac; done\n";
+  write_script("worker",
+               "cat > " + (run_.scratch / "stdin").string() +
+                   "; echo '{\"row\":1,\"ids\":[7]}'; echo '{\"row\":0,\"ids\":[7,7]}'\n");
+  const Answer answer = run_here({"generate", "--prompt", "It", "--prompt", "She", "--json"});
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  ASSERT_EQ(answer.json.size(), 2U);
+  EXPECT_EQ(answer.json[0]["prompt"], "It");
+  EXPECT_EQ(answer.json[0]["ids"], nlohmann::json::array({7, 7})) << "rows may end in any order";
+  EXPECT_EQ(answer.json[1]["text"], " went on");
+  EXPECT_EQ(answer.json[1]["subject"], "transfer");
+  EXPECT_EQ(read_json("stdin"), (nlohmann::json{{"prompts", {{5, 6}, {5, 6}}}}));
+}
+
+TEST_F(Export, EvaluateShowsTheWorkersResultAndItsError) {
+  write_script(
+      "worker",
+      "echo '{\"subject\":\"transfer\",\"perplexity\":15.25,\"tokens_per_second\":100}'\n");
+  const Answer answer = run_here({"evaluate"});
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_NE(answer.out.find("perplexity 15.25, 100 tokens/s"), std::string::npos) << answer.out;
+  write_script("worker", "echo 'hedgerow-worker: no such tokens file' >&2; exit 1\n");
+  const Answer failed = run_here({"evaluate"});
+  EXPECT_EQ(failed.code, 1);
+  EXPECT_EQ(
+      failed.err,
+      "hedgerow evaluate: hedgerow-worker evaluate failed (exit code 1): no such tokens file\n");
+}
+
+TEST_F(Export, ModelMustBeSaidOnceAndOnlyOnce) {
+  EXPECT_EQ(run_line({"generate", "--prompt", "x"}).code, 2);
+  EXPECT_EQ(run_here({"generate", "--prompt", "x", "--model", "m"}).code, 2);
+  EXPECT_EQ(run_line({"generate", "--prompt", "x", "--model", "m", "--lora", "l"}).code, 2);
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator::cli
