@@ -13,6 +13,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "storage/error.hpp"
 #include "storage/tokens_file.hpp"
 #include "worker/attention_options.hpp"
 #include "worker/block_runner.hpp"
@@ -80,7 +81,8 @@ struct Bench {
 
   // Calls body with the embedded rows of each forward.
   void each_forward(const std::function<void(const at::Tensor&)>& body) const {
-    for (const at::Tensor& ids : input_ids.split(options.rows)) body(worker::embed(ids, outer));
+    for (const at::Tensor& ids : input_ids.split(options.rows))
+      body(worker::embed(ids, outer.embed_tokens));
   }
 
   Options options;

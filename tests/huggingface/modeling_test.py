@@ -153,6 +153,15 @@ class Generation(unittest.TestCase):
             self.assertEqual(with_cache.tolist(), without.tolist(), f"seed {support.SEED}")
 
     @torch.no_grad()
+    def test_beam_search_reorders_the_cache(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12}, (1,))
+            ids = torch.randint(3, 97, (2, 11))
+            arguments = dict(max_new_tokens=12, num_beams=3, do_sample=False, eos_token_id=None, pad_token_id=2)
+            self.assertEqual(model.generate(ids, use_cache=True, **arguments).tolist(),
+                             model.generate(ids, use_cache=False, **arguments).tolist(), f"seed {support.SEED}")
+
+    @torch.no_grad()
     def test_the_cache_does_not_grow(self):
         with tempfile.TemporaryDirectory() as directory:
             model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12})
