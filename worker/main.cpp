@@ -1,12 +1,14 @@
 // hedgerow-worker: the process that computes. People rarely start it; `hedgerow` does, locally, by
 // mpirun, Slurm or Kubernetes. Exit codes are storage::ExitCode's.
 #include <c10/util/Exception.h>
+#include <torch/version.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
 #include <new>
 
+#include "storage/build_info.hpp"
 #include "storage/error.hpp"
 #include "worker/commands/commands.hpp"
 
@@ -29,6 +31,9 @@ int main(int argc, char** argv) {
   CLI::App app("hedgerow-worker: computes the tasks of a linearization job", "hedgerow-worker");
   app.require_subcommand(1);
   app.footer(kFooter);
+  app.set_version_flag("--version",
+                       "hedgerow-worker " + hedgerow::storage::version() + " (" +
+                           hedgerow::storage::git_hash() + "), LibTorch " + TORCH_VERSION);
   hedgerow::worker::Action action;
   hedgerow::worker::register_evaluate(app, action);
   hedgerow::worker::register_serve(app, action);

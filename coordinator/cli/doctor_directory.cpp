@@ -73,8 +73,7 @@ Finding check_fsync(const Scratch& scratch) {
   }
   std::nth_element(milliseconds.begin(), milliseconds.begin() + kSyncs / 2, milliseconds.end());
   const double median = milliseconds[kSyncs / 2];
-  const std::string found = duration_text(median / 1000.0) + " (" +
-                            std::to_string(std::lround(median * 1000.0)) + " us, median)";
+  const std::string found = number_text(median) + " ms (median of " + std::to_string(kSyncs) + ")";
   if (median < kSlowSyncMilliseconds) return {"fsync", Level::kOk, found, ""};
   return {"fsync",
           Level::kWarn,

@@ -41,7 +41,7 @@ std::string duration_text(double seconds) {
   return print("%lldd%02lldh", whole / 86400, whole / 3600 % 24);
 }
 
-std::string mse_text(double value) {
+std::string number_text(double value) {
   if (!std::isfinite(value)) return "-";
   return print("%.4g", value);
 }

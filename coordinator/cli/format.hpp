@@ -13,7 +13,7 @@ namespace hedgerow::coordinator::cli {
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);  // "812 B", "33.6 MB", "9.2 TB"
 [[nodiscard]] std::string duration_text(
     double seconds);  // "0.4s", "45s", "12m05s", "2h10m", "3d04h"
-[[nodiscard]] std::string mse_text(
+[[nodiscard]] std::string number_text(
     double value);  // 4 significant digits: "0.01234", "48.66"; "-" if not finite
 [[nodiscard]] std::string bar(double fraction, int width);  // "[####------]", width columns in all
 [[nodiscard]] std::string fit(std::string text,

@@ -1,7 +1,6 @@
 #include "coordinator/cli/planning.hpp"
 
 #include <algorithm>
-#include <fstream>
 #include <thread>
 
 #include "storage/model_config.hpp"
@@ -12,19 +11,6 @@ namespace {
 namespace fs = std::filesystem;
 using storage::DataSection;
 using storage::Recipe;
-
-// bf16 pays where the processor multiplies it in hardware, or a GPU does the work.
-bool has_fast_bf16(const Recipe& recipe) {
-  const bool has_gpu = fs::exists("/dev/nvidia0");
-  if (recipe.plan.device == "cuda" || (recipe.plan.device == "auto" && has_gpu)) return true;
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with("flags")) continue;
-    return line.find(" amx_bf16") != std::string::npos ||
-           line.find(" avx512_bf16") != std::string::npos;
-  }
-  return false;
-}
 
 fs::path nearest_existing(fs::path directory) {
   directory = fs::absolute(directory).lexically_normal();
@@ -39,6 +25,14 @@ TokensInfo expected_tokens(const DataSection& data, std::int64_t wanted) {
   return {train, train + data.validation_sequences, data.seq_len};
 }
 
+// Without a validation part the whole text is evaluated, whose length is not known before it is
+// tokenized.
+TokensInfo expected_evaluation(const DataSection& data) {
+  constexpr std::int64_t kGuess = 8;
+  const std::int64_t all = data.max_sequences > 0 ? data.max_sequences : kGuess;
+  return {0, data.validation_sequences > 0 ? data.validation_sequences : all, data.seq_len};
+}
+
 void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
   if (tokens.transfer.num_sequences == 0) {
     tokens.transfer = expected_tokens(
@@ -51,7 +45,7 @@ void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
         std::int64_t{recipe.finetune.max_steps} * recipe.finetune.sequences_per_step);
   }
   if (tokens.evaluate.num_sequences == 0 && !recipe.data_evaluate.sources.empty()) {
-    tokens.evaluate = expected_tokens(recipe.data_evaluate, 0);
+    tokens.evaluate = expected_evaluation(recipe.data_evaluate);
   }
 }
 
@@ -59,7 +53,8 @@ void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
 
 void resolve_for_this_machine(Recipe& recipe) {
   if (recipe.plan.compute_dtype == "auto") {
-    recipe.plan.compute_dtype = has_fast_bf16(recipe) ? "bf16" : "fp32";
+    const bool has_fast_bf16 = limits_of_this_machine(fs::current_path(), 1).compute_bytes == 2;
+    recipe.plan.compute_dtype = has_fast_bf16 ? "bf16" : "fp32";
   }
   if (recipe.workers.threads == 0) {
     const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));

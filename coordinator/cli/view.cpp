@@ -103,7 +103,7 @@ std::string status_line(const RunStatus& status) {
   if (retried > 0) line += ", " + std::to_string(retried) + " retried";
   if (quarantined > 0) line += ", " + std::to_string(quarantined) + " quarantined";
   if (worst_layer >= 0)
-    line += " | worst MSE layer " + std::to_string(worst_layer) + " " + mse_text(worst);
+    line += " | worst MSE layer " + std::to_string(worst_layer) + " " + number_text(worst);
   double eta = 0.0;
   for (const StageStatus& stage : status.stages) {
     if (stage.running > 0 && stage.done < stage.total) {
@@ -149,8 +149,8 @@ std::vector<std::string> block_lines(const RunStatus& status, int width) {
                range_text(task->first_layer, task->num_layers),
                task->state,
                steps_text(*task),
-               mse_text(mse.mean()),
-               mse_text(mse.worst()),
+               number_text(mse.mean()),
+               number_text(mse.worst()),
                mse.layers.empty() ? "" : "L" + std::to_string(mse.worst_layer()),
                std::to_string(task->attempts)});
   }
@@ -180,7 +180,7 @@ std::vector<std::string> layer_lines(const RunStatus& status, int width) {
       const std::size_t cell = i % cells_in_a_line;
       if (i > 0 && cell == 0) lines.push_back(fit(std::exchange(line, ""), width));
       line.resize(std::max(line.size(), kLabel + kCell * cell), ' ');
-      line += mse_text(mse.layers[i]);
+      line += number_text(mse.layers[i]);
     }
     if (!mse.layers.empty()) lines.push_back(fit(line, width));
   }
@@ -216,7 +216,7 @@ std::vector<std::string> result_lines(const RunStatus& status, int width) {
         task.result.value("perplexity", std::numeric_limits<double>::quiet_NaN());
     const double speed = task.result.value("tokens_per_second", 0.0);
     table.row({task.id.substr(task.id.find('/') + 1),
-               mse_text(perplexity),
+               number_text(perplexity),
                speed > 0 ? std::to_string(std::llround(speed)) : ""});
   }
   return table.empty() ? std::vector<std::string>{} : table.render(width);
