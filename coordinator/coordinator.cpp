@@ -24,6 +24,7 @@ constexpr int kMaxMessagesPerTurn = 1000;  // then replies go out, and time is l
 constexpr seconds kMpiStartTerm{300};
 constexpr seconds kDrainPatience{60};
 constexpr seconds kStopPatience{30};
+constexpr seconds kCourtesy{3};
 constexpr seconds kBeat{5};
 
 int preferred_port(const std::optional<wire::CoordinatorFile>& previous) {
@@ -95,7 +96,7 @@ RunOutcome Coordinator::run() {
   try {
     while (!finished_) {
       turn(kTurnPatience);
-      if (stopping_ && workers_.all_gone() && !mpi_.running()) return outcome(RunPhase::kRunning);
+      if (stopping_ && everybody_left()) return outcome(RunPhase::kRunning);
     }
     stop_children("the run has ended");
     return outcome(*finished_);
@@ -291,6 +292,16 @@ void Coordinator::launch_when_drained() {
   storage::fault_point("coordinator.finetune.launched");
 }
 
+// Also workers that others started: those that hold a task get the full patience to give it back,
+// idle ones a moment to hear that they should go.
+bool Coordinator::everybody_left() const {
+  if (!workers_.all_gone() || mpi_.running()) return false;
+  const TimePoint now = clock_.now();
+  if (now >= stop_deadline_) return true;
+  const bool heard = now >= stop_deadline_ - kStopPatience + kCourtesy;
+  return desk_.state().grants.empty() && (heard || desk_.workers().empty());
+}
+
 void Coordinator::check_stop_requests() {
   const int requests = config_.stop_requests == nullptr ? 0 : config_.stop_requests->load();
   if (requests > 0 && !stopping_) {
@@ -315,7 +326,7 @@ void Coordinator::stop_children(const std::string& reason) {
   stopping_ = true;
   stop_deadline_ = clock_.now() + kStopPatience;
   send_all();
-  while (!workers_.all_gone() || mpi_.running()) {
+  while (!everybody_left()) {
     receive_all(kTurnPatience);
     tend_children();
     tend_mpi();

@@ -65,6 +65,7 @@ class Coordinator {
   void write_coordinator_file();
   void check_still_ours();
   [[nodiscard]] bool workers_are_wanted() const;
+  [[nodiscard]] bool everybody_left() const;
   [[nodiscard]] RunStatus status() const;
   [[nodiscard]] RunOutcome outcome(RunPhase phase);
 

@@ -137,9 +137,9 @@ int threads_per_process(const storage::Recipe& recipe, int processes) {
 
 RunOutcome run(const RunOptions& options, RunObserver& observer) {
   const storage::RunLayout layout(fs::absolute(options.run_directory));
-  const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
   const std::optional<wire::CoordinatorFile> previous = wire::read_coordinator_file(layout);
   refuse_if_held(layout, previous);
+  const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
   model.check_complete();
   const int local_workers = options.local_workers.value_or(recipe.workers.local);

@@ -1,0 +1,135 @@
+#include "coordinator/assembler.hpp"
+
+#include <fstream>
+
+#include "coordinator/commit.hpp"
+#include "run_fixture.hpp"
+#include "state_fixture.hpp"
+#include "storage/file.hpp"
+#include "storage/safetensors.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+class Assembler : public RunFixture {
+ protected:
+  Assembler() { must(state_, RunStarted{geometry_, "test"}); }
+
+  void finish_block(int block, const Defect& defect = {}) {
+    const std::uint64_t token = ++token_;
+    grant(state_, TaskId::transfer(block), token);
+    const auto artifact = write_artifact(block, token, defect);
+    commit_file(layout_, token, artifact);
+    must(state_, TaskDone{token, {artifact}, nlohmann::json::object()});
+  }
+
+  void finish_all() {
+    for (int block = 0; block < geometry_.num_blocks(); ++block) finish_block(block);
+  }
+
+  void expect_damage(const std::string& words) {
+    try {
+      static_cast<void>(assemble_student(layout_, state_, assembly(), 100));
+      FAIL() << "assembled";
+    } catch (const DamagedArtifact& error) {
+      EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+      EXPECT_EQ(error.name().rfind("blocks/", 0), 0U)
+          << "as the journal calls it: " << error.name();
+    }
+  }
+
+  State state_;
+  std::uint64_t token_ = 0;
+};
+
+TEST_F(Assembler, EveryLayerIsCopiedByteForByte) {
+  finish_all();
+  const auto files = assemble_student(layout_, state_, assembly(), 100);
+  ASSERT_EQ(files.size(), 2U);
+  EXPECT_EQ(files[0].name, "student/t100/feature_maps.safetensors");
+  for (const auto& file : files) commit_file(layout_, 100, file);
+  const storage::SafetensorsFile student(layout_.resolve(files[0].name));
+  std::size_t expected = 0;
+  for (int layer = 0; layer < model_.num_hidden_layers; ++layer) {
+    for (const auto& tensor : layer_map_tensors(recipe_.attention, model_, layer)) {
+      ++expected;
+      const auto& view = student.at(tensor.name);
+      EXPECT_EQ(view.shape, tensor.shape);
+      EXPECT_EQ(reinterpret_cast<const float*>(view.bytes.data())[0], static_cast<float>(layer))
+          << tensor.name;
+    }
+  }
+  EXPECT_EQ(student.tensors().size(), expected);
+  const auto description =
+      nlohmann::json::parse(storage::read_text(layout_.resolve(files[1].name)));
+  EXPECT_EQ(description["format"], "student/1");
+  EXPECT_EQ(description["teacher"]["fingerprint"], "fingerprint");
+  EXPECT_EQ(description["layers"].size(), 5U);
+  EXPECT_EQ(description["layers"][4]["artifact"], "blocks/b0002/artifact.t3.safetensors");
+}
+
+TEST_F(Assembler, LayersThatStaySoftmaxHaveNoTensors) {
+  recipe_.transfer.softmax_layers = {4};
+  geometry_.untrained_blocks = {2};
+  state_ = {};
+  must(state_, RunStarted{geometry_, "test"});
+  finish_block(0);
+  finish_block(1);
+  const auto files = assemble_student(layout_, state_, assembly(), 100);
+  const storage::SafetensorsFile student(layout_.root() / "attempts/t100/feature_maps.safetensors");
+  EXPECT_FALSE(student.tensors().contains("model.layers.4.self_attn.window_factors"));
+  EXPECT_TRUE(student.tensors().contains("model.layers.3.self_attn.window_factors"));
+}
+
+TEST_F(Assembler, AMissingTensorIsNamed) {
+  finish_block(0);
+  finish_block(1,
+               {.except = "model.layers.3.self_attn.feature_map_k.mlp.layer",
+                .surplus = "",
+                .reshaped = ""});
+  finish_block(2);
+  expect_damage("tensor model.layers.3.self_attn.feature_map_k.mlp.layer is missing");
+}
+
+TEST_F(Assembler, ASurplusTensorIsNamed) {
+  finish_block(0);
+  finish_block(
+      1, {.except = "", .surplus = "model.layers.4.self_attn.window_factors", .reshaped = ""});
+  finish_block(2);
+  expect_damage("tensor model.layers.4.self_attn.window_factors is surplus for block 1");
+}
+
+TEST_F(Assembler, AMisshapedTensorIsNamedWithBothShapes) {
+  finish_block(
+      0, {.except = "", .surplus = "", .reshaped = "model.layers.1.self_attn.window_factors"});
+  finish_block(1);
+  finish_block(2);
+  expect_damage(
+      "model.layers.1.self_attn.window_factors is F32 [1, 2, 1, 2], expected F32 [1, 2, 1, 1]");
+}
+
+TEST_F(Assembler, AChangedArtifactIsStale) {
+  finish_all();
+  std::fstream file(layout_.resolve("blocks/b0001/artifact.t2.safetensors"),
+                    std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('\x7f');
+  file.close();
+  expect_damage("blocks/b0001/artifact.t2.safetensors: hash");
+}
+
+TEST_F(Assembler, AMissingArtifactIsNamed) {
+  finish_all();
+  std::filesystem::remove(layout_.resolve("blocks/b0000/artifact.t1.safetensors"));
+  expect_damage("blocks/b0000/artifact.t1.safetensors: the file is missing");
+}
+
+TEST_F(Assembler, OneBlockThatIsNotDoneIsNotGuessed) {
+  finish_block(0);
+  finish_block(1);
+  EXPECT_THROW(static_cast<void>(assemble_student(layout_, state_, assembly(), 100)),
+               storage::Error);
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,315 @@
+// The coordinator's loop over real ZeroMQ sockets, with workers that are the real client on threads
+// of this process and invent their results.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <latch>
+#include <thread>
+
+#include "coordinator/commit.hpp"
+#include "coordinator/coordinator.hpp"
+#include "run_fixture.hpp"
+#include "storage/file.hpp"
+#include "storage/safetensors.hpp"
+#include "worker/coordinator_client.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+class Quiet final : public RunObserver {
+ public:
+  void on_status(const RunStatus&) override {}
+};
+
+class CoordinatorRun : public RunFixture {
+ protected:
+  CoordinatorRun() {
+    storage::write_atomically(layout_.recipe(), "# only its presence matters here\n");
+  }
+
+  // Runs the coordinator of the next term to the end of the run.
+  RunOutcome coordinate(const std::atomic<int>* stop_requests = nullptr) {
+    const auto previous = wire::read_coordinator_file(layout_);
+    storage::ReplayResult replayed;
+    if (std::filesystem::exists(layout_.journal_directory()))
+      replayed = storage::replay_journal(layout_);
+    FoldedRun folded = fold(replayed);
+    static_cast<void>(coordinator::apply(folded.state, TermStarted{}));
+    DispatcherConfig config;
+    config.keep = KeepBoundaries::parse(recipe_.plan.keep_boundaries);
+    config.version = "1";
+    config.token_floor = largest_token_on_disk(layout_);
+    Quiet observer;
+    Coordinator coordinator(
+        {.layout = layout_,
+         .recipe = recipe_,
+         .assembly = assembly(),
+         .dispatcher = config,
+         .launcher = {.worker_binary = "", .run_directory = layout_.root(), .logs = layout_.logs()},
+         .stop_requests = stop_requests},
+        std::move(folded),
+        storage::Journal::start_term(layout_, replayed),
+        clock_,
+        previous,
+        observer);
+    if (!coordinator.dispatcher().state().geometry)
+      coordinator.dispatcher().record(RunStarted{geometry_, "test"});
+    return coordinator.run();
+  }
+
+  std::string endpoint_of_next_coordinator(std::uint64_t after_term = 0) const {
+    const auto deadline = std::chrono::steady_clock::now() + seconds(20);
+    while (std::chrono::steady_clock::now() < deadline) {
+      const auto file = wire::read_coordinator_file(layout_);
+      if (file && file->term > after_term) return file->endpoint;
+      std::this_thread::yield();
+    }
+    throw std::runtime_error("no coordinator came");
+  }
+
+  std::unique_ptr<worker::CoordinatorClient> connect(const std::string& name,
+                                                     const std::string& endpoint) const {
+    worker::ClientOptions options{.layout = layout_, .endpoint = endpoint, .hello = {}};
+    options.hello.worker = {name, 1};
+    options.hello.version = "1";
+    options.heartbeat = milliseconds(50);
+    options.reply_patience = milliseconds(200);
+    options.orphan_timeout = seconds(30);
+    return std::make_unique<worker::CoordinatorClient>(std::move(options));
+  }
+
+  // What a task leaves behind, invented.
+  void execute(worker::CoordinatorClient& client, const wire::Task& task) const {
+    const std::uint64_t token = task.fencing_token;
+    switch (task.kind) {
+      case wire::TaskKind::kCapture:
+        for (int shard = task.first_shard; shard < task.first_shard + task.num_shards; ++shard) {
+          const std::string name = storage::RunLayout::hidden_shard(task.block + 1, shard, token);
+          client.shard_ready(write_attempt(token, name, "shard"), shard);
+        }
+        client.done({}, nlohmann::json::object());
+        break;
+      case wire::TaskKind::kTransfer:
+        client.done({write_artifact(task.block, token)}, {{"layers", nlohmann::json::array()}});
+        break;
+      case wire::TaskKind::kEvaluate:
+        client.done(
+            {write_attempt(token, storage::RunLayout::evaluation(task.subject, token), "{}")},
+            {{"perplexity", 12.5}});
+        break;
+      case wire::TaskKind::kFinetune:
+        break;
+    }
+  }
+
+  // Works until it is told to stop; returns the number of tasks done.
+  int serve(worker::CoordinatorClient& client) const {
+    int done = 0;
+    while (const auto task = client.next_task(-1)) {
+      execute(client, *task);
+      ++done;
+    }
+    return done;
+  }
+
+  SteadyClock clock_;
+};
+
+TEST_F(CoordinatorRun, TwoWorkersFinishARunOverRealSockets) {
+  std::array<int, 2> done{};
+  std::vector<std::jthread> workers;
+  for (std::size_t i = 0; i < done.size(); ++i) {
+    workers.emplace_back([this, i, &done] {
+      const auto client = connect("w" + std::to_string(i), endpoint_of_next_coordinator());
+      done[i] = serve(*client);
+    });
+  }
+  const RunOutcome outcome = coordinate();
+  workers.clear();
+  EXPECT_EQ(outcome.exit_code, storage::ExitCode::kOk) << outcome.summary;
+  EXPECT_EQ(done[0] + done[1], 4 + 3 + 2) << "captures, transfers, evaluations";
+  const State state = replayed();
+  EXPECT_EQ(phase_of(state), RunPhase::kDone);
+  for (const auto& file : state.task(TaskId::assemble()).files) {
+    EXPECT_TRUE(std::filesystem::exists(layout_.resolve(file.name))) << file.name;
+  }
+  const RunStatus status = read_status(layout_);
+  EXPECT_EQ(status.state, "done");
+  EXPECT_EQ(status.task("evaluate/transfer")->result["perplexity"], 12.5);
+  EXPECT_EQ(status.stages.front().done, 4);
+}
+
+TEST_F(CoordinatorRun, UnkeptBoundariesAreGoneAtTheEnd) {
+  recipe_.plan.keep_boundaries = "none";
+  std::jthread worker([this] { serve(*connect("w", endpoint_of_next_coordinator())); });
+  EXPECT_EQ(coordinate().exit_code, storage::ExitCode::kOk);
+  int files = 0;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(layout_.root() / "hidden")) {
+    files += entry.is_regular_file() ? 1 : 0;
+  }
+  EXPECT_EQ(files, 0);
+}
+
+TEST_F(CoordinatorRun, ADamagedArtifactIsFoundByTheAssemblerAndMadeAgain) {
+  std::jthread worker([this] {
+    const auto client = connect("w", endpoint_of_next_coordinator());
+    bool broken = false;
+    while (const auto task = client->next_task(-1)) {
+      if (task->kind == wire::TaskKind::kTransfer && task->block == 1 && !broken) {
+        broken = true;
+        client->done({write_artifact(1,
+                                     task->fencing_token,
+                                     {.except = "model.layers.2.self_attn.window_factors",
+                                      .surplus = "",
+                                      .reshaped = ""})},
+                     nlohmann::json::object());
+      } else {
+        execute(*client, *task);
+      }
+    }
+  });
+  EXPECT_EQ(coordinate().exit_code, storage::ExitCode::kOk);
+  EXPECT_EQ(num_records("lost"), 1);
+  EXPECT_EQ(replayed().task(TaskId::transfer(1)).attempts, 2);
+}
+
+TEST_F(CoordinatorRun, APoisonedTaskIsQuarantinedAndTheRestFinishes) {
+  std::vector<std::jthread> workers;
+  for (int i = 0; i < 2; ++i) {
+    workers.emplace_back([this, i] {
+      const auto client = connect("w" + std::to_string(i), endpoint_of_next_coordinator());
+      while (const auto task = client->next_task(-1)) {
+        if (task->kind == wire::TaskKind::kTransfer && task->block == 2) {
+          client->failed(storage::ErrorKind::kInternal, "loss of layer 4 is not finite", {});
+        } else {
+          execute(*client, *task);
+        }
+      }
+    });
+  }
+  const RunOutcome outcome = coordinate();
+  EXPECT_EQ(outcome.exit_code, storage::ExitCode::kPartial);
+  EXPECT_NE(outcome.summary.find("transfer/b0002 is quarantined: 3 failures in a row on 2 workers"),
+            std::string::npos)
+      << outcome.summary;
+  EXPECT_EQ(replayed().task(TaskId::transfer(1)).state, TaskState::kDone);
+}
+
+TEST_F(CoordinatorRun, AStopRequestTellsTheWorkersAndTheNextTermGoesOn) {
+  std::atomic<int> stop{0};
+  std::latch transferring(1);
+  std::jthread worker([&] {
+    const auto client = connect("w", endpoint_of_next_coordinator());
+    while (const auto task = client->next_task(-1)) {
+      if (task->kind != wire::TaskKind::kTransfer) {
+        execute(*client, *task);
+        continue;
+      }
+      transferring.count_down();
+      while (!client->should_stop()) std::this_thread::yield();
+      client->released("stop");
+      return;
+    }
+  });
+  std::jthread stopper([&] {
+    transferring.wait();
+    stop = 1;
+  });
+  RunOutcome outcome = coordinate(&stop);
+  EXPECT_EQ(outcome.exit_code, storage::ExitCode::kInterrupted);
+  worker.join();
+  const std::uint64_t term = wire::read_coordinator_file(layout_)->term;
+  std::jthread next([&] { serve(*connect("w", endpoint_of_next_coordinator(term))); });
+  EXPECT_EQ(coordinate().exit_code, storage::ExitCode::kOk);
+  EXPECT_EQ(num_records("shard_committed"), 4) << "nothing was captured twice";
+}
+
+// The coordinator is a child process and is killed while a worker holds a task. The worker lives
+// on, finds the next coordinator, keeps its lease and finishes the same attempt.
+TEST_F(CoordinatorRun, ALiveWorkerIsAdoptedByTheNextCoordinatorAfterAKill) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    try {
+      static_cast<void>(coordinate());
+    } catch (...) {
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  const std::string endpoint = endpoint_of_next_coordinator();
+  std::atomic<std::uint64_t> held{0};
+  std::atomic<bool> go_on{false};
+  std::jthread worker([&] {
+    const auto client = connect("w", endpoint);
+    while (const auto task = client->next_task(-1)) {
+      if (task->kind == wire::TaskKind::kTransfer && held == 0) {
+        held = task->fencing_token;
+        held.notify_all();
+        go_on.wait(false);
+      }
+      execute(*client, *task);
+    }
+  });
+  held.wait(0);
+  ::kill(child, SIGKILL);
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  ASSERT_TRUE(WIFSIGNALED(status));
+  const int granted_before = num_records("granted");
+  go_on = true;
+  go_on.notify_all();
+  EXPECT_EQ(coordinate().exit_code, storage::ExitCode::kOk);
+  const State state = replayed();
+  EXPECT_EQ(state.task(TaskId::transfer(0)).token, held)
+      << "the attempt was kept, not started again";
+  EXPECT_EQ(state.task(TaskId::transfer(0)).attempts, 1);
+  EXPECT_EQ(num_records("revoked"), 0);
+  EXPECT_GT(num_records("granted"), granted_before)
+      << "the rest was granted by the second coordinator";
+}
+
+TEST_F(CoordinatorRun, ASecondCoordinatorOnTheSameRunIsRefusedByName) {
+  storage::write_atomically(layout_.recipe(), recipe_.to_toml());
+  const pid_t other = ::fork();
+  ASSERT_GE(other, 0);
+  if (other == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  wire::CoordinatorFile file{.host = wire::this_host(),
+                             .process = *wire::process_with(other),
+                             .term = 3,
+                             .endpoint = "tcp://127.0.0.1:1",
+                             .started_at = "2026-11-21T12:00:00.000Z",
+                             .beat = 0,
+                             .children = {}};
+  wire::write_coordinator_file(layout_, file);
+  Quiet observer;
+  RunOptions options;
+  options.run_directory = layout_.root();
+  try {
+    static_cast<void>(run(options, observer));
+    ADD_FAILURE() << "ran beside another coordinator";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("pid " + std::to_string(other)), std::string::npos)
+        << error.what();
+    EXPECT_NE(std::string(error.what()).find("term 3"), std::string::npos) << error.what();
+  }
+  ::kill(other, SIGKILL);
+  ::waitpid(other, nullptr, 0);
+}
+
+TEST_F(CoordinatorRun, AnAddressThatOthersReachIsRefused) {
+  recipe_.workers.bind = "0.0.0.0";
+  EXPECT_THROW(static_cast<void>(coordinate()), storage::Error);
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator

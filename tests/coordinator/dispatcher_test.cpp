@@ -1,0 +1,348 @@
+// The desk, message by message, with a clock of the test's own and a real journal.
+#include "coordinator/dispatcher.hpp"
+
+#include <fstream>
+
+#include "coordinator/commit.hpp"
+#include "run_fixture.hpp"
+#include "tests/support/fake_clock.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+class DispatcherTest : public RunFixture {
+ protected:
+  DispatcherTest() { reopen(); }
+
+  // A new term over the journal, as after a crash.
+  void reopen() {
+    desk_.reset();
+    State state;
+    if (std::filesystem::exists(layout_.journal_directory())) state = replayed();
+    config_.version = "1";
+    desk_ =
+        std::make_unique<Dispatcher>(layout_, std::move(state), open_journal(), clock_, config_);
+    if (!desk_->state().geometry) desk_->record(RunStarted{geometry_, "test"});
+    static_cast<void>(desk_->flush());
+  }
+
+  // Says it and returns the first reply to this worker.
+  wire::Message say(const std::string& worker, const wire::Message& message) {
+    desk_->receive("peer-" + worker, wire::encode(message));
+    for (Outgoing& outgoing : desk_->flush()) {
+      if (outgoing.peer == "peer-" + worker) return outgoing.message;
+    }
+    return wire::Idle{-1};  // no reply at all
+  }
+
+  void hello(const std::string& worker, std::uint64_t incarnation = 1) {
+    wire::Hello message;
+    message.worker = {worker, incarnation};
+    message.version = "1";
+    ASSERT_EQ(wire::type_of(say(worker, message)), "welcome");
+  }
+
+  wire::Task request(const std::string& worker, int held_block = -1) {
+    const wire::Message reply = say(worker, wire::Request{{worker, 1}, held_block});
+    EXPECT_EQ(wire::type_of(reply), "grant");
+    return std::get<wire::Grant>(reply).task;
+  }
+
+  // A transfer, whatever captures there are: the worker that asked first keeps those.
+  wire::Task grant_transfer(const std::string& worker) {
+    for (int piece = 0; piece < 4; ++piece) {
+      const wire::Task task = request(worker);
+      if (task.kind == wire::TaskKind::kTransfer) return task;
+      const std::string other = worker + "-capture" + std::to_string(piece);
+      say(worker, wire::Released{{worker, 1}, task.fencing_token, "not this one"});
+      hello(other);
+      static_cast<void>(request(other));
+    }
+    return {};
+  }
+
+  void pass(std::chrono::milliseconds time) {
+    clock_.advance(time);
+    desk_->tick();
+    static_cast<void>(desk_->flush());
+  }
+
+  FakeClock clock_;
+  DispatcherConfig config_;
+  std::unique_ptr<Dispatcher> desk_;
+};
+
+TEST_F(DispatcherTest, AGrantIsOnDiskBeforeAnybodyHearsOfIt) {
+  hello("w1");
+  const wire::Task task = request("w1");
+  EXPECT_EQ(task.kind, wire::TaskKind::kCapture);
+  EXPECT_EQ(num_records("granted"), 1);
+  EXPECT_EQ(replayed().holder(task.fencing_token)->worker, "w1");
+}
+
+TEST_F(DispatcherTest, AWorkerThatAsksAgainGetsTheSameTaskAgain) {
+  hello("w1");
+  const wire::Task task = request("w1");
+  EXPECT_EQ(request("w1"), task);
+  EXPECT_EQ(num_records("granted"), 1);
+}
+
+TEST_F(DispatcherTest, AnUnknownWorkerIsAskedWhoItIs) {
+  EXPECT_EQ(wire::type_of(say("w1", wire::Request{{"w1", 1}, -1})), "who_are_you");
+}
+
+TEST_F(DispatcherTest, AWorkerOfAnotherProtocolIsRefusedWithBothNumbers) {
+  std::string frame = wire::encode(wire::Request{{"w1", 1}, -1});
+  frame[4] = 9;
+  desk_->receive("peer-w1", frame);
+  const auto replies = desk_->flush();
+  ASSERT_EQ(replies.size(), 1U);
+  const std::string reason = std::get<wire::Refused>(replies[0].message).reason;
+  EXPECT_NE(reason.find("protocol 9"), std::string::npos) << reason;
+  EXPECT_NE(reason.find("speaks 1"), std::string::npos) << reason;
+}
+
+TEST_F(DispatcherTest, NoiseIsDroppedAndTheDeskGoesOn) {
+  desk_->receive("peer", "GET / HTTP/1.1");
+  desk_->receive("peer", wire::encode(wire::Stop{"x"}).substr(0, 12));
+  hello("w1");
+}
+
+TEST_F(DispatcherTest, AStaleTokenIsRejectedAtCommitAndItsFileStaysWhereItIs) {
+  hello("w1");
+  hello("w2");
+  const wire::Task first = grant_transfer("w1");
+  const auto artifact = write_artifact(first.block, first.fencing_token);
+  pass(seconds(31));
+  EXPECT_EQ(num_records("revoked"), 3) << "all three leases ran out";
+  hello("w2");
+  const wire::Task second = request("w2");
+  EXPECT_GT(second.fencing_token, first.fencing_token);
+  hello("w1");
+  const auto reply =
+      say("w1", wire::Done{{"w1", 1}, first.fencing_token, {artifact}, nlohmann::json::object()});
+  EXPECT_EQ(wire::type_of(reply), "fenced");
+  EXPECT_FALSE(std::filesystem::exists(layout_.resolve(artifact.name)));
+  EXPECT_EQ(num_records("done"), 0);
+}
+
+TEST_F(DispatcherTest, ALateRenameOfADeadAttemptIsHarmless) {
+  hello("w1");
+  const wire::Task first = grant_transfer("w1");
+  const auto stale = write_artifact(first.block, first.fencing_token);
+  pass(seconds(31));
+  hello("w2");
+  wire::Task second = grant_transfer("w2");
+  ASSERT_EQ(second.block, first.block);
+  const auto artifact = write_artifact(second.block, second.fencing_token);
+  say("w2", wire::Done{{"w2", 1}, second.fencing_token, {artifact}, nlohmann::json::object()});
+  commit_file(layout_, first.fencing_token, stale);  // a stale coordinator renames now
+  const State state = replayed();
+  EXPECT_EQ(state.task(TaskId::transfer(second.block)).files[0].name, artifact.name);
+  EXPECT_NE(stale.name, artifact.name);
+}
+
+TEST_F(DispatcherTest, DoneIsRepeatedSafelyWhenItsReplyWasLost) {
+  hello("w1");
+  const wire::Task task = grant_transfer("w1");
+  const wire::Done done{{"w1", 1},
+                        task.fencing_token,
+                        {write_artifact(task.block, task.fencing_token)},
+                        nlohmann::json::object()};
+  EXPECT_EQ(wire::type_of(say("w1", done)), "committed");
+  EXPECT_EQ(wire::type_of(say("w1", done)), "committed");
+  EXPECT_EQ(num_records("done"), 1);
+  EXPECT_TRUE(std::filesystem::exists(layout_.resolve(done.files[0].name)));
+}
+
+TEST_F(DispatcherTest, ACrashBetweenRenameAndRecordIsSettledByTheRepeatedMessage) {
+  hello("w1");
+  const wire::Task task = grant_transfer("w1");
+  const auto artifact = write_artifact(task.block, task.fencing_token);
+  commit_file(layout_, task.fencing_token, artifact);  // and here the coordinator dies
+  reopen();
+  wire::Hello again;
+  again.worker = {"w1", 1};
+  again.version = "1";
+  again.held = task;
+  const auto welcome = say("w1", again);
+  EXPECT_TRUE(std::get<wire::Welcome>(welcome).keeps_task)
+      << "after a restart a granted lease is kept";
+  const auto reply =
+      say("w1", wire::Done{{"w1", 1}, task.fencing_token, {artifact}, nlohmann::json::object()});
+  EXPECT_EQ(wire::type_of(reply), "committed");
+  EXPECT_EQ(replayed().task(TaskId::transfer(task.block)).state, TaskState::kDone);
+}
+
+TEST_F(DispatcherTest, AFileThatIsNotWhatWasAnnouncedIsNotCommitted) {
+  hello("w1");
+  const wire::Task task = grant_transfer("w1");
+  auto artifact = write_artifact(task.block, task.fencing_token);
+  artifact.size += 1;
+  const auto reply =
+      say("w1", wire::Done{{"w1", 1}, task.fencing_token, {artifact}, nlohmann::json::object()});
+  EXPECT_EQ(wire::type_of(reply), "fenced");
+  EXPECT_EQ(num_records("failed"), 1);
+  EXPECT_FALSE(std::filesystem::exists(layout_.resolve(artifact.name)));
+}
+
+TEST_F(DispatcherTest, ANameThatTheTaskMustNotGiveIsRefused) {
+  hello("w1");
+  const wire::Task task = grant_transfer("w1");
+  auto file = write_attempt(task.fencing_token, "run.toml", "model.path = 'mine'");
+  const auto reply =
+      say("w1", wire::Done{{"w1", 1}, task.fencing_token, {file}, nlohmann::json::object()});
+  EXPECT_EQ(wire::type_of(reply), "fenced");
+  EXPECT_FALSE(std::filesystem::exists(layout_.root() / "run.toml"));
+}
+
+TEST_F(DispatcherTest, ARestartGivesEveryLeaseAFullTerm) {
+  hello("w1");
+  const wire::Task task = request("w1");
+  clock_.advance(seconds(29));
+  reopen();
+  pass(seconds(29));
+  EXPECT_NE(desk_->state().holder(task.fencing_token), nullptr);
+  pass(seconds(2));
+  EXPECT_EQ(desk_->state().holder(task.fencing_token), nullptr);
+}
+
+TEST_F(DispatcherTest, TokensGrowOverRestartsAndExceedFileNames) {
+  hello("w1");
+  const wire::Task first = request("w1");
+  config_.token_floor = 500;  // a file name that the journal does not know
+  reopen();
+  hello("w2");
+  EXPECT_EQ(request("w2").fencing_token, 501U);
+  EXPECT_LT(first.fencing_token, 501U);
+}
+
+TEST_F(DispatcherTest, ALaterIncarnationEndsWhatTheEarlierOneHeld) {
+  hello("w1", 1);
+  const wire::Task task = request("w1");
+  hello("w1", 2);
+  EXPECT_EQ(desk_->state().holder(task.fencing_token), nullptr);
+  EXPECT_EQ(num_records("failed"), 1) << "a crash counts";
+  wire::Hello old;
+  old.worker = {"w1", 1};
+  old.version = "1";
+  EXPECT_EQ(wire::type_of(say("w1", old)), "refused");
+}
+
+TEST_F(DispatcherTest, AHangingTaskFailsAndItsWorkerIsNamed) {
+  hello("w1");
+  const wire::Task task = request("w1");
+  wire::Progress progress;
+  progress.phase = "capturing";
+  for (int beat = 0; beat < 25; ++beat) {
+    say("w1", wire::Heartbeat{{"w1", 1}, task.fencing_token, progress});
+    pass(seconds(5));
+  }
+  EXPECT_EQ(desk_->take_hung_workers(), std::vector<std::string>{"w1"});
+  EXPECT_NE(desk_->state().task(TaskId::capture(0, 0)).reason.find("hung"), std::string::npos);
+}
+
+TEST_F(DispatcherTest, ADamagedInputIsLostAndTheTaskTriedAgain) {
+  hello("w1");
+  const wire::Task task = request("w1");
+  const std::string name = storage::RunLayout::hidden_shard(1, 0, task.fencing_token);
+  const auto shard = write_attempt(task.fencing_token, name, "not really a shard");
+  ASSERT_EQ(wire::type_of(say("w1", wire::ShardReady{{"w1", 1}, task.fencing_token, 0, shard})),
+            "committed");
+  say("w1", wire::Done{{"w1", 1}, task.fencing_token, {}, nlohmann::json::object()});
+  const wire::Task reader = request("w1");
+  say("w1",
+      wire::Failed{
+          {"w1", 1}, reader.fencing_token, storage::ErrorKind::kCorrupt, "bad chunk", {name}});
+  EXPECT_EQ(num_records("lost"), 1);
+  EXPECT_EQ(desk_->state().task(TaskId::capture(0, 0)).state, TaskState::kPending);
+}
+
+TEST_F(DispatcherTest, ATaskThatFailsHereOnlyIsGivenUpWhenNoSecondWorkerComes) {
+  hello("w1");
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    const wire::Task task = request("w1");
+    ASSERT_EQ(task.block, 0);
+    say("w1",
+        wire::Failed{{"w1", 1}, task.fencing_token, storage::ErrorKind::kInternal, "boom", {}});
+  }
+  pass(seconds(1));  // now it is known to wait
+  pass(minutes(9));
+  EXPECT_EQ(desk_->state().task(TaskId::capture(0, 0)).state, TaskState::kPending);
+  pass(minutes(2));
+  EXPECT_EQ(desk_->state().task(TaskId::capture(0, 0)).state, TaskState::kQuarantined);
+  EXPECT_NE(desk_->state().task(TaskId::capture(0, 0)).reason.find("no second worker came"),
+            std::string::npos);
+}
+
+TEST_F(DispatcherTest, AFullDiskStopsTheRunAndSaysWhatToDo) {
+  config_.room_for_retry = ~0ULL;
+  reopen();
+  hello("w1");
+  const wire::Task task = request("w1");
+  say("w1",
+      wire::Failed{{"w1", 1},
+                   task.fencing_token,
+                   storage::ErrorKind::kExhausted,
+                   "write x: No space left",
+                   {}});
+  ASSERT_TRUE(desk_->fatal());
+  EXPECT_EQ(storage::exit_code(desk_->fatal()->kind()), storage::ExitCode::kEnvironment);
+  EXPECT_NE(std::string(desk_->fatal()->what()).find("free space"), std::string::npos);
+}
+
+TEST_F(DispatcherTest, ACheckpointThatItsWorkerReplacedIsNoFailure) {
+  hello("w1");
+  const wire::Task task = grant_transfer("w1");
+  const std::string prefix = storage::RunLayout::attempt_directory(task.fencing_token) + "/";
+  const storage::FileRecord gone{prefix + "checkpoint.s10.safetensors", 10, {}};
+  EXPECT_EQ(wire::type_of(say("w1", wire::Checkpointed{{"w1", 1}, task.fencing_token, gone, 10})),
+            "committed");
+  EXPECT_EQ(num_records("checkpointed"), 0);
+  const auto here =
+      write_attempt(task.fencing_token, prefix + "checkpoint.s20.safetensors", "state");
+  EXPECT_EQ(wire::type_of(say("w1", wire::Checkpointed{{"w1", 1}, task.fencing_token, here, 20})),
+            "committed");
+  EXPECT_EQ(replayed().task(TaskId::transfer(task.block)).checkpoint_step, 20);
+}
+
+TEST_F(DispatcherTest, ACheckpointOutsideItsAttemptIsRefused) {
+  hello("w1");
+  const wire::Task task = grant_transfer("w1");
+  const storage::FileRecord file{
+      "attempts/t" + std::to_string(task.fencing_token) + "/../t999/c", 1, {}};
+  EXPECT_EQ(wire::type_of(say("w1", wire::Checkpointed{{"w1", 1}, task.fencing_token, file, 1})),
+            "fenced");
+}
+
+TEST_F(DispatcherTest, WorkersAreToldToStopAndTheFinetuneStageIsSpared) {
+  hello("w1");
+  const std::uint64_t token = desk_->grant_unpulled(TaskId::assemble(), "coordinator", seconds(0));
+  EXPECT_GT(token, 0U);
+  desk_->stop_workers("room for finetune", Dispatcher::Spare::kFinetune);
+  EXPECT_EQ(wire::type_of(say("w1", wire::Request{{"w1", 1}, -1})), "stop");
+}
+
+TEST_F(DispatcherTest, LongInputListsGoThroughAFile) {
+  geometry_.num_shards = 300;
+  geometry_.shards_per_capture = 300;
+  std::filesystem::remove_all(layout_.journal_directory());
+  reopen();
+  hello("w1");
+  const wire::Task capture = request("w1");
+  for (int shard = 0; shard < 300; ++shard) {
+    desk_->record(ShardCommitted{
+        capture.fencing_token, shard, {"hidden/b0001/s" + std::to_string(shard), 1, {}}});
+  }
+  say("w1", wire::Done{{"w1", 1}, capture.fencing_token, {}, nlohmann::json::object()});
+  const wire::Task next = request("w1", 1);
+  ASSERT_TRUE(next.inputs_file);
+  EXPECT_TRUE(next.inputs.empty());
+  EXPECT_TRUE(std::filesystem::exists(layout_.resolve(next.inputs_file->name)));
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,178 @@
+#include "coordinator/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+constexpr std::uint64_t kGiB = 1ULL << 30;
+
+class PlanTest : public ::testing::Test {
+ protected:
+  PlanTest() {
+    model_.num_hidden_layers = 30;
+    model_.hidden_size = 576;
+    model_.intermediate_size = 1536;
+    model_.num_attention_heads = 9;
+    model_.num_key_value_heads = 3;
+    model_.head_dim = 64;
+    model_.vocab_size = 49152;
+    model_.max_position_embeddings = 8192;
+    model_.tie_word_embeddings = true;
+    recipe_.data_transfer.seq_len = 512;
+    tokens_.transfer = {240, 248, 512};
+    tokens_.finetune = {160, 168, 512};
+    tokens_.evaluate = {0, 8, 512};
+  }
+
+  void become_405b() {
+    model_.num_hidden_layers = 126;
+    model_.hidden_size = 16384;
+    model_.intermediate_size = 53248;
+    model_.num_attention_heads = 128;
+    model_.num_key_value_heads = 8;
+    model_.head_dim = 128;
+    model_.vocab_size = 128256;
+    model_.tie_word_embeddings = false;
+    recipe_.plan.sequences_per_forward = 1;
+    recipe_.transfer.sequences_per_step = 8;
+    recipe_.plan.shard_mib = 1024;
+    recipe_.attention.feature_dim = 128;
+    recipe_.finetune.enabled = false;
+    recipe_.transfer.max_steps = 2440;
+    tokens_.transfer = {19520, 19536, 1024};
+    tokens_.evaluate = {};
+  }
+
+  Plan make() const { return make_plan(recipe_, model_, tokens_, limits_); }
+
+  storage::Recipe recipe_;
+  storage::ModelConfig model_;
+  PlanTokens tokens_;
+  PlanLimits limits_;
+};
+
+TEST_F(PlanTest, LayersNeedNotBeDivisibleByTheBlockSize) {
+  recipe_.plan.layers_per_block = 7;
+  const Plan plan = make();
+  ASSERT_EQ(plan.num_blocks(), 5);
+  EXPECT_EQ(plan.blocks[4].first_layer, 28);
+  EXPECT_EQ(plan.blocks[4].num_layers, 2);
+  int layers = 0;
+  for (const BlockPlan& block : plan.blocks) layers += block.num_layers;
+  EXPECT_EQ(layers, 30);
+}
+
+TEST_F(PlanTest, SmolLm2OnALaptopFits) {
+  limits_ = {.free_disk_bytes = 20 * kGiB,
+             .memory_bytes = 24 * kGiB,
+             .local_workers = 2,
+             .flops_per_second = 3e11};
+  const Plan plan = make();
+  EXPECT_TRUE(plan.fits()) << plan.problems.front().message;
+  EXPECT_EQ(plan.boundary_bytes,
+            static_cast<std::uint64_t>(plan.capture.num_sequences()) * 512 * 576 * 2);
+  EXPECT_TRUE(plan.finetunes);
+  EXPECT_EQ(plan.estimates.size(), 4U);
+}
+
+// 20 M tokens, k = 9, bf16: 33.6 MB a sequence, 13 stored boundaries of 0.66 TB.
+TEST_F(PlanTest, ABoundaryOf405BTakesWhatArithmeticSays) {
+  become_405b();
+  recipe_.plan.layers_per_block = 9;
+  const Plan plan = make();
+  EXPECT_EQ(plan.num_blocks(), 14);
+  EXPECT_NEAR(static_cast<double>(plan.boundary_bytes), 6.555e11, 1e9);
+  EXPECT_GT(plan.peak_disk_bytes, 13 * plan.boundary_bytes);
+  EXPECT_LT(plan.peak_disk_bytes, 14 * plan.boundary_bytes);
+  recipe_.plan.keep_boundaries = "none";
+  EXPECT_LT(make().peak_disk_bytes, 3 * plan.boundary_bytes);
+}
+
+// The paper's own bound: at most 9 layers of 405B on 80 GB.
+TEST_F(PlanTest, ABlockThatDoesNotFitNamesTheLargestThatDoes) {
+  become_405b();
+  recipe_.plan.layers_per_block = 18;
+  limits_.memory_bytes = 80'000'000'000ULL;
+  const Plan plan = make();
+  ASSERT_EQ(plan.problems.size(), 1U);
+  EXPECT_NE(plan.problems[0].message.find("a block of 18 layers"), std::string::npos)
+      << plan.problems[0].message;
+  const std::size_t at = plan.problems[0].remedy.find_last_of(' ');
+  const int largest = std::stoi(plan.problems[0].remedy.substr(at));
+  EXPECT_GE(largest, 7);
+  EXPECT_LE(largest, 11);
+  recipe_.plan.layers_per_block = largest;
+  EXPECT_TRUE(make().fits());
+  recipe_.plan.layers_per_block = largest + 1;
+  EXPECT_FALSE(make().fits());
+  EXPECT_THROW(require_fits(make()), storage::Error);
+}
+
+TEST_F(PlanTest, AFullDiskIsRefusedWithTheSettingThatFits) {
+  become_405b();
+  recipe_.plan.layers_per_block = 9;
+  limits_.free_disk_bytes = 3000 * kGiB;
+  const Plan plan = make();
+  ASSERT_EQ(plan.problems.size(), 1U);
+  EXPECT_NE(plan.problems[0].remedy.find("keep_boundaries = \"none\""), std::string::npos)
+      << plan.problems[0].remedy;
+  recipe_.plan.keep_boundaries = "none";
+  EXPECT_TRUE(make().fits());
+}
+
+TEST_F(PlanTest, FinetuneThatDoesNotFitNamesTheRanksThatDo) {
+  limits_.memory_bytes = 4 * kGiB;
+  recipe_.finetune.ranks = 4;
+  limits_.local_workers = 1;
+  const Plan plan = make();
+  ASSERT_EQ(plan.problems.size(), 1U) << plan.problems.front().message;
+  EXPECT_NE(plan.problems[0].message.find("finetune needs"), std::string::npos);
+}
+
+TEST_F(PlanTest, WhatContradictsTheModelIsAUsageError) {
+  const auto expect_usage = [this](const std::string& words) {
+    try {
+      static_cast<void>(make());
+      FAIL() << "planned";
+    } catch (const storage::Error& error) {
+      EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+      EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
+    }
+  };
+  recipe_.transfer.softmax_layers = {30};
+  expect_usage("names layer 30");
+  recipe_.transfer.softmax_layers = {};
+  tokens_.evaluate.seq_len = 10000;
+  expect_usage("data.evaluate.seq_len = 10000");
+  tokens_.evaluate.seq_len = 512;
+  model_.sliding_window = 256;
+  expect_usage("attention window of 256");
+  model_.sliding_window.reset();
+  tokens_.transfer = {};
+  expect_usage("no sequences");
+}
+
+TEST_F(PlanTest, ABlockOfSoftmaxLayersDoesNotTrain) {
+  recipe_.plan.layers_per_block = 5;
+  recipe_.transfer.softmax_layers = {25, 26, 27, 28, 29, 3};
+  const Plan plan = make();
+  EXPECT_TRUE(plan.blocks[0].trains);
+  EXPECT_FALSE(plan.blocks[5].trains);
+}
+
+TEST(KeepBoundaries, SpellingsAreStrict) {
+  EXPECT_EQ(KeepBoundaries::parse("every:3").every, 3);
+  EXPECT_TRUE(KeepBoundaries::parse("every:3").keeps(6, 10));
+  EXPECT_FALSE(KeepBoundaries::parse("every:3").keeps(7, 10));
+  EXPECT_TRUE(KeepBoundaries::parse("last").keeps(9, 10));
+  EXPECT_FALSE(KeepBoundaries::parse("last").keeps(8, 10));
+  for (const char* word : {"", "some", "every:", "every:0", "every:-1", "every:3x"}) {
+    EXPECT_THROW(static_cast<void>(KeepBoundaries::parse(word)), storage::Error) << word;
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,136 @@
+#include "coordinator/process.hpp"
+
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <fstream>
+#include <thread>
+
+#include "coordinator/launcher.hpp"
+#include "storage/error.hpp"
+#include "tests/support/fake_clock.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+ProcessExit wait_for(ChildProcess& child) {
+  while (true) {
+    if (const auto exit = child.poll()) return *exit;
+    std::this_thread::yield();
+  }
+}
+
+TEST(ChildProcess, SaysHowItEnded) {
+  const tests::TemporaryDirectory directory;
+  ChildProcess failing = ChildProcess::start({"sh", "-c", "echo why; exit 3"}, directory / "log");
+  const ProcessExit exit = wait_for(failing);
+  EXPECT_EQ(exit.code, 3);
+  EXPECT_EQ(exit.text(), "exited with code 3");
+  EXPECT_EQ(tail_of(directory / "log"), "\n    why");
+  ChildProcess killed = ChildProcess::start({"sleep", "1000"}, directory / "log");
+  killed.signal(SIGKILL);
+  EXPECT_EQ(wait_for(killed).signal, SIGKILL);
+}
+
+TEST(ChildProcess, AMissingProgramIsNamed) {
+  const tests::TemporaryDirectory directory;
+  try {
+    static_cast<void>(ChildProcess::start({"/no/such/worker"}, directory / "log"));
+    FAIL() << "started";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kNotFound);
+    EXPECT_NE(std::string(error.what()).find("/no/such/worker"), std::string::npos);
+  }
+}
+
+// Ctrl-C at the terminal goes to the foreground process group; a child must not be in it.
+TEST(ChildProcess, RunsInASessionOfItsOwn) {
+  const tests::TemporaryDirectory directory;
+  ChildProcess child = ChildProcess::start({"sleep", "1000"}, directory / "log");
+  EXPECT_EQ(::getsid(child.id().pid), child.id().pid);
+  child.signal(SIGKILL);
+  wait_for(child);
+}
+
+TEST(ChildProcess, AnAdoptedOneIsWatchedByPidAndStartTime) {
+  const tests::TemporaryDirectory directory;
+  ChildProcess child = ChildProcess::start({"sleep", "1000"}, directory / "log");
+  ChildProcess adopted = ChildProcess::adopt(child.id());
+  EXPECT_FALSE(adopted.poll());
+  ChildProcess recycled = ChildProcess::adopt({child.id().pid, child.id().start_ticks + 1});
+  EXPECT_TRUE(recycled.poll()) << "the pid is another process now";
+  recycled.signal(SIGKILL);
+  EXPECT_FALSE(adopted.poll()) << "and that one must not be hit";
+  adopted.signal(SIGKILL);
+  wait_for(child);
+  EXPECT_TRUE(adopted.poll());
+}
+
+class LocalWorkersTest : public ::testing::Test {
+ protected:
+  // A "worker" that writes its arguments and then does what `body` says.
+  LauncherConfig config(const std::string& body) {
+    const std::string script = directory_ / "worker";
+    std::ofstream(script) << "#!/bin/sh\necho \"$@\" >> " << (directory_ / "starts").string()
+                          << "\n"
+                          << body << "\n";
+    std::filesystem::permissions(script, std::filesystem::perms::owner_all);
+    return {.worker_binary = script,
+            .run_directory = directory_.path(),
+            .logs = directory_.path(),
+            .local_workers = 1};
+  }
+
+  std::vector<EndedWorker> tend_until_one_ends(LocalWorkers& workers) {
+    while (true) {
+      auto ended = workers.tend(true, "tcp://127.0.0.1:1");
+      if (!ended.empty()) return ended;
+      clock_.advance(std::chrono::seconds(1));
+      std::this_thread::yield();
+    }
+  }
+
+  tests::TemporaryDirectory directory_;
+  FakeClock clock_;
+};
+
+TEST_F(LocalWorkersTest, ADeadWorkerComesBackAsItsNextIncarnation) {
+  LocalWorkers workers(config("exit 7"), clock_);
+  const auto first = tend_until_one_ends(workers);
+  EXPECT_EQ(first[0].incarnation, 1U);
+  EXPECT_EQ(first[0].how, "exited with code 7");
+  EXPECT_FALSE(first[0].in_order);
+  const auto second = tend_until_one_ends(workers);
+  EXPECT_EQ(second[0].uuid, first[0].uuid);
+  EXPECT_EQ(second[0].incarnation, 2U);
+}
+
+TEST_F(LocalWorkersTest, OneThatNeverComesUpEndsTheRunWithItsLog) {
+  LocalWorkers workers(config("echo cannot load libtorch; exit 127"), clock_);
+  try {
+    for (int i = 0; i < 10; ++i) static_cast<void>(tend_until_one_ends(workers));
+    FAIL() << "went on for ever";
+  } catch (const storage::Error& error) {
+    EXPECT_NE(std::string(error.what()).find("cannot load libtorch"), std::string::npos)
+        << error.what();
+  }
+}
+
+TEST_F(LocalWorkersTest, LivingOnesAreAdoptedAndNotStartedTwice) {
+  LocalWorkers first(config("exec sleep 1000"), clock_);
+  static_cast<void>(first.tend(true, "tcp://127.0.0.1:1"));
+  const auto children = first.children();
+  ASSERT_EQ(children.size(), 1U);
+  LocalWorkers second(config("exec sleep 1000"), clock_);
+  second.adopt(children);
+  static_cast<void>(second.tend(true, "tcp://127.0.0.1:2"));
+  ASSERT_EQ(second.children().size(), 1U);
+  EXPECT_EQ(second.children()[0].process, children[0].process);
+  second.signal_all(SIGKILL);
+  static_cast<void>(tend_until_one_ends(first));
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,133 @@
+#include "coordinator/status.hpp"
+
+#include <algorithm>
+#include <fstream>
+
+#include "coordinator/status_build.hpp"
+#include "coordinator/utc.hpp"
+#include "run_fixture.hpp"
+#include "storage/file.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+class StatusTest : public RunFixture {
+ protected:
+  StatusTest() {
+    storage::write_atomically(layout_.recipe(), "# only its presence matters here\n");
+  }
+
+  void write_journal(const std::vector<Event>& events) {
+    storage::Journal journal = open_journal();
+    for (const Event& event : events) journal.append(event_to_json(event));
+    journal.commit();
+  }
+};
+
+TEST_F(StatusTest, ADirectoryWithoutARecipeIsNoRun) {
+  std::filesystem::remove(layout_.recipe());
+  EXPECT_THROW(static_cast<void>(read_status(layout_)), storage::Error);
+}
+
+TEST_F(StatusTest, ARunThatNeverStartedIsNew) { EXPECT_EQ(read_status(layout_).state, "new"); }
+
+TEST_F(StatusTest, AStoppedRunTellsWhatEachTaskWaitsFor) {
+  write_journal(
+      {RunStarted{geometry_, "test"},
+       Granted{TaskId::transfer(0), 1, "w1", 1, "cpu"},
+       TaskFailed{1, storage::ErrorKind::kUnavailable, "worker w1 was killed by signal 9"}});
+  const RunStatus status = read_status(layout_);
+  EXPECT_EQ(status.state, "stopped");
+  EXPECT_EQ(status.num_blocks, 3);
+  const TaskStatus* failed = status.task("transfer/b0000");
+  ASSERT_NE(failed, nullptr);
+  EXPECT_EQ(failed->state, "ready");
+  EXPECT_EQ(failed->failures, 1);
+  EXPECT_NE(failed->reason.find("signal 9"), std::string::npos);
+  EXPECT_EQ(status.task("transfer/b0001")->state, "waiting");
+  EXPECT_EQ(status.task("transfer/b0001")->reason, "boundary 1 is not complete");
+  EXPECT_EQ(status.task("no such task"), nullptr);
+}
+
+TEST_F(StatusTest, StatusSurvivesJson) {
+  write_journal({RunStarted{geometry_, "test"}, Granted{TaskId::transfer(0), 1, "w1", 1, "cpu"}});
+  RunStatus status = read_status(layout_);
+  status.workers.push_back({"w1", "node7", "cpu", "training", "transfer/b0000", 1, 42, 0.5});
+  wire::Progress progress;
+  progress.layer_mse = {0.5, 0.25};
+  status.tasks.front().progress = progress;
+  const nlohmann::json json = status;
+  EXPECT_EQ(nlohmann::json(json.get<RunStatus>()), json);
+}
+
+TEST_F(StatusTest, ExplainTellsABlocksStoryAndThatOfTheBoundaryItReads) {
+  write_journal({RunStarted{geometry_, "test"},
+                 Granted{TaskId::capture(0, 0), 1, "w1", 1, "cpu"},
+                 ShardCommitted{1, 0, {"hidden/b0001/s00000.t1.h5", 1, {}}},
+                 TaskDone{1, {}, nullptr},
+                 Granted{TaskId::transfer(1), 2, "w1", 1, "cpu"},
+                 TaskFailed{2, storage::ErrorKind::kCorrupt, "sequence 3"},
+                 FileLost{"hidden/b0001/s00000.t1.h5", "sequence 3"},
+                 Granted{TaskId::transfer(2), 3, "w2", 1, "cpu"}});
+  const auto events = explain(layout_, 1);
+  std::vector<std::string> lines;
+  for (const auto& event : events) lines.push_back(event.subject + ": " + event.text);
+  EXPECT_EQ(
+      lines,
+      (std::vector<std::string>{"capture/b0000/p00: granted to w1 under fencing token 1",
+                                "capture/b0000/p00: committed hidden/b0001/s00000.t1.h5",
+                                "capture/b0000/p00: done",
+                                "transfer/b0001: granted to w1 under fencing token 2",
+                                "transfer/b0001: failed (corrupt): sequence 3",
+                                "capture/b0000/p00: lost hidden/b0001/s00000.t1.h5: sequence 3"}));
+  EXPECT_GT(explain(layout_).size(), events.size());
+}
+
+// What a damaged record committed is unknown; the rest of the journal still stands, and the run is
+// not refused.
+TEST_F(StatusTest, ADamagedRecordIsSkippedAndNamed) {
+  write_journal({RunStarted{geometry_, "test"},
+                 Granted{TaskId::transfer(0), 1, "w1", 1, "cpu"},
+                 Granted{TaskId::transfer(1), 2, "w1", 1, "cpu"},
+                 Noted{"the last one"}});
+  const auto segment = layout_.journal_segment(1);
+  std::string text = storage::read_text(segment);
+  const std::size_t at = text.find("transfer/b0000");
+  ASSERT_NE(at, std::string::npos);
+  text[at] = 'X';
+  std::ofstream(segment, std::ios::binary) << text;
+  const RunStatus status = read_status(layout_);
+  EXPECT_EQ(status.task("transfer/b0000")->attempts, 0);
+  EXPECT_FALSE(status.warnings.empty());
+}
+
+TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
+  State state;
+  StageTimes times;
+  const auto run = [&](double at, const Event& event) {
+    static_cast<void>(coordinator::apply(state, event));
+    times.observe(at, state);
+  };
+  Geometry geometry;
+  geometry.num_layers = 4;
+  geometry.layers_per_block = 2;
+  geometry.num_shards = 1;
+  run(0, RunStarted{geometry, "test"});
+  run(10, Granted{TaskId::transfer(0), 1, "w1", 1, ""});
+  run(15, Granted{TaskId::capture(0, 0), 2, "w2", 1, ""});
+  run(20, TaskReleased{1, ""});
+  run(30, Granted{TaskId::transfer(0), 3, "w1", 1, ""});
+  EXPECT_DOUBLE_EQ(times.seconds(Stage::kTransfer, 35), 15);
+  EXPECT_DOUBLE_EQ(times.seconds(Stage::kCapture, 35), 20);
+  times.close(40);
+  EXPECT_DOUBLE_EQ(times.seconds(Stage::kTransfer, 1000), 20);
+}
+
+TEST(Utc, ReadsWhatItWrites) {
+  EXPECT_NEAR(seconds_of_utc(utc_now()), wall_seconds(), 2.0);
+  EXPECT_DOUBLE_EQ(seconds_of_utc("1970-01-02T00:00:01.500Z"), 86401.5);
+  EXPECT_EQ(seconds_of_utc("yesterday"), 0.0);
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator
