@@ -72,6 +72,8 @@ void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
   std::vector<std::uint64_t> orphaned;
   for (const auto& [token, id] : state_.grants) {
     const TaskRecord& task = state_.task(id);
+    // The MPI stage's life is its launcher's to judge.
+    if (id.stage == Stage::kFinetune) continue;
     if (task.worker == uuid && task.incarnation < message.worker.incarnation)
       orphaned.push_back(token);
   }

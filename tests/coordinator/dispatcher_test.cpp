@@ -318,12 +318,33 @@ TEST_F(DispatcherTest, ACheckpointOutsideItsAttemptIsRefused) {
             "fenced");
 }
 
-TEST_F(DispatcherTest, WorkersAreToldToStopAndTheFinetuneStageIsSpared) {
+TEST_F(DispatcherTest, TheMpiStageJoinsWithItsTokenAndIsSparedWhenTheOthersMustStop) {
+  geometry_.finetunes = true;
+  std::filesystem::remove_all(layout_.journal_directory());
+  reopen();
   hello("w1");
-  const std::uint64_t token = desk_->grant_unpulled(TaskId::assemble(), "coordinator", seconds(0));
-  EXPECT_GT(token, 0U);
+  const std::uint64_t token = desk_->grant_unpulled(TaskId::finetune(), "mpi", seconds(300));
   desk_->stop_workers("room for finetune", Dispatcher::Spare::kFinetune);
   EXPECT_EQ(wire::type_of(say("w1", wire::Request{{"w1", 1}, -1})), "stop");
+  wire::Hello rank0;
+  rank0.worker = {"mpi", token};  // its incarnation is its own business
+  rank0.version = "1";
+  rank0.held = wire::Task{};
+  rank0.held->kind = wire::TaskKind::kFinetune;
+  rank0.held->fencing_token = token;
+  EXPECT_TRUE(std::get<wire::Welcome>(say("mpi", rank0)).keeps_task);
+  const auto reply = say("mpi", wire::Request{{"mpi", token}, -1});
+  ASSERT_EQ(wire::type_of(reply), "grant");
+  EXPECT_EQ(std::get<wire::Grant>(reply).task.kind, wire::TaskKind::kFinetune);
+  EXPECT_TRUE(std::get<wire::HeartbeatAck>(say("mpi", wire::Heartbeat{{"mpi", token}, token, {}}))
+                  .lease_valid);
+  const auto config = write_attempt(
+      token, storage::RunLayout::adapter_directory(token) + "/adapter_config.json", "{}");
+  const auto weights = write_attempt(
+      token, storage::RunLayout::adapter_directory(token) + "/adapter_model.safetensors", "x");
+  const wire::Done done{{"mpi", token}, token, {weights, config}, nlohmann::json::object()};
+  EXPECT_EQ(wire::type_of(say("mpi", done)), "committed");
+  EXPECT_EQ(num_records("failed"), 0);
 }
 
 TEST_F(DispatcherTest, LongInputListsGoThroughAFile) {
