@@ -196,6 +196,16 @@ Products products_for(c10::ScalarType dtype) {
              : Products::kFloat;
 }
 
+bool runs(Products products) {
+  return products == Products::kFloat || __builtin_cpu_supports("avx512bf16") != 0;
+}
+
+ProductsScope::~ProductsScope() {
+  if (products_ == Products::kBFloat16) {
+    at::native::cpublas::brgemm_release();
+  }
+}
+
 void multiply(
     Products products, Size size, Left left, Right right, float* c, std::int64_t ldc, bool add) {
   if (products == Products::kFloat) {
@@ -320,6 +330,15 @@ HEDGEROW_CLONES void row_dots(const float* a,
       sum += load(a + r * ld_a + c) * load(b + r * ld_b + c);
     }
     out[r] = sum_lanes(sum);
+  }
+}
+
+HEDGEROW_CLONES void subtract(const float* y, std::int64_t count, float* x) {
+  for (std::int64_t i = 0; i < count; i += kLanes) {
+    store(x + i, load(x + i) - load(y + i));
+  }
+  for (std::int64_t i = count; i < padded(count); ++i) {
+    x[i] = 0.0F;
   }
 }
 

@@ -24,6 +24,22 @@ enum class Products { kFloat, kBFloat16 };
 // AVX512_BF16), and would only lose accuracy.
 [[nodiscard]] Products products_for(c10::ScalarType dtype);
 
+// Whether this processor can multiply so at all.
+[[nodiscard]] bool runs(Products products);
+
+// Every parallel section that multiplies holds one on its thread: AMX tiles must be given back, or
+// the next user of the thread pays for their state.
+class ProductsScope {
+ public:
+  explicit ProductsScope(Products products) : products_(products) {}
+  ~ProductsScope();
+  ProductsScope(const ProductsScope&) = delete;
+  ProductsScope& operator=(const ProductsScope&) = delete;
+
+ private:
+  Products products_;
+};
+
 // The left factor, M x K, either as stored or as the transpose of what is stored.
 struct Left {
   const float* data;
@@ -84,6 +100,9 @@ void row_dots(const float* a,
               std::int64_t rows,
               std::int64_t cols,
               float* out);
+
+// x -= y over count floats padded to whole vectors; the padding of x becomes 0.
+void subtract(const float* y, std::int64_t count, float* x);
 
 // out [rows, padded(cols)] = in's row i times scale[i].
 void scale_rows(const float* in,

@@ -242,6 +242,7 @@ template <typename Task>
 void for_each_head(const HybridProblem& problem, const DecodeState& state, const Task& task) {
   at::parallel_for(
       0, problem.shape.B * problem.shape.G, 1, [&](std::int64_t begin, std::int64_t end) {
+        const ProductsScope scope(problem.products);
         DecodeHead head(problem, state);
         for (std::int64_t i = begin; i < end; ++i) {
           const std::int64_t b = i / problem.shape.G;

@@ -505,6 +505,7 @@ HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
   const at::Tensor rows = dy.stride(3) == 1 ? dy : dy.contiguous();
   at::parallel_for(
       0, problem.shape.B * problem.shape.H, 1, [&](std::int64_t begin, std::int64_t end) {
+        const ProductsScope scope(problem.products);
         BackwardHead head(problem, forward, rows, needs, partials);
         for (std::int64_t task = begin; task < end; ++task) {
           head.run(task / problem.shape.H, task % problem.shape.H);

@@ -248,6 +248,7 @@ HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_fp32) {
     }
   }
   at::parallel_for(0, B * H, 1, [&](std::int64_t begin, std::int64_t end) {
+    const ProductsScope scope(problem.products);
     ForwardHead head(problem, out);
     for (std::int64_t task = begin; task < end; ++task) {
       head.run(task / problem.shape.H, task % problem.shape.H);

@@ -41,8 +41,10 @@ at::Tensor causal_linear_attention(const at::Tensor& phi_q,
   const at::Tensor q = chunked(phi_q), k = chunked(phi_k);
   // A column of ones beside v carries the denominator through the same products.
   const at::Tensor values = chunked(at::constant_pad_nd(v.to(phi_q.scalar_type()), {0, 1}, 1.0));
-  const at::Tensor sums = at::matmul(k.transpose(-1, -2), values);  // [B, H, chunks, F, D + 1]
-  const at::Tensor before = at::cumsum(sums, 2) - sums;
+  // The state before each chunk: [B, H, chunks, F, D + 1]. Shifted and summed, not summed and
+  // subtracted, which would let a chunk's own keys leave rounding in earlier queries.
+  const at::Tensor sums = at::matmul(k.transpose(-1, -2), values);
+  const at::Tensor before = at::cumsum(at::constant_pad_nd(sums, {0, 0, 0, 0, 1, -1}), 2);
   const at::Tensor inside = at::tril(at::matmul(q, k.transpose(-1, -2)));
   const at::Tensor both =
       (at::matmul(q, before) + at::matmul(inside, values)).flatten(2, 3).narrow(2, 0, T);

@@ -29,6 +29,7 @@ at::Tensor softmax_attention_cpu(const at::Tensor& q, const at::Tensor& k, const
   const at::Tensor queries = unit_stride(q), keys = unit_stride(k), values = unit_stride(v);
   at::Tensor y = at::empty({shape.B, T, shape.H, D}, q.options()).transpose(1, 2);
   at::parallel_for(0, shape.B * shape.H, 1, [&](std::int64_t begin, std::int64_t end) {
+    const ProductsScope scope(products);
     HeadRows q_rows(queries), k_rows(keys), v_rows(values);
     Scratch q_transposed(D * kQueries), weights(T * kQueries), tile(kQueries * width),
         lanes(3 * kQueries);

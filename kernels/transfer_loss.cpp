@@ -10,6 +10,25 @@ namespace hedgerow::kernels {
 
 namespace {
 
+// Both directions in one pass each over the elements, wherever y_pred and y_true lie in memory
+// alike (as both attentions write them, [B, T, H, D]); elsewhere they are copied first.
+class MseFunction : public torch::autograd::Function<MseFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& y_pred,
+                            const at::Tensor& y_true) {
+    context->save_for_backward({y_pred, y_true});
+    return cpu::mean_square_cpu(y_pred, y_true);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& dloss) {
+    const torch::autograd::variable_list saved = context->get_saved_variables();
+    return {cpu::mean_square_gradient_cpu(saved[0], saved[1], dloss[0].item<double>()),
+            at::Tensor()};
+  }
+};
+
 // The gradients are computed with the value and scaled in the backward. q and k are constants here.
 class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFunction> {
  public:
@@ -62,10 +81,15 @@ at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
               describe(y_true.sizes()),
               ", found ",
               describe(y_pred.sizes()));
-  const auto widen = [](const at::Tensor& y) {
-    return y.scalar_type() == at::kDouble ? y : y.to(at::kFloat);
-  };
-  return at::mse_loss(widen(y_pred), widen(y_true.detach()));
+  if (y_pred.scalar_type() == at::kDouble) {
+    return at::mse_loss(y_pred, y_true.detach().to(at::kDouble));
+  }
+  TORCH_CHECK(y_pred.is_cpu() && y_true.is_cpu(),
+              "transfer_mse: y_pred and y_true must be on the CPU in this build, found ",
+              y_pred.device(),
+              " and ",
+              y_true.device());
+  return MseFunction::apply(y_pred, y_true.detach());
 }
 
 at::Tensor transfer_cross_entropy(const at::Tensor& q,

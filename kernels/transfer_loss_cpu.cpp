@@ -245,6 +245,7 @@ CrossEntropy cross_entropy_cpu(const HybridProblem& problem, bool with_gradients
   partials.bias_k = make(problem.map_k.bias.defined(), {B, H, problem.projected});
   partials.window_factors = make(problem.windowed(), {B, H});
   at::parallel_for(0, B * H, 1, [&](std::int64_t begin, std::int64_t end) {
+    const ProductsScope scope(problem.products);
     LossHead head(problem, with_gradients, partials);
     for (std::int64_t task = begin; task < end; ++task) {
       head.run(task / problem.shape.H, task % problem.shape.H);

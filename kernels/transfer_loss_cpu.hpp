@@ -7,6 +7,14 @@
 
 namespace hedgerow::kernels::cpu {
 
+// mean (y_pred - y_true)^2 over fp32 or bf16 elements -> scalar fp32; summed in blocks of a fixed
+// size, so that the value does not depend on the number of threads.
+at::Tensor mean_square_cpu(const at::Tensor& y_pred, const at::Tensor& y_true);
+// scale * 2 (y_pred - y_true) / elements, of y_pred's dtype and layout.
+at::Tensor mean_square_gradient_cpu(const at::Tensor& y_pred,
+                                    const at::Tensor& y_true,
+                                    double scale);
+
 struct CrossEntropy {
   at::Tensor loss;            // scalar fp32
   HybridGradients gradients;  // of the loss by the maps and window_factors; q, k, v undefined

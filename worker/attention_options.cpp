@@ -1,9 +1,6 @@
 #include "worker/attention_options.hpp"
 
-#include <ATen/ATen.h>
-
 #include "storage/error.hpp"
-#include "storage/philox.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -59,29 +56,6 @@ kernels::FeatureMapStart feature_map_start(storage::FeatureMapStart start) {
       return kernels::FeatureMapStart::kOrthogonal;
   }
   throw storage::Error(storage::ErrorKind::kInternal, "unknown feature map start");
-}
-
-at::Tensor start_feature_map(const storage::AttentionSpec& spec,
-                             std::int64_t num_heads,
-                             std::int64_t head_dim,
-                             std::uint64_t seed,
-                             std::uint32_t layer_idx,
-                             std::uint32_t tensor_id) {
-  if (!spec.has_projection()) {
-    return {};
-  }
-  const kernels::FeatureMapStart start = feature_map_start(spec.start);
-  at::Tensor noise = at::zeros({num_heads, head_dim, spec.projected_dim()}, at::kDouble);
-  const std::int64_t draws = noise.size(1) * noise.size(2);
-  for (std::int64_t head = 0; head < num_heads; ++head) {
-    storage::PhiloxStream stream(seed, layer_idx, tensor_id, static_cast<std::uint32_t>(head));
-    double* values = noise.data_ptr<double>() + head * draws;
-    for (std::int64_t i = 0; i < draws; ++i) {
-      values[i] =
-          start == kernels::FeatureMapStart::kOrthogonal ? stream.normal() : stream.uniform();
-    }
-  }
-  return kernels::start_feature_map(start, noise);
 }
 
 }  // namespace hedgerow::worker

@@ -1,6 +1,7 @@
 #include "tests/kernels/attention_case.hpp"
 
 #include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/GradMode.h>
 
 #include <cmath>
 
@@ -103,6 +104,67 @@ void expect_within_twice(const at::Tensor& ours,
       << what << ": error " << ours_error << " is over twice the plain version's " << plain_error
       << ", at element " << error.argmax().item<std::int64_t>() << " of " << ours.numel()
       << " (largest exact value " << exact.abs().max().item<double>() << ")";
+}
+
+at::Tensor plain_bfloat16_hybrid(const AttentionInputs& x, const HybridOptions& options) {
+  const std::int64_t H = x.q.size(1), T = x.q.size(2), group = H / x.k.size(1);
+  const at::Tensor keys = x.k.repeat_interleave(group, 1), values = x.v.repeat_interleave(group, 1);
+  const auto features = [&](const at::Tensor& rows, const FeatureMapWeights& weights) {
+    const at::Tensor z = at::matmul(rows, weights.layer.to(at::kBFloat16)).to(at::kFloat);
+    const at::Tensor phi = at::cat({at::softmax(z, -1), at::softmax(-z, -1)}, -1);
+    return phi.clamp_min(kFeatureClamp).to(at::kBFloat16);
+  };
+  std::vector<std::int64_t> first(static_cast<std::size_t>(T));
+  for (std::int64_t i = 0; i < T; ++i) {
+    first[static_cast<std::size_t>(i)] = window_begin(options.layout, options.window_size, i);
+  }
+  const at::Tensor begins = at::tensor(first).unsqueeze(1);
+  const at::Tensor i = at::arange(T).unsqueeze(1), j = at::arange(T).unsqueeze(0);
+  const at::Tensor linear =
+      at::matmul(features(x.q, x.parameters.q), features(keys, x.parameters.k).transpose(-1, -2))
+          .to(at::kFloat)
+          .masked_fill(j.lt(begins).logical_and(j.le(i)).logical_not(), 0.0);
+  at::Tensor weights = linear;
+  if (options.layout != WindowLayout::kNone) {
+    const at::Tensor scores =
+        (at::matmul(x.q, keys.transpose(-1, -2)) / std::sqrt(static_cast<double>(x.q.size(3))))
+            .to(at::kFloat)
+            .masked_fill(j.ge(begins).logical_and(j.le(i)).logical_not(), -INFINITY);
+    const at::Tensor gate = at::sigmoid(x.parameters.window_factors).reshape({H, 1, 1});
+    weights = linear + gate * at::exp(scores - scores.amax(-1, true));
+  }
+  const at::Tensor normalised = weights / weights.sum(-1, true);
+  return at::matmul(normalised.to(at::kBFloat16), values);
+}
+
+void expect_finite_differences(const AttentionFunction& function,
+                               const AttentionInputs& inputs,
+                               const std::string& what) {
+  const at::Generator generator = at::make_generator<at::CPUGeneratorImpl>(23);
+  const Outcome outcome = differentiate(function, inputs);
+  const std::vector<at::Tensor> leaves = inputs.leaves();
+  const c10::NoGradGuard no_grad;
+  const auto loss = [&] {
+    const at::Tensor value = function(inputs);
+    return value.dim() == 0 ? value.item<double>()
+                            : (value * inputs.dy.to(at::kDouble)).sum().item<double>();
+  };
+  constexpr double kStep = 1e-6;
+  for (std::size_t i = 0; i < leaves.size(); ++i) {
+    if (!outcome.gradients[i].defined()) {
+      continue;
+    }
+    at::Tensor leaf = leaves[i];
+    const at::Tensor direction = at::randn(leaf.sizes(), generator, at::kDouble);
+    leaf.add_(direction, kStep);
+    const double above = loss();
+    leaf.add_(direction, -2 * kStep);
+    const double below = loss();
+    leaf.add_(direction, kStep);
+    const double expected = (outcome.gradients[i] * direction).sum().item<double>();
+    EXPECT_NEAR((above - below) / (2 * kStep), expected, 1e-6 * (1.0 + std::abs(expected)))
+        << what << ", d" << kLeafNames[i];
+  }
 }
 
 }  // namespace hedgerow::kernels::testing

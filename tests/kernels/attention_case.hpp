@@ -56,6 +56,16 @@ void expect_within_twice(const at::Tensor& ours,
                          const at::Tensor& exact,
                          const std::string& what);
 
+// The hybrid as a plain program in bf16 writes it: matrix products of bf16 tensors, rounded to
+// bf16, weights in fp32.
+at::Tensor plain_bfloat16_hybrid(const AttentionInputs& inputs, const HybridOptions& options);
+
+// Autograd's gradient of every leaf, against central differences along a random direction. Inputs
+// are fp64.
+void expect_finite_differences(const AttentionFunction& function,
+                               const AttentionInputs& inputs,
+                               const std::string& what);
+
 inline const std::vector<std::string> kLeafNames = {
     "q", "k", "v", "layer_q", "layer_k", "window_factors", "bias_q", "bias_k"};
 

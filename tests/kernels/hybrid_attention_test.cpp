@@ -1,7 +1,14 @@
+// The fused hybrid against its fp64 reference: every gradient, by the 2 x rule, over lengths,
+// layouts, groups, head dims, maps, dtypes and awkward values; and the properties that make it the
+// model it is.
 #include "kernels/hybrid_attention.hpp"
+
+#include <ATen/Parallel.h>
 
 #include <cmath>
 
+#include "kernels/hybrid_attention_cpu.hpp"
+#include "kernels/reference.hpp"
 #include "kernels/softmax_attention.hpp"
 #include "tests/kernels/attention_case.hpp"
 
@@ -16,6 +23,9 @@ using testing::kLeafNames;
 using testing::make_inputs;
 using testing::Outcome;
 
+constexpr WindowLayout kLayouts[] = {
+    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
+
 Outcome fused(const AttentionCase& shape, const AttentionInputs& inputs) {
   return differentiate(
       [&](const AttentionInputs& x) {
@@ -24,60 +34,433 @@ Outcome fused(const AttentionCase& shape, const AttentionInputs& inputs) {
       inputs.as(shape.dtype, at::kFloat));
 }
 
-// What a plain program does in the case's precision: matrix products in the input's dtype, T x T
-// tensors in fp32.
-at::Tensor plain_attention(const AttentionInputs& x, const AttentionCase& shape) {
-  if (shape.dtype == at::kFloat) {
-    return hybrid_attention_reference(x.q, x.k, x.v, x.parameters, shape.options);
-  }
-  HybridParameters rounded = x.parameters;
-  const auto round = [](at::Tensor& w) {
-    w = w.defined() ? w.to(at::kBFloat16).to(at::kFloat) : w;
-  };
-  round(rounded.q.layer);
-  round(rounded.k.layer);
-  return hybrid_attention_reference(x.q, x.k, x.v, rounded, shape.options);
-}
-
-Outcome plain(const AttentionCase& shape, const AttentionInputs& inputs) {
-  return differentiate([&](const AttentionInputs& x) { return plain_attention(x, shape); },
-                       inputs.as(shape.dtype, at::kFloat));
-}
-
-Outcome exact(const AttentionCase& shape, const AttentionInputs& inputs) {
+Outcome reference(const AttentionCase& shape, const AttentionInputs& inputs, at::ScalarType dtype) {
   return differentiate(
       [&](const AttentionInputs& x) {
         return hybrid_attention_reference(x.q, x.k, x.v, x.parameters, shape.options);
       },
-      inputs.as(at::kDouble, at::kDouble));
+      inputs.as(dtype, dtype == at::kDouble ? at::kDouble : at::kFloat));
 }
 
-void expect_case(const AttentionCase& shape) {
-  const AttentionInputs inputs = make_inputs(shape);
-  const Outcome ours = fused(shape, inputs), same = plain(shape, inputs),
-                truth = exact(shape, inputs);
-  expect_within_twice(ours.value, same.value, truth.value, shape.name() + ", y");
+void expect_outcome(const AttentionCase& shape,
+                    const Outcome& ours,
+                    const Outcome& plain,
+                    const Outcome& exact) {
+  expect_within_twice(ours.value, plain.value, exact.value, shape.name() + ", y");
   for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
-    ASSERT_EQ(ours.gradients[i].defined(), truth.gradients[i].defined())
+    ASSERT_EQ(ours.gradients[i].defined(), exact.gradients[i].defined())
         << shape.name() << ", d" << kLeafNames[i];
-    if (truth.gradients[i].defined()) {
+    if (exact.gradients[i].defined()) {
       expect_within_twice(ours.gradients[i],
-                          same.gradients[i],
-                          truth.gradients[i],
+                          plain.gradients[i],
+                          exact.gradients[i],
                           shape.name() + ", d" + kLeafNames[i]);
     }
   }
 }
 
-TEST(HybridAttention, FusedFormEqualsTheReferenceInValueAndEveryGradient) {
-  for (const WindowLayout layout :
-       {WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone}) {
+// The plain version is the T x T form with the same inputs, products in fp32.
+void expect_case(const AttentionCase& shape) {
+  const AttentionInputs inputs = make_inputs(shape);
+  expect_outcome(shape,
+                 fused(shape, inputs),
+                 reference(shape, inputs, shape.dtype),
+                 reference(shape, inputs, at::kDouble));
+}
+
+at::Tensor attend(const AttentionInputs& x, const HybridOptions& options) {
+  return hybrid_attention(x.q, x.k, x.v, x.parameters, options);
+}
+
+TEST(HybridAttention, EqualsTheReferenceInValueAndEveryGradientAtAnyLength) {
+  for (const WindowLayout layout : kLayouts) {
     for (const std::int64_t T : {1, 63, 64, 65, 127, 128, 200}) {
       AttentionCase shape{.T = T};
       shape.options.layout = layout;
       expect_case(shape);
     }
   }
+}
+
+TEST(HybridAttention, EqualsTheReferenceOnLongSequences) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      AttentionCase shape{.B = 1,
+                          .H = 1,
+                          .G = 1,
+                          .T = dtype == at::kFloat ? 1025 : 1000,
+                          .D = 64,
+                          .f = 32,
+                          .dtype = dtype};
+      shape.options.layout = layout;
+      expect_case(shape);
+    }
+  }
+}
+
+TEST(HybridAttention, EqualsTheReferenceForHeadDimsFeaturesAndGroups) {
+  struct Sizes {
+    std::int64_t H, G, D, f;
+  };
+  for (const Sizes sizes :
+       {Sizes{3, 3, 64, 32}, Sizes{3, 1, 64, 64}, Sizes{4, 1, 128, 32}, Sizes{8, 1, 128, 64}}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      AttentionCase shape{
+          .B = 1, .H = sizes.H, .G = sizes.G, .T = 200, .D = sizes.D, .f = sizes.f, .dtype = dtype};
+      shape.options.layout = sizes.H == 3 ? WindowLayout::kSliding : WindowLayout::kTerraced;
+      expect_case(shape);
+    }
+  }
+}
+
+TEST(HybridAttention, EqualsTheReferenceForEveryMap) {
+  for (const FeatureMapKind kind : {FeatureMapKind::kHedgehogSoftmax,
+                                    FeatureMapKind::kHedgehogExp,
+                                    FeatureMapKind::kT2R,
+                                    FeatureMapKind::kEluPlusOne,
+                                    FeatureMapKind::kRelu}) {
+    for (const bool negation : {false, true}) {
+      const bool projected = kind != FeatureMapKind::kEluPlusOne && kind != FeatureMapKind::kRelu;
+      AttentionCase shape{
+          .B = 1, .H = 2, .G = 1, .T = 70, .f = projected ? 8 : 0, .bias = negation};
+      shape.options.feature_map = {.kind = kind, .negation = negation};
+      shape.options.window_size = 16;
+      shape.options.layout = negation ? WindowLayout::kSliding : WindowLayout::kTerraced;
+      expect_case(shape);
+    }
+  }
+}
+
+TEST(HybridAttention, EqualsTheReferenceForAnyWindow) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    for (const std::int64_t window : {1, 5, 16, 96, 130}) {
+      AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 301};
+      shape.options.layout = layout;
+      shape.options.window_size = window;
+      expect_case(shape);
+    }
+  }
+}
+
+TEST(HybridAttention, HoldsAtExtremeLogits) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    // Scores of standard deviation 36: the largest are beyond 80.
+    AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 150, .D = 64, .dtype = dtype, .scale = 6.0};
+    shape.options.window_size = 32;
+    expect_case(shape);
+  }
+}
+
+TEST(HybridAttention, HoldsWithDeadFeatures) {
+  AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 150, .bias = true};
+  shape.options.window_size = 32;
+  shape.options.feature_map.kind = FeatureMapKind::kT2R;
+  AttentionInputs inputs = make_inputs(shape);
+  inputs.parameters.q.bias[0].fill_(-100.0);  // no feature of head 0 fires
+  inputs.parameters.k.bias[1].narrow(0, 0, 6).fill_(-100.0);
+  const Outcome ours = fused(shape, inputs);
+  expect_outcome(
+      shape, ours, reference(shape, inputs, at::kFloat), reference(shape, inputs, at::kDouble));
+  EXPECT_EQ(ours.gradients[3][0].abs().max().item<double>(), 0.0) << "layer_q of the dead head";
+}
+
+TEST(HybridAttention, SharesTheGradientOfTheMaximumAmongTies) {
+  AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 80};
+  shape.options.window_size = 16;
+  AttentionInputs inputs = make_inputs(shape);
+  for (std::int64_t t = 0; t + 3 < shape.T; t += 4) {  // four equal keys in a row
+    inputs.k.narrow(2, t, 4).copy_(inputs.k.narrow(2, t, 1).expand({1, 1, 4, shape.D}).clone());
+  }
+  inputs.q.narrow(2, 40, 8).zero_();  // and queries that score all keys alike
+  expect_outcome(shape,
+                 fused(shape, inputs),
+                 reference(shape, inputs, at::kFloat),
+                 reference(shape, inputs, at::kDouble));
+}
+
+// The hybrid with the maximum taken as a constant: what a softmax would allow and this model does
+// not.
+at::Tensor with_detached_maximum(const AttentionInputs& x, const AttentionCase& shape) {
+  const at::Tensor keys = x.k.repeat_interleave(shape.H / shape.G, 1),
+                   values = x.v.repeat_interleave(shape.H / shape.G, 1);
+  const at::Tensor i = at::arange(shape.T).unsqueeze(1), j = at::arange(shape.T).unsqueeze(0);
+  const at::Tensor inside = j.le(i).logical_and(i.sub(j).lt(shape.options.window_size));
+  const at::Tensor before = i.sub(j).ge(shape.options.window_size);
+  const at::Tensor s =
+      (at::matmul(x.q, keys.transpose(-1, -2)) / std::sqrt(static_cast<double>(shape.D)))
+          .masked_fill(inside.logical_not(), -INFINITY);
+  const at::Tensor p = at::sigmoid(x.parameters.window_factors).reshape({-1, 1, 1}) *
+                       at::exp(s - s.amax(-1, true).detach());
+  const at::Tensor l =
+      at::matmul(apply_feature_map(x.q, x.parameters.q, shape.options.feature_map, shape.H),
+                 apply_feature_map(x.k, x.parameters.k, shape.options.feature_map, shape.H)
+                     .transpose(-1, -2))
+          .masked_fill(before.logical_not(), 0.0);
+  return at::matmul(p + l, values) / (p + l).sum(-1, true);
+}
+
+TEST(HybridAttention, DifferentiatesTheMaximum) {
+  AttentionCase shape{.B = 1, .T = 150};
+  shape.options.layout = WindowLayout::kSliding;
+  shape.options.window_size = 32;
+  const AttentionInputs inputs = make_inputs(shape);
+  const Outcome ours = fused(shape, inputs);
+  const Outcome detached =
+      differentiate([&](const AttentionInputs& x) { return with_detached_maximum(x, shape); },
+                    inputs.as(at::kDouble, at::kDouble));
+  EXPECT_LT((ours.value - detached.value).abs().max().item<double>(), 1e-5)
+      << "the value does not show it";
+  for (const std::size_t leaf : {0U, 1U}) {
+    const at::Tensor gap = ours.gradients[leaf] - detached.gradients[leaf];
+    EXPECT_GT(gap.norm().item<double>(), 0.05 * ours.gradients[leaf].norm().item<double>())
+        << "d" << kLeafNames[leaf];
+  }
+}
+
+TEST(HybridAttention, GradientsOfTheReferenceAreThoseOfFiniteDifferences) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 11, .D = 4, .f = 3, .bias = true};
+    shape.options.layout = layout;
+    shape.options.window_size = 3;
+    const AttentionInputs inputs = make_inputs(shape).as(at::kDouble, at::kDouble);
+    const auto function = [&](const AttentionInputs& x) {
+      return hybrid_attention_reference(x.q, x.k, x.v, x.parameters, shape.options);
+    };
+    testing::expect_finite_differences(function, inputs, shape.name());
+  }
+}
+
+TEST(HybridAttention, IsCausalBitForBit) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape{.T = 200};
+    shape.options.layout = layout;
+    AttentionInputs inputs = make_inputs(shape);
+    const at::Tensor before = attend(inputs, shape.options);
+    for (const std::int64_t t : {0, 1, 63, 64, 130, 199}) {
+      AttentionInputs changed = inputs;
+      for (at::Tensor* x : {&changed.q, &changed.k, &changed.v}) {
+        *x = x->clone();
+        x->narrow(2, t, 1).add_(1.0);
+      }
+      const at::Tensor after = attend(changed, shape.options);
+      EXPECT_TRUE(at::equal(before.narrow(2, 0, t), after.narrow(2, 0, t)))
+          << shape.name() << ", token " << t;
+      EXPECT_FALSE(at::equal(before.narrow(2, t, 1), after.narrow(2, t, 1)))
+          << shape.name() << ", token " << t;
+    }
+  }
+}
+
+TEST(HybridAttention, IsSoftmaxUpToTheWindowAndItsFactorCancels) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    AttentionCase shape{.T = 64, .D = 64, .f = 32};
+    shape.options.layout = layout;
+    const AttentionInputs inputs = make_inputs(shape);
+    const at::Tensor softmax = softmax_attention_reference(
+        inputs.q.to(at::kDouble), inputs.k.to(at::kDouble), inputs.v.to(at::kDouble));
+    const Outcome ours = fused(shape, inputs);
+    EXPECT_LT((ours.value - softmax).abs().max().item<double>(), 2e-6) << shape.name();
+    EXPECT_EQ(ours.gradients[5].abs().max().item<double>(), 0.0) << "window_factors";
+    EXPECT_EQ(ours.gradients[3].abs().max().item<double>(), 0.0) << "layer_q";
+  }
+}
+
+// Values that name their token show which keys a query reads, and with what weight.
+TEST(HybridAttention, ReadsEveryKeyOnceThroughItsOwnBranch) {
+  const std::int64_t T = 48, W = 8;
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape{.B = 1, .H = 1, .G = 1, .T = T, .D = T};
+    shape.options.layout = layout;
+    shape.options.window_size = W;
+    AttentionInputs inputs = make_inputs(shape);
+    inputs.v = at::eye(T).reshape({1, 1, T, T});
+    inputs.q
+        .zero_();  // every score is 0 and every phi_q uniform: p = g, l depends on the key alone
+    const at::Tensor g =
+        at::sigmoid(inputs.parameters.window_factors.defined() ? inputs.parameters.window_factors
+                                                               : at::zeros({1}));
+    const at::Tensor phi_q =
+        apply_feature_map(inputs.q, inputs.parameters.q, shape.options.feature_map, 1);
+    const at::Tensor phi_k =
+        apply_feature_map(inputs.k, inputs.parameters.k, shape.options.feature_map, 1);
+    const at::Tensor l = at::matmul(phi_q, phi_k.transpose(-1, -2))[0][0];
+    const at::Tensor y = attend(inputs, shape.options)[0][0];
+    for (std::int64_t i = 0; i < T; ++i) {
+      at::Tensor weights = at::zeros({T});
+      for (std::int64_t j = 0; j <= i; ++j) {
+        const bool window = layout == WindowLayout::kSliding    ? i - j < W
+                            : layout == WindowLayout::kTerraced ? i / W - j / W <= 1
+                                                                : false;
+        weights[j] = window ? g[0] : l[i][j];
+      }
+      const double error = (y[i] - weights / weights.sum()).abs().max().item<double>();
+      EXPECT_LT(error, 1e-6) << shape.name() << ", query " << i;
+    }
+  }
+}
+
+TEST(HybridAttention, GivesTheSameBytesForAnyNumberOfThreads) {
+  AttentionCase shape{.B = 3, .T = 150, .dtype = at::kBFloat16};
+  const AttentionInputs inputs = make_inputs(shape);
+  const int threads = at::get_num_threads();
+  at::set_num_threads(1);
+  const Outcome one = fused(shape, inputs);
+  at::set_num_threads(5);
+  const Outcome five = fused(shape, inputs);
+  at::set_num_threads(threads);
+  EXPECT_TRUE(at::equal(one.value, five.value));
+  for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
+    if (one.gradients[i].defined()) {
+      EXPECT_TRUE(at::equal(one.gradients[i], five.gradients[i])) << "d" << kLeafNames[i];
+    }
+  }
+}
+
+TEST(HybridAttention, GivesTheSameGradientsWhenOthersAreNotWanted) {
+  AttentionCase shape{.T = 150};
+  const AttentionInputs all = make_inputs(shape).as(at::kFloat, at::kFloat);
+  AttentionInputs maps = all;
+  maps.q = all.q.detach();
+  maps.k = all.k.detach();
+  maps.v = all.v.detach();
+  const Outcome full =
+      differentiate([&](const AttentionInputs& x) { return attend(x, shape.options); }, all);
+  const at::Tensor y = attend(maps, shape.options);
+  const std::vector<at::Tensor> gradients = torch::autograd::grad(
+      {y},
+      {maps.parameters.q.layer, maps.parameters.k.layer, maps.parameters.window_factors},
+      {all.dy});
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_TRUE(at::equal(gradients[i].to(at::kDouble), full.gradients[3 + i]))
+        << "d" << kLeafNames[3 + i];
+  }
+}
+
+TEST(HybridAttention, ReadsStridedInputsAndKeepsFullPrecisionOnRequest) {
+  AttentionCase shape{.T = 100, .D = 64, .f = 32, .dtype = at::kBFloat16};
+  const AttentionInputs inputs = make_inputs(shape);
+  AttentionInputs strided = inputs;
+  for (at::Tensor* x : {&strided.q, &strided.k, &strided.v}) {
+    *x = x->transpose(1, 2).contiguous().transpose(1, 2);
+  }
+  const at::Tensor y = attend(inputs, shape.options);
+  EXPECT_TRUE(at::equal(y, attend(strided, shape.options)));
+  shape.options.fp32_output = true;
+  const at::Tensor unrounded = attend(inputs, shape.options);
+  EXPECT_EQ(unrounded.scalar_type(), at::kFloat);
+  EXPECT_TRUE(at::equal(unrounded.to(at::kBFloat16), y));
+}
+
+TEST(HybridAttention, PropagatesNanFromEveryInput) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 150};
+    shape.options.layout = layout;
+    shape.options.window_size = 16;
+    for (int which = 0; which < 3; ++which) {
+      AttentionInputs inputs = make_inputs(shape);
+      at::Tensor& x = which == 0 ? inputs.q : (which == 1 ? inputs.k : inputs.v);
+      x.narrow(2, 70, 1).fill_(NAN);
+      const at::Tensor bad = attend(inputs, shape.options).isnan().all(-1);
+      EXPECT_TRUE(bad.narrow(2, 70, 1).all().item<bool>()) << shape.name() << ", input " << which;
+      EXPECT_FALSE(bad.narrow(2, 0, 64).any().item<bool>()) << shape.name() << ", input " << which;
+      if (which > 0) {
+        EXPECT_TRUE(bad.narrow(2, 70, 80).all().item<bool>())
+            << shape.name() << ", input " << which;
+      }
+    }
+  }
+}
+
+TEST(HybridAttention, MeasuresTheLinearBranchesShare) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape{.T = 100};
+    shape.options.layout = layout;
+    shape.options.window_size = 16;
+    AttentionInputs inputs = make_inputs(shape).as(at::kDouble, at::kDouble);
+    const at::Tensor share = linear_share(
+        inputs.q.to(at::kFloat), inputs.k.to(at::kFloat), inputs.parameters, shape.options);
+    const HybridWeights weights =
+        hybrid_weights_reference(inputs.q, inputs.k, inputs.parameters, shape.options);
+    const at::Tensor exact =
+        (weights.linear.sum(-1, true) / weights.denominator).mean({0, 2, 3}).detach();
+    EXPECT_LT((share - exact).abs().max().item<double>(), 1e-6) << shape.name();
+  }
+}
+
+// The form that processors with AMX run, here through whatever oneDNN has for it.
+TEST(HybridAttention, InBfloat16ProductsStaysWithinTwiceThePlainError) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape{.B = 2, .H = 8, .G = 2, .T = 150, .D = 64, .f = 32, .dtype = at::kBFloat16};
+    shape.options.layout = layout;
+    shape.options.fp32_output = true;
+    const AttentionInputs inputs = make_inputs(shape);
+    cpu::HybridProblem problem =
+        cpu::make_hybrid_problem(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
+    problem.products = cpu::Products::kBFloat16;
+    if (!cpu::runs(problem.products)) {
+      GTEST_SKIP() << "this processor has no bf16 products";
+    }
+    const bool windowed = layout != WindowLayout::kNone;
+    const cpu::HybridForward forward = cpu::hybrid_forward_cpu(problem, true);
+    const cpu::HybridGradients gradients = cpu::hybrid_backward_cpu(
+        problem, forward, inputs.dy.to(at::kFloat), {true, true, true, true, true, windowed});
+    Outcome ours{forward.y.to(at::kDouble),
+                 {gradients.q,
+                  gradients.k,
+                  gradients.v,
+                  gradients.map_q.layer,
+                  gradients.map_k.layer,
+                  gradients.window_factors,
+                  {},
+                  {}}};
+    const Outcome plain = differentiate(
+        [&](const AttentionInputs& x) { return testing::plain_bfloat16_hybrid(x, shape.options); },
+        inputs.as(at::kBFloat16, at::kFloat));
+    expect_outcome(shape, ours, plain, reference(shape, inputs, at::kDouble));
+  }
+}
+
+TEST(HybridAttentionErrors, AreOneSentenceWithTheArgumentAndBothValues) {
+  AttentionCase shape;
+  const AttentionInputs x = make_inputs(shape);
+  const auto message_of = [&](const AttentionInputs& inputs) -> std::string {
+    try {
+      attend(inputs, shape.options);
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "no error";
+  };
+  AttentionInputs bad = x;
+  bad.k = x.k.narrow(2, 0, 64);
+  EXPECT_THAT(message_of(bad),
+              ::testing::HasSubstr("k must have q's batch, tokens and head_dim, expected [2, G, "
+                                   "65, 16], found [2, 2, 64, 16]"));
+  bad = x;
+  bad.v = x.v.to(at::kBFloat16);
+  EXPECT_THAT(message_of(bad), ::testing::HasSubstr("v must have q's dtype Float, found BFloat16"));
+  bad = x;
+  bad.k = at::zeros({2, 3, 65, 16});
+  EXPECT_THAT(message_of(bad),
+              ::testing::HasSubstr("the number of heads of k must divide q's 4, found 3"));
+  bad = x;
+  bad.q = x.q.to(at::kHalf);
+  EXPECT_THAT(message_of(bad), ::testing::HasSubstr("q must be float32 or bfloat16, found Half"));
+  bad = x;
+  bad.q = x.q.to(at::kMeta);
+  EXPECT_THAT(message_of(bad), ::testing::HasSubstr("k must be on q's device meta, found cpu"));
+  bad = x;
+  bad.parameters.q.layer = at::zeros({4, 17, 8});
+  EXPECT_THAT(message_of(bad),
+              ::testing::HasSubstr(
+                  "the query map's layer must be [H, D, f] = [4, 16, f], found [4, 17, 8]"));
+  bad = x;
+  bad.parameters.k.layer = at::zeros({4, 16, 9});
+  EXPECT_THAT(message_of(bad), ::testing::HasSubstr("found 16 for queries and 18 for keys"));
+  bad = x;
+  bad.parameters.window_factors = at::zeros({3});
+  EXPECT_THAT(message_of(bad),
+              ::testing::HasSubstr("window_factors must hold one logit a head [4], found [3]"));
 }
 
 }  // namespace

@@ -97,5 +97,27 @@ TEST(TransferMse, IsTheMeanOverAllElementsWithoutGradientForTheTeacher) {
                   ::testing::HasSubstr("y_pred must have y_true's shape [2], found [3]")));
 }
 
+TEST(TransferMse, WalksAnyLayoutAndDtypeAlike) {
+  at::manual_seed(9);
+  const at::Tensor pred = at::randn({2, 3, 500, 20}),
+                   truth = at::randn({2, 3, 500, 20}).to(at::kBFloat16);
+  const auto strided = [](const at::Tensor& x) {
+    return x.transpose(1, 2).contiguous().transpose(1, 2);
+  };
+  const at::Tensor leaf = pred.to(at::kDouble).set_requires_grad(true);
+  const at::Tensor exact = at::mse_loss(leaf, truth.to(at::kDouble)) * 1000;
+  const at::Tensor expected = torch::autograd::grad({exact}, {leaf})[0];
+  for (const at::Tensor& p : {pred, strided(pred)}) {
+    for (const at::Tensor& t : {truth, strided(truth), truth.to(at::kFloat)}) {
+      const at::Tensor x = p.detach().set_requires_grad(true);
+      const at::Tensor loss = transfer_mse(x, t) * 1000;
+      EXPECT_NEAR(loss.item<double>(), exact.item<double>(), 1e-6 * exact.item<double>());
+      const at::Tensor found = torch::autograd::grad({loss}, {x})[0];
+      EXPECT_LT((found - expected).abs().max().item<double>(),
+                1e-6 * expected.abs().max().item<double>());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace hedgerow::kernels
