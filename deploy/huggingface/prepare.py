@@ -26,7 +26,7 @@ from common import StoredTensor, UsageError, model_directory, read_json, run_mai
 ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
               "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model")
-STAMP = "hedgerow_prepared.json"
+STAMP = ".hedgerow_prepared.json"  # hidden: an export copies what lies beside the weights
 
 
 def packaged_gguf() -> Path:
