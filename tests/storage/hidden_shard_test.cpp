@@ -128,6 +128,26 @@ TEST_F(HiddenShard, SoundChunksInTheWrongPlaceAreDamaged) {
   EXPECT_THAT(damage[1], HasSubstr("sequence 2 "));
 }
 
+// The specified formula, so that equal data in two places, shards or attempts has different hashes.
+TEST_F(HiddenShard, AChunksHashCoversShardAttemptAndIndex) {
+  const ShardInfo info = shard_info(2, 4, 16);
+  const std::vector<std::byte> bytes = sequence_bytes(info, 0);
+  ShardWriter writer(path_, info);
+  for (int i = 0; i < 2; ++i) writer.append(bytes);
+  writer.finish("s.h5");
+  const std::string file = bytes_of(path_);
+  for (std::uint64_t index = 0; index < 2; ++index) {
+    Hasher128 hasher;
+    hasher.update(3).update(12).update(41).update(index).update(bytes);
+    const std::string hex = hasher.digest().hex();
+    std::string digest;
+    for (std::size_t k = 0; k < hex.size(); k += 2) {
+      digest += static_cast<char>(std::stoi(hex.substr(k, 2), nullptr, 16));
+    }
+    EXPECT_NE(file.find(digest), std::string::npos) << "index " << index;
+  }
+}
+
 TEST_F(HiddenShard, AFileOfAnotherAttemptIsNotTheOneThatTheJournalNames) {
   ShardInfo info = shard_info(3, 4, 16);
   const FileRecord record = write_shard(path_, info);
@@ -202,7 +222,7 @@ int write_on_a_full_disk(const fs::path& mount_point) {
   const ShardInfo info = shard_info(100, 64, 96);
   const std::uint64_t before = free_bytes(mount_point);
   try {
-    write_shard(mount_point / "s.h5", info);
+    const ShardWriter writer(mount_point / "s.h5", info);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kExhausted) return 2;
     if (std::string(error.what()).find("free space") == std::string::npos) return 3;
@@ -212,7 +232,7 @@ int write_on_a_full_disk(const fs::path& mount_point) {
   return 1;
 }
 
-TEST_F(HiddenShard, AFullDiskIsReportedAsExhaustedAndThePartialFileIsRemoved) {
+TEST_F(HiddenShard, AFullDiskIsExhaustedBeforeAnythingIsComputedAndLeavesNoFile) {
   const pid_t child = ::fork();
   ASSERT_GE(child, 0);
   if (child == 0) ::_exit(write_on_a_full_disk(directory_.path()));
@@ -259,7 +279,7 @@ TEST(ShardHeader, NumbersThatDoNotFitTheFileAreRefused) {
   EXPECT_THAT(refuses(bad, 8192), HasSubstr("damaged"));
 }
 
-TEST_F(HiddenShard, H5pyReadsBf16AsTheNumbersThatWereWritten) {
+TEST_F(HiddenShard, H5pyReadsBf16AsTheNumbersThatWereWrittenAndTheHashesAsSpecified) {
   const char* const home = std::getenv("HOME");
   const char* const cache = std::getenv("HEDGEROW_CACHE");
   const fs::path python =
@@ -282,9 +302,12 @@ TEST_F(HiddenShard, H5pyReadsBf16AsTheNumbersThatWereWritten) {
     writer.finish("s.h5");
   }
   const std::string script =
-      "import h5py,sys; d=h5py.File(sys.argv[1])['hidden_states']; "
+      "import h5py, struct, sys, xxhash; f=h5py.File(sys.argv[1]); d=f['hidden_states']; "
       "assert d.shape==(2,3,4), d.shape; "
-      "assert d[1,2].tolist()==[1.0,1.0078125,-2.0,3.3895313892515355e38], d[1,2].tolist()";
+      "assert d[1,2].tolist()==[1.0,1.0078125,-2.0,3.3895313892515355e38], d[1,2].tolist(); "
+      "row=struct.pack('<4H',0x3f80,0x3f81,0xc000,0x7f7f)*3; "
+      "hashes=[xxhash.xxh3_128_digest(struct.pack('<4Q',3,12,41,i)+row) for i in range(2)]; "
+      "assert [h.tobytes() for h in f['chunk_hashes'][:]]==hashes";
   const std::string command = python.string() + " -c \"" + script + "\" " + path_.string();
   EXPECT_EQ(std::system(command.c_str()), 0);
 }
