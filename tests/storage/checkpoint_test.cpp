@@ -38,7 +38,7 @@ std::string refusal(const std::function<void()>& action, ErrorKind kind) {
 
 class CheckpointTest : public ::testing::Test {
  protected:
-  tests::TemporaryDirectory directory_;
+  tests::MemoryDirectory directory_;
   std::filesystem::path path_ = directory_ / "c.safetensors";
 };
 

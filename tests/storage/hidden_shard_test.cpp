@@ -54,7 +54,7 @@ std::string diagnosis(const fs::path& path, const std::optional<FileRecord>& exp
 
 class HiddenShard : public ::testing::Test {
  protected:
-  tests::TemporaryDirectory directory_;
+  tests::MemoryDirectory directory_;
   fs::path path_ = directory_ / "s00012.t41.h5";
 };
 

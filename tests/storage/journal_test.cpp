@@ -60,7 +60,7 @@ class JournalTest : public ::testing::Test {
     file.close();
   }
 
-  tests::TemporaryDirectory directory_;
+  tests::MemoryDirectory directory_;
   RunLayout layout_{directory_ / "run"};
 };
 

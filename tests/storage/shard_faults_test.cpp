@@ -37,7 +37,7 @@ class ShardFaults : public ::testing::Test {
     return kind == ErrorKind::kCorrupt || kind == ErrorKind::kUsage;
   }
 
-  tests::TemporaryDirectory directory_;
+  tests::MemoryDirectory directory_;
   fs::path path_ = directory_ / "s.h5";
   ShardInfo info_ = tests::shard_info(24, 32, 48);
   FileRecord record_;

@@ -65,7 +65,7 @@ class TokensFile : public ::testing::Test {
     ASSERT_EQ(std::system(command.c_str()), 0);
   }
 
-  tests::TemporaryDirectory directory_;
+  tests::MemoryDirectory directory_;
   fs::path path_ = directory_ / "transfer.h5";
 };
 
