@@ -1,0 +1,190 @@
+#include "worker/generate/generator.hpp"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+
+#include "kernels/softmax_attention.hpp"
+#include "storage/error.hpp"
+#include "tests/support/tiny_student.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using Ids = std::vector<std::int64_t>;
+using storage::WindowLayout;
+using tests::make_tiny_student;
+using tests::TinyOptions;
+using tests::TinyStudent;
+
+struct Recorder final : GenerationObserver {
+  std::map<std::int64_t, Ids> rows;
+  std::map<std::pair<std::int64_t, std::int64_t>, at::Tensor> logits;
+  void on_logits(std::int64_t row, std::int64_t position, const at::Tensor& values) override {
+    logits[{row, position}] = values.clone();
+  }
+  void on_row(std::int64_t row, const Ids& ids) override { rows[row] = ids; }
+};
+
+Ids prompt(std::int64_t length, std::uint32_t stream) {
+  const at::Tensor values = (tests::uniform({length}, 30.0, stream) + 30.0).to(at::kLong);
+  const auto* data = values.const_data_ptr<std::int64_t>();
+  return {data, data + length};
+}
+
+Generator make_generator(const TinyStudent& tiny, bool with_student = true) {
+  return {tiny.config,
+          tiny.outer,
+          tiny.layers,
+          with_student ? std::optional(tiny.student) : std::nullopt,
+          at::kFloat};
+}
+
+GenerateOptions greedy(std::int64_t max_new_tokens) {
+  GenerateOptions options;
+  options.max_new_tokens = max_new_tokens;
+  options.end_tokens = {-1};  // never
+  return options;
+}
+
+// [T, V] of the whole sequence at once.
+at::Tensor full_forward(const TinyStudent& tiny, bool with_student, const Ids& ids) {
+  const auto length = static_cast<std::int64_t>(ids.size());
+  const RopeTable rope = make_rope_table(tiny.config, length, at::kCPU);
+  at::Tensor hidden = embed(at::tensor(ids, at::kLong).unsqueeze(0), tiny.outer.embed_tokens);
+  for (std::size_t i = 0; i < tiny.layers.size(); ++i) {
+    const Qkv x = project_qkv(hidden, tiny.layers[i], rope, tiny.config);
+    const auto& parameters = tiny.student.layers[i];
+    const at::Tensor y =
+        with_student && parameters
+            ? kernels::hybrid_attention_reference(x.q, x.k, x.v, *parameters, tiny.student.options)
+            : kernels::softmax_attention_reference(x.q, x.k, x.v);
+    hidden = finish_layer(hidden, y, tiny.layers[i], tiny.config, at::kFloat);
+  }
+  return logits(hidden.squeeze(0), tiny.outer, tiny.config);
+}
+
+void expect_equals_full_forward(const TinyStudent& tiny,
+                                bool with_student,
+                                std::int64_t prompt_length) {
+  Generator generator = make_generator(tiny, with_student);
+  Recorder recorder;
+  const Ids start = prompt(prompt_length, 3);
+  generator.run({start}, greedy(30), recorder);
+  Ids all = start;
+  all.insert(all.end(), recorder.rows.at(0).begin(), recorder.rows.at(0).end());
+  const at::Tensor expected = full_forward(tiny, with_student, all);
+  for (std::int64_t t = prompt_length; t < static_cast<std::int64_t>(all.size()); ++t) {
+    const at::Tensor row = expected[t - 1];
+    const at::Tensor found = recorder.logits.at({0, t});
+    EXPECT_LE((found - row).abs().max().item<double>(),
+              2e-4 * (1.0 + row.abs().max().item<double>()))
+        << "position " << t << ", prompt of " << prompt_length;
+    EXPECT_EQ(row.argmax().item<std::int64_t>(), all[static_cast<std::size_t>(t)])
+        << "position " << t;
+  }
+}
+
+TEST(Generator, TokenByTokenEqualsTheFullForwardInEveryLayoutFromAnySplit) {
+  for (const auto window : {WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone}) {
+    const TinyStudent tiny = make_tiny_student({.window = window, .window_size = 8});
+    // Before the first border, at it, past it, and beyond two windows.
+    for (const std::int64_t length : {1, 7, 8, 9, 16, 21})
+      expect_equals_full_forward(tiny, true, length);
+  }
+}
+
+TEST(Generator, LayersThatKeepSoftmaxAndTheTeacherAloneEqualTheFullForward) {
+  const TinyStudent tiny =
+      make_tiny_student({.qk_norm = true, .biases = true, .softmax_layers = {0, 2}});
+  for (const std::int64_t length : {1, 13}) {
+    expect_equals_full_forward(tiny, true, length);
+    expect_equals_full_forward(tiny, false, length);
+  }
+}
+
+TEST(Generator, ARaggedBatchGivesWhatItsPromptsGiveAloneAlsoWhenRowsEndEarly) {
+  const TinyStudent tiny = make_tiny_student({.softmax_layers = {1}});
+  Generator generator = make_generator(tiny);
+  const std::vector<Ids> prompts = {prompt(5, 1), prompt(19, 2), prompt(1, 3), prompt(8, 4)};
+  GenerateOptions options = greedy(24);
+  for (std::int64_t token = 0; token < 6; ++token) options.end_tokens.push_back(token);
+  Recorder together;
+  generator.run(prompts, options, together);
+  bool some_ended = false;
+  for (std::size_t row = 0; row < prompts.size(); ++row) {
+    Recorder alone;
+    generator.run({prompts[row]}, options, alone);
+    const auto key = static_cast<std::int64_t>(row);
+    EXPECT_EQ(together.rows.at(key), alone.rows.at(0)) << "row " << row;
+    for (const auto& [place, values] : alone.logits) {
+      const at::Tensor other = together.logits.at({key, place.second});
+      EXPECT_LE((values - other).abs().max().item<double>(), 1e-4)
+          << "row " << row << ", position " << place.second;
+    }
+    some_ended |= alone.rows.at(0).size() < 24;
+  }
+  EXPECT_TRUE(some_ended) << "no row met an end token: the test shows less than it says";
+}
+
+TEST(Generator, ARowEndsWithItsFirstEndToken) {
+  const TinyStudent tiny = make_tiny_student();
+  Generator generator = make_generator(tiny);
+  Recorder free;
+  generator.run({prompt(6, 5)}, greedy(20), free);
+  const Ids& all = free.rows.at(0);
+  GenerateOptions options = greedy(20);
+  options.end_tokens = {all[4]};
+  Recorder ended;
+  generator.run({prompt(6, 5)}, options, ended);
+  const Ids& cut = ended.rows.at(0);
+  EXPECT_EQ(cut.back(), all[4]);
+  EXPECT_EQ(std::ranges::count(cut, all[4]), 1);
+  EXPECT_LE(cut.size(), 5U);
+}
+
+TEST(Generator, MemoryIsConstantInTheLengthUnlessALayerKeepsSoftmax) {
+  const auto bytes_after = [](const TinyStudent& tiny, std::int64_t tokens) {
+    Generator generator = make_generator(tiny);
+    Recorder recorder;
+    generator.run({prompt(4, 6)}, greedy(tokens), recorder);
+    return generator.cache_bytes();
+  };
+  const TinyStudent linear = make_tiny_student();
+  EXPECT_EQ(bytes_after(linear, 10), bytes_after(linear, 120));
+  const TinyStudent hybrid = make_tiny_student({.softmax_layers = {1}});
+  EXPECT_LT(bytes_after(hybrid, 10), bytes_after(hybrid, 120));
+}
+
+TEST(Generator, SamplingDoesNotDependOnTheRestOfTheBatch) {
+  const TinyStudent tiny = make_tiny_student();
+  Generator generator = make_generator(tiny);
+  GenerateOptions options = greedy(15);
+  options.sampling = {.temperature = 0.8, .top_p = 0.9, .seed = 4};
+  Recorder pair, single;
+  generator.run({prompt(6, 7), prompt(9, 8)}, options, pair);
+  generator.run({prompt(6, 7)}, options, single);
+  EXPECT_EQ(pair.rows.at(0), single.rows.at(0));
+}
+
+TEST(Generator, PromptsThatCannotBeRunAreNamed) {
+  Generator generator = make_generator(make_tiny_student());
+  Recorder recorder;
+  try {
+    generator.run({{1}, {}}, greedy(1), recorder);
+    FAIL() << "an empty prompt was run";
+  } catch (const storage::Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("prompt 1 is empty"));
+  }
+  try {
+    generator.run({{1, 61}}, greedy(1), recorder);
+    FAIL() << "a token outside the vocabulary was run";
+  } catch (const storage::Error& error) {
+    EXPECT_THAT(error.what(), testing::HasSubstr("prompt 0: token id 61"));
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::worker

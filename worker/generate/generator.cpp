@@ -1,0 +1,187 @@
+#include "worker/generate/generator.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
+
+#include <algorithm>
+
+#include "kernels/softmax_attention.hpp"
+#include "storage/error.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+
+std::span<const float> values(const at::Tensor& logits) {
+  return {logits.const_data_ptr<float>(), static_cast<std::size_t>(logits.numel())};
+}
+
+}  // namespace
+
+// The rows that have not ended.
+struct Generator::Batch {
+  std::vector<std::int64_t> row;       // index of the prompt
+  std::vector<std::int64_t> token;     // chosen last
+  std::vector<std::int64_t> position;  // of `token`
+  std::vector<AttentionCache> caches;  // by layer
+
+  void keep(const std::vector<std::int64_t>& kept) {
+    if (kept.size() == row.size()) return;
+    const auto select = [&kept](std::vector<std::int64_t>& list) {
+      std::vector<std::int64_t> chosen;
+      for (const auto i : kept) chosen.push_back(list[static_cast<std::size_t>(i)]);
+      list = std::move(chosen);
+    };
+    select(row);
+    select(token);
+    select(position);
+    const at::Tensor index = at::tensor(kept, at::kLong);
+    for (auto& cache : caches) cache.keep(index);
+  }
+};
+
+Generator::Generator(const storage::ModelConfig& config,
+                     OuterWeights outer,
+                     std::vector<LayerWeights> layers,
+                     std::optional<Student> student,
+                     at::ScalarType stream)
+    : config_(config),
+      outer_(std::move(outer)),
+      layers_(std::move(layers)),
+      student_(std::move(student)),
+      stream_(stream) {}
+
+Generator Generator::load(const storage::ModelDirectory& model,
+                          std::optional<Student> student,
+                          const LoraAdapter* adapter,
+                          at::ScalarType compute_dtype,
+                          at::ScalarType stream) {
+  std::vector<LayerWeights> layers;
+  for (int i = 0; i < model.config().num_hidden_layers; ++i) {
+    layers.push_back(load_layer(model, i, compute_dtype, at::kCPU));
+    if (adapter != nullptr) merge_into(layers.back(), *adapter, i, model.config());
+  }
+  return {model.config(),
+          load_outer(model, compute_dtype, at::kCPU),
+          std::move(layers),
+          std::move(student),
+          stream};
+}
+
+const std::optional<kernels::HybridParameters>& Generator::parameters(std::size_t layer) const {
+  static const std::optional<kernels::HybridParameters> kSoftmax;
+  return student_ ? student_->layers[layer] : kSoftmax;
+}
+
+void Generator::check(const std::vector<std::vector<std::int64_t>>& prompts) const {
+  for (std::size_t row = 0; row < prompts.size(); ++row) {
+    const std::string name = "prompt " + std::to_string(row);
+    if (prompts[row].empty())
+      throw Error(ErrorKind::kUsage, name + " is empty; give it at least one token");
+    for (const auto token : prompts[row]) {
+      if (token >= 0 && token < config_.vocab_size) continue;
+      throw Error(ErrorKind::kUsage,
+                  name + ": token id " + std::to_string(token) + " is outside the vocabulary of " +
+                      std::to_string(config_.vocab_size) + " entries");
+    }
+  }
+}
+
+// [1, V] logits after the prompt's last token.
+at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
+                              std::vector<AttentionCache>& caches) const {
+  const auto length = static_cast<std::int64_t>(prompt.size());
+  const RopeTable rope{rope_.cos.narrow(0, 0, length), rope_.sin.narrow(0, 0, length)};
+  const auto options = student_ ? student_->options : kernels::HybridOptions{};
+  at::Tensor hidden = embed(at::tensor(prompt, at::kLong).unsqueeze(0), outer_.embed_tokens);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const Qkv heads = project_qkv(hidden, layers_[i], rope, config_);
+    caches.emplace_back(heads, parameters(i), options);
+    const at::Tensor y = parameters(i) ? kernels::hybrid_attention(
+                                             heads.q, heads.k, heads.v, *parameters(i), options)
+                                       : kernels::softmax_attention(heads.q, heads.k, heads.v);
+    hidden = finish_layer(hidden, y, layers_[i], config_, stream_);
+  }
+  return logits(hidden.select(1, length - 1), outer_, config_);
+}
+
+// [B, V] logits after one more token a row.
+at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
+                           const std::vector<std::int64_t>& positions,
+                           std::vector<AttentionCache>& caches) const {
+  // The rows stand where a sequence's tokens would, each with its own line of the rotary table.
+  const at::Tensor index = at::tensor(positions, at::kLong);
+  const RopeTable rope{rope_.cos.index_select(0, index), rope_.sin.index_select(0, index)};
+  at::Tensor hidden = embed(at::tensor(tokens, at::kLong).unsqueeze(0), outer_.embed_tokens);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const Qkv heads = project_qkv(hidden, layers_[i], rope, config_);
+    const auto by_row = [](const at::Tensor& x) {
+      return x.squeeze(0).transpose(0, 1).contiguous();
+    };
+    const at::Tensor y = caches[i].step({by_row(heads.q), by_row(heads.k), by_row(heads.v)});
+    hidden = finish_layer(hidden, y.transpose(0, 1).unsqueeze(0), layers_[i], config_, stream_);
+  }
+  return logits(hidden.squeeze(0), outer_, config_);
+}
+
+// Every prompt run through the layers; `first` gets the logits [rows, V] of the first new tokens.
+Generator::Batch Generator::start(const std::vector<std::vector<std::int64_t>>& prompts,
+                                  at::Tensor& first) const {
+  Batch batch;
+  std::vector<std::vector<AttentionCache>> by_layer(layers_.size());
+  std::vector<at::Tensor> rows;
+  for (std::size_t row = 0; row < prompts.size(); ++row) {
+    std::vector<AttentionCache> caches;
+    rows.push_back(prefill(prompts[row], caches));
+    for (std::size_t i = 0; i < caches.size(); ++i) by_layer[i].push_back(std::move(caches[i]));
+    batch.row.push_back(static_cast<std::int64_t>(row));
+    batch.token.push_back(prompts[row].back());
+    batch.position.push_back(static_cast<std::int64_t>(prompts[row].size()) - 1);
+  }
+  for (auto& layer : by_layer) batch.caches.push_back(AttentionCache::joined(std::move(layer)));
+  first = at::cat(rows);
+  return batch;
+}
+
+void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,
+                    const GenerateOptions& options,
+                    GenerationObserver& observer) {
+  const at::NoGradGuard no_gradients;
+  options.sampling.validate();
+  check(prompts);
+  if (prompts.empty() || options.max_new_tokens < 1) return;
+  const auto longest =
+      std::ranges::max(prompts, {}, [](const auto& prompt) { return prompt.size(); }).size();
+  rope_ = make_rope_table(
+      config_, static_cast<std::int64_t>(longest) + options.max_new_tokens, at::kCPU);
+  std::vector<std::int64_t> ends = options.end_tokens;
+  if (ends.empty()) ends.assign(config_.eos_token_ids.begin(), config_.eos_token_ids.end());
+
+  std::vector<std::vector<std::int64_t>> generated(prompts.size());
+  at::Tensor next;  // logits [rows of the batch, V]
+  Batch batch = start(prompts, next);
+  for (std::int64_t count = 1; !batch.row.empty(); ++count) {
+    std::vector<std::int64_t> going;
+    for (std::size_t i = 0; i < batch.row.size(); ++i) {
+      const at::Tensor row_logits = next[static_cast<std::int64_t>(i)];
+      const std::int64_t row = batch.row[i], position = ++batch.position[i];
+      observer.on_logits(row, position, row_logits);
+      batch.token[i] = sample(values(row_logits), options.sampling, row, position);
+      auto& ids = generated[static_cast<std::size_t>(row)];
+      ids.push_back(batch.token[i]);
+      if (count == options.max_new_tokens || std::ranges::count(ends, batch.token[i]) > 0) {
+        observer.on_row(row, ids);
+      } else {
+        going.push_back(static_cast<std::int64_t>(i));
+      }
+    }
+    cache_bytes_ = 0;
+    for (const auto& cache : batch.caches) cache_bytes_ += cache.bytes();
+    batch.keep(going);
+    if (!going.empty()) next = step(batch.token, batch.position, batch.caches);
+  }
+}
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,84 @@
+// Text from a student (recurrent, constant memory but for layers that keep softmax) or from its
+// teacher (a plain KV cache), for a batch of prompts of different lengths. A prompt is run through
+// the layers alone, at its own length, so that it gives what it gives alone; then all rows step
+// together, and a row leaves the batch when it ends.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <vector>
+
+#include "worker/generate/attention_cache.hpp"
+#include "worker/generate/sampler.hpp"
+#include "worker/lora.hpp"
+#include "worker/student.hpp"
+
+namespace hedgerow::worker {
+
+struct GenerateOptions {
+  std::int64_t max_new_tokens = 40;
+  SamplingOptions sampling;
+  // A row ends with its first one of these, which is part of its result. Empty: the model's own.
+  std::vector<std::int64_t> end_tokens;
+};
+
+class GenerationObserver {
+ public:
+  virtual ~GenerationObserver() = default;
+  // The logits [V] fp32 from which a row's token at `position` (from 0, prompt included) is chosen.
+  virtual void on_logits(std::int64_t /*row*/,
+                         std::int64_t /*position*/,
+                         const at::Tensor& /*logits*/) {}
+  virtual void on_row(std::int64_t row,
+                      const std::vector<std::int64_t>& ids) = 0;  // new tokens, at a row's end
+};
+
+// Weights in memory; used by one thread.
+class Generator {
+ public:
+  // No student: the teacher. `stream` is the dtype to which the residual stream is rounded between
+  // layers.
+  Generator(const storage::ModelConfig& config,
+            OuterWeights outer,
+            std::vector<LayerWeights> layers,
+            std::optional<Student> student,
+            at::ScalarType stream);
+  // Loads the model, with the adapter merged into its weights.
+  static Generator load(const storage::ModelDirectory& model,
+                        std::optional<Student> student,
+                        const LoraAdapter* adapter,
+                        at::ScalarType compute_dtype,
+                        at::ScalarType stream);
+
+  // Throws kUsage naming an empty prompt or a token outside the vocabulary.
+  void run(const std::vector<std::vector<std::int64_t>>& prompts,
+           const GenerateOptions& options,
+           GenerationObserver& observer);
+
+  // Of the caches after the last run's last step: what constant memory means.
+  [[nodiscard]] std::int64_t cache_bytes() const { return cache_bytes_; }
+
+ private:
+  struct Batch;
+  Batch start(const std::vector<std::vector<std::int64_t>>& prompts, at::Tensor& first) const;
+  at::Tensor prefill(const std::vector<std::int64_t>& prompt,
+                     std::vector<AttentionCache>& caches) const;
+  at::Tensor step(const std::vector<std::int64_t>& tokens,
+                  const std::vector<std::int64_t>& positions,
+                  std::vector<AttentionCache>& caches) const;
+  [[nodiscard]] const std::optional<kernels::HybridParameters>& parameters(std::size_t layer) const;
+  void check(const std::vector<std::vector<std::int64_t>>& prompts) const;
+
+  storage::ModelConfig config_;
+  OuterWeights outer_;
+  std::vector<LayerWeights> layers_;
+  std::optional<Student> student_;
+  at::ScalarType stream_;
+  RopeTable rope_;
+  std::int64_t cache_bytes_ = 0;
+};
+
+}  // namespace hedgerow::worker
