@@ -92,6 +92,7 @@ double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
     inputs[i] = hidden;
     hidden =
         layers_[i].forward(hidden, lora, static_cast<int>(i), keeps_tapes_ ? &tapes[i] : nullptr);
+    options_.alive();
   }
   auto [loss, flowing] = head_.run(hidden, targets_of(tokens_, sequences), scale, true);
   for (std::size_t i = depth; i-- > 0;) {
@@ -99,6 +100,7 @@ double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
     LayerTape tape = keeps_tapes_ ? std::move(tapes[i]) : layers_[i].remake(inputs[i], lora, layer);
     flowing = layers_[i].backward(flowing, inputs[i], tape, lora, gradients, layer, i > 0);
     inputs[i] = at::Tensor();
+    options_.alive();
   }
   return loss;
 }
@@ -150,6 +152,7 @@ double FinetuneTrainer::validation_loss() {
     at::Tensor hidden = embedded(padded);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       hidden = layers_[i].forward(hidden, parameters_.adapter(), static_cast<int>(i), nullptr);
+      options_.alive();
     }
     sums[static_cast<std::size_t>(batch)] =
         head_.run(hidden, targets_of(tokens_, real), 1.0, false).loss_sum;

@@ -1,0 +1,74 @@
+#include "worker/merge.hpp"
+
+#include <ATen/ATen.h>
+
+#include <nlohmann/json.hpp>
+#include <set>
+
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "storage/safetensors.hpp"
+#include "worker/tensor_bytes.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+namespace fs = std::filesystem;
+
+constexpr const char* kSingleFile = "model.safetensors";
+constexpr const char* kIndexFile = "model.safetensors.index.json";
+
+// Base names: ModelDirectory::open has checked that an index names nothing else.
+std::set<std::string> weight_files(const fs::path& directory) {
+  if (!fs::exists(directory / kIndexFile)) return {kSingleFile};
+  std::set<std::string> files;
+  const auto index = nlohmann::json::parse(storage::read_text(directory / kIndexFile));
+  for (const auto& [tensor, file] : index.at("weight_map").items())
+    files.insert(file.get<std::string>());
+  return files;
+}
+
+}  // namespace
+
+void write_merged(const storage::ModelDirectory& model,
+                  const LoraAdapter& adapter,
+                  const fs::path& out) {
+  fs::create_directories(out);
+  if (fs::equivalent(out, model.path()) || fs::exists(out / kSingleFile) ||
+      fs::exists(out / kIndexFile)) {
+    throw Error(ErrorKind::kUsage,
+                out.string() + " already holds weights; name an empty directory");
+  }
+  std::map<std::string, const LoraPair*> targets;
+  for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
+    for (const auto& [module, pair] : adapter.layers[layer]) {
+      targets["model.layers." + std::to_string(layer) + ".self_attn." + module + ".weight"] = &pair;
+    }
+  }
+  std::size_t num_merged = 0;
+  for (const auto& name : weight_files(model.path())) {
+    const storage::SafetensorsFile file(model.path() / name);
+    auto tensors = file.tensors();
+    std::vector<at::Tensor> merged;  // keeps the bytes that the views show
+    for (auto& [tensor, view] : tensors) {
+      const auto target = targets.find(tensor);
+      if (target == targets.end()) continue;
+      merged.push_back(merged_weight(to_tensor(view), *target->second, adapter.scaling()));
+      view = view_of(merged.back());
+      ++num_merged;
+    }
+    storage::write_safetensors(out / name, tensors, file.metadata());
+  }
+  if (num_merged != targets.size()) {
+    throw Error(ErrorKind::kCorrupt,
+                model.path().string() + ": only " + std::to_string(num_merged) +
+                    " of the adapter's " + std::to_string(targets.size()) +
+                    " targets are in the model's files");
+  }
+  if (fs::exists(model.path() / kIndexFile))
+    fs::copy_file(model.path() / kIndexFile, out / kIndexFile);
+}
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,20 @@
+// A model directory's weights with a LoRA adapter added: the same files with the same tensors, the
+// targets replaced by W + (alpha / r) B A, computed in fp32 and rounded once to W's dtype.
+// Everything else is copied byte for byte.
+#pragma once
+
+#include <filesystem>
+
+#include "storage/model_config.hpp"
+#include "worker/lora.hpp"
+
+namespace hedgerow::worker {
+
+// Writes the weight files (and their index, where there is one) into `out`, which is made if need
+// be. Other files of the model directory are the exporter's. Throws kUsage if `out` is the model
+// directory itself or already holds weights.
+void write_merged(const storage::ModelDirectory& model,
+                  const LoraAdapter& adapter,
+                  const std::filesystem::path& out);
+
+}  // namespace hedgerow::worker
