@@ -37,6 +37,9 @@ int main(int argc, char** argv) {
   hedgerow::worker::Action action;
   hedgerow::worker::register_evaluate(app, action);
   hedgerow::worker::register_serve(app, action);
+  hedgerow::worker::register_finetune(app, action);
+  hedgerow::worker::register_generate(app, action);
+  hedgerow::worker::register_merge(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -1,0 +1,104 @@
+// hedgerow-worker generate: prompts as token ids on stdin, continuations as token ids on stdout.
+#include <ATen/Parallel.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "worker/commands/commands.hpp"
+#include "worker/generate/generator.hpp"
+#include "worker/model/decoder.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+
+struct Options {
+  std::string model, student, adapter;
+  std::string compute_dtype = "auto", stream_dtype = "fp32";
+  GenerateOptions generate;
+  int threads = 0;
+};
+
+std::vector<std::vector<std::int64_t>> read_prompts(std::istream& in) {
+  const std::string text(std::istreambuf_iterator<char>(in), {});
+  try {
+    return nlohmann::json::parse(text).at("prompts").get<std::vector<std::vector<std::int64_t>>>();
+  } catch (const nlohmann::json::exception& error) {
+    throw Error(
+        ErrorKind::kUsage,
+        std::string("standard input: expected {\"prompts\": [[token ids], ...]}: ") + error.what());
+  }
+}
+
+// One JSON line a row, as soon as it ends.
+struct Printer final : GenerationObserver {
+  void on_row(std::int64_t row, const std::vector<std::int64_t>& ids) override {
+    std::printf("%s\n", nlohmann::json{{"row", row}, {"ids", ids}}.dump().c_str());
+    std::fflush(stdout);
+  }
+};
+
+storage::ExitCode run(const Options& options) {
+  if (options.threads > 0) at::set_num_threads(options.threads);
+  options.generate.sampling.validate();
+  const auto prompts = read_prompts(std::cin);
+  const auto model = storage::ModelDirectory::open(options.model);
+  std::optional<Student> student;
+  if (!options.student.empty()) student = load_student(options.student, model);
+  std::optional<LoraAdapter> adapter;
+  if (!options.adapter.empty()) adapter = load_adapter(options.adapter, model.config());
+  Generator generator = Generator::load(model,
+                                        std::move(student),
+                                        adapter ? &*adapter : nullptr,
+                                        resolve_compute_dtype(options.compute_dtype),
+                                        stream_dtype(options.stream_dtype));
+  Printer printer;
+  generator.run(prompts, options.generate, printer);
+  return storage::ExitCode::kOk;
+}
+
+}  // namespace
+
+void register_generate(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand("generate",
+                                         "Continue prompts: {\"prompts\": [[ids], ...]} on stdin, "
+                                         "{\"row\": .., \"ids\": [..]} lines on stdout");
+  const auto options = std::make_shared<Options>();
+  auto& generate = options->generate;
+  command
+      ->add_option(
+          "--model", options->model, "Model directory, or org/name in the local Hugging Face cache")
+      ->required();
+  command->add_option(
+      "--student", options->student, "Directory with hedgerow.json and feature_maps.safetensors");
+  command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
+  command
+      ->add_option("--max-new-tokens", generate.max_new_tokens, "At most this many tokens a prompt")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  command->add_option("--temperature", generate.sampling.temperature, "0: greedy")
+      ->capture_default_str();
+  command
+      ->add_option("--top-p",
+                   generate.sampling.top_p,
+                   "Sample from the likeliest tokens that hold this much")
+      ->capture_default_str();
+  command->add_option("--seed", generate.sampling.seed, "Of the sampler")->capture_default_str();
+  command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32")
+      ->capture_default_str();
+  command
+      ->add_option("--stream-dtype",
+                   options->stream_dtype,
+                   "The residual stream is rounded to it: fp32, bf16 or fp16")
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "0: as many as cores");
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace hedgerow::worker

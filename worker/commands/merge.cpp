@@ -1,0 +1,43 @@
+// hedgerow-worker merge: a model's weights with a LoRA adapter added, for a merged export.
+#include "worker/merge.hpp"
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "worker/commands/commands.hpp"
+#include "worker/student.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+struct Options {
+  std::string model, student, adapter, out;
+};
+
+storage::ExitCode run(const Options& options) {
+  const auto model = storage::ModelDirectory::open(options.model);
+  // An adapter belongs to a student: one of another teacher is refused before anything is written.
+  if (!options.student.empty()) static_cast<void>(load_student(options.student, model));
+  write_merged(model, load_adapter(options.adapter, model.config()), options.out);
+  return storage::ExitCode::kOk;
+}
+
+}  // namespace
+
+void register_merge(CLI::App& app, Action& action) {
+  CLI::App* command =
+      app.add_subcommand("merge", "Write the model's weights with W + (alpha / r) B A");
+  const auto options = std::make_shared<Options>();
+  command
+      ->add_option(
+          "--model", options->model, "Model directory, or org/name in the local Hugging Face cache")
+      ->required();
+  command->add_option(
+      "--student", options->student, "The adapter's student: checked to be of this model");
+  command->add_option("--adapter", options->adapter, "PEFT LoRA directory")->required();
+  command->add_option("--out", options->out, "Directory for the weight files; must hold none")
+      ->required();
+  command->callback([options, &action] { action = [options] { return run(*options); }; });
+}
+
+}  // namespace hedgerow::worker
