@@ -261,8 +261,7 @@ TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task&
   const auto path = attempt_path(run.layout(), task.fencing_token, name);
   std::filesystem::create_directories(path.parent_path());
   storage::write_atomically(path, result.result.dump(2) + "\n");
-  result.file =
-      storage::FileRecord{name, std::filesystem::file_size(path), storage::hash_file(path)};
+  result.files = {{name, std::filesystem::file_size(path), storage::hash_file(path)}};
   return result;
 }
 

@@ -86,21 +86,22 @@ void tell_failure(CoordinatorClient& client,
 
 }  // namespace
 
-void execute(RunContext& run, CoordinatorClient& client, const wire::Task& task) {
+TaskEnd execute(CoordinatorClient& client,
+                const wire::Task& task,
+                const std::function<TaskResult(TaskContext&)>& body) {
   RemoteContext context(client);
   try {
-    TaskResult result = run_task(run, context, task);
-    if (client.lease_lost()) return;
+    TaskResult result = body(context);
+    if (client.lease_lost()) return TaskEnd::kFenced;
     if (!result.finished) {
       client.released(client.stop_reason());
-      return;
+      return TaskEnd::kReleased;
     }
-    std::vector<storage::FileRecord> files;
-    if (result.file) files.push_back(*result.file);
-    client.done(std::move(files), std::move(result.result));
+    client.done(std::move(result.files), std::move(result.result));
+    return TaskEnd::kDone;
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kFenced && !client.lease_lost())
-      tell_failure(client, task, error.kind(), error.what());
+    if (error.kind() == ErrorKind::kFenced || client.lease_lost()) return TaskEnd::kFenced;
+    tell_failure(client, task, error.kind(), error.what());
   } catch (const c10::OutOfMemoryError& error) {
     tell_failure(client, task, ErrorKind::kExhausted, error.what_without_backtrace());
   } catch (const std::bad_alloc&) {
@@ -110,6 +111,11 @@ void execute(RunContext& run, CoordinatorClient& client, const wire::Task& task)
   } catch (const std::exception& error) {
     tell_failure(client, task, ErrorKind::kInternal, error.what());
   }
+  return TaskEnd::kFailed;
+}
+
+TaskEnd execute(RunContext& run, CoordinatorClient& client, const wire::Task& task) {
+  return execute(client, task, [&](TaskContext& context) { return run_task(run, context, task); });
 }
 
 wire::Hello make_hello(const std::string& uuid, std::uint64_t incarnation, int threads) {
@@ -128,8 +134,7 @@ wire::Hello make_hello(const std::string& uuid, std::uint64_t incarnation, int t
 const std::atomic<bool>& stop_signal() {
   struct sigaction action {};
   action.sa_handler = request_stop;
-  ::sigaction(SIGTERM, &action, nullptr);
-  ::sigaction(SIGINT, &action, nullptr);
+  for (const int number : {SIGTERM, SIGINT, SIGUSR1}) ::sigaction(number, &action, nullptr);
   return stop_requested;
 }
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <string>
 
 #include "coordinator/wire/messages.hpp"
@@ -29,7 +30,8 @@ struct ServeOptions {
                                      std::uint64_t incarnation,
                                      int threads);
 
-// Raised by SIGTERM and SIGINT from now on; installs the handlers.
+// Raised by SIGTERM, SIGINT and SIGUSR1 from now on; installs the handlers. SIGUSR1 because mpirun
+// hands it on to its ranks, whereas it answers SIGTERM by killing them a second later.
 [[nodiscard]] const std::atomic<bool>& stop_signal();
 
 // A task's context whose reports go to the coordinator. Used by serve and by rank 0 of the finetune
@@ -51,7 +53,13 @@ class RemoteContext final : public TaskContext {
   CoordinatorClient& client_;
 };
 
-// Runs `task` by its kind and tells the coordinator how it ended. Never throws for a failed task.
-void execute(RunContext& run, CoordinatorClient& client, const wire::Task& task);
+enum class TaskEnd { kDone, kReleased, kFailed, kFenced };
+
+// Runs `body` as the task and tells the coordinator how it ended. Never throws for a failed task.
+TaskEnd execute(CoordinatorClient& client,
+                const wire::Task& task,
+                const std::function<TaskResult(TaskContext&)>& body);
+// The same for what workers pull: capture, transfer, evaluate.
+TaskEnd execute(RunContext& run, CoordinatorClient& client, const wire::Task& task);
 
 }  // namespace hedgerow::worker

@@ -7,8 +7,8 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
-#include <optional>
 #include <string>
+#include <vector>
 
 #include "coordinator/wire/messages.hpp"
 #include "storage/hidden_shard.hpp"
@@ -40,8 +40,9 @@ class TaskContext {
 // What a task came to.
 struct TaskResult {
   bool finished = false;  // false: told to stop; the work up to the last checkpoint or shard stands
-  std::optional<storage::FileRecord> file =
-      std::nullopt;  // transfer: the artifact; evaluate: the result JSON
+  // Under attempts/, to be published: transfer: the artifact; evaluate: the result JSON; finetune:
+  // the adapter's two.
+  std::vector<storage::FileRecord> files = {};
   nlohmann::json result = nlohmann::json::object();  // shown by status and report
 };
 

@@ -256,8 +256,7 @@ class Transfer {
     const std::string name = storage::RunLayout::block_artifact(task_.block, task_.fencing_token);
     const auto path = attempt_path(run_.layout(), task_.fencing_token, name);
     storage::write_safetensors(path, views, {{"format", "feature_maps/1"}});
-    result.file =
-        storage::FileRecord{name, std::filesystem::file_size(path), storage::hash_file(path)};
+    result.files = {{name, std::filesystem::file_size(path), storage::hash_file(path)}};
     const double seconds = seconds_before_ + clock_.seconds();
     result.result = {{"layers", std::move(layers)},
                      {"steps", step_},

@@ -129,10 +129,10 @@ PipelineResult run_pipeline(const std::filesystem::path& root) {
     LocalTaskContext transfer_context(run.layout(), ++token);
     const auto transferred =
         run_transfer(run, transfer_context, transfer_task(run, index, block, token, inputs));
-    transfer_context.commit(*transferred.file);
-    result.artifacts.push_back(*transferred.file);
+    transfer_context.commit(transferred.files.front());
+    result.artifacts.push_back(transferred.files.front());
     result.results.push_back(transferred.result);
-    result.maps.merge(tensor_hashes(root / transferred.file->name));
+    result.maps.merge(tensor_hashes(root / transferred.files.front().name));
     if (index + 1 == static_cast<int>(blocks.size())) break;
     LocalTaskContext capture_context(run.layout(), ++token);
     run_capture(run, capture_context, capture_task(run, index, block, token, inputs));

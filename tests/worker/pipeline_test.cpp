@@ -149,7 +149,8 @@ TEST_F(Pipeline, ResumingAtAnyCheckpointGivesTheSameArtifact) {
   const Block block{0, 2};
   LocalTaskContext straight(run.layout(), 1);
   const auto whole = run_transfer(run, straight, transfer_task(run, 0, block, 1, {}));
-  const auto expected = tensor_hashes(worker::attempt_path(run.layout(), 1, whole.file->name));
+  const auto expected =
+      tensor_hashes(worker::attempt_path(run.layout(), 1, whole.files.front().name));
   EXPECT_EQ(straight.checkpoints.size(), 5U);
 
   for (storage::FencingToken token = 2; token < 8; ++token) {
@@ -166,9 +167,9 @@ TEST_F(Pipeline, ResumingAtAnyCheckpointGivesTheSameArtifact) {
     LocalTaskContext second(run.layout(), token * 10 + 1);
     const auto finished = run_transfer(run, second, task);
     ASSERT_TRUE(finished.finished);
-    EXPECT_EQ(
-        tensor_hashes(worker::attempt_path(run.layout(), token * 10 + 1, finished.file->name)),
-        expected)
+    EXPECT_EQ(tensor_hashes(
+                  worker::attempt_path(run.layout(), token * 10 + 1, finished.files.front().name)),
+              expected)
         << "resumed at step " << first.checkpoints.rbegin()->first;
     EXPECT_EQ(finished.result.at("layers"), whole.result.at("layers"));
     EXPECT_EQ(finished.result.at("tokens"), whole.result.at("tokens"));

@@ -4,8 +4,7 @@
 #include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>
-#include <atomic>
-#include <csignal>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -13,6 +12,7 @@
 
 #include "storage/file.hpp"
 #include "worker/commands/commands.hpp"
+#include "worker/serve.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -22,19 +22,15 @@ using storage::ExitCode;
 using storage::RunLayout;
 
 struct Options {
-  std::string run, student, resume;
+  std::string run, student, endpoint, resume;
   std::uint64_t token = 0;
   int threads = 0;
 };
 
-std::atomic<bool> stop_requested{false};
-
-// SIGUSR1 too: mpirun hands it on to its ranks, whereas it answers SIGTERM by killing them a second
-// later.
-void catch_stop_signals() {
-  struct sigaction action {};
-  action.sa_handler = [](int) { stop_requested.store(true); };
-  for (const int number : {SIGTERM, SIGINT, SIGUSR1}) ::sigaction(number, &action, nullptr);
+// Ends this rank without MPI_Finalize.
+[[noreturn]] void leave(ExitCode code) {
+  std::fflush(nullptr);
+  std::_Exit(static_cast<int>(code));
 }
 
 // Without a coordinator: progress goes to stderr, a checkpoint stays where it was written.
@@ -50,7 +46,7 @@ class StandaloneContext final : public TaskContext {
                  progress.loss,
                  progress.seconds);
   }
-  [[nodiscard]] bool should_stop() const override { return stop_requested.load(); }
+  [[nodiscard]] bool should_stop() const override { return stop_signal().load(); }
   void publish_shard(const storage::FileRecord& /*file*/, int /*shard*/) override {}
   void publish_checkpoint(const storage::FileRecord& file, std::int64_t step) override {
     std::fprintf(
@@ -94,21 +90,64 @@ ExitCode run_alone(RunContext& run, const Options& options, Communicator& commun
   return ExitCode::kOk;
 }
 
+// Rank 0's text on every rank.
+std::string shared(std::string text, Communicator& communicator) {
+  std::uint64_t size = text.size();
+  communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+  text.resize(size);
+  communicator.broadcast(std::as_writable_bytes(std::span(text)), 0);
+  return text;
+}
+
+// Rank 0 joins the coordinator as a worker that already holds the task; the others follow it.
+ExitCode run_joined(RunContext& run, const Options& options, Communicator& communicator) {
+  if (communicator.rank() != 0) {
+    const std::string text = shared({}, communicator);
+    if (text.empty()) return ExitCode::kInterrupted;
+    StandaloneContext unused;
+    const auto task = nlohmann::json::parse(text).get<wire::Task>();
+    return run_finetune(run, unused, task, communicator).finished ? ExitCode::kOk
+                                                                  : ExitCode::kInterrupted;
+  }
+  CoordinatorClient client(
+      {.layout = run.layout(),
+       .endpoint = options.endpoint,
+       .hello = make_hello("mpi", options.token, at::get_num_threads()),
+       .orphan_timeout = std::chrono::seconds(run.recipe().workers.orphan_timeout_s),
+       .holds = options.token,
+       .stop_signal = &stop_signal()});
+  const auto task = client.join();
+  shared(task ? nlohmann::json(*task).dump() : std::string(), communicator);
+  if (!task) return ExitCode::kInterrupted;
+  const TaskEnd end = execute(client, *task, [&](TaskContext& context) {
+    try {
+      return run_finetune(run, context, *task, communicator);
+    } catch (const storage::Error& error) {
+      std::fprintf(stderr, "hedgerow-worker: rank 0: %s\n", error.what());
+      throw;
+    }
+  });
+  // MPI_Finalize would wait for the others, who wait for us: leave at once, and mpirun ends them.
+  if (end == TaskEnd::kFailed && communicator.world_size() > 1) leave(ExitCode::kFailed);
+  return end == TaskEnd::kDone     ? ExitCode::kOk
+         : end == TaskEnd::kFailed ? ExitCode::kFailed
+                                   : ExitCode::kInterrupted;
+}
+
 ExitCode run(const Options& options) {
-  catch_stop_signals();
+  stop_signal();  // before MPI starts its own threads
   const auto communicator =
       launched_by_mpi() ? make_mpi_communicator() : make_single_communicator();
   try {
     RunContext run(options.run);
     const int threads = options.threads > 0 ? options.threads : run.recipe().workers.threads;
     if (threads > 0) at::set_num_threads(threads);
-    return run_alone(run, options, *communicator);
+    return options.endpoint.empty() ? run_alone(run, options, *communicator)
+                                    : run_joined(run, options, *communicator);
   } catch (const storage::Error& error) {
     if (communicator->world_size() == 1) throw;
-    // MPI_Finalize would wait for the others, who wait for us: leave at once, and mpirun ends them.
     std::fprintf(stderr, "hedgerow-worker: rank %d: %s\n", communicator->rank(), error.what());
-    std::fflush(nullptr);
-    std::_Exit(static_cast<int>(storage::exit_code(error.kind())));
+    leave(storage::exit_code(error.kind()));
   }
 }
 
@@ -123,9 +162,12 @@ void register_finetune(CLI::App& app, Action& action) {
       ->required();
   command->add_option("--token", options->token, "Fencing token: names the attempt and the adapter")
       ->required();
+  command->add_option(
+      "--connect", options->endpoint, "The coordinator, as tcp://HOST:PORT; none: run without one");
   command->add_option("--resume",
                       options->resume,
-                      "Checkpoint, relative to the run directory; of any number of ranks");
+                      "Without a coordinator: checkpoint to go on from, relative to the run "
+                      "directory; of any number of ranks");
   command->add_option(
       "--threads", options->threads, "Of this rank; 0: the recipe's, or as many as cores");
   command->callback([options, &action] { action = [options] { return run(*options); }; });

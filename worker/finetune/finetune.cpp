@@ -1,8 +1,10 @@
 #include "worker/finetune/finetune.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <filesystem>
+#include <map>
 
 #include "storage/checkpoint.hpp"
 #include "storage/error.hpp"
@@ -55,7 +57,7 @@ class Finetune {
             trainer_options(),
             communicator) {}
 
-  FinetuneResult run() {
+  TaskResult run() {
     if (is_root()) fs::create_directories(attempt_directory());
     if (task_.resume) resume();
     progress_.phase = "training";
@@ -152,10 +154,10 @@ class Finetune {
     const FileRecord record = storage::write_checkpoint(path, name, checkpoint);
     storage::fault_point("worker.finetune.checkpoint.written");
     context_.publish_checkpoint(record, step());
-    // The newest and the one before stay: the journal may not yet name the newest.
-    checkpoints_.push_back(path);
-    if (checkpoints_.size() > 2) {
-      fs::remove(checkpoints_.front());
+    // What a restart would resume from stays, and everything newer.
+    checkpoints_.emplace(step(), path);
+    while (checkpoints_.begin()->first < std::min(context_.committed_step(), step())) {
+      fs::remove(checkpoints_.begin()->second);
       checkpoints_.erase(checkpoints_.begin());
     }
   }
@@ -184,8 +186,8 @@ class Finetune {
     }
   }
 
-  FinetuneResult finish() {
-    FinetuneResult result{.finished = true, .files = {}};
+  TaskResult finish() {
+    TaskResult result{.finished = true};
     if (!is_root()) return result;
     save_adapter(attempt_directory(), trainer_.parameters().adapter(), run_.recipe().model.path);
     for (const char* file : {"adapter_config.json", "adapter_model.safetensors"}) {
@@ -229,16 +231,16 @@ class Finetune {
   wire::Progress progress_;
   double validation_loss_ = 0.0;
   bool validated_ = false;
-  std::vector<fs::path> checkpoints_;
+  std::map<std::int64_t, fs::path> checkpoints_;  // of this attempt, by step
   FinetuneTrainer trainer_;
 };
 
 }  // namespace
 
-FinetuneResult run_finetune(RunContext& run,
-                            TaskContext& context,
-                            const wire::Task& task,
-                            Communicator& communicator) {
+TaskResult run_finetune(RunContext& run,
+                        TaskContext& context,
+                        const wire::Task& task,
+                        Communicator& communicator) {
   return Finetune(run, context, task, communicator).run();
 }
 

@@ -3,8 +3,6 @@
 // leave together, checkpointed.
 #pragma once
 
-#include <vector>
-
 #include "coordinator/wire/messages.hpp"
 #include "worker/comm/communicator.hpp"
 #include "worker/run_context.hpp"
@@ -12,21 +10,14 @@
 
 namespace hedgerow::worker {
 
-struct FinetuneResult {
-  bool finished = false;  // false: told to stop; the last checkpoint stands
-  std::vector<storage::FileRecord>
-      files;  // adapter/tN/adapter_config.json and adapter_model.safetensors (rank 0)
-  nlohmann::json result = nlohmann::json::object();  // shown by status and report (rank 0)
-};
-
 // task.inputs: the student's files; task.resume: a checkpoint, made at any world size. Collective;
 // `context` is used on rank 0 alone. Writes attempts/t<token>/{checkpoint.sN.safetensors,
 // metrics.jsonl, adapter_*}. result: {"steps", "loss", "validation_loss", "validation_perplexity",
 // "tokens", "seconds", "tokens_per_second", "ranks"}. Throws kUsage (ranks or data that do not fit
 // the recipe), kCorrupt, kUnavailable (a lost rank).
-FinetuneResult run_finetune(RunContext& run,
-                            TaskContext& context,
-                            const wire::Task& task,
-                            Communicator& communicator);
+TaskResult run_finetune(RunContext& run,
+                        TaskContext& context,
+                        const wire::Task& task,
+                        Communicator& communicator);
 
 }  // namespace hedgerow::worker
