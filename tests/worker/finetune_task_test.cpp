@@ -1,0 +1,220 @@
+// The finetune stage through its files: run.toml, tokens, a student, checkpoints, the adapter.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/tiny_model.hpp"
+#include "tests/support/tiny_run.hpp"
+#include "tests/support/tiny_student.hpp"
+#include "worker/finetune/finetune.hpp"
+#include "worker/lora.hpp"
+#include "worker/student.hpp"
+#include "worker/tensor_bytes.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr int kMaxSteps = 6;
+
+class FinetuneTask : public testing::Test {
+ protected:
+  void SetUp() override {
+    tests::write_tiny_model(directory_ / "model");
+    storage::Recipe recipe = tests::tiny_recipe(directory_ / "model");
+    recipe.finetune.rank = 4;
+    recipe.finetune.learning_rate = 1e-2;
+    recipe.finetune.max_steps = kMaxSteps;
+    recipe.finetune.sequences_per_step = 4;
+    recipe.finetune.checkpoint_every = 2;
+    recipe.finetune.validate_every = 3;
+    tests::write_tiny_run(root(), recipe, 12);
+    // Random ids that the file's other stages also have; what counts here is that they are the same
+    // for all ranks.
+    fs::copy_file(root() / "tokens/transfer.h5",
+                  root() / "tokens/finetune.h5",
+                  fs::copy_options::overwrite_existing);
+    write_student("student/t5");
+  }
+
+  [[nodiscard]] fs::path root() const { return directory_ / "run"; }
+
+  void write_student(const std::string& name) const {
+    const RunContext run(root());
+    const auto& config = run.config();
+    const auto& spec = run.recipe().attention;
+    fs::create_directories(root() / name);
+    const nlohmann::json description = {
+        {"format", "student/1"},
+        {"teacher",
+         {{"path", run.model().path().string()}, {"fingerprint", run.model().fingerprint()}}},
+        {"attention", spec},
+        {"softmax_layers", {2}},
+        {"layers", nlohmann::json::array()}};
+    storage::write_atomically(root() / name / "hedgerow.json", description.dump());
+    std::vector<at::Tensor> tensors;
+    std::map<std::string, storage::TensorView> views;
+    std::uint32_t stream = 0;
+    const auto add = [&](const std::string& key, std::vector<std::int64_t> shape) {
+      tensors.push_back(tests::uniform(std::move(shape), 0.5, ++stream));
+      views[key] = view_of(tensors.back());
+    };
+    const std::int64_t heads = config.num_attention_heads;
+    for (const int layer : {0, 1, 3}) {
+      const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
+      for (const char* map : {"feature_map_q", "feature_map_k"}) {
+        add(prefix + map + ".mlp.layer", {heads, config.head_dim, spec.projected_dim()});
+      }
+      add(prefix + "window_factors", {1, heads, 1, 1});
+    }
+    storage::write_safetensors(root() / name / "feature_maps.safetensors", views);
+  }
+
+  static wire::Task task(storage::FencingToken token, const std::string& student = "student/t5") {
+    wire::Task task;
+    task.kind = wire::TaskKind::kFinetune;
+    task.fencing_token = token;
+    task.inputs.resize(2);
+    task.inputs[0].name = student + "/hedgerow.json";
+    task.inputs[1].name = student + "/feature_maps.safetensors";
+    return task;
+  }
+
+  struct Outcome {
+    TaskResult result;
+    std::map<std::int64_t, storage::FileRecord> checkpoints;
+    std::string adapter;  // bytes of adapter_model.safetensors
+  };
+  using StopWhen = std::function<bool(const tests::LocalTaskContext&)>;
+
+  // The stage on `world_size` ranks; what rank 0 saw.
+  [[nodiscard]] Outcome run(int world_size,
+                            const wire::Task& task,
+                            const StopWhen& stop_when = {}) const {
+    Outcome outcome;
+    run_on_threads(world_size, [&](Communicator& communicator) {
+      at::set_num_threads(1);
+      RunContext run(root());
+      tests::LocalTaskContext context(run.layout(), task.fencing_token);
+      if (communicator.rank() == 0) context.stop_when = stop_when;
+      auto result = run_finetune(run, context, task, communicator);
+      if (communicator.rank() != 0) {
+        EXPECT_TRUE(result.files.empty());
+        return;
+      }
+      for (const auto& file : result.files) context.commit(file);
+      if (result.finished)
+        outcome.adapter = storage::read_text(run.layout().resolve(result.files.back().name));
+      outcome.result = std::move(result);
+      outcome.checkpoints = context.checkpoints;
+    });
+    return outcome;
+  }
+
+  tests::TemporaryDirectory directory_;
+};
+
+TEST_F(FinetuneTask, AnyNumberOfRanksLeavesTheSameAdapterAndResult) {
+  const Outcome one = run(1, task(1));
+  ASSERT_TRUE(one.result.finished);
+  EXPECT_EQ(one.result.files[0].name, "adapter/t1/adapter_config.json");
+  EXPECT_EQ(one.result.files[1].name, "adapter/t1/adapter_model.safetensors");
+  const RunContext run_context(root());
+  const LoraAdapter adapter = load_adapter(root() / "adapter/t1", run_context.config());
+  EXPECT_GT(adapter.find(3, "o_proj")->b.abs().max().item<double>(), 0.0) << "nothing was learned";
+  for (const int world_size : {2, 4}) {
+    const auto token = static_cast<storage::FencingToken>(world_size);
+    const Outcome many = run(world_size, task(token));
+    EXPECT_EQ(many.adapter, one.adapter) << world_size << " ranks";
+    EXPECT_EQ(many.result.result["validation_loss"], one.result.result["validation_loss"]);
+    EXPECT_EQ(many.result.result["ranks"], world_size);
+  }
+  std::ifstream metrics(root() / "attempts/t1/metrics.jsonl");
+  int losses = 0, validations = 0;
+  for (std::string line; std::getline(metrics, line);) {
+    losses += static_cast<int>(nlohmann::json::parse(line).count("loss"));
+    validations += static_cast<int>(nlohmann::json::parse(line).count("validation_loss"));
+  }
+  EXPECT_EQ(losses, kMaxSteps);
+  EXPECT_EQ(validations, 2);
+}
+
+TEST_F(FinetuneTask, AStoppedStageGoesOnAtAnotherWorldSizeToTheSameAdapter) {
+  const Outcome undisturbed = run(2, task(1));
+  for (const int world_size : {1, 4}) {
+    const auto token = static_cast<storage::FencingToken>(10 + world_size);
+    const Outcome stopped = run(2, task(token), [](const tests::LocalTaskContext& context) {
+      return context.reports.back().phase != "loading" && context.reports.back().step >= 3;
+    });
+    EXPECT_FALSE(stopped.result.finished);
+    ASSERT_FALSE(stopped.checkpoints.empty());
+    EXPECT_EQ(stopped.checkpoints.rbegin()->first, 3)
+        << "the last checkpoint is of the moment of the stop";
+    wire::Task again = task(token + 100);
+    again.resume = stopped.checkpoints.rbegin()->second;
+    const Outcome resumed = run(world_size, again);
+    EXPECT_EQ(resumed.adapter, undisturbed.adapter) << world_size << " ranks";
+    EXPECT_EQ(resumed.result.result["tokens"], undisturbed.result.result["tokens"]);
+  }
+}
+
+TEST_F(FinetuneTask, ACheckpointOfAnotherStudentIsRefused) {
+  const Outcome first = run(1, task(1));
+  write_student("student/t6");
+  wire::Task other = task(2, "student/t6");
+  other.resume = first.checkpoints.rbegin()->second;
+  try {
+    static_cast<void>(run(1, other));
+    FAIL() << "a checkpoint of student/t5 was taken for student/t6";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kCorrupt);
+    EXPECT_THAT(error.what(), testing::HasSubstr("student/t5"));
+  }
+}
+
+TEST_F(FinetuneTask, RanksThatCannotShareAStepAreRefused) {
+  try {
+    static_cast<void>(run(3, task(1)));
+    FAIL() << "3 ranks shared 4 micro-batches";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage) << error.what();
+  }
+}
+
+TEST_F(FinetuneTask, AStudentWithAMissingTensorOrOfAnotherTeacherIsRefused) {
+  const auto path = root() / "student/t5/hedgerow.json";
+  const auto refusal = [&](const std::string& key, const nlohmann::json& value) {
+    const std::string before = storage::read_text(path);
+    auto json = nlohmann::json::parse(before);
+    json[key] = value;
+    storage::write_atomically(path, json.dump());
+    std::string message = "none";
+    try {
+      const RunContext run_context(root());
+      static_cast<void>(load_student(root() / "student/t5", run_context.model()));
+    } catch (const storage::Error& error) {
+      message = error.what();
+    }
+    storage::write_atomically(path, before);
+    return message;
+  };
+  EXPECT_THAT(refusal("softmax_layers", {1}),
+              testing::HasSubstr("model.layers.1.self_attn.feature_map_q.mlp.layer is surplus"));
+  EXPECT_THAT(refusal("softmax_layers", nlohmann::json::array()),
+              testing::HasSubstr("model.layers.2.self_attn.feature_map_q.mlp.layer is missing"));
+  EXPECT_THAT(refusal("teacher", {{"fingerprint", "another"}}),
+              testing::HasSubstr("fingerprint another"));
+  EXPECT_EQ(refusal("layers", nlohmann::json::array()), "none");
+}
+
+}  // namespace
+}  // namespace hedgerow::worker
