@@ -1,0 +1,84 @@
+"""The main job on SmolLM2's first four layers: every command a user types, in the order they would."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import unittest
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+import job  # noqa: E402
+
+
+class MainJob(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.job = job.Job()
+        cls.addClassCleanup(cls.job.close)
+        cls.plan = cls.job.command("plan", "--recipe", cls.job.recipe, "--json")
+        cls.ended = cls.job.run()
+        if cls.ended.code != 0:
+            raise AssertionError(f"hedgerow run: {cls.ended}")
+
+    def result(self, task: str) -> dict:
+        tasks = {entry["id"]: entry for entry in self.job.status()["tasks"]}
+        return tasks[task]["result"]
+
+    def test_the_plan_counts_blocks_and_bytes_before_anything_runs(self) -> None:
+        self.assertEqual(self.plan.code, 0, self.plan)
+        plan = json.loads(self.plan.out)
+        self.assertEqual(len(plan["blocks"]), 2)
+        self.assertGreater(plan["peak_disk_bytes"], 0)
+
+    def test_every_stage_is_done_and_says_how_good_it_is(self) -> None:
+        status = self.job.status()
+        self.assertEqual(status["state"], "done")
+        teacher, transfer, lora = (self.result(f"evaluate/{name}") for name in ("teacher", "transfer", "lora"))
+        self.assertLess(teacher["perplexity"], transfer["perplexity"])
+        self.assertLess(lora["perplexity"], transfer["perplexity"])
+
+    def test_a_second_run_does_nothing_and_takes_seconds(self) -> None:
+        began = time.monotonic()
+        again = self.job.run()
+        self.assertEqual(again.code, 0, again)
+        self.assertLess(time.monotonic() - began, 10)
+
+    def test_check_finds_nothing_wrong_and_then_names_a_flipped_bit(self) -> None:
+        clean = self.job.command("check", "--run", self.job.run_directory)
+        self.assertEqual(clean.code, 0, clean)
+        shard = sorted(self.job.run_directory.glob("hidden/*/*.h5"))[0]
+        content = bytearray(shard.read_bytes())
+        content[len(content) // 2] ^= 4
+        shard.write_bytes(content)
+        damaged = self.job.command("check", "--run", self.job.run_directory)
+        self.assertEqual(damaged.code, 1, damaged)
+        self.assertIn(shard.name, damaged.out + damaged.err)
+        content[len(content) // 2] ^= 4
+        shard.write_bytes(content)
+
+    def test_k_is_a_deployment_choice_and_changes_no_byte(self) -> None:
+        expected = self.job.artifacts()["feature maps"]
+        for layers_per_block in (1, 3, 4):
+            other = job.Job(layers_per_block=layers_per_block)
+            self.addCleanup(other.close)
+            ended = other.run()
+            self.assertEqual(ended.code, 0, ended)
+            self.assertEqual(other.artifacts()["feature maps"], expected, f"layers_per_block = {layers_per_block}")
+
+    def test_a_changed_recipe_is_refused_naming_the_field(self) -> None:
+        changed = self.job.root / "changed.toml"
+        changed.write_text(self.job.recipe.read_text().replace("max_steps = 8", "max_steps = 9"))
+        refused = self.job.command("run", "--run", self.job.run_directory, "--recipe", changed)
+        self.assertEqual(refused.code, 2, refused)
+        self.assertIn("transfer.max_steps", refused.err)
+
+    def test_generate_writes_text(self) -> None:
+        ended = self.job.command("generate", "--run", self.job.run_directory, "--max-new-tokens", "8", "A hacker is")
+        self.assertEqual(ended.code, 0, ended)
+        self.assertTrue(ended.out.strip())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,176 @@
+"""A real job for the end-to-end and fault tests: the real binaries on SmolLM2 cut to its first layers, real weights.
+
+One `Job` is one run directory. Nothing here knows how a run works inside: it types commands, reads `--json`, looks at
+files, and kills processes at the places that storage/fault_point.hpp names.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import unittest
+from dataclasses import dataclass
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+HUGGINGFACE = REPOSITORY / "deploy" / "huggingface"
+TEXT = Path("/usr/share/doc/jargon-text/jargon.txt.gz")
+
+RECIPE = """\
+seed = 7
+[model]
+path = "{model}"
+[data.transfer]
+seq_len = 128
+validation_sequences = 4
+max_sequences = 36
+split = "sequences"
+sources = [{{ path = "{text}", format = "text" }}]
+[data.finetune]
+seq_len = 128
+validation_sequences = 4
+max_sequences = 20
+split = "sequences"
+sources = [{{ path = "{text}", format = "text" }}]
+[data.evaluate]
+seq_len = 128
+validation_sequences = 0
+max_sequences = 4
+split = "sequences"
+sources = [{{ path = "{text}", format = "text" }}]
+[plan]
+layers_per_block = {layers_per_block}
+sequences_per_forward = 4
+shard_mib = 1
+[transfer]
+max_steps = 8
+sequences_per_step = 4
+validate_every = 4
+validation_sequences = 4
+checkpoint_every = 2
+[finetune]
+max_steps = 4
+sequences_per_step = 4
+checkpoint_every = 1
+validate_every = 0
+ranks = 2
+[workers]
+local = 2
+threads = 1
+orphan_timeout_s = 20
+"""
+
+
+def binary_directory() -> Path:
+    """Where hedgerow and hedgerow-worker were built; ctest passes it."""
+    directory = Path(os.environ.get("HEDGEROW_BIN", REPOSITORY / "build" / "cpu" / "bin"))
+    if not (directory / "hedgerow").exists():
+        raise unittest.SkipTest(f"{directory}/hedgerow is not built")
+    return directory
+
+
+def cut_model(layers: int) -> Path:
+    """SmolLM2-135M-Instruct's first layers as a model directory, made once per machine in the cache."""
+    cache = Path(os.environ.get("HEDGEROW_CACHE", Path.home() / ".cache" / "hedgerow"))
+    directory = cache / "models" / f"SmolLM2-135M-Instruct-{layers}-layers"
+    if not (directory / "config.json").exists():
+        made = subprocess.run([sys.executable, HUGGINGFACE / "prepare.py", "--out", directory, "--layers", str(layers)],
+                              capture_output=True, text=True)
+        if made.returncode == 5:
+            raise unittest.SkipTest(f"the model cannot be prepared: {made.stderr.strip()}")
+        if made.returncode != 0:
+            raise AssertionError(f"prepare.py exited {made.returncode}: {made.stderr}")
+    return directory
+
+
+def require_text() -> Path:
+    if not TEXT.exists():
+        raise unittest.SkipTest(f"{TEXT} is missing (Debian's jargon-text; deploy/setup installs it)")
+    return TEXT
+
+
+@dataclass
+class Ended:
+    """What a command came to."""
+
+    code: int
+    out: str
+    err: str
+
+    def __str__(self) -> str:
+        return f"exit {self.code}\n--- stdout\n{self.out[-3000:]}\n--- stderr\n{self.err[-3000:]}"
+
+
+class Job:
+    """A run directory under a temporary directory that is removed with the object."""
+
+    def __init__(self, layers: int = 4, layers_per_block: int = 2, recipe: str | None = None) -> None:
+        self.bin = binary_directory()
+        self.model = cut_model(layers)
+        self._temporary = tempfile.TemporaryDirectory(prefix="hedgerow-job-")
+        self.root = Path(self._temporary.name)
+        self.run_directory = self.root / "run"
+        self.recipe = self.root / "recipe.toml"
+        self.recipe.write_text(recipe or RECIPE.format(model=self.model, text=require_text(),
+                                                       layers_per_block=layers_per_block))
+
+    def close(self) -> None:
+        self.kill_leftovers()
+        self._temporary.cleanup()
+
+    def command(self, *words: str | Path, timeout: float = 300, fault: str = "", **environment: str) -> Ended:
+        """`hedgerow <words>`; `fault` is a place as storage/fault_point.hpp takes it, hit by one process only."""
+        env = {**os.environ, "NO_COLOR": "1", **environment}
+        if fault:
+            env |= {"HEDGEROW_FAULT": fault, "HEDGEROW_FAULT_ONCE": str(self.root / f"killed.{fault}")}
+        done = subprocess.run([self.bin / "hedgerow", *map(str, words)], capture_output=True, text=True, timeout=timeout,
+                              env=env, stdin=subprocess.DEVNULL)
+        return Ended(done.returncode, done.stdout, done.stderr)
+
+    def run(self, **kwargs: object) -> Ended:
+        return self.command("run", "--run", self.run_directory, "--recipe", self.recipe, **kwargs)
+
+    def fault_was_hit(self, fault: str) -> bool:
+        return (self.root / f"killed.{fault}").exists()
+
+    def status(self) -> dict:
+        ended = self.command("status", "--run", self.run_directory, "--json")
+        if ended.code != 0:
+            raise AssertionError(f"hedgerow status: {ended}")
+        return json.loads(ended.out)
+
+    def processes(self) -> list[int]:
+        """Living processes of this run: every command line of ours names its directory."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit() and int(entry.name) != os.getpid():
+                try:
+                    line = (entry / "cmdline").read_bytes().split(b"\0")
+                except OSError:
+                    continue
+                if any(os.fsencode(self.run_directory) in word for word in line):
+                    found.append(int(entry.name))
+        return found
+
+    def kill_leftovers(self) -> None:
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+
+    def artifacts(self) -> dict[str, str]:
+        """SHA-256 of what the run is for: feature maps and adapter, by kind (names carry fencing tokens)."""
+        hashes = {}
+        for kind, pattern in {"feature maps": "student/*/feature_maps.safetensors",
+                              "adapter": "adapter/*/adapter_model.safetensors"}.items():
+            newest = sorted(self.run_directory.glob(pattern), key=lambda path: int(path.parent.name.lstrip("t")))
+            if not newest:
+                raise AssertionError(f"no {kind} in {self.run_directory}")
+            hashes[kind] = hashlib.sha256(newest[-1].read_bytes()).hexdigest()
+        return hashes
