@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "storage/error.hpp"
+#include "storage/fault_point.hpp"
 #include "worker/block_input.hpp"
 #include "worker/stopwatch.hpp"
 #include "worker/tensor_bytes.hpp"
@@ -100,7 +101,9 @@ TaskResult run_capture(RunContext& run, TaskContext& context, const wire::Task& 
       progress.seconds_waited_on_data = input.seconds_waited();
       tell();
     }
-    context.publish_shard(writer.finish(name), shard);
+    const storage::FileRecord written = writer.finish(name);
+    storage::fault_point("worker.capture.shard_written");
+    context.publish_shard(written, shard);
   }
 
   TaskResult result{.finished = true};

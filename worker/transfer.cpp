@@ -8,6 +8,7 @@
 
 #include "storage/checkpoint.hpp"
 #include "storage/error.hpp"
+#include "storage/fault_point.hpp"
 #include "storage/file.hpp"
 #include "worker/block_input.hpp"
 #include "worker/layer_trainer.hpp"
@@ -130,6 +131,7 @@ class Transfer {
     }
     order_hash_ = extended(order_hash_, step_);
     ++step_;
+    storage::fault_point("worker.transfer.step");
     return true;
   }
 
@@ -202,7 +204,9 @@ class Transfer {
     const std::string name = storage::RunLayout::attempt_directory(task_.fencing_token) +
                              "/checkpoint.s" + std::to_string(step_) + ".safetensors";
     const std::filesystem::path path = run_.layout().resolve(name);
-    context_.publish_checkpoint(storage::write_checkpoint(path, name, checkpoint), step_);
+    const storage::FileRecord written = storage::write_checkpoint(path, name, checkpoint);
+    storage::fault_point("worker.checkpoint.written");
+    context_.publish_checkpoint(written, step_);
     checkpoints_.emplace_back(step_, path);
     // The newest that the journal names stays, and those after it: it may not name them yet.
     while (checkpoints_.size() > 1 && checkpoints_.front().first < context_.committed_step()) {
@@ -256,6 +260,7 @@ class Transfer {
     const std::string name = storage::RunLayout::block_artifact(task_.block, task_.fencing_token);
     const auto path = attempt_path(run_.layout(), task_.fencing_token, name);
     storage::write_safetensors(path, views, {{"format", "feature_maps/1"}});
+    storage::fault_point("worker.artifact.written");
     result.files = {{name, std::filesystem::file_size(path), storage::hash_file(path)}};
     const double seconds = seconds_before_ + clock_.seconds();
     result.result = {{"layers", std::move(layers)},
