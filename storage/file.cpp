@@ -80,7 +80,7 @@ File File::create_exclusive(const fs::path& path, int mode) {
 }
 
 File File::open_append(const fs::path& path) {
-  const int descriptor = open_descriptor(path, O_WRONLY | O_APPEND);
+  const int descriptor = open_descriptor(path, O_WRONLY | O_APPEND | O_CREAT);
   if (descriptor < 0) throw system_error("open for appending", path.string(), errno);
   return {descriptor, path};
 }

@@ -22,7 +22,7 @@ class File {
   static File create(const std::filesystem::path& path);  // O_CREAT|O_TRUNC
   static File create_exclusive(const std::filesystem::path& path,
                                int mode = 0644);               // O_EXCL; EEXIST -> kUsage
-  static File open_append(const std::filesystem::path& path);  // the file must exist
+  static File open_append(const std::filesystem::path& path);  // made when absent
   static File open_update(const std::filesystem::path& path);  // to read and write_at; must exist
 
   File(File&& other) noexcept;

@@ -166,7 +166,6 @@ class Transfer {
   void append_metrics(const std::string& lines) {
     const auto path = run_.layout().root() /
                       storage::RunLayout::attempt_directory(task_.fencing_token) / "metrics.jsonl";
-    if (!std::filesystem::exists(path)) storage::File::create(path).close();
     storage::File file = storage::File::open_append(path);
     file.write_all(std::as_bytes(std::span(lines)));
     file.close();

@@ -135,7 +135,7 @@ ExitCode run_joined(RunContext& run, const Options& options, Communicator& commu
 }
 
 ExitCode run(const Options& options) {
-  stop_signal();  // before MPI starts its own threads
+  static_cast<void>(stop_signal());  // before MPI starts its own threads
   const auto communicator =
       launched_by_mpi() ? make_mpi_communicator() : make_single_communicator();
   try {
