@@ -11,10 +11,10 @@
 namespace hedgerow::coordinator {
 namespace {
 
-// Assumed, not measured: what a core sustains in matrix products of this kind of processor (AMX,
-// AVX-512 bf16, else fp32). Only estimates of time rest on them.
+// Assumed: what a core sustains in the products of this kind of processor (bf16 with AMX; fp32 with
+// AVX-512, which is the worker's choice there, and without). Only estimates of time rest on them.
 constexpr double kFlopsPerCoreAmx = 0.3e12;
-constexpr double kFlopsPerCoreAvx512Bf16 = 0.1e12;
+constexpr double kFlopsPerCoreAvx512 = 0.1e12;
 constexpr double kFlopsPerCoreFloat = 0.04e12;
 
 std::string processor_flags() {
@@ -51,10 +51,10 @@ PlanLimits limits_of_this_machine(const std::filesystem::path& directory, int lo
   limits.local_workers = local_workers;
   const std::string flags = processor_flags();
   const bool amx = flags.find(" amx_bf16 ") != std::string::npos;
-  const bool avx512 = flags.find(" avx512_bf16 ") != std::string::npos;
-  limits.compute_bytes = amx || avx512 ? 2 : 4;
+  const bool avx512 = flags.find(" avx512f ") != std::string::npos;
+  limits.compute_bytes = amx ? 2 : 4;  // as the worker resolves plan.compute_dtype = "auto"
   const double per_core = amx      ? kFlopsPerCoreAmx
-                          : avx512 ? kFlopsPerCoreAvx512Bf16
+                          : avx512 ? kFlopsPerCoreAvx512
                                    : kFlopsPerCoreFloat;
   const double cores = std::max(1U, std::thread::hardware_concurrency());
   limits.flops_per_second = per_core * cores / std::max(1, local_workers);

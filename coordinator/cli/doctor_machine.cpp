@@ -43,11 +43,15 @@ Finding check_matrix_units() {
     return flags.find(" " + std::string(flag) + " ") != std::string::npos;
   };
   if (has("amx_bf16")) return {"matrix units", Level::kOk, "AMX bf16: the fast path", ""};
-  if (has("avx512_bf16")) return {"matrix units", Level::kOk, "AVX-512 bf16", ""};
-  const char* found = has("avx512f") ? "AVX-512 without bf16" : "no AVX-512";
+  if (has("avx512f")) {
+    return {"matrix units",
+            Level::kOk,
+            "AVX-512 without AMX: plan.compute_dtype = \"auto\" takes fp32",
+            ""};
+  }
   return {"matrix units",
           Level::kWarn,
-          found,
+          "no AVX-512",
           "plan.compute_dtype = \"auto\" takes fp32 here; a processor with AMX is several times "
           "faster"};
 }

@@ -135,7 +135,8 @@ PipelineResult run_pipeline(const std::filesystem::path& root) {
     result.maps.merge(tensor_hashes(root / transferred.files.front().name));
     if (index + 1 == static_cast<int>(blocks.size())) break;
     LocalTaskContext capture_context(run.layout(), ++token);
-    run_capture(run, capture_context, capture_task(run, index, block, token, inputs));
+    result.captures.push_back(
+        run_capture(run, capture_context, capture_task(run, index, block, token, inputs)).result);
     inputs.clear();
     for (const auto& [shard, file] : capture_context.shards) inputs.push_back(file);
   }

@@ -56,7 +56,8 @@ struct PipelineResult {
   std::vector<std::vector<storage::FileRecord>> boundaries;  // [block]: the shards that enter it
   std::vector<storage::FileRecord> artifacts;                // by block
   std::vector<nlohmann::json> results;                       // of the transfers
-  std::map<std::string, std::string> maps;                   // tensor_hashes over all blocks
+  std::vector<nlohmann::json> captures;
+  std::map<std::string, std::string> maps;  // tensor_hashes over all blocks
 };
 PipelineResult run_pipeline(const std::filesystem::path& root);
 

@@ -1,7 +1,7 @@
 """The teacher in C++ against transformers, logits in fp32.
 
 Without a real model: tiny random models of every architecture variant (GQA, biases, q/k norms, tied embeddings, linear and
-Llama 3.1 RoPE). With HEDGEROW_TEST_MODEL: that model over 2,048 tokens of real text, and its perplexity.
+Llama 3.1 RoPE). With HEDGEROW_TEST_MODEL_FULL: that model over 2,048 tokens of real text, and its perplexity.
 Exit code 77: skipped, with the reason.
 
 Usage: teacher_parity_test.py <hedgerow-worker binary>
@@ -27,8 +27,8 @@ try:
     import transformers
     import xxhash
     from safetensors.torch import load_file
-except ImportError as error:
-    print(f"skipped: {error}; deploy/setup --python installs the parity tests' packages")
+except (ImportError, OSError) as error:  # OSError: the wheel without CUDA's libraries
+    print(f"skipped: {error}; deploy/setup --tests and --full-torch install what it needs")
     sys.exit(SKIPPED)
 
 
@@ -113,9 +113,9 @@ def main():
             model.save_pretrained(target)
             ids = numpy.random.default_rng(2).integers(0, config.vocab_size, (2, 150), dtype=numpy.int32)
             good &= compare(title, model, *ours(worker, target, ids, config.vocab_size, directory), ids)
-        real = os.environ.get("HEDGEROW_TEST_MODEL")
+        real = os.environ.get("HEDGEROW_TEST_MODEL_FULL")
         if not real:
-            print("real model skipped: HEDGEROW_TEST_MODEL names no model directory")
+            print("real model skipped: HEDGEROW_TEST_MODEL_FULL names no model directory")
         else:
             good &= real_model(worker, real, directory)
     return 0 if good else 1

@@ -1,0 +1,148 @@
+#include "worker/evaluate.hpp"
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "storage/error.hpp"
+#include "storage/file.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "tests/support/tiny_model.hpp"
+#include "tests/support/tiny_run.hpp"
+
+namespace hedgerow::tests {
+namespace {
+
+class Evaluate : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    at::set_num_threads(1);
+    write_tiny_model(directory_ / "model", {.num_layers = 3});
+    recipe_ = tiny_recipe(directory_ / "model");
+    write_tiny_run(directory_ / "run", recipe_, 6);
+    tokens_ = storage::load_tokens(directory_ / "run/tokens/evaluate.h5", 101);
+  }
+
+  storage::ModelDirectory model() const {
+    return storage::ModelDirectory::open((directory_ / "model").string());
+  }
+
+  // A student of untrained maps; a window of seq_len leaves nothing to the linear branch.
+  worker::Student student(int window_size) const {
+    worker::Student made;
+    made.attention = recipe_.attention;
+    made.options.layout = kernels::WindowLayout::kSliding;
+    made.options.window_size = window_size;
+    at::manual_seed(5);
+    for (int layer = 0; layer < 3; ++layer) {
+      kernels::HybridParameters parameters;
+      parameters.q.layer = at::randn({4, 16, 8});
+      parameters.k.layer = at::randn({4, 16, 8});
+      parameters.window_factors = at::zeros({4});
+      made.layers.emplace_back(parameters);
+    }
+    return made;
+  }
+
+  TemporaryDirectory directory_;
+  storage::Recipe recipe_;
+  storage::TokenSequences tokens_;
+};
+
+TEST_F(Evaluate, LossIsTheMeanCrossEntropyOfTheLogitsItGives) {
+  worker::EvaluateOptions options;
+  double sum = 0.0;
+  std::int64_t count = 0;
+  options.logits = [&](std::int64_t sequence, std::int64_t first, const at::Tensor& logits) {
+    ASSERT_EQ(first, 0) << "40 rows fit one chunk";
+    const auto ids = tokens_.sequence(sequence);
+    const at::Tensor log_probabilities = logits.to(at::kDouble).log_softmax(-1);
+    for (std::int64_t t = 0; t + 1 < tokens_.seq_len; ++t, ++count) {
+      sum -= log_probabilities[t][ids[static_cast<std::size_t>(t + 1)]].item<double>();
+    }
+  };
+  const auto teacher = model();
+  const auto evaluation =
+      worker::evaluate(teacher, tokens_, worker::evaluation_sequences(tokens_, 0), options);
+  ASSERT_TRUE(evaluation.finished);
+  EXPECT_EQ(evaluation.num_targets, 4 * 39) << "the validation split";
+  EXPECT_EQ(evaluation.num_targets, count);
+  EXPECT_NEAR(evaluation.loss, sum / static_cast<double>(count), 1e-5);
+  EXPECT_NEAR(evaluation.perplexity(), std::exp(evaluation.loss), 1e-9);
+}
+
+TEST_F(Evaluate, MaskedTargetsDoNotCount) {
+  const auto teacher = model();
+  const auto sequences = worker::evaluation_sequences(tokens_, 1);
+  const auto whole = worker::evaluate(teacher, tokens_, sequences, {});
+  const auto offset = static_cast<std::size_t>(sequences.front() * tokens_.seq_len);
+  for (std::size_t t = 1; t < 30; ++t) tokens_.loss_mask[offset + t] = 0;
+  const auto masked = worker::evaluate(teacher, tokens_, sequences, {});
+  EXPECT_EQ(whole.num_targets, 39);
+  EXPECT_EQ(masked.num_targets, 10);
+  EXPECT_NE(whole.loss, masked.loss);
+}
+
+TEST_F(Evaluate, StudentWhoseWindowHoldsTheSequenceIsTheTeacher) {
+  const auto teacher = model();
+  const auto sequences = worker::evaluation_sequences(tokens_, 0);
+  const auto expected = worker::evaluate(teacher, tokens_, sequences, {});
+  const worker::Student wide = student(40), narrow = student(4);
+  worker::EvaluateOptions options;
+  options.student = &wide;
+  const auto same = worker::evaluate(teacher, tokens_, sequences, options);
+  EXPECT_NEAR(same.loss, expected.loss, 1e-5);
+  ASSERT_EQ(same.layers.size(), 3U);
+  for (const auto& layer : same.layers) EXPECT_LT(layer.mse, 1e-10) << "layer " << layer.layer;
+  options.student = &narrow;
+  const auto other = worker::evaluate(teacher, tokens_, sequences, options);
+  EXPECT_GT(std::abs(other.loss - expected.loss), 1e-4);
+  for (const auto& layer : other.layers)
+    EXPECT_GT(layer.relative_mse, 1e-3) << "layer " << layer.layer;
+}
+
+TEST_F(Evaluate, KeptSoftmaxLayersHaveNoError) {
+  const auto teacher = model();
+  worker::Student kept = student(4);
+  kept.layers[1].reset();
+  worker::EvaluateOptions options;
+  options.student = &kept;
+  const auto evaluation = worker::evaluate(teacher, tokens_, {0}, options);
+  ASSERT_EQ(evaluation.layers.size(), 2U);
+  EXPECT_EQ(evaluation.layers[0].layer, 0);
+  EXPECT_EQ(evaluation.layers[1].layer, 2);
+}
+
+TEST_F(Evaluate, TaskWritesItsResultAndStopsWhenTold) {
+  worker::RunContext run(directory_ / "run");
+  wire::Task task;
+  task.kind = wire::TaskKind::kEvaluate;
+  task.fencing_token = 9;
+  task.subject = "teacher";
+  LocalTaskContext context(run.layout(), 9);
+  const auto done = worker::run_evaluate(run, context, task);
+  ASSERT_TRUE(done.finished);
+  EXPECT_EQ(done.file->name, "evaluate/teacher.t9.json");
+  const auto written = nlohmann::json::parse(
+      storage::read_text(worker::attempt_path(run.layout(), 9, done.file->name)));
+  EXPECT_EQ(written.at("perplexity"), done.result.at("perplexity"));
+  EXPECT_EQ(context.reports.back().phase, "evaluating");
+
+  LocalTaskContext stopped(run.layout(), 10);
+  stopped.stop_when = [](const LocalTaskContext& seen) { return seen.reports.size() >= 2; };
+  EXPECT_FALSE(worker::run_evaluate(run, stopped, task).finished);
+}
+
+TEST_F(Evaluate, SequencesAreTheValidationSplitOrAllWithoutOne) {
+  EXPECT_EQ(worker::evaluation_sequences(tokens_, 0), (std::vector<std::int64_t>{6, 7, 8, 9}));
+  EXPECT_EQ(worker::evaluation_sequences(tokens_, 2), (std::vector<std::int64_t>{6, 7}));
+  tokens_.num_train = tokens_.num_sequences;
+  EXPECT_EQ(worker::evaluation_sequences(tokens_, 0).size(), 10U);
+  tokens_.num_train = 0;
+  EXPECT_EQ(worker::evaluation_sequences(tokens_, 0).size(), 10U);
+}
+
+}  // namespace
+}  // namespace hedgerow::tests
