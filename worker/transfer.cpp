@@ -188,6 +188,8 @@ class Transfer {
   }
 
   void checkpoint() {
+    // A stop right after a periodic checkpoint: that one says it all.
+    if (!checkpoints_.empty() && checkpoints_.back().first == step_) return;
     storage::Checkpoint checkpoint;
     nlohmann::json layers = nlohmann::json::object();
     for (const auto& [layer, trainer] : trainers_)

@@ -142,8 +142,10 @@ worker::Student untrained_student(const Bench& bench) {
   worker::Student student{spec, worker::hybrid_options(spec), {}};
   const std::int64_t heads = bench.config.num_attention_heads;
   for (int i = 0; i < bench.config.num_hidden_layers; ++i) {
-    const at::Tensor layer = worker::start_feature_map(
-        spec, heads, bench.config.head_dim, 0, static_cast<std::uint32_t>(i), 0);
+    const at::Tensor noise =
+        at::randn({heads, bench.config.head_dim, spec.projected_dim()}, at::kDouble);
+    const at::Tensor layer =
+        kernels::start_feature_map(worker::feature_map_start(spec.start), noise);
     const at::Tensor bias = spec.bias ? at::zeros({heads, spec.projected_dim()}) : at::Tensor();
     student.layers.emplace_back(kernels::HybridParameters{
         {layer, bias}, {layer.clone(), bias}, at::full({heads}, spec.window_factor, at::kFloat)});

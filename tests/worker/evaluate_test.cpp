@@ -124,9 +124,9 @@ TEST_F(Evaluate, TaskWritesItsResultAndStopsWhenTold) {
   LocalTaskContext context(run.layout(), 9);
   const auto done = worker::run_evaluate(run, context, task);
   ASSERT_TRUE(done.finished);
-  EXPECT_EQ(done.file->name, "evaluate/teacher.t9.json");
+  EXPECT_EQ(done.files.at(0).name, "evaluate/teacher.t9.json");
   const auto written = nlohmann::json::parse(
-      storage::read_text(worker::attempt_path(run.layout(), 9, done.file->name)));
+      storage::read_text(worker::attempt_path(run.layout(), 9, done.files.at(0).name)));
   EXPECT_EQ(written.at("perplexity"), done.result.at("perplexity"));
   EXPECT_EQ(context.reports.back().phase, "evaluating");
 

@@ -73,6 +73,7 @@ class FinetuneTask : public testing::Test {
       const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
       for (const char* map : {"feature_map_q", "feature_map_k"}) {
         add(prefix + map + ".mlp.layer", {heads, config.head_dim, spec.projected_dim()});
+        if (spec.bias) add(prefix + map + ".mlp.bias", {heads, spec.projected_dim()});
       }
       add(prefix + "window_factors", {1, heads, 1, 1});
     }
@@ -207,7 +208,7 @@ TEST_F(FinetuneTask, AStudentWithAMissingTensorOrOfAnotherTeacherIsRefused) {
     storage::write_atomically(path, before);
     return message;
   };
-  EXPECT_THAT(refusal("softmax_layers", {1}),
+  EXPECT_THAT(refusal("softmax_layers", {1, 2}),
               testing::HasSubstr("model.layers.1.self_attn.feature_map_q.mlp.layer is surplus"));
   EXPECT_THAT(refusal("softmax_layers", nlohmann::json::array()),
               testing::HasSubstr("model.layers.2.self_attn.feature_map_q.mlp.layer is missing"));

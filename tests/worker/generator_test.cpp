@@ -110,7 +110,7 @@ TEST(Generator, ARaggedBatchGivesWhatItsPromptsGiveAloneAlsoWhenRowsEndEarly) {
   Generator generator = make_generator(tiny);
   const std::vector<Ids> prompts = {prompt(5, 1), prompt(19, 2), prompt(1, 3), prompt(8, 4)};
   GenerateOptions options = greedy(24);
-  for (std::int64_t token = 0; token < 6; ++token) options.end_tokens.push_back(token);
+  for (std::int64_t token = 0; token < 16; ++token) options.end_tokens.push_back(token);
   Recorder together;
   generator.run(prompts, options, together);
   bool some_ended = false;
