@@ -16,9 +16,9 @@ import job  # noqa: E402
 # A dead worker is replaced while the command goes on; a dead coordinator ends it, and the same command resumes.
 WORKER_DIES = ["worker.capture.shard_written:2", "worker.transfer.step:5", "worker.checkpoint.written:3",
                "worker.artifact.written:1"]
-COORDINATOR_DIES = ["coordinator.shard.renamed:2", "coordinator.checkpoint.journaled:2", "coordinator.artifact.renamed:1",
-                    "coordinator.assemble.written:1", "coordinator.finetune.checkpoint:2"]
-RANK_DIES = ["finetune.rank0.step:3", "finetune.rank1.step:2", "finetune.checkpoint.written:2"]
+COORDINATOR_DIES = ["coordinator.shard.renamed:2", "coordinator.output.renamed:1", "coordinator.student.written:1",
+                    "coordinator.student.renamed:1", "coordinator.finetune.launched:1", "storage.journal.written:20"]
+RANK_DIES = ["worker.finetune.stepped:2", "worker.finetune.checkpoint.written:2", "worker.finetune.adapter.written:1"]
 
 
 class KillAndResume(unittest.TestCase):

@@ -19,7 +19,8 @@ from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HUGGINGFACE = REPOSITORY / "deploy" / "huggingface"
-TEXT = Path("/usr/share/doc/jargon-text/jargon.txt.gz")
+CACHE = Path(os.environ.get("HEDGEROW_CACHE", Path.home() / ".cache" / "hedgerow"))
+TEXT = CACHE / "data" / "jargon.txt.gz"
 
 RECIPE = """\
 seed = 7
@@ -43,6 +44,10 @@ validation_sequences = 0
 max_sequences = 4
 split = "sequences"
 sources = [{{ path = "{text}", format = "text" }}]
+[attention]
+window = "{window}"
+window_size = 16    # of 128 tokens: with 64 a terraced window would leave the feature maps nothing to do
+bias = true
 [plan]
 layers_per_block = {layers_per_block}
 sequences_per_forward = 4
@@ -76,8 +81,7 @@ def binary_directory() -> Path:
 
 def cut_model(layers: int) -> Path:
     """SmolLM2-135M-Instruct's first layers as a model directory, made once per machine in the cache."""
-    cache = Path(os.environ.get("HEDGEROW_CACHE", Path.home() / ".cache" / "hedgerow"))
-    directory = cache / "models" / f"SmolLM2-135M-Instruct-{layers}-layers"
+    directory = CACHE / "models" / f"SmolLM2-135M-Instruct-{layers}-layers"
     if not (directory / "config.json").exists():
         made = subprocess.run([sys.executable, HUGGINGFACE / "prepare.py", "--out", directory, "--layers", str(layers)],
                               capture_output=True, text=True)
@@ -90,7 +94,7 @@ def cut_model(layers: int) -> Path:
 
 def require_text() -> Path:
     if not TEXT.exists():
-        raise unittest.SkipTest(f"{TEXT} is missing (Debian's jargon-text; deploy/setup installs it)")
+        raise unittest.SkipTest(f"{TEXT} is missing (the Jargon File; deploy/setup puts it there)")
     return TEXT
 
 
@@ -109,7 +113,8 @@ class Ended:
 class Job:
     """A run directory under a temporary directory that is removed with the object."""
 
-    def __init__(self, layers: int = 4, layers_per_block: int = 2, recipe: str | None = None) -> None:
+    def __init__(self, layers: int = 4, layers_per_block: int = 2, window: str = "terraced",
+                 recipe: str | None = None) -> None:
         self.bin = binary_directory()
         self.model = cut_model(layers)
         self._temporary = tempfile.TemporaryDirectory(prefix="hedgerow-job-")
@@ -117,7 +122,7 @@ class Job:
         self.run_directory = self.root / "run"
         self.recipe = self.root / "recipe.toml"
         self.recipe.write_text(recipe or RECIPE.format(model=self.model, text=require_text(),
-                                                       layers_per_block=layers_per_block))
+                                                       layers_per_block=layers_per_block, window=window))
 
     def close(self) -> None:
         self.kill_leftovers()

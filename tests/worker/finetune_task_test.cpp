@@ -209,7 +209,7 @@ TEST_F(FinetuneTask, AStudentWithAMissingTensorOrOfAnotherTeacherIsRefused) {
     return message;
   };
   EXPECT_THAT(refusal("softmax_layers", {1, 2}),
-              testing::HasSubstr("model.layers.1.self_attn.feature_map_q.mlp.layer is surplus"));
+              testing::HasSubstr("model.layers.1.self_attn.feature_map_k.mlp.bias is surplus"));
   EXPECT_THAT(refusal("softmax_layers", nlohmann::json::array()),
               testing::HasSubstr("model.layers.2.self_attn.feature_map_q.mlp.layer is missing"));
   EXPECT_THAT(refusal("teacher", {{"fingerprint", "another"}}),
