@@ -90,6 +90,45 @@ TEST_P(BackwardOps, FrozenProductGoesBothWays) {
   }
 }
 
+TEST_P(BackwardOps, CrossEntropyIsThatOfTheWholeRowAndItsGradient) {
+  const at::Tensor logits = uniform({7, 101}, 9.0, 50).to(GetParam());
+  const at::Tensor tokens = at::tensor({0, 100, 3, 96, 95, 17, 17}, at::kLong);
+  const at::Tensor wide = logits.to(at::kFloat).requires_grad_(true);
+  const at::Tensor loss = at::cross_entropy_loss(wide, tokens, {}, at::Reduction::Sum);
+  const auto expected = torch::autograd::grad({loss * 0.25}, {wide})[0];
+  const CrossEntropy found = cross_entropy(logits, tokens, 0.25, true);
+  EXPECT_NEAR(found.loss_sum, loss.item<double>(), 1e-5 * loss.item<double>());
+  expect_close(found.gradient, expected, tolerance(GetParam()));
+  EXPECT_FALSE(cross_entropy(logits, tokens, 0.25, false).gradient.defined());
+}
+
+TEST_P(BackwardOps, AddScaledTouchesItsColumnsOnly) {
+  const at::Tensor y = uniform({5, 40}, 1.0, 60).to(GetParam());
+  const at::Tensor update = uniform({5, 17}, 1.0, 61);
+  const at::Tensor expected = y.to(at::kFloat);
+  expected.narrow(1, 9, 17).add_(update, 2.0);
+  const at::Tensor found = y.clone();
+  add_scaled(found, 9, update, 2.0);
+  expect_close(found, expected, tolerance(GetParam()));
+  EXPECT_TRUE(at::equal(found.narrow(1, 0, 9), y.narrow(1, 0, 9)));
+  EXPECT_TRUE(at::equal(found.narrow(1, 26, 14), y.narrow(1, 26, 14)));
+}
+
+TEST_P(BackwardOps, TheFastFormsEqualThePlainOnes) {
+  const at::Tensor x = uniform({3, 4, 50}, 2.0, 70).to(GetParam());
+  const at::Tensor dy = uniform({3, 4, 50}, 1.0, 71).to(GetParam());
+  const at::Tensor weight = uniform({50}, 1.0, 72);
+  expect_close(rms_norm_backward(dy, dy, {}, x, weight, 1e-5),
+               plain_rms_norm_backward(dy, dy, {}, x, weight, 1e-5),
+               2 * tolerance(GetParam()));
+  const at::Tensor dact = uniform({3, 4, 25}, 1.0, 73).to(GetParam());
+  expect_close(swiglu_backward(dact, x), plain_swiglu_backward(dact, x), 2 * tolerance(GetParam()));
+  const at::Tensor tokens = at::arange(12, at::kLong);
+  expect_close(cross_entropy(x.view({12, 50}), tokens, 1.0, true).gradient,
+               plain_cross_entropy(x.view({12, 50}), tokens, 1.0, true).gradient,
+               2 * tolerance(GetParam()));
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtypes,
                          BackwardOps,
                          testing::Values(at::kFloat, at::kBFloat16),

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include "worker/finetune/backward_ops_cpu.hpp"
+
 namespace hedgerow::worker {
 namespace {
 
@@ -22,6 +24,10 @@ at::Tensor rotate_back(const at::Tensor& dy, const at::Tensor& cos, const at::Te
   return dy * cos + at::cat({halves[1], halves[0].neg()}, -1) * sin;
 }
 
+bool fast(const at::Tensor& x) {
+  return x.is_cpu() && (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+}
+
 }  // namespace
 
 at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
@@ -30,13 +36,64 @@ at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
                              const at::Tensor& x,
                              const at::Tensor& weight,
                              double eps) {
+  if (!fast(x))
+    return plain_rms_norm_backward(residual_gradient, output_gradient, low_rank, x, weight, eps);
+  return cpu::rms_norm_backward(residual_gradient.contiguous(),
+                                output_gradient.contiguous(),
+                                low_rank,
+                                x.contiguous(),
+                                weight,
+                                eps);
+}
+
+at::Tensor swiglu_backward(const at::Tensor& output_gradient, const at::Tensor& gate_up) {
+  if (!fast(gate_up)) return plain_swiglu_backward(output_gradient, gate_up);
+  return cpu::swiglu_backward(output_gradient.contiguous(), gate_up.contiguous());
+}
+
+at::Tensor split_heads_backward(const Qkv& gradient,
+                                const at::Tensor& qkv,
+                                const at::Tensor& cos,
+                                const at::Tensor& sin,
+                                const HeadNorms& norms) {
+  if (!fast(gradient.q)) return plain_split_heads_backward(gradient, qkv, cos, sin, norms);
+  return cpu::split_heads_backward(
+      {gradient.q.contiguous(), gradient.k.contiguous(), gradient.v.contiguous()},
+      qkv,
+      cos,
+      sin,
+      norms);
+}
+
+void add_scaled(const at::Tensor& y, std::int64_t first, const at::Tensor& update, double scale) {
+  if (fast(y)) {
+    cpu::add_scaled(y, first, update, scale);
+  } else {
+    y.narrow(1, first, update.size(1)).add_(update, scale);
+  }
+}
+
+CrossEntropy cross_entropy(const at::Tensor& logits,
+                           const at::Tensor& tokens,
+                           double scale,
+                           bool with_gradient) {
+  return fast(logits) ? cpu::cross_entropy(logits.contiguous(), tokens, scale, with_gradient)
+                      : plain_cross_entropy(logits, tokens, scale, with_gradient);
+}
+
+at::Tensor plain_rms_norm_backward(const at::Tensor& residual_gradient,
+                                   const at::Tensor& output_gradient,
+                                   const at::Tensor& low_rank,
+                                   const at::Tensor& x,
+                                   const at::Tensor& weight,
+                                   double eps) {
   at::Tensor dy = output_gradient.to(at::kFloat);
   if (low_rank.defined()) dy = dy + low_rank.view(dy.sizes());
   const at::Tensor dx = norm_gradient(dy, x.to(at::kFloat), weight, eps);
   return (residual_gradient.to(at::kFloat) + dx).to(x.scalar_type());
 }
 
-at::Tensor swiglu_backward(const at::Tensor& output_gradient, const at::Tensor& gate_up) {
+at::Tensor plain_swiglu_backward(const at::Tensor& output_gradient, const at::Tensor& gate_up) {
   const auto halves = gate_up.to(at::kFloat).chunk(2, -1);
   const at::Tensor dy = output_gradient.to(at::kFloat);
   const at::Tensor sigmoid = at::sigmoid(halves[0]);
@@ -45,11 +102,11 @@ at::Tensor swiglu_backward(const at::Tensor& output_gradient, const at::Tensor& 
   return at::cat({gate, dy * silu}, -1).to(gate_up.scalar_type());
 }
 
-at::Tensor split_heads_backward(const Qkv& gradient,
-                                const at::Tensor& qkv,
-                                const at::Tensor& cos,
-                                const at::Tensor& sin,
-                                const HeadNorms& norms) {
+at::Tensor plain_split_heads_backward(const Qkv& gradient,
+                                      const at::Tensor& qkv,
+                                      const at::Tensor& cos,
+                                      const at::Tensor& sin,
+                                      const HeadNorms& norms) {
   const std::int64_t num_heads = gradient.q.size(1);
   const std::int64_t num_kv_heads = gradient.k.size(1);
   at::Tensor dq = rotate_back(gradient.q.to(at::kFloat), cos, sin);
@@ -64,6 +121,21 @@ at::Tensor split_heads_backward(const Qkv& gradient,
   }
   const at::ScalarType dtype = gradient.q.scalar_type();
   return at::cat({dq.to(dtype), dk.to(dtype), gradient.v.to(dtype)}, 1).transpose(1, 2).flatten(2);
+}
+
+CrossEntropy plain_cross_entropy(const at::Tensor& logits,
+                                 const at::Tensor& tokens,
+                                 double scale,
+                                 bool with_gradient) {
+  const at::Tensor token = tokens.unsqueeze(1);
+  at::Tensor log_p = at::log_softmax(logits, -1, at::kFloat);
+  CrossEntropy result;
+  result.loss_sum = -log_p.gather(1, token).sum(at::kDouble).item<double>();
+  if (!with_gradient) return result;
+  at::Tensor gradient = log_p.exp_();
+  gradient.scatter_add_(1, token, at::full_like(token, -1.0, at::kFloat));
+  result.gradient = gradient.mul_(scale).to(logits.scalar_type());
+  return result;
 }
 
 }  // namespace hedgerow::worker

@@ -12,7 +12,7 @@
 namespace hedgerow::worker {
 
 // residual_gradient + the gradient of rms_norm(x, weight, eps) in x, given that of its output. x
-// [..., M]; output_gradient in x's dtype or fp32; `low_rank` [rows, M] fp32 or undefined is added
+// [..., M]; output_gradient in x's dtype; `low_rank` [rows, M] fp32 or undefined is added
 // to it first.
 at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
                              const at::Tensor& output_gradient,
@@ -31,5 +31,39 @@ at::Tensor split_heads_backward(const Qkv& gradient,
                                 const at::Tensor& cos,
                                 const at::Tensor& sin,
                                 const HeadNorms& norms);
+
+// columns first .. first + update.size(1) of y [rows, N] += scale * update, in place; update [rows,
+// n] fp32, contiguous.
+void add_scaled(const at::Tensor& y, std::int64_t first, const at::Tensor& update, double scale);
+
+// logits [n, V], tokens [n] int64: the sum of -log softmax(logits)[token], and the gradient of
+// scale times that in the logits, in their dtype (undefined unless asked for). The sum runs in row
+// order.
+struct CrossEntropy {
+  double loss_sum = 0.0;
+  at::Tensor gradient;
+};
+CrossEntropy cross_entropy(const at::Tensor& logits,
+                           const at::Tensor& tokens,
+                           double scale,
+                           bool with_gradient);
+
+// The same by ATen operations in fp32, on any device.
+at::Tensor plain_rms_norm_backward(const at::Tensor& residual_gradient,
+                                   const at::Tensor& output_gradient,
+                                   const at::Tensor& low_rank,
+                                   const at::Tensor& x,
+                                   const at::Tensor& weight,
+                                   double eps);
+at::Tensor plain_swiglu_backward(const at::Tensor& output_gradient, const at::Tensor& gate_up);
+at::Tensor plain_split_heads_backward(const Qkv& gradient,
+                                      const at::Tensor& qkv,
+                                      const at::Tensor& cos,
+                                      const at::Tensor& sin,
+                                      const HeadNorms& norms);
+CrossEntropy plain_cross_entropy(const at::Tensor& logits,
+                                 const at::Tensor& tokens,
+                                 double scale,
+                                 bool with_gradient);
 
 }  // namespace hedgerow::worker

@@ -77,7 +77,7 @@ at::Tensor StudentLayer::project(const at::Tensor& normed,
   std::int64_t column = 0;
   for (const auto& update : updates) {
     const at::Tensor delta = at::linear(low_rank.narrow(1, column, lora.rank), update.pair->b);
-    rows_of(qkv).narrow(1, update.first_row, delta.size(1)).add_(delta, lora.scaling());
+    add_scaled(rows_of(qkv), update.first_row, delta, lora.scaling());
     column += lora.rank;
   }
   if (tape != nullptr) {
@@ -122,7 +122,7 @@ at::Tensor StudentLayer::through_mlp_input(const at::Tensor& hidden_states,
   if (const LoraPair* pair = lora.find(layer_idx, "o_proj")) {
     const at::Tensor wide = rows_of(y).to(at::kFloat);
     const at::Tensor low_rank = at::linear(wide, pair->a);
-    rows_of(update).add_(at::linear(low_rank, pair->b), lora.scaling());
+    add_scaled(rows_of(update), 0, at::linear(low_rank, pair->b), lora.scaling());
     if (keep) {
       tape.merged = wide;
       tape.merged_low_rank = low_rank;
@@ -169,7 +169,7 @@ Qkv StudentLayer::attention_gradient(const at::Tensor& mid_gradient,
     at::mm_out(da, du.t(), tape.merged);
     at::mm_out(db, dout.t(), tape.merged_low_rank);
     db.mul_(lora.scaling());
-    rows_of(dy).add_(at::mm(du, pair->a));
+    add_scaled(rows_of(dy), 0, at::mm(du, pair->a), 1.0);
   }
   const at::Tensor by_head =
       dy.unflatten(-1, {config.num_attention_heads, config.head_dim}).transpose(1, 2).contiguous();

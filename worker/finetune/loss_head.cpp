@@ -57,16 +57,13 @@ LossHead::Result LossHead::run(const at::Tensor& hidden_states,
   for (std::int64_t begin = 0; begin < targets.count(); begin += kChunkRows) {
     const std::int64_t count = std::min(kChunkRows, targets.count() - begin);
     const at::Tensor index = targets.rows.narrow(0, begin, count).to(rows.device());
-    const at::Tensor token = targets.token.narrow(0, begin, count).to(rows.device()).unsqueeze(1);
+    const at::Tensor token = targets.token.narrow(0, begin, count).to(rows.device());
     const at::Tensor x = rows.index_select(0, index);
-    const at::Tensor product = lm_head_.forward(rms_norm(x, final_norm_, rms_norm_eps_));
-    at::Tensor log_p = at::log_softmax(product, -1, at::kFloat);
-    result.loss_sum -= log_p.gather(1, token).sum(at::kDouble).item<double>();
+    const at::Tensor logits = lm_head_.forward(rms_norm(x, final_norm_, rms_norm_eps_));
+    const CrossEntropy entropy = cross_entropy(logits, token, scale, with_gradient);
+    result.loss_sum += entropy.loss_sum;
     if (!with_gradient) continue;
-    // scale * (softmax - one-hot)
-    at::Tensor dlogits = log_p.exp_();
-    dlogits.scatter_add_(1, token, at::full_like(token, -1.0, at::kFloat));
-    const at::Tensor dnormed = lm_head_.backward(dlogits.mul_(scale).to(x.scalar_type()));
+    const at::Tensor dnormed = lm_head_.backward(entropy.gradient);
     gradient.index_copy_(
         0, index, rms_norm_backward(at::zeros_like(x), dnormed, {}, x, final_norm_, rms_norm_eps_));
   }
