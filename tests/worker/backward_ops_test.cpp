@@ -105,7 +105,7 @@ TEST_P(BackwardOps, CrossEntropyIsThatOfTheWholeRowAndItsGradient) {
 TEST_P(BackwardOps, AddScaledTouchesItsColumnsOnly) {
   const at::Tensor y = uniform({5, 40}, 1.0, 60).to(GetParam());
   const at::Tensor update = uniform({5, 17}, 1.0, 61);
-  const at::Tensor expected = y.to(at::kFloat);
+  const at::Tensor expected = y.to(at::kFloat, false, true);
   expected.narrow(1, 9, 17).add_(update, 2.0);
   const at::Tensor found = y.clone();
   add_scaled(found, 9, update, 2.0);
