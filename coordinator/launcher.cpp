@@ -181,8 +181,10 @@ std::optional<ProcessExit> MpiStage::poll() {
   return exit;
 }
 
+// mpirun answers SIGTERM by killing its ranks a second later, too early for a checkpoint; SIGUSR1
+// it hands on to them, and they take it for the same request.
 void MpiStage::signal(int number) {
-  if (process_) process_->signal(number);
+  if (process_) process_->signal(number == SIGTERM ? SIGUSR1 : number);
 }
 
 std::optional<wire::ChildRecord> MpiStage::child() const {

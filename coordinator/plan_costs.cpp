@@ -17,6 +17,7 @@ double bytes_of(const std::string& dtype, int automatic) {
   if (dtype == "auto") return automatic;
   return dtype == "fp32" ? 4.0 : 2.0;
 }
+constexpr double kTapeBudget = 1024.0 * 1024.0 * 1024.0;
 
 }  // namespace
 
@@ -112,9 +113,13 @@ std::uint64_t Costs::evaluate_memory() const {
 
 std::uint64_t Costs::finetune_memory() const {
   const double checkpoints = layers_ * finetune_tokens_ * hidden_ * compute_bytes_;
-  return whole(kProcessBytes +
-               layers_ * (layer_parameters() * compute_bytes_ + map_parameters() * kFloat) +
-               outer_bytes() + checkpoints + 2.0 * layer_activation_bytes(finetune_tokens_) +
+  // Activations that the worker keeps rather than makes again (worker/finetune/README.md).
+  const double tapes = std::min(kTapeBudget, layers_ * layer_activation_bytes(finetune_tokens_));
+  // The CPU keeps each matrix packed for the forward and for the backward product.
+  const double packed = 2.0 * layers_ * layer_parameters() * compute_bytes_ +
+                        2.0 * vocabulary_ * hidden_ * compute_bytes_;
+  return whole(kProcessBytes + packed + layers_ * map_parameters() * kFloat + outer_bytes() +
+               checkpoints + tapes + 2.0 * layer_activation_bytes(finetune_tokens_) +
                attention_training_bytes(finetune_tokens_) + lora_parameters() * 4.0 * kFloat +
                3.0 * kLogitRows * vocabulary_ * kFloat);
 }
