@@ -31,9 +31,19 @@ void add_boundary_intents(const State& state,
   }
 }
 
+// A transfer that its workers gave up themselves (a loss that is not finite) three times fails for
+// its seed, not for where it ran. Seeds count up from the recipe's.
+bool may_reseed(const Geometry& geometry, const TaskRecord& task, int retries_with_new_seed) {
+  return task.id.stage == Stage::kTransfer && task.failures.size() >= kMaxFailures &&
+         task.failures.back().kind == storage::ErrorKind::kInternal &&
+         task.seed - geometry.seed < static_cast<std::uint64_t>(std::max(0, retries_with_new_seed));
+}
+
 }  // namespace
 
-std::vector<Intent> actions_for(const State& state, const KeepBoundaries& keep) {
+std::vector<Intent> actions_for(const State& state,
+                                const KeepBoundaries& keep,
+                                int retries_with_new_seed) {
   std::vector<Intent> intents;
   if (!state.geometry) return intents;
   for (const auto& [id, task] : state.tasks) {
@@ -41,7 +51,10 @@ std::vector<Intent> actions_for(const State& state, const KeepBoundaries& keep) 
     const bool given_up = !task.failures.empty() &&
                           (reaction_to(task.failures.back().kind) == Reaction::kQuarantine ||
                            (task.failures.size() >= kMaxFailures && !wants_second_worker(task)));
-    if (given_up) {
+    if (may_reseed(*state.geometry, task, retries_with_new_seed)) {
+      intents.push_back(
+          {.kind = IntentKind::kReseed, .task = id, .reason = quarantine_reason(task)});
+    } else if (given_up) {
       intents.push_back(
           {.kind = IntentKind::kQuarantine, .task = id, .reason = quarantine_reason(task)});
     } else if (id.stage == Stage::kAssemble && is_ready(state, task)) {

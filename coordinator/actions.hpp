@@ -16,6 +16,7 @@ enum class IntentKind {
   kLaunchFinetune,  // drain the workers, grant `finetune`, start the MPI stage
   kDropBoundary,    // journal, then delete the files of `boundary`
   kRecapture,       // `task`, dropped, is needed again
+  kReseed,          // try `task`, a transfer, again with the next seed
   kQuarantine,      // give `task` up
   kFinish,          // done or partial: `phase`
 };
@@ -28,7 +29,11 @@ struct Intent {
   RunPhase phase = RunPhase::kDone;
 };
 
-[[nodiscard]] std::vector<Intent> actions_for(const State& state, const KeepBoundaries& keep);
+// `retries_with_new_seed`: how often a transfer that would be given up starts again from another
+// seed.
+[[nodiscard]] std::vector<Intent> actions_for(const State& state,
+                                              const KeepBoundaries& keep,
+                                              int retries_with_new_seed = 0);
 
 // The reaction to a task's failure: a switch over the kind and nothing else.
 enum class Reaction {

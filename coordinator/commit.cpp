@@ -40,13 +40,13 @@ void check_hash(const fs::path& path, const storage::FileRecord& file) {
       path.string() + ": hash " + found.hex() + ", the worker announced " + file.root_hash.hex());
 }
 
+}  // namespace
+
 void make_directories(const fs::path& directory) {
   std::error_code error;
   if (fs::create_directories(directory, error)) storage::sync_directory(directory.parent_path());
   if (error) throw storage::system_error("create directory", directory.string(), error.value());
 }
-
-}  // namespace
 
 void commit_file(const RunLayout& layout, std::uint64_t token, const storage::FileRecord& file) {
   const fs::path to = layout.resolve(file.name);

@@ -5,6 +5,7 @@
 // because nobody else ever writes that name.
 #pragma once
 
+#include <filesystem>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,9 @@ namespace hedgerow::coordinator {
 void commit_file(const storage::RunLayout& layout,
                  std::uint64_t token,
                  const storage::FileRecord& file);
+
+// create_directories, durably, with errors of our own kind (read-only, full).
+void make_directories(const std::filesystem::path& directory);
 
 // A file that stays under attempts/: checks that its name does and that it is there. Throws
 // kCorrupt, kNotFound.

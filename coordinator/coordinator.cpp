@@ -119,7 +119,9 @@ void Coordinator::turn(milliseconds patience) {
   if (desk_.fatal()) throw *desk_.fatal();
   if (changed_ && !stopping_) {
     changed_ = false;
-    for (const Intent& intent : actions_for(desk_.state(), config_.dispatcher.keep)) act(intent);
+    const int reseeds = config_.recipe.transfer.retries_with_new_seed;
+    for (const Intent& intent : actions_for(desk_.state(), config_.dispatcher.keep, reseeds))
+      act(intent);
     send_all();
   }
   if (mode_ == Mode::kDraining) launch_when_drained();
@@ -243,6 +245,9 @@ void Coordinator::act(const Intent& intent) {
       break;
     case IntentKind::kRecapture:
       desk_.record(Recaptured{intent.task, intent.reason});
+      break;
+    case IntentKind::kReseed:
+      desk_.record(Retried{intent.task, intent.reason, desk_.state().task(intent.task).seed + 1});
       break;
     case IntentKind::kQuarantine:
       desk_.record(Quarantined{intent.task, intent.reason});

@@ -142,7 +142,7 @@ wire::Task Dispatcher::wire_task(const TaskId& id, std::uint64_t token) const {
   if (task.inputs.size() <= kMaxInlineInputs) return task;
   const std::string name = storage::RunLayout::attempt_directory(token) + "/inputs.json";
   const std::filesystem::path path = layout_.root() / name;
-  std::filesystem::create_directories(path.parent_path());
+  make_directories(path.parent_path());
   const std::string text = nlohmann::json{{"inputs", wire::records_to_json(task.inputs)}}.dump();
   storage::write_atomically(path, text);
   task.inputs.clear();

@@ -160,7 +160,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
     observer.on_status(done.status);
     return done;
   }
-  fs::create_directories(layout.logs());
+  make_directories(layout.logs());
   CoordinatorConfig config{
       .layout = layout,
       .recipe = recipe,

@@ -24,6 +24,7 @@ using storage::ErrorKind;
 constexpr milliseconds kFirstBackoff{1000};
 constexpr milliseconds kLongestBackoff{32000};
 constexpr milliseconds kLongestPoll{100};
+constexpr milliseconds kLookEvery{1000};
 // Error texts travel in one message.
 constexpr std::size_t kMaxErrorText = 8000;
 constexpr std::size_t kMaxDamagedNames = 100;
@@ -59,7 +60,9 @@ struct CoordinatorClient::Impl {
   // The thread's alone.
   bool welcomed = false;
   milliseconds backoff = kFirstBackoff;
-  Time last_heard = now(), next_hello = now(), next_heartbeat = now(), next_send = now();
+  std::uint64_t seen_term = 0;
+  Time last_heard = now(), next_look = now(), next_hello = now(), next_heartbeat = now(),
+       next_send = now();
   std::thread thread;
 
   explicit Impl(ClientOptions given) : options(std::move(given)), socket(options.endpoint) {
@@ -180,6 +183,7 @@ struct CoordinatorClient::Impl {
       next_hello = at;
     }
     if (!welcomed) {
+      look_for_coordinator(at);
       if (at >= next_hello) say_hello(at);
       return;
     }
@@ -193,12 +197,22 @@ struct CoordinatorClient::Impl {
     }
   }
 
-  // The coordinator may have moved: ask its file where it is now.
+  // A new term in coordinator.json is greeted at once, whatever the backoff: its leases run from
+  // its start.
+  void look_for_coordinator(Time at) {
+    if (at < next_look) return;
+    next_look = at + kLookEvery;
+    const auto file = wire::read_coordinator_file(options.layout);
+    if (!file || file->term == seen_term ||
+        (file->host == wire::this_host() && !wire::is_alive(file->process)))
+      return;
+    seen_term = file->term;
+    options.endpoint = file->endpoint;
+    next_hello = at;
+    backoff = kFirstBackoff;
+  }
+
   void say_hello(Time at) {
-    if (const auto file = wire::read_coordinator_file(options.layout)) {
-      if (file->endpoint != options.endpoint && wire::is_alive(file->process))
-        options.endpoint = file->endpoint;
-    }
     if (socket.endpoint() != options.endpoint) socket.reconnect(options.endpoint);
     wire::Hello hello = options.hello;
     hello.held_block = held_block;

@@ -177,6 +177,29 @@ TEST(Quarantine, ThreeFailuresOnOneWorkerWaitForASecondOne) {
   EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kQuarantine));
 }
 
+TEST(Quarantine, ATransferThatGivesItselfUpStartsAgainFromTheNextSeedIfTheRecipeSaysSo) {
+  State state = started_state();
+  grant(state, TaskId::transfer(0), 1, "w1");
+  must(state, CheckpointCommitted{1, 10, file_named("attempts/t1/c")});
+  must(state, TaskReleased{1, "SIGTERM"});
+  for (std::uint64_t token = 2; token <= 4; ++token) {
+    grant(state, TaskId::transfer(0), token, "w1");
+    must(state, TaskFailed{token, storage::ErrorKind::kInternal, "loss of layer 1 is not finite"});
+  }
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll, 0), IntentKind::kReseed));
+  ASSERT_TRUE(wants(actions_for(state, kKeepAll, 1), IntentKind::kReseed));
+  must(state, Retried{TaskId::transfer(0), "test", state.task(TaskId::transfer(0)).seed + 1});
+  EXPECT_EQ(state.task(TaskId::transfer(0)).seed, small_geometry().seed + 1);
+  EXPECT_FALSE(state.task(TaskId::transfer(0)).checkpoint)
+      << "a checkpoint is of the seed that began it";
+  for (std::uint64_t token = 5; token <= 7; ++token) {
+    grant(state, TaskId::transfer(0), token, "w1");
+    must(state, TaskFailed{token, storage::ErrorKind::kInternal, "again"});
+  }
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll, 1), IntentKind::kReseed))
+      << "the recipe allowed one";
+}
+
 TEST(Quarantine, ProgressForgetsEarlierFailures) {
   State state = started_state();
   for (std::uint64_t token = 1; token <= 2; ++token) {
