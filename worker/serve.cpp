@@ -4,7 +4,10 @@
 #include <c10/util/Exception.h>
 #include <unistd.h>
 
+#include <array>
 #include <csignal>
+#include <cstdio>
+#include <ctime>
 #include <fstream>
 #include <new>
 #include <random>
@@ -56,6 +59,38 @@ std::vector<std::string> damaged_files(const wire::Task& task, const std::string
   return damaged;
 }
 
+const char* name_of(wire::TaskKind kind) {
+  switch (kind) {
+    case wire::TaskKind::kCapture:
+      return "capture";
+    case wire::TaskKind::kTransfer:
+      return "transfer";
+    case wire::TaskKind::kEvaluate:
+      return "evaluate";
+    case wire::TaskKind::kFinetune:
+      break;
+  }
+  return "finetune";
+}
+
+// One line of this worker's log. `hedgerow logs --block N` finds it by "token N:".
+void log_line(const wire::Task& task, const std::string& text) {
+  std::array<char, 32> at{};
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  std::strftime(at.data(), at.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  const std::string subject =
+      task.block >= 0 ? " block " + std::to_string(task.block) : " " + task.subject;
+  std::fprintf(stderr,
+               "%s %s%s, token %llu: %s\n",
+               at.data(),
+               name_of(task.kind),
+               subject.c_str(),
+               static_cast<unsigned long long>(task.fencing_token),
+               text.c_str());
+}
+
 TaskResult run_task(RunContext& run, TaskContext& context, const wire::Task& task) {
   switch (task.kind) {
     case wire::TaskKind::kCapture:
@@ -75,6 +110,7 @@ void tell_failure(CoordinatorClient& client,
                   const wire::Task& task,
                   ErrorKind kind,
                   const std::string& message) {
+  log_line(task, "failed: " + message);
   const bool names_files = kind == ErrorKind::kCorrupt || kind == ErrorKind::kNotFound;
   try {
     client.failed(
@@ -90,9 +126,14 @@ TaskEnd execute(CoordinatorClient& client,
                 const wire::Task& task,
                 const std::function<TaskResult(TaskContext&)>& body) {
   RemoteContext context(client);
+  log_line(task, "begins");
   try {
     TaskResult result = body(context);
-    if (client.lease_lost()) return TaskEnd::kFenced;
+    if (client.lease_lost()) {
+      log_line(task, "its lease is lost; the work is dropped");
+      return TaskEnd::kFenced;
+    }
+    log_line(task, result.finished ? "done" : "given back: " + client.stop_reason());
     if (!result.finished) {
       client.released(client.stop_reason());
       return TaskEnd::kReleased;

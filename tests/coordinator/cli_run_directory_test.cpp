@@ -70,12 +70,13 @@ TEST_F(RunDirectory, ExplainSaysWhoHadABlockAndWhatBecameOfIt) {
 TEST_F(RunDirectory, LogsOfABlockAreTheLinesAboutIt) {
   fs::create_directories(run_.layout.logs());
   std::ofstream(run_.layout.logs() / "worker-node-0.log")
-      << "transfer/b0000: step 1\nsomething else\nhalf a li";
-  std::ofstream(run_.layout.logs() / "worker-node-1.log") << "transfer/b0001: step 1\n";
-  EXPECT_EQ(run_here({"logs", "--block", "0"}).out, "transfer/b0000: step 1\n");
-  EXPECT_EQ(run_here({"logs", "node-1"}).out, "transfer/b0001: step 1\n");
+      << "transfer block 0, token 2: begins\ntransfer block 5, token 22: begins\nhalf a li";
+  std::ofstream(run_.layout.logs() / "worker-node-1.log") << "transfer block 1, token 3: begins\n";
+  EXPECT_EQ(run_here({"logs", "--block", "0"}).out, "transfer block 0, token 2: begins\n");
+  EXPECT_EQ(run_here({"logs", "node-1"}).out, "transfer block 1, token 3: begins\n");
   EXPECT_EQ(run_here({"logs", "-n", "1"}).out,
-            "worker-node-0: something else\nworker-node-1: transfer/b0001: step 1\n");
+            "worker-node-0: transfer block 5, token 22: begins\n"
+            "worker-node-1: transfer block 1, token 3: begins\n");
   EXPECT_EQ(run_here({"logs", "node-9"}).code, 1);
 }
 

@@ -39,7 +39,7 @@ struct Filter {
   }
 };
 
-// The workers that were ever granted a task of this block, and how their logs call those tasks.
+// The workers that were ever granted a task of this block, and how their logs call those attempts.
 Filter filter_of_block(const storage::RunLayout& layout, int block) {
   Filter filter;
   for (const storage::JournalRecord& record : storage::replay_journal(layout).records) {
@@ -47,8 +47,7 @@ Filter filter_of_block(const storage::RunLayout& layout, int block) {
     const auto granted = std::get<Granted>(event_from_json(record.event));
     if (granted.task.block != block) continue;
     filter.workers.insert(granted.worker);
-    filter.words.push_back(to_string(granted.task));
-    filter.words.push_back("token " + std::to_string(granted.token));
+    filter.words.push_back("token " + std::to_string(granted.token) + ":");
   }
   require(!filter.workers.empty(), "no worker was granted block " + std::to_string(block) + " yet");
   return filter;

@@ -1,0 +1,130 @@
+// What run, plan, import and doctor refuse or say before anything computes.
+#include "storage/recipe.hpp"
+#include "tests/coordinator/cli_fake_console.hpp"
+#include "tests/coordinator/cli_small_run.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+
+class BeforeARun : public ::testing::Test {
+ protected:
+  // The small run's recipe, changed.
+  std::string recipe_with(const std::function<void(storage::Recipe&)>& change) {
+    storage::Recipe recipe = storage::Recipe::load(run_.layout.recipe());
+    change(recipe);
+    std::ofstream(run_.scratch / "changed.toml") << recipe.to_toml();
+    return run_.scratch / "changed.toml";
+  }
+
+  Answer run_with_scripts(std::vector<std::string> arguments) {
+    FakeConsole console;
+    console.variables["HEDGEROW_HUGGINGFACE"] = run_.scratch.path().string();
+    console.variables["HEDGEROW_PYTHON"] = "/bin/sh";
+    console.variables["HEDGEROW_WORKER"] = (run_.scratch / "no-such-worker").string();
+    return run_line(std::move(arguments), console);
+  }
+
+  SmallRun run_;
+};
+
+TEST_F(BeforeARun, NewRunNeedsARecipeAndAnEmptyDirectory) {
+  const Answer without = run_line({"run", "--run", run_.scratch / "new"});
+  EXPECT_EQ(without.code, 2);
+  EXPECT_NE(without.err.find("--recipe"), std::string::npos) << without.err;
+  EXPECT_FALSE(fs::exists(run_.scratch / "new")) << "made a directory for a run that cannot begin";
+  const std::string recipe = recipe_with([](auto&) {});
+  EXPECT_EQ(run_line({"run", "--run", run_.scratch / "model", "--recipe", recipe}).code, 2);
+}
+
+TEST_F(BeforeARun, ChangedRecipeIsRefusedNamingTheFieldAndNothingIsWritten) {
+  const std::string before = storage::read_text(run_.layout.recipe());
+  const Answer answer =
+      run_with_scripts({"run", "--run", run_.directory(), "--recipe", recipe_with([](auto& r) {
+                          r.transfer.learning_rate = 0.5;
+                        })});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_NE(answer.err.find("transfer.learning_rate: 0.01 -> 0.5"), std::string::npos)
+      << answer.err;
+  EXPECT_EQ(storage::read_text(run_.layout.recipe()), before);
+}
+
+TEST_F(BeforeARun, SafeChangeIsTakenOver) {
+  std::ofstream(run_.scratch / "make_tokens.py") << "exit 1\n";
+  const Answer answer =
+      run_with_scripts({"run", "--run", run_.directory(), "--recipe", recipe_with([](auto& r) {
+                          r.workers.local = 1;
+                        })});
+  EXPECT_NE(answer.err.find("recipe changed"), std::string::npos) << answer.err;
+  EXPECT_EQ(storage::Recipe::load(run_.layout.recipe()).workers.local, 1);
+}
+
+TEST_F(BeforeARun, MissingTokensAreMadeAndAFailureIsTheRuns) {
+  std::ofstream(run_.scratch / "make_tokens.py")
+      << "echo \"$6\" >> " << (run_.scratch / "made").string() << "; exit 2\n";
+  const Answer answer = run_with_scripts({"run", "--run", run_.directory()});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_EQ(storage::read_text(run_.scratch / "made"), "finetune\n")
+      << "the transfer tokens are there already";
+}
+
+TEST_F(BeforeARun, PlanRefusesWhatTheDiskCannotHoldAndSaysWhatWould) {
+  const Answer fits =
+      run_line({"plan", "--recipe", recipe_with([](auto&) {}), "--run", run_.scratch / "new"});
+  EXPECT_EQ(fits.code, 0) << fits.err;
+  EXPECT_NE(fits.out.find("blocks    1 of 3 layers"), std::string::npos) << fits.out;
+  const std::string recipe = recipe_with([](auto& r) {
+    r.transfer.max_steps = 1'000'000'000;
+    r.plan.layers_per_block = 1;
+    r.data_transfer.seq_len = 256;
+  });
+  const Answer answer =
+      run_line({"plan", "--recipe", recipe, "--run", run_.scratch / "new", "--json"});
+  EXPECT_EQ(answer.code, 2) << answer.out;
+  ASSERT_EQ(answer.json.size(), 1U);
+  EXPECT_EQ(answer.json[0]["fits"], false);
+  ASSERT_FALSE(answer.json[0]["problems"].empty());
+  EXPECT_FALSE(answer.json[0]["problems"][0]["remedy"].get<std::string>().empty());
+  EXPECT_EQ(run_line({"run", "--run", run_.scratch / "new", "--recipe", recipe}).code, 2);
+  EXPECT_FALSE(fs::exists(run_.scratch / "new")) << "began a run that does not fit";
+}
+
+TEST_F(BeforeARun, ImportDescribesTheStudentThatTheConverterWrote) {
+  // $5 is the value of --out in: read --model DIR --out DIR --pt FILE.
+  std::ofstream(run_.scratch / "convert_lolcats.py")
+      << "mkdir -p \"$5\"; echo '{\"event\":\"done\",\"layers\":2,\"softmax_layers\":[1],"
+         "\"feature_map\":{\"projected_dim\":4,\"bias\":false}}'\n";
+  const std::string out = run_.scratch / "student";
+  const Answer answer = run_with_scripts(
+      {"import", run_.scratch / "model.pt", "--model", run_.scratch / "model", "--out", out});
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  const auto description =
+      nlohmann::json::parse(storage::read_text(run_.scratch / "student/hedgerow.json"));
+  EXPECT_EQ(description["format"], "student/1");
+  EXPECT_EQ(description["attention"]["feature_dim"], 8) << "negation doubles the columns";
+  EXPECT_EQ(description["attention"]["bias"], false);
+  EXPECT_EQ(description["softmax_layers"], nlohmann::json::array({1}));
+  EXPECT_EQ(description["teacher"]["fingerprint"],
+            storage::ModelDirectory::open(run_.scratch / "model").fingerprint());
+  EXPECT_EQ(
+      run_with_scripts({"import", "x.pt", "--model", run_.scratch / "model", "--out", out}).code, 2)
+      << "overwrites";
+}
+
+TEST_F(BeforeARun, DoctorGivesEachFindingALevelAndAFix) {
+  const Answer answer = run_with_scripts({"doctor", "--dir", run_.scratch.path(), "--json"});
+  EXPECT_EQ(answer.code, 5) << "there is no worker";
+  ASSERT_EQ(answer.json.size(), 1U);
+  EXPECT_EQ(answer.json[0]["worst"], "fail");
+  bool saw_worker = false;
+  for (const auto& check : answer.json[0]["checks"]) {
+    EXPECT_EQ(check["fix"].get<std::string>().empty(), check["level"] == "ok") << check;
+    saw_worker |= check["check"] == "hedgerow-worker" && check["level"] == "fail";
+  }
+  EXPECT_TRUE(saw_worker);
+  EXPECT_EQ(run_with_scripts({"doctor", "--dir", "/proc/no-such-place"}).code, 5);
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator::cli
