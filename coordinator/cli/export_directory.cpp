@@ -50,10 +50,10 @@ void copy_companions(const fs::path& teacher, const fs::path& out) {
     const fs::path name = entry.path().filename();
     const std::string extension = name.extension().string();
     const bool is_index = name.string().ends_with(".index.json");
-    const bool is_ours = name.string().starts_with("hedgerow_");  // prepare.py's note to itself
     if (!entry.is_regular_file() || name == "config.json" || name.string().starts_with(".") ||
-        is_ours || is_index)
+        is_index) {
       continue;
+    }
     if (std::find(kLeftBehind.begin(), kLeftBehind.end(), extension) != kLeftBehind.end()) continue;
     fs::copy_file(fs::canonical(entry.path()), out / name);
   }

@@ -5,58 +5,37 @@
 #include <set>
 
 #include "coordinator/status.hpp"
+#include "storage/check.hpp"
 #include "storage/file.hpp"
-#include "storage/hidden_shard.hpp"
 #include "storage/tokens_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using storage::CommittedFile;
 using storage::Error;
 using storage::ErrorKind;
+using storage::FileKind;
 using storage::FileRecord;
 using storage::RunLayout;
 
-struct CommittedFile {
-  FileRecord record;
-  bool is_shard = false;
-};
+constexpr int kThreads = 4;  // one file each: network file systems answer several at once
 
 std::vector<CommittedFile> committed_files(const State& state) {
   std::vector<CommittedFile> files;
   for (const auto& boundary : state.shards) {
     for (const ShardRecord& shard : boundary) {
-      if (shard.state == ShardState::kCommitted) files.push_back({shard.file, true});
+      if (shard.state == ShardState::kCommitted)
+        files.push_back({FileKind::kHiddenShard, shard.file});
     }
   }
   for (const auto& [id, task] : state.tasks) {
-    for (const FileRecord& file : task.files) files.push_back({file, false});
+    for (const FileRecord& file : task.files) files.push_back({FileKind::kWhole, file});
     if (task.checkpoint && task.state != TaskState::kDone)
-      files.push_back({*task.checkpoint, false});
+      files.push_back({FileKind::kWhole, *task.checkpoint});
   }
   return files;
-}
-
-// What is wrong with one committed file; empty: nothing.
-std::vector<std::string> problems_of(const RunLayout& layout, const CommittedFile& file) {
-  try {
-    const fs::path path = layout.resolve(file.record.name);
-    if (!fs::exists(path)) return {"is missing"};
-    if (file.is_shard) return storage::ShardReader(path, file.record).check();
-    const std::uint64_t size = fs::file_size(path);
-    if (size != file.record.size) {
-      return {"has " + std::to_string(size) + " bytes, recorded " +
-              std::to_string(file.record.size)};
-    }
-    const storage::Hash128 found = storage::hash_file(path);
-    if (found != file.record.root_hash)
-      return {"hash " + found.hex() + " != recorded " + file.record.root_hash.hex()};
-    return {};
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kUnavailable || error.kind() == ErrorKind::kExhausted) throw;
-    return {error.what()};
-  }
 }
 
 void inspect_tokens(const RunLayout& layout, int vocab_size, Inspection& inspection) {
@@ -71,7 +50,7 @@ void inspect_tokens(const RunLayout& layout, int vocab_size, Inspection& inspect
     try {
       std::ignore = storage::load_tokens(path, vocab_size);
     } catch (const Error& error) {
-      inspection.damage.push_back({name, error.what(), false});
+      inspection.damage.push_back({name, "whole file", error.what()});
     }
   }
 }
@@ -160,22 +139,20 @@ Inspection inspect(const RunLayout& layout,
     if (damage.is_torn_tail) continue;  // how a crash looks; replay cuts it
     inspection.damage.push_back(
         {fs::relative(layout.journal_segment(damage.term), layout.root()).string(),
-         "line " + std::to_string(damage.line) + ": " + damage.reason,
-         false});
+         "line " + std::to_string(damage.line),
+         damage.reason});
   }
   inspect_tokens(layout, vocab_size, inspection);
-  const std::vector<CommittedFile> files = committed_files(state);
-  std::uint64_t total = 0, read = 0;
-  for (const CommittedFile& file : files) total += file.record.size;
-  for (const CommittedFile& file : files) {
-    if (!progress(total == 0 ? 0.0 : static_cast<double>(read) / static_cast<double>(total))) break;
-    for (const std::string& problem : problems_of(layout, file)) {
-      inspection.damage.push_back({file.record.name, problem, true});
-    }
-    ++inspection.num_files;
-    read += file.record.size;
+  const storage::CheckResult result = storage::check_run(
+      layout, committed_files(state), kThreads, [&](std::uint64_t done, std::uint64_t total) {
+        return progress(total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total));
+      });
+  inspection.num_files += result.files_checked;
+  inspection.num_bytes += result.bytes_checked;
+  for (const storage::Damage& damage : result.damages) {
+    const bool is_lost = damage.kind == ErrorKind::kNotFound || damage.kind == ErrorKind::kCorrupt;
+    inspection.damage.push_back({damage.name, damage.where, damage.what, is_lost});
   }
-  inspection.num_bytes += read;
   return inspection;
 }
 

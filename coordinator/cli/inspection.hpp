@@ -15,14 +15,16 @@
 namespace hedgerow::coordinator::cli {
 
 struct Damage {
-  std::string file;           // relative to the run directory
-  std::string problem;        // "sequence 12: hash 9f.. != recorded 41.."
-  bool is_committed = false;  // the journal names it: it can be marked lost and is made again
+  std::string file;     // relative to the run directory
+  std::string where;    // "sequence 12", "line 7", "whole file"
+  std::string problem;  // the full message
+  bool is_lost =
+      false;  // the journal names it and its bytes are not there: a run can make it again
 };
 
 struct Inspection {
   std::vector<Damage> damage;
-  int num_files = 0;
+  std::uint64_t num_files = 0;
   std::uint64_t num_bytes = 0;
 };
 

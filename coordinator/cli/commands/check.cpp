@@ -30,7 +30,7 @@ void repair(const storage::RunLayout& layout,
   std::set<std::string> seen;
   for (const Damage& damage : inspection.damage) {
     if (!seen.insert(damage.file).second) continue;
-    if (damage.is_committed)
+    if (damage.is_lost)
       events.emplace_back(FileLost{damage.file, "found by check: " + damage.problem});
     if (damage.file.starts_with("tokens/")) {
       fs::rename(layout.root() / damage.file, layout.root() / (damage.file + ".damaged"));
@@ -44,9 +44,10 @@ ExitCode answer(const CheckOptions& options, const Inspection& inspection, Termi
   for (const Damage& damage : inspection.damage) {
     // Readers name the file themselves.
     const bool names_file = damage.problem.find(damage.file) != std::string::npos;
-    const std::string line = (names_file ? "" : damage.file + ": ") + one_line(damage.problem);
-    terminal.print(wrap(line, terminal.width(), 4));
-    problems.push_back({{"file", damage.file}, {"problem", damage.problem}});
+    const std::string place = names_file ? "" : damage.file + ", " + damage.where + ": ";
+    terminal.print(wrap(place + one_line(damage.problem), terminal.width(), 4));
+    problems.push_back(
+        {{"file", damage.file}, {"where", damage.where}, {"problem", damage.problem}});
   }
   terminal.print_json({{"files", inspection.num_files},
                        {"bytes", inspection.num_bytes},
