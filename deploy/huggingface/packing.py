@@ -6,6 +6,7 @@ A document none of whose tokens counts as a target is left out.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Iterator, Sequence
 
@@ -15,7 +16,7 @@ from model_tokenizer import ModelTokenizer
 from sources import Document
 
 BATCH_DOCUMENTS = 512
-PARAGRAPH = "\n\n"
+BOUNDARIES = (re.compile(r"\n(?:[ \t\r]*\n)+"), re.compile(r"\n"), re.compile(r"[ \t]+"))  # paragraph, line, word
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,7 @@ def split_documents(documents: Sequence[Document], tokens: int, tokenizer: Model
                     eos: int | None) -> tuple[list[Document], list[Document]]:
     """(training, validation): the last documents that together hold at least `tokens` tokens are validation.
 
-    Whole documents, so that no text is in both; a plain text too long for that is cut at a paragraph instead.
+    Whole documents, so that no text is in both; a plain text too long for that is cut instead.
     """
     needed = tokens
     for index in range(len(documents) - 1, -1, -1):
@@ -115,11 +116,20 @@ def split_documents(documents: Sequence[Document], tokens: int, tokenizer: Model
 
 
 def _cut_text(document: Document, tokens: int, tokenizer: ModelTokenizer) -> tuple[Document, Document] | None:
-    """Cuts a plain text at the last paragraph that leaves at least `tokens` tokens behind it."""
+    """Cuts a plain text so that at least `tokens` tokens lie behind the cut, and at most twice as many.
+
+    At the last paragraph that allows it, or else the last line, or else the last word.
+    """
     text = "".join(document.pieces)
     offsets = [begin for begin, _ in tokenizer.encode_batch([text])[0].offsets]
-    cut = text.rfind(PARAGRAPH, 0, offsets[len(offsets) - tokens] + 1) if tokens <= len(offsets) else -1
-    if cut <= 0:
+    if tokens > len(offsets):
         return None
-    head, tail = text[:cut], text[cut + len(PARAGRAPH):]
-    return Document((head,), splittable=True), Document((tail,), splittable=True)
+    earliest, latest = offsets[max(0, len(offsets) - 2 * tokens)], offsets[len(offsets) - tokens]
+    for boundary in BOUNDARIES:
+        cut = None
+        for cut in boundary.finditer(text, max(1, earliest), latest):
+            pass
+        if cut is not None:
+            head, tail = text[:cut.start()], text[cut.end():]
+            return Document((head,), splittable=True), Document((tail,), splittable=True)
+    return None

@@ -136,6 +136,18 @@ class Tokens(unittest.TestCase):
         self.assertNotIn(number + ".", self.decode(ids[:num_train].ravel()))
         self.assertEqual(int(starts.sum()), 2)
 
+    def test_a_text_without_blank_lines_is_cut_at_a_line_or_between_two_words(self):
+        lines = [f"Line {i}. " + sentence(i, 12) for i in range(40)]
+        for name, separator, start in (("wikitext", " \n \n ", "Line"), ("lines", "\n", "Line"), ("one line", " ", "")):
+            with self.subTest(name):
+                path = self.write("book.txt", separator.join(lines))
+                ids, _, _, num_train = self.make(
+                    f'sources = [{{path = "{path}"}}]\nseq_len = 32\nvalidation_sequences = 3')
+                self.assertGreater(num_train, 10)
+                held = self.decode(ids[num_train:].ravel())
+                self.assertTrue(held.strip().startswith(start), held[:40])
+                self.assertNotIn(held[:60], self.decode(ids[:num_train].ravel()))
+
     def test_alpaca_uses_both_templates_and_masks_the_prompt(self):
         path = self.write("a.json", json.dumps([{"instruction": "say alpha", "input": "", "output": "alpha"},
                                                 {"instruction": "repeat", "input": "beta", "output": "beta row"}] * 4))

@@ -16,8 +16,8 @@ import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 MODEL = os.environ.get("HEDGEROW_TEST_MODEL", "")
-JARGON = pathlib.Path("/usr/share/doc/jargon-text/jargon.txt.gz")
-WIKITEXT = SOURCE.parent / "shared" / "data" / "wikitext2_valid.txt"
+CACHE = pathlib.Path(os.environ.get("HEDGEROW_CACHE", pathlib.Path.home() / ".cache" / "hedgerow"))
+TEXT = CACHE / "data" / "jargon.txt.gz"
 
 RECIPE = """
 seed = 1
@@ -48,20 +48,15 @@ enabled = false
 """
 
 
-def real_text():
-    if WIKITEXT.exists():
-        return WIKITEXT.read_text()[:200000]
-    return gzip.open(JARGON, "rt", errors="replace").read()[100000:300000] if JARGON.exists() else None
-
-
 @unittest.skipUnless(pathlib.Path(MODEL, "config.json").exists(), "HEDGEROW_TEST_MODEL names no model directory")
-@unittest.skipUnless(WIKITEXT.exists() or JARGON.exists(), "neither ../shared/data nor Debian's jargon-text is here")
+@unittest.skipUnless(TEXT.exists(), f"{TEXT} is not there: deploy/setup --tests")
 class RealCut(unittest.TestCase):
     def setUp(self):
         self.directory = tempfile.TemporaryDirectory()
         self.addCleanup(self.directory.cleanup)
         self.root = pathlib.Path(self.directory.name)
-        (self.root / "text.txt").write_text(real_text())
+        with gzip.open(TEXT, "rt", errors="replace") as text:
+            (self.root / "text.txt").write_text(text.read()[100000:300000])
 
     def linearize(self, k, dtype):
         run = self.root / f"k{k}-{dtype}"

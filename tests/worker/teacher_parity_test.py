@@ -122,18 +122,19 @@ def main():
 
 
 def real_text():
-    shared = pathlib.Path(__file__).resolve().parents[3] / "shared" / "data" / "wikitext2_valid.txt"
-    if shared.exists():
-        return shared.read_text()[:40000]
-    jargon = pathlib.Path("/usr/share/doc/jargon-text/jargon.txt.gz")
-    return gzip.open(jargon, "rt", errors="replace").read()[100000:140000] if jargon.exists() else None
+    cache = pathlib.Path(os.environ.get("HEDGEROW_CACHE", pathlib.Path.home() / ".cache" / "hedgerow"))
+    path = cache / "data" / "jargon.txt.gz"
+    if not path.exists():
+        return None
+    with gzip.open(path, "rt", errors="replace") as text:
+        return text.read()[100000:140000]
 
 
 def real_model(worker, path, directory):
     from tokenizers import Tokenizer
     text = real_text()
     if text is None:
-        print("real model skipped: neither ../shared/data/wikitext2_valid.txt nor Debian's jargon-text is here")
+        print("real model skipped: the text is not in the cache (deploy/setup --tests)")
         return True
     ids = numpy.array(Tokenizer.from_file(f"{path}/tokenizer.json").encode(text, add_special_tokens=False).ids, numpy.int32)
     ids = ids[:2048].reshape(4, 512)
