@@ -4,11 +4,12 @@
 // prints {"ready": true, ...}; for each line "go" on stdin one repeat and {"seconds": ..., ...}.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <sys/resource.h>
+#include <malloc.h>
 
 #include <CLI/CLI.hpp>
 #include <chrono>
 #include <cstdio>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
@@ -168,30 +169,39 @@ Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
   return [bench, alone, trainer] { return json{{"loss", trainer->step().loss}}; };
 }
 
-long peak_mib() {
-  rusage usage{};
-  getrusage(RUSAGE_SELF, &usage);
-  return usage.ru_maxrss / 1024;
+/// A field of /proc/self/status in MiB: VmRSS now, VmHWM its highest since begin_peak().
+long memory_mib(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);)
+    if (line.rfind(field + ":", 0) == 0) return std::stol(line.substr(field.size() + 1)) / 1024;
+  throw std::runtime_error("/proc/self/status has no " + field);
+}
+
+/// Sets the peak back to what is resident now, so that loading the weights does not hide what a
+/// step takes.
+void begin_peak() {
+  malloc_trim(0);
+  std::ofstream("/proc/self/clear_refs") << 5;
 }
 
 void serve(const Repeat& repeat, const Options& options) {
-  const long loaded_mib = peak_mib();
   repeat();
   std::cout << json{{"ready", true},
                     {"tokens", options.sequences * options.seq_len},
-                    {"threads", at::get_num_threads()},
-                    {"loaded_mib", loaded_mib}}
+                    {"threads", at::get_num_threads()}}
             << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
     if (line != "go") {
       std::cout << json{{"error", "unknown request '" + line + "'; known: go"}} << std::endl;
       continue;
     }
+    begin_peak();
+    const long before_mib = memory_mib("VmRSS");
     const auto begin = std::chrono::steady_clock::now();
     json reply = repeat();
     reply["seconds"] =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    reply["peak_mib"] = peak_mib();
+    reply["step_mib"] = memory_mib("VmHWM") - before_mib;
     std::cout << reply << std::endl;
   }
 }
