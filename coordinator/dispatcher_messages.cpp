@@ -174,6 +174,9 @@ void Dispatcher::checkpointed(const std::string& peer, const wire::Checkpointed&
     try {
       check_attempt_file(layout_, message.fencing_token, message.file);
       record(CheckpointCommitted{message.fencing_token, message.step, message.file});
+      // One place a stage: the worker trains on at this moment.
+      storage::fault_point(task->id.stage == Stage::kFinetune ? "coordinator.checkpoint.finetune"
+                                                              : "coordinator.checkpoint.transfer");
     } catch (const Error& error) {
       // Not found: its worker has replaced it since, and the newer one is on its way.
       if (error.kind() != ErrorKind::kNotFound) {

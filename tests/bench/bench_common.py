@@ -81,10 +81,12 @@ class Context:
             raise Skip(f"{path} is not built")
         return path
 
-    def model(self) -> Path:
-        """SmolLM2-135M-Instruct, prepared if it is not there yet."""
-        path = self.cache / "models" / "SmolLM2-135M-Instruct"
-        done = subprocess.run([sys.executable, HUGGINGFACE / "prepare.py", "--out", path], capture_output=True, text=True)
+    def model(self, layers: int = 0) -> Path:
+        """SmolLM2-135M-Instruct, or its first layers; prepared if it is not there yet."""
+        name = "SmolLM2-135M-Instruct" + (f"-{layers}-layers" if layers else "")
+        path = self.cache / "models" / name
+        done = subprocess.run([sys.executable, HUGGINGFACE / "prepare.py", "--out", path,
+                               *(("--layers", str(layers)) if layers else ())], capture_output=True, text=True)
         if done.returncode:
             raise Skip(f"the model cannot be prepared: {done.stderr.strip()}")
         return path

@@ -17,7 +17,8 @@ import job  # noqa: E402
 WORKER_DIES = ["worker.capture.shard_written:2", "worker.transfer.step:5", "worker.checkpoint.written:3",
                "worker.artifact.written:1"]
 COORDINATOR_DIES = ["coordinator.shard.renamed:2", "coordinator.output.renamed:1", "coordinator.student.written:1",
-                    "coordinator.student.renamed:1", "coordinator.finetune.launched:1", "storage.journal.written:20"]
+                    "coordinator.student.renamed:1", "coordinator.checkpoint.transfer:2", "coordinator.finetune.launched:1",
+                    "coordinator.checkpoint.finetune:2", "storage.journal.written:20"]
 RANK_DIES = ["worker.finetune.stepped:2", "worker.finetune.checkpoint.written:2", "worker.finetune.adapter.written:1"]
 
 
