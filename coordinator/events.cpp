@@ -45,7 +45,9 @@ TaskId task_field(const json& object) { return task_id_from_string(string_field(
 
 json body(const TermStarted&) { return json::object(); }
 json body(const RunStarted& e) {
-  return {{"geometry", geometry_to_json(e.geometry)}, {"build", e.build}};
+  return {{"geometry", geometry_to_json(e.geometry)},
+          {"build", e.build},
+          {"inputs", inputs_to_json(e.inputs)}};
 }
 json body(const Granted& e) {
   return {{"task", to_string(e.task)},
@@ -88,7 +90,9 @@ TermStarted parse(const json&) {
 }
 template <>
 RunStarted parse(const json& b) {
-  return {geometry_from_json(object_field(b, "geometry")), string_field(b, "build")};
+  return {geometry_from_json(object_field(b, "geometry")),
+          string_field(b, "build"),
+          inputs_from_json(object_field(b, "inputs"))};
 }
 template <>
 Granted parse(const json& b) {
@@ -216,6 +220,14 @@ Geometry geometry_from_json(const json& in) {
     throw Error(ErrorKind::kCorrupt, "journal: run_started describes an empty run");
   }
   return g;
+}
+
+json inputs_to_json(const RunInputs& inputs) {
+  return {{"teacher", inputs.teacher}, {"tokens", records_to_json(inputs.tokens)}};
+}
+
+RunInputs inputs_from_json(const json& in) {
+  return {string_field(in, "teacher"), records_from_json(in, "tokens")};
 }
 
 }  // namespace hedgerow::coordinator

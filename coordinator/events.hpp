@@ -44,10 +44,18 @@ struct Geometry {
   [[nodiscard]] int last_boundary() const;
 };
 
+// The files that a run is made from, as they were when it began.
+struct RunInputs {
+  std::string teacher;                      // storage::ModelDirectory::fingerprint
+  std::vector<storage::FileRecord> tokens;  // those that exist of tokens/*.h5
+  bool operator==(const RunInputs&) const = default;
+};
+
 struct TermStarted {};  // written by storage::Journal as the first record of a segment
 struct RunStarted {
   Geometry geometry;
   std::string build;
+  RunInputs inputs{};
 };
 struct Granted {
   TaskId task;
@@ -130,5 +138,7 @@ using Event = std::variant<TermStarted,
     const nlohmann::json& json);  // Throws kCorrupt naming the field
 [[nodiscard]] nlohmann::json geometry_to_json(const Geometry& geometry);
 [[nodiscard]] Geometry geometry_from_json(const nlohmann::json& json);
+[[nodiscard]] nlohmann::json inputs_to_json(const RunInputs& inputs);
+[[nodiscard]] RunInputs inputs_from_json(const nlohmann::json& json);
 
 }  // namespace hedgerow::coordinator

@@ -5,6 +5,7 @@
 
 #include "coordinator/commit.hpp"
 #include "coordinator/coordinator.hpp"
+#include "coordinator/run_inputs.hpp"
 #include "storage/build_info.hpp"
 #include "storage/file.hpp"
 
@@ -90,10 +91,11 @@ std::string first_build(const storage::ReplayResult& replayed) {
 // The first record of a run; in later terms, what changed since and which tasks get another chance.
 void open_books(Dispatcher& desk,
                 const Geometry& geometry,
+                const RunInputs& inputs,
                 const std::string& build,
                 const std::string& earlier_build) {
   if (!desk.state().geometry) {
-    desk.record(RunStarted{geometry, build});
+    desk.record(RunStarted{geometry, build, inputs});
     return;
   }
   check_same_shape(*desk.state().geometry, geometry);
@@ -150,10 +152,12 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   if (fs::exists(layout.journal_directory())) replayed = storage::replay_journal(layout);
   FoldedRun folded = fold(replayed);
   const Geometry geometry = geometry_of(plan, recipe);
+  const RunInputs inputs = inputs_of(layout, model);
   if (!folded.state.geometry) {
     require_fits(plan);
   } else {
     check_same_shape(*folded.state.geometry, geometry);
+    check_same_inputs(folded.state.inputs, inputs, layout, model.path());
   }
   if (phase_of(folded.state) == RunPhase::kDone) {
     RunOutcome done{storage::ExitCode::kOk, "done already", read_status(layout)};
@@ -181,7 +185,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   const SteadyClock clock;
   Coordinator coordinator(
       std::move(config), std::move(folded), std::move(journal), clock, previous, observer);
-  open_books(coordinator.dispatcher(), geometry, options.build, first_build(replayed));
+  open_books(coordinator.dispatcher(), geometry, inputs, options.build, first_build(replayed));
   return coordinator.run();
 }
 

@@ -51,6 +51,7 @@ struct ShardRecord {
 
 struct State {
   std::optional<Geometry> geometry;  // nullopt: the run has not started
+  RunInputs inputs;
   std::map<TaskId, TaskRecord> tasks;
   std::map<std::uint64_t, TaskId> grants;  // current ones, by fencing token
   std::vector<std::vector<ShardRecord>>

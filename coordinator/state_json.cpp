@@ -89,7 +89,10 @@ json state_to_json(const State& state) {
               {"last_token", state.last_token},
               {"tasks", json::array()},
               {"shards", json::array()}};
-  if (state.geometry) out["geometry"] = geometry_to_json(*state.geometry);
+  if (state.geometry) {
+    out["geometry"] = geometry_to_json(*state.geometry);
+    out["inputs"] = inputs_to_json(state.inputs);
+  }
   for (const auto& [id, task] : state.tasks) out["tasks"].push_back(task_to_json(task));
   for (const auto& boundary : state.shards) {
     json row = json::array();
@@ -106,7 +109,10 @@ State state_from_json(const json& in) {
   }
   State state;
   state.last_token = uint_field(in, "last_token");
-  if (in.contains("geometry")) state.geometry = geometry_from_json(object_field(in, "geometry"));
+  if (in.contains("geometry")) {
+    state.geometry = geometry_from_json(object_field(in, "geometry"));
+    state.inputs = inputs_from_json(object_field(in, "inputs"));
+  }
   for (const json& item : field(in, "tasks")) {
     TaskRecord task = task_from_json(item);
     if (task.state == TaskState::kGranted) state.grants[task.token] = task.id;

@@ -38,7 +38,10 @@ std::vector<CommittedFile> committed_files(const State& state) {
   return files;
 }
 
-void inspect_tokens(const RunLayout& layout, int vocab_size, Inspection& inspection) {
+void inspect_tokens(const RunLayout& layout,
+                    int vocab_size,
+                    const RunInputs& inputs,
+                    Inspection& inspection) {
   for (const auto stage : {storage::DataStage::kTransfer,
                            storage::DataStage::kFinetune,
                            storage::DataStage::kEvaluate}) {
@@ -48,7 +51,13 @@ void inspect_tokens(const RunLayout& layout, int vocab_size, Inspection& inspect
     ++inspection.num_files;
     inspection.num_bytes += fs::file_size(path);
     try {
-      std::ignore = storage::load_tokens(path, vocab_size);
+      const auto recorded = std::find_if(inputs.tokens.begin(),
+                                         inputs.tokens.end(),
+                                         [&](const FileRecord& file) { return file.name == name; });
+      std::ignore = storage::load_tokens(
+          path,
+          vocab_size,
+          recorded == inputs.tokens.end() ? std::nullopt : std::optional(*recorded));
     } catch (const Error& error) {
       inspection.damage.push_back({name, "whole file", error.what()});
     }
@@ -142,7 +151,7 @@ Inspection inspect(const RunLayout& layout,
          "line " + std::to_string(damage.line),
          damage.reason});
   }
-  inspect_tokens(layout, vocab_size, inspection);
+  inspect_tokens(layout, vocab_size, state.inputs, inspection);
   const storage::CheckResult result = storage::check_run(
       layout, committed_files(state), kThreads, [&](std::uint64_t done, std::uint64_t total) {
         return progress(total == 0 ? 1.0 : static_cast<double>(done) / static_cast<double>(total));

@@ -26,9 +26,13 @@ inline void must(State& state, const Event& event) {
   ASSERT_FALSE(rejection) << type_of(event) << ": " << rejection->reason;
 }
 
+inline RunStarted small_run() {
+  return {small_geometry(), "test", {"f00d", {{"tokens/transfer.h5", 10, {1, 2}}}}};
+}
+
 inline State started_state() {
   State state;
-  must(state, RunStarted{small_geometry(), "test"});
+  must(state, small_run());
   return state;
 }
 

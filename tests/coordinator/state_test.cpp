@@ -226,7 +226,7 @@ TEST(Replay, GivesTheLiveStateOverRandomSchedules) {
     std::mt19937 random(seed);
     const auto pick = [&random](std::size_t n) { return static_cast<std::size_t>(random() % n); };
     State live = started_state();
-    std::vector<nlohmann::json> journal = {event_to_json(RunStarted{small_geometry(), "test"})};
+    std::vector<nlohmann::json> journal = {event_to_json(small_run())};
     std::optional<nlohmann::json> snapshot;
     std::size_t snapshot_at = 0;
     std::vector<TaskId> ids;

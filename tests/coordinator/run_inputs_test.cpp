@@ -1,0 +1,41 @@
+// Catches: a run that goes on with another teacher or other tokens than half of it was made from.
+#include "coordinator/run_inputs.hpp"
+
+#include <gmock/gmock.h>
+
+namespace hedgerow::coordinator {
+namespace {
+
+using testing::HasSubstr;
+
+const storage::FileRecord kTransfer{"tokens/transfer.h5", 100, {1, 2}};
+const storage::FileRecord kEvaluate{"tokens/evaluate.h5", 50, {3, 4}};
+
+// The refusal's message; empty: the run goes on.
+std::string refusal(const RunInputs& now) {
+  try {
+    check_same_inputs({"f00d", {kTransfer}}, now, storage::RunLayout("/run"), "/model");
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+    return error.what();
+  }
+  return "";
+}
+
+TEST(RunInputs, LetARunGoOnFromWhatItBeganWith) { EXPECT_EQ(refusal({"f00d", {kTransfer}}), ""); }
+
+TEST(RunInputs, NameTheModelThatChanged) {
+  EXPECT_THAT(refusal({"beef", {kTransfer}}), HasSubstr("/model changed since the run began"));
+}
+
+TEST(RunInputs, NameTheTokenFileThatIsAnotherMissingOrNew) {
+  storage::FileRecord other = kTransfer;
+  other.root_hash.low = 9;
+  EXPECT_THAT(refusal({"f00d", {other}}), HasSubstr("/run/tokens/transfer.h5 is not the file"));
+  EXPECT_THAT(refusal({"f00d", {}}), HasSubstr("missing now"));
+  EXPECT_THAT(refusal({"f00d", {kTransfer, kEvaluate}}),
+              HasSubstr("/run/tokens/evaluate.h5 was not there"));
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator
