@@ -1,68 +1,13 @@
-// The arithmetic of one tile: products, transposes and conversions on row-major fp32 scratch whose
-// rows are padded to whole vectors of 16 floats. Called by the *_cpu.cpp drivers from inside
-// at::parallel_for; nothing here allocates (but a bf16 product's thread-local packing space),
-// starts threads or looks at tensors.
-//
-// Every result depends on its inputs alone: no order of threads, no reduction across tiles.
+// The plain arithmetic of one tile: transposes, conversions and sums on row-major fp32 scratch
+// whose rows are padded to whole vectors of 16 floats (tile_products.hpp multiplies them). Called
+// by the *_cpu.cpp drivers from inside at::parallel_for; nothing here allocates, starts threads or
+// looks at tensors, and every result depends on its inputs alone: no order of threads, no reduction
+// across tiles.
 #pragma once
 
-#include <c10/core/ScalarType.h>
-
-#include <cstdint>
+#include "kernels/tile_products.hpp"
 
 namespace hedgerow::kernels::cpu {
-
-// n rounded up to whole vectors.
-[[nodiscard]] constexpr std::int64_t padded(std::int64_t n) { return (n + 15) / 16 * 16; }
-
-// What a product multiplies in. kBFloat16 rounds both factors and accumulates in fp32 (AMX tiles,
-// through oneDNN).
-enum class Products { kFloat, kBFloat16 };
-
-// bf16 products where the input is bf16 and the processor has AMX. Elsewhere bf16 inputs are
-// widened: without AMX a bf16 product takes twice the time of an fp32 one (measured on
-// AVX512_BF16), and would only lose accuracy.
-[[nodiscard]] Products products_for(c10::ScalarType dtype);
-
-// Whether this processor can multiply so at all.
-[[nodiscard]] bool runs(Products products);
-
-// Every parallel section that multiplies holds one on its thread: AMX tiles must be given back, or
-// the next user of the thread pays for their state.
-class ProductsScope {
- public:
-  explicit ProductsScope(Products products) : products_(products) {}
-  ~ProductsScope();
-  ProductsScope(const ProductsScope&) = delete;
-  ProductsScope& operator=(const ProductsScope&) = delete;
-
- private:
-  Products products_;
-};
-
-// The left factor, M x K, either as stored or as the transpose of what is stored.
-struct Left {
-  const float* data;
-  std::int64_t row_stride, col_stride;
-};
-[[nodiscard]] constexpr Left as_stored(const float* data, std::int64_t ld) { return {data, ld, 1}; }
-[[nodiscard]] constexpr Left transposed(const float* data, std::int64_t ld) {
-  return {data, 1, ld};
-}
-
-// The right factor, K x N, rows of length >= N padded to 16.
-struct Right {
-  const float* data;
-  std::int64_t ld;
-};
-
-struct Size {
-  std::int64_t m, n, k;
-};
-
-// c [m, padded(n)] = left right, or += with `add`. Columns n..padded(n) of c are written too.
-void multiply(
-    Products products, Size size, Left left, Right right, float* c, std::int64_t ldc, bool add);
 
 // out [cols, padded(rows)] = in^T; the padding is zero.
 void transpose(const float* in,

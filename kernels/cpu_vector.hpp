@@ -35,6 +35,19 @@ HEDGEROW_INLINE IntLanes lane_index() {
 HEDGEROW_INLINE Lanes larger(Lanes x, Lanes m) { return x > m ? x : m; }
 HEDGEROW_INLINE Lanes smaller(Lanes x, Lanes m) { return x < m ? x : m; }
 
+using ShortLanes = std::uint16_t __attribute__((vector_size(32)));
+using UnalignedShortLanes = std::uint16_t __attribute__((vector_size(32), aligned(2), may_alias));
+using UnsignedLanes = std::uint32_t __attribute__((vector_size(64)));
+using UnalignedUnsignedLanes =
+    std::uint32_t __attribute__((vector_size(64), aligned(4), may_alias));
+
+// bf16 bits in the low half of each lane, rounded to nearest even; a NaN stays one.
+HEDGEROW_INLINE UnsignedLanes to_bfloat16_bits(Lanes x) {
+  const UnsignedLanes bits = reinterpret_cast<UnsignedLanes>(x);
+  const UnsignedLanes rounded = (bits + 0x7fffU + ((bits >> 16) & 1U)) >> 16;
+  return reinterpret_cast<IntLanes>(x != x) != 0 ? UnsignedLanes{} + 0x7fc0U : rounded;
+}
+
 // Sums in a fixed order: halves, quarters, ..., so the result does not depend on the instruction
 // set.
 HEDGEROW_INLINE float sum_lanes(Lanes x) {

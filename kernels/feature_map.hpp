@@ -1,7 +1,7 @@
-// Feature maps: phi(x) = activation(x W + b) per head, so that exp(q.k / sqrt(D)) ~
-// phi_q(q).phi_k(k). Hedgehog (arXiv 2402.04347) eq. 4, 5: softmax over features, or exp, of [xW,
-// -xW]; T2R (2103.13076): ReLU(xW + b). W is untied per query head, also for keys: phi_k belongs to
-// the query head (LoLCATs code, method.md 1.2), so a key head shared by several query heads is
+// Feature maps: phi(x) = activation(x W + b) per head, so that phi_q(q).phi_k(k) stands for
+// exp(q.k / sqrt(D)). Hedgehog (arXiv 2402.04347) eq. 4, 5: softmax over features, or exp, of
+// [xW, -xW]; T2R (2103.13076): ReLU(xW + b). W is untied per query head, also for keys: phi_k
+// belongs to the query head (as in LoLCATs' code), so a key head shared by several query heads is
 // mapped once per query head.
 //
 // Shapes: B batch, H query heads, G kv heads, T tokens, D head_dim, f projected features, F
@@ -27,8 +27,7 @@ struct FeatureMapOptions {
 
 struct FeatureMapWeights {
   at::Tensor layer;  // [H, D, f] fp32, LoLCATs' `mlp.layer`; undefined: no projection (f = D)
-  at::Tensor bias;  // [H, f] fp32; undefined: none. The scalar [1, H, 1, 1] of LoLCATs is broadcast
-                    // on import.
+  at::Tensor bias;   // [H, f] fp32; undefined: none. An importer broadcasts LoLCATs' [1, H, 1, 1].
 };
 
 // F of a map: the columns of its layer (head_dim without one), doubled with negation.
@@ -47,10 +46,11 @@ at::Tensor apply_feature_map(const at::Tensor& x,
 // The start of a map, [H, D, f] fp32, as a pure function of `noise` [H, D, f] fp64 on the CPU; the
 // caller draws it from a counter-based generator keyed by (seed, layer_idx, tensor, head), so that
 // any split into blocks starts the same.
-//  kKaiming: noise uniform in [0, 1) -> U(-b, b), b = sqrt(6 / (D f)): torch's fan-in on the 3-D
-//  tensor. kOrthogonal: noise standard normal -> per head orthonormal columns (Gram-Schmidt, so R's
-//  diagonal is positive: Haar); orthonormal rows when f > D. kIdentity: a rectangular eye; only the
-//  shape of the noise counts.
+//
+//   kKaiming     noise uniform in [0, 1) -> U(-b, b), b = sqrt(6 / (D f)): torch's fan-in in 3-D
+//   kOrthogonal  noise standard normal -> orthonormal columns per head by Gram-Schmidt, so that
+//                R's diagonal is positive (Haar); orthonormal rows when f > D
+//   kIdentity    a rectangular eye; only the shape of the noise counts
 at::Tensor start_feature_map(FeatureMapStart start, const at::Tensor& noise);
 
 }  // namespace hedgerow::kernels

@@ -1,9 +1,11 @@
 // Hybrid attention (LoLCATs, arXiv 2410.10254 eq. 6 and section 3.2): softmax inside a window,
 // linear attention before it, one shared denominator. Per head, fp32 inside:
 //
-//   p_ij = g exp(s_ij - m_i) for j in window(i),   s_ij = q_i.k_j / sqrt(D),  m_i = max over the
-//   window,  g = sigmoid(window_factor) l_ij = phi_q(q_i).phi_k(k_j) for j before the window y_i  =
-//   (sum_j p_ij v_j + sum_j l_ij v_j) / Z_i,   Z_i = sum_j p_ij + sum_j l_ij
+//   p_ij = g exp(s_ij - m_i)        keys in window(i); g = sigmoid(window_factor)
+//   s_ij = q_i.k_j / sqrt(D)        m_i = max over the window
+//   l_ij = phi_q(q_i).phi_k(k_j)    keys before the window
+//   Z_i  = sum_j p_ij + sum_j l_ij
+//   y_i  = (sum_j p_ij v_j + sum_j l_ij v_j) / Z_i
 //
 // The shift by m does not cancel against l: it is part of the model, and it is differentiated (ties
 // share equally). Windows: sliding = the last W keys; terraced = the own chunk of W tokens and the

@@ -1,10 +1,8 @@
-// y and Z of the hybrid, one (batch, head) at a time:
-//   for each chunk c:  tiles of queries against the keys of chunks c - 1, c (window, and the
-//   sliding layout's near linear pairs) plus phi_q (S, z) for everything before; then (S, z) +=
-//   phi_k [v, 1] of chunk c - 1.
-// Per head 2 T D (2 W + 2 f + 2 F) + 2 T D^2 F / W FLOPs beside the exponentials; fp32 sums;
-// scratch of a thread: one tile, one chunk of features, (S, z), and widened rows of q, k, v where
-// they are bf16.
+// y and Z of the hybrid, one (batch, head) at a time. For each chunk c: tiles of queries against
+// the keys of chunks c - 1 and c (the window, and the sliding layout's near linear pairs), plus
+// phi_q (S, z) for everything before; then (S, z) += phi_k [v, 1] of chunk c - 1.
+// Per head T D (8 W + 4 f + 4 F) FLOPs beside the exponentials, sums in fp32. Scratch of a thread:
+// one tile, one chunk of features, (S, z), and widened rows of q, k and v where they are bf16.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -57,7 +55,6 @@ class ForwardHead {
 
  private:
   void walk_chunk(std::int64_t chunk) {
-    const ChunkRange range = chunk_range(problem_, chunk);
     const std::int64_t far = chunk - problem_.state_lag();
     const bool near_linear = far >= 0 && problem_.options.layout != WindowLayout::kTerraced;
     const bool flushes = far >= 0 && chunk + 1 < problem_.num_chunks();
@@ -65,9 +62,7 @@ class ForwardHead {
       const ChunkRange keys = chunk_range(problem_, far);
       map_k_.features(k_, keys.begin, keys.tokens(), nullptr, phi_k_.data(), ld_chunk_);
     }
-    for (std::int64_t begin = range.begin; begin < range.end; begin += HybridProblem::kQueryTile) {
-      walk_tile(query_tile(problem_, begin), far > 0);
-    }
+    for_tiles(problem_, chunk, [&](const QueryTile& tile) { walk_tile(tile, far > 0); });
     if (flushes) {
       flush(chunk_range(problem_, far));
     }

@@ -65,6 +65,15 @@ struct ChunkRange {
 };
 ChunkRange chunk_range(const HybridProblem& problem, std::int64_t chunk);
 
+// Calls visit(tile) for the query tiles of one chunk in ascending order.
+template <typename Visit>
+void for_tiles(const HybridProblem& problem, std::int64_t chunk, const Visit& visit) {
+  const ChunkRange range = chunk_range(problem, chunk);
+  for (std::int64_t begin = range.begin; begin < range.end; begin += HybridProblem::kQueryTile) {
+    visit(query_tile(problem, begin));
+  }
+}
+
 // Partial gradients a (batch, head) folded over the batch in ascending order, so that no result
 // depends on the number of threads; undefined stays undefined. partial [B, H, ...] -> [H, ...].
 at::Tensor fold_batch(const at::Tensor& partial);

@@ -1,6 +1,8 @@
 // Linear attention without a window: causal (chunked, carried state) and bidirectional (global
-// sums).
+// sums):
+//
 //   y_i = phi_q_i (sum_j phi_k_j v_j^T) / (phi_q_i . sum_j phi_k_j + 1e-12)
+//
 // Takes features, not inputs, so that any map can be used. O(T F D).
 #pragma once
 
