@@ -46,7 +46,7 @@ class LossHead {
         window_(problem.shape.T * kQueries),
         student_(problem.shape.T * kQueries),
         da_transposed_(with_gradients ? kQueries * ld_keys_ : 0),
-        lanes_(6 * kQueries) {}
+        lanes_(kNumLanes * kQueries) {}
 
   void run(std::int64_t b, std::int64_t h) {
     b_ = b;
@@ -88,21 +88,46 @@ class LossHead {
   }
 
  private:
+  // Rows of lanes_, a query a lane.
+  enum Lane { kMaxima, kTeacherSums, kStudentSums, kLosses, kWindowSums, kTotals, kNumLanes };
+  float* lanes(Lane row) { return lanes_.data() + row * kQueries; }
+
   float* head_of(const at::Tensor& x) {
     return x.defined() ? x.data_ptr<float>() + b_ * x.stride(0) + h_ * x.stride(1) : nullptr;
   }
 
   // The tile's loss; student_ becomes da [keys, queries].
   double walk_tile(const QueryTile& tile) {
-    const std::int64_t D = problem_.shape.D, F = problem_.F, n = tile.queries(), lanes = padded(n);
-    float *maxima = lanes_.data(), *teacher_sums = maxima + kQueries,
-          *sums = teacher_sums + kQueries;
-    float *losses = sums + kQueries, *window_sums = losses + kQueries;
-    const float scale = 1.0F / std::sqrt(static_cast<float>(D));
-    transpose(q_.row(tile.begin), q_.ld, n, D, q_transposed_.data(), kQueries);
+    const std::int64_t n = tile.queries();
+    const float scale = 1.0F / std::sqrt(static_cast<float>(problem_.shape.D));
+    transpose(q_.row(tile.begin), q_.ld, n, problem_.shape.D, q_transposed_.data(), kQueries);
     map_q_.features(q_, tile.begin, n, q_transposed_.data(), phi_q_.data(), kQueries);
+    teacher_weights(tile, scale);
+    student_weights(tile, scale);
+    const auto rows = static_cast<double>(problem_.shape.B * problem_.shape.H * problem_.shape.T);
+    float* losses = lanes(kLosses);
+    cross_entropy_tile(teacher_.data(),
+                       lanes(kTeacherSums),
+                       lanes(kStudentSums),
+                       kQueries,
+                       tile.end,
+                       padded(n),
+                       static_cast<float>(1.0 / rows),
+                       student_.data(),
+                       losses);
+    double loss = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+      loss += static_cast<double>(losses[i]);
+    }
+    return loss / rows;
+  }
+
+  // teacher_ = e^(s - m) over all keys up to the query; the raw scores of the tile's own keys stay
+  // in window_.
+  void teacher_weights(const QueryTile& tile, float scale) {
+    const std::int64_t n = tile.queries();
     multiply(problem_.products,
-             {tile.end, n, D},
+             {tile.end, n, problem_.shape.D},
              as_stored(k_.data, k_.ld),
              {q_transposed_.data(), kQueries},
              teacher_.data(),
@@ -115,59 +140,48 @@ class LossHead {
     window_weights(teacher_.data(),
                    kQueries,
                    tile.end,
-                   lanes,
+                   padded(n),
                    causal,
                    scale,
                    1.0F,
                    teacher_.data(),
-                   maxima,
-                   teacher_sums);
+                   lanes(kMaxima),
+                   lanes(kTeacherSums));
+  }
 
-    const std::int64_t linear = tile.linear_end;
+  // student_ = p + l over the same keys, each pair in one branch.
+  void student_weights(const QueryTile& tile, float scale) {
+    const std::int64_t n = tile.queries(), linear = tile.linear_end;
     const float epsilon = problem_.windowed() ? 0.0F : static_cast<float>(kLinearEpsilon);
+    float* sums = lanes(kStudentSums);
     std::fill(sums, sums + kQueries, epsilon);
     std::fill(student_.data() + linear * kQueries, student_.data() + tile.end * kQueries, 0.0F);
     multiply(problem_.products,
-             {linear, n, F},
+             {linear, n, problem_.F},
              transposed(phi_k_.data(), ld_keys_),
              {phi_q_.data(), kQueries},
              student_.data(),
              kQueries,
              false);
-    mask_linear(student_.data(), kQueries, linear, lanes, all_linear(tile), sums);
+    mask_linear(student_.data(), kQueries, linear, padded(n), all_linear(tile), sums);
     if (problem_.windowed()) {
       window_weights(window_.data(),
                      kQueries,
                      tile.keys(),
-                     lanes,
+                     padded(n),
                      tile.window_mask,
                      scale,
                      gate_,
                      window_.data(),
-                     maxima,
-                     window_sums);
+                     lanes(kMaxima),
+                     lanes(kWindowSums));
       add_tile(student_.data() + tile.keys_begin * kQueries,
                window_.data(),
                kQueries,
                tile.keys(),
-               lanes);
-      add_tile(sums, window_sums, kQueries, 1, lanes);
+               padded(n));
+      add_tile(sums, lanes(kWindowSums), kQueries, 1, padded(n));
     }
-    const auto rows = static_cast<double>(problem_.shape.B * problem_.shape.H * problem_.shape.T);
-    cross_entropy_tile(teacher_.data(),
-                       teacher_sums,
-                       sums,
-                       kQueries,
-                       tile.end,
-                       lanes,
-                       static_cast<float>(1.0 / rows),
-                       student_.data(),
-                       losses);
-    double loss = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-      loss += static_cast<double>(losses[i]);
-    }
-    return loss / rows;
   }
 
   // The linear pairs of the tile among all keys from 0.
@@ -177,13 +191,12 @@ class LossHead {
 
   // The maps' gradients from da; returns sum_i of the window's sum_j p da.
   double gradients(const QueryTile& tile) {
-    const std::int64_t F = problem_.F, n = tile.queries(), lanes = padded(n),
-                       linear = tile.linear_end;
+    const std::int64_t F = problem_.F, n = tile.queries(), linear = tile.linear_end;
     if (linear == 0) {
       return 0;
     }
-    float* totals = lanes_.data() + 5 * kQueries;
-    mask_linear(student_.data(), kQueries, linear, lanes, all_linear(tile), lanes_.data());
+    float* totals = lanes(kTotals);
+    mask_linear(student_.data(), kQueries, linear, padded(n), all_linear(tile), lanes(kMaxima));
     multiply(problem_.products,
              {F, n, linear},
              as_stored(phi_k_.data(), ld_keys_),
@@ -199,7 +212,7 @@ class LossHead {
              dphi_k_.data(),
              ld_keys_,
              true);
-    column_dots(phi_q_.data(), dphi_q_.data(), kQueries, F, lanes, totals);
+    column_dots(phi_q_.data(), dphi_q_.data(), kQueries, F, padded(n), totals);
     map_q_.backward(phi_q_.data(),
                     dphi_q_.data(),
                     kQueries,
