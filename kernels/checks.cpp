@@ -54,14 +54,31 @@ void check_like_q(const char* name, const at::Tensor& x, const at::Tensor& q) {
               x.device());
 }
 
-std::int64_t check_map(const char* side,
+void check_parameter(const std::string& name, const at::Tensor& x, const at::Device& device) {
+  TORCH_CHECK(x.is_floating_point(),
+              "attention: ",
+              name,
+              " must be of a floating dtype, found ",
+              x.scalar_type());
+  TORCH_CHECK(x.device() == device,
+              "attention: ",
+              name,
+              " must be on q's device ",
+              device,
+              ", found ",
+              x.device());
+}
+
+std::int64_t check_map(const std::string& side,
                        const FeatureMapWeights& weights,
                        const FeatureMapOptions& options,
                        std::int64_t num_heads,
-                       std::int64_t head_dim) {
-  if (weights.layer.defined()) {
-    TORCH_CHECK(weights.layer.dim() == 3 && weights.layer.size(0) == num_heads &&
-                    weights.layer.size(1) == head_dim,
+                       std::int64_t head_dim,
+                       const at::Device& device) {
+  const at::Tensor &layer = weights.layer, &bias = weights.bias;
+  if (layer.defined()) {
+    TORCH_CHECK(layer.dim() == 3 && layer.size(0) == num_heads && layer.size(1) == head_dim &&
+                    layer.size(2) >= 1,
                 "attention: the ",
                 side,
                 " map's layer must be [H, D, f] = [",
@@ -69,12 +86,12 @@ std::int64_t check_map(const char* side,
                 ", ",
                 head_dim,
                 ", f], found ",
-                describe(weights.layer.sizes()));
+                describe(layer.sizes()));
+    check_parameter("the " + side + " map's layer", layer, device);
   }
-  const std::int64_t projected = weights.layer.defined() ? weights.layer.size(2) : head_dim;
-  if (weights.bias.defined()) {
-    TORCH_CHECK(weights.bias.dim() == 2 && weights.bias.size(0) == num_heads &&
-                    weights.bias.size(1) == projected,
+  const std::int64_t projected = layer.defined() ? layer.size(2) : head_dim;
+  if (bias.defined()) {
+    TORCH_CHECK(bias.dim() == 2 && bias.size(0) == num_heads && bias.size(1) == projected,
                 "attention: the ",
                 side,
                 " map's bias must be [H, f] = [",
@@ -82,7 +99,8 @@ std::int64_t check_map(const char* side,
                 ", ",
                 projected,
                 "], found ",
-                describe(weights.bias.sizes()));
+                describe(bias.sizes()));
+    check_parameter("the " + side + " map's bias", bias, device);
   }
   return feature_dim(weights, options, head_dim);
 }
@@ -100,7 +118,7 @@ std::string describe(at::IntArrayRef sizes) {
 AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   TORCH_CHECK(q.dim() == 4, "attention: q must be [B, H, T, D], found ", describe(q.sizes()));
   TORCH_CHECK(
-      q.size(2) >= 1, "attention: q must hold at least one token, found ", describe(q.sizes()));
+      q.numel() >= 1, "attention: q must hold at least one token, found ", describe(q.sizes()));
   check_dtype("q", q);
   check_like_q("k", k, q);
   if (v.defined()) {
@@ -117,11 +135,12 @@ AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const a
 std::int64_t check_parameters(const HybridParameters& parameters,
                               const HybridOptions& options,
                               std::int64_t num_heads,
-                              std::int64_t head_dim) {
+                              std::int64_t head_dim,
+                              const at::Device& device) {
   const std::int64_t features =
-      check_map("query", parameters.q, options.feature_map, num_heads, head_dim);
+      check_map("query", parameters.q, options.feature_map, num_heads, head_dim, device);
   const std::int64_t key_features =
-      check_map("key", parameters.k, options.feature_map, num_heads, head_dim);
+      check_map("key", parameters.k, options.feature_map, num_heads, head_dim, device);
   TORCH_CHECK(features == key_features,
               "attention: both maps must give as many features, found ",
               features,
@@ -141,6 +160,7 @@ std::int64_t check_parameters(const HybridParameters& parameters,
               num_heads,
               "], found ",
               describe(parameters.window_factors.sizes()));
+  check_parameter("window_factors", parameters.window_factors, device);
   return features;
 }
 

@@ -21,12 +21,13 @@ struct AttentionShape {
 // may be undefined.
 AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-// The maps of both sides fit (H, D) and give the same F, and window_factors holds H logits where
-// the layout has a window. Returns F.
+// The maps of both sides fit (H, D) and give the same F, window_factors holds H logits where the
+// layout has a window, and all lie on the inputs' device. Returns F.
 std::int64_t check_parameters(const HybridParameters& parameters,
                               const HybridOptions& options,
                               std::int64_t num_heads,
-                              std::int64_t head_dim);
+                              std::int64_t head_dim,
+                              const at::Device& device);
 
 // Whether autograd will ask for a gradient of any of these (undefined ones are skipped).
 [[nodiscard]] bool any_requires_grad(at::ArrayRef<at::Tensor> inputs);

@@ -29,9 +29,15 @@ std::int64_t num_heads_of(const HybridParameters& parameters, std::int64_t num_k
   return parameters.window_factors.defined() ? parameters.window_factors.numel() : num_kv_heads;
 }
 
-void check_cpu(const char* what, const at::Tensor& x) {
+// fp64 has a reference but no recurrent form.
+void check_input(const char* what, const at::Tensor& x) {
   TORCH_CHECK(
       x.is_cpu(), "decode: ", what, " must be on the CPU in this build, found ", x.device());
+  TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
+              "decode: ",
+              what,
+              " must be float32 or bfloat16, found ",
+              x.scalar_type());
 }
 
 void check_state(const DecodeState& state,
@@ -92,7 +98,7 @@ DecodeState prefill_state(const at::Tensor& k,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
   TORCH_CHECK(k.dim() == 4, "decode: k must be [B, G, T, D], found ", describe(k.sizes()));
-  check_cpu("k", k);
+  check_input("k", k);
   const std::int64_t num_heads = num_heads_of(parameters, k.size(1));
   check_attention(k, k, v);
   TORCH_CHECK(lengths.numel() == k.size(0),
@@ -109,7 +115,8 @@ DecodeState prefill_state(const at::Tensor& k,
       counts.min().item<std::int64_t>(),
       "..",
       counts.max().item<std::int64_t>());
-  const std::int64_t features = check_parameters(parameters, options, num_heads, k.size(3));
+  const std::int64_t features =
+      check_parameters(parameters, options, num_heads, k.size(3), k.device());
   DecodeState state = make_decode_state(
       k.size(0), num_heads, k.size(1), k.size(3), features, k.scalar_type(), k.device(), options);
   state.positions.copy_(counts);
@@ -129,9 +136,9 @@ at::Tensor decode_step(const at::Tensor& q,
               describe(k.sizes()),
               " and ",
               describe(v.sizes()));
-  check_cpu("q", q);
+  check_input("q", q);
   const AttentionShape shape = check_attention(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
-  const std::int64_t features = check_parameters(parameters, options, shape.H, shape.D);
+  const std::int64_t features = check_parameters(parameters, options, shape.H, shape.D, q.device());
   check_state(state, shape, features, options);
   TORCH_CHECK(state.window_k.scalar_type() == q.scalar_type(),
               "decode: q must have the state's dtype ",

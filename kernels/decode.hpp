@@ -1,8 +1,10 @@
-// Recurrent inference: one token a step, constant memory. The state of one layer for a batch of
-// sequences of different lengths: (S, z) of everything before the window, and the window's raw keys
-// (after RoPE) and values at the kv heads. Prefill + decode, split at any position, equals the full
-// forward in either layout: a terraced window keeps up to 2 W keys and flushes a whole chunk when
-// the third begins; a sliding one evicts one key a step.
+// Recurrent inference (LoLCATs eq. 3, with eq. 6's window): one token a step, constant memory. The
+// state of one layer for a batch of sequences of different lengths: (S, z) of everything before the
+// window, and the window's raw keys (after RoPE) and values at the kv heads. Prefill + decode,
+// split at any position, equals the full forward in either layout: a terraced window keeps up to 2
+// W keys and flushes a whole chunk when the third begins; a sliding one evicts one key a step.
+// Inputs are bf16 or fp32. Wrong shapes, dtypes and devices throw c10::Error naming the argument,
+// what was expected and what was found. One state belongs to one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>

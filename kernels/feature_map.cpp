@@ -84,11 +84,32 @@ at::Tensor apply_feature_map(const at::Tensor& x,
               "feature map: x must be [B, heads, T, D], found a tensor of ",
               x.dim(),
               " dimensions");
-  TORCH_CHECK(num_heads % x.size(1) == 0,
+  const std::int64_t head_dim = x.size(3);
+  TORCH_CHECK(x.size(1) >= 1 && num_heads % x.size(1) == 0,
               "feature map: x's heads must divide ",
               num_heads,
               ", found ",
               x.size(1));
+  TORCH_CHECK(
+      x.is_floating_point(), "feature map: x must be of a floating dtype, found ", x.scalar_type());
+  const at::Tensor &layer = weights.layer, &bias = weights.bias;
+  TORCH_CHECK(!layer.defined() ||
+                  (layer.dim() == 3 && layer.size(0) == num_heads && layer.size(1) == head_dim),
+              "feature map: the layer must be [H, D, f] = [",
+              num_heads,
+              ", ",
+              head_dim,
+              ", f], found ",
+              layer.sizes());
+  const std::int64_t projected = layer.defined() ? layer.size(2) : head_dim;
+  TORCH_CHECK(!bias.defined() ||
+                  (bias.dim() == 2 && bias.size(0) == num_heads && bias.size(1) == projected),
+              "feature map: the bias must be [H, f] = [",
+              num_heads,
+              ", ",
+              projected,
+              "], found ",
+              bias.sizes());
   const at::ScalarType dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor z = x.to(dtype);
   if (x.size(1) != num_heads) {

@@ -1,5 +1,5 @@
 // Feature maps: phi(x) = activation(x W + b) per head, so that phi_q(q).phi_k(k) stands for
-// exp(q.k / sqrt(D)). Hedgehog (arXiv 2402.04347) eq. 4, 5: softmax over features, or exp, of
+// exp(q.k / sqrt(D)) (LoLCATs eq. 4). Hedgehog eq. 4, 5: softmax over features, or exp, of
 // [xW, -xW]; T2R (2103.13076): ReLU(xW + b). W is untied per query head, also for keys: phi_k
 // belongs to the query head (as in LoLCATs' code), so a key head shared by several query heads is
 // mapped once per query head.
@@ -37,7 +37,8 @@ struct FeatureMapWeights {
 
 // x [B, H or G, T, D] (bf16 or fp32) -> [B, num_heads, T, F] fp32 (fp64 for fp64). G < num_heads:
 // head h reads x's head h / (num_heads / G). Differentiable (autograd) in x, layer and bias. The
-// plain form: the fused attention computes the same inside its tiles.
+// plain form: the fused attention computes the same inside its tiles. Throws c10::Error naming what
+// does not fit. Any thread.
 at::Tensor apply_feature_map(const at::Tensor& x,
                              const FeatureMapWeights& weights,
                              const FeatureMapOptions& options,

@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "kernels/hybrid_attention_cpu.hpp"
+#include "kernels/reference.hpp"
 
 namespace hedgerow::kernels {
 
@@ -122,7 +123,7 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                             const HybridParameters& parameters,
                             const HybridOptions& options) {
   check_attention(q, k, v);
-  check_parameters(parameters, options, q.size(1), q.size(3));
+  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
   if (q.scalar_type() == at::kDouble) {
     return hybrid_attention_reference(q, k, v, parameters, options);
   }
@@ -154,7 +155,11 @@ at::Tensor linear_share(const at::Tensor& q,
                         const HybridOptions& options) {
   const c10::NoGradGuard no_grad;
   check_attention(q, k, {});
-  check_parameters(parameters, options, q.size(1), q.size(3));
+  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
+  if (q.scalar_type() == at::kDouble) {
+    const HybridWeights weights = hybrid_weights_reference(q, k, parameters, options);
+    return (weights.linear.sum(-1, true) / weights.denominator).mean(at::IntArrayRef{0, 2, 3});
+  }
   check_device(q);
   const cpu::HybridForward sums =
       cpu::hybrid_forward_cpu(cpu::make_hybrid_problem(q, k, {}, parameters, options), false);

@@ -43,10 +43,11 @@ struct HybridParameters {
                                         std::int64_t window_size,
                                         std::int64_t query);
 
-// q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32, contiguous in D -> y [B, H, T, D]. Any T
-// >= 1. Differentiable in q, k, v, both maps and window_factors; gradients that nobody needs are
-// not computed. Accumulation fp32 whatever the input. Deterministic from run to run at a fixed
-// thread count.
+// q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32 (copied where D is not contiguous) -> y
+// [B, H, T, D] of q's dtype. Any T >= 1. Differentiable in q, k, v, both maps and window_factors;
+// gradients that nobody needs are not computed. Accumulation fp32 whatever the input. The bytes do
+// not depend on the number of threads. fp64 input gives the reference below. Any thread, several at
+// once; throws c10::Error naming the argument, what was expected and what was found.
 at::Tensor hybrid_attention(const at::Tensor& q,
                             const at::Tensor& k,
                             const at::Tensor& v,
@@ -61,8 +62,8 @@ at::Tensor hybrid_attention_reference(const at::Tensor& q,
                                       const HybridParameters& parameters,
                                       const HybridOptions& options);
 
-// [H]: the mean over queries of sum_j l_ij / Z_i. A student that bypasses its linear branch shows
-// here. No autograd.
+// [H] fp32 (fp64 for fp64 input): the mean over queries of sum_j l_ij / Z_i. A student that
+// bypasses its linear branch shows here. No autograd. Errors as hybrid_attention's.
 at::Tensor linear_share(const at::Tensor& q,
                         const at::Tensor& k,
                         const HybridParameters& parameters,

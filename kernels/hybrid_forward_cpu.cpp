@@ -214,7 +214,7 @@ HybridProblem make_hybrid_problem(const at::Tensor& q,
                                   const HybridOptions& options) {
   HybridProblem problem;
   problem.shape = check_attention(q, k, v);
-  problem.F = check_parameters(parameters, options, problem.shape.H, problem.shape.D);
+  problem.F = check_parameters(parameters, options, problem.shape.H, problem.shape.D, q.device());
   problem.projected = parameters.q.layer.defined() ? parameters.q.layer.size(2) : problem.shape.D;
   problem.options = options;
   problem.products = products_for(q.scalar_type());

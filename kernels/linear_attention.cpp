@@ -24,6 +24,15 @@ void check_features(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::
               describe(phi_q.sizes().slice(0, 3)),
               ", found ",
               describe(v.sizes()));
+  const at::ScalarType dtype = phi_q.scalar_type();
+  TORCH_CHECK((dtype == at::kFloat || dtype == at::kDouble) && phi_k.scalar_type() == dtype,
+              "linear attention: phi_q and phi_k must both be float32 or both float64, found ",
+              dtype,
+              " and ",
+              phi_k.scalar_type());
+  TORCH_CHECK(v.is_floating_point(),
+              "linear attention: v must be of a floating dtype, found ",
+              v.scalar_type());
 }
 
 }  // namespace

@@ -40,7 +40,7 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
                                        const HybridParameters& parameters,
                                        const HybridOptions& options) {
   const AttentionShape shape = check_attention(q, k, {});
-  check_parameters(parameters, options, shape.H, shape.D);
+  check_parameters(parameters, options, shape.H, shape.D, q.device());
   const at::Tensor query = at::arange(shape.T, q.options().dtype(at::kLong)).unsqueeze(1);
   const at::Tensor key = query.transpose(0, 1);
   const at::Tensor begins = window_begins(shape, options, q.device());

@@ -73,6 +73,14 @@ class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFuncti
   static constexpr std::size_t kNumParameters = 5;
 };
 
+void check_values(const char* name, const at::Tensor& y) {
+  TORCH_CHECK(y.scalar_type() == at::kFloat || y.scalar_type() == at::kBFloat16,
+              "transfer_mse: ",
+              name,
+              " must be float32 or bfloat16, found ",
+              y.scalar_type());
+}
+
 }  // namespace
 
 at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
@@ -89,6 +97,8 @@ at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
               y_pred.device(),
               " and ",
               y_true.device());
+  check_values("y_pred", y_pred);
+  check_values("y_true", y_true);
   return MseFunction::apply(y_pred, y_true.detach());
 }
 
@@ -97,9 +107,9 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
                                   const HybridParameters& parameters,
                                   const HybridOptions& options) {
   check_attention(q, k, {});
-  check_parameters(parameters, options, q.size(1), q.size(3));
+  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
   if (q.scalar_type() == at::kDouble) {
-    return transfer_cross_entropy_reference(q, k, parameters, options);
+    return transfer_cross_entropy_reference(q.detach(), k.detach(), parameters, options);
   }
   TORCH_CHECK(
       q.is_cpu(), "transfer_cross_entropy: q must be on the CPU in this build, found ", q.device());

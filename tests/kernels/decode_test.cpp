@@ -143,6 +143,29 @@ TEST(DecodeErrors, NameTheArgumentAndBothValues) {
       },
       ::testing::ThrowsMessage<c10::Error>(
           ::testing::HasSubstr("q must have the state's dtype Float, found BFloat16")));
+  EXPECT_THAT(
+      [&] {
+        prefill_state(inputs.k.to(at::kDouble),
+                      inputs.v.to(at::kDouble),
+                      at::tensor({3L, 65L}),
+                      inputs.parameters,
+                      shape.options);
+      },
+      ::testing::ThrowsMessage<c10::Error>(
+          ::testing::HasSubstr("k must be float32 or bfloat16, found Double")));
+  HybridOptions sliding = shape.options;
+  sliding.layout = WindowLayout::kSliding;
+  EXPECT_THAT(
+      [&] {
+        decode_step(token(inputs.q, 0),
+                    token(inputs.k, 0),
+                    token(inputs.v, 0),
+                    state,
+                    inputs.parameters,
+                    sliding);
+      },
+      ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(
+          "window_k and window_v must be contiguous [2, 2, 64, 16], found [2, 2, 128, 16]")));
 }
 
 }  // namespace

@@ -90,8 +90,27 @@ TEST(FeatureMap, FollowsItsFormulaAndClamp) {
   expect(map(FeatureMapKind::kT2R, false), {1e-12, 1e-12, 1e-12, 2.0});
   expect(map(FeatureMapKind::kEluPlusOne, false), {1e-12, std::exp(-1.0), 1.0, 3.0});
   expect(map(FeatureMapKind::kIdentity, false), {-100.0, -1.0, 0.0, 2.0});
+  const double sum = std::exp(-3.0) + std::exp(-2.0) + 1.0;
+  expect(map(FeatureMapKind::kHedgehogSoftmax, false),
+         {1e-12, std::exp(-3.0) / sum, std::exp(-2.0) / sum, 1.0 / sum});
+  expect(map(FeatureMapKind::kHedgehogExp, false), {1e-12, std::exp(-3.0), std::exp(-2.0), 1.0});
   expect(map(FeatureMapKind::kHedgehogExp, true),
          {1e-12, std::exp(-3.0), std::exp(-2.0), 1.0, 1.0, 1e-12, 1e-12, 1e-12});
+}
+
+TEST(FeatureMap, NamesWhatDoesNotFit) {
+  const auto refuses = [](const at::Tensor& x, const FeatureMapWeights& weights, const char* part) {
+    EXPECT_THAT([&] { apply_feature_map(x, weights, {}, 4); },
+                ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(part)));
+  };
+  const at::Tensor x = at::zeros({1, 2, 5, 8});
+  refuses(at::zeros({2, 5, 8}), {}, "x must be [B, heads, T, D], found a tensor of 3 dimensions");
+  refuses(at::zeros({1, 3, 5, 8}), {}, "x's heads must divide 4, found 3");
+  refuses(at::zeros({1, 0, 5, 8}), {}, "x's heads must divide 4, found 0");
+  refuses(x.to(at::kInt), {}, "x must be of a floating dtype, found Int");
+  refuses(
+      x, {at::zeros({4, 7, 6}), {}}, "the layer must be [H, D, f] = [4, 8, f], found [4, 7, 6]");
+  refuses(x, {{}, at::zeros({4, 6})}, "the bias must be [H, f] = [4, 8], found [4, 6]");
 }
 
 }  // namespace

@@ -111,14 +111,31 @@ TEST(HybridAttention, EqualsTheReferenceForEveryMap) {
                                     FeatureMapKind::kEluPlusOne,
                                     FeatureMapKind::kRelu}) {
     for (const bool negation : {false, true}) {
-      const bool projected = kind != FeatureMapKind::kEluPlusOne && kind != FeatureMapKind::kRelu;
-      AttentionCase shape{
-          .B = 1, .H = 2, .G = 1, .T = 70, .f = projected ? 8 : 0, .bias = negation};
-      shape.options.feature_map = {.kind = kind, .negation = negation};
-      shape.options.window_size = 16;
-      shape.options.layout = negation ? WindowLayout::kSliding : WindowLayout::kTerraced;
-      expect_case(shape);
+      for (const std::int64_t f : {0, 8}) {
+        AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 70, .f = f, .bias = negation};
+        shape.options.feature_map = {.kind = kind, .negation = negation};
+        shape.options.window_size = 16;
+        shape.options.layout = negation ? WindowLayout::kSliding : WindowLayout::kTerraced;
+        expect_case(shape);
+      }
     }
+  }
+}
+
+// The identity's weights are positive only where its inputs are; else Z may vanish.
+TEST(HybridAttention, EqualsTheReferenceForTheIdentityOfPositiveInputs) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 70, .f = 0};
+    shape.options.feature_map = {.kind = FeatureMapKind::kIdentity, .negation = false};
+    shape.options.window_size = 16;
+    shape.options.layout = layout;
+    AttentionInputs inputs = make_inputs(shape);
+    inputs.q = inputs.q.abs();
+    inputs.k = inputs.k.abs();
+    expect_outcome(shape,
+                   fused(shape, inputs),
+                   reference(shape, inputs, at::kFloat),
+                   reference(shape, inputs, at::kDouble));
   }
 }
 

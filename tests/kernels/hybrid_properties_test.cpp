@@ -31,21 +31,42 @@ Outcome fused(const AttentionCase& shape, const AttentionInputs& inputs) {
 
 TEST(HybridAttention, IsCausalBitForBit) {
   for (const WindowLayout layout : kLayouts) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      AttentionCase shape{.T = 200, .dtype = dtype};
+      shape.options.layout = layout;
+      const AttentionInputs inputs = make_inputs(shape);
+      const at::Tensor before = attend(inputs, shape.options);
+      for (const std::int64_t t : {0, 1, 63, 64, 130, 199}) {
+        AttentionInputs changed = inputs;
+        for (at::Tensor* x : {&changed.q, &changed.k, &changed.v}) {
+          *x = x->clone();
+          x->narrow(2, t, shape.T - t).add_(1.0);
+        }
+        const at::Tensor after = attend(changed, shape.options);
+        EXPECT_TRUE(at::equal(before.narrow(2, 0, t), after.narrow(2, 0, t)))
+            << shape.name() << ", tokens from " << t;
+        EXPECT_FALSE(at::equal(before.narrow(2, t, 1), after.narrow(2, t, 1)))
+            << shape.name() << ", tokens from " << t;
+      }
+    }
+  }
+}
+
+// Chunks are anchored at token 0: a prefix alone gives what it gives inside a longer sequence.
+TEST(HybridAttention, OfAPrefixIsThePrefixOfTheWhole) {
+  for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.T = 200};
     shape.options.layout = layout;
-    AttentionInputs inputs = make_inputs(shape);
-    const at::Tensor before = attend(inputs, shape.options);
-    for (const std::int64_t t : {0, 1, 63, 64, 130, 199}) {
-      AttentionInputs changed = inputs;
-      for (at::Tensor* x : {&changed.q, &changed.k, &changed.v}) {
-        *x = x->clone();
-        x->narrow(2, t, 1).add_(1.0);
+    const AttentionInputs inputs = make_inputs(shape);
+    const at::Tensor whole = attend(inputs, shape.options);
+    for (const std::int64_t t : {1, 63, 65, 130, 192}) {
+      AttentionInputs prefix = inputs;
+      for (at::Tensor* x : {&prefix.q, &prefix.k, &prefix.v}) {
+        *x = x->narrow(2, 0, t);
       }
-      const at::Tensor after = attend(changed, shape.options);
-      EXPECT_TRUE(at::equal(before.narrow(2, 0, t), after.narrow(2, 0, t)))
-          << shape.name() << ", token " << t;
-      EXPECT_FALSE(at::equal(before.narrow(2, t, 1), after.narrow(2, t, 1)))
-          << shape.name() << ", token " << t;
+      const at::Tensor found = attend(prefix, shape.options);
+      EXPECT_LE((found - whole.narrow(2, 0, t)).abs().max().item<double>(), 1e-6)
+          << shape.name() << ", prefix of " << t;
     }
   }
 }
@@ -183,20 +204,22 @@ TEST(HybridAttention, MeasuresTheLinearBranchesShare) {
     const at::Tensor exact =
         (weights.linear.sum(-1, true) / weights.denominator).mean({0, 2, 3}).detach();
     EXPECT_LT((share - exact).abs().max().item<double>(), 1e-6) << shape.name();
+    const at::Tensor in_double = linear_share(inputs.q, inputs.k, inputs.parameters, shape.options);
+    EXPECT_TRUE(at::equal(in_double, exact)) << shape.name();
   }
 }
 
+std::string message_of(const AttentionInputs& inputs) {
+  try {
+    attend(inputs, {});
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
 TEST(HybridAttentionErrors, AreOneSentenceWithTheArgumentAndBothValues) {
-  AttentionCase shape;
-  const AttentionInputs x = make_inputs(shape);
-  const auto message_of = [&](const AttentionInputs& inputs) -> std::string {
-    try {
-      attend(inputs, shape.options);
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "no error";
-  };
+  const AttentionInputs x = make_inputs({});
   AttentionInputs bad = x;
   bad.k = x.k.narrow(2, 0, 64);
   EXPECT_THAT(message_of(bad),
@@ -216,6 +239,14 @@ TEST(HybridAttentionErrors, AreOneSentenceWithTheArgumentAndBothValues) {
   bad.q = x.q.to(at::kMeta);
   EXPECT_THAT(message_of(bad), ::testing::HasSubstr("k must be on q's device meta, found cpu"));
   bad = x;
+  bad.q = x.q.narrow(0, 0, 0);
+  EXPECT_THAT(message_of(bad),
+              ::testing::HasSubstr("q must hold at least one token, found [0, 4, 65, 16]"));
+}
+
+TEST(HybridAttentionErrors, NameTheParameterThatDoesNotFit) {
+  const AttentionInputs x = make_inputs({});
+  AttentionInputs bad = x;
   bad.parameters.q.layer = at::zeros({4, 17, 8});
   EXPECT_THAT(message_of(bad),
               ::testing::HasSubstr(
@@ -223,6 +254,21 @@ TEST(HybridAttentionErrors, AreOneSentenceWithTheArgumentAndBothValues) {
   bad = x;
   bad.parameters.k.layer = at::zeros({4, 16, 9});
   EXPECT_THAT(message_of(bad), ::testing::HasSubstr("found 16 for queries and 18 for keys"));
+  bad = x;
+  bad.parameters.k.layer = at::zeros({4, 16, 8}, at::kInt);
+  EXPECT_THAT(message_of(bad),
+              ::testing::HasSubstr("the key map's layer must be of a floating dtype, found Int"));
+  bad = x;
+  bad.parameters.q.layer = x.parameters.q.layer.to(at::kMeta);
+  EXPECT_THAT(message_of(bad),
+              ::testing::HasSubstr("the query map's layer must be on q's device cpu, found meta"));
+  bad = x;
+  bad.parameters.q.bias = at::zeros({4, 9});
+  EXPECT_THAT(message_of(bad),
+              ::testing::HasSubstr("the query map's bias must be [H, f] = [4, 8], found [4, 9]"));
+  bad = x;
+  bad.parameters.window_factors = at::Tensor();
+  EXPECT_THAT(message_of(bad), ::testing::HasSubstr("window_factors must be defined"));
   bad = x;
   bad.parameters.window_factors = at::zeros({3});
   EXPECT_THAT(message_of(bad),

@@ -61,17 +61,36 @@ TEST(LinearAttention, IsCausalBitForBit) {
   EXPECT_FALSE(at::equal(before.narrow(2, 100, 1), after.narrow(2, 100, 1)));
 }
 
-TEST(LinearAttention, KeepsTheDtypeOfItsValues) {
-  const at::Tensor phi = at::rand({1, 1, 9, 4});
-  EXPECT_EQ(
-      causal_linear_attention(phi, phi, at::randn({1, 1, 9, 5}).to(at::kBFloat16)).scalar_type(),
-      at::kBFloat16);
-  EXPECT_THAT(
-      [&] {
-        causal_linear_attention(phi, phi, at::zeros({1, 1, 8, 5}));
-      },
-      ::testing::ThrowsMessage<c10::Error>(
-          ::testing::HasSubstr("v must have phi_q's batch, heads and tokens")));
+TEST(LinearAttention, OfBfloat16ValuesIsThatOfTheSameValuesInFloatRoundedOnce) {
+  const Problem x = make_problem(130);
+  const at::Tensor phi_q = x.phi_q.detach().to(at::kFloat), phi_k = x.phi_k.detach().to(at::kFloat);
+  const at::Tensor v = x.v.detach().to(at::kBFloat16);
+  for (const auto& attention : {causal_linear_attention, bidirectional_linear_attention}) {
+    const at::Tensor found = attention(phi_q, phi_k, v);
+    EXPECT_EQ(found.scalar_type(), at::kBFloat16);
+    EXPECT_TRUE(at::equal(found, attention(phi_q, phi_k, v.to(at::kFloat)).to(at::kBFloat16)));
+  }
+}
+
+TEST(LinearAttention, NamesWhatDoesNotFit) {
+  const at::Tensor phi = at::rand({1, 1, 9, 4}), v = at::zeros({1, 1, 9, 5});
+  for (const auto& attention : {causal_linear_attention, bidirectional_linear_attention}) {
+    const auto refuses = [&](const at::Tensor& phi_q,
+                             const at::Tensor& phi_k,
+                             const at::Tensor& values,
+                             const char* part) {
+      EXPECT_THAT([&] { attention(phi_q, phi_k, values); },
+                  ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(part)));
+    };
+    refuses(phi[0], phi, v, "phi_q must be [B, H, T, F], found [1, 9, 4]");
+    refuses(phi, phi.narrow(3, 0, 3), v, "phi_k must have phi_q's shape [1, 1, 9, 4], found");
+    refuses(phi, phi, v.narrow(2, 0, 8), "v must have phi_q's batch, heads and tokens [1, 1, 9]");
+    refuses(phi,
+            phi.to(at::kDouble),
+            v,
+            "must both be float32 or both float64, found Float and Double");
+    refuses(phi, phi, v.to(at::kInt), "v must be of a floating dtype, found Int");
+  }
 }
 
 }  // namespace

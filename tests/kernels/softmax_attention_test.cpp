@@ -67,6 +67,53 @@ TEST_P(SoftmaxAttention, PropagatesNanToItsQueriesOnly) {
   EXPECT_EQ(y.isnan().sum().item<std::int64_t>(), 32);
 }
 
+TEST_P(SoftmaxAttention, TrainsQueriesKeysAndValues) {
+  const AttentionCase shape{.B = 1, .H = 4, .G = 2, .T = 70, .D = 32, .dtype = GetParam()};
+  const AttentionInputs inputs = make_inputs(shape);
+  const auto plain_form = [](const AttentionInputs& x) {
+    return softmax_attention_reference(x.q, x.k, x.v);
+  };
+  const auto gradients = [&](const AttentionInputs& x, const testing::AttentionFunction& function) {
+    const at::Tensor y = function(x);
+    return torch::autograd::grad({y}, {x.q, x.k, x.v}, {x.dy.to(y.scalar_type())});
+  };
+  const auto ours = gradients(inputs.as(shape.dtype, at::kFloat), [](const AttentionInputs& x) {
+    return softmax_attention_trainable(x.q, x.k, x.v);
+  });
+  const auto plain = gradients(inputs.as(shape.dtype, at::kFloat), plain_form);
+  const auto exact = gradients(inputs.as(at::kDouble, at::kDouble), plain_form);
+  for (std::size_t i = 0; i < exact.size(); ++i) {
+    expect_within_twice(ours[i], plain[i], exact[i], shape.name() + ", d" + testing::kLeafNames[i]);
+  }
+}
+
+// fp64 takes ATen's form, as bf16 does where there is AMX: its grouped heads are the same.
+TEST(SoftmaxAttentionOfATen, EqualsTheReferenceForGroupedHeads) {
+  const AttentionInputs x =
+      make_inputs({.B = 2, .H = 6, .G = 2, .T = 100, .D = 64}).as(at::kDouble, at::kDouble);
+  EXPECT_TRUE(at::allclose(softmax_attention(x.q, x.k, x.v),
+                           softmax_attention_reference(x.q, x.k, x.v).detach(),
+                           0.0,
+                           1e-10));
+}
+
+TEST(SoftmaxAttentionErrors, NameTheArgumentAndBothValues) {
+  const AttentionInputs x = make_inputs({});
+  const auto refuses =
+      [](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v, const char* part) {
+        for (const auto& attention :
+             {softmax_attention, softmax_attention_trainable, softmax_attention_reference}) {
+          EXPECT_THAT([&] { attention(q, k, v); },
+                      ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(part)));
+        }
+      };
+  refuses(x.q[0], x.k, x.v, "q must be [B, H, T, D], found [4, 65, 16]");
+  refuses(x.q.to(at::kHalf), x.k, x.v, "q must be float32 or bfloat16, found Half");
+  refuses(x.q, x.k.to(at::kBFloat16), x.v, "k must have q's dtype Float, found BFloat16");
+  refuses(x.q, x.k, x.v.narrow(1, 0, 1), "v must have k's 2 heads, found 1");
+  refuses(x.q.narrow(2, 0, 0), x.k, x.v, "q must hold at least one token, found [2, 4, 0, 16]");
+}
+
 INSTANTIATE_TEST_SUITE_P(Dtypes, SoftmaxAttention, ::testing::Values(at::kFloat, at::kBFloat16));
 
 }  // namespace

@@ -83,6 +83,33 @@ TEST(TransferCrossEntropy, IsLeastWhereTheStudentEqualsTheTeacher) {
   EXPECT_NEAR(loss, entropy, 1e-5);
 }
 
+TEST(TransferCrossEntropy, GradientsAreThoseOfFiniteDifferences) {
+  for (const WindowLayout layout :
+       {WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone}) {
+    AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 11, .D = 4, .f = 3, .bias = true};
+    shape.options.layout = layout;
+    shape.options.window_size = 3;
+    testing::expect_finite_differences(
+        [&](const AttentionInputs& x) {
+          return transfer_cross_entropy(x.q, x.k, x.parameters, shape.options);
+        },
+        make_inputs(shape).as(at::kDouble, at::kDouble),
+        shape.name());
+  }
+}
+
+TEST(TransferCrossEntropy, NamesWhatDoesNotFit) {
+  const AttentionCase shape;
+  const AttentionInputs x = make_inputs(shape);
+  const auto refuses = [&](const at::Tensor& q, const at::Tensor& k, const char* part) {
+    EXPECT_THAT([&] { transfer_cross_entropy(q, k, x.parameters, shape.options); },
+                ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(part)));
+  };
+  refuses(x.q, x.k.narrow(3, 0, 8), "k must have q's batch, tokens and head_dim");
+  refuses(x.q, x.k.to(at::kBFloat16), "k must have q's dtype Float, found BFloat16");
+  refuses(x.q.narrow(1, 0, 2), x.k, "the query map's layer must be [H, D, f] = [2, 16, f]");
+}
+
 TEST(TransferMse, IsTheMeanOverAllElementsWithoutGradientForTheTeacher) {
   const at::Tensor pred = at::tensor({1.0F, 2.0F, 4.0F}).set_requires_grad(true);
   const at::Tensor truth = at::tensor({1.0F, 0.0F, 1.0F}).set_requires_grad(true);
@@ -95,6 +122,16 @@ TEST(TransferMse, IsTheMeanOverAllElementsWithoutGradientForTheTeacher) {
   EXPECT_THAT([&] { transfer_mse(pred, at::zeros({2})); },
               ::testing::ThrowsMessage<c10::Error>(
                   ::testing::HasSubstr("y_pred must have y_true's shape [2], found [3]")));
+}
+
+TEST(TransferMse, NamesAnotherDtype) {
+  const at::Tensor y = at::zeros({3, 4});
+  EXPECT_THAT([&] { transfer_mse(y.to(at::kHalf), y); },
+              ::testing::ThrowsMessage<c10::Error>(
+                  ::testing::HasSubstr("y_pred must be float32 or bfloat16, found Half")));
+  EXPECT_THAT([&] { transfer_mse(y, y.to(at::kDouble)); },
+              ::testing::ThrowsMessage<c10::Error>(
+                  ::testing::HasSubstr("y_true must be float32 or bfloat16, found Double")));
 }
 
 TEST(TransferMse, WalksAnyLayoutAndDtypeAlike) {
