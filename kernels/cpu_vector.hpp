@@ -82,8 +82,9 @@ HEDGEROW_INLINE Lanes exp_lanes(Lanes x) {
   series = series * r + 0.5F;
   series = series * r + 1.0F;
   series = series * r + 1.0F;
-  const IntLanes exponent = reinterpret_cast<IntLanes>(shifted) << 23;
-  const Lanes power = reinterpret_cast<Lanes>(reinterpret_cast<IntLanes>(series) + exponent);
+  // Unsigned: below the underflow the sum wraps, and is dropped.
+  const UnsignedLanes exponent = reinterpret_cast<UnsignedLanes>(shifted) << 23;
+  const Lanes power = reinterpret_cast<Lanes>(reinterpret_cast<UnsignedLanes>(series) + exponent);
   const Lanes bounded = x < kUnderflow ? Lanes{} : power;
   return x != x ? x : bounded;
 }
