@@ -1,4 +1,4 @@
-"""Opponent of capture: transformers' bf16 forward of the body (no lm_head, no cache) over the same sequences."""
+"""Opponent of capture: transformers' forward of the body (no lm_head, no cache) over the same sequences."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def main() -> None:
     options = common_arguments(__doc__).parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
-    model = AutoModel.from_pretrained(options.model, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    model = AutoModel.from_pretrained(options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa").eval()
     ids = load_ids(options, model.config.vocab_size)
 
     @torch.inference_mode()

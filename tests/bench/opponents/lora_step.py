@@ -28,7 +28,7 @@ def main() -> None:
         return y.to(query.dtype).transpose(1, 2).contiguous(), None
 
     ALL_ATTENTION_FUNCTIONS.register("lora_opponent", attention)
-    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.bfloat16, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_pretrained(options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa")
     model.set_attn_implementation("lora_opponent")
     config = model.config
     for _ in range(config.num_hidden_layers):

@@ -25,6 +25,7 @@ def common_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument("--seq-len", type=int, default=512)
     parser.add_argument("--micro-batch", type=int, default=4, help="sequences at once")
     parser.add_argument("--threads", type=int, default=0, help="0: what PyTorch takes by itself")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="weights and products")
     return parser
 
 

@@ -35,7 +35,7 @@ def main() -> None:
         return teacher.transpose(1, 2).contiguous(), None
 
     ALL_ATTENTION_FUNCTIONS.register("transfer_opponent", attention)
-    model = AutoModel.from_pretrained(options.model, dtype=torch.bfloat16, attn_implementation="sdpa").eval()
+    model = AutoModel.from_pretrained(options.model, dtype=getattr(torch, options.dtype), attn_implementation="sdpa").eval()
     model.requires_grad_(False)
     model.set_attn_implementation("transfer_opponent")
     config = model.config
