@@ -87,6 +87,26 @@ TEST(Communicator, ASilentPeerIsAnErrorWithinTheDeadlineThatNamesIt) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
+TEST(Communicator, APatientRankWaitsForASlowOneAndIsImpatientAfterwards) {
+  run_on_threads(
+      2,
+      [](Communicator& communicator) {
+        std::vector<std::byte> bytes(1);
+        if (communicator.rank() == 1) {  // slow: first waits its own deadline out for nothing
+          communicator.set_deadline(std::chrono::milliseconds(200));
+          EXPECT_THROW(communicator.receive(bytes, 0, 7), Error);
+          communicator.send(bytes, 0, 0);
+          return;
+        }
+        {
+          const Patience patience(communicator);
+          communicator.receive(bytes, 1, 0);
+        }
+        EXPECT_EQ(communicator.set_deadline(kCommDeadline), std::chrono::milliseconds(20));
+      },
+      std::chrono::milliseconds(20));
+}
+
 TEST(Communicator, ARankThatThrowsEndsTheOthersLongBeforeTheDeadline) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_THROW(run_on_threads(3,

@@ -34,9 +34,28 @@ class Communicator {
   // All ranks' bytes in rank order, on every rank; bytes.size() equal on all.
   virtual std::vector<std::byte> all_gather(std::span<const std::byte> bytes) = 0;
   virtual void barrier() = 0;
+  // From now on, for this rank's own calls; returns the deadline before.
+  virtual std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) = 0;
 };
 
 inline constexpr std::chrono::seconds kCommDeadline{60};
+// While ranks read a model from a shared file system, or rank 0 looks for its coordinator.
+inline constexpr std::chrono::minutes kLoadDeadline{30};
+
+// A longer deadline for as long as it lives.
+class Patience {
+ public:
+  explicit Patience(Communicator& communicator)
+      : communicator_(communicator), before_(communicator.set_deadline(kLoadDeadline)) {}
+  ~Patience() { communicator_.set_deadline(before_); }
+  Patience(const Patience&) = delete;
+  Patience& operator=(const Patience&) = delete;
+
+ private:
+  Communicator& communicator_;
+  const std::chrono::milliseconds before_;
+};
+
 inline constexpr int kMaxTag = 9999;
 
 // Initialises MPI (MPI_THREAD_MULTIPLE) on first use; finalises in the destructor of the last one,

@@ -8,6 +8,7 @@
 #include <set>
 #include <thread>
 #include <tuple>
+#include <utility>
 
 #include "storage/error.hpp"
 #include "worker/comm/point_to_point.hpp"
@@ -20,8 +21,6 @@ using storage::ErrorKind;
 
 class Exchange {
  public:
-  explicit Exchange(std::chrono::milliseconds deadline) : deadline_(deadline) {}
-
   void post(std::span<const std::byte> bytes, int source, int destination, int tag) {
     const std::lock_guard lock(mutex_);
     if (lost_.contains(destination)) throw lost(source, destination);
@@ -29,14 +28,18 @@ class Exchange {
     arrived_.notify_all();
   }
 
-  void take(std::span<std::byte> bytes, int source, int destination, int tag) {
+  void take(std::span<std::byte> bytes,
+            int source,
+            int destination,
+            int tag,
+            std::chrono::milliseconds deadline) {
     std::unique_lock lock(mutex_);
     auto& box = mail_[{source, destination, tag}];
     const auto ready = [&] { return !box.empty() || lost_.contains(source); };
-    if (!arrived_.wait_for(lock, deadline_, ready)) {
+    if (!arrived_.wait_for(lock, deadline, ready)) {
       throw Error(ErrorKind::kUnavailable,
                   "rank " + std::to_string(destination) + ": no message from rank " +
-                      std::to_string(source) + " within " + std::to_string(deadline_.count()) +
+                      std::to_string(source) + " within " + std::to_string(deadline.count()) +
                       " ms");
     }
     if (box.empty()) throw lost(destination, source);
@@ -62,7 +65,6 @@ class Exchange {
                  "rank " + std::to_string(rank) + ": rank " + std::to_string(peer) + " is lost");
   }
 
-  const std::chrono::milliseconds deadline_;
   std::mutex mutex_;
   std::condition_variable arrived_;
   std::map<std::tuple<int, int, int>, std::deque<std::vector<std::byte>>> mail_;
@@ -71,22 +73,29 @@ class Exchange {
 
 class ThreadCommunicator final : public PointToPointCommunicator {
  public:
-  ThreadCommunicator(Exchange& exchange, int rank, int world_size)
-      : exchange_(exchange), rank_(rank), world_size_(world_size) {}
+  ThreadCommunicator(Exchange& exchange,
+                     int rank,
+                     int world_size,
+                     std::chrono::milliseconds deadline)
+      : exchange_(exchange), rank_(rank), world_size_(world_size), deadline_(deadline) {}
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int world_size() const override { return world_size_; }
+  std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) override {
+    return std::exchange(deadline_, deadline);
+  }
 
  private:
   void send_message(std::span<const std::byte> bytes, int destination, int tag) override {
     exchange_.post(bytes, rank_, destination, tag);
   }
   void receive_message(std::span<std::byte> bytes, int source, int tag) override {
-    exchange_.take(bytes, source, rank_, tag);
+    exchange_.take(bytes, source, rank_, tag, deadline_);
   }
 
   Exchange& exchange_;
   const int rank_;
   const int world_size_;
+  std::chrono::milliseconds deadline_;
 };
 
 }  // namespace
@@ -94,7 +103,7 @@ class ThreadCommunicator final : public PointToPointCommunicator {
 void run_on_threads(int world_size,
                     const std::function<void(Communicator&)>& body,
                     std::chrono::milliseconds deadline) {
-  Exchange exchange(deadline);
+  Exchange exchange;
   std::mutex mutex;
   std::exception_ptr first;
   {
@@ -102,7 +111,7 @@ void run_on_threads(int world_size,
     for (int rank = 0; rank < world_size; ++rank) {
       threads.emplace_back([&, rank] {
         try {
-          ThreadCommunicator communicator(exchange, rank, world_size);
+          ThreadCommunicator communicator(exchange, rank, world_size, deadline);
           body(communicator);
         } catch (...) {
           {
@@ -122,6 +131,9 @@ std::unique_ptr<Communicator> make_single_communicator() {
   struct Alone final : PointToPointCommunicator {
     [[nodiscard]] int rank() const override { return 0; }
     [[nodiscard]] int world_size() const override { return 1; }
+    std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) override {
+      return deadline;
+    }
     void send_message(std::span<const std::byte> /*bytes*/,
                       int /*destination*/,
                       int /*tag*/) override {}

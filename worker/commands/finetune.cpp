@@ -92,6 +92,7 @@ ExitCode run_alone(RunContext& run, const Options& options, Communicator& commun
 
 // Rank 0's text on every rank.
 std::string shared(std::string text, Communicator& communicator) {
+  const Patience patience(communicator);  // rank 0 may have waited for a coordinator
   std::uint64_t size = text.size();
   communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
   text.resize(size);

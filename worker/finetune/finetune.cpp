@@ -5,6 +5,7 @@
 #include <cmath>
 #include <filesystem>
 #include <map>
+#include <optional>
 
 #include "storage/checkpoint.hpp"
 #include "storage/error.hpp"
@@ -241,7 +242,11 @@ TaskResult run_finetune(RunContext& run,
                         TaskContext& context,
                         const wire::Task& task,
                         Communicator& communicator) {
-  return Finetune(run, context, task, communicator).run();
+  std::optional<Patience> patience(communicator);
+  Finetune stage(run, context, task, communicator);
+  communicator.barrier();  // each has its model: from here on they go step by step
+  patience.reset();
+  return stage.run();
 }
 
 }  // namespace hedgerow::worker
