@@ -9,6 +9,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -42,7 +43,8 @@ struct DispatcherConfig {
   std::chrono::milliseconds second_worker_patience{std::chrono::minutes(10)};
   std::uint64_t token_floor = 0;     // tokens seen in file names
   std::uint64_t room_for_retry = 0;  // free disk below which an exhausted task stops the run
-  std::string version;               // ours; a worker of another one is noted
+  std::string version,
+      build;  // ours; a worker of another version is refused, of another build noted
 };
 
 struct RecordedEvent {
@@ -111,6 +113,7 @@ class Dispatcher {
   void reply_fenced(const std::string& peer, std::uint64_t token);
   void grant_to(const std::string& peer, const LiveWorker& worker, const TaskId& id);
   wire::Task wire_task(const TaskId& id, std::uint64_t token) const;
+  void note_once(const std::string& text);
   void hello(const std::string& peer, const wire::Hello& message);
   void request(const std::string& peer, const wire::Request& message);
   void heartbeat(const std::string& peer, const wire::Heartbeat& message);
@@ -134,6 +137,7 @@ class Dispatcher {
   std::vector<Outgoing> outgoing_;
   std::vector<RecordedEvent> pending_, recorded_;
   std::vector<std::string> hung_;
+  std::set<std::string> noted_;  // in this term
   std::optional<std::string> stopping_;
   Spare spare_ = Spare::kNobody;
   std::string finetune_worker_;  // uuid of the MPI stage's rank 0, once it said hello

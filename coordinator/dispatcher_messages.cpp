@@ -56,6 +56,11 @@ void Dispatcher::reply_fenced(const std::string& peer, std::uint64_t token) {
   reply(peer, wire::Fenced{token, "fencing token " + std::to_string(token) + " is not current"});
 }
 
+// A worker that restarts again and again must not fill the journal.
+void Dispatcher::note_once(const std::string& text) {
+  if (noted_.insert(text).second) record(Noted{text});
+}
+
 void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
   const std::string& uuid = message.worker.uuid;
   const auto found = workers_.find(uuid);
@@ -65,8 +70,16 @@ void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
     return;
   }
   if (message.version != config_.version) {
-    record(Noted{"worker " + uuid + " is version " + message.version + ", the coordinator " +
-                 config_.version});
+    note_once("refused worker " + uuid + ": it is version " + message.version +
+              ", the coordinator " + config_.version);
+    reply(peer,
+          wire::Refused{"it is version " + message.version + ", the coordinator " +
+                        config_.version + "; install the same version of hedgerow on both"});
+    return;
+  }
+  if (message.build != config_.build) {
+    note_once("workers of build " + message.build + " joined, the coordinator is " + config_.build +
+              ": equal bytes are no longer promised");
   }
   // An earlier incarnation died without a word, and with it what it held.
   std::vector<std::uint64_t> orphaned;

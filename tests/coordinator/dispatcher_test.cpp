@@ -105,6 +105,31 @@ TEST_F(DispatcherTest, AWorkerOfAnotherProtocolIsRefusedWithBothNumbers) {
   EXPECT_NE(reason.find("speaks 1"), std::string::npos) << reason;
 }
 
+TEST_F(DispatcherTest, AWorkerOfAnotherVersionIsRefusedWithBothAndNotedOnce) {
+  wire::Hello message;
+  message.worker = {"w1", 1};
+  message.version = "2";
+  for (int time = 0; time < 3; ++time) {
+    const wire::Message reply = say("w1", message);
+    ASSERT_EQ(wire::type_of(reply), "refused");
+    const std::string reason = std::get<wire::Refused>(reply).reason;
+    EXPECT_NE(reason.find("version 2, the coordinator 1"), std::string::npos) << reason;
+  }
+  EXPECT_EQ(num_records("noted"), 1);
+  EXPECT_EQ(wire::type_of(say("w1", wire::Request{{"w1", 1}, -1})), "who_are_you");
+}
+
+TEST_F(DispatcherTest, WorkersOfAnotherBuildAreWelcomeAndNotedOnce) {
+  for (const char* worker : {"w1", "w2"}) {
+    wire::Hello message;
+    message.worker = {worker, 1};
+    message.version = "1";
+    message.build = "1+other";
+    EXPECT_EQ(wire::type_of(say(worker, message)), "welcome");
+  }
+  EXPECT_EQ(num_records("noted"), 1);
+}
+
 TEST_F(DispatcherTest, NoiseIsDroppedAndTheDeskGoesOn) {
   desk_->receive("peer", "GET / HTTP/1.1");
   desk_->receive("peer", wire::encode(wire::Stop{"x"}).substr(0, 12));
