@@ -94,6 +94,7 @@ void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children)
 
 RunOutcome Coordinator::run() {
   try {
+    publish(true);  // `stop` and `worker` find a coordinator by it
     while (!finished_) {
       turn(kTurnPatience);
       if (stopping_ && everybody_left()) return outcome(RunPhase::kRunning);

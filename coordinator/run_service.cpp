@@ -126,6 +126,7 @@ DispatcherConfig dispatcher_config(const RunOptions& options,
       plan.boundary_bytes / static_cast<std::uint64_t>(std::max(1, plan.capture.num_shards())) +
       kRoomBesideAShard;
   config.version = storage::version();
+  config.build = options.build;
   return config;
 }
 
@@ -136,6 +137,10 @@ int threads_per_process(const storage::Recipe& recipe, int processes) {
 }
 
 }  // namespace
+
+void refuse_if_coordinated(const storage::RunLayout& layout) {
+  refuse_if_held(layout, wire::read_coordinator_file(layout));
+}
 
 RunOutcome run(const RunOptions& options, RunObserver& observer) {
   const storage::RunLayout layout(fs::absolute(options.run_directory));

@@ -46,6 +46,9 @@ struct RunOutcome {
   RunStatus status;
 };
 
+// Throws kUsage if a coordinator lives on this run: names host, pid and term.
+void refuse_if_coordinated(const storage::RunLayout& layout);
+
 // Blocks until the run is done, partial or stopped. Throws kUsage (does not fit; another
 // coordinator holds the run: names host, pid and term), kExhausted, kUnavailable (no worker binary;
 // journal not writable), kCorrupt.

@@ -64,6 +64,7 @@ void resolve_for_this_machine(Recipe& recipe) {
 
 Plan plan_of(const Recipe& recipe, const fs::path& directory) {
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
+  model.check_complete();
   PlanTokens tokens = read_plan_tokens(storage::RunLayout(directory), model.config().vocab_size);
   fill_missing(tokens, recipe);
   const PlanLimits limits =

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
@@ -29,15 +30,22 @@ void write_recipe(const RunLayout& layout, const Recipe& recipe) {
   storage::write_atomically(layout.recipe(), recipe.to_toml());
 }
 
+// The recipe as this machine will run it. Throws what is wrong with it or its model, before
+// anything is written.
+Recipe ready_recipe(const RunCommandOptions& options, const RunLayout& layout) {
+  Recipe recipe = Recipe::load(options.recipe);
+  resolve_for_this_machine(recipe);
+  recipe.made_by = {storage::version(), storage::git_hash()};
+  require_fits(plan_of(recipe, layout.root()));
+  return recipe;
+}
+
 Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
   require(!options.recipe.empty(),
           options.run + " is no run directory yet; give --recipe FILE to start one there");
   require(!fs::exists(layout.root()) || fs::is_empty(layout.root()),
           options.run + " holds other files and no run.toml; choose a new directory");
-  Recipe recipe = Recipe::load(options.recipe);
-  resolve_for_this_machine(recipe);
-  recipe.made_by = {storage::version(), storage::git_hash()};
-  require_fits(plan_of(recipe, layout.root()));
+  Recipe recipe = ready_recipe(options, layout);
   fs::create_directories(layout.root());
   write_recipe(layout, recipe);
   terminal.say("new run in " + options.run);
@@ -57,6 +65,29 @@ std::string listed(const std::vector<std::string>& fields) {
   return text;
 }
 
+bool is_about_text(const std::string& field) {
+  return field.starts_with("data.") || field.starts_with("model.");
+}
+
+// A run without a journal has computed nothing: a recipe whose first try failed is mended and given
+// again, and does not need another directory.
+Recipe begin_again(const RunCommandOptions& options,
+                   const RunLayout& layout,
+                   const std::vector<std::string>& changes,
+                   Terminal& terminal) {
+  if (std::any_of(changes.begin(), changes.end(), is_about_text)) {
+    for (const auto stage : {storage::DataStage::kTransfer,
+                             storage::DataStage::kFinetune,
+                             storage::DataStage::kEvaluate})
+      fs::remove(layout.root() / RunLayout::tokens(stage));
+  }
+  Recipe recipe = ready_recipe(options, layout);
+  write_recipe(layout, recipe);
+  terminal.say("nothing was computed here yet, so the run begins with the new recipe: " +
+               listed(changes));
+  return recipe;
+}
+
 Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
   const Recipe recorded = Recipe::load(layout.recipe());
   if (recorded.made_by.git_hash != storage::git_hash()) {
@@ -68,6 +99,8 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
   Recipe recipe = Recipe::load(options.recipe);
   keep_resolved(recipe, recorded);
   const storage::RecipeDifference changes = storage::difference(recorded, recipe);
+  if (!changes.unsafe.empty() && !fs::exists(layout.journal_directory()))
+    return begin_again(options, layout, changes.unsafe, terminal);
   require(changes.unsafe.empty(),
           options.recipe + " differs from the recipe that " + options.run + " was begun with: " +
               listed(changes.unsafe) + "; change it back, or begin a new run in another directory");
@@ -122,6 +155,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const RunLayout layout(options.run);
   const InterruptScope interrupts;
   const bool is_new = !fs::exists(layout.recipe());
+  if (!is_new) refuse_if_coordinated(layout);
   const Recipe recipe =
       is_new ? begin_run(options, layout, terminal) : resume_run(options, layout, terminal);
   if (!is_new) say_what_is_done(layout, terminal);
