@@ -16,13 +16,19 @@ double seconds_since(TimePoint then, TimePoint now) {
   return std::chrono::duration<double>(now - then).count();
 }
 
-// Readers see the old or the new file, never half of one. Not synced: it is worth nothing after a
-// crash.
+// Readers see the old or the new file, never half of one, also on a full disk. Not synced: it is
+// worth nothing after a crash.
 void replace_file(const std::filesystem::path& path, const std::string& text) {
   const std::filesystem::path temporary = path.string() + ".new";
-  std::ofstream(temporary, std::ios::trunc) << text;
+  std::ofstream file(temporary, std::ios::trunc);
+  file << text;
+  file.close();
   std::error_code ignored;  // the next second tries again
-  std::filesystem::rename(temporary, path, ignored);
+  if (file) {
+    std::filesystem::rename(temporary, path, ignored);
+  } else {
+    std::filesystem::remove(temporary, ignored);
+  }
 }
 
 }  // namespace

@@ -6,10 +6,12 @@
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <new>
 
 #include "storage/build_info.hpp"
 #include "storage/error.hpp"
+#include "storage/filesystem_error.hpp"
 #include "worker/commands/commands.hpp"
 
 namespace {
@@ -57,6 +59,9 @@ int main(int argc, char** argv) {
   } catch (const std::bad_alloc&) {
     return complain("out of memory; use fewer sequences per forward or a machine with more memory",
                     ExitCode::kEnvironment);
+  } catch (const std::filesystem::filesystem_error& error) {
+    const Error known = hedgerow::storage::system_error(error);
+    return complain(known.what(), hedgerow::storage::exit_code(known.kind()));
   } catch (const std::exception& error) {
     return complain(error.what(), ExitCode::kFailed);
   }

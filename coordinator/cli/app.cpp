@@ -10,6 +10,7 @@
 #include "coordinator/cli/help.hpp"
 #include "coordinator/cli/terminal.hpp"
 #include "storage/build_info.hpp"
+#include "storage/filesystem_error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -149,7 +150,7 @@ ExitCode run(std::vector<std::string> arguments, Console& console) {
   } catch (const std::bad_alloc&) {
     return fail(Error(ErrorKind::kExhausted, "out of memory"));
   } catch (const std::filesystem::filesystem_error& error) {
-    return fail(storage::system_error("access", error.path1().string(), error.code().value()));
+    return fail(storage::system_error(error));
   } catch (const std::exception& error) {
     return fail(Error(ErrorKind::kInternal, error.what()));
   }

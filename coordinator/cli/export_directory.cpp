@@ -8,6 +8,7 @@
 
 #include "coordinator/cli/child.hpp"
 #include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/partial_directory.hpp"
 #include "coordinator/cli/programs.hpp"
 #include "storage/file.hpp"
 #include "storage/model_config.hpp"
@@ -45,6 +46,21 @@ std::vector<fs::path> weight_files(const fs::path& directory) {
   return files;
 }
 
+// Not std::filesystem's, which calls a full disk an input/output error.
+void copy_bytes(const fs::path& from, const fs::path& to) {
+  constexpr std::uint64_t kPiece = 8U << 20;
+  const storage::File source = storage::File::open_read(from);
+  storage::File target = storage::File::create_exclusive(to);
+  std::vector<std::byte> piece(std::min(kPiece, source.size()));
+  for (std::uint64_t at = 0; at < source.size(); at += piece.size()) {
+    piece.resize(std::min(kPiece, source.size() - at));
+    source.read_exact(piece, at);
+    target.write_all(piece);
+  }
+  target.sync();
+  target.close();
+}
+
 void copy_companions(const fs::path& teacher, const fs::path& out) {
   for (const auto& entry : fs::directory_iterator(teacher)) {
     const fs::path name = entry.path().filename();
@@ -55,13 +71,13 @@ void copy_companions(const fs::path& teacher, const fs::path& out) {
       continue;
     }
     if (std::find(kLeftBehind.begin(), kLeftBehind.end(), extension) != kLeftBehind.end()) continue;
-    fs::copy_file(fs::canonical(entry.path()), out / name);
+    copy_bytes(entry.path(), out / name);
   }
 }
 
 void copy_modeling(const Console& console, const fs::path& out) {
   const fs::path modeling = huggingface_directory(console) / "modeling";
-  for (const char* name : kOurModeling) fs::copy_file(modeling / name, out / name);
+  for (const char* name : kOurModeling) copy_bytes(modeling / name, out / name);
 }
 
 void write_config(const fs::path& teacher, const fs::path& student, const fs::path& out) {
@@ -82,8 +98,7 @@ void bring(const fs::path& from, const fs::path& to, bool as_link) {
   if (as_link) {
     fs::create_symlink(fs::canonical(from), to);
   } else {
-    fs::copy_file(fs::canonical(from), to);
-    storage::sync_file(to);
+    copy_bytes(from, to);
   }
 }
 
@@ -141,43 +156,11 @@ ExportSummary write_weights(const std::vector<fs::path>& files,
   return summary;
 }
 
-// A directory that becomes `out` when it is complete and vanishes when it is not.
-class Partial {
- public:
-  explicit Partial(const fs::path& out) : out_(out), path_(out) {
-    path_ += ".partial";
-    if (fs::exists(out) && !fs::is_empty(out)) {
-      throw Error(ErrorKind::kUsage, out.string() + " is not empty; choose a new directory");
-    }
-    fs::remove_all(path_);
-    fs::create_directories(path_);
-  }
-  ~Partial() {
-    std::error_code ignored;
-    fs::remove_all(path_, ignored);
-  }
-  Partial(const Partial&) = delete;
-  Partial& operator=(const Partial&) = delete;
-  [[nodiscard]] const fs::path& path() const { return path_; }
-  void publish() {
-    fs::remove(out_);  // an empty directory of the user's, at most
-    storage::publish(path_, out_);
-  }
-
- private:
-  fs::path out_, path_;
-};
-
-fs::path without_slash(const fs::path& path) {
-  const fs::path plain = fs::absolute(path).lexically_normal();
-  return plain.has_filename() ? plain : plain.parent_path();
-}
-
 }  // namespace
 
 std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal& terminal) {
   const fs::path teacher = storage::ModelDirectory::open(request.model.model).path();
-  Partial partial(without_slash(request.out));
+  PartialDirectory partial(request.out);
   copy_companions(teacher, partial.path());
   copy_modeling(terminal.console(), partial.path());
   write_config(teacher, request.model.student, partial.path());
@@ -203,7 +186,7 @@ std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal
 }
 
 ExportSummary export_adapter(const ExportRequest& request) {
-  Partial partial(without_slash(request.out));
+  PartialDirectory partial(request.out);
   ExportSummary summary;
   const auto take = [&](const fs::path& from, const fs::path& name) {
     fs::create_directories((partial.path() / name).parent_path());

@@ -8,6 +8,19 @@ namespace hedgerow::coordinator::cli {
 namespace fs = std::filesystem;
 using storage::DataStage;
 
+namespace {
+
+// A file that goes with the scope, whatever ends it.
+struct Removed {
+  fs::path path;
+  ~Removed() {
+    std::error_code ignored;
+    fs::remove(path, ignored);
+  }
+};
+
+}  // namespace
+
 nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal) {
   const std::string stage = storage::to_string(request.stage);
   // The script reads a file; what the recipe inherits and where its paths start is resolved in this
@@ -17,24 +30,15 @@ nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal) {
   fs::create_directories(fs::absolute(resolved).parent_path());
   storage::write_atomically(resolved, request.recipe.to_toml());
   nlohmann::json done;
-  const auto remove_resolved = [&] {
-    std::error_code ignored;
-    fs::remove(resolved, ignored);
-  };
-  try {
-    run_python(
-        terminal,
-        "tokenize " + stage,
-        "make_tokens.py",
-        {"--recipe", resolved, "--model", request.model, "--stage", stage, "--out", request.out},
-        [&](const nlohmann::json& object) {
-          if (object.value("event", "") == "done") done = object;
-        });
-  } catch (const storage::Error&) {
-    remove_resolved();
-    throw;
-  }
-  remove_resolved();
+  const Removed remove_resolved{resolved};
+  run_python(
+      terminal,
+      "tokenize " + stage,
+      "make_tokens.py",
+      {"--recipe", resolved, "--model", request.model, "--stage", stage, "--out", request.out},
+      [&](const nlohmann::json& object) {
+        if (object.value("event", "") == "done") done = object;
+      });
   return done;
 }
 

@@ -3,6 +3,7 @@
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/partial_directory.hpp"
 #include "coordinator/cli/programs.hpp"
 #include "storage/attention_spec.hpp"
 #include "storage/file.hpp"
@@ -54,12 +55,10 @@ json description_of(const storage::ModelDirectory& model,
 }
 
 ExitCode run_import(const ImportOptions& options, Terminal& terminal) {
-  const fs::path out = options.out;
-  require(!fs::exists(out) || fs::is_empty(out),
-          options.out + " is not empty; choose a new directory");
   const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);
+  PartialDirectory partial(options.out);
   std::vector<std::string> arguments{
-      "read", "--model", model.path().string(), "--out", options.out};
+      "read", "--model", model.path().string(), "--out", partial.path().string()};
   for (const std::string& file : options.files) arguments.insert(arguments.end(), {"--pt", file});
   if (!options.softmax_layers.empty())
     arguments.insert(arguments.end(), {"--softmax-layers", options.softmax_layers});
@@ -71,8 +70,11 @@ ExitCode run_import(const ImportOptions& options, Terminal& terminal) {
     return ExitCode::kInterrupted;
   }
   const storage::AttentionSpec spec = attention_of(options, found, model.config().head_dim);
-  storage::write_atomically(out / "hedgerow.json",
+  storage::write_atomically(partial.path() / "hedgerow.json",
                             description_of(model, spec, found, options.files).dump(2) + "\n");
+  partial.publish();
+  found["path"] = options.out;
+  const fs::path out = options.out;
   const bool has_lora = fs::is_directory(out / "adapter");
   terminal.print("imported " + std::to_string(found.value("layers", 0)) + " layers into " +
                  options.out +
