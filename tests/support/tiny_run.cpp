@@ -24,6 +24,7 @@ void LocalTaskContext::publish_shard(const storage::FileRecord& file, int shard)
 
 void LocalTaskContext::publish_checkpoint(const storage::FileRecord& file, std::int64_t step) {
   checkpoints[step] = file;
+  published_steps.push_back(step);
 }
 
 storage::Recipe tiny_recipe(const std::filesystem::path& model) {

@@ -32,6 +32,7 @@ class LocalTaskContext : public worker::TaskContext {
   std::vector<wire::Progress> reports;
   std::map<int, storage::FileRecord> shards;
   std::map<std::int64_t, storage::FileRecord> checkpoints;  // by step
+  std::vector<std::int64_t> published_steps;                // in the order of the checkpoints
 
  private:
   const storage::RunLayout& layout_;

@@ -93,6 +93,7 @@ class FinetuneTask : public testing::Test {
   struct Outcome {
     TaskResult result;
     std::map<std::int64_t, storage::FileRecord> checkpoints;
+    std::vector<std::int64_t> published_steps;
     std::string adapter;  // bytes of adapter_model.safetensors
   };
   using StopWhen = std::function<bool(const tests::LocalTaskContext&)>;
@@ -117,6 +118,7 @@ class FinetuneTask : public testing::Test {
         outcome.adapter = storage::read_text(run.layout().resolve(result.files.back().name));
       outcome.result = std::move(result);
       outcome.checkpoints = context.checkpoints;
+      outcome.published_steps = context.published_steps;
     });
     return outcome;
   }
@@ -166,6 +168,15 @@ TEST_F(FinetuneTask, AStoppedStageGoesOnAtAnotherWorldSizeToTheSameAdapter) {
     EXPECT_EQ(resumed.adapter, undisturbed.adapter) << world_size << " ranks";
     EXPECT_EQ(resumed.result.result["tokens"], undisturbed.result.result["tokens"]);
   }
+}
+
+// Written again, it would be empty for a moment, in which the coordinator finds it damaged.
+TEST_F(FinetuneTask, AStopRightAfterACheckpointDoesNotWriteItAgain) {
+  const Outcome stopped = run(2, task(1), [](const tests::LocalTaskContext& context) {
+    return context.checkpoints.contains(2);
+  });
+  EXPECT_FALSE(stopped.result.finished);
+  EXPECT_EQ(stopped.published_steps, std::vector<std::int64_t>{2});
 }
 
 TEST_F(FinetuneTask, ACheckpointOfAnotherStudentIsRefused) {

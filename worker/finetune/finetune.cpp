@@ -140,7 +140,9 @@ class Finetune {
   }
 
   void checkpoint() {
-    if (!is_root()) return;
+    // A stop right after a periodic checkpoint: that one says it all, and somebody may be reading
+    // it.
+    if (!is_root() || checkpoints_.contains(step())) return;
     storage::Checkpoint checkpoint = trainer_.parameters().checkpoint();
     checkpoint.state.update({{"kind", kCheckpointKind},
                              {"student", student_},
