@@ -189,7 +189,7 @@ void from_json(const json& in, RunStatus& status) {
 RunStatus read_status(const storage::RunLayout& layout) {
   if (!std::filesystem::exists(layout.recipe())) {
     throw Error(
-        ErrorKind::kNotFound,
+        ErrorKind::kUsage,
         layout.root().string() + " is no run directory (it has no run.toml); name one with --run");
   }
   const std::optional<RunStatus> published = published_status(layout);

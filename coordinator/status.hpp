@@ -64,7 +64,7 @@ struct RunStatus {
 void to_json(nlohmann::json& json, const RunStatus& status);
 void from_json(const nlohmann::json& json, RunStatus& status);
 
-// Without a coordinator, in well under 50 ms. Throws kNotFound if the directory is no run
+// Without a coordinator, in well under 50 ms. Throws kUsage if the directory is no run
 // directory.
 [[nodiscard]] RunStatus read_status(const storage::RunLayout& layout);
 

@@ -277,6 +277,12 @@ Recipe Recipe::parse(const std::string& toml, const std::string& name) {
 }
 
 Recipe Recipe::load(const fs::path& path) {
+  if (!fs::exists(path)) {
+    throw Error(ErrorKind::kUsage,
+                path.string() +
+                    ": no such recipe; 'hedgerow init' writes one, and a run directory "
+                    "has its own, run.toml");
+  }
   Recipe recipe = parse(read_text(path, kMaxRecipeBytes), path.string());
   const fs::path folder = fs::absolute(path).parent_path();
   const auto absolute = [&](std::string& text) {

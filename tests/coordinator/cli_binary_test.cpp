@@ -42,7 +42,7 @@ TEST(Binary, LoadsNoLibTorchAndNoMpi) {
 TEST(Binary, PassesItsExitCodeOn) {
   EXPECT_EQ(shell(binary() + " --version").code, 0);
   EXPECT_EQ(shell(binary() + " status").code, 2);
-  EXPECT_EQ(shell(binary() + " status --run /no/such/run").code, 1);
+  EXPECT_EQ(shell("HEDGEROW_PYTHON=/no/such/python " + binary() + " generate --model . x").code, 5);
 }
 
 TEST(Binary, EndsQuietlyWhenItsReaderGoesAway) {

@@ -117,15 +117,17 @@ TEST_F(Export, EvaluateShowsTheWorkersResultAndItsError) {
   write_script(
       "worker",
       "echo '{\"subject\":\"transfer\",\"perplexity\":15.25,\"tokens_per_second\":100}'\n");
-  const Answer answer = run_here({"evaluate"});
+  const std::string tokens = run_.layout.recipe();  // any file: the worker is a script
+  const Answer answer = run_here({"evaluate", "--tokens", tokens});
   EXPECT_EQ(answer.code, 0) << answer.err;
   EXPECT_NE(answer.out.find("perplexity 15.25, 100 tokens/s"), std::string::npos) << answer.out;
   write_script("worker", "echo 'hedgerow-worker: no such tokens file' >&2; exit 1\n");
-  const Answer failed = run_here({"evaluate"});
+  const Answer failed = run_here({"evaluate", "--tokens", tokens});
   EXPECT_EQ(failed.code, 1);
   EXPECT_EQ(
       failed.err,
       "hedgerow evaluate: hedgerow-worker evaluate failed (exit code 1): no such tokens file\n");
+  EXPECT_EQ(run_here({"evaluate", "--tokens", "no-such-tokens.h5"}).code, 2);
 }
 
 TEST_F(Export, ModelMustBeSaidOnceAndOnlyOnce) {

@@ -36,7 +36,7 @@ TEST_F(RunDirectory, CommandsNameADirectoryThatIsNoRun) {
   for (const char* command :
        {"status", "watch", "explain", "logs", "check", "clean", "stop", "worker"}) {
     const Answer answer = run_line({command, "--run", run_.scratch / "elsewhere", "--json"});
-    EXPECT_NE(answer.code, 0) << command;
+    EXPECT_EQ(answer.code, 2) << command;
     EXPECT_NE(answer.err.find("elsewhere"), std::string::npos) << command << ": " << answer.err;
     EXPECT_EQ(std::count(answer.err.begin(), answer.err.end(), '\n'), 1) << answer.err;
     ASSERT_EQ(answer.json.size(), 1U) << command;

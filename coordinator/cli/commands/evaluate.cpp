@@ -48,6 +48,8 @@ ExitCode run_evaluate(const EvaluateOptions& options, Terminal& terminal) {
     tokens = storage::RunLayout(options.model.run).root() /
              storage::RunLayout::tokens(storage::DataStage::kEvaluate);
   }
+  require(std::filesystem::exists(tokens),
+          tokens + ": no such tokens file; 'hedgerow tokenize' makes one");
   ChildCommand command{.arguments = {worker_binary(terminal.console()),
                                      "evaluate",
                                      "--json",
