@@ -5,13 +5,15 @@ Exit codes are the project's: 0 ok, 1 failed, 2 usage (the user can mend it), 5 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import struct
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Callable, Iterable
+from typing import Callable, Iterable, Iterator
 
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -20,6 +22,39 @@ EXIT_ENVIRONMENT = 5
 
 class UsageError(Exception):
     """Bad input. The message says what, which object, expected against found, and what to do."""
+
+
+def explain(error: OSError) -> tuple[str, int]:
+    """One line that says what to do, and the exit code: a full disk is the environment's, a place that may not be
+    written the user's."""
+    number = error.errno
+    text = f"{error.filename or 'input or output'}: {error.strerror or error}"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return text + "; free space or raise the quota, then run the same command again", EXIT_ENVIRONMENT
+    if number in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR):
+        return text + "; check the path", EXIT_USAGE
+    if number in (errno.EROFS, errno.EACCES, errno.EPERM):
+        return text + "; choose a place this user may write, or fix its permissions", EXIT_USAGE
+    return text, EXIT_FAILED
+
+
+@contextlib.contextmanager
+def partial_file(path: Path) -> Iterator[Path]:
+    """A name beside `path`: what is written there gets its name when it is complete, and is removed when it fails, so
+    that a full disk is not fuller after."""
+    partial = path.with_name(path.name + ".partial")
+    try:
+        yield partial
+        with open(partial, "rb") as stream:
+            os.fsync(stream.fileno())
+        os.replace(partial, path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)
+        raise
+    except BaseException:
+        partial.unlink(missing_ok=True)
+        raise
 
 
 def run_main(main: Callable[[], int]) -> None:
@@ -33,15 +68,26 @@ def run_main(main: Callable[[], int]) -> None:
         print(f"error: the Python package '{error.name}' is missing; run deploy/setup", file=sys.stderr)
         code = EXIT_ENVIRONMENT
     except OSError as error:
-        print(f"error: {error.filename or 'input or output'}: {error.strerror or error}", file=sys.stderr)
-        code = EXIT_FAILED
+        text, code = explain(error)
+        print(f"error: {text}", file=sys.stderr)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         code = 130
     sys.exit(code)
 
 
-def read_json(path: Path) -> dict:
+class JsonObject(dict):
+    """The object of a JSON file; a key that is not there is an error that names it and the file."""
+
+    def __init__(self, value: dict, path: Path):
+        super().__init__(value)
+        self._path = path
+
+    def __missing__(self, key: str) -> None:
+        raise UsageError(f"{self._path}: the key '{key}' is missing; is this the config of a supported model?")
+
+
+def read_json(path: Path) -> JsonObject:
     """A JSON object from a file; UsageError if it is absent or not an object."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
@@ -51,7 +97,7 @@ def read_json(path: Path) -> dict:
         raise UsageError(f"{path}: not valid JSON ({error}); the file is damaged or incomplete") from None
     if not isinstance(value, dict):
         raise UsageError(f"{path}: expected a JSON object, found {type(value).__name__}")
-    return value
+    return JsonObject(value, path)
 
 
 def write_json(path: Path, value: object) -> None:
@@ -110,13 +156,18 @@ def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
         except ValueError as error:
             raise UsageError(f"{path}: damaged safetensors header ({error})") from None
     tensors = {}
+    if not isinstance(header, dict):
+        raise UsageError(f"{path}: damaged safetensors header (not a JSON object)")
+    header.pop("__metadata__", None)
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
-        begin, end = entry["data_offsets"]
+        try:
+            (begin, end), dtype, shape = entry["data_offsets"], str(entry["dtype"]), tuple(map(int, entry["shape"]))
+            begin, end = int(begin), int(end)
+        except (KeyError, TypeError, ValueError):
+            raise UsageError(f"{path}: damaged safetensors header (tensor {name} without dtype, shape or offsets)") from None
         if not 0 <= begin <= end <= size - 8 - length:
             raise UsageError(f"{path}: tensor {name} ends at byte {end} of {size - 8 - length}; the file is truncated")
-        tensors[name] = StoredTensor(path, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin)
+        tensors[name] = StoredTensor(path, dtype, shape, 8 + length + begin, end - begin)
     return tensors
 
 
@@ -124,7 +175,9 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
     """Every tensor of a model directory, from model.safetensors or through model.safetensors.index.json."""
     index = directory / "model.safetensors.index.json"
     if index.exists():
-        weight_map = read_json(index).get("weight_map", {})
+        weight_map = read_json(index)["weight_map"]
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise UsageError(f"{index}: expected 'weight_map' to give each tensor a file; the file is damaged")
         files = sorted(set(weight_map.values()))
         for name in files:
             if Path(name).name != name or not (directory / name).is_file():
@@ -159,8 +212,7 @@ def write_safetensors(path: Path, tensors: Iterable[tuple[str, str, tuple[int, .
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as stream:
+    with partial_file(path) as partial, open(partial, "wb") as stream:
         stream.write(struct.pack("<Q", len(text)) + text)
         for name, dtype, shape, giver in entries:
             data = giver()
@@ -168,7 +220,4 @@ def write_safetensors(path: Path, tensors: Iterable[tuple[str, str, tuple[int, .
             if len(data) != end - begin:
                 raise ValueError(f"tensor {name}: {len(data)} bytes for {dtype}{list(shape)}")
             stream.write(data)
-        stream.flush()
-        os.fsync(stream.fileno())
-    os.replace(partial, path)
     return path.stat().st_size

@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import xxhash
 
-from common import UsageError, model_directory, run_main
+from common import UsageError, model_directory, partial_file, run_main
 from model_tokenizer import ModelTokenizer
 from packing import Packer, split_documents, tokenize_documents
 from sources import Document, Source, documents, parse_source
@@ -217,9 +217,8 @@ def write_tokens(path: Path, sequences: Sequences, tokenizer: ModelTokenizer) ->
         raise UsageError(f"token id {sequences.input_ids[row, column]} at sequence {row}, position {column} is outside the "
                          f"vocabulary ({tokenizer.vocab_size} entries); do tokenizer and model belong together?")
     digest = content_hash(sequences.input_ids, sequences.loss_mask, sequences.document_starts)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(path.name + ".partial")
-    with h5py.File(partial, "w") as file:
+    # In memory first: HDF5 ends the process with SIGSEGV, whatever is caught, when a disk is full.
+    with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
         file.create_dataset("input_ids", data=sequences.input_ids.astype("<i4"))
         file.create_dataset("loss_mask", data=sequences.loss_mask.astype("u1"))
         file.create_dataset("document_starts", data=sequences.document_starts.astype("u1"))
@@ -229,9 +228,11 @@ def write_tokens(path: Path, sequences: Sequences, tokenizer: ModelTokenizer) ->
         file.attrs["tokenizer_hash"] = tokenizer.hash
         file.attrs["sources"] = json.dumps(sequences.sources, sort_keys=True)
         file.attrs["content_hash"] = digest
-    with open(partial, "rb") as stream:
-        os.fsync(stream.fileno())
-    os.replace(partial, path)
+        file.flush()
+        image = file.id.get_file_image()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with partial_file(path) as partial:
+        partial.write_bytes(image)
     return digest
 
 

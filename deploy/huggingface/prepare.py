@@ -152,9 +152,13 @@ def main() -> int:
         building = out.with_name(out.name + ".partial")
         shutil.rmtree(building, ignore_errors=True)
         building.mkdir(parents=True)
-        (from_gguf if is_gguf else from_directory)(source, building, options.layers)
-        files = {path.name: path.stat().st_size for path in sorted(building.iterdir())}
-        write_json(building / STAMP, {"source": identity, "files": files})
+        try:
+            (from_gguf if is_gguf else from_directory)(source, building, options.layers)
+            files = {path.name: path.stat().st_size for path in sorted(building.iterdir())}
+            write_json(building / STAMP, {"source": identity, "files": files})
+        except BaseException:
+            shutil.rmtree(building, ignore_errors=True)
+            raise
         shutil.rmtree(out, ignore_errors=True)
         building.rename(out)
     layers = read_json(out / "config.json")["num_hidden_layers"]

@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib.util
 import json
 import shutil
+import struct
 import subprocess
 import sys
 import tempfile
 import unittest
 from pathlib import Path
+from typing import Callable
 
 import support
 
@@ -84,10 +86,11 @@ class Prepared(unittest.TestCase):
         self.assertLess((cut / "model.safetensors").stat().st_size, (self.model / "model.safetensors").stat().st_size)
 
     def refused(self, change, *words: str) -> None:
-        """A copy of the model, changed, must be refused with these words on one line."""
+        """A copy of the model, changed, must be refused with these words on one line. Its weights are a link."""
         bad = self.root / "bad"
         shutil.rmtree(bad, ignore_errors=True)
-        shutil.copytree(self.model, bad)
+        shutil.copytree(self.model, bad, ignore=shutil.ignore_patterns("*.safetensors"))
+        (bad / "model.safetensors").symlink_to(self.model / "model.safetensors")
         change(bad)
         done = run_prepare("--model", bad, "--out", self.root / "never")
         self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
@@ -102,17 +105,25 @@ class Prepared(unittest.TestCase):
         (directory / "config.json").write_text(json.dumps({**config, **changes}))
 
     def test_wrong_models_are_refused_by_name(self):
-        def truncate(directory: Path) -> None:
-            with open(directory / "model.safetensors", "r+b") as stream:
-                stream.truncate(1_000_000)
+        def weights(content: bytes) -> Callable[[Path], None]:
+            def replace(directory: Path) -> None:
+                (directory / "model.safetensors").unlink()
+                (directory / "model.safetensors").write_bytes(content)
+            return replace
 
-        self.refused(truncate, "model.safetensors", "truncated")
+        with open(self.model / "model.safetensors", "rb") as stream:
+            self.refused(weights(stream.read(1_000_000)), "model.safetensors", "truncated")
         self.refused(lambda d: self.configure(d, architectures=["GPT2LMHeadModel"]), "GPT2LMHeadModel", "LlamaForCausalLM")
         self.refused(lambda d: self.configure(d, num_hidden_layers=6), "6 layers", "layer 4")
         self.refused(lambda d: self.configure(d, vocab_size=7), "embed_tokens", "expected [7, 576]", "[49152, 576]")
         self.refused(lambda d: (d / "tokenizer.json").unlink(), "no tokenizer.json")
         self.refused(lambda d: (d / "config.json").write_text("{"), "config.json", "JSON")
-        self.refused(lambda d: (d / "model.safetensors").write_bytes(b"\xff" * 64), "not a safetensors file")
+        self.refused(lambda d: (d / "config.json").unlink(), "config.json")
+        self.refused(lambda d: (d / "config.json").write_text('{"architectures": ["LlamaForCausalLM"]}'), "config.json",
+                     "'num_hidden_layers' is missing")
+        for content in (b"\xff" * 64, struct.pack("<Q", 2) + b"[]", struct.pack("<Q", 12) + b'{"a": {"x":1}'):
+            self.refused(weights(content), "model.safetensors", "safetensors")
+        self.refused(lambda d: (d / "model.safetensors.index.json").write_text('{"weight_map": {"a": 3}}'), "weight_map")
 
     def test_too_many_layers_and_missing_sources_are_refused(self):
         for arguments, word in ((("--layers", "99"), "30 decoder layers"), (("--model", "nowhere"), "no such model"),
