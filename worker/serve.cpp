@@ -14,6 +14,7 @@
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/build_info.hpp"
+#include "storage/filesystem_error.hpp"
 #include "worker/capture.hpp"
 #include "worker/evaluate.hpp"
 #include "worker/transfer.hpp"
@@ -80,8 +81,9 @@ void log_line(const wire::Task& task, const std::string& text) {
   std::tm utc{};
   ::gmtime_r(&now, &utc);
   std::strftime(at.data(), at.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  const std::string subject =
-      task.block >= 0 ? " block " + std::to_string(task.block) : " " + task.subject;
+  const std::string subject = task.block >= 0        ? " block " + std::to_string(task.block)
+                              : task.subject.empty() ? ""
+                                                     : " " + task.subject;
   std::fprintf(stderr,
                "%s %s%s, token %llu: %s\n",
                at.data(),
@@ -149,6 +151,9 @@ TaskEnd execute(CoordinatorClient& client,
     tell_failure(client, task, ErrorKind::kExhausted, "out of memory");
   } catch (const c10::Error& error) {
     tell_failure(client, task, ErrorKind::kInternal, error.what_without_backtrace());
+  } catch (const std::filesystem::filesystem_error& error) {
+    const Error known = storage::system_error(error);
+    tell_failure(client, task, known.kind(), known.what());
   } catch (const std::exception& error) {
     tell_failure(client, task, ErrorKind::kInternal, error.what());
   }
