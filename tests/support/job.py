@@ -6,6 +6,7 @@ files, and kills processes at the places that storage/fault_point.hpp names.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -13,9 +14,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import time
 import unittest
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Callable, Iterator, TypeVar
+
+T = TypeVar("T")
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HUGGINGFACE = REPOSITORY / "deploy" / "huggingface"
@@ -150,7 +155,7 @@ class Job:
         return json.loads(ended.out)
 
     def processes(self) -> list[int]:
-        """Living processes of this run: every command line of ours names its directory."""
+        """Living processes of this job: every command line of ours names the run directory, which lies under its root."""
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -158,7 +163,7 @@ class Job:
                     line = (entry / "cmdline").read_bytes().split(b"\0")
                 except OSError:
                     continue
-                if any(os.fsencode(self.run_directory) in word for word in line):
+                if any(os.fsencode(self.root) in word for word in line):
                     found.append(int(entry.name))
         return found
 
@@ -169,13 +174,54 @@ class Job:
             except ProcessLookupError:
                 pass
 
+    @contextlib.contextmanager
+    def started(self, *words: str | Path) -> Iterator[subprocess.Popen]:
+        """`hedgerow <words>` in the background; killed with the workers that it started if the test fails."""
+        process = subprocess.Popen([self.bin / "hedgerow", *map(str, words)], stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL,
+                                   env={**os.environ, "NO_COLOR": "1"})
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+            self.kill_leftovers()
+
+    def wait_for_coordinator(self, run: Path, process: subprocess.Popen) -> dict:
+        """coordinator.json, once this process wrote it."""
+        def written() -> dict | None:
+            try:
+                held = json.loads((run / "coordinator.json").read_text())
+            except (OSError, ValueError):
+                return None
+            return held if held["process"]["pid"] == process.pid else None
+
+        return wait_until(written, process)
+
     def artifacts(self) -> dict[str, str]:
-        """SHA-256 of what the run is for: feature maps and adapter, by kind (names carry fencing tokens)."""
-        hashes = {}
-        for kind, pattern in {"feature maps": "student/*/feature_maps.safetensors",
-                              "adapter": "adapter/*/adapter_model.safetensors"}.items():
-            newest = sorted(self.run_directory.glob(pattern), key=lambda path: int(path.parent.name.lstrip("t")))
-            if not newest:
-                raise AssertionError(f"no {kind} in {self.run_directory}")
-            hashes[kind] = hashlib.sha256(newest[-1].read_bytes()).hexdigest()
-        return hashes
+        return artifacts_of(self.run_directory)
+
+
+def wait_until(condition: Callable[[], T | None], process: subprocess.Popen, patience_s: float = 60) -> T:
+    """What the condition gives once it gives something, looked at 20 times a second while the process lives."""
+    deadline = time.monotonic() + patience_s
+    while time.monotonic() < deadline:
+        if (found := condition()) is not None:
+            return found
+        if process.poll() is not None:
+            raise AssertionError(f"{process.args} ended with {process.returncode}: {process.communicate()}")
+        time.sleep(0.05)
+    raise AssertionError(f"{process.args}: nothing within {patience_s} s")
+
+
+def artifacts_of(run: Path) -> dict[str, str]:
+    """SHA-256 of what a run is for: feature maps and adapter, by kind (names carry fencing tokens)."""
+    hashes = {}
+    for kind, pattern in {"feature maps": "student/*/feature_maps.safetensors",
+                          "adapter": "adapter/*/adapter_model.safetensors"}.items():
+        newest = sorted(run.glob(pattern), key=lambda path: int(path.parent.name.lstrip("t")))
+        if not newest:
+            raise AssertionError(f"no {kind} in {run}")
+        hashes[kind] = hashlib.sha256(newest[-1].read_bytes()).hexdigest()
+    return hashes
