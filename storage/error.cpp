@@ -51,17 +51,25 @@ ExitCode exit_code(ErrorKind kind) {
 }
 
 Error system_error(std::string_view what, std::string_view object, int error_number) {
-  std::string message = std::string(what) + " " + std::string(object) + ": " + std::strerror(error_number);
+  std::string message =
+      std::string(what) + " " + std::string(object) + ": " + std::strerror(error_number);
   switch (error_number) {
     case ENOSPC:
     case EDQUOT:
-      return {ErrorKind::kExhausted, message + "; free space or raise the quota, then run the same command again"};
+      return {ErrorKind::kExhausted,
+              message + "; free space or raise the quota, then run the same command again"};
     case ENOENT:
       return {ErrorKind::kNotFound, message};
     case EACCES:
     case EPERM:
     case EROFS:
-      return {ErrorKind::kUsage, message + "; choose a directory this user may write, or fix its permissions"};
+      return {ErrorKind::kUsage,
+              message + "; choose a directory this user may write, or fix its permissions"};
+    case ENOTDIR:
+    case EISDIR:
+    case ELOOP:
+    case ENAMETOOLONG:
+      return {ErrorKind::kUsage, message + "; name another path"};
     default:
       return {ErrorKind::kUnavailable, message};
   }

@@ -1,6 +1,7 @@
-// The one exception of hedgerow, classified by what the catcher should do about it, never by which call failed.
-// The coordinator's retry policy is a switch over ErrorKind and nothing else; the process's exit code is
-// exit_code(kind). Messages say what, which object, expected against found, and what to do.
+// The one exception of hedgerow, classified by what the catcher should do about it, never by which
+// call failed. The coordinator's retry policy is a switch over ErrorKind and nothing else; the
+// process's exit code is exit_code(kind). Messages say what, which object, expected against found,
+// and what to do.
 #pragma once
 
 #include <stdexcept>
@@ -19,7 +20,8 @@ enum class ErrorKind {
   kInternal,     // a bug of ours
 };
 
-// Exit codes of both binaries. Scripts, Slurm and Kubernetes rules depend on them: do not change the values.
+// Exit codes of both binaries. Scripts, Slurm and Kubernetes rules depend on them: do not change
+// the values.
 enum class ExitCode : int {
   kOk = 0,
   kFailed = 1,
@@ -46,7 +48,8 @@ class Error : public std::runtime_error {
 };
 
 // Error of a failed system call: "<what> <object>: <strerror>", ENOSPC and EDQUOT -> kExhausted,
-// ENOENT -> kNotFound, EACCES, EPERM and EROFS -> kUsage with a hint, everything else -> kUnavailable.
+// ENOENT -> kNotFound; EACCES, EPERM, EROFS and a path that cannot be one (ENOTDIR, EISDIR, ELOOP,
+// ENAMETOOLONG) -> kUsage with a hint; everything else -> kUnavailable.
 [[nodiscard]] Error system_error(std::string_view what, std::string_view object, int error_number);
 
 }  // namespace hedgerow::storage

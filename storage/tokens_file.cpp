@@ -176,6 +176,17 @@ void write_all(hdf5::Handle& file, const TokenSequences& tokens, const std::stri
   if (!file.close()) hdf5::throw_error("H5Fclose", path, ErrorKind::kUnavailable);
 }
 
+hdf5::Handle open_tokens(const std::filesystem::path& path) {
+  try {
+    return hdf5::open_file(path);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kCorrupt) throw;
+    throw Error(error.kind(),
+                std::string(error.what()) +
+                    "; this is no tokens file, or a damaged one: make it with 'hedgerow tokenize'");
+  }
+}
+
 }  // namespace
 
 std::span<const std::int32_t> TokenSequences::sequence(std::int64_t index) const {
@@ -195,7 +206,7 @@ TokenSequences load_tokens(const std::filesystem::path& path,
   const std::string name = path.string();
   const std::uint64_t file_bytes = File::open_read(path).size();  // kNotFound, before HDF5 words it
   TokenSequences tokens;
-  const hdf5::Handle file = hdf5::open_file(path);
+  const hdf5::Handle file = open_tokens(path);
   read_attributes(file, tokens, name);
   const std::array<hdf5::Handle, 3> datasets = open_datasets(file, name);
   read_shape(datasets, file_bytes, tokens, name);
