@@ -14,7 +14,6 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-constexpr std::uint64_t kRecordsPerSnapshot = 50'000;
 // A worker without a task asks twice a second; one that is silent this long is gone.
 constexpr std::chrono::seconds kForgetWorkerAfter{60};
 
@@ -82,7 +81,6 @@ bool Dispatcher::record(const Event& event) {
     return false;
   }
   pending_.push_back({journal_.append(event_to_json(event)), event});
-  ++records_since_snapshot_;
   return true;
 }
 
@@ -92,15 +90,9 @@ std::vector<Outgoing> Dispatcher::flush() {
     storage::fault_point("coordinator.journal.committed");
     recorded_.insert(recorded_.end(), pending_.begin(), pending_.end());
     pending_.clear();
-    snapshot_if_long();
+    if (journal_.wants_snapshot()) journal_.write_snapshot(state_to_json(state_));
   }
   return std::exchange(outgoing_, {});
-}
-
-void Dispatcher::snapshot_if_long() {
-  if (records_since_snapshot_ < kRecordsPerSnapshot) return;
-  journal_.write_snapshot(state_to_json(state_));
-  records_since_snapshot_ = 0;
 }
 
 std::vector<RecordedEvent> Dispatcher::take_recorded() { return std::exchange(recorded_, {}); }

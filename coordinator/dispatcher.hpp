@@ -124,7 +124,6 @@ class Dispatcher {
   void released(const std::string& peer, const wire::Released& message);
   void goodbye(const wire::Goodbye& message);
   void check_second_workers();
-  void snapshot_if_long();
 
   storage::RunLayout layout_;
   State state_;
@@ -142,7 +141,6 @@ class Dispatcher {
   Spare spare_ = Spare::kNobody;
   std::string finetune_worker_;  // uuid of the MPI stage's rank 0, once it said hello
   std::optional<storage::Error> fatal_;
-  std::uint64_t records_since_snapshot_ = 0;
 };
 
 }  // namespace hedgerow::coordinator
