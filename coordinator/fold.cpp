@@ -97,11 +97,9 @@ FoldedRun fold(const storage::ReplayResult& replayed) {
     folded.warnings.push_back("journal of term " + std::to_string(damage.term) + ", line " +
                               std::to_string(damage.line) + ": " + damage.reason);
   }
-  try {
-    if (replayed.snapshot) folded.state = state_from_json(*replayed.snapshot);
-  } catch (const storage::Error& error) {
-    folded.warnings.push_back(std::string("snapshot ignored: ") + error.what());
-  }
+  // Its hash fitted, so what cannot be read is of another build. Without it the state would be
+  // empty, and everything that the run has done would be done again.
+  if (replayed.snapshot) folded.state = state_from_json(*replayed.snapshot);
   for (const storage::JournalRecord& record : replayed.records) {
     const double at = seconds_of_utc(record.at);
     try {

@@ -36,7 +36,7 @@ struct FoldedRun {
 };
 
 // Never throws for damage: a bad record is skipped and named, and what it would have committed is
-// redone.
+// redone. Throws kUsage for a snapshot whose format this build does not know.
 [[nodiscard]] FoldedRun fold(const storage::ReplayResult& replayed);
 
 // One event in words, without its subject: "granted to node7-0 under fencing token 41".

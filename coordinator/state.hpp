@@ -94,6 +94,7 @@ enum class RunPhase { kNew, kRunning, kDone, kPartial };
 
 // The snapshot that storage::Journal keeps every 50,000 records.
 [[nodiscard]] nlohmann::json state_to_json(const State& state);
-[[nodiscard]] State state_from_json(const nlohmann::json& json);  // Throws kCorrupt
+[[nodiscard]] State state_from_json(
+    const nlohmann::json& json);  // Throws kUsage for another format, kCorrupt
 
 }  // namespace hedgerow::coordinator

@@ -7,7 +7,6 @@ namespace {
 using nlohmann::json;
 using namespace wire;  // the strict field readers
 
-// A snapshot of another layout is ignored by the reader and the segments are folded instead.
 constexpr const char* kFormat = "state/1";
 
 TaskState task_state_from_string(const std::string& word) {
@@ -103,9 +102,11 @@ json state_to_json(const State& state) {
 }
 
 State state_from_json(const json& in) {
-  if (string_field(in, "format") != kFormat) {
-    throw storage::Error(storage::ErrorKind::kCorrupt,
-                         "snapshot: format is not " + std::string(kFormat));
+  if (const std::string format = string_field(in, "format"); format != kFormat) {
+    throw storage::Error(storage::ErrorKind::kUsage,
+                         "the journal's snapshot is of format '" + format.substr(0, 40) +
+                             "', this build reads '" + kFormat +
+                             "'; go on with the build that wrote it");
   }
   State state;
   state.last_token = uint_field(in, "last_token");

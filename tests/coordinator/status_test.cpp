@@ -101,6 +101,20 @@ TEST_F(StatusTest, ADamagedRecordIsSkippedAndNamed) {
   EXPECT_FALSE(status.warnings.empty());
 }
 
+// An empty state in its place would do the whole run again.
+TEST_F(StatusTest, ASnapshotOfAnotherFormatIsRefusedAndNamed) {
+  storage::Journal journal = open_journal();
+  journal.append(event_to_json(RunStarted{geometry_, "test"}));
+  journal.write_snapshot({{"format", "state/9"}});
+  try {
+    static_cast<void>(fold(storage::replay_journal(layout_)));
+    FAIL() << "folded without the snapshot";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("state/9"), std::string::npos) << error.what();
+  }
+}
+
 TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
   State state;
   StageTimes times;
