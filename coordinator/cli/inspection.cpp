@@ -84,11 +84,14 @@ std::vector<fs::path> entries_of(const fs::path& directory) {
   return entries;
 }
 
-bool is_needed(const State& state, int boundary) {
+// A boundary of which a piece is being captured cannot be dropped; the next run settles it.
+bool may_be_dropped(const State& state, int boundary) {
   for (int piece = 0; piece < state.geometry->num_pieces(); ++piece) {
-    if (piece_needed(state, boundary, piece)) return true;
+    const TaskState capture = state.task(TaskId::capture(boundary - 1, piece)).state;
+    if (capture != TaskState::kDone && capture != TaskState::kDropped) return false;
+    if (piece_needed(state, boundary, piece)) return false;
   }
-  return false;
+  return true;
 }
 
 void add_surplus_boundaries(const State& state, std::vector<Surplus>& surplus) {
@@ -98,7 +101,7 @@ void add_surplus_boundaries(const State& state, std::vector<Surplus>& surplus) {
       if (shard.state == ShardState::kCommitted) bytes += shard.file.size;
     }
     const int boundary = static_cast<int>(b);
-    if (bytes == 0 || is_needed(state, boundary)) continue;
+    if (bytes == 0 || !may_be_dropped(state, boundary)) continue;
     const std::string first = state.shards[b].front().file.name;
     surplus.push_back({fs::path(first).parent_path().string(),
                        "no task reads this boundary any more",

@@ -1,8 +1,10 @@
 // The commands that read a run directory: status, watch, explain, logs, check, clean, stop, worker.
+#include "coordinator/cli/inspection.hpp"
 #include "coordinator/status.hpp"
 #include "storage/checkpoint.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
 #include "tests/coordinator/cli_small_run.hpp"
+#include "tests/coordinator/state_fixture.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -134,6 +136,21 @@ TEST_F(RunDirectory, CleanAsksShowsBytesAndDropsBoundaryBeforeItsFiles) {
   EXPECT_FALSE(fs::exists(run_.layout.root() / "attempts/t2"));
   EXPECT_EQ(run_here({"check"}).code, 0) << "a dropped boundary is not missing";
   EXPECT_EQ(run_here({"clean"}).out, "nothing to remove\n");
+}
+
+// The journal would reject its drop, and its files would be gone all the same.
+TEST_F(RunDirectory, CleanLeavesABoundaryOfWhichAShardIsToBeMadeAgain) {
+  State state = started_state();
+  std::uint64_t token = 0;
+  for (const int block : {0, 1}) {
+    for (const int piece : {0, 1}) complete(state, TaskId::capture(block, piece), ++token);
+  }
+  complete(state, TaskId::transfer(1), ++token);
+  ASSERT_EQ(find_surplus(run_.layout, state).front().boundary, 1) << "nothing reads it any more";
+  must(state, FileLost{storage::RunLayout::hidden_shard(1, 0, 1), "damaged"});
+  for (const Surplus& surplus : find_surplus(run_.layout, state)) {
+    EXPECT_EQ(surplus.boundary, -1) << surplus.path;
+  }
 }
 
 TEST_F(RunDirectory, StopAndWorkerSayThatNothingRuns) {
