@@ -187,6 +187,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   delete_dropped_shards(layout, folded.state);
   // The journal wrote the term's first record itself; the state follows it as replay will.
   static_cast<void>(apply(folded.state, TermStarted{}));
+  folded.times.close(folded.last_at);  // or the time without a coordinator would count as work
   const SteadyClock clock;
   Coordinator coordinator(
       std::move(config), std::move(folded), std::move(journal), clock, previous, observer);
