@@ -101,9 +101,10 @@ RunOutcome Coordinator::run() {
     }
     stop_children("the run has ended");
     return outcome(*finished_);
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     // Fenced: the children are the next coordinator's already.
-    if (error.kind() != ErrorKind::kFenced) {
+    const auto* ours = dynamic_cast<const Error*>(&error);
+    if (ours == nullptr || ours->kind() != ErrorKind::kFenced) {
       workers_.signal_all(SIGTERM);
       mpi_.signal(SIGTERM);
     }
@@ -125,7 +126,7 @@ void Coordinator::turn(milliseconds patience) {
       act(intent);
     send_all();
   }
-  if (mode_ == Mode::kDraining) launch_when_drained();
+  if (mode_ == Mode::kDraining && !stopping_) launch_when_drained();
   check_stop_requests();
   check_still_ours();
   publish(false);
