@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -48,26 +49,43 @@ struct Pipe {
   }
 };
 
-std::vector<char*> pointers(const std::vector<std::string>& arguments) {
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
   std::vector<char*> all;
-  for (const std::string& argument : arguments) all.push_back(const_cast<char*>(argument.c_str()));
+  for (const std::string& text : texts) all.push_back(const_cast<char*>(text.c_str()));
   all.push_back(nullptr);
   return all;
 }
 
-// Between fork and exec: only async-signal-safe calls, except setenv in a process that has no other
-// thread by contract.
-[[noreturn]] void execute(
-    const ChildCommand& command, pid_t parent, Pipe& in, Pipe& out, Pipe& err) {
+// Ours, and the command's own in place of those of the same name.
+std::vector<std::string> environment_for(const ChildCommand& command) {
+  std::vector<std::string> entries;
+  for (char** entry = environ; *entry != nullptr; ++entry) {
+    const std::string_view text = *entry;
+    const bool is_replaced = std::any_of(
+        command.environment.begin(), command.environment.end(), [&](const auto& variable) {
+          return text.starts_with(variable.first + "=");
+        });
+    if (!is_replaced) entries.emplace_back(text);
+  }
+  for (const auto& [name, value] : command.environment) entries.push_back(name + "=" + value);
+  return entries;
+}
+
+// Between fork and exec: only async-signal-safe calls, because another thread may have held a lock
+// when the process was copied. So `arguments` and `environment` come ready for exec.
+[[noreturn]] void execute(char* const* arguments,
+                          char* const* environment,
+                          pid_t parent,
+                          Pipe& in,
+                          Pipe& out,
+                          Pipe& err) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(kCannotExecute);
   dup2(in.read_end, STDIN_FILENO);
   dup2(out.write_end, STDOUT_FILENO);
   dup2(err.write_end, STDERR_FILENO);
-  for (const auto& [name, value] : command.environment) setenv(name.c_str(), value.c_str(), 1);
-  const std::vector<char*> arguments = pointers(command.arguments);
-  execvp(arguments[0], arguments.data());
+  execvpe(arguments[0], arguments, environment);
   const char* reason = std::strerror(errno);
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, reason, std::strlen(reason));
   _exit(kCannotExecute);
@@ -80,10 +98,13 @@ class Conversation {
                Terminal& terminal,
                const std::function<void(std::string_view)>& on_line)
       : command_(command), terminal_(terminal), on_line_(on_line) {
+    const std::vector<std::string> variables = environment_for(command);
+    const std::vector<char*> arguments = pointers(command.arguments);
+    const std::vector<char*> environment = pointers(variables);
     const pid_t parent = getpid();
     pid_ = fork();
     if (pid_ < 0) throw storage::system_error("start", command.arguments[0], errno);
-    if (pid_ == 0) execute(command, parent, in_, out_, err_);
+    if (pid_ == 0) execute(arguments.data(), environment.data(), parent, in_, out_, err_);
     setpgid(pid_, pid_);
     Pipe::close_end(in_.read_end);
     Pipe::close_end(out_.write_end);
