@@ -165,12 +165,11 @@ void check_disk(const Recipe& recipe, const Costs& costs, const PlanLimits& limi
     const std::uint64_t fit = (limits.free_disk_bytes - costs.other_disk()) /
                               std::max<std::uint64_t>(1, plan.boundary_bytes);
     int k = recipe.plan.layers_per_block;
-    const auto boundaries_with = [&plan](int layers) {
-      return (plan.num_layers + layers - 1) / layers - 1;
+    const auto boundaries_with = [&](int layers) {
+      const int boundaries = (plan.num_layers + layers - 1) / layers - 1;
+      return static_cast<std::uint64_t>(boundaries_at_once(none, boundaries, plan.num_layers));
     };
-    while (k<plan.num_layers&& static_cast<std::uint64_t>(
-               boundaries_at_once(none, boundaries_with(k), plan.num_layers))> fit)
-      ++k;
+    while (k < plan.num_layers && boundaries_with(k) > fit) ++k;
     problem.remedy = "fewer sequences (data.transfer.max_sequences), or plan.layers_per_block = " +
                      std::to_string(k) + " with plan.keep_boundaries = \"none\"";
   } else {

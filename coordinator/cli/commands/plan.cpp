@@ -60,9 +60,7 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
   resolve_for_this_machine(recipe);
   const Plan plan = plan_of(recipe, options.run);
   print_plan(plan, terminal);
-  nlohmann::json json = plan;
-  json["fits"] = plan.fits();
-  terminal.print_json(json);
+  terminal.print_json(plan);
   return plan.fits() ? ExitCode::kOk : ExitCode::kUsage;
 }
 
