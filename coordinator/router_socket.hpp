@@ -24,7 +24,6 @@ class RouterSocket {
   [[nodiscard]] const std::string& endpoint() const {
     return endpoint_;
   }  // "tcp://127.0.0.1:40123"
-  [[nodiscard]] int port() const;
 
   struct Incoming {
     std::string peer, frame;

@@ -156,12 +156,6 @@ void File::read_exact(std::span<std::byte> bytes, std::uint64_t offset) const {
   }
 }
 
-void File::truncate(std::uint64_t length) {
-  while (::ftruncate(descriptor_, static_cast<off_t>(length)) != 0) {
-    if (errno != EINTR) throw system_error("truncate", path_.string(), errno);
-  }
-}
-
 void File::sync() { sync_descriptor(descriptor_, path_); }
 
 void File::close() {

@@ -39,7 +39,6 @@ class File {
   void write_at(std::span<const std::byte> bytes, std::uint64_t offset);  // not after open_append
   // Reads exactly bytes.size() at offset. Throws kCorrupt on a short file. Any thread.
   void read_exact(std::span<std::byte> bytes, std::uint64_t offset) const;
-  void truncate(std::uint64_t length);
   void sync();   // fsync; a failure is final: throws and the file must be dropped
   void close();  // checked
 

@@ -30,7 +30,6 @@ class RunLayout {
     return root_ / "coordinator.json";
   }
   [[nodiscard]] std::filesystem::path logs() const { return root_ / "logs"; }
-  [[nodiscard]] std::filesystem::path report() const { return root_ / "report.html"; }
 
   // Relative names, as the journal writes them.
   [[nodiscard]] static std::string tokens(DataStage stage);  // tokens/transfer.h5
@@ -41,7 +40,6 @@ class RunLayout {
       int block, FencingToken token);  // blocks/b0003/artifact.t41.safetensors
   [[nodiscard]] static std::string attempt_directory(FencingToken token);  // attempts/t41
   [[nodiscard]] static std::string student_directory(FencingToken token);  // student/t41
-  [[nodiscard]] static std::string finetune_directory() { return "finetune"; }
   [[nodiscard]] static std::string adapter_directory(FencingToken token);  // adapter/t41
   [[nodiscard]] static std::string evaluation(const std::string& subject,
                                               FencingToken token);  // evaluate/teacher.t41.json
