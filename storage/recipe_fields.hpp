@@ -103,9 +103,10 @@ void visit_recipe(AnyRecipe& recipe, Visitor& visitor) {
                  .min = 1,
                  .max = 1e5,
                  .safe_to_change = true});
-  visitor.field("bind",
-                recipe.workers.bind,
-                {.comment = "another address than loopback needs keys", .safe_to_change = true});
+  visitor.field(
+      "bind",
+      recipe.workers.bind,
+      {.comment = "a loopback address: other hosts are not served yet", .safe_to_change = true});
   visitor.section("made_by", "which build resolved this recipe");
   visitor.field("version", recipe.made_by.version, {.comment = "", .safe_to_change = true});
   visitor.field("git_hash", recipe.made_by.git_hash, {.comment = "", .safe_to_change = true});
