@@ -26,6 +26,9 @@ std::string state_text(const TaskStatus& task) {
 ExitCode run_explain(const ExplainOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
   const RunStatus status = read_status(layout);
+  require(options.block < 0 || status.num_blocks > 0,
+          options.run + " has not begun, so it has no blocks yet; 'hedgerow run --run " +
+              options.run + "' begins it");
   require(options.block >= -1 && options.block < status.num_blocks,
           "block " + std::to_string(options.block) + " does not exist: this run has blocks 0 to " +
               std::to_string(status.num_blocks - 1));
