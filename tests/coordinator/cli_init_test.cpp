@@ -41,6 +41,16 @@ TEST_F(Init, WritesARecipeThatLoadsAndFitsTheModel) {
   EXPECT_EQ(recipe.attention.window, storage::WindowLayout::kTerraced);
 }
 
+TEST_F(Init, JsonLinesNeedATemplateAndTakeIt) {
+  const Answer without = run_line(line({"--format", "jsonl"}));
+  EXPECT_EQ(without.code, 2);
+  EXPECT_NE(without.err.find("template"), std::string::npos) << without.err;
+  const Answer answer = run_line(line({"--format", "jsonl", "--template", "{question} {answer}"}));
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  const storage::Recipe recipe = storage::Recipe::load(scratch_ / "recipe.toml");
+  EXPECT_EQ(recipe.data_finetune.sources.at(0).template_, "{question} {answer}");
+}
+
 TEST_F(Init, NeverOverwrites) {
   ASSERT_EQ(run_line(line()).code, 0);
   std::ofstream(scratch_ / "recipe.toml") << "# mine\n";

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 using storage::ExitCode;
 
 struct InitOptions {
-  std::string model, data, format = "text", out = "recipe.toml";
+  std::string model, data, format = "text", template_, out = "recipe.toml";
 };
 
 // Our own recipe is Recipe's defaults; only what depends on the model is filled in.
@@ -27,6 +27,7 @@ storage::Recipe recipe_for(const InitOptions& options, const storage::ModelDirec
   storage::DataSource source;
   source.path = fs::absolute(options.data).lexically_normal().string();
   source.format = options.format;
+  source.template_ = options.template_;
   for (storage::DataSection* data :
        {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
     data->sources = {source};
@@ -72,6 +73,10 @@ RunCommand declare_init(CLI::App& app) {
   app.add_option("--data", options->data, "the text to learn from")->type_name("FILE")->required();
   one_of(app.add_option("--format", options->format, "how to read it")->capture_default_str(),
          {"text", "jsonl", "alpaca", "records", "chat", "tokens"});
+  app.add_option("--template",
+                 options->template_,
+                 "of jsonl: the text of a line, its fields in braces, as '{question} {answer}'")
+      ->type_name("TEXT");
   app.add_option("--out", options->out, "the recipe to write")
       ->type_name("FILE")
       ->capture_default_str();
