@@ -4,6 +4,8 @@
 #include <array>
 #include <cmath>
 #include <cstdio>
+#include <limits>
+#include <nlohmann/json.hpp>
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -44,6 +46,12 @@ std::string duration_text(double seconds) {
 std::string number_text(double value) {
   if (!std::isfinite(value)) return "-";
   return print("%.4g", value);
+}
+
+double number_or_nan(const nlohmann::json& object, const char* key) {
+  const auto found = object.find(key);
+  return found != object.end() && found->is_number() ? found->get<double>()
+                                                     : std::numeric_limits<double>::quiet_NaN();
 }
 
 std::string bar(double fraction, int width) {

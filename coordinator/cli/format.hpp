@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,8 @@ namespace hedgerow::coordinator::cli {
     double seconds);  // "0.4s", "45s", "12m05s", "2h10m", "3d04h"
 [[nodiscard]] std::string number_text(
     double value);  // 4 significant digits: "0.01234", "48.66"; "-" if not finite
+// A member of a result; NaN if it is absent or null, which is how JSON carries what is not finite.
+[[nodiscard]] double number_or_nan(const nlohmann::json& object, const char* key);
 [[nodiscard]] std::string bar(double fraction, int width);  // "[####------]", width columns in all
 [[nodiscard]] std::string fit(std::string text,
                               int width);  // cut to width columns, the cut marked with "~"

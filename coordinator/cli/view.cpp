@@ -75,7 +75,7 @@ BlockMse mse_of(const TaskStatus& transfer) {
   BlockMse mse{{}, transfer.first_layer};
   if (transfer.result.is_object() && transfer.result.contains("layers")) {
     for (const nlohmann::json& layer : transfer.result["layers"]) {
-      mse.layers.push_back(layer.value("mse", std::numeric_limits<double>::quiet_NaN()));
+      mse.layers.push_back(number_or_nan(layer, "mse"));
     }
   } else if (transfer.progress) {
     mse.layers = transfer.progress->layer_mse;
@@ -86,7 +86,8 @@ BlockMse mse_of(const TaskStatus& transfer) {
 std::string status_line(const RunStatus& status) {
   int done = 0, running = 0, retried = 0, quarantined = 0, worst_layer = -1;
   double worst = 0.0;
-  for (const TaskStatus* task : transfers(status)) {
+  const std::vector<const TaskStatus*> blocks = transfers(status);
+  for (const TaskStatus* task : blocks) {
     done += task->state == "done";
     running += task->state == "running";
     quarantined += task->state == "quarantined";
@@ -98,7 +99,7 @@ std::string status_line(const RunStatus& status) {
     }
   }
   std::string line =
-      "blocks " + std::to_string(done) + "/" + std::to_string(status.num_blocks) + " done";
+      "blocks " + std::to_string(done) + "/" + std::to_string(blocks.size()) + " done";
   if (running > 0) line += ", " + std::to_string(running) + " running";
   if (retried > 0) line += ", " + std::to_string(retried) + " retried";
   if (quarantined > 0) line += ", " + std::to_string(quarantined) + " quarantined";
@@ -212,11 +213,9 @@ std::vector<std::string> result_lines(const RunStatus& status, int width) {
   table.column("evaluated", 9).column("perplexity", 8, true).column("tokens/s", 3, true);
   for (const TaskStatus& task : status.tasks) {
     if (task.stage != "evaluate" || !task.result.is_object()) continue;
-    const double perplexity =
-        task.result.value("perplexity", std::numeric_limits<double>::quiet_NaN());
     const double speed = task.result.value("tokens_per_second", 0.0);
     table.row({task.id.substr(task.id.find('/') + 1),
-               number_text(perplexity),
+               number_text(number_or_nan(task.result, "perplexity")),
                speed > 0 ? std::to_string(std::llround(speed)) : ""});
   }
   return table.empty() ? std::vector<std::string>{} : table.render(width);

@@ -90,6 +90,23 @@ std::string joined(const std::vector<std::string>& lines) {
   return text;
 }
 
+// JSON has no infinity: a student that diverged has null for its perplexity.
+TEST(View, WhatIsNotFiniteIsADash) {
+  RunStatus status = status_of_a_run();
+  status.tasks[0].result = {{"layers", {{{"mse", nullptr}}, {{"mse", 0.5}}}}};
+  status.tasks.back().result = {{"perplexity", nullptr}, {"tokens_per_second", 2210.4}};
+  const std::string evaluated = result_lines(status, 80).at(1);
+  EXPECT_NE(evaluated.find(" - "), std::string::npos) << evaluated;
+  EXPECT_NE(block_lines(status, 80).at(1).find(" - "), std::string::npos);
+}
+
+// A block whose layers all stay softmax has no transfer.
+TEST(View, TheStatusLineCountsTheBlocksThatTrain) {
+  RunStatus status = status_of_a_run();
+  status.num_blocks = 8;
+  EXPECT_TRUE(status_line(status).starts_with("blocks 1/6 done")) << status_line(status);
+}
+
 TEST(View, OfARunAtEightyColumns) {
   EXPECT_EQ(joined(whole_view(status_of_a_run(), 80)), R"(
 run runs/smollm2: running, term 3 on node7 (pid 4711)

@@ -25,7 +25,7 @@ struct EvaluateOptions {
 
 void print_result(const nlohmann::json& result, const std::string& tokens, Terminal& terminal) {
   terminal.print(result.value("subject", "") + " on " + tokens + ": perplexity " +
-                 number_text(result.value("perplexity", NAN)) + ", " +
+                 number_text(number_or_nan(result, "perplexity")) + ", " +
                  std::to_string(std::llround(result.value("tokens_per_second", 0.0))) +
                  " tokens/s");
   if (!result.contains("layers")) return;
@@ -33,8 +33,8 @@ void print_result(const nlohmann::json& result, const std::string& tokens, Termi
   table.column("layer", 3, true).column("MSE", 2, true).column("of the teacher's energy", 1, true);
   for (const nlohmann::json& layer : result["layers"]) {
     table.row({std::to_string(layer.value("layer", -1)),
-               number_text(layer.value("mse", NAN)),
-               number_text(layer.value("relative_mse", NAN))});
+               number_text(number_or_nan(layer, "mse")),
+               number_text(number_or_nan(layer, "relative_mse"))});
   }
   for (const std::string& line : table.render(terminal.width())) terminal.print(line);
 }
