@@ -7,11 +7,9 @@
 #include <thread>
 
 #include "coordinator/wire/coordinator_file.hpp"
-#include "coordinator/wire/json_fields.hpp"
 #include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/hash.hpp"
 #include "worker/dealer_socket.hpp"
+#include "worker/task_inputs.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -25,6 +23,7 @@ constexpr milliseconds kFirstBackoff{1000};
 constexpr milliseconds kLongestBackoff{32000};
 constexpr milliseconds kLongestPoll{100};
 constexpr milliseconds kLookEvery{1000};
+constexpr int kSilencesOfAStop = 2;  // times reply_patience
 // Error texts travel in one message.
 constexpr std::size_t kMaxErrorText = 8000;
 constexpr std::size_t kMaxDamagedNames = 100;
@@ -235,17 +234,25 @@ struct CoordinatorClient::Impl {
     return submission;
   }
 
-  // nullopt: orphaned, stopped while asking for a task, or refused.
+  // nullopt: abandoned, stopped while asking for a task, or refused.
   std::optional<wire::Message> wait(const std::shared_ptr<Submission>& submission) {
     std::unique_lock lock(mutex);
     const bool asks = std::holds_alternative<wire::Request>(submission->message);
     changed.wait(lock, [&] {
-      const bool orphaned = now() - last_heard > options.orphan_timeout;
-      return submission->answered || !refusal.empty() || orphaned || (asks && !stop_reason.empty());
+      return submission->answered || !refusal.empty() || is_abandoned() ||
+             (asks && !stop_reason.empty());
     });
     if (submission->answered) return submission->answer;
     std::erase(queue, submission);
     return std::nullopt;
+  }
+
+  // Whoever was told to stop does not wait out the whole orphan_timeout: its checkpoint lies on
+  // disk.
+  [[nodiscard]] bool is_abandoned() const {
+    const auto silence = now() - last_heard;
+    return silence > options.orphan_timeout ||
+           (!stop_reason.empty() && silence > kSilencesOfAStop * options.reply_patience);
   }
 
   void submit_and_wait(wire::Message message, std::string name) {
@@ -285,21 +292,6 @@ struct CoordinatorClient::Impl {
   }
 };
 
-namespace {
-
-wire::Task with_inputs(const storage::RunLayout& layout, wire::Task task) {
-  if (!task.inputs_file) return task;
-  const std::filesystem::path path = layout.resolve(task.inputs_file->name);
-  storage::wait_until_visible(path, std::chrono::seconds(90));
-  if (storage::hash_file(path) != task.inputs_file->root_hash) {
-    throw Error(ErrorKind::kCorrupt, path.string() + ": not the list that the coordinator wrote");
-  }
-  task.inputs = wire::records_from_json(wire::parse_document(storage::read_text(path)), "inputs");
-  return task;
-}
-
-}  // namespace
-
 CoordinatorClient::CoordinatorClient(ClientOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))) {}
 
@@ -316,7 +308,7 @@ std::optional<wire::Task> CoordinatorClient::next_task(int held_block) {
     if (!answer || std::holds_alternative<wire::Stop>(*answer)) return std::nullopt;
     if (const auto* grant = std::get_if<wire::Grant>(&*answer)) {
       impl_->begin_task(grant->task);
-      return with_inputs(impl_->options.layout, grant->task);
+      return grant->task;
     }
     const int pause = std::get_if<wire::Idle>(&*answer) != nullptr
                           ? std::get<wire::Idle>(*answer).retry_milliseconds

@@ -39,10 +39,11 @@ class CoordinatorClient {
   CoordinatorClient(const CoordinatorClient&) = delete;
   CoordinatorClient& operator=(const CoordinatorClient&) = delete;
 
-  // The next task, its inputs complete; nullopt: stop. Blocks. `held_block`: whose weights are
-  // loaded. Throws kUsage when the coordinator refuses this worker.
+  // The next task as granted (task_inputs.hpp completes it); nullopt: stop. Blocks. `held_block`:
+  // whose weights are loaded. Throws kUsage when the coordinator refuses this worker.
   [[nodiscard]] std::optional<wire::Task> next_task(int held_block);
-  // The MPI stage: the task of the token that it holds. nullopt: the token is not current, or stop.
+  // The MPI stage: the task of the token that it holds, its inputs complete. nullopt: the token is
+  // not current, or stop. Throws as next_task and with_inputs.
   [[nodiscard]] std::optional<wire::Task> join();
 
   // Any thread.
@@ -55,7 +56,8 @@ class CoordinatorClient {
   // unanswered one.
   void checkpointed(const storage::FileRecord& file, std::int64_t step);
   [[nodiscard]] std::int64_t committed_step() const;  // of the current task; -1: none
-  // Wait until committed. Throw kFenced (the lease is lost), kUnavailable (orphaned).
+  // Wait until committed. Throw kFenced (the lease is lost), kUnavailable (orphaned, or told to
+  // stop while no coordinator answers).
   void shard_ready(const storage::FileRecord& file, int shard);
   void done(std::vector<storage::FileRecord> files, nlohmann::json result);
   void failed(storage::ErrorKind kind,

@@ -17,6 +17,7 @@
 #include "storage/filesystem_error.hpp"
 #include "worker/capture.hpp"
 #include "worker/evaluate.hpp"
+#include "worker/task_inputs.hpp"
 #include "worker/transfer.hpp"
 
 namespace hedgerow::worker {
@@ -122,6 +123,16 @@ void tell_failure(CoordinatorClient& client,
   }
 }
 
+// Without a coordinator the lease runs out by itself, and the checkpoint is found on disk.
+TaskEnd give_back(CoordinatorClient& client) {
+  try {
+    client.released(client.stop_reason());
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kFenced) return TaskEnd::kFenced;
+  }
+  return TaskEnd::kReleased;
+}
+
 }  // namespace
 
 TaskEnd execute(CoordinatorClient& client,
@@ -136,10 +147,7 @@ TaskEnd execute(CoordinatorClient& client,
       return TaskEnd::kFenced;
     }
     log_line(task, result.finished ? "done" : "given back: " + client.stop_reason());
-    if (!result.finished) {
-      client.released(client.stop_reason());
-      return TaskEnd::kReleased;
-    }
+    if (!result.finished) return give_back(client);
     client.done(std::move(result.files), std::move(result.result));
     return TaskEnd::kDone;
   } catch (const Error& error) {
@@ -161,7 +169,12 @@ TaskEnd execute(CoordinatorClient& client,
 }
 
 TaskEnd execute(RunContext& run, CoordinatorClient& client, const wire::Task& task) {
-  return execute(client, task, [&](TaskContext& context) { return run_task(run, context, task); });
+  // Completed inside: an input list that cannot be read fails the task, not the worker.
+  wire::Task complete = task;
+  return execute(client, complete, [&](TaskContext& context) {
+    complete = with_inputs(run.layout(), task);
+    return run_task(run, context, complete);
+  });
 }
 
 wire::Hello make_hello(const std::string& uuid, std::uint64_t incarnation, int threads) {

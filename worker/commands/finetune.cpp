@@ -12,6 +12,7 @@
 
 #include "storage/file.hpp"
 #include "worker/commands/commands.hpp"
+#include "worker/commands/failure.hpp"
 #include "worker/serve.hpp"
 
 namespace hedgerow::worker {
@@ -145,10 +146,12 @@ ExitCode run(const Options& options) {
     if (threads > 0) at::set_num_threads(threads);
     return options.endpoint.empty() ? run_alone(run, options, *communicator)
                                     : run_joined(run, options, *communicator);
-  } catch (const storage::Error& error) {
+  } catch (...) {
     if (communicator->world_size() == 1) throw;
-    std::fprintf(stderr, "hedgerow-worker: rank %d: %s\n", communicator->rank(), error.what());
-    leave(storage::exit_code(error.kind()));
+    const Failure failure = current_failure();
+    std::fprintf(
+        stderr, "hedgerow-worker: rank %d: %s\n", communicator->rank(), failure.message.c_str());
+    leave(failure.code);
   }
 }
 
