@@ -23,7 +23,6 @@ constexpr milliseconds kFirstBackoff{1000};
 constexpr milliseconds kLongestBackoff{32000};
 constexpr milliseconds kLongestPoll{100};
 constexpr milliseconds kLookEvery{1000};
-constexpr int kSilencesOfAStop = 2;  // times reply_patience
 // Error texts travel in one message.
 constexpr std::size_t kMaxErrorText = 8000;
 constexpr std::size_t kMaxDamagedNames = 100;
@@ -252,7 +251,7 @@ struct CoordinatorClient::Impl {
   [[nodiscard]] bool is_abandoned() const {
     const auto silence = now() - last_heard;
     return silence > options.orphan_timeout ||
-           (!stop_reason.empty() && silence > kSilencesOfAStop * options.reply_patience);
+           (!stop_reason.empty() && silence > options.stop_patience);
   }
 
   void submit_and_wait(wire::Message message, std::string name) {

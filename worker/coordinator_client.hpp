@@ -26,6 +26,8 @@ struct ClientOptions {
   // How long a submission or a hello stays unanswered before it is repeated and the coordinator
   // looked for anew.
   std::chrono::milliseconds reply_patience{std::chrono::seconds(10)};
+  // Once told to stop: a coordinator that is silent for so long is not waited for any more.
+  std::chrono::milliseconds stop_patience{std::chrono::seconds(20)};
   // The MPI stage: the fencing token that it holds from the start; see join().
   std::uint64_t holds = 0;
   const std::atomic<bool>* stop_signal = nullptr;  // raised by a SIGTERM handler

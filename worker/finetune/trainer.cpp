@@ -75,7 +75,8 @@ at::Tensor FinetuneTrainer::embedded(std::span<const std::int64_t> sequences) co
   const at::Tensor input_ids =
       at::tensor(ids, at::kLong)
           .view({static_cast<std::int64_t>(sequences.size()), tokens_.seq_len});
-  return embed(input_ids.to(outer_.embed_tokens.device()), outer_.embed_tokens);
+  return round_to_stream(embed(input_ids.to(outer_.embed_tokens.device()), outer_.embed_tokens),
+                         options_.stream);
 }
 
 double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,

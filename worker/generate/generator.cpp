@@ -89,13 +89,19 @@ void Generator::check(const std::vector<std::vector<std::int64_t>>& prompts) con
   }
 }
 
+// [1, ids, M], rounded as the stream behind every layer is.
+at::Tensor Generator::embedded(const std::vector<std::int64_t>& ids) const {
+  return round_to_stream(embed(at::tensor(ids, at::kLong).unsqueeze(0), outer_.embed_tokens),
+                         stream_);
+}
+
 // [1, V] logits after the prompt's last token.
 at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
                               std::vector<AttentionCache>& caches) const {
   const auto length = static_cast<std::int64_t>(prompt.size());
   const RopeTable rope{rope_.cos.narrow(0, 0, length), rope_.sin.narrow(0, 0, length)};
   const auto options = student_ ? student_->options : kernels::HybridOptions{};
-  at::Tensor hidden = embed(at::tensor(prompt, at::kLong).unsqueeze(0), outer_.embed_tokens);
+  at::Tensor hidden = embedded(prompt);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Qkv heads = project_qkv(hidden, layers_[i], rope, config_);
     caches.emplace_back(heads, parameters(i), options);
@@ -114,7 +120,7 @@ at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
   // The rows stand where a sequence's tokens would, each with its own line of the rotary table.
   const at::Tensor index = at::tensor(positions, at::kLong);
   const RopeTable rope{rope_.cos.index_select(0, index), rope_.sin.index_select(0, index)};
-  at::Tensor hidden = embed(at::tensor(tokens, at::kLong).unsqueeze(0), outer_.embed_tokens);
+  at::Tensor hidden = embedded(tokens);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const Qkv heads = project_qkv(hidden, layers_[i], rope, config_);
     const auto by_row = [](const at::Tensor& x) {

@@ -64,6 +64,7 @@ class Generator {
  private:
   struct Batch;
   Batch start(const std::vector<std::vector<std::int64_t>>& prompts, at::Tensor& first) const;
+  [[nodiscard]] at::Tensor embedded(const std::vector<std::int64_t>& ids) const;
   at::Tensor prefill(const std::vector<std::int64_t>& prompt,
                      std::vector<AttentionCache>& caches) const;
   at::Tensor step(const std::vector<std::int64_t>& tokens,

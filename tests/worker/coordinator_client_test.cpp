@@ -1,0 +1,37 @@
+// The worker's end of the wire where no coordinator answers.
+#include "worker/coordinator_client.hpp"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <chrono>
+
+#include "storage/error.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(CoordinatorClient, AStoppedWorkerDoesNotWaitOutTheOrphanTimeout) {
+  const tests::TemporaryDirectory run;
+  const std::atomic<bool> stop{true};
+  CoordinatorClient client({.layout = storage::RunLayout(run.path()),
+                            .endpoint = "ipc://" + (run / "nobody").string(),
+                            .hello = {},
+                            .orphan_timeout = std::chrono::hours(1),
+                            .stop_patience = milliseconds(100),
+                            .holds = 7,
+                            .stop_signal = &stop});
+  try {
+    client.released("SIGTERM");
+    FAIL() << "nobody can have answered";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUnavailable) << error.what();
+  }
+  EXPECT_TRUE(client.should_stop());
+}
+
+}  // namespace
+}  // namespace hedgerow::worker
