@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -151,13 +152,15 @@ class Transfer {
       tell();
     }
     std::string lines;
-    progress_.layer_mse.clear();
-    progress_.linear_share.clear();
+    const double none = std::numeric_limits<double>::quiet_NaN();
+    progress_.layer_mse.assign(static_cast<std::size_t>(task_.num_layers), none);
+    progress_.linear_share = progress_.layer_mse;
     for (auto& [layer, trainer] : trainers_) {
       if (!trainer.stopped())
         lines += nlohmann::json(trainer.finish_validation(step_)).dump() + "\n";
-      progress_.layer_mse.push_back(trainer.history().back().mse);
-      progress_.linear_share.push_back(trainer.history().back().linear_share);
+      const auto index = static_cast<std::size_t>(layer - task_.first_layer);
+      progress_.layer_mse[index] = trainer.history().back().mse;
+      progress_.linear_share[index] = trainer.history().back().linear_share;
     }
     append_metrics(lines);
     tell();

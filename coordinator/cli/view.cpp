@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "coordinator/cli/format.hpp"
@@ -56,26 +55,42 @@ void append(std::vector<std::string>& lines, const std::vector<std::string>& mor
 }  // namespace
 
 double BlockMse::mean() const {
-  if (layers.empty()) return std::numeric_limits<double>::quiet_NaN();
-  return std::accumulate(layers.begin(), layers.end(), 0.0) / static_cast<double>(layers.size());
+  double sum = 0.0;
+  int count = 0;
+  for (const double mse : layers) {
+    if (std::isnan(mse)) continue;
+    sum += mse;
+    ++count;
+  }
+  return count == 0 ? std::numeric_limits<double>::quiet_NaN() : sum / count;
 }
 
 double BlockMse::worst() const {
-  if (layers.empty()) return std::numeric_limits<double>::quiet_NaN();
-  return *std::max_element(layers.begin(), layers.end());
+  const int layer = worst_layer();
+  return layer < 0 ? std::numeric_limits<double>::quiet_NaN()
+                   : layers[static_cast<std::size_t>(layer - first_layer)];
 }
 
 int BlockMse::worst_layer() const {
-  if (layers.empty()) return -1;
-  const auto worst = std::max_element(layers.begin(), layers.end());
-  return first_layer + static_cast<int>(worst - layers.begin());
+  int worst = -1;
+  for (std::size_t i = 0; i < layers.size(); ++i) {
+    const bool is_first = worst < 0 && !std::isnan(layers[i]);
+    if (is_first || (worst >= 0 && layers[i] > layers[static_cast<std::size_t>(worst)]))
+      worst = static_cast<int>(i);
+  }
+  return worst < 0 ? -1 : first_layer + worst;
 }
 
 BlockMse mse_of(const TaskStatus& transfer) {
   BlockMse mse{{}, transfer.first_layer};
   if (transfer.result.is_object() && transfer.result.contains("layers")) {
+    constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
     for (const nlohmann::json& layer : transfer.result["layers"]) {
-      mse.layers.push_back(number_or_nan(layer, "mse"));
+      // Layers that keep softmax attention are not in the result.
+      const int at = layer.value("layer", mse.first_layer + static_cast<int>(mse.layers.size()));
+      const auto index = static_cast<std::size_t>(std::max(0, at - mse.first_layer));
+      if (index >= mse.layers.size()) mse.layers.resize(index + 1, kNone);
+      mse.layers[index] = number_or_nan(layer, "mse");
     }
   } else if (transfer.progress) {
     mse.layers = transfer.progress->layer_mse;
@@ -152,7 +167,7 @@ std::vector<std::string> block_lines(const RunStatus& status, int width) {
                steps_text(*task),
                number_text(mse.mean()),
                number_text(mse.worst()),
-               mse.layers.empty() ? "" : "L" + std::to_string(mse.worst_layer()),
+               mse.worst_layer() < 0 ? "" : "L" + std::to_string(mse.worst_layer()),
                std::to_string(task->attempts)});
   }
   std::vector<std::string> lines = table.render(width);

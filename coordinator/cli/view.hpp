@@ -12,11 +12,12 @@ namespace hedgerow::coordinator::cli {
 // What is known of one block, from its transfer task: the worst of its layers' last validation MSE,
 // and which layer.
 struct BlockMse {
-  std::vector<double> layers;  // by layer of the block; empty before the first validation
+  // By layer of the block, NaN: it keeps softmax attention; empty before the first validation.
+  std::vector<double> layers;
   int first_layer = 0;
-  [[nodiscard]] double mean() const;      // NaN when empty
-  [[nodiscard]] double worst() const;     // NaN when empty
-  [[nodiscard]] int worst_layer() const;  // -1 when empty
+  [[nodiscard]] double mean() const;      // NaN when none
+  [[nodiscard]] double worst() const;     // NaN when none
+  [[nodiscard]] int worst_layer() const;  // -1 when none
 };
 [[nodiscard]] BlockMse mse_of(const TaskStatus& transfer);
 

@@ -53,7 +53,8 @@ struct Progress {
   std::int64_t tokens = 0;
   double seconds = 0.0;
   double seconds_waited_on_data = 0.0;
-  // Transfer: of the last validation, by layer of the block.
+  // Transfer: of the last validation, by layer of the block; NaN: the layer keeps softmax
+  // attention.
   std::vector<double> layer_mse;
   std::vector<double> linear_share;
   double loss = 0.0;  // evaluate, finetune

@@ -1,6 +1,8 @@
+#include "coordinator/cli/view.hpp"
+
 #include <gtest/gtest.h>
 
-#include "coordinator/cli/view.hpp"
+#include <cmath>
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -175,6 +177,22 @@ MSE of each layer at its last validation
 L0-4    0.011     0.012     0.013     0.042     0.01
 L5-9    0.02      0.03      0.02      0.02      0.02
 )");
+}
+
+TEST(View, AKeptSoftmaxLayerDoesNotShiftTheNamesOfTheOthers) {
+  TaskStatus transfer;
+  transfer.first_layer = 5;
+  transfer.result = {{"layers", {{{"layer", 6}, {"mse", 0.01}}, {{"layer", 8}, {"mse", 0.03}}}}};
+  EXPECT_EQ(mse_of(transfer).worst_layer(), 8);
+  EXPECT_DOUBLE_EQ(mse_of(transfer).mean(), 0.02);
+  transfer.result = nullptr;
+  transfer.progress.emplace();
+  transfer.progress->layer_mse = {std::nan(""), 0.01, std::nan(""), 0.03, std::nan("")};
+  EXPECT_EQ(mse_of(transfer).worst_layer(), 8);
+  EXPECT_DOUBLE_EQ(mse_of(transfer).worst(), 0.03);
+  transfer.progress->layer_mse = {std::nan(""), std::nan("")};
+  EXPECT_EQ(mse_of(transfer).worst_layer(), -1);
+  EXPECT_TRUE(std::isnan(mse_of(transfer).mean()));
 }
 
 TEST(View, StatusLineSaysHowFarHowWellAndHowLong) {
