@@ -80,6 +80,10 @@ class Finetune {
 
  private:
   [[nodiscard]] bool is_root() const { return communicator_.rank() == 0; }
+  // data.finetune.validation_sequences = 0 leaves nothing to measure.
+  [[nodiscard]] bool has_validation() {
+    return run_.tokens(DataStage::kFinetune).num_validation() > 0;
+  }
   [[nodiscard]] std::int64_t step() { return trainer_.parameters().num_steps(); }
   [[nodiscard]] fs::path attempt_directory() const {
     return run_.layout().root() / RunLayout::attempt_directory(task_.fencing_token);
@@ -123,9 +127,10 @@ class Finetune {
   }
 
   void validate() {
+    validated_ = true;
+    if (!has_validation()) return;
     progress_.phase = "validating";
     validation_loss_ = trainer_.validation_loss();
-    validated_ = true;
     record({{"step", step()}, {"validation_loss", validation_loss_}});
   }
 
@@ -203,12 +208,14 @@ class Finetune {
     const double seconds = seconds_before_ + clock_.seconds();
     result.result = {{"steps", step()},
                      {"loss", progress_.loss},
-                     {"validation_loss", validation_loss_},
-                     {"validation_perplexity", std::exp(validation_loss_)},
                      {"tokens", progress_.tokens},
                      {"seconds", seconds},
                      {"tokens_per_second", static_cast<double>(progress_.tokens) / seconds},
                      {"ranks", communicator_.world_size()}};
+    if (has_validation()) {
+      result.result["validation_loss"] = validation_loss_;
+      result.result["validation_perplexity"] = std::exp(validation_loss_);
+    }
     return result;
   }
 

@@ -12,9 +12,9 @@ namespace hedgerow::worker {
 
 // task.inputs: the student's files; task.resume: a checkpoint, made at any world size. Collective;
 // `context` is used on rank 0 alone. Writes attempts/t<token>/{checkpoint.sN.safetensors,
-// metrics.jsonl, adapter_*}. result: {"steps", "loss", "validation_loss", "validation_perplexity",
-// "tokens", "seconds", "tokens_per_second", "ranks"}. Throws kUsage (ranks or data that do not fit
-// the recipe), kCorrupt, kUnavailable (a lost rank).
+// metrics.jsonl, adapter_*}. result: {"steps", "loss", "tokens", "seconds", "tokens_per_second",
+// "ranks"} and, if the tokens have a validation split, "validation_loss", "validation_perplexity".
+// Throws kUsage (ranks or data that do not fit the recipe), kCorrupt, kUnavailable (a lost rank).
 TaskResult run_finetune(RunContext& run,
                         TaskContext& context,
                         const wire::Task& task,
