@@ -17,6 +17,7 @@ FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu
 PROJECTED_FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r")
 WINDOWS = ("none", "sliding", "terraced")
 ROPE_TYPES = ("default", "linear", "llama3")
+ABSENT = 0  # sliding_window is not in the file; null says that there is none
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
@@ -41,14 +42,14 @@ class HedgerowConfig(PreTrainedConfig):
         num_key_value_heads: int | None = None,
         head_dim: int | None = None,
         max_position_embeddings: int = 8192,
-        rms_norm_eps: float = 1e-5,
+        rms_norm_eps: float = 1e-6,
         initializer_range: float = 0.02,
         hidden_act: str = "silu",
         attention_bias: bool = False,
         mlp_bias: bool = False,
-        sliding_window: int | None = None,
+        sliding_window: int | None = ABSENT,
         use_sliding_window: bool = False,
-        max_window_layers: int = 0,
+        max_window_layers: int = 28,
         rope_theta: float | None = None,
         rope_scaling: dict[str, Any] | None = None,
         rope_parameters: dict[str, Any] | None = None,
@@ -62,13 +63,17 @@ class HedgerowConfig(PreTrainedConfig):
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_key_value_heads or num_attention_heads
-        self.head_dim = head_dim or hidden_size // num_attention_heads
+        # What a file leaves out is what the body's own class in transformers takes (storage/model_config.cpp).
+        body = (hedgerow or {}).get("body", "llama")
+        self.head_dim = head_dim or (128 if body == "qwen3" else hidden_size // num_attention_heads)
         self.max_position_embeddings = max_position_embeddings
         self.rms_norm_eps = rms_norm_eps
         self.initializer_range = initializer_range
         self.hidden_act = hidden_act
         self.attention_bias = attention_bias
         self.mlp_bias = mlp_bias
+        if sliding_window == ABSENT:
+            sliding_window = 4096 if body == "mistral" or use_sliding_window else None
         self.sliding_window = sliding_window
         self.use_sliding_window = use_sliding_window
         self.max_window_layers = max_window_layers
