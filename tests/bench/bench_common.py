@@ -53,6 +53,8 @@ class Row:
         """None: skipped."""
         if self.skipped_reason is not None:
             return None
+        if self.value is None:  # its measurement broke off
+            return False
         measured = self.ratio if self.opponent_value is not None else self.value
         sign, bound = self.goal.split()
         return {"<=": measured <= float(bound), ">=": measured >= float(bound), "==": measured == float(bound)}[sign]
