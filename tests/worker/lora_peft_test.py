@@ -23,7 +23,7 @@ try:
     import xxhash
     from safetensors.torch import load_file, save_file
 except ImportError as missing:
-    raise unittest.SkipTest(f"{missing}; deploy/setup --python installs the packages of these tests") from None
+    raise unittest.SkipTest(f"{missing}; deploy/setup --tests installs the packages of these tests") from None
 
 WORKER = Path(os.environ["HEDGEROW_BIN"]) / "hedgerow-worker"
 TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
