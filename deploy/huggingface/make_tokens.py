@@ -27,6 +27,7 @@ from model_tokenizer import ModelTokenizer
 from packing import Packer, split_documents, tokenize_documents
 from sources import Document, Source, documents, parse_source
 
+STAGES = ("transfer", "finetune", "evaluate")
 SPLITS = ("documents", "sequences")
 
 
@@ -41,6 +42,8 @@ class DataSection:
     split: str = "documents"
     add_bos: bool = False
     eos_token_id: int = -1
+    # Tokens at the end of the text that no stage trains on: the most that a stage with these sources holds out.
+    held_out: int = 0
 
 
 class Progress:
@@ -87,13 +90,29 @@ def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
             values[key] = value
     if "sources" not in values:
         raise UsageError(f"{recipe}: data.{stage}.sources is missing")
-    section = DataSection(**values)
+    section = DataSection(**values, held_out=held_out(tables, table["sources"]))
     for key, least in (("seq_len", 2), ("validation_sequences", 0), ("max_sequences", 0), ("eos_token_id", -2)):
         if getattr(section, key) < least:
             raise UsageError(f"{recipe}: data.{stage}.{key}: expected at least {least}, found {getattr(section, key)}")
     if section.split not in SPLITS:
         raise UsageError(f"{recipe}: data.{stage}.split: '{section.split}' is not one of {', '.join(SPLITS)}")
     return section
+
+
+def texts(sources: Any) -> list[tuple]:
+    """What a list of sources reads, whatever it leaves to defaults."""
+    return [(s.get("path"), s.get("format", "text"), s.get("template", "")) for s in sources or [] if isinstance(s, dict)]
+
+
+def held_out(tables: dict[str, Any], sources: Any) -> int:
+    """Tokens: what one stage validates or is evaluated on, no other stage with the same sources may learn."""
+    most = 0
+    for stage in STAGES:
+        table = {**tables.get("transfer", {}), **tables.get(stage, {})}
+        lengths = [table.get(key, getattr(DataSection, key)) for key in ("validation_sequences", "seq_len")]
+        if texts(table.get("sources")) == texts(sources) and all(type(length) is int for length in lengths):
+            most = max(most, lengths[0] * lengths[1])
+    return most
 
 
 @dataclass
@@ -130,10 +149,11 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
     count = section.validation_sequences
     everything = stage == "evaluate" and count == 0
     training, validation = raw, []
-    if count > 0 and section.split == "documents":
-        training, validation = split_documents(raw, count * section.seq_len, tokenizer, bos, eos)
+    holds_out = section.held_out > 0 and not everything
+    if holds_out and section.split == "documents":
+        training, validation = split_documents(raw, section.held_out, tokenizer, bos, eos)
     train = Packer(section.seq_len)
-    by_sequences = count > 0 and section.split == "sequences"
+    by_sequences = holds_out and section.split == "sequences"
     # The last sequences can be known only once everything is packed; otherwise stop when there are enough.
     limit = 0 if by_sequences or everything else section.max_sequences
     if stage != "evaluate" or by_sequences or everything:
@@ -146,8 +166,10 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
     if by_sequences:
         if len(arrays[0]) <= count:
             raise UsageError(too_short(section, stage, len(arrays[0]), count))
-        valid = tuple(a[-count:] for a in arrays)
-        arrays = tuple(a[:-count][:section.max_sequences or None] for a in arrays)
+        valid = tuple(a[len(a) - count:] for a in arrays)
+        # Another stage's sequences may be longer, and its last one may end up to one of ours later or earlier.
+        held = count if section.held_out == count * section.seq_len else -(-section.held_out // section.seq_len) + 1
+        arrays = tuple(a[:-held][:section.max_sequences or None] for a in arrays)
     else:
         held = Packer(section.seq_len)
         for document in tokenize_documents(validation, tokenizer, bos, eos):
@@ -240,7 +262,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", required=True, type=Path)
     parser.add_argument("--model", required=True, help="Hugging Face directory, or org/name in the local cache")
-    parser.add_argument("--stage", required=True, choices=("transfer", "finetune", "evaluate"))
+    parser.add_argument("--stage", required=True, choices=STAGES)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--base", type=Path, help="folder that relative source paths start from")
     options = parser.parse_args()

@@ -207,6 +207,28 @@ class Tokens(unittest.TestCase):
             self.assertEqual(done.returncode, 0, done.stderr)
             self.assertEqual(json.loads(done.stdout.splitlines()[-1])["seq_len"], shape)
 
+    def test_what_one_stage_is_evaluated_on_no_other_stage_learns(self):
+        path = self.records("r.json", 80)
+        for split in ("documents", "sequences"):
+            recipe = self.write("apart.toml", f'[data.transfer]\nsources = [{{path = "{path}", format = "records"}}]\n'
+                                f'seq_len = 16\nvalidation_sequences = 2\nsplit = "{split}"\n'
+                                '[data.finetune]\nseq_len = 24\nvalidation_sequences = 0\n'
+                                '[data.evaluate]\nseq_len = 32\nvalidation_sequences = 6\n')
+            streams = {}
+            for stage in ("transfer", "finetune", "evaluate"):
+                out = self.root / f"{stage}.h5"
+                done = subprocess.run([sys.executable, support.HUGGINGFACE / "make_tokens.py", "--recipe", recipe, "--model",
+                                       self.model, "--stage", stage, "--out", out], capture_output=True, text=True, timeout=60)
+                self.assertEqual(done.returncode, 0, done.stderr)
+                with h5py.File(out) as file:
+                    kept = slice(0, int(file.attrs["num_train"])) if stage != "evaluate" else slice(None)
+                    streams[stage] = file["input_ids"][kept].astype("<i4").tobytes()
+            window = 12 * 4  # bytes
+            for stage in ("transfer", "finetune"):
+                seen = [i for i in range(0, len(streams["evaluate"]) - window, window)
+                        if streams["evaluate"][i:i + window] in streams[stage]]
+                self.assertEqual(seen, [], f"{split}: evaluated tokens in the training part of {stage}")
+
     def test_max_sequences_limits_training_only(self):
         path = self.records("r.json", 60)
         for split in ("documents", "sequences"):
