@@ -20,8 +20,6 @@ using storage::ErrorKind;
 
 constexpr milliseconds kTurnPatience{100};
 constexpr int kMaxMessagesPerTurn = 1000;  // then replies go out, and time is looked at
-// From mpirun to rank 0's hello: every rank loads the whole model.
-constexpr seconds kMpiStartTerm{300};
 constexpr seconds kDrainPatience{60};
 constexpr seconds kStopPatience{30};
 constexpr seconds kCourtesy{3};

@@ -50,7 +50,9 @@ Dispatcher::Dispatcher(const storage::RunLayout& layout,
       clock_(clock),
       config_(std::move(config)),
       leases_(clock, config_.leases) {
-  for (const auto& [token, id] : state_.grants) leases_.grant(token);
+  for (const auto& [token, id] : state_.grants) {
+    leases_.grant(token, id.stage == Stage::kFinetune ? kMpiStartTerm : std::chrono::seconds{});
+  }
 }
 
 void Dispatcher::receive(const std::string& peer, std::string_view frame) {

@@ -36,6 +36,10 @@ struct LiveWorker {
   int held_block = -1;
 };
 
+// From mpirun to rank 0's hello: every rank loads the whole model. The first lease of a finetune
+// stage, and the one after a coordinator's restart, which may come while it loads.
+inline constexpr std::chrono::seconds kMpiStartTerm{300};
+
 struct DispatcherConfig {
   MemoryNeeds needs;
   KeepBoundaries keep;

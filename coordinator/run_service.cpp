@@ -130,8 +130,8 @@ DispatcherConfig dispatcher_config(const RunOptions& options,
   return config;
 }
 
-int threads_per_process(const storage::Recipe& recipe, int processes) {
-  if (recipe.workers.threads > 0) return recipe.workers.threads;
+int threads_per_process(int wanted, int processes) {
+  if (wanted > 0) return wanted;
   return std::max(1,
                   static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, processes));
 }
@@ -179,9 +179,10 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
                    .run_directory = layout.root(),
                    .logs = layout.logs(),
                    .local_workers = local_workers,
-                   .threads = threads_per_process(recipe, local_workers),
+                   .threads = threads_per_process(recipe.workers.threads, local_workers),
                    .ranks = recipe.finetune.ranks,
-                   .threads_per_rank = threads_per_process(recipe, recipe.finetune.ranks)},
+                   .threads_per_rank =
+                       threads_per_process(recipe.finetune.threads, recipe.finetune.ranks)},
       .stop_requests = options.stop_requests};
   storage::Journal journal = storage::Journal::start_term(layout, replayed);
   delete_dropped_shards(layout, folded.state);

@@ -76,7 +76,8 @@ void visit_recipe(AnyRecipe& recipe, Visitor& visitor) {
                 {.comment = "0: all", .min = 0, .max = 1e9, .safe_to_change = true});
   visitor.field("prompts",
                 recipe.evaluate.prompts,
-                {.comment = "continued by the student at the end", .safe_to_change = true});
+                {.comment = "what 'hedgerow generate --run' goes on from when it is given none",
+                 .safe_to_change = true});
   visitor.field("max_new_tokens",
                 recipe.evaluate.max_new_tokens,
                 {.comment = "of each", .min = 1, .max = 1e6, .safe_to_change = true});

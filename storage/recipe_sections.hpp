@@ -86,13 +86,14 @@ struct FinetuneSection {
   int sequences_per_micro_batch = 1;
   int checkpoint_every = 10;  // optimizer steps
   int validate_every = 20;    // optimizer steps; 0: only at the end
-  int ranks = 2;  // data ranks launched locally; must divide the micro-batches of a step
+  int ranks = 2;    // data ranks launched locally; must divide the micro-batches of a step
+  int threads = 0;  // per rank; 0: cores / ranks. Part of what byte-equality is promised for
   bool operator==(const FinetuneSection&) const = default;
 };
 
 struct EvaluateSection {
   int max_sequences = 0;               // 0: all of the evaluate split
-  std::vector<std::string> prompts{};  // a few generated sentences at the end of a run
+  std::vector<std::string> prompts{};  // of `hedgerow generate --run` without any
   int max_new_tokens = 40;
   bool operator==(const EvaluateSection&) const = default;
 };

@@ -94,6 +94,12 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
       "validate_every", finetune.validate_every, {"optimizer steps; 0: only at the end", 0, 1e9});
   visitor.field(
       "ranks", finetune.ranks, {"MPI processes; divides the micro-batches of a step", 1, 1e6});
+  visitor.field("threads",
+                finetune.threads,
+                {.comment = "each; 0: cores / ranks; equal bytes need equal threads",
+                 .min = 0,
+                 .max = 4096,
+                 .safe_to_change = true});
 }
 
 }  // namespace hedgerow::storage

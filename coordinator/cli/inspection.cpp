@@ -60,7 +60,8 @@ void inspect_tokens(const RunLayout& layout,
           vocab_size,
           recorded == inputs.tokens.end() ? std::nullopt : std::optional(*recorded));
     } catch (const Error& error) {
-      inspection.damage.push_back({name, "whole file", error.what()});
+      inspection.damage.push_back(
+          {name, "whole file", error.what(), error.kind() == ErrorKind::kCorrupt});
     }
   }
 }

@@ -56,10 +56,11 @@ void resolve_for_this_machine(Recipe& recipe) {
     const bool has_fast_bf16 = limits_of_this_machine(fs::current_path(), 1).compute_bytes == 2;
     recipe.plan.compute_dtype = has_fast_bf16 ? "bf16" : "fp32";
   }
-  if (recipe.workers.threads == 0) {
-    const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  if (recipe.workers.threads == 0)
     recipe.workers.threads = std::max(1, cores / std::max(1, recipe.workers.local));
-  }
+  if (recipe.finetune.threads == 0)
+    recipe.finetune.threads = std::max(1, cores / std::max(1, recipe.finetune.ranks));
 }
 
 Plan plan_of(const Recipe& recipe, const fs::path& directory) {

@@ -113,6 +113,24 @@ TEST_F(Export, GenerateCarriesIdsFromTokenizerToWorkerAndBack) {
   EXPECT_EQ(read_json("stdin"), (nlohmann::json{{"prompts", {{5, 6}, {5, 6}}}}));
 }
 
+TEST_F(Export, GenerateWithoutAPromptGoesOnFromThoseOfTheRecipe) {
+  EXPECT_NE(run_here({"generate"}).err.find("evaluate.prompts"), std::string::npos);
+  storage::Recipe recipe = storage::Recipe::load(run_.layout.recipe());
+  recipe.evaluate = {.prompts = {"Once"}, .max_new_tokens = 3};
+  std::ofstream(run_.layout.recipe()) << recipe.to_toml();
+  std::ofstream(run_.scratch / "huggingface/text.py")
+      << "while read -r line; do case $line in\n"
+         "*encode*Once*) echo '{\"ids\":[5]}' ;;\n*) echo '{\"text\":\"\"}' ;;\nesac; done\n";
+  write_script("worker",
+               "echo \"$@\" > " + (run_.scratch / "arguments").string() +
+                   "; echo '{\"row\":0,\"ids\":[7]}'\n");
+  const Answer answer = run_here({"generate", "--json"});
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  EXPECT_EQ(answer.json[0]["prompt"], "Once");
+  EXPECT_NE(storage::read_text(run_.scratch / "arguments").find("--max-new-tokens 3 "),
+            std::string::npos);
+}
+
 TEST_F(Export, EvaluateShowsTheWorkersResultAndItsError) {
   write_script(
       "worker",

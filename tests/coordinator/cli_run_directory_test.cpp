@@ -103,7 +103,7 @@ TEST_F(RunDirectory, CheckNamesFileAndSequenceOfAFlippedBitAndRepairMarksItLost)
   const Answer repaired = run_here({"check", "--repair", "--json"});
   EXPECT_EQ(repaired.code, 0);
   ASSERT_EQ(repaired.json.size(), 1U);
-  EXPECT_EQ(repaired.json[0]["repaired"], true);
+  EXPECT_EQ(repaired.json[0]["repaired"], 1);
   EXPECT_EQ(run_here({"check"}).code, 0) << "a lost file is no longer committed";
 }
 

@@ -50,6 +50,21 @@ TEST_F(BeforeARun, ChangedRecipeIsRefusedNamingTheFieldAndNothingIsWritten) {
   EXPECT_EQ(storage::read_text(run_.layout.recipe()), before);
 }
 
+TEST_F(BeforeARun, MoreStepsForAFinetuneThatIsDoneAreRefusedInsteadOfIgnored) {
+  run_.append(
+      {Granted{TaskId::finetune(), 5, "mpi", 1, "cpu"}, TaskDone{5, {}, nlohmann::json::object()}});
+  const Answer answer =
+      run_with_scripts({"run", "--run", run_.directory(), "--recipe", recipe_with([](auto& r) {
+                          r.finetune.max_steps = 60;
+                        })});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_NE(answer.err.find("finetune is done, so a change comes too late: finetune.max_steps: "
+                            "40 -> 60"),
+            std::string::npos)
+      << answer.err;
+  EXPECT_EQ(storage::Recipe::load(run_.layout.recipe()).finetune.max_steps, 40);
+}
+
 TEST_F(BeforeARun, SafeChangeIsTakenOver) {
   std::ofstream(run_.scratch / "make_tokens.py") << "exit 1\n";
   const Answer answer =

@@ -42,7 +42,7 @@ def processes(kind: tuple[str, str], run: Path) -> list[int]:
 
 
 def share_done(status: dict, name: str) -> float:
-    return next(stage["fraction"] for stage in status["stages"] if stage["stage"] == name)
+    return next((stage["fraction"] for stage in status["stages"] if stage["stage"] == name), 0.0)
 
 
 def digest(run: Path) -> dict[str, str]:

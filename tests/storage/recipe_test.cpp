@@ -111,7 +111,8 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                      .sequences_per_micro_batch = 2,
                      .checkpoint_every = 11,
                      .validate_every = 0,
-                     .ranks = 4};
+                     .ranks = 4,
+                     .threads = 3};
   recipe.evaluate = {.max_sequences = 5, .prompts = {"caf\xc3\xa9", ""}, .max_new_tokens = 41};
   recipe.workers = {
       .local = 3, .threads = 4, .orphan_timeout_s = 601, .lease_s = 31, .bind = "::1"};

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 #include <set>
 
@@ -30,10 +31,11 @@ void repair(const storage::RunLayout& layout,
   std::set<std::string> seen;
   for (const Damage& damage : inspection.damage) {
     if (!seen.insert(damage.file).second) continue;
-    if (damage.is_lost)
-      events.emplace_back(FileLost{damage.file, "found by check: " + damage.problem});
+    if (!damage.is_lost) continue;
     if (damage.file.starts_with("tokens/")) {
       fs::rename(layout.root() / damage.file, layout.root() / (damage.file + ".damaged"));
+    } else {
+      events.emplace_back(FileLost{damage.file, "found by check: " + damage.problem});
     }
   }
   if (!events.empty()) append_events(layout, replayed, events);
@@ -41,6 +43,9 @@ void repair(const storage::RunLayout& layout,
 
 ExitCode answer(const CheckOptions& options, const Inspection& inspection, Terminal& terminal) {
   nlohmann::json problems = nlohmann::json::array();
+  const auto num_lost = std::count_if(inspection.damage.begin(),
+                                      inspection.damage.end(),
+                                      [](const Damage& damage) { return damage.is_lost; });
   for (const Damage& damage : inspection.damage) {
     // Readers name the file themselves.
     const bool names_file = damage.problem.find(damage.file) != std::string::npos;
@@ -52,21 +57,29 @@ ExitCode answer(const CheckOptions& options, const Inspection& inspection, Termi
   terminal.print_json({{"files", inspection.num_files},
                        {"bytes", inspection.num_bytes},
                        {"problems", problems},
-                       {"repaired", options.repair && !problems.empty()}});
+                       {"repaired", options.repair ? num_lost : 0}});
   const std::string all =
       std::to_string(inspection.num_files) + " files, " + bytes_text(inspection.num_bytes);
   if (problems.empty()) {
     terminal.print(all + ": all sound");
     return ExitCode::kOk;
   }
-  const std::string count = std::to_string(problems.size()) + " problem(s) in " + all + "; ";
-  if (options.repair) {
-    terminal.print(count + "marked lost: 'hedgerow run --run " + options.run +
-                   "' makes them again");
-    return ExitCode::kOk;
+  terminal.print(std::to_string(problems.size()) + " problem(s) in " + all);
+  const bool all_lost = num_lost == std::ssize(inspection.damage);
+  if (!all_lost) {
+    terminal.print(std::to_string(std::ssize(inspection.damage) - num_lost) +
+                   " of them no run can make again: journal lines that replay goes around, or "
+                   "files that cannot be read now");
   }
-  terminal.print(count + "'hedgerow check --repair --run " + options.run +
-                 "' marks them lost, so that a run makes them again");
+  if (options.repair) {
+    terminal.print(std::to_string(num_lost) + " marked lost: 'hedgerow run --run " + options.run +
+                   "' makes them again");
+    return all_lost ? ExitCode::kOk : ExitCode::kFailed;
+  }
+  if (num_lost > 0) {
+    terminal.print("'hedgerow check --repair --run " + options.run + "' marks " +
+                   std::to_string(num_lost) + " lost, so that a run makes them again");
+  }
   return ExitCode::kFailed;
 }
 

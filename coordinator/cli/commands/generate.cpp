@@ -7,6 +7,8 @@
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/model_choice.hpp"
 #include "coordinator/cli/programs.hpp"
+#include "storage/recipe.hpp"
+#include "storage/run_layout.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -20,7 +22,7 @@ struct GenerateOptions {
   ModelOptions model;
   std::vector<std::string> prompts;
   bool chat = false;
-  int max_new_tokens = 40;
+  int max_new_tokens = 0;  // 0: the recipe's, or 40
   double temperature = 0.0, top_p = 1.0;
   std::uint64_t seed = 0;
 };
@@ -89,7 +91,20 @@ std::vector<json> generate_ids(const GenerateOptions& options,
   return rows;
 }
 
-ExitCode run_generate(const GenerateOptions& options, Terminal& terminal) {
+// What the command line leaves open comes from the run's recipe.
+void fill_from_recipe(GenerateOptions& options) {
+  storage::EvaluateSection section;
+  if (!options.model.run.empty())
+    section = storage::Recipe::load(storage::RunLayout(options.model.run).recipe()).evaluate;
+  if (options.max_new_tokens == 0) options.max_new_tokens = section.max_new_tokens;
+  if (options.prompts.empty()) options.prompts = section.prompts;
+  require(!options.prompts.empty(),
+          "no prompt was given, and there is no run whose recipe has evaluate.prompts; say "
+          "hedgerow generate --run DIR \"Once upon a time\"");
+}
+
+ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
+  fill_from_recipe(options);
   for (const std::string& prompt : options.prompts)
     require(!prompt.empty(), "a prompt is empty; give it some text");
   const ModelChoice choice = choose_model(options.model);
@@ -129,15 +144,17 @@ ExitCode run_generate(const GenerateOptions& options, Terminal& terminal) {
 
 RunCommand declare_generate(CLI::App& app) {
   const auto options = std::make_shared<GenerateOptions>();
-  app.add_option("--prompt,prompt", options->prompts, "one or more texts to go on from")
-      ->type_name("TEXT")
-      ->required();
+  app.add_option("--prompt,prompt",
+                 options->prompts,
+                 "one or more texts to go on from; with --run, those of its recipe unless told")
+      ->type_name("TEXT");
   add_model_options(app, options->model);
   app.add_flag("--chat", options->chat, "wrap each prompt in the model's chat template");
-  app.add_option("--max-new-tokens", options->max_new_tokens, "tokens to generate for each prompt")
+  app.add_option("--max-new-tokens",
+                 options->max_new_tokens,
+                 "tokens to generate for each prompt; the recipe's, or 40, unless told")
       ->type_name("N")
-      ->check(CLI::Range(1, 1 << 24).description(""))
-      ->capture_default_str();
+      ->check(CLI::Range(1, 1 << 24).description(""));
   app.add_option("--temperature", options->temperature, "0: always the likeliest token")
       ->type_name("X")
       ->check(CLI::Range(0.0, 100.0).description(""))

@@ -22,6 +22,7 @@ struct ImportOptions {
   std::vector<std::string> files;
   std::string model, out, softmax_layers, feature_map = "hedgehog_softmax", window = "terraced";
   int window_size = 64;
+  double alpha = 0.0;  // 0: twice the rank
 };
 
 storage::AttentionSpec attention_of(const ImportOptions& options, const json& found, int head_dim) {
@@ -62,6 +63,8 @@ ExitCode run_import(const ImportOptions& options, Terminal& terminal) {
   for (const std::string& file : options.files) arguments.insert(arguments.end(), {"--pt", file});
   if (!options.softmax_layers.empty())
     arguments.insert(arguments.end(), {"--softmax-layers", options.softmax_layers});
+  if (options.alpha > 0)
+    arguments.insert(arguments.end(), {"--alpha", nlohmann::json(options.alpha).dump()});
   const InterruptScope interrupts;
   json found;
   if (!run_python(terminal, "import", "convert_lolcats.py", arguments, [&](const json& object) {
@@ -103,6 +106,9 @@ RunCommand declare_import(CLI::App& app) {
   app.add_option(
          "--softmax-layers", options->softmax_layers, "layers that kept softmax attention, as 7,15")
       ->type_name("LIST");
+  app.add_option("--alpha", options->alpha, "LoRA's alpha, if it is not twice its rank")
+      ->type_name("X")
+      ->check(CLI::PositiveNumber.description(""));
   one_of(app.add_option("--feature-map", options->feature_map, "what they were trained with")
              ->capture_default_str(),
          {"hedgehog_softmax", "hedgehog_exp", "t2r"});

@@ -56,6 +56,7 @@ Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Term
 void keep_resolved(Recipe& recipe, const Recipe& recorded) {
   if (recipe.plan.compute_dtype == "auto") recipe.plan.compute_dtype = recorded.plan.compute_dtype;
   if (recipe.workers.threads == 0) recipe.workers.threads = recorded.workers.threads;
+  if (recipe.finetune.threads == 0) recipe.finetune.threads = recorded.finetune.threads;
   recipe.made_by = recorded.made_by;
 }
 
@@ -88,6 +89,26 @@ Recipe begin_again(const RunCommandOptions& options,
   return recipe;
 }
 
+// A stage that is done is not done again, so a change to it would be accepted and have no effect.
+void refuse_what_comes_too_late(const std::vector<std::string>& changes, const RunLayout& layout) {
+  const RunStatus status = read_status(layout);
+  for (const auto& [field, stage] : {std::pair("finetune.max_steps:", "finetune"),
+                                     std::pair("evaluate.max_sequences:", "evaluate")}) {
+    const auto change =
+        std::find_if(changes.begin(), changes.end(), [field = field](const std::string& text) {
+          return text.starts_with(field);
+        });
+    const bool is_done =
+        std::any_of(status.tasks.begin(), status.tasks.end(), [stage = stage](const auto& task) {
+          return task.stage == stage && task.state == "done";
+        });
+    require(change == changes.end() || !is_done,
+            layout.root().string() + ": " + stage + " is done, so a change comes too late: " +
+                (change == changes.end() ? "" : *change) +
+                "; change it back, or begin a new run in another directory");
+  }
+}
+
 Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
   const Recipe recorded = Recipe::load(layout.recipe());
   if (recorded.made_by.git_hash != storage::git_hash()) {
@@ -105,6 +126,7 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
           options.recipe + " differs from the recipe that " + options.run + " was begun with: " +
               listed(changes.unsafe) + "; change it back, or begin a new run in another directory");
   if (changes.safe.empty()) return recorded;
+  if (fs::exists(layout.journal_directory())) refuse_what_comes_too_late(changes.safe, layout);
   write_recipe(layout, recipe);
   terminal.say("recipe changed: " + listed(changes.safe));
   return recipe;
