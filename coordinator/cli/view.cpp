@@ -90,7 +90,9 @@ BlockMse mse_of(const TaskStatus& transfer) {
       const int at = layer.value("layer", mse.first_layer + static_cast<int>(mse.layers.size()));
       const auto index = static_cast<std::size_t>(std::max(0, at - mse.first_layer));
       if (index >= mse.layers.size()) mse.layers.resize(index + 1, kNone);
-      mse.layers[index] = number_or_nan(layer, "mse");
+      const double found = number_or_nan(layer, "mse");
+      // JSON has no infinity: an error without a number is of a layer that diverged.
+      mse.layers[index] = std::isnan(found) ? std::numeric_limits<double>::infinity() : found;
     }
   } else if (transfer.progress) {
     mse.layers = transfer.progress->layer_mse;
