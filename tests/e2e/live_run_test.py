@@ -78,10 +78,13 @@ class Screen:
         os.close(self._master)
         os.close(self._slave)
 
+# `status` is a second old at most: a stage must last longer to be seen and interrupted in it.
+STEPS = 100
+
 
 def setUpModule() -> None:
     global undisturbed, screen
-    undisturbed = job.Job()
+    undisturbed = job.Job(steps=STEPS)
     unittest.addModuleCleanup(undisturbed.close)
     with undisturbed.started("run", "--run", undisturbed.run_directory, "--recipe", undisturbed.recipe) as run:
         undisturbed.wait_for_coordinator(undisturbed.run_directory, run)
@@ -112,7 +115,7 @@ class Watched(unittest.TestCase):
 
 class Interrupted(unittest.TestCase):
     def setUp(self) -> None:
-        self.job = job.Job()
+        self.job = job.Job(steps=STEPS)
         self.addCleanup(self.job.close)
 
     def run_until(self, holds, code: int, end) -> str:

@@ -58,13 +58,13 @@ layers_per_block = {layers_per_block}
 sequences_per_forward = 4
 shard_mib = 1
 [transfer]
-max_steps = 8
+max_steps = {steps}
 sequences_per_step = 4
 validate_every = 4
 validation_sequences = 4
 checkpoint_every = 2
 [finetune]
-max_steps = 4
+max_steps = {finetune_steps}
 sequences_per_step = 4
 checkpoint_every = 1
 validate_every = 0
@@ -118,7 +118,7 @@ class Ended:
 class Job:
     """A run directory under a temporary directory that is removed with the object."""
 
-    def __init__(self, layers: int = 4, layers_per_block: int = 2, window: str = "terraced",
+    def __init__(self, layers: int = 4, layers_per_block: int = 2, window: str = "terraced", steps: int = 8,
                  recipe: str | None = None) -> None:
         self.bin = binary_directory()
         self.model = cut_model(layers)
@@ -127,7 +127,8 @@ class Job:
         self.run_directory = self.root / "run"
         self.recipe = self.root / "recipe.toml"
         self.recipe.write_text(recipe or RECIPE.format(model=self.model, text=require_text(),
-                                                       layers_per_block=layers_per_block, window=window))
+                                                       layers_per_block=layers_per_block, window=window, steps=steps,
+                                                       finetune_steps=max(4, steps // 8)))
 
     def close(self) -> None:
         self.kill_leftovers()
