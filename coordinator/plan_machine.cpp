@@ -1,10 +1,9 @@
-#include <unistd.h>
-
 #include <fstream>
 #include <sstream>
 #include <thread>
 
 #include "coordinator/plan.hpp"
+#include "coordinator/wire/memory.hpp"
 #include "storage/file.hpp"
 #include "storage/tokens_file.hpp"
 
@@ -46,8 +45,7 @@ PlanLimits limits_of_this_machine(const std::filesystem::path& directory, int lo
   while (!std::filesystem::exists(existing) && existing.has_relative_path())
     existing = existing.parent_path();
   limits.free_disk_bytes = storage::free_bytes(existing);
-  limits.memory_bytes = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
-                        static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
+  limits.memory_bytes = wire::usable_memory_bytes();
   limits.local_workers = local_workers;
   const std::string flags = processor_flags();
   const bool amx = flags.find(" amx_bf16 ") != std::string::npos;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <cstdio>
 #include <deque>
 #include <mutex>
 #include <thread>
@@ -91,8 +92,14 @@ struct CoordinatorClient::Impl {
         socket.send(wire::encode(wire::Goodbye{options.hello.worker}));
         return;
       }
-      if (frame) handle(*frame);
-      tick();
+      try {
+        if (frame) handle(*frame);
+        tick();
+      } catch (const std::exception& error) {  // an unusable address: as good as out of reach
+        std::fprintf(stderr, "hedgerow-worker: %s\n", error.what());
+        welcomed = false;
+        next_hello = now() + kLongestBackoff;
+      }
       changed.notify_all();
     }
   }
@@ -170,11 +177,8 @@ struct CoordinatorClient::Impl {
       stop_reason = "SIGTERM";
     }
     if (at - last_heard > options.orphan_timeout && stop_reason.empty()) {
-      stop_reason =
-          "no coordinator for " +
-          std::to_string(
-              std::chrono::duration_cast<std::chrono::seconds>(options.orphan_timeout).count()) +
-          " s";
+      stop_reason = "no coordinator for " +
+                    std::to_string(options.orphan_timeout / std::chrono::seconds(1)) + " s";
     }
     if (welcomed && at - last_heard > options.reply_patience) {
       welcomed = false;
@@ -246,8 +250,7 @@ struct CoordinatorClient::Impl {
     return std::nullopt;
   }
 
-  // Whoever was told to stop does not wait out the whole orphan_timeout: its checkpoint lies on
-  // disk.
+  // Whoever was told to stop does not wait out orphan_timeout: its checkpoint lies on disk.
   [[nodiscard]] bool is_abandoned() const {
     const auto silence = now() - last_heard;
     return silence > options.orphan_timeout ||
@@ -309,9 +312,8 @@ std::optional<wire::Task> CoordinatorClient::next_task(int held_block) {
       impl_->begin_task(grant->task);
       return grant->task;
     }
-    const int pause = std::get_if<wire::Idle>(&*answer) != nullptr
-                          ? std::get<wire::Idle>(*answer).retry_milliseconds
-                          : 0;
+    const auto* idle = std::get_if<wire::Idle>(&*answer);
+    const int pause = idle != nullptr ? idle->retry_milliseconds : 0;
     std::unique_lock lock(impl_->mutex);
     const auto told = [this] { return !impl_->stop_reason.empty() || !impl_->refusal.empty(); };
     if (impl_->changed.wait_for(lock, milliseconds(std::clamp(pause, 1, 10000)), told) &&

@@ -13,6 +13,7 @@
 #include <random>
 
 #include "coordinator/wire/coordinator_file.hpp"
+#include "coordinator/wire/memory.hpp"
 #include "storage/build_info.hpp"
 #include "storage/filesystem_error.hpp"
 #include "worker/capture.hpp"
@@ -36,11 +37,6 @@ std::string processor_model() {
     if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
   }
   return "cpu";
-}
-
-std::uint64_t physical_memory() {
-  return static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES)) *
-         static_cast<std::uint64_t>(::sysconf(_SC_PAGE_SIZE));
 }
 
 std::string drawn_uuid() {
@@ -186,7 +182,7 @@ wire::Hello make_hello(const std::string& uuid, std::uint64_t incarnation, int t
   hello.device = processor_model();
   hello.pid = ::getpid();
   hello.threads = threads;
-  hello.memory_bytes = physical_memory();
+  hello.memory_bytes = wire::usable_memory_bytes();
   return hello;
 }
 

@@ -51,21 +51,13 @@ class Transfer {
     train.plan(remaining_order());
     input_ = &train;
     validation_input_ = &validation;
-    if (!task_.resume) validate();
-    while (step_ < transfer_.max_steps && num_needed_layers() > 0) {
-      if (context_.should_stop()) {
-        checkpoint();
-        return {};
-      }
-      if (!train_step()) {
-        // Stopped inside a step: its gradients are dropped, the last whole step's state is what
-        // counts.
-        checkpoint();
-        return {};
-      }
-      const bool last = step_ == transfer_.max_steps;
-      if (last || step_ % transfer_.validate_every == 0) validate();
-      if (!last && step_ % transfer_.checkpoint_every == 0) checkpoint();
+    while (true) {
+      if (is_validation_due() && !validate()) return pause();
+      if (step_ == transfer_.max_steps || num_needed_layers() == 0) break;
+      if (step_ > first_step_ && step_ % transfer_.checkpoint_every == 0) checkpoint();
+      // Stopped inside a step: its gradients are dropped, the last whole step's state is what
+      // counts.
+      if (context_.should_stop() || !train_step()) return pause();
     }
     return finish();
   }
@@ -81,6 +73,17 @@ class Transfer {
     });
     progress_.num_steps = transfer_.max_steps;
     progress_.step = 0;
+  }
+
+  // Before the first step, every so often and after the last; once at any step.
+  [[nodiscard]] bool is_validation_due() const {
+    const bool due = step_ == transfer_.max_steps || step_ % transfer_.validate_every == 0;
+    return due && validated_ != step_;
+  }
+
+  TaskResult pause() {
+    if (validated_ >= 0) checkpoint();  // before the first validation there is nothing to lose
+    return {};
   }
 
   // How many layers of the block must still run: up to the last one that trains.
@@ -136,13 +139,15 @@ class Transfer {
     return true;
   }
 
-  void validate() {
+  // False if told to stop between two forwards: it is done again by whoever goes on.
+  bool validate() {
     progress_.phase = "validating";
     std::vector<std::int64_t> order;
     for (std::int64_t i = 0; i < num_validation_; ++i)
       order.push_back(plan_.validation_capture_index(i));
     validation_input_->plan(order);
     for (std::int64_t i = 0; i < num_validation_;) {
+      if (context_.should_stop()) return false;
       const std::int64_t count = std::min(plan_.sequences_per_forward, num_validation_ - i);
       forward(validation_input_->next(count),
               [](LayerTrainer& trainer, const Qkv& qkv, const at::Tensor& y_true) {
@@ -163,7 +168,9 @@ class Transfer {
       progress_.linear_share[index] = trainer.history().back().linear_share;
     }
     append_metrics(lines);
+    validated_ = step_;
     tell();
+    return true;
   }
 
   void append_metrics(const std::string& lines) {
@@ -201,6 +208,7 @@ class Transfer {
                         {"block", task_.block},
                         {"seed", task_.seed},
                         {"step", step_},
+                        {"validated", validated_},
                         {"seconds", seconds_before_ + clock_.seconds()},
                         {"data", run_.tokens(storage::DataStage::kTransfer).content_hash},
                         {"order", order_hash_},
@@ -240,7 +248,8 @@ class Transfer {
         refuse("has seen the sequences in another order than the recipe gives now");
       for (auto& [layer, trainer] : trainers_)
         trainer.restore(checkpoint.tensors, state.at("layers").at(std::to_string(layer)));
-      step_ = step;
+      step_ = first_step_ = step;
+      state.at("validated").get_to(validated_);
       progress_.tokens = tokens_trained();
       state.at("seconds").get_to(seconds_before_);
     } catch (const nlohmann::json::exception& error) {
@@ -296,6 +305,8 @@ class Transfer {
   BlockInput* input_ = nullptr;
   BlockInput* validation_input_ = nullptr;
   std::int64_t step_ = 0;
+  std::int64_t first_step_ = 0;  // of this attempt
+  std::int64_t validated_ = -1;  // the last step with a whole validation
   std::uint64_t order_hash_ = 0;
   double seconds_before_ = 0.0;  // of the attempts that this one continues
   Stopwatch clock_;

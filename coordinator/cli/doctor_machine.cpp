@@ -10,6 +10,7 @@
 #include "coordinator/cli/doctor.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/programs.hpp"
+#include "coordinator/wire/memory.hpp"
 #include "storage/error.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -57,11 +58,10 @@ Finding check_matrix_units() {
 }
 
 Finding check_memory() {
-  const auto bytes = static_cast<std::uint64_t>(sysconf(_SC_PHYS_PAGES)) *
-                     static_cast<std::uint64_t>(sysconf(_SC_PAGESIZE));
   return {"memory and cores",
           Level::kOk,
-          bytes_text(bytes) + ", " + std::to_string(sysconf(_SC_NPROCESSORS_ONLN)) + " cores",
+          bytes_text(wire::usable_memory_bytes()) + ", " +
+              std::to_string(sysconf(_SC_NPROCESSORS_ONLN)) + " cores",
           ""};
 }
 

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 
+#include "coordinator/wire/coordinator_file.hpp"
 #include "storage/error.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -31,6 +32,21 @@ TEST(CoordinatorClient, AStoppedWorkerDoesNotWaitOutTheOrphanTimeout) {
     EXPECT_EQ(error.kind(), storage::ErrorKind::kUnavailable) << error.what();
   }
   EXPECT_TRUE(client.should_stop());
+}
+
+// A coordinator.json of a later term may hold anything.
+TEST(CoordinatorClient, AnAddressThatCannotBeUsedIsACoordinatorOutOfReachAndNoCrash) {
+  const tests::TemporaryDirectory run;
+  wire::CoordinatorFile file;
+  file.host = "elsewhere";
+  file.term = 2;
+  file.endpoint = "no such transport";
+  wire::write_coordinator_file(storage::RunLayout(run.path()), file);
+  CoordinatorClient client({.layout = storage::RunLayout(run.path()),
+                            .endpoint = "ipc://" + (run / "nobody").string(),
+                            .hello = {},
+                            .orphan_timeout = milliseconds(1500)});
+  EXPECT_FALSE(client.join().has_value());
 }
 
 }  // namespace

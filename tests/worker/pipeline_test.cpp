@@ -161,19 +161,44 @@ TEST_F(Pipeline, ResumingAtAnyCheckpointGivesTheSameArtifact) {
     };
     const auto stopped = run_transfer(run, first, transfer_task(run, 0, block, token * 10, {}));
     ASSERT_FALSE(stopped.finished);
-    ASSERT_FALSE(first.checkpoints.empty());
+    ASSERT_EQ(first.checkpoints.empty(), token == 2) << "before the first validation is nothing";
     wire::Task task = transfer_task(run, 0, block, token * 10 + 1, {});
-    task.resume = first.checkpoints.rbegin()->second;
+    if (token > 2) task.resume = first.checkpoints.rbegin()->second;
     LocalTaskContext second(run.layout(), token * 10 + 1);
     const auto finished = run_transfer(run, second, task);
     ASSERT_TRUE(finished.finished);
     EXPECT_EQ(tensor_hashes(
                   worker::attempt_path(run.layout(), token * 10 + 1, finished.files.front().name)),
               expected)
-        << "resumed at step " << first.checkpoints.rbegin()->first;
+        << "resumed at step " << token - 2;
     EXPECT_EQ(finished.result.at("layers"), whole.result.at("layers"));
     EXPECT_EQ(finished.result.at("tokens"), whole.result.at("tokens"));
   }
+}
+
+TEST_F(Pipeline, AValidationThatIsStoppedIsDoneAgainAndChangesNoByte) {
+  const auto root = make_run("run", [](storage::Recipe& recipe) {
+    recipe.transfer.validate_every = 2;
+    recipe.transfer.checkpoint_every = 100;
+    recipe.plan.sequences_per_forward = 1;
+  });
+  worker::RunContext run(root);
+  LocalTaskContext straight(run.layout(), 1);
+  const auto whole = run_transfer(run, straight, transfer_task(run, 0, {0, 2}, 1, {}));
+
+  LocalTaskContext first(run.layout(), 2);
+  first.stop_when = [](const LocalTaskContext& context) {
+    return context.reports.back().step == 2 && context.reports.back().phase == "validating";
+  };
+  ASSERT_FALSE(run_transfer(run, first, transfer_task(run, 0, {0, 2}, 2, {})).finished);
+  ASSERT_EQ(first.checkpoints.size(), 1U);
+  wire::Task task = transfer_task(run, 0, {0, 2}, 3, {});
+  task.resume = first.checkpoints.rbegin()->second;
+  LocalTaskContext second(run.layout(), 3);
+  const auto finished = run_transfer(run, second, task);
+  EXPECT_EQ(finished.result.at("layers"), whole.result.at("layers"));
+  EXPECT_EQ(tensor_hashes(worker::attempt_path(run.layout(), 3, finished.files.front().name)),
+            tensor_hashes(worker::attempt_path(run.layout(), 1, whole.files.front().name)));
 }
 
 TEST_F(Pipeline, CheckpointThatSawAnotherOrderOrSeedIsRefused) {
