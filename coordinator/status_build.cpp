@@ -42,7 +42,8 @@ double fraction_of(const State& state, const TaskRecord& task, const wire::Progr
                                                  })) /
                range.count;
   }
-  if (progress != nullptr && progress->num_steps > 0) {
+  // While it loads, a task counts layers, not steps.
+  if (progress != nullptr && progress->num_steps > 0 && progress->phase != "loading") {
     fraction = std::max(
         fraction, static_cast<double>(progress->step) / static_cast<double>(progress->num_steps));
   }

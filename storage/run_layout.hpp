@@ -1,4 +1,4 @@
-// The one place that knows how a file of a run directory is called (design.md section 3).
+// The one place that knows how a file of a run directory is called.
 // Names that stand in the journal are relative to the run directory and carry the fencing token of
 // the attempt that wrote them, so that no two attempts and no two coordinators ever write the same
 // name.

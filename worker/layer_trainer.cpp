@@ -17,7 +17,7 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-// One id for both maps: phi_k starts as a copy of phi_q (method.md 1.3).
+// One id for both maps: phi_k starts as a copy of phi_q.
 constexpr std::uint32_t kFeatureMapTensor = 0;
 
 // [H, D, f]: each head's numbers come from a stream of their own, keyed by (seed, layer, tensor,

@@ -115,6 +115,29 @@ TEST_F(StatusTest, ASnapshotOfAnotherFormatIsRefusedAndNamed) {
   }
 }
 
+TEST(FillStatus, LayersThatAreLoadedAreNotStepsThatAreDone) {
+  State state;
+  Geometry geometry;
+  geometry.num_layers = 4;
+  geometry.layers_per_block = 4;
+  geometry.num_shards = 1;
+  static_cast<void>(coordinator::apply(state, RunStarted{geometry, "test"}));
+  static_cast<void>(coordinator::apply(state, Granted{TaskId::transfer(0), 1, "w1", 1, ""}));
+  const auto transferred = [&](const std::string& phase) {
+    LiveProgress live;
+    live.progress.phase = phase;
+    live.progress.step = 3;
+    live.progress.num_steps = 4;
+    RunStatus status;
+    fill_status(status, state, {}, {{1, live}}, 0.0);
+    for (const StageStatus& stage : status.stages)
+      if (stage.stage == "transfer") return stage.fraction;
+    return -1.0;
+  };
+  EXPECT_EQ(transferred("loading"), 0.0);
+  EXPECT_EQ(transferred("training"), 0.75);
+}
+
 TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
   State state;
   StageTimes times;

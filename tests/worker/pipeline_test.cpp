@@ -1,5 +1,5 @@
 // Capture and transfer through shards on disk, in one process, on a tiny random model: what
-// design.md section 5 promises about bytes.
+// is promised about bytes.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

@@ -2,7 +2,7 @@
 // MPI (CPU tensors, also bootstrap for NCCL), NCCL (later), threads in one process (unit tests).
 // Every call has a deadline: a lost peer is an error within it, never a hang. Byte order of
 // reductions is the caller's (worker/comm/tree_reduce.hpp): allreduce is deliberately not offered,
-// because its order is the library's own (design.md section 6).
+// because its order is the library's own.
 //
 // One thread of a rank calls a communicator at a time. After an error the communicator is lost:
 // every later call throws.

@@ -3,7 +3,7 @@
 // ((0+1)+(2+3))+((4+5)+(6+7)). A rank owns a contiguous run of leaves = a subtree; it sums that as
 // the leaves come, holds log2 partial sums at most, and finish() climbs the rest of the tree by
 // pairwise exchange. So any number of ranks that divides the leaves gives the same bytes, on every
-// rank (design.md section 6).
+// rank.
 #pragma once
 
 #include <cstdint>

@@ -99,8 +99,8 @@ void fill_from_recipe(GenerateOptions& options) {
   if (options.max_new_tokens == 0) options.max_new_tokens = section.max_new_tokens;
   if (options.prompts.empty()) options.prompts = section.prompts;
   require(!options.prompts.empty(),
-          "no prompt was given, and there is no run whose recipe has evaluate.prompts; say "
-          "hedgerow generate --run DIR \"Once upon a time\"");
+          "no prompt was given, and no run's recipe has evaluate.prompts; say hedgerow generate "
+          "--run DIR \"Once upon a time\"");
 }
 
 ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
