@@ -5,9 +5,8 @@ target_compile_options(hedgerow_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wsign-conversion -Werror>
   $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>)
 
-# The presets compile with -g1 (functions and lines for backtraces): full debug information of JSON and LibTorch templates
-# costs a third of the build's time.
-
+# The presets compile with -g1 (functions and lines for backtraces): full debug information cost a quarter of a file with JSON
+# templates and a third of one with LibTorch's.
 if(HEDGEROW_SANITIZE)
   # Global on purpose: a sanitized object linked with an unsanitized one of ours reports nothing.
   add_compile_options(-fsanitize=${HEDGEROW_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)

@@ -142,7 +142,7 @@ ExitCode run(const Options& options) {
       launched_by_mpi() ? make_mpi_communicator() : make_single_communicator();
   try {
     RunContext run(options.run);
-    const int threads = options.threads > 0 ? options.threads : run.recipe().workers.threads;
+    const int threads = options.threads > 0 ? options.threads : run.recipe().finetune.threads;
     if (threads > 0) at::set_num_threads(threads);
     return options.endpoint.empty() ? run_alone(run, options, *communicator)
                                     : run_joined(run, options, *communicator);

@@ -104,10 +104,10 @@ void fill_from_recipe(GenerateOptions& options) {
 }
 
 ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
+  const ModelChoice choice = choose_model(options.model);
   fill_from_recipe(options);
   for (const std::string& prompt : options.prompts)
     require(!prompt.empty(), "a prompt is empty; give it some text");
-  const ModelChoice choice = choose_model(options.model);
   const InterruptScope interrupts;
   std::vector<json> requests;
   for (const std::string& prompt : options.prompts) {
