@@ -2,7 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include "kernels/aten_forms.hpp"
 #include "kernels/checks.hpp"
+#include "kernels/decode_aten.hpp"
 #include "kernels/decode_cpu.hpp"
 
 namespace hedgerow::kernels {
@@ -31,8 +33,6 @@ std::int64_t num_heads_of(const HybridParameters& parameters, std::int64_t num_k
 
 // fp64 has a reference but no recurrent form.
 void check_input(const char* what, const at::Tensor& x) {
-  TORCH_CHECK(
-      x.is_cpu(), "decode: ", what, " must be on the CPU in this build, found ", x.device());
   TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
               "decode: ",
               what,
@@ -71,28 +71,8 @@ void check_state(const DecodeState& state,
               describe(state.positions.sizes()));
 }
 
-}  // namespace
-
-DecodeState make_decode_state(std::int64_t batch,
-                              std::int64_t num_heads,
-                              std::int64_t num_kv_heads,
-                              std::int64_t head_dim,
-                              std::int64_t feature_dim,
-                              at::ScalarType dtype,
-                              const at::Device& device,
-                              const HybridOptions& options) {
-  const at::TensorOptions floats = at::TensorOptions(device).dtype(at::kFloat);
-  DecodeState state;
-  state.kv_state = at::zeros({batch, num_heads, feature_dim, head_dim}, floats);
-  state.k_state = at::zeros({batch, num_heads, feature_dim}, floats);
-  state.window_k =
-      at::zeros({batch, num_kv_heads, ring_slots(options), head_dim}, floats.dtype(dtype));
-  state.window_v = at::zeros_like(state.window_k);
-  state.positions = at::zeros({batch}, floats.dtype(at::kLong));
-  return state;
-}
-
-DecodeState prefill_state(const at::Tensor& k,
+// Empty, with the positions of what prefill is to fill it with.
+DecodeState checked_state(const at::Tensor& k,
                           const at::Tensor& v,
                           const at::Tensor& lengths,
                           const HybridParameters& parameters,
@@ -120,16 +100,15 @@ DecodeState prefill_state(const at::Tensor& k,
   DecodeState state = make_decode_state(
       k.size(0), num_heads, k.size(1), k.size(3), features, k.scalar_type(), k.device(), options);
   state.positions.copy_(counts);
-  cpu::prefill_state_cpu(k, v, parameters, options, state);
   return state;
 }
 
-at::Tensor decode_step(const at::Tensor& q,
-                       const at::Tensor& k,
-                       const at::Tensor& v,
-                       DecodeState& state,
-                       const HybridParameters& parameters,
-                       const HybridOptions& options) {
+void check_step(const at::Tensor& q,
+                const at::Tensor& k,
+                const at::Tensor& v,
+                const DecodeState& state,
+                const HybridParameters& parameters,
+                const HybridOptions& options) {
   TORCH_CHECK(q.dim() == 3, "decode: q must be [B, H, D], found ", describe(q.sizes()));
   TORCH_CHECK(k.dim() == 3 && v.dim() == 3,
               "decode: k and v must be [B, G, D], found ",
@@ -145,7 +124,75 @@ at::Tensor decode_step(const at::Tensor& q,
               state.window_k.scalar_type(),
               ", found ",
               q.scalar_type());
-  return cpu::decode_step_cpu(q, k, v, parameters, options, state);
 }
 
+}  // namespace
+
+DecodeState make_decode_state(std::int64_t batch,
+                              std::int64_t num_heads,
+                              std::int64_t num_kv_heads,
+                              std::int64_t head_dim,
+                              std::int64_t feature_dim,
+                              at::ScalarType dtype,
+                              const at::Device& device,
+                              const HybridOptions& options) {
+  const at::TensorOptions floats = at::TensorOptions(device).dtype(at::kFloat);
+  DecodeState state;
+  state.kv_state = at::zeros({batch, num_heads, feature_dim, head_dim}, floats);
+  state.k_state = at::zeros({batch, num_heads, feature_dim}, floats);
+  state.window_k =
+      at::zeros({batch, num_kv_heads, ring_slots(options), head_dim}, floats.dtype(dtype));
+  state.window_v = at::zeros_like(state.window_k);
+  state.positions = at::zeros({batch}, floats.dtype(at::kLong));
+  return state;
+}
+
+DecodeState prefill_state(const at::Tensor& k,
+                          const at::Tensor& v,
+                          const at::Tensor& lengths,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options) {
+  DecodeState state = checked_state(k, v, lengths, parameters, options);
+  if (form_for(k) == Form::kAten) {
+    aten::prefill_state_aten(k, v, parameters, options, state);
+  } else {
+    cpu::prefill_state_cpu(k, v, parameters, options, state);
+  }
+  return state;
+}
+
+at::Tensor decode_step(const at::Tensor& q,
+                       const at::Tensor& k,
+                       const at::Tensor& v,
+                       DecodeState& state,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options) {
+  check_step(q, k, v, state, parameters, options);
+  return form_for(q) == Form::kAten ? aten::decode_step_aten(q, k, v, parameters, options, state)
+                                    : cpu::decode_step_cpu(q, k, v, parameters, options, state);
+}
+
+namespace aten {
+
+DecodeState prefill_state(const at::Tensor& k,
+                          const at::Tensor& v,
+                          const at::Tensor& lengths,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options) {
+  DecodeState state = checked_state(k, v, lengths, parameters, options);
+  prefill_state_aten(k, v, parameters, options, state);
+  return state;
+}
+
+at::Tensor decode_step(const at::Tensor& q,
+                       const at::Tensor& k,
+                       const at::Tensor& v,
+                       DecodeState& state,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options) {
+  check_step(q, k, v, state, parameters, options);
+  return decode_step_aten(q, k, v, parameters, options, state);
+}
+
+}  // namespace aten
 }  // namespace hedgerow::kernels

@@ -261,7 +261,7 @@ void prefill_state_cpu(const at::Tensor& k,
                        const DecodeState& state) {
   // Queries play no part; any tensor of the right number of heads gives the problem its shape.
   const at::Tensor heads = k.select(1, 0).unsqueeze(1).expand({-1, state.kv_state.size(1), -1, -1});
-  const HybridProblem problem = make_hybrid_problem(heads, k, v, parameters, options);
+  const HybridProblem problem = make_problem(heads, k, v, parameters, options);
   for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t length) {
     const std::int64_t begin = head.begin_after(length);
     for (std::int64_t first = 0; first < begin; first += kFlushTokens) {
@@ -282,7 +282,7 @@ at::Tensor decode_step_cpu(const at::Tensor& q,
                            const HybridOptions& options,
                            const DecodeState& state) {
   const HybridProblem problem =
-      make_hybrid_problem(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), parameters, options);
+      make_problem(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), parameters, options);
   const at::Tensor y = at::empty(q.sizes(), q.options());
   for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t position) {
     // Without a window a token goes straight to the state; with one, what leaves must be read

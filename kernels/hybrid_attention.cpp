@@ -6,6 +6,8 @@
 
 #include <algorithm>
 
+#include "kernels/aten_forms.hpp"
+#include "kernels/hybrid_attention_aten.hpp"
 #include "kernels/hybrid_attention_cpu.hpp"
 #include "kernels/reference.hpp"
 
@@ -25,12 +27,20 @@ std::int64_t window_begin(WindowLayout layout, std::int64_t window_size, std::in
 
 namespace {
 
-void check_device(const at::Tensor& q) {
-  TORCH_CHECK(
-      q.is_cpu(), "hybrid attention: q must be on the CPU in this build, found ", q.device());
+HybridForward run_forward(Form form,
+                          const at::Tensor& q,
+                          const at::Tensor& k,
+                          const at::Tensor& v,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options,
+                          bool keep_fp32) {
+  return form == Form::kAten
+             ? aten::hybrid_forward_aten(make_hybrid_problem(q, k, v, parameters, options),
+                                         keep_fp32)
+             : cpu::hybrid_forward_cpu(cpu::make_problem(q, k, v, parameters, options), keep_fp32);
 }
 
-// The fused forward and backward behind autograd. Saves the inputs, y (fp32) and Z: O(T).
+// A form's forward and backward behind autograd. Saves the inputs, y (fp32) and Z: O(T).
 class HybridFunction : public torch::autograd::Function<HybridFunction> {
  public:
   enum Input { kQ, kK, kV, kLayerQ, kBiasQ, kLayerK, kBiasK, kWindowFactors };
@@ -44,34 +54,33 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
                             const at::Tensor& layer_k,
                             const at::Tensor& bias_k,
                             const at::Tensor& window_factors,
-                            const HybridOptions& options) {
-    const torch::autograd::variable_list inputs = {
+                            const HybridOptions& options,
+                            Form form) {
+    torch::autograd::variable_list saved = {
         q, k, v, layer_q, bias_q, layer_k, bias_k, window_factors};
-    const cpu::HybridProblem problem = problem_of(inputs, options);
-    const cpu::HybridForward result = cpu::hybrid_forward_cpu(problem, true);
-    torch::autograd::variable_list saved = inputs;
+    const HybridForward result =
+        run_forward(form, q, k, v, parameters_of(saved), options, /*keep_fp32=*/true);
     saved.push_back(result.y_fp32);
     saved.push_back(result.denominator);
     context->save_for_backward(saved);
-    save_options(context, options);
+    save_options(context, options, form);
     return result.y;
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& dy) {
     const torch::autograd::variable_list saved = context->get_saved_variables();
-    const cpu::HybridProblem problem = problem_of(saved, saved_options(context));
-    cpu::HybridForward forward;
+    HybridForward forward;
     forward.y_fp32 = saved[kWindowFactors + 1];
     forward.denominator = saved[kWindowFactors + 2];
-    const cpu::HybridNeeds needs{
+    const HybridNeeds needs{
         .q = context->needs_input_grad(kQ),
         .k = context->needs_input_grad(kK),
         .v = context->needs_input_grad(kV),
         .map_q = context->needs_input_grad(kLayerQ) || context->needs_input_grad(kBiasQ),
         .map_k = context->needs_input_grad(kLayerK) || context->needs_input_grad(kBiasK),
         .window_factors = context->needs_input_grad(kWindowFactors)};
-    cpu::HybridGradients gradients = cpu::hybrid_backward_cpu(problem, forward, dy[0], needs);
+    const HybridGradients gradients = run_backward(context, saved, forward, dy[0], needs);
     const auto like = [](const at::Tensor& gradient, const at::Tensor& parameter) {
       return gradient.defined() ? gradient.reshape(parameter.sizes()).to(parameter.scalar_type())
                                 : gradient;
@@ -84,25 +93,40 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
             like(gradients.map_k.layer, saved[kLayerK]),
             like(gradients.map_k.bias, saved[kBiasK]),
             like(gradients.window_factors, saved[kWindowFactors]),
+            at::Tensor(),
             at::Tensor()};
   }
 
  private:
-  static cpu::HybridProblem problem_of(const torch::autograd::variable_list& inputs,
-                                       const HybridOptions& options) {
-    const HybridParameters parameters{
-        .q = {undefined_if_empty(inputs[kLayerQ]), undefined_if_empty(inputs[kBiasQ])},
-        .k = {undefined_if_empty(inputs[kLayerK]), undefined_if_empty(inputs[kBiasK])},
-        .window_factors = undefined_if_empty(inputs[kWindowFactors])};
-    return cpu::make_hybrid_problem(inputs[kQ], inputs[kK], inputs[kV], parameters, options);
+  static HybridParameters parameters_of(const torch::autograd::variable_list& inputs) {
+    return {.q = {undefined_if_empty(inputs[kLayerQ]), undefined_if_empty(inputs[kBiasQ])},
+            .k = {undefined_if_empty(inputs[kLayerK]), undefined_if_empty(inputs[kBiasK])},
+            .window_factors = undefined_if_empty(inputs[kWindowFactors])};
+  }
+
+  static HybridGradients run_backward(torch::autograd::AutogradContext* context,
+                                      const torch::autograd::variable_list& saved,
+                                      const HybridForward& forward,
+                                      const at::Tensor& dy,
+                                      const HybridNeeds& needs) {
+    const at::Tensor &q = saved[kQ], &k = saved[kK], &v = saved[kV];
+    const HybridParameters parameters = parameters_of(saved);
+    const HybridOptions options = saved_options(context);
+    return static_cast<Form>(context->saved_data["form"].toInt()) == Form::kAten
+               ? aten::hybrid_backward_aten(
+                     make_hybrid_problem(q, k, v, parameters, options), forward, dy, needs)
+               : cpu::hybrid_backward_cpu(
+                     cpu::make_problem(q, k, v, parameters, options), forward, dy, needs);
   }
 
   static void save_options(torch::autograd::AutogradContext* context,
-                           const HybridOptions& options) {
+                           const HybridOptions& options,
+                           Form form) {
     context->saved_data["kind"] = static_cast<std::int64_t>(options.feature_map.kind);
     context->saved_data["negation"] = options.feature_map.negation;
     context->saved_data["layout"] = static_cast<std::int64_t>(options.layout);
     context->saved_data["window_size"] = options.window_size;
+    context->saved_data["form"] = static_cast<std::int64_t>(form);
   }
 
   static HybridOptions saved_options(torch::autograd::AutogradContext* context) {
@@ -115,19 +139,12 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
   }
 };
 
-}  // namespace
-
-at::Tensor hybrid_attention(const at::Tensor& q,
-                            const at::Tensor& k,
-                            const at::Tensor& v,
-                            const HybridParameters& parameters,
-                            const HybridOptions& options) {
-  check_attention(q, k, v);
-  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
-  if (q.scalar_type() == at::kDouble) {
-    return hybrid_attention_reference(q, k, v, parameters, options);
-  }
-  check_device(q);
+at::Tensor attend(Form form,
+                  const at::Tensor& q,
+                  const at::Tensor& k,
+                  const at::Tensor& v,
+                  const HybridParameters& parameters,
+                  const HybridOptions& options) {
   if (!any_requires_grad({q,
                           k,
                           v,
@@ -136,7 +153,7 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                           parameters.k.layer,
                           parameters.k.bias,
                           parameters.window_factors})) {
-    return cpu::hybrid_forward_cpu(cpu::make_hybrid_problem(q, k, v, parameters, options), false).y;
+    return run_forward(form, q, k, v, parameters, options, /*keep_fp32=*/false).y;
   }
   return HybridFunction::apply(q,
                                k,
@@ -146,24 +163,72 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                                present_or_empty(parameters.k.layer),
                                present_or_empty(parameters.k.bias),
                                present_or_empty(parameters.window_factors),
-                               options);
+                               options,
+                               form);
+}
+
+at::Tensor share_of(Form form,
+                    const at::Tensor& q,
+                    const at::Tensor& k,
+                    const HybridParameters& parameters,
+                    const HybridOptions& options) {
+  const c10::NoGradGuard no_grad;
+  const HybridForward sums = run_forward(form, q, k, {}, parameters, options, false);
+  return (sums.linear_mass / sums.denominator).mean(at::IntArrayRef{0, 2});
+}
+
+void check_inputs(const at::Tensor& q,
+                  const at::Tensor& k,
+                  const at::Tensor& v,
+                  const HybridParameters& parameters,
+                  const HybridOptions& options) {
+  check_attention(q, k, v);
+  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
+}
+
+}  // namespace
+
+at::Tensor hybrid_attention(const at::Tensor& q,
+                            const at::Tensor& k,
+                            const at::Tensor& v,
+                            const HybridParameters& parameters,
+                            const HybridOptions& options) {
+  check_inputs(q, k, v, parameters, options);
+  return q.scalar_type() == at::kDouble ? hybrid_attention_reference(q, k, v, parameters, options)
+                                        : attend(form_for(q), q, k, v, parameters, options);
 }
 
 at::Tensor linear_share(const at::Tensor& q,
                         const at::Tensor& k,
                         const HybridParameters& parameters,
                         const HybridOptions& options) {
-  const c10::NoGradGuard no_grad;
-  check_attention(q, k, {});
-  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
+  check_inputs(q, k, {}, parameters, options);
   if (q.scalar_type() == at::kDouble) {
+    const c10::NoGradGuard no_grad;
     const HybridWeights weights = hybrid_weights_reference(q, k, parameters, options);
     return (weights.linear.sum(-1, true) / weights.denominator).mean(at::IntArrayRef{0, 2, 3});
   }
-  check_device(q);
-  const cpu::HybridForward sums =
-      cpu::hybrid_forward_cpu(cpu::make_hybrid_problem(q, k, {}, parameters, options), false);
-  return (sums.linear_mass / sums.denominator).mean(at::IntArrayRef{0, 2});
+  return share_of(form_for(q), q, k, parameters, options);
 }
 
+namespace aten {
+
+at::Tensor hybrid_attention(const at::Tensor& q,
+                            const at::Tensor& k,
+                            const at::Tensor& v,
+                            const HybridParameters& parameters,
+                            const HybridOptions& options) {
+  check_inputs(q, k, v, parameters, options);
+  return attend(Form::kAten, q, k, v, parameters, options);
+}
+
+at::Tensor linear_share(const at::Tensor& q,
+                        const at::Tensor& k,
+                        const HybridParameters& parameters,
+                        const HybridOptions& options) {
+  check_inputs(q, k, {}, parameters, options);
+  return share_of(Form::kAten, q, k, parameters, options);
+}
+
+}  // namespace aten
 }  // namespace hedgerow::kernels

@@ -3,28 +3,17 @@
 // hybrid_attention.cpp, which checks and owns autograd.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <algorithm>
 
-#include "kernels/checks.hpp"
 #include "kernels/cpu_tiles.hpp"
-#include "kernels/hybrid_attention.hpp"
+#include "kernels/hybrid_problem.hpp"
 
 namespace hedgerow::kernels::cpu {
 
-// What all heads of one call share. The tensors are detached; maps and gates are fp32 and
-// contiguous.
-struct HybridProblem {
-  AttentionShape shape;
-  std::int64_t F = 0, projected = 0;
-  HybridOptions options;
+// The problem, and how this processor walks it.
+struct HybridProblem : kernels::HybridProblem {
   Products products = Products::kFloat;
-  at::Tensor q, k, v;  // v undefined: only the denominators are wanted
-  FeatureMapWeights map_q, map_k;
-  at::Tensor gate;  // [H] sigmoid(window_factors); undefined with kNone
 
-  [[nodiscard]] bool windowed() const { return options.layout != WindowLayout::kNone; }
   // Queries are walked in chunks; the state before chunk c holds the keys of the chunks before c -
   // state_lag().
   [[nodiscard]] std::int64_t chunk() const {
@@ -42,30 +31,13 @@ struct HybridProblem {
       64;  // queries a tile: 128 keys x 64 queries of scores are 32 KB
 };
 
-HybridProblem make_hybrid_problem(const at::Tensor& q,
-                                  const at::Tensor& k,
-                                  const at::Tensor& v,
-                                  const HybridParameters& parameters,
-                                  const HybridOptions& options);
+HybridProblem make_problem(const at::Tensor& q,
+                           const at::Tensor& k,
+                           const at::Tensor& v,
+                           const HybridParameters& parameters,
+                           const HybridOptions& options);
 
-struct HybridForward {
-  at::Tensor y;  // [B, H, T, D] of the output dtype, in [B, T, H, D] memory; undefined without v
-  at::Tensor y_fp32;       // the same unrounded, where asked for (y itself when that is fp32)
-  at::Tensor denominator;  // Z [B, H, T] fp32
-  at::Tensor linear_mass;  // sum_j l_ij [B, H, T] fp32
-};
 HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_fp32);
-
-// Which gradients somebody needs, and the gradients (undefined where not needed), in the
-// parameters' shapes, fp32; dq, dk and dv in the inputs' dtype.
-struct HybridNeeds {
-  bool q = false, k = false, v = false, map_q = false, map_k = false, window_factors = false;
-};
-struct HybridGradients {
-  at::Tensor q, k, v;
-  FeatureMapWeights map_q, map_k;
-  at::Tensor window_factors;  // [H]
-};
 HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
                                     const HybridForward& forward,
                                     const at::Tensor& dy,

@@ -197,58 +197,27 @@ class ForwardHead {
   Scratch q_transposed_, phi_q_, phi_k_, weights_, linear_, state_, state_sum_, tile_y_, lanes_;
 };
 
-at::Tensor detached_float(const at::Tensor& x) {
-  return x.defined() ? x.detach().to(at::kFloat).contiguous() : at::Tensor();
-}
-
-at::Tensor unit_stride(const at::Tensor& x) {
-  return !x.defined() || x.stride(3) == 1 ? x.detach() : x.detach().contiguous();
-}
-
 }  // namespace
 
-HybridProblem make_hybrid_problem(const at::Tensor& q,
-                                  const at::Tensor& k,
-                                  const at::Tensor& v,
-                                  const HybridParameters& parameters,
-                                  const HybridOptions& options) {
-  HybridProblem problem;
-  problem.shape = check_attention(q, k, v);
-  problem.F = check_parameters(parameters, options, problem.shape.H, problem.shape.D, q.device());
-  problem.projected = parameters.q.layer.defined() ? parameters.q.layer.size(2) : problem.shape.D;
-  problem.options = options;
-  problem.products = products_for(q.scalar_type());
-  problem.q = unit_stride(q);
-  problem.k = unit_stride(k);
-  problem.v = v.defined() ? unit_stride(v) : v;
-  problem.map_q = {detached_float(parameters.q.layer), detached_float(parameters.q.bias)};
-  problem.map_k = {detached_float(parameters.k.layer), detached_float(parameters.k.bias)};
-  if (problem.windowed()) {
-    problem.gate = at::sigmoid(detached_float(parameters.window_factors)).reshape({-1});
-  }
-  return problem;
+HybridProblem make_problem(const at::Tensor& q,
+                           const at::Tensor& k,
+                           const at::Tensor& v,
+                           const HybridParameters& parameters,
+                           const HybridOptions& options) {
+  return {kernels::make_hybrid_problem(q, k, v, parameters, options),
+          products_for(q.scalar_type())};
 }
 
 HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_fp32) {
-  const auto [B, H, G, T, D] = problem.shape;
-  HybridForward out;
-  const at::TensorOptions floats = problem.q.options().dtype(at::kFloat);
-  out.denominator = at::empty({B, H, T}, floats);
-  out.linear_mass = at::empty({B, H, T}, floats);
-  if (problem.v.defined()) {
-    const at::ScalarType dtype = problem.options.fp32_output ? at::kFloat : problem.q.scalar_type();
-    out.y = at::empty({B, T, H, D}, floats.dtype(dtype)).transpose(1, 2);
-    if (keep_fp32) {
-      out.y_fp32 = dtype == at::kFloat ? out.y : at::empty({B, T, H, D}, floats).transpose(1, 2);
-    }
-  }
-  at::parallel_for(0, B * H, 1, [&](std::int64_t begin, std::int64_t end) {
-    const ProductsScope scope(problem.products);
-    ForwardHead head(problem, out);
-    for (std::int64_t task = begin; task < end; ++task) {
-      head.run(task / problem.shape.H, task % problem.shape.H);
-    }
-  });
+  HybridForward out = make_hybrid_forward(problem, keep_fp32);
+  at::parallel_for(
+      0, problem.shape.B * problem.shape.H, 1, [&](std::int64_t begin, std::int64_t end) {
+        const ProductsScope scope(problem.products);
+        ForwardHead head(problem, out);
+        for (std::int64_t task = begin; task < end; ++task) {
+          head.run(task / problem.shape.H, task % problem.shape.H);
+        }
+      });
   return out;
 }
 

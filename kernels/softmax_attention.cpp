@@ -2,25 +2,53 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/custom_function.h>
 
 #include <cmath>
 
+#include "kernels/aten_forms.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/cpu_tiles.hpp"
+#include "kernels/softmax_attention_aten.hpp"
 #include "kernels/softmax_attention_cpu.hpp"
 
 namespace hedgerow::kernels {
 
+namespace {
+
+// The ATen form behind autograd: its forward, and a backward of ours with a fixed order of sums.
+class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
+ public:
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& q,
+                            const at::Tensor& k,
+                            const at::Tensor& v) {
+    context->save_for_backward({q, k, v});
+    return aten::softmax_attention_aten(q, k, v);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 const torch::autograd::variable_list& dy) {
+    const torch::autograd::variable_list saved = context->get_saved_variables();
+    const aten::SoftmaxGradients gradients =
+        aten::softmax_backward_aten(saved[0], saved[1], saved[2], dy[0]);
+    return {gradients.q, gradients.k, gradients.v};
+  }
+};
+
+}  // namespace
+
 at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   check_attention(q, k, v);
   const c10::NoGradGuard no_grad;
+  if (form_for(q) == Form::kAten) {
+    return aten::softmax_attention_aten(q, k, v);
+  }
   // ATen's own is the faster one where it has AMX tiles for bf16, and the only one for fp64.
   if (q.scalar_type() == at::kDouble ||
       cpu::products_for(q.scalar_type()) == cpu::Products::kBFloat16) {
     return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, true));
   }
-  TORCH_CHECK(
-      q.is_cpu(), "softmax attention: q must be on the CPU in this build, found ", q.device());
   return cpu::softmax_attention_cpu(q, k, v);
 }
 
@@ -28,8 +56,26 @@ at::Tensor softmax_attention_trainable(const at::Tensor& q,
                                        const at::Tensor& k,
                                        const at::Tensor& v) {
   const AttentionShape shape = check_attention(q, k, v);
-  return at::scaled_dot_product_attention(q, k, v, {}, 0.0, true, {}, shape.group() > 1);
+  return form_for(q) == Form::kAten
+             ? SoftmaxFunction::apply(q, k, v)
+             : at::scaled_dot_product_attention(q, k, v, {}, 0.0, true, {}, shape.group() > 1);
 }
+
+namespace aten {
+
+at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  check_attention(q, k, v);
+  return softmax_attention_aten(q, k, v);
+}
+
+at::Tensor softmax_attention_trainable(const at::Tensor& q,
+                                       const at::Tensor& k,
+                                       const at::Tensor& v) {
+  check_attention(q, k, v);
+  return SoftmaxFunction::apply(q, k, v);
+}
+
+}  // namespace aten
 
 at::Tensor softmax_attention_reference(const at::Tensor& q,
                                        const at::Tensor& k,

@@ -3,7 +3,9 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "kernels/aten_forms.hpp"
 #include "kernels/checks.hpp"
+#include "kernels/transfer_loss_aten.hpp"
 #include "kernels/transfer_loss_cpu.hpp"
 
 namespace hedgerow::kernels {
@@ -16,18 +18,37 @@ class MseFunction : public torch::autograd::Function<MseFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context,
                             const at::Tensor& y_pred,
-                            const at::Tensor& y_true) {
+                            const at::Tensor& y_true,
+                            Form form) {
     context->save_for_backward({y_pred, y_true});
-    return cpu::mean_square_cpu(y_pred, y_true);
+    context->saved_data["form"] = static_cast<std::int64_t>(form);
+    return form == Form::kAten ? aten::mean_square_aten(y_pred, y_true)
+                               : cpu::mean_square_cpu(y_pred, y_true);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& dloss) {
     const torch::autograd::variable_list saved = context->get_saved_variables();
-    return {cpu::mean_square_gradient_cpu(saved[0], saved[1], dloss[0].item<double>()),
+    const bool in_aten = static_cast<Form>(context->saved_data["form"].toInt()) == Form::kAten;
+    return {in_aten ? aten::mean_square_gradient_aten(saved[0], saved[1], dloss[0])
+                    : cpu::mean_square_gradient_cpu(saved[0], saved[1], dloss[0].item<double>()),
+            at::Tensor(),
             at::Tensor()};
   }
 };
+
+CrossEntropy run_cross_entropy(Form form,
+                               const at::Tensor& q,
+                               const at::Tensor& k,
+                               const HybridParameters& parameters,
+                               const HybridOptions& options,
+                               bool with_gradients) {
+  return form == Form::kAten
+             ? aten::cross_entropy_aten(make_hybrid_problem(q, k, {}, parameters, options),
+                                        with_gradients)
+             : cpu::cross_entropy_cpu(cpu::make_problem(q, k, {}, parameters, options),
+                                      with_gradients);
+}
 
 // The gradients are computed with the value and scaled in the backward. q and k are constants here.
 class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFunction> {
@@ -40,16 +61,16 @@ class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFuncti
                             const at::Tensor& window_factors,
                             const at::Tensor& q,
                             const at::Tensor& k,
-                            const HybridOptions& options) {
+                            const HybridOptions& options,
+                            Form form) {
     const HybridParameters parameters{
         .q = {undefined_if_empty(layer_q), undefined_if_empty(bias_q)},
         .k = {undefined_if_empty(layer_k), undefined_if_empty(bias_k)},
         .window_factors = undefined_if_empty(window_factors)};
-    const cpu::CrossEntropy result =
-        cpu::cross_entropy_cpu(cpu::make_hybrid_problem(q, k, {}, parameters, options), true);
+    const CrossEntropy result = run_cross_entropy(form, q, k, parameters, options, true);
     const auto like = [](const at::Tensor& gradient, const at::Tensor& parameter) {
       return gradient.defined() ? gradient.reshape(parameter.sizes()).to(parameter.scalar_type())
-                                : at::zeros_like(parameter);
+                                : gradient;
     };
     context->save_for_backward({like(result.gradients.map_q.layer, layer_q),
                                 like(result.gradients.map_q.bias, bias_q),
@@ -63,9 +84,9 @@ class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFuncti
                                                  const torch::autograd::variable_list& dloss) {
     torch::autograd::variable_list gradients;
     for (const at::Tensor& gradient : context->get_saved_variables()) {
-      gradients.push_back(gradient * dloss[0]);
+      gradients.push_back(gradient.defined() ? gradient * dloss[0] : gradient);
     }
-    gradients.resize(kNumParameters + 3);  // none for q, k and the options
+    gradients.resize(kNumParameters + 4);  // none for q, k, the options and the form
     return gradients;
   }
 
@@ -81,45 +102,42 @@ void check_values(const char* name, const at::Tensor& y) {
               y.scalar_type());
 }
 
-}  // namespace
-
-at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
+void check_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
   TORCH_CHECK(y_pred.sizes() == y_true.sizes(),
               "transfer_mse: y_pred must have y_true's shape ",
               describe(y_true.sizes()),
               ", found ",
               describe(y_pred.sizes()));
-  if (y_pred.scalar_type() == at::kDouble) {
-    return at::mse_loss(y_pred, y_true.detach().to(at::kDouble));
+  TORCH_CHECK(y_pred.device() == y_true.device(),
+              "transfer_mse: y_pred must be on y_true's device ",
+              y_true.device(),
+              ", found ",
+              y_pred.device());
+  if (y_pred.scalar_type() != at::kDouble) {
+    check_values("y_pred", y_pred);
+    check_values("y_true", y_true);
   }
-  TORCH_CHECK(y_pred.is_cpu() && y_true.is_cpu(),
-              "transfer_mse: y_pred and y_true must be on the CPU in this build, found ",
-              y_pred.device(),
-              " and ",
-              y_true.device());
-  check_values("y_pred", y_pred);
-  check_values("y_true", y_true);
-  return MseFunction::apply(y_pred, y_true.detach());
 }
 
-at::Tensor transfer_cross_entropy(const at::Tensor& q,
-                                  const at::Tensor& k,
-                                  const HybridParameters& parameters,
-                                  const HybridOptions& options) {
+void check_cross_entropy(const at::Tensor& q,
+                         const at::Tensor& k,
+                         const HybridParameters& parameters,
+                         const HybridOptions& options) {
   check_attention(q, k, {});
   check_parameters(parameters, options, q.size(1), q.size(3), q.device());
-  if (q.scalar_type() == at::kDouble) {
-    return transfer_cross_entropy_reference(q.detach(), k.detach(), parameters, options);
-  }
-  TORCH_CHECK(
-      q.is_cpu(), "transfer_cross_entropy: q must be on the CPU in this build, found ", q.device());
+}
+
+at::Tensor cross_entropy_of(Form form,
+                            const at::Tensor& q,
+                            const at::Tensor& k,
+                            const HybridParameters& parameters,
+                            const HybridOptions& options) {
   if (!any_requires_grad({parameters.q.layer,
                           parameters.q.bias,
                           parameters.k.layer,
                           parameters.k.bias,
                           parameters.window_factors})) {
-    return cpu::cross_entropy_cpu(cpu::make_hybrid_problem(q, k, {}, parameters, options), false)
-        .loss;
+    return run_cross_entropy(form, q, k, parameters, options, false).loss;
   }
   return CrossEntropyFunction::apply(present_or_empty(parameters.q.layer),
                                      present_or_empty(parameters.q.bias),
@@ -128,7 +146,44 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
                                      present_or_empty(parameters.window_factors),
                                      q.detach(),
                                      k.detach(),
-                                     options);
+                                     options,
+                                     form);
 }
 
+}  // namespace
+
+at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
+  check_mse(y_pred, y_true);
+  if (y_pred.scalar_type() == at::kDouble) {
+    return at::mse_loss(y_pred, y_true.detach().to(at::kDouble));
+  }
+  return MseFunction::apply(y_pred, y_true.detach(), form_for(y_pred));
+}
+
+at::Tensor transfer_cross_entropy(const at::Tensor& q,
+                                  const at::Tensor& k,
+                                  const HybridParameters& parameters,
+                                  const HybridOptions& options) {
+  check_cross_entropy(q, k, parameters, options);
+  return q.scalar_type() == at::kDouble
+             ? transfer_cross_entropy_reference(q.detach(), k.detach(), parameters, options)
+             : cross_entropy_of(form_for(q), q, k, parameters, options);
+}
+
+namespace aten {
+
+at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
+  check_mse(y_pred, y_true);
+  return MseFunction::apply(y_pred, y_true.detach(), Form::kAten);
+}
+
+at::Tensor transfer_cross_entropy(const at::Tensor& q,
+                                  const at::Tensor& k,
+                                  const HybridParameters& parameters,
+                                  const HybridOptions& options) {
+  check_cross_entropy(q, k, parameters, options);
+  return cross_entropy_of(Form::kAten, q, k, parameters, options);
+}
+
+}  // namespace aten
 }  // namespace hedgerow::kernels

@@ -15,11 +15,6 @@ at::Tensor mean_square_gradient_cpu(const at::Tensor& y_pred,
                                     const at::Tensor& y_true,
                                     double scale);
 
-struct CrossEntropy {
-  at::Tensor loss;            // scalar fp32
-  HybridGradients gradients;  // of the loss by the maps and window_factors; q, k, v undefined
-};
-
 // problem.v is not read.
 CrossEntropy cross_entropy_cpu(const HybridProblem& problem, bool with_gradients);
 

@@ -1,4 +1,5 @@
-// Times of the kernels beside the T x T forms that a plain program would use, as JSON lines:
+// Times of the kernels beside the T x T forms that a plain program would use, and the hybrid beside
+// the chunked form in batched products that a good one would, as JSON lines:
 //   {"name", "T", "dtype", "layout", "threads", "median_ms", "opponent", "opponent_ms", "ratio",
 //   "repeats"}
 // Ours and the opponent take turns; each is run once before and the medians are compared, so that a
@@ -17,10 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/decode.hpp"
-#include "kernels/hybrid_attention.hpp"
-#include "kernels/softmax_attention.hpp"
-#include "kernels/transfer_loss.hpp"
+#include "kernels/aten_forms.hpp"
 
 namespace {
 
@@ -144,6 +142,17 @@ void bench_hybrid(std::int64_t T,
       [&] { forward_and_backward(x, fused); },
       "T x T maps in fp32, autograd",
       [&] { forward_and_backward(x, plain); });
+  const auto chunked = [&] {
+    return aten::hybrid_attention(x.q, x.k, x.v, x.parameters, x.options);
+  };
+  report(
+      "hybrid_forward_backward",
+      T,
+      layout_name,
+      options,
+      [&] { forward_and_backward(x, fused); },
+      "chunked in batched products",
+      [&] { forward_and_backward(x, chunked); });
   const auto entropy = [&] {
     torch::autograd::grad({transfer_cross_entropy(x.q, x.k, x.parameters, x.options)}, x.trained());
   };

@@ -18,15 +18,17 @@ std::string AttentionCase::name() const {
          std::to_string(seed);
 }
 
-AttentionInputs AttentionInputs::as(at::ScalarType inputs, at::ScalarType maps) const {
-  const auto leaf = [](const at::Tensor& x, at::ScalarType dtype) {
-    return x.defined() ? x.detach().to(dtype).clone().set_requires_grad(true) : x;
+AttentionInputs AttentionInputs::as(at::ScalarType inputs,
+                                    at::ScalarType maps,
+                                    at::DeviceType device) const {
+  const auto leaf = [&](const at::Tensor& x, at::ScalarType dtype) {
+    return x.defined() ? x.detach().to(device, dtype).clone().set_requires_grad(true) : x;
   };
   AttentionInputs copy;
   copy.q = leaf(q, inputs);
   copy.k = leaf(k, inputs);
   copy.v = leaf(v, inputs);
-  copy.dy = dy;
+  copy.dy = dy.to(device);
   copy.parameters.q = {leaf(parameters.q.layer, maps), leaf(parameters.q.bias, maps)};
   copy.parameters.k = {leaf(parameters.k.layer, maps), leaf(parameters.k.bias, maps)};
   copy.parameters.window_factors = leaf(parameters.window_factors, maps);
@@ -82,11 +84,11 @@ Outcome differentiate(const AttentionFunction& function, const AttentionInputs& 
       value.dim() == 0 ? at::ones_like(value) : inputs.dy.to(value.scalar_type());
   const std::vector<at::Tensor> found =
       torch::autograd::grad({value}, present, {seed}, std::nullopt, false, true);
-  Outcome outcome{value.detach().to(at::kDouble), {}};
+  Outcome outcome{value.detach().to(at::kCPU, at::kDouble), {}};
   std::size_t next = 0;
   for (const at::Tensor& leaf : inputs.leaves()) {
     at::Tensor gradient = leaf.defined() ? found[next++] : at::Tensor();
-    outcome.gradients.push_back(gradient.defined() ? gradient.to(at::kDouble) : gradient);
+    outcome.gradients.push_back(gradient.defined() ? gradient.to(at::kCPU, at::kDouble) : gradient);
   }
   return outcome;
 }
@@ -104,6 +106,33 @@ void expect_within_twice(const at::Tensor& ours,
       << what << ": error " << ours_error << " is over twice the plain version's " << plain_error
       << ", at element " << error.argmax().item<std::int64_t>() << " of " << ours.numel()
       << " (largest exact value " << exact.abs().max().item<double>() << ")";
+}
+
+void expect_outcome(const AttentionCase& shape,
+                    const Outcome& ours,
+                    const Outcome& plain,
+                    const Outcome& exact) {
+  expect_within_twice(ours.value, plain.value, exact.value, shape.name() + ", value");
+  for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
+    ASSERT_EQ(ours.gradients[i].defined(), exact.gradients[i].defined())
+        << shape.name() << ", d" << kLeafNames[i];
+    if (exact.gradients[i].defined()) {
+      expect_within_twice(ours.gradients[i],
+                          plain.gradients[i],
+                          exact.gradients[i],
+                          shape.name() + ", d" + kLeafNames[i]);
+    }
+  }
+}
+
+Outcome reference_outcome(const AttentionCase& shape,
+                          const AttentionInputs& inputs,
+                          at::ScalarType dtype) {
+  return differentiate(
+      [&](const AttentionInputs& x) {
+        return hybrid_attention_reference(x.q, x.k, x.v, x.parameters, shape.options);
+      },
+      inputs.as(dtype, dtype == at::kDouble ? at::kDouble : at::kFloat));
 }
 
 at::Tensor plain_bfloat16_hybrid(const AttentionInputs& x, const HybridOptions& options) {

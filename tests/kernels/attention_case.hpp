@@ -32,15 +32,17 @@ struct AttentionInputs {
   at::Tensor q, k, v, dy;
   HybridParameters parameters;
 
-  // The same values in another dtype; leaves that require a gradient.
-  [[nodiscard]] AttentionInputs as(at::ScalarType inputs, at::ScalarType maps) const;
+  // The same values in another dtype and on another device; leaves that require a gradient.
+  [[nodiscard]] AttentionInputs as(at::ScalarType inputs,
+                                   at::ScalarType maps,
+                                   at::DeviceType device = at::kCPU) const;
   [[nodiscard]] std::vector<at::Tensor> leaves() const;
 };
 
 AttentionInputs make_inputs(const AttentionCase& shape);
 
 // What a differentiable function of the inputs gives: its value and the gradient of every leaf, in
-// fp64.
+// fp64 on the CPU.
 struct Outcome {
   at::Tensor value;
   std::vector<at::Tensor> gradients;
@@ -55,6 +57,18 @@ void expect_within_twice(const at::Tensor& ours,
                          const at::Tensor& plain,
                          const at::Tensor& exact,
                          const std::string& what);
+
+// The same for a value and all gradients of one case.
+void expect_outcome(const AttentionCase& shape,
+                    const Outcome& ours,
+                    const Outcome& plain,
+                    const Outcome& exact);
+
+// The T x T hybrid with the same inputs in `dtype`, products in fp32 (fp64 for fp64): the plain
+// version, and the exact one.
+Outcome reference_outcome(const AttentionCase& shape,
+                          const AttentionInputs& inputs,
+                          at::ScalarType dtype);
 
 // The hybrid as a plain program in bf16 writes it: matrix products of bf16 tensors, rounded to
 // bf16, weights in fp32.

@@ -13,10 +13,11 @@ namespace {
 using testing::AttentionCase;
 using testing::AttentionInputs;
 using testing::differentiate;
-using testing::expect_within_twice;
+using testing::expect_outcome;
 using testing::kLeafNames;
 using testing::make_inputs;
 using testing::Outcome;
+using testing::reference_outcome;
 
 constexpr WindowLayout kLayouts[] = {
     WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
@@ -29,38 +30,13 @@ Outcome fused(const AttentionCase& shape, const AttentionInputs& inputs) {
       inputs.as(shape.dtype, at::kFloat));
 }
 
-Outcome reference(const AttentionCase& shape, const AttentionInputs& inputs, at::ScalarType dtype) {
-  return differentiate(
-      [&](const AttentionInputs& x) {
-        return hybrid_attention_reference(x.q, x.k, x.v, x.parameters, shape.options);
-      },
-      inputs.as(dtype, dtype == at::kDouble ? at::kDouble : at::kFloat));
-}
-
-void expect_outcome(const AttentionCase& shape,
-                    const Outcome& ours,
-                    const Outcome& plain,
-                    const Outcome& exact) {
-  expect_within_twice(ours.value, plain.value, exact.value, shape.name() + ", y");
-  for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
-    ASSERT_EQ(ours.gradients[i].defined(), exact.gradients[i].defined())
-        << shape.name() << ", d" << kLeafNames[i];
-    if (exact.gradients[i].defined()) {
-      expect_within_twice(ours.gradients[i],
-                          plain.gradients[i],
-                          exact.gradients[i],
-                          shape.name() + ", d" + kLeafNames[i]);
-    }
-  }
-}
-
 // The plain version is the T x T form with the same inputs, products in fp32.
 void expect_case(const AttentionCase& shape) {
   const AttentionInputs inputs = make_inputs(shape);
   expect_outcome(shape,
                  fused(shape, inputs),
-                 reference(shape, inputs, shape.dtype),
-                 reference(shape, inputs, at::kDouble));
+                 reference_outcome(shape, inputs, shape.dtype),
+                 reference_outcome(shape, inputs, at::kDouble));
 }
 
 TEST(HybridAttention, EqualsTheReferenceInValueAndEveryGradientAtAnyLength) {
@@ -134,8 +110,8 @@ TEST(HybridAttention, EqualsTheReferenceForTheIdentityOfPositiveInputs) {
     inputs.k = inputs.k.abs();
     expect_outcome(shape,
                    fused(shape, inputs),
-                   reference(shape, inputs, at::kFloat),
-                   reference(shape, inputs, at::kDouble));
+                   reference_outcome(shape, inputs, at::kFloat),
+                   reference_outcome(shape, inputs, at::kDouble));
   }
 }
 
@@ -167,8 +143,10 @@ TEST(HybridAttention, HoldsWithDeadFeatures) {
   inputs.parameters.q.bias[0].fill_(-100.0);  // no feature of head 0 fires
   inputs.parameters.k.bias[1].narrow(0, 0, 6).fill_(-100.0);
   const Outcome ours = fused(shape, inputs);
-  expect_outcome(
-      shape, ours, reference(shape, inputs, at::kFloat), reference(shape, inputs, at::kDouble));
+  expect_outcome(shape,
+                 ours,
+                 reference_outcome(shape, inputs, at::kFloat),
+                 reference_outcome(shape, inputs, at::kDouble));
   EXPECT_EQ(ours.gradients[3][0].abs().max().item<double>(), 0.0) << "layer_q of the dead head";
 }
 
@@ -182,8 +160,8 @@ TEST(HybridAttention, SharesTheGradientOfTheMaximumAmongTies) {
   inputs.q.narrow(2, 40, 8).zero_();  // and queries that score all keys alike
   expect_outcome(shape,
                  fused(shape, inputs),
-                 reference(shape, inputs, at::kFloat),
-                 reference(shape, inputs, at::kDouble));
+                 reference_outcome(shape, inputs, at::kFloat),
+                 reference_outcome(shape, inputs, at::kDouble));
 }
 
 // The hybrid with the maximum taken as a constant: what a softmax would allow and this model does
@@ -246,14 +224,14 @@ TEST(HybridAttention, InBfloat16ProductsStaysWithinTwiceThePlainError) {
     shape.options.fp32_output = true;
     const AttentionInputs inputs = make_inputs(shape);
     cpu::HybridProblem problem =
-        cpu::make_hybrid_problem(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
+        cpu::make_problem(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
     problem.products = cpu::Products::kBFloat16;
     if (!cpu::runs(problem.products)) {
       GTEST_SKIP() << "this processor has no bf16 products";
     }
     const bool windowed = layout != WindowLayout::kNone;
-    const cpu::HybridForward forward = cpu::hybrid_forward_cpu(problem, true);
-    const cpu::HybridGradients gradients = cpu::hybrid_backward_cpu(
+    const HybridForward forward = cpu::hybrid_forward_cpu(problem, true);
+    const HybridGradients gradients = cpu::hybrid_backward_cpu(
         problem, forward, inputs.dy.to(at::kFloat), {true, true, true, true, true, windowed});
     Outcome ours{forward.y.to(at::kDouble),
                  {gradients.q,
@@ -267,7 +245,7 @@ TEST(HybridAttention, InBfloat16ProductsStaysWithinTwiceThePlainError) {
     const Outcome plain = differentiate(
         [&](const AttentionInputs& x) { return testing::plain_bfloat16_hybrid(x, shape.options); },
         inputs.as(at::kBFloat16, at::kFloat));
-    expect_outcome(shape, ours, plain, reference(shape, inputs, at::kDouble));
+    expect_outcome(shape, ours, plain, reference_outcome(shape, inputs, at::kDouble));
   }
 }
 

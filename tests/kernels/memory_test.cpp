@@ -2,9 +2,7 @@
 #include <fstream>
 #include <string>
 
-#include "kernels/hybrid_attention.hpp"
-#include "kernels/softmax_attention.hpp"
-#include "kernels/transfer_loss.hpp"
+#include "kernels/aten_forms.hpp"
 #include "tests/kernels/attention_case.hpp"
 
 namespace hedgerow::kernels {
@@ -77,6 +75,25 @@ TEST_F(Memory, OfForwardBackwardAndCrossEntropyHoldsNoSquare) {
     EXPECT_LT(peak_gain_kib(hybrid), kSquareKib / 2) << shape_.name();
     EXPECT_LT(peak_gain_kib(cross_entropy), kSquareKib / 2) << shape_.name();
     EXPECT_LT(peak_gain_kib([&] { softmax_attention(x.q, x.k, x.v); }), kSquareKib / 2);
+  }
+}
+
+TEST_F(Memory, OfTheAtenFormsHoldsNoSquare) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    shape_.options.layout = layout;
+    const AttentionInputs x = make_inputs(shape_).as(at::kFloat, at::kFloat);
+    const auto hybrid = [&] {
+      differentiate(aten::hybrid_attention(x.q, x.k, x.v, x.parameters, shape_.options), x);
+    };
+    const auto cross_entropy = [&] {
+      differentiate(aten::transfer_cross_entropy(x.q, x.k, x.parameters, shape_.options), x);
+    };
+    const auto softmax = [&] {
+      torch::autograd::grad({aten::softmax_attention_trainable(x.q, x.k, x.v).sum()}, {x.q});
+    };
+    EXPECT_LT(peak_gain_kib(hybrid), kSquareKib / 2) << shape_.name();
+    EXPECT_LT(peak_gain_kib(cross_entropy), kSquareKib / 2) << shape_.name();
+    EXPECT_LT(peak_gain_kib(softmax), kSquareKib / 2);
   }
 }
 

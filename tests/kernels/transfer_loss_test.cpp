@@ -8,8 +8,6 @@ namespace {
 using testing::AttentionCase;
 using testing::AttentionInputs;
 using testing::differentiate;
-using testing::expect_within_twice;
-using testing::kLeafNames;
 using testing::make_inputs;
 using testing::Outcome;
 
@@ -26,17 +24,7 @@ void expect_case(const AttentionCase& shape) {
       inputs.as(shape.dtype, at::kFloat));
   const Outcome plain = differentiate(reference, inputs.as(shape.dtype, at::kFloat));
   const Outcome exact = differentiate(reference, inputs.as(at::kDouble, at::kDouble));
-  expect_within_twice(ours.value, plain.value, exact.value, shape.name() + ", loss");
-  for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
-    ASSERT_EQ(ours.gradients[i].defined(), exact.gradients[i].defined())
-        << shape.name() << ", d" << kLeafNames[i];
-    if (exact.gradients[i].defined()) {
-      expect_within_twice(ours.gradients[i],
-                          plain.gradients[i],
-                          exact.gradients[i],
-                          shape.name() + ", d" + kLeafNames[i]);
-    }
-  }
+  testing::expect_outcome(shape, ours, plain, exact);
 }
 
 TEST(TransferCrossEntropy, EqualsTheReferenceInValueAndEveryGradient) {

@@ -1,0 +1,64 @@
+// One problem of the hybrid as every form of it sees it, and what its two directions hand over. The
+// forms (x_cpu, x_aten) compute; hybrid_attention.cpp checks, owns autograd and chooses one by the
+// device of q.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include "kernels/checks.hpp"
+#include "kernels/hybrid_attention.hpp"
+
+namespace hedgerow::kernels {
+
+// What all heads of one call share. The tensors are detached; maps and gates are contiguous, in the
+// dtype that sums are in: fp32, fp64 for fp64 input.
+struct HybridProblem {
+  AttentionShape shape;
+  std::int64_t F = 0, projected = 0;
+  HybridOptions options;
+  at::Tensor q, k, v;  // v undefined: only the denominators are wanted
+  FeatureMapWeights map_q, map_k;
+  at::Tensor gate;  // [H] sigmoid(window_factors); undefined with kNone
+
+  [[nodiscard]] bool windowed() const { return options.layout != WindowLayout::kNone; }
+  [[nodiscard]] at::ScalarType sum_dtype() const {
+    return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  }
+  [[nodiscard]] at::ScalarType output_dtype() const {
+    return options.fp32_output ? sum_dtype() : q.scalar_type();
+  }
+};
+
+HybridProblem make_hybrid_problem(const at::Tensor& q,
+                                  const at::Tensor& k,
+                                  const at::Tensor& v,
+                                  const HybridParameters& parameters,
+                                  const HybridOptions& options);
+
+struct HybridForward {
+  at::Tensor y;  // [B, H, T, D] of the output dtype, in [B, T, H, D] memory; undefined without v
+  at::Tensor y_fp32;       // the same unrounded, where asked for (y itself when that is fp32)
+  at::Tensor denominator;  // Z [B, H, T]
+  at::Tensor linear_mass;  // sum_j l_ij [B, H, T]
+};
+// Room for a form's results.
+HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_fp32);
+
+// Which gradients somebody needs, and the gradients (undefined where not needed), in the
+// parameters' shapes, fp32; dq, dk and dv in the inputs' dtype.
+struct HybridNeeds {
+  bool q = false, k = false, v = false, map_q = false, map_k = false, window_factors = false;
+};
+struct HybridGradients {
+  at::Tensor q, k, v;
+  FeatureMapWeights map_q, map_k;
+  at::Tensor window_factors;  // [H]
+};
+
+// What the weights' cross-entropy gives in one walk.
+struct CrossEntropy {
+  at::Tensor loss;            // scalar
+  HybridGradients gradients;  // of the loss by the maps and window_factors; q, k, v undefined
+};
+
+}  // namespace hedgerow::kernels

@@ -1,0 +1,54 @@
+// The cases that the ATen forms pass on every device. The tests of device_*_test.cpp are compiled
+// into two binaries: kernels_test runs them on CPU tensors with the ATen form called by name, and
+// gpu_kernels_test on CUDA tensors through the entries, which choose the form.
+#pragma once
+
+#include "kernels/aten_forms.hpp"
+#include "tests/kernels/attention_case.hpp"
+
+namespace hedgerow::kernels::testing {
+
+// The entries under test.
+struct Forms {
+  decltype(&hybrid_attention) hybrid;
+  decltype(&linear_share) share;
+  decltype(&softmax_attention) softmax, softmax_trainable;
+  decltype(&transfer_mse) mse;
+  decltype(&transfer_cross_entropy) cross_entropy;
+  decltype(&prefill_state) prefill;
+  decltype(&decode_step) step;
+};
+
+class DeviceForms : public ::testing::TestWithParam<at::DeviceType> {
+ protected:
+  // Skips, with the reason, where the device is not there.
+  void SetUp() override;
+
+  [[nodiscard]] at::DeviceType device() const { return GetParam(); }
+  [[nodiscard]] const Forms& forms() const;
+
+  // The inputs in the case's dtype on the device, as leaves.
+  [[nodiscard]] AttentionInputs on_device(const AttentionCase& shape,
+                                          const AttentionInputs& inputs) const {
+    return inputs.as(shape.dtype, at::kFloat, device());
+  }
+  [[nodiscard]] Outcome hybrid(const AttentionCase& shape, const AttentionInputs& inputs) const;
+  void expect_hybrid(const AttentionCase& shape, const AttentionInputs& inputs) const;
+};
+class DeviceHybrid : public DeviceForms {};
+class DeviceSoftmax : public DeviceForms {};
+class DeviceLoss : public DeviceForms {};
+class DeviceDecode : public DeviceForms {};
+
+inline constexpr WindowLayout kLayouts[] = {
+    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
+inline constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16};
+
+// Runs all suites on one device; for the one file of a binary that says which.
+#define HEDGEROW_INSTANTIATE_DEVICE_FORMS(name, device)                     \
+  INSTANTIATE_TEST_SUITE_P(name, DeviceHybrid, ::testing::Values(device));  \
+  INSTANTIATE_TEST_SUITE_P(name, DeviceSoftmax, ::testing::Values(device)); \
+  INSTANTIATE_TEST_SUITE_P(name, DeviceLoss, ::testing::Values(device));    \
+  INSTANTIATE_TEST_SUITE_P(name, DeviceDecode, ::testing::Values(device))
+
+}  // namespace hedgerow::kernels::testing
