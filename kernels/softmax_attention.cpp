@@ -16,15 +16,17 @@ namespace hedgerow::kernels {
 
 namespace {
 
-// The ATen form behind autograd: its forward, and a backward of ours with a fixed order of sums.
+// A form's forward behind autograd, and a backward of ours: ATen's own holds T x T for grouped
+// heads on the CPU, and adds in no fixed order on CUDA.
 class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context,
                             const at::Tensor& q,
                             const at::Tensor& k,
-                            const at::Tensor& v) {
+                            const at::Tensor& v,
+                            Form form) {
     context->save_for_backward({q, k, v});
-    return aten::softmax_attention_aten(q, k, v);
+    return form == Form::kAten ? aten::softmax_attention_aten(q, k, v) : softmax_attention(q, k, v);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -32,7 +34,7 @@ class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
     const torch::autograd::variable_list saved = context->get_saved_variables();
     const aten::SoftmaxGradients gradients =
         aten::softmax_backward_aten(saved[0], saved[1], saved[2], dy[0]);
-    return {gradients.q, gradients.k, gradients.v};
+    return {gradients.q, gradients.k, gradients.v, at::Tensor()};
   }
 };
 
@@ -55,10 +57,8 @@ at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at:
 at::Tensor softmax_attention_trainable(const at::Tensor& q,
                                        const at::Tensor& k,
                                        const at::Tensor& v) {
-  const AttentionShape shape = check_attention(q, k, v);
-  return form_for(q) == Form::kAten
-             ? SoftmaxFunction::apply(q, k, v)
-             : at::scaled_dot_product_attention(q, k, v, {}, 0.0, true, {}, shape.group() > 1);
+  check_attention(q, k, v);
+  return SoftmaxFunction::apply(q, k, v, form_for(q));
 }
 
 namespace aten {
@@ -72,7 +72,7 @@ at::Tensor softmax_attention_trainable(const at::Tensor& q,
                                        const at::Tensor& k,
                                        const at::Tensor& v) {
   check_attention(q, k, v);
-  return SoftmaxFunction::apply(q, k, v);
+  return SoftmaxFunction::apply(q, k, v, Form::kAten);
 }
 
 }  // namespace aten
