@@ -120,7 +120,9 @@ void LocalWorkers::start(Slot& slot, const std::string& endpoint) {
                                    "--incarnation",
                                    std::to_string(slot.incarnation),
                                    "--threads",
-                                   std::to_string(config_.threads)};
+                                   std::to_string(config_.threads),
+                                   "--local-rank",
+                                   std::to_string(&slot - slots_.data())};
   slot.process = ChildProcess::start(argv, log_of(slot));
 }
 

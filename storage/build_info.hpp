@@ -10,5 +10,6 @@ namespace hedgerow::storage {
 [[nodiscard]] std::string
 git_hash();  // 12 digits, "-dirty" behind them if files differ from the commit; "unknown"
 [[nodiscard]] std::string build();  // "0.1.0+9f86d081884c"
+[[nodiscard]] bool has_cuda();      // the worker built beside it computes on GPUs
 
 }  // namespace hedgerow::storage

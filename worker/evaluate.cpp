@@ -35,8 +35,8 @@ class Evaluator {
       : model_(model),
         tokens_(tokens),
         options_(options),
-        outer_(load_outer(model, options.compute_dtype, at::kCPU)),
-        rope_(make_rope_table(model.config(), tokens.seq_len, at::kCPU)) {}
+        outer_(load_outer(model, options.compute_dtype, options.device)),
+        rope_(make_rope_table(model.config(), tokens.seq_len, options.device)) {}
 
   // False if told to stop.
   bool add_group(const std::vector<std::int64_t>& group,
@@ -82,18 +82,24 @@ class Evaluator {
   }
 
   BlockRunner load(int layer_idx) const {
-    LayerWeights layer = load_layer(model_, layer_idx, options_.compute_dtype, at::kCPU);
+    LayerWeights layer = load_layer(model_, layer_idx, options_.compute_dtype, options_.device);
     if (options_.adapter != nullptr)
       merge_into(layer, *options_.adapter, layer_idx, model_.config());
     pack_layer(layer, tokens_.seq_len);
     return {model_.config(), layer_idx, {std::move(layer)}, options_.stream};
   }
 
-  at::Tensor start(std::int64_t index) const {
+  // [1, T] int64, on the CPU.
+  [[nodiscard]] at::Tensor token_ids(std::int64_t index) const {
     const auto ids = tokens_.sequence(index);
     const at::Tensor input_ids = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
     std::copy(ids.begin(), ids.end(), input_ids.data_ptr<std::int64_t>());
-    return round_to_stream(embed(input_ids, outer_.embed_tokens), options_.stream);
+    return input_ids;
+  }
+
+  [[nodiscard]] at::Tensor start(std::int64_t index) const {
+    return round_to_stream(embed(token_ids(index).to(options_.device), outer_.embed_tokens),
+                           options_.stream);
   }
 
   [[nodiscard]] const kernels::HybridParameters* parameters(int layer) const {
@@ -130,19 +136,18 @@ class Evaluator {
 
   // Row t predicts token t + 1.
   void add_loss(std::int64_t index, const at::Tensor& stream) {
-    const auto ids = tokens_.sequence(index);
     const auto mask = tokens_.mask(index);
+    const at::Tensor next = token_ids(index).squeeze(0).roll(-1).unsqueeze(1).to(options_.device);
     const at::Tensor rows = stream.squeeze(0);
     for (std::int64_t first = 0; first < tokens_.seq_len; first += kLogitRows) {
       const std::int64_t count = std::min(kLogitRows, tokens_.seq_len - first);
       const at::Tensor scores = logits(rows.narrow(0, first, count), outer_, model_.config());
       if (options_.logits) options_.logits(index, first, scores);
-      const at::Tensor log_sums = scores.logsumexp(-1);
+      const at::Tensor of_next = scores.gather(1, next.narrow(0, first, count)).squeeze(1);
+      const at::Tensor losses = (scores.logsumexp(-1) - of_next).cpu();
       for (std::int64_t i = 0; i < count && first + i + 1 < tokens_.seq_len; ++i) {
-        const auto target = static_cast<std::size_t>(first + i + 1);
-        if (mask[target] == 0) continue;
-        loss_ += log_sums.const_data_ptr<float>()[i] -
-                 scores.const_data_ptr<float>()[i * scores.size(1) + ids[target]];
+        if (mask[static_cast<std::size_t>(first + i + 1)] == 0) continue;
+        loss_ += losses.const_data_ptr<float>()[i];
         ++num_targets_;
       }
     }
@@ -231,7 +236,8 @@ TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task&
   const storage::TokenSequences& tokens = run.tokens(storage::DataStage::kEvaluate);
   const auto sequences = evaluation_sequences(tokens, run.recipe().evaluate.max_sequences);
   const auto num_tokens = static_cast<std::int64_t>(sequences.size()) * tokens.seq_len;
-  EvaluateOptions options{.compute_dtype = run.compute_dtype(), .stream = run.stream()};
+  EvaluateOptions options{
+      .device = run.device(), .compute_dtype = run.compute_dtype(), .stream = run.stream()};
   options.progress = [&](std::int64_t done, std::int64_t all, double loss) {
     wire::Progress progress;
     progress.phase = "evaluating";
@@ -246,7 +252,7 @@ TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task&
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
   if (task.subject != "teacher")
-    student = load_student(directory_of(run, task, "hedgerow.json"), run.model());
+    student = load_student(directory_of(run, task, "hedgerow.json"), run.model(), run.device());
   if (task.subject == "lora")
     adapter = load_adapter(directory_of(run, task, "adapter_config.json"), run.config());
   options.student = student ? &*student : nullptr;

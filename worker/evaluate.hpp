@@ -22,6 +22,7 @@
 namespace hedgerow::worker {
 
 struct EvaluateOptions {
+  at::Device device = at::kCPU;  // the student's too
   at::ScalarType compute_dtype = at::kFloat;
   at::ScalarType stream = at::kFloat;    // the residual stream is rounded to it after every layer
   const Student* student = nullptr;      // none: the teacher
@@ -29,7 +30,7 @@ struct EvaluateOptions {
   // Called with (layers done, layers in all, mean loss so far or 0); false: stop, and the result is
   // not finished.
   std::function<bool(std::int64_t, std::int64_t, double)> progress = {};
-  // Gets the logits [rows, V] fp32 of each chunk, in order: sequence, first position.
+  // Gets the logits [rows, V] fp32 of each chunk on the device, in order: sequence, first position.
   std::function<void(std::int64_t, std::int64_t, const at::Tensor&)> logits = {};
 };
 

@@ -9,17 +9,13 @@ namespace hedgerow::worker {
 using storage::Error;
 using storage::ErrorKind;
 
-RunContext::RunContext(const std::filesystem::path& root)
+RunContext::RunContext(const std::filesystem::path& root, int local_rank)
     : layout_(root),
       recipe_(storage::Recipe::load(layout_.recipe())),
       model_(storage::ModelDirectory::open(recipe_.model.path)),
-      compute_dtype_(resolve_compute_dtype(recipe_.plan.compute_dtype)),
-      stream_(stream_dtype(recipe_.plan.shard_dtype)) {
-  if (recipe_.plan.device == "cuda") {
-    throw Error(ErrorKind::kUsage,
-                "plan.device: this build has no CUDA kernels; set it to \"auto\" or \"cpu\"");
-  }
-}
+      device_(resolve_device(recipe_.plan.device, local_rank)),
+      compute_dtype_(resolve_compute_dtype(recipe_.plan.compute_dtype, device_)),
+      stream_(stream_dtype(recipe_.plan.shard_dtype)) {}
 
 const storage::TokenSequences& RunContext::tokens(storage::DataStage stage) {
   const auto found = tokens_.find(stage);

@@ -15,13 +15,16 @@
 #include "storage/run_layout.hpp"
 #include "storage/tokens_file.hpp"
 #include "worker/block_runner.hpp"
+#include "worker/device.hpp"
 
 namespace hedgerow::worker {
 
 class RunContext {
  public:
-  // Opens run.toml and the model it names. Throws kNotFound, kUsage, kCorrupt.
-  explicit RunContext(const std::filesystem::path& root);
+  // Opens run.toml and the model it names. `local_rank` picks among several GPUs. Throws kNotFound,
+  // kUsage, kCorrupt, kUnavailable (plan.device names what this machine lacks).
+  explicit RunContext(const std::filesystem::path& root,
+                      int local_rank = local_rank_of_environment());
 
   [[nodiscard]] const storage::RunLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] const storage::Recipe& recipe() const noexcept { return recipe_; }
@@ -29,7 +32,7 @@ class RunContext {
   [[nodiscard]] const storage::ModelConfig& config() const { return model_.config(); }
   [[nodiscard]] at::ScalarType compute_dtype() const noexcept { return compute_dtype_; }
   [[nodiscard]] at::ScalarType stream() const noexcept { return stream_; }
-  [[nodiscard]] at::Device device() const noexcept { return at::Device(at::kCPU); }
+  [[nodiscard]] at::Device device() const noexcept { return device_; }
 
   // Loaded and verified on first use. Throws kCorrupt, kNotFound, kUsage.
   const storage::TokenSequences& tokens(storage::DataStage stage);
@@ -49,6 +52,7 @@ class RunContext {
   storage::RunLayout layout_;
   storage::Recipe recipe_;
   storage::ModelDirectory model_;
+  at::Device device_;
   at::ScalarType compute_dtype_, stream_;
   std::map<storage::DataStage, storage::TokenSequences> tokens_;
   at::Tensor embedding_;

@@ -8,12 +8,10 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
-#include <fstream>
 #include <new>
 #include <random>
 
 #include "coordinator/wire/coordinator_file.hpp"
-#include "coordinator/wire/memory.hpp"
 #include "storage/build_info.hpp"
 #include "storage/filesystem_error.hpp"
 #include "worker/capture.hpp"
@@ -30,14 +28,6 @@ using storage::ErrorKind;
 std::atomic<bool> stop_requested{false};
 
 void request_stop(int /*signal*/) { stop_requested.store(true); }
-
-std::string processor_model() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
-  }
-  return "cpu";
-}
 
 std::string drawn_uuid() {
   std::random_device device;
@@ -173,16 +163,18 @@ TaskEnd execute(RunContext& run, CoordinatorClient& client, const wire::Task& ta
   });
 }
 
-wire::Hello make_hello(const std::string& uuid, std::uint64_t incarnation, int threads) {
+wire::Hello make_hello(const std::string& uuid,
+                       std::uint64_t incarnation,
+                       const at::Device& device) {
   wire::Hello hello;
   hello.worker = {uuid.empty() ? drawn_uuid() : uuid, incarnation};
   hello.version = storage::version();
   hello.build = storage::build();
   hello.host = wire::this_host();
-  hello.device = processor_model();
+  hello.device = device_model(device);
   hello.pid = ::getpid();
-  hello.threads = threads;
-  hello.memory_bytes = wire::usable_memory_bytes();
+  hello.threads = at::get_num_threads();
+  hello.memory_bytes = device_memory_bytes(device);
   return hello;
 }
 
@@ -195,14 +187,13 @@ const std::atomic<bool>& stop_signal() {
 
 storage::ExitCode serve(const ServeOptions& options) {
   const std::atomic<bool>& stop = stop_signal();
-  RunContext run(options.run_directory);
+  RunContext run(options.run_directory, options.local_rank);
   const storage::WorkersSection& workers = run.recipe().workers;
-  CoordinatorClient client(
-      {.layout = run.layout(),
-       .endpoint = options.endpoint,
-       .hello = make_hello(options.uuid, options.incarnation, at::get_num_threads()),
-       .orphan_timeout = std::chrono::seconds(workers.orphan_timeout_s),
-       .stop_signal = &stop});
+  CoordinatorClient client({.layout = run.layout(),
+                            .endpoint = options.endpoint,
+                            .hello = make_hello(options.uuid, options.incarnation, run.device()),
+                            .orphan_timeout = std::chrono::seconds(workers.orphan_timeout_s),
+                            .stop_signal = &stop});
   const auto held_block = [&run] {
     return run.held_first_layer() < 0 ? -1
                                       : run.held_first_layer() / run.recipe().plan.layers_per_block;

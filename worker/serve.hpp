@@ -19,16 +19,17 @@ struct ServeOptions {
   std::string endpoint;
   std::string uuid;  // empty: one is drawn
   std::uint64_t incarnation = 1;
+  int local_rank = local_rank_of_environment();  // picks among several GPUs
 };
 
 // kOk: told to stop by the coordinator; kInterrupted: SIGTERM, SIGINT or orphaned, the work up to
 // the last checkpoint stands. Throws kUsage (refused by the coordinator, no run directory).
 [[nodiscard]] storage::ExitCode serve(const ServeOptions& options);
 
-// This process as it introduces itself. `threads`: of its compute pool.
+// This process as it introduces itself: what it computes on, and how much memory that has.
 [[nodiscard]] wire::Hello make_hello(const std::string& uuid,
                                      std::uint64_t incarnation,
-                                     int threads);
+                                     const at::Device& device);
 
 // Raised by SIGTERM, SIGINT and SIGUSR1 from now on; installs the handlers. SIGUSR1 because mpirun
 // hands it on to its ranks, whereas it answers SIGTERM by killing them a second later.

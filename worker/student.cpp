@@ -49,7 +49,8 @@ Description read_description(const fs::path& path, const storage::ModelDirectory
 // Takes tensors by name and counts them, so that surplus ones are found at the end.
 class StrictReader {
  public:
-  explicit StrictReader(const fs::path& path) : path_(path), file_(path) {}
+  StrictReader(const fs::path& path, const at::Device& device)
+      : path_(path), file_(path), device_(device) {}
 
   at::Tensor take(const std::string& name, const std::vector<std::int64_t>& shape) {
     const auto found = file_.tensors().find(name);
@@ -58,7 +59,7 @@ class StrictReader {
       fail(name + ": expected " + text(shape) + ", found " + text(found->second.shape));
     }
     taken_.insert(name);
-    return to_tensor(found->second).to(at::kFloat);
+    return to_tensor(found->second).to(device_, at::kFloat);
   }
 
   void finish() const {
@@ -81,18 +82,21 @@ class StrictReader {
 
   fs::path path_;
   storage::SafetensorsFile file_;
+  at::Device device_;
   std::set<std::string> taken_;
 };
 
 }  // namespace
 
-Student load_student(const fs::path& directory, const storage::ModelDirectory& teacher) {
+Student load_student(const fs::path& directory,
+                     const storage::ModelDirectory& teacher,
+                     const at::Device& device) {
   const auto description = read_description(directory / "hedgerow.json", teacher);
   const auto& spec = description.attention;
   const auto& config = teacher.config();
   const std::int64_t heads = config.num_attention_heads;
   Student student{spec, hybrid_options(spec), {}};
-  StrictReader reader(directory / "feature_maps.safetensors");
+  StrictReader reader(directory / "feature_maps.safetensors", device);
   const auto map = [&](const std::string& prefix) {
     kernels::FeatureMapWeights weights;
     if (spec.has_projection()) {

@@ -21,10 +21,12 @@ struct Student {
   std::vector<std::optional<kernels::HybridParameters>> layers;
 };
 
-// Strict: exactly the tensors that the specification and softmax_layers demand, with their shapes.
-// Throws kUsage if the student was made from another teacher (fingerprint), kCorrupt naming the
-// file and the first missing, surplus or misshaped tensor, kNotFound.
+// The maps lie on `device`. Strict: exactly the tensors that the specification and softmax_layers
+// demand, with their shapes. Throws kUsage if the student was made from another teacher
+// (fingerprint), kCorrupt naming the file and the first missing, surplus or misshaped tensor,
+// kNotFound.
 [[nodiscard]] Student load_student(const std::filesystem::path& directory,
-                                   const storage::ModelDirectory& teacher);
+                                   const storage::ModelDirectory& teacher,
+                                   const at::Device& device);
 
 }  // namespace hedgerow::worker

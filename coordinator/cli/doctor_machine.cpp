@@ -9,8 +9,10 @@
 #include "coordinator/cli/child.hpp"
 #include "coordinator/cli/doctor.hpp"
 #include "coordinator/cli/format.hpp"
+#include "coordinator/cli/gpu.hpp"
 #include "coordinator/cli/programs.hpp"
 #include "coordinator/wire/memory.hpp"
+#include "storage/build_info.hpp"
 #include "storage/error.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -92,11 +94,15 @@ Finding check_shared_memory() {
 
 Finding check_gpu() {
   const std::string driver = first_line("/proc/driver/nvidia/version");
-  int num_devices = 0;
-  while (fs::exists("/dev/nvidia" + std::to_string(num_devices))) ++num_devices;
+  const int num_devices = num_visible_gpus();
   if (num_devices == 0 && driver.empty()) return {"GPU", Level::kOk, "none: runs on the CPU", ""};
   if (num_devices > 0 && !driver.empty()) {
-    return {"GPU", Level::kOk, std::to_string(num_devices) + " device(s), " + driver, ""};
+    const std::string found = std::to_string(num_devices) + " device(s), " + driver;
+    if (storage::has_cuda()) return {"GPU", Level::kOk, found, ""};
+    return {"GPU",
+            Level::kWarn,
+            found + ", but this build has no CUDA and computes on the CPU",
+            "deploy/setup --cuda && cmake --preset cuda && cmake --build --preset cuda"};
   }
   return {"GPU",
           Level::kWarn,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "coordinator/cli/gpu.hpp"
+#include "storage/build_info.hpp"
 #include "storage/model_config.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -53,7 +55,8 @@ void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
 
 void resolve_for_this_machine(Recipe& recipe) {
   if (recipe.plan.compute_dtype == "auto") {
-    const bool has_fast_bf16 = limits_of_this_machine(fs::current_path(), 1).compute_bytes == 2;
+    const bool has_fast_bf16 = computes_on_gpus(recipe, storage::has_cuda(), num_visible_gpus()) ||
+                               limits_of_this_machine(fs::current_path(), 1).compute_bytes == 2;
     recipe.plan.compute_dtype = has_fast_bf16 ? "bf16" : "fp32";
   }
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));

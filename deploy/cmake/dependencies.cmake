@@ -19,8 +19,6 @@ pkg_check_modules(zmq REQUIRED IMPORTED_TARGET libzmq>=4.3.3)
 
 find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)
 
-include(${CMAKE_CURRENT_LIST_DIR}/torch.cmake)
-
 set(HEDGEROW_HAVE_MPI OFF)
 if(NOT HEDGEROW_MPI STREQUAL "OFF")
   find_package(MPI COMPONENTS CXX)
@@ -31,20 +29,8 @@ if(NOT HEDGEROW_MPI STREQUAL "OFF")
   endif()
 endif()
 
-set(HEDGEROW_HAVE_CUDA OFF)
-if(NOT HEDGEROW_CUDA STREQUAL "OFF")
-  include(CheckLanguage)
-  check_language(CUDA)
-  if(CMAKE_CUDA_COMPILER)
-    set(HEDGEROW_HAVE_CUDA ON)
-    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
-      set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
-    endif()
-    enable_language(CUDA)
-  elseif(HEDGEROW_CUDA STREQUAL "ON")
-    message(FATAL_ERROR "HEDGEROW_CUDA=ON, but no CUDA compiler was found; install the CUDA toolkit 13.0")
-  endif()
-endif()
+include(${CMAKE_CURRENT_LIST_DIR}/torch.cmake)
+include(${CMAKE_CURRENT_LIST_DIR}/cuda.cmake)
 
 message(STATUS "hedgerow ${PROJECT_VERSION}: LibTorch ${HEDGEROW_TORCH_VERSION}, "
   "MPI ${HEDGEROW_HAVE_MPI}, CUDA ${HEDGEROW_HAVE_CUDA}, HDF5 ${HDF5_VERSION}")

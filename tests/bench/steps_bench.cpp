@@ -64,7 +64,7 @@ struct Bench {
         config(model.config()),
         tokens(cut_tokens(given, config.vocab_size)),
         input_ids(ids_of(tokens)),
-        outer(worker::load_outer(model, worker::resolve_compute_dtype("auto"), at::kCPU)),
+        outer(worker::load_outer(model, worker::resolve_compute_dtype("auto", at::kCPU), at::kCPU)),
         rope(worker::make_rope_table(config, given.seq_len, at::kCPU)) {
     if (given.layers > 0) config.num_hidden_layers = given.layers;
     recipe.attention.window = storage::window_layout_from_string(given.window);
@@ -77,7 +77,7 @@ struct Bench {
     std::vector<worker::LayerWeights> layers;
     for (int i = 0; i < config.num_hidden_layers; ++i) {
       layers.push_back(
-          worker::load_layer(model, i, worker::resolve_compute_dtype("auto"), at::kCPU));
+          worker::load_layer(model, i, worker::resolve_compute_dtype("auto", at::kCPU), at::kCPU));
       worker::pack_layer(layers.back(), options.seq_len);
     }
     return layers;
@@ -161,7 +161,8 @@ Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
       untrained_student(*bench),
       bench->outer,
       [&](int i) {
-        return worker::load_layer(bench->model, i, worker::resolve_compute_dtype("auto"), at::kCPU);
+        return worker::load_layer(
+            bench->model, i, worker::resolve_compute_dtype("auto", at::kCPU), at::kCPU);
       },
       bench->tokens,
       worker::TrainerOptions{.finetune = bench->recipe.finetune},

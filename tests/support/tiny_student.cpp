@@ -93,6 +93,23 @@ TinyStudent make_tiny_student(const TinyOptions& options) {
   return tiny;
 }
 
+TinyStudent on_device(const TinyStudent& tiny, const at::Device& device) {
+  TinyStudent moved = tiny;
+  const auto move = [&device](auto&... tensors) {
+    ((tensors = tensors.defined() ? tensors.to(device) : tensors), ...);
+  };
+  move(moved.outer.embed_tokens, moved.outer.lm_head, moved.outer.final_norm);
+  for (LayerWeights& layer : moved.layers) {
+    move(layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm);
+    move(layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj);
+    move(layer.qkv_bias, layer.o_bias, layer.gate_up_bias, layer.down_bias);
+  }
+  for (auto& layer : moved.student.layers) {
+    if (layer) move(layer->q.layer, layer->k.layer, layer->window_factors);
+  }
+  return moved;
+}
+
 storage::TokenSequences make_tiny_tokens(std::int64_t num_train,
                                          std::int64_t num_validation,
                                          std::int64_t seq_len,

@@ -27,6 +27,8 @@ struct TinyStudent {
   worker::Student student;
 };
 TinyStudent make_tiny_student(const TinyOptions& options = {});
+// All its tensors copied to `device`.
+TinyStudent on_device(const TinyStudent& tiny, const at::Device& device);
 
 // Uniform values in [-scale, scale] keyed by `stream`.
 at::Tensor uniform(std::vector<std::int64_t> shape, double scale, std::uint32_t stream);

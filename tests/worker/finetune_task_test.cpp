@@ -212,7 +212,7 @@ TEST_F(FinetuneTask, AStudentWithAMissingTensorOrOfAnotherTeacherIsRefused) {
     std::string message = "none";
     try {
       const RunContext run_context(root());
-      static_cast<void>(load_student(root() / "student/t5", run_context.model()));
+      static_cast<void>(load_student(root() / "student/t5", run_context.model(), at::kCPU));
     } catch (const storage::Error& error) {
       message = error.what();
     }

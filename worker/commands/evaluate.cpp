@@ -11,6 +11,7 @@
 
 #include "storage/safetensors.hpp"
 #include "worker/commands/commands.hpp"
+#include "worker/device.hpp"
 #include "worker/stopwatch.hpp"
 #include "worker/tensor_bytes.hpp"
 
@@ -19,7 +20,7 @@ namespace {
 
 struct Options {
   std::string model, tokens, student, adapter, logits;
-  std::string compute_dtype = "auto", stream_dtype = "fp32";
+  std::string device = "auto", compute_dtype = "auto", stream_dtype = "fp32";
   int max_sequences = 0, threads = 0;
   bool json = false;
 };
@@ -66,12 +67,14 @@ storage::ExitCode run(const Options& given) {
   const auto model = storage::ModelDirectory::open(given.model);
   const auto tokens = storage::load_tokens(given.tokens, model.config().vocab_size);
   const auto sequences = evaluation_sequences(tokens, given.max_sequences);
-  EvaluateOptions options{.compute_dtype = resolve_compute_dtype(given.compute_dtype),
+  const at::Device device = resolve_device(given.device);
+  EvaluateOptions options{.device = device,
+                          .compute_dtype = resolve_compute_dtype(given.compute_dtype, device),
                           .stream = stream_dtype(given.stream_dtype)};
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
   if (!given.student.empty())
-    options.student = &student.emplace(load_student(given.student, model));
+    options.student = &student.emplace(load_student(given.student, model, device));
   if (!given.adapter.empty())
     options.adapter = &adapter.emplace(load_adapter(given.adapter, model.config()));
   std::optional<LogitsFile> file;
@@ -119,6 +122,7 @@ void register_evaluate(CLI::App& app, Action& action) {
       "--student", options->student, "Directory with hedgerow.json and feature_maps.safetensors");
   command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
   command->add_option("--max-sequences", options->max_sequences, "At most this many; 0: all");
+  command->add_option("--device", options->device, "auto, cpu or cuda");
   command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32");
   command->add_option("--stream-dtype",
                       options->stream_dtype,

@@ -114,7 +114,7 @@ ExitCode run_joined(RunContext& run, const Options& options, Communicator& commu
   CoordinatorClient client(
       {.layout = run.layout(),
        .endpoint = options.endpoint,
-       .hello = make_hello("mpi", options.token, at::get_num_threads()),
+       .hello = make_hello("mpi", options.token, run.device()),
        .orphan_timeout = std::chrono::seconds(run.recipe().workers.orphan_timeout_s),
        .holds = options.token,
        .stop_signal = &stop_signal()});

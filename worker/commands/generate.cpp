@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "worker/commands/commands.hpp"
+#include "worker/device.hpp"
 #include "worker/generate/generator.hpp"
 #include "worker/model/decoder.hpp"
 
@@ -20,7 +21,7 @@ using storage::ErrorKind;
 
 struct Options {
   std::string model, student, adapter;
-  std::string compute_dtype = "auto", stream_dtype = "fp32";
+  std::string device = "auto", compute_dtype = "auto", stream_dtype = "fp32";
   GenerateOptions generate;
   int threads = 0;
 };
@@ -48,15 +49,17 @@ storage::ExitCode run(const Options& options) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   options.generate.sampling.validate();
   const auto prompts = read_prompts(std::cin);
+  const at::Device device = resolve_device(options.device);
   const auto model = storage::ModelDirectory::open(options.model);
   std::optional<Student> student;
-  if (!options.student.empty()) student = load_student(options.student, model);
+  if (!options.student.empty()) student = load_student(options.student, model, device);
   std::optional<LoraAdapter> adapter;
   if (!options.adapter.empty()) adapter = load_adapter(options.adapter, model.config());
   Generator generator = Generator::load(model,
                                         std::move(student),
                                         adapter ? &*adapter : nullptr,
-                                        resolve_compute_dtype(options.compute_dtype),
+                                        device,
+                                        resolve_compute_dtype(options.compute_dtype, device),
                                         stream_dtype(options.stream_dtype));
   Printer printer;
   generator.run(prompts, options.generate, printer);
@@ -90,6 +93,7 @@ void register_generate(CLI::App& app, Action& action) {
                    "Sample from the likeliest tokens that hold this much")
       ->capture_default_str();
   command->add_option("--seed", generate.sampling.seed, "Of the sampler")->capture_default_str();
+  command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
   command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32")
       ->capture_default_str();
   command

@@ -17,7 +17,7 @@ struct Options {
 storage::ExitCode run(const Options& options) {
   const auto model = storage::ModelDirectory::open(options.model);
   // An adapter belongs to a student: one of another teacher is refused before anything is written.
-  if (!options.student.empty()) static_cast<void>(load_student(options.student, model));
+  if (!options.student.empty()) static_cast<void>(load_student(options.student, model, at::kCPU));
   write_merged(model, load_adapter(options.adapter, model.config()), options.out);
   return storage::ExitCode::kOk;
 }

@@ -19,6 +19,9 @@ void register_serve(CLI::App& app, Action& action) {
   command->add_option("--connect", options->endpoint, "The coordinator, as tcp://HOST:PORT")
       ->required();
   command->add_option("--threads", *threads, "Compute threads; 0: all cores");
+  command->add_option("--local-rank",
+                      options->local_rank,
+                      "Number of this worker on its host: picks among several GPUs");
   command->add_option(
       "--worker", options->uuid, "Name of this worker in the run; drawn if not given");
   command->add_option(

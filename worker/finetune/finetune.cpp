@@ -51,7 +51,7 @@ class Finetune {
         student_(student_directory(task)),
         trainer_(
             run.config(),
-            load_student(run.layout().resolve(student_), run.model()),
+            load_student(run.layout().resolve(student_), run.model(), run.device()),
             load_outer(run.model(), run.compute_dtype(), run.device()),
             [this](int layer) { return load(layer); },
             run.tokens(DataStage::kFinetune),

@@ -33,7 +33,7 @@ double norm(const std::vector<float>& values) {
 
 }  // namespace
 
-LoraParameters::LoraParameters(const LoraAdapter& start) {
+LoraParameters::LoraParameters(const LoraAdapter& start, const at::Device& device) {
   std::vector<at::Tensor> parts;
   std::int64_t begin = 0;
   const auto add = [&](const std::string& name, const at::Tensor& matrix) {
@@ -52,7 +52,12 @@ LoraParameters::LoraParameters(const LoraAdapter& start) {
   exp_avg_ = at::zeros_like(values_);
   exp_avg_sq_ = at::zeros_like(values_);
   adapter_ = start;
-  adapter_ = views_of(values_);
+  device_values_ = values_.to(device);
+  adapter_ = views_of(device_values_);
+}
+
+void LoraParameters::update_device_values() {
+  if (!device_values_.is_same(values_)) device_values_.copy_(values_);
 }
 
 LoraAdapter LoraParameters::views_of(const at::Tensor& flat) const {
@@ -105,6 +110,7 @@ double LoraParameters::step(std::vector<float>& gradient, const StepOptions& opt
     const float denominator = std::sqrt(square[i]) * correction + static_cast<float>(kEpsilon);
     value[i] = keep * value[i] - rate * average[i] / denominator;
   }
+  update_device_values();
   return length;
 }
 
@@ -145,6 +151,7 @@ void LoraParameters::restore(const storage::Checkpoint& checkpoint) {
     take(entry.name + ".exp_avg", exp_avg_);
     take(entry.name + ".exp_avg_sq", exp_avg_sq_);
   }
+  update_device_values();
   num_steps_ = checkpoint.state.at("step").get<std::int64_t>();
 }
 

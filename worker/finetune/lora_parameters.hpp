@@ -1,7 +1,8 @@
 // The trained parameters of the finetune stage: all LoRA matrices as one flat fp32 vector in a
-// fixed order (layer; q, k, v, o; A, B), with Adam's moments beside it. Every rank holds and
-// updates all of it from the same gradient bytes, so all ranks stay equal without a message. On
-// disk they are keyed by PEFT's parameter names, so that any mesh loads them.
+// fixed order (layer; q, k, v, o; A, B), with Adam's moments beside it, on the CPU, where the
+// ranks' gradients meet; layers read a copy on their device. Every rank holds and updates all of it
+// from the same gradient bytes, so all ranks stay equal without a message. On disk they are keyed
+// by PEFT's parameter names, so that any mesh loads them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,10 +17,10 @@ namespace hedgerow::worker {
 
 class LoraParameters {
  public:
-  explicit LoraParameters(const LoraAdapter& start);
+  LoraParameters(const LoraAdapter& start, const at::Device& device);
 
   [[nodiscard]] std::int64_t size() const { return values_.numel(); }
-  // Views of the flat values: updated in place by step().
+  // Views of the device's copy: updated in place by step() and restore().
   [[nodiscard]] const LoraAdapter& adapter() const { return adapter_; }
   // The same layout over another flat vector [size()], for gradients.
   [[nodiscard]] LoraAdapter views_of(const at::Tensor& flat) const;
@@ -42,13 +43,16 @@ class LoraParameters {
   void restore(const storage::Checkpoint& checkpoint);
 
  private:
+  void update_device_values();
+
   struct Entry {
     std::string name;
     std::vector<std::int64_t> shape;
     std::int64_t begin = 0;
   };
 
-  at::Tensor values_, exp_avg_, exp_avg_sq_;  // [size()] fp32
+  at::Tensor values_, exp_avg_, exp_avg_sq_;  // [size()] fp32, on the CPU
+  at::Tensor device_values_;                  // values_ itself where the layers are on the CPU
   std::int64_t num_steps_ = 0;
   std::vector<Entry> entries_;
   LoraAdapter adapter_;

@@ -43,7 +43,8 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       communicator_(communicator),
       order_(options_.seed, tokens.num_train, options_.finetune.sequences_per_step),
       reducer_(communicator, micro_batches(options_.finetune)),
-      parameters_(start_adapter(config, options_.finetune, options_.seed)),
+      parameters_(start_adapter(config, options_.finetune, options_.seed),
+                  model_.rope.cos.device()),
       head_(config, outer_) {
   const std::int64_t rows = options_.finetune.sequences_per_micro_batch * tokens.seq_len;
   layers_.reserve(student.layers.size());
@@ -115,11 +116,13 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
   for (int i = 0; i < reducer_.num_own_leaves(); ++i) {
     const auto first = static_cast<std::size_t>(reducer_.first_leaf() + i) * per_leaf;
     std::vector<float> leaf(size + 1);
-    const at::Tensor gradient =
+    const at::Tensor sent =
         at::from_blob(leaf.data(), {parameters_.size()}, at::TensorOptions(at::kFloat));
+    const at::Tensor gradient = sent.to(model_.rope.cos.device());  // `sent` itself on the CPU
     // The loss travels as one more leaf value.
     leaf[size] = static_cast<float>(
         accumulate(std::span(sequences).subspan(first, per_leaf), scale, gradient));
+    if (!gradient.is_same(sent)) sent.copy_(gradient);
     reducer_.add(std::move(leaf));
   }
   std::vector<float> sum = reducer_.finish();

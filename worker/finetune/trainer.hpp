@@ -60,7 +60,7 @@ class FinetuneTrainer {
 
   [[nodiscard]] LoraParameters& parameters() { return parameters_; }
   // The loss sum of one micro-batch; its gradient times `scale` goes to `gradient`
-  // [parameters().size()].
+  // [parameters().size()] fp32, on the layers' device.
   double accumulate(std::span<const std::int64_t> sequences,
                     double scale,
                     const at::Tensor& gradient);

@@ -97,7 +97,8 @@ AttentionCache AttentionCache::joined(std::vector<AttentionCache> rows) {
 void AttentionCache::keep(const at::Tensor& index) {
   std::visit(
       [&index](auto& state) {
-        for (at::Tensor* field : fields(state)) *field = field->index_select(0, index);
+        for (at::Tensor* field : fields(state))
+          *field = field->index_select(0, index.to(field->device()));
       },
       state_);
 }

@@ -56,15 +56,16 @@ Generator::Generator(const storage::ModelConfig& config,
 Generator Generator::load(const storage::ModelDirectory& model,
                           std::optional<Student> student,
                           const LoraAdapter* adapter,
+                          const at::Device& device,
                           at::ScalarType compute_dtype,
                           at::ScalarType stream) {
   std::vector<LayerWeights> layers;
   for (int i = 0; i < model.config().num_hidden_layers; ++i) {
-    layers.push_back(load_layer(model, i, compute_dtype, at::kCPU));
+    layers.push_back(load_layer(model, i, compute_dtype, device));
     if (adapter != nullptr) merge_into(layers.back(), *adapter, i, model.config());
   }
   return {model.config(),
-          load_outer(model, compute_dtype, at::kCPU),
+          load_outer(model, compute_dtype, device),
           std::move(layers),
           std::move(student),
           stream};
@@ -91,8 +92,8 @@ void Generator::check(const std::vector<std::vector<std::int64_t>>& prompts) con
 
 // [1, ids, M], rounded as the stream behind every layer is.
 at::Tensor Generator::embedded(const std::vector<std::int64_t>& ids) const {
-  return round_to_stream(embed(at::tensor(ids, at::kLong).unsqueeze(0), outer_.embed_tokens),
-                         stream_);
+  return round_to_stream(
+      embed(at::tensor(ids, at::kLong).unsqueeze(0).to(device()), outer_.embed_tokens), stream_);
 }
 
 // [1, V] logits after the prompt's last token.
@@ -113,12 +114,12 @@ at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
   return logits(hidden.select(1, length - 1), outer_, config_);
 }
 
-// [B, V] logits after one more token a row.
+// [B, V] logits on the CPU after one more token a row.
 at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
                            const std::vector<std::int64_t>& positions,
                            std::vector<AttentionCache>& caches) const {
   // The rows stand where a sequence's tokens would, each with its own line of the rotary table.
-  const at::Tensor index = at::tensor(positions, at::kLong);
+  const at::Tensor index = at::tensor(positions, at::kLong).to(device());
   const RopeTable rope{rope_.cos.index_select(0, index), rope_.sin.index_select(0, index)};
   at::Tensor hidden = embedded(tokens);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
@@ -129,10 +130,11 @@ at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
     const at::Tensor y = caches[i].step({by_row(heads.q), by_row(heads.k), by_row(heads.v)});
     hidden = finish_layer(hidden, y.transpose(0, 1).unsqueeze(0), layers_[i], config_, stream_);
   }
-  return logits(hidden.squeeze(0), outer_, config_);
+  return logits(hidden.squeeze(0), outer_, config_).cpu();
 }
 
-// Every prompt run through the layers; `first` gets the logits [rows, V] of the first new tokens.
+// Every prompt run through the layers; `first` gets the logits [rows, V] of the first new
+// tokens, on the CPU.
 Generator::Batch Generator::start(const std::vector<std::vector<std::int64_t>>& prompts,
                                   at::Tensor& first) const {
   Batch batch;
@@ -147,7 +149,7 @@ Generator::Batch Generator::start(const std::vector<std::vector<std::int64_t>>& 
     batch.position.push_back(static_cast<std::int64_t>(prompts[row].size()) - 1);
   }
   for (auto& layer : by_layer) batch.caches.push_back(AttentionCache::joined(std::move(layer)));
-  first = at::cat(rows);
+  first = at::cat(rows).cpu();
   return batch;
 }
 
@@ -161,7 +163,7 @@ void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,
   const auto longest =
       std::ranges::max(prompts, {}, [](const auto& prompt) { return prompt.size(); }).size();
   rope_ = make_rope_table(
-      config_, static_cast<std::int64_t>(longest) + options.max_new_tokens, at::kCPU);
+      config_, static_cast<std::int64_t>(longest) + options.max_new_tokens, device());
   std::vector<std::int64_t> ends = options.end_tokens;
   if (ends.empty()) ends.assign(config_.eos_token_ids.begin(), config_.eos_token_ids.end());
 

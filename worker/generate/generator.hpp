@@ -28,7 +28,8 @@ struct GenerateOptions {
 class GenerationObserver {
  public:
   virtual ~GenerationObserver() = default;
-  // The logits [V] fp32 from which a row's token at `position` (from 0, prompt included) is chosen.
+  // The logits [V] fp32 on the CPU from which a row's token at `position` (from 0, prompt included)
+  // is chosen.
   virtual void on_logits(std::int64_t /*row*/,
                          std::int64_t /*position*/,
                          const at::Tensor& /*logits*/) {}
@@ -46,10 +47,11 @@ class Generator {
             std::vector<LayerWeights> layers,
             std::optional<Student> student,
             at::ScalarType stream);
-  // Loads the model, with the adapter merged into its weights.
+  // Loads the model onto `device`, where the student is, with the adapter merged into its weights.
   static Generator load(const storage::ModelDirectory& model,
                         std::optional<Student> student,
                         const LoraAdapter* adapter,
+                        const at::Device& device,
                         at::ScalarType compute_dtype,
                         at::ScalarType stream);
 
@@ -64,6 +66,7 @@ class Generator {
  private:
   struct Batch;
   Batch start(const std::vector<std::vector<std::int64_t>>& prompts, at::Tensor& first) const;
+  [[nodiscard]] at::Device device() const { return outer_.embed_tokens.device(); }
   [[nodiscard]] at::Tensor embedded(const std::vector<std::int64_t>& ids) const;
   at::Tensor prefill(const std::vector<std::int64_t>& prompt,
                      std::vector<AttentionCache>& caches) const;

@@ -108,10 +108,13 @@ at::Tensor round_to_stream(const at::Tensor& x, at::ScalarType stream) {
   return x.to(stream).to(x.scalar_type());
 }
 
-at::ScalarType resolve_compute_dtype(const std::string& word) {
+at::ScalarType resolve_compute_dtype(const std::string& word, const at::Device& device) {
   if (word == "bf16") return at::kBFloat16;
   if (word == "fp32") return at::kFloat;
-  if (word == "auto") return __builtin_cpu_supports("amx-bf16") ? at::kBFloat16 : at::kFloat;
+  if (word == "auto") {
+    const bool fast = !device.is_cpu() || __builtin_cpu_supports("amx-bf16");
+    return fast ? at::kBFloat16 : at::kFloat;
+  }
   throw storage::Error(storage::ErrorKind::kUsage,
                        "plan.compute_dtype: expected auto, bf16 or fp32, found '" + word + "'");
 }

@@ -47,10 +47,10 @@ at::Tensor logits(const at::Tensor& hidden_states,
 // x rounded to `stream` and back: what a shard would do to it.
 at::Tensor round_to_stream(const at::Tensor& x, at::ScalarType stream);
 
-// "bf16" or "fp32"; "auto" is bf16 where products in it are the fast path: AMX tiles on the CPU.
-// (AVX512_BF16 alone multiplies bf16 at half the rate of fp32: 215 against 400 GFLOP/s on two
-// Sapphire Rapids cores.) Throws kUsage.
-at::ScalarType resolve_compute_dtype(const std::string& word);
+// "bf16" or "fp32"; "auto" is bf16 where products in it are the fast path: on GPUs, and with AMX
+// tiles on the CPU. (AVX512_BF16 alone multiplies bf16 at half the rate of fp32: 215 against 400
+// GFLOP/s on two Sapphire Rapids cores.) Throws kUsage.
+at::ScalarType resolve_compute_dtype(const std::string& word, const at::Device& device);
 at::ScalarType stream_dtype(const std::string& word);  // plan.shard_dtype: "bf16", "fp16", "fp32"
 
 }  // namespace hedgerow::worker

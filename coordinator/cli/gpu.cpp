@@ -1,0 +1,25 @@
+#include "coordinator/cli/gpu.hpp"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+
+namespace hedgerow::coordinator::cli {
+
+int num_visible_gpus(const std::filesystem::path& dev, const char* visible) {
+  int present = 0;
+  while (std::filesystem::exists(dev / ("nvidia" + std::to_string(present)))) ++present;
+  if (visible == nullptr) return present;
+  const std::string_view list(visible);
+  if (list.empty() || list.starts_with("-1")) return 0;
+  return std::min(present, static_cast<int>(std::ranges::count(list, ',')) + 1);
+}
+
+int num_visible_gpus() { return num_visible_gpus("/dev", std::getenv("CUDA_VISIBLE_DEVICES")); }
+
+bool computes_on_gpus(const storage::Recipe& recipe, bool has_cuda, int num_gpus) {
+  if (recipe.plan.device != "auto") return recipe.plan.device == "cuda";
+  return has_cuda && (num_gpus > 0 || recipe.workers.local == 0);
+}
+
+}  // namespace hedgerow::coordinator::cli

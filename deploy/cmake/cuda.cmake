@@ -1,0 +1,37 @@
+# CUDA: the compiler of an installed toolkit, or of the wheels of deploy/setup --cuda, and the CUDA half of LibTorch.
+set(HEDGEROW_HAVE_CUDA OFF)
+if(NOT HEDGEROW_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(NOT CMAKE_CUDA_COMPILER)
+    find_program(HEDGEROW_WHEEL_NVCC nvcc PATHS ${HEDGEROW_TORCH_DIR}/../nvidia/cu13/bin NO_DEFAULT_PATH)
+    if(HEDGEROW_WHEEL_NVCC)
+      set(CMAKE_CUDA_COMPILER ${HEDGEROW_WHEEL_NVCC})
+    endif()
+  endif()
+  if(CMAKE_CUDA_COMPILER)
+    set(HEDGEROW_HAVE_CUDA ON)
+    if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+      set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
+    endif()
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+  elseif(HEDGEROW_CUDA STREQUAL "ON")
+    message(FATAL_ERROR "HEDGEROW_CUDA=ON, but no CUDA compiler was found; run deploy/setup --cuda, or install the CUDA "
+      "toolkit 13.0")
+  endif()
+endif()
+if(NOT HEDGEROW_HAVE_CUDA)
+  return()
+endif()
+
+# The CUDA half. Nothing of ours need name a symbol of it to compute on a GPU: loading it registers its kernels, so it must not be
+# dropped as unused.
+add_library(hedgerow_c10_cuda SHARED IMPORTED)
+set_target_properties(hedgerow_c10_cuda PROPERTIES IMPORTED_LOCATION ${HEDGEROW_TORCH_DIR}/lib/libc10_cuda.so)
+add_library(hedgerow_torch_cuda SHARED IMPORTED)
+set_target_properties(hedgerow_torch_cuda PROPERTIES IMPORTED_LOCATION ${HEDGEROW_TORCH_DIR}/lib/libtorch_cuda.so)
+target_link_libraries(hedgerow_torch INTERFACE
+  -Wl,--push-state,--no-as-needed hedgerow_torch_cuda -Wl,--pop-state hedgerow_c10_cuda CUDA::cudart)
+# libtorch_cuda finds its own libraries (cuDNN, NCCL and others) beside the wheel or in the toolkit.
+target_link_options(hedgerow_torch INTERFACE -Wl,--allow-shlib-undefined)

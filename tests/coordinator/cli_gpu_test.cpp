@@ -1,0 +1,39 @@
+#include <gtest/gtest.h>
+
+#include <fstream>
+
+#include "coordinator/cli/gpu.hpp"
+#include "tests/support/temporary_directory.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+TEST(Gpu, VisibleOnesAreTheDriversNarrowedByTheEnvironment) {
+  const tests::TemporaryDirectory dev;
+  EXPECT_EQ(num_visible_gpus(dev.path(), nullptr), 0);
+  for (const char* name : {"nvidia0", "nvidia1", "nvidia2", "nvidiactl"})
+    std::ofstream(dev.path() / name) << "";
+  EXPECT_EQ(num_visible_gpus(dev.path(), nullptr), 3);
+  EXPECT_EQ(num_visible_gpus(dev.path(), "1,2"), 2);
+  EXPECT_EQ(num_visible_gpus(dev.path(), "GPU-8932f937"), 1);
+  EXPECT_EQ(num_visible_gpus(dev.path(), "0,1,2,3,4,5,6,7"), 3) << "more than there are";
+  EXPECT_EQ(num_visible_gpus(dev.path(), ""), 0);
+  EXPECT_EQ(num_visible_gpus(dev.path(), "-1"), 0);
+}
+
+TEST(Gpu, AutoFollowsTheBuildAndThisMachineUnlessAllWorkersAreElsewhere) {
+  storage::Recipe recipe;
+  recipe.workers.local = 2;
+  EXPECT_TRUE(computes_on_gpus(recipe, /*has_cuda=*/true, /*num_gpus=*/1));
+  EXPECT_FALSE(computes_on_gpus(recipe, true, 0));
+  EXPECT_FALSE(computes_on_gpus(recipe, false, 1)) << "a GPU that the build cannot use";
+  recipe.workers.local = 0;
+  EXPECT_TRUE(computes_on_gpus(recipe, true, 0)) << "a login node without a GPU";
+  recipe.plan.device = "cpu";
+  EXPECT_FALSE(computes_on_gpus(recipe, true, 8));
+  recipe.plan.device = "cuda";
+  EXPECT_TRUE(computes_on_gpus(recipe, false, 0));
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator::cli

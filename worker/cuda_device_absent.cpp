@@ -1,0 +1,20 @@
+// Builds without CUDA: no device is ever found, so the rest is never called.
+#include "storage/error.hpp"
+#include "worker/cuda_device.hpp"
+
+namespace hedgerow::worker::cuda {
+namespace {
+
+[[noreturn]] void fail() {
+  throw storage::Error(storage::ErrorKind::kInternal, "a CUDA device in a build without CUDA");
+}
+
+}  // namespace
+
+bool is_built() { return false; }
+int num_devices() { return 0; }
+at::Device use_device(int /*index*/) { fail(); }
+std::string model(const at::Device& /*device*/) { fail(); }
+std::uint64_t memory_bytes(const at::Device& /*device*/) { fail(); }
+
+}  // namespace hedgerow::worker::cuda

@@ -1,0 +1,76 @@
+#include "worker/device.hpp"
+
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+
+#include "coordinator/wire/memory.hpp"
+#include "storage/error.hpp"
+#include "worker/cuda_device.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using storage::Error;
+using storage::ErrorKind;
+
+constexpr const char* kOtherDevice = "set plan.device (or --device) to \"auto\" or \"cpu\"";
+
+void note_idle_gpu() {
+  if (cuda::is_built() || !std::filesystem::exists("/dev/nvidia0")) return;
+  std::fputs(
+      "hedgerow-worker: this machine has a GPU, but this build has no CUDA and computes on the "
+      "CPU; build with 'cmake --preset cuda' to use it\n",
+      stderr);
+}
+
+std::string processor_model() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "cpu";
+}
+
+}  // namespace
+
+int local_rank_of_environment() {
+  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
+    if (const char* value = std::getenv(name)) return std::atoi(value);
+  }
+  return 0;
+}
+
+at::Device resolve_device(const std::string& word, int local_rank) {
+  if (word != "auto" && word != "cpu" && word != "cuda") {
+    throw Error(ErrorKind::kUsage,
+                "device: expected auto, cpu or cuda, found '" + word + "'; " + kOtherDevice);
+  }
+  if (word == "cpu") return at::kCPU;
+  if (const int count = cuda::num_devices(); count > 0) return cuda::use_device(local_rank % count);
+  if (word == "auto") {
+    note_idle_gpu();
+    return at::kCPU;
+  }
+  if (!cuda::is_built()) {
+    throw Error(ErrorKind::kUsage,
+                std::string("device: cuda is asked for, but this build has no CUDA; build with "
+                            "'cmake --preset cuda', or ") +
+                    kOtherDevice);
+  }
+  throw Error(ErrorKind::kUnavailable,
+              std::string("device: cuda is asked for, but no GPU is visible; look at nvidia-smi "
+                          "and CUDA_VISIBLE_DEVICES, or ") +
+                  kOtherDevice);
+}
+
+std::string device_model(const at::Device& device) {
+  return device.is_cuda() ? cuda::model(device) : processor_model();
+}
+
+std::uint64_t device_memory_bytes(const at::Device& device) {
+  return device.is_cuda() ? cuda::memory_bytes(device) : wire::usable_memory_bytes();
+}
+
+}  // namespace hedgerow::worker
