@@ -10,10 +10,18 @@ using storage::Error;
 using storage::ErrorKind;
 
 RunContext::RunContext(const std::filesystem::path& root, int local_rank)
+    : RunContext(root, [local_rank](const std::string& word) {
+        return resolve_device(word, local_rank);
+      }) {}
+
+RunContext::RunContext(const std::filesystem::path& root, const at::Device& device)
+    : RunContext(root, [device](const std::string& /*word*/) { return device; }) {}
+
+RunContext::RunContext(const std::filesystem::path& root, const ChooseDevice& choose)
     : layout_(root),
       recipe_(storage::Recipe::load(layout_.recipe())),
       model_(storage::ModelDirectory::open(recipe_.model.path)),
-      device_(resolve_device(recipe_.plan.device, local_rank)),
+      device_(choose(recipe_.plan.device)),
       compute_dtype_(resolve_compute_dtype(recipe_.plan.compute_dtype, device_)),
       stream_(stream_dtype(recipe_.plan.shard_dtype)) {}
 

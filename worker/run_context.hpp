@@ -21,10 +21,12 @@ namespace hedgerow::worker {
 
 class RunContext {
  public:
-  // Opens run.toml and the model it names. `local_rank` picks among several GPUs. Throws kNotFound,
-  // kUsage, kCorrupt, kUnavailable (plan.device names what this machine lacks).
+  // Opens run.toml and the model it names, on the recipe's device; `local_rank` picks among several
+  // GPUs. Throws kNotFound, kUsage, kCorrupt, kUnavailable (plan.device is missing here).
   explicit RunContext(const std::filesystem::path& root,
                       int local_rank = local_rank_of_environment());
+  // The same on this device, whatever the recipe says.
+  RunContext(const std::filesystem::path& root, const at::Device& device);
 
   [[nodiscard]] const storage::RunLayout& layout() const noexcept { return layout_; }
   [[nodiscard]] const storage::Recipe& recipe() const noexcept { return recipe_; }
@@ -49,6 +51,9 @@ class RunContext {
   [[nodiscard]] int held_first_layer() const { return block_ ? block_->first_layer() : -1; }
 
  private:
+  using ChooseDevice = std::function<at::Device(const std::string& word)>;
+  RunContext(const std::filesystem::path& root, const ChooseDevice& choose);
+
   storage::RunLayout layout_;
   storage::Recipe recipe_;
   storage::ModelDirectory model_;

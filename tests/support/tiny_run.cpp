@@ -118,8 +118,8 @@ wire::Task transfer_task(const worker::RunContext& run,
   return task;
 }
 
-PipelineResult run_pipeline(const std::filesystem::path& root) {
-  worker::RunContext run(root);
+PipelineResult run_pipeline(const std::filesystem::path& root, const at::Device& device) {
+  worker::RunContext run(root, device);
   const auto blocks = blocks_of(run.config().num_hidden_layers, run.recipe().plan.layers_per_block);
   PipelineResult result;
   storage::FencingToken token = 0;

@@ -60,7 +60,7 @@ struct PipelineResult {
   std::vector<nlohmann::json> captures;
   std::map<std::string, std::string> maps;  // tensor_hashes over all blocks
 };
-PipelineResult run_pipeline(const std::filesystem::path& root);
+PipelineResult run_pipeline(const std::filesystem::path& root, const at::Device& device = at::kCPU);
 
 // The tasks of a block as the coordinator grants them.
 wire::Task capture_task(worker::RunContext& run,

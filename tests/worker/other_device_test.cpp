@@ -1,5 +1,8 @@
-// The stages of a job on a GPU, in fp32 against the CPU's: what the tasks compute must not depend
-// on where. The kernels have their own tests; whole jobs run on the GPU in e2e wherever one is.
+// The stages of a job on another device than the CPU, in fp32 against the CPU's: what the tasks
+// compute must not depend on where. Built twice: for a GPU, and for the foreign device, which runs
+// everywhere. The kernels have their own tests; whole jobs run on the GPU in e2e wherever one is.
+#include "tests/support/other_device.hpp"
+
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -10,8 +13,6 @@
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
 #include "tests/support/tiny_student.hpp"
-#include "worker/cuda_device.hpp"
-#include "worker/device.hpp"
 #include "worker/evaluate.hpp"
 #include "worker/finetune/trainer.hpp"
 #include "worker/generate/generator.hpp"
@@ -19,28 +20,28 @@
 namespace hedgerow::worker {
 namespace {
 
-class GpuJob : public ::testing::Test {
+class OtherDevice : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (!cuda::is_built()) GTEST_SKIP() << "this build has no CUDA";
-    if (cuda::num_devices() == 0) GTEST_SKIP() << "no GPU is visible";
+    if (!tests::why_no_other_device().empty()) GTEST_SKIP() << tests::why_no_other_device();
+    other_ = tests::other_device();
     tests::write_tiny_model(model());
   }
 
   [[nodiscard]] std::filesystem::path model() const { return directory_ / "model"; }
 
   // A run of 4 layers in blocks of k, computing in fp32.
-  [[nodiscard]] tests::PipelineResult pipeline(const std::string& device, int layers_per_block) {
+  [[nodiscard]] tests::PipelineResult pipeline(const at::Device& device, int layers_per_block) {
     const auto root = directory_ / ("run" + std::to_string(num_runs_++));
     storage::Recipe recipe = tests::tiny_recipe(model());
-    recipe.plan.device = device;
     recipe.plan.compute_dtype = "fp32";
     recipe.plan.layers_per_block = layers_per_block;
     tests::write_tiny_run(root, recipe, 14);
-    return tests::run_pipeline(root);
+    return tests::run_pipeline(root, device);
   }
 
   tests::TemporaryDirectory directory_;
+  at::Device other_ = at::kCPU;
   int num_runs_ = 0;
 };
 
@@ -54,32 +55,32 @@ std::map<int, double> errors_of(const tests::PipelineResult& result) {
   return errors;
 }
 
-TEST_F(GpuJob, ATransferReachesTheCpusErrors) {
-  const auto expected = errors_of(pipeline("cpu", 2));
-  const auto found = errors_of(pipeline("cuda", 2));
+TEST_F(OtherDevice, ATransferReachesTheCpusErrors) {
+  const auto expected = errors_of(pipeline(at::kCPU, 2));
+  const auto found = errors_of(pipeline(other_, 2));
   ASSERT_EQ(found.size(), 4U);
   for (const auto& [layer, mse] : expected)
     EXPECT_NEAR(found.at(layer), mse, 0.02 * mse) << "layer " << layer;
 }
 
-TEST_F(GpuJob, NeitherARepetitionNorLayersPerBlockChangesAByteOfTheMaps) {
-  const auto expected = pipeline("cuda", 2).maps;
-  EXPECT_EQ(pipeline("cuda", 2).maps, expected) << "the same run again";
-  for (const int k : {1, 3, 4}) EXPECT_EQ(pipeline("cuda", k).maps, expected) << "k = " << k;
+TEST_F(OtherDevice, NeitherARepetitionNorLayersPerBlockChangesAByteOfTheMaps) {
+  const auto expected = pipeline(other_, 2).maps;
+  EXPECT_EQ(pipeline(other_, 2).maps, expected) << "the same run again";
+  for (const int k : {1, 3, 4}) EXPECT_EQ(pipeline(other_, k).maps, expected) << "k = " << k;
 }
 
-TEST_F(GpuJob, AnEvaluationGivesTheCpusLoss) {
+TEST_F(OtherDevice, AnEvaluationGivesTheCpusLoss) {
   const auto teacher = storage::ModelDirectory::open(model());
   const auto tokens = tests::make_tiny_tokens(4, 3, 40, teacher.config().vocab_size);
-  const auto loss = [&](const std::string& device) {
+  const auto loss = [&](const at::Device& device) {
     EvaluateOptions options;
-    options.device = resolve_device(device);
+    options.device = device;
     return evaluate(teacher, tokens, evaluation_sequences(tokens, 0), options).loss;
   };
-  EXPECT_NEAR(loss("cuda"), loss("cpu"), 1e-5);
+  EXPECT_NEAR(loss(other_), loss(at::kCPU), 1e-5);
 }
 
-TEST_F(GpuJob, GreedyTextIsTheCpus) {
+TEST_F(OtherDevice, GreedyTextIsTheCpus) {
   struct Rows final : GenerationObserver {
     std::map<std::int64_t, std::vector<std::int64_t>> ids;
     void on_row(std::int64_t row, const std::vector<std::int64_t>& generated) override {
@@ -87,8 +88,8 @@ TEST_F(GpuJob, GreedyTextIsTheCpus) {
     }
   };
   const tests::TinyStudent tiny = tests::make_tiny_student({.softmax_layers = {1}});
-  const auto text = [&](const std::string& device) {
-    const tests::TinyStudent there = tests::on_device(tiny, resolve_device(device));
+  const auto text = [&](const at::Device& device) {
+    const tests::TinyStudent there = tests::on_device(tiny, device);
     Generator generator(there.config, there.outer, there.layers, there.student, at::kFloat);
     GenerateOptions options;
     options.max_new_tokens = 30;
@@ -98,14 +99,14 @@ TEST_F(GpuJob, GreedyTextIsTheCpus) {
         {{5, 9, 11}, {7}, {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3, 2}}, options, rows);
     return rows.ids;
   };
-  EXPECT_EQ(text("cuda"), text("cpu"));
+  EXPECT_EQ(text(other_), text(at::kCPU));
 }
 
-TEST_F(GpuJob, LoraStepsFollowTheCpus) {
+TEST_F(OtherDevice, LoraStepsFollowTheCpus) {
   const tests::TinyStudent tiny = tests::make_tiny_student({.softmax_layers = {2}});
   const auto tokens = tests::make_tiny_tokens(40, 3, 21, tiny.config.vocab_size);
-  const auto losses = [&](const std::string& device) {
-    const tests::TinyStudent there = tests::on_device(tiny, resolve_device(device));
+  const auto losses = [&](const at::Device& device) {
+    const tests::TinyStudent there = tests::on_device(tiny, device);
     TrainerOptions options;
     options.finetune.sequences_per_step = 8;
     options.finetune.learning_rate = 1e-2;
@@ -125,7 +126,7 @@ TEST_F(GpuJob, LoraStepsFollowTheCpus) {
     all.push_back(trainer.validation_loss());
     return all;
   };
-  const auto expected = losses("cpu"), found = losses("cuda");
+  const auto expected = losses(at::kCPU), found = losses(other_);
   for (std::size_t i = 0; i < expected.size(); ++i)
     EXPECT_NEAR(found[i], expected[i], 1e-3 * expected[i]) << "step " << i;
 }
