@@ -271,7 +271,9 @@ TEST(Finetune, TheLossFallsOnDataSeenAgainAndAgain) {
 
 TEST(Finetune, AdamWEqualsTorchsOwn) {
   const auto alone = make_single_communicator();
-  Trained trained({}, trainer_options(section()), *alone);
+  auto options = trainer_options(section());
+  options.finetune.weight_decay = 0.1;
+  Trained trained({}, options, *alone);
   auto& parameters = trained->parameters();
   const at::Tensor value = at::cat([&] {
     std::vector<at::Tensor> parts;
@@ -289,8 +291,7 @@ TEST(Finetune, AdamWEqualsTorchsOwn) {
         tests::uniform({parameters.size()}, 0.5, static_cast<std::uint32_t>(9000 + step));
     const float* data = gradient.const_data_ptr<float>();
     std::vector<float> copy(data, data + gradient.numel());
-    const double norm =
-        parameters.step(copy, {.learning_rate = 0.01, .weight_decay = 0.1, .gradient_clip = 1.0});
+    const double norm = parameters.step(copy, {.learning_rate = 0.01, .gradient_clip = 1.0});
     EXPECT_NEAR(norm, gradient.norm().item<double>(), 1e-4 * norm);
     gradient.div_(gradient.norm() + 1e-6);
     std::vector<at::Tensor> values = {value}, gradients = {gradient}, averages = {average},

@@ -1,7 +1,6 @@
 // A frozen linear product and its transpose: what a layer of the base needs in training is y = x
-// W^T + b and, backward, dx = dy W, never dW. On the CPU in bf16 both matrices are kept in oneDNN's
-// blocked layout, because packing them anew for every product costs about half as much as a product
-// of 512 rows.
+// W^T + b and, backward, dx = dy W, never dW. Both matrices are kept packed where
+// that applies (worker/model/packed_product.hpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -14,26 +14,17 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-constexpr double kBeta1 = 0.9;
-constexpr double kBeta2 = 0.999;
-constexpr double kEpsilon = 1e-8;
-constexpr double kClipEpsilon = 1e-6;  // torch.nn.utils.clip_grad_norm_'s
-
 std::int64_t product(const std::vector<std::int64_t>& shape) {
   std::int64_t numel = 1;
   for (const auto size : shape) numel *= size;
   return numel;
 }
 
-double norm(const std::vector<float>& values) {
-  double sum = 0.0;
-  for (const float value : values) sum += static_cast<double>(value) * value;
-  return std::sqrt(sum);
-}
-
 }  // namespace
 
-LoraParameters::LoraParameters(const LoraAdapter& start, const at::Device& device) {
+LoraParameters::LoraParameters(const LoraAdapter& start,
+                               const at::Device& device,
+                               double weight_decay) {
   std::vector<at::Tensor> parts;
   std::int64_t begin = 0;
   const auto add = [&](const std::string& name, const at::Tensor& matrix) {
@@ -49,8 +40,7 @@ LoraParameters::LoraParameters(const LoraAdapter& start, const at::Device& devic
     }
   }
   values_ = at::cat(parts);
-  exp_avg_ = at::zeros_like(values_);
-  exp_avg_sq_ = at::zeros_like(values_);
+  optimizer_.emplace(std::vector{values_}, AdamWOptions{.weight_decay = weight_decay});
   adapter_ = start;
   device_values_ = values_.to(device);
   adapter_ = views_of(device_values_);
@@ -85,33 +75,18 @@ double LoraParameters::step(std::vector<float>& gradient, const StepOptions& opt
               " values for ",
               size(),
               " parameters");
-  const double length = norm(gradient);
-  if (!std::isfinite(length)) {
+  values_.mutable_grad() = at::from_blob(gradient.data(), {size()}, at::TensorOptions(at::kFloat));
+  const double norm = optimizer_->clip_gradients(options.gradient_clip);
+  if (!std::isfinite(norm)) {
+    values_.mutable_grad() = at::Tensor();
     throw Error(ErrorKind::kCorrupt,
-                "finetune step " + std::to_string(num_steps_ + 1) +
+                "finetune step " + std::to_string(num_steps() + 1) +
                     ": the gradient is not finite; lower finetune.learning_rate or resume from an "
                     "earlier checkpoint");
   }
-  ++num_steps_;
-  const bool clips = options.gradient_clip > 0.0 && length > options.gradient_clip;
-  const auto scale =
-      static_cast<float>(clips ? options.gradient_clip / (length + kClipEpsilon) : 1.0);
-  const auto steps = static_cast<double>(num_steps_);
-  const auto rate = static_cast<float>(options.learning_rate / (1.0 - std::pow(kBeta1, steps)));
-  const auto correction = static_cast<float>(1.0 / std::sqrt(1.0 - std::pow(kBeta2, steps)));
-  const auto keep = static_cast<float>(1.0 - options.learning_rate * options.weight_decay);
-  auto* value = values_.mutable_data_ptr<float>();
-  auto* average = exp_avg_.mutable_data_ptr<float>();
-  auto* square = exp_avg_sq_.mutable_data_ptr<float>();
-  for (std::size_t i = 0; i < gradient.size(); ++i) {
-    const float g = gradient[i] * scale;
-    average[i] = static_cast<float>(kBeta1) * average[i] + static_cast<float>(1.0 - kBeta1) * g;
-    square[i] = static_cast<float>(kBeta2) * square[i] + static_cast<float>(1.0 - kBeta2) * g * g;
-    const float denominator = std::sqrt(square[i]) * correction + static_cast<float>(kEpsilon);
-    value[i] = keep * value[i] - rate * average[i] / denominator;
-  }
+  optimizer_->step(options.learning_rate);
   update_device_values();
-  return length;
+  return norm;
 }
 
 storage::Checkpoint LoraParameters::checkpoint() const {
@@ -122,10 +97,10 @@ storage::Checkpoint LoraParameters::checkpoint() const {
       return to_owned(flat.narrow(0, entry.begin, numel).view(entry.shape));
     };
     checkpoint.tensors[entry.name] = slice(values_);
-    checkpoint.tensors[entry.name + ".exp_avg"] = slice(exp_avg_);
-    checkpoint.tensors[entry.name + ".exp_avg_sq"] = slice(exp_avg_sq_);
+    checkpoint.tensors[entry.name + ".exp_avg"] = slice(optimizer_->exp_avg().front());
+    checkpoint.tensors[entry.name + ".exp_avg_sq"] = slice(optimizer_->exp_avg_sq().front());
   }
-  checkpoint.state = {{"step", num_steps_}};
+  checkpoint.state = {{"step", num_steps()}};
   return checkpoint;
 }
 
@@ -136,7 +111,7 @@ void LoraParameters::restore(const storage::Checkpoint& checkpoint) {
                     " tensors, found " + std::to_string(checkpoint.tensors.size()));
   }
   for (const Entry& entry : entries_) {
-    const auto take = [&](const std::string& name, at::Tensor& flat) {
+    const auto take = [&](const std::string& name, const at::Tensor& flat) {
       const auto found = checkpoint.tensors.find(name);
       if (found == checkpoint.tensors.end() || found->second.shape != entry.shape ||
           found->second.dtype != storage::DType::kF32) {
@@ -148,11 +123,11 @@ void LoraParameters::restore(const storage::Checkpoint& checkpoint) {
           .copy_(to_tensor(found->second));
     };
     take(entry.name, values_);
-    take(entry.name + ".exp_avg", exp_avg_);
-    take(entry.name + ".exp_avg_sq", exp_avg_sq_);
+    take(entry.name + ".exp_avg", optimizer_->exp_avg().front());
+    take(entry.name + ".exp_avg_sq", optimizer_->exp_avg_sq().front());
   }
   update_device_values();
-  num_steps_ = checkpoint.state.at("step").get<std::int64_t>();
+  optimizer_->set_num_steps(checkpoint.state.at("step").get<std::int64_t>());
 }
 
 }  // namespace hedgerow::worker

@@ -7,17 +7,19 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "storage/checkpoint.hpp"
+#include "worker/adamw.hpp"
 #include "worker/lora.hpp"
 
 namespace hedgerow::worker {
 
 class LoraParameters {
  public:
-  LoraParameters(const LoraAdapter& start, const at::Device& device);
+  LoraParameters(const LoraAdapter& start, const at::Device& device, double weight_decay);
 
   [[nodiscard]] std::int64_t size() const { return values_.numel(); }
   // Views of the device's copy: updated in place by step() and restore().
@@ -27,14 +29,13 @@ class LoraParameters {
 
   struct StepOptions {
     double learning_rate = 1e-4;
-    double weight_decay = 0.0;
     double gradient_clip = 1.0;  // global norm over all parameters; 0: none
   };
-  // One AdamW update (betas 0.9, 0.999, eps 1e-8) from a gradient of size() values; returns its
-  // norm before the clip. Throws kCorrupt when the gradient is not finite: the update would destroy
+  // One AdamW update from a gradient of size() values, which the clip may scale; returns its norm
+  // before the clip. Throws kCorrupt when the gradient is not finite: the update would destroy
   // the parameters.
   double step(std::vector<float>& gradient, const StepOptions& options);
-  [[nodiscard]] std::int64_t num_steps() const { return num_steps_; }
+  [[nodiscard]] std::int64_t num_steps() const { return optimizer_->num_steps(); }
 
   // Values and moments by name: "<PEFT name>", "<PEFT name>.exp_avg", "<PEFT name>.exp_avg_sq";
   // state: "step".
@@ -51,9 +52,9 @@ class LoraParameters {
     std::int64_t begin = 0;
   };
 
-  at::Tensor values_, exp_avg_, exp_avg_sq_;  // [size()] fp32, on the CPU
-  at::Tensor device_values_;                  // values_ itself where the layers are on the CPU
-  std::int64_t num_steps_ = 0;
+  at::Tensor values_;         // [size()] fp32, on the CPU
+  at::Tensor device_values_;  // values_ itself where the layers are on the CPU
+  std::optional<AdamW> optimizer_;
   std::vector<Entry> entries_;
   LoraAdapter adapter_;
 };

@@ -44,7 +44,8 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       order_(options_.seed, tokens.num_train, options_.finetune.sequences_per_step),
       reducer_(communicator, micro_batches(options_.finetune)),
       parameters_(start_adapter(config, options_.finetune, options_.seed),
-                  model_.rope.cos.device()),
+                  model_.rope.cos.device(),
+                  options_.finetune.weight_decay),
       head_(config, outer_) {
   const std::int64_t rows = options_.finetune.sequences_per_micro_batch * tokens.seq_len;
   layers_.reserve(student.layers.size());
@@ -131,8 +132,7 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
   result.tokens = options_.finetune.sequences_per_step * tokens_.seq_len;
   sum.pop_back();
   const auto& finetune = options_.finetune;
-  result.gradient_norm = parameters_.step(
-      sum, {finetune.learning_rate, finetune.weight_decay, finetune.gradient_clip});
+  result.gradient_norm = parameters_.step(sum, {finetune.learning_rate, finetune.gradient_clip});
   return result;
 }
 

@@ -1,38 +1,22 @@
 #include "worker/model/decoder.hpp"
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <cmath>
 #include <numbers>
 
 #include "storage/error.hpp"
+#include "worker/model/packed_product.hpp"
 
 namespace hedgerow::worker {
 namespace {
 
-// x [..., in] times weight^T, through the packed copy when there is one: the same primitive,
-// without packing the weights anew in every call, and the same bits.
+// x [..., in] times weight^T, through the packed copy when there is one.
 at::Tensor product(const at::Tensor& x,
                    const at::Tensor& weight,
                    const at::Tensor& packed,
                    const at::Tensor& bias) {
-  if (!packed.defined()) return at::linear(x, weight, bias);
-  using Signature = at::Tensor(const at::Tensor&,
-                               const at::Tensor&,
-                               const std::optional<at::Tensor>&,
-                               c10::string_view,
-                               c10::List<std::optional<at::Scalar>>,
-                               std::optional<c10::string_view>);
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("mkldnn::_linear_pointwise", "")
-                             .typed<Signature>();
-  return op.call(x,
-                 packed,
-                 bias.defined() ? std::optional(bias) : std::nullopt,
-                 "none",
-                 c10::List<std::optional<at::Scalar>>(),
-                 "");
+  return packed.defined() ? packed_linear(x, packed, bias) : at::linear(x, weight, bias);
 }
 
 at::Tensor inverse_frequencies(const storage::ModelConfig& config) {

@@ -1,11 +1,11 @@
 #include "worker/model/weights.hpp"
 
 #include <ATen/ATen.h>
-#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <vector>
 
 #include "storage/error.hpp"
+#include "worker/model/packed_product.hpp"
 #include "worker/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
@@ -82,14 +82,6 @@ class Expected {
   std::vector<storage::TensorShape> tensors_;
 };
 
-at::Tensor pack(const at::Tensor& weight, std::int64_t rows) {
-  using Signature = at::Tensor(const at::Tensor&, std::optional<std::int64_t>);
-  static const auto op = c10::Dispatcher::singleton()
-                             .findSchemaOrThrow("mkldnn::_reorder_linear_weight", "")
-                             .typed<Signature>();
-  return op.call(weight, rows);
-}
-
 }  // namespace
 
 LayerWeights load_layer(const storage::ModelDirectory& model,
@@ -123,8 +115,7 @@ LayerWeights load_layer(const storage::ModelDirectory& model,
 }
 
 void pack_layer(LayerWeights& layer, std::int64_t rows) {
-  if (layer.qkv_proj.scalar_type() != at::kBFloat16 || !layer.qkv_proj.is_cpu() || !at::hasMKLDNN())
-    return;
+  if (!can_pack(layer.qkv_proj)) return;
   const auto move = [rows](at::Tensor& plain, at::Tensor& packed) {
     packed = pack(plain, rows);
     plain = at::Tensor();
