@@ -3,10 +3,13 @@
 
 #include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
+#include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/CPUFallback.h>
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
+#include <c10/core/DeviceType.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -59,7 +62,7 @@ ForeignAllocator allocator;
 class Opened {
  public:
   explicit Opened(const at::Tensor& tensor) : tensor_(tensor) {
-    if (!is_foreign() || tensor.storage().nbytes() == 0) return;
+    if (!is_foreign()) return;
     protect(PROT_READ | PROT_WRITE);
     tensor_ = at::from_blob(
         static_cast<char*>(tensor.storage().mutable_data()) +
@@ -91,6 +94,7 @@ class Opened {
 std::mutex copying;  // two tensors may share pages
 
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool /*non_blocking*/) {
+  if (to.numel() == 0) return to;
   const std::lock_guard lock(copying);
   if (from.storage().is_alias_of(to.storage())) {
     at::Tensor between;
@@ -108,7 +112,14 @@ at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool /*non_bl
 }
 
 at::Tensor copy_from_and_resize(const at::Tensor& from, const at::Tensor& to) {
-  TORCH_CHECK(from.sizes() == to.sizes(), "the foreign device resizes nothing");
+  if (from.sizes() != to.sizes()) {
+    const c10::Storage& storage = to.storage();
+    if (from.nbytes() > storage.nbytes()) {
+      storage.set_data_ptr_noswap(allocator.allocate(from.nbytes()));
+      storage.set_nbytes(from.nbytes());
+    }
+    to.unsafeGetTensorImpl()->set_sizes_contiguous(from.sizes());
+  }
   return copy_from(from, to, false);
 }
 
@@ -158,7 +169,7 @@ void refuse_cpu_tensors(const c10::OperatorHandle& op, const torch::jit::Stack& 
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   refuse_cpu_tensors(op, *stack);
-  at::native::cpu_fallback(op, stack);
+  at::native::cpu_fallback(op, stack, /*error_on_views=*/true);
 }
 
 struct ForeignGuard final : c10::impl::NoOpDeviceGuardImpl<kType> {
@@ -171,7 +182,23 @@ struct ForeignGuard final : c10::impl::NoOpDeviceGuardImpl<kType> {
   static c10::Stream stream() { return c10::Stream(c10::Stream::DEFAULT, kDevice); }
 };
 
-// NOLINTNEXTLINE: LibTorch's registration macros
+// Autograd asks for these before it runs a backward on the device.
+struct ForeignHooks final : at::PrivateUse1HooksInterface {
+  bool isBuilt() const override { return true; }
+  bool isAvailable() const override { return true; }
+  bool hasPrimaryContext(c10::DeviceIndex /*index*/) const override { return true; }
+  c10::DeviceIndex deviceCount() const override { return 1; }
+  c10::DeviceIndex getCurrentDevice() const override { return 0; }
+  void setCurrentDevice(c10::DeviceIndex /*index*/) const override {}
+};
+
+const bool registered = [] {
+  static ForeignHooks hooks;
+  c10::register_privateuse1_backend("foreign");
+  at::RegisterPrivateUse1HooksInterface(&hooks);
+  return true;
+}();
+
 C10_REGISTER_GUARD_IMPL(PrivateUse1, ForeignGuard)
 
 TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
@@ -180,6 +207,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, library) {
   library.impl("as_strided", &at::native::as_strided_tensorimpl);
   library.impl("view", &at::native::view);
   library.impl("_reshape_alias", &at::native::_reshape_alias);
+  library.impl("unfold", &at::native::unfold);
   library.impl("_copy_from", &copy_from);
   library.impl("_copy_from_and_resize", &copy_from_and_resize);
 }
