@@ -7,8 +7,8 @@
 
 #include "coordinator/actions.hpp"
 #include "coordinator/commit.hpp"
-#include "coordinator/utc.hpp"
 #include "storage/fault_point.hpp"
+#include "storage/utc.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -65,7 +65,7 @@ Coordinator::Coordinator(CoordinatorConfig config,
            .process = wire::this_process(),
            .term = desk_.term(),
            .endpoint = socket_.endpoint(),
-           .started_at = utc_now(),
+           .started_at = storage::utc_now(),
            .beat = 0,
            .children = {}};
   write_coordinator_file();
@@ -145,7 +145,7 @@ void Coordinator::send_all() {
     // Whoever is gone asks again, or its lease runs out.
     socket_.send(outgoing.peer, wire::encode(outgoing.message));
   }
-  const std::string now = utc_now();
+  const std::string now = storage::utc_now();
   for (const RecordedEvent& recorded : desk_.take_recorded()) {
     changed_ = dirty_ = true;
     std::string subject;
@@ -161,7 +161,7 @@ void Coordinator::send_all() {
           }
         },
         recorded.event);
-    folded_.times.observe(wall_seconds(), desk_.state());
+    folded_.times.observe(storage::wall_seconds(), desk_.state());
     observer_.on_event({desk_.term(),
                         recorded.seq,
                         now,

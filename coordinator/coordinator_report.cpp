@@ -3,8 +3,8 @@
 
 #include "coordinator/coordinator.hpp"
 #include "coordinator/status_build.hpp"
-#include "coordinator/utc.hpp"
 #include "storage/error.hpp"
+#include "storage/utc.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -41,7 +41,7 @@ RunStatus Coordinator::status() const {
   status.host = file_.host;
   status.endpoint = file_.endpoint;
   status.pid = file_.process.pid;
-  status.updated_at = utc_now();
+  status.updated_at = storage::utc_now();
   status.warnings = folded_.warnings;
   std::map<std::uint64_t, LiveProgress> progress;
   for (const auto& [token, id] : desk_.state().grants) {
@@ -49,7 +49,7 @@ RunStatus Coordinator::status() const {
       progress[token] = {*latest, desk_.leases().seconds_since_progress(token)};
     }
   }
-  fill_status(status, desk_.state(), folded_.times, progress, wall_seconds());
+  fill_status(status, desk_.state(), folded_.times, progress, storage::wall_seconds());
   const TimePoint now = clock_.now();
   for (const auto& [uuid, live] : desk_.workers()) {
     WorkerStatus worker{.uuid = uuid,

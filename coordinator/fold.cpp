@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "coordinator/utc.hpp"
+#include "storage/utc.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -101,7 +101,7 @@ FoldedRun fold(const storage::ReplayResult& replayed) {
   // empty, and everything that the run has done would be done again.
   if (replayed.snapshot) folded.state = state_from_json(*replayed.snapshot);
   for (const storage::JournalRecord& record : replayed.records) {
-    const double at = seconds_of_utc(record.at);
+    const double at = storage::seconds_of_utc(record.at);
     try {
       const Event event = event_from_json(record.event);
       if (std::holds_alternative<TermStarted>(event)) folded.times.close(folded.last_at);

@@ -4,12 +4,12 @@
 #include <filesystem>
 
 #include "coordinator/status_build.hpp"
-#include "coordinator/utc.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/json_fields.hpp"
 #include "storage/error.hpp"
 #include "storage/file.hpp"
 #include "storage/journal.hpp"
+#include "storage/utc.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -120,7 +120,7 @@ bool coordinator_lives(const std::optional<wire::CoordinatorFile>& file,
                        const std::optional<RunStatus>& published) {
   if (!file || !published || published->term != file->term) return false;
   if (file->host == wire::this_host()) return wire::is_alive(file->process);
-  return wall_seconds() - seconds_of_utc(published->updated_at) < kFreshSeconds;
+  return storage::wall_seconds() - storage::seconds_of_utc(published->updated_at) < kFreshSeconds;
 }
 
 std::string word_for(const State& state) {

@@ -1,9 +1,5 @@
 #include "storage/journal.hpp"
 
-#include <array>
-#include <chrono>
-#include <cstdio>
-#include <ctime>
 #include <span>
 #include <utility>
 
@@ -11,29 +7,12 @@
 #include "storage/fault_point.hpp"
 #include "storage/file.hpp"
 #include "storage/journal_line.hpp"
+#include "storage/utc.hpp"
 
 namespace hedgerow::storage {
 namespace {
 
 namespace fs = std::filesystem;
-
-std::string utc_now() {
-  const auto now = std::chrono::system_clock::now();
-  const std::time_t seconds = std::chrono::system_clock::to_time_t(now);
-  const auto since_epoch =
-      std::chrono::duration_cast<std::chrono::milliseconds>(now.time_since_epoch());
-  std::tm utc{};
-  gmtime_r(&seconds, &utc);
-  std::array<char, 32> date{};
-  std::strftime(date.data(), date.size(), "%Y-%m-%dT%H:%M:%S", &utc);
-  std::array<char, 48> text{};
-  std::snprintf(text.data(),
-                text.size(),
-                "%s.%03dZ",
-                date.data(),
-                static_cast<int>(since_epoch.count() % 1000));
-  return text.data();
-}
 
 // The journal directory may be new, and so may the run directory's entry for it.
 void make_directory(const RunLayout& layout) {

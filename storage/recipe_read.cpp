@@ -7,7 +7,6 @@
 #include <cmath>
 #include <cstdlib>
 #include <map>
-#include <numeric>
 #include <optional>
 
 #include "storage/error.hpp"
@@ -15,6 +14,7 @@
 #include "storage/recipe_check.hpp"
 #include "storage/recipe_fields.hpp"
 #include "storage/recipe_text.hpp"
+#include "storage/words.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -22,21 +22,6 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr std::uint64_t kMaxRecipeBytes = 1 << 20;
-
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  std::iota(row.begin(), row.end(), std::size_t{0});
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = row[0];
-    row[0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t substituted = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = row[j];
-      row[j] = std::min({substituted, row[j] + 1, row[j - 1] + 1});
-    }
-  }
-  return row.back();
-}
 
 struct DottedName {
   std::string section;  // "" or with its last dot
@@ -216,7 +201,7 @@ class Reader {
   // section has.
   [[nodiscard]] std::string suggestion(const std::string& name) const {
     const DottedName wanted = split_name(name);
-    const std::size_t tolerance = std::max<std::size_t>(2, wanted.leaf.size() / 3);
+    const std::size_t tolerance = edit_tolerance(wanted.leaf);
     std::string best;
     std::size_t best_distance = tolerance + 1;
     std::string siblings;

@@ -4,7 +4,6 @@
 #include <fstream>
 
 #include "coordinator/status_build.hpp"
-#include "coordinator/utc.hpp"
 #include "run_fixture.hpp"
 #include "storage/file.hpp"
 
@@ -158,12 +157,6 @@ TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
   EXPECT_DOUBLE_EQ(times.seconds(Stage::kCapture, 35), 20);
   times.close(40);
   EXPECT_DOUBLE_EQ(times.seconds(Stage::kTransfer, 1000), 20);
-}
-
-TEST(Utc, ReadsWhatItWrites) {
-  EXPECT_NEAR(seconds_of_utc(utc_now()), wall_seconds(), 2.0);
-  EXPECT_DOUBLE_EQ(seconds_of_utc("1970-01-02T00:00:01.500Z"), 86401.5);
-  EXPECT_EQ(seconds_of_utc("yesterday"), 0.0);
 }
 
 }  // namespace

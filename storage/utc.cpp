@@ -1,11 +1,11 @@
-#include "coordinator/utc.hpp"
+#include "storage/utc.hpp"
 
 #include <array>
 #include <chrono>
 #include <cstdio>
 #include <ctime>
 
-namespace hedgerow::coordinator {
+namespace hedgerow::storage {
 
 double wall_seconds() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
@@ -42,4 +42,4 @@ double seconds_of_utc(const std::string& text) {
   return static_cast<double>(::timegm(&broken)) + seconds;
 }
 
-}  // namespace hedgerow::coordinator
+}  // namespace hedgerow::storage
