@@ -14,6 +14,7 @@
 #include "coordinator/launcher.hpp"
 #include "coordinator/router_socket.hpp"
 #include "coordinator/run_service.hpp"
+#include "coordinator/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 
 namespace hedgerow::coordinator {
@@ -24,6 +25,7 @@ struct CoordinatorConfig {
   AssemblyInput assembly;
   DispatcherConfig dispatcher;
   LauncherConfig launcher;
+  JobSize size = {};  // for the status alone
   const std::atomic<int>* stop_requests = nullptr;
 };
 

@@ -49,7 +49,8 @@ RunStatus Coordinator::status() const {
       progress[token] = {*latest, desk_.leases().seconds_since_progress(token)};
     }
   }
-  fill_status(status, desk_.state(), folded_.times, progress, storage::wall_seconds());
+  fill_status(
+      status, desk_.state(), folded_.times, progress, storage::wall_seconds(), config_.size);
   const TimePoint now = clock_.now();
   for (const auto& [uuid, live] : desk_.workers()) {
     WorkerStatus worker{.uuid = uuid,

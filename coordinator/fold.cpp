@@ -63,30 +63,36 @@ std::string task_of_file(const State& state, const std::string& name) {
 
 }  // namespace
 
+void StageTimes::Interval::observe(double at, bool is_running) {
+  if (is_running && since < 0) since = at;
+  if (!is_running && since >= 0) {
+    total += std::max(0.0, at - since);
+    since = -1.0;
+  }
+}
+
+double StageTimes::Interval::seconds(double now) const {
+  return total + (since >= 0 ? std::max(0.0, now - since) : 0.0);
+}
+
 void StageTimes::observe(double at, const State& state) {
   std::array<bool, 5> running{};
   for (const auto& [token, id] : state.grants) running[static_cast<std::size_t>(id.stage)] = true;
-  for (std::size_t stage = 0; stage < stages_.size(); ++stage) {
-    Interval& interval = stages_[stage];
-    if (running[stage] && interval.since < 0) interval.since = at;
-    if (!running[stage] && interval.since >= 0) {
-      interval.total += std::max(0.0, at - interval.since);
-      interval.since = -1.0;
-    }
-  }
+  for (std::size_t stage = 0; stage < stages_.size(); ++stage)
+    stages_[stage].observe(at, running[stage]);
+  any_.observe(at, !state.grants.empty());
 }
 
 void StageTimes::close(double at) {
-  for (Interval& interval : stages_) {
-    if (interval.since >= 0) interval.total += std::max(0.0, at - interval.since);
-    interval.since = -1.0;
-  }
+  for (Interval& interval : stages_) interval.observe(at, false);
+  any_.observe(at, false);
 }
 
 double StageTimes::seconds(Stage stage, double now) const {
-  const Interval& interval = stages_[static_cast<std::size_t>(stage)];
-  return interval.total + (interval.since >= 0 ? std::max(0.0, now - interval.since) : 0.0);
+  return stages_[static_cast<std::size_t>(stage)].seconds(now);
 }
+
+double StageTimes::busy_seconds(double now) const { return any_.seconds(now); }
 
 FoldedRun fold(const storage::ReplayResult& replayed) {
   FoldedRun folded;

@@ -18,13 +18,17 @@ class StageTimes {
   void observe(double at, const State& state);  // after each event, in order
   void close(double at);  // the coordinator's life ended: nothing runs any more
   [[nodiscard]] double seconds(Stage stage, double now) const;
+  [[nodiscard]] double busy_seconds(double now) const;  // of any stage
 
  private:
   struct Interval {
     double total = 0.0;
     double since = -1.0;  // < 0: not running
+    void observe(double at, bool is_running);
+    [[nodiscard]] double seconds(double now) const;
   };
   std::array<Interval, 5> stages_;
+  Interval any_;
 };
 
 struct FoldedRun {

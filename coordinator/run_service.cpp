@@ -130,6 +130,12 @@ DispatcherConfig dispatcher_config(const RunOptions& options,
   return config;
 }
 
+JobSize size_of(const storage::Recipe& recipe, const Plan& plan) {
+  JobSize size{recipe.transfer.max_steps, recipe.finetune.max_steps, {}};
+  for (const StageEstimate& estimate : plan.estimates) size.work[estimate.stage] = estimate.flops;
+  return size;
+}
+
 int threads_per_process(int wanted, int processes) {
   if (wanted > 0) return wanted;
   return std::max(1,
@@ -183,6 +189,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
                    .ranks = recipe.finetune.ranks,
                    .threads_per_rank =
                        threads_per_process(recipe.finetune.threads, recipe.finetune.ranks)},
+      .size = size_of(recipe, plan),
       .stop_requests = options.stop_requests};
   storage::Journal journal = storage::Journal::start_term(layout, replayed);
   delete_dropped_shards(layout, folded.state);

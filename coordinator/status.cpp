@@ -9,6 +9,7 @@
 #include "storage/error.hpp"
 #include "storage/file.hpp"
 #include "storage/journal.hpp"
+#include "storage/recipe.hpp"
 #include "storage/utc.hpp"
 
 namespace hedgerow::coordinator {
@@ -34,6 +35,8 @@ json task_json(const TaskStatus& task) {
               {"token", task.token},
               {"attempts", task.attempts},
               {"failures", task.failures},
+              {"checkpoint_step", task.checkpoint_step},
+              {"num_steps", task.num_steps},
               {"reason", task.reason},
               {"seconds_since_progress", task.seconds_since_progress},
               {"result", task.result}};
@@ -52,6 +55,8 @@ TaskStatus task_of(const json& in) {
                   .token = uint_field(in, "token"),
                   .attempts = int_field(in, "attempts"),
                   .failures = int_field(in, "failures"),
+                  .checkpoint_step = in.value("checkpoint_step", std::int64_t{0}),
+                  .num_steps = in.value("num_steps", std::int64_t{0}),
                   .reason = string_field(in, "reason"),
                   .progress = std::nullopt,
                   .seconds_since_progress = double_field(in, "seconds_since_progress"),
@@ -67,7 +72,8 @@ json stage_json(const StageStatus& stage) {
               {"running", stage.running},
               {"quarantined", stage.quarantined},
               {"seconds", stage.seconds},
-              {"fraction", stage.fraction}};
+              {"fraction", stage.fraction},
+              {"work", stage.work}};
   if (stage.eta_seconds) out["eta_seconds"] = *stage.eta_seconds;
   return out;
 }
@@ -80,6 +86,7 @@ StageStatus stage_of(const json& in) {
                     .quarantined = int_field(in, "quarantined"),
                     .seconds = double_field(in, "seconds"),
                     .fraction = double_field(in, "fraction"),
+                    .work = in.value("work", 0.0),
                     .eta_seconds = std::nullopt};
   if (in.contains("eta_seconds")) stage.eta_seconds = double_field(in, "eta_seconds");
   return stage;
@@ -123,6 +130,21 @@ bool coordinator_lives(const std::optional<wire::CoordinatorFile>& file,
   return storage::wall_seconds() - storage::seconds_of_utc(published->updated_at) < kFreshSeconds;
 }
 
+// What the recipe says of the work, and what the coordinator that planned it left behind.
+JobSize size_of(const storage::RunLayout& layout, const std::optional<RunStatus>& published) {
+  JobSize size;
+  try {
+    const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
+    size.transfer_steps = recipe.transfer.max_steps;
+    size.finetune_steps = recipe.finetune.max_steps;
+  } catch (const Error&) {
+    // `run` says what is wrong with it; the state needs no recipe.
+  }
+  if (!published) return size;
+  for (const StageStatus& stage : published->stages) size.work[stage.stage] = stage.work;
+  return size;
+}
+
 std::string word_for(const State& state) {
   switch (phase_of(state)) {
     case RunPhase::kNew:
@@ -138,6 +160,13 @@ std::string word_for(const State& state) {
 }
 
 }  // namespace
+
+TaskStatus::Steps TaskStatus::steps() const {
+  // While it loads, a task counts layers, not steps.
+  if (!progress || progress->phase == "loading" || progress->num_steps == 0)
+    return {checkpoint_step, num_steps};
+  return {std::max(checkpoint_step, progress->step), progress->num_steps};
+}
 
 const TaskStatus* RunStatus::task(const std::string& id) const {
   const auto found = std::find_if(
@@ -160,6 +189,8 @@ void to_json(json& out, const RunStatus& status) {
          {"stages", json::array()},
          {"tasks", json::array()},
          {"workers", json::array()}};
+  if (status.fraction) out["fraction"] = *status.fraction;
+  if (status.eta_seconds) out["eta_seconds"] = *status.eta_seconds;
   for (const StageStatus& stage : status.stages) out["stages"].push_back(stage_json(stage));
   for (const TaskStatus& task : status.tasks) out["tasks"].push_back(task_json(task));
   for (const WorkerStatus& worker : status.workers) out["workers"].push_back(worker_json(worker));
@@ -177,10 +208,14 @@ void from_json(const json& in, RunStatus& status) {
                      .updated_at = string_field(in, "updated_at"),
                      .num_layers = int_field(in, "num_layers"),
                      .num_blocks = int_field(in, "num_blocks"),
+                     .fraction = std::nullopt,
+                     .eta_seconds = std::nullopt,
                      .stages = {},
                      .tasks = {},
                      .workers = {},
                      .warnings = strings_field(in, "warnings")};
+  if (in.contains("fraction")) status.fraction = double_field(in, "fraction");
+  if (in.contains("eta_seconds")) status.eta_seconds = double_field(in, "eta_seconds");
   for (const json& stage : field(in, "stages")) status.stages.push_back(stage_of(stage));
   for (const json& task : field(in, "tasks")) status.tasks.push_back(task_of(task));
   for (const json& worker : field(in, "workers")) status.workers.push_back(worker_of(worker));
@@ -212,7 +247,12 @@ RunStatus read_status(const storage::RunLayout& layout) {
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;
-  fill_status(status, folded.state, folded.times, last_progress, folded.last_at);
+  fill_status(status,
+              folded.state,
+              folded.times,
+              last_progress,
+              folded.last_at,
+              size_of(layout, published));
   return status;
 }
 

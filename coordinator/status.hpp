@@ -24,10 +24,19 @@ struct TaskStatus {
   std::string worker;  // uuid of the holder
   std::uint64_t token = 0;
   int attempts = 0, failures = 0;
+  // Steps in its newest committed checkpoint, from which the next attempt goes on, and in all. 0 in
+  // all: it is not counted in steps.
+  std::int64_t checkpoint_step = 0, num_steps = 0;
   std::string reason;                      // the last failure, or what it waits for
   std::optional<wire::Progress> progress;  // of the running attempt
   double seconds_since_progress = 0.0;     // "alive, no progress 90 s"
   nlohmann::json result;                   // coordinator/README.md "Results"
+
+  struct Steps {
+    std::int64_t done = 0, all = 0;
+  };
+  // Of the running attempt, or what the checkpoint holds that is left of the last one.
+  [[nodiscard]] Steps steps() const;
 };
 
 struct WorkerStatus {
@@ -42,6 +51,7 @@ struct StageStatus {
   int total = 0, done = 0, running = 0, quarantined = 0;
   double seconds = 0.0;   // from its first grant to now or to its end; over all terms
   double fraction = 0.0;  // of its work, partial tasks counted by their steps
+  double work = 0.0;      // floating-point operations that it was planned with; 0: unknown
   std::optional<double> eta_seconds;
 };
 
@@ -53,7 +63,9 @@ struct RunStatus {
   int pid = 0;
   std::string updated_at;  // UTC
   int num_layers = 0, num_blocks = 0;
-  std::vector<StageStatus> stages;  // capture, transfer, assemble, finetune, evaluate
+  std::optional<double> fraction;     // of the whole run, its stages weighed by their work
+  std::optional<double> eta_seconds;  // to its end, while it runs
+  std::vector<StageStatus> stages;    // capture, transfer, assemble, finetune, evaluate
   std::vector<TaskStatus> tasks;
   std::vector<WorkerStatus> workers;
   std::vector<std::string> warnings;  // journal damage, changed builds, hung workers

@@ -14,13 +14,20 @@ struct LiveProgress {
   double seconds_since_progress = 0.0;
 };
 
-// `progress` by fencing token; `now` in wall seconds. Fills num_layers, num_blocks, stages and
-// tasks.
+// What the journal does not tell of the work ahead. All of it may be unknown.
+struct JobSize {
+  std::int64_t transfer_steps = 0, finetune_steps = 0;
+  std::map<std::string, double> work;  // by stage: floating-point operations, as planned
+};
+
+// `progress` by fencing token; `now` in wall seconds. Fills num_layers, num_blocks, stages, tasks,
+// fraction and eta_seconds.
 void fill_status(RunStatus& status,
                  const State& state,
                  const StageTimes& times,
                  const std::map<std::uint64_t, LiveProgress>& progress,
-                 double now);
+                 double now,
+                 const JobSize& size = {});
 
 [[nodiscard]] std::filesystem::path status_file(
     const storage::RunLayout& layout);  // logs/status.json

@@ -22,9 +22,22 @@ std::string range_text(int first, int count) {
   return std::to_string(first) + "-" + std::to_string(first + count - 1);
 }
 
+// "20/60" of a task that runs, or that was left with a checkpoint.
 std::string steps_text(const TaskStatus& task) {
-  if (!task.progress || task.progress->num_steps == 0) return "";
-  return std::to_string(task.progress->step) + "/" + std::to_string(task.progress->num_steps);
+  const TaskStatus::Steps steps = task.steps();
+  const bool has_begun = task.progress || steps.done > 0;
+  if (task.state == "done" || !has_begun || steps.all == 0) return "";
+  return std::to_string(steps.done) + "/" + std::to_string(steps.all);
+}
+
+// "step 18/40  loss 2.31": LoRA is one task, whose steps are all there is to see of it.
+std::string finetune_text(const RunStatus& status) {
+  const TaskStatus* task = status.task("finetune");
+  if (task == nullptr) return "";
+  const std::string steps = steps_text(*task);
+  if (steps.empty()) return "";
+  const bool has_loss = task->progress && task->progress->loss > 0.0;
+  return "step " + steps + (has_loss ? "  loss " + number_text(task->progress->loss) : "");
 }
 
 // Who works on it, or why nobody does.
@@ -125,31 +138,44 @@ std::string status_line(const RunStatus& status) {
   double eta = 0.0;
   for (const StageStatus& stage : status.stages) {
     if (stage.running > 0 && stage.done < stage.total) {
-      line += " | " + stage.stage + " " + percent(stage.fraction);
+      const std::string steps = stage.stage == "finetune" ? finetune_text(status) : "";
+      line += " | " + stage.stage + " " + (steps.empty() ? percent(stage.fraction) : steps);
       eta = std::max(eta, stage.eta_seconds.value_or(0.0));
     }
   }
-  if (eta > 0) line += " | eta " + duration_text(eta);
+  if (status.fraction) line += " | total " + percent(*status.fraction);
+  if (status.eta_seconds || eta > 0)
+    line += " | eta " + duration_text(status.eta_seconds.value_or(eta));
   return line;
 }
 
 std::vector<std::string> stage_lines(const RunStatus& status, int width) {
   std::vector<std::string> lines;
+  const auto begin_of = [width](std::string name, double fraction) {
+    name.resize(9, ' ');
+    std::string share = percent(fraction);
+    share.insert(0, 4 - std::min<std::size_t>(4, share.size()), ' ');
+    return name + bar(fraction, width >= 60 ? 18 : 11) + share;
+  };
   for (const StageStatus& stage : status.stages) {
     if (stage.total == 0) continue;
-    std::string name = stage.stage;
-    name.resize(9, ' ');
     // The narrowest terminal cuts at the end, so what matters most comes first.
-    std::string tail = " " + std::to_string(stage.done) + "/" + std::to_string(stage.total);
+    const std::string steps = stage.stage == "finetune" ? finetune_text(status) : "";
+    std::string tail =
+        " " +
+        (steps.empty() ? std::to_string(stage.done) + "/" + std::to_string(stage.total) : steps);
     if (stage.done < stage.total && stage.eta_seconds) {
       tail += "  eta " + duration_text(*stage.eta_seconds);
     }
     if (stage.running > 0) tail += "  " + std::to_string(stage.running) + " running";
     if (stage.quarantined > 0) tail += "  " + std::to_string(stage.quarantined) + " quarantined";
     if (stage.seconds > 0) tail += "  " + duration_text(stage.seconds);
-    std::string share = percent(stage.fraction);
-    share.insert(0, 4 - std::min<std::size_t>(4, share.size()), ' ');
-    lines.push_back(fit(name + bar(stage.fraction, width >= 60 ? 18 : 11) + share + tail, width));
+    lines.push_back(fit(begin_of(stage.stage, stage.fraction) + tail, width));
+  }
+  if (status.fraction && *status.fraction < 1.0) {
+    const std::string eta =
+        status.eta_seconds ? " eta " + duration_text(*status.eta_seconds) + " to the end" : "";
+    lines.push_back(fit(begin_of("total", *status.fraction) + eta, width));
   }
   return lines;
 }
@@ -227,13 +253,11 @@ std::vector<std::string> worker_lines(const RunStatus& status, int width) {
 
 std::vector<std::string> result_lines(const RunStatus& status, int width) {
   Table table;
-  table.column("evaluated", 9).column("perplexity", 8, true).column("tokens/s", 3, true);
+  table.column("evaluated", 9).column("perplexity", 8, true);
   for (const TaskStatus& task : status.tasks) {
     if (task.stage != "evaluate" || !task.result.is_object()) continue;
-    const double speed = task.result.value("tokens_per_second", 0.0);
     table.row({task.id.substr(task.id.find('/') + 1),
-               number_text(number_or_nan(task.result, "perplexity")),
-               speed > 0 ? std::to_string(std::llround(speed)) : ""});
+               number_text(number_or_nan(task.result, "perplexity"))});
   }
   return table.empty() ? std::vector<std::string>{} : table.render(width);
 }

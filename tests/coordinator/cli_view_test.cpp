@@ -1,8 +1,8 @@
-#include "coordinator/cli/view.hpp"
-
 #include <gtest/gtest.h>
 
 #include <cmath>
+
+#include "coordinator/cli/view.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -98,7 +98,7 @@ TEST(View, WhatIsNotFiniteIsADash) {
   status.tasks[0].result = {{"layers", {{{"mse", nullptr}}, {{"mse", 0.5}}}}};
   status.tasks.back().result = {{"perplexity", nullptr}, {"tokens_per_second", 2210.4}};
   const std::string evaluated = result_lines(status, 80).at(1);
-  EXPECT_NE(evaluated.find(" - "), std::string::npos) << evaluated;
+  EXPECT_TRUE(evaluated.ends_with(" -")) << evaluated;
   EXPECT_NE(block_lines(status, 80).at(1).find(" - "), std::string::npos);
 }
 
@@ -128,8 +128,8 @@ block  layers  state         step     MSE  worst  at  tries
 worker   host   device  doing           heard
 node7-1  node7  Xeon    transfer/b0001   2.2s
 
-evaluated  perplexity  tokens/s
-teacher         12.53      2210
+evaluated  perplexity
+teacher         12.53
 
 warning: journal/000002.jsonl: torn tail, 31 bytes cut
 )");
@@ -154,8 +154,8 @@ block  state         step     MSE  worst
 worker   host   doing           heard
 node7-1  node7  transfer/b0001   2.2s
 
-evaluated  perplexity  tokens/s
-teacher         12.53      2210
+evaluated  perplexity
+teacher         12.53
 
 warning: journal/000002.jsonl: torn tai~
 )");
@@ -208,6 +208,34 @@ TEST(View, ForeignTextCannotMoveTheCursor) {
   for (const std::string& line : whole_view(status, 80)) {
     EXPECT_EQ(line.find('\x1b'), std::string::npos) << line;
   }
+}
+
+TEST(View, FinetuneShowsItsStepAndLossAndTheWholeItsEta) {
+  RunStatus status = status_of_a_run();
+  StageStatus stage;
+  stage.stage = "finetune";
+  stage.total = stage.running = 1;
+  stage.seconds = 90;
+  stage.fraction = 0.45;
+  stage.eta_seconds = 110;
+  status.stages.push_back(stage);
+  TaskStatus task;
+  task.id = task.stage = "finetune";
+  task.state = "running";
+  task.progress.emplace();
+  task.progress->phase = "training";
+  task.progress->step = 18;
+  task.progress->num_steps = 40;
+  task.progress->loss = 2.3125;
+  status.tasks.push_back(task);
+  status.fraction = 0.6;
+  status.eta_seconds = 130;
+  const std::vector<std::string> lines = stage_lines(status, 100);
+  EXPECT_EQ(lines[3],
+            "finetune [#######---------] 45% step 18/40  loss 2.312  eta 1m50s  1 running  1m30s");
+  EXPECT_EQ(lines[4], "total    [#########-------] 60% eta 2m10s to the end");
+  const std::string line = status_line(status);
+  EXPECT_TRUE(line.ends_with("| finetune step 18/40  loss 2.312 | total 60% | eta 2m10s")) << line;
 }
 
 }  // namespace

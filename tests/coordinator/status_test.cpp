@@ -137,6 +137,61 @@ TEST(FillStatus, LayersThatAreLoadedAreNotStepsThatAreDone) {
   EXPECT_EQ(transferred("training"), 0.75);
 }
 
+TEST(FillStatus, AnAttemptThatEndedLeavesTheStepsOfItsCheckpointAndLoadingDoesNotTakeThem) {
+  State state;
+  Geometry geometry;
+  geometry.num_layers = 4;
+  geometry.layers_per_block = 4;
+  geometry.num_shards = 1;
+  for (const Event& event : std::vector<Event>{RunStarted{geometry, "test"},
+                                               Granted{TaskId::transfer(0), 1, "w1", 1, ""},
+                                               CheckpointCommitted{1, 30, {"c", 1, {}}},
+                                               TaskReleased{1, "interrupted"}})
+    EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
+  const JobSize size{.transfer_steps = 60, .work = {{"capture", 100.0}, {"transfer", 300.0}}};
+  RunStatus status;
+  fill_status(status, state, {}, {}, 0.0, size);
+  EXPECT_EQ(status.task("transfer/b0000")->steps().done, 30);
+  EXPECT_EQ(status.task("transfer/b0000")->steps().all, 60);
+  ASSERT_TRUE(status.fraction);
+  EXPECT_FALSE(status.eta_seconds) << "nothing runs, so it comes to no end";
+  static_cast<void>(coordinator::apply(state, Granted{TaskId::transfer(0), 2, "w1", 1, ""}));
+  LiveProgress live;
+  live.progress.phase = "loading";
+  live.progress.step = 1;
+  live.progress.num_steps = 4;
+  StageTimes times;
+  times.observe(0.0, state);
+  RunStatus loading;
+  fill_status(loading, state, times, {{2, live}}, 10.0, size);
+  for (const StageStatus& stage : loading.stages) {
+    if (stage.stage == "transfer") {
+      EXPECT_DOUBLE_EQ(stage.fraction, 0.5);
+    }
+  }
+  const double done = *loading.fraction;
+  EXPECT_DOUBLE_EQ(*loading.eta_seconds, 10.0 * (1.0 - done) / done);
+}
+
+TEST(FillStatus, TheWholeIsUnknownWithoutAPlanAndElseWeighsStagesByTheirWork) {
+  State state;
+  Geometry geometry;
+  geometry.num_layers = 4;
+  geometry.layers_per_block = 2;
+  geometry.num_shards = 1;
+  for (const Event& event : std::vector<Event>{RunStarted{geometry, "test"},
+                                               Granted{TaskId::capture(0, 0), 1, "w1", 1, ""},
+                                               ShardCommitted{1, 0, {"s", 1, {}}},
+                                               TaskDone{1, {}, nlohmann::json::object()}})
+    EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
+  RunStatus status;
+  fill_status(status, state, {}, {}, 0.0);
+  EXPECT_FALSE(status.fraction);
+  RunStatus planned;
+  fill_status(planned, state, {}, {}, 0.0, {.work = {{"capture", 100.0}, {"transfer", 300.0}}});
+  EXPECT_DOUBLE_EQ(planned.fraction.value_or(-1.0), 0.25);
+}
+
 TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
   State state;
   StageTimes times;
@@ -155,6 +210,7 @@ TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
   run(30, Granted{TaskId::transfer(0), 3, "w1", 1, ""});
   EXPECT_DOUBLE_EQ(times.seconds(Stage::kTransfer, 35), 15);
   EXPECT_DOUBLE_EQ(times.seconds(Stage::kCapture, 35), 20);
+  EXPECT_DOUBLE_EQ(times.busy_seconds(35), 25) << "both at once are one time";
   times.close(40);
   EXPECT_DOUBLE_EQ(times.seconds(Stage::kTransfer, 1000), 20);
 }
