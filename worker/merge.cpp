@@ -34,7 +34,8 @@ std::set<std::string> weight_files(const fs::path& directory) {
 
 void write_merged(const storage::ModelDirectory& model,
                   const LoraAdapter& adapter,
-                  const fs::path& out) {
+                  const fs::path& out,
+                  const std::function<void(double)>& progress) {
   fs::create_directories(out);
   if (fs::equivalent(out, model.path()) || fs::exists(out / kSingleFile) ||
       fs::exists(out / kIndexFile)) {
@@ -48,11 +49,23 @@ void write_merged(const storage::ModelDirectory& model,
     }
   }
   std::size_t num_merged = 0;
-  for (const auto& name : weight_files(model.path())) {
+  const std::set<std::string> names = weight_files(model.path());
+  double bytes_in_all = 0.0, bytes_done = 0.0;
+  for (const auto& name : names)
+    bytes_in_all += static_cast<double>(fs::file_size(model.path() / name));
+  const auto report = [&](double bytes) {
+    if (progress) progress(bytes / bytes_in_all);
+  };
+  for (const auto& name : names) {
+    const auto file_bytes = static_cast<double>(fs::file_size(model.path() / name));
     const storage::SafetensorsFile file(model.path() / name);
     auto tensors = file.tensors();
+    std::size_t num_seen = 0;
     std::vector<at::Tensor> merged;  // keeps the bytes that the views show
     for (auto& [tensor, view] : tensors) {
+      // Half of a file's work is the merging, half the writing.
+      report(bytes_done + 0.5 * file_bytes * static_cast<double>(num_seen++) /
+                              static_cast<double>(tensors.size()));
       const auto target = targets.find(tensor);
       if (target == targets.end()) continue;
       merged.push_back(merged_weight(to_tensor(view), *target->second, adapter.scaling()));
@@ -60,6 +73,8 @@ void write_merged(const storage::ModelDirectory& model,
       ++num_merged;
     }
     storage::write_safetensors(out / name, tensors, file.metadata());
+    bytes_done += file_bytes;
+    report(bytes_done);
   }
   if (num_merged != targets.size()) {
     throw Error(ErrorKind::kCorrupt,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 
 #include "storage/model_config.hpp"
 #include "worker/lora.hpp"
@@ -12,9 +13,10 @@ namespace hedgerow::worker {
 
 // Writes the weight files (and their index, where there is one) into `out`, which is made if need
 // be. Other files of the model directory are the exporter's. Throws kUsage if `out` is the model
-// directory itself or already holds weights.
+// directory itself or already holds weights. `progress` gets the share done, 0 to 1, by bytes.
 void write_merged(const storage::ModelDirectory& model,
                   const LoraAdapter& adapter,
-                  const std::filesystem::path& out);
+                  const std::filesystem::path& out,
+                  const std::function<void(double)>& progress = {});
 
 }  // namespace hedgerow::worker

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 
 #include "coordinator/cli/child.hpp"
+#include "coordinator/cli/format.hpp"
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/partial_directory.hpp"
 #include "coordinator/cli/programs.hpp"
@@ -46,16 +48,20 @@ std::vector<fs::path> weight_files(const fs::path& directory) {
   return files;
 }
 
-// Not std::filesystem's, which calls a full disk an input/output error.
-void copy_bytes(const fs::path& from, const fs::path& to) {
+using OnBytes = std::function<void(std::uint64_t)>;
+
+// Not std::filesystem's, which calls a full disk an input/output error. Ends early when
+// interrupted.
+void copy_bytes(const fs::path& from, const fs::path& to, const OnBytes& on_bytes = {}) {
   constexpr std::uint64_t kPiece = 8U << 20;
   const storage::File source = storage::File::open_read(from);
   storage::File target = storage::File::create_exclusive(to);
   std::vector<std::byte> piece(std::min(kPiece, source.size()));
-  for (std::uint64_t at = 0; at < source.size(); at += piece.size()) {
+  for (std::uint64_t at = 0; at < source.size() && !is_interrupted(); at += piece.size()) {
     piece.resize(std::min(kPiece, source.size() - at));
     source.read_exact(piece, at);
     target.write_all(piece);
+    if (on_bytes) on_bytes(piece.size());
   }
   target.sync();
   target.close();
@@ -94,11 +100,21 @@ void write_config(const fs::path& teacher, const fs::path& student, const fs::pa
   storage::write_atomically(out / "config.json", config.dump(2) + "\n");
 }
 
-void bring(const fs::path& from, const fs::path& to, bool as_link) {
-  if (as_link) {
-    fs::create_symlink(fs::canonical(from), to);
-  } else {
-    copy_bytes(from, to);
+enum class Bring { kCopy, kLink, kMove };
+
+struct WeightFile {
+  fs::path path;
+  Bring how = Bring::kCopy;
+};
+
+void bring(const WeightFile& file, const fs::path& to, const OnBytes& on_bytes) {
+  switch (file.how) {
+    case Bring::kCopy:
+      return copy_bytes(file.path, to, on_bytes);
+    case Bring::kLink:
+      return fs::create_symlink(fs::canonical(file.path), to);
+    case Bring::kMove:
+      return fs::rename(file.path, to);
   }
 }
 
@@ -107,13 +123,13 @@ std::vector<fs::path> merged_weights(const ExportRequest& request,
                                      const fs::path& into,
                                      Terminal& terminal) {
   ChildCommand command{
-      .arguments = {worker_binary(terminal.console()), "merge", "--out", into.string()}};
+      .arguments = {
+          worker_binary(terminal.console()), "merge", "--progress", "--out", into.string()}};
   const auto more = request.model.worker_arguments();
   command.arguments.insert(command.arguments.end(), more.begin(), more.end());
   terminal.status("merging LoRA into the weights ...");
-  const ChildResult child = run_child(command, terminal, [](std::string_view) {});
-  if (child.was_interrupted) return {};
-  if (!child.ok()) throw child_error("hedgerow-worker merge", child);
+  if (!run_helper(terminal, "merging", "hedgerow-worker merge", command, [](const json&) {}))
+    return {};
   std::vector<fs::path> files;
   for (const auto& entry : fs::directory_iterator(into)) {
     if (entry.path().extension() == ".safetensors") files.push_back(entry.path());
@@ -131,20 +147,29 @@ std::string shard_name(std::size_t index, std::size_t count) {
 }
 
 // transformers reads model.safetensors before any index, so that no file keeps that name.
-ExportSummary write_weights(const std::vector<fs::path>& files,
-                            std::size_t num_linkable,
-                            bool links,
-                            const fs::path& out) {
+ExportSummary write_weights(const std::vector<WeightFile>& files,
+                            const fs::path& out,
+                            Terminal& terminal) {
   ExportSummary summary;
   json weight_map = json::object();
+  std::uint64_t bytes_in_all = 0, bytes_done = 0;
+  for (const WeightFile& file : files)
+    bytes_in_all += file.how == Bring::kCopy ? fs::file_size(file.path) : 0;
+  ProgressBar bar(terminal, "writing");
+  const auto on_bytes = [&](std::uint64_t count) {
+    bytes_done += count;
+    bar.update(static_cast<double>(bytes_done) / static_cast<double>(bytes_in_all),
+               bytes_text(bytes_done) + " of " + bytes_text(bytes_in_all));
+  };
   for (std::size_t i = 0; i < files.size(); ++i) {
     const std::string name = shard_name(i, files.size());
-    bring(files[i], out / name, links && i < num_linkable);
+    bring(files[i], out / name, on_bytes);
+    if (is_interrupted()) return summary;
     const storage::SafetensorsFile weights(out / name);
     for (const auto& [tensor, view] : weights.tensors()) {
       if (weight_map.contains(tensor))
         throw Error(ErrorKind::kCorrupt,
-                    files[i].string() + ": tensor " + tensor + " is in an earlier file too");
+                    files[i].path.string() + ": tensor " + tensor + " is in an earlier file too");
       weight_map[tensor] = name;
       summary.num_bytes += view.bytes.size();
       ++summary.num_tensors;
@@ -166,18 +191,19 @@ std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal
   write_config(teacher, request.model.student, partial.path());
   const bool merges = !request.model.lora.empty();
   const fs::path merged = partial.path() / "merged";
-  std::vector<fs::path> files;
+  std::vector<WeightFile> files;
   if (merges) {
     fs::create_directories(merged);
-    files = merged_weights(request, merged, terminal);
+    for (const fs::path& file : merged_weights(request, merged, terminal))
+      files.push_back({file, Bring::kMove});
     if (files.empty()) return std::nullopt;
   } else {
-    files = weight_files(teacher);
+    for (const fs::path& file : weight_files(teacher))
+      files.push_back({file, request.links_weights ? Bring::kLink : Bring::kCopy});
   }
-  const std::size_t num_linkable = merges ? 0 : files.size();
-  files.push_back(request.model.student / "feature_maps.safetensors");
+  files.push_back({request.model.student / "feature_maps.safetensors", Bring::kCopy});
   terminal.status("writing " + request.out.string() + " ...");
-  ExportSummary summary = write_weights(files, num_linkable, request.links_weights, partial.path());
+  ExportSummary summary = write_weights(files, partial.path(), terminal);
   fs::remove_all(merged);
   if (is_interrupted()) return std::nullopt;
   partial.publish();
@@ -190,7 +216,7 @@ ExportSummary export_adapter(const ExportRequest& request) {
   ExportSummary summary;
   const auto take = [&](const fs::path& from, const fs::path& name) {
     fs::create_directories((partial.path() / name).parent_path());
-    bring(from, partial.path() / name, false);
+    copy_bytes(from, partial.path() / name);
     if (name.extension() != ".safetensors") return;
     const storage::SafetensorsFile file(from);
     for (const auto& [tensor, view] : file.tensors()) {

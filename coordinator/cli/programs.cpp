@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <optional>
+
 #include "coordinator/cli/format.hpp"
 #include "storage/error.hpp"
 
@@ -64,6 +66,32 @@ fs::path python_interpreter(const Console& console) {
                         "run deploy/setup, or set HEDGEROW_PYTHON");
 }
 
+bool run_helper(Terminal& terminal,
+                const std::string& label,
+                const std::string& name,
+                const ChildCommand& command,
+                const std::function<void(const nlohmann::json&)>& on_object) {
+  std::string phase;
+  std::optional<ProgressBar> bar(std::in_place, terminal, label);
+  const ChildResult result = run_child(command, terminal, [&](std::string_view line) {
+    const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+    if (!object.is_object()) {
+      terminal.detail(name + ": " + one_line(line));
+    } else if (object.value("event", "") == "progress") {
+      const std::string now = object.value("phase", "");
+      // An ETA of one phase says nothing about the next.
+      if (now != phase) bar.emplace(terminal, now);
+      phase = now;
+      bar->update(object.value("progress", 0.0), object.value("note", ""));
+    } else {
+      on_object(object);
+    }
+  });
+  if (result.was_interrupted) return false;
+  if (!result.ok()) throw child_error(name, result);
+  return true;
+}
+
 bool run_python(Terminal& terminal,
                 const std::string& label,
                 const std::string& script,
@@ -77,21 +105,7 @@ bool run_python(Terminal& terminal,
   command.input = input;
   // Not a tty: without it Python keeps progress lines back until its buffer is full.
   command.environment = {{"PYTHONUNBUFFERED", "1"}};
-
-  ProgressBar progress(terminal, label);
-  const ChildResult result = run_child(command, terminal, [&](std::string_view line) {
-    const auto object = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-    if (!object.is_object()) {
-      terminal.detail(script + ": " + one_line(line));
-    } else if (object.value("event", "") == "progress") {
-      progress.update(object.value("progress", 0.0), object.value("note", ""));
-    } else {
-      on_object(object);
-    }
-  });
-  if (result.was_interrupted) return false;
-  if (!result.ok()) throw child_error(script, result);
-  return true;
+  return run_helper(terminal, label, script, command, on_object);
 }
 
 }  // namespace hedgerow::coordinator::cli

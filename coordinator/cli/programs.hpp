@@ -21,10 +21,17 @@ namespace hedgerow::coordinator::cli {
 [[nodiscard]] std::filesystem::path huggingface_directory(const Console& console);
 [[nodiscard]] std::filesystem::path python_interpreter(const Console& console);
 
-// Runs deploy/huggingface/<script>. Its stdout is JSON lines:
-// {"event":"progress","progress":0..1,"note"} moves the bar `label`, every other object goes to
-// on_object. Its stdin is `input`. Throws child_error if it fails; returns false when it was
+// Runs a program whose stdout is JSON lines: {"event":"progress","phase","progress":0..1,"note"}
+// moves a bar, which begins anew with every phase; every other object goes to on_object. The bar is
+// called `label`, or by its phase. Throws child_error(name) if it fails; returns false when it was
 // interrupted.
+bool run_helper(Terminal& terminal,
+                const std::string& label,
+                const std::string& name,
+                const ChildCommand& command,
+                const std::function<void(const nlohmann::json&)>& on_object);
+
+// run_helper() for deploy/huggingface/<script>, whose stdin is `input`.
 bool run_python(Terminal& terminal,
                 const std::string& label,
                 const std::string& script,

@@ -27,8 +27,7 @@ class Export : public ::testing::Test {
     fs::permissions(run_.scratch / name, fs::perms::owner_all);
   }
 
-  Answer run_here(std::vector<std::string> arguments) {
-    FakeConsole console;
+  Answer run_here(std::vector<std::string> arguments, FakeConsole console = {}) {
     console.variables["HEDGEROW_HUGGINGFACE"] = (run_.scratch / "huggingface").string();
     console.variables["HEDGEROW_PYTHON"] = "/bin/sh";
     console.variables["HEDGEROW_WORKER"] = (run_.scratch / "worker").string();
@@ -146,6 +145,47 @@ TEST_F(Export, EvaluateShowsTheWorkersResultAndItsError) {
       failed.err,
       "hedgerow evaluate: hedgerow-worker evaluate failed (exit code 1): no such tokens file\n");
   EXPECT_EQ(run_here({"evaluate", "--tokens", "no-such-tokens.h5"}).code, 2);
+}
+
+// Every look at the clock takes a second here, and the console is a pipe: a line every ten seconds.
+TEST_F(Export, WorkThatTakesLongShowsHowFarItIs) {
+  std::string lines;
+  for (const char* phase : {"loading the model", "generating"}) {
+    for (int i = 1; i <= 20; ++i) {
+      lines += "echo '{\"event\":\"progress\",\"phase\":\"" + std::string(phase) +
+               "\",\"progress\":" + std::to_string(i * 0.05) + "}'\n";
+    }
+  }
+  std::ofstream(run_.scratch / "huggingface/text.py")
+      << "while read -r line; do case $line in\n"
+         "*encode*) echo '{\"ids\":[5]}' ;;\n*) echo '{\"text\":\"\"}' ;;\nesac; done\n";
+  write_script("worker",
+               "case \"$*\" in *--progress*) ;; *) exit 1 ;; esac\n" + lines +
+                   "echo '{\"row\":0,\"ids\":[7],\"subject\":\"transfer\",\"perplexity\":2}'\n");
+  const auto shows = [&](std::vector<std::string> arguments) {
+    FakeConsole console;
+    console.tick = std::chrono::seconds(1);
+    arguments.push_back("--json");
+    const Answer answer = run_here(std::move(arguments), console);
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    EXPECT_EQ(answer.json.size(), 1U) << "progress is not the answer: " << answer.out;
+    EXPECT_NE(answer.err.find("loading the model ["), std::string::npos) << answer.err;
+    EXPECT_NE(answer.err.find("generating ["), std::string::npos) << answer.err;
+    EXPECT_NE(answer.err.find("eta "), std::string::npos) << answer.err;
+  };
+  shows({"generate", "--prompt", "It"});
+  shows({"evaluate", "--tokens", run_.layout.recipe()});
+}
+
+TEST_F(Export, AnExportThatIsInterruptedLeavesNothing) {
+  run_.append(
+      {Granted{TaskId::finetune(), 5, "mpi", 1, "cpu"}, TaskDone{5, {}, nlohmann::json::object()}});
+  const std::string adapter = storage::RunLayout::adapter_directory(5);
+  fs::create_directories(run_.layout.root() / adapter);
+  write_script("worker", "kill -INT $PPID; sleep 5\n");
+  EXPECT_EQ(run_here({"export", "--out", run_.scratch / "out"}).code, 4);
+  EXPECT_FALSE(fs::exists(run_.scratch / "out"));
+  EXPECT_FALSE(fs::exists(run_.scratch / "out.partial"));
 }
 
 TEST_F(Export, ModelMustBeSaidOnceAndOnlyOnce) {

@@ -41,7 +41,7 @@ class FakeConsole final : public Console {
     const auto found = variables.find(name);
     return found == variables.end() ? std::nullopt : std::optional<std::string>(found->second);
   }
-  std::chrono::steady_clock::time_point now() const override { return time; }
+  std::chrono::steady_clock::time_point now() const override { return time += tick; }
 
   // The answer as lines, or each as JSON (the test fails on a line that is none).
   [[nodiscard]] std::vector<std::string> out_lines() const {
@@ -65,7 +65,8 @@ class FakeConsole final : public Console {
   std::deque<std::string> typed;
   std::deque<char> keys;
   std::map<std::string, std::string> variables;
-  std::chrono::steady_clock::time_point time{};
+  mutable std::chrono::steady_clock::time_point time{};
+  std::chrono::milliseconds tick{0};  // how long everything between two looks at the clock takes
 };
 
 struct Answer {

@@ -22,7 +22,7 @@ support.require("torch", "transformers", "peft", "h5py", "safetensors")
 import h5py  # noqa: E402
 import torch  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402
 
 TOLERANCE = 1e-3  # of a logit, fp32 on both sides
 NEW_TOKENS = 40
@@ -86,7 +86,7 @@ class ExportParity:
 
     @torch.no_grad()
     def test_generation_equals_the_full_forward_and_does_not_depend_on_the_batch(self) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(self.export, padding_side="left")
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.export, padding_side="left")
         arguments = dict(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=tokenizer.pad_token_id)
         batch = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
         together = self.model.generate(**batch, **arguments)[:, batch["input_ids"].shape[1]:]
@@ -98,9 +98,16 @@ class ExportParity:
             # Where two logits are as good as equal either may be chosen.
             self.assertLessEqual(float(best.max()), TOLERANCE, f"{prompt!r}")
 
+    def test_the_tokenizer_loads_without_asking_about_code(self) -> None:
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.export)
+        ours = AutoTokenizer.from_pretrained(self.job.model)
+        for prompt in PROMPTS:
+            self.assertEqual(tokenizer(prompt)["input_ids"], ours(prompt)["input_ids"])
+        self.assertEqual(tokenizer.chat_template, ours.chat_template)
+
     @torch.no_grad()
     def test_our_generation_equals_theirs(self) -> None:
-        tokenizer = AutoTokenizer.from_pretrained(self.export)
+        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.export)
         generated = self.job.command("generate", "--run", self.job.run_directory, "--subject", "transfer", "--json",
                                      "--max-new-tokens", str(NEW_TOKENS), *PROMPTS)
         self.assertEqual(generated.code, 0, generated)

@@ -11,6 +11,7 @@
 
 #include "storage/safetensors.hpp"
 #include "worker/commands/commands.hpp"
+#include "worker/commands/progress_lines.hpp"
 #include "worker/device.hpp"
 #include "worker/stopwatch.hpp"
 #include "worker/tensor_bytes.hpp"
@@ -22,7 +23,7 @@ struct Options {
   std::string model, tokens, student, adapter, logits;
   std::string device = "auto", compute_dtype = "auto", stream_dtype = "fp32";
   int max_sequences = 0, threads = 0;
-  bool json = false;
+  bool json = false, progress = false;
 };
 
 // Collects all logits of the evaluated sequences as one tensor "logits" [sequences, T, V]: for
@@ -87,6 +88,12 @@ storage::ExitCode run(const Options& given) {
       file->add(sequence, row, chunk);
     };
   }
+  const ProgressLines progress(given.progress);
+  options.progress = [&](std::int64_t done, std::int64_t all, double /*loss*/) {
+    // What follows the last layer, the vocabulary's logits, is counted as one more.
+    progress("evaluating", static_cast<double>(done) / static_cast<double>(all + 1));
+    return true;
+  };
   const char* subject = options.adapter != nullptr   ? "lora"
                         : options.student != nullptr ? "transfer"
                                                      : "teacher";
@@ -131,6 +138,7 @@ void register_evaluate(CLI::App& app, Action& action) {
   command->add_option(
       "--logits", options->logits, "Write all logits [sequences, T, V] to this safetensors file");
   command->add_flag("--json", options->json, "One JSON object");
+  command->add_flag("--progress", options->progress, kProgressHelp);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "worker/commands/commands.hpp"
+#include "worker/commands/progress_lines.hpp"
 #include "worker/device.hpp"
 #include "worker/generate/generator.hpp"
 #include "worker/model/decoder.hpp"
@@ -24,6 +25,7 @@ struct Options {
   std::string device = "auto", compute_dtype = "auto", stream_dtype = "fp32";
   GenerateOptions generate;
   int threads = 0;
+  bool progress = false;
 };
 
 std::vector<std::vector<std::int64_t>> read_prompts(std::istream& in) {
@@ -37,17 +39,39 @@ std::vector<std::vector<std::int64_t>> read_prompts(std::istream& in) {
   }
 }
 
-// One JSON line a row, as soon as it ends.
-struct Printer final : GenerationObserver {
+// One JSON line a row, as soon as it ends, and how far all of them are.
+class Printer final : public GenerationObserver {
+ public:
+  Printer(const ProgressLines& progress, std::size_t num_rows, std::int64_t max_new_tokens)
+      : progress_(progress),
+        max_new_tokens_(max_new_tokens),
+        num_tokens_(static_cast<std::int64_t>(num_rows) * max_new_tokens) {}
+
+  void on_prefill(double share) override { progress_("reading the prompts", share); }
+  void on_logits(std::int64_t /*row*/, std::int64_t /*position*/, const at::Tensor&) override {
+    show(num_done_ + 1);
+  }
   void on_row(std::int64_t row, const std::vector<std::int64_t>& ids) override {
     std::printf("%s\n", nlohmann::json{{"row", row}, {"ids", ids}}.dump().c_str());
     std::fflush(stdout);
+    // A row that ends early leaves nothing to wait for.
+    show(num_done_ + max_new_tokens_ - static_cast<std::int64_t>(ids.size()));
   }
+
+ private:
+  void show(std::int64_t num_done) {
+    num_done_ = num_done;
+    progress_("generating", static_cast<double>(num_done) / static_cast<double>(num_tokens_));
+  }
+
+  const ProgressLines& progress_;
+  std::int64_t max_new_tokens_, num_tokens_, num_done_ = 0;
 };
 
 storage::ExitCode run(const Options& options) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   options.generate.sampling.validate();
+  const ProgressLines progress(options.progress);
   const auto prompts = read_prompts(std::cin);
   const at::Device device = resolve_device(options.device);
   const auto model = storage::ModelDirectory::open(options.model);
@@ -55,13 +79,15 @@ storage::ExitCode run(const Options& options) {
   if (!options.student.empty()) student = load_student(options.student, model, device);
   std::optional<LoraAdapter> adapter;
   if (!options.adapter.empty()) adapter = load_adapter(options.adapter, model.config());
-  Generator generator = Generator::load(model,
-                                        std::move(student),
-                                        adapter ? &*adapter : nullptr,
-                                        device,
-                                        resolve_compute_dtype(options.compute_dtype, device),
-                                        stream_dtype(options.stream_dtype));
-  Printer printer;
+  Generator generator =
+      Generator::load(model,
+                      std::move(student),
+                      adapter ? &*adapter : nullptr,
+                      device,
+                      resolve_compute_dtype(options.compute_dtype, device),
+                      stream_dtype(options.stream_dtype),
+                      [&](double share) { progress("loading the model", share); });
+  Printer printer(progress, prompts.size(), options.generate.max_new_tokens);
   generator.run(prompts, options.generate, printer);
   return storage::ExitCode::kOk;
 }
@@ -102,6 +128,7 @@ void register_generate(CLI::App& app, Action& action) {
                    "The residual stream is rounded to it: fp32, bf16 or fp16")
       ->capture_default_str();
   command->add_option("--threads", options->threads, "0: as many as cores");
+  command->add_flag("--progress", options->progress, kProgressHelp);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "worker/commands/commands.hpp"
+#include "worker/commands/progress_lines.hpp"
 #include "worker/student.hpp"
 
 namespace hedgerow::worker {
@@ -12,13 +13,18 @@ namespace {
 
 struct Options {
   std::string model, student, adapter, out;
+  bool progress = false;
 };
 
 storage::ExitCode run(const Options& options) {
   const auto model = storage::ModelDirectory::open(options.model);
   // An adapter belongs to a student: one of another teacher is refused before anything is written.
   if (!options.student.empty()) static_cast<void>(load_student(options.student, model, at::kCPU));
-  write_merged(model, load_adapter(options.adapter, model.config()), options.out);
+  const ProgressLines progress(options.progress);
+  write_merged(
+      model, load_adapter(options.adapter, model.config()), options.out, [&](double share) {
+        progress("merging", share);
+      });
   return storage::ExitCode::kOk;
 }
 
@@ -37,6 +43,7 @@ void register_merge(CLI::App& app, Action& action) {
   command->add_option("--adapter", options->adapter, "PEFT LoRA directory")->required();
   command->add_option("--out", options->out, "Directory for the weight files; must hold none")
       ->required();
+  command->add_flag("--progress", options->progress, kProgressHelp);
   command->callback([options, &action] { action = [options] { return run(*options); }; });
 }
 

@@ -58,11 +58,13 @@ Generator Generator::load(const storage::ModelDirectory& model,
                           const LoraAdapter* adapter,
                           const at::Device& device,
                           at::ScalarType compute_dtype,
-                          at::ScalarType stream) {
+                          at::ScalarType stream,
+                          const std::function<void(double)>& progress) {
   std::vector<LayerWeights> layers;
   for (int i = 0; i < model.config().num_hidden_layers; ++i) {
     layers.push_back(load_layer(model, i, compute_dtype, device));
     if (adapter != nullptr) merge_into(layers.back(), *adapter, i, model.config());
+    if (progress) progress(static_cast<double>(i + 1) / model.config().num_hidden_layers);
   }
   return {model.config(),
           load_outer(model, compute_dtype, device),
@@ -98,7 +100,8 @@ at::Tensor Generator::embedded(const std::vector<std::int64_t>& ids) const {
 
 // [1, V] logits after the prompt's last token.
 at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
-                              std::vector<AttentionCache>& caches) const {
+                              std::vector<AttentionCache>& caches,
+                              const std::function<void()>& on_layer) const {
   const auto length = static_cast<std::int64_t>(prompt.size());
   const RopeTable rope{rope_.cos.narrow(0, 0, length), rope_.sin.narrow(0, 0, length)};
   const auto options = student_ ? student_->options : kernels::HybridOptions{};
@@ -110,6 +113,7 @@ at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
                                              heads.q, heads.k, heads.v, *parameters(i), options)
                                        : kernels::softmax_attention(heads.q, heads.k, heads.v);
     hidden = finish_layer(hidden, y, layers_[i], config_, stream_);
+    on_layer();
   }
   return logits(hidden.select(1, length - 1), outer_, config_);
 }
@@ -136,13 +140,19 @@ at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
 // Every prompt run through the layers; `first` gets the logits [rows, V] of the first new
 // tokens, on the CPU.
 Generator::Batch Generator::start(const std::vector<std::vector<std::int64_t>>& prompts,
-                                  at::Tensor& first) const {
+                                  at::Tensor& first,
+                                  GenerationObserver& observer) const {
   Batch batch;
   std::vector<std::vector<AttentionCache>> by_layer(layers_.size());
   std::vector<at::Tensor> rows;
+  std::size_t num_layers_done = 0;
+  const auto on_layer = [&] {
+    observer.on_prefill(static_cast<double>(++num_layers_done) /
+                        static_cast<double>(prompts.size() * layers_.size()));
+  };
   for (std::size_t row = 0; row < prompts.size(); ++row) {
     std::vector<AttentionCache> caches;
-    rows.push_back(prefill(prompts[row], caches));
+    rows.push_back(prefill(prompts[row], caches, on_layer));
     for (std::size_t i = 0; i < caches.size(); ++i) by_layer[i].push_back(std::move(caches[i]));
     batch.row.push_back(static_cast<std::int64_t>(row));
     batch.token.push_back(prompts[row].back());
@@ -169,7 +179,7 @@ void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,
 
   std::vector<std::vector<std::int64_t>> generated(prompts.size());
   at::Tensor next;  // logits [rows of the batch, V]
-  Batch batch = start(prompts, next);
+  Batch batch = start(prompts, next, observer);
   for (std::int64_t count = 1; !batch.row.empty(); ++count) {
     std::vector<std::int64_t> going;
     for (std::size_t i = 0; i < batch.row.size(); ++i) {

@@ -33,6 +33,8 @@ class GenerationObserver {
   virtual void on_logits(std::int64_t /*row*/,
                          std::int64_t /*position*/,
                          const at::Tensor& /*logits*/) {}
+  // The share of the prompts' layers that have been run, 0 to 1.
+  virtual void on_prefill(double /*share*/) {}
   virtual void on_row(std::int64_t row,
                       const std::vector<std::int64_t>& ids) = 0;  // new tokens, at a row's end
 };
@@ -47,13 +49,15 @@ class Generator {
             std::vector<LayerWeights> layers,
             std::optional<Student> student,
             at::ScalarType stream);
-  // Loads the model onto `device`, where the student is, with the adapter merged into its weights.
+  // Loads the model onto `device`, where the student is, with the adapter merged into its weights;
+  // `progress` gets the share done.
   static Generator load(const storage::ModelDirectory& model,
                         std::optional<Student> student,
                         const LoraAdapter* adapter,
                         const at::Device& device,
                         at::ScalarType compute_dtype,
-                        at::ScalarType stream);
+                        at::ScalarType stream,
+                        const std::function<void(double)>& progress = {});
 
   // Throws kUsage naming an empty prompt or a token outside the vocabulary.
   void run(const std::vector<std::vector<std::int64_t>>& prompts,
@@ -65,11 +69,14 @@ class Generator {
 
  private:
   struct Batch;
-  Batch start(const std::vector<std::vector<std::int64_t>>& prompts, at::Tensor& first) const;
+  Batch start(const std::vector<std::vector<std::int64_t>>& prompts,
+              at::Tensor& first,
+              GenerationObserver& observer) const;
   [[nodiscard]] at::Device device() const { return outer_.embed_tokens.device(); }
   [[nodiscard]] at::Tensor embedded(const std::vector<std::int64_t>& ids) const;
   at::Tensor prefill(const std::vector<std::int64_t>& prompt,
-                     std::vector<AttentionCache>& caches) const;
+                     std::vector<AttentionCache>& caches,
+                     const std::function<void()>& on_layer) const;
   at::Tensor step(const std::vector<std::int64_t>& tokens,
                   const std::vector<std::int64_t>& positions,
                   std::vector<AttentionCache>& caches) const;

@@ -39,7 +39,7 @@ void print_result(const nlohmann::json& result, const std::string& tokens, Termi
   for (const std::string& line : table.render(terminal.width())) terminal.print(line);
 }
 
-ExitCode run_evaluate(const EvaluateOptions& options, Terminal& terminal) {
+ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
   const ModelChoice choice = choose_model(options.model);
   std::string tokens = options.tokens;
   if (tokens.empty()) {
@@ -53,6 +53,7 @@ ExitCode run_evaluate(const EvaluateOptions& options, Terminal& terminal) {
   ChildCommand command{.arguments = {worker_binary(terminal.console()),
                                      "evaluate",
                                      "--json",
+                                     "--progress",
                                      "--tokens",
                                      tokens,
                                      "--compute-dtype",
@@ -68,11 +69,13 @@ ExitCode run_evaluate(const EvaluateOptions& options, Terminal& terminal) {
   const InterruptScope interrupts;
   terminal.status("evaluating " + choice.subject + " ...");
   nlohmann::json result;
-  const ChildResult child = run_child(command, terminal, [&](std::string_view line) {
-    result = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
-  });
-  if (child.was_interrupted) return ExitCode::kInterrupted;
-  if (!child.ok()) throw child_error("hedgerow-worker evaluate", child);
+  if (!run_helper(terminal,
+                  "evaluating",
+                  "hedgerow-worker evaluate",
+                  command,
+                  [&](const nlohmann::json& object) { result = object; })) {
+    return ExitCode::kInterrupted;
+  }
   if (!result.is_object())
     throw Error(ErrorKind::kInternal, "hedgerow-worker evaluate gave no result");
   print_result(result, tokens, terminal);

@@ -17,7 +17,7 @@ struct ExportOptions {
   bool adapter_only = false, links = false;
 };
 
-ExitCode run_export(const ExportOptions& options, Terminal& terminal) {
+ExitCode run_export(ExportOptions& options, Terminal& terminal) {
   require(!(options.adapter_only && options.links),
           "--link is about the teacher's weights, which --adapter leaves out");
   const ModelChoice choice = choose_model(options.model);
@@ -36,6 +36,8 @@ ExitCode run_export(const ExportOptions& options, Terminal& terminal) {
   if (!options.adapter_only) {
     terminal.say("next: AutoModelForCausalLM.from_pretrained(\"" + options.out +
                  "\", trust_remote_code=True)");
+    // AutoTokenizer reads the model's configuration first, and so asks whether its code may run.
+    terminal.say("      PreTrainedTokenizerFast.from_pretrained(\"" + options.out + "\")");
   }
   terminal.print_json({{"out", options.out},
                        {"subject", choice.subject},

@@ -62,6 +62,7 @@ std::vector<json> generate_ids(const GenerateOptions& options,
                                Terminal& terminal) {
   ChildCommand command{.arguments = {worker_binary(terminal.console()),
                                      "generate",
+                                     "--progress",
                                      "--max-new-tokens",
                                      std::to_string(options.max_new_tokens),
                                      "--temperature",
@@ -75,13 +76,11 @@ std::vector<json> generate_ids(const GenerateOptions& options,
   command.arguments.insert(command.arguments.end(), more.begin(), more.end());
   std::vector<json> rows(prompts.size());
   terminal.status("generating ...");
-  const ChildResult child = run_child(command, terminal, [&](std::string_view line) {
-    const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
-    const std::size_t row = object.is_object() ? object.value("row", rows.size()) : rows.size();
+  const auto take_row = [&](const json& object) {
+    const std::size_t row = object.value("row", rows.size());
     if (row < rows.size() && object.contains("ids")) rows[row] = object["ids"];
-  });
-  if (child.was_interrupted) return {};
-  if (!child.ok()) throw child_error("hedgerow-worker generate", child);
+  };
+  if (!run_helper(terminal, "generating", "hedgerow-worker generate", command, take_row)) return {};
   for (std::size_t row = 0; row < rows.size(); ++row) {
     if (!rows[row].is_array()) {
       throw Error(ErrorKind::kInternal,
@@ -163,7 +162,10 @@ RunCommand declare_generate(CLI::App& app) {
       ->type_name("P")
       ->check(CLI::Range(0.0, 1.0).description(""))
       ->capture_default_str();
-  app.add_option("--seed", options->seed, "of the sampling")->type_name("N")->capture_default_str();
+  app.add_option("--seed", options->seed, "of the sampling")
+      ->check(CLI::NonNegativeNumber.description(""))
+      ->type_name("N")
+      ->capture_default_str();
   return [options](Terminal& terminal) { return run_generate(*options, terminal); };
 }
 
