@@ -147,9 +147,12 @@ void check_memory(const Recipe& recipe,
 }
 
 void check_disk(const Recipe& recipe, const Costs& costs, const PlanLimits& limits, Plan& plan) {
-  if (limits.free_disk_bytes == 0 || plan.peak_disk_bytes <= limits.free_disk_bytes) return;
+  const std::uint64_t room = limits.free_disk_bytes + limits.stored_bytes;
+  if (limits.free_disk_bytes == 0 || plan.peak_disk_bytes <= room) return;
+  const std::string held =
+      limits.stored_bytes > 0 ? " and it holds " + gib(limits.stored_bytes) + " already" : "";
   PlanProblem problem{"the run needs " + gib(plan.peak_disk_bytes) + " of disk, " +
-                          gib(limits.free_disk_bytes) + " are free",
+                          gib(limits.free_disk_bytes) + " are free" + held,
                       ""};
   const int last = last_boundary(plan.blocks);
   const auto peak_with = [&](const KeepBoundaries& keep, int boundaries, int num_blocks) {
@@ -157,13 +160,12 @@ void check_disk(const Recipe& recipe, const Costs& costs, const PlanLimits& limi
                                                           keep, boundaries, num_blocks));
   };
   const KeepBoundaries none{KeepBoundaries::Kind::kNone, 1};
-  if (recipe.plan.keep_boundaries != "none" &&
-      peak_with(none, last, plan.num_blocks()) <= limits.free_disk_bytes) {
+  if (recipe.plan.keep_boundaries != "none" && peak_with(none, last, plan.num_blocks()) <= room) {
     problem.remedy =
         "plan.keep_boundaries = \"none\" needs " + gib(peak_with(none, last, plan.num_blocks()));
-  } else if (costs.other_disk() < limits.free_disk_bytes) {
-    const std::uint64_t fit = (limits.free_disk_bytes - costs.other_disk()) /
-                              std::max<std::uint64_t>(1, plan.boundary_bytes);
+  } else if (costs.other_disk() < room) {
+    const std::uint64_t fit =
+        (room - costs.other_disk()) / std::max<std::uint64_t>(1, plan.boundary_bytes);
     int k = recipe.plan.layers_per_block;
     const auto boundaries_with = [&](int layers) {
       const int boundaries = (plan.num_layers + layers - 1) / layers - 1;

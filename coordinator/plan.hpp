@@ -39,6 +39,7 @@ struct TokensInfo {
 // What the plan is held against. 0: unknown, not checked.
 struct PlanLimits {
   std::uint64_t free_disk_bytes = 0;
+  std::uint64_t stored_bytes = 0;  // of the plan's disk, what a run that goes on has there already
   std::uint64_t memory_bytes = 0;  // of this machine (or GPU), shared by the local workers
   int local_workers = 1;
   int compute_bytes = 2;          // of plan.compute_dtype = auto: 2 where bf16 is fast, else 4

@@ -13,7 +13,7 @@ namespace hedgerow::storage {
 template <typename Data, typename Visitor>
 void visit_data(Data& data, Visitor& visitor) {
   constexpr int kMaxLength = 1 << 24;
-  visitor.field("seq_len", data.seq_len, {"tokens of one sequence", 2, kMaxLength});
+  visitor.field("seq_len", data.seq_len, {"tokens of a sequence; each stage has its own", 2, kMaxLength});
   visitor.field("validation_sequences",
                 data.validation_sequences,
                 {"the last ones, never trained on", 0, 1e9});
@@ -56,7 +56,8 @@ void visit_recipe(AnyRecipe& recipe, Visitor& visitor) {
   visitor.field("path", recipe.model.path, {""});
   visitor.section("data.transfer", "text for the attention transfer");
   visit_data(recipe.data_transfer, visitor);
-  visitor.section("data.finetune", "text for LoRA; keys left out are those of data.transfer");
+  visitor.section("data.finetune",
+                  "text for LoRA, the same or other; keys left out are those of data.transfer");
   visitor.inherit(recipe.data_finetune, recipe.data_transfer);
   visit_data(recipe.data_finetune, visitor);
   visitor.section("data.evaluate", "its validation part gives the perplexities; likewise");

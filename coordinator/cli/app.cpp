@@ -8,6 +8,7 @@
 
 #include "coordinator/cli/command.hpp"
 #include "coordinator/cli/help.hpp"
+#include "coordinator/cli/parse_error.hpp"
 #include "coordinator/cli/terminal.hpp"
 #include "storage/build_info.hpp"
 #include "storage/filesystem_error.hpp"
@@ -23,15 +24,26 @@ constexpr const char* kAbout =
     "Turns a pretrained softmax-attention language model into a linear-attention one, as a job "
     "that resumes.";
 
+std::vector<std::string> command_names() {
+  std::vector<std::string> names;
+  for (const Command& command : all_commands()) names.emplace_back(command.name);
+  names.emplace_back("help");
+  return names;
+}
+
 // The tree with what the options write to.
 struct Tree {
   CLI::App app{kAbout, "hedgerow"};
   TerminalOptions terminal;
   bool version = false;
+  CLI::App* help = nullptr;  // no file of its own: its work is to print the others' options
+  std::string help_about;
   std::vector<std::pair<CLI::App*, RunCommand>> commands;
 
   Tree() {
     add_common(app);
+    // One: behind it "stop" is a prompt or an argument, not another command.
+    app.require_subcommand(0, 1);
     app.add_flag("--version", version, "print the version and exit");
     for (const Command& command : all_commands()) {
       CLI::App* sub = app.add_subcommand(command.name, command.summary);
@@ -39,6 +51,10 @@ struct Tree {
       add_common(*sub);
       commands.emplace_back(sub, std::move(run));
     }
+    help = app.add_subcommand("help", "the help of a command");
+    one_of(help->add_option("name", help_about, "a command; without one, the list of them"),
+           command_names());
+    add_common(*help);
   }
   Tree(const Tree&) = delete;
   Tree& operator=(const Tree&) = delete;
@@ -52,48 +68,20 @@ struct Tree {
   }
 };
 
-// How far two words are apart, in edits (Levenshtein).
-std::size_t edits_between(const std::string& a, const std::string& b) {
-  std::vector<std::size_t> row(b.size() + 1);
-  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    std::size_t diagonal = std::exchange(row[0], i);
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replaced = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
-      diagonal = std::exchange(row[j], std::min({row[j] + 1, row[j - 1] + 1, replaced}));
-    }
-  }
-  return row[b.size()];
-}
-
 void require_known_command(const std::vector<std::string>& arguments) {
   const auto word = std::find_if(
       arguments.begin(), arguments.end(), [](const auto& a) { return !a.starts_with("-"); });
   if (word == arguments.end()) return;
-  const Command* nearest = nullptr;
-  std::size_t distance = 3;
-  for (const Command& command : all_commands()) {
-    if (command.name == *word) return;
-    const std::size_t edits = edits_between(command.name, *word);
-    if (edits < distance) {
-      distance = edits;
-      nearest = &command;
-    }
-  }
-  const std::string hint =
-      nearest == nullptr ? "" : ", did you mean '" + std::string(nearest->name) + "'?";
+  const std::vector<std::string> names = command_names();
+  if (std::find(names.begin(), names.end(), *word) != names.end()) return;
   throw Error(ErrorKind::kUsage,
-              "'" + *word + "' is no command" + hint + "; 'hedgerow --help' lists them all");
+              "'" + *word + "' is no command" + did_you_mean(*word, names) +
+                  "; 'hedgerow --help' lists them all");
 }
 
 const CLI::App& innermost(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return chosen.empty() ? app : *chosen.front();
-}
-
-std::string see_help(const CLI::App& app) {
-  const std::string command = app.get_parent() == nullptr ? "" : app.get_name() + " ";
-  return "; see 'hedgerow " + command + "--help'";
 }
 
 ExitCode print_help(const CLI::App& app, Terminal& terminal) {
@@ -117,7 +105,7 @@ ExitCode parse_and_run(std::vector<std::string> arguments, Tree& tree, Terminal&
   } catch (const CLI::ParseError& error) {
     const CLI::App& app = innermost(tree.app);
     if (app.get_parent() != nullptr) terminal.configure(app.get_name(), terminal.options());
-    throw Error(ErrorKind::kUsage, error.what() + see_help(app));
+    throw Error(ErrorKind::kUsage, parse_error_text(tree.app, app, error));
   }
   const CLI::App& app = innermost(tree.app);
   terminal.configure(app.get_name(), tree.terminal);
@@ -126,6 +114,11 @@ ExitCode parse_and_run(std::vector<std::string> arguments, Tree& tree, Terminal&
     terminal.print("hedgerow " + storage::version() + " (" + storage::git_hash() + ")");
     terminal.print_json({{"version", storage::version()}, {"git_hash", storage::git_hash()}});
     return ExitCode::kOk;
+  }
+  if (&app == tree.help) {
+    const CLI::App& about =
+        tree.help_about.empty() ? tree.app : *tree.app.get_subcommand(tree.help_about);
+    return print_help(about, terminal);
   }
   for (const auto& [command, run_command] : tree.commands) {
     if (command == &app) return run_command(terminal);

@@ -1,11 +1,13 @@
 #include "coordinator/cli/command.hpp"
 
 #include <CLI/CLI.hpp>
+#include <filesystem>
 
 namespace hedgerow::coordinator::cli {
 
 CLI::Option* add_run(CLI::App& app, std::string& directory) {
-  return app.add_option("--run", directory, "the run directory")->type_name("DIR");
+  return app.add_option("--run", directory, "the run directory; the current one unless told")
+      ->type_name("DIR");
 }
 
 CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& words) {
@@ -14,6 +16,14 @@ CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& words) 
   CLI::IsMember is_member(words);
   is_member.description("");  // else CLI11 appends the words to the type name again
   return option->type_name(joined)->check(is_member);
+}
+
+std::string run_or_here(const std::string& directory) {
+  if (!directory.empty()) return directory;
+  require(std::filesystem::exists("run.toml"),
+          "missing: --run DIR (the run directory); the current directory is none, it holds no "
+          "run.toml");
+  return ".";
 }
 
 void require(bool condition, const std::string& message) {

@@ -34,6 +34,10 @@ struct Command {
 CLI::Option* add_run(CLI::App& app, std::string& directory);
 CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& words);
 
+// What --run means when it was not given: "." where the current directory is a run. Throws kUsage
+// if it is none.
+[[nodiscard]] std::string run_or_here(const std::string& directory);
+
 // Throws kUsage(message) unless the condition holds.
 void require(bool condition, const std::string& message);
 

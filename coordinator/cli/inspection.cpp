@@ -143,6 +143,12 @@ void add_nameless_shards(const RunLayout& layout,
 
 }  // namespace
 
+std::uint64_t committed_bytes(const State& state) {
+  std::uint64_t bytes = 0;
+  for (const CommittedFile& file : committed_files(state)) bytes += file.record.size;
+  return bytes;
+}
+
 Inspection inspect(const RunLayout& layout,
                    const storage::ReplayResult& replayed,
                    const State& state,

@@ -37,6 +37,9 @@ struct Inspection {
                                  int vocab_size,
                                  const std::function<bool(double)>& progress);
 
+// Bytes of the files that the journal has committed and that nothing has taken away.
+[[nodiscard]] std::uint64_t committed_bytes(const State& state);
+
 struct Surplus {
   std::string path;  // relative; a directory or a file
   std::string why;

@@ -63,7 +63,8 @@ std::vector<std::string> ModelChoice::worker_arguments() const {
   return arguments;
 }
 
-ModelChoice choose_model(const ModelOptions& options) {
+ModelChoice choose_model(ModelOptions& options) {
+  if (options.model.empty() && options.run.empty() && fs::exists("run.toml")) options.run = ".";
   require(options.run.empty() != options.model.empty(),
           "say which model: --run DIR, or --model DIR (with --student and --lora)");
   if (!options.run.empty()) {

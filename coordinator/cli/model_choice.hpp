@@ -27,7 +27,8 @@ struct ModelChoice {
   [[nodiscard]] std::vector<std::string> worker_arguments() const;
 };
 
+// Neither run nor model given: the run in the current directory, which options.run then says.
 // Throws kUsage for options that contradict each other, or a stage that the run has not come to.
-[[nodiscard]] ModelChoice choose_model(const ModelOptions& options);
+[[nodiscard]] ModelChoice choose_model(ModelOptions& options);
 
 }  // namespace hedgerow::coordinator::cli

@@ -4,6 +4,8 @@
 #include <thread>
 
 #include "coordinator/cli/gpu.hpp"
+#include "coordinator/cli/inspection.hpp"
+#include "coordinator/fold.hpp"
 #include "storage/build_info.hpp"
 #include "storage/model_config.hpp"
 
@@ -51,6 +53,11 @@ void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
   }
 }
 
+std::uint64_t stored_bytes(const storage::RunLayout& layout) {
+  if (!fs::exists(layout.journal_directory())) return 0;
+  return committed_bytes(fold(storage::replay_journal(layout)).state);
+}
+
 }  // namespace
 
 void resolve_for_this_machine(Recipe& recipe) {
@@ -71,9 +78,30 @@ Plan plan_of(const Recipe& recipe, const fs::path& directory) {
   model.check_complete();
   PlanTokens tokens = read_plan_tokens(storage::RunLayout(directory), model.config().vocab_size);
   fill_missing(tokens, recipe);
-  const PlanLimits limits =
-      limits_of_this_machine(nearest_existing(directory), recipe.workers.local);
+  PlanLimits limits = limits_of_this_machine(nearest_existing(directory), recipe.workers.local);
+  limits.stored_bytes = stored_bytes(storage::RunLayout(directory));
   return make_plan(recipe, model.config(), tokens, limits);
+}
+
+std::optional<UnreadText> unread_text(const Recipe& recipe, const fs::path& directory) {
+  // English text under the usual vocabularies; gzip makes a third of it. Only to say whether it is
+  // likely to be enough.
+  constexpr std::uint64_t kBytesPerToken = 4, kGzipRatio = 3;
+  const auto tokens = storage::RunLayout::tokens(storage::DataStage::kTransfer);
+  if (fs::exists(directory / tokens)) return std::nullopt;
+  UnreadText text;
+  std::uint64_t unpacked = 0;
+  for (const storage::DataSource& source : recipe.data_transfer.sources) {
+    std::error_code missing;  // tokenizing names it
+    const std::uint64_t size = fs::file_size(source.path, missing);
+    if (missing || source.format == "tokens") continue;
+    text.bytes += size;
+    unpacked += source.path.ends_with(".gz") ? kGzipRatio * size : size;
+  }
+  if (text.bytes == 0) return std::nullopt;
+  text.rough_sequences = static_cast<std::int64_t>(unpacked / kBytesPerToken) /
+                         std::max(1, recipe.data_transfer.seq_len);
+  return text;
 }
 
 }  // namespace hedgerow::coordinator::cli

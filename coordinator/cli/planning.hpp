@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "coordinator/plan.hpp"
@@ -16,6 +17,16 @@ void resolve_for_this_machine(storage::Recipe& recipe);
 
 // The plan of a run at `directory`, which need not exist yet. Where tokens files are missing, the
 // number of sequences is what the recipe's step budget visits.
+// What the run has stored there already is room that it need not find.
 [[nodiscard]] Plan plan_of(const storage::Recipe& recipe, const std::filesystem::path& directory);
+
+// The text of the transfer while nobody has tokenized it: what a plan rests on without having seen.
+struct UnreadText {
+  std::uint64_t bytes = 0;
+  std::int64_t rough_sequences = 0;  // at four bytes a token
+};
+// None once the run at `directory` has its tokens, or if they come as tokens files.
+[[nodiscard]] std::optional<UnreadText> unread_text(const storage::Recipe& recipe,
+                                                    const std::filesystem::path& directory);
 
 }  // namespace hedgerow::coordinator::cli

@@ -80,5 +80,49 @@ TEST(Cli, MistypedCommandNamesTheNearest) {
             "lists them all\n");
 }
 
+// What a mistyped command line is answered with, less the command's name.
+struct Mistyped {
+  std::vector<std::string> line;
+  std::string answer;
+};
+
+TEST(Cli, AMistypedLineIsAnsweredWithWhatWasExpectedFoundAndMeant) {
+  const Mistyped all[] = {
+      {{"init", "model", "--dat", "text"}, "init has no option --dat, did you mean '--data'?"},
+      {{"status", "-recipe"}, "status has no option -recipe"},
+      {{"plan", "-recipe", "r"}, "plan has no option -recipe, did you mean '--recipe'?"},
+      {{"init", "model", "text.txt"}, "missing: --data FILE (the text to learn from)"},
+      {{"status", "--run"},
+       "--run needs a value: DIR (the run directory; the current one unless told)"},
+      {{"status", "--run", "a", "--run", "b"}, "--run: expected once, found 2 times"},
+      {{"status", "surplus"}, "unexpected argument 'surplus'"},
+      {{"tokenize", "--recipe", "r", "--out", "o", "--stage", "finetun"},
+       "--stage: expected transfer, finetune or evaluate, found 'finetun', did you mean "
+       "'finetune'?"},
+      {{"evaluate", "--max-sequences", "0"},
+       "--max-sequences: expected a number of at least 1, found '0'"},
+      {{"worker", "--threads", "many"},
+       "--threads: expected a number from 1 to 4096, found 'many'"},
+      {{"import", "f", "--model", "m", "--out", "o", "--alpha", "0"},
+       "--alpha: expected a number above 0, found '0'"},
+      // Behind a command "stop" is its argument.
+      {{"explain", "stop"}, "--block: expected a number, found 'stop'"}};
+  for (const auto& [line, text] : all) {
+    const Answer answer = run_line(line);
+    EXPECT_EQ(answer.code, 2);
+    EXPECT_EQ(answer.err,
+              "hedgerow " + line[0] + ": " + text + "; see 'hedgerow " + line[0] + " --help'\n");
+  }
+}
+
+TEST(Cli, HelpOfACommandIsReachedBothWays) {
+  EXPECT_EQ(run_line({"help", "plan"}).out, run_line({"plan", "--help"}).out);
+  EXPECT_EQ(run_line({"help"}).out, run_line({"--help"}).out);
+  EXPECT_EQ(run_line({"help"}).code, 0);
+  const Answer mistyped = run_line({"help", "statsu"});
+  EXPECT_EQ(mistyped.code, 2);
+  EXPECT_NE(mistyped.err.find("did you mean 'status'?"), std::string::npos) << mistyped.err;
+}
+
 }  // namespace
 }  // namespace hedgerow::coordinator::cli

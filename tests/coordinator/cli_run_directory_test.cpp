@@ -46,6 +46,37 @@ TEST_F(RunDirectory, CommandsNameADirectoryThatIsNoRun) {
   }
 }
 
+TEST_F(RunDirectory, WithoutANameItIsTheCurrentDirectoryIfThatIsARun) {
+  const fs::path before = fs::current_path();
+  fs::current_path(run_.directory());
+  for (const char* command : {"status", "explain", "check", "clean", "plan"})
+    EXPECT_EQ(run_line({command}).code, 0) << command << ": " << run_line({command}).err;
+  const Answer evaluated = run_line({"evaluate", "--tokens", "no-such-tokens"});
+  EXPECT_NE(evaluated.err.find("no such tokens file"), std::string::npos) << evaluated.err;
+  fs::current_path(run_.scratch.path());
+  for (const char* command :
+       {"status", "watch", "explain", "logs", "check", "clean", "stop", "worker", "run", "plan"}) {
+    const Answer answer = run_line({command});
+    EXPECT_EQ(answer.code, 2) << command;
+    EXPECT_NE(answer.err.find("missing: --run DIR"), std::string::npos) << answer.err;
+  }
+  fs::current_path(before);
+}
+
+TEST_F(RunDirectory, AnInterruptedFinetuneShowsTheStepsOfItsCheckpoint) {
+  std::ofstream(run_.layout.root() / "checkpoint") << "x";
+  run_.append({Granted{TaskId::finetune(), 5, "mpi", 1, "cpu"},
+               CheckpointCommitted{5, 10, {"checkpoint", 1, {}}},
+               TaskReleased{5, "interrupted"}});
+  const Answer answer = run_here({"status"});
+  EXPECT_NE(answer.out.find("finetune [####------------] 25% step 10/40"), std::string::npos)
+      << answer.out;
+  const RunStatus status = read_status(run_.layout);
+  EXPECT_EQ(status.task("finetune")->steps().done, 10);
+  EXPECT_EQ(nlohmann::json(status).get<RunStatus>().task("finetune")->steps().all, 40)
+      << "lost on the way through JSON";
+}
+
 TEST_F(RunDirectory, WatchLeavesAtQAndPutsTheScreenBack) {
   FakeConsole console;
   console.is_tty = true;
@@ -79,7 +110,11 @@ TEST_F(RunDirectory, LogsOfABlockAreTheLinesAboutIt) {
   EXPECT_EQ(run_here({"logs", "-n", "1"}).out,
             "worker-node-0: transfer block 5, token 22: begins\n"
             "worker-node-1: transfer block 1, token 3: begins\n");
-  EXPECT_EQ(run_here({"logs", "node-9"}).code, 1);
+  const Answer mistyped = run_here({"logs", "nod-1"});
+  EXPECT_EQ(mistyped.code, 1);
+  EXPECT_NE(mistyped.err.find(", did you mean 'node-1'?; there are node-0, node-1\n"),
+            std::string::npos)
+      << mistyped.err;
 }
 
 TEST_F(RunDirectory, CheckOfASoundRunReadsEverything) {

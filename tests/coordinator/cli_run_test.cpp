@@ -1,4 +1,5 @@
 // What run, plan, import and doctor refuse or say before anything computes.
+#include "storage/model_config.hpp"
 #include "storage/recipe.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
 #include "tests/coordinator/cli_small_run.hpp"
@@ -139,6 +140,38 @@ TEST_F(BeforeARun, DoctorGivesEachFindingALevelAndAFix) {
   }
   EXPECT_TRUE(saw_worker);
   EXPECT_EQ(run_with_scripts({"doctor", "--dir", "/proc/no-such-place"}).code, 5);
+}
+
+TEST_F(BeforeARun, ARunDirectoryThatCannotBeMadeIsTheEnvironmentsFaultAndIsNamed) {
+  const Answer answer =
+      run_line({"run", "--run", "/proc/x", "--recipe", recipe_with([](auto&) {})});
+  EXPECT_EQ(answer.code, 5);
+  EXPECT_EQ(std::count(answer.err.begin(), answer.err.end(), '\n'), 1) << answer.err;
+  EXPECT_NE(answer.err.find("/proc/x cannot be made: "), std::string::npos) << answer.err;
+}
+
+TEST_F(BeforeARun, PlanSaysThatItHasNotReadTheText) {
+  std::ofstream(run_.scratch / "text.txt") << std::string(4 * 4 * 100, 'x');
+  const std::string recipe = recipe_with([](auto&) {});
+  const Answer before = run_line({"plan", "--recipe", recipe, "--run", run_.scratch / "new"});
+  EXPECT_NE(before.out.find("not read yet: roughly 100 sequences"), std::string::npos)
+      << before.out;
+  EXPECT_NE(before.out.find("it fits; the text was not read\n"), std::string::npos) << before.out;
+  const Answer after = run_line({"plan", "--run", run_.directory()});
+  EXPECT_TRUE(after.out.ends_with("\nit fits\n")) << "its tokens are there\n"
+                                                  << after.out << after.err;
+}
+
+TEST_F(BeforeARun, AScriptThatRunsUsIsWhatGoesOn) {
+  std::ofstream(run_.scratch / "make_tokens.py") << "kill -INT $PPID; sleep 5\n";
+  FakeConsole console;
+  console.variables["HEDGEROW_HUGGINGFACE"] = run_.scratch.path().string();
+  console.variables["HEDGEROW_PYTHON"] = "/bin/sh";
+  console.variables["HEDGEROW_RESUME_WITH"] = "deploy/quickstart";
+  const Answer answer = run_line({"run", "--run", run_.directory()}, console);
+  EXPECT_EQ(answer.code, 4);
+  EXPECT_NE(answer.err.find("stopped; 'deploy/quickstart' goes on\n"), std::string::npos)
+      << answer.err;
 }
 
 }  // namespace

@@ -54,6 +54,18 @@ class PlanTest : public ::testing::Test {
   PlanLimits limits_;
 };
 
+TEST_F(PlanTest, ARunThatGoesOnNeedsNoRoomForWhatItStoredAlready) {
+  const std::uint64_t peak = make().peak_disk_bytes;
+  limits_.free_disk_bytes = peak / 2;
+  EXPECT_FALSE(make().fits());
+  limits_.stored_bytes = peak - peak / 2;
+  EXPECT_TRUE(make().fits());
+  limits_.stored_bytes -= 1;
+  ASSERT_FALSE(make().fits());
+  EXPECT_NE(make().problems[0].message.find("it holds"), std::string::npos)
+      << make().problems[0].message;
+}
+
 TEST_F(PlanTest, LayersNeedNotBeDivisibleByTheBlockSize) {
   recipe_.plan.layers_per_block = 7;
   const Plan plan = make();

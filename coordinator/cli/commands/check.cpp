@@ -108,11 +108,14 @@ ExitCode run_check(const CheckOptions& options, Terminal& terminal) {
 
 RunCommand declare_check(CLI::App& app) {
   const auto options = std::make_shared<CheckOptions>();
-  add_run(app, options->run)->required();
+  add_run(app, options->run);
   app.add_flag("--repair",
                options->repair,
                "mark what is damaged as lost, so that the next run makes it again");
-  return [options](Terminal& terminal) { return run_check(*options, terminal); };
+  return [options](Terminal& terminal) {
+    options->run = run_or_here(options->run);
+    return run_check(*options, terminal);
+  };
 }
 
 }  // namespace hedgerow::coordinator::cli

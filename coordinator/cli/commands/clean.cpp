@@ -65,9 +65,12 @@ ExitCode run_clean(const CleanOptions& options, Terminal& terminal) {
 
 RunCommand declare_clean(CLI::App& app) {
   const auto options = std::make_shared<CleanOptions>();
-  add_run(app, options->run)->required();
+  add_run(app, options->run);
   app.add_flag("--yes", options->yes, "do not ask");
-  return [options](Terminal& terminal) { return run_clean(*options, terminal); };
+  return [options](Terminal& terminal) {
+    options->run = run_or_here(options->run);
+    return run_clean(*options, terminal);
+  };
 }
 
 }  // namespace hedgerow::coordinator::cli

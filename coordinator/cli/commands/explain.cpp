@@ -61,8 +61,11 @@ RunCommand declare_explain(CLI::App& app) {
   const auto options = std::make_shared<ExplainOptions>();
   app.add_option("--block,block", options->block, "the block; without it: the whole run")
       ->type_name("N");
-  add_run(app, options->run)->required();
-  return [options](Terminal& terminal) { return run_explain(*options, terminal); };
+  add_run(app, options->run);
+  return [options](Terminal& terminal) {
+    options->run = run_or_here(options->run);
+    return run_explain(*options, terminal);
+  };
 }
 
 }  // namespace hedgerow::coordinator::cli

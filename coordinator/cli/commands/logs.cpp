@@ -10,6 +10,7 @@
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/parse_error.hpp"
 #include "coordinator/events.hpp"
 #include "storage/journal.hpp"
 #include "storage/run_layout.hpp"
@@ -53,19 +54,37 @@ Filter filter_of_block(const storage::RunLayout& layout, int block) {
   return filter;
 }
 
+std::string worker_of(const fs::path& log) {
+  const std::string stem = log.stem().string();
+  return stem.starts_with("worker-") ? stem.substr(7) : stem;
+}
+
 std::vector<fs::path> log_files(const storage::RunLayout& layout,
                                 const std::set<std::string>& names) {
   std::vector<fs::path> files;
   std::error_code ignored;
   for (const auto& entry : fs::directory_iterator(layout.logs(), ignored)) {
     const std::string stem = entry.path().stem().string();
-    const std::string worker = stem.starts_with("worker-") ? stem.substr(7) : stem;
     if (entry.path().extension() != ".log") continue;
-    if (names.empty() || names.contains(worker) || names.contains(stem))
+    if (names.empty() || names.contains(worker_of(entry.path())) || names.contains(stem))
       files.push_back(entry.path());
   }
   std::sort(files.begin(), files.end());
   return files;
+}
+
+// Why there is nothing to show, with the names that would have shown something.
+std::string no_log(const storage::RunLayout& layout, const std::string& wanted) {
+  std::vector<std::string> names;
+  std::string all;
+  for (const fs::path& file : log_files(layout, {})) {
+    names.push_back(worker_of(file));
+    all += (all.empty() ? "" : ", ") + names.back();
+  }
+  if (names.empty())
+    return "no logs in " + layout.logs().string() + " yet; workers write them once a run begins";
+  return "no log of '" + wanted + "' in " + layout.logs().string() + did_you_mean(wanted, names) +
+         "; there are " + all;
 }
 
 class Tail {
@@ -107,10 +126,7 @@ ExitCode run_logs(const LogsOptions& options, Terminal& terminal) {
   if (!options.worker.empty()) filter.workers = {options.worker};
   const std::vector<fs::path> files = log_files(layout, filter.workers);
   if (files.empty()) {
-    throw storage::Error(storage::ErrorKind::kNotFound,
-                         "no log" + (options.worker.empty() ? "" : " of " + options.worker) +
-                             " in " + layout.logs().string() +
-                             "; workers of other machines keep theirs there");
+    throw storage::Error(storage::ErrorKind::kNotFound, no_log(layout, options.worker));
   }
   std::vector<Tail> tails;
   for (const fs::path& file : files) tails.emplace_back(file, files.size() > 1);
@@ -142,7 +158,7 @@ RunCommand declare_logs(CLI::App& app) {
   const auto options = std::make_shared<LogsOptions>();
   app.add_option("worker", options->worker, "only this worker's log, or: finetune")
       ->type_name("NAME");
-  add_run(app, options->run)->required();
+  add_run(app, options->run);
   app.add_option("--block", options->block, "only lines about this block")
       ->type_name("N")
       ->check(CLI::NonNegativeNumber.description(""));
@@ -151,7 +167,10 @@ RunCommand declare_logs(CLI::App& app) {
       ->check(CLI::NonNegativeNumber.description(""))
       ->capture_default_str();
   app.add_flag("-f,--follow", options->follow, "go on as they grow; q or Ctrl-C leaves");
-  return [options](Terminal& terminal) { return run_logs(*options, terminal); };
+  return [options](Terminal& terminal) {
+    options->run = run_or_here(options->run);
+    return run_logs(*options, terminal);
+  };
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -14,10 +14,10 @@ namespace fs = std::filesystem;
 using storage::ExitCode;
 
 struct PlanOptions {
-  std::string run = ".", recipe;
+  std::string run, recipe;
 };
 
-void print_plan(const Plan& plan, Terminal& terminal) {
+void print_plan(const Plan& plan, const std::optional<UnreadText>& unread, Terminal& terminal) {
   const auto line = [&](std::string label, const std::string& text) {
     constexpr int kLabelWidth = 10;
     label.resize(kLabelWidth, ' ');
@@ -29,6 +29,13 @@ void print_plan(const Plan& plan, Terminal& terminal) {
        std::to_string(plan.capture.num_train) + " sequences for training, " +
            std::to_string(plan.capture.num_validation) + " for validation, " +
            std::to_string(plan.capture.num_shards()) + " shards a boundary");
+  if (unread) {
+    line("text",
+         bytes_text(unread->bytes) + ", not read yet: roughly " +
+             std::to_string(unread->rough_sequences) + " sequences (4 bytes a token) for the " +
+             std::to_string(plan.capture.num_train + plan.capture.num_validation) +
+             " above; a shorter text is gone through more than once");
+  }
   line("disk",
        bytes_text(plan.peak_disk_bytes) + " at most, " + bytes_text(plan.final_disk_bytes) +
            " at the end; one boundary " + bytes_text(plan.boundary_bytes));
@@ -48,19 +55,24 @@ void print_plan(const Plan& plan, Terminal& terminal) {
   for (const std::string& warning : plan.warnings) line("warning", warning);
   for (const PlanProblem& problem : plan.problems)
     line("problem", problem.message + "; " + problem.remedy);
-  terminal.print(plan.fits() ? "it fits" : "it does not fit");
+  terminal.print(!plan.fits() ? "it does not fit"
+                 : unread     ? "model, memory and disk: it fits; the text was not read"
+                              : "it fits");
 }
 
 ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
   const fs::path recorded = storage::RunLayout(options.run).recipe();
   require(!options.recipe.empty() || fs::exists(recorded),
-          "no recipe: give --recipe FILE, or --run DIR of a run that has one");
+          options.run + " holds no run.toml; give --recipe FILE, or --run DIR of a run");
   storage::Recipe recipe =
       storage::Recipe::load(options.recipe.empty() ? recorded : fs::path(options.recipe));
   resolve_for_this_machine(recipe);
   const Plan plan = plan_of(recipe, options.run);
-  print_plan(plan, terminal);
-  terminal.print_json(plan);
+  const std::optional<UnreadText> text = unread_text(recipe, options.run);
+  print_plan(plan, text, terminal);
+  nlohmann::json answer = plan;
+  if (text) answer["unread_text"] = {{"bytes", text->bytes}, {"sequences", text->rough_sequences}};
+  terminal.print_json(answer);
   return plan.fits() ? ExitCode::kOk : ExitCode::kUsage;
 }
 
@@ -70,8 +82,12 @@ RunCommand declare_plan(CLI::App& app) {
   const auto options = std::make_shared<PlanOptions>();
   app.add_option("--recipe", options->recipe, "the recipe; without it the run's own")
       ->type_name("FILE");
-  add_run(app, options->run)->capture_default_str();
-  return [options](Terminal& terminal) { return run_plan(*options, terminal); };
+  add_run(app, options->run);
+  return [options](Terminal& terminal) {
+    // With a recipe it is where the run will lie, which need not be a run yet.
+    if (options->run.empty()) options->run = options->recipe.empty() ? run_or_here("") : ".";
+    return run_plan(*options, terminal);
+  };
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -40,13 +40,22 @@ Recipe ready_recipe(const RunCommandOptions& options, const RunLayout& layout) {
   return recipe;
 }
 
+void make_directory(const fs::path& directory) {
+  std::error_code error;
+  fs::create_directories(directory, error);
+  if (!error) return;
+  throw storage::Error(storage::ErrorKind::kUnavailable,
+                       "the run directory " + directory.string() + " cannot be made: " +
+                           error.message() + "; name a place where you may write with --run");
+}
+
 Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
   require(!options.recipe.empty(),
           options.run + " is no run directory yet; give --recipe FILE to start one there");
   require(!fs::exists(layout.root()) || fs::is_empty(layout.root()),
           options.run + " holds other files and no run.toml; choose a new directory");
   Recipe recipe = ready_recipe(options, layout);
-  fs::create_directories(layout.root());
+  make_directory(layout.root());
   write_recipe(layout, recipe);
   terminal.say("new run in " + options.run);
   return recipe;
@@ -166,7 +175,10 @@ void say_what_is_done(const RunLayout& layout, Terminal& terminal) {
 }
 
 ExitCode interrupted(const RunCommandOptions& options, Terminal& terminal) {
-  terminal.say("stopped; 'hedgerow run --run " + options.run + "' goes on");
+  // A script that runs us names itself, since it goes on with more than the run.
+  const std::string script = terminal.console().environment("HEDGEROW_RESUME_WITH").value_or("");
+  terminal.say("stopped; '" + (script.empty() ? "hedgerow run --run " + options.run : script) +
+               "' goes on");
   terminal.print_json(
       {{"outcome",
         {{"exit_code", static_cast<int>(ExitCode::kInterrupted)}, {"summary", "stopped"}}}});
@@ -207,7 +219,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
 
 RunCommand declare_run(CLI::App& app) {
   const auto options = std::make_shared<RunCommandOptions>();
-  add_run(app, options->run)->required();
+  add_run(app, options->run);
   app.add_option("--recipe", options->recipe, "the recipe of a new run; needed once")
       ->type_name("FILE");
   app.add_option("--workers",
@@ -215,7 +227,10 @@ RunCommand declare_run(CLI::App& app) {
                  "local workers in place of the recipe's; 0: only those that join from elsewhere")
       ->type_name("N")
       ->check(CLI::Range(0, 4096).description(""));
-  return [options](Terminal& terminal) { return run_run(*options, terminal); };
+  return [options](Terminal& terminal) {
+    options->run = run_or_here(options->run);
+    return run_run(*options, terminal);
+  };
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -21,8 +21,8 @@ storage::ExitCode run_status(const std::string& directory, Terminal& terminal) {
 
 RunCommand declare_status(CLI::App& app) {
   const auto directory = std::make_shared<std::string>();
-  add_run(app, *directory)->required();
-  return [directory](Terminal& terminal) { return run_status(*directory, terminal); };
+  add_run(app, *directory);
+  return [directory](Terminal& terminal) { return run_status(run_or_here(*directory), terminal); };
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -52,12 +52,15 @@ ExitCode run_stop(const StopOptions& options, Terminal& terminal) {
 
 RunCommand declare_stop(CLI::App& app) {
   const auto options = std::make_shared<StopOptions>();
-  add_run(app, options->run)->required();
+  add_run(app, options->run);
   app.add_option("--timeout", options->patience_seconds, "seconds to wait for the checkpoints")
       ->type_name("SECONDS")
       ->check(CLI::Range(1, 86400).description(""))
       ->capture_default_str();
-  return [options](Terminal& terminal) { return run_stop(*options, terminal); };
+  return [options](Terminal& terminal) {
+    options->run = run_or_here(options->run);
+    return run_stop(*options, terminal);
+  };
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -94,8 +94,8 @@ ExitCode run_watch(const std::string& directory, Terminal& terminal) {
 
 RunCommand declare_watch(CLI::App& app) {
   const auto directory = std::make_shared<std::string>();
-  add_run(app, *directory)->required();
-  return [directory](Terminal& terminal) { return run_watch(*directory, terminal); };
+  add_run(app, *directory);
+  return [directory](Terminal& terminal) { return run_watch(run_or_here(*directory), terminal); };
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -41,14 +41,17 @@ ExitCode run_worker(const WorkerOptions& options, Terminal& terminal) {
 
 RunCommand declare_worker(CLI::App& app) {
   const auto options = std::make_shared<WorkerOptions>();
-  add_run(app, options->run)->required();
+  add_run(app, options->run);
   app.add_option(
          "--connect", options->connect, "the coordinator, when the run directory does not tell")
       ->type_name("ADDRESS");
   app.add_option("--threads", options->threads, "in place of the recipe's")
       ->type_name("N")
       ->check(CLI::Range(1, 4096).description(""));
-  return [options](Terminal& terminal) { return run_worker(*options, terminal); };
+  return [options](Terminal& terminal) {
+    options->run = run_or_here(options->run);
+    return run_worker(*options, terminal);
+  };
 }
 
 }  // namespace hedgerow::coordinator::cli

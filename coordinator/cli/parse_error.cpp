@@ -1,0 +1,148 @@
+#include "coordinator/cli/parse_error.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+
+#include "coordinator/cli/format.hpp"
+#include "storage/words.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+// A limit from here on is only there to keep numbers sane; "at least 1" tells more than its digits.
+constexpr double kUnlimited = 1 << 20;
+
+std::string see_help(const CLI::App& command) {
+  const std::string name = command.get_parent() == nullptr ? "" : command.get_name() + " ";
+  return "; see 'hedgerow " + name + "--help'";
+}
+
+// "--out FILE" or "MODEL", as the usage line has it.
+std::string shown_name(const CLI::Option& option) {
+  if (!option.nonpositional()) return option.get_name(true, false);
+  const std::string type = option.get_items_expected_max() == 0 ? "" : option.get_type_name();
+  if (type.empty()) return option.get_name();
+  return option.get_name() + " " + (type.find('|') == std::string::npos ? type : "WORD");
+}
+
+std::vector<std::string> choices_of(const CLI::Option& option) {
+  const std::string type = option.get_type_name();
+  return type.find('|') == std::string::npos ? std::vector<std::string>{}
+                                             : CLI::detail::split(type, '|');
+}
+
+std::string listed(const std::vector<std::string>& words) {
+  std::string text;
+  for (std::size_t i = 0; i < words.size(); ++i) {
+    if (i > 0) text += i + 1 == words.size() ? " or " : ", ";
+    text += words[i];
+  }
+  return text;
+}
+
+std::string unknown_option(const std::string& given, const CLI::App& command) {
+  const std::string word = given.substr(0, given.find('='));
+  std::vector<std::string> names;
+  for (const CLI::Option* option : command.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  // "-recipe" is near "--recipe", and CLI11 reports it letter by letter or whole.
+  const std::string dashed = word.starts_with("--") ? word : "-" + word;
+  const bool is_letter = word.size() == 2;
+  const std::string of = command.get_parent() == nullptr ? "hedgerow" : command.get_name();
+  return of + " has no option " + word + (is_letter ? "" : did_you_mean(dashed, names));
+}
+
+std::string missing_options(const CLI::App& command) {
+  std::string text;
+  for (const CLI::Option* option : command.get_options()) {
+    if (!option->get_required() || option->count() > 0) continue;
+    text += (text.empty() ? "" : ", and ") + shown_name(*option) + " (" +
+            option->get_description() + ")";
+  }
+  return text;
+}
+
+// The option that an error is about: CLI11 says it only in its text.
+const CLI::Option* option_of(const CLI::App& command, const std::string& text) {
+  const CLI::Option* found = nullptr;
+  for (const CLI::Option* option : command.get_options()) {
+    const std::string name = option->get_name();
+    const bool is_named = text.starts_with(name + ":") || text.starts_with(name + " ") ||
+                          text.find(": " + name + " = ") != std::string::npos ||
+                          text.find("to " + name + ",") != std::string::npos ||
+                          text.ends_with(" for " + name);
+    if (is_named && (found == nullptr || name.size() > found->get_name().size())) found = option;
+  }
+  return found;
+}
+
+// What CLI11's range check would have taken, from its text.
+std::string expected_number(const std::string& text, const std::string& found) {
+  double least = 0.0, most = 0.0;
+  const std::size_t at = text.find("not in range ");
+  if (at == std::string::npos ||
+      std::sscanf(text.c_str() + at, "not in range %lf to %lf", &least, &most) != 2) {
+    return "a number";
+  }
+  if (most < kUnlimited) return "a number from " + number_text(least) + " to " + number_text(most);
+  // CLI11's "positive" begins at the smallest number above zero, which it prints as zero.
+  if (std::strtod(found.c_str(), nullptr) == least) return "a number above " + number_text(least);
+  return "a number of at least " + number_text(least);
+}
+
+std::string wrong_value(const CLI::Option& option, const std::string& text) {
+  const std::vector<std::string> given = option.results();
+  const std::string name = option.get_name();
+  if (option.get_items_expected_max() == 0) return name + " takes no value";
+  if (given.empty()) {
+    const std::string type = option.get_type_name();
+    return name + " needs a value: " +
+           listed(choices_of(option).empty() ? std::vector{type} : choices_of(option)) + " (" +
+           option.get_description() + ")";
+  }
+  if (given.size() > static_cast<std::size_t>(option.get_items_expected_max()))
+    return name + ": expected once, found " + std::to_string(given.size()) + " times";
+  const std::vector<std::string> choices = choices_of(option);
+  const std::string expected =
+      choices.empty() ? expected_number(text, given.back()) : listed(choices);
+  return name + ": expected " + expected + ", found '" + given.back() + "'" +
+         did_you_mean(given.back(), choices);
+}
+
+std::string what_is_wrong(const CLI::App& root,
+                          const CLI::App& command,
+                          const CLI::ParseError& error) {
+  const std::vector<std::string> surplus = root.remaining(/*recurse=*/true);
+  const auto option = std::find_if(surplus.begin(), surplus.end(), [](const std::string& word) {
+    return word.size() > 1 && word.starts_with("-") && word != "--";
+  });
+  if (option != surplus.end()) return unknown_option(*option, command);
+  const std::string text = error.what();
+  if (dynamic_cast<const CLI::RequiredError*>(&error) != nullptr) {
+    const std::string missing = missing_options(command);
+    if (!missing.empty()) return "missing: " + missing;
+  }
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !surplus.empty())
+    return "unexpected argument '" + surplus.front() + "'";
+  const CLI::Option* about = option_of(command, text);
+  return about == nullptr ? text : wrong_value(*about, text);
+}
+
+}  // namespace
+
+std::string parse_error_text(const CLI::App& root,
+                             const CLI::App& command,
+                             const CLI::ParseError& error) {
+  return what_is_wrong(root, command, error) + see_help(command);
+}
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates) {
+  const std::string nearest = storage::nearest_word(word, candidates);
+  return nearest.empty() ? "" : ", did you mean '" + nearest + "'?";
+}
+
+}  // namespace hedgerow::coordinator::cli
