@@ -44,7 +44,11 @@ void make_directory(const fs::path& directory) {
   std::error_code error;
   fs::create_directories(directory, error);
   if (!error) return;
-  throw storage::Error(storage::ErrorKind::kUnavailable,
+  using storage::ErrorKind;
+  const ErrorKind kind =
+      storage::system_error("make the directory", directory.string(), error.value()).kind();
+  // /proc and its like say "no such file" where nothing can be made.
+  throw storage::Error(kind == ErrorKind::kNotFound ? ErrorKind::kUnavailable : kind,
                        "the run directory " + directory.string() + " cannot be made: " +
                            error.message() + "; name a place where you may write with --run");
 }
