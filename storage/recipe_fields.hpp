@@ -13,7 +13,8 @@ namespace hedgerow::storage {
 template <typename Data, typename Visitor>
 void visit_data(Data& data, Visitor& visitor) {
   constexpr int kMaxLength = 1 << 24;
-  visitor.field("seq_len", data.seq_len, {"tokens of a sequence; each stage has its own", 2, kMaxLength});
+  visitor.field(
+      "seq_len", data.seq_len, {"tokens of a sequence; each stage has its own", 2, kMaxLength});
   visitor.field("validation_sequences",
                 data.validation_sequences,
                 {"the last ones, never trained on", 0, 1e9});
