@@ -53,6 +53,22 @@ bool same_file(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size;
 }
 
+// A file that goes with the scope unless it was published under another name.
+class Unpublished {
+ public:
+  explicit Unpublished(fs::path path) : path_(std::move(path)) {}
+  ~Unpublished() {
+    std::error_code ignored;  // the error that ends the scope is the one to report
+    if (!path_.empty()) fs::remove(path_, ignored);
+  }
+  Unpublished(const Unpublished&) = delete;
+  Unpublished& operator=(const Unpublished&) = delete;
+  void keep() { path_.clear(); }
+
+ private:
+  fs::path path_;
+};
+
 }  // namespace
 
 File::File(int descriptor, fs::path path) : descriptor_(descriptor), path_(std::move(path)) {}
@@ -216,16 +232,12 @@ void write_atomically(const fs::path& path, std::string_view bytes, int mode) {
   const fs::path temporary =
       directory_of(path) / ("." + path.filename().string() + ".tmp-" + random_suffix());
   File file = File::create_exclusive(temporary, mode);
-  try {
-    file.write_all(std::as_bytes(std::span(bytes)));
-    file.sync();
-    file.close();
-    publish(temporary, path);
-  } catch (...) {
-    std::error_code ignored;  // the first error is the one to report
-    fs::remove(temporary, ignored);
-    throw;
-  }
+  Unpublished unpublished(temporary);
+  file.write_all(std::as_bytes(std::span(bytes)));
+  file.sync();
+  file.close();
+  publish(temporary, path);
+  unpublished.keep();
 }
 
 void sync_file(const fs::path& path) {

@@ -34,6 +34,23 @@ File create_segment(const RunLayout& layout, std::uint64_t term) {
   }
 }
 
+// A segment without a record, which goes with the scope unless its term begins. One that stays does
+// no harm either.
+class EmptySegment {
+ public:
+  explicit EmptySegment(fs::path path) : path_(std::move(path)) {}
+  ~EmptySegment() {
+    std::error_code ignored;
+    if (!path_.empty()) fs::remove(path_, ignored);
+  }
+  EmptySegment(const EmptySegment&) = delete;
+  EmptySegment& operator=(const EmptySegment&) = delete;
+  void keep() { path_.clear(); }
+
+ private:
+  fs::path path_;
+};
+
 bool same_end(const ReplayResult& a, const ReplayResult& b) {
   const auto equal = [](const SegmentEnd& x, const SegmentEnd& y) {
     return x.term == y.term && x.bytes == y.bytes && x.chain == y.chain;
@@ -88,13 +105,9 @@ Journal Journal::start_term(const RunLayout& layout, const ReplayResult& replaye
   const std::uint64_t term = replayed.last_term + 1;
   auto impl = std::make_unique<Impl>(layout, term, replayed.last_seq, create_segment(layout, term));
   Journal journal(std::move(impl));
-  try {
-    refuse_if_grown(layout, replayed, term);
-  } catch (...) {
-    std::error_code ignored;  // an empty segment does no harm either
-    fs::remove(layout.journal_segment(term), ignored);
-    throw;
-  }
+  EmptySegment segment(layout.journal_segment(term));
+  refuse_if_grown(layout, replayed, term);
+  segment.keep();
   nlohmann::json seals = nlohmann::json::array();
   for (const SegmentEnd& end : replayed.unsealed) seals.push_back(to_seal(end));
   journal.append({{"type", "term_started"}, {"term", term}, {"seals", seals}});
