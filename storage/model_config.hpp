@@ -71,6 +71,8 @@ class ModelDirectory {
   // link (cache snapshots link into blobs). Throws kUsage (no such directory, .bin or .pt weights:
   // convert first), kCorrupt (missing shard, damaged header).
   static ModelDirectory open(const std::string& reference);
+  // Of the form org/name; such a directory, where there is one, goes before the cache.
+  [[nodiscard]] static bool is_hub_name(const std::string& reference);
   ModelDirectory(ModelDirectory&&) noexcept;
   ~ModelDirectory();
 

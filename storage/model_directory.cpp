@@ -47,12 +47,6 @@ fs::path hub_cache() {
   return fs::path(environment("HOME")) / ".cache" / "huggingface" / "hub";
 }
 
-bool is_hub_name(const std::string& reference) {
-  const std::size_t slash = reference.find('/');
-  return slash != std::string::npos && is_plain_name(reference.substr(0, slash)) &&
-         is_plain_name(reference.substr(slash + 1));
-}
-
 // refs/main names the commit; a cache that was filled by commit alone has no refs, and then one
 // snapshot is unambiguous.
 fs::path snapshot_of(const fs::path& repository, const std::string& reference) {
@@ -88,7 +82,7 @@ fs::path locate(const std::string& reference) {
             "model '{}' is a file; give the directory that holds config.json and *.safetensors",
             reference));
   }
-  if (!is_hub_name(reference)) {
+  if (!ModelDirectory::is_hub_name(reference)) {
     throw Error(
         ErrorKind::kUsage,
         fmt::format("model '{}': no such directory (and not an org/name of the Hugging Face "
@@ -260,6 +254,12 @@ struct ModelDirectory::Impl {
 ModelDirectory::ModelDirectory(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ModelDirectory::ModelDirectory(ModelDirectory&&) noexcept = default;
 ModelDirectory::~ModelDirectory() = default;
+
+bool ModelDirectory::is_hub_name(const std::string& reference) {
+  const std::size_t slash = reference.find('/');
+  return slash != std::string::npos && is_plain_name(reference.substr(0, slash)) &&
+         is_plain_name(reference.substr(slash + 1));
+}
 
 ModelDirectory ModelDirectory::open(const std::string& reference) {
   auto impl = std::make_unique<Impl>();

@@ -35,8 +35,9 @@ struct Recipe {
   // key: "recipe.toml:12: transfer.learning_rat is not a known key; did you mean
   // transfer.learning_rate?"
   static Recipe parse(const std::string& toml, const std::string& name);
-  // parse() of a file. "~/" stands for the home directory; source paths, and a model path that
-  // begins with a dot, are relative to the recipe's folder and become absolute.
+  // parse() of a file. "~/" stands for the home directory; relative paths start from the recipe's
+  // folder and become absolute. A model path of the form org/name is the Hugging Face cache's
+  // unless that folder holds such a directory.
   static Recipe load(const std::filesystem::path& path);
   void validate(const std::string& name) const;  // ranges and cross-field rules; parse() calls it
 

@@ -11,6 +11,7 @@
 
 #include "storage/error.hpp"
 #include "storage/file.hpp"
+#include "storage/model_config.hpp"
 #include "storage/recipe_check.hpp"
 #include "storage/recipe_fields.hpp"
 #include "storage/recipe_text.hpp"
@@ -239,6 +240,24 @@ std::string expand_home(const std::string& path) {
   return std::string(home) + path.substr(1);
 }
 
+// org/name of the Hugging Face cache, and not a folder beside the recipe that is called so. The
+// working directory has no say in what a recipe means; a directory of that name there would be
+// taken before the cache (ModelDirectory::open), by whichever process happens to stand in it.
+bool names_cached_model(const std::string& model, const fs::path& folder, const fs::path& recipe) {
+  std::error_code ignored;  // what cannot be looked at is no directory
+  if (model.starts_with("~/") || model.starts_with("./") || model.starts_with("../") ||
+      !ModelDirectory::is_hub_name(model) || fs::is_directory(folder / model, ignored))
+    return false;
+  if (!fs::is_directory(model, ignored)) return true;
+  throw Error(ErrorKind::kUsage,
+              recipe.string() + ": model.path = \"" + model +
+                  "\" is a folder of the working directory, but a recipe's paths start from the "
+                  "recipe's own folder, " +
+                  folder.string() + "; write \"" + fs::absolute(model).string() +
+                  "\" for that folder, or go elsewhere to take the model from the Hugging Face "
+                  "cache");
+}
+
 }  // namespace
 
 Recipe Recipe::parse(const std::string& toml, const std::string& name) {
@@ -276,8 +295,7 @@ Recipe Recipe::load(const fs::path& path) {
   for (DataSection* data : {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
     for (DataSource& source : data->sources) absolute(source.path);
   }
-  const std::string& model = recipe.model.path;
-  if (model.starts_with(".") || model.starts_with("~/")) absolute(recipe.model.path);
+  if (!names_cached_model(recipe.model.path, folder, path)) absolute(recipe.model.path);
   return recipe;
 }
 

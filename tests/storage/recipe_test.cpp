@@ -275,7 +275,62 @@ TEST(Recipe, LoadMakesPathsAbsoluteFromTheRecipesFolder) {
   EXPECT_EQ(recipe.data_transfer.sources.at(0).path, directory.path().parent_path() / "corpus.txt");
   EXPECT_EQ(recipe.data_evaluate.sources.at(0).path, "/abs.txt");
   write_atomically(directory / "r.toml", kMinimal);
-  EXPECT_EQ(Recipe::load(directory / "r.toml").model.path, "teacher") << "org/name is not a path";
+  EXPECT_EQ(Recipe::load(directory / "r.toml").model.path, directory / "teacher");
+}
+
+TEST(Recipe, AModelPathWithoutADotIsTheRecipesFoldersOrElseTheCaches) {
+  const tests::TemporaryDirectory directory;
+  const auto path_of = [&](const std::string& model) {
+    write_atomically(directory / "r.toml",
+                     "[model]\npath = \"" + model +
+                         "\"\n[data.transfer]\nsources = [{ path = \"corpus.txt\" }]\n");
+    return Recipe::load(directory / "r.toml").model.path;
+  };
+  EXPECT_EQ(path_of("models/x"), "models/x") << "nothing there: org/name of the cache";
+  EXPECT_EQ(path_of("my/models/x"), directory / "my/models/x") << "no cache has such a name";
+  std::filesystem::create_directories(directory / "models" / "x");
+  EXPECT_EQ(path_of("models/x"), directory / "models/x");
+}
+
+TEST(Recipe, AModelFolderOfTheWorkingDirectoryIsRefusedNotTaken) {
+  const tests::TemporaryDirectory directory;
+  const tests::TemporaryDirectory working;
+  std::filesystem::create_directories(working / "models" / "x");
+  write_atomically(
+      directory / "r.toml",
+      "[model]\npath = \"models/x\"\n[data.transfer]\nsources = [{ path = \"c.txt\" }]\n");
+  const std::filesystem::path before = std::filesystem::current_path();
+  std::filesystem::current_path(working.path());
+  try {
+    (void)Recipe::load(directory / "r.toml");
+    ADD_FAILURE() << "what a recipe means depends on where the command was given";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_THAT(error.what(), HasSubstr((working / "models/x").string()));
+    EXPECT_THAT(error.what(), HasSubstr(directory.path().string()));
+  }
+  std::filesystem::current_path(before);
+}
+
+TEST(Recipe, OneTextInTwoStagesIsHeldOutAlikeOrRefused) {
+  const auto stages = [](const std::string& transfer, const std::string& evaluate) {
+    return refusal("[model]\npath = \"t\"\n[data.transfer]\n" + transfer + "\n[data.evaluate]\n" +
+                   evaluate + "\n");
+  };
+  const std::string one = "sources = [{ path = \"a.txt\" }]";
+  const std::string two = "sources = [{ path = \"b.txt\" }, { path = \"a.txt\" }]";
+  EXPECT_EQ(stages(one, ""), "accepted");
+  EXPECT_EQ(stages(two, "seq_len = 64\nadd_bos = true"), "accepted");
+  EXPECT_EQ(stages(one, "sources = [{ path = \"c.txt\" }]\nvalidation_sequences = 0"), "accepted");
+  EXPECT_THAT(stages(two, one), HasSubstr("data.evaluate.sources names a.txt, and so does "));
+  EXPECT_THAT(stages(one, "sources = [{ path = \"./a.txt\", format = \"records\" }]"),
+              HasSubstr("names ./a.txt"));
+  EXPECT_THAT(stages(one, "split = \"sequences\""), HasSubstr("the same split"));
+  EXPECT_THAT(stages(one + "\nsplit = \"sequences\"", "eos_token_id = -2"),
+              HasSubstr("eos_token_id"));
+  EXPECT_THAT(stages(one, "validation_sequences = 0"), HasSubstr("evaluates all of a.txt"));
+  EXPECT_THAT(stages("sources = [{ path = \"a.txt\" }, { path = \"a.txt\" }]", ""),
+              HasSubstr("data.transfer.sources names a.txt twice"));
 }
 
 TEST(Recipe, DifferenceTellsSafeChangesFromUnsafeOnes) {

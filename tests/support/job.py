@@ -45,8 +45,7 @@ split = "sequences"
 sources = [{{ path = "{text}", format = "text" }}]
 [data.evaluate]
 seq_len = 128
-validation_sequences = 0
-max_sequences = 4
+validation_sequences = 4
 split = "sequences"
 sources = [{{ path = "{text}", format = "text" }}]
 [attention]
