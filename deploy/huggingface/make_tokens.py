@@ -10,13 +10,13 @@ stdout is JSON lines: {"event":"progress","stage":...,"progress":0..1,"note":...
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import os
 import time
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Iterator, Sequence
 
 import h5py
 import numpy as np
@@ -25,6 +25,7 @@ import xxhash
 from common import UsageError, model_directory, partial_file, run_main
 from model_tokenizer import ModelTokenizer
 from packing import Packer, split_documents, tokenize_documents
+from reading import READ_BYTES
 from sources import Document, Source, documents, parse_source
 
 STAGES = ("transfer", "finetune", "evaluate")
@@ -47,17 +48,22 @@ class DataSection:
 
 
 class Progress:
-    """JSON progress lines, at most one each half second."""
+    """JSON progress lines, at most one each half second, by the bytes of the sources that were read."""
 
-    def __init__(self, stage: str):
-        self._stage, self._last = stage, time.monotonic()
+    def __init__(self, stage: str, sources: Sequence[Source]):
+        self._stage, self._last, self._note = stage, time.monotonic(), ""
+        self._sizes = [s.path.stat().st_size if s.path.is_file() else 0 for s in sources]
 
-    def __call__(self, done: int, total: int) -> None:
+    def begin(self, note: str) -> None:
+        self._note = note
+
+    def read(self, source: int, done: int) -> None:
         now = time.monotonic()
         if now - self._last >= 0.5:
             self._last = now
-            print(json.dumps({"event": "progress", "stage": self._stage, "progress": round(done / max(total, 1), 4),
-                              "note": f"{done} of {total} documents"}), flush=True)
+            share = (sum(self._sizes[:source]) + done) / max(sum(self._sizes), 1)
+            print(json.dumps({"event": "progress", "stage": self._stage, "progress": round(min(share, 1.0), 4),
+                              "note": self._note}), flush=True)
 
 
 def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
@@ -90,7 +96,7 @@ def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
             values[key] = value
     if "sources" not in values:
         raise UsageError(f"{recipe}: data.{stage}.sources is missing")
-    section = DataSection(**values, held_out=held_out(tables, table["sources"]))
+    section = DataSection(**values, held_out=held_out(recipe, data, stage, base))
     for key, least in (("seq_len", 2), ("validation_sequences", 0), ("max_sequences", 0), ("eos_token_id", -2)):
         if getattr(section, key) < least:
             raise UsageError(f"{recipe}: data.{stage}.{key}: expected at least {least}, found {getattr(section, key)}")
@@ -99,19 +105,37 @@ def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
     return section
 
 
-def texts(sources: Any) -> list[tuple]:
+def texts(sources: Any, base: Path) -> list[tuple]:
     """What a list of sources reads, whatever it leaves to defaults."""
-    return [(s.get("path"), s.get("format", "text"), s.get("template", "")) for s in sources or [] if isinstance(s, dict)]
+    return [((base / Path(str(s.get("path"))).expanduser()).resolve(), s.get("format", "text"), s.get("template", ""))
+            for s in sources or [] if isinstance(s, dict)]
 
 
-def held_out(tables: dict[str, Any], sources: Any) -> int:
-    """Tokens: what one stage validates or is evaluated on, no other stage with the same sources may learn."""
-    most = 0
-    for stage in STAGES:
-        table = {**tables.get("transfer", {}), **tables.get(stage, {})}
+def held_out(recipe: Path, data: dict[str, Any], own: str, base: Path) -> int:
+    """Tokens at the end of the text that `own` may not learn: what it, or another stage with the same sources, is judged by.
+
+    UsageError: another stage names a text of this one, but not the same list of sources; then the two would not hold out
+    the same end of it. (The strict check of a whole recipe is storage/recipe.cpp's; this one sees through links.)
+    """
+    most, tables = 0, data.get("data", {})
+    whole = {stage: {**tables.get("transfer", {}), **tables.get(stage, {})} for stage in STAGES
+             if stage == own or stage in tables and (stage != "finetune" or data.get("finetune", {}).get("enabled", True))}
+    ours = texts(whole[own].get("sources"), base)
+    for stage, table in whole.items():
         lengths = [table.get(key, getattr(DataSection, key)) for key in ("validation_sequences", "seq_len")]
-        if texts(table.get("sources")) == texts(sources) and all(type(length) is int for length in lengths):
-            most = max(most, lengths[0] * lengths[1])
+        theirs = texts(table.get("sources"), base)
+        shared = [path for path, *_ in theirs if path in [p for p, *_ in ours]]
+        if not shared or not all(type(length) is int for length in lengths):
+            continue
+        if stage == "evaluate" and own != "evaluate" and not lengths[0]:
+            raise UsageError(f"{recipe}: data.evaluate.validation_sequences = 0 evaluates all of {shared[0]}, which "
+                             f"data.{own} learns; set it to 1 or more, or name another text")
+        twice = own != "evaluate" and len(set(shared)) < len(shared)
+        if lengths[0] > 0 and (ours != theirs or twice):
+            raise UsageError(f"{recipe}: data.{own} and data.{stage} both read {shared[0]}, but not the same list of sources "
+                             "with each named once, so what one is judged by the other would learn; give both the same "
+                             "list, or separate texts")
+        most = max(most, lengths[0] * lengths[1])
     return most
 
 
@@ -140,26 +164,32 @@ def end_token(section: DataSection, tokenizer: ModelTokenizer) -> int | None:
 
 def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Sequences:
     """Documents to packed sequences, validation apart from training."""
-    progress = Progress(stage)
-    raw: list[Document] = [d for s in section.sources for d in documents(s, tokenizer.render_chat)]
+    progress = Progress(stage, section.sources)
+
+    def read() -> Iterator[Document]:
+        for number, source in enumerate(section.sources):
+            yield from documents(source, tokenizer.render_chat, functools.partial(progress.read, number))
+
     bos = tokenizer.bos_id if section.add_bos else None
     if section.add_bos and bos is None:
         raise UsageError(f"{tokenizer.directory}: add_bos is set, but config.json has no bos_token_id")
     eos = end_token(section, tokenizer)
     count = section.validation_sequences
     everything = stage == "evaluate" and count == 0
-    training, validation = raw, []
+    training, validation = read, []
     holds_out = section.held_out > 0 and not everything
     if holds_out and section.split == "documents":
-        training, validation = split_documents(raw, section.held_out, tokenizer, bos, eos)
+        progress.begin("looking for the end that is held out")
+        split = split_documents(read, section.held_out, tokenizer)
+        training, validation = lambda: split.training(read()), split.validation
     train = Packer(section.seq_len)
     by_sequences = holds_out and section.split == "sequences"
     # The last sequences can be known only once everything is packed; otherwise stop when there are enough.
     limit = 0 if by_sequences or everything else section.max_sequences
     if stage != "evaluate" or by_sequences or everything:
-        for done, document in enumerate(tokenize_documents(training, tokenizer, bos, eos)):
+        progress.begin("tokenizing")
+        for document in tokenize_documents(training(), tokenizer, bos, eos):
             train.add(document)
-            progress(done, len(training))
             if limit and train.num_sequences >= limit:
                 break
     arrays = train.arrays(limit)
@@ -231,6 +261,14 @@ def content_hash(ids: np.ndarray, mask: np.ndarray, starts: np.ndarray) -> str:
     return hasher.hexdigest()
 
 
+def file_hash(path: Path) -> str:
+    hasher = xxhash.xxh3_128()
+    with path.open("rb") as file:
+        while data := file.read(READ_BYTES):
+            hasher.update(data)
+    return hasher.hexdigest()
+
+
 def write_tokens(path: Path, sequences: Sequences, tokenizer: ModelTokenizer) -> str:
     """Writes and fsyncs the file under its name when complete; returns the content hash."""
     outside = np.argwhere((sequences.input_ids < 0) | (sequences.input_ids >= tokenizer.vocab_size))
@@ -272,7 +310,7 @@ def main() -> int:
     make = reuse_tokens if any(s.format == "tokens" for s in section.sources) else tokenize
     sequences = make(section, tokenizer, options.stage)
     sequences.sources = [{"path": str(s.path), "format": s.format, "template": s.template, "label_mask": s.label_mask,
-                          "bytes": s.path.stat().st_size, "hash": xxhash.xxh3_128_hexdigest(s.path.read_bytes())}
+                          "bytes": s.path.stat().st_size, "hash": file_hash(s.path)}
                          for s in section.sources]
     digest = write_tokens(options.out, sequences, tokenizer)
     total, seq_len = sequences.input_ids.shape

@@ -6,9 +6,11 @@ A document none of whose tokens counts as a target is left out.
 
 from __future__ import annotations
 
+import collections
+import itertools
 import re
-from dataclasses import dataclass
-from typing import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Callable, Iterable, Iterator
 
 import numpy as np
 
@@ -16,6 +18,8 @@ from model_tokenizer import ModelTokenizer
 from sources import Document
 
 BATCH_DOCUMENTS = 512
+BATCH_CHARACTERS = 16 << 20
+CHARACTERS_PER_TOKEN = 16  # more than text has: how far back to look for held-out text at first
 BOUNDARIES = (re.compile(r"\n(?:[ \t\r]*\n)+"), re.compile(r"\n"), re.compile(r"[ \t]+"))  # paragraph, line, word
 
 
@@ -23,31 +27,44 @@ BOUNDARIES = (re.compile(r"\n(?:[ \t\r]*\n)+"), re.compile(r"\n"), re.compile(r"
 class TokenizedDocument:
     ids: np.ndarray  # int32 [n]
     mask: np.ndarray  # uint8 [n]
+    begins: bool = True
 
 
-def tokenize_documents(documents: Sequence[Document], tokenizer: ModelTokenizer, bos: int | None,
+def tokenize_documents(documents: Iterable[Document], tokenizer: ModelTokenizer, bos: int | None,
                        eos: int | None) -> Iterator[TokenizedDocument]:
     """One TokenizedDocument for each document, in order; batches go through the tokenizer's own threads."""
-    for begin in range(0, len(documents), BATCH_DOCUMENTS):
-        batch = documents[begin:begin + BATCH_DOCUMENTS]
+    for batch in _batches(documents):
         encodings = iter(tokenizer.encode_batch([piece for document in batch for piece in document.pieces]))
         for document in batch:
             yield _join(document, [next(encodings) for _ in document.pieces], bos, eos)
 
 
+def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+    """An encoding takes some hundred bytes for each token, so a batch is bounded by characters too."""
+    batch, characters = [], 0
+    for document in documents:
+        batch.append(document)
+        characters += sum(len(piece) for piece in document.pieces)
+        if len(batch) == BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
 def _join(document: Document, encodings: list, bos: int | None, eos: int | None) -> TokenizedDocument:
     ids, masks = [], []
-    if bos is not None:
+    if bos is not None and document.begins:
         ids.append([bos])
         masks.append(np.full(1, document.answers is None, dtype=np.uint8))
     for number, encoding in enumerate(encodings):
         ids.append(encoding.ids)
         masks.append(_mask(document, number, encoding))
-    if eos is not None and not document.own_end:
+    if eos is not None and document.ends and not document.own_end:
         ids.append([eos])
         # The end of text is part of the answer: a model that never learns it never stops.
         masks.append(np.ones(1, dtype=np.uint8))
-    return TokenizedDocument(np.concatenate([np.asarray(i, dtype=np.int32) for i in ids]), np.concatenate(masks))
+    return TokenizedDocument(np.concatenate([np.asarray(i, dtype=np.int32) for i in ids]), np.concatenate(masks), document.begins)
 
 
 def _mask(document: Document, piece: int, encoding) -> np.ndarray:
@@ -86,33 +103,76 @@ class Packer:
         starts = np.zeros(self._tokens, dtype=np.uint8)
         position = 0
         for document in self._documents:
-            starts[position] = 1
+            starts[position] = document.begins
             position += len(document.ids)
         ids = np.concatenate([d.ids for d in self._documents]) if self._documents else np.zeros(0, np.int32)
         mask = np.concatenate([d.mask for d in self._documents]) if self._documents else np.zeros(0, np.uint8)
         return tuple(a[:used].reshape(rows, self._seq_len) for a in (ids, mask, starts))
 
 
-def split_documents(documents: Sequence[Document], tokens: int, tokenizer: ModelTokenizer, bos: int | None,
-                    eos: int | None) -> tuple[list[Document], list[Document]]:
-    """(training, validation): the last documents that together hold at least `tokens` tokens are validation.
+@dataclass(frozen=True)
+class Split:
+    """Where training ends: `num_train` whole documents, then `head`, if one was cut. The rest is validation."""
 
-    Whole documents, so that no text is in both; a plain text too long for that is cut instead.
+    num_train: int
+    head: Document | None
+    validation: list[Document]
+    cuts_between_fragments: bool = False
+
+    def training(self, documents: Iterable[Document]) -> Iterator[Document]:
+        for index, document in enumerate(itertools.islice(documents, self.num_train)):
+            last = index == self.num_train - 1 and self.cuts_between_fragments
+            yield replace(document, ends=True) if last else document
+        if self.head is not None:
+            yield self.head
+
+
+def split_documents(read: Callable[[], Iterable[Document]], tokens: int, tokenizer: ModelTokenizer) -> Split:
+    """The last documents that together hold at least `tokens` tokens are validation.
+
+    Whole documents, so that no text is in both; a plain text too long for that is cut instead. BOS and EOS do not count,
+    nor which tokens are targets: stages that treat the same documents differently cut them at the same place. `read` may
+    be called more than once: what is kept is the end that may be needed, not the text.
     """
+    most = max(1, tokens * CHARACTERS_PER_TOKEN)
+    while True:
+        first, tail = _tail(read(), most)
+        split = _split_tail(first, tail, tokens, tokenizer)
+        if split is not None:
+            return split
+        most *= 8
+
+
+def _tail(documents: Iterable[Document], characters: int) -> tuple[int, list[Document]]:
+    """(number of documents before it, the last documents that hold that many characters)."""
+    tail, sizes, held, first = collections.deque(), collections.deque(), 0, 0
+    for document in documents:
+        tail.append(document)
+        sizes.append(sum(len(piece) for piece in document.pieces))
+        held += sizes[-1]
+        while held - sizes[0] >= characters:
+            held -= sizes.popleft()
+            tail.popleft()
+            first += 1
+    return first, list(tail)
+
+
+def _split_tail(first: int, tail: list[Document], tokens: int, tokenizer: ModelTokenizer) -> Split | None:
+    """None: the tail does not hold enough, and there is more before it."""
     needed = tokens
-    for index in range(len(documents) - 1, -1, -1):
-        document = documents[index]
-        whole = next(tokenize_documents([document], tokenizer, bos, eos))
-        size = len(whole.ids) if whole.mask.any() else 0
+    for index in range(len(tail) - 1, -1, -1):
+        document = tail[index]
+        size = sum(len(encoding.ids) for encoding in tokenizer.encode_batch(list(document.pieces)))
         if size < needed:
             needed -= size
             continue
         if document.splittable and size > needed:
             parts = _cut_text(document, needed, tokenizer)
             if parts is not None:
-                return [*documents[:index], parts[0]], [parts[1], *documents[index + 1:]]
-        return list(documents[:index]), list(documents[index:])
-    return [], list(documents)
+                return Split(first + index, parts[0], [parts[1], *tail[index + 1:]])
+        validation = [replace(document, begins=True), *tail[index + 1:]]
+        return Split(first + index, None, validation, cuts_between_fragments=not document.begins)
+    return None if first else Split(0, None, tail)
 
 
 def _cut_text(document: Document, tokens: int, tokenizer: ModelTokenizer) -> tuple[Document, Document] | None:
@@ -131,5 +191,6 @@ def _cut_text(document: Document, tokens: int, tokenizer: ModelTokenizer) -> tup
             pass
         if cut is not None:
             head, tail = text[:cut.start()], text[cut.end():]
-            return Document((head,), splittable=True), Document((tail,), splittable=True)
+            return (Document((head,), splittable=True, begins=document.begins),
+                    Document((tail,), splittable=True, ends=document.ends))
     return None

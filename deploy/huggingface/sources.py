@@ -6,18 +6,17 @@ targets of the finetune loss. Formats: README.md "Sources".
 
 from __future__ import annotations
 
-import gzip
-import json
 import string
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
 from common import UsageError
+from reading import OnBytes, check_record, read_parts, read_records
 
 FORMATS = ("text", "jsonl", "alpaca", "records", "chat", "tokens")
 LABEL_MASKS = ("all", "answer")
-# A plain text is tokenized in pieces of about this many characters, cut at paragraphs: bounded memory, all cores.
+# A plain text is tokenized in pieces of about this many characters (less than twice as many), cut at paragraphs.
 TEXT_PIECE_CHARACTERS = 8 << 20
 
 # The two templates of Stanford Alpaca (Taori et al. 2023).
@@ -39,6 +38,9 @@ class Document:
     answers: tuple[tuple[int, int, int], ...] | None = None
     own_end: bool = False  # carries its end-of-text tokens itself (chat templates)
     splittable: bool = False  # plain text: may be cut at a paragraph
+    # A long plain text comes in fragments, each a Document: which of them is its first, its last.
+    begins: bool = True
+    ends: bool = True
 
 
 @dataclass(frozen=True)
@@ -72,48 +74,6 @@ def parse_source(entry: Any, where: str, base: Path) -> Source:
     return source
 
 
-def read_text(path: Path) -> str:
-    """UTF-8 text, through gzip if the name ends in .gz. A byte order mark is dropped, CRLF stays."""
-    try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-    except FileNotFoundError:
-        raise UsageError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UsageError(f"{path}: is a directory; name a file") from None
-    except (gzip.BadGzipFile, EOFError) as error:
-        raise UsageError(f"{path}: damaged gzip file ({error})") from None
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: byte {error.start} is not UTF-8; convert the file (iconv -t UTF-8)") from None
-
-
-def _records(path: Path) -> Iterator[tuple[str, dict]]:
-    """(where, record) of a JSON array or of JSON lines; by the first character, not by the file's name."""
-    text = read_text(path)
-    if text.lstrip()[:1] == "[":
-        try:
-            entries = json.loads(text)
-        except ValueError as error:
-            raise UsageError(f"{path}: not valid JSON: {error}") from None
-        for index, record in enumerate(entries):
-            yield _record(f"{path}, record {index}", record)
-        return
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.strip():
-            try:
-                record = json.loads(line)
-            except ValueError as error:
-                raise UsageError(f"{path}:{number}: not valid JSON: {error}") from None
-            yield _record(f"{path}:{number}", record)
-
-
-def _record(where: str, record: Any) -> tuple[str, dict]:
-    if not isinstance(record, dict):
-        raise UsageError(f"{where}: expected a JSON object, found {type(record).__name__}")
-    return where, record
-
-
 def _string(where: str, record: dict, key: str, default: str | None = None) -> str:
     value = record.get(key, default)
     if not isinstance(value, str):
@@ -122,21 +82,43 @@ def _string(where: str, record: dict, key: str, default: str | None = None) -> s
     return value
 
 
-def _text(source: Source) -> Iterator[Document]:
-    text = read_text(source.path)
-    pieces, begin = [], 0
-    while len(text) - begin > TEXT_PIECE_CHARACTERS:
-        cut = text.find("\n\n", begin + TEXT_PIECE_CHARACTERS)
-        if cut < 0:
-            break
-        pieces.append(text[begin:cut + 2])
-        begin = cut + 2
-    pieces.append(text[begin:])
+def _text(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
+    """One document, in fragments where it is long."""
+    previous = None
+    for piece in _pieces(read_parts(source.path, on_bytes)):
+        if previous is not None:
+            yield replace(previous, ends=False)
+        previous = Document((piece,), splittable=True, begins=previous is None)
+    if previous is not None:
+        yield previous
+
+
+def _pieces(parts: Iterator[str]) -> Iterator[str]:
+    text = ""
+    for part in parts:
+        text += part
+        while len(text) >= 2 * TEXT_PIECE_CHARACTERS:
+            cut = _cut(text)
+            yield text[:cut]
+            text = text[cut:]
+    while len(text) > TEXT_PIECE_CHARACTERS and text.find("\n\n", TEXT_PIECE_CHARACTERS) >= 0:
+        cut = _cut(text)
+        yield text[:cut]
+        text = text[cut:]
     if text:
-        yield Document(tuple(pieces), splittable=True)
+        yield text
 
 
-def _jsonl(source: Source) -> Iterator[Document]:
+def _cut(text: str) -> int:
+    """Behind a paragraph, or else behind a line, or else before a space."""
+    for mark, behind in (("\n\n", 2), ("\n", 1), (" ", 0)):
+        cut = text.find(mark, TEXT_PIECE_CHARACTERS)
+        if cut >= 0:
+            return cut + behind
+    return 2 * TEXT_PIECE_CHARACTERS
+
+
+def _jsonl(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
     try:
         parsed = list(string.Formatter().parse(source.template))
     except ValueError as error:
@@ -144,7 +126,7 @@ def _jsonl(source: Source) -> Iterator[Document]:
     fields = [field for _, field, _, _ in parsed if field is not None]
     if not fields or any(not field.isidentifier() for field in fields):
         raise UsageError(f"template {source.template!r}: expected plain fields, as {{question}}, found {fields}")
-    for where, record in _records(source.path):
+    for where, record in read_records(source.path, on_bytes):
         text, answer = "", 0
         for literal, field, _, _ in parsed:
             text += literal
@@ -154,28 +136,28 @@ def _jsonl(source: Source) -> Iterator[Document]:
         yield Document((text,), ((0, answer, len(text)),) if source.label_mask == "answer" else None)
 
 
-def _alpaca(source: Source) -> Iterator[Document]:
-    for where, record in _records(source.path):
+def _alpaca(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
+    for where, record in read_records(source.path, on_bytes):
         given = {"instruction": _string(where, record, "instruction"), "input": _string(where, record, "input", "")}
         prompt = (ALPACA_WITH_INPUT if given["input"] else ALPACA_WITHOUT_INPUT).format(**given)
         answer = _string(where, record, "output")
         yield Document((prompt, answer), ((1, 0, len(answer)),) if source.label_mask == "answer" else None)
 
 
-def _plain_records(source: Source) -> Iterator[Document]:
-    for where, record in _records(source.path):
+def _plain_records(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
+    for where, record in read_records(source.path, on_bytes):
         prompt = _string(where, record, "instruction") + "\n" + _string(where, record, "input", "") + "\n"
         text = prompt + _string(where, record, "output")
         yield Document((text,), ((0, len(prompt), len(text)),) if source.label_mask == "answer" else None)
 
 
-def _chat(source: Source, render: Callable[..., str]) -> Iterator[Document]:
-    for where, record in _records(source.path):
+def _chat(source: Source, on_bytes: OnBytes, render: Callable[..., str]) -> Iterator[Document]:
+    for where, record in read_records(source.path, on_bytes):
         messages = record.get("messages")
         if not isinstance(messages, list) or not messages:
             raise UsageError(f"{where}: key 'messages': expected a list of {{role, content}}")
         for message in messages:
-            _string(*_record(where, message), "role")
+            _string(*check_record(where, message), "role")
             _string(where, message, "content")
         text, answers = render(messages), []
         for index, message in enumerate(messages):
@@ -188,8 +170,9 @@ def _chat(source: Source, render: Callable[..., str]) -> Iterator[Document]:
         yield Document((text,), tuple(answers) if source.label_mask == "answer" else None, own_end=True)
 
 
-def documents(source: Source, render_chat: Callable[..., str]) -> Iterator[Document]:
-    """The documents of one source in file order. UsageError names file and record."""
+def documents(source: Source, render_chat: Callable[..., str],
+              on_bytes: OnBytes = lambda done: None) -> Iterator[Document]:
+    """The documents of one source in file order, read as they are asked for. UsageError names file and record."""
     if source.format == "chat":
-        return _chat(source, render_chat)
-    return {"text": _text, "jsonl": _jsonl, "alpaca": _alpaca, "records": _plain_records}[source.format](source)
+        return _chat(source, on_bytes, render_chat)
+    return {"text": _text, "jsonl": _jsonl, "alpaca": _alpaca, "records": _plain_records}[source.format](source, on_bytes)

@@ -229,6 +229,19 @@ class Tokens(unittest.TestCase):
                         if streams["evaluate"][i:i + window] in streams[stage]]
                 self.assertEqual(seen, [], f"{split}: evaluated tokens in the training part of {stage}")
 
+    def test_a_text_that_two_lists_of_sources_share_is_refused_with_the_text_named(self):
+        a, b = self.records("a.json", 40), self.records("b.json", 40)
+        link = self.root / "link.json"
+        link.symlink_to(a)
+        one = f'sources = [{{path = "{a}", format = "records"}}]\n'
+        both = f'sources = [{{path = "{b}", format = "records"}}, {{path = "{link}", format = "records"}}]\n'
+        for transfer, evaluate, words in ((both, one + "validation_sequences = 2", ("a.json", "data.evaluate", "same list")),
+                                          (both.replace(str(b), str(a)), "", ("a.json", "named once")),
+                                          (one, "validation_sequences = 0", ("evaluates all of", "a.json"))):
+            with self.subTest(evaluate=evaluate):
+                self.assert_refused(f"{transfer}seq_len = 16\nvalidation_sequences = 2\n[data.evaluate]\n{evaluate}", *words)
+        self.assertEqual(self.run_program(f"{both}seq_len = 16\nvalidation_sequences = 2\n[data.evaluate]").returncode, 0)
+
     def test_max_sequences_limits_training_only(self):
         path = self.records("r.json", 60)
         for split in ("documents", "sequences"):
