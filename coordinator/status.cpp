@@ -260,7 +260,7 @@ std::vector<ExplainedEvent> explain(const storage::RunLayout& layout, int block)
   if (!std::filesystem::exists(layout.journal_directory())) return {};
   std::vector<ExplainedEvent> events;
   State state;
-  for (const storage::JournalRecord& record : storage::replay_journal(layout).records) {
+  for (const storage::JournalRecord& record : storage::replay_history(layout).records) {
     try {
       const Event event = event_from_json(record.event);
       const std::string subject = subject_of(event, state);

@@ -53,6 +53,9 @@ struct ReplayResult {
 // coordinator appended to a sealed segment is ignored. Safe beside a running coordinator, whose
 // last record may then look torn. Throws kNotFound if there is no journal directory.
 [[nodiscard]] ReplayResult replay_journal(const RunLayout& layout);
+// The same from the first record on, snapshots aside: what happened, for people, where the state
+// alone does not tell. Segments are never deleted, so nothing is missing.
+[[nodiscard]] ReplayResult replay_history(const RunLayout& layout);
 
 // Appends to the segment of one term. One thread (the coordinator's loop).
 class Journal {

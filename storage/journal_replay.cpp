@@ -220,16 +220,17 @@ void scan_segment(std::uint64_t term,
   if (!is_sealed) result.unsealed.push_back(end);
 }
 
-}  // namespace
+enum class Start { kSnapshot, kFirstRecord };
 
-ReplayResult replay_journal(const RunLayout& layout) {
+ReplayResult replay(const RunLayout& layout, Start from) {
   const std::vector<std::uint64_t> terms = terms_in(layout.journal_directory());
   std::map<std::uint64_t, std::string> segments;
   for (const std::uint64_t term : terms) segments[term] = read_text(layout.journal_segment(term));
   const Seals seals = read_seals(terms, segments);
   ReplayResult result;
   if (!terms.empty()) result.last_term = terms.back();
-  std::optional<Snapshot> snapshot = newest_snapshot(layout, terms, seals, result.damage);
+  std::optional<Snapshot> snapshot;
+  if (from == Start::kSnapshot) snapshot = newest_snapshot(layout, terms, seals, result.damage);
   if (snapshot) {
     result.last_seq = snapshot->seq;
     result.snapshot = std::move(snapshot->state);
@@ -243,5 +244,11 @@ ReplayResult replay_journal(const RunLayout& layout) {
   }
   return result;
 }
+
+}  // namespace
+
+ReplayResult replay_journal(const RunLayout& layout) { return replay(layout, Start::kSnapshot); }
+
+ReplayResult replay_history(const RunLayout& layout) { return replay(layout, Start::kFirstRecord); }
 
 }  // namespace hedgerow::storage

@@ -82,6 +82,29 @@ TEST_F(StatusTest, ExplainTellsABlocksStoryAndThatOfTheBoundaryItReads) {
   EXPECT_GT(explain(layout_).size(), events.size());
 }
 
+// A snapshot keeps the state and not how it came about.
+TEST_F(StatusTest, ExplainGoesBackBeyondASnapshot) {
+  storage::Journal journal = open_journal();
+  State state;
+  const std::vector<Event> events = {RunStarted{geometry_, "test"},
+                                     Granted{TaskId::transfer(0), 1, "w1", 1, "cpu"},
+                                     TaskFailed{1, storage::ErrorKind::kInternal, "boom"}};
+  for (const Event& event : events) {
+    static_cast<void>(coordinator::apply(state, event));
+    journal.append(event_to_json(event));
+  }
+  journal.write_snapshot(state_to_json(state));
+  journal.append(event_to_json(Granted{TaskId::transfer(0), 2, "w2", 1, "cpu"}));
+  journal.commit();
+  std::vector<std::string> lines;
+  for (const auto& event : explain(layout_, 0)) lines.push_back(event.text);
+  EXPECT_EQ(lines,
+            (std::vector<std::string>{"granted to w1 under fencing token 1",
+                                      "failed (internal): boom",
+                                      "granted to w2 under fencing token 2"}));
+  EXPECT_EQ(read_status(layout_).task("transfer/b0000")->attempts, 2);
+}
+
 // What a damaged record committed is unknown; the rest of the journal still stands, and the run is
 // not refused.
 TEST_F(StatusTest, ADamagedRecordIsSkippedAndNamed) {

@@ -238,6 +238,7 @@ TEST_F(JournalTest, ATermIsRefusedIfAnotherCoordinatorWroteSinceTheReplay) {
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kUnavailable) << error.what();
   }
+  EXPECT_FALSE(fs::exists(layout_.journal_segment(2))) << "a term that did not begin";
   other.append(named("and goes on"));
   EXPECT_NO_THROW(other.commit());
   EXPECT_THAT(names(replay()), ElementsAre("acknowledged", "and goes on"));
@@ -282,6 +283,19 @@ TEST_F(JournalTest, ReplayStartsAtTheSnapshotAndGoesOnBehindIt) {
   write_term("next", 1);
   EXPECT_THAT(names(replay()), ElementsAre("after", "next0"))
       << "later terms follow the same snapshot";
+}
+
+TEST_F(JournalTest, HistoryGoesBackBeyondEverySnapshot) {
+  write_term("first", 1);
+  Journal journal = start();
+  journal.append(named("before"));
+  journal.write_snapshot({{"folded", 1}});
+  journal.append(named("after"));
+  journal.commit();
+  const ReplayResult history = replay_history(layout_);
+  EXPECT_THAT(names(history), ElementsAre("first0", "before", "after"));
+  EXPECT_FALSE(history.snapshot.has_value());
+  EXPECT_EQ(history.last_seq, replay().last_seq);
 }
 
 TEST_F(JournalTest, ADamagedSnapshotIsReportedAndAllRecordsAreReplayedInstead) {

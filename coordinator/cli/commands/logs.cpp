@@ -43,7 +43,7 @@ struct Filter {
 // The workers that were ever granted a task of this block, and how their logs call those attempts.
 Filter filter_of_block(const storage::RunLayout& layout, int block) {
   Filter filter;
-  for (const storage::JournalRecord& record : storage::replay_journal(layout).records) {
+  for (const storage::JournalRecord& record : storage::replay_history(layout).records) {
     if (record.event.value("type", "") != "granted") continue;
     const auto granted = std::get<Granted>(event_from_json(record.event));
     if (granted.task.block != block) continue;
