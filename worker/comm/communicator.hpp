@@ -59,8 +59,9 @@ class Patience {
 inline constexpr int kMaxTag = 9999;
 
 // Initialises MPI (MPI_THREAD_MULTIPLE) on first use; finalises in the destructor of the last one,
-// unless a peer was lost: MPI_Finalize would wait for it, so the process exits without and mpirun
-// ends the others. Collective. Throws kUsage when hedgerow was built without MPI.
+// after a barrier, unless a peer was lost: MPI_Finalize would wait for it, so the process exits
+// without and mpirun ends the others. The destructor is collective and has the deadline too. Throws
+// kUsage when hedgerow was built without MPI.
 std::unique_ptr<Communicator> make_mpi_communicator(
     std::chrono::milliseconds deadline = kCommDeadline);
 std::unique_ptr<Communicator> make_single_communicator();

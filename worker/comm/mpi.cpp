@@ -1,14 +1,18 @@
-// Ranks as MPI processes (Open MPI 4.1: no fault tolerance of its own). Only non-blocking calls,
-// polled with a deadline: a blocking one would hang on a stopped or lost peer.
+// Ranks as MPI processes (Open MPI 4.1: no fault tolerance of its own). Non-blocking calls, polled
+// with a deadline, because a blocking one would hang on a stopped or lost peer; the three calls
+// that have no such form are watched.
 #include "storage/error.hpp"
 #include "worker/comm/point_to_point.hpp"
+#include "worker/comm/watchdog.hpp"
 
 #ifdef HEDGEROW_HAVE_MPI
 #include <mpi.h>
 
 #include <algorithm>
 #include <climits>
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -33,6 +37,10 @@ std::unique_ptr<Communicator> make_mpi_communicator(std::chrono::milliseconds /*
 
 namespace {
 
+// Ranks come up as fast as a shared file system gives them their libraries; the coordinator's first
+// lease of the stage is as long.
+constexpr std::chrono::minutes kInitDeadline{5};
+
 // MPI forbids a second MPI_Init, so the library lives from the first communicator to the last.
 class Library {
  public:
@@ -42,6 +50,7 @@ class Library {
     MPI_Initialized(&initialized);
     if (initialized == 0) {
       int provided = 0;
+      const Watchdog watchdog("MPI_Init_thread", kInitDeadline);
       if (MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided) != MPI_SUCCESS ||
           provided < MPI_THREAD_SERIALIZED) {
         throw Error(ErrorKind::kUnavailable, "MPI_Init_thread failed or offers no thread support");
@@ -51,10 +60,12 @@ class Library {
     ++users_;
   }
 
-  void leave(bool lost) {
+  void leave(bool lost, const std::string& who) {
     const std::lock_guard lock(mutex_);
     lost_ = lost_ || lost;
-    if (--users_ == 0 && !lost_) MPI_Finalize();
+    if (--users_ > 0 || lost_) return;
+    const Watchdog watchdog(who + "MPI_Finalize", kCommDeadline);
+    MPI_Finalize();
   }
 
  private:
@@ -80,16 +91,19 @@ class MpiCommunicator final : public PointToPointCommunicator {
     try {
       succeed(MPI_Comm_idup(MPI_COMM_WORLD, &comm_, &request), "MPI_Comm_idup", -1);
       wait(request, "MPI_Comm_idup", -1, 0);
-    } catch (...) {
-      library().leave(true);
+    } catch (const Error&) {
+      library().leave(true, "");
       throw;
     }
     MPI_Comm_set_errhandler(comm_, MPI_ERRORS_RETURN);
   }
 
+  // A rank that leaves by an exception is lost to the others: it does not wait for them, and mpirun
+  // ends them when it exits without MPI_Finalize.
   ~MpiCommunicator() override {
-    if (!lost_) MPI_Comm_free(&comm_);
-    library().leave(lost_);
+    lost_ = lost_ || std::uncaught_exceptions() > exceptions_before_;
+    if (!lost_) part();
+    library().leave(lost_, who());
   }
 
   MpiCommunicator(const MpiCommunicator&) = delete;
@@ -102,6 +116,19 @@ class MpiCommunicator final : public PointToPointCommunicator {
   }
 
  private:
+  // Everybody is here before the collective calls that have no deadline begin.
+  void part() noexcept {
+    try {
+      barrier();
+    } catch (const Error& error) {
+      lost_ = true;
+      std::fprintf(stderr, "hedgerow-worker: %s\n", error.what());
+      return;
+    }
+    const Watchdog watchdog(who() + "MPI_Comm_free", deadline_);
+    MPI_Comm_free(&comm_);
+  }
+
   // Both directions go through buffers of our own: when the deadline passes the library still holds
   // the request, and may write long after the caller's memory is gone.
   void send_message(std::span<const std::byte> bytes, int destination, int tag) override {
@@ -195,14 +222,18 @@ class MpiCommunicator final : public PointToPointCommunicator {
 
   [[nodiscard]] std::string label(const char* call, int peer) const {
     const std::string with = peer < 0 ? " with all ranks" : " with rank " + std::to_string(peer);
-    return "rank " + std::to_string(rank_) + " of " + std::to_string(world_size_) + ": " + call +
-           with;
+    return who() + call + with;
+  }
+
+  [[nodiscard]] std::string who() const {
+    return "rank " + std::to_string(rank_) + " of " + std::to_string(world_size_) + ": ";
   }
 
   std::chrono::milliseconds deadline_;
   int rank_ = 0;
   int world_size_ = 1;
   bool lost_ = false;
+  const int exceptions_before_ = std::uncaught_exceptions();
   MPI_Comm comm_ = MPI_COMM_NULL;
   std::vector<std::vector<std::byte> >
       buffers_;  // of the request in flight, or of one that was abandoned

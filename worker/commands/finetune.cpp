@@ -101,6 +101,13 @@ std::string shared(std::string text, Communicator& communicator) {
   return text;
 }
 
+// The ranks leave together. Rank 0 may still wait for a coordinator to take its files; without one
+// it gives up, and with one its lease ends if it is lost, so this cannot last.
+void settle(Communicator& communicator) {
+  const Patience patience(communicator);
+  communicator.barrier();
+}
+
 // Rank 0 joins the coordinator as a worker that already holds the task; the others follow it.
 ExitCode run_joined(RunContext& run, const Options& options, Communicator& communicator) {
   if (communicator.rank() != 0) {
@@ -108,8 +115,9 @@ ExitCode run_joined(RunContext& run, const Options& options, Communicator& commu
     if (text.empty()) return ExitCode::kInterrupted;
     StandaloneContext unused;
     const auto task = nlohmann::json::parse(text).get<wire::Task>();
-    return run_finetune(run, unused, task, communicator).finished ? ExitCode::kOk
-                                                                  : ExitCode::kInterrupted;
+    const bool finished = run_finetune(run, unused, task, communicator).finished;
+    settle(communicator);
+    return finished ? ExitCode::kOk : ExitCode::kInterrupted;
   }
   CoordinatorClient client(
       {.layout = run.layout(),
@@ -131,6 +139,7 @@ ExitCode run_joined(RunContext& run, const Options& options, Communicator& commu
   });
   // MPI_Finalize would wait for the others, who wait for us: leave at once, and mpirun ends them.
   if (end == TaskEnd::kFailed && communicator.world_size() > 1) leave(ExitCode::kFailed);
+  if (end != TaskEnd::kFailed) settle(communicator);
   return end == TaskEnd::kDone     ? ExitCode::kOk
          : end == TaskEnd::kFailed ? ExitCode::kFailed
                                    : ExitCode::kInterrupted;
