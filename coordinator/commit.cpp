@@ -109,19 +109,32 @@ void delete_dropped_shards(const RunLayout& layout, const State& state) {
   }
 }
 
+namespace {
+
+// Into `largest`, the token of every name below `directory`. A directory of ours that cannot be
+// read may hide one, so it is an error; other people's are none of our business.
+void largest_token_below(const fs::path& directory, const fs::path& root, std::uint64_t& largest) {
+  std::error_code error;
+  for (fs::directory_iterator entry(directory, error); !error && entry != fs::directory_iterator();
+       entry.increment(error)) {
+    const std::string name = entry->path().lexically_relative(root).string();
+    largest = std::max(largest, RunLayout::token_in_name(name));
+    std::error_code unknown;  // gone meanwhile, or a link to nowhere: its name is all there is
+    const bool is_ours = RunLayout::is_own_directory(name);
+    if (is_ours && entry->symlink_status(unknown).type() == fs::file_type::directory)
+      largest_token_below(entry->path(), root, largest);
+  }
+  // Deleted while we looked: 'hedgerow clean' is at work.
+  if (error && error != std::errc::no_such_file_or_directory)
+    throw storage::system_error("list", directory.string(), error.value());
+}
+
+}  // namespace
+
 std::uint64_t largest_token_on_disk(const RunLayout& layout) {
   std::uint64_t largest = 0;
-  for (const char* folder : {"attempts", "hidden", "blocks", "student", "adapter", "evaluate"}) {
-    const fs::path root = layout.root() / folder;
-    if (!fs::exists(root)) continue;
-    const auto options = fs::directory_options::skip_permission_denied;
-    for (auto entry = fs::recursive_directory_iterator(root, options);
-         entry != fs::recursive_directory_iterator();
-         ++entry) {
-      const std::string name = fs::relative(entry->path(), layout.root()).string();
-      largest = std::max(largest, RunLayout::token_in_name(name));
-    }
-  }
+  for (const char* folder : {"attempts", "hidden", "blocks", "student", "adapter", "evaluate"})
+    largest_token_below(layout.root() / folder, layout.root(), largest);
   return largest;
 }
 

@@ -114,6 +114,15 @@ fs::path RunLayout::resolve(const std::string& relative) const {
   return root_ / name;
 }
 
+bool RunLayout::is_own_directory(const std::string& relative) {
+  for (const std::string_view prefix : {"hidden/b", "blocks/b"}) {
+    if (!relative.starts_with(prefix) || relative.size() == prefix.size()) continue;
+    return std::all_of(
+        relative.begin() + static_cast<std::ptrdiff_t>(prefix.size()), relative.end(), is_digit);
+  }
+  return false;
+}
+
 FencingToken RunLayout::token_in_name(const std::string& relative) {
   FencingToken token = 0;
   for (std::size_t i = 0; i + 2 < relative.size(); ++i) {

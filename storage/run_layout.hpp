@@ -29,6 +29,8 @@ class RunLayout {
   [[nodiscard]] std::filesystem::path coordinator_file() const {
     return root_ / "coordinator.json";
   }
+  // Who makes the run ready (tokens) before there is a coordinator.
+  [[nodiscard]] std::filesystem::path preparation_file() const { return root_ / "preparing.json"; }
   [[nodiscard]] std::filesystem::path logs() const { return root_ / "logs"; }
 
   // Relative names, as the journal writes them.
@@ -51,6 +53,10 @@ class RunLayout {
   // The fencing token in a file name of the forms above (".t41." or "/t41"), 0 if there is none. A
   // new term's first token exceeds every one seen in the journal and in file names.
   [[nodiscard]] static FencingToken token_in_name(const std::string& relative);
+
+  // A directory of the forms above that holds files with tokens in their names and has none itself:
+  // hidden/b0003, blocks/b0003.
+  [[nodiscard]] static bool is_own_directory(const std::string& relative);
 
  private:
   std::filesystem::path root_;

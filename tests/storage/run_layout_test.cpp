@@ -85,5 +85,13 @@ TEST_F(ResolveTest, ARunDirectoryReachedThroughALinkStillResolves) {
   EXPECT_EQ(alias.resolve("hidden/x"), directory_ / "alias" / "hidden/x");
 }
 
+TEST(RunLayout, KnowsItsOwnDirectoriesFromThoseOfOthers) {
+  for (const char* own : {"hidden/b0003", "blocks/b12345"})
+    EXPECT_TRUE(RunLayout::is_own_directory(own)) << own;
+  for (const char* other :
+       {"hidden", "hidden/b", "hidden/b0003x", "hidden/notes", "student/t4", "x/b0003"})
+    EXPECT_FALSE(RunLayout::is_own_directory(other)) << other;
+}
+
 }  // namespace
 }  // namespace hedgerow::storage
