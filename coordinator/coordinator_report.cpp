@@ -1,5 +1,6 @@
 // What the coordinator shows: status.json, coordinator.json, and how the run ended.
 #include <fstream>
+#include <map>
 
 #include "coordinator/coordinator.hpp"
 #include "coordinator/status_build.hpp"
@@ -31,6 +32,21 @@ void replace_file(const std::filesystem::path& path, const std::string& text) {
   }
 }
 
+// Tasks that are given up for the same reason are named together.
+std::string quarantined(const RunStatus& status) {
+  std::map<std::string, std::vector<std::string>> tasks;  // by reason
+  for (const TaskStatus& task : status.tasks) {
+    if (task.state == "quarantined") tasks[task.reason].push_back(task.id);
+  }
+  std::string text;
+  for (const auto& [reason, ids] : tasks) {
+    text += (text.empty() ? "" : "; ") + ids.front();
+    if (ids.size() > 1) text += " and " + std::to_string(ids.size() - 1) + " more are";
+    text += (ids.size() > 1 ? " quarantined: " : " is quarantined: ") + reason;
+  }
+  return text;
+}
+
 }  // namespace
 
 RunStatus Coordinator::status() const {
@@ -51,6 +67,13 @@ RunStatus Coordinator::status() const {
   }
   fill_status(
       status, desk_.state(), folded_.times, progress, storage::wall_seconds(), config_.size);
+  for (const auto& [id, text] : desk_.fit().shown()) {
+    const std::string name = to_string(id);
+    for (TaskStatus& task : status.tasks) {
+      if (task.id == name) task.reason = text;
+    }
+  }
+  for (const std::string& warning : desk_.fit().warnings()) status.warnings.push_back(warning);
   const TimePoint now = clock_.now();
   for (const auto& [uuid, live] : desk_.workers()) {
     WorkerStatus worker{.uuid = uuid,
@@ -116,11 +139,7 @@ RunOutcome Coordinator::outcome(RunPhase phase) {
     case RunPhase::kPartial: {
       outcome.exit_code = storage::ExitCode::kPartial;
       outcome.status.state = "partial";
-      for (const TaskStatus& task : outcome.status.tasks) {
-        if (task.state != "quarantined") continue;
-        outcome.summary +=
-            (outcome.summary.empty() ? "" : "; ") + task.id + " is quarantined: " + task.reason;
-      }
+      outcome.summary = quarantined(outcome.status);
       outcome.summary += "; the rest is done. Run again to retry, 'hedgerow explain' says more";
       break;
     }

@@ -49,7 +49,8 @@ Dispatcher::Dispatcher(const storage::RunLayout& layout,
       journal_(std::move(journal)),
       clock_(clock),
       config_(std::move(config)),
-      leases_(clock, config_.leases) {
+      leases_(clock, config_.leases),
+      fit_(config_.needs, config_.own_workers) {
   for (const auto& [token, id] : state_.grants) {
     leases_.grant(token, id.stage == Stage::kFinetune ? kMpiStartTerm : std::chrono::seconds{});
   }
@@ -179,6 +180,20 @@ void Dispatcher::tick() {
     return !holds && now - entry.second.last_seen > kForgetWorkerAfter;
   });
   check_second_workers();
+  check_fit();
+}
+
+std::vector<WorkerView> Dispatcher::connected() const {
+  std::vector<WorkerView> views;
+  for (const auto& [uuid, live] : workers_)
+    views.push_back({uuid, live.hello.memory_bytes, live.held_block});
+  return views;
+}
+
+void Dispatcher::check_fit() {
+  if (stopping_) return;  // workers leave, and those that stay longest need not be the largest
+  for (const TaskId& id : fit_.look(state_, connected(), clock_.now()))
+    record(Quarantined{id, fit_.shown().at(id)});
 }
 
 void Dispatcher::check_second_workers() {

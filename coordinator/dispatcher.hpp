@@ -15,9 +15,9 @@
 #include <vector>
 
 #include "coordinator/clock.hpp"
+#include "coordinator/dispatcher_config.hpp"
+#include "coordinator/fit_watch.hpp"
 #include "coordinator/leases.hpp"
-#include "coordinator/plan.hpp"
-#include "coordinator/scheduler.hpp"
 #include "coordinator/state.hpp"
 #include "coordinator/wire/messages.hpp"
 #include "storage/journal.hpp"
@@ -34,21 +34,6 @@ struct LiveWorker {
   wire::Hello hello;
   TimePoint last_seen;
   int held_block = -1;
-};
-
-// From mpirun to rank 0's hello: every rank loads the whole model. The first lease of a finetune
-// stage, and the one after a coordinator's restart, which may come while it loads.
-inline constexpr std::chrono::seconds kMpiStartTerm{300};
-
-struct DispatcherConfig {
-  MemoryNeeds needs;
-  KeepBoundaries keep;
-  LeaseTerms leases;
-  std::chrono::milliseconds second_worker_patience{std::chrono::minutes(10)};
-  std::uint64_t token_floor = 0;     // tokens seen in file names
-  std::uint64_t room_for_retry = 0;  // free disk below which an exhausted task stops the run
-  std::string version,
-      build;  // ours; a worker of another version is refused, of another build noted
 };
 
 struct RecordedEvent {
@@ -101,6 +86,8 @@ class Dispatcher {
   [[nodiscard]] const std::string& finetune_worker() const { return finetune_worker_; }
   // Local workers whose task hangs: the launcher kills and restarts them.
   [[nodiscard]] std::vector<std::string> take_hung_workers();
+  // Tasks that fit no worker, to be shown.
+  [[nodiscard]] const FitWatch& fit() const { return fit_; }
   // Set when the run must stop: the disk is full.
   [[nodiscard]] const std::optional<storage::Error>& fatal() const { return fatal_; }
 
@@ -128,6 +115,8 @@ class Dispatcher {
   void released(const std::string& peer, const wire::Released& message);
   void goodbye(const wire::Goodbye& message);
   void check_second_workers();
+  void check_fit();
+  [[nodiscard]] std::vector<WorkerView> connected() const;
 
   storage::RunLayout layout_;
   State state_;
@@ -135,6 +124,7 @@ class Dispatcher {
   const Clock& clock_;
   DispatcherConfig config_;
   Leases leases_;
+  FitWatch fit_;
   std::map<std::string, LiveWorker> workers_;  // by uuid
   std::map<TaskId, TimePoint> waiting_for_second_worker_;
   std::vector<Outgoing> outgoing_;

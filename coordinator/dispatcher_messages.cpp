@@ -126,12 +126,9 @@ void Dispatcher::request(const std::string& peer, const wire::Request& message) 
     reply(peer, wire::Grant{wire_task(id, token)});
     return;
   }
-  std::vector<WorkerView> connected;
-  for (const auto& [uuid, live] : workers_)
-    connected.push_back({uuid, live.hello.memory_bytes, live.held_block});
   const WorkerView view{message.worker.uuid, worker->hello.memory_bytes, message.held_block};
   const std::optional<TaskId> id =
-      choose_task(state_, view, connected, config_.needs, config_.keep);
+      choose_task(state_, view, connected(), config_.needs, config_.keep);
   if (id) {
     grant_to(peer, *worker, *id);
   } else {

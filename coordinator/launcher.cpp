@@ -36,15 +36,14 @@ std::string tail_of(const std::filesystem::path& log, int lines) {
   return text;
 }
 
+std::string local_worker_uuid(int slot) { return wire::this_host() + "-" + std::to_string(slot); }
+
 LocalWorkers::LocalWorkers(LauncherConfig config, const Clock& clock)
     : config_(std::move(config)), clock_(clock) {
   for (int slot = 0; slot < config_.local_workers; ++slot) {
-    slots_.push_back({.uuid = uuid_of(slot), .process = std::nullopt, .start_after = clock_.now()});
+    slots_.push_back(
+        {.uuid = local_worker_uuid(slot), .process = std::nullopt, .start_after = clock_.now()});
   }
-}
-
-std::string LocalWorkers::uuid_of(int slot) const {
-  return wire::this_host() + "-" + std::to_string(slot);
 }
 
 std::filesystem::path LocalWorkers::log_of(const Slot& slot) const {

@@ -32,13 +32,14 @@ struct EndedWorker {
   bool in_order = false;  // exit code 0 or 4: it had released what it held
 };
 
+// Local workers are called <host>-<slot>, so that a restart is a new incarnation of the same
+// worker.
+[[nodiscard]] std::string local_worker_uuid(int slot);
+
 class LocalWorkers {
  public:
   LocalWorkers(LauncherConfig config, const Clock& clock);
 
-  // Local workers are called <host>-<slot>, so that a restart is a new incarnation of the same
-  // worker.
-  [[nodiscard]] std::string uuid_of(int slot) const;
   void adopt(const std::vector<wire::ChildRecord>& children);
   // The next incarnation of this worker exceeds `incarnation`.
   void note_incarnation(const std::string& uuid, std::uint64_t incarnation);

@@ -114,8 +114,11 @@ void open_books(Dispatcher& desk,
 DispatcherConfig dispatcher_config(const RunOptions& options,
                                    const storage::RunLayout& layout,
                                    const storage::Recipe& recipe,
-                                   const Plan& plan) {
+                                   const Plan& plan,
+                                   int local_workers) {
   DispatcherConfig config;
+  for (int slot = 0; slot < local_workers; ++slot)
+    config.own_workers.push_back(local_worker_uuid(slot));
   config.needs = {
       plan.capture_memory_bytes, plan.transfer_memory_bytes, plan.evaluate_memory_bytes};
   config.keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);
@@ -180,7 +183,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
       .layout = layout,
       .recipe = recipe,
       .assembly = {recipe, model.config(), model.path().string(), model.fingerprint()},
-      .dispatcher = dispatcher_config(options, layout, recipe, plan),
+      .dispatcher = dispatcher_config(options, layout, recipe, plan, local_workers),
       .launcher = {.worker_binary = find_worker(options),
                    .run_directory = layout.root(),
                    .logs = layout.logs(),

@@ -115,6 +115,24 @@ std::optional<TaskId> choose_task(const State& state,
   return std::get<TaskId>(*best);
 }
 
+std::vector<Misfit> misfits(const State& state,
+                            const std::vector<WorkerView>& connected,
+                            const MemoryNeeds& needs) {
+  std::vector<Misfit> list;
+  if (connected.empty()) return list;
+  // 0 is unknown, and everything fits there: it goes before every number.
+  const auto offer = [](const WorkerView& worker) { return worker.memory_bytes - 1; };
+  const WorkerView& largest = *std::max_element(
+      connected.begin(), connected.end(), [&](const WorkerView& a, const WorkerView& b) {
+        return offer(a) < offer(b);
+      });
+  for (const auto& [id, task] : state.tasks) {
+    if (fits(largest, id, needs) || !is_ready(state, task)) continue;
+    list.push_back({id, need_of(id, needs), largest.uuid, largest.memory_bytes});
+  }
+  return list;
+}
+
 wire::Task make_wire_task(const State& state, const TaskId& id, std::uint64_t token) {
   const Geometry& geometry = *state.geometry;
   const TaskRecord& record = state.task(id);

@@ -34,6 +34,18 @@ struct MemoryNeeds {
                                                 const MemoryNeeds& needs,
                                                 const KeepBoundaries& keep);
 
+// A ready task that no connected worker has the memory for.
+struct Misfit {
+  TaskId task;
+  std::uint64_t needs_bytes = 0;
+  std::string largest;  // the worker that has most
+  std::uint64_t has_bytes = 0;
+};
+// Empty while no worker is connected: then nothing is known.
+[[nodiscard]] std::vector<Misfit> misfits(const State& state,
+                                          const std::vector<WorkerView>& connected,
+                                          const MemoryNeeds& needs);
+
 // The task as it goes over the wire, under `token`. A capture covers the first run of missing
 // shards of its piece.
 [[nodiscard]] wire::Task make_wire_task(const State& state, const TaskId& id, std::uint64_t token);

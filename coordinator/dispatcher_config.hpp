@@ -1,0 +1,32 @@
+// What the dispatcher is told of its run.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "coordinator/leases.hpp"
+#include "coordinator/plan.hpp"
+#include "coordinator/scheduler.hpp"
+
+namespace hedgerow::coordinator {
+
+// From mpirun to rank 0's hello: every rank loads the whole model. The first lease of a finetune
+// stage, and the one after a coordinator's restart, which may come while it loads.
+inline constexpr std::chrono::seconds kMpiStartTerm{300};
+
+struct DispatcherConfig {
+  MemoryNeeds needs;
+  KeepBoundaries keep;
+  LeaseTerms leases;
+  std::chrono::milliseconds second_worker_patience{std::chrono::minutes(10)};
+  // uuids of the workers that the run starts itself; none: they come from elsewhere.
+  std::vector<std::string> own_workers;
+  std::uint64_t token_floor = 0;     // tokens seen in file names
+  std::uint64_t room_for_retry = 0;  // free disk below which an exhausted task stops the run
+  std::string version,
+      build;  // ours; a worker of another version is refused, of another build noted
+};
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,66 @@
+#include "coordinator/fit_watch.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <utility>
+
+namespace hedgerow::coordinator {
+namespace {
+
+std::string mib(std::uint64_t bytes) { return std::to_string((bytes + (1U << 20) - 1) >> 20); }
+
+}  // namespace
+
+std::string describe(const Misfit& misfit) {
+  return "needs " + mib(misfit.needs_bytes) + " MiB of memory, the largest worker (" +
+         misfit.largest + ") has " + std::to_string(misfit.has_bytes >> 20) +
+         " MiB; start a worker where there is more memory, or begin a run with a smaller "
+         "plan.layers_per_block or plan.sequences_per_forward";
+}
+
+FitWatch::FitWatch(const MemoryNeeds& needs, std::vector<std::string> own_workers)
+    : needs_(needs), own_workers_(std::move(own_workers)) {}
+
+std::vector<TaskId> FitWatch::look(const State& state,
+                                   const std::vector<WorkerView>& connected,
+                                   TimePoint now) {
+  std::map<TaskId, TimePoint> since;
+  shown_.clear();
+  std::vector<TaskId> given_up;
+  for (const Misfit& misfit : misfits(state, connected, needs_)) {
+    const auto before = since_.find(misfit.task);
+    const TimePoint begin = before == since_.end() ? now : before->second;
+    since[misfit.task] = begin;
+    if (now - begin < kFitPatience) continue;
+    shown_[misfit.task] = describe(misfit);
+    if (nobody_else_comes(connected)) given_up.push_back(misfit.task);
+  }
+  since_ = std::move(since);
+  return given_up;
+}
+
+bool FitWatch::nobody_else_comes(const std::vector<WorkerView>& connected) const {
+  const auto is_own = [this](const WorkerView& worker) {
+    return std::find(own_workers_.begin(), own_workers_.end(), worker.uuid) != own_workers_.end();
+  };
+  return !own_workers_.empty() && connected.size() == own_workers_.size() &&
+         std::all_of(connected.begin(), connected.end(), is_own);
+}
+
+std::vector<std::string> FitWatch::warnings() const {
+  std::map<Stage, std::pair<TaskId, int>> stages;  // the first task of each, and how many more
+  for (const auto& [id, text] : shown_) {
+    const auto [stage, is_first] = stages.try_emplace(id.stage, id, 0);
+    if (!is_first) ++stage->second.second;
+  }
+  std::vector<std::string> lines;
+  for (const auto& [stage, first] : stages) {
+    const auto& [id, others] = first;
+    lines.push_back(to_string(id) +
+                    (others > 0 ? " (and " + std::to_string(others) + " more)" : "") + " " +
+                    shown_.at(id));
+  }
+  return lines;
+}
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,44 @@
+// Tasks that wait because no worker has the memory for them. A worker with more may still come, so
+// they are shown first, with the arithmetic; where the run has only the workers that it started
+// itself, none will, and they are given up: the rest of the run finishes and is partial. Time comes
+// in by arguments; called by the dispatcher.
+#pragma once
+
+#include <map>
+#include <string>
+#include <vector>
+
+#include "coordinator/clock.hpp"
+#include "coordinator/scheduler.hpp"
+
+namespace hedgerow::coordinator {
+
+// Workers connect one after the other, and the first to come need not be the largest.
+inline constexpr std::chrono::seconds kFitPatience{10};
+
+class FitWatch {
+ public:
+  // `own_workers`: the uuids of those that this run starts itself; none: all come from elsewhere.
+  FitWatch(const MemoryNeeds& needs, std::vector<std::string> own_workers);
+
+  // The tasks to give up now.
+  [[nodiscard]] std::vector<TaskId> look(const State& state,
+                                         const std::vector<WorkerView>& connected,
+                                         TimePoint now);
+  // What to show of the tasks that have waited for kFitPatience.
+  [[nodiscard]] const std::map<TaskId, std::string>& shown() const { return shown_; }
+  // The same in a line for each stage.
+  [[nodiscard]] std::vector<std::string> warnings() const;
+
+ private:
+  [[nodiscard]] bool nobody_else_comes(const std::vector<WorkerView>& connected) const;
+
+  MemoryNeeds needs_;
+  std::vector<std::string> own_workers_;
+  std::map<TaskId, TimePoint> since_;
+  std::map<TaskId, std::string> shown_;
+};
+
+[[nodiscard]] std::string describe(const Misfit& misfit);
+
+}  // namespace hedgerow::coordinator
