@@ -16,32 +16,7 @@ namespace fs = std::filesystem;
 using storage::Error;
 using storage::ErrorKind;
 
-// A coordinator on another host rewrites its file every 5 s; silence for longer means that it is
-// gone.
-constexpr std::chrono::seconds kForeignPatience{15};
 constexpr std::uint64_t kRoomBesideAShard = 64ULL << 20;
-
-void refuse_if_held(const storage::RunLayout& layout,
-                    const std::optional<wire::CoordinatorFile>& previous) {
-  if (!previous) return;
-  bool alive = false;
-  if (previous->host == wire::this_host()) {
-    alive = wire::is_alive(previous->process) && !(previous->process == wire::this_process());
-  } else {
-    const auto deadline = std::chrono::steady_clock::now() + kForeignPatience;
-    while (!alive && std::chrono::steady_clock::now() < deadline) {
-      std::this_thread::sleep_for(std::chrono::seconds(1));
-      const auto now = wire::read_coordinator_file(layout);
-      alive = now && (now->beat != previous->beat || now->term != previous->term);
-    }
-  }
-  if (!alive) return;
-  throw Error(ErrorKind::kUsage,
-              "run " + layout.root().string() + " is coordinated by pid " +
-                  std::to_string(previous->process.pid) + " on " + previous->host + " (term " +
-                  std::to_string(previous->term) + ", since " + previous->started_at +
-                  "); 'hedgerow watch' shows it, 'hedgerow stop' ends it");
-}
 
 Geometry geometry_of(const Plan& plan, const storage::Recipe& recipe) {
   Geometry geometry;
@@ -147,14 +122,10 @@ int threads_per_process(int wanted, int processes) {
 
 }  // namespace
 
-void refuse_if_coordinated(const storage::RunLayout& layout) {
-  refuse_if_held(layout, wire::read_coordinator_file(layout));
-}
-
 RunOutcome run(const RunOptions& options, RunObserver& observer) {
   const storage::RunLayout layout(fs::absolute(options.run_directory));
-  const std::optional<wire::CoordinatorFile> previous = wire::read_coordinator_file(layout);
-  refuse_if_held(layout, previous);
+  const std::optional<wire::CoordinatorFile> previous =
+      refuse_if_held(layout, {options.say}, options.leftovers).coordinator;
   const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
   model.check_complete();
@@ -202,7 +173,11 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   const SteadyClock clock;
   Coordinator coordinator(
       std::move(config), std::move(folded), std::move(journal), clock, previous, observer);
-  open_books(coordinator.dispatcher(), geometry, inputs, options.build, first_build(replayed));
+  open_books(coordinator.dispatcher(),
+             geometry,
+             inputs,
+             options.build,
+             first_build(replayed.snapshot ? storage::replay_history(layout) : replayed));
   return coordinator.run();
 }
 

@@ -6,9 +6,11 @@
 #include <atomic>
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 
+#include "coordinator/holder.hpp"
 #include "coordinator/plan.hpp"
 #include "coordinator/status.hpp"
 #include "storage/error.hpp"
@@ -24,6 +26,9 @@ struct RunOptions {
   // Raised by signal handlers. 1: grant nothing more, children checkpoint and exit, then return
   // kInterrupted; 2: do not wait for them. Null: never.
   const std::atomic<int>* stop_requests = nullptr;
+  // What refuse_if_held() has found already, and who hears that it has to wait.
+  Leftovers leftovers{};
+  std::function<void(const std::string&)> say{};
   // How long a task that failed three times in a row on one worker waits for a second worker.
   std::chrono::milliseconds second_worker_patience{std::chrono::minutes(10)};
 };
@@ -45,9 +50,6 @@ struct RunOutcome {
                         // --block 3' says why", ...
   RunStatus status;
 };
-
-// Throws kUsage if a coordinator lives on this run: names host, pid and term.
-void refuse_if_coordinated(const storage::RunLayout& layout);
 
 // Blocks until the run is done, partial or stopped. Throws kUsage (does not fit; another
 // coordinator holds the run: names host, pid and term), kExhausted, kUnavailable (no worker binary;

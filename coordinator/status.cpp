@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "coordinator/preparation.hpp"
 #include "coordinator/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/json_fields.hpp"
@@ -231,8 +232,13 @@ RunStatus read_status(const storage::RunLayout& layout) {
   if (coordinator_lives(wire::read_coordinator_file(layout), published)) return *published;
   RunStatus status;
   status.run = layout.root().string();
+  const std::optional<wire::CoordinatorFile> preparation = living_preparation(layout);
+  if (preparation) {
+    status.host = preparation->host;
+    status.pid = preparation->process.pid;
+  }
   if (!std::filesystem::exists(layout.journal_directory())) {
-    status.state = "new";
+    status.state = preparation ? "preparing" : "new";
     return status;
   }
   const FoldedRun folded = fold(storage::replay_journal(layout));
@@ -243,7 +249,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
       if (task.progress) last_progress[task.token] = {*task.progress, task.seconds_since_progress};
     }
   }
-  status.state = word_for(folded.state);
+  status.state = preparation ? "preparing" : word_for(folded.state);
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;

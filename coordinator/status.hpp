@@ -56,8 +56,9 @@ struct StageStatus {
 };
 
 struct RunStatus {
-  std::string run;    // the directory
-  std::string state;  // "new", "running", "stopped", "done", "partial"
+  std::string run;  // the directory
+  std::string
+      state;  // "new", "preparing" (tokens are made), "running", "stopped", "done", "partial"
   std::uint64_t term = 0;
   std::string host, endpoint;  // of the live coordinator
   int pid = 0;

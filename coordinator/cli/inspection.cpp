@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "coordinator/run_service.hpp"
+#include "coordinator/holder.hpp"
 #include "coordinator/status.hpp"
 #include "storage/check.hpp"
 #include "storage/file.hpp"
@@ -185,10 +185,10 @@ std::vector<Surplus> find_surplus(const RunLayout& layout, const State& state) {
   return surplus;
 }
 
-void require_idle(const RunLayout& layout) {
+void require_idle(const RunLayout& layout, const std::function<void(const std::string&)>& say) {
   std::ignore = read_status(layout);  // names a directory that is no run
   // Not the status, which lags behind a coordinator that has just begun.
-  refuse_if_coordinated(layout);
+  std::ignore = refuse_if_held(layout, {say});
 }
 
 void append_events(const RunLayout& layout,

@@ -51,8 +51,10 @@ struct Surplus {
 [[nodiscard]] std::vector<Surplus> find_surplus(const storage::RunLayout& layout,
                                                 const State& state);
 
-// Throws kUsage if a coordinator works on the run: it alone may write the journal then.
-void require_idle(const storage::RunLayout& layout);
+// Throws kUsage if a coordinator works on the run: it alone may write the journal then. `say` hears
+// if it takes a wait to find out.
+void require_idle(const storage::RunLayout& layout,
+                  const std::function<void(const std::string&)>& say);
 
 // Appends events as a term of its own and makes them durable.
 void append_events(const storage::RunLayout& layout,

@@ -269,6 +269,8 @@ std::vector<std::string> whole_view(const RunStatus& status, int width) {
     head += ", term " + std::to_string(status.term) + " on " + status.host + " (pid " +
             std::to_string(status.pid) + ")";
   }
+  if (status.state == "preparing")
+    head += " (tokens) on " + status.host + " (pid " + std::to_string(status.pid) + ")";
   lines.push_back(fit(one_line(head), width));
   append(lines, stage_lines(status, width));
   append(lines, block_lines(status, width));

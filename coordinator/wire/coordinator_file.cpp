@@ -58,10 +58,11 @@ std::string this_host() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
-std::optional<CoordinatorFile> read_coordinator_file(const storage::RunLayout& layout) {
-  if (!std::filesystem::exists(layout.coordinator_file())) return std::nullopt;
+std::optional<CoordinatorFile> read_coordinator_file(const std::filesystem::path& path) {
+  std::error_code unreadable;
+  if (!std::filesystem::exists(path, unreadable)) return std::nullopt;
   try {
-    const json in = parse_document(storage::read_text(layout.coordinator_file(), kMaxBytes));
+    const json in = parse_document(storage::read_text(path, kMaxBytes));
     if (string_field(in, "format") != kFormat) return std::nullopt;
     CoordinatorFile file{.host = string_field(in, "host"),
                          .process = process_of(object_field(in, "process")),
@@ -82,7 +83,15 @@ std::optional<CoordinatorFile> read_coordinator_file(const storage::RunLayout& l
   }
 }
 
+std::optional<CoordinatorFile> read_coordinator_file(const storage::RunLayout& layout) {
+  return read_coordinator_file(layout.coordinator_file());
+}
+
 void write_coordinator_file(const storage::RunLayout& layout, const CoordinatorFile& file) {
+  write_coordinator_file(layout.coordinator_file(), file);
+}
+
+void write_coordinator_file(const std::filesystem::path& path, const CoordinatorFile& file) {
   json out = {{"format", kFormat},
               {"host", file.host},
               {"process", process_json(file.process)},
@@ -97,7 +106,7 @@ void write_coordinator_file(const storage::RunLayout& layout, const CoordinatorF
                                {"fencing_token", child.fencing_token},
                                {"process", process_json(child.process)}});
   }
-  storage::write_atomically(layout.coordinator_file(), out.dump(2) + "\n");
+  storage::write_atomically(path, out.dump(2) + "\n");
 }
 
 }  // namespace hedgerow::wire

@@ -49,5 +49,9 @@ struct CoordinatorFile {
 [[nodiscard]] std::optional<CoordinatorFile> read_coordinator_file(
     const storage::RunLayout& layout);
 void write_coordinator_file(const storage::RunLayout& layout, const CoordinatorFile& file);
+// The same of another file, as preparing.json.
+[[nodiscard]] std::optional<CoordinatorFile> read_coordinator_file(
+    const std::filesystem::path& path);
+void write_coordinator_file(const std::filesystem::path& path, const CoordinatorFile& file);
 
 }  // namespace hedgerow::wire

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -32,6 +33,7 @@ class FakeConsole final : public Console {
   }
   std::optional<char> wait_for_key(std::chrono::milliseconds patience) override {
     time += patience;
+    on_wait();
     if (keys.empty()) return std::nullopt;
     const char key = keys.front();
     keys.pop_front();
@@ -64,6 +66,7 @@ class FakeConsole final : public Console {
   int columns = 80, lines = 24;
   std::deque<std::string> typed;
   std::deque<char> keys;
+  std::function<void()> on_wait = [] {};  // what happens meanwhile
   std::map<std::string, std::string> variables;
   mutable std::chrono::steady_clock::time_point time{};
   std::chrono::milliseconds tick{0};  // how long everything between two looks at the clock takes

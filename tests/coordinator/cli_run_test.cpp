@@ -1,4 +1,6 @@
 // What run, plan, import and doctor refuse or say before anything computes.
+#include "coordinator/cli/stop_request.hpp"
+#include "coordinator/preparation.hpp"
 #include "storage/model_config.hpp"
 #include "storage/recipe.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
@@ -74,6 +76,33 @@ TEST_F(BeforeARun, SafeChangeIsTakenOver) {
                         })});
   EXPECT_NE(answer.err.find("recipe changed"), std::string::npos) << answer.err;
   EXPECT_EQ(storage::Recipe::load(run_.layout.recipe()).workers.local, 1);
+}
+
+TEST_F(BeforeARun, StopReachesARunThatStillMakesItsTokens) {
+  std::optional<Preparation> preparation(std::in_place, run_.layout);
+  bool was_asked = false;
+  FakeConsole console;
+  console.on_wait = [&] {
+    was_asked = fs::exists(stop_file(run_.layout));
+    preparation.reset();  // as the run does when it hears of it
+  };
+  const Answer answer = run_line({"stop", "--run", run_.directory()}, console);
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_TRUE(was_asked);
+  EXPECT_NE(answer.out.find("stopped; 'hedgerow run"), std::string::npos) << answer.out;
+  EXPECT_NE(run_line({"stop", "--run", run_.directory()}).out.find("nothing runs here"),
+            std::string::npos);
+}
+
+// The tokenizer itself looks whether it can be found.
+TEST_F(BeforeARun, ARunCanBeFoundWhileItsTokensAreMade) {
+  fs::remove_all(run_.layout.root() / "tokens");
+  std::ofstream(run_.scratch / "make_tokens.py")
+      << "cp " << run_.layout.preparation_file().string() << " " << (run_.scratch / "seen").string()
+      << "; exit 2\n";
+  EXPECT_EQ(run_with_scripts({"run", "--run", run_.directory()}).code, 2);
+  EXPECT_TRUE(fs::exists(run_.scratch / "seen"));
+  EXPECT_FALSE(fs::exists(run_.layout.preparation_file())) << "it goes with the run";
 }
 
 TEST_F(BeforeARun, MissingTokensAreMadeAndAFailureIsTheRuns) {

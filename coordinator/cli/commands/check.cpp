@@ -85,7 +85,8 @@ ExitCode answer(const CheckOptions& options, const Inspection& inspection, Termi
 
 ExitCode run_check(const CheckOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
-  if (options.repair) require_idle(layout);
+  const auto say = [&terminal](const std::string& text) { terminal.say(text); };
+  if (options.repair) require_idle(layout, say);
   const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
   const int vocab_size = storage::ModelDirectory::open(recipe.model.path).config().vocab_size;
   const storage::ReplayResult replayed = storage::replay_journal(layout);

@@ -32,7 +32,7 @@ void remove(const storage::RunLayout& layout,
 
 ExitCode run_clean(const CleanOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
-  require_idle(layout);
+  require_idle(layout, [&terminal](const std::string& text) { terminal.say(text); });
   const storage::ReplayResult replayed = storage::replay_journal(layout);
   const std::vector<Surplus> surplus = find_surplus(layout, fold(replayed).state);
   std::uint64_t bytes = 0;

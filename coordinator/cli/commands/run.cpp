@@ -1,6 +1,8 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
+#include <optional>
+#include <set>
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/interrupt.hpp"
@@ -9,6 +11,7 @@
 #include "coordinator/cli/stop_request.hpp"
 #include "coordinator/cli/tokenizing.hpp"
 #include "coordinator/cli/view.hpp"
+#include "coordinator/preparation.hpp"
 #include "coordinator/run_service.hpp"
 #include "storage/build_info.hpp"
 #include "storage/file.hpp"
@@ -149,9 +152,15 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
 // --json.
 class Reporter final : public RunObserver {
  public:
-  explicit Reporter(Terminal& terminal) : terminal_(terminal) {}
+  Reporter(Terminal& terminal, std::optional<Preparation>& preparation)
+      : terminal_(terminal), preparation_(preparation) {}
 
   void on_status(const RunStatus& status) override {
+    // What a resumed run was warned of before was said then.
+    for (const std::string& warning : status.warnings) {
+      if (warned_of_.insert(warning).second && !preparation_) terminal_.warn(warning);
+    }
+    preparation_.reset();
     terminal_.status(status_line(status));
     nlohmann::json json = status;
     terminal_.print_json({{"status", std::move(json)}});
@@ -169,6 +178,8 @@ class Reporter final : public RunObserver {
 
  private:
   Terminal& terminal_;
+  std::optional<Preparation>& preparation_;
+  std::set<std::string> warned_of_;
 };
 
 void say_what_is_done(const RunLayout& layout, Terminal& terminal) {
@@ -193,12 +204,15 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const RunLayout layout(options.run);
   const InterruptScope interrupts;
   const bool is_new = !fs::exists(layout.recipe());
-  if (!is_new) refuse_if_coordinated(layout);
+  const auto say = [&terminal](const std::string& text) { terminal.say(text); };
+  const Leftovers leftovers = is_new ? Leftovers{} : refuse_if_held(layout, {say});
   const Recipe recipe =
       is_new ? begin_run(options, layout, terminal) : resume_run(options, layout, terminal);
   if (!is_new) say_what_is_done(layout, terminal);
   withdraw_stop(layout);
   const StopWatcher watcher(layout);
+  std::optional<Preparation> preparation(std::in_place,
+                                         layout);  // until a coordinator shows itself
   if (!tokenize_missing(layout, recipe, terminal)) return interrupted(options, terminal);
 
   RunOptions run_options;
@@ -207,7 +221,9 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   if (options.workers >= 0) run_options.local_workers = options.workers;
   run_options.build = storage::build();
   run_options.stop_requests = &num_interrupts();
-  Reporter reporter(terminal);
+  run_options.leftovers = leftovers;
+  run_options.say = say;
+  Reporter reporter(terminal, preparation);
   const RunOutcome outcome = coordinator::run(run_options, reporter);
   terminal.clear_status();
   if (outcome.exit_code == ExitCode::kInterrupted) return interrupted(options, terminal);

@@ -12,6 +12,11 @@ namespace {
 using std::chrono::seconds;
 using storage::ExitCode;
 
+// A run that still makes its tokens can be stopped as one that has a coordinator.
+bool is_at_work(const RunStatus& status) {
+  return status.state == "running" || status.state == "preparing";
+}
+
 struct StopOptions {
   std::string run;
   int patience_seconds = 120;
@@ -25,21 +30,22 @@ ExitCode run_stop(const StopOptions& options, Terminal& terminal) {
     return ExitCode::kOk;
   };
   RunStatus status = read_status(layout);
-  if (status.state != "running") return answer("nothing runs here", status.state);
+  if (!is_at_work(status)) return answer("nothing runs here", status.state);
   request_stop(layout);
   const InterruptScope interrupts;
   const auto begin = terminal.console().now();
-  while (status.state == "running") {
+  while (is_at_work(status)) {
     if (is_interrupted()) return ExitCode::kInterrupted;
     if (terminal.console().now() - begin > seconds(options.patience_seconds)) {
       throw storage::Error(storage::ErrorKind::kUnavailable,
-                           "the coordinator on " + status.host + " (pid " +
-                               std::to_string(status.pid) + ") did not stop within " +
-                               std::to_string(options.patience_seconds) +
+                           "the process on " + status.host + " (pid " + std::to_string(status.pid) +
+                               ") did not stop within " + std::to_string(options.patience_seconds) +
                                " s; the request stays in " + stop_file(layout).string());
     }
-    terminal.status("waiting for checkpoints: " + std::to_string(status.workers.size()) +
-                    " workers");
+    terminal.status(status.state == "preparing"
+                        ? "waiting for the tokenizer to end"
+                        : "waiting for checkpoints: " + std::to_string(status.workers.size()) +
+                              " workers");
     std::ignore = terminal.console().wait_for_key(std::chrono::milliseconds(200));
     status = read_status(layout);
   }

@@ -1,0 +1,30 @@
+// While `run` makes what a coordinator needs (tokens, which can take an hour), there is none to be
+// found; this says who is at it: preparing.json, of the format of coordinator.json with term 0. So
+// `stop` and `status` find it on any node, and a second `run` is refused. The file goes with the
+// object.
+#pragma once
+
+#include <optional>
+#include <thread>
+
+#include "coordinator/wire/coordinator_file.hpp"
+
+namespace hedgerow::coordinator {
+
+class Preparation {
+ public:
+  explicit Preparation(const storage::RunLayout& layout);
+  ~Preparation();
+  Preparation(const Preparation&) = delete;
+  Preparation& operator=(const Preparation&) = delete;
+
+ private:
+  storage::RunLayout layout_;
+  std::jthread beats_;  // every 5 s: how another host tells that this one lives
+};
+
+// Who prepares the run now; on another host by the age of the last beat.
+[[nodiscard]] std::optional<wire::CoordinatorFile> living_preparation(
+    const storage::RunLayout& layout);
+
+}  // namespace hedgerow::coordinator
