@@ -102,10 +102,12 @@ class Reading(unittest.TestCase):
 
     def test_a_text_without_paragraphs_is_still_read_in_fragments(self):
         for mark in ("\n", " ", "x"):
-            text = mark.join(["word"] * 200)
+            text = mark.join(["longer"] * 200)
             parts = self.fragments(text)
             self.assertEqual("".join(part.pieces[0] for part in parts), text)
             self.assertLess(max(len(part.pieces[0]) for part in parts), 2 * 40 + 7)
+            for part in parts[:-1] if mark != "x" else []:
+                self.assertEqual(part.pieces[0].strip().split(mark)[-1], "longer", "cut inside a word")
 
     def test_the_held_out_end_is_the_same_for_stages_that_treat_documents_differently(self):
         documents = [sources.Document((" ".join(f"d{i}w{j}" for j in range(5)),)) for i in range(50)]
@@ -119,16 +121,18 @@ class Reading(unittest.TestCase):
     def test_a_text_in_fragments_is_cut_in_the_one_where_the_held_out_end_begins(self):
         text = "\n\n".join(f"a{i} b{i} c{i} d{i} e{i}" for i in range(40))
         parts = self.fragments(text)
-        split = packing.split_documents(lambda: iter(parts), 42, Words())
-        training = list(split.training(iter(parts)))
-        held = " ".join(d.pieces[0] for d in split.validation).split()
-        self.assertGreaterEqual(len(held), 42)
-        self.assertLess(len(held), 42 + 10)
-        self.assertEqual(" ".join(d.pieces[0] for d in training).split() + held, text.split())
-        for documents in (training, split.validation):
-            self.assertEqual((documents[0].begins, documents[-1].ends), (True, True))
-            self.assertEqual(sum(d.begins for d in documents), 1)
-            self.assertEqual(sum(d.ends for d in documents), 1)
+        between = sum(len(part.pieces[0].split()) for part in parts[-2:])  # exactly where two fragments meet
+        for needed in (42, between):
+            split = packing.split_documents(lambda: iter(parts), needed, Words())
+            training = list(split.training(iter(parts)))
+            held = " ".join(d.pieces[0] for d in split.validation).split()
+            self.assertGreaterEqual(len(held), needed)
+            self.assertLess(len(held), needed + 10)
+            self.assertEqual(" ".join(d.pieces[0] for d in training).split() + held, text.split())
+            for documents in (training, split.validation):
+                self.assertEqual((documents[0].begins, documents[-1].ends), (True, True))
+                self.assertEqual(sum(d.begins for d in documents), 1)
+                self.assertEqual(sum(d.ends for d in documents), 1)
 
     def test_the_whole_text_is_never_in_memory(self):
         size = 2 << 20
