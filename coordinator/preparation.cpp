@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <mutex>
 
-#include "coordinator/utc.hpp"
 #include "storage/error.hpp"
+#include "storage/utc.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -38,7 +38,7 @@ Preparation::Preparation(const storage::RunLayout& layout) : layout_(layout) {
                                    .process = wire::this_process(),
                                    .term = 0,
                                    .endpoint = "",
-                                   .started_at = utc_now(),
+                                   .started_at = storage::utc_now(),
                                    .beat = 0,
                                    .children = {}};
   const std::filesystem::path path = layout_.preparation_file();
