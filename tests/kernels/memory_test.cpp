@@ -100,7 +100,7 @@ TEST_F(Memory, OfTheTeacherHoldsNoSquareInEitherFormNorForGroupedHeads) {
     const auto both_ways = [&] {
       torch::autograd::grad({attention(x.q, x.k, x.v).sum()}, {x.q, x.k, x.v});
     };
-    EXPECT_LT(peak_gain_kib(both_ways), kSquareKib / 2);
+    EXPECT_LT(peak_gain_kib(both_ways), kSquareKib) << "one head's; a square form holds several";
   }
 }
 
