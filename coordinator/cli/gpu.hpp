@@ -18,4 +18,8 @@ namespace hedgerow::coordinator::cli {
 // follow this machine, workers elsewhere are taken to have what the build is for.
 [[nodiscard]] bool computes_on_gpus(const storage::Recipe& recipe, bool has_cuda, int num_gpus);
 
+// Throws kUsage if local workers are to compute on GPUs that this build cannot use, kUnavailable if
+// none is visible.
+void require_device(const storage::Recipe& recipe, bool has_cuda, int num_gpus);
+
 }  // namespace hedgerow::coordinator::cli

@@ -22,6 +22,7 @@ ModelChoice choose_from_run(const ModelOptions& options) {
   const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
   ModelChoice choice;
   choice.model = recipe.model.path;
+  choice.device = recipe.plan.device;
   choice.compute_dtype = recipe.plan.compute_dtype;
   choice.shard_dtype = recipe.plan.shard_dtype;
   choice.subject = options.subject;
@@ -54,6 +55,11 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
   app.add_option("--student", options.student, "with --model: the student's feature maps")
       ->type_name("DIR");
   app.add_option("--lora", options.lora, "with --student: a PEFT adapter")->type_name("DIR");
+}
+
+void add_device_option(CLI::App& app, std::string& device) {
+  one_of(app.add_option("--device", device, "where to compute; as the run's recipe says, or auto"),
+         {"auto", "cpu", "cuda"});
 }
 
 std::vector<std::string> ModelChoice::worker_arguments() const {

@@ -14,14 +14,17 @@ struct ModelOptions {
   std::string run, subject, model, student, lora;
 };
 
+// --device, for commands that compute: empty unless told, which means the run's.
+void add_device_option(CLI::App& app, std::string& device);
+
 // --run with --subject, or --model with --student and --lora.
 void add_model_options(CLI::App& app, ModelOptions& options);
 
 struct ModelChoice {
-  std::string subject;                                       // "teacher", "transfer", "lora"
-  std::string model;                                         // the teacher: a directory or org/name
-  std::filesystem::path student, lora;                       // empty: without
-  std::string compute_dtype = "auto", shard_dtype = "fp32";  // of the run
+  std::string subject;                  // "teacher", "transfer", "lora"
+  std::string model;                    // the teacher: a directory or org/name
+  std::filesystem::path student, lora;  // empty: without
+  std::string device = "auto", compute_dtype = "auto", shard_dtype = "fp32";  // of the run
 
   // --model, --student and --adapter as hedgerow-worker takes them.
   [[nodiscard]] std::vector<std::string> worker_arguments() const;

@@ -74,6 +74,7 @@ void resolve_for_this_machine(Recipe& recipe) {
 }
 
 Plan plan_of(const Recipe& recipe, const fs::path& directory) {
+  require_device(recipe, storage::has_cuda(), num_visible_gpus());
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
   model.check_complete();
   PlanTokens tokens = read_plan_tokens(storage::RunLayout(directory), model.config().vocab_size);

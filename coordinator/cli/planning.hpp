@@ -15,9 +15,10 @@ namespace hedgerow::coordinator::cli {
 // depend on it: plan.compute_dtype and workers.threads.
 void resolve_for_this_machine(storage::Recipe& recipe);
 
-// The plan of a run at `directory`, which need not exist yet. Where tokens files are missing, the
-// number of sequences is what the recipe's step budget visits.
-// What the run has stored there already is room that it need not find.
+// Throws kUsage or kUnavailable for a device that the local workers cannot have. The plan of a run
+// at `directory`, which need not exist yet. Where tokens files are missing, the number of sequences
+// is what the recipe's step budget visits. What the run has stored there already is room that it
+// need not find.
 [[nodiscard]] Plan plan_of(const storage::Recipe& recipe, const std::filesystem::path& directory);
 
 // The text of the transfer while nobody has tokenized it: what a plan rests on without having seen.

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "coordinator/cli/gpu.hpp"
+#include "storage/error.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -33,6 +34,27 @@ TEST(Gpu, AutoFollowsTheBuildAndThisMachineUnlessAllWorkersAreElsewhere) {
   EXPECT_FALSE(computes_on_gpus(recipe, true, 8));
   recipe.plan.device = "cuda";
   EXPECT_TRUE(computes_on_gpus(recipe, false, 0));
+}
+
+TEST(Gpu, CudaThatLocalWorkersCannotHaveIsRefusedBeforeTheyStart) {
+  storage::Recipe recipe;
+  recipe.plan.device = "cuda";
+  recipe.workers.local = 2;
+  const auto kind = [&recipe](bool has_cuda, int num_gpus) {
+    try {
+      require_device(recipe, has_cuda, num_gpus);
+    } catch (const storage::Error& error) {
+      return std::string(to_string(error.kind()));
+    }
+    return std::string("none");
+  };
+  EXPECT_EQ(kind(/*has_cuda=*/false, /*num_gpus=*/1), "usage");
+  EXPECT_EQ(kind(true, 0), "unavailable");
+  EXPECT_EQ(kind(true, 1), "none");
+  recipe.workers.local = 0;
+  EXPECT_EQ(kind(true, 0), "none") << "the workers are elsewhere";
+  recipe.plan.device = "auto";
+  EXPECT_EQ(kind(false, 0), "none");
 }
 
 }  // namespace

@@ -320,6 +320,18 @@ class Recipes(WrongInput):
                 self.assert_refused(self.job.command("run", "--run", self.new_run, "--recipe", recipe), 2, *words)
         self.assertFalse(self.new_run.exists())
 
+    def test_a_device_that_is_not_here(self) -> None:
+        if Path("/dev/nvidia0").exists():
+            self.skipTest("this machine has a GPU")
+        recipe = self.recipe(("[plan]\n", '[plan]\ndevice = "cuda"\n'))
+        for words in (("run", "--run", self.new_run, "--recipe", recipe),
+                      ("generate", "--run", prepared.finished, "--device", "cuda", "A hacker")):
+            ended = self.job.command(*words)
+            with self.subTest(words[0]):
+                self.assert_refused(ended, ended.code, "cuda", '"auto"')
+                self.assertIn(ended.code, (2, 5), "a build without CUDA; a machine without a GPU")
+        self.assertFalse(self.new_run.exists())
+
     def test_a_recipe_that_failed_before_anything_was_computed_is_mended_and_given_again(self) -> None:
         wrong = self.recipe((str(job.TEXT), str(self.scratch / "no-such-text.txt")), name="wrong.toml")
         self.assert_refused(self.job.command("run", "--run", self.new_run, "--recipe", wrong), 2, "no-such-text.txt")

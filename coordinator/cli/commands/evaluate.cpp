@@ -19,6 +19,7 @@ using storage::ExitCode;
 
 struct EvaluateOptions {
   ModelOptions model;
+  std::string device;  // empty: the run's
   std::string tokens;
   int max_sequences = 0;
 };
@@ -54,6 +55,8 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
                                      "evaluate",
                                      "--json",
                                      "--progress",
+                                     "--device",
+                                     options.device.empty() ? choice.device : options.device,
                                      "--tokens",
                                      tokens,
                                      "--compute-dtype",
@@ -88,6 +91,7 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
 RunCommand declare_evaluate(CLI::App& app) {
   const auto options = std::make_shared<EvaluateOptions>();
   add_model_options(app, options->model);
+  add_device_option(app, options->device);
   app.add_option("--tokens", options->tokens, "a tokens file; the run's evaluate split unless told")
       ->type_name("FILE");
   app.add_option("--max-sequences", options->max_sequences, "at most so many of its sequences")

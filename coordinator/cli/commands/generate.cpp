@@ -20,6 +20,7 @@ using storage::ExitCode;
 
 struct GenerateOptions {
   ModelOptions model;
+  std::string device;  // empty: the run's
   std::vector<std::string> prompts;
   bool chat = false;
   int max_new_tokens = 0;  // 0: the recipe's, or 40
@@ -63,6 +64,8 @@ std::vector<json> generate_ids(const GenerateOptions& options,
   ChildCommand command{.arguments = {worker_binary(terminal.console()),
                                      "generate",
                                      "--progress",
+                                     "--device",
+                                     options.device.empty() ? choice.device : options.device,
                                      "--max-new-tokens",
                                      std::to_string(options.max_new_tokens),
                                      "--temperature",
@@ -148,6 +151,7 @@ RunCommand declare_generate(CLI::App& app) {
                  "one or more texts to go on from; with --run, those of its recipe unless told")
       ->type_name("TEXT");
   add_model_options(app, options->model);
+  add_device_option(app, options->device);
   app.add_flag("--chat", options->chat, "wrap each prompt in the model's chat template");
   app.add_option("--max-new-tokens",
                  options->max_new_tokens,
