@@ -11,15 +11,8 @@ namespace hedgerow::kernels {
 namespace {
 
 std::int64_t ring_slots(const HybridOptions& options) {
-  switch (options.layout) {
-    case WindowLayout::kNone:
-      return 1;
-    case WindowLayout::kSliding:
-      return options.window_size;
-    case WindowLayout::kTerraced:
-      return 2 * options.window_size;
-  }
-  TORCH_CHECK(false, "decode: unknown window layout ", static_cast<int>(options.layout));
+  if (options.layout == WindowLayout::kNone) return 1;
+  return options.layout == WindowLayout::kSliding ? options.window_size : 2 * options.window_size;
 }
 
 // The parameters know the query heads; only a map without parameters and window leaves them to be
