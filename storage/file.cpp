@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "storage/error.hpp"
+#include "storage/scoped_file.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -52,22 +53,6 @@ std::string random_suffix() {
 bool same_file(const struct stat& a, const struct stat& b) {
   return a.st_dev == b.st_dev && a.st_ino == b.st_ino && a.st_size == b.st_size;
 }
-
-// A file that goes with the scope unless it was published under another name.
-class Unpublished {
- public:
-  explicit Unpublished(fs::path path) : path_(std::move(path)) {}
-  ~Unpublished() {
-    std::error_code ignored;  // the error that ends the scope is the one to report
-    if (!path_.empty()) fs::remove(path_, ignored);
-  }
-  Unpublished(const Unpublished&) = delete;
-  Unpublished& operator=(const Unpublished&) = delete;
-  void keep() { path_.clear(); }
-
- private:
-  fs::path path_;
-};
 
 }  // namespace
 
@@ -232,7 +217,7 @@ void write_atomically(const fs::path& path, std::string_view bytes, int mode) {
   const fs::path temporary =
       directory_of(path) / ("." + path.filename().string() + ".tmp-" + random_suffix());
   File file = File::create_exclusive(temporary, mode);
-  Unpublished unpublished(temporary);
+  ScopedFile unpublished(temporary);
   file.write_all(std::as_bytes(std::span(bytes)));
   file.sync();
   file.close();

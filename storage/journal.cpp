@@ -7,6 +7,7 @@
 #include "storage/fault_point.hpp"
 #include "storage/file.hpp"
 #include "storage/journal_line.hpp"
+#include "storage/scoped_file.hpp"
 #include "storage/utc.hpp"
 
 namespace hedgerow::storage {
@@ -33,23 +34,6 @@ File create_segment(const RunLayout& layout, std::uint64_t term) {
                     std::to_string(term) + "); see 'hedgerow status'");
   }
 }
-
-// A segment without a record, which goes with the scope unless its term begins. One that stays does
-// no harm either.
-class EmptySegment {
- public:
-  explicit EmptySegment(fs::path path) : path_(std::move(path)) {}
-  ~EmptySegment() {
-    std::error_code ignored;
-    if (!path_.empty()) fs::remove(path_, ignored);
-  }
-  EmptySegment(const EmptySegment&) = delete;
-  EmptySegment& operator=(const EmptySegment&) = delete;
-  void keep() { path_.clear(); }
-
- private:
-  fs::path path_;
-};
 
 bool same_end(const ReplayResult& a, const ReplayResult& b) {
   const auto equal = [](const SegmentEnd& x, const SegmentEnd& y) {
@@ -105,7 +89,8 @@ Journal Journal::start_term(const RunLayout& layout, const ReplayResult& replaye
   const std::uint64_t term = replayed.last_term + 1;
   auto impl = std::make_unique<Impl>(layout, term, replayed.last_seq, create_segment(layout, term));
   Journal journal(std::move(impl));
-  EmptySegment segment(layout.journal_segment(term));
+  // Without a record it would do no harm either.
+  ScopedFile segment(layout.journal_segment(term));
   refuse_if_grown(layout, replayed, term);
   segment.keep();
   nlohmann::json seals = nlohmann::json::array();

@@ -2,24 +2,12 @@
 
 #include "coordinator/cli/programs.hpp"
 #include "storage/file.hpp"
+#include "storage/scoped_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 
 namespace fs = std::filesystem;
 using storage::DataStage;
-
-namespace {
-
-// A file that goes with the scope, whatever ends it.
-struct Removed {
-  fs::path path;
-  ~Removed() {
-    std::error_code ignored;
-    fs::remove(path, ignored);
-  }
-};
-
-}  // namespace
 
 nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal) {
   const std::string stage = storage::to_string(request.stage);
@@ -30,7 +18,7 @@ nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal) {
   fs::create_directories(fs::absolute(resolved).parent_path());
   storage::write_atomically(resolved, request.recipe.to_toml());
   nlohmann::json done;
-  const Removed remove_resolved{resolved};
+  const storage::ScopedFile goes_again(resolved);
   run_python(
       terminal,
       "tokenize " + stage,
