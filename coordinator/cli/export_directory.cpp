@@ -211,7 +211,7 @@ std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal
   return summary;
 }
 
-ExportSummary export_adapter(const ExportRequest& request) {
+std::optional<ExportSummary> export_adapter(const ExportRequest& request) {
   PartialDirectory partial(request.out);
   ExportSummary summary;
   const auto take = [&](const fs::path& from, const fs::path& name) {
@@ -231,6 +231,7 @@ ExportSummary export_adapter(const ExportRequest& request) {
       take(request.model.lora / name, fs::path("adapter") / name);
     }
   }
+  if (is_interrupted()) return std::nullopt;  // a copy may have ended early
   partial.publish();
   return summary;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 
 #include "coordinator/cli/model_choice.hpp"
@@ -22,9 +23,10 @@ struct ExportSummary {
   bool merged = false;  // LoRA is in the weights
 };
 
-// Throws kUsage, kExhausted (disk), child_error. nullopt: interrupted; what was written is removed.
+// Both throw kUsage, kExhausted (disk), child_error. nullopt: interrupted; what was written is
+// removed.
 [[nodiscard]] std::optional<ExportSummary> export_model(const ExportRequest& request,
                                                         Terminal& terminal);
-[[nodiscard]] ExportSummary export_adapter(const ExportRequest& request);
+[[nodiscard]] std::optional<ExportSummary> export_adapter(const ExportRequest& request);
 
 }  // namespace hedgerow::coordinator::cli

@@ -1,5 +1,9 @@
 // export, generate and evaluate: what they hand to other programs, with shell scripts in place of
 // Python and the worker.
+#include <csignal>
+
+#include "coordinator/cli/export_directory.hpp"
+#include "coordinator/cli/interrupt.hpp"
 #include "storage/model_config.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
 #include "tests/coordinator/cli_small_run.hpp"
@@ -186,6 +190,21 @@ TEST_F(Export, AnExportThatIsInterruptedLeavesNothing) {
   EXPECT_EQ(run_here({"export", "--out", run_.scratch / "out"}).code, 4);
   EXPECT_FALSE(fs::exists(run_.scratch / "out"));
   EXPECT_FALSE(fs::exists(run_.scratch / "out.partial"));
+}
+
+// Its files are copied like any other, and a copy that ends early is no adapter.
+TEST_F(Export, AnAdapterThatIsInterruptedLeavesNothing) {
+  ExportRequest request;
+  request.model.student = run_.layout.root() / SmallRun::student();
+  request.out = run_.scratch / "out";
+  {
+    const InterruptScope interrupts;
+    std::raise(SIGINT);
+    EXPECT_FALSE(export_adapter(request));
+  }
+  EXPECT_FALSE(fs::exists(run_.scratch / "out"));
+  EXPECT_FALSE(fs::exists(run_.scratch / "out.partial"));
+  EXPECT_TRUE(export_adapter(request));
 }
 
 TEST_F(Export, ModelMustBeSaidOnceAndOnlyOnce) {
