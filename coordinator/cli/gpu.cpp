@@ -7,10 +7,23 @@
 #include "storage/error.hpp"
 
 namespace hedgerow::coordinator::cli {
+namespace {
+
+// "nvidia3"; not "nvidiactl", "nvidia-uvm".
+bool is_gpu(std::string_view name) {
+  constexpr std::string_view kPrefix = "nvidia";
+  return name.starts_with(kPrefix) && name.size() > kPrefix.size() &&
+         name.find_first_not_of("0123456789", kPrefix.size()) == std::string_view::npos;
+}
+
+}  // namespace
 
 int num_visible_gpus(const std::filesystem::path& dev, const char* visible) {
+  // Not counted up from 0: a container with one GPU may have nvidia3 alone.
   int present = 0;
-  while (std::filesystem::exists(dev / ("nvidia" + std::to_string(present)))) ++present;
+  std::error_code unreadable;
+  for (const auto& entry : std::filesystem::directory_iterator(dev, unreadable))
+    present += is_gpu(entry.path().filename().string()) ? 1 : 0;
   if (visible == nullptr) return present;
   const std::string_view list(visible);
   if (list.empty() || list.starts_with("-1")) return 0;

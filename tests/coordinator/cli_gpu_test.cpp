@@ -22,6 +22,13 @@ TEST(Gpu, VisibleOnesAreTheDriversNarrowedByTheEnvironment) {
   EXPECT_EQ(num_visible_gpus(dev.path(), "-1"), 0);
 }
 
+TEST(Gpu, AContainerMayHaveADeviceOfAnyNumberAlone) {
+  const tests::TemporaryDirectory dev;
+  for (const char* name : {"nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia", "null"})
+    std::ofstream(dev.path() / name) << "";
+  EXPECT_EQ(num_visible_gpus(dev.path(), nullptr), 2);
+}
+
 TEST(Gpu, AutoFollowsTheBuildAndThisMachineUnlessAllWorkersAreElsewhere) {
   storage::Recipe recipe;
   recipe.workers.local = 2;
