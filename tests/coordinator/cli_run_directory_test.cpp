@@ -115,6 +115,9 @@ TEST_F(RunDirectory, LogsOfABlockAreTheLinesAboutIt) {
   EXPECT_NE(mistyped.err.find(", did you mean 'node-1'?; there are node-0, node-1\n"),
             std::string::npos)
       << mistyped.err;
+  fs::remove(run_.layout.logs() / "worker-node-0.log");
+  const std::string lost = run_here({"logs", "--block", "0"}).err;
+  EXPECT_NE(lost.find("no log of 'node-0' in "), std::string::npos) << lost;
 }
 
 TEST_F(RunDirectory, CheckOfASoundRunReadsEverything) {

@@ -74,7 +74,7 @@ std::vector<fs::path> log_files(const storage::RunLayout& layout,
 }
 
 // Why there is nothing to show, with the names that would have shown something.
-std::string no_log(const storage::RunLayout& layout, const std::string& wanted) {
+std::string no_log(const storage::RunLayout& layout, const std::set<std::string>& workers) {
   std::vector<std::string> names;
   std::string all;
   for (const fs::path& file : log_files(layout, {})) {
@@ -83,8 +83,12 @@ std::string no_log(const storage::RunLayout& layout, const std::string& wanted) 
   }
   if (names.empty())
     return "no logs in " + layout.logs().string() + " yet; workers write them once a run begins";
-  return "no log of '" + wanted + "' in " + layout.logs().string() + did_you_mean(wanted, names) +
-         "; there are " + all;
+  std::string wanted, meant;
+  for (const std::string& worker : workers) {
+    wanted += (wanted.empty() ? "'" : ", '") + worker + "'";
+    if (meant.empty()) meant = did_you_mean(worker, names);
+  }
+  return "no log of " + wanted + " in " + layout.logs().string() + meant + "; there are " + all;
 }
 
 class Tail {
@@ -126,7 +130,7 @@ ExitCode run_logs(const LogsOptions& options, Terminal& terminal) {
   if (!options.worker.empty()) filter.workers = {options.worker};
   const std::vector<fs::path> files = log_files(layout, filter.workers);
   if (files.empty()) {
-    throw storage::Error(storage::ErrorKind::kNotFound, no_log(layout, options.worker));
+    throw storage::Error(storage::ErrorKind::kNotFound, no_log(layout, filter.workers));
   }
   std::vector<Tail> tails;
   for (const fs::path& file : files) tails.emplace_back(file, files.size() > 1);
