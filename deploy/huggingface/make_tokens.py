@@ -3,7 +3,7 @@
   make_tokens.py --recipe run.toml --model DIR --stage transfer|finetune|evaluate --out tokens/transfer.h5 [--base DIR]
 
 Relative source paths are taken from --base, by default the recipe's folder. The same input gives the same bytes.
-stdout is JSON lines: {"event":"progress","stage":...,"progress":0..1,"note":...} at most twice a second, then
+stdout is JSON lines: {"event":"progress","stage":...,"phase":...,"progress":0..1} at most twice a second, then
 {"event":"done",...}. A wrong input is one line on stderr and exit code 2.
 """
 
@@ -48,22 +48,25 @@ class DataSection:
 
 
 class Progress:
-    """JSON progress lines, at most one each half second, by the bytes of the sources that were read."""
+    """JSON progress lines, at most one each half second, by the bytes of the sources that were read.
+
+    The text may be read more than once; each time is a phase, of which the reader of these lines estimates the end anew.
+    """
 
     def __init__(self, stage: str, sources: Sequence[Source]):
-        self._stage, self._last, self._note = stage, time.monotonic(), ""
+        self._stage, self._last, self._phase = stage, time.monotonic(), ""
         self._sizes = [s.path.stat().st_size if s.path.is_file() else 0 for s in sources]
 
-    def begin(self, note: str) -> None:
-        self._note = note
+    def begin(self, phase: str) -> None:
+        self._phase = phase
 
     def read(self, source: int, done: int) -> None:
         now = time.monotonic()
         if now - self._last >= 0.5:
             self._last = now
             share = (sum(self._sizes[:source]) + done) / max(sum(self._sizes), 1)
-            print(json.dumps({"event": "progress", "stage": self._stage, "progress": round(min(share, 1.0), 4),
-                              "note": self._note}), flush=True)
+            print(json.dumps({"event": "progress", "stage": self._stage, "phase": self._phase,
+                              "progress": round(min(share, 1.0), 4)}), flush=True)
 
 
 def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
@@ -179,7 +182,7 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
     training, validation = read, []
     holds_out = section.held_out > 0 and not everything
     if holds_out and section.split == "documents":
-        progress.begin("looking for the end that is held out")
+        progress.begin(f"tokenize {stage}, held-out end")
         split = split_documents(read, section.held_out, tokenizer)
         training, validation = lambda: split.training(read()), split.validation
     train = Packer(section.seq_len)
@@ -187,7 +190,7 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
     # The last sequences can be known only once everything is packed; otherwise stop when there are enough.
     limit = 0 if by_sequences or everything else section.max_sequences
     if stage != "evaluate" or by_sequences or everything:
-        progress.begin("tokenizing")
+        progress.begin(f"tokenize {stage}")
         for document in tokenize_documents(training(), tokenizer, bos, eos):
             train.add(document)
             if limit and train.num_sequences >= limit:

@@ -1,6 +1,8 @@
 """Texts are read in parts: wherever a part ends, the records and fragments are the same, and only a part is in memory."""
 
+import contextlib
 import gzip
+import io
 import itertools
 import json
 import re
@@ -14,8 +16,9 @@ from unittest import mock
 import support
 
 sys.path.insert(0, str(support.HUGGINGFACE))
-support.require("numpy", "tokenizers")
+support.require("numpy", "tokenizers", "h5py", "xxhash")
 
+import make_tokens
 import packing
 import reading
 import sources
@@ -133,6 +136,23 @@ class Reading(unittest.TestCase):
                 self.assertEqual((documents[0].begins, documents[-1].ends), (True, True))
                 self.assertEqual(sum(d.begins for d in documents), 1)
                 self.assertEqual(sum(d.ends for d in documents), 1)
+
+    def test_each_time_the_text_is_read_is_a_phase_that_begins_anew(self):
+        path = self.write("text", "\n\n".join(f"a{i} b{i} c{i}" for i in range(40)))
+        section = make_tokens.DataSection((sources.Source(path, "text", "", "all"),), seq_len=4, validation_sequences=2,
+                                          eos_token_id=-2, held_out=8)
+        tokenizer, out = Words(), io.StringIO()
+        tokenizer.render_chat = None
+        with mock.patch.object(reading, "READ_BYTES", 16), mock.patch.object(sources, "TEXT_PIECE_CHARACTERS", 40), \
+                contextlib.redirect_stdout(out), mock.patch.object(make_tokens.time, "monotonic", itertools.count().__next__):
+            make_tokens.tokenize(section, tokenizer, "transfer")
+        lines = [json.loads(line) for line in out.getvalue().splitlines()]
+        phases = [(name, [line["progress"] for line in group])
+                  for name, group in itertools.groupby(lines, key=lambda line: line["phase"])]
+        self.assertEqual([name for name, _ in phases], ["tokenize transfer, held-out end", "tokenize transfer"])
+        for name, shares in phases:
+            self.assertEqual(shares, sorted(shares), name)
+            self.assertLess(shares[0], 0.2, name)
 
     def test_the_whole_text_is_never_in_memory(self):
         size = 2 << 20
