@@ -25,8 +25,8 @@ struct DispatcherConfig {
   std::vector<std::string> own_workers;
   std::uint64_t token_floor = 0;     // tokens seen in file names
   std::uint64_t room_for_retry = 0;  // free disk below which an exhausted task stops the run
-  std::string version,
-      build;  // ours; a worker of another version is refused, of another build noted
+  // Ours; a worker of another version is refused, of another build noted.
+  std::string version, build;
 };
 
 }  // namespace hedgerow::coordinator

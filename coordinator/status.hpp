@@ -57,8 +57,8 @@ struct StageStatus {
 
 struct RunStatus {
   std::string run;  // the directory
-  std::string
-      state;  // "new", "preparing" (tokens are made), "running", "stopped", "done", "partial"
+  // "new", "preparing" (tokens are made), "running", "stopped", "done", "partial"
+  std::string state;
   std::uint64_t term = 0;
   std::string host, endpoint;  // of the live coordinator
   int pid = 0;

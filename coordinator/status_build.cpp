@@ -11,20 +11,12 @@ constexpr std::array<Stage, 5> kStages = {
 // Below this share of its work a stage has no estimate yet.
 constexpr double kMinFractionForEta = 0.02;
 
+// The journal's words, but for two: people ask whether a task could begin, and call a granted one
+// running.
 std::string state_word(const State& state, const TaskRecord& task) {
-  switch (task.state) {
-    case TaskState::kPending:
-      return is_ready(state, task) ? "ready" : "waiting";
-    case TaskState::kGranted:
-      return "running";
-    case TaskState::kDone:
-      return "done";
-    case TaskState::kDropped:
-      return "dropped";
-    case TaskState::kQuarantined:
-      return "quarantined";
-  }
-  return "waiting";
+  if (task.state == TaskState::kPending) return is_ready(state, task) ? "ready" : "waiting";
+  if (task.state == TaskState::kGranted) return "running";
+  return std::string(to_string(task.state));
 }
 
 // How much of a task is done, 0 to 1: shards for a capture, steps for the rest.

@@ -51,8 +51,8 @@ struct Surplus {
 [[nodiscard]] std::vector<Surplus> find_surplus(const storage::RunLayout& layout,
                                                 const State& state);
 
-// Throws kUsage if a coordinator works on the run: it alone may write the journal then. `say` hears
-// if it takes a wait to find out.
+// Throws kUsage if a coordinator works on the run, which alone may write the journal then, or a
+// `run` that still makes its tokens. `say` hears if it takes a wait to find out.
 void require_idle(const storage::RunLayout& layout,
                   const std::function<void(const std::string&)>& say);
 
