@@ -168,10 +168,13 @@ void save_adapter(const fs::path& directory,
                   const LoraAdapter& adapter,
                   const std::string& base_model) {
   std::map<std::string, storage::TensorView> tensors;
+  std::vector<at::Tensor> on_cpu;  // keeps the bytes that the views show
   for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
     for (const auto& [module, pair] : adapter.layers[layer]) {
-      tensors[lora_name(static_cast<int>(layer), module, "lora_A")] = view_of(pair.a);
-      tensors[lora_name(static_cast<int>(layer), module, "lora_B")] = view_of(pair.b);
+      for (const auto& [matrix, value] : {std::pair{"lora_A", &pair.a}, {"lora_B", &pair.b}}) {
+        on_cpu.push_back(value->cpu());
+        tensors[lora_name(static_cast<int>(layer), module, matrix)] = view_of(on_cpu.back());
+      }
     }
   }
   storage::write_safetensors(directory / "adapter_model.safetensors", tensors, {{"format", "pt"}});

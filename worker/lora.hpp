@@ -59,7 +59,8 @@ struct LoraAdapter {
 [[nodiscard]] nlohmann::json adapter_config(const LoraAdapter& adapter,
                                             const std::string& base_model);
 
-// Writes adapter_config.json and adapter_model.safetensors into an existing directory; fsyncs.
+// Writes adapter_config.json and adapter_model.safetensors into an existing directory; fsyncs. The
+// matrices may lie on any device.
 void save_adapter(const std::filesystem::path& directory,
                   const LoraAdapter& adapter,
                   const std::string& base_model);

@@ -71,7 +71,9 @@ void write_tiny_run(const std::filesystem::path& root,
     tokens.input_ids.push_back(static_cast<std::int32_t>(random.uniform() * vocab));
   tokens.loss_mask.assign(count, 1);
   tokens.document_starts.assign(count, 0);
-  for (const auto stage : {storage::DataStage::kTransfer, storage::DataStage::kEvaluate}) {
+  for (const auto stage : {storage::DataStage::kTransfer,
+                           storage::DataStage::kFinetune,
+                           storage::DataStage::kEvaluate}) {
     storage::write_tokens(root / storage::RunLayout::tokens(stage), tokens);
   }
 }
@@ -115,6 +117,16 @@ wire::Task transfer_task(const worker::RunContext& run,
   task.num_layers = block.num_layers;
   task.inputs = inputs;
   task.seed = run.recipe().seed;
+  return task;
+}
+
+wire::Task finetune_task(storage::FencingToken token, const std::string& student) {
+  wire::Task task;
+  task.kind = wire::TaskKind::kFinetune;
+  task.fencing_token = token;
+  task.inputs.resize(2);
+  task.inputs[0].name = student + "/hedgerow.json";
+  task.inputs[1].name = student + "/feature_maps.safetensors";
   return task;
 }
 

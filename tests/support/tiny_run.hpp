@@ -41,8 +41,8 @@ class LocalTaskContext : public worker::TaskContext {
 
 // A recipe that trains in seconds: tiny sequences, few steps.
 storage::Recipe tiny_recipe(const std::filesystem::path& model);
-// run.toml and tokens/transfer.h5 (random ids, the same for the same seed): num_train sequences and
-// 4 for validation.
+// run.toml and the tokens of every stage (random ids, the same for the same seed): num_train
+// sequences and 4 for validation.
 void write_tiny_run(const std::filesystem::path& root,
                     const storage::Recipe& recipe,
                     std::int64_t num_train);
@@ -73,6 +73,8 @@ wire::Task transfer_task(const worker::RunContext& run,
                          const Block& block,
                          storage::FencingToken token,
                          const std::vector<storage::FileRecord>& inputs);
+// `student` relative to the run directory.
+wire::Task finetune_task(storage::FencingToken token, const std::string& student);
 
 // All tensors of a safetensors file: name -> hash of the bytes, so that a failing comparison stays
 // readable.

@@ -3,9 +3,15 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <map>
+#include <nlohmann/json.hpp>
 
+#include "storage/file.hpp"
 #include "storage/philox.hpp"
+#include "storage/safetensors.hpp"
 #include "worker/attention_options.hpp"
+#include "worker/tensor_bytes.hpp"
 
 namespace hedgerow::tests {
 namespace {
@@ -93,6 +99,38 @@ TinyStudent make_tiny_student(const TinyOptions& options) {
   return tiny;
 }
 
+void write_tiny_student(const worker::RunContext& run, const std::string& name) {
+  const auto& config = run.config();
+  const auto& spec = run.recipe().attention;
+  const auto directory = run.layout().root() / name;
+  std::filesystem::create_directories(directory);
+  const nlohmann::json description = {
+      {"format", "student/1"},
+      {"teacher",
+       {{"path", run.model().path().string()}, {"fingerprint", run.model().fingerprint()}}},
+      {"attention", spec},
+      {"softmax_layers", {2}},
+      {"layers", nlohmann::json::array()}};
+  storage::write_atomically(directory / "hedgerow.json", description.dump());
+  std::vector<at::Tensor> tensors;
+  std::map<std::string, storage::TensorView> views;
+  std::uint32_t stream = 0;
+  const auto add = [&](const std::string& key, std::vector<std::int64_t> shape) {
+    tensors.push_back(uniform(std::move(shape), 0.5, ++stream));
+    views[key] = worker::view_of(tensors.back());
+  };
+  const std::int64_t heads = config.num_attention_heads;
+  for (const int layer : {0, 1, 3}) {
+    const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
+    for (const char* map : {"feature_map_q", "feature_map_k"}) {
+      add(prefix + map + ".mlp.layer", {heads, config.head_dim, spec.projected_dim()});
+      if (spec.bias) add(prefix + map + ".mlp.bias", {heads, spec.projected_dim()});
+    }
+    add(prefix + "window_factors", {1, heads, 1, 1});
+  }
+  storage::write_safetensors(directory / "feature_maps.safetensors", views);
+}
+
 TinyStudent on_device(const TinyStudent& tiny, const at::Device& device) {
   TinyStudent moved = tiny;
   const auto move = [&device](auto&... tensors) {
@@ -105,7 +143,8 @@ TinyStudent on_device(const TinyStudent& tiny, const at::Device& device) {
     move(layer.qkv_bias, layer.o_bias, layer.gate_up_bias, layer.down_bias);
   }
   for (auto& layer : moved.student.layers) {
-    if (layer) move(layer->q.layer, layer->k.layer, layer->window_factors);
+    if (!layer) continue;
+    move(layer->q.layer, layer->q.bias, layer->k.layer, layer->k.bias, layer->window_factors);
   }
   return moved;
 }

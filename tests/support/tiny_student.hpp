@@ -1,11 +1,11 @@
-// A student of a few thousand weights, in memory, drawn by Philox: the same on every rank and
-// machine.
+// A student of a few thousand weights, drawn by Philox: the same on every rank and machine.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include "storage/tokens_file.hpp"
 #include "worker/model/decoder.hpp"
+#include "worker/run_context.hpp"
 #include "worker/student.hpp"
 
 namespace hedgerow::tests {
@@ -27,6 +27,9 @@ struct TinyStudent {
   worker::Student student;
 };
 TinyStudent make_tiny_student(const TinyOptions& options = {});
+// A student of the run's model on disk, in `name` of the run directory: random maps, and layer 2 of
+// its four with softmax.
+void write_tiny_student(const worker::RunContext& run, const std::string& name);
 // All its tensors copied to `device`.
 TinyStudent on_device(const TinyStudent& tiny, const at::Device& device);
 

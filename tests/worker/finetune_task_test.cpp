@@ -38,56 +38,16 @@ class FinetuneTask : public testing::Test {
     recipe.finetune.checkpoint_every = 2;
     recipe.finetune.validate_every = 3;
     tests::write_tiny_run(root(), recipe, 12);
-    // Random ids that the file's other stages also have; what counts here is that they are the same
-    // for all ranks.
-    fs::copy_file(root() / "tokens/transfer.h5",
-                  root() / "tokens/finetune.h5",
-                  fs::copy_options::overwrite_existing);
     write_student("student/t5");
   }
 
   [[nodiscard]] fs::path root() const { return directory_ / "run"; }
 
   void write_student(const std::string& name) const {
-    const RunContext run(root());
-    const auto& config = run.config();
-    const auto& spec = run.recipe().attention;
-    fs::create_directories(root() / name);
-    const nlohmann::json description = {
-        {"format", "student/1"},
-        {"teacher",
-         {{"path", run.model().path().string()}, {"fingerprint", run.model().fingerprint()}}},
-        {"attention", spec},
-        {"softmax_layers", {2}},
-        {"layers", nlohmann::json::array()}};
-    storage::write_atomically(root() / name / "hedgerow.json", description.dump());
-    std::vector<at::Tensor> tensors;
-    std::map<std::string, storage::TensorView> views;
-    std::uint32_t stream = 0;
-    const auto add = [&](const std::string& key, std::vector<std::int64_t> shape) {
-      tensors.push_back(tests::uniform(std::move(shape), 0.5, ++stream));
-      views[key] = view_of(tensors.back());
-    };
-    const std::int64_t heads = config.num_attention_heads;
-    for (const int layer : {0, 1, 3}) {
-      const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
-      for (const char* map : {"feature_map_q", "feature_map_k"}) {
-        add(prefix + map + ".mlp.layer", {heads, config.head_dim, spec.projected_dim()});
-        if (spec.bias) add(prefix + map + ".mlp.bias", {heads, spec.projected_dim()});
-      }
-      add(prefix + "window_factors", {1, heads, 1, 1});
-    }
-    storage::write_safetensors(root() / name / "feature_maps.safetensors", views);
+    tests::write_tiny_student(RunContext(root(), at::kCPU), name);
   }
-
   static wire::Task task(storage::FencingToken token, const std::string& student = "student/t5") {
-    wire::Task task;
-    task.kind = wire::TaskKind::kFinetune;
-    task.fencing_token = token;
-    task.inputs.resize(2);
-    task.inputs[0].name = student + "/hedgerow.json";
-    task.inputs[1].name = student + "/feature_maps.safetensors";
-    return task;
+    return tests::finetune_task(token, student);
   }
 
   struct Outcome {

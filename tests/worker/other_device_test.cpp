@@ -14,6 +14,7 @@
 #include "tests/support/tiny_run.hpp"
 #include "tests/support/tiny_student.hpp"
 #include "worker/evaluate.hpp"
+#include "worker/finetune/finetune.hpp"
 #include "worker/finetune/trainer.hpp"
 #include "worker/generate/generator.hpp"
 
@@ -129,6 +130,52 @@ TEST_F(OtherDevice, LoraStepsFollowTheCpus) {
   const auto expected = losses(at::kCPU), found = losses(other_);
   for (std::size_t i = 0; i < expected.size(); ++i)
     EXPECT_NEAR(found[i], expected[i], 1e-3 * expected[i]) << "step " << i;
+}
+
+// Through the files: what lies on the device must come back whole.
+TEST_F(OtherDevice, AResumedLoraTaskLeavesTheAdapterOfAnUndisturbedOneWithTheCpusLosses) {
+  const auto losses = [&](const at::Device& device) {
+    const auto root = directory_ / ("run" + std::to_string(num_runs_++));
+    storage::Recipe recipe = tests::tiny_recipe(model());
+    recipe.finetune.rank = 4;
+    recipe.finetune.learning_rate = 1e-2;
+    recipe.finetune.max_steps = 4;
+    recipe.finetune.sequences_per_step = 4;
+    tests::write_tiny_run(root, recipe, 12);
+    RunContext run(root, device);
+    tests::write_tiny_student(run, "student/t5");
+    const auto alone = make_single_communicator();
+    const auto finetune = [&](tests::LocalTaskContext& context, const wire::Task& task) {
+      const TaskResult result = run_finetune(run, context, task, *alone);
+      for (const auto& file : result.files) context.commit(file);
+      return result;
+    };
+    tests::LocalTaskContext undisturbed(run.layout(), 1), stopped(run.layout(), 2),
+        resumed(run.layout(), 3);
+    const auto result = finetune(undisturbed, tests::finetune_task(1, "student/t5")).result;
+    stopped.stop_when = [](const tests::LocalTaskContext& context) {
+      return context.reports.back().phase == "training" && context.reports.back().step >= 2;
+    };
+    EXPECT_FALSE(finetune(stopped, tests::finetune_task(2, "student/t5")).finished);
+    wire::Task again = tests::finetune_task(3, "student/t5");
+    again.resume = stopped.checkpoints.at(2);
+    EXPECT_TRUE(finetune(resumed, again).finished);
+    EXPECT_EQ(tests::tensor_hashes(root / "adapter/t3/adapter_model.safetensors"),
+              tests::tensor_hashes(root / "adapter/t1/adapter_model.safetensors"));
+
+    std::vector<double> all = {result.at("loss"), result.at("validation_loss")};
+    wire::Task evaluation = again;
+    evaluation.kind = wire::TaskKind::kEvaluate;
+    evaluation.inputs.emplace_back().name = "adapter/t3/adapter_config.json";
+    for (const char* subject : {"transfer", "lora"}) {
+      evaluation.subject = subject;
+      all.push_back(run_evaluate(run, resumed, evaluation).result.at("loss"));
+    }
+    return all;
+  };
+  const auto expected = losses(at::kCPU), found = losses(other_);
+  for (std::size_t i = 0; i < expected.size(); ++i)
+    EXPECT_NEAR(found[i], expected[i], 1e-3 * expected[i]) << "loss " << i;
 }
 
 }  // namespace
