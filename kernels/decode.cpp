@@ -33,6 +33,23 @@ void check_input(const char* what, const at::Tensor& x) {
               x.scalar_type());
 }
 
+// A form reads the state through pointers of its own device.
+void check_state_device(const DecodeState& state, const at::Device& device) {
+  for (const auto& [name, tensor] : {std::pair{"kv_state", &state.kv_state},
+                                     {"k_state", &state.k_state},
+                                     {"window_k", &state.window_k},
+                                     {"window_v", &state.window_v},
+                                     {"positions", &state.positions}}) {
+    TORCH_CHECK(tensor->device() == device,
+                "decode: ",
+                name,
+                " must be on q's device ",
+                device,
+                ", found ",
+                tensor->device());
+  }
+}
+
 void check_state(const DecodeState& state,
                  const AttentionShape& shape,
                  std::int64_t features,
@@ -112,6 +129,7 @@ void check_step(const at::Tensor& q,
   const AttentionShape shape = check_attention(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
   const std::int64_t features = check_parameters(parameters, options, shape.H, shape.D, q.device());
   check_state(state, shape, features, options);
+  check_state_device(state, q.device());
   TORCH_CHECK(state.window_k.scalar_type() == q.scalar_type(),
               "decode: q must have the state's dtype ",
               state.window_k.scalar_type(),

@@ -166,6 +166,18 @@ TEST(DecodeErrors, NameTheArgumentAndBothValues) {
       },
       ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(
           "window_k and window_v must be contiguous [2, 2, 64, 16], found [2, 2, 128, 16]")));
+  state.positions = state.positions.to(at::kMeta);
+  EXPECT_THAT(
+      [&] {
+        decode_step(token(inputs.q, 0),
+                    token(inputs.k, 0),
+                    token(inputs.v, 0),
+                    state,
+                    inputs.parameters,
+                    shape.options);
+      },
+      ::testing::ThrowsMessage<c10::Error>(
+          ::testing::HasSubstr("positions must be on q's device cpu, found meta")));
 }
 
 }  // namespace
