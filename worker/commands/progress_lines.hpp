@@ -3,7 +3,6 @@
 // Python programs of deploy/huggingface write. Silent unless --progress was given.
 #pragma once
 
-#include <cstdint>
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string>

@@ -10,6 +10,8 @@
 
 namespace hedgerow::worker {
 
+constexpr int kLargestLocalRank = 1023;  // more workers than any host has
+
 void register_serve(CLI::App& app, Action& action) {
   auto options = std::make_shared<ServeOptions>();
   auto threads = std::make_shared<int>(0);
@@ -19,9 +21,11 @@ void register_serve(CLI::App& app, Action& action) {
   command->add_option("--connect", options->endpoint, "The coordinator, as tcp://HOST:PORT")
       ->required();
   command->add_option("--threads", *threads, "Compute threads; 0: all cores");
-  command->add_option("--local-rank",
-                      options->local_rank,
-                      "Number of this worker on its host: picks among several GPUs");
+  command
+      ->add_option("--local-rank",
+                   options->local_rank,
+                   "Number of this worker on its host: picks among several GPUs")
+      ->check(CLI::Range(0, kLargestLocalRank));
   command->add_option(
       "--worker", options->uuid, "Name of this worker in the run; drawn if not given");
   command->add_option(

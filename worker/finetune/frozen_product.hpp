@@ -1,6 +1,6 @@
 // A frozen linear product and its transpose: what a layer of the base needs in training is y = x
-// W^T + b and, backward, dx = dy W, never dW. Both matrices are kept packed where
-// that applies (worker/model/packed_product.hpp).
+// W^T + b and, backward, dx = dy W, never dW. Both matrices are kept packed where that applies
+// (worker/model/packed_product.hpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -32,8 +32,8 @@ class LoraParameters {
     double gradient_clip = 1.0;  // global norm over all parameters; 0: none
   };
   // One AdamW update from a gradient of size() values, which the clip may scale; returns its norm
-  // before the clip. Throws kCorrupt when the gradient is not finite: the update would destroy
-  // the parameters.
+  // before the clip. Throws kCorrupt when the gradient is not finite: the update would destroy the
+  // parameters.
   double step(std::vector<float>& gradient, const StepOptions& options);
   [[nodiscard]] std::int64_t num_steps() const { return optimizer_->num_steps(); }
 
