@@ -1,6 +1,15 @@
 # CUDA: the compiler of an installed toolkit, or of the wheels of deploy/setup --cuda, and the CUDA half of LibTorch.
 set(HEDGEROW_HAVE_CUDA OFF)
-if(NOT HEDGEROW_CUDA STREQUAL "OFF")
+set(_with_cuda ${HEDGEROW_CUDA})
+if(NOT _with_cuda STREQUAL "OFF" AND NOT EXISTS ${HEDGEROW_TORCH_DIR}/lib/libtorch_cuda.so)
+  if(_with_cuda STREQUAL "ON")
+    message(FATAL_ERROR "HEDGEROW_CUDA=ON, but ${HEDGEROW_TORCH_DIR} is a LibTorch for the CPU alone; run "
+      "deploy/setup --cuda, or point HEDGEROW_TORCH_DIR at a LibTorch with CUDA")
+  endif()
+  # A toolkit alone computes nothing, and what is linked below would not be there.
+  set(_with_cuda OFF)
+endif()
+if(NOT _with_cuda STREQUAL "OFF")
   include(CheckLanguage)
   check_language(CUDA)
   if(NOT CMAKE_CUDA_COMPILER)
