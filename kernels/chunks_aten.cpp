@@ -137,7 +137,7 @@ DifferentiableMap::DifferentiableMap(const at::Tensor& x,
     return value.defined() ? value.detach().set_requires_grad(needed) : value;
   };
   // In the sums' dtype, or the gradient of a bf16 x would be rounded before it is summed.
-  x_ = leaf(x.scalar_type() == at::kDouble ? x : x.to(at::kFloat), needs_x);
+  x_ = leaf(x.to(sum_dtype_of(x)), needs_x);
   weights_ = {leaf(weights.layer, needs_weights), leaf(weights.bias, needs_weights)};
   with_graph_ = apply_feature_map(x_, weights_, options, num_heads);
   phi_ = with_graph_.detach();
@@ -172,6 +172,17 @@ at::Tensor Part::keys(const at::Tensor& x) const {
   return x.narrow(0, b, num_b).narrow(1, g, num_g);
 }
 at::Tensor Part::heads(const at::Tensor& x) const { return x.narrow(0, h, num_h); }
+
+void Part::add_heads(const at::Tensor& whole, const at::Tensor& own) const {
+  if (whole.defined() && own.defined()) {
+    heads(whole).add_(own);
+  }
+}
+
+void Part::add_map(const FeatureMapWeights& whole, const FeatureMapWeights& own) const {
+  add_heads(whole.layer, own.layer);
+  add_heads(whole.bias, own.bias);
+}
 
 std::vector<Part> parts_of(const HybridProblem& problem,
                            std::int64_t elements,

@@ -102,6 +102,10 @@ struct Part {
   [[nodiscard]] at::Tensor queries(const at::Tensor& x) const;
   [[nodiscard]] at::Tensor keys(const at::Tensor& x) const;
   [[nodiscard]] at::Tensor heads(const at::Tensor& x) const;
+
+  // whole [H, ..] += the part's own gradient [num_h, ..], if both are defined.
+  void add_heads(const at::Tensor& whole, const at::Tensor& own) const;
+  void add_map(const FeatureMapWeights& whole, const FeatureMapWeights& own) const;
 };
 // Parts so small that a temporary of `elements` a kv head of a sequence holds `part_elements` at
 // most (one kv head of one sequence at the least), so that temporaries do not grow with the batch.

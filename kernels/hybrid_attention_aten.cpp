@@ -260,11 +260,6 @@ class BackwardPart {
         [](const at::Tensor& target, const at::Tensor& window, const at::Tensor& map) {
           target.copy_(window.defined() ? window + map : map);
         };
-    const auto add_heads = [&](const at::Tensor& target, const at::Tensor& gradient) {
-      if (target.defined() && gradient.defined()) {
-        part_.heads(target).add_(gradient);
-      }
-    };
     if (needs_.q) {
       store_rows(part_.queries(out.q), dq_, gradients_q.x);
     }
@@ -274,13 +269,11 @@ class BackwardPart {
     if (needs_.v) {
       part_.keys(out.v).copy_(x_.c.key_tokens(du_).narrow(3, 0, x_.values));
     }
-    add_heads(out.map_q.layer, gradients_q.weights.layer);
-    add_heads(out.map_q.bias, gradients_q.weights.bias);
-    add_heads(out.map_k.layer, gradients_k.weights.layer);
-    add_heads(out.map_k.bias, gradients_k.weights.bias);
+    part_.add_map(out.map_q, gradients_q.weights);
+    part_.add_map(out.map_k, gradients_k.weights);
     if (needs_.window_factors) {
       const at::Tensor total = totals.sum({0, 2, 4}, false, at::kDouble).flatten();
-      add_heads(out.window_factors, (1 - problem_.gate.to(at::kDouble)) * total);
+      part_.add_heads(out.window_factors, (1 - problem_.gate.to(at::kDouble)) * total);
     }
   }
 

@@ -10,6 +10,11 @@
 
 namespace hedgerow::kernels {
 
+// What sums over x are in: fp32, or fp64 for fp64.
+[[nodiscard]] inline at::ScalarType sum_dtype_of(const at::Tensor& x) {
+  return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+}
+
 // What all heads of one call share. The tensors are detached; maps and gates are contiguous, in the
 // dtype that sums are in: fp32, fp64 for fp64 input.
 struct HybridProblem {
@@ -21,9 +26,7 @@ struct HybridProblem {
   at::Tensor gate;  // [H] sigmoid(window_factors); undefined with kNone
 
   [[nodiscard]] bool windowed() const { return options.layout != WindowLayout::kNone; }
-  [[nodiscard]] at::ScalarType sum_dtype() const {
-    return q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  }
+  [[nodiscard]] at::ScalarType sum_dtype() const { return sum_dtype_of(q); }
   [[nodiscard]] at::ScalarType output_dtype() const {
     return options.fp32_output ? sum_dtype() : q.scalar_type();
   }
@@ -45,7 +48,7 @@ struct HybridForward {
 HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_fp32);
 
 // Which gradients somebody needs, and the gradients (undefined where not needed), in the
-// parameters' shapes, fp32; dq, dk and dv in the inputs' dtype.
+// parameters' shapes and the sums' dtype; dq, dk and dv in the inputs' dtype.
 struct HybridNeeds {
   bool q = false, k = false, v = false, map_q = false, map_k = false, window_factors = false;
 };

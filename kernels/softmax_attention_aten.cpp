@@ -28,7 +28,7 @@ SoftmaxGradients softmax_backward_aten(const at::Tensor& q,
                                        const at::Tensor& dy) {
   const AttentionShape shape = check_attention(q, k, v);
   const std::int64_t G = shape.G, R = shape.group(), T = shape.T;
-  const at::ScalarType dtype = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  const at::ScalarType dtype = sum_dtype_of(q);
   const double scale = 1.0 / std::sqrt(static_cast<double>(shape.D));
   const at::Tensor keys = k.to(dtype), values = v.to(dtype);
   const at::Tensor tokens = at::arange(T, q.options().dtype(at::kLong));

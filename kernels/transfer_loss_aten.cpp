@@ -15,10 +15,6 @@
 namespace hedgerow::kernels::aten {
 namespace {
 
-at::ScalarType sum_dtype(const at::Tensor& y) {
-  return y.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-}
-
 class LossPart {
  public:
   LossPart(const Part& part, double rows, bool with_gradients)
@@ -98,20 +94,13 @@ class LossPart {
   }
 
   void store(const HybridGradients& out) const {
-    const auto add_heads = [&](const at::Tensor& target, const at::Tensor& gradient) {
-      if (target.defined() && gradient.defined()) {
-        part_.heads(target).add_(gradient);
-      }
-    };
     const auto gradients_q = map_q_.backward(dphi_q_), gradients_k = map_k_.backward(dphi_k_);
-    add_heads(out.map_q.layer, gradients_q.weights.layer);
-    add_heads(out.map_q.bias, gradients_q.weights.bias);
-    add_heads(out.map_k.layer, gradients_k.weights.layer);
-    add_heads(out.map_k.bias, gradients_k.weights.bias);
+    part_.add_map(out.map_q, gradients_q.weights);
+    part_.add_map(out.map_k, gradients_k.weights);
     if (problem_.windowed()) {
       const at::Tensor total =
           (map_q_.phi() * dphi_q_).sum(-1).sum(at::IntArrayRef{0, 2}, false, at::kDouble).neg();
-      add_heads(out.window_factors, (1 - problem_.gate.to(at::kDouble)) * total);
+      part_.add_heads(out.window_factors, (1 - problem_.gate.to(at::kDouble)) * total);
     }
   }
 
@@ -125,13 +114,13 @@ class LossPart {
 }  // namespace
 
 at::Tensor mean_square_aten(const at::Tensor& y_pred, const at::Tensor& y_true) {
-  return (y_pred.to(sum_dtype(y_pred)) - y_true).square_().mean();
+  return (y_pred.to(sum_dtype_of(y_pred)) - y_true).square_().mean();
 }
 
 at::Tensor mean_square_gradient_aten(const at::Tensor& y_pred,
                                      const at::Tensor& y_true,
                                      const at::Tensor& scale) {
-  const at::Tensor difference = y_pred.to(sum_dtype(y_pred)) - y_true;
+  const at::Tensor difference = y_pred.to(sum_dtype_of(y_pred)) - y_true;
   const at::Tensor factor = scale * (2.0 / static_cast<double>(y_pred.numel()));
   return (difference * factor).to(y_pred.scalar_type());
 }
