@@ -1,9 +1,12 @@
 #include "worker/device.hpp"
 
+#include <charconv>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <string_view>
+#include <system_error>
 
 #include "coordinator/wire/memory.hpp"
 #include "storage/error.hpp"
@@ -37,7 +40,12 @@ std::string processor_model() {
 
 int local_rank_of_environment() {
   for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
-    if (const char* value = std::getenv(name)) return std::atoi(value);
+    const char* value = std::getenv(name);
+    int rank = 0;
+    if (value == nullptr) continue;
+    const std::string_view digits(value);
+    const auto parsed = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+    if (parsed.ec == std::errc() && rank >= 0) return rank;
   }
   return 0;
 }
