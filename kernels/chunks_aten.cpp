@@ -105,7 +105,8 @@ at::Tensor window_begins(const at::Tensor& queries, const HybridOptions& options
     case WindowLayout::kTerraced:
       return (queries - queries.remainder(W) - W).clamp_min(0);
   }
-  TORCH_CHECK(false, "attention: unknown window layout ", static_cast<int>(options.layout));
+  C10_THROW_ERROR(Error,
+                  c10::str("attention: unknown window layout ", static_cast<int>(options.layout)));
 }
 
 void accumulate_chunks(at::Tensor& x, bool reverse) {

@@ -28,7 +28,7 @@ at::Tensor activate(const at::Tensor& z, FeatureMapKind kind) {
     case FeatureMapKind::kIdentity:
       return z;
   }
-  TORCH_CHECK(false, "feature map: unknown kind ", static_cast<int>(kind));
+  C10_THROW_ERROR(Error, c10::str("feature map: unknown kind ", static_cast<int>(kind)));
 }
 
 // Orthonormal vectors by Gram-Schmidt in fp64, each projected twice: once is not enough when two
@@ -147,7 +147,7 @@ at::Tensor start_feature_map(FeatureMapStart start, const at::Tensor& noise) {
     case FeatureMapStart::kOrthogonal:
       return orthogonal_start(noise);
   }
-  TORCH_CHECK(false, "feature map start: unknown kind ", static_cast<int>(start));
+  C10_THROW_ERROR(Error, c10::str("feature map start: unknown kind ", static_cast<int>(start)));
 }
 
 }  // namespace hedgerow::kernels

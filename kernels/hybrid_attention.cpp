@@ -22,7 +22,7 @@ std::int64_t window_begin(WindowLayout layout, std::int64_t window_size, std::in
     case WindowLayout::kTerraced:
       return std::max<std::int64_t>(0, (query / window_size - 1) * window_size);
   }
-  TORCH_CHECK(false, "attention: unknown window layout ", static_cast<int>(layout));
+  C10_THROW_ERROR(Error, c10::str("attention: unknown window layout ", static_cast<int>(layout)));
 }
 
 namespace {
