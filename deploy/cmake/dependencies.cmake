@@ -16,6 +16,10 @@ target_link_libraries(hedgerow_hdf5 INTERFACE ${HDF5_C_LIBRARIES})
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 # 4.3.3 fixes CVE-2020-15166 (a raw TCP connect stalls CURVE clients).
 pkg_check_modules(zmq REQUIRED IMPORTED_TARGET libzmq>=4.3.3)
+# Of its own headers alone. What pkg-config adds is for the libraries behind libzmq, and from its cache CMake reads "-isystem DIR"
+# otherwise than at first: configuring again would change every command line and compile everything anew.
+set_target_properties(PkgConfig::zmq PROPERTIES
+  INTERFACE_INCLUDE_DIRECTORIES "${zmq_INCLUDEDIR}" INTERFACE_COMPILE_OPTIONS "")
 
 find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)
 
