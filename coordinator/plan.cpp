@@ -274,12 +274,13 @@ Plan make_plan(const Recipe& recipe,
   plan.blocks = make_blocks(recipe, plan.num_layers);
   plan.capture = storage::make_capture_plan(
       recipe, tokens.transfer.num_train, tokens.transfer.num_sequences, model.hidden_size);
+  const int last = last_boundary(plan.blocks);
+  plan.captures = last > 0;
   plan.evaluates = tokens.evaluate.num_sequences > 0;
   plan.finetunes = recipe.finetune.enabled && tokens.finetune.num_sequences > 0;
   plan.shards_per_capture = shards_per_capture(plan, costs, tokens, limits);
   plan.boundary_bytes =
       static_cast<std::uint64_t>(plan.capture.num_sequences()) * costs.sequence_bytes();
-  const int last = last_boundary(plan.blocks);
   const auto boundaries = [&plan](int count) {
     return plan.boundary_bytes * static_cast<std::uint64_t>(count);
   };
@@ -288,7 +289,7 @@ Plan make_plan(const Recipe& recipe,
   plan.final_disk_bytes =
       costs.final_disk() + boundaries(boundaries_at_end(keep, last, plan.num_blocks()));
   const int largest = std::min(recipe.plan.layers_per_block, plan.num_layers);
-  plan.capture_memory_bytes = costs.capture_memory(largest);
+  plan.capture_memory_bytes = plan.captures ? costs.capture_memory(largest) : 0;
   plan.transfer_memory_bytes = costs.transfer_memory(largest);
   plan.evaluate_memory_bytes = plan.evaluates ? costs.evaluate_memory() : 0;
   plan.finetune_memory_bytes = plan.finetunes ? costs.finetune_memory() : 0;
@@ -328,6 +329,7 @@ void to_json(nlohmann::json& json, const Plan& plan) {
           {"transfer_memory_bytes", plan.transfer_memory_bytes},
           {"evaluate_memory_bytes", plan.evaluate_memory_bytes},
           {"finetune_memory_bytes", plan.finetune_memory_bytes},
+          {"captures", plan.captures},
           {"evaluates", plan.evaluates},
           {"finetunes", plan.finetunes},
           {"estimates", nlohmann::json::array()},

@@ -66,12 +66,13 @@ struct Plan {
   std::uint64_t boundary_bytes = 0;  // one boundary on disk
   std::uint64_t peak_disk_bytes =
       0;  // boundaries alive at once by keep_boundaries, artifacts, checkpoints, adapter
-  std::uint64_t final_disk_bytes = 0;  // what is left when the run is done
-  std::uint64_t capture_memory_bytes = 0;
+  std::uint64_t final_disk_bytes = 0;       // what is left when the run is done
+  std::uint64_t capture_memory_bytes = 0;   // like those below 0 for a stage that is left out
   std::uint64_t transfer_memory_bytes = 0;  // of the largest block
   std::uint64_t evaluate_memory_bytes = 0;
   std::uint64_t finetune_memory_bytes = 0;  // of one rank
-  bool evaluates = false, finetunes = false;
+  // captures: one block alone is fed by the embeddings, and no boundary is stored.
+  bool captures = false, evaluates = false, finetunes = false;
   std::vector<StageEstimate> estimates;
   std::vector<PlanProblem> problems;
   std::vector<std::string> warnings;

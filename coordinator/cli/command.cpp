@@ -18,11 +18,13 @@ CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& words) 
   return option->type_name(joined)->check(is_member);
 }
 
-std::string run_or_here(const std::string& directory) {
+std::string run_or_here(const std::string& directory, const std::string& otherwise) {
   if (!directory.empty()) return directory;
   require(std::filesystem::exists("run.toml"),
-          "missing: --run DIR (the run directory); the current directory is none, it holds no "
-          "run.toml");
+          "missing: --run DIR (the run directory)" +
+              (otherwise.empty() ? "" : ", or " + otherwise) +
+              "; the current directory is none, it holds no "
+              "run.toml");
   return ".";
 }
 

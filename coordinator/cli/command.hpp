@@ -35,8 +35,9 @@ CLI::Option* add_run(CLI::App& app, std::string& directory);
 CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& words);
 
 // What --run means when it was not given: "." where the current directory is a run. Throws kUsage
-// if it is none.
-[[nodiscard]] std::string run_or_here(const std::string& directory);
+// if it is none, naming what else the command takes in its place.
+[[nodiscard]] std::string run_or_here(const std::string& directory,
+                                      const std::string& otherwise = "");
 
 // Throws kUsage(message) unless the condition holds.
 void require(bool condition, const std::string& message);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <thread>
 
+#include "coordinator/cli/format.hpp"
 #include "coordinator/cli/gpu.hpp"
 #include "coordinator/cli/inspection.hpp"
 #include "coordinator/fold.hpp"
@@ -92,9 +93,11 @@ std::optional<UnreadText> unread_text(const Recipe& recipe, const fs::path& dire
   if (fs::exists(directory / tokens)) return std::nullopt;
   UnreadText text;
   std::uint64_t unpacked = 0;
+  bool is_plain = true;
   for (const storage::DataSource& source : recipe.data_transfer.sources) {
     std::error_code missing;  // tokenizing names it
     const std::uint64_t size = fs::file_size(source.path, missing);
+    is_plain &= !missing && source.format == "text" && !source.path.ends_with(".gz");
     if (missing || source.format == "tokens") continue;
     text.bytes += size;
     unpacked += source.path.ends_with(".gz") ? kGzipRatio * size : size;
@@ -102,7 +105,23 @@ std::optional<UnreadText> unread_text(const Recipe& recipe, const fs::path& dire
   if (text.bytes == 0) return std::nullopt;
   text.rough_sequences = static_cast<std::int64_t>(unpacked / kBytesPerToken) /
                          std::max(1, recipe.data_transfer.seq_len);
+  constexpr std::uint64_t kAddedToADocument = 2;  // BOS and EOS
+  if (is_plain) {
+    text.most_tokens = static_cast<std::int64_t>(
+        text.bytes + kAddedToADocument * recipe.data_transfer.sources.size());
+  }
   return text;
+}
+
+std::optional<PlanProblem> text_problem(const UnreadText& text, const DataSection& data) {
+  const std::int64_t least = (std::int64_t{data.validation_sequences} + 1) * data.seq_len;
+  if (!text.most_tokens || *text.most_tokens >= least) return std::nullopt;
+  return PlanProblem{"data.transfer needs " + std::to_string(data.validation_sequences) +
+                         " sequences for validation and at least 1 for training, " +
+                         std::to_string(least) + " tokens of text; its sources hold " +
+                         bytes_text(text.bytes) + ", at most " + std::to_string(*text.most_tokens) +
+                         " tokens",
+                     "add text, or lower data.transfer.seq_len or validation_sequences"};
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -25,9 +25,16 @@ void resolve_for_this_machine(storage::Recipe& recipe);
 struct UnreadText {
   std::uint64_t bytes = 0;
   std::int64_t rough_sequences = 0;  // at four bytes a token
+  // No more than a token a byte; none where a template or compression adds what the size hides.
+  std::optional<std::int64_t> most_tokens;
 };
 // None once the run at `directory` has its tokens, or if they come as tokens files.
 [[nodiscard]] std::optional<UnreadText> unread_text(const storage::Recipe& recipe,
                                                     const std::filesystem::path& directory);
+
+// What the transfer lacks with a text that cannot even give its validation part and one sequence to
+// train on, however it is tokenized.
+[[nodiscard]] std::optional<PlanProblem> text_problem(const UnreadText& text,
+                                                      const storage::DataSection& data);
 
 }  // namespace hedgerow::coordinator::cli

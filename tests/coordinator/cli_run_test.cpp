@@ -191,6 +191,46 @@ TEST_F(BeforeARun, PlanSaysThatItHasNotReadTheText) {
                                                   << after.out << after.err;
 }
 
+TEST_F(BeforeARun, PlanRefusesATextThatNoTokenizerMakesLongEnough) {
+  const auto plan_with = [&](std::size_t bytes, const std::string& format) {
+    std::ofstream(run_.scratch / "text.txt") << std::string(bytes, 'x');
+    const std::string recipe = recipe_with([&](auto& r) {
+      r.data_transfer.validation_sequences = 8;
+      for (auto* data : {&r.data_transfer, &r.data_finetune, &r.data_evaluate})
+        data->sources[0].format = format;
+    });
+    return run_line({"plan", "--recipe", recipe, "--run", run_.scratch / "new"});
+  };
+  const Answer refused = plan_with(5, "text");
+  EXPECT_EQ(refused.code, 2) << refused.err;
+  EXPECT_NE(refused.out.find("it does not fit\n"), std::string::npos) << refused.out;
+  std::string words = refused.out;  // the terminal's width breaks lines
+  for (std::size_t at = 0; (at = words.find("\n          ")) != std::string::npos;)
+    words.replace(at, 11, " ");
+  EXPECT_NE(words.find("36 tokens of text; its sources hold 5 B, at most 7 tokens; add text, or "
+                       "lower data.transfer.seq_len"),
+            std::string::npos)
+      << words;
+  EXPECT_EQ(plan_with(33, "text").code, 2);
+  EXPECT_EQ(plan_with(34, "text").code, 0) << "a token a byte, BOS and EOS: it may suffice";
+  EXPECT_EQ(plan_with(5, "alpaca").code, 0) << "a template adds what the size hides";
+}
+
+TEST_F(BeforeARun, PlanOfOneBlockNeitherCapturesNorStoresABoundary) {
+  const auto plan_with = [&](int layers) {
+    const std::string recipe = recipe_with([&](auto& r) { r.plan.layers_per_block = layers; });
+    return run_line({"plan", "--recipe", recipe, "--run", run_.scratch / "new"}).out;
+  };
+  const std::string one = plan_with(3);
+  EXPECT_NE(one.find("one block stores no boundary"), std::string::npos) << one;
+  for (const char* word : {"capture", "a boundary", "one boundary"})
+    EXPECT_EQ(one.find(word), std::string::npos) << one;
+  const std::string two = plan_with(2);
+  EXPECT_NE(two.find("1 shard a boundary"), std::string::npos) << two;
+  EXPECT_NE(two.find("one boundary "), std::string::npos) << two;
+  EXPECT_NE(two.find("memory    capture "), std::string::npos) << two;
+}
+
 TEST_F(BeforeARun, AScriptThatRunsUsIsWhatGoesOn) {
   std::ofstream(run_.scratch / "make_tokens.py") << "kill -INT $PPID; sleep 5\n";
   FakeConsole console;

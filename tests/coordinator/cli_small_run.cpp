@@ -84,7 +84,7 @@ void SmallRun::write_recipe() const {
   }
   recipe.attention.feature_dim = 8;
   recipe.plan.sequences_per_forward = recipe.transfer.sequences_per_step = 1;
-  std::ofstream(scratch / "text.txt") << "text\n";
+  std::ofstream(scratch / "text.txt") << std::string(256, 'x');
   std::ofstream(layout.recipe()) << recipe.to_toml();
 }
 

@@ -25,10 +25,13 @@ void print_plan(const Plan& plan, const std::optional<UnreadText>& unread, Termi
   };
   line("blocks",
        std::to_string(plan.num_blocks()) + " of " + std::to_string(plan.num_layers) + " layers");
+  const int shards = plan.capture.num_shards();
   line("data",
        std::to_string(plan.capture.num_train) + " sequences for training, " +
-           std::to_string(plan.capture.num_validation) + " for validation, " +
-           std::to_string(plan.capture.num_shards()) + " shards a boundary");
+           std::to_string(plan.capture.num_validation) + " for validation" +
+           (plan.captures ? ", " + std::to_string(shards) +
+                                (shards == 1 ? " shard a boundary" : " shards a boundary")
+                          : ""));
   if (unread) {
     line("text",
          bytes_text(unread->bytes) + ", not read yet: roughly " +
@@ -38,9 +41,12 @@ void print_plan(const Plan& plan, const std::optional<UnreadText>& unread, Termi
   }
   line("disk",
        bytes_text(plan.peak_disk_bytes) + " at most, " + bytes_text(plan.final_disk_bytes) +
-           " at the end; one boundary " + bytes_text(plan.boundary_bytes));
-  std::string memory = "capture " + bytes_text(plan.capture_memory_bytes) + ", transfer " +
-                       bytes_text(plan.transfer_memory_bytes);
+           " at the end; " +
+           (plan.captures ? "one boundary " + bytes_text(plan.boundary_bytes)
+                          : "one block stores no boundary"));
+  std::string memory =
+      plan.captures ? "capture " + bytes_text(plan.capture_memory_bytes) + ", " : "";
+  memory += "transfer " + bytes_text(plan.transfer_memory_bytes);
   if (plan.evaluates) memory += ", evaluate " + bytes_text(plan.evaluate_memory_bytes);
   if (plan.finetunes) memory += ", finetune " + bytes_text(plan.finetune_memory_bytes) + " a rank";
   line("memory", memory);
@@ -67,8 +73,12 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
   storage::Recipe recipe =
       storage::Recipe::load(options.recipe.empty() ? recorded : fs::path(options.recipe));
   resolve_for_this_machine(recipe);
-  const Plan plan = plan_of(recipe, options.run);
+  Plan plan = plan_of(recipe, options.run);
   const std::optional<UnreadText> text = unread_text(recipe, options.run);
+  if (text) {
+    if (auto problem = text_problem(*text, recipe.data_transfer))
+      plan.problems.push_back(std::move(*problem));
+  }
   print_plan(plan, text, terminal);
   nlohmann::json answer = plan;
   if (text) answer["unread_text"] = {{"bytes", text->bytes}, {"sequences", text->rough_sequences}};
@@ -85,7 +95,10 @@ RunCommand declare_plan(CLI::App& app) {
   add_run(app, options->run);
   return [options](Terminal& terminal) {
     // With a recipe it is where the run will lie, which need not be a run yet.
-    if (options->run.empty()) options->run = options->recipe.empty() ? run_or_here("") : ".";
+    if (options->run.empty())
+      options->run = options->recipe.empty()
+                         ? run_or_here("", "--recipe FILE (the recipe of a new one)")
+                         : ".";
     return run_plan(*options, terminal);
   };
 }
