@@ -20,7 +20,8 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
 }
 
 std::size_t edit_tolerance(std::string_view word) {
-  return std::max<std::size_t>(2, word.size() / 3);
+  constexpr std::size_t kShort = 4;  // two edits make half of such a word another
+  return word.size() <= kShort ? 1 : std::max<std::size_t>(2, word.size() / 3);
 }
 
 std::string nearest_word(std::string_view word, const std::vector<std::string>& candidates) {

@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 
 #include "coordinator/cli/format.hpp"
 #include "storage/words.hpp"
@@ -43,17 +44,40 @@ std::string listed(const std::vector<std::string>& words) {
   return text;
 }
 
+// Words are cut short more often than mistyped: "temp" is "temperature" before it is "help".
+std::string meant_word(const std::string& word, const std::vector<std::string>& candidates) {
+  constexpr std::size_t kTelling = 3;  // fewer letters begin too many words
+  const auto begun = std::find_if(candidates.begin(), candidates.end(), [&](const auto& candidate) {
+    return word.size() >= kTelling && candidate.starts_with(word);
+  });
+  return begun == candidates.end() ? storage::nearest_word(word, candidates) : *begun;
+}
+
 std::string unknown_option(const std::string& given, const CLI::App& command) {
   const std::string word = given.substr(0, given.find('='));
   std::vector<std::string> names;
   for (const CLI::Option* option : command.get_options()) {
-    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    for (const std::string& name : option->get_lnames()) names.push_back(name);
   }
-  // "-recipe" is near "--recipe", and CLI11 reports it letter by letter or whole.
-  const std::string dashed = word.starts_with("--") ? word : "-" + word;
-  const bool is_letter = word.size() == 2;
+  // "-recipe" is near "--recipe", and CLI11 reports it letter by letter or whole. Compared without
+  // dashes, which would make every option look like every other.
+  const std::string bare = word.substr(std::min(word.find_first_not_of('-'), word.size()));
+  const std::string meant = bare.size() < 2 ? "" : meant_word(bare, names);
   const std::string of = command.get_parent() == nullptr ? "hedgerow" : command.get_name();
-  return of + " has no option " + word + (is_letter ? "" : did_you_mean(dashed, names));
+  return of + " has no option " + word + (meant.empty() ? "" : ", did you mean '--" + meant + "'?");
+}
+
+// "recipe.toml" or "my-run" without the option that takes it.
+std::string unexpected_argument(const std::string& word, const CLI::App& command) {
+  const auto takes = [&command](const char* name) {
+    return command.get_option_no_throw(name) != nullptr;
+  };
+  std::error_code none;
+  std::string option;
+  if (word.ends_with(".toml") && takes("--recipe")) option = "--recipe";
+  if (std::filesystem::is_directory(word, none) && takes("--run")) option = "--run";
+  return "unexpected argument '" + word + "'" +
+         (option.empty() ? "" : ", did you mean '" + option + " " + word + "'?");
 }
 
 std::string missing_options(const CLI::App& command) {
@@ -127,7 +151,7 @@ std::string what_is_wrong(const CLI::App& root,
     if (!missing.empty()) return "missing: " + missing;
   }
   if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !surplus.empty())
-    return "unexpected argument '" + surplus.front() + "'";
+    return unexpected_argument(surplus.front(), command);
   const CLI::Option* about = option_of(command, text);
   return about == nullptr ? text : wrong_value(*about, text);
 }
@@ -141,8 +165,8 @@ std::string parse_error_text(const CLI::App& root,
 }
 
 std::string did_you_mean(const std::string& word, const std::vector<std::string>& candidates) {
-  const std::string nearest = storage::nearest_word(word, candidates);
-  return nearest.empty() ? "" : ", did you mean '" + nearest + "'?";
+  const std::string meant = meant_word(word, candidates);
+  return meant.empty() ? "" : ", did you mean '" + meant + "'?";
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -19,6 +19,7 @@ TEST(Words, TheNearestIsNamedAndAForeignWordHasNone) {
   EXPECT_EQ(nearest_word("statsu", words), "status");
   EXPECT_EQ(nearest_word("stp", words), "stop");
   EXPECT_EQ(nearest_word("quantize", words), "");
+  EXPECT_EQ(nearest_word("tcsh", {"bash"}), "") << "half of it is another word";
   EXPECT_EQ(nearest_word("xy", {"ab"}), "") << "two edits make any word of two letters";
 }
 
