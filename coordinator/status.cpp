@@ -222,12 +222,15 @@ void from_json(const json& in, RunStatus& status) {
   for (const json& worker : field(in, "workers")) status.workers.push_back(worker_of(worker));
 }
 
+void require_run(const storage::RunLayout& layout) {
+  if (std::filesystem::exists(layout.recipe())) return;
+  throw Error(
+      ErrorKind::kUsage,
+      layout.root().string() + " is no run directory (it has no run.toml); name one with --run");
+}
+
 RunStatus read_status(const storage::RunLayout& layout) {
-  if (!std::filesystem::exists(layout.recipe())) {
-    throw Error(
-        ErrorKind::kUsage,
-        layout.root().string() + " is no run directory (it has no run.toml); name one with --run");
-  }
+  require_run(layout);
   const std::optional<RunStatus> published = published_status(layout);
   if (coordinator_lives(wire::read_coordinator_file(layout), published)) return *published;
   RunStatus status;

@@ -77,6 +77,9 @@ struct RunStatus {
 void to_json(nlohmann::json& json, const RunStatus& status);
 void from_json(const nlohmann::json& json, RunStatus& status);
 
+// The one refusal of a directory that is no run. Throws kUsage.
+void require_run(const storage::RunLayout& layout);
+
 // Without a coordinator, in well under 50 ms. Throws kUsage if the directory is no run
 // directory.
 [[nodiscard]] RunStatus read_status(const storage::RunLayout& layout);

@@ -34,13 +34,28 @@ TEST_F(RunDirectory, StatusIsTheSameInTextAndJson) {
   EXPECT_EQ(json.json[0]["state"], "stopped");
 }
 
-TEST_F(RunDirectory, CommandsNameADirectoryThatIsNoRun) {
-  for (const char* command :
-       {"status", "watch", "explain", "logs", "check", "clean", "stop", "worker"}) {
-    const Answer answer = run_line({command, "--run", run_.scratch / "elsewhere", "--json"});
+TEST_F(RunDirectory, CommandsNameADirectoryThatIsNoRunInTheSameWords) {
+  const std::string elsewhere = run_.scratch / "model";
+  const std::vector<std::vector<std::string>> lines{{"status"},
+                                                    {"watch"},
+                                                    {"explain"},
+                                                    {"logs"},
+                                                    {"check"},
+                                                    {"check", "--repair"},
+                                                    {"clean"},
+                                                    {"stop"},
+                                                    {"worker"},
+                                                    {"worker", "--connect", "tcp://127.0.0.1:1"},
+                                                    {"generate"},
+                                                    {"export", "--out", run_.scratch / "out"}};
+  for (std::vector<std::string> line : lines) {
+    const std::string command = line[0];
+    line.insert(line.end(), {"--run", elsewhere, "--json"});
+    const Answer answer = run_line(line);
     EXPECT_EQ(answer.code, 2) << command;
-    EXPECT_NE(answer.err.find("elsewhere"), std::string::npos) << command << ": " << answer.err;
-    EXPECT_EQ(std::count(answer.err.begin(), answer.err.end(), '\n'), 1) << answer.err;
+    EXPECT_EQ(answer.err,
+              "hedgerow " + command + ": " + elsewhere +
+                  " is no run directory (it has no run.toml); name one with --run\n");
     ASSERT_EQ(answer.json.size(), 1U) << command;
     EXPECT_TRUE(answer.json[0].contains("error")) << command;
   }
@@ -59,6 +74,8 @@ TEST_F(RunDirectory, WithoutANameItIsTheCurrentDirectoryIfThatIsARun) {
     const Answer answer = run_line({command});
     EXPECT_EQ(answer.code, 2) << command;
     EXPECT_NE(answer.err.find("missing: --run DIR"), std::string::npos) << answer.err;
+    const bool names_recipe = answer.err.find("or --recipe FILE") != std::string::npos;
+    EXPECT_EQ(names_recipe, std::string(command) == "plan") << answer.err;
   }
   fs::current_path(before);
 }

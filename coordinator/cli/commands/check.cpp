@@ -8,6 +8,7 @@
 #include "coordinator/cli/inspection.hpp"
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/fold.hpp"
+#include "coordinator/status.hpp"
 #include "storage/model_config.hpp"
 #include "storage/recipe.hpp"
 
@@ -85,6 +86,7 @@ ExitCode answer(const CheckOptions& options, const Inspection& inspection, Termi
 
 ExitCode run_check(const CheckOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
+  require_run(layout);
   const auto say = [&terminal](const std::string& text) { terminal.say(text); };
   if (options.repair) require_idle(layout, say);
   const storage::Recipe recipe = storage::Recipe::load(layout.recipe());

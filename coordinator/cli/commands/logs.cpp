@@ -12,6 +12,7 @@
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/parse_error.hpp"
 #include "coordinator/events.hpp"
+#include "coordinator/status.hpp"
 #include "storage/journal.hpp"
 #include "storage/run_layout.hpp"
 
@@ -124,7 +125,7 @@ class Tail {
 ExitCode run_logs(const LogsOptions& options, Terminal& terminal) {
   require(options.worker.empty() || options.block < 0, "give a worker or --block, not both");
   const storage::RunLayout layout(options.run);
-  require(fs::exists(layout.recipe()), options.run + " is no run directory (no run.toml)");
+  require_run(layout);
   Filter filter;
   if (options.block >= 0) filter = filter_of_block(layout, options.block);
   if (!options.worker.empty()) filter.workers = {options.worker};

@@ -19,6 +19,7 @@ struct WorkerOptions {
 
 ExitCode run_worker(const WorkerOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
+  require_run(layout);
   std::string endpoint = options.connect;
   if (endpoint.empty()) {
     const RunStatus status = read_status(layout);
