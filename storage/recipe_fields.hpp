@@ -50,8 +50,9 @@ void visit_attention(Spec& spec, Visitor& visitor) {
   visitor.field("train_window_factor", spec.train_window_factor, {"learn that share per head"});
 }
 
+// What a person writes: everything but [made_by].
 template <typename AnyRecipe, typename Visitor>
-void visit_recipe(AnyRecipe& recipe, Visitor& visitor) {
+void visit_settings(AnyRecipe& recipe, Visitor& visitor) {
   visitor.field("seed", recipe.seed, {"of feature maps, shuffling and LoRA", 0, 9.2e18});
   visitor.section("model", "the teacher: a Hugging Face directory, or org/name in the local cache");
   visitor.field("path", recipe.model.path, {""});
@@ -110,9 +111,19 @@ void visit_recipe(AnyRecipe& recipe, Visitor& visitor) {
       "bind",
       recipe.workers.bind,
       {.comment = "a loopback address: other hosts are not served yet", .safe_to_change = true});
+}
+
+template <typename AnyRecipe, typename Visitor>
+void visit_made_by(AnyRecipe& recipe, Visitor& visitor) {
   visitor.section("made_by", "which build resolved this recipe");
   visitor.field("version", recipe.made_by.version, {.comment = "", .safe_to_change = true});
   visitor.field("git_hash", recipe.made_by.git_hash, {.comment = "", .safe_to_change = true});
+}
+
+template <typename AnyRecipe, typename Visitor>
+void visit_recipe(AnyRecipe& recipe, Visitor& visitor) {
+  visit_settings(recipe, visitor);
+  visit_made_by(recipe, visitor);
 }
 
 // The keys of one entry of `sources`.

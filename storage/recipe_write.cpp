@@ -147,7 +147,9 @@ std::string toml_text(const DataSource& source) {
 
 std::string Recipe::to_toml() const {
   Writer writer;
-  visit_recipe(*this, writer);
+  visit_settings(*this, writer);
+  // A build resolves a run's recipe; one that nobody has run yet has none to name.
+  if (made_by != MadeBySection{}) visit_made_by(*this, writer);
   return "# A hedgerow recipe. Keys left out keep their defaults; unknown keys are errors.\n" +
          writer.text();
 }

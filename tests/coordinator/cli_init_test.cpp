@@ -1,3 +1,4 @@
+#include "storage/file.hpp"
 #include "storage/recipe.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
 #include "tests/coordinator/cli_tiny_model.hpp"
@@ -39,6 +40,14 @@ TEST_F(Init, WritesARecipeThatLoadsAndFitsTheModel) {
   EXPECT_EQ(recipe.data_transfer.sources.at(0).path, (scratch_ / "text.txt").string());
   EXPECT_EQ(recipe.attention.start, storage::FeatureMapStart::kOrthogonal);
   EXPECT_EQ(recipe.attention.window, storage::WindowLayout::kTerraced);
+}
+
+TEST_F(Init, WritesNoMoreThanAPersonWouldChange) {
+  ASSERT_EQ(run_line(line()).code, 0);
+  EXPECT_EQ(storage::Recipe::load(scratch_ / "recipe.toml").plan.layers_per_block, 3)
+      << "the model has no more layers";
+  EXPECT_EQ(storage::read_text(scratch_ / "recipe.toml").find("made_by"), std::string::npos)
+      << "no build has resolved it";
 }
 
 TEST_F(Init, JsonLinesNeedATemplateAndTakeIt) {

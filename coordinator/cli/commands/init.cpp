@@ -24,6 +24,8 @@ storage::Recipe recipe_for(const InitOptions& options, const storage::ModelDirec
   recipe.model.path =
       is_directory ? fs::absolute(options.model).lexically_normal().string() : options.model;
   recipe.attention.feature_dim = model.config().head_dim;
+  recipe.plan.layers_per_block =
+      std::min(recipe.plan.layers_per_block, model.config().num_hidden_layers);
   storage::DataSource source;
   source.path = fs::absolute(options.data).lexically_normal().string();
   source.format = options.format;
