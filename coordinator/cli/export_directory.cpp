@@ -10,6 +10,7 @@
 #include "coordinator/cli/child.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/model_card.hpp"
 #include "coordinator/cli/partial_directory.hpp"
 #include "coordinator/cli/programs.hpp"
 #include "storage/file.hpp"
@@ -25,7 +26,7 @@ using storage::Error;
 using storage::ErrorKind;
 
 // Beside the weights, an export carries the teacher's tokenizer, generation settings and licence,
-// but not its code.
+// but neither its code nor its model card.
 constexpr std::array kLeftBehind{
     ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5", ".py"};
 constexpr std::array kOurModeling{
@@ -72,8 +73,8 @@ void copy_companions(const fs::path& teacher, const fs::path& out) {
     const fs::path name = entry.path().filename();
     const std::string extension = name.extension().string();
     const bool is_index = name.string().ends_with(".index.json");
-    if (!entry.is_regular_file() || name == "config.json" || name.string().starts_with(".") ||
-        is_index) {
+    if (!entry.is_regular_file() || name == "config.json" || name == "README.md" ||
+        name.string().starts_with(".") || is_index) {
       continue;
     }
     if (std::find(kLeftBehind.begin(), kLeftBehind.end(), extension) != kLeftBehind.end()) continue;
@@ -189,6 +190,7 @@ std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal
   copy_companions(teacher, partial.path());
   copy_modeling(terminal.console(), partial.path());
   write_config(teacher, request.model.student, partial.path());
+  storage::write_atomically(partial.path() / "README.md", model_card(request.model, request.out));
   const bool merges = !request.model.lora.empty();
   const fs::path merged = partial.path() / "merged";
   std::vector<WeightFile> files;

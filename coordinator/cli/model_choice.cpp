@@ -21,6 +21,7 @@ ModelChoice choose_from_run(const ModelOptions& options) {
   const RunStatus status = read_status(layout);
   const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
   ModelChoice choice;
+  choice.run = options.run;
   choice.model = recipe.model.path;
   choice.device = recipe.plan.device;
   choice.compute_dtype = recipe.plan.compute_dtype;
@@ -32,8 +33,8 @@ ModelChoice choose_from_run(const ModelOptions& options) {
   if (choice.subject == "teacher") return choice;
   require(is_done(status, "assemble"),
           options.run + " has no student yet (assemble is not done); 'hedgerow status --run " +
-              options.run +
-              "' says how far it is, --subject teacher takes the model it began with");
+              options.run + "' says how far it is" +
+              (options.takes_teacher ? ", --subject teacher takes the model it began with" : ""));
   choice.student = layout.root() / RunLayout::student_directory(status.task("assemble")->token);
   if (choice.subject == "transfer") return choice;
   require(is_done(status, "finetune"),
@@ -48,9 +49,11 @@ ModelChoice choose_from_run(const ModelOptions& options) {
 
 void add_model_options(CLI::App& app, ModelOptions& options) {
   add_run(app, options.run);
+  std::vector<std::string> subjects{"transfer", "lora"};
+  if (options.takes_teacher) subjects.insert(subjects.begin(), "teacher");
   one_of(app.add_option(
              "--subject", options.subject, "which stage of the run; the last one unless told"),
-         {"teacher", "transfer", "lora"});
+         subjects);
   app.add_option("--model", options.model, "in place of a run: the teacher")->type_name("DIR");
   app.add_option("--student", options.student, "with --model: the student's feature maps")
       ->type_name("DIR");

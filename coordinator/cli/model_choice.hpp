@@ -12,6 +12,7 @@ namespace hedgerow::coordinator::cli {
 
 struct ModelOptions {
   std::string run, subject, model, student, lora;
+  bool takes_teacher = true;  // false: only a student will do
 };
 
 // --device, for commands that compute: empty unless told, which means the run's.
@@ -23,6 +24,7 @@ void add_model_options(CLI::App& app, ModelOptions& options);
 struct ModelChoice {
   std::string subject;                  // "teacher", "transfer", "lora"
   std::string model;                    // the teacher: a directory or org/name
+  std::string run;                      // the run directory that it comes from; empty: none
   std::filesystem::path student, lora;  // empty: without
   std::string device = "auto", compute_dtype = "auto", shard_dtype = "fp32";  // of the run
 

@@ -4,6 +4,7 @@
 
 #include "coordinator/cli/export_directory.hpp"
 #include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/model_card.hpp"
 #include "storage/model_config.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
 #include "tests/coordinator/cli_small_run.hpp"
@@ -61,9 +62,42 @@ TEST_F(Export, DirectoryHoldsEveryTensorOnceAndWhatTransformersLooksFor) {
   EXPECT_EQ(weight_map.size(), answer.json.at(0)["tensors"]);
   EXPECT_TRUE(fs::exists(run_.scratch / "out/modeling_hedgerow.py"));
   EXPECT_TRUE(fs::exists(run_.scratch / "out/tokenizer.json"));
+  EXPECT_TRUE(fs::exists(run_.scratch / "out/README.md"));
   EXPECT_FALSE(fs::exists(run_.scratch / "out/old.bin"));
   EXPECT_FALSE(fs::exists(run_.scratch / "out/model.safetensors"))
       << "transformers would read it before the index";
+}
+
+TEST_F(Export, ModelCardSaysWhatTheRunKnowsAndIsNotTheTeachers) {
+  std::ofstream(run_.scratch / "model/README.md") << "the teacher's card";
+  ASSERT_EQ(run_here({"export", "--out", (run_.scratch / "out/").string()}).code, 0);
+  const std::string card = storage::read_text(run_.scratch / "out/README.md");
+  EXPECT_TRUE(card.starts_with("---\nbase_model: \"model\"\nlibrary_name: transformers\n")) << card;
+  for (const char* part : {"# out\n",
+                           "window = \"terraced\"\n",
+                           "softmax_layers = [1]\n",
+                           "each layer alone: 60 steps of 1 x 4 tokens\n",
+                           "| after the transfer | - | 0.1767 | 0.5 |\n",
+                           "from_pretrained(\"out\", trust_remote_code=True)"}) {
+    EXPECT_NE(card.find(part), std::string::npos) << part << "\n" << card;
+  }
+  EXPECT_EQ(card.find("LoRA of rank"), std::string::npos) << "the student has none";
+}
+
+TEST_F(Export, ModelCardNamesTheTeacherAsItsHubDoes) {
+  EXPECT_EQ(teacher_name("org/name"), "org/name");
+  EXPECT_EQ(teacher_name("/cache/models--org--a-name/snapshots/1f/"), "org/a-name");
+  EXPECT_EQ(teacher_name("/models/teacher/"), "teacher");
+}
+
+TEST_F(Export, OnlyWhatTakesTheTeacherOffersIt) {
+  fs::remove_all(run_.layout.journal_directory());
+  const Answer generated = run_here({"generate", "--prompt", "It"});
+  EXPECT_NE(generated.err.find("--subject teacher"), std::string::npos) << generated.err;
+  const Answer exported = run_here({"export", "--out", run_.scratch / "out"});
+  EXPECT_EQ(exported.code, 2);
+  EXPECT_NE(exported.err.find("no student yet"), std::string::npos) << exported.err;
+  EXPECT_EQ(exported.err.find("teacher"), std::string::npos) << exported.err;
 }
 
 TEST_F(Export, LinkLeavesTheTeachersWeightsWhereTheyAre) {

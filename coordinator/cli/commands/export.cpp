@@ -51,6 +51,7 @@ ExitCode run_export(ExportOptions& options, Terminal& terminal) {
 
 RunCommand declare_export(CLI::App& app) {
   const auto options = std::make_shared<ExportOptions>();
+  options->model.takes_teacher = false;
   add_model_options(app, options->model);
   app.add_option("--out", options->out, "the directory to write")->type_name("DIR")->required();
   app.add_flag("--adapter",

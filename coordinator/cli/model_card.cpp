@@ -1,0 +1,157 @@
+#include "coordinator/cli/model_card.hpp"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "coordinator/cli/format.hpp"
+#include "coordinator/status.hpp"
+#include "storage/build_info.hpp"
+#include "storage/file.hpp"
+#include "storage/model_config.hpp"
+#include "storage/recipe.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using storage::Recipe;
+
+std::string front_matter(const std::string& teacher) {
+  // A JSON string is one of YAML too, whatever the name holds.
+  return "---\nbase_model: " + json(teacher).dump() +
+         "\nlibrary_name: transformers\npipeline_tag: text-generation\ntags:\n"
+         "- hedgerow\n- linear-attention\n---\n\n";
+}
+
+std::string attention_text(const fs::path& student) {
+  const fs::path file = student / "hedgerow.json";
+  const json description = json::parse(storage::read_text(file), nullptr, false);
+  if (!description.is_object() || !description.contains("attention")) {
+    throw storage::Error(storage::ErrorKind::kCorrupt,
+                         file.string() + ": no description of a student's attention");
+  }
+  std::string text = "## Attention\n\n```toml\n";
+  for (const auto& [key, value] : description["attention"].items())
+    text += key + " = " + value.dump() + "\n";
+  return text + "softmax_layers = " + description.value("softmax_layers", json::array()).dump() +
+         "\n```\n\n";
+}
+
+std::string steps_text(const Recipe& recipe, bool has_lora) {
+  const auto steps = [](int count, int sequences, int seq_len) {
+    return std::to_string(count) + " steps of " + std::to_string(sequences) + " x " +
+           std::to_string(seq_len) + " tokens";
+  };
+  std::string text = "- attention transfer, each layer alone: " +
+                     steps(recipe.transfer.max_steps,
+                           recipe.transfer.sequences_per_step,
+                           recipe.data_transfer.seq_len) +
+                     "\n";
+  if (has_lora) {
+    text += "- LoRA of rank " + std::to_string(recipe.finetune.rank) + ", merged: " +
+            steps(recipe.finetune.max_steps,
+                  recipe.finetune.sequences_per_step,
+                  recipe.data_finetune.seq_len) +
+            "\n";
+  }
+  return "## Training\n\n" + text + "\n";
+}
+
+// The errors that the transfer itself validated with, for runs that evaluate nothing.
+json transfer_errors(const RunStatus& status) {
+  double sum = 0.0, worst = 0.0;
+  int count = 0;
+  for (const TaskStatus& task : status.tasks) {
+    if (task.stage != "transfer" || !task.result.is_object()) continue;
+    for (const json& layer : task.result.value("layers", json::array())) {
+      const double mse = layer.value("mse", 0.0);
+      sum += mse;
+      worst = std::max(worst, mse);
+      ++count;
+    }
+  }
+  return count == 0 ? json::object() : json{{"mse_mean", sum / count}, {"mse_worst", worst}};
+}
+
+std::string quality_text(const RunStatus& status, bool has_lora) {
+  const auto cell = [](const json& result, const char* key) {
+    return " | " + number_text(number_or_nan(result, key));
+  };
+  std::vector<std::pair<const char*, const char*>> rows{{"teacher", "the teacher"},
+                                                        {"transfer", "after the transfer"}};
+  if (has_lora) rows.emplace_back("lora", "after LoRA");
+  std::string table;
+  for (const auto& [subject, label] : rows) {
+    const TaskStatus* task = status.task(std::string("evaluate/") + subject);
+    json result = json::object();
+    if (task != nullptr && task->result.is_object()) result = task->result;
+    if (result.empty() && std::string_view(subject) == "transfer") result = transfer_errors(status);
+    if (result.empty()) continue;
+    table += std::string("| ") + label + cell(result, "perplexity") + cell(result, "mse_mean") +
+             cell(result, "mse_worst") + " |\n";
+  }
+  if (table.empty()) return "";
+  return "## Quality\n\nOn held-out text of the run; MSE is that of a layer's attention output "
+         "against the teacher's.\n\n"
+         "| | perplexity | MSE, mean over layers | MSE, worst layer |\n| --- | --- | --- | --- "
+         "|\n" +
+         table + "\n";
+}
+
+std::string loading_text(const std::string& name) {
+  return "## Loading\n\n```python\n"
+         "from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast\n\n"
+         "model = AutoModelForCausalLM.from_pretrained(" +
+         json(name).dump() +
+         ", trust_remote_code=True)\n"
+         "tokenizer = PreTrainedTokenizerFast.from_pretrained(" +
+         json(name).dump() +
+         ")\n```\n\n"
+         "The model's code lies beside its weights; `trust_remote_code=True` lets it run. "
+         "Generation takes constant memory, however long the text.\n";
+}
+
+// Of "models/teacher/" too.
+std::string own_name(const fs::path& directory) {
+  const fs::path whole = fs::absolute(directory).lexically_normal();
+  return (whole.has_filename() ? whole : whole.parent_path()).filename().string();
+}
+
+}  // namespace
+
+std::string teacher_name(const std::string& model) {
+  if (storage::ModelDirectory::is_hub_name(model)) return model;
+  // A cache holds models--org--name/snapshots/<commit>.
+  constexpr std::string_view kCached = "models--";
+  const fs::path directory = fs::absolute(model).lexically_normal();
+  for (const fs::path& part : directory) {
+    std::string name = part.string();
+    if (!name.starts_with(kCached)) continue;
+    name.erase(0, kCached.size());
+    const std::size_t slash = name.find("--");
+    if (slash != std::string::npos) return name.replace(slash, 2, "/");
+  }
+  return own_name(directory);
+}
+
+std::string model_card(const ModelChoice& choice, const fs::path& out) {
+  const std::string name = own_name(out);
+  const std::string teacher = teacher_name(choice.model);
+  const bool has_lora = !choice.lora.empty();
+  std::string text = front_matter(teacher) + "# " + name + "\n\n" + teacher +
+                     " with linear attention in place of softmax attention, made by hedgerow " +
+                     storage::version() + " with the LoLCATs method: attention transfer" +
+                     (has_lora ? ", then LoRA" : "") +
+                     ". The teacher's licence holds for these weights.\n\n" +
+                     attention_text(choice.student);
+  if (!choice.run.empty()) {
+    const storage::RunLayout layout(choice.run);
+    text += steps_text(Recipe::load(layout.recipe()), has_lora) +
+            quality_text(read_status(layout), has_lora);
+  }
+  return text + loading_text(name);
+}
+
+}  // namespace hedgerow::coordinator::cli
