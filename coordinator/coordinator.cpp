@@ -50,6 +50,7 @@ Coordinator::Coordinator(CoordinatorConfig config,
       workers_(config_.launcher, clock),
       mpi_(config_.launcher) {
   for (const auto& [token, id] : desk_.state().grants) subjects_[token] = to_string(id);
+  if (const auto published = published_status(config_.layout)) measured_ = MeasuredMse(*published);
   for (const auto& [id, task] : desk_.state().tasks)
     workers_.note_incarnation(task.worker, task.incarnation);
   if (previous && previous->host == wire::this_host()) {
@@ -166,7 +167,8 @@ void Coordinator::send_all() {
                         recorded.seq,
                         now,
                         subject.empty() ? "run" : subject,
-                        describe(recorded.event)});
+                        describe(recorded.event),
+                        std::string(type_of(recorded.event))});
   }
 }
 
@@ -310,7 +312,8 @@ bool Coordinator::everybody_left() const {
 void Coordinator::check_stop_requests() {
   const int requests = config_.stop_requests == nullptr ? 0 : config_.stop_requests->load();
   if (requests > 0 && !stopping_) {
-    stopping_ = true;
+    stopping_ = is_asked_to_stop_ = true;
+    publish(true);  // a step of LoRA takes seconds: whoever asked sees at once that it was heard
     desk_.stop_workers("the run was asked to stop", Dispatcher::Spare::kNobody);
     send_all();
     workers_.signal_all(SIGTERM);

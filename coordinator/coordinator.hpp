@@ -68,13 +68,14 @@ class Coordinator {
   void check_still_ours();
   [[nodiscard]] bool workers_are_wanted() const;
   [[nodiscard]] bool everybody_left() const;
-  [[nodiscard]] RunStatus status() const;
+  [[nodiscard]] RunStatus status();
   [[nodiscard]] RunOutcome outcome(RunPhase phase);
 
   CoordinatorConfig config_;
   const Clock& clock_;
   RunObserver& observer_;
   RouterSocket socket_;
+  MeasuredMse measured_;
   FoldedRun folded_;  // times and warnings; the state moves into desk_
   Dispatcher desk_;
   LocalWorkers workers_;
@@ -83,8 +84,9 @@ class Coordinator {
   wire::CoordinatorFile file_;
   std::optional<RunPhase> finished_;
   bool stopping_ = false;
-  bool changed_ = true;  // events since actions_for() was asked last
-  bool dirty_ = true;    // something to show
+  bool is_asked_to_stop_ = false;  // by people; stopping_ also when all is done
+  bool changed_ = true;            // events since actions_for() was asked last
+  bool dirty_ = true;              // something to show
   TimePoint drain_deadline_, stop_deadline_, next_publish_, next_beat_;
   std::optional<TimePoint> mpi_killed_;            // when a stage that lost its lease is killed
   std::map<std::uint64_t, std::string> subjects_;  // of tokens, for on_event

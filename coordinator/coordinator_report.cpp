@@ -49,10 +49,11 @@ std::string quarantined(const RunStatus& status) {
 
 }  // namespace
 
-RunStatus Coordinator::status() const {
+RunStatus Coordinator::status() {
   RunStatus status;
   status.run = config_.layout.root().string();
   status.state = "running";
+  status.is_stopping = is_asked_to_stop_;
   status.term = desk_.term();
   status.host = file_.host;
   status.endpoint = file_.endpoint;
@@ -67,6 +68,7 @@ RunStatus Coordinator::status() const {
   }
   fill_status(
       status, desk_.state(), folded_.times, progress, storage::wall_seconds(), config_.size);
+  measured_.fill(status);
   for (const auto& [id, text] : desk_.fit().shown()) {
     const std::string name = to_string(id);
     for (TaskStatus& task : status.tasks) {
@@ -130,6 +132,7 @@ void Coordinator::check_still_ours() {
 RunOutcome Coordinator::outcome(RunPhase phase) {
   RunOutcome outcome;
   outcome.status = status();
+  outcome.status.is_stopping = false;
   switch (phase) {
     case RunPhase::kDone:
       outcome.exit_code = storage::ExitCode::kOk;

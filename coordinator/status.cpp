@@ -1,6 +1,7 @@
 #include "coordinator/status.hpp"
 
 #include <algorithm>
+#include <cmath>
 #include <filesystem>
 
 #include "coordinator/preparation.hpp"
@@ -36,12 +37,14 @@ json task_json(const TaskStatus& task) {
               {"token", task.token},
               {"attempts", task.attempts},
               {"failures", task.failures},
+              {"lost", task.lost},
               {"checkpoint_step", task.checkpoint_step},
               {"num_steps", task.num_steps},
               {"reason", task.reason},
               {"seconds_since_progress", task.seconds_since_progress},
               {"result", task.result}};
   if (task.progress) out["progress"] = *task.progress;
+  if (!task.layer_mse.empty()) out["layer_mse"] = task.layer_mse;
   return out;
 }
 
@@ -56,12 +59,18 @@ TaskStatus task_of(const json& in) {
                   .token = uint_field(in, "token"),
                   .attempts = int_field(in, "attempts"),
                   .failures = int_field(in, "failures"),
+                  .lost = in.value("lost", 0),
                   .checkpoint_step = in.value("checkpoint_step", std::int64_t{0}),
                   .num_steps = in.value("num_steps", std::int64_t{0}),
                   .reason = string_field(in, "reason"),
                   .progress = std::nullopt,
                   .seconds_since_progress = double_field(in, "seconds_since_progress"),
-                  .result = field(in, "result")};
+                  .result = field(in, "result"),
+                  .layer_mse = {}};
+  if (in.contains("layer_mse")) {
+    for (const json& mse : field(in, "layer_mse"))  // JSON writes null for NaN
+      task.layer_mse.push_back(mse.is_number() ? mse.get<double>() : std::nan(""));
+  }
   if (in.contains("progress")) task.progress = object_field(in, "progress").get<wire::Progress>();
   return task;
 }
@@ -115,15 +124,6 @@ WorkerStatus worker_of(const json& in) {
           .seconds_since_heartbeat = double_field(in, "seconds_since_heartbeat")};
 }
 
-std::optional<RunStatus> published_status(const storage::RunLayout& layout) {
-  if (!std::filesystem::exists(status_file(layout))) return std::nullopt;
-  try {
-    return parse_document(storage::read_text(status_file(layout))).get<RunStatus>();
-  } catch (const Error&) {
-    return std::nullopt;  // half a disk's worth of bad luck: the journal tells the rest
-  }
-}
-
 bool coordinator_lives(const std::optional<wire::CoordinatorFile>& file,
                        const std::optional<RunStatus>& published) {
   if (!file || !published || published->term != file->term) return false;
@@ -162,12 +162,23 @@ std::string word_for(const State& state) {
 
 }  // namespace
 
+std::optional<RunStatus> published_status(const storage::RunLayout& layout) {
+  if (!std::filesystem::exists(status_file(layout))) return std::nullopt;
+  try {
+    return parse_document(storage::read_text(status_file(layout))).get<RunStatus>();
+  } catch (const Error&) {
+    return std::nullopt;  // half a disk's worth of bad luck: the journal tells the rest
+  }
+}
+
 TaskStatus::Steps TaskStatus::steps() const {
   // While it loads, a task counts layers, not steps.
   if (!progress || progress->phase == "loading" || progress->num_steps == 0)
     return {checkpoint_step, num_steps};
   return {std::max(checkpoint_step, progress->step), progress->num_steps};
 }
+
+int TaskStatus::tries() const { return std::min(attempts, lost + 1); }
 
 const TaskStatus* RunStatus::task(const std::string& id) const {
   const auto found = std::find_if(
@@ -179,6 +190,7 @@ void to_json(json& out, const RunStatus& status) {
   out = {{"format", kFormat},
          {"run", status.run},
          {"state", status.state},
+         {"stopping", status.is_stopping},
          {"term", status.term},
          {"host", status.host},
          {"endpoint", status.endpoint},
@@ -202,6 +214,7 @@ void from_json(const json& in, RunStatus& status) {
     throw Error(ErrorKind::kCorrupt, "status: format is not status/1");
   status = RunStatus{.run = string_field(in, "run"),
                      .state = string_field(in, "state"),
+                     .is_stopping = in.value("stopping", false),
                      .term = uint_field(in, "term"),
                      .host = string_field(in, "host"),
                      .endpoint = string_field(in, "endpoint"),
@@ -252,7 +265,9 @@ RunStatus read_status(const storage::RunLayout& layout) {
       if (task.progress) last_progress[task.token] = {*task.progress, task.seconds_since_progress};
     }
   }
-  status.state = preparation ? "preparing" : word_for(folded.state);
+  status.state = word_for(folded.state);
+  // Whoever calls `run` again prepares nothing where all is done.
+  if (preparation && status.state != "done") status.state = "preparing";
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;
@@ -262,6 +277,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
               last_progress,
               folded.last_at,
               size_of(layout, published));
+  if (published) MeasuredMse(*published).fill(status);
   return status;
 }
 
@@ -287,7 +303,8 @@ std::vector<ExplainedEvent> explain(const storage::RunLayout& layout, int block)
                           record.seq,
                           record.at,
                           subject.empty() ? "run" : subject,
-                          describe(event)});
+                          describe(event),
+                          std::string(type_of(event))});
       }
     } catch (const Error&) {
       continue;  // read_status() reports damaged records

@@ -24,6 +24,7 @@ struct TaskStatus {
   std::string worker;  // uuid of the holder
   std::uint64_t token = 0;
   int attempts = 0, failures = 0;
+  int lost = 0;  // of the attempts: those that failed or lost their lease, not those given back
   // Steps in its newest committed checkpoint, from which the next attempt goes on, and in all. 0 in
   // all: it is not counted in steps.
   std::int64_t checkpoint_step = 0, num_steps = 0;
@@ -31,12 +32,16 @@ struct TaskStatus {
   std::optional<wire::Progress> progress;  // of the running attempt
   double seconds_since_progress = 0.0;     // "alive, no progress 90 s"
   nlohmann::json result;                   // coordinator/README.md "Results"
+  // Transfer: what an earlier attempt measured last, until this one measures itself.
+  std::vector<double> layer_mse;
 
   struct Steps {
     std::int64_t done = 0, all = 0;
   };
   // Of the running attempt, or what the checkpoint holds that is left of the last one.
   [[nodiscard]] Steps steps() const;
+  // How often it had to be begun; going on after a stop that was asked for is the same try.
+  [[nodiscard]] int tries() const;
 };
 
 struct WorkerStatus {
@@ -59,6 +64,7 @@ struct RunStatus {
   std::string run;  // the directory
   // "new", "preparing" (tokens are made), "running", "stopped", "done", "partial"
   std::string state;
+  bool is_stopping = false;  // asked to; what is granted still writes its checkpoints
   std::uint64_t term = 0;
   std::string host, endpoint;  // of the live coordinator
   int pid = 0;
@@ -90,6 +96,7 @@ struct ExplainedEvent {
   std::string subject;  // a task id, or "run"
   std::string text;     // "granted to local-1 under fencing token 41", "failed (corrupt): shard
                         // hidden/... ..."
+  std::string type{};   // of the event: "granted", "failed", ...
 };
 // Every journaled event that concerns a block (and the shards of its boundaries), in order; block
 // -1: all events.

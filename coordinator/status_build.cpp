@@ -8,8 +8,10 @@ namespace {
 
 constexpr std::array<Stage, 5> kStages = {
     Stage::kCapture, Stage::kTransfer, Stage::kAssemble, Stage::kFinetune, Stage::kEvaluate};
-// Below this share of its work a stage has no estimate yet.
-constexpr double kMinFractionForEta = 0.02;
+// A stage whose share or time is below these has no estimate yet: the first seconds are loading.
+constexpr double kMinFractionForEta = 0.03, kMinSecondsForEta = 20.0;
+// Of the work that is left: a running stage below it may be unmeasured.
+constexpr double kSmallShare = 0.1;
 
 // The journal's words, but for two: people ask whether a task could begin, and call a granted one
 // running.
@@ -54,6 +56,7 @@ TaskStatus task_status(const State& state, const TaskRecord& task, const JobSize
   status.token = task.token;
   status.attempts = task.attempts;
   status.failures = static_cast<int>(task.failures.size());
+  status.lost = task.lost;
   status.checkpoint_step = task.checkpoint ? task.checkpoint_step : 0;
   if (task.id.stage == Stage::kTransfer) status.num_steps = size.transfer_steps;
   if (task.id.stage == Stage::kFinetune) status.num_steps = size.finetune_steps;
@@ -62,9 +65,34 @@ TaskStatus task_status(const State& state, const TaskRecord& task, const JobSize
   return status;
 }
 
-// The stages take about as long as they have operations (measured on SmolLM2: 0.31 to 0.32 of 10^12
-// a second in capture, transfer and LoRA alike), so what was done so far tells how long the rest
-// is.
+bool is_measured(const StageStatus& stage) {
+  return stage.fraction >= kMinFractionForEta && stage.seconds >= kMinSecondsForEta;
+}
+
+// A stage that was measured goes on at its own speed. The others take about as long as they have
+// operations (measured on SmolLM2: 0.31 to 0.32 of 10^12 a second in capture, transfer and LoRA
+// alike). Nullopt while what runs now was not measured, unless it matters little.
+std::optional<double> whole_eta(const RunStatus& status, double busy_seconds) {
+  double seconds = 0.0, measured_seconds = 0.0, measured_work = 0.0, work_left = 0.0;
+  for (const StageStatus& stage : status.stages) {
+    seconds += stage.seconds;
+    work_left += stage.work * (1.0 - stage.fraction);
+    if (!is_measured(stage)) continue;
+    measured_seconds += stage.seconds;
+    measured_work += stage.work * stage.fraction;
+  }
+  if (measured_work <= 0.0 || work_left <= 0.0) return std::nullopt;
+  double left = 0.0;
+  for (const StageStatus& stage : status.stages) {
+    const double work = stage.work * (1.0 - stage.fraction);
+    if (!is_measured(stage) && stage.running > 0 && work > kSmallShare * work_left)
+      return std::nullopt;
+    left += is_measured(stage) ? stage.seconds * (1.0 - stage.fraction) / stage.fraction
+                               : work * measured_seconds / measured_work;
+  }
+  return left * busy_seconds / seconds;  // stages overlap
+}
+
 void fill_whole(RunStatus& status, double busy_seconds) {
   double work = 0.0, done = 0.0;
   bool is_running = false;
@@ -75,8 +103,7 @@ void fill_whole(RunStatus& status, double busy_seconds) {
   }
   if (work <= 0.0) return;
   status.fraction = done / work;
-  if (is_running && *status.fraction > kMinFractionForEta && *status.fraction < 1.0)
-    status.eta_seconds = busy_seconds * (1.0 - *status.fraction) / *status.fraction;
+  if (is_running && *status.fraction < 1.0) status.eta_seconds = whole_eta(status, busy_seconds);
 }
 
 }  // namespace
@@ -115,12 +142,36 @@ void fill_status(RunStatus& status,
     stage.fraction /= stage.total;
     const auto work = size.work.find(stage.stage);
     if (work != size.work.end()) stage.work = work->second;
-    if (stage.done < stage.total && stage.running > 0 && stage.fraction > kMinFractionForEta) {
+    if (stage.done < stage.total && stage.running > 0 && is_measured(stage)) {
       stage.eta_seconds = stage.seconds * (1.0 - stage.fraction) / stage.fraction;
     }
     status.stages.push_back(stage);
   }
   fill_whole(status, times.busy_seconds(now));
+}
+
+void MeasuredMse::fill_from(const RunStatus& status) {
+  for (const TaskStatus& task : status.tasks) {
+    if (task.progress && !task.progress->layer_mse.empty()) {
+      by_task_[task.id] = task.progress->layer_mse;
+    } else if (!task.layer_mse.empty()) {
+      by_task_[task.id] = task.layer_mse;
+    }
+  }
+}
+
+void MeasuredMse::fill(RunStatus& status) {
+  fill_from(status);
+  for (TaskStatus& task : status.tasks) {
+    const auto found = by_task_.find(task.id);
+    if (found == by_task_.end()) continue;
+    const bool measures = task.progress && !task.progress->layer_mse.empty();
+    if (task.checkpoint_step > 0 && task.state != "done") {
+      task.layer_mse = found->second;
+    } else if (!measures) {
+      by_task_.erase(found);  // it is done, or begins anew, and what it was says nothing
+    }
+  }
 }
 
 std::filesystem::path status_file(const storage::RunLayout& layout) {

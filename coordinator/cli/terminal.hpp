@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "coordinator/cli/console.hpp"
+#include "coordinator/cli/format.hpp"
 #include "storage/error.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -32,6 +33,10 @@ class Terminal {
   [[nodiscard]] const TerminalOptions& options() const { return options_; }
   [[nodiscard]] Console& console() { return console_; }
   [[nodiscard]] int width() const { return console_.width(); }
+  // Of the answer: a file or a pipe has no last column.
+  [[nodiscard]] int answer_width() const {
+    return console_.out_is_tty() ? console_.width() : kUnlimitedWidth;
+  }
   [[nodiscard]] bool can_redraw()
       const;  // stderr is a tty that understands escapes, and talk is wanted
   [[nodiscard]] bool has_colour() const;  // stdout is such a tty and NO_COLOR is unset or empty

@@ -30,14 +30,16 @@ std::string steps_text(const TaskStatus& task) {
   return std::to_string(steps.done) + "/" + std::to_string(steps.all);
 }
 
-// "step 18/40  loss 2.31": LoRA is one task, whose steps are all there is to see of it.
-std::string finetune_text(const RunStatus& status) {
+// LoRA is one task, whose steps are all there is to see of it.
+struct FinetuneText {
+  std::string step, loss;  // "step 18/40", "loss 2.31"; empty when unknown
+};
+FinetuneText finetune_text(const RunStatus& status) {
   const TaskStatus* task = status.task("finetune");
-  if (task == nullptr) return "";
-  const std::string steps = steps_text(*task);
-  if (steps.empty()) return "";
+  const std::string steps = task == nullptr ? "" : steps_text(*task);
+  if (steps.empty()) return {};
   const bool has_loss = task->progress && task->progress->loss > 0.0;
-  return "step " + steps + (has_loss ? "  loss " + number_text(task->progress->loss) : "");
+  return {"step " + steps, has_loss ? "loss " + number_text(task->progress->loss) : ""};
 }
 
 // Who works on it, or why nobody does.
@@ -63,6 +65,66 @@ void append(std::vector<std::string>& lines, const std::vector<std::string>& mor
   if (more.empty()) return;
   lines.emplace_back();
   lines.insert(lines.end(), more.begin(), more.end());
+}
+
+// A part of the status line; where the width does not suffice, the least important goes first.
+struct Piece {
+  std::string separator, text;
+  int importance;
+};
+
+std::string join(std::vector<Piece> pieces, int width) {
+  const auto joined = [&pieces] {
+    std::string line;
+    for (const Piece& piece : pieces) line += (line.empty() ? "" : piece.separator) + piece.text;
+    return line;
+  };
+  while (pieces.size() > 1 && joined().size() > static_cast<std::size_t>(std::max(1, width))) {
+    pieces.erase(std::min_element(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
+      return a.importance < b.importance;
+    }));
+  }
+  return joined();
+}
+
+// "stopping: waiting for a checkpoint of finetune".
+std::string stopping_text(const RunStatus& status) {
+  std::string stages;
+  for (const StageStatus& stage : status.stages) {
+    if (stage.running > 0) stages += (stages.empty() ? "" : ", ") + stage.stage;
+  }
+  return stages.empty() ? "stopping" : "stopping: waiting for a checkpoint of " + stages;
+}
+
+void add_blocks(const RunStatus& status, std::vector<Piece>& pieces) {
+  int done = 0, running = 0, retried = 0, quarantined = 0, measured = 0, begun = 0;
+  BlockMse worst;
+  const std::vector<const TaskStatus*> blocks = transfers(status);
+  for (const TaskStatus* task : blocks) {
+    done += task->state == "done";
+    running += task->state == "running";
+    quarantined += task->state == "quarantined";
+    retried += task->tries() > 1;
+    const BlockMse mse = mse_of(*task);
+    measured += mse.worst_layer() >= 0;
+    begun += mse.worst_layer() >= 0 || task->checkpoint_step > 0;
+    if (mse.worst() > (worst.layers.empty() ? 0.0 : worst.worst())) worst = mse;
+  }
+  const auto count = [](int number, const char* what) {
+    return std::to_string(number) + " " + what;
+  };
+  pieces.push_back(
+      {" | ", "blocks " + std::to_string(done) + "/" + std::to_string(blocks.size()) + " done", 5});
+  if (running > 0) pieces.push_back({", ", count(running, "running"), 4});
+  if (retried > 0) pieces.push_back({", ", count(retried, "retried"), 1});
+  if (quarantined > 0) pieces.push_back({", ", count(quarantined, "quarantined"), 6});
+  if (worst.layers.empty()) return;
+  std::string text = "worst MSE ";
+  // A block that was trained and whose error nobody knows could be the worst.
+  if (measured < begun)
+    text += "(" + std::to_string(measured) + " of " + std::to_string(blocks.size()) + " blocks) ";
+  text += "layer " + std::to_string(worst.worst_layer()) + " " + number_text(worst.worst());
+  pieces.push_back({" | ", text, 2});
 }
 
 }  // namespace
@@ -107,46 +169,37 @@ BlockMse mse_of(const TaskStatus& transfer) {
       // JSON has no infinity: an error without a number is of a layer that diverged.
       mse.layers[index] = std::isnan(found) ? std::numeric_limits<double>::infinity() : found;
     }
-  } else if (transfer.progress) {
+  } else if (transfer.progress && !transfer.progress->layer_mse.empty()) {
     mse.layers = transfer.progress->layer_mse;
+  } else {
+    mse.layers = transfer.layer_mse;
   }
   return mse;
 }
 
-std::string status_line(const RunStatus& status) {
-  int done = 0, running = 0, retried = 0, quarantined = 0, worst_layer = -1;
-  double worst = 0.0;
-  const std::vector<const TaskStatus*> blocks = transfers(status);
-  for (const TaskStatus* task : blocks) {
-    done += task->state == "done";
-    running += task->state == "running";
-    quarantined += task->state == "quarantined";
-    retried += std::max(0, task->attempts - 1) > 0;
-    const BlockMse mse = mse_of(*task);
-    if (mse.worst() > worst) {
-      worst = mse.worst();
-      worst_layer = mse.worst_layer();
-    }
-  }
-  std::string line =
-      "blocks " + std::to_string(done) + "/" + std::to_string(blocks.size()) + " done";
-  if (running > 0) line += ", " + std::to_string(running) + " running";
-  if (retried > 0) line += ", " + std::to_string(retried) + " retried";
-  if (quarantined > 0) line += ", " + std::to_string(quarantined) + " quarantined";
-  if (worst_layer >= 0)
-    line += " | worst MSE layer " + std::to_string(worst_layer) + " " + number_text(worst);
+std::string status_line(const RunStatus& status, int width) {
+  std::vector<Piece> pieces;
+  if (status.is_stopping) pieces.push_back({" | ", stopping_text(status), 9});
+  add_blocks(status, pieces);
   double eta = 0.0;
+  bool is_running = false;
   for (const StageStatus& stage : status.stages) {
-    if (stage.running > 0 && stage.done < stage.total) {
-      const std::string steps = stage.stage == "finetune" ? finetune_text(status) : "";
-      line += " | " + stage.stage + " " + (steps.empty() ? percent(stage.fraction) : steps);
-      eta = std::max(eta, stage.eta_seconds.value_or(0.0));
-    }
+    if (stage.running == 0 || stage.done >= stage.total) continue;
+    is_running = true;
+    const FinetuneText text = stage.stage == "finetune" ? finetune_text(status) : FinetuneText{};
+    pieces.push_back(
+        {" | ", stage.stage + " " + (text.step.empty() ? percent(stage.fraction) : text.step), 8});
+    if (!text.loss.empty()) pieces.push_back({"  ", text.loss, 3});
+    eta = std::max(eta, stage.eta_seconds.value_or(0.0));
   }
-  if (status.fraction) line += " | total " + percent(*status.fraction);
-  if (status.eta_seconds || eta > 0)
-    line += " | eta " + duration_text(status.eta_seconds.value_or(eta));
-  return line;
+  if (status.fraction) pieces.push_back({" | ", "total " + percent(*status.fraction), 7});
+  if (status.eta_seconds) eta = *status.eta_seconds;
+  // Of one stage it is no answer where the whole is known.
+  else if (status.fraction)
+    eta = 0.0;
+  if (!status.is_stopping && (eta > 0.0 || (is_running && status.state == "running")))
+    pieces.push_back({" | ", "eta " + (eta > 0.0 ? duration_text(eta) : "-"), 10});
+  return join(std::move(pieces), width);
 }
 
 std::vector<std::string> stage_lines(const RunStatus& status, int width) {
@@ -160,10 +213,11 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
   for (const StageStatus& stage : status.stages) {
     if (stage.total == 0) continue;
     // The narrowest terminal cuts at the end, so what matters most comes first.
-    const std::string steps = stage.stage == "finetune" ? finetune_text(status) : "";
-    std::string tail =
-        " " +
-        (steps.empty() ? std::to_string(stage.done) + "/" + std::to_string(stage.total) : steps);
+    const FinetuneText text = stage.stage == "finetune" ? finetune_text(status) : FinetuneText{};
+    std::string tail = " ";
+    tail += text.step.empty() ? std::to_string(stage.done) + "/" + std::to_string(stage.total)
+                              : text.step;
+    if (!text.loss.empty()) tail += "  " + text.loss;
     if (stage.done < stage.total && stage.eta_seconds) {
       tail += "  eta " + duration_text(*stage.eta_seconds);
     }
@@ -196,7 +250,7 @@ std::vector<std::string> block_lines(const RunStatus& status, int width) {
                number_text(mse.mean()),
                number_text(mse.worst()),
                mse.worst_layer() < 0 ? "" : "L" + std::to_string(mse.worst_layer()),
-               std::to_string(task->attempts)});
+               std::to_string(task->tries())});
   }
   std::vector<std::string> lines = table.render(width);
   // The notes take what room is left.
@@ -254,10 +308,10 @@ std::vector<std::string> worker_lines(const RunStatus& status, int width) {
 std::vector<std::string> result_lines(const RunStatus& status, int width) {
   Table table;
   table.column("evaluated", 9).column("perplexity", 8, true);
-  for (const TaskStatus& task : status.tasks) {
-    if (task.stage != "evaluate" || !task.result.is_object()) continue;
-    table.row({task.id.substr(task.id.find('/') + 1),
-               number_text(number_or_nan(task.result, "perplexity"))});
+  for (const char* subject : {"teacher", "transfer", "lora"}) {  // as the stages follow each other
+    const TaskStatus* task = status.task(std::string("evaluate/") + subject);
+    if (task == nullptr || !task->result.is_object()) continue;
+    table.row({subject, number_text(number_or_nan(task->result, "perplexity"))});
   }
   return table.empty() ? std::vector<std::string>{} : table.render(width);
 }
@@ -266,6 +320,7 @@ std::vector<std::string> whole_view(const RunStatus& status, int width) {
   std::vector<std::string> lines;
   std::string head = "run " + status.run + ": " + status.state;
   if (status.state == "running") {
+    if (status.is_stopping) head += ", " + stopping_text(status);
     head += ", term " + std::to_string(status.term) + " on " + status.host + " (pid " +
             std::to_string(status.pid) + ")";
   }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/cli/format.hpp"
 #include "coordinator/status.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -21,8 +22,9 @@ struct BlockMse {
 };
 [[nodiscard]] BlockMse mse_of(const TaskStatus& transfer);
 
-// "blocks 9/14 done, 3 running, 1 retry | worst MSE layer 13 0.0487 | eta 2h10m"
-[[nodiscard]] std::string status_line(const RunStatus& status);
+// "blocks 9/14 done, 3 running, 1 retried | worst MSE layer 13 0.0487 | transfer 64% | eta 2h10m".
+// Where the width does not suffice, whole parts go, the least important first and the ETA never.
+[[nodiscard]] std::string status_line(const RunStatus& status, int width = kUnlimitedWidth);
 // One bar a stage.
 [[nodiscard]] std::vector<std::string> stage_lines(const RunStatus& status, int width);
 // A table of the blocks: layers, state, step, MSE, attempts, worker or reason.

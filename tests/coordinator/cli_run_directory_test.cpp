@@ -109,12 +109,31 @@ TEST_F(RunDirectory, WatchLeavesAtQAndPutsTheScreenBack) {
 TEST_F(RunDirectory, ExplainSaysWhoHadABlockAndWhatBecameOfIt) {
   const Answer answer = run_here({"explain", "0"});
   EXPECT_EQ(answer.code, 0) << answer.err;
-  EXPECT_NE(answer.out.find("transfer/b0000: done"), std::string::npos) << answer.out;
+  EXPECT_NE(answer.out.find("block 0 (layer"), std::string::npos) << answer.out;
+  EXPECT_EQ(answer.out.find("\n    "), std::string::npos) << "no terminal, so nothing is wrapped";
   EXPECT_NE(answer.out.find("node-0"), std::string::npos) << answer.out;
   EXPECT_EQ(run_here({"explain", "--block", "0"}).out, answer.out);
   const Answer beyond = run_here({"explain", "7"});
   EXPECT_EQ(beyond.code, 2);
   EXPECT_NE(beyond.err.find("blocks 0 to 1"), std::string::npos) << beyond.err;
+}
+
+TEST_F(RunDirectory, ExplainOfAWholeRunLeavesOutWhatWentWellUnlessAsked) {
+  const std::string brief = run_here({"explain"}).out;
+  EXPECT_EQ(brief.find(": granted to"), std::string::npos) << brief;
+  EXPECT_EQ(brief.find(": committed"), std::string::npos) << brief;
+  EXPECT_EQ(brief.find(": done\n"), std::string::npos) << brief;
+  EXPECT_NE(run_here({"explain", "--all"}).out.find(": granted to"), std::string::npos);
+}
+
+TEST_F(RunDirectory, WatchSaysHowManyRowsTheWindowDoesNotShow) {
+  FakeConsole console;
+  console.is_tty = true;
+  console.lines = 6;
+  console.variables["TERM"] = "xterm";
+  console.keys = {'q'};
+  const Answer answer = run_here({"watch"}, console);
+  EXPECT_NE(answer.err.find(" more rows | q leaves"), std::string::npos) << answer.err;
 }
 
 TEST_F(RunDirectory, LogsOfABlockAreTheLinesAboutIt) {

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "coordinator/cli/explanation.hpp"
 #include "coordinator/cli/view.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -59,6 +60,7 @@ RunStatus status_of_a_run() {
   running.state = "running";
   running.worker = "node7-1";
   running.attempts = 2;
+  running.lost = 1;
   running.progress.emplace();
   running.progress->phase = "training";
   running.progress->step = 20;
@@ -66,7 +68,7 @@ RunStatus status_of_a_run() {
   running.progress->layer_mse = {0.02, 0.03, 0.02, 0.02, 0.02};
   TaskStatus& quarantined = status.tasks[2];
   quarantined.state = "quarantined";
-  quarantined.attempts = 3;
+  quarantined.attempts = quarantined.lost = 3;
   quarantined.reason = "failed three times on two workers";
   TaskStatus evaluation;
   evaluation.id = "evaluate/teacher";
@@ -236,6 +238,73 @@ TEST(View, FinetuneShowsItsStepAndLossAndTheWholeItsEta) {
   EXPECT_EQ(lines[4], "total    [#########-------] 60% eta 2m10s to the end");
   const std::string line = status_line(status);
   EXPECT_TRUE(line.ends_with("| finetune step 18/40  loss 2.312 | total 60% | eta 2m10s")) << line;
+}
+
+TEST(View, ANarrowStatusLineLosesWholePartsAndNeverItsEta) {
+  const RunStatus status = status_of_a_run();
+  EXPECT_EQ(status_line(status, 95),
+            "blocks 1/6 done, 1 running, 1 quarantined | worst MSE layer 3 0.042 | transfer 25% | "
+            "eta 4m45s");
+  EXPECT_EQ(status_line(status, 70),
+            "blocks 1/6 done, 1 running, 1 quarantined | transfer 25% | eta 4m45s");
+  for (int width = 9; width < 130; ++width)
+    EXPECT_TRUE(status_line(status, width).ends_with("eta 4m45s")) << width;
+}
+
+TEST(View, WithoutAnEstimateTheEtaIsADash) {
+  RunStatus status = status_of_a_run();
+  status.fraction = 0.01;  // of the whole: the estimate of one stage would be too small
+  EXPECT_TRUE(status_line(status).ends_with("| total 1% | eta -")) << status_line(status);
+}
+
+TEST(View, AStopThatWasAskedForIsNoOtherTry) {
+  RunStatus status = status_of_a_run();
+  status.tasks[1].lost = 0;
+  EXPECT_EQ(status.tasks[1].tries(), 1);
+  EXPECT_NE(status_line(status).find(", 1 retried,"), std::string::npos) << status_line(status);
+}
+
+TEST(View, AStopIsAcknowledgedWithTheStageThatIsWaitedFor) {
+  RunStatus status = status_of_a_run();
+  status.is_stopping = true;
+  EXPECT_TRUE(status_line(status, 60).starts_with("stopping: waiting for a checkpoint of transfer"))
+      << status_line(status, 60);
+}
+
+TEST(View, TheWorstIsKeptFromBeforeAStopOrSaysOfHowManyBlocksItIs) {
+  RunStatus status = status_of_a_run();
+  status.tasks[3].checkpoint_step = 48;
+  EXPECT_NE(status_line(status).find("worst MSE (2 of 6 blocks) layer 3 0.042"), std::string::npos)
+      << status_line(status);
+  status.tasks[3].layer_mse = {0.1, 0.2};
+  EXPECT_NE(status_line(status).find("worst MSE layer 16 0.2"), std::string::npos)
+      << status_line(status);
+}
+
+TEST(View, EvaluationsComeInTheOrderOfTheirStages) {
+  RunStatus status = status_of_a_run();
+  for (const char* subject : {"lora", "transfer"}) {
+    TaskStatus task = status.tasks.back();
+    task.id = std::string("evaluate/") + subject;
+    status.tasks.insert(status.tasks.begin(), task);
+  }
+  const std::vector<std::string> lines = result_lines(status, 80);
+  ASSERT_EQ(lines.size(), 4U);
+  EXPECT_TRUE(lines[1].starts_with("teacher"));
+  EXPECT_TRUE(lines[2].starts_with("transfer"));
+  EXPECT_TRUE(lines[3].starts_with("lora"));
+}
+
+TEST(View, ABlockIsExplainedInASentence) {
+  RunStatus status = status_of_a_run();
+  TaskStatus& task = status.tasks[3];
+  task.checkpoint_step = 48;
+  task.num_steps = 60;
+  task.layer_mse = {0.25, 0.75};
+  EXPECT_EQ(explain_block(status, 3).front(),
+            "block 3 (layers 15-19) is ready and waits for a free worker; it goes on from step 48 "
+            "of 60; last measured MSE 0.5, worst layer 16 with 0.75");
+  EXPECT_EQ(explain_run(status).size(), 7U) << "one a block, one for the evaluation";
 }
 
 }  // namespace

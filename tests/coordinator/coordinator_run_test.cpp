@@ -22,7 +22,11 @@ using std::chrono::seconds;
 
 class Quiet final : public RunObserver {
  public:
-  void on_status(const RunStatus&) override {}
+  explicit Quiet(bool& saw_stopping) : saw_stopping_(saw_stopping) {}
+  void on_status(const RunStatus& status) override { saw_stopping_ |= status.is_stopping; }
+
+ private:
+  bool& saw_stopping_;
 };
 
 class CoordinatorRun : public RunFixture {
@@ -43,7 +47,7 @@ class CoordinatorRun : public RunFixture {
     config.keep = KeepBoundaries::parse(recipe_.plan.keep_boundaries);
     config.version = "1";
     config.token_floor = largest_token_on_disk(layout_);
-    Quiet observer;
+    Quiet observer(saw_stopping_);
     Coordinator coordinator(
         {.layout = layout_,
          .recipe = recipe_,
@@ -117,6 +121,7 @@ class CoordinatorRun : public RunFixture {
   }
 
   SteadyClock clock_;
+  bool saw_stopping_ = false;
 };
 
 TEST_F(CoordinatorRun, TwoWorkersFinishARunOverRealSockets) {
@@ -222,6 +227,8 @@ TEST_F(CoordinatorRun, AStopRequestTellsTheWorkersAndTheNextTermGoesOn) {
   });
   RunOutcome outcome = coordinate(&stop);
   EXPECT_EQ(outcome.exit_code, storage::ExitCode::kInterrupted);
+  EXPECT_TRUE(saw_stopping_) << "whoever asked is told before the workers have left";
+  EXPECT_FALSE(outcome.status.is_stopping);
   worker.join();
   const std::uint64_t term = wire::read_coordinator_file(layout_)->term;
   std::jthread next([&] { serve(*connect("w", endpoint_of_next_coordinator(term))); });
@@ -290,7 +297,7 @@ TEST_F(CoordinatorRun, ASecondCoordinatorOnTheSameRunIsRefusedByName) {
                              .beat = 0,
                              .children = {}};
   wire::write_coordinator_file(layout_, file);
-  Quiet observer;
+  Quiet observer(saw_stopping_);
   RunOptions options;
   options.run_directory = layout_.root();
   try {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <fstream>
 
+#include "coordinator/preparation.hpp"
 #include "coordinator/status_build.hpp"
 #include "run_fixture.hpp"
 #include "storage/file.hpp"
@@ -29,6 +30,20 @@ TEST_F(StatusTest, ADirectoryWithoutARecipeIsNoRun) {
 }
 
 TEST_F(StatusTest, ARunThatNeverStartedIsNew) { EXPECT_EQ(read_status(layout_).state, "new"); }
+
+TEST_F(StatusTest, ADoneRunIsDoneAlsoForTheRunThatFindsItSo) {
+  geometry_ = {};
+  geometry_.num_layers = geometry_.layers_per_block = 4;
+  geometry_.num_shards = 1;
+  const Preparation preparation(layout_);
+  EXPECT_EQ(read_status(layout_).state, "preparing");
+  write_journal({RunStarted{geometry_, "test"},
+                 Granted{TaskId::transfer(0), 1, "w1", 1, "cpu"},
+                 TaskDone{1, {}, nullptr},
+                 Granted{TaskId::assemble(), 2, "coordinator", 1, ""},
+                 TaskDone{2, {}, nullptr}});
+  EXPECT_EQ(read_status(layout_).state, "done");
+}
 
 TEST_F(StatusTest, AStoppedRunTellsWhatEachTaskWaitsFor) {
   write_journal(
@@ -186,14 +201,15 @@ TEST(FillStatus, AnAttemptThatEndedLeavesTheStepsOfItsCheckpointAndLoadingDoesNo
   StageTimes times;
   times.observe(0.0, state);
   RunStatus loading;
-  fill_status(loading, state, times, {{2, live}}, 10.0, size);
+  fill_status(loading, state, times, {{2, live}}, 30.0, size);
   for (const StageStatus& stage : loading.stages) {
     if (stage.stage == "transfer") {
       EXPECT_DOUBLE_EQ(stage.fraction, 0.5);
     }
   }
   const double done = *loading.fraction;
-  EXPECT_DOUBLE_EQ(*loading.eta_seconds, 10.0 * (1.0 - done) / done);
+  ASSERT_TRUE(loading.eta_seconds);
+  EXPECT_DOUBLE_EQ(*loading.eta_seconds, 30.0 * (1.0 - done) / done);
 }
 
 TEST(FillStatus, TheWholeIsUnknownWithoutAPlanAndElseWeighsStagesByTheirWork) {
@@ -213,6 +229,81 @@ TEST(FillStatus, TheWholeIsUnknownWithoutAPlanAndElseWeighsStagesByTheirWork) {
   RunStatus planned;
   fill_status(planned, state, {}, {}, 0.0, {.work = {{"capture", 100.0}, {"transfer", 300.0}}});
   EXPECT_DOUBLE_EQ(planned.fraction.value_or(-1.0), 0.25);
+}
+
+TEST(FillStatus, AFailureAndALostLeaseAreOtherTriesAndAReleaseIsNot) {
+  State state;
+  Geometry geometry;
+  geometry.num_layers = geometry.layers_per_block = 4;
+  geometry.num_shards = 1;
+  const TaskId id = TaskId::transfer(0);
+  const auto tries = [&](const std::vector<Event>& events) {
+    for (const Event& event : events) EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
+    RunStatus status;
+    fill_status(status, state_from_json(state_to_json(state)), {}, {}, 0.0);
+    return status.task("transfer/b0000")->tries();
+  };
+  EXPECT_EQ(tries({RunStarted{geometry, "test"}}), 0);
+  EXPECT_EQ(tries({Granted{id, 1, "w1", 1, ""}, TaskReleased{1, ""}}), 1);
+  EXPECT_EQ(tries({Granted{id, 2, "w1", 1, ""}}), 1);
+  EXPECT_EQ(tries({TaskFailed{2, storage::ErrorKind::kInternal, ""}}), 2);
+  EXPECT_EQ(tries({Granted{id, 3, "w1", 1, ""}, LeaseRevoked{3, ""}}), 3);
+}
+
+TEST(FillStatus, TheWholeHasNoEtaBeforeWhatRunsIsMeasured) {
+  State state;
+  Geometry geometry;
+  geometry.num_layers = 4;
+  geometry.layers_per_block = 2;
+  geometry.num_shards = 1;
+  StageTimes times;
+  const auto at = [&](double seconds, const Event& event) {
+    EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
+    times.observe(seconds, state);
+  };
+  at(0, RunStarted{geometry, "test"});
+  at(0, Granted{TaskId::capture(0, 0), 1, "w1", 1, ""});
+  at(5, ShardCommitted{1, 0, {"s", 1, {}}});
+  at(5, TaskDone{1, {}, nlohmann::json::object()});
+  at(5, Granted{TaskId::transfer(0), 2, "w1", 1, ""});
+  const auto eta = [&](double now, std::int64_t step) {
+    LiveProgress live;
+    live.progress.phase = "training";
+    live.progress.step = step;
+    live.progress.num_steps = 60;
+    RunStatus status;
+    fill_status(status,
+                state,
+                times,
+                {{2, live}},
+                now,
+                {.work = {{"capture", 100.0}, {"transfer", 900.0}}});
+    return status.eta_seconds;
+  };
+  EXPECT_FALSE(eta(8, 0));
+  EXPECT_FALSE(eta(8, 30)) << "three seconds tell nothing";
+  ASSERT_TRUE(eta(35, 30));
+  EXPECT_NEAR(*eta(35, 30), 90.0, 1.0) << "a quarter of the stage took 30 s";
+}
+
+// What the attempt of a block measured is known after a stop, until the block begins anew.
+TEST(MeasuredMseTest, OutlivesTheAttemptThatHasACheckpoint) {
+  RunStatus before;
+  before.tasks.resize(1);
+  before.tasks[0].id = "transfer/b0000";
+  before.tasks[0].progress.emplace().layer_mse = {0.5, 0.25};
+  MeasuredMse measured(before);
+  RunStatus resumed;
+  resumed.tasks.resize(1);
+  resumed.tasks[0].id = "transfer/b0000";
+  resumed.tasks[0].checkpoint_step = 48;
+  measured.fill(resumed);
+  EXPECT_EQ(nlohmann::json(resumed).get<RunStatus>().tasks[0].layer_mse,
+            (std::vector<double>{0.5, 0.25}));
+  resumed.tasks[0].checkpoint_step = 0;
+  resumed.tasks[0].layer_mse.clear();
+  measured.fill(resumed);
+  EXPECT_TRUE(resumed.tasks[0].layer_mse.empty());
 }
 
 TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {

@@ -51,7 +51,7 @@ ExitCode answer(const CheckOptions& options, const Inspection& inspection, Termi
     // Readers name the file themselves.
     const bool names_file = damage.problem.find(damage.file) != std::string::npos;
     const std::string place = names_file ? "" : damage.file + ", " + damage.where + ": ";
-    terminal.print(wrap(place + one_line(damage.problem), terminal.width(), 4));
+    terminal.print(wrap(place + one_line(damage.problem), terminal.answer_width(), 4));
     problems.push_back(
         {{"file", damage.file}, {"where", damage.where}, {"problem", damage.problem}});
   }

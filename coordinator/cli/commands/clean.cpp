@@ -47,7 +47,7 @@ ExitCode run_clean(const CleanOptions& options, Terminal& terminal) {
   if (surplus.empty()) {
     terminal.print("nothing to remove");
   } else {
-    for (const std::string& line : table.render(terminal.width())) terminal.print(line);
+    for (const std::string& line : table.render(terminal.answer_width())) terminal.print(line);
   }
   const bool removes = !surplus.empty() &&
                        (options.yes || terminal.confirm("remove " + bytes_text(bytes) + "?",

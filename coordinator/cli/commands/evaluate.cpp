@@ -37,7 +37,7 @@ void print_result(const nlohmann::json& result, const std::string& tokens, Termi
                number_text(number_or_nan(layer, "mse")),
                number_text(number_or_nan(layer, "relative_mse"))});
   }
-  for (const std::string& line : table.render(terminal.width())) terminal.print(line);
+  for (const std::string& line : table.render(terminal.answer_width())) terminal.print(line);
 }
 
 ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {

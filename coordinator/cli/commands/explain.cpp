@@ -2,6 +2,7 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/explanation.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/status.hpp"
 
@@ -13,15 +14,8 @@ using storage::ExitCode;
 struct ExplainOptions {
   std::string run;
   int block = -1;
+  bool all = false;
 };
-
-std::string state_text(const TaskStatus& task) {
-  std::string text = task.id + ": " + task.state;
-  if (!task.worker.empty() && task.state == "running") text += " on " + task.worker;
-  if (task.attempts > 1) text += ", attempt " + std::to_string(task.attempts);
-  if (!task.reason.empty()) text += "; " + task.reason;
-  return text;
-}
 
 ExitCode run_explain(const ExplainOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
@@ -32,25 +26,35 @@ ExitCode run_explain(const ExplainOptions& options, Terminal& terminal) {
   require(options.block >= -1 && options.block < status.num_blocks,
           "block " + std::to_string(options.block) + " does not exist: this run has blocks 0 to " +
               std::to_string(status.num_blocks - 1));
+  const int width = terminal.answer_width();
+  for (const std::string& line :
+       options.block >= 0 ? explain_block(status, options.block) : explain_run(status))
+    terminal.print(wrap(line, width, 4));
   nlohmann::json tasks = nlohmann::json::array(), events = nlohmann::json::array();
   for (const TaskStatus& task : status.tasks) {
     if (options.block >= 0 && task.block != options.block) continue;
-    terminal.print(wrap(one_line(state_text(task)), terminal.width(), 4));
     tasks.push_back({{"id", task.id},
                      {"state", task.state},
                      {"reason", task.reason},
                      {"attempts", task.attempts}});
   }
   terminal.print("");
+  bool is_quiet = true;
   for (const ExplainedEvent& event : explain(layout, options.block)) {
-    terminal.print(
-        wrap(one_line(event.at + "  " + event.subject + ": " + event.text), terminal.width(), 4));
+    // JSON is for programs, which choose for themselves.
     events.push_back({{"term", event.term},
                       {"seq", event.seq},
                       {"at", event.at},
                       {"subject", event.subject},
+                      {"type", event.type},
                       {"text", event.text}});
+    if (options.block < 0 && !options.all && !is_trouble(event)) continue;
+    is_quiet = false;
+    terminal.print(wrap(one_line(event.at + "  " + event.subject + ": " + event.text), width, 4));
   }
+  if (is_quiet)
+    terminal.print("nothing failed, was given back or got lost" +
+                   std::string(options.block < 0 ? "; --all shows every event" : ""));
   terminal.print_json({{"block", options.block}, {"tasks", tasks}, {"events", events}});
   return ExitCode::kOk;
 }
@@ -61,6 +65,7 @@ RunCommand declare_explain(CLI::App& app) {
   const auto options = std::make_shared<ExplainOptions>();
   app.add_option("--block,block", options->block, "the block; without it: the whole run")
       ->type_name("N");
+  app.add_flag("--all", options->all, "every event of the run, not only what went wrong");
   add_run(app, options->run);
   return [options](Terminal& terminal) {
     options->run = run_or_here(options->run);

@@ -21,7 +21,7 @@ void print_plan(const Plan& plan, const std::optional<UnreadText>& unread, Termi
   const auto line = [&](std::string label, const std::string& text) {
     constexpr int kLabelWidth = 10;
     label.resize(kLabelWidth, ' ');
-    terminal.print(label + wrap(text, terminal.width() - kLabelWidth, kLabelWidth));
+    terminal.print(label + wrap(text, terminal.answer_width() - kLabelWidth, kLabelWidth));
   };
   line("blocks",
        std::to_string(plan.num_blocks()) + " of " + std::to_string(plan.num_layers) + " layers");

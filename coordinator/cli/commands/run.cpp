@@ -3,6 +3,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <utility>
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/interrupt.hpp"
@@ -161,7 +162,9 @@ class Reporter final : public RunObserver {
       if (warned_of_.insert(warning).second && !preparation_) terminal_.warn(warning);
     }
     preparation_.reset();
-    terminal_.status(status_line(status));
+    if (status.is_stopping && !std::exchange(said_stopping_, true) && !terminal_.can_redraw())
+      terminal_.say(status_line(status));
+    terminal_.status(status_line(status, terminal_.width() - 1));
     nlohmann::json json = status;
     terminal_.print_json({{"status", std::move(json)}});
   }
@@ -180,6 +183,7 @@ class Reporter final : public RunObserver {
   Terminal& terminal_;
   std::optional<Preparation>& preparation_;
   std::set<std::string> warned_of_;
+  bool said_stopping_ = false;
 };
 
 void say_what_is_done(const RunLayout& layout, Terminal& terminal) {
@@ -227,7 +231,8 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const RunOutcome outcome = coordinator::run(run_options, reporter);
   terminal.clear_status();
   if (outcome.exit_code == ExitCode::kInterrupted) return interrupted(options, terminal);
-  for (const std::string& line : whole_view(outcome.status, terminal.width())) terminal.print(line);
+  for (const std::string& line : whole_view(outcome.status, terminal.answer_width()))
+    terminal.print(line);
   terminal.say(outcome.summary);
   terminal.print_json(
       {{"outcome",

@@ -11,7 +11,7 @@ namespace {
 
 storage::ExitCode run_status(const std::string& directory, Terminal& terminal) {
   const RunStatus status = read_status(storage::RunLayout(directory));
-  for (const std::string& line : whole_view(status, terminal.width())) terminal.print(line);
+  for (const std::string& line : whole_view(status, terminal.answer_width())) terminal.print(line);
   nlohmann::json json = status;
   terminal.print_json(json);
   return storage::ExitCode::kOk;

@@ -25,10 +25,13 @@ class FullScreen {
 
   void draw(const std::vector<std::string>& lines) {
     const auto height = static_cast<std::size_t>(std::max(3, console_.height()));
+    const std::size_t shown = std::min(lines.size(), height - 1);
     std::string frame = "\x1b[H";
-    for (std::size_t i = 0; i < std::min(lines.size(), height - 1); ++i)
-      frame += lines[i] + "\x1b[K\r\n";
-    frame += "\x1b[J" + fit("q leaves; the run goes on", console_.width() - 1);
+    for (std::size_t i = 0; i < shown; ++i) frame += lines[i] + "\x1b[K\r\n";
+    std::string foot = "q leaves; the run goes on";
+    if (shown < lines.size())
+      foot.insert(0, "... " + std::to_string(lines.size() - shown) + " more rows | ");
+    frame += "\x1b[J" + fit(foot, console_.width() - 1);
     console_.write_err(frame);
   }
 
@@ -85,7 +88,7 @@ ExitCode run_watch(const std::string& directory, Terminal& terminal) {
     return ExitCode::kOk;
   }
   if (!has_ended(first)) draw_until_left(layout, terminal);
-  for (const std::string& line : live_view(read_status(layout), terminal.width()))
+  for (const std::string& line : live_view(read_status(layout), terminal.answer_width()))
     terminal.print(line);
   return ExitCode::kOk;
 }

@@ -1,0 +1,120 @@
+#include "coordinator/cli/explanation.hpp"
+
+#include <algorithm>
+#include <array>
+
+#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/view.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+std::string doing_text(const RunStatus& status, const TaskStatus& task) {
+  if (task.state == "done") return "is done";
+  if (task.state == "dropped") return "is done, and its files are deleted again";
+  if (task.state == "quarantined") return "is quarantined: " + task.reason;
+  if (task.state == "waiting") return "waits: " + task.reason;
+  if (task.state == "ready") {
+    return status.state == "running" ? "is ready and waits for a free worker"
+                                     : "is ready; 'hedgerow run' goes on with it";
+  }
+  // A journal without a coordinator still names who held it last.
+  if (status.state != "running") return "was being worked on by " + task.worker + " at the end";
+  std::string text = "is worked on by " + task.worker;
+  if (task.progress && !task.progress->phase.empty()) text += " (" + task.progress->phase + ")";
+  return text;
+}
+
+std::string steps_text(const TaskStatus& task) {
+  const TaskStatus::Steps steps = task.steps();
+  if (task.state == "done" || steps.done == 0 || steps.all == 0) return "";
+  const std::string at = std::to_string(steps.done) + " of " + std::to_string(steps.all);
+  return task.state == "running" ? "; at step " + at : "; it goes on from step " + at;
+}
+
+std::string mse_text(const TaskStatus& task) {
+  const BlockMse mse = mse_of(task);
+  if (mse.worst_layer() < 0) return "";
+  return std::string(task.state == "done" ? "; " : "; last measured ") + "MSE " +
+         number_text(mse.mean()) + ", worst layer " + std::to_string(mse.worst_layer()) + " with " +
+         number_text(mse.worst());
+}
+
+std::string sentence(const RunStatus& status, const TaskStatus& task, const std::string& name) {
+  std::string text = name + " " + doing_text(status, task) + steps_text(task) + mse_text(task);
+  if (task.tries() > 1) text += "; try " + std::to_string(task.tries());
+  if (task.state == "ready" && !task.reason.empty()) text += "; before: " + task.reason;
+  return one_line(text);
+}
+
+std::string block_sentence(const RunStatus& status, const TaskStatus& task) {
+  const int last = task.first_layer + task.num_layers - 1;
+  return sentence(status,
+                  task,
+                  "block " + std::to_string(task.block) +
+                      (task.num_layers == 1 ? " (layer " + std::to_string(last) + ")"
+                                            : " (layers " + std::to_string(task.first_layer) + "-" +
+                                                  std::to_string(last) + ")"));
+}
+
+// The pieces of a capture are many and alike: they are counted, and those in need are named.
+void add_capture(const RunStatus& status,
+                 const std::string& name,
+                 int block,
+                 std::vector<std::string>& lines) {
+  int all = 0, done = 0;
+  std::vector<std::string> named;
+  for (const TaskStatus& task : status.tasks) {
+    if (task.stage != "capture" || (block >= 0 && task.block != block)) continue;
+    ++all;
+    done += task.state == "done" || task.state == "dropped";
+    if (task.state == "quarantined" || task.lost > 0)
+      named.push_back(sentence(status, task, task.id));
+  }
+  if (all == 0) return;
+  lines.push_back(name + ": " + std::to_string(done) + " of " + std::to_string(all) +
+                  " pieces are done");
+  lines.insert(lines.end(), named.begin(), named.end());
+}
+
+}  // namespace
+
+std::vector<std::string> explain_block(const RunStatus& status, int block) {
+  std::vector<std::string> lines;
+  for (const TaskStatus& task : status.tasks) {
+    if (task.stage == "transfer" && task.block == block)
+      lines.push_back(block_sentence(status, task));
+  }
+  if (lines.empty())
+    lines.push_back("block " + std::to_string(block) +
+                    " keeps softmax attention: nothing to train");
+  add_capture(status, "capture of what it reads", block - 1, lines);
+  return lines;
+}
+
+std::vector<std::string> explain_run(const RunStatus& status) {
+  std::vector<std::string> lines;
+  add_capture(status, "capture", -1, lines);
+  for (const char* stage : {"transfer", "assemble", "finetune", "evaluate"}) {
+    for (const TaskStatus& task : status.tasks) {
+      if (task.stage != stage) continue;
+      lines.push_back(task.stage == "transfer" ? block_sentence(status, task)
+                                               : sentence(status, task, task.id));
+    }
+  }
+  return lines;
+}
+
+bool is_trouble(const ExplainedEvent& event) {
+  constexpr std::array<const char*, 7> kQuiet = {"term_started",
+                                                 "run_started",
+                                                 "granted",
+                                                 "shard_committed",
+                                                 "checkpointed",
+                                                 "done",
+                                                 "dropped"};
+  return std::none_of(
+      kQuiet.begin(), kQuiet.end(), [&event](const char* type) { return event.type == type; });
+}
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,23 @@
+// Where a run stands, in sentences: what `explain` says before the events that led there. Pure
+// functions of its status.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "coordinator/status.hpp"
+
+namespace hedgerow::coordinator::cli {
+
+// "block 3 (layers 15-19) is ready and waits for a free worker; it goes on from step 48 of 60; last
+// measured MSE 0.0123, worst layer 17 with 0.02", then a sentence on the capture of what it reads.
+[[nodiscard]] std::vector<std::string> explain_block(const RunStatus& status, int block);
+
+// One sentence a block, and one for each other stage.
+[[nodiscard]] std::vector<std::string> explain_run(const RunStatus& status);
+
+// Whether an event tells of something that went wrong, was given back or came back, and so belongs
+// to the story of a run that nobody asked to hear whole.
+[[nodiscard]] bool is_trouble(const ExplainedEvent& event);
+
+}  // namespace hedgerow::coordinator::cli
