@@ -3,11 +3,11 @@
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <string_view>
 #include <system_error>
 
+#include "coordinator/wire/gpus.hpp"
 #include "coordinator/wire/memory.hpp"
 #include "storage/error.hpp"
 #include "worker/cuda_device.hpp"
@@ -21,7 +21,7 @@ using storage::ErrorKind;
 constexpr const char* kOtherDevice = "set plan.device (or --device) to \"auto\" or \"cpu\"";
 
 void note_idle_gpu() {
-  if (cuda::is_built() || !std::filesystem::exists("/dev/nvidia0")) return;
+  if (cuda::is_built() || wire::num_visible_gpus() == 0) return;
   std::fputs(
       "hedgerow-worker: this machine has a GPU, but this build has no CUDA and computes on the "
       "CPU; build with 'cmake --preset cuda' to use it\n",

@@ -9,8 +9,8 @@
 #include "coordinator/cli/child.hpp"
 #include "coordinator/cli/doctor.hpp"
 #include "coordinator/cli/format.hpp"
-#include "coordinator/cli/gpu.hpp"
 #include "coordinator/cli/programs.hpp"
+#include "coordinator/wire/gpus.hpp"
 #include "coordinator/wire/memory.hpp"
 #include "storage/build_info.hpp"
 #include "storage/error.hpp"
@@ -94,7 +94,7 @@ Finding check_shared_memory() {
 
 Finding check_gpu() {
   const std::string driver = first_line("/proc/driver/nvidia/version");
-  const int num_devices = num_visible_gpus();
+  const int num_devices = wire::num_visible_gpus();
   if (num_devices == 0 && driver.empty()) return {"GPU", Level::kOk, "none: runs on the CPU", ""};
   if (num_devices > 0 && !driver.empty()) {
     const std::string found = std::to_string(num_devices) + " device(s), " + driver;

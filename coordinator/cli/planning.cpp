@@ -7,6 +7,7 @@
 #include "coordinator/cli/gpu.hpp"
 #include "coordinator/cli/inspection.hpp"
 #include "coordinator/fold.hpp"
+#include "coordinator/wire/gpus.hpp"
 #include "storage/build_info.hpp"
 #include "storage/model_config.hpp"
 
@@ -63,8 +64,9 @@ std::uint64_t stored_bytes(const storage::RunLayout& layout) {
 
 void resolve_for_this_machine(Recipe& recipe) {
   if (recipe.plan.compute_dtype == "auto") {
-    const bool has_fast_bf16 = computes_on_gpus(recipe, storage::has_cuda(), num_visible_gpus()) ||
-                               limits_of_this_machine(fs::current_path(), 1).compute_bytes == 2;
+    const bool has_fast_bf16 =
+        computes_on_gpus(recipe, storage::has_cuda(), wire::num_visible_gpus()) ||
+        limits_of_this_machine(fs::current_path(), 1).compute_bytes == 2;
     recipe.plan.compute_dtype = has_fast_bf16 ? "bf16" : "fp32";
   }
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -75,7 +77,7 @@ void resolve_for_this_machine(Recipe& recipe) {
 }
 
 Plan plan_of(const Recipe& recipe, const fs::path& directory) {
-  require_device(recipe, storage::has_cuda(), num_visible_gpus());
+  require_device(recipe, storage::has_cuda(), wire::num_visible_gpus());
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
   model.check_complete();
   PlanTokens tokens = read_plan_tokens(storage::RunLayout(directory), model.config().vocab_size);

@@ -34,8 +34,7 @@ if(NOT HEDGEROW_HAVE_CUDA)
   return()
 endif()
 
-# The CUDA half. Nothing of ours need name a symbol of it to compute on a GPU: loading it registers its kernels, so it must not be
-# dropped as unused.
+# The CUDA half. Its kernels are found by registration and not by symbols, so it must not be dropped as unused.
 add_library(hedgerow_c10_cuda SHARED IMPORTED)
 set_target_properties(hedgerow_c10_cuda PROPERTIES IMPORTED_LOCATION ${HEDGEROW_TORCH_DIR}/lib/libc10_cuda.so)
 add_library(hedgerow_torch_cuda SHARED IMPORTED)
