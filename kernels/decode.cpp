@@ -137,6 +137,33 @@ void check_step(const at::Tensor& q,
               q.scalar_type());
 }
 
+DecodeState prefill(Form form,
+                    const at::Tensor& k,
+                    const at::Tensor& v,
+                    const at::Tensor& lengths,
+                    const HybridParameters& parameters,
+                    const HybridOptions& options) {
+  DecodeState state = checked_state(k, v, lengths, parameters, options);
+  if (form == Form::kAten) {
+    aten::prefill_state_aten(k, v, parameters, options, state);
+  } else {
+    cpu::prefill_state_cpu(k, v, parameters, options, state);
+  }
+  return state;
+}
+
+at::Tensor step(Form form,
+                const at::Tensor& q,
+                const at::Tensor& k,
+                const at::Tensor& v,
+                DecodeState& state,
+                const HybridParameters& parameters,
+                const HybridOptions& options) {
+  check_step(q, k, v, state, parameters, options);
+  return form == Form::kAten ? aten::decode_step_aten(q, k, v, parameters, options, state)
+                             : cpu::decode_step_cpu(q, k, v, parameters, options, state);
+}
+
 }  // namespace
 
 DecodeState make_decode_state(std::int64_t batch,
@@ -163,13 +190,7 @@ DecodeState prefill_state(const at::Tensor& k,
                           const at::Tensor& lengths,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
-  DecodeState state = checked_state(k, v, lengths, parameters, options);
-  if (form_for(k) == Form::kAten) {
-    aten::prefill_state_aten(k, v, parameters, options, state);
-  } else {
-    cpu::prefill_state_cpu(k, v, parameters, options, state);
-  }
-  return state;
+  return prefill(form_for(k), k, v, lengths, parameters, options);
 }
 
 at::Tensor decode_step(const at::Tensor& q,
@@ -178,9 +199,7 @@ at::Tensor decode_step(const at::Tensor& q,
                        DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
-  check_step(q, k, v, state, parameters, options);
-  return form_for(q) == Form::kAten ? aten::decode_step_aten(q, k, v, parameters, options, state)
-                                    : cpu::decode_step_cpu(q, k, v, parameters, options, state);
+  return step(form_for(q), q, k, v, state, parameters, options);
 }
 
 namespace aten {
@@ -190,9 +209,7 @@ DecodeState prefill_state(const at::Tensor& k,
                           const at::Tensor& lengths,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
-  DecodeState state = checked_state(k, v, lengths, parameters, options);
-  prefill_state_aten(k, v, parameters, options, state);
-  return state;
+  return prefill(Form::kAten, k, v, lengths, parameters, options);
 }
 
 at::Tensor decode_step(const at::Tensor& q,
@@ -201,8 +218,7 @@ at::Tensor decode_step(const at::Tensor& q,
                        DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
-  check_step(q, k, v, state, parameters, options);
-  return decode_step_aten(q, k, v, parameters, options, state);
+  return step(Form::kAten, q, k, v, state, parameters, options);
 }
 
 }  // namespace aten

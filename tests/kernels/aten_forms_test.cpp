@@ -7,7 +7,7 @@
 namespace hedgerow::kernels::testing {
 namespace {
 
-HEDGEROW_INSTANTIATE_DEVICE_FORMS(AtenOnCpu, at::kCPU);
+HEDGEROW_INSTANTIATE_DEVICE_FORMS(AtenOnCpu, Form::kAten, at::kCPU);
 
 AttentionCase small_case(WindowLayout layout) {
   AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 11, .D = 4, .f = 3, .bias = true};

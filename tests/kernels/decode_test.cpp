@@ -11,66 +11,7 @@ using testing::make_inputs;
 
 at::Tensor token(const at::Tensor& x, std::int64_t t) { return x.select(2, t); }
 
-// Prefill of the first `split` tokens, then one step a token: rows split.. of the output.
-at::Tensor decode_from(const AttentionInputs& x, const HybridOptions& options, std::int64_t split) {
-  const std::int64_t B = x.q.size(0), T = x.q.size(2);
-  DecodeState state;
-  if (split == 0) {
-    state = make_decode_state(B,
-                              x.q.size(1),
-                              x.k.size(1),
-                              x.q.size(3),
-                              feature_dim(x.parameters.k, options.feature_map, x.q.size(3)),
-                              x.q.scalar_type(),
-                              x.q.device(),
-                              options);
-  } else {
-    state = prefill_state(x.k.narrow(2, 0, split),
-                          x.v.narrow(2, 0, split),
-                          at::full({B}, split, at::kLong),
-                          x.parameters,
-                          options);
-  }
-  std::vector<at::Tensor> rows;
-  for (std::int64_t t = split; t < T; ++t) {
-    rows.push_back(
-        decode_step(token(x.q, t), token(x.k, t), token(x.v, t), state, x.parameters, options));
-  }
-  return at::stack(rows, 2);
-}
-
 class Decode : public ::testing::TestWithParam<WindowLayout> {};
-
-TEST_P(Decode, ContinuesThePrefillFromAnySplitAsTheFullForward) {
-  AttentionCase shape{.B = 2, .H = 6, .G = 2, .T = 37, .D = 24, .f = 8};
-  shape.options.layout = GetParam();
-  shape.options.window_size = 8;
-  const AttentionInputs inputs = make_inputs(shape);
-  const at::Tensor full =
-      hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
-  for (const std::int64_t split : {0, 1, 7, 8, 9, 15, 16, 17, 24, 30, 36}) {
-    const at::Tensor rows = decode_from(inputs, shape.options, split);
-    const double error = (rows - full.narrow(2, split, shape.T - split)).abs().max().item<double>();
-    EXPECT_LE(error, 1e-5) << shape.name() << ", split at " << split;
-  }
-}
-
-TEST_P(Decode, OfBfloat16StaysWithinTwiceThePlainError) {
-  AttentionCase shape{.B = 1, .H = 4, .G = 1, .T = 70, .D = 64, .f = 32, .dtype = at::kBFloat16};
-  shape.options.layout = GetParam();
-  shape.options.window_size = 16;
-  const AttentionInputs inputs = make_inputs(shape);
-  const AttentionInputs doubles = inputs.as(at::kDouble, at::kDouble);
-  const at::Tensor exact =
-      hybrid_attention_reference(doubles.q, doubles.k, doubles.v, doubles.parameters, shape.options)
-          .detach();
-  const at::Tensor plain =
-      hybrid_attention_reference(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
-  testing::expect_within_twice(decode_from(inputs, shape.options, 33),
-                               plain.narrow(2, 33, 37),
-                               exact.narrow(2, 33, 37),
-                               shape.name());
-}
 
 TEST_P(Decode, GivesARowOfARaggedBatchWhatItGivesAlone) {
   AttentionCase shape{.B = 3, .H = 4, .G = 2, .T = 40, .D = 16, .f = 8};
@@ -132,17 +73,12 @@ TEST(DecodeErrors, NameTheArgumentAndBothValues) {
           ::testing::HasSubstr("lengths must lie in 1..65, found 3..66")));
   DecodeState state =
       prefill_state(inputs.k, inputs.v, at::tensor({3L, 65L}), inputs.parameters, shape.options);
-  EXPECT_THAT(
-      [&] {
-        decode_step(token(inputs.q, 0).to(at::kBFloat16),
-                    token(inputs.k, 0).to(at::kBFloat16),
-                    token(inputs.v, 0).to(at::kBFloat16),
-                    state,
-                    inputs.parameters,
-                    shape.options);
-      },
-      ::testing::ThrowsMessage<c10::Error>(
-          ::testing::HasSubstr("q must have the state's dtype Float, found BFloat16")));
+  const auto step = [&](const AttentionInputs& x, const HybridOptions& options) {
+    return decode_step(token(x.q, 0), token(x.k, 0), token(x.v, 0), state, x.parameters, options);
+  };
+  EXPECT_THAT([&] { step(inputs.as(at::kBFloat16, at::kFloat), shape.options); },
+              ::testing::ThrowsMessage<c10::Error>(
+                  ::testing::HasSubstr("q must have the state's dtype Float, found BFloat16")));
   EXPECT_THAT(
       [&] {
         prefill_state(inputs.k.to(at::kDouble),
@@ -156,28 +92,13 @@ TEST(DecodeErrors, NameTheArgumentAndBothValues) {
   HybridOptions sliding = shape.options;
   sliding.layout = WindowLayout::kSliding;
   EXPECT_THAT(
-      [&] {
-        decode_step(token(inputs.q, 0),
-                    token(inputs.k, 0),
-                    token(inputs.v, 0),
-                    state,
-                    inputs.parameters,
-                    sliding);
-      },
+      [&] { step(inputs, sliding); },
       ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(
           "window_k and window_v must be contiguous [2, 2, 64, 16], found [2, 2, 128, 16]")));
   state.positions = state.positions.to(at::kMeta);
-  EXPECT_THAT(
-      [&] {
-        decode_step(token(inputs.q, 0),
-                    token(inputs.k, 0),
-                    token(inputs.v, 0),
-                    state,
-                    inputs.parameters,
-                    shape.options);
-      },
-      ::testing::ThrowsMessage<c10::Error>(
-          ::testing::HasSubstr("positions must be on q's device cpu, found meta")));
+  EXPECT_THAT([&] { step(inputs, shape.options); },
+              ::testing::ThrowsMessage<c10::Error>(
+                  ::testing::HasSubstr("positions must be on q's device cpu, found meta")));
 }
 
 }  // namespace

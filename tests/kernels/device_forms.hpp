@@ -1,6 +1,7 @@
-// The cases that the ATen forms pass on every device. The tests of device_*_test.cpp are compiled
-// into two binaries: kernels_test runs them on CPU tensors with the ATen form called by name, and
-// gpu_kernels_test on CUDA tensors through the entries, which choose the form.
+// The cases that every form passes on every device. The tests of device_*_test.cpp are compiled
+// into two binaries: kernels_test runs them on CPU tensors, with the fused form (the entries'
+// choice there) and with the ATen form called by name, and gpu_kernels_test on CUDA tensors through
+// the entries. What only one form promises is in the tests that are named after the entries.
 #pragma once
 
 #include "kernels/aten_forms.hpp"
@@ -19,12 +20,17 @@ struct Forms {
   decltype(&decode_step) step;
 };
 
-class DeviceForms : public ::testing::TestWithParam<at::DeviceType> {
+struct FormOnDevice {
+  Form form;
+  at::DeviceType device;
+};
+
+class DeviceForms : public ::testing::TestWithParam<FormOnDevice> {
  protected:
   // Skips, with the reason, where the device is not there.
   void SetUp() override;
 
-  [[nodiscard]] at::DeviceType device() const { return GetParam(); }
+  [[nodiscard]] at::DeviceType device() const { return GetParam().device; }
   [[nodiscard]] const Forms& forms() const;
 
   // The inputs in the case's dtype on the device, as leaves.
@@ -44,11 +50,11 @@ inline constexpr WindowLayout kLayouts[] = {
     WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
 inline constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16};
 
-// Runs all suites on one device; for the one file of a binary that says which.
-#define HEDGEROW_INSTANTIATE_DEVICE_FORMS(name, device)                     \
-  INSTANTIATE_TEST_SUITE_P(name, DeviceHybrid, ::testing::Values(device));  \
-  INSTANTIATE_TEST_SUITE_P(name, DeviceSoftmax, ::testing::Values(device)); \
-  INSTANTIATE_TEST_SUITE_P(name, DeviceLoss, ::testing::Values(device));    \
-  INSTANTIATE_TEST_SUITE_P(name, DeviceDecode, ::testing::Values(device))
+// Runs all suites with one form on one device; for the one file of a binary that says which.
+#define HEDGEROW_INSTANTIATE_DEVICE_FORMS(name, form, device)                                   \
+  INSTANTIATE_TEST_SUITE_P(name, DeviceHybrid, ::testing::Values(FormOnDevice{form, device}));  \
+  INSTANTIATE_TEST_SUITE_P(name, DeviceSoftmax, ::testing::Values(FormOnDevice{form, device})); \
+  INSTANTIATE_TEST_SUITE_P(name, DeviceLoss, ::testing::Values(FormOnDevice{form, device}));    \
+  INSTANTIATE_TEST_SUITE_P(name, DeviceDecode, ::testing::Values(FormOnDevice{form, device}))
 
 }  // namespace hedgerow::kernels::testing

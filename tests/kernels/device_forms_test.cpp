@@ -102,16 +102,19 @@ TEST_P(DeviceLoss, OfTheOutputsIsTheMeanSquareOfAnyLayoutAndDtype) {
 
 at::Tensor token(const at::Tensor& x, std::int64_t t) { return x.select(2, t); }
 
+// The full forward by the reference, which decoding must continue.
+at::Tensor full_forward(const AttentionInputs& x, const HybridOptions& options) {
+  return hybrid_attention_reference(x.q, x.k, x.v, x.parameters, options);
+}
+
 TEST_P(DeviceDecode, ContinuesThePrefillFromAnySplitAsTheFullForward) {
   const c10::NoGradGuard no_grad;
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 2, .H = 6, .G = 2, .T = 37, .D = 24, .f = 8};
     shape.options.layout = layout;
     shape.options.window_size = 8;
-    const AttentionInputs inputs = make_inputs(shape);
-    const AttentionInputs x = on_device(shape, inputs);
-    const at::Tensor full =
-        hybrid_attention_reference(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
+    const AttentionInputs inputs = make_inputs(shape), x = on_device(shape, inputs);
+    const at::Tensor full = full_forward(inputs, shape.options);
     for (const std::int64_t split : {0, 1, 7, 8, 9, 15, 16, 17, 24, 30, 36}) {
       DecodeState state =
           split == 0 ? make_decode_state(2, 6, 2, 24, 16, shape.dtype, device(), shape.options)
@@ -150,8 +153,7 @@ TEST_P(DeviceDecode, OfBfloat16StaysWithinTwiceThePlainError) {
           token(x.q, t), token(x.k, t), token(x.v, t), state, x.parameters, shape.options));
     }
     const auto tail = [&](const AttentionInputs& y) {
-      return hybrid_attention_reference(y.q, y.k, y.v, y.parameters, shape.options)
-          .narrow(2, 33, 37);
+      return full_forward(y, shape.options).narrow(2, 33, 37);
     };
     expect_within_twice(at::stack(rows, 2).cpu(), tail(inputs), tail(exact), shape.name());
   }
@@ -165,10 +167,8 @@ TEST_P(DeviceDecode, GivesARowOfARaggedBatchWhatTheFullForwardGivesItAlone) {
     AttentionCase shape{.B = 3, .H = 4, .G = 2, .T = 60, .D = 16, .f = 8};
     shape.options.layout = layout;
     shape.options.window_size = 8;
-    const AttentionInputs inputs = make_inputs(shape);
-    const AttentionInputs x = on_device(shape, inputs);
-    const at::Tensor full =
-        hybrid_attention_reference(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
+    const AttentionInputs inputs = make_inputs(shape), x = on_device(shape, inputs);
+    const at::Tensor full = full_forward(inputs, shape.options);
     const std::vector<std::int64_t> lengths = {5, 31, 17};
     at::Tensor k = x.k.narrow(2, 0, 40).clone(), v = x.v.narrow(2, 0, 40).clone();
     for (std::int64_t b = 0; b < 3; ++b) {

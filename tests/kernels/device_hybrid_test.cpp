@@ -20,8 +20,11 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForHeadDimsFeaturesAndGroups) {
     std::int64_t H, G, D, f;
   };
   std::size_t next = 0;
-  for (const Sizes sizes :
-       {Sizes{2, 2, 64, 32}, Sizes{3, 1, 64, 64}, Sizes{8, 1, 128, 64}, Sizes{6, 2, 24, 8}}) {
+  for (const Sizes sizes : {Sizes{3, 3, 64, 32},
+                            Sizes{3, 1, 64, 64},
+                            Sizes{4, 1, 128, 32},
+                            Sizes{8, 1, 128, 64},
+                            Sizes{6, 2, 24, 8}}) {
     for (const at::ScalarType dtype : kDtypes) {
       AttentionCase shape{
           .B = 1, .H = sizes.H, .G = sizes.G, .T = 200, .D = sizes.D, .f = sizes.f, .dtype = dtype};
@@ -81,6 +84,8 @@ TEST_P(DeviceHybrid, HoldsWithDeadFeatures) {
   inputs.parameters.q.bias[0].fill_(-100.0);  // no feature of head 0 fires
   inputs.parameters.k.bias[1].narrow(0, 0, 6).fill_(-100.0);
   expect_hybrid(shape, inputs);
+  EXPECT_EQ(hybrid(shape, inputs).gradients[3][0].abs().max().item<double>(), 0.0)
+      << "layer_q of the dead head";
 }
 
 TEST_P(DeviceHybrid, SharesTheGradientOfTheMaximumAmongTies) {

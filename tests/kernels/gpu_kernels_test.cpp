@@ -4,7 +4,7 @@
 namespace hedgerow::kernels::testing {
 namespace {
 
-HEDGEROW_INSTANTIATE_DEVICE_FORMS(Cuda, at::kCUDA);
+HEDGEROW_INSTANTIATE_DEVICE_FORMS(Cuda, Form::kAten, at::kCUDA);
 
 }  // namespace
 }  // namespace hedgerow::kernels::testing
