@@ -69,11 +69,11 @@ RunStatus Coordinator::status() {
   fill_status(
       status, desk_.state(), folded_.times, progress, storage::wall_seconds(), config_.size);
   measured_.fill(status);
-  for (const auto& [id, text] : desk_.fit().shown()) {
-    const std::string name = to_string(id);
-    for (TaskStatus& task : status.tasks) {
-      if (task.id == name) task.reason = text;
-    }
+  std::map<std::string, std::string> misfits;
+  for (const auto& [id, text] : desk_.fit().shown()) misfits[to_string(id)] = text;
+  for (TaskStatus& task : status.tasks) {
+    if (const auto found = misfits.find(task.id); found != misfits.end())
+      task.reason = found->second;
   }
   for (const std::string& warning : desk_.fit().warnings()) status.warnings.push_back(warning);
   const TimePoint now = clock_.now();

@@ -126,6 +126,9 @@ std::vector<Misfit> misfits(const State& state,
       connected.begin(), connected.end(), [&](const WorkerView& a, const WorkerView& b) {
         return offer(a) < offer(b);
       });
+  const std::uint64_t most = std::max({needs.capture, needs.transfer, needs.evaluate});
+  // As a rule everything fits, and a run of many tasks is looked at many times a second.
+  if (largest.memory_bytes == 0 || most <= largest.memory_bytes) return list;
   for (const auto& [id, task] : state.tasks) {
     if (fits(largest, id, needs) || !is_ready(state, task)) continue;
     list.push_back({id, need_of(id, needs), largest.uuid, largest.memory_bytes});

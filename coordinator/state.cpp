@@ -47,7 +47,7 @@ struct Applier {
     // The coordinator that was assembling is gone; what it wrote under its token is never named.
     TaskRecord* task = find(TaskId::assemble());
     if (task != nullptr && task->state == TaskState::kGranted) {
-      ++task->lost;
+      ++task->wasted;
       end_grant(*task, TaskState::kPending, "the coordinator restarted while assembling");
     }
     return std::nullopt;
@@ -161,7 +161,7 @@ struct Applier {
     TaskRecord* task = holder(event.token);
     if (task == nullptr) return fenced(event.token);
     task->failures.push_back({task->worker, event.kind, event.message});
-    ++task->lost;
+    ++task->wasted;
     end_grant(*task,
               TaskState::kPending,
               "failed (" + std::string(storage::to_string(event.kind)) + "): " + event.message);
@@ -172,7 +172,7 @@ struct Applier {
     return end_by_token(event.token, "released: " + event.reason);
   }
   Verdict operator()(const LeaseRevoked& event) {
-    if (TaskRecord* task = holder(event.token)) ++task->lost;
+    if (TaskRecord* task = holder(event.token)) ++task->wasted;
     return end_by_token(event.token, "lease revoked: " + event.reason);
   }
 
@@ -192,7 +192,7 @@ struct Applier {
         const int piece = static_cast<int>(index) / state.geometry->shards_per_capture;
         TaskRecord* task = find(TaskId::capture(static_cast<int>(boundary) - 1, piece));
         if (task->state != TaskState::kDone) return std::nullopt;
-        ++task->lost;
+        ++task->wasted;
         end_grant(*task, TaskState::kPending, lost_reason(event));
         return std::nullopt;
       }
@@ -209,7 +209,7 @@ struct Applier {
       if (task.state != TaskState::kDone ||
           std::none_of(task.files.begin(), task.files.end(), named))
         continue;
-      ++task.lost;
+      ++task.wasted;
       end_grant(task, TaskState::kPending, lost_reason(event));
       task.files.clear();
       task.result = nullptr;

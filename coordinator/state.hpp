@@ -32,7 +32,7 @@ struct TaskRecord {
   std::string worker;             // who holds or last held it
   std::uint64_t incarnation = 0;  // of that worker
   int attempts = 0;
-  int lost = 0;  // of the attempts: failed, lease lost or made in vain; not given back on request
+  int wasted = 0;  // of the attempts: failed, lease lost, or made for a file that was lost
   // In a row: progress (a commit, a checkpoint, being done) and a retry forget them.
   std::vector<Failure> failures;
   std::optional<storage::FileRecord> checkpoint;

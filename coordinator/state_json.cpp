@@ -33,7 +33,7 @@ json task_to_json(const TaskRecord& task) {
               {"worker", task.worker},
               {"incarnation", task.incarnation},
               {"attempts", task.attempts},
-              {"lost", task.lost},
+              {"wasted", task.wasted},
               {"failures", failures},
               {"checkpoint_step", task.checkpoint_step},
               {"files", records_to_json(task.files)},
@@ -53,7 +53,7 @@ TaskRecord task_from_json(const json& in) {
   task.worker = string_field(in, "worker");
   task.incarnation = uint_field(in, "incarnation");
   task.attempts = int_field(in, "attempts");
-  task.lost = in.value("lost", 0);
+  task.wasted = in.value("wasted", 0);
   for (const json& failure : field(in, "failures")) {
     task.failures.push_back({string_field(failure, "worker"),
                              storage::error_kind_from_string(string_field(failure, "kind")),

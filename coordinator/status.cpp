@@ -37,7 +37,7 @@ json task_json(const TaskStatus& task) {
               {"token", task.token},
               {"attempts", task.attempts},
               {"failures", task.failures},
-              {"lost", task.lost},
+              {"wasted", task.wasted},
               {"checkpoint_step", task.checkpoint_step},
               {"num_steps", task.num_steps},
               {"reason", task.reason},
@@ -59,7 +59,7 @@ TaskStatus task_of(const json& in) {
                   .token = uint_field(in, "token"),
                   .attempts = int_field(in, "attempts"),
                   .failures = int_field(in, "failures"),
-                  .lost = in.value("lost", 0),
+                  .wasted = in.value("wasted", 0),
                   .checkpoint_step = in.value("checkpoint_step", std::int64_t{0}),
                   .num_steps = in.value("num_steps", std::int64_t{0}),
                   .reason = string_field(in, "reason"),
@@ -178,7 +178,7 @@ TaskStatus::Steps TaskStatus::steps() const {
   return {std::max(checkpoint_step, progress->step), progress->num_steps};
 }
 
-int TaskStatus::tries() const { return std::min(attempts, lost + 1); }
+int TaskStatus::tries() const { return std::min(attempts, wasted + 1); }
 
 const TaskStatus* RunStatus::task(const std::string& id) const {
   const auto found = std::find_if(

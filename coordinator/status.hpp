@@ -24,7 +24,7 @@ struct TaskStatus {
   std::string worker;  // uuid of the holder
   std::uint64_t token = 0;
   int attempts = 0, failures = 0;
-  int lost = 0;  // of the attempts: those that failed or lost their lease, not those given back
+  int wasted = 0;  // of the attempts: those that failed or lost their lease, not those given back
   // Steps in its newest committed checkpoint, from which the next attempt goes on, and in all. 0 in
   // all: it is not counted in steps.
   std::int64_t checkpoint_step = 0, num_steps = 0;

@@ -68,7 +68,7 @@ void add_capture(const RunStatus& status,
     if (task.stage != "capture" || (block >= 0 && task.block != block)) continue;
     ++all;
     done += task.state == "done" || task.state == "dropped";
-    if (task.state == "quarantined" || task.lost > 0)
+    if (task.state == "quarantined" || task.wasted > 0)
       named.push_back(sentence(status, task, task.id));
   }
   if (all == 0) return;

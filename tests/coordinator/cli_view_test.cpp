@@ -60,7 +60,7 @@ RunStatus status_of_a_run() {
   running.state = "running";
   running.worker = "node7-1";
   running.attempts = 2;
-  running.lost = 1;
+  running.wasted = 1;
   running.progress.emplace();
   running.progress->phase = "training";
   running.progress->step = 20;
@@ -68,7 +68,7 @@ RunStatus status_of_a_run() {
   running.progress->layer_mse = {0.02, 0.03, 0.02, 0.02, 0.02};
   TaskStatus& quarantined = status.tasks[2];
   quarantined.state = "quarantined";
-  quarantined.attempts = quarantined.lost = 3;
+  quarantined.attempts = quarantined.wasted = 3;
   quarantined.reason = "failed three times on two workers";
   TaskStatus evaluation;
   evaluation.id = "evaluate/teacher";
@@ -259,7 +259,7 @@ TEST(View, WithoutAnEstimateTheEtaIsADash) {
 
 TEST(View, AStopThatWasAskedForIsNoOtherTry) {
   RunStatus status = status_of_a_run();
-  status.tasks[1].lost = 0;
+  status.tasks[1].wasted = 0;
   EXPECT_EQ(status.tasks[1].tries(), 1);
   EXPECT_NE(status_line(status).find(", 1 retried,"), std::string::npos) << status_line(status);
 }

@@ -152,19 +152,30 @@ TEST_F(StatusTest, ASnapshotOfAnotherFormatIsRefusedAndNamed) {
   }
 }
 
-TEST(FillStatus, LayersThatAreLoadedAreNotStepsThatAreDone) {
-  State state;
+// Of one shard.
+Geometry four_layers(int layers_per_block) {
   Geometry geometry;
   geometry.num_layers = 4;
-  geometry.layers_per_block = 4;
+  geometry.layers_per_block = layers_per_block;
   geometry.num_shards = 1;
+  return geometry;
+}
+
+LiveProgress progress_of(const std::string& phase, std::int64_t step, std::int64_t num_steps) {
+  LiveProgress live;
+  live.progress.phase = phase;
+  live.progress.step = step;
+  live.progress.num_steps = num_steps;
+  return live;
+}
+
+TEST(FillStatus, LayersThatAreLoadedAreNotStepsThatAreDone) {
+  State state;
+  const Geometry geometry = four_layers(4);
   static_cast<void>(coordinator::apply(state, RunStarted{geometry, "test"}));
   static_cast<void>(coordinator::apply(state, Granted{TaskId::transfer(0), 1, "w1", 1, ""}));
   const auto transferred = [&](const std::string& phase) {
-    LiveProgress live;
-    live.progress.phase = phase;
-    live.progress.step = 3;
-    live.progress.num_steps = 4;
+    const LiveProgress live = progress_of(phase, 3, 4);
     RunStatus status;
     fill_status(status, state, {}, {{1, live}}, 0.0);
     for (const StageStatus& stage : status.stages)
@@ -177,10 +188,7 @@ TEST(FillStatus, LayersThatAreLoadedAreNotStepsThatAreDone) {
 
 TEST(FillStatus, AnAttemptThatEndedLeavesTheStepsOfItsCheckpointAndLoadingDoesNotTakeThem) {
   State state;
-  Geometry geometry;
-  geometry.num_layers = 4;
-  geometry.layers_per_block = 4;
-  geometry.num_shards = 1;
+  const Geometry geometry = four_layers(4);
   for (const Event& event : std::vector<Event>{RunStarted{geometry, "test"},
                                                Granted{TaskId::transfer(0), 1, "w1", 1, ""},
                                                CheckpointCommitted{1, 30, {"c", 1, {}}},
@@ -194,10 +202,7 @@ TEST(FillStatus, AnAttemptThatEndedLeavesTheStepsOfItsCheckpointAndLoadingDoesNo
   ASSERT_TRUE(status.fraction);
   EXPECT_FALSE(status.eta_seconds) << "nothing runs, so it comes to no end";
   static_cast<void>(coordinator::apply(state, Granted{TaskId::transfer(0), 2, "w1", 1, ""}));
-  LiveProgress live;
-  live.progress.phase = "loading";
-  live.progress.step = 1;
-  live.progress.num_steps = 4;
+  const LiveProgress live = progress_of("loading", 1, 4);
   StageTimes times;
   times.observe(0.0, state);
   RunStatus loading;
@@ -214,10 +219,7 @@ TEST(FillStatus, AnAttemptThatEndedLeavesTheStepsOfItsCheckpointAndLoadingDoesNo
 
 TEST(FillStatus, TheWholeIsUnknownWithoutAPlanAndElseWeighsStagesByTheirWork) {
   State state;
-  Geometry geometry;
-  geometry.num_layers = 4;
-  geometry.layers_per_block = 2;
-  geometry.num_shards = 1;
+  const Geometry geometry = four_layers(2);
   for (const Event& event : std::vector<Event>{RunStarted{geometry, "test"},
                                                Granted{TaskId::capture(0, 0), 1, "w1", 1, ""},
                                                ShardCommitted{1, 0, {"s", 1, {}}},
@@ -233,9 +235,7 @@ TEST(FillStatus, TheWholeIsUnknownWithoutAPlanAndElseWeighsStagesByTheirWork) {
 
 TEST(FillStatus, AFailureAndALostLeaseAreOtherTriesAndAReleaseIsNot) {
   State state;
-  Geometry geometry;
-  geometry.num_layers = geometry.layers_per_block = 4;
-  geometry.num_shards = 1;
+  const Geometry geometry = four_layers(4);
   const TaskId id = TaskId::transfer(0);
   const auto tries = [&](const std::vector<Event>& events) {
     for (const Event& event : events) EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
@@ -252,10 +252,7 @@ TEST(FillStatus, AFailureAndALostLeaseAreOtherTriesAndAReleaseIsNot) {
 
 TEST(FillStatus, TheWholeHasNoEtaBeforeWhatRunsIsMeasured) {
   State state;
-  Geometry geometry;
-  geometry.num_layers = 4;
-  geometry.layers_per_block = 2;
-  geometry.num_shards = 1;
+  const Geometry geometry = four_layers(2);
   StageTimes times;
   const auto at = [&](double seconds, const Event& event) {
     EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
@@ -267,10 +264,7 @@ TEST(FillStatus, TheWholeHasNoEtaBeforeWhatRunsIsMeasured) {
   at(5, TaskDone{1, {}, nlohmann::json::object()});
   at(5, Granted{TaskId::transfer(0), 2, "w1", 1, ""});
   const auto eta = [&](double now, std::int64_t step) {
-    LiveProgress live;
-    live.progress.phase = "training";
-    live.progress.step = step;
-    live.progress.num_steps = 60;
+    const LiveProgress live = progress_of("training", step, 60);
     RunStatus status;
     fill_status(status,
                 state,
@@ -313,10 +307,7 @@ TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
     static_cast<void>(coordinator::apply(state, event));
     times.observe(at, state);
   };
-  Geometry geometry;
-  geometry.num_layers = 4;
-  geometry.layers_per_block = 2;
-  geometry.num_shards = 1;
+  const Geometry geometry = four_layers(2);
   run(0, RunStarted{geometry, "test"});
   run(10, Granted{TaskId::transfer(0), 1, "w1", 1, ""});
   run(15, Granted{TaskId::capture(0, 0), 2, "w2", 1, ""});
