@@ -39,6 +39,9 @@ TEST_F(BeforeARun, NewRunNeedsARecipeAndAnEmptyDirectory) {
   EXPECT_FALSE(fs::exists(run_.scratch / "new")) << "made a directory for a run that cannot begin";
   const std::string recipe = recipe_with([](auto&) {});
   EXPECT_EQ(run_line({"run", "--run", run_.scratch / "model", "--recipe", recipe}).code, 2);
+  const Answer file = run_line({"run", "--run", recipe, "--recipe", recipe});
+  EXPECT_EQ(file.code, 2);
+  EXPECT_NE(file.err.find("is a file; name a new directory"), std::string::npos) << file.err;
 }
 
 TEST_F(BeforeARun, ChangedRecipeIsRefusedNamingTheFieldAndNothingIsWritten) {

@@ -60,6 +60,8 @@ void make_directory(const fs::path& directory) {
 Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
   require(!options.recipe.empty(),
           options.run + " is no run directory yet; give --recipe FILE to start one there");
+  require(!fs::exists(layout.root()) || fs::is_directory(layout.root()),
+          options.run + " is a file; name a new directory with --run");
   require(!fs::exists(layout.root()) || fs::is_empty(layout.root()),
           options.run + " holds other files and no run.toml; choose a new directory");
   Recipe recipe = ready_recipe(options, layout);
