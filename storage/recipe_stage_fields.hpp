@@ -82,7 +82,9 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
   visitor.field("weight_decay", finetune.weight_decay, {"AdamW", 0, 1});
   visitor.field(
       "gradient_clip", finetune.gradient_clip, {"norm over all parameters; 0: none", 0, 1e9});
-  visitor.field("max_steps", finetune.max_steps, {"optimizer steps; may grow until the stage is done", 1, 1e9});
+  visitor.field("max_steps",
+                finetune.max_steps,
+                {"optimizer steps; may grow until the stage is done", 1, 1e9});
   visitor.field("sequences_per_step", finetune.sequences_per_step, {"the global batch", 1, 1e6});
   visitor.field("sequences_per_micro_batch",
                 finetune.sequences_per_micro_batch,

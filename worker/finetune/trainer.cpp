@@ -44,7 +44,7 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       order_(options_.seed, tokens.num_train, options_.finetune.sequences_per_step),
       reducer_(communicator, micro_batches(options_.finetune)),
       parameters_(start_adapter(config, options_.finetune, options_.seed),
-                  model_.rope.cos.device(),
+                  device(),
                   options_.finetune.weight_decay),
       head_(config, outer_) {
   const std::int64_t rows = options_.finetune.sequences_per_micro_batch * tokens.seq_len;
@@ -77,8 +77,7 @@ at::Tensor FinetuneTrainer::embedded(std::span<const std::int64_t> sequences) co
   const at::Tensor input_ids =
       at::tensor(ids, at::kLong)
           .view({static_cast<std::int64_t>(sequences.size()), tokens_.seq_len});
-  return round_to_stream(embed(input_ids.to(outer_.embed_tokens.device()), outer_.embed_tokens),
-                         options_.stream);
+  return round_to_stream(embed(input_ids.to(device()), outer_.embed_tokens), options_.stream);
 }
 
 double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
@@ -119,7 +118,7 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
     std::vector<float> leaf(size + 1);
     const at::Tensor sent =
         at::from_blob(leaf.data(), {parameters_.size()}, at::TensorOptions(at::kFloat));
-    const at::Tensor gradient = sent.to(model_.rope.cos.device());  // `sent` itself on the CPU
+    const at::Tensor gradient = sent.to(device());  // `sent` itself on the CPU
     // The loss travels as one more leaf value.
     leaf[size] = static_cast<float>(
         accumulate(std::span(sequences).subspan(first, per_leaf), scale, gradient));

@@ -66,6 +66,7 @@ class FinetuneTrainer {
                     const at::Tensor& gradient);
 
  private:
+  [[nodiscard]] at::Device device() const { return outer_.embed_tokens.device(); }
   [[nodiscard]] at::Tensor embedded(std::span<const std::int64_t> sequences) const;
   [[nodiscard]] std::int64_t tape_bytes() const;
 
