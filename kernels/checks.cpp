@@ -5,6 +5,8 @@
 
 #include <algorithm>
 
+#include "kernels/exponential_maps.hpp"
+
 namespace hedgerow::kernels {
 namespace {
 
@@ -102,6 +104,7 @@ std::int64_t check_map(const std::string& side,
                 describe(bias.sizes()));
     check_parameter("the " + side + " map's bias", bias, device);
   }
+  check_exponential_map("attention: the " + side + " map", weights, options);
   return feature_dim(weights, options, head_dim);
 }
 

@@ -130,6 +130,7 @@ DifferentiableMap::DifferentiableMap(const at::Tensor& x,
                                      const FeatureMapWeights& weights,
                                      const FeatureMapOptions& options,
                                      std::int64_t num_heads,
+                                     FeatureMapRole role,
                                      bool needs_x,
                                      bool needs_weights) {
   // The engine that called us has recording off; the map's own graph is walked by backward().
@@ -140,7 +141,7 @@ DifferentiableMap::DifferentiableMap(const at::Tensor& x,
   // In the sums' dtype, or the gradient of a bf16 x would be rounded before it is summed.
   x_ = leaf(x.to(sum_dtype_of(x)), needs_x);
   weights_ = {leaf(weights.layer, needs_weights), leaf(weights.bias, needs_weights)};
-  with_graph_ = apply_feature_map(x_, weights_, options, num_heads);
+  with_graph_ = apply_feature_map(x_, weights_, options, num_heads, role);
   phi_ = with_graph_.detach();
 }
 

@@ -77,6 +77,7 @@ class DifferentiableMap {
                     const FeatureMapWeights& weights,
                     const FeatureMapOptions& options,
                     std::int64_t num_heads,
+                    FeatureMapRole role,
                     bool needs_x,
                     bool needs_weights);
 

@@ -61,8 +61,8 @@ HEDGEROW_INLINE float sum_lanes(Lanes x) {
   return parts[0];
 }
 
-// exp(x) for x <= 1, relative error < 2e-7; exactly 0 below -87.3 (no denormals), exactly 1 at 0,
-// NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7 (remainder
+// exp(x) for x <= 88.7, relative error < 2e-7; exactly 0 below -87.3 (no denormals), exactly 1 at
+// 0, NaN for NaN. x = n ln 2 + r with |r| <= ln 2 / 2; e^r by its Taylor series to r^7 (remainder
 // 6e-9); 2^n through the exponent bits.
 HEDGEROW_INLINE Lanes exp_lanes(Lanes x) {
   constexpr float kLog2E = 1.44269504088896341F;
@@ -87,6 +87,13 @@ HEDGEROW_INLINE Lanes exp_lanes(Lanes x) {
   const Lanes power = reinterpret_cast<Lanes>(reinterpret_cast<UnsignedLanes>(series) + exponent);
   const Lanes bounded = x < kUnderflow ? Lanes{} : power;
   return x != x ? x : bounded;
+}
+
+// exp(x) for any x: infinity where fp32 has no value for it.
+HEDGEROW_INLINE Lanes exp_lanes_any(Lanes x) {
+  constexpr float kOverflow = 88.72283F;
+  const Lanes e = exp_lanes(x);
+  return x > kOverflow ? Lanes{} + __builtin_inff() : e;
 }
 
 // Natural logarithm of a normal positive x, relative error < 2e-7; NaN for NaN.

@@ -39,7 +39,8 @@ void join_state(const at::Tensor& k,
   const std::int64_t H = state.kv_state.size(1), G = k.size(1), F = state.kv_state.size(2);
   const at::Tensor ignored = counts.bitwise_not().unsqueeze(1).unsqueeze(-1);
   const at::Tensor phi =
-      apply_feature_map(k.masked_fill(ignored, 0.0), parameters.k, options.feature_map, H)
+      apply_feature_map(
+          k.masked_fill(ignored, 0.0), parameters.k, options.feature_map, H, FeatureMapRole::kKey)
           .masked_fill(ignored, 0.0);
   const at::Tensor values = v.masked_fill(ignored, 0.0).to(at::kFloat);
   // Heads that share values lie below each other: [B, G, R F, n].
@@ -116,8 +117,11 @@ at::Tensor decode_step_aten(const at::Tensor& q,
     join_state(k.unsqueeze(2), v.unsqueeze(2), all, parameters, options, state);
   }
 
-  const at::Tensor phi =
-      apply_feature_map(q.unsqueeze(2), parameters.q, options.feature_map, H);  // [B, H, 1, F]
+  const at::Tensor phi = apply_feature_map(q.unsqueeze(2),
+                                           parameters.q,
+                                           options.feature_map,
+                                           H,
+                                           FeatureMapRole::kQuery);  // [B, H, 1, F]
   at::Tensor y = at::matmul(phi, state.kv_state).squeeze(2);
   at::Tensor sum = (phi.squeeze(2) * state.k_state.reshape({B, H, -1})).sum(-1, true);  // [B, H, 1]
   if (windowed) {

@@ -1,10 +1,13 @@
 #include "kernels/feature_map.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
 #include <vector>
+
+#include "kernels/exponential_maps.hpp"
 
 namespace hedgerow::kernels {
 namespace {
@@ -27,6 +30,9 @@ at::Tensor activate(const at::Tensor& z, FeatureMapKind kind) {
       return at::elu(z) + 1;
     case FeatureMapKind::kIdentity:
       return z;
+    case FeatureMapKind::kPositiveRandom:
+    case FeatureMapKind::kTaylor:
+      break;  // not one z at a time: exponential_maps.hpp
   }
   C10_THROW_ERROR(Error, c10::str("feature map: unknown kind ", static_cast<int>(kind)));
 }
@@ -67,19 +73,24 @@ at::Tensor orthogonal_start(const at::Tensor& noise) {
   return (wide ? vectors : vectors.transpose(1, 2)).to(at::kFloat).contiguous();
 }
 
-}  // namespace
-
-std::int64_t feature_dim(const FeatureMapWeights& weights,
-                         const FeatureMapOptions& options,
-                         std::int64_t head_dim) {
-  const std::int64_t projected = weights.layer.defined() ? weights.layer.size(2) : head_dim;
-  return is_hedgehog(options.kind) && options.negation ? 2 * projected : projected;
+// Rows of Omega are the columns of the layer: blocks of at most D of them.
+at::Tensor orthogonal_chi_start(const at::Tensor& noise) {
+  const std::int64_t head_dim = noise.size(1), count = noise.size(2);
+  at::Tensor vectors = noise.transpose(1, 2).contiguous();
+  const at::Tensor lengths = vectors.square().sum(-1, true).sqrt_();
+  for (std::int64_t h = 0; h < vectors.size(0); ++h) {
+    for (std::int64_t first = 0; first < count; first += head_dim) {
+      orthonormalize(
+          vectors[h][first].data_ptr<double>(), std::min(head_dim, count - first), head_dim);
+    }
+  }
+  return vectors.mul_(lengths).transpose(1, 2).to(at::kFloat).contiguous();
 }
 
-at::Tensor apply_feature_map(const at::Tensor& x,
-                             const FeatureMapWeights& weights,
-                             const FeatureMapOptions& options,
-                             std::int64_t num_heads) {
+void check_arguments(const at::Tensor& x,
+                     const FeatureMapWeights& weights,
+                     const FeatureMapOptions& options,
+                     std::int64_t num_heads) {
   TORCH_CHECK(x.dim() == 4,
               "feature map: x must be [B, heads, T, D], found a tensor of ",
               x.dim(),
@@ -110,16 +121,44 @@ at::Tensor apply_feature_map(const at::Tensor& x,
               projected,
               "], found ",
               bias.sizes());
-  const at::ScalarType dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
-  at::Tensor z = x.to(dtype);
-  if (x.size(1) != num_heads) {
-    z = z.repeat_interleave(num_heads / x.size(1), 1);
+  check_exponential_map("feature map: it", weights, options);
+}
+
+}  // namespace
+
+std::int64_t feature_dim(const FeatureMapWeights& weights,
+                         const FeatureMapOptions& options,
+                         std::int64_t head_dim) {
+  const std::int64_t projected = weights.layer.defined() ? weights.layer.size(2) : head_dim;
+  if (options.kind == FeatureMapKind::kTaylor) {
+    return num_monomials(projected, options.order);
   }
+  return is_hedgehog(options.kind) && options.negation ? 2 * projected : projected;
+}
+
+at::Tensor apply_feature_map(const at::Tensor& x,
+                             const FeatureMapWeights& weights,
+                             const FeatureMapOptions& options,
+                             std::int64_t num_heads,
+                             FeatureMapRole role) {
+  check_arguments(x, weights, options, num_heads);
+  const at::ScalarType dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  at::Tensor rows = x.to(dtype);
+  if (x.size(1) != num_heads) {
+    rows = rows.repeat_interleave(num_heads / x.size(1), 1);
+  }
+  at::Tensor z = rows;
   if (weights.layer.defined()) {
     z = at::matmul(z, weights.layer.to(dtype));
   }
   if (weights.bias.defined()) {
     z = z + weights.bias.to(dtype).unsqueeze(1);
+  }
+  if (options.kind == FeatureMapKind::kPositiveRandom) {
+    return positive_random_features(z, rows, role);
+  }
+  if (options.kind == FeatureMapKind::kTaylor) {
+    return at::cat(monomials(z * exponential_map_scale(x.size(3)), options.order), -1);
   }
   at::Tensor phi = activate(z, options.kind);
   if (is_hedgehog(options.kind) && options.negation) {
@@ -146,8 +185,24 @@ at::Tensor start_feature_map(FeatureMapStart start, const at::Tensor& noise) {
       return at::eye(noise.size(1), noise.size(2), at::kFloat).expand(noise.sizes()).contiguous();
     case FeatureMapStart::kOrthogonal:
       return orthogonal_start(noise);
+    case FeatureMapStart::kGaussian:
+      return noise.to(at::kFloat).contiguous();
+    case FeatureMapStart::kOrthogonalChi:
+      return orthogonal_chi_start(noise);
   }
   C10_THROW_ERROR(Error, c10::str("feature map start: unknown kind ", static_cast<int>(start)));
+}
+
+void redraw_feature_map(const FeatureMapWeights& weights,
+                        FeatureMapStart start,
+                        const at::Tensor& noise) {
+  TORCH_CHECK(weights.layer.defined() && weights.layer.sizes() == noise.sizes(),
+              "feature map redraw: noise must have the layer's shape ",
+              weights.layer.defined() ? weights.layer.sizes() : at::IntArrayRef(),
+              ", found ",
+              noise.sizes());
+  const c10::NoGradGuard no_grad;
+  weights.layer.copy_(start_feature_map(start, noise));
 }
 
 }  // namespace hedgerow::kernels

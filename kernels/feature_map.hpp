@@ -4,6 +4,12 @@
 // belongs to the query head (as in LoLCATs' code), so a key head shared by several query heads is
 // mapped once per query head.
 //
+// Two maps stand for that exponential without learning, with x' = D^-1/4 x so that
+// q'.k' = q.k / sqrt(D). Positive random features (FAVOR+, 2009.14794 lemma 1): the layer is Omega,
+// phi(x) = exp(Omega^T x' - |x'|^2 / 2) / sqrt(f), whose product is right on average over draws of
+// Omega. Taylor: one feature x'^a / sqrt(a!) for each monomial of degree <= order, whose product is
+// sum_n (q'.k')^n / n!, n <= order.
+//
 // Shapes: B batch, H query heads, G kv heads, T tokens, D head_dim, f projected features, F
 // features after concatenation.
 #pragma once
@@ -14,23 +20,44 @@
 
 namespace hedgerow::kernels {
 
-enum class FeatureMapKind { kHedgehogSoftmax, kHedgehogExp, kT2R, kEluPlusOne, kRelu, kIdentity };
-enum class FeatureMapStart { kKaiming, kIdentity, kOrthogonal };
+enum class FeatureMapKind {
+  kHedgehogSoftmax,
+  kHedgehogExp,
+  kT2R,
+  kEluPlusOne,
+  kRelu,
+  kIdentity,
+  kPositiveRandom,
+  kTaylor
+};
+enum class FeatureMapStart { kKaiming, kIdentity, kOrthogonal, kGaussian, kOrthogonalChi };
 
-// The lower clamp of every feature: LoLCATs' eps. Zero gradient below it.
+// Whose features are wanted. Only positive random features differ: a query's scale cancels in the
+// linear branch, so its largest feature is brought to 1 / sqrt(f) (and, as with the exp maps, that
+// shift is part of the hybrid and is differentiated); a key's does not cancel and stays.
+enum class FeatureMapRole { kQuery, kKey };
+
+// The lower clamp of a feature: LoLCATs' eps. Zero gradient below it. The identity and Taylor keep
+// their signs instead, and positive random features their size: those of a long key lie below the
+// clamp as a rule, and clamping would give such keys weight that they do not have.
 inline constexpr double kFeatureClamp = 1e-12;
+
+inline constexpr std::int64_t kMaxTaylorOrder = 3;  // taylor_recurrence.hpp has any, for small D
 
 struct FeatureMapOptions {
   FeatureMapKind kind = FeatureMapKind::kHedgehogSoftmax;
-  bool negation = true;  // F = 2 f; the two Hedgehog kinds only
+  bool negation = true;    // F = 2 f; the two Hedgehog kinds only
+  std::int64_t order = 2;  // kTaylor only, 1 to 3: F = C(f + order, order). Odd orders can be < 0.
 };
 
 struct FeatureMapWeights {
   at::Tensor layer;  // [H, D, f] fp32, LoLCATs' `mlp.layer`; undefined: no projection (f = D)
   at::Tensor bias;   // [H, f] fp32; undefined: none. An importer broadcasts LoLCATs' [1, H, 1, 1].
+  // kPositiveRandom needs a layer, the same draw on both sides; it and kTaylor have no bias.
 };
 
-// F of a map: the columns of its layer (head_dim without one), doubled with negation.
+// F of a map: the columns of its layer (head_dim without one), doubled with negation; for kTaylor
+// the monomials in so many variables.
 [[nodiscard]] std::int64_t feature_dim(const FeatureMapWeights& weights,
                                        const FeatureMapOptions& options,
                                        std::int64_t head_dim);
@@ -42,7 +69,8 @@ struct FeatureMapWeights {
 at::Tensor apply_feature_map(const at::Tensor& x,
                              const FeatureMapWeights& weights,
                              const FeatureMapOptions& options,
-                             std::int64_t num_heads);
+                             std::int64_t num_heads,
+                             FeatureMapRole role);
 
 // The start of a map, [H, D, f] fp32, as a pure function of `noise` [H, D, f] fp64 on the CPU; the
 // caller draws it from a counter-based generator keyed by (seed, layer_idx, tensor, head), so that
@@ -52,6 +80,16 @@ at::Tensor apply_feature_map(const at::Tensor& x,
 //   kOrthogonal  noise standard normal -> orthonormal columns per head by Gram-Schmidt, so that
 //                R's diagonal is positive (Haar); orthonormal rows when f > D
 //   kIdentity    a rectangular eye; only the shape of the noise counts
+//   kGaussian    noise standard normal, as it is
+//   kOrthogonalChi  noise standard normal -> Omega in blocks of D orthonormal columns (Haar), each
+//                as long as its column of noise: a length of chi_D that direction knows nothing of,
+//                so that every column is a standard normal one, and those of a block are orthogonal
 at::Tensor start_feature_map(FeatureMapStart start, const at::Tensor& noise);
+
+// Draws Omega again: the layer's values become the start's, in place, so that whoever holds the
+// tensor sees them. Give both sides of a map the same noise.
+void redraw_feature_map(const FeatureMapWeights& weights,
+                        FeatureMapStart start,
+                        const at::Tensor& noise);
 
 }  // namespace hedgerow::kernels

@@ -124,6 +124,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
                            Form form) {
     context->saved_data["kind"] = static_cast<std::int64_t>(options.feature_map.kind);
     context->saved_data["negation"] = options.feature_map.negation;
+    context->saved_data["order"] = options.feature_map.order;
     context->saved_data["layout"] = static_cast<std::int64_t>(options.layout);
     context->saved_data["window_size"] = options.window_size;
     context->saved_data["form"] = static_cast<std::int64_t>(form);
@@ -133,6 +134,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     HybridOptions options;
     options.feature_map.kind = static_cast<FeatureMapKind>(context->saved_data["kind"].toInt());
     options.feature_map.negation = context->saved_data["negation"].toBool();
+    options.feature_map.order = context->saved_data["order"].toInt();
     options.layout = static_cast<WindowLayout>(context->saved_data["layout"].toInt());
     options.window_size = context->saved_data["window_size"].toInt();
     return options;

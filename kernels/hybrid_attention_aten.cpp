@@ -111,8 +111,8 @@ void forward_part(const Part& part, const HybridForward& out) {
   const HybridProblem& problem = part.problem;
   const FeatureMapOptions& map = problem.options.feature_map;
   Operands x(problem,
-             apply_feature_map(problem.q, problem.map_q, map, part.num_h),
-             apply_feature_map(problem.k, problem.map_k, map, part.num_h));
+             apply_feature_map(problem.q, problem.map_q, map, part.num_h, FeatureMapRole::kQuery),
+             apply_feature_map(problem.k, problem.map_k, map, part.num_h, FeatureMapRole::kKey));
   if (problem.windowed()) {
     x.make_scores(problem);
   }
@@ -155,12 +155,14 @@ class BackwardPart {
                problem_.map_q,
                problem_.options.feature_map,
                part.num_h,
+               FeatureMapRole::kQuery,
                needs.q,
                needs.map_q),
         map_k_(problem_.k,
                problem_.map_k,
                problem_.options.feature_map,
                part.num_h,
+               FeatureMapRole::kKey,
                needs.k,
                needs.map_k),
         x_(problem_, map_q_.phi(), map_k_.phi()) {

@@ -4,6 +4,9 @@
 
 #include <cstdint>
 
+#include "kernels/exponential_map_tiles.hpp"
+#include "kernels/exponential_maps.hpp"
+
 namespace hedgerow::kernels::cpu {
 
 Scratch::Scratch(std::int64_t floats)
@@ -79,14 +82,51 @@ at::Tensor fold_layer(const at::Tensor& partial, std::int64_t head_dim) {
 
 TileMap::TileMap(const HybridProblem& problem,
                  const FeatureMapWeights& weights,
+                 FeatureMapRole role,
                  std::int64_t max_tokens)
     : problem_(problem),
       layer_(weights.layer.defined() ? weights.layer.const_data_ptr<float>() : nullptr),
       bias_(weights.bias.defined() ? weights.bias.const_data_ptr<float>() : nullptr),
+      role_(role),
+      scale_(static_cast<float>(exponential_map_scale(problem.shape.D))),
       lanes_(padded(max_tokens)),
       x_transposed_(problem.shape.D * lanes_),
       z_(problem.projected * lanes_),
-      layer_transposed_(layer_ == nullptr ? 0 : problem.projected * padded(problem.shape.D)) {}
+      layer_transposed_(layer_ == nullptr ? 0 : problem.projected * padded(problem.shape.D)),
+      lane_values_(lanes_) {}
+
+void TileMap::activate(
+    const float* z, const float* x_transposed, std::int64_t ld, std::int64_t lanes, float* phi) {
+  const FeatureMapOptions& map = problem_.options.feature_map;
+  const std::int64_t f = problem_.projected;
+  if (map.kind == FeatureMapKind::kPositiveRandom) {
+    float* squares = role_ == FeatureMapRole::kKey ? lane_values_.data() : nullptr;
+    if (squares != nullptr) {
+      column_dots(x_transposed, x_transposed, ld, problem_.shape.D, lanes, squares);
+    }
+    positive_random_tile(z, squares, scale_, ld, f, lanes, phi);
+  } else if (map.kind == FeatureMapKind::kTaylor) {
+    taylor_tile(z, scale_, map.order, ld, f, lanes, phi);
+  } else {
+    activate_tile(map, z, ld, f, lanes, phi);
+  }
+}
+
+void TileMap::activate_backward(const float* phi,
+                                const float* dphi,
+                                std::int64_t ld,
+                                std::int64_t lanes) {
+  const FeatureMapOptions& map = problem_.options.feature_map;
+  const std::int64_t f = problem_.projected;
+  if (map.kind == FeatureMapKind::kPositiveRandom) {
+    float* sums = role_ == FeatureMapRole::kKey ? lane_values_.data() : nullptr;
+    positive_random_tile_backward(phi, dphi, scale_, ld, f, lanes, z_.data(), sums);
+  } else if (map.kind == FeatureMapKind::kTaylor) {
+    taylor_tile_backward(phi, dphi, scale_, map.order, ld, f, lanes, z_.data());
+  } else {
+    activate_tile_backward(map, phi, dphi, ld, f, lanes, z_.data());
+  }
+}
 
 void TileMap::features(Rows x,
                        std::int64_t first,
@@ -118,7 +158,7 @@ void TileMap::features(Rows x,
     add_columns(biased, ld, f, lanes, bias_ + head_ * f);
     z = biased;
   }
-  activate_tile(problem_.options.feature_map, z, ld, f, lanes, phi);
+  activate(z, x_transposed, ld, lanes, phi);
 }
 
 void TileMap::backward(const float* phi,
@@ -132,8 +172,8 @@ void TileMap::backward(const float* phi,
                        float* dx,
                        std::int64_t ld_dx) {
   const std::int64_t D = problem_.shape.D, f = problem_.projected;
-  float* dz = z_.data();
-  activate_tile_backward(problem_.options.feature_map, phi, dphi, ld, f, padded(tokens), dz);
+  const float* dz = z_.data();
+  activate_backward(phi, dphi, ld, padded(tokens));
   if (d_bias != nullptr) {
     add_row_sums(dz, ld, f, tokens, nullptr, d_bias);
   }
@@ -148,6 +188,11 @@ void TileMap::backward(const float* phi,
   }
   if (dx == nullptr) {
     return;
+  }
+  if (problem_.options.feature_map.kind == FeatureMapKind::kPositiveRandom &&
+      role_ == FeatureMapRole::kKey) {
+    subtract_scaled_rows(
+        x.row(first), x.ld, lane_values_.data(), scale_ * scale_, tokens, D, dx, ld_dx);
   }
   if (layer_ == nullptr) {
     for (std::int64_t i = 0; i < tokens; ++i) {

@@ -46,8 +46,10 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
   const at::Tensor begins = window_begins(shape, options, q.device());
 
   HybridWeights weights;
-  const at::Tensor phi_q = apply_feature_map(q, parameters.q, options.feature_map, shape.H);
-  const at::Tensor phi_k = apply_feature_map(k, parameters.k, options.feature_map, shape.H);
+  const at::Tensor phi_q =
+      apply_feature_map(q, parameters.q, options.feature_map, shape.H, FeatureMapRole::kQuery);
+  const at::Tensor phi_k =
+      apply_feature_map(k, parameters.k, options.feature_map, shape.H, FeatureMapRole::kKey);
   const at::Tensor before = key.lt(begins).logical_and(key.le(query));
   weights.linear =
       at::matmul(phi_q, phi_k.transpose(-1, -2)).masked_fill(before.logical_not(), 0.0);

@@ -81,27 +81,32 @@ TEST(AtenForms, OfABatchInPartsGiveWhatTheyGiveAtOnce) {
 
 // Every tensor of another device than the CPU takes this form. The meta device is always there: it
 // computes shapes alone, and throws where a program would wait for a value. (LibTorch has no meta
-// form of the clamp's gradient, hence the map without one.)
+// form of the clamp's gradient, hence the maps without one.)
 TEST(AtenForms, AreWhatTheEntriesTakeOnOtherDevicesWithoutWaitingForThem) {
-  for (const WindowLayout layout : kLayouts) {
-    AttentionCase shape{.T = 150, .D = 32, .dtype = at::kBFloat16};
-    shape.options.layout = layout;
-    shape.options.feature_map = {.kind = FeatureMapKind::kIdentity, .negation = false};
-    const AttentionInputs x = make_inputs(shape).as(shape.dtype, at::kFloat, at::kMeta);
-    const at::Tensor y = hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
-    EXPECT_EQ(y.sizes(), x.q.sizes());
-    const at::Tensor loss =
-        transfer_mse(y, x.dy) + transfer_cross_entropy(x.q, x.k, x.parameters, shape.options);
-    const std::vector<at::Tensor> gradients =
-        torch::autograd::grad({loss}, {x.q, x.k, x.v, x.parameters.q.layer, x.parameters.k.layer});
-    EXPECT_EQ(gradients[0].sizes(), x.q.sizes());
-    EXPECT_EQ(aten::softmax_backward_aten(x.q, x.k, x.v, x.dy).q.sizes(), x.q.sizes());
-    EXPECT_EQ(linear_share(x.q, x.k, x.parameters, shape.options).numel(), shape.H);
-    DecodeState state = make_decode_state(2, 4, 2, 32, 8, shape.dtype, at::kMeta, shape.options);
-    const auto token = [](const at::Tensor& value) { return value.detach().select(2, 0); };
-    const at::Tensor step =
-        decode_step(token(x.q), token(x.k), token(x.v), state, x.parameters, shape.options);
-    EXPECT_EQ(step.sizes(), token(x.q).sizes());
+  for (const FeatureMapKind kind :
+       {FeatureMapKind::kIdentity, FeatureMapKind::kPositiveRandom, FeatureMapKind::kTaylor}) {
+    for (const WindowLayout layout : kLayouts) {
+      AttentionCase shape{.T = 150, .D = 32, .dtype = at::kBFloat16};
+      shape.options.layout = layout;
+      shape.options.feature_map = {.kind = kind, .negation = false};
+      const AttentionInputs x = make_inputs(shape).as(shape.dtype, at::kFloat, at::kMeta);
+      const at::Tensor y = hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
+      EXPECT_EQ(y.sizes(), x.q.sizes());
+      const at::Tensor loss =
+          transfer_mse(y, x.dy) + transfer_cross_entropy(x.q, x.k, x.parameters, shape.options);
+      const std::vector<at::Tensor> gradients = torch::autograd::grad(
+          {loss}, {x.q, x.k, x.v, x.parameters.q.layer, x.parameters.k.layer});
+      EXPECT_EQ(gradients[0].sizes(), x.q.sizes());
+      EXPECT_EQ(aten::softmax_backward_aten(x.q, x.k, x.v, x.dy).q.sizes(), x.q.sizes());
+      EXPECT_EQ(linear_share(x.q, x.k, x.parameters, shape.options).numel(), shape.H);
+      const std::int64_t features = feature_dim(x.parameters.q, shape.options.feature_map, shape.D);
+      DecodeState state =
+          make_decode_state(2, 4, 2, 32, features, shape.dtype, at::kMeta, shape.options);
+      const auto token = [](const at::Tensor& value) { return value.detach().select(2, 0); };
+      const at::Tensor step =
+          decode_step(token(x.q), token(x.k), token(x.v), state, x.parameters, shape.options);
+      EXPECT_EQ(step.sizes(), token(x.q).sizes());
+    }
   }
 }
 

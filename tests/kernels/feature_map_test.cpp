@@ -66,7 +66,7 @@ TEST(FeatureMapStart, RefusesOtherNoise) {
 TEST(FeatureMap, HedgehogSoftmaxHalvesSumToOne) {
   const at::Tensor x = at::randn({2, 2, 7, 8});
   const FeatureMapWeights weights{.layer = at::randn({4, 8, 6}), .bias = at::randn({4, 6})};
-  const at::Tensor phi = apply_feature_map(x, weights, {}, 4);
+  const at::Tensor phi = apply_feature_map(x, weights, {}, 4, FeatureMapRole::kKey);
   ASSERT_EQ(phi.sizes(), (std::vector<std::int64_t>{2, 4, 7, 12}));
   EXPECT_LT((phi.narrow(3, 0, 6).sum(-1) - 1).abs().max().item<double>(), 1e-6);
   EXPECT_LT((phi.narrow(3, 6, 6).sum(-1) - 1).abs().max().item<double>(), 1e-6);
@@ -79,7 +79,7 @@ TEST(FeatureMap, HedgehogSoftmaxHalvesSumToOne) {
 TEST(FeatureMap, FollowsItsFormulaAndClamp) {
   const at::Tensor x = at::tensor({-100.0F, -1.0F, 0.0F, 2.0F}).reshape({1, 1, 1, 4});
   const auto map = [&](FeatureMapKind kind, bool negation) {
-    return apply_feature_map(x, {}, {.kind = kind, .negation = negation}, 1)
+    return apply_feature_map(x, {}, {.kind = kind, .negation = negation}, 1, FeatureMapRole::kKey)
         .flatten()
         .to(at::kDouble);
   };
@@ -100,7 +100,7 @@ TEST(FeatureMap, FollowsItsFormulaAndClamp) {
 
 TEST(FeatureMap, NamesWhatDoesNotFit) {
   const auto refuses = [](const at::Tensor& x, const FeatureMapWeights& weights, const char* part) {
-    EXPECT_THAT([&] { apply_feature_map(x, weights, {}, 4); },
+    EXPECT_THAT([&] { apply_feature_map(x, weights, {}, 4, FeatureMapRole::kKey); },
                 ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(part)));
   };
   const at::Tensor x = at::zeros({1, 2, 5, 8});

@@ -96,9 +96,12 @@ at::Tensor with_detached_maximum(const AttentionInputs& x, const AttentionCase& 
   const at::Tensor p = at::sigmoid(x.parameters.window_factors).reshape({-1, 1, 1}) *
                        at::exp(s - s.amax(-1, true).detach());
   const at::Tensor l =
-      at::matmul(apply_feature_map(x.q, x.parameters.q, shape.options.feature_map, shape.H),
-                 apply_feature_map(x.k, x.parameters.k, shape.options.feature_map, shape.H)
-                     .transpose(-1, -2))
+      at::matmul(
+          apply_feature_map(
+              x.q, x.parameters.q, shape.options.feature_map, shape.H, FeatureMapRole::kQuery),
+          apply_feature_map(
+              x.k, x.parameters.k, shape.options.feature_map, shape.H, FeatureMapRole::kKey)
+              .transpose(-1, -2))
           .masked_fill(before.logical_not(), 0.0);
   return at::matmul(p + l, values) / (p + l).sum(-1, true);
 }

@@ -1,0 +1,135 @@
+// Positive random features and Taylor features in every form: the hybrid, the losses and the decode
+// step on any device.
+#include <c10/core/GradMode.h>
+
+#include "kernels/exponential_maps.hpp"
+#include "tests/kernels/device_forms.hpp"
+
+namespace hedgerow::kernels::testing {
+namespace {
+
+struct Map {
+  FeatureMapOptions options;
+  std::int64_t f;  // columns of the layer; 0: none
+};
+
+const std::vector<Map>& maps() {
+  static const std::vector<Map> kMaps = {
+      {{.kind = FeatureMapKind::kPositiveRandom}, 8},
+      {{.kind = FeatureMapKind::kPositiveRandom}, 40},
+      {{.kind = FeatureMapKind::kTaylor, .order = 1}, 0},
+      {{.kind = FeatureMapKind::kTaylor, .order = 2}, 0},
+      {{.kind = FeatureMapKind::kTaylor, .order = 2}, 5},
+      {{.kind = FeatureMapKind::kTaylor, .order = 3}, 0},
+      {{.kind = FeatureMapKind::kTaylor, .order = 3}, 4},
+  };
+  return kMaps;
+}
+
+// Small scores: odd orders stay positive there, so that no denominator magnifies rounding.
+AttentionCase case_of(const Map& map, WindowLayout layout) {
+  AttentionCase shape{.B = 1, .H = 4, .G = 2, .T = 70, .D = 8, .f = map.f, .scale = 0.6};
+  shape.options.feature_map = map.options;
+  shape.options.layout = layout;
+  shape.options.window_size = 16;
+  return shape;
+}
+
+TEST_P(DeviceHybrid, EqualsTheReferenceForTheMapsOfTheExponential) {
+  for (const Map& map : maps()) {
+    for (const WindowLayout layout : kLayouts) {
+      for (const at::ScalarType dtype : kDtypes) {
+        AttentionCase shape = case_of(map, layout);
+        shape.dtype = dtype;
+        expect_hybrid(shape, make_inputs(shape));
+      }
+    }
+  }
+}
+
+// Head dimensions that do not fill a vector, and Omega as it is drawn: entries of order 1.
+TEST_P(DeviceHybrid, EqualsTheReferenceForADrawnOmegaOfAnyHeadDim) {
+  for (const std::int64_t D : {24, 64, 128}) {
+    AttentionCase shape{.B = 2, .H = 2, .G = 1, .T = 150, .D = D, .f = D + 8};
+    shape.options.feature_map.kind = FeatureMapKind::kPositiveRandom;
+    shape.options.window_size = 32;
+    AttentionInputs inputs = make_inputs(shape);
+    const at::Tensor noise = at::randn({2, D, D + 8}, at::kDouble);
+    for (FeatureMapWeights* weights : {&inputs.parameters.q, &inputs.parameters.k}) {
+      redraw_feature_map(*weights, FeatureMapStart::kOrthogonalChi, noise);
+    }
+    expect_hybrid(shape, inputs);
+  }
+}
+
+// |k'|^2 / 2 of 300: a key's features underflow, a query's largest is 1 / sqrt(f) all the same.
+TEST_P(DeviceHybrid, OfPositiveRandomFeaturesHoldsAtExtremeLogits) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 150, .D = 64, .f = 64, .scale = 8.0};
+    shape.options.feature_map.kind = FeatureMapKind::kPositiveRandom;
+    shape.options.layout = layout;
+    shape.options.window_size = 32;
+    AttentionInputs inputs = make_inputs(shape);
+    inputs.k.narrow(2, 40, 20).mul_(0.05);  // some keys are short, and have all of the linear mass
+    expect_hybrid(shape, inputs);
+  }
+}
+
+TEST_P(DeviceLoss, OfTheWeightsEqualsTheReferenceForTheMapsOfTheExponential) {
+  for (const Map& map : maps()) {
+    for (const WindowLayout layout : kLayouts) {
+      const AttentionCase shape = case_of(map, layout);
+      const AttentionInputs inputs = make_inputs(shape);
+      const auto reference = [&](const AttentionInputs& x) {
+        return transfer_cross_entropy_reference(
+            x.q.detach(), x.k.detach(), x.parameters, shape.options);
+      };
+      const auto ours = [&](const AttentionInputs& x) {
+        return forms().cross_entropy(x.q, x.k, x.parameters, shape.options);
+      };
+      if (layout == WindowLayout::kNone && map.f == 0) {
+        // Nothing in this student can learn: a value alone.
+        const AttentionInputs x = on_device(shape, inputs), y = inputs.as(at::kFloat, at::kFloat);
+        EXPECT_NEAR(ours(x).item<double>(), reference(y).item<double>(), 1e-5) << shape.name();
+        continue;
+      }
+      expect_outcome(shape,
+                     differentiate(ours, on_device(shape, inputs)),
+                     differentiate(reference, inputs.as(at::kFloat, at::kFloat)),
+                     differentiate(reference, inputs.as(at::kDouble, at::kDouble)));
+    }
+  }
+}
+
+TEST_P(DeviceDecode, ContinuesThePrefillForTheMapsOfTheExponential) {
+  const c10::NoGradGuard no_grad;
+  for (const Map& map : maps()) {
+    for (const WindowLayout layout : kLayouts) {
+      AttentionCase shape = case_of(map, layout);
+      shape.T = 43;
+      shape.options.window_size = 8;
+      shape.G = layout == WindowLayout::kNone ? shape.H : shape.G;  // see prefill_state
+      const AttentionInputs inputs = make_inputs(shape), x = on_device(shape, inputs);
+      const at::Tensor full = hybrid_attention_reference(
+          inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
+      DecodeState state = forms().prefill(x.k.narrow(2, 0, 23),
+                                          x.v.narrow(2, 0, 23),
+                                          at::full({1}, 23, at::kLong),
+                                          x.parameters,
+                                          shape.options);
+      for (std::int64_t t = 23; t < shape.T; ++t) {
+        const at::Tensor y = forms().step(x.q.select(2, t),
+                                          x.k.select(2, t),
+                                          x.v.select(2, t),
+                                          state,
+                                          x.parameters,
+                                          shape.options);
+        EXPECT_LE((y.cpu() - full.select(2, t)).abs().max().item<double>(), 1e-5)
+            << shape.name() << ", token " << t;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::kernels::testing
