@@ -266,6 +266,7 @@ Plan make_plan(const Recipe& recipe,
                const ModelConfig& model,
                const PlanTokens& tokens,
                const PlanLimits& limits) {
+  recipe.attention.validate(model.head_dim);
   check_data(recipe, model, tokens);
   const Costs costs(recipe, model, tokens, limits);
   const KeepBoundaries keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);

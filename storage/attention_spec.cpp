@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cmath>
+#include <cstdint>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -10,21 +11,28 @@
 namespace hedgerow::storage {
 namespace {
 
+constexpr int kMaxFeatures = 4096;
+constexpr int kMaxTaylorFeatures = 65536;  // 8,385 for a head dimension of 128
+
 template <typename Enum, std::size_t N>
 using Words = std::array<std::pair<Enum, std::string_view>, N>;
 
-constexpr Words<FeatureMapKind, 6> kKinds{{
+constexpr Words<FeatureMapKind, 8> kKinds{{
     {FeatureMapKind::kHedgehogSoftmax, "hedgehog_softmax"},
     {FeatureMapKind::kHedgehogExp, "hedgehog_exp"},
     {FeatureMapKind::kT2R, "t2r"},
     {FeatureMapKind::kEluPlusOne, "elu_plus_one"},
     {FeatureMapKind::kRelu, "relu"},
     {FeatureMapKind::kIdentity, "identity"},
+    {FeatureMapKind::kPositiveRandom, "positive_random"},
+    {FeatureMapKind::kTaylor, "taylor"},
 }};
-constexpr Words<FeatureMapStart, 3> kStarts{{
+constexpr Words<FeatureMapStart, 5> kStarts{{
     {FeatureMapStart::kKaiming, "kaiming"},
     {FeatureMapStart::kIdentity, "identity"},
     {FeatureMapStart::kOrthogonal, "orthogonal"},
+    {FeatureMapStart::kGaussian, "gaussian"},
+    {FeatureMapStart::kOrthogonalChi, "orthogonal_chi"},
 }};
 constexpr Words<WindowLayout, 3> kLayouts{{
     {WindowLayout::kNone, "none"},
@@ -60,10 +68,55 @@ bool is_hedgehog(FeatureMapKind kind) {
   return kind == FeatureMapKind::kHedgehogSoftmax || kind == FeatureMapKind::kHedgehogExp;
 }
 
+bool draws_omega(FeatureMapStart start) {
+  return start == FeatureMapStart::kGaussian || start == FeatureMapStart::kOrthogonalChi;
+}
+
+// Of a map without a projection: what its features are, given the head dimension.
+void check_features_of_head(const AttentionSpec& spec, int head_dim) {
+  const bool series = spec.feature_map == FeatureMapKind::kTaylor;
+  const std::int64_t dim = head_dim;
+  const std::int64_t expected = series ? 1 + dim + dim * (dim + 1) / 2 : dim;
+  if (spec.feature_dim == expected) return;
+  refuse("feature_dim",
+         "= " + std::to_string(spec.feature_dim) + ": " + std::string(to_string(spec.feature_map)) +
+             " has no projection, so it must be " +
+             (series ? "1 + D + D (D + 1) / 2 = " + std::to_string(expected) +
+                           " for the head dimension D = "
+                     : "the head dimension ") +
+             std::to_string(head_dim));
+}
+
+void check_maps_of_the_exponential(const AttentionSpec& spec) {
+  const bool random = spec.feature_map == FeatureMapKind::kPositiveRandom;
+  const std::string start(to_string(spec.start));
+  if (random && !draws_omega(spec.start)) {
+    refuse("start",
+           "= " + start + ": positive_random draws its features by gaussian or orthogonal_chi");
+  }
+  if (!random && draws_omega(spec.start)) {
+    refuse("start",
+           "= " + start + ": only positive_random starts so; use orthogonal, kaiming or identity");
+  }
+  const std::string order = "= " + std::to_string(spec.order);
+  if (spec.feature_map != FeatureMapKind::kTaylor) {
+    if (spec.order != AttentionSpec{}.order)
+      refuse("order", order + ": only taylor has an order; leave it out");
+  } else if (spec.order % 2 != 0) {
+    refuse("order",
+           order +
+               ": odd orders of the Taylor series give weights below 0 and denominators that are "
+               "not positive; use 2");
+  } else if (spec.order != 2) {
+    refuse("order", order + ": expected 2, the one even order whose features are held");
+  }
+}
+
 }  // namespace
 
 bool AttentionSpec::has_projection() const {
-  return is_hedgehog(feature_map) || feature_map == FeatureMapKind::kT2R;
+  return is_hedgehog(feature_map) || feature_map == FeatureMapKind::kT2R ||
+         feature_map == FeatureMapKind::kPositiveRandom;
 }
 
 void AttentionSpec::validate(int head_dim) const {
@@ -73,8 +126,10 @@ void AttentionSpec::validate(int head_dim) const {
         "negation",
         "= true: only the hedgehog maps concatenate the map of -xW; set it to false for " + kind);
   }
-  if (feature_dim < 1 || feature_dim > 4096) {
-    refuse("feature_dim", "= " + std::to_string(feature_dim) + ": expected 1 to 4096");
+  const int most = feature_map == FeatureMapKind::kTaylor ? kMaxTaylorFeatures : kMaxFeatures;
+  if (feature_dim < 1 || feature_dim > most) {
+    refuse("feature_dim",
+           "= " + std::to_string(feature_dim) + ": expected 1 to " + std::to_string(most));
   }
   if (negation && feature_dim % 2 != 0) {
     refuse(
@@ -84,11 +139,11 @@ void AttentionSpec::validate(int head_dim) const {
   if (bias && !has_projection()) {
     refuse("bias", "= true: " + kind + " has no projection to add a bias to; set it to false");
   }
-  if (!has_projection() && head_dim > 0 && feature_dim != head_dim) {
-    refuse("feature_dim",
-           "= " + std::to_string(feature_dim) + ": " + kind +
-               " has no projection, so it must be the head dimension " + std::to_string(head_dim));
+  if (bias && feature_map == FeatureMapKind::kPositiveRandom) {
+    refuse("bias", "= true: positive_random has none; set it to false");
   }
+  check_maps_of_the_exponential(*this);
+  if (!has_projection() && head_dim > 0) check_features_of_head(*this, head_dim);
   if (window != WindowLayout::kNone && (window_size < 1 || window_size > 65536)) {
     refuse("window_size", "= " + std::to_string(window_size) + ": expected 1 to 65536");
   }
@@ -122,7 +177,9 @@ void to_json(nlohmann::json& json, const AttentionSpec& spec) {
           {"window", to_string(spec.window)},
           {"window_size", spec.window_size},
           {"window_factor", spec.window_factor},
-          {"train_window_factor", spec.train_window_factor}};
+          {"train_window_factor", spec.train_window_factor},
+          {"train_feature_map", spec.train_feature_map},
+          {"order", spec.order}};
 }
 
 void from_json(const nlohmann::json& json, AttentionSpec& spec) {
@@ -135,6 +192,8 @@ void from_json(const nlohmann::json& json, AttentionSpec& spec) {
   json.at("window_size").get_to(spec.window_size);
   json.at("window_factor").get_to(spec.window_factor);
   json.at("train_window_factor").get_to(spec.train_window_factor);
+  spec.train_feature_map = json.value("train_feature_map", spec.train_feature_map);
+  spec.order = json.value("order", spec.order);
 }
 
 }  // namespace hedgerow::storage

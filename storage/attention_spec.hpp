@@ -9,8 +9,17 @@
 
 namespace hedgerow::storage {
 
-enum class FeatureMapKind { kHedgehogSoftmax, kHedgehogExp, kT2R, kEluPlusOne, kRelu, kIdentity };
-enum class FeatureMapStart { kKaiming, kIdentity, kOrthogonal };
+enum class FeatureMapKind {
+  kHedgehogSoftmax,
+  kHedgehogExp,
+  kT2R,
+  kEluPlusOne,
+  kRelu,
+  kIdentity,
+  kPositiveRandom,
+  kTaylor
+};
+enum class FeatureMapStart { kKaiming, kIdentity, kOrthogonal, kGaussian, kOrthogonalChi };
 enum class WindowLayout { kNone, kSliding, kTerraced };
 
 struct AttentionSpec {
@@ -18,8 +27,10 @@ struct AttentionSpec {
   // Concatenate the map of -xW (Hedgehog eq. 5). The two Hedgehog kinds only.
   bool negation = true;
   // F: features after the concatenation, so that W is [H, D, F / 2] with negation. Cost grows
-  // linearly with F.
+  // linearly with F. Maps without a projection have it of the head dimension D alone: D, or for
+  // kTaylor C(D + order, order).
   int feature_dim = 64;
+  int order = 2;     // of the Taylor series; only even orders have positive denominators
   bool bias = true;  // one bias per head and feature, [H, f], zero at the start
   FeatureMapStart start = FeatureMapStart::kOrthogonal;
   WindowLayout window = WindowLayout::kTerraced;
@@ -27,19 +38,21 @@ struct AttentionSpec {
   double window_factor =
       -2.1972245773362196;  // the logit of g = sigmoid(window_factors) at the start: g = 0.1
   bool train_window_factor = true;
+  // False keeps the maps as they were drawn; positive random features are then those of the paper.
+  bool train_feature_map = true;
 
   // Columns of W: feature_dim, halved with negation.
   [[nodiscard]] int projected_dim() const { return negation ? feature_dim / 2 : feature_dim; }
-  [[nodiscard]] bool has_projection() const;  // false for kIdentity, kRelu and kEluPlusOne: F = D
+  [[nodiscard]] bool has_projection() const;  // false: F follows from the head dimension
   // Throws kUsage naming `attention.<key>` if a value or a combination is out of range for this
   // head dimension (0: not known yet, as when a recipe is read before its model).
   void validate(int head_dim) const;
   bool operator==(const AttentionSpec&) const = default;
 };
 
-// Recipe spellings: "hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity";
-// "kaiming", "identity", "orthogonal"; "none", "sliding", "terraced". The _from_string functions
-// throw kUsage listing them.
+// Recipe spellings: "hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity",
+// "positive_random", "taylor"; "kaiming", "identity", "orthogonal", "gaussian", "orthogonal_chi";
+// "none", "sliding", "terraced". The _from_string functions throw kUsage listing them.
 [[nodiscard]] std::string_view to_string(FeatureMapKind kind);
 [[nodiscard]] std::string_view to_string(FeatureMapStart start);
 [[nodiscard]] std::string_view to_string(WindowLayout layout);
@@ -49,7 +62,8 @@ struct AttentionSpec {
 
 // {"feature_map": "hedgehog_softmax", ...}, by recipe key and spelling: the "attention" of
 // hedgerow.json. from_json throws kUsage for an unknown word and nlohmann's own exceptions for an
-// absent or ill-typed key.
+// absent or ill-typed key; `order` and `train_feature_map` may be absent, as files of earlier
+// builds have it.
 void to_json(nlohmann::json& json, const AttentionSpec& spec);
 void from_json(const nlohmann::json& json, AttentionSpec& spec);
 

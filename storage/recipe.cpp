@@ -184,6 +184,14 @@ void check_transfer(const Recipe& recipe, RecipeProblems& problems) {
     problems.add("transfer.mse_factor",
                  "and transfer.xent_factor are both 0: nothing would be learned");
   }
+  const AttentionSpec& attention = recipe.attention;
+  if (transfer.redraw_every > 0 &&
+      (attention.feature_map != FeatureMapKind::kPositiveRandom || attention.train_feature_map)) {
+    problems.add("transfer.redraw_every",
+                 equals(transfer.redraw_every) +
+                     ": only positive_random that is not trained is drawn again; set "
+                     "attention.train_feature_map = false, or leave it at 0");
+  }
   const std::vector<int>& layers = transfer.softmax_layers;
   for (std::size_t i = 1; i < layers.size(); ++i) {
     if (layers[i] <= layers[i - 1])

@@ -34,13 +34,17 @@ template <typename Spec, typename Visitor>
 void visit_attention(Spec& spec, Visitor& visitor) {
   visitor.field("feature_map",
                 spec.feature_map,
-                {"hedgehog_softmax, hedgehog_exp, t2r, elu_plus_one, relu or identity"});
+                {"hedgehog_softmax, hedgehog_exp, t2r, elu_plus_one, relu, identity, "
+                 "positive_random or taylor"});
   visitor.field("negation", spec.negation, {"also map -xW (the hedgehog maps)"});
   visitor.field("feature_dim",
                 spec.feature_dim,
-                {"F, after that concatenation; cost grows with it", 1, 4096});
+                {"F, after that concatenation; cost grows with it", 1, 65536});
+  visitor.field("order", spec.order, {"of taylor's series; 2 is what a student can have", 1, 3});
   visitor.field("bias", spec.bias, {"one per head and feature"});
-  visitor.field("start", spec.start, {"orthogonal, kaiming or identity"});
+  visitor.field("start",
+                spec.start,
+                {"orthogonal, kaiming or identity; gaussian or orthogonal_chi (positive_random)"});
   visitor.field("window", spec.window, {"terraced, sliding or none"});
   visitor.field("window_size",
                 spec.window_size,
@@ -48,6 +52,8 @@ void visit_attention(Spec& spec, Visitor& visitor) {
   visitor.field(
       "window_factor", spec.window_factor, {"logit of the window's share at the start", -30, 30});
   visitor.field("train_window_factor", spec.train_window_factor, {"learn that share per head"});
+  visitor.field(
+      "train_feature_map", spec.train_feature_map, {"false: leave the maps as they were drawn"});
 }
 
 // What a person writes: everything but [made_by].

@@ -69,6 +69,9 @@ struct TransferSection {
   int early_stop_patience = 0;    // validations without improvement; 0: never
   int checkpoint_every = 10;      // optimizer steps: at most this much work is lost to a SIGKILL
   int retries_with_new_seed = 0;  // when a block ends badly
+  // Steps after which positive random features that are not trained are drawn again, so that the
+  // window factors do not fit one draw; 0: never. The best draw by validation is kept.
+  int redraw_every = 0;
   std::vector<int> softmax_layers{};  // kept as they are
   bool operator==(const TransferSection&) const = default;
 };

@@ -67,6 +67,9 @@ void visit_transfer(Transfer& transfer, Visitor& visitor) {
                 {"optimizer steps that a kill can cost", 1, 1e9});
   visitor.field(
       "retries_with_new_seed", transfer.retries_with_new_seed, {"when a block ends badly", 0, 100});
+  visitor.field("redraw_every",
+                transfer.redraw_every,
+                {"steps until positive_random is drawn again; 0: never", 0, 1e9});
   visitor.field("softmax_layers", transfer.softmax_layers, {"layers kept as they are", 0, 1e6});
 }
 

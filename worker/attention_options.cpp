@@ -19,6 +19,10 @@ kernels::FeatureMapKind feature_map_kind(storage::FeatureMapKind kind) {
       return kernels::FeatureMapKind::kRelu;
     case storage::FeatureMapKind::kIdentity:
       return kernels::FeatureMapKind::kIdentity;
+    case storage::FeatureMapKind::kPositiveRandom:
+      return kernels::FeatureMapKind::kPositiveRandom;
+    case storage::FeatureMapKind::kTaylor:
+      return kernels::FeatureMapKind::kTaylor;
   }
   throw storage::Error(storage::ErrorKind::kInternal, "unknown feature map kind");
 }
@@ -41,6 +45,7 @@ kernels::HybridOptions hybrid_options(const storage::AttentionSpec& spec) {
   kernels::HybridOptions options;
   options.feature_map.kind = feature_map_kind(spec.feature_map);
   options.feature_map.negation = spec.negation;
+  options.feature_map.order = spec.order;
   options.layout = window_layout(spec.window);
   options.window_size = spec.window_size;
   return options;
@@ -54,6 +59,10 @@ kernels::FeatureMapStart feature_map_start(storage::FeatureMapStart start) {
       return kernels::FeatureMapStart::kIdentity;
     case storage::FeatureMapStart::kOrthogonal:
       return kernels::FeatureMapStart::kOrthogonal;
+    case storage::FeatureMapStart::kGaussian:
+      return kernels::FeatureMapStart::kGaussian;
+    case storage::FeatureMapStart::kOrthogonalChi:
+      return kernels::FeatureMapStart::kOrthogonalChi;
   }
   throw storage::Error(storage::ErrorKind::kInternal, "unknown feature map start");
 }

@@ -17,30 +17,25 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-// One id for both maps: phi_k starts as a copy of phi_q.
-constexpr std::uint32_t kFeatureMapTensor = 0;
-
-// [H, D, f]: each head's numbers come from a stream of their own, keyed by (seed, layer, tensor,
-// head).
-at::Tensor start_map(const storage::AttentionSpec& spec,
-                     const storage::ModelConfig& config,
+// fp64 noise of the start, of a map's shape [H, D, f]: each head's numbers come from a stream of
+// their own, keyed by (seed, layer, draw, head). One draw serves both maps: phi_k starts as a copy
+// of phi_q. A map that is never drawn again has draw 0 alone.
+at::Tensor map_noise(storage::FeatureMapStart start,
+                     at::IntArrayRef sizes,
                      std::uint64_t seed,
-                     int layer_idx) {
-  const at::Tensor noise =
-      at::empty({config.num_attention_heads, config.head_dim, spec.projected_dim()}, at::kDouble);
+                     int layer_idx,
+                     std::uint32_t draw) {
+  const at::Tensor noise = at::empty(sizes, at::kDouble);
   const std::int64_t per_head = noise[0].numel();
   auto* out = noise.data_ptr<double>();
-  for (int head = 0; head < config.num_attention_heads; ++head) {
-    storage::PhiloxStream stream(seed,
-                                 static_cast<std::uint32_t>(layer_idx),
-                                 kFeatureMapTensor,
-                                 static_cast<std::uint32_t>(head));
+  for (std::int64_t head = 0; head < sizes[0]; ++head) {
+    storage::PhiloxStream stream(
+        seed, static_cast<std::uint32_t>(layer_idx), draw, static_cast<std::uint32_t>(head));
     for (std::int64_t i = 0; i < per_head; ++i) {
-      *out++ =
-          spec.start == storage::FeatureMapStart::kOrthogonal ? stream.normal() : stream.uniform();
+      *out++ = start == storage::FeatureMapStart::kKaiming ? stream.uniform() : stream.normal();
     }
   }
-  return kernels::start_feature_map(feature_map_start(spec.start), noise);
+  return noise;
 }
 
 void copy_checked(const at::Tensor& target,
@@ -66,10 +61,12 @@ LayerTrainer::LayerTrainer(int layer_idx,
                            const at::Device& device)
     : layer_idx_(layer_idx),
       transfer_(recipe.transfer),
+      attention_(recipe.attention),
+      seed_(seed),
       options_(hybrid_options(recipe.attention)),
       learning_rate_(recipe.transfer.learning_rate) {
   options_.fp32_output = true;
-  create_parameters(recipe, config, seed, device);
+  create_parameters(config, device);
   std::vector<at::Tensor> trained;
   for (const at::Tensor& tensor : tensors_) {
     best_.push_back(tensor.detach().clone());
@@ -78,11 +75,8 @@ LayerTrainer::LayerTrainer(int layer_idx,
   optimizer_.emplace(std::move(trained), AdamWOptions{.weight_decay = transfer_.weight_decay});
 }
 
-void LayerTrainer::create_parameters(const storage::Recipe& recipe,
-                                     const storage::ModelConfig& config,
-                                     std::uint64_t seed,
-                                     const at::Device& device) {
-  const storage::AttentionSpec& spec = recipe.attention;
+void LayerTrainer::create_parameters(const storage::ModelConfig& config, const at::Device& device) {
+  const storage::AttentionSpec& spec = attention_;
   const std::int64_t heads = config.num_attention_heads;
   const auto add = [this](const std::string& name, const at::Tensor& value, bool trained) {
     names_.push_back(name);
@@ -92,13 +86,16 @@ void LayerTrainer::create_parameters(const storage::Recipe& recipe,
   for (const auto& [prefix, map] :
        {std::pair{"feature_map_q.", &parameters_.q}, {"feature_map_k.", &parameters_.k}}) {
     if (spec.has_projection()) {
-      const at::Tensor start = start_map(spec, config, seed, layer_idx_);
-      map->layer = add(std::string(prefix) + "mlp.layer", start.to(device), true);
+      const at::Tensor noise = map_noise(
+          spec.start, {heads, config.head_dim, spec.projected_dim()}, seed_, layer_idx_, 0);
+      const at::Tensor start =
+          kernels::start_feature_map(feature_map_start(spec.start), noise).to(device);
+      map->layer = add(std::string(prefix) + "mlp.layer", start, spec.train_feature_map);
     }
     if (spec.bias) {
       const at::Tensor zeros =
           at::zeros({heads, spec.projected_dim()}, at::TensorOptions(at::kFloat).device(device));
-      map->bias = add(std::string(prefix) + "mlp.bias", zeros, true);
+      map->bias = add(std::string(prefix) + "mlp.bias", zeros, spec.train_feature_map);
     }
   }
   if (spec.window != storage::WindowLayout::kNone) {
@@ -137,6 +134,18 @@ void LayerTrainer::step() {
   gradient_norm_ = optimizer_->clip_gradients(transfer_.gradient_clip);
   if (!std::isfinite(gradient_norm_)) fail_not_finite("gradient", {});
   optimizer_->step(learning_rate_);
+  const std::int64_t every = transfer_.redraw_every;
+  if (every > 0 && optimizer_->num_steps() % every == 0) {
+    redraw(static_cast<std::uint32_t>(optimizer_->num_steps() / every));
+  }
+}
+
+void LayerTrainer::redraw(std::uint32_t draw) {
+  const at::Tensor noise =
+      map_noise(attention_.start, parameters_.q.layer.sizes(), seed_, layer_idx_, draw);
+  for (const kernels::FeatureMapWeights& map : {parameters_.q, parameters_.k}) {
+    kernels::redraw_feature_map(map, feature_map_start(attention_.start), noise);
+  }
 }
 
 void LayerTrainer::validate(const Qkv& qkv, const at::Tensor& y_true) {

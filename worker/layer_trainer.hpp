@@ -59,7 +59,8 @@ class LayerTrainer {
   // at once. qkv and y_true [B, H, T, D] without autograd. Throws kCorrupt if y_true is not finite,
   // kInternal if the loss is not.
   void accumulate(const Qkv& qkv, const at::Tensor& y_true, double share);
-  // Clip and update; throws kInternal naming the layer if the gradient is not finite.
+  // Clip and update, then draw the maps again where the recipe's redraw_every says so; throws
+  // kInternal naming the layer if the gradient is not finite.
   void step();
 
   // A validation is any number of validate() calls, then finish_validation(), which feeds schedule,
@@ -86,10 +87,9 @@ class LayerTrainer {
     double squared_error = 0.0, energy = 0.0, cross_entropy = 0.0, linear_share = 0.0;
     std::int64_t elements = 0, sequences = 0;
   };
-  void create_parameters(const storage::Recipe& recipe,
-                         const storage::ModelConfig& config,
-                         std::uint64_t seed,
-                         const at::Device& device);
+  void create_parameters(const storage::ModelConfig& config, const at::Device& device);
+  // Omega of both maps becomes draw number `draw`; the start is number 0.
+  void redraw(std::uint32_t draw);
   // Throws kCorrupt if it is the teacher's output that is not finite, kInternal (training diverged)
   // otherwise.
   [[noreturn]] void fail_not_finite(const std::string& what, const at::Tensor& y_true) const;
@@ -97,6 +97,8 @@ class LayerTrainer {
 
   int layer_idx_;
   storage::TransferSection transfer_;
+  storage::AttentionSpec attention_;
+  std::uint64_t seed_;
   kernels::HybridOptions options_;
   kernels::HybridParameters parameters_;
   std::vector<std::string> names_;   // "feature_map_q.mlp.layer", ... in the order of tensors_

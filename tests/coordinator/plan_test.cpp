@@ -163,6 +163,12 @@ TEST_F(PlanTest, WhatContradictsTheModelIsAUsageError) {
   model_.sliding_window = 256;
   expect_usage("attention window of 256");
   model_.sliding_window.reset();
+  recipe_.attention = {
+      .feature_map = storage::FeatureMapKind::kTaylor, .negation = false, .bias = false};
+  expect_usage(
+      "attention.feature_dim = 64: taylor has no projection, so it must be 1 + D + D (D + 1) / 2 = "
+      "2145 for the head dimension D = 64");
+  recipe_.attention = {};
   tokens_.transfer = {};
   expect_usage("no sequences");
 }

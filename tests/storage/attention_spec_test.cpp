@@ -19,11 +19,17 @@ TEST(AttentionSpec, DefaultIsOurOwnAndValid) {
 }
 
 TEST(AttentionSpec, SpellingsRoundTrip) {
-  for (const char* word :
-       {"hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity"}) {
+  for (const char* word : {"hedgehog_softmax",
+                           "hedgehog_exp",
+                           "t2r",
+                           "elu_plus_one",
+                           "relu",
+                           "identity",
+                           "positive_random",
+                           "taylor"}) {
     EXPECT_EQ(to_string(feature_map_kind_from_string(word)), word);
   }
-  for (const char* word : {"kaiming", "identity", "orthogonal"}) {
+  for (const char* word : {"kaiming", "identity", "orthogonal", "gaussian", "orthogonal_chi"}) {
     EXPECT_EQ(to_string(feature_map_start_from_string(word)), word);
   }
   for (const char* word : {"none", "sliding", "terraced"}) {
@@ -42,18 +48,90 @@ TEST(AttentionSpec, AnUnknownWordNamesTheKeyAndTheKnownWords) {
   }
 }
 
-TEST(AttentionSpec, EachImpossibleCombinationNamesItsKey) {
-  const auto refusal = [](const std::function<void(AttentionSpec&)>& change, int head_dim) {
-    AttentionSpec spec;
-    change(spec);
-    try {
-      spec.validate(head_dim);
-    } catch (const Error& error) {
-      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-      return std::string(error.what()).substr(0, std::string(error.what()).find(' '));
-    }
-    return std::string("accepted");
+std::string sentence(const std::function<void(AttentionSpec&)>& change, int head_dim) {
+  AttentionSpec spec;
+  change(spec);
+  try {
+    spec.validate(head_dim);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    return error.what();
+  }
+  return "accepted";
+}
+
+std::string refusal(const std::function<void(AttentionSpec&)>& change, int head_dim) {
+  const std::string text = sentence(change, head_dim);
+  return text.substr(0, text.find(' '));
+}
+
+void become_taylor(AttentionSpec& spec) {
+  spec.feature_map = FeatureMapKind::kTaylor;
+  spec.negation = false;
+  spec.bias = false;
+  spec.feature_dim = 2145;
+}
+
+void become_positive_random(AttentionSpec& spec) {
+  spec.feature_map = FeatureMapKind::kPositiveRandom;
+  spec.negation = false;
+  spec.bias = false;
+  spec.start = FeatureMapStart::kOrthogonalChi;
+}
+
+TEST(AttentionSpec, OfPositiveRandomFeaturesIsDrawnAndHasNoBias) {
+  AttentionSpec spec;
+  become_positive_random(spec);
+  EXPECT_NO_THROW(spec.validate(64));
+  EXPECT_TRUE(spec.has_projection());
+  const auto with = [](const auto& change) {
+    return refusal(
+        [&](AttentionSpec& s) {
+          become_positive_random(s);
+          change(s);
+        },
+        64);
   };
+  EXPECT_EQ(with([](AttentionSpec& s) { s.start = FeatureMapStart::kGaussian; }), "accepted");
+  EXPECT_EQ(with([](AttentionSpec& s) { s.start = FeatureMapStart::kOrthogonal; }),
+            "attention.start");
+  EXPECT_EQ(with([](AttentionSpec& s) { s.bias = true; }), "attention.bias");
+  EXPECT_EQ(with([](AttentionSpec& s) { s.negation = true; }), "attention.negation");
+  EXPECT_EQ(with([](AttentionSpec& s) { s.feature_dim = 4097; }), "attention.feature_dim");
+  EXPECT_EQ(refusal([](AttentionSpec& s) { s.start = FeatureMapStart::kGaussian; }, 64),
+            "attention.start");
+}
+
+TEST(AttentionSpec, OfTheTaylorSeriesHasAnEvenOrderAndItsFeatures) {
+  AttentionSpec spec;
+  become_taylor(spec);
+  EXPECT_NO_THROW(spec.validate(64));
+  EXPECT_FALSE(spec.has_projection());
+  EXPECT_EQ(
+      sentence(become_taylor, 128),
+      "attention.feature_dim = 2145: taylor has no projection, so it must be 1 + D + D (D + 1) "
+      "/ 2 = 8385 for the head dimension D = 128");
+  for (const int order : {1, 3}) {
+    EXPECT_EQ(
+        sentence(
+            [&](AttentionSpec& s) {
+              become_taylor(s);
+              s.order = order;
+            },
+            64),
+        "attention.order = " + std::to_string(order) +
+            ": odd orders of the Taylor series give weights below 0 and denominators that are "
+            "not positive; use 2");
+  }
+  const auto of_order_4 = [](AttentionSpec& s) {
+    become_taylor(s);
+    s.order = 4;
+  };
+  EXPECT_EQ(refusal(of_order_4, 64), "attention.order");
+  EXPECT_EQ(refusal([](AttentionSpec& s) { s.order = 3; }, 64), "attention.order");
+}
+
+TEST(AttentionSpec, EachImpossibleCombinationNamesItsKey) {
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.feature_dim = 63; }, 64), "attention.feature_dim");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.feature_dim = 0; }, 64), "attention.feature_dim");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.window_size = 0; }, 64), "attention.window_size");
@@ -82,13 +160,24 @@ TEST(AttentionSpec, JsonKeepsEveryField) {
   const AttentionSpec spec{.feature_map = FeatureMapKind::kT2R,
                            .negation = false,
                            .feature_dim = 48,
+                           .order = 3,
                            .bias = true,
                            .start = FeatureMapStart::kIdentity,
                            .window = WindowLayout::kSliding,
                            .window_size = 17,
                            .window_factor = 0.25,
-                           .train_window_factor = false};
+                           .train_window_factor = false,
+                           .train_feature_map = false};
   EXPECT_EQ(nlohmann::json::parse(nlohmann::json(spec).dump()).get<AttentionSpec>(), spec);
+}
+
+TEST(AttentionSpec, JsonOfAnEarlierBuildHasTheDefaultsOfLaterKeys) {
+  nlohmann::json json = AttentionSpec{};
+  json.erase("order");
+  json.erase("train_feature_map");
+  EXPECT_EQ(json.get<AttentionSpec>(), AttentionSpec{});
+  json.erase("bias");
+  EXPECT_THROW(json.get<AttentionSpec>(), nlohmann::json::exception);
 }
 
 }  // namespace

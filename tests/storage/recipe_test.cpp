@@ -65,15 +65,17 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                           .max_sequences = 99,
                           .add_bos = true,
                           .eos_token_id = 2};
-  recipe.attention = {.feature_map = FeatureMapKind::kT2R,
+  // (Nothing but 2 is an order that a student can have.)
+  recipe.attention = {.feature_map = FeatureMapKind::kPositiveRandom,
                       .negation = false,
                       .feature_dim = 48,
                       .bias = false,
-                      .start = FeatureMapStart::kIdentity,
+                      .start = FeatureMapStart::kGaussian,
                       .window = WindowLayout::kSliding,
                       .window_size = 17,
                       .window_factor = 0.1 + 0.2,
-                      .train_window_factor = false};
+                      .train_window_factor = false,
+                      .train_feature_map = false};
   recipe.plan = {.layers_per_block = 7,
                  .sequences_per_forward = 2,
                  .shard_mib = 8,
@@ -98,6 +100,7 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                      .early_stop_patience = 3,
                      .checkpoint_every = 12,
                      .retries_with_new_seed = 1,
+                     .redraw_every = 13,
                      .softmax_layers = {0, 29}};
   recipe.finetune = {.enabled = false,
                      .rank = 16,
@@ -209,6 +212,13 @@ TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
               HasSubstr("recipe.toml:7: plan.keep_boundaries"));
   EXPECT_THAT(refusal_of("[attention]\nfeature_map = \"relu\"\n"),
               HasSubstr("attention.negation = true: only the hedgehog"));
+  EXPECT_THAT(refusal_of("[attention]\nfeature_map = \"taylor\"\nnegation = false\n"
+                         "bias = false\norder = 3\n"),
+              HasSubstr("recipe.toml:10: attention.order = 3: odd orders"));
+  EXPECT_THAT(
+      refusal_of("[transfer]\nredraw_every = 5\n"),
+      HasSubstr("recipe.toml:7: transfer.redraw_every = 5: only positive_random that is not "
+                "trained is drawn again"));
   EXPECT_THAT(refusal_of("[attention]\nfeature_dim = 63\n"),
               HasSubstr("recipe.toml:7: attention.feature_dim = 63: must be even"));
   EXPECT_THAT(refusal_of("[transfer]\nvalidation_sequences = 9\n"),

@@ -28,6 +28,22 @@ class Trainer : public ::testing::Test {
     qkv_ = {at::randn({2, 4, 24, 8}), at::randn({2, 2, 24, 8}), at::randn({2, 2, 24, 8})};
   }
 
+  void use_positive_random(bool trained, int redraw_every = 0) {
+    recipe_.attention.feature_map = storage::FeatureMapKind::kPositiveRandom;
+    recipe_.attention.negation = false;
+    recipe_.attention.bias = false;
+    recipe_.attention.start = storage::FeatureMapStart::kOrthogonalChi;
+    recipe_.attention.train_feature_map = trained;
+    recipe_.transfer.redraw_every = redraw_every;
+  }
+
+  // Of layer 0, as the last checkpoint would have it.
+  static at::Tensor omega(const LayerTrainer& trainer, const char* side) {
+    TensorMap saved;
+    trainer.save(saved);
+    return tensor(saved, std::string("layers.0.feature_map_") + side + ".mlp.layer").clone();
+  }
+
   LayerTrainer make(int layer, std::uint64_t seed = 3) const {
     return {layer, recipe_, config_, seed, at::kCPU};
   }
@@ -158,6 +174,77 @@ TEST_F(Trainer, FixedWindowFactorsDoNotMoveButAreExported) {
   trainer.finish_validation(3);
   const at::Tensor factors = tensor(maps(trainer), "model.layers.0.self_attn.window_factors");
   EXPECT_TRUE((factors == static_cast<float>(recipe_.attention.window_factor)).all().item<bool>());
+}
+
+TEST_F(Trainer, MapsThatAreNotTrainedStayAsTheyWereDrawn) {
+  const at::Tensor y_true = at::randn({2, 4, 24, 8});
+  for (const bool trained : {false, true}) {
+    use_positive_random(trained);
+    LayerTrainer trainer = make(0);
+    const at::Tensor start = omega(trainer, "q");
+    EXPECT_TRUE(at::equal(start, omega(trainer, "k")));
+    train(trainer, qkv_, y_true, 3);
+    EXPECT_EQ(at::equal(omega(trainer, "q"), start), !trained);
+    EXPECT_EQ(at::equal(omega(trainer, "q"), omega(trainer, "k")), !trained);
+  }
+}
+
+TEST_F(Trainer, DrawsPositiveRandomFeaturesAgainForBothMapsFromTheSeedAndTheNumberOfTheDraw) {
+  use_positive_random(false, 2);
+  const at::Tensor y_true = at::randn({2, 4, 24, 8});
+  std::vector<at::Tensor> draws;
+  LayerTrainer trainer = make(0), other_seed = make(0, 4);
+  for (int step = 0; step <= 5; ++step) {
+    draws.push_back(omega(trainer, "q"));
+    EXPECT_TRUE(at::equal(draws.back(), omega(trainer, "k"))) << step << " steps";
+    train(trainer, qkv_, y_true, 1);
+    train(other_seed, qkv_, y_true, 1);
+  }
+  EXPECT_TRUE(at::equal(draws[0], draws[1]));
+  EXPECT_FALSE(at::equal(draws[1], draws[2]));
+  EXPECT_TRUE(at::equal(draws[2], draws[3]));
+  EXPECT_FALSE(at::equal(draws[3], draws[4]));
+  EXPECT_FALSE(at::equal(draws[0], draws[4]));
+  EXPECT_FALSE(at::equal(omega(trainer, "q"), omega(other_seed, "q")));
+  LayerTrainer again = make(0);
+  train(again, qkv_, y_true, 6);
+  EXPECT_TRUE(at::equal(omega(trainer, "q"), omega(again, "q")));
+}
+
+TEST_F(Trainer, RestoredBetweenTwoDrawsContinuesBitForBit) {
+  use_positive_random(false, 2);
+  const at::Tensor y_true = at::randn({2, 4, 24, 8});
+  LayerTrainer straight = make(0);
+  train(straight, qkv_, y_true, 3);
+  TensorMap saved;
+  const nlohmann::json state = straight.save(saved);
+  LayerTrainer restored = make(0);
+  restored.restore(saved, state);
+  for (LayerTrainer* trainer : {&straight, &restored}) {
+    train(*trainer, qkv_, y_true, 2);
+  }
+  TensorMap expected, found;
+  straight.save(expected);
+  restored.save(found);
+  for (const auto& [name, value] : expected)
+    EXPECT_TRUE(value.bytes == found.at(name).bytes) << name;
+}
+
+TEST_F(Trainer, WithTheTaylorSeriesLearnsItsWindowFactorsAlone) {
+  recipe_.attention.feature_map = storage::FeatureMapKind::kTaylor;
+  recipe_.attention.negation = false;
+  recipe_.attention.bias = false;
+  recipe_.attention.feature_dim = 45;
+  LayerTrainer trainer = make(0);
+  const at::Tensor y_true = at::randn({2, 4, 24, 8});
+  trainer.validate(qkv_, y_true);
+  const double before = trainer.finish_validation(0).mse;
+  train(trainer, qkv_, y_true, 20);
+  trainer.validate(qkv_, y_true);
+  EXPECT_LT(trainer.finish_validation(20).mse, before);
+  const TensorMap exported = maps(trainer);
+  ASSERT_EQ(exported.size(), 1U);
+  EXPECT_EQ(exported.begin()->first, "model.layers.0.self_attn.window_factors");
 }
 
 TEST_F(Trainer, RestoredTrainerContinuesBitForBit) {
