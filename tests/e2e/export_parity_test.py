@@ -1,4 +1,5 @@
-"""An export in transformers against hedgerow-worker, on real weights: SmolLM2's first four layers, both windows.
+"""An export in transformers against hedgerow-worker, on real weights: SmolLM2's first four layers, both windows
+and the maps of the exponential.
 
 Catches: a tensor written under another name or dtype than the modeling file reads, an attention setting lost on the way
 into config.json, generation that depends on how prompts are batched, an adapter that PEFT reads differently than we do.
@@ -36,13 +37,14 @@ def load(directory: Path):
 
 
 class ExportParity:
-    """The tests of one window; a run, its exports, and our logits are made once."""
+    """The tests of one window and feature map; a run, its exports, and our logits are made once."""
 
     window = ""
+    attention = "bias = true"  # further keys of the recipe's [attention]
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.job = job.Job(window=cls.window)
+        cls.job = job.Job(window=cls.window, attention=cls.attention)
         cls.addClassCleanup(cls.job.close)
         ended = cls.job.run()
         if ended.code != 0:
@@ -137,6 +139,23 @@ class Sliding(ExportParity, unittest.TestCase):
 
 class Terraced(ExportParity, unittest.TestCase):
     window = "terraced"
+
+
+class PositiveRandom(ExportParity, unittest.TestCase):
+    window = "terraced"
+    attention = """feature_map = "positive_random"
+start = "orthogonal_chi"
+feature_dim = 64
+negation = false
+bias = false"""
+
+
+class Taylor(ExportParity, unittest.TestCase):
+    window = "terraced"
+    attention = """feature_map = "taylor"
+feature_dim = 2145  # 1 + 64 + 64 * 65 / 2
+negation = false
+bias = false"""
 
 
 if __name__ == "__main__":

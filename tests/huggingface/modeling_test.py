@@ -25,7 +25,7 @@ LAYOUTS = ("sliding", "terraced", "none")
 MAPS = ({"feature_map": "hedgehog_softmax", "negation": True}, {"feature_map": "hedgehog_softmax", "negation": False},
         {"feature_map": "hedgehog_exp", "negation": True}, {"feature_map": "hedgehog_exp", "negation": False},
         {"feature_map": "t2r", "bias": True}, {"feature_map": "elu_plus_one"}, {"feature_map": "relu"},
-        {"feature_map": "identity"})
+        {"feature_map": "identity"}, {"feature_map": "positive_random"}, {"feature_map": "taylor"})
 
 
 def make_model(directory: str, attention: dict, softmax_layers=(), config=None, body="llama", dtype=torch.float32):
@@ -80,14 +80,40 @@ class Attention(unittest.TestCase):
                         assert_close(found, expected, rtol=1e-9, atol=1e-9)
 
 
+class FeatureMapsOfTheExponential(unittest.TestCase):
+    def maps(self, **spec):
+        """phi_q and phi_k of a layer, and random q and k [1, 4, 9, 16] in fp64."""
+        with tempfile.TemporaryDirectory() as directory:
+            layer = make_model(directory, {"window": "none", **spec}).double().model.layers[0].self_attn
+        return layer.feature_map_q, layer.feature_map_k, *torch.randn(2, 1, 4, 9, 16, dtype=torch.float64)
+
+    @torch.no_grad()
+    def test_taylor_features_multiply_to_the_polynomial_of_the_score(self):
+        for order in (1, 2, 3):
+            phi_q, phi_k, q, k = self.maps(feature_map="taylor", order=order)
+            score = q @ k.transpose(2, 3) / 4
+            expected = sum(score**n / math.factorial(n) for n in range(order + 1))
+            assert_close(phi_q(q) @ phi_k(k).transpose(2, 3), expected, rtol=1e-10, atol=1e-10)
+            self.assertEqual(phi_q(q).shape[-1], math.comb(16 + order, order))
+
+    @torch.no_grad()
+    def test_positive_random_features_are_exponentials_and_a_querys_largest_is_fixed(self):
+        phi_q, phi_k, q, k = self.maps(feature_map="positive_random", feature_dim=24)
+        exponent = torch.einsum("bhtd,hdf->bhtf", k / 2, phi_k.mlp.layer) - (k / 2).pow(2).sum(-1, keepdim=True) / 2
+        assert_close(phi_k(k), exponent.exp() / math.sqrt(24), rtol=1e-10, atol=0)
+        z = torch.einsum("bhtd,hdf->bhtf", q / 2, phi_q.mlp.layer)
+        assert_close(phi_q(q), (z - z.amax(-1, keepdim=True)).exp() / math.sqrt(24), rtol=1e-10, atol=0)
+
+
 class Generation(unittest.TestCase):
     def models(self):
-        for layout in LAYOUTS:
-            for softmax_layers in ((), (1,)):
-                with self.subTest(layout=layout, softmax_layers=softmax_layers), \
-                        tempfile.TemporaryDirectory() as directory:
-                    attention = {"window": layout, "window_size": 8, "feature_dim": 12}
-                    yield make_model(directory, attention, softmax_layers)
+        cases = [(layout, softmax_layers, {}) for layout in LAYOUTS for softmax_layers in ((), (1,))]
+        cases += [("terraced", (), {"feature_map": kind}) for kind in ("positive_random", "taylor")]
+        for layout, softmax_layers, spec in cases:
+            with self.subTest(layout=layout, softmax_layers=softmax_layers, **spec), \
+                    tempfile.TemporaryDirectory() as directory:
+                attention = {"window": layout, "window_size": 8, "feature_dim": 12, **spec}
+                yield make_model(directory, attention, softmax_layers)
 
     @torch.no_grad()
     def test_token_by_token_equals_the_full_forward(self):

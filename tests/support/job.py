@@ -51,7 +51,7 @@ sources = [{{ path = "{text}", format = "text" }}]
 [attention]
 window = "{window}"
 window_size = 16    # of 128 tokens: with 64 a terraced window would leave the feature maps nothing to do
-bias = true
+{attention}
 [plan]
 layers_per_block = {layers_per_block}
 sequences_per_forward = 4
@@ -118,7 +118,7 @@ class Job:
     """A run directory under a temporary directory that is removed with the object."""
 
     def __init__(self, layers: int = 4, layers_per_block: int = 2, window: str = "terraced", steps: int = 8,
-                 recipe: str | None = None) -> None:
+                 recipe: str | None = None, attention: str = "bias = true") -> None:
         self.bin = binary_directory()
         self.model = cut_model(layers)
         self._temporary = tempfile.TemporaryDirectory(prefix="hedgerow-job-")
@@ -127,6 +127,7 @@ class Job:
         self.recipe = self.root / "recipe.toml"
         self.recipe.write_text(recipe or RECIPE.format(model=self.model, text=require_text(),
                                                        layers_per_block=layers_per_block, window=window, steps=steps,
+                                                       attention=attention,
                                                        finetune_steps=max(4, steps // 8)))
 
     def close(self) -> None:

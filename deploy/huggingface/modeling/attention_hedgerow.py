@@ -10,6 +10,7 @@ Letters: B batch, T new tokens, H query heads, G key-value heads, D head_dim, F 
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -142,22 +143,46 @@ class FeatureMapProjection(nn.Module):
         self.bias = nn.Parameter(torch.empty(heads, projected_dim)) if bias else None
 
 
-class FeatureMap(nn.Module):
-    """phi(x) = activation(x W + b) per query head (Hedgehog eq. 4, 5; T2R). [B, H, T, D] -> [B, H, T, F]."""
+def taylor_features(x: torch.Tensor, order: int) -> torch.Tensor:
+    """x^a / sqrt(a!) of every monomial of degree <= order, so that phi(q).phi(k) = sum_n (q.k)^n / n!: [.., d] -> [.., F]."""
+    degrees = [torch.ones_like(x[..., :1])]
+    for degree in range(1, order + 1):
+        indices = list(itertools.combinations_with_replacement(range(x.shape[-1]), degree))
+        weights = [math.prod(1 / math.factorial(row.count(i)) for i in set(row)) ** 0.5 for row in indices]
+        columns = torch.tensor(indices, device=x.device).T
+        monomials = math.prod(x[..., column] for column in columns)
+        degrees.append(monomials * torch.tensor(weights, dtype=x.dtype, device=x.device))
+    return torch.cat(degrees, dim=-1)
 
-    def __init__(self, config: HedgerowConfig):
+
+class FeatureMap(nn.Module):
+    """phi(x) = activation(x W + b) per query head (Hedgehog eq. 4, 5; T2R). [B, H, T, D] -> [B, H, T, F].
+
+    Two stand for exp(q.k / sqrt(D)) without learning, with x' = D^-1/4 x: positive random features (FAVOR+; W is Omega)
+    and the Taylor series. A query's random features are brought to a largest of 1 / sqrt(F), a key's keep their size.
+    """
+
+    def __init__(self, config: HedgerowConfig, of_queries: bool):
         super().__init__()
         spec = config.attention
-        self.kind, self.negation = spec["feature_map"], spec["negation"]
+        self.kind, self.negation, self.order = spec["feature_map"], spec["negation"], spec["order"]
+        self.of_queries = of_queries
         self.mlp = None
         if spec["projection"]:
             self.mlp = FeatureMapProjection(config.num_attention_heads, config.head_dim, config.projected_dim, spec["bias"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind in ("positive_random", "taylor"):
+            x = x * x.shape[-1] ** -0.25
+        half_square = x.pow(2).sum(-1, keepdim=True) / 2
         if self.mlp is not None:
             x = torch.einsum("bhtd,hdf->bhtf", x, self.mlp.layer.to(x.dtype))
             if self.mlp.bias is not None:
                 x = x + self.mlp.bias.to(x.dtype)[:, None]
+        if self.kind == "positive_random":
+            return (x - (x.amax(-1, keepdim=True) if self.of_queries else half_square)).exp() / math.sqrt(x.shape[-1])
+        if self.kind == "taylor":
+            return taylor_features(x, self.order)
         phi = self._activate(x)
         return phi if self.kind == "identity" else phi.clamp(min=FEATURE_CLAMP)
 
@@ -202,8 +227,8 @@ class HedgerowAttention(nn.Module):
         self.window, self.window_size = config.attention["window"], config.attention["window_size"]
         self.capacity = {"none": 0, "sliding": 1, "terraced": 2}[self.window] * self.window_size
         if not self.softmax:
-            self.feature_map_q = FeatureMap(config)
-            self.feature_map_k = FeatureMap(config)
+            self.feature_map_q = FeatureMap(config, of_queries=True)
+            self.feature_map_k = FeatureMap(config, of_queries=False)
             if self.window != "none":
                 self.window_factors = nn.Parameter(torch.zeros(1, self.heads, 1, 1))
 

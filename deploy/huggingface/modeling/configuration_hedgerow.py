@@ -13,8 +13,8 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 BODIES = ("llama", "mistral", "qwen2", "qwen3")
-FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity")
-PROJECTED_FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r")
+FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity", "positive_random", "taylor")
+PROJECTED_FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "positive_random")
 WINDOWS = ("none", "sliding", "terraced")
 ROPE_TYPES = ("default", "linear", "llama3")
 ABSENT = 0  # sliding_window is not in the file; null says that there is none
@@ -100,7 +100,7 @@ class HedgerowConfig(PreTrainedConfig):
         """What the student attends with, defaults filled in (storage/attention_spec.hpp)."""
         given = self.hedgerow.get("attention", {})
         filled = {"feature_map": "hedgehog_softmax", "feature_dim": 64, "bias": False, "window": "terraced",
-                  "window_size": 64, **given}
+                  "window_size": 64, "order": 2, **given}
         filled.setdefault("negation", filled["feature_map"].startswith("hedgehog"))
         filled.setdefault("projection", filled["feature_map"] in PROJECTED_FEATURE_MAPS)
         return filled

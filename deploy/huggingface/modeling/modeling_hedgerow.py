@@ -60,7 +60,10 @@ class HedgerowPreTrainedModel(PreTrainedModel):
         if isinstance(module, FeatureMapProjection):
             heads, head_dim, features = module.layer.shape
             bound = math.sqrt(6 / (head_dim * features))
-            nn.init.uniform_(module.layer, -bound, bound)
+            if self.config.attention["feature_map"] == "positive_random":
+                nn.init.normal_(module.layer)
+            else:
+                nn.init.uniform_(module.layer, -bound, bound)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
         elif isinstance(module, HedgerowAttention) and hasattr(module, "window_factors"):
