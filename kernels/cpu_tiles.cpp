@@ -2,6 +2,7 @@
 
 #include <c10/util/BFloat16.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "kernels/cpu_vector.hpp"
@@ -181,9 +182,13 @@ HEDGEROW_CLONES void column_sums(const float* x,
                                  bool add) {
   for (std::int64_t c = 0; c < lanes; c += kLanes) {
     Lanes sum = add ? load(out + c) : Lanes{};
-    for (std::int64_t r = 0; r < rows; ++r) {
-      const Lanes value = load(x + r * ld + c);
-      sum += weight == nullptr ? value : value * weight[r];
+    for (std::int64_t first = 0; first < rows; first += kTermsPerRun) {
+      Lanes run{};
+      for (std::int64_t r = first; r < std::min(first + kTermsPerRun, rows); ++r) {
+        const Lanes value = load(x + r * ld + c);
+        run += weight == nullptr ? value : value * weight[r];
+      }
+      sum += run;
     }
     store(out + c, sum);
   }
@@ -197,8 +202,12 @@ HEDGEROW_CLONES void column_dots(const float* a,
                                  float* out) {
   for (std::int64_t c = 0; c < lanes; c += kLanes) {
     Lanes sum{};
-    for (std::int64_t r = 0; r < rows; ++r) {
-      sum += load(a + r * ld + c) * load(b + r * ld + c);
+    for (std::int64_t first = 0; first < rows; first += kTermsPerRun) {
+      Lanes run{};
+      for (std::int64_t r = first; r < std::min(first + kTermsPerRun, rows); ++r) {
+        run += load(a + r * ld + c) * load(b + r * ld + c);
+      }
+      sum += run;
     }
     store(out + c, sum);
   }

@@ -3,6 +3,7 @@
 #include <ATen/native/CPUBlas.h>
 #include <c10/util/BFloat16.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/cpu_tiles.hpp"
@@ -12,7 +13,7 @@ namespace hedgerow::kernels::cpu {
 namespace {
 
 // One block of c in registers: kRows x kVectors vectors. 8 x 2 keeps both FMA ports busy with 10
-// loads for 16 products.
+// loads for 16 products. k terms of one run; what c holds is added at the end.
 template <std::int64_t kRows, std::int64_t kVectors>
 HEDGEROW_INLINE void block(std::int64_t k,
                            const Left& left,
@@ -21,14 +22,7 @@ HEDGEROW_INLINE void block(std::int64_t k,
                            float* c,
                            std::int64_t ldc,
                            bool add) {
-  Lanes sum[static_cast<std::size_t>(kRows)][static_cast<std::size_t>(kVectors)];
-#pragma GCC unroll 8
-  for (std::int64_t i = 0; i < kRows; ++i) {
-#pragma GCC unroll 2
-    for (std::int64_t j = 0; j < kVectors; ++j) {
-      sum[i][j] = add ? load(c + i * ldc + j * kLanes) : Lanes{};
-    }
-  }
+  Lanes sum[static_cast<std::size_t>(kRows)][static_cast<std::size_t>(kVectors)] = {};
   for (std::int64_t p = 0; p < k; ++p) {
     Lanes b[static_cast<std::size_t>(kVectors)];
 #pragma GCC unroll 2
@@ -48,7 +42,8 @@ HEDGEROW_INLINE void block(std::int64_t k,
   for (std::int64_t i = 0; i < kRows; ++i) {
 #pragma GCC unroll 2
     for (std::int64_t j = 0; j < kVectors; ++j) {
-      store(c + i * ldc + j * kLanes, sum[i][j]);
+      float* out = c + i * ldc + j * kLanes;
+      store(out, add ? load(out) + sum[i][j] : sum[i][j]);
     }
   }
 }
@@ -85,13 +80,21 @@ HEDGEROW_INLINE void panel(std::int64_t m,
 HEDGEROW_CLONES void multiply_float(
     Size size, Left left, Right right, float* c, std::int64_t ldc, bool add) {
   const std::int64_t n = padded(size.n);
-  std::int64_t column = 0;
-  for (; column + 2 * kLanes <= n; column += 2 * kLanes) {
-    panel<2>(size.m, size.k, left, right.data + column, right.ld, c + column, ldc, add);
-  }
-  if (column < n) {
-    panel<1>(size.m, size.k, left, right.data + column, right.ld, c + column, ldc, add);
-  }
+  std::int64_t first = 0;
+  do {
+    const std::int64_t k = std::min(kTermsPerRun, size.k - first);
+    const Left rows{left.data + first * left.col_stride, left.row_stride, left.col_stride};
+    const float* columns = right.data + first * right.ld;
+    const bool adds = add || first > 0;
+    std::int64_t column = 0;
+    for (; column + 2 * kLanes <= n; column += 2 * kLanes) {
+      panel<2>(size.m, k, rows, columns + column, right.ld, c + column, ldc, adds);
+    }
+    if (column < n) {
+      panel<1>(size.m, k, rows, columns + column, right.ld, c + column, ldc, adds);
+    }
+    first += kTermsPerRun;
+  } while (first < size.k);  // k = 0 sets c to 0
 }
 
 // out [m, k padded to even] bf16, row-major: the left factor as oneDNN's tile product reads it.
