@@ -16,7 +16,7 @@ std::int64_t ring_slots(const HybridOptions& options) {
 }
 
 // The parameters know the query heads; only a map without parameters and window leaves them to be
-// the kv heads.
+// the kv heads, until the first step brings queries.
 std::int64_t num_heads_of(const HybridParameters& parameters, std::int64_t num_kv_heads) {
   if (parameters.k.layer.defined()) {
     return parameters.k.layer.size(0);
@@ -152,6 +152,17 @@ DecodeState prefill(Form form,
   return state;
 }
 
+// A state that was filled without knowing its query heads: they share what their kv head has seen.
+void spread_over_heads(DecodeState& state, const HybridParameters& parameters, std::int64_t heads) {
+  const std::int64_t held = state.kv_state.size(1);
+  if (parameters.k.layer.defined() || parameters.window_factors.defined() || held == heads ||
+      held < 1 || heads % held != 0) {
+    return;
+  }
+  state.kv_state = state.kv_state.repeat_interleave(heads / held, 1);
+  state.k_state = state.k_state.repeat_interleave(heads / held, 1);
+}
+
 at::Tensor step(Form form,
                 const at::Tensor& q,
                 const at::Tensor& k,
@@ -159,6 +170,7 @@ at::Tensor step(Form form,
                 DecodeState& state,
                 const HybridParameters& parameters,
                 const HybridOptions& options) {
+  if (q.dim() == 3) spread_over_heads(state, parameters, q.size(1));
   check_step(q, k, v, state, parameters, options);
   return form == Form::kAten ? aten::decode_step_aten(q, k, v, parameters, options, state)
                              : cpu::decode_step_cpu(q, k, v, parameters, options, state);

@@ -32,7 +32,8 @@ DecodeState make_decode_state(std::int64_t batch,
                               const HybridOptions& options);
 
 // The state after the first lengths[b] tokens of each row. k, v [B, G, T, D], right-padded; lengths
-// [B] int64, 1..T. A row's state does not depend on the others nor on the padding.
+// [B] int64, 1..T. A row's state does not depend on the others nor on the padding. A map without
+// parameters, of no window, has H = G until the first step.
 DecodeState prefill_state(const at::Tensor& k,
                           const at::Tensor& v,
                           const at::Tensor& lengths,

@@ -124,7 +124,6 @@ TEST_P(DeviceDecode, ContinuesThePrefillForTheMapsOfTheExponential) {
       AttentionCase shape = case_of(map, layout);
       shape.T = 43;
       shape.options.window_size = 8;
-      shape.G = layout == WindowLayout::kNone ? shape.H : shape.G;  // see prefill_state
       const AttentionInputs inputs = make_inputs(shape), x = on_device(shape, inputs);
       const at::Tensor full = hybrid_attention_reference(
           inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
