@@ -2,10 +2,10 @@
 
 #include <ATen/ATen.h>
 
-#include "kernels/aten_forms.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/decode_aten.hpp"
 #include "kernels/decode_cpu.hpp"
+#include "kernels/forms.hpp"
 
 namespace hedgerow::kernels {
 namespace {

@@ -5,10 +5,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
+#include <atomic>
 
-#include "kernels/aten_forms.hpp"
+#include "kernels/forms.hpp"
 #include "kernels/hybrid_attention_aten.hpp"
 #include "kernels/hybrid_attention_cpu.hpp"
+#include "kernels/hybrid_attention_cuda.hpp"
 #include "kernels/reference.hpp"
 
 namespace hedgerow::kernels {
@@ -33,11 +35,19 @@ HybridForward run_forward(Form form,
                           const at::Tensor& v,
                           const HybridParameters& parameters,
                           const HybridOptions& options,
-                          bool keep_fp32) {
-  return form == Form::kAten
-             ? aten::hybrid_forward_aten(make_hybrid_problem(q, k, v, parameters, options),
-                                         keep_fp32)
-             : cpu::hybrid_forward_cpu(cpu::make_problem(q, k, v, parameters, options), keep_fp32);
+                          bool keep_for_backward) {
+  switch (form) {
+    case Form::kCpu:
+      return cpu::hybrid_forward_cpu(cpu::make_problem(q, k, v, parameters, options),
+                                     keep_for_backward);
+    case Form::kCuda:
+      return cuda::hybrid_form()->forward(make_hybrid_problem(q, k, v, parameters, options),
+                                          keep_for_backward);
+    case Form::kAten:
+      break;
+  }
+  return aten::hybrid_forward_aten(make_hybrid_problem(q, k, v, parameters, options),
+                                   keep_for_backward);
 }
 
 // A form's forward and backward behind autograd. Saves the inputs, y (fp32) and Z: O(T).
@@ -59,9 +69,13 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     torch::autograd::variable_list saved = {
         q, k, v, layer_q, bias_q, layer_k, bias_k, window_factors};
     const HybridForward result =
-        run_forward(form, q, k, v, parameters_of(saved), options, /*keep_fp32=*/true);
-    saved.push_back(result.y_fp32);
+        run_forward(form, q, k, v, parameters_of(saved), options, /*keep_for_backward=*/true);
+    saved.push_back(result.y_saved);
     saved.push_back(result.denominator);
+    saved.push_back(present_or_empty(result.rest));
+    saved.push_back(present_or_empty(result.pull));
+    saved.push_back(present_or_empty(result.maxima));
+    saved.push_back(present_or_empty(result.ties));
     context->save_for_backward(saved);
     save_options(context, options, form);
     return result.y;
@@ -71,8 +85,12 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
                                                  const torch::autograd::variable_list& dy) {
     const torch::autograd::variable_list saved = context->get_saved_variables();
     HybridForward forward;
-    forward.y_fp32 = saved[kWindowFactors + 1];
+    forward.y_saved = saved[kWindowFactors + 1];
     forward.denominator = saved[kWindowFactors + 2];
+    forward.rest = undefined_if_empty(saved[kWindowFactors + 3]);
+    forward.pull = undefined_if_empty(saved[kWindowFactors + 4]);
+    forward.maxima = undefined_if_empty(saved[kWindowFactors + 5]);
+    forward.ties = undefined_if_empty(saved[kWindowFactors + 6]);
     const HybridNeeds needs{
         .q = context->needs_input_grad(kQ),
         .k = context->needs_input_grad(kK),
@@ -112,11 +130,18 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     const at::Tensor &q = saved[kQ], &k = saved[kK], &v = saved[kV];
     const HybridParameters parameters = parameters_of(saved);
     const HybridOptions options = saved_options(context);
-    return static_cast<Form>(context->saved_data["form"].toInt()) == Form::kAten
-               ? aten::hybrid_backward_aten(
-                     make_hybrid_problem(q, k, v, parameters, options), forward, dy, needs)
-               : cpu::hybrid_backward_cpu(
-                     cpu::make_problem(q, k, v, parameters, options), forward, dy, needs);
+    switch (static_cast<Form>(context->saved_data["form"].toInt())) {
+      case Form::kCpu:
+        return cpu::hybrid_backward_cpu(
+            cpu::make_problem(q, k, v, parameters, options), forward, dy, needs);
+      case Form::kCuda:
+        return cuda::hybrid_form()->backward(
+            make_hybrid_problem(q, k, v, parameters, options), forward, dy, needs);
+      case Form::kAten:
+        break;
+    }
+    return aten::hybrid_backward_aten(
+        make_hybrid_problem(q, k, v, parameters, options), forward, dy, needs);
   }
 
   static void save_options(torch::autograd::AutogradContext* context,
@@ -141,6 +166,26 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
   }
 };
 
+// Of the entries: the fused form of the device where it takes the problem.
+Form choose_form(const at::Tensor& q,
+                 const HybridParameters& parameters,
+                 const HybridOptions& options,
+                 bool input_gradients) {
+  const bool fused = q.is_cuda() && cuda::hybrid_form() != nullptr &&
+                     cuda::hybrid_form()->why_not(q, parameters, options, input_gradients).empty();
+  return fused ? Form::kCuda : form_for(q);
+}
+
+void require_cuda_form(const at::Tensor& q,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options,
+                       bool input_gradients) {
+  TORCH_CHECK(cuda::hybrid_form() != nullptr,
+              "hybrid attention: this build has no CUDA kernels; build with HEDGEROW_CUDA=ON");
+  const std::string reason = cuda::hybrid_form()->why_not(q, parameters, options, input_gradients);
+  TORCH_CHECK(reason.empty(), "hybrid attention: ", reason);
+}
+
 at::Tensor attend(Form form,
                   const at::Tensor& q,
                   const at::Tensor& k,
@@ -155,7 +200,7 @@ at::Tensor attend(Form form,
                           parameters.k.layer,
                           parameters.k.bias,
                           parameters.window_factors})) {
-    return run_forward(form, q, k, v, parameters, options, /*keep_fp32=*/false).y;
+    return run_forward(form, q, k, v, parameters, options, false).y;
   }
   return HybridFunction::apply(q,
                                k,
@@ -196,8 +241,14 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                             const HybridParameters& parameters,
                             const HybridOptions& options) {
   check_inputs(q, k, v, parameters, options);
-  return q.scalar_type() == at::kDouble ? hybrid_attention_reference(q, k, v, parameters, options)
-                                        : attend(form_for(q), q, k, v, parameters, options);
+  return q.scalar_type() == at::kDouble
+             ? hybrid_attention_reference(q, k, v, parameters, options)
+             : attend(choose_form(q, parameters, options, any_requires_grad({q, k, v})),
+                      q,
+                      k,
+                      v,
+                      parameters,
+                      options);
 }
 
 at::Tensor linear_share(const at::Tensor& q,
@@ -210,7 +261,7 @@ at::Tensor linear_share(const at::Tensor& q,
     const HybridWeights weights = hybrid_weights_reference(q, k, parameters, options);
     return (weights.linear.sum(-1, true) / weights.denominator).mean(at::IntArrayRef{0, 2, 3});
   }
-  return share_of(form_for(q), q, k, parameters, options);
+  return share_of(choose_form(q, parameters, options, false), q, k, parameters, options);
 }
 
 namespace aten {
@@ -233,4 +284,34 @@ at::Tensor linear_share(const at::Tensor& q,
 }
 
 }  // namespace aten
+
+namespace cuda {
+
+namespace {
+std::atomic<const HybridForm*> form = kBuiltForm;
+}  // namespace
+
+const HybridForm* hybrid_form() { return form.load(); }
+void use_hybrid_form(const HybridForm* other) { form.store(other); }
+
+at::Tensor hybrid_attention(const at::Tensor& q,
+                            const at::Tensor& k,
+                            const at::Tensor& v,
+                            const HybridParameters& parameters,
+                            const HybridOptions& options) {
+  check_inputs(q, k, v, parameters, options);
+  require_cuda_form(q, parameters, options, any_requires_grad({q, k, v}));
+  return attend(Form::kCuda, q, k, v, parameters, options);
+}
+
+at::Tensor linear_share(const at::Tensor& q,
+                        const at::Tensor& k,
+                        const HybridParameters& parameters,
+                        const HybridOptions& options) {
+  check_inputs(q, k, {}, parameters, options);
+  require_cuda_form(q, parameters, options, false);
+  return share_of(Form::kCuda, q, k, parameters, options);
+}
+
+}  // namespace cuda
 }  // namespace hedgerow::kernels

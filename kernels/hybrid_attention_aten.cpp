@@ -136,8 +136,8 @@ void forward_part(const Part& part, const HybridForward& out) {
   if (out.y.defined()) {
     const at::Tensor y = x.c.query_tokens(sums.narrow(-1, 0, x.values) / denominator);
     part.queries(out.y).copy_(y);
-    if (out.y_fp32.defined() && !out.y_fp32.is_same(out.y)) {
-      part.queries(out.y_fp32).copy_(y);
+    if (out.y_saved.defined() && !out.y_saved.is_same(out.y)) {
+      part.queries(out.y_saved).copy_(y);
     }
   }
 }
@@ -169,7 +169,7 @@ class BackwardPart {
     const at::Tensor inverse = part.queries(forward.denominator).reciprocal().unsqueeze(-1);
     const at::Tensor dn = part.queries(dy).to(x_.c.options.dtype()) * inverse;
     at::Tensor e = with_column(dn, x_.c.options);
-    e.select(3, x_.values).copy_((dn * part.queries(forward.y_fp32)).sum(-1)).neg_();
+    e.select(3, x_.values).copy_((dn * part.queries(forward.y_saved)).sum(-1)).neg_();
     e_ = x_.c.query_chunks(e);
   }
 
@@ -290,9 +290,9 @@ class BackwardPart {
 }  // namespace
 
 HybridForward hybrid_forward_aten(const HybridProblem& problem,
-                                  bool keep_fp32,
+                                  bool keep_for_backward,
                                   std::int64_t part_elements) {
-  const HybridForward out = make_hybrid_forward(problem, keep_fp32);
+  const HybridForward out = make_hybrid_forward(problem, keep_for_backward);
   for (const Part& part : parts_of(problem, elements_per_head(problem), part_elements)) {
     forward_part(part, out);
   }

@@ -11,7 +11,7 @@ namespace hedgerow::kernels::aten {
 
 // part_elements: what a temporary may hold (chunks_aten.hpp); tests give less.
 HybridForward hybrid_forward_aten(const HybridProblem& problem,
-                                  bool keep_fp32,
+                                  bool keep_for_backward,
                                   std::int64_t part_elements = kPartElements);
 HybridGradients hybrid_backward_aten(const HybridProblem& problem,
                                      const HybridForward& forward,

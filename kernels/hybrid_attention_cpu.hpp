@@ -37,7 +37,7 @@ HybridProblem make_problem(const at::Tensor& q,
                            const HybridParameters& parameters,
                            const HybridOptions& options);
 
-HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_fp32);
+HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_for_backward);
 HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
                                     const HybridForward& forward,
                                     const at::Tensor& dy,

@@ -168,8 +168,8 @@ class ForwardHead {
                true);
     }
     store_rows(out_.y, tile, inverse);
-    if (out_.y_fp32.defined() && !out_.y_fp32.is_same(out_.y)) {
-      store_rows(out_.y_fp32, tile, inverse);
+    if (out_.y_saved.defined() && !out_.y_saved.is_same(out_.y)) {
+      store_rows(out_.y_saved, tile, inverse);
     }
   }
 
@@ -208,8 +208,8 @@ HybridProblem make_problem(const at::Tensor& q,
           products_for(q.scalar_type())};
 }
 
-HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_fp32) {
-  HybridForward out = make_hybrid_forward(problem, keep_fp32);
+HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_for_backward) {
+  HybridForward out = make_hybrid_forward(problem, keep_for_backward);
   at::parallel_for(
       0, problem.shape.B * problem.shape.H, 1, [&](std::int64_t begin, std::int64_t end) {
         const ProductsScope scope(problem.products);

@@ -35,7 +35,7 @@ HybridProblem make_hybrid_problem(const at::Tensor& q,
   return problem;
 }
 
-HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_fp32) {
+HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_for_backward) {
   const auto [B, H, G, T, D] = problem.shape;
   const at::TensorOptions sums = problem.q.options().dtype(problem.sum_dtype());
   HybridForward out;
@@ -47,8 +47,8 @@ HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_fp32) 
       return at::empty({B, T, H, D}, sums.dtype(dtype)).transpose(1, 2);
     };
     out.y = rows(problem.output_dtype());
-    if (keep_fp32) {
-      out.y_fp32 =
+    if (keep_for_backward) {
+      out.y_saved =
           problem.output_dtype() == problem.sum_dtype() ? out.y : rows(problem.sum_dtype());
     }
   }

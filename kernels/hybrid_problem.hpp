@@ -40,12 +40,15 @@ HybridProblem make_hybrid_problem(const at::Tensor& q,
 
 struct HybridForward {
   at::Tensor y;  // [B, H, T, D] of the output dtype, in [B, T, H, D] memory; undefined without v
-  at::Tensor y_fp32;       // the same unrounded, where asked for (y itself when that is fp32)
+  at::Tensor y_saved;      // y as the backward reads it; undefined with kNothing
   at::Tensor denominator;  // Z [B, H, T]
   at::Tensor linear_mass;  // sum_j l_ij [B, H, T]
+  // CUDA's backward alone: what rounding took from y, and sum_window p (v - y), [B, H, T, D] bf16;
+  // the window's maximum of log2(e) s, and how many keys are at it, [B, H, T].
+  at::Tensor rest, pull, maxima, ties;
 };
 // Room for a form's results.
-HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_fp32);
+HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_for_backward);
 
 // Which gradients somebody needs, and the gradients (undefined where not needed), in the
 // parameters' shapes and the sums' dtype; dq, dk and dv in the inputs' dtype.

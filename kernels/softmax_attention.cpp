@@ -6,9 +6,9 @@
 
 #include <cmath>
 
-#include "kernels/aten_forms.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/cpu_tiles.hpp"
+#include "kernels/forms.hpp"
 #include "kernels/softmax_attention_aten.hpp"
 #include "kernels/softmax_attention_cpu.hpp"
 

@@ -3,8 +3,8 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/aten_forms.hpp"
 #include "kernels/checks.hpp"
+#include "kernels/forms.hpp"
 #include "kernels/transfer_loss_aten.hpp"
 #include "kernels/transfer_loss_cpu.hpp"
 

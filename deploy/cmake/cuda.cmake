@@ -24,6 +24,11 @@ if(NOT _with_cuda STREQUAL "OFF")
       set(CMAKE_CUDA_ARCHITECTURES 80-real 90a-real 80-virtual)
     endif()
     enable_language(CUDA)
+    if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+      # CMake 3.25 does not know that nvcc 12 and later compile C++20.
+      set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
+      set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
+    endif()
     find_package(CUDAToolkit REQUIRED)
   elseif(HEDGEROW_CUDA STREQUAL "ON")
     message(FATAL_ERROR "HEDGEROW_CUDA=ON, but no CUDA compiler was found; run deploy/setup --cuda, or install the CUDA "

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/aten_forms.hpp"
+#include "kernels/forms.hpp"
 
 namespace {
 

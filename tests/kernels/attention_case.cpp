@@ -139,9 +139,13 @@ at::Tensor plain_bfloat16_hybrid(const AttentionInputs& x, const HybridOptions& 
   const std::int64_t H = x.q.size(1), T = x.q.size(2), group = H / x.k.size(1);
   const at::Tensor keys = x.k.repeat_interleave(group, 1), values = x.v.repeat_interleave(group, 1);
   const auto features = [&](const at::Tensor& rows, const FeatureMapWeights& weights) {
-    const at::Tensor z = at::matmul(rows, weights.layer.to(at::kBFloat16)).to(at::kFloat);
-    const at::Tensor phi = at::cat({at::softmax(z, -1), at::softmax(-z, -1)}, -1);
-    return phi.clamp_min(kFeatureClamp).to(at::kBFloat16);
+    at::Tensor z =
+        weights.layer.defined() ? at::matmul(rows, weights.layer.to(at::kBFloat16)) : rows;
+    z = z.to(at::kFloat);
+    if (weights.bias.defined()) {
+      z = z + weights.bias.unsqueeze(1);
+    }
+    return apply_feature_map(z, {}, options.feature_map, H).to(at::kBFloat16);
   };
   std::vector<std::int64_t> first(static_cast<std::size_t>(T));
   for (std::int64_t i = 0; i < T; ++i) {

@@ -4,7 +4,7 @@
 // the entries. What only one form promises is in the tests that are named after the entries.
 #pragma once
 
-#include "kernels/aten_forms.hpp"
+#include "kernels/forms.hpp"
 #include "tests/kernels/attention_case.hpp"
 
 namespace hedgerow::kernels::testing {

@@ -4,7 +4,7 @@
 namespace hedgerow::kernels::testing {
 namespace {
 
-HEDGEROW_INSTANTIATE_DEVICE_FORMS(FusedOnCpu, Form::kFused, at::kCPU);
+HEDGEROW_INSTANTIATE_DEVICE_FORMS(FusedOnCpu, Form::kCpu, at::kCPU);
 
 }  // namespace
 }  // namespace hedgerow::kernels::testing

@@ -2,7 +2,7 @@
 #include <fstream>
 #include <string>
 
-#include "kernels/aten_forms.hpp"
+#include "kernels/forms.hpp"
 #include "tests/kernels/attention_case.hpp"
 
 namespace hedgerow::kernels {

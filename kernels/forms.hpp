@@ -1,8 +1,9 @@
-// Every entry has two forms: one fused for its device (today: the CPU), and one in ATen operations
-// that runs wherever ATen does, and in fp64 too. The entries choose by the device of their first
-// tensor; below, the ATen form by name, so that tests and benches can run it on the CPU beside the
-// fused one. Contracts are those of the entries, with fp64 computed in this form and not by the
-// reference. Results are the same bytes from call to call on one device.
+// The forms of the entries. Each has one in ATen operations, which runs wherever ATen does, and in
+// fp64 too; and one fused for the CPU; the hybrid also one fused for CUDA, for what its kernels
+// take (the ATen form computes the rest). The entries choose by the device of their first tensor;
+// below, forms by name, so that tests and benches can run them beside one another. Contracts are
+// those of the entries, with fp64 computed in this form and not by the reference. Results are the
+// same bytes from call to call on one device.
 #pragma once
 
 #include "kernels/decode.hpp"
@@ -12,10 +13,10 @@
 
 namespace hedgerow::kernels {
 
-enum class Form { kFused, kAten };
+enum class Form { kCpu, kCuda, kAten };
 
 [[nodiscard]] inline Form form_for(const at::Tensor& x) {
-  return x.is_cpu() ? Form::kFused : Form::kAten;
+  return x.is_cpu() ? Form::kCpu : Form::kAten;
 }
 
 namespace aten {
@@ -54,4 +55,19 @@ at::Tensor decode_step(const at::Tensor& q,
                        const HybridOptions& options);
 
 }  // namespace aten
+
+// The fused CUDA form; throws, saying why, where its kernels do not take the problem.
+namespace cuda {
+
+at::Tensor hybrid_attention(const at::Tensor& q,
+                            const at::Tensor& k,
+                            const at::Tensor& v,
+                            const HybridParameters& parameters,
+                            const HybridOptions& options);
+at::Tensor linear_share(const at::Tensor& q,
+                        const at::Tensor& k,
+                        const HybridParameters& parameters,
+                        const HybridOptions& options);
+
+}  // namespace cuda
 }  // namespace hedgerow::kernels

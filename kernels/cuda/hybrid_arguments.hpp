@@ -1,0 +1,118 @@
+// What the hybrid's CUDA kernels are given: plain pointers and sizes, so that neither nvcc nor the
+// host emulation needs LibTorch. hybrid_attention_cuda.cpp fills them in; strides are in elements;
+// every pointer to bf16 is aligned to 16 bytes and every stride of rows is a multiple of 8.
+//
+// A tile is 64 tokens, whatever the window. For a tile c of queries the keys fall in three parts:
+//
+//   tiles 0 .. far_tiles(c) - 1   linear for every query of the tile: they come in through the
+//                                 state S[far_tiles(c)] = sum of phi_k v^T over the tiles before
+//   tiles far_tiles(c) .. c       pair by pair: softmax at or after window_begin(i), linear before
+#pragma once
+
+#include <cstdint>
+
+#if defined(__CUDACC__)
+#define HEDGEROW_BOTH __host__ __device__ inline
+#else
+#define HEDGEROW_BOTH inline
+#endif
+
+namespace hedgerow::kernels::cuda {
+
+enum class Layout : int { kNone, kSliding, kTerraced };
+enum class MapKind : int { kHedgehogSoftmax, kHedgehogExp, kRelu, kEluPlusOne, kIdentity };
+
+// First key of query i's window; keys before it are linear.
+HEDGEROW_BOTH int window_begin(Layout layout, int window, int query) {
+  int first = query + 1;
+  if (layout == Layout::kSliding) {
+    first = query - window + 1;
+  } else if (layout == Layout::kTerraced) {
+    first = (query / window - 1) * window;
+  }
+  return first > 0 ? first : 0;
+}
+
+// Which of the compiled kernels: head_dim, columns of the map, and whether features double.
+struct KernelShape {
+  int head_dim, projected;
+  bool negation;
+  [[nodiscard]] HEDGEROW_BOTH int features() const { return negation ? 2 * projected : projected; }
+};
+
+struct Rows {  // [B, heads, T, D] bf16
+  const std::uint16_t* data = nullptr;
+  std::int64_t batch = 0, head = 0, token = 0;
+};
+
+struct Map {
+  MapKind kind = MapKind::kHedgehogSoftmax;
+  const std::uint16_t* layer = nullptr;  // [H, D, f] bf16; null: x itself, f = D
+  const float* bias = nullptr;           // [H, f]; null: none
+};
+
+// Sizes and inputs that all kernels of a problem share.
+struct HybridInputs {
+  int B = 0, H = 0, G = 0, T = 0;
+  Layout layout = Layout::kNone;
+  int window = 0;
+  Rows q, k, v;
+  Map map_q, map_k;
+  const float* gate = nullptr;  // [H] sigmoid(window_factors); null with kNone
+
+  [[nodiscard]] HEDGEROW_BOTH int tiles() const { return (T + 63) / 64; }
+  [[nodiscard]] HEDGEROW_BOTH int far_tiles(int tile) const {
+    return window_begin(layout, window, 64 * tile) / 64;
+  }
+  // Tiles from far_tiles(tile) up to here hold (also) linear pairs.
+  [[nodiscard]] HEDGEROW_BOTH int near_linear_end(int tile) const {
+    const int last = 64 * tile + 63;
+    return (window_begin(layout, window, last) + 63) / 64;
+  }
+  // The first tile of queries whose state holds this tile of keys; tiles() if there is none.
+  [[nodiscard]] HEDGEROW_BOTH int first_far_query_tile(int tile) const {
+    int c = tile + 1;
+    while (c < tiles() && far_tiles(c) <= tile) {
+      ++c;
+    }
+    return c;
+  }
+};
+
+// S and z, as sums over tiles: `prefix` entries hold the tiles before, else those from here on.
+struct States {
+  std::uint16_t* states = nullptr;  // [B, H, tiles, F, D] bf16
+  float* sums = nullptr;            // [B, H, tiles, F]
+};
+
+// The walk that makes States of one side: phi(x) and the values that it carries.
+struct StatesArguments {
+  HybridInputs inputs;
+  bool prefix = true;  // keys with their values; else queries with dn, from the end
+  Rows x, values;      // x [B, H or G, T, D]; values [B, H or G, T, D]
+  int x_heads = 0;     // of both
+  Map map;
+  const float* weights = nullptr;  // [B, H, T]: what sums adds up per token; null: 1
+  States out;
+  std::uint16_t* features = nullptr;  // [B, H, 64 tiles, F] bf16, kept for near pairs; may be null
+  int segments = 1;                   // walks that run beside one another
+  float* totals = nullptr;            // [B, H, segments, F, D + 1] fp32 where segments > 1
+};
+
+struct ForwardArguments {
+  HybridInputs inputs;
+  States far;
+  const std::uint16_t* features_k = nullptr;  // where a tile has near linear pairs
+  bool has_values = true;                     // else only the denominators
+  void* y = nullptr;                          // [B, H, T, D] by the strides, bf16 or fp32
+  bool y_is_float = false;
+  std::int64_t y_batch = 0, y_head = 0, y_token = 0;
+  std::uint16_t* rest = nullptr;  // [B, H, T, D] what rounding took from a bf16 y; null: not kept
+  std::uint16_t* pull = nullptr;  // [B, H, T, D] sum_window p (v - y); null: not kept
+  float* denominator = nullptr;   // [B, H, T]
+  float* linear_mass = nullptr;   // [B, H, T]
+  float* maxima = nullptr;        // [B, H, T] log2(e) s of the window's maximum; null: not kept
+  float* ties = nullptr;          // [B, H, T] keys at the maximum
+};
+
+}  // namespace hedgerow::kernels::cuda

@@ -1,0 +1,321 @@
+// The keys' side of the hybrid's backward (derivation: hybrid_backward_head.hpp), a tile of 64 keys
+// at a time. With R, r the queries' sums of phi_q dn and phi_q beta from the first tile that sees
+// these keys through the state:
+//
+//   dphi_k = v R^T + r + sum over near pairs of dl phi_q        dz, the partial dW_k and db_k
+//   dv = phi_k R + sum over the tile's pairs of (p + l) dn
+//   dk = dz W^T + sum over the window's pairs of ds q
+//
+// Scores lie [queries, keys] as in the forward, so that they are the same bits; P, dS and dL go
+// through shared memory to be read transposed.
+//
+// 256 threads (map_backward.cuh says how they share a tile; of a tile of pairs a warp holds 16
+// queries and half of the keys, of dk and dv 16 keys and half of D). Without kInputs (attention
+// transfer): grid (parts, B H), dW_k in registers over the tiles of a part, no score. With kInputs:
+// grid (tiles, B G); a threadblock walks the query heads of its kv head in ascending order with dk
+// and dv in registers, so K and V are never expanded.
+#pragma once
+
+#include "kernels/cuda/map_backward.cuh"
+
+namespace hedgerow::kernels::cuda {
+
+template <typename S, bool kInputs>
+class BackwardKeys {
+ public:
+  static constexpr int kThreads = kBackwardThreads;
+  static constexpr int kHalfDim = S::kHeadDim / 2;
+  static constexpr int kKeys = kTile / 2;  // of a warp, in a tile of pairs
+  static constexpr int kRowsSize = kTile * S::kHeadDim;
+  static constexpr int kLayerSize = S::kHeadDim * S::kProjected;
+  static constexpr int kFeaturesSize = kTile * S::kFeatures;
+  static constexpr int kStateSize = S::kFeatures * S::kHeadDim;
+  static constexpr int larger(int a, int b) { return a > b ? a : b; }
+
+  struct alignas(128) Shared {
+    Bf16 k[kRowsSize];  // dk, dv on the way out
+    Bf16 v[kRowsSize];
+    // R, W and (kInputs) phi_k; or Q, dn, phi_q and phi_k of a pair of tiles.
+    Bf16 pool[larger(kStateSize + kLayerSize + (kInputs ? kFeaturesSize : 0),
+                     2 * kRowsSize + 2 * kFeaturesSize)];
+    Bf16 pairs[kInputs ? 3 : 1][kTile * kTile];  // dL, P, dS
+    typename MapBackward<S>::Shared map;
+    float state_sum[S::kFeatures];
+  };
+
+  HEDGEROW_TILE BackwardKeys(const BackwardArguments& arguments, Shared& shared, int part, int row)
+      : a_(arguments), in_(arguments.inputs), shared_(shared), map_(shared.map), part_(part) {
+    const int heads = kInputs ? in_.G : in_.H, group = in_.H / in_.G;
+    batch_ = row / heads;
+    head_ = kInputs ? row % heads * group : row % heads;
+    last_head_ = kInputs ? head_ + group : head_ + 1;
+  }
+
+  HEDGEROW_TILE void run() {
+    const int first = kInputs ? part_ : part_ * a_.tiles_per_part;
+    const int last = kInputs ? part_ + 1 : first + a_.tiles_per_part;
+    dk_.clear();
+    dv_.clear();
+    HEDGEROW_NO_UNROLL
+    for (; head_ < last_head_; ++head_) {
+      if constexpr (!kInputs) {
+        map_.clear_part();
+      }
+      HEDGEROW_NO_UNROLL
+      for (tile_ = first; tile_ < last && tile_ < in_.tiles(); ++tile_) {
+        walk_tile();
+      }
+      const std::int64_t index = static_cast<std::int64_t>(part_) * in_.B * in_.H + row_index();
+      map_.store_part(a_.layer_k != nullptr ? a_.layer_k + index * kLayerSize : nullptr,
+                      a_.bias_k != nullptr ? a_.bias_k + index * S::kProjected : nullptr);
+    }
+    if constexpr (kInputs) {
+      tile_ = part_;
+      store_inputs(dk_, a_.dk);
+      store_inputs(dv_, a_.dv);
+    }
+  }
+
+ private:
+  HEDGEROW_TILE int valid_rows(int tile) const {
+    const int left = in_.T - tile * kTile;
+    return left < kTile ? left : kTile;
+  }
+  HEDGEROW_TILE GlobalRows rows_of(const Rows& x, int head, int tile) const {
+    return {x.data + batch_ * x.batch + head * x.head +
+                static_cast<std::int64_t>(tile) * kTile * x.token,
+            x.token};
+  }
+  HEDGEROW_TILE int kv_head() const { return head_ / (in_.H / in_.G); }
+  HEDGEROW_TILE std::int64_t row_index() const {
+    return static_cast<std::int64_t>(batch_) * in_.H + head_;
+  }
+  HEDGEROW_TILE float of_row(const float* x, const QueryRows& rows, int r) const {
+    return rows.query[r] < in_.T ? x[row_index() * in_.T + rows.query[r]] : 0.0F;
+  }
+
+  HEDGEROW_TILE Tile<S::kHeadDim> keys() const { return {shared_.k}; }
+  HEDGEROW_TILE Tile<S::kHeadDim> values() const { return {shared_.v}; }
+  HEDGEROW_TILE Tile<S::kHeadDim> state() const { return {shared_.pool}; }
+  HEDGEROW_TILE Tile<S::kProjected> layer() const { return {shared_.pool + kStateSize}; }
+  HEDGEROW_TILE Tile<S::kFeatures> phi() const { return {shared_.pool + kStateSize + kLayerSize}; }
+  HEDGEROW_TILE Tile<S::kHeadDim> queries() const { return {shared_.pool}; }
+  HEDGEROW_TILE Tile<S::kHeadDim> dn() const { return {shared_.pool + kRowsSize}; }
+  HEDGEROW_TILE Tile<S::kFeatures> features_q() const { return {shared_.pool + 2 * kRowsSize}; }
+  HEDGEROW_TILE Tile<S::kFeatures> features_k() const {
+    return {shared_.pool + 2 * kRowsSize + kFeaturesSize};
+  }
+  enum Pairs { kLinear, kWeights, kScores };
+  HEDGEROW_TILE Tile<kTile> pairs(Pairs which) const { return {shared_.pairs[which]}; }
+
+  HEDGEROW_TILE void walk_tile() {
+    const int far = in_.first_far_query_tile(tile_);
+    const bool has_far = far < in_.tiles();
+    bool linear = has_far;
+    copy_rows<kTile, S::kHeadDim, kThreads>(
+        keys(), rows_of(in_.k, kv_head(), tile_), valid_rows(tile_));
+    copy_rows<kTile, S::kHeadDim, kThreads>(
+        values(), rows_of(in_.v, kv_head(), tile_), valid_rows(tile_));
+    map_.clear_tile();
+    if (has_far) {
+      copy_state(far);
+    }
+    commit_copies();
+    wait_for_copies<0>();
+    sync_threads();
+    if (has_far) {
+      map_.add_state(values(), state(), shared_.state_sum, RowPair{{1.0F, 1.0F}});
+    }
+    HEDGEROW_NO_UNROLL
+    for (int c = tile_; c < far && c < in_.tiles(); ++c) {
+      const bool near = in_.near_linear_end(c) > tile_;
+      if (near || (kInputs && in_.layout != Layout::kNone)) {
+        walk_pairs(c, near);
+      }
+      linear = linear || near;
+    }
+    if constexpr (kInputs) {
+      map_.clear_part();  // one tile a part: here, so that nothing is held until then
+    }
+    if (linear) {
+      sync_threads();
+      finish_linear(far, has_far);
+    }
+    sync_threads();
+  }
+
+  HEDGEROW_TILE void copy_state(int far) {
+    const std::int64_t index = row_index() * in_.tiles() + far;
+    copy_rows<S::kFeatures, S::kHeadDim, kThreads>(
+        state(), {a_.far_gradient.states + index * kStateSize, S::kHeadDim}, S::kFeatures);
+    for (int f = thread(); f < S::kFeatures; f += kThreads) {
+      shared_.state_sum[f] = a_.far_gradient.sums[index * S::kFeatures + f];
+    }
+  }
+
+  // The pairs of these keys with one tile of queries.
+  HEDGEROW_TILE void walk_pairs(int c, bool near) {
+    sync_threads();
+    copy_rows<kTile, S::kHeadDim, kThreads>(queries(), rows_of(in_.q, head_, c), valid_rows(c));
+    copy_rows<kTile, S::kHeadDim, kThreads>(dn(), rows_of(a_.dn, head_, c), valid_rows(c));
+    if (near) {
+      const std::int64_t first = row_index() * in_.tiles();
+      copy_rows<kTile, S::kFeatures, kThreads>(
+          features_q(), {a_.features_q + (first + c) * kFeaturesSize, S::kFeatures}, kTile);
+      copy_rows<kTile, S::kFeatures, kThreads>(
+          features_k(), {a_.features_k + (first + tile_) * kFeaturesSize, S::kFeatures}, kTile);
+    }
+    commit_copies();
+    wait_for_copies<0>();
+    sync_threads();
+    make_pairs(c, near);
+    sync_threads();
+    if constexpr (kInputs) {
+      add_transposed(dv_, kWeights, dn());
+      if (in_.layout != Layout::kNone) {
+        add_transposed(dk_, kScores, queries());
+      }
+    }
+    if (near) {
+      HEDGEROW_UNROLL
+      for (int k = 0; k < kTile / 16; ++k) {
+        Word left[4];
+        load_left_transposed(left, pairs(kLinear), group_row(), k);
+        map_.add_pairs(left, features_q(), 16 * k);
+      }
+    }
+  }
+
+  // sums [16 keys, half of D] += pairs^T x.
+  HEDGEROW_TILE void add_transposed(Sums<kHalfDim>& sums, Pairs which, Tile<S::kHeadDim> x) {
+    HEDGEROW_UNROLL
+    for (int k = 0; k < kTile / 16; ++k) {
+      Word left[4];
+      load_left_transposed(left, pairs(which), group_row(), k);
+      multiply_step(sums, left, x, 16 * k, half() * kHalfDim);
+    }
+  }
+
+  // dL, dS and P = p + l of this warp's 16 queries and its half of the keys; in this order, so that
+  // no more than two of them are in registers.
+  HEDGEROW_TILE void make_pairs(int c, bool near) {
+    const QueryRows rows = QueryRows::of(in_, c, group_row());
+    const int column = half() * kKeys, first_key = tile_ * kTile + column;
+    Sums<kKeys> da, weights;
+    da.clear();
+    multiply_transposed(da, dn(), group_row(), values(), column);
+    const RowPair beta{{of_row(a_.beta, rows, 0), of_row(a_.beta, rows, 1)}};
+    HEDGEROW_UNROLL
+    for (int n = 0; n < da.kGroups; ++n) {
+      HEDGEROW_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        da.values[n][i] += beta.values[i / 2];
+      }
+    }
+    if (near) {
+      Sums<kKeys> linear = da;
+      keep_linear(linear, rows, first_key);
+      store_sums(pairs(kLinear), linear, group_row(), column);
+    }
+    if constexpr (kInputs) {
+      weights.clear();
+      if (in_.layout != Layout::kNone) {
+        window_pairs(da, weights, rows, column, first_key);
+      }
+      if (near) {
+        Sums<kKeys> linear;
+        linear.clear();
+        multiply_transposed(linear, features_q(), group_row(), features_k(), column);
+        keep_linear(linear, rows, first_key);
+        HEDGEROW_UNROLL
+        for (int n = 0; n < weights.kGroups; ++n) {
+          HEDGEROW_UNROLL
+          for (int i = 0; i < 4; ++i) {
+            weights.values[n][i] += linear.values[n][i];
+          }
+        }
+      }
+      store_sums(pairs(kWeights), weights, group_row(), column);
+    }
+  }
+
+  // weights = p; stores dS. da is used up.
+  HEDGEROW_TILE void window_pairs(
+      Sums<kKeys>& da, Sums<kKeys>& weights, const QueryRows& rows, int column, int first_key) {
+    const float root = sqrtf(static_cast<float>(S::kHeadDim));
+    window_scores(weights, queries(), group_row(), keys(), rows, column, first_key, kLog2E / root);
+    RowPair maxima, shares;
+    HEDGEROW_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const bool inside = rows.query[r] < in_.T;
+      maxima.values[r] = of_row(a_.maxima, rows, r);
+      shares.values[r] = inside ? of_row(a_.totals, rows, r) / of_row(a_.ties, rows, r) : 0.0F;
+    }
+    score_gradients(da, weights, maxima, shares, in_.gate[head_], 1.0F / root);
+    store_sums(pairs(kScores), da, group_row(), column);
+  }
+
+  // z and phi_k once more; dz, dW_k, db_k; dv += phi_k R; dk += dz W^T.
+  HEDGEROW_TILE void finish_linear(int far, bool has_far) {
+    if (in_.map_k.layer != nullptr) {
+      const GlobalRows rows{in_.map_k.layer + static_cast<std::int64_t>(head_) * kLayerSize,
+                            S::kProjected};
+      copy_rows<S::kHeadDim, S::kProjected, kThreads>(layer(), rows, S::kHeadDim);
+    }
+    if (kInputs && has_far) {
+      copy_state(far);
+    }
+    commit_copies();
+    wait_for_copies<0>();
+    sync_threads();
+    const Tile<S::kFeatures> features = phi();
+    map_.run(in_.map_k,
+             head_,
+             keys(),
+             layer(),
+             valid_rows(tile_),
+             a_.bias_k != nullptr,
+             kInputs && has_far ? &features : nullptr);
+    map_.add_gradients(keys(), a_.layer_k != nullptr, a_.bias_k != nullptr);
+    if constexpr (kInputs) {
+      map_.add_input_gradient(dk_, in_.map_k, layer());
+      if (has_far) {
+        HEDGEROW_UNROLL
+        for (int k = 0; k < S::kFeatures / 16; ++k) {
+          Word left[4];
+          load_left(left, features, group_row(), k);
+          multiply_step(dv_, left, state(), 16 * k, half() * kHalfDim);
+        }
+      }
+    }
+  }
+
+  // One of dk and dv, through the tile of keys, which nobody needs any more.
+  HEDGEROW_TILE void store_inputs(const Sums<kHalfDim>& sums, Bf16* out) {
+    if (out == nullptr) {
+      return;
+    }
+    constexpr int kUnits = S::kHeadDim / kUnit;
+    sync_threads();
+    store_sums(keys(), sums, group_row(), half() * kHalfDim);
+    sync_threads();
+    const std::int64_t row =
+        static_cast<std::int64_t>(batch_) * in_.G + (last_head_ - 1) / (in_.H / in_.G);
+    for (int i = thread(); i < kTile * kUnits; i += kThreads) {
+      const int key = tile_ * kTile + i / kUnits, unit = i % kUnits;
+      if (key < in_.T) {
+        copy_unit(out + (row * in_.T + key) * S::kHeadDim + unit * kUnit,
+                  keys().unit(i / kUnits, unit));
+      }
+    }
+  }
+
+  const BackwardArguments& a_;
+  const HybridInputs& in_;
+  Shared& shared_;
+  MapBackward<S> map_;
+  int part_, batch_, head_ = 0, last_head_ = 0, tile_ = 0;
+  Sums<kHalfDim> dk_, dv_;
+};
+
+}  // namespace hedgerow::kernels::cuda

@@ -1,0 +1,181 @@
+// The kernels as they are launched: for each its arguments, threads, shared memory, grid and what a
+// threadblock runs; and the shapes that are compiled.
+#pragma once
+
+#include "kernels/cuda/hybrid_backward_keys.cuh"
+#include "kernels/cuda/hybrid_backward_queries.cuh"
+#include "kernels/cuda/hybrid_forward.cuh"
+#include "kernels/cuda/hybrid_launch.hpp"
+#include "kernels/cuda/hybrid_prepare.cuh"
+#include "kernels/cuda/hybrid_states.cuh"
+
+namespace hedgerow::kernels::cuda {
+
+struct Blocks {  // a grid, or a place in it
+  int x = 1, y = 1, z = 1;
+};
+
+struct PrepareKernel {
+  using Arguments = PrepareArguments;
+  struct Shared {};
+  static constexpr int kThreads = 128;
+  static Blocks grid(const Arguments& a) { return {(a.T + 3) / 4, a.B * a.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& /*shared*/, Blocks at) {
+    prepare_row(a, at.x, at.y);
+  }
+};
+
+template <typename S, bool kTotals>
+struct StatesKernel {
+  using Arguments = StatesArguments;
+  using Walk = StatesWalk<S>;
+  using Shared = typename Walk::Shared;
+  static constexpr int kThreads = Walk::kThreads;
+  static Blocks grid(const Arguments& a) {
+    return {a.segments, S::kHeadDim / Walk::kColumns, a.inputs.B * a.inputs.H};
+  }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+    Walk walk(a, shared, at.x, at.y, at.z);
+    walk.template run<kTotals>();
+  }
+};
+
+template <typename S>
+struct ForwardKernel {
+  using Arguments = ForwardArguments;
+  using Tile = ForwardTile<S>;
+  using Shared = typename Tile::Shared;
+  static constexpr int kThreads = Tile::kThreads;
+  static Blocks grid(const Arguments& a) { return {a.inputs.tiles(), a.inputs.B * a.inputs.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+    Tile tile(a, shared, at.x, at.y);
+    tile.run();
+  }
+};
+
+HEDGEROW_BOTH int parts_of(const BackwardArguments& a) {
+  return (a.inputs.tiles() + a.tiles_per_part - 1) / a.tiles_per_part;
+}
+
+template <typename S, bool kInputs>
+struct BackwardQueriesKernel {
+  using Arguments = BackwardArguments;
+  using Walk = BackwardQueries<S, kInputs>;
+  using Shared = typename Walk::Shared;
+  static constexpr int kThreads = Walk::kThreads;
+  static Blocks grid(const Arguments& a) { return {parts_of(a), a.inputs.B * a.inputs.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+    Walk walk(a, shared, at.x, at.y);
+    walk.run();
+  }
+};
+
+template <typename S, bool kInputs>
+struct BackwardKeysKernel {
+  using Arguments = BackwardArguments;
+  using Walk = BackwardKeys<S, kInputs>;
+  using Shared = typename Walk::Shared;
+  static constexpr int kThreads = Walk::kThreads;
+  static Blocks grid(const Arguments& a) {
+    return {parts_of(a), a.inputs.B * (kInputs ? a.inputs.G : a.inputs.H), 1};
+  }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+    Walk walk(a, shared, at.x, at.y);
+    walk.run();
+  }
+};
+
+// visit(Shape<...>{}) for the compiled shape that is asked for; false if there is none.
+template <int kHeadDim, typename Visit>
+bool for_shape(KernelShape shape, const Visit& visit) {
+  if (shape.head_dim != kHeadDim) {
+    return false;
+  }
+  if (shape.negation) {
+    switch (shape.projected) {
+      case 32:
+        visit(Shape<kHeadDim, 32, true>{});
+        return true;
+      case 64:
+        visit(Shape<kHeadDim, 64, true>{});
+        return true;
+      case 128:
+        visit(Shape<kHeadDim, 128, true>{});
+        return true;
+      default:
+        return false;
+    }
+  }
+  switch (shape.projected) {
+    case 64:
+      visit(Shape<kHeadDim, 64, false>{});
+      return true;
+    case 128:
+      visit(Shape<kHeadDim, 128, false>{});
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The table of one head_dim; Backend::run<Kernel>(arguments, stream) starts a kernel.
+template <int kHeadDim, typename Backend>
+struct Launches {
+  static bool states(KernelShape shape, const StatesArguments& a, Stream stream) {
+    return for_shape<kHeadDim>(shape, [&]<typename S>(S) {
+      if (a.segments > 1) {
+        Backend::template run<StatesKernel<S, true>>(a, stream);
+      }
+      Backend::template run<StatesKernel<S, false>>(a, stream);
+    });
+  }
+  static bool forward(KernelShape shape, const ForwardArguments& a, Stream stream) {
+    return for_shape<kHeadDim>(
+        shape, [&]<typename S>(S) { Backend::template run<ForwardKernel<S>>(a, stream); });
+  }
+  static bool backward_queries(KernelShape shape,
+                               bool inputs,
+                               const BackwardArguments& a,
+                               Stream stream) {
+    return for_shape<kHeadDim>(shape, [&]<typename S>(S) {
+      if (inputs) {
+        Backend::template run<BackwardQueriesKernel<S, true>>(a, stream);
+      } else {
+        Backend::template run<BackwardQueriesKernel<S, false>>(a, stream);
+      }
+    });
+  }
+  static bool backward_keys(KernelShape shape,
+                            bool inputs,
+                            const BackwardArguments& a,
+                            Stream stream) {
+    return for_shape<kHeadDim>(shape, [&]<typename S>(S) {
+      if (inputs) {
+        Backend::template run<BackwardKeysKernel<S, true>>(a, stream);
+      } else {
+        Backend::template run<BackwardKeysKernel<S, false>>(a, stream);
+      }
+    });
+  }
+  static std::size_t shared_bytes(KernelShape shape, bool inputs) {
+    std::size_t bytes = 0;
+    for_shape<kHeadDim>(shape, [&]<typename S>(S) {
+      const std::size_t sizes[] = {sizeof(typename StatesKernel<S, false>::Shared),
+                                   sizeof(typename ForwardKernel<S>::Shared),
+                                   inputs
+                                       ? sizeof(typename BackwardQueriesKernel<S, true>::Shared)
+                                       : sizeof(typename BackwardQueriesKernel<S, false>::Shared),
+                                   inputs ? sizeof(typename BackwardKeysKernel<S, true>::Shared)
+                                          : sizeof(typename BackwardKeysKernel<S, false>::Shared)};
+      for (const std::size_t size : sizes) {
+        bytes = size > bytes ? size : bytes;
+      }
+    });
+    return bytes;
+  }
+  static constexpr LaunchTable table() {
+    return {&states, &forward, &backward_queries, &backward_keys, &shared_bytes};
+  }
+};
+
+}  // namespace hedgerow::kernels::cuda

@@ -1,0 +1,52 @@
+#include "kernels/cuda/hybrid_launch.hpp"
+
+#include <stdexcept>
+#include <string>
+
+namespace hedgerow::kernels::cuda {
+namespace {
+
+const LaunchTable& table_of(KernelShape shape) {
+  return shape.head_dim == 64 ? kLaunches64 : kLaunches128;
+}
+
+void require(bool launched, KernelShape shape) {
+  if (!launched) {
+    throw std::logic_error("hybrid kernels: none is compiled for head_dim " +
+                           std::to_string(shape.head_dim) + " and " +
+                           std::to_string(shape.projected) + " columns of a map" +
+                           (shape.negation ? ", with negation" : ""));
+  }
+}
+
+}  // namespace
+
+bool has_kernel(KernelShape shape) { return shared_bytes_needed(shape, false) > 0; }
+
+std::size_t shared_bytes_needed(KernelShape shape, bool input_gradients) {
+  return table_of(shape).shared_bytes(shape, input_gradients);
+}
+
+void launch_states(KernelShape shape, const StatesArguments& arguments, Stream stream) {
+  require(table_of(shape).states(shape, arguments, stream), shape);
+}
+
+void launch_forward(KernelShape shape, const ForwardArguments& arguments, Stream stream) {
+  require(table_of(shape).forward(shape, arguments, stream), shape);
+}
+
+void launch_backward_queries(KernelShape shape,
+                             bool input_gradients,
+                             const BackwardArguments& arguments,
+                             Stream stream) {
+  require(table_of(shape).backward_queries(shape, input_gradients, arguments, stream), shape);
+}
+
+void launch_backward_keys(KernelShape shape,
+                          bool input_gradients,
+                          const BackwardArguments& arguments,
+                          Stream stream) {
+  require(table_of(shape).backward_keys(shape, input_gradients, arguments, stream), shape);
+}
+
+}  // namespace hedgerow::kernels::cuda

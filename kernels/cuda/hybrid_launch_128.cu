@@ -1,0 +1,8 @@
+// The hybrid's kernels for head_dim 128.
+#include "kernels/cuda/launch.cuh"
+
+namespace hedgerow::kernels::cuda {
+
+const LaunchTable kLaunches128 = Launches<128, CudaBackend>::table();
+
+}  // namespace hedgerow::kernels::cuda

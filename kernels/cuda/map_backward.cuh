@@ -1,0 +1,232 @@
+// The backward through one side's feature map, as both backward kernels share it: from dphi of a
+// tile of 64 tokens to dz, the partial dW = x^T dz and db, which stay in registers over the tiles
+// of a part.
+//
+// 256 threads: warp w holds rows 16 (w % 4) .. of the tile and half w / 4 of the map's columns, for
+// both signs; what a row's softmax needs of the other half goes through shared memory. So no lane
+// holds more than 2 x 32 values of dphi at 128 features.
+#pragma once
+
+#include "kernels/cuda/hybrid_backward_arguments.hpp"
+#include "kernels/cuda/pair_tiles.cuh"
+
+namespace hedgerow::kernels::cuda {
+
+inline constexpr int kBackwardThreads = 256;
+
+// Where a warp of the backward kernels works.
+HEDGEROW_TILE int row_group() { return warp() % 4; }
+HEDGEROW_TILE int half() { return warp() / 4; }
+HEDGEROW_TILE int group_row() { return row_group() * kWarpRows; }
+
+template <typename S>
+class MapBackward {
+ public:
+  static constexpr int kOwn = S::kProjected / 2;  // columns of a warp
+  static constexpr int kBlocks = S::kHeadDim / (4 * kWarpRows);
+  static constexpr int kLayerSize = S::kHeadDim * S::kProjected;
+
+  struct Shared {
+    Bf16 dz[kTile * S::kProjected];
+    float exchange[2][4][kTile];  // a half's share of what rows sum up
+    float sums[4][S::kProjected];
+  };
+
+  HEDGEROW_TILE explicit MapBackward(Shared& shared) : shared_(shared) {}
+
+  HEDGEROW_TILE Tile<S::kProjected> dz() const { return {shared_.dz}; }
+  HEDGEROW_TILE int first_column() const { return half() * kOwn; }
+
+  HEDGEROW_TILE void clear_part() {
+    HEDGEROW_UNROLL
+    for (int m = 0; m < kBlocks; ++m) {
+      layer_[m].clear();
+    }
+    bias_ = 0.0F;
+  }
+  HEDGEROW_TILE void clear_tile() {
+    HEDGEROW_UNROLL
+    for (int s = 0; s < S::kSigns; ++s) {
+      dphi_[s].clear();
+    }
+  }
+
+  // dphi += rows state^T + weights_i sums_f.
+  HEDGEROW_TILE void add_state(Tile<S::kHeadDim> rows,
+                               Tile<S::kHeadDim> state,
+                               const float* sums,
+                               RowPair weights) {
+    HEDGEROW_UNROLL
+    for (int s = 0; s < S::kSigns; ++s) {
+      const int first = s * S::kProjected + first_column();
+      multiply_transposed(dphi_[s], rows, group_row(), state, first);
+      HEDGEROW_UNROLL
+      for (int n = 0; n < dphi_[s].kGroups; ++n) {
+        HEDGEROW_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          dphi_[s].values[n][i] += weights.values[i / 2] * sums[first + column_of(n, i)];
+        }
+      }
+    }
+  }
+
+  // dphi += left features, one step of 16 of the inner dimension.
+  HEDGEROW_TILE void add_pairs(const Word (&left)[4], Tile<S::kFeatures> features, int first_row) {
+    HEDGEROW_UNROLL
+    for (int s = 0; s < S::kSigns; ++s) {
+      multiply_step(dphi_[s], left, features, first_row, s * S::kProjected + first_column());
+    }
+  }
+
+  // From dphi to the tile's dz. phi, if given, receives the features as well. All threads; ends
+  // behind a barrier.
+  HEDGEROW_TILE void run(const Map& map,
+                         int head,
+                         Tile<S::kHeadDim> x,
+                         Tile<S::kProjected> layer,
+                         int valid_rows,
+                         bool wants_bias,
+                         const Tile<S::kFeatures>* phi_out) {
+    RowStatistics statistics[S::kSigns];
+    const Sums<kOwn> z = make_z(map, head, x, layer, statistics);
+    Sums<kOwn> phi, dz_sums;
+    RowDots rows[S::kSigns];
+    HEDGEROW_UNROLL
+    for (int s = 0; s < S::kSigns; ++s) {
+      activate(phi, z, map.kind, sign_of(s), statistics[s]);
+      add_row_dots(rows[s], phi, dphi_[s]);
+      if (phi_out != nullptr) {
+        store_sums(*phi_out, phi, group_row(), s * S::kProjected + first_column());
+      }
+    }
+    exchange_sums(rows);
+    dz_sums.clear();
+    HEDGEROW_UNROLL
+    for (int s = 0; s < S::kSigns; ++s) {
+      // Again, rather than held for both signs through the barrier.
+      activate(phi, z, map.kind, sign_of(s), statistics[s]);
+      activate_backward(dz_sums, phi, dphi_[s], map.kind, sign_of(s), rows[s]);
+    }
+    // Rows beyond the last token have features too, but nobody attends to them.
+    HEDGEROW_UNROLL
+    for (int n = 0; n < dz_sums.kGroups; ++n) {
+      HEDGEROW_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        dz_sums.values[n][i] = group_row() + row_of(i) < valid_rows ? dz_sums.values[n][i] : 0.0F;
+      }
+    }
+    store_sums(dz(), dz_sums, group_row(), first_column());
+    if (wants_bias) {
+      add_column_sums(dz_sums, RowPair{{1.0F, 1.0F}}, shared_.sums[row_group()] + first_column());
+    }
+    sync_threads();
+  }
+
+  // dW += x^T dz, db += the columns' sums of dz.
+  HEDGEROW_TILE void add_gradients(Tile<S::kHeadDim> x, bool wants_layer, bool wants_bias) {
+    if (wants_layer) {
+      HEDGEROW_UNROLL
+      for (int m = 0; m < kBlocks; ++m) {
+        HEDGEROW_UNROLL
+        for (int k = 0; k < kTile / 16; ++k) {
+          Word left[4];
+          load_left_transposed(left, x, (4 * m + row_group()) * kWarpRows, k);
+          multiply_step(layer_[m], left, dz(), 16 * k, first_column());
+        }
+      }
+    }
+    if (wants_bias && thread() < S::kProjected) {
+      const int f = thread();
+      bias_ +=
+          (shared_.sums[0][f] + shared_.sums[1][f]) + (shared_.sums[2][f] + shared_.sums[3][f]);
+    }
+  }
+
+  // sums [16 rows, D / 2 columns of this half] += dz W^T.
+  HEDGEROW_TILE void add_input_gradient(Sums<S::kHeadDim / 2>& sums,
+                                        const Map& map,
+                                        Tile<S::kProjected> layer) {
+    const int first = half() * S::kHeadDim / 2;
+    if (map.layer != nullptr) {
+      multiply_transposed(sums, dz(), group_row(), layer, first);
+    } else if constexpr (S::kProjected == S::kHeadDim) {
+      HEDGEROW_UNROLL
+      for (int n = 0; n < sums.kGroups; ++n) {
+        HEDGEROW_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          sums.values[n][i] += unpack(dz().at(group_row() + row_of(i), first + column_of(n, i)));
+        }
+      }
+    }
+  }
+
+  // Partial dW [D, f] and db [f] of a part; null: not wanted.
+  HEDGEROW_TILE void store_part(float* layer, float* bias) const {
+    if (layer != nullptr) {
+      HEDGEROW_UNROLL
+      for (int m = 0; m < kBlocks; ++m) {
+        store_floats(layer + (4 * m + row_group()) * kWarpRows * S::kProjected + first_column(),
+                     S::kProjected,
+                     layer_[m]);
+      }
+    }
+    if (bias != nullptr && thread() < S::kProjected) {
+      bias[thread()] = bias_;
+    }
+  }
+
+ private:
+  // This half's columns of z, and what both signs need of whole rows.
+  HEDGEROW_TILE Sums<kOwn> make_z(const Map& map,
+                                  int head,
+                                  Tile<S::kHeadDim> x,
+                                  Tile<S::kProjected> layer,
+                                  RowStatistics (&statistics)[S::kSigns]) {
+    Sums<S::kProjected> z;
+    project<S>(z, map, head, x, group_row(), layer);
+    HEDGEROW_UNROLL
+    for (int s = 0; s < S::kSigns; ++s) {
+      statistics[s] = row_statistics(z, map.kind, sign_of(s));
+    }
+    return part_of<kOwn>(z, half());
+  }
+
+  // This lane's columns to whole rows: over the quad, then over both halves, in one order for both.
+  HEDGEROW_TILE void exchange_sums(RowDots (&rows)[S::kSigns]) {
+    HEDGEROW_UNROLL
+    for (int s = 0; s < S::kSigns; ++s) {
+      rows[s].dots = row_sums_of_quad(rows[s].dots);
+      rows[s].ties = row_sums_of_quad(rows[s].ties);
+    }
+    HEDGEROW_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = group_row() + row_of(2 * r);
+      if (lane() % 4 == 0) {
+        HEDGEROW_UNROLL
+        for (int s = 0; s < S::kSigns; ++s) {
+          shared_.exchange[half()][2 * s][row] = rows[s].dots.values[r];
+          shared_.exchange[half()][2 * s + 1][row] = rows[s].ties.values[r];
+        }
+      }
+    }
+    sync_threads();
+    HEDGEROW_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = group_row() + row_of(2 * r);
+      const auto both = [&](int value) {
+        return shared_.exchange[0][value][row] + shared_.exchange[1][value][row];
+      };
+      HEDGEROW_UNROLL
+      for (int s = 0; s < S::kSigns; ++s) {
+        rows[s].dots.values[r] = both(2 * s);
+        rows[s].ties.values[r] = both(2 * s + 1);
+      }
+    }
+  }
+
+  Shared& shared_;
+  Sums<kOwn> dphi_[S::kSigns], layer_[kBlocks];
+  float bias_ = 0.0F;
+};
+
+}  // namespace hedgerow::kernels::cuda

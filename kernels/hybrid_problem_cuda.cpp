@@ -1,0 +1,167 @@
+#include "kernels/hybrid_problem_cuda.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "kernels/cuda/stream.hpp"
+
+namespace hedgerow::kernels::cuda {
+namespace {
+
+constexpr std::int64_t kTile = 64;  // tokens; of the kernels
+
+MapKind map_kind(FeatureMapKind kind) {
+  switch (kind) {
+    case FeatureMapKind::kHedgehogSoftmax:
+      return MapKind::kHedgehogSoftmax;
+    case FeatureMapKind::kHedgehogExp:
+      return MapKind::kHedgehogExp;
+    case FeatureMapKind::kT2R:
+    case FeatureMapKind::kRelu:
+      return MapKind::kRelu;
+    case FeatureMapKind::kEluPlusOne:
+      return MapKind::kEluPlusOne;
+    default:
+      return MapKind::kIdentity;
+  }
+}
+
+KernelShape kernel_shape(const HybridProblem& problem) {
+  return {static_cast<int>(problem.shape.D),
+          static_cast<int>(problem.projected),
+          problem.F == 2 * problem.projected};
+}
+
+// 16-byte loads: the start and every row must be aligned.
+bool is_aligned(const at::Tensor& x) {
+  constexpr std::int64_t kElements = 8;
+  return reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0 && x.stride(3) == 1 &&
+         x.stride(0) % kElements == 0 && x.stride(1) % kElements == 0 &&
+         x.stride(2) % kElements == 0;
+}
+
+Map map_of(const HybridProblem& problem,
+           const FeatureMapWeights& weights,
+           std::vector<at::Tensor>& kept) {
+  Map map;
+  map.kind = map_kind(problem.options.feature_map.kind);
+  if (weights.layer.defined()) {
+    kept.push_back(weights.layer.to(at::kBFloat16));
+    map.layer = bf16(kept.back());
+  }
+  if (weights.bias.defined()) {
+    map.bias = weights.bias.const_data_ptr<float>();
+  }
+  return map;
+}
+
+Layout layout_of(WindowLayout layout) {
+  switch (layout) {
+    case WindowLayout::kSliding:
+      return Layout::kSliding;
+    case WindowLayout::kTerraced:
+      return Layout::kTerraced;
+    default:
+      return Layout::kNone;
+  }
+}
+
+// As many walks beside one another as fill the card, but none shorter than four tiles.
+int segments_for(const Prepared& p) {
+  constexpr int kTilesOfSegment = 4, kWavesOfCard = 2;
+  const int rows = p.inputs.B * p.inputs.H * (p.shape.head_dim / 64);
+  const int wanted = (kWavesOfCard * device_limits().multiprocessors + rows - 1) / rows;
+  const int possible = (p.inputs.tiles() + kTilesOfSegment - 1) / kTilesOfSegment;
+  return std::clamp(wanted, 1, std::max(possible, 1));
+}
+
+Walked walk(const Prepared& p, StatesArguments arguments, const at::TensorOptions& options) {
+  const std::int64_t B = p.inputs.B, H = p.inputs.H, F = p.shape.features(), D = p.shape.head_dim;
+  Walked out;
+  out.states = at::empty({B, H, p.tiles, F, D}, options.dtype(at::kBFloat16));
+  out.sums = at::empty({B, H, p.tiles, F}, options.dtype(at::kFloat));
+  if (p.has_near) {
+    out.features = at::empty({B, H, p.tiles * kTile, F}, options.dtype(at::kBFloat16));
+  }
+  arguments.inputs = p.inputs;
+  arguments.out = out.pointers();
+  arguments.features = out.features.defined() ? bf16_out(out.features) : nullptr;
+  arguments.segments = segments_for(p);
+  at::Tensor totals;
+  if (arguments.segments > 1) {
+    totals = at::empty({B, H, arguments.segments, F, D + 1}, options.dtype(at::kFloat));
+    arguments.totals = totals.data_ptr<float>();
+  }
+  launch_states(p.shape, arguments, p.stream);
+  return out;
+}
+
+}  // namespace
+
+Rows rows_of(const at::Tensor& x, std::vector<at::Tensor>& kept) {
+  if (!x.defined()) {
+    return {};
+  }
+  kept.push_back(is_aligned(x) ? x : x.clone(at::MemoryFormat::Contiguous));
+  const at::Tensor& rows = kept.back();
+  return {bf16(rows), rows.stride(0), rows.stride(1), rows.stride(2)};
+}
+
+Prepared prepare(const HybridProblem& problem) {
+  Prepared p;
+  HybridInputs& in = p.inputs;
+  p.shape = kernel_shape(problem);
+  in.B = static_cast<int>(problem.shape.B);
+  in.H = static_cast<int>(problem.shape.H);
+  in.G = static_cast<int>(problem.shape.G);
+  in.T = static_cast<int>(problem.shape.T);
+  in.layout = layout_of(problem.options.layout);
+  // A window of the whole sequence and a longer one are the same, and fit an int.
+  in.window = static_cast<int>(std::min(problem.options.window_size, problem.shape.T));
+  in.q = rows_of(problem.q, p.kept);
+  in.k = rows_of(problem.k, p.kept);
+  in.v = rows_of(problem.v, p.kept);
+  in.map_q = map_of(problem, problem.map_q, p.kept);
+  in.map_k = map_of(problem, problem.map_k, p.kept);
+  in.gate = problem.windowed() ? problem.gate.const_data_ptr<float>() : nullptr;
+  p.tiles = in.tiles();
+  p.has_far = in.far_tiles(in.tiles() - 1) > 0;
+  for (int tile = 0; tile < in.tiles(); ++tile) {
+    p.has_near = p.has_near || std::min(in.near_linear_end(tile), tile + 1) > in.far_tiles(tile);
+  }
+  p.stream = current_stream(problem.q.device());
+  return p;
+}
+
+Walked walk_keys(const Prepared& p, const at::TensorOptions& options) {
+  if (!p.has_far && !p.has_near) {
+    return {};
+  }
+  StatesArguments arguments;
+  arguments.prefix = true;
+  arguments.x = p.inputs.k;
+  arguments.values = p.inputs.v.data != nullptr ? p.inputs.v : p.inputs.k;
+  arguments.x_heads = p.inputs.G;
+  arguments.map = p.inputs.map_k;
+  return walk(p, arguments, options);
+}
+
+Walked walk_queries(Prepared& p,
+                    const at::Tensor& dn,
+                    const at::Tensor& beta,
+                    const at::TensorOptions& options) {
+  if (!p.has_far && !p.has_near) {
+    return {};
+  }
+  StatesArguments arguments;
+  arguments.prefix = false;
+  arguments.x = p.inputs.q;
+  arguments.values = rows_of(dn, p.kept);
+  arguments.x_heads = p.inputs.H;
+  arguments.map = p.inputs.map_q;
+  arguments.weights = floats(beta);
+  return walk(p, arguments, options);
+}
+
+}  // namespace hedgerow::kernels::cuda

@@ -1,0 +1,56 @@
+// The hybrid's problem and its states in the terms of the CUDA kernels (kernels/cuda/), for
+// hybrid_attention_cuda.cpp.
+#pragma once
+
+#include <vector>
+
+#include "kernels/cuda/hybrid_launch.hpp"
+#include "kernels/hybrid_problem.hpp"
+
+namespace hedgerow::kernels::cuda {
+
+// A problem in the kernels' terms, with what backs the pointers.
+struct Prepared {
+  KernelShape shape{};
+  HybridInputs inputs;
+  std::int64_t tiles = 0;
+  bool has_far = false, has_near = false;
+  Stream stream = nullptr;
+  std::vector<at::Tensor> kept;  // copies that the pointers need
+};
+
+Prepared prepare(const HybridProblem& problem);
+
+[[nodiscard]] inline const std::uint16_t* bf16(const at::Tensor& x) {
+  return static_cast<const std::uint16_t*>(x.const_data_ptr());
+}
+[[nodiscard]] inline std::uint16_t* bf16_out(const at::Tensor& x) {
+  return static_cast<std::uint16_t*>(x.data_ptr());
+}
+[[nodiscard]] inline float* floats(const at::Tensor& x) {
+  return x.defined() ? x.data_ptr<float>() : nullptr;
+}
+
+// [B, heads, T, D] bf16 as the kernels read it, copied into kept where it is not aligned.
+Rows rows_of(const at::Tensor& x, std::vector<at::Tensor>& kept);
+
+// States and the features of one side, as one walk makes them; undefined while all keys lie in the
+// window.
+struct Walked {
+  at::Tensor states, sums, features;
+  [[nodiscard]] States pointers() const {
+    return {states.defined() ? bf16_out(states) : nullptr, floats(sums)};
+  }
+  [[nodiscard]] const std::uint16_t* features_pointer() const {
+    return features.defined() ? bf16(features) : nullptr;
+  }
+};
+
+Walked walk_keys(const Prepared& p, const at::TensorOptions& options);
+// dn [B, H, T, D] bf16, beta [B, H, T] fp32.
+Walked walk_queries(Prepared& p,
+                    const at::Tensor& dn,
+                    const at::Tensor& beta,
+                    const at::TensorOptions& options);
+
+}  // namespace hedgerow::kernels::cuda

@@ -1,0 +1,330 @@
+#include "tests/kernels/cuda_hybrid.hpp"
+
+#include <ATen/Context.h>
+#include <c10/core/GradMode.h>
+
+namespace hedgerow::kernels::testing {
+
+void CudaHybrid::SetUp() {
+  if (GetParam() == at::kCUDA && !at::hasCUDA()) {
+    GTEST_SKIP() << "no CUDA device, or a LibTorch without CUDA";
+  }
+}
+
+Outcome CudaHybrid::outcome(const AttentionCase& shape, const AttentionInputs& inputs) const {
+  return differentiate(
+      [&](const AttentionInputs& x) {
+        return cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
+      },
+      inputs.as(at::kBFloat16, at::kFloat, GetParam()));
+}
+
+AttentionInputs make_bfloat16_inputs(const AttentionCase& shape) {
+  AttentionInputs inputs = make_inputs(shape);
+  for (at::Tensor* layer : {&inputs.parameters.q.layer, &inputs.parameters.k.layer}) {
+    if (layer->defined()) {
+      *layer = layer->to(at::kBFloat16).to(at::kFloat);
+    }
+  }
+  return inputs;
+}
+
+namespace {
+
+// What a plain program in bf16 gives, and the exact values.
+struct Opponent {
+  Outcome plain, exact;
+
+  Opponent(const AttentionCase& shape, const AttentionInputs& inputs)
+      : plain(differentiate(
+            [&](const AttentionInputs& x) { return plain_bfloat16_hybrid(x, shape.options); },
+            inputs.as(at::kBFloat16, at::kFloat))),
+        exact(reference_outcome(shape, inputs, at::kDouble)) {}
+
+  // Its largest error: 0 in the value, 1 .. in the leaves' gradients.
+  [[nodiscard]] double error(std::size_t i) const {
+    const at::Tensor& found = i == 0 ? plain.value : plain.gradients[i - 1];
+    const at::Tensor& truth = i == 0 ? exact.value : exact.gradients[i - 1];
+    return (found - truth).abs().max().item<double>();
+  }
+};
+
+}  // namespace
+
+void CudaHybrid::expect_hybrid(const AttentionCase& shape, const AttentionInputs& inputs) const {
+  const Opponent opponent(shape, inputs);
+  expect_outcome(shape, outcome(shape, inputs), opponent.plain, opponent.exact);
+}
+
+void CudaHybrid::expect_hybrid(const AttentionCase& shape) const {
+  const std::size_t count = kLeafNames.size() + 1;  // the value, and every gradient
+  std::vector<double> ours(count), plain(count), largest(count);
+  for (const std::uint64_t draw : {0U, 1U, 2U}) {
+    AttentionCase drawn = shape;
+    drawn.seed += draw;
+    const AttentionInputs inputs = make_bfloat16_inputs(drawn);
+    const Opponent opponent(drawn, inputs);
+    const Outcome found = outcome(drawn, inputs);
+    for (std::size_t i = 0; i < count; ++i) {
+      const at::Tensor& value = i == 0 ? found.value : found.gradients[i - 1];
+      const at::Tensor& exact = i == 0 ? opponent.exact.value : opponent.exact.gradients[i - 1];
+      ASSERT_EQ(value.defined(), exact.defined()) << drawn.name() << ", leaf " << i;
+      if (exact.defined()) {
+        ours[i] = std::max(ours[i], (value - exact).abs().max().item<double>());
+        plain[i] = std::max(plain[i], opponent.error(i));
+        largest[i] = std::max(largest[i], exact.abs().max().item<double>());
+      }
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    EXPECT_LE(ours[i], 2.0 * plain[i] + 1e-6 * std::max(1.0, largest[i]))
+        << shape.name() << ", " << (i == 0 ? "value" : "d" + kLeafNames[i - 1]);
+  }
+}
+
+namespace {
+
+constexpr WindowLayout kLayouts[] = {
+    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
+
+AttentionCase small(WindowLayout layout, std::int64_t T) {
+  AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = T, .D = 64, .f = 32, .dtype = at::kBFloat16};
+  shape.options.layout = layout;
+  return shape;
+}
+
+TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorAtAnyLength) {
+  for (const WindowLayout layout : kLayouts) {
+    for (const std::int64_t T : {1, 63, 64, 65, 127, 128, 200}) {
+      AttentionCase shape = small(layout, T);
+      shape.H = T == 65 ? 8 : 2;  // its last token has the only linear pair of a head
+      expect_hybrid(shape);
+    }
+  }
+}
+
+// Twenty tiles and more: sums over segments, in both directions, and partial gradients.
+TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorInSegments) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape = small(layout, layout == WindowLayout::kSliding ? 1025 : 1000);
+    shape.H = 1;
+    expect_hybrid(shape);
+  }
+}
+
+TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
+  struct Sizes {
+    std::int64_t H, G, D, f;
+    bool negation = true;
+  };
+  std::size_t next = 0;
+  for (const Sizes sizes : {Sizes{3, 3, 64, 32},
+                            Sizes{3, 1, 64, 64},
+                            Sizes{4, 1, 128, 32},
+                            Sizes{8, 1, 128, 64},
+                            Sizes{2, 1, 128, 128},
+                            Sizes{2, 2, 64, 128},
+                            Sizes{4, 2, 64, 64, false},
+                            Sizes{2, 1, 128, 128, false}}) {
+    for (const std::int64_t T : {sizes.D == 64 ? 96 : 150}) {
+      AttentionCase shape = small(kLayouts[next++ % 3], T);
+      shape.H = sizes.H;
+      shape.G = sizes.G;
+      shape.D = sizes.D;
+      shape.f = sizes.f;
+      shape.options.feature_map.negation = sizes.negation;
+      shape.bias = T == 96;
+      expect_hybrid(shape);
+    }
+  }
+}
+
+TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForEveryMap) {
+  for (const FeatureMapKind kind : {FeatureMapKind::kHedgehogSoftmax,
+                                    FeatureMapKind::kHedgehogExp,
+                                    FeatureMapKind::kT2R,
+                                    FeatureMapKind::kEluPlusOne,
+                                    FeatureMapKind::kRelu}) {
+    const bool hedgehog =
+        kind == FeatureMapKind::kHedgehogSoftmax || kind == FeatureMapKind::kHedgehogExp;
+    for (const bool negation : {false, true}) {
+      for (const std::int64_t f : {0, 64}) {
+        if (negation && !hedgehog) {
+          continue;
+        }
+        AttentionCase shape = small(f == 0 ? WindowLayout::kSliding : WindowLayout::kTerraced, 150);
+        shape.f = f;
+        shape.bias = f != 0;
+        shape.options.feature_map = {.kind = kind, .negation = negation};
+        expect_hybrid(shape);
+      }
+    }
+  }
+}
+
+// A tile is 64 tokens whatever the window is. (Not a sliding window of one key: there the plain
+// program's gradient of the only score is 0 by construction, and ours a difference of rounded
+// sums.)
+TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForAnyWindow) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    for (const std::int64_t window : {layout == WindowLayout::kTerraced ? 1 : 2, 5, 96, 128}) {
+      AttentionCase shape = small(layout, 260);
+      shape.options.window_size = window;
+      expect_hybrid(shape);
+    }
+  }
+}
+
+TEST_P(CudaHybrid, HoldsAtExtremeLogits) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape = small(layout, 150);
+    shape.scale = 6.0;  // scores of standard deviation 36: the largest are beyond 80
+    expect_hybrid(shape);
+  }
+}
+
+TEST_P(CudaHybrid, HoldsWithDeadFeatures) {
+  AttentionCase shape = small(WindowLayout::kTerraced, 200);
+  shape.f = 64;
+  shape.bias = true;
+  shape.options.feature_map = {.kind = FeatureMapKind::kT2R, .negation = false};
+  AttentionInputs inputs = make_bfloat16_inputs(shape);
+  inputs.parameters.q.bias[0].fill_(-100.0);  // no feature of head 0 fires
+  inputs.parameters.k.bias[1].narrow(0, 0, 6).fill_(-100.0);
+  expect_hybrid(shape, inputs);
+}
+
+TEST_P(CudaHybrid, SharesTheGradientOfTheMaximumAmongTies) {
+  AttentionCase shape = small(WindowLayout::kTerraced, 200);
+  AttentionInputs inputs = make_bfloat16_inputs(shape);
+  for (std::int64_t t = 0; t + 3 < shape.T; t += 4) {  // four equal keys in a row
+    inputs.k.narrow(2, t, 4).copy_(inputs.k.narrow(2, t, 1).expand({1, 1, 4, shape.D}).clone());
+  }
+  inputs.q.narrow(2, 140, 8).zero_();  // and queries that score all keys alike
+  expect_hybrid(shape, inputs);
+}
+
+TEST_P(CudaHybrid, IsCausalBitForBit) {
+  const c10::NoGradGuard no_grad;
+  for (const WindowLayout layout : kLayouts) {
+    const AttentionCase shape = small(layout, 200);
+    const AttentionInputs x = make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
+    const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+      return cuda::hybrid_attention(q, k, v, x.parameters, shape.options);
+    };
+    const at::Tensor before = attend(x.q, x.k, x.v);
+    for (const std::int64_t t : {1, 63, 64, 130, 199}) {
+      const auto changed = [&](const at::Tensor& value) {
+        at::Tensor copy = value.clone();
+        copy.narrow(2, t, shape.T - t).add_(1.0);
+        return copy;
+      };
+      const at::Tensor after = attend(changed(x.q), changed(x.k), changed(x.v));
+      EXPECT_TRUE(at::equal(before.narrow(2, 0, t), after.narrow(2, 0, t)))
+          << shape.name() << ", tokens from " << t;
+      EXPECT_FALSE(at::equal(before.narrow(2, t, 1), after.narrow(2, t, 1)))
+          << shape.name() << ", tokens from " << t;
+    }
+  }
+}
+
+// Emulated, the order of threadblocks, warps and lanes is another one in every launch.
+TEST_P(CudaHybrid, GivesTheSameBytesFromRunToRunAndWhenOtherGradientsAreNotWanted) {
+  for (const WindowLayout layout : kLayouts) {
+    const AttentionCase shape = small(layout, 330);
+    const AttentionInputs inputs = make_bfloat16_inputs(shape);
+    const Outcome one = outcome(shape, inputs), again = outcome(shape, inputs);
+    EXPECT_TRUE(at::equal(one.value, again.value)) << shape.name();
+    for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
+      EXPECT_TRUE(!one.gradients[i].defined() || at::equal(one.gradients[i], again.gradients[i]))
+          << shape.name() << ", d" << kLeafNames[i];
+    }
+    AttentionInputs maps = inputs.as(at::kBFloat16, at::kFloat, GetParam());
+    const at::Tensor y = cuda::hybrid_attention(
+        maps.q.detach(), maps.k.detach(), maps.v.detach(), maps.parameters, shape.options);
+    const std::vector<at::Tensor> alone = torch::autograd::grad(
+        {y}, {maps.parameters.q.layer, maps.parameters.k.layer}, {maps.dy.to(y.scalar_type())});
+    EXPECT_LT((alone[0].cpu() - one.gradients[3]).abs().max().item<double>(),
+              1e-5 * one.gradients[3].abs().max().item<double>());
+    EXPECT_LT((alone[1].cpu() - one.gradients[4]).abs().max().item<double>(),
+              1e-5 * one.gradients[4].abs().max().item<double>());
+  }
+}
+
+TEST_P(CudaHybrid, TakesRowsOfAnyStrideAndAlignment) {
+  const AttentionCase shape = small(WindowLayout::kTerraced, 150);
+  const AttentionInputs inputs = make_bfloat16_inputs(shape);
+  const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
+  const c10::NoGradGuard no_grad;
+  const at::Tensor expected = cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
+  const auto strided = [](const at::Tensor& value) {
+    return value.transpose(1, 2).contiguous().transpose(1, 2);
+  };
+  const auto shifted = [](const at::Tensor& value) {  // one element after an aligned address
+    at::Tensor wide = at::zeros({value.numel() + 1}, value.options());
+    return wide.narrow(0, 1, value.numel()).view(value.sizes()).copy_(value);
+  };
+  EXPECT_TRUE(
+      at::equal(expected,
+                cuda::hybrid_attention(
+                    strided(x.q), strided(x.k), strided(x.v), x.parameters, shape.options)));
+  EXPECT_TRUE(
+      at::equal(expected,
+                cuda::hybrid_attention(
+                    shifted(x.q), shifted(x.k), shifted(x.v), x.parameters, shape.options)));
+}
+
+TEST_P(CudaHybrid, GivesTheLinearShareOfTheReference) {
+  for (const WindowLayout layout : kLayouts) {
+    const AttentionCase shape = small(layout, 200);
+    const AttentionInputs inputs = make_bfloat16_inputs(shape);
+    const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
+    const AttentionInputs exact = inputs.as(at::kDouble, at::kDouble);
+    const at::Tensor found = cuda::linear_share(x.q, x.k, x.parameters, shape.options);
+    const at::Tensor expected = linear_share(exact.q, exact.k, exact.parameters, shape.options);
+    EXPECT_LT((found.to(at::kCPU, at::kDouble) - expected).abs().max().item<double>(), 2e-3)
+        << shape.name();
+  }
+}
+
+TEST_P(CudaHybrid, SaysInOneSentenceWhatItDoesNotTake) {
+  const auto reason = [&](const AttentionCase& shape) -> std::string {
+    const AttentionInputs x = make_bfloat16_inputs(shape).as(shape.dtype, at::kFloat, GetParam());
+    try {
+      cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "nothing";
+  };
+  AttentionCase shape = small(WindowLayout::kTerraced, 80);
+  shape.dtype = at::kFloat;
+  EXPECT_THAT(reason(shape), ::testing::HasSubstr("take bfloat16, not Float"));
+  shape = small(WindowLayout::kTerraced, 80);
+  shape.f = 24;
+  EXPECT_THAT(reason(shape), ::testing::HasSubstr("maps of 24 columns with negation"));
+}
+
+TEST_P(CudaHybrid, PropagatesNaNToTheTokensThatSeeIt) {
+  const AttentionCase shape = small(WindowLayout::kTerraced, 200);
+  for (const int which : {0, 1, 2}) {
+    AttentionInputs inputs = make_bfloat16_inputs(shape);
+    at::Tensor& value = which == 0 ? inputs.q : which == 1 ? inputs.k : inputs.v;
+    value.select(2, 70).fill_(NAN);
+    const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
+    const c10::NoGradGuard no_grad;
+    const at::Tensor y = cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options).cpu();
+    const at::Tensor nan = y.isnan().all(3);
+    EXPECT_TRUE(nan.select(2, 70).all().item<bool>())
+        << kLeafNames[static_cast<std::size_t>(which)];
+    if (which != 0) {
+      EXPECT_TRUE(nan.narrow(2, 71, 129).all().item<bool>())
+          << kLeafNames[static_cast<std::size_t>(which)];
+    }
+    EXPECT_FALSE(y.narrow(2, 0, 64).isnan().any().item<bool>())
+        << kLeafNames[static_cast<std::size_t>(which)];
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::kernels::testing
