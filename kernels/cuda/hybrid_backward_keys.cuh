@@ -38,7 +38,7 @@ class BackwardKeys {
     // R, W and (kInputs) phi_k; or Q, dn, phi_q and phi_k of a pair of tiles.
     Bf16 pool[larger(kStateSize + kLayerSize + (kInputs ? kFeaturesSize : 0),
                      2 * kRowsSize + 2 * kFeaturesSize)];
-    Bf16 pairs[kInputs ? 3 : 1][kTile * kTile];  // dL, P, dS
+    Bf16 pairs[kInputs ? 2 : 1][kTile * kTile];  // dS or dL; P
     typename MapBackward<S>::Shared map;
     float state_sum[S::kFeatures];
   };
@@ -105,83 +105,105 @@ class BackwardKeys {
   HEDGEROW_TILE Tile<S::kFeatures> features_k() const {
     return {shared_.pool + 2 * kRowsSize + kFeaturesSize};
   }
-  enum Pairs { kLinear, kWeights, kScores };
+  enum Pairs { kScores, kWeights };
   HEDGEROW_TILE Tile<kTile> pairs(Pairs which) const { return {shared_.pairs[which]}; }
 
   HEDGEROW_TILE void walk_tile() {
     const int far = in_.first_far_query_tile(tile_);
     const bool has_far = far < in_.tiles();
-    bool linear = has_far;
     copy_rows<kTile, S::kHeadDim, kThreads>(
         keys(), rows_of(in_.k, kv_head(), tile_), valid_rows(tile_));
     copy_rows<kTile, S::kHeadDim, kThreads>(
         values(), rows_of(in_.v, kv_head(), tile_), valid_rows(tile_));
-    map_.clear_tile();
-    if (has_far) {
-      copy_state(far);
-    }
     commit_copies();
-    wait_for_copies<0>();
-    sync_threads();
-    if (has_far) {
-      map_.add_state(values(), state(), shared_.state_sum, RowPair{{1.0F, 1.0F}});
-    }
+    // Pairs before dphi and dW exist: together they would not fit the registers.
+    bool linear = has_far;
     HEDGEROW_NO_UNROLL
     for (int c = tile_; c < far && c < in_.tiles(); ++c) {
-      const bool near = in_.near_linear_end(c) > tile_;
-      if (near || (kInputs && in_.layout != Layout::kNone)) {
+      const bool near = is_near(c);
+      linear = linear || near;
+      if constexpr (kInputs) {
         walk_pairs(c, near);
       }
-      linear = linear || near;
     }
-    if constexpr (kInputs) {
-      map_.clear_part();  // one tile a part: here, so that nothing is held until then
+    if (kInputs && !linear) {
+      map_.clear_part();
     }
     if (linear) {
-      sync_threads();
+      map_.clear_tile();
+      HEDGEROW_NO_UNROLL
+      for (int c = tile_; c < far && c < in_.tiles(); ++c) {
+        if (is_near(c)) {
+          take_near(c);
+        }
+      }
       finish_linear(far, has_far);
     }
+    wait_for_copies<0>();
     sync_threads();
   }
 
-  HEDGEROW_TILE void copy_state(int far) {
-    const std::int64_t index = row_index() * in_.tiles() + far;
-    copy_rows<S::kFeatures, S::kHeadDim, kThreads>(
-        state(), {a_.far_gradient.states + index * kStateSize, S::kHeadDim}, S::kFeatures);
-    for (int f = thread(); f < S::kFeatures; f += kThreads) {
-      shared_.state_sum[f] = a_.far_gradient.sums[index * S::kFeatures + f];
+  // Whether a tile of queries has linear pairs with these keys, one by one.
+  HEDGEROW_TILE bool is_near(int c) const { return in_.near_linear_end(c) > tile_; }
+
+  HEDGEROW_TILE void copy_query_tile(int c, bool with_queries, bool with_features) {
+    sync_threads();
+    const std::int64_t first = row_index() * in_.tiles();
+    if (with_queries) {
+      copy_rows<kTile, S::kHeadDim, kThreads>(queries(), rows_of(in_.q, head_, c), valid_rows(c));
     }
-  }
-
-  // The pairs of these keys with one tile of queries.
-  HEDGEROW_TILE void walk_pairs(int c, bool near) {
-    sync_threads();
-    copy_rows<kTile, S::kHeadDim, kThreads>(queries(), rows_of(in_.q, head_, c), valid_rows(c));
     copy_rows<kTile, S::kHeadDim, kThreads>(dn(), rows_of(a_.dn, head_, c), valid_rows(c));
-    if (near) {
-      const std::int64_t first = row_index() * in_.tiles();
+    if (with_features) {
       copy_rows<kTile, S::kFeatures, kThreads>(
           features_q(), {a_.features_q + (first + c) * kFeaturesSize, S::kFeatures}, kTile);
-      copy_rows<kTile, S::kFeatures, kThreads>(
-          features_k(), {a_.features_k + (first + tile_) * kFeaturesSize, S::kFeatures}, kTile);
+      if (with_queries) {
+        copy_rows<kTile, S::kFeatures, kThreads>(
+            features_k(), {a_.features_k + (first + tile_) * kFeaturesSize, S::kFeatures}, kTile);
+      }
     }
     commit_copies();
     wait_for_copies<0>();
     sync_threads();
+  }
+
+  // dk and dv of the pairs of these keys with one tile of queries.
+  HEDGEROW_TILE void walk_pairs(int c, bool near) {
+    copy_query_tile(c, true, near);
     make_pairs(c, near);
     sync_threads();
-    if constexpr (kInputs) {
-      add_transposed(dv_, kWeights, dn());
-      if (in_.layout != Layout::kNone) {
-        add_transposed(dk_, kScores, queries());
-      }
+    add_transposed(dv_, kWeights, dn());
+    if (in_.layout != Layout::kNone) {
+      add_transposed(dk_, kScores, queries());
     }
-    if (near) {
+  }
+
+  // dphi += dL^T phi_q of the linear pairs with one tile of queries.
+  HEDGEROW_TILE void take_near(int c) {
+    copy_query_tile(c, false, true);
+    const QueryRows rows = QueryRows::of(in_, c, group_row());
+    const int column = half() * kKeys;
+    Sums<kKeys> da;
+    pair_gradients(da, rows, column);
+    keep_linear(da, rows, tile_ * kTile + column);
+    store_sums(pairs(kScores), da, group_row(), column);
+    sync_threads();
+    HEDGEROW_UNROLL
+    for (int k = 0; k < kTile / 16; ++k) {
+      Word left[4];
+      load_left_transposed(left, pairs(kScores), group_row(), k);
+      map_.add_pairs(left, features_q(), 16 * k);
+    }
+  }
+
+  HEDGEROW_TILE void pair_gradients(Sums<kKeys>& da, const QueryRows& rows, int column) {
+    da.clear();
+    multiply_transposed(da, dn(), group_row(), values(), column);
+    const RowPair beta{{of_row(a_.beta, rows, 0), of_row(a_.beta, rows, 1)}};
+    HEDGEROW_UNROLL
+    for (int n = 0; n < da.kGroups; ++n) {
       HEDGEROW_UNROLL
-      for (int k = 0; k < kTile / 16; ++k) {
-        Word left[4];
-        load_left_transposed(left, pairs(kLinear), group_row(), k);
-        map_.add_pairs(left, features_q(), 16 * k);
+      for (int i = 0; i < 4; ++i) {
+        da.values[n][i] += beta.values[i / 2];
       }
     }
   }
@@ -196,53 +218,39 @@ class BackwardKeys {
     }
   }
 
-  // dL, dS and P = p + l of this warp's 16 queries and its half of the keys; in this order, so that
-  // no more than two of them are in registers.
+  // dS and P = p + l of this warp's 16 queries and its half of the keys.
   HEDGEROW_TILE void make_pairs(int c, bool near) {
     const QueryRows rows = QueryRows::of(in_, c, group_row());
     const int column = half() * kKeys, first_key = tile_ * kTile + column;
-    Sums<kKeys> da, weights;
-    da.clear();
-    multiply_transposed(da, dn(), group_row(), values(), column);
-    const RowPair beta{{of_row(a_.beta, rows, 0), of_row(a_.beta, rows, 1)}};
-    HEDGEROW_UNROLL
-    for (int n = 0; n < da.kGroups; ++n) {
-      HEDGEROW_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        da.values[n][i] += beta.values[i / 2];
-      }
+    Sums<kKeys> weights;
+    weights.clear();
+    if (in_.layout != Layout::kNone) {
+      window_pairs(weights, rows, column, first_key);
     }
     if (near) {
-      Sums<kKeys> linear = da;
+      Sums<kKeys> linear;
+      linear.clear();
+      multiply_transposed(linear, features_q(), group_row(), features_k(), column);
       keep_linear(linear, rows, first_key);
-      store_sums(pairs(kLinear), linear, group_row(), column);
-    }
-    if constexpr (kInputs) {
-      weights.clear();
-      if (in_.layout != Layout::kNone) {
-        window_pairs(da, weights, rows, column, first_key);
-      }
-      if (near) {
-        Sums<kKeys> linear;
-        linear.clear();
-        multiply_transposed(linear, features_q(), group_row(), features_k(), column);
-        keep_linear(linear, rows, first_key);
+      HEDGEROW_UNROLL
+      for (int n = 0; n < weights.kGroups; ++n) {
         HEDGEROW_UNROLL
-        for (int n = 0; n < weights.kGroups; ++n) {
-          HEDGEROW_UNROLL
-          for (int i = 0; i < 4; ++i) {
-            weights.values[n][i] += linear.values[n][i];
-          }
+        for (int i = 0; i < 4; ++i) {
+          weights.values[n][i] += linear.values[n][i];
         }
       }
-      store_sums(pairs(kWeights), weights, group_row(), column);
     }
+    store_sums(pairs(kWeights), weights, group_row(), column);
   }
 
-  // weights = p; stores dS. da is used up.
-  HEDGEROW_TILE void window_pairs(
-      Sums<kKeys>& da, Sums<kKeys>& weights, const QueryRows& rows, int column, int first_key) {
+  // weights = p; stores dS.
+  HEDGEROW_TILE void window_pairs(Sums<kKeys>& weights,
+                                  const QueryRows& rows,
+                                  int column,
+                                  int first_key) {
     const float root = sqrtf(static_cast<float>(S::kHeadDim));
+    Sums<kKeys> da;
+    pair_gradients(da, rows, column);
     window_scores(weights, queries(), group_row(), keys(), rows, column, first_key, kLog2E / root);
     RowPair maxima, shares;
     HEDGEROW_UNROLL
@@ -255,19 +263,28 @@ class BackwardKeys {
     store_sums(pairs(kScores), da, group_row(), column);
   }
 
-  // z and phi_k once more; dz, dW_k, db_k; dv += phi_k R; dk += dz W^T.
+  // dphi += v R^T + r; z and phi_k once more; dz, dW_k, db_k; dv += phi_k R; dk += dz W^T.
   HEDGEROW_TILE void finish_linear(int far, bool has_far) {
+    sync_threads();
     if (in_.map_k.layer != nullptr) {
       const GlobalRows rows{in_.map_k.layer + static_cast<std::int64_t>(head_) * kLayerSize,
                             S::kProjected};
       copy_rows<S::kHeadDim, S::kProjected, kThreads>(layer(), rows, S::kHeadDim);
     }
-    if (kInputs && has_far) {
-      copy_state(far);
+    if (has_far) {
+      const std::int64_t index = row_index() * in_.tiles() + far;
+      copy_rows<S::kFeatures, S::kHeadDim, kThreads>(
+          state(), {a_.far_gradient.states + index * kStateSize, S::kHeadDim}, S::kFeatures);
+      for (int f = thread(); f < S::kFeatures; f += kThreads) {
+        shared_.state_sum[f] = a_.far_gradient.sums[index * S::kFeatures + f];
+      }
     }
     commit_copies();
     wait_for_copies<0>();
     sync_threads();
+    if (has_far) {
+      map_.add_state(values(), state(), shared_.state_sum, RowPair{{1.0F, 1.0F}});
+    }
     const Tile<S::kFeatures> features = phi();
     map_.run(in_.map_k,
              head_,
@@ -276,6 +293,9 @@ class BackwardKeys {
              valid_rows(tile_),
              a_.bias_k != nullptr,
              kInputs && has_far ? &features : nullptr);
+    if constexpr (kInputs) {
+      map_.clear_part();  // one tile a part: not before it is needed
+    }
     map_.add_gradients(keys(), a_.layer_k != nullptr, a_.bias_k != nullptr);
     if constexpr (kInputs) {
       map_.add_input_gradient(dk_, in_.map_k, layer());

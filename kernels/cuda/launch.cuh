@@ -20,7 +20,7 @@ inline void check_cuda(cudaError_t status, const char* call) {
 }
 
 template <typename Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads)
+__global__ void __launch_bounds__(Kernel::kThreads, 1)
     run_kernel(const __grid_constant__ typename Kernel::Arguments arguments) {
   extern __shared__ __align__(128) unsigned char shared[];
   Kernel::run(arguments,
