@@ -46,7 +46,7 @@ struct GlobalRows {
 template <int kRows, int kColumns, int kThreads>
 HEDGEROW_TILE void copy_rows(Tile<kColumns> to, GlobalRows from, int valid) {
   constexpr int kUnits = Tile<kColumns>::kUnits;
-  HEDGEROW_UNROLL
+  HEDGEROW_UNROLL_TWICE
   for (int i = thread(); i < kRows * kUnits; i += kThreads) {
     const int row = i / kUnits, unit = i % kUnits;
     const bool inside = row < valid;
@@ -188,7 +188,7 @@ HEDGEROW_TILE void multiply_transposed(Sums<kColumns>& sums,
 template <int kColumns, int kDepth>
 HEDGEROW_TILE void multiply_transposed(
     Sums<kColumns>& sums, Tile<kDepth> left, int left_row, Tile<kDepth> right, int first_row = 0) {
-  HEDGEROW_UNROLL
+  HEDGEROW_UNROLL_TWICE
   for (int step = 0; step < Left<kDepth>::kSteps; ++step) {
     Word words[4];
     load_left(words, left, left_row, step);
@@ -201,7 +201,7 @@ HEDGEROW_TILE void multiply(Sums<kColumns>& sums,
                             int left_row,
                             Tile<kStored> right,
                             int first_column = 0) {
-  HEDGEROW_UNROLL
+  HEDGEROW_UNROLL_TWICE
   for (int step = 0; step < Left<kDepth>::kSteps; ++step) {
     Word words[4];
     load_left(words, left, left_row, step);

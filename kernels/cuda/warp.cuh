@@ -21,6 +21,7 @@
 
 #define HEDGEROW_TILE __device__ __forceinline__
 #define HEDGEROW_UNROLL _Pragma("unroll")
+#define HEDGEROW_UNROLL_TWICE _Pragma("unroll 2")
 #define HEDGEROW_NO_UNROLL _Pragma("unroll 1")  // a whole tile in the body: registers, not latency
 
 namespace hedgerow::kernels::cuda {

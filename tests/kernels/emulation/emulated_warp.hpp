@@ -12,6 +12,7 @@
 #define HEDGEROW_TILE inline
 #define HEDGEROW_UNROLL
 #define HEDGEROW_NO_UNROLL
+#define HEDGEROW_UNROLL_TWICE
 
 namespace hedgerow::kernels::cuda {
 
