@@ -18,6 +18,9 @@ std::string why_not(const at::Tensor& q,
   if (q.scalar_type() != at::kBFloat16) {
     return c10::str("the fused CUDA kernels take bfloat16, not ", q.scalar_type());
   }
+  if (!map_kind(options.feature_map.kind).has_value()) {
+    return "the fused CUDA kernels have no positive random and no Taylor features";
+  }
   const auto columns = [&](const FeatureMapWeights& map) {
     return map.layer.defined() ? map.layer.size(2) : q.size(3);
   };

@@ -11,22 +11,6 @@ namespace {
 
 constexpr std::int64_t kTile = 64;  // tokens; of the kernels
 
-MapKind map_kind(FeatureMapKind kind) {
-  switch (kind) {
-    case FeatureMapKind::kHedgehogSoftmax:
-      return MapKind::kHedgehogSoftmax;
-    case FeatureMapKind::kHedgehogExp:
-      return MapKind::kHedgehogExp;
-    case FeatureMapKind::kT2R:
-    case FeatureMapKind::kRelu:
-      return MapKind::kRelu;
-    case FeatureMapKind::kEluPlusOne:
-      return MapKind::kEluPlusOne;
-    default:
-      return MapKind::kIdentity;
-  }
-}
-
 KernelShape kernel_shape(const HybridProblem& problem) {
   return {static_cast<int>(problem.shape.D),
           static_cast<int>(problem.projected),
@@ -45,7 +29,7 @@ Map map_of(const HybridProblem& problem,
            const FeatureMapWeights& weights,
            std::vector<at::Tensor>& kept) {
   Map map;
-  map.kind = map_kind(problem.options.feature_map.kind);
+  map.kind = map_kind(problem.options.feature_map.kind).value();
   if (weights.layer.defined()) {
     kept.push_back(weights.layer.to(at::kBFloat16));
     map.layer = bf16(kept.back());
@@ -98,6 +82,24 @@ Walked walk(const Prepared& p, StatesArguments arguments, const at::TensorOption
 }
 
 }  // namespace
+
+std::optional<MapKind> map_kind(FeatureMapKind kind) {
+  switch (kind) {
+    case FeatureMapKind::kHedgehogSoftmax:
+      return MapKind::kHedgehogSoftmax;
+    case FeatureMapKind::kHedgehogExp:
+      return MapKind::kHedgehogExp;
+    case FeatureMapKind::kT2R:
+    case FeatureMapKind::kRelu:
+      return MapKind::kRelu;
+    case FeatureMapKind::kEluPlusOne:
+      return MapKind::kEluPlusOne;
+    case FeatureMapKind::kIdentity:
+      return MapKind::kIdentity;
+    default:
+      return std::nullopt;
+  }
+}
 
 Rows rows_of(const at::Tensor& x, std::vector<at::Tensor>& kept) {
   if (!x.defined()) {

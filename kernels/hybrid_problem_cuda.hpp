@@ -2,12 +2,16 @@
 // hybrid_attention_cuda.cpp.
 #pragma once
 
+#include <optional>
 #include <vector>
 
 #include "kernels/cuda/hybrid_launch.hpp"
 #include "kernels/hybrid_problem.hpp"
 
 namespace hedgerow::kernels::cuda {
+
+// Of a map that the kernels know.
+[[nodiscard]] std::optional<MapKind> map_kind(FeatureMapKind kind);
 
 // A problem in the kernels' terms, with what backs the pointers.
 struct Prepared {

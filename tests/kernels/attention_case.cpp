@@ -138,15 +138,16 @@ Outcome reference_outcome(const AttentionCase& shape,
 at::Tensor plain_bfloat16_hybrid(const AttentionInputs& x, const HybridOptions& options) {
   const std::int64_t H = x.q.size(1), T = x.q.size(2), group = H / x.k.size(1);
   const at::Tensor keys = x.k.repeat_interleave(group, 1), values = x.v.repeat_interleave(group, 1);
-  const auto features = [&](const at::Tensor& rows, const FeatureMapWeights& weights) {
-    at::Tensor z =
-        weights.layer.defined() ? at::matmul(rows, weights.layer.to(at::kBFloat16)) : rows;
-    z = z.to(at::kFloat);
-    if (weights.bias.defined()) {
-      z = z + weights.bias.unsqueeze(1);
-    }
-    return apply_feature_map(z, {}, options.feature_map, H).to(at::kBFloat16);
-  };
+  const auto features =
+      [&](const at::Tensor& rows, const FeatureMapWeights& weights, FeatureMapRole role) {
+        at::Tensor z =
+            weights.layer.defined() ? at::matmul(rows, weights.layer.to(at::kBFloat16)) : rows;
+        z = z.to(at::kFloat);
+        if (weights.bias.defined()) {
+          z = z + weights.bias.unsqueeze(1);
+        }
+        return apply_feature_map(z, {}, options.feature_map, H, role).to(at::kBFloat16);
+      };
   std::vector<std::int64_t> first(static_cast<std::size_t>(T));
   for (std::int64_t i = 0; i < T; ++i) {
     first[static_cast<std::size_t>(i)] = window_begin(options.layout, options.window_size, i);
@@ -154,7 +155,8 @@ at::Tensor plain_bfloat16_hybrid(const AttentionInputs& x, const HybridOptions& 
   const at::Tensor begins = at::tensor(first).unsqueeze(1);
   const at::Tensor i = at::arange(T).unsqueeze(1), j = at::arange(T).unsqueeze(0);
   const at::Tensor linear =
-      at::matmul(features(x.q, x.parameters.q), features(keys, x.parameters.k).transpose(-1, -2))
+      at::matmul(features(x.q, x.parameters.q, FeatureMapRole::kQuery),
+                 features(keys, x.parameters.k, FeatureMapRole::kKey).transpose(-1, -2))
           .to(at::kFloat)
           .masked_fill(j.lt(begins).logical_and(j.le(i)).logical_not(), 0.0);
   at::Tensor weights = linear;

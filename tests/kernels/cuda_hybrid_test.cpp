@@ -304,6 +304,9 @@ TEST_P(CudaHybrid, SaysInOneSentenceWhatItDoesNotTake) {
   shape = small(WindowLayout::kTerraced, 80);
   shape.f = 24;
   EXPECT_THAT(reason(shape), ::testing::HasSubstr("maps of 24 columns with negation"));
+  shape = small(WindowLayout::kTerraced, 80);
+  shape.options.feature_map = {.kind = FeatureMapKind::kPositiveRandom, .negation = false};
+  EXPECT_THAT(reason(shape), ::testing::HasSubstr("no positive random"));
 }
 
 TEST_P(CudaHybrid, PropagatesNaNToTheTokensThatSeeIt) {

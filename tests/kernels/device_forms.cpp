@@ -27,7 +27,7 @@ const Forms& DeviceForms::forms() const {
                               &transfer_cross_entropy,
                               &prefill_state,
                               &decode_step};
-  return GetParam().form == form_for(at::empty({0}, device())) ? kEntries : kAtenForms;
+  return GetParam().form == Form::kAten ? kAtenForms : kEntries;
 }
 
 Outcome DeviceForms::hybrid(const AttentionCase& shape, const AttentionInputs& inputs) const {

@@ -1,7 +1,8 @@
 // The cases that every form passes on every device. The tests of device_*_test.cpp are compiled
 // into two binaries: kernels_test runs them on CPU tensors, with the fused form (the entries'
-// choice there) and with the ATen form called by name, and gpu_kernels_test on CUDA tensors through
-// the entries. What only one form promises is in the tests that are named after the entries.
+// choice there) and with the ATen form called by name, and gpu_kernels_test on CUDA tensors with the
+// ATen form. What only one form promises is in the tests that are named after it or after the
+// entries; the hybrid's fused CUDA form, whose products are bf16, has cuda_hybrid_test.cpp.
 #pragma once
 
 #include "kernels/forms.hpp"

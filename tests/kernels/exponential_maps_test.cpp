@@ -9,7 +9,7 @@
 
 #include <cmath>
 
-#include "kernels/aten_forms.hpp"
+#include "kernels/forms.hpp"
 #include "kernels/exponential_map_tiles.hpp"
 #include "kernels/linear_attention.hpp"
 #include "tests/kernels/attention_case.hpp"

@@ -1,10 +1,12 @@
-// The entries on CUDA tensors: the cases of device_*_test.cpp.
+// On CUDA tensors: the cases of device_*_test.cpp with the ATen forms, and the fused CUDA form.
+#include "tests/kernels/cuda_hybrid.hpp"
 #include "tests/kernels/device_forms.hpp"
 
 namespace hedgerow::kernels::testing {
 namespace {
 
 HEDGEROW_INSTANTIATE_DEVICE_FORMS(Cuda, Form::kAten, at::kCUDA);
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaHybrid, ::testing::Values(at::kCUDA));
 
 }  // namespace
 }  // namespace hedgerow::kernels::testing
