@@ -23,23 +23,24 @@ HEDGEROW_TILE float sign_of(int index) { return index == 0 ? 1.0F : -1.0F; }
 HEDGEROW_TILE float clamped(float x) { return x < kClamp ? kClamp : x; }
 HEDGEROW_TILE float exponential(float x) { return power_of_two(x * kLog2E); }
 
-// z of rows row .. row + 15 of tile x.
-template <typename S>
-HEDGEROW_TILE void project(Sums<S::kProjected>& z,
+// z of rows row .. row + 15 of tile x, columns first .. of the map.
+template <typename S, int kColumns>
+HEDGEROW_TILE void project(Sums<kColumns>& z,
                            const Map& map,
                            int head,
                            Tile<S::kHeadDim> x,
                            int row,
-                           Tile<S::kProjected> layer) {
+                           Tile<S::kProjected> layer,
+                           int first = 0) {
   if (map.layer != nullptr) {
     z.clear();
-    multiply(z, x, row, layer);
+    multiply(z, x, row, layer, first);
   } else if constexpr (S::kProjected == S::kHeadDim) {
     HEDGEROW_UNROLL
     for (int n = 0; n < z.kGroups; ++n) {
       HEDGEROW_UNROLL
       for (int i = 0; i < 4; ++i) {
-        z.values[n][i] = unpack(x.at(row + row_of(i), column_of(n, i)));
+        z.values[n][i] = unpack(x.at(row + row_of(i), first + column_of(n, i)));
       }
     }
   }
@@ -48,7 +49,7 @@ HEDGEROW_TILE void project(Sums<S::kProjected>& z,
     for (int n = 0; n < z.kGroups; ++n) {
       HEDGEROW_UNROLL
       for (int i = 0; i < 4; ++i) {
-        z.values[n][i] += map.bias[head * S::kProjected + column_of(n, i)];
+        z.values[n][i] += map.bias[head * S::kProjected + first + column_of(n, i)];
       }
     }
   }
@@ -164,26 +165,6 @@ HEDGEROW_TILE void activate_backward(Sums<kColumns>& dz,
       }
       dz.values[n][i] += sign * gradient;
     }
-  }
-}
-
-// Columns first .. first + kPart of wider sums; first is known only at run time, the lane's
-// registers are not indexed by it.
-template <int kPart, int kColumns>
-HEDGEROW_TILE Sums<kPart> part_of(const Sums<kColumns>& x, int part) {
-  if constexpr (kPart == kColumns) {
-    return x;
-  } else {
-    static_assert(2 * kPart == kColumns, "two parts");
-    Sums<kPart> y;
-    HEDGEROW_UNROLL
-    for (int n = 0; n < y.kGroups; ++n) {
-      HEDGEROW_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        y.values[n][i] = part == 0 ? x.values[n][i] : x.values[y.kGroups + n][i];
-      }
-    }
-    return y;
   }
 }
 

@@ -187,7 +187,7 @@ class BackwardKeys {
     keep_linear(da, rows, tile_ * kTile + column);
     store_sums(pairs(kScores), da, group_row(), column);
     sync_threads();
-    HEDGEROW_UNROLL
+    HEDGEROW_UNROLL_TWICE
     for (int k = 0; k < kTile / 16; ++k) {
       Word left[4];
       load_left_transposed(left, pairs(kScores), group_row(), k);
@@ -210,7 +210,7 @@ class BackwardKeys {
 
   // sums [16 keys, half of D] += pairs^T x.
   HEDGEROW_TILE void add_transposed(Sums<kHalfDim>& sums, Pairs which, Tile<S::kHeadDim> x) {
-    HEDGEROW_UNROLL
+    HEDGEROW_UNROLL_TWICE
     for (int k = 0; k < kTile / 16; ++k) {
       Word left[4];
       load_left_transposed(left, pairs(which), group_row(), k);
@@ -300,7 +300,7 @@ class BackwardKeys {
     if constexpr (kInputs) {
       map_.add_input_gradient(dk_, in_.map_k, layer());
       if (has_far) {
-        HEDGEROW_UNROLL
+        HEDGEROW_UNROLL_TWICE
         for (int k = 0; k < S::kFeatures / 16; ++k) {
           Word left[4];
           load_left(left, features, group_row(), k);

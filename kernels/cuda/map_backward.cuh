@@ -127,7 +127,7 @@ class MapBackward {
     if (wants_layer) {
       HEDGEROW_UNROLL
       for (int m = 0; m < kBlocks; ++m) {
-        HEDGEROW_UNROLL
+        HEDGEROW_UNROLL_TWICE
         for (int k = 0; k < kTile / 16; ++k) {
           Word left[4];
           load_left_transposed(left, x, (4 * m + row_group()) * kWarpRows, k);
@@ -176,38 +176,64 @@ class MapBackward {
   }
 
  private:
-  // This half's columns of z, and what both signs need of whole rows.
+  // This half's columns of z, and what both signs need of whole rows: a half's maximum and sum, and
+  // then those of both. Ends behind a barrier.
   HEDGEROW_TILE Sums<kOwn> make_z(const Map& map,
                                   int head,
                                   Tile<S::kHeadDim> x,
                                   Tile<S::kProjected> layer,
                                   RowStatistics (&statistics)[S::kSigns]) {
-    Sums<S::kProjected> z;
-    project<S>(z, map, head, x, group_row(), layer);
+    Sums<kOwn> z;
+    project<S>(z, map, head, x, group_row(), layer, first_column());
     HEDGEROW_UNROLL
     for (int s = 0; s < S::kSigns; ++s) {
       statistics[s] = row_statistics(z, map.kind, sign_of(s));
+      put(2 * s, statistics[s].maxima);
+      put(2 * s + 1, statistics[s].sums);
     }
-    return part_of<kOwn>(z, half());
+    sync_threads();
+    if (is_hedgehog(map.kind)) {
+      HEDGEROW_UNROLL
+      for (int s = 0; s < S::kSigns; ++s) {
+        statistics[s] = combined(2 * s, map.kind);
+      }
+    }
+    sync_threads();
+    return z;
+  }
+
+  HEDGEROW_TILE RowStatistics combined(int value, MapKind kind) const {
+    RowStatistics rows;
+    HEDGEROW_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int row = group_row() + row_of(2 * r);
+      const float first = shared_.exchange[0][value][row], second = shared_.exchange[1][value][row];
+      const float maximum = second > first ? second : first;
+      rows.maxima.values[r] = maximum;
+      if (kind == MapKind::kHedgehogSoftmax) {
+        rows.sums.values[r] = shared_.exchange[0][value + 1][row] * exponential(first - maximum) +
+                              shared_.exchange[1][value + 1][row] * exponential(second - maximum);
+      }
+    }
+    return rows;
+  }
+
+  // A half's share of a value of the lane's rows, for the other half to read behind a barrier.
+  HEDGEROW_TILE void put(int value, RowPair rows) {
+    HEDGEROW_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (lane() % 4 == 0) {
+        shared_.exchange[half()][value][group_row() + row_of(2 * r)] = rows.values[r];
+      }
+    }
   }
 
   // This lane's columns to whole rows: over the quad, then over both halves, in one order for both.
   HEDGEROW_TILE void exchange_sums(RowDots (&rows)[S::kSigns]) {
     HEDGEROW_UNROLL
     for (int s = 0; s < S::kSigns; ++s) {
-      rows[s].dots = row_sums_of_quad(rows[s].dots);
-      rows[s].ties = row_sums_of_quad(rows[s].ties);
-    }
-    HEDGEROW_UNROLL
-    for (int r = 0; r < 2; ++r) {
-      const int row = group_row() + row_of(2 * r);
-      if (lane() % 4 == 0) {
-        HEDGEROW_UNROLL
-        for (int s = 0; s < S::kSigns; ++s) {
-          shared_.exchange[half()][2 * s][row] = rows[s].dots.values[r];
-          shared_.exchange[half()][2 * s + 1][row] = rows[s].ties.values[r];
-        }
-      }
+      put(2 * s, row_sums_of_quad(rows[s].dots));
+      put(2 * s + 1, row_sums_of_quad(rows[s].ties));
     }
     sync_threads();
     HEDGEROW_UNROLL
