@@ -11,6 +11,7 @@
 #include "kernels/hybrid_attention_aten.hpp"
 #include "kernels/hybrid_attention_cpu.hpp"
 #include "kernels/hybrid_attention_cuda.hpp"
+#include "kernels/hybrid_passes.hpp"
 #include "kernels/reference.hpp"
 
 namespace hedgerow::kernels {
@@ -27,15 +28,13 @@ std::int64_t window_begin(WindowLayout layout, std::int64_t window_size, std::in
   C10_THROW_ERROR(Error, c10::str("attention: unknown window layout ", static_cast<int>(layout)));
 }
 
-namespace {
-
-HybridForward run_forward(Form form,
-                          const at::Tensor& q,
-                          const at::Tensor& k,
-                          const at::Tensor& v,
-                          const HybridParameters& parameters,
-                          const HybridOptions& options,
-                          bool keep_for_backward) {
+HybridForward hybrid_forward(Form form,
+                             const at::Tensor& q,
+                             const at::Tensor& k,
+                             const at::Tensor& v,
+                             const HybridParameters& parameters,
+                             const HybridOptions& options,
+                             bool keep_for_backward) {
   switch (form) {
     case Form::kCpu:
       return cpu::hybrid_forward_cpu(cpu::make_problem(q, k, v, parameters, options),
@@ -49,6 +48,40 @@ HybridForward run_forward(Form form,
   return aten::hybrid_forward_aten(make_hybrid_problem(q, k, v, parameters, options),
                                    keep_for_backward);
 }
+
+HybridGradients hybrid_backward(Form form,
+                                const at::Tensor& q,
+                                const at::Tensor& k,
+                                const at::Tensor& v,
+                                const HybridParameters& parameters,
+                                const HybridOptions& options,
+                                const HybridForward& forward,
+                                const at::Tensor& dy,
+                                const HybridNeeds& needs) {
+  switch (form) {
+    case Form::kCpu:
+      return cpu::hybrid_backward_cpu(
+          cpu::make_problem(q, k, v, parameters, options), forward, dy, needs);
+    case Form::kCuda:
+      return cuda::hybrid_form()->backward(
+          make_hybrid_problem(q, k, v, parameters, options), forward, dy, needs);
+    case Form::kAten:
+      break;
+  }
+  return aten::hybrid_backward_aten(
+      make_hybrid_problem(q, k, v, parameters, options), forward, dy, needs);
+}
+
+Form hybrid_form_for(const at::Tensor& q,
+                     const HybridParameters& parameters,
+                     const HybridOptions& options,
+                     bool input_gradients) {
+  const bool fused = q.is_cuda() && cuda::hybrid_form() != nullptr &&
+                     cuda::hybrid_form()->why_not(q, parameters, options, input_gradients).empty();
+  return fused ? Form::kCuda : form_for(q);
+}
+
+namespace {
 
 // A form's forward and backward behind autograd. Saves the inputs, y (fp32) and Z: O(T).
 class HybridFunction : public torch::autograd::Function<HybridFunction> {
@@ -69,7 +102,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     torch::autograd::variable_list saved = {
         q, k, v, layer_q, bias_q, layer_k, bias_k, window_factors};
     const HybridForward result =
-        run_forward(form, q, k, v, parameters_of(saved), options, /*keep_for_backward=*/true);
+        hybrid_forward(form, q, k, v, parameters_of(saved), options, /*keep_for_backward=*/true);
     saved.push_back(result.y_saved);
     saved.push_back(result.denominator);
     saved.push_back(present_or_empty(result.rest));
@@ -98,7 +131,16 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
         .map_q = context->needs_input_grad(kLayerQ) || context->needs_input_grad(kBiasQ),
         .map_k = context->needs_input_grad(kLayerK) || context->needs_input_grad(kBiasK),
         .window_factors = context->needs_input_grad(kWindowFactors)};
-    const HybridGradients gradients = run_backward(context, saved, forward, dy[0], needs);
+    const HybridGradients gradients =
+        hybrid_backward(static_cast<Form>(context->saved_data["form"].toInt()),
+                        saved[kQ],
+                        saved[kK],
+                        saved[kV],
+                        parameters_of(saved),
+                        saved_options(context),
+                        forward,
+                        dy[0],
+                        needs);
     const auto like = [](const at::Tensor& gradient, const at::Tensor& parameter) {
       return gradient.defined() ? gradient.reshape(parameter.sizes()).to(parameter.scalar_type())
                                 : gradient;
@@ -122,28 +164,6 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
             .window_factors = undefined_if_empty(inputs[kWindowFactors])};
   }
 
-  static HybridGradients run_backward(torch::autograd::AutogradContext* context,
-                                      const torch::autograd::variable_list& saved,
-                                      const HybridForward& forward,
-                                      const at::Tensor& dy,
-                                      const HybridNeeds& needs) {
-    const at::Tensor &q = saved[kQ], &k = saved[kK], &v = saved[kV];
-    const HybridParameters parameters = parameters_of(saved);
-    const HybridOptions options = saved_options(context);
-    switch (static_cast<Form>(context->saved_data["form"].toInt())) {
-      case Form::kCpu:
-        return cpu::hybrid_backward_cpu(
-            cpu::make_problem(q, k, v, parameters, options), forward, dy, needs);
-      case Form::kCuda:
-        return cuda::hybrid_form()->backward(
-            make_hybrid_problem(q, k, v, parameters, options), forward, dy, needs);
-      case Form::kAten:
-        break;
-    }
-    return aten::hybrid_backward_aten(
-        make_hybrid_problem(q, k, v, parameters, options), forward, dy, needs);
-  }
-
   static void save_options(torch::autograd::AutogradContext* context,
                            const HybridOptions& options,
                            Form form) {
@@ -165,16 +185,6 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     return options;
   }
 };
-
-// Of the entries: the fused form of the device where it takes the problem.
-Form choose_form(const at::Tensor& q,
-                 const HybridParameters& parameters,
-                 const HybridOptions& options,
-                 bool input_gradients) {
-  const bool fused = q.is_cuda() && cuda::hybrid_form() != nullptr &&
-                     cuda::hybrid_form()->why_not(q, parameters, options, input_gradients).empty();
-  return fused ? Form::kCuda : form_for(q);
-}
 
 void require_cuda_form(const at::Tensor& q,
                        const HybridParameters& parameters,
@@ -200,7 +210,7 @@ at::Tensor attend(Form form,
                           parameters.k.layer,
                           parameters.k.bias,
                           parameters.window_factors})) {
-    return run_forward(form, q, k, v, parameters, options, false).y;
+    return hybrid_forward(form, q, k, v, parameters, options, false).y;
   }
   return HybridFunction::apply(q,
                                k,
@@ -220,7 +230,7 @@ at::Tensor share_of(Form form,
                     const HybridParameters& parameters,
                     const HybridOptions& options) {
   const c10::NoGradGuard no_grad;
-  const HybridForward sums = run_forward(form, q, k, {}, parameters, options, false);
+  const HybridForward sums = hybrid_forward(form, q, k, {}, parameters, options, false);
   return (sums.linear_mass / sums.denominator).mean(at::IntArrayRef{0, 2});
 }
 
@@ -243,7 +253,7 @@ at::Tensor hybrid_attention(const at::Tensor& q,
   check_inputs(q, k, v, parameters, options);
   return q.scalar_type() == at::kDouble
              ? hybrid_attention_reference(q, k, v, parameters, options)
-             : attend(choose_form(q, parameters, options, any_requires_grad({q, k, v})),
+             : attend(hybrid_form_for(q, parameters, options, any_requires_grad({q, k, v})),
                       q,
                       k,
                       v,
@@ -261,7 +271,7 @@ at::Tensor linear_share(const at::Tensor& q,
     const HybridWeights weights = hybrid_weights_reference(q, k, parameters, options);
     return (weights.linear.sum(-1, true) / weights.denominator).mean(at::IntArrayRef{0, 2, 3});
   }
-  return share_of(choose_form(q, parameters, options, false), q, k, parameters, options);
+  return share_of(hybrid_form_for(q, parameters, options, false), q, k, parameters, options);
 }
 
 namespace aten {

@@ -1,0 +1,37 @@
+// The two directions of the hybrid, one at a time and without autograd, in whichever form: what
+// hybrid_attention.cpp puts behind autograd, and the PyTorch operators (ops/) behind theirs.
+#pragma once
+
+#include "kernels/forms.hpp"
+#include "kernels/hybrid_problem.hpp"
+
+namespace hedgerow::kernels {
+
+// The fused form of q's device where it takes the problem, which must have passed
+// check_attention and check_parameters. input_gradients: whether dq, dk or dv may be asked for.
+[[nodiscard]] Form hybrid_form_for(const at::Tensor& q,
+                                   const HybridParameters& parameters,
+                                   const HybridOptions& options,
+                                   bool input_gradients);
+
+// Both check their arguments as hybrid_attention does. v undefined: the denominators alone.
+HybridForward hybrid_forward(Form form,
+                             const at::Tensor& q,
+                             const at::Tensor& k,
+                             const at::Tensor& v,
+                             const HybridParameters& parameters,
+                             const HybridOptions& options,
+                             bool keep_for_backward);
+
+// `forward` is of the same form, inputs and options, with keep_for_backward.
+HybridGradients hybrid_backward(Form form,
+                                const at::Tensor& q,
+                                const at::Tensor& k,
+                                const at::Tensor& v,
+                                const HybridParameters& parameters,
+                                const HybridOptions& options,
+                                const HybridForward& forward,
+                                const at::Tensor& dy,
+                                const HybridNeeds& needs);
+
+}  // namespace hedgerow::kernels

@@ -1,0 +1,73 @@
+#include "kernels/ops/shapes.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+#include "kernels/checks.hpp"
+#include "kernels/exponential_maps.hpp"
+
+namespace hedgerow::kernels::ops {
+
+bool sizes_are_known(at::ArrayRef<at::Tensor> tensors) {
+  return std::none_of(tensors.begin(), tensors.end(), [](const at::Tensor& x) {
+    return x.defined() && x.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+  });
+}
+
+void check_known(const AttentionArguments& arguments,
+                 const at::Tensor& q,
+                 const at::Tensor& k,
+                 const at::Tensor& v) {
+  const HybridParameters parameters = arguments.parameters();
+  const HybridOptions options = arguments.options();  // names are always known
+  if (sizes_are_known({q,
+                       k,
+                       v,
+                       parameters.q.layer,
+                       parameters.q.bias,
+                       parameters.k.layer,
+                       parameters.k.bias,
+                       parameters.window_factors})) {
+    const AttentionShape shape = check_attention(q, k, v);
+    check_parameters(parameters, options, shape.H, shape.D, q.device());
+  }
+}
+
+at::Tensor in_rows(const at::Tensor& x) { return x.transpose(1, 2).contiguous().transpose(1, 2); }
+
+at::Tensor empty_in_rows(const at::Tensor& x, at::ScalarType dtype) {
+  return empty_of(x, {x.sym_size(0), x.sym_size(2), x.sym_size(1), x.sym_size(3)}, dtype)
+      .transpose(1, 2);
+}
+
+at::Tensor empty_of(const at::Tensor& x, c10::SymIntArrayRef sizes, at::ScalarType dtype) {
+  return at::empty_symint(sizes, x.options().dtype(dtype));
+}
+
+at::Tensor absent(const at::Tensor& like) {
+  return at::empty({0}, like.options().dtype(at::kFloat));
+}
+
+at::Tensor or_absent(const at::Tensor& x, const at::Tensor& like) {
+  return x.defined() ? x : absent(like);
+}
+
+c10::SymInt num_features(const std::optional<at::Tensor>& layer,
+                         const FeatureMapOptions& options,
+                         const c10::SymInt& head_dim) {
+  const c10::SymInt projected = layer.has_value() ? layer->sym_size(2) : head_dim;
+  if (options.kind == FeatureMapKind::kTaylor) {
+    return num_monomials(projected.guard_int(__FILE__, __LINE__), options.order);
+  }
+  const bool hedgehog = options.kind == FeatureMapKind::kHedgehogSoftmax ||
+                        options.kind == FeatureMapKind::kHedgehogExp;
+  return hedgehog && options.negation ? projected * 2 : projected;
+}
+
+RecordingGuard::RecordingGuard()
+    : keys_(c10::impl::tls_local_dispatch_key_set().included_,
+            c10::impl::tls_local_dispatch_key_set().excluded_ -
+                c10::autograd_dispatch_keyset_with_ADInplaceOrView) {}
+
+}  // namespace hedgerow::kernels::ops
