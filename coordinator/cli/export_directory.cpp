@@ -29,8 +29,14 @@ using storage::ErrorKind;
 // but neither its code nor its model card.
 constexpr std::array kLeftBehind{
     ".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".msgpack", ".h5", ".py"};
-constexpr std::array kOurModeling{
-    "configuration_hedgerow.py", "modeling_hedgerow.py", "attention_hedgerow.py"};
+constexpr std::array kOurModeling{"attention_hedgerow.py",
+                                  "cache_hedgerow.py",
+                                  "configuration_hedgerow.py",
+                                  "feature_maps_hedgerow.py",
+                                  "hybrid_hedgerow.py",
+                                  "layers_hedgerow.py",
+                                  "modeling_hedgerow.py",
+                                  "operators_hedgerow.py"};
 
 json read_json(const fs::path& path) {
   json value = json::parse(storage::read_text(path), nullptr, /*allow_exceptions=*/false);

@@ -19,9 +19,11 @@ class Export : public ::testing::Test {
   Export() {
     const fs::path modeling = run_.scratch / "huggingface/modeling";
     fs::create_directories(modeling);
-    for (const char* name :
-         {"configuration_hedgerow.py", "modeling_hedgerow.py", "attention_hedgerow.py"}) {
-      std::ofstream(modeling / name) << "# modeling\n";
+    for (const auto& entry :
+         fs::directory_iterator(fs::path(HEDGEROW_SOURCE_DIR) / "deploy/huggingface/modeling")) {
+      if (entry.path().extension() == ".py") {
+        std::ofstream(modeling / entry.path().filename()) << "# modeling\n";
+      }
     }
     std::ofstream(run_.scratch / "model/tokenizer.json") << "{}";
     std::ofstream(run_.scratch / "model/old.bin") << "pickle";

@@ -1,7 +1,7 @@
 """A linearized language model in plain PyTorch: the teacher's body with the student's attention.
 
-Bodies: Llama 2 / 3 / 3.1, Mistral, SmolLM2, Qwen2, Qwen3. Copied into every export beside attention_hedgerow.py and
-configuration_hedgerow.py; needs torch and transformers alone. Letters as in attention_hedgerow.py; M hidden_size, V vocab.
+Bodies: Llama 2 / 3 / 3.1, Mistral, SmolLM2, Qwen2, Qwen3. Copied into every export with the other *_hedgerow.py;
+needs torch and transformers alone. Letters as in hybrid_hedgerow.py; M hidden_size, V vocab.
 """
 
 from __future__ import annotations
@@ -16,8 +16,11 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 
-from .attention_hedgerow import FeatureMapProjection, HedgerowAttention, HedgerowCache, HedgerowRMSNorm, Step, rope_tables
+from .attention_hedgerow import HedgerowAttention
+from .cache_hedgerow import HedgerowCache, Step
 from .configuration_hedgerow import HedgerowConfig
+from .feature_maps_hedgerow import FeatureMapProjection
+from .layers_hedgerow import HedgerowRMSNorm, rope_tables
 
 
 class HedgerowMLP(nn.Module):
@@ -103,7 +106,7 @@ class HedgerowModel(HedgerowPreTrainedModel):
             columns = 0 if cache is None else cache.columns
             before = past if past is not None else torch.ones(batch, columns, dtype=torch.bool, device=device)
             real = torch.cat((before, new), dim=1)
-        return Step(first, count, seen, real, length == 1)
+        return Step(first, count, seen, real, length == 1, not padded, padded and bool((count == 0).any()))
 
     def forward(
         self,

@@ -1,0 +1,75 @@
+"""What generation carries from step to step, and what a step is. Letters as in hybrid_hedgerow.py; C slots of a ring."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass
+class LinearState:
+    """One linear layer's memory: sums over the keys before the window, and the window's raw keys and values."""
+
+    kv: torch.Tensor  # [B, H, F, D] fp32
+    k: torch.Tensor  # [B, H, F] fp32
+    ring_k: torch.Tensor  # [B, G, C, D]; C = W (sliding), 2 W (terraced), 1 (none); token t of a row at slot t mod C
+    ring_v: torch.Tensor
+
+
+@dataclass
+class SoftmaxState:
+    """One softmax layer's memory: all keys and values, by column."""
+
+    k: torch.Tensor  # [B, G, columns, D]
+    v: torch.Tensor
+
+
+class HedgerowCache:
+    """What generation carries from step to step. Constant in size unless layers kept softmax attention."""
+
+    def __init__(self, num_layers: int):
+        self.layers: list[LinearState | SoftmaxState | None] = [None] * num_layers
+        self.columns = 0  # columns of input seen, padding included
+        self.seen: torch.Tensor | None = None  # int64 [B]: real tokens seen by each row
+        self.real: torch.Tensor | None = None  # bool [B, columns], kept only for softmax layers
+        self.is_compileable = False
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self.columns
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+    def reorder_cache(self, beam_idx: torch.Tensor) -> None:
+        self._map(lambda t: t.index_select(0, beam_idx.to(t.device)))
+
+    def batch_repeat_interleave(self, repeats: int) -> None:
+        self._map(lambda t: t.repeat_interleave(repeats, dim=0))
+
+    def batch_select_indices(self, indices: torch.Tensor) -> None:
+        self._map(lambda t: t[indices])
+
+    def _map(self, change) -> None:
+        for state in self.layers:
+            if state is not None:
+                for name, tensor in vars(state).items():
+                    setattr(state, name, change(tensor))
+        self.seen = None if self.seen is None else change(self.seen)
+        self.real = None if self.real is None else change(self.real)
+
+
+@dataclass
+class Step:
+    """Which of the new columns are real tokens, and where they stand in their rows."""
+
+    first: torch.Tensor  # int64 [B]: column of each row's first real new token
+    count: torch.Tensor  # int64 [B]: real new tokens
+    seen: torch.Tensor  # int64 [B]: real tokens before this step
+    real: torch.Tensor | None  # bool [B, all columns] for softmax layers; None: all real
+    one_each: bool  # every row has exactly one new token
+    whole: bool = False  # no padding among the new columns
+    empty_rows: bool = False  # some row has no new token

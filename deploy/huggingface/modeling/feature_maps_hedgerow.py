@@ -1,0 +1,78 @@
+"""Feature maps of the student, in plain PyTorch. Letters as in hybrid_hedgerow.py."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .configuration_hedgerow import HedgerowConfig
+
+FEATURE_CLAMP = 1e-12
+
+
+class FeatureMapProjection(nn.Module):
+    """The weights of one feature map under LoLCATs' names: mlp.layer [H, D, f], mlp.bias [H, f]."""
+
+    def __init__(self, heads: int, head_dim: int, projected_dim: int, bias: bool):
+        super().__init__()
+        self.layer = nn.Parameter(torch.empty(heads, head_dim, projected_dim))
+        self.bias = nn.Parameter(torch.empty(heads, projected_dim)) if bias else None
+
+
+def taylor_features(x: torch.Tensor, order: int) -> torch.Tensor:
+    """x^a / sqrt(a!) of every monomial of degree <= order, so that phi(q).phi(k) = sum_n (q.k)^n / n!: [.., d] -> [.., F]."""
+    degrees = [torch.ones_like(x[..., :1])]
+    for degree in range(1, order + 1):
+        indices = list(itertools.combinations_with_replacement(range(x.shape[-1]), degree))
+        weights = [math.prod(1 / math.factorial(row.count(i)) for i in set(row)) ** 0.5 for row in indices]
+        columns = torch.tensor(indices, device=x.device).T
+        monomials = math.prod(x[..., column] for column in columns)
+        degrees.append(monomials * torch.tensor(weights, dtype=x.dtype, device=x.device))
+    return torch.cat(degrees, dim=-1)
+
+
+class FeatureMap(nn.Module):
+    """phi(x) = activation(x W + b) per query head (Hedgehog eq. 4, 5; T2R). [B, H, T, D] -> [B, H, T, F].
+
+    Two stand for exp(q.k / sqrt(D)) without learning, with x' = D^-1/4 x: positive random features (FAVOR+; W is Omega)
+    and the Taylor series. A query's random features are brought to a largest of 1 / sqrt(F), a key's keep their size.
+    """
+
+    def __init__(self, config: HedgerowConfig, of_queries: bool):
+        super().__init__()
+        spec = config.attention
+        self.kind, self.negation, self.order = spec["feature_map"], spec["negation"], spec["order"]
+        self.of_queries = of_queries
+        self.mlp = None
+        if spec["projection"]:
+            self.mlp = FeatureMapProjection(config.num_attention_heads, config.head_dim, config.projected_dim, spec["bias"])
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.kind in ("positive_random", "taylor"):
+            x = x * x.shape[-1] ** -0.25
+        half_square = x.pow(2).sum(-1, keepdim=True) / 2
+        if self.mlp is not None:
+            x = torch.einsum("bhtd,hdf->bhtf", x, self.mlp.layer.to(x.dtype))
+            if self.mlp.bias is not None:
+                x = x + self.mlp.bias.to(x.dtype)[:, None]
+        if self.kind == "positive_random":
+            return (x - (x.amax(-1, keepdim=True) if self.of_queries else half_square)).exp() / math.sqrt(x.shape[-1])
+        if self.kind == "taylor":
+            return taylor_features(x, self.order)
+        phi = self._activate(x)
+        return phi if self.kind == "identity" else phi.clamp(min=FEATURE_CLAMP)
+
+    def _activate(self, z: torch.Tensor) -> torch.Tensor:
+        if self.kind == "hedgehog_softmax":
+            positive = z.softmax(-1)
+            return torch.cat((positive, (-z).softmax(-1)), dim=-1) if self.negation else positive
+        if self.kind == "hedgehog_exp":
+            positive = (z - z.amax(-1, keepdim=True)).exp()
+            return torch.cat((positive, (z.amin(-1, keepdim=True) - z).exp()), dim=-1) if self.negation else positive
+        if self.kind == "elu_plus_one":
+            return 1 + F.elu(z)
+        return z if self.kind == "identity" else F.relu(z)

@@ -1,0 +1,170 @@
+"""Hybrid attention in linear time and constant memory, in plain PyTorch: the student's attention of an
+export wherever the operators (operators_hedgerow.py) do not compute it, and what both share.
+
+LoLCATs (arXiv 2410.10254 eq. 6), per head, fp32 inside:
+  y_i = (sum_window g exp(s_ij - m_i) v_j + sum_before phi_q(q_i).phi_k(k_j) v_j) / (the same sums without v)
+with s = q.k / sqrt(D), m the maximum over the window, g = sigmoid(window_factors). Windows: sliding (the last W keys) or
+terraced (own chunk of W tokens and the whole previous one, borders anchored at each row's first real token).
+
+Letters: B batch, T new tokens, H query heads, G key-value heads, D head_dim, F features, W window size, L local length.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+from .cache_hedgerow import LinearState, Step
+
+LINEAR_EPSILON = 1e-12
+PURE_LINEAR_CHUNK = 64  # tokens a step where no window sets it
+
+
+def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
+    """[B, G, ...] -> [B, H, ...]: head h reads head h / (H / G)."""
+    return x.repeat_interleave(heads // x.shape[1], dim=1) if x.shape[1] != heads else x
+
+
+def gather_tokens(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """x [B, N, T, D], index int64 [B, L] -> [B, N, L, D]."""
+    return x.gather(2, index[:, None, :, None].expand(-1, x.shape[1], -1, x.shape[3]))
+
+
+class HybridInTorch:
+    """The hybrid of one layer; the layer has the maps, the window factors and the sizes."""
+
+    def _window_base(self, seen: torch.Tensor) -> torch.Tensor:
+        """Position of the first key that is still raw after `seen` tokens; keys before it are in the sums."""
+        if self.window == "none":
+            return seen
+        if self.window == "sliding":
+            return (seen - self.window_size).clamp(min=0)
+        return ((seen + self.window_size - 1) // self.window_size - 2).clamp(min=0) * self.window_size
+
+    def _localize(self, q, k, v, state: LinearState | None, step: Step):
+        """Lines each row up at local position 0 = its window base: cached raw keys, then the new tokens.
+
+        Returns q [B, H, L, D], k, v [B, G, L, D], begin [B] (local position of the first new token) and base [B].
+        What lies behind a row's last token is some real token again; causality keeps it out of everything.
+        """
+        length = q.shape[2]
+        base = self._window_base(step.seen)
+        begin = step.seen - base
+        if step.whole and state is None:
+            return q, k, v, begin, base
+        cached = 0 if state is None else int(begin.max())
+        local = torch.arange(cached + length, device=q.device)[None]
+        new = (local - begin[:, None] + step.first[:, None]).clamp(0, length - 1)
+        q_local, k_local, v_local = (gather_tokens(x, new) for x in (q, k, v))
+        if cached:
+            slots = (base[:, None] + local) % self.capacity
+            is_cached = (local < begin[:, None])[:, None, :, None]
+            k_local = torch.where(is_cached, gather_tokens(state.ring_k, slots), k_local)
+            v_local = torch.where(is_cached, gather_tokens(state.ring_v, slots), v_local)
+        return q_local, k_local, v_local, begin, base
+
+    def _wide(self, x: torch.Tensor) -> torch.Tensor:
+        return repeat_heads(x.to(torch.promote_types(x.dtype, torch.float32)), self.heads)
+
+    def _gate(self, dtype: torch.dtype) -> torch.Tensor:
+        return torch.sigmoid(self.window_factors.to(dtype))
+
+    def _chunked(self, q, k, v, state: LinearState | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """The definition above over local positions, a chunk of W queries at a time: O(L (2 W + F) D).
+
+        Returns y [B, H, L, D] and phi_k [B, H, L, F], both fp32.
+        """
+        length = q.shape[2]
+        width = self.window_size if self.window != "none" else PURE_LINEAR_CHUNK
+        pad = -length % width
+        q, k, v = (F.pad(self._wide(x), (0, 0, 0, pad)) for x in (q, k, v))
+        phi_q, phi_k = self.feature_map_q(q), self.feature_map_k(k)
+        kv, k_sum = (0.0, 0.0) if state is None else (state.kv.to(q.dtype), state.k.to(q.dtype))
+        outputs = []
+        for begin in range(0, length, width):
+            # Two chunks of keys: the previous one and the own one; everything earlier is in the sums.
+            first = max(begin - width, 0)
+            softmax, linear = self._masks(width, begin - first, q.device)
+            here, keys = slice(begin, begin + width), slice(first, begin + width)
+            weights = torch.zeros((), dtype=q.dtype, device=q.device)
+            if linear is not None:
+                weights = (phi_q[:, :, here] @ phi_k[:, :, keys].transpose(2, 3)).masked_fill(~linear, 0.0)
+            if softmax is not None:
+                scores = (q[:, :, here] @ k[:, :, keys].transpose(2, 3)) / math.sqrt(self.head_dim)
+                scores = scores.masked_fill(~softmax, float("-inf"))
+                weights = weights + self._gate(q.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
+            numerator, denominator = weights @ v[:, :, keys], weights.sum(-1, keepdim=True)
+            if torch.is_tensor(kv):
+                numerator = numerator + phi_q[:, :, here] @ kv
+                denominator = denominator + phi_q[:, :, here] @ k_sum[..., None]
+            outputs.append(numerator / (denominator if self.window != "none" else denominator + LINEAR_EPSILON))
+            if begin >= width:
+                leaving = slice(first, begin)
+                kv = kv + phi_k[:, :, leaving].transpose(2, 3) @ v[:, :, leaving]
+                k_sum = k_sum + phi_k[:, :, leaving].sum(2)
+        return torch.cat(outputs, dim=2)[:, :, :length], phi_k[:, :, :length]
+
+    def _masks(self, width: int, offset: int, device: torch.device) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        """bool [W, offset + W]: softmax and linear pairs of a chunk's queries with the previous and its own keys."""
+        query = torch.arange(width, device=device)[:, None] + offset
+        key = torch.arange(offset + width, device=device)[None]
+        causal = key <= query
+        if self.window == "none":
+            return None, causal
+        if self.window == "terraced":
+            return causal, None
+        return causal & (key > query - width), causal & (key <= query - width)
+
+    def _advance(self, phi_k, k, v, state: LinearState | None, count: torch.Tensor, base: torch.Tensor) -> LinearState:
+        """The state after each row's first `count` [B] local tokens."""
+        seen = base + count
+        leaving = self._window_base(seen) - base  # local tokens that go into the sums
+        local = torch.arange(k.shape[2], device=k.device)[None]
+        kept = phi_k * (local < leaving[:, None])[:, None, :, None]
+        kv, k_sum = kept.transpose(2, 3) @ self._wide(v), kept.sum(2)
+        if state is not None:
+            kv, k_sum = kv + state.kv, k_sum + state.k
+        # Slot s holds the last token t < seen with t mod C = s.
+        slots = torch.arange(self.capacity, device=k.device)[None]
+        tokens = seen[:, None] - 1 - (seen[:, None] - 1 - slots) % self.capacity
+        index = (tokens - base[:, None]).clamp(0, k.shape[2] - 1)
+        return LinearState(kv, k_sum, gather_tokens(k, index), gather_tokens(v, index))
+
+    def _decode(self, q, k, v, state: LinearState, step: Step) -> torch.Tensor:
+        """One token a row; the state advances in place. q [B, H, 1, D], k and v [B, G, 1, D]."""
+        position = step.seen  # of the new token
+        base = self._window_base(position + 1)
+        if self.window != "none":
+            self._leave(state, self._window_base(position), base)
+            slot = (position % self.capacity)[:, None, None, None].expand(-1, self.kv_heads, 1, self.head_dim)
+            state.ring_k = state.ring_k.scatter(2, slot, k)
+            state.ring_v = state.ring_v.scatter(2, slot, v)
+        else:
+            phi = self.feature_map_k(self._wide(k))
+            state.kv, state.k = state.kv + phi.transpose(2, 3) @ self._wide(v), state.k + phi.sum(2)
+        wide_q = self._wide(q)
+        phi_q = self.feature_map_q(wide_q)
+        numerator, denominator = phi_q @ state.kv, phi_q @ state.k[..., None]
+        if self.window == "none":
+            return (numerator / (denominator + LINEAR_EPSILON)).to(q.dtype)
+        slots = torch.arange(self.capacity, device=q.device)[None]
+        age = (position[:, None] - slots) % self.capacity
+        inside = (age <= (position - base)[:, None])[:, None, None, :]
+        scores = (wide_q @ self._wide(state.ring_k).transpose(2, 3)) / math.sqrt(self.head_dim)
+        scores = scores.masked_fill(~inside, float("-inf"))
+        p = self._gate(scores.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
+        y = (numerator + p @ self._wide(state.ring_v)) / (denominator + p.sum(-1, keepdim=True))
+        return y.to(q.dtype)
+
+    def _leave(self, state: LinearState, begin: torch.Tensor, end: torch.Tensor) -> None:
+        """Adds the raw keys begin <= t < end [B] to the sums: one key (sliding) or a whole chunk (terraced), or none."""
+        most = 1 if self.window == "sliding" else self.window_size
+        if not bool((end > begin).any()):
+            return
+        tokens = begin[:, None] + torch.arange(most, device=begin.device)[None]
+        slots = tokens % self.capacity
+        k, v = self._wide(gather_tokens(state.ring_k, slots)), self._wide(gather_tokens(state.ring_v, slots))
+        phi = self.feature_map_k(k) * (tokens < end[:, None])[:, None, :, None]
+        state.kv, state.k = state.kv + phi.transpose(2, 3) @ v, state.k + phi.sum(2)

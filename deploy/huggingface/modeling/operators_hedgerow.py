@@ -1,0 +1,93 @@
+"""The hybrid by hedgerow's own kernels, where libhedgerow_ops.so has registered them as torch.ops.hedgerow.
+
+HEDGEROW_OPS=/path/to/libhedgerow_ops.so loads it when a model is made; HEDGEROW_OPS=off forbids the operators even if somebody
+has loaded them; unset, they are used if they are there. Everything else goes by hybrid_hedgerow.py, which gives the same
+logits up to rounding. Letters as there.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+from transformers.utils import logging
+
+from .cache_hedgerow import LinearState
+
+logger = logging.get_logger(__name__)
+DTYPES = (torch.float32, torch.bfloat16)
+DEVICES = ("cpu", "cuda")
+
+
+def have_operators() -> bool:
+    """Whether models made now use the operators. Says which it is, once for each answer."""
+    asked = os.environ.get("HEDGEROW_OPS", "")
+    if asked == "off":
+        return say("in plain PyTorch, as HEDGEROW_OPS=off asks")
+    if asked and not registered():
+        try:
+            torch.ops.load_library(asked)
+        except OSError as error:
+            return warn(asked, str(error).splitlines()[0])
+    if not registered():
+        return say("in plain PyTorch; HEDGEROW_OPS=/path/to/libhedgerow_ops.so would use hedgerow's kernels")
+    say("by hedgerow's kernels (torch.ops.hedgerow)")
+    return True
+
+
+def registered() -> bool:
+    return hasattr(torch.ops.hedgerow, "hybrid_attention")
+
+
+@functools.cache
+def say(how: str) -> bool:
+    logger.info(f"hedgerow: attention is computed {how}")
+    return False
+
+
+@functools.cache
+def warn(path: str, reason: str) -> bool:
+    logger.warning(f"hedgerow: HEDGEROW_OPS={path} cannot be loaded ({reason}), so attention is computed in plain PyTorch; the "
+                   "library belongs to one version of PyTorch: build it against this one, or set HEDGEROW_OPS=off")
+    return False
+
+
+def take(layer, *tensors: torch.Tensor, with_state: bool) -> bool:
+    """Whether the operators compute this. They keep no graph through a state: that is for generation."""
+    first = tensors[0]
+    if first.device.type not in DEVICES or first.dtype not in DTYPES or any(x.dtype != first.dtype for x in tensors):
+        return False
+    learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*tensors, *layer.parameters()))
+    return not (with_state and learns)
+
+
+def arguments_of(layer) -> dict[str, Any]:
+    """What every operator is told of the layer's attention."""
+    spec = layer.config.attention
+    found = {"feature_map": spec["feature_map"], "negation": spec["negation"], "order": spec["order"],
+             "window": spec["window"], "window_size": spec["window_size"], "window_factors": getattr(layer, "window_factors", None)}
+    for side, feature_map in (("q", layer.feature_map_q), ("k", layer.feature_map_k)):
+        if feature_map.mlp is not None:
+            found[f"layer_{side}"], found[f"bias_{side}"] = feature_map.mlp.layer, feature_map.mlp.bias
+    return found
+
+
+def hybrid(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """q [B, H, L, D], k, v [B, G, L, D], every row from its first token on -> y [B, H, L, D] of q's dtype."""
+    return torch.ops.hedgerow.hybrid_attention(q, k, v, **arguments_of(layer))
+
+
+def prefill(layer, k: torch.Tensor, v: torch.Tensor, count: torch.Tensor) -> LinearState:
+    """The state after each row's first `count` [B] tokens, each at least 1."""
+    kv, k_sum, ring_k, ring_v, _ = torch.ops.hedgerow.prefill_state(k, v, count, num_heads=layer.heads, **arguments_of(layer))
+    return LinearState(kv, k_sum, ring_k, ring_v)
+
+
+def decode(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: LinearState, seen: torch.Tensor) -> torch.Tensor:
+    """One token a row, q [B, H, 1, D], k and v [B, G, 1, D], after `seen` [B]; the state's tensors change in place."""
+    positions = seen.clone()  # the operator counts too, and all layers share what they are given
+    y = torch.ops.hedgerow.decode_step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state.kv, state.k, state.ring_k, state.ring_v,
+                                       positions, **arguments_of(layer))
+    return y[:, :, None]
