@@ -11,6 +11,7 @@
 
 #include "kernels/checks.hpp"
 #include "kernels/hybrid_problem.hpp"
+#include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
 #include "kernels/transfer_loss_aten.hpp"
 #include "kernels/transfer_loss_cpu.hpp"

@@ -11,6 +11,7 @@
 
 #include "kernels/checks.hpp"
 #include "kernels/hybrid_passes.hpp"
+#include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
 
 namespace hedgerow::kernels::ops {

@@ -65,9 +65,4 @@ c10::SymInt num_features(const std::optional<at::Tensor>& layer,
   return hedgehog && options.negation ? projected * 2 : projected;
 }
 
-RecordingGuard::RecordingGuard()
-    : keys_(c10::impl::tls_local_dispatch_key_set().included_,
-            c10::impl::tls_local_dispatch_key_set().excluded_ -
-                c10::autograd_dispatch_keyset_with_ADInplaceOrView) {}
-
 }  // namespace hedgerow::kernels::ops

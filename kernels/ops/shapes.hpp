@@ -6,9 +6,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymInt.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include "kernels/ops/attention_op.hpp"
+#include "kernels/ops/attention_arguments.hpp"
 
 namespace hedgerow::kernels::ops {
 
@@ -39,15 +38,5 @@ void check_known(const AttentionArguments& arguments,
 [[nodiscard]] c10::SymInt num_features(const std::optional<at::Tensor>& layer,
                                        const FeatureMapOptions& options,
                                        const c10::SymInt& head_dim);
-
-// An operator's kernel is called with autograd off, also by the rules of our graph and by force;
-// those that walk a small graph of their own inside turn it on again for their scope.
-class RecordingGuard {
- public:
-  RecordingGuard();
-
- private:
-  c10::impl::ForceDispatchKeyGuard keys_;
-};
 
 }  // namespace hedgerow::kernels::ops

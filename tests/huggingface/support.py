@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import shutil
 import sys
 import unittest
@@ -30,6 +31,15 @@ def require(*packages: str) -> None:
         except (ImportError, OSError) as error:  # the wheel without CUDA's libraries
             raise unittest.SkipTest(f"Python cannot import torch here ({str(error).splitlines()[0]}); "
                                     "deploy/setup --full-torch completes it") from None
+
+
+def operators_library() -> Path:
+    """libhedgerow_ops.so of this build."""
+    folder = Path(os.environ.get("HEDGEROW_BIN", REPOSITORY / "build" / "cpu" / "bin"))
+    library = folder / "libhedgerow_ops.so"
+    if not library.exists():
+        raise unittest.SkipTest(f"{library} is not built (target hedgerow_ops; a build with sanitizers has none)")
+    return library
 
 
 def add_huggingface_to_path() -> None:

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 
 #include "kernels/hybrid_attention.hpp"
 
@@ -40,6 +41,15 @@ struct AttentionArguments {
                                                     bool negation,
                                                     std::int64_t order);
 
+// The operator that `kernel` is registered as, through the dispatcher.
+template <auto kernel>
+const auto& operator_of(const char* name) {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow(name, "")
+                             .template typed<std::remove_pointer_t<decltype(kernel)>>();
+  return op;
+}
+
 template <auto function>
 struct AttentionOp;
 
@@ -69,21 +79,19 @@ struct AttentionOp<function> {
                     own...);
   }
 
-  // The operator of that name and signature, through the dispatcher.
+  // operator_of, called.
   static R dispatch(const char* name, const AttentionArguments& a, Own... own) {
-    static const auto op =
-        c10::Dispatcher::singleton().findSchemaOrThrow(name, "").template typed<decltype(call)>();
-    return op.call(own...,
-                   a.layer_q,
-                   a.bias_q,
-                   a.layer_k,
-                   a.bias_k,
-                   a.window_factors,
-                   a.feature_map,
-                   a.negation,
-                   a.order,
-                   a.window,
-                   a.window_size);
+    return operator_of<&call>(name).call(own...,
+                                         a.layer_q,
+                                         a.bias_q,
+                                         a.layer_k,
+                                         a.bias_k,
+                                         a.window_factors,
+                                         a.feature_map,
+                                         a.negation,
+                                         a.order,
+                                         a.window,
+                                         a.window_size);
   }
 };
 

@@ -1,4 +1,4 @@
-#include "kernels/ops/attention_op.hpp"
+#include "kernels/ops/attention_arguments.hpp"
 
 #include <c10/util/Exception.h>
 

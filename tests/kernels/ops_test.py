@@ -1,0 +1,419 @@
+"""The kernels as PyTorch operators: what the dispatcher, autograd and tracing are told, and what they compute.
+
+Catches: a rule for shapes or strides that differs from the kernel's, an operator that writes to what its schema does not name,
+a gradient lost, mixed up or silently wrong, a library that drags in more than LibTorch, an error that no longer says what.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "huggingface"))
+import support  # noqa: E402
+
+support.require("torch")
+LIBRARY = support.operators_library()
+
+import torch  # noqa: E402
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.testing import assert_close  # noqa: E402
+
+torch.ops.load_library(str(LIBRARY))
+ops = torch.ops.hedgerow
+
+KERNELS = support.REPOSITORY / "kernels"
+LAYOUTS = ("sliding", "terraced", "none")
+MAPS = ({}, {"negation": False}, {"feature_map": "hedgehog_exp"}, {"feature_map": "t2r", "bias": True},
+        {"feature_map": "elu_plus_one", "projection": False}, {"feature_map": "positive_random"},
+        {"feature_map": "taylor", "projection": False})
+B, H, G, T, D, f, W = 2, 4, 2, 45, 16, 8, 8
+FORWARD = ("hybrid_attention", "softmax_attention", "linear_attention", "feature_map", "transfer_mse",
+           "transfer_cross_entropy", "linear_share", "prefill_state", "decode_step")
+
+
+class Case:
+    """Arguments of one call: q, k, v and what the attention is told, all leaves that want a gradient (or none)."""
+
+    def __init__(self, window="terraced", dtype=torch.float32, learns=True, tokens=T, **spec):
+        torch.manual_seed(support.SEED)
+        spec = dict(spec)
+        projection, bias = spec.pop("projection", True), spec.pop("bias", False)
+        parameters = torch.float64 if dtype is torch.float64 else torch.float32
+
+        def leaf(*sizes, of=parameters, scale=1.0):
+            return (torch.randn(*sizes, dtype=torch.float64) * scale).to(of).requires_grad_(learns)
+
+        self.q, self.k, self.v = leaf(B, H, tokens, D, of=dtype), leaf(B, G, tokens, D, of=dtype), leaf(B, G, tokens, D, of=dtype)
+        self.told = {"window": window, "window_size": W, **spec}
+        self.learned = {}
+        if projection:
+            self.learned |= {"layer_q": leaf(H, D, f, scale=0.3), "layer_k": leaf(H, D, f, scale=0.3)}
+        if bias:
+            self.learned |= {"bias_q": leaf(H, f), "bias_k": leaf(H, f)}
+        if window != "none":
+            self.learned["window_factors"] = leaf(1, H, 1, 1)
+
+    @property
+    def inputs(self):
+        return self.q, self.k, self.v
+
+    @property
+    def keywords(self):
+        return {**self.told, **self.learned}
+
+    def leaves(self):
+        return {"q": self.q, "k": self.k, "v": self.v, **self.learned}
+
+    def in_double(self) -> "Case":
+        """The same values, already rounded, in fp64."""
+        other = object.__new__(Case)
+        other.told = self.told
+        copies = {name: x.detach().double().requires_grad_(x.requires_grad) for name, x in self.leaves().items()}
+        other.q, other.k, other.v = (copies.pop(name) for name in "qkv")
+        other.learned = copies
+        return other
+
+
+def features(case: Case, x: torch.Tensor, side: str) -> torch.Tensor:
+    """phi of the definition, x [B, H, T, D] in fp64."""
+    layer, bias = case.learned.get(f"layer_{side}"), case.learned.get(f"bias_{side}")
+    kind, negation = case.told.get("feature_map", "hedgehog_softmax"), case.told.get("negation", True)
+    if kind == "taylor":  # order 2, all D^2 products: phi.phi = 1 + s + s^2 / 2
+        x = x / D**0.25
+        square = (x[..., :, None] * x[..., None, :]).flatten(-2) / math.sqrt(2)
+        return torch.cat((torch.ones_like(x[..., :1]), x, square), -1)
+    scaled = x / D**0.25 if kind == "positive_random" else x
+    z = scaled if layer is None else scaled @ layer
+    z = z if bias is None else z + bias[:, None]
+    if kind == "positive_random":
+        shift = z.amax(-1, keepdim=True) if side == "q" else scaled.pow(2).sum(-1, keepdim=True) / 2
+        return (z - shift).exp() / math.sqrt(f)
+    if kind == "hedgehog_softmax":
+        z = torch.cat((z.softmax(-1), (-z).softmax(-1)), -1) if negation else z.softmax(-1)
+    elif kind == "hedgehog_exp":
+        z = torch.cat(((z - z.amax(-1, keepdim=True)).exp(), (z.amin(-1, keepdim=True) - z).exp()), -1)
+    else:
+        z = torch.relu(z) if kind == "t2r" else 1 + torch.nn.functional.elu(z)
+    return z.clamp(min=1e-12)
+
+
+def weights(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
+    """Softmax and linear weights of the definition with T x T tensors, not yet normalised."""
+    q, k = case.q, case.k.repeat_interleave(H // G, 1)
+    i, j = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])[None]
+    window = {"none": i < 0, "sliding": (j <= i) & (j > i - W), "terraced": (j <= i) & (j // W >= i // W - 1)}[case.told["window"]]
+    linear = (features(case, q, "q") @ features(case, k, "k").transpose(2, 3)).masked_fill(window | (j > i), 0)
+    if case.told["window"] == "none":
+        return torch.zeros_like(linear), linear
+    s = (q @ k.transpose(2, 3) / math.sqrt(D)).masked_fill(~window, -math.inf)
+    return torch.sigmoid(case.learned["window_factors"]) * (s - s.amax(-1, keepdim=True)).exp(), linear
+
+
+def definition(case: Case) -> torch.Tensor:
+    p, linear = weights(case)
+    total = (p + linear).sum(-1, keepdim=True) + (1e-12 if case.told["window"] == "none" else 0)
+    return (p + linear) @ case.v.repeat_interleave(H // G, 1) / total
+
+
+def gradients(y: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    torch.manual_seed(support.SEED + 1)
+    dy = torch.randn(y.shape, dtype=torch.float64).to(y.dtype)
+    found = torch.autograd.grad(y, list(leaves.values()), dy, allow_unused=True)
+    return dict(zip(leaves, found))
+
+
+def everything():
+    return [(layout, spec) for layout in LAYOUTS for spec in MAPS]
+
+
+class Registration(unittest.TestCase):
+    def names(self):
+        return sorted(name.removeprefix("hedgerow::") for name in torch._C._dispatch_get_all_op_names()
+                      if name.startswith("hedgerow::"))
+
+    def test_every_schema_stands_in_the_readme(self):
+        text = " ".join((KERNELS / "ops" / "README.md").read_text(encoding="utf-8").split())
+        self.assertGreaterEqual(set(self.names()), set(FORWARD))
+        for name in self.names():
+            schema = str(getattr(ops, name).default._schema).removeprefix("hedgerow::")
+            self.assertIn(schema, text)
+            self.assertIn(torch.Tag.pt2_compliant_tag, getattr(ops, name).default.tags)
+
+    def test_opcheck_of_the_hybrid_in_every_layout_map_and_dtype(self):
+        for layout, spec in everything():
+            for dtype in (torch.float32, torch.bfloat16):
+                with self.subTest(layout=layout, dtype=dtype, **spec):
+                    case = Case(layout, dtype, **spec)
+                    torch.library.opcheck(ops.hybrid_attention, case.inputs, case.keywords)
+        case = Case(dtype=torch.bfloat16)
+        torch.library.opcheck(ops.hybrid_attention, case.inputs, {**case.keywords, "fp32_output": True})
+
+    def test_opcheck_of_the_other_operators(self):
+        case, still = Case(), Case(learns=False)
+        torch.library.opcheck(ops.softmax_attention, case.inputs)
+        torch.library.opcheck(ops.transfer_mse, (case.q, still.q + 1))
+        torch.library.opcheck(ops.transfer_mse, (case.q.transpose(1, 2), still.q.transpose(1, 2) + 1))
+        torch.library.opcheck(ops.transfer_cross_entropy, (still.q, still.k), case.keywords)
+        torch.library.opcheck(ops.linear_share, (case.q, case.k), case.keywords)
+        torch.library.opcheck(ops.feature_map, (case.k, case.learned["layer_k"]), {"num_heads": H, "of_queries": False})
+        torch.library.opcheck(ops.feature_map, (case.k,), {"num_heads": H, "of_queries": True, "feature_map": "taylor"})
+        phi = [torch.rand(B, H, T, 6, requires_grad=True) for _ in range(2)]
+        for causal in (True, False):
+            torch.library.opcheck(ops.linear_attention, (*phi, case.q), {"causal": causal})
+        for layout in LAYOUTS:
+            still = Case(layout, learns=False)
+            torch.library.opcheck(ops.prefill_state, (still.k, still.v, torch.tensor([20, T])), still.keywords)
+            state = ops.prefill_state(still.k, still.v, torch.tensor([20, T]), **still.keywords)
+            torch.library.opcheck(ops.decode_step, (*(x[:, :, 0] for x in still.inputs), *state), still.keywords)
+
+    def test_fake_tensors_have_the_kernels_shapes_and_cost_nothing(self):
+        with FakeTensorMode():  # a million tokens: nothing may be computed
+            q, k, phi = torch.empty(1, H, 1 << 20, D), torch.empty(1, G, 1 << 20, D), torch.empty(1, H, 1 << 20, 24)
+            layer, factors = torch.empty(H, D, f), torch.empty(1, H, 1, 1)
+            told = {"layer_q": layer, "layer_k": layer, "window_factors": factors, "window_size": 64}
+            y = ops.hybrid_attention(q.bfloat16(), k.bfloat16(), k.bfloat16(), fp32_output=True, **told)
+            self.assertEqual((y.shape, y.dtype, y.transpose(1, 2).is_contiguous()), (q.shape, torch.float32, True))
+            state = ops.prefill_state(k, k, torch.empty(1, dtype=torch.int64), **told)
+            self.assertEqual([tuple(x.shape) for x in state],
+                             [(1, H, 2 * f, D), (1, H, 2 * f), (1, G, 128, D), (1, G, 128, D), (1,)])
+            self.assertEqual(ops.linear_share(q, k, **told).shape, (H,))
+            self.assertEqual(ops.linear_attention(phi, phi, q).shape, q.shape)
+            self.assertEqual(ops.feature_map(k, num_heads=H, of_queries=True, feature_map="taylor", order=2).shape,
+                             (1, H, 1 << 20, math.comb(D + 2, 2)))
+            self.assertEqual(ops.softmax_attention(q, k, k).shape, q.shape)
+            with self.assertRaisesRegex(RuntimeError, "the query map's layer must be"):
+                ops.hybrid_attention(q, k, k, **{**told, "layer_q": torch.empty(H, D + 1, f)})
+
+    def test_compiling_changes_no_value_and_no_gradient(self):
+        def step(case, tokens):
+            y = ops.hybrid_attention(*(x[:, :, :tokens] for x in case.inputs), fp32_output=True, **case.keywords)
+            return ops.transfer_mse(y, ops.softmax_attention(*(x[:, :, :tokens] for x in case.inputs)).detach())
+
+        compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
+        for tokens in (T, T - 8):
+            case = Case()
+            expected, found = step(case, tokens), compiled(case, tokens)
+            assert_close(found, expected, rtol=0, atol=0)
+            for name, gradient in gradients(expected, case.leaves()).items():
+                assert_close(gradients(compiled(case, tokens), case.leaves())[name], gradient, rtol=0, atol=0, msg=name)
+
+    def test_the_library_needs_libtorch_alone(self):
+        listed = subprocess.run(["readelf", "-d", LIBRARY], capture_output=True, text=True, check=True).stdout
+        needed = re.findall(r"\(NEEDED\).*\[(.*?)\]", listed)
+        self.assertIn("libtorch_cpu.so", needed)
+        for name in needed:
+            self.assertNotRegex(name, "mpi|hdf5|zmq|xxhash|fmt|spdlog|torch_python")
+        self.assertNotRegex(listed, "RPATH|RUNPATH")
+
+    def test_the_readmes_example_runs_in_a_fresh_process(self):
+        text = (KERNELS / "README.md").read_text(encoding="utf-8")
+        program = re.search(r"```python\n(.*?)```", text, re.DOTALL)[1]
+        self.assertIn("build/cpu/bin/libhedgerow_ops.so", program)
+        program = program.replace("build/cpu/bin/libhedgerow_ops.so", str(LIBRARY))
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120,
+                              env={**os.environ, "PYTHONWARNINGS": "error"})
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertIn("torch.Size([1, 9, 1000, 64])", done.stdout)
+
+
+class Values(unittest.TestCase):
+    def assert_like(self, found, expected, tolerance, what):
+        assert_close(found.double(), expected, rtol=tolerance, atol=tolerance * max(1.0, float(expected.abs().max())),
+                     msg=lambda text: f"{what}, seed {support.SEED}: {text}")
+
+    def test_the_hybrid_and_all_its_gradients_are_the_definitions(self):
+        for layout, spec in everything():
+            for dtype, tolerance in ((torch.float64, 1e-9), (torch.float32, 1e-4), (torch.bfloat16, 3e-2)):
+                with self.subTest(layout=layout, dtype=dtype, **spec):
+                    case = Case(layout, dtype, **spec)
+                    exact = case.in_double()
+                    y, expected = ops.hybrid_attention(*case.inputs, **case.keywords), definition(exact)
+                    self.assertEqual(y.dtype, dtype)
+                    self.assert_like(y, expected, tolerance, "y")
+                    truth = gradients(expected, exact.leaves())
+                    for name, gradient in gradients(y, case.leaves()).items():
+                        self.assertEqual(gradient.shape, case.leaves()[name].shape)
+                        self.assertEqual(gradient.dtype, case.leaves()[name].dtype)
+                        self.assert_like(gradient, truth[name], tolerance, f"d{name}")
+
+    def test_gradcheck_in_fp64(self):
+        for layout in LAYOUTS:
+            case = Case(layout, torch.float64, tokens=19, bias=True)
+            leaves = case.leaves()
+
+            def function(q, k, v, *rest):
+                return ops.hybrid_attention(q, k, v, **case.told, **dict(zip(list(leaves)[3:], rest)))
+
+            self.assertTrue(torch.autograd.gradcheck(function, tuple(leaves.values()), fast_mode=True))
+
+    def test_a_gradient_nobody_asked_for_is_none_and_the_others_do_not_change(self):
+        case = Case()
+        all_of_them = gradients(ops.hybrid_attention(*case.inputs, **case.keywords), case.leaves())
+        for wanted in ({"q"}, {"v"}, {"layer_k"}, {"window_factors"}, {"layer_q", "k"}):
+            for name, leaf in case.leaves().items():
+                leaf.requires_grad_(name in wanted)
+            y = ops.hybrid_attention(*case.inputs, **case.keywords)
+            found = gradients(y, {name: leaf for name, leaf in case.leaves().items() if name in wanted})
+            for name, gradient in found.items():
+                assert_close(gradient, all_of_them[name], rtol=1e-6, atol=1e-6, msg=name)
+        for leaf in case.leaves().values():
+            leaf.requires_grad_(False)
+        self.assertFalse(ops.hybrid_attention(*case.inputs, **case.keywords).requires_grad)
+
+    def test_a_second_derivative_is_refused(self):
+        case = Case()
+        y = ops.hybrid_attention(*case.inputs, **case.keywords)
+        first, = torch.autograd.grad(y.sum(), case.q, create_graph=True)
+        with self.assertRaisesRegex(RuntimeError, "hybrid_attention_backward is not implemented"):
+            first.sum().backward()
+
+    def test_softmax_attention_and_its_gradients(self):
+        case = Case()
+        exact = case.in_double()
+        mask = torch.ones(T, T, dtype=torch.bool).tril()
+        k, v = (x.repeat_interleave(H // G, 1) for x in (exact.k, exact.v))
+        expected = (exact.q @ k.transpose(2, 3) / math.sqrt(D)).masked_fill(~mask, -math.inf).softmax(-1) @ v
+        y = ops.softmax_attention(*case.inputs)
+        self.assert_like(y, expected, 1e-5, "y")
+        names = {name: exact.leaves()[name] for name in "qkv"}
+        truth = gradients(expected, names)
+        for name, gradient in gradients(y, {name: case.leaves()[name] for name in "qkv"}).items():
+            self.assert_like(gradient, truth[name], 1e-5, f"d{name}")
+
+    def test_feature_maps_linear_attention_and_their_gradients(self):
+        for causal in (True, False):
+            case = Case("none", bias=True)
+            exact = case.in_double()
+
+            def compose(c, of_map, attend):
+                phi_q = of_map(c, c.q, "q")
+                phi_k = of_map(c, c.k, "k")
+                return attend(phi_q, phi_k, c.v.repeat_interleave(H // G, 1))
+
+            def by_operator(c, x, side):
+                return ops.feature_map(x, c.learned[f"layer_{side}"], c.learned[f"bias_{side}"], num_heads=H,
+                                       of_queries=side == "q")
+
+            def plainly(phi_q, phi_k, v):
+                a = phi_q @ phi_k.transpose(2, 3)
+                a = a.tril() if causal else a
+                return a @ v / (a.sum(-1, keepdim=True) + 1e-12)
+
+            def of_heads(c, x, side):
+                return features(c, x if side == "q" else x.repeat_interleave(H // G, 1), side)
+
+            y = compose(case, by_operator, lambda *x: ops.linear_attention(*x, causal=causal))
+            expected = compose(exact, of_heads, plainly)
+            self.assert_like(y, expected, 1e-5, "y")
+            truth = gradients(expected, exact.leaves())
+            for name, gradient in gradients(y, case.leaves()).items():
+                self.assert_like(gradient, truth[name], 1e-4, f"d{name}")
+
+    def test_both_transfer_losses_and_what_they_train(self):
+        for layout in LAYOUTS:
+            case = Case(layout)
+            exact = case.in_double()
+            p, linear = weights(exact)
+            student = (p + linear) / ((p + linear).sum(-1, keepdim=True) + (1e-12 if layout == "none" else 0))
+            mask = torch.ones(T, T, dtype=torch.bool).tril()
+            k = exact.k.repeat_interleave(H // G, 1)
+            teacher = (exact.q @ k.transpose(2, 3) / math.sqrt(D)).masked_fill(~mask, -math.inf).softmax(-1).detach()
+            expected = -(teacher * student.clamp(min=1e-12).log()).sum(-1).mean()
+            loss = ops.transfer_cross_entropy(case.q, case.k, **case.keywords)
+            self.assert_like(loss, expected, 1e-5, "cross-entropy")
+            truth = gradients(expected, exact.learned)
+            for name, gradient in gradients(loss, case.learned).items():
+                self.assert_like(gradient, truth[name], 1e-4, f"d{name}, {layout}")
+            share = ops.linear_share(case.q, case.k, **case.keywords)
+            self.assertFalse(share.requires_grad)
+            self.assert_like(share, (linear.sum(-1) / (p + linear).sum(-1)).mean((0, 2)).detach(), 1e-5, "share")
+        y_pred, y_true = case.q, case.q.detach() + 1
+        loss = ops.transfer_mse(y_pred, y_true)
+        assert_close(loss, (y_pred - y_true).pow(2).mean())
+        assert_close(torch.autograd.grad(3 * loss, y_pred)[0], 6 * (y_pred - y_true).detach() / y_pred.numel())
+
+
+class Decode(unittest.TestCase):
+    @torch.no_grad()
+    def test_prefill_and_steps_in_place_equal_the_full_forward(self):
+        for layout, spec in everything():
+            with self.subTest(layout=layout, **spec):
+                case = Case(layout, learns=False, **spec)
+                expected = ops.hybrid_attention(*case.inputs, **case.keywords)
+                lengths = torch.tensor([20, 13])
+                state = ops.prefill_state(case.k, case.v, lengths, num_heads=H, **case.keywords)
+                versions, places = [x._version for x in state], [x.data_ptr() for x in state]
+                for step in range(25):
+                    now = lengths + step
+                    q, k, v = (torch.stack([x[row, :, now[row]] for row in range(B)]) for x in case.inputs)
+                    y = ops.decode_step(q, k, v, *state, **case.keywords)
+                    for row in range(B):
+                        assert_close(y[row], expected[row, :, now[row]], rtol=1e-4, atol=1e-4)
+                self.assertEqual([x.data_ptr() for x in state], places)
+                self.assertEqual(state[4].tolist(), (lengths + 25).tolist())
+                self.assertTrue(all(x._version > before for x, before in zip(state, versions)), "autograd is not told")
+
+    def test_a_state_without_the_queries_heads_is_refused(self):
+        case = Case("none", learns=False, feature_map="taylor", projection=False)
+        state = ops.prefill_state(case.k, case.v, torch.tensor([T, T]), **case.keywords)
+        with self.assertRaisesRegex(RuntimeError, "must have q's 4 heads, found 2; give prefill_state num_heads"):
+            ops.decode_step(*(x[:, :, 0] for x in case.inputs), *state, **case.keywords)
+
+
+class WrongArguments(unittest.TestCase):
+    """One sentence: the argument, what was expected, what was found."""
+
+    def refused(self, pattern, operator, *arguments, **keywords):
+        with self.assertRaisesRegex(RuntimeError, pattern) as caught:
+            operator(*arguments, **keywords)
+        self.assertEqual(len(str(caught.exception).splitlines()[0].split(". ")), 1)
+
+    def test_the_hybrid_names_what_does_not_fit(self):
+        for learns in (True, False):
+            case = Case(learns=learns)
+            q, k, v = case.inputs
+            told = case.keywords
+            hybrid = ops.hybrid_attention
+            self.refused(r"q must be \[B, H, T, D\], found \[4, 45, 16\]", hybrid, q[0], k, v, **told)
+            self.refused(r"k must have q's batch, tokens and head_dim, expected \[2, G, 45, 16\]", hybrid, q, k[:, :, 1:], v, **told)
+            self.refused("v must have q's dtype Float, found Double", hybrid, q, k, v.double(), **told)
+            self.refused("q must be float32 or bfloat16, found Half", hybrid, q.half(), k.half(), v.half(), **told)
+            self.refused(r"the key map's layer must be \[H, D, f\] = \[4, 16, f\], found \[4, 8, 8\]", hybrid, q, k, v,
+                         **{**told, "layer_k": told["layer_k"][:, :8]})
+            self.refused("window_factors must be defined with a window", hybrid, q, k, v, **{**told, "window_factors": None})
+            self.refused("window_size must be at least 1, found 0", hybrid, q, k, v, **{**told, "window_size": 0})
+            self.refused("feature_map must be one of hedgehog_softmax, .*taylor, found 'performer'", hybrid, q, k, v,
+                         **{**told, "feature_map": "performer"})
+            self.refused("window must be one of none, sliding, terraced, found 'full'", hybrid, q, k, v,
+                         **{**told, "window": "full"})
+            self.refused("q's device cpu, found meta", hybrid, q, k, v, **{**told, "layer_q": told["layer_q"].to("meta")})
+
+    def test_the_others_too(self):
+        case = Case(learns=False)
+        q, k, v = case.inputs
+        told = case.keywords
+        self.refused("the number of heads of k must divide q's 4, found 3", ops.softmax_attention, q,
+                     *(torch.randn(B, 3, T, D) for _ in range(2)))
+        self.refused("y_pred must have y_true's shape", ops.transfer_mse, q, q[:1])
+        self.refused("phi_k must have phi_q's shape", ops.linear_attention, q, q[:, :, 1:], q)
+        self.refused("x's heads must divide 3, found 2", ops.feature_map, k, num_heads=3, of_queries=True)
+        self.refused(r"lengths must lie in 1..45, found 0..45", ops.prefill_state, k, v, torch.tensor([0, T]), **told)
+        self.refused("num_heads must be the 4 heads of the parameters", ops.prefill_state, k, v, torch.tensor([T, T]),
+                     num_heads=6, **told)
+        state = ops.prefill_state(k, v, torch.tensor([T, T]), **told)
+        one = [x[:, :, 0] for x in case.inputs]
+        self.refused("q must have the state's dtype Float, found BFloat16", ops.decode_step, *(x.bfloat16() for x in one), *state,
+                     **told)
+        self.refused(r"window_k and window_v must be contiguous \[2, 2, 8, 16\]", ops.decode_step, *one, *state,
+                     **{**told, "window": "sliding"})
+        self.refused("positions int64, found Float, Float and Int", ops.decode_step, *one, *state[:4], state[4].int(), **told)
+
+
+if __name__ == "__main__":
+    unittest.main()
