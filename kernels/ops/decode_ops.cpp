@@ -3,7 +3,7 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -122,7 +122,7 @@ Tensor step_shape(const AttentionArguments& a,
   return empty_of(q, q.sym_sizes(), q.scalar_type());
 }
 
-// On to the in-place rule below, which tells autograd what has changed.
+// The kernel writes through pointers: who saved the state for a backward is told here.
 Tensor step_autograd(const AttentionArguments& a,
                      const Tensor& q,
                      const Tensor& k,
@@ -132,9 +132,13 @@ Tensor step_autograd(const AttentionArguments& a,
                      const Tensor& window_k,
                      const Tensor& window_v,
                      const Tensor& positions) {
-  const at::AutoDispatchBelowAutograd below;
-  return AttentionOp<&step>::dispatch(
+  const at::AutoDispatchBelowADInplaceOrView below;
+  Tensor y = AttentionOp<&step>::dispatch(
       "hedgerow::decode_step", a, q, k, v, kv_state, k_state, window_k, window_v, positions);
+  for (const Tensor& x : {kv_state, k_state, window_k, window_v, positions}) {
+    torch::autograd::impl::bump_version(x);
+  }
+  return y;
 }
 
 TORCH_LIBRARY_FRAGMENT(hedgerow, library) {
@@ -164,10 +168,6 @@ TORCH_LIBRARY_IMPL(hedgerow, Meta, library) {
 TORCH_LIBRARY_IMPL(hedgerow, Autograd, library) {
   library.impl("prefill_state", TORCH_FN(AttentionOp<&prefill_autograd>::call));
   library.impl("decode_step", TORCH_FN(AttentionOp<&step_autograd>::call));
-}
-
-TORCH_LIBRARY_IMPL(hedgerow, ADInplaceOrView, library) {
-  library.impl("decode_step", torch::autograd::autogradNotImplementedInplaceOrViewFallback());
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "kernels/checks.hpp"
+#include "kernels/hybrid_attention_cuda.hpp"
 #include "kernels/hybrid_passes.hpp"
 #include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
@@ -33,6 +34,10 @@ HybridOptions options_of(const AttentionArguments& a, bool fp32_output) {
 
 // fp64 in the chunked ATen form, as anything else that no fused form takes: T x T is for tests.
 Form form_of(const Tensor& q, bool fused) {
+  TORCH_CHECK(!fused || (q.is_cuda() && cuda::hybrid_form() != nullptr),
+              "hybrid attention: fused must be false for a tensor on ",
+              q.device(),
+              " in this build, found true; hybrid_attention chooses it");
   if (fused) return Form::kCuda;
   return q.scalar_type() == at::kDouble ? Form::kAten : form_for(q);
 }

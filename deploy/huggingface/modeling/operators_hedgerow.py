@@ -16,7 +16,7 @@ from transformers.utils import logging
 
 from .cache_hedgerow import LinearState
 
-logger = logging.get_logger(__name__)
+logger = logging.get_logger("transformers.hedgerow")  # of whose verbosity transformers.logging is the master
 DTYPES = (torch.float32, torch.bfloat16)
 DEVICES = ("cpu", "cuda")
 
