@@ -69,6 +69,8 @@ class WithOperators(unittest.TestCase):
 
     def models(self):
         cases = [(layout, softmax_layers, {}) for layout in LAYOUTS for softmax_layers in ((), (1,))]
+        # Without a window and a layer only num_heads tells the query heads.
+        cases += [("none", (), {"feature_map": "elu_plus_one"})]
         cases += [("terraced", (), spec) for spec in MAPS[1:] if spec["feature_map"] != "identity"]
         for layout, softmax_layers, spec in cases:
             dim = 16 if spec.get("feature_map") in ("elu_plus_one", "relu") else 12

@@ -225,7 +225,8 @@ class Registration(unittest.TestCase):
 
 class Values(unittest.TestCase):
     def assert_like(self, found, expected, tolerance, what):
-        assert_close(found.double(), expected, rtol=tolerance, atol=tolerance * max(1.0, float(expected.abs().max())),
+        found, expected = found.detach().double(), expected.detach()
+        assert_close(found, expected, rtol=tolerance, atol=tolerance * max(1.0, float(expected.abs().max())),
                      msg=lambda text: f"{what}, seed {support.SEED}: {text}")
 
     def test_the_hybrid_and_all_its_gradients_are_the_definitions(self):
@@ -253,7 +254,7 @@ class Values(unittest.TestCase):
 
             self.assertTrue(torch.autograd.gradcheck(function, tuple(leaves.values()), fast_mode=True))
 
-    def test_a_gradient_nobody_asked_for_is_none_and_the_others_do_not_change(self):
+    def test_asking_for_fewer_gradients_changes_none_of_them(self):
         case = Case()
         all_of_them = gradients(ops.hybrid_attention(*case.inputs, **case.keywords), case.leaves())
         for wanted in ({"q"}, {"v"}, {"layer_k"}, {"window_factors"}, {"layer_q", "k"}):
