@@ -1,6 +1,7 @@
 #include "coordinator/cli/command.hpp"
 
 #include <CLI/CLI.hpp>
+#include <cctype>
 #include <filesystem>
 
 namespace hedgerow::coordinator::cli {
@@ -16,6 +17,10 @@ CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& words) 
   CLI::IsMember is_member(words);
   is_member.description("");  // else CLI11 appends the words to the type name again
   return option->type_name(joined)->check(is_member);
+}
+
+bool lists_choices(const std::string& value_name) {
+  return !value_name.empty() && std::islower(static_cast<unsigned char>(value_name.front())) != 0;
 }
 
 std::string run_or_here(const std::string& directory, const std::string& otherwise) {

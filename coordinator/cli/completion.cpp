@@ -3,6 +3,8 @@
 #include <CLI/CLI.hpp>
 #include <vector>
 
+#include "coordinator/cli/command.hpp"
+
 namespace hedgerow::coordinator::cli {
 namespace {
 
@@ -20,7 +22,7 @@ Value kind_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   if (type == "DIR") return Value::kDirectory;
   if (type == "FILE") return Value::kFile;
-  return type.find('|') == std::string::npos ? Value::kOther : Value::kChoice;
+  return lists_choices(type) ? Value::kChoice : Value::kOther;
 }
 
 std::vector<OptionWords> options_of(const CLI::App& app) {

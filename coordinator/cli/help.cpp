@@ -5,6 +5,7 @@
 #include <array>
 #include <utility>
 
+#include "coordinator/cli/command.hpp"
 #include "coordinator/cli/format.hpp"
 #include "storage/error.hpp"
 
@@ -54,12 +55,10 @@ std::string type_of(const CLI::Option& option) {
   return option.get_items_expected_max() == 0 ? "" : option.get_type_name();
 }
 
-bool is_choice(const std::string& type) { return type.find('|') != std::string::npos; }
-
 std::string value_name(const CLI::Option& option) {
   const std::string type = type_of(option);
   if (type.empty()) return "";
-  return is_choice(type) ? " WORD" : " " + type;
+  return lists_choices(type) ? " WORD" : " " + type;
 }
 
 Entry entry_of(const CLI::Option& option) {
@@ -71,7 +70,7 @@ Entry entry_of(const CLI::Option& option) {
   if (!is_positional) name += value_name(option);
   std::string text = option.get_description();
   std::string choices = type_of(option);
-  if (is_choice(choices)) {
+  if (lists_choices(choices)) {
     for (std::size_t at = choices.find('|'); at != std::string::npos; at = choices.find('|')) {
       choices.replace(at, 1, ", ");
     }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include "coordinator/cli/command.hpp"
 #include "coordinator/cli/format.hpp"
 #include "storage/words.hpp"
 
@@ -26,13 +27,12 @@ std::string shown_name(const CLI::Option& option) {
   if (!option.nonpositional()) return option.get_name(true, false);
   const std::string type = option.get_items_expected_max() == 0 ? "" : option.get_type_name();
   if (type.empty()) return option.get_name();
-  return option.get_name() + " " + (type.find('|') == std::string::npos ? type : "WORD");
+  return option.get_name() + " " + (lists_choices(type) ? "WORD" : type);
 }
 
 std::vector<std::string> choices_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
-  return type.find('|') == std::string::npos ? std::vector<std::string>{}
-                                             : CLI::detail::split(type, '|');
+  return lists_choices(type) ? CLI::detail::split(type, '|') : std::vector<std::string>{};
 }
 
 std::string listed(const std::vector<std::string>& words) {
@@ -84,8 +84,9 @@ std::string missing_options(const CLI::App& command) {
   std::string text;
   for (const CLI::Option* option : command.get_options()) {
     if (!option->get_required() || option->count() > 0) continue;
+    const std::vector<std::string> choices = choices_of(*option);
     text += (text.empty() ? "" : ", and ") + shown_name(*option) + " (" +
-            option->get_description() + ")";
+            option->get_description() + (choices.empty() ? "" : ": " + listed(choices)) + ")";
   }
   return text;
 }
@@ -118,6 +119,17 @@ std::string expected_number(const std::string& text, const std::string& found) {
   return "a number of at least " + number_text(least);
 }
 
+// Of a list of values the one that is wrong: no choice, or the number that CLI11's text names.
+std::string refused_value(const std::vector<std::string>& given,
+                          const std::vector<std::string>& choices,
+                          const std::string& text) {
+  const auto refused = std::find_if(given.begin(), given.end(), [&](const std::string& value) {
+    return choices.empty() ? text.find(" " + value + " not in range") != std::string::npos
+                           : std::find(choices.begin(), choices.end(), value) == choices.end();
+  });
+  return refused == given.end() ? given.back() : *refused;
+}
+
 std::string wrong_value(const CLI::Option& option, const std::string& text) {
   const std::vector<std::string> given = option.results();
   const std::string name = option.get_name();
@@ -131,10 +143,9 @@ std::string wrong_value(const CLI::Option& option, const std::string& text) {
   if (given.size() > static_cast<std::size_t>(option.get_items_expected_max()))
     return name + ": expected once, found " + std::to_string(given.size()) + " times";
   const std::vector<std::string> choices = choices_of(option);
-  const std::string expected =
-      choices.empty() ? expected_number(text, given.back()) : listed(choices);
-  return name + ": expected " + expected + ", found '" + given.back() + "'" +
-         did_you_mean(given.back(), choices);
+  const std::string found = refused_value(given, choices, text);
+  const std::string expected = choices.empty() ? expected_number(text, found) : listed(choices);
+  return name + ": expected " + expected + ", found '" + found + "'" + did_you_mean(found, choices);
 }
 
 std::string what_is_wrong(const CLI::App& root,
