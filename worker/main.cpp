@@ -31,6 +31,7 @@ int main(int argc, char** argv) {
   hedgerow::worker::register_finetune(app, action);
   hedgerow::worker::register_generate(app, action);
   hedgerow::worker::register_merge(app, action);
+  hedgerow::worker::register_bench_kernels(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -21,5 +21,6 @@ void register_serve(CLI::App& app, Action& action);
 void register_finetune(CLI::App& app, Action& action);
 void register_generate(CLI::App& app, Action& action);
 void register_merge(CLI::App& app, Action& action);
+void register_bench_kernels(CLI::App& app, Action& action);
 
 }  // namespace hedgerow::worker

@@ -1,0 +1,85 @@
+// What `hedgerow bench kernels` sweeps: `hedgerow` makes one from its options and gives it, as
+// JSON, to `hedgerow-worker bench-kernels` on its stdin. Every combination is one measurement. Here
+// because both sides hold it to the same rules before anything runs.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "storage/attention_spec.hpp"
+
+namespace hedgerow::wire {
+
+enum class BenchDirection { kForward, kBackward, kTraining, kDecode };
+enum class BenchDtype { kBfloat16, kFloat32 };
+
+// All that may be swept. (The identity is no map of the hybrid: its weights can be below 0.)
+inline constexpr std::array kBenchDirections{BenchDirection::kForward,
+                                             BenchDirection::kBackward,
+                                             BenchDirection::kTraining,
+                                             BenchDirection::kDecode};
+inline constexpr std::array kBenchDtypes{BenchDtype::kBfloat16, BenchDtype::kFloat32};
+inline constexpr std::array kBenchLayouts{storage::WindowLayout::kTerraced,
+                                          storage::WindowLayout::kSliding,
+                                          storage::WindowLayout::kNone};
+inline constexpr std::array kBenchMaps{storage::FeatureMapKind::kHedgehogSoftmax,
+                                       storage::FeatureMapKind::kHedgehogExp,
+                                       storage::FeatureMapKind::kT2R,
+                                       storage::FeatureMapKind::kEluPlusOne,
+                                       storage::FeatureMapKind::kRelu,
+                                       storage::FeatureMapKind::kPositiveRandom,
+                                       storage::FeatureMapKind::kTaylor};
+
+struct HeadCounts {
+  std::int64_t query = 9, kv = 3;
+  bool operator==(const HeadCounts&) const = default;
+};
+
+struct KernelSweep {
+  std::vector<std::int64_t> lengths = {64, 128, 256, 512, 1024, 2048, 4096};  // T; decode: context
+  std::vector<int> features = {64};      // F, of the maps that have a projection
+  std::vector<HeadCounts> heads = {{}};  // SmolLM2-135M's unless told
+  int head_dim = 64;                     // D
+  int window = 64;                       // W
+  std::vector<storage::WindowLayout> layouts = {storage::WindowLayout::kTerraced,
+                                                storage::WindowLayout::kSliding};
+  std::vector<BenchDtype> dtypes = {BenchDtype::kBfloat16};
+  std::vector<storage::FeatureMapKind> maps = {storage::FeatureMapKind::kHedgehogSoftmax};
+  std::vector<BenchDirection> directions = {
+      BenchDirection::kForward, BenchDirection::kBackward, BenchDirection::kDecode};
+  std::int64_t batch_tokens = 4096;  // sequences = batch_tokens / T, at least 1
+  int repeats = 5;
+  int threads = 0;  // of the CPU; 0: as many as cores
+  std::string device = "auto";
+
+  // The attention of one combination; F follows from D alone where the map has no projection.
+  [[nodiscard]] storage::AttentionSpec attention(storage::FeatureMapKind map,
+                                                 int num_features,
+                                                 storage::WindowLayout layout) const;
+  // The F that `map` is swept over: `features`, or the one that it has.
+  [[nodiscard]] std::vector<int> features_of(storage::FeatureMapKind map) const;
+  // T is swept over: B sequences. Decode keeps the batch of the longest context, so that a step's
+  // time shows what the context costs and not what the batch does.
+  [[nodiscard]] std::int64_t num_sequences(std::int64_t length, BenchDirection direction) const;
+  // Throws kUsage naming the option, what was expected and what was found.
+  void validate() const;
+};
+
+// "forward", "backward", "training" (both together), "decode"; "bf16", "fp32"; "9:3" (query heads,
+// key and value heads). The _from_string functions throw kUsage listing what they know.
+[[nodiscard]] std::string_view to_string(BenchDirection direction);
+[[nodiscard]] std::string_view to_string(BenchDtype dtype);
+[[nodiscard]] std::string to_string(const HeadCounts& heads);
+[[nodiscard]] BenchDirection bench_direction_from_string(std::string_view word);
+[[nodiscard]] BenchDtype bench_dtype_from_string(std::string_view word);
+[[nodiscard]] HeadCounts head_counts_from_string(std::string_view word);
+
+void to_json(nlohmann::json& json, const KernelSweep& sweep);
+// Throws kUsage for an unknown word and nlohmann's own exceptions for an absent or ill-typed key.
+void from_json(const nlohmann::json& json, KernelSweep& sweep);
+
+}  // namespace hedgerow::wire

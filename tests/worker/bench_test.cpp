@@ -1,0 +1,187 @@
+// What `bench kernels` computes with: costs, the clock, the opponents, and a sweep on the CPU.
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "kernels/softmax_attention.hpp"
+#include "worker/bench/alternate.hpp"
+#include "worker/bench/kernel_costs.hpp"
+#include "worker/bench/kernel_sweep.hpp"
+#include "worker/bench/softmax_opponents.hpp"
+
+namespace hedgerow::worker::bench {
+namespace {
+
+using kernels::WindowLayout;
+using nlohmann::json;
+using ::testing::HasSubstr;
+
+// Catches: a window one key too wide, or chunk borders that do not begin at token 0.
+TEST(KernelCosts, WindowPairsAreTheOnesThatTheLayoutsHave) {
+  EXPECT_EQ(num_window_pairs(WindowLayout::kNone, 4, 10), 0);
+  EXPECT_EQ(num_window_pairs(WindowLayout::kSliding, 4, 3), 1 + 2 + 3);
+  EXPECT_EQ(num_window_pairs(WindowLayout::kSliding, 4, 6), 1 + 2 + 3 + 4 + 4 + 4);
+  // Chunks 0..3, 4..7, 8..: the own one so far and all of the one before.
+  EXPECT_EQ(num_window_pairs(WindowLayout::kTerraced, 4, 10), 36 + 5 + 6);
+}
+
+// The README's formulas with numbers put in by hand: H 2, G 1, T 8, D 4, F 6, f 3, W 4, bf16.
+TEST(KernelCosts, AreThoseOfTheReadme) {
+  const AttentionSize size{.B = 1, .H = 2, .G = 1, .T = 8, .D = 4, .element_bytes = 2};
+  const MapSize map{.F = 6, .f = 3, .layout = WindowLayout::kSliding, .W = 4};
+  const double pairs = 1 + 2 + 3 + 4 * 5;
+  const Cost forward = hybrid_cost(size, map, BenchDirection::kForward);
+  EXPECT_EQ(forward.flops, 2 * 4 * (4 * pairs + 8 * (4 * 6 + 4 * 3)));
+  EXPECT_EQ(forward.bytes, 2 * (2 * 8 * 4 * (2 + 2 * 0.5) + 8 * 4 * 3));
+  const Cost backward = hybrid_cost(size, map, BenchDirection::kBackward);
+  EXPECT_EQ(backward.flops, 2 * 4 * (10 * pairs + 8 * (10 * 6 + 14 * 3)));
+  EXPECT_EQ(backward.bytes, 2 * (2 * 8 * 4 * (4 + 4 * 0.5) + 16 * 4 * 3));
+  const Cost training = hybrid_cost(size, map, BenchDirection::kTraining);
+  EXPECT_EQ(training.flops, forward.flops + backward.flops);
+  EXPECT_EQ(training.bytes, forward.bytes + backward.bytes);
+  EXPECT_EQ(softmax_cost(size, BenchDirection::kForward).flops, 2 * 2 * 8 * 9 * 4);
+  EXPECT_EQ(softmax_cost(size, BenchDirection::kBackward).flops, 2 * 5 * 8 * 9 * 4);
+  const Cost step = hybrid_cost(size, map, BenchDirection::kDecode);
+  EXPECT_EQ(step.flops, 2 * 4 * 4 * (4 + 6 + 3));
+  EXPECT_EQ(step.bytes, 2 * (4 * 6 * 5 * 2 + 2 * 2 * 4 * 4 * 0.5 + 8 * 4 * 3));
+  EXPECT_EQ(softmax_cost(size, BenchDirection::kDecode).bytes, 2 * 2 * 2 * 8 * 4 * 0.5);
+}
+
+TEST(KernelCosts, AMisfitShowsItsArithmetic) {
+  MemoryNeed need;
+  need.add("q, k, v", 4.3e9).add("T x T weights", 8.6e9);
+  EXPECT_FALSE(need.fits(8'000'000'000));
+  EXPECT_TRUE(need.fits(16'000'000'000));
+  EXPECT_EQ(need.against(8'000'000'000),
+            "needs 12.90 GB (q, k, v 4.30 GB + T x T weights 8.60 GB) of 8.00 GB");
+}
+
+// Catches: all repeats of one contender before those of the next.
+TEST(Alternate, ContendersTakeTurnsAndCallsComeInRounds) {
+  std::string order;
+  const std::vector<Contender> both = {{[&] { order += 'a'; }, 2000},
+                                       {[&] { order += 'b'; }, 1500}};
+  const std::vector<Timing> timings = alternate(both, 2, at::kCPU);
+  EXPECT_EQ(order.find_first_not_of('a'), order.find('b'));
+  const std::string repeat = std::string(2000, 'a') + std::string(1500, 'b');
+  EXPECT_TRUE(order.ends_with(repeat + repeat));
+  EXPECT_EQ(order.size(), 2 * repeat.size() + 4);  // and two calls each to warm up
+  EXPECT_GE(timings[0].median_ms, 0);
+}
+
+TEST(Alternate, TheMedianOfAnEvenNumberIsTheMiddleOfTwo) {
+  EXPECT_EQ(median({3, 1, 2}), 2);
+  EXPECT_EQ(median({4, 1, 3, 2}), 2.5);
+}
+
+// Catches: no causal mask, or heads of the wrong group.
+TEST(SoftmaxOpponents, EveryBackendThatRunsGivesSoftmaxAttention) {
+  at::manual_seed(3);
+  const at::Tensor q = at::randn({2, 4, 70, 16}), k = at::randn({2, 2, 70, 16}),
+                   v = at::randn({2, 2, 70, 16});
+  const at::Tensor exact = kernels::softmax_attention_reference(q, k, v);
+  for (const SoftmaxBackend& backend : softmax_backends(at::kCPU)) {
+    for (const bool expands : {false, true}) {
+      const at::Tensor y = softmax_by(backend, expands, q, k, v, /*is_causal=*/true);
+      EXPECT_LT((y - exact).abs().max().item<double>(), 1e-5) << backend.name << " " << expands;
+    }
+  }
+}
+
+// Catches: a backend by name that computes by another where it cannot itself.
+TEST(SoftmaxOpponents, ABackendThatRefusesIsNotReplacedByAnother) {
+  const at::Tensor q = at::randn({1, 2, 20, 16}), v = at::randn({1, 2, 20, 8});
+  for (const SoftmaxBackend& backend : softmax_backends(at::kCPU)) {
+    if (backend.name == "flash") {
+      EXPECT_THROW(softmax_by(backend, false, q, q, v, true), c10::Error);
+    } else {
+      EXPECT_EQ(softmax_by(backend, false, q, q, v, true).size(3), 8) << backend.name;
+    }
+  }
+  // And everything is allowed again behind it.
+  EXPECT_EQ(at::scaled_dot_product_attention(q, q, v).size(3), 8);
+}
+
+TEST(SoftmaxOpponents, ABackendThatDoesNotFitIsLeftOutWithItsArithmetic) {
+  const AttentionSize size{.B = 1, .H = 4, .G = 2, .T = 64, .D = 16};
+  const AttentionInputs inputs = draw_inputs(size, BenchDirection::kTraining, at::kCPU);
+  // Enough for what is linear in T, not for four heads' maps.
+  SoftmaxOpponents opponents(at::kCPU, 500'000);
+  std::vector<LeftOut> left_out;
+  const auto best = opponents.fastest(size, BenchDirection::kTraining, inputs, left_out);
+  ASSERT_TRUE(best);
+  EXPECT_THAT(best->name, HasSubstr("flash"));
+  ASSERT_EQ(left_out.size(), 2U);
+  EXPECT_EQ(left_out[0].name, "math, bf16");
+  EXPECT_THAT(left_out[0].reason, HasSubstr("its T x T weights"));
+}
+
+std::vector<json> sweep_objects(const wire::KernelSweep& sweep, std::uint64_t memory) {
+  at::set_num_threads(1);  // tasks this small only wait for a second one
+  std::vector<json> objects;
+  double share = 0;
+  run_sweep(sweep,
+            at::kCPU,
+            memory,
+            {.copy_bytes_per_second = 1e10, .bf16_flops = 1e11, .fp32_flops = 2e11},
+            {.on_object = [&](const json& object) { objects.push_back(object); },
+             .on_progress =
+                 [&](double now, const std::string&) {
+                   EXPECT_GE(now, share);
+                   share = now;
+                 }});
+  return objects;
+}
+
+// Catches: a map, a layout or a direction whose call the kernels refuse or autograd cannot take.
+TEST(KernelSweep, EveryMapLayoutDirectionAndDtypeIsMeasured) {
+  wire::KernelSweep sweep;
+  sweep.lengths = {40};
+  sweep.heads = {{4, 2}};
+  sweep.head_dim = 8;
+  sweep.features = {16};
+  sweep.window = 16;
+  sweep.batch_tokens = 40;
+  sweep.repeats = 1;
+  sweep.layouts.assign(wire::kBenchLayouts.begin(), wire::kBenchLayouts.end());
+  sweep.maps.assign(wire::kBenchMaps.begin(), wire::kBenchMaps.end());
+  sweep.dtypes.assign(wire::kBenchDtypes.begin(), wire::kBenchDtypes.end());
+  sweep.directions.assign(wire::kBenchDirections.begin(), wire::kBenchDirections.end());
+  std::size_t num_measured = 0;
+  for (const json& object : sweep_objects(sweep, 8'000'000'000)) {
+    EXPECT_NE(object["event"], "refused") << object;
+    if (object["event"] != "measured") continue;
+    ++num_measured;
+    EXPECT_GT(object["ms"].get<double>(), 0);
+    EXPECT_GT(object["ratio"].get<double>(), 0) << object;
+    EXPECT_FALSE(object["softmax"]["name"].get<std::string>().empty());
+    const double shares = object["share_of_flops"].get<double>() * 2e11;
+    EXPECT_NEAR(shares, object["tflop_per_s"].get<double>() * 1e12, 1e-6 * shares);
+  }
+  EXPECT_EQ(num_measured, 3U * 7U * 2U * 4U);
+}
+
+TEST(KernelSweep, WhatDoesNotFitIsRefusedAndTheSweepGoesOn) {
+  wire::KernelSweep sweep;
+  sweep.lengths = {8192, 32};
+  sweep.batch_tokens = 32;
+  sweep.repeats = 1;
+  sweep.directions = {BenchDirection::kForward};
+  sweep.layouts = {storage::WindowLayout::kTerraced};
+  std::vector<json> rows;
+  for (const json& object : sweep_objects(sweep, 20'000'000)) {
+    if (object["event"] != "left_out") rows.push_back(object);
+  }
+  ASSERT_EQ(rows.size(), 2U);
+  EXPECT_EQ(rows[0]["event"], "measured");
+  EXPECT_EQ(rows[0]["length"], 32);
+  EXPECT_EQ(rows[1]["event"], "refused");
+  EXPECT_THAT(rows[1]["reason"].get<std::string>(), HasSubstr("of 0.02 GB"));
+}
+
+}  // namespace
+}  // namespace hedgerow::worker::bench
