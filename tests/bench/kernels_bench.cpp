@@ -2,9 +2,9 @@
 // the chunked form in batched products that a good one would, as JSON lines:
 //   {"name", "T", "dtype", "layout", "threads", "median_ms", "opponent", "opponent_ms", "ratio",
 //   "repeats"}
-// Ours and the opponent take turns; each is run once before and the medians are compared, so that a
-// busy or throttled machine hurts both alike. Shape: SmolLM2's (H 9, G 3, D 64, F 64, W 64), four
-// sequences or what --tokens leaves of them.
+// Ours and the opponent take turns (worker/bench/alternate.hpp). Shape: SmolLM2's (H 9, G 3, D 64,
+// F 64, W 64), four sequences or what --tokens leaves of them. Against softmax's own fast forms,
+// over many sizes: `hedgerow bench kernels`.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
@@ -12,19 +12,23 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "kernels/forms.hpp"
+#include "worker/bench/alternate.hpp"
+#include "worker/bench/attention_problem.hpp"
 
 namespace {
 
+using namespace hedgerow;
 using namespace hedgerow::kernels;
+using worker::bench::AttentionSize;
+using worker::bench::Contender;
 
-constexpr std::int64_t kHeads = 9, kKvHeads = 3, kHeadDim = 64, kColumns = 32;
+constexpr std::int64_t kHeads = 9, kKvHeads = 3, kHeadDim = 64;
 
 struct Options {
   std::vector<std::int64_t> lengths = {512, 1024, 2048};
@@ -37,43 +41,27 @@ struct Problem {
   at::Tensor q, k, v, dy;
   HybridParameters parameters;
   HybridOptions options;
-  [[nodiscard]] std::vector<at::Tensor> trained() const {
-    return {parameters.q.layer, parameters.k.layer, parameters.window_factors};
-  }
+  std::vector<at::Tensor> trained;
 };
 
-Problem make_problem(std::int64_t T, WindowLayout layout, const Options& options) {
-  at::manual_seed(1);
-  const std::int64_t B = std::max<std::int64_t>(1, options.tokens / T);
-  const at::ScalarType dtype = options.bfloat16 ? at::kBFloat16 : at::kFloat;
-  Problem problem;
-  problem.q = at::randn({B, kHeads, T, kHeadDim}).to(dtype);
-  problem.k = at::randn({B, kKvHeads, T, kHeadDim}).to(dtype);
-  problem.v = at::randn({B, kKvHeads, T, kHeadDim}).to(dtype);
-  problem.dy = at::randn({B, kHeads, T, kHeadDim});
-  problem.parameters.q.layer =
-      (at::randn({kHeads, kHeadDim, kColumns}) / 8.0).set_requires_grad(true);
-  problem.parameters.k.layer =
-      (at::randn({kHeads, kHeadDim, kColumns}) / 8.0).set_requires_grad(true);
-  problem.parameters.window_factors = at::full({kHeads}, -2.2).set_requires_grad(true);
-  problem.options.layout = layout;
-  problem.options.fp32_output = true;
-  return problem;
+Problem make_problem(std::int64_t T, storage::WindowLayout layout, const Options& options) {
+  const AttentionSize size{.B = std::max<std::int64_t>(1, options.tokens / T),
+                           .H = kHeads,
+                           .G = kKvHeads,
+                           .T = T,
+                           .D = kHeadDim};
+  storage::AttentionSpec spec;
+  spec.bias = false;
+  spec.window = layout;
+  auto inputs = worker::bench::draw_inputs(size, wire::BenchDirection::kTraining, at::kCPU);
+  auto hybrid = worker::bench::draw_hybrid(spec, kHeads, kHeadDim, at::kCPU);
+  const at::Tensor dy = inputs.dy;  // of the transfer's loss: fp32, as y is here
+  if (options.bfloat16) inputs = inputs.to(at::kBFloat16);
+  hybrid.options.fp32_output = true;
+  return {inputs.q, inputs.k, inputs.v, dy, hybrid.parameters, hybrid.options, hybrid.trained()};
 }
 
 using Work = std::function<void()>;
-
-double milliseconds(const Work& work) {
-  const auto start = std::chrono::steady_clock::now();
-  work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start)
-      .count();
-}
-
-double median(std::vector<double> times) {
-  std::sort(times.begin(), times.end());
-  return times[times.size() / 2];
-}
 
 void report(const std::string& name,
             std::int64_t T,
@@ -82,14 +70,9 @@ void report(const std::string& name,
             const Work& ours,
             const std::string& opponent,
             const Work& theirs) {
-  ours();
-  theirs();
-  std::vector<double> our_times, their_times;
-  for (int i = 0; i < options.repeats; ++i) {
-    our_times.push_back(milliseconds(ours));
-    their_times.push_back(milliseconds(theirs));
-  }
-  const double mine = median(our_times), other = median(their_times);
+  const std::vector<Contender> both = {{ours}, {theirs}};
+  const auto timings = worker::bench::alternate(both, options.repeats, at::kCPU);
+  const double mine = timings[0].median_ms, other = timings[1].median_ms;
   std::printf(
       "{\"name\": \"%s\", \"T\": %ld, \"dtype\": \"%s\", \"layout\": \"%s\", \"threads\": %d, "
       "\"median_ms\": %.3f, "
@@ -108,13 +91,11 @@ void report(const std::string& name,
 }
 
 void forward_and_backward(const Problem& x, const std::function<at::Tensor()>& attention) {
-  torch::autograd::grad({attention()}, x.trained(), {x.dy});
+  torch::autograd::grad({attention()}, x.trained, {x.dy});
 }
 
-void bench_hybrid(std::int64_t T,
-                  WindowLayout layout,
-                  const std::string& layout_name,
-                  const Options& options) {
+void bench_hybrid(std::int64_t T, storage::WindowLayout layout, const Options& options) {
+  const std::string layout_name(to_string(layout));
   const Problem x = make_problem(T, layout, options);
   const auto fused = [&] { return hybrid_attention(x.q, x.k, x.v, x.parameters, x.options); };
   const auto plain = [&] {
@@ -154,11 +135,11 @@ void bench_hybrid(std::int64_t T,
       "chunked in batched products",
       [&] { forward_and_backward(x, chunked); });
   const auto entropy = [&] {
-    torch::autograd::grad({transfer_cross_entropy(x.q, x.k, x.parameters, x.options)}, x.trained());
+    torch::autograd::grad({transfer_cross_entropy(x.q, x.k, x.parameters, x.options)}, x.trained);
   };
   const auto plain_entropy = [&] {
     torch::autograd::grad({transfer_cross_entropy_reference(x.q, x.k, x.parameters, x.options)},
-                          x.trained());
+                          x.trained);
   };
   report("cross_entropy_forward_backward",
          T,
@@ -170,7 +151,7 @@ void bench_hybrid(std::int64_t T,
 }
 
 void bench_softmax(std::int64_t T, const Options& options) {
-  const Problem x = make_problem(T, WindowLayout::kTerraced, options);
+  const Problem x = make_problem(T, storage::WindowLayout::kTerraced, options);
   report(
       "softmax_forward",
       T,
@@ -179,28 +160,6 @@ void bench_softmax(std::int64_t T, const Options& options) {
       [&] { softmax_attention(x.q, x.k, x.v); },
       "ATen flash attention for the CPU",
       [&] { at::_scaled_dot_product_flash_attention_for_cpu(x.q, x.k, x.v, 0.0, true); });
-}
-
-// One token after T tokens of context; softmax over a key cache of that length is what it replaces.
-void bench_decode(std::int64_t T,
-                  WindowLayout layout,
-                  const std::string& layout_name,
-                  const Options& options) {
-  const c10::NoGradGuard no_grad;
-  const Problem x = make_problem(T, layout, options);
-  const at::Tensor lengths = at::full({x.q.size(0)}, T, at::kLong);
-  DecodeState state = prefill_state(x.k, x.v, lengths, x.parameters, x.options);
-  const at::Tensor q = x.q.select(2, T - 1), k = x.k.select(2, T - 1), v = x.v.select(2, T - 1);
-  report(
-      "decode_step",
-      T,
-      layout_name,
-      options,
-      [&] { decode_step(q, k, v, state, x.parameters, x.options); },
-      "softmax over a cache of T keys",
-      [&] {
-        at::scaled_dot_product_attention(q.unsqueeze(2), x.k, x.v, {}, 0.0, false, {}, true);
-      });
 }
 
 }  // namespace
@@ -218,10 +177,8 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
   for (const std::int64_t T : options.lengths) {
     bench_softmax(T, options);
-    for (const auto& [layout, name] :
-         {std::pair{WindowLayout::kTerraced, "terraced"}, {WindowLayout::kSliding, "sliding"}}) {
-      bench_hybrid(T, layout, name, options);
-      bench_decode(T, layout, name, options);
+    for (const auto layout : {storage::WindowLayout::kTerraced, storage::WindowLayout::kSliding}) {
+      bench_hybrid(T, layout, options);
     }
   }
   return 0;
