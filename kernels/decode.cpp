@@ -2,9 +2,12 @@
 
 #include <ATen/ATen.h>
 
+#include <atomic>
+
 #include "kernels/checks.hpp"
 #include "kernels/decode_aten.hpp"
 #include "kernels/decode_cpu.hpp"
+#include "kernels/decode_cuda.hpp"
 #include "kernels/forms.hpp"
 
 namespace hedgerow::kernels {
@@ -74,10 +77,13 @@ void check_state(const DecodeState& state,
       state.k_state.numel() == shape.B * shape.H * features && state.k_state.is_contiguous(),
       "decode: k_state must be contiguous [B, H, F], found ",
       describe(state.k_state.sizes()));
-  TORCH_CHECK(state.positions.numel() == shape.B,
-              "decode: positions must hold ",
+  TORCH_CHECK(state.positions.numel() == shape.B && state.positions.is_contiguous() &&
+                  state.positions.scalar_type() == at::kLong,
+              "decode: positions must be contiguous int64 of ",
               shape.B,
               " rows, found ",
+              state.positions.scalar_type(),
+              " ",
               describe(state.positions.sizes()));
 }
 
@@ -109,7 +115,9 @@ DecodeState checked_state(const at::Tensor& k,
       check_parameters(parameters, options, num_heads, k.size(3), k.device());
   DecodeState state = make_decode_state(
       k.size(0), num_heads, k.size(1), k.size(3), features, k.scalar_type(), k.device(), options);
-  state.positions.copy_(counts);
+  // From pageable memory: the values are taken before the call returns, and the device's queue is
+  // not waited for.
+  state.positions.copy_(counts, /*non_blocking=*/true);
   return state;
 }
 
@@ -137,19 +145,20 @@ void check_step(const at::Tensor& q,
               q.scalar_type());
 }
 
-DecodeState prefill(Form form,
-                    const at::Tensor& k,
-                    const at::Tensor& v,
-                    const at::Tensor& lengths,
-                    const HybridParameters& parameters,
-                    const HybridOptions& options) {
-  DecodeState state = checked_state(k, v, lengths, parameters, options);
-  if (form == Form::kAten) {
-    aten::prefill_state_aten(k, v, parameters, options, state);
-  } else {
-    cpu::prefill_state_cpu(k, v, parameters, options, state);
+void fill(Form form,
+          const at::Tensor& k,
+          const at::Tensor& v,
+          const HybridParameters& parameters,
+          const HybridOptions& options,
+          const DecodeState& state) {
+  switch (form) {
+    case Form::kCpu:
+      return cpu::prefill_state_cpu(k, v, parameters, options, state);
+    case Form::kCuda:
+      return cuda::decode_form()->prefill(k, v, parameters, options, state);
+    case Form::kAten:
+      return aten::prefill_state_aten(k, v, parameters, options, state);
   }
-  return state;
 }
 
 // A state that was filled without knowing its query heads: they share what their kv head has seen.
@@ -163,17 +172,50 @@ void spread_over_heads(DecodeState& state, const HybridParameters& parameters, s
   state.k_state = state.k_state.repeat_interleave(heads / held, 1);
 }
 
+void prepare_step(const at::Tensor& q,
+                  const at::Tensor& k,
+                  const at::Tensor& v,
+                  DecodeState& state,
+                  const HybridParameters& parameters,
+                  const HybridOptions& options) {
+  if (q.dim() == 3) spread_over_heads(state, parameters, q.size(1));
+  check_step(q, k, v, state, parameters, options);
+}
+
 at::Tensor step(Form form,
                 const at::Tensor& q,
                 const at::Tensor& k,
                 const at::Tensor& v,
-                DecodeState& state,
+                const DecodeState& state,
                 const HybridParameters& parameters,
                 const HybridOptions& options) {
-  if (q.dim() == 3) spread_over_heads(state, parameters, q.size(1));
-  check_step(q, k, v, state, parameters, options);
-  return form == Form::kAten ? aten::decode_step_aten(q, k, v, parameters, options, state)
-                             : cpu::decode_step_cpu(q, k, v, parameters, options, state);
+  switch (form) {
+    case Form::kCpu:
+      return cpu::decode_step_cpu(q, k, v, parameters, options, state);
+    case Form::kCuda:
+      return cuda::decode_form()->step(q, k, v, parameters, options, state);
+    case Form::kAten:
+      break;
+  }
+  return aten::decode_step_aten(q, k, v, parameters, options, state);
+}
+
+// Of the entries: the fused form of the device where it takes the problem.
+Form choose_form(const DecodeState& state,
+                 const HybridParameters& parameters,
+                 const HybridOptions& options) {
+  const bool fused = state.kv_state.is_cuda() && cuda::decode_form() != nullptr &&
+                     cuda::decode_form()->why_not(state, parameters, options).empty();
+  return fused ? Form::kCuda : form_for(state.kv_state);
+}
+
+void require_cuda_form(const DecodeState& state,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options) {
+  TORCH_CHECK(cuda::decode_form() != nullptr,
+              "decode: this build has no CUDA kernels; build with HEDGEROW_CUDA=ON");
+  const std::string reason = cuda::decode_form()->why_not(state, parameters, options);
+  TORCH_CHECK(reason.empty(), "decode: ", reason);
 }
 
 }  // namespace
@@ -202,7 +244,9 @@ DecodeState prefill_state(const at::Tensor& k,
                           const at::Tensor& lengths,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
-  return prefill(form_for(k), k, v, lengths, parameters, options);
+  DecodeState state = checked_state(k, v, lengths, parameters, options);
+  fill(choose_form(state, parameters, options), k, v, parameters, options, state);
+  return state;
 }
 
 at::Tensor decode_step(const at::Tensor& q,
@@ -211,7 +255,8 @@ at::Tensor decode_step(const at::Tensor& q,
                        DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
-  return step(form_for(q), q, k, v, state, parameters, options);
+  prepare_step(q, k, v, state, parameters, options);
+  return step(choose_form(state, parameters, options), q, k, v, state, parameters, options);
 }
 
 namespace aten {
@@ -221,7 +266,9 @@ DecodeState prefill_state(const at::Tensor& k,
                           const at::Tensor& lengths,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
-  return prefill(Form::kAten, k, v, lengths, parameters, options);
+  DecodeState state = checked_state(k, v, lengths, parameters, options);
+  fill(Form::kAten, k, v, parameters, options, state);
+  return state;
 }
 
 at::Tensor decode_step(const at::Tensor& q,
@@ -230,8 +277,42 @@ at::Tensor decode_step(const at::Tensor& q,
                        DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
+  prepare_step(q, k, v, state, parameters, options);
   return step(Form::kAten, q, k, v, state, parameters, options);
 }
 
 }  // namespace aten
+
+namespace cuda {
+
+namespace {
+std::atomic<const DecodeForm*> form = kBuiltDecodeForm;
+}
+
+const DecodeForm* decode_form() { return form.load(); }
+void use_decode_form(const DecodeForm* other) { form.store(other); }
+
+DecodeState prefill_state(const at::Tensor& k,
+                          const at::Tensor& v,
+                          const at::Tensor& lengths,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options) {
+  DecodeState state = checked_state(k, v, lengths, parameters, options);
+  require_cuda_form(state, parameters, options);
+  fill(Form::kCuda, k, v, parameters, options, state);
+  return state;
+}
+
+at::Tensor decode_step(const at::Tensor& q,
+                       const at::Tensor& k,
+                       const at::Tensor& v,
+                       DecodeState& state,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options) {
+  prepare_step(q, k, v, state, parameters, options);
+  require_cuda_form(state, parameters, options);
+  return step(Form::kCuda, q, k, v, state, parameters, options);
+}
+
+}  // namespace cuda
 }  // namespace hedgerow::kernels

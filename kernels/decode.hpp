@@ -32,8 +32,9 @@ DecodeState make_decode_state(std::int64_t batch,
                               const HybridOptions& options);
 
 // The state after the first lengths[b] tokens of each row. k, v [B, G, T, D], right-padded; lengths
-// [B] int64, 1..T. A row's state does not depend on the others nor on the padding. A map without
-// parameters, of no window, has H = G until the first step.
+// [B] int64, 1..T, which are checked where they lie: on the CPU without waiting for the device of
+// k, on that device by waiting for it. A row's state does not depend on the others nor on the
+// padding. A map without parameters, of no window, has H = G until the first step.
 DecodeState prefill_state(const at::Tensor& k,
                           const at::Tensor& v,
                           const at::Tensor& lengths,
@@ -41,7 +42,8 @@ DecodeState prefill_state(const at::Tensor& k,
                           const HybridOptions& options);
 
 // One token a row: q [B, H, D], k and v [B, G, D] -> y [B, H, D] of q's dtype; `state` advances in
-// place. No autograd.
+// place. No autograd. Never waits for the device, and what it launches depends on shapes alone: on
+// CUDA a step can be captured in a graph and replayed.
 at::Tensor decode_step(const at::Tensor& q,
                        const at::Tensor& k,
                        const at::Tensor& v,

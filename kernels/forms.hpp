@@ -1,9 +1,9 @@
 // The forms of the entries. Each has one in ATen operations, which runs wherever ATen does, and in
-// fp64 too; and one fused for the CPU; the hybrid also one fused for CUDA, for what its kernels
-// take (the ATen form computes the rest). The entries choose by the device of their first tensor;
-// below, forms by name, so that tests and benches can run them beside one another. Contracts are
-// those of the entries, with fp64 computed in this form and not by the reference. Results are the
-// same bytes from call to call on one device.
+// fp64 too; and one fused for the CPU; the hybrid and decoding also one fused for CUDA, for what
+// its kernels take (the ATen form computes the rest). The entries choose by the device of their
+// first tensor; below, forms by name, so that tests and benches can run them beside one another.
+// Contracts are those of the entries, with fp64 computed in this form and not by the reference.
+// Results are the same bytes from call to call on one device.
 #pragma once
 
 #include "kernels/decode.hpp"
@@ -56,7 +56,7 @@ at::Tensor decode_step(const at::Tensor& q,
 
 }  // namespace aten
 
-// The fused CUDA form; throws, saying why, where its kernels do not take the problem.
+// The fused CUDA forms; each throws, saying why, where its kernels do not take the problem.
 namespace cuda {
 
 at::Tensor hybrid_attention(const at::Tensor& q,
@@ -68,6 +68,18 @@ at::Tensor linear_share(const at::Tensor& q,
                         const at::Tensor& k,
                         const HybridParameters& parameters,
                         const HybridOptions& options);
+
+DecodeState prefill_state(const at::Tensor& k,
+                          const at::Tensor& v,
+                          const at::Tensor& lengths,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options);
+at::Tensor decode_step(const at::Tensor& q,
+                       const at::Tensor& k,
+                       const at::Tensor& v,
+                       DecodeState& state,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options);
 
 }  // namespace cuda
 }  // namespace hedgerow::kernels

@@ -40,17 +40,6 @@ Map map_of(const HybridProblem& problem,
   return map;
 }
 
-Layout layout_of(WindowLayout layout) {
-  switch (layout) {
-    case WindowLayout::kSliding:
-      return Layout::kSliding;
-    case WindowLayout::kTerraced:
-      return Layout::kTerraced;
-    default:
-      return Layout::kNone;
-  }
-}
-
 // As many walks beside one another as fill the card, but none shorter than four tiles.
 int segments_for(const Prepared& p) {
   constexpr int kTilesOfSegment = 4, kWavesOfCard = 2;
@@ -98,6 +87,17 @@ std::optional<MapKind> map_kind(FeatureMapKind kind) {
       return MapKind::kIdentity;
     default:
       return std::nullopt;
+  }
+}
+
+Layout layout_of(WindowLayout layout) {
+  switch (layout) {
+    case WindowLayout::kSliding:
+      return Layout::kSliding;
+    case WindowLayout::kTerraced:
+      return Layout::kTerraced;
+    default:
+      return Layout::kNone;
   }
 }
 

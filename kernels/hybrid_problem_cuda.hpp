@@ -12,6 +12,7 @@ namespace hedgerow::kernels::cuda {
 
 // Of a map that the kernels know.
 [[nodiscard]] std::optional<MapKind> map_kind(FeatureMapKind kind);
+[[nodiscard]] Layout layout_of(WindowLayout layout);
 
 // A problem in the kernels' terms, with what backs the pointers.
 struct Prepared {

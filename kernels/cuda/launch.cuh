@@ -19,8 +19,18 @@ inline void check_cuda(cudaError_t status, const char* call) {
   }
 }
 
+// How many threadblocks of a kernel are to share a multiprocessor: what limits its registers.
 template <typename Kernel>
-__global__ void __launch_bounds__(Kernel::kThreads, 1)
+constexpr int threadblocks_of() {
+  if constexpr (requires { Kernel::kThreadblocks; }) {
+    return Kernel::kThreadblocks;
+  } else {
+    return 1;
+  }
+}
+
+template <typename Kernel>
+__global__ void __launch_bounds__(Kernel::kThreads, threadblocks_of<Kernel>())
     run_kernel(const __grid_constant__ typename Kernel::Arguments arguments) {
   extern __shared__ __align__(128) unsigned char shared[];
   Kernel::run(arguments,

@@ -1,7 +1,9 @@
-// The CUDA form with emulated kernels, on CPU tensors: the cases of cuda_hybrid_test.cpp.
+// The CUDA forms with emulated kernels, on CPU tensors: the cases of cuda_*_test.cpp.
 #include <ATen/Parallel.h>
 
+#include "kernels/decode_cuda.hpp"
 #include "kernels/hybrid_attention_cuda.hpp"
+#include "tests/kernels/cuda_decode.hpp"
 #include "tests/kernels/cuda_hybrid.hpp"
 
 namespace hedgerow::kernels::testing {
@@ -11,6 +13,7 @@ class EmulatedForm : public ::testing::Environment {
  public:
   void SetUp() override {
     cuda::use_hybrid_form(&cuda::kCudaForm);
+    cuda::use_decode_form(&cuda::kCudaDecodeForm);
     // The references are small, and a second thread would only wait beside other tests.
     at::set_num_threads(1);
   }
@@ -18,6 +21,7 @@ class EmulatedForm : public ::testing::Environment {
 const ::testing::Environment* const kForm = ::testing::AddGlobalTestEnvironment(new EmulatedForm);
 
 INSTANTIATE_TEST_SUITE_P(Emulated, CudaHybrid, ::testing::Values(at::kCPU));
+INSTANTIATE_TEST_SUITE_P(Emulated, CudaDecode, ::testing::Values(at::kCPU));
 
 }  // namespace
 }  // namespace hedgerow::kernels::testing

@@ -61,7 +61,9 @@ AttentionCache::AttentionCache(const Qkv& prompt,
     : parameters_(parameters), options_(options) {
   const at::Tensor length = at::full({1}, prompt.k.size(2), prompt.k.options().dtype(at::kLong));
   if (parameters_) {
-    state_ = kernels::prefill_state(prompt.k, prompt.v, length, *parameters_, options_);
+    // On the CPU, where checking it does not wait for the device.
+    state_ = kernels::prefill_state(
+        prompt.k, prompt.v, length.to(at::kCPU), *parameters_, options_);
   } else {
     state_ = KvCache{prompt.k, prompt.v, length};
   }

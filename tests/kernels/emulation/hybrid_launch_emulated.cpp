@@ -1,29 +1,9 @@
-// hybrid_launch.hpp on the host: the kernels' own code, run by threadblock.hpp. The seed moves from
-// launch to launch, so that no result may depend on the order of warps.
-#include <atomic>
-
+// hybrid_launch.hpp on the host.
 #include "kernels/cuda/hybrid_kernels.cuh"
 #include "kernels/cuda/stream.hpp"
-#include "tests/kernels/emulation/threadblock.hpp"
+#include "tests/kernels/emulation/emulated_backend.hpp"
 
 namespace hedgerow::kernels::cuda {
-
-struct EmulatedBackend {
-  template <typename Kernel>
-  static void run(const typename Kernel::Arguments& arguments, Stream /*stream*/) {
-    static std::atomic<std::uint64_t> seed{1};
-    const Blocks grid = Kernel::grid(arguments);
-    emulation::launch({grid.x, grid.y, grid.z},
-                      Kernel::kThreads,
-                      sizeof(typename Kernel::Shared),
-                      seed++,
-                      [&](emulation::Grid at, void* shared) {
-                        Kernel::run(arguments,
-                                    *static_cast<typename Kernel::Shared*>(shared),
-                                    Blocks{at.x, at.y, at.z});
-                      });
-  }
-};
 
 const LaunchTable kLaunches64 = Launches<64, EmulatedBackend>::table();
 const LaunchTable kLaunches128 = Launches<128, EmulatedBackend>::table();

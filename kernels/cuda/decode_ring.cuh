@@ -1,0 +1,43 @@
+// Keys and values into the ring: a prompt's last ones (those of the next token's window), or a
+// step's new one, after which the row's position advances. Grid (B G / kv_heads), 128 threads;
+// every byte is read and written once.
+#pragma once
+
+#include "kernels/cuda/decode_arguments.hpp"
+#include "kernels/cuda/tiles.cuh"
+
+namespace hedgerow::kernels::cuda {
+
+inline constexpr int kRingThreads = 128;
+
+HEDGEROW_TILE void copy_to_ring(const DecodeRingArguments& a, int block) {
+  const DecodeBatch& batch = a.batch;
+  const int blocks = batch.G / a.kv_heads;
+  const int row = block / blocks, first_head = block % blocks * a.kv_heads;
+  const int position = static_cast<int>(batch.positions[row]);
+  const int first = a.prompt ? batch.begin_after(position) : position;
+  const int last = a.prompt ? position : position + 1;
+  const int units = batch.D / kUnit, of_head = (last - first) * units;
+  for (int i = thread(); i < a.kv_heads * of_head; i += kRingThreads) {
+    const int head = first_head + i / of_head, token = first + i % of_head / units;
+    const int d = i % units * kUnit;
+    const auto copy = [&](const Rows& from, Bf16* ring) {
+      const Bf16* source =
+          from.data + row * from.batch + head * from.head + (a.prompt ? token : 0) * from.token;
+      Bf16* target = ring + ((static_cast<std::int64_t>(row) * batch.G + head) * batch.slots +
+                             token % batch.slots) *
+                                batch.D;
+      *reinterpret_cast<Unit*>(target + d) = *reinterpret_cast<const Unit*>(source + d);
+    };
+    copy(a.k, batch.ring_k);
+    copy(a.v, batch.ring_v);
+  }
+  if (!a.prompt) {
+    sync_threads();
+    if (thread() == 0) {
+      batch.positions[row] = position + 1;
+    }
+  }
+}
+
+}  // namespace hedgerow::kernels::cuda

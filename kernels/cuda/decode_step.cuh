@@ -1,0 +1,375 @@
+// One token a row (LoLCATs eq. 3 and 6): window softmax over the ring and the new key, linear
+// branch through (S, z), one denominator. fp32 throughout; q, k, v, the ring and y are bf16.
+//
+// A threadblock of 256 threads walks up to four query heads of one (row, kv head), so that the
+// ring's keys are read once for them; grid (B G ceil(group / heads)). What is heavy is S: read once
+// (F D floats a query head, 16 bytes a lane), and written once where a key joins it, in the same
+// pass: y += phi_q (S + phi_k v). A sliding window's oldest key joins as it leaves, and without a
+// window the new one; what a terraced window flushes has joined before (decode_state.cuh), so that
+// most of its steps only read. A row is computed alike whatever the batch and `heads` are.
+//
+// The ring is not written here: the new key's slot may be the leaving one's, which other
+// threadblocks of the row still read. decode_ring.cuh writes it afterwards, and advances.
+//
+// Bytes a step: 8 F D (4 F D without a joining key) a query head, 4 D w a kv head. FLOPs a query
+// head: 4 D (w + F + f). Shared memory: 28 KiB at D = 128.
+#pragma once
+
+#include "kernels/cuda/decode_features.cuh"
+
+namespace hedgerow::kernels::cuda {
+
+template <int kHeadDim>
+class DecodeStep {
+ public:
+  static constexpr int kThreads = 256;
+  static constexpr int kThreadblocks = 3;  // of a multiprocessor: while one computes, others stream
+  static constexpr int kHeads = 4;
+
+ private:
+  static constexpr int kWarps = kThreads / 32;
+  static_assert(kWarps == 2 * kHeads, "a warp makes the features of one head's query or key");
+  static constexpr int kColumns = kHeadDim / 32;  // of a key, a lane
+  static constexpr int kKeysOfTurn = 4;           // of a warp, in flight together
+  static constexpr int kRowLanes = kHeadDim / 4;  // of a row of S
+  static constexpr int kRowsOfWarp = 32 / kRowLanes;
+  static constexpr int kRowsInFlight = 8;  // of S, a lane
+  static constexpr int kItems = kHeads * kHeadDim / kThreads;
+
+ public:
+  struct alignas(128) Shared {
+    float q[kHeads * kHeadDim];
+    float key[kHeadDim], value[kHeadDim];  // of the token that joins (S, z)
+    float phi_q[kHeads * kMostDecodeFeatures], phi_k[kHeads * kMostDecodeFeatures];
+    float y[kWarps][kHeads * kHeadDim];  // of a warp: its keys' share, then its rows of S
+    float maxima[kWarps][kHeads], sums[kWarps][kHeads];
+    float masses[kHeads];
+  };
+
+  HEDGEROW_TILE DecodeStep(const DecodeStepArguments& arguments, Shared& shared, int block)
+      : a_(arguments), shared_(shared) {
+    const int group = a_.batch.group(), parts = (group + a_.heads - 1) / a_.heads;
+    const int part = block % parts;
+    kv_head_ = block / parts % a_.batch.G;
+    batch_ = block / parts / a_.batch.G;
+    first_head_ = kv_head_ * group + part * a_.heads;
+    heads_ = group - part * a_.heads < a_.heads ? group - part * a_.heads : a_.heads;
+    position_ = static_cast<int>(a_.batch.positions[batch_]);
+    begin_ = a_.batch.begin_after(position_ + 1);
+    const int before = a_.batch.begin_after(position_);
+    joins_ = a_.batch.layout != Layout::kTerraced && before < begin_;
+    joining_ = before;
+  }
+
+  HEDGEROW_TILE void run() {
+    load_inputs();
+    sync_threads();
+    if (a_.batch.layout != Layout::kNone) {
+      attend_window();
+    }
+    if (begin_ > 0) {
+      make_features();
+    }
+    sync_threads();
+    Items items;
+    join_window(items);
+    if (begin_ > 0) {
+      add_masses();
+    }
+    sync_threads();
+    if (begin_ > 0) {
+      if (joins_) {
+        read_states<true>();
+      } else {
+        read_states<false>();
+      }
+    }
+    sync_threads();
+    store(items);
+  }
+
+ private:
+  // Of the columns of y that a thread ends up with: the window's numerator and denominator.
+  struct Items {
+    float values[kItems] = {}, sums[kItems] = {};
+  };
+  struct alignas(4 * kColumns / 2) KeyWords {
+    Word words[kColumns / 2];
+  };
+
+  HEDGEROW_TILE const Bf16* new_row(const Rows& x, int head) const {
+    return x.data + batch_ * x.batch + head * x.head;
+  }
+  HEDGEROW_TILE const Bf16* ring_row(const Bf16* ring, int slot) const {
+    return ring +
+           ((static_cast<std::int64_t>(batch_) * a_.batch.G + kv_head_) * a_.batch.slots + slot) *
+               kHeadDim;
+  }
+
+  HEDGEROW_TILE static void widen_pair(float* to, const Bf16* from) {
+    const Word pair = *reinterpret_cast<const Word*>(from);
+    to[0] = unpack(static_cast<Bf16>(pair));
+    to[1] = unpack(static_cast<Bf16>(pair >> 16));
+  }
+  HEDGEROW_TILE void load_inputs() {
+    for (int i = 2 * thread(); i < heads_ * kHeadDim; i += 2 * kThreads) {
+      const int head = first_head_ + i / kHeadDim;
+      widen_pair(shared_.q + i, new_row(a_.q, head) + i % kHeadDim);
+    }
+    if (joins_ && thread() < kHeadDim) {
+      const bool is_new = joining_ == position_;
+      const int slot = joining_ % a_.batch.slots, d = thread() / 2 * 2;
+      if (thread() % 2 == 0) {
+        widen_pair(shared_.key + d,
+                   (is_new ? new_row(a_.k, kv_head_) : ring_row(a_.batch.ring_k, slot)) + d);
+      } else {
+        widen_pair(shared_.value + d,
+                   (is_new ? new_row(a_.v, kv_head_) : ring_row(a_.batch.ring_v, slot)) + d);
+      }
+    }
+  }
+
+  // A lane's columns of key and value number i of the window, oldest first; zeros beyond the last.
+  HEDGEROW_TILE void load_token(KeyWords& key, KeyWords& value, int i, int lane_of_warp) const {
+    key = KeyWords{};
+    value = KeyWords{};
+    if (begin_ + i <= position_) {
+      const bool is_new = begin_ + i == position_;
+      const int slot = (begin_ + i) % a_.batch.slots, d = lane_of_warp * kColumns;
+      key = *reinterpret_cast<const KeyWords*>(
+          (is_new ? new_row(a_.k, kv_head_) : ring_row(a_.batch.ring_k, slot)) + d);
+      value = *reinterpret_cast<const KeyWords*>(
+          (is_new ? new_row(a_.v, kv_head_) : ring_row(a_.batch.ring_v, slot)) + d);
+    }
+  }
+  HEDGEROW_TILE static float column_of(const KeyWords& row, int c) {
+    return unpack(static_cast<Bf16>(row.words[c / 2] >> (16 * (c % 2))));
+  }
+
+  // Every warp meets every eighth key, with a maximum of its own: sum e^(s - m) and the same times
+  // v, per query head.
+  HEDGEROW_TILE void attend_window() {
+    const int lane_of_warp = lane(), keys = position_ + 1 - begin_;
+    // kLog2E: powers of two are what the hardware has.
+    const float scale = kLog2E * (kHeadDim == 64 ? 0.125F : 0.0883883476483184F);
+    float y[kHeads][kColumns] = {}, maxima[kHeads], sums[kHeads] = {};
+    HEDGEROW_UNROLL
+    for (int h = 0; h < kHeads; ++h) {
+      maxima[h] = minus_infinity();
+    }
+    HEDGEROW_NO_UNROLL
+    for (int first = warp(); first < keys; first += kWarps * kKeysOfTurn) {
+      KeyWords key[kKeysOfTurn], value[kKeysOfTurn];
+      HEDGEROW_UNROLL
+      for (int i = 0; i < kKeysOfTurn; ++i) {
+        load_token(key[i], value[i], first + i * kWarps, lane_of_warp);
+      }
+      HEDGEROW_UNROLL
+      for (int h = 0; h < kHeads; ++h) {
+        if (h < heads_) {
+          const float* q = shared_.q + h * kHeadDim + lane_of_warp * kColumns;
+          float s[kKeysOfTurn], largest = maxima[h];
+          HEDGEROW_UNROLL
+          for (int i = 0; i < kKeysOfTurn; ++i) {
+            float dot = 0.0F;
+            HEDGEROW_UNROLL
+            for (int c = 0; c < kColumns; ++c) {
+              dot += q[c] * column_of(key[i], c);
+            }
+            dot = scale * sum_of_lanes(dot, 32);
+            s[i] = first + i * kWarps < keys ? dot : minus_infinity();
+            largest = s[i] > largest ? s[i] : largest;
+          }
+          const float before = power_of_two(maxima[h] - largest);
+          maxima[h] = largest;
+          sums[h] *= before;
+          HEDGEROW_UNROLL
+          for (int c = 0; c < kColumns; ++c) {
+            y[h][c] *= before;
+          }
+          HEDGEROW_UNROLL
+          for (int i = 0; i < kKeysOfTurn; ++i) {
+            const float p = power_of_two(s[i] - largest);
+            sums[h] += p;
+            HEDGEROW_UNROLL
+            for (int c = 0; c < kColumns; ++c) {
+              y[h][c] += p * column_of(value[i], c);
+            }
+          }
+        }
+      }
+    }
+    HEDGEROW_UNROLL
+    for (int h = 0; h < kHeads; ++h) {
+      HEDGEROW_UNROLL
+      for (int c = 0; c < kColumns; ++c) {
+        shared_.y[warp()][h * kHeadDim + lane_of_warp * kColumns + c] = y[h][c];
+      }
+      if (lane_of_warp == 0) {
+        shared_.maxima[warp()][h] = maxima[h];
+        shared_.sums[warp()][h] = sums[h];
+      }
+    }
+  }
+
+  // Warps 0 .. 3: phi_q of a head; warps 4 .. 7: phi_k of the joining key under a head's map.
+  HEDGEROW_TILE void make_features() {
+    const int h = warp() % kHeads;
+    const bool is_key = warp() >= kHeads;
+    if (h >= heads_ || (is_key && !joins_)) {
+      return;
+    }
+    const DecodeMap& map = is_key ? a_.map_k : a_.map_q;
+    float* phi = (is_key ? shared_.phi_k : shared_.phi_q) + h * kMostDecodeFeatures;
+    const float* x = is_key ? shared_.key : shared_.q + h * kHeadDim;
+    if (map.columns <= kColumnsOfPass) {
+      make_token_features<kHeadDim, 1, 1>(phi, kMostDecodeFeatures, map, first_head_ + h, x);
+    } else if (map.columns <= 2 * kColumnsOfPass) {
+      make_token_features<kHeadDim, 1, 2>(phi, kMostDecodeFeatures, map, first_head_ + h, x);
+    } else {
+      make_token_features<kHeadDim, 1, 4>(phi, kMostDecodeFeatures, map, first_head_ + h, x);
+    }
+  }
+
+  // The warps' shares of the window, brought to one maximum. A warp without a key has the maximum
+  // -infinity and weighs nothing.
+  HEDGEROW_TILE void join_window(Items& items) {
+    if (a_.batch.layout == Layout::kNone) {
+      return;
+    }
+    HEDGEROW_UNROLL
+    for (int i = 0; i < kItems; ++i) {
+      const int item = thread() + i * kThreads, h = item / kHeadDim;
+      if (h < heads_) {
+        float largest = shared_.maxima[0][h];
+        for (int w = 1; w < kWarps; ++w) {
+          largest = shared_.maxima[w][h] > largest ? shared_.maxima[w][h] : largest;
+        }
+        for (int w = 0; w < kWarps; ++w) {
+          const float factor = power_of_two(shared_.maxima[w][h] - largest);
+          items.values[i] += factor * shared_.y[w][item];
+          items.sums[i] += factor * shared_.sums[w][h];
+        }
+      }
+    }
+  }
+
+  HEDGEROW_TILE std::int64_t first_feature(int h) const {
+    return (static_cast<std::int64_t>(batch_) * a_.batch.H + first_head_ + h) * a_.batch.F;
+  }
+
+  // z += phi_k; phi_q.z. A warp a head.
+  HEDGEROW_TILE void add_masses() {
+    const int h = warp();
+    if (h >= heads_) {
+      return;
+    }
+    float* z = a_.batch.k_state + first_feature(h);
+    float mass = 0.0F;
+    for (int f = lane(); f < a_.batch.F; f += 32) {
+      float sum = z[f];
+      if (joins_) {
+        sum += shared_.phi_k[h * kMostDecodeFeatures + f];
+        z[f] = sum;
+      }
+      mass += shared_.phi_q[h * kMostDecodeFeatures + f] * sum;
+    }
+    mass = sum_of_lanes(mass, 32);
+    if (lane() == 0) {
+      shared_.masses[h] = mass;
+    }
+  }
+
+  // S += phi_k v where a key joins, and phi_q S: one walk over the heads' states, a row of S the
+  // 16-byte loads of half a warp or a warp.
+  template <bool kJoins>
+  HEDGEROW_TILE void read_states() {
+    const int row = (warp() * 32 + lane()) / kRowLanes, column = lane() % kRowLanes * 4;
+    Four value{};
+    if constexpr (kJoins) {
+      value = load_four(shared_.value + column);
+    }
+    HEDGEROW_NO_UNROLL
+    for (int h = 0; h < heads_; ++h) {
+      float* state = a_.batch.kv_state + first_feature(h) * kHeadDim + column;
+      Four y{};
+      HEDGEROW_NO_UNROLL
+      for (int first = row; first < a_.batch.F; first += kWarps * kRowsOfWarp * kRowsInFlight) {
+        read_rows<kJoins>(y, state, value, h * kMostDecodeFeatures, first);
+      }
+      if constexpr (kRowsOfWarp == 2) {
+        HEDGEROW_UNROLL
+        for (int c = 0; c < 4; ++c) {
+          y.values[c] += shuffle_xor(y.values[c], kRowLanes);
+        }
+      }
+      if (lane() < kRowLanes) {
+        store_four(shared_.y[warp()] + h * kHeadDim + column, y);
+      }
+    }
+  }
+  template <bool kJoins>
+  HEDGEROW_TILE void read_rows(Four& y, float* state, const Four& value, int features, int first) {
+    Four rows[kRowsInFlight];
+    HEDGEROW_UNROLL
+    for (int i = 0; i < kRowsInFlight; ++i) {
+      const int f = first + i * kWarps * kRowsOfWarp;
+      rows[i] = f < a_.batch.F ? load_once(state + f * kHeadDim) : Four{};
+    }
+    HEDGEROW_UNROLL
+    for (int i = 0; i < kRowsInFlight; ++i) {
+      const int f = first + i * kWarps * kRowsOfWarp;
+      if (f < a_.batch.F) {
+        const float phi_q = shared_.phi_q[features + f];
+        if constexpr (kJoins) {
+          const float phi_k = shared_.phi_k[features + f];
+          HEDGEROW_UNROLL
+          for (int c = 0; c < 4; ++c) {
+            rows[i].values[c] += phi_k * value.values[c];
+          }
+          store_once(state + f * kHeadDim, rows[i]);
+        }
+        HEDGEROW_UNROLL
+        for (int c = 0; c < 4; ++c) {
+          y.values[c] += phi_q * rows[i].values[c];
+        }
+      }
+    }
+  }
+
+  HEDGEROW_TILE void store(const Items& items) {
+    constexpr float kEpsilon = 1e-12F;  // kLinearEpsilon
+    HEDGEROW_UNROLL
+    for (int i = 0; i < kItems; ++i) {
+      const int item = thread() + i * kThreads, h = item / kHeadDim;
+      if (h >= heads_) {
+        continue;
+      }
+      float y = 0.0F, sum = kEpsilon;
+      if (a_.batch.layout != Layout::kNone) {
+        const float gate = 1.0F / (1.0F + exponential(-a_.factors[first_head_ + h]));
+        y = gate * items.values[i];
+        sum = gate * items.sums[i];
+      }
+      if (begin_ > 0) {
+        float linear = 0.0F;
+        for (int w = 0; w < kWarps; ++w) {
+          linear += shared_.y[w][item];
+        }
+        y += linear;
+        sum += shared_.masses[h];
+      }
+      const std::int64_t head = static_cast<std::int64_t>(batch_) * a_.batch.H + first_head_ + h;
+      a_.y[head * kHeadDim + item % kHeadDim] = static_cast<Bf16>(pack(y / sum, 0.0F));
+    }
+  }
+
+  const DecodeStepArguments& a_;
+  Shared& shared_;
+  int kv_head_, batch_, first_head_, heads_, position_;
+  int begin_;    // first token of the new token's window: (S, z) holds those before it
+  bool joins_;   // whether a token joins (S, z) here
+  int joining_;  // which
+};
+
+}  // namespace hedgerow::kernels::cuda

@@ -1,0 +1,209 @@
+#include "kernels/decode_cuda.hpp"
+
+#include <ATen/ATen.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/GradMode.h>
+
+#include <vector>
+
+#include "kernels/cuda/decode_launch.hpp"
+#include "kernels/cuda/stream.hpp"
+#include "kernels/hybrid_problem_cuda.hpp"
+
+namespace hedgerow::kernels::cuda {
+namespace {
+
+bool is_aligned(const at::Tensor& x) {
+  return reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
+}
+
+std::int64_t columns_of(const FeatureMapWeights& map, std::int64_t head_dim) {
+  return map.layer.defined() ? map.layer.size(2) : head_dim;
+}
+
+std::string why_not(const DecodeState& state,
+                    const HybridParameters& parameters,
+                    const HybridOptions& options) {
+  const c10::DeviceGuard guard(state.kv_state.device());
+  const std::int64_t D = state.kv_state.size(3), F = state.kv_state.size(2);
+  if (state.window_k.scalar_type() != at::kBFloat16) {
+    return c10::str("the CUDA decode kernels take bfloat16, not ", state.window_k.scalar_type());
+  }
+  if (!map_kind(options.feature_map.kind).has_value()) {
+    return "the CUDA decode kernels have no positive random and no Taylor features";
+  }
+  const std::int64_t columns_q = columns_of(parameters.q, D),
+                     columns_k = columns_of(parameters.k, D);
+  const int head_dim = static_cast<int>(D), features = static_cast<int>(F);
+  if (F > kMostDecodeFeatures ||
+      !has_decode_kernel(head_dim, static_cast<int>(columns_q), features) ||
+      !has_decode_kernel(head_dim, static_cast<int>(columns_k), features)) {
+    return c10::str("no CUDA decode kernel for head_dim ",
+                    D,
+                    ", maps of ",
+                    columns_q,
+                    " and ",
+                    columns_k,
+                    " columns and ",
+                    F,
+                    " features; there are head_dim 64 and 128, for a multiple of 4 columns and at "
+                    "most 256 features");
+  }
+  for (const at::Tensor* tensor : {&state.kv_state, &state.window_k, &state.window_v}) {
+    if (!is_aligned(*tensor)) {
+      return "the CUDA decode kernels want a state that is aligned to 16 bytes";
+    }
+  }
+  const std::size_t need = decode_shared_bytes(head_dim, features);
+  const std::size_t have = device_limits().shared_bytes;
+  if (need > have) {
+    return c10::str("a threadblock of the CUDA decode kernels needs ",
+                    need,
+                    " bytes of shared memory, the device has ",
+                    have);
+  }
+  return {};
+}
+
+// A call in the kernels' terms, with what backs the pointers.
+struct Call {
+  DecodeBatch batch;
+  DecodeMap map_q, map_k;
+  Stream stream = nullptr;
+  std::vector<at::Tensor> kept;
+
+  const float* floats_of(const at::Tensor& x) {
+    if (!x.defined()) {
+      return nullptr;
+    }
+    at::Tensor values = x.to(at::kFloat).contiguous();
+    kept.push_back(is_aligned(values) ? values : values.clone());
+    return kept.back().const_data_ptr<float>();
+  }
+
+  DecodeMap map_of(const FeatureMapWeights& weights, const FeatureMapOptions& options) {
+    DecodeMap map;
+    map.kind = map_kind(options.kind).value();
+    map.columns = static_cast<int>(columns_of(weights, batch.D));
+    map.negation = batch.F == 2 * map.columns;
+    map.layer = floats_of(weights.layer);
+    map.bias = floats_of(weights.bias);
+    return map;
+  }
+
+  Call(const DecodeState& state,
+       std::int64_t kv_heads,
+       const HybridParameters& parameters,
+       const HybridOptions& options) {
+    batch.B = static_cast<int>(state.kv_state.size(0));
+    batch.H = static_cast<int>(state.kv_state.size(1));
+    batch.G = static_cast<int>(kv_heads);
+    batch.F = static_cast<int>(state.kv_state.size(2));
+    batch.D = static_cast<int>(state.kv_state.size(3));
+    batch.layout = layout_of(options.layout);
+    batch.slots = static_cast<int>(state.window_k.size(2));
+    batch.window = options.layout == WindowLayout::kTerraced ? batch.slots / 2 : batch.slots;
+    batch.positions = state.positions.data_ptr<std::int64_t>();
+    batch.kv_state = state.kv_state.data_ptr<float>();
+    batch.k_state = state.k_state.data_ptr<float>();
+    batch.ring_k = bf16_out(state.window_k);
+    batch.ring_v = bf16_out(state.window_v);
+    map_q = map_of(parameters.q, options.feature_map);
+    map_k = map_of(parameters.k, options.feature_map);
+    stream = current_stream(state.kv_state.device());
+  }
+
+  [[nodiscard]] int slices_of_head() const { return batch.D / 64; }
+  // Where a threadblock may walk several query heads: as many as leave two of them to every
+  // multiprocessor.
+  [[nodiscard]] bool fills_card(int threadblocks) const {
+    return threadblocks >= 2 * device_limits().multiprocessors;
+  }
+};
+
+void prefill(const at::Tensor& k,
+             const at::Tensor& v,
+             const HybridParameters& parameters,
+             const HybridOptions& options,
+             const DecodeState& state) {
+  const c10::NoGradGuard no_grad;
+  const c10::DeviceGuard guard(k.device());
+  Call call(state, k.size(1), parameters, options);
+  const Rows keys = rows_of(k, call.kept), values = rows_of(v, call.kept);
+  DecodeStateArguments prompt;
+  prompt.batch = call.batch;
+  prompt.map_k = call.map_k;
+  prompt.prompt = true;
+  prompt.k = keys;
+  prompt.v = values;
+  prompt.rows = static_cast<int>(k.size(2));
+  launch_decode_state(prompt, call.stream);
+  if (options.layout != WindowLayout::kNone) {
+    DecodeRingArguments ring;
+    ring.batch = call.batch;
+    ring.prompt = true;
+    ring.k = keys;
+    ring.v = values;
+    launch_decode_ring(ring, call.stream);
+  }
+}
+
+void flush_chunk(const Call& call) {
+  const DecodeBatch& batch = call.batch;
+  const std::int64_t token = batch.D, head = batch.slots * token;
+  DecodeStateArguments flush;
+  flush.batch = batch;
+  flush.map_k = call.map_k;
+  flush.k = {batch.ring_k, batch.G * head, head, token};
+  flush.v = {batch.ring_v, batch.G * head, head, token};
+  flush.rows = batch.slots;
+  // Of most rows there is nothing to flush: few threadblocks ask.
+  flush.slices = call.fills_card(batch.B * batch.G) ? batch.group() * call.slices_of_head() : 1;
+  launch_decode_state(flush, call.stream);
+}
+
+at::Tensor step(const at::Tensor& q,
+                const at::Tensor& k,
+                const at::Tensor& v,
+                const HybridParameters& parameters,
+                const HybridOptions& options,
+                const DecodeState& state) {
+  const c10::NoGradGuard no_grad;
+  const c10::DeviceGuard guard(q.device());
+  Call call(state, k.size(1), parameters, options);
+  const at::Tensor y = at::empty(q.sizes(), q.options());
+  if (options.layout == WindowLayout::kTerraced) {
+    flush_chunk(call);
+  }
+  DecodeStepArguments token;
+  token.batch = call.batch;
+  token.map_q = call.map_q;
+  token.map_k = call.map_k;
+  token.q = rows_of(q.unsqueeze(2), call.kept);
+  token.k = rows_of(k.unsqueeze(2), call.kept);
+  token.v = rows_of(v.unsqueeze(2), call.kept);
+  if (options.layout != WindowLayout::kNone) {
+    token.factors = call.floats_of(parameters.window_factors);
+  }
+  token.y = bf16_out(y);
+  for (const int heads : {2, 4}) {
+    const int parts = (call.batch.group() + heads - 1) / heads;
+    if (call.batch.group() > heads / 2 && call.fills_card(call.batch.B * call.batch.G * parts)) {
+      token.heads = heads;
+    }
+  }
+  launch_decode_step(token, call.stream);
+  DecodeRingArguments ring;
+  ring.batch = call.batch;
+  ring.k = token.k;
+  ring.v = token.v;
+  ring.kv_heads = call.batch.G;
+  launch_decode_ring(ring, call.stream);
+  return y;
+}
+
+}  // namespace
+
+const DecodeForm kCudaDecodeForm{&why_not, &prefill, &step};
+
+}  // namespace hedgerow::kernels::cuda

@@ -1,0 +1,35 @@
+// The cases of the CUDA decode kernels. cuda_kernels_test runs them on CPU tensors, with the
+// kernels emulated; gpu_kernels_test on a card.
+#pragma once
+
+#include "kernels/forms.hpp"
+#include "tests/kernels/attention_case.hpp"
+
+namespace hedgerow::kernels::testing {
+
+class CudaDecode : public ::testing::TestWithParam<at::DeviceType> {
+ protected:
+  // Skips, with the reason, where the device is not there.
+  void SetUp() override;
+
+  // The inputs as the kernels take them: bf16, maps in fp32.
+  [[nodiscard]] AttentionInputs on_device(const AttentionInputs& inputs) const {
+    return inputs.as(at::kBFloat16, at::kFloat, GetParam());
+  }
+  // No token seen yet.
+  [[nodiscard]] DecodeState empty_state(const AttentionCase& shape, const AttentionInputs& x) const;
+  // Tokens begin .. end - 1 of every row, one a step: y [B, H, end - begin, D].
+  static at::Tensor decode(const AttentionCase& shape,
+                           const AttentionInputs& x,
+                           std::int64_t begin,
+                           std::int64_t end,
+                           DecodeState& state);
+  // Prefills `split` tokens and decodes the others up to `end`: y of those by the 2 x rule against
+  // the full forward.
+  void expect_continuation(const AttentionCase& shape,
+                           const AttentionInputs& inputs,
+                           std::int64_t split,
+                           std::int64_t end) const;
+};
+
+}  // namespace hedgerow::kernels::testing

@@ -1,0 +1,373 @@
+#include "tests/kernels/cuda_decode.hpp"
+
+#include <ATen/Context.h>
+#include <c10/core/GradMode.h>
+
+namespace hedgerow::kernels::testing {
+
+void CudaDecode::SetUp() {
+  if (GetParam() == at::kCUDA && !at::hasCUDA()) {
+    GTEST_SKIP() << "no CUDA device, or a LibTorch without CUDA";
+  }
+}
+
+DecodeState CudaDecode::empty_state(const AttentionCase& shape, const AttentionInputs& x) const {
+  return make_decode_state(shape.B,
+                           shape.H,
+                           shape.G,
+                           shape.D,
+                           feature_dim(x.parameters.q, shape.options.feature_map, shape.D),
+                           at::kBFloat16,
+                           GetParam(),
+                           shape.options);
+}
+
+at::Tensor CudaDecode::decode(const AttentionCase& shape,
+                              const AttentionInputs& x,
+                              std::int64_t begin,
+                              std::int64_t end,
+                              DecodeState& state) {
+  std::vector<at::Tensor> rows;
+  for (std::int64_t t = begin; t < end; ++t) {
+    rows.push_back(cuda::decode_step(
+        x.q.select(2, t), x.k.select(2, t), x.v.select(2, t), state, x.parameters, shape.options));
+  }
+  return at::stack(rows, 2);
+}
+
+void CudaDecode::expect_continuation(const AttentionCase& shape,
+                                     const AttentionInputs& inputs,
+                                     std::int64_t split,
+                                     std::int64_t end) const {
+  const c10::NoGradGuard no_grad;
+  const AttentionInputs x = on_device(inputs), exact = inputs.as(at::kDouble, at::kDouble);
+  const std::int64_t B = shape.B;
+  DecodeState state = split == 0 ? empty_state(shape, x)
+                                 : cuda::prefill_state(x.k.narrow(2, 0, split),
+                                                       x.v.narrow(2, 0, split),
+                                                       at::full({B}, split, at::kLong),
+                                                       x.parameters,
+                                                       shape.options);
+  const at::Tensor y = decode(shape, x, split, end, state);
+  const auto full = [&](const AttentionInputs& z) {
+    return hybrid_attention_reference(z.q, z.k, z.v, z.parameters, shape.options)
+        .narrow(2, split, end - split);
+  };
+  expect_within_twice(
+      y.cpu(), full(inputs), full(exact), shape.name() + ", split at " + std::to_string(split));
+  EXPECT_TRUE(at::equal(state.positions.cpu(), at::full({B}, end, at::kLong))) << shape.name();
+}
+
+namespace {
+
+constexpr WindowLayout kLayouts[] = {
+    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
+
+AttentionCase small(WindowLayout layout, std::int64_t T) {
+  AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = T, .D = 64, .f = 8, .dtype = at::kBFloat16};
+  shape.options.layout = layout;
+  shape.options.window_size = 8;
+  return shape;
+}
+
+// Every state that a step can begin in: empty, window not full, at a border, after a flush.
+TEST_P(CudaDecode, ContinuesThePrefillFromAnySplitAsTheFullForward) {
+  for (const WindowLayout layout : kLayouts) {
+    const AttentionCase shape = small(layout, 40);
+    const AttentionInputs inputs = make_inputs(shape);
+    expect_continuation(shape, inputs, 0, 40);
+    for (const std::int64_t split : {1, 7, 8, 9, 15, 16, 17, 24, 30}) {
+      expect_continuation(shape, inputs, split, split + 10);
+    }
+  }
+}
+
+TEST_P(CudaDecode, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
+  struct Sizes {
+    std::int64_t B, H, G, D, f;
+    bool negation = true;
+  };
+  std::size_t next = 0;
+  for (const Sizes sizes : {Sizes{1, 3, 3, 64, 32},
+                            Sizes{1, 3, 1, 64, 12},
+                            Sizes{1, 5, 1, 128, 64},
+                            Sizes{1, 8, 1, 128, 20},
+                            Sizes{1, 1, 1, 128, 128},
+                            Sizes{16, 4, 1, 64, 16},
+                            Sizes{1, 2, 1, 64, 256, false},
+                            Sizes{1, 2, 2, 128, 100, false}}) {
+    for (int turn = 0; turn < 2; ++turn) {
+      AttentionCase shape = small(kLayouts[next++ % 3], 30);
+      shape.B = sizes.B;
+      shape.H = sizes.H;
+      shape.G = sizes.G;
+      shape.D = sizes.D;
+      shape.f = sizes.f;
+      shape.options.feature_map.negation = sizes.negation;
+      shape.bias = turn == 0;
+      expect_continuation(shape, make_inputs(shape), 23, 26);
+    }
+  }
+}
+
+TEST_P(CudaDecode, StaysWithinTwiceThePlainErrorForEveryMap) {
+  for (const FeatureMapKind kind : {FeatureMapKind::kHedgehogSoftmax,
+                                    FeatureMapKind::kHedgehogExp,
+                                    FeatureMapKind::kT2R,
+                                    FeatureMapKind::kEluPlusOne,
+                                    FeatureMapKind::kRelu}) {
+    const bool hedgehog =
+        kind == FeatureMapKind::kHedgehogSoftmax || kind == FeatureMapKind::kHedgehogExp;
+    for (const bool negation : {false, true}) {
+      for (const std::int64_t f : {0, 24}) {
+        if (negation && !hedgehog) {
+          continue;
+        }
+        AttentionCase shape = small(f == 0 ? WindowLayout::kSliding : WindowLayout::kTerraced, 30);
+        shape.f = f;
+        shape.bias = f != 0;
+        shape.options.feature_map = {.kind = kind, .negation = negation};
+        expect_continuation(shape, make_inputs(shape), 22, 27);
+      }
+    }
+  }
+}
+
+// A chunk of more keys than a tile of the flush, windows of more keys than a threadblock meets in
+// one turn, and the smallest ones.
+TEST_P(CudaDecode, StaysWithinTwiceThePlainErrorForAnyWindow) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    for (const std::int64_t window : {1, 5, 40, 64}) {
+      AttentionCase shape = small(layout, 300);
+      shape.options.window_size = window;
+      const std::int64_t border = (100 / window + 3) * window;
+      expect_continuation(shape, make_inputs(shape), border - 2, border + 3);
+    }
+  }
+}
+
+TEST_P(CudaDecode, HoldsAtExtremeLogits) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape = small(layout, 40);
+    shape.scale = 6.0;  // scores of standard deviation 36: the largest are beyond 80
+    expect_continuation(shape, make_inputs(shape), 20, 40);
+  }
+}
+
+// The same keys in the ring, the same sums to fp32's rounding: after a prompt, and after every
+// step.
+TEST_P(CudaDecode, LeavesTheStateThatTheCpuLeaves) {
+  const c10::NoGradGuard no_grad;
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape = small(layout, 40);
+    shape.B = 2;
+    const AttentionInputs inputs = make_inputs(shape), x = on_device(inputs);
+    const at::Tensor lengths = at::tensor({13L, 20L});
+    const auto prompt = [](const at::Tensor& y) { return y.narrow(2, 0, 20); };
+    DecodeState ours =
+        cuda::prefill_state(prompt(x.k), prompt(x.v), lengths, x.parameters, shape.options);
+    DecodeState theirs = prefill_state(
+        prompt(inputs.k), prompt(inputs.v), lengths, inputs.parameters, shape.options);
+    const auto expect_same = [&](std::int64_t step) {
+      const std::string what = shape.name() + ", step " + std::to_string(step);
+      EXPECT_TRUE(at::equal(ours.positions.cpu(), theirs.positions)) << what;
+      EXPECT_TRUE(at::equal(ours.window_k.cpu(), theirs.window_k)) << what;
+      EXPECT_TRUE(at::equal(ours.window_v.cpu(), theirs.window_v)) << what;
+      EXPECT_TRUE(at::allclose(ours.kv_state.cpu(), theirs.kv_state, 1e-5, 1e-6)) << what;
+      EXPECT_TRUE(at::allclose(ours.k_state.cpu(), theirs.k_state, 1e-5, 1e-6)) << what;
+    };
+    expect_same(0);
+    for (std::int64_t step = 0; step < 20; ++step) {
+      const auto token = [&](const at::Tensor& y) { return y.select(2, 20 + step); };
+      const at::Tensor y =
+          cuda::decode_step(token(x.q), token(x.k), token(x.v), ours, x.parameters, shape.options);
+      const at::Tensor expected = decode_step(token(inputs.q),
+                                              token(inputs.k),
+                                              token(inputs.v),
+                                              theirs,
+                                              inputs.parameters,
+                                              shape.options);
+      EXPECT_TRUE(at::allclose(y.cpu().to(at::kFloat), expected.to(at::kFloat), 0.01, 1e-5))
+          << shape.name() << ", step " << step;
+      expect_same(step + 1);
+    }
+  }
+}
+
+// Rows flush and evict at their own steps, and a threadblock walks as many query heads as the batch
+// is large: none of it may show. The padding holds what a careless reader would trip over.
+TEST_P(CudaDecode, GivesARowOfARaggedBatchTheBytesThatItGivesAlone) {
+  const c10::NoGradGuard no_grad;
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape = small(layout, 44);
+    shape.B = 9;
+    shape.H = 8;
+    shape.G = 2;
+    const AttentionInputs x = on_device(make_inputs(shape));
+    const std::vector<std::int64_t> lengths = {5, 31, 17, 23, 1, 16, 15, 30, 24};
+    at::Tensor k = x.k.narrow(2, 0, 32).clone(), v = x.v.narrow(2, 0, 32).clone();
+    for (std::int64_t b = 0; b < shape.B; ++b) {
+      const std::int64_t length = lengths[static_cast<std::size_t>(b)];
+      k[b].narrow(1, length, 32 - length).fill_(NAN);
+      v[b].narrow(1, length, 32 - length).fill_(NAN);
+    }
+    DecodeState together =
+        cuda::prefill_state(k, v, at::tensor(lengths), x.parameters, shape.options);
+    const at::Tensor y = decode(shape, x, 32, 35, together);
+    for (const std::int64_t b : {0, 1, 3, 4}) {
+      const std::int64_t length = lengths[static_cast<std::size_t>(b)];
+      AttentionInputs own = x;
+      for (at::Tensor* value : {&own.q, &own.k, &own.v}) {
+        *value = value->narrow(0, b, 1);
+      }
+      DecodeState alone = cuda::prefill_state(own.k.narrow(2, 0, length),
+                                              own.v.narrow(2, 0, length),
+                                              at::full({1}, length, at::kLong),
+                                              x.parameters,
+                                              shape.options);
+      EXPECT_TRUE(at::equal(y.narrow(0, b, 1), decode(shape, own, 32, 35, alone)))
+          << shape.name() << ", row " << b;
+      EXPECT_TRUE(at::equal(together.kv_state[b], alone.kv_state[0])) << shape.name();
+      EXPECT_TRUE(at::equal(together.k_state[b], alone.k_state[0])) << shape.name();
+      EXPECT_TRUE(at::equal(together.window_k[b], alone.window_k[0])) << shape.name();
+    }
+  }
+}
+
+// A step that reads and writes nothing but what it must: a terraced window's state changes at
+// borders alone, and the ring in one slot.
+TEST_P(CudaDecode, WritesNothingThatAStepDoesNotChange) {
+  const c10::NoGradGuard no_grad;
+  const AttentionCase shape = small(WindowLayout::kTerraced, 40);
+  const AttentionInputs x = on_device(make_inputs(shape));
+  DecodeState state = cuda::prefill_state(x.k.narrow(2, 0, 20),
+                                          x.v.narrow(2, 0, 20),
+                                          at::full({1}, 20L, at::kLong),
+                                          x.parameters,
+                                          shape.options);
+  for (std::int64_t t = 20; t < 34; ++t) {
+    const at::Tensor kv_state = state.kv_state.clone(), ring = state.window_k.clone();
+    decode(shape, x, t, t + 1, state);
+    EXPECT_EQ(at::equal(kv_state, state.kv_state), t % 8 != 0) << "token " << t;
+    ring.select(2, t % 16).copy_(x.k.select(2, t));
+    EXPECT_TRUE(at::equal(ring, state.window_k)) << "token " << t;
+  }
+}
+
+// Emulated, the order of threadblocks, warps and lanes is another one in every launch.
+TEST_P(CudaDecode, GivesTheSameBytesFromRunToRun) {
+  const c10::NoGradGuard no_grad;
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape = small(layout, 60);
+    shape.H = 4;
+    const AttentionInputs x = on_device(make_inputs(shape));
+    const auto run = [&] {
+      DecodeState state = cuda::prefill_state(x.k.narrow(2, 0, 50),
+                                              x.v.narrow(2, 0, 50),
+                                              at::full({1}, 50L, at::kLong),
+                                              x.parameters,
+                                              shape.options);
+      return std::pair{decode(shape, x, 50, 58, state), state.kv_state};
+    };
+    const auto [one, state] = run();
+    const auto [again, same] = run();
+    EXPECT_TRUE(at::equal(one, again) && at::equal(state, same)) << shape.name();
+  }
+}
+
+TEST_P(CudaDecode, TakesRowsOfAnyStrideAndAlignment) {
+  const c10::NoGradGuard no_grad;
+  const AttentionCase shape = small(WindowLayout::kSliding, 24);
+  const AttentionInputs x = on_device(make_inputs(shape));
+  const auto strided = [](const at::Tensor& y) {
+    return y.transpose(1, 2).contiguous().transpose(1, 2);
+  };
+  const auto shifted = [](const at::Tensor& y) {  // one element after an aligned address
+    at::Tensor wide = at::zeros({y.numel() + 1}, y.options());
+    return wide.narrow(0, 1, y.numel()).view(y.sizes()).copy_(y);
+  };
+  const auto run = [&](const AttentionInputs& y) {
+    DecodeState state = cuda::prefill_state(y.k.narrow(2, 0, 20),
+                                            y.v.narrow(2, 0, 20),
+                                            at::full({1}, 20L, at::kLong),
+                                            y.parameters,
+                                            shape.options);
+    return decode(shape, y, 20, 24, state);
+  };
+  const auto with = [&](const auto& change) {
+    AttentionInputs y = x;
+    for (at::Tensor* value : {&y.q, &y.k, &y.v}) {
+      *value = change(*value);
+    }
+    return y;
+  };
+  const at::Tensor expected = run(x);
+  EXPECT_TRUE(at::equal(expected, run(with(strided))));
+  EXPECT_TRUE(at::equal(expected, run(with(shifted))));
+  AttentionInputs y = x;
+  y.parameters.k.layer = shifted(x.parameters.k.layer);
+  EXPECT_TRUE(at::equal(expected, run(y)));
+}
+
+// A prompt's map without parameters knows its kv heads alone; the first step brings the query
+// heads.
+TEST_P(CudaDecode, LetsAMapWithoutParametersLearnItsQueryHeads) {
+  AttentionCase shape = small(WindowLayout::kNone, 24);
+  shape.H = 4;
+  shape.G = 2;
+  shape.f = 0;
+  shape.options.feature_map = {.kind = FeatureMapKind::kEluPlusOne, .negation = false};
+  expect_continuation(shape, make_inputs(shape), 17, 24);
+}
+
+TEST_P(CudaDecode, PropagatesNaNAsLongAsItsTokenIsRemembered) {
+  const c10::NoGradGuard no_grad;
+  for (const WindowLayout layout : kLayouts) {
+    const AttentionCase shape = small(layout, 40);
+    for (const int which : {0, 1, 2}) {
+      AttentionInputs inputs = make_inputs(shape);
+      at::Tensor& value = which == 0 ? inputs.q : which == 1 ? inputs.k : inputs.v;
+      value.select(2, 12).fill_(NAN);
+      const AttentionInputs x = on_device(inputs);
+      DecodeState state = cuda::prefill_state(x.k.narrow(2, 0, 10),
+                                              x.v.narrow(2, 0, 10),
+                                              at::full({1}, 10L, at::kLong),
+                                              x.parameters,
+                                              shape.options);
+      const at::Tensor nan = decode(shape, x, 10, 40, state).isnan().all(3).all(1).cpu()[0];
+      for (std::int64_t t = 10; t < 40; ++t) {
+        EXPECT_EQ(nan[t - 10].item<bool>(), which == 0 ? t == 12 : t >= 12)
+            << shape.name() << ", " << kLeafNames[static_cast<std::size_t>(which)] << ", token "
+            << t;
+      }
+    }
+  }
+}
+
+TEST_P(CudaDecode, SaysInOneSentenceWhatItDoesNotTake) {
+  const auto reason = [&](const AttentionCase& shape) -> std::string {
+    const AttentionInputs x = make_inputs(shape).as(shape.dtype, at::kFloat, GetParam());
+    try {
+      cuda::prefill_state(
+          x.k, x.v, at::full({shape.B}, shape.T, at::kLong), x.parameters, shape.options);
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "nothing";
+  };
+  AttentionCase shape = small(WindowLayout::kTerraced, 20);
+  shape.dtype = at::kFloat;
+  EXPECT_THAT(reason(shape), ::testing::HasSubstr("take bfloat16, not Float"));
+  shape = small(WindowLayout::kTerraced, 20);
+  shape.f = 130;
+  EXPECT_THAT(reason(shape), ::testing::HasSubstr("maps of 130 and 130 columns and 260 features"));
+  shape = small(WindowLayout::kTerraced, 20);
+  shape.D = 32;
+  EXPECT_THAT(reason(shape), ::testing::HasSubstr("no CUDA decode kernel for head_dim 32"));
+  shape = small(WindowLayout::kTerraced, 20);
+  shape.options.feature_map = {.kind = FeatureMapKind::kPositiveRandom, .negation = false};
+  EXPECT_THAT(reason(shape), ::testing::HasSubstr("no positive random"));
+}
+
+}  // namespace
+}  // namespace hedgerow::kernels::testing
