@@ -59,13 +59,12 @@ AttentionCache::AttentionCache(const Qkv& prompt,
                                const std::optional<kernels::HybridParameters>& parameters,
                                const kernels::HybridOptions& options)
     : parameters_(parameters), options_(options) {
-  const at::Tensor length = at::full({1}, prompt.k.size(2), prompt.k.options().dtype(at::kLong));
+  // On the CPU, where a prefill checks it without waiting for the device.
+  const at::Tensor length = at::full({1}, prompt.k.size(2), at::kLong);
   if (parameters_) {
-    // On the CPU, where checking it does not wait for the device.
-    state_ = kernels::prefill_state(
-        prompt.k, prompt.v, length.to(at::kCPU), *parameters_, options_);
+    state_ = kernels::prefill_state(prompt.k, prompt.v, length, *parameters_, options_);
   } else {
-    state_ = KvCache{prompt.k, prompt.v, length};
+    state_ = KvCache{prompt.k, prompt.v, length.to(prompt.k.device())};
   }
 }
 
