@@ -154,6 +154,22 @@ TEST_P(CudaDecode, HoldsAtExtremeLogits) {
   }
 }
 
+// The shift of a Hedgehog map is the largest z, far below 0 too, and not that of columns beyond the
+// map's.
+TEST_P(CudaDecode, HoldsWhereEveryFeatureIsFarBelowZero) {
+  for (const FeatureMapKind kind :
+       {FeatureMapKind::kHedgehogSoftmax, FeatureMapKind::kHedgehogExp}) {
+    AttentionCase shape = small(WindowLayout::kTerraced, 30);
+    shape.f = 12;
+    shape.bias = true;
+    shape.options.feature_map.kind = kind;
+    AttentionInputs inputs = make_inputs(shape);
+    inputs.parameters.q.bias.sub_(200.0);
+    inputs.parameters.k.bias.sub_(200.0);
+    expect_continuation(shape, inputs, 22, 27);
+  }
+}
+
 // The same keys in the ring, the same sums to fp32's rounding: after a prompt, and after every
 // step.
 TEST_P(CudaDecode, LeavesTheStateThatTheCpuLeaves) {
