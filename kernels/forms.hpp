@@ -6,6 +6,7 @@
 // same bytes from call to call on one device.
 #pragma once
 
+#include "kernels/attention_transfer.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/hybrid_attention.hpp"
 #include "kernels/softmax_attention.hpp"
@@ -68,6 +69,13 @@ at::Tensor linear_share(const at::Tensor& q,
                         const at::Tensor& k,
                         const HybridParameters& parameters,
                         const HybridOptions& options);
+
+at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+AttentionTransfer attention_transfer(const at::Tensor& q,
+                                     const at::Tensor& k,
+                                     const at::Tensor& v,
+                                     const HybridParameters& parameters,
+                                     const HybridOptions& options);
 
 }  // namespace cuda
 }  // namespace hedgerow::kernels

@@ -13,6 +13,14 @@ namespace hedgerow::kernels::cuda {
 // Of a map that the kernels know.
 [[nodiscard]] std::optional<MapKind> map_kind(FeatureMapKind kind);
 
+// Columns of a map's projection: head_dim without one.
+[[nodiscard]] std::int64_t columns_of(const FeatureMapWeights& map, const at::Tensor& x);
+
+// Which of the compiled kernels a problem with this q wants; there may be none.
+[[nodiscard]] KernelShape kernel_shape(const at::Tensor& q,
+                                       const HybridParameters& parameters,
+                                       const HybridOptions& options);
+
 // A problem in the kernels' terms, with what backs the pointers.
 struct Prepared {
   KernelShape shape{};

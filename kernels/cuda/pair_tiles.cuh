@@ -20,6 +20,16 @@ struct QueryRows {
     }
     return rows;
   }
+  // Of the teacher, whose window is everything.
+  HEDGEROW_TILE static QueryRows causal(int tile, int row) {
+    QueryRows rows;
+    HEDGEROW_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      rows.query[r] = tile * kTile + row + row_of(2 * r);
+      rows.begin[r] = 0;
+    }
+    return rows;
+  }
   HEDGEROW_TILE bool in_window(int r, int key) const { return key >= begin[r] && key <= query[r]; }
   HEDGEROW_TILE bool is_linear(int r, int key) const { return key < begin[r] && key <= query[r]; }
 };

@@ -1,4 +1,4 @@
-// On CUDA tensors: the cases of device_*_test.cpp with the ATen forms, and the fused CUDA form.
+// On CUDA tensors: the cases of device_*_test.cpp with the ATen forms, and the fused CUDA forms.
 #include "tests/kernels/cuda_hybrid.hpp"
 #include "tests/kernels/device_forms.hpp"
 
@@ -7,6 +7,7 @@ namespace {
 
 HEDGEROW_INSTANTIATE_DEVICE_FORMS(Cuda, Form::kAten, at::kCUDA);
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaHybrid, ::testing::Values(at::kCUDA));
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaTransfer, ::testing::Values(at::kCUDA));
 
 }  // namespace
 }  // namespace hedgerow::kernels::testing
