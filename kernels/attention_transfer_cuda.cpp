@@ -7,6 +7,7 @@
 #include "kernels/cuda/transfer_launch.hpp"
 #include "kernels/hybrid_attention_cuda.hpp"
 #include "kernels/hybrid_backward_cuda.hpp"
+#include "kernels/transfer_loss_cuda.hpp"
 
 namespace hedgerow::kernels::cuda {
 namespace {
@@ -53,13 +54,8 @@ std::string why_no_transfer(const at::Tensor& q,
   if (!reason.empty()) {
     return reason;
   }
-  const std::size_t need = transfer_shared_bytes(kernel_shape(q, parameters, options));
-  const std::size_t have = device_limits().shared_bytes;
-  return need <= have ? ""
-                      : c10::str("a threadblock of the fused attention transfer needs ",
-                                 need,
-                                 " bytes of shared memory, the device has ",
-                                 have);
+  return why_not_shared("the fused attention transfer",
+                        transfer_shared_bytes(kernel_shape(q, parameters, options)));
 }
 
 TransferResult transfer_cuda(const HybridProblem& problem, const HybridNeeds& needs) {
@@ -99,7 +95,11 @@ TransferResult transfer_cuda(const HybridProblem& problem, const HybridNeeds& ne
 
 }  // namespace
 
-const TransferForm kCudaTransferForm{
-    &why_no_softmax, &softmax_cuda, &why_no_transfer, &transfer_cuda};
+const TransferForm kCudaTransferForm{&why_no_softmax,
+                                     &softmax_cuda,
+                                     &why_no_transfer,
+                                     &transfer_cuda,
+                                     &why_no_cross_entropy,
+                                     &cross_entropy_cuda};
 
 }  // namespace hedgerow::kernels::cuda

@@ -1,6 +1,7 @@
-// The fused CUDA forms of the teacher and of attention transfer: tensors to the kernels of
-// kernels/cuda/. The teacher of both is one kernel. As hybrid_attention_cuda.hpp, a build without
-// CUDA has none, and the tests give them a host that runs the same kernels.
+// The fused CUDA forms of the teacher, of attention transfer and of its cross-entropy: tensors to
+// the kernels of kernels/cuda/. The teacher of the first two is one kernel. As
+// hybrid_attention_cuda.hpp, a build without CUDA has none, and the tests give them a host that
+// runs the same kernels.
 #pragma once
 
 #include <string>
@@ -23,6 +24,10 @@ struct TransferForm {
                                  const HybridParameters& parameters,
                                  const HybridOptions& options);
   TransferResult (*transfer)(const HybridProblem& problem, const HybridNeeds& needs);
+  std::string (*why_no_cross_entropy)(const at::Tensor& q,
+                                      const HybridParameters& parameters,
+                                      const HybridOptions& options);
+  CrossEntropy (*cross_entropy)(const HybridProblem& problem, bool with_gradients);
 };
 
 // The form in use; null: none.

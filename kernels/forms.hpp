@@ -76,6 +76,10 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& v,
                                      const HybridParameters& parameters,
                                      const HybridOptions& options);
+at::Tensor transfer_cross_entropy(const at::Tensor& q,
+                                  const at::Tensor& k,
+                                  const HybridParameters& parameters,
+                                  const HybridOptions& options);
 
 }  // namespace cuda
 }  // namespace hedgerow::kernels

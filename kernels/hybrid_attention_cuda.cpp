@@ -30,15 +30,7 @@ std::string why_not(const at::Tensor& q,
                     "; there are head_dim 64 and 128, with 32, 64 or 128 columns with negation, 64 "
                     "or 128 without");
   }
-  const std::size_t need = shared_bytes_needed(shape, input_gradients);
-  const std::size_t have = device_limits().shared_bytes;
-  if (need > have) {
-    return c10::str("a threadblock of the fused CUDA kernels needs ",
-                    need,
-                    " bytes of shared memory, the device has ",
-                    have);
-  }
-  return {};
+  return why_not_shared("the fused CUDA kernels", shared_bytes_needed(shape, input_gradients));
 }
 
 HybridForward hybrid_forward_cuda(const HybridProblem& problem, bool keep_for_backward) {

@@ -45,18 +45,12 @@ RowGradients prepare_rows(const HybridProblem& problem,
   return out;
 }
 
-namespace {
-
-// Partial gradients of one side's map: [parts, B, H, ...] -> [H, ...], in a fixed order.
-struct Partials {
-  at::Tensor layer, bias;
-  [[nodiscard]] FeatureMapWeights fold() const {
-    const auto sum = [](const at::Tensor& x) {
-      return x.defined() ? x.sum(at::IntArrayRef{0, 1}) : x;
-    };
-    return {sum(layer), sum(bias)};
-  }
-};
+FeatureMapWeights Partials::fold() const {
+  const auto sum = [](const at::Tensor& x) {
+    return x.defined() ? x.sum(at::IntArrayRef{0, 1}) : x;
+  };
+  return {sum(layer), sum(bias)};
+}
 
 Partials make_partials(const Prepared& p,
                        const FeatureMapWeights& map,
@@ -74,7 +68,6 @@ Partials make_partials(const Prepared& p,
   return out;
 }
 
-// Enough threadblocks for the card, and partial gradients no more than that.
 int tiles_per_part(const Prepared& p) {
   constexpr int kWavesOfCard = 4;
   const int rows = p.inputs.B * p.inputs.H;
@@ -82,7 +75,10 @@ int tiles_per_part(const Prepared& p) {
   return std::max(1, (p.inputs.tiles() + parts - 1) / parts);
 }
 
-}  // namespace
+at::Tensor factor_gradient(const HybridProblem& problem, const at::Tensor& totals) {
+  const at::Tensor sum = totals.sum(at::IntArrayRef{0, 2}, false, at::kDouble);
+  return ((1.0 - problem.gate.to(at::kDouble)) * sum).to(at::kFloat);
+}
 
 HybridGradients gradients_of(const HybridProblem& problem,
                              Prepared& p,
@@ -130,8 +126,7 @@ HybridGradients gradients_of(const HybridProblem& problem,
   gradients.map_q = map_q.fold();
   gradients.map_k = map_k.fold();
   if (needs.window_factors) {
-    const at::Tensor totals = rows.totals.sum(at::IntArrayRef{0, 2}, false, at::kDouble);
-    gradients.window_factors = ((1.0 - problem.gate.to(at::kDouble)) * totals).to(at::kFloat);
+    gradients.window_factors = factor_gradient(problem, rows.totals);
   }
   return gradients;
 }

@@ -108,6 +108,17 @@ KernelShape kernel_shape(const at::Tensor& q,
           feature_dim(parameters.q, options.feature_map, q.size(3)) == 2 * columns};
 }
 
+std::string why_not_shared(const char* what, std::size_t need) {
+  const std::size_t have = device_limits().shared_bytes;
+  return need <= have ? ""
+                      : c10::str("a threadblock of ",
+                                 what,
+                                 " needs ",
+                                 need,
+                                 " bytes of shared memory, the device has ",
+                                 have);
+}
+
 Rows rows_of(const at::Tensor& x, std::vector<at::Tensor>& kept) {
   if (!x.defined()) {
     return {};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/hybrid_launch.hpp"
@@ -20,6 +21,9 @@ namespace hedgerow::kernels::cuda {
 [[nodiscard]] KernelShape kernel_shape(const at::Tensor& q,
                                        const HybridParameters& parameters,
                                        const HybridOptions& options);
+
+// Empty where the device has this much shared memory for a threadblock of `what`; else why not.
+[[nodiscard]] std::string why_not_shared(const char* what, std::size_t need);
 
 // A problem in the kernels' terms, with what backs the pointers.
 struct Prepared {

@@ -143,10 +143,12 @@ class HybridTile {
       products.clear();
       multiply_transposed(products, phi_, features);
       keep_linear(products, rows_, t * kTile);
-      const Left<kTile> weights = as_left(products);
-      add_row_sums(linear_, weights);
       if (has_values_) {
+        const Left<kTile> weights = as_left(products);
+        add_row_sums(linear_, weights);
         multiply(y_, weights, values);
+      } else {
+        add_row_sums(linear_, products);
       }
       sync_threads();
     }

@@ -81,6 +81,17 @@ HEDGEROW_TILE void add_row_sums(RowPair& rows, const Left<kDepth>& left) {
     }
   }
 }
+// The same of weights that no product reads.
+template <int kKeys>
+HEDGEROW_TILE void add_row_sums(RowPair& rows, const Sums<kKeys>& weights) {
+  HEDGEROW_UNROLL
+  for (int n = 0; n < weights.kGroups; ++n) {
+    HEDGEROW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      rows.values[i / 2] += weights.values[n][i];
+    }
+  }
+}
 template <int kColumns>
 HEDGEROW_TILE void scale_rows(Sums<kColumns>& x, RowPair factors) {
   HEDGEROW_UNROLL

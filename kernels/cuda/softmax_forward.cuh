@@ -49,10 +49,12 @@ struct KeyTiles {
       const Tile<kHeadDim> keys{stages + 2 * stage * kRowsSize};
       window_scores(scores, queries, query_row, keys, rows, 0, t * kTile, scale);
       scale_rows(y, softmax.take(scores));
-      const Left<kTile> weights = as_left(scores);
-      add_row_sums(softmax.sums, weights);
       if (has_values) {
+        const Left<kTile> weights = as_left(scores);
+        add_row_sums(softmax.sums, weights);
         multiply(y, weights, Tile<kHeadDim>{stages + (2 * stage + 1) * kRowsSize});
+      } else {
+        add_row_sums(softmax.sums, scores);
       }
       sync_threads();
     }

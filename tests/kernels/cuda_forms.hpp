@@ -32,5 +32,6 @@ class CudaForms : public ::testing::TestWithParam<at::DeviceType> {
   void expect_programs(const AttentionCase& shape, const Programs& programs) const;
 };
 class CudaTransfer : public CudaForms {};
+class CudaCrossEntropy : public CudaForms {};
 
 }  // namespace hedgerow::kernels::testing

@@ -21,6 +21,7 @@ const ::testing::Environment* const kForms = ::testing::AddGlobalTestEnvironment
 
 INSTANTIATE_TEST_SUITE_P(Emulated, CudaHybrid, ::testing::Values(at::kCPU));
 INSTANTIATE_TEST_SUITE_P(Emulated, CudaTransfer, ::testing::Values(at::kCPU));
+INSTANTIATE_TEST_SUITE_P(Emulated, CudaCrossEntropy, ::testing::Values(at::kCPU));
 
 }  // namespace
 }  // namespace hedgerow::kernels::testing

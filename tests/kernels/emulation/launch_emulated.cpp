@@ -1,8 +1,9 @@
-// hybrid_launch.hpp and transfer_launch.hpp on the host: the kernels' own code, run by
+// The launch headers of kernels/cuda/ on the host: the kernels' own code, run by
 // threadblock.hpp. The seed moves from launch to launch, so that no result may depend on the order
 // of warps.
 #include <atomic>
 
+#include "kernels/cuda/cross_entropy_kernels.cuh"
 #include "kernels/cuda/hybrid_kernels.cuh"
 #include "kernels/cuda/stream.hpp"
 #include "kernels/cuda/transfer_kernels.cuh"
@@ -31,6 +32,10 @@ const LaunchTable kLaunches64 = Launches<64, EmulatedBackend>::table();
 const LaunchTable kLaunches128 = Launches<128, EmulatedBackend>::table();
 const TransferLaunchTable kTransferLaunches64 = TransferLaunches<64, EmulatedBackend>::table();
 const TransferLaunchTable kTransferLaunches128 = TransferLaunches<128, EmulatedBackend>::table();
+const CrossEntropyLaunchTable kCrossEntropyLaunches64 =
+    CrossEntropyLaunches<64, EmulatedBackend>::table();
+const CrossEntropyLaunchTable kCrossEntropyLaunches128 =
+    CrossEntropyLaunches<128, EmulatedBackend>::table();
 
 void launch_prepare(const PrepareArguments& arguments, Stream stream) {
   EmulatedBackend::run<PrepareKernel>(arguments, stream);
