@@ -9,6 +9,7 @@
 #include "kernels/decode_cpu.hpp"
 #include "kernels/decode_cuda.hpp"
 #include "kernels/forms.hpp"
+#include "kernels/hybrid_attention_cuda.hpp"
 
 namespace hedgerow::kernels {
 namespace {
@@ -212,8 +213,7 @@ Form choose_form(const DecodeState& state,
 void require_cuda_form(const DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
-  TORCH_CHECK(cuda::decode_form() != nullptr,
-              "decode: this build has no CUDA kernels; build with HEDGEROW_CUDA=ON");
+  TORCH_CHECK(cuda::decode_form() != nullptr, "decode: ", cuda::kNoCudaKernels);
   const std::string reason = cuda::decode_form()->why_not(state, parameters, options);
   TORCH_CHECK(reason.empty(), "decode: ", reason);
 }

@@ -1,11 +1,12 @@
 // The forms of the entries. Each has one in ATen operations, which runs wherever ATen does, and in
-// fp64 too; and one fused for the CPU; the hybrid and decoding also one fused for CUDA, for what
-// its kernels take (the ATen form computes the rest). The entries choose by the device of their
-// first tensor; below, forms by name, so that tests and benches can run them beside one another.
+// fp64 too; and one fused for the CPU; all but the MSE alone also one fused for CUDA, for what its
+// kernels take (the ATen form computes the rest). The entries choose by the device of their first
+// tensor; below, forms by name, so that tests and benches can run them beside one another.
 // Contracts are those of the entries, with fp64 computed in this form and not by the reference.
 // Results are the same bytes from call to call on one device.
 #pragma once
 
+#include "kernels/attention_transfer.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/hybrid_attention.hpp"
 #include "kernels/softmax_attention.hpp"
@@ -80,6 +81,16 @@ at::Tensor decode_step(const at::Tensor& q,
                        DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options);
+at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
+AttentionTransfer attention_transfer(const at::Tensor& q,
+                                     const at::Tensor& k,
+                                     const at::Tensor& v,
+                                     const HybridParameters& parameters,
+                                     const HybridOptions& options);
+at::Tensor transfer_cross_entropy(const at::Tensor& q,
+                                  const at::Tensor& k,
+                                  const HybridParameters& parameters,
+                                  const HybridOptions& options);
 
 }  // namespace cuda
 }  // namespace hedgerow::kernels

@@ -190,8 +190,7 @@ void require_cuda_form(const at::Tensor& q,
                        const HybridParameters& parameters,
                        const HybridOptions& options,
                        bool input_gradients) {
-  TORCH_CHECK(cuda::hybrid_form() != nullptr,
-              "hybrid attention: this build has no CUDA kernels; build with HEDGEROW_CUDA=ON");
+  TORCH_CHECK(cuda::hybrid_form() != nullptr, "hybrid attention: ", cuda::kNoCudaKernels);
   const std::string reason = cuda::hybrid_form()->why_not(q, parameters, options, input_gradients);
   TORCH_CHECK(reason.empty(), "hybrid attention: ", reason);
 }

@@ -9,6 +9,10 @@
 
 namespace hedgerow::kernels::cuda {
 
+// Of the entries that want a form by name.
+inline constexpr const char* kNoCudaKernels =
+    "this build has no CUDA kernels; build with HEDGEROW_CUDA=ON";
+
 struct HybridForm {
   // Empty where the kernels compute this problem; else why not, in words. They want bf16, head_dim
   // 64 or 128, a compiled number of columns, both maps of one shape, and shared memory for a

@@ -11,12 +11,6 @@ namespace {
 
 constexpr std::int64_t kTile = 64;  // tokens; of the kernels
 
-KernelShape kernel_shape(const HybridProblem& problem) {
-  return {static_cast<int>(problem.shape.D),
-          static_cast<int>(problem.projected),
-          problem.F == 2 * problem.projected};
-}
-
 // 16-byte loads: the start and every row must be aligned.
 bool is_aligned(const at::Tensor& x) {
   constexpr std::int64_t kElements = 8;
@@ -101,6 +95,30 @@ Layout layout_of(WindowLayout layout) {
   }
 }
 
+std::int64_t columns_of(const FeatureMapWeights& map, const at::Tensor& x) {
+  return map.layer.defined() ? map.layer.size(2) : x.size(3);
+}
+
+KernelShape kernel_shape(const at::Tensor& q,
+                         const HybridParameters& parameters,
+                         const HybridOptions& options) {
+  const std::int64_t columns = columns_of(parameters.q, q);
+  return {static_cast<int>(q.size(3)),
+          static_cast<int>(columns),
+          feature_dim(parameters.q, options.feature_map, q.size(3)) == 2 * columns};
+}
+
+std::string why_not_shared(const char* what, std::size_t need) {
+  const std::size_t have = device_limits().shared_bytes;
+  return need <= have ? ""
+                      : c10::str("a threadblock of ",
+                                 what,
+                                 " needs ",
+                                 need,
+                                 " bytes of shared memory, the device has ",
+                                 have);
+}
+
 Rows rows_of(const at::Tensor& x, std::vector<at::Tensor>& kept) {
   if (!x.defined()) {
     return {};
@@ -113,7 +131,9 @@ Rows rows_of(const at::Tensor& x, std::vector<at::Tensor>& kept) {
 Prepared prepare(const HybridProblem& problem) {
   Prepared p;
   HybridInputs& in = p.inputs;
-  p.shape = kernel_shape(problem);
+  p.shape = {static_cast<int>(problem.shape.D),
+             static_cast<int>(problem.projected),
+             problem.F == 2 * problem.projected};
   in.B = static_cast<int>(problem.shape.B);
   in.H = static_cast<int>(problem.shape.H);
   in.G = static_cast<int>(problem.shape.G);

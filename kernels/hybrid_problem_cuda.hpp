@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "kernels/cuda/hybrid_launch.hpp"
@@ -13,6 +14,17 @@ namespace hedgerow::kernels::cuda {
 // Of a map that the kernels know.
 [[nodiscard]] std::optional<MapKind> map_kind(FeatureMapKind kind);
 [[nodiscard]] Layout layout_of(WindowLayout layout);
+
+// Columns of a map's projection: head_dim without one.
+[[nodiscard]] std::int64_t columns_of(const FeatureMapWeights& map, const at::Tensor& x);
+
+// Which of the compiled kernels a problem with this q wants; there may be none.
+[[nodiscard]] KernelShape kernel_shape(const at::Tensor& q,
+                                       const HybridParameters& parameters,
+                                       const HybridOptions& options);
+
+// Empty where the device has this much shared memory for a threadblock of `what`; else why not.
+[[nodiscard]] std::string why_not_shared(const char* what, std::size_t need);
 
 // A problem in the kernels' terms, with what backs the pointers.
 struct Prepared {

@@ -6,6 +6,7 @@
 
 #include <cmath>
 
+#include "kernels/attention_transfer_cuda.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/cpu_tiles.hpp"
 #include "kernels/forms.hpp"
@@ -24,9 +25,9 @@ class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
                             const at::Tensor& q,
                             const at::Tensor& k,
                             const at::Tensor& v,
-                            Form form) {
+                            bool in_aten) {
     context->save_for_backward({q, k, v});
-    return form == Form::kAten ? aten::softmax_attention_aten(q, k, v) : softmax_attention(q, k, v);
+    return in_aten ? aten::softmax_attention_aten(q, k, v) : softmax_attention(q, k, v);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -43,6 +44,10 @@ class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
 at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   check_attention(q, k, v);
   const c10::NoGradGuard no_grad;
+  const cuda::TransferForm* fused = q.is_cuda() ? cuda::transfer_form() : nullptr;
+  if (fused != nullptr && fused->why_no_softmax(q).empty()) {
+    return fused->softmax(q, k, v);
+  }
   if (form_for(q) == Form::kAten) {
     return aten::softmax_attention_aten(q, k, v);
   }
@@ -58,7 +63,7 @@ at::Tensor softmax_attention_trainable(const at::Tensor& q,
                                        const at::Tensor& k,
                                        const at::Tensor& v) {
   check_attention(q, k, v);
-  return SoftmaxFunction::apply(q, k, v, form_for(q));
+  return SoftmaxFunction::apply(q, k, v, false);
 }
 
 namespace aten {
@@ -72,7 +77,7 @@ at::Tensor softmax_attention_trainable(const at::Tensor& q,
                                        const at::Tensor& k,
                                        const at::Tensor& v) {
   check_attention(q, k, v);
-  return SoftmaxFunction::apply(q, k, v, Form::kAten);
+  return SoftmaxFunction::apply(q, k, v, true);
 }
 
 }  // namespace aten

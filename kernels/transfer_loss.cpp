@@ -3,8 +3,10 @@
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
+#include "kernels/attention_transfer_cuda.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/forms.hpp"
+#include "kernels/hybrid_attention_cuda.hpp"
 #include "kernels/transfer_loss_aten.hpp"
 #include "kernels/transfer_loss_cpu.hpp"
 
@@ -43,11 +45,18 @@ CrossEntropy run_cross_entropy(Form form,
                                const HybridParameters& parameters,
                                const HybridOptions& options,
                                bool with_gradients) {
-  return form == Form::kAten
-             ? aten::cross_entropy_aten(make_hybrid_problem(q, k, {}, parameters, options),
-                                        with_gradients)
-             : cpu::cross_entropy_cpu(cpu::make_problem(q, k, {}, parameters, options),
-                                      with_gradients);
+  switch (form) {
+    case Form::kCpu:
+      return cpu::cross_entropy_cpu(cpu::make_problem(q, k, {}, parameters, options),
+                                    with_gradients);
+    case Form::kCuda:
+      return cuda::transfer_form()->cross_entropy(
+          make_hybrid_problem(q, k, {}, parameters, options), with_gradients);
+    case Form::kAten:
+      break;
+  }
+  return aten::cross_entropy_aten(make_hybrid_problem(q, k, {}, parameters, options),
+                                  with_gradients);
 }
 
 // The gradients are computed with the value and scaled in the backward. q and k are constants here.
@@ -150,6 +159,15 @@ at::Tensor cross_entropy_of(Form form,
                                      form);
 }
 
+// Of the entry: the fused form of the device where it takes the problem.
+Form choose_form(const at::Tensor& q,
+                 const HybridParameters& parameters,
+                 const HybridOptions& options) {
+  const cuda::TransferForm* form = q.is_cuda() ? cuda::transfer_form() : nullptr;
+  const bool fused = form != nullptr && form->why_no_cross_entropy(q, parameters, options).empty();
+  return fused ? Form::kCuda : form_for(q);
+}
+
 }  // namespace
 
 at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
@@ -167,7 +185,7 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
   check_cross_entropy(q, k, parameters, options);
   return q.scalar_type() == at::kDouble
              ? transfer_cross_entropy_reference(q.detach(), k.detach(), parameters, options)
-             : cross_entropy_of(form_for(q), q, k, parameters, options);
+             : cross_entropy_of(choose_form(q, parameters, options), q, k, parameters, options);
 }
 
 namespace aten {
@@ -186,4 +204,19 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
 }
 
 }  // namespace aten
+
+namespace cuda {
+
+at::Tensor transfer_cross_entropy(const at::Tensor& q,
+                                  const at::Tensor& k,
+                                  const HybridParameters& parameters,
+                                  const HybridOptions& options) {
+  check_cross_entropy(q, k, parameters, options);
+  TORCH_CHECK(transfer_form() != nullptr, "transfer_cross_entropy: ", kNoCudaKernels);
+  const std::string reason = transfer_form()->why_no_cross_entropy(q, parameters, options);
+  TORCH_CHECK(reason.empty(), "transfer_cross_entropy: ", reason);
+  return cross_entropy_of(Form::kCuda, q, k, parameters, options);
+}
+
+}  // namespace cuda
 }  // namespace hedgerow::kernels

@@ -5,6 +5,7 @@
 
 #include <cmath>
 
+#include "kernels/attention_transfer.hpp"
 #include "kernels/transfer_loss.hpp"
 #include "storage/error.hpp"
 #include "storage/philox.hpp"
@@ -105,16 +106,18 @@ void LayerTrainer::create_parameters(const storage::ModelConfig& config, const a
   }
 }
 
-void LayerTrainer::accumulate(const Qkv& qkv, const at::Tensor& y_true, double share) {
+at::Tensor LayerTrainer::accumulate(const Qkv& qkv, double share) {
   const c10::AutoGradMode enable(true);
-  const at::Tensor y_pred = kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, parameters_, options_);
-  at::Tensor loss = kernels::transfer_mse(y_pred, y_true) * (transfer_.mse_factor * share);
+  const kernels::AttentionTransfer transfer =
+      kernels::attention_transfer(qkv.q, qkv.k, qkv.v, parameters_, options_);
+  at::Tensor loss = transfer.mse * (transfer_.mse_factor * share);
   if (transfer_.xent_factor != 0.0) {
     loss = loss + kernels::transfer_cross_entropy(qkv.q, qkv.k, parameters_, options_) *
                       (transfer_.xent_factor * share);
   }
-  if (!std::isfinite(loss.item<double>())) fail_not_finite("transfer loss", y_true);
+  if (!std::isfinite(loss.item<double>())) fail_not_finite("transfer loss", transfer.y_true);
   if (loss.requires_grad()) loss.backward();
+  return transfer.y_true;
 }
 
 void LayerTrainer::fail_not_finite(const std::string& what, const at::Tensor& y_true) const {

@@ -56,9 +56,9 @@ class LayerTrainer {
                const at::Device& device);
 
   // One forward's share of a step: `share` x (mse_factor MSE + xent_factor cross-entropy), backward
-  // at once. qkv and y_true [B, H, T, D] without autograd. Throws kCorrupt if y_true is not finite,
-  // kInternal if the loss is not.
-  void accumulate(const Qkv& qkv, const at::Tensor& y_true, double share);
+  // at once. q, k and v without autograd -> the teacher's output [B, H, T, D]. Throws kCorrupt if
+  // it is not finite, kInternal if the loss is not.
+  at::Tensor accumulate(const Qkv& qkv, double share);
   // Clip and update, then draw the maps again where the recipe's redraw_every says so; throws
   // kInternal naming the layer if the gradient is not finite.
   void step();

@@ -95,14 +95,13 @@ class Transfer {
     return needed;
   }
 
+  // visit: a layer that still trains -> its teacher's output.
   void forward(const at::Tensor& hidden_states,
-               const std::function<void(LayerTrainer&, const Qkv&, const at::Tensor&)>& visit) {
+               const std::function<at::Tensor(LayerTrainer&, const Qkv&)>& visit) {
     const Attend attend = [&](int layer, const Qkv& qkv) {
-      const at::Tensor y_true = teacher_attention(qkv);
       const auto trainer = trainers_.find(layer);
-      if (trainer != trainers_.end() && !trainer->second.stopped())
-        visit(trainer->second, qkv, y_true);
-      return y_true;
+      const bool trains = trainer != trainers_.end() && !trainer->second.stopped();
+      return trains ? visit(trainer->second, qkv) : teacher_attention(qkv);
     };
     block_->run(hidden_states,
                 run_.rope(hidden_states.size(1)),
@@ -124,8 +123,8 @@ class Transfer {
     for (std::int64_t i = 0; i < forwards; ++i) {
       if (i > 0 && context_.should_stop()) return false;
       const at::Tensor hidden_states = input_->next(rows);
-      forward(hidden_states, [&](LayerTrainer& trainer, const Qkv& qkv, const at::Tensor& y_true) {
-        trainer.accumulate(qkv, y_true, 1.0 / static_cast<double>(forwards));
+      forward(hidden_states, [&](LayerTrainer& trainer, const Qkv& qkv) {
+        return trainer.accumulate(qkv, 1.0 / static_cast<double>(forwards));
       });
       progress_.tokens += rows * hidden_states.size(1);
       tell();
@@ -149,10 +148,11 @@ class Transfer {
     for (std::int64_t i = 0; i < num_validation_;) {
       if (context_.should_stop()) return false;
       const std::int64_t count = std::min(plan_.sequences_per_forward, num_validation_ - i);
-      forward(validation_input_->next(count),
-              [](LayerTrainer& trainer, const Qkv& qkv, const at::Tensor& y_true) {
-                trainer.validate(qkv, y_true);
-              });
+      forward(validation_input_->next(count), [](LayerTrainer& trainer, const Qkv& qkv) {
+        const at::Tensor y_true = teacher_attention(qkv);
+        trainer.validate(qkv, y_true);
+        return y_true;
+      });
       i += count;
       tell();
     }

@@ -31,12 +31,12 @@ def demangle(names: list[str]) -> list[str]:
 
 def short(name: str) -> tuple[str, int]:
     """A kernel's name as kernels/README.md writes it, and its features (0: not a shape's)."""
-    kernel = re.search(r"cuda::(\w+Kernel)(?:<.*?Shape<(\d+), (\d+), (true|false)>(?:, (true|false))?)?", name)
+    kernel = re.search(r"cuda::(\w+Kernel)(?:<.*?Shape<(\d+), (\d+), (true|false)>(?:, (true|false|\([\w:]+\)\d))?)?", name)
     if not kernel:
         return name, 0
     if numbers := re.search(r"cuda::(\w+Kernel<\d+(?:, \d+)*>)", name):
         return numbers.group(1), 0
-    arguments = [a for a in kernel.groups()[1:] if a is not None]
+    arguments = [re.sub(r"\(.*\)", "", a) for a in kernel.groups()[1:] if a is not None]
     features = int(arguments[1]) * (2 if arguments[2] == "true" else 1) if arguments else 0
     return kernel.group(1) + ("<" + ", ".join(arguments) + ">" if arguments else ""), features
 

@@ -6,7 +6,7 @@
 #include "kernels/cuda/decode_ring.cuh"
 #include "kernels/cuda/decode_state.cuh"
 #include "kernels/cuda/decode_step.cuh"
-#include "kernels/cuda/hybrid_kernels.cuh"
+#include "kernels/cuda/shapes.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -45,6 +45,11 @@ struct Rows {  // [B, heads, T, D] bf16
   std::int64_t batch = 0, head = 0, token = 0;
 };
 
+struct OutputRows {  // the same, written
+  std::uint16_t* data = nullptr;
+  std::int64_t batch = 0, head = 0, token = 0;
+};
+
 struct Map {
   MapKind kind = MapKind::kHedgehogSoftmax;
   const std::uint16_t* layer = nullptr;  // [H, D, f] bf16; null: x itself, f = D
@@ -99,12 +104,16 @@ struct StatesArguments {
   float* totals = nullptr;            // [B, H, segments, F, D + 1] fp32 where segments > 1
 };
 
-struct ForwardArguments {
+// What a tile of queries attends to.
+struct TileArguments {
   HybridInputs inputs;
   States far;
   const std::uint16_t* features_k = nullptr;  // where a tile has near linear pairs
-  bool has_values = true;                     // else only the denominators
-  void* y = nullptr;                          // [B, H, T, D] by the strides, bf16 or fp32
+};
+
+struct ForwardArguments : TileArguments {
+  bool has_values = true;  // else only the denominators
+  void* y = nullptr;       // [B, H, T, D] by the strides, bf16 or fp32
   bool y_is_float = false;
   std::int64_t y_batch = 0, y_head = 0, y_token = 0;
   std::uint16_t* rest = nullptr;  // [B, H, T, D] what rounding took from a bf16 y; null: not kept
@@ -113,6 +122,25 @@ struct ForwardArguments {
   float* linear_mass = nullptr;   // [B, H, T]
   float* maxima = nullptr;        // [B, H, T] log2(e) s of the window's maximum; null: not kept
   float* ties = nullptr;          // [B, H, T] keys at the maximum
+};
+
+// Attention transfer: the teacher, the hybrid, and what the mean squared error between them sends
+// back.
+struct TransferArguments : TileArguments {
+  OutputRows y_true;
+  float* squared = nullptr;  // [B, H, tiles, 4] sum of (y - y_true)^2, a warp's rows each
+  float factor = 0.0F;       // dy = factor (y - y_true)
+  // As PrepareArguments; dn null: no gradients.
+  std::uint16_t* dn = nullptr;  // [B, H, T, D]
+  float* beta = nullptr;        // [B, H, T]
+  float* totals = nullptr;      // [B, H, T] t_i; null with kNone
+};
+
+// The teacher alone.
+struct SoftmaxArguments {
+  int B = 0, H = 0, G = 0, T = 0;
+  Rows q, k, v;
+  OutputRows y;
 };
 
 }  // namespace hedgerow::kernels::cuda

@@ -1,5 +1,5 @@
-// The kernels as they are launched: for each its arguments, threads, shared memory, grid and what a
-// threadblock runs; and the shapes that are compiled.
+// The hybrid's kernels as they are launched: for each its arguments, threads, shared memory, grid
+// and what a threadblock runs.
 #pragma once
 
 #include "kernels/cuda/hybrid_backward_keys.cuh"
@@ -8,12 +8,9 @@
 #include "kernels/cuda/hybrid_launch.hpp"
 #include "kernels/cuda/hybrid_prepare.cuh"
 #include "kernels/cuda/hybrid_states.cuh"
+#include "kernels/cuda/shapes.cuh"
 
 namespace hedgerow::kernels::cuda {
-
-struct Blocks {  // a grid, or a place in it
-  int x = 1, y = 1, z = 1;
-};
 
 struct PrepareKernel {
   using Arguments = PrepareArguments;
@@ -84,39 +81,6 @@ struct BackwardKeysKernel {
     walk.run();
   }
 };
-
-// visit(Shape<...>{}) for the compiled shape that is asked for; false if there is none.
-template <int kHeadDim, typename Visit>
-bool for_shape(KernelShape shape, const Visit& visit) {
-  if (shape.head_dim != kHeadDim) {
-    return false;
-  }
-  if (shape.negation) {
-    switch (shape.projected) {
-      case 32:
-        visit(Shape<kHeadDim, 32, true>{});
-        return true;
-      case 64:
-        visit(Shape<kHeadDim, 64, true>{});
-        return true;
-      case 128:
-        visit(Shape<kHeadDim, 128, true>{});
-        return true;
-      default:
-        return false;
-    }
-  }
-  switch (shape.projected) {
-    case 64:
-      visit(Shape<kHeadDim, 64, false>{});
-      return true;
-    case 128:
-      visit(Shape<kHeadDim, 128, false>{});
-      return true;
-    default:
-      return false;
-  }
-}
 
 // The table of one head_dim; Backend::run<Kernel>(arguments, stream) starts a kernel.
 template <int kHeadDim, typename Backend>

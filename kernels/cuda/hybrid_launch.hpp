@@ -1,7 +1,7 @@
 // Launches of the hybrid's kernels. Nothing here allocates or waits; work is queued on the given
 // stream. A backend compiles the kernels of each head_dim and defines the tables below and what its
 // device offers: hybrid_launch_64.cu and hybrid_launch_128.cu with nvcc, tests/kernels/emulation
-// for the host. hybrid_launch.cpp chooses.
+// for the host. launch_tables.cpp chooses.
 #pragma once
 
 #include <cstddef>

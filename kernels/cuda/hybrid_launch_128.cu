@@ -1,4 +1,5 @@
 // The hybrid's kernels for head_dim 128.
+#include "kernels/cuda/hybrid_kernels.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace hedgerow::kernels::cuda {

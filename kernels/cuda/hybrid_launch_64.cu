@@ -1,4 +1,5 @@
 // The hybrid's kernels for head_dim 64, what does not depend on it, and the device.
+#include "kernels/cuda/hybrid_kernels.cuh"
 #include "kernels/cuda/launch.cuh"
 
 namespace hedgerow::kernels::cuda {

@@ -1,4 +1,4 @@
-// Starts a kernel of hybrid_kernels.cuh on a CUDA stream and checks the launch. Every error is
+// Starts a kernel (*_kernels.cuh) on a CUDA stream and checks the launch. Every error is
 // thrown with the call's text.
 #pragma once
 
@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/cuda/hybrid_kernels.cuh"
+#include "kernels/cuda/shapes.cuh"
 
 #define HEDGEROW_CUDA_CHECK(call) ::hedgerow::kernels::cuda::check_cuda(call, #call)
 

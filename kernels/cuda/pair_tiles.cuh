@@ -20,6 +20,16 @@ struct QueryRows {
     }
     return rows;
   }
+  // Of the teacher, whose window is everything.
+  HEDGEROW_TILE static QueryRows causal(int tile, int row) {
+    QueryRows rows;
+    HEDGEROW_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      rows.query[r] = tile * kTile + row + row_of(2 * r);
+      rows.begin[r] = 0;
+    }
+    return rows;
+  }
   HEDGEROW_TILE bool in_window(int r, int key) const { return key >= begin[r] && key <= query[r]; }
   HEDGEROW_TILE bool is_linear(int r, int key) const { return key < begin[r] && key <= query[r]; }
 };
@@ -68,6 +78,17 @@ HEDGEROW_TILE void add_row_sums(RowPair& rows, const Left<kDepth>& left) {
     for (int i = 0; i < 4; ++i) {
       const Word pair = left.words[step][i];
       rows.values[i % 2] += unpack(static_cast<Bf16>(pair)) + unpack(static_cast<Bf16>(pair >> 16));
+    }
+  }
+}
+// The same of weights that no product reads.
+template <int kKeys>
+HEDGEROW_TILE void add_row_sums(RowPair& rows, const Sums<kKeys>& weights) {
+  HEDGEROW_UNROLL
+  for (int n = 0; n < weights.kGroups; ++n) {
+    HEDGEROW_UNROLL
+    for (int i = 0; i < 4; ++i) {
+      rows.values[i / 2] += weights.values[n][i];
     }
   }
 }

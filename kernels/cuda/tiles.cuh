@@ -30,6 +30,9 @@ struct Tile {
   HEDGEROW_TILE void store_pair(int row, int column, Word pair) const {
     *reinterpret_cast<Word*>(unit(row, column / kUnit) + column % kUnit) = pair;
   }
+  HEDGEROW_TILE Word pair(int row, int column) const {
+    return *reinterpret_cast<const Word*>(unit(row, column / kUnit) + column % kUnit);
+  }
   HEDGEROW_TILE Bf16 at(int row, int column) const {
     return unit(row, column / kUnit)[column % kUnit];
   }
@@ -249,6 +252,46 @@ HEDGEROW_TILE void store_sums(Tile<kStored> tile,
                       pack(sums.values[n][2 * half], sums.values[n][2 * half + 1]));
     }
   }
+}
+
+// A warp's rows row .. row + 15 of a tile to rows of global memory, 16 bytes at a time, those below
+// `valid` only; and back, each lane what it wrote itself.
+template <int kColumns>
+HEDGEROW_TILE void copy_rows_out(
+    Tile<kColumns> tile, int row, Bf16* out, std::int64_t stride, int valid) {
+  constexpr int kUnits = Tile<kColumns>::kUnits;
+  for (int i = lane(); i < kWarpRows * kUnits; i += 32) {
+    const int r = row + i / kUnits, unit = i % kUnits;
+    if (r < valid) {
+      copy_unit(out + r * stride + unit * kUnit, tile.unit(r, unit));
+    }
+  }
+}
+template <int kColumns>
+HEDGEROW_TILE void copy_rows_back(
+    Tile<kColumns> tile, int row, const Bf16* out, std::int64_t stride, int valid) {
+  constexpr int kUnits = Tile<kColumns>::kUnits;
+  for (int i = lane(); i < kWarpRows * kUnits; i += 32) {
+    const int r = row + i / kUnits, unit = i % kUnits;
+    if (r < valid) {
+      copy_unit(tile.unit(r, unit), out + r * stride + unit * kUnit);
+    }
+  }
+}
+
+// 16 rows of sums as bf16 rows of global memory, through the warp's rows of a tile that nobody else
+// reads any more.
+template <int kColumns>
+HEDGEROW_TILE void store_rounded(Tile<kColumns> staged,
+                                 int row,
+                                 const Sums<kColumns>& sums,
+                                 Bf16* out,
+                                 std::int64_t stride,
+                                 int valid) {
+  sync_warp();
+  store_sums(staged, sums, row);
+  sync_warp();
+  copy_rows_out(staged, row, out, stride, valid);
 }
 
 // 16 rows of sums as fp32 rows of `stride` floats.

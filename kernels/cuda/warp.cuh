@@ -59,6 +59,12 @@ HEDGEROW_TILE float power_of_two(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
   return y;
 }
+// log2(x), absolute error 2^-22; -infinity for 0, NaN for NaN.
+HEDGEROW_TILE float log_two(float x) {
+  float y;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
 HEDGEROW_TILE float minus_infinity() { return __int_as_float(static_cast<int>(0xff800000U)); }
 
 // c += a b.

@@ -135,9 +135,9 @@ Outcome reference_outcome(const AttentionCase& shape,
       inputs.as(dtype, dtype == at::kDouble ? at::kDouble : at::kFloat));
 }
 
-at::Tensor plain_bfloat16_hybrid(const AttentionInputs& x, const HybridOptions& options) {
+at::Tensor plain_bfloat16_weights(const AttentionInputs& x, const HybridOptions& options) {
   const std::int64_t H = x.q.size(1), T = x.q.size(2), group = H / x.k.size(1);
-  const at::Tensor keys = x.k.repeat_interleave(group, 1), values = x.v.repeat_interleave(group, 1);
+  const at::Tensor keys = x.k.repeat_interleave(group, 1);
   const auto features =
       [&](const at::Tensor& rows, const FeatureMapWeights& weights, FeatureMapRole role) {
         at::Tensor z =
@@ -168,8 +168,12 @@ at::Tensor plain_bfloat16_hybrid(const AttentionInputs& x, const HybridOptions& 
     const at::Tensor gate = at::sigmoid(x.parameters.window_factors).reshape({H, 1, 1});
     weights = linear + gate * at::exp(scores - scores.amax(-1, true));
   }
-  const at::Tensor normalised = weights / weights.sum(-1, true);
-  return at::matmul(normalised.to(at::kBFloat16), values);
+  return weights / weights.sum(-1, true);
+}
+
+at::Tensor plain_bfloat16_hybrid(const AttentionInputs& x, const HybridOptions& options) {
+  const at::Tensor values = x.v.repeat_interleave(x.q.size(1) / x.k.size(1), 1);
+  return at::matmul(plain_bfloat16_weights(x, options).to(at::kBFloat16), values);
 }
 
 void expect_finite_differences(const AttentionFunction& function,

@@ -71,7 +71,8 @@ Outcome reference_outcome(const AttentionCase& shape,
                           at::ScalarType dtype);
 
 // The hybrid as a plain program in bf16 writes it: matrix products of bf16 tensors, rounded to
-// bf16, weights in fp32.
+// bf16, weights (normalised, [B, H, T, T]) in fp32.
+at::Tensor plain_bfloat16_weights(const AttentionInputs& inputs, const HybridOptions& options);
 at::Tensor plain_bfloat16_hybrid(const AttentionInputs& inputs, const HybridOptions& options);
 
 // Autograd's gradient of every leaf, against central differences along a random direction. Inputs

@@ -1,98 +1,38 @@
 #include "tests/kernels/cuda_hybrid.hpp"
 
-#include <ATen/Context.h>
 #include <c10/core/GradMode.h>
 
 namespace hedgerow::kernels::testing {
 
-void CudaHybrid::SetUp() {
-  if (GetParam() == at::kCUDA && !at::hasCUDA()) {
-    GTEST_SKIP() << "no CUDA device, or a LibTorch without CUDA";
-  }
-}
-
 Outcome CudaHybrid::outcome(const AttentionCase& shape, const AttentionInputs& inputs) const {
-  return differentiate(
-      [&](const AttentionInputs& x) {
-        return cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
-      },
-      inputs.as(at::kBFloat16, at::kFloat, GetParam()));
+  return differentiate(programs(shape).ours, inputs.as(at::kBFloat16, at::kFloat, GetParam()));
 }
 
-AttentionInputs make_bfloat16_inputs(const AttentionCase& shape) {
-  AttentionInputs inputs = make_inputs(shape);
-  for (at::Tensor* layer : {&inputs.parameters.q.layer, &inputs.parameters.k.layer}) {
-    if (layer->defined()) {
-      *layer = layer->to(at::kBFloat16).to(at::kFloat);
-    }
-  }
-  return inputs;
+Programs CudaHybrid::programs(const AttentionCase& shape) const {
+  const HybridOptions options = shape.options;
+  return {
+      .ours =
+          [options](const AttentionInputs& x) {
+            return cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, options);
+          },
+      .plain = [options](const AttentionInputs& x) { return plain_bfloat16_hybrid(x, options); },
+      .exact =
+          [options](const AttentionInputs& x) {
+            return hybrid_attention_reference(x.q, x.k, x.v, x.parameters, options);
+          }};
 }
-
-namespace {
-
-// What a plain program in bf16 gives, and the exact values.
-struct Opponent {
-  Outcome plain, exact;
-
-  Opponent(const AttentionCase& shape, const AttentionInputs& inputs)
-      : plain(differentiate(
-            [&](const AttentionInputs& x) { return plain_bfloat16_hybrid(x, shape.options); },
-            inputs.as(at::kBFloat16, at::kFloat))),
-        exact(reference_outcome(shape, inputs, at::kDouble)) {}
-
-  // Its largest error: 0 in the value, 1 .. in the leaves' gradients.
-  [[nodiscard]] double error(std::size_t i) const {
-    const at::Tensor& found = i == 0 ? plain.value : plain.gradients[i - 1];
-    const at::Tensor& truth = i == 0 ? exact.value : exact.gradients[i - 1];
-    return (found - truth).abs().max().item<double>();
-  }
-};
-
-}  // namespace
 
 void CudaHybrid::expect_hybrid(const AttentionCase& shape, const AttentionInputs& inputs) const {
-  const Opponent opponent(shape, inputs);
-  expect_outcome(shape, outcome(shape, inputs), opponent.plain, opponent.exact);
+  expect_programs(shape, inputs, programs(shape));
 }
-
 void CudaHybrid::expect_hybrid(const AttentionCase& shape) const {
-  const std::size_t count = kLeafNames.size() + 1;  // the value, and every gradient
-  std::vector<double> ours(count), plain(count), largest(count);
-  for (const std::uint64_t draw : {0U, 1U, 2U}) {
-    AttentionCase drawn = shape;
-    drawn.seed += draw;
-    const AttentionInputs inputs = make_bfloat16_inputs(drawn);
-    const Opponent opponent(drawn, inputs);
-    const Outcome found = outcome(drawn, inputs);
-    for (std::size_t i = 0; i < count; ++i) {
-      const at::Tensor& value = i == 0 ? found.value : found.gradients[i - 1];
-      const at::Tensor& exact = i == 0 ? opponent.exact.value : opponent.exact.gradients[i - 1];
-      ASSERT_EQ(value.defined(), exact.defined()) << drawn.name() << ", leaf " << i;
-      if (exact.defined()) {
-        const double error = (value - exact).abs().max().item<double>();
-        ours[i] = ours[i] >= error ? ours[i] : error;  // a NaN stays
-        plain[i] = std::max(plain[i], opponent.error(i));
-        largest[i] = std::max(largest[i], exact.abs().max().item<double>());
-      }
-    }
-  }
-  for (std::size_t i = 0; i < count; ++i) {
-    EXPECT_LE(ours[i], 2.0 * plain[i] + 1e-6 * std::max(1.0, largest[i]))
-        << shape.name() << ", " << (i == 0 ? "value" : "d" + kLeafNames[i - 1]);
-  }
+  expect_programs(shape, programs(shape));
 }
 
 namespace {
 
 constexpr WindowLayout kLayouts[] = {
     WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
-
-AttentionCase small(WindowLayout layout, std::int64_t T) {
-  AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = T, .D = 64, .f = 32, .dtype = at::kBFloat16};
-  shape.options.layout = layout;
-  return shape;
-}
 
 TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorAtAnyLength) {
   for (const WindowLayout layout : kLayouts) {

@@ -1,6 +1,7 @@
 // The CUDA forms with emulated kernels, on CPU tensors: the cases of cuda_*_test.cpp.
 #include <ATen/Parallel.h>
 
+#include "kernels/attention_transfer_cuda.hpp"
 #include "kernels/decode_cuda.hpp"
 #include "kernels/hybrid_attention_cuda.hpp"
 #include "tests/kernels/cuda_decode.hpp"
@@ -9,18 +10,21 @@
 namespace hedgerow::kernels::testing {
 namespace {
 
-class EmulatedForm : public ::testing::Environment {
+class EmulatedForms : public ::testing::Environment {
  public:
   void SetUp() override {
     cuda::use_hybrid_form(&cuda::kCudaForm);
+    cuda::use_transfer_form(&cuda::kCudaTransferForm);
     cuda::use_decode_form(&cuda::kCudaDecodeForm);
     // The references are small, and a second thread would only wait beside other tests.
     at::set_num_threads(1);
   }
 };
-const ::testing::Environment* const kForm = ::testing::AddGlobalTestEnvironment(new EmulatedForm);
+const ::testing::Environment* const kForms = ::testing::AddGlobalTestEnvironment(new EmulatedForms);
 
 INSTANTIATE_TEST_SUITE_P(Emulated, CudaHybrid, ::testing::Values(at::kCPU));
+INSTANTIATE_TEST_SUITE_P(Emulated, CudaTransfer, ::testing::Values(at::kCPU));
+INSTANTIATE_TEST_SUITE_P(Emulated, CudaCrossEntropy, ::testing::Values(at::kCPU));
 INSTANTIATE_TEST_SUITE_P(Emulated, CudaDecode, ::testing::Values(at::kCPU));
 
 }  // namespace

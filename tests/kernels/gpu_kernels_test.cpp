@@ -9,6 +9,8 @@ namespace {
 HEDGEROW_INSTANTIATE_DEVICE_FORMS(Cuda, Form::kAten, at::kCUDA);
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaHybrid, ::testing::Values(at::kCUDA));
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaDecode, ::testing::Values(at::kCUDA));
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaTransfer, ::testing::Values(at::kCUDA));
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaCrossEntropy, ::testing::Values(at::kCUDA));
 
 }  // namespace
 }  // namespace hedgerow::kernels::testing

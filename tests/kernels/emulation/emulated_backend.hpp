@@ -4,7 +4,8 @@
 
 #include <atomic>
 
-#include "kernels/cuda/hybrid_kernels.cuh"
+#include "kernels/cuda/hybrid_launch.hpp"
+#include "kernels/cuda/shapes.cuh"
 #include "tests/kernels/emulation/threadblock.hpp"
 
 namespace hedgerow::kernels::cuda {

@@ -43,6 +43,11 @@ inline float power_of_two(float x) {
   const float y = std::exp2(x);
   return y < std::numeric_limits<float>::min() ? 0.0F : y;  // .ftz
 }
+inline float log_two(float x) {
+  return x < std::numeric_limits<float>::min() && x >= 0.0F  // .ftz
+             ? -std::numeric_limits<float>::infinity()
+             : std::log2(x);
+}
 inline float minus_infinity() { return -std::numeric_limits<float>::infinity(); }
 
 void multiply_add(float (&c)[4], const Word (&a)[4], Word b0, Word b1);

@@ -1,13 +1,23 @@
-#include "kernels/cuda/hybrid_launch.hpp"
-
 #include <stdexcept>
 #include <string>
+
+#include "kernels/cuda/cross_entropy_launch.hpp"
+#include "kernels/cuda/hybrid_launch.hpp"
+#include "kernels/cuda/transfer_launch.hpp"
 
 namespace hedgerow::kernels::cuda {
 namespace {
 
 const LaunchTable& table_of(KernelShape shape) {
   return shape.head_dim == 64 ? kLaunches64 : kLaunches128;
+}
+
+const TransferLaunchTable& transfer_table_of(int head_dim) {
+  return head_dim == 64 ? kTransferLaunches64 : kTransferLaunches128;
+}
+
+const CrossEntropyLaunchTable& cross_entropy_table_of(KernelShape shape) {
+  return shape.head_dim == 64 ? kCrossEntropyLaunches64 : kCrossEntropyLaunches128;
 }
 
 void require(bool launched, KernelShape shape) {
@@ -47,6 +57,35 @@ void launch_backward_keys(KernelShape shape,
                           const BackwardArguments& arguments,
                           Stream stream) {
   require(table_of(shape).backward_keys(shape, input_gradients, arguments, stream), shape);
+}
+
+void launch_softmax(int head_dim, const SoftmaxArguments& arguments, Stream stream) {
+  transfer_table_of(head_dim).softmax(arguments, stream);
+}
+
+void launch_transfer(KernelShape shape, const TransferArguments& arguments, Stream stream) {
+  require(transfer_table_of(shape.head_dim).transfer(shape, arguments, stream), shape);
+}
+
+std::size_t transfer_shared_bytes(KernelShape shape) {
+  return transfer_table_of(shape.head_dim).shared_bytes(shape);
+}
+
+void launch_cross_entropy(KernelShape shape,
+                          const CrossEntropyArguments& arguments,
+                          Stream stream) {
+  require(cross_entropy_table_of(shape).rows(shape, arguments, stream), shape);
+}
+
+void launch_cross_entropy_backward(KernelShape shape,
+                                   Side side,
+                                   const CrossEntropyBackwardArguments& arguments,
+                                   Stream stream) {
+  require(cross_entropy_table_of(shape).backward(shape, side, arguments, stream), shape);
+}
+
+std::size_t cross_entropy_shared_bytes(KernelShape shape) {
+  return cross_entropy_table_of(shape).shared_bytes(shape);
 }
 
 }  // namespace hedgerow::kernels::cuda

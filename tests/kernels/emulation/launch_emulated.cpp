@@ -1,12 +1,20 @@
-// hybrid_launch.hpp on the host.
+// The launch headers of kernels/cuda/ on the host, but for the decode kernels'.
+#include "kernels/cuda/cross_entropy_kernels.cuh"
 #include "kernels/cuda/hybrid_kernels.cuh"
 #include "kernels/cuda/stream.hpp"
+#include "kernels/cuda/transfer_kernels.cuh"
 #include "tests/kernels/emulation/emulated_backend.hpp"
 
 namespace hedgerow::kernels::cuda {
 
 const LaunchTable kLaunches64 = Launches<64, EmulatedBackend>::table();
 const LaunchTable kLaunches128 = Launches<128, EmulatedBackend>::table();
+const TransferLaunchTable kTransferLaunches64 = TransferLaunches<64, EmulatedBackend>::table();
+const TransferLaunchTable kTransferLaunches128 = TransferLaunches<128, EmulatedBackend>::table();
+const CrossEntropyLaunchTable kCrossEntropyLaunches64 =
+    CrossEntropyLaunches<64, EmulatedBackend>::table();
+const CrossEntropyLaunchTable kCrossEntropyLaunches128 =
+    CrossEntropyLaunches<128, EmulatedBackend>::table();
 
 void launch_prepare(const PrepareArguments& arguments, Stream stream) {
   EmulatedBackend::run<PrepareKernel>(arguments, stream);

@@ -1,0 +1,194 @@
+// One read of q, k and v for attention transfer (attention_transfer.hpp): the teacher's output, the
+// student's, their squared difference, and what it sends back to the maps. Of size T x D only
+// y_true is written, which the next layer reads, and dn = dy / Z, which the maps' gradients read
+// (hybrid_states.cuh, hybrid_backward_queries.cuh, hybrid_backward_keys.cuh).
+//
+// A tile of 64 queries a threadblock, as in hybrid_tile.cuh. Keys are met from the diagonal back:
+// where the window ends with a tile, the sums over the window are the teacher's own sums at that
+// place, so that no pair is formed twice. (Elsewhere, as in a sliding window, the teacher starts
+// anew behind the window's walk.) The teacher is softmax_forward.cuh's, bit for bit.
+//
+// Grid (tiles, B H), the longest rows first; 128 threads. Per query 2 D T + 4 D F + 2 D f FLOPs;
+// reads q, S and W once, k and v once a tile of queries; writes 4 D + 8 bytes.
+#pragma once
+
+#include "kernels/cuda/hybrid_tile.cuh"
+
+namespace hedgerow::kernels::cuda {
+
+template <typename S>
+struct alignas(128) TransferShared {
+  using Sizes = TileSizes<S>;
+  Bf16 q[Sizes::kRows];  // then y_true, then dn
+  union {
+    Bf16 pool[4 * Sizes::kRows];  // y_true on the way out
+    Bf16 linear[Sizes::kLinear];
+  };
+  float window[Sizes::kRows];  // sum p v of the window
+  float state_sum[S::kFeatures];
+};
+
+template <typename S>
+class TransferTile : HybridTile<S, TransferShared<S>> {
+  using Base = HybridTile<S, TransferShared<S>>;
+  using Base::batch_, Base::head_, Base::tile_, Base::far_, Base::in_, Base::rows_, Base::y_,
+      Base::shared_, Base::window_, Base::linear_, Base::first_row, Base::queries,
+      Base::window_value, Base::stores_row, Base::token_index, Base::row_index, Base::has_window;
+
+ public:
+  using Base::kThreads;
+  using Shared = TransferShared<S>;
+
+  HEDGEROW_TILE TransferTile(const TransferArguments& arguments, Shared& shared, int tile, int row)
+      : Base(arguments, true, shared, tile, row), a_(arguments) {}
+
+  HEDGEROW_TILE void run() {
+    this->copy_queries();
+    attend();
+    store_teacher();
+    y_.clear();
+    if (this->has_linear()) {
+      this->add_linear();
+    }
+    linear_ = row_sums_of_quad(linear_);
+    compare();
+  }
+
+ private:
+  HEDGEROW_TILE int valid_rows() const { return Base::valid_rows(tile_); }
+  HEDGEROW_TILE Bf16* teacher_rows() const {
+    return a_.y_true.data + batch_ * a_.y_true.batch + head_ * a_.y_true.head +
+           static_cast<std::int64_t>(tile_) * kTile * a_.y_true.token;
+  }
+
+  // The window's sums aside, then the teacher's into y_.
+  HEDGEROW_TILE void attend() {
+    const bool window_is_tiles = in_.near_linear_end(tile_) <= far_;
+    RunningSoftmax softmax;
+    y_.clear();
+    QueryRows rows = rows_;
+    int from = tile_, to = far_;
+    HEDGEROW_NO_UNROLL
+    for (int pass = has_window() ? 0 : 1; pass < 2; ++pass) {
+      if (pass == 1) {
+        rows = QueryRows::causal(tile_, first_row());
+        to = 0;
+      }
+      this->keys().walk(y_, softmax, queries(), first_row(), rows, from, to);
+      if (pass == 0) {
+        put_window_aside(softmax);
+        from = far_ - 1;
+        if (!window_is_tiles) {
+          softmax = RunningSoftmax{};
+          y_.clear();
+          from = tile_;
+        }
+      }
+    }
+    finish_softmax(y_, softmax);
+  }
+
+  HEDGEROW_TILE void put_window_aside(const RunningSoftmax& softmax) {
+    const float gate = in_.gate[head_];
+    window_ = row_sums_of_quad(softmax.sums);
+    window_.values[0] *= gate;
+    window_.values[1] *= gate;
+    HEDGEROW_UNROLL
+    for (int n = 0; n < y_.kGroups; ++n) {
+      HEDGEROW_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        window_value(n, i) = gate * y_.values[n][i];
+      }
+    }
+  }
+
+  HEDGEROW_TILE void store_teacher() {
+    store_rounded(Tile<S::kHeadDim>{shared_.pool},
+                  first_row(),
+                  y_,
+                  teacher_rows(),
+                  a_.y_true.token,
+                  valid_rows());
+    sync_threads();  // W comes to lie where the rows were
+  }
+
+  // Loss, dn, beta and t of the warp's rows. y_ holds the linear branch's sums.
+  HEDGEROW_TILE void compare() {
+    // Nobody reads Q any more. The rows come back as the teacher rounded them.
+    copy_rows_back(queries(), first_row(), teacher_rows(), a_.y_true.token, valid_rows());
+    sync_warp();
+    RowPair inverse, squared{{0.0F, 0.0F}}, dots{{0.0F, 0.0F}}, totals{{0.0F, 0.0F}};
+    HEDGEROW_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      inverse.values[r] = 1.0F / this->denominator(r);
+    }
+    HEDGEROW_UNROLL
+    for (int n = 0; n < y_.kGroups; ++n) {
+      HEDGEROW_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        compare_pair(n, r, inverse.values[r], squared, dots, totals);
+      }
+    }
+    store_sums_of_rows(squared, dots, totals);
+    if (a_.dn != nullptr) {
+      sync_warp();
+      copy_rows_out(queries(),
+                    first_row(),
+                    a_.dn + (row_index() * in_.T + tile_ * kTile) * S::kHeadDim,
+                    S::kHeadDim,
+                    valid_rows());
+    }
+  }
+
+  // Two neighbouring columns of row r; dn takes y_true's place.
+  HEDGEROW_TILE void compare_pair(
+      int n, int r, float inverse, RowPair& squared, RowPair& dots, RowPair& totals) {
+    const int row = first_row() + row_of(2 * r), column = column_of(n, 0);
+    const bool inside = rows_.query[r] < in_.T;
+    const Word teacher = queries().pair(row, column);
+    float student[2], dn[2];
+    HEDGEROW_UNROLL
+    for (int side = 0; side < 2; ++side) {
+      const int i = 2 * r + side;
+      const float y_true = unpack(static_cast<Bf16>(side == 0 ? teacher : teacher >> 16));
+      const float window = has_window() ? window_value(n, i) : 0.0F, linear = y_.values[n][i];
+      student[side] = (window + linear) * inverse;
+      const float difference = inside ? student[side] - y_true : 0.0F;
+      squared.values[r] += difference * difference;
+      dn[side] = a_.factor * difference * inverse;
+      // dn.pull with pull = sum_window p (v - y), as in hybrid_forward.cuh.
+      const float pull = (linear_.values[r] * window - window_.values[r] * linear) * inverse;
+      totals.values[r] += dn[side] * pull;
+    }
+    const Word pair = pack(dn[0], dn[1]);
+    dots.values[r] += unpack(static_cast<Bf16>(pair)) * student[0] +
+                      unpack(static_cast<Bf16>(pair >> 16)) * student[1];
+    queries().store_pair(row, column, pair);
+  }
+
+  HEDGEROW_TILE void store_sums_of_rows(RowPair squared, RowPair dots, RowPair totals) {
+    dots = row_sums_of_quad(dots);
+    totals = row_sums_of_quad(totals);
+    HEDGEROW_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      if (a_.dn != nullptr && stores_row(r)) {
+        a_.beta[token_index(r)] = -dots.values[r];
+        if (a_.totals != nullptr) {
+          a_.totals[token_index(r)] = totals.values[r];
+        }
+      }
+    }
+    float sum = squared.values[0] + squared.values[1];
+    HEDGEROW_UNROLL
+    for (int mask = 1; mask < 32; mask *= 2) {
+      sum += shuffle_xor(sum, mask);
+    }
+    if (lane() == 0) {
+      a_.squared[(row_index() * in_.tiles() + tile_) * 4 + warp()] = sum;
+    }
+  }
+
+  const TransferArguments& a_;
+};
+
+}  // namespace hedgerow::kernels::cuda

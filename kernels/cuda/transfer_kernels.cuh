@@ -1,0 +1,52 @@
+// The teacher's kernel and attention transfer's as they are launched; see hybrid_kernels.cuh.
+#pragma once
+
+#include "kernels/cuda/shapes.cuh"
+#include "kernels/cuda/transfer_forward.cuh"
+#include "kernels/cuda/transfer_launch.hpp"
+
+namespace hedgerow::kernels::cuda {
+
+template <int kHeadDim>
+struct SoftmaxKernel {
+  using Arguments = SoftmaxArguments;
+  using Tile = SoftmaxTile<kHeadDim>;
+  using Shared = typename Tile::Shared;
+  static constexpr int kThreads = Tile::kThreads;
+  static Blocks grid(const Arguments& a) { return {(a.T + kTile - 1) / kTile, a.B * a.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+    Tile::run(a, shared, (a.T + kTile - 1) / kTile - 1 - at.x, at.y);
+  }
+};
+
+template <typename S>
+struct TransferKernel {
+  using Arguments = TransferArguments;
+  using Tile = TransferTile<S>;
+  using Shared = typename Tile::Shared;
+  static constexpr int kThreads = Tile::kThreads;
+  static Blocks grid(const Arguments& a) { return {a.inputs.tiles(), a.inputs.B * a.inputs.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+    Tile tile(a, shared, a.inputs.tiles() - 1 - at.x, at.y);
+    tile.run();
+  }
+};
+
+template <int kHeadDim, typename Backend>
+struct TransferLaunches {
+  static void softmax(const SoftmaxArguments& a, Stream stream) {
+    Backend::template run<SoftmaxKernel<kHeadDim>>(a, stream);
+  }
+  static bool transfer(KernelShape shape, const TransferArguments& a, Stream stream) {
+    return for_shape<kHeadDim>(
+        shape, [&]<typename S>(S) { Backend::template run<TransferKernel<S>>(a, stream); });
+  }
+  static std::size_t shared_bytes(KernelShape shape) {
+    std::size_t bytes = 0;
+    for_shape<kHeadDim>(shape, [&]<typename S>(S) { bytes = sizeof(TransferShared<S>); });
+    return bytes;
+  }
+  static constexpr TransferLaunchTable table() { return {&softmax, &transfer, &shared_bytes}; }
+};
+
+}  // namespace hedgerow::kernels::cuda

@@ -1,0 +1,9 @@
+// The teacher's kernel and attention transfer's for head_dim 64.
+#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/transfer_kernels.cuh"
+
+namespace hedgerow::kernels::cuda {
+
+const TransferLaunchTable kTransferLaunches64 = TransferLaunches<64, CudaBackend>::table();
+
+}  // namespace hedgerow::kernels::cuda

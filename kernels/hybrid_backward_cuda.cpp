@@ -1,0 +1,134 @@
+#include "kernels/hybrid_backward_cuda.hpp"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+
+namespace hedgerow::kernels::cuda {
+
+RowGradients prepare_rows(const HybridProblem& problem,
+                          const HybridForward& forward,
+                          const at::Tensor& dy,
+                          Stream stream) {
+  const auto [B, H, G, T, D] = problem.shape;
+  const at::Tensor rows = dy.stride(3) == 1 ? dy : dy.contiguous();
+  RowGradients out{at::empty({B, H, T, D}, problem.q.options()),
+                   at::empty({B, H, T}, problem.q.options().dtype(at::kFloat)),
+                   problem.windowed() ? at::empty_like(forward.denominator) : at::Tensor(),
+                   forward.maxima,
+                   forward.ties};
+  PrepareArguments a;
+  a.B = static_cast<int>(B);
+  a.H = static_cast<int>(H);
+  a.T = static_cast<int>(T);
+  a.D = static_cast<int>(D);
+  a.dy = rows.const_data_ptr();
+  a.dy_is_float = rows.scalar_type() == at::kFloat;
+  a.dy_batch = rows.stride(0);
+  a.dy_head = rows.stride(1);
+  a.dy_token = rows.stride(2);
+  const at::Tensor& y = forward.y_saved;
+  a.y = y.const_data_ptr();
+  a.y_is_float = y.scalar_type() == at::kFloat;
+  a.y_batch = y.stride(0);
+  a.y_head = y.stride(1);
+  a.y_token = y.stride(2);
+  a.rest = forward.rest.defined() ? bf16(forward.rest) : nullptr;
+  a.denominator = floats(forward.denominator);
+  a.dn = bf16_out(out.dn);
+  a.beta = floats(out.beta);
+  if (problem.windowed()) {
+    a.pull = bf16(forward.pull);
+    a.totals = floats(out.totals);
+  }
+  launch_prepare(a, stream);
+  return out;
+}
+
+FeatureMapWeights Partials::fold() const {
+  const auto sum = [](const at::Tensor& x) {
+    return x.defined() ? x.sum(at::IntArrayRef{0, 1}) : x;
+  };
+  return {sum(layer), sum(bias)};
+}
+
+Partials make_partials(const Prepared& p,
+                       const FeatureMapWeights& map,
+                       bool needed,
+                       std::int64_t parts,
+                       const at::TensorOptions& options) {
+  const std::int64_t B = p.inputs.B, H = p.inputs.H, f = p.shape.projected;
+  Partials out;
+  if (needed && map.layer.defined()) {
+    out.layer = at::empty({parts, B, H, p.shape.head_dim, f}, options.dtype(at::kFloat));
+  }
+  if (needed && map.bias.defined()) {
+    out.bias = at::empty({parts, B, H, f}, options.dtype(at::kFloat));
+  }
+  return out;
+}
+
+int tiles_per_part(const Prepared& p) {
+  constexpr int kWavesOfCard = 4;
+  const int rows = p.inputs.B * p.inputs.H;
+  const int parts = std::max(1, kWavesOfCard * device_limits().multiprocessors / rows);
+  return std::max(1, (p.inputs.tiles() + parts - 1) / parts);
+}
+
+at::Tensor factor_gradient(const HybridProblem& problem, const at::Tensor& totals) {
+  const at::Tensor sum = totals.sum(at::IntArrayRef{0, 2}, false, at::kDouble);
+  return ((1.0 - problem.gate.to(at::kDouble)) * sum).to(at::kFloat);
+}
+
+HybridGradients gradients_of(const HybridProblem& problem,
+                             Prepared& p,
+                             const Walked& keys,
+                             const RowGradients& rows,
+                             const HybridNeeds& needs) {
+  const auto [B, H, G, T, D] = problem.shape;
+  const at::TensorOptions options = problem.q.options();
+  const bool inputs = needs.q || needs.k || needs.v;
+  const Walked queries = walk_queries(p, rows.dn, rows.beta, options);
+  BackwardArguments a;
+  a.inputs = p.inputs;
+  a.far = keys.pointers();
+  a.far_gradient = queries.pointers();
+  a.features_k = keys.features_pointer();
+  a.features_q = queries.features_pointer();
+  a.dn = rows_of(rows.dn, p.kept);
+  a.beta = floats(rows.beta);
+  a.maxima = floats(rows.maxima);
+  a.ties = floats(rows.ties);
+  a.tiles_per_part = inputs ? 1 : tiles_per_part(p);
+  const std::int64_t parts = (p.tiles + a.tiles_per_part - 1) / a.tiles_per_part;
+  const Partials map_q = make_partials(p, problem.map_q, needs.map_q, parts, options);
+  const Partials map_k = make_partials(p, problem.map_k, needs.map_k, parts, options);
+  a.layer_q = floats(map_q.layer);
+  a.bias_q = floats(map_q.bias);
+  a.layer_k = floats(map_k.layer);
+  a.bias_k = floats(map_k.bias);
+  a.totals = floats(rows.totals);
+  HybridGradients gradients;
+  const auto like = [&](bool needed, std::int64_t heads, std::uint16_t*& pointer) {
+    const at::Tensor x = needed ? at::empty({B, heads, T, D}, options) : at::Tensor();
+    pointer = needed ? bf16_out(x) : nullptr;
+    return x;
+  };
+  gradients.q = like(needs.q, H, a.dq);
+  gradients.k = like(needs.k, G, a.dk);
+  gradients.v = like(needs.v, G, a.dv);
+  if (needs.q || needs.map_q) {
+    launch_backward_queries(p.shape, inputs, a, p.stream);
+  }
+  if (needs.k || needs.v || needs.map_k) {
+    launch_backward_keys(p.shape, inputs, a, p.stream);
+  }
+  gradients.map_q = map_q.fold();
+  gradients.map_k = map_k.fold();
+  if (needs.window_factors) {
+    gradients.window_factors = factor_gradient(problem, rows.totals);
+  }
+  return gradients;
+}
+
+}  // namespace hedgerow::kernels::cuda

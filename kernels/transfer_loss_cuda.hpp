@@ -1,0 +1,18 @@
+// The weights' cross-entropy on CUDA: tensors to the kernels of kernels/cuda/cross_entropy_*.
+#pragma once
+
+#include <string>
+
+#include "kernels/hybrid_problem.hpp"
+
+namespace hedgerow::kernels::cuda {
+
+// As HybridForm::why_not.
+std::string why_no_cross_entropy(const at::Tensor& q,
+                                 const HybridParameters& parameters,
+                                 const HybridOptions& options);
+
+// Value and, if wanted, all gradients; problem.v undefined. Memory O(T): features of both sides.
+CrossEntropy cross_entropy_cuda(const HybridProblem& problem, bool with_gradients);
+
+}  // namespace hedgerow::kernels::cuda

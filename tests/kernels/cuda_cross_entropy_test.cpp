@@ -1,0 +1,140 @@
+// The fused CUDA cross-entropy of attention weights.
+#include <c10/core/GradMode.h>
+
+#include "tests/kernels/cuda_forms.hpp"
+
+namespace hedgerow::kernels::testing {
+namespace {
+
+constexpr WindowLayout kLayouts[] = {
+    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
+
+AttentionInputs constant_inputs(AttentionInputs x) {
+  x.q = x.q.detach();
+  x.k = x.k.detach();
+  return x;
+}
+
+// T x T in bf16.
+at::Tensor plain_cross_entropy(const AttentionInputs& x, const HybridOptions& options) {
+  const std::int64_t T = x.q.size(2), group = x.q.size(1) / x.k.size(1);
+  const at::Tensor scores = (at::matmul(x.q, x.k.repeat_interleave(group, 1).transpose(-1, -2)) /
+                             std::sqrt(static_cast<double>(x.q.size(3))))
+                                .to(at::kFloat)
+                                .masked_fill(at::ones({T, T}, at::kBool).triu(1), -INFINITY);
+  const at::Tensor student = plain_bfloat16_weights(x, options);
+  return -(at::softmax(scores, -1) * at::log(at::clamp_min(student, kWeightClamp))).sum(-1).mean();
+}
+
+Programs programs(const AttentionCase& shape) {
+  const HybridOptions options = shape.options;
+  return {.ours =
+              [options](const AttentionInputs& x) {
+                return cuda::transfer_cross_entropy(x.q, x.k, x.parameters, options);
+              },
+          .plain =
+              [options](const AttentionInputs& x) {
+                return plain_cross_entropy(constant_inputs(x), options);
+              },
+          .exact =
+              [options](const AttentionInputs& inputs) {
+                const AttentionInputs x = constant_inputs(inputs);
+                return transfer_cross_entropy_reference(x.q, x.k, x.parameters, options);
+              }};
+}
+
+TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorAtAnyLength) {
+  for (const WindowLayout layout : kLayouts) {
+    for (const std::int64_t T : {1, 63, 64, 65, 127, 128, 200, 330}) {
+      AttentionCase shape = small(layout, T);
+      shape.H = T == 65 ? 8 : 2;
+      expect_programs(shape, programs(shape));
+    }
+  }
+}
+
+TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
+  struct Sizes {
+    std::int64_t H, G, D, f;
+    bool negation = true;
+  };
+  std::size_t next = 0;
+  for (const Sizes sizes : {Sizes{3, 3, 64, 32},
+                            Sizes{3, 1, 64, 64},
+                            Sizes{4, 1, 128, 32},
+                            Sizes{4, 1, 128, 64},
+                            Sizes{2, 1, 128, 128},
+                            Sizes{4, 2, 64, 64, false},
+                            Sizes{2, 1, 128, 128, false}}) {
+    AttentionCase shape = small(kLayouts[next++ % 3], 150);
+    shape.H = sizes.H;
+    shape.G = sizes.G;
+    shape.D = sizes.D;
+    shape.f = sizes.f;
+    shape.bias = sizes.D == 64;
+    shape.options.feature_map.negation = sizes.negation;
+    expect_programs(shape, programs(shape), 6);  // the value is one number
+  }
+}
+
+TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorForAnyWindow) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    for (const std::int64_t window : {5, 96, 128}) {
+      AttentionCase shape = small(layout, 330);
+      shape.options.window_size = window;
+      expect_programs(shape, programs(shape));
+    }
+  }
+}
+
+// Features of head 0 are e^-22 and thereabouts: alive, but every linear weight lies below the
+// clamp, and c / l would be 1e17.
+TEST_P(CudaCrossEntropy, HasNoGradientWhereTheClampActs) {
+  AttentionCase shape = small(WindowLayout::kTerraced, 200);
+  shape.f = 64;
+  shape.bias = true;
+  shape.options.feature_map = {.kind = FeatureMapKind::kEluPlusOne, .negation = false};
+  AttentionInputs inputs = make_bfloat16_inputs(shape);
+  inputs.parameters.q.bias[0].fill_(-22.0);
+  inputs.parameters.k.bias[0].fill_(-22.0);
+  expect_programs(shape, inputs, programs(shape));
+  const at::Tensor student =
+      plain_bfloat16_weights(inputs.as(at::kBFloat16, at::kFloat), shape.options);
+  EXPECT_GT((student < kWeightClamp).tril().sum().item<std::int64_t>(), 1000)
+      << "the case is meant to reach the clamp";
+}
+
+TEST_P(CudaCrossEntropy, GivesTheSameBytesFromRunToRunAndWithoutGradients) {
+  for (const WindowLayout layout : kLayouts) {
+    const AttentionCase shape = small(layout, 330);
+    const AttentionInputs inputs = make_bfloat16_inputs(shape);
+    const auto run = [&] {
+      return differentiate(programs(shape).ours, inputs.as(at::kBFloat16, at::kFloat, GetParam()));
+    };
+    const Outcome one = run(), again = run();
+    for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
+      EXPECT_TRUE(!one.gradients[i].defined() || at::equal(one.gradients[i], again.gradients[i]))
+          << shape.name() << ", d" << kLeafNames[i];
+    }
+    const c10::NoGradGuard no_grad;
+    const at::Tensor without =
+        programs(shape).ours(inputs.as(at::kBFloat16, at::kFloat, GetParam()));
+    EXPECT_EQ(without.item<double>(), one.value.item<double>()) << shape.name();
+    EXPECT_EQ(again.value.item<double>(), one.value.item<double>()) << shape.name();
+  }
+}
+
+TEST_P(CudaCrossEntropy, PropagatesNan) {
+  const AttentionCase shape = small(WindowLayout::kTerraced, 200);
+  for (const bool in_q : {true, false}) {
+    AttentionInputs inputs = make_bfloat16_inputs(shape);
+    (in_q ? inputs.q : inputs.k).select(2, 70).fill_(NAN);
+    const c10::NoGradGuard no_grad;
+    EXPECT_TRUE(std::isnan(
+        programs(shape).ours(inputs.as(at::kBFloat16, at::kFloat, GetParam())).item<double>()))
+        << (in_q ? "q" : "k");
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::kernels::testing

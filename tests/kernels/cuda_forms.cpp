@@ -1,0 +1,81 @@
+#include "tests/kernels/cuda_forms.hpp"
+
+#include <ATen/Context.h>
+
+namespace hedgerow::kernels::testing {
+
+void CudaForms::SetUp() {
+  if (GetParam() == at::kCUDA && !at::hasCUDA()) {
+    GTEST_SKIP() << "no CUDA device, or a LibTorch without CUDA";
+  }
+}
+
+AttentionInputs make_bfloat16_inputs(const AttentionCase& shape) {
+  AttentionInputs inputs = make_inputs(shape);
+  for (at::Tensor* layer : {&inputs.parameters.q.layer, &inputs.parameters.k.layer}) {
+    if (layer->defined()) {
+      *layer = layer->to(at::kBFloat16).to(at::kFloat);
+    }
+  }
+  return inputs;
+}
+
+AttentionCase small(WindowLayout layout, std::int64_t T) {
+  AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = T, .D = 64, .f = 32, .dtype = at::kBFloat16};
+  shape.options.layout = layout;
+  return shape;
+}
+
+namespace {
+
+struct Outcomes {
+  Outcome ours, plain, exact;
+
+  Outcomes(const AttentionInputs& inputs, const Programs& programs, at::DeviceType device)
+      : ours(differentiate(programs.ours, inputs.as(at::kBFloat16, at::kFloat, device))),
+        plain(differentiate(programs.plain, inputs.as(at::kBFloat16, at::kFloat))),
+        exact(differentiate(programs.exact, inputs.as(at::kDouble, at::kDouble))) {}
+};
+
+// 0 is the value, 1 .. the leaves' gradients.
+const at::Tensor& at(const Outcome& outcome, std::size_t i) {
+  return i == 0 ? outcome.value : outcome.gradients[i - 1];
+}
+
+}  // namespace
+
+void CudaForms::expect_programs(const AttentionCase& shape,
+                                const AttentionInputs& inputs,
+                                const Programs& programs) const {
+  const Outcomes found(inputs, programs, GetParam());
+  expect_outcome(shape, found.ours, found.plain, found.exact);
+}
+
+void CudaForms::expect_programs(const AttentionCase& shape,
+                                const Programs& programs,
+                                std::uint64_t draws) const {
+  const std::size_t count = kLeafNames.size() + 1;
+  std::vector<double> ours(count), plain(count), largest(count);
+  for (std::uint64_t draw = 0; draw < draws; ++draw) {
+    AttentionCase drawn = shape;
+    drawn.seed += draw;
+    const Outcomes found(make_bfloat16_inputs(drawn), programs, GetParam());
+    for (std::size_t i = 0; i < count; ++i) {
+      const at::Tensor &exact = at(found.exact, i), &value = at(found.ours, i);
+      ASSERT_EQ(value.defined(), exact.defined()) << drawn.name() << ", leaf " << i;
+      if (exact.defined()) {
+        const auto largest_of = [](const at::Tensor& x) { return x.abs().max().item<double>(); };
+        const double error = largest_of(value - exact);
+        ours[i] = ours[i] >= error ? ours[i] : error;  // a NaN stays
+        plain[i] = std::max(plain[i], largest_of(at(found.plain, i) - exact));
+        largest[i] = std::max(largest[i], largest_of(exact));
+      }
+    }
+  }
+  for (std::size_t i = 0; i < count; ++i) {
+    EXPECT_LE(ours[i], 2.0 * plain[i] + 1e-6 * std::max(1.0, largest[i]))
+        << shape.name() << ", " << (i == 0 ? "value" : "d" + kLeafNames[i - 1]);
+  }
+}
+
+}  // namespace hedgerow::kernels::testing

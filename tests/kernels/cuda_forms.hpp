@@ -1,0 +1,39 @@
+// What the tests of the fused CUDA forms share. cuda_kernels_test runs them on CPU tensors, with
+// the kernels emulated; gpu_kernels_test on a card.
+#pragma once
+
+#include "kernels/forms.hpp"
+#include "tests/kernels/attention_case.hpp"
+
+namespace hedgerow::kernels::testing {
+
+// make_inputs with maps that bf16 holds: the kernels see the values that the reference sees.
+AttentionInputs make_bfloat16_inputs(const AttentionCase& shape);
+
+// A problem with B = 1 and head_dim 64 that the kernels take.
+AttentionCase small(WindowLayout layout, std::int64_t T);
+
+// One function three times: ours and plain on bf16 inputs, plain as a simple program in bf16 writes
+// it, and exact on fp64.
+struct Programs {
+  AttentionFunction ours, plain, exact;
+};
+
+class CudaForms : public ::testing::TestWithParam<at::DeviceType> {
+ protected:
+  // Skips, with the reason, where the device is not there.
+  void SetUp() override;
+
+  // The value and every gradient by the 2 x rule. The second form compares the largest errors of
+  // some draws: of two window factors either side may hit one by luck.
+  void expect_programs(const AttentionCase& shape,
+                       const AttentionInputs& inputs,
+                       const Programs& programs) const;
+  void expect_programs(const AttentionCase& shape,
+                       const Programs& programs,
+                       std::uint64_t draws = 3) const;
+};
+class CudaTransfer : public CudaForms {};
+class CudaCrossEntropy : public CudaForms {};
+
+}  // namespace hedgerow::kernels::testing

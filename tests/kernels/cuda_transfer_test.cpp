@@ -1,0 +1,199 @@
+// The fused CUDA teacher and attention transfer.
+#include <c10/core/GradMode.h>
+
+#include "tests/kernels/cuda_forms.hpp"
+
+namespace hedgerow::kernels::testing {
+namespace {
+
+constexpr WindowLayout kLayouts[] = {
+    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
+
+Programs softmax_programs() {
+  const auto reference = [](const AttentionInputs& x) {
+    return softmax_attention_reference(x.q, x.k, x.v);
+  };
+  return {.ours = [](const AttentionInputs& x) { return cuda::softmax_attention(x.q, x.k, x.v); },
+          .plain = reference,
+          .exact = reference};
+}
+
+void expect_softmax(const AttentionCase& shape, at::DeviceType device) {
+  const c10::NoGradGuard no_grad;
+  const AttentionInputs inputs = make_bfloat16_inputs(shape);
+  const Programs programs = softmax_programs();
+  expect_within_twice(programs.ours(inputs.as(at::kBFloat16, at::kFloat, device)).cpu(),
+                      programs.plain(inputs.as(at::kBFloat16, at::kFloat)),
+                      programs.exact(inputs.as(at::kDouble, at::kDouble)),
+                      shape.name());
+}
+
+// The loss; T x T where plain.
+Programs transfer_programs(const AttentionCase& shape) {
+  const HybridOptions options = shape.options;
+  const auto square = [](const at::Tensor& y, const at::Tensor& y_true, at::ScalarType dtype) {
+    return (y.to(dtype) - y_true.detach().to(dtype)).square().mean();
+  };
+  return {.ours =
+              [options](const AttentionInputs& x) {
+                return cuda::attention_transfer(x.q, x.k, x.v, x.parameters, options).mse;
+              },
+          .plain =
+              [options, square](AttentionInputs x) {
+                x.q = x.q.detach(), x.k = x.k.detach(), x.v = x.v.detach();
+                return square(plain_bfloat16_hybrid(x, options),
+                              softmax_attention_reference(x.q, x.k, x.v),
+                              at::kFloat);
+              },
+          .exact =
+              [options, square](AttentionInputs x) {
+                x.q = x.q.detach(), x.k = x.k.detach(), x.v = x.v.detach();
+                return square(hybrid_attention_reference(x.q, x.k, x.v, x.parameters, options),
+                              softmax_attention_reference(x.q, x.k, x.v),
+                              at::kDouble);
+              }};
+}
+
+TEST_P(CudaTransfer, TeacherStaysWithinTwiceThePlainErrorAtAnyLengthAndGroup) {
+  for (const std::int64_t T : {1, 63, 64, 65, 127, 128, 200}) {
+    AttentionCase shape = small(WindowLayout::kNone, T);
+    expect_softmax(shape, GetParam());
+    shape.H = 3;
+    shape.G = T == 65 ? 3 : 1;
+    shape.D = 128;
+    shape.B = 2;
+    expect_softmax(shape, GetParam());
+  }
+}
+
+TEST_P(CudaTransfer, TeacherHoldsAtExtremeLogits) {
+  AttentionCase shape = small(WindowLayout::kNone, 200);
+  shape.scale = 6.0;
+  expect_softmax(shape, GetParam());
+}
+
+TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorAtAnyLength) {
+  for (const WindowLayout layout : kLayouts) {
+    for (const std::int64_t T : {1, 63, 64, 65, 127, 128, 200, 330}) {
+      AttentionCase shape = small(layout, T);
+      shape.H = T == 65 ? 8 : 2;
+      expect_programs(shape, transfer_programs(shape));
+    }
+  }
+}
+
+TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
+  struct Sizes {
+    std::int64_t H, G, D, f;
+    bool negation = true;
+  };
+  std::size_t next = 0;
+  for (const Sizes sizes : {Sizes{3, 3, 64, 32},
+                            Sizes{3, 1, 64, 64},
+                            Sizes{4, 1, 128, 32},
+                            Sizes{8, 1, 128, 64},
+                            Sizes{2, 1, 128, 128},
+                            Sizes{4, 2, 64, 64, false},
+                            Sizes{2, 1, 128, 128, false}}) {
+    AttentionCase shape = small(kLayouts[next++ % 3], 150);
+    shape.H = sizes.H;
+    shape.G = sizes.G;
+    shape.D = sizes.D;
+    shape.f = sizes.f;
+    shape.bias = sizes.D == 64;
+    shape.options.feature_map.negation = sizes.negation;
+    expect_programs(shape, transfer_programs(shape));
+  }
+}
+
+// Where the window ends inside a tile the teacher walks its keys again.
+TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorForAnyWindow) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    for (const std::int64_t window : {5, 96, 128}) {
+      AttentionCase shape = small(layout, 330);
+      shape.options.window_size = window;
+      expect_programs(shape, transfer_programs(shape));
+    }
+  }
+}
+
+// Blocks of any k are trained on the same bits only if capture and transfer have one teacher.
+TEST_P(CudaTransfer, GivesTheTeachersBytesOfEachSequenceAlone) {
+  const c10::NoGradGuard no_grad;
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape = small(layout, 330);
+    shape.B = 2;
+    for (const std::int64_t window : {64, 20, 128}) {
+      shape.options.window_size = window;
+      const AttentionInputs x =
+          make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
+      const at::Tensor y =
+          cuda::attention_transfer(x.q, x.k, x.v, x.parameters, shape.options).y_true;
+      for (std::int64_t b = 0; b < shape.B; ++b) {
+        const auto row = [b](const at::Tensor& value) { return value.narrow(0, b, 1); };
+        EXPECT_TRUE(at::equal(row(y), cuda::softmax_attention(row(x.q), row(x.k), row(x.v))))
+            << shape.name() << ", sequence " << b;
+      }
+    }
+  }
+}
+
+TEST_P(CudaTransfer, GivesTheSameBytesFromRunToRunAndScalesItsGradientsByWhatComesBack) {
+  for (const WindowLayout layout : kLayouts) {
+    const AttentionCase shape = small(layout, 330);
+    const AttentionInputs inputs = make_bfloat16_inputs(shape);
+    const auto run = [&](double scale) {
+      return differentiate(
+          [&](const AttentionInputs& x) { return transfer_programs(shape).ours(x) * scale; },
+          inputs.as(at::kBFloat16, at::kFloat, GetParam()));
+    };
+    const Outcome one = run(1.0), again = run(1.0), scaled = run(4.0);
+    EXPECT_TRUE(at::equal(one.value, again.value)) << shape.name();
+    for (std::size_t i = 3; i < kLeafNames.size(); ++i) {
+      if (one.gradients[i].defined()) {
+        EXPECT_TRUE(at::equal(one.gradients[i], again.gradients[i]))
+            << shape.name() << ", d" << kLeafNames[i];
+        EXPECT_TRUE(at::equal(one.gradients[i] * 4.0, scaled.gradients[i]))
+            << shape.name() << ", d" << kLeafNames[i];
+      }
+    }
+    const c10::NoGradGuard no_grad;
+    const at::Tensor without =
+        transfer_programs(shape).ours(inputs.as(at::kBFloat16, at::kFloat, GetParam()));
+    EXPECT_EQ(without.item<double>(), one.value.item<double>()) << shape.name();
+  }
+}
+
+TEST_P(CudaTransfer, PropagatesNanToTheLossAndToTheTeachersLaterTokensOnly) {
+  const AttentionCase shape = small(WindowLayout::kTerraced, 200);
+  AttentionInputs inputs = make_bfloat16_inputs(shape);
+  inputs.v.select(2, 70).fill_(NAN);
+  const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
+  const AttentionTransfer found =
+      cuda::attention_transfer(x.q, x.k, x.v, x.parameters, shape.options);
+  EXPECT_TRUE(std::isnan(found.mse.item<double>()));
+  const at::Tensor nan = found.y_true.cpu().isnan();
+  EXPECT_TRUE(nan.narrow(2, 70, 130).all().item<bool>());
+  EXPECT_FALSE(nan.narrow(2, 0, 64).any().item<bool>());
+}
+
+TEST_P(CudaTransfer, SaysInOneSentenceWhatItDoesNotTake) {
+  AttentionCase shape = small(WindowLayout::kTerraced, 80);
+  shape.D = 32;
+  const AttentionInputs x = make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
+  const auto reason = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const c10::Error& error) {
+      return error.what_without_backtrace();
+    }
+    return "nothing";
+  };
+  EXPECT_THAT(reason([&] { cuda::softmax_attention(x.q, x.k, x.v); }),
+              ::testing::HasSubstr("head_dim 64 and 128, not 32"));
+  EXPECT_THAT(reason([&] { cuda::attention_transfer(x.q, x.k, x.v, x.parameters, shape.options); }),
+              ::testing::HasSubstr("head_dim 32"));
+}
+
+}  // namespace
+}  // namespace hedgerow::kernels::testing
