@@ -174,17 +174,23 @@ class BackwardPart {
   }
 
   void run(const HybridGradients& out) {
-    if (problem_.windowed() && (needs_.q || needs_.k || needs_.v)) {
+    const bool wants_totals =
+        problem_.windowed() && (needs_.q || needs_.k || needs_.window_factors);
+    const bool from_pairs = wants_totals && totals_from_pairs();
+    if (problem_.windowed() && (needs_.q || needs_.k || needs_.v || from_pairs)) {
       x_.make_scores(problem_);
     }
     queries_side();
     keys_side();
-    at::Tensor totals;
-    if (problem_.windowed() && (needs_.q || needs_.k || needs_.window_factors)) {
-      totals = window_totals();
+    at::Tensor totals, p_da;
+    if (problem_.windowed() && (needs_.q || needs_.k || from_pairs)) {
+      p_da = window_pairs();
+    }
+    if (wants_totals) {
+      totals = from_pairs ? p_da.sum(-1) : window_totals();
     }
     if (problem_.windowed() && (needs_.q || needs_.k)) {
-      score_side(totals);
+      score_side(totals, p_da);
     }
     store(out, totals);
   }
@@ -232,17 +238,28 @@ class BackwardPart {
     }
   }
 
+  // Taylor features have signs, and terms of phi_q.dphi_q cancel: there the window's own sum is the
+  // better one. Without a linear pair t_i is 0 exactly, and only the linear side says so.
+  [[nodiscard]] bool totals_from_pairs() const {
+    return problem_.options.feature_map.kind == FeatureMapKind::kTaylor &&
+           (x_.c.with_state() > 0 || x_.c.has_near());
+  }
+
+  // p da of the window's pairs, tile by tile.
+  [[nodiscard]] at::Tensor window_pairs() const {
+    return at::matmul(e_.flatten(3, 4), x_.u_tiles.transpose(-1, -2))
+        .unflatten(3, {x_.c.R, x_.c.C})
+        .mul_(x_.window_weights());
+  }
+
   // t_i [B, G, N, R, C] = the window's sum of p da.
   [[nodiscard]] at::Tensor window_totals() const { return (x_.phi_q * dphi_q_).sum(-1).neg_(); }
 
   // dq and dk through the scores; the maximum's keys share -t_i.
-  void score_side(const at::Tensor& totals) {
+  void score_side(const at::Tensor& totals, const at::Tensor& p_da) {
     const at::Tensor at_maximum = x_.scores.eq(x_.maxima);
     const at::Tensor share = totals.unsqueeze(-1) / at_maximum.sum(-1, true);
-    at::Tensor ds = at::matmul(e_.flatten(3, 4), x_.u_tiles.transpose(-1, -2))
-                        .unflatten(3, {x_.c.R, x_.c.C})
-                        .mul_(x_.window_weights());
-    ds = ds.sub_(at_maximum * share).flatten(3, 4);
+    const at::Tensor ds = (p_da - at_maximum * share).flatten(3, 4);
     if (needs_.q) {
       dq_ = x_.c.query_tokens(
           at::matmul(ds, x_.k_tiles).mul_(x_.scale).unflatten(3, {x_.c.R, x_.c.C}));

@@ -1,5 +1,5 @@
-// The two directions of the hybrid, one at a time and without autograd, in whichever form: what
-// hybrid_attention.cpp puts behind autograd, and the PyTorch operators (ops/) behind theirs.
+// The two directions of the hybrid, and the cross-entropy, without autograd and in whichever form:
+// what hybrid_attention.cpp puts behind autograd, and the PyTorch operators (ops/) behind theirs.
 #pragma once
 
 #include "kernels/forms.hpp"
@@ -33,5 +33,17 @@ HybridGradients hybrid_backward(Form form,
                                 const HybridForward& forward,
                                 const at::Tensor& dy,
                                 const HybridNeeds& needs);
+
+// The same of the weights' cross-entropy (transfer_loss.cpp): value and, if wanted, gradients in
+// one pass. kCpu takes no fp64.
+[[nodiscard]] Form cross_entropy_form_for(const at::Tensor& q,
+                                          const HybridParameters& parameters,
+                                          const HybridOptions& options);
+CrossEntropy cross_entropy(Form form,
+                           const at::Tensor& q,
+                           const at::Tensor& k,
+                           const HybridParameters& parameters,
+                           const HybridOptions& options,
+                           bool with_gradients);
 
 }  // namespace hedgerow::kernels

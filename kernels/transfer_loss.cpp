@@ -7,10 +7,42 @@
 #include "kernels/checks.hpp"
 #include "kernels/forms.hpp"
 #include "kernels/hybrid_attention_cuda.hpp"
+#include "kernels/hybrid_passes.hpp"
 #include "kernels/transfer_loss_aten.hpp"
 #include "kernels/transfer_loss_cpu.hpp"
 
 namespace hedgerow::kernels {
+
+Form cross_entropy_form_for(const at::Tensor& q,
+                            const HybridParameters& parameters,
+                            const HybridOptions& options) {
+  const cuda::TransferForm* form = q.is_cuda() ? cuda::transfer_form() : nullptr;
+  const bool fused = form != nullptr && form->why_no_cross_entropy(q, parameters, options).empty();
+  if (fused) {
+    return Form::kCuda;
+  }
+  return q.scalar_type() == at::kDouble ? Form::kAten : form_for(q);
+}
+
+CrossEntropy cross_entropy(Form form,
+                           const at::Tensor& q,
+                           const at::Tensor& k,
+                           const HybridParameters& parameters,
+                           const HybridOptions& options,
+                           bool with_gradients) {
+  switch (form) {
+    case Form::kCpu:
+      return cpu::cross_entropy_cpu(cpu::make_problem(q, k, {}, parameters, options),
+                                    with_gradients);
+    case Form::kCuda:
+      return cuda::transfer_form()->cross_entropy(
+          make_hybrid_problem(q, k, {}, parameters, options), with_gradients);
+    case Form::kAten:
+      break;
+  }
+  return aten::cross_entropy_aten(make_hybrid_problem(q, k, {}, parameters, options),
+                                  with_gradients);
+}
 
 namespace {
 
@@ -39,26 +71,6 @@ class MseFunction : public torch::autograd::Function<MseFunction> {
   }
 };
 
-CrossEntropy run_cross_entropy(Form form,
-                               const at::Tensor& q,
-                               const at::Tensor& k,
-                               const HybridParameters& parameters,
-                               const HybridOptions& options,
-                               bool with_gradients) {
-  switch (form) {
-    case Form::kCpu:
-      return cpu::cross_entropy_cpu(cpu::make_problem(q, k, {}, parameters, options),
-                                    with_gradients);
-    case Form::kCuda:
-      return cuda::transfer_form()->cross_entropy(
-          make_hybrid_problem(q, k, {}, parameters, options), with_gradients);
-    case Form::kAten:
-      break;
-  }
-  return aten::cross_entropy_aten(make_hybrid_problem(q, k, {}, parameters, options),
-                                  with_gradients);
-}
-
 // The gradients are computed with the value and scaled in the backward. q and k are constants here.
 class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFunction> {
  public:
@@ -76,7 +88,7 @@ class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFuncti
         .q = {undefined_if_empty(layer_q), undefined_if_empty(bias_q)},
         .k = {undefined_if_empty(layer_k), undefined_if_empty(bias_k)},
         .window_factors = undefined_if_empty(window_factors)};
-    const CrossEntropy result = run_cross_entropy(form, q, k, parameters, options, true);
+    const CrossEntropy result = cross_entropy(form, q, k, parameters, options, true);
     const auto like = [](const at::Tensor& gradient, const at::Tensor& parameter) {
       return gradient.defined() ? gradient.reshape(parameter.sizes()).to(parameter.scalar_type())
                                 : gradient;
@@ -146,7 +158,7 @@ at::Tensor cross_entropy_of(Form form,
                           parameters.k.layer,
                           parameters.k.bias,
                           parameters.window_factors})) {
-    return run_cross_entropy(form, q, k, parameters, options, false).loss;
+    return cross_entropy(form, q, k, parameters, options, false).loss;
   }
   return CrossEntropyFunction::apply(present_or_empty(parameters.q.layer),
                                      present_or_empty(parameters.q.bias),
@@ -157,15 +169,6 @@ at::Tensor cross_entropy_of(Form form,
                                      k.detach(),
                                      options,
                                      form);
-}
-
-// Of the entry: the fused form of the device where it takes the problem.
-Form choose_form(const at::Tensor& q,
-                 const HybridParameters& parameters,
-                 const HybridOptions& options) {
-  const cuda::TransferForm* form = q.is_cuda() ? cuda::transfer_form() : nullptr;
-  const bool fused = form != nullptr && form->why_no_cross_entropy(q, parameters, options).empty();
-  return fused ? Form::kCuda : form_for(q);
 }
 
 }  // namespace
@@ -185,7 +188,8 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
   check_cross_entropy(q, k, parameters, options);
   return q.scalar_type() == at::kDouble
              ? transfer_cross_entropy_reference(q.detach(), k.detach(), parameters, options)
-             : cross_entropy_of(choose_form(q, parameters, options), q, k, parameters, options);
+             : cross_entropy_of(
+                   cross_entropy_form_for(q, parameters, options), q, k, parameters, options);
 }
 
 namespace aten {

@@ -10,11 +10,9 @@
 #include <tuple>
 
 #include "kernels/checks.hpp"
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/hybrid_passes.hpp"
 #include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
-#include "kernels/transfer_loss_aten.hpp"
-#include "kernels/transfer_loss_cpu.hpp"
 
 namespace hedgerow::kernels::ops {
 namespace {
@@ -28,10 +26,8 @@ constexpr std::size_t kNumParameters = 5;
 CrossEntropy run(const AttentionArguments& a, const Tensor& q, const Tensor& k, bool gradients) {
   const HybridParameters parameters = a.parameters();
   const HybridOptions options = a.options();
-  return q.is_cpu() && q.scalar_type() != at::kDouble
-             ? cpu::cross_entropy_cpu(cpu::make_problem(q, k, {}, parameters, options), gradients)
-             : aten::cross_entropy_aten(make_hybrid_problem(q, k, {}, parameters, options),
-                                        gradients);
+  return cross_entropy(
+      cross_entropy_form_for(q, parameters, options), q, k, parameters, options, gradients);
 }
 
 Tensor loss(const AttentionArguments& a, const Tensor& q, const Tensor& k) {
