@@ -129,13 +129,13 @@ class DecodeStep {
     }
   }
 
-  // A lane's columns of key and value number i of the window, oldest first; zeros beyond the last.
-  HEDGEROW_TILE void load_token(KeyWords& key, KeyWords& value, int i, int lane_of_warp) const {
+  // Columns d .. of key and value number i of the window, oldest first; zeros beyond the last.
+  HEDGEROW_TILE void load_token(KeyWords& key, KeyWords& value, int i, int d) const {
     key = KeyWords{};
     value = KeyWords{};
     if (begin_ + i <= position_) {
       const bool is_new = begin_ + i == position_;
-      const int slot = (begin_ + i) % a_.batch.slots, d = lane_of_warp * kColumns;
+      const int slot = (begin_ + i) % a_.batch.slots;
       key = *reinterpret_cast<const KeyWords*>(
           (is_new ? new_row(a_.k, kv_head_) : ring_row(a_.batch.ring_k, slot)) + d);
       value = *reinterpret_cast<const KeyWords*>(
@@ -146,56 +146,70 @@ class DecodeStep {
     return unpack(static_cast<Bf16>(row.words[c / 2] >> (16 * (c % 2))));
   }
 
-  // Every warp meets every eighth key, with a maximum of its own: sum e^(s - m) and the same times
-  // v, per query head.
-  HEDGEROW_TILE void attend_window() {
-    const int lane_of_warp = lane(), keys = position_ + 1 - begin_;
-    // kLog2E: powers of two are what the hardware has.
-    const float scale = kLog2E * (kHeadDim == 64 ? 0.125F : 0.0883883476483184F);
-    float y[kHeads][kColumns] = {}, maxima[kHeads], sums[kHeads] = {};
-    HEDGEROW_UNROLL
-    for (int h = 0; h < kHeads; ++h) {
-      maxima[h] = minus_infinity();
+  // One query head's share of a warp's keys so far: sum e^(s - m) v and sum e^(s - m), with the
+  // warp's own m.
+  struct Share {
+    float y[kColumns] = {}, maximum = minus_infinity(), sum = 0.0F;
+
+    // Adds keys with scores log2(e) s; -infinity for a key that is not there; at least one is.
+    HEDGEROW_TILE void add(const float (&scores)[kKeysOfTurn],
+                           const KeyWords (&values)[kKeysOfTurn]) {
+      float largest = maximum;
+      HEDGEROW_UNROLL
+      for (int i = 0; i < kKeysOfTurn; ++i) {
+        largest = scores[i] > largest ? scores[i] : largest;
+      }
+      const float before = power_of_two(maximum - largest);
+      maximum = largest;
+      sum *= before;
+      HEDGEROW_UNROLL
+      for (int c = 0; c < kColumns; ++c) {
+        y[c] *= before;
+      }
+      HEDGEROW_UNROLL
+      for (int i = 0; i < kKeysOfTurn; ++i) {
+        const float p = power_of_two(scores[i] - largest);
+        sum += p;
+        HEDGEROW_UNROLL
+        for (int c = 0; c < kColumns; ++c) {
+          y[c] += p * column_of(values[i], c);
+        }
+      }
     }
+  };
+
+  // log2(e) s of one query and a key: powers of two are what the hardware has.
+  HEDGEROW_TILE static float score(const float* q, const KeyWords& key) {
+    constexpr float kScale = kLog2E * (kHeadDim == 64 ? 0.125F : 0.0883883476483184F);
+    float dot = 0.0F;
+    HEDGEROW_UNROLL
+    for (int c = 0; c < kColumns; ++c) {
+      dot += q[c] * column_of(key, c);
+    }
+    return kScale * sum_of_lanes(dot, 32);
+  }
+
+  // Every warp meets every eighth key of the window, four at a time, for all of the query heads.
+  HEDGEROW_TILE void attend_window() {
+    const int column = lane() * kColumns, keys = position_ + 1 - begin_;
+    Share shares[kHeads];
     HEDGEROW_NO_UNROLL
     for (int first = warp(); first < keys; first += kWarps * kKeysOfTurn) {
       KeyWords key[kKeysOfTurn], value[kKeysOfTurn];
       HEDGEROW_UNROLL
       for (int i = 0; i < kKeysOfTurn; ++i) {
-        load_token(key[i], value[i], first + i * kWarps, lane_of_warp);
+        load_token(key[i], value[i], first + i * kWarps, column);
       }
       HEDGEROW_UNROLL
       for (int h = 0; h < kHeads; ++h) {
         if (h < heads_) {
-          const float* q = shared_.q + h * kHeadDim + lane_of_warp * kColumns;
-          float s[kKeysOfTurn], largest = maxima[h];
+          float scores[kKeysOfTurn];
           HEDGEROW_UNROLL
           for (int i = 0; i < kKeysOfTurn; ++i) {
-            float dot = 0.0F;
-            HEDGEROW_UNROLL
-            for (int c = 0; c < kColumns; ++c) {
-              dot += q[c] * column_of(key[i], c);
-            }
-            dot = scale * sum_of_lanes(dot, 32);
-            s[i] = first + i * kWarps < keys ? dot : minus_infinity();
-            largest = s[i] > largest ? s[i] : largest;
+            const float s = score(shared_.q + h * kHeadDim + column, key[i]);
+            scores[i] = first + i * kWarps < keys ? s : minus_infinity();
           }
-          const float before = power_of_two(maxima[h] - largest);
-          maxima[h] = largest;
-          sums[h] *= before;
-          HEDGEROW_UNROLL
-          for (int c = 0; c < kColumns; ++c) {
-            y[h][c] *= before;
-          }
-          HEDGEROW_UNROLL
-          for (int i = 0; i < kKeysOfTurn; ++i) {
-            const float p = power_of_two(s[i] - largest);
-            sums[h] += p;
-            HEDGEROW_UNROLL
-            for (int c = 0; c < kColumns; ++c) {
-              y[h][c] += p * column_of(value[i], c);
-            }
-          }
+          shares[h].add(scores, value);
         }
       }
     }
@@ -203,11 +217,11 @@ class DecodeStep {
     for (int h = 0; h < kHeads; ++h) {
       HEDGEROW_UNROLL
       for (int c = 0; c < kColumns; ++c) {
-        shared_.y[warp()][h * kHeadDim + lane_of_warp * kColumns + c] = y[h][c];
+        shared_.y[warp()][h * kHeadDim + column + c] = shares[h].y[c];
       }
-      if (lane_of_warp == 0) {
-        shared_.maxima[warp()][h] = maxima[h];
-        shared_.sums[warp()][h] = sums[h];
+      if (column == 0) {
+        shared_.maxima[warp()][h] = shares[h].maximum;
+        shared_.sums[warp()][h] = shares[h].sum;
       }
     }
   }
@@ -314,7 +328,8 @@ class DecodeStep {
     HEDGEROW_UNROLL
     for (int i = 0; i < kRowsInFlight; ++i) {
       const int f = first + i * kWarps * kRowsOfWarp;
-      rows[i] = f < a_.batch.F ? load_once(state + f * kHeadDim) : Four{};
+      // Beyond the last feature a row that is read anyway: a branch here would part the loads.
+      rows[i] = load_once(state + (f < a_.batch.F ? f : first) * kHeadDim);
     }
     HEDGEROW_UNROLL
     for (int i = 0; i < kRowsInFlight; ++i) {
