@@ -53,6 +53,12 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorInSegments) {
   }
 }
 
+TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorOfFourThousandTokens) {
+  AttentionCase shape = small(WindowLayout::kTerraced, 4096);
+  shape.H = 1;
+  expect_hybrid(shape, make_bfloat16_inputs(shape));
+}
+
 TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
   struct Sizes {
     std::int64_t H, G, D, f;
