@@ -125,9 +125,7 @@ Repeat transfer_repeat(const std::shared_ptr<Bench>& bench) {
   return [bench, runner, trainers] {
     const double share = static_cast<double>(bench->options.rows) / bench->options.sequences;
     const worker::Attend attend = [&](int layer, const worker::Qkv& qkv) {
-      const at::Tensor y_true = worker::teacher_attention(qkv);
-      trainers->at(static_cast<std::size_t>(layer)).accumulate(qkv, y_true, share);
-      return y_true;
+      return trainers->at(static_cast<std::size_t>(layer)).accumulate(qkv, share);
     };
     bench->each_forward([&](const at::Tensor& hidden_states) {
       runner->run(
