@@ -70,6 +70,15 @@ AttentionTransfer fused(const at::Tensor& q,
                         const at::Tensor& v,
                         const HybridParameters& parameters,
                         const HybridOptions& options) {
+  if (!any_requires_grad({parameters.q.layer,
+                          parameters.q.bias,
+                          parameters.k.layer,
+                          parameters.k.bias,
+                          parameters.window_factors})) {
+    const cuda::TransferResult result = cuda::transfer_form()->transfer(
+        make_hybrid_problem(q, k, v, parameters, options), HybridNeeds{});
+    return {result.y_true, result.mse};
+  }
   const torch::autograd::variable_list results =
       TransferFunction::apply(present_or_empty(parameters.q.layer),
                               present_or_empty(parameters.q.bias),
@@ -83,25 +92,13 @@ AttentionTransfer fused(const at::Tensor& q,
   return {results[0], results[1]};
 }
 
-// The teacher a sequence at a time: its products would not all be the same in a batch.
-at::Tensor teacher(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  if (q.size(0) == 1) {
-    return softmax_attention(q, k, v);
-  }
-  std::vector<at::Tensor> sequences;
-  for (std::int64_t b = 0; b < q.size(0); ++b) {
-    sequences.push_back(softmax_attention(q.narrow(0, b, 1), k.narrow(0, b, 1), v.narrow(0, b, 1)));
-  }
-  return at::cat(sequences);
-}
-
 AttentionTransfer composed(const at::Tensor& q,
                            const at::Tensor& k,
                            const at::Tensor& v,
                            const HybridParameters& parameters,
                            HybridOptions options) {
   options.fp32_output = true;
-  const at::Tensor y_true = teacher(q, k, v);
+  const at::Tensor y_true = softmax_attention_by_sequence(q, k, v);
   const at::Tensor y = hybrid_attention(q.detach(), k.detach(), v.detach(), parameters, options);
   return {y_true, transfer_mse(y, y_true)};
 }
@@ -131,11 +128,7 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
 namespace cuda {
 
 namespace {
-#if defined(HEDGEROW_CUDA_KERNELS)
-std::atomic<const TransferForm*> form = &kCudaTransferForm;
-#else
-std::atomic<const TransferForm*> form = nullptr;
-#endif
+std::atomic<const TransferForm*> form = kBuiltTransferForm;
 }  // namespace
 
 const TransferForm* transfer_form() { return form.load(); }

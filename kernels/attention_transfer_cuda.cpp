@@ -71,8 +71,7 @@ TransferResult transfer_cuda(const HybridProblem& problem, const HybridNeeds& ne
   a.far = keys.pointers();
   a.features_k = keys.features_pointer();
   result.y_true = make_output(problem.q, a.y_true);
-  constexpr std::int64_t kWarps = 4;
-  const at::Tensor squared = at::empty({B, H, p.tiles, kWarps}, sums);
+  const at::Tensor squared = at::empty({B, H, p.tiles, kWarpsOfTile}, sums);
   a.squared = floats(squared);
   RowGradients rows;
   const bool backward = needs.map_q || needs.map_k || needs.window_factors;

@@ -37,4 +37,10 @@ void use_transfer_form(const TransferForm* form);  // for tests, while nothing a
 // attention_transfer_cuda.cpp; stream, memory and bytes as kCudaForm's.
 extern const TransferForm kCudaTransferForm;
 
+#if defined(HEDGEROW_CUDA_KERNELS)
+inline constexpr const TransferForm* kBuiltTransferForm = &kCudaTransferForm;
+#else
+inline constexpr const TransferForm* kBuiltTransferForm = nullptr;
+#endif
+
 }  // namespace hedgerow::kernels::cuda

@@ -75,6 +75,17 @@ void check_state(const DecodeState& state,
               " and ",
               describe(state.window_v.sizes()));
   TORCH_CHECK(
+      state.kv_state.scalar_type() == at::kFloat && state.k_state.scalar_type() == at::kFloat,
+      "decode: kv_state and k_state must be float32, found ",
+      state.kv_state.scalar_type(),
+      " and ",
+      state.k_state.scalar_type());
+  TORCH_CHECK(state.window_v.scalar_type() == state.window_k.scalar_type(),
+              "decode: window_v must have window_k's dtype ",
+              state.window_k.scalar_type(),
+              ", found ",
+              state.window_v.scalar_type());
+  TORCH_CHECK(
       state.k_state.numel() == shape.B * shape.H * features && state.k_state.is_contiguous(),
       "decode: k_state must be contiguous [B, H, F], found ",
       describe(state.k_state.sizes()));

@@ -9,8 +9,6 @@
 namespace hedgerow::kernels::cuda {
 namespace {
 
-constexpr std::int64_t kTile = 64;  // tokens; of the kernels
-
 // 16-byte loads: the start and every row must be aligned.
 bool is_aligned(const at::Tensor& x) {
   constexpr std::int64_t kElements = 8;

@@ -59,6 +59,20 @@ at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at:
   return cpu::softmax_attention_cpu(q, k, v);
 }
 
+at::Tensor softmax_attention_by_sequence(const at::Tensor& q,
+                                         const at::Tensor& k,
+                                         const at::Tensor& v) {
+  check_attention(q, k, v);
+  if (q.size(0) == 1) {
+    return softmax_attention(q, k, v);
+  }
+  std::vector<at::Tensor> sequences;
+  for (std::int64_t b = 0; b < q.size(0); ++b) {
+    sequences.push_back(softmax_attention(q.narrow(0, b, 1), k.narrow(0, b, 1), v.narrow(0, b, 1)));
+  }
+  return at::cat(sequences);
+}
+
 at::Tensor softmax_attention_trainable(const at::Tensor& q,
                                        const at::Tensor& k,
                                        const at::Tensor& v) {

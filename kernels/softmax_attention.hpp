@@ -12,6 +12,12 @@ namespace hedgerow::kernels {
 // that dtype. Scores and sums in fp32. No autograd. Deterministic at a fixed thread count.
 at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
+// The same of a batch, a sequence at a time: products are not invariant to the batch, and a
+// sequence is to get the same bits whatever batch it comes in.
+at::Tensor softmax_attention_by_sequence(const at::Tensor& q,
+                                         const at::Tensor& k,
+                                         const at::Tensor& v);
+
 // The same with autograd, for kept softmax layers in the finetune stage.
 at::Tensor softmax_attention_trainable(const at::Tensor& q,
                                        const at::Tensor& k,

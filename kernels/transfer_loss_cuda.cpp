@@ -18,7 +18,6 @@ struct Kept {
   Kept(const HybridProblem& problem, const Prepared& p) {
     const auto [B, H, G, T, D] = problem.shape;
     const auto row = [&] { return at::empty({B, H, T}, problem.q.options().dtype(at::kFloat)); };
-    constexpr std::int64_t kTile = 64;  // tokens; of the kernels
     features_q = at::empty({B, H, kTile * p.tiles, problem.F}, problem.q.options());
     normaliser = row();
     share = row();
@@ -35,6 +34,9 @@ FeatureMapWeights side_gradient(const HybridProblem& problem,
                                 CrossEntropyBackwardArguments a,
                                 Side side) {
   const FeatureMapWeights& map = side == Side::kQueries ? problem.map_q : problem.map_k;
+  if (!map.layer.defined() && !map.bias.defined()) {
+    return {};
+  }
   const std::int64_t parts = (p.tiles + a.tiles_per_part - 1) / a.tiles_per_part;
   const Partials partials = make_partials(p, map, true, parts, problem.q.options());
   a.layer = floats(partials.layer);
@@ -75,9 +77,8 @@ CrossEntropy cross_entropy_cuda(const HybridProblem& problem, bool with_gradient
   a.far = keys.pointers();
   a.features_k = keys.features_pointer();
   a.clamp = static_cast<float>(kWeightClamp);
-  constexpr std::int64_t kWarps = 4;
   const at::Tensor losses =
-      at::empty({B, H, p.tiles, kWarps}, problem.q.options().dtype(at::kFloat));
+      at::empty({B, H, p.tiles, kWarpsOfTile}, problem.q.options().dtype(at::kFloat));
   a.losses = floats(losses);
   a.gradients = with_gradients;
   const std::optional<Kept> kept =

@@ -27,12 +27,7 @@ Qkv join(const std::vector<Qkv>& parts) {
 std::vector<at::Tensor> split_batch(const at::Tensor& batch) { return batch.split(1); }
 
 at::Tensor teacher_attention(const Qkv& qkv) {
-  const auto q = split_batch(qkv.q), k = split_batch(qkv.k), v = split_batch(qkv.v);
-  std::vector<at::Tensor> outputs;
-  outputs.reserve(q.size());
-  for (std::size_t b = 0; b < q.size(); ++b)
-    outputs.push_back(kernels::softmax_attention(q[b], k[b], v[b]));
-  return join(outputs);
+  return kernels::softmax_attention_by_sequence(qkv.q, qkv.k, qkv.v);
 }
 
 BlockRunner::BlockRunner(const storage::ModelConfig& config,

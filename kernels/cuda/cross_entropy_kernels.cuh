@@ -14,8 +14,8 @@ struct CrossEntropyKernel {
   using Tile = CrossEntropyTile<S>;
   using Shared = typename Tile::Shared;
   static constexpr int kThreads = Tile::kThreads;
-  static Blocks grid(const Arguments& a) { return {a.inputs.tiles(), a.inputs.B * a.inputs.H, 1}; }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+  static Grid grid(const Arguments& a) { return {a.inputs.tiles(), a.inputs.B * a.inputs.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Tile tile(a, shared, a.inputs.tiles() - 1 - at.x, at.y);
     tile.run();
   }
@@ -27,11 +27,11 @@ struct CrossEntropyBackwardKernel {
   using Walk = CrossEntropyBackward<S, kSide>;
   using Shared = typename Walk::Shared;
   static constexpr int kThreads = Walk::kThreads;
-  static Blocks grid(const Arguments& a) {
+  static Grid grid(const Arguments& a) {
     const int parts = (a.inputs.tiles() + a.tiles_per_part - 1) / a.tiles_per_part;
     return {parts, a.inputs.B * a.inputs.H, 1};
   }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Walk walk(a, shared, at.x, at.y);
     walk.run();
   }

@@ -5,8 +5,8 @@
 // Grid (tiles, B H), the longest rows first; 128 threads, 16 queries a warp. The keys are met
 // twice: from the diagonal back for the sums (the student's window, then the teacher), and forwards
 // for the loss, with l = phi_q phi_k^T from kept phi_k. Shared memory: hybrid_tile.cuh's, with K of
-// the second walk beside phi_k. Per query 3 D T / 2 + F T + 2 D f FLOPs, twice that of D where a
-// window ends inside a tile.
+// the second walk beside phi_k. Per query 2 D T + F T + 2 D f FLOPs; where a window ends inside a
+// tile + 2 D (keys of its tiles).
 #pragma once
 
 #include "kernels/cuda/cross_entropy_arguments.hpp"
@@ -108,10 +108,8 @@ class CrossEntropyTile : HybridTile<S, CrossEntropyShared<S>> {
     for (int t = 0; t <= tile_; ++t) {
       const bool linear = t < in_.near_linear_end(tile_);
       sync_threads();
-      const int left = in_.T - t * kTile, valid = left < kTile ? left : kTile;
-      const int kv_head = head_ / (in_.H / in_.G);
       copy_rows<kTile, S::kHeadDim, kThreads>(
-          keys, rows_from(in_.k, batch_, kv_head, t * kTile), valid);
+          keys, rows_from(in_.k, batch_, this->kv_head(), t * kTile), this->valid_rows(t));
       if (linear) {
         const std::int64_t index = row_index() * in_.tiles() + t;
         copy_rows<kTile, S::kFeatures, kThreads>(
@@ -141,9 +139,12 @@ class CrossEntropyTile : HybridTile<S, CrossEntropyShared<S>> {
         if (s != minus_infinity()) {
           const float teacher = power_of_two(s - normaliser_.values[r]);
           const bool linear = rows_.is_linear(r, key);
-          const float weight = linear ? log_two(products.values[n][i]) : s + offset_.values[r];
+          // A linear weight is compared as it is, as the gradients do: it may be 0 or, with the
+          // identity for a map, negative.
+          const float l = products.values[n][i];
+          const float weight = linear ? log_two(l) : s + offset_.values[r];
           const float log_student = weight - log_denominator_.values[r];
-          const bool below = log_student < lowest;
+          const bool below = linear ? l < a_.clamp * denominator_.values[r] : log_student < lowest;
           losses_.values[r] -= teacher * (below ? lowest : log_student);
           counted_.values[r] += below ? 0.0F : teacher;
           counted_linear_.values[r] += below || !linear ? 0.0F : teacher;
@@ -171,10 +172,7 @@ class CrossEntropyTile : HybridTile<S, CrossEntropyShared<S>> {
         }
       }
     }
-    HEDGEROW_UNROLL
-    for (int mask = 1; mask < 32; mask *= 2) {
-      sum += shuffle_xor(sum, mask);
-    }
+    sum = sum_of_lanes(sum, 32);
     if (lane() == 0) {
       a_.losses[(row_index() * in_.tiles() + tile_) * 4 + warp()] = sum;
     }

@@ -17,10 +17,10 @@ struct DecodeStateKernel {
   using Shared = typename Walk::Shared;
   static constexpr int kThreads = Walk::kThreads;
   static constexpr int kThreadblocks = Walk::kThreadblocks;
-  static Blocks grid(const Arguments& a) {
+  static Grid grid(const Arguments& a) {
     return {a.batch.B * a.batch.H * Walk::kSlices / a.slices, 1, 1};
   }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Walk walk(a, shared);
     walk.run(at.x);
   }
@@ -33,10 +33,10 @@ struct DecodeStepKernel {
   using Shared = typename Step::Shared;
   static constexpr int kThreads = Step::kThreads;
   static constexpr int kThreadblocks = Step::kThreadblocks;
-  static Blocks grid(const Arguments& a) {
+  static Grid grid(const Arguments& a) {
     return {a.batch.B * a.batch.G * ((a.batch.group() + a.heads - 1) / a.heads), 1, 1};
   }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Step step(a, shared, at.x);
     step.run();
   }
@@ -46,8 +46,8 @@ struct DecodeRingKernel {
   using Arguments = DecodeRingArguments;
   struct Shared {};
   static constexpr int kThreads = kRingThreads;
-  static Blocks grid(const Arguments& a) { return {a.batch.B * a.batch.G / a.kv_heads, 1, 1}; }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& /*shared*/, Blocks at) {
+  static Grid grid(const Arguments& a) { return {a.batch.B * a.batch.G / a.kv_heads, 1, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& /*shared*/, Grid at) {
     copy_to_ring(a, at.x);
   }
 };

@@ -10,10 +10,10 @@ namespace hedgerow::kernels::cuda {
 
 inline constexpr int kRingThreads = 128;
 
-HEDGEROW_TILE void copy_to_ring(const DecodeRingArguments& a, int block) {
+HEDGEROW_TILE void copy_to_ring(const DecodeRingArguments& a, int threadblock) {
   const DecodeBatch& batch = a.batch;
-  const int blocks = batch.G / a.kv_heads;
-  const int row = block / blocks, first_head = block % blocks * a.kv_heads;
+  const int of_row = batch.G / a.kv_heads;
+  const int row = threadblock / of_row, first_head = threadblock % of_row * a.kv_heads;
   const int position = static_cast<int>(batch.positions[row]);
   const int first = a.prompt ? batch.begin_after(position) : position;
   const int last = a.prompt ? position : position + 1;

@@ -35,10 +35,10 @@ class DecodeStateWalk {
   HEDGEROW_TILE DecodeStateWalk(const DecodeStateArguments& arguments, Shared& shared)
       : a_(arguments), shared_(shared) {}
 
-  HEDGEROW_TILE void run(int block) {
+  HEDGEROW_TILE void run(int threadblock) {
     HEDGEROW_NO_UNROLL
     for (int i = 0; i < a_.slices; ++i) {
-      walk(block * a_.slices + i);
+      walk(threadblock * a_.slices + i);
     }
   }
 

@@ -46,12 +46,12 @@ class DecodeStep {
     float masses[kHeads];
   };
 
-  HEDGEROW_TILE DecodeStep(const DecodeStepArguments& arguments, Shared& shared, int block)
+  HEDGEROW_TILE DecodeStep(const DecodeStepArguments& arguments, Shared& shared, int threadblock)
       : a_(arguments), shared_(shared) {
     const int group = a_.batch.group(), parts = (group + a_.heads - 1) / a_.heads;
-    const int part = block % parts;
-    kv_head_ = block / parts % a_.batch.G;
-    batch_ = block / parts / a_.batch.G;
+    const int part = threadblock % parts;
+    kv_head_ = threadblock / parts % a_.batch.G;
+    batch_ = threadblock / parts / a_.batch.G;
     first_head_ = kv_head_ * group + part * a_.heads;
     heads_ = group - part * a_.heads < a_.heads ? group - part * a_.heads : a_.heads;
     position_ = static_cast<int>(a_.batch.positions[batch_]);
@@ -353,7 +353,6 @@ class DecodeStep {
   }
 
   HEDGEROW_TILE void store(const Items& items) {
-    constexpr float kEpsilon = 1e-12F;  // kLinearEpsilon
     HEDGEROW_UNROLL
     for (int i = 0; i < kItems; ++i) {
       const int item = thread() + i * kThreads, h = item / kHeadDim;

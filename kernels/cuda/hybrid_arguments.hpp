@@ -19,6 +19,11 @@
 
 namespace hedgerow::kernels::cuda {
 
+inline constexpr int kTile = 64;        // tokens of a tile
+inline constexpr int kWarpsOfTile = 4;  // that share the rows of a tile of queries
+inline constexpr float kEpsilon =
+    1e-12F;  // kLinearEpsilon: beside the denominator without a window
+
 enum class Layout : int { kNone, kSliding, kTerraced };
 enum class MapKind : int { kHedgehogSoftmax, kHedgehogExp, kRelu, kEluPlusOne, kIdentity };
 
@@ -65,7 +70,7 @@ struct HybridInputs {
   Map map_q, map_k;
   const float* gate = nullptr;  // [H] sigmoid(window_factors); null with kNone
 
-  [[nodiscard]] HEDGEROW_BOTH int tiles() const { return (T + 63) / 64; }
+  [[nodiscard]] HEDGEROW_BOTH int tiles() const { return (T + kTile - 1) / kTile; }
   [[nodiscard]] HEDGEROW_BOTH int far_tiles(int tile) const {
     return window_begin(layout, window, 64 * tile) / 64;
   }

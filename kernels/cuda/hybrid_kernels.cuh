@@ -16,8 +16,8 @@ struct PrepareKernel {
   using Arguments = PrepareArguments;
   struct Shared {};
   static constexpr int kThreads = 128;
-  static Blocks grid(const Arguments& a) { return {(a.T + 3) / 4, a.B * a.H, 1}; }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& /*shared*/, Blocks at) {
+  static Grid grid(const Arguments& a) { return {(a.T + 3) / 4, a.B * a.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& /*shared*/, Grid at) {
     prepare_row(a, at.x, at.y);
   }
 };
@@ -28,10 +28,10 @@ struct StatesKernel {
   using Walk = StatesWalk<S>;
   using Shared = typename Walk::Shared;
   static constexpr int kThreads = Walk::kThreads;
-  static Blocks grid(const Arguments& a) {
+  static Grid grid(const Arguments& a) {
     return {a.segments, S::kHeadDim / Walk::kColumns, a.inputs.B * a.inputs.H};
   }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Walk walk(a, shared, at.x, at.y, at.z);
     walk.template run<kTotals>();
   }
@@ -43,8 +43,8 @@ struct ForwardKernel {
   using Tile = ForwardTile<S>;
   using Shared = typename Tile::Shared;
   static constexpr int kThreads = Tile::kThreads;
-  static Blocks grid(const Arguments& a) { return {a.inputs.tiles(), a.inputs.B * a.inputs.H, 1}; }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+  static Grid grid(const Arguments& a) { return {a.inputs.tiles(), a.inputs.B * a.inputs.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Tile tile(a, shared, at.x, at.y);
     tile.run();
   }
@@ -60,8 +60,8 @@ struct BackwardQueriesKernel {
   using Walk = BackwardQueries<S, kInputs>;
   using Shared = typename Walk::Shared;
   static constexpr int kThreads = Walk::kThreads;
-  static Blocks grid(const Arguments& a) { return {parts_of(a), a.inputs.B * a.inputs.H, 1}; }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+  static Grid grid(const Arguments& a) { return {parts_of(a), a.inputs.B * a.inputs.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Walk walk(a, shared, at.x, at.y);
     walk.run();
   }
@@ -73,10 +73,10 @@ struct BackwardKeysKernel {
   using Walk = BackwardKeys<S, kInputs>;
   using Shared = typename Walk::Shared;
   static constexpr int kThreads = Walk::kThreads;
-  static Blocks grid(const Arguments& a) {
+  static Grid grid(const Arguments& a) {
     return {parts_of(a), a.inputs.B * (kInputs ? a.inputs.G : a.inputs.H), 1};
   }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Walk walk(a, shared, at.x, at.y);
     walk.run();
   }

@@ -42,11 +42,8 @@ HEDGEROW_TILE void prepare_row(const PrepareArguments& a, int group, int row) {
                           second * unpack(a.pull[index * a.D + d + 1]));
     }
   }
-  HEDGEROW_UNROLL
-  for (int mask = 1; mask < 32; mask *= 2) {
-    dot += shuffle_xor(dot, mask);
-    total += shuffle_xor(total, mask);
-  }
+  dot = sum_of_lanes(dot, 32);
+  total = sum_of_lanes(total, 32);
   if (lane() == 0) {
     a.beta[index] = -dot;
     if (a.pull != nullptr) {

@@ -87,7 +87,7 @@ class HybridTile {
 
   // The sum of all weights.
   HEDGEROW_TILE float denominator(int r) const {
-    const float epsilon = has_window() ? 0.0F : 1e-12F;  // kLinearEpsilon
+    const float epsilon = has_window() ? 0.0F : kEpsilon;
     return window_.values[r] + linear_.values[r] + epsilon;
   }
 

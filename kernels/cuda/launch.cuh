@@ -1,5 +1,6 @@
-// Starts a kernel (*_kernels.cuh) on a CUDA stream and checks the launch. Every error is
-// thrown with the call's text.
+// Starts a kernel (*_kernels.cuh) on a CUDA stream and checks the launch. Every error is thrown
+// with the call's text. What is launched is one row of threadblocks, each of which finds its place:
+// of y and z CUDA knows 65,535, and a batch may have more heads.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -31,13 +32,11 @@ constexpr int threadblocks_of() {
 
 template <typename Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, threadblocks_of<Kernel>())
-    run_kernel(const __grid_constant__ typename Kernel::Arguments arguments) {
+    run_kernel(const __grid_constant__ typename Kernel::Arguments arguments, const Grid grid) {
   extern __shared__ __align__(128) unsigned char shared[];
   Kernel::run(arguments,
               *reinterpret_cast<typename Kernel::Shared*>(shared),
-              Blocks{static_cast<int>(blockIdx.x),
-                     static_cast<int>(blockIdx.y),
-                     static_cast<int>(blockIdx.z)});
+              grid.place(static_cast<int>(blockIdx.x)));
 }
 
 struct CudaBackend {
@@ -50,12 +49,10 @@ struct CudaBackend {
       HEDGEROW_CUDA_CHECK(cudaFuncSetAttribute(
           run_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     }
-    const Blocks grid = Kernel::grid(arguments);
-    const dim3 blocks(static_cast<unsigned>(grid.x),
-                      static_cast<unsigned>(grid.y),
-                      static_cast<unsigned>(grid.z));
+    const Grid grid = Kernel::grid(arguments);
     run_kernel<Kernel>
-        <<<blocks, Kernel::kThreads, kBytes, static_cast<cudaStream_t>(stream)>>>(arguments);
+        <<<grid.threadblocks(), Kernel::kThreads, kBytes, static_cast<cudaStream_t>(stream)>>>(
+            arguments, grid);
     HEDGEROW_CUDA_CHECK(cudaGetLastError());
   }
 };

@@ -6,11 +6,11 @@
 // one ldmatrix reads at one column lie in different banks. (Rows of 64 bytes: u ^ (r / 2 & 3).)
 #pragma once
 
+#include "kernels/cuda/hybrid_arguments.hpp"
 #include "kernels/cuda/warp.cuh"
 
 namespace hedgerow::kernels::cuda {
 
-inline constexpr int kTile = 64;      // tokens of a tile
 inline constexpr int kWarpRows = 16;  // rows of a fragment
 inline constexpr int kUnit = 8;       // bf16 in 16 bytes
 inline constexpr float kLog2E = 1.44269504088896341F;
@@ -216,6 +216,14 @@ HEDGEROW_TILE void multiply(Sums<kColumns>& sums,
 struct RowPair {
   float values[2];
 };
+
+HEDGEROW_TILE float sum_of_lanes(float x, int lanes) {  // every lane has the sum of its `lanes`
+  HEDGEROW_UNROLL
+  for (int mask = 1; mask < lanes; mask *= 2) {
+    x += shuffle_xor(x, mask);
+  }
+  return x;
+}
 
 HEDGEROW_TILE RowPair row_sums_of_quad(RowPair rows) {
   HEDGEROW_UNROLL

@@ -179,10 +179,7 @@ class TransferTile : HybridTile<S, TransferShared<S>> {
       }
     }
     float sum = squared.values[0] + squared.values[1];
-    HEDGEROW_UNROLL
-    for (int mask = 1; mask < 32; mask *= 2) {
-      sum += shuffle_xor(sum, mask);
-    }
+    sum = sum_of_lanes(sum, 32);
     if (lane() == 0) {
       a_.squared[(row_index() * in_.tiles() + tile_) * 4 + warp()] = sum;
     }

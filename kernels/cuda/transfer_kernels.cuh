@@ -13,8 +13,8 @@ struct SoftmaxKernel {
   using Tile = SoftmaxTile<kHeadDim>;
   using Shared = typename Tile::Shared;
   static constexpr int kThreads = Tile::kThreads;
-  static Blocks grid(const Arguments& a) { return {(a.T + kTile - 1) / kTile, a.B * a.H, 1}; }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+  static Grid grid(const Arguments& a) { return {(a.T + kTile - 1) / kTile, a.B * a.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Tile::run(a, shared, (a.T + kTile - 1) / kTile - 1 - at.x, at.y);
   }
 };
@@ -25,8 +25,8 @@ struct TransferKernel {
   using Tile = TransferTile<S>;
   using Shared = typename Tile::Shared;
   static constexpr int kThreads = Tile::kThreads;
-  static Blocks grid(const Arguments& a) { return {a.inputs.tiles(), a.inputs.B * a.inputs.H, 1}; }
-  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Blocks at) {
+  static Grid grid(const Arguments& a) { return {a.inputs.tiles(), a.inputs.B * a.inputs.H, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Tile tile(a, shared, a.inputs.tiles() - 1 - at.x, at.y);
     tile.run();
   }

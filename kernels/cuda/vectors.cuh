@@ -36,12 +36,4 @@ HEDGEROW_TILE void store_once(float* to, const Four& x) {
 }
 #endif
 
-HEDGEROW_TILE float sum_of_lanes(float x, int lanes) {  // every lane has the sum of its `lanes`
-  HEDGEROW_UNROLL
-  for (int mask = 1; mask < lanes; mask *= 2) {
-    x += shuffle_xor(x, mask);
-  }
-  return x;
-}
-
 }  // namespace hedgerow::kernels::cuda

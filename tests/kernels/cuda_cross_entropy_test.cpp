@@ -54,27 +54,38 @@ TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorAtAnyLength) {
 }
 
 TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
-  struct Sizes {
-    std::int64_t H, G, D, f;
-    bool negation = true;
-  };
-  std::size_t next = 0;
-  for (const Sizes sizes : {Sizes{3, 3, 64, 32},
-                            Sizes{3, 1, 64, 64},
-                            Sizes{4, 1, 128, 32},
-                            Sizes{4, 1, 128, 64},
-                            Sizes{2, 1, 128, 128},
-                            Sizes{4, 2, 64, 64, false},
-                            Sizes{2, 1, 128, 128, false}}) {
-    AttentionCase shape = small(kLayouts[next++ % 3], 150);
-    shape.H = sizes.H;
-    shape.G = sizes.G;
-    shape.D = sizes.D;
-    shape.f = sizes.f;
-    shape.bias = sizes.D == 64;
-    shape.options.feature_map.negation = sizes.negation;
-    expect_programs(shape, programs(shape), 6);  // the value is one number
+  expect_sizes(programs, 6);  // the value is one number
+}
+
+TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorInSegments) {
+  AttentionCase shape = small(WindowLayout::kSliding, 1000);
+  shape.H = 1;
+  expect_programs(shape, programs(shape));
+}
+
+TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorForEveryMap) { expect_maps(programs); }
+
+TEST_P(CudaCrossEntropy, HoldsAtExtremeLogits) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape = small(layout, 150);
+    shape.scale = 6.0;
+    expect_programs(shape, programs(shape));
   }
+}
+
+// The identity's weights have signs; what is negative lies below the clamp.
+TEST_P(CudaCrossEntropy, ClampsNegativeWeights) {
+  AttentionCase shape = small(WindowLayout::kTerraced, 150);
+  shape.f = 0;
+  shape.scale = 0.05;  // so that no denominator is negative
+  shape.options.feature_map = {.kind = FeatureMapKind::kIdentity, .negation = false};
+  const AttentionInputs x = make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
+  const c10::NoGradGuard no_grad;
+  const at::Tensor found = cuda::transfer_cross_entropy(x.q, x.k, x.parameters, shape.options);
+  const AttentionInputs y = make_bfloat16_inputs(shape).as(at::kFloat, at::kFloat);
+  const double expected =
+      transfer_cross_entropy_reference(y.q, y.k, y.parameters, shape.options).item<double>();
+  EXPECT_NEAR(found.item<double>(), expected, 0.01 * expected);
 }
 
 TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorForAnyWindow) {

@@ -78,4 +78,44 @@ void CudaForms::expect_programs(const AttentionCase& shape,
   }
 }
 
+void CudaForms::expect_sizes(ProgramsOf programs_of, std::uint64_t draws) const {
+  struct Sizes {
+    std::int64_t H, G, D, f;
+    bool negation = true;
+  };
+  constexpr WindowLayout kLayouts[] = {
+      WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
+  std::size_t next = 0;
+  for (const Sizes sizes : {Sizes{3, 3, 64, 32},
+                            Sizes{3, 1, 64, 64},
+                            Sizes{2, 2, 64, 128},
+                            Sizes{4, 1, 128, 32},
+                            Sizes{8, 1, 128, 64},
+                            Sizes{2, 1, 128, 128},
+                            Sizes{4, 2, 64, 64, false},
+                            Sizes{2, 1, 64, 128, false},
+                            Sizes{2, 1, 128, 64, false},
+                            Sizes{2, 1, 128, 128, false}}) {
+    AttentionCase shape = small(kLayouts[next++ % 3], 150);
+    shape.H = sizes.H;
+    shape.G = sizes.G;
+    shape.D = sizes.D;
+    shape.f = sizes.f;
+    shape.bias = sizes.D == 64;
+    shape.options.feature_map.negation = sizes.negation;
+    expect_programs(shape, programs_of(shape), draws);
+  }
+}
+
+void CudaForms::expect_maps(ProgramsOf programs_of) const {
+  for (const FeatureMapKind kind :
+       {FeatureMapKind::kHedgehogExp, FeatureMapKind::kEluPlusOne, FeatureMapKind::kRelu}) {
+    AttentionCase shape = small(WindowLayout::kTerraced, 150);
+    shape.f = 64;
+    shape.bias = true;
+    shape.options.feature_map = {.kind = kind, .negation = false};
+    expect_programs(shape, programs_of(shape));
+  }
+}
+
 }  // namespace hedgerow::kernels::testing

@@ -32,6 +32,10 @@ class CudaForms : public ::testing::TestWithParam<at::DeviceType> {
   void expect_programs(const AttentionCase& shape,
                        const Programs& programs,
                        std::uint64_t draws = 3) const;
+  // The same of every compiled shape, and of every map that the kernels take.
+  using ProgramsOf = Programs (*)(const AttentionCase&);
+  void expect_sizes(ProgramsOf programs_of, std::uint64_t draws = 3) const;
+  void expect_maps(ProgramsOf programs_of) const;
 };
 class CudaTransfer : public CudaForms {};
 class CudaCrossEntropy : public CudaForms {};

@@ -83,26 +83,39 @@ TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorAtAnyLength) {
 }
 
 TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
-  struct Sizes {
-    std::int64_t H, G, D, f;
-    bool negation = true;
-  };
-  std::size_t next = 0;
-  for (const Sizes sizes : {Sizes{3, 3, 64, 32},
-                            Sizes{3, 1, 64, 64},
-                            Sizes{4, 1, 128, 32},
-                            Sizes{8, 1, 128, 64},
-                            Sizes{2, 1, 128, 128},
-                            Sizes{4, 2, 64, 64, false},
-                            Sizes{2, 1, 128, 128, false}}) {
-    AttentionCase shape = small(kLayouts[next++ % 3], 150);
-    shape.H = sizes.H;
-    shape.G = sizes.G;
-    shape.D = sizes.D;
-    shape.f = sizes.f;
-    shape.bias = sizes.D == 64;
-    shape.options.feature_map.negation = sizes.negation;
+  expect_sizes(transfer_programs);
+}
+
+TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorInSegments) {
+  AttentionCase shape = small(WindowLayout::kSliding, 1000);
+  shape.H = 1;
+  expect_programs(shape, transfer_programs(shape));
+}
+
+TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorForEveryMap) { expect_maps(transfer_programs); }
+
+TEST_P(CudaTransfer, HoldsAtExtremeLogits) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape = small(layout, 150);
+    shape.scale = 6.0;
     expect_programs(shape, transfer_programs(shape));
+  }
+}
+
+TEST_P(CudaTransfer, TeacherIsCausalBitForBit) {
+  const c10::NoGradGuard no_grad;
+  const AttentionCase shape = small(WindowLayout::kNone, 200);
+  const AttentionInputs x = make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
+  const at::Tensor before = cuda::softmax_attention(x.q, x.k, x.v);
+  for (const std::int64_t t : {1, 63, 64, 130, 199}) {
+    const auto changed = [&](const at::Tensor& value) {
+      at::Tensor copy = value.clone();
+      copy.narrow(2, t, shape.T - t).add_(1.0);
+      return copy;
+    };
+    const at::Tensor after = cuda::softmax_attention(x.q, changed(x.k), changed(x.v));
+    EXPECT_TRUE(at::equal(before.narrow(2, 0, t), after.narrow(2, 0, t))) << "tokens from " << t;
+    EXPECT_FALSE(at::equal(before.narrow(2, t, 1), after.narrow(2, t, 1))) << "tokens from " << t;
   }
 }
 

@@ -14,7 +14,7 @@ struct EmulatedBackend {
   template <typename Kernel>
   static void run(const typename Kernel::Arguments& arguments, Stream /*stream*/) {
     static std::atomic<std::uint64_t> seed{1};
-    const Blocks grid = Kernel::grid(arguments);
+    const Grid grid = Kernel::grid(arguments);
     emulation::launch({grid.x, grid.y, grid.z},
                       Kernel::kThreads,
                       sizeof(typename Kernel::Shared),
@@ -22,7 +22,7 @@ struct EmulatedBackend {
                       [&](emulation::Grid at, void* shared) {
                         Kernel::run(arguments,
                                     *static_cast<typename Kernel::Shared*>(shared),
-                                    Blocks{at.x, at.y, at.z});
+                                    Grid{at.x, at.y, at.z});
                       });
   }
 };
