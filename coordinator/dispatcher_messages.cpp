@@ -149,6 +149,7 @@ void Dispatcher::grant_to(const std::string& peer, const LiveWorker& worker, con
 
 wire::Task Dispatcher::wire_task(const TaskId& id, std::uint64_t token) const {
   wire::Task task = make_wire_task(state_, id, token);
+  task.memory_bytes = need_of(id, config_.needs);
   if (task.inputs.size() <= kMaxInlineInputs) return task;
   const std::string name = storage::RunLayout::attempt_directory(token) + "/inputs.json";
   const std::filesystem::path path = layout_.root() / name;

@@ -94,8 +94,10 @@ DispatcherConfig dispatcher_config(const RunOptions& options,
   DispatcherConfig config;
   for (int slot = 0; slot < local_workers; ++slot)
     config.own_workers.push_back(local_worker_uuid(slot));
-  config.needs = {
-      plan.capture_memory_bytes, plan.transfer_memory_bytes, plan.evaluate_memory_bytes};
+  config.needs = {.capture = plan.capture_memory_bytes,
+                  .transfer = plan.transfer_memory_bytes,
+                  .evaluate = plan.evaluate_memory_bytes,
+                  .finetune = plan.finetune_memory_bytes};
   config.keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);
   config.leases.lease = std::chrono::seconds(recipe.workers.lease_s);
   config.second_worker_patience = options.second_worker_patience;

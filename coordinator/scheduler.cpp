@@ -8,19 +8,9 @@
 namespace hedgerow::coordinator {
 namespace {
 
-std::uint64_t need_of(const TaskId& id, const MemoryNeeds& needs) {
-  switch (id.stage) {
-    case Stage::kCapture:
-      return needs.capture;
-    case Stage::kTransfer:
-      return needs.transfer;
-    case Stage::kEvaluate:
-      return needs.evaluate;
-    case Stage::kAssemble:
-    case Stage::kFinetune:
-      break;  // never pulled
-  }
-  return 0;
+// By a worker; mpirun places the ranks of finetune, and the coordinator assembles.
+bool is_pulled(const TaskId& id) {
+  return id.stage != Stage::kAssemble && id.stage != Stage::kFinetune;
 }
 
 bool fits(const WorkerView& worker, const TaskId& id, const MemoryNeeds& needs) {
@@ -94,6 +84,22 @@ void append_files(const State& state, const TaskId& id, std::vector<storage::Fil
 
 }  // namespace
 
+std::uint64_t need_of(const TaskId& id, const MemoryNeeds& needs) {
+  switch (id.stage) {
+    case Stage::kCapture:
+      return needs.capture;
+    case Stage::kTransfer:
+      return needs.transfer;
+    case Stage::kEvaluate:
+      return needs.evaluate;
+    case Stage::kFinetune:
+      return needs.finetune;
+    case Stage::kAssemble:
+      break;  // copies bytes
+  }
+  return 0;
+}
+
 std::optional<TaskId> choose_task(const State& state,
                                   const WorkerView& worker,
                                   const std::vector<WorkerView>& connected,
@@ -104,8 +110,7 @@ std::optional<TaskId> choose_task(const State& state,
   using Rank = std::tuple<Stage, bool, TaskId>;
   std::optional<Rank> best;
   for (const auto& [id, task] : state.tasks) {
-    if (id.stage == Stage::kAssemble || id.stage == Stage::kFinetune || !is_ready(state, task))
-      continue;
+    if (!is_pulled(id) || !is_ready(state, task)) continue;
     if (!fits(worker, id, needs) || left_to_others(task, worker, connected, needs)) continue;
     if (id.stage == Stage::kCapture && !disk_allows_capture(state, id.block, keep)) continue;
     const Rank rank{id.stage, id.block < 0 || id.block != worker.held_block, id};
@@ -130,7 +135,7 @@ std::vector<Misfit> misfits(const State& state,
   // As a rule everything fits, and a run of many tasks is looked at many times a second.
   if (largest.memory_bytes == 0 || most <= largest.memory_bytes) return list;
   for (const auto& [id, task] : state.tasks) {
-    if (fits(largest, id, needs) || !is_ready(state, task)) continue;
+    if (!is_pulled(id) || fits(largest, id, needs) || !is_ready(state, task)) continue;
     list.push_back({id, need_of(id, needs), largest.uuid, largest.memory_bytes});
   }
   return list;

@@ -25,7 +25,9 @@ struct WorkerView {
 // Memory that one task of a stage takes, from the plan.
 struct MemoryNeeds {
   std::uint64_t capture = 0, transfer = 0, evaluate = 0;
+  std::uint64_t finetune = 0;  // of one rank; mpirun places those, not the scheduler
 };
+[[nodiscard]] std::uint64_t need_of(const TaskId& id, const MemoryNeeds& needs);
 
 // `connected` includes the asking worker. nullopt: nothing for it now.
 [[nodiscard]] std::optional<TaskId> choose_task(const State& state,

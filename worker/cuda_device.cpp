@@ -2,7 +2,11 @@
 
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDACachingAllocator.h>
+#include <c10/cuda/CUDAException.h>
 #include <c10/cuda/CUDAFunctions.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <cuda_runtime_api.h>
 
 #include <cstdlib>
 
@@ -35,6 +39,8 @@ at::Device use_device(int index) {
   return {at::kCUDA, device};
 }
 
+at::Device current_device() { return {at::kCUDA, c10::cuda::current_device()}; }
+
 std::string model(const at::Device& device) {
   return at::cuda::getDeviceProperties(device.index())->name;
 }
@@ -42,5 +48,27 @@ std::string model(const at::Device& device) {
 std::uint64_t memory_bytes(const at::Device& device) {
   return at::cuda::getDeviceProperties(device.index())->totalGlobalMem;
 }
+
+Memory memory(const at::Device& device) {
+  const c10::cuda::CUDAGuard guard(device);
+  std::size_t free = 0, total = 0;
+  C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
+  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+  const auto whole = [](std::int64_t bytes) { return static_cast<std::uint64_t>(bytes); };
+  const auto sum_of_pools = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  const auto& allocated = stats.allocated_bytes[sum_of_pools];
+  const auto& reserved = stats.reserved_bytes[sum_of_pools];
+  return {.total = total,
+          .free = free,
+          .reserved = whole(reserved.current),
+          .peak_allocated = whole(allocated.peak),
+          .peak_reserved = whole(reserved.peak)};
+}
+
+void reset_peaks(const at::Device& device) {
+  c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+}
+
+void release_reserve() { c10::cuda::CUDACachingAllocator::emptyCache(); }
 
 }  // namespace hedgerow::worker::cuda

@@ -13,7 +13,20 @@ namespace hedgerow::worker::cuda {
 [[nodiscard]] int num_devices();  // visible ones; 0 without a driver
 // The calling thread's device from here on, with the settings that resolve_device promises.
 [[nodiscard]] at::Device use_device(int index);
+[[nodiscard]] at::Device current_device();  // of the calling thread
 [[nodiscard]] std::string model(const at::Device& device);
 [[nodiscard]] std::uint64_t memory_bytes(const at::Device& device);
+
+// Bytes. LibTorch reserves in large pieces and allocates tensors from them; what others took, and
+// the contexts of all, is the rest: total - free - reserved.
+struct Memory {
+  std::uint64_t total = 0, free = 0;
+  std::uint64_t reserved = 0;
+  std::uint64_t peak_allocated = 0, peak_reserved = 0;  // since reset_peaks
+};
+[[nodiscard]] Memory memory(const at::Device& device);
+void reset_peaks(const at::Device& device);
+// Gives what is reserved and holds no tensor back to the device.
+void release_reserve();
 
 }  // namespace hedgerow::worker::cuda

@@ -14,7 +14,11 @@ namespace {
 bool is_built() { return false; }
 int num_devices() { return 0; }
 at::Device use_device(int /*index*/) { fail(); }
+at::Device current_device() { fail(); }
 std::string model(const at::Device& /*device*/) { fail(); }
 std::uint64_t memory_bytes(const at::Device& /*device*/) { fail(); }
+Memory memory(const at::Device& /*device*/) { fail(); }
+void reset_peaks(const at::Device& /*device*/) { fail(); }
+void release_reserve() { fail(); }
 
 }  // namespace hedgerow::worker::cuda

@@ -7,7 +7,7 @@
 
 #include "storage/build_info.hpp"
 #include "worker/commands/commands.hpp"
-#include "worker/commands/failure.hpp"
+#include "worker/failure.hpp"
 
 namespace {
 
@@ -41,8 +41,9 @@ int main(int argc, char** argv) {
   try {
     return static_cast<int>(action());
   } catch (...) {
-    const auto failure = hedgerow::worker::current_failure();
+    const auto failure =
+        hedgerow::worker::current_failure({.name = app.get_subcommands().front()->get_name()});
     std::fprintf(stderr, "hedgerow-worker: %s\n", failure.message.c_str());
-    return static_cast<int>(failure.code);
+    return static_cast<int>(hedgerow::storage::exit_code(failure.kind));
   }
 }

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include "storage/error.hpp"
+#include "worker/cuda_device.hpp"
 
 namespace hedgerow::worker {
 
@@ -53,6 +54,13 @@ const at::Tensor& RunContext::embedding() {
 const RopeTable& RunContext::rope(std::int64_t seq_len) {
   if (!rope_ || rope_->cos.size(0) < seq_len) rope_ = make_rope_table(config(), seq_len, device());
   return *rope_;
+}
+
+void RunContext::release_memory() {
+  block_.reset();
+  rope_.reset();
+  embedding_.reset();
+  if (device_.is_cuda()) cuda::release_reserve();
 }
 
 const BlockRunner& RunContext::block(int first_layer,

@@ -47,6 +47,8 @@ class RunContext {
   const BlockRunner& block(int first_layer,
                            int num_layers,
                            const std::function<void(int)>& loaded = {});
+  // Forgets everything that lies on the device, and gives the device what LibTorch keeps of it.
+  void release_memory();
   // First layer of the held weights, -1 if none.
   [[nodiscard]] int held_first_layer() const { return block_ ? block_->first_layer() : -1; }
 

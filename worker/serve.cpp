@@ -1,21 +1,19 @@
 #include "worker/serve.hpp"
 
 #include <ATen/Parallel.h>
-#include <c10/util/Exception.h>
 #include <unistd.h>
 
 #include <array>
 #include <csignal>
 #include <cstdio>
 #include <ctime>
-#include <new>
 #include <random>
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/build_info.hpp"
-#include "storage/filesystem_error.hpp"
 #include "worker/capture.hpp"
 #include "worker/evaluate.hpp"
+#include "worker/failure.hpp"
 #include "worker/task_inputs.hpp"
 #include "worker/transfer.hpp"
 
@@ -136,20 +134,10 @@ TaskEnd execute(CoordinatorClient& client,
     if (!result.finished) return give_back(client);
     client.done(std::move(result.files), std::move(result.result));
     return TaskEnd::kDone;
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kFenced || client.lease_lost()) return TaskEnd::kFenced;
-    tell_failure(client, task, error.kind(), error.what());
-  } catch (const c10::OutOfMemoryError& error) {
-    tell_failure(client, task, ErrorKind::kExhausted, error.what_without_backtrace());
-  } catch (const std::bad_alloc&) {
-    tell_failure(client, task, ErrorKind::kExhausted, "out of memory");
-  } catch (const c10::Error& error) {
-    tell_failure(client, task, ErrorKind::kInternal, error.what_without_backtrace());
-  } catch (const std::filesystem::filesystem_error& error) {
-    const Error known = storage::system_error(error);
-    tell_failure(client, task, known.kind(), known.what());
-  } catch (const std::exception& error) {
-    tell_failure(client, task, ErrorKind::kInternal, error.what());
+  } catch (const std::exception&) {
+    const Failure failure = current_failure(work_of(task));
+    if (failure.kind == ErrorKind::kFenced || client.lease_lost()) return TaskEnd::kFenced;
+    tell_failure(client, task, failure.kind, failure.message);
   }
   return TaskEnd::kFailed;
 }
@@ -157,10 +145,13 @@ TaskEnd execute(CoordinatorClient& client,
 TaskEnd execute(RunContext& run, CoordinatorClient& client, const wire::Task& task) {
   // Completed inside: an input list that cannot be read fails the task, not the worker.
   wire::Task complete = task;
-  return execute(client, complete, [&](TaskContext& context) {
+  const TaskEnd end = execute(client, complete, [&](TaskContext& context) {
     complete = with_inputs(run.layout(), task);
     return run_task(run, context, complete);
   });
+  // The next try must not fail for what this one left lying.
+  if (end == TaskEnd::kFailed) run.release_memory();
+  return end;
 }
 
 wire::Hello make_hello(const std::string& uuid,

@@ -56,4 +56,17 @@ std::uint64_t usable_memory_bytes() {
   return std::min(physical, cgroup_memory_limit(groups.str(), "/sys/fs/cgroup"));
 }
 
+ResidentMemory resident_memory() {
+  ResidentMemory memory;
+  std::ifstream status("/proc/self/status");
+  for (std::string word; status >> word;) {
+    std::uint64_t kib = 0;
+    if (word == "VmRSS:" && status >> kib) memory.now = kib << 10U;
+    if (word == "VmHWM:" && status >> kib) memory.peak = kib << 10U;
+  }
+  return memory;
+}
+
+void reset_resident_peak() { std::ofstream("/proc/self/clear_refs") << 5; }
+
 }  // namespace hedgerow::wire

@@ -11,6 +11,14 @@ namespace hedgerow::wire {
 
 [[nodiscard]] std::uint64_t usable_memory_bytes();
 
+// Of this process, resident: now, and at most since the last reset (or since its start, where the
+// system allows no reset). 0 where it does not tell.
+struct ResidentMemory {
+  std::uint64_t now = 0, peak = 0;
+};
+[[nodiscard]] ResidentMemory resident_memory();
+void reset_resident_peak();
+
 // The smallest limit on the way from the process's groups up to the root; UINT64_MAX: none.
 // `groups` is the text of /proc/self/cgroup, `mount` stands for /sys/fs/cgroup.
 [[nodiscard]] std::uint64_t cgroup_memory_limit(const std::string& groups,

@@ -43,6 +43,7 @@ void to_json(json& out, const Task& task) {
   if (task.resume) out["resume"] = record_to_json(*task.resume);
   out["seed"] = task.seed;
   out["subject"] = task.subject;
+  out["memory_bytes"] = task.memory_bytes;
 }
 
 void from_json(const json& in, Task& task) {
@@ -71,6 +72,8 @@ void from_json(const json& in, Task& task) {
   if (in.contains("resume")) task.resume = record_from_json(object_field(in, "resume"));
   task.seed = uint_field(in, "seed");
   task.subject = string_field(in, "subject");
+  // Builds before it sent none.
+  task.memory_bytes = in.contains("memory_bytes") ? uint_field(in, "memory_bytes") : 0;
 }
 
 void to_json(json& out, const Progress& progress) {

@@ -38,6 +38,8 @@ struct Task {
   std::uint64_t seed = 0;
   // Evaluate: teacher | transfer | lora.
   std::string subject;
+  // What the plan counts for it; 0: unknown. Said where memory runs out all the same.
+  std::uint64_t memory_bytes = 0;
   bool operator==(const Task&) const = default;
 };
 

@@ -303,6 +303,13 @@ TEST_F(DispatcherTest, ATaskThatFailsHereOnlyIsGivenUpWhenNoSecondWorkerComes) {
             std::string::npos);
 }
 
+TEST_F(DispatcherTest, AGrantSaysWhatThePlanCountsForItSoThatAWorkerCanSayItToo) {
+  config_.needs.capture = 7;
+  reopen();
+  hello("w1");
+  EXPECT_EQ(request("w1").memory_bytes, 7U);
+}
+
 TEST_F(DispatcherTest, AFullDiskStopsTheRunAndSaysWhatToDo) {
   config_.room_for_retry = ~0ULL;
   reopen();

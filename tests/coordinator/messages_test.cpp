@@ -23,6 +23,7 @@ Task task() {
   task.inputs = {file(), file()};
   task.resume = file();
   task.seed = 99;
+  task.memory_bytes = 1ULL << 41;
   return task;
 }
 

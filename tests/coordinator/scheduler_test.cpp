@@ -120,5 +120,22 @@ TEST(Scheduler, ATransferResumesFromItsLastCheckpoint) {
   EXPECT_EQ(task.seed, 7U);
 }
 
+// mpirun places its ranks: a worker too small for one of them is none of its business.
+TEST(Scheduler, AFinetuneThatNoWorkerCouldHoldIsNoMisfit) {
+  State state = started_state();
+  std::uint64_t token = 0;
+  for (int block = 0; block + 1 < 3; ++block) {
+    for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
+  }
+  for (int block = 0; block < 3; ++block) complete(state, TaskId::transfer(block), ++token);
+  complete(state, TaskId::assemble(), ++token);
+  for (const char* subject : {"teacher", "transfer"})
+    complete(state, TaskId::evaluate(subject), ++token);
+  ASSERT_TRUE(is_ready(state, state.task(TaskId::finetune())));
+  const MemoryNeeds needs{.transfer = 2 * kGiB, .finetune = 900 * kGiB};
+  EXPECT_TRUE(misfits(state, {worker("w1", -1, kGiB)}, needs).empty());
+  EXPECT_EQ(need_of(TaskId::finetune(), needs), 900 * kGiB);
+}
+
 }  // namespace
 }  // namespace hedgerow::coordinator

@@ -12,7 +12,7 @@
 
 #include "storage/file.hpp"
 #include "worker/commands/commands.hpp"
-#include "worker/commands/failure.hpp"
+#include "worker/failure.hpp"
 #include "worker/serve.hpp"
 
 namespace hedgerow::worker {
@@ -157,10 +157,12 @@ ExitCode run(const Options& options) {
                                     : run_joined(run, options, *communicator);
   } catch (...) {
     if (communicator->world_size() == 1) throw;
-    const Failure failure = current_failure();
+    wire::Task task;
+    task.kind = wire::TaskKind::kFinetune;
+    const Failure failure = current_failure(work_of(task));
     std::fprintf(
         stderr, "hedgerow-worker: rank %d: %s\n", communicator->rank(), failure.message.c_str());
-    leave(failure.code);
+    leave(storage::exit_code(failure.kind));
   }
 }
 
