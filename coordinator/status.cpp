@@ -178,6 +178,17 @@ TaskStatus::Steps TaskStatus::steps() const {
   return {std::max(checkpoint_step, progress->step), progress->num_steps};
 }
 
+wire::PeakMemory TaskStatus::peak_memory() const {
+  if (progress) return progress->peak_memory;
+  const auto found = result.is_object() ? result.find("peak_memory") : result.end();
+  // A result is the worker's own: whatever else stands there is shown as nothing.
+  try {
+    return found == result.end() ? wire::PeakMemory{} : found->get<wire::PeakMemory>();
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
 int TaskStatus::tries() const { return std::min(attempts, wasted + 1); }
 
 const TaskStatus* RunStatus::task(const std::string& id) const {

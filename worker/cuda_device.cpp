@@ -26,6 +26,18 @@ void make_deterministic() {
   context.setDeterministicFillUninitializedMemory(false);
 }
 
+// Of all pools.
+struct Stats {
+  c10::CachingAllocator::Stat allocated, reserved;
+};
+Stats stats(const at::Device& device) {
+  const auto found = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
+  constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+  return {found.allocated_bytes[kAll], found.reserved_bytes[kAll]};
+}
+
+std::uint64_t whole(std::int64_t bytes) { return static_cast<std::uint64_t>(bytes); }
+
 }  // namespace
 
 bool is_built() { return true; }
@@ -53,16 +65,12 @@ Memory memory(const at::Device& device) {
   const c10::cuda::CUDAGuard guard(device);
   std::size_t free = 0, total = 0;
   C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  const auto stats = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
-  const auto whole = [](std::int64_t bytes) { return static_cast<std::uint64_t>(bytes); };
-  const auto sum_of_pools = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
-  const auto& allocated = stats.allocated_bytes[sum_of_pools];
-  const auto& reserved = stats.reserved_bytes[sum_of_pools];
-  return {.total = total,
-          .free = free,
-          .reserved = whole(reserved.current),
-          .peak_allocated = whole(allocated.peak),
-          .peak_reserved = whole(reserved.peak)};
+  return {.total = total, .free = free, .reserved = whole(stats(device).reserved.current)};
+}
+
+Peaks peaks(const at::Device& device) {
+  const Stats found = stats(device);
+  return {.allocated = whole(found.allocated.peak), .reserved = whole(found.reserved.peak)};
 }
 
 void reset_peaks(const at::Device& device) {

@@ -20,11 +20,14 @@ namespace hedgerow::worker::cuda {
 // Bytes. LibTorch reserves in large pieces and allocates tensors from them; what others took, and
 // the contexts of all, is the rest: total - free - reserved.
 struct Memory {
-  std::uint64_t total = 0, free = 0;
-  std::uint64_t reserved = 0;
-  std::uint64_t peak_allocated = 0, peak_reserved = 0;  // since reset_peaks
+  std::uint64_t total = 0, free = 0, reserved = 0;
 };
-[[nodiscard]] Memory memory(const at::Device& device);
+[[nodiscard]] Memory memory(const at::Device& device);  // asks the driver
+// Of tensors and of the reserve, bytes, since reset_peaks.
+struct Peaks {
+  std::uint64_t allocated = 0, reserved = 0;
+};
+[[nodiscard]] Peaks peaks(const at::Device& device);
 void reset_peaks(const at::Device& device);
 // Gives what is reserved and holds no tensor back to the device.
 void release_reserve();

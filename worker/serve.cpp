@@ -120,9 +120,11 @@ TaskEnd give_back(CoordinatorClient& client) {
 }  // namespace
 
 TaskEnd execute(CoordinatorClient& client,
+                const at::Device& device,
                 const wire::Task& task,
                 const std::function<TaskResult(TaskContext&)>& body) {
-  RemoteContext context(client);
+  const MemoryPeakMeter memory(device);
+  RemoteContext context(client, memory);
   log_line(task, "begins");
   try {
     TaskResult result = body(context);
@@ -132,6 +134,7 @@ TaskEnd execute(CoordinatorClient& client,
     }
     log_line(task, result.finished ? "done" : "given back: " + client.stop_reason());
     if (!result.finished) return give_back(client);
+    result.result["peak_memory"] = memory.peak();
     client.done(std::move(result.files), std::move(result.result));
     return TaskEnd::kDone;
   } catch (const std::exception&) {
@@ -145,7 +148,7 @@ TaskEnd execute(CoordinatorClient& client,
 TaskEnd execute(RunContext& run, CoordinatorClient& client, const wire::Task& task) {
   // Completed inside: an input list that cannot be read fails the task, not the worker.
   wire::Task complete = task;
-  const TaskEnd end = execute(client, complete, [&](TaskContext& context) {
+  const TaskEnd end = execute(client, run.device(), complete, [&](TaskContext& context) {
     complete = with_inputs(run.layout(), task);
     return run_task(run, context, complete);
   });

@@ -9,6 +9,7 @@
 #include "coordinator/wire/messages.hpp"
 #include "storage/error.hpp"
 #include "worker/coordinator_client.hpp"
+#include "worker/memory_peak.hpp"
 #include "worker/run_context.hpp"
 #include "worker/task_context.hpp"
 
@@ -35,12 +36,17 @@ struct ServeOptions {
 // hands it on to its ranks, whereas it answers SIGTERM by killing them a second later.
 [[nodiscard]] const std::atomic<bool>& stop_signal();
 
-// A task's context whose reports go to the coordinator. Used by serve and by rank 0 of the finetune
-// stage.
+// A task's context whose reports go to the coordinator, with the memory taken so far. Used by serve
+// and by rank 0 of the finetune stage.
 class RemoteContext final : public TaskContext {
  public:
-  explicit RemoteContext(CoordinatorClient& client) : client_(client) {}
-  void report(const wire::Progress& progress) override { client_.report(progress); }
+  RemoteContext(CoordinatorClient& client, const MemoryPeakMeter& memory)
+      : client_(client), memory_(memory) {}
+  void report(const wire::Progress& progress) override {
+    wire::Progress measured = progress;
+    measured.peak_memory = memory_.peak();
+    client_.report(measured);
+  }
   [[nodiscard]] bool should_stop() const override { return client_.should_stop(); }
   void publish_shard(const storage::FileRecord& file, int shard) override {
     client_.shard_ready(file, shard);
@@ -52,12 +58,15 @@ class RemoteContext final : public TaskContext {
 
  private:
   CoordinatorClient& client_;
+  const MemoryPeakMeter& memory_;
 };
 
 enum class TaskEnd { kDone, kReleased, kFailed, kFenced };
 
-// Runs `body` as the task and tells the coordinator how it ended. Never throws for a failed task.
+// Runs `body` as the task on `device` and tells the coordinator how it ended, with the memory that
+// it took. Never throws for a failed task.
 TaskEnd execute(CoordinatorClient& client,
+                const at::Device& device,
                 const wire::Task& task,
                 const std::function<TaskResult(TaskContext&)>& body);
 // The same for what workers pull: capture, transfer, evaluate.

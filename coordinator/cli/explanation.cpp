@@ -40,8 +40,21 @@ std::string mse_text(const TaskStatus& task) {
          number_text(mse.worst());
 }
 
+std::string memory_text(const TaskStatus& task) {
+  const wire::PeakMemory peak = task.peak_memory();
+  std::string text;
+  if (peak.device_bytes > 0) {
+    text = bytes_text(peak.device_bytes) + " of the GPU's memory (" +
+           bytes_text(peak.device_reserved_bytes) + " reserved)";
+  }
+  if (peak.host_bytes > 0)
+    text += (text.empty() ? "" : " and ") + bytes_text(peak.host_bytes) + " of the host's";
+  return text.empty() ? "" : "; took at most " + text;
+}
+
 std::string sentence(const RunStatus& status, const TaskStatus& task, const std::string& name) {
-  std::string text = name + " " + doing_text(status, task) + steps_text(task) + mse_text(task);
+  std::string text =
+      name + " " + doing_text(status, task) + steps_text(task) + mse_text(task) + memory_text(task);
   if (task.tries() > 1) text += "; try " + std::to_string(task.tries());
   if (task.state == "ready" && !task.reason.empty()) text += "; before: " + task.reason;
   return one_line(text);

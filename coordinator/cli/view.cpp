@@ -11,6 +11,7 @@ namespace hedgerow::coordinator::cli {
 namespace {
 
 constexpr int kNarrowestNote = 12;      // columns: shorter ones tell nothing
+constexpr int kRoomForMemory = 96;      // columns: in narrower views it would push the notes out
 constexpr double kSilentWorker = 90.0;  // seconds without progress before the view says so
 
 std::string percent(double fraction) {
@@ -28,6 +29,13 @@ std::string steps_text(const TaskStatus& task) {
   const bool has_begun = task.progress || steps.done > 0;
   if (task.state == "done" || !has_begun || steps.all == 0) return "";
   return std::to_string(steps.done) + "/" + std::to_string(steps.all);
+}
+
+// Of the GPU, else of the process.
+std::string memory_text(const TaskStatus& task) {
+  const wire::PeakMemory peak = task.peak_memory();
+  const std::uint64_t bytes = peak.device_bytes > 0 ? peak.device_bytes : peak.host_bytes;
+  return bytes == 0 ? "" : bytes_text(bytes);
 }
 
 // LoRA is one task, whose steps are all there is to see of it.
@@ -241,16 +249,24 @@ std::vector<std::string> block_lines(const RunStatus& status, int width) {
   table.column("tries", 2, true);
   const std::vector<const TaskStatus*> tasks = transfers(status);
   if (tasks.empty()) return {};
+  const bool shows_memory = width >= kRoomForMemory &&
+                            std::any_of(tasks.begin(), tasks.end(), [](const TaskStatus* task) {
+                              return !memory_text(*task).empty();
+                            });
+  if (shows_memory) table.column("memory", 1, true);
   for (const TaskStatus* task : tasks) {
     const BlockMse mse = mse_of(*task);
-    table.row({std::to_string(task->block),
-               range_text(task->first_layer, task->num_layers),
-               task->state,
-               steps_text(*task),
-               number_text(mse.mean()),
-               number_text(mse.worst()),
-               mse.worst_layer() < 0 ? "" : "L" + std::to_string(mse.worst_layer()),
-               std::to_string(task->tries())});
+    std::vector<std::string> cells = {
+        std::to_string(task->block),
+        range_text(task->first_layer, task->num_layers),
+        task->state,
+        steps_text(*task),
+        number_text(mse.mean()),
+        number_text(mse.worst()),
+        mse.worst_layer() < 0 ? "" : "L" + std::to_string(mse.worst_layer()),
+        std::to_string(task->tries())};
+    if (shows_memory) cells.push_back(memory_text(*task));
+    table.row(std::move(cells));
   }
   std::vector<std::string> lines = table.render(width);
   // The notes take what room is left.

@@ -27,7 +27,8 @@ struct BlockMse {
 [[nodiscard]] std::string status_line(const RunStatus& status, int width = kUnlimitedWidth);
 // One bar a stage.
 [[nodiscard]] std::vector<std::string> stage_lines(const RunStatus& status, int width);
-// A table of the blocks: layers, state, step, MSE, attempts, worker or reason.
+// A table of the blocks: layers, state, step, MSE, attempts, where there is room peak memory, and
+// worker or reason.
 [[nodiscard]] std::vector<std::string> block_lines(const RunStatus& status, int width);
 // One row a block: the last validation MSE of each of its layers.
 [[nodiscard]] std::vector<std::string> layer_lines(const RunStatus& status, int width);

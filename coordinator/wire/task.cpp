@@ -76,6 +76,18 @@ void from_json(const json& in, Task& task) {
   task.memory_bytes = in.contains("memory_bytes") ? uint_field(in, "memory_bytes") : 0;
 }
 
+void to_json(json& out, const PeakMemory& peak) {
+  out = {{"host_bytes", peak.host_bytes},
+         {"device_bytes", peak.device_bytes},
+         {"device_reserved_bytes", peak.device_reserved_bytes}};
+}
+
+void from_json(const json& in, PeakMemory& peak) {
+  peak.host_bytes = uint_field(in, "host_bytes");
+  peak.device_bytes = uint_field(in, "device_bytes");
+  peak.device_reserved_bytes = uint_field(in, "device_reserved_bytes");
+}
+
 void to_json(json& out, const Progress& progress) {
   out = {{"phase", progress.phase},
          {"step", progress.step},
@@ -85,7 +97,8 @@ void to_json(json& out, const Progress& progress) {
          {"seconds_waited_on_data", progress.seconds_waited_on_data},
          {"layer_mse", progress.layer_mse},
          {"linear_share", progress.linear_share},
-         {"loss", progress.loss}};
+         {"loss", progress.loss},
+         {"peak_memory", progress.peak_memory}};
 }
 
 void from_json(const json& in, Progress& progress) {
@@ -98,6 +111,10 @@ void from_json(const json& in, Progress& progress) {
   progress.layer_mse = doubles_field(in, "layer_mse");
   progress.linear_share = doubles_field(in, "linear_share");
   progress.loss = double_field(in, "loss");
+  progress.peak_memory = {};
+  // Builds before it measured none.
+  if (in.contains("peak_memory"))
+    progress.peak_memory = object_field(in, "peak_memory").get<PeakMemory>();
 }
 
 }  // namespace hedgerow::wire

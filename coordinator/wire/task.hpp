@@ -48,6 +48,13 @@ struct WorkerId {
   std::uint64_t incarnation = 0;
 };
 
+// What a task took at most, of its process and of its GPU; 0: unknown, or no GPU. Reserved is what
+// LibTorch keeps from others, tensors or not.
+struct PeakMemory {
+  std::uint64_t host_bytes = 0, device_bytes = 0, device_reserved_bytes = 0;
+  bool operator==(const PeakMemory&) const = default;
+};
+
 // Measured progress; rides on heartbeats and into metrics.jsonl. Numbers of this task so far.
 struct Progress {
   std::string phase;  // "loading", "capturing", "training", "validating", "evaluating", "idle"
@@ -60,12 +67,15 @@ struct Progress {
   std::vector<double> layer_mse;
   std::vector<double> linear_share;
   double loss = 0.0;  // evaluate, finetune
+  PeakMemory peak_memory;
 };
 
 [[nodiscard]] std::string_view to_string(
     TaskKind kind);  // "capture", "transfer", "evaluate", "finetune"
 void to_json(nlohmann::json& json, const Task& task);
 void from_json(const nlohmann::json& json, Task& task);
+void to_json(nlohmann::json& json, const PeakMemory& peak);
+void from_json(const nlohmann::json& json, PeakMemory& peak);
 void to_json(nlohmann::json& json, const Progress& progress);
 void from_json(const nlohmann::json& json, Progress& progress);
 

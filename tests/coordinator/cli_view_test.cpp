@@ -295,6 +295,32 @@ TEST(View, EvaluationsComeInTheOrderOfTheirStages) {
   EXPECT_TRUE(lines[3].starts_with("lora"));
 }
 
+// Of a GPU's worker the GPU's memory counts; of a CPU's there is no other.
+TEST(View, PeakMemoryIsAColumnWhereThereIsRoomAndAlwaysExplained) {
+  RunStatus status = status_of_a_run();
+  EXPECT_EQ(joined(block_lines(status, 100)).find("memory"), std::string::npos) << "not measured";
+  const std::string narrow = joined(block_lines(status, 80));
+  status.tasks[0].result["peak_memory"] = wire::PeakMemory{.host_bytes = 2'100'000'000,
+                                                           .device_bytes = 61'200'000'000,
+                                                           .device_reserved_bytes = 64'000'000'000};
+  status.tasks[1].progress->peak_memory.host_bytes = 1'500'000'000;
+  EXPECT_EQ(joined(block_lines(status, 80)), narrow) << "the notes keep their room";
+  const std::vector<std::string> lines = block_lines(status, 100);
+  EXPECT_NE(lines.at(0).find("tries   memory"), std::string::npos) << lines.at(0);
+  EXPECT_NE(lines.at(1).find("1  61.2 GB"), std::string::npos) << lines.at(1);
+  EXPECT_NE(lines.at(2).find("2   1.5 GB  node7-1"), std::string::npos) << lines.at(2);
+  EXPECT_NE(explain_block(status, 0).front().find("; took at most 61.2 GB of the GPU's memory (64.0 "
+                                                  "GB reserved) and 2.1 GB of the host's"),
+            std::string::npos)
+      << explain_block(status, 0).front();
+  EXPECT_NE(explain_block(status, 1).front().find("; took at most 1.5 GB of the host's"),
+            std::string::npos);
+  const nlohmann::json task = nlohmann::json(status)["tasks"][0];
+  EXPECT_EQ(task["result"]["peak_memory"]["device_bytes"], 61'200'000'000U);
+  status.tasks[0].result["peak_memory"] = "much";
+  EXPECT_EQ(status.tasks[0].peak_memory(), wire::PeakMemory{}) << "no crash over a strange result";
+}
+
 TEST(View, ABlockIsExplainedInASentence) {
   RunStatus status = status_of_a_run();
   TaskStatus& task = status.tasks[3];

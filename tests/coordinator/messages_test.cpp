@@ -33,6 +33,7 @@ Progress progress() {
   progress.step = 17;
   progress.layer_mse = {0.5, 0.25};
   progress.loss = 1e-300;
+  progress.peak_memory = {1ULL << 33, 1ULL << 40, (1ULL << 40) + 1};
   return progress;
 }
 
@@ -70,6 +71,8 @@ TEST(Messages, EveryTypeSurvivesTheWire) {
     EXPECT_EQ(encode(back), frame) << type_of(messages[i]);
   }
   EXPECT_EQ(std::get<Grant>(decode(encode(Grant{task()}))).task, task());
+  EXPECT_EQ(std::get<Heartbeat>(decode(encode(messages[2]))).progress.peak_memory,
+            progress().peak_memory);
 }
 
 TEST(Messages, AMeasureThatIsNotANumberStaysOne) {

@@ -13,6 +13,7 @@
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
 #include "worker/device.hpp"
+#include "worker/memory_peak.hpp"
 #include "worker/stopwatch.hpp"
 #include "worker/tensor_bytes.hpp"
 
@@ -69,6 +70,7 @@ storage::ExitCode run(const Options& given) {
   const auto tokens = storage::load_tokens(given.tokens, model.config().vocab_size);
   const auto sequences = evaluation_sequences(tokens, given.max_sequences);
   const at::Device device = resolve_device(given.device);
+  const MemoryPeakMeter memory(device);
   EvaluateOptions options{.device = device,
                           .compute_dtype = resolve_compute_dtype(given.compute_dtype, device),
                           .stream = stream_dtype(given.stream_dtype)};
@@ -101,6 +103,7 @@ storage::ExitCode run(const Options& given) {
   result["seconds"] = clock.seconds();
   result["tokens_per_second"] =
       static_cast<double>(sequences.size()) * static_cast<double>(tokens.seq_len) / clock.seconds();
+  result["peak_memory"] = memory.peak();
   if (file) file->write(given.logits);
   if (given.json) {
     std::printf("%s\n", result.dump().c_str());

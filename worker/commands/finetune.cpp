@@ -13,6 +13,7 @@
 #include "storage/file.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/failure.hpp"
+#include "worker/memory_peak.hpp"
 #include "worker/serve.hpp"
 
 namespace hedgerow::worker {
@@ -77,9 +78,11 @@ wire::Task task_of(const Options& options, const RunLayout& layout) {
 
 ExitCode run_alone(RunContext& run, const Options& options, Communicator& communicator) {
   StandaloneContext context;
-  const auto result = run_finetune(run, context, task_of(options, run.layout()), communicator);
+  const MemoryPeakMeter memory(run.device());
+  auto result = run_finetune(run, context, task_of(options, run.layout()), communicator);
   if (!result.finished) return ExitCode::kInterrupted;
   if (communicator.rank() == 0) {
+    result.result["peak_memory"] = memory.peak();
     for (const auto& file : result.files) {
       const fs::path to = run.layout().resolve(file.name);
       fs::create_directories(to.parent_path());
@@ -129,7 +132,7 @@ ExitCode run_joined(RunContext& run, const Options& options, Communicator& commu
   const auto task = client.join();
   shared(task ? nlohmann::json(*task).dump() : std::string(), communicator);
   if (!task) return ExitCode::kInterrupted;
-  const TaskEnd end = execute(client, *task, [&](TaskContext& context) {
+  const TaskEnd end = execute(client, run.device(), *task, [&](TaskContext& context) {
     try {
       return run_finetune(run, context, *task, communicator);
     } catch (const storage::Error& error) {

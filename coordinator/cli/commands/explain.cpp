@@ -36,7 +36,8 @@ ExitCode run_explain(const ExplainOptions& options, Terminal& terminal) {
     tasks.push_back({{"id", task.id},
                      {"state", task.state},
                      {"reason", task.reason},
-                     {"attempts", task.attempts}});
+                     {"attempts", task.attempts},
+                     {"peak_memory", task.peak_memory()}});
   }
   terminal.print("");
   bool is_quiet = true;
