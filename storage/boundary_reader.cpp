@@ -133,11 +133,12 @@ class ShardSet {
 
 }  // namespace
 
-// A ring of `depth` buffers: position p of the plan lies in slot p % depth. Threads claim positions
-// in order and fill their slots; next() gives one out and thereby frees the one before.
+// A ring of `depth + held` buffers: position p of the plan lies in slot p % that. Threads claim
+// positions in order and fill their slots; next() gives one out and thereby frees the one given out
+// `held` calls before.
 struct BoundaryReader::Impl {
   struct Slot {
-    std::vector<std::byte> bytes;
+    std::shared_ptr<std::byte[]> bytes;
     std::int64_t position = -1;  // what bytes or error belong to
     std::exception_ptr error;
   };
@@ -155,14 +156,17 @@ struct BoundaryReader::Impl {
     threads.clear();  // joins
   }
 
-  void start(std::vector<std::int64_t> order, int depth) {
+  void start(std::vector<std::int64_t> order, const ReadAhead& wanted) {
     stop();
     sequences = std::move(order);
+    ahead = wanted;
+    ahead.depth = std::max(ahead.depth, 1);
+    ahead.held = std::max(ahead.held, 1);
     claimed = delivered = 0;
-    // One more than the depth, because the one that the caller holds is not in flight.
-    slots.assign(static_cast<std::size_t>(std::max(depth, 1)) + 1, Slot{});
-    const auto useful =
-        std::min<std::size_t>({slots.size() - 1, sequences.size(), kMaxReaderThreads});
+    // Those that the caller holds are not in flight.
+    slots.assign(static_cast<std::size_t>(ahead.depth + ahead.held), Slot{});
+    const auto useful = std::min<std::size_t>(
+        {static_cast<std::size_t>(ahead.depth), sequences.size(), kMaxReaderThreads});
     for (std::size_t i = 0; i < useful; ++i) {
       threads.emplace_back([this](const std::stop_token& token) { fill(token); });
     }
@@ -172,10 +176,13 @@ struct BoundaryReader::Impl {
     return slots[static_cast<std::size_t>(position) % slots.size()];
   }
 
-  // The slot of the sequence given out last (position delivered - 1) stays untouched until the next
-  // call.
+  [[nodiscard]] std::size_t bytes_per_sequence() const {
+    return shards.info().bytes_per_sequence();
+  }
+
+  // The slots of the sequences given out last (up to position delivered - 1) stay untouched.
   bool may_claim() const {
-    return claimed < std::ssize(sequences) && claimed < delivered - 1 + std::ssize(slots);
+    return claimed < std::ssize(sequences) && claimed < delivered - ahead.held + std::ssize(slots);
   }
 
   void fill(const std::stop_token& token) {
@@ -188,8 +195,12 @@ struct BoundaryReader::Impl {
       Slot& target = slot(position);
       std::exception_ptr error;
       try {
-        target.bytes.resize(shards.info().bytes_per_sequence());
-        shards.read(sequences[static_cast<std::size_t>(position)], target.bytes);
+        if (!target.bytes) {
+          target.bytes = ahead.make_buffer ? ahead.make_buffer(bytes_per_sequence())
+                                           : std::make_shared<std::byte[]>(bytes_per_sequence());
+        }
+        shards.read(sequences[static_cast<std::size_t>(position)],
+                    {target.bytes.get(), bytes_per_sequence()});
       } catch (...) {  // a thread's edge: next() rethrows it where someone can react
         error = std::current_exception();
       }
@@ -204,7 +215,8 @@ struct BoundaryReader::Impl {
   ShardSet shards;
   std::mutex mutex;
   std::condition_variable_any changed;
-  std::vector<std::int64_t> sequences;  // constant while threads run
+  std::vector<std::int64_t> sequences;  // constant while threads run, like `ahead`
+  ReadAhead ahead;
   std::vector<Slot> slots;
   std::int64_t claimed = 0;    // positions that threads have taken; guarded by mutex
   std::int64_t delivered = 0;  // positions that next() has given out; guarded by mutex
@@ -221,7 +233,7 @@ BoundaryReader::~BoundaryReader() = default;
 
 const ShardInfo& BoundaryReader::info() const { return impl_->shards.info(); }
 
-void BoundaryReader::plan(std::vector<std::int64_t> sequences, int depth) {
+void BoundaryReader::plan(std::vector<std::int64_t> sequences, const ReadAhead& ahead) {
   for (const std::int64_t sequence : sequences) {
     if (!impl_->shards.holds(sequence)) {
       throw Error(ErrorKind::kNotFound,
@@ -230,7 +242,7 @@ void BoundaryReader::plan(std::vector<std::int64_t> sequences, int depth) {
                               sequence));
     }
   }
-  impl_->start(std::move(sequences), depth);
+  impl_->start(std::move(sequences), ahead);
 }
 
 std::span<const std::byte> BoundaryReader::next() {
@@ -252,7 +264,13 @@ std::span<const std::byte> BoundaryReader::next() {
         std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   }
   if (slot.error) std::rethrow_exception(slot.error);
-  return slot.bytes;
+  return {slot.bytes.get(), impl.bytes_per_sequence()};
+}
+
+bool BoundaryReader::is_ready() const {
+  const std::lock_guard lock(impl_->mutex);
+  const std::int64_t position = impl_->delivered;
+  return position < std::ssize(impl_->sequences) && impl_->slot(position).position == position;
 }
 
 double BoundaryReader::seconds_waited() const { return impl_->seconds_waited; }

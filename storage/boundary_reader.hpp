@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -15,6 +16,15 @@
 #include "storage/run_layout.hpp"
 
 namespace hedgerow::storage {
+
+// How a plan is read ahead, and into which memory.
+struct ReadAhead {
+  int depth = 8;  // sequences in flight
+  int held = 1;   // sequences given out that stay valid, the last one included
+  // Memory of a sequence; none: the heap. Called by the reader's threads, at most depth + held
+  // times a plan. A device's copies want pinned memory, which storage knows nothing of.
+  std::function<std::shared_ptr<std::byte[]>(std::size_t bytes)> make_buffer = {};
+};
 
 class BoundaryReader {
  public:
@@ -33,10 +43,13 @@ class BoundaryReader {
 
   // Announces the order in which next() will deliver; starts prefetching. Replaces an earlier plan.
   // Throws kNotFound naming the first sequence that no shard holds.
-  void plan(std::vector<std::int64_t> sequences, int depth = 8);
-  // The next planned sequence, [seq_len, hidden_size]; valid until the next call. Rethrows a reader
-  // thread's error. Throws kInternal past the end of the plan. One thread.
+  void plan(std::vector<std::int64_t> sequences, const ReadAhead& ahead = {});
+  // The next planned sequence, [seq_len, hidden_size]; valid until `held` further calls (one,
+  // unless the plan says otherwise) or the next plan. Rethrows a reader thread's error. Throws
+  // kInternal past the end of the plan. One thread.
   std::span<const std::byte> next();
+  // True if next() would return, or throw, without waiting for a disk.
+  [[nodiscard]] bool is_ready() const;
   [[nodiscard]] double seconds_waited() const;  // time next() blocked, for the data-wait metric
 
  private:

@@ -10,8 +10,8 @@ namespace hedgerow::worker {
 using storage::Error;
 using storage::ErrorKind;
 
-BlockInput::BlockInput(RunContext& run, const wire::Task& task)
-    : run_(run), capture_plan_(run.capture_plan()) {
+BlockInput::BlockInput(RunContext& run, const wire::Task& task, std::unique_ptr<CopyEngine> engine)
+    : run_(run), capture_plan_(run.capture_plan()), engine_(std::move(engine)) {
   if (task.first_layer == 0) return;
   reader_.emplace(run.layout(), task.inputs);
   const storage::ShardInfo& info = reader_->info();
@@ -23,9 +23,14 @@ BlockInput::BlockInput(RunContext& run, const wire::Task& task)
                     std::to_string(seq_len) + ", " + std::to_string(run.config().hidden_size) +
                     "] of this run's tokens and model; run 'hedgerow check --repair'");
   }
+  if (engine_) uploader_.emplace(*reader_, *engine_);
 }
 
 void BlockInput::plan(std::vector<std::int64_t> capture_indices) {
+  if (uploader_) {
+    uploader_->plan(std::move(capture_indices));
+    return;
+  }
   if (reader_) {
     reader_->plan(std::move(capture_indices));
     return;
@@ -60,6 +65,7 @@ at::Tensor BlockInput::embedded(std::int64_t capture_index) {
 }
 
 at::Tensor BlockInput::stored() {
+  if (uploader_) return uploader_->next().to(run_.compute_dtype());
   const std::span<const std::byte> bytes = reader_->next();
   const storage::ShardInfo& info = reader_->info();
   // from_blob only to convert: the reader reuses its buffer at the next call.

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -12,14 +13,17 @@
 #include "storage/boundary_reader.hpp"
 #include "storage/capture_plan.hpp"
 #include "worker/run_context.hpp"
+#include "worker/upload.hpp"
 
 namespace hedgerow::worker {
 
 class BlockInput {
  public:
-  // Reads the committed shards task.inputs; `run` must outlive this. Throws kNotFound, kCorrupt
-  // naming the shard.
-  BlockInput(RunContext& run, const wire::Task& task);
+  // Reads the committed shards task.inputs; `run` must outlive this. `engine` copies ahead to a
+  // device. Throws kNotFound, kCorrupt naming the shard.
+  BlockInput(RunContext& run, const wire::Task& task)
+      : BlockInput(run, task, make_copy_engine(run.device())) {}
+  BlockInput(RunContext& run, const wire::Task& task, std::unique_ptr<CopyEngine> engine);
 
   // Announces the order and starts prefetching; replaces an earlier announcement.
   void plan(std::vector<std::int64_t> capture_indices);
@@ -34,8 +38,11 @@ class BlockInput {
 
   RunContext& run_;
   storage::CapturePlan capture_plan_;
-  std::optional<storage::BoundaryReader> reader_;  // none for block 0
-  std::vector<std::int64_t> order_;                // block 0 only
+  // None for block 0; in this order, because each uses the one before.
+  std::unique_ptr<CopyEngine> engine_;  // null: copied when it is needed
+  std::optional<storage::BoundaryReader> reader_;
+  std::optional<Uploader> uploader_;
+  std::vector<std::int64_t> order_;  // block 0 only
   std::size_t position_ = 0;
 };
 

@@ -1,6 +1,7 @@
 // Builds without CUDA: no device is ever found, so the rest is never called.
 #include "storage/error.hpp"
 #include "worker/cuda_device.hpp"
+#include "worker/upload.hpp"
 
 namespace hedgerow::worker::cuda {
 namespace {
@@ -23,3 +24,9 @@ void reset_peaks(const at::Device& /*device*/) { fail(); }
 void release_reserve() { fail(); }
 
 }  // namespace hedgerow::worker::cuda
+
+namespace hedgerow::worker {
+
+std::unique_ptr<CopyEngine> make_copy_engine(const at::Device& /*device*/) { return nullptr; }
+
+}  // namespace hedgerow::worker

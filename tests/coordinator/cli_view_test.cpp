@@ -309,9 +309,10 @@ TEST(View, PeakMemoryIsAColumnWhereThereIsRoomAndAlwaysExplained) {
   EXPECT_NE(lines.at(0).find("tries   memory"), std::string::npos) << lines.at(0);
   EXPECT_NE(lines.at(1).find("1  61.2 GB"), std::string::npos) << lines.at(1);
   EXPECT_NE(lines.at(2).find("2   1.5 GB  node7-1"), std::string::npos) << lines.at(2);
-  EXPECT_NE(explain_block(status, 0).front().find("; took at most 61.2 GB of the GPU's memory (64.0 "
-                                                  "GB reserved) and 2.1 GB of the host's"),
-            std::string::npos)
+  EXPECT_NE(
+      explain_block(status, 0).front().find("; took at most 61.2 GB of the GPU's memory (64.0 "
+                                            "GB reserved) and 2.1 GB of the host's"),
+      std::string::npos)
       << explain_block(status, 0).front();
   EXPECT_NE(explain_block(status, 1).front().find("; took at most 1.5 GB of the host's"),
             std::string::npos);

@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <functional>
 #include <random>
+#include <thread>
 
 #include "storage/error.hpp"
 #include "tests/support/shard_fixture.hpp"
@@ -72,7 +74,7 @@ TEST_F(BoundaryReaderTest, DeliversAnyOrderWithRepeatsAtAnyDepth) {
   std::mt19937 random(7);
   for (const int depth : {1, 2, 3, 8, 100}) {
     std::shuffle(order.begin(), order.end(), random);
-    reader.plan(order, depth);
+    reader.plan(order, {.depth = depth});
     expect_delivery(reader, order);
     EXPECT_THAT(refusal([&] { reader.next(); }, ErrorKind::kInternal), HasSubstr("past the 60"));
   }
@@ -82,9 +84,9 @@ TEST_F(BoundaryReaderTest, ANewPlanReplacesAnUnfinishedOne) {
   write(20);
   BoundaryReader reader(layout_, records_);
   for (int round = 0; round < 50; ++round) {
-    reader.plan({1, 2, 3, 4, 5, 6, 7, 8}, 4);
+    reader.plan({1, 2, 3, 4, 5, 6, 7, 8}, {.depth = 4});
     expect_delivery(reader, {1, 2});
-    reader.plan({19, 0}, 4);
+    reader.plan({19, 0}, {.depth = 4});
     expect_delivery(reader, {19, 0});
   }
 }
@@ -97,7 +99,7 @@ TEST_F(BoundaryReaderTest, AReaderThreadsErrorComesOutAtItsPlaceInTheOrder) {
   bytes[bytes.find(sequence4)] ^= 1;
   tests::write_bytes(damaged, bytes);
   BoundaryReader reader(layout_, records_);
-  reader.plan({8, 3, 4, 5, 0}, 4);
+  reader.plan({8, 3, 4, 5, 0}, {.depth = 4});
   expect_delivery(reader, {8, 3});
   EXPECT_THAT(refusal([&] { reader.next(); }, ErrorKind::kCorrupt), HasSubstr("sequence 1 "));
   expect_delivery(reader, {5, 0});
@@ -109,7 +111,7 @@ TEST_F(BoundaryReaderTest, ReportsTheTimeItWaitedForData) {
   EXPECT_EQ(reader.seconds_waited(), 0.0);
   std::vector<std::int64_t> order(2000);
   for (std::size_t i = 0; i < order.size(); ++i) order[i] = static_cast<std::int64_t>(i % 9);
-  reader.plan(order, 1);
+  reader.plan(order, {.depth = 1});
   const auto begin = std::chrono::steady_clock::now();
   expect_delivery(reader, order);
   const double elapsed =
@@ -154,6 +156,34 @@ TEST_F(BoundaryReaderTest, WhatTheShardsCannotServeIsRefused) {
   fs::remove(layout_.resolve(records_.back().name));
   EXPECT_THAT(refusal([&] { BoundaryReader(layout_, records_, 1ms); }, ErrorKind::kNotFound),
               HasSubstr("s00007"));
+}
+
+// A device copies from a buffer long after next(): with held = 3 the last three must stand, and
+// what is read goes where the caller wants it.
+TEST_F(BoundaryReaderTest, WhatIsHeldStaysWhileTheReaderGoesOn) {
+  write(12);
+  BoundaryReader reader(layout_, records_);
+  std::atomic<int> made{0};
+  const auto make_buffer = [&made](std::size_t bytes) {
+    ++made;
+    return std::make_shared<std::byte[]>(bytes);
+  };
+  reader.plan({0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11},
+              {.depth = 1, .held = 3, .make_buffer = make_buffer});
+  std::vector<std::span<const std::byte>> given;
+  for (std::int64_t sequence = 0; sequence < 12; ++sequence) {
+    given.push_back(reader.next());
+    if (sequence < 11) {
+      // What is next is there; nothing that is held may have made way for it.
+      while (!reader.is_ready()) std::this_thread::yield();
+    }
+    for (std::int64_t held = std::max<std::int64_t>(0, sequence - 2); held <= sequence; ++held) {
+      EXPECT_TRUE(std::ranges::equal(given[static_cast<std::size_t>(held)], expected(held)))
+          << "sequence " << held << " at " << sequence;
+    }
+  }
+  EXPECT_FALSE(reader.is_ready()) << "past the end";
+  EXPECT_EQ(made, 4) << "depth + held";
 }
 
 }  // namespace
