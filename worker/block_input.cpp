@@ -23,7 +23,7 @@ BlockInput::BlockInput(RunContext& run, const wire::Task& task, std::unique_ptr<
                     std::to_string(seq_len) + ", " + std::to_string(run.config().hidden_size) +
                     "] of this run's tokens and model; run 'hedgerow check --repair'");
   }
-  if (engine_) uploader_.emplace(*reader_, *engine_);
+  if (engine_ != nullptr) uploader_.emplace(*reader_, *engine_);
 }
 
 void BlockInput::plan(std::vector<std::int64_t> capture_indices) {

@@ -12,6 +12,7 @@
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
+#include "worker/block_input.hpp"
 #include "worker/capture.hpp"
 #include "worker/tensor_bytes.hpp"
 #include "worker/transfer.hpp"
@@ -63,6 +64,49 @@ class Pipeline : public ::testing::Test {
   storage::Recipe recipe_;
   TemporaryDirectory directory_;
 };
+
+// Copies at once.
+class PromptEngine final : public worker::CopyEngine {
+ public:
+  explicit PromptEngine(int& num_copies) : num_copies_(num_copies) {}
+  std::shared_ptr<std::byte[]> host_buffer(std::size_t bytes) override {
+    return std::make_shared<std::byte[]>(bytes);
+  }
+  at::Tensor begin_copy(const at::Tensor& host, int /*slot*/) override {
+    ++num_copies_;
+    return host.clone();
+  }
+  void let_compute_wait(const at::Tensor& /*on_device*/, int /*slot*/) override {}
+  void wait(int /*slot*/) override {}
+
+ private:
+  int& num_copies_;
+};
+
+TEST_F(Pipeline, SequencesThatAreCopiedAheadAreThoseThatAreCopiedWhenNeeded) {
+  const auto root = make_run("run", [](storage::Recipe& recipe) {
+    recipe.plan.layers_per_block = 2;
+    recipe.plan.shard_dtype = "bf16";
+    recipe.plan.compute_dtype = "fp32";
+  });
+  const PipelineResult result = run_pipeline(root);
+  worker::RunContext run(root);
+  const wire::Task task = transfer_task(run, 1, {2, 2}, 9, result.boundaries.at(1));
+  int num_copies = 0;
+  worker::BlockInput plain(run, task, nullptr),
+      ahead(run, task, std::make_unique<PromptEngine>(num_copies));
+  for (worker::BlockInput* input : {&plain, &ahead}) input->plan({5, 0, 3, 3, 7});
+  for (const int count : {2, 3}) {
+    const at::Tensor expected = plain.next(count), found = ahead.next(count);
+    EXPECT_EQ(found.scalar_type(), at::kFloat);
+    EXPECT_TRUE(at::equal(found, expected)) << count << " sequences";
+  }
+  EXPECT_EQ(num_copies, 5);
+  worker::BlockInput first(
+      run, transfer_task(run, 0, {0, 2}, 9, {}), std::make_unique<PromptEngine>(num_copies));
+  first.plan({1});
+  EXPECT_EQ(first.next(1).size(0), 1) << "block 0 reads no shard";
+}
 
 TEST_F(Pipeline, BlockInputsEqualTheFullForwardBitForBit) {
   for (const std::string compute : {"fp32", "bf16"}) {
