@@ -14,8 +14,16 @@
 namespace hedgerow::coordinator::cli {
 namespace {
 
-// A limit from here on is only there to keep numbers sane; "at least 1" tells more than its digits.
+// A limit from here on is only there to keep numbers sane; "at least 1" tells more than its digits,
+// except to whom it refused.
 constexpr double kUnlimited = 1 << 20;
+
+// A limit in all its digits: number_text rounds.
+std::string limit_text(double limit) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.15g", limit);
+  return text;
+}
 
 std::string see_help(const CLI::App& command) {
   const std::string name = command.get_parent() == nullptr ? "" : command.get_name() + " ";
@@ -113,10 +121,12 @@ std::string expected_number(const std::string& text, const std::string& found) {
       std::sscanf(text.c_str() + at, "not in range %lf to %lf", &least, &most) != 2) {
     return "a number";
   }
-  if (most < kUnlimited) return "a number from " + number_text(least) + " to " + number_text(most);
+  const double value = std::strtod(found.c_str(), nullptr);
+  if (most < kUnlimited || value > most)
+    return "a number from " + limit_text(least) + " to " + limit_text(most);
   // CLI11's "positive" begins at the smallest number above zero, which it prints as zero.
-  if (std::strtod(found.c_str(), nullptr) == least) return "a number above " + number_text(least);
-  return "a number of at least " + number_text(least);
+  if (value == least) return "a number above " + limit_text(least);
+  return "a number of at least " + limit_text(least);
 }
 
 // Of a list of values the one that is wrong: no choice, or the number that CLI11's text names.

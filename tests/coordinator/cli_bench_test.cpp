@@ -229,6 +229,14 @@ TEST(BenchCommand, WrongOptionsAreAnsweredBeforeAnythingRuns) {
        "--heads: expected QUERY:KV with 1 to 1024 query heads, a multiple of KV"},
       {{"--features", "63"}, "attention.feature_dim = 63: must be even with negation"},
       {{"--repeats", "0"}, "--repeats: expected a number of at least 1, found '0'"},
+      // Above a great limit the limit is told, in all its digits.
+      {{"--lengths", "256,20000000"},
+       "--lengths: expected a number from 1 to 16777216, found '20000000'"},
+      {{"--batch-tokens", "2000000000"},
+       "--batch-tokens: expected a number from 1 to 1073741824, found '2000000000'"},
+      {{"--repeats", "99999999999999999999"},
+       "--repeats: expected a number from 1 to 1048576, found '99999999999999999999'"},
+      {{"--window", "65537"}, "--window: expected a number from 1 to 65536, found '65537'"},
       {{"--plot", "plot.png"}, "--plot: expected a file that ends in .svg, found 'plot.png'"},
       {{"--plot", "/no/such/folder/p.svg"}, "--plot: the folder /no/such/folder is not there"}};
   for (const auto& [options, text] : all) {
