@@ -346,6 +346,13 @@ TEST(BenchCommand, JsonHasEveryRowAndTheCrossovers) {
   EXPECT_EQ(answer.json[3]["event"], "crossovers");
   EXPECT_EQ(answer.json[3]["is_complete"], true);
   EXPECT_NEAR(answer.json[3]["crossovers"][0]["length"].get<double>(), 512, 1e-6);
+  // Catches: a field that only the source tells of.
+  std::ifstream file(std::string(HEDGEROW_SOURCE_DIR) + "/coordinator/cli/README.md");
+  const std::string readme{std::istreambuf_iterator<char>(file), {}};
+  for (const json& object : {answer.json[3], answer.json[3]["crossovers"][0]}) {
+    for (const auto& [key, value] : object.items())
+      EXPECT_THAT(readme, ::testing::AnyOf(HasSubstr("`" + key + "`"), HasSubstr('"' + key + '"')));
+  }
 }
 
 // Catches: an interrupt that throws away what was measured.
