@@ -1,10 +1,16 @@
 // What `bench kernels` computes with: costs, the clock, the opponents, and a sweep on the CPU.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/Allocator.h>
 #include <c10/util/Exception.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/library.h>
 
+#include <algorithm>
+#include <map>
+#include <memory>
 #include <nlohmann/json.hpp>
 
 #include "kernels/softmax_attention.hpp"
@@ -58,6 +64,15 @@ TEST(KernelCosts, AMisfitShowsItsArithmetic) {
   EXPECT_TRUE(need.fits(16'000'000'000));
   EXPECT_EQ(need.against(8'000'000'000),
             "needs 12.90 GB (q, k, v 4.30 GB + T x T weights 8.60 GB) of 8.00 GB");
+}
+
+// Catches: a window of 65,536 that times 65,536 calls a repeat, and rounds where nothing goes
+// round.
+TEST(KernelCosts, OnlyATerracedDecodeIsTimedInRoundsAndNotInEndlessOnes) {
+  EXPECT_EQ(decode_steps_a_round({.layout = WindowLayout::kTerraced, .W = 64}), 64);
+  EXPECT_EQ(decode_steps_a_round({.layout = WindowLayout::kTerraced, .W = 65536}), 4096);
+  EXPECT_EQ(decode_steps_a_round({.layout = WindowLayout::kSliding, .W = 65536}), 1);
+  EXPECT_EQ(decode_steps_a_round({.layout = WindowLayout::kNone, .W = 64}), 1);
 }
 
 // Catches: all repeats of one contender before those of the next.
@@ -118,6 +133,41 @@ TEST(SoftmaxOpponents, ABackendThatDoesNotFitIsLeftOutWithItsArithmetic) {
   ASSERT_EQ(left_out.size(), 2U);
   EXPECT_EQ(left_out[0].name, "math, bf16");
   EXPECT_THAT(left_out[0].reason, HasSubstr("its T x T weights"));
+}
+
+// The most bytes that ATen held at once on the CPU while this lived, beyond those from before.
+class PeakOfBytes {
+ public:
+  PeakOfBytes() : guard_(c10::DebugInfoKind::PROFILER_STATE, counter_) {}
+  [[nodiscard]] std::int64_t bytes() const { return counter_->peak; }
+
+ private:
+  struct Counter final : c10::MemoryReportingInfoBase {
+    void reportMemoryUsage(
+        void*, std::int64_t size, std::size_t, std::size_t, c10::Device) override {
+      now += size;
+      peak = std::max(peak, now);
+    }
+    [[nodiscard]] bool memoryProfilingEnabled() const override { return true; }
+    std::int64_t now = 0, peak = 0;
+  };
+  std::shared_ptr<Counter> counter_ = std::make_shared<Counter>();
+  c10::DebugInfoGuard guard_;
+};
+
+// Catches: trials that keep their graphs and casts until the last one ran.
+TEST(SoftmaxOpponents, OneAtATimeHoldsMemory) {
+  at::set_num_threads(1);
+  const AttentionSize size{.B = 1, .H = 4, .G = 2, .T = 256, .D = 16};
+  const double square = 4.0 * 256 * 256 * 4;  // T x T in fp32, all heads
+  const AttentionInputs inputs = draw_inputs(size, BenchDirection::kBackward, at::kCPU);
+  SoftmaxOpponents opponents(at::kCPU, 8'000'000'000);
+  std::vector<LeftOut> left_out;
+  const PeakOfBytes peak;
+  const auto best = opponents.fastest(size, BenchDirection::kBackward, inputs, left_out);
+  ASSERT_TRUE(best);
+  EXPECT_TRUE(left_out.empty());
+  EXPECT_LT(static_cast<double>(peak.bytes()) / square, 4);
 }
 
 std::vector<json> sweep_objects(const wire::KernelSweep& sweep, std::uint64_t memory) {
@@ -181,6 +231,48 @@ TEST(KernelSweep, WhatDoesNotFitIsRefusedAndTheSweepGoesOn) {
   EXPECT_EQ(rows[0]["length"], 32);
   EXPECT_EQ(rows[1]["event"], "refused");
   EXPECT_THAT(rows[1]["reason"].get<std::string>(), HasSubstr("of 0.02 GB"));
+}
+
+// Catches: variants that would fit alone, beside an opponent that nobody counted.
+TEST(KernelSweep, AVariantMustFitBesideTheOpponent) {
+  wire::KernelSweep sweep;
+  sweep.lengths = {2048};
+  sweep.batch_tokens = 2048;
+  sweep.repeats = 1;
+  sweep.directions = {BenchDirection::kForward};
+  sweep.layouts = {storage::WindowLayout::kTerraced};
+  const std::vector<json> objects = sweep_objects(sweep, 45'000'000);
+  EXPECT_EQ(objects.back()["event"], "refused");
+  EXPECT_THAT(objects.back()["reason"].get<std::string>(), HasSubstr("GB + flash, "));
+}
+
+at::Tensor no_factors(c10::SymIntArrayRef,
+                      const at::Scalar&,
+                      std::optional<at::ScalarType>,
+                      std::optional<at::Layout>,
+                      std::optional<at::Device>,
+                      std::optional<bool>) {
+  throw std::runtime_error("launch failed: invalid argument\nand more");
+}
+
+// Catches: a launch that fails on CUDA, which is no c10::Error, ending the sweep.
+TEST(KernelSweep, AnErrorThatIsNotLibTorchsRefusesItsVariantAlone) {
+  wire::KernelSweep sweep;
+  sweep.lengths = {32};
+  sweep.batch_tokens = 32;
+  sweep.repeats = 1;
+  sweep.directions = {BenchDirection::kForward};
+  sweep.layouts = {storage::WindowLayout::kTerraced, storage::WindowLayout::kNone};
+  // What the window factors are made by.
+  torch::Library broken(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  broken.impl("full", TORCH_FN(no_factors));
+  std::map<std::string, json> rows;
+  for (const json& object : sweep_objects(sweep, 8'000'000'000)) {
+    if (object["event"] != "left_out") rows[object["layout"]] = object;
+  }
+  EXPECT_EQ(rows["terraced"]["event"], "refused") << rows["terraced"];
+  EXPECT_EQ(rows["terraced"]["reason"], "launch failed: invalid argument");
+  EXPECT_EQ(rows["none"]["event"], "measured") << rows["none"];
 }
 
 }  // namespace

@@ -102,6 +102,11 @@ Cost softmax_cost(const AttentionSize& size, BenchDirection direction) {
   return cost;
 }
 
+int decode_steps_a_round(const MapSize& map) {
+  if (map.layout != WindowLayout::kTerraced) return 1;
+  return static_cast<int>(std::min<std::int64_t>(map.W, kMostStepsARound));
+}
+
 MemoryNeed& MemoryNeed::add(const std::string& what, double bytes) {
   bytes_ += bytes;
   terms_ += (terms_.empty() ? "" : " + ") + what + " " + gigabytes(bytes);

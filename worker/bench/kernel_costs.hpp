@@ -39,6 +39,12 @@ struct Cost {
                                BenchDirection direction);
 [[nodiscard]] Cost softmax_cost(const AttentionSize& size, BenchDirection direction);
 
+// Steps of a decode that are timed as one: a terraced ring flushes a chunk every W of them, the
+// others do the same in every step. Of wider windows the median leaves the flush out: a few
+// percent.
+inline constexpr int kMostStepsARound = 4096;
+[[nodiscard]] int decode_steps_a_round(const MapSize& map);
+
 // Bytes that a measurement needs at once, as terms of a sum that a message shows.
 class MemoryNeed {
  public:

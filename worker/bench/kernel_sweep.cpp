@@ -125,11 +125,12 @@ class Round {
   }
 
   // The variant's tensors, its graph or its state, and one call; refused if that fails or would not
-  // fit beside as many of its kind as a round holds.
+  // fit beside the opponent and as many of its kind as a round holds.
   std::optional<Entry> prepare(const Variant& variant) {
     try {
       HybridCase hybrid = draw_hybrid(variant.attention, size_.H, size_.D, device_);
       MemoryNeed need = shared_need(size_, direction_);
+      if (opponent_) need.add(opponent_->name, opponent_->need_bytes);
       need.add(std::to_string(kVariantsARound) + " variants at a time",
                static_cast<double>(kVariantsARound) *
                    hybrid_need(size_in(variant.dtype), hybrid.map, direction_));
@@ -140,13 +141,12 @@ class Round {
       const auto [cast, is_new] = casts_.try_emplace(variant.dtype);
       if (is_new) cast->second = inputs_.to(scalar_type(variant.dtype));
       Entry entry{&variant, hybrid.map, {hybrid_call(cast->second, hybrid, direction_)}};
-      // A terraced ring flushes a chunk every W steps.
       if (direction_ == BenchDirection::kDecode)
-        entry.contender.calls_a_round = static_cast<int>(hybrid.map.W);
+        entry.contender.calls_a_round = decode_steps_a_round(hybrid.map);
       entry.contender.call();
       return entry;
-    } catch (const c10::Error& error) {
-      refuse(variant, first_line(error.what_without_backtrace()));
+    } catch (const std::exception& error) {
+      refuse(variant, sentence_of(error));
     }
     return std::nullopt;
   }
@@ -158,9 +158,8 @@ class Round {
     std::vector<Timing> timings;
     try {
       timings = alternate(contenders, sweep_.repeats, device_);
-    } catch (const c10::OutOfMemoryError& error) {  // the estimate was too low
-      for (const Entry& entry : entries)
-        refuse(*entry.variant, first_line(error.what_without_backtrace()));
+    } catch (const std::exception& error) {  // the estimate was too low, or a launch failed
+      for (const Entry& entry : entries) refuse(*entry.variant, sentence_of(error));
       return;
     }
     for (std::size_t i = 0; i < entries.size(); ++i) {

@@ -59,6 +59,8 @@ double trial_milliseconds(const std::function<void()>& call, const at::Device& d
   return best;
 }
 
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
 const char* dtype_name(at::ScalarType dtype) { return dtype == at::kFloat ? "fp32" : "bf16"; }
 
 std::function<void()> softmax_call(const SoftmaxBackend& backend,
@@ -78,7 +80,10 @@ std::function<void()> softmax_call(const SoftmaxBackend& backend,
 
 }  // namespace
 
-std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+std::string sentence_of(const std::exception& error) {
+  const auto* ours = dynamic_cast<const c10::Error*>(&error);
+  return first_line(ours == nullptr ? error.what() : ours->what_without_backtrace());
+}
 
 std::vector<SoftmaxBackend> softmax_backends(const at::Device& device) {
   std::vector<SoftmaxBackend> backends = {{at::SDPBackend::flash_attention, "flash"}};
@@ -109,38 +114,44 @@ at::Tensor softmax_by(const SoftmaxBackend& backend,
                                           /*enable_gqa=*/group > 1 && !expand);
 }
 
-SoftmaxOpponents::Trial SoftmaxOpponents::try_one(const SoftmaxBackend& backend,
-                                                  at::ScalarType dtype,
-                                                  AttentionSize size,
-                                                  BenchDirection direction,
-                                                  const AttentionInputs& inputs) const {
-  size.element_bytes = dtype == at::kFloat ? 4 : 2;
-  const AttentionInputs cast = inputs.to(dtype);
-  const auto trial = [&](bool expands_heads) -> Trial {
-    Contender contender{softmax_call(backend, expands_heads, cast, direction)};
-    const double time = trial_milliseconds(contender.call, device_);
-    const std::string name = backend.name + ", " + dtype_name(dtype);
-    return {{expands_heads ? name + ", heads expanded" : name,
-             std::move(contender),
-             softmax_cost(size, direction)},
-            time};
-  };
+std::string SoftmaxOpponents::Trial::name() const {
+  return backend.name + ", " + dtype_name(dtype) + (expands_heads ? ", heads expanded" : "");
+}
+
+void SoftmaxOpponents::time(Trial& trial,
+                            const AttentionSize& size,
+                            BenchDirection direction,
+                            const AttentionInputs& cast) const {
   WarningCollector warnings;
   const c10::WarningUtils::WarningHandlerGuard collect(&warnings);
+  const auto look = [&] {
+    trial.milliseconds = trial_milliseconds(
+        softmax_call(trial.backend, trial.expands_heads, cast, direction), device_);
+  };
   try {
     try {
-      return trial(false);
+      look();
     } catch (const c10::OutOfMemoryError&) {
       throw;
     } catch (const c10::Error&) {
       if (size.H == size.G) throw;
-      return trial(true);
+      trial.expands_heads = true;
+      look();
     }
-  } catch (const c10::Error& error) {
-    const std::string why =
-        warnings.text().empty() ? error.what_without_backtrace() : warnings.text();
-    TORCH_CHECK(false, first_line(why));
+  } catch (const std::exception& error) {
+    TORCH_CHECK(false, warnings.text().empty() ? sentence_of(error) : first_line(warnings.text()));
   }
+}
+
+SoftmaxOpponent SoftmaxOpponents::opponent_of(const Trial& trial,
+                                              AttentionSize size,
+                                              BenchDirection direction,
+                                              const AttentionInputs& cast) {
+  size.element_bytes = trial.dtype == at::kFloat ? 4 : 2;
+  return {trial.name(),
+          {softmax_call(trial.backend, trial.expands_heads, cast, direction)},
+          softmax_cost(size, direction),
+          trial.need_bytes};
 }
 
 void SoftmaxOpponents::drop_those_far_behind(const std::vector<Trial>& trials,
@@ -156,9 +167,8 @@ void SoftmaxOpponents::drop_those_far_behind(const std::vector<Trial>& trials,
                   "at T = %lld it took %.1f times as long as %s",
                   static_cast<long long>(length),
                   times,
-                  best.opponent.name.c_str());
-    dropped_.emplace(group + trial.opponent.name.substr(0, trial.opponent.name.find(", heads")),
-                     reason);
+                  best.name().c_str());
+    dropped_.emplace(group + trial.backend.name + ", " + dtype_name(trial.dtype), reason);
   }
 }
 
@@ -169,24 +179,32 @@ std::optional<SoftmaxOpponent> SoftmaxOpponents::fastest(const AttentionSize& si
   const std::string group = std::string(wire::to_string(direction)) + " " +
                             wire::to_string(wire::HeadCounts{size.H, size.G}) + " ";
   std::vector<Trial> trials;
+  std::map<at::ScalarType, AttentionInputs> casts;
+  const auto cast_to = [&](at::ScalarType dtype) -> const AttentionInputs& {
+    const auto [cast, is_new] = casts.try_emplace(dtype);
+    if (is_new) cast->second = inputs.to(dtype);
+    return cast->second;
+  };
   for (const SoftmaxBackend& backend : softmax_backends(device_)) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
-      const std::string name = backend.name + ", " + dtype_name(dtype);
-      if (const auto known = dropped_.find(group + name); known != dropped_.end()) {
-        left_out.push_back({name, known->second});
+      Trial trial{.backend = backend, .dtype = dtype};
+      if (const auto known = dropped_.find(group + trial.name()); known != dropped_.end()) {
+        left_out.push_back({trial.name(), known->second});
         continue;
       }
+      const bool is_quadratic = backend.id == at::SDPBackend::math;
+      trial.need_bytes = softmax_need(size, direction, is_quadratic);
       MemoryNeed need = shared_need(size, direction);
-      need.add(backend.id == at::SDPBackend::math ? "its T x T weights" : "its own",
-               softmax_need(size, direction, backend.id == at::SDPBackend::math));
+      need.add(is_quadratic ? "its T x T weights" : "its own", trial.need_bytes);
       if (!need.fits(memory_bytes_)) {
-        left_out.push_back({name, need.against(memory_bytes_)});
+        left_out.push_back({trial.name(), need.against(memory_bytes_)});
         continue;
       }
       try {
-        trials.push_back(try_one(backend, dtype, size, direction, inputs));
+        time(trial, size, direction, cast_to(dtype));
+        trials.push_back(trial);
       } catch (const c10::Error& error) {
-        left_out.push_back({name, error.what_without_backtrace()});
+        left_out.push_back({backend.name + ", " + dtype_name(dtype), sentence_of(error)});
       }
     }
   }
@@ -196,7 +214,12 @@ std::optional<SoftmaxOpponent> SoftmaxOpponents::fastest(const AttentionSize& si
         return a.milliseconds < b.milliseconds;
       });
   drop_those_far_behind(trials, *best, size.T, group);
-  return best->opponent;
+  try {
+    return opponent_of(*best, size, direction, cast_to(best->dtype));
+  } catch (const std::exception& error) {  // its graph once more
+    left_out.push_back({best->name(), sentence_of(error)});
+    return std::nullopt;
+  }
 }
 
 }  // namespace hedgerow::worker::bench

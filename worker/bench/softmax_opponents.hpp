@@ -6,6 +6,7 @@
 
 #include <ATen/SDPBackend.h>
 
+#include <exception>
 #include <map>
 #include <optional>
 #include <string>
@@ -34,12 +35,15 @@ at::Tensor softmax_by(const SoftmaxBackend& backend,
                       const at::Tensor& v,
                       bool is_causal);
 
-[[nodiscard]] std::string first_line(const std::string& text);  // of an error: its sentence
+// An error's sentence, without what LibTorch puts behind it. A launch that fails on CUDA is no
+// c10::Error.
+[[nodiscard]] std::string sentence_of(const std::exception& error);
 
 struct SoftmaxOpponent {
   std::string name;  // "flash, bf16", "math, fp32", "efficient, fp32, heads expanded"
   Contender contender;
   Cost cost;
+  double need_bytes = 0;  // its own, as long as its contender lives
 };
 
 struct LeftOut {
@@ -59,15 +63,24 @@ class SoftmaxOpponents {
                                                        std::vector<LeftOut>& left_out);
 
  private:
+  // What was tried; its inputs and graph are gone again, so that one at a time needs memory.
   struct Trial {
-    SoftmaxOpponent opponent;
+    SoftmaxBackend backend;
+    at::ScalarType dtype = at::kFloat;
+    bool expands_heads = false;
+    double need_bytes = 0;
     double milliseconds = 0;
+    [[nodiscard]] std::string name() const;
   };
-  Trial try_one(const SoftmaxBackend& backend,
-                at::ScalarType dtype,
-                AttentionSize size,
-                BenchDirection direction,
-                const AttentionInputs& inputs) const;
+  // Times it, by expanded heads where it takes no groups. Throws c10::Error saying why not.
+  void time(Trial& trial,
+            const AttentionSize& size,
+            BenchDirection direction,
+            const AttentionInputs& cast) const;
+  static SoftmaxOpponent opponent_of(const Trial& trial,
+                                     AttentionSize size,
+                                     BenchDirection direction,
+                                     const AttentionInputs& cast);
   void drop_those_far_behind(const std::vector<Trial>& trials,
                              const Trial& best,
                              std::int64_t length,
