@@ -123,6 +123,15 @@ class WithOperators(unittest.TestCase):
                 self.assertEqual(found.tolist(), by_operators(model, False).generate(ids, **arguments).tolist(),
                                  f"seed {support.SEED}, {beams} beams")
 
+    def test_what_prefill_reads_is_on_the_cpu_wherever_the_model_is(self):
+        with tempfile.TemporaryDirectory() as directory:
+            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12}).model
+        self.assertEqual(model._step((2, 5), None, None, torch.device("meta")).count_to_read.tolist(), [5, 5])
+        mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+        for found in (mask, torch.ones_like(mask)):
+            step = model._step((2, 5), found, None, torch.device("cpu"))
+            self.assertEqual(step.count_to_read.tolist(), step.count.tolist())
+
     def test_gradients_are_the_same_and_go_through_a_state_in_plain_pytorch(self):
         for model in self.models():
             ids = torch.randint(3, 97, (2, 33))

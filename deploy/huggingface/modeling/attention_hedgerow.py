@@ -87,7 +87,7 @@ class HedgerowAttention(nn.Module, HybridInTorch):
         if by_operators and state is None and not step.empty_rows:
             y = hybrid(self, q_local, k_local, v_local)
             if cache is not None:
-                cache.layers[self.layer_idx] = prefill(self, k_local, v_local, step.count)
+                cache.layers[self.layer_idx] = prefill(self, k_local, v_local, step.count_to_read)
         else:  # also tokens that continue a state, several at once
             y, phi_k = self._chunked(q_local, k_local, v_local, state)
             if cache is not None:

@@ -68,6 +68,7 @@ class Step:
 
     first: torch.Tensor  # int64 [B]: column of each row's first real new token
     count: torch.Tensor  # int64 [B]: real new tokens
+    count_to_read: torch.Tensor  # the same on the CPU, but for torch.compile: who reads it does not wait for the device
     seen: torch.Tensor  # int64 [B]: real tokens before this step
     real: torch.Tensor | None  # bool [B, all columns] for softmax layers; None: all real
     one_each: bool  # every row has exactly one new token

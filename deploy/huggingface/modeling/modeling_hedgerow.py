@@ -95,7 +95,7 @@ class HedgerowModel(HedgerowPreTrainedModel):
         else:
             new = attention_mask[:, -length:].bool()
         first, count = zeros, zeros + length
-        padded = length > 1 and not bool(new.all())
+        padded = attention_mask is not None and length > 1 and not bool(new.all())
         if padded:
             count, first = new.sum(1), new.int().argmax(1)
             last = length - 1 - new.int().flip(1).argmax(1)
@@ -106,7 +106,11 @@ class HedgerowModel(HedgerowPreTrainedModel):
             columns = 0 if cache is None else cache.columns
             before = past if past is not None else torch.ones(batch, columns, dtype=torch.bool, device=device)
             real = torch.cat((before, new), dim=1)
-        return Step(first, count, seen, real, length == 1, not padded, padded and bool((count == 0).any()))
+        if torch.compiler.is_compiling():  # a traced operator takes tensors of one device
+            count_to_read = count
+        else:  # once a forward: every layer's prefill reads it
+            count_to_read = count.cpu() if padded else torch.full((batch,), length, device="cpu")
+        return Step(first, count, count_to_read, seen, real, length == 1, not padded, padded and bool((count == 0).any()))
 
     def forward(
         self,

@@ -80,7 +80,7 @@ def hybrid(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Te
 
 
 def prefill(layer, k: torch.Tensor, v: torch.Tensor, count: torch.Tensor) -> LinearState:
-    """The state after each row's first `count` [B] tokens, each at least 1."""
+    """The state after each row's first `count` [B] tokens, each at least 1; on the CPU, since the operator reads them."""
     kv, k_sum, ring_k, ring_v, _ = torch.ops.hedgerow.prefill_state(k, v, count, num_heads=layer.heads, **arguments_of(layer))
     return LinearState(kv, k_sum, ring_k, ring_v)
 
