@@ -26,6 +26,7 @@ constexpr std::size_t kNumParameters = 5;
 CrossEntropy run(const AttentionArguments& a, const Tensor& q, const Tensor& k, bool gradients) {
   const HybridParameters parameters = a.parameters();
   const HybridOptions options = a.options();
+  check_known(a, q, k, {});  // the choice of a form reads sizes
   return cross_entropy(
       cross_entropy_form_for(q, parameters, options), q, k, parameters, options, gradients);
 }

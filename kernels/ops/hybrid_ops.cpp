@@ -33,12 +33,26 @@ HybridOptions options_of(const AttentionArguments& a, bool fp32_output) {
 }
 
 // fp64 in the chunked ATen form, as anything else that no fused form takes: T x T is for tests.
-Form form_of(const Tensor& q, bool fused) {
+Form form_of(const AttentionArguments& a,
+             const Tensor& q,
+             const Tensor& k,
+             const Tensor& v,
+             bool fused,
+             bool input_gradients) {
   TORCH_CHECK(!fused || (q.is_cuda() && cuda::hybrid_form() != nullptr),
               "hybrid attention: fused must be false for a tensor on ",
               q.device(),
               " in this build, found true; hybrid_attention chooses it");
-  if (fused) return Form::kCuda;
+  if (fused) {
+    check_known(a, q, k, v);  // why_not reads sizes
+    const std::string reason =
+        cuda::hybrid_form()->why_not(q, a.parameters(), a.options(), input_gradients);
+    TORCH_CHECK(reason.empty(),
+                "hybrid attention: fused must be false for this problem, found true: ",
+                reason,
+                "; hybrid_attention chooses it");
+    return Form::kCuda;
+  }
   return q.scalar_type() == at::kDouble ? Form::kAten : form_for(q);
 }
 
@@ -68,8 +82,9 @@ Forward forward(const AttentionArguments& a,
                 const Tensor& v,
                 bool fp32_output,
                 bool fused) {
+  const Form form = form_of(a, q, k, v, fused, /*input_gradients=*/false);
   const HybridForward out =
-      hybrid_forward(form_of(q, fused), q, k, v, a.parameters(), options_of(a, fp32_output), true);
+      hybrid_forward(form, q, k, v, a.parameters(), options_of(a, fp32_output), true);
   const bool own = out.y_saved.defined() && !out.y_saved.is_same(out.y);
   return {in_rows(out.y),
           own ? in_rows(out.y_saved) : absent(q),
@@ -102,7 +117,8 @@ Gradients backward(const AttentionArguments& a,
   saved.pull = undefined_if_empty(pull);
   saved.maxima = undefined_if_empty(maxima);
   saved.ties = undefined_if_empty(ties);
-  const HybridGradients g = hybrid_backward(form_of(q, fused),
+  const bool input_gradients = needs[kQ] || needs[kK] || needs[kV];
+  const HybridGradients g = hybrid_backward(form_of(a, q, k, v, fused, input_gradients),
                                             q,
                                             k,
                                             v,
