@@ -29,6 +29,13 @@ std::int64_t check_parameters(const HybridParameters& parameters,
                               std::int64_t head_dim,
                               const at::Device& device);
 
+// What linear_attention.hpp and feature_map.hpp say of their arguments (each in its .cpp).
+void check_linear_attention(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v);
+void check_feature_map(const at::Tensor& x,
+                       const FeatureMapWeights& weights,
+                       const FeatureMapOptions& options,
+                       std::int64_t num_heads);
+
 // Whether autograd will ask for a gradient of any of these (undefined ones are skipped).
 [[nodiscard]] bool any_requires_grad(at::ArrayRef<at::Tensor> inputs);
 

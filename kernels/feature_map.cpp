@@ -7,6 +7,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/checks.hpp"
 #include "kernels/exponential_maps.hpp"
 
 namespace hedgerow::kernels {
@@ -87,10 +88,12 @@ at::Tensor orthogonal_chi_start(const at::Tensor& noise) {
   return vectors.mul_(lengths).transpose(1, 2).to(at::kFloat).contiguous();
 }
 
-void check_arguments(const at::Tensor& x,
-                     const FeatureMapWeights& weights,
-                     const FeatureMapOptions& options,
-                     std::int64_t num_heads) {
+}  // namespace
+
+void check_feature_map(const at::Tensor& x,
+                       const FeatureMapWeights& weights,
+                       const FeatureMapOptions& options,
+                       std::int64_t num_heads) {
   TORCH_CHECK(x.dim() == 4,
               "feature map: x must be [B, heads, T, D], found a tensor of ",
               x.dim(),
@@ -124,8 +127,6 @@ void check_arguments(const at::Tensor& x,
   check_exponential_map("feature map: it", weights, options);
 }
 
-}  // namespace
-
 std::int64_t feature_dim(const FeatureMapWeights& weights,
                          const FeatureMapOptions& options,
                          std::int64_t head_dim) {
@@ -141,7 +142,7 @@ at::Tensor apply_feature_map(const at::Tensor& x,
                              const FeatureMapOptions& options,
                              std::int64_t num_heads,
                              FeatureMapRole role) {
-  check_arguments(x, weights, options, num_heads);
+  check_feature_map(x, weights, options, num_heads);
   const at::ScalarType dtype = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   at::Tensor rows = x.to(dtype);
   if (x.size(1) != num_heads) {

@@ -10,7 +10,9 @@ namespace {
 // Tokens walked at once: within them the products are a triangle, before them a carried state.
 constexpr std::int64_t kChunk = 64;
 
-void check_features(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v) {
+}  // namespace
+
+void check_linear_attention(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v) {
   TORCH_CHECK(phi_q.dim() == 4,
               "linear attention: phi_q must be [B, H, T, F], found ",
               describe(phi_q.sizes()));
@@ -35,12 +37,10 @@ void check_features(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::
               v.scalar_type());
 }
 
-}  // namespace
-
 at::Tensor causal_linear_attention(const at::Tensor& phi_q,
                                    const at::Tensor& phi_k,
                                    const at::Tensor& v) {
-  check_features(phi_q, phi_k, v);
+  check_linear_attention(phi_q, phi_k, v);
   const std::int64_t T = phi_q.size(2), F = phi_q.size(3), D = v.size(3);
   const std::int64_t num_chunks = (T + kChunk - 1) / kChunk;
   const std::int64_t padding = num_chunks * kChunk - T;
@@ -64,7 +64,7 @@ at::Tensor causal_linear_attention(const at::Tensor& phi_q,
 at::Tensor bidirectional_linear_attention(const at::Tensor& phi_q,
                                           const at::Tensor& phi_k,
                                           const at::Tensor& v) {
-  check_features(phi_q, phi_k, v);
+  check_linear_attention(phi_q, phi_k, v);
   const at::Tensor kv_state = at::matmul(phi_k.transpose(-1, -2), v.to(phi_q.scalar_type()));
   const at::Tensor k_state = phi_k.sum(2).unsqueeze(-1);
   const at::Tensor y = at::matmul(phi_q, kv_state) / (at::matmul(phi_q, k_state) + kLinearEpsilon);

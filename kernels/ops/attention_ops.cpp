@@ -77,10 +77,11 @@ Tensor attend_linearly(const Tensor& phi_q, const Tensor& phi_k, const Tensor& v
       .contiguous();
 }
 
-Tensor attend_linearly_shape(const Tensor& /*phi_q*/,
-                             const Tensor& /*phi_k*/,
+Tensor attend_linearly_shape(const Tensor& phi_q,
+                             const Tensor& phi_k,
                              const Tensor& v,
                              bool /*causal*/) {
+  if (sizes_are_known({phi_q, phi_k, v})) check_linear_attention(phi_q, phi_k, v);
   return empty_of(v, v.sym_sizes(), v.scalar_type());
 }
 

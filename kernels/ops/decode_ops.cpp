@@ -19,17 +19,25 @@ using at::Tensor;
 // kv_state, k_state, window_k, window_v, positions, as in DecodeState.
 using State = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
 
+// `held` heads of a state, of `kv_heads` in its windows.
+void check_num_heads(std::optional<std::int64_t> num_heads,
+                     std::int64_t held,
+                     std::int64_t kv_heads) {
+  TORCH_CHECK(!num_heads.has_value() || *num_heads == held ||
+                  (*num_heads >= held && *num_heads % held == 0 && held == kv_heads),
+              "decode: num_heads must be the ",
+              held,
+              " heads of the parameters, or without any a multiple of k's, found ",
+              *num_heads);
+}
+
 // A state of query heads that no parameter tells: they share what their kv head has seen.
 void spread(DecodeState& state, std::optional<std::int64_t> num_heads) {
   const std::int64_t held = state.kv_state.size(1);
   if (!num_heads.has_value() || *num_heads == held) {
     return;
   }
-  TORCH_CHECK(*num_heads >= held && *num_heads % held == 0 && held == state.window_k.size(1),
-              "decode: num_heads must be the ",
-              held,
-              " heads of the parameters, or without any a multiple of k's, found ",
-              *num_heads);
+  check_num_heads(num_heads, held, state.window_k.size(1));
   state.kv_state = state.kv_state.repeat_interleave(*num_heads / held, 1);
   state.k_state = state.k_state.repeat_interleave(*num_heads / held, 1);
 }
@@ -53,12 +61,34 @@ c10::SymInt heads_of(const AttentionArguments& a,
   return a.window_factors.has_value() ? a.window_factors->sym_numel() : k.sym_size(1);
 }
 
+// What prefill_state checks, but for what only values tell.
+void check_prefill(const AttentionArguments& a,
+                   const Tensor& k,
+                   const Tensor& v,
+                   const Tensor& lengths,
+                   std::optional<std::int64_t> num_heads) {
+  const HybridParameters p = a.parameters();
+  if (!sizes_are_known({k, v, lengths, p.q.layer, p.q.bias, p.k.layer, p.k.bias, p.window_factors}))
+    return;
+  TORCH_CHECK(k.dim() == 4, "decode: k must be [B, G, T, D], found ", describe(k.sizes()));
+  check_attention(k, k, v);
+  TORCH_CHECK(lengths.numel() == k.size(0),
+              "decode: lengths must hold ",
+              k.size(0),
+              " rows, found ",
+              describe(lengths.sizes()));
+  const std::int64_t held = heads_of(a, k, std::nullopt).expect_int();
+  check_parameters(p, a.options(), held, k.size(3), k.device());
+  check_num_heads(num_heads, held, k.size(1));
+}
+
 State prefill_shape(const AttentionArguments& a,
                     const Tensor& k,
-                    const Tensor& /*v*/,
+                    const Tensor& v,
                     const Tensor& lengths,
                     std::optional<std::int64_t> num_heads) {
   const HybridOptions options = a.options();
+  check_prefill(a, k, v, lengths, num_heads);
   const c10::SymInt B = k.sym_size(0), H = heads_of(a, k, num_heads), D = k.sym_size(3);
   const c10::SymInt F = num_features(a.layer_k, options.feature_map, D);
   const std::int64_t chunks = options.layout == WindowLayout::kTerraced ? 2 : 1;
@@ -68,7 +98,7 @@ State prefill_shape(const AttentionArguments& a,
           empty_of(k, {B, H, F}, at::kFloat),
           ring(),
           ring(),
-          empty_of(lengths, {B}, at::kLong)};
+          empty_of(k, {B}, at::kLong)};
 }
 
 State prefill_autograd(const AttentionArguments& a,
@@ -80,17 +110,11 @@ State prefill_autograd(const AttentionArguments& a,
   return AttentionOp<&prefill>::dispatch("hedgerow::prefill_state", a, k, v, lengths, num_heads);
 }
 
-Tensor step(const AttentionArguments& a,
-            const Tensor& q,
-            const Tensor& k,
-            const Tensor& v,
-            const Tensor& kv_state,
-            const Tensor& k_state,
-            const Tensor& window_k,
-            const Tensor& window_v,
-            const Tensor& positions) {
-  const c10::NoGradGuard no_grad;
-  // decode_step would make a state of other heads anew; these tensors are the caller's.
+// decode_step would make a state of other heads anew; these tensors are the caller's.
+void check_caller_state(const Tensor& q,
+                        const Tensor& kv_state,
+                        const Tensor& k_state,
+                        const Tensor& positions) {
   TORCH_CHECK(q.dim() != 3 || kv_state.dim() != 4 || kv_state.size(1) == q.size(1),
               "decode: kv_state must have q's ",
               q.dim() == 3 ? q.size(1) : 0,
@@ -105,20 +129,43 @@ Tensor step(const AttentionArguments& a,
               k_state.scalar_type(),
               " and ",
               positions.scalar_type());
+}
+
+Tensor step(const AttentionArguments& a,
+            const Tensor& q,
+            const Tensor& k,
+            const Tensor& v,
+            const Tensor& kv_state,
+            const Tensor& k_state,
+            const Tensor& window_k,
+            const Tensor& window_v,
+            const Tensor& positions) {
+  const c10::NoGradGuard no_grad;
+  check_caller_state(q, kv_state, k_state, positions);
   DecodeState state{kv_state, k_state, window_k, window_v, positions};
   return decode_step(q, k, v, state, a.parameters(), a.options()).contiguous();
 }
 
 Tensor step_shape(const AttentionArguments& a,
                   const Tensor& q,
-                  const Tensor& /*k*/,
-                  const Tensor& /*v*/,
-                  const Tensor& /*kv_state*/,
-                  const Tensor& /*k_state*/,
+                  const Tensor& k,
+                  const Tensor& v,
+                  const Tensor& kv_state,
+                  const Tensor& k_state,
                   const Tensor& /*window_k*/,
                   const Tensor& /*window_v*/,
-                  const Tensor& /*positions*/) {
-  static_cast<void>(a.options());  // names are checked while tracing
+                  const Tensor& positions) {
+  if (sizes_are_known({q, k, v, kv_state})) {
+    TORCH_CHECK(q.dim() == 3, "decode: q must be [B, H, D], found ", describe(q.sizes()));
+    TORCH_CHECK(k.dim() == 3 && v.dim() == 3,
+                "decode: k and v must be [B, G, D], found ",
+                describe(k.sizes()),
+                " and ",
+                describe(v.sizes()));
+    check_caller_state(q, kv_state, k_state, positions);
+    check_known(a, q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
+  }
+  static_cast<void>(a.options());  // names are checked whatever the sizes are
   return empty_of(q, q.sym_sizes(), q.scalar_type());
 }
 

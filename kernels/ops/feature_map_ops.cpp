@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "kernels/checks.hpp"
 #include "kernels/feature_map.hpp"
 #include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
@@ -47,13 +48,16 @@ Tensor map_features(const Tensor& x,
 
 Tensor map_features_shape(const Tensor& x,
                           const std::optional<Tensor>& layer,
-                          const std::optional<Tensor>& /*bias*/,
+                          const std::optional<Tensor>& bias,
                           std::int64_t num_heads,
                           bool /*of_queries*/,
                           std::string_view feature_map,
                           bool negation,
                           std::int64_t order) {
   const FeatureMapOptions options = feature_map_options(feature_map, negation, order);
+  const FeatureMapWeights weights{layer.value_or(Tensor()), bias.value_or(Tensor())};
+  if (sizes_are_known({x, weights.layer, weights.bias}))
+    check_feature_map(x, weights, options, num_heads);
   return empty_of(
       x,
       {x.sym_size(0), num_heads, x.sym_size(2), num_features(layer, options, x.sym_size(3))},

@@ -23,7 +23,12 @@ Tensor mean_square(const Tensor& y_pred, const Tensor& y_true) {
   return transfer_mse(y_pred, y_true);
 }
 
-Tensor mean_square_shape(const Tensor& y_pred, const Tensor& /*y_true*/) {
+Tensor mean_square_shape(const Tensor& y_pred, const Tensor& y_true) {
+  TORCH_CHECK(!sizes_are_known({y_pred, y_true}) || y_pred.sizes() == y_true.sizes(),
+              "transfer_mse: y_pred must have y_true's shape ",
+              y_true.sym_sizes(),
+              ", found ",
+              y_pred.sym_sizes());
   return empty_of(y_pred, {}, y_pred.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 

@@ -191,6 +191,44 @@ class Registration(unittest.TestCase):
             with self.assertRaisesRegex(RuntimeError, "the query map's layer must be"):
                 ops.hybrid_attention(q, k, k, **{**told, "layer_q": torch.empty(H, D + 1, f)})
 
+    def test_tracing_names_sizes_that_do_not_fit(self):
+        def refused(pattern, operator, *arguments, **keywords):
+            with self.assertRaisesRegex(RuntimeError, pattern):
+                operator(*arguments, **keywords)
+
+        with FakeTensorMode():
+            q, k, lengths = torch.empty(B, H, T, D), torch.empty(B, G, T, D), torch.empty(B, dtype=torch.int64)
+            layer = torch.empty(H, D, f)
+            told = {"layer_q": layer, "layer_k": layer, "window_factors": torch.empty(H), "window_size": W}
+            refused("phi_k must have phi_q's shape", ops.linear_attention, q, q[:, :, 1:], q)
+            refused("x's heads must divide 3, found 2", ops.feature_map, k, num_heads=3, of_queries=True)
+            refused(r"the layer must be \[H, D, f\] = \[4, 16, f\]", ops.feature_map, k, layer[1:], num_heads=H, of_queries=True)
+            refused("y_pred must have y_true's shape", ops.transfer_mse, q, q[:1])
+            refused(r"k must be \[B, G, T, D\], found \[2, 45, 16\]", ops.prefill_state, k[0], k[0], lengths, **told)
+            refused("v must have k's 2 heads, found 1", ops.prefill_state, k, k[:, :1], lengths, **told)
+            refused("lengths must hold 2 rows", ops.prefill_state, k, k, lengths[:1], **told)
+            refused("the key map's layer must be", ops.prefill_state, k, k, lengths, **{**told, "layer_k": layer[:, 1:]})
+            refused("num_heads must be the 4 heads", ops.prefill_state, k, k, lengths, num_heads=6, **told)
+            state = ops.prefill_state(k, k, lengths, **told)
+            one = q[:, :, 0], k[:, :, 0], k[:, :, 0]
+            refused(r"q must be \[B, H, D\], found \[2, 4, 45, 16\]", ops.decode_step, q, k, k, *state, **told)
+            refused("must have q's batch, tokens and head_dim", ops.decode_step, one[0], one[1][1:], one[2], *state, **told)
+            refused("kv_state must have q's 4 heads, found 2", ops.decode_step, *one, state[0][:, :2], *state[1:], **told)
+            refused("the query map's layer must be", ops.decode_step, *one, *state, **{**told, "layer_q": layer[:, 1:]})
+
+    def test_positions_lie_beside_the_keys_wherever_the_lengths_do(self):
+        def positions(device, of_lengths):
+            k, layer = torch.empty(B, G, T, D, device=device), torch.empty(H, D, f, device=device)
+            told = {"layer_q": layer, "layer_k": layer, "window_factors": torch.empty(H, device=device)}
+            return ops.prefill_state(k, k, torch.empty(B, dtype=torch.int64, device=of_lengths), **told)[4].device.type
+
+        self.assertEqual(positions("meta", "cpu"), "meta")
+        with FakeTensorMode():
+            self.assertEqual(positions("cuda", "cuda"), "cuda")
+            # Of two devices FakeTensor knows only by this what an operator gives.
+            with torch._functorch.config.patch(fake_tensor_prefer_device_type="cuda"):
+                self.assertEqual(positions("cuda", "cpu"), "cuda")
+
     def test_compiling_changes_no_value_and_no_gradient(self):
         def step(case, tokens):
             y = ops.hybrid_attention(*(x[:, :, :tokens] for x in case.inputs), fp32_output=True, **case.keywords)
@@ -404,6 +442,9 @@ class WrongArguments(unittest.TestCase):
                      *(torch.randn(B, 3, T, D) for _ in range(2)))
         self.refused("y_pred must have y_true's shape", ops.transfer_mse, q, q[:1])
         self.refused("phi_k must have phi_q's shape", ops.linear_attention, q, q[:, :, 1:], q)
+        self.refused(r"q must be \[B, H, T, D\], found \[4, 45, 16\]", ops.transfer_cross_entropy, q[0], k, **told)
+        self.refused("fused must be false for a tensor on cpu in this build, found true", ops.hybrid_attention_forward, q, k, v,
+                     fp32_output=False, fused=True, **told)
         self.refused("x's heads must divide 3, found 2", ops.feature_map, k, num_heads=3, of_queries=True)
         self.refused(r"lengths must lie in 1..45, found 0..45", ops.prefill_state, k, v, torch.tensor([0, T]), **told)
         self.refused("num_heads must be the 4 heads of the parameters", ops.prefill_state, k, v, torch.tensor([T, T]),
