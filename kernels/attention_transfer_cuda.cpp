@@ -27,7 +27,7 @@ std::string why_no_softmax(const at::Tensor& q) {
   if (q.size(3) != 64 && q.size(3) != 128) {
     return c10::str("the fused CUDA teacher has head_dim 64 and 128, not ", q.size(3));
   }
-  return {};
+  return why_not_rows(q);
 }
 
 at::Tensor softmax_cuda(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {

@@ -30,6 +30,9 @@ std::string why_not(const at::Tensor& q,
                     "; there are head_dim 64 and 128, with 32, 64 or 128 columns with negation, 64 "
                     "or 128 without");
   }
+  if (std::string reason = why_not_rows(q); !reason.empty()) {
+    return reason;
+  }
   return why_not_shared("the fused CUDA kernels", shared_bytes_needed(shape, input_gradients));
 }
 

@@ -106,6 +106,16 @@ KernelShape kernel_shape(const at::Tensor& q,
           feature_dim(parameters.q, options.feature_map, q.size(3)) == 2 * columns};
 }
 
+std::string why_not_rows(const at::Tensor& q) {
+  const std::int64_t rows = q.size(0) * q.size(1);
+  return rows <= kMostRows ? ""
+                           : c10::str("the fused CUDA kernels take ",
+                                      kMostRows,
+                                      " heads of a batch at once, not ",
+                                      rows,
+                                      " (B H)");
+}
+
 std::string why_not_shared(const char* what, std::size_t need) {
   const std::size_t have = device_limits().shared_bytes;
   return need <= have ? ""

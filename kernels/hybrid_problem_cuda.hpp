@@ -26,6 +26,9 @@ namespace hedgerow::kernels::cuda {
 // Empty where the device has this much shared memory for a threadblock of `what`; else why not.
 [[nodiscard]] std::string why_not_shared(const char* what, std::size_t need);
 
+// Empty where a launch holds all heads of q's batch; else why not.
+[[nodiscard]] std::string why_not_rows(const at::Tensor& q);
+
 // A problem in the kernels' terms, with what backs the pointers.
 struct Prepared {
   KernelShape shape{};

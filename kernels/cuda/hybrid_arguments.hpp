@@ -19,8 +19,9 @@
 
 namespace hedgerow::kernels::cuda {
 
-inline constexpr int kTile = 64;        // tokens of a tile
-inline constexpr int kWarpsOfTile = 4;  // that share the rows of a tile of queries
+inline constexpr int kTile = 64;         // tokens of a tile
+inline constexpr int kWarpsOfTile = 4;   // that share the rows of a tile of queries
+inline constexpr int kMostRows = 65535;  // heads of a batch: CUDA launches no larger grid.y
 inline constexpr float kEpsilon =
     1e-12F;  // kLinearEpsilon: beside the denominator without a window
 

@@ -32,11 +32,13 @@ constexpr int threadblocks_of() {
 
 template <typename Kernel>
 __global__ void __launch_bounds__(Kernel::kThreads, threadblocks_of<Kernel>())
-    run_kernel(const __grid_constant__ typename Kernel::Arguments arguments, const Grid grid) {
+    run_kernel(const __grid_constant__ typename Kernel::Arguments arguments) {
   extern __shared__ __align__(128) unsigned char shared[];
   Kernel::run(arguments,
               *reinterpret_cast<typename Kernel::Shared*>(shared),
-              grid.place(static_cast<int>(blockIdx.x)));
+              Grid{static_cast<int>(blockIdx.x),
+                   static_cast<int>(blockIdx.y),
+                   static_cast<int>(blockIdx.z)});
 }
 
 struct CudaBackend {
@@ -50,9 +52,11 @@ struct CudaBackend {
           run_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     }
     const Grid grid = Kernel::grid(arguments);
+    const dim3 threadblocks(static_cast<unsigned>(grid.x),
+                            static_cast<unsigned>(grid.y),
+                            static_cast<unsigned>(grid.z));
     run_kernel<Kernel>
-        <<<grid.threadblocks(), Kernel::kThreads, kBytes, static_cast<cudaStream_t>(stream)>>>(
-            arguments, grid);
+        <<<threadblocks, Kernel::kThreads, kBytes, static_cast<cudaStream_t>(stream)>>>(arguments);
     HEDGEROW_CUDA_CHECK(cudaGetLastError());
   }
 };

@@ -1,30 +1,14 @@
 // Grids, and the shapes of a problem that are compiled.
 #pragma once
 
-#include <cstdint>
-#include <limits>
-#include <stdexcept>
-#include <string>
-
 #include "kernels/cuda/feature_tiles.cuh"
 
 namespace hedgerow::kernels::cuda {
 
-struct Grid {  // a grid of threadblocks, or a place in it; x runs fastest
+// A grid of threadblocks, or a place in it; x runs fastest, and of y and z there are kMostRows at
+// most.
+struct Grid {
   int x = 1, y = 1, z = 1;
-
-  [[nodiscard]] unsigned threadblocks() const {
-    const std::int64_t count = static_cast<std::int64_t>(x) * y * z;
-    if (count > std::numeric_limits<int>::max()) {
-      throw std::length_error("a CUDA kernel needs " + std::to_string(count) +
-                              " threadblocks, and a launch has 2147483647 at most; take fewer "
-                              "sequences at a time");
-    }
-    return static_cast<unsigned>(count);
-  }
-  [[nodiscard]] HEDGEROW_BOTH Grid place(int index) const {
-    return {index % x, index / x % y, index / x / y};
-  }
 };
 
 // visit(Shape<...>{}) for the compiled shape that is asked for; false if there is none.

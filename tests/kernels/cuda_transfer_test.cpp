@@ -190,6 +190,25 @@ TEST_P(CudaTransfer, PropagatesNanToTheLossAndToTheTeachersLaterTokensOnly) {
   EXPECT_FALSE(nan.narrow(2, 0, 64).any().item<bool>());
 }
 
+// Of grid.y CUDA knows 65,535.
+TEST_P(CudaTransfer, SaysThatABatchHasTooManyHeads) {
+  AttentionCase shape = small(WindowLayout::kTerraced, 1);
+  shape.B = 32768;
+  const AttentionInputs x = make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
+  for (const bool teacher : {true, false}) {
+    try {
+      if (teacher) {
+        cuda::softmax_attention(x.q, x.k, x.v);
+      } else {
+        cuda::attention_transfer(x.q, x.k, x.v, x.parameters, shape.options);
+      }
+      FAIL() << "65,536 heads were launched";
+    } catch (const c10::Error& error) {
+      EXPECT_THAT(error.what_without_backtrace(), ::testing::HasSubstr("65535 heads of a batch"));
+    }
+  }
+}
+
 TEST_P(CudaTransfer, SaysInOneSentenceWhatItDoesNotTake) {
   AttentionCase shape = small(WindowLayout::kTerraced, 80);
   shape.D = 32;

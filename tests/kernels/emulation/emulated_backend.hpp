@@ -15,6 +15,9 @@ struct EmulatedBackend {
   static void run(const typename Kernel::Arguments& arguments, Stream /*stream*/) {
     static std::atomic<std::uint64_t> seed{1};
     const Grid grid = Kernel::grid(arguments);
+    if (grid.y > kMostRows || grid.z > kMostRows) {
+      emulation::fail("a grid that CUDA does not launch");
+    }
     emulation::launch({grid.x, grid.y, grid.z},
                       Kernel::kThreads,
                       sizeof(typename Kernel::Shared),
