@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
-#include <torch/csrc/autograd/custom_function.h>
 
 #include <atomic>
 
@@ -14,82 +13,18 @@
 namespace hedgerow::kernels {
 namespace {
 
-// The fused form: the gradients come with the value and are scaled in the backward.
-class TransferFunction : public torch::autograd::Function<TransferFunction> {
- public:
-  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
-                                                const at::Tensor& layer_q,
-                                                const at::Tensor& bias_q,
-                                                const at::Tensor& layer_k,
-                                                const at::Tensor& bias_k,
-                                                const at::Tensor& window_factors,
-                                                const at::Tensor& q,
-                                                const at::Tensor& k,
-                                                const at::Tensor& v,
-                                                const HybridOptions& options) {
-    const HybridParameters parameters{
-        .q = {undefined_if_empty(layer_q), undefined_if_empty(bias_q)},
-        .k = {undefined_if_empty(layer_k), undefined_if_empty(bias_k)},
-        .window_factors = undefined_if_empty(window_factors)};
-    const HybridNeeds needs{.map_q = layer_q.requires_grad() || bias_q.requires_grad(),
-                            .map_k = layer_k.requires_grad() || bias_k.requires_grad(),
-                            .window_factors = window_factors.requires_grad()};
-    const cuda::TransferResult result =
-        cuda::transfer_form()->transfer(make_hybrid_problem(q, k, v, parameters, options), needs);
-    const HybridGradients& gradients = result.gradients;
-    context->save_for_backward({like(gradients.map_q.layer, layer_q),
-                                like(gradients.map_q.bias, bias_q),
-                                like(gradients.map_k.layer, layer_k),
-                                like(gradients.map_k.bias, bias_k),
-                                like(gradients.window_factors, window_factors)});
-    context->mark_non_differentiable({result.y_true});
-    return {result.y_true, result.mse};
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& d) {
-    torch::autograd::variable_list gradients;
-    for (const at::Tensor& gradient : context->get_saved_variables()) {
-      gradients.push_back(gradient.defined() ? gradient * d[1] : gradient);
-    }
-    gradients.resize(kNumParameters + 4);  // none for q, k, v and the options
-    return gradients;
-  }
-
- private:
-  static constexpr std::size_t kNumParameters = 5;
-
-  static at::Tensor like(const at::Tensor& gradient, const at::Tensor& parameter) {
-    return gradient.defined() ? gradient.reshape(parameter.sizes()).to(parameter.scalar_type())
-                              : gradient;
-  }
-};
-
 AttentionTransfer fused(const at::Tensor& q,
                         const at::Tensor& k,
                         const at::Tensor& v,
                         const HybridParameters& parameters,
                         const HybridOptions& options) {
-  if (!any_requires_grad({parameters.q.layer,
-                          parameters.q.bias,
-                          parameters.k.layer,
-                          parameters.k.bias,
-                          parameters.window_factors})) {
-    const cuda::TransferResult result = cuda::transfer_form()->transfer(
-        make_hybrid_problem(q, k, v, parameters, options), HybridNeeds{});
-    return {result.y_true, result.mse};
-  }
-  const torch::autograd::variable_list results =
-      TransferFunction::apply(present_or_empty(parameters.q.layer),
-                              present_or_empty(parameters.q.bias),
-                              present_or_empty(parameters.k.layer),
-                              present_or_empty(parameters.k.bias),
-                              present_or_empty(parameters.window_factors),
-                              q.detach(),
-                              k.detach(),
-                              v.detach(),
-                              options);
-  return {results[0], results[1]};
+  const HybridNeeds needs = needs_of(parameters);
+  const cuda::TransferResult result = [&] {
+    const c10::NoGradGuard no_grad;
+    return cuda::transfer_form()->transfer(make_hybrid_problem(q, k, v, parameters, options),
+                                           needs);
+  }();
+  return {result.y_true, with_gradients(result.mse, parameters)};
 }
 
 AttentionTransfer composed(const at::Tensor& q,

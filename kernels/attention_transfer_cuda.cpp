@@ -74,7 +74,7 @@ TransferResult transfer_cuda(const HybridProblem& problem, const HybridNeeds& ne
   const at::Tensor squared = at::empty({B, H, p.tiles, kWarpsOfTile}, sums);
   a.squared = floats(squared);
   RowGradients rows;
-  const bool backward = needs.map_q || needs.map_k || needs.window_factors;
+  const bool backward = needs_any(needs);
   if (backward) {
     rows.dn = at::empty({B, H, T, D}, options);
     rows.beta = at::empty({B, H, T}, sums);
@@ -85,9 +85,9 @@ TransferResult transfer_cuda(const HybridProblem& problem, const HybridNeeds& ne
     a.totals = floats(rows.totals);
   }
   launch_transfer(p.shape, a, p.stream);
-  result.mse = (squared.sum(at::kDouble) / elements).to(at::kFloat);
+  result.mse.loss = (squared.sum(at::kDouble) / elements).to(at::kFloat);
   if (backward) {
-    result.gradients = gradients_of(problem, p, keys, rows, needs);
+    result.mse.gradients = gradients_of(problem, p, keys, rows, needs);
   }
   return result;
 }

@@ -6,14 +6,13 @@
 
 #include <string>
 
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/parameter_loss.hpp"
 
 namespace hedgerow::kernels::cuda {
 
 struct TransferResult {
-  at::Tensor y_true;          // [B, H, T, D] bf16, in [B, T, H, D] memory
-  at::Tensor mse;             // scalar fp32
-  HybridGradients gradients;  // of mse by what is needed; q, k, v undefined
+  at::Tensor y_true;  // [B, H, T, D] bf16, in [B, T, H, D] memory
+  ParameterLoss mse;  // fp32
 };
 
 struct TransferForm {
@@ -27,7 +26,7 @@ struct TransferForm {
   std::string (*why_no_cross_entropy)(const at::Tensor& q,
                                       const HybridParameters& parameters,
                                       const HybridOptions& options);
-  CrossEntropy (*cross_entropy)(const HybridProblem& problem, bool with_gradients);
+  ParameterLoss (*cross_entropy)(const HybridProblem& problem, bool with_gradients);
 };
 
 // The form in use; null: none.

@@ -141,18 +141,14 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
                         forward,
                         dy[0],
                         needs);
-    const auto like = [](const at::Tensor& gradient, const at::Tensor& parameter) {
-      return gradient.defined() ? gradient.reshape(parameter.sizes()).to(parameter.scalar_type())
-                                : gradient;
-    };
     return {gradients.q,
             gradients.k,
             gradients.v,
-            like(gradients.map_q.layer, saved[kLayerQ]),
-            like(gradients.map_q.bias, saved[kBiasQ]),
-            like(gradients.map_k.layer, saved[kLayerK]),
-            like(gradients.map_k.bias, saved[kBiasK]),
-            like(gradients.window_factors, saved[kWindowFactors]),
+            like_parameter(gradients.map_q.layer, saved[kLayerQ]),
+            like_parameter(gradients.map_q.bias, saved[kBiasQ]),
+            like_parameter(gradients.map_k.layer, saved[kLayerK]),
+            like_parameter(gradients.map_k.bias, saved[kBiasK]),
+            like_parameter(gradients.window_factors, saved[kWindowFactors]),
             at::Tensor(),
             at::Tensor()};
   }
@@ -201,14 +197,7 @@ at::Tensor attend(Form form,
                   const at::Tensor& v,
                   const HybridParameters& parameters,
                   const HybridOptions& options) {
-  if (!any_requires_grad({q,
-                          k,
-                          v,
-                          parameters.q.layer,
-                          parameters.q.bias,
-                          parameters.k.layer,
-                          parameters.k.bias,
-                          parameters.window_factors})) {
+  if (!any_requires_grad({q, k, v}) && !needs_any(needs_of(parameters))) {
     return hybrid_forward(form, q, k, v, parameters, options, false).y;
   }
   return HybridFunction::apply(q,

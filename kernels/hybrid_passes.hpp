@@ -3,7 +3,7 @@
 #pragma once
 
 #include "kernels/forms.hpp"
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/parameter_loss.hpp"
 
 namespace hedgerow::kernels {
 
@@ -39,11 +39,11 @@ HybridGradients hybrid_backward(Form form,
 [[nodiscard]] Form cross_entropy_form_for(const at::Tensor& q,
                                           const HybridParameters& parameters,
                                           const HybridOptions& options);
-CrossEntropy cross_entropy(Form form,
-                           const at::Tensor& q,
-                           const at::Tensor& k,
-                           const HybridParameters& parameters,
-                           const HybridOptions& options,
-                           bool with_gradients);
+ParameterLoss cross_entropy(Form form,
+                            const at::Tensor& q,
+                            const at::Tensor& k,
+                            const HybridParameters& parameters,
+                            const HybridOptions& options,
+                            bool with_gradients);
 
 }  // namespace hedgerow::kernels

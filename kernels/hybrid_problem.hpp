@@ -61,10 +61,4 @@ struct HybridGradients {
   at::Tensor window_factors;  // [H]
 };
 
-// What the weights' cross-entropy gives in one walk.
-struct CrossEntropy {
-  at::Tensor loss;            // scalar
-  HybridGradients gradients;  // of the loss by the maps and window_factors; q, k, v undefined
-};
-
 }  // namespace hedgerow::kernels

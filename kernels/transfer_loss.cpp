@@ -1,6 +1,7 @@
 #include "kernels/transfer_loss.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/attention_transfer_cuda.hpp"
@@ -24,12 +25,12 @@ Form cross_entropy_form_for(const at::Tensor& q,
   return q.scalar_type() == at::kDouble ? Form::kAten : form_for(q);
 }
 
-CrossEntropy cross_entropy(Form form,
-                           const at::Tensor& q,
-                           const at::Tensor& k,
-                           const HybridParameters& parameters,
-                           const HybridOptions& options,
-                           bool with_gradients) {
+ParameterLoss cross_entropy(Form form,
+                            const at::Tensor& q,
+                            const at::Tensor& k,
+                            const HybridParameters& parameters,
+                            const HybridOptions& options,
+                            bool with_gradients) {
   switch (form) {
     case Form::kCpu:
       return cpu::cross_entropy_cpu(cpu::make_problem(q, k, {}, parameters, options),
@@ -71,50 +72,6 @@ class MseFunction : public torch::autograd::Function<MseFunction> {
   }
 };
 
-// The gradients are computed with the value and scaled in the backward. q and k are constants here.
-class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFunction> {
- public:
-  static at::Tensor forward(torch::autograd::AutogradContext* context,
-                            const at::Tensor& layer_q,
-                            const at::Tensor& bias_q,
-                            const at::Tensor& layer_k,
-                            const at::Tensor& bias_k,
-                            const at::Tensor& window_factors,
-                            const at::Tensor& q,
-                            const at::Tensor& k,
-                            const HybridOptions& options,
-                            Form form) {
-    const HybridParameters parameters{
-        .q = {undefined_if_empty(layer_q), undefined_if_empty(bias_q)},
-        .k = {undefined_if_empty(layer_k), undefined_if_empty(bias_k)},
-        .window_factors = undefined_if_empty(window_factors)};
-    const CrossEntropy result = cross_entropy(form, q, k, parameters, options, true);
-    const auto like = [](const at::Tensor& gradient, const at::Tensor& parameter) {
-      return gradient.defined() ? gradient.reshape(parameter.sizes()).to(parameter.scalar_type())
-                                : gradient;
-    };
-    context->save_for_backward({like(result.gradients.map_q.layer, layer_q),
-                                like(result.gradients.map_q.bias, bias_q),
-                                like(result.gradients.map_k.layer, layer_k),
-                                like(result.gradients.map_k.bias, bias_k),
-                                like(result.gradients.window_factors, window_factors)});
-    return result.loss;
-  }
-
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
-                                                 const torch::autograd::variable_list& dloss) {
-    torch::autograd::variable_list gradients;
-    for (const at::Tensor& gradient : context->get_saved_variables()) {
-      gradients.push_back(gradient.defined() ? gradient * dloss[0] : gradient);
-    }
-    gradients.resize(kNumParameters + 4);  // none for q, k, the options and the form
-    return gradients;
-  }
-
- private:
-  static constexpr std::size_t kNumParameters = 5;
-};
-
 void check_values(const char* name, const at::Tensor& y) {
   TORCH_CHECK(y.scalar_type() == at::kFloat || y.scalar_type() == at::kBFloat16,
               "transfer_mse: ",
@@ -153,22 +110,12 @@ at::Tensor cross_entropy_of(Form form,
                             const at::Tensor& k,
                             const HybridParameters& parameters,
                             const HybridOptions& options) {
-  if (!any_requires_grad({parameters.q.layer,
-                          parameters.q.bias,
-                          parameters.k.layer,
-                          parameters.k.bias,
-                          parameters.window_factors})) {
-    return cross_entropy(form, q, k, parameters, options, false).loss;
-  }
-  return CrossEntropyFunction::apply(present_or_empty(parameters.q.layer),
-                                     present_or_empty(parameters.q.bias),
-                                     present_or_empty(parameters.k.layer),
-                                     present_or_empty(parameters.k.bias),
-                                     present_or_empty(parameters.window_factors),
-                                     q.detach(),
-                                     k.detach(),
-                                     options,
-                                     form);
+  const bool needed = needs_any(needs_of(parameters));
+  const ParameterLoss result = [&] {
+    const c10::NoGradGuard no_grad;
+    return cross_entropy(form, q, k, parameters, options, needed);
+  }();
+  return with_gradients(result, parameters);
 }
 
 }  // namespace

@@ -44,7 +44,7 @@ class LossPart {
     loss_ = at::zeros({}, problem_.q.options().dtype(at::kDouble));
   }
 
-  void run(CrossEntropy& out) {
+  void run(ParameterLoss& out) {
     const std::int64_t T = problem_.shape.T;
     const std::int64_t tile = query_tile(part_.num_b * part_.num_h, T);
     for (std::int64_t begin = 0; begin < T; begin += tile) {
@@ -127,14 +127,14 @@ at::Tensor mean_square_gradient_aten(const at::Tensor& y_pred,
   return (difference * factor).to(y_pred.scalar_type());
 }
 
-CrossEntropy cross_entropy_aten(const HybridProblem& problem,
-                                bool with_gradients,
-                                std::int64_t part_elements) {
+ParameterLoss cross_entropy_aten(const HybridProblem& problem,
+                                 bool with_gradients,
+                                 std::int64_t part_elements) {
   const auto& [B, H, G, T, D] = problem.shape;
   const auto like = [&](const at::Tensor& x) {
     return with_gradients && x.defined() ? at::zeros_like(x) : at::Tensor();
   };
-  CrossEntropy out;
+  ParameterLoss out;
   out.gradients.map_q = {like(problem.map_q.layer), like(problem.map_q.bias)};
   out.gradients.map_k = {like(problem.map_k.layer), like(problem.map_k.bias)};
   out.gradients.window_factors = like(problem.gate);

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/chunks_aten.hpp"
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/parameter_loss.hpp"
 
 namespace hedgerow::kernels::aten {
 
@@ -14,8 +14,8 @@ at::Tensor mean_square_gradient_aten(const at::Tensor& y_pred,
                                      const at::Tensor& y_true,
                                      const at::Tensor& scale);
 
-CrossEntropy cross_entropy_aten(const HybridProblem& problem,
-                                bool with_gradients,
-                                std::int64_t part_elements = kPartElements);
+ParameterLoss cross_entropy_aten(const HybridProblem& problem,
+                                 bool with_gradients,
+                                 std::int64_t part_elements = kPartElements);
 
 }  // namespace hedgerow::kernels::aten

@@ -244,7 +244,7 @@ class LossHead {
 
 }  // namespace
 
-CrossEntropy cross_entropy_cpu(const HybridProblem& problem, bool with_gradients) {
+ParameterLoss cross_entropy_cpu(const HybridProblem& problem, bool with_gradients) {
   const auto [B, H, G, T, D] = problem.shape;
   const at::TensorOptions floats = problem.q.options().dtype(at::kFloat);
   const auto make = [&](bool needed, at::IntArrayRef sizes) {
@@ -264,7 +264,7 @@ CrossEntropy cross_entropy_cpu(const HybridProblem& problem, bool with_gradients
       head.run(task / problem.shape.H, task % problem.shape.H);
     }
   });
-  CrossEntropy result;
+  ParameterLoss result;
   double loss = 0;
   for (std::int64_t i = 0; i < partials.loss.numel(); ++i) {
     loss += partials.loss.data_ptr<double>()[i];

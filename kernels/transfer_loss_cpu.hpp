@@ -4,6 +4,7 @@
 #pragma once
 
 #include "kernels/hybrid_attention_cpu.hpp"
+#include "kernels/parameter_loss.hpp"
 
 namespace hedgerow::kernels::cpu {
 
@@ -16,6 +17,6 @@ at::Tensor mean_square_gradient_cpu(const at::Tensor& y_pred,
                                     double scale);
 
 // problem.v is not read.
-CrossEntropy cross_entropy_cpu(const HybridProblem& problem, bool with_gradients);
+ParameterLoss cross_entropy_cpu(const HybridProblem& problem, bool with_gradients);
 
 }  // namespace hedgerow::kernels::cpu

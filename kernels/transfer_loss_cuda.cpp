@@ -66,7 +66,7 @@ std::string why_no_cross_entropy(const at::Tensor& q,
                         cross_entropy_shared_bytes(kernel_shape(q, parameters, options)));
 }
 
-CrossEntropy cross_entropy_cuda(const HybridProblem& problem, bool with_gradients) {
+ParameterLoss cross_entropy_cuda(const HybridProblem& problem, bool with_gradients) {
   const c10::DeviceGuard guard(problem.q.device());
   Prepared p = prepare(problem);
   p.has_near = true;  // phi_k of every tile: the loss meets all pairs
@@ -89,7 +89,7 @@ CrossEntropy cross_entropy_cuda(const HybridProblem& problem, bool with_gradient
   }
   launch_cross_entropy(p.shape, a, p.stream);
   const auto rows = static_cast<double>(B * H * T);
-  CrossEntropy out;
+  ParameterLoss out;
   out.loss = (losses.sum(at::kDouble) / rows).to(at::kFloat);
   if (kept) {
     CrossEntropyBackwardArguments backward;

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/parameter_loss.hpp"
 
 namespace hedgerow::kernels::cuda {
 
@@ -13,6 +13,6 @@ std::string why_no_cross_entropy(const at::Tensor& q,
                                  const HybridOptions& options);
 
 // Value and, if wanted, all gradients; problem.v undefined. Memory O(T): features of both sides.
-CrossEntropy cross_entropy_cuda(const HybridProblem& problem, bool with_gradients);
+ParameterLoss cross_entropy_cuda(const HybridProblem& problem, bool with_gradients);
 
 }  // namespace hedgerow::kernels::cuda

@@ -9,7 +9,6 @@
 
 #include <tuple>
 
-#include "kernels/checks.hpp"
 #include "kernels/hybrid_passes.hpp"
 #include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
@@ -23,7 +22,7 @@ using at::Tensor;
 using LossAndGradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 constexpr std::size_t kNumParameters = 5;
 
-CrossEntropy run(const AttentionArguments& a, const Tensor& q, const Tensor& k, bool gradients) {
+ParameterLoss run(const AttentionArguments& a, const Tensor& q, const Tensor& k, bool gradients) {
   const HybridParameters parameters = a.parameters();
   const HybridOptions options = a.options();
   check_known(a, q, k, {});  // the choice of a form reads sizes
@@ -39,12 +38,11 @@ Tensor loss(const AttentionArguments& a, const Tensor& q, const Tensor& k) {
 LossAndGradients loss_forward(const AttentionArguments& a, const Tensor& q, const Tensor& k) {
   const RecordingGuard recording;  // the ATen form's maps walk a graph of their own
   const c10::NoGradGuard no_grad;
-  const CrossEntropy result = run(a, q, k, true);
+  const ParameterLoss result = run(a, q, k, true);
   const auto like = [&](const Tensor& gradient, const std::optional<Tensor>& parameter) {
     if (!parameter.has_value()) return absent(q);
-    return gradient.defined()
-               ? gradient.reshape(parameter->sizes()).to(parameter->scalar_type()).contiguous()
-               : at::zeros(parameter->sizes(), parameter->options());
+    return gradient.defined() ? like_parameter(gradient, *parameter).contiguous()
+                              : at::zeros(parameter->sizes(), parameter->options());
   };
   const HybridGradients& g = result.gradients;
   return {result.loss,
@@ -109,8 +107,7 @@ class CrossEntropyFunction : public torch::autograd::Function<CrossEntropyFuncti
 };
 
 Tensor loss_autograd(const AttentionArguments& a, const Tensor& q, const Tensor& k) {
-  const HybridParameters p = a.parameters();
-  if (!any_requires_grad({p.q.layer, p.q.bias, p.k.layer, p.k.bias, p.window_factors})) {
+  if (!needs_any(needs_of(a.parameters()))) {
     const at::AutoDispatchBelowADInplaceOrView below;
     return AttentionOp<&loss>::dispatch("hedgerow::transfer_cross_entropy", a, q, k);
   }

@@ -138,9 +138,8 @@ Gradients backward(const AttentionArguments& a,
   const auto like = [&](Input i, const Tensor& gradient, const std::optional<Tensor>& parameter) {
     if (!needs[i] || !parameter.has_value()) return absent(q);
     // Without a window its factors have no part in y.
-    return gradient.defined()
-               ? gradient.reshape(parameter->sizes()).to(parameter->scalar_type()).contiguous()
-               : at::zeros(parameter->sizes(), parameter->options());
+    return gradient.defined() ? like_parameter(gradient, *parameter).contiguous()
+                              : at::zeros(parameter->sizes(), parameter->options());
   };
   return {input(kQ, g.q),
           input(kK, g.k),

@@ -65,7 +65,7 @@ TEST(AtenForms, OfABatchInPartsGiveWhatTheyGiveAtOnce) {
   const HybridNeeds all{true, true, true, true, true, true};
   const HybridForward whole = aten::hybrid_forward_aten(problem, true);
   const HybridGradients gradients = aten::hybrid_backward_aten(problem, whole, x.dy, all);
-  const CrossEntropy loss = aten::cross_entropy_aten(problem, true);
+  const ParameterLoss loss = aten::cross_entropy_aten(problem, true);
   // A kv head of a sequence needs 2 heads x 7 chunks x 16 features x 20 columns.
   for (const std::int64_t elements : {1, 10000, 14000}) {
     const HybridForward parts = aten::hybrid_forward_aten(problem, true, elements);
@@ -73,7 +73,7 @@ TEST(AtenForms, OfABatchInPartsGiveWhatTheyGiveAtOnce) {
     expect_close(parts.denominator, whole.denominator, "denominator");
     expect_close(parts.linear_mass, whole.linear_mass, "linear mass");
     expect_gradients(aten::hybrid_backward_aten(problem, parts, x.dy, all, elements), gradients);
-    const CrossEntropy in_parts = aten::cross_entropy_aten(problem, true, elements);
+    const ParameterLoss in_parts = aten::cross_entropy_aten(problem, true, elements);
     expect_close(in_parts.loss, loss.loss, "loss");
     expect_gradients(in_parts.gradients, loss.gradients);
   }
