@@ -29,12 +29,17 @@ std::int64_t check_parameters(const HybridParameters& parameters,
                               std::int64_t head_dim,
                               const at::Device& device);
 
-// What linear_attention.hpp and feature_map.hpp say of their arguments (each in its .cpp).
+// What linear_attention.hpp, feature_map.hpp, transfer_loss.hpp and decode.hpp say of their
+// arguments (each in its .cpp). Of a prefill neither the parameters nor what only the values of
+// lengths tell; of a step neither the parameters nor the state.
 void check_linear_attention(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v);
 void check_feature_map(const at::Tensor& x,
                        const FeatureMapWeights& weights,
                        const FeatureMapOptions& options,
                        std::int64_t num_heads);
+void check_mean_square(const at::Tensor& y_pred, const at::Tensor& y_true);
+void check_prefill(const at::Tensor& k, const at::Tensor& v, const at::Tensor& lengths);
+AttentionShape check_token(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
 // Whether autograd will ask for a gradient of any of these (undefined ones are skipped).
 [[nodiscard]] bool any_requires_grad(at::ArrayRef<at::Tensor> inputs);

@@ -14,20 +14,6 @@
 namespace hedgerow::kernels {
 namespace {
 
-std::int64_t ring_slots(const HybridOptions& options) {
-  if (options.layout == WindowLayout::kNone) return 1;
-  return options.layout == WindowLayout::kSliding ? options.window_size : 2 * options.window_size;
-}
-
-// The parameters know the query heads; only a map without parameters and window leaves them to be
-// the kv heads, until the first step brings queries.
-std::int64_t num_heads_of(const HybridParameters& parameters, std::int64_t num_kv_heads) {
-  if (parameters.k.layer.defined()) {
-    return parameters.k.layer.size(0);
-  }
-  return parameters.window_factors.defined() ? parameters.window_factors.numel() : num_kv_heads;
-}
-
 // fp64 has a reference but no recurrent form.
 void check_input(const char* what, const at::Tensor& x) {
   TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
@@ -105,15 +91,7 @@ DecodeState checked_state(const at::Tensor& k,
                           const at::Tensor& lengths,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
-  TORCH_CHECK(k.dim() == 4, "decode: k must be [B, G, T, D], found ", describe(k.sizes()));
-  check_input("k", k);
-  const std::int64_t num_heads = num_heads_of(parameters, k.size(1));
-  check_attention(k, k, v);
-  TORCH_CHECK(lengths.numel() == k.size(0),
-              "decode: lengths must hold ",
-              k.size(0),
-              " rows, found ",
-              describe(lengths.sizes()));
+  check_prefill(k, v, lengths);
   const at::Tensor counts = lengths.to(at::kLong).contiguous();
   TORCH_CHECK(
       counts.min().item<std::int64_t>() >= 1 && counts.max().item<std::int64_t>() <= k.size(2),
@@ -123,6 +101,7 @@ DecodeState checked_state(const at::Tensor& k,
       counts.min().item<std::int64_t>(),
       "..",
       counts.max().item<std::int64_t>());
+  const std::int64_t num_heads = num_heads_of(parameters, k.size(1));
   const std::int64_t features =
       check_parameters(parameters, options, num_heads, k.size(3), k.device());
   DecodeState state = make_decode_state(
@@ -139,14 +118,7 @@ void check_step(const at::Tensor& q,
                 const DecodeState& state,
                 const HybridParameters& parameters,
                 const HybridOptions& options) {
-  TORCH_CHECK(q.dim() == 3, "decode: q must be [B, H, D], found ", describe(q.sizes()));
-  TORCH_CHECK(k.dim() == 3 && v.dim() == 3,
-              "decode: k and v must be [B, G, D], found ",
-              describe(k.sizes()),
-              " and ",
-              describe(v.sizes()));
-  check_input("q", q);
-  const AttentionShape shape = check_attention(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
+  const AttentionShape shape = check_token(q, k, v);
   const std::int64_t features = check_parameters(parameters, options, shape.H, shape.D, q.device());
   check_state(state, shape, features, options);
   check_state_device(state, q.device());
@@ -230,6 +202,40 @@ void require_cuda_form(const DecodeState& state,
 }
 
 }  // namespace
+
+void check_prefill(const at::Tensor& k, const at::Tensor& v, const at::Tensor& lengths) {
+  TORCH_CHECK(k.dim() == 4, "decode: k must be [B, G, T, D], found ", describe(k.sizes()));
+  check_input("k", k);
+  check_attention(k, k, v);
+  TORCH_CHECK(lengths.numel() == k.size(0),
+              "decode: lengths must hold ",
+              k.size(0),
+              " rows, found ",
+              describe(lengths.sizes()));
+}
+
+AttentionShape check_token(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  TORCH_CHECK(q.dim() == 3, "decode: q must be [B, H, D], found ", describe(q.sizes()));
+  TORCH_CHECK(k.dim() == 3 && v.dim() == 3,
+              "decode: k and v must be [B, G, D], found ",
+              describe(k.sizes()),
+              " and ",
+              describe(v.sizes()));
+  check_input("q", q);
+  return check_attention(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
+}
+
+std::int64_t ring_slots(const HybridOptions& options) {
+  if (options.layout == WindowLayout::kNone) return 1;
+  return options.layout == WindowLayout::kSliding ? options.window_size : 2 * options.window_size;
+}
+
+std::int64_t num_heads_of(const HybridParameters& parameters, std::int64_t num_kv_heads) {
+  if (parameters.k.layer.defined()) {
+    return parameters.k.layer.size(0);
+  }
+  return parameters.window_factors.defined() ? parameters.window_factors.numel() : num_kv_heads;
+}
 
 DecodeState make_decode_state(std::int64_t batch,
                               std::int64_t num_heads,

@@ -21,6 +21,14 @@ struct DecodeState {
   at::Tensor positions;  // [B] int64: tokens seen so far by each row
 };
 
+// C: slots of a window's ring; 1 without a window.
+[[nodiscard]] std::int64_t ring_slots(const HybridOptions& options);
+
+// Query heads that the parameters know. A map without parameters, of no window, leaves them to be
+// the kv heads, until the first step brings queries.
+[[nodiscard]] std::int64_t num_heads_of(const HybridParameters& parameters,
+                                        std::int64_t num_kv_heads);
+
 // An empty state (no token seen).
 DecodeState make_decode_state(std::int64_t batch,
                               std::int64_t num_heads,

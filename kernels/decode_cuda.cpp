@@ -17,10 +17,6 @@ bool is_aligned(const at::Tensor& x) {
   return reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0;
 }
 
-std::int64_t columns_of(const FeatureMapWeights& map, std::int64_t head_dim) {
-  return map.layer.defined() ? map.layer.size(2) : head_dim;
-}
-
 std::string why_not(const DecodeState& state,
                     const HybridParameters& parameters,
                     const HybridOptions& options) {
@@ -54,15 +50,7 @@ std::string why_not(const DecodeState& state,
       return "the CUDA decode kernels want a state that is aligned to 16 bytes";
     }
   }
-  const std::size_t need = decode_shared_bytes(head_dim, features);
-  const std::size_t have = device_limits().shared_bytes;
-  if (need > have) {
-    return c10::str("a threadblock of the CUDA decode kernels needs ",
-                    need,
-                    " bytes of shared memory, the device has ",
-                    have);
-  }
-  return {};
+  return why_not_shared("the CUDA decode kernels", decode_shared_bytes(head_dim, features));
 }
 
 // A call in the kernels' terms, with what backs the pointers.

@@ -20,7 +20,7 @@ std::string why_not(const at::Tensor& q,
     return "the fused CUDA kernels have no positive random and no Taylor features";
   }
   const KernelShape shape = kernel_shape(q, parameters, options);
-  if (!has_kernel(shape) || columns_of(parameters.k, q) != shape.projected) {
+  if (!has_kernel(shape) || columns_of(parameters.k, shape.head_dim) != shape.projected) {
     return c10::str("no fused CUDA kernel for head_dim ",
                     shape.head_dim,
                     " and maps of ",

@@ -93,14 +93,14 @@ Layout layout_of(WindowLayout layout) {
   }
 }
 
-std::int64_t columns_of(const FeatureMapWeights& map, const at::Tensor& x) {
-  return map.layer.defined() ? map.layer.size(2) : x.size(3);
+std::int64_t columns_of(const FeatureMapWeights& map, std::int64_t head_dim) {
+  return map.layer.defined() ? map.layer.size(2) : head_dim;
 }
 
 KernelShape kernel_shape(const at::Tensor& q,
                          const HybridParameters& parameters,
                          const HybridOptions& options) {
-  const std::int64_t columns = columns_of(parameters.q, q);
+  const std::int64_t columns = columns_of(parameters.q, q.size(3));
   return {static_cast<int>(q.size(3)),
           static_cast<int>(columns),
           feature_dim(parameters.q, options.feature_map, q.size(3)) == 2 * columns};

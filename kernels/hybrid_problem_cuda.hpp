@@ -1,5 +1,5 @@
-// The hybrid's problem and its states in the terms of the CUDA kernels (kernels/cuda/), for
-// hybrid_attention_cuda.cpp.
+// The hybrid's problem and its states in the terms of the CUDA kernels (kernels/cuda/), for the
+// fused forms; columns, rows and shared memory for decode_cuda.cpp too.
 #pragma once
 
 #include <optional>
@@ -16,7 +16,7 @@ namespace hedgerow::kernels::cuda {
 [[nodiscard]] Layout layout_of(WindowLayout layout);
 
 // Columns of a map's projection: head_dim without one.
-[[nodiscard]] std::int64_t columns_of(const FeatureMapWeights& map, const at::Tensor& x);
+[[nodiscard]] std::int64_t columns_of(const FeatureMapWeights& map, std::int64_t head_dim);
 
 // Which of the compiled kernels a problem with this q wants; there may be none.
 [[nodiscard]] KernelShape kernel_shape(const at::Tensor& q,

@@ -80,23 +80,6 @@ void check_values(const char* name, const at::Tensor& y) {
               y.scalar_type());
 }
 
-void check_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
-  TORCH_CHECK(y_pred.sizes() == y_true.sizes(),
-              "transfer_mse: y_pred must have y_true's shape ",
-              describe(y_true.sizes()),
-              ", found ",
-              describe(y_pred.sizes()));
-  TORCH_CHECK(y_pred.device() == y_true.device(),
-              "transfer_mse: y_pred must be on y_true's device ",
-              y_true.device(),
-              ", found ",
-              y_pred.device());
-  if (y_pred.scalar_type() != at::kDouble) {
-    check_values("y_pred", y_pred);
-    check_values("y_true", y_true);
-  }
-}
-
 void check_cross_entropy(const at::Tensor& q,
                          const at::Tensor& k,
                          const HybridParameters& parameters,
@@ -120,8 +103,25 @@ at::Tensor cross_entropy_of(Form form,
 
 }  // namespace
 
+void check_mean_square(const at::Tensor& y_pred, const at::Tensor& y_true) {
+  TORCH_CHECK(y_pred.sizes() == y_true.sizes(),
+              "transfer_mse: y_pred must have y_true's shape ",
+              describe(y_true.sizes()),
+              ", found ",
+              describe(y_pred.sizes()));
+  TORCH_CHECK(y_pred.device() == y_true.device(),
+              "transfer_mse: y_pred must be on y_true's device ",
+              y_true.device(),
+              ", found ",
+              y_pred.device());
+  if (y_pred.scalar_type() != at::kDouble) {
+    check_values("y_pred", y_pred);
+    check_values("y_true", y_true);
+  }
+}
+
 at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
-  check_mse(y_pred, y_true);
+  check_mean_square(y_pred, y_true);
   if (y_pred.scalar_type() == at::kDouble) {
     return at::mse_loss(y_pred, y_true.detach().to(at::kDouble));
   }
@@ -142,7 +142,7 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
 namespace aten {
 
 at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
-  check_mse(y_pred, y_true);
+  check_mean_square(y_pred, y_true);
   return MseFunction::apply(y_pred, y_true.detach(), Form::kAten);
 }
 

@@ -62,22 +62,16 @@ c10::SymInt heads_of(const AttentionArguments& a,
 }
 
 // What prefill_state checks, but for what only values tell.
-void check_prefill(const AttentionArguments& a,
-                   const Tensor& k,
-                   const Tensor& v,
-                   const Tensor& lengths,
-                   std::optional<std::int64_t> num_heads) {
+void check_known_prefill(const AttentionArguments& a,
+                         const Tensor& k,
+                         const Tensor& v,
+                         const Tensor& lengths,
+                         std::optional<std::int64_t> num_heads) {
   const HybridParameters p = a.parameters();
   if (!sizes_are_known({k, v, lengths, p.q.layer, p.q.bias, p.k.layer, p.k.bias, p.window_factors}))
     return;
-  TORCH_CHECK(k.dim() == 4, "decode: k must be [B, G, T, D], found ", describe(k.sizes()));
-  check_attention(k, k, v);
-  TORCH_CHECK(lengths.numel() == k.size(0),
-              "decode: lengths must hold ",
-              k.size(0),
-              " rows, found ",
-              describe(lengths.sizes()));
-  const std::int64_t held = heads_of(a, k, std::nullopt).expect_int();
+  check_prefill(k, v, lengths);
+  const std::int64_t held = num_heads_of(p, k.size(1));
   check_parameters(p, a.options(), held, k.size(3), k.device());
   check_num_heads(num_heads, held, k.size(1));
 }
@@ -88,12 +82,12 @@ State prefill_shape(const AttentionArguments& a,
                     const Tensor& lengths,
                     std::optional<std::int64_t> num_heads) {
   const HybridOptions options = a.options();
-  check_prefill(a, k, v, lengths, num_heads);
+  check_known_prefill(a, k, v, lengths, num_heads);
   const c10::SymInt B = k.sym_size(0), H = heads_of(a, k, num_heads), D = k.sym_size(3);
   const c10::SymInt F = num_features(a.layer_k, options.feature_map, D);
-  const std::int64_t chunks = options.layout == WindowLayout::kTerraced ? 2 : 1;
-  const std::int64_t slots = a.windowed() ? chunks * options.window_size : 1;
-  const auto ring = [&] { return empty_of(k, {B, k.sym_size(1), slots, D}, k.scalar_type()); };
+  const auto ring = [&] {
+    return empty_of(k, {B, k.sym_size(1), ring_slots(options), D}, k.scalar_type());
+  };
   return {empty_of(k, {B, H, F, D}, at::kFloat),
           empty_of(k, {B, H, F}, at::kFloat),
           ring(),
@@ -156,13 +150,8 @@ Tensor step_shape(const AttentionArguments& a,
                   const Tensor& /*window_v*/,
                   const Tensor& positions) {
   if (sizes_are_known({q, k, v, kv_state})) {
-    TORCH_CHECK(q.dim() == 3, "decode: q must be [B, H, D], found ", describe(q.sizes()));
-    TORCH_CHECK(k.dim() == 3 && v.dim() == 3,
-                "decode: k and v must be [B, G, D], found ",
-                describe(k.sizes()),
-                " and ",
-                describe(v.sizes()));
     check_caller_state(q, kv_state, k_state, positions);
+    check_token(q, k, v);
     check_known(a, q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
   }
   static_cast<void>(a.options());  // names are checked whatever the sizes are

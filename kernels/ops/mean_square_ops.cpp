@@ -6,6 +6,7 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "kernels/checks.hpp"
 #include "kernels/ops/shapes.hpp"
 #include "kernels/transfer_loss.hpp"
 #include "kernels/transfer_loss_aten.hpp"
@@ -24,11 +25,7 @@ Tensor mean_square(const Tensor& y_pred, const Tensor& y_true) {
 }
 
 Tensor mean_square_shape(const Tensor& y_pred, const Tensor& y_true) {
-  TORCH_CHECK(!sizes_are_known({y_pred, y_true}) || y_pred.sizes() == y_true.sizes(),
-              "transfer_mse: y_pred must have y_true's shape ",
-              y_true.sym_sizes(),
-              ", found ",
-              y_pred.sym_sizes());
+  if (sizes_are_known({y_pred, y_true})) check_mean_square(y_pred, y_true);
   return empty_of(y_pred, {}, y_pred.scalar_type() == at::kDouble ? at::kDouble : at::kFloat);
 }
 

@@ -191,7 +191,7 @@ class Registration(unittest.TestCase):
             with self.assertRaisesRegex(RuntimeError, "the query map's layer must be"):
                 ops.hybrid_attention(q, k, k, **{**told, "layer_q": torch.empty(H, D + 1, f)})
 
-    def test_tracing_names_sizes_that_do_not_fit(self):
+    def test_tracing_names_what_does_not_fit(self):
         def refused(pattern, operator, *arguments, **keywords):
             with self.assertRaisesRegex(RuntimeError, pattern):
                 operator(*arguments, **keywords)
@@ -215,6 +215,9 @@ class Registration(unittest.TestCase):
             refused("must have q's batch, tokens and head_dim", ops.decode_step, one[0], one[1][1:], one[2], *state, **told)
             refused("kv_state must have q's 4 heads, found 2", ops.decode_step, *one, state[0][:, :2], *state[1:], **told)
             refused("the query map's layer must be", ops.decode_step, *one, *state, **{**told, "layer_q": layer[:, 1:]})
+            refused("y_true must be float32 or bfloat16, found Half", ops.transfer_mse, q, q.half())
+            refused("k must be float32 or bfloat16, found Double", ops.prefill_state, k.double(), k.double(), lengths, **told)
+            refused("q must be float32 or bfloat16, found Double", ops.decode_step, *(x.double() for x in one), *state, **told)
 
     def test_positions_lie_beside_the_keys_wherever_the_lengths_do(self):
         def positions(device, of_lengths):
