@@ -31,9 +31,9 @@ struct alignas(128) CrossEntropyShared {
 template <typename S>
 class CrossEntropyTile : HybridTile<S, CrossEntropyShared<S>> {
   using Base = HybridTile<S, CrossEntropyShared<S>>;
-  using Base::tile_, Base::far_, Base::in_, Base::rows_, Base::shared_, Base::y_, Base::phi_,
-      Base::window_, Base::linear_, Base::first_row, Base::queries, Base::stores_row,
-      Base::token_index, Base::row_index, Base::has_window, Base::head_, Base::batch_;
+  using Base::tile_, Base::in_, Base::rows_, Base::shared_, Base::phi_, Base::window_,
+      Base::linear_, Base::first_row, Base::queries, Base::stores_row, Base::token_index,
+      Base::row_index, Base::head_, Base::batch_;
 
  public:
   using Base::kThreads;
@@ -47,7 +47,6 @@ class CrossEntropyTile : HybridTile<S, CrossEntropyShared<S>> {
 
   HEDGEROW_TILE void run() {
     this->copy_queries();
-    y_.clear();  // nobody weighs values here
     walk_sums();
     const bool linear = this->has_linear();
     if (linear || a_.gradients) {
@@ -66,32 +65,15 @@ class CrossEntropyTile : HybridTile<S, CrossEntropyShared<S>> {
  private:
   // The window's maximum and sum, then the teacher's normaliser.
   HEDGEROW_TILE void walk_sums() {
-    const bool window_is_tiles = in_.near_linear_end(tile_) <= far_;
-    RunningSoftmax softmax;
-    QueryRows rows = rows_;
-    int from = tile_, to = far_;
-    HEDGEROW_NO_UNROLL
-    for (int pass = has_window() ? 0 : 1; pass < 2; ++pass) {
-      if (pass == 1) {
-        rows = QueryRows::causal(tile_, first_row());
-        to = 0;
+    RunningSoftmax softmax = this->walk_teacher([&](const RunningSoftmax& window) {
+      const float gate = in_.gate[head_];
+      window_ = row_sums_of_quad(window.sums);
+      HEDGEROW_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        window_.values[r] *= gate;
+        offset_.values[r] = log_two(gate) - window.maxima.values[r];
       }
-      this->keys().walk(y_, softmax, queries(), first_row(), rows, from, to);
-      if (pass == 0) {
-        const float gate = in_.gate[head_];
-        window_ = row_sums_of_quad(softmax.sums);
-        HEDGEROW_UNROLL
-        for (int r = 0; r < 2; ++r) {
-          window_.values[r] *= gate;
-          offset_.values[r] = log_two(gate) - softmax.maxima.values[r];
-        }
-        from = far_ - 1;
-        if (!window_is_tiles) {
-          softmax = RunningSoftmax{};
-          from = tile_;
-        }
-      }
-    }
+    });
     softmax.finish();
     HEDGEROW_UNROLL
     for (int r = 0; r < 2; ++r) {

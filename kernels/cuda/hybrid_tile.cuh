@@ -1,8 +1,8 @@
 // The hybrid of a tile of 64 queries up to its sums, for the kernels that make something of them
-// (hybrid_forward.cuh, transfer_forward.cuh). 128 threads, 16 queries a warp. In order: the
-// window's tiles by running softmax; z = Q W and phi_q; near linear pairs (sliding: the tile
-// behind); y += phi_q S. Sums, maxima and exponentials are fp32; p, l, phi and S are bf16 as left
-// and right factors.
+// (hybrid_forward.cuh; and, with the teacher's beside them, transfer_forward.cuh and
+// cross_entropy_rows.cuh). 128 threads, 16 queries a warp. In order: the window's tiles by running
+// softmax; z = Q W and phi_q; near linear pairs (sliding: the tile behind); y += phi_q S. Sums,
+// maxima and exponentials are fp32; p, l, phi and S are bf16 as left and right factors.
 //
 // Shared, of the kernel: q [64, D]; pool, two stages of K and V; linear, which W, phi_k with V, and
 // S take in turn and which may overlie the pool; window, fp32 [64, D]; state_sum [F].
@@ -76,6 +76,38 @@ class HybridTile {
   // Each thread's own.
   HEDGEROW_TILE float& window_value(int n, int i) {
     return shared_.window[(4 * n + i) * kThreads + thread()];
+  }
+
+  // All keys, from the diagonal back: the teacher's sums, in y_ and in what is returned. On the way
+  // at_window(softmax) is called, once y_ and softmax hold the window's. Where the window ends with
+  // a tile those are the teacher's own sums at that place, and no pair is formed twice; elsewhere,
+  // as in a sliding window, the teacher starts anew behind the window's walk. A loop of two passes,
+  // so that the walk is in a kernel's code once.
+  template <typename AtWindow>
+  HEDGEROW_TILE RunningSoftmax walk_teacher(const AtWindow& at_window) {
+    const bool window_is_tiles = in_.near_linear_end(tile_) <= far_;
+    RunningSoftmax softmax;
+    y_.clear();
+    QueryRows rows = rows_;
+    int from = tile_, to = far_;
+    HEDGEROW_NO_UNROLL
+    for (int pass = has_window() ? 0 : 1; pass < 2; ++pass) {
+      if (pass == 1) {
+        rows = QueryRows::causal(tile_, first_row());
+        to = 0;
+      }
+      keys().walk(y_, softmax, queries(), first_row(), rows, from, to);
+      if (pass == 0) {
+        at_window(softmax);
+        from = far_ - 1;
+        if (!window_is_tiles) {
+          softmax = RunningSoftmax{};
+          y_.clear();
+          from = tile_;
+        }
+      }
+    }
+    return softmax;
   }
 
   // The linear branch's sums into y_ and linear_, on top of what y_ holds.

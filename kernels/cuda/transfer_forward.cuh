@@ -3,10 +3,8 @@
 // y_true is written, which the next layer reads, and dn = dy / Z, which the maps' gradients read
 // (hybrid_states.cuh, hybrid_backward_queries.cuh, hybrid_backward_keys.cuh).
 //
-// A tile of 64 queries a threadblock, as in hybrid_tile.cuh. Keys are met from the diagonal back:
-// where the window ends with a tile, the sums over the window are the teacher's own sums at that
-// place, so that no pair is formed twice. (Elsewhere, as in a sliding window, the teacher starts
-// anew behind the window's walk.) The teacher is softmax_forward.cuh's, bit for bit.
+// A tile of 64 queries a threadblock, as in hybrid_tile.cuh: where the window ends with a tile, no
+// pair is formed twice. The teacher is softmax_forward.cuh's, bit for bit.
 //
 // Grid (tiles, B H), the longest rows first; 128 threads. Per query 2 D T + 4 D F + 2 D f FLOPs;
 // reads q, S and W once, k and v once a tile of queries; writes 4 D + 8 bytes.
@@ -31,9 +29,9 @@ struct alignas(128) TransferShared {
 template <typename S>
 class TransferTile : HybridTile<S, TransferShared<S>> {
   using Base = HybridTile<S, TransferShared<S>>;
-  using Base::batch_, Base::head_, Base::tile_, Base::far_, Base::in_, Base::rows_, Base::y_,
-      Base::shared_, Base::window_, Base::linear_, Base::first_row, Base::queries,
-      Base::window_value, Base::stores_row, Base::token_index, Base::row_index, Base::has_window;
+  using Base::batch_, Base::head_, Base::tile_, Base::in_, Base::rows_, Base::y_, Base::shared_,
+      Base::window_, Base::linear_, Base::first_row, Base::queries, Base::window_value,
+      Base::stores_row, Base::token_index, Base::row_index, Base::has_window;
 
  public:
   using Base::kThreads;
@@ -63,28 +61,8 @@ class TransferTile : HybridTile<S, TransferShared<S>> {
 
   // The window's sums aside, then the teacher's into y_.
   HEDGEROW_TILE void attend() {
-    const bool window_is_tiles = in_.near_linear_end(tile_) <= far_;
-    RunningSoftmax softmax;
-    y_.clear();
-    QueryRows rows = rows_;
-    int from = tile_, to = far_;
-    HEDGEROW_NO_UNROLL
-    for (int pass = has_window() ? 0 : 1; pass < 2; ++pass) {
-      if (pass == 1) {
-        rows = QueryRows::causal(tile_, first_row());
-        to = 0;
-      }
-      this->keys().walk(y_, softmax, queries(), first_row(), rows, from, to);
-      if (pass == 0) {
-        put_window_aside(softmax);
-        from = far_ - 1;
-        if (!window_is_tiles) {
-          softmax = RunningSoftmax{};
-          y_.clear();
-          from = tile_;
-        }
-      }
-    }
+    RunningSoftmax softmax =
+        this->walk_teacher([&](const RunningSoftmax& window) { put_window_aside(window); });
     finish_softmax(y_, softmax);
   }
 
