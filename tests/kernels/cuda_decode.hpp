@@ -1,17 +1,12 @@
-// The cases of the CUDA decode kernels. cuda_kernels_test runs them on CPU tensors, with the
-// kernels emulated; gpu_kernels_test on a card.
+// The cases of the CUDA decode kernels.
 #pragma once
 
-#include "kernels/forms.hpp"
-#include "tests/kernels/attention_case.hpp"
+#include "tests/kernels/cuda_forms.hpp"
 
 namespace hedgerow::kernels::testing {
 
-class CudaDecode : public ::testing::TestWithParam<at::DeviceType> {
+class CudaDecode : public CudaForms {
  protected:
-  // Skips, with the reason, where the device is not there.
-  void SetUp() override;
-
   // The inputs as the kernels take them: bf16, maps in fp32.
   [[nodiscard]] AttentionInputs on_device(const AttentionInputs& inputs) const {
     return inputs.as(at::kBFloat16, at::kFloat, GetParam());

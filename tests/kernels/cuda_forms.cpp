@@ -10,6 +10,15 @@ void CudaForms::SetUp() {
   }
 }
 
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "nothing";
+}
+
 AttentionInputs make_bfloat16_inputs(const AttentionCase& shape) {
   AttentionInputs inputs = make_inputs(shape);
   for (at::Tensor* layer : {&inputs.parameters.q.layer, &inputs.parameters.k.layer}) {
@@ -78,13 +87,34 @@ void CudaForms::expect_programs(const AttentionCase& shape,
   }
 }
 
+void CudaForms::expect_lengths(ProgramsOf programs_of,
+                               const std::vector<std::int64_t>& lengths) const {
+  for (const WindowLayout layout : kWindowLayouts) {
+    for (const std::int64_t T : lengths) {
+      AttentionCase shape = small(layout, T);
+      shape.H = T == 65 ? 8 : 2;  // its last token has the only linear pair of a head
+      expect_programs(shape, programs_of(shape));
+    }
+  }
+}
+
+void CudaForms::expect_windows(ProgramsOf programs_of,
+                               std::int64_t T,
+                               const std::vector<std::int64_t>& windows) const {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    for (const std::int64_t window : windows) {
+      AttentionCase shape = small(layout, T);
+      shape.options.window_size = window;
+      expect_programs(shape, programs_of(shape));
+    }
+  }
+}
+
 void CudaForms::expect_sizes(ProgramsOf programs_of, std::uint64_t draws) const {
   struct Sizes {
     std::int64_t H, G, D, f;
     bool negation = true;
   };
-  constexpr WindowLayout kLayouts[] = {
-      WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
   std::size_t next = 0;
   for (const Sizes sizes : {Sizes{3, 3, 64, 32},
                             Sizes{3, 1, 64, 64},
@@ -96,7 +126,7 @@ void CudaForms::expect_sizes(ProgramsOf programs_of, std::uint64_t draws) const 
                             Sizes{2, 1, 64, 128, false},
                             Sizes{2, 1, 128, 64, false},
                             Sizes{2, 1, 128, 128, false}}) {
-    AttentionCase shape = small(kLayouts[next++ % 3], 150);
+    AttentionCase shape = small(kWindowLayouts[next++ % 3], 150);
     shape.H = sizes.H;
     shape.G = sizes.G;
     shape.D = sizes.D;

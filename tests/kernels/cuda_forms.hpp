@@ -7,6 +7,12 @@
 
 namespace hedgerow::kernels::testing {
 
+inline constexpr WindowLayout kWindowLayouts[] = {
+    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
+
+// The sentence with which a call is refused; "nothing" where it is not.
+std::string refusal(const std::function<void()>& call);
+
 // make_inputs with maps that bf16 holds: the kernels see the values that the reference sees.
 AttentionInputs make_bfloat16_inputs(const AttentionCase& shape);
 
@@ -32,8 +38,13 @@ class CudaForms : public ::testing::TestWithParam<at::DeviceType> {
   void expect_programs(const AttentionCase& shape,
                        const Programs& programs,
                        std::uint64_t draws = 3) const;
-  // The same of every compiled shape, and of every map that the kernels take.
+  // The second form in every layout at some lengths; with some windows of T tokens; of every
+  // compiled shape; and of every map that the kernels take.
   using ProgramsOf = Programs (*)(const AttentionCase&);
+  void expect_lengths(ProgramsOf programs_of, const std::vector<std::int64_t>& lengths) const;
+  void expect_windows(ProgramsOf programs_of,
+                      std::int64_t T,
+                      const std::vector<std::int64_t>& windows) const;
   void expect_sizes(ProgramsOf programs_of, std::uint64_t draws = 3) const;
   void expect_maps(ProgramsOf programs_of) const;
 };

@@ -55,8 +55,7 @@ TEST(CudaGraph, ReplaysADecodeStepAtEveryPosition) {
   if (!at::hasCUDA()) {
     GTEST_SKIP() << "no CUDA device";
   }
-  for (const WindowLayout layout :
-       {WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone}) {
+  for (const WindowLayout layout : kWindowLayouts) {
     for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {  // fused; in ATen operations
       AttentionCase shape{.B = 3, .H = 4, .G = 2, .T = 40, .D = 64, .f = 32, .dtype = dtype};
       shape.options.layout = layout;

@@ -8,7 +8,7 @@ namespace hedgerow::kernels::testing {
 class CudaHybrid : public CudaForms {
  protected:
   [[nodiscard]] Outcome outcome(const AttentionCase& shape, const AttentionInputs& inputs) const;
-  [[nodiscard]] Programs programs(const AttentionCase& shape) const;
+  [[nodiscard]] static Programs programs(const AttentionCase& shape);
   void expect_hybrid(const AttentionCase& shape, const AttentionInputs& inputs) const;
   void expect_hybrid(const AttentionCase& shape) const;
 };

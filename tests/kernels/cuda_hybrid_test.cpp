@@ -8,7 +8,7 @@ Outcome CudaHybrid::outcome(const AttentionCase& shape, const AttentionInputs& i
   return differentiate(programs(shape).ours, inputs.as(at::kBFloat16, at::kFloat, GetParam()));
 }
 
-Programs CudaHybrid::programs(const AttentionCase& shape) const {
+Programs CudaHybrid::programs(const AttentionCase& shape) {
   const HybridOptions options = shape.options;
   return {
       .ours =
@@ -31,22 +31,13 @@ void CudaHybrid::expect_hybrid(const AttentionCase& shape) const {
 
 namespace {
 
-constexpr WindowLayout kLayouts[] = {
-    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
-
 TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorAtAnyLength) {
-  for (const WindowLayout layout : kLayouts) {
-    for (const std::int64_t T : {1, 63, 64, 65, 127, 128, 200}) {
-      AttentionCase shape = small(layout, T);
-      shape.H = T == 65 ? 8 : 2;  // its last token has the only linear pair of a head
-      expect_hybrid(shape);
-    }
-  }
+  expect_lengths(programs, {1, 63, 64, 65, 127, 128, 200});
 }
 
 // Twenty tiles and more: sums over segments, in both directions, and partial gradients.
 TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorInSegments) {
-  for (const WindowLayout layout : kLayouts) {
+  for (const WindowLayout layout : kWindowLayouts) {
     AttentionCase shape = small(layout, layout == WindowLayout::kSliding ? 1025 : 1000);
     shape.H = 1;
     expect_hybrid(shape);
@@ -74,7 +65,7 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
                             Sizes{4, 2, 64, 64, false},
                             Sizes{2, 1, 128, 128, false}}) {
     for (const std::int64_t T : {sizes.D == 64 ? 96 : 150}) {
-      AttentionCase shape = small(kLayouts[next++ % 3], T);
+      AttentionCase shape = small(kWindowLayouts[next++ % 3], T);
       shape.H = sizes.H;
       shape.G = sizes.G;
       shape.D = sizes.D;
@@ -109,21 +100,20 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForEveryMap) {
   }
 }
 
-// A tile is 64 tokens whatever the window is. (Not a sliding window of one key: there the plain
-// program's gradient of the only score is 0 by construction, and ours a difference of rounded
-// sums.)
+// A tile is 64 tokens whatever the window is.
 TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForAnyWindow) {
+  expect_windows(programs, 260, {5, 96, 128});
+  // Of one key and, where it slides, of two: of one the plain program's gradient of the only score
+  // is 0 by construction, and ours a difference of rounded sums.
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
-    for (const std::int64_t window : {layout == WindowLayout::kTerraced ? 1 : 2, 5, 96, 128}) {
-      AttentionCase shape = small(layout, 260);
-      shape.options.window_size = window;
-      expect_hybrid(shape);
-    }
+    AttentionCase shape = small(layout, 260);
+    shape.options.window_size = layout == WindowLayout::kTerraced ? 1 : 2;
+    expect_hybrid(shape);
   }
 }
 
 TEST_P(CudaHybrid, HoldsAtExtremeLogits) {
-  for (const WindowLayout layout : kLayouts) {
+  for (const WindowLayout layout : kWindowLayouts) {
     AttentionCase shape = small(layout, 150);
     shape.scale = 6.0;  // scores of standard deviation 36: the largest are beyond 80
     expect_hybrid(shape);
@@ -153,7 +143,7 @@ TEST_P(CudaHybrid, SharesTheGradientOfTheMaximumAmongTies) {
 
 TEST_P(CudaHybrid, IsCausalBitForBit) {
   const c10::NoGradGuard no_grad;
-  for (const WindowLayout layout : kLayouts) {
+  for (const WindowLayout layout : kWindowLayouts) {
     const AttentionCase shape = small(layout, 200);
     const AttentionInputs x = make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
     const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
@@ -177,7 +167,7 @@ TEST_P(CudaHybrid, IsCausalBitForBit) {
 
 // Emulated, the order of threadblocks, warps and lanes is another one in every launch.
 TEST_P(CudaHybrid, GivesTheSameBytesFromRunToRunAndWhenOtherGradientsAreNotWanted) {
-  for (const WindowLayout layout : kLayouts) {
+  for (const WindowLayout layout : kWindowLayouts) {
     const AttentionCase shape = small(layout, 330);
     const AttentionInputs inputs = make_bfloat16_inputs(shape);
     const Outcome one = outcome(shape, inputs), again = outcome(shape, inputs);
@@ -222,7 +212,7 @@ TEST_P(CudaHybrid, TakesRowsOfAnyStrideAndAlignment) {
 }
 
 TEST_P(CudaHybrid, GivesTheLinearShareOfTheReference) {
-  for (const WindowLayout layout : kLayouts) {
+  for (const WindowLayout layout : kWindowLayouts) {
     const AttentionCase shape = small(layout, 200);
     const AttentionInputs inputs = make_bfloat16_inputs(shape);
     const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
@@ -235,14 +225,9 @@ TEST_P(CudaHybrid, GivesTheLinearShareOfTheReference) {
 }
 
 TEST_P(CudaHybrid, SaysInOneSentenceWhatItDoesNotTake) {
-  const auto reason = [&](const AttentionCase& shape) -> std::string {
+  const auto reason = [&](const AttentionCase& shape) {
     const AttentionInputs x = make_bfloat16_inputs(shape).as(shape.dtype, at::kFloat, GetParam());
-    try {
-      cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
-    } catch (const c10::Error& error) {
-      return error.what_without_backtrace();
-    }
-    return "nothing";
+    return refusal([&] { cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options); });
   };
   AttentionCase shape = small(WindowLayout::kTerraced, 80);
   shape.dtype = at::kFloat;
