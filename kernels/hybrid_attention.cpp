@@ -1,6 +1,7 @@
 #include "kernels/hybrid_attention.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -35,6 +36,7 @@ HybridForward hybrid_forward(Form form,
                              const HybridParameters& parameters,
                              const HybridOptions& options,
                              bool keep_for_backward) {
+  RECORD_USER_SCOPE("hedgerow::hybrid_forward");
   switch (form) {
     case Form::kCpu:
       return cpu::hybrid_forward_cpu(cpu::make_problem(q, k, v, parameters, options),
@@ -58,6 +60,7 @@ HybridGradients hybrid_backward(Form form,
                                 const HybridForward& forward,
                                 const at::Tensor& dy,
                                 const HybridNeeds& needs) {
+  RECORD_USER_SCOPE("hedgerow::hybrid_backward");
   switch (form) {
     case Form::kCpu:
       return cpu::hybrid_backward_cpu(

@@ -1,6 +1,7 @@
 #include "kernels/softmax_attention.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -32,6 +33,7 @@ class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& dy) {
+    RECORD_USER_SCOPE("hedgerow::softmax_backward");
     const torch::autograd::variable_list saved = context->get_saved_variables();
     const aten::SoftmaxGradients gradients =
         aten::softmax_backward_aten(saved[0], saved[1], saved[2], dy[0]);
@@ -42,6 +44,7 @@ class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
 }  // namespace
 
 at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+  RECORD_USER_SCOPE("hedgerow::softmax_attention");
   check_attention(q, k, v);
   const c10::NoGradGuard no_grad;
   const cuda::TransferForm* fused = q.is_cuda() ? cuda::transfer_form() : nullptr;

@@ -1,6 +1,7 @@
 #include "kernels/transfer_loss.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -31,6 +32,7 @@ ParameterLoss cross_entropy(Form form,
                             const HybridParameters& parameters,
                             const HybridOptions& options,
                             bool with_gradients) {
+  RECORD_USER_SCOPE("hedgerow::cross_entropy_of_weights");
   switch (form) {
     case Form::kCpu:
       return cpu::cross_entropy_cpu(cpu::make_problem(q, k, {}, parameters, options),
@@ -55,6 +57,7 @@ class MseFunction : public torch::autograd::Function<MseFunction> {
                             const at::Tensor& y_pred,
                             const at::Tensor& y_true,
                             Form form) {
+    RECORD_USER_SCOPE("hedgerow::mean_square");
     context->save_for_backward({y_pred, y_true});
     context->saved_data["form"] = static_cast<std::int64_t>(form);
     return form == Form::kAten ? aten::mean_square_aten(y_pred, y_true)
@@ -63,6 +66,7 @@ class MseFunction : public torch::autograd::Function<MseFunction> {
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& dloss) {
+    RECORD_USER_SCOPE("hedgerow::mean_square_gradient");
     const torch::autograd::variable_list saved = context->get_saved_variables();
     const bool in_aten = static_cast<Form>(context->saved_data["form"].toInt()) == Form::kAten;
     return {in_aten ? aten::mean_square_gradient_aten(saved[0], saved[1], dloss[0])

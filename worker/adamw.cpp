@@ -1,6 +1,7 @@
 #include "worker/adamw.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 
 #include <cmath>
@@ -16,6 +17,7 @@ AdamW::AdamW(std::vector<at::Tensor> parameters, const AdamWOptions& options)
 }
 
 double AdamW::clip_gradients(double max_norm) {
+  RECORD_USER_SCOPE("hedgerow::clip_gradients");
   const c10::NoGradGuard no_grad;
   double squares = 0.0;
   for (const at::Tensor& parameter : parameters_) {
@@ -34,6 +36,7 @@ double AdamW::clip_gradients(double max_norm) {
 }
 
 void AdamW::step(double learning_rate) {
+  RECORD_USER_SCOPE("hedgerow::adamw");
   const c10::NoGradGuard no_grad;
   ++num_steps_;
   const double correction1 = 1.0 - std::pow(options_.beta1, static_cast<double>(num_steps_));

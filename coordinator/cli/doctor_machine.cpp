@@ -12,6 +12,7 @@
 #include "coordinator/cli/programs.hpp"
 #include "coordinator/wire/gpus.hpp"
 #include "coordinator/wire/memory.hpp"
+#include "coordinator/wire/processor.hpp"
 #include "storage/build_info.hpp"
 #include "storage/error.hpp"
 
@@ -32,31 +33,24 @@ std::string first_line(const fs::path& path) {
   return line;
 }
 
-std::string cpu_flags() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("flags")) return line + " ";
-  }
-  return "";
-}
-
 Finding check_matrix_units() {
-  const std::string flags = cpu_flags();
-  const auto has = [&](const char* flag) {
-    return flags.find(" " + std::string(flag) + " ") != std::string::npos;
-  };
-  if (has("amx_bf16")) return {"matrix units", Level::kOk, "AMX bf16: the fast path", ""};
-  if (has("avx512f")) {
-    return {"matrix units",
-            Level::kOk,
-            "AVX-512 without AMX: plan.compute_dtype = \"auto\" takes fp32",
-            ""};
+  const auto units = wire::matrix_units();
+  const std::string chosen = std::string("plan.compute_dtype = \"auto\" takes ") +
+                             (wire::multiplies_bfloat16_faster(units) ? "bf16" : "fp32");
+  switch (units) {
+    case wire::MatrixUnits::kAmx:
+      return {"matrix units", Level::kOk, "AMX: " + chosen, ""};
+    case wire::MatrixUnits::kAvx512Bfloat:
+      return {"matrix units", Level::kOk, "AVX512_BF16 of AMD: " + chosen, ""};
+    case wire::MatrixUnits::kAvx512:
+      return {"matrix units", Level::kOk, "AVX-512 without AMX: " + chosen, ""};
+    case wire::MatrixUnits::kNone:
+      break;
   }
   return {"matrix units",
           Level::kWarn,
-          "no AVX-512",
-          "plan.compute_dtype = \"auto\" takes fp32 here; a processor with AMX is several times "
-          "faster"};
+          "no AVX-512: " + chosen,
+          "a processor with AMX, or a recent one of AMD, is several times faster"};
 }
 
 Finding check_memory() {

@@ -145,10 +145,13 @@ class Contestant:
             raise Skip(f"{self._process.args[0]}: {reply['error']}")
         return reply
 
-    def go(self) -> dict[str, Any]:
-        self._process.stdin.write("go\n")
+    def ask(self, request: str) -> dict[str, Any]:
+        self._process.stdin.write(request + "\n")
         self._process.stdin.flush()
         return self._reply()
+
+    def go(self) -> dict[str, Any]:
+        return self.ask("go")
 
     def close(self) -> None:
         self._process.stdin.close()

@@ -1,22 +1,27 @@
 // Times of the kernels beside the T x T forms that a plain program would use, and the hybrid beside
 // the chunked form in batched products that a good one would, as JSON lines:
-//   {"name", "T", "dtype", "layout", "threads", "median_ms", "opponent", "opponent_ms", "ratio",
-//   "repeats"}
-// Ours and the opponent take turns (worker/bench/alternate.hpp). Shape: SmolLM2's (H 9, G 3, D 64,
-// F 64, W 64), four sequences or what --tokens leaves of them. Against softmax's own fast forms,
-// over many sizes: `hedgerow bench kernels`.
+//   {"name", "T", "dtype", "layout", "gradients", "threads", "median_ms", "opponent",
+//   "opponent_ms", "ratio", "repeats", "peak_mib"}
+// Ours and the opponent take turns (worker/bench/alternate.hpp); without an opponent its fields are
+// null. peak_mib: what our own call takes beyond its inputs, at its highest. Shape: SmolLM2's (H 9,
+// G 3, D 64, F 64, W 64), four sequences or what --tokens leaves of them. From kLongLength on the
+// T x T opponent takes one head at a time, or its maps would not fit. Against softmax's own fast
+// forms, over many sizes: `hedgerow bench kernels`.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
+#include <malloc.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <cstdio>
 #include <functional>
+#include <iostream>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "coordinator/wire/memory.hpp"
 #include "kernels/forms.hpp"
 #include "worker/bench/alternate.hpp"
 #include "worker/bench/attention_problem.hpp"
@@ -29,22 +34,34 @@ using worker::bench::AttentionSize;
 using worker::bench::Contender;
 
 constexpr std::int64_t kHeads = 9, kKvHeads = 3, kHeadDim = 64;
+constexpr std::int64_t kLongLength = 4096;
 
 struct Options {
   std::vector<std::int64_t> lengths = {512, 1024, 2048};
+  std::vector<std::string> entries = {"softmax_forward",
+                                      "hybrid_forward",
+                                      "hybrid_forward_backward",
+                                      "cross_entropy_forward_backward"};
+  std::vector<std::string> opponents = {"quadratic", "chunked"};
+  std::vector<std::string> layouts = {"terraced", "sliding"};
+  std::string gradients = "maps";
   std::int64_t tokens = 2048;  // sequences = tokens / T, at least 1
   int repeats = 9;
   bool bfloat16 = true;
+
+  [[nodiscard]] bool has(const std::vector<std::string>& words, const std::string& word) const {
+    return std::find(words.begin(), words.end(), word) != words.end();
+  }
 };
 
 struct Problem {
   at::Tensor q, k, v, dy;
   HybridParameters parameters;
   HybridOptions options;
-  std::vector<at::Tensor> trained;
+  std::vector<at::Tensor> wanted;  // leaves that get gradients
 };
 
-Problem make_problem(std::int64_t T, storage::WindowLayout layout, const Options& options) {
+Problem make_problem(std::int64_t T, const std::string& layout, const Options& options) {
   const AttentionSize size{.B = std::max<std::int64_t>(1, options.tokens / T),
                            .H = kHeads,
                            .G = kKvHeads,
@@ -52,114 +69,177 @@ Problem make_problem(std::int64_t T, storage::WindowLayout layout, const Options
                            .D = kHeadDim};
   storage::AttentionSpec spec;
   spec.bias = false;
-  spec.window = layout;
+  spec.window = storage::window_layout_from_string(layout);
   auto inputs = worker::bench::draw_inputs(size, wire::BenchDirection::kTraining, at::kCPU);
   auto hybrid = worker::bench::draw_hybrid(spec, kHeads, kHeadDim, at::kCPU);
-  const at::Tensor dy = inputs.dy;  // of the transfer's loss: fp32, as y is here
+  // The transfer's output and its gradient are fp32; a student inside a model works in one dtype.
+  const bool is_transfer = options.gradients == "maps";
+  const at::Tensor dy = inputs.dy;
   if (options.bfloat16) inputs = inputs.to(at::kBFloat16);
-  hybrid.options.fp32_output = true;
-  return {inputs.q, inputs.k, inputs.v, dy, hybrid.parameters, hybrid.options, hybrid.trained()};
+  hybrid.options.fp32_output = is_transfer;
+  Problem x{inputs.q,
+            inputs.k,
+            inputs.v,
+            is_transfer ? dy : inputs.dy,
+            hybrid.parameters,
+            hybrid.options,
+            hybrid.trained()};
+  if (!is_transfer) {
+    for (at::Tensor* leaf : {&x.q, &x.k, &x.v}) x.wanted.push_back(leaf->set_requires_grad(true));
+  }
+  return x;
 }
 
 using Work = std::function<void()>;
+using Attention = std::function<at::Tensor(const Problem&)>;
 
+struct Opponent {
+  std::string name;
+  Work work;
+};
+
+double peak_mib(const Work& work) {
+  malloc_trim(0);
+  wire::reset_resident_peak();
+  const auto before = wire::resident_memory().now;
+  work();
+  return static_cast<double>(wire::resident_memory().peak - before) / (1 << 20);
+}
+
+// No opponent: what ours takes, alone.
 void report(const std::string& name,
             std::int64_t T,
             const std::string& layout,
             const Options& options,
             const Work& ours,
-            const std::string& opponent,
-            const Work& theirs) {
-  const std::vector<Contender> both = {{ours}, {theirs}};
-  const auto timings = worker::bench::alternate(both, options.repeats, at::kCPU);
-  const double mine = timings[0].median_ms, other = timings[1].median_ms;
-  std::printf(
-      "{\"name\": \"%s\", \"T\": %ld, \"dtype\": \"%s\", \"layout\": \"%s\", \"threads\": %d, "
-      "\"median_ms\": %.3f, "
-      "\"opponent\": \"%s\", \"opponent_ms\": %.3f, \"ratio\": %.4f, \"repeats\": %d}\n",
-      name.c_str(),
-      static_cast<long>(T),
-      options.bfloat16 ? "bfloat16" : "float32",
-      layout.c_str(),
-      at::get_num_threads(),
-      mine,
-      opponent.c_str(),
-      other,
-      mine / other,
-      options.repeats);
-  std::fflush(stdout);
+            const std::vector<Opponent>& opponents) {
+  nlohmann::json line = {{"name", name},
+                         {"T", T},
+                         {"dtype", options.bfloat16 ? "bfloat16" : "float32"},
+                         {"layout", layout},
+                         {"gradients", options.gradients},
+                         {"threads", at::get_num_threads()},
+                         {"repeats", options.repeats},
+                         {"peak_mib", peak_mib(ours)},
+                         {"opponent", nullptr},
+                         {"opponent_ms", nullptr},
+                         {"ratio", nullptr}};
+  if (opponents.empty()) {
+    const std::vector<Contender> alone = {{ours}};
+    line["median_ms"] = worker::bench::alternate(alone, options.repeats, at::kCPU)[0].median_ms;
+    std::cout << line << std::endl;
+  }
+  for (const Opponent& opponent : opponents) {
+    const std::vector<Contender> both = {{ours}, {opponent.work}};
+    const auto timings = worker::bench::alternate(both, options.repeats, at::kCPU);
+    line["median_ms"] = timings[0].median_ms;
+    line["opponent"] = opponent.name;
+    line["opponent_ms"] = timings[1].median_ms;
+    line["ratio"] = timings[0].median_ms / timings[1].median_ms;
+    std::cout << line << std::endl;
+  }
 }
 
-void forward_and_backward(const Problem& x, const std::function<at::Tensor()>& attention) {
-  torch::autograd::grad({attention()}, x.trained, {x.dy});
+Work forward(const Problem& x, const Attention& attention) {
+  return [&x, attention] {
+    const c10::NoGradGuard no_grad;
+    attention(x);
+  };
 }
 
-void bench_hybrid(std::int64_t T, storage::WindowLayout layout, const Options& options) {
-  const std::string layout_name(to_string(layout));
+Work forward_backward(const Problem& x, const Attention& attention) {
+  return [&x, attention] { torch::autograd::grad({attention(x)}, x.wanted, {x.dy}); };
+}
+
+FeatureMapWeights head_of(const FeatureMapWeights& map, std::int64_t head) {
+  const auto one = [head](const at::Tensor& x) { return x.defined() ? x.narrow(0, head, 1) : x; };
+  return {one(map.layer), one(map.bias)};
+}
+
+// A view of one head; its gradients reach the leaves of the whole problem.
+Problem head_of(const Problem& x, std::int64_t head) {
+  Problem one = x;
+  const std::int64_t kv_head = head / (kHeads / kKvHeads);
+  one.q = x.q.narrow(1, head, 1);
+  one.k = x.k.narrow(1, kv_head, 1);
+  one.v = x.v.narrow(1, kv_head, 1);
+  one.dy = x.dy.narrow(1, head, 1);
+  one.parameters.q = head_of(x.parameters.q, head);
+  one.parameters.k = head_of(x.parameters.k, head);
+  one.parameters.window_factors = x.parameters.window_factors.narrow(0, head, 1);
+  return one;
+}
+
+Work head_by_head(const Problem& x, const Attention& attention, bool backward) {
+  return [&x, attention, backward] {
+    for (std::int64_t head = 0; head < kHeads; ++head) {
+      const Problem one = head_of(x, head);
+      (backward ? forward_backward(one, attention) : forward(one, attention))();
+    }
+  };
+}
+
+void bench_hybrid(std::int64_t T, const std::string& layout, const Options& options) {
   const Problem x = make_problem(T, layout, options);
-  const auto fused = [&] { return hybrid_attention(x.q, x.k, x.v, x.parameters, x.options); };
-  const auto plain = [&] {
-    return hybrid_attention_reference(x.q, x.k, x.v, x.parameters, x.options);
+  const Attention fused = [](const Problem& p) {
+    return hybrid_attention(p.q, p.k, p.v, p.parameters, p.options);
   };
-  report(
-      "hybrid_forward",
-      T,
-      layout_name,
-      options,
-      [&] {
-        const c10::NoGradGuard no_grad;
-        fused();
-      },
-      "T x T maps in fp32",
-      [&] {
-        const c10::NoGradGuard no_grad;
-        plain();
-      });
-  report(
-      "hybrid_forward_backward",
-      T,
-      layout_name,
-      options,
-      [&] { forward_and_backward(x, fused); },
-      "T x T maps in fp32, autograd",
-      [&] { forward_and_backward(x, plain); });
-  const auto chunked = [&] {
-    return aten::hybrid_attention(x.q, x.k, x.v, x.parameters, x.options);
+  const Attention quadratic = [](const Problem& p) {
+    return hybrid_attention_reference(p.q, p.k, p.v, p.parameters, p.options);
   };
-  report(
-      "hybrid_forward_backward",
-      T,
-      layout_name,
-      options,
-      [&] { forward_and_backward(x, fused); },
-      "chunked in batched products",
-      [&] { forward_and_backward(x, chunked); });
-  const auto entropy = [&] {
-    torch::autograd::grad({transfer_cross_entropy(x.q, x.k, x.parameters, x.options)}, x.trained);
+  const Attention chunked = [](const Problem& p) {
+    return aten::hybrid_attention(p.q, p.k, p.v, p.parameters, p.options);
   };
-  const auto plain_entropy = [&] {
-    torch::autograd::grad({transfer_cross_entropy_reference(x.q, x.k, x.parameters, x.options)},
-                          x.trained);
+  const bool by_head = T >= kLongLength;
+  for (const bool backward : {false, true}) {
+    const std::string name = backward ? "hybrid_forward_backward" : "hybrid_forward";
+    if (!options.has(options.entries, name)) continue;
+    const auto work = [&](const Attention& attention) {
+      return backward ? forward_backward(x, attention) : forward(x, attention);
+    };
+    std::vector<Opponent> opponents;
+    if (options.has(options.opponents, "quadratic")) {
+      opponents.push_back({by_head ? "T x T maps in fp32, a head at a time" : "T x T maps in fp32",
+                           by_head ? head_by_head(x, quadratic, backward) : work(quadratic)});
+    }
+    if (options.has(options.opponents, "chunked"))
+      opponents.push_back({"chunked in batched products", work(chunked)});
+    report(name, T, layout, options, work(fused), opponents);
+  }
+}
+
+void bench_cross_entropy(std::int64_t T, const std::string& layout, const Options& options) {
+  Options maps = options;
+  maps.gradients = "maps";  // it has no others
+  const Problem x = make_problem(T, layout, maps);
+  const auto gradients_of = [&x](const auto& entropy) -> Work {
+    return [&x, entropy] {
+      torch::autograd::grad({entropy(x.q, x.k, x.parameters, x.options)}, x.wanted);
+    };
   };
+  std::vector<Opponent> opponents;
+  if (options.has(options.opponents, "quadratic"))
+    opponents.push_back(
+        {"T x T weights, autograd", gradients_of(transfer_cross_entropy_reference)});
   report("cross_entropy_forward_backward",
          T,
-         layout_name,
-         options,
-         entropy,
-         "T x T weights, autograd",
-         plain_entropy);
+         layout,
+         maps,
+         gradients_of(transfer_cross_entropy),
+         opponents);
 }
 
 void bench_softmax(std::int64_t T, const Options& options) {
-  const Problem x = make_problem(T, storage::WindowLayout::kTerraced, options);
-  report(
-      "softmax_forward",
-      T,
-      "none",
-      options,
-      [&] { softmax_attention(x.q, x.k, x.v); },
-      "ATen flash attention for the CPU",
-      [&] { at::_scaled_dot_product_flash_attention_for_cpu(x.q, x.k, x.v, 0.0, true); });
+  Options maps = options;
+  maps.gradients = "maps";
+  const Problem x = make_problem(T, "terraced", maps);
+  report("softmax_forward",
+         T,
+         "none",
+         maps,
+         [&] { softmax_attention(x.q, x.k, x.v); },
+         {{"ATen flash attention for the CPU",
+           [&] { at::_scaled_dot_product_flash_attention_for_cpu(x.q, x.k, x.v, 0.0, true); }}});
 }
 
 }  // namespace
@@ -168,6 +248,20 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("Times of the attention kernels against their T x T forms, as JSON lines");
   app.add_option("--lengths", options.lengths, "sequence lengths T")->capture_default_str();
+  app.add_option("--entries", options.entries, "which of them")
+      ->check(CLI::IsMember(options.entries))
+      ->capture_default_str();
+  app.add_option("--opponents", options.opponents, "of the hybrid; none: ours alone")
+      ->check(CLI::IsMember({"quadratic", "chunked", "none"}))
+      ->capture_default_str();
+  app.add_option("--layouts", options.layouts)
+      ->check(CLI::IsMember(options.layouts))
+      ->capture_default_str();
+  app.add_option("--gradients",
+                 options.gradients,
+                 "of the backward: the maps, as transfer trains, or those of q, k and v too")
+      ->check(CLI::IsMember({"maps", "all"}))
+      ->capture_default_str();
   app.add_option("--tokens", options.tokens, "tokens a batch: T x sequences")
       ->capture_default_str();
   app.add_option("--repeats", options.repeats, "alternating repeats")
@@ -176,9 +270,11 @@ int main(int argc, char** argv) {
   app.add_flag("--float32{false}", options.bfloat16, "fp32 inputs instead of bf16");
   CLI11_PARSE(app, argc, argv);
   for (const std::int64_t T : options.lengths) {
-    bench_softmax(T, options);
-    for (const auto layout : {storage::WindowLayout::kTerraced, storage::WindowLayout::kSliding}) {
+    if (options.has(options.entries, "softmax_forward")) bench_softmax(T, options);
+    for (const std::string& layout : options.layouts) {
       bench_hybrid(T, layout, options);
+      if (options.has(options.entries, "cross_entropy_forward_backward"))
+        bench_cross_entropy(T, layout, options);
     }
   }
   return 0;

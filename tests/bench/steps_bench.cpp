@@ -1,7 +1,8 @@
 // One repeat of what a worker spends its life on, timed on request, so that tests/bench/run can
 // alternate it with a PyTorch opponent (tests/bench/opponents/protocol.py has the protocol):
 //   steps_bench capture|transfer|finetune --model DIR --tokens FILE [--sequences N --seq-len T ...]
-// prints {"ready": true, ...}; for each line "go" on stdin one repeat and {"seconds": ..., ...}.
+// prints {"ready": true, ...}; for each line "go" on stdin one repeat and {"seconds": ..., ...};
+// for "phases" one repeat and {"phases": {"attention": seconds, ...}}.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <malloc.h>
@@ -14,6 +15,7 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "step_phases.hpp"
 #include "storage/error.hpp"
 #include "storage/tokens_file.hpp"
 #include "worker/attention_options.hpp"
@@ -28,7 +30,7 @@ namespace {
 using nlohmann::json;
 
 struct Options {
-  std::string model, tokens, window = "terraced";
+  std::string model, tokens, window = "terraced", compute_dtype = "auto";
   int sequences = 4, seq_len = 512, rows = 4, threads = 0, layers = 0;
   bool bias = false;
 };
@@ -64,7 +66,8 @@ struct Bench {
         config(model.config()),
         tokens(cut_tokens(given, config.vocab_size)),
         input_ids(ids_of(tokens)),
-        outer(worker::load_outer(model, worker::resolve_compute_dtype("auto", at::kCPU), at::kCPU)),
+        dtype(worker::resolve_compute_dtype(given.compute_dtype, at::kCPU)),
+        outer(worker::load_outer(model, dtype, at::kCPU)),
         rope(worker::make_rope_table(config, given.seq_len, at::kCPU)) {
     if (given.layers > 0) config.num_hidden_layers = given.layers;
     recipe.attention.window = storage::window_layout_from_string(given.window);
@@ -76,8 +79,7 @@ struct Bench {
   std::vector<worker::LayerWeights> load_layers() const {
     std::vector<worker::LayerWeights> layers;
     for (int i = 0; i < config.num_hidden_layers; ++i) {
-      layers.push_back(
-          worker::load_layer(model, i, worker::resolve_compute_dtype("auto", at::kCPU), at::kCPU));
+      layers.push_back(worker::load_layer(model, i, dtype, at::kCPU));
       worker::pack_layer(layers.back(), options.seq_len);
     }
     return layers;
@@ -94,6 +96,7 @@ struct Bench {
   storage::ModelConfig config;
   storage::TokenSequences tokens;
   at::Tensor input_ids;
+  at::ScalarType dtype;
   worker::OuterWeights outer;
   worker::RopeTable rope;
   storage::Recipe recipe;
@@ -158,10 +161,7 @@ Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
       bench->config,
       untrained_student(*bench),
       bench->outer,
-      [&](int i) {
-        return worker::load_layer(
-            bench->model, i, worker::resolve_compute_dtype("auto", at::kCPU), at::kCPU);
-      },
+      [&](int i) { return worker::load_layer(bench->model, i, bench->dtype, at::kCPU); },
       bench->tokens,
       worker::TrainerOptions{.finetune = bench->recipe.finetune},
       *alone);
@@ -187,11 +187,17 @@ void serve(const Repeat& repeat, const Options& options) {
   repeat();
   std::cout << json{{"ready", true},
                     {"tokens", options.sequences * options.seq_len},
-                    {"threads", at::get_num_threads()}}
+                    {"threads", at::get_num_threads()},
+                    {"compute_dtype", options.compute_dtype}}
             << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
+    if (line == "phases") {
+      std::cout << json{{"phases", bench::phases_of([&] { repeat(); })}} << std::endl;
+      continue;
+    }
     if (line != "go") {
-      std::cout << json{{"error", "unknown request '" + line + "'; known: go"}} << std::endl;
+      std::cout << json{{"error", "unknown request '" + line + "'; known: go, phases"}}
+                << std::endl;
       continue;
     }
     begin_peak();
@@ -221,6 +227,8 @@ int run(int argc, char** argv) {
   app.add_option("--layers", options.layers, "Only the first layers; 0: all");
   app.add_option("--window", options.window);
   app.add_flag("--bias", options.bias);
+  app.add_option("--compute-dtype", options.compute_dtype)
+      ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
   CLI11_PARSE(app, argc, argv);
   if (options.threads > 0) at::set_num_threads(options.threads);
   const auto bench = std::make_shared<Bench>(options);

@@ -1,6 +1,7 @@
 #include "worker/finetune/backward_ops.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include "worker/finetune/backward_ops_cpu.hpp"
 
@@ -36,6 +37,7 @@ at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
                              const at::Tensor& x,
                              const at::Tensor& weight,
                              double eps) {
+  RECORD_USER_SCOPE("hedgerow::rms_norm_backward");
   if (!fast(x))
     return plain_rms_norm_backward(residual_gradient, output_gradient, low_rank, x, weight, eps);
   return cpu::rms_norm_backward(residual_gradient.contiguous(),
@@ -47,6 +49,7 @@ at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
 }
 
 at::Tensor swiglu_backward(const at::Tensor& output_gradient, const at::Tensor& gate_up) {
+  RECORD_USER_SCOPE("hedgerow::swiglu_backward");
   if (!fast(gate_up)) return plain_swiglu_backward(output_gradient, gate_up);
   return cpu::swiglu_backward(output_gradient.contiguous(), gate_up.contiguous());
 }
@@ -56,6 +59,7 @@ at::Tensor split_heads_backward(const Qkv& gradient,
                                 const at::Tensor& cos,
                                 const at::Tensor& sin,
                                 const HeadNorms& norms) {
+  RECORD_USER_SCOPE("hedgerow::split_heads_backward");
   if (!fast(gradient.q)) return plain_split_heads_backward(gradient, qkv, cos, sin, norms);
   return cpu::split_heads_backward(
       {gradient.q.contiguous(), gradient.k.contiguous(), gradient.v.contiguous()},
@@ -66,6 +70,7 @@ at::Tensor split_heads_backward(const Qkv& gradient,
 }
 
 void add_scaled(const at::Tensor& y, std::int64_t first, const at::Tensor& update, double scale) {
+  RECORD_USER_SCOPE("hedgerow::add_scaled");
   if (fast(y)) {
     cpu::add_scaled(y, first, update, scale);
   } else {
@@ -77,6 +82,7 @@ CrossEntropy cross_entropy(const at::Tensor& logits,
                            const at::Tensor& tokens,
                            double scale,
                            bool with_gradient) {
+  RECORD_USER_SCOPE("hedgerow::cross_entropy_of_tokens");
   return fast(logits) ? cpu::cross_entropy(logits.contiguous(), tokens, scale, with_gradient)
                       : plain_cross_entropy(logits, tokens, scale, with_gradient);
 }

@@ -1,6 +1,7 @@
 #include "worker/finetune/frozen_product.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include "worker/model/packed_product.hpp"
 
@@ -14,10 +15,12 @@ FrozenProduct::FrozenProduct(const at::Tensor& weight, const at::Tensor& bias, s
 }
 
 at::Tensor FrozenProduct::forward(const at::Tensor& x) const {
+  RECORD_USER_SCOPE("hedgerow::frozen_product");
   return packed_ ? packed_linear(x, weight_, bias_) : at::linear(x, weight_, bias_);
 }
 
 at::Tensor FrozenProduct::backward(const at::Tensor& dy) const {
+  RECORD_USER_SCOPE("hedgerow::frozen_product");
   return packed_ ? packed_linear(dy, transposed_, {}) : at::matmul(dy, weight_);
 }
 

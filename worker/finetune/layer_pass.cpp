@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
+#include <ATen/record_function.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <array>
@@ -72,6 +73,7 @@ at::Tensor StudentLayer::project(const at::Tensor& normed,
   at::Tensor qkv = qkv_.forward(normed);
   const auto updates = input_updates(lora, layer_idx, model_.config);
   if (updates.empty()) return qkv;
+  RECORD_USER_SCOPE("hedgerow::lora");
   const at::Tensor wide = rows_of(normed).to(at::kFloat);
   const at::Tensor low_rank = at::linear(wide, stacked_a(updates));
   std::int64_t column = 0;
@@ -120,6 +122,7 @@ at::Tensor StudentLayer::through_mlp_input(const at::Tensor& hidden_states,
   const at::Tensor y = attend(heads, kept).transpose(1, 2).flatten(2);
   at::Tensor update = o_.forward(y);
   if (const LoraPair* pair = lora.find(layer_idx, "o_proj")) {
+    RECORD_USER_SCOPE("hedgerow::lora");
     const at::Tensor wide = rows_of(y).to(at::kFloat);
     const at::Tensor low_rank = at::linear(wide, pair->a);
     add_scaled(rows_of(update), 0, at::linear(low_rank, pair->b), lora.scaling());
@@ -162,6 +165,7 @@ Qkv StudentLayer::attention_gradient(const at::Tensor& mid_gradient,
   const auto& config = model_.config;
   at::Tensor dy = o_.backward(mid_gradient);
   if (const LoraPair* pair = lora.find(layer_idx, "o_proj")) {
+    RECORD_USER_SCOPE("hedgerow::lora");
     const at::Tensor dout = rows_of(mid_gradient).to(at::kFloat);
     const at::Tensor du = at::mm(dout, pair->b).mul_(lora.scaling());
     const LoraPair* out = gradient.find(layer_idx, "o_proj");
@@ -181,6 +185,31 @@ Qkv StudentLayer::attention_gradient(const at::Tensor& mid_gradient,
   return {gradients[0], gradients[1], gradients[2]};
 }
 
+// The gradients of q's, k's and v's LoRA matrices; returns theirs in x1, if anything has one.
+at::Tensor StudentLayer::projection_gradient(const at::Tensor& dqkv,
+                                             const LayerTape& tape,
+                                             const LoraAdapter& lora,
+                                             LoraAdapter& gradient,
+                                             int layer_idx,
+                                             bool needs_input) const {
+  RECORD_USER_SCOPE("hedgerow::lora");
+  const auto updates = input_updates(lora, layer_idx, model_.config);
+  std::vector<at::Tensor> columns;
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    const at::Tensor dout =
+        rows_of(dqkv).narrow(1, updates[i].first_row, updates[i].pair->b.size(0)).to(at::kFloat);
+    columns.push_back(at::mm(dout, updates[i].pair->b).mul_(lora.scaling()));
+    const LoraPair* out = gradient.find(layer_idx, updates[i].module);
+    at::Tensor da = out->a, db = out->b;
+    at::mm_out(da, columns.back().t(), tape.normed);
+    at::mm_out(
+        db, dout.t(), tape.low_rank.narrow(1, static_cast<std::int64_t>(i) * lora.rank, lora.rank));
+    db.mul_(lora.scaling());
+  }
+  if (!needs_input || columns.empty()) return {};
+  return at::mm(at::cat(columns, 1), stacked_a(updates));
+}
+
 at::Tensor StudentLayer::backward(const at::Tensor& output_gradient,
                                   const at::Tensor& hidden_states,
                                   LayerTape& tape,
@@ -197,22 +226,9 @@ at::Tensor StudentLayer::backward(const at::Tensor& output_gradient,
   const at::Tensor dqkv =
       split_heads_backward(dheads, tape.qkv, model_.rope.cos, model_.rope.sin, head_norms());
 
-  const auto updates = input_updates(lora, layer_idx, model_.config);
-  std::vector<at::Tensor> columns;
-  for (std::size_t i = 0; i < updates.size(); ++i) {
-    const at::Tensor dout =
-        rows_of(dqkv).narrow(1, updates[i].first_row, updates[i].pair->b.size(0)).to(at::kFloat);
-    columns.push_back(at::mm(dout, updates[i].pair->b).mul_(lora.scaling()));
-    const LoraPair* out = gradient.find(layer_idx, updates[i].module);
-    at::Tensor da = out->a, db = out->b;
-    at::mm_out(da, columns.back().t(), tape.normed);
-    at::mm_out(
-        db, dout.t(), tape.low_rank.narrow(1, static_cast<std::int64_t>(i) * lora.rank, lora.rank));
-    db.mul_(lora.scaling());
-  }
-  if (!needs_input) return {};
   const at::Tensor low_rank =
-      columns.empty() ? at::Tensor() : at::mm(at::cat(columns, 1), stacked_a(updates));
+      projection_gradient(dqkv, tape, lora, gradient, layer_idx, needs_input);
+  if (!needs_input) return {};
   return rms_norm_backward(
       dmid, qkv_.backward(dqkv), low_rank, hidden_states, weights_.input_norm, eps);
 }

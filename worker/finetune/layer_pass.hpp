@@ -87,6 +87,12 @@ class StudentLayer {
                          const LoraAdapter& lora,
                          LoraAdapter& gradient,
                          int layer_idx) const;
+  at::Tensor projection_gradient(const at::Tensor& dqkv,
+                                 const LayerTape& tape,
+                                 const LoraAdapter& lora,
+                                 LoraAdapter& gradient,
+                                 int layer_idx,
+                                 bool needs_input) const;
 
   const StudentModel& model_;
   LayerWeights weights_;  // norms; the matrices live in the products

@@ -1,10 +1,12 @@
 #include "worker/model/decoder.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include <cmath>
 #include <numbers>
 
+#include "coordinator/wire/processor.hpp"
 #include "storage/error.hpp"
 #include "worker/model/packed_product.hpp"
 
@@ -16,6 +18,7 @@ at::Tensor product(const at::Tensor& x,
                    const at::Tensor& weight,
                    const at::Tensor& packed,
                    const at::Tensor& bias) {
+  RECORD_USER_SCOPE("hedgerow::frozen_product");
   return packed.defined() ? packed_linear(x, packed, bias) : at::linear(x, weight, bias);
 }
 
@@ -50,6 +53,7 @@ RopeTable make_rope_table(const storage::ModelConfig& config,
 }
 
 at::Tensor embed(const at::Tensor& input_ids, const at::Tensor& embed_tokens) {
+  RECORD_USER_SCOPE("hedgerow::embed");
   return at::embedding(embed_tokens, input_ids);
 }
 
@@ -96,7 +100,7 @@ at::ScalarType resolve_compute_dtype(const std::string& word, const at::Device& 
   if (word == "bf16") return at::kBFloat16;
   if (word == "fp32") return at::kFloat;
   if (word == "auto") {
-    const bool fast = !device.is_cpu() || __builtin_cpu_supports("amx-bf16");
+    const bool fast = !device.is_cpu() || wire::multiplies_bfloat16_faster(wire::matrix_units());
     return fast ? at::kBFloat16 : at::kFloat;
   }
   throw storage::Error(storage::ErrorKind::kUsage,

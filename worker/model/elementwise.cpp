@@ -1,6 +1,7 @@
 #include "worker/model/elementwise.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/record_function.h>
 
 #include "worker/model/elementwise_cpu.hpp"
 
@@ -19,6 +20,7 @@ at::Tensor rotate(const at::Tensor& x, const at::Tensor& cos, const at::Tensor& 
 }  // namespace
 
 at::Tensor rms_norm(const at::Tensor& x, const at::Tensor& weight, double eps) {
+  RECORD_USER_SCOPE("hedgerow::rms_norm");
   return fast(x) ? cpu::rms_norm(x.contiguous(), weight, eps) : plain_rms_norm(x, weight, eps);
 }
 
@@ -26,6 +28,7 @@ Normed add_rms_norm(const at::Tensor& residual,
                     const at::Tensor& update,
                     const at::Tensor& weight,
                     double eps) {
+  RECORD_USER_SCOPE("hedgerow::add_rms_norm");
   if (fast(residual))
     return cpu::add_rms_norm(residual.contiguous(), update.contiguous(), weight, eps);
   const at::Tensor sum = residual + update;
@@ -33,11 +36,13 @@ Normed add_rms_norm(const at::Tensor& residual,
 }
 
 at::Tensor add_round(const at::Tensor& residual, const at::Tensor& update, at::ScalarType stream) {
+  RECORD_USER_SCOPE("hedgerow::add_round");
   if (!fast(residual) || stream == at::kHalf) return plain_add_round(residual, update, stream);
   return cpu::add_round(residual.contiguous(), update.contiguous(), stream);
 }
 
 at::Tensor swiglu(const at::Tensor& gate_up) {
+  RECORD_USER_SCOPE("hedgerow::swiglu");
   return fast(gate_up) ? cpu::swiglu(gate_up.contiguous()) : plain_swiglu(gate_up);
 }
 
@@ -47,6 +52,7 @@ Qkv split_heads(const at::Tensor& qkv,
                 const at::Tensor& cos,
                 const at::Tensor& sin,
                 const HeadNorms& norms) {
+  RECORD_USER_SCOPE("hedgerow::split_heads");
   if (!fast(qkv)) return plain_split_heads(qkv, num_heads, num_kv_heads, cos, sin, norms);
   return cpu::split_heads(qkv.contiguous(), num_heads, num_kv_heads, cos, sin, norms);
 }
