@@ -199,7 +199,8 @@ void check_transfer(const Recipe& recipe, RecipeProblems& problems) {
   }
 }
 
-void check_finetune(const FinetuneSection& finetune, RecipeProblems& problems) {
+void check_finetune(const Recipe& recipe, RecipeProblems& problems) {
+  const FinetuneSection& finetune = recipe.finetune;
   if (finetune.target_modules.empty())
     problems.add("finetune.target_modules", "is empty; set finetune.enabled = false instead");
   for (auto module = finetune.target_modules.begin(); module != finetune.target_modules.end();
@@ -207,6 +208,10 @@ void check_finetune(const FinetuneSection& finetune, RecipeProblems& problems) {
     if (std::find(finetune.target_modules.begin(), module, *module) != module) {
       problems.add("finetune.target_modules", "names " + *module + " twice");
     }
+  }
+  if (finetune.exchange == "nccl" && recipe.plan.device == "cpu") {
+    problems.add("finetune.exchange",
+                 "= \"nccl\" needs GPUs, and plan.device = \"cpu\"; set it to \"auto\"");
   }
   const int per_micro_batch = finetune.sequences_per_micro_batch;
   const int micro_batches = finetune.sequences_per_step / per_micro_batch;
@@ -285,7 +290,7 @@ void check_recipe(const Recipe& recipe, RecipeProblems& problems) {
   }
   check_plan(recipe.plan, problems);
   check_transfer(recipe, problems);
-  if (recipe.finetune.enabled) check_finetune(recipe.finetune, problems);
+  if (recipe.finetune.enabled) check_finetune(recipe, problems);
 }
 
 void Recipe::validate(const std::string& name) const {

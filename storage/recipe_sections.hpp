@@ -91,6 +91,8 @@ struct FinetuneSection {
   int validate_every = 20;    // optimizer steps; 0: only at the end
   int ranks = 2;    // data ranks launched locally; must divide the micro-batches of a step
   int threads = 0;  // per rank; 0: cores / ranks. Part of what byte-equality is promised for
+  // auto | mpi | nccl: how gradients go between ranks on GPUs; the bytes are the same
+  std::string exchange = "auto";
   bool operator==(const FinetuneSection&) const = default;
 };
 

@@ -105,6 +105,11 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
                  .min = 0,
                  .max = 4096,
                  .safe_to_change = true});
+  visitor.field("exchange",
+                finetune.exchange,
+                {.comment = "of gradients; auto: NCCL if each rank has a GPU of its own, else MPI",
+                 .choices = "auto|mpi|nccl",
+                 .safe_to_change = true});
 }
 
 }  // namespace hedgerow::storage

@@ -115,7 +115,8 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                      .checkpoint_every = 11,
                      .validate_every = 0,
                      .ranks = 4,
-                     .threads = 3};
+                     .threads = 3,
+                     .exchange = "mpi"};
   recipe.evaluate = {.max_sequences = 5, .prompts = {"caf\xc3\xa9", ""}, .max_new_tokens = 41};
   recipe.workers = {
       .local = 3, .threads = 4, .orphan_timeout_s = 601, .lease_s = 31, .bind = "::1"};
@@ -203,6 +204,9 @@ TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
   EXPECT_EQ(refusal_of("[transfer]\nsequences_per_step = 6\n"),
             "recipe.toml:7: transfer.sequences_per_step = 6 must be a multiple of "
             "plan.sequences_per_forward = 4");
+  EXPECT_EQ(refusal_of("[plan]\ndevice = \"cpu\"\n[finetune]\nexchange = \"nccl\"\n"),
+            "recipe.toml:9: finetune.exchange = \"nccl\" needs GPUs, and plan.device = \"cpu\"; "
+            "set it to \"auto\"");
   EXPECT_THAT(refusal_of("[finetune]\nsequences_per_step = 6\n"),
               HasSubstr("times a power of two"));
   EXPECT_THAT(refusal_of("[finetune]\nranks = 3\n"), HasSubstr("must divide the 4 micro-batches"));
@@ -350,10 +354,14 @@ TEST(Recipe, DifferenceTellsSafeChangesFromUnsafeOnes) {
   Recipe after = before;
   after.workers.threads = 2;
   after.finetune.max_steps = 60;
+  after.finetune.exchange = "mpi";
   after.transfer.learning_rate = 0.02;
   after.data_finetune.sources[0].path = "other.txt";
   const RecipeDifference changed = difference(before, after);
-  EXPECT_THAT(changed.safe, ElementsAre("finetune.max_steps: 40 -> 60", "workers.threads: 0 -> 2"));
+  EXPECT_THAT(changed.safe,
+              ElementsAre("finetune.max_steps: 40 -> 60",
+                          "finetune.exchange: \"auto\" -> \"mpi\"",
+                          "workers.threads: 0 -> 2"));
   EXPECT_THAT(
       changed.unsafe,
       ElementsAre(HasSubstr("data.finetune.sources: "), "transfer.learning_rate: 0.01 -> 0.02"));

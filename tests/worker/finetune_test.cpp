@@ -289,9 +289,8 @@ TEST(Finetune, AdamWEqualsTorchsOwn) {
   for (int step = 1; step <= 3; ++step) {
     at::Tensor gradient =
         tests::uniform({parameters.size()}, 0.5, static_cast<std::uint32_t>(9000 + step));
-    const float* data = gradient.const_data_ptr<float>();
-    std::vector<float> copy(data, data + gradient.numel());
-    const double norm = parameters.step(copy, {.learning_rate = 0.01, .gradient_clip = 1.0});
+    const double norm =
+        parameters.step(gradient.clone(), {.learning_rate = 0.01, .gradient_clip = 1.0});
     EXPECT_NEAR(norm, gradient.norm().item<double>(), 1e-4 * norm);
     gradient.div_(gradient.norm() + 1e-6);
     std::vector<at::Tensor> values = {value}, gradients = {gradient}, averages = {average},
@@ -320,7 +319,7 @@ TEST(Finetune, AGradientThatIsNotFiniteStopsBeforeItDestroysTheParameters) {
   const auto alone = make_single_communicator();
   Trained trained({}, trainer_options(section()), *alone);
   const auto before = bytes_of(trained->parameters().checkpoint());
-  std::vector<float> gradient(static_cast<std::size_t>(trained->parameters().size()), 1.0F);
+  const at::Tensor gradient = at::ones({trained->parameters().size()});
   gradient[17] = std::numeric_limits<float>::infinity();
   EXPECT_THROW(trained->parameters().step(gradient, {}), Error);
   EXPECT_EQ(bytes_of(trained->parameters().checkpoint()), before);

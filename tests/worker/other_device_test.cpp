@@ -4,6 +4,7 @@
 #include "tests/support/other_device.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -130,6 +131,37 @@ TEST_F(OtherDevice, LoraStepsFollowTheCpus) {
   const auto expected = losses(at::kCPU), found = losses(other_);
   for (std::size_t i = 0; i < expected.size(); ++i)
     EXPECT_NEAR(found[i], expected[i], 1e-3 * expected[i]) << "step " << i;
+}
+
+// The sum of the ranks' gradients is made on the device, exchanged, and made ready there.
+TEST_F(OtherDevice, TwoAndFourRanksLeaveTheLoraParametersOfOne) {
+  const tests::TinyStudent tiny = tests::make_tiny_student({.softmax_layers = {2}});
+  const auto tokens = tests::make_tiny_tokens(40, 3, 21, tiny.config.vocab_size);
+  std::map<std::string, std::vector<std::byte>> expected;
+  for (const int world_size : {1, 2, 4}) {
+    run_on_threads(world_size, [&](Communicator& communicator) {
+      at::set_num_threads(1);
+      const tests::TinyStudent own = tests::on_device(tiny, other_);
+      TrainerOptions options;
+      options.finetune.sequences_per_step = 8;
+      options.seed = 11;
+      options.stream = at::kFloat;
+      FinetuneTrainer trainer(
+          own.config,
+          own.student,
+          own.outer,
+          [&](int layer) { return own.layers[static_cast<std::size_t>(layer)]; },
+          tokens,
+          std::move(options),
+          communicator);
+      for (int step = 0; step < 2; ++step) trainer.step();
+      std::map<std::string, std::vector<std::byte>> found;
+      for (const auto& [name, tensor] : trainer.parameters().checkpoint().tensors)
+        found[name] = tensor.bytes;
+      if (world_size == 1) expected = found;
+      EXPECT_EQ(found, expected) << world_size << " ranks, rank " << communicator.rank();
+    });
+  }
 }
 
 // Through the files: what lies on the device must come back whole.

@@ -1,5 +1,6 @@
 #include "worker/comm/tree_reduce.hpp"
 
+#include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
 #include <bit>
@@ -24,12 +25,23 @@ std::vector<float> leaf(int index) {
   return values;
 }
 
+at::Tensor tensor_of(const std::vector<float>& values) { return at::tensor(values, at::kFloat); }
+
+std::vector<std::uint32_t> bits(const at::Tensor& tensor) {
+  const float* values = tensor.const_data_ptr<float>();
+  std::vector<std::uint32_t> list;
+  for (std::int64_t i = 0; i < tensor.numel(); ++i)
+    list.push_back(std::bit_cast<std::uint32_t>(values[i]));
+  return list;
+}
+
 std::vector<std::uint32_t> bits(const std::vector<float>& values) {
   std::vector<std::uint32_t> list;
   for (const float value : values) list.push_back(std::bit_cast<std::uint32_t>(value));
   return list;
 }
 
+// With plain numbers, one after the other: what a sum of tensors must be on every device.
 std::vector<float> tree_sum(int first, int count) {
   if (count == 1) return leaf(first);
   auto left = tree_sum(first, count / 2);
@@ -43,10 +55,11 @@ TEST(TreeReduce, OneTwoFourAndEightRanksGiveTheBytesOfTheTreeOnEveryRank) {
     const auto expected = bits(tree_sum(0, num_leaves));
     for (const int world_size : {1, 2, 4, 8}) {
       run_on_threads(world_size, [&](Communicator& communicator) {
-        TreeReducer reducer(communicator, num_leaves);
+        const auto exchange = make_host_exchange(communicator);
+        TreeReducer reducer(communicator, *exchange, num_leaves);
         for (int step = 0; step < 2; ++step) {
           for (int i = 0; i < reducer.num_own_leaves(); ++i)
-            reducer.add(leaf(reducer.first_leaf() + i));
+            reducer.add(tensor_of(leaf(reducer.first_leaf() + i)));
           EXPECT_EQ(bits(reducer.finish()), expected)
               << num_leaves << " leaves, " << world_size << " ranks, rank " << communicator.rank()
               << ", step " << step;
@@ -67,11 +80,36 @@ TEST(TreeReduce, TheTestCanFailARunningSumHasOtherBytes) {
 
 TEST(TreeReduce, AWorldThatCannotShareTheMicroBatchesIsRefusedBeforeAnyWork) {
   run_on_threads(3, [](Communicator& communicator) {
-    EXPECT_THROW(TreeReducer(communicator, 8), storage::Error);
+    const auto exchange = make_host_exchange(communicator);
+    EXPECT_THROW(TreeReducer(communicator, *exchange, 8), storage::Error);
   });
   const auto alone = make_single_communicator();
-  EXPECT_THROW(TreeReducer(*alone, 6), storage::Error);
-  EXPECT_THROW(TreeReducer(*alone, 0), storage::Error);
+  const auto exchange = make_host_exchange(*alone);
+  EXPECT_THROW(TreeReducer(*alone, *exchange, 6), storage::Error);
+  EXPECT_THROW(TreeReducer(*alone, *exchange, 0), storage::Error);
+}
+
+TEST(TreeReduce, OneRankSumsInTheMemoryOfItsFirstLeaf) {
+  const auto alone = make_single_communicator();
+  const auto exchange = make_host_exchange(*alone);
+  TreeReducer reducer(*alone, *exchange, 4);
+  const at::Tensor first = tensor_of(leaf(0));
+  reducer.add(first);
+  for (int i = 1; i < 4; ++i) reducer.add(tensor_of(leaf(i)));
+  EXPECT_TRUE(reducer.finish().is_same(first)) << "a copy of the whole gradient was made";
+}
+
+TEST(TreeReduce, ALeafOfAnotherShapeOrDtypeAndOneTooManyAreBugs) {
+  const auto alone = make_single_communicator();
+  const auto exchange = make_host_exchange(*alone);
+  TreeReducer reducer(*alone, *exchange, 2);
+  EXPECT_THROW(reducer.add(at::ones({3}, at::kDouble)), storage::Error);
+  reducer.add(at::ones({3}));
+  EXPECT_THROW(reducer.add(at::ones({4})), storage::Error);
+  EXPECT_THROW(reducer.finish(), storage::Error);
+  reducer.add(at::ones({3}));
+  EXPECT_THROW(reducer.add(at::ones({3})), storage::Error);
+  EXPECT_TRUE(reducer.finish().equal(at::full({3}, 2.0F)));
 }
 
 }  // namespace

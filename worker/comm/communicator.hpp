@@ -1,8 +1,9 @@
-// Collective and point-to-point exchange between the ranks of the finetune stage. Three backends:
-// MPI (CPU tensors, also bootstrap for NCCL), NCCL (later), threads in one process (unit tests).
-// Every call has a deadline: a lost peer is an error within it, never a hang. Byte order of
-// reductions is the caller's (worker/comm/tree_reduce.hpp): allreduce is deliberately not offered,
-// because its order is the library's own.
+// Collective and point-to-point exchange of bytes between the ranks of the finetune stage: over
+// MPI, or between threads of one process (unit tests). Tensors of GPUs may go another way
+// (worker/comm/tensor_exchange.hpp), which begins here. Every call has a deadline: a lost peer is
+// an error within it, never a hang. Byte order of reductions is the caller's
+// (worker/comm/tree_reduce.hpp): allreduce is deliberately not offered, because its order is the
+// library's own.
 //
 // One thread of a rank calls a communicator at a time. After an error the communicator is lost:
 // every later call throws.
@@ -34,6 +35,8 @@ class Communicator {
   // All ranks' bytes in rank order, on every rank; bytes.size() equal on all.
   virtual std::vector<std::byte> all_gather(std::span<const std::byte> bytes) = 0;
   virtual void barrier() = 0;
+  // Of each call of this rank.
+  [[nodiscard]] virtual std::chrono::milliseconds deadline() const = 0;
   // From now on, for this rank's own calls; returns the deadline before.
   virtual std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) = 0;
 };

@@ -2,6 +2,7 @@
 // with a deadline, because a blocking one would hang on a stopped or lost peer; the three calls
 // that have no such form are watched.
 #include "storage/error.hpp"
+#include "worker/comm/await.hpp"
 #include "worker/comm/point_to_point.hpp"
 #include "worker/comm/watchdog.hpp"
 
@@ -14,7 +15,6 @@
 #include <cstdlib>
 #include <exception>
 #include <mutex>
-#include <thread>
 #include <utility>
 #endif
 
@@ -111,6 +111,7 @@ class MpiCommunicator final : public PointToPointCommunicator {
 
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int world_size() const override { return world_size_; }
+  [[nodiscard]] std::chrono::milliseconds deadline() const override { return deadline_; }
   std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) override {
     return std::exchange(deadline_, deadline);
   }
@@ -172,28 +173,15 @@ class MpiCommunicator final : public PointToPointCommunicator {
   static int count(const std::vector<std::byte>& buffer) { return static_cast<int>(buffer.size()); }
 
   void wait(MPI_Request request, const char* call, int peer, std::size_t expected_bytes) {
-    const auto begin = std::chrono::steady_clock::now();
-    // A short spin for the latency of small messages, then sleeps: ranks that wait must leave the
-    // cores to those that compute.
-    constexpr int kSpins = 200;
-    constexpr std::chrono::microseconds kNap{50};
-    for (int turn = 0;; ++turn) {
+    const auto is_done = [&] {
       int done = 0;
       MPI_Status status;
       succeed(MPI_Test(&request, &done, &status), call, peer);
-      if (done != 0) {
-        check_size(status, call, peer, expected_bytes);
-        return;
-      }
-      if (std::chrono::steady_clock::now() - begin > deadline_) {
-        lost_ = true;
-        throw Error(
-            ErrorKind::kUnavailable,
-            label(call, peer) + " did not complete within " + std::to_string(deadline_.count()) +
-                " ms: the peer is lost or stopped; the stage resumes from its last checkpoint");
-      }
-      if (turn >= kSpins) std::this_thread::sleep_for(kNap);
-    }
+      if (done != 0) check_size(status, call, peer, expected_bytes);
+      return done != 0;
+    };
+    const auto give_up = [this](const std::string&) { lost_ = true; };
+    await_completion(label(call, peer), {.is_done = is_done, .give_up = give_up}, deadline_);
   }
 
   void check_size(const MPI_Status& status,

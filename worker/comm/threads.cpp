@@ -80,6 +80,7 @@ class ThreadCommunicator final : public PointToPointCommunicator {
       : exchange_(exchange), rank_(rank), world_size_(world_size), deadline_(deadline) {}
   [[nodiscard]] int rank() const override { return rank_; }
   [[nodiscard]] int world_size() const override { return world_size_; }
+  [[nodiscard]] std::chrono::milliseconds deadline() const override { return deadline_; }
   std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) override {
     return std::exchange(deadline_, deadline);
   }
@@ -127,17 +128,20 @@ void run_on_threads(int world_size,
 }
 
 std::unique_ptr<Communicator> make_single_communicator() {
-  // A world of one never touches its exchange.
+  // It has nobody to send to.
   struct Alone final : PointToPointCommunicator {
     [[nodiscard]] int rank() const override { return 0; }
     [[nodiscard]] int world_size() const override { return 1; }
+    [[nodiscard]] std::chrono::milliseconds deadline() const override { return deadline_; }
     std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) override {
-      return deadline;
+      return std::exchange(deadline_, deadline);
     }
     void send_message(std::span<const std::byte> /*bytes*/,
                       int /*destination*/,
                       int /*tag*/) override {}
     void receive_message(std::span<std::byte> /*bytes*/, int /*source*/, int /*tag*/) override {}
+
+    std::chrono::milliseconds deadline_ = kCommDeadline;
   };
   return std::make_unique<Alone>();
 }

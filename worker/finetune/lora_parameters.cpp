@@ -68,14 +68,14 @@ LoraAdapter LoraParameters::views_of(const at::Tensor& flat) const {
   return views;
 }
 
-double LoraParameters::step(std::vector<float>& gradient, const StepOptions& options) {
-  TORCH_CHECK(static_cast<std::int64_t>(gradient.size()) == size(),
+double LoraParameters::step(const at::Tensor& gradient, const StepOptions& options) {
+  TORCH_CHECK(gradient.numel() == size(),
               "gradient of ",
-              gradient.size(),
+              gradient.numel(),
               " values for ",
               size(),
               " parameters");
-  values_.mutable_grad() = at::from_blob(gradient.data(), {size()}, at::TensorOptions(at::kFloat));
+  values_.mutable_grad() = gradient;
   const double norm = optimizer_->clip_gradients(options.gradient_clip);
   if (!std::isfinite(norm)) {
     values_.mutable_grad() = at::Tensor();

@@ -1,6 +1,6 @@
 // The trained parameters of the finetune stage: all LoRA matrices as one flat fp32 vector in a
-// fixed order (layer; q, k, v, o; A, B), with Adam's moments beside it, on the CPU, where the
-// ranks' gradients meet; layers read a copy on their device. Every rank holds and updates all of it
+// fixed order (layer; q, k, v, o; A, B), with Adam's moments beside it, on the CPU; layers read a
+// copy on their device. Every rank holds and updates all of it
 // from the same gradient bytes, so all ranks stay equal without a message. On disk they are keyed
 // by PEFT's parameter names, so that any mesh loads them.
 #pragma once
@@ -31,10 +31,10 @@ class LoraParameters {
     double learning_rate = 1e-4;
     double gradient_clip = 1.0;  // global norm over all parameters; 0: none
   };
-  // One AdamW update from a gradient of size() values, which the clip may scale; returns its norm
-  // before the clip. Throws kCorrupt when the gradient is not finite: the update would destroy the
-  // parameters.
-  double step(std::vector<float>& gradient, const StepOptions& options);
+  // One AdamW update from a gradient [size()] fp32 on the CPU, which the clip may scale; returns
+  // its norm before the clip. Throws kCorrupt when the gradient is not finite: the update would
+  // destroy the parameters.
+  double step(const at::Tensor& gradient, const StepOptions& options);
   [[nodiscard]] std::int64_t num_steps() const { return optimizer_->num_steps(); }
 
   // Values and moments by name: "<PEFT name>", "<PEFT name>.exp_avg", "<PEFT name>.exp_avg_sq";

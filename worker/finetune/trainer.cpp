@@ -42,7 +42,8 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       options_(std::move(options)),
       communicator_(communicator),
       order_(options_.seed, tokens.num_train, options_.finetune.sequences_per_step),
-      reducer_(communicator, micro_batches(options_.finetune)),
+      exchange_(make_tensor_exchange(communicator, device(), options_.finetune.exchange)),
+      reducer_(communicator, *exchange_, micro_batches(options_.finetune)),
       parameters_(start_adapter(config, options_.finetune, options_.seed),
                   device(),
                   options_.finetune.weight_decay),
@@ -112,26 +113,23 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
   const std::int64_t counted = count_targets(tokens_, sequences);
   const double scale = counted == 0 ? 0.0 : 1.0 / static_cast<double>(counted);
   const auto per_leaf = static_cast<std::size_t>(options_.finetune.sequences_per_micro_batch);
-  const auto size = static_cast<std::size_t>(parameters_.size());
+  const std::int64_t size = parameters_.size();
   for (int i = 0; i < reducer_.num_own_leaves(); ++i) {
     const auto first = static_cast<std::size_t>(reducer_.first_leaf() + i) * per_leaf;
-    std::vector<float> leaf(size + 1);
-    const at::Tensor sent =
-        at::from_blob(leaf.data(), {parameters_.size()}, at::TensorOptions(at::kFloat));
-    const at::Tensor gradient = sent.to(device());  // `sent` itself on the CPU
+    const at::Tensor leaf = at::empty({size + 1}, at::TensorOptions(at::kFloat).device(device()));
     // The loss travels as one more leaf value.
-    leaf[size] = static_cast<float>(
-        accumulate(std::span(sequences).subspan(first, per_leaf), scale, gradient));
-    if (!gradient.is_same(sent)) sent.copy_(gradient);
-    reducer_.add(std::move(leaf));
+    leaf.narrow(0, size, 1)
+        .fill_(accumulate(
+            std::span(sequences).subspan(first, per_leaf), scale, leaf.narrow(0, 0, size)));
+    reducer_.add(leaf);
   }
-  std::vector<float> sum = reducer_.finish();
+  const at::Tensor sum = reducer_.finish().to(at::kCPU);  // the only copy from a device
   StepResult result;
-  result.loss = static_cast<double>(sum.back()) * scale;
+  result.loss = static_cast<double>(sum.const_data_ptr<float>()[size]) * scale;
   result.tokens = options_.finetune.sequences_per_step * tokens_.seq_len;
-  sum.pop_back();
   const auto& finetune = options_.finetune;
-  result.gradient_norm = parameters_.step(sum, {finetune.learning_rate, finetune.gradient_clip});
+  result.gradient_norm =
+      parameters_.step(sum.narrow(0, 0, size), {finetune.learning_rate, finetune.gradient_clip});
   return result;
 }
 

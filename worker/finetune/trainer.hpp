@@ -7,10 +7,12 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <vector>
 
 #include "storage/recipe.hpp"
+#include "worker/comm/tensor_exchange.hpp"
 #include "worker/comm/tree_reduce.hpp"
 #include "worker/finetune/data_order.hpp"
 #include "worker/finetune/layer_pass.hpp"
@@ -35,9 +37,10 @@ struct TrainerOptions {
 
 class FinetuneTrainer {
  public:
-  // `load(i)` gives the weights of layer i, once each, in order. tokens and communicator outlive
-  // the trainer. Throws kUsage when ranks or sequences do not fit (tree_reduce.hpp, data_order.hpp,
-  // micro-batches).
+  // Collective, as is the destructor (tensor_exchange.hpp). `load(i)` gives the weights of layer i,
+  // once each, in order. tokens and communicator outlive the trainer. Throws kUsage when ranks or
+  // sequences do not fit (tree_reduce.hpp, data_order.hpp, micro-batches), and as
+  // make_tensor_exchange.
   FinetuneTrainer(const storage::ModelConfig& config,
                   Student student,
                   OuterWeights outer,
@@ -76,6 +79,7 @@ class FinetuneTrainer {
   TrainerOptions options_;
   Communicator& communicator_;
   DataOrder order_;
+  std::unique_ptr<TensorExchange> exchange_;
   TreeReducer reducer_;
   LoraParameters parameters_;
   LossHead head_;
