@@ -16,7 +16,7 @@ find_path(HEDGEROW_NCCL_INCLUDE_DIR nccl.h HINTS ${_wheel}/include ${CUDAToolkit
 find_file(HEDGEROW_NCCL_LIBRARY libnccl.so.2
   HINTS ${_wheel}/lib ${CUDAToolkit_LIBRARY_DIR} PATHS /usr/lib PATH_SUFFIXES ${CMAKE_LIBRARY_ARCHITECTURE})
 set(_version 0)
-if(HEDGEROW_NCCL_INCLUDE_DIR)
+if(EXISTS ${HEDGEROW_NCCL_INCLUDE_DIR}/nccl.h)
   file(STRINGS ${HEDGEROW_NCCL_INCLUDE_DIR}/nccl.h _lines REGEX "^#define NCCL_(MAJOR|MINOR|PATCH) ")
   string(REGEX REPLACE "[^0-9;]" "" _numbers "${_lines}")
   string(REPLACE ";" "." _version "${_numbers}")
