@@ -61,18 +61,21 @@ HybridGradients hybrid_backward(Form form,
                                 const at::Tensor& dy,
                                 const HybridNeeds& needs) {
   RECORD_USER_SCOPE("hedgerow::hybrid_backward");
+  // A caller may give factors that no window reads; no form has a gradient of them.
+  HybridNeeds present = needs;
+  present.window_factors = needs.window_factors && options.layout != WindowLayout::kNone;
   switch (form) {
     case Form::kCpu:
       return cpu::hybrid_backward_cpu(
-          cpu::make_problem(q, k, v, parameters, options), forward, dy, needs);
+          cpu::make_problem(q, k, v, parameters, options), forward, dy, present);
     case Form::kCuda:
       return cuda::hybrid_form()->backward(
-          make_hybrid_problem(q, k, v, parameters, options), forward, dy, needs);
+          make_hybrid_problem(q, k, v, parameters, options), forward, dy, present);
     case Form::kAten:
       break;
   }
   return aten::hybrid_backward_aten(
-      make_hybrid_problem(q, k, v, parameters, options), forward, dy, needs);
+      make_hybrid_problem(q, k, v, parameters, options), forward, dy, present);
 }
 
 Form hybrid_form_for(const at::Tensor& q,

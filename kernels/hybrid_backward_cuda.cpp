@@ -125,7 +125,7 @@ HybridGradients gradients_of(const HybridProblem& problem,
   }
   gradients.map_q = map_q.fold();
   gradients.map_k = map_k.fold();
-  if (needs.window_factors) {
+  if (needs.window_factors && problem.windowed()) {
     gradients.window_factors = factor_gradient(problem, rows.totals);
   }
   return gradients;

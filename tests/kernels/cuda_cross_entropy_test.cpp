@@ -56,6 +56,10 @@ TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorInSegments) {
 
 TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorForEveryMap) { expect_maps(programs); }
 
+TEST_P(CudaCrossEntropy, GivesNoGradientToWindowFactorsThatNoWindowReads) {
+  expect_unread_window_factors(programs);
+}
+
 TEST_P(CudaCrossEntropy, HoldsAtExtremeLogits) {
   for (const WindowLayout layout : kWindowLayouts) {
     AttentionCase shape = small(layout, 150);

@@ -148,4 +148,21 @@ void CudaForms::expect_maps(ProgramsOf programs_of) const {
   }
 }
 
+void CudaForms::expect_unread_window_factors(ProgramsOf programs_of) const {
+  const AttentionCase shape = small(WindowLayout::kNone, 80);
+  AttentionInputs inputs = make_bfloat16_inputs(shape);
+  const auto outcome = [&] {
+    return differentiate(programs_of(shape).ours, inputs.as(at::kBFloat16, at::kFloat, GetParam()));
+  };
+  const Outcome without = outcome();
+  inputs.parameters.window_factors = at::zeros({shape.H});
+  const Outcome with = outcome();
+  EXPECT_TRUE(at::equal(with.value, without.value));
+  for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
+    const at::Tensor &found = with.gradients[i], &expected = without.gradients[i];
+    ASSERT_EQ(found.defined(), expected.defined()) << "d" << kLeafNames[i];
+    EXPECT_TRUE(!found.defined() || at::equal(found, expected)) << "d" << kLeafNames[i];
+  }
+}
+
 }  // namespace hedgerow::kernels::testing

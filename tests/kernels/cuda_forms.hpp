@@ -47,6 +47,9 @@ class CudaForms : public ::testing::TestWithParam<at::DeviceType> {
                       const std::vector<std::int64_t>& windows) const;
   void expect_sizes(ProgramsOf programs_of, std::uint64_t draws = 3) const;
   void expect_maps(ProgramsOf programs_of) const;
+  // Window factors that a caller gives where there is no window: they get no gradient and change
+  // none.
+  void expect_unread_window_factors(ProgramsOf programs_of) const;
 };
 class CudaTransfer : public CudaForms {};
 class CudaCrossEntropy : public CudaForms {};

@@ -112,6 +112,10 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForAnyWindow) {
   }
 }
 
+TEST_P(CudaHybrid, GivesNoGradientToWindowFactorsThatNoWindowReads) {
+  expect_unread_window_factors(programs);
+}
+
 TEST_P(CudaHybrid, HoldsAtExtremeLogits) {
   for (const WindowLayout layout : kWindowLayouts) {
     AttentionCase shape = small(layout, 150);

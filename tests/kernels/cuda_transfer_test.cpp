@@ -85,6 +85,10 @@ TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorInSegments) {
 
 TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorForEveryMap) { expect_maps(transfer_programs); }
 
+TEST_P(CudaTransfer, GivesNoGradientToWindowFactorsThatNoWindowReads) {
+  expect_unread_window_factors(transfer_programs);
+}
+
 TEST_P(CudaTransfer, HoldsAtExtremeLogits) {
   for (const WindowLayout layout : kWindowLayouts) {
     AttentionCase shape = small(layout, 150);

@@ -64,6 +64,18 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForAnyWindow) {
   }
 }
 
+TEST_P(DeviceHybrid, GivesNoGradientToWindowFactorsThatNoWindowReads) {
+  AttentionCase shape{.T = 80};
+  shape.options.layout = WindowLayout::kNone;
+  AttentionInputs inputs = make_inputs(shape);
+  inputs.parameters.window_factors = at::zeros({shape.H});
+  const Outcome found = hybrid(shape, inputs);
+  for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
+    const bool is_read = inputs.leaves()[i].defined() && kLeafNames[i] != "window_factors";
+    EXPECT_EQ(found.gradients[i].defined(), is_read) << "d" << kLeafNames[i];
+  }
+}
+
 TEST_P(DeviceHybrid, HoldsAtExtremeLogits) {
   for (const WindowLayout layout : kLayouts) {
     for (const at::ScalarType dtype : kDtypes) {
