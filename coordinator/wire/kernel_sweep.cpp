@@ -15,10 +15,6 @@ using storage::Error;
 using storage::ErrorKind;
 using storage::FeatureMapKind;
 
-constexpr std::int64_t kMaxLength = std::int64_t{1} << 24;
-constexpr std::int64_t kMaxHeads = 1024;
-constexpr int kMaxHeadDim = 1024;
-
 [[noreturn]] void refuse(const std::string& option,
                          const std::string& expected,
                          const std::string& found) {
@@ -47,13 +43,6 @@ template <typename Values>
 void require_some(const std::string& option, const Values& values) {
   if (values.empty())
     throw Error(ErrorKind::kUsage, option + ": expected one value or more, found none");
-}
-
-template <typename Values>
-std::vector<std::string> words_of(const Values& values) {
-  std::vector<std::string> words;
-  for (const auto& value : values) words.emplace_back(to_string(value));
-  return words;
 }
 
 template <typename Value, typename Parse>
@@ -103,16 +92,20 @@ void KernelSweep::validate() const {
   require_some("--map", maps);
   require_some("--direction", directions);
   for (const std::int64_t length : lengths) require_range("--lengths", length, 1, kMaxLength);
+  for (const int count : features) require_range("--features", count, 1, kMaxFeatures);
   for (const HeadCounts& count : heads) {
     if (count.kv >= 1 && count.query >= 1 && count.query <= kMaxHeads &&
         count.query % count.kv == 0)
       continue;
-    refuse("--heads", "QUERY:KV with 1 to 1024 query heads, a multiple of KV", to_string(count));
+    refuse("--heads",
+           "QUERY:KV with 1 to " + std::to_string(kMaxHeads) + " query heads, a multiple of KV",
+           to_string(count));
   }
   require_range("--head-dim", head_dim, 1, kMaxHeadDim);
-  require_range("--batch-tokens", batch_tokens, 1, std::int64_t{1} << 40);
-  require_range("--repeats", repeats, 1, 1 << 20);
-  require_range("--threads", threads, 0, 4096);
+  require_range("--window", window, 1, kMaxWindow);
+  require_range("--batch-tokens", batch_tokens, 1, kMaxBatchTokens);
+  require_range("--repeats", repeats, 1, kMaxRepeats);
+  require_range("--threads", threads, 0, kMaxThreads);
   for (const FeatureMapKind map : maps) {
     if (std::find(kBenchMaps.begin(), kBenchMaps.end(), map) == kBenchMaps.end())
       refuse("--map", "a map of the hybrid", std::string(to_string(map)));

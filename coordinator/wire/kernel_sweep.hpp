@@ -40,6 +40,12 @@ struct HeadCounts {
 };
 
 struct KernelSweep {
+  // The most that can be asked for: beyond any measurement, and an answer to a slip of the hand.
+  // F and W as AttentionSpec::validate has them.
+  static constexpr int kMaxLength = 1 << 24, kMaxHeads = 1024, kMaxHeadDim = 1024;
+  static constexpr int kMaxFeatures = 4096, kMaxWindow = 65536;
+  static constexpr int kMaxBatchTokens = 1 << 30, kMaxRepeats = 1 << 20, kMaxThreads = 4096;
+
   std::vector<std::int64_t> lengths = {64, 128, 256, 512, 1024, 2048, 4096};  // T; decode: context
   std::vector<int> features = {64};      // F, of the maps that have a projection
   std::vector<HeadCounts> heads = {{}};  // SmolLM2-135M's unless told
@@ -77,6 +83,14 @@ struct KernelSweep {
 [[nodiscard]] BenchDirection bench_direction_from_string(std::string_view word);
 [[nodiscard]] BenchDtype bench_dtype_from_string(std::string_view word);
 [[nodiscard]] HeadCounts head_counts_from_string(std::string_view word);
+
+// What is swept, in those words: the command line's and the JSON's.
+template <typename Values>
+[[nodiscard]] std::vector<std::string> words_of(const Values& values) {
+  std::vector<std::string> words;
+  for (const auto& value : values) words.emplace_back(to_string(value));
+  return words;
+}
 
 void to_json(nlohmann::json& json, const KernelSweep& sweep);
 // Throws kUsage for an unknown word and nlohmann's own exceptions for an absent or ill-typed key.

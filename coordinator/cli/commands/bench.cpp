@@ -154,15 +154,10 @@ ExitCode run_bench(const BenchOptions& options, Terminal& terminal) {
   view.finish(options.plot, is_complete);
   if (!is_complete) return ExitCode::kInterrupted;
   if (view.is_empty())
-    throw Error(ErrorKind::kExhausted, "nothing was measured; the reasons are above");
+    throw Error(ErrorKind::kExhausted,
+                "bench kernels: nothing of the sweep could be measured, for the reasons above; "
+                "choose shorter --lengths, fewer --batch-tokens or fewer --heads");
   return ExitCode::kOk;
-}
-
-template <typename Values>
-std::vector<std::string> words_of(const Values& values) {
-  std::vector<std::string> words;
-  for (const auto value : values) words.emplace_back(to_string(value));
-  return words;
 }
 
 // A list of words, each one of `known`.
@@ -173,9 +168,9 @@ void add_words(CLI::App& app,
                const std::string& description,
                const Known& known,
                const Values& otherwise) {
-  one_of(app.add_option(name, words, description), words_of(known))
+  one_of(app.add_option(name, words, description), wire::words_of(known))
       ->delimiter(kDelimiter)
-      ->default_str(CLI::detail::join(words_of(otherwise), ","));
+      ->default_str(CLI::detail::join(wire::words_of(otherwise), ","));
 }
 
 template <typename Number>
@@ -203,9 +198,16 @@ CLI::Option* add_number(CLI::App& app,
 
 void add_swept(CLI::App& app, BenchOptions& options) {
   wire::KernelSweep& sweep = options.sweep;
-  add_numbers(app, "--lengths", sweep.lengths, "tokens T; of decode, tokens of context", 1 << 24);
-  add_numbers(
-      app, "--features", sweep.features, "features F, of the maps that have a projection", 4096);
+  add_numbers(app,
+              "--lengths",
+              sweep.lengths,
+              "tokens T; of decode, tokens of context",
+              wire::KernelSweep::kMaxLength);
+  add_numbers(app,
+              "--features",
+              sweep.features,
+              "features F, of the maps that have a projection",
+              wire::KernelSweep::kMaxFeatures);
   app.add_option("--heads", options.heads, "query heads and key/value heads, as 32:8")
       ->delimiter(kDelimiter)
       ->type_name("Q:KV")
@@ -228,20 +230,30 @@ RunCommand declare_bench(CLI::App& app) {
   one_of(app.add_option("what", options->what, "what to measure"), {"kernels"})->required();
   add_swept(app, *options);
   wire::KernelSweep& sweep = options->sweep;
-  add_number(app, "--head-dim", sweep.head_dim, "D", 1024)->capture_default_str();
-  add_number(app, "--window", sweep.window, "W, keys that keep softmax", 65536)
+  add_number(app, "--head-dim", sweep.head_dim, "D", wire::KernelSweep::kMaxHeadDim)
+      ->capture_default_str();
+  add_number(
+      app, "--window", sweep.window, "W, keys that keep softmax", wire::KernelSweep::kMaxWindow)
       ->capture_default_str();
   add_number(app,
              "--batch-tokens",
              sweep.batch_tokens,
              "sequences times T (of decode, the greatest T), at least one sequence",
-             1 << 30)
+             wire::KernelSweep::kMaxBatchTokens)
       ->capture_default_str();
-  add_number(app, "--repeats", sweep.repeats, "alternating; medians are shown", 1 << 20)
+  add_number(app,
+             "--repeats",
+             sweep.repeats,
+             "alternating; medians are shown",
+             wire::KernelSweep::kMaxRepeats)
       ->capture_default_str();
   one_of(app.add_option("--device", sweep.device, "where to compute"), {"auto", "cpu", "cuda"})
       ->capture_default_str();
-  add_number(app, "--threads", sweep.threads, "of the CPU; as many as cores unless told", 4096);
+  add_number(app,
+             "--threads",
+             sweep.threads,
+             "of the CPU; as many as cores unless told",
+             wire::KernelSweep::kMaxThreads);
   app.add_option("--plot", options->plot, "draw time a token against T there, an .svg")
       ->type_name("FILE");
   return [options](Terminal& terminal) { return run_bench(*options, terminal); };
