@@ -199,7 +199,7 @@ class Panel {
                                              row.direction + ", " + row.heads + " heads",
                                              " class=\"panel\"");
     out += axes();
-    if (softmax_.size() > 1) out += polyline(softmax_, x_, y_, "softmax");
+    if (has_softmax()) out += polyline(softmax_, x_, y_, "softmax");
     for (std::size_t i = 0; i < lines_.size(); ++i) out += line(i);
     return out + legend() + "</g>\n";
   }
@@ -209,6 +209,9 @@ class Panel {
   }
 
  private:
+  // A line needs two points.
+  [[nodiscard]] bool has_softmax() const { return softmax_.size() > 1; }
+
   [[nodiscard]] std::string axes() const {
     std::string out = "<rect class=\"frame\" x=\"" + at(kLeft) + "\" y=\"" + at(top_) +
                       "\" width=\"" + at(kPlotWidth) + "\" height=\"" + at(kPlotHeight) + "\"/>\n";
@@ -260,9 +263,13 @@ class Panel {
 
   [[nodiscard]] std::string legend() const {
     const double x = kLeft + kPlotWidth + 20;
-    double y = top_ + 12;
-    std::string out = segment(x, y - 4, x + 28, y - 4, "softmax") +
-                      element_text(x + 36, y, "softmax, the fastest backend");
+    double y = top_ + 12 - kLegendRow;
+    std::string out;
+    if (has_softmax()) {
+      y += kLegendRow;
+      out += segment(x, y - 4, x + 28, y - 4, "softmax") +
+             element_text(x + 36, y, "softmax, the fastest backend");
+    }
     for (std::size_t i = 0; i < lines_.size(); ++i) {
       y += kLegendRow;
       out += segment(x, y - 4, x + 28, y - 4, "line s" + std::to_string(i % kColours)) +

@@ -173,6 +173,15 @@ TEST(KernelPlot, IsWellFormedAsciiWithTitleDescriptionAxesAndEveryPoint) {
   EXPECT_THAT(svg, HasSubstr("prefers-color-scheme: dark"));
 }
 
+// Catches: a legend of a line that is not there.
+TEST(KernelPlot, NamesSoftmaxOnlyWhereItIsDrawn) {
+  const std::string in_legend = ">softmax, the fastest backend</text>";
+  const std::vector<KernelRow> met = {row_of(256, 4), row_of(1024, 0.25)};
+  EXPECT_EQ(count_of(kernel_plot(kernel_lines(met), "here"), in_legend), 1U);
+  const std::vector<KernelRow> alone = {row_of(256, kNan), row_of(1024, kNan)};
+  EXPECT_EQ(count_of(kernel_plot(kernel_lines(alone), "here"), in_legend), 0U);
+}
+
 // Catches: a division by the logarithm of 1, and a plot that cannot be opened.
 TEST(KernelPlot, OneLengthOrNothingIsStillAPlot) {
   for (const auto& rows : {std::vector<KernelRow>{row_of(256, 2)}, {}}) {
@@ -374,6 +383,7 @@ TEST(BenchCommand, ASweepOfWhichNothingFitsIsAnErrorWithTheArithmetic) {
   const Answer answer = run_line({"bench", "kernels"}, worker.console());
   EXPECT_EQ(answer.code, 5) << answer.err;
   EXPECT_THAT(answer.err, HasSubstr("needs 12.90 GB (q, k, v 12.90 GB) of 8.00 GB"));
+  EXPECT_THAT(answer.err, HasSubstr("choose shorter --lengths"));
 }
 
 }  // namespace
