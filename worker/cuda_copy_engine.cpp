@@ -7,6 +7,8 @@
 #include <c10/cuda/CUDAStream.h>
 #include <cuda_runtime_api.h>
 
+#include <array>
+
 #include "worker/upload.hpp"
 
 namespace hedgerow::worker {

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 
+#include <span>
 #include <utility>
 
 #include "worker/tensor_bytes.hpp"

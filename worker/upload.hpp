@@ -8,7 +8,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>

@@ -47,12 +47,19 @@ struct Options {
   std::string gradients = "maps";
   std::int64_t tokens = 2048;  // sequences = tokens / T, at least 1
   int repeats = 9;
-  bool bfloat16 = true;
+  wire::BenchDtype dtype = wire::BenchDtype::kBfloat16;
 
-  [[nodiscard]] bool has(const std::vector<std::string>& words, const std::string& word) const {
-    return std::find(words.begin(), words.end(), word) != words.end();
+  // Of the maps alone, for what has no other gradients or none at all.
+  [[nodiscard]] Options of_maps() const {
+    Options options = *this;
+    options.gradients = "maps";
+    return options;
   }
 };
+
+bool has(const std::vector<std::string>& words, const std::string& word) {
+  return std::find(words.begin(), words.end(), word) != words.end();
+}
 
 struct Problem {
   at::Tensor q, k, v, dy;
@@ -70,17 +77,17 @@ Problem make_problem(std::int64_t T, const std::string& layout, const Options& o
   storage::AttentionSpec spec;
   spec.bias = false;
   spec.window = storage::window_layout_from_string(layout);
-  auto inputs = worker::bench::draw_inputs(size, wire::BenchDirection::kTraining, at::kCPU);
+  worker::bench::CastInputs drawn(
+      worker::bench::draw_inputs(size, wire::BenchDirection::kTraining, at::kCPU));
+  const auto& inputs = drawn.in(options.dtype);
   auto hybrid = worker::bench::draw_hybrid(spec, kHeads, kHeadDim, at::kCPU);
   // The transfer's output and its gradient are fp32; a student inside a model works in one dtype.
   const bool is_transfer = options.gradients == "maps";
-  const at::Tensor dy = inputs.dy;
-  if (options.bfloat16) inputs = inputs.to(at::kBFloat16);
   hybrid.options.fp32_output = is_transfer;
   Problem x{inputs.q,
             inputs.k,
             inputs.v,
-            is_transfer ? dy : inputs.dy,
+            is_transfer ? drawn.in(wire::BenchDtype::kFloat32).dy : inputs.dy,
             hybrid.parameters,
             hybrid.options,
             hybrid.trained()};
@@ -115,7 +122,7 @@ void report(const std::string& name,
             const std::vector<Opponent>& opponents) {
   nlohmann::json line = {{"name", name},
                          {"T", T},
-                         {"dtype", options.bfloat16 ? "bfloat16" : "float32"},
+                         {"dtype", wire::to_string(options.dtype)},
                          {"layout", layout},
                          {"gradients", options.gradients},
                          {"threads", at::get_num_threads()},
@@ -193,24 +200,23 @@ void bench_hybrid(std::int64_t T, const std::string& layout, const Options& opti
   const bool by_head = T >= kLongLength;
   for (const bool backward : {false, true}) {
     const std::string name = backward ? "hybrid_forward_backward" : "hybrid_forward";
-    if (!options.has(options.entries, name)) continue;
+    if (!has(options.entries, name)) continue;
     const auto work = [&](const Attention& attention) {
       return backward ? forward_backward(x, attention) : forward(x, attention);
     };
     std::vector<Opponent> opponents;
-    if (options.has(options.opponents, "quadratic")) {
+    if (has(options.opponents, "quadratic")) {
       opponents.push_back({by_head ? "T x T maps in fp32, a head at a time" : "T x T maps in fp32",
                            by_head ? head_by_head(x, quadratic, backward) : work(quadratic)});
     }
-    if (options.has(options.opponents, "chunked"))
+    if (has(options.opponents, "chunked"))
       opponents.push_back({"chunked in batched products", work(chunked)});
     report(name, T, layout, options, work(fused), opponents);
   }
 }
 
 void bench_cross_entropy(std::int64_t T, const std::string& layout, const Options& options) {
-  Options maps = options;
-  maps.gradients = "maps";  // it has no others
+  const Options maps = options.of_maps();
   const Problem x = make_problem(T, layout, maps);
   const auto gradients_of = [&x](const auto& entropy) -> Work {
     return [&x, entropy] {
@@ -218,7 +224,7 @@ void bench_cross_entropy(std::int64_t T, const std::string& layout, const Option
     };
   };
   std::vector<Opponent> opponents;
-  if (options.has(options.opponents, "quadratic"))
+  if (has(options.opponents, "quadratic"))
     opponents.push_back(
         {"T x T weights, autograd", gradients_of(transfer_cross_entropy_reference)});
   report("cross_entropy_forward_backward",
@@ -230,8 +236,7 @@ void bench_cross_entropy(std::int64_t T, const std::string& layout, const Option
 }
 
 void bench_softmax(std::int64_t T, const Options& options) {
-  Options maps = options;
-  maps.gradients = "maps";
+  const Options maps = options.of_maps();
   const Problem x = make_problem(T, "terraced", maps);
   report("softmax_forward",
          T,
@@ -267,13 +272,16 @@ int main(int argc, char** argv) {
   app.add_option("--repeats", options.repeats, "alternating repeats")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_flag("--float32{false}", options.bfloat16, "fp32 inputs instead of bf16");
+  app.add_flag_callback(
+      "--float32",
+      [&options] { options.dtype = wire::BenchDtype::kFloat32; },
+      "fp32 inputs instead of bf16");
   CLI11_PARSE(app, argc, argv);
   for (const std::int64_t T : options.lengths) {
-    if (options.has(options.entries, "softmax_forward")) bench_softmax(T, options);
+    if (has(options.entries, "softmax_forward")) bench_softmax(T, options);
     for (const std::string& layout : options.layouts) {
       bench_hybrid(T, layout, options);
-      if (options.has(options.entries, "cross_entropy_forward_backward"))
+      if (has(options.entries, "cross_entropy_forward_backward"))
         bench_cross_entropy(T, layout, options);
     }
   }

@@ -93,6 +93,20 @@ TEST(Alternate, TheMedianOfAnEvenNumberIsTheMiddleOfTwo) {
   EXPECT_EQ(median({4, 1, 3, 2}), 2.5);
 }
 
+// Catches: contenders of one dtype that hold a copy each, which no estimate of memory counts.
+TEST(CastInputs, GiveEachDtypeOnceAndTheDrawItselfInFp32) {
+  const AttentionSize size{.B = 1, .H = 2, .G = 1, .T = 8, .D = 4};
+  for (const BenchDirection direction : {BenchDirection::kForward, BenchDirection::kTraining}) {
+    const AttentionInputs drawn = draw_inputs(size, direction, at::kCPU);
+    CastInputs inputs(drawn);
+    EXPECT_TRUE(inputs.in(BenchDtype::kFloat32).q.is_same(drawn.q));
+    const AttentionInputs first = inputs.in(BenchDtype::kBfloat16);
+    EXPECT_TRUE(inputs.in(BenchDtype::kBfloat16).k.is_same(first.k));
+    EXPECT_TRUE(at::equal(first.v, drawn.v.to(at::kBFloat16)));
+    EXPECT_EQ(first.dy.defined(), direction == BenchDirection::kTraining);
+  }
+}
+
 // Catches: no causal mask, or heads of the wrong group.
 TEST(SoftmaxOpponents, EveryBackendThatRunsGivesSoftmaxAttention) {
   at::manual_seed(3);
@@ -123,7 +137,7 @@ TEST(SoftmaxOpponents, ABackendThatRefusesIsNotReplacedByAnother) {
 
 TEST(SoftmaxOpponents, ABackendThatDoesNotFitIsLeftOutWithItsArithmetic) {
   const AttentionSize size{.B = 1, .H = 4, .G = 2, .T = 64, .D = 16};
-  const AttentionInputs inputs = draw_inputs(size, BenchDirection::kTraining, at::kCPU);
+  CastInputs inputs(draw_inputs(size, BenchDirection::kTraining, at::kCPU));
   // Enough for what is linear in T, not for four heads' maps.
   SoftmaxOpponents opponents(at::kCPU, 500'000);
   std::vector<LeftOut> left_out;
@@ -160,7 +174,7 @@ TEST(SoftmaxOpponents, OneAtATimeHoldsMemory) {
   at::set_num_threads(1);
   const AttentionSize size{.B = 1, .H = 4, .G = 2, .T = 256, .D = 16};
   const double square = 4.0 * 256 * 256 * 4;  // T x T in fp32, all heads
-  const AttentionInputs inputs = draw_inputs(size, BenchDirection::kBackward, at::kCPU);
+  CastInputs inputs(draw_inputs(size, BenchDirection::kBackward, at::kCPU));
   SoftmaxOpponents opponents(at::kCPU, 8'000'000'000);
   std::vector<LeftOut> left_out;
   const PeakOfBytes peak;

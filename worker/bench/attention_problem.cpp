@@ -12,10 +12,6 @@
 
 namespace hedgerow::worker::bench {
 
-AttentionInputs AttentionInputs::to(at::ScalarType dtype) const {
-  return {q.to(dtype), k.to(dtype), v.to(dtype), dy.defined() ? dy.to(dtype) : dy};
-}
-
 AttentionInputs draw_inputs(const AttentionSize& size,
                             BenchDirection direction,
                             const at::Device& device) {
@@ -29,6 +25,15 @@ AttentionInputs draw_inputs(const AttentionSize& size,
   if (direction == BenchDirection::kBackward || direction == BenchDirection::kTraining)
     inputs.dy = at::randn(inputs.q.sizes(), options);
   return inputs;
+}
+
+const AttentionInputs& CastInputs::in(BenchDtype dtype) {
+  if (dtype == BenchDtype::kFloat32) return fp32_;
+  if (!bf16_) {
+    const auto cast = [](const at::Tensor& x) { return x.defined() ? x.to(at::kBFloat16) : x; };
+    bf16_ = {cast(fp32_.q), cast(fp32_.k), cast(fp32_.v), cast(fp32_.dy)};
+  }
+  return *bf16_;
 }
 
 std::vector<at::Tensor> HybridCase::trained() const {

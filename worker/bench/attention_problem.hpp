@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "kernels/hybrid_attention.hpp"
@@ -16,13 +18,24 @@ namespace hedgerow::worker::bench {
 struct AttentionInputs {
   at::Tensor q, k, v;  // [B, H, T, D], [B, G, T, D]; of decode q is [B, H, 1, D]
   at::Tensor dy;       // as q; undefined where nothing goes backward
-  [[nodiscard]] AttentionInputs to(at::ScalarType dtype) const;
 };
 
 // fp32; the same draw for the same size.
 [[nodiscard]] AttentionInputs draw_inputs(const AttentionSize& size,
                                           BenchDirection direction,
                                           const at::Device& device);
+
+// One draw in every dtype that a contender takes, each made when it is first asked for and kept, so
+// that contenders of one dtype share their inputs. One thread.
+class CastInputs {
+ public:
+  explicit CastInputs(AttentionInputs drawn) : fp32_(std::move(drawn)) {}
+  [[nodiscard]] const AttentionInputs& in(BenchDtype dtype);
+
+ private:
+  AttentionInputs fp32_;
+  std::optional<AttentionInputs> bf16_;
+};
 
 struct HybridCase {
   kernels::HybridParameters parameters;  // leaves that want gradients

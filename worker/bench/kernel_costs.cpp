@@ -9,7 +9,7 @@ namespace {
 
 using kernels::WindowLayout;
 
-constexpr double kFp32Bytes = 4;
+constexpr double kFp32Bytes = 4, kBothDtypesBytes = 2 + kFp32Bytes;
 constexpr double kShareForOthers = 0.1;  // of memory: the program itself, the allocator's rounding
 
 double count(std::int64_t value) { return static_cast<double>(value); }
@@ -56,6 +56,12 @@ std::string gigabytes(double bytes) {
 }
 
 }  // namespace
+
+AttentionSize AttentionSize::in(BenchDtype dtype) const {
+  AttentionSize size = *this;
+  size.element_bytes = dtype == BenchDtype::kFloat32 ? 4 : 2;
+  return size;
+}
 
 double num_window_pairs(WindowLayout layout, std::int64_t W, std::int64_t T) {
   double pairs = 0;
@@ -126,10 +132,9 @@ MemoryNeed shared_need(const AttentionSize& size, BenchDirection direction) {
   const double q = direction == BenchDirection::kDecode ? rows(size, size.H) / count(size.T)
                                                         : rows(size, size.H);
   MemoryNeed need;
-  // Once in bf16 and once in fp32, drawn in fp32 first.
-  need.add("q, k, v", (q + 2 * rows(size, size.G)) * (2 + 2 * kFp32Bytes));
+  need.add("q, k, v", (q + 2 * rows(size, size.G)) * kBothDtypesBytes);
   if (direction == BenchDirection::kBackward || direction == BenchDirection::kTraining)
-    need.add("dy", q * (2 + kFp32Bytes));
+    need.add("dy", q * kBothDtypesBytes);
   return need;
 }
 

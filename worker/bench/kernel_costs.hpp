@@ -12,10 +12,12 @@
 namespace hedgerow::worker::bench {
 
 using wire::BenchDirection;
+using wire::BenchDtype;
 
 struct AttentionSize {
   std::int64_t B = 1, H = 1, G = 1, T = 1, D = 64;
-  std::int64_t element_bytes = 2;  // of q, k, v, y and their gradients
+  std::int64_t element_bytes = 2;                          // of q, k, v, y and their gradients
+  [[nodiscard]] AttentionSize in(BenchDtype dtype) const;  // the same with elements of that dtype
 };
 
 struct MapSize {
@@ -60,7 +62,7 @@ class MemoryNeed {
   std::string terms_;
 };
 
-// q, k, v, dy and a copy of q, k, v in the opponents' other dtype: what all contenders share.
+// q, k, v and dy in both dtypes (CastInputs): what all contenders share.
 [[nodiscard]] MemoryNeed shared_need(const AttentionSize& size, BenchDirection direction);
 // The hybrid's own: outputs, what it keeps for its backward, gradients, states.
 [[nodiscard]] double hybrid_need(const AttentionSize& size,

@@ -5,8 +5,9 @@
 #include <torch/version.h>
 
 #include <algorithm>
-#include <map>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <utility>
 
 #include "worker/bench/attention_problem.hpp"
 #include "worker/bench/softmax_opponents.hpp"
@@ -16,15 +17,10 @@ namespace hedgerow::worker::bench {
 namespace {
 
 using nlohmann::json;
-using wire::BenchDtype;
 
 // Variants that take turns in one round: more would hold more memory at once, fewer would measure
 // the opponent more often than needed.
 constexpr std::size_t kVariantsARound = 6;
-
-at::ScalarType scalar_type(BenchDtype dtype) {
-  return dtype == BenchDtype::kFloat32 ? at::kFloat : at::kBFloat16;
-}
 
 // One line of a plot, less its length: what is swept beside T, direction and heads.
 struct Variant {
@@ -76,9 +72,9 @@ class Round {
       for (const Variant& variant : variants) refuse(variant, shared.against(memory_bytes_));
       return;
     }
-    inputs_ = draw_inputs(size_, direction_, device_);
+    CastInputs inputs(draw_inputs(size_, direction_, device_));
     std::vector<LeftOut> left_out;
-    opponent_ = opponents.fastest(size_, direction_, inputs_, left_out);
+    opponent_ = opponents.fastest(size_, direction_, inputs, left_out);
     for (const LeftOut& one : left_out) {
       json object = place("left_out");
       object.update({{"softmax", one.name}, {"reason", one.reason}});
@@ -86,10 +82,10 @@ class Round {
     }
     std::vector<Entry> entries;
     for (const Variant& variant : variants) {
-      if (auto entry = prepare(variant)) entries.push_back(std::move(*entry));
-      if (entries.size() == kVariantsARound || (&variant == &variants.back() && !entries.empty()))
-        measure(std::exchange(entries, {}));
+      if (auto entry = prepare(variant, inputs)) entries.push_back(std::move(*entry));
+      if (entries.size() == kVariantsARound) measure(std::exchange(entries, {}));
     }
+    if (!entries.empty()) measure(entries);
   }
 
  private:
@@ -118,29 +114,22 @@ class Round {
     observer_.on_object(object);
   }
 
-  AttentionSize size_in(BenchDtype dtype) const {
-    AttentionSize size = size_;
-    size.element_bytes = dtype == BenchDtype::kFloat32 ? 4 : 2;
-    return size;
-  }
-
   // The variant's tensors, its graph or its state, and one call; refused if that fails or would not
   // fit beside the opponent and as many of its kind as a round holds.
-  std::optional<Entry> prepare(const Variant& variant) {
+  std::optional<Entry> prepare(const Variant& variant, CastInputs& inputs) const {
     try {
       HybridCase hybrid = draw_hybrid(variant.attention, size_.H, size_.D, device_);
       MemoryNeed need = shared_need(size_, direction_);
       if (opponent_) need.add(opponent_->name, opponent_->need_bytes);
       need.add(std::to_string(kVariantsARound) + " variants at a time",
                static_cast<double>(kVariantsARound) *
-                   hybrid_need(size_in(variant.dtype), hybrid.map, direction_));
+                   hybrid_need(size_.in(variant.dtype), hybrid.map, direction_));
       if (!need.fits(memory_bytes_)) {
         refuse(variant, need.against(memory_bytes_));
         return std::nullopt;
       }
-      const auto [cast, is_new] = casts_.try_emplace(variant.dtype);
-      if (is_new) cast->second = inputs_.to(scalar_type(variant.dtype));
-      Entry entry{&variant, hybrid.map, {hybrid_call(cast->second, hybrid, direction_)}};
+      Entry entry{
+          &variant, hybrid.map, {hybrid_call(inputs.in(variant.dtype), hybrid, direction_)}};
       if (direction_ == BenchDirection::kDecode)
         entry.contender.calls_a_round = decode_steps_a_round(hybrid.map);
       entry.contender.call();
@@ -164,7 +153,7 @@ class Round {
     }
     for (std::size_t i = 0; i < entries.size(); ++i) {
       const Variant& variant = *entries[i].variant;
-      const Cost cost = hybrid_cost(size_in(variant.dtype), entries[i].map, direction_);
+      const Cost cost = hybrid_cost(size_.in(variant.dtype), entries[i].map, direction_);
       json object = place("measured", variant);
       object.update(speed(timings[i].median_ms, cost));
       object["repeats"] = sweep_.repeats;
@@ -198,8 +187,6 @@ class Round {
   std::uint64_t memory_bytes_;
   const DevicePeaks& peaks_;
   const SweepObserver& observer_;
-  AttentionInputs inputs_;
-  std::map<BenchDtype, AttentionInputs> casts_;
   std::optional<SoftmaxOpponent> opponent_;
 };
 

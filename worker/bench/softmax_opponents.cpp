@@ -61,8 +61,6 @@ double trial_milliseconds(const std::function<void()>& call, const at::Device& d
 
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
-const char* dtype_name(at::ScalarType dtype) { return dtype == at::kFloat ? "fp32" : "bf16"; }
-
 std::function<void()> softmax_call(const SoftmaxBackend& backend,
                                    bool expands_heads,
                                    const AttentionInputs& inputs,
@@ -114,19 +112,37 @@ at::Tensor softmax_by(const SoftmaxBackend& backend,
                                           /*enable_gqa=*/group > 1 && !expand);
 }
 
-std::string SoftmaxOpponents::Trial::name() const {
-  return backend.name + ", " + dtype_name(dtype) + (expands_heads ? ", heads expanded" : "");
+std::string SoftmaxOpponents::Trial::kind() const {
+  return backend.name + ", " + std::string(wire::to_string(dtype));
 }
 
-void SoftmaxOpponents::time(Trial& trial,
-                            const AttentionSize& size,
-                            BenchDirection direction,
-                            const AttentionInputs& cast) const {
+std::string SoftmaxOpponents::Trial::name() const {
+  return kind() + (expands_heads ? ", heads expanded" : "");
+}
+
+std::string SoftmaxOpponents::why_not_tried(Trial& trial,
+                                            const AttentionSize& size,
+                                            BenchDirection direction,
+                                            const std::string& group) const {
+  if (const auto known = dropped_.find(group + trial.kind()); known != dropped_.end())
+    return known->second;
+  const bool is_quadratic = trial.backend.id == at::SDPBackend::math;
+  trial.need_bytes = softmax_need(size, direction, is_quadratic);
+  MemoryNeed need = shared_need(size, direction);
+  need.add(is_quadratic ? "its T x T weights" : "its own", trial.need_bytes);
+  return need.fits(memory_bytes_) ? "" : need.against(memory_bytes_);
+}
+
+std::string SoftmaxOpponents::time(Trial& trial,
+                                   const AttentionSize& size,
+                                   BenchDirection direction,
+                                   CastInputs& inputs) const {
   WarningCollector warnings;
   const c10::WarningUtils::WarningHandlerGuard collect(&warnings);
   const auto look = [&] {
     trial.milliseconds = trial_milliseconds(
-        softmax_call(trial.backend, trial.expands_heads, cast, direction), device_);
+        softmax_call(trial.backend, trial.expands_heads, inputs.in(trial.dtype), direction),
+        device_);
   };
   try {
     try {
@@ -139,18 +155,18 @@ void SoftmaxOpponents::time(Trial& trial,
       look();
     }
   } catch (const std::exception& error) {
-    TORCH_CHECK(false, warnings.text().empty() ? sentence_of(error) : first_line(warnings.text()));
+    return warnings.text().empty() ? sentence_of(error) : first_line(warnings.text());
   }
+  return "";
 }
 
 SoftmaxOpponent SoftmaxOpponents::opponent_of(const Trial& trial,
-                                              AttentionSize size,
+                                              const AttentionSize& size,
                                               BenchDirection direction,
                                               const AttentionInputs& cast) {
-  size.element_bytes = trial.dtype == at::kFloat ? 4 : 2;
   return {trial.name(),
           {softmax_call(trial.backend, trial.expands_heads, cast, direction)},
-          softmax_cost(size, direction),
+          softmax_cost(size.in(trial.dtype), direction),
           trial.need_bytes};
 }
 
@@ -168,43 +184,26 @@ void SoftmaxOpponents::drop_those_far_behind(const std::vector<Trial>& trials,
                   static_cast<long long>(length),
                   times,
                   best.name().c_str());
-    dropped_.emplace(group + trial.backend.name + ", " + dtype_name(trial.dtype), reason);
+    dropped_.emplace(group + trial.kind(), reason);
   }
 }
 
 std::optional<SoftmaxOpponent> SoftmaxOpponents::fastest(const AttentionSize& size,
                                                          BenchDirection direction,
-                                                         const AttentionInputs& inputs,
+                                                         CastInputs& inputs,
                                                          std::vector<LeftOut>& left_out) {
   const std::string group = std::string(wire::to_string(direction)) + " " +
                             wire::to_string(wire::HeadCounts{size.H, size.G}) + " ";
   std::vector<Trial> trials;
-  std::map<at::ScalarType, AttentionInputs> casts;
-  const auto cast_to = [&](at::ScalarType dtype) -> const AttentionInputs& {
-    const auto [cast, is_new] = casts.try_emplace(dtype);
-    if (is_new) cast->second = inputs.to(dtype);
-    return cast->second;
-  };
   for (const SoftmaxBackend& backend : softmax_backends(device_)) {
-    for (const at::ScalarType dtype : {at::kBFloat16, at::kFloat}) {
+    for (const BenchDtype dtype : wire::kBenchDtypes) {
       Trial trial{.backend = backend, .dtype = dtype};
-      if (const auto known = dropped_.find(group + trial.name()); known != dropped_.end()) {
-        left_out.push_back({trial.name(), known->second});
-        continue;
-      }
-      const bool is_quadratic = backend.id == at::SDPBackend::math;
-      trial.need_bytes = softmax_need(size, direction, is_quadratic);
-      MemoryNeed need = shared_need(size, direction);
-      need.add(is_quadratic ? "its T x T weights" : "its own", trial.need_bytes);
-      if (!need.fits(memory_bytes_)) {
-        left_out.push_back({trial.name(), need.against(memory_bytes_)});
-        continue;
-      }
-      try {
-        time(trial, size, direction, cast_to(dtype));
+      std::string reason = why_not_tried(trial, size, direction, group);
+      if (reason.empty()) reason = time(trial, size, direction, inputs);
+      if (reason.empty()) {
         trials.push_back(trial);
-      } catch (const c10::Error& error) {
-        left_out.push_back({backend.name + ", " + dtype_name(dtype), sentence_of(error)});
+      } else {
+        left_out.push_back({trial.kind(), reason});
       }
     }
   }
@@ -215,7 +214,7 @@ std::optional<SoftmaxOpponent> SoftmaxOpponents::fastest(const AttentionSize& si
       });
   drop_those_far_behind(trials, *best, size.T, group);
   try {
-    return opponent_of(*best, size, direction, cast_to(best->dtype));
+    return opponent_of(*best, size, direction, inputs.in(best->dtype));
   } catch (const std::exception& error) {  // its graph once more
     left_out.push_back({best->name(), sentence_of(error)});
     return std::nullopt;

@@ -55,30 +55,36 @@ class SoftmaxOpponents {
   SoftmaxOpponents(const at::Device& device, std::uint64_t memory_bytes)
       : device_(device), memory_bytes_(memory_bytes) {}
 
-  // The fastest at this size; nullopt if none can run. `inputs` in fp32. Give lengths in growing
-  // order. Who was left out is added to `left_out`.
+  // The fastest at this size; nullopt if none can run. Give lengths in growing order. Who was left
+  // out is added to `left_out`.
   [[nodiscard]] std::optional<SoftmaxOpponent> fastest(const AttentionSize& size,
                                                        BenchDirection direction,
-                                                       const AttentionInputs& inputs,
+                                                       CastInputs& inputs,
                                                        std::vector<LeftOut>& left_out);
 
  private:
   // What was tried; its inputs and graph are gone again, so that one at a time needs memory.
   struct Trial {
     SoftmaxBackend backend;
-    at::ScalarType dtype = at::kFloat;
+    BenchDtype dtype = BenchDtype::kFloat32;
     bool expands_heads = false;
     double need_bytes = 0;
     double milliseconds = 0;
-    [[nodiscard]] std::string name() const;
+    [[nodiscard]] std::string kind() const;  // "flash, bf16"
+    [[nodiscard]] std::string name() const;  // and whether its heads are expanded
   };
-  // Times it, by expanded heads where it takes no groups. Throws c10::Error saying why not.
-  void time(Trial& trial,
-            const AttentionSize& size,
-            BenchDirection direction,
-            const AttentionInputs& cast) const;
+  // These two give "", or the reason why it is left out. The first: it was far behind before, or
+  // does not fit. The second times it, by expanded heads where it takes no groups.
+  [[nodiscard]] std::string why_not_tried(Trial& trial,
+                                          const AttentionSize& size,
+                                          BenchDirection direction,
+                                          const std::string& group) const;
+  [[nodiscard]] std::string time(Trial& trial,
+                                 const AttentionSize& size,
+                                 BenchDirection direction,
+                                 CastInputs& inputs) const;
   static SoftmaxOpponent opponent_of(const Trial& trial,
-                                     AttentionSize size,
+                                     const AttentionSize& size,
                                      BenchDirection direction,
                                      const AttentionInputs& cast);
   void drop_those_far_behind(const std::vector<Trial>& trials,
@@ -88,7 +94,7 @@ class SoftmaxOpponents {
 
   at::Device device_;
   std::uint64_t memory_bytes_;
-  std::map<std::string, std::string> dropped_;  // (direction, heads, name) -> reason
+  std::map<std::string, std::string> dropped_;  // (direction, heads, kind) -> reason
 };
 
 }  // namespace hedgerow::worker::bench
