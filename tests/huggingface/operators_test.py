@@ -44,7 +44,7 @@ class Calls:
 
     def __enter__(self):
         self.patches = [mock.patch.object(self.module, name, self.counted(name, operator))
-                        for name, operator in (("hybrid", "hybrid_attention"), ("prefill", "prefill_state"), ("decode", "decode_step"))]
+                        for name, operator in zip(("hybrid_by_operators", "prefill_by_operators", "decode_by_operators"), CALLED)]
         for patch in self.patches:
             patch.start()
         return self.count

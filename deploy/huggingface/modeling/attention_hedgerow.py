@@ -14,7 +14,7 @@ from .configuration_hedgerow import HedgerowConfig
 from .feature_maps_hedgerow import FeatureMap
 from .hybrid_hedgerow import HybridInTorch, gather_tokens, repeat_heads
 from .layers_hedgerow import HedgerowRMSNorm, apply_rope
-from .operators_hedgerow import decode, have_operators, hybrid, prefill, take
+from .operators_hedgerow import decode_by_operators, have_operators, hybrid_by_operators, operators_take, prefill_by_operators
 
 
 class HedgerowAttention(nn.Module, HybridInTorch):
@@ -80,14 +80,15 @@ class HedgerowAttention(nn.Module, HybridInTorch):
 
     def _hybrid_attention(self, q, k, v, step: Step, cache: HedgerowCache | None) -> torch.Tensor:
         state = None if cache is None else cache.layers[self.layer_idx]
-        by_operators = self.by_operators and take(self, q, k, v, with_state=cache is not None)
+        by_operators = self.by_operators and operators_take(self, q, k, v, with_state=cache is not None)
         if state is not None and step.one_each:
-            return (decode(self, q, k, v, state, step.seen) if by_operators else self._decode(q, k, v, state, step)).to(q.dtype)
+            y = decode_by_operators(self, q, k, v, state, step.seen) if by_operators else self._decode(q, k, v, state, step)
+            return y.to(q.dtype)
         q_local, k_local, v_local, begin, base = self._localize(q, k, v, state, step)
         if by_operators and state is None and not step.empty_rows:
-            y = hybrid(self, q_local, k_local, v_local)
+            y = hybrid_by_operators(self, q_local, k_local, v_local)
             if cache is not None:
-                cache.layers[self.layer_idx] = prefill(self, k_local, v_local, step.count_to_read)
+                cache.layers[self.layer_idx] = prefill_by_operators(self, k_local, v_local, step.count_to_read)
         else:  # also tokens that continue a state, several at once
             y, phi_k = self._chunked(q_local, k_local, v_local, state)
             if cache is not None:

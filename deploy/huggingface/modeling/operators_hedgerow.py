@@ -25,15 +25,18 @@ def have_operators() -> bool:
     """Whether models made now use the operators. Says which it is, once for each answer."""
     asked = os.environ.get("HEDGEROW_OPS", "")
     if asked == "off":
-        return say("in plain PyTorch, as HEDGEROW_OPS=off asks")
+        say_once("in plain PyTorch, as HEDGEROW_OPS=off asks")
+        return False
     if asked and not registered():
         try:
             torch.ops.load_library(asked)
         except OSError as error:
-            return warn(asked, str(error).splitlines()[0])
+            warn_once(asked, str(error).splitlines()[0])
+            return False
     if not registered():
-        return say("in plain PyTorch; HEDGEROW_OPS=/path/to/libhedgerow_ops.so would use hedgerow's kernels")
-    say("by hedgerow's kernels (torch.ops.hedgerow)")
+        say_once("in plain PyTorch; HEDGEROW_OPS=/path/to/libhedgerow_ops.so would use hedgerow's kernels")
+        return False
+    say_once("by hedgerow's kernels (torch.ops.hedgerow)")
     return True
 
 
@@ -41,20 +44,18 @@ def registered() -> bool:
     return hasattr(torch.ops.hedgerow, "hybrid_attention")
 
 
-@functools.cache
-def say(how: str) -> bool:
+@functools.cache  # every layer asks
+def say_once(how: str) -> None:
     logger.info(f"hedgerow: attention is computed {how}")
-    return False
 
 
 @functools.cache
-def warn(path: str, reason: str) -> bool:
+def warn_once(path: str, reason: str) -> None:
     logger.warning(f"hedgerow: HEDGEROW_OPS={path} cannot be loaded ({reason}), so attention is computed in plain PyTorch; the "
                    "library belongs to one version of PyTorch: build it against this one, or set HEDGEROW_OPS=off")
-    return False
 
 
-def take(layer, *tensors: torch.Tensor, with_state: bool) -> bool:
+def operators_take(layer, *tensors: torch.Tensor, with_state: bool) -> bool:
     """Whether the operators compute this. They keep no graph through a state: that is for generation."""
     first = tensors[0]
     if first.device.type not in DEVICES or first.dtype not in DTYPES or any(x.dtype != first.dtype for x in tensors):
@@ -74,18 +75,19 @@ def arguments_of(layer) -> dict[str, Any]:
     return found
 
 
-def hybrid(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+def hybrid_by_operators(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     """q [B, H, L, D], k, v [B, G, L, D], every row from its first token on -> y [B, H, L, D] of q's dtype."""
     return torch.ops.hedgerow.hybrid_attention(q, k, v, **arguments_of(layer))
 
 
-def prefill(layer, k: torch.Tensor, v: torch.Tensor, count: torch.Tensor) -> LinearState:
+def prefill_by_operators(layer, k: torch.Tensor, v: torch.Tensor, count: torch.Tensor) -> LinearState:
     """The state after each row's first `count` [B] tokens, each at least 1; on the CPU, since the operator reads them."""
     kv, k_sum, ring_k, ring_v, _ = torch.ops.hedgerow.prefill_state(k, v, count, num_heads=layer.heads, **arguments_of(layer))
     return LinearState(kv, k_sum, ring_k, ring_v)
 
 
-def decode(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: LinearState, seen: torch.Tensor) -> torch.Tensor:
+def decode_by_operators(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: LinearState,
+                        seen: torch.Tensor) -> torch.Tensor:
     """One token a row, q [B, H, 1, D], k and v [B, G, 1, D], after `seen` [B]; the state's tensors change in place."""
     positions = seen.clone()  # the operator counts too, and all layers share what they are given
     y = torch.ops.hedgerow.decode_step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state.kv, state.k, state.ring_k, state.ring_v,
