@@ -49,6 +49,8 @@ def _softmax(context: Context) -> Iterator[Row]:
                    "--batch-tokens", str(min(SOFTMAX_GOALS)), "--lengths", ",".join(map(str, SOFTMAX_GOALS)),
                    "--repeats", str(context.repeats))
     for line in lines:
+        if line.get("event") == "refused" or line.get("event") == "measured" and line["softmax"] is None:
+            raise RuntimeError(f"T = {line['length']:,}, {line['layout']}: {line.get('reason', 'no softmax ran')}")
         if line.get("event") != "measured":
             continue
         yield against(f"hybrid forward and backward, {line['layout']}, T = {line['length']:,}", line["ms"], "ms",

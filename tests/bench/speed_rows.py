@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
-from typing import Iterator
+from typing import Any, Iterator
 
 from bench_common import OPPONENTS, Contestant, Context, Row, Skip, against, duel, require_packages
 
@@ -29,8 +29,9 @@ def _pair(context: Context, stage: str, opponent: str, sequences: int, seq_len: 
 DTYPES = (("bfloat16", "bf16"), ("float32", "fp32"))
 
 
-def _decomposition(step: str, phases: dict[str, float]) -> Row:
-    """What no named phase covers of one repeat; the phases are in the row's name."""
+def _decomposition(step: str, ours: Contestant) -> Row:
+    """What no named phase covers of one more repeat; the phases are in the row's name."""
+    phases = ours.ask("phases")["phases"]
     total, named = sum(phases.values()), sorted(phases.items(), key=lambda phase: -phase[1])
     shown = ", ".join(f"{name} {100 * seconds / total:.1f} %" for name, seconds in named if name != "rest")
     return Row(f"{step}, of {total:.2f} s: {shown}; the rest", 100 * phases.get("rest", 0.0) / total, "%", "<= 10")
@@ -56,9 +57,8 @@ def transfer(context: Context) -> Iterator[Row]:
         with ours, theirs:
             # The opponent needs a minute a step at T = 2,048.
             mine, other = duel(ours, theirs, context.repeats if seq_len == 512 else max(1, context.repeats // 2))
-            phases = ours.ask("phases")["phases"] if name == "bf16" else None
-        if phases:
-            yield _decomposition(f"transfer step, 4 x {seq_len} tokens", phases)
+            if name == "bf16":  # ours is the same against either
+                yield _decomposition(f"transfer step, 4 x {seq_len} tokens", ours)
         yield against(f"transfer step, 4 x {seq_len} tokens, 30 layers, against {name}", mine, "s", goal, opponent, other)
 
 
@@ -67,9 +67,8 @@ def lora(context: Context) -> Iterator[Row]:
         ours, theirs = _pair(context, "finetune", "lora_step", 4, 512, 1, "--micro-batch", "1", "--dtype", dtype)
         with ours, theirs:
             mine, other = duel(ours, theirs, context.repeats)
-            phases = ours.ask("phases")["phases"] if name == "bf16" else None
-        if phases:
-            yield _decomposition("LoRA step, 4 x 512 tokens", phases)
+            if name == "bf16":
+                yield _decomposition("LoRA step, 4 x 512 tokens", ours)
         yield against(f"LoRA step, 4 x 512 tokens, against {name}", mine, "s", goal,
                       f"PyTorch and PEFT, T x T fp32 maps, {name} base", other)
 
@@ -83,30 +82,31 @@ def memory(context: Context) -> Iterator[Row]:
                         "--rows", "1", "--seq-len", str(seq_len), "--layers", "2", "--threads", str(os.cpu_count())) as ours:
             peak[seq_len] = max(ours.go()["step_mib"] for _ in range(3))
     growth = (peak[8192] - peak[4096]) / max(1, 4 * (peak[2048] - peak[1024]))
-    shown = ", ".join(f"{n // 1024} K: {mib} MiB" for n, mib in peak.items())
+    shown = ", ".join(f"{n // 1024} K: {mib:.0f} MiB" for n, mib in peak.items())
     yield Row(f"transfer memory's growth, 1 K to 8 K tokens ({shown})", growth, "of linear", "<= 1.3")
 
 
-def status_latency(context: Context) -> Iterator[Row]:
+def _status(context: Context) -> tuple[float, dict[str, Any]]:
+    """Seconds that `hedgerow status` of the first recipe run took, and what it says."""
     run = next(iter(sorted(context.work.glob("run-*/run.toml"))), None)
     if run is None:
         raise Skip("no finished run; the recipe rows make one")
-    program, seconds = context.program("hedgerow"), []
-    for _ in range(21):
-        begin = time.perf_counter()
-        done = subprocess.run([program, "status", "--run", run.parent, "--json"], capture_output=True)
-        seconds.append(time.perf_counter() - begin)
-        if done.returncode:
-            raise Skip(f"hedgerow status exits {done.returncode}: {done.stderr.decode().strip()}")
+    begin = time.perf_counter()
+    done = subprocess.run([context.program("hedgerow"), "status", "--run", run.parent, "--json"], capture_output=True, text=True)
+    seconds = time.perf_counter() - begin
+    if done.returncode:
+        raise Skip(f"hedgerow status --run {run.parent} exits {done.returncode}: {done.stderr.strip()}")
+    return seconds, json.loads(done.stdout)
+
+
+def status_latency(context: Context) -> Iterator[Row]:
+    seconds = [_status(context)[0] for _ in range(21)]
     yield Row("hedgerow status", 1000 * statistics.median(seconds), "ms", "<= 50")
 
 
 def data_wait(context: Context) -> Iterator[Row]:
     """Over all capture and transfer tasks of the first recipe run."""
-    run = next(iter(sorted(context.work.glob("run-*/run.toml"))), None)
-    if run is None:
-        raise Skip("no finished run; the recipe rows make one")
-    done = subprocess.run([context.program("hedgerow"), "status", "--run", run.parent, "--json"], capture_output=True, text=True)
-    results = [t["result"] for t in json.loads(done.stdout)["tasks"] if t["stage"] in ("capture", "transfer") and t.get("result")]
+    _, status = _status(context)
+    results = [t["result"] for t in status["tasks"] if t["stage"] in ("capture", "transfer") and t.get("result")]
     total = sum(r["seconds"] for r in results)
     yield Row("waiting on data, of a worker's time", 100 * sum(r["seconds_waited_on_data"] for r in results) / total, "%", "<= 2")

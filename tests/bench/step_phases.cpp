@@ -3,6 +3,7 @@
 #include <ATen/record_function.h>
 
 #include <chrono>
+#include <memory>
 #include <stdexcept>
 #include <string_view>
 #include <vector>
@@ -37,56 +38,76 @@ const std::map<std::string_view, std::string_view> kPhases = {
     {"hedgerow::embed", "data"},
 };
 
-// The innermost open range owns the time that passes.
-struct Ledger {
-  std::vector<std::string> open = {"rest"};
-  std::map<std::string, double> seconds;
-  Clock::time_point since = Clock::now();
-
-  void turn() {
-    const auto now = Clock::now();
-    seconds[open.back()] += std::chrono::duration<double>(now - since).count();
-    since = now;
-  }
-  void begin(std::string_view name) {
-    turn();
-    const auto phase = kPhases.find(name);
-    if (phase == kPhases.end()) throw std::logic_error("no phase has " + std::string(name));
-    open.emplace_back(phase->second);
-  }
-  void end() {
-    turn();
-    open.pop_back();
-  }
-};
-
-thread_local Ledger* ledger = nullptr;
+constexpr std::string_view kRest = "rest";
 
 bool is_ours(const at::RecordFunction& range) {
-  return ledger != nullptr && std::string_view(range.name()).starts_with("hedgerow::");
+  return std::string_view(range.name()).starts_with("hedgerow::");
 }
+
+// Hears the ranges of this thread while it lives; the innermost open one owns the time that passes.
+class Ledger {
+ public:
+  Ledger() {
+    current_ = this;
+    callback_ = at::addThreadLocalCallback(
+        at::RecordFunctionCallback(&begin, &end).scopes({at::RecordScope::USER_SCOPE}));
+    since_ = Clock::now();
+  }
+  ~Ledger() {
+    at::removeCallback(callback_);
+    current_ = nullptr;
+  }
+  Ledger(const Ledger&) = delete;
+  Ledger& operator=(const Ledger&) = delete;
+
+  // Up to now.
+  std::map<std::string, double> seconds() {
+    turn();
+    if (unknown_.empty()) return seconds_;
+    throw std::logic_error(
+        "the range '" + unknown_ +
+        "' belongs to no phase; add it to kPhases of tests/bench/step_phases.cpp");
+  }
+
+ private:
+  void turn() {
+    const auto now = Clock::now();
+    seconds_[std::string(open_.back())] += std::chrono::duration<double>(now - since_).count();
+    since_ = now;
+  }
+
+  // LibTorch swallows what a callback throws, so an unknown range is remembered.
+  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& range) {
+    if (!is_ours(range)) return nullptr;
+    const auto phase = kPhases.find(range.name());
+    if (phase == kPhases.end()) current_->unknown_ = range.name();
+    current_->turn();
+    current_->open_.push_back(phase == kPhases.end() ? kRest : phase->second);
+    return nullptr;
+  }
+
+  static void end(const at::RecordFunction& range, at::ObserverContext* /*context*/) {
+    if (!is_ours(range)) return;
+    current_->turn();
+    current_->open_.pop_back();
+  }
+
+  static thread_local Ledger* current_;
+  at::CallbackHandle callback_ = 0;
+  std::vector<std::string_view> open_ = {kRest};
+  std::map<std::string, double> seconds_;
+  std::string unknown_;
+  Clock::time_point since_;
+};
+
+thread_local Ledger* Ledger::current_ = nullptr;
 
 }  // namespace
 
 std::map<std::string, double> phases_of(const std::function<void()>& call) {
-  Ledger here;
-  ledger = &here;
-  const auto handle = at::addThreadLocalCallback(
-      at::RecordFunctionCallback(
-          [](const at::RecordFunction& range) -> std::unique_ptr<at::ObserverContext> {
-            if (is_ours(range)) ledger->begin(range.name());
-            return nullptr;
-          },
-          [](const at::RecordFunction& range, at::ObserverContext* /*context*/) {
-            if (is_ours(range)) ledger->end();
-          })
-          .scopes({at::RecordScope::USER_SCOPE}));
-  here.since = Clock::now();
+  Ledger ledger;
   call();
-  here.turn();
-  at::removeCallback(handle);
-  ledger = nullptr;
-  return here.seconds;
+  return ledger.seconds();
 }
 
 }  // namespace hedgerow::bench

@@ -11,8 +11,8 @@
 namespace hedgerow::bench {
 
 // Seconds by phase: "frozen products", "attention", "losses", "LoRA", "element-wise", "optimizer",
-// "data"; and "rest", what no range covers. Their sum is the call's time. Throws std::logic_error
-// for a range that no phase knows.
+// "data"; and "rest", what no range covers. Their sum is the call's time. Throws std::logic_error,
+// behind the call, for a range that belongs to no phase; what the call throws passes through.
 std::map<std::string, double> phases_of(const std::function<void()>& call);
 
 }  // namespace hedgerow::bench

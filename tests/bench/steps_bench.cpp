@@ -8,13 +8,12 @@
 #include <malloc.h>
 
 #include <CLI/CLI.hpp>
-#include <chrono>
 #include <cstdio>
-#include <fstream>
 #include <functional>
 #include <iostream>
 #include <nlohmann/json.hpp>
 
+#include "coordinator/wire/memory.hpp"
 #include "step_phases.hpp"
 #include "storage/error.hpp"
 #include "storage/tokens_file.hpp"
@@ -23,6 +22,7 @@
 #include "worker/finetune/trainer.hpp"
 #include "worker/layer_trainer.hpp"
 #include "worker/model/weights.hpp"
+#include "worker/stopwatch.hpp"
 
 namespace hedgerow {
 namespace {
@@ -45,7 +45,8 @@ storage::TokenSequences cut_tokens(const Options& options, int vocab_size) {
   if (file.input_ids.size() < count) {
     throw storage::Error(storage::ErrorKind::kUsage,
                          options.tokens + " holds " + std::to_string(file.input_ids.size()) +
-                             " tokens, " + std::to_string(count) + " are needed");
+                             " tokens, --sequences times --seq-len needs " + std::to_string(count) +
+                             "; ask for fewer, or give a longer file");
   }
   cut.input_ids.resize(count);
   cut.loss_mask.assign(count, 1);
@@ -168,19 +169,16 @@ Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
   return [bench, alone, trainer] { return json{{"loss", trainer->step().loss}}; };
 }
 
-/// A field of /proc/self/status in MiB: VmRSS now, VmHWM its highest since begin_peak().
-long memory_mib(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);)
-    if (line.rfind(field + ":", 0) == 0) return std::stol(line.substr(field.size() + 1)) / 1024;
-  throw std::runtime_error("/proc/self/status has no " + field);
-}
-
-/// Sets the peak back to what is resident now, so that loading the weights does not hide what a
-/// step takes.
-void begin_peak() {
+// One repeat: what it tells, how long it takes, and what it needs beside the weights.
+json timed(const Repeat& repeat) {
   malloc_trim(0);
-  std::ofstream("/proc/self/clear_refs") << 5;
+  wire::reset_resident_peak();  // or loading the weights would hide what a step takes
+  const std::uint64_t before = wire::resident_memory().now;
+  const worker::Stopwatch clock;
+  json reply = repeat();
+  reply["seconds"] = clock.seconds();
+  reply["step_mib"] = static_cast<double>(wire::resident_memory().peak - before) / (1 << 20);
+  return reply;
 }
 
 void serve(const Repeat& repeat, const Options& options) {
@@ -191,23 +189,14 @@ void serve(const Repeat& repeat, const Options& options) {
                     {"compute_dtype", options.compute_dtype}}
             << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
-    if (line == "phases") {
+    if (line == "go") {
+      std::cout << timed(repeat) << std::endl;
+    } else if (line == "phases") {
       std::cout << json{{"phases", bench::phases_of([&] { repeat(); })}} << std::endl;
-      continue;
-    }
-    if (line != "go") {
-      std::cout << json{{"error", "unknown request '" + line + "'; known: go, phases"}}
+    } else {
+      std::cout << json{{"error", "request: expected go or phases, found '" + line + "'"}}
                 << std::endl;
-      continue;
     }
-    begin_peak();
-    const long before_mib = memory_mib("VmRSS");
-    const auto begin = std::chrono::steady_clock::now();
-    json reply = repeat();
-    reply["seconds"] =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-    reply["step_mib"] = memory_mib("VmHWM") - before_mib;
-    std::cout << reply << std::endl;
   }
 }
 
