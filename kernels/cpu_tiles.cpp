@@ -150,6 +150,16 @@ HEDGEROW_CLONES void row_dots(const float* a,
   }
 }
 
+HEDGEROW_CLONES void add_floats(const float* a, const float* b, std::int64_t count, float* out) {
+  std::int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    store(out + i, load(a + i) + load(b + i));
+  }
+  for (; i < count; ++i) {
+    out[i] = a[i] + b[i];
+  }
+}
+
 HEDGEROW_CLONES void subtract(const float* y, std::int64_t count, float* x) {
   for (std::int64_t i = 0; i < count; i += kLanes) {
     store(x + i, load(x + i) - load(y + i));

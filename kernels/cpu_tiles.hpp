@@ -46,6 +46,9 @@ void row_dots(const float* a,
               std::int64_t cols,
               float* out);
 
+// out = a + b over count floats; out may be either of them.
+void add_floats(const float* a, const float* b, std::int64_t count, float* out);
+
 // x -= y over count floats padded to whole vectors; the padding of x becomes 0.
 void subtract(const float* y, std::int64_t count, float* x);
 

@@ -111,6 +111,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
         hybrid_forward(form, q, k, v, parameters_of(saved), options, /*keep_for_backward=*/true);
     saved.push_back(result.y_saved);
     saved.push_back(result.denominator);
+    saved.push_back(present_or_empty(result.states));
     saved.push_back(present_or_empty(result.rest));
     saved.push_back(present_or_empty(result.pull));
     saved.push_back(present_or_empty(result.maxima));
@@ -126,10 +127,11 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     HybridForward forward;
     forward.y_saved = saved[kWindowFactors + 1];
     forward.denominator = saved[kWindowFactors + 2];
-    forward.rest = undefined_if_empty(saved[kWindowFactors + 3]);
-    forward.pull = undefined_if_empty(saved[kWindowFactors + 4]);
-    forward.maxima = undefined_if_empty(saved[kWindowFactors + 5]);
-    forward.ties = undefined_if_empty(saved[kWindowFactors + 6]);
+    forward.states = undefined_if_empty(saved[kWindowFactors + 3]);
+    forward.rest = undefined_if_empty(saved[kWindowFactors + 4]);
+    forward.pull = undefined_if_empty(saved[kWindowFactors + 5]);
+    forward.maxima = undefined_if_empty(saved[kWindowFactors + 6]);
+    forward.ties = undefined_if_empty(saved[kWindowFactors + 7]);
     const HybridNeeds needs{
         .q = context->needs_input_grad(kQ),
         .k = context->needs_input_grad(kK),

@@ -6,7 +6,7 @@
 //   dphi_k_j = sum_near da_ij phi_q_i + dS u_j,  dS = sum_after phi_q_i e_i^T
 //   dv_j = the first D of sum_tile a_ij e_i + dS^T phi_k_j
 //
-// and t_i, ds_ij as in hybrid_backward_head.hpp. Beyond inputs and outputs a part holds tiles
+// and t_i, ds_ij as in hybrid_backward_walker.hpp. Beyond inputs and outputs a part holds tiles
 // [T, 2W] and states [T / W, F, D + 1] of its heads.
 #include "kernels/hybrid_attention_aten.hpp"
 

@@ -21,11 +21,21 @@ struct HybridProblem : kernels::HybridProblem {
   }
   [[nodiscard]] std::int64_t num_chunks() const { return (shape.T + chunk() - 1) / chunk(); }
   [[nodiscard]] std::int64_t state_lag() const { return windowed() ? 1 : 0; }
+  // Chunks are walked in segments (hybrid_segments_cpu.hpp).
+  [[nodiscard]] std::int64_t chunks_per_segment() const {
+    return std::max(kLeastChunksPerSegment, kSegmentTokens / chunk());
+  }
+  [[nodiscard]] std::int64_t num_segments() const {
+    return (num_chunks() + chunks_per_segment() - 1) / chunks_per_segment();
+  }
   [[nodiscard]] std::int64_t tile_lanes() const {
     return padded(std::min({chunk(), kQueryTile, shape.T}));
   }
   [[nodiscard]] std::int64_t chunk_lanes() const { return padded(std::min(chunk(), shape.T)); }
 
+  // Short enough for a segment's scratch to stay in the caches, long enough for the chunk that a
+  // segment's backward walks a second time not to matter.
+  static constexpr std::int64_t kSegmentTokens = 1024, kLeastChunksPerSegment = 16;
   static constexpr std::int64_t kPlainChunk = 64;  // without a window the chunk is free
   static constexpr std::int64_t kQueryTile =
       64;  // queries a tile: 128 keys x 64 queries of scores are 32 KB
@@ -38,6 +48,9 @@ HybridProblem make_problem(const at::Tensor& q,
                            const HybridOptions& options);
 
 HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_for_backward);
+// HybridForward::states alone, the same bytes.
+at::Tensor sum_states(const HybridProblem& problem);
+// Without `forward.states`, which the operators of kernels/ops do not carry, they are summed again.
 HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
                                     const HybridForward& forward,
                                     const at::Tensor& dy,

@@ -1,12 +1,11 @@
-// The keys' side of hybrid_backward_head.hpp, and the fold of all heads' results.
+// The keys' side of hybrid_backward_walker.hpp, and the fold of all heads' results.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
-#include "kernels/hybrid_backward_head.hpp"
+#include "kernels/hybrid_backward_walker.hpp"
 
 namespace hedgerow::kernels::cpu {
 
-void BackwardHead::descend(std::int64_t chunk) {
+void BackwardWalker::descend(std::int64_t chunk) {
   const std::int64_t F = problem_.F, D = problem_.shape.D;
   const bool has_state = chunk + problem_.state_lag() + 1 < problem_.num_chunks();
   const bool near = near_linear_ && chunk + problem_.state_lag() < problem_.num_chunks();
@@ -25,18 +24,18 @@ void BackwardHead::descend(std::int64_t chunk) {
       transpose(v_.row(keys.begin), v_.ld, tokens, D, v_transposed_.data(), ld_chunk_);
       multiply(problem_.products,
                {F, tokens, D},
-               as_stored(state_.data(), width_),
+               as_stored(state_gradient_.matrix(), width_),
                {v_transposed_.data(), ld_chunk_},
                dphi,
                ld_chunk_,
                true);
-      add_columns(dphi, ld_chunk_, F, padded(tokens), state_sum_.data());
+      add_columns(dphi, ld_chunk_, F, padded(tokens), state_gradient_.column());
       if (needs_.v) {
         multiply(problem_.products,
                  {tokens, D, F},
                  transposed(phi_k_.data(), ld_chunk_),
-                 {state_.data(), width_},
-                 dv_.data() + keys.begin * width_,
+                 {state_gradient_.matrix(), width_},
+                 key_row(dv_, keys.begin),
                  width_,
                  true);
       }
@@ -47,39 +46,48 @@ void BackwardHead::descend(std::int64_t chunk) {
                     k_,
                     keys.begin,
                     tokens,
-                    head_of(out_.layer_k),
-                    head_of(out_.bias_k),
-                    needs_.k ? dk_.data() + keys.begin * width_ : nullptr,
+                    partial_of(out_.layer_k),
+                    partial_of(out_.bias_k),
+                    needs_.k ? key_row(dk_, keys.begin) : nullptr,
                     width_);
   }
 }
 
-void BackwardHead::join_queries(std::int64_t chunk) {
+void BackwardWalker::join_queries(std::int64_t chunk) {
   for_tiles(problem_, chunk, [&](const QueryTile& tile) {
     const std::int64_t D = problem_.shape.D, n = tile.queries();
     const float* phi = phi_q(tile.begin);
-    scale_rows(dy_.row(tile.begin), dy_.ld, inverse_.data() + tile.begin, n, D, dn_.data(), width_);
+    scale_rows(dy_.row(tile.begin), dy_.ld, inverse(tile.begin), n, D, dn_.data(), width_);
     multiply(problem_.products,
              {problem_.F, D, n},
              as_stored(phi, ld_),
              {dn_.data(), width_},
-             state_.data(),
+             state_gradient_.own_matrix(),
              width_,
              true);
-    add_row_sums(phi, ld_, problem_.F, n, dz(tile.begin), state_sum_.data());
+    add_row_sums(phi, ld_, problem_.F, n, dz(tile.begin), state_gradient_.own_column());
   });
+  state_gradient_.settle();
 }
 
-void BackwardHead::store_head() {
-  const std::int64_t T = problem_.shape.T, D = problem_.shape.D;
+void BackwardWalker::store_segment() {
+  const auto [begin, end] = tokens_of(problem_, segment_.first_chunk, segment_.end_chunk);
+  const std::int64_t D = problem_.shape.D;
+  const auto store = [&, first = begin, tokens = end - begin](Scratch& rows,
+                                                              const at::Tensor& out) {
+    narrow_rows(
+        key_row(rows, first), width_, tokens, D, nullptr, head_of(out) + first * D, at::kFloat, D);
+  };
   if (needs_.k) {
-    narrow_rows(dk_.data(), width_, T, D, nullptr, head_of(out_.dk), at::kFloat, D);
+    store(dk_, out_.dk);
   }
   if (needs_.v) {
-    narrow_rows(dv_.data(), width_, T, D, nullptr, head_of(out_.dv), at::kFloat, D);
+    store(dv_, out_.dv);
   }
-  if (needs_.window_factors) {
-    *head_of(out_.window_factors) = static_cast<float>((1.0 - static_cast<double>(gate_)) * total_);
+  if (out_.totals.defined()) {
+    out_.totals
+        .data_ptr<double>()[(b_ * out_.totals.size(1) + segment_.index) * problem_.shape.H + h_] =
+        total_;
   }
 }
 
@@ -96,11 +104,26 @@ at::Tensor fold_group(const at::Tensor& partial, std::int64_t num_kv_heads, at::
   return sum.to(dtype);
 }
 
+// [B, N, ...] as if every segment were a sequence of its own.
+at::Tensor of_sequences(const at::Tensor& partial) {
+  return partial.defined() ? partial.flatten(0, 1) : partial;
+}
+
+// d logit(g) = (1 - g) sum_i t_i, from totals [B, N, H].
+at::Tensor factor_gradient(const HybridProblem& problem, const at::Tensor& totals) {
+  if (!totals.defined()) {
+    return {};
+  }
+  const at::Tensor sums = fold_batch(totals.transpose(0, 1));
+  return fold_batch((sums * (1.0 - problem.gate.to(at::kDouble))).to(at::kFloat));
+}
+
 BackwardPartials make_partials(const HybridProblem& problem, const HybridNeeds& needs) {
   const auto [B, H, G, T, D] = problem.shape;
   const at::TensorOptions floats = problem.q.options().dtype(at::kFloat);
-  const std::vector<std::int64_t> layer_shape{B, H, problem.projected, padded(D)};
-  const std::vector<std::int64_t> bias_shape{B, H, problem.projected};
+  const std::int64_t N = problem.num_segments();
+  const std::vector<std::int64_t> layer_shape{B, N, H, problem.projected, padded(D)};
+  const std::vector<std::int64_t> bias_shape{B, N, H, problem.projected};
   BackwardPartials partials;
   const auto make = [&](bool needed, at::IntArrayRef sizes) {
     return needed ? at::zeros(sizes, floats) : at::Tensor();
@@ -108,13 +131,16 @@ BackwardPartials make_partials(const HybridProblem& problem, const HybridNeeds& 
   if (needs.q) {
     partials.dq = at::empty({B, H, T, D}, problem.q.options());
   }
-  partials.dk = make(needs.k, {B, H, T, D});
-  partials.dv = make(needs.v, {B, H, T, D});
+  for (const auto& [needed, rows] : {std::pair{needs.k, &partials.dk}, {needs.v, &partials.dv}}) {
+    if (needed) *rows = at::empty({B, H, T, D}, floats);
+  }
   partials.layer_q = make(needs.map_q && problem.map_q.layer.defined(), layer_shape);
   partials.layer_k = make(needs.map_k && problem.map_k.layer.defined(), layer_shape);
   partials.bias_q = make(needs.map_q && problem.map_q.bias.defined(), bias_shape);
   partials.bias_k = make(needs.map_k && problem.map_k.bias.defined(), bias_shape);
-  partials.window_factors = make(needs.window_factors, {B, H});
+  if (needs.window_factors && problem.windowed()) {
+    partials.totals = at::empty({B, N, H}, floats.dtype(at::kDouble));
+  }
   return partials;
 }
 
@@ -126,19 +152,20 @@ HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
                                     const HybridNeeds& needs) {
   const BackwardPartials partials = make_partials(problem, needs);
   const at::Tensor rows = dy.stride(3) == 1 ? dy : dy.contiguous();
-  at::parallel_for(
-      0, problem.shape.B * problem.shape.H, 1, [&](std::int64_t begin, std::int64_t end) {
-        const ProductsScope scope(problem.products);
-        BackwardHead head(problem, forward, rows, needs, partials);
-        for (std::int64_t task = begin; task < end; ++task) {
-          head.run(task / problem.shape.H, task % problem.shape.H);
-        }
-      });
+  HybridForward saved = forward;
+  if (!saved.states.defined()) {
+    saved.states = sum_states(problem);
+  }
+  walk_segments(problem, make_borders(problem), /*descends=*/true, [&] {
+    return BackwardWalker(problem, saved, rows, needs, partials);
+  });
   HybridGradients gradients;
   gradients.q = partials.dq;
-  gradients.map_q = {fold_layer(partials.layer_q, problem.shape.D), fold_batch(partials.bias_q)};
-  gradients.map_k = {fold_layer(partials.layer_k, problem.shape.D), fold_batch(partials.bias_k)};
-  gradients.window_factors = fold_batch(partials.window_factors);
+  gradients.map_q = {fold_layer(of_sequences(partials.layer_q), problem.shape.D),
+                     fold_batch(of_sequences(partials.bias_q))};
+  gradients.map_k = {fold_layer(of_sequences(partials.layer_k), problem.shape.D),
+                     fold_batch(of_sequences(partials.bias_k))};
+  gradients.window_factors = factor_gradient(problem, partials.totals);
   if (needs.k) {
     gradients.k = fold_group(partials.dk, problem.shape.G, problem.q.scalar_type());
   }

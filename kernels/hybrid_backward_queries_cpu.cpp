@@ -1,17 +1,17 @@
-// The queries' side of hybrid_backward_head.hpp.
+// The queries' side of hybrid_backward_walker.hpp.
 #include <ATen/ATen.h>
 
 #include <cmath>
 
-#include "kernels/hybrid_backward_head.hpp"
+#include "kernels/hybrid_backward_walker.hpp"
 
 namespace hedgerow::kernels::cpu {
 
-BackwardHead::BackwardHead(const HybridProblem& problem,
-                           const HybridForward& forward,
-                           const at::Tensor& dy,
-                           const HybridNeeds& needs,
-                           const BackwardPartials& out)
+BackwardWalker::BackwardWalker(const HybridProblem& problem,
+                               const HybridForward& forward,
+                               const at::Tensor& dy,
+                               const HybridNeeds& needs,
+                               const BackwardPartials& out)
     : problem_(problem),
       forward_(forward),
       needs_(needs),
@@ -21,73 +21,121 @@ BackwardHead::BackwardHead(const HybridProblem& problem,
       width_(padded(problem.shape.D)),
       tiles_per_chunk_((problem.chunk() + HybridProblem::kQueryTile - 1) /
                        HybridProblem::kQueryTile),
+      chunks_(std::min(problem.chunks_per_segment(), problem.num_chunks())),
       near_linear_(problem.options.layout != WindowLayout::kTerraced),
       scores_(needs.q || needs.k || needs.v),
       keys_side_(needs.k || needs.v || needs.map_k),
-      q_rows_(problem.q),
-      k_rows_(problem.k),
-      v_rows_(problem.v),
-      y_rows_(forward.y_saved),
-      dy_rows_(dy),
+      q_rows_(problem.q, (chunks_ + lag() + 1) * problem.chunk()),
+      k_rows_(problem.k, (chunks_ + 2 * lag()) * problem.chunk()),
+      v_rows_(problem.v, (chunks_ + 2 * lag()) * problem.chunk()),
+      y_rows_(forward.y_saved, (chunks_ + lag() + 1) * problem.chunk()),
+      dy_rows_(dy, (chunks_ + lag() + 1) * problem.chunk()),
       map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.tile_lanes()),
       map_k_(problem, problem.map_k, FeatureMapRole::kKey, problem.chunk_lanes()),
+      state_(problem),
+      state_gradient_(problem),
       q_transposed_(problem.shape.D * ld_),
       dn_(ld_ * width_),
       dn_transposed_(problem.shape.D * ld_),
       phi_k_(problem.F * ld_chunk_),
       dphi_(problem.F * std::max(ld_, ld_chunk_)),
       v_transposed_(keys_side_ ? problem.shape.D * ld_chunk_ : 0),
-      state_(problem.F * width_),
-      state_sum_(problem.F),
       scores_tile_(scores_ ? 2 * ld_chunk_ * ld_ : 0),
       weights_(scores_ ? 2 * ld_chunk_ * ld_ : 0),
       da_(2 * ld_chunk_ * ld_),
       linear_(ld_chunk_ * ld_),
       linear_transposed_(ld_ * ld_chunk_),
       dq_tile_(needs.q ? ld_ * width_ : 0),
-      phi_q_(problem.num_chunks() * tiles_per_chunk_ * problem.F * ld_),
-      dphi_near_(near_linear_ ? problem.num_chunks() * problem.F * ld_chunk_ : 0),
-      dk_(needs.k ? problem.shape.T * width_ : 0),
-      dv_(needs.v ? problem.shape.T * width_ : 0),
-      inverse_(problem.shape.T + ld_),
-      dz_(problem.num_chunks() * tiles_per_chunk_ * ld_),
+      phi_q_((chunks_ + lag() + 1) * tiles_per_chunk_ * problem.F * ld_),
+      dphi_near_(near_linear_ ? (chunks_ + lag()) * problem.F * ld_chunk_ : 0),
+      dk_(needs.k ? (chunks_ + 2 * lag()) * problem.chunk() * width_ : 0),
+      dv_(needs.v ? (chunks_ + 2 * lag()) * problem.chunk() * width_ : 0),
+      inverse_((chunks_ + lag() + 1) * problem.chunk() + ld_),
+      dz_((chunks_ + lag() + 1) * tiles_per_chunk_ * ld_),
       lanes_(4 * ld_) {}
 
-void BackwardHead::run(std::int64_t b, std::int64_t h) {
-  const std::int64_t kv_head = h / problem_.shape.group();
-  b_ = b;
-  h_ = h;
-  q_ = q_rows_.rows(b, h);
-  k_ = k_rows_.rows(b, kv_head);
-  v_ = v_rows_.rows(b, kv_head);
-  y_ = y_rows_.rows(b, h);
-  dy_ = dy_rows_.rows(b, h);
-  map_q_.select_head(h);
-  map_k_.select_head(h);
-  gate_ = problem_.windowed() ? problem_.gate.const_data_ptr<float>()[h] : 0.0F;
-  for (Scratch* sum : {&state_, &state_sum_, &dphi_near_, &dk_, &dv_}) {
+void BackwardWalker::select(std::int64_t head) {
+  b_ = head / problem_.shape.H;
+  h_ = head % problem_.shape.H;
+  map_q_.select_head(h_);
+  map_k_.select_head(h_);
+  gate_ = problem_.windowed() ? problem_.gate.const_data_ptr<float>()[h_] : 0.0F;
+}
+
+float* BackwardWalker::head_of(const at::Tensor& x) const {
+  return x.data_ptr<float>() + b_ * x.stride(0) + h_ * x.stride(1);
+}
+
+float* BackwardWalker::partial_of(const at::Tensor& x) const {
+  return x.defined() ? x.data_ptr<float>() + b_ * x.stride(0) + segment_.index * x.stride(1) +
+                           h_ * x.stride(2)
+                     : nullptr;
+}
+
+void BackwardWalker::enter(const Segment& segment) {
+  const std::int64_t kv_head = h_ / problem_.shape.group();
+  segment_ = segment;
+  const ChunkRange queries =
+      tokens_of(problem_, segment.first_chunk, segment.end_chunk + lag() + 1);
+  const ChunkRange keys =
+      tokens_of(problem_, segment.first_chunk - lag(), segment.end_chunk + lag());
+  q_ = q_rows_.rows(b_, h_, queries.begin, queries.end);
+  y_ = y_rows_.rows(b_, h_, queries.begin, queries.end);
+  dy_ = dy_rows_.rows(b_, h_, queries.begin, queries.end);
+  k_ = k_rows_.rows(b_, kv_head, keys.begin, keys.end);
+  v_ = v_rows_.rows(b_, kv_head, keys.begin, keys.end);
+}
+
+void BackwardWalker::walk(const Segment& segment, const float* before, float* behind) {
+  enter(segment);
+  for (Scratch* sum : {&dphi_near_, &dk_, &dv_}) {
     sum->clear();
   }
   total_ = 0;
-  for (std::int64_t chunk = 0; chunk < problem_.num_chunks(); ++chunk) {
+  const std::int64_t head = b_ * problem_.shape.H + h_;
+  state_.begin(HeadBorders(forward_.states, head, /*descends=*/false).before(segment.index));
+  for (std::int64_t chunk = segment.first_chunk; chunk < segment.end_chunk; ++chunk) {
     ascend(chunk);
   }
   if (keys_side_) {
-    state_.clear();
-    state_sum_.clear();
-    for (std::int64_t chunk = problem_.num_chunks() - 1; chunk >= 0; --chunk) {
+    const std::int64_t last = std::min(segment.end_chunk + lag() + 1, problem_.num_chunks());
+    for (std::int64_t chunk = segment.end_chunk; chunk < last; ++chunk) {
+      const bool meets_own_keys = chunk < segment.end_chunk + lag();
+      if (meets_own_keys && (near_linear_ || scores_)) {
+        ascend(chunk);
+      } else {
+        prepare_queries(chunk);
+      }
+    }
+    state_gradient_.begin(before);
+    for (std::int64_t chunk = segment.end_chunk - 1; chunk >= segment.first_chunk; --chunk) {
       descend(chunk);
     }
+    if (behind != nullptr) {
+      state_gradient_.store(behind);
+    }
   }
-  store_head();
+  store_segment();
 }
 
-std::int64_t BackwardHead::tile_index(std::int64_t query) const {
+void BackwardWalker::sum(const Segment& segment, float* own) {
+  enter(segment);
+  state_gradient_.begin(nullptr);
+  const std::int64_t last = std::min(segment.end_chunk + lag() + 1, problem_.num_chunks());
+  for (std::int64_t chunk = last - 1; chunk > segment.first_chunk + lag(); --chunk) {
+    prepare_queries(chunk);
+    join_queries(chunk);
+  }
+  state_gradient_.store_own(own);
+}
+
+std::int64_t BackwardWalker::tile_index(std::int64_t query) const {
   const std::int64_t chunk = query / problem_.chunk();
-  return chunk * tiles_per_chunk_ + (query - chunk * problem_.chunk()) / HybridProblem::kQueryTile;
+  return (chunk - segment_.first_chunk) * tiles_per_chunk_ +
+         (query - chunk * problem_.chunk()) / HybridProblem::kQueryTile;
 }
 
-void BackwardHead::ascend(std::int64_t chunk) {
+void BackwardWalker::ascend(std::int64_t chunk) {
   const std::int64_t far = chunk - problem_.state_lag();
   const bool flushes = far >= 0 && chunk + 1 < problem_.num_chunks();
   if (far >= 0 && (near_linear_ || flushes)) {
@@ -97,34 +145,44 @@ void BackwardHead::ascend(std::int64_t chunk) {
   for_tiles(problem_, chunk, [&](const QueryTile& tile) { walk_tile(tile, far); });
   if (flushes) {
     const ChunkRange keys = chunk_range(problem_, far);
-    add_row_sums(phi_k_.data(), ld_chunk_, problem_.F, keys.tokens(), nullptr, state_sum_.data());
+    add_row_sums(phi_k_.data(), ld_chunk_, problem_.F, keys.tokens(), nullptr, state_.own_column());
     multiply(problem_.products,
              {problem_.F, problem_.shape.D, keys.tokens()},
              as_stored(phi_k_.data(), ld_chunk_),
              v_.right(keys.begin),
-             state_.data(),
+             state_.own_matrix(),
              width_,
              true);
+    state_.settle();
   }
 }
 
-void BackwardHead::prepare_rows(const QueryTile& tile) {
+void BackwardWalker::prepare_queries(std::int64_t chunk) {
+  for_tiles(problem_, chunk, [&](const QueryTile& tile) {
+    prepare_rows(tile);
+    transpose(
+        q_.row(tile.begin), q_.ld, tile.queries(), problem_.shape.D, q_transposed_.data(), ld_);
+    map_q_.features(q_, tile.begin, tile.queries(), q_transposed_.data(), phi_q(tile.begin), ld_);
+  });
+}
+
+void BackwardWalker::prepare_rows(const QueryTile& tile) {
   const std::int64_t n = tile.queries();
   const float* denominator = head_of(forward_.denominator) + tile.begin;
-  float* inverse = inverse_.data() + tile.begin;
+  float* rows_inverse = inverse(tile.begin);
   float* lane_dz = dz(tile.begin);
   row_dots(dy_.row(tile.begin), dy_.ld, y_.row(tile.begin), y_.ld, n, problem_.shape.D, lane_dz);
   for (std::int64_t i = 0; i < n; ++i) {
-    inverse[i] = 1.0F / denominator[i];
-    lane_dz[i] *= -inverse[i];
+    rows_inverse[i] = 1.0F / denominator[i];
+    lane_dz[i] *= -rows_inverse[i];
   }
-  scale_rows(dy_.row(tile.begin), dy_.ld, inverse, n, problem_.shape.D, dn_.data(), width_);
+  scale_rows(dy_.row(tile.begin), dy_.ld, rows_inverse, n, problem_.shape.D, dn_.data(), width_);
   transpose(dn_.data(), width_, n, problem_.shape.D, dn_transposed_.data(), ld_);
 }
 
-void BackwardHead::walk_tile(const QueryTile& tile, std::int64_t far) {
+void BackwardWalker::walk_tile(const QueryTile& tile, std::int64_t far) {
   const std::int64_t D = problem_.shape.D, n = tile.queries(), lanes = padded(n);
-  const bool linear = far > 0 || tile.linear_rows() > 0;
+  const bool linear = far > 0 || tile.linear_rows() > 0, own = is_own(far + lag());
   float* totals = lanes_.data();
   std::fill(totals, totals + ld_, 0.0F);
   prepare_rows(tile);
@@ -143,24 +201,26 @@ void BackwardHead::walk_tile(const QueryTile& tile, std::int64_t far) {
     for (std::int64_t i = 0; i < lanes; ++i) {
       totals[i] = -totals[i];
     }
-    for (std::int64_t i = 0; i < n; ++i) {
-      total_ += static_cast<double>(totals[i]);
+    if (own) {
+      for (std::int64_t i = 0; i < n; ++i) {
+        total_ += static_cast<double>(totals[i]);
+      }
+      map_q_.backward(phi,
+                      dphi_.data(),
+                      ld_,
+                      q_,
+                      tile.begin,
+                      n,
+                      partial_of(out_.layer_q),
+                      partial_of(out_.bias_q),
+                      needs_.q ? dq_tile_.data() : nullptr,
+                      width_);
     }
-    map_q_.backward(phi,
-                    dphi_.data(),
-                    ld_,
-                    q_,
-                    tile.begin,
-                    n,
-                    head_of(out_.layer_q),
-                    head_of(out_.bias_q),
-                    needs_.q ? dq_tile_.data() : nullptr,
-                    width_);
   }
   if (scores_) {
     window_side(tile, totals);
   }
-  if (needs_.q) {
+  if (needs_.q && own) {
     const at::Tensor& dq = out_.dq;
     const std::int64_t offset = b_ * dq.stride(0) + h_ * dq.stride(1) + tile.begin * dq.stride(2);
     auto* to =
@@ -169,7 +229,7 @@ void BackwardHead::walk_tile(const QueryTile& tile, std::int64_t far) {
   }
 }
 
-void BackwardHead::pair_gradients(const QueryTile& tile) {
+void BackwardWalker::pair_gradients(const QueryTile& tile) {
   const std::int64_t n = tile.queries(), lanes = padded(n);
   const std::int64_t rows = scores_ ? tile.keys() : tile.linear_rows();
   if (rows == 0) {
@@ -190,18 +250,18 @@ void BackwardHead::pair_gradients(const QueryTile& tile) {
   }
 }
 
-void BackwardHead::query_features(const QueryTile& tile, std::int64_t far) {
+void BackwardWalker::query_features(const QueryTile& tile, std::int64_t far) {
   const std::int64_t D = problem_.shape.D, F = problem_.F, n = tile.queries(), lanes = padded(n);
   float* dphi = dphi_.data();
   if (far > 0) {
     multiply(problem_.products,
              {F, n, D},
-             as_stored(state_.data(), width_),
+             as_stored(state_.matrix(), width_),
              {dn_transposed_.data(), ld_},
              dphi,
              ld_,
              false);
-    add_outer(dphi, ld_, F, lanes, state_sum_.data(), dz(tile.begin));
+    add_outer(dphi, ld_, F, lanes, state_.column(), dz(tile.begin));
   } else {
     std::fill(dphi, dphi + F * ld_, 0.0F);
   }
@@ -228,7 +288,7 @@ void BackwardHead::query_features(const QueryTile& tile, std::int64_t far) {
   }
 }
 
-void BackwardHead::window_side(const QueryTile& tile, const float* totals) {
+void BackwardWalker::window_side(const QueryTile& tile, const float* totals) {
   const std::int64_t D = problem_.shape.D, n = tile.queries(), lanes = padded(n),
                      keys = tile.keys();
   float* maxima = lanes_.data() + 2 * ld_;
@@ -268,7 +328,7 @@ void BackwardHead::window_side(const QueryTile& tile, const float* totals) {
                {keys, D, n},
                as_stored(da_.data(), ld_),
                q_.right(tile.begin),
-               dk_.data() + tile.keys_begin * width_,
+               key_row(dk_, tile.keys_begin),
                width_,
                true);
     }
@@ -278,7 +338,7 @@ void BackwardHead::window_side(const QueryTile& tile, const float* totals) {
   }
 }
 
-void BackwardHead::value_side(const QueryTile& tile) {
+void BackwardWalker::value_side(const QueryTile& tile) {
   const std::int64_t n = tile.queries(), rows = tile.linear_rows();
   float* weights = weights_.data();
   if (rows > 0) {
@@ -299,7 +359,7 @@ void BackwardHead::value_side(const QueryTile& tile) {
            {tile.keys(), problem_.shape.D, n},
            as_stored(weights, ld_),
            {dn_.data(), width_},
-           dv_.data() + tile.keys_begin * width_,
+           key_row(dv_, tile.keys_begin),
            width_,
            true);
 }

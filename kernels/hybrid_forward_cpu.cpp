@@ -1,27 +1,28 @@
-// y and Z of the hybrid, one (batch, head) at a time. For each chunk c: tiles of queries against
-// the keys of chunks c - 1 and c (the window, and the sliding layout's near linear pairs), plus
-// phi_q (S, z) for everything before; then (S, z) += phi_k [v, 1] of chunk c - 1.
+// y and Z of the hybrid, one segment of a (batch, head) at a time. For each chunk c: tiles of
+// queries against the keys of chunks c - 1 and c (the window, and the sliding layout's near linear
+// pairs), plus phi_q (S, z) for everything before; then (S, z) += phi_k [v, 1] of chunk c - 1.
 // Per head T D (8 W + 4 f + 4 F) FLOPs beside the exponentials, sums in fp32. Scratch of a thread:
-// one tile, one chunk of features, (S, z), and widened rows of q, k and v where they are bf16.
+// one tile, one chunk of features, (S, z), and a segment's widened rows of q, k and v where they
+// are bf16.
 #include <ATen/ATen.h>
-#include <ATen/Parallel.h>
 
 #include <cmath>
 
-#include "kernels/hybrid_head_cpu.hpp"
+#include "kernels/hybrid_segments_cpu.hpp"
 #include "kernels/linear_attention.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {
 
-class ForwardHead {
+class ForwardWalker {
  public:
-  ForwardHead(const HybridProblem& problem, const HybridForward& out)
+  ForwardWalker(const HybridProblem& problem, const HybridForward& out)
       : problem_(problem),
         out_(out),
-        q_rows_(problem.q),
-        k_rows_(problem.k),
-        v_rows_(problem.v.defined() ? problem.v : problem.k),
+        max_rows_((problem.chunks_per_segment() + problem.state_lag()) * problem.chunk()),
+        q_rows_(problem.q, max_rows_),
+        k_rows_(problem.k, max_rows_),
+        v_rows_(problem.v.defined() ? problem.v : problem.k, max_rows_),
         map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.tile_lanes()),
         map_k_(problem, problem.map_k, FeatureMapRole::kKey, problem.chunk_lanes()),
         ld_(problem.tile_lanes()),
@@ -31,36 +32,64 @@ class ForwardHead {
         phi_k_(problem.F * ld_chunk_),
         weights_(2 * ld_chunk_ * ld_),
         linear_(ld_chunk_ * ld_),
-        state_(problem.F * padded(problem.shape.D)),
-        state_sum_(problem.F),
+        state_(problem),
         tile_y_(ld_ * padded(problem.shape.D)),
         lanes_(4 * ld_) {}
 
-  void run(std::int64_t b, std::int64_t h) {
-    const std::int64_t kv_head = h / problem_.shape.group();
-    b_ = b;
-    h_ = h;
-    q_ = q_rows_.rows(b, h);
-    k_ = k_rows_.rows(b, kv_head);
-    v_ = v_rows_.rows(b, kv_head);
-    map_q_.select_head(h);
-    map_k_.select_head(h);
-    gate_ = problem_.windowed() ? problem_.gate.const_data_ptr<float>()[h] : 0.0F;
-    state_.clear();
-    state_sum_.clear();
-    for (std::int64_t chunk = 0; chunk < problem_.num_chunks(); ++chunk) {
+  void select(std::int64_t head) {
+    b_ = head / problem_.shape.H;
+    h_ = head % problem_.shape.H;
+    map_q_.select_head(h_);
+    map_k_.select_head(h_);
+    gate_ = problem_.windowed() ? problem_.gate.const_data_ptr<float>()[h_] : 0.0F;
+  }
+
+  // The state is (S, z) of the keys of chunks before c - lag, when chunk c begins.
+  void walk(const Segment& segment, const float* before, float* behind) {
+    const ChunkRange queries = tokens_of(problem_, segment.first_chunk, segment.end_chunk);
+    q_ = q_rows_.rows(b_, h_, queries.begin, queries.end);
+    read_keys(segment.first_chunk - problem_.state_lag(), segment.end_chunk);
+    state_.begin(before);
+    for (std::int64_t chunk = segment.first_chunk; chunk < segment.end_chunk; ++chunk) {
       walk_chunk(chunk);
+    }
+    if (behind != nullptr) {
+      state_.store(behind);
     }
   }
 
+  void sum(const Segment& segment, float* own) {
+    const std::int64_t lag = problem_.state_lag();
+    read_keys(segment.first_chunk - lag, segment.end_chunk - lag);
+    state_.begin(nullptr);
+    for (std::int64_t chunk = segment.first_chunk; chunk < segment.end_chunk; ++chunk) {
+      if (chunk >= lag) {
+        read_features(chunk - lag);
+        flush(chunk_range(problem_, chunk - lag));
+      }
+    }
+    state_.store_own(own);
+  }
+
  private:
+  void read_keys(std::int64_t first_chunk, std::int64_t end_chunk) {
+    const ChunkRange keys = tokens_of(problem_, first_chunk, end_chunk);
+    const std::int64_t kv_head = h_ / problem_.shape.group();
+    k_ = k_rows_.rows(b_, kv_head, keys.begin, keys.end);
+    v_ = v_rows_.rows(b_, kv_head, keys.begin, keys.end);
+  }
+
+  void read_features(std::int64_t chunk) {
+    const ChunkRange keys = chunk_range(problem_, chunk);
+    map_k_.features(k_, keys.begin, keys.tokens(), nullptr, phi_k_.data(), ld_chunk_);
+  }
+
   void walk_chunk(std::int64_t chunk) {
     const std::int64_t far = chunk - problem_.state_lag();
     const bool near_linear = far >= 0 && problem_.options.layout != WindowLayout::kTerraced;
     const bool flushes = far >= 0 && chunk + 1 < problem_.num_chunks();
     if (near_linear || flushes) {
-      const ChunkRange keys = chunk_range(problem_, far);
-      map_k_.features(k_, keys.begin, keys.tokens(), nullptr, phi_k_.data(), ld_chunk_);
+      read_features(far);
     }
     for_tiles(problem_, chunk, [&](const QueryTile& tile) { walk_tile(tile, far > 0); });
     if (flushes) {
@@ -70,16 +99,17 @@ class ForwardHead {
 
   // (S, z) += phi_k [v, 1].
   void flush(ChunkRange keys) {
-    add_row_sums(phi_k_.data(), ld_chunk_, problem_.F, keys.tokens(), nullptr, state_sum_.data());
+    add_row_sums(phi_k_.data(), ld_chunk_, problem_.F, keys.tokens(), nullptr, state_.own_column());
     if (problem_.v.defined()) {
       multiply(problem_.products,
                {problem_.F, problem_.shape.D, keys.tokens()},
                as_stored(phi_k_.data(), ld_chunk_),
                v_.right(keys.begin),
-               state_.data(),
+               state_.own_matrix(),
                padded(problem_.shape.D),
                true);
     }
+    state_.settle();
   }
 
   void walk_tile(const QueryTile& tile, bool has_state) {
@@ -128,7 +158,7 @@ class ForwardHead {
       }
     }
     if (has_state) {
-      column_sums(phi_q_.data(), ld_, F, lanes, state_sum_.data(), linear_sum, true);
+      column_sums(phi_q_.data(), ld_, F, lanes, state_.column(), linear_sum, true);
     }
     finish_tile(tile, has_state, window_sum, linear_sum);
   }
@@ -162,7 +192,7 @@ class ForwardHead {
       multiply(problem_.products,
                {n, D, problem_.F},
                transposed(phi_q_.data(), ld_),
-               {state_.data(), width},
+               {state_.matrix(), width},
                tile_y_.data(),
                width,
                true);
@@ -189,12 +219,15 @@ class ForwardHead {
 
   const HybridProblem& problem_;
   const HybridForward& out_;
+  std::int64_t max_rows_;
   HeadRows q_rows_, k_rows_, v_rows_;
   TileMap map_q_, map_k_;
   std::int64_t ld_, ld_chunk_, b_ = 0, h_ = 0;
   Rows q_, k_, v_;
   float gate_ = 0;
-  Scratch q_transposed_, phi_q_, phi_k_, weights_, linear_, state_, state_sum_, tile_y_, lanes_;
+  Scratch q_transposed_, phi_q_, phi_k_, weights_, linear_;
+  SegmentState state_;
+  Scratch tile_y_, lanes_;
 };
 
 }  // namespace
@@ -208,16 +241,22 @@ HybridProblem make_problem(const at::Tensor& q,
           products_for(q.scalar_type())};
 }
 
+at::Tensor sum_states(const HybridProblem& problem) {
+  const at::Tensor states = make_borders(problem);
+  if (states.defined()) {
+    const HybridForward nothing;
+    sum_segments(problem, states, /*descends=*/false, 0, states.size(0), [&] {
+      return ForwardWalker(problem, nothing);
+    });
+  }
+  return states;
+}
+
 HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_for_backward) {
   HybridForward out = make_hybrid_forward(problem, keep_for_backward);
-  at::parallel_for(
-      0, problem.shape.B * problem.shape.H, 1, [&](std::int64_t begin, std::int64_t end) {
-        const ProductsScope scope(problem.products);
-        ForwardHead head(problem, out);
-        for (std::int64_t task = begin; task < end; ++task) {
-          head.run(task / problem.shape.H, task % problem.shape.H);
-        }
-      });
+  out.states = make_borders(problem);
+  walk_segments(
+      problem, out.states, /*descends=*/false, [&] { return ForwardWalker(problem, out); });
   return out;
 }
 

@@ -18,21 +18,21 @@ Scratch::Scratch(std::int64_t floats)
 
 void Scratch::clear() { std::fill(storage_.begin(), storage_.end(), 0.0F); }
 
-HeadRows::HeadRows(const at::Tensor& x)
+HeadRows::HeadRows(const at::Tensor& x, std::int64_t max_rows)
     : x_(x),
       in_place_(x.scalar_type() == at::kFloat && x.size(3) % 16 == 0),
       ld_(in_place_ ? x.stride(2) : padded(x.size(3))),
-      space_(in_place_ ? 0 : x.size(2) * padded(x.size(3))) {}
+      space_(in_place_ ? 0 : std::min(max_rows, x.size(2)) * padded(x.size(3))) {}
 
-Rows HeadRows::rows(std::int64_t b, std::int64_t head) {
-  const std::int64_t offset = b * x_.stride(0) + head * x_.stride(1);
+Rows HeadRows::rows(std::int64_t b, std::int64_t head, std::int64_t first, std::int64_t end) {
+  const std::int64_t offset = b * x_.stride(0) + head * x_.stride(1) + first * x_.stride(2);
   if (in_place_) {
-    return {x_.const_data_ptr<float>() + offset, ld_};
+    return {x_.const_data_ptr<float>() + offset, ld_, first};
   }
   const auto* bytes = static_cast<const char*>(x_.const_data_ptr()) +
                       offset * static_cast<std::int64_t>(x_.element_size());
-  widen_rows(bytes, x_.scalar_type(), x_.stride(2), x_.size(2), x_.size(3), space_.data(), ld_);
-  return {space_.data(), ld_};
+  widen_rows(bytes, x_.scalar_type(), x_.stride(2), end - first, x_.size(3), space_.data(), ld_);
+  return {space_.data(), ld_, first};
 }
 
 ChunkRange chunk_range(const HybridProblem& problem, std::int64_t chunk) {

@@ -24,21 +24,23 @@ class Scratch {
   float* aligned_;
 };
 
-// Rows of fp32: a [T, D] matrix of one head, padded to whole vectors.
+// Rows of fp32: tokens first, first + 1, ... of one head's [T, D], padded to whole vectors.
 struct Rows {
   const float* data = nullptr;
-  std::int64_t ld = 0;
-  [[nodiscard]] const float* row(std::int64_t i) const { return data + i * ld; }
+  std::int64_t ld = 0, first = 0;
+  [[nodiscard]] const float* row(std::int64_t i) const { return data + (i - first) * ld; }
   [[nodiscard]] Right right(std::int64_t i) const { return {row(i), ld}; }
 };
 
 // One [B, heads, T, D] tensor as Rows: read in place where it is fp32 and D fills whole vectors,
-// else widened into scratch, one head at a time.
+// else widened into scratch, `max_rows` of one head at a time.
 class HeadRows {
  public:
-  explicit HeadRows(const at::Tensor& x);
-  // The view holds until the next call.
-  Rows rows(std::int64_t b, std::int64_t head);
+  explicit HeadRows(const at::Tensor& x) : HeadRows(x, x.size(2)) {}
+  HeadRows(const at::Tensor& x, std::int64_t max_rows);
+  // The view holds until the next call. Tokens first .. end.
+  Rows rows(std::int64_t b, std::int64_t head) { return rows(b, head, 0, x_.size(2)); }
+  Rows rows(std::int64_t b, std::int64_t head, std::int64_t first, std::int64_t end);
 
  private:
   const at::Tensor& x_;

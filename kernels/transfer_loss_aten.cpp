@@ -1,7 +1,7 @@
 // A tile holds n queries and all keys up to its last. With t the teacher's weights, w = p or l the
 // student's, a = w / Z, and c = t where a >= 1e-12, else 0: L = -sum t log max(a, 1e-12) / rows and
 // dL/dw = (sum_j c / Z - c / w) / rows. Only linear pairs have parameters in them; the window
-// factor's gradient follows from dphi_q, as in hybrid_backward_head.hpp.
+// factor's gradient follows from dphi_q, as in hybrid_backward_walker.hpp.
 #include "kernels/transfer_loss_aten.hpp"
 
 #include <ATen/ATen.h>

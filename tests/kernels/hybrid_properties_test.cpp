@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include "kernels/hybrid_attention.hpp"
+#include "kernels/hybrid_passes.hpp"
 #include "kernels/reference.hpp"
 #include "kernels/softmax_attention.hpp"
 #include "tests/kernels/attention_case.hpp"
@@ -96,20 +97,72 @@ TEST(HybridAttention, ReadsEveryKeyOnceThroughItsOwnBranch) {
   }
 }
 
-TEST(HybridAttention, GivesTheSameBytesForAnyNumberOfThreads) {
-  AttentionCase shape{.B = 3, .T = 150, .dtype = at::kBFloat16};
-  const AttentionInputs inputs = make_inputs(shape);
-  const int threads = at::get_num_threads();
-  at::set_num_threads(1);
-  const Outcome one = fused(shape, inputs);
-  at::set_num_threads(5);
-  const Outcome five = fused(shape, inputs);
+Outcome fused_by_threads(int threads, const AttentionCase& shape, const AttentionInputs& inputs) {
+  const int before = at::get_num_threads();
   at::set_num_threads(threads);
-  EXPECT_TRUE(at::equal(one.value, five.value));
+  const Outcome found = fused(shape, inputs);
+  at::set_num_threads(before);
+  return found;
+}
+
+void expect_same_bytes(const Outcome& one, const Outcome& other, const std::string& what) {
+  EXPECT_TRUE(at::equal(one.value, other.value)) << what;
   for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
     if (one.gradients[i].defined()) {
-      EXPECT_TRUE(at::equal(one.gradients[i], five.gradients[i])) << "d" << kLeafNames[i];
+      EXPECT_TRUE(at::equal(one.gradients[i], other.gradients[i]))
+          << what << ", d" << kLeafNames[i];
     }
+  }
+}
+
+TEST(HybridAttention, GivesTheSameBytesForAnyNumberOfThreads) {
+  const AttentionCase shape{.B = 3, .T = 150, .dtype = at::kBFloat16};
+  const AttentionInputs inputs = make_inputs(shape);
+  expect_same_bytes(
+      fused_by_threads(1, shape, inputs), fused_by_threads(5, shape, inputs), shape.name());
+}
+
+// Three heads of three segments each: one thread walks heads, two walk a head each and share the
+// third, five share all. Windows of one, of less than one and of more than one tile; the last chunk
+// is short, and with W = 64 the last segment is. (Long sequences are held to the reference
+// elsewhere.)
+TEST(HybridAttention, GivesTheSameBytesHoweverThreadsShareItsSegments) {
+  for (const WindowLayout layout : kLayouts) {
+    for (const std::int64_t window : {64, 20, 96}) {
+      AttentionCase shape{.B = 1, .H = 3, .G = 1, .T = window == 96 ? 3300 : 2070};
+      shape.options.layout = layout;
+      shape.options.window_size = window;
+      const AttentionInputs inputs = make_inputs(shape);
+      const Outcome one = fused_by_threads(1, shape, inputs);
+      for (const int threads : {2, 5}) {
+        expect_same_bytes(one,
+                          fused_by_threads(threads, shape, inputs),
+                          shape.name() + ", threads " + std::to_string(threads));
+      }
+    }
+  }
+}
+
+// torch.ops.hedgerow.hybrid_attention_backward has no states to give.
+TEST(HybridAttention, SumsTheStatesOfItsSegmentsAgainWhereItsBackwardIsNotGivenThem) {
+  for (const WindowLayout layout : kLayouts) {
+    AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 2070};
+    shape.options.layout = layout;
+    const AttentionInputs x = make_inputs(shape);
+    const auto backward = [&](const HybridForward& forward) {
+      const HybridNeeds needs{.q = true, .k = true, .v = true, .map_q = true, .map_k = true};
+      return hybrid_backward(
+          Form::kCpu, x.q, x.k, x.v, x.parameters, shape.options, forward, x.dy, needs);
+    };
+    HybridForward forward =
+        hybrid_forward(Form::kCpu, x.q, x.k, x.v, x.parameters, shape.options, true);
+    ASSERT_TRUE(forward.states.defined()) << shape.name();
+    const HybridGradients given = backward(forward);
+    forward.states = at::Tensor();
+    const HybridGradients summed = backward(forward);
+    EXPECT_TRUE(at::equal(given.q, summed.q)) << shape.name();
+    EXPECT_TRUE(at::equal(given.k, summed.k)) << shape.name();
+    EXPECT_TRUE(at::equal(given.map_q.layer, summed.map_q.layer)) << shape.name();
   }
 }
 

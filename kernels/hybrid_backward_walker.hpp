@@ -1,0 +1,119 @@
+// The gradients of one segment of a head, as hybrid_backward_cpu.cpp wants them of all. With r = 1
+// / Z, delta = dy.y, and a_ij the weight (p or l) of the pair of query i and key j:
+//
+//   da_ij = r_i (dy_i.v_j - delta_i)
+//   dv_j = sum_i a_ij r_i dy_i
+//   t_i = sum over the window of p_ij da_ij
+//   ds_ij = p_ij da_ij - [j at the maximum] t_i / ties
+//   dphi_q_i = sum_j da_ij phi_k_j
+//   dphi_k_j = sum_i da_ij phi_q_i
+//
+// The maximum is part of the model, so it is differentiated; equal maxima share. y does not change
+// when p and l are scaled together, so t_i = -phi_q_i.dphi_q_i: the window factor's gradient,
+// (1 - g) sum_i t_i, and the maximum's come without the window's scores and without their
+// cancellation.
+//
+// Two walks over the segment's chunks: ascending with (S, z) as in the forward gives the queries'
+// side, descending with (dS, dz) the keys' side. The forward saved y, Z, and (S, z) at the
+// segments' borders; features and scores are computed again. Maps only: T D (8 F + 10 f) FLOPs; q,
+// k and v add 20 W T D.
+//
+// What pairs of a query and a key in different segments give: the query's gradients where the query
+// is, the key's where the key is. So the chunk behind a segment is walked again for the segment's
+// last keys, and nothing passes between segments but the two states.
+#pragma once
+
+#include "kernels/hybrid_segments_cpu.hpp"
+
+namespace hedgerow::kernels::cpu {
+
+// Results of every segment of every (batch, head), written by one task each and folded in a fixed
+// order afterwards. Undefined: not needed. N: segments.
+struct BackwardPartials {
+  at::Tensor dq;                // [B, H, T, D] of q's dtype: final
+  at::Tensor dk, dv;            // [B, H, T, D] fp32, before the fold over the group
+  at::Tensor layer_q, layer_k;  // [B, N, H, f, padded(D)]
+  at::Tensor bias_q, bias_k;    // [B, N, H, f]
+  at::Tensor totals;            // [B, N, H] fp64: sum of t_i over the segment's queries
+};
+
+// Used by one thread, for one segment after another; the state that walk_segments hands on is
+// (dS, dz).
+class BackwardWalker {
+ public:
+  BackwardWalker(const HybridProblem& problem,
+                 const HybridForward& forward,
+                 const at::Tensor& dy,
+                 const HybridNeeds& needs,
+                 const BackwardPartials& out);
+  void select(std::int64_t head);
+  void walk(const Segment& segment, const float* before, float* behind);
+  void sum(const Segment& segment, float* own);
+
+ private:
+  void enter(const Segment& segment);
+  // The queries' side of one chunk, then (S, z) += phi_k [v, 1] of the chunk that leaves the tiles.
+  // Of a chunk behind the segment only what its pairs give to the segment's keys.
+  void ascend(std::int64_t chunk);
+  void walk_tile(const QueryTile& tile, std::int64_t far);
+  // What join_queries reads of a chunk that no ascent has walked.
+  void prepare_queries(std::int64_t chunk);
+  // dn = r dy as stored and transposed, and dz = -r delta a lane.
+  void prepare_rows(const QueryTile& tile);
+  // da of the tile's pairs: all rows where the window's scores are needed, else the rows that hold
+  // linear pairs; those are also copied, masked, to linear_.
+  void pair_gradients(const QueryTile& tile);
+  // dphi_ = dphi_q of the tile; and the tile's own pairs' share of dphi_k.
+  void query_features(const QueryTile& tile, std::int64_t far);
+  // dq, dk and dv of the tile's pairs; totals[lane] = t_i.
+  void window_side(const QueryTile& tile, const float* totals);
+  void value_side(const QueryTile& tile);
+
+  // The keys' side of one chunk, once the first chunk of queries that sees it through the state has
+  // joined (dS, dz).
+  void descend(std::int64_t chunk);
+  // dS += phi_q^T dn, dz += phi_q^T (-r delta), over one chunk of queries.
+  void join_queries(std::int64_t chunk);
+  void store_segment();
+
+  [[nodiscard]] std::int64_t lag() const { return problem_.state_lag(); }
+  [[nodiscard]] bool is_own(std::int64_t chunk) const { return chunk < segment_.end_chunk; }
+  // The head's part of a [B, H, ...], and the segment's of a partial result; null: nobody needs it.
+  [[nodiscard]] float* head_of(const at::Tensor& x) const;
+  [[nodiscard]] float* partial_of(const at::Tensor& x) const;
+  // Scratch of the segment, by the chunk, token or key that it belongs to.
+  [[nodiscard]] std::int64_t tile_index(std::int64_t query) const;
+  float* phi_q(std::int64_t query) { return phi_q_.data() + tile_index(query) * problem_.F * ld_; }
+  float* dz(std::int64_t query) { return dz_.data() + tile_index(query) * ld_; }
+  float* inverse(std::int64_t query) {
+    return inverse_.data() + query - segment_.first_chunk * problem_.chunk();
+  }
+  float* dphi_near(std::int64_t chunk) {
+    return dphi_near_.data() + (chunk - segment_.first_chunk + lag()) * problem_.F * ld_chunk_;
+  }
+  float* key_row(Scratch& x, std::int64_t key) {
+    return x.data() + (key - (segment_.first_chunk - lag()) * problem_.chunk()) * width_;
+  }
+
+  const HybridProblem& problem_;
+  const HybridForward& forward_;
+  const HybridNeeds& needs_;
+  const BackwardPartials& out_;
+  std::int64_t ld_, ld_chunk_, width_, tiles_per_chunk_, chunks_, b_ = 0, h_ = 0;
+  bool near_linear_, scores_, keys_side_;
+  Segment segment_{};
+  HeadRows q_rows_, k_rows_, v_rows_, y_rows_, dy_rows_;
+  TileMap map_q_, map_k_;
+  Rows q_, k_, v_, y_, dy_;
+  float gate_ = 0;
+  double total_ = 0;  // sum over the segment's queries of t_i
+  // Tiles.
+  SegmentState state_, state_gradient_;  // (S, z) and (dS, dz)
+  Scratch q_transposed_, dn_, dn_transposed_, phi_k_, dphi_, v_transposed_;
+  Scratch scores_tile_, weights_, da_, linear_, linear_transposed_, dq_tile_;
+  // A segment's length: phi_q and dz of every tile, the tiles' share of dphi_k, dk, dv, 1 / Z.
+  Scratch phi_q_, dphi_near_, dk_, dv_, inverse_, dz_;
+  Scratch lanes_;
+};
+
+}  // namespace hedgerow::kernels::cpu
