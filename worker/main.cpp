@@ -8,6 +8,7 @@
 #include "storage/build_info.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/failure.hpp"
+#include "worker/large_blocks.hpp"
 
 namespace {
 
@@ -39,6 +40,7 @@ int main(int argc, char** argv) {
     return code == 0 ? 0 : static_cast<int>(ExitCode::kUsage);
   }
   try {
+    hedgerow::worker::keep_large_blocks();
     return static_cast<int>(action());
   } catch (...) {
     const auto failure =

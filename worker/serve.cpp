@@ -14,6 +14,7 @@
 #include "worker/capture.hpp"
 #include "worker/evaluate.hpp"
 #include "worker/failure.hpp"
+#include "worker/large_blocks.hpp"
 #include "worker/task_inputs.hpp"
 #include "worker/transfer.hpp"
 
@@ -154,6 +155,7 @@ TaskEnd execute(RunContext& run, CoordinatorClient& client, const wire::Task& ta
   });
   // The next try must not fail for what this one left lying.
   if (end == TaskEnd::kFailed) run.release_memory();
+  release_kept_blocks();
   return end;
 }
 

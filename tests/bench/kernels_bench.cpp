@@ -10,7 +10,6 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
-#include <malloc.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include <CLI/CLI.hpp>
@@ -25,6 +24,7 @@
 #include "kernels/forms.hpp"
 #include "worker/bench/alternate.hpp"
 #include "worker/bench/attention_problem.hpp"
+#include "worker/large_blocks.hpp"
 
 namespace {
 
@@ -106,7 +106,7 @@ struct Opponent {
 };
 
 double peak_mib(const Work& work) {
-  malloc_trim(0);
+  worker::release_kept_blocks();
   wire::reset_resident_peak();
   const auto before = wire::resident_memory().now;
   work();
@@ -277,6 +277,7 @@ int main(int argc, char** argv) {
       [&options] { options.dtype = wire::BenchDtype::kFloat32; },
       "fp32 inputs instead of bf16");
   CLI11_PARSE(app, argc, argv);
+  worker::keep_large_blocks();  // as the worker does
   for (const std::int64_t T : options.lengths) {
     if (has(options.entries, "softmax_forward")) bench_softmax(T, options);
     for (const std::string& layout : options.layouts) {

@@ -80,7 +80,7 @@ def memory(context: Context) -> Iterator[Row]:
     for seq_len in (1024, 2048, 4096, 8192):
         with Contestant(context.program("steps_bench"), "transfer", "--model", model, "--tokens", tokens, "--sequences", "1",
                         "--rows", "1", "--seq-len", str(seq_len), "--layers", "2", "--threads", str(os.cpu_count())) as ours:
-            peak[seq_len] = max(ours.go()["step_mib"] for _ in range(3))
+            peak[seq_len] = max(ours.ask("memory")["step_mib"] for _ in range(3))
     growth = (peak[8192] - peak[4096]) / max(1, 4 * (peak[2048] - peak[1024]))
     shown = ", ".join(f"{n // 1024} K: {mib:.0f} MiB" for n, mib in peak.items())
     yield Row(f"transfer memory's growth, 1 K to 8 K tokens ({shown})", growth, "of linear", "<= 1.3")

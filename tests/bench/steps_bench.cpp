@@ -2,10 +2,10 @@
 // alternate it with a PyTorch opponent (tests/bench/opponents/protocol.py has the protocol):
 //   steps_bench capture|transfer|finetune --model DIR --tokens FILE [--sequences N --seq-len T ...]
 // prints {"ready": true, ...}; for each line "go" on stdin one repeat and {"seconds": ..., ...};
-// for "phases" one repeat and {"phases": {"attention": seconds, ...}}.
+// for "phases" one repeat and {"phases": {"attention": seconds, ...}}; for "memory" one repeat that
+// begins with nothing kept, and {"step_mib": ...}, its peak beside the weights.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
-#include <malloc.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -20,6 +20,7 @@
 #include "worker/attention_options.hpp"
 #include "worker/block_runner.hpp"
 #include "worker/finetune/trainer.hpp"
+#include "worker/large_blocks.hpp"
 #include "worker/layer_trainer.hpp"
 #include "worker/model/weights.hpp"
 #include "worker/stopwatch.hpp"
@@ -169,16 +170,19 @@ Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
   return [bench, alone, trainer] { return json{{"loss", trainer->step().loss}}; };
 }
 
-// One repeat: what it tells, how long it takes, and what it needs beside the weights.
 json timed(const Repeat& repeat) {
-  malloc_trim(0);
-  wire::reset_resident_peak();  // or loading the weights would hide what a step takes
-  const std::uint64_t before = wire::resident_memory().now;
   const worker::Stopwatch clock;
   json reply = repeat();
   reply["seconds"] = clock.seconds();
-  reply["step_mib"] = static_cast<double>(wire::resident_memory().peak - before) / (1 << 20);
   return reply;
+}
+
+json measured(const Repeat& repeat) {
+  worker::release_kept_blocks();
+  wire::reset_resident_peak();  // or loading the weights would hide what a step takes
+  const std::uint64_t before = wire::resident_memory().now;
+  repeat();
+  return {{"step_mib", static_cast<double>(wire::resident_memory().peak - before) / (1 << 20)}};
 }
 
 void serve(const Repeat& repeat, const Options& options) {
@@ -193,8 +197,10 @@ void serve(const Repeat& repeat, const Options& options) {
       std::cout << timed(repeat) << std::endl;
     } else if (line == "phases") {
       std::cout << json{{"phases", bench::phases_of([&] { repeat(); })}} << std::endl;
+    } else if (line == "memory") {
+      std::cout << measured(repeat) << std::endl;
     } else {
-      std::cout << json{{"error", "request: expected go or phases, found '" + line + "'"}}
+      std::cout << json{{"error", "request: expected go, phases or memory, found '" + line + "'"}}
                 << std::endl;
     }
   }
@@ -219,6 +225,7 @@ int run(int argc, char** argv) {
   app.add_option("--compute-dtype", options.compute_dtype)
       ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
   CLI11_PARSE(app, argc, argv);
+  worker::keep_large_blocks();  // as the worker does
   if (options.threads > 0) at::set_num_threads(options.threads);
   const auto bench = std::make_shared<Bench>(options);
   serve(what == "capture"    ? capture_repeat(bench)

@@ -1,0 +1,28 @@
+#include "worker/large_blocks.hpp"
+
+#include <cstdlib>  // defines __GLIBC__ where it is glibc
+
+#ifdef __GLIBC__
+#include <malloc.h>
+#endif
+
+namespace hedgerow::worker {
+
+#ifdef __GLIBC__
+
+void keep_large_blocks() {
+  constexpr int kLargestKept = 1 << 30;  // bytes; larger ones are weights, which stay anyway
+  mallopt(M_MMAP_THRESHOLD, kLargestKept);
+  mallopt(M_TRIM_THRESHOLD, -1);  // never by itself
+}
+
+void release_kept_blocks() { malloc_trim(0); }
+
+#else
+
+void keep_large_blocks() {}
+void release_kept_blocks() {}
+
+#endif
+
+}  // namespace hedgerow::worker

@@ -1,0 +1,16 @@
+// malloc's policy in a process that computes. glibc takes blocks of 32 MiB and more from the system
+// and gives them back at once, so every activation of a long sequence is new pages that the kernel
+// must zero: a tenth of a transfer step (4 x 512 and 4 x 2,048 tokens of SmolLM2 on two
+// Zen 5 cores), a third of an attention over 128 K tokens. Kept,
+// the same memory serves from layer to layer and from step to step.
+#pragma once
+
+namespace hedgerow::worker {
+
+// For the whole process, before it computes. Without glibc nothing happens.
+void keep_large_blocks();
+
+// What is kept and unused, to the system: between tasks, whose shapes differ.
+void release_kept_blocks();
+
+}  // namespace hedgerow::worker
