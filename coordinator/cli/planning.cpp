@@ -3,9 +3,11 @@
 #include <algorithm>
 #include <thread>
 
+#include "coordinator/cli/command.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/gpu.hpp"
 #include "coordinator/cli/inspection.hpp"
+#include "coordinator/cli/tokenizing.hpp"
 #include "coordinator/fold.hpp"
 #include "coordinator/wire/gpus.hpp"
 #include "storage/build_info.hpp"
@@ -55,6 +57,25 @@ void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
   }
 }
 
+// What is still to be tokenized must be there: a plan that rests on nothing would promise a run
+// that ends at its first step. The content is make_tokens.py's to judge.
+void check_sources(const Recipe& recipe, const fs::path& directory) {
+  for (const storage::DataStage stage : stages_of(recipe)) {
+    if (fs::exists(directory / storage::RunLayout::tokens(stage))) continue;
+    const std::string where = std::string("data.") + storage::to_string(stage) + ".sources: ";
+    for (const storage::DataSource& source : recipe.data(stage).sources) {
+      const std::string file = where + source.path;
+      std::error_code unreadable;  // whoever reads it says why
+      const fs::file_status status = fs::status(source.path, unreadable);
+      require(status.type() != fs::file_type::not_found,
+              file + ": no such file; put it there, or correct its path in the recipe");
+      require(!fs::is_directory(status), file + ": is a directory; name a file");
+      require(!fs::is_regular_file(status) || fs::file_size(source.path, unreadable) > 0,
+              file + ": is empty; give it some text, or take it out of the recipe");
+    }
+  }
+}
+
 std::uint64_t stored_bytes(const storage::RunLayout& layout) {
   if (!fs::exists(layout.journal_directory())) return 0;
   return committed_bytes(fold(storage::replay_journal(layout)).state);
@@ -80,6 +101,7 @@ Plan plan_of(const Recipe& recipe, const fs::path& directory) {
   require_device(recipe, storage::has_cuda(), wire::num_visible_gpus());
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
   model.check_complete();
+  check_sources(recipe, directory);
   PlanTokens tokens = read_plan_tokens(storage::RunLayout(directory), model.config().vocab_size);
   fill_missing(tokens, recipe);
   PlanLimits limits = limits_of_this_machine(nearest_existing(directory), recipe.workers.local);
@@ -97,7 +119,7 @@ std::optional<UnreadText> unread_text(const Recipe& recipe, const fs::path& dire
   std::uint64_t unpacked = 0;
   bool is_plain = true;
   for (const storage::DataSource& source : recipe.data_transfer.sources) {
-    std::error_code missing;  // tokenizing names it
+    std::error_code missing;  // check_sources names it
     const std::uint64_t size = fs::file_size(source.path, missing);
     is_plain &= !missing && source.format == "text" && !source.path.ends_with(".gz");
     if (missing || source.format == "tokens") continue;

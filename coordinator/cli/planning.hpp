@@ -15,7 +15,8 @@ namespace hedgerow::coordinator::cli {
 // depend on it: plan.compute_dtype and workers.threads.
 void resolve_for_this_machine(storage::Recipe& recipe);
 
-// Throws kUsage or kUnavailable for a device that the local workers cannot have. The plan of a run
+// Throws kUsage or kUnavailable for a device that the local workers cannot have, and kUsage naming
+// a source that is missing or empty and whose tokens the run does not have yet. The plan of a run
 // at `directory`, which need not exist yet. Where tokens files are missing, the number of sequences
 // is what the recipe's step budget visits. What the run has stored there already is room that it
 // need not find.

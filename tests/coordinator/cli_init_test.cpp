@@ -71,6 +71,17 @@ TEST_F(Init, NeverOverwrites) {
             std::string::npos);
 }
 
+// Catches: a recipe for a text that holds nothing.
+TEST_F(Init, AnEmptyTextIsRefusedAndNoRecipeIsWritten) {
+  std::ofstream(scratch_ / "text.txt", std::ios::trunc).close();
+  const Answer answer = run_line(line());
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_NE(answer.err.find("text.txt: is empty; --data takes the text to learn from"),
+            std::string::npos)
+      << answer.err;
+  EXPECT_FALSE(fs::exists(scratch_ / "recipe.toml"));
+}
+
 TEST_F(Init, MissingTextAndForeignModelAreOneUsageErrorEach) {
   fs::remove(scratch_ / "text.txt");
   EXPECT_EQ(run_line(line()).code, 2);

@@ -219,6 +219,34 @@ TEST_F(BeforeARun, PlanRefusesATextThatNoTokenizerMakesLongEnough) {
   EXPECT_EQ(plan_with(5, "alpaca").code, 0) << "a template adds what the size hides";
 }
 
+// Catches: "it fits" for a text that is not there, as if its size were merely unknown.
+TEST_F(BeforeARun, PlanAndRunRefuseASourceThatIsMissingOrEmptyOfWhateverStage) {
+  const std::string none = run_.scratch / "none.txt";
+  const auto refuses = [&](const std::string& recipe, const std::string& text) {
+    for (const char* command : {"plan", "run"}) {
+      const Answer answer = run_line({command, "--recipe", recipe, "--run", run_.scratch / "new"});
+      EXPECT_EQ(answer.code, 2) << command << answer.out;
+      EXPECT_NE(answer.err.find(text), std::string::npos) << answer.err;
+      EXPECT_EQ(answer.out.find("it fits"), std::string::npos) << answer.out;
+    }
+  };
+  refuses(recipe_with([&](auto& r) { r.data_transfer.sources[0].path = none; }),
+          "data.transfer.sources: " + none + ": no such file; put it there");
+  refuses(recipe_with([&](auto& r) { r.data_finetune.sources[0].path = none; }),
+          "data.finetune.sources: " + none + ": no such file");
+  std::ofstream(none).close();
+  refuses(recipe_with([&](auto& r) { r.data_transfer.sources[0].path = none; }),
+          "data.transfer.sources: " + none + ": is empty; give it some text");
+  EXPECT_FALSE(fs::exists(run_.scratch / "new")) << "began a run without its text";
+}
+
+TEST_F(BeforeARun, PlanOfARunAsksOnlyForTheTextThatItHasYetToTokenize) {
+  const std::string recipe =
+      recipe_with([&](auto& r) { r.data_transfer.sources[0].path = run_.scratch / "none.txt"; });
+  EXPECT_EQ(run_line({"plan", "--recipe", recipe, "--run", run_.directory()}).code, 0)
+      << "its transfer tokens are there";
+}
+
 TEST_F(BeforeARun, PlanOfOneBlockNeitherCapturesNorStoresABoundary) {
   const auto plan_with = [&](int layers) {
     const std::string recipe = recipe_with([&](auto& r) { r.plan.layers_per_block = layers; });

@@ -42,6 +42,8 @@ storage::Recipe recipe_for(const InitOptions& options, const storage::ModelDirec
 ExitCode run_init(const InitOptions& options, Terminal& terminal) {
   require(fs::is_regular_file(options.data),
           options.data + ": no such file; --data takes the text to learn from");
+  require(fs::file_size(options.data) > 0,
+          options.data + ": is empty; --data takes the text to learn from");
   require(!fs::exists(options.out),
           options.out + " exists and is not overwritten; choose another name with --out");
   const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);
