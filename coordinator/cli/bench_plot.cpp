@@ -12,7 +12,7 @@ namespace {
 
 constexpr int kWidth = 1040, kTop = 64, kBottom = 24;
 constexpr int kLeft = 84, kPlotWidth = 500, kPlotHeight = 260, kPanelGap = 84, kLegendRow = 20;
-constexpr std::size_t kColours = 7, kShapes = 4;
+constexpr std::size_t kColours = 7, kShapes = 4, kShapeOfSoftmax = kShapes;
 
 // Colours that stay apart for the colour-blind (Okabe and Ito), darker on white, lighter on black.
 constexpr const char* kStyle = R"(<style>
@@ -24,6 +24,7 @@ text { font-family: system-ui, sans-serif; font-size: 13px; fill: #1f2328; }
 .frame { stroke: #59636e; stroke-width: 1; fill: none; }
 .line { fill: none; stroke-width: 2; }
 .softmax { stroke: #1f2328; stroke-width: 2; fill: none; stroke-dasharray: 7 5; }
+.met { fill: #1f2328; }
 .cross { stroke: #1f2328; stroke-width: 1.5; stroke-dasharray: 2 3; }
 .s0 { stroke: #0072b2; } .f0 { fill: #0072b2; } .s1 { stroke: #b84a00; } .f1 { fill: #b84a00; }
 .s2 { stroke: #007a5a; } .f2 { fill: #007a5a; } .s3 { stroke: #a3447f; } .f3 { fill: #a3447f; }
@@ -35,6 +36,7 @@ text { fill: #e6e9ec; }
 .grid { stroke: #32383f; }
 .frame { stroke: #9aa4af; }
 .softmax { stroke: #e6e9ec; }
+.met { fill: #e6e9ec; }
 .cross { stroke: #e6e9ec; }
 .s0 { stroke: #56b4e9; } .f0 { fill: #56b4e9; } .s1 { stroke: #ff9a52; } .f1 { fill: #ff9a52; }
 .s2 { stroke: #2fd0a0; } .f2 { fill: #2fd0a0; } .s3 { stroke: #e59ac8; } .f3 { fill: #e59ac8; }
@@ -140,6 +142,7 @@ std::string polyline(const std::vector<Point>& points,
                      const Scale& x,
                      const Scale& y,
                      const std::string& css) {
+  if (points.size() < 2) return "";  // its mark is all there is to see
   std::string out = "<polyline class=\"" + css + "\" points=\"";
   for (const Point& point : points) {
     out += (out.back() == '"' ? "" : " ") + at(x(point.length)) + "," + at(y(point.us));
@@ -147,10 +150,11 @@ std::string polyline(const std::vector<Point>& points,
   return out + "\"/>\n";
 }
 
-// Circle, square, triangle, diamond.
-std::string mark(std::size_t number, double x, double y, const std::string& text) {
+// Circle, square, triangle, diamond; of softmax a triangle on its tip.
+std::string shape(
+    std::size_t kind, const std::string& name, double x, double y, const std::string& text) {
   constexpr double kSize = 4.5;
-  const std::string css = "class=\"f" + std::to_string(number % kColours) + "\"";
+  const std::string css = "class=\"" + name + "\"";
   const std::string body = text.empty() ? "/>\n" : "><title>" + escaped(text) + "</title>";
   const auto polygon = [&](std::initializer_list<std::pair<double, double>> corners) {
     std::string points;
@@ -159,17 +163,32 @@ std::string mark(std::size_t number, double x, double y, const std::string& text
     return "<polygon " + css + " points=\"" + points + "\"" + body +
            (text.empty() ? "" : "</polygon>\n");
   };
-  switch (number % kShapes) {
+  switch (kind) {
     case 1:
       return polygon({{-1, -1}, {1, -1}, {1, 1}, {-1, 1}});
     case 2:
       return polygon({{0, -1.2}, {1.2, 1}, {-1.2, 1}});
     case 3:
       return polygon({{0, -1.4}, {1.4, 0}, {0, 1.4}, {-1.4, 0}});
+    case kShapeOfSoftmax:
+      return polygon({{0, 1.2}, {1.2, -1}, {-1.2, -1}});
     default:
       return "<circle " + css + " cx=\"" + at(x) + "\" cy=\"" + at(y) + "\" r=\"" + at(kSize) +
              "\"" + body + (text.empty() ? "" : "</circle>\n");
   }
+}
+
+std::string mark(std::size_t number, double x, double y, const std::string& text) {
+  return shape(number % kShapes, "f" + std::to_string(number % kColours), x, y, text);
+}
+
+std::string softmax_mark(double x, double y, const std::string& text) {
+  return shape(kShapeOfSoftmax, "met", x, y, text);
+}
+
+std::string point_text(const std::string& name, const Point& point) {
+  return name + ", T = " + std::to_string(std::llround(point.length)) + ": " +
+         number_text(point.us) + " us a token";
 }
 
 // One direction and head count.
@@ -199,7 +218,9 @@ class Panel {
                                              row.direction + ", " + row.heads + " heads",
                                              " class=\"panel\"");
     out += axes();
-    if (has_softmax()) out += polyline(softmax_, x_, y_, "softmax");
+    out += polyline(softmax_, x_, y_, "softmax");
+    for (const Point& point : softmax_)
+      out += softmax_mark(x_(point.length), y_(point.us), point_text("softmax", point));
     for (std::size_t i = 0; i < lines_.size(); ++i) out += line(i);
     return out + legend() + "</g>\n";
   }
@@ -209,9 +230,6 @@ class Panel {
   }
 
  private:
-  // A line needs two points.
-  [[nodiscard]] bool has_softmax() const { return softmax_.size() > 1; }
-
   [[nodiscard]] std::string axes() const {
     std::string out = "<rect class=\"frame\" x=\"" + at(kLeft) + "\" y=\"" + at(top_) +
                       "\" width=\"" + at(kPlotWidth) + "\" height=\"" + at(kPlotHeight) + "\"/>\n";
@@ -244,11 +262,7 @@ class Panel {
     const std::vector<Point> points = points_of(lines_[number]);
     std::string out = polyline(points, x_, y_, "line s" + std::to_string(number % kColours));
     for (const Point& point : points) {
-      out += mark(number,
-                  x_(point.length),
-                  y_(point.us),
-                  lines_[number].name + ", T = " + std::to_string(std::llround(point.length)) +
-                      ": " + number_text(point.us) + " us a token");
+      out += mark(number, x_(point.length), y_(point.us), point_text(lines_[number].name, point));
     }
     const std::optional<double> crossing = crossover_length(lines_[number]);
     if (!crossing) return out;
@@ -265,9 +279,9 @@ class Panel {
     const double x = kLeft + kPlotWidth + 20;
     double y = top_ + 12 - kLegendRow;
     std::string out;
-    if (has_softmax()) {
+    if (!softmax_.empty()) {
       y += kLegendRow;
-      out += segment(x, y - 4, x + 28, y - 4, "softmax") +
+      out += segment(x, y - 4, x + 28, y - 4, "softmax") + softmax_mark(x + 14, y - 4, "") +
              element_text(x + 36, y, "softmax, the fastest backend");
     }
     for (std::size_t i = 0; i < lines_.size(); ++i) {

@@ -12,7 +12,7 @@
 
 namespace hedgerow::coordinator::cli {
 
-// `subtitle` says where it was measured. Without lines: the frame and a sentence.
+// `subtitle` says where and of what it was measured. Without lines: the frame and a sentence.
 [[nodiscard]] std::string kernel_plot(const std::vector<KernelLine>& lines,
                                       const std::string& subtitle);
 

@@ -159,9 +159,9 @@ std::string crossover_text(const KernelLine& line) {
       return head + "faster than softmax from T = " +
              std::to_string(std::llround(*crossover_length(line))) + " on";
     case FasterAt::kEveryLength:
-      return head + "crossover not within the sweep, faster than softmax at all its lengths";
+      return head + "crossover not seen, faster than softmax at all lengths measured";
     case FasterAt::kNoLength:
-      return head + "crossover not within the sweep, slower than softmax at its greatest length";
+      return head + "crossover not seen, slower than softmax at the greatest length measured";
     case FasterAt::kUnknown:
       break;
   }

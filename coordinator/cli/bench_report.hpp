@@ -40,8 +40,8 @@ struct KernelLine {
 // last; rows without an opponent do not count.
 [[nodiscard]] std::optional<double> crossover_length(const KernelLine& line);
 
-// "forward, terraced hedgehog_softmax: faster than softmax from T = 412 on", or "... not within the
-// sweep, ..." and on which side it lies.
+// "forward, terraced hedgehog_softmax: faster than softmax from T = 412 on", or "... crossover not
+// seen, ..." and on which side it lies, as far as was measured.
 [[nodiscard]] std::string crossover_text(const KernelLine& line);
 // {"direction", "heads", "layout", "map", "dtype", "features", "length": number or null,
 //  "faster_at": "from_length_on" | "every_length" | "no_length" | "unknown"}

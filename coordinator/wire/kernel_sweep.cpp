@@ -4,6 +4,7 @@
 #include <charconv>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <set>
 #include <utility>
 
 #include "storage/error.hpp"
@@ -52,6 +53,23 @@ std::vector<Value> parsed(const nlohmann::json& words, Parse parse) {
   return values;
 }
 
+// In the words of the command line; AttentionSpec would answer in the recipe's.
+void check_features(const KernelSweep& sweep, FeatureMapKind map) {
+  const std::string with = " with --map " + std::string(storage::to_string(map));
+  if (map == FeatureMapKind::kTaylor && sweep.head_dim > KernelSweep::kMaxTaylorHeadDim) {
+    refuse("--head-dim",
+           "at most " + std::to_string(KernelSweep::kMaxTaylorHeadDim) + with +
+               ", which has 1 + D + D (D + 1) / 2 features",
+           std::to_string(sweep.head_dim));
+  }
+  for (const int count : sweep.features_of(map)) {
+    if (!sweep.attention(map, count, sweep.layouts.front()).negation || count % 2 == 0) continue;
+    refuse("--features",
+           "even numbers" + with + ", half of whose features are of -xW",
+           std::to_string(count));
+  }
+}
+
 }  // namespace
 
 storage::AttentionSpec KernelSweep::attention(FeatureMapKind map,
@@ -83,6 +101,14 @@ std::int64_t KernelSweep::num_sequences(std::int64_t length, BenchDirection dire
   return std::max<std::int64_t>(1, batch_tokens / tokens);
 }
 
+std::int64_t KernelSweep::num_measurements() const {
+  std::size_t num_features = 0;
+  for (const FeatureMapKind map : maps) num_features += features_of(map).size();
+  const std::size_t num_lengths = std::set(lengths.begin(), lengths.end()).size();
+  return static_cast<std::int64_t>(heads.size() * directions.size() * num_lengths * layouts.size() *
+                                   num_features * dtypes.size());
+}
+
 void KernelSweep::validate() const {
   require_some("--lengths", lengths);
   require_some("--features", features);
@@ -109,6 +135,7 @@ void KernelSweep::validate() const {
   for (const FeatureMapKind map : maps) {
     if (std::find(kBenchMaps.begin(), kBenchMaps.end(), map) == kBenchMaps.end())
       refuse("--map", "a map of the hybrid", std::string(to_string(map)));
+    check_features(*this, map);
     for (const storage::WindowLayout layout : layouts) {
       for (const int count : features_of(map)) attention(map, count, layout).validate(head_dim);
     }

@@ -44,6 +44,8 @@ struct KernelSweep {
   // F and W as AttentionSpec::validate has them.
   static constexpr int kMaxLength = 1 << 24, kMaxHeads = 1024, kMaxHeadDim = 1024;
   static constexpr int kMaxFeatures = 4096, kMaxWindow = 65536;
+  // Of the Taylor map, whose 1 + D + D (D + 1) / 2 features AttentionSpec holds to 65,536.
+  static constexpr int kMaxTaylorHeadDim = 360;
   static constexpr int kMaxBatchTokens = 1 << 30, kMaxRepeats = 1 << 20, kMaxThreads = 4096;
 
   std::vector<std::int64_t> lengths = {64, 128, 256, 512, 1024, 2048, 4096};  // T; decode: context
@@ -71,6 +73,9 @@ struct KernelSweep {
   // T is swept over: B sequences. Decode keeps the batch of the longest context, so that a step's
   // time shows what the context costs and not what the batch does.
   [[nodiscard]] std::int64_t num_sequences(std::int64_t length, BenchDirection direction) const;
+  // Of a whole sweep: one for every head count, direction, length and variant. A length that is
+  // named twice counts once.
+  [[nodiscard]] std::int64_t num_measurements() const;
   // Throws kUsage naming the option, what was expected and what was found.
   void validate() const;
 };

@@ -1,17 +1,14 @@
-// `hedgerow bench kernels` without a kernel: the report's arithmetic, the plot, and the command
-// with a worker that is a shell script.
+// `hedgerow bench kernels` without a kernel: what it asks for, and the command with a worker that
+// is a shell script.
 #include <gmock/gmock.h>
 
-#include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <limits>
 
-#include "coordinator/cli/bench_plot.hpp"
-#include "coordinator/cli/bench_report.hpp"
 #include "coordinator/wire/kernel_sweep.hpp"
 #include "storage/error.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
+#include "tests/coordinator/cli_svg.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -21,176 +18,6 @@ namespace fs = std::filesystem;
 using nlohmann::json;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-
-KernelRow row_of(std::int64_t length, double ratio, const std::string& layout = "terraced") {
-  KernelRow row;
-  row.direction = "forward";
-  row.heads = "9:3";
-  row.layout = layout;
-  row.map = "hedgehog_softmax";
-  row.dtype = "bf16";
-  row.softmax = "flash, fp32";
-  row.length = length;
-  row.features = 64;
-  row.ratio = ratio;
-  row.us_per_token = 2;
-  row.softmax_us_per_token = 2 / ratio;
-  return row;
-}
-
-KernelLine line_of(const std::vector<std::pair<std::int64_t, double>>& ratios) {
-  std::vector<KernelRow> rows;
-  for (const auto& [length, ratio] : ratios) rows.push_back(row_of(length, ratio));
-  return kernel_lines(rows).at(0);
-}
-
-// An opening tag is closed in its order, quotes and references are whole.
-std::string xml_fault(const std::string& text) {
-  std::vector<std::string> open;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    if (static_cast<unsigned char>(text[i]) > 0x7e) return "not ASCII at " + std::to_string(i);
-    if (text[i] == '&') {
-      const std::size_t end = text.find(';', i);
-      const std::string name = text.substr(i + 1, end - i - 1);
-      if (name != "amp" && name != "lt" && name != "gt" && name != "quot") return "&" + name;
-    }
-    if (text[i] != '<') continue;
-    const std::size_t end = text.find('>', i);
-    if (end == std::string::npos) return "a tag without its end";
-    const std::string tag = text.substr(i + 1, end - i - 1);
-    if (std::count(tag.begin(), tag.end(), '"') % 2 != 0) return "quotes of <" + tag;
-    if (tag.find('<') != std::string::npos) return "< in <" + tag;
-    if (tag[0] == '/') {
-      if (open.empty() || open.back() != tag.substr(1)) return "<" + tag + "> closes nothing";
-      open.pop_back();
-    } else if (tag.back() != '/') {
-      open.push_back(tag.substr(0, tag.find(' ')));
-    }
-    i = end;
-  }
-  return open.empty() ? "" : "<" + open.back() + "> is not closed";
-}
-
-std::size_t count_of(const std::string& text, const std::string& part) {
-  std::size_t count = 0;
-  for (std::size_t at = text.find(part); at != std::string::npos; at = text.find(part, at + 1))
-    ++count;
-  return count;
-}
-
-// Catches: interpolating lengths and not their logarithms, which are what the sweep is even in.
-TEST(Crossover, LiesBetweenTwoLengthsStraightInTheLogarithms) {
-  const KernelLine line = line_of({{256, 4.0}, {1024, 0.25}});
-  ASSERT_TRUE(crossover_length(line));
-  EXPECT_NEAR(*crossover_length(line), 512, 1e-6);
-  EXPECT_EQ(crossover_text(line),
-            "forward, terraced hedgehog_softmax: faster than softmax from T = 512 on");
-  EXPECT_EQ(crossover_json(line)["faster_at"], "from_length_on");
-}
-
-// Catches: a crossing into noise being taken for the one from which linear attention stays ahead.
-TEST(Crossover, OfSeveralTheLastCounts) {
-  const KernelLine line = line_of({{128, 2.0}, {256, 0.5}, {512, 2.0}, {1024, 0.5}});
-  ASSERT_TRUE(crossover_length(line));
-  EXPECT_NEAR(*crossover_length(line), std::sqrt(512.0 * 1024.0), 1e-6);
-}
-
-// Catches: extrapolation, and one sentence for both sides.
-TEST(Crossover, OutsideTheSweepIsSaidWithItsSide) {
-  const KernelLine faster = line_of({{256, 0.9}, {512, 0.5}});
-  EXPECT_FALSE(crossover_length(faster));
-  EXPECT_THAT(crossover_text(faster),
-              HasSubstr("not within the sweep, faster than softmax at all its lengths"));
-  EXPECT_EQ(crossover_json(faster)["faster_at"], "every_length");
-  const KernelLine slower = line_of({{256, 0.9}, {512, 1.0}});
-  EXPECT_FALSE(crossover_length(slower));
-  EXPECT_THAT(crossover_text(slower), HasSubstr("not within the sweep, slower than softmax"));
-  EXPECT_EQ(crossover_json(slower)["faster_at"], "no_length");
-  EXPECT_EQ(crossover_json(slower)["length"], nullptr);
-}
-
-// Catches: a length at which no softmax fitted being read as a victory or a defeat.
-TEST(Crossover, LengthsWithoutAnOpponentDoNotCount) {
-  EXPECT_NEAR(*crossover_length(line_of({{256, 2.0}, {512, kNan}, {1024, 0.5}})), 512, 1e-6);
-  EXPECT_THAT(crossover_text(line_of({{256, kNan}})), HasSubstr("no softmax to compare with"));
-}
-
-TEST(KernelLines, NameOnlyWhatTheyDifferInAndSortTheirLengths) {
-  std::vector<KernelRow> rows = {row_of(512, 1), row_of(256, 2), row_of(256, 2, "sliding")};
-  std::vector<KernelLine> lines = kernel_lines(rows);
-  ASSERT_EQ(lines.size(), 2U);
-  EXPECT_EQ(lines[0].name, "terraced hedgehog_softmax");
-  EXPECT_EQ(lines[1].name, "sliding hedgehog_softmax");
-  EXPECT_EQ(lines[0].rows[0].length, 256);
-  rows.back().features = 128;
-  rows.back().dtype = "fp32";
-  lines = kernel_lines(rows);
-  EXPECT_EQ(lines[1].name, "sliding hedgehog_softmax F = 128 fp32");
-}
-
-// Catches: rows that come one by one and do not stand under their titles.
-TEST(KernelTable, RowsPrintedOneByOneStandUnderTheirTitles) {
-  for (const int width : {200, 120, 80, 40}) {
-    const std::string title = KernelTable::title(width);
-    KernelRow small = row_of(256, 2.25), large = row_of(1 << 20, 0.001234);
-    small.ms = 0.001;
-    large.ms = 123456;
-    for (const KernelRow& row : {small, large}) {
-      const std::string line = KernelTable::line(row, width);
-      EXPECT_LE(line.size(), static_cast<std::size_t>(width));
-      EXPECT_EQ(line.substr(0, 9), "forward  ");
-      const std::string length = std::to_string(row.length);
-      EXPECT_EQ(line.find(length + " ") + length.size(), title.find(" T ") + 2) << title << "\n"
-                                                                                << line;
-    }
-  }
-}
-
-TEST(KernelPlot, TicksAreRoundAndEncloseTheirValues) {
-  EXPECT_THAT(log_ticks(3, 40), ElementsAre(2, 5, 10, 20, 50));
-  EXPECT_THAT(log_ticks(1, 10), ElementsAre(1, 2, 5, 10));
-  EXPECT_THAT(log_ticks(0.5, 0.5), ElementsAre(0.5, 1));
-  EXPECT_THAT(log_ticks(0.012, 0.018),
-              ElementsAre(::testing::DoubleNear(0.01, 1e-12), ::testing::DoubleNear(0.02, 1e-12)));
-}
-
-TEST(KernelPlot, IsWellFormedAsciiWithTitleDescriptionAxesAndEveryPoint) {
-  const std::vector<KernelRow> rows = {
-      row_of(256, 4), row_of(1024, 0.25), row_of(256, 2, "sliding")};
-  const std::string svg = kernel_plot(kernel_lines(rows), "A <processor> & \"co\" \xc2\xae");
-  EXPECT_EQ(xml_fault(svg), "") << svg;
-  EXPECT_THAT(svg, HasSubstr("<title id=\"title\">"));
-  EXPECT_THAT(svg,
-              HasSubstr("<desc id=\"description\">A &lt;processor&gt; &amp; &quot;co&quot; ??."));
-  EXPECT_THAT(svg, HasSubstr("faster than softmax from T = 512 on"));
-  EXPECT_THAT(svg, HasSubstr(">512</text>"));  // the crossover's label
-  EXPECT_THAT(svg, HasSubstr(">256</text>"));  // a tick of T
-  EXPECT_THAT(svg, HasSubstr(">microseconds a token</text>"));
-  EXPECT_EQ(count_of(svg, "class=\"softmax\" points="), 1U);  // one dashed line a panel
-  EXPECT_EQ(count_of(svg, "us a token</title>"), rows.size());
-  EXPECT_THAT(svg, HasSubstr("prefers-color-scheme: dark"));
-}
-
-// Catches: a legend of a line that is not there.
-TEST(KernelPlot, NamesSoftmaxOnlyWhereItIsDrawn) {
-  const std::string in_legend = ">softmax, the fastest backend</text>";
-  const std::vector<KernelRow> met = {row_of(256, 4), row_of(1024, 0.25)};
-  EXPECT_EQ(count_of(kernel_plot(kernel_lines(met), "here"), in_legend), 1U);
-  const std::vector<KernelRow> alone = {row_of(256, kNan), row_of(1024, kNan)};
-  EXPECT_EQ(count_of(kernel_plot(kernel_lines(alone), "here"), in_legend), 0U);
-}
-
-// Catches: a division by the logarithm of 1, and a plot that cannot be opened.
-TEST(KernelPlot, OneLengthOrNothingIsStillAPlot) {
-  for (const auto& rows : {std::vector<KernelRow>{row_of(256, 2)}, {}}) {
-    const std::string svg = kernel_plot(kernel_lines(rows), "here");
-    EXPECT_EQ(xml_fault(svg), "") << svg;
-    EXPECT_EQ(svg.find("nan"), std::string::npos);
-    EXPECT_EQ(svg.find("inf"), std::string::npos);
-  }
-}
 
 TEST(KernelSweep, TravelsAsJsonAndBack) {
   wire::KernelSweep sweep;
@@ -213,6 +40,10 @@ TEST(KernelSweep, FeaturesFollowFromTheMapAndTheDecodeBatchFromTheLongestContext
   EXPECT_THAT(sweep.features_of(storage::FeatureMapKind::kTaylor), ElementsAre(2145));
   sweep.maps.assign(wire::kBenchMaps.begin(), wire::kBenchMaps.end());
   EXPECT_NO_THROW(sweep.validate());
+  wire::KernelSweep series;
+  series.maps = {storage::FeatureMapKind::kTaylor};
+  series.head_dim = wire::KernelSweep::kMaxTaylorHeadDim;
+  EXPECT_NO_THROW(series.validate()) << "the greatest that AttentionSpec takes";
   sweep.lengths = {256, 1024};
   sweep.batch_tokens = 2048;
   EXPECT_EQ(sweep.num_sequences(256, wire::BenchDirection::kForward), 8);
@@ -236,7 +67,12 @@ TEST(BenchCommand, WrongOptionsAreAnsweredBeforeAnythingRuns) {
       {{"--heads", "9"}, "--heads: expected QUERY:KV, as 32:8, found '9'"},
       {{"--heads", "9:4"},
        "--heads: expected QUERY:KV with 1 to 1024 query heads, a multiple of KV"},
-      {{"--features", "63"}, "attention.feature_dim = 63: must be even with negation"},
+      {{"--features", "63"},
+       "--features: expected even numbers with --map hedgehog_softmax, half of whose features are "
+       "of -xW, found '63'"},
+      {{"--map", "taylor", "--head-dim", "361"},
+       "--head-dim: expected at most 360 with --map taylor, which has 1 + D + D (D + 1) / 2 "
+       "features, found '361'"},
       {{"--repeats", "0"}, "--repeats: expected a number of at least 1, found '0'"},
       // Above a great limit the limit is told, in all its digits.
       {{"--lengths", "256,20000000"},
@@ -343,7 +179,10 @@ TEST(BenchCommand, ShowsRowsCrossoversAndThePlotAndTellsTheWorkerTheSweep) {
   EXPECT_EQ(worker.sweep()["maps"], json({"relu"}));
   EXPECT_EQ(worker.sweep()["directions"], json({"forward", "backward", "decode"}));
   std::ifstream file(worker.plot());
-  EXPECT_EQ(xml_fault(std::string{std::istreambuf_iterator<char>(file), {}}), "");
+  const std::string svg{std::istreambuf_iterator<char>(file), {}};
+  EXPECT_EQ(xml_fault(svg), "");
+  EXPECT_THAT(svg,
+              HasSubstr("LibTorch 2.11.0; bf16, W = 64, F = 64, D = 64, medians of 5 repeats"));
 }
 
 TEST(BenchCommand, JsonHasEveryRowAndTheCrossovers) {
@@ -368,9 +207,21 @@ TEST(BenchCommand, JsonHasEveryRowAndTheCrossovers) {
 TEST(BenchCommand, InterruptedItShowsWhatWasMeasuredAndExitsWithFour) {
   const FakeWorker worker(std::vector<json>{device(), measured(256, 4.0)},
                           "kill -INT $PPID; sleep 60 & wait");
-  const Answer answer = run_line({"bench", "kernels", "--plot", worker.plot()}, worker.console());
+  const Answer answer = run_line({"bench",
+                                  "kernels",
+                                  "--plot",
+                                  worker.plot(),
+                                  "--lengths",
+                                  "256,512,512",
+                                  "--map",
+                                  "relu,t2r",
+                                  "--features",
+                                  "32,64"},
+                                 worker.console());
   EXPECT_EQ(answer.code, 4) << answer.err;
-  EXPECT_THAT(answer.out, HasSubstr("forward, terraced relu: crossover not within the sweep"));
+  // Three directions, two lengths, two layouts; relu has one F and t2r both.
+  EXPECT_THAT(answer.err, HasSubstr("interrupted: 1 of 36 measurements done\n"));
+  EXPECT_THAT(answer.out, HasSubstr("forward, terraced relu: crossover not seen"));
   EXPECT_TRUE(fs::exists(worker.plot()));
 }
 

@@ -1,6 +1,8 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <filesystem>
 #include <memory>
+#include <set>
 
 #include "coordinator/cli/bench_plot.hpp"
 #include "coordinator/cli/bench_report.hpp"
@@ -67,15 +69,36 @@ std::string device_text(const json& device) {
          ", LibTorch " + device.value("libtorch", "");
 }
 
+// What the whole sweep has in common, beside its device.
+std::string common_text(const wire::KernelSweep& sweep) {
+  std::set<int> features;
+  for (const storage::FeatureMapKind map : sweep.maps) {
+    for (const int count : sweep.features_of(map)) features.insert(count);
+  }
+  const bool has_window =
+      std::any_of(sweep.layouts.begin(), sweep.layouts.end(), [](storage::WindowLayout layout) {
+        return layout != storage::WindowLayout::kNone;
+      });
+  std::string text;
+  if (sweep.dtypes.size() == 1) text += std::string(wire::to_string(sweep.dtypes[0])) + ", ";
+  if (has_window) text += "W = " + std::to_string(sweep.window) + ", ";
+  if (features.size() == 1) text += "F = " + std::to_string(*features.begin()) + ", ";
+  return text + "D = " + std::to_string(sweep.head_dim) + ", " +
+         (sweep.repeats == 1 ? "measured once"
+                             : "medians of " + std::to_string(sweep.repeats) + " repeats");
+}
+
 // What comes from the worker, shown as it comes.
 class BenchView {
  public:
-  explicit BenchView(Terminal& terminal) : terminal_(terminal) {}
+  BenchView(Terminal& terminal, const wire::KernelSweep& sweep)
+      : terminal_(terminal), sweep_(sweep) {}
 
   void take(const json& object) {
     const std::string event = object.value("event", "");
     if (event == "device") show_device(object);
     if (event == "measured") show_row(kernel_row(object));
+    if (event == "measured" || event == "refused") ++num_done_;
     if (event == "left_out") show_left_out(object);
     if (event == "refused") terminal_.warn(place_of(object) + ": not measured, " + reason(object));
     terminal_.print_json(object);
@@ -91,13 +114,19 @@ class BenchView {
       crossovers.push_back(crossover_json(line));
     }
     if (!plot.empty()) {
-      storage::write_atomically(plot, kernel_plot(lines, device_));
+      storage::write_atomically(plot, kernel_plot(lines, device_ + "; " + common_text(sweep_)));
       terminal_.say("wrote " + plot);
     }
     terminal_.print_json({{"event", "crossovers"},
                           {"crossovers", crossovers},
                           {"is_complete", is_complete},
                           {"plot", plot.empty() ? json() : json(plot)}});
+  }
+
+  // What the crossovers and the plot after it leave out.
+  void show_interrupted() {
+    terminal_.warn("interrupted: " + std::to_string(num_done_) + " of " +
+                   std::to_string(sweep_.num_measurements()) + " measurements done");
   }
 
   [[nodiscard]] bool is_empty() const { return rows_.empty(); }
@@ -134,8 +163,10 @@ class BenchView {
   }
 
   Terminal& terminal_;
+  const wire::KernelSweep& sweep_;
   std::string device_;
   std::vector<KernelRow> rows_;
+  std::int64_t num_done_ = 0;  // refused ones too: they are not tried again
 };
 
 ExitCode run_bench(const BenchOptions& options, Terminal& terminal) {
@@ -146,11 +177,12 @@ ExitCode run_bench(const BenchOptions& options, Terminal& terminal) {
       .input = json(sweep).dump() + "\n"};
   const InterruptScope interrupts;
   terminal.status("measuring the device ...");
-  BenchView view(terminal);
+  BenchView view(terminal, sweep);
   const bool is_complete = run_helper(
       terminal, "sweep", "hedgerow-worker bench-kernels", command, [&](const json& object) {
         view.take(object);
       });
+  if (!is_complete) view.show_interrupted();
   view.finish(options.plot, is_complete);
   if (!is_complete) return ExitCode::kInterrupted;
   if (view.is_empty())
