@@ -259,6 +259,8 @@ Error child_error(std::string_view what, const ChildResult& result) {
   if (result.exit_code == static_cast<int>(storage::ExitCode::kEnvironment))
     kind = ErrorKind::kUnavailable;
   const std::string reason = last_line(result.stderr_tail);
+  // What the user can mend is said whole by its sentence; which helper found it is no part of it.
+  if (kind == ErrorKind::kUsage && !reason.empty()) return {kind, reason};
   return {kind,
           std::string(what) + " failed (exit code " + std::to_string(result.exit_code) + ")" +
               (reason.empty() ? "; run it again with -vv to see what it says" : ": " + reason)};

@@ -37,8 +37,8 @@ ChildResult run_child(const ChildCommand& command,
 // Replaces this process. Returns only by throwing kUnavailable.
 [[noreturn]] void become(const std::vector<std::string>& arguments);
 
-// The error of a child that failed, of the kind its exit code means: "<what> failed (exit code 2):
-// <last stderr line>".
+// The error of a child that failed, of the kind its exit code means: "<what> failed (exit code 1):
+// <last stderr line>"; of kind kUsage that line alone, which says what to mend.
 [[nodiscard]] storage::Error child_error(std::string_view what, const ChildResult& result);
 
 }  // namespace hedgerow::coordinator::cli

@@ -59,8 +59,7 @@ TEST_F(Tokenize, PassesTheResolvedRecipeAndReportsWhatCameOut) {
 TEST_F(Tokenize, UsageErrorOfTheScriptIsTheCommandsOwn) {
   const Answer answer = run_with("echo 'error: text.txt: no such file' >&2; exit 2");
   EXPECT_EQ(answer.code, 2);
-  EXPECT_EQ(answer.err,
-            "hedgerow tokenize: make_tokens.py failed (exit code 2): text.txt: no such file\n");
+  EXPECT_EQ(answer.err, "hedgerow tokenize: text.txt: no such file\n");
 }
 
 TEST_F(Tokenize, MissingPackageIsTheEnvironmentsFault) { EXPECT_EQ(run_with("exit 5").code, 5); }
