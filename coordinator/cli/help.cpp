@@ -88,9 +88,10 @@ std::string usage(const CLI::App& app) {
   for (const CLI::Option* option : app.get_options()) {
     if (option->nonpositional()) {
       if (option->get_required()) line += " " + option->get_name() + value_name(*option);
-      continue;
+      if (!option->get_positional()) continue;  // else it may be given without its name too
     }
-    std::string name = option->get_name(true, false);
+    const std::string type = type_of(*option);
+    std::string name = lists_choices(type) ? type : option->get_name(true, false);
     if (option->get_expected_max() > 1) name += "...";
     line += option->get_required() ? " " + name : " [" + name + "]";
   }

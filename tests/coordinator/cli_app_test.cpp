@@ -122,6 +122,17 @@ TEST(Cli, AMistypedLineIsAnsweredWithWhatWasExpectedFoundAndMeant) {
   }
 }
 
+// Catches: a word that a command takes and its usage hides, or tells by a name that means nothing.
+TEST(Cli, UsageShowsWhatMayStandWithoutAnOptionsName) {
+  const auto usage_of = [](const char* command) {
+    const std::string out = run_line({command, "--help"}).out;
+    const std::size_t begin = out.find("usage: ");
+    return out.substr(begin, out.find('\n', begin) - begin);
+  };
+  EXPECT_EQ(usage_of("generate"), "usage: hedgerow generate [options] [prompt...]");
+  EXPECT_EQ(usage_of("bench"), "usage: hedgerow bench [options] kernels");
+}
+
 TEST(Cli, HelpOfACommandIsReachedBothWays) {
   EXPECT_EQ(run_line({"help", "plan"}).out, run_line({"plan", "--help"}).out);
   EXPECT_EQ(run_line({"help"}).out, run_line({"--help"}).out);
