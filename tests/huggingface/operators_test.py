@@ -213,7 +213,14 @@ import copy; copy.deepcopy(model)
 
     def test_a_library_that_does_not_load_is_named_and_the_model_still_runs(self):
         with tempfile.NamedTemporaryFile(suffix=".so") as broken:
-            self.assertRegex(" ".join(self.says(HEDGEROW_OPS=broken.name)), f"False .*HEDGEROW_OPS={broken.name} cannot be loaded")
+            found = " ".join(self.says(HEDGEROW_OPS=broken.name))
+            self.assertRegex(found, f"False .*HEDGEROW_OPS={broken.name} cannot be loaded .*version of PyTorch")
+
+    def test_a_library_that_is_not_there_is_said_to_be_absent(self):
+        with tempfile.TemporaryDirectory() as directory:
+            found = " ".join(self.says(HEDGEROW_OPS=f"{directory}/none.so"))
+            self.assertRegex(found, f"False .*HEDGEROW_OPS={directory}/none.so: no such file, .*target hedgerow_ops")
+            self.assertNotIn("version of PyTorch", found)
 
 
 if __name__ == "__main__":

@@ -28,10 +28,15 @@ def have_operators() -> bool:
         say_once("in plain PyTorch, as HEDGEROW_OPS=off asks")
         return False
     if asked and not registered():
+        if not os.path.isfile(asked):  # the loader's own words for it are lost among its other reasons
+            warn_once(f"HEDGEROW_OPS={asked}: no such file",
+                      "name libhedgerow_ops.so as it was built (CMake target hedgerow_ops)")
+            return False
         try:
             torch.ops.load_library(asked)
         except OSError as error:
-            warn_once(asked, str(error).splitlines()[0])
+            warn_once(f"HEDGEROW_OPS={asked} cannot be loaded ({str(error).splitlines()[0]})",
+                      "the library belongs to one version of PyTorch: build it against this one")
             return False
     if not registered():
         say_once("in plain PyTorch; HEDGEROW_OPS=/path/to/libhedgerow_ops.so would use hedgerow's kernels")
@@ -50,9 +55,8 @@ def say_once(how: str) -> None:
 
 
 @functools.cache
-def warn_once(path: str, reason: str) -> None:
-    logger.warning(f"hedgerow: HEDGEROW_OPS={path} cannot be loaded ({reason}), so attention is computed in plain PyTorch; the "
-                   "library belongs to one version of PyTorch: build it against this one, or set HEDGEROW_OPS=off")
+def warn_once(what: str, remedy: str) -> None:
+    logger.warning(f"hedgerow: {what}, so attention is computed in plain PyTorch; {remedy}, or set HEDGEROW_OPS=off")
 
 
 def operators_take(layer, *tensors: torch.Tensor, with_state: bool) -> bool:
