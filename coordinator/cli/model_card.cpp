@@ -110,7 +110,9 @@ std::string loading_text(const std::string& name) {
          json(name).dump() +
          ")\n```\n\n"
          "The model's code lies beside its weights; `trust_remote_code=True` lets it run. "
-         "Generation takes constant memory, however long the text.\n";
+         "Generation takes constant memory, however long the text. Attention is computed in plain "
+         "PyTorch, or by hedgerow's own kernels where `HEDGEROW_OPS=/path/to/libhedgerow_ops.so` "
+         "names them (CMake target `hedgerow_ops`, built against the same PyTorch).\n";
 }
 
 // Of "models/teacher/" too.

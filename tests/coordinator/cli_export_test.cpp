@@ -82,7 +82,8 @@ TEST_F(Export, ModelCardSaysWhatTheRunKnowsAndIsNotTheTeachers) {
                            "softmax_layers = [1]\n",
                            "each layer alone: 60 steps of 1 x 4 tokens\n",
                            "| after the transfer | - | 0.1767 | 0.5 |\n",
-                           "from_pretrained(\"out\", trust_remote_code=True)"}) {
+                           "from_pretrained(\"out\", trust_remote_code=True)",
+                           "`HEDGEROW_OPS=/path/to/libhedgerow_ops.so`"}) {
     EXPECT_NE(card.find(part), std::string::npos) << part << "\n" << card;
   }
   EXPECT_EQ(card.find("LoRA of rank"), std::string::npos) << "the student has none";
