@@ -4,6 +4,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <array>
 
 #include "kernels/exponential_maps.hpp"
 
@@ -120,8 +121,14 @@ std::string describe(at::IntArrayRef sizes) {
 
 AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   TORCH_CHECK(q.dim() == 4, "attention: q must be [B, H, T, D], found ", describe(q.sizes()));
-  TORCH_CHECK(
-      q.numel() >= 1, "attention: q must hold at least one token, found ", describe(q.sizes()));
+  constexpr std::array kHeld{"sequence", "head", "token", "component a head"};
+  for (std::size_t i = 0; i < kHeld.size(); ++i) {
+    TORCH_CHECK(q.size(static_cast<std::int64_t>(i)) >= 1,
+                "attention: q must hold at least one ",
+                kHeld[i],
+                ", found ",
+                describe(q.sizes()));
+  }
   check_dtype("q", q);
   check_like_q("k", k, q);
   if (v.defined()) {

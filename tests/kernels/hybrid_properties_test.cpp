@@ -236,7 +236,7 @@ TEST(HybridAttentionErrors, AreOneSentenceWithTheArgumentAndBothValues) {
   bad = x;
   bad.q = x.q.narrow(0, 0, 0);
   EXPECT_THAT(message_of(bad),
-              ::testing::HasSubstr("q must hold at least one token, found [0, 4, 65, 16]"));
+              ::testing::HasSubstr("q must hold at least one sequence, found [0, 4, 65, 16]"));
 }
 
 TEST(HybridAttentionErrors, NameTheParameterThatDoesNotFit) {
