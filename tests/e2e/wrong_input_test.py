@@ -333,13 +333,17 @@ class Recipes(WrongInput):
         self.assertFalse(self.new_run.exists())
 
     def test_a_recipe_that_failed_before_anything_was_computed_is_mended_and_given_again(self) -> None:
-        wrong = self.recipe((str(job.TEXT), str(self.scratch / "no-such-text.txt")), name="wrong.toml")
-        self.assert_refused(self.job.command("run", "--run", self.new_run, "--recipe", wrong), 2, "no-such-text.txt")
+        text = self.scratch / "latin-1.txt"
+        wrong = self.recipe((str(job.TEXT), str(text)), name="wrong.toml")
+        self.assert_refused(self.job.command("run", "--run", self.new_run, "--recipe", wrong), 2, str(text), "no such file")
+        self.assertFalse(self.new_run.exists())
+        text.write_bytes(b"caf\xe9 " * 10000)  # only who reads it can tell
+        self.assert_refused(self.job.command("run", "--run", self.new_run, "--recipe", wrong), 2, str(text), "not UTF-8")
         mended = self.job.command("run", "--run", self.new_run, "--recipe", self.job.recipe,
                                   HEDGEROW_WORKER="/no/such/worker")
         self.assert_refused(mended, 5, "hedgerow-worker not found")
         self.assertIn("the run begins with the new recipe", mended.err)
-        self.assertNotIn("no-such-text", (self.new_run / "run.toml").read_text())
+        self.assertNotIn("latin-1.txt", (self.new_run / "run.toml").read_text())
 
     def test_token_ids_outside_the_vocabulary(self) -> None:
         import h5py
