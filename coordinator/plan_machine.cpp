@@ -1,27 +1,28 @@
-#include <fstream>
-#include <sstream>
+#include <algorithm>
 #include <thread>
 
 #include "coordinator/plan.hpp"
 #include "coordinator/wire/memory.hpp"
+#include "coordinator/wire/processor.hpp"
 #include "storage/file.hpp"
 #include "storage/tokens_file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
 
-// Assumed: what a core sustains in the products of this kind of processor (bf16 with AMX; fp32 with
-// AVX-512, which is the worker's choice there, and without). Only estimates of time rest on them.
-constexpr double kFlopsPerCoreAmx = 0.3e12;
-constexpr double kFlopsPerCoreAvx512 = 0.1e12;
-constexpr double kFlopsPerCoreFloat = 0.04e12;
-
-std::string processor_flags() {
-  std::ifstream file("/proc/cpuinfo");
-  for (std::string line; std::getline(file, line);) {
-    if (line.rfind("flags", 0) == 0) return line + " ";
+// Assumed: what a core sustains in the products of this kind of processor, in the dtype that "auto"
+// takes there. Only estimates of time rest on them.
+double flops_per_core(wire::MatrixUnits units) {
+  switch (units) {
+    case wire::MatrixUnits::kAmx:
+    case wire::MatrixUnits::kAvx512Bfloat:
+      return 0.3e12;
+    case wire::MatrixUnits::kAvx512:
+      return 0.1e12;
+    case wire::MatrixUnits::kNone:
+      break;
   }
-  return "";
+  return 0.04e12;
 }
 
 TokensInfo info_of(const storage::RunLayout& layout, storage::DataStage stage, int vocab_size) {
@@ -47,15 +48,10 @@ PlanLimits limits_of_this_machine(const std::filesystem::path& directory, int lo
   limits.free_disk_bytes = storage::free_bytes(existing);
   limits.memory_bytes = wire::usable_memory_bytes();
   limits.local_workers = local_workers;
-  const std::string flags = processor_flags();
-  const bool amx = flags.find(" amx_bf16 ") != std::string::npos;
-  const bool avx512 = flags.find(" avx512f ") != std::string::npos;
-  limits.compute_bytes = amx ? 2 : 4;  // as the worker resolves plan.compute_dtype = "auto"
-  const double per_core = amx      ? kFlopsPerCoreAmx
-                          : avx512 ? kFlopsPerCoreAvx512
-                                   : kFlopsPerCoreFloat;
+  const wire::MatrixUnits units = wire::matrix_units();
+  limits.compute_bytes = wire::multiplies_bfloat16_faster(units) ? 2 : 4;
   const double cores = std::max(1U, std::thread::hardware_concurrency());
-  limits.flops_per_second = per_core * cores / std::max(1, local_workers);
+  limits.flops_per_second = flops_per_core(units) * cores / std::max(1, local_workers);
   return limits;
 }
 

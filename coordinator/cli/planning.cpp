@@ -10,6 +10,7 @@
 #include "coordinator/cli/tokenizing.hpp"
 #include "coordinator/fold.hpp"
 #include "coordinator/wire/gpus.hpp"
+#include "coordinator/wire/processor.hpp"
 #include "storage/build_info.hpp"
 #include "storage/model_config.hpp"
 
@@ -87,7 +88,7 @@ void resolve_for_this_machine(Recipe& recipe) {
   if (recipe.plan.compute_dtype == "auto") {
     const bool has_fast_bf16 =
         computes_on_gpus(recipe, storage::has_cuda(), wire::num_visible_gpus()) ||
-        limits_of_this_machine(fs::current_path(), 1).compute_bytes == 2;
+        wire::multiplies_bfloat16_faster(wire::matrix_units());
     recipe.plan.compute_dtype = has_fast_bf16 ? "bf16" : "fp32";
   }
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));

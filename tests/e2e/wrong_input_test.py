@@ -323,14 +323,20 @@ class Recipes(WrongInput):
     def test_a_device_that_is_not_here(self) -> None:
         if any(Path("/dev").glob("nvidia[0-9]*")):
             self.skipTest("this machine has a GPU")
-        recipe = self.recipe(("[plan]\n", '[plan]\ndevice = "cuda"\n'))
+        recipe, plain = self.recipe(("[plan]\n", '[plan]\ndevice = "cuda"\n'), name="cuda.toml"), self.recipe()
         for words in (("run", "--run", self.new_run, "--recipe", recipe),
+                      ("run", "--run", self.new_run, "--recipe", plain, "--device", "cuda"),
+                      ("plan", "--run", self.new_run, "--recipe", plain, "--device", "cuda"),
                       ("generate", "--run", prepared.finished, "--device", "cuda", "A hacker")):
             ended = self.job.command(*words)
-            with self.subTest(words[0]):
+            with self.subTest(words):
                 self.assert_refused(ended, ended.code, "cuda", '"auto"')
                 self.assertIn(ended.code, (2, 5), "a build without CUDA; a machine without a GPU")
         self.assertFalse(self.new_run.exists())
+
+    def test_another_device_than_the_run_began_with(self) -> None:
+        ended = self.job.command("run", "--run", prepared.finished, "--device", "cpu")
+        self.assert_refused(ended, 2, "--device cpu differs from the recipe", "plan.device", "begin a new run")
 
     def test_a_recipe_that_failed_before_anything_was_computed_is_mended_and_given_again(self) -> None:
         text = self.scratch / "latin-1.txt"

@@ -14,7 +14,7 @@ namespace fs = std::filesystem;
 using storage::ExitCode;
 
 struct PlanOptions {
-  std::string run, recipe;
+  std::string run, recipe, device;
 };
 
 void print_plan(const Plan& plan, const std::optional<UnreadText>& unread, Terminal& terminal) {
@@ -72,6 +72,7 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
           options.run + " holds no run.toml; give --recipe FILE, or --run DIR of a run");
   storage::Recipe recipe =
       storage::Recipe::load(options.recipe.empty() ? recorded : fs::path(options.recipe));
+  if (!options.device.empty()) recipe.plan.device = options.device;
   resolve_for_this_machine(recipe);
   Plan plan = plan_of(recipe, options.run);
   const std::optional<UnreadText> text = unread_text(recipe, options.run);
@@ -92,6 +93,9 @@ RunCommand declare_plan(CLI::App& app) {
   const auto options = std::make_shared<PlanOptions>();
   app.add_option("--recipe", options->recipe, "the recipe; without it the run's own")
       ->type_name("FILE");
+  one_of(app.add_option(
+             "--device", options->device, "where to compute, in place of the recipe's plan.device"),
+         {"auto", "cpu", "cuda"});
   add_run(app, options->run);
   return [options](Terminal& terminal) {
     // With a recipe it is where the run will lie, which need not be a run yet.

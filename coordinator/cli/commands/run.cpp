@@ -26,7 +26,7 @@ using storage::Recipe;
 using storage::RunLayout;
 
 struct RunCommandOptions {
-  std::string run, recipe;
+  std::string run, recipe, device;
   int workers = -1;
 };
 
@@ -34,10 +34,17 @@ void write_recipe(const RunLayout& layout, const Recipe& recipe) {
   storage::write_atomically(layout.recipe(), recipe.to_toml());
 }
 
+// What the command line asks for: the recipe of --recipe, else the run's own, on --device.
+Recipe asked_recipe(const RunCommandOptions& options, const RunLayout& layout) {
+  Recipe recipe = Recipe::load(options.recipe.empty() ? layout.recipe() : fs::path(options.recipe));
+  if (!options.device.empty()) recipe.plan.device = options.device;
+  return recipe;
+}
+
 // The recipe as this machine will run it. Throws what is wrong with it or its model, before
 // anything is written.
 Recipe ready_recipe(const RunCommandOptions& options, const RunLayout& layout) {
-  Recipe recipe = Recipe::load(options.recipe);
+  Recipe recipe = asked_recipe(options, layout);
   resolve_for_this_machine(recipe);
   recipe.made_by = {storage::version(), storage::git_hash()};
   require_fits(plan_of(recipe, layout.root()));
@@ -135,14 +142,15 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
                   recorded.made_by.git_hash + ", this is " + storage::build() +
                   "; equal bytes are no longer promised");
   }
-  if (options.recipe.empty()) return recorded;
-  Recipe recipe = Recipe::load(options.recipe);
+  if (options.recipe.empty() && options.device.empty()) return recorded;
+  Recipe recipe = asked_recipe(options, layout);
   keep_resolved(recipe, recorded);
   const storage::RecipeDifference changes = storage::difference(recorded, recipe);
   if (!changes.unsafe.empty() && !fs::exists(layout.journal_directory()))
     return begin_again(options, layout, changes.unsafe, terminal);
   require(changes.unsafe.empty(),
-          options.recipe + " differs from the recipe that " + options.run + " was begun with: " +
+          (options.recipe.empty() ? "--device " + options.device : options.recipe) +
+              " differs from the recipe that " + options.run + " was begun with: " +
               listed(changes.unsafe) + "; change it back, or begin a new run in another directory");
   if (changes.safe.empty()) return recorded;
   if (fs::exists(layout.journal_directory())) refuse_what_comes_too_late(changes.safe, layout);
@@ -249,6 +257,9 @@ RunCommand declare_run(CLI::App& app) {
   add_run(app, options->run);
   app.add_option("--recipe", options->recipe, "the recipe of a new run; needed once")
       ->type_name("FILE");
+  one_of(app.add_option(
+             "--device", options->device, "where to compute, in place of the recipe's plan.device"),
+         {"auto", "cpu", "cuda"});
   app.add_option("--workers",
                  options->workers,
                  "local workers in place of the recipe's; 0: only those that join from elsewhere")
