@@ -89,7 +89,8 @@ Form hybrid_form_for(const at::Tensor& q,
 
 namespace {
 
-// A form's forward and backward behind autograd. Saves the inputs, y (fp32) and Z: O(T).
+// A form's forward and backward behind autograd. Saves the inputs, y (fp32), Z and, on the
+// CPU, (S, z) at the borders of segments: O(T).
 class HybridFunction : public torch::autograd::Function<HybridFunction> {
  public:
   enum Input { kQ, kK, kV, kLayerQ, kBiasQ, kLayerK, kBiasK, kWindowFactors };

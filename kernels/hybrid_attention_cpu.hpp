@@ -1,5 +1,6 @@
-// The fused CPU form of the hybrid: one task a (batch, head), walking the sequence in chunks of W
-// tokens with tiles that stay in the L2 cache. README.md draws one head's walk. Called by
+// The fused CPU form of the hybrid: one task a (batch, head), or a segment of one where heads are
+// few, walking the sequence in chunks of W tokens with tiles that stay in the L2 cache. README.md
+// draws one head's walk. Called by
 // hybrid_attention.cpp, which checks and owns autograd.
 #pragma once
 
@@ -17,7 +18,9 @@ struct HybridProblem : kernels::HybridProblem {
   // Queries are walked in chunks; the state before chunk c holds the keys of the chunks before c -
   // state_lag().
   [[nodiscard]] std::int64_t chunk() const {
-    return windowed() ? options.window_size : kPlainChunk;
+    // A window beyond the sequence is no reason for scratch of its size.
+    return windowed() ? std::min(options.window_size, std::max<std::int64_t>(shape.T, 1))
+                      : kPlainChunk;
   }
   [[nodiscard]] std::int64_t num_chunks() const { return (shape.T + chunk() - 1) / chunk(); }
   [[nodiscard]] std::int64_t state_lag() const { return windowed() ? 1 : 0; }

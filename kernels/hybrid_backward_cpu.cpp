@@ -156,7 +156,9 @@ HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
   if (!saved.states.defined()) {
     saved.states = sum_states(problem);
   }
-  walk_segments(problem, make_borders(problem), /*descends=*/true, [&] {
+  const bool keys_side = needs.k || needs.v || needs.map_k;
+  const at::Tensor borders = keys_side ? make_borders(problem) : at::Tensor();
+  walk_segments(problem, borders, /*descends=*/true, [&] {
     return BackwardWalker(problem, saved, rows, needs, partials);
   });
   HybridGradients gradients;

@@ -3,10 +3,13 @@
 // is one state: (S, z) of the keys before it, or (dS, dz) of the queries behind it. Inside a
 // segment the state is what lay beyond its border plus what the segment added, two sums, so the
 // bytes are the same whether one thread walks a head from end to end or several walk its segments.
+// Called by both directions of the CPU's form (hybrid_forward_cpu.cpp, hybrid_backward_cpu.cpp).
 #pragma once
 
 #include <ATen/Parallel.h>
 #include <ATen/core/Tensor.h>
+
+#include <algorithm>
 
 #include "kernels/hybrid_head_cpu.hpp"
 
@@ -48,7 +51,7 @@ class SegmentState {
 at::Tensor make_borders(const HybridProblem& problem);
 
 // Heads 0 .. num_whole are walked from end to end, by all threads; the rest, fewer than there are
-// threads, by segments.
+// threads, by segments. No byte of a result depends on it.
 struct WalkPlan {
   std::int64_t num_heads, num_whole, num_segments;
 };
@@ -106,7 +109,8 @@ void sum_segments(const HybridProblem& problem,
   }
 }
 
-// Walks all segments of all heads. A walker, of which every thread makes its own, has
+// Walks all segments of all heads; with undefined borders no state passes between them. A walker,
+// of which every thread makes its own, has
 //   select(head)                   head = b H + h
 //   walk(segment, before, behind)  the whole of it; `behind` null: nobody wants the state there
 //   sum(segment, own)              only what it adds to the state
@@ -129,7 +133,9 @@ void walk_segments(const HybridProblem& problem,
   if (rest == 0) {
     return;
   }
-  sum_segments(problem, borders, descends, plan.num_whole, plan.num_heads, make);
+  if (borders.defined()) {
+    sum_segments(problem, borders, descends, plan.num_whole, plan.num_heads, make);
+  }
   each_task(problem, rest * N, make, [&](auto& walker, std::int64_t task) {
     const std::int64_t head = plan.num_whole + task / N, s = task % N;
     walker.select(head);

@@ -11,8 +11,10 @@ namespace hedgerow::worker {
 #ifdef __GLIBC__
 
 void keep_large_blocks() {
-  constexpr int kLargestKept = 1 << 30;  // bytes; larger ones are weights, which stay anyway
-  mallopt(M_MMAP_THRESHOLD, kLargestKept);
+  constexpr int kLargestKept = 1 << 30, kOlderLimit = 1 << 25;  // bytes
+  // Refused both times, the threshold would stand still at its small start once another is set.
+  if (mallopt(M_MMAP_THRESHOLD, kLargestKept) == 0 && mallopt(M_MMAP_THRESHOLD, kOlderLimit) == 0)
+    return;
   mallopt(M_TRIM_THRESHOLD, -1);  // never by itself
 }
 

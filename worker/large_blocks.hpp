@@ -1,13 +1,14 @@
-// malloc's policy in a process that computes. glibc takes blocks of 32 MiB and more from the system
-// and gives them back at once, so every activation of a long sequence is new pages that the kernel
-// must zero: a tenth of a transfer step (4 x 512 and 4 x 2,048 tokens of SmolLM2 on two
-// Zen 5 cores), a third of an attention over 128 K tokens. Kept,
-// the same memory serves from layer to layer and from step to step.
+// malloc's policy in a process that computes. glibc takes large blocks from the system and gives
+// them back at once, so every activation of a long sequence is new pages that the kernel must zero:
+// a tenth of a transfer step (4 x 512 and 4 x 2,048 tokens of SmolLM2 on two Zen 5 cores), a third
+// of an attention over 128 K tokens. Kept, the same memory serves from layer to layer and from step
+// to step.
 #pragma once
 
 namespace hedgerow::worker {
 
-// For the whole process, before it computes. Without glibc nothing happens.
+// For the whole process, before it computes: blocks of up to 1 GiB are kept, or of up to 32 MiB
+// where an older glibc allows no more. Without glibc nothing happens.
 void keep_large_blocks();
 
 // What is kept and unused, to the system: between tasks, whose shapes differ.

@@ -1,4 +1,4 @@
-// The keys' side of the hybrid's backward (derivation: hybrid_backward_head.hpp), a tile of 64 keys
+// The keys' side of the hybrid's backward (derivation: hybrid_backward_walker.hpp), a tile of 64 keys
 // at a time. With R, r the queries' sums of phi_q dn and phi_q beta from the first tile that sees
 // these keys through the state:
 //

@@ -1,4 +1,4 @@
-// The queries' side of the hybrid's backward (derivation: hybrid_backward_head.hpp), a tile of 64
+// The queries' side of the hybrid's backward (derivation: hybrid_backward_walker.hpp), a tile of 64
 // queries at a time: dphi_q = dn S^T + beta z (and near pairs), dz, the partial dW_q and db_q. With
 // kInputs also dq, from scores that are computed again as the forward did, so that the maximum is
 // met bit for bit.

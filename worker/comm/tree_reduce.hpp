@@ -1,10 +1,9 @@
 // The gradient of a step: a sum over the global micro-batches (leaves) in the order of one fixed
-// perfect binary tree,
-// ((0+1)+(2+3))+((4+5)+(6+7)). A rank owns a contiguous run of leaves = a subtree; it sums that as
-// the leaves come, holds log2 partial sums at most, and finish() climbs the rest of the tree by
-// pairwise exchange. So any number of ranks that divides the leaves gives the same bytes, on every
-// rank; and any device, since an addition of two fp32 numbers has one result. Sums stay on the
-// leaves' device.
+// perfect binary tree, ((0+1)+(2+3))+((4+5)+(6+7)). A rank owns a contiguous run of leaves = a
+// subtree; it sums that as the leaves come, holds log2 partial sums at most, and finish() climbs
+// the rest of the tree by pairwise exchange. So any number of ranks that divides the leaves gives
+// the same bytes, on every rank; and any device, since an addition of two fp32 numbers has one
+// result. Sums stay on the leaves' device.
 #pragma once
 
 #include <ATen/core/Tensor.h>

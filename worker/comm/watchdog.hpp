@@ -1,7 +1,8 @@
 // A deadline for a call that cannot be given up: MPI_Init, MPI_Comm_free and MPI_Finalize wait for
-// every rank and take no deadline of their own. If the call has not come back when the time is
-// over, the process says so on stderr and ends with ExitCode::kEnvironment, upon which mpirun ends
-// the other ranks. It lives around the call, on the calling thread.
+// every rank and take no deadline of their own, nor do ncclCommAbort and ncclCommDestroy. If the
+// call has not come back when the time is over, the process says so on stderr and ends with
+// ExitCode::kEnvironment, upon which mpirun ends the other ranks. It lives around the call, on the
+// calling thread.
 #pragma once
 
 #include <chrono>

@@ -185,7 +185,6 @@ Qkv StudentLayer::attention_gradient(const at::Tensor& mid_gradient,
   return {gradients[0], gradients[1], gradients[2]};
 }
 
-// The gradients of q's, k's and v's LoRA matrices; returns theirs in x1, if anything has one.
 at::Tensor StudentLayer::projection_gradient(const at::Tensor& dqkv,
                                              const LayerTape& tape,
                                              const LoraAdapter& lora,

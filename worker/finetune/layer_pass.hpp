@@ -87,6 +87,8 @@ class StudentLayer {
                          const LoraAdapter& lora,
                          LoraAdapter& gradient,
                          int layer_idx) const;
+  // The gradients of q's, k's and v's LoRA matrices from dqkv; returns their part of the gradient
+  // of the layer's normed input, undefined where nobody needs it.
   at::Tensor projection_gradient(const at::Tensor& dqkv,
                                  const LayerTape& tape,
                                  const LoraAdapter& lora,

@@ -1,8 +1,8 @@
 // The trained parameters of the finetune stage: all LoRA matrices as one flat fp32 vector in a
 // fixed order (layer; q, k, v, o; A, B), with Adam's moments beside it, on the CPU; layers read a
-// copy on their device. Every rank holds and updates all of it
-// from the same gradient bytes, so all ranks stay equal without a message. On disk they are keyed
-// by PEFT's parameter names, so that any mesh loads them.
+// copy on their device. Every rank holds and updates all of it from the same gradient bytes, so all
+// ranks stay equal without a message. On disk they are keyed by PEFT's parameter names, so that any
+// mesh loads them.
 #pragma once
 
 #include <ATen/core/Tensor.h>

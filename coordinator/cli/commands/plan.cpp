@@ -70,6 +70,8 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
   const fs::path recorded = storage::RunLayout(options.run).recipe();
   require(!options.recipe.empty() || fs::exists(recorded),
           options.run + " holds no run.toml; give --recipe FILE, or --run DIR of a run");
+  require(options.device.empty() || !options.recipe.empty(),
+          "--device goes with --recipe FILE; a run keeps the device that it was begun with");
   storage::Recipe recipe =
       storage::Recipe::load(options.recipe.empty() ? recorded : fs::path(options.recipe));
   if (!options.device.empty()) recipe.plan.device = options.device;

@@ -108,6 +108,10 @@ Recipe begin_again(const RunCommandOptions& options,
                              storage::DataStage::kEvaluate})
       fs::remove(layout.root() / RunLayout::tokens(stage));
   }
+  require(!options.recipe.empty(),
+          "--device " + options.device + " differs from what " + options.run +
+              " was begun with; give its --recipe FILE too, whose \"auto\" may mean another dtype "
+              "there");
   Recipe recipe = ready_recipe(options, layout);
   write_recipe(layout, recipe);
   terminal.say("nothing was computed here yet, so the run begins with the new recipe: " +
