@@ -2,18 +2,45 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <utility>
 
 #include "kernels/exponential_map_tiles.hpp"
 #include "kernels/exponential_maps.hpp"
 
 namespace hedgerow::kernels::cpu {
 
-Scratch::Scratch(std::int64_t floats)
-    : storage_(static_cast<std::size_t>(floats) + kFloatsPerLine, 0.0F) {
+std::vector<std::vector<float>>& Scratch::kept() {
+  static thread_local std::vector<std::vector<float>> pieces;
+  return pieces;
+}
+
+Scratch::Scratch(std::int64_t floats) {
+  const std::size_t size = static_cast<std::size_t>(floats) + kFloatsPerLine;
+  // The smallest piece that is large enough, else the largest, which grows: so there are never more
+  // pieces than were in use at once.
+  const auto is_better = [size](const std::vector<float>& a, const std::vector<float>& b) {
+    const std::size_t of_a = a.capacity(), of_b = b.capacity();
+    if ((of_a >= size) != (of_b >= size)) return of_a >= size;
+    return of_a >= size ? of_a < of_b : of_a > of_b;
+  };
+  const auto best = std::min_element(kept().begin(), kept().end(), is_better);
+  if (best != kept().end()) {
+    std::swap(storage_, *best);
+    std::swap(*best, kept().back());
+    kept().pop_back();
+  }
+  storage_.assign(size, 0.0F);
   const auto address = reinterpret_cast<std::uintptr_t>(storage_.data());
   constexpr std::uintptr_t kLine = kFloatsPerLine * sizeof(float);
   aligned_ = storage_.data() + (kLine - address % kLine) % kLine / sizeof(float);
+}
+
+Scratch::~Scratch() {
+  if (storage_.capacity() <= kMostKept) {
+    kept().push_back(std::move(storage_));
+  }
 }
 
 void Scratch::clear() { std::fill(storage_.begin(), storage_.end(), 0.0F); }

@@ -11,15 +11,28 @@
 
 namespace hedgerow::kernels::cpu {
 
-// Scratch of one thread, 64-byte aligned and zeroed when made.
+// Scratch of one thread, 64-byte aligned and zeroed when made. Its memory is kept for the thread's
+// next scratch (up to kMostKept floats a piece, what a segment needs), so that a step which repeats
+// the last one's shapes allocates none.
 class Scratch {
  public:
   explicit Scratch(std::int64_t floats);
+  ~Scratch();
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
   [[nodiscard]] float* data() { return aligned_; }
   void clear();
 
  private:
   static constexpr std::size_t kFloatsPerLine = 16;
+#ifdef __SANITIZE_ADDRESS__
+  static constexpr std::size_t kMostKept = 0;  // an access behind the end must be seen
+#else
+  static constexpr std::size_t kMostKept = std::size_t{1} << 20;
+#endif
+  // The pieces that this thread's earlier scratch had.
+  static std::vector<std::vector<float>>& kept();
+
   std::vector<float> storage_;
   float* aligned_;
 };
