@@ -3,31 +3,44 @@
 #include <algorithm>
 #include <set>
 
+#include "coordinator/scheduler.hpp"
+
 namespace hedgerow::coordinator {
 namespace {
+
+void add_recaptures(const State& state, int boundary, std::vector<Intent>& intents) {
+  for (int piece = 0; piece < state.geometry->num_pieces(); ++piece) {
+    const TaskRecord& capture = state.task(TaskId::capture(boundary - 1, piece));
+    if (capture.state != TaskState::kDropped || !piece_needed(state, boundary, piece)) continue;
+    intents.push_back({.kind = IntentKind::kRecapture,
+                       .task = capture.id,
+                       .reason = "a later step needs it again"});
+  }
+}
+
+bool any_piece_needed(const State& state, int boundary) {
+  if (!boundary_may_be_needed(state, boundary)) return false;
+  for (int piece = 0; piece < state.geometry->num_pieces(); ++piece) {
+    if (piece_needed(state, boundary, piece)) return true;
+  }
+  return false;
+}
 
 void add_boundary_intents(const State& state,
                           const KeepBoundaries& keep,
                           std::vector<Intent>& intents) {
-  const Geometry& geometry = *state.geometry;
   for (int boundary = 1; boundary < static_cast<int>(state.shards.size()); ++boundary) {
-    bool droppable = !keep.keeps(boundary, geometry.num_blocks());
-    bool holds_files = false;
-    for (int piece = 0; piece < geometry.num_pieces(); ++piece) {
-      const TaskRecord& capture = state.task(TaskId::capture(boundary - 1, piece));
-      const bool needed = piece_needed(state, boundary, piece);
-      if (capture.state == TaskState::kDropped && needed) {
-        intents.push_back({.kind = IntentKind::kRecapture,
-                           .task = capture.id,
-                           .reason = "a later step needs it again"});
-      }
-      holds_files |= capture.state == TaskState::kDone;
-      droppable &=
-          !needed && (capture.state == TaskState::kDone || capture.state == TaskState::kDropped);
-    }
-    if (droppable && holds_files)
+    const auto& captures = state.index.boundaries[static_cast<std::size_t>(boundary)].captures;
+    const auto count = [&captures](TaskState of) { return captures[static_cast<std::size_t>(of)]; };
+    if (count(TaskState::kDropped) > 0 && boundary_may_be_needed(state, boundary))
+      add_recaptures(state, boundary, intents);
+    const bool settled =
+        count(TaskState::kDone) + count(TaskState::kDropped) == state.geometry->num_pieces();
+    if (settled && count(TaskState::kDone) > 0 &&
+        !keep.keeps(boundary, state.geometry->num_blocks()) && !any_piece_needed(state, boundary)) {
       intents.push_back(
           {.kind = IntentKind::kDropBoundary, .task = {}, .boundary = boundary, .reason = {}});
+    }
   }
 }
 
@@ -46,26 +59,32 @@ std::vector<Intent> actions_for(const State& state,
                                 int retries_with_new_seed) {
   std::vector<Intent> intents;
   if (!state.geometry) return intents;
-  for (const auto& [id, task] : state.tasks) {
-    if (task.state != TaskState::kPending) continue;
-    const bool given_up = !task.failures.empty() &&
-                          (reaction_to(task.failures.back().kind) == Reaction::kQuarantine ||
-                           (task.failures.size() >= kMaxFailures && !wants_second_worker(task)));
+  for (const TaskId& id : state.index.troubled) {
+    const TaskRecord& task = state.task(id);
+    const bool given_up = reaction_to(task.failures.back().kind) == Reaction::kQuarantine ||
+                          (task.failures.size() >= kMaxFailures && !wants_second_worker(task));
     if (may_reseed(*state.geometry, task, retries_with_new_seed)) {
       intents.push_back(
           {.kind = IntentKind::kReseed, .task = id, .reason = quarantine_reason(task)});
     } else if (given_up) {
       intents.push_back(
           {.kind = IntentKind::kQuarantine, .task = id, .reason = quarantine_reason(task)});
-    } else if (id.stage == Stage::kAssemble && is_ready(state, task)) {
-      intents.push_back({.kind = IntentKind::kAssemble, .task = id, .reason = {}});
-    } else if (id.stage == Stage::kFinetune && is_ready(state, task)) {
-      intents.push_back({.kind = IntentKind::kLaunchFinetune, .task = id, .reason = {}});
     }
   }
+  const auto begin_if_ready = [&](const TaskId& id, IntentKind kind) {
+    const bool given_up = std::any_of(
+        intents.begin(), intents.end(), [&id](const Intent& intent) { return intent.task == id; });
+    if (state.index.ready.count(id) > 0 && !given_up)
+      intents.push_back({.kind = kind, .task = id, .reason = {}});
+  };
+  begin_if_ready(TaskId::assemble(), IntentKind::kAssemble);
+  begin_if_ready(TaskId::finetune(), IntentKind::kLaunchFinetune);
   add_boundary_intents(state, keep, intents);
-  const RunPhase phase = phase_of(state);
-  if (intents.empty() && (phase == RunPhase::kDone || phase == RunPhase::kPartial))
+  if (!intents.empty()) return intents;
+  RunPhase phase = phase_of(state);
+  if (phase == RunPhase::kRunning && state.grants.empty() && !anything_to_grant(state, keep))
+    phase = RunPhase::kPartial;
+  if (phase == RunPhase::kDone || phase == RunPhase::kPartial)
     intents.push_back({.kind = IntentKind::kFinish, .task = {}, .reason = {}, .phase = phase});
   return intents;
 }

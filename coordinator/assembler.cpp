@@ -159,7 +159,7 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
   }
   const std::vector<std::string> names = output_names(TaskId::assemble(), token);
   const fs::path directory = layout.root() / storage::RunLayout::attempt_directory(token);
-  make_directories(directory);
+  storage::os_disk().make_directories(directory);
   const fs::path maps = directory / "feature_maps.safetensors";
   storage::write_safetensors(maps, tensors, {{"format", "pt"}});
   const nlohmann::json description = {

@@ -3,6 +3,9 @@
 #pragma once
 
 #include <chrono>
+#include <string>
+
+#include "storage/utc.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -12,6 +15,8 @@ class Clock {
  public:
   virtual ~Clock() = default;
   [[nodiscard]] virtual TimePoint now() const = 0;
+  // The wall clock, for stamps.
+  [[nodiscard]] virtual std::string utc() const { return storage::utc_now(); }
 };
 
 class SteadyClock final : public Clock {

@@ -5,12 +5,12 @@
 // because nobody else ever writes that name.
 #pragma once
 
-#include <filesystem>
 #include <string>
 #include <vector>
 
 #include "coordinator/events.hpp"
 #include "coordinator/state.hpp"
+#include "storage/disk.hpp"
 #include "storage/run_layout.hpp"
 
 namespace hedgerow::coordinator {
@@ -19,28 +19,31 @@ namespace hedgerow::coordinator {
 // announced), kNotFound (neither name exists), kExhausted, kUnavailable.
 void commit_file(const storage::RunLayout& layout,
                  std::uint64_t token,
-                 const storage::FileRecord& file);
-
-// create_directories, durably, with errors of our own kind (read-only, full).
-void make_directories(const std::filesystem::path& directory);
+                 const storage::FileRecord& file,
+                 storage::Disk& disk = storage::os_disk());
 
 // A file that stays under attempts/: checks that its name does and that it is there. Throws
 // kCorrupt, kNotFound.
 void check_attempt_file(const storage::RunLayout& layout,
                         std::uint64_t token,
-                        const storage::FileRecord& file);
+                        const storage::FileRecord& file,
+                        const storage::Disk& disk = storage::os_disk());
 
 // The final names that a task may publish under `token`; a worker's name must be one of them, so no
 // path of a message ever leads elsewhere. Capture: shard `shard`.
 [[nodiscard]] std::string shard_name(const TaskId& id, int shard, std::uint64_t token);
 [[nodiscard]] std::vector<std::string> output_names(const TaskId& id, std::uint64_t token);
 
-// Deletes the files of dropped shards that still exist; called after the record, and again after a
-// restart.
-void delete_dropped_shards(const storage::RunLayout& layout, const State& state);
+// Deletes the files of dropped shards that still exist: those of one boundary after its record,
+// all (0) after a restart.
+void delete_dropped_shards(const storage::RunLayout& layout,
+                           const State& state,
+                           int boundary = 0,
+                           storage::Disk& disk = storage::os_disk());
 
 // The largest fencing token in any file name under attempts/, hidden/, blocks/, student/, adapter/
 // and evaluate/: a new term's first token exceeds it, whatever the journal lost.
-[[nodiscard]] std::uint64_t largest_token_on_disk(const storage::RunLayout& layout);
+[[nodiscard]] std::uint64_t largest_token_on_disk(const storage::RunLayout& layout,
+                                                  const storage::Disk& disk = storage::os_disk());
 
 }  // namespace hedgerow::coordinator

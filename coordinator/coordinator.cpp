@@ -6,6 +6,7 @@
 #include <csignal>
 
 #include "coordinator/actions.hpp"
+#include "coordinator/assembler.hpp"
 #include "coordinator/commit.hpp"
 #include "storage/fault_point.hpp"
 #include "storage/utc.hpp"
@@ -25,35 +26,33 @@ constexpr seconds kStopPatience{30};
 constexpr seconds kCourtesy{3};
 constexpr seconds kBeat{5};
 
-int preferred_port(const std::optional<wire::CoordinatorFile>& previous) {
-  if (!previous) return 0;
-  const std::size_t colon = previous->endpoint.rfind(':');
-  return colon == std::string::npos ? 0 : std::atoi(previous->endpoint.c_str() + colon + 1);
-}
-
-bool is_pulled(Stage stage) { return stage != Stage::kAssemble && stage != Stage::kFinetune; }
-
 }  // namespace
 
 Coordinator::Coordinator(CoordinatorConfig config,
-                         FoldedRun folded,
-                         storage::Journal journal,
-                         const Clock& clock,
+                         const Surroundings& surroundings,
+                         Term term,
                          const std::optional<wire::CoordinatorFile>& previous,
-                         RunObserver& observer)
+                         RunObserver* observer)
     : config_(std::move(config)),
-      clock_(clock),
+      surroundings_(surroundings),
+      clock_(surroundings.clock),
       observer_(observer),
-      socket_(config_.recipe.workers.bind, preferred_port(previous)),
-      folded_(std::move(folded)),
-      desk_(config_.layout, folded_.state, std::move(journal), clock, config_.dispatcher),
-      workers_(config_.launcher, clock),
+      folded_(std::move(term.folded)),
+      desk_(config_.layout,
+            std::move(folded_.state),
+            std::move(term.journal),
+            clock_,
+            config_.dispatcher),
+      workers_(config_.launcher, clock_),
       mpi_(config_.launcher) {
   for (const auto& [token, id] : desk_.state().grants) subjects_[token] = to_string(id);
-  if (const auto published = published_status(config_.layout)) measured_ = MeasuredMse(*published);
+  if (observer_ != nullptr) {
+    if (const auto published = published_status(config_.layout))
+      measured_ = MeasuredMse(*published);
+  }
   for (const auto& [id, task] : desk_.state().tasks)
     workers_.note_incarnation(task.worker, task.incarnation);
-  if (previous && previous->host == wire::this_host()) {
+  if (previous && previous->host == surroundings_.host) {
     workers_.adopt(previous->children);
     mpi_.adopt(previous->children);
     revoke_of_dead(previous->children);
@@ -62,11 +61,11 @@ Coordinator::Coordinator(CoordinatorConfig config,
     mode_ = Mode::kMpi;
     desk_.stop_workers("the finetune stage is running", Dispatcher::Spare::kFinetune);
   }
-  file_ = {.host = wire::this_host(),
-           .process = wire::this_process(),
+  file_ = {.host = surroundings_.host,
+           .process = surroundings_.processes.self(),
            .term = desk_.term(),
-           .endpoint = socket_.endpoint(),
-           .started_at = storage::utc_now(),
+           .endpoint = surroundings_.mailbox.endpoint(),
+           .started_at = clock_.utc(),
            .beat = 0,
            .children = {}};
   write_coordinator_file();
@@ -84,7 +83,7 @@ void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children)
       dead.push_back(token);
     for (const wire::ChildRecord& child : children) {
       const bool holder = child.uuid == task.worker && child.incarnation == task.incarnation;
-      if (holder && !wire::is_alive(child.process)) dead.push_back(token);
+      if (holder && !surroundings_.processes.is_alive(child.process)) dead.push_back(token);
     }
   }
   for (const std::uint64_t token : dead)
@@ -94,21 +93,19 @@ void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children)
 RunOutcome Coordinator::run() {
   try {
     publish(true);  // `stop` and `worker` find a coordinator by it
-    while (!finished_) {
-      turn(kTurnPatience);
-      if (stopping_ && everybody_left()) return outcome(RunPhase::kRunning);
-    }
-    stop_children("the run has ended");
-    return outcome(*finished_);
+    while (!is_over()) turn(kTurnPatience);
+    return outcome(finished_.value_or(RunPhase::kRunning));
   } catch (const std::exception& error) {
     // Fenced: the children are the next coordinator's already.
     const auto* ours = dynamic_cast<const Error*>(&error);
-    if (ours == nullptr || ours->kind() != ErrorKind::kFenced) {
-      workers_.signal_all(SIGTERM);
-      mpi_.signal(SIGTERM);
-    }
+    if (ours == nullptr || ours->kind() != ErrorKind::kFenced) abandon_children();
     throw;
   }
+}
+
+void Coordinator::abandon_children() {
+  workers_.signal_all(SIGTERM);
+  mpi_.signal(SIGTERM);
 }
 
 void Coordinator::turn(milliseconds patience) {
@@ -117,12 +114,12 @@ void Coordinator::turn(milliseconds patience) {
   tend_children();
   tend_mpi();
   send_all();
-  if (desk_.fatal()) throw *desk_.fatal();
+  if (desk_.fatal() && !finished_) throw *desk_.fatal();
   if (changed_ && !stopping_) {
     changed_ = false;
-    const int reseeds = config_.recipe.transfer.retries_with_new_seed;
-    for (const Intent& intent : actions_for(desk_.state(), config_.dispatcher.keep, reseeds))
-      act(intent);
+    const auto intents =
+        actions_for(desk_.state(), config_.dispatcher.keep, config_.retries_with_new_seed);
+    for (const Intent& intent : intents) act(intent);
     send_all();
   }
   if (mode_ == Mode::kDraining && !stopping_) launch_when_drained();
@@ -133,10 +130,9 @@ void Coordinator::turn(milliseconds patience) {
 
 void Coordinator::receive_all(milliseconds patience) {
   for (int received = 0; received < kMaxMessagesPerTurn; ++received) {
-    const auto incoming = socket_.receive(received == 0 ? patience : milliseconds(0));
+    const auto incoming = surroundings_.mailbox.receive(received == 0 ? patience : milliseconds(0));
     if (!incoming) return;
     desk_.receive(incoming->peer, incoming->frame);
-    for (const auto& [uuid, worker] : desk_.workers()) workers_.note_hello(uuid);
     dirty_ = true;
   }
 }
@@ -144,9 +140,8 @@ void Coordinator::receive_all(milliseconds patience) {
 void Coordinator::send_all() {
   for (const Outgoing& outgoing : desk_.flush()) {
     // Whoever is gone asks again, or its lease runs out.
-    socket_.send(outgoing.peer, wire::encode(outgoing.message));
+    surroundings_.mailbox.send(outgoing.peer, wire::encode(outgoing.message));
   }
-  const std::string now = storage::utc_now();
   for (const RecordedEvent& recorded : desk_.take_recorded()) {
     changed_ = dirty_ = true;
     std::string subject;
@@ -162,27 +157,29 @@ void Coordinator::send_all() {
           }
         },
         recorded.event);
+    if (observer_ == nullptr) continue;
     folded_.times.observe(storage::wall_seconds(), desk_.state());
-    observer_.on_event({desk_.term(),
-                        recorded.seq,
-                        now,
-                        subject.empty() ? "run" : subject,
-                        describe(recorded.event),
-                        std::string(type_of(recorded.event))});
+    observer_->on_event({desk_.term(),
+                         recorded.seq,
+                         clock_.utc(),
+                         subject.empty() ? "run" : subject,
+                         describe(recorded.event),
+                         std::string(type_of(recorded.event))});
   }
 }
 
 bool Coordinator::workers_are_wanted() const {
   if (stopping_ || mode_ != Mode::kServing) return false;
-  const auto& tasks = desk_.state().tasks;
-  return std::any_of(tasks.begin(), tasks.end(), [this](const auto& entry) {
-    const TaskRecord& task = entry.second;
-    if (!is_pulled(task.id.stage)) return false;
-    if (task.state == TaskState::kGranted) return true;
-    // The last evaluation comes after finetune has had the machine for itself.
-    const bool later = task.id.subject == "lora" && !is_ready(desk_.state(), task);
-    return task.state == TaskState::kPending && !later;
-  });
+  const StateIndex& index = desk_.state().index;
+  int open = 0;
+  for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kEvaluate})
+    open += index.count(stage, TaskState::kPending) + index.count(stage, TaskState::kGranted);
+  // The last evaluation comes after finetune has had the machine for itself.
+  const auto lora = desk_.state().tasks.find(TaskId::evaluate("lora"));
+  const bool later = lora != desk_.state().tasks.end() &&
+                     lora->second.state == TaskState::kPending &&
+                     index.ready.count(lora->first) == 0;
+  return open > (later ? 1 : 0);
 }
 
 void Coordinator::tend_children() {
@@ -191,7 +188,11 @@ void Coordinator::tend_children() {
     workers_.kill(uuid);
   }
   const std::vector<wire::ChildRecord> before = workers_.children();
-  for (const EndedWorker& ended : workers_.tend(workers_are_wanted(), socket_.endpoint())) {
+  for (const wire::ChildRecord& child : before) {
+    if (desk_.workers().contains(child.uuid)) workers_.note_hello(child.uuid);
+  }
+  for (const EndedWorker& ended :
+       workers_.tend(workers_are_wanted(), surroundings_.mailbox.endpoint())) {
     dirty_ = true;
     if (ended.in_order) continue;
     desk_.worker_died(ended.uuid,
@@ -256,6 +257,7 @@ void Coordinator::act(const Intent& intent) {
       break;
     case IntentKind::kFinish:
       finished_ = intent.phase;
+      begin_stop("the run has ended");
       break;
   }
 }
@@ -265,11 +267,12 @@ void Coordinator::assemble() {
       desk_.grant_unpulled(TaskId::assemble(), "coordinator", milliseconds(0));
   send_all();  // the grant is on disk before a file of its token is
   try {
-    const auto files = assemble_student(config_.layout, desk_.state(), config_.assembly, token);
+    const auto files = surroundings_.assemble(desk_.state(), token);
     storage::fault_point("coordinator.student.written");
-    for (const storage::FileRecord& file : files) commit_file(config_.layout, token, file);
+    for (const storage::FileRecord& file : files)
+      commit_file(config_.layout, token, file, surroundings_.disk);
     storage::fault_point("coordinator.student.renamed");
-    desk_.record(TaskDone{token, files, nlohmann::json::object()});
+    desk_.record(TaskDone{token, files, nlohmann::json::object(), TaskId::assemble()});
   } catch (const DamagedArtifact& damaged) {
     desk_.record(FileLost{damaged.name(), damaged.what()});
     desk_.record(TaskReleased{token, damaged.what()});
@@ -281,7 +284,7 @@ void Coordinator::assemble() {
 void Coordinator::drop_boundary(int boundary) {
   desk_.record(BoundaryDropped{boundary});
   send_all();  // journal first: a crash in between leaves files that no reader is pointed to
-  delete_dropped_shards(config_.layout, desk_.state());
+  delete_dropped_shards(config_.layout, desk_.state(), boundary, surroundings_.disk);
 }
 
 void Coordinator::launch_when_drained() {
@@ -291,10 +294,10 @@ void Coordinator::launch_when_drained() {
       std::filesystem::path(desk_.state().task(TaskId::assemble()).files.front().name)
           .parent_path()
           .string();
-  const std::uint64_t token = desk_.grant_unpulled(TaskId::finetune(), "mpi", kMpiStartTerm);
+  const std::uint64_t token = desk_.grant_unpulled(TaskId::finetune(), kMpiHolder, kMpiStartTerm);
   send_all();
   mode_ = Mode::kMpi;
-  mpi_.start(token, student, socket_.endpoint());
+  mpi_.start(token, student, surroundings_.mailbox.endpoint());
   write_coordinator_file();
   storage::fault_point("coordinator.finetune.launched");
 }
@@ -309,15 +312,20 @@ bool Coordinator::everybody_left() const {
   return desk_.state().grants.empty() && (heard || desk_.workers().empty());
 }
 
+void Coordinator::begin_stop(const std::string& reason) {
+  stopping_ = true;
+  desk_.stop_workers(reason, Dispatcher::Spare::kNobody);
+  send_all();
+  stop_deadline_ = clock_.now() + kStopPatience;
+}
+
 void Coordinator::check_stop_requests() {
   const int requests = config_.stop_requests == nullptr ? 0 : config_.stop_requests->load();
   if (requests > 0 && !stopping_) {
-    stopping_ = is_asked_to_stop_ = true;
+    is_asked_to_stop_ = true;
     publish(true);  // a step of LoRA takes seconds: whoever asked sees at once that it was heard
-    desk_.stop_workers("the run was asked to stop", Dispatcher::Spare::kNobody);
-    send_all();
+    begin_stop("the run was asked to stop");
     workers_.signal_all(SIGTERM);
-    stop_deadline_ = clock_.now() + kStopPatience;
   }
   if (!stopping_) return;
   if (requests > 1 || clock_.now() >= stop_deadline_) {
@@ -325,24 +333,6 @@ void Coordinator::check_stop_requests() {
     workers_.signal_all(SIGKILL);
   } else if (clock_.now() >= stop_deadline_ - kStopPatience / 3) {
     mpi_.signal(SIGTERM);
-  }
-}
-
-void Coordinator::stop_children(const std::string& reason) {
-  desk_.stop_workers(reason, Dispatcher::Spare::kNobody);
-  mode_ = Mode::kDraining;
-  stopping_ = true;
-  stop_deadline_ = clock_.now() + kStopPatience;
-  send_all();
-  while (!everybody_left()) {
-    receive_all(kTurnPatience);
-    tend_children();
-    tend_mpi();
-    send_all();
-    if (clock_.now() >= stop_deadline_) {
-      workers_.signal_all(SIGKILL);
-      mpi_.signal(SIGKILL);
-    }
   }
 }
 

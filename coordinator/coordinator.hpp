@@ -8,23 +8,22 @@
 #include <string>
 
 #include "coordinator/actions.hpp"
-#include "coordinator/assembler.hpp"
 #include "coordinator/dispatcher.hpp"
 #include "coordinator/fold.hpp"
 #include "coordinator/launcher.hpp"
-#include "coordinator/router_socket.hpp"
 #include "coordinator/run_service.hpp"
 #include "coordinator/status_build.hpp"
+#include "coordinator/surroundings.hpp"
+#include "coordinator/term.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 
 namespace hedgerow::coordinator {
 
 struct CoordinatorConfig {
   storage::RunLayout layout;
-  const storage::Recipe& recipe;
-  AssemblyInput assembly;
   DispatcherConfig dispatcher;
   LauncherConfig launcher;
+  int retries_with_new_seed = 0;
   JobSize size = {};  // for the status alone
   const std::atomic<int>* stop_requests = nullptr;
 };
@@ -32,26 +31,28 @@ struct CoordinatorConfig {
 class Coordinator {
  public:
   // `previous`: what the last coordinator left in coordinator.json; its children are adopted before
-  // any is launched.
+  // any is launched. `observer` may be null: then no status is made either.
   Coordinator(CoordinatorConfig config,
-              FoldedRun folded,
-              storage::Journal journal,
-              const Clock& clock,
+              const Surroundings& surroundings,
+              Term term,
               const std::optional<wire::CoordinatorFile>& previous,
-              RunObserver& observer);
+              RunObserver* observer);
   ~Coordinator();
 
   // Until the run is done, partial or stopped. Throws what cannot be gone on with; children are
   // told to stop then.
   [[nodiscard]] RunOutcome run();
+  // What run() repeats until is_over(). Waits at most `patience` for a message.
+  void turn(std::chrono::milliseconds patience);
+  [[nodiscard]] bool is_over() const { return stopping_ && everybody_left(); }
+  // Tells the children to stop, after an error that ends this coordinator.
+  void abandon_children();
 
-  [[nodiscard]] const std::string& endpoint() const { return socket_.endpoint(); }
   [[nodiscard]] Dispatcher& dispatcher() { return desk_; }
 
  private:
   enum class Mode { kServing, kDraining, kMpi };
 
-  void turn(std::chrono::milliseconds patience);
   void receive_all(std::chrono::milliseconds patience);
   void send_all();  // commits first
   void tend_children();
@@ -62,7 +63,7 @@ class Coordinator {
   void launch_when_drained();
   void revoke_of_dead(const std::vector<wire::ChildRecord>& children);
   void check_stop_requests();
-  void stop_children(const std::string& reason);
+  void begin_stop(const std::string& reason);
   void publish(bool always);
   void write_coordinator_file();
   void check_still_ours();
@@ -72,9 +73,9 @@ class Coordinator {
   [[nodiscard]] RunOutcome outcome(RunPhase phase);
 
   CoordinatorConfig config_;
+  Surroundings surroundings_;
   const Clock& clock_;
-  RunObserver& observer_;
-  RouterSocket socket_;
+  RunObserver* observer_;
   MeasuredMse measured_;
   FoldedRun folded_;  // times and warnings; the state moves into desk_
   Dispatcher desk_;

@@ -86,11 +86,9 @@ RunStatus Coordinator::status() {
                         .incarnation = live.hello.worker.incarnation,
                         .pid = live.hello.pid,
                         .seconds_since_heartbeat = seconds_since(live.last_seen, now)};
-    for (const auto& [token, id] : desk_.state().grants) {
-      const bool holds = id.stage == Stage::kFinetune ? uuid == desk_.finetune_worker()
-                                                      : desk_.state().task(id).worker == uuid;
-      if (!holds) continue;
-      worker.task = to_string(id);
+    for (const std::uint64_t token :
+         desk_.tokens_of(uuid == desk_.finetune_worker() ? kMpiHolder : uuid)) {
+      worker.task = to_string(desk_.state().grants.at(token));
       worker.phase = progress.contains(token) ? progress[token].progress.phase : "starting";
     }
     status.workers.push_back(std::move(worker));
@@ -99,25 +97,27 @@ RunStatus Coordinator::status() {
 }
 
 void Coordinator::publish(bool always) {
+  if (observer_ == nullptr) return;
   const TimePoint now = clock_.now();
   if (!always && (!dirty_ || now < next_publish_)) return;
   next_publish_ = now + kPublishEvery;
   dirty_ = false;
   const RunStatus current = status();
   replace_file(status_file(config_.layout), nlohmann::json(current).dump());
-  observer_.on_status(current);
+  observer_->on_status(current);
 }
 
 void Coordinator::write_coordinator_file() {
   file_.children = workers_.children();
   if (const auto child = mpi_.child()) file_.children.push_back(*child);
-  wire::write_coordinator_file(config_.layout, file_);
+  wire::write_coordinator_file(config_.layout, file_, surroundings_.disk);
 }
 
 void Coordinator::check_still_ours() {
   if (clock_.now() < next_beat_) return;
   next_beat_ = clock_.now() + kBeat;
-  const std::optional<wire::CoordinatorFile> current = wire::read_coordinator_file(config_.layout);
+  const std::optional<wire::CoordinatorFile> current =
+      wire::read_coordinator_file(config_.layout, surroundings_.disk);
   if (current && current->term > file_.term) {
     throw storage::Error(
         storage::ErrorKind::kFenced,
@@ -154,7 +154,7 @@ RunOutcome Coordinator::outcome(RunPhase phase) {
       break;
   }
   replace_file(status_file(config_.layout), nlohmann::json(outcome.status).dump());
-  observer_.on_status(outcome.status);
+  if (observer_ != nullptr) observer_->on_status(outcome.status);
   return outcome;
 }
 

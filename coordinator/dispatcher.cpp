@@ -6,7 +6,6 @@
 
 #include "coordinator/actions.hpp"
 #include "storage/fault_point.hpp"
-#include "storage/file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -16,6 +15,8 @@ using storage::ErrorKind;
 
 // A worker without a task asks twice a second; one that is silent this long is gone.
 constexpr std::chrono::seconds kForgetWorkerAfter{60};
+// What walks over all workers is not done at every turn of the loop.
+constexpr std::chrono::seconds kHousekeeping{1};
 
 }  // namespace
 
@@ -83,7 +84,7 @@ bool Dispatcher::record(const Event& event) {
     spdlog::warn("event {} rejected: {}", type_of(event), rejection->reason);
     return false;
   }
-  pending_.push_back({journal_.append(event_to_json(event)), event});
+  pending_.push_back({journal_.append(event_to_json(event), clock_.utc()), event});
   return true;
 }
 
@@ -122,7 +123,7 @@ void Dispatcher::fail_token(std::uint64_t token, ErrorKind kind, const std::stri
   }
   record(TaskFailed{token, kind, message});
   if (reaction_to(kind) != Reaction::kCheckRoom) return;
-  const std::uint64_t free = storage::free_bytes(layout_.root());
+  const std::uint64_t free = config_.disk->free_bytes(layout_.root());
   if (free >= config_.room_for_retry) return;
   fatal_.emplace(ErrorKind::kExhausted,
                  message + "; " + std::to_string(free >> 20) + " MiB are free in " +
@@ -135,15 +136,42 @@ void Dispatcher::worker_died(const std::string& uuid,
                              std::uint64_t incarnation,
                              ErrorKind kind,
                              const std::string& how) {
-  std::vector<std::uint64_t> held;
-  for (const auto& [token, id] : state_.grants) {
-    const TaskRecord& task = state_.task(id);
-    if (task.worker == uuid && task.incarnation == incarnation) held.push_back(token);
+  for (const std::uint64_t token : tokens_of(uuid)) {
+    if (state_.holder(token)->incarnation == incarnation) fail_token(token, kind, how);
   }
-  for (const std::uint64_t token : held) fail_token(token, kind, how);
   const auto found = workers_.find(uuid);
   if (found != workers_.end() && found->second.hello.worker.incarnation == incarnation)
-    workers_.erase(found);
+    forget(uuid);
+}
+
+std::vector<std::uint64_t> Dispatcher::tokens_of(const std::string& uuid) const {
+  const auto held = state_.index.tokens_of.find(uuid);
+  if (held == state_.index.tokens_of.end()) return {};
+  return {held->second.begin(), held->second.end()};
+}
+
+void Dispatcher::join(const std::string& peer, const wire::Hello& hello) {
+  const auto [entry, is_new] = workers_.try_emplace(hello.worker.uuid);
+  LiveWorker& worker = entry->second;
+  if (is_new) {
+    worker.view = connected_.size();
+    connected_.emplace_back();
+  }
+  worker.peer = peer;
+  worker.hello = hello;
+  worker.last_seen = clock_.now();
+  connected_[worker.view] = {hello.worker.uuid, hello.memory_bytes, hello.held_block};
+}
+
+void Dispatcher::forget(const std::string& uuid) {
+  const auto worker = workers_.find(uuid);
+  const std::size_t view = worker->second.view;
+  workers_.erase(worker);
+  if (view + 1 < connected_.size()) {
+    connected_[view] = std::move(connected_.back());
+    workers_.at(connected_[view].uuid).view = view;
+  }
+  connected_.pop_back();
 }
 
 void Dispatcher::stop_workers(const std::string& reason, Spare spare) {
@@ -171,44 +199,41 @@ void Dispatcher::tick() {
       record(LeaseRevoked{ended.token, ended.reason});
     }
   }
-  const TimePoint now = clock_.now();
-  std::erase_if(workers_, [&](const auto& entry) {
-    const bool holds =
-        std::any_of(state_.grants.begin(), state_.grants.end(), [&](const auto& grant) {
-          return state_.task(grant.second).worker == entry.first;
-        });
-    return !holds && now - entry.second.last_seen > kForgetWorkerAfter;
-  });
+  if (clock_.now() < next_housekeeping_) return;
+  next_housekeeping_ = clock_.now() + kHousekeeping;
+  forget_silent_workers();
   check_second_workers();
   check_fit();
 }
 
-std::vector<WorkerView> Dispatcher::connected() const {
-  std::vector<WorkerView> views;
-  for (const auto& [uuid, live] : workers_)
-    views.push_back({uuid, live.hello.memory_bytes, live.held_block});
-  return views;
+void Dispatcher::forget_silent_workers() {
+  std::vector<std::string> silent;
+  for (const auto& [uuid, worker] : workers_) {
+    if (clock_.now() - worker.last_seen > kForgetWorkerAfter && tokens_of(uuid).empty())
+      silent.push_back(uuid);
+  }
+  for (const std::string& uuid : silent) forget(uuid);
 }
 
 void Dispatcher::check_fit() {
   if (stopping_) return;  // workers leave, and those that stay longest need not be the largest
-  for (const TaskId& id : fit_.look(state_, connected(), clock_.now()))
+  for (const TaskId& id : fit_.look(state_, connected_, clock_.now()))
     record(Quarantined{id, fit_.shown().at(id)});
 }
 
 void Dispatcher::check_second_workers() {
   const TimePoint now = clock_.now();
+  std::map<TaskId, TimePoint> waiting;
   std::vector<TaskId> given_up;
-  for (const auto& [id, task] : state_.tasks) {
-    if (task.state != TaskState::kPending || !wants_second_worker(task)) {
-      waiting_for_second_worker_.erase(id);
-      continue;
-    }
-    const auto [since, first_seen] = waiting_for_second_worker_.emplace(id, now);
-    if (now - since->second >= config_.second_worker_patience) given_up.push_back(id);
+  for (const TaskId& id : state_.index.troubled) {
+    if (!wants_second_worker(state_.task(id))) continue;
+    const auto before = waiting_for_second_worker_.find(id);
+    const TimePoint since = before == waiting_for_second_worker_.end() ? now : before->second;
+    waiting[id] = since;
+    if (now - since >= config_.second_worker_patience) given_up.push_back(id);
   }
+  waiting_for_second_worker_ = std::move(waiting);
   for (const TaskId& id : given_up) {
-    waiting_for_second_worker_.erase(id);
     record(
         Quarantined{id, quarantine_reason(state_.task(id)) + "; no second worker came to try it"});
   }

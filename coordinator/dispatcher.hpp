@@ -33,7 +33,7 @@ struct LiveWorker {
   std::string peer;
   wire::Hello hello;
   TimePoint last_seen;
-  int held_block = -1;
+  std::size_t view = 0;  // its place among those that the scheduler sees
 };
 
 struct RecordedEvent {
@@ -82,6 +82,8 @@ class Dispatcher {
   [[nodiscard]] const Leases& leases() const { return leases_; }
   [[nodiscard]] std::uint64_t term() const { return journal_.term(); }
   [[nodiscard]] const std::map<std::string, LiveWorker>& workers() const { return workers_; }
+  // The grants of a worker, or of kMpiHolder.
+  [[nodiscard]] std::vector<std::uint64_t> tokens_of(const std::string& worker) const;
   // uuid of the MPI stage's rank 0; empty before its hello.
   [[nodiscard]] const std::string& finetune_worker() const { return finetune_worker_; }
   // Local workers whose task hangs: the launcher kills and restarts them.
@@ -105,6 +107,7 @@ class Dispatcher {
   void grant_to(const std::string& peer, const LiveWorker& worker, const TaskId& id);
   wire::Task wire_task(const TaskId& id, std::uint64_t token) const;
   void note_once(const std::string& text);
+  [[nodiscard]] wire::Idle idle() const;
   void hello(const std::string& peer, const wire::Hello& message);
   void request(const std::string& peer, const wire::Request& message);
   void heartbeat(const std::string& peer, const wire::Heartbeat& message);
@@ -114,9 +117,11 @@ class Dispatcher {
   void failed(const std::string& peer, const wire::Failed& message);
   void released(const std::string& peer, const wire::Released& message);
   void goodbye(const wire::Goodbye& message);
+  void join(const std::string& peer, const wire::Hello& hello);
+  void forget(const std::string& uuid);
+  void forget_silent_workers();
   void check_second_workers();
   void check_fit();
-  [[nodiscard]] std::vector<WorkerView> connected() const;
 
   storage::RunLayout layout_;
   State state_;
@@ -126,6 +131,8 @@ class Dispatcher {
   Leases leases_;
   FitWatch fit_;
   std::map<std::string, LiveWorker> workers_;  // by uuid
+  std::vector<WorkerView> connected_;          // the same ones, for the scheduler
+  TimePoint next_housekeeping_{};
   std::map<TaskId, TimePoint> waiting_for_second_worker_;
   std::vector<Outgoing> outgoing_;
   std::vector<RecordedEvent> pending_, recorded_;

@@ -9,6 +9,7 @@
 #include "coordinator/leases.hpp"
 #include "coordinator/plan.hpp"
 #include "coordinator/scheduler.hpp"
+#include "storage/disk.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -21,10 +22,12 @@ struct DispatcherConfig {
   KeepBoundaries keep;
   LeaseTerms leases;
   std::chrono::milliseconds second_worker_patience{std::chrono::minutes(10)};
+  std::chrono::milliseconds idle{300};  // before a worker without a task asks again, at least
   // uuids of the workers that the run starts itself; none: they come from elsewhere.
   std::vector<std::string> own_workers;
   std::uint64_t token_floor = 0;     // tokens seen in file names
   std::uint64_t room_for_retry = 0;  // free disk below which an exhausted task stops the run
+  storage::Disk* disk = &storage::os_disk();  // where commits go; the journal has its own
   // Ours; a worker of another version is refused, of another build noted.
   std::string version, build;
 };

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <span>
 
 #include "coordinator/actions.hpp"
 #include "coordinator/commit.hpp"
@@ -10,7 +11,6 @@
 #include "coordinator/wire/json_fields.hpp"
 #include "storage/error.hpp"
 #include "storage/fault_point.hpp"
-#include "storage/file.hpp"
 #include "storage/hash.hpp"
 
 namespace hedgerow::coordinator {
@@ -20,7 +20,8 @@ using storage::Error;
 using storage::ErrorKind;
 
 constexpr int kHeartbeatSeconds = 5;
-constexpr int kIdleMilliseconds = 300;
+// Of all idle workers together: more would keep the coordinator from those that work.
+constexpr std::size_t kRequestsPerSecond = 500;
 // More inputs than this would not fit a message; they go through a file of the attempt.
 constexpr std::size_t kMaxInlineInputs = 200;
 
@@ -82,15 +83,11 @@ void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
               ": equal bytes are no longer promised");
   }
   // An earlier incarnation died without a word, and with it what it held.
-  std::vector<std::uint64_t> orphaned;
-  for (const auto& [token, id] : state_.grants) {
-    const TaskRecord& task = state_.task(id);
+  for (const std::uint64_t token : tokens_of(uuid)) {
+    const TaskRecord& task = *state_.holder(token);
     // The MPI stage's life is its launcher's to judge.
-    if (id.stage == Stage::kFinetune) continue;
-    if (task.worker == uuid && task.incarnation < message.worker.incarnation)
-      orphaned.push_back(token);
-  }
-  for (const std::uint64_t token : orphaned) {
+    if (task.id.stage == Stage::kFinetune || task.incarnation >= message.worker.incarnation)
+      continue;
     fail_token(token,
                ErrorKind::kUnavailable,
                "its worker restarted as incarnation " + std::to_string(message.worker.incarnation));
@@ -102,37 +99,42 @@ void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
       leases_.grant(message.held->fencing_token);
     if (keeps && message.held->kind == wire::TaskKind::kFinetune) finetune_worker_ = uuid;
   }
-  workers_[uuid] = {peer, message, clock_.now(), message.held_block};
+  join(peer, message);
   const auto lease_seconds =
       std::chrono::duration_cast<std::chrono::seconds>(config_.leases.lease).count();
   reply(peer, wire::Welcome{term(), static_cast<int>(lease_seconds), kHeartbeatSeconds, keeps});
   if (must_stop(uuid)) reply(peer, wire::Stop{*stopping_});
 }
 
+wire::Idle Dispatcher::idle() const {
+  const std::size_t share = connected_.size() * 1000 / kRequestsPerSecond;
+  return {std::max(static_cast<int>(config_.idle.count()), static_cast<int>(share))};
+}
+
 void Dispatcher::request(const std::string& peer, const wire::Request& message) {
   LiveWorker* worker = known(peer, message.worker);
   if (worker == nullptr) return;
-  worker->held_block = message.held_block;
+  WorkerView& view = connected_[worker->view];
+  view.held_block = message.held_block;
   if (must_stop(message.worker.uuid)) {
     reply(peer, wire::Stop{*stopping_});
     return;
   }
   // It asks although it holds a task: the grant got lost on its way. Credit is 1, so it gets that
   // one again.
-  for (const auto& [token, id] : state_.grants) {
-    if (id.stage == Stage::kFinetune && message.worker.uuid != finetune_worker_) continue;
+  const bool is_finetune = message.worker.uuid == finetune_worker_;
+  for (const std::uint64_t token : tokens_of(is_finetune ? kMpiHolder : message.worker.uuid)) {
     if (held_by(token, message.worker) == nullptr) continue;
     leases_.renew(token);
-    reply(peer, wire::Grant{wire_task(id, token)});
+    reply(peer, wire::Grant{wire_task(state_.grants.at(token), token)});
     return;
   }
-  const WorkerView view{message.worker.uuid, worker->hello.memory_bytes, message.held_block};
   const std::optional<TaskId> id =
-      choose_task(state_, view, connected(), config_.needs, config_.keep);
+      choose_task(state_, view, connected_, config_.needs, config_.keep);
   if (id) {
     grant_to(peer, *worker, *id);
   } else {
-    reply(peer, wire::Idle{kIdleMilliseconds});
+    reply(peer, idle());
   }
 }
 
@@ -140,7 +142,7 @@ void Dispatcher::grant_to(const std::string& peer, const LiveWorker& worker, con
   const std::uint64_t token = std::max(state_.last_token, config_.token_floor) + 1;
   const wire::Hello& hello = worker.hello;
   if (!record(Granted{id, token, hello.worker.uuid, hello.worker.incarnation, hello.device})) {
-    reply(peer, wire::Idle{kIdleMilliseconds});
+    reply(peer, idle());
     return;
   }
   leases_.grant(token);
@@ -153,11 +155,12 @@ wire::Task Dispatcher::wire_task(const TaskId& id, std::uint64_t token) const {
   if (task.inputs.size() <= kMaxInlineInputs) return task;
   const std::string name = storage::RunLayout::attempt_directory(token) + "/inputs.json";
   const std::filesystem::path path = layout_.root() / name;
-  make_directories(path.parent_path());
+  config_.disk->make_directories(path.parent_path());
   const std::string text = nlohmann::json{{"inputs", wire::records_to_json(task.inputs)}}.dump();
-  storage::write_atomically(path, text);
+  config_.disk->write_atomically(path, text);
   task.inputs.clear();
-  task.inputs_file = storage::FileRecord{name, text.size(), storage::hash_file(path)};
+  task.inputs_file =
+      storage::FileRecord{name, text.size(), storage::hash128(std::as_bytes(std::span(text)))};
   return task;
 }
 
@@ -183,8 +186,8 @@ void Dispatcher::checkpointed(const std::string& peer, const wire::Checkpointed&
   leases_.renew(message.fencing_token);
   if (!(task->checkpoint == message.file)) {
     try {
-      check_attempt_file(layout_, message.fencing_token, message.file);
-      record(CheckpointCommitted{message.fencing_token, message.step, message.file});
+      check_attempt_file(layout_, message.fencing_token, message.file, *config_.disk);
+      record(CheckpointCommitted{message.fencing_token, message.step, message.file, task->id});
       // One place a stage: the worker trains on at this moment.
       storage::fault_point(task->id.stage == Stage::kFinetune ? "coordinator.checkpoint.finetune"
                                                               : "coordinator.checkpoint.transfer");
@@ -220,9 +223,12 @@ void Dispatcher::shard_ready(const std::string& peer, const wire::ShardReady& me
                                             [static_cast<std::size_t>(message.shard)];
     const bool repeated = shard.state == ShardState::kCommitted && shard.file == message.file;
     if (!repeated) {
-      commit_file(layout_, message.fencing_token, message.file);
+      commit_file(layout_, message.fencing_token, message.file, *config_.disk);
       storage::fault_point("coordinator.shard.renamed");
-      record(ShardCommitted{message.fencing_token, message.shard, message.file});
+      const ShardCommitted committed{message.fencing_token, message.shard, message.file, task->id};
+      // Only after damage to the journal: another attempt's file counts as that shard.
+      if (!record(committed))
+        throw Error(ErrorKind::kInternal, shard.file.name + " is there already");
     }
   } catch (const Error& error) {
     fail_token(message.fencing_token, error.kind(), error.what());
@@ -239,7 +245,8 @@ void Dispatcher::done(const std::string& peer, const wire::Done& message) {
   const TaskRecord* task = held_by(token, message.worker);
   if (task == nullptr) {
     // Said again because our reply got lost?
-    if (finished_under(token) != nullptr) {
+    const TaskRecord* finished = finished_under(token);
+    if (finished != nullptr && finished->files == message.files) {
       reply(peer, wire::Committed{token, first});
     } else {
       reply_fenced(peer, token);
@@ -255,7 +262,8 @@ void Dispatcher::done(const std::string& peer, const wire::Done& message) {
       throw Error(ErrorKind::kInternal,
                   to_string(task->id) + " was done with other files than it must give");
     }
-    for (const storage::FileRecord& file : message.files) commit_file(layout_, token, file);
+    for (const storage::FileRecord& file : message.files)
+      commit_file(layout_, token, file, *config_.disk);
     if (!message.files.empty()) storage::fault_point("coordinator.output.renamed");
   } catch (const Error& error) {
     fail_token(token, error.kind(), error.what());
@@ -263,7 +271,7 @@ void Dispatcher::done(const std::string& peer, const wire::Done& message) {
     return;
   }
   leases_.end(token);
-  record(TaskDone{token, message.files, message.result});
+  record(TaskDone{token, message.files, message.result, task->id});
   reply(peer, wire::Committed{token, first});
 }
 
@@ -294,13 +302,9 @@ void Dispatcher::goodbye(const wire::Goodbye& message) {
   if (found == workers_.end() ||
       found->second.hello.worker.incarnation != message.worker.incarnation)
     return;
-  workers_.erase(found);
-  std::vector<std::uint64_t> held;
-  for (const auto& [token, id] : state_.grants) {
-    if (id.stage != Stage::kFinetune && held_by(token, message.worker) != nullptr)
-      held.push_back(token);
-  }
-  for (const std::uint64_t token : held) {
+  forget(message.worker.uuid);
+  for (const std::uint64_t token : tokens_of(message.worker.uuid)) {
+    if (held_by(token, message.worker) == nullptr) continue;
     leases_.end(token);
     record(TaskReleased{token, "its worker left"});
   }

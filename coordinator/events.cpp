@@ -56,14 +56,20 @@ json body(const Granted& e) {
           {"incarnation", e.incarnation},
           {"device", e.device}};
 }
+json with_task(json out, const std::optional<TaskId>& of) {
+  if (of) out["of"] = to_string(*of);
+  return out;
+}
 json body(const ShardCommitted& e) {
-  return {{"token", e.token}, {"shard", e.shard}, {"file", record_to_json(e.file)}};
+  return with_task({{"token", e.token}, {"shard", e.shard}, {"file", record_to_json(e.file)}},
+                   e.of);
 }
 json body(const CheckpointCommitted& e) {
-  return {{"token", e.token}, {"step", e.step}, {"file", record_to_json(e.file)}};
+  return with_task({{"token", e.token}, {"step", e.step}, {"file", record_to_json(e.file)}}, e.of);
 }
 json body(const TaskDone& e) {
-  return {{"token", e.token}, {"files", records_to_json(e.files)}, {"result", e.result}};
+  return with_task({{"token", e.token}, {"files", records_to_json(e.files)}, {"result", e.result}},
+                   e.of);
 }
 json body(const TaskFailed& e) {
   return {{"token", e.token}, {"kind", storage::to_string(e.kind)}, {"message", e.message}};
@@ -102,18 +108,27 @@ Granted parse(const json& b) {
           uint_field(b, "incarnation"),
           string_field(b, "device")};
 }
+std::optional<TaskId> of_field(const json& b) {
+  if (!b.contains("of")) return std::nullopt;
+  return task_id_from_string(string_field(b, "of"));
+}
 template <>
 ShardCommitted parse(const json& b) {
-  return {uint_field(b, "token"), int_field(b, "shard"), record_from_json(object_field(b, "file"))};
+  return {uint_field(b, "token"),
+          int_field(b, "shard"),
+          record_from_json(object_field(b, "file")),
+          of_field(b)};
 }
 template <>
 CheckpointCommitted parse(const json& b) {
-  return {
-      uint_field(b, "token"), int64_field(b, "step"), record_from_json(object_field(b, "file"))};
+  return {uint_field(b, "token"),
+          int64_field(b, "step"),
+          record_from_json(object_field(b, "file")),
+          of_field(b)};
 }
 template <>
 TaskDone parse(const json& b) {
-  return {uint_field(b, "token"), records_from_json(b, "files"), field(b, "result")};
+  return {uint_field(b, "token"), records_from_json(b, "files"), field(b, "result"), of_field(b)};
 }
 template <>
 TaskFailed parse(const json& b) {

@@ -57,27 +57,35 @@ struct RunStarted {
   std::string build;
   RunInputs inputs{};
 };
+// Who holds finetune: the MPI stage, whose rank 0 has a uuid of its own.
+inline constexpr const char* kMpiHolder = "mpi";
+
 struct Granted {
   TaskId task;
   std::uint64_t token = 0;
-  std::string worker;  // uuid; "coordinator" for assemble, "mpi" for finetune
+  std::string worker;  // uuid; "coordinator" for assemble, kMpiHolder for finetune
   std::uint64_t incarnation = 0;
   std::string device;  // model name: byte-equality is promised within one
 };
+// `of`: whose token it is, for a journal that lost the grant to damage and gives the token another
+// meaning. Absent in records of older builds.
 struct ShardCommitted {
   std::uint64_t token = 0;
   int shard = 0;
   storage::FileRecord file;
+  std::optional<TaskId> of{};
 };
 struct CheckpointCommitted {
   std::uint64_t token = 0;
   std::int64_t step = 0;
   storage::FileRecord file;
+  std::optional<TaskId> of{};
 };
 struct TaskDone {
   std::uint64_t token = 0;
   std::vector<storage::FileRecord> files;
   nlohmann::json result;
+  std::optional<TaskId> of{};
 };
 struct TaskFailed {
   std::uint64_t token = 0;

@@ -76,10 +76,9 @@ double StageTimes::Interval::seconds(double now) const {
 }
 
 void StageTimes::observe(double at, const State& state) {
-  std::array<bool, 5> running{};
-  for (const auto& [token, id] : state.grants) running[static_cast<std::size_t>(id.stage)] = true;
   for (std::size_t stage = 0; stage < stages_.size(); ++stage)
-    stages_[stage].observe(at, running[stage]);
+    stages_[stage].observe(at,
+                           state.index.count(static_cast<Stage>(stage), TaskState::kGranted) > 0);
   any_.observe(at, !state.grants.empty());
 }
 

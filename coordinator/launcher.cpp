@@ -7,6 +7,7 @@
 #include <deque>
 #include <fstream>
 
+#include "coordinator/events.hpp"
 #include "storage/error.hpp"
 
 namespace hedgerow::coordinator {
@@ -14,7 +15,6 @@ namespace {
 
 constexpr int kMaxSilentDeaths = 5;
 constexpr std::chrono::seconds kLongestBackoff{32};
-constexpr const char* kMpiUuid = "mpi";
 
 std::chrono::seconds backoff_after(int deaths) {
   return std::min(kLongestBackoff, std::chrono::seconds(1 << std::min(deaths - 1, 5)));
@@ -36,13 +36,16 @@ std::string tail_of(const std::filesystem::path& log, int lines) {
   return text;
 }
 
-std::string local_worker_uuid(int slot) { return wire::this_host() + "-" + std::to_string(slot); }
+std::string local_worker_uuid(int slot, const std::string& host) {
+  return host + "-" + std::to_string(slot);
+}
 
 LocalWorkers::LocalWorkers(LauncherConfig config, const Clock& clock)
     : config_(std::move(config)), clock_(clock) {
   for (int slot = 0; slot < config_.local_workers; ++slot) {
-    slots_.push_back(
-        {.uuid = local_worker_uuid(slot), .process = std::nullopt, .start_after = clock_.now()});
+    slots_.push_back({.uuid = local_worker_uuid(slot, config_.host),
+                      .process = std::nullopt,
+                      .start_after = clock_.now()});
   }
 }
 
@@ -52,9 +55,9 @@ std::filesystem::path LocalWorkers::log_of(const Slot& slot) const {
 
 void LocalWorkers::adopt(const std::vector<wire::ChildRecord>& children) {
   for (const wire::ChildRecord& child : children) {
-    if (child.uuid == kMpiUuid) continue;
+    if (child.uuid == kMpiHolder) continue;
     note_incarnation(child.uuid, child.incarnation);
-    if (!wire::is_alive(child.process)) continue;
+    if (!config_.processes->is_alive(child.process)) continue;
     auto slot = std::find_if(
         slots_.begin(), slots_.end(), [&child](const Slot& s) { return s.uuid == child.uuid; });
     // More lived than are wanted now: they stay until they are drained.
@@ -62,7 +65,7 @@ void LocalWorkers::adopt(const std::vector<wire::ChildRecord>& children) {
       slot = slots_.insert(slots_.end(),
                            Slot{.uuid = child.uuid, .process = std::nullopt, .start_after = {}});
     slot->incarnation = child.incarnation;
-    slot->process = ChildProcess::adopt(child.process);
+    slot->process = ChildProcess::adopt(child.process, *config_.processes);
   }
 }
 
@@ -122,7 +125,7 @@ void LocalWorkers::start(Slot& slot, const std::string& endpoint) {
                                    std::to_string(config_.threads),
                                    "--local-rank",
                                    std::to_string(&slot - slots_.data())};
-  slot.process = ChildProcess::start(argv, log_of(slot));
+  slot.process = ChildProcess::start(argv, log_of(slot), *config_.processes);
 }
 
 void LocalWorkers::signal_all(int number) {
@@ -163,14 +166,14 @@ void MpiStage::start(std::uint64_t token, const std::string& student, const std:
   argv.insert(argv.end(),
               {"--student", student, "--token", std::to_string(token), "--connect", endpoint});
   argv.insert(argv.end(), {"--threads", std::to_string(config_.threads_per_rank)});
-  process_ = ChildProcess::start(argv, mpi_log(config_));
+  process_ = ChildProcess::start(argv, mpi_log(config_), *config_.processes);
   token_ = token;
 }
 
 void MpiStage::adopt(const std::vector<wire::ChildRecord>& children) {
   for (const wire::ChildRecord& child : children) {
-    if (child.uuid != kMpiUuid || !wire::is_alive(child.process)) continue;
-    process_ = ChildProcess::adopt(child.process);
+    if (child.uuid != kMpiHolder || !config_.processes->is_alive(child.process)) continue;
+    process_ = ChildProcess::adopt(child.process, *config_.processes);
     token_ = child.fencing_token;
   }
 }
@@ -190,7 +193,7 @@ void MpiStage::signal(int number) {
 
 std::optional<wire::ChildRecord> MpiStage::child() const {
   if (!process_) return std::nullopt;
-  return wire::ChildRecord{kMpiUuid, 0, token_, process_->id()};
+  return wire::ChildRecord{kMpiHolder, 0, token_, process_->id()};
 }
 
 std::string MpiStage::log_tail() const { return tail_of(mpi_log(config_)); }

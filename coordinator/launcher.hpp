@@ -23,6 +23,8 @@ struct LauncherConfig {
   int threads = 1;  // of a worker process
   int ranks = 1;    // of the MPI stage
   int threads_per_rank = 1;
+  Processes* processes = &host_processes();
+  std::string host = wire::this_host();
 };
 
 struct EndedWorker {
@@ -34,7 +36,7 @@ struct EndedWorker {
 
 // Local workers are called <host>-<slot>, so that a restart is a new incarnation of the same
 // worker.
-[[nodiscard]] std::string local_worker_uuid(int slot);
+[[nodiscard]] std::string local_worker_uuid(int slot, const std::string& host = wire::this_host());
 
 class LocalWorkers {
  public:

@@ -1,6 +1,7 @@
 #include "coordinator/leases.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace hedgerow::coordinator {
 namespace {
@@ -9,6 +10,7 @@ using std::chrono::milliseconds;
 
 constexpr std::size_t kStepsRemembered = 31;
 constexpr double kMediansAllowed = 10.0;
+constexpr std::chrono::seconds kLookEvery{5};
 
 double seconds_between(TimePoint from, TimePoint to) {
   return std::chrono::duration<double>(to - from).count();
@@ -26,10 +28,27 @@ void Leases::grant(std::uint64_t token, milliseconds first_term) {
   lease.expires = now + (first_term.count() > 0 ? first_term : terms_.lease);
   lease.last_renewal = now;
   lease.last_progress = now;
-  leases_[token] = std::move(lease);
+  end(token);
+  look_later(token, leases_[token] = std::move(lease));
 }
 
-void Leases::end(std::uint64_t token) { leases_.erase(token); }
+void Leases::end(std::uint64_t token) {
+  const auto found = leases_.find(token);
+  if (found == leases_.end()) return;
+  looks_.erase({found->second.look_at, token});
+  leases_.erase(found);
+}
+
+// A renewal only puts the end off, and is seen at the next look; what brings it nearer (faster
+// steps) is seen as late as kLookEvery.
+void Leases::look_later(std::uint64_t token, Lease& lease) {
+  looks_.erase({lease.look_at, token});
+  lease.look_at = std::min(lease.expires, clock_.now() + kLookEvery);
+  // Its median is asked for only when the hang is near.
+  if (lease.reported && lease.look_at - lease.last_progress >= terms_.min_progress_timeout)
+    lease.look_at = std::min(lease.look_at, lease.last_progress + progress_timeout(token));
+  looks_.insert({lease.look_at, token});
+}
 
 bool Leases::renew(std::uint64_t token) {
   const auto found = leases_.find(token);
@@ -67,23 +86,38 @@ milliseconds Leases::progress_timeout(std::uint64_t token) const {
   return std::max(terms_.min_progress_timeout, by_steps);
 }
 
-std::vector<Leases::Ended> Leases::due() const {
-  std::vector<Ended> ended;
+std::optional<Leases::Ended> Leases::ended(std::uint64_t token, const Lease& lease) const {
   const TimePoint now = clock_.now();
-  for (const auto& [token, lease] : leases_) {
-    const auto whole = [now](TimePoint since) {
-      return std::to_string(static_cast<int>(seconds_between(since, now)));
-    };
-    if (now >= lease.expires) {
-      ended.push_back({token, "no heartbeat for " + whole(lease.last_renewal) + " s", false});
-    } else if (lease.reported && now - lease.last_progress >= progress_timeout(token)) {
-      ended.push_back({token,
-                       "no progress for " + whole(lease.last_progress) + " s, " +
-                           lease.progress.phase + " at step " + std::to_string(lease.progress.step),
-                       true});
+  const auto whole = [now](TimePoint since) {
+    return std::to_string(static_cast<int>(seconds_between(since, now)));
+  };
+  if (now >= lease.expires)
+    return Ended{token, "no heartbeat for " + whole(lease.last_renewal) + " s", false};
+  const auto silence = now - lease.last_progress;
+  const bool is_hung = lease.reported && silence >= terms_.min_progress_timeout &&
+                       silence >= progress_timeout(token);
+  if (!is_hung) return std::nullopt;
+  return Ended{token,
+               "no progress for " + whole(lease.last_progress) + " s, " + lease.progress.phase +
+                   " at step " + std::to_string(lease.progress.step),
+               true};
+}
+
+std::vector<Leases::Ended> Leases::due() {
+  std::vector<std::uint64_t> looked_at;
+  const std::pair last{clock_.now(), std::numeric_limits<std::uint64_t>::max()};
+  for (auto look = looks_.begin(); look != looks_.end() && *look <= last; ++look)
+    looked_at.push_back(look->second);
+  std::vector<Ended> all;
+  for (const std::uint64_t token : looked_at) {
+    Lease& lease = leases_.at(token);
+    if (std::optional<Ended> one = ended(token, lease)) {
+      all.push_back(std::move(*one));
+    } else {
+      look_later(token, lease);
     }
   }
-  return ended;
+  return all;
 }
 
 const wire::Progress* Leases::progress(std::uint64_t token) const {

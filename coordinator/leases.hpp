@@ -9,7 +9,10 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "coordinator/clock.hpp"
@@ -31,6 +34,7 @@ class Leases {
   void end(std::uint64_t token);
   // False if there is no such lease.
   bool renew(std::uint64_t token);
+  [[nodiscard]] bool contains(std::uint64_t token) const { return leases_.count(token) > 0; }
   void note_progress(std::uint64_t token, const wire::Progress& progress);
 
   struct Ended {
@@ -38,7 +42,9 @@ class Leases {
     std::string reason;  // "no heartbeat for 30 s", "no progress for 121 s at step 17"
     bool hung = false;   // the process lives and must be restarted
   };
-  [[nodiscard]] std::vector<Ended> due() const;  // expired or hung now; the caller ends them
+  // Expired or hung now; the caller ends them. Looks at each lease every few seconds, not at all of
+  // them each time: a loop asks many times a second.
+  [[nodiscard]] std::vector<Ended> due();
   [[nodiscard]] const wire::Progress* progress(
       std::uint64_t token) const;  // null before the first report
   [[nodiscard]] double seconds_since_progress(std::uint64_t token) const;
@@ -52,10 +58,15 @@ class Leases {
     bool reported = false;
     wire::Progress progress;
     std::deque<double> step_seconds;  // the last 31
+    TimePoint look_at;                // when to ask next whether it has ended
   };
+  [[nodiscard]] std::optional<Ended> ended(std::uint64_t token, const Lease& lease) const;
+  void look_later(std::uint64_t token, Lease& lease);
+
   const Clock& clock_;
   LeaseTerms terms_;
   std::map<std::uint64_t, Lease> leases_;
+  std::set<std::pair<TimePoint, std::uint64_t>> looks_;  // by look_at
 };
 
 }  // namespace hedgerow::coordinator

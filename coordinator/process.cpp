@@ -32,17 +32,22 @@ void reset_signals(posix_spawnattr_t& attributes) {
   posix_spawnattr_setsigdefault(&attributes, &defaults);
 }
 
-}  // namespace
+class HostProcesses final : public Processes {
+ public:
+  [[nodiscard]] wire::ProcessId self() const override { return wire::this_process(); }
+  [[nodiscard]] bool is_alive(const wire::ProcessId& id) const override {
+    return wire::is_alive(id);
+  }
+  [[nodiscard]] wire::ProcessId start(const std::vector<std::string>& argv,
+                                      const std::filesystem::path& log) override;
+  [[nodiscard]] std::optional<ProcessExit> reap(const wire::ProcessId& child) override;
+  void signal_group(const wire::ProcessId& leader, int number) override {
+    ::kill(-leader.pid, number);
+  }
+};
 
-std::string ProcessExit::text() const {
-  if (!known) return "ended";
-  if (signal != 0)
-    return "was killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")";
-  return "exited with code " + std::to_string(code);
-}
-
-ChildProcess ChildProcess::start(const std::vector<std::string>& argv,
-                                 const std::filesystem::path& log) {
+wire::ProcessId HostProcesses::start(const std::vector<std::string>& argv,
+                                     const std::filesystem::path& log) {
   std::vector<std::string> arguments = argv;
   std::vector<char*> argument_pointers = pointers(arguments);
   posix_spawn_file_actions_t files;
@@ -63,19 +68,12 @@ ChildProcess ChildProcess::start(const std::vector<std::string>& argv,
   posix_spawnattr_destroy(&attributes);
   if (error_number != 0) throw storage::system_error("start", arguments.front(), error_number);
   const std::optional<wire::ProcessId> id = wire::process_with(pid);
-  return {id.value_or(wire::ProcessId{pid, 0}), true};
+  return id.value_or(wire::ProcessId{pid, 0});
 }
 
-ChildProcess ChildProcess::adopt(const wire::ProcessId& id) { return {id, false}; }
-
-std::optional<ProcessExit> ChildProcess::poll() {
-  if (exit_) return exit_;
-  if (!ours_) {
-    if (!wire::is_alive(id_)) exit_ = ProcessExit{.code = 0, .signal = 0, .known = false};
-    return exit_;
-  }
+std::optional<ProcessExit> HostProcesses::reap(const wire::ProcessId& child) {
   int status = 0;
-  const pid_t ended = ::waitpid(id_.pid, &status, WNOHANG);
+  const pid_t ended = ::waitpid(child.pid, &status, WNOHANG);
   if (ended == 0) return std::nullopt;
   ProcessExit result;
   if (ended < 0) {
@@ -85,15 +83,48 @@ std::optional<ProcessExit> ChildProcess::poll() {
   } else {
     result.code = WEXITSTATUS(status);
   }
-  exit_ = result;
+  return result;
+}
+
+}  // namespace
+
+std::string ProcessExit::text() const {
+  if (!known) return "ended";
+  if (signal != 0)
+    return "was killed by signal " + std::to_string(signal) + " (" + ::strsignal(signal) + ")";
+  return "exited with code " + std::to_string(code);
+}
+
+Processes& host_processes() {
+  static HostProcesses processes;
+  return processes;
+}
+
+ChildProcess ChildProcess::start(const std::vector<std::string>& argv,
+                                 const std::filesystem::path& log,
+                                 Processes& processes) {
+  return {processes.start(argv, log), true, processes};
+}
+
+ChildProcess ChildProcess::adopt(const wire::ProcessId& id, Processes& processes) {
+  return {id, false, processes};
+}
+
+std::optional<ProcessExit> ChildProcess::poll() {
+  if (exit_) return exit_;
+  if (ours_) {
+    exit_ = processes_->reap(id_);
+  } else if (!processes_->is_alive(id_)) {
+    exit_ = ProcessExit{.code = 0, .signal = 0, .known = false};
+  }
   return exit_;
 }
 
 void ChildProcess::signal(int number) const {
   if (exit_) return;
   // A recycled pid must not be hit; ours cannot be recycled before we reap it.
-  if (!ours_ && !wire::is_alive(id_)) return;
-  ::kill(-id_.pid, number);
+  if (!ours_ && !processes_->is_alive(id_)) return;
+  processes_->signal_group(id_, number);
 }
 
 }  // namespace hedgerow::coordinator

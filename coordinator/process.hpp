@@ -21,13 +21,29 @@ struct ProcessExit {
       const;  // "exited with code 1", "was killed by signal 9 (Killed)", "ended"
 };
 
+// The processes of a host. The simulator has hosts of its own.
+class Processes {
+ public:
+  virtual ~Processes() = default;
+  [[nodiscard]] virtual wire::ProcessId self() const = 0;
+  [[nodiscard]] virtual bool is_alive(const wire::ProcessId& id) const = 0;
+  // A child of ours, in a session of its own. argv[0] is searched in PATH if it has no slash.
+  // stdout and stderr are appended to `log`. Throws kNotFound, kUnavailable.
+  [[nodiscard]] virtual wire::ProcessId start(const std::vector<std::string>& argv,
+                                              const std::filesystem::path& log) = 0;
+  // How a child of ours ended, which reaps it; nullopt while it runs.
+  [[nodiscard]] virtual std::optional<ProcessExit> reap(const wire::ProcessId& child) = 0;
+  virtual void signal_group(const wire::ProcessId& leader, int number) = 0;
+};
+[[nodiscard]] Processes& host_processes();
+
 class ChildProcess {
  public:
-  // argv[0] is searched in PATH if it has no slash. stdout and stderr are appended to `log`.
-  // Throws kNotFound, kUnavailable.
-  static ChildProcess start(const std::vector<std::string>& argv, const std::filesystem::path& log);
+  static ChildProcess start(const std::vector<std::string>& argv,
+                            const std::filesystem::path& log,
+                            Processes& processes = host_processes());
   // One that an earlier coordinator started.
-  static ChildProcess adopt(const wire::ProcessId& id);
+  static ChildProcess adopt(const wire::ProcessId& id, Processes& processes = host_processes());
 
   [[nodiscard]] const wire::ProcessId& id() const { return id_; }
   // nullopt while it runs; reaps a child of ours.
@@ -35,7 +51,9 @@ class ChildProcess {
   void signal(int number) const;  // to its whole process group; nothing if it has ended
 
  private:
-  ChildProcess(wire::ProcessId id, bool ours) : id_(id), ours_(ours) {}
+  ChildProcess(wire::ProcessId id, bool ours, Processes& processes)
+      : processes_(&processes), id_(id), ours_(ours) {}
+  Processes* processes_;
   wire::ProcessId id_;
   bool ours_ = true;
   std::optional<ProcessExit> exit_;

@@ -89,7 +89,7 @@ RouterSocket::RouterSocket(const std::string& address, int preferred_port)
 
 RouterSocket::~RouterSocket() = default;
 
-std::optional<RouterSocket::Incoming> RouterSocket::receive(std::chrono::milliseconds patience) {
+std::optional<Mailbox::Incoming> RouterSocket::receive(std::chrono::milliseconds patience) {
   zmq_pollitem_t item{impl_->socket, 0, ZMQ_POLLIN, 0};
   if (zmq_poll(&item, 1, static_cast<long>(patience.count())) <= 0) return std::nullopt;
   bool more = false;

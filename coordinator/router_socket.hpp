@@ -4,34 +4,25 @@
 // thread.
 #pragma once
 
-#include <chrono>
 #include <memory>
-#include <optional>
 #include <string>
-#include <string_view>
+
+#include "coordinator/mailbox.hpp"
 
 namespace hedgerow::coordinator {
 
-class RouterSocket {
+class RouterSocket final : public Mailbox {
  public:
   // `preferred_port` 0 or taken: any free one. Throws kUsage for an address other than loopback
   // (until connections from other hosts are encrypted and authenticated), kUnavailable.
   RouterSocket(const std::string& address, int preferred_port);
-  ~RouterSocket();
+  ~RouterSocket() override;
   RouterSocket(const RouterSocket&) = delete;
   RouterSocket& operator=(const RouterSocket&) = delete;
 
-  [[nodiscard]] const std::string& endpoint() const {
-    return endpoint_;
-  }  // "tcp://127.0.0.1:40123"
-
-  struct Incoming {
-    std::string peer, frame;
-  };
-  // nullopt after `patience` without a message. A signal ends the wait early.
-  [[nodiscard]] std::optional<Incoming> receive(std::chrono::milliseconds patience);
-  // False: the peer is gone or its queue is full; it asks again.
-  bool send(const std::string& peer, std::string_view frame);
+  [[nodiscard]] const std::string& endpoint() const override { return endpoint_; }
+  [[nodiscard]] std::optional<Incoming> receive(std::chrono::milliseconds patience) override;
+  bool send(const std::string& peer, std::string_view frame) override;
 
  private:
   struct Impl;

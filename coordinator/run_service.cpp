@@ -3,9 +3,12 @@
 #include <algorithm>
 #include <thread>
 
+#include "coordinator/assembler.hpp"
 #include "coordinator/commit.hpp"
 #include "coordinator/coordinator.hpp"
+#include "coordinator/router_socket.hpp"
 #include "coordinator/run_inputs.hpp"
+#include "coordinator/term.hpp"
 #include "storage/build_info.hpp"
 #include "storage/file.hpp"
 
@@ -35,16 +38,6 @@ Geometry geometry_of(const Plan& plan, const storage::Recipe& recipe) {
   return geometry;
 }
 
-// How a capture is cut into tasks depends on the machine, so the first term's choice stands.
-void check_same_shape(const Geometry& recorded, Geometry now) {
-  now.shards_per_capture = recorded.shards_per_capture;
-  if (now == recorded) return;
-  throw Error(ErrorKind::kUsage,
-              "the run was started with another shape: " + geometry_to_json(recorded).dump() +
-                  ", now " + geometry_to_json(now).dump() +
-                  "; undo the change, or start a new run directory");
-}
-
 fs::path find_worker(const RunOptions& options) {
   const fs::path path = options.worker_binary.empty()
                             ? fs::read_symlink("/proc/self/exe").parent_path() / "hedgerow-worker"
@@ -63,31 +56,9 @@ std::string first_build(const storage::ReplayResult& replayed) {
   return "";
 }
 
-// The first record of a run; in later terms, what changed since and which tasks get another chance.
-void open_books(Dispatcher& desk,
-                const Geometry& geometry,
-                const RunInputs& inputs,
-                const std::string& build,
-                const std::string& earlier_build) {
-  if (!desk.state().geometry) {
-    desk.record(RunStarted{geometry, build, inputs});
-    return;
-  }
-  check_same_shape(*desk.state().geometry, geometry);
-  if (!earlier_build.empty() && earlier_build != build) {
-    desk.record(Noted{"resumed by build " + build + ", started by " + earlier_build +
-                      ": equal bytes are no longer promised"});
-  }
-  std::vector<TaskId> quarantined;
-  for (const auto& [id, task] : desk.state().tasks) {
-    if (task.state == TaskState::kQuarantined) quarantined.push_back(id);
-  }
-  for (const TaskId& id : quarantined)
-    desk.record(Retried{id, "the run was started again", std::nullopt});
-}
-
 DispatcherConfig dispatcher_config(const RunOptions& options,
                                    const storage::RunLayout& layout,
+                                   const storage::ReplayResult& replayed,
                                    const storage::Recipe& recipe,
                                    const Plan& plan,
                                    int local_workers) {
@@ -101,7 +72,7 @@ DispatcherConfig dispatcher_config(const RunOptions& options,
   config.keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);
   config.leases.lease = std::chrono::seconds(recipe.workers.lease_s);
   config.second_worker_patience = options.second_worker_patience;
-  config.token_floor = largest_token_on_disk(layout);
+  config.token_floor = token_floor(layout, replayed);
   config.room_for_retry =
       plan.boundary_bytes / static_cast<std::uint64_t>(std::max(1, plan.capture.num_shards())) +
       kRoomBesideAShard;
@@ -114,6 +85,12 @@ JobSize size_of(const storage::Recipe& recipe, const Plan& plan) {
   JobSize size{recipe.transfer.max_steps, recipe.finetune.max_steps, {}};
   for (const StageEstimate& estimate : plan.estimates) size.work[estimate.stage] = estimate.flops;
   return size;
+}
+
+int preferred_port(const std::optional<wire::CoordinatorFile>& previous) {
+  if (!previous) return 0;
+  const std::size_t colon = previous->endpoint.rfind(':');
+  return colon == std::string::npos ? 0 : std::atoi(previous->endpoint.c_str() + colon + 1);
 }
 
 int threads_per_process(int wanted, int processes) {
@@ -135,8 +112,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   const PlanTokens tokens = read_plan_tokens(layout, model.config().vocab_size);
   const Plan plan = make_plan(
       recipe, model.config(), tokens, limits_of_this_machine(layout.root(), local_workers));
-  storage::ReplayResult replayed;
-  if (fs::exists(layout.journal_directory())) replayed = storage::replay_journal(layout);
+  const storage::ReplayResult replayed = replay_if_any(layout);
   FoldedRun folded = fold(replayed);
   const Geometry geometry = geometry_of(plan, recipe);
   const RunInputs inputs = inputs_of(layout, model);
@@ -151,12 +127,10 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
     observer.on_status(done.status);
     return done;
   }
-  make_directories(layout.logs());
+  storage::os_disk().make_directories(layout.logs());
   CoordinatorConfig config{
       .layout = layout,
-      .recipe = recipe,
-      .assembly = {recipe, model.config(), model.path().string(), model.fingerprint()},
-      .dispatcher = dispatcher_config(options, layout, recipe, plan, local_workers),
+      .dispatcher = dispatcher_config(options, layout, replayed, recipe, plan, local_workers),
       .launcher = {.worker_binary = find_worker(options),
                    .run_directory = layout.root(),
                    .logs = layout.logs(),
@@ -165,16 +139,18 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
                    .ranks = recipe.finetune.ranks,
                    .threads_per_rank =
                        threads_per_process(recipe.finetune.threads, recipe.finetune.ranks)},
+      .retries_with_new_seed = recipe.transfer.retries_with_new_seed,
       .size = size_of(recipe, plan),
       .stop_requests = options.stop_requests};
-  storage::Journal journal = storage::Journal::start_term(layout, replayed);
-  delete_dropped_shards(layout, folded.state);
-  // The journal wrote the term's first record itself; the state follows it as replay will.
-  static_cast<void>(apply(folded.state, TermStarted{}));
-  folded.times.close(folded.last_at);  // or the time without a coordinator would count as work
   const SteadyClock clock;
-  Coordinator coordinator(
-      std::move(config), std::move(folded), std::move(journal), clock, previous, observer);
+  Term term = open_term(layout, replayed, std::move(folded), clock);
+  RouterSocket socket(recipe.workers.bind, preferred_port(previous));
+  const AssemblyInput assembly{recipe, model.config(), model.path().string(), model.fingerprint()};
+  const Surroundings surroundings{
+      .mailbox = socket, .clock = clock, .assemble = [&](const State& state, std::uint64_t token) {
+        return assemble_student(layout, state, assembly, token);
+      }};
+  Coordinator coordinator(std::move(config), surroundings, std::move(term), previous, &observer);
   open_books(coordinator.dispatcher(),
              geometry,
              inputs,

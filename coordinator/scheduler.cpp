@@ -1,7 +1,8 @@
 #include "coordinator/scheduler.hpp"
 
 #include <algorithm>
-#include <tuple>
+#include <limits>
+#include <set>
 
 #include "coordinator/actions.hpp"
 
@@ -36,19 +37,17 @@ bool left_to_others(const TaskRecord& task,
   });
 }
 
-// False while an earlier boundary that is to be deleted still lies on disk: boundaries block and
-// block + 1 are all that the plan reserved beside the kept ones.
-bool disk_allows_capture(const State& state, int block, const KeepBoundaries& keep) {
-  for (int boundary = 1; boundary < block; ++boundary) {
-    if (keep.keeps(boundary, state.geometry->num_blocks())) continue;
+// Captures of later blocks wait while an earlier boundary that is to be deleted still lies on disk:
+// boundaries block and block + 1 are all that the plan reserved beside the kept ones.
+int last_block_to_capture(const State& state, const KeepBoundaries& keep) {
+  const Geometry& geometry = *state.geometry;
+  for (int boundary = 1; boundary < static_cast<int>(state.shards.size()); ++boundary) {
+    if (keep.keeps(boundary, geometry.num_blocks())) continue;
     const auto& shards = state.shards[static_cast<std::size_t>(boundary)];
-    if (std::any_of(shards.begin(), shards.end(), [](const ShardRecord& shard) {
-          return shard.state == ShardState::kCommitted;
-        })) {
-      return false;
-    }
+    const int absent = state.index.boundaries[static_cast<std::size_t>(boundary)].missing;
+    if (absent < static_cast<int>(shards.size())) return boundary;
   }
-  return true;
+  return geometry.num_blocks();
 }
 
 std::vector<storage::FileRecord> shard_files(const State& state,
@@ -105,19 +104,35 @@ std::optional<TaskId> choose_task(const State& state,
                                   const std::vector<WorkerView>& connected,
                                   const MemoryNeeds& needs,
                                   const KeepBoundaries& keep) {
-  // Smaller is better; Stage::kCapture < kTransfer < kEvaluate, and TaskId orders by block and
-  // piece.
-  using Rank = std::tuple<Stage, bool, TaskId>;
-  std::optional<Rank> best;
-  for (const auto& [id, task] : state.tasks) {
-    if (!is_pulled(id) || !is_ready(state, task)) continue;
-    if (!fits(worker, id, needs) || left_to_others(task, worker, connected, needs)) continue;
-    if (id.stage == Stage::kCapture && !disk_allows_capture(state, id.block, keep)) continue;
-    const Rank rank{id.stage, id.block < 0 || id.block != worker.held_block, id};
-    if (!best || rank < *best) best = rank;
+  if (!state.geometry) return std::nullopt;
+  const std::set<TaskId>& ready = state.index.ready;
+  const int last_block = last_block_to_capture(state, keep);
+  // The first that it may have of [first, end); TaskId orders by stage, block and piece.
+  const auto first_of = [&](const TaskId& first, const TaskId& end) -> std::optional<TaskId> {
+    if (!fits(worker, first, needs)) return std::nullopt;
+    for (auto id = ready.lower_bound(first); id != ready.end() && *id < end; ++id) {
+      if (id->stage == Stage::kCapture && id->block > last_block) return std::nullopt;
+      if (!left_to_others(state.task(*id), worker, connected, needs)) return *id;
+    }
+    return std::nullopt;
+  };
+  for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kEvaluate}) {
+    const auto from = [stage](int block) { return TaskId{stage, block, -1, {}}; };
+    if (worker.held_block >= 0) {
+      if (const auto held = first_of(from(worker.held_block), from(worker.held_block + 1)))
+        return held;
+    }
+    if (const auto id = first_of(from(-1), from(std::numeric_limits<int>::max()))) return id;
   }
-  if (!best) return std::nullopt;
-  return std::get<TaskId>(*best);
+  return std::nullopt;
+}
+
+bool anything_to_grant(const State& state, const KeepBoundaries& keep) {
+  const int last_block = last_block_to_capture(state, keep);
+  const auto& ready = state.index.ready;
+  return std::any_of(ready.begin(), ready.end(), [last_block](const TaskId& id) {
+    return id.stage != Stage::kCapture || id.block <= last_block;
+  });
 }
 
 std::vector<Misfit> misfits(const State& state,
@@ -134,8 +149,8 @@ std::vector<Misfit> misfits(const State& state,
   const std::uint64_t most = std::max({needs.capture, needs.transfer, needs.evaluate});
   // As a rule everything fits, and a run of many tasks is looked at many times a second.
   if (largest.memory_bytes == 0 || most <= largest.memory_bytes) return list;
-  for (const auto& [id, task] : state.tasks) {
-    if (!is_pulled(id) || fits(largest, id, needs) || !is_ready(state, task)) continue;
+  for (const TaskId& id : state.index.ready) {
+    if (!is_pulled(id) || fits(largest, id, needs)) continue;
     list.push_back({id, need_of(id, needs), largest.uuid, largest.memory_bytes});
   }
   return list;

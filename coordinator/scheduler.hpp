@@ -36,6 +36,10 @@ struct MemoryNeeds {
                                                 const MemoryNeeds& needs,
                                                 const KeepBoundaries& keep);
 
+// False: whatever is ready is a capture that waits for an earlier boundary's deletion. If nothing is
+// granted either, that will not come: a quarantined task keeps it.
+[[nodiscard]] bool anything_to_grant(const State& state, const KeepBoundaries& keep);
+
 // A ready task that no connected worker has the memory for.
 struct Misfit {
   TaskId task;

@@ -1,6 +1,7 @@
 #include "coordinator/state.hpp"
 
 #include <algorithm>
+#include <utility>
 
 namespace hedgerow::coordinator {
 namespace {
@@ -23,6 +24,11 @@ Verdict wrong_state(const TaskRecord& task, std::string_view event) {
                     std::string(event) + "' has no place");
 }
 
+Verdict other_task(std::uint64_t token, const TaskRecord& holder, const TaskId& of) {
+  return impossible("fencing token " + std::to_string(token) + " is of " + to_string(holder.id) +
+                    ", not of " + to_string(of));
+}
+
 // One overload an event: a new alternative of Event without one does not compile.
 struct Applier {
   State& state;
@@ -37,10 +43,57 @@ struct Applier {
     return found == state.grants.end() ? nullptr : find(found->second);
   }
 
+  // The only way into another state: counts and sets follow.
+  void set_state(TaskRecord& task, TaskState next) {
+    StateIndex& index = state.index;
+    const TaskState before = std::exchange(task.state, next);
+    const auto recount = [&](auto& counts) {
+      --counts[static_cast<std::size_t>(before)];
+      ++counts[static_cast<std::size_t>(next)];
+    };
+    recount(index.counts[static_cast<std::size_t>(task.id.stage)]);
+    if (task.id.stage == Stage::kCapture)
+      recount(index.boundaries[static_cast<std::size_t>(task.id.block) + 1].captures);
+    if (next == TaskState::kGranted) index.tokens_of[task.worker].insert(task.token);
+    if (before == TaskState::kGranted) {
+      const auto held = index.tokens_of.find(task.worker);
+      held->second.erase(task.token);
+      if (held->second.empty()) index.tokens_of.erase(held);
+    }
+    look_again(state, task);
+    if (task.id.stage != Stage::kCapture) look_at_later_stages();
+  }
+
+  // They wait for one another, and for the transfers.
+  void look_at_later_stages() {
+    const auto look = [this](const TaskId& id) {
+      if (const TaskRecord* task = find(id)) look_again(state, *task);
+    };
+    look(TaskId::assemble());
+    look(TaskId::finetune());
+    for (const std::string& subject : state.geometry->evaluates) look(TaskId::evaluate(subject));
+  }
+
+  void set_shard(int boundary, int shard, ShardRecord next) {
+    BoundaryIndex& index = state.index.boundaries[static_cast<std::size_t>(boundary)];
+    ShardRecord& record =
+        state.shards[static_cast<std::size_t>(boundary)][static_cast<std::size_t>(shard)];
+    const int missing =
+        (next.state != ShardState::kCommitted) - (record.state != ShardState::kCommitted);
+    record = std::move(next);
+    if (missing == 0) return;
+    const int piece = shard / state.geometry->shards_per_capture;
+    index.missing += missing;
+    index.missing_of_piece[static_cast<std::size_t>(piece)] += missing;
+    if (const TaskRecord* reader = find(TaskId::capture(boundary, piece)))
+      look_again(state, *reader);
+    if (const TaskRecord* reader = find(TaskId::transfer(boundary))) look_again(state, *reader);
+  }
+
   void end_grant(TaskRecord& task, TaskState next, std::string reason) {
     state.grants.erase(task.token);
-    task.state = next;
     task.reason = std::move(reason);
+    set_state(task, next);
   }
 
   Verdict operator()(const TermStarted&) {
@@ -77,6 +130,7 @@ struct Applier {
     add(TaskId::assemble());
     if (geometry.finetunes) add(TaskId::finetune());
     for (const std::string& subject : geometry.evaluates) add(TaskId::evaluate(subject));
+    rebuild_index(state);
     return std::nullopt;
   }
 
@@ -90,10 +144,10 @@ struct Applier {
     }
     state.last_token = event.token;
     state.grants[event.token] = event.task;
-    task->state = TaskState::kGranted;
     task->token = event.token;
     task->worker = event.worker;
     task->incarnation = event.incarnation;
+    set_state(*task, TaskState::kGranted);
     task->reason.clear();
     ++task->attempts;
     if (!event.device.empty() &&
@@ -107,18 +161,20 @@ struct Applier {
   Verdict operator()(const ShardCommitted& event) {
     TaskRecord* task = holder(event.token);
     if (task == nullptr) return fenced(event.token);
+    if (event.of && *event.of != task->id) return other_task(event.token, *task, *event.of);
     if (task->id.stage != Stage::kCapture) return wrong_state(*task, "shard_committed");
     const ShardRange range = shards_of_piece(*state.geometry, task->id.piece);
     if (event.shard < range.first || event.shard >= range.first + range.count) {
       return impossible("shard " + std::to_string(event.shard) + " is not of " +
                         to_string(task->id));
     }
-    ShardRecord& shard = state.shards[static_cast<std::size_t>(task->id.block) + 1]
-                                     [static_cast<std::size_t>(event.shard)];
+    const int boundary = task->id.block + 1;
+    const ShardRecord& shard =
+        state.shards[static_cast<std::size_t>(boundary)][static_cast<std::size_t>(event.shard)];
     if (shard.state == ShardState::kCommitted) {
       return impossible("shard " + shard.file.name + " is already committed");
     }
-    shard = {ShardState::kCommitted, event.file};
+    set_shard(boundary, event.shard, {ShardState::kCommitted, event.file});
     task->failures.clear();
     return std::nullopt;
   }
@@ -126,6 +182,7 @@ struct Applier {
   Verdict operator()(const CheckpointCommitted& event) {
     TaskRecord* task = holder(event.token);
     if (task == nullptr) return fenced(event.token);
+    if (event.of && *event.of != task->id) return other_task(event.token, *task, *event.of);
     if (task->id.stage != Stage::kTransfer && task->id.stage != Stage::kFinetune) {
       return wrong_state(*task, "checkpointed");
     }
@@ -142,14 +199,15 @@ struct Applier {
   Verdict operator()(const TaskDone& event) {
     TaskRecord* task = holder(event.token);
     if (task == nullptr) return fenced(event.token);
+    if (event.of && *event.of != task->id) return other_task(event.token, *task, *event.of);
     // A shard of this capture may have been lost to another reader since it was committed.
     if (task->id.stage == Stage::kCapture &&
         !piece_complete(state, task->id.block + 1, task->id.piece)) {
       end_grant(*task, TaskState::kPending, "not all of its shards are committed");
       return std::nullopt;
     }
-    end_grant(*task, TaskState::kDone, "");
     task->failures.clear();
+    end_grant(*task, TaskState::kDone, "");
     task->files = event.files;
     task->result = event.result;
     task->checkpoint.reset();
@@ -186,9 +244,9 @@ struct Applier {
   Verdict operator()(const FileLost& event) {
     for (std::size_t boundary = 1; boundary < state.shards.size(); ++boundary) {
       for (std::size_t index = 0; index < state.shards[boundary].size(); ++index) {
-        ShardRecord& shard = state.shards[boundary][index];
+        const ShardRecord& shard = state.shards[boundary][index];
         if (shard.state != ShardState::kCommitted || shard.file.name != event.name) continue;
-        shard = {};
+        set_shard(static_cast<int>(boundary), static_cast<int>(index), {});
         const int piece = static_cast<int>(index) / state.geometry->shards_per_capture;
         TaskRecord* task = find(TaskId::capture(static_cast<int>(boundary) - 1, piece));
         if (task->state != TaskState::kDone) return std::nullopt;
@@ -234,9 +292,14 @@ struct Applier {
       if (task->state != TaskState::kDone) return wrong_state(*task, "dropped");
       done.push_back(task);
     }
-    for (TaskRecord* task : done) task->state = TaskState::kDropped;
-    for (ShardRecord& shard : state.shards[static_cast<std::size_t>(event.boundary)])
-      shard.state = ShardState::kDropped;
+    for (TaskRecord* task : done) set_state(*task, TaskState::kDropped);
+    for (int shard = 0; shard < state.geometry->num_shards; ++shard) {
+      // The name stays: a restart finishes the deletion by it.
+      ShardRecord dropped =
+          state.shards[static_cast<std::size_t>(event.boundary)][static_cast<std::size_t>(shard)];
+      dropped.state = ShardState::kDropped;
+      set_shard(event.boundary, shard, std::move(dropped));
+    }
     return std::nullopt;
   }
 
@@ -245,12 +308,10 @@ struct Applier {
     if (task == nullptr) return impossible("there is no task " + to_string(event.task));
     if (task->state != TaskState::kDropped) return wrong_state(*task, "recaptured");
     const ShardRange range = shards_of_piece(*state.geometry, task->id.piece);
-    for (int shard = range.first; shard < range.first + range.count; ++shard) {
-      state.shards[static_cast<std::size_t>(task->id.block) + 1][static_cast<std::size_t>(shard)] =
-          {};
-    }
-    task->state = TaskState::kPending;
+    for (int shard = range.first; shard < range.first + range.count; ++shard)
+      set_shard(task->id.block + 1, shard, {});
     task->reason = event.reason;
+    set_state(*task, TaskState::kPending);
     return std::nullopt;
   }
 
@@ -258,8 +319,8 @@ struct Applier {
     TaskRecord* task = find(event.task);
     if (task == nullptr) return impossible("there is no task " + to_string(event.task));
     if (task->state != TaskState::kPending) return wrong_state(*task, "quarantined");
-    task->state = TaskState::kQuarantined;
     task->reason = event.reason;
+    set_state(*task, TaskState::kQuarantined);
     return std::nullopt;
   }
 
@@ -269,9 +330,9 @@ struct Applier {
     if (task->state != TaskState::kQuarantined && task->state != TaskState::kPending) {
       return wrong_state(*task, "retried");
     }
-    task->state = TaskState::kPending;
     task->failures.clear();
     task->reason = event.reason;
+    set_state(*task, TaskState::kPending);
     if (event.seed) {
       task->seed = *event.seed;
       // A checkpoint is of the seed that began it.

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "coordinator/events.hpp"
+#include "coordinator/state_index.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -23,6 +24,7 @@ struct Failure {
   std::string worker;
   storage::ErrorKind kind = storage::ErrorKind::kInternal;
   std::string message;
+  bool operator==(const Failure&) const = default;
 };
 
 struct TaskRecord {
@@ -42,12 +44,14 @@ struct TaskRecord {
   std::uint64_t seed = 0;            // transfer
   std::vector<std::string> devices;  // models that worked on it, in order of first use: provenance
   std::string reason;                // why it last went back to pending, or into quarantine
+  bool operator==(const TaskRecord&) const = default;
 };
 
 enum class ShardState { kMissing, kCommitted, kDropped };
 struct ShardRecord {
   ShardState state = ShardState::kMissing;
   storage::FileRecord file;  // kept when dropped, so that a restart can finish the deletion
+  bool operator==(const ShardRecord&) const = default;
 };
 
 struct State {
@@ -58,6 +62,9 @@ struct State {
   std::vector<std::vector<ShardRecord>>
       shards;                    // [boundary][shard]; boundary 0 is empty: it is never stored
   std::uint64_t last_token = 0;  // the largest ever granted
+  StateIndex index;              // follows from all of the above
+
+  bool operator==(const State&) const = default;
 
   [[nodiscard]] const TaskRecord& task(const TaskId& id) const { return tasks.at(id); }
   // The task that holds `token` now; null if none does.
@@ -84,6 +91,8 @@ struct ShardRange {
 [[nodiscard]] bool piece_complete(const State& state, int boundary, int piece);
 // Something that is not done yet reads this piece of `boundary`.
 [[nodiscard]] bool piece_needed(const State& state, int boundary, int piece);
+// False: no piece of it is. True says only that the pieces are worth asking for.
+[[nodiscard]] bool boundary_may_be_needed(const State& state, int boundary);
 // Pending, and everything it reads is committed.
 [[nodiscard]] bool is_ready(const State& state, const TaskRecord& task);
 // In words, for status and explain: what a pending task waits for; empty when it is ready.

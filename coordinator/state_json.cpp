@@ -125,6 +125,7 @@ State state_from_json(const json& in) {
     auto& boundary = state.shards.emplace_back();
     for (const json& shard : row) boundary.push_back(shard_from_json(shard));
   }
+  rebuild_index(state);
   return state;
 }
 

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <numeric>
 
 #include "coordinator/state.hpp"
 
@@ -17,11 +18,16 @@ bool settled(const TaskRecord* task) {
 
 bool done(const TaskRecord* task) { return task == nullptr || task->state == TaskState::kDone; }
 
+// A quarantined reader needs nothing: a retry brings the piece back by Recaptured.
+bool still_reads(const TaskRecord* task) {
+  return task != nullptr &&
+         (task->state == TaskState::kPending || task->state == TaskState::kGranted);
+}
+
 std::string waits_for_transfers(const State& state) {
-  int open = 0;
-  for (const auto& [id, task] : state.tasks) {
-    if (id.stage == Stage::kTransfer && task.state != TaskState::kDone) ++open;
-  }
+  const auto& counts = state.index.counts[static_cast<std::size_t>(Stage::kTransfer)];
+  const int open = std::accumulate(counts.begin(), counts.end(), 0) -
+                   state.index.count(Stage::kTransfer, TaskState::kDone);
   return open == 0 ? "" : std::to_string(open) + " blocks are not transferred yet";
 }
 
@@ -44,32 +50,32 @@ ShardRange shards_of_piece(const Geometry& geometry, int piece) {
 
 bool piece_complete(const State& state, int boundary, int piece) {
   if (boundary == 0) return true;
-  const auto& shards = state.shards.at(static_cast<std::size_t>(boundary));
-  const ShardRange range = shards_of_piece(*state.geometry, piece);
-  const auto begin = shards.begin() + range.first;
-  return std::all_of(begin, begin + range.count, [](const ShardRecord& shard) {
-    return shard.state == ShardState::kCommitted;
-  });
+  return state.index.boundaries.at(static_cast<std::size_t>(boundary))
+             .missing_of_piece.at(static_cast<std::size_t>(piece)) == 0;
 }
 
 bool boundary_complete(const State& state, int boundary) {
-  if (boundary == 0) return true;
-  const auto& shards = state.shards.at(static_cast<std::size_t>(boundary));
-  return std::all_of(shards.begin(), shards.end(), [](const ShardRecord& shard) {
-    return shard.state == ShardState::kCommitted;
-  });
+  return boundary == 0 ||
+         state.index.boundaries.at(static_cast<std::size_t>(boundary)).missing == 0;
 }
 
 bool piece_needed(const State& state, int boundary, int piece) {
-  // A quarantined reader needs nothing: a retry brings the piece back by Recaptured.
-  const auto wants = [](const TaskRecord* task) {
-    return task != nullptr &&
-           (task->state == TaskState::kPending || task->state == TaskState::kGranted);
-  };
   const TaskRecord* capture = find(state, TaskId::capture(boundary, piece));
-  if (wants(find(state, TaskId::transfer(boundary))) || wants(capture)) return true;
+  if (still_reads(find(state, TaskId::transfer(boundary))) || still_reads(capture)) return true;
   return capture != nullptr && capture->state == TaskState::kDropped &&
          piece_needed(state, boundary + 1, piece);
+}
+
+bool boundary_may_be_needed(const State& state, int boundary) {
+  for (std::size_t b = static_cast<std::size_t>(boundary);; ++b) {
+    if (still_reads(find(state, TaskId::transfer(static_cast<int>(b))))) return true;
+    if (b + 1 >= state.index.boundaries.size()) return false;  // nothing is captured from it
+    const auto& readers = state.index.boundaries[b + 1].captures;
+    if (readers[static_cast<std::size_t>(TaskState::kPending)] > 0 ||
+        readers[static_cast<std::size_t>(TaskState::kGranted)] > 0)
+      return true;
+    if (readers[static_cast<std::size_t>(TaskState::kDropped)] == 0) return false;
+  }
 }
 
 std::string waits_for(const State& state, const TaskRecord& task) {
@@ -102,7 +108,7 @@ bool is_ready(const State& state, const TaskRecord& task) {
 
 RunPhase phase_of(const State& state) {
   if (!state.geometry) return RunPhase::kNew;
-  if (!state.grants.empty()) return RunPhase::kRunning;
+  if (!state.grants.empty() || !state.index.ready.empty()) return RunPhase::kRunning;
   bool all_done = true;
   for (const auto& [id, task] : state.tasks) {
     if (task.state == TaskState::kDone) continue;
@@ -111,7 +117,6 @@ RunPhase phase_of(const State& state) {
         return RunPhase::kRunning;  // it will be recaptured
       continue;
     }
-    if (is_ready(state, task)) return RunPhase::kRunning;
     all_done = false;
   }
   return all_done ? RunPhase::kDone : RunPhase::kPartial;

@@ -13,7 +13,9 @@
 #include <string>
 #include <vector>
 
+#include "storage/disk.hpp"
 #include "storage/run_layout.hpp"
+#include "storage/utc.hpp"
 
 namespace hedgerow::storage {
 
@@ -47,15 +49,16 @@ struct ReplayResult {
   std::vector<JournalRecord> records;
   std::vector<JournalDamage> damage;
   std::vector<SegmentEnd> unsealed;  // segments that no later term has sealed yet
+  std::vector<SegmentEnd> sealed;    // the newest others, to be sealed once more
 };
 
 // Reads all segments in term order, or those that follow the newest usable snapshot. What a stale
 // coordinator appended to a sealed segment is ignored. Safe beside a running coordinator, whose
 // last record may then look torn. Throws kNotFound if there is no journal directory.
-[[nodiscard]] ReplayResult replay_journal(const RunLayout& layout);
+[[nodiscard]] ReplayResult replay_journal(const RunLayout& layout, const Disk& disk = os_disk());
 // The same from the first record on, snapshots aside: what happened, for people, where the state
 // alone does not tell. Segments are never deleted, so nothing is missing.
-[[nodiscard]] ReplayResult replay_history(const RunLayout& layout);
+[[nodiscard]] ReplayResult replay_history(const RunLayout& layout, const Disk& disk = os_disk());
 
 // Appends to the segment of one term. One thread (the coordinator's loop).
 class Journal {
@@ -63,12 +66,17 @@ class Journal {
   // Opens term last_term + 1 and makes {"type":"term_started","term":..,"seals":[..]} durable as
   // its first record; makes the journal directory if need be. Throws kUsage if another coordinator
   // opened that term first, kUnavailable if one wrote since `replayed` was read.
-  static Journal start_term(const RunLayout& layout, const ReplayResult& replayed);
+  // `disk` outlives the journal.
+  static Journal start_term(const RunLayout& layout,
+                            const ReplayResult& replayed,
+                            Disk& disk = os_disk(),
+                            const std::string& at = utc_now());
   Journal(Journal&&) noexcept;
   ~Journal();
 
-  // Buffers one record; it counts only after commit(). Returns its sequence number.
-  std::uint64_t append(const nlohmann::json& event);
+  // Buffers one record; it counts only after commit(). Returns its sequence number. `at`: UTC, for
+  // people.
+  std::uint64_t append(const nlohmann::json& event, const std::string& at = utc_now());
   // Group commit: write and fsync everything buffered, then make sure that no later term has
   // begun. Every failure is final: the coordinator must stop, because what it would reply may not
   // be on disk (kExhausted, kUnavailable) or may no longer count (kFenced).

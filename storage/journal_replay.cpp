@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "storage/error.hpp"
-#include "storage/file.hpp"
 #include "storage/journal.hpp"
 #include "storage/journal_line.hpp"
 
@@ -18,6 +17,9 @@ namespace fs = std::filesystem;
 
 using Seals = std::map<std::uint64_t, SegmentEnd>;
 
+// Of earlier terms, in the first record of each.
+constexpr std::size_t kSealsRepeated = 8;
+
 // A place in a segment from which reading goes on.
 struct Position {
   std::uint64_t bytes = 0;
@@ -25,15 +27,17 @@ struct Position {
   std::uint64_t chain = 0;
 };
 
-std::vector<std::uint64_t> terms_in(const fs::path& directory) {
-  if (!fs::is_directory(directory)) {
+std::vector<std::uint64_t> terms_in(const fs::path& directory, const Disk& disk) {
+  const std::optional<std::vector<DiskEntry>> entries = disk.list(directory);
+  if (!entries) {
     throw Error(ErrorKind::kNotFound,
                 directory.string() + ": no such directory; this is not a run, or it has not begun");
   }
   std::vector<std::uint64_t> terms;
-  for (const fs::directory_entry& entry : fs::directory_iterator(directory)) {
-    if (entry.path().extension() != ".jsonl") continue;
-    const std::string stem = entry.path().stem().string();
+  for (const DiskEntry& entry : *entries) {
+    const fs::path name(entry.name);
+    if (name.extension() != ".jsonl") continue;
+    const std::string stem = name.stem().string();
     std::uint64_t term = 0;
     const auto [end, error] = std::from_chars(stem.data(), stem.data() + stem.size(), term);
     if (error == std::errc() && end == stem.data() + stem.size()) terms.push_back(term);
@@ -165,8 +169,7 @@ struct Snapshot {
 };
 
 // Throws kCorrupt, or nlohmann's exceptions.
-Snapshot read_snapshot(const fs::path& path) {
-  const std::string text = read_text(path);
+Snapshot read_snapshot(const std::string& text) {
   const auto line = split_line(text);
   if (!line || chain_of(line->body, 0) != line->chain)
     throw Error(ErrorKind::kCorrupt, "its hash does not fit");
@@ -184,11 +187,12 @@ Snapshot read_snapshot(const fs::path& path) {
 std::optional<Snapshot> newest_snapshot(const RunLayout& layout,
                                         const std::vector<std::uint64_t>& terms,
                                         const Seals& seals,
-                                        std::vector<JournalDamage>& damage) {
+                                        std::vector<JournalDamage>& damage,
+                                        const Disk& disk) {
   for (auto term = terms.rbegin(); term != terms.rend(); ++term) {
-    if (!fs::exists(layout.snapshot(*term))) continue;
+    if (!disk.exists(layout.snapshot(*term))) continue;
     try {
-      Snapshot snapshot = read_snapshot(layout.snapshot(*term));
+      Snapshot snapshot = read_snapshot(disk.read(layout.snapshot(*term)));
       const auto seal = seals.find(*term);
       const bool counts = snapshot.term == *term &&
                           (seal == seals.end() || snapshot.position.bytes <= seal->second.bytes);
@@ -222,15 +226,19 @@ void scan_segment(std::uint64_t term,
 
 enum class Start { kSnapshot, kFirstRecord };
 
-ReplayResult replay(const RunLayout& layout, Start from) {
-  const std::vector<std::uint64_t> terms = terms_in(layout.journal_directory());
+ReplayResult replay(const RunLayout& layout, Start from, const Disk& disk) {
+  const std::vector<std::uint64_t> terms = terms_in(layout.journal_directory(), disk);
   std::map<std::uint64_t, std::string> segments;
-  for (const std::uint64_t term : terms) segments[term] = read_text(layout.journal_segment(term));
+  for (const std::uint64_t term : terms) segments[term] = disk.read(layout.journal_segment(term));
   const Seals seals = read_seals(terms, segments);
   ReplayResult result;
   if (!terms.empty()) result.last_term = terms.back();
+  for (auto seal = seals.rbegin(); seal != seals.rend() && result.sealed.size() < kSealsRepeated;
+       ++seal)
+    result.sealed.push_back(seal->second);
   std::optional<Snapshot> snapshot;
-  if (from == Start::kSnapshot) snapshot = newest_snapshot(layout, terms, seals, result.damage);
+  if (from == Start::kSnapshot)
+    snapshot = newest_snapshot(layout, terms, seals, result.damage, disk);
   if (snapshot) {
     result.last_seq = snapshot->seq;
     result.snapshot = std::move(snapshot->state);
@@ -247,8 +255,12 @@ ReplayResult replay(const RunLayout& layout, Start from) {
 
 }  // namespace
 
-ReplayResult replay_journal(const RunLayout& layout) { return replay(layout, Start::kSnapshot); }
+ReplayResult replay_journal(const RunLayout& layout, const Disk& disk) {
+  return replay(layout, Start::kSnapshot, disk);
+}
 
-ReplayResult replay_history(const RunLayout& layout) { return replay(layout, Start::kFirstRecord); }
+ReplayResult replay_history(const RunLayout& layout, const Disk& disk) {
+  return replay(layout, Start::kFirstRecord, disk);
+}
 
 }  // namespace hedgerow::storage

@@ -9,7 +9,6 @@
 
 #include "coordinator/wire/json_fields.hpp"
 #include "storage/error.hpp"
-#include "storage/file.hpp"
 
 namespace hedgerow::wire {
 namespace {
@@ -58,11 +57,11 @@ std::string this_host() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";
 }
 
-std::optional<CoordinatorFile> read_coordinator_file(const std::filesystem::path& path) {
-  std::error_code unreadable;
-  if (!std::filesystem::exists(path, unreadable)) return std::nullopt;
+std::optional<CoordinatorFile> read_coordinator_file(const std::filesystem::path& path,
+                                                     const storage::Disk& disk) {
+  if (!disk.exists(path)) return std::nullopt;
   try {
-    const json in = parse_document(storage::read_text(path, kMaxBytes));
+    const json in = parse_document(disk.read(path, kMaxBytes));
     if (string_field(in, "format") != kFormat) return std::nullopt;
     CoordinatorFile file{.host = string_field(in, "host"),
                          .process = process_of(object_field(in, "process")),
@@ -83,15 +82,20 @@ std::optional<CoordinatorFile> read_coordinator_file(const std::filesystem::path
   }
 }
 
-std::optional<CoordinatorFile> read_coordinator_file(const storage::RunLayout& layout) {
-  return read_coordinator_file(layout.coordinator_file());
+std::optional<CoordinatorFile> read_coordinator_file(const storage::RunLayout& layout,
+                                                     const storage::Disk& disk) {
+  return read_coordinator_file(layout.coordinator_file(), disk);
 }
 
-void write_coordinator_file(const storage::RunLayout& layout, const CoordinatorFile& file) {
-  write_coordinator_file(layout.coordinator_file(), file);
+void write_coordinator_file(const storage::RunLayout& layout,
+                            const CoordinatorFile& file,
+                            storage::Disk& disk) {
+  write_coordinator_file(layout.coordinator_file(), file, disk);
 }
 
-void write_coordinator_file(const std::filesystem::path& path, const CoordinatorFile& file) {
+void write_coordinator_file(const std::filesystem::path& path,
+                            const CoordinatorFile& file,
+                            storage::Disk& disk) {
   json out = {{"format", kFormat},
               {"host", file.host},
               {"process", process_json(file.process)},
@@ -106,7 +110,7 @@ void write_coordinator_file(const std::filesystem::path& path, const Coordinator
                                {"fencing_token", child.fencing_token},
                                {"process", process_json(child.process)}});
   }
-  storage::write_atomically(path, out.dump(2) + "\n");
+  disk.write_atomically(path, out.dump(2) + "\n");
 }
 
 }  // namespace hedgerow::wire

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "storage/disk.hpp"
 #include "storage/run_layout.hpp"
 
 namespace hedgerow::wire {
@@ -47,11 +48,15 @@ struct CoordinatorFile {
 // nullopt: there is none, or it is unreadable (then the journal's exclusive segment still keeps two
 // coordinators apart).
 [[nodiscard]] std::optional<CoordinatorFile> read_coordinator_file(
-    const storage::RunLayout& layout);
-void write_coordinator_file(const storage::RunLayout& layout, const CoordinatorFile& file);
+    const storage::RunLayout& layout, const storage::Disk& disk = storage::os_disk());
+void write_coordinator_file(const storage::RunLayout& layout,
+                            const CoordinatorFile& file,
+                            storage::Disk& disk = storage::os_disk());
 // The same of another file, as preparing.json.
 [[nodiscard]] std::optional<CoordinatorFile> read_coordinator_file(
-    const std::filesystem::path& path);
-void write_coordinator_file(const std::filesystem::path& path, const CoordinatorFile& file);
+    const std::filesystem::path& path, const storage::Disk& disk = storage::os_disk());
+void write_coordinator_file(const std::filesystem::path& path,
+                            const CoordinatorFile& file,
+                            storage::Disk& disk = storage::os_disk());
 
 }  // namespace hedgerow::wire

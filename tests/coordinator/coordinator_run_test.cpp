@@ -9,6 +9,7 @@
 
 #include "coordinator/commit.hpp"
 #include "coordinator/coordinator.hpp"
+#include "coordinator/router_socket.hpp"
 #include "run_fixture.hpp"
 #include "storage/file.hpp"
 #include "storage/safetensors.hpp"
@@ -38,28 +39,31 @@ class CoordinatorRun : public RunFixture {
   // Runs the coordinator of the next term to the end of the run.
   RunOutcome coordinate(const std::atomic<int>* stop_requests = nullptr) {
     const auto previous = wire::read_coordinator_file(layout_);
-    storage::ReplayResult replayed;
-    if (std::filesystem::exists(layout_.journal_directory()))
-      replayed = storage::replay_journal(layout_);
-    FoldedRun folded = fold(replayed);
-    static_cast<void>(coordinator::apply(folded.state, TermStarted{}));
+    const storage::ReplayResult replayed = replay_if_any(layout_);
+    Term term = open_term(layout_, replayed, fold(replayed), clock_);
     DispatcherConfig config;
     config.keep = KeepBoundaries::parse(recipe_.plan.keep_boundaries);
     config.version = "1";
     config.token_floor = largest_token_on_disk(layout_);
     Quiet observer(saw_stopping_);
+    const std::size_t colon = previous ? previous->endpoint.rfind(':') : std::string::npos;
+    RouterSocket socket(
+        recipe_.workers.bind,
+        colon == std::string::npos ? 0 : std::stoi(previous->endpoint.substr(colon + 1)));
     Coordinator coordinator(
         {.layout = layout_,
-         .recipe = recipe_,
-         .assembly = assembly(),
          .dispatcher = config,
          .launcher = {.worker_binary = "", .run_directory = layout_.root(), .logs = layout_.logs()},
          .stop_requests = stop_requests},
-        std::move(folded),
-        storage::Journal::start_term(layout_, replayed),
-        clock_,
+        {.mailbox = socket,
+         .clock = clock_,
+         .assemble =
+             [this](const State& state, std::uint64_t token) {
+               return assemble_student(layout_, state, assembly(), token);
+             }},
+        std::move(term),
         previous,
-        observer);
+        &observer);
     if (!coordinator.dispatcher().state().geometry)
       coordinator.dispatcher().record(RunStarted{geometry_, "test"});
     return coordinator.run();

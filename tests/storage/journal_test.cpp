@@ -285,6 +285,22 @@ TEST_F(JournalTest, ReplayStartsAtTheSnapshotAndGoesOnBehindIt) {
       << "later terms follow the same snapshot";
 }
 
+// The first record of term 2 seals term 1; when it is damaged, that of term 3 still does.
+TEST_F(JournalTest, ADamagedSealDoesNotLetAStaleTailCountAgain) {
+  Journal stale = start();
+  stale.append(named("kept"));
+  stale.commit();
+  { Journal next = start(); }
+  stale.append(named("stale"));
+  EXPECT_THROW(stale.commit(), Error);
+  { Journal third = start(); }
+  ASSERT_THAT(names(replay()), ElementsAre("kept"));
+  std::string segment = read_text(layout_.journal_segment(2));
+  segment[segment.find("seals")] ^= 1;
+  write_atomically(layout_.journal_segment(2), segment);
+  EXPECT_THAT(names(replay()), ElementsAre("kept"));
+}
+
 TEST_F(JournalTest, HistoryGoesBackBeyondEverySnapshot) {
   write_term("first", 1);
   Journal journal = start();

@@ -1,0 +1,31 @@
+// What a coordinator lives among: how it hears, where it writes, what time it is, which processes
+// are its host's, and who makes the student. Everything else in it is decisions, so that the
+// simulator runs the very same loop.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "coordinator/clock.hpp"
+#include "coordinator/mailbox.hpp"
+#include "coordinator/process.hpp"
+#include "coordinator/state.hpp"
+#include "storage/disk.hpp"
+
+namespace hedgerow::coordinator {
+
+// All of them outlive the coordinator.
+struct Surroundings {
+  Mailbox& mailbox;
+  const Clock& clock;
+  Processes& processes = host_processes();
+  storage::Disk& disk = storage::os_disk();
+  std::string host = wire::this_host();
+  // Writes the student's files into attempts/t<token>/ and returns their records under the final
+  // names. Throws DamagedArtifact, storage::Error.
+  std::function<std::vector<storage::FileRecord>(const State& state, std::uint64_t token)> assemble;
+};
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,75 @@
+#include "coordinator/term.hpp"
+
+#include <algorithm>
+
+#include "coordinator/commit.hpp"
+#include "storage/error.hpp"
+
+namespace hedgerow::coordinator {
+
+using storage::Error;
+using storage::ErrorKind;
+
+// More than a run grants between two restarts.
+constexpr std::uint64_t kSkippedAfterDamage = 1'000'000;
+
+storage::ReplayResult replay_if_any(const storage::RunLayout& layout, const storage::Disk& disk) {
+  if (!disk.exists(layout.journal_directory())) return {};
+  return storage::replay_journal(layout, disk);
+}
+
+std::uint64_t token_floor(const storage::RunLayout& layout,
+                          const storage::ReplayResult& replayed,
+                          const storage::Disk& disk) {
+  const std::uint64_t seen = largest_token_on_disk(layout, disk);
+  const bool is_damaged = std::any_of(replayed.damage.begin(),
+                                      replayed.damage.end(),
+                                      [](const auto& damage) { return !damage.is_torn_tail; });
+  return is_damaged ? std::max(seen, fold(replayed).state.last_token) + kSkippedAfterDamage : seen;
+}
+
+Term open_term(const storage::RunLayout& layout,
+               const storage::ReplayResult& replayed,
+               FoldedRun folded,
+               const Clock& clock,
+               storage::Disk& disk) {
+  storage::Journal journal = storage::Journal::start_term(layout, replayed, disk, clock.utc());
+  delete_dropped_shards(layout, folded.state, 0, disk);
+  // The journal wrote the term's first record itself; the state follows it as replay will.
+  static_cast<void>(apply(folded.state, TermStarted{}));
+  folded.times.close(folded.last_at);  // or the time without a coordinator would count as work
+  return {std::move(folded), std::move(journal)};
+}
+
+void check_same_shape(const Geometry& recorded, Geometry now) {
+  now.shards_per_capture = recorded.shards_per_capture;
+  if (now == recorded) return;
+  throw Error(ErrorKind::kUsage,
+              "the run was started with another shape: " + geometry_to_json(recorded).dump() +
+                  ", now " + geometry_to_json(now).dump() +
+                  "; undo the change, or start a new run directory");
+}
+
+void open_books(Dispatcher& desk,
+                const Geometry& geometry,
+                const RunInputs& inputs,
+                const std::string& build,
+                const std::string& earlier_build) {
+  if (!desk.state().geometry) {
+    desk.record(RunStarted{geometry, build, inputs});
+    return;
+  }
+  check_same_shape(*desk.state().geometry, geometry);
+  if (!earlier_build.empty() && earlier_build != build) {
+    desk.record(Noted{"resumed by build " + build + ", started by " + earlier_build +
+                      ": equal bytes are no longer promised"});
+  }
+  std::vector<TaskId> quarantined;
+  for (const auto& [id, task] : desk.state().tasks) {
+    if (task.state == TaskState::kQuarantined) quarantined.push_back(id);
+  }
+  for (const TaskId& id : quarantined)
+    desk.record(Retried{id, "the run was started again", std::nullopt});
+}
+
+}  // namespace hedgerow::coordinator

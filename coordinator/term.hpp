@@ -1,0 +1,49 @@
+// The beginning of a coordinator's term: the journal read and folded, the next segment opened, and
+// the records that every term begins with.
+#pragma once
+
+#include <string>
+
+#include "coordinator/clock.hpp"
+#include "coordinator/dispatcher.hpp"
+#include "coordinator/fold.hpp"
+#include "storage/disk.hpp"
+#include "storage/journal.hpp"
+
+namespace hedgerow::coordinator {
+
+// Nothing replayed: a run that has not begun.
+[[nodiscard]] storage::ReplayResult replay_if_any(const storage::RunLayout& layout,
+                                                  const storage::Disk& disk = storage::os_disk());
+
+// Tokens of the next term exceed this: those on disk, and after damage also those of grants that
+// nobody can read any more. (The journal's own are the state's.)
+[[nodiscard]] std::uint64_t token_floor(const storage::RunLayout& layout,
+                                        const storage::ReplayResult& replayed,
+                                        const storage::Disk& disk = storage::os_disk());
+
+struct Term {
+  FoldedRun folded;
+  storage::Journal journal;
+};
+
+// `folded` is fold(replayed). Finishes the deletions that an earlier term journaled. Throws as
+// Journal::start_term.
+[[nodiscard]] Term open_term(const storage::RunLayout& layout,
+                             const storage::ReplayResult& replayed,
+                             FoldedRun folded,
+                             const Clock& clock,
+                             storage::Disk& disk = storage::os_disk());
+
+// How a capture is cut into tasks depends on the machine, so the first term's choice stands; any
+// other difference throws kUsage.
+void check_same_shape(const Geometry& recorded, Geometry now);
+
+// The first record of a run; in later terms, what changed since and which tasks get another chance.
+void open_books(Dispatcher& desk,
+                const Geometry& geometry,
+                const RunInputs& inputs,
+                const std::string& build,
+                const std::string& earlier_build);
+
+}  // namespace hedgerow::coordinator
