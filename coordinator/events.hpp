@@ -59,7 +59,6 @@ struct RunStarted {
 };
 // Who holds finetune: the MPI stage, whose rank 0 has a uuid of its own.
 inline constexpr const char* kMpiHolder = "mpi";
-
 struct Granted {
   TaskId task;
   std::uint64_t token = 0;
@@ -67,8 +66,7 @@ struct Granted {
   std::uint64_t incarnation = 0;
   std::string device;  // model name: byte-equality is promised within one
 };
-// `of`: whose token it is, for a journal that lost the grant to damage and gives the token another
-// meaning. Absent in records of older builds.
+// `of`: whose token it is, should damage give it another meaning; absent in older records.
 struct ShardCommitted {
   std::uint64_t token = 0;
   int shard = 0;
@@ -142,8 +140,8 @@ using Event = std::variant<TermStarted,
 
 [[nodiscard]] std::string_view type_of(const Event& event);  // "granted", "shard_committed", ...
 [[nodiscard]] nlohmann::json event_to_json(const Event& event);
-[[nodiscard]] Event event_from_json(
-    const nlohmann::json& json);  // Throws kCorrupt naming the field
+// Throws kCorrupt naming the field.
+[[nodiscard]] Event event_from_json(const nlohmann::json& json);
 [[nodiscard]] nlohmann::json geometry_to_json(const Geometry& geometry);
 [[nodiscard]] Geometry geometry_from_json(const nlohmann::json& json);
 [[nodiscard]] nlohmann::json inputs_to_json(const RunInputs& inputs);

@@ -14,6 +14,7 @@
 #include "coordinator/process.hpp"
 #include "storage/run_layout.hpp"
 #include "tests/simulator/random.hpp"
+#include "tests/simulator/values.hpp"
 #include "tests/simulator/virtual_disk.hpp"
 #include "worker/coordinator_session.hpp"
 
@@ -35,19 +36,6 @@ struct Mishaps {
   double hangs = 0.0;      // heartbeats go on, progress does not
   std::string poison;      // the task (as to_string says it) that kills whoever works on it
 };
-
-// What a file holds; equal in every run whatever happened on the way.
-[[nodiscard]] std::uint64_t shard_value(int boundary, int shard);
-[[nodiscard]] std::uint64_t artifact_value(int block,
-                                           int num_shards,
-                                           std::uint64_t seed,
-                                           int steps);
-[[nodiscard]] std::string file_text(const std::string& kind, std::uint64_t value);
-// Nullopt: not a file of that kind, or damaged.
-[[nodiscard]] std::optional<std::uint64_t> value_in(const std::string& text,
-                                                    const std::string& kind);
-[[nodiscard]] storage::FileRecord record_of(const std::string& name, const std::string& text);
-[[nodiscard]] std::uint64_t mix(std::uint64_t a, std::uint64_t b);
 
 struct WorkerSetup {
   std::string uuid;

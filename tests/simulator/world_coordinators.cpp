@@ -53,6 +53,23 @@ void World::start_coordinator(std::size_t host) {
   later(random_.duration(milliseconds(1000), milliseconds(30'000)), Kind::kStart, random_.below(2));
 }
 
+coordinator::DispatcherConfig World::desk_config(std::size_t host,
+                                                 const storage::ReplayResult& replayed) {
+  coordinator::DispatcherConfig desk;
+  desk.keep = scenario_.keep;
+  desk.token_floor = coordinator::token_floor(layout_, replayed, disk_);
+  desk.room_for_retry = 1U << 20;
+  desk.idle = seconds(5);
+  desk.disk = &disk_;
+  desk.version = "1";
+  desk.build = "simulated";
+  if (scenario_.elastic_workers == 0) {
+    for (int slot = 0; slot < scenario_.local_workers; ++slot)
+      desk.own_workers.push_back(coordinator::local_worker_uuid(slot, hosts_[host]->name()));
+  }
+  return desk;
+}
+
 void World::open_post(std::size_t host) {
   log("# a coordinator begins on " + hosts_[host]->name());
   const storage::ReplayResult replayed = coordinator::replay_if_any(layout_, disk_);
@@ -72,18 +89,7 @@ void World::open_post(std::size_t host) {
   const bool same_port = previous && previous->host == hosts_[host]->name() && random_.chance(0.5);
   post->mailbox = std::make_unique<Mailbox>(
       *this, same_port ? previous->endpoint : "sim://" + std::to_string(posts_.size()));
-  coordinator::DispatcherConfig desk;
-  desk.keep = scenario_.keep;
-  desk.token_floor = coordinator::token_floor(layout_, replayed, disk_);
-  desk.room_for_retry = 1U << 20;
-  desk.idle = seconds(5);
-  desk.disk = &disk_;
-  desk.version = "1";
-  desk.build = "simulated";
-  if (scenario_.elastic_workers == 0) {
-    for (int slot = 0; slot < scenario_.local_workers; ++slot)
-      desk.own_workers.push_back(coordinator::local_worker_uuid(slot, hosts_[host]->name()));
-  }
+  const coordinator::DispatcherConfig desk = desk_config(host, replayed);
   hosts_[host]->speaker = post->id;
   const coordinator::Surroundings surroundings{
       .mailbox = *post->mailbox,
