@@ -65,6 +65,7 @@ Coordinator::Coordinator(CoordinatorConfig config,
            .process = surroundings_.processes.self(),
            .term = desk_.term(),
            .endpoint = surroundings_.mailbox.endpoint(),
+           .public_key = surroundings_.public_key,
            .started_at = clock_.utc(),
            .beat = 0,
            .children = {}};
@@ -124,8 +125,17 @@ void Coordinator::turn(milliseconds patience) {
   }
   if (mode_ == Mode::kDraining && !stopping_) launch_when_drained();
   check_stop_requests();
+  hear_the_door();
   check_still_ours();
   publish(false);
+}
+
+void Coordinator::hear_the_door() {
+  if (!surroundings_.door) return;
+  const DoorNews news = surroundings_.door();
+  for (const std::string& note : news.notes) desk_.record(Noted{note});
+  for (const std::string& warning : news.warnings) folded_.warnings.push_back(warning);
+  dirty_ = dirty_ || !news.warnings.empty();
 }
 
 void Coordinator::receive_all(milliseconds patience) {

@@ -63,6 +63,7 @@ class Coordinator {
   void launch_when_drained();
   void revoke_of_dead(const std::vector<wire::ChildRecord>& children);
   void check_stop_requests();
+  void hear_the_door();
   void begin_stop(const std::string& reason);
   void publish(bool always);
   void write_coordinator_file();

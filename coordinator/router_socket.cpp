@@ -5,6 +5,8 @@
 #include <array>
 #include <cerrno>
 
+#include "coordinator/binding.hpp"
+#include "coordinator/key_maker.hpp"
 #include "coordinator/wire/messages.hpp"
 #include "storage/error.hpp"
 
@@ -16,6 +18,14 @@ using storage::ErrorKind;
 
 // Replies queued for one peer: credit is 1, so more than a few means that it no longer reads.
 constexpr int kPeerQueue = 64;
+// Connections that the kernel holds until libzmq takes them: all workers of a run may come at once.
+constexpr int kBacklog = 4096;
+// A peer that says nothing holds its connection no longer than this.
+constexpr int kHandshakeMilliseconds = 10000;
+constexpr const char* kZapDomain = "hedgerow";
+// Refuse when nobody answers for the domain. Declared among libzmq's drafts, but in every build of
+// it since 4.3; where it is not, ZapHandler's thread is never silent while the process lives.
+constexpr int kZapEnforceDomain = 93;
 
 [[noreturn]] void fail(const std::string& what) {
   throw Error(ErrorKind::kUnavailable, what + ": " + zmq_strerror(zmq_errno()));
@@ -25,9 +35,13 @@ void set(void* socket, int option, int value) {
   if (zmq_setsockopt(socket, option, &value, sizeof value) != 0) fail("zmq_setsockopt");
 }
 
-// One frame of a multipart message; `more` says whether another follows. nullopt: EAGAIN or a
-// signal.
-std::optional<std::string> receive_frame(void* socket, int flags, bool& more) {
+void set(void* socket, int option, const std::string& value) {
+  if (zmq_setsockopt(socket, option, value.data(), value.size()) != 0) fail("zmq_setsockopt");
+}
+
+// One frame of a multipart message; `more` says whether another follows, `user` is the public key
+// that its connection was let in with. nullopt: EAGAIN or a signal.
+std::optional<std::string> receive_frame(void* socket, int flags, bool& more, std::string& user) {
   zmq_msg_t message;
   zmq_msg_init(&message);
   if (zmq_msg_recv(&message, socket, flags) < 0) {
@@ -38,6 +52,7 @@ std::optional<std::string> receive_frame(void* socket, int flags, bool& more) {
   }
   std::string frame(static_cast<const char*>(zmq_msg_data(&message)), zmq_msg_size(&message));
   more = zmq_msg_more(&message) != 0;
+  if (const char* name = zmq_msg_gets(&message, "User-Id"); name != nullptr) user = name;
   zmq_msg_close(&message);
   return frame;
 }
@@ -47,44 +62,67 @@ std::optional<std::string> receive_frame(void* socket, int flags, bool& more) {
 struct RouterSocket::Impl {
   void* context = nullptr;
   void* socket = nullptr;
+  std::unique_ptr<ZapHandler> zap;  // where there are keys
 
   ~Impl() {
     if (socket != nullptr) zmq_close(socket);
+    if (context != nullptr) zmq_ctx_shutdown(context);
+    zap.reset();  // before the context's end, which waits for its socket
     if (context != nullptr) zmq_ctx_term(context);
   }
 };
 
-RouterSocket::RouterSocket(const std::string& address, int preferred_port)
-    : impl_(std::make_unique<Impl>()) {
-  const bool loopback = address == "localhost" || address == "::1" || address.rfind("127.", 0) == 0;
-  if (!loopback) {
+RouterSocket::RouterSocket(const RouterOptions& options) : impl_(std::make_unique<Impl>()) {
+  if (!options.keys && !is_loopback(options.bind)) {
     throw Error(ErrorKind::kUsage,
-                "workers.bind = \"" + address +
-                    "\": connections from other hosts are neither encrypted nor authenticated "
-                    "in this version, so only loopback addresses are bound; use 127.0.0.1 and an "
-                    "ssh tunnel");
+                "workers.bind = \"" + options.bind + "\" lets other hosts connect, without keys");
   }
   impl_->context = zmq_ctx_new();
   if (impl_->context == nullptr) fail("zmq_ctx_new");
+  if (options.keys)
+    impl_->zap = std::make_unique<ZapHandler>(impl_->context, options.keys->allowed);
   impl_->socket = zmq_socket(impl_->context, ZMQ_ROUTER);
   if (impl_->socket == nullptr) fail("zmq_socket");
-  set(impl_->socket, ZMQ_LINGER, 0);
-  set(impl_->socket, ZMQ_ROUTER_MANDATORY, 1);
-  set(impl_->socket, ZMQ_SNDHWM, kPeerQueue);
-  set(impl_->socket, ZMQ_SNDTIMEO, 0);
+  void* const socket = impl_->socket;
+  set(socket, ZMQ_LINGER, 0);
+  set(socket, ZMQ_ROUTER_MANDATORY, 1);
+  set(socket, ZMQ_SNDHWM, kPeerQueue);
+  set(socket, ZMQ_SNDTIMEO, 0);
+  set(socket, ZMQ_BACKLOG, kBacklog);
+  set(socket, ZMQ_HANDSHAKE_IVL, kHandshakeMilliseconds);
+  set(socket, ZMQ_IPV6, options.bind.find(':') != std::string::npos ? 1 : 0);
   const std::int64_t cap = static_cast<std::int64_t>(wire::kMaxMessageBytes);
-  if (zmq_setsockopt(impl_->socket, ZMQ_MAXMSGSIZE, &cap, sizeof cap) != 0) fail("zmq_setsockopt");
-  const std::string base = "tcp://" + address + ":";
+  if (zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &cap, sizeof cap) != 0) fail("zmq_setsockopt");
+  if (options.keys) {
+    public_key_ = public_key_of(options.keys->secret_key);
+    set(socket, ZMQ_CURVE_SERVER, 1);
+    set(socket, ZMQ_CURVE_SECRETKEY, options.keys->secret_key);
+    set(socket, ZMQ_ZAP_DOMAIN, std::string(kZapDomain));
+    const int enforce = 1;
+    static_cast<void>(zmq_setsockopt(socket, kZapEnforceDomain, &enforce, sizeof enforce));
+  }
+  bind(options);
+}
+
+void RouterSocket::bind(const RouterOptions& options) {
+  const std::string base = bind_address(options.bind) + ":";
   const bool got_preferred =
-      preferred_port > 0 &&
-      zmq_bind(impl_->socket, (base + std::to_string(preferred_port)).c_str()) == 0;
-  if (!got_preferred && zmq_bind(impl_->socket, (base + "*").c_str()) != 0)
+      options.preferred_port > 0 &&
+      zmq_bind(impl_->socket, (base + std::to_string(options.preferred_port)).c_str()) == 0;
+  if (!got_preferred && zmq_bind(impl_->socket, (base + "*").c_str()) != 0) {
+    const int error_number = zmq_errno();
+    if (error_number == ENODEV || error_number == EINVAL || error_number == EADDRNOTAVAIL) {
+      throw Error(ErrorKind::kUsage,
+                  "workers.bind = \"" + options.bind +
+                      "\": this host has no such address or interface ('ip address' lists them)");
+    }
     fail("bind " + base + "*");
+  }
   std::array<char, 256> name{};
   std::size_t size = name.size();
   if (zmq_getsockopt(impl_->socket, ZMQ_LAST_ENDPOINT, name.data(), &size) != 0)
     fail("zmq_getsockopt");
-  endpoint_ = name.data();
+  endpoint_ = advertised_endpoint(name.data(), options.advertise);
 }
 
 RouterSocket::~RouterSocket() = default;
@@ -93,15 +131,21 @@ std::optional<Mailbox::Incoming> RouterSocket::receive(std::chrono::milliseconds
   zmq_pollitem_t item{impl_->socket, 0, ZMQ_POLLIN, 0};
   if (zmq_poll(&item, 1, static_cast<long>(patience.count())) <= 0) return std::nullopt;
   bool more = false;
-  const std::optional<std::string> peer = receive_frame(impl_->socket, ZMQ_DONTWAIT, more);
+  std::string user;
+  const std::optional<std::string> peer = receive_frame(impl_->socket, ZMQ_DONTWAIT, more, user);
   if (!peer) return std::nullopt;
   Incoming incoming{*peer, ""};
   // One frame is the message; surplus ones are of no message of ours, and the decoder refuses what
   // is left.
   for (bool first = true; more; first = false) {
-    std::optional<std::string> frame = receive_frame(impl_->socket, 0, more);
+    std::optional<std::string> frame = receive_frame(impl_->socket, 0, more, user);
     if (!frame) break;
     if (first) incoming.frame = std::move(*frame);
+  }
+  if (impl_->zap && !impl_->zap->allows(user)) {
+    send(incoming.peer,
+         wire::encode(wire::Refused{"its public key " + user + " was taken off keys/allowed"}));
+    return std::nullopt;
   }
   return incoming;
 }
@@ -114,6 +158,14 @@ bool RouterSocket::send(const std::string& peer, std::string_view frame) {
   const int error_number = zmq_errno();
   if (error_number == EHOSTUNREACH || error_number == EAGAIN || error_number == EINTR) return false;
   fail("zmq_send");
+}
+
+void RouterSocket::set_allowed(std::set<std::string> allowed) {
+  if (impl_->zap) impl_->zap->set_allowed(std::move(allowed));
+}
+
+std::vector<RefusedKey> RouterSocket::take_refused() {
+  return impl_->zap ? impl_->zap->take_refused() : std::vector<RefusedKey>{};
 }
 
 }  // namespace hedgerow::coordinator

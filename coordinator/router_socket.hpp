@@ -1,33 +1,56 @@
 // A ZeroMQ ROUTER: the coordinator's one socket. Identities are the library's own (a restarted peer
 // can never be shadowed by its old pipe), unknown peers are reported and not silently dropped
-// (ROUTER_MANDATORY), messages over the cap cut the connection, and nothing lingers at exit. One
-// thread.
+// (ROUTER_MANDATORY), messages over the cap cut the connection, and nothing lingers at exit. With
+// keys it is a CURVE server that hears nobody but the holders of allowed keys; without them it
+// binds loopback addresses alone. One thread.
 #pragma once
 
 #include <memory>
+#include <optional>
+#include <set>
 #include <string>
+#include <vector>
 
 #include "coordinator/mailbox.hpp"
+#include "coordinator/wire/run_keys.hpp"
+#include "coordinator/zap_handler.hpp"
 
 namespace hedgerow::coordinator {
 
+struct RouterOptions {
+  std::string bind = "127.0.0.1";  // workers.bind of a recipe
+  std::string advertise{};         // workers.advertise
+  int preferred_port = 0;          // 0 or taken: any free one
+  std::optional<wire::CoordinatorKeys> keys{};
+};
+
 class RouterSocket final : public Mailbox {
  public:
-  // `preferred_port` 0 or taken: any free one. Throws kUsage for an address other than loopback
-  // (until connections from other hosts are encrypted and authenticated), kUnavailable.
-  RouterSocket(const std::string& address, int preferred_port);
+  // Throws kUsage for an address that other hosts reach without keys, or that this host has not;
+  // kUnavailable.
+  explicit RouterSocket(const RouterOptions& options);
   ~RouterSocket() override;
   RouterSocket(const RouterSocket&) = delete;
   RouterSocket& operator=(const RouterSocket&) = delete;
 
+  // As workers connect to it: "tcp://127.0.0.1:40123", "tcp://node7:40123".
   [[nodiscard]] const std::string& endpoint() const override { return endpoint_; }
+  [[nodiscard]] const std::string& public_key() const { return public_key_; }  // empty: no CURVE
+  // What comes over a connection whose key is not allowed any more is answered with `refused` and
+  // never returned.
   [[nodiscard]] std::optional<Incoming> receive(std::chrono::milliseconds patience) override;
   bool send(const std::string& peer, std::string_view frame) override;
 
+  // Nothing without keys.
+  void set_allowed(std::set<std::string> allowed);
+  [[nodiscard]] std::vector<RefusedKey> take_refused();
+
  private:
+  void bind(const RouterOptions& options);
+
   struct Impl;
   std::unique_ptr<Impl> impl_;
-  std::string endpoint_;
+  std::string endpoint_, public_key_;
 };
 
 }  // namespace hedgerow::coordinator

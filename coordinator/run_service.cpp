@@ -4,6 +4,7 @@
 #include <thread>
 
 #include "coordinator/assembler.hpp"
+#include "coordinator/binding.hpp"
 #include "coordinator/commit.hpp"
 #include "coordinator/coordinator.hpp"
 #include "coordinator/router_socket.hpp"
@@ -106,6 +107,8 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   const std::optional<wire::CoordinatorFile> previous =
       refuse_if_held(layout, {options.say}, options.leftovers).coordinator;
   const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
+  std::optional<wire::CoordinatorKeys> keys = wire::read_coordinator_keys(layout);
+  require_keys_for(recipe.workers.bind, keys.has_value(), layout);
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
   model.check_complete();
   const int local_workers = options.local_workers.value_or(recipe.workers.local);
@@ -144,12 +147,20 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
       .stop_requests = options.stop_requests};
   const SteadyClock clock;
   Term term = open_term(layout, replayed, std::move(folded), clock);
-  RouterSocket socket(recipe.workers.bind, preferred_port(previous));
+  RouterSocket socket({.bind = recipe.workers.bind,
+                       .advertise = recipe.workers.advertise,
+                       .preferred_port = preferred_port(previous),
+                       .keys = std::move(keys)});
+  Doorkeeper doorkeeper(layout, socket, options.reload_requests);
   const AssemblyInput assembly{recipe, model.config(), model.path().string(), model.fingerprint()};
-  const Surroundings surroundings{
-      .mailbox = socket, .clock = clock, .assemble = [&](const State& state, std::uint64_t token) {
-        return assemble_student(layout, state, assembly, token);
-      }};
+  const Surroundings surroundings{.mailbox = socket,
+                                  .clock = clock,
+                                  .assemble =
+                                      [&](const State& state, std::uint64_t token) {
+                                        return assemble_student(layout, state, assembly, token);
+                                      },
+                                  .public_key = socket.public_key(),
+                                  .door = [&] { return doorkeeper.look(); }};
   Coordinator coordinator(std::move(config), surroundings, std::move(term), previous, &observer);
   open_books(coordinator.dispatcher(),
              geometry,

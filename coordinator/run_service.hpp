@@ -26,6 +26,8 @@ struct RunOptions {
   // Raised by signal handlers. 1: grant nothing more, children checkpoint and exit, then return
   // kInterrupted; 2: do not wait for them. Null: never.
   const std::atomic<int>* stop_requests = nullptr;
+  // Grows with each SIGHUP: keys/allowed is read again. Null: never.
+  const std::atomic<int>* reload_requests = nullptr;
   // What refuse_if_held() has found already, and who hears that it has to wait.
   Leftovers leftovers{};
   std::function<void(const std::string&)> say{};

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "coordinator/clock.hpp"
+#include "coordinator/doorkeeper.hpp"
 #include "coordinator/mailbox.hpp"
 #include "coordinator/process.hpp"
 #include "coordinator/state.hpp"
@@ -26,6 +27,9 @@ struct Surroundings {
   // Writes the student's files into attempts/t<token>/ and returns their records under the final
   // names. Throws DamagedArtifact, storage::Error.
   std::function<std::vector<storage::FileRecord>(const State& state, std::uint64_t token)> assemble;
+  std::string public_key{};  // of the mailbox's connections; empty: they are not encrypted
+  // What there is to say about who may connect, asked once a turn. Empty: everybody may.
+  std::function<DoorNews()> door{};
 };
 
 }  // namespace hedgerow::coordinator

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <filesystem>
@@ -230,6 +231,27 @@ void check_finetune(const Recipe& recipe, RecipeProblems& problems) {
   }
 }
 
+// It becomes part of tcp://HOST:PORT; whether this host has it is for the coordinator to say.
+bool is_host_text(const std::string& text) {
+  constexpr std::size_t kLongestHostName = 255;
+  return text.size() <= kLongestHostName && std::ranges::all_of(text, [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '.' || c == '-' || c == '_' || c == ':';
+         });
+}
+
+void check_workers(const WorkersSection& workers, RecipeProblems& problems) {
+  if (workers.bind != "*" && (workers.bind.empty() || !is_host_text(workers.bind))) {
+    problems.add("workers.bind",
+                 "= " + toml_text(workers.bind) +
+                     ": expected an address (IPv6 without brackets), an interface's name, or *");
+  }
+  if (!is_host_text(workers.advertise)) {
+    problems.add("workers.advertise",
+                 "= " + toml_text(workers.advertise) +
+                     ": expected a host's name or an address, without scheme and port");
+  }
+}
+
 }  // namespace
 
 void RecipeProblems::add(const std::string& name, const std::string& text) {
@@ -291,6 +313,7 @@ void check_recipe(const Recipe& recipe, RecipeProblems& problems) {
   check_plan(recipe.plan, problems);
   check_transfer(recipe, problems);
   if (recipe.finetune.enabled) check_finetune(recipe, problems);
+  check_workers(recipe.workers, problems);
 }
 
 void Recipe::validate(const std::string& name) const {

@@ -91,32 +91,7 @@ void visit_settings(AnyRecipe& recipe, Visitor& visitor) {
                 recipe.evaluate.max_new_tokens,
                 {.comment = "of each", .min = 1, .max = 1e6, .safe_to_change = true});
   visitor.section("workers", "all of it may change on resume");
-  visitor.field(
-      "local",
-      recipe.workers.local,
-      {.comment = "started on this machine", .min = 0, .max = 4096, .safe_to_change = true});
-  visitor.field("threads",
-                recipe.workers.threads,
-                {.comment = "each; 0: cores / local; equal bytes need equal threads",
-                 .min = 0,
-                 .max = 4096,
-                 .safe_to_change = true});
-  visitor.field("orphan_timeout_s",
-                recipe.workers.orphan_timeout_s,
-                {.comment = "without a coordinator, then checkpoint and exit",
-                 .min = 1,
-                 .max = 1e6,
-                 .safe_to_change = true});
-  visitor.field("lease_s",
-                recipe.workers.lease_s,
-                {.comment = "silence after which a task goes to another worker",
-                 .min = 1,
-                 .max = 1e5,
-                 .safe_to_change = true});
-  visitor.field(
-      "bind",
-      recipe.workers.bind,
-      {.comment = "a loopback address: other hosts are not served yet", .safe_to_change = true});
+  visit_workers(recipe.workers, visitor);
 }
 
 template <typename AnyRecipe, typename Visitor>

@@ -108,7 +108,9 @@ struct WorkersSection {
   int threads = 0;  // per worker; 0: cores / local. Part of what byte-equality is promised for
   int orphan_timeout_s = 600;
   int lease_s = 30;
-  std::string bind = "127.0.0.1";
+  std::string bind = "127.0.0.1";  // an address, an interface's name, or 0.0.0.0 or * for all
+  std::string advertise{};  // the host that coordinator.json names; empty: what bind says, or the
+                            // host's name where bind means all addresses
   bool operator==(const WorkersSection&) const = default;
 };
 

@@ -32,6 +32,8 @@ class RunLayout {
   // Who makes the run ready (tokens) before there is a coordinator.
   [[nodiscard]] std::filesystem::path preparation_file() const { return root_ / "preparing.json"; }
   [[nodiscard]] std::filesystem::path logs() const { return root_ / "logs"; }
+  // Of 'hedgerow keygen'; what is in it: coordinator/wire/run_keys.hpp.
+  [[nodiscard]] std::filesystem::path keys_directory() const { return root_ / "keys"; }
 
   // Relative names, as the journal writes them.
   [[nodiscard]] static std::string tokens(DataStage stage);  // tokens/transfer.h5

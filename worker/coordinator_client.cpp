@@ -8,8 +8,8 @@
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/error.hpp"
+#include "worker/coordinator_link.hpp"
 #include "worker/coordinator_session.hpp"
-#include "worker/dealer_socket.hpp"
 #include "worker/task_inputs.hpp"
 
 namespace hedgerow::worker {
@@ -30,17 +30,18 @@ CoordinatorSession::Time now() { return std::chrono::steady_clock::now(); }
 
 struct CoordinatorClient::Impl {
   ClientOptions options;
-  DealerSocket socket;  // the thread's alone
+  CoordinatorLink link;  // the thread's alone
 
   mutable std::mutex mutex;
   std::condition_variable changed;
   CoordinatorSession session;
   bool closing = false;
+  std::string said;  // of what stands between us and the coordinator; the thread's alone
   std::thread thread;
 
   explicit Impl(ClientOptions given)
       : options(std::move(given)),
-        socket(options.endpoint),
+        link(options.layout, options.endpoint, options.key_pair),
         session({.hello = options.hello,
                  .endpoint = options.endpoint,
                  .orphan_timeout = options.orphan_timeout,
@@ -57,16 +58,16 @@ struct CoordinatorClient::Impl {
       const std::lock_guard lock(mutex);
       closing = true;
     }
-    socket.wake();
+    link.wake();
     thread.join();
   }
 
   void loop() {
     while (true) {
-      const std::optional<std::string> frame = socket.receive(kLongestPoll);
+      const std::optional<std::string> frame = link.receive(kLongestPoll);
       const std::lock_guard lock(mutex);
       if (closing) {
-        socket.send(wire::encode(wire::Goodbye{session.worker()}));
+        link.send(wire::encode(wire::Goodbye{session.worker()}));
         return;
       }
       try {
@@ -82,14 +83,30 @@ struct CoordinatorClient::Impl {
 
   void turn() {
     if (options.stop_signal != nullptr && options.stop_signal->load()) session.stop("SIGTERM");
+    if (!session.refusal().empty() && link.finds_new_keys()) session.greet_again(now());
+    heed_handshake();
     if (session.wants_look(now())) look_for_coordinator();
     for (const std::string& frame : session.tick(now())) {
-      if (socket.endpoint() != session.endpoint()) socket.reconnect(session.endpoint());
-      socket.send(frame);
+      link.connect(session.endpoint());
+      link.send(frame);
     }
   }
 
+  // Before the first welcome a person waits to hear what is wrong; after it the work goes on as
+  // without a coordinator, and the next one may let us in.
+  void heed_handshake() {
+    const std::optional<std::string> problem = link.problem();
+    if (!problem && session.is_welcomed()) said.clear();
+    if (!problem || *problem == said) return;
+    if (link.finds_new_keys()) return session.greet_again(now());
+    said = *problem;
+    if (!session.was_welcomed()) return session.refuse(*problem);
+    std::fprintf(stderr, "hedgerow-worker: %s\n", problem->c_str());
+    session.greet_again(now());
+  }
+
   void look_for_coordinator() {
+    if (link.finds_new_keys()) session.greet_again(now());
     const auto file = wire::read_coordinator_file(options.layout);
     if (!file || (file->host == wire::this_host() && !wire::is_alive(file->process))) return;
     session.found(file->term, file->endpoint, now());
@@ -97,7 +114,7 @@ struct CoordinatorClient::Impl {
 
   std::shared_ptr<Submission> submit(wire::Message message, std::string name) {
     const std::lock_guard lock(mutex);
-    socket.wake();
+    link.wake();
     return session.submit(std::move(message), std::move(name), now());
   }
 
@@ -141,9 +158,7 @@ struct CoordinatorClient::Impl {
   void throw_if_refused() const {
     const std::lock_guard lock(mutex);
     if (session.refusal().empty()) return;
-    throw Error(
-        ErrorKind::kUsage,
-        "the coordinator at " + session.endpoint() + " refused this worker: " + session.refusal());
+    throw Error(ErrorKind::kUsage, session.refusal());
   }
 };
 

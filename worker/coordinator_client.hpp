@@ -13,14 +13,16 @@
 #include <string>
 
 #include "coordinator/wire/messages.hpp"
+#include "coordinator/wire/run_keys.hpp"
 #include "storage/run_layout.hpp"
 
 namespace hedgerow::worker {
 
 struct ClientOptions {
   storage::RunLayout layout;
-  std::string endpoint;  // "tcp://127.0.0.1:40123"
-  wire::Hello hello;     // who we are; held is the client's own business
+  std::string endpoint;                            // "tcp://127.0.0.1:40123"
+  wire::Hello hello;                               // who we are; held is the client's own business
+  std::string key_pair = wire::kDefaultWorkerKey;  // in the run's keys/, if it has keys
   std::chrono::milliseconds orphan_timeout{std::chrono::minutes(10)};
   std::chrono::milliseconds heartbeat{std::chrono::seconds(5)};
   // How long a submission or a hello stays unanswered before it is repeated and the coordinator

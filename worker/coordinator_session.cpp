@@ -36,7 +36,7 @@ struct CoordinatorSession::Receiver {
   Time now;
 
   void operator()(const wire::Welcome& message) const {
-    session.welcomed_ = true;
+    session.welcomed_ = session.was_welcomed_ = true;
     session.backoff_ = kFirstBackoff;
     if (session.task_ && !message.keeps_task) session.lost_ = true;
     session.next_heartbeat_ = session.next_send_ = now;
@@ -45,7 +45,10 @@ struct CoordinatorSession::Receiver {
     session.welcomed_ = false;
     session.next_hello_ = now;
   }
-  void operator()(const wire::Refused& message) const { session.refusal_ = message.reason; }
+  void operator()(const wire::Refused& message) const {
+    session.refuse("the coordinator at " + session.endpoint() +
+                   " refused this worker: " + message.reason);
+  }
   void operator()(const wire::HeartbeatAck& message) const {
     if (!message.lease_valid && message.fencing_token == session.token()) session.lost_ = true;
   }
@@ -85,8 +88,9 @@ void CoordinatorSession::receive(std::string_view frame, Time now) {
   } catch (const storage::Error&) {
     const auto protocol = wire::protocol_of(frame);
     if (protocol && *protocol != wire::kProtocol) {
-      refusal_ = "the coordinator speaks protocol " + std::to_string(*protocol) + ", this worker " +
-                 std::to_string(wire::kProtocol) + "; install the same version of hedgerow on both";
+      refuse("the coordinator at " + endpoint() + " speaks protocol " + std::to_string(*protocol) +
+             ", this worker " + std::to_string(wire::kProtocol) +
+             "; install the same version of hedgerow on both");
     }
     // Any other damaged frame is dropped; what it answered is asked again.
   }
@@ -158,6 +162,17 @@ void CoordinatorSession::unreachable(Time now) {
   next_hello_ = now + kLongestBackoff;
 }
 
+void CoordinatorSession::greet_again(Time now) {
+  refusal_.clear();
+  welcomed_ = false;
+  next_hello_ = now;
+  backoff_ = kFirstBackoff;
+}
+
+void CoordinatorSession::refuse(const std::string& sentence) {
+  if (refusal_.empty()) refusal_ = sentence;
+}
+
 std::string CoordinatorSession::hello(Time now) {
   wire::Hello hello = options_.hello;
   hello.held_block = held_block_;
@@ -208,8 +223,8 @@ void CoordinatorSession::begin_task(const wire::Task& granted) {
   progress_.phase = "loading";
 }
 
-// What is still unanswered is of the task that ends: an answer to it would be taken for a stranger's
-// and keep what follows waiting for ever.
+// What is still unanswered is of the task that ends: an answer to it would be taken for a
+// stranger's and keep what follows waiting for ever.
 void CoordinatorSession::end_task() {
   queue_.clear();
   task_.reset();

@@ -59,6 +59,9 @@ class CoordinatorSession {
   void found(std::uint64_t term, const std::string& endpoint, Time now);
   // The address cannot be used: as good as out of reach.
   void unreachable(Time now);
+  // Something on our side has changed, as the keys: says hello anew, also if it was refused.
+  void greet_again(Time now);
+  void refuse(const std::string& sentence);  // nobody will let us in; the first reason stands
 
   std::shared_ptr<Submission> submit(wire::Message message, std::string name, Time now);
   void withdraw(const std::shared_ptr<Submission>& submission);
@@ -77,7 +80,9 @@ class CoordinatorSession {
   [[nodiscard]] bool lease_lost() const { return lost_; }
   [[nodiscard]] std::int64_t committed_step() const { return committed_step_; }
   [[nodiscard]] const std::string& stop_reason() const { return stop_reason_; }
-  [[nodiscard]] const std::string& refusal() const { return refusal_; }  // final
+  [[nodiscard]] const std::string& refusal() const { return refusal_; }  // a sentence; final
+  [[nodiscard]] bool is_welcomed() const { return welcomed_; }
+  [[nodiscard]] bool was_welcomed() const { return was_welcomed_; }  // ever
   [[nodiscard]] const wire::WorkerId& worker() const { return options_.hello.worker; }
 
  private:
@@ -94,7 +99,7 @@ class CoordinatorSession {
   bool lost_ = false;  // the current task's lease
   std::int64_t committed_step_ = -1;
   std::string stop_reason_, refusal_;
-  bool welcomed_ = false;
+  bool welcomed_ = false, was_welcomed_ = false;
   std::chrono::milliseconds backoff_;
   std::uint64_t seen_term_ = 0;
   Time last_heard_, next_look_, next_hello_, next_heartbeat_, next_send_;

@@ -1,5 +1,6 @@
-// A ZeroMQ DEALER that another thread can wake: CoordinatorClient's thread waits on it. All but
-// wake() from one thread.
+// A ZeroMQ DEALER that another thread can wake: CoordinatorClient's thread waits on it. It tells a
+// handshake that the other side refused from one that nobody answered, which libzmq alone would
+// pass over in silence. All but wake() from one thread.
 #pragma once
 
 #include <chrono>
@@ -8,26 +9,40 @@
 #include <string>
 #include <string_view>
 
+#include "coordinator/wire/run_keys.hpp"
+
 namespace hedgerow::worker {
+
+enum class HandshakeFailure {
+  kKeyRefused,  // the coordinator's list has not our public key
+  kMechanism,   // one side has CURVE, the other has not
+  kClosed,      // several times without a reason, as a CURVE server does that has another key pair
+};
 
 class DealerSocket {
  public:
-  explicit DealerSocket(const std::string& endpoint);  // Throws kUnavailable
+  // Connects by CURVE if there are keys. Throws kUsage (no keys at all), kUnavailable.
+  explicit DealerSocket(const std::string& endpoint, std::optional<wire::WorkerKeys> keys = {});
   ~DealerSocket();
   DealerSocket(const DealerSocket&) = delete;
   DealerSocket& operator=(const DealerSocket&) = delete;
 
   [[nodiscard]] const std::string& endpoint() const { return endpoint_; }
-  void reconnect(const std::string& endpoint);  // what was queued for the old one is dropped
+  [[nodiscard]] const std::string& public_key() const { return public_key_; }  // ours; may be empty
+  // What was queued for the old one is dropped.
+  void reconnect(const std::string& endpoint, std::optional<wire::WorkerKeys> keys);
   // nullopt: nothing within `patience`, or woken.
   [[nodiscard]] std::optional<std::string> receive(std::chrono::milliseconds patience);
   void send(std::string_view frame);  // dropped when the queue is full: whoever sent it repeats it
   void wake();                        // any thread
 
+  // How the handshake failed since the last (re)connect; libzmq tries no more after the first two.
+  [[nodiscard]] std::optional<HandshakeFailure> failure() const;
+
  private:
   struct Impl;
   std::unique_ptr<Impl> impl_;
-  std::string endpoint_;
+  std::string endpoint_, public_key_;
 };
 
 }  // namespace hedgerow::worker

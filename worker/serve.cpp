@@ -188,6 +188,7 @@ storage::ExitCode serve(const ServeOptions& options) {
   CoordinatorClient client({.layout = run.layout(),
                             .endpoint = options.endpoint,
                             .hello = make_hello(options.uuid, options.incarnation, run.device()),
+                            .key_pair = options.key_pair,
                             .orphan_timeout = std::chrono::seconds(workers.orphan_timeout_s),
                             .stop_signal = &stop});
   const auto held_block = [&run] {

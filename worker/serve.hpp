@@ -20,7 +20,8 @@ struct ServeOptions {
   std::string endpoint;
   std::string uuid;  // empty: one is drawn
   std::uint64_t incarnation = 1;
-  int local_rank = local_rank_of_environment();  // picks among several GPUs
+  std::string key_pair = wire::kDefaultWorkerKey;  // in the run's keys/, if it has keys
+  int local_rank = local_rank_of_environment();    // picks among several GPUs
 };
 
 // kOk: told to stop by the coordinator; kInterrupted: SIGTERM, SIGINT or orphaned, the work up to

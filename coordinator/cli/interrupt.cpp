@@ -10,6 +10,7 @@ namespace hedgerow::coordinator::cli {
 namespace {
 
 std::atomic<int> interrupts = 0;
+std::atomic<int> reloads = 0;
 static_assert(std::atomic<int>::is_always_lock_free, "a signal handler touches it");
 
 // The second signal is obeyed by whoever runs; should that hang (a dead network file system), the
@@ -19,6 +20,8 @@ constexpr unsigned kLastResortSeconds = 5;
 void on_signal(int /*number*/) {
   if (interrupts.fetch_add(1) > 0) alarm(kLastResortSeconds);
 }
+
+void on_reload(int /*number*/) { reloads.fetch_add(1); }
 
 void on_alarm(int /*number*/) { _exit(static_cast<int>(storage::ExitCode::kInterrupted)); }
 
@@ -42,6 +45,18 @@ InterruptScope::~InterruptScope() {
   sigaction(SIGTERM, &saved_terminate_, nullptr);
   interrupts = 0;
 }
+
+ReloadScope::ReloadScope() {
+  reloads = 0;
+  struct sigaction action {};
+  sigemptyset(&action.sa_mask);
+  action.sa_handler = on_reload;
+  sigaction(SIGHUP, &action, &saved_);
+}
+
+ReloadScope::~ReloadScope() { sigaction(SIGHUP, &saved_, nullptr); }
+
+const std::atomic<int>& num_reloads() { return reloads; }
 
 bool is_interrupted() { return interrupts > 0; }
 

@@ -22,6 +22,19 @@ class InterruptScope {
   struct sigaction saved_alarm_ {};
 };
 
+// SIGHUP: read again what may change while a run goes on (keys/allowed).
+class ReloadScope {
+ public:
+  ReloadScope();   // from now on SIGHUP counts; the count starts at 0
+  ~ReloadScope();  // the earlier handler is back
+  ReloadScope(const ReloadScope&) = delete;
+  ReloadScope& operator=(const ReloadScope&) = delete;
+
+ private:
+  struct sigaction saved_ {};
+};
+[[nodiscard]] const std::atomic<int>& num_reloads();
+
 [[nodiscard]] bool is_interrupted();  // false outside a scope; any thread
 [[nodiscard]] const std::atomic<int>&
 num_interrupts();  // for those who tell the first from the second

@@ -63,13 +63,15 @@ std::optional<CoordinatorFile> read_coordinator_file(const std::filesystem::path
   try {
     const json in = parse_document(disk.read(path, kMaxBytes));
     if (string_field(in, "format") != kFormat) return std::nullopt;
-    CoordinatorFile file{.host = string_field(in, "host"),
-                         .process = process_of(object_field(in, "process")),
-                         .term = uint_field(in, "term"),
-                         .endpoint = string_field(in, "endpoint"),
-                         .started_at = string_field(in, "started_at"),
-                         .beat = uint_field(in, "beat"),
-                         .children = {}};
+    CoordinatorFile file{
+        .host = string_field(in, "host"),
+        .process = process_of(object_field(in, "process")),
+        .term = uint_field(in, "term"),
+        .endpoint = string_field(in, "endpoint"),
+        .public_key = in.contains("public_key") ? string_field(in, "public_key") : "",
+        .started_at = string_field(in, "started_at"),
+        .beat = uint_field(in, "beat"),
+        .children = {}};
     for (const json& child : field(in, "children")) {
       file.children.push_back({string_field(child, "uuid"),
                                uint_field(child, "incarnation"),
@@ -101,6 +103,7 @@ void write_coordinator_file(const std::filesystem::path& path,
               {"process", process_json(file.process)},
               {"term", file.term},
               {"endpoint", file.endpoint},
+              {"public_key", file.public_key},
               {"started_at", file.started_at},
               {"beat", file.beat},
               {"children", json::array()}};

@@ -37,7 +37,9 @@ struct CoordinatorFile {
   std::string host;
   ProcessId process;
   std::uint64_t term = 0;
-  std::string endpoint;    // "tcp://127.0.0.1:40123"
+  std::string endpoint;  // "tcp://127.0.0.1:40123"
+  // Of the coordinator, Z85: connections at the endpoint are encrypted. Empty: they are not.
+  std::string public_key{};
   std::string started_at;  // UTC, for people
   std::uint64_t beat =
       0;  // grows every 5 s: how another host tells a living coordinator from a dead one

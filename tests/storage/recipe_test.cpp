@@ -118,8 +118,12 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                      .threads = 3,
                      .exchange = "mpi"};
   recipe.evaluate = {.max_sequences = 5, .prompts = {"caf\xc3\xa9", ""}, .max_new_tokens = 41};
-  recipe.workers = {
-      .local = 3, .threads = 4, .orphan_timeout_s = 601, .lease_s = 31, .bind = "::1"};
+  recipe.workers = {.local = 3,
+                    .threads = 4,
+                    .orphan_timeout_s = 601,
+                    .lease_s = 31,
+                    .bind = "::1",
+                    .advertise = "node7.cluster"};
   recipe.made_by = {.version = "1.2.3", .git_hash = "9f86d081884c"};
   const std::string toml = recipe.to_toml();
   EXPECT_EQ(Recipe::parse(toml, "run.toml"), recipe) << toml;
@@ -228,6 +232,12 @@ TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
   EXPECT_THAT(refusal_of("[transfer]\nvalidation_sequences = 9\n"),
               HasSubstr("data.transfer.validation_sequences = 8"));
   EXPECT_THAT(refusal_of("[transfer]\nsoftmax_layers = [3, 3]\n"), HasSubstr("each layer once"));
+  for (const char* bind : {"", "tcp://a", "[::1]", "a b", "host*"}) {
+    EXPECT_THAT(refusal_of("[workers]\nbind = \"" + std::string(bind) + "\"\n"),
+                HasSubstr("recipe.toml:7: workers.bind = \"" + std::string(bind)));
+  }
+  EXPECT_THAT(refusal_of("[workers]\nadvertise = \"*\"\n"),
+              HasSubstr("recipe.toml:7: workers.advertise = \"*\": expected a host's name"));
 }
 
 TEST(Recipe, ABrokenFileNamesTheLine) {

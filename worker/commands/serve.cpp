@@ -30,6 +30,8 @@ void register_serve(CLI::App& app, Action& action) {
       "--worker", options->uuid, "Name of this worker in the run; drawn if not given");
   command->add_option(
       "--incarnation", options->incarnation, "Grows with each restart of the same worker");
+  command->add_option(
+      "--key", options->key_pair, "Name of this worker's key pair in the run's keys folder");
   command->callback([options, threads, &action] {
     action = [options, threads] {
       if (*threads > 0) at::set_num_threads(*threads);

@@ -7,6 +7,7 @@ namespace hedgerow::coordinator::cli {
 
 RunCommand declare_init(CLI::App& app);
 RunCommand declare_plan(CLI::App& app);
+RunCommand declare_keygen(CLI::App& app);
 RunCommand declare_run(CLI::App& app);
 RunCommand declare_stop(CLI::App& app);
 RunCommand declare_worker(CLI::App& app);

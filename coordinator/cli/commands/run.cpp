@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "coordinator/binding.hpp"
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/planning.hpp"
@@ -14,6 +15,7 @@
 #include "coordinator/cli/view.hpp"
 #include "coordinator/preparation.hpp"
 #include "coordinator/run_service.hpp"
+#include "coordinator/wire/run_keys.hpp"
 #include "storage/build_info.hpp"
 #include "storage/file.hpp"
 
@@ -47,6 +49,7 @@ Recipe ready_recipe(const RunCommandOptions& options, const RunLayout& layout) {
   Recipe recipe = asked_recipe(options, layout);
   resolve_for_this_machine(recipe);
   recipe.made_by = {storage::version(), storage::git_hash()};
+  require_keys_for(recipe.workers.bind, wire::has_keys(layout), layout);
   require_fits(plan_of(recipe, layout.root()));
   return recipe;
 }
@@ -64,12 +67,19 @@ void make_directory(const fs::path& directory) {
                            error.message() + "; name a place where you may write with --run");
 }
 
+// Keys are made before a run that other hosts may join begins.
+bool holds_nothing_but_keys(const RunLayout& layout) {
+  return std::all_of(fs::directory_iterator(layout.root()), fs::directory_iterator(), [&](const auto& entry) {
+    return entry.path() == layout.keys_directory();
+  });
+}
+
 Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
   require(!options.recipe.empty(),
           options.run + " is no run directory yet; give --recipe FILE to start one there");
   require(!fs::exists(layout.root()) || fs::is_directory(layout.root()),
           options.run + " is a file; name a new directory with --run");
-  require(!fs::exists(layout.root()) || fs::is_empty(layout.root()),
+  require(!fs::exists(layout.root()) || holds_nothing_but_keys(layout),
           options.run + " holds other files and no run.toml; choose a new directory");
   Recipe recipe = ready_recipe(options, layout);
   make_directory(layout.root());
@@ -157,6 +167,7 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
               " differs from the recipe that " + options.run + " was begun with: " +
               listed(changes.unsafe) + "; change it back, or begin a new run in another directory");
   if (changes.safe.empty()) return recorded;
+  require_keys_for(recipe.workers.bind, wire::has_keys(layout), layout);
   if (fs::exists(layout.journal_directory())) refuse_what_comes_too_late(changes.safe, layout);
   write_recipe(layout, recipe);
   terminal.say("recipe changed: " + listed(changes.safe));
@@ -227,6 +238,11 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const Recipe recipe =
       is_new ? begin_run(options, layout, terminal) : resume_run(options, layout, terminal);
   if (!is_new) say_what_is_done(layout, terminal);
+  // Before an hour is spent on tokens.
+  const bool has_keys = wire::read_coordinator_keys(layout).has_value();
+  require_keys_for(recipe.workers.bind, has_keys, layout);
+  std::optional<ReloadScope> reloads;
+  if (has_keys) reloads.emplace();
   withdraw_stop(layout);
   const StopWatcher watcher(layout);
   std::optional<Preparation> preparation(std::in_place,
@@ -239,6 +255,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   if (options.workers >= 0) run_options.local_workers = options.workers;
   run_options.build = storage::build();
   run_options.stop_requests = &num_interrupts();
+  run_options.reload_requests = &num_reloads();
   run_options.leftovers = leftovers;
   run_options.say = say;
   Reporter reporter(terminal, preparation);

@@ -13,7 +13,7 @@ namespace {
 using storage::ExitCode;
 
 struct WorkerOptions {
-  std::string run, connect;
+  std::string run, connect, key;
   int threads = 0;
 };
 
@@ -32,6 +32,7 @@ ExitCode run_worker(const WorkerOptions& options, Terminal& terminal) {
                                           : storage::Recipe::load(layout.recipe()).workers.threads;
   std::vector<std::string> arguments{
       worker_binary(terminal.console()), "serve", "--run", options.run, "--connect", endpoint};
+  if (!options.key.empty()) arguments.insert(arguments.end(), {"--key", options.key});
   if (threads > 0) arguments.insert(arguments.end(), {"--threads", std::to_string(threads)});
   terminal.say("joining " + endpoint);
   terminal.print_json({{"run", options.run}, {"endpoint", endpoint}});
@@ -49,6 +50,8 @@ RunCommand declare_worker(CLI::App& app) {
   app.add_option("--threads", options->threads, "in place of the recipe's")
       ->type_name("N")
       ->check(CLI::Range(1, 4096).description(""));
+  app.add_option("--key", options->key, "the key pair to use, of 'keygen --worker NAME'")
+      ->type_name("NAME");
   return [options](Terminal& terminal) {
     options->run = run_or_here(options->run);
     return run_worker(*options, terminal);

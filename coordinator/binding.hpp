@@ -1,0 +1,30 @@
+// Which address the coordinator listens at, and by which name others find it: workers.bind and
+// workers.advertise of a recipe. Called by `hedgerow run` before anything is written and by
+// RouterSocket.
+#pragma once
+
+#include <string>
+
+#include "storage/run_layout.hpp"
+
+namespace hedgerow::coordinator {
+
+// Whether only processes of this host reach what is bound there: 127.0.0.0/8, ::1, localhost, or a
+// loopback interface's name. "*", 0.0.0.0 and every unknown word are not.
+[[nodiscard]] bool is_loopback(const std::string& bind);
+
+// Throws kUsage if other hosts would reach the coordinator and `has_keys` is false: whoever
+// connects could take and give tasks.
+void require_keys_for(const std::string& bind, bool has_keys, const storage::RunLayout& layout);
+
+// "tcp://ADDRESS", without the port, as ZeroMQ binds it: brackets around IPv6, localhost as an
+// address.
+[[nodiscard]] std::string bind_address(const std::string& bind);
+
+// `bound` is what ZeroMQ says that it listens at ("tcp://0.0.0.0:40123"). The same with the host
+// that others use: `advertise`, or else this host's name if `bound` means all addresses. Throws
+// kUsage if that name leads nowhere from here.
+[[nodiscard]] std::string advertised_endpoint(const std::string& bound,
+                                              const std::string& advertise);
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,37 @@
+// Who may connect, while a run goes on: reads keys/allowed again when it is asked to, and tells
+// whom the socket has refused. The coordinator's loop asks it once a turn; it touches nothing else.
+#pragma once
+
+#include <atomic>
+#include <string>
+#include <vector>
+
+#include "storage/run_layout.hpp"
+
+namespace hedgerow::coordinator {
+
+class RouterSocket;
+
+struct DoorNews {
+  std::vector<std::string> notes;     // for the journal
+  std::vector<std::string> warnings;  // for people
+};
+
+class Doorkeeper {
+ public:
+  // Both outlive it. `reload_requests` grows with each wish to read the list again (SIGHUP); null:
+  // never. Without keys there is never any news.
+  Doorkeeper(const storage::RunLayout& layout,
+             RouterSocket& socket,
+             const std::atomic<int>* reload_requests);
+  // Never throws for a list that cannot be read: the old one stays in force.
+  [[nodiscard]] DoorNews look();
+
+ private:
+  const storage::RunLayout& layout_;
+  RouterSocket& socket_;
+  const std::atomic<int>* reload_requests_;
+  int reloads_ = 0;  // of them, that were done
+};
+
+}  // namespace hedgerow::coordinator

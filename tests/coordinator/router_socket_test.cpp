@@ -1,0 +1,204 @@
+// Who gets through to the coordinator's socket, with the worker's own end of the wire.
+#include "coordinator/router_socket.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/socket.h>
+
+#include "coordinator/binding.hpp"
+#include "coordinator/key_maker.hpp"
+#include "coordinator/wire/coordinator_file.hpp"
+#include "coordinator/wire/messages.hpp"
+#include "storage/error.hpp"
+#include "tests/support/temporary_directory.hpp"
+#include "worker/dealer_socket.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using worker::DealerSocket;
+using worker::HandshakeFailure;
+
+constexpr milliseconds kLookEvery{10};
+constexpr std::chrono::seconds kPatience{20};
+
+// Lets both ends work until the condition holds.
+bool comes_true(const std::function<bool()>& condition) {
+  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  while (std::chrono::steady_clock::now() < deadline) {
+    if (condition()) return true;
+  }
+  return false;
+}
+
+class Router : public ::testing::Test {
+ protected:
+  Router() { std::ignore = make_keys(layout_, {.workers = {"worker", "stranger"}}); }
+
+  [[nodiscard]] wire::CoordinatorKeys coordinator_keys() const {
+    wire::CoordinatorKeys keys = *wire::read_coordinator_keys(layout_);
+    keys.allowed = {key("worker")};
+    return keys;
+  }
+  [[nodiscard]] std::string key(const std::string& pair) const {
+    return public_key_of(wire::read_worker_keys(layout_, pair)->secret_key);
+  }
+  [[nodiscard]] auto keys(const std::string& pair) const {
+    return wire::read_worker_keys(layout_, pair);
+  }
+
+  // The first message that the router gets from this dealer.
+  static std::optional<std::string> heard(RouterSocket& router, DealerSocket& dealer) {
+    dealer.send("hello");
+    std::optional<RouterSocket::Incoming> incoming;
+    comes_true([&] {
+      std::ignore = dealer.receive(kLookEvery);
+      incoming = router.receive(kLookEvery);
+      return incoming || dealer.failure();
+    });
+    if (!incoming) return std::nullopt;
+    router.send(incoming->peer, "welcome");
+    std::optional<std::string> answer;
+    EXPECT_TRUE(comes_true([&] { return (answer = dealer.receive(kLookEvery)).has_value(); }));
+    EXPECT_EQ(answer, "welcome");
+    return incoming->frame;
+  }
+
+  tests::TemporaryDirectory directory_;
+  storage::RunLayout layout_{directory_ / "run"};
+};
+
+TEST_F(Router, AnAllowedKeyIsHeardAndAnyOtherIsRefusedAndNamedOnce) {
+  RouterSocket router({.keys = coordinator_keys()});
+  EXPECT_EQ(router.public_key(), keys("worker")->server_key);
+  DealerSocket worker(router.endpoint(), keys("worker"));
+  EXPECT_EQ(heard(router, worker), "hello");
+  EXPECT_TRUE(router.take_refused().empty());
+  for (int i = 0; i < 2; ++i) {
+    DealerSocket stranger(router.endpoint(), keys("stranger"));
+    EXPECT_EQ(heard(router, stranger), std::nullopt);
+    EXPECT_EQ(stranger.failure(), HandshakeFailure::kKeyRefused);
+  }
+  const std::vector<RefusedKey> refused = router.take_refused();
+  ASSERT_EQ(refused.size(), 1U) << "the same key twice is one line";
+  EXPECT_EQ(refused.front().key, key("stranger"));
+  EXPECT_EQ(refused.front().address, "127.0.0.1");
+}
+
+TEST_F(Router, AKeyThatIsPutOnTheListIsLetInAndOneTakenOffIsHeardNoMore) {
+  RouterSocket router({.keys = coordinator_keys()});
+  DealerSocket worker(router.endpoint(), keys("worker"));
+  EXPECT_EQ(heard(router, worker), "hello");
+  router.set_allowed({key("stranger")});
+  DealerSocket late(router.endpoint(), keys("stranger"));
+  EXPECT_EQ(heard(router, late), "hello");
+  // The connection still stands, but what comes over it counts no more.
+  worker.send("again");
+  std::optional<std::string> answer;
+  EXPECT_TRUE(comes_true([&] {
+    EXPECT_EQ(router.receive(kLookEvery), std::nullopt);
+    return (answer = worker.receive(kLookEvery)).has_value();
+  }));
+  const auto message = std::get<wire::Refused>(wire::decode(*answer));
+  EXPECT_THAT(message.reason, HasSubstr(key("worker") + " was taken off keys/allowed"));
+}
+
+TEST_F(Router, AWorkerWithoutKeysAndACoordinatorWithoutKeysAreToldApartFromSilence) {
+  RouterSocket with_keys({.keys = coordinator_keys()});
+  DealerSocket open(with_keys.endpoint());
+  EXPECT_EQ(heard(with_keys, open), std::nullopt);
+  EXPECT_EQ(open.failure(), HandshakeFailure::kMechanism);
+  RouterSocket without_keys({});
+  EXPECT_EQ(without_keys.public_key(), "");
+  DealerSocket encrypting(without_keys.endpoint(), keys("worker"));
+  EXPECT_EQ(heard(without_keys, encrypting), std::nullopt);
+  EXPECT_EQ(encrypting.failure(), HandshakeFailure::kMechanism);
+}
+
+TEST_F(Router, ACoordinatorWithAnotherKeyThanTheWorkerKnowsGetsNoMessage) {
+  RouterSocket router({.keys = coordinator_keys()});
+  auto wrong = keys("worker");
+  wrong->server_key = key("stranger");
+  DealerSocket worker(router.endpoint(), wrong);
+  EXPECT_EQ(heard(router, worker), std::nullopt);
+  EXPECT_EQ(worker.failure(), HandshakeFailure::kClosed);
+}
+
+TEST_F(Router, ACoordinatorThatIsSlowOrAbsentIsNoFailureOfTheHandshake) {
+  const int listener = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof address;
+  ASSERT_EQ(::bind(listener, reinterpret_cast<sockaddr*>(&address), size), 0);
+  ASSERT_EQ(::listen(listener, 1), 0);
+  ASSERT_EQ(::getsockname(listener, reinterpret_cast<sockaddr*>(&address), &size), 0);
+  DealerSocket worker("tcp://127.0.0.1:" + std::to_string(ntohs(address.sin_port)), keys("worker"));
+  EXPECT_EQ(worker.receive(milliseconds(200)), std::nullopt) << "accepted and never answered";
+  EXPECT_EQ(worker.failure(), std::nullopt);
+  ::close(listener);
+  EXPECT_EQ(worker.receive(milliseconds(200)), std::nullopt);
+  EXPECT_EQ(worker.failure(), std::nullopt) << "closed once is not closed for good";
+}
+
+TEST_F(Router, MessagesOverTheCapCutTheConnectionAndTheNextOneIsHeard) {
+  RouterSocket router({.keys = coordinator_keys()});
+  DealerSocket worker(router.endpoint(), keys("worker"));
+  worker.send(std::string(wire::kMaxMessageBytes + 1, 'x'));
+  EXPECT_EQ(router.receive(milliseconds(300)), std::nullopt);
+  EXPECT_EQ(heard(router, worker), "hello");
+}
+
+TEST_F(Router, AnAddressThatOthersReachNeedsKeys) {
+  for (const char* bind : {"0.0.0.0", "*", "::", "10.1.2.3", "no-such-interface"}) {
+    EXPECT_FALSE(is_loopback(bind)) << bind;
+    try {
+      RouterSocket router({.bind = bind});
+      ADD_FAILURE() << "bound " << bind << " without keys";
+    } catch (const storage::Error& error) {
+      EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage) << error.what();
+    }
+    EXPECT_NO_THROW(require_keys_for(bind, true, layout_));
+    try {
+      require_keys_for(bind, false, layout_);
+      ADD_FAILURE() << bind;
+    } catch (const storage::Error& error) {
+      EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+      EXPECT_THAT(error.what(), HasSubstr("hedgerow keygen --run " + layout_.root().string()));
+    }
+  }
+  for (const char* bind : {"127.0.0.1", "127.8.9.1", "::1", "localhost", "lo"}) {
+    EXPECT_TRUE(is_loopback(bind)) << bind;
+    EXPECT_NO_THROW(require_keys_for(bind, false, layout_));
+  }
+}
+
+TEST_F(Router, TheEndpointNamesAnAddressThatWorkersCanConnectTo) {
+  const auto host_of = [&](const std::string& bind, const std::string& advertise) {
+    const RouterSocket router({.bind = bind, .advertise = advertise, .keys = coordinator_keys()});
+    const std::string& endpoint = router.endpoint();
+    return endpoint.substr(6, endpoint.rfind(':') - 6);
+  };
+  EXPECT_EQ(host_of("127.0.0.1", ""), "127.0.0.1");
+  EXPECT_EQ(host_of("localhost", ""), "127.0.0.1");
+  EXPECT_EQ(host_of("lo", ""), "127.0.0.1");
+  EXPECT_EQ(host_of("*", ""), wire::this_host());
+  EXPECT_EQ(host_of("0.0.0.0", ""), wire::this_host());
+  EXPECT_EQ(host_of("*", "node7.cluster"), "node7.cluster");
+  EXPECT_EQ(host_of("0.0.0.0", "fd00::7"), "[fd00::7]");
+  RouterSocket router({.bind = "*", .keys = coordinator_keys()});
+  DealerSocket worker(router.endpoint(), keys("worker"));
+  EXPECT_EQ(heard(router, worker), "hello");
+  try {
+    RouterSocket nowhere({.bind = "no-such-interface", .keys = coordinator_keys()});
+    ADD_FAILURE();
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage) << error.what();
+    EXPECT_THAT(error.what(), HasSubstr("this host has no such address or interface"));
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator

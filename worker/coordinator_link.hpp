@@ -1,0 +1,48 @@
+// The way from a worker to whoever coordinates its run: the socket and the keys that it uses. Whom
+// to trust is for keys/ alone to say, which only the run's owner may write. Invariant: a worker
+// that has keys sends nothing to a coordinator that has none, and the other way round. Of
+// CoordinatorClient's thread; wake() of any.
+#pragma once
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "coordinator/wire/run_keys.hpp"
+#include "storage/run_layout.hpp"
+#include "worker/dealer_socket.hpp"
+
+namespace hedgerow::worker {
+
+class CoordinatorLink {
+ public:
+  // `key_pair`: the worker's, in keys/. Throws kUsage (keys that are incomplete or that others may
+  // touch), kUnavailable.
+  CoordinatorLink(storage::RunLayout layout, const std::string& endpoint, std::string key_pair);
+
+  [[nodiscard]] std::optional<std::string> receive(std::chrono::milliseconds patience) {
+    return socket_.receive(patience);
+  }
+  void send(std::string_view frame) { socket_.send(frame); }
+  void wake() { socket_.wake(); }
+
+  // To be called before anything is sent: connects anew where the endpoint or the keys changed or
+  // the last handshake failed for good. Throws kUnavailable.
+  void connect(const std::string& endpoint);
+  // Reads keys/ again; true if others are there than those in use, which the next connect() takes.
+  [[nodiscard]] bool finds_new_keys();
+
+  // Why the coordinator and this worker cannot talk, as the last handshake showed, and what to do,
+  // in one sentence; nullopt while nothing speaks against it.
+  [[nodiscard]] std::optional<std::string> problem() const;
+
+ private:
+  storage::RunLayout layout_;
+  std::string key_pair_;
+  std::optional<wire::WorkerKeys> keys_;
+  DealerSocket socket_;
+  std::optional<wire::WorkerKeys> connected_keys_;  // the socket's
+};
+
+}  // namespace hedgerow::worker
