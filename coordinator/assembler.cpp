@@ -158,9 +158,9 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
     }
   }
   const std::vector<std::string> names = output_names(TaskId::assemble(), token);
-  const fs::path directory = layout.root() / storage::RunLayout::attempt_directory(token);
-  storage::os_disk().make_directories(directory);
-  const fs::path maps = directory / "feature_maps.safetensors";
+  const std::string directory = storage::RunLayout::attempt_directory(token);
+  storage::os_disk().make_directories(layout.resolve(directory));
+  const fs::path maps = layout.resolve(directory + "/feature_maps.safetensors");
   storage::write_safetensors(maps, tensors, {{"format", "pt"}});
   const nlohmann::json description = {
       {"format", "student/1"},
@@ -168,7 +168,7 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
       {"attention", input.recipe.attention},
       {"softmax_layers", input.recipe.transfer.softmax_layers},
       {"layers", layers}};
-  const fs::path json = directory / "hedgerow.json";
+  const fs::path json = layout.resolve(directory + "/hedgerow.json");
   storage::write_atomically(json, description.dump(2) + "\n");
   return {record_of(maps, names[0]), record_of(json, names[1])};
 }

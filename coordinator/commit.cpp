@@ -28,7 +28,8 @@ void commit_file(const RunLayout& layout,
                  const storage::FileRecord& file,
                  storage::Disk& disk) {
   const fs::path to = layout.resolve(file.name);
-  const fs::path from = layout.root() / RunLayout::attempt_directory(token) / to.filename();
+  const fs::path from =
+      layout.resolve(RunLayout::attempt_directory(token) + "/" + to.filename().string());
   if (disk.exists(from)) {
     check_size(from, file, disk);
     disk.make_directories(to.parent_path());

@@ -1,10 +1,11 @@
 // What the coordinator shows: status.json, coordinator.json, and how the run ended.
-#include <fstream>
 #include <map>
+#include <span>
 
 #include "coordinator/coordinator.hpp"
 #include "coordinator/status_build.hpp"
 #include "storage/error.hpp"
+#include "storage/file.hpp"
 #include "storage/utc.hpp"
 
 namespace hedgerow::coordinator {
@@ -21,13 +22,14 @@ double seconds_since(TimePoint then, TimePoint now) {
 // worth nothing after a crash.
 void replace_file(const std::filesystem::path& path, const std::string& text) {
   const std::filesystem::path temporary = path.string() + ".new";
-  std::ofstream file(temporary, std::ios::trunc);
-  file << text;
-  file.close();
-  std::error_code ignored;  // the next second tries again
-  if (file) {
+  std::error_code ignored;                      // the next second tries again
+  std::filesystem::remove(temporary, ignored);  // also a link, which must not be written through
+  try {
+    storage::File file = storage::File::create_exclusive(temporary);
+    file.write_all(std::as_bytes(std::span(text)));
+    file.close();
     std::filesystem::rename(temporary, path, ignored);
-  } else {
+  } catch (const storage::Error&) {
     std::filesystem::remove(temporary, ignored);
   }
 }

@@ -154,7 +154,7 @@ wire::Task Dispatcher::wire_task(const TaskId& id, std::uint64_t token) const {
   task.memory_bytes = need_of(id, config_.needs);
   if (task.inputs.size() <= kMaxInlineInputs) return task;
   const std::string name = storage::RunLayout::attempt_directory(token) + "/inputs.json";
-  const std::filesystem::path path = layout_.root() / name;
+  const std::filesystem::path path = layout_.resolve(name);
   config_.disk->make_directories(path.parent_path());
   const std::string text = nlohmann::json{{"inputs", wire::records_to_json(task.inputs)}}.dump();
   config_.disk->write_atomically(path, text);

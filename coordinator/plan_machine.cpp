@@ -26,7 +26,7 @@ double flops_per_core(wire::MatrixUnits units) {
 }
 
 TokensInfo info_of(const storage::RunLayout& layout, storage::DataStage stage, int vocab_size) {
-  const std::filesystem::path path = layout.root() / storage::RunLayout::tokens(stage);
+  const std::filesystem::path path = layout.resolve(storage::RunLayout::tokens(stage));
   if (!std::filesystem::exists(path)) return {};
   const storage::TokenSequences tokens = storage::load_tokens(path, vocab_size);
   return {tokens.num_train, tokens.num_sequences, tokens.seq_len};

@@ -48,13 +48,19 @@ class HostProcesses final : public Processes {
 
 wire::ProcessId HostProcesses::start(const std::vector<std::string>& argv,
                                      const std::filesystem::path& log) {
+  if (std::error_code none; std::filesystem::is_symlink(log, none)) {
+    throw storage::Error(storage::ErrorKind::kUsage,
+                         "the log " + log.string() +
+                             " is a symbolic link, and what it leads to is not ours to write; "
+                             "remove it");
+  }
   std::vector<std::string> arguments = argv;
   std::vector<char*> argument_pointers = pointers(arguments);
   posix_spawn_file_actions_t files;
   posix_spawn_file_actions_init(&files);
   posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
   posix_spawn_file_actions_addopen(
-      &files, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
+      &files, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0644);
   posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
   posix_spawnattr_t attributes;
   posix_spawnattr_init(&attributes);

@@ -130,7 +130,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
     observer.on_status(done.status);
     return done;
   }
-  storage::os_disk().make_directories(layout.logs());
+  storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
   CoordinatorConfig config{
       .layout = layout,
       .dispatcher = dispatcher_config(options, layout, replayed, recipe, plan, local_workers),

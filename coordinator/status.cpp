@@ -25,6 +25,7 @@ using storage::ErrorKind;
 constexpr const char* kFormat = "status/1";
 // How old a status of a coordinator on another host may be and still be shown as alive.
 constexpr double kFreshSeconds = 30.0;
+constexpr std::uint64_t kMaxStatusBytes = 256U << 20;  // some hundred thousand tasks
 
 json task_json(const TaskStatus& task) {
   json out = {{"id", task.id},
@@ -165,7 +166,8 @@ std::string word_for(const State& state) {
 std::optional<RunStatus> published_status(const storage::RunLayout& layout) {
   if (!std::filesystem::exists(status_file(layout))) return std::nullopt;
   try {
-    return parse_document(storage::read_text(status_file(layout))).get<RunStatus>();
+    return parse_document(storage::read_text(status_file(layout), kMaxStatusBytes))
+        .get<RunStatus>();
   } catch (const Error&) {
     return std::nullopt;  // half a disk's worth of bad luck: the journal tells the rest
   }

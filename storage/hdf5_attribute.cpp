@@ -8,6 +8,8 @@
 namespace hedgerow::storage::hdf5 {
 namespace {
 
+constexpr std::size_t kMaxTextBytes = 16U << 20;
+
 Handle open_scalar(const Handle& file, const char* name, const std::string& path) {
   const hid_t id = H5Aopen(file.id(), name, H5P_DEFAULT);
   if (id < 0) {
@@ -65,6 +67,14 @@ std::string read_text(const Handle& file, const char* name, const std::string& p
   check(H5Aread(attribute.id(), memory_type.id(), &text), "H5Aread", path);
   std::string value = text == nullptr ? "" : text;
   H5free_memory(text);
+  if (value.size() > kMaxTextBytes) {
+    throw Error(ErrorKind::kCorrupt,
+                fmt::format("{}: the attribute '{}' has {} bytes, expected at most {}",
+                            path,
+                            name,
+                            value.size(),
+                            kMaxTextBytes));
+  }
   return value;
 }
 

@@ -26,6 +26,8 @@ std::string padded(int number, int width) {
 
 std::string token_part(FencingToken token) { return "t" + std::to_string(token); }
 
+bool is_control(char c) { return (c >= 0 && c < ' ') || c == 0x7f; }
+
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
 
 // The token of "t<digits>" at `begin`, 0 unless a digit run of sane length ends at '.', '/' or the
@@ -40,10 +42,34 @@ FencingToken token_at(const std::string& name, std::size_t begin) {
   return ends_well ? token : 0;
 }
 
+// A name may come from anywhere: what is shown of it is short and printable.
 [[noreturn]] void refuse(const std::string& name, const fs::path& root, const std::string& why) {
+  constexpr std::size_t kShown = 200;
+  std::string shown = name.substr(0, kShown);
+  std::ranges::replace_if(shown, is_control, '?');
   throw Error(ErrorKind::kUsage,
-              "file name '" + name + "' " + why + "; names must stay inside the run directory " +
+              "file name '" + shown + "' " + why + "; names must stay inside the run directory " +
                   root.string());
+}
+
+// A link to what does not exist yet: weakly_canonical() takes it for a name that is free, and
+// whoever creates the file creates it there.
+void refuse_dangling_links(const fs::path& name, const std::string& shown, const fs::path& root) {
+  fs::path path = root;
+  for (const fs::path& part : name) {
+    path /= part;
+    std::error_code error;
+    if (fs::is_symlink(path, error) && !fs::exists(path, error))
+      refuse(shown, root, "leads through a symbolic link to nowhere, " + path.string());
+  }
+}
+
+fs::path real_path(const fs::path& path, const std::string& name, const fs::path& root) {
+  std::error_code error;
+  fs::path real = fs::weakly_canonical(path, error);
+  // Too long, a circle of links, a directory that may not be looked into.
+  if (error) refuse(name, root, "leads nowhere (" + error.message() + ")");
+  return real;
 }
 
 }  // namespace
@@ -101,11 +127,15 @@ fs::path RunLayout::resolve(const std::string& relative) const {
   const fs::path name(relative);
   if (relative.empty()) refuse(relative, root_, "is empty");
   if (name.is_absolute()) refuse(relative, root_, "is absolute");
-  if (std::find(name.begin(), name.end(), "..") != name.end()) {
-    refuse(relative, root_, "contains '..'");
+  // A zero would end the name for the system, but not for us.
+  if (std::ranges::any_of(relative, is_control)) refuse(relative, root_, "has control characters");
+  for (const fs::path& part : name) {
+    if (part == "..") refuse(relative, root_, "contains '..'");
+    if (part.empty() || part == ".") refuse(relative, root_, "is not written in its plain form");
   }
-  const fs::path real_root = fs::weakly_canonical(root_);
-  const fs::path real = fs::weakly_canonical(root_ / name);
+  refuse_dangling_links(name, relative, root_);
+  const fs::path real_root = real_path(root_, relative, root_);
+  const fs::path real = real_path(root_ / name, relative, root_);
   const auto [rest, ignored] =
       std::mismatch(real_root.begin(), real_root.end(), real.begin(), real.end());
   if (rest != real_root.end()) {

@@ -48,8 +48,9 @@ class RunLayout {
   [[nodiscard]] static std::string evaluation(const std::string& subject,
                                               FencingToken token);  // evaluate/teacher.t41.json
 
-  // root / relative. Throws kUsage if the name is absolute or leaves the run directory ("..",
-  // symbolic link out).
+  // root / relative. Throws kUsage if the name is absolute, leaves the run directory ("..",
+  // symbolic link out), means the directory itself, or cannot be a name. Whoever writes a file of
+  // the run, or reads one whose name came from outside, asks for it here.
   [[nodiscard]] std::filesystem::path resolve(const std::string& relative) const;
 
   // The fencing token in a file name of the forms above (".t41." or "/t41"), 0 if there is none. A

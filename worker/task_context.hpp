@@ -47,12 +47,12 @@ struct TaskResult {
 };
 
 // Where the attempt `token` writes the file that will be published as `name`:
-// attempts/t<token>/<base name>.
+// attempts/t<token>/<base name>. Throws kUsage if a link there leads out of the run directory.
 [[nodiscard]] inline std::filesystem::path attempt_path(const storage::RunLayout& layout,
                                                         storage::FencingToken token,
                                                         const std::string& name) {
-  return layout.root() / storage::RunLayout::attempt_directory(token) /
-         std::filesystem::path(name).filename();
+  return layout.resolve(storage::RunLayout::attempt_directory(token) + "/" +
+                        std::filesystem::path(name).filename().string());
 }
 
 }  // namespace hedgerow::worker

@@ -8,6 +8,11 @@
 #include "storage/hash.hpp"
 
 namespace hedgerow::worker {
+namespace {
+
+constexpr std::uint64_t kMaxInputsBytes = 256U << 20;  // a million shards
+
+}  // namespace
 
 wire::Task with_inputs(const storage::RunLayout& layout, wire::Task task) {
   if (!task.inputs_file) return task;
@@ -17,7 +22,8 @@ wire::Task with_inputs(const storage::RunLayout& layout, wire::Task task) {
     throw storage::Error(storage::ErrorKind::kCorrupt,
                          path.string() + ": not the list that the coordinator wrote");
   }
-  task.inputs = wire::records_from_json(wire::parse_document(storage::read_text(path)), "inputs");
+  task.inputs = wire::records_from_json(
+      wire::parse_document(storage::read_text(path, kMaxInputsBytes)), "inputs");
   return task;
 }
 

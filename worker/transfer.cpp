@@ -43,8 +43,8 @@ class Transfer {
   }
 
   TaskResult run() {
-    std::filesystem::create_directories(run_.layout().root() /
-                                        storage::RunLayout::attempt_directory(task_.fencing_token));
+    std::filesystem::create_directories(
+        run_.layout().resolve(storage::RunLayout::attempt_directory(task_.fencing_token)));
     load_block();
     if (task_.resume) resume();
     BlockInput train(run_, task_), validation(run_, task_);
@@ -174,9 +174,8 @@ class Transfer {
   }
 
   void append_metrics(const std::string& lines) {
-    const auto path = run_.layout().root() /
-                      storage::RunLayout::attempt_directory(task_.fencing_token) / "metrics.jsonl";
-    storage::File file = storage::File::open_append(path);
+    storage::File file = storage::File::open_append(
+        attempt_path(run_.layout(), task_.fencing_token, "metrics.jsonl"));
     file.write_all(std::as_bytes(std::span(lines)));
     file.close();
   }

@@ -35,13 +35,13 @@ ModelChoice choose_from_run(const ModelOptions& options) {
           options.run + " has no student yet (assemble is not done); 'hedgerow status --run " +
               options.run + "' says how far it is" +
               (options.takes_teacher ? ", --subject teacher takes the model it began with" : ""));
-  choice.student = layout.root() / RunLayout::student_directory(status.task("assemble")->token);
+  choice.student = layout.resolve(RunLayout::student_directory(status.task("assemble")->token));
   if (choice.subject == "transfer") return choice;
   require(is_done(status, "finetune"),
           options.run +
               " has no LoRA adapter (finetune is not done); --subject transfer takes the student "
               "without it");
-  choice.lora = layout.root() / RunLayout::adapter_directory(status.task("finetune")->token);
+  choice.lora = layout.resolve(RunLayout::adapter_directory(status.task("finetune")->token));
   return choice;
 }
 

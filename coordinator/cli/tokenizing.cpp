@@ -41,7 +41,7 @@ bool tokenize_missing(const storage::RunLayout& layout,
                       const storage::Recipe& recipe,
                       Terminal& terminal) {
   for (const DataStage stage : stages_of(recipe)) {
-    const fs::path out = layout.root() / storage::RunLayout::tokens(stage);
+    const fs::path out = layout.resolve(storage::RunLayout::tokens(stage));
     if (fs::exists(out)) {
       terminal.detail(out.string() + ": there already");
       continue;

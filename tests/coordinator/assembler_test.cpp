@@ -68,6 +68,23 @@ TEST_F(Assembler, EveryLayerIsCopiedByteForByte) {
   EXPECT_EQ(description["layers"][4]["artifact"], "blocks/b0002/artifact.t3.safetensors");
 }
 
+TEST_F(Assembler, LinksInTheAttemptDoNotMakeItWriteElsewhere) {
+  finish_all();
+  const tests::TemporaryDirectory outside;
+  const auto attempt = layout_.root() / storage::RunLayout::attempt_directory(100);
+  const auto expect_refused = [&] {
+    EXPECT_THROW(static_cast<void>(assemble_student(layout_, state_, assembly(), 100)),
+                 storage::Error);
+    EXPECT_TRUE(std::filesystem::is_empty(outside.path()));
+  };
+  std::filesystem::create_symlink(outside.path(), attempt);
+  expect_refused();
+  std::filesystem::remove(attempt);
+  std::filesystem::create_directories(attempt);
+  std::filesystem::create_symlink(outside / "new", attempt / "feature_maps.safetensors");
+  expect_refused();
+}
+
 TEST_F(Assembler, LayersThatStaySoftmaxHaveNoTensors) {
   recipe_.transfer.softmax_layers = {4};
   geometry_.untrained_blocks = {2};

@@ -58,7 +58,7 @@ TEST_F(RunWithKeys, ARunWithKeysOnAllAddressesIsFinishedByItsWorkersAlone) {
   EXPECT_THAT(outcome.status.warnings,
               Contains(HasSubstr("refused a worker at 127.0.0.1: its public key " +
                                  keys.public_keys.at("stranger"))));
-  for (const std::string& pair : {"coordinator", "worker", "gpu", "stranger"}) {
+  for (const char* pair : {"coordinator", "worker", "gpu", "stranger"}) {
     const std::string secret = wire::read_secret_file(wire::secret_key_file(layout_, pair));
     for (const auto& entry : std::filesystem::recursive_directory_iterator(layout_.root())) {
       if (!entry.is_regular_file() || entry.path().parent_path() == layout_.keys_directory())

@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <fstream>
+
 #include "storage/error.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -77,6 +80,44 @@ TEST_F(ResolveTest, RefusesNamesThatLeaveTheRunDirectory) {
        {"", "/etc/passwd", "../x", "hidden/../../x", "hidden/..", "link/x", "sibling/x"}) {
     expect_refused(name);
   }
+}
+
+TEST_F(ResolveTest, RefusesNamesThatMeanTheDirectoryItselfOrAreNotPlain) {
+  for (const char* name : {".", "./x", "hidden/./x", "hidden/", "hidden/.", "/"})
+    expect_refused(name);
+  expect_refused(std::string("hidden/x\0../../y", 16));  // the system would stop at the zero
+  expect_refused("hidden/x\n");
+  expect_refused("hidden/\x1b[2J");
+}
+
+TEST_F(ResolveTest, NamesThatNoFileCanHaveAreRefusedAndNotThrownAsSomethingElse) {
+  expect_refused("hidden/" + std::string(5000, 'a'));
+  expect_refused(std::string(300, 'a') + "/x");
+  fs::create_symlink("circle", layout_.root() / "circle");
+  expect_refused("circle/x");
+}
+
+TEST_F(ResolveTest, WhatARefusalShowsOfANameIsShortAndPrintable) {
+  try {
+    (void)layout_.resolve("\x1b]0;gone\x07" + std::string(100'000, 'a'));
+    FAIL();
+  } catch (const Error& error) {
+    const std::string text = error.what();
+    EXPECT_LT(text.size(), 1000U);
+    EXPECT_TRUE(std::ranges::none_of(text, [](char c) { return c >= 0 && c < ' '; })) << text;
+  }
+}
+
+TEST_F(ResolveTest, RefusesALinkInAnyPlaceThatLeadsOutAlsoToAFileAndThroughAnotherLink) {
+  std::ofstream(directory_ / "secret") << "s";
+  fs::create_symlink(directory_ / "secret", layout_.root() / "hidden/s00000.t1.h5");
+  expect_refused("hidden/s00000.t1.h5");
+  fs::create_symlink(directory_ / "yet-to-come", layout_.root() / "hidden/s00001.t1.h5");
+  expect_refused("hidden/s00001.t1.h5");
+  fs::create_directory_symlink("..", layout_.root() / "hidden/up");
+  EXPECT_NO_THROW((void)layout_.resolve("hidden/up/x")) << "still inside";
+  fs::create_directory_symlink("hidden/up/..", layout_.root() / "around");
+  expect_refused("around/x");
 }
 
 TEST_F(ResolveTest, ARunDirectoryReachedThroughALinkStillResolves) {

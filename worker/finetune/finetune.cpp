@@ -86,7 +86,7 @@ class Finetune {
   }
   [[nodiscard]] std::int64_t step() { return trainer_.parameters().num_steps(); }
   [[nodiscard]] fs::path attempt_directory() const {
-    return run_.layout().root() / RunLayout::attempt_directory(task_.fencing_token);
+    return run_.layout().resolve(RunLayout::attempt_directory(task_.fencing_token));
   }
 
   TrainerOptions trainer_options() {
@@ -138,7 +138,8 @@ class Finetune {
   void record(const nlohmann::json& metrics) {
     if (!is_root()) return;
     const std::string line = metrics.dump() + "\n";
-    storage::File file = storage::File::open_append(attempt_directory() / "metrics.jsonl");
+    storage::File file = storage::File::open_append(
+        attempt_path(run_.layout(), task_.fencing_token, "metrics.jsonl"));
     file.write_all(std::as_bytes(std::span(line)));
     file.close();
     tell();
