@@ -1,8 +1,9 @@
-"""A run as people live with it: watched in a terminal, joined by a worker, stopped, interrupted, gone on with; and a
-student that comes from a published file.
+"""A run as people live with it: watched in a terminal, joined by a worker, stopped, interrupted, gone on with, its
+connections encrypted; and a student that comes from a published file.
 
 Catches: a watch that leaves the terminal raw or does not end, an interrupt that loses work or counts as a failure, an
-interrupted run that ends with other bytes, an import that evaluate or generate cannot use.
+interrupted or encrypted run that ends with other bytes, a key that is let in before it is on the list or never, an
+import that evaluate or generate cannot use.
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ class Screen:
 STEPS = 100
 
 
+def bound_to_all(recipe: str) -> str:
+    """The recipe for a coordinator at all addresses of this host, which takes keys."""
+    return recipe.replace("[workers]\n", '[workers]\nbind = "*"\n')
+
+
 def setUpModule() -> None:
     global undisturbed, screen
     undisturbed = job.Job(steps=STEPS)
@@ -117,6 +123,9 @@ class Interrupted(unittest.TestCase):
     def setUp(self) -> None:
         self.job = job.Job(steps=STEPS)
         self.addCleanup(self.job.close)
+        made = self.job.command("keygen", "--run", self.job.run_directory)
+        self.assertEqual(made.code, 0, made)
+        self.job.recipe.write_text(bound_to_all(self.job.recipe.read_text()))
 
     def run_until(self, holds, code: int, end) -> str:
         """`run` until holds(tasks by id), then end(process); its stderr."""
@@ -132,12 +141,24 @@ class Interrupted(unittest.TestCase):
     def interrupt(run: subprocess.Popen) -> None:
         run.send_signal(signal.SIGINT)
 
-    def watch_join_and_stop(self, _: subprocess.Popen) -> None:
+    def put_on_the_list(self, run: subprocess.Popen) -> None:
+        """A worker with a key of its own is refused until the coordinator has read the list again."""
+        directory = self.job.run_directory
+        self.assertEqual((made := self.job.command("keygen", "--run", directory, "--worker", "late")).code, 0, made)
+        refused = self.job.command("worker", "--run", directory, "--threads", "1", "--key", "late")
+        self.assertEqual(refused.code, 2, refused)
+        self.assertIn("does not let in the public key", refused.err)
+        run.send_signal(signal.SIGHUP)
+        job.wait_until(lambda: "keys/allowed was read again" in
+                       self.job.command("explain", "--all", "--run", directory).out or None, run)
+
+    def watch_join_and_stop(self, run: subprocess.Popen) -> None:
         """While it runs: somebody watches and leaves by Ctrl-C, a worker joins, somebody stops the run."""
         directory = self.job.run_directory
         screen = Screen(self.job)
         self.addCleanup(screen.close)
-        with self.job.started("worker", "--run", directory, "--threads", "1") as joined:
+        self.put_on_the_list(run)
+        with self.job.started("worker", "--run", directory, "--threads", "1", "--key", "late") as joined:
             job.wait_until(lambda: any(worker["pid"] == joined.pid for worker in self.job.status()["workers"]) or None,
                            joined)
             screen.wait_for(b"q leaves")
