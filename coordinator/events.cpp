@@ -30,13 +30,16 @@ constexpr std::array<std::string_view, std::variant_size_v<Event>> kTypes = {"te
                                                                              "retried",
                                                                              "noted"};
 
+constexpr int kMaxLayers = 100'000;
+constexpr std::int64_t kMaxShards = 5'000'000;
+constexpr std::size_t kMaxEvaluations = 100;
+
 std::vector<int> ints_field(const json& object, const char* key) {
   std::vector<int> values;
   const json& array = field(object, key);
   if (!array.is_array()) throw_ill_typed(key, "an array", array);
   for (const json& value : array) {
-    if (!value.is_number_integer()) throw_ill_typed(key, "an array of whole numbers", value);
-    values.push_back(value.get<int>());
+    values.push_back(int_field({{key, value}}, key));
   }
   return values;
 }
@@ -233,6 +236,13 @@ Geometry geometry_from_json(const json& in) {
              .evaluates = strings_field(in, "evaluates")};
   if (g.num_layers < 1 || g.layers_per_block < 1 || g.num_shards < 1 || g.shards_per_capture < 1) {
     throw Error(ErrorKind::kCorrupt, "journal: run_started describes an empty run");
+  }
+  // A state has a record for each; 206 TB of hidden states are below a million shards.
+  const std::int64_t blocks =
+      (std::int64_t{g.num_layers} + g.layers_per_block - 1) / g.layers_per_block;
+  if (g.num_layers > kMaxLayers || (blocks + 1) * g.num_shards > kMaxShards ||
+      g.evaluates.size() > kMaxEvaluations) {
+    throw Error(ErrorKind::kCorrupt, "journal: run_started describes a run that no disk holds");
   }
   return g;
 }

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "storage/error.hpp"
+#include "storage/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -185,15 +186,15 @@ void to_json(nlohmann::json& json, const AttentionSpec& spec) {
 void from_json(const nlohmann::json& json, AttentionSpec& spec) {
   spec.feature_map = feature_map_kind_from_string(json.at("feature_map").get<std::string>());
   json.at("negation").get_to(spec.negation);
-  json.at("feature_dim").get_to(spec.feature_dim);
+  spec.feature_dim = integer_of<int>(json, "feature_dim");
   json.at("bias").get_to(spec.bias);
   spec.start = feature_map_start_from_string(json.at("start").get<std::string>());
   spec.window = window_layout_from_string(json.at("window").get<std::string>());
-  json.at("window_size").get_to(spec.window_size);
+  spec.window_size = integer_of<int>(json, "window_size");
   json.at("window_factor").get_to(spec.window_factor);
   json.at("train_window_factor").get_to(spec.train_window_factor);
   spec.train_feature_map = json.value("train_feature_map", spec.train_feature_map);
-  spec.order = json.value("order", spec.order);
+  if (json.contains("order")) spec.order = integer_of<int>(json, "order");
 }
 
 }  // namespace hedgerow::storage

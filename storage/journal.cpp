@@ -111,7 +111,14 @@ std::uint64_t Journal::append(const nlohmann::json& event, const std::string& at
   object["seq"] = ++impl_->seq;
   object["at"] = at;
   object["event"] = event;
-  impl_->buffer += seal_line(object, impl_->chain) + "\n";
+  const std::string line = seal_line(object, impl_->chain);
+  if (line.size() > kMaxJournalLineBytes) {
+    throw Error(ErrorKind::kInternal,
+                "journal: a record of " + std::to_string(line.size()) +
+                    " bytes would not be read back, at most " +
+                    std::to_string(kMaxJournalLineBytes) + " are");
+  }
+  impl_->buffer += line + "\n";
   ++impl_->lines;
   return impl_->seq;
 }

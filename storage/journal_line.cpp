@@ -8,6 +8,7 @@
 
 #include "storage/error.hpp"
 #include "storage/hash.hpp"
+#include "storage/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -18,6 +19,7 @@ constexpr std::size_t kHexDigits = 16;
 constexpr std::size_t kSuffix = kChainKey.size() + kHexDigits + kLineEnd.size();
 // More than a few candidates only arise from garbage.
 constexpr std::size_t kMaxSeeds = 8;
+constexpr std::size_t kMaxDepth = 64;  // a result is at most 16 deep when it comes in
 
 }  // namespace
 
@@ -74,6 +76,8 @@ std::string seal_line(const nlohmann::ordered_json& object, std::uint64_t& chain
 }
 
 nlohmann::json object_of(const JournalLine& line) {
+  if (is_nested_deeper(line.body, kMaxDepth))
+    throw Error(ErrorKind::kCorrupt, "nested deeper than " + std::to_string(kMaxDepth) + " levels");
   return nlohmann::json::parse(std::string(line.body) + "}");
 }
 
@@ -85,8 +89,8 @@ SegmentEnd from_seal(const nlohmann::json& seal) {
   const auto chain = from_hex64(seal.at("chain").get<std::string>());
   if (!chain)
     throw Error(ErrorKind::kCorrupt, "journal: the chain of a seal is not 16 hexadecimal digits");
-  return {.term = seal.at("term").get<std::uint64_t>(),
-          .bytes = seal.at("bytes").get<std::uint64_t>(),
+  return {.term = integer_of<std::uint64_t>(seal, "term"),
+          .bytes = integer_of<std::uint64_t>(seal, "bytes"),
           .chain = *chain};
 }
 

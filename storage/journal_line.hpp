@@ -19,6 +19,9 @@ struct JournalLine {
   std::uint64_t chain = 0;  // as the line claims it
 };
 
+// Longer ones are none of ours: what comes in has 64 KB.
+inline constexpr std::size_t kMaxJournalLineBytes = 1U << 20;
+
 [[nodiscard]] std::string to_hex64(std::uint64_t value);
 [[nodiscard]] std::optional<std::uint64_t> from_hex64(std::string_view text);
 
@@ -33,7 +36,8 @@ struct JournalLine {
 // `object` as one line, without the newline; `chain` is the seed before and this line's chain
 // after.
 [[nodiscard]] std::string seal_line(const nlohmann::ordered_json& object, std::uint64_t& chain);
-// The object of a line whose chain was verified. Throws nlohmann's exceptions.
+// The object of a line whose chain was verified. Throws nlohmann's exceptions, kCorrupt (nested too
+// deep).
 [[nodiscard]] nlohmann::json object_of(const JournalLine& line);
 
 // What a segment's first line is seeded with; its link to earlier segments is in its seals.

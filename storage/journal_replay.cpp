@@ -9,6 +9,7 @@
 #include "storage/error.hpp"
 #include "storage/journal.hpp"
 #include "storage/journal_line.hpp"
+#include "storage/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -95,7 +96,8 @@ class SegmentScan {
 
  private:
   void read_line(std::string_view text, std::uint64_t end) {
-    const auto line = split_line(text);
+    const auto line =
+        text.size() <= kMaxJournalLineBytes ? split_line(text) : std::optional<JournalLine>();
     const bool follows = line && std::any_of(seeds_.begin(), seeds_.end(), [&](std::uint64_t seed) {
                            return chain_of(line->body, seed) == line->chain;
                          });
@@ -113,10 +115,10 @@ class SegmentScan {
     try {
       nlohmann::json object = object_of(line);
       record = {.term = term_,
-                .seq = object.at("seq").get<std::uint64_t>(),
+                .seq = integer_of<std::uint64_t>(object, "seq"),
                 .at = object.at("at").get<std::string>(),
                 .event = std::move(object.at("event"))};
-    } catch (const nlohmann::json::exception& error) {
+    } catch (const std::exception& error) {
       seeds_ = {line.chain};
       suspect(std::string("no record: ") + error.what());
       return false;
@@ -177,9 +179,9 @@ Snapshot read_snapshot(const std::string& text) {
   if (object.at("format") != "snapshot/1") throw Error(ErrorKind::kCorrupt, "of another version");
   const SegmentEnd end = from_seal(object.at("after"));
   return {.term = end.term,
-          .seq = object.at("seq").get<std::uint64_t>(),
+          .seq = integer_of<std::uint64_t>(object, "seq"),
           .position = {.bytes = end.bytes,
-                       .lines = object.at("lines").get<std::uint64_t>(),
+                       .lines = integer_of<std::uint64_t>(object, "lines"),
                        .chain = end.chain},
           .state = std::move(object.at("state"))};
 }

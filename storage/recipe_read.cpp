@@ -1,5 +1,9 @@
 // The reading visitor of recipe_fields.hpp over toml++'s tree. All problems of a file are collected
 // and reported together.
+
+// A wrong recipe is no bug of ours: without NDEBUG toml++ 3.3 asserts what its parser goes on to
+// refuse, as a key that begins with a control character.
+#define TOML_ASSERT(condition) static_assert(true)
 #include <toml++/toml.h>
 
 #include <algorithm>
@@ -258,9 +262,62 @@ bool names_cached_model(const std::string& model, const fs::path& folder, const 
                   "cache");
 }
 
+// Where the string that begins at text[at] ends (behind its last quote, or at the end of the line
+// that it must not leave), as TOML counts quotes.
+std::size_t end_of_string(std::string_view text, std::size_t at) {
+  const char quote = text[at];
+  const std::string three(3, quote);
+  const bool is_long = text.substr(at).starts_with(three);
+  for (at += is_long ? 3 : 1; at < text.size(); ++at) {
+    if (quote == '"' && text[at] == '\\') {
+      ++at;
+    } else if (is_long && text.substr(at).starts_with(three)) {
+      for (at += 3; at < text.size() && text[at] == quote; ++at) {
+      }
+      return at;
+    } else if (!is_long && (text[at] == quote || text[at] == '\n')) {
+      return at + 1;
+    }
+  }
+  return text.size();
+}
+
+// What toml++ 3.3 cannot take. Letters beyond ASCII: TOML has them in strings and comments alone,
+// and some of them it takes elsewhere for what cannot be; most often they are quotes or spaces of a
+// word processor. Keys of many parts: tables in tables, which it walks by recursion until the stack
+// ends; its own limit counts brackets.
+void refuse_what_breaks_the_parser(std::string_view text, const std::string& name) {
+  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  constexpr int kMaxDots = 16;  // outside strings on a line; our longest key has 2
+  int line = 1, dots = 0;
+  const auto refuse = [&](const std::string& what) {
+    throw Error(ErrorKind::kUsage, name + ":" + std::to_string(line) + ": " + what);
+  };
+  std::size_t at = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
+  while (at < text.size()) {
+    std::size_t next = at + 1;
+    if (text[at] == '"' || text[at] == '\'') {
+      next = end_of_string(text, at);
+    } else if (text[at] == '#') {
+      next = std::min(text.find('\n', at), text.size());
+    } else if (static_cast<unsigned char>(text[at]) >= 0x80) {
+      refuse("a letter, a space or quotes beyond ASCII stand outside a string; write \"...\"");
+    } else if (text[at] == '.' && ++dots > kMaxDots) {
+      refuse("more than " + std::to_string(kMaxDots) +
+             " points on a line; no key has so many parts");
+    }
+    const auto begin = text.begin() + static_cast<std::ptrdiff_t>(at);
+    const auto lines = std::count(begin, text.begin() + static_cast<std::ptrdiff_t>(next), '\n');
+    if (lines > 0) dots = 0;
+    line += static_cast<int>(lines);
+    at = next;
+  }
+}
+
 }  // namespace
 
 Recipe Recipe::parse(const std::string& toml, const std::string& name) {
+  refuse_what_breaks_the_parser(toml, name);
   toml::table root;
   try {
     root = toml::parse(toml, name);

@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "storage/error.hpp"
+#include "storage/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -26,18 +27,18 @@ std::string first_line(int version) { return fmt::format("{}{}\n", kMagic, versi
 ShardHeader from_json(const nlohmann::json& json) {
   ShardHeader header;
   ShardInfo& info = header.info;
-  info.boundary = json.at("boundary").get<int>();
-  info.shard = json.at("shard").get<int>();
-  info.fencing_token = json.at("fencing_token").get<std::uint64_t>();
-  info.first_sequence = json.at("first_sequence").get<std::int64_t>();
-  info.num_sequences = json.at("num_sequences").get<std::int64_t>();
-  info.seq_len = json.at("seq_len").get<std::int64_t>();
-  info.hidden_size = json.at("hidden_size").get<std::int64_t>();
+  info.boundary = integer_of<int>(json, "boundary");
+  info.shard = integer_of<int>(json, "shard");
+  info.fencing_token = integer_of<std::uint64_t>(json, "fencing_token");
+  info.first_sequence = integer_of<std::int64_t>(json, "first_sequence");
+  info.num_sequences = integer_of<std::int64_t>(json, "num_sequences");
+  info.seq_len = integer_of<std::int64_t>(json, "seq_len");
+  info.hidden_size = integer_of<std::int64_t>(json, "hidden_size");
   const auto dtype = dtype_from_string(json.at("dtype").get<std::string>());
   if (!dtype) throw Error(ErrorKind::kCorrupt, "unknown dtype");
   info.dtype = *dtype;
-  header.file_bytes = json.at("file_bytes").get<std::uint64_t>();
-  header.data_offset = json.at("data_offset").get<std::uint64_t>();
+  header.file_bytes = integer_of<std::uint64_t>(json, "file_bytes");
+  header.data_offset = integer_of<std::uint64_t>(json, "data_offset");
   header.root_hash = Hash128::from_hex(json.at("root_hash").get<std::string>());
   return header;
 }

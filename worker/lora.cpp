@@ -63,6 +63,8 @@ LoraAdapter parse_config(const fs::path& path, const storage::ModelConfig& model
     require_neutral(config, "bias", "none", path);
     for (const char* key : {"modules_to_save", "layers_to_transform"})
       require_neutral(config, key, nullptr, path);
+    if (!config.at("r").is_number_integer())
+      throw Error(ErrorKind::kCorrupt, path.string() + ": r must be a whole number");
     config.at("r").get_to(adapter.rank);
     config.at("lora_alpha").get_to(adapter.alpha);
     config.at("target_modules").get_to(adapter.target_modules);

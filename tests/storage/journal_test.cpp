@@ -9,6 +9,7 @@
 
 #include "storage/error.hpp"
 #include "storage/file.hpp"
+#include "storage/journal_line.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {
@@ -173,6 +174,31 @@ TEST_F(JournalTest, ADamagedMiddleRecordIsSkippedReportedAndIsNoTornTail) {
   EXPECT_EQ(replayed.damage[0].line, 3U);
   EXPECT_EQ(replayed.damage[0].reason, "hash chain broken");
   EXPECT_FALSE(replayed.damage[0].is_torn_tail);
+}
+
+// Made with chains that fit, as a person could who may write here: no state comes of it, and no
+// stack overflow.
+TEST_F(JournalTest, ALineOverTheCapOrNestedTooDeepIsDamageAndTheNextOneCounts) {
+  write_term("a", 1);
+  const auto sealed = [](const std::string& body, std::uint64_t& chain) {
+    chain = chain_of(body, chain);
+    return body + ",\"chain\":\"" + to_hex64(chain) + "\"}\n";
+  };
+  std::uint64_t chain = replay().unsealed.at(0).chain;
+  const auto record = [](int seq, const std::string& event) {
+    return "{\"seq\":" + std::to_string(seq) + ",\"at\":\"now\",\"event\":" + event;
+  };
+  const std::string deep(500'000, '['), flat(500'000, ']'), much(1U << 20, 'x');
+  append_text(1, sealed(record(3, "{\"type\":\"test\",\"name\":\"" + much + "\"}"), chain));
+  append_text(1, sealed(record(4, deep + flat), chain));
+  append_text(1, sealed(record(5, R"({"type":"test","name":"b"})"), chain));
+  const ReplayResult replayed = replay();
+  EXPECT_THAT(names(replayed), ElementsAre("a0", "b"));
+  ASSERT_EQ(replayed.damage.size(), 2U);
+  EXPECT_EQ(replayed.damage[0].line, 3U);
+  EXPECT_THAT(replayed.damage[1].reason, HasSubstr("nested deeper than 64"));
+  Journal journal = start();
+  EXPECT_THROW(journal.append(named(much)), Error);
 }
 
 TEST_F(JournalTest, ARecordMovedToAnotherPlaceDoesNotCount) {

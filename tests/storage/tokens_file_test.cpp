@@ -69,6 +69,14 @@ class TokensFile : public ::testing::Test {
   fs::path path_ = directory_ / "transfer.h5";
 };
 
+TEST_F(TokensFile, ATextOverItsCapIsRefused) {
+  TokenSequences tokens = sample();
+  tokens.sources = std::string((16U << 20) + 1, 'x');
+  write_tokens(path_, tokens);
+  EXPECT_THAT(refusal(ErrorKind::kCorrupt),
+              HasSubstr("the attribute 'sources' has 16777217 bytes, expected at most 16777216"));
+}
+
 TEST_F(TokensFile, RoundTripKeepsEverything) {
   const TokenSequences tokens = sample();
   write_tokens(path_, tokens);
