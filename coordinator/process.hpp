@@ -28,7 +28,8 @@ class Processes {
   [[nodiscard]] virtual wire::ProcessId self() const = 0;
   [[nodiscard]] virtual bool is_alive(const wire::ProcessId& id) const = 0;
   // A child of ours, in a session of its own. argv[0] is searched in PATH if it has no slash.
-  // stdout and stderr are appended to `log`. Throws kNotFound, kUnavailable.
+  // stdout and stderr are appended to `log`. Throws kNotFound, kUnavailable, kUsage (the log is a
+  // link).
   [[nodiscard]] virtual wire::ProcessId start(const std::vector<std::string>& argv,
                                               const std::filesystem::path& log) = 0;
   // How a child of ours ended, which reaps it; nullopt while it runs.

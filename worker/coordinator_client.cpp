@@ -227,7 +227,7 @@ std::string CoordinatorClient::stop_reason() const {
 void CoordinatorClient::checkpointed(const storage::FileRecord& file, std::int64_t step) {
   const std::lock_guard lock(impl_->mutex);
   impl_->session.checkpointed(file, step, now());
-  impl_->socket.wake();
+  impl_->link.wake();
 }
 
 std::int64_t CoordinatorClient::committed_step() const {
