@@ -284,19 +284,24 @@ std::size_t end_of_string(std::string_view text, std::size_t at) {
 
 // What toml++ 3.3 cannot take. Letters beyond ASCII: TOML has them in strings and comments alone,
 // and some of them it takes elsewhere for what cannot be; most often they are quotes or spaces of a
-// word processor. Keys of many parts: tables in tables, which it walks by recursion until the stack
-// ends; its own limit counts brackets.
+// word processor. Quotes and brackets inside a word, because there it sees no string begin where we
+// do. Keys of many parts: tables in tables, which it walks by recursion until the stack ends; its
+// own limit counts brackets.
 void refuse_what_breaks_the_parser(std::string_view text, const std::string& name) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
+  constexpr std::string_view kBetweenWords = " \t\r\n=,[]{}#\"'";
   constexpr int kMaxDots = 16;  // outside strings on a line; our longest key has 2
   int line = 1, dots = 0;
+  bool in_word = false;
   const auto refuse = [&](const std::string& what) {
     throw Error(ErrorKind::kUsage, name + ":" + std::to_string(line) + ": " + what);
   };
   std::size_t at = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
   while (at < text.size()) {
     std::size_t next = at + 1;
-    if (text[at] == '"' || text[at] == '\'') {
+    if (in_word && std::string_view("\"'[{").find(text[at]) != std::string_view::npos) {
+      refuse(std::string("a ") + text[at] + " stands inside a word");
+    } else if (text[at] == '"' || text[at] == '\'') {
       next = end_of_string(text, at);
     } else if (text[at] == '#') {
       next = std::min(text.find('\n', at), text.size());
@@ -306,6 +311,7 @@ void refuse_what_breaks_the_parser(std::string_view text, const std::string& nam
       refuse("more than " + std::to_string(kMaxDots) +
              " points on a line; no key has so many parts");
     }
+    in_word = kBetweenWords.find(text[at]) == std::string_view::npos;
     const auto begin = text.begin() + static_cast<std::ptrdiff_t>(at);
     const auto lines = std::count(begin, text.begin() + static_cast<std::ptrdiff_t>(next), '\n');
     if (lines > 0) dots = 0;

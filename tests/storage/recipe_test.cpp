@@ -259,6 +259,13 @@ TEST(Recipe, LettersBeyondAsciiStandInStringsAndCommentsAlone) {
   }
 }
 
+TEST(Recipe, AQuoteOrABracketInsideAWordIsNamed) {
+  for (const char* wrong :
+       {"bind = -7['caf\xC3\xA9']", "bind = .'caf\xC3\xA9'", "bind\" = 1", "a{b = 1"})
+    EXPECT_THAT(refusal_of("[workers]\n" + std::string(wrong) + "\n"),
+                ::testing::ContainsRegex("recipe.toml:7: a .*stands inside a word"));
+}
+
 TEST(Recipe, KeysOfManyPartsAreRefusedInsteadOfEndingTheStack) {
   std::string parts = "a";
   for (int i = 0; i < 300'000; ++i) parts += ".a";
