@@ -233,7 +233,9 @@ void Coordinator::tend_mpi() {
   mode_ = Mode::kServing;
   if (!stopping_) desk_.resume_granting();
   const bool interrupted =
-      exit->code == static_cast<int>(storage::ExitCode::kInterrupted) && exit->signal == 0;
+      exit->known
+          ? exit->signal == 0 && exit->code == static_cast<int>(storage::ExitCode::kInterrupted)
+          : desk_.gave_back(token);
   if (desk_.state().holder(token) != nullptr) {
     desk_.fail_token(token,
                      interrupted || stopping_ ? ErrorKind::kFenced : ErrorKind::kUnavailable,

@@ -86,6 +86,8 @@ class Dispatcher {
   [[nodiscard]] std::vector<std::uint64_t> tokens_of(const std::string& worker) const;
   // uuid of the MPI stage's rank 0; empty before its hello.
   [[nodiscard]] const std::string& finetune_worker() const { return finetune_worker_; }
+  // Whether the finetune stage of this token said that it was told to stop, and is checkpointed.
+  [[nodiscard]] bool gave_back(std::uint64_t token) const { return gave_back_ == token; }
   // Local workers whose task hangs: the launcher kills and restarts them.
   [[nodiscard]] std::vector<std::string> take_hung_workers();
   // Tasks that fit no worker, to be shown.
@@ -140,6 +142,7 @@ class Dispatcher {
   std::set<std::string> noted_;  // in this term
   std::optional<std::string> stopping_;
   Spare spare_ = Spare::kNobody;
+  std::uint64_t gave_back_ = 0;
   std::string finetune_worker_;  // uuid of the MPI stage's rank 0, once it said hello
   std::optional<storage::Error> fatal_;
 };

@@ -288,9 +288,19 @@ void Dispatcher::failed(const std::string& peer, const wire::Failed& message) {
 
 void Dispatcher::released(const std::string& peer, const wire::Released& message) {
   if (known(peer, message.worker) == nullptr) return;
-  if (held_by(message.fencing_token, message.worker) == nullptr) {
+  const TaskRecord* task = held_by(message.fencing_token, message.worker);
+  if (task == nullptr) {
     reply_fenced(peer, message.fencing_token);
     return;
+  }
+  // A rank that mpirun ends because another one died says what one says that was told to stop. How
+  // the stage ended is its launcher's to judge, unless we asked for the end.
+  if (task->id.stage == Stage::kFinetune) {
+    gave_back_ = message.fencing_token;
+    if (!must_stop(message.worker.uuid)) {
+      reply(peer, wire::Committed{message.fencing_token, ""});
+      return;
+    }
   }
   leases_.end(message.fencing_token);
   record(TaskReleased{message.fencing_token, message.reason});

@@ -166,7 +166,9 @@ void MpiStage::start(std::uint64_t token, const std::string& student, const std:
   argv.insert(argv.end(),
               {"--student", student, "--token", std::to_string(token), "--connect", endpoint});
   argv.insert(argv.end(), {"--threads", std::to_string(config_.threads_per_rank)});
-  process_ = ChildProcess::start(argv, mpi_log(config_), *config_.processes);
+  // A batch system that takes the machine back sends SIGTERM to every process of the job. The ranks
+  // take it as a request; mpirun would kill them two seconds later.
+  process_ = ChildProcess::start(argv, mpi_log(config_), *config_.processes, SIGTERM);
   token_ = token;
 }
 

@@ -22,13 +22,14 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 }
 
 // Signals as a fresh program expects them, whatever the coordinator blocks or ignores.
-void reset_signals(posix_spawnattr_t& attributes) {
-  sigset_t none;
-  sigemptyset(&none);
-  posix_spawnattr_setsigmask(&attributes, &none);
+void reset_signals(posix_spawnattr_t& attributes, std::optional<int> blocked) {
+  sigset_t mask;
+  sigemptyset(&mask);
+  if (blocked) sigaddset(&mask, *blocked);
+  posix_spawnattr_setsigmask(&attributes, &mask);
   sigset_t defaults;
   sigemptyset(&defaults);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE}) sigaddset(&defaults, number);
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1}) sigaddset(&defaults, number);
   posix_spawnattr_setsigdefault(&attributes, &defaults);
 }
 
@@ -39,7 +40,8 @@ class HostProcesses final : public Processes {
     return wire::is_alive(id);
   }
   [[nodiscard]] wire::ProcessId start(const std::vector<std::string>& argv,
-                                      const std::filesystem::path& log) override;
+                                      const std::filesystem::path& log,
+                                      std::optional<int> blocked) override;
   [[nodiscard]] std::optional<ProcessExit> reap(const wire::ProcessId& child) override;
   void signal_group(const wire::ProcessId& leader, int number) override {
     ::kill(-leader.pid, number);
@@ -47,7 +49,8 @@ class HostProcesses final : public Processes {
 };
 
 wire::ProcessId HostProcesses::start(const std::vector<std::string>& argv,
-                                     const std::filesystem::path& log) {
+                                     const std::filesystem::path& log,
+                                     std::optional<int> blocked) {
   if (std::error_code none; std::filesystem::is_symlink(log, none)) {
     throw storage::Error(storage::ErrorKind::kUsage,
                          "the log " + log.string() +
@@ -66,7 +69,7 @@ wire::ProcessId HostProcesses::start(const std::vector<std::string>& argv,
   posix_spawnattr_init(&attributes);
   posix_spawnattr_setflags(&attributes,
                            POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  reset_signals(attributes);
+  reset_signals(attributes, blocked);
   pid_t pid = 0;
   const int error_number = ::posix_spawnp(
       &pid, arguments.front().c_str(), &files, &attributes, argument_pointers.data(), environ);
@@ -108,8 +111,9 @@ Processes& host_processes() {
 
 ChildProcess ChildProcess::start(const std::vector<std::string>& argv,
                                  const std::filesystem::path& log,
-                                 Processes& processes) {
-  return {processes.start(argv, log), true, processes};
+                                 Processes& processes,
+                                 std::optional<int> blocked) {
+  return {processes.start(argv, log, blocked), true, processes};
 }
 
 ChildProcess ChildProcess::adopt(const wire::ProcessId& id, Processes& processes) {

@@ -28,10 +28,11 @@ class Processes {
   [[nodiscard]] virtual wire::ProcessId self() const = 0;
   [[nodiscard]] virtual bool is_alive(const wire::ProcessId& id) const = 0;
   // A child of ours, in a session of its own. argv[0] is searched in PATH if it has no slash.
-  // stdout and stderr are appended to `log`. Throws kNotFound, kUnavailable, kUsage (the log is a
-  // link).
+  // stdout and stderr are appended to `log`. `blocked`: a signal that does not reach the program
+  // (its own children unblock it). Throws kNotFound, kUnavailable, kUsage (the log is a link).
   [[nodiscard]] virtual wire::ProcessId start(const std::vector<std::string>& argv,
-                                              const std::filesystem::path& log) = 0;
+                                              const std::filesystem::path& log,
+                                              std::optional<int> blocked) = 0;
   // How a child of ours ended, which reaps it; nullopt while it runs.
   [[nodiscard]] virtual std::optional<ProcessExit> reap(const wire::ProcessId& child) = 0;
   virtual void signal_group(const wire::ProcessId& leader, int number) = 0;
@@ -42,7 +43,8 @@ class ChildProcess {
  public:
   static ChildProcess start(const std::vector<std::string>& argv,
                             const std::filesystem::path& log,
-                            Processes& processes = host_processes());
+                            Processes& processes = host_processes(),
+                            std::optional<int> blocked = std::nullopt);
   // One that an earlier coordinator started.
   static ChildProcess adopt(const wire::ProcessId& id, Processes& processes = host_processes());
 

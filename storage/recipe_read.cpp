@@ -1,96 +1,38 @@
-// The reading visitor of recipe_fields.hpp over toml++'s tree. All problems of a file are collected
-// and reported together.
-
-// A wrong recipe is no bug of ours: without NDEBUG toml++ 3.3 asserts what its parser goes on to
-// refuse, as a key that begins with a control character.
-#define TOML_ASSERT(condition) static_assert(true)
-#include <toml++/toml.h>
-
-#include <algorithm>
-#include <cctype>
-#include <cmath>
+// Recipes out of TOML. All problems of a file are collected and reported together.
 #include <cstdlib>
-#include <map>
-#include <optional>
 
-#include "storage/error.hpp"
 #include "storage/file.hpp"
 #include "storage/model_config.hpp"
-#include "storage/recipe_check.hpp"
 #include "storage/recipe_fields.hpp"
-#include "storage/recipe_text.hpp"
-#include "storage/words.hpp"
+#include "storage/toml_reader.hpp"
 
 namespace hedgerow::storage {
-namespace {
 
 namespace fs = std::filesystem;
 
+// What TomlReader looks for beside a recipe's own types.
+static void word_to(std::string_view word, FeatureMapKind& value) {
+  value = feature_map_kind_from_string(word);
+}
+static void word_to(std::string_view word, FeatureMapStart& value) {
+  value = feature_map_start_from_string(word);
+}
+static void word_to(std::string_view word, WindowLayout& value) {
+  value = window_layout_from_string(word);
+}
+
+namespace {
+
 constexpr std::uint64_t kMaxRecipeBytes = 1 << 20;
 
-struct DottedName {
-  std::string section;  // "" or with its last dot
-  std::string leaf;
-};
-
-DottedName split_name(const std::string& name) {
-  const std::size_t dot = name.rfind('.');
-  if (dot == std::string::npos) return {.section = "", .leaf = name};
-  return {.section = name.substr(0, dot + 1), .leaf = name.substr(dot + 1)};
-}
-
-std::string type_name(const toml::node& node) {
-  switch (node.type()) {
-    case toml::node_type::table:
-      return "a table";
-    case toml::node_type::array:
-      return "a list";
-    case toml::node_type::string:
-      return "a string";
-    case toml::node_type::integer:
-      return "an integer";
-    case toml::node_type::floating_point:
-      return "a number with a point";
-    case toml::node_type::boolean:
-      return "true or false";
-    default:
-      return "a date or time";
-  }
-}
-
-class Reader {
+class RecipeReader : public TomlReader {
  public:
-  Reader(const toml::table& root, RecipeProblems& problems)
-      : root_(root), table_(&root), problems_(problems) {}
-
-  void section(std::string_view name, std::string_view) {
-    section_ = std::string(name) + ".";
-    sections_.emplace_back(name);
-    table_ = nullptr;
-    const toml::node_view<const toml::node> view = root_.at_path(name);
-    if (!view) return;
-    table_ = view.as_table();
-    if (table_ == nullptr)
-      wrong_type(*view.node(), std::string(name), "a table, as [" + std::string(name) + "]");
-  }
-
-  template <typename T>
-  void field(std::string_view key, T& value, const FieldRules& rules) {
-    const std::string name = section_ + std::string(key);
-    known_.push_back(name);
-    const toml::node* node = table_ == nullptr ? nullptr : table_->get(key);
-    if (node == nullptr) return;
-    problems_.at_line(name, static_cast<int>(node->source().begin.line));
-    read(*node, name, value);
-    check_field(name, value, rules, problems_);
-  }
+  using TomlReader::TomlReader;
 
   void sources(std::vector<DataSource>& sources) {
     const std::string name = section_ + "sources";
-    known_.push_back(name);
-    const toml::node* node = table_ == nullptr ? nullptr : table_->get("sources");
+    const toml::node* node = take("sources", name);
     if (node == nullptr) return;
-    problems_.at_line(name, static_cast<int>(node->source().begin.line));
     const toml::array* list = node->as_array();
     if (list == nullptr)
       return wrong_type(*node, name, "a list of tables, as [{ path = \"...\" }]");
@@ -105,8 +47,6 @@ class Reader {
     data = base;
   }
 
-  void report_unknown() { report_unknown(root_, ""); }
-
  private:
   DataSource source(const toml::node& entry, const std::string& name) {
     DataSource result;
@@ -114,128 +54,12 @@ class Reader {
       wrong_type(entry, name, "a table, as { path = \"...\" }");
       return result;
     }
-    Reader reader(*entry.as_table(), problems_);
+    RecipeReader reader(*entry.as_table(), problems_);
     reader.section_ = name + ".";
     visit_source(result, reader);
     reader.report_unknown(*entry.as_table(), reader.section_);
     return result;
   }
-
-  void wrong_type(const toml::node& node, const std::string& name, const std::string& expected) {
-    problems_.at_line(name, static_cast<int>(node.source().begin.line));
-    problems_.add(name, "expected " + expected + ", found " + type_name(node));
-  }
-
-  void read(const toml::node& node, const std::string& name, bool& value) {
-    if (!node.is_boolean()) return wrong_type(node, name, "true or false");
-    value = **node.as_boolean();
-  }
-  void read(const toml::node& node, const std::string& name, double& value) {
-    if (!node.is_number()) return wrong_type(node, name, "a number");
-    value = *node.value<double>();
-  }
-  void read(const toml::node& node, const std::string& name, int& value) {
-    if (!node.is_integer()) return wrong_type(node, name, "an integer");
-    const std::int64_t wide = **node.as_integer();
-    if (!std::in_range<int>(wide))
-      return problems_.add(name, "= " + std::to_string(wide) + " is too large");
-    value = static_cast<int>(wide);
-  }
-  void read(const toml::node& node, const std::string& name, std::uint64_t& value) {
-    if (!node.is_integer()) return wrong_type(node, name, "an integer");
-    const std::int64_t wide = **node.as_integer();
-    if (wide < 0) return problems_.add(name, "= " + std::to_string(wide) + ": expected at least 0");
-    value = static_cast<std::uint64_t>(wide);
-  }
-  void read(const toml::node& node, const std::string& name, std::string& value) {
-    if (!node.is_string()) return wrong_type(node, name, "a string");
-    value = **node.as_string();
-  }
-  void read(const toml::node& node, const std::string& name, FeatureMapKind& value) {
-    read_word(node, name, value, feature_map_kind_from_string);
-  }
-  void read(const toml::node& node, const std::string& name, FeatureMapStart& value) {
-    read_word(node, name, value, feature_map_start_from_string);
-  }
-  void read(const toml::node& node, const std::string& name, WindowLayout& value) {
-    read_word(node, name, value, window_layout_from_string);
-  }
-  template <typename Enum>
-  void read_word(const toml::node& node,
-                 const std::string& name,
-                 Enum& value,
-                 Enum (*from_string)(std::string_view)) {
-    if (!node.is_string()) return wrong_type(node, name, "a string");
-    try {
-      value = from_string(**node.as_string());
-    } catch (const Error& error) {
-      problems_.add_sentence(name, error.what());
-    }
-  }
-  template <typename T>
-  void read(const toml::node& node, const std::string& name, std::vector<T>& values) {
-    if (!node.is_array()) return wrong_type(node, name, "a list");
-    values.clear();
-    for (const toml::node& entry : *node.as_array()) {
-      T value{};
-      read(entry, name, value);
-      values.push_back(value);
-    }
-  }
-
-  void report_unknown(const toml::table& table, const std::string& prefix) {
-    for (const auto& [key, node] : table) {
-      const std::string name = prefix + std::string(key.str());
-      if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
-      const bool leads_to_section =
-          std::any_of(sections_.begin(), sections_.end(), [&](const std::string& section) {
-            return (section + ".").starts_with(name + ".");
-          });
-      if (!leads_to_section) {
-        problems_.at_line(name, static_cast<int>(key.source().begin.line));
-        problems_.add_sentence(name, name + " is not a known key" + suggestion(name));
-      } else if (node.is_table()) {
-        report_unknown(*node.as_table(), name + ".");
-      } else if (std::find(sections_.begin(), sections_.end(), name) == sections_.end()) {
-        wrong_type(node, name, "a table");
-      }
-    }
-  }
-
-  // The nearest key of the same section; else one that is called the same in another; else what the
-  // section has.
-  [[nodiscard]] std::string suggestion(const std::string& name) const {
-    const DottedName wanted = split_name(name);
-    const std::size_t tolerance = edit_tolerance(wanted.leaf);
-    std::string best;
-    std::size_t best_distance = tolerance + 1;
-    std::string siblings;
-    std::vector<std::string> names = known_;
-    names.insert(names.end(), sections_.begin(), sections_.end());
-    for (const std::string& known : names) {
-      const DottedName candidate = split_name(known);
-      const bool same_section = candidate.section == wanted.section;
-      std::size_t distance = edit_distance(candidate.leaf, wanted.leaf);
-      // Short keys resemble each other by chance, and a key of another section must be the very
-      // same word.
-      if (same_section ? distance >= wanted.leaf.size() : distance > 0) distance = tolerance + 1;
-      if (!same_section) distance += 1;
-      if (distance < best_distance) {
-        best = known;
-        best_distance = distance;
-      }
-      if (same_section) siblings += (siblings.empty() ? "" : ", ") + candidate.leaf;
-    }
-    if (!best.empty()) return "; did you mean " + best + "?";
-    return siblings.empty() ? "" : "; known keys there: " + siblings;
-  }
-
-  const toml::table& root_;
-  const toml::table* table_;
-  RecipeProblems& problems_;
-  std::string section_;
-  std::vector<std::string> known_;
-  std::vector<std::string> sections_;
 };
 
 std::string expand_home(const std::string& path) {
@@ -262,79 +86,13 @@ bool names_cached_model(const std::string& model, const fs::path& folder, const 
                   "cache");
 }
 
-// Where the string that begins at text[at] ends (behind its last quote, or at the end of the line
-// that it must not leave), as TOML counts quotes.
-std::size_t end_of_string(std::string_view text, std::size_t at) {
-  const char quote = text[at];
-  const std::string three(3, quote);
-  const bool is_long = text.substr(at).starts_with(three);
-  for (at += is_long ? 3 : 1; at < text.size(); ++at) {
-    if (quote == '"' && text[at] == '\\') {
-      ++at;
-    } else if (is_long && text.substr(at).starts_with(three)) {
-      for (at += 3; at < text.size() && text[at] == quote; ++at) {
-      }
-      return at;
-    } else if (!is_long && (text[at] == quote || text[at] == '\n')) {
-      return at + 1;
-    }
-  }
-  return text.size();
-}
-
-// What toml++ 3.3 cannot take. Letters beyond ASCII: TOML has them in strings and comments alone,
-// and some of them it takes elsewhere for what cannot be; most often they are quotes or spaces of a
-// word processor. Quotes and brackets inside a word, because there it sees no string begin where we
-// do. Keys of many parts: tables in tables, which it walks by recursion until the stack ends; its
-// own limit counts brackets.
-void refuse_what_breaks_the_parser(std::string_view text, const std::string& name) {
-  constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
-  constexpr std::string_view kBetweenWords = " \t\r\n=,[]{}#\"'";
-  constexpr int kMaxDots = 16;  // outside strings on a line; our longest key has 2
-  int line = 1, dots = 0;
-  bool in_word = false;
-  const auto refuse = [&](const std::string& what) {
-    throw Error(ErrorKind::kUsage, name + ":" + std::to_string(line) + ": " + what);
-  };
-  std::size_t at = text.starts_with(kByteOrderMark) ? kByteOrderMark.size() : 0;
-  while (at < text.size()) {
-    std::size_t next = at + 1;
-    if (in_word && std::string_view("\"'[{").find(text[at]) != std::string_view::npos) {
-      refuse(std::string("a ") + text[at] + " stands inside a word");
-    } else if (text[at] == '"' || text[at] == '\'') {
-      next = end_of_string(text, at);
-    } else if (text[at] == '#') {
-      next = std::min(text.find('\n', at), text.size());
-    } else if (static_cast<unsigned char>(text[at]) >= 0x80) {
-      refuse("a letter, a space or quotes beyond ASCII stand outside a string; write \"...\"");
-    } else if (text[at] == '.' && ++dots > kMaxDots) {
-      refuse("more than " + std::to_string(kMaxDots) +
-             " points on a line; no key has so many parts");
-    }
-    in_word = kBetweenWords.find(text[at]) == std::string_view::npos;
-    const auto begin = text.begin() + static_cast<std::ptrdiff_t>(at);
-    const auto lines = std::count(begin, text.begin() + static_cast<std::ptrdiff_t>(next), '\n');
-    if (lines > 0) dots = 0;
-    line += static_cast<int>(lines);
-    at = next;
-  }
-}
-
 }  // namespace
 
 Recipe Recipe::parse(const std::string& toml, const std::string& name) {
-  refuse_what_breaks_the_parser(toml, name);
-  toml::table root;
-  try {
-    root = toml::parse(toml, name);
-  } catch (const toml::parse_error& error) {
-    throw Error(ErrorKind::kUsage,
-                name + ":" + std::to_string(error.source().begin.line) + ": " +
-                    std::string(error.description()));
-  }
+  const toml::table root = parse_toml(toml, name);
   Recipe recipe;
   RecipeProblems problems(name);
-  Reader reader(root, problems);
+  RecipeReader reader(root, problems);
   visit_recipe(recipe, reader);
   reader.report_unknown();
   problems.throw_if_any();

@@ -26,6 +26,8 @@ struct RunOptions {
       true;  // false: the last of them ends with its attention (a transfer needs no more)
   bool attend_batched =
       false;  // attend gets all sequences at once (transfer) instead of one after the other
+  // Called before each sequence's products in each layer; what it throws ends the run.
+  std::function<void()> alive = {};
 };
 
 class BlockRunner {

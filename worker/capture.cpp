@@ -52,9 +52,8 @@ void append(storage::ShardWriter& writer,
   }
 }
 
-}  // namespace
-
-TaskResult run_capture(RunContext& run, TaskContext& context, const wire::Task& task) {
+// Throws Stopped.
+TaskResult capture(RunContext& run, TaskContext& context, const wire::Task& task) {
   const Stopwatch clock;
   wire::Progress progress;
   progress.phase = "loading";
@@ -65,6 +64,7 @@ TaskResult run_capture(RunContext& run, TaskContext& context, const wire::Task& 
   };
   tell();
   const BlockRunner& block = run.block(task.first_layer, task.num_layers, [&](int loaded) {
+    stop_if_told(context);
     progress.step = loaded;
     tell();
   });
@@ -83,6 +83,7 @@ TaskResult run_capture(RunContext& run, TaskContext& context, const wire::Task& 
   progress.phase = "capturing";
   progress.num_steps = end - begin;
   const Attend attend = [](int, const Qkv& qkv) { return teacher_attention(qkv); };
+  const auto alive = [&context] { stop_if_told(context); };
   for (int shard = task.first_shard; shard < end_shard; ++shard) {
     const storage::ShardInfo info = shard_info(run, task, plan, shard);
     const std::string name =
@@ -91,9 +92,9 @@ TaskResult run_capture(RunContext& run, TaskContext& context, const wire::Task& 
     std::filesystem::create_directories(path.parent_path());
     storage::ShardWriter writer(path, info);
     for (std::int64_t i = 0; i < info.num_sequences;) {
-      if (context.should_stop()) return {};
       const std::int64_t count = std::min(plan.sequences_per_forward, info.num_sequences - i);
-      const at::Tensor out = block.run(input.next(count), run.rope(info.seq_len), attend);
+      const at::Tensor out =
+          block.run(input.next(count), run.rope(info.seq_len), attend, {.alive = alive});
       append(writer, out.to(run.stream()), task, info.first_sequence + i);
       i += count;
       progress.step += count;
@@ -114,6 +115,16 @@ TaskResult run_capture(RunContext& run, TaskContext& context, const wire::Task& 
                    {"tokens_per_second", static_cast<double>(progress.tokens) / seconds},
                    {"seconds_waited_on_data", progress.seconds_waited_on_data}};
   return result;
+}
+
+}  // namespace
+
+TaskResult run_capture(RunContext& run, TaskContext& context, const wire::Task& task) {
+  try {
+    return capture(run, context, task);
+  } catch (const Stopped&) {
+    return {};  // the shards that it committed stand
+  }
 }
 
 }  // namespace hedgerow::worker

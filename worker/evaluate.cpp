@@ -35,7 +35,7 @@ class Evaluator {
       : model_(model),
         tokens_(tokens),
         options_(options),
-        outer_(load_outer(model, options.compute_dtype, options.device)),
+        outer_(load_outer(model, options.compute_dtype, options.device, options.alive)),
         rope_(make_rope_table(model.config(), tokens.seq_len, options.device)) {}
 
   // False if told to stop.
@@ -49,9 +49,11 @@ class Evaluator {
     const int num_layers = model_.config().num_hidden_layers;
     for (int layer = 0; layer < num_layers; ++layer) {
       const BlockRunner runner = load(layer);
+      const RunOptions each{.alive = options_.alive};
       for (at::Tensor& stream : teacher_streams)
-        stream = runner.run(stream, rope_, measuring_teacher());
-      for (at::Tensor& stream : streams) stream = runner.run(stream, rope_, subject_attention());
+        stream = runner.run(stream, rope_, measuring_teacher(), each);
+      for (at::Tensor& stream : streams)
+        stream = runner.run(stream, rope_, subject_attention(), each);
       if (options_.progress &&
           !options_.progress(layers_before + layer + 1, layers_in_all, mean_loss()))
         return false;
@@ -82,7 +84,8 @@ class Evaluator {
   }
 
   BlockRunner load(int layer_idx) const {
-    LayerWeights layer = load_layer(model_, layer_idx, options_.compute_dtype, options_.device);
+    LayerWeights layer =
+        load_layer(model_, layer_idx, options_.compute_dtype, options_.device, options_.alive);
     if (options_.adapter != nullptr)
       merge_into(layer, *options_.adapter, layer_idx, model_.config());
     pack_layer(layer, tokens_.seq_len);
@@ -140,6 +143,7 @@ class Evaluator {
     const at::Tensor next = token_ids(index).squeeze(0).roll(-1).unsqueeze(1).to(options_.device);
     const at::Tensor rows = stream.squeeze(0);
     for (std::int64_t first = 0; first < tokens_.seq_len; first += kLogitRows) {
+      options_.alive();
       const std::int64_t count = std::min(kLogitRows, tokens_.seq_len - first);
       const at::Tensor scores = logits(rows.narrow(0, first, count), outer_, model_.config());
       if (options_.logits) options_.logits(index, first, scores);
@@ -229,9 +233,8 @@ std::filesystem::path directory_of(const RunContext& run,
               "evaluation of '" + task.subject + "' came without its " + base_name);
 }
 
-}  // namespace
-
-TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task& task) {
+// Throws Stopped.
+TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task& task) {
   const Stopwatch clock;
   const storage::TokenSequences& tokens = run.tokens(storage::DataStage::kEvaluate);
   const auto sequences = evaluation_sequences(tokens, run.recipe().evaluate.max_sequences);
@@ -247,8 +250,9 @@ TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task&
     progress.seconds = clock.seconds();
     progress.loss = loss;
     context.report(progress);
-    return !context.should_stop();
+    return true;
   };
+  options.alive = [&context] { stop_if_told(context); };
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
   if (task.subject != "teacher")
@@ -258,7 +262,6 @@ TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task&
   options.student = student ? &*student : nullptr;
   options.adapter = adapter ? &*adapter : nullptr;
   const Evaluation evaluation = evaluate(run.model(), tokens, sequences, options);
-  if (!evaluation.finished) return {};
 
   TaskResult result{.finished = true, .result = to_json(evaluation, task.subject)};
   result.result["seconds"] = clock.seconds();
@@ -269,6 +272,16 @@ TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task&
   storage::write_atomically(path, result.result.dump(2) + "\n");
   result.files = {{name, std::filesystem::file_size(path), storage::hash_file(path)}};
   return result;
+}
+
+}  // namespace
+
+TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task& task) {
+  try {
+    return evaluate_task(run, context, task);
+  } catch (const Stopped&) {
+    return {};  // an evaluation has no checkpoint: it takes minutes
+  }
 }
 
 }  // namespace hedgerow::worker

@@ -30,6 +30,9 @@ struct EvaluateOptions {
   // Called with (layers done, layers in all, mean loss so far or 0); false: stop, and the result is
   // not finished.
   std::function<bool(std::int64_t, std::int64_t, double)> progress = {};
+  // Called before each sequence's pass through a layer, each chunk of its logits and each tensor
+  // that is loaded; what it throws ends the evaluation.
+  std::function<void()> alive = [] {};
   // Gets the logits [rows, V] fp32 of each chunk on the device, in order: sequence, first position.
   std::function<void(std::int64_t, std::int64_t, const at::Tensor&)> logits = {};
 };

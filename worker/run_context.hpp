@@ -43,7 +43,7 @@ class RunContext {
   const RopeTable& rope(std::int64_t seq_len);
 
   // The runner of a block; loads its weights unless they are the ones held, calling `loaded(n)`
-  // after each layer.
+  // before each tensor and after each layer, n layers being loaded. If it throws, no block is held.
   const BlockRunner& block(int first_layer,
                            int num_layers,
                            const std::function<void(int)>& loaded = {});

@@ -1,6 +1,10 @@
 // How a task talks to the process that runs it: worker/serve.cpp forwards to the coordinator, tests
 // record in memory. A task never blocks on its caller for long and never touches a socket. All
 // calls come from the task's own thread.
+//
+// A forward may take longer than whoever stops us waits (30 s before a preempted node goes), so a
+// task looks between sequences and layers too, by stop_if_told(): what it throws unwinds the
+// forward, and the state after the last whole step is what counts.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +26,8 @@ class TaskContext {
   // Cheap; called every forward and at least every few seconds while computing.
   virtual void report(const wire::Progress& progress) = 0;
   // True once the process was told to stop (SIGTERM, lease lost, coordinator's Stop). The task then
-  // checkpoints where it can and returns with finished = false. Asked between forwards.
+  // checkpoints where it can and returns with finished = false. Cheap; asked between forwards,
+  // layers and sequences.
   [[nodiscard]] virtual bool should_stop() const = 0;
   // A closed, synced file under attempts/t<token>/ (see attempt_path) that the coordinator may
   // rename to file.name. Throw kFenced if the lease is known to be lost.
@@ -44,7 +49,15 @@ struct TaskResult {
   // the adapter's two.
   std::vector<storage::FileRecord> files = {};
   nlohmann::json result = nlohmann::json::object();  // shown by status and report
+  bool ranks_parted = false;  // finetune: stopped inside a step; this rank waits for no other
 };
+
+// Thrown inside a forward by a task that was told to stop, and caught by the task itself: no error.
+struct Stopped {};
+
+inline void stop_if_told(const TaskContext& context) {
+  if (context.should_stop()) throw Stopped{};
+}
 
 // Where the attempt `token` writes the file that will be published as `name`:
 // attempts/t<token>/<base name>. Throws kUsage if a link there leads out of the run directory.

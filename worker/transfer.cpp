@@ -45,29 +45,43 @@ class Transfer {
   TaskResult run() {
     std::filesystem::create_directories(
         run_.layout().resolve(storage::RunLayout::attempt_directory(task_.fencing_token)));
-    load_block();
+    try {
+      load_block();
+    } catch (const Stopped&) {
+      return {};  // it has done nothing yet
+    }
     if (task_.resume) resume();
     BlockInput train(run_, task_), validation(run_, task_);
     train.plan(remaining_order());
     input_ = &train;
     validation_input_ = &validation;
-    while (true) {
-      if (is_validation_due() && !validate()) return pause();
-      if (step_ == transfer_.max_steps || num_needed_layers() == 0) break;
-      if (step_ > first_step_ && step_ % transfer_.checkpoint_every == 0) checkpoint();
-      // Stopped inside a step: its gradients are dropped, the last whole step's state is what
-      // counts.
-      if (context_.should_stop() || !train_step()) return pause();
+    try {
+      train_to_the_end();
+    } catch (const Stopped&) {
+      // Inside a step: its gradients are dropped, the last whole step's state is what counts.
+      return pause();
     }
     return finish();
   }
 
  private:
+  // Throws Stopped, with the state after the last whole step.
+  void train_to_the_end() {
+    while (true) {
+      if (is_validation_due()) validate();
+      if (step_ == transfer_.max_steps || num_needed_layers() == 0) return;
+      if (step_ > first_step_ && step_ % transfer_.checkpoint_every == 0) checkpoint();
+      stop_if_told(context_);
+      train_step();
+    }
+  }
+
   void load_block() {
     progress_.phase = "loading";
     progress_.num_steps = task_.num_layers;
     tell();
     block_ = &run_.block(task_.first_layer, task_.num_layers, [this](int loaded) {
+      stop_if_told(context_);
       progress_.step = loaded;
       tell();
     });
@@ -106,7 +120,10 @@ class Transfer {
     block_->run(hidden_states,
                 run_.rope(hidden_states.size(1)),
                 attend,
-                {.num_layers = num_needed_layers(), .finish_last = false, .attend_batched = true});
+                {.num_layers = num_needed_layers(),
+                 .finish_last = false,
+                 .attend_batched = true,
+                 .alive = [this] { stop_if_told(context_); }});
   }
 
   // Of whole steps: what a partial step has seen is seen again.
@@ -115,13 +132,11 @@ class Transfer {
            run_.tokens(storage::DataStage::kTransfer).seq_len;
   }
 
-  // False if told to stop between two forwards of the step.
-  bool train_step() {
+  void train_step() {
     const std::int64_t rows = plan_.sequences_per_forward;
     const std::int64_t forwards = transfer_.sequences_per_step / rows;
     progress_.phase = "training";
     for (std::int64_t i = 0; i < forwards; ++i) {
-      if (i > 0 && context_.should_stop()) return false;
       const at::Tensor hidden_states = input_->next(rows);
       forward(hidden_states, [&](LayerTrainer& trainer, const Qkv& qkv) {
         return trainer.accumulate(qkv, 1.0 / static_cast<double>(forwards));
@@ -135,18 +150,16 @@ class Transfer {
     order_hash_ = extended(order_hash_, step_);
     ++step_;
     storage::fault_point("worker.transfer.step");
-    return true;
   }
 
-  // False if told to stop between two forwards: it is done again by whoever goes on.
-  bool validate() {
+  // One that is stopped is done again by whoever goes on.
+  void validate() {
     progress_.phase = "validating";
     std::vector<std::int64_t> order;
     for (std::int64_t i = 0; i < num_validation_; ++i)
       order.push_back(plan_.validation_capture_index(i));
     validation_input_->plan(order);
     for (std::int64_t i = 0; i < num_validation_;) {
-      if (context_.should_stop()) return false;
       const std::int64_t count = std::min(plan_.sequences_per_forward, num_validation_ - i);
       forward(validation_input_->next(count), [](LayerTrainer& trainer, const Qkv& qkv) {
         const at::Tensor y_true = teacher_attention(qkv);
@@ -170,7 +183,6 @@ class Transfer {
     append_metrics(lines);
     validated_ = step_;
     tell();
-    return true;
   }
 
   void append_metrics(const std::string& lines) {

@@ -205,18 +205,6 @@ class Conversation {
   ChildResult result_;
 };
 
-// A child that closes its stdin early must not end this process.
-class IgnoreBrokenPipe {
- public:
-  IgnoreBrokenPipe() : saved_(std::signal(SIGPIPE, SIG_IGN)) {}
-  ~IgnoreBrokenPipe() { std::signal(SIGPIPE, saved_); }
-  IgnoreBrokenPipe(const IgnoreBrokenPipe&) = delete;
-  IgnoreBrokenPipe& operator=(const IgnoreBrokenPipe&) = delete;
-
- private:
-  void (*saved_)(int);
-};
-
 // Without the words that our own helpers begin it with.
 std::string last_line(std::string text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
@@ -237,7 +225,7 @@ ChildResult run_child(const ChildCommand& command,
   terminal.detail("running" + shown);
   ChildResult result;
   {
-    const IgnoreBrokenPipe no_sigpipe;
+    const ClosedPipeScope no_sigpipe;  // a child may close its stdin early
     result = Conversation(command, terminal, on_line).run();
   }
   if (result.exit_code == kCannotExecute) {

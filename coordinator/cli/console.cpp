@@ -81,8 +81,9 @@ class SystemConsole final : public Console {
     while (!bytes.empty()) {
       const ssize_t written = ::write(descriptor, bytes.data(), bytes.size());
       if (written < 0 && errno == EINTR) continue;
-      if (written < 0)
-        return;  // SIGPIPE keeps its default action and has ended the process already
+      // Nobody reads it any more: SIGPIPE has ended the process, unless the command wants to go on
+      // without being heard (ClosedPipeScope).
+      if (written < 0) return;
       bytes.remove_prefix(static_cast<std::size_t>(written));
     }
   }

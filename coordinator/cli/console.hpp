@@ -32,7 +32,7 @@ class Console {
 };
 
 // The process's own. Ends the process quietly when stdout's reader went away (`hedgerow logs |
-// head`).
+// head`), but for commands that go on without a reader (interrupt.hpp).
 [[nodiscard]] std::unique_ptr<Console> system_console();
 
 }  // namespace hedgerow::coordinator::cli

@@ -34,6 +34,7 @@ InterruptScope::InterruptScope() {
   action.sa_handler = on_signal;
   sigaction(SIGINT, &action, &saved_interrupt_);
   sigaction(SIGTERM, &action, &saved_terminate_);
+  sigaction(SIGUSR1, &action, &saved_user_);
   action.sa_handler = on_alarm;
   sigaction(SIGALRM, &action, &saved_alarm_);
 }
@@ -43,6 +44,7 @@ InterruptScope::~InterruptScope() {
   sigaction(SIGALRM, &saved_alarm_, nullptr);
   sigaction(SIGINT, &saved_interrupt_, nullptr);
   sigaction(SIGTERM, &saved_terminate_, nullptr);
+  sigaction(SIGUSR1, &saved_user_, nullptr);
   interrupts = 0;
 }
 
@@ -57,6 +59,15 @@ ReloadScope::ReloadScope() {
 ReloadScope::~ReloadScope() { sigaction(SIGHUP, &saved_, nullptr); }
 
 const std::atomic<int>& num_reloads() { return reloads; }
+
+ClosedPipeScope::ClosedPipeScope() {
+  struct sigaction action {};
+  sigemptyset(&action.sa_mask);
+  action.sa_handler = SIG_IGN;
+  sigaction(SIGPIPE, &action, &saved_);
+}
+
+ClosedPipeScope::~ClosedPipeScope() { sigaction(SIGPIPE, &saved_, nullptr); }
 
 bool is_interrupted() { return interrupts > 0; }
 

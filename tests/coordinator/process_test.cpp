@@ -1,6 +1,7 @@
 #include "coordinator/process.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -43,6 +44,22 @@ TEST(ChildProcess, AMissingProgramIsNamed) {
     EXPECT_EQ(error.kind(), storage::ErrorKind::kNotFound);
     EXPECT_NE(std::string(error.what()).find("/no/such/worker"), std::string::npos);
   }
+}
+
+// mpirun answers SIGTERM by killing its ranks, which need time for a checkpoint.
+TEST(ChildProcess, ABlockedSignalDoesNotReachTheProgram) {
+  const tests::TemporaryDirectory directory;
+  ASSERT_EQ(::mkfifo((directory / "pipe").c_str(), 0600), 0);
+  ChildProcess child =
+      ChildProcess::start({"sh", "-c", "read line < " + (directory / "pipe").string() + "; exit 7"},
+                          directory / "log",
+                          host_processes(),
+                          SIGTERM);
+  child.signal(SIGTERM);
+  std::ofstream(directory / "pipe") << "go\n";
+  const ProcessExit exit = wait_for(child);
+  EXPECT_EQ(exit.signal, 0) << exit.text();
+  EXPECT_EQ(exit.code, 7);
 }
 
 // Ctrl-C at the terminal goes to the foreground process group; a child must not be in it.

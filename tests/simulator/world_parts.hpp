@@ -38,7 +38,8 @@ class World::Host final : public coordinator::Processes {
   [[nodiscard]] wire::ProcessId self() const override { return speaker; }
   [[nodiscard]] bool is_alive(const wire::ProcessId& id) const override;
   [[nodiscard]] wire::ProcessId start(const std::vector<std::string>& argv,
-                                      const std::filesystem::path& log) override;
+                                      const std::filesystem::path& log,
+                                      std::optional<int> blocked) override;
   [[nodiscard]] std::optional<coordinator::ProcessExit> reap(const wire::ProcessId& child) override;
   void signal_group(const wire::ProcessId& leader, int number) override;
 

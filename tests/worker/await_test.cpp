@@ -32,6 +32,22 @@ TEST(Await, ReturnsWhenItIsDoneAndGivesNothingUp) {
   EXPECT_THAT(given_up, IsEmpty());
 }
 
+TEST(Await, AnInterruptEndsTheWaitWithWhatItThrows) {
+  Calls given_up;
+  int looks = 0;
+  const auto interrupt = [&] {
+    if (++looks == 3) throw std::runtime_error("told to stop");
+  };
+  EXPECT_THROW(
+      await_completion("a call",
+                       {.is_done = [] { return false; },
+                        .interrupt = interrupt,
+                        .give_up = [&](const std::string& why) { given_up.push_back(why); }},
+                       kLong),
+      std::runtime_error);
+  EXPECT_THAT(given_up, IsEmpty()) << "whoever interrupts gives up itself";
+}
+
 TEST(Await, AMissedDeadlineIsGivenUpOnceAndNamesTheCall) {
   Calls given_up;
   try {

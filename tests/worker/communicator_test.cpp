@@ -87,6 +87,30 @@ TEST(Communicator, ASilentPeerIsAnErrorWithinTheDeadlineThatNamesIt) {
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
+TEST(Communicator, ARankThatIsInterruptedWhileItWaitsIsLostToTheOthersAtOnce) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::atomic<int> interrupted = 0, lost = 0;
+  run_on_threads(3, [&](Communicator& communicator) {
+    std::vector<std::byte> bytes(1);
+    if (communicator.rank() == 0) {
+      communicator.set_interrupt([] { throw std::runtime_error("told to stop"); });
+      EXPECT_THROW(communicator.receive(bytes, 1, 0), std::runtime_error);
+      EXPECT_THROW(communicator.send(bytes, 1, 0), Error) << "it gave the others up";
+      ++interrupted;
+      return;
+    }
+    try {
+      communicator.receive(bytes, 0, 0);
+    } catch (const Error& error) {
+      EXPECT_THAT(error.what(), testing::HasSubstr("rank 0 is lost"));
+      ++lost;
+    }
+  });
+  EXPECT_EQ(interrupted, 1);
+  EXPECT_EQ(lost, 2);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, kCommDeadline / 2);
+}
+
 TEST(Communicator, APatientRankWaitsForASlowOneAndIsImpatientAfterwards) {
   run_on_threads(
       2,

@@ -135,6 +135,28 @@ TEST_F(Evaluate, TaskWritesItsResultAndStopsWhenTold) {
   EXPECT_FALSE(worker::run_evaluate(run, stopped, task).finished);
 }
 
+TEST_F(Evaluate, AStopIsHeardBetweenTheSequencesOfALayer) {
+  worker::RunContext run(directory_ / "run");
+  wire::Task task;
+  task.kind = wire::TaskKind::kEvaluate;
+  task.subject = "teacher";
+  int asked_in_all = 0;
+  LocalTaskContext straight(run.layout(), 20);
+  straight.stop_when = [&](const LocalTaskContext&) { return ++asked_in_all < 0; };
+  task.fencing_token = 20;
+  ASSERT_TRUE(worker::run_evaluate(run, straight, task).finished);
+  const int num_sequences = 4, num_layers = run.config().num_hidden_layers;
+  EXPECT_GT(asked_in_all, num_sequences * (num_layers + 1)) << "each layer, and the loss";
+  for (int place = 1; place < asked_in_all; place += 5) {
+    task.fencing_token = 20U + static_cast<storage::FencingToken>(place);
+    LocalTaskContext stopped(run.layout(), task.fencing_token);
+    int asked = 0;
+    stopped.stop_when = [&](const LocalTaskContext&) { return ++asked >= place; };
+    EXPECT_FALSE(worker::run_evaluate(run, stopped, task).finished);
+    EXPECT_EQ(asked, place) << "it went on after it was told";
+  }
+}
+
 TEST_F(Evaluate, SequencesAreTheValidationSplitOrAllWithoutOne) {
   EXPECT_EQ(worker::evaluation_sequences(tokens_, 0), (std::vector<std::int64_t>{6, 7, 8, 9}));
   EXPECT_EQ(worker::evaluation_sequences(tokens_, 2), (std::vector<std::int64_t>{6, 7}));

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -128,6 +130,65 @@ TEST_F(FinetuneTask, AStoppedStageGoesOnAtAnotherWorldSizeToTheSameAdapter) {
     EXPECT_EQ(resumed.adapter, undisturbed.adapter) << world_size << " ranks";
     EXPECT_EQ(resumed.result.result["tokens"], undisturbed.result.result["tokens"]);
   }
+}
+
+TEST_F(FinetuneTask, AStepThatLastsTooLongForAStopIsAbandonedAndTheLastWholeOneIsCheckpointed) {
+  const Outcome undisturbed = run(2, task(1));
+  Outcome stopped;
+  bool other_found_it_lost = false;
+  run_on_threads(2, [&](Communicator& communicator) {
+    at::set_num_threads(1);
+    RunContext run(root());
+    tests::LocalTaskContext context(run.layout(), 2);
+    const StopPatience none{std::chrono::milliseconds(0), std::chrono::hours(1)};
+    if (communicator.rank() == 0) {
+      // In the middle of the step behind the third.
+      context.stop_when = [](const tests::LocalTaskContext& seen) {
+        return seen.reports.back().phase == "training" && seen.reports.back().step == 3;
+      };
+      stopped.result = run_finetune(run, context, task(2), communicator, none);
+      stopped.checkpoints = context.checkpoints;
+      return;
+    }
+    try {
+      static_cast<void>(run_finetune(run, context, task(2), communicator, none));
+    } catch (const storage::Error& error) {
+      other_found_it_lost = error.kind() == storage::ErrorKind::kUnavailable;
+    }
+  });
+  EXPECT_FALSE(stopped.result.finished);
+  EXPECT_TRUE(stopped.result.ranks_parted);
+  EXPECT_TRUE(other_found_it_lost);
+  ASSERT_FALSE(stopped.checkpoints.empty());
+  EXPECT_EQ(stopped.checkpoints.rbegin()->first, 3);
+  wire::Task again = task(3);
+  again.resume = stopped.checkpoints.rbegin()->second;
+  EXPECT_EQ(run(2, again).adapter, undisturbed.adapter);
+}
+
+TEST_F(FinetuneTask, AStopThatReachesAnyRankEndsTheStageForAllAtTheNextStep) {
+  std::atomic<bool> told = false;
+  std::vector<TaskResult> results(2);
+  std::map<std::int64_t, storage::FileRecord> checkpoints;
+  run_on_threads(2, [&](Communicator& communicator) {
+    at::set_num_threads(1);
+    RunContext run(root());
+    tests::LocalTaskContext context(run.layout(), 1);
+    const bool is_root = communicator.rank() == 0;
+    // The second rank alone is told, while the first step runs.
+    context.stop_when = [&, is_root](const tests::LocalTaskContext& seen) {
+      if (is_root && seen.reports.back().phase == "training") told = true;
+      return !is_root && told;
+    };
+    results[is_root ? 0 : 1] = run_finetune(run, context, task(1), communicator);
+    if (is_root) checkpoints = context.checkpoints;
+  });
+  for (const TaskResult& result : results) {
+    EXPECT_FALSE(result.finished);
+    EXPECT_FALSE(result.ranks_parted);
+  }
+  ASSERT_FALSE(checkpoints.empty());
+  EXPECT_LE(checkpoints.rbegin()->first, 2);
 }
 
 // Written again, it would be empty for a moment, in which the coordinator finds it damaged.

@@ -220,6 +220,60 @@ TEST_F(Pipeline, ResumingAtAnyCheckpointGivesTheSameArtifact) {
   }
 }
 
+// A forward may last longer than whoever stops us waits.
+TEST_F(Pipeline, AStopAtAnyPlaceInsideAForwardIsHeardAndCostsAStepAtMost) {
+  const auto root = make_run("run", [](storage::Recipe& recipe) {
+    recipe.transfer.checkpoint_every = 100;
+    recipe.plan.sequences_per_forward = 4;
+  });
+  worker::RunContext run(root);
+  LocalTaskContext straight(run.layout(), 1);
+  int asked_in_all = 0;
+  straight.stop_when = [&](const LocalTaskContext&) { return ++asked_in_all < 0; };
+  const auto whole = run_transfer(run, straight, transfer_task(run, 0, {0, 2}, 1, {}));
+  const auto expected =
+      tensor_hashes(worker::attempt_path(run.layout(), 1, whole.files.front().name));
+  // Each step is one forward: 2 layers x 4 sequences, asked at least once each.
+  EXPECT_GT(asked_in_all, 8 * recipe_.transfer.max_steps);
+
+  storage::FencingToken token = 1;
+  for (int place = 1; place < asked_in_all; place += asked_in_all / 6) {
+    worker::RunContext another(root);  // which loads the block anew
+    LocalTaskContext first(run.layout(), ++token);
+    int asked = 0;
+    first.stop_when = [&](const LocalTaskContext&) { return ++asked >= place; };
+    ASSERT_FALSE(run_transfer(another, first, transfer_task(run, 0, {0, 2}, token, {})).finished);
+    EXPECT_EQ(asked, place) << "it went on after it was told";
+    wire::Task task = transfer_task(run, 0, {0, 2}, ++token, {});
+    if (!first.checkpoints.empty()) task.resume = first.checkpoints.rbegin()->second;
+    LocalTaskContext second(run.layout(), token);
+    const auto finished = run_transfer(run, second, task);
+    EXPECT_EQ(tensor_hashes(worker::attempt_path(run.layout(), token, finished.files.front().name)),
+              expected)
+        << "stopped at look " << place;
+  }
+}
+
+TEST_F(Pipeline, ACaptureToldToStopInsideAForwardLeavesNoHalfAShard) {
+  const auto root =
+      make_run("run", [](storage::Recipe& recipe) { recipe.plan.sequences_per_forward = 4; });
+  for (int place = 1; place < 50; place += 7) {
+    worker::RunContext run(root);
+    const auto token = static_cast<storage::FencingToken>(place);
+    LocalTaskContext context(run.layout(), token);
+    int asked = 0;
+    context.stop_when = [&](const LocalTaskContext&) { return ++asked >= place; };
+    EXPECT_FALSE(run_capture(run, context, capture_task(run, 0, {0, 2}, token, {})).finished);
+    EXPECT_EQ(asked, place) << "it went on after it was told";
+    const auto attempt = root / storage::RunLayout::attempt_directory(token);
+    int left = 0;
+    std::error_code not_begun;
+    for (const auto& entry : std::filesystem::directory_iterator(attempt, not_begun))
+      left += entry.path().extension() == ".h5" ? 1 : 0;
+    EXPECT_EQ(left, 0) << "a shard that is not whole stayed";
+  }
+}
+
 TEST_F(Pipeline, AValidationThatIsStoppedIsDoneAgainAndChangesNoByte) {
   const auto root = make_run("run", [](storage::Recipe& recipe) {
     recipe.transfer.validate_every = 2;

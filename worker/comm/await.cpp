@@ -30,6 +30,7 @@ void await_completion(const std::string& call,
       if (!failure.empty()) give_up(awaited, call + " failed: " + failure + kResumes);
     }
     if (awaited.is_done()) return;
+    if (awaited.interrupt) awaited.interrupt();
     if (std::chrono::steady_clock::now() - begin > deadline) {
       give_up(awaited,
               call + " did not complete within " + std::to_string(deadline.count()) +

@@ -14,6 +14,8 @@ struct Awaited {
   std::function<bool()> is_done;
   // What went wrong so far, asked before is_done; empty: nothing. None: is_done throws.
   std::function<std::string()> failure{};
+  // Called at each look; what it throws ends the wait as it is.
+  std::function<void()> interrupt{};
   // Called once, with the message, before a failure or a missed deadline is thrown: what is under
   // way will not be waited for again.
   std::function<void(const std::string& why)> give_up;

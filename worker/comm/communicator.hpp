@@ -15,6 +15,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace hedgerow::worker {
@@ -39,6 +40,26 @@ class Communicator {
   [[nodiscard]] virtual std::chrono::milliseconds deadline() const = 0;
   // From now on, for this rank's own calls; returns the deadline before.
   virtual std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) = 0;
+  // Gives the other ranks up: from now on every call of this rank throws at once, and its
+  // destructor waits for nobody. They find this rank lost.
+  virtual void abandon() = 0;
+
+  // Called now and then while a call of this rank waits for a peer; what it throws ends the wait,
+  // and the communicator is abandoned. Empty: nothing is called.
+  void set_interrupt(std::function<void()> check) { interrupt_ = std::move(check); }
+  // What a wait for a peer calls, also one that goes another way than through these calls.
+  void check_interrupt() {
+    if (!interrupt_) return;
+    try {
+      interrupt_();
+    } catch (...) {
+      abandon();
+      throw;
+    }
+  }
+
+ private:
+  std::function<void()> interrupt_;
 };
 
 inline constexpr std::chrono::seconds kCommDeadline{60};

@@ -115,6 +115,7 @@ class MpiCommunicator final : public PointToPointCommunicator {
   std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) override {
     return std::exchange(deadline_, deadline);
   }
+  void abandon() override { lost_ = true; }
 
  private:
   // Everybody is here before the collective calls that have no deadline begin.
@@ -180,8 +181,11 @@ class MpiCommunicator final : public PointToPointCommunicator {
       if (done != 0) check_size(status, call, peer, expected_bytes);
       return done != 0;
     };
+    const auto interrupt = [this] { check_interrupt(); };
     const auto give_up = [this](const std::string&) { lost_ = true; };
-    await_completion(label(call, peer), {.is_done = is_done, .give_up = give_up}, deadline_);
+    await_completion(label(call, peer),
+                     {.is_done = is_done, .interrupt = interrupt, .give_up = give_up},
+                     deadline_);
   }
 
   void check_size(const MPI_Status& status,

@@ -125,6 +125,7 @@ class NcclExchange final : public TensorExchange {
     await_completion(who() + call,
                      {.is_done = is_done,
                       .failure = failure,
+                      .interrupt = [this] { communicator_.check_interrupt(); },
                       .give_up = [this](const std::string& why) { abort(why); }},
                      deadline);
   }

@@ -3,6 +3,7 @@
 #include <condition_variable>
 #include <deque>
 #include <exception>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <set>
@@ -19,6 +20,8 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
+constexpr std::chrono::milliseconds kLookEvery{20};
+
 class Exchange {
  public:
   void post(std::span<const std::byte> bytes, int source, int destination, int tag) {
@@ -32,11 +35,17 @@ class Exchange {
             int source,
             int destination,
             int tag,
-            std::chrono::milliseconds deadline) {
+            std::chrono::milliseconds deadline,
+            const std::function<void()>& interrupt) {
     std::unique_lock lock(mutex_);
     auto& box = mail_[{source, destination, tag}];
     const auto ready = [&] { return !box.empty() || lost_.contains(source); };
-    if (!arrived_.wait_for(lock, deadline, ready)) {
+    const auto end = std::chrono::steady_clock::now() + deadline;
+    while (!arrived_.wait_for(lock, kLookEvery, ready)) {
+      lock.unlock();
+      interrupt();
+      lock.lock();
+      if (std::chrono::steady_clock::now() < end) continue;
       throw Error(ErrorKind::kUnavailable,
                   "rank " + std::to_string(destination) + ": no message from rank " +
                       std::to_string(source) + " within " + std::to_string(deadline.count()) +
@@ -84,19 +93,31 @@ class ThreadCommunicator final : public PointToPointCommunicator {
   std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) override {
     return std::exchange(deadline_, deadline);
   }
+  void abandon() override {
+    is_abandoned_ = true;
+    exchange_.lose(rank_);
+  }
 
  private:
   void send_message(std::span<const std::byte> bytes, int destination, int tag) override {
+    check_not_abandoned();
     exchange_.post(bytes, rank_, destination, tag);
   }
   void receive_message(std::span<std::byte> bytes, int source, int tag) override {
-    exchange_.take(bytes, source, rank_, tag, deadline_);
+    check_not_abandoned();
+    exchange_.take(bytes, source, rank_, tag, deadline_, [this] { check_interrupt(); });
+  }
+  void check_not_abandoned() const {
+    if (!is_abandoned_) return;
+    throw Error(ErrorKind::kUnavailable,
+                "rank " + std::to_string(rank_) + ": an earlier call failed");
   }
 
   Exchange& exchange_;
   const int rank_;
   const int world_size_;
   std::chrono::milliseconds deadline_;
+  bool is_abandoned_ = false;
 };
 
 }  // namespace
@@ -136,6 +157,7 @@ std::unique_ptr<Communicator> make_single_communicator() {
     std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) override {
       return std::exchange(deadline_, deadline);
     }
+    void abandon() override {}
     void send_message(std::span<const std::byte> /*bytes*/,
                       int /*destination*/,
                       int /*tag*/) override {}

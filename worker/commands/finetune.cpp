@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <memory>
+#include <optional>
 
 #include "storage/file.hpp"
 #include "worker/commands/commands.hpp"
@@ -118,23 +119,28 @@ ExitCode run_joined(RunContext& run, const Options& options, Communicator& commu
     if (text.empty()) return ExitCode::kInterrupted;
     StandaloneContext unused;
     const auto task = nlohmann::json::parse(text).get<wire::Task>();
-    const bool finished = run_finetune(run, unused, task, communicator).finished;
+    const TaskResult result = run_finetune(run, unused, task, communicator);
+    if (result.ranks_parted) leave(ExitCode::kInterrupted);
     settle(communicator);
-    return finished ? ExitCode::kOk : ExitCode::kInterrupted;
+    return result.finished ? ExitCode::kOk : ExitCode::kInterrupted;
   }
-  CoordinatorClient client(
-      {.layout = run.layout(),
-       .endpoint = options.endpoint,
-       .hello = make_hello("mpi", options.token, run.device()),
-       .orphan_timeout = std::chrono::seconds(run.recipe().workers.orphan_timeout_s),
-       .holds = options.token,
-       .stop_signal = &stop_signal()});
-  const auto task = client.join();
+  std::optional<CoordinatorClient> client(
+      std::in_place,
+      ClientOptions{.layout = run.layout(),
+                    .endpoint = options.endpoint,
+                    .hello = make_hello("mpi", options.token, run.device()),
+                    .orphan_timeout = std::chrono::seconds(run.recipe().workers.orphan_timeout_s),
+                    .holds = options.token,
+                    .stop_signal = &stop_signal()});
+  const auto task = client->join();
   shared(task ? nlohmann::json(*task).dump() : std::string(), communicator);
   if (!task) return ExitCode::kInterrupted;
-  const TaskEnd end = execute(client, run.device(), *task, [&](TaskContext& context) {
+  bool parted = false;
+  const TaskEnd end = execute(*client, run.device(), *task, [&](TaskContext& context) {
     try {
-      return run_finetune(run, context, *task, communicator);
+      TaskResult result = run_finetune(run, context, *task, communicator);
+      parted = result.ranks_parted;
+      return result;
     } catch (const storage::Error& error) {
       std::fprintf(stderr, "hedgerow-worker: rank 0: %s\n", error.what());
       throw;
@@ -142,6 +148,10 @@ ExitCode run_joined(RunContext& run, const Options& options, Communicator& commu
   });
   // MPI_Finalize would wait for the others, who wait for us: leave at once, and mpirun ends them.
   if (end == TaskEnd::kFailed && communicator.world_size() > 1) leave(ExitCode::kFailed);
+  if (parted) {
+    client.reset();  // says goodbye
+    leave(ExitCode::kInterrupted);
+  }
   if (end != TaskEnd::kFailed) settle(communicator);
   return end == TaskEnd::kDone     ? ExitCode::kOk
          : end == TaskEnd::kFailed ? ExitCode::kFailed

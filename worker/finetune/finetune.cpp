@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <filesystem>
 #include <map>
@@ -42,17 +43,19 @@ class Finetune {
   Finetune(RunContext& run,
            TaskContext& context,
            const wire::Task& task,
-           Communicator& communicator)
+           Communicator& communicator,
+           const StopPatience& patience)
       : run_(run),
         context_(context),
         task_(task),
         communicator_(communicator),
+        patience_(patience),
         finetune_(run.recipe().finetune),
         student_(student_directory(task)),
         trainer_(
             run.config(),
             load_student(run.layout().resolve(student_), run.model(), run.device()),
-            load_outer(run.model(), run.compute_dtype(), run.device()),
+            load_outer(run.model(), run.compute_dtype(), run.device(), [this] { loading(0); }),
             [this](int layer) { return load(layer); },
             run.tokens(DataStage::kFinetune),
             trainer_options(),
@@ -62,6 +65,27 @@ class Finetune {
     if (is_root()) fs::create_directories(attempt_directory());
     if (task_.resume) resume();
     progress_.phase = "training";
+    communicator_.set_interrupt([this] { part_if_overdue(); });
+    try {
+      return train_to_the_end();
+    } catch (const Stopped&) {
+      return part();
+    } catch (const Error& error) {
+      // A peer that was told to stop as well may be gone before us.
+      if (error.kind() != ErrorKind::kUnavailable || !context_.should_stop()) throw;
+      return part();
+    }
+  }
+
+ private:
+  // Of whole steps: what the abandoned one has summed up is in no parameter yet.
+  TaskResult part() {
+    communicator_.abandon();
+    checkpoint();
+    return {.ranks_parted = true};
+  }
+
+  TaskResult train_to_the_end() {
     while (step() < finetune_.max_steps) {
       if (everyone_stops()) {
         checkpoint();
@@ -78,7 +102,6 @@ class Finetune {
     return finish();
   }
 
- private:
   [[nodiscard]] bool is_root() const { return communicator_.rank() == 0; }
   // data.finetune.validation_sequences = 0 leaves nothing to measure.
   [[nodiscard]] bool has_validation() {
@@ -94,22 +117,41 @@ class Finetune {
     options.finetune = finetune_;
     options.seed = run_.recipe().seed;
     options.stream = run_.stream();
-    options.alive = [this] { tell(); };
+    options.alive = [this] {
+      tell();
+      part_if_overdue();
+    };
     return options;
   }
 
-  LayerWeights load(int layer) {
+  // Throws Stopped.
+  void loading(int num_layers) {
     progress_.phase = "loading";
-    progress_.step = layer;
+    progress_.step = num_layers;
     progress_.num_steps = run_.config().num_hidden_layers;
     tell();
-    return load_layer(run_.model(), layer, run_.compute_dtype(), run_.device());
+    stop_if_told(context_);
+  }
+
+  LayerWeights load(int layer) {
+    return load_layer(run_.model(), layer, run_.compute_dtype(), run_.device(), [this, layer] {
+      loading(layer);
+    });
+  }
+
+  // Throws Stopped.
+  void part_if_overdue() {
+    if (!context_.should_stop()) return;
+    const auto now = std::chrono::steady_clock::now();
+    if (!told_to_stop_) told_to_stop_ = now;
+    if (now - *told_to_stop_ >= (is_root() ? patience_.root : patience_.other)) throw Stopped{};
   }
 
   bool everyone_stops() {
-    std::array<std::byte, 1> stops = {std::byte{is_root() && context_.should_stop()}};
-    communicator_.broadcast(stops, 0);
-    return stops[0] != std::byte{0};
+    const std::array<std::byte, 1> own = {std::byte{context_.should_stop()}};
+    const std::vector<std::byte> all = communicator_.all_gather(own);
+    return std::any_of(
+        all.begin(), all.end(), [](std::byte stops) { return stops != std::byte{0}; });
   }
 
   void train_step() {
@@ -234,6 +276,7 @@ class Finetune {
   TaskContext& context_;
   const wire::Task& task_;
   Communicator& communicator_;
+  StopPatience patience_;
   storage::FinetuneSection finetune_;
   std::string student_;
   // Before the trainer, whose construction already reports.
@@ -242,6 +285,7 @@ class Finetune {
   wire::Progress progress_;
   double validation_loss_ = 0.0;
   bool validated_ = false;
+  std::optional<std::chrono::steady_clock::time_point> told_to_stop_;
   std::map<std::int64_t, fs::path> checkpoints_;  // of this attempt, by step
   FinetuneTrainer trainer_;
 };
@@ -251,12 +295,23 @@ class Finetune {
 TaskResult run_finetune(RunContext& run,
                         TaskContext& context,
                         const wire::Task& task,
-                        Communicator& communicator) {
+                        Communicator& communicator,
+                        const StopPatience& stop_patience) {
   std::optional<Patience> patience(communicator);
-  Finetune stage(run, context, task, communicator);
-  communicator.barrier();  // each has its model: from here on they go step by step
+  std::optional<Finetune> stage;
+  communicator.set_interrupt([&context] { stop_if_told(context); });
+  try {
+    stage.emplace(run, context, task, communicator, stop_patience);
+    communicator.barrier();  // each has its model: from here on they go step by step
+  } catch (const Stopped&) {
+    communicator.abandon();
+    communicator.set_interrupt({});
+    return {.ranks_parted = true};  // nothing is lost but the loading
+  }
   patience.reset();
-  return stage.run();
+  const TaskResult result = stage->run();
+  communicator.set_interrupt({});
+  return result;
 }
 
 }  // namespace hedgerow::worker

@@ -1,7 +1,10 @@
 // The finetune stage as a task: what all ranks of the MPI job run. Rank 0 writes and talks; the
-// others compute. A stop request that reaches rank 0 is shared before each step, so that all ranks
-// leave together, checkpointed.
+// others compute. A stop request that reaches any rank is shared before each step, so that all
+// ranks leave together, checkpointed. A step that lasts longer than a stop may wait is abandoned by
+// rank 0, which holds all that is worth keeping: the state after the last whole step.
 #pragma once
+
+#include <chrono>
 
 #include "coordinator/wire/messages.hpp"
 #include "worker/comm/communicator.hpp"
@@ -10,14 +13,25 @@
 
 namespace hedgerow::worker {
 
-// task.inputs: the student's files; task.resume: a checkpoint, made at any world size. Collective;
-// `context` is used on rank 0 alone. Writes attempts/t<token>/{checkpoint.sN.safetensors,
+// How long the step that is under way may still take once a rank was told to stop; then rank 0
+// abandons it, writes its checkpoint and leaves, upon which mpirun ends the others. Another rank
+// that alone was told (its node goes) waits longer, because its leaving cuts rank 0's time short.
+struct StopPatience {
+  std::chrono::milliseconds root{1000}, other{6000};
+};
+
+// task.inputs: the student's files; task.resume: a checkpoint, made at any world size. Collective.
+// Writes attempts/t<token>/{checkpoint.sN.safetensors,
 // metrics.jsonl, adapter_*}. result: {"steps", "loss", "tokens", "seconds", "tokens_per_second",
 // "ranks"} and, if the tokens have a validation split, "validation_loss", "validation_perplexity".
-// Throws kUsage (ranks or data that do not fit the recipe), kCorrupt, kUnavailable (a lost rank).
+// `context` of the other ranks is only asked whether to stop. If this rank abandoned a step, the
+// communicator is abandoned too, and result.ranks_parted is true: the process leaves without
+// MPI_Finalize. Throws kUsage (ranks or data that do not fit the recipe), kCorrupt, kUnavailable (a
+// lost rank).
 TaskResult run_finetune(RunContext& run,
                         TaskContext& context,
                         const wire::Task& task,
-                        Communicator& communicator);
+                        Communicator& communicator,
+                        const StopPatience& patience = {});
 
 }  // namespace hedgerow::worker

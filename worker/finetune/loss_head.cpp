@@ -49,12 +49,14 @@ LossHead::LossHead(const storage::ModelConfig& config, const OuterWeights& outer
 LossHead::Result LossHead::run(const at::Tensor& hidden_states,
                                const Targets& targets,
                                double scale,
-                               bool with_gradient) const {
+                               bool with_gradient,
+                               const std::function<void()>& alive) const {
   const at::NoGradGuard no_gradients;
   Result result;
   const at::Tensor rows = hidden_states.reshape({-1, hidden_states.size(-1)});
   at::Tensor gradient = with_gradient ? at::zeros_like(rows) : at::Tensor();
   for (std::int64_t begin = 0; begin < targets.count(); begin += kChunkRows) {
+    alive();
     const std::int64_t count = std::min(kChunkRows, targets.count() - begin);
     const at::Tensor index = targets.rows.narrow(0, begin, count).to(rows.device());
     const at::Tensor token = targets.token.narrow(0, begin, count).to(rows.device());

@@ -97,7 +97,8 @@ double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
         layers_[i].forward(hidden, lora, static_cast<int>(i), keeps_tapes_ ? &tapes[i] : nullptr);
     options_.alive();
   }
-  auto [loss, flowing] = head_.run(hidden, targets_of(tokens_, sequences), scale, true);
+  auto [loss, flowing] =
+      head_.run(hidden, targets_of(tokens_, sequences), scale, true, options_.alive);
   for (std::size_t i = depth; i-- > 0;) {
     const int layer = static_cast<int>(i);
     LayerTape tape = keeps_tapes_ ? std::move(tapes[i]) : layers_[i].remake(inputs[i], lora, layer);
@@ -156,7 +157,7 @@ double FinetuneTrainer::validation_loss() {
       options_.alive();
     }
     sums[static_cast<std::size_t>(batch)] =
-        head_.run(hidden, targets_of(tokens_, real), 1.0, false).loss_sum;
+        head_.run(hidden, targets_of(tokens_, real), 1.0, false, options_.alive).loss_sum;
   }
   if (counted == 0) return 0.0;
   const auto all = communicator_.all_gather(std::as_bytes(std::span(sums)));

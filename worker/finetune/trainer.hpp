@@ -31,7 +31,8 @@ struct TrainerOptions {
   std::uint64_t seed = 0;
   at::ScalarType stream = at::kBFloat16;  // the residual stream is rounded to it after every layer
   std::int64_t tape_budget_bytes = kTapeBudgetBytes;
-  // Called on the computing thread after each layer of each pass: it is alive.
+  // Called on the computing thread after each layer of each pass and in the loss: it is alive. What
+  // it throws ends the step, whose update is then not made.
   std::function<void()> alive = [] {};
 };
 

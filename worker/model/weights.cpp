@@ -18,8 +18,10 @@ using storage::ErrorKind;
 // demand.
 class Expected {
  public:
-  Expected(const storage::ModelDirectory& model, std::vector<storage::TensorShape> tensors)
-      : model_(model), tensors_(std::move(tensors)) {}
+  Expected(const storage::ModelDirectory& model,
+           std::vector<storage::TensorShape> tensors,
+           Alive alive = {})
+      : model_(model), tensors_(std::move(tensors)), alive_(std::move(alive)) {}
 
   [[nodiscard]] const storage::TensorShape* find(const std::string& suffix) const {
     for (const storage::TensorShape& tensor : tensors_) {
@@ -33,9 +35,9 @@ class Expected {
                                     at::ScalarType dtype,
                                     const at::Device& device) const {
     const storage::TensorShape* tensor = find(suffix);
-    return tensor == nullptr ? at::Tensor()
-                             : view_of(model_.tensor(*tensor))
-                                   .to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
+    return tensor == nullptr
+               ? at::Tensor()
+               : view_of(*tensor).to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
   }
 
   [[nodiscard]] at::Tensor required(const std::string& suffix,
@@ -64,7 +66,7 @@ class Expected {
     std::int64_t row = 0;
     for (const std::string& suffix : suffixes) {
       const storage::TensorShape& tensor = *find(suffix);
-      all.narrow(0, row, tensor.shape.front()).copy_(view_of(model_.tensor(tensor)));
+      all.narrow(0, row, tensor.shape.front()).copy_(view_of(tensor));
       row += tensor.shape.front();
     }
     return all;
@@ -72,7 +74,9 @@ class Expected {
 
  private:
   // Over the mapped bytes, not a copy: valid while the model directory is.
-  static at::Tensor view_of(const storage::TensorView& view) {
+  [[nodiscard]] at::Tensor view_of(const storage::TensorShape& tensor) const {
+    if (alive_) alive_();
+    const storage::TensorView view = model_.tensor(tensor);
     return at::from_blob(const_cast<std::byte*>(view.bytes.data()),
                          view.shape,
                          at::TensorOptions(scalar_type(view.dtype)));
@@ -80,6 +84,7 @@ class Expected {
 
   const storage::ModelDirectory& model_;
   std::vector<storage::TensorShape> tensors_;
+  Alive alive_;
 };
 
 }  // namespace
@@ -87,8 +92,9 @@ class Expected {
 LayerWeights load_layer(const storage::ModelDirectory& model,
                         int layer_idx,
                         at::ScalarType compute_dtype,
-                        const at::Device& device) {
-  const Expected tensors(model, storage::layer_tensors(model.config(), layer_idx));
+                        const at::Device& device,
+                        const Alive& alive) {
+  const Expected tensors(model, storage::layer_tensors(model.config(), layer_idx), alive);
   const std::string attention = ".self_attn.";
   LayerWeights layer;
   layer.input_norm = tensors.required(".input_layernorm.weight", at::kFloat, device);
@@ -135,8 +141,9 @@ at::Tensor load_embedding(const storage::ModelDirectory& model,
 
 OuterWeights load_outer(const storage::ModelDirectory& model,
                         at::ScalarType compute_dtype,
-                        const at::Device& device) {
-  const Expected tensors(model, storage::outer_tensors(model.config()));
+                        const at::Device& device,
+                        const Alive& alive) {
+  const Expected tensors(model, storage::outer_tensors(model.config()), alive);
   OuterWeights outer;
   outer.embed_tokens = tensors.required("embed_tokens.weight", compute_dtype, device);
   outer.final_norm = tensors.required("model.norm.weight", at::kFloat, device);

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+
 #include "storage/model_config.hpp"
 
 namespace hedgerow::worker {
@@ -26,12 +28,16 @@ struct LayerWeights {
   // The matrices once more in oneDNN's blocked layout (bf16 on the CPU), or undefined.
   at::Tensor qkv_packed, o_packed, gate_up_packed, down_packed;
 };
+// Called before each tensor is read: one of a large model takes seconds. May throw.
+using Alive = std::function<void()>;
+
 // Throws kCorrupt naming tensor and file when a tensor is missing or has another shape than the
 // configuration says.
 LayerWeights load_layer(const storage::ModelDirectory& model,
                         int layer_idx,
                         at::ScalarType compute_dtype,
-                        const at::Device& device);
+                        const at::Device& device,
+                        const Alive& alive = {});
 // Packs the matrices for products of `rows` rows, which spares a repack in every product, and drops
 // the plain ones. A no-op where packing does not apply (fp32, other devices). For forward passes
 // without autograd only.
@@ -44,7 +50,8 @@ struct OuterWeights {
 };
 OuterWeights load_outer(const storage::ModelDirectory& model,
                         at::ScalarType compute_dtype,
-                        const at::Device& device);
+                        const at::Device& device,
+                        const Alive& alive = {});
 // The embedding alone: what capture of block 0 needs.
 at::Tensor load_embedding(const storage::ModelDirectory& model,
                           at::ScalarType compute_dtype,

@@ -232,6 +232,8 @@ ExitCode interrupted(const RunCommandOptions& options, Terminal& terminal) {
 ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const RunLayout layout(options.run);
   const InterruptScope interrupts;
+  // A run takes days, and what it says is for whoever looks on: it outlives its reader.
+  const ClosedPipeScope closed_pipe;
   const bool is_new = !fs::exists(layout.recipe());
   const auto say = [&terminal](const std::string& text) { terminal.say(text); };
   const Leftovers leftovers = is_new ? Leftovers{} : refuse_if_held(layout, {say});

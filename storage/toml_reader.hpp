@@ -1,0 +1,88 @@
+// The reading visitor of recipe_fields.hpp and cluster_file.cpp over toml++'s tree: takes what the
+// file has for each field that is visited, and reports together all that is wrong with it: wrong
+// types, values out of range, and keys that nobody visited, each with the one that was probably
+// meant. Private to storage/*.cpp.
+#pragma once
+
+// A wrong file is no bug of ours: without NDEBUG toml++ 3.3 asserts what its parser goes on to
+// refuse, as a key that begins with a control character.
+#define TOML_ASSERT(condition) static_assert(true)
+#include <toml++/toml.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "storage/error.hpp"
+#include "storage/recipe_check.hpp"
+
+namespace hedgerow::storage {
+
+class TomlReader {
+ public:
+  TomlReader(const toml::table& root, RecipeProblems& problems)
+      : root_(root), table_(&root), problems_(problems) {}
+
+  void section(std::string_view name, std::string_view comment);
+
+  template <typename T>
+  void field(std::string_view key, T& value, const FieldRules& rules) {
+    const std::string name = section_ + std::string(key);
+    const toml::node* node = take(key, name);
+    if (node == nullptr) return;
+    read(*node, name, value);
+    check_field(name, value, rules, problems_);
+  }
+
+  void report_unknown() { report_unknown(root_, ""); }
+
+ protected:
+  // What the section has under this key, which is known from now on; nullptr: nothing.
+  const toml::node* take(std::string_view key, const std::string& name);
+  void wrong_type(const toml::node& node, const std::string& name, const std::string& expected);
+  void read(const toml::node& node, const std::string& name, bool& value);
+  void read(const toml::node& node, const std::string& name, double& value);
+  void read(const toml::node& node, const std::string& name, int& value);
+  void read(const toml::node& node, const std::string& name, std::uint64_t& value);
+  void read(const toml::node& node, const std::string& name, std::string& value);
+  // Words of an enum, by word_to(std::string_view, Enum&) beside it.
+  template <typename Enum>
+  requires std::is_enum_v<Enum>
+  void read(const toml::node& node, const std::string& name, Enum& value) {
+    if (!node.is_string()) return wrong_type(node, name, "a string");
+    try {
+      word_to(**node.as_string(), value);
+    } catch (const Error& error) {
+      problems_.add_sentence(name, error.what());
+    }
+  }
+  template <typename T>
+  void read(const toml::node& node, const std::string& name, std::vector<T>& values) {
+    if (!node.is_array()) return wrong_type(node, name, "a list");
+    values.clear();
+    for (const toml::node& entry : *node.as_array()) {
+      T value{};
+      read(entry, name, value);
+      values.push_back(value);
+    }
+  }
+  void report_unknown(const toml::table& table, const std::string& prefix);
+
+  const toml::table& root_;
+  const toml::table* table_;
+  RecipeProblems& problems_;
+  std::string section_;
+
+ private:
+  [[nodiscard]] std::string suggestion(const std::string& name) const;
+
+  std::vector<std::string> known_;
+  std::vector<std::string> sections_;
+};
+
+// Throws kUsage with the place where the text is no TOML. `name` is the file's, for messages.
+[[nodiscard]] toml::table parse_toml(const std::string& text, const std::string& name);
+
+}  // namespace hedgerow::storage

@@ -1,0 +1,202 @@
+"""SIGTERM in the middle of a stage: how many seconds until its lease is back and its checkpoint lies on disk.
+
+A preempted node has 30 s; hedgerow promises 10. Each stage here has one forward, one layer or one step that alone takes
+longer than that, so that a task which looks up only between them fails. Prints one line of JSON a case.
+
+Catches: a loop over sequences, layers or tensors that does not ask whether to stop; a rank that waits for its peers first; a
+coordinator that answers a signal only when its children have.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import unittest
+from pathlib import Path
+from typing import IO
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+import job  # noqa: E402
+
+LIMIT_S = 10
+COMPUTED_S = 3  # of processor time in the task before the signal comes: loading is over, and the forward under way
+INTERRUPTED = 4
+
+RECIPE = """\
+seed = 7
+[model]
+path = "{model}"
+[data.transfer]
+seq_len = 1024
+validation_sequences = {forward}
+max_sequences = {all}
+split = "sequences"
+sources = [{{ path = "{text}", format = "text" }}]
+[data.finetune]
+seq_len = {finetune_len}
+validation_sequences = 4
+max_sequences = {finetune_all}
+split = "sequences"
+sources = [{{ path = "{text}", format = "text" }}]
+[data.evaluate]
+seq_len = 1024
+validation_sequences = {evaluated}
+split = "sequences"
+sources = [{{ path = "{text}", format = "text" }}]
+[attention]
+window = "terraced"
+window_size = 16
+[plan]
+layers_per_block = {layers_per_block}
+sequences_per_forward = {forward}
+compute_dtype = "fp32"    # the slower one of most processors: less memory for the same seconds
+[transfer]
+max_steps = 1
+sequences_per_step = {forward}
+validate_every = 1
+validation_sequences = {validated}
+[finetune]
+max_steps = 2
+sequences_per_step = {per_step}
+ranks = 2
+threads = 1
+validate_every = 0
+[workers]
+local = 1
+threads = 1
+"""
+SMALL = {"forward": 4, "all": 12, "validated": 4, "evaluated": 4, "layers_per_block": 4, "per_step": 4, "finetune_len": 128,
+         "finetune_all": 20}
+
+
+class Preempted:
+    """One run that is signalled while the task of `stage` computes."""
+
+    def __init__(self, test: unittest.TestCase, stage: str, **sizes: int) -> None:
+        recipe = RECIPE.format(**{**SMALL, **sizes}, model=job.cut_model(4), text=job.require_text())
+        self.job = job.Job(recipe=recipe)
+        test.addCleanup(self.job.close)
+        self.stage = stage
+        self.run = subprocess.Popen([self.job.bin / "hedgerow", "run", "--run", self.job.run_directory, "--recipe",
+                                     self.job.recipe], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                    stderr=self.enter_log(test))
+        test.addCleanup(self._end)
+
+    def enter_log(self, test: unittest.TestCase) -> IO:
+        log = (self.job.root / "stderr").open("w")
+        test.addCleanup(log.close)
+        return log
+
+    def _end(self) -> None:
+        if self.run.poll() is None:
+            self.run.kill()
+        self.run.wait()
+
+    def events(self) -> list[dict]:
+        ended = self.job.command("explain", "--all", "--json", "--run", self.job.run_directory)
+        events = json.loads(ended.out)["events"] if ended.code == 0 else []
+        return [event for event in events if event["subject"].startswith(self.stage)]
+
+    def pids(self, *words: str) -> list[int]:
+        """Processes of this run whose command line begins with these words, the program by its base name."""
+        found = []
+        for pid in self.job.processes():
+            try:
+                line = [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+            except OSError:
+                continue
+            if [Path(line[0]).name, *line[1:]][:len(words)] == list(words):
+                found.append(pid)
+        return found
+
+    def wait_until_it_computes(self, *program: str, granted: int = 1) -> None:
+        """Until the stage was granted so often, and its processes have computed for a while since."""
+        def has_begun() -> list[int] | None:
+            grants = sum(event["type"] == "granted" for event in self.events())
+            pids = self.pids(*program)
+            return pids if grants >= granted and pids else None
+
+        pids = job.wait_until(has_begun, self.run, 120)
+        begun = sum(map(processor_seconds, pids))
+        job.wait_until(lambda: True if sum(map(processor_seconds, pids)) - begun > COMPUTED_S else None, self.run, 120)
+
+    def signalled(self, pids: list[int], exits: bool = False) -> dict:
+        """SIGTERM to these; what was measured until the lease is returned and, if it exits, until `hedgerow run` has."""
+        released = sum(event["type"] in ("released", "failed") for event in self.events())
+        begun = time.monotonic()
+        for pid in pids:
+            os.kill(pid, signal.SIGTERM)
+
+        def is_released() -> bool | None:
+            return True if sum(event["type"] in ("released", "failed") for event in self.events()) > released else None
+
+        waits_for = self.run if not exits else Living()
+        job.wait_until(is_released, waits_for, 120)
+        measured = {"stage": self.stage, "seconds_to_lease_returned": round(time.monotonic() - begun, 2)}
+        if exits:
+            self.run.wait(120)
+            measured |= {"seconds_to_exit": round(time.monotonic() - begun, 2), "exit_code": self.run.returncode}
+        measured["ended_as"] = [event["type"] for event in self.events() if event["type"] in ("released", "failed")][-1]
+        return measured
+
+
+class Living:
+    """Stands for a process that may end while something is waited for."""
+
+    args = "hedgerow run"
+
+    def poll(self) -> None:
+        return None
+
+
+def processor_seconds(pid: int) -> float:
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+class InTheMiddleOfAStage(unittest.TestCase):
+    def check(self, measured: dict, whom: str) -> None:
+        print(json.dumps({"test": "preemption", "signalled": whom, "limit_s": LIMIT_S, **measured}), flush=True)
+        self.assertEqual(measured["ended_as"], "released", "a stop that was asked for counts as a failure")
+        self.assertLess(measured["seconds_to_lease_returned"], LIMIT_S)
+        self.assertEqual(measured.get("exit_code", INTERRUPTED), INTERRUPTED)
+
+    def check_pulled(self, stage: str, **sizes: int) -> None:
+        """SIGTERM to the worker, as an array task gets it, and, once its successor computes, to the coordinator."""
+        preempted = Preempted(self, stage, **sizes)
+        preempted.wait_until_it_computes("hedgerow-worker", "serve")
+        self.check(preempted.signalled(preempted.pids("hedgerow-worker", "serve")), "worker")
+        preempted.wait_until_it_computes("hedgerow-worker", "serve", granted=2)
+        self.check(preempted.signalled([preempted.run.pid], exits=True), "coordinator")
+
+    def test_capture(self) -> None:
+        self.check_pulled("capture", layers_per_block=3, forward=64, all=128)
+
+    def test_transfer_while_it_validates(self) -> None:
+        self.check_pulled("transfer", forward=64, all=128, validated=64)
+
+    def test_transfer_while_it_trains(self) -> None:
+        self.check_pulled("transfer", forward=64, all=128, validated=1)
+
+    def test_evaluation(self) -> None:
+        self.check_pulled("evaluate", evaluated=192)
+
+    def test_finetune(self) -> None:
+        sizes = {"per_step": 32, "finetune_len": 1024, "finetune_all": 68}
+        for whom, exits in (("ranks and mpirun", False), ("coordinator", True)):
+            with self.subTest(whom):
+                preempted = Preempted(self, "finetune", **sizes)
+                preempted.wait_until_it_computes("hedgerow-worker", "finetune")
+                pids = [preempted.run.pid] if exits else preempted.pids("mpirun") + preempted.pids("hedgerow-worker", "finetune")
+                self.check(preempted.signalled(pids, exits), whom)
+
+
+if __name__ == "__main__":
+    unittest.main()
