@@ -251,6 +251,11 @@ void Coordinator::act(const Intent& intent) {
       break;
     case IntentKind::kLaunchFinetune:
       if (mode_ != Mode::kServing) break;
+      if (config_.stops_before_finetune) {
+        leaves_finetune_ = true;
+        finished_ = RunPhase::kRunning;
+        break;
+      }
       mode_ = Mode::kDraining;
       drain_deadline_ = clock_.now() + kDrainPatience;
       desk_.stop_workers("the finetune stage needs the machine", Dispatcher::Spare::kFinetune);

@@ -26,6 +26,7 @@ struct CoordinatorConfig {
   int retries_with_new_seed = 0;
   JobSize size = {};  // for the status alone
   const std::atomic<int>* stop_requests = nullptr;
+  bool stops_before_finetune = false;
 };
 
 class Coordinator {
@@ -86,6 +87,7 @@ class Coordinator {
   wire::CoordinatorFile file_;
   std::optional<RunPhase> finished_;
   bool stopping_ = false;
+  bool leaves_finetune_ = false;   // everything else is done
   bool is_asked_to_stop_ = false;  // by people; stopping_ also when all is done
   bool changed_ = true;            // events since actions_for() was asked last
   bool dirty_ = true;              // something to show

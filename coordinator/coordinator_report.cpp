@@ -153,6 +153,9 @@ RunOutcome Coordinator::outcome(RunPhase phase) {
       outcome.exit_code = storage::ExitCode::kInterrupted;
       outcome.status.state = "stopped";
       outcome.summary = "stopped; the same command goes on";
+      if (!leaves_finetune_) break;
+      outcome.exit_code = storage::ExitCode::kOk;
+      outcome.summary = "all but the finetune stage is done";
       break;
   }
   replace_file(status_file(config_.layout), nlohmann::json(outcome.status).dump());

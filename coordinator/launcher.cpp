@@ -15,6 +15,7 @@ namespace {
 
 constexpr int kMaxSilentDeaths = 5;
 constexpr std::chrono::seconds kLongestBackoff{32};
+constexpr const char* kLauncherUuid = "launcher";
 
 std::chrono::seconds backoff_after(int deaths) {
   return std::min(kLongestBackoff, std::chrono::seconds(1 << std::min(deaths - 1, 5)));
@@ -47,6 +48,11 @@ LocalWorkers::LocalWorkers(LauncherConfig config, const Clock& clock)
                       .process = std::nullopt,
                       .start_after = clock_.now()});
   }
+  if (config_.worker_launcher.empty()) return;
+  slots_.push_back({.uuid = kLauncherUuid,
+                    .process = std::nullopt,
+                    .start_after = clock_.now(),
+                    .is_launcher = true});
 }
 
 std::filesystem::path LocalWorkers::log_of(const Slot& slot) const {
@@ -76,9 +82,35 @@ void LocalWorkers::note_incarnation(const std::string& uuid, std::uint64_t incar
 }
 
 void LocalWorkers::note_hello(const std::string& uuid) {
+  bool is_local = false;
   for (Slot& slot : slots_) {
-    if (slot.uuid == uuid) slot.silent_deaths = 0;
+    if (slot.uuid != uuid) continue;
+    slot.silent_deaths = 0;
+    is_local = true;
   }
+  if (is_local) return;
+  for (Slot& slot : slots_) {
+    if (slot.is_launcher) slot.silent_deaths = 0;
+  }
+}
+
+// What ended although workers are wanted starts again, later each time.
+void LocalWorkers::note_end(Slot& slot, const ProcessExit& exit) {
+  ++slot.silent_deaths;
+  if (slot.silent_deaths >= kMaxSilentDeaths) {
+    throw storage::Error(
+        storage::ErrorKind::kUnavailable,
+        (slot.is_launcher ? config_.worker_launcher.string() : "worker " + slot.uuid) + " " +
+            exit.text() + ", five times without " + (slot.is_launcher ? "a worker " : "") +
+            "reaching the coordinator; " + log_of(slot).string() +
+            " ends:" + tail_of(log_of(slot)));
+  }
+  // Workers that were told to stop by somebody else: their node is being taken, and so are we,
+  // soon.
+  const bool is_taken =
+      slot.is_launcher && exit.code == static_cast<int>(storage::ExitCode::kInterrupted);
+  slot.start_after =
+      clock_.now() + (is_taken ? kLongestBackoff : backoff_after(slot.silent_deaths));
 }
 
 std::vector<EndedWorker> LocalWorkers::tend(bool wanted, const std::string& endpoint) {
@@ -91,19 +123,12 @@ std::vector<EndedWorker> LocalWorkers::tend(bool wanted, const std::string& endp
       const bool in_order =
           exit->known && exit->signal == 0 &&
           (exit->code == 0 || exit->code == static_cast<int>(storage::ExitCode::kInterrupted));
-      ended.push_back({slot.uuid, slot.incarnation, exit->text(), in_order});
+      if (!slot.is_launcher) ended.push_back({slot.uuid, slot.incarnation, exit->text(), in_order});
       slot.process.reset();
       if (!wanted) continue;
-      ++slot.silent_deaths;
-      if (slot.silent_deaths >= kMaxSilentDeaths) {
-        throw storage::Error(storage::ErrorKind::kUnavailable,
-                             "worker " + slot.uuid + " " + exit->text() +
-                                 ", five times without reaching the coordinator; " +
-                                 log_of(slot).string() + " ends:" + tail_of(log_of(slot)));
-      }
-      slot.start_after = clock_.now() + backoff_after(slot.silent_deaths);
+      note_end(slot, *exit);
     }
-    const bool own = index < static_cast<std::size_t>(config_.local_workers);
+    const bool own = index < static_cast<std::size_t>(config_.local_workers) || slot.is_launcher;
     if (wanted && own && clock_.now() >= slot.start_after) start(slot, endpoint);
   }
   return ended;
@@ -111,6 +136,11 @@ std::vector<EndedWorker> LocalWorkers::tend(bool wanted, const std::string& endp
 
 void LocalWorkers::start(Slot& slot, const std::string& endpoint) {
   ++slot.incarnation;
+  if (slot.is_launcher) {
+    slot.process =
+        ChildProcess::start({config_.worker_launcher.string()}, log_of(slot), *config_.processes);
+    return;
+  }
   std::vector<std::string> argv = {config_.worker_binary.string(),
                                    "serve",
                                    "--run",
@@ -128,9 +158,12 @@ void LocalWorkers::start(Slot& slot, const std::string& endpoint) {
   slot.process = ChildProcess::start(argv, log_of(slot), *config_.processes);
 }
 
+// srun answers SIGTERM by killing its tasks; SIGUSR1 it hands on to them, and they take it for the
+// same request.
 void LocalWorkers::signal_all(int number) {
   for (Slot& slot : slots_) {
-    if (slot.process) slot.process->signal(number);
+    if (slot.process)
+      slot.process->signal(slot.is_launcher && number == SIGTERM ? SIGUSR1 : number);
   }
 }
 
@@ -156,6 +189,10 @@ std::vector<wire::ChildRecord> LocalWorkers::children() const {
 void MpiStage::start(std::uint64_t token, const std::string& student, const std::string& endpoint) {
   std::vector<std::string> argv = {"mpirun", "--oversubscribe", "--bind-to", "none"};
   if (::geteuid() == 0) argv.emplace_back("--allow-run-as-root");
+  // Time between the warning and the kill where a node's daemon goes down with its node: rank 0 is
+  // elsewhere and writes the checkpoint. A second on one host, where all ranks hear of it
+  // themselves.
+  if (config_.nodes > 1) argv.insert(argv.end(), {"--mca", "odls_base_sigkill_timeout", "3"});
   // Containers deny the ptrace that the single-copy path needs; gradients are small.
   for (const char* word : {"--mca", "btl_vader_single_copy_mechanism", "none", "-n"})
     argv.emplace_back(word);

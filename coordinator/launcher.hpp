@@ -20,9 +20,13 @@ struct LauncherConfig {
   std::filesystem::path run_directory;
   std::filesystem::path logs;
   int local_workers = 0;
+  // A program that starts workers elsewhere, as srun does, hands SIGUSR1 on to them (the request to
+  // stop), and ends when they have ended; empty: none.
+  std::filesystem::path worker_launcher{};
   int threads = 1;  // of a worker process
   int ranks = 1;    // of the MPI stage
   int threads_per_rank = 1;
+  int nodes = 1;  // that mpirun has
   Processes* processes = &host_processes();
   std::string host = wire::this_host();
 };
@@ -35,7 +39,8 @@ struct EndedWorker {
 };
 
 // Local workers are called <host>-<slot>, so that a restart is a new incarnation of the same
-// worker.
+// worker. The worker launcher is tended like one of them, but is none: its workers say who they
+// are.
 [[nodiscard]] std::string local_worker_uuid(int slot, const std::string& host = wire::this_host());
 
 class LocalWorkers {
@@ -45,7 +50,8 @@ class LocalWorkers {
   void adopt(const std::vector<wire::ChildRecord>& children);
   // The next incarnation of this worker exceeds `incarnation`.
   void note_incarnation(const std::string& uuid, std::uint64_t incarnation);
-  void note_hello(const std::string& uuid);  // it came up: its next restart need not wait
+  // It came up: its next restart need not wait, nor the launcher's if it is no local one.
+  void note_hello(const std::string& uuid);
 
   // Reaps, and while `wanted` starts missing ones (after a backoff of 1 to 32 s if they keep
   // dying). Throws kUnavailable, with the end of its log, when a worker died five times without
@@ -63,7 +69,9 @@ class LocalWorkers {
     std::optional<ChildProcess> process;
     int silent_deaths = 0;  // in a row, without a hello
     TimePoint start_after;
+    bool is_launcher = false;
   };
+  void note_end(Slot& slot, const ProcessExit& exit);
   void start(Slot& slot, const std::string& endpoint);
   [[nodiscard]] std::filesystem::path log_of(const Slot& slot) const;
 

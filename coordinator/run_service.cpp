@@ -10,6 +10,7 @@
 #include "coordinator/router_socket.hpp"
 #include "coordinator/run_inputs.hpp"
 #include "coordinator/term.hpp"
+#include "coordinator/wire/allocation.hpp"
 #include "storage/build_info.hpp"
 #include "storage/file.hpp"
 
@@ -131,6 +132,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
     return done;
   }
   storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
+  const std::optional<wire::Allocation> allocation = wire::own_allocation();
   CoordinatorConfig config{
       .layout = layout,
       .dispatcher = dispatcher_config(options, layout, replayed, recipe, plan, local_workers),
@@ -138,13 +140,18 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
                    .run_directory = layout.root(),
                    .logs = layout.logs(),
                    .local_workers = local_workers,
+                   .worker_launcher = options.worker_launcher.empty()
+                                          ? fs::path()
+                                          : fs::absolute(options.worker_launcher),
                    .threads = threads_per_process(recipe.workers.threads, local_workers),
                    .ranks = recipe.finetune.ranks,
                    .threads_per_rank =
-                       threads_per_process(recipe.finetune.threads, recipe.finetune.ranks)},
+                       threads_per_process(recipe.finetune.threads, recipe.finetune.ranks),
+                   .nodes = allocation ? allocation->nodes : 1},
       .retries_with_new_seed = recipe.transfer.retries_with_new_seed,
       .size = size_of(recipe, plan),
-      .stop_requests = options.stop_requests};
+      .stop_requests = options.stop_requests,
+      .stops_before_finetune = options.stops_before_finetune};
   const SteadyClock clock;
   Term term = open_term(layout, replayed, std::move(folded), clock);
   RouterSocket socket({.bind = recipe.workers.bind,

@@ -22,6 +22,11 @@ struct RunOptions {
   std::filesystem::path worker_binary;  // empty: hedgerow-worker beside the running executable
   std::optional<int>
       local_workers;  // instead of workers.local; 0: only workers that join from elsewhere
+  // A program that starts workers elsewhere (srun) and ends with them: started whenever workers are
+  // wanted, and waited for before the finetune stage. Empty: none.
+  std::filesystem::path worker_launcher = {};
+  bool stops_before_finetune =
+      false;          // everything else is done here, that stage by another command
   std::string build;  // version and git hash, for the hello and the journal
   // Raised by signal handlers. 1: grant nothing more, children checkpoint and exit, then return
   // kInterrupted; 2: do not wait for them. Null: never.

@@ -294,6 +294,19 @@ RunStatus read_status(const storage::RunLayout& layout) {
   return status;
 }
 
+Opening find_opening(const storage::RunLayout& layout) {
+  const std::optional<RunStatus> published = published_status(layout);
+  if (!published) return {};
+  if (!coordinator_lives(wire::read_coordinator_file(layout), published)) {
+    const bool is_over = published->state == "done" || published->state == "partial";
+    return {is_over ? Opening::Kind::kOver : Opening::Kind::kNobody, ""};
+  }
+  const TaskStatus* finetune = published->task("finetune");
+  const bool is_busy =
+      published->is_stopping || (finetune != nullptr && finetune->state == "running");
+  return {is_busy ? Opening::Kind::kBusy : Opening::Kind::kWelcome, published->endpoint};
+}
+
 std::vector<ExplainedEvent> explain(const storage::RunLayout& layout, int block) {
   if (!std::filesystem::exists(layout.journal_directory())) return {};
   std::vector<ExplainedEvent> events;

@@ -92,6 +92,20 @@ void require_run(const storage::RunLayout& layout);
 // directory.
 [[nodiscard]] RunStatus read_status(const storage::RunLayout& layout);
 
+// What somebody finds who would like to join a run as a worker. Without reading the journal: for
+// those who look again and again.
+struct Opening {
+  enum class Kind {
+    kNobody,   // no coordinator, and work is left, as far as is known
+    kOver,     // done, or partial
+    kBusy,     // the finetune stage has the workers' place
+    kWelcome,  // at `endpoint`
+  };
+  Kind kind = Kind::kNobody;
+  std::string endpoint;
+};
+[[nodiscard]] Opening find_opening(const storage::RunLayout& layout);
+
 struct ExplainedEvent {
   std::uint64_t term = 0, seq = 0;
   std::string at;       // UTC

@@ -17,7 +17,10 @@ static_assert(std::atomic<int>::is_always_lock_free, "a signal handler touches i
 // alarm ends it.
 constexpr unsigned kLastResortSeconds = 5;
 
-void on_signal(int /*number*/) {
+// A batch system says SIGTERM to every process of a job and once more through its shell: that is
+// one request. Only a person's second Ctrl-C means more than the first.
+void on_signal(int number) {
+  if (number != SIGINT && interrupts.load() > 0) return;
   if (interrupts.fetch_add(1) > 0) alarm(kLastResortSeconds);
 }
 

@@ -1,7 +1,7 @@
 // Ctrl-C, SIGTERM and SIGUSR1 (what Slurm sends ahead of a wall-time limit): the first asks the
-// command to stop where it can go on later (exit code 4), the second to end now, without waiting
-// for its children. Signals belong to the process, so the count does too; a command that runs long
-// opens a scope.
+// command to stop where it can go on later (exit code 4), a Ctrl-C after that to end now, without
+// waiting for its children. Signals belong to the process, so the count does too; a command that
+// runs long opens a scope.
 #pragma once
 
 #include <atomic>

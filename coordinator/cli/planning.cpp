@@ -9,6 +9,7 @@
 #include "coordinator/cli/inspection.hpp"
 #include "coordinator/cli/tokenizing.hpp"
 #include "coordinator/fold.hpp"
+#include "coordinator/wire/allocation.hpp"
 #include "coordinator/wire/gpus.hpp"
 #include "coordinator/wire/processor.hpp"
 #include "storage/build_info.hpp"
@@ -92,10 +93,13 @@ void resolve_for_this_machine(Recipe& recipe) {
     recipe.plan.compute_dtype = has_fast_bf16 ? "bf16" : "fp32";
   }
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  if (recipe.workers.threads == 0)
-    recipe.workers.threads = std::max(1, cores / std::max(1, recipe.workers.local));
-  if (recipe.finetune.threads == 0)
-    recipe.finetune.threads = std::max(1, cores / std::max(1, recipe.finetune.ranks));
+  const std::optional<wire::Allocation> allocation = wire::own_allocation();
+  const auto share = [&](int processes) {
+    return allocation ? allocation->threads_per_task(cores)
+                      : std::max(1, cores / std::max(1, processes));
+  };
+  if (recipe.workers.threads == 0) recipe.workers.threads = share(recipe.workers.local);
+  if (recipe.finetune.threads == 0) recipe.finetune.threads = share(recipe.finetune.ranks);
 }
 
 Plan plan_of(const Recipe& recipe, const fs::path& directory) {

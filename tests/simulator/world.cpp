@@ -47,7 +47,8 @@ bool World::Host::is_alive(const wire::ProcessId& id) const {
 }
 
 wire::ProcessId World::Host::start(const std::vector<std::string>& argv,
-                                   const std::filesystem::path&) {
+                                   const std::filesystem::path&,
+                                   std::optional<int>) {
   WorkerSetup setup{
       .uuid = option(argv, "--worker"),
       .incarnation = std::strtoull(option(argv, "--incarnation").c_str(), nullptr, 10),

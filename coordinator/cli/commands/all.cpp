@@ -10,6 +10,7 @@ std::span<const Command> all_commands() {
       Command{"plan", "say what a run will take, and refuse what does not fit", declare_plan},
       Command{"keygen", "make the keys of a run that other hosts may join", declare_keygen},
       Command{"run", "start a run, or go on with it", declare_run},
+      Command{"submit", "hand a run to the batch system of a cluster", declare_submit},
       Command{"stop", "ask a run to checkpoint and stop", declare_stop},
       Command{"worker", "join a run with a worker on this machine", declare_worker},
       Command{"status", "show where a run stands", declare_status},

@@ -9,6 +9,7 @@ RunCommand declare_init(CLI::App& app);
 RunCommand declare_plan(CLI::App& app);
 RunCommand declare_keygen(CLI::App& app);
 RunCommand declare_run(CLI::App& app);
+RunCommand declare_submit(CLI::App& app);
 RunCommand declare_stop(CLI::App& app);
 RunCommand declare_worker(CLI::App& app);
 RunCommand declare_status(CLI::App& app);

@@ -28,7 +28,7 @@ using storage::Recipe;
 using storage::RunLayout;
 
 struct RunCommandOptions {
-  std::string run, recipe, device;
+  std::string run, recipe, device, worker_launcher, stop_before;
   int workers = -1;
 };
 
@@ -67,11 +67,12 @@ void make_directory(const fs::path& directory) {
                            error.message() + "; name a place where you may write with --run");
 }
 
-// Keys are made before a run that other hosts may join begins.
-bool holds_nothing_but_keys(const RunLayout& layout) {
-  return std::all_of(fs::directory_iterator(layout.root()), fs::directory_iterator(), [&](const auto& entry) {
-    return entry.path() == layout.keys_directory();
-  });
+// Empty, but for what other commands prepare for a run that is yet to begin: keys, job scripts.
+bool holds_no_run(const RunLayout& layout) {
+  return std::all_of(
+      fs::directory_iterator(layout.root()), fs::directory_iterator(), [&](const auto& entry) {
+        return entry.path() == layout.keys_directory() || entry.path().filename() == "slurm";
+      });
 }
 
 Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
@@ -79,7 +80,7 @@ Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Term
           options.run + " is no run directory yet; give --recipe FILE to start one there");
   require(!fs::exists(layout.root()) || fs::is_directory(layout.root()),
           options.run + " is a file; name a new directory with --run");
-  require(!fs::exists(layout.root()) || holds_nothing_but_keys(layout),
+  require(!fs::exists(layout.root()) || holds_no_run(layout),
           options.run + " holds other files and no run.toml; choose a new directory");
   Recipe recipe = ready_recipe(options, layout);
   make_directory(layout.root());
@@ -255,6 +256,8 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   run_options.run_directory = layout.root();
   run_options.worker_binary = worker_binary(terminal.console());
   if (options.workers >= 0) run_options.local_workers = options.workers;
+  run_options.worker_launcher = options.worker_launcher;
+  run_options.stops_before_finetune = options.stop_before == "finetune";
   run_options.build = storage::build();
   run_options.stop_requests = &num_interrupts();
   run_options.reload_requests = &num_reloads();
@@ -288,8 +291,19 @@ RunCommand declare_run(CLI::App& app) {
                  "local workers in place of the recipe's; 0: only those that join from elsewhere")
       ->type_name("N")
       ->check(CLI::Range(0, 4096).description(""));
+  app.add_option("--worker-launcher",
+                 options->worker_launcher,
+                 "a program that starts workers elsewhere, as by srun, and ends with them; started "
+                 "whenever workers are wanted")
+      ->type_name("FILE");
+  one_of(app.add_option("--stop-before",
+                        options->stop_before,
+                        "leave this stage to another command, once all before it is done"),
+         {"finetune"});
   return [options](Terminal& terminal) {
     options->run = run_or_here(options->run);
+    require(options->worker_launcher.empty() || fs::exists(options->worker_launcher),
+            "--worker-launcher " + options->worker_launcher + ": no such file");
     return run_run(*options, terminal);
   };
 }

@@ -1,8 +1,10 @@
 #include <CLI/CLI.hpp>
+#include <chrono>
 #include <memory>
 
 #include "coordinator/cli/child.hpp"
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/programs.hpp"
 #include "coordinator/status.hpp"
 #include "storage/recipe.hpp"
@@ -15,12 +17,52 @@ using storage::ExitCode;
 struct WorkerOptions {
   std::string run, connect, key;
   int threads = 0;
+  int wait_seconds = 0;
 };
+
+constexpr std::chrono::seconds kLookEvery{2};
+
+enum class Waited { kWelcome, kOver, kInterrupted };
+
+// Until a coordinator has room for workers, or the run is over. Throws kUnavailable when the time
+// is.
+Waited wait_for_opening(const WorkerOptions& options,
+                        const storage::RunLayout& layout,
+                        std::string& endpoint,
+                        Terminal& terminal) {
+  const InterruptScope interrupts;
+  const auto end = terminal.console().now() + std::chrono::seconds(options.wait_seconds);
+  while (true) {
+    const Opening opening = find_opening(layout);
+    endpoint = opening.endpoint;
+    if (is_interrupted()) return Waited::kInterrupted;
+    if (opening.kind == Opening::Kind::kWelcome) return Waited::kWelcome;
+    if (opening.kind == Opening::Kind::kOver) return Waited::kOver;
+    if (terminal.console().now() >= end) {
+      throw storage::Error(storage::ErrorKind::kUnavailable,
+                           "no coordinator of " + options.run + " had room for a worker within " +
+                               std::to_string(options.wait_seconds) + " s; 'hedgerow run --run " +
+                               options.run + "' starts one");
+    }
+    std::ignore = terminal.console().wait_for_key(kLookEvery);
+  }
+}
 
 ExitCode run_worker(const WorkerOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
-  require_run(layout);
   std::string endpoint = options.connect;
+  if (options.wait_seconds > 0 && endpoint.empty()) {
+    switch (wait_for_opening(options, layout, endpoint, terminal)) {
+      case Waited::kInterrupted:
+        return ExitCode::kInterrupted;
+      case Waited::kOver:
+        terminal.say(options.run + " is over: no worker is wanted");
+        return ExitCode::kOk;
+      case Waited::kWelcome:
+        break;
+    }
+  }
+  require_run(layout);
   if (endpoint.empty()) {
     const RunStatus status = read_status(layout);
     require(!status.endpoint.empty(),
@@ -52,8 +94,16 @@ RunCommand declare_worker(CLI::App& app) {
       ->check(CLI::Range(1, 4096).description(""));
   app.add_option("--key", options->key, "the key pair to use, of 'keygen --worker NAME'")
       ->type_name("NAME");
+  app.add_option(
+         "--wait",
+         options->wait_seconds,
+         "how long to wait for a coordinator that has work; also for one that is yet to begin "
+         "the run")
+      ->type_name("SECONDS")
+      ->check(CLI::Range(0, 31536000).description(""));
   return [options](Terminal& terminal) {
-    options->run = run_or_here(options->run);
+    if (options->wait_seconds == 0) options->run = run_or_here(options->run);
+    require(!options->run.empty(), "missing: --run DIR (the run directory)");
     return run_worker(*options, terminal);
   };
 }

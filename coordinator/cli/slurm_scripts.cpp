@@ -1,0 +1,322 @@
+#include "coordinator/cli/slurm_scripts.hpp"
+
+#include <algorithm>
+#include <utility>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+using storage::Cluster;
+using storage::SlurmSection;
+using storage::SlurmShape;
+
+// How long a worker of an array looks for a coordinator before it asks Slurm whether there will be
+// one.
+constexpr int kWorkerWaitSeconds = 60;
+
+const std::string& first_of(const std::string& a, const std::string& b) {
+  return a.empty() ? b : a;
+}
+
+// [finetune], with what it leaves out from [workers]; as many nodes as its ranks need.
+SlurmShape finetune_shape(const SlurmJob& job) {
+  const SlurmShape& workers = job.cluster.workers;
+  SlurmShape shape = job.cluster.finetune;
+  if (shape.tasks_per_node == 0) shape.tasks_per_node = std::max(1, workers.tasks_per_node);
+  if (shape.nodes == 0) shape.nodes = (job.ranks + shape.tasks_per_node - 1) / shape.tasks_per_node;
+  if (shape.gpus_per_task == 0 && shape.gres.empty()) {
+    shape.gpus_per_task = workers.gpus_per_task;
+    shape.gres = workers.gres;
+  }
+  if (shape.cpus_per_task == 0) shape.cpus_per_task = workers.cpus_per_task;
+  shape.memory = first_of(shape.memory, workers.memory);
+  shape.partition = first_of(shape.partition, workers.partition);
+  shape.qos = first_of(shape.qos, workers.qos);
+  shape.time = first_of(shape.time, workers.time);
+  if (shape.srun.empty()) shape.srun = workers.srun;
+  return shape;
+}
+
+class Directives {
+ public:
+  void option(const std::string& name, const std::string& value) {
+    if (!value.empty()) text_ += "#SBATCH --" + name + "=" + shell_word(value) + "\n";
+  }
+  void number(const std::string& name, int value) {
+    if (value > 0) option(name, std::to_string(value));
+  }
+  void line(const std::string& text) { text_ += "#SBATCH " + text + "\n"; }
+  [[nodiscard]] const std::string& text() const { return text_; }
+
+ private:
+  std::string text_;
+};
+
+void ask_for_devices(const SlurmShape& shape, Directives& ask) {
+  ask.option("gres", shape.gres);
+  // Of the node and not of a task: mpirun's own daemons are steps of one task a node, and would see
+  // a single GPU.
+  ask.number("gpus-per-node", shape.gpus_per_task * std::max(1, shape.tasks_per_node));
+}
+
+// A path in which Slurm finds no pattern of its own, as %j.
+std::string without_patterns(std::string path) {
+  for (std::size_t at = 0; (at = path.find('%', at)) != std::string::npos; at += 2)
+    path.insert(at, "%");
+  return path;
+}
+
+// Everything above the first command. `log` may hold Slurm's patterns.
+std::string head(const SlurmJob& job,
+                 const SlurmShape& shape,
+                 SlurmRole role,
+                 const std::string& log) {
+  const SlurmSection& slurm = job.cluster.slurm;
+  Directives ask;
+  ask.option("job-name", job.name + "-" + std::string(to_string(role)));
+  ask.option("output", without_patterns(job.run) + "/slurm/" + log);
+  ask.line("--open-mode=append");  // a round goes on in the log of the one before
+  ask.line("--requeue");
+  ask.option("signal", "B:USR1@" + std::to_string(slurm.signal_seconds));
+  ask.option("time", first_of(shape.time, slurm.time));
+  ask.option("partition", first_of(shape.partition, slurm.partition));
+  ask.option("account", slurm.account);
+  ask.option("qos", first_of(shape.qos, slurm.qos));
+  ask.number("nodes", std::max(1, shape.nodes));
+  ask.number("ntasks-per-node", std::max(1, shape.tasks_per_node));
+  ask.number("cpus-per-task", shape.cpus_per_task);
+  ask.option("mem", shape.memory);
+  ask_for_devices(shape, ask);
+  for (const auto* options : {&slurm.sbatch, &shape.sbatch}) {
+    for (const std::string& option : *options) ask.line(option);
+  }
+  return "#!/bin/bash\n# Written by 'hedgerow submit --slurm', which writes it anew each time.\n" +
+         ask.text();
+}
+
+// Variables, modules and the cluster's own lines.
+std::string begin(const SlurmJob& job) {
+  std::string text = "run=" + shell_word(job.run) + "\nhedgerow=" + shell_word(job.hedgerow) + "\n";
+  for (const std::string& module : job.cluster.slurm.modules)
+    text += "module load " + shell_word(module) + "\n";
+  for (const std::string& line : job.cluster.slurm.prologue) text += line + "\n";
+  return text;
+}
+
+// The words of srun that start one worker a task.
+std::string srun_words(const SlurmShape& shape) {
+  // A worker that dies takes no other with it.
+  std::string words = "srun --kill-on-bad-exit=0 --wait=0";
+  // From Slurm 22.05 on, steps do not take this over from the job.
+  if (shape.cpus_per_task > 0) words += " --cpus-per-task=" + std::to_string(shape.cpus_per_task);
+  if (shape.gpus_per_task > 0) words += " --gpus-per-task=" + std::to_string(shape.gpus_per_task);
+  for (const std::string& option : shape.srun) words += " " + shell_word(option);
+  return words;
+}
+
+// What `hedgerow run` starts whenever it wants workers, and waits for before it needs the nodes.
+SlurmScript launcher(const SlurmJob& job, const SlurmShape& shape, const std::string& file) {
+  return {
+      SlurmRole::kLauncher,
+      file,
+      "#!/bin/bash\n# Written by 'hedgerow submit --slurm'. One worker a task of the allocation.\n"
+      "exec " +
+          srun_words(shape) + " --open-mode=append --output=" +
+          shell_word(without_patterns(job.run) + "/logs/worker-%N-%j.%t.log") + " \\\n  " +
+          shell_word(job.hedgerow) + " worker --run " + shell_word(job.run) + " --wait " +
+          std::to_string(kWorkerWaitSeconds) + "\n"};
+}
+
+// Signals reach the batch shell alone. It hands them on (as SIGUSR1: srun answers SIGTERM by
+// killing its tasks), remembers them, and tells the end of the command from the interruption of its
+// own wait. Used by each script as `supervise COMMAND...`.
+constexpr const char* kSupervise = R"sh(
+told= signals=0 child=
+hand_on() { told=$1 signals=$((signals + 1)); [ -z "$child" ] || kill -USR1 "$child" 2>/dev/null; }
+trap 'hand_on limit' USR1  # the wall-time limit is near, or Slurm preempts and says so
+trap 'hand_on end' TERM    # Slurm ends the job: preempted, or cancelled
+
+supervise() {  # supervise COMMAND...: its exit code is in $code
+  local seen
+  "$@" &
+  child=$!
+  [ "$signals" = 0 ] || kill -USR1 "$child"  # it came in between
+  while :; do
+    seen=$signals
+    wait "$child"
+    code=$?
+    [ "$seen" = "$signals" ] && break
+  done
+  [ "$code" = 138 ] && code=4  # told before it could listen
+  child=
+}
+)sh";
+
+// Slurm counts the rounds. A job that somebody cancelled is not running any more when it hears of
+// it.
+constexpr const char* kBackToTheQueue = R"sh(
+back_to_the_queue() {
+  if [ "${SLURM_RESTART_COUNT:-0}" -ge @max_requeues@ ]; then
+    echo "hedgerow: requeued @max_requeues@ times, which is slurm.max_requeues; submit it again to go on" >&2
+    return
+  fi
+  if [ "$told" = end ] && [ "$(squeue --noheader --job "$SLURM_JOB_ID" --format %T 2>/dev/null)" != RUNNING ]; then
+    return
+  fi
+  echo "hedgerow: round $((${SLURM_RESTART_COUNT:-0} + 1)) is over, checkpointed; job $SLURM_JOB_ID goes back to the queue"
+  scontrol requeue "$SLURM_JOB_ID"
+}
+)sh";
+
+constexpr const char* kCoordinate = R"sh(
+arguments=(run --run "$run" --workers 0@options@)
+@recipe@supervise "$hedgerow" "${arguments[@]}"
+# 4: interrupted, and can go on. Without a signal it was 'hedgerow stop', which means it.
+[ "$code" = 4 ] && [ -n "$told" ] && back_to_the_queue
+exit "$code"
+)sh";
+
+constexpr const char* kRecipe =
+    R"sh(# The recipe is for the run's beginning, or what was changed since; later rounds go on with what the run recorded.
+[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$run/run.toml" ] || arguments+=(--recipe "$run/slurm/@file@")
+)sh";
+
+constexpr const char* kArrayWorker = R"sh(
+# Whether the job that coordinates is over; not if Slurm does not answer.
+coordinator_is_over() {
+  local said
+  if said=$(squeue --noheader --job "$(cat "$run/slurm/@coordinator_job@")" --format %T 2>&1); then
+    [ -z "$said" ]
+  else
+    [[ $said = *"Invalid job id"* ]]
+  fi
+}
+
+while [ -z "$told" ]; do
+  supervise @srun@ "$hedgerow" worker --run "$run" --wait @wait@
+  [ -z "$told" ] || break
+  coordinator_is_over && exit 0
+  [ "$code" = 2 ] && exit 2  # another version, or no such run: the same again would end the same
+  # 4 without a word to this shell: the step alone was ended, as when Slurm is about to preempt the job.
+  pause=5
+  [ "$code" = 4 ] && pause=40
+  supervise sleep "$pause"
+done
+back_to_the_queue
+exit 4
+)sh";
+
+using Words = std::vector<std::pair<std::string, std::string>>;
+
+// The text with each @name@ replaced.
+std::string filled(std::string text, const Words& words) {
+  for (const auto& [name, value] : words) {
+    const std::string place = "@" + name + "@";
+    for (std::size_t at = 0; (at = text.find(place, at)) != std::string::npos; at += value.size())
+      text.replace(at, place.size(), value);
+  }
+  return text;
+}
+
+std::string functions(const SlurmJob& job) {
+  return kSupervise + filled(kBackToTheQueue,
+                             {{"max_requeues", std::to_string(job.cluster.slurm.max_requeues)}});
+}
+
+// A job whose batch step is the coordinator.
+SlurmScript coordinating(const SlurmJob& job,
+                         SlurmRole role,
+                         const SlurmShape& shape,
+                         const std::string& launcher_file) {
+  const std::string name(to_string(role));
+  std::string options, recipe;
+  if (!launcher_file.empty()) options += " --worker-launcher \"$run/slurm/" + launcher_file + "\"";
+  if (job.finetunes_apart && role != SlurmRole::kFinetune) options += " --stop-before finetune";
+  if (role != SlurmRole::kFinetune) recipe = filled(kRecipe, {{"file", kSlurmRecipe}});
+  return {role,
+          name + ".sbatch",
+          head(job, shape, role, name + "-%j.log") + begin(job) + functions(job) +
+              filled(kCoordinate, {{"options", options}, {"recipe", recipe}})};
+}
+
+// One task of the array: workers that come and go.
+SlurmScript array_worker(const SlurmJob& job) {
+  SlurmShape shape = job.cluster.workers;
+  shape.nodes = 1;
+  return {SlurmRole::kWorker,
+          "worker.sbatch",
+          head(job, shape, SlurmRole::kWorker, "worker-%A_%a.log") + "#SBATCH --array=0-" +
+              std::to_string(job.array_tasks - 1) + "\n" + begin(job) + functions(job) +
+              filled(kArrayWorker,
+                     {{"srun", srun_words(shape)},
+                      {"wait", std::to_string(kWorkerWaitSeconds)},
+                      {"coordinator_job", kCoordinatorJob}})};
+}
+
+void check_ranks(const SlurmJob& job, const SlurmShape& shape, const std::string& section) {
+  const int tasks = std::max(1, shape.nodes) * std::max(1, shape.tasks_per_node);
+  if (job.ranks <= tasks) return;
+  throw storage::Error(
+      storage::ErrorKind::kUsage,
+      "finetune.ranks = " + std::to_string(job.ranks) + " of the recipe, but [" + section +
+          "] of the cluster file has nodes x tasks_per_node = " + std::to_string(tasks) +
+          " tasks; ask for more nodes, or lower finetune.ranks");
+}
+
+}  // namespace
+
+std::string shell_word(std::string_view text) {
+  std::string word = "'";
+  for (const char c : text) {
+    if (c == '\'') {
+      word += "'\\''";
+    } else {
+      word += c;
+    }
+  }
+  return word + "'";
+}
+
+std::string_view to_string(SlurmRole role) {
+  switch (role) {
+    case SlurmRole::kRun:
+      return "run";
+    case SlurmRole::kCoordinator:
+      return "coordinator";
+    case SlurmRole::kWorker:
+      return "worker";
+    case SlurmRole::kFinetune:
+      return "finetune";
+    case SlurmRole::kLauncher:
+      break;
+  }
+  return "launcher";
+}
+
+std::vector<SlurmScript> slurm_scripts(const SlurmJob& job) {
+  std::vector<SlurmScript> scripts;
+  if (job.array_tasks > 0) {
+    SlurmShape shape = job.cluster.coordinator;
+    shape.nodes = shape.tasks_per_node = 1;
+    if (!job.finetunes_apart) check_ranks(job, shape, "coordinator");
+    // The last evaluation follows the finetune stage; the array is there for it too.
+    scripts.push_back(coordinating(job, SlurmRole::kCoordinator, shape, ""));
+    scripts.push_back(array_worker(job));
+  } else {
+    const SlurmShape& shape = job.cluster.workers;
+    if (!job.finetunes_apart) check_ranks(job, shape, "workers");
+    scripts.push_back(coordinating(job, SlurmRole::kRun, shape, "workers.sh"));
+    scripts.push_back(launcher(job, shape, "workers.sh"));
+  }
+  if (job.finetunes_apart) {
+    const SlurmShape shape = finetune_shape(job);
+    check_ranks(job, shape, "finetune");
+    scripts.push_back(coordinating(job, SlurmRole::kFinetune, shape, "finetune-workers.sh"));
+    scripts.push_back(launcher(job, shape, "finetune-workers.sh"));
+  }
+  return scripts;
+}
+
+}  // namespace hedgerow::coordinator::cli

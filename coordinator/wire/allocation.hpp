@@ -1,0 +1,25 @@
+// The nodes that a batch system gave to this process, as its environment tells: how many tasks
+// share a node, and how many processors each of them has. Slurm is the one that is known.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+namespace hedgerow::wire {
+
+struct Allocation {
+  int nodes = 1;
+  int tasks_per_node = 1;
+  int cpus_per_task = 0;  // 0: it was not asked for
+  // Threads of a process that is one of the tasks, on a node with so many cores.
+  [[nodiscard]] int threads_per_task(int cores) const;
+};
+
+// nullopt: this process is in no job.
+[[nodiscard]] std::optional<Allocation> own_allocation();
+// The same of any environment: the value of a variable, or nullptr.
+[[nodiscard]] std::optional<Allocation> allocation_of(
+    const std::function<const char*(const char* name)>& variable);
+
+}  // namespace hedgerow::wire
