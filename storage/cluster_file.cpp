@@ -52,10 +52,14 @@ void check_time(const std::string& name, const std::string& value, RecipeProblem
 void read_shape(TomlReader& reader,
                 const std::string& section,
                 SlurmShape& shape,
+                bool is_one_task,
                 RecipeProblems& problems) {
   reader.section(section, "");
-  reader.field("nodes", shape.nodes, {"", 0, 1e6});
-  reader.field("tasks_per_node", shape.tasks_per_node, {"", 0, 1e4});
+  if (!is_one_task) {
+    reader.field("nodes", shape.nodes, {"", 0, 1e6});
+    reader.field("tasks_per_node", shape.tasks_per_node, {"", 0, 1e4});
+    reader.field("srun", shape.srun, {""});
+  }
   reader.field("gpus_per_task", shape.gpus_per_task, {"", 0, 1024});
   reader.field("cpus_per_task", shape.cpus_per_task, {"", 0, 1e5});
   for (auto [key, value] : {std::pair("gres", &shape.gres),
@@ -67,7 +71,6 @@ void read_shape(TomlReader& reader,
     check_line(section + "." + key, *value, problems);
   }
   reader.field("sbatch", shape.sbatch, {""});
-  reader.field("srun", shape.srun, {""});
   check_time(section + ".time", shape.time, problems);
   check_options(section + ".sbatch", shape.sbatch, problems);
   check_options(section + ".srun", shape.srun, problems);
@@ -107,9 +110,9 @@ Cluster Cluster::parse(const std::string& toml, const std::string& name) {
   RecipeProblems problems(name);
   TomlReader reader(root, problems);
   read_slurm(reader, cluster.slurm, problems);
-  read_shape(reader, "workers", cluster.workers, problems);
-  read_shape(reader, "coordinator", cluster.coordinator, problems);
-  read_shape(reader, "finetune", cluster.finetune, problems);
+  read_shape(reader, "workers", cluster.workers, false, problems);
+  read_shape(reader, "coordinator", cluster.coordinator, true, problems);
+  read_shape(reader, "finetune", cluster.finetune, false, problems);
   reader.field(
       "allocation", cluster.finetune_allocation, {.comment = "", .choices = "auto|same|own"});
   reader.report_unknown();

@@ -149,5 +149,79 @@ TEST_F(LocalWorkersTest, LivingOnesAreAdoptedAndNotStartedTwice) {
   static_cast<void>(tend_until_one_ends(first));
 }
 
+class WorkerLauncherTest : public LocalWorkersTest {
+ protected:
+  LauncherConfig launched(const std::string& body) {
+    LauncherConfig launched = config(body);
+    launched.worker_launcher = launched.worker_binary;
+    launched.local_workers = 0;
+    return launched;
+  }
+  [[nodiscard]] int num_starts() const {
+    std::ifstream file(directory_ / "starts");
+    int lines = 0;
+    for (std::string line; std::getline(file, line);) ++lines;
+    return lines;
+  }
+  // Tends until the launcher runs, or has ended if it is not to.
+  void tend_until(LocalWorkers& workers, bool wanted, bool runs) {
+    do {
+      EXPECT_TRUE(workers.tend(wanted, "tcp://127.0.0.1:1").empty()) << "it is no worker";
+      clock_.advance(std::chrono::seconds(1));
+      std::this_thread::yield();
+    } while (workers.all_gone() == runs);
+  }
+};
+
+TEST_F(WorkerLauncherTest, RunsWheneverWorkersAreWantedAndIsWaitedForElse) {
+  const std::string pipe = directory_ / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  LocalWorkers workers(launched("read line < " + pipe), clock_);
+  EXPECT_TRUE(workers.all_gone());
+  tend_until(workers, true, true);
+  static_cast<void>(workers.tend(false, ""));
+  EXPECT_FALSE(workers.all_gone()) << "its workers may still have the node";
+  std::ofstream(pipe) << "go\n";
+  tend_until(workers, false, false);
+  tend_until(workers, true, true);
+  std::ofstream(pipe) << "go\n";
+  tend_until(workers, false, false);
+  EXPECT_EQ(num_starts(), 2);
+}
+
+// srun answers SIGTERM by killing its tasks.
+TEST_F(WorkerLauncherTest, IsAskedToStopBySigusr1) {
+  LocalWorkers workers(launched("trap 'exit 0' USR1\necho ready > " +
+                                (directory_ / "ready").string() + "\nwhile :; do sleep 0.02; done"),
+                       clock_);
+  tend_until(workers, true, true);
+  while (!std::filesystem::exists(directory_ / "ready")) std::this_thread::yield();
+  workers.signal_all(SIGTERM);
+  tend_until(workers, false, false);
+}
+
+TEST_F(WorkerLauncherTest, OneThatNeverBringsAWorkerEndsTheRunWithItsLogButNotOneWhoseWorkersCame) {
+  const auto starts_before_it_gives_up = [&](LocalWorkers& workers, bool workers_come) {
+    const int before = num_starts();
+    try {
+      while (num_starts() - before < 8) {
+        static_cast<void>(workers.tend(true, ""));
+        if (workers_come) workers.note_hello("elsewhere-1");
+        clock_.advance(std::chrono::seconds(1));
+        std::this_thread::yield();
+      }
+      workers.signal_all(SIGKILL);
+    } catch (const storage::Error& error) {
+      EXPECT_NE(std::string(error.what()).find("srun: no such partition"), std::string::npos)
+          << error.what();
+    }
+    return num_starts() - before;
+  };
+  LocalWorkers silent(launched("echo srun: no such partition; exit 1"), clock_);
+  EXPECT_EQ(starts_before_it_gives_up(silent, false), 5);
+  LocalWorkers heard(launched("echo srun: no such partition; exit 1"), clock_);
+  EXPECT_GE(starts_before_it_gives_up(heard, true), 8);
+}
+
 }  // namespace
 }  // namespace hedgerow::coordinator

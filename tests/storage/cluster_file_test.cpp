@@ -1,0 +1,154 @@
+#include "storage/cluster_file.hpp"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "storage/error.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+std::string refusal(const std::string& toml) {
+  try {
+    (void)Cluster::parse(toml, "cluster.toml");
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    return error.what();
+  }
+  return "accepted";
+}
+
+TEST(Cluster, AnEmptyFileIsOneNodeOfWhateverTheClusterTakesByItself) {
+  const Cluster cluster = Cluster::parse("", "cluster.toml");
+  EXPECT_EQ(cluster, Cluster{});
+  EXPECT_EQ(cluster.workers.nodes, 1);
+  EXPECT_EQ(cluster.slurm.signal_seconds, 180);
+}
+
+TEST(Cluster, EveryKeyIsRead) {
+  const Cluster cluster = Cluster::parse(R"([slurm]
+partition = "a"
+account = "b"
+qos = "c"
+time = "1-00:00:00"
+signal_seconds = 20
+max_requeues = 3
+modules = ["m1", "m2"]
+prologue = ["export A=1"]
+sbatch = ["--exclusive"]
+hedgerow = "/shared/hedgerow"
+bind = "ib0"
+[workers]
+nodes = 2
+tasks_per_node = 3
+gpus_per_task = 4
+cpus_per_task = 5
+memory = "6G"
+partition = "d"
+qos = "e"
+time = "30"
+sbatch = ["--nice"]
+srun = ["--cpu-bind=cores"]
+[coordinator]
+gres = "gpu:1"
+[finetune]
+allocation = "own"
+nodes = 7
+)",
+                                         "cluster.toml");
+  Cluster expected;
+  expected.slurm = {.partition = "a",
+                    .account = "b",
+                    .qos = "c",
+                    .time = "1-00:00:00",
+                    .signal_seconds = 20,
+                    .max_requeues = 3,
+                    .modules = {"m1", "m2"},
+                    .prologue = {"export A=1"},
+                    .sbatch = {"--exclusive"},
+                    .hedgerow = "/shared/hedgerow",
+                    .bind = "ib0"};
+  expected.workers = {.nodes = 2,
+                      .tasks_per_node = 3,
+                      .gpus_per_task = 4,
+                      .cpus_per_task = 5,
+                      .gres = "",
+                      .memory = "6G",
+                      .partition = "d",
+                      .qos = "e",
+                      .time = "30",
+                      .sbatch = {"--nice"},
+                      .srun = {"--cpu-bind=cores"}};
+  expected.coordinator.gres = "gpu:1";
+  expected.finetune.nodes = 7;
+  expected.finetune_allocation = "own";
+  EXPECT_EQ(cluster, expected);
+}
+
+TEST(Cluster, AMisspeltKeyIsNamedWithItsLineAndTheLikelyKey) {
+  EXPECT_THAT(refusal("[slurm]\npartiton = \"gpu\"\n"),
+              HasSubstr("cluster.toml:2: slurm.partiton is not a known key; did you mean "
+                        "slurm.partition?"));
+  EXPECT_THAT(refusal("[slurm]\ngpus_per_task = 1\n"),
+              HasSubstr("cluster.toml:2: slurm.gpus_per_task is not a known key; did you mean "
+                        "workers.gpus_per_task?"));
+}
+
+TEST(Cluster, AllProblemsAreReportedAtOnce) {
+  const std::string text = refusal(R"([slurm]
+time = "one day"
+signal_seconds = 5
+sbatch = ["exclusive"]
+partition = "a\nb"
+[workers]
+nodes = "two"
+gres = "gpu:4"
+gpus_per_task = 1
+[finetune]
+allocation = "mine"
+)");
+  for (const char* part :
+       {"cluster.toml:2: slurm.time = \"one day\": expected minutes, HH:MM:SS or D-HH:MM:SS",
+        "cluster.toml:3: slurm.signal_seconds = 5: expected at least 10",
+        "cluster.toml:4: slurm.sbatch = \"exclusive\": expected an option",
+        "cluster.toml:5: slurm.partition has a line break",
+        "cluster.toml:7: workers.nodes expected an integer, found a string",
+        "cluster.toml:8: workers.gres = \"gpu:4\" and workers.gpus_per_task = 1 both ask for GPUs",
+        "cluster.toml:11: finetune.allocation = \"mine\": expected one of auto, same, own"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+}
+
+TEST(Cluster, TimesAreThoseThatSlurmTakes) {
+  for (const char* time :
+       {"30", "90:00", "24:00:00", "2-12", "2-12:30", "2-12:30:00", "UNLIMITED"}) {
+    EXPECT_EQ(refusal(std::string("[slurm]\ntime = \"") + time + "\"\n"), "accepted") << time;
+  }
+  for (const char* time : {"1d", "1:2:3:4", "-5", "5-", "1-2-3", "12:00-1", "::"}) {
+    EXPECT_THAT(refusal(std::string("[slurm]\ntime = \"") + time + "\"\n"), HasSubstr("slurm.time"))
+        << time;
+  }
+}
+
+TEST(Cluster, TheShippedExampleIsValid) {
+  const Cluster cluster = Cluster::load(HEDGEROW_SOURCE_DIR "/deploy/slurm/cluster.example.toml");
+  EXPECT_EQ(cluster.workers.tasks_per_node, 4);
+  EXPECT_THAT(cluster.slurm.modules, ElementsAre("openmpi/4.1"));
+  EXPECT_EQ(cluster.finetune_allocation, "auto");
+}
+
+TEST(Cluster, AMissingFileSaysWhereAnExampleIs) {
+  try {
+    (void)Cluster::load("/no/such/cluster.toml");
+    FAIL() << "read";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_THAT(error.what(), HasSubstr("cluster.example.toml"));
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::storage
