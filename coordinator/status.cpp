@@ -132,6 +132,17 @@ bool coordinator_lives(const std::optional<wire::CoordinatorFile>& file,
   return storage::wall_seconds() - storage::seconds_of_utc(published->updated_at) < kFreshSeconds;
 }
 
+// Its tasks are shown as running, and they do run, although nobody coordinates them.
+void warn_of_orphans(const wire::CoordinatorFile& file, RunStatus& status) {
+  const std::size_t count = wire::orphans_of(file).size();
+  if (count == 0) return;
+  status.warnings.push_back(
+      "its coordinator (pid " + std::to_string(file.process.pid) + ") is gone, and " +
+      std::to_string(count) + " of its processes on " + file.host + (count == 1 ? " goes" : " go") +
+      " on without it: 'hedgerow run --run " + status.run +
+      "' takes them over, 'hedgerow stop --run " + status.run + "' ends them");
+}
+
 // What the recipe says of the work, and what the coordinator that planned it left behind.
 JobSize size_of(const storage::RunLayout& layout, const std::optional<RunStatus>& published) {
   JobSize size;
@@ -284,6 +295,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;
+  if (const auto file = wire::read_coordinator_file(layout)) warn_of_orphans(*file, status);
   fill_status(status,
               folded.state,
               folded.times,

@@ -52,6 +52,15 @@ bool is_alive(const ProcessId& process) {
   return process.pid > 0 && process_with(process.pid) == process;
 }
 
+std::vector<ChildRecord> orphans_of(const CoordinatorFile& file) {
+  std::vector<ChildRecord> orphans;
+  if (file.host != this_host() || is_alive(file.process)) return orphans;
+  for (const ChildRecord& child : file.children) {
+    if (is_alive(child.process)) orphans.push_back(child);
+  }
+  return orphans;
+}
+
 std::string this_host() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "unknown";

@@ -46,6 +46,9 @@ struct CoordinatorFile {
   std::vector<ChildRecord> children;
 };
 
+// Processes of this host that its coordinator started and left behind: it is dead, they are not.
+[[nodiscard]] std::vector<ChildRecord> orphans_of(const CoordinatorFile& file);
+
 [[nodiscard]] std::string this_host();
 // nullopt: there is none, or it is unreadable (then the journal's exclusive segment still keeps two
 // coordinators apart).

@@ -1,6 +1,11 @@
 // The commands that read a run directory: status, watch, explain, logs, check, clean, stop, worker.
+#include <csignal>
+#include <fstream>
+
 #include "coordinator/cli/inspection.hpp"
+#include "coordinator/process.hpp"
 #include "coordinator/status.hpp"
+#include "coordinator/wire/coordinator_file.hpp"
 #include "storage/checkpoint.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
 #include "tests/coordinator/cli_small_run.hpp"
@@ -225,6 +230,89 @@ TEST_F(RunDirectory, CleanLeavesABoundaryOfWhichAShardIsToBeMadeAgain) {
   for (const Surplus& surplus : find_surplus(run_.layout, state)) {
     EXPECT_EQ(surplus.boundary, -1) << surplus.path;
   }
+}
+
+TEST_F(RunDirectory, StopEndsWhatADeadCoordinatorLeftBehindAndStatusSaysThatItIsThere) {
+  ChildProcess orphan = ChildProcess::start({"sleep", "1000"}, run_.scratch / "log");
+  wire::write_coordinator_file(run_.layout,
+                               {.host = wire::this_host(),
+                                .process = {.pid = 1 << 30, .start_ticks = 1},
+                                .term = 1,
+                                .endpoint = "tcp://127.0.0.1:1",
+                                .started_at = "",
+                                .beat = 0,
+                                .children = {{"mpi", 0, 5, orphan.id()}}});
+  EXPECT_NE(run_here({"status"}).out.find("1 of its processes on"), std::string::npos)
+      << run_here({"status"}).out;
+  FakeConsole console;
+  console.on_wait = [&] { std::ignore = orphan.poll(); };  // reaps it
+  const Answer stopped = run_here({"stop"}, console);
+  EXPECT_EQ(stopped.code, 0) << stopped.err;
+  EXPECT_NE(stopped.out.find("stopped; 'hedgerow run"), std::string::npos) << stopped.out;
+  EXPECT_EQ(orphan.poll()->signal, SIGUSR1);
+  EXPECT_NE(run_here({"stop"}).out.find("nothing runs here"), std::string::npos);
+  EXPECT_EQ(run_here({"status"}).out.find("of its processes"), std::string::npos);
+}
+
+class WaitingWorker : public RunDirectory {
+ protected:
+  void publish(const std::string& state, const std::string& finetune = "waiting") {
+    RunStatus status = read_status(run_.layout);
+    status.state = state;
+    status.term = 7;
+    status.endpoint = "tcp://127.0.0.1:1";
+    for (TaskStatus& task : status.tasks) {
+      if (task.id == "finetune") task.state = finetune;
+    }
+    fs::create_directories(run_.layout.logs());
+    nlohmann::json json = status;
+    storage::write_atomically(run_.layout.logs() / "status.json", json.dump());
+  }
+  void coordinate() {
+    wire::write_coordinator_file(run_.layout,
+                                 {.host = wire::this_host(),
+                                  .process = wire::this_process(),
+                                  .term = 7,
+                                  .endpoint = "tcp://127.0.0.1:1",
+                                  .started_at = "",
+                                  .beat = 0,
+                                  .children = {}});
+  }
+  // Waits two minutes by the console's clock; `news` comes while it waits for the third time.
+  Answer wait(const std::function<void()>& news) {
+    FakeConsole console;
+    int looks = 0;
+    console.on_wait = [&, looks]() mutable {
+      if (++looks == 3) news();
+    };
+    // In place of the worker: says what it is started with.
+    const fs::path program = run_.scratch / "worker";
+    std::ofstream(program) << "#!/bin/sh\nexit 0\n";
+    console.variables["HEDGEROW_WORKER"] = (run_.scratch / "no-such-worker").string();
+    return run_here({"worker", "--wait", "120"}, console);
+  }
+};
+
+TEST_F(WaitingWorker, JoinsOnceACoordinatorHasRoomAndNotWhileTheFinetuneStageHasTheNodes) {
+  EXPECT_EQ(find_opening(run_.layout).kind, Opening::Kind::kNobody);
+  publish("running", "running");
+  EXPECT_EQ(find_opening(run_.layout).kind, Opening::Kind::kNobody) << "nobody coordinates";
+  coordinate();
+  EXPECT_EQ(find_opening(run_.layout).kind, Opening::Kind::kBusy);
+  const Answer answer = wait([&] { publish("running"); });
+  EXPECT_EQ(find_opening(run_.layout).kind, Opening::Kind::kWelcome);
+  EXPECT_NE(answer.err.find("no-such-worker"), std::string::npos) << "it came to starting one\n"
+                                                                  << answer.err;
+}
+
+TEST_F(WaitingWorker, EndsWellWhenTheRunIsOverAndSaysWhenNobodyCame) {
+  const Answer over = wait([&] { publish("done"); });
+  EXPECT_EQ(over.code, 0);
+  EXPECT_NE(over.err.find("no worker is wanted"), std::string::npos) << over.err;
+  fs::remove(run_.layout.logs() / "status.json");
+  const Answer nobody = wait([] {});
+  EXPECT_EQ(nobody.code, 5);
+  EXPECT_NE(nobody.err.find("had room for a worker within 120 s"), std::string::npos) << nobody.err;
 }
 
 TEST_F(RunDirectory, StopAndWorkerSayThatNothingRuns) {

@@ -59,7 +59,8 @@ class CoordinatorRun : public RunFixture {
         {.layout = layout_,
          .dispatcher = config,
          .launcher = {.worker_binary = "", .run_directory = layout_.root(), .logs = layout_.logs()},
-         .stop_requests = stop_requests},
+         .stop_requests = stop_requests,
+         .stops_before_finetune = stops_before_finetune_},
         {.mailbox = socket,
          .clock = clock_,
          .assemble =
@@ -147,6 +148,7 @@ class CoordinatorRun : public RunFixture {
 
   SteadyClock clock_;
   bool saw_stopping_ = false;
+  bool stops_before_finetune_ = false;
   std::atomic<int> reload_requests_{0};
 };
 

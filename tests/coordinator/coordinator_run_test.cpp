@@ -36,6 +36,20 @@ TEST_F(CoordinatorRun, TwoWorkersFinishARunOverRealSockets) {
   EXPECT_EQ(status.stages.front().done, 4);
 }
 
+TEST_F(CoordinatorRun, TheFinetuneStageCanBeLeftToAnotherCommand) {
+  geometry_.finetunes = true;
+  geometry_.evaluates.emplace_back("lora");
+  stops_before_finetune_ = true;
+  std::jthread worker([this] { serve(*connect("w", endpoint_of_next_coordinator())); });
+  const RunOutcome outcome = coordinate();
+  EXPECT_EQ(outcome.exit_code, storage::ExitCode::kOk) << outcome.summary;
+  EXPECT_EQ(outcome.summary, "all but the finetune stage is done");
+  EXPECT_EQ(num_records("granted"), 4 + 3 + 1 + 2) << "captures, transfers, assemble, evaluations";
+  const RunStatus status = read_status(layout_);
+  EXPECT_EQ(status.state, "stopped");
+  EXPECT_EQ(status.task("finetune")->state, "ready");
+}
+
 TEST_F(CoordinatorRun, UnkeptBoundariesAreGoneAtTheEnd) {
   recipe_.plan.keep_boundaries = "none";
   std::jthread worker([this] { serve(*connect("w", endpoint_of_next_coordinator())); });

@@ -379,32 +379,6 @@ TEST_F(DispatcherTest, TheMpiStageJoinsWithItsTokenAndIsSparedWhenTheOthersMustS
   EXPECT_EQ(num_records("failed"), 0);
 }
 
-// mpirun ends the ranks by the same signal when one of them has died.
-TEST_F(DispatcherTest, AnMpiStageThatStopsUnaskedIsJudgedByItsLauncherAndOtherwiseReleasedAtOnce) {
-  geometry_.finetunes = true;
-  for (const bool is_asked : {false, true}) {
-    std::filesystem::remove_all(layout_.journal_directory());
-    reopen();
-    const std::uint64_t token = desk_->grant_unpulled(TaskId::finetune(), "mpi", seconds(300));
-    wire::Hello rank0;
-    rank0.worker = {"mpi", token};
-    rank0.version = "1";
-    rank0.held = wire::Task{};
-    rank0.held->kind = wire::TaskKind::kFinetune;
-    rank0.held->fencing_token = token;
-    say("mpi", rank0);
-    desk_->stop_workers("why",
-                        is_asked ? Dispatcher::Spare::kNobody : Dispatcher::Spare::kFinetune);
-    static_cast<void>(desk_->flush());
-    EXPECT_FALSE(desk_->gave_back(token));
-    const auto reply = say("mpi", wire::Released{{"mpi", token}, token, "SIGTERM"});
-    EXPECT_EQ(wire::type_of(reply), "committed") << "or it would be said again and again";
-    EXPECT_TRUE(desk_->gave_back(token));
-    EXPECT_EQ(num_records("released"), is_asked ? 1 : 0);
-    EXPECT_EQ(desk_->state().holder(token) == nullptr, is_asked);
-  }
-}
-
 TEST_F(DispatcherTest, LongInputListsGoThroughAFile) {
   geometry_.num_shards = 300;
   geometry_.shards_per_capture = 300;
