@@ -24,7 +24,8 @@ T = TypeVar("T")
 PR_SET_CHILD_SUBREAPER = 36
 PROGRAMS = ["munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "mpirun"]
 START_S = 30
-LOOKS = 8
+STAYS_S = 3
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 
 CONF = """\
 ClusterName=hedgerow
@@ -135,7 +136,7 @@ class Cluster:
         self._partitions = partitions
         self._daemons: dict[str, subprocess.Popen] = {}
         self._closing = threading.Event()
-        self._missing: dict[str, int] = {}  # how often in a row a job was in no queue
+        self._ended_since: dict[str, float] = {}
         self._write_configuration()
         self.environment = {**os.environ, "SLURM_CONF": str(self.root / "slurm.conf")}
         try:
@@ -206,14 +207,17 @@ class Cluster:
         return done.stdout if done.returncode == 0 else ""
 
     def is_gone(self, job: str) -> bool | None:
-        """True once neither the job nor a task of it is in the queue; None until then, and while Slurm does not say.
+        """True once the job and all its tasks have ended for good; None until then, and while Slurm does not say.
 
-        On its way back to the queue a job is in none for a moment, so it must be missing for a few looks.
+        On its way back to the queue a job has ended for a moment, so it must stay ended for a while.
         """
-        done = subprocess.run(["squeue", "-h", "-r", "-o", "%i"], env=self.environment, capture_output=True, text=True)
-        is_there = done.returncode != 0 or any(each.split("_")[0] == job for each in done.stdout.split())
-        self._missing[job] = 0 if is_there else self._missing.get(job, 0) + 1
-        return True if self._missing[job] > LOOKS else None
+        states = {word for line in self.ask("squeue", "-h", "-r", "-t", "all", "-o", "%i %T").splitlines()
+                  for number, word in [line.split()] if number.split("_")[0] == job}
+        if not states or not states <= ENDED:
+            self._ended_since.pop(job, None)
+            return None
+        since = self._ended_since.setdefault(job, time.monotonic())
+        return True if time.monotonic() - since > STAYS_S else None
 
     def wait_until_gone(self, job: str, patience_s: float) -> None:
         wait_until(lambda: self.is_gone(job), patience_s, f"the end of job {job}")
