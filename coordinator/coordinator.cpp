@@ -254,6 +254,7 @@ void Coordinator::act(const Intent& intent) {
       if (config_.stops_before_finetune) {
         leaves_finetune_ = true;
         finished_ = RunPhase::kRunning;
+        begin_stop("the finetune stage is left to another command");
         break;
       }
       mode_ = Mode::kDraining;
