@@ -1,5 +1,6 @@
 #include "worker/coordinator_link.hpp"
 
+#include "coordinator/wire/coordinator_file.hpp"
 #include "storage/error.hpp"
 
 namespace hedgerow::worker {
@@ -41,7 +42,11 @@ std::optional<std::string> CoordinatorLink::problem() const {
   const std::string who = "the coordinator at " + socket_.endpoint();
   const std::string run = layout_.root().string();
   const std::string folder = layout_.keys_directory().string();
-  switch (*failure) {
+  // One that does not encrypt may close before its greeting, which says so, is read.
+  const auto file = wire::read_coordinator_file(layout_);
+  const bool is_open = file && file->endpoint == socket_.endpoint() && file->public_key.empty();
+  const bool says_nothing = *failure == HandshakeFailure::kClosed && is_open;
+  switch (says_nothing ? HandshakeFailure::kMechanism : *failure) {
     case HandshakeFailure::kKeyRefused:
       return who + " does not let in the public key " + socket_.public_key() + " of " +
              wire::secret_key_file(layout_, key_pair_).string() +
