@@ -110,17 +110,20 @@ TEST_F(Router, AKeyThatIsPutOnTheListIsLetInAndOneTakenOffIsHeardNoMore) {
 TEST_F(Router, AWorkerWithoutKeysAndACoordinatorWithoutKeysAreToldApartFromSilence) {
   RouterSocket with_keys({.keys = coordinator_keys()});
   DealerSocket open(with_keys.endpoint());
+  // A few times either may close before its greeting is read.
+  const auto sees_the_mismatch = [](DealerSocket& dealer) {
+    return comes_true([&] {
+      std::ignore = dealer.receive(kLookEvery);
+      return dealer.failure() == HandshakeFailure::kMechanism;
+    });
+  };
   EXPECT_EQ(heard(with_keys, open), std::nullopt);
-  EXPECT_EQ(open.failure(), HandshakeFailure::kMechanism);
+  EXPECT_TRUE(sees_the_mismatch(open));
   RouterSocket without_keys({});
   EXPECT_EQ(without_keys.public_key(), "");
   DealerSocket encrypting(without_keys.endpoint(), keys("worker"));
   EXPECT_EQ(heard(without_keys, encrypting), std::nullopt);
-  // A few times it may close before its greeting is read.
-  EXPECT_TRUE(comes_true([&] {
-    std::ignore = encrypting.receive(kLookEvery);
-    return encrypting.failure() == HandshakeFailure::kMechanism;
-  }));
+  EXPECT_TRUE(sees_the_mismatch(encrypting));
 }
 
 TEST_F(Router, ACoordinatorWithAnotherKeyThanTheWorkerKnowsGetsNoMessage) {

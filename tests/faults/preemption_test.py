@@ -25,6 +25,7 @@ import job  # noqa: E402
 LIMIT_S = 10
 COMPUTED_S = 3  # of processor time in the task before the signal comes: loading is over, and the forward under way
 INTERRUPTED = 4
+PATIENCE_S = 240  # for what is not measured: other work may have the machine
 
 RECIPE = """\
 seed = 7
@@ -115,14 +116,18 @@ class Preempted:
 
     def wait_until_it_computes(self, *program: str, granted: int = 1) -> None:
         """Until the stage was granted so often, and its processes have computed for a while since."""
-        def has_begun() -> list[int] | None:
+        def has_begun() -> bool | None:
             grants = sum(event["type"] == "granted" for event in self.events())
-            pids = self.pids(*program)
-            return pids if grants >= granted and pids else None
+            return True if grants >= granted and self.pids(*program) else None
 
-        pids = job.wait_until(has_begun, self.run, 120)
-        begun = sum(map(processor_seconds, pids))
-        job.wait_until(lambda: True if sum(map(processor_seconds, pids)) - begun > COMPUTED_S else None, self.run, 120)
+        seen: dict[int, float] = {}  # by process, which may be another one by and by
+
+        def has_computed() -> bool | None:
+            computed = {pid: processor_seconds(pid) for pid in self.pids(*program)}
+            return True if sum(now - seen.setdefault(pid, now) for pid, now in computed.items()) > COMPUTED_S else None
+
+        job.wait_until(has_begun, self.run, PATIENCE_S)
+        job.wait_until(has_computed, self.run, PATIENCE_S)
 
     def signalled(self, pids: list[int], exits: bool = False) -> dict:
         """SIGTERM to these; what was measured until the lease is returned and, if it exits, until `hedgerow run` has."""
@@ -135,10 +140,10 @@ class Preempted:
             return True if sum(event["type"] in ("released", "failed") for event in self.events()) > released else None
 
         waits_for = self.run if not exits else Living()
-        job.wait_until(is_released, waits_for, 120)
+        job.wait_until(is_released, waits_for, PATIENCE_S)
         measured = {"stage": self.stage, "seconds_to_lease_returned": round(time.monotonic() - begun, 2)}
         if exits:
-            self.run.wait(120)
+            self.run.wait(PATIENCE_S)
             measured |= {"seconds_to_exit": round(time.monotonic() - begun, 2), "exit_code": self.run.returncode}
         measured["ended_as"] = [event["type"] for event in self.events() if event["type"] in ("released", "failed")][-1]
         return measured

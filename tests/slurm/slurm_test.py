@@ -30,7 +30,7 @@ FIRST, REST = {CORES[0]}, set(CORES[1:] or CORES)
 PARTITIONS = {"limit": {"nodes": ["l1", "l2"], "cpus": 4, "cores": FIRST},
               "nodes": {"nodes": ["k1", "k2"], "cpus": 2, "cores": REST},
               "array": {"nodes": ["a1"], "cpus": 8, "cores": REST}}
-PATIENCE_S = 170
+PATIENCE_S = 420  # other work may have the machine
 LEASE_LIMIT_S = 10
 SHORT_STEPS = 60
 LONG_SECONDS = 50  # of the first core, in the long run's transfers: two rounds and more
@@ -98,6 +98,16 @@ class SlurmJob(job.Job):
         workers = json.loads(ended.out)["workers"] if ended.code == 0 else []
         return [worker for worker in workers if worker["task"].startswith("transfer")]
 
+    def is_done(self) -> bool | None:
+        ended = self.command("status", "--json", "--run", self.run_directory)
+        return True if ended.code == 0 and json.loads(ended.out)["state"] == "done" else None
+
+    def wait_until_over(self, submitted: dict[str, str]) -> None:
+        """The run first: a job on its way back to the queue looks like one that has ended."""
+        wait_until(self.is_done, PATIENCE_S, "the end of the run")
+        for number in submitted.values():
+            cluster.wait_until_gone(number, PATIENCE_S)
+
     def check_complete(self, steps: int) -> None:
         status = self.status()
         if status["state"] != "done":
@@ -145,7 +155,7 @@ def over_the_limit(steps: int) -> None:
             for node in PARTITIONS["limit"]["nodes"]:
                 if cluster.processes_on(node, "hedgerow-worker", "finetune"):
                     ranks_on.add(node)
-            return cluster.is_gone(submitted["run"])
+            return cluster.is_gone(submitted["run"]) if run.is_done() else None
 
         begun = time.monotonic()
         wait_until(is_gone, PATIENCE_S, "the end of the run over the limit")
@@ -188,8 +198,7 @@ def killed_node(steps: int) -> None:
             raise AssertionError(f"granted to the dead: {again}")
         wait_until(lambda: cluster.processes_on("k2", "hedgerow-worker", "serve") or None, 60, "a worker on k2 again")
         say("killed node", seconds_to_revoked=round(revoked_after, 1), seconds_to_return=round(time.monotonic() - begun, 1))
-        for number in submitted.values():
-            cluster.wait_until_gone(number, PATIENCE_S)
+        run.wait_until_over(submitted)
         run.check_complete(steps)
     finally:
         run.close()
@@ -211,8 +220,7 @@ def cancelled_task(steps: int) -> None:
         if not any(event["seq"] < released[0]["seq"] and event["subject"] == released[0]["subject"]
                    for event in run.events("checkpointed")):
             raise AssertionError("given back without a checkpoint")
-        for number in submitted.values():
-            cluster.wait_until_gone(number, PATIENCE_S)
+        run.wait_until_over(submitted)
         if run.log().count("goes back to the queue"):
             raise AssertionError(f"a cancelled job went back to the queue: {run.log()[-3000:]}")
         run.check_complete(steps)
