@@ -1,4 +1,5 @@
 // What the coordinator shows: status.json, coordinator.json, and how the run ended.
+#include <algorithm>
 #include <map>
 #include <span>
 
@@ -12,6 +13,8 @@ namespace hedgerow::coordinator {
 namespace {
 
 constexpr std::chrono::seconds kPublishEvery{1};
+// Of the coordinator's time, what is shown takes one part in so many at most.
+constexpr int kPublishingShare = 50;
 constexpr std::chrono::seconds kBeat{5};
 
 double seconds_since(TimePoint then, TimePoint now) {
@@ -62,12 +65,11 @@ RunStatus Coordinator::status() {
   status.pid = file_.process.pid;
   status.updated_at = storage::utc_now();
   status.warnings = folded_.warnings;
-  std::map<std::uint64_t, LiveProgress> progress;
-  for (const auto& [token, id] : desk_.state().grants) {
-    if (const wire::Progress* latest = desk_.leases().progress(token)) {
-      progress[token] = {*latest, desk_.leases().seconds_since_progress(token)};
-    }
-  }
+  const auto progress = [this](std::uint64_t token) -> std::optional<LiveProgress> {
+    const wire::Progress* latest = desk_.leases().progress(token);
+    if (latest == nullptr) return std::nullopt;
+    return LiveProgress{*latest, desk_.leases().seconds_since_progress(token)};
+  };
   fill_status(
       status, desk_.state(), folded_.times, progress, storage::wall_seconds(), config_.size);
   measured_.fill(status);
@@ -80,6 +82,7 @@ RunStatus Coordinator::status() {
   for (const std::string& warning : desk_.fit().warnings()) status.warnings.push_back(warning);
   const TimePoint now = clock_.now();
   for (const auto& [uuid, live] : desk_.workers()) {
+    if (status.workers.size() == kMaxListed) break;
     WorkerStatus worker{.uuid = uuid,
                         .host = live.hello.host,
                         .device = live.hello.device,
@@ -91,10 +94,12 @@ RunStatus Coordinator::status() {
     for (const std::uint64_t token :
          desk_.tokens_of(uuid == desk_.finetune_worker() ? kMpiHolder : uuid)) {
       worker.task = to_string(desk_.state().grants.at(token));
-      worker.phase = progress.contains(token) ? progress[token].progress.phase : "starting";
+      const wire::Progress* latest = desk_.leases().progress(token);
+      worker.phase = latest == nullptr ? "starting" : latest->phase;
     }
     status.workers.push_back(std::move(worker));
   }
+  status.workers_left_out = static_cast<int>(desk_.workers().size() - status.workers.size());
   return status;
 }
 
@@ -102,11 +107,12 @@ void Coordinator::publish(bool always) {
   if (observer_ == nullptr) return;
   const TimePoint now = clock_.now();
   if (!always && (!dirty_ || now < next_publish_)) return;
-  next_publish_ = now + kPublishEvery;
   dirty_ = false;
   const RunStatus current = status();
   replace_file(status_file(config_.layout), nlohmann::json(current).dump());
   observer_->on_status(current);
+  next_publish_ =
+      now + std::max<TimePoint::duration>(kPublishEvery, kPublishingShare * (clock_.now() - now));
 }
 
 void Coordinator::write_coordinator_file() {

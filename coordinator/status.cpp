@@ -226,6 +226,8 @@ void to_json(json& out, const RunStatus& status) {
          {"stages", json::array()},
          {"tasks", json::array()},
          {"workers", json::array()}};
+  if (status.tasks_left_out > 0) out["tasks_left_out"] = status.tasks_left_out;
+  if (status.workers_left_out > 0) out["workers_left_out"] = status.workers_left_out;
   if (status.fraction) out["fraction"] = *status.fraction;
   if (status.eta_seconds) out["eta_seconds"] = *status.eta_seconds;
   for (const StageStatus& stage : status.stages) out["stages"].push_back(stage_json(stage));
@@ -251,6 +253,8 @@ void from_json(const json& in, RunStatus& status) {
                      .stages = {},
                      .tasks = {},
                      .workers = {},
+                     .tasks_left_out = in.value("tasks_left_out", 0),
+                     .workers_left_out = in.value("workers_left_out", 0),
                      .warnings = strings_field(in, "warnings")};
   if (in.contains("fraction")) status.fraction = double_field(in, "fraction");
   if (in.contains("eta_seconds")) status.eta_seconds = double_field(in, "eta_seconds");
@@ -296,12 +300,17 @@ RunStatus read_status(const storage::RunLayout& layout) {
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;
   if (const auto file = wire::read_coordinator_file(layout)) warn_of_orphans(*file, status);
-  fill_status(status,
-              folded.state,
-              folded.times,
-              last_progress,
-              folded.last_at,
-              size_of(layout, published));
+  fill_status(
+      status,
+      folded.state,
+      folded.times,
+      [&](std::uint64_t token) -> std::optional<LiveProgress> {
+        const auto found = last_progress.find(token);
+        if (found == last_progress.end()) return std::nullopt;
+        return found->second;
+      },
+      folded.last_at,
+      size_of(layout, published));
   if (published) MeasuredMse(*published).fill(status);
   return status;
 }

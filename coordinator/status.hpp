@@ -77,7 +77,8 @@ struct RunStatus {
   std::vector<StageStatus> stages;    // capture, transfer, assemble, finetune, evaluate
   std::vector<TaskStatus> tasks;
   std::vector<WorkerStatus> workers;
-  std::vector<std::string> warnings;  // journal damage, changed builds, hung workers
+  int tasks_left_out = 0, workers_left_out = 0;  // of a run of thousands (status_build.hpp)
+  std::vector<std::string> warnings;             // journal damage, changed builds, hung workers
 
   [[nodiscard]] const TaskStatus* task(const std::string& id) const;
 };

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
+#include <set>
 
 namespace hedgerow::coordinator {
 namespace {
@@ -21,25 +23,38 @@ std::string state_word(const State& state, const TaskRecord& task) {
   return std::string(to_string(task.state));
 }
 
-// How much of a task is done, 0 to 1: shards for a capture, steps for the rest.
-double fraction_of(const State& state, const TaskRecord& task, const TaskStatus& status) {
-  if (task.state == TaskState::kDone || task.state == TaskState::kDropped) return 1.0;
-  double fraction = 0.0;
-  if (task.id.stage == Stage::kCapture) {
-    const auto& shards = state.shards[static_cast<std::size_t>(task.id.block) + 1];
-    const ShardRange range = shards_of_piece(*state.geometry, task.id.piece);
-    const auto begin = shards.begin() + range.first;
-    fraction = static_cast<double>(std::count_if(begin,
-                                                 begin + range.count,
-                                                 [](const ShardRecord& shard) {
-                                                   return shard.state == ShardState::kCommitted;
-                                                 })) /
-               range.count;
-  }
+double fraction_by_steps(const TaskStatus& status) {
   const TaskStatus::Steps steps = status.steps();
-  if (steps.all > 0)
-    fraction = std::max(fraction, static_cast<double>(steps.done) / static_cast<double>(steps.all));
-  return std::min(fraction, 1.0);
+  if (steps.all <= 0) return 0.0;
+  return std::min(1.0, static_cast<double>(steps.done) / static_cast<double>(steps.all));
+}
+
+// The share of a piece's shards that are committed, 0 to 1.
+double fraction_by_shards(const State& state, const TaskId& capture) {
+  const auto boundary = static_cast<std::size_t>(capture.block) + 1;
+  const int missing =
+      state.index.boundaries[boundary].missing_of_piece[static_cast<std::size_t>(capture.piece)];
+  const int count = shards_of_piece(*state.geometry, capture.piece).count;
+  return static_cast<double>(count - missing) / count;
+}
+
+// Captures that are done, partial ones by their shards. Asks each boundary, not each task.
+double captures_done(const State& state) {
+  double done = 0.0;
+  for (const BoundaryIndex& boundary : state.index.boundaries) {
+    const auto captures = [&](TaskState in) {
+      return boundary.captures[static_cast<std::size_t>(in)];
+    };
+    const int num_captures = std::accumulate(boundary.captures.begin(), boundary.captures.end(), 0);
+    if (num_captures == 0) continue;
+    const double by_shards = static_cast<double>(state.geometry->num_shards - boundary.missing) *
+                             num_captures / state.geometry->num_shards;
+    // What was dropped is missing and done all the same.
+    done += captures(TaskState::kDropped) > 0
+                ? captures(TaskState::kDropped) + captures(TaskState::kDone)
+                : by_shards;
+  }
+  return done;
 }
 
 TaskStatus task_status(const State& state, const TaskRecord& task, const JobSize& size) {
@@ -106,38 +121,82 @@ void fill_whole(RunStatus& status, double busy_seconds) {
   if (is_running && *status.fraction < 1.0) status.eta_seconds = whole_eta(status, busy_seconds);
 }
 
+// How many tasks are where; `fraction` is the number of those done, partial captures included.
+std::array<StageStatus, kNumStages> stages_of(const State& state) {
+  std::array<StageStatus, kNumStages> stages;
+  for (const Stage id : kStages) {
+    StageStatus& stage = stages[static_cast<std::size_t>(id)];
+    const auto& counts = state.index.counts[static_cast<std::size_t>(id)];
+    stage.stage = to_string(id);
+    stage.total = std::accumulate(counts.begin(), counts.end(), 0);
+    stage.done =
+        state.index.count(id, TaskState::kDone) + state.index.count(id, TaskState::kDropped);
+    stage.running = state.index.count(id, TaskState::kGranted);
+    stage.quarantined = state.index.count(id, TaskState::kQuarantined);
+    stage.fraction = id == Stage::kCapture ? captures_done(state) : stage.done;
+  }
+  return stages;
+}
+
+// In the order of their ids.
+std::vector<const TaskRecord*> listed(const State& state) {
+  std::vector<const TaskRecord*> tasks;
+  if (state.tasks.size() <= kMaxListed) {
+    for (const auto& [id, task] : state.tasks) tasks.push_back(&task);
+    return tasks;
+  }
+  std::set<TaskId> captures;
+  const auto list = [&](const TaskId& id) {
+    if (id.stage == Stage::kCapture && captures.size() < kMaxListed) captures.insert(id);
+  };
+  if (state.index.count(Stage::kCapture, TaskState::kQuarantined) > 0) {
+    for (const auto& [id, task] : state.tasks) {
+      if (task.state == TaskState::kQuarantined) list(id);
+    }
+  }
+  for (const TaskId& id : state.index.troubled) list(id);
+  for (const auto& [token, id] : state.grants) list(id);
+  for (const TaskId& id : captures) tasks.push_back(&state.task(id));
+  for (auto other = state.tasks.lower_bound(TaskId::transfer(-1)); other != state.tasks.end();
+       ++other)
+    tasks.push_back(&other->second);
+  return tasks;
+}
+
 }  // namespace
 
 void fill_status(RunStatus& status,
                  const State& state,
                  const StageTimes& times,
-                 const std::map<std::uint64_t, LiveProgress>& progress,
+                 const ProgressOf& progress,
                  double now,
                  const JobSize& size) {
   if (!state.geometry) return;
   status.num_layers = state.geometry->num_layers;
   status.num_blocks = state.geometry->num_blocks();
-  std::array<StageStatus, 5> stages;
-  for (const auto& [id, task] : state.tasks) {
-    TaskStatus item = task_status(state, task, size);
-    const auto live =
-        task.state == TaskState::kGranted ? progress.find(task.token) : progress.end();
-    if (live != progress.end()) {
-      item.progress = live->second.progress;
-      item.seconds_since_progress = live->second.seconds_since_progress;
+  std::array<StageStatus, kNumStages> stages = stages_of(state);
+  status.tasks_left_out = static_cast<int>(state.tasks.size());
+  for (const TaskRecord* task : listed(state)) {
+    TaskStatus item = task_status(state, *task, size);
+    if (progress && task->state == TaskState::kGranted) {
+      if (const std::optional<LiveProgress> live = progress(task->token)) {
+        item.progress = live->progress;
+        item.seconds_since_progress = live->seconds_since_progress;
+      }
     }
-    StageStatus& stage = stages[static_cast<std::size_t>(id.stage)];
-    ++stage.total;
-    stage.done += task.state == TaskState::kDone || task.state == TaskState::kDropped ? 1 : 0;
-    stage.running += task.state == TaskState::kGranted ? 1 : 0;
-    stage.quarantined += task.state == TaskState::kQuarantined ? 1 : 0;
-    stage.fraction += fraction_of(state, task, item);
+    const bool is_open = task->state != TaskState::kDone && task->state != TaskState::kDropped;
+    double& done = stages[static_cast<std::size_t>(task->id.stage)].fraction;
+    if (is_open && task->id.stage == Stage::kCapture) {
+      done += std::max(0.0, fraction_by_steps(item) - fraction_by_shards(state, task->id));
+    } else if (is_open) {
+      done += fraction_by_steps(item);
+    }
     status.tasks.push_back(std::move(item));
+    --status.tasks_left_out;
   }
   for (const Stage id : kStages) {
     StageStatus& stage = stages[static_cast<std::size_t>(id)];
     if (stage.total == 0) continue;
-    stage.stage = to_string(id);
     stage.seconds = times.seconds(id, now);
     stage.fraction /= stage.total;
     const auto work = size.work.find(stage.stage);

@@ -2,7 +2,9 @@
 // by read_status().
 #pragma once
 
+#include <functional>
 #include <map>
+#include <optional>
 
 #include "coordinator/fold.hpp"
 #include "coordinator/status.hpp"
@@ -14,18 +16,26 @@ struct LiveProgress {
   double seconds_since_progress = 0.0;
 };
 
+// Of the attempt under a fencing token; nullopt: it has not reported yet.
+using ProgressOf = std::function<std::optional<LiveProgress>(std::uint64_t token)>;
+
 // What the journal does not tell of the work ahead. All of it may be unknown.
 struct JobSize {
   std::int64_t transfer_steps = 0, finetune_steps = 0;
   std::map<std::string, double> work;  // by stage: floating-point operations, as planned
 };
 
-// `progress` by fencing token; `now` in wall seconds. Fills num_layers, num_blocks, stages, tasks,
-// fraction and eta_seconds.
+// What is written every second must not grow with the run: no more tasks than this are listed, nor
+// workers. Captures make room, first those of which their stage's numbers say all: that nobody
+// works on them and nothing is wrong.
+inline constexpr std::size_t kMaxListed = 1'000;
+
+// `progress` may be empty; `now` in wall seconds. Fills num_layers, num_blocks, stages, tasks,
+// tasks_left_out, fraction and eta_seconds.
 void fill_status(RunStatus& status,
                  const State& state,
                  const StageTimes& times,
-                 const std::map<std::uint64_t, LiveProgress>& progress,
+                 const ProgressOf& progress,
                  double now,
                  const JobSize& size = {});
 

@@ -108,7 +108,7 @@ TEST_F(StatusTest, ExplainGoesBackBeyondASnapshot) {
     static_cast<void>(coordinator::apply(state, event));
     journal.append(event_to_json(event));
   }
-  journal.write_snapshot(state_to_json(state));
+  journal.write_snapshot(state_text(state));
   journal.append(event_to_json(Granted{TaskId::transfer(0), 2, "w2", 1, "cpu"}));
   journal.commit();
   std::vector<std::string> lines;
@@ -142,7 +142,7 @@ TEST_F(StatusTest, ADamagedRecordIsSkippedAndNamed) {
 TEST_F(StatusTest, ASnapshotOfAnotherFormatIsRefusedAndNamed) {
   storage::Journal journal = open_journal();
   journal.append(event_to_json(RunStarted{geometry_, "test"}));
-  journal.write_snapshot({{"format", "state/9"}});
+  journal.write_snapshot(nlohmann::json({{"format", "state/9"}}).dump());
   try {
     static_cast<void>(fold(storage::replay_journal(layout_)));
     FAIL() << "folded without the snapshot";
@@ -161,6 +161,12 @@ Geometry four_layers(int layers_per_block) {
   return geometry;
 }
 
+ProgressOf of_token(std::uint64_t token, const LiveProgress& live) {
+  return [=](std::uint64_t asked) {
+    return asked == token ? std::optional<LiveProgress>(live) : std::nullopt;
+  };
+}
+
 LiveProgress progress_of(const std::string& phase, std::int64_t step, std::int64_t num_steps) {
   LiveProgress live;
   live.progress.phase = phase;
@@ -177,7 +183,7 @@ TEST(FillStatus, LayersThatAreLoadedAreNotStepsThatAreDone) {
   const auto transferred = [&](const std::string& phase) {
     const LiveProgress live = progress_of(phase, 3, 4);
     RunStatus status;
-    fill_status(status, state, {}, {{1, live}}, 0.0);
+    fill_status(status, state, {}, of_token(1, live), 0.0);
     for (const StageStatus& stage : status.stages)
       if (stage.stage == "transfer") return stage.fraction;
     return -1.0;
@@ -206,7 +212,7 @@ TEST(FillStatus, AnAttemptThatEndedLeavesTheStepsOfItsCheckpointAndLoadingDoesNo
   StageTimes times;
   times.observe(0.0, state);
   RunStatus loading;
-  fill_status(loading, state, times, {{2, live}}, 30.0, size);
+  fill_status(loading, state, times, of_token(2, live), 30.0, size);
   for (const StageStatus& stage : loading.stages) {
     if (stage.stage == "transfer") {
       EXPECT_DOUBLE_EQ(stage.fraction, 0.5);
@@ -269,7 +275,7 @@ TEST(FillStatus, TheWholeHasNoEtaBeforeWhatRunsIsMeasured) {
     fill_status(status,
                 state,
                 times,
-                {{2, live}},
+                of_token(2, live),
                 now,
                 {.work = {{"capture", 100.0}, {"transfer", 900.0}}});
     return status.eta_seconds;
@@ -318,6 +324,56 @@ TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
   EXPECT_DOUBLE_EQ(times.busy_seconds(35), 25) << "both at once are one time";
   times.close(40);
   EXPECT_DOUBLE_EQ(times.seconds(Stage::kTransfer, 1000), 20);
+}
+
+// As many captures as a large model's run has; what one second shows of it must stay small.
+TEST(FillStatus, OfManyCapturesThoseAtWorkAndInTroubleAreListedAndAllAreCounted) {
+  Geometry geometry = four_layers(1);
+  geometry.num_shards = 2'000;
+  State state;
+  for (const Event& event : std::vector<Event>{RunStarted{geometry, "test"},
+                                               Granted{TaskId::capture(0, 0), 1, "w1", 1, ""},
+                                               ShardCommitted{1, 0, {"s", 1, {}}},
+                                               TaskDone{1, {}, nlohmann::json::object()},
+                                               Granted{TaskId::capture(0, 7), 2, "w1", 1, ""},
+                                               Granted{TaskId::capture(0, 8), 3, "w2", 1, ""},
+                                               TaskFailed{3, storage::ErrorKind::kInternal, "no"},
+                                               Granted{TaskId::capture(0, 9), 4, "w2", 1, ""},
+                                               TaskFailed{4, storage::ErrorKind::kInternal, "no"},
+                                               Quarantined{TaskId::capture(0, 9), "no"}})
+    EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
+  RunStatus status;
+  fill_status(status, state, {}, of_token(2, progress_of("capturing", 1, 2)), 0.0);
+  ASSERT_NE(status.task("capture/b0000/p07"), nullptr);
+  EXPECT_TRUE(status.task("capture/b0000/p07")->progress);
+  EXPECT_NE(status.task("capture/b0000/p08"), nullptr) << "it failed and waits";
+  EXPECT_NE(status.task("capture/b0000/p09"), nullptr) << "it is quarantined";
+  EXPECT_EQ(status.task("capture/b0000/p00"), nullptr) << "it is done";
+  EXPECT_NE(status.task("transfer/b0003"), nullptr);
+  EXPECT_NE(status.task("assemble"), nullptr);
+  EXPECT_EQ(status.tasks_left_out, 6'000 - 3);
+  ASSERT_EQ(status.stages.front().stage, "capture");
+  EXPECT_EQ(status.stages.front().total, 6'000);
+  EXPECT_EQ(status.stages.front().done, 1);
+  EXPECT_EQ(status.stages.front().running, 1);
+  EXPECT_DOUBLE_EQ(status.stages.front().fraction, 1.5 / 6'000);
+  EXPECT_EQ(nlohmann::json(status).get<RunStatus>().tasks_left_out, status.tasks_left_out);
+}
+
+TEST(FillStatus, WhatIsListedDoesNotGrowWithTheWorkers) {
+  Geometry geometry = four_layers(1);
+  geometry.num_shards = 2'000;
+  State state;
+  EXPECT_EQ(coordinator::apply(state, RunStarted{geometry, "test"}), std::nullopt);
+  for (int piece = 0; piece < geometry.num_shards; ++piece) {
+    const auto token = static_cast<std::uint64_t>(piece) + 1;
+    const Granted granted{TaskId::capture(0, piece), token, "w" + std::to_string(piece), 1, ""};
+    EXPECT_EQ(coordinator::apply(state, granted), std::nullopt);
+  }
+  RunStatus status;
+  fill_status(status, state, {}, {}, 0.0);
+  EXPECT_EQ(status.stages.front().running, 2'000);
+  EXPECT_LE(status.tasks.size(), kMaxListed + 10);
 }
 
 }  // namespace
