@@ -94,7 +94,7 @@ std::vector<Outgoing> Dispatcher::flush() {
     storage::fault_point("coordinator.journal.committed");
     recorded_.insert(recorded_.end(), pending_.begin(), pending_.end());
     pending_.clear();
-    if (journal_.wants_snapshot()) journal_.write_snapshot(state_to_json(state_));
+    if (journal_.wants_snapshot()) journal_.write_snapshot(state_text(state_));
   }
   return std::exchange(outgoing_, {});
 }
@@ -207,9 +207,10 @@ void Dispatcher::tick() {
 }
 
 void Dispatcher::forget_silent_workers() {
+  const TimePoint now = clock_.now();
   std::vector<std::string> silent;
   for (const auto& [uuid, worker] : workers_) {
-    if (clock_.now() - worker.last_seen > kForgetWorkerAfter && tokens_of(uuid).empty())
+    if (now - worker.last_seen > kForgetWorkerAfter && tokens_of(uuid).empty())
       silent.push_back(uuid);
   }
   for (const std::string& uuid : silent) forget(uuid);

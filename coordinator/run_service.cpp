@@ -51,13 +51,6 @@ fs::path find_worker(const RunOptions& options) {
   return path;
 }
 
-std::string first_build(const storage::ReplayResult& replayed) {
-  for (const storage::JournalRecord& record : replayed.records) {
-    if (record.event.value("type", "") == "run_started") return record.event.value("build", "");
-  }
-  return "";
-}
-
 DispatcherConfig dispatcher_config(const RunOptions& options,
                                    const storage::RunLayout& layout,
                                    const storage::ReplayResult& replayed,
@@ -116,7 +109,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   const PlanTokens tokens = read_plan_tokens(layout, model.config().vocab_size);
   const Plan plan = make_plan(
       recipe, model.config(), tokens, limits_of_this_machine(layout.root(), local_workers));
-  const storage::ReplayResult replayed = replay_if_any(layout);
+  storage::ReplayResult replayed = replay_if_any(layout);
   FoldedRun folded = fold(replayed);
   const Geometry geometry = geometry_of(plan, recipe);
   const RunInputs inputs = inputs_of(layout, model);
@@ -154,6 +147,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
       .stops_before_finetune = options.stops_before_finetune};
   const SteadyClock clock;
   Term term = open_term(layout, replayed, std::move(folded), clock);
+  release(std::move(replayed));
   RouterSocket socket({.bind = recipe.workers.bind,
                        .advertise = recipe.workers.advertise,
                        .preferred_port = preferred_port(previous),
@@ -173,7 +167,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
              geometry,
              inputs,
              options.build,
-             first_build(replayed.snapshot ? storage::replay_history(layout) : replayed));
+             coordinator.dispatcher().state().build);
   return coordinator.run();
 }
 

@@ -110,6 +110,7 @@ struct Applier {
     if (state.geometry) return impossible("the run has already started");
     const Geometry& geometry = event.geometry;
     state.geometry = geometry;
+    state.build = event.build;
     state.inputs = event.inputs;
     state.shards.assign(static_cast<std::size_t>(geometry.last_boundary()) + 1, {});
     const auto add = [this](const TaskId& id, std::uint64_t seed = 0) {

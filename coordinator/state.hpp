@@ -56,6 +56,7 @@ struct ShardRecord {
 
 struct State {
   std::optional<Geometry> geometry;  // nullopt: the run has not started
+  std::string build;                 // that started it
   RunInputs inputs;
   std::map<TaskId, TaskRecord> tasks;
   std::map<std::uint64_t, TaskId> grants;  // current ones, by fencing token
@@ -104,6 +105,7 @@ enum class RunPhase { kNew, kRunning, kDone, kPartial };
 
 // The snapshot that storage::Journal keeps every 50,000 records.
 [[nodiscard]] nlohmann::json state_to_json(const State& state);
+[[nodiscard]] std::string state_text(const State& state);  // the same as text, in less memory
 [[nodiscard]] State state_from_json(
     const nlohmann::json& json);  // Throws kUsage for another format, kCorrupt
 

@@ -7,7 +7,7 @@ namespace {
 using nlohmann::json;
 using namespace wire;  // the strict field readers
 
-constexpr const char* kFormat = "state/1";
+constexpr const char* kFormat = "state/2";
 
 TaskState task_state_from_string(const std::string& word) {
   for (const TaskState state : {TaskState::kPending,
@@ -20,27 +20,28 @@ TaskState task_state_from_string(const std::string& word) {
   throw storage::Error(storage::ErrorKind::kCorrupt, "snapshot: unknown task state '" + word + "'");
 }
 
+// What has no value is left out: of a hundred thousand tasks most have little to say.
 json task_to_json(const TaskRecord& task) {
-  json failures = json::array();
+  json out = {{"id", to_string(task.id)}, {"state", to_string(task.state)}};
+  const auto put = [&out](const char* key, const auto& value) {
+    if (value != std::decay_t<decltype(value)>{}) out[key] = value;
+  };
+  put("token", task.token);
+  put("worker", task.worker);
+  put("incarnation", task.incarnation);
+  put("attempts", task.attempts);
+  put("wasted", task.wasted);
+  put("checkpoint_step", task.checkpoint_step);
+  put("result", task.result);
+  put("seed", task.seed);
+  put("devices", task.devices);
+  put("reason", task.reason);
   for (const Failure& failure : task.failures) {
-    failures.push_back({{"worker", failure.worker},
-                        {"kind", storage::to_string(failure.kind)},
-                        {"message", failure.message}});
+    out["failures"].push_back({{"worker", failure.worker},
+                               {"kind", storage::to_string(failure.kind)},
+                               {"message", failure.message}});
   }
-  json out = {{"id", to_string(task.id)},
-              {"state", to_string(task.state)},
-              {"token", task.token},
-              {"worker", task.worker},
-              {"incarnation", task.incarnation},
-              {"attempts", task.attempts},
-              {"wasted", task.wasted},
-              {"failures", failures},
-              {"checkpoint_step", task.checkpoint_step},
-              {"files", records_to_json(task.files)},
-              {"result", task.result},
-              {"seed", task.seed},
-              {"devices", task.devices},
-              {"reason", task.reason}};
+  if (!task.files.empty()) out["files"] = records_to_json(task.files);
   if (task.checkpoint) out["checkpoint"] = record_to_json(*task.checkpoint);
   return out;
 }
@@ -49,23 +50,26 @@ TaskRecord task_from_json(const json& in) {
   TaskRecord task;
   task.id = task_id_from_string(string_field(in, "id"));
   task.state = task_state_from_string(string_field(in, "state"));
-  task.token = uint_field(in, "token");
-  task.worker = string_field(in, "worker");
-  task.incarnation = uint_field(in, "incarnation");
-  task.attempts = int_field(in, "attempts");
-  task.wasted = in.value("wasted", 0);
-  for (const json& failure : field(in, "failures")) {
-    task.failures.push_back({string_field(failure, "worker"),
-                             storage::error_kind_from_string(string_field(failure, "kind")),
-                             string_field(failure, "message")});
+  const auto has = [&in](const char* key) { return in.contains(key); };
+  if (has("token")) task.token = uint_field(in, "token");
+  if (has("worker")) task.worker = string_field(in, "worker");
+  if (has("incarnation")) task.incarnation = uint_field(in, "incarnation");
+  if (has("attempts")) task.attempts = int_field(in, "attempts");
+  if (has("wasted")) task.wasted = int_field(in, "wasted");
+  if (has("checkpoint_step")) task.checkpoint_step = int64_field(in, "checkpoint_step");
+  if (has("result")) task.result = field(in, "result");
+  if (has("seed")) task.seed = uint_field(in, "seed");
+  if (has("devices")) task.devices = strings_field(in, "devices");
+  if (has("reason")) task.reason = string_field(in, "reason");
+  if (has("failures")) {
+    for (const json& failure : field(in, "failures")) {
+      task.failures.push_back({string_field(failure, "worker"),
+                               storage::error_kind_from_string(string_field(failure, "kind")),
+                               string_field(failure, "message")});
+    }
   }
-  if (in.contains("checkpoint")) task.checkpoint = record_from_json(object_field(in, "checkpoint"));
-  task.checkpoint_step = int64_field(in, "checkpoint_step");
-  task.files = records_from_json(in, "files");
-  task.result = field(in, "result");
-  task.seed = uint_field(in, "seed");
-  task.devices = strings_field(in, "devices");
-  task.reason = string_field(in, "reason");
+  if (has("files")) task.files = records_from_json(in, "files");
+  if (has("checkpoint")) task.checkpoint = record_from_json(object_field(in, "checkpoint"));
   return task;
 }
 
@@ -85,23 +89,34 @@ ShardRecord shard_from_json(const json& in) {
 
 }  // namespace
 
-json state_to_json(const State& state) {
-  json out = {{"format", kFormat},
-              {"last_token", state.last_token},
-              {"tasks", json::array()},
-              {"shards", json::array()}};
+std::string state_text(const State& state) {
+  // Names and messages that are not UTF-8 must not keep a snapshot from being written.
+  const auto dump = [](const json& value) {
+    return value.dump(-1, ' ', false, json::error_handler_t::replace);
+  };
+  json head = {{"format", kFormat}, {"last_token", state.last_token}};
   if (state.geometry) {
-    out["geometry"] = geometry_to_json(*state.geometry);
-    out["inputs"] = inputs_to_json(state.inputs);
+    head["geometry"] = geometry_to_json(*state.geometry);
+    head["build"] = state.build;
+    head["inputs"] = inputs_to_json(state.inputs);
   }
-  for (const auto& [id, task] : state.tasks) out["tasks"].push_back(task_to_json(task));
+  std::string text = dump(head);
+  text.back() = ',';
+  text += "\"shards\":[";
   for (const auto& boundary : state.shards) {
-    json row = json::array();
-    for (const ShardRecord& shard : boundary) row.push_back(shard_to_json(shard));
-    out["shards"].push_back(row);
+    text += "[";
+    for (const ShardRecord& shard : boundary) text.append(dump(shard_to_json(shard))).append(",");
+    if (!boundary.empty()) text.pop_back();
+    text += "],";
   }
-  return out;
+  if (!state.shards.empty()) text.pop_back();
+  text += "],\"tasks\":[";
+  for (const auto& [id, task] : state.tasks) text.append(dump(task_to_json(task))).append(",");
+  if (!state.tasks.empty()) text.pop_back();
+  return text + "]}";
 }
+
+json state_to_json(const State& state) { return json::parse(state_text(state)); }
 
 State state_from_json(const json& in) {
   if (const std::string format = string_field(in, "format"); format != kFormat) {
@@ -114,6 +129,7 @@ State state_from_json(const json& in) {
   state.last_token = uint_field(in, "last_token");
   if (in.contains("geometry")) {
     state.geometry = geometry_from_json(object_field(in, "geometry"));
+    state.build = string_field(in, "build");
     state.inputs = inputs_from_json(object_field(in, "inputs"));
   }
   for (const json& item : field(in, "tasks")) {

@@ -1,5 +1,7 @@
 #include "coordinator/term.hpp"
 
+#include <malloc.h>
+
 #include <algorithm>
 
 #include "coordinator/commit.hpp"
@@ -39,6 +41,11 @@ Term open_term(const storage::RunLayout& layout,
   static_cast<void>(apply(folded.state, TermStarted{}));
   folded.times.close(folded.last_at);  // or the time without a coordinator would count as work
   return {std::move(folded), std::move(journal)};
+}
+
+void release(storage::ReplayResult replayed) {
+  replayed = {};
+  ::malloc_trim(0);  // it was allocated in millions of pieces, which free() alone keeps
 }
 
 void check_same_shape(const Geometry& recorded, Geometry now) {

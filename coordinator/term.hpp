@@ -35,6 +35,10 @@ struct Term {
                              const Clock& clock,
                              storage::Disk& disk = storage::os_disk());
 
+// Once it is folded: what was read of a large run takes several times the memory of its state, and
+// goes back to the system.
+void release(storage::ReplayResult replayed);
+
 // How a capture is cut into tasks depends on the machine, so the first term's choice stands; any
 // other difference throws kUsage.
 void check_same_shape(const Geometry& recorded, Geometry now);

@@ -23,24 +23,23 @@ std::unique_ptr<AppendFile> create_segment(const RunLayout& layout,
   }
 }
 
-bool same_end(const ReplayResult& a, const ReplayResult& b) {
-  const auto equal = [](const SegmentEnd& x, const SegmentEnd& y) {
-    return x.term == y.term && x.bytes == y.bytes && x.chain == y.chain;
-  };
-  return a.last_seq == b.last_seq &&
-         std::equal(
-             a.unsealed.begin(), a.unsealed.end(), b.unsealed.begin(), b.unsealed.end(), equal);
-}
-
 // Whoever sees our segment stops writing theirs (Journal::commit); whoever wrote before that is
-// found here, because the segment is made first and the others are read again after.
+// found here, because the segment is made first and the others are looked at after. Read and not
+// asked for their sizes: network file systems answer that from a cache.
 void refuse_if_grown(const RunLayout& layout,
                      const ReplayResult& replayed,
                      std::uint64_t own_term,
                      const Disk& disk) {
-  ReplayResult now = replay_journal(layout, disk);
-  std::erase_if(now.unsealed, [&](const SegmentEnd& end) { return end.term == own_term; });
-  if (same_end(replayed, now)) return;
+  bool has_grown = false;
+  for (const std::uint64_t term : terms_in(layout.journal_directory(), disk)) {
+    const auto known = replayed.sizes.find(term);
+    if (term > replayed.last_term) {
+      has_grown |= term != own_term;
+    } else if (known != replayed.sizes.end()) {
+      has_grown |= disk.read(layout.journal_segment(term)).size() != known->second;
+    }
+  }
+  if (!has_grown) return;
   throw Error(ErrorKind::kUnavailable,
               "run " + layout.root().string() +
                   ": its journal grew while it was being read, so another coordinator is at work; "
@@ -148,16 +147,19 @@ void Journal::commit() {
   impl_->failed = false;
 }
 
-void Journal::write_snapshot(const nlohmann::json& state) {
+void Journal::write_snapshot(std::string_view state) {
   commit();
   nlohmann::ordered_json object;
   object["format"] = "snapshot/1";
   object["seq"] = impl_->seq;
   object["after"] = to_seal({.term = impl_->term, .bytes = impl_->bytes, .chain = impl_->chain});
   object["lines"] = impl_->lines;
-  object["state"] = state;
+  std::string text = object.dump();
+  text.back() = ',';
+  text.append("\"state\":").append(state);
   std::uint64_t chain = 0;
-  impl_->disk.write_atomically(impl_->layout.snapshot(impl_->term), seal_line(object, chain));
+  impl_->disk.write_atomically(impl_->layout.snapshot(impl_->term),
+                               seal_text(std::move(text), chain));
   impl_->lines_at_snapshot = impl_->lines;
 }
 

@@ -7,10 +7,12 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "storage/disk.hpp"
@@ -48,8 +50,9 @@ struct ReplayResult {
   std::optional<nlohmann::json> snapshot;  // of the newest usable one; records hold what follows it
   std::vector<JournalRecord> records;
   std::vector<JournalDamage> damage;
-  std::vector<SegmentEnd> unsealed;  // segments that no later term has sealed yet
-  std::vector<SegmentEnd> sealed;    // the newest others, to be sealed once more
+  std::vector<SegmentEnd> unsealed;              // segments that no later term has sealed yet
+  std::vector<SegmentEnd> sealed;                // the newest others, to be sealed once more
+  std::map<std::uint64_t, std::uint64_t> sizes;  // of the unsealed ones, whole, by term
 };
 
 // Reads all segments in term order, or those that follow the newest usable snapshot. What a stale
@@ -81,8 +84,9 @@ class Journal {
   // begun. Every failure is final: the coordinator must stop, because what it would reply may not
   // be on disk (kExhausted, kUnavailable) or may no longer count (kFenced).
   void commit();
-  // Commits, then publishes the state after the last record, so that replay starts there.
-  void write_snapshot(const nlohmann::json& state);
+  // Commits, then publishes the state after the last record, so that replay starts there. `state`:
+  // JSON on one line, as text, because a large state takes many times its size as a value.
+  void write_snapshot(std::string_view state);
   // kRecordsPerSnapshot records were appended since the last snapshot or the term's begin.
   [[nodiscard]] bool wants_snapshot() const noexcept;
 

@@ -71,8 +71,12 @@ std::string seal_line(const nlohmann::ordered_json& object, std::uint64_t& chain
   // written.
   std::string text = object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   text.pop_back();
-  chain = chain_of(text, chain);
-  return text.append(kChainKey).append(to_hex64(chain)).append(kLineEnd);
+  return seal_text(std::move(text), chain);
+}
+
+std::string seal_text(std::string open_object, std::uint64_t& chain) {
+  chain = chain_of(open_object, chain);
+  return std::move(open_object.append(kChainKey).append(to_hex64(chain)).append(kLineEnd));
 }
 
 nlohmann::json object_of(const JournalLine& line) {

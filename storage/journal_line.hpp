@@ -36,9 +36,15 @@ inline constexpr std::size_t kMaxJournalLineBytes = 1U << 20;
 // `object` as one line, without the newline; `chain` is the seed before and this line's chain
 // after.
 [[nodiscard]] std::string seal_line(const nlohmann::ordered_json& object, std::uint64_t& chain);
+// The same of an object's text without its closing brace.
+[[nodiscard]] std::string seal_text(std::string open_object, std::uint64_t& chain);
 // The object of a line whose chain was verified. Throws nlohmann's exceptions, kCorrupt (nested too
 // deep).
 [[nodiscard]] nlohmann::json object_of(const JournalLine& line);
+
+// The terms whose segments lie in the journal's directory, in order. Throws kNotFound.
+[[nodiscard]] std::vector<std::uint64_t> terms_in(const std::filesystem::path& directory,
+                                                  const Disk& disk);
 
 // What a segment's first line is seeded with; its link to earlier segments is in its seals.
 [[nodiscard]] constexpr std::uint64_t first_seed(std::uint64_t term) { return term; }

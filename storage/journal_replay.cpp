@@ -28,6 +28,8 @@ struct Position {
   std::uint64_t chain = 0;
 };
 
+}  // namespace
+
 std::vector<std::uint64_t> terms_in(const fs::path& directory, const Disk& disk) {
   const std::optional<std::vector<DiskEntry>> entries = disk.list(directory);
   if (!entries) {
@@ -46,6 +48,8 @@ std::vector<std::uint64_t> terms_in(const fs::path& directory, const Disk& disk)
   std::sort(terms.begin(), terms.end());
   return terms;
 }
+
+namespace {
 
 Seals read_seals(const std::vector<std::uint64_t>& terms,
                  const std::map<std::uint64_t, std::string>& segments) {
@@ -221,6 +225,7 @@ void scan_segment(std::uint64_t term,
          .line = 0,
          .reason = std::to_string(needed - text.size()) + " bytes at the end are missing"});
   }
+  if (!is_sealed) result.sizes[term] = text.size();
   if (is_sealed) text = text.substr(0, seal->second.bytes);
   const SegmentEnd end = SegmentScan(term, start, result).run(text, is_sealed);
   if (!is_sealed) result.unsealed.push_back(end);

@@ -82,7 +82,8 @@ void run_crash_job(const CrashJob& job,
     journal.append({{"type", "committed"}, {"name", state.committed.back()}});
     journal.commit();
     acknowledge(i);
-    if (i + 1 == job.snapshot_after) journal.write_snapshot({{"committed", state.committed}});
+    if (i + 1 == job.snapshot_after)
+      journal.write_snapshot(nlohmann::json({{"committed", state.committed}}).dump());
   }
 }
 

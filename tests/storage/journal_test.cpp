@@ -298,7 +298,7 @@ TEST_F(JournalTest, SealedBytesThatAreMissingAreReported) {
 TEST_F(JournalTest, ReplayStartsAtTheSnapshotAndGoesOnBehindIt) {
   Journal journal = start();
   journal.append(named("before"));
-  journal.write_snapshot({{"folded", 1}});
+  journal.write_snapshot(nlohmann::json({{"folded", 1}}).dump());
   journal.append(named("after"));
   journal.commit();
   const ReplayResult replayed = replay();
@@ -331,7 +331,7 @@ TEST_F(JournalTest, HistoryGoesBackBeyondEverySnapshot) {
   write_term("first", 1);
   Journal journal = start();
   journal.append(named("before"));
-  journal.write_snapshot({{"folded", 1}});
+  journal.write_snapshot(nlohmann::json({{"folded", 1}}).dump());
   journal.append(named("after"));
   journal.commit();
   const ReplayResult history = replay_history(layout_);
@@ -343,7 +343,7 @@ TEST_F(JournalTest, HistoryGoesBackBeyondEverySnapshot) {
 TEST_F(JournalTest, ADamagedSnapshotIsReportedAndAllRecordsAreReplayedInstead) {
   Journal journal = start();
   journal.append(named("a"));
-  journal.write_snapshot({{"folded", 1}});
+  journal.write_snapshot(nlohmann::json({{"folded", 1}}).dump());
   std::string snapshot = read_text(layout_.snapshot(1));
   snapshot[snapshot.find("folded")] ^= 1;
   write_atomically(layout_.snapshot(1), snapshot);
@@ -366,7 +366,7 @@ TEST_F(JournalTest, ASnapshotThatAStaleCoordinatorTookBehindItsSealIsIgnored) {
   fs::remove(copy.journal_segment(1));
   Journal twin = Journal::start_term(copy, ReplayResult{});
   for (int i = 0; i < 10; ++i) twin.append(named("stale"));
-  twin.write_snapshot({{"folded", "stale"}});
+  twin.write_snapshot(nlohmann::json({{"folded", "stale"}}).dump());
   fs::copy_file(copy.snapshot(1), layout_.snapshot(1));
   const ReplayResult replayed = replay();
   EXPECT_FALSE(replayed.snapshot.has_value());
@@ -382,7 +382,7 @@ TEST_F(JournalTest, AsksForASnapshotAfterFiftyThousandRecordsAndReplaysThem) {
   EXPECT_TRUE(journal.wants_snapshot());
   journal.commit();
   EXPECT_EQ(replay().records.size(), kRecordsPerSnapshot);
-  journal.write_snapshot({{"folded", kRecordsPerSnapshot}});
+  journal.write_snapshot(nlohmann::json({{"folded", kRecordsPerSnapshot}}).dump());
   EXPECT_FALSE(journal.wants_snapshot());
   EXPECT_THAT(replay().records, IsEmpty());
 }
