@@ -1,5 +1,6 @@
 #include "coordinator/router_socket.hpp"
 
+#include <sys/resource.h>
 #include <zmq.h>
 
 #include <array>
@@ -26,6 +27,14 @@ constexpr const char* kZapDomain = "hedgerow";
 // Refuse when nobody answers for the domain. Declared among libzmq's drafts, but in every build of
 // it since 4.3; where it is not, ZapHandler's thread is never silent while the process lives.
 constexpr int kZapEnforceDomain = 93;
+
+// A connection is a descriptor, and shells allow 1,024 unless asked.
+void allow_many_connections() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  static_cast<void>(::setrlimit(RLIMIT_NOFILE, &limit));
+}
 
 [[noreturn]] void fail(const std::string& what) {
   throw Error(ErrorKind::kUnavailable, what + ": " + zmq_strerror(zmq_errno()));
@@ -77,6 +86,7 @@ RouterSocket::RouterSocket(const RouterOptions& options) : impl_(std::make_uniqu
     throw Error(ErrorKind::kUsage,
                 "workers.bind = \"" + options.bind + "\" lets other hosts connect, without keys");
   }
+  allow_many_connections();
   impl_->context = zmq_ctx_new();
   if (impl_->context == nullptr) fail("zmq_ctx_new");
   if (options.keys)

@@ -1,0 +1,115 @@
+#include "tests/bench/scale/scale_run.hpp"
+
+#include <cstdlib>
+
+#include "coordinator/commit.hpp"
+#include "coordinator/coordinator.hpp"
+#include "coordinator/key_maker.hpp"
+#include "coordinator/router_socket.hpp"
+#include "storage/file.hpp"
+
+namespace hedgerow::bench {
+namespace {
+
+using namespace coordinator;
+
+constexpr int kBoundaries = 10;
+constexpr int kEventsPerCommit = 10'000;
+constexpr const char* kText = "a shard of no tensors\n";
+
+// One layer a block, one shard a capture, and a transfer at the end of each boundary.
+Geometry geometry_of(const ScaleRun& run) {
+  Geometry geometry;
+  geometry.num_layers = kBoundaries + 1;
+  geometry.num_shards = run.num_tasks / kBoundaries;
+  geometry.sequences_per_shard = 4;
+  geometry.seed = 1;
+  return geometry;
+}
+
+DispatcherConfig dispatcher_config(const storage::RunLayout& layout,
+                                   const storage::ReplayResult& replayed) {
+  DispatcherConfig config;
+  config.version = "1";
+  config.token_floor = token_floor(layout, replayed);
+  return config;
+}
+
+class Nobody final : public RunObserver {
+ public:
+  void on_status(const RunStatus& /*status*/) override {}
+};
+
+int port_of(const std::string& endpoint) {
+  return std::atoi(endpoint.c_str() + endpoint.rfind(':') + 1);
+}
+
+}  // namespace
+
+storage::FileRecord write_shard(const storage::RunLayout& layout,
+                                std::uint64_t token,
+                                const std::string& name) {
+  const auto path = layout.root() / storage::RunLayout::attempt_directory(token) /
+                    std::filesystem::path(name).filename();
+  std::filesystem::create_directories(path.parent_path());
+  storage::write_atomically(path, kText);
+  return {name, std::string_view(kText).size(), storage::hash_file(path)};
+}
+
+void make_scale_run(const storage::RunLayout& layout, const ScaleRun& run) {
+  std::filesystem::create_directories(layout.root());
+  storage::write_atomically(layout.recipe(), "# no recipe: nobody computes here\n");
+  if (run.has_keys) static_cast<void>(make_keys(layout, {.workers = {"worker"}}));
+  std::filesystem::create_directories(layout.logs());
+  const SteadyClock clock;
+  const storage::ReplayResult nothing;
+  Term term = open_term(layout, nothing, {}, clock);
+  Dispatcher desk(layout,
+                  std::move(term.folded.state),
+                  std::move(term.journal),
+                  clock,
+                  dispatcher_config(layout, nothing));
+  const Geometry geometry = geometry_of(run);
+  desk.record(RunStarted{geometry, "bench"});
+  const storage::Hash128 hash = write_shard(layout, 1, "any").root_hash;
+  for (int i = 0; i < run.num_done; ++i) {
+    const TaskId id = TaskId::capture(i / geometry.num_shards, i % geometry.num_shards);
+    const auto token = static_cast<std::uint64_t>(i) + 2;
+    desk.record(Granted{id, token, "worker-" + std::to_string(i % 10'000), 1, "bench"});
+    const storage::FileRecord file{
+        shard_name(id, id.piece, token), std::string_view(kText).size(), hash};
+    desk.record(ShardCommitted{token, id.piece, file, id});
+    desk.record(TaskDone{token, {}, nlohmann::json::object(), id});
+    if (i % kEventsPerCommit == 0) static_cast<void>(desk.flush());
+  }
+  static_cast<void>(desk.flush());
+}
+
+void coordinate(const storage::RunLayout& layout) {
+  const auto previous = wire::read_coordinator_file(layout);
+  storage::ReplayResult replayed = replay_if_any(layout);
+  DispatcherConfig dispatcher = dispatcher_config(layout, replayed);
+  const SteadyClock clock;
+  Term term = open_term(layout, replayed, fold(replayed), clock);
+  release(std::move(replayed));
+  RouterSocket socket({.preferred_port = previous ? port_of(previous->endpoint) : 0,
+                       .keys = wire::read_coordinator_keys(layout)});
+  Doorkeeper doorkeeper(layout, socket, nullptr);
+  Nobody observer;
+  Coordinator coordinator(
+      {.layout = layout,
+       .dispatcher = std::move(dispatcher),
+       .launcher = {.worker_binary = "", .run_directory = layout.root(), .logs = layout.logs()}},
+      {.mailbox = socket,
+       .clock = clock,
+       .assemble = [](const State&, std::uint64_t) { return std::vector<storage::FileRecord>(); },
+       .public_key = socket.public_key(),
+       .door = [&] { return doorkeeper.look(); }},
+      std::move(term),
+      previous,
+      &observer);
+  static_cast<void>(coordinator.run());
+  std::exit(0);
+}
+
+}  // namespace hedgerow::bench
