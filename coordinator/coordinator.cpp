@@ -281,6 +281,7 @@ void Coordinator::act(const Intent& intent) {
 }
 
 void Coordinator::assemble() {
+  const storage::FaultScope scope("coordinator.assemble");
   const std::uint64_t token =
       desk_.grant_unpulled(TaskId::assemble(), "coordinator", milliseconds(0));
   send_all();  // the grant is on disk before a file of its token is

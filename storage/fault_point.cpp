@@ -9,6 +9,7 @@
 #include <string>
 
 #include "storage/error.hpp"
+#include "storage/fault_beacon.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -43,14 +44,39 @@ bool claim_once() {
   return true;
 }
 
+FaultBeacon* beacon() {
+  static FaultBeacon* const opened = open_beacon();
+  return opened;
+}
+
+// Where the working thread is; a literal.
+std::string_view current;
+
 }  // namespace
 
 void fault_point(std::string_view place) {
+  if (FaultBeacon* shown = beacon()) {
+    current = place;
+    show_place(*shown, place);
+  }
   static const Request request = read_request();
   if (request.visit == 0 || request.place != place) return;
   static std::atomic<long> visits{0};
   if (visits.fetch_add(1) + 1 != request.visit) return;
   if (claim_once()) std::raise(SIGKILL);
+}
+
+FaultScope::FaultScope(std::string_view place) : outer_(current) { fault_point(place); }
+
+FaultScope::~FaultScope() {
+  FaultBeacon* shown = beacon();
+  if (shown == nullptr) return;
+  current = outer_;
+  show_return(*shown, outer_);
+}
+
+void fault_step(std::int64_t step) {
+  if (FaultBeacon* shown = beacon()) show_step(*shown, step);
 }
 
 }  // namespace hedgerow::storage

@@ -8,14 +8,35 @@
 //                                                  processes that inherit the environment only one
 //                                                  dies, once
 //
+//   HEDGEROW_STORM=/dir       the process shows in a file there at which place it is, also when it
+//                             is dead, and dies where that file asks for it (fault_beacon.hpp)
+//
 // The names are listed in tests/faults/README.md. Cost when unset: one load and one branch.
 #pragma once
 
+#include <cstdint>
 #include <string_view>
 
 namespace hedgerow::storage {
 
 // Any thread. Does not return when HEDGEROW_FAULT names `place` and this is the visit it counts to.
+// `place` is a literal.
 void fault_point(std::string_view place);
+
+// A stretch of work: its begin is a visit of `place`, and until its end the process is shown there,
+// or at the points inside that it passes. For the one thread of a process that does its work.
+class FaultScope {
+ public:
+  explicit FaultScope(std::string_view place);
+  ~FaultScope();
+  FaultScope(const FaultScope&) = delete;
+  FaultScope& operator=(const FaultScope&) = delete;
+
+ private:
+  std::string_view outer_;
+};
+
+// How many whole steps of its task the process has done, resumed ones included.
+void fault_step(std::int64_t step);
 
 }  // namespace hedgerow::storage

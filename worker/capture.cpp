@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <optional>
 
 #include "storage/error.hpp"
 #include "storage/fault_point.hpp"
@@ -90,6 +91,7 @@ TaskResult capture(RunContext& run, TaskContext& context, const wire::Task& task
         storage::RunLayout::hidden_shard(info.boundary, shard, task.fencing_token);
     const std::filesystem::path path = attempt_path(run.layout(), task.fencing_token, name);
     std::filesystem::create_directories(path.parent_path());
+    std::optional<storage::FaultScope> writing("worker.capture.shard");
     storage::ShardWriter writer(path, info);
     for (std::int64_t i = 0; i < info.num_sequences;) {
       const std::int64_t count = std::min(plan.sequences_per_forward, info.num_sequences - i);
@@ -103,6 +105,7 @@ TaskResult capture(RunContext& run, TaskContext& context, const wire::Task& task
       tell();
     }
     const storage::FileRecord written = writer.finish(name);
+    writing.reset();
     storage::fault_point("worker.capture.shard_written");
     context.publish_shard(written, shard);
   }

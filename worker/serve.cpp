@@ -11,6 +11,7 @@
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/build_info.hpp"
+#include "storage/fault_point.hpp"
 #include "worker/capture.hpp"
 #include "worker/evaluate.hpp"
 #include "worker/failure.hpp"
@@ -124,6 +125,8 @@ TaskEnd execute(CoordinatorClient& client,
                 const at::Device& device,
                 const wire::Task& task,
                 const std::function<TaskResult(TaskContext&)>& body) {
+  const storage::FaultScope scope("worker.task");
+  storage::fault_step(-1);
   const MemoryPeakMeter memory(device);
   RemoteContext context(client, memory);
   log_line(task, "begins");
@@ -183,6 +186,7 @@ const std::atomic<bool>& stop_signal() {
 
 storage::ExitCode serve(const ServeOptions& options) {
   const std::atomic<bool>& stop = stop_signal();
+  storage::fault_point("worker.started");
   RunContext run(options.run_directory, options.local_rank);
   const storage::WorkersSection& workers = run.recipe().workers;
   CoordinatorClient client({.layout = run.layout(),

@@ -51,6 +51,7 @@ class Transfer {
       return {};  // it has done nothing yet
     }
     if (task_.resume) resume();
+    storage::fault_step(step_);
     BlockInput train(run_, task_), validation(run_, task_);
     train.plan(remaining_order());
     input_ = &train;
@@ -133,6 +134,7 @@ class Transfer {
   }
 
   void train_step() {
+    const storage::FaultScope scope("worker.transfer.training");
     const std::int64_t rows = plan_.sequences_per_forward;
     const std::int64_t forwards = transfer_.sequences_per_step / rows;
     progress_.phase = "training";
@@ -149,11 +151,13 @@ class Transfer {
     }
     order_hash_ = extended(order_hash_, step_);
     ++step_;
+    storage::fault_step(step_);
     storage::fault_point("worker.transfer.step");
   }
 
   // One that is stopped is done again by whoever goes on.
   void validate() {
+    const storage::FaultScope scope("worker.transfer.validating");
     progress_.phase = "validating";
     std::vector<std::int64_t> order;
     for (std::int64_t i = 0; i < num_validation_; ++i)
@@ -211,6 +215,7 @@ class Transfer {
   void checkpoint() {
     // A stop right after a periodic checkpoint: that one says it all.
     if (!checkpoints_.empty() && checkpoints_.back().first == step_) return;
+    const storage::FaultScope scope("worker.transfer.checkpoint");
     storage::Checkpoint checkpoint;
     nlohmann::json layers = nlohmann::json::object();
     for (const auto& [layer, trainer] : trainers_)

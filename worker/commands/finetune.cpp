@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 
+#include "storage/fault_point.hpp"
 #include "storage/file.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/failure.hpp"
@@ -160,6 +161,7 @@ ExitCode run_joined(RunContext& run, const Options& options, Communicator& commu
 
 ExitCode run(const Options& options) {
   static_cast<void>(stop_signal());  // before MPI starts its own threads
+  storage::fault_point("worker.started");
   const auto communicator =
       launched_by_mpi() ? make_mpi_communicator() : make_single_communicator();
   try {

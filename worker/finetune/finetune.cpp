@@ -64,6 +64,7 @@ class Finetune {
   TaskResult run() {
     if (is_root()) fs::create_directories(attempt_directory());
     if (task_.resume) resume();
+    storage::fault_step(step());
     progress_.phase = "training";
     communicator_.set_interrupt([this] { part_if_overdue(); });
     try {
@@ -155,6 +156,7 @@ class Finetune {
   }
 
   void train_step() {
+    const storage::FaultScope scope("worker.finetune.training");
     progress_.phase = "training";
     const Stopwatch clock;
     const auto result = trainer_.step();
@@ -165,12 +167,14 @@ class Finetune {
             {"gradient_norm", result.gradient_norm},
             {"tokens", result.tokens},
             {"seconds", clock.seconds()}});
+    storage::fault_step(step());
     storage::fault_point("worker.finetune.stepped");
   }
 
   void validate() {
     validated_ = true;
     if (!has_validation()) return;
+    const storage::FaultScope scope("worker.finetune.validating");
     progress_.phase = "validating";
     validation_loss_ = trainer_.validation_loss();
     record({{"step", step()}, {"validation_loss", validation_loss_}});
@@ -191,6 +195,7 @@ class Finetune {
     // A stop right after a periodic checkpoint: that one says it all, and somebody may be reading
     // it.
     if (!is_root() || checkpoints_.contains(step())) return;
+    const storage::FaultScope scope("worker.finetune.checkpoint");
     storage::Checkpoint checkpoint = trainer_.parameters().checkpoint();
     checkpoint.state.update({{"kind", kCheckpointKind},
                              {"student", student_},
