@@ -84,6 +84,7 @@ struct CoordinatorClient::Impl {
   void turn() {
     if (options.stop_signal != nullptr && options.stop_signal->load()) session.stop("SIGTERM");
     if (!session.refusal().empty() && link.finds_new_keys()) session.greet_again(now());
+    if (link.take_reconnected()) session.reconnected(now());
     heed_handshake();
     if (session.wants_look(now())) look_for_coordinator();
     for (const std::string& frame : session.tick(now())) {

@@ -36,6 +36,7 @@ class CoordinatorLink {
   // Why the coordinator and this worker cannot talk, as the last handshake showed, and what to do,
   // in one sentence; nullopt while nothing speaks against it.
   [[nodiscard]] std::optional<std::string> problem() const;
+  [[nodiscard]] bool take_reconnected() { return socket_.take_reconnected(); }
 
  private:
   storage::RunLayout layout_;

@@ -157,6 +157,13 @@ void CoordinatorSession::found(std::uint64_t term, const std::string& endpoint, 
   backoff_ = kFirstBackoff;
 }
 
+// Also where the coordinator is the old one: what went out meanwhile may be lost.
+void CoordinatorSession::reconnected(Time now) {
+  welcomed_ = false;
+  next_hello_ = now;
+  backoff_ = kFirstBackoff;
+}
+
 void CoordinatorSession::unreachable(Time now) {
   welcomed_ = false;
   next_hello_ = now + kLongestBackoff;
@@ -164,9 +171,7 @@ void CoordinatorSession::unreachable(Time now) {
 
 void CoordinatorSession::greet_again(Time now) {
   refusal_.clear();
-  welcomed_ = false;
-  next_hello_ = now;
-  backoff_ = kFirstBackoff;
+  reconnected(now);
 }
 
 void CoordinatorSession::refuse(const std::string& sentence) {

@@ -57,6 +57,8 @@ class CoordinatorSession {
   // True at most once a second, while nobody answers: look at coordinator.json and tell found().
   [[nodiscard]] bool wants_look(Time now);
   void found(std::uint64_t term, const std::string& endpoint, Time now);
+  // The connection was lost and is there again: whoever answers may be the next coordinator.
+  void reconnected(Time now);
   // The address cannot be used: as good as out of reach.
   void unreachable(Time now);
   // Something on our side has changed, as the keys: says hello anew, also if it was refused.

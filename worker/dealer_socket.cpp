@@ -8,6 +8,7 @@
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "coordinator/wire/messages.hpp"
 #include "storage/error.hpp"
@@ -72,6 +73,7 @@ struct DealerSocket::Impl {
   void* monitor = nullptr;
   std::uint64_t num_monitors = 0;
   int num_closed = 0;  // handshakes in a row
+  bool was_connected = false, is_reconnected = false;
   std::optional<HandshakeFailure> failure;
   int wake_descriptor = ::eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC);
 
@@ -90,6 +92,7 @@ struct DealerSocket::Impl {
   // Our public key, if there are keys.
   std::string connect(const std::string& endpoint, const std::optional<wire::WorkerKeys>& keys) {
     close();
+    was_connected = is_reconnected = false;
     num_closed = 0;
     failure.reset();
     socket = zmq_socket(context, ZMQ_DEALER);
@@ -127,6 +130,7 @@ struct DealerSocket::Impl {
     while (const std::optional<Event> event = next_event(monitor)) {
       switch (event->number) {
         case ZMQ_EVENT_HANDSHAKE_SUCCEEDED:
+          is_reconnected = std::exchange(was_connected, true);
           num_closed = 0;
           failure.reset();
           break;
@@ -162,6 +166,8 @@ void DealerSocket::reconnect(const std::string& endpoint, std::optional<wire::Wo
 }
 
 std::optional<HandshakeFailure> DealerSocket::failure() const { return impl_->failure; }
+
+bool DealerSocket::take_reconnected() { return std::exchange(impl_->is_reconnected, false); }
 
 std::optional<std::string> DealerSocket::receive(std::chrono::milliseconds patience) {
   std::array<zmq_pollitem_t, 3> items{{{impl_->socket, 0, ZMQ_POLLIN, 0},

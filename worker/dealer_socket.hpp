@@ -38,6 +38,8 @@ class DealerSocket {
 
   // How the handshake failed since the last (re)connect; libzmq tries no more after the first two.
   [[nodiscard]] std::optional<HandshakeFailure> failure() const;
+  // True once after each time that a lost connection was made again.
+  [[nodiscard]] bool take_reconnected();
 
  private:
   struct Impl;

@@ -69,5 +69,17 @@ TEST_F(SessionTest, ASilentCoordinatorIsGreetedAgainWithALongerPauseEachTime) {
   EXPECT_EQ(session_.endpoint(), "tcp://127.0.0.1:2");
 }
 
+// A coordinator that was killed and started again would else be greeted at the next heartbeat, and
+// a worker that waits for the commit of a shard stand still until then.
+TEST_F(SessionTest, ARestartedCoordinatorIsGreetedWhenItsConnectionIsThereAndAskedAgain) {
+  const auto request = session_.submit(wire::Request{session_.worker(), -1}, "", now_);
+  EXPECT_TRUE(says("request"));
+  session_.reconnected(now_);
+  EXPECT_TRUE(says("hello"));
+  session_.receive(wire::encode(wire::Welcome{2, 30, 5, false}), now_);
+  EXPECT_TRUE(says("request"));
+  EXPECT_FALSE(request->answered);
+}
+
 }  // namespace
 }  // namespace hedgerow::worker
