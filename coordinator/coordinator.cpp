@@ -46,16 +46,15 @@ Coordinator::Coordinator(CoordinatorConfig config,
       workers_(config_.launcher, clock_),
       mpi_(config_.launcher) {
   for (const auto& [token, id] : desk_.state().grants) subjects_[token] = to_string(id);
-  if (observer_ != nullptr) {
-    if (const auto published = published_status(config_.layout))
-      measured_ = MeasuredMse(*published);
-  }
+  std::optional<RunStatus> published;
+  if (observer_ != nullptr) published = published_status(config_.layout);
+  if (published) measured_ = MeasuredMse(*published);
   for (const auto& [id, task] : desk_.state().tasks)
     workers_.note_incarnation(task.worker, task.incarnation);
   if (previous && previous->host == surroundings_.host) {
     workers_.adopt(previous->children);
     mpi_.adopt(previous->children);
-    revoke_of_dead(previous->children);
+    revoke_of_dead(previous->children, published);
   }
   if (mpi_.running()) {
     mode_ = Mode::kMpi;
@@ -76,7 +75,8 @@ Coordinator::Coordinator(CoordinatorConfig config,
 Coordinator::~Coordinator() = default;
 
 // Children that died while nobody looked hold leases that nobody will renew.
-void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children) {
+void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children,
+                                 const std::optional<RunStatus>& published) {
   std::vector<std::uint64_t> dead;
   for (const auto& [token, id] : desk_.state().grants) {
     const TaskRecord& task = desk_.state().task(id);
@@ -87,8 +87,15 @@ void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children)
       if (holder && !surroundings_.processes.is_alive(child.process)) dead.push_back(token);
     }
   }
-  for (const std::uint64_t token : dead)
-    desk_.record(LeaseRevoked{token, "its process died while no coordinator ran"});
+  for (const std::uint64_t token : dead) {
+    const TaskRecord* task = desk_.state().holder(token);
+    if (task == nullptr) continue;  // a finetune that is named twice
+    const TaskStatus* last = published ? published->task(to_string(task->id)) : nullptr;
+    const bool is_same = last != nullptr && last->token == token && last->progress;
+    desk_.record(LeaseRevoked{token,
+                              "its process died while no coordinator ran",
+                              lost_steps(*task, is_same ? &*last->progress : nullptr)});
+  }
 }
 
 RunOutcome Coordinator::run() {

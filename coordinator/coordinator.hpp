@@ -62,7 +62,8 @@ class Coordinator {
   void assemble();
   void drop_boundary(int boundary);
   void launch_when_drained();
-  void revoke_of_dead(const std::vector<wire::ChildRecord>& children);
+  void revoke_of_dead(const std::vector<wire::ChildRecord>& children,
+                      const std::optional<RunStatus>& published);
   void check_stop_requests();
   void hear_the_door();
   void begin_stop(const std::string& reason);

@@ -40,6 +40,15 @@ struct Dispatcher::Visitor {
   }
 };
 
+std::optional<LostSteps> lost_steps(const TaskRecord& task, const wire::Progress* progress) {
+  if (task.id.stage != Stage::kTransfer && task.id.stage != Stage::kFinetune) return std::nullopt;
+  // While it loads, a task counts layers.
+  if (progress == nullptr || progress->phase == "loading") return std::nullopt;
+  const std::int64_t since = task.checkpoint ? task.checkpoint_step : 0;
+  if (progress->step <= since) return std::nullopt;
+  return LostSteps{progress->step - since, since};
+}
+
 Dispatcher::Dispatcher(const storage::RunLayout& layout,
                        State state,
                        storage::Journal journal,
@@ -115,13 +124,15 @@ std::uint64_t Dispatcher::grant_unpulled(const TaskId& id,
 }
 
 void Dispatcher::fail_token(std::uint64_t token, ErrorKind kind, const std::string& message) {
-  if (state_.holder(token) == nullptr) return;
+  const TaskRecord* task = state_.holder(token);
+  if (task == nullptr) return;
+  const std::optional<LostSteps> lost = lost_steps(*task, leases_.progress(token));
   leases_.end(token);
   if (reaction_to(kind) == Reaction::kForget) {
     record(TaskReleased{token, message});
     return;
   }
-  record(TaskFailed{token, kind, message});
+  record(TaskFailed{token, kind, message, lost});
   if (reaction_to(kind) != Reaction::kCheckRoom) return;
   const std::uint64_t free = config_.disk->free_bytes(layout_.root());
   if (free >= config_.room_for_retry) return;
@@ -195,8 +206,9 @@ void Dispatcher::tick() {
       hung_.push_back(task->worker);
       fail_token(ended.token, ErrorKind::kUnavailable, "hung: " + ended.reason);
     } else {
+      const std::optional<LostSteps> lost = lost_steps(*task, leases_.progress(ended.token));
       leases_.end(ended.token);
-      record(LeaseRevoked{ended.token, ended.reason});
+      record(LeaseRevoked{ended.token, ended.reason, lost});
     }
   }
   if (clock_.now() < next_housekeeping_) return;

@@ -74,11 +74,18 @@ json body(const TaskDone& e) {
   return with_task({{"token", e.token}, {"files", records_to_json(e.files)}, {"result", e.result}},
                    e.of);
 }
+json with_loss(json out, const std::optional<LostSteps>& lost) {
+  if (lost) out["lost_steps"] = {{"count", lost->count}, {"since", lost->since}};
+  return out;
+}
 json body(const TaskFailed& e) {
-  return {{"token", e.token}, {"kind", storage::to_string(e.kind)}, {"message", e.message}};
+  return with_loss(
+      {{"token", e.token}, {"kind", storage::to_string(e.kind)}, {"message", e.message}}, e.lost);
 }
 json body(const TaskReleased& e) { return {{"token", e.token}, {"reason", e.reason}}; }
-json body(const LeaseRevoked& e) { return {{"token", e.token}, {"reason", e.reason}}; }
+json body(const LeaseRevoked& e) {
+  return with_loss({{"token", e.token}, {"reason", e.reason}}, e.lost);
+}
 json body(const FileLost& e) { return {{"name", e.name}, {"reason", e.reason}}; }
 json body(const BoundaryDropped& e) { return {{"boundary", e.boundary}}; }
 json body(const Recaptured& e) { return {{"task", to_string(e.task)}, {"reason", e.reason}}; }
@@ -133,11 +140,17 @@ template <>
 TaskDone parse(const json& b) {
   return {uint_field(b, "token"), records_from_json(b, "files"), field(b, "result"), of_field(b)};
 }
+std::optional<LostSteps> loss_field(const json& b) {
+  if (!b.contains("lost_steps")) return std::nullopt;
+  const json& lost = object_field(b, "lost_steps");
+  return LostSteps{int64_field(lost, "count"), int64_field(lost, "since")};
+}
 template <>
 TaskFailed parse(const json& b) {
   return {uint_field(b, "token"),
           storage::error_kind_from_string(string_field(b, "kind")),
-          string_field(b, "message")};
+          string_field(b, "message"),
+          loss_field(b)};
 }
 template <>
 TaskReleased parse(const json& b) {
@@ -145,7 +158,7 @@ TaskReleased parse(const json& b) {
 }
 template <>
 LeaseRevoked parse(const json& b) {
-  return {uint_field(b, "token"), string_field(b, "reason")};
+  return {uint_field(b, "token"), string_field(b, "reason"), loss_field(b)};
 }
 template <>
 FileLost parse(const json& b) {
@@ -200,6 +213,13 @@ int Geometry::last_boundary() const {
   int last = num_blocks() - 1;
   while (last > 0 && !trains(last)) --last;
   return std::max(last, 0);
+}
+
+std::string loss_text(const std::optional<LostSteps>& lost) {
+  if (!lost) return "";
+  const bool is_one = lost->count == 1;
+  return "; " + std::to_string(lost->count) + (is_one ? " step" : " steps") + " since step " +
+         std::to_string(lost->since) + (is_one ? " is" : " are") + " done again";
 }
 
 std::string_view type_of(const Event& event) { return kTypes[event.index()]; }

@@ -85,10 +85,17 @@ struct TaskDone {
   nlohmann::json result;
   std::optional<TaskId> of{};
 };
+// What an attempt that ended by itself costs: steps that it had reported since the checkpoint that
+// is left, which the next one does again.
+struct LostSteps {
+  std::int64_t count = 0;
+  std::int64_t since = 0;  // the checkpoint's step; 0: there is none
+};
 struct TaskFailed {
   std::uint64_t token = 0;
   storage::ErrorKind kind = storage::ErrorKind::kInternal;
   std::string message;
+  std::optional<LostSteps> lost{};
 };
 struct TaskReleased {
   std::uint64_t token = 0;
@@ -97,6 +104,7 @@ struct TaskReleased {
 struct LeaseRevoked {
   std::uint64_t token = 0;
   std::string reason;
+  std::optional<LostSteps> lost{};
 };  // expired, hung, or its holder died
 struct FileLost {
   std::string name;
@@ -138,6 +146,8 @@ using Event = std::variant<TermStarted,
                            Retried,
                            Noted>;
 
+// "; 12 steps since step 40 are done again", or nothing.
+[[nodiscard]] std::string loss_text(const std::optional<LostSteps>& lost);
 [[nodiscard]] std::string_view type_of(const Event& event);  // "granted", "shard_committed", ...
 [[nodiscard]] nlohmann::json event_to_json(const Event& event);
 // Throws kCorrupt naming the field.

@@ -21,10 +21,13 @@ struct Describer {
     return e.files.empty() ? "done" : "done, committed " + e.files.front().name;
   }
   std::string operator()(const TaskFailed& e) const {
-    return "failed (" + std::string(storage::to_string(e.kind)) + "): " + e.message;
+    return "failed (" + std::string(storage::to_string(e.kind)) + "): " + e.message +
+           loss_text(e.lost);
   }
   std::string operator()(const TaskReleased& e) const { return "released: " + e.reason; }
-  std::string operator()(const LeaseRevoked& e) const { return "lease revoked: " + e.reason; }
+  std::string operator()(const LeaseRevoked& e) const {
+    return "lease revoked: " + e.reason + loss_text(e.lost);
+  }
   std::string operator()(const FileLost& e) const { return "lost " + e.name + ": " + e.reason; }
   std::string operator()(const BoundaryDropped& e) const {
     return "deleted boundary " + std::to_string(e.boundary) + ", as plan.keep_boundaries says";

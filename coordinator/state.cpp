@@ -96,6 +96,11 @@ struct Applier {
     set_state(task, next);
   }
 
+  static void note_waste(TaskRecord& task, const std::optional<LostSteps>& lost) {
+    ++task.wasted;
+    if (lost) task.lost_steps += lost->count;
+  }
+
   Verdict operator()(const TermStarted&) {
     // The coordinator that was assembling is gone; what it wrote under its token is never named.
     TaskRecord* task = find(TaskId::assemble());
@@ -220,10 +225,11 @@ struct Applier {
     TaskRecord* task = holder(event.token);
     if (task == nullptr) return fenced(event.token);
     task->failures.push_back({task->worker, event.kind, event.message});
-    ++task->wasted;
+    note_waste(*task, event.lost);
     end_grant(*task,
               TaskState::kPending,
-              "failed (" + std::string(storage::to_string(event.kind)) + "): " + event.message);
+              "failed (" + std::string(storage::to_string(event.kind)) + "): " + event.message +
+                  loss_text(event.lost));
     return std::nullopt;
   }
 
@@ -231,8 +237,8 @@ struct Applier {
     return end_by_token(event.token, "released: " + event.reason);
   }
   Verdict operator()(const LeaseRevoked& event) {
-    if (TaskRecord* task = holder(event.token)) ++task->wasted;
-    return end_by_token(event.token, "lease revoked: " + event.reason);
+    if (TaskRecord* task = holder(event.token)) note_waste(*task, event.lost);
+    return end_by_token(event.token, "lease revoked: " + event.reason + loss_text(event.lost));
   }
 
   Verdict end_by_token(std::uint64_t token, std::string reason) {

@@ -35,6 +35,7 @@ struct TaskRecord {
   std::uint64_t incarnation = 0;  // of that worker
   int attempts = 0;
   int wasted = 0;  // of the attempts: failed, lease lost, or made for a file that was lost
+  std::int64_t lost_steps = 0;  // that those had done and the next ones did again
   // In a row: progress (a commit, a checkpoint, being done) and a retry forget them.
   std::vector<Failure> failures;
   std::optional<storage::FileRecord> checkpoint;

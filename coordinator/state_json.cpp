@@ -31,6 +31,7 @@ json task_to_json(const TaskRecord& task) {
   put("incarnation", task.incarnation);
   put("attempts", task.attempts);
   put("wasted", task.wasted);
+  put("lost_steps", task.lost_steps);
   put("checkpoint_step", task.checkpoint_step);
   put("result", task.result);
   put("seed", task.seed);
@@ -56,6 +57,7 @@ TaskRecord task_from_json(const json& in) {
   if (has("incarnation")) task.incarnation = uint_field(in, "incarnation");
   if (has("attempts")) task.attempts = int_field(in, "attempts");
   if (has("wasted")) task.wasted = int_field(in, "wasted");
+  if (has("lost_steps")) task.lost_steps = int64_field(in, "lost_steps");
   if (has("checkpoint_step")) task.checkpoint_step = int64_field(in, "checkpoint_step");
   if (has("result")) task.result = field(in, "result");
   if (has("seed")) task.seed = uint_field(in, "seed");

@@ -25,6 +25,7 @@ struct TaskStatus {
   std::uint64_t token = 0;
   int attempts = 0, failures = 0;
   int wasted = 0;  // of the attempts: those that failed or lost their lease, not those given back
+  std::int64_t lost_steps = 0;  // that those had reported since their last checkpoint
   // Steps in its newest committed checkpoint, from which the next attempt goes on, and in all. 0 in
   // all: it is not counted in steps.
   std::int64_t checkpoint_step = 0, num_steps = 0;

@@ -72,6 +72,7 @@ TaskStatus task_status(const State& state, const TaskRecord& task, const JobSize
   status.attempts = task.attempts;
   status.failures = static_cast<int>(task.failures.size());
   status.wasted = task.wasted;
+  status.lost_steps = task.lost_steps;
   status.checkpoint_step = task.checkpoint ? task.checkpoint_step : 0;
   if (task.id.stage == Stage::kTransfer) status.num_steps = size.transfer_steps;
   if (task.id.stage == Stage::kFinetune) status.num_steps = size.finetune_steps;

@@ -56,6 +56,7 @@ std::string sentence(const RunStatus& status, const TaskStatus& task, const std:
   std::string text =
       name + " " + doing_text(status, task) + steps_text(task) + mse_text(task) + memory_text(task);
   if (task.tries() > 1) text += "; try " + std::to_string(task.tries());
+  if (task.lost_steps > 0) text += "; lost to failures: " + counted(task.lost_steps, "step");
   if (task.state == "ready" && !task.reason.empty()) text += "; before: " + task.reason;
   return one_line(text);
 }

@@ -33,6 +33,10 @@ std::string bytes_text(std::uint64_t bytes) {
   return print(value < 99.95 ? "%.1f %s" : "%.0f %s", value, kUnits[unit]);
 }
 
+std::string counted(std::int64_t count, const std::string& what) {
+  return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
+}
+
 std::string duration_text(double seconds) {
   if (!std::isfinite(seconds) || seconds < 0) return "-";
   if (seconds < 9.95) return print("%.1fs", seconds);

@@ -15,6 +15,8 @@ namespace hedgerow::coordinator::cli {
 inline constexpr int kUnlimitedWidth = 1'000'000;
 
 [[nodiscard]] std::string bytes_text(std::uint64_t bytes);  // "812 B", "33.6 MB", "9.2 TB"
+[[nodiscard]] std::string counted(std::int64_t count,
+                                  const std::string& what);  // "1 step", "2 steps"
 [[nodiscard]] std::string duration_text(
     double seconds);  // "0.4s", "45s", "12m05s", "2h10m", "3d04h"
 [[nodiscard]] std::string number_text(

@@ -332,6 +332,17 @@ std::vector<std::string> result_lines(const RunStatus& status, int width) {
   return table.empty() ? std::vector<std::string>{} : table.render(width);
 }
 
+std::vector<std::string> loss_lines(const RunStatus& status, int width) {
+  std::string text;
+  for (const char* stage : {"transfer", "finetune"}) {
+    std::int64_t steps = 0;
+    for (const TaskStatus& task : status.tasks) steps += task.stage == stage ? task.lost_steps : 0;
+    if (steps > 0) text += (text.empty() ? "" : ", ") + counted(steps, "step") + " of " + stage;
+  }
+  if (text.empty()) return {};
+  return {fit("lost to failures and done again: " + text, width)};
+}
+
 std::vector<std::string> whole_view(const RunStatus& status, int width) {
   std::vector<std::string> lines;
   std::string head = "run " + status.run + ": " + status.state;
@@ -345,6 +356,7 @@ std::vector<std::string> whole_view(const RunStatus& status, int width) {
   lines.push_back(fit(one_line(head), width));
   append(lines, stage_lines(status, width));
   append(lines, block_lines(status, width));
+  append(lines, loss_lines(status, width));
   append(lines, worker_lines(status, width));
   append(lines, result_lines(status, width));
   if (!status.warnings.empty()) lines.emplace_back();

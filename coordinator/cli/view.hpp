@@ -33,9 +33,11 @@ struct BlockMse {
 // One row a block: the last validation MSE of each of its layers.
 [[nodiscard]] std::vector<std::string> layer_lines(const RunStatus& status, int width);
 [[nodiscard]] std::vector<std::string> worker_lines(const RunStatus& status, int width);
+// What killed and failed attempts cost, one line; none: nothing.
+[[nodiscard]] std::vector<std::string> loss_lines(const RunStatus& status, int width);
 // Perplexities and what else the later stages measured.
 [[nodiscard]] std::vector<std::string> result_lines(const RunStatus& status, int width);
-// Head line, stages, blocks, workers, results, warnings: what `status` prints.
+// Head line, stages, blocks, losses, workers, results, warnings: what `status` prints.
 [[nodiscard]] std::vector<std::string> whole_view(const RunStatus& status, int width);
 
 }  // namespace hedgerow::coordinator::cli

@@ -322,6 +322,19 @@ TEST(View, PeakMemoryIsAColumnWhereThereIsRoomAndAlwaysExplained) {
   EXPECT_EQ(status.tasks[0].peak_memory(), wire::PeakMemory{}) << "no crash over a strange result";
 }
 
+TEST(View, WhatKilledProcessesCostIsShownByStageAndByBlock) {
+  RunStatus status = status_of_a_run();
+  EXPECT_TRUE(loss_lines(status, 80).empty());
+  status.tasks[0].lost_steps = 11;
+  status.tasks[1].lost_steps = 1;
+  EXPECT_EQ(loss_lines(status, 80),
+            std::vector<std::string>{"lost to failures and done again: 12 steps of transfer"});
+  const std::string block = explain_block(status, 1).front();
+  EXPECT_NE(block.find("; try 2; lost to failures: 1 step"), std::string::npos) << block;
+  EXPECT_NE(joined(whole_view(status, 80)).find("12 steps of transfer"), std::string::npos);
+  EXPECT_EQ(nlohmann::json(status).get<RunStatus>().tasks[0].lost_steps, 11);
+}
+
 TEST(View, ABlockIsExplainedInASentence) {
   RunStatus status = status_of_a_run();
   TaskStatus& task = status.tasks[3];
