@@ -4,8 +4,15 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstddef>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <string>
+
+#include "storage/fault_beacon.hpp"
+#include "storage/file.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -40,6 +47,85 @@ TEST(FaultPointDeathTest, OnlyTheFirstProcessDiesWhenAskedForOnce) {
 }
 
 TEST(FaultPoint, DoesNothingWhenNobodyAsksForIt) { fault_point("journal.committed"); }
+
+// A storm's view of this process, as tests/faults/beacons.py has it.
+class Beacon : public ::testing::Test {
+ protected:
+  Beacon() {
+    GTEST_FLAG_SET(death_test_style, "threadsafe");
+    // The dying child runs this again from the start: it must keep its parent's directory.
+    setenv("HEDGEROW_STORM", directory_.path().c_str(), 0);
+  }
+  ~Beacon() override { unsetenv("HEDGEROW_STORM"); }
+
+  // By the process itself, which is its own tester here.
+  static void wish(const std::string& place, std::uint32_t skip, std::uint32_t delay_us) {
+    FaultBeacon written;
+    std::copy(place.begin(), place.end(), written.wishes[0].place.begin());
+    written.wishes[0].skip = skip;
+    written.wishes[0].delay_us = delay_us;
+    written.num_wishes = 1;
+    written.armed = 1;
+    const char* bytes = reinterpret_cast<const char*>(&written);
+    const std::size_t begin = offsetof(FaultBeacon, armed);
+    File file = File::open_update(std::string(std::getenv("HEDGEROW_STORM")) + "/" +
+                                  std::to_string(getpid()) + ".beacon");
+    file.write_at(std::as_bytes(std::span(bytes + begin, sizeof(FaultBeacon) - begin)), begin);
+    file.close();
+  }
+
+  // The place that the one process showed that died.
+  [[nodiscard]] std::string shown() const {
+    std::string text;
+    for (const auto& entry : std::filesystem::directory_iterator(directory_.path()))
+      text += read_text(entry.path()).substr(offsetof(FaultBeacon, place), kPlaceBytes).c_str();
+    return text;
+  }
+
+  tests::TemporaryDirectory directory_;
+};
+
+using BeaconDeathTest = Beacon;
+
+TEST_F(BeaconDeathTest, OutlivesItsProcessAndTellsTheStretchOfWorkThatItDiedIn) {
+  EXPECT_EXIT(
+      {
+        const FaultScope outer("task");
+        { const FaultScope inner("task.step"); }
+        std::raise(SIGKILL);
+      },
+      testing::KilledBySignal(SIGKILL),
+      "");
+  EXPECT_EQ(shown(), "task");
+}
+
+TEST_F(BeaconDeathTest, AWishedKillComesAtItsVisitAndNotBefore) {
+  EXPECT_EXIT(
+      {
+        fault_point("begin");
+        wish("task.step", 1, 0);
+        fault_point("task.step");
+        std::fputs("still alive\n", stderr);
+        fault_point("elsewhere");
+        fault_point("task.step");
+      },
+      testing::KilledBySignal(SIGKILL),
+      "still alive");
+  EXPECT_EQ(shown(), "task.step");
+}
+
+TEST_F(BeaconDeathTest, AWishedKillMayComeSomeMicrosecondsLaterWhateverTheProcessDoesThen) {
+  EXPECT_EXIT(
+      {
+        fault_point("begin");
+        wish("task.step", 0, 2000);
+        fault_point("task.step");
+        for (int step = 0;; ++step) fault_step(step);
+      },
+      testing::KilledBySignal(SIGKILL),
+      "");
+  EXPECT_EQ(shown(), "task.step");
+}
 
 }  // namespace
 }  // namespace hedgerow::storage

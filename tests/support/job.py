@@ -224,5 +224,9 @@ def artifacts_of(run: Path) -> dict[str, str]:
         newest = sorted(run.glob(pattern), key=lambda path: int(path.parent.name.lstrip("t")))
         if not newest:
             raise AssertionError(f"no {kind} in {run}")
-        hashes[kind] = hashlib.sha256(newest[-1].read_bytes()).hexdigest()
+        hashes[kind] = digest(newest[-1])
     return hashes
+
+
+def digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,190 @@
+#!/usr/bin/env python3
+"""A kill storm over whole runs: nothing is lost, nothing committed twice, and the bytes are those of a run in peace.
+
+  tests/faults/kill_storm_test.py [--kills 1000] [--seed N] [--runs-of 50]     by hand; under ctest HEDGEROW_RELEASE=1 means 1,000
+
+Catches: work that is redone or done twice after a kill, a resume that leaves equal bytes, a coordinator that does not find
+its own commits again, a checkpoint older than its interval. Prints one line of JSON. The seed fixes what is asked for, and
+not when the processes come by: a failure names the run's own journal, which is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parent))
+import job  # noqa: E402
+import storm  # noqa: E402
+
+CHECKPOINT_EVERY = {"transfer": 4, "finetune": 2}
+AT_LEAST = 5  # kills in each state
+
+RECIPE = """\
+seed = 7
+[model]
+path = "{model}"
+[data.transfer]
+seq_len = 128
+validation_sequences = 4
+max_sequences = 68
+split = "sequences"
+sources = [{{ path = "{text}", format = "text" }}]
+[data.finetune]
+seq_len = 128
+validation_sequences = 4
+max_sequences = 36
+split = "sequences"
+sources = [{{ path = "{text}", format = "text" }}]
+[data.evaluate]
+seq_len = 128
+validation_sequences = 4
+split = "sequences"
+sources = [{{ path = "{text}", format = "text" }}]
+[attention]
+window = "terraced"
+window_size = 16
+bias = true
+[plan]
+layers_per_block = 1
+sequences_per_forward = 4
+shard_mib = 1
+[transfer]
+max_steps = 30
+sequences_per_step = 4
+validate_every = 6
+validation_sequences = 4
+checkpoint_every = {transfer}
+[finetune]
+max_steps = 8
+sequences_per_step = 4
+checkpoint_every = {finetune}
+validate_every = 4
+ranks = 2
+[workers]
+local = 4
+threads = 1
+orphan_timeout_s = 60
+"""
+
+
+class Storm:
+    """As many runs as it takes."""
+
+    def __init__(self, kills: int, kills_a_run: int, seed: int) -> None:
+        self.kills, self.kills_a_run, self.seed = kills, kills_a_run, seed
+        self.report = storm.Report()
+        recipe = RECIPE.format(model=job.cut_model(4), text=job.require_text(), **CHECKPOINT_EVERY)
+        self.undisturbed = job.Job(recipe=recipe)
+        self.root = Path(tempfile.mkdtemp(prefix="hedgerow-storm-", dir=self.undisturbed.root))
+
+    def close(self) -> None:
+        self.undisturbed.close()
+
+    def blow(self) -> dict:
+        begun = time.monotonic()
+        ended = self.undisturbed.run()
+        if ended.code != 0:
+            raise AssertionError(f"the undisturbed run failed: {ended}")
+        expected = self.undisturbed.artifacts()
+        template = self.root / "template"  # a run that has its recipe and its tokens, and has computed nothing
+        template.mkdir()
+        shutil.copy(self.undisturbed.run_directory / "run.toml", template)
+        shutil.copytree(self.undisturbed.run_directory / "tokens", template / "tokens")
+        generator = random.Random(self.seed)
+        while not self.is_enough():
+            left = max(self.kills - len(self.report.kills), 10)
+            run = storm.StormyRun(template, self.root, self.report.runs, min(left, self.kills_a_run), generator, self.report)
+            self.report.runs += 1
+            try:
+                run.weather()
+                run.judge(expected, CHECKPOINT_EVERY)
+            except BaseException:
+                self.keep(run)
+                raise
+            finally:
+                self.undisturbed.kill_leftovers()
+            shutil.rmtree(run.run)
+        return self.summary(time.monotonic() - begun)
+
+    def is_enough(self) -> bool:
+        by_state = self.report.by("state")
+        has_all = all(by_state.get(state, 0) >= AT_LEAST for state in storm.REQUIRED) and not self.report.unseen_places()
+        return len(self.report.kills) >= self.kills and has_all
+
+    def keep(self, run: storm.StormyRun) -> None:
+        kept = Path(tempfile.gettempdir()) / f"hedgerow-storm-{self.seed}"
+        shutil.rmtree(kept, ignore_errors=True)
+        for name in ("journal", "logs"):
+            shutil.copytree(run.run / name, kept / name)
+        shutil.copy(run.log, kept)
+        print(f"storm of seed {self.seed}: run {run.number}'s journal and logs are kept in {kept}", flush=True)
+
+    def summary(self, seconds: float) -> dict:
+        report = self.report
+        coordinated = [entry for entry in report.lost_steps if entry[2].coordinated]
+        alone = [entry for entry in report.lost_steps if not entry[2].coordinated]
+        return {"test": "kill storm", "seed": self.seed, "kills": len(report.kills), "runs": report.runs,
+                "by_state": report.by("state"), "by_place": report.by("place"), "by_process": report.by("role"), "uncounted": report.uncounted,
+                "lost": len(report.lost), "committed_twice": len(report.committed_twice), "byte_equal": report.byte_equal,
+                "checkpoint_every": CHECKPOINT_EVERY, "measured_lost_steps": len(coordinated),
+                "largest_lost_steps": {stage: max([lost for lost, every, _ in coordinated if every == CHECKPOINT_EVERY[stage]],
+                                                  default=0) for stage in CHECKPOINT_EVERY},
+                "largest_lost_steps_without_coordinator": max([lost for lost, _, _ in alone], default=0),
+                "retries_after_quarantine": report.retries_after_quarantine, "seconds": round(seconds, 1)}
+
+
+def failures_of(storm_: Storm, summary: dict) -> list[str]:
+    report = storm_.report
+    failures = report.lost + report.committed_twice
+    if not report.byte_equal:
+        failures.append("the artifacts have other bytes than those of the undisturbed run")
+    for lost, every, kill in report.lost_steps:
+        if kill.coordinated and lost > every:
+            failures.append(f"{lost} steps lost, one checkpoint interval is {every}: {kill}")
+    failures += [f"only {summary['by_state'].get(state, 0)} kills in {state}" for state in storm.REQUIRED
+                 if summary["by_state"].get(state, 0) < AT_LEAST]
+    return failures
+
+
+def blow(kills: int, kills_a_run: int, seed: int) -> list[str]:
+    storm_ = Storm(kills, kills_a_run, seed)
+    print(f"kill storm of seed {seed}", flush=True)
+    try:
+        summary = storm_.blow()
+        print(json.dumps(summary), flush=True)
+        return failures_of(storm_, summary)
+    finally:
+        storm_.close()
+
+
+class KillStorm(unittest.TestCase):
+    def test_whatever_is_killed_in_whatever_state_nothing_is_lost_and_the_bytes_are_equal(self) -> None:
+        seed = int(os.environ.get("HEDGEROW_STORM_SEED", random.SystemRandom().randrange(10**6)))
+        kills = 1000 if os.environ.get("HEDGEROW_RELEASE") else 100
+        self.assertEqual(blow(kills, 50, seed), [], f"seed {seed}")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--kills", type=int, default=100)
+    parser.add_argument("--runs-of", type=int, default=50, help="kills a run; then it is left to finish")
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(10**6))
+    options = parser.parse_args()
+    failures = blow(options.kills, options.runs_of, options.seed)
+    for failure in failures:
+        print(failure)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

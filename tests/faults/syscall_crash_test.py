@@ -1,0 +1,185 @@
+"""A real run whose coordinator or first worker is killed at, or failed by, its Nth system call; the same command again; equal bytes.
+
+strace is the injector, as in storage_crash_test, which does every N on a job of storage's alone; here N is drawn, from fixed
+seeds. Only the main thread is disturbed: it is the one that writes. Under ctest HEDGEROW_RELEASE=1 draws ten times as many.
+
+Catches: a write, fsync or rename of the real binaries whose failure is ignored, answered by a crash or by more than one
+sentence, or whose half-done work a second run trips over.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+import re
+import shutil
+import subprocess
+import sys
+import unittest
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+import job  # noqa: E402
+
+TABLE = {1, 2, 3, 4, 5}  # exit codes of `hedgerow --help`; 0 apart
+KILL = "signal=KILL"
+# (victim, call as strace -e trace= names it, effect)
+FAULTS = [("coordinator", "write", KILL), ("coordinator", "fsync", KILL), ("coordinator", "rename", KILL),
+          ("coordinator", "openat", KILL), ("serve", "write", KILL), ("serve", "fsync", KILL), ("serve", "openat", KILL),
+          ("serve", "pwrite64", KILL),
+          ("coordinator", "write", "error=ENOSPC"), ("coordinator", "fsync", "error=EIO"),
+          ("coordinator", "rename", "error=EDQUOT"), ("coordinator", "openat", "error=EIO"),
+          ("serve", "write", "error=EDQUOT"), ("serve", "fsync", "error=EIO"), ("serve", "pwrite64", "error=ENOSPC")]
+CALLS = "write,fsync,rename,openat,pwrite64"
+SEEDS = [1] if not os.environ.get("HEDGEROW_RELEASE") else range(1, 11)
+
+# The first process of that verb is traced; whoever comes after it runs free.
+WRAPPER = """\
+#!/bin/sh
+if [ "$1" = serve ] && mkdir "$TRACED_ONCE" 2>/dev/null; then
+  exec strace -D -qq $TRACED_OPTIONS {worker} "$@"
+fi
+exec {worker} "$@"
+"""
+RECIPE = """\
+seed = 7
+[model]
+path = "{model}"
+[data.transfer]
+seq_len = 128
+validation_sequences = 4
+max_sequences = 20
+split = "sequences"
+sources = [{{ path = "{text}", format = "text" }}]
+[attention]
+window = "terraced"
+window_size = 16
+[plan]
+layers_per_block = 2
+sequences_per_forward = 4
+shard_mib = 1
+[transfer]
+max_steps = 6
+sequences_per_step = 4
+validate_every = 3
+validation_sequences = 4
+checkpoint_every = 2
+[finetune]
+enabled = false
+[workers]
+local = 2
+threads = 1
+orphan_timeout_s = 20
+"""
+
+
+@dataclass
+class Traced:
+    code: int
+    err: str
+    hit: str  # the call that was disturbed, as strace tells it; empty: there was none
+
+
+class SyscallCrash(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        if subprocess.run(["strace", "-D", "-qq", "-o", "/dev/null", "true"], check=False).returncode != 0:
+            raise unittest.SkipTest("strace is absent or may not trace here")
+        cls.job = job.Job(recipe=RECIPE.format(model=job.cut_model(4), text=job.require_text()))
+        cls.addClassCleanup(cls.job.close)
+        cls.wrapper = cls.job.root / "hedgerow-worker"
+        cls.wrapper.write_text(WRAPPER.format(worker=cls.job.bin / "hedgerow-worker"))
+        cls.wrapper.chmod(0o755)
+        ended = cls.job.run()
+        if ended.code != 0:
+            raise AssertionError(f"the undisturbed run failed: {ended}")
+        cls.expected = cls.hash_of(cls.job.run_directory)
+        cls.template = cls.job.root / "template"  # recipe and tokens, and nothing computed
+        cls.template.mkdir()
+        shutil.copy(cls.job.run_directory / "run.toml", cls.template)
+        shutil.copytree(cls.job.run_directory / "tokens", cls.template / "tokens")
+        cls.counts = {victim: cls.count_calls(victim) for victim in ("coordinator", "serve")}
+
+    @staticmethod
+    def hash_of(run: Path) -> str:
+        newest = max(run.glob("student/*/feature_maps.safetensors"), key=lambda path: int(path.parent.name.lstrip("t")))
+        return job.digest(newest)
+
+    @classmethod
+    def begin(cls) -> Path:
+        run = cls.job.root / "disturbed"
+        cls.job.kill_leftovers()
+        shutil.rmtree(run, ignore_errors=True)
+        shutil.copytree(cls.template, run)
+        return run
+
+    @classmethod
+    def traced(cls, run: Path, victim: str, options: list[str]) -> Traced:
+        log = cls.job.root / "strace.log"
+        once = cls.job.root / "traced"
+        log.unlink(missing_ok=True)
+        shutil.rmtree(once, ignore_errors=True)
+        command: list[str | Path] = [cls.job.bin / "hedgerow", "run", "--run", run]
+        environment = {**os.environ, "NO_COLOR": "1"}
+        words = ["-o", str(log), *options]
+        if victim == "coordinator":
+            command = ["strace", "-D", "-qq", *words, *command]
+        else:
+            environment |= {"HEDGEROW_WORKER": str(cls.wrapper), "TRACED_ONCE": str(once), "TRACED_OPTIONS": " ".join(words)}
+        done = subprocess.run(command, capture_output=True, text=True, env=environment, stdin=subprocess.DEVNULL, timeout=120)
+        lines = log.read_text().splitlines() if log.exists() else []
+        hit = next((line for line in lines if "(INJECTED)" in line), "")
+        if not hit and any("killed by SIGKILL" in line for line in lines):
+            hit = lines[-1]
+        return Traced(done.returncode, done.stderr, hit)
+
+    @classmethod
+    def count_calls(cls, victim: str) -> collections.Counter:
+        run = cls.begin()
+        ended = cls.traced(run, victim, ["-e", f"trace={CALLS}"])
+        if ended.code != 0:
+            raise AssertionError(f"the run under strace failed: {ended}")
+        lines = (cls.job.root / "strace.log").read_text().splitlines()
+        return collections.Counter(line.split("(")[0] for line in lines)
+
+    def check(self, victim: str, call: str, effect: str, n: int) -> dict:
+        run = self.begin()
+        ended = self.traced(run, victim, ["-e", f"trace={call}", "-e", f"inject={call}:{effect}:when={n}"])
+        told = f"{effect} at {call} {n} of {self.counts[victim][call]} of the {victim}: {ended}"
+        if victim == "coordinator" and effect == KILL:
+            self.assertEqual(ended.code, -9, told)
+        elif ended.code != 0:
+            self.assertEqual(victim, "coordinator", f"a worker's failure ended the run\n{told}")
+            self.assertIn(ended.code, TABLE, told)
+            # What could not be written may have been the sentence itself.
+            errors = re.findall(r"(?m)^error: .*$", ended.err)
+            self.assertEqual(len(errors), 0 if ended.hit.startswith("write(2") else 1, told)
+        again = subprocess.run([self.job.bin / "hedgerow", "run", "--run", run], capture_output=True, text=True,
+                               stdin=subprocess.DEVNULL, timeout=120)
+        self.assertEqual(again.returncode, 0, f"{told}\n--- the same command again\n{again.stderr[-3000:]}")
+        self.assertEqual(self.hash_of(run), self.expected, f"other bytes\n{told}")
+        checked = subprocess.run([self.job.bin / "hedgerow", "check", "--run", run], capture_output=True, text=True)
+        self.assertEqual(checked.returncode, 0, f"{told}\n{checked.stdout}")
+        return {"victim": victim, "call": call, "effect": effect, "n": n, "exit_code": ended.code, "hit": bool(ended.hit)}
+
+    def test_after_a_crash_or_an_error_at_any_call_the_same_command_completes_with_the_same_bytes(self) -> None:
+        results = []
+        for seed in SEEDS:
+            draw = random.Random(seed)
+            for victim, call, effect in FAULTS:
+                n = draw.randint(1, max(1, self.counts[victim][call]))
+                with self.subTest(victim=victim, call=call, effect=effect, n=n, seed=seed):
+                    results.append(self.check(victim, call, effect, n))
+        codes = collections.Counter(result["exit_code"] for result in results)
+        hits = sum(result["hit"] for result in results)
+        print(json.dumps({"test": "crash at the nth system call", "sampled": len(results), "hit": hits,
+                          "exit_codes": {str(code): count for code, count in sorted(codes.items())},
+                          "calls": {victim: dict(counts) for victim, counts in self.counts.items()}}), flush=True)
+        self.assertGreaterEqual(hits, len(results) * 2 // 3, "hardly a fault was injected")
+
+
+if __name__ == "__main__":
+    unittest.main()
