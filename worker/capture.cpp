@@ -53,9 +53,24 @@ void append(storage::ShardWriter& writer,
   }
 }
 
+nlohmann::json result_of(const wire::Task& task,
+                         std::int64_t tokens,
+                         double seconds,
+                         double seconds_waited_on_data) {
+  const double speed = seconds > 0.0 ? static_cast<double>(tokens) / seconds : 0.0;
+  return {{"shards", task.num_shards},
+          {"tokens", tokens},
+          {"seconds", seconds},
+          {"tokens_per_second", speed},
+          {"seconds_waited_on_data", seconds_waited_on_data}};
+}
+
 // Throws Stopped.
 TaskResult capture(RunContext& run, TaskContext& context, const wire::Task& task) {
   const Stopwatch clock;
+  // Whoever held it before had its last shard committed and died before it could say that it is
+  // done.
+  if (task.num_shards == 0) return {.finished = true, .result = result_of(task, 0, 0.0, 0.0)};
   wire::Progress progress;
   progress.phase = "loading";
   progress.num_steps = task.num_layers;
@@ -110,14 +125,9 @@ TaskResult capture(RunContext& run, TaskContext& context, const wire::Task& task
     context.publish_shard(written, shard);
   }
 
-  TaskResult result{.finished = true};
-  const double seconds = clock.seconds();
-  result.result = {{"shards", task.num_shards},
-                   {"tokens", progress.tokens},
-                   {"seconds", seconds},
-                   {"tokens_per_second", static_cast<double>(progress.tokens) / seconds},
-                   {"seconds_waited_on_data", progress.seconds_waited_on_data}};
-  return result;
+  return {
+      .finished = true,
+      .result = result_of(task, progress.tokens, clock.seconds(), progress.seconds_waited_on_data)};
 }
 
 }  // namespace

@@ -114,6 +114,9 @@ class Storm:
             finally:
                 self.undisturbed.kill_leftovers()
             shutil.rmtree(run.run)
+            print(f"run {run.number}: {sum(run.counted.values())} kills, {len(self.report.kills)} in all after "
+                  f"{time.monotonic() - begun:.0f} s; not hit yet: {' '.join(sorted(self.report.unseen_places())) or 'none'}",
+                  flush=True)
         return self.summary(time.monotonic() - begun)
 
     def is_enough(self) -> bool:

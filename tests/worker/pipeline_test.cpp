@@ -442,5 +442,24 @@ TEST_F(Pipeline, DamagedInputShardIsNamed) {
   }
 }
 
+// Found by a kill storm: a worker that died between the commit of its last shard and its word that
+// the capture is done leaves one without shards, which the next worker failed at three times.
+TEST_F(Pipeline, ACaptureOfWhichOnlyTheLastWordIsMissingIsDoneAtOnce) {
+  const auto root =
+      make_run("run", [](storage::Recipe& recipe) { recipe.plan.layers_per_block = 2; });
+  const PipelineResult result = run_pipeline(root);
+  worker::RunContext run(root);
+  for (const int block : {0, 1}) {
+    wire::Task task = capture_task(run, block, {2 * block, 2}, 90, {});
+    task.num_shards = 0;
+    const storage::RunLayout layout(root);
+    LocalTaskContext context(layout, 90);
+    const worker::TaskResult done = run_capture(run, context, task);
+    EXPECT_TRUE(done.finished);
+    EXPECT_EQ(done.result.at("tokens"), 0);
+    EXPECT_TRUE(context.shards.empty());
+  }
+}
+
 }  // namespace
 }  // namespace hedgerow::tests
