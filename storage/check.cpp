@@ -29,21 +29,6 @@ void check_shard(const std::filesystem::path& path,
   }
 }
 
-void check_whole(const std::filesystem::path& path, const FileRecord& record) {
-  if (const std::uint64_t size = File::open_read(path).size(); size != record.size) {
-    throw Error(
-        ErrorKind::kCorrupt,
-        fmt::format(
-            "{}: it has {} bytes, the journal recorded {}", record.name, size, record.size));
-  }
-  if (const Hash128 found = hash_file(path); found != record.root_hash) {
-    throw Error(
-        ErrorKind::kCorrupt,
-        fmt::format(
-            "{}: hash {} != recorded {}", record.name, found.hex(), record.root_hash.hex()));
-  }
-}
-
 std::vector<Damage> check_file(const RunLayout& layout, const CommittedFile& file) {
   std::vector<Damage> damages;
   const bool is_shard = file.kind == FileKind::kHiddenShard;
@@ -52,7 +37,7 @@ std::vector<Damage> check_file(const RunLayout& layout, const CommittedFile& fil
     if (is_shard) {
       check_shard(path, file.record, damages);
     } else {
-      check_whole(path, file.record);
+      verify_file(path, file.record);
     }
   } catch (const Error& error) {
     damages.push_back(
@@ -107,6 +92,21 @@ class Checker {
 };
 
 }  // namespace
+
+void verify_file(const std::filesystem::path& path, const FileRecord& record) {
+  if (const std::uint64_t size = File::open_read(path).size(); size != record.size) {
+    throw Error(
+        ErrorKind::kCorrupt,
+        fmt::format(
+            "{}: it has {} bytes, the journal recorded {}", record.name, size, record.size));
+  }
+  if (const Hash128 found = hash_file(path); found != record.root_hash) {
+    throw Error(
+        ErrorKind::kCorrupt,
+        fmt::format(
+            "{}: hash {} != recorded {}", record.name, found.hex(), record.root_hash.hex()));
+  }
+}
 
 CheckResult check_run(const RunLayout& layout,
                       const std::vector<CommittedFile>& files,

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -39,6 +40,10 @@ struct CheckResult {
   std::uint64_t bytes_checked = 0;
   bool stopped = false;  // `progress` returned false: files after that are unchecked
 };
+
+// Reads the whole file and holds its size and hash against the record: what a reader of an artifact
+// does before it believes a byte of it. Any thread. Throws kCorrupt, kNotFound, naming the record.
+void verify_file(const std::filesystem::path& path, const FileRecord& record);
 
 // Called after each file, from one thread at a time; false stops.
 using CheckProgress = std::function<bool(std::uint64_t bytes_done, std::uint64_t bytes_total)>;
