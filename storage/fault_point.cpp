@@ -14,22 +14,41 @@
 namespace hedgerow::storage {
 namespace {
 
+enum class Action { kKill, kStop, kHang };
+
 struct Request {
   std::string place;
   long visit = 0;  // 0: no request
+  int block = -1;  // -1: any
+  Action action = Action::kKill;
 };
+
+Action read_action() {
+  const char* value = std::getenv("HEDGEROW_FAULT_ACTION");
+  const std::string_view word = value == nullptr ? "" : value;
+  if (word.empty() || word == "kill") return Action::kKill;
+  if (word == "stop") return Action::kStop;
+  if (word == "hang") return Action::kHang;
+  throw Error(ErrorKind::kUsage,
+              "HEDGEROW_FAULT_ACTION=" + std::string(word) + ": expected kill, stop or hang");
+}
 
 Request read_request() {
   const char* value = std::getenv("HEDGEROW_FAULT");
   if (value == nullptr || *value == '\0') return {};
   const std::string text(value);
   const std::size_t colon = text.rfind(':');
-  Request request{text.substr(0, colon), 1};
+  Request request{text.substr(0, colon), 1, -1, read_action()};
   if (colon != std::string::npos)
     request.visit = std::strtol(text.c_str() + colon + 1, nullptr, 10);
   if (request.visit < 1) {
     throw Error(ErrorKind::kUsage,
-                "HEDGEROW_FAULT=" + text + ": expected PLACE or PLACE:VISIT with VISIT >= 1");
+                "HEDGEROW_FAULT=" + text +
+                    ": expected PLACE[@BLOCK] or PLACE[@BLOCK]:VISIT with VISIT >= 1");
+  }
+  if (const std::size_t at = request.place.find('@'); at != std::string::npos) {
+    request.block = std::atoi(request.place.c_str() + at + 1);
+    request.place.resize(at);
   }
   return request;
 }
@@ -54,16 +73,21 @@ std::string_view current;
 
 }  // namespace
 
-void fault_point(std::string_view place) {
+void fault_point(std::string_view place, int block) {
   if (FaultBeacon* shown = beacon()) {
     current = place;
     show_place(*shown, place);
   }
   static const Request request = read_request();
   if (request.visit == 0 || request.place != place) return;
+  if (request.block >= 0 && request.block != block) return;
   static std::atomic<long> visits{0};
   if (visits.fetch_add(1) + 1 != request.visit) return;
-  if (claim_once()) std::raise(SIGKILL);
+  if (!claim_once()) return;
+  if (request.action == Action::kHang) {
+    while (true) ::pause();
+  }
+  std::raise(request.action == Action::kStop ? SIGSTOP : SIGKILL);
 }
 
 FaultScope::FaultScope(std::string_view place) : outer_(current) { fault_point(place); }

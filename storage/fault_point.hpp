@@ -3,10 +3,14 @@
 // seams of the commit protocol; nothing happens unless the environment names that place:
 //
 //   HEDGEROW_FAULT=worker.checkpoint.written:3     SIGKILL to this process at its third visit
+//   HEDGEROW_FAULT=worker.transfer.step@1:2        ... at its second visit for block 1
 //   HEDGEROW_FAULT_ONCE=/dir/killed                ... unless this file exists; it is made first,
 //   so that of all the
 //                                                  processes that inherit the environment only one
 //                                                  dies, once
+//   HEDGEROW_FAULT_ACTION=stop                     SIGSTOP instead: all of the process, until
+//                                                  SIGCONT
+//   HEDGEROW_FAULT_ACTION=hang                     this thread alone, for ever; heartbeats go on
 //
 //   HEDGEROW_STORM=/dir       the process shows in a file there at which place it is, also when it
 //                             is dead, and dies where that file asks for it (fault_beacon.hpp)
@@ -19,9 +23,10 @@
 
 namespace hedgerow::storage {
 
-// Any thread. Does not return when HEDGEROW_FAULT names `place` and this is the visit it counts to.
+// Any thread. Does not return when HEDGEROW_FAULT names `place` (and `block`, if it names one) and
+// this is the visit it counts to, unless the action is `stop`.
 // `place` is a literal.
-void fault_point(std::string_view place);
+void fault_point(std::string_view place, int block = -1);
 
 // A stretch of work: its begin is a visit of `place`, and until its end the process is shown there,
 // or at the points inside that it passes. For the one thread of a process that does its work.

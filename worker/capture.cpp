@@ -121,7 +121,7 @@ TaskResult capture(RunContext& run, TaskContext& context, const wire::Task& task
     }
     const storage::FileRecord written = writer.finish(name);
     writing.reset();
-    storage::fault_point("worker.capture.shard_written");
+    storage::fault_point("worker.capture.shard_written", task.block);
     context.publish_shard(written, shard);
   }
 

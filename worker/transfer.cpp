@@ -152,7 +152,7 @@ class Transfer {
     order_hash_ = extended(order_hash_, step_);
     ++step_;
     storage::fault_step(step_);
-    storage::fault_point("worker.transfer.step");
+    storage::fault_point("worker.transfer.step", task_.block);
   }
 
   // One that is stopped is done again by whoever goes on.
@@ -233,7 +233,7 @@ class Transfer {
                              "/checkpoint.s" + std::to_string(step_) + ".safetensors";
     const std::filesystem::path path = run_.layout().resolve(name);
     const storage::FileRecord written = storage::write_checkpoint(path, name, checkpoint);
-    storage::fault_point("worker.checkpoint.written");
+    storage::fault_point("worker.checkpoint.written", task_.block);
     context_.publish_checkpoint(written, step_);
     checkpoints_.emplace_back(step_, path);
     // The newest that the journal names stays, and those after it: it may not name them yet.
@@ -289,7 +289,7 @@ class Transfer {
     const std::string name = storage::RunLayout::block_artifact(task_.block, task_.fencing_token);
     const auto path = attempt_path(run_.layout(), task_.fencing_token, name);
     storage::write_safetensors(path, views, {{"format", "feature_maps/1"}});
-    storage::fault_point("worker.artifact.written");
+    storage::fault_point("worker.artifact.written", task_.block);
     result.files = {{name, std::filesystem::file_size(path), storage::hash_file(path)}};
     const double seconds = seconds_before_ + clock_.seconds();
     result.result = {{"layers", std::move(layers)},

@@ -3,12 +3,15 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <string>
+#include <thread>
 
 #include "storage/fault_beacon.hpp"
 #include "storage/file.hpp"
@@ -44,6 +47,43 @@ TEST(FaultPointDeathTest, OnlyTheFirstProcessDiesWhenAskedForOnce) {
   unlink(once.c_str());
   unsetenv("HEDGEROW_FAULT");
   unsetenv("HEDGEROW_FAULT_ONCE");
+}
+
+TEST(FaultPointDeathTest, ABlockThatIsNamedIsTheOnlyOneThatCounts) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  setenv("HEDGEROW_FAULT", "transfer.step@1:2", 1);
+  EXPECT_EXIT(
+      {
+        for (const int block : {0, 1, 2, 0}) fault_point("transfer.step", block);
+        std::fputs("still alive\n", stderr);
+        fault_point("transfer.step", 1);
+      },
+      testing::KilledBySignal(SIGKILL),
+      "still alive");
+  unsetenv("HEDGEROW_FAULT");
+}
+
+TEST(FaultPointDeathTest, AHangIsOfOneThreadAlone) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  setenv("HEDGEROW_FAULT", "transfer.step", 1);
+  setenv("HEDGEROW_FAULT_ACTION", "hang", 1);
+  EXPECT_EXIT(
+      {
+        std::atomic<bool> here = false;
+        std::atomic<bool> passed = false;
+        std::thread([&] {
+          here = true;
+          fault_point("transfer.step");
+          passed = true;
+        }).detach();
+        while (!here) std::this_thread::yield();
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        std::_Exit(passed ? 1 : 7);
+      },
+      testing::ExitedWithCode(7),
+      "");
+  unsetenv("HEDGEROW_FAULT");
+  unsetenv("HEDGEROW_FAULT_ACTION");
 }
 
 TEST(FaultPoint, DoesNothingWhenNobodyAsksForIt) { fault_point("journal.committed"); }
