@@ -61,7 +61,9 @@ std::vector<Intent> actions_for(const State& state,
   if (!state.geometry) return intents;
   for (const TaskId& id : state.index.troubled) {
     const TaskRecord& task = state.task(id);
-    const bool given_up = reaction_to(task.failures.back().kind) == Reaction::kQuarantine ||
+    const bool cannot_be_mended =
+        !task.failures.empty() && reaction_to(task.failures.back().kind) == Reaction::kQuarantine;
+    const bool given_up = cannot_be_mended || task.expiries >= kMaxExpiries ||
                           (task.failures.size() >= kMaxFailures && !wants_second_worker(task));
     if (may_reseed(*state.geometry, task, retries_with_new_seed)) {
       intents.push_back(
@@ -120,6 +122,12 @@ bool wants_second_worker(const TaskRecord& task) {
 }
 
 std::string quarantine_reason(const TaskRecord& task) {
+  if (task.expiries >= kMaxExpiries) {
+    return std::to_string(task.expiries) +
+           " leases in a row ran out with nothing committed: its workers die, or " +
+           "cannot reach the coordinator; the last one was of " + task.worker + " (" + task.reason +
+           ")";
+  }
   const Failure& last = task.failures.back();
   return std::to_string(task.failures.size()) +
          (task.failures.size() == 1 ? " failure" : " failures in a row") + " on " +

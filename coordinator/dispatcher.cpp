@@ -208,7 +208,7 @@ void Dispatcher::tick() {
     } else {
       const std::optional<LostSteps> lost = lost_steps(*task, leases_.progress(ended.token));
       leases_.end(ended.token);
-      record(LeaseRevoked{ended.token, ended.reason, lost});
+      record(LeaseRevoked{ended.token, ended.reason, /*expired=*/true, lost});
     }
   }
   if (clock_.now() < next_housekeeping_) return;

@@ -84,7 +84,9 @@ json body(const TaskFailed& e) {
 }
 json body(const TaskReleased& e) { return {{"token", e.token}, {"reason", e.reason}}; }
 json body(const LeaseRevoked& e) {
-  return with_loss({{"token", e.token}, {"reason", e.reason}}, e.lost);
+  json out = {{"token", e.token}, {"reason", e.reason}};
+  if (e.expired) out["expired"] = true;
+  return with_loss(std::move(out), e.lost);
 }
 json body(const FileLost& e) { return {{"name", e.name}, {"reason", e.reason}}; }
 json body(const BoundaryDropped& e) { return {{"boundary", e.boundary}}; }
@@ -158,7 +160,10 @@ TaskReleased parse(const json& b) {
 }
 template <>
 LeaseRevoked parse(const json& b) {
-  return {uint_field(b, "token"), string_field(b, "reason"), loss_field(b)};
+  return {uint_field(b, "token"),
+          string_field(b, "reason"),
+          b.contains("expired"),
+          loss_field(b)};
 }
 template <>
 FileLost parse(const json& b) {

@@ -104,8 +104,9 @@ struct TaskReleased {
 struct LeaseRevoked {
   std::uint64_t token = 0;
   std::string reason;
+  bool expired = false;  // nobody renewed it; absent in older records
   std::optional<LostSteps> lost{};
-};  // expired, hung, or its holder died
+};  // expired, or its holder died
 struct FileLost {
   std::string name;
   std::string reason;

@@ -90,6 +90,11 @@ struct Applier {
     if (const TaskRecord* reader = find(TaskId::transfer(boundary))) look_again(state, *reader);
   }
 
+  static void forget_failures(TaskRecord& task) {
+    task.failures.clear();
+    task.expiries = 0;
+  }
+
   void end_grant(TaskRecord& task, TaskState next, std::string reason) {
     state.grants.erase(task.token);
     task.reason = std::move(reason);
@@ -181,7 +186,7 @@ struct Applier {
       return impossible("shard " + shard.file.name + " is already committed");
     }
     set_shard(boundary, event.shard, {ShardState::kCommitted, event.file});
-    task->failures.clear();
+    forget_failures(*task);
     return std::nullopt;
   }
 
@@ -198,7 +203,7 @@ struct Applier {
     }
     task->checkpoint = event.file;
     task->checkpoint_step = event.step;
-    task->failures.clear();
+    forget_failures(*task);
     return std::nullopt;
   }
 
@@ -212,7 +217,7 @@ struct Applier {
       end_grant(*task, TaskState::kPending, "not all of its shards are committed");
       return std::nullopt;
     }
-    task->failures.clear();
+    forget_failures(*task);
     end_grant(*task, TaskState::kDone, "");
     task->files = event.files;
     task->result = event.result;
@@ -237,7 +242,10 @@ struct Applier {
     return end_by_token(event.token, "released: " + event.reason);
   }
   Verdict operator()(const LeaseRevoked& event) {
-    if (TaskRecord* task = holder(event.token)) note_waste(*task, event.lost);
+    if (TaskRecord* task = holder(event.token)) {
+      note_waste(*task, event.lost);
+      task->expiries += event.expired ? 1 : 0;
+    }
     return end_by_token(event.token, "lease revoked: " + event.reason + loss_text(event.lost));
   }
 
@@ -337,7 +345,7 @@ struct Applier {
     if (task->state != TaskState::kQuarantined && task->state != TaskState::kPending) {
       return wrong_state(*task, "retried");
     }
-    task->failures.clear();
+    forget_failures(*task);
     task->reason = event.reason;
     set_state(*task, TaskState::kPending);
     if (event.seed) {

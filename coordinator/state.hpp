@@ -38,6 +38,7 @@ struct TaskRecord {
   std::int64_t lost_steps = 0;  // that those had done and the next ones did again
   // In a row: progress (a commit, a checkpoint, being done) and a retry forget them.
   std::vector<Failure> failures;
+  int expiries = 0;  // leases that ran out, in a row likewise
   std::optional<storage::FileRecord> checkpoint;
   std::int64_t checkpoint_step = 0;
   std::vector<storage::FileRecord> files;  // committed outputs other than shards

@@ -18,7 +18,8 @@ void keep(Set& set, const Value& value, bool is_in) {
 
 void look_again(State& state, const TaskRecord& task) {
   keep(state.index.ready, task.id, is_ready(state, task));
-  keep(state.index.troubled, task.id, task.state == TaskState::kPending && !task.failures.empty());
+  const bool has_failed = !task.failures.empty() || task.expiries > 0;
+  keep(state.index.troubled, task.id, task.state == TaskState::kPending && has_failed);
 }
 
 void rebuild_index(State& state) {

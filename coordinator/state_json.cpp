@@ -32,6 +32,7 @@ json task_to_json(const TaskRecord& task) {
   put("attempts", task.attempts);
   put("wasted", task.wasted);
   put("lost_steps", task.lost_steps);
+  put("expiries", task.expiries);
   put("checkpoint_step", task.checkpoint_step);
   put("result", task.result);
   put("seed", task.seed);
@@ -58,6 +59,7 @@ TaskRecord task_from_json(const json& in) {
   if (has("attempts")) task.attempts = int_field(in, "attempts");
   if (has("wasted")) task.wasted = int_field(in, "wasted");
   if (has("lost_steps")) task.lost_steps = int64_field(in, "lost_steps");
+  if (has("expiries")) task.expiries = int_field(in, "expiries");
   if (has("checkpoint_step")) task.checkpoint_step = int64_field(in, "checkpoint_step");
   if (has("result")) task.result = field(in, "result");
   if (has("seed")) task.seed = uint_field(in, "seed");

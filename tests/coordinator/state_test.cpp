@@ -253,6 +253,54 @@ TEST(Quarantine, ProgressForgetsEarlierFailures) {
   EXPECT_TRUE(state.task(TaskId::transfer(0)).failures.empty());
 }
 
+// Its workers come from elsewhere, each under a new name: nobody sees them die.
+TEST(Quarantine, SixLeasesInARowThatRanOutGiveTheTaskUp) {
+  State state = started_state();
+  const TaskId id = TaskId::transfer(0);
+  for (std::uint64_t token = 1; token <= 6; ++token) {
+    EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kQuarantine)) << token;
+    grant(state, id, token, "elastic-" + std::to_string(token));
+    must(state, LeaseRevoked{token, "no heartbeat for 30 s", true});
+  }
+  EXPECT_TRUE(wants(actions_for(state, kKeepAll), IntentKind::kQuarantine));
+  EXPECT_NE(quarantine_reason(state.task(id)).find("6 leases in a row ran out"), std::string::npos);
+  EXPECT_NE(quarantine_reason(state.task(id)).find("elastic-6"), std::string::npos);
+  must(state, Quarantined{id, "given up"});
+  must(state, Retried{id, "asked for", std::nullopt});
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kQuarantine));
+}
+
+TEST(Quarantine, ProgressForgetsLeasesThatRanOut) {
+  State state = started_state();
+  std::uint64_t token = 0;
+  for (int i = 0; i < 10; ++i) {
+    grant(state, TaskId::transfer(0), ++token);
+    if (i % 5 == 4) must(state, CheckpointCommitted{token, i, file_named("c")});
+    must(state, LeaseRevoked{token, "no heartbeat", true});
+    grant(state, TaskId::capture(0, 0), ++token);
+    if (i % 5 == 4) {
+      must(state, ShardCommitted{token, 0, file_named("s")});
+      must(state, FileLost{"s", "test"});
+    }
+    must(state, LeaseRevoked{token, "no heartbeat", true});
+    EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kQuarantine)) << i;
+  }
+  EXPECT_EQ(state.task(TaskId::transfer(0)).expiries, 1);
+  EXPECT_EQ(state.task(TaskId::capture(0, 0)).expiries, 1);
+}
+
+// They do not say whether a lease ran out or its holder was seen dead, and nobody gave up for it.
+TEST(Quarantine, RevocationsOfOlderJournalsDoNotCount) {
+  State state = started_state();
+  for (std::uint64_t token = 1; token <= 10; ++token) {
+    grant(state, TaskId::transfer(0), token);
+    must(state,
+         event_from_json({{"type", "revoked"}, {"token", token}, {"reason", "no heartbeat"}}));
+  }
+  EXPECT_TRUE(state.index.troubled.empty());
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kQuarantine));
+}
+
 TEST(Quarantine, WhatTheUserMustEditIsNotTriedTwice) {
   State state = started_state();
   grant(state, TaskId::transfer(0), 1);
@@ -285,7 +333,7 @@ TEST(Replay, GivesTheLiveStateAndItsIndexOverRandomSchedules) {
           TaskDone{token, {file_named(name)}, {{"step", step}}},
           TaskFailed{token, storage::ErrorKind::kUnavailable, name},
           TaskReleased{token, name},
-          LeaseRevoked{token, name},
+          LeaseRevoked{token, name, pick(2) == 0},
           BoundaryDropped{static_cast<int>(1 + pick(2))},
           Recaptured{id, name},
           Quarantined{id, name},
