@@ -66,6 +66,7 @@ DispatcherConfig dispatcher_config(const RunOptions& options,
                   .finetune = plan.finetune_memory_bytes};
   config.keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);
   config.leases.lease = std::chrono::seconds(recipe.workers.lease_s);
+  config.leases.min_progress_timeout = std::chrono::seconds(recipe.workers.hang_timeout_s);
   config.second_worker_patience = options.second_worker_patience;
   config.token_floor = token_floor(layout, replayed);
   config.room_for_retry =

@@ -108,6 +108,8 @@ struct WorkersSection {
   int threads = 0;  // per worker; 0: cores / local. Part of what byte-equality is promised for
   int orphan_timeout_s = 600;
   int lease_s = 30;
+  int hang_timeout_s = 120;  // without progress, although heartbeats come; at least ten steps' time
+  int file_patience_s = 90;  // for a committed file that is not to be seen; then it is lost
   std::string bind = "127.0.0.1";  // an address, an interface's name, or 0.0.0.0 or * for all
   std::string advertise{};  // the host that coordinator.json names; empty: what bind says, or the
                             // host's name where bind means all addresses

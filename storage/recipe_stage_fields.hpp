@@ -136,6 +136,19 @@ void visit_workers(Workers& workers, Visitor& visitor) {
                  .min = 1,
                  .max = 1e5,
                  .safe_to_change = true});
+  visitor.field("hang_timeout_s",
+                workers.hang_timeout_s,
+                {.comment = "alive without progress, then killed; or ten steps' time, if longer",
+                 .min = 1,
+                 .max = 1e6,
+                 .safe_to_change = true});
+  visitor.field(
+      "file_patience_s",
+      workers.file_patience_s,
+      {.comment = "for renames that a network file system shows late; then a file is lost",
+       .min = 0,
+       .max = 1e5,
+       .safe_to_change = true});
   visitor.field("bind",
                 workers.bind,
                 {.comment = "an address or interface, or * for all; all but loopback need keys",

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <chrono>
+
 #include "storage/error.hpp"
 #include "worker/tensor_bytes.hpp"
 
@@ -13,7 +15,8 @@ using storage::ErrorKind;
 BlockInput::BlockInput(RunContext& run, const wire::Task& task, std::unique_ptr<CopyEngine> engine)
     : run_(run), capture_plan_(run.capture_plan()), engine_(std::move(engine)) {
   if (task.first_layer == 0) return;
-  reader_.emplace(run.layout(), task.inputs);
+  reader_.emplace(
+      run.layout(), task.inputs, std::chrono::seconds(run.recipe().workers.file_patience_s));
   const storage::ShardInfo& info = reader_->info();
   const std::int64_t seq_len = run.tokens(storage::DataStage::kTransfer).seq_len;
   if (info.seq_len != seq_len || info.hidden_size != run.config().hidden_size) {

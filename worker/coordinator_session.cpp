@@ -19,6 +19,7 @@ constexpr milliseconds kTick{1};
 CoordinatorSession::CoordinatorSession(SessionOptions options, Time now)
     : options_(std::move(options)),
       backoff_(kFirstBackoff),
+      heartbeat_(options_.heartbeat),
       last_heard_(now),
       next_look_(now),
       next_hello_(now),
@@ -38,6 +39,8 @@ struct CoordinatorSession::Receiver {
   void operator()(const wire::Welcome& message) const {
     session.welcomed_ = session.was_welcomed_ = true;
     session.backoff_ = kFirstBackoff;
+    session.heartbeat_ =
+        std::min(session.options_.heartbeat, milliseconds(message.heartbeat_seconds * 1000));
     if (session.task_ && !message.keeps_task) session.lost_ = true;
     session.next_heartbeat_ = session.next_send_ = now;
   }
@@ -123,7 +126,7 @@ std::vector<std::string> CoordinatorSession::tick(Time now) {
   }
   if (now >= next_heartbeat_) {
     frames.push_back(wire::encode(wire::Heartbeat{worker(), token(), progress_}));
-    next_heartbeat_ = now + options_.heartbeat;
+    next_heartbeat_ = now + heartbeat_;
   }
   if (!queue_.empty() && now >= next_send_) {
     frames.push_back(wire::encode(queue_.front()->message));

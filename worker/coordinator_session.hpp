@@ -24,6 +24,7 @@ struct SessionOptions {
   wire::Hello hello;     // who we are; held is the session's own business
   std::string endpoint;  // where the coordinator was said to be
   std::chrono::milliseconds orphan_timeout{std::chrono::minutes(10)};
+  // At most; a coordinator with short leases asks for more of them.
   std::chrono::milliseconds heartbeat{std::chrono::seconds(5)};
   // How long a submission or a hello stays unanswered before it is repeated and the coordinator
   // looked for anew.
@@ -104,6 +105,7 @@ class CoordinatorSession {
   bool welcomed_ = false, was_welcomed_ = false;
   std::chrono::milliseconds backoff_;
   std::uint64_t seen_term_ = 0;
+  std::chrono::milliseconds heartbeat_;
   Time last_heard_, next_look_, next_hello_, next_heartbeat_, next_send_;
 };
 

@@ -55,6 +55,17 @@ TEST_F(SessionTest, NothingIsDueBeforeNextDue) {
   EXPECT_TRUE(says("heartbeat"));
 }
 
+// Else every lease shorter than the pause between two heartbeats would run out under its holder.
+TEST_F(SessionTest, ACoordinatorWithShortLeasesHearsMoreHeartbeats) {
+  EXPECT_TRUE(says("heartbeat"));
+  session_.receive(wire::encode(wire::Welcome{1, 4, 1, false}), now_);
+  EXPECT_TRUE(says("heartbeat"));
+  now_ += std::chrono::milliseconds(999);
+  EXPECT_FALSE(says("heartbeat"));
+  now_ += std::chrono::milliseconds(1);
+  EXPECT_TRUE(says("heartbeat"));
+}
+
 TEST_F(SessionTest, ASilentCoordinatorIsGreetedAgainWithALongerPauseEachTime) {
   now_ += seconds(11);
   EXPECT_TRUE(says("hello"));

@@ -122,6 +122,8 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                     .threads = 4,
                     .orphan_timeout_s = 601,
                     .lease_s = 31,
+                    .hang_timeout_s = 121,
+                    .file_patience_s = 91,
                     .bind = "::1",
                     .advertise = "node7.cluster"};
   recipe.made_by = {.version = "1.2.3", .git_hash = "9f86d081884c"};
@@ -145,7 +147,8 @@ TEST(Recipe, AKeyInTheWrongSectionIsSentToItsOwn) {
 
 TEST(Recipe, AStrangeKeyListsWhatTheSectionHas) {
   EXPECT_THAT(refusal_of("[workers]\nzzz = 64\n"),
-              HasSubstr("known keys there: local, threads, orphan_timeout_s, lease_s, bind"));
+              HasSubstr("known keys there: local, threads, orphan_timeout_s, lease_s, "
+                        "hang_timeout_s, file_patience_s, bind"));
 }
 
 TEST(Recipe, KeysInsideASourceAreCheckedToo) {
