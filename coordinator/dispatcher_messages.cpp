@@ -19,7 +19,9 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
+// Four in a lease, so that one that is late costs nothing; of long leases no fewer than this.
 constexpr int kHeartbeatSeconds = 5;
+constexpr int kHeartbeatsInALease = 4;
 // Of all idle workers together: more would keep the coordinator from those that work.
 constexpr std::size_t kRequestsPerSecond = 500;
 // More inputs than this would not fit a message; they go through a file of the attempt.
@@ -100,9 +102,10 @@ void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
     if (keeps && message.held->kind == wire::TaskKind::kFinetune) finetune_worker_ = uuid;
   }
   join(peer, message);
-  const auto lease_seconds =
-      std::chrono::duration_cast<std::chrono::seconds>(config_.leases.lease).count();
-  reply(peer, wire::Welcome{term(), static_cast<int>(lease_seconds), kHeartbeatSeconds, keeps});
+  const auto lease_seconds = static_cast<int>(
+      std::chrono::duration_cast<std::chrono::seconds>(config_.leases.lease).count());
+  const int heartbeat = std::clamp(lease_seconds / kHeartbeatsInALease, 1, kHeartbeatSeconds);
+  reply(peer, wire::Welcome{term(), lease_seconds, heartbeat, keeps});
   if (must_stop(uuid)) reply(peer, wire::Stop{*stopping_});
 }
 
@@ -281,8 +284,15 @@ void Dispatcher::failed(const std::string& peer, const wire::Failed& message) {
     reply_fenced(peer, message.fencing_token);
     return;
   }
-  for (const std::string& name : message.damaged) record(FileLost{name, message.message});
-  fail_token(message.fencing_token, message.kind, message.message);
+  bool is_gone = false;
+  for (const std::string& name : message.damaged) {
+    const bool is_lost = record(FileLost{name, message.message});
+    is_gone = is_gone || (is_lost && !config_.disk->exists(layout_.resolve(name)));
+  }
+  // Somebody deleted what it reads, as we see ourselves: no fault of the task, however often.
+  const bool is_to_blame = message.kind != ErrorKind::kNotFound || !is_gone;
+  fail_token(
+      message.fencing_token, is_to_blame ? message.kind : ErrorKind::kFenced, message.message);
   reply(peer, wire::Committed{message.fencing_token, ""});
 }
 

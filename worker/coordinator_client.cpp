@@ -22,7 +22,7 @@ using storage::ErrorKind;
 constexpr milliseconds kLongestPoll{100};
 // Error texts travel in one message.
 constexpr std::size_t kMaxErrorText = 8000;
-constexpr std::size_t kMaxDamagedNames = 100;
+constexpr std::size_t kMaxDamagedNames = 500;
 
 CoordinatorSession::Time now() { return std::chrono::steady_clock::now(); }
 
@@ -167,6 +167,8 @@ CoordinatorClient::CoordinatorClient(ClientOptions options)
     : impl_(std::make_unique<Impl>(std::move(options))) {}
 
 CoordinatorClient::~CoordinatorClient() = default;
+
+const storage::RunLayout& CoordinatorClient::layout() const { return impl_->options.layout; }
 
 std::optional<wire::Task> CoordinatorClient::next_task(int held_block) {
   {

@@ -43,6 +43,8 @@ class CoordinatorClient {
   CoordinatorClient(const CoordinatorClient&) = delete;
   CoordinatorClient& operator=(const CoordinatorClient&) = delete;
 
+  [[nodiscard]] const storage::RunLayout& layout() const;
+
   // The next task as granted (task_inputs.hpp completes it); nullopt: stop. Blocks. `held_block`:
   // whose weights are loaded. Throws kUsage when the coordinator refuses this worker.
   [[nodiscard]] std::optional<wire::Task> next_task(int held_block);

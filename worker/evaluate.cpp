@@ -4,12 +4,14 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 
 #include "storage/error.hpp"
 #include "storage/file.hpp"
 #include "worker/block_runner.hpp"
 #include "worker/stopwatch.hpp"
+#include "worker/task_inputs.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -236,6 +238,7 @@ std::filesystem::path directory_of(const RunContext& run,
 // Throws Stopped.
 TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task& task) {
   const Stopwatch clock;
+  verify_inputs(run.layout(), task, std::chrono::seconds(run.recipe().workers.file_patience_s));
   const storage::TokenSequences& tokens = run.tokens(storage::DataStage::kEvaluate);
   const auto sequences = evaluation_sequences(tokens, run.recipe().evaluate.max_sequences);
   const auto num_tokens = static_cast<std::int64_t>(sequences.size()) * tokens.seq_len;

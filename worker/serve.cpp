@@ -36,17 +36,6 @@ std::string drawn_uuid() {
   return text;
 }
 
-// Which committed files an error is about: those that its message names.
-std::vector<std::string> damaged_files(const wire::Task& task, const std::string& message) {
-  std::vector<std::string> damaged;
-  const auto check = [&](const storage::FileRecord& file) {
-    if (message.find(file.name) != std::string::npos) damaged.push_back(file.name);
-  };
-  for (const storage::FileRecord& file : task.inputs) check(file);
-  if (task.resume) check(*task.resume);
-  return damaged;
-}
-
 const char* name_of(wire::TaskKind kind) {
   switch (kind) {
     case wire::TaskKind::kCapture:
@@ -100,10 +89,8 @@ void tell_failure(CoordinatorClient& client,
                   ErrorKind kind,
                   const std::string& message) {
   log_line(task, "failed: " + message);
-  const bool names_files = kind == ErrorKind::kCorrupt || kind == ErrorKind::kNotFound;
   try {
-    client.failed(
-        kind, message, names_files ? damaged_files(task, message) : std::vector<std::string>{});
+    client.failed(kind, message, damaged_files(client.layout(), task, kind, message));
   } catch (const Error&) {
     return;  // fenced or orphaned: the coordinator knows, or is gone
   }

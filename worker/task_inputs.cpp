@@ -3,6 +3,7 @@
 #include <chrono>
 
 #include "coordinator/wire/json_fields.hpp"
+#include "storage/check.hpp"
 #include "storage/error.hpp"
 #include "storage/file.hpp"
 #include "storage/hash.hpp"
@@ -25,6 +26,36 @@ wire::Task with_inputs(const storage::RunLayout& layout, wire::Task task) {
   task.inputs = wire::records_from_json(
       wire::parse_document(storage::read_text(path, kMaxInputsBytes)), "inputs");
   return task;
+}
+
+void verify_inputs(const storage::RunLayout& layout,
+                   const wire::Task& task,
+                   std::chrono::milliseconds patience) {
+  for (const storage::FileRecord& file : task.inputs) {
+    const std::filesystem::path path = layout.resolve(file.name);
+    if (file.size == 0 || path.extension() == ".h5") continue;
+    storage::wait_until_visible(path, patience);
+    storage::verify_file(path, file);
+  }
+}
+
+std::vector<std::string> damaged_files(const storage::RunLayout& layout,
+                                       const wire::Task& task,
+                                       storage::ErrorKind kind,
+                                       const std::string& message) {
+  std::vector<std::string> damaged;
+  const bool one_is_missing = kind == storage::ErrorKind::kNotFound;
+  if (!one_is_missing && kind != storage::ErrorKind::kCorrupt) return damaged;
+  const auto check = [&](const storage::FileRecord& file) {
+    std::error_code unreadable;
+    const bool is_named = message.find(file.name) != std::string::npos;
+    if (is_named ||
+        (one_is_missing && !std::filesystem::exists(layout.resolve(file.name), unreadable)))
+      damaged.push_back(file.name);
+  };
+  for (const storage::FileRecord& file : task.inputs) check(file);
+  if (task.resume) check(*task.resume);
+  return damaged;
 }
 
 }  // namespace hedgerow::worker

@@ -1,8 +1,13 @@
-// The input list of a granted task, which travels beside the message when it is long. Called by the
-// client on the task's thread.
+// The input files of a granted task: their list, which travels beside the message when it is long,
+// their check, and what is wrong with them. Called on the task's thread.
 #pragma once
 
+#include <chrono>
+#include <string>
+#include <vector>
+
 #include "coordinator/wire/task.hpp"
+#include "storage/error.hpp"
 #include "storage/run_layout.hpp"
 
 namespace hedgerow::worker {
@@ -11,5 +16,20 @@ namespace hedgerow::worker {
 // s until a network file system shows the file. Throws kNotFound after that, kCorrupt if the file
 // is not the one that the coordinator wrote.
 [[nodiscard]] wire::Task with_inputs(const storage::RunLayout& layout, wire::Task task);
+
+// Reads the task's inputs that are no shards (a student, an adapter) and holds them against the
+// journal's records; shards are held against theirs as they are read. A record without a size (a
+// stage that was started by hand) is not asked. Waits `patience` for each to be seen. Throws
+// kNotFound, kCorrupt.
+void verify_inputs(const storage::RunLayout& layout,
+                   const wire::Task& task,
+                   std::chrono::milliseconds patience);
+
+// Which committed files a failure is about: those of the task's that its message names, and, if one
+// was missing, all that are (whatever took one away may have taken more).
+[[nodiscard]] std::vector<std::string> damaged_files(const storage::RunLayout& layout,
+                                                     const wire::Task& task,
+                                                     storage::ErrorKind kind,
+                                                     const std::string& message);
 
 }  // namespace hedgerow::worker

@@ -2,7 +2,11 @@
 
 #include <CLI/CLI.hpp>
 
+#include "coordinator/fold.hpp"
 #include "coordinator/status.hpp"
+#include "storage/check.hpp"
+#include "storage/error.hpp"
+#include "storage/journal.hpp"
 #include "storage/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -14,6 +18,20 @@ using storage::RunLayout;
 bool is_done(const RunStatus& status, const std::string& id) {
   const TaskStatus* task = status.task(id);
   return task != nullptr && task->state == "done";
+}
+
+// What the choice stands on has the bytes that the journal recorded, or it throws.
+void verify_outputs(const RunLayout& layout, const State& state, const TaskId& id) {
+  for (const storage::FileRecord& file : state.task(id).files) {
+    try {
+      storage::verify_file(layout.resolve(file.name), file);
+    } catch (const storage::Error& error) {
+      throw storage::Error(error.kind(),
+                           std::string(error.what()) +
+                               "; 'hedgerow check --repair' marks what is damaged as lost, and "
+                               "'hedgerow run' makes it again");
+    }
+  }
 }
 
 ModelChoice choose_from_run(const ModelOptions& options) {
@@ -36,11 +54,14 @@ ModelChoice choose_from_run(const ModelOptions& options) {
               options.run + "' says how far it is" +
               (options.takes_teacher ? ", --subject teacher takes the model it began with" : ""));
   choice.student = layout.resolve(RunLayout::student_directory(status.task("assemble")->token));
+  const FoldedRun folded = fold(storage::replay_journal(layout));
+  verify_outputs(layout, folded.state, TaskId::assemble());
   if (choice.subject == "transfer") return choice;
   require(is_done(status, "finetune"),
           options.run +
               " has no LoRA adapter (finetune is not done); --subject transfer takes the student "
               "without it");
+  verify_outputs(layout, folded.state, TaskId::finetune());
   choice.lora = layout.resolve(RunLayout::adapter_directory(status.task("finetune")->token));
   return choice;
 }

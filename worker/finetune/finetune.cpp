@@ -15,6 +15,7 @@
 #include "storage/hash.hpp"
 #include "worker/finetune/trainer.hpp"
 #include "worker/stopwatch.hpp"
+#include "worker/task_inputs.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -306,6 +307,11 @@ TaskResult run_finetune(RunContext& run,
   std::optional<Finetune> stage;
   communicator.set_interrupt([&context] { stop_if_told(context); });
   try {
+    // The others wait: one that stumbled over damage first would take rank 0 down with it, which
+    // alone can say whose damage it is.
+    const std::chrono::seconds file_patience(run.recipe().workers.file_patience_s);
+    if (communicator.rank() == 0) verify_inputs(run.layout(), task, file_patience);
+    communicator.barrier();
     stage.emplace(run, context, task, communicator, stop_patience);
     communicator.barrier();  // each has its model: from here on they go step by step
   } catch (const Stopped&) {

@@ -1,0 +1,89 @@
+// What becomes of a task that finds its input gone: message by message, with a real journal.
+#include <filesystem>
+
+#include "coordinator/dispatcher.hpp"
+#include "run_fixture.hpp"
+#include "tests/support/fake_clock.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+using storage::ErrorKind;
+
+const wire::WorkerId kWorker{"w1", 0};
+
+class LostInput : public RunFixture {
+ protected:
+  LostInput() {
+    config_.version = "1";
+    config_.leases.lease = std::chrono::seconds(8);
+    desk_ = std::make_unique<Dispatcher>(layout_, State{}, open_journal(), clock_, config_);
+    desk_->record(RunStarted{geometry_, "test"});
+    wire::Hello hello;
+    hello.worker = kWorker;
+    hello.version = "1";
+    welcome_ = say(hello);
+  }
+
+  wire::Message say(const wire::Message& message) {
+    desk_->receive("peer", wire::encode(message));
+    const std::vector<Outgoing> replies = desk_->flush();
+    return replies.empty() ? wire::Message(wire::Idle{-1}) : replies.back().message;
+  }
+  const TaskRecord& task() const { return desk_->state().task(TaskId::transfer(0)); }
+
+  // Grants the transfer of block 0 again, after an attempt that left a checkpoint; returns its
+  // name.
+  std::string resume() {
+    const std::uint64_t token = desk_->grant_unpulled(task().id, kWorker.uuid, {});
+    storage::FileRecord file = write_attempt(token, "c.safetensors", "weights");
+    file.name = storage::RunLayout::attempt_directory(token) + "/c.safetensors";
+    desk_->record(CheckpointCommitted{token, 3, file, task().id});
+    desk_->record(TaskReleased{token, "preempted"});
+    static_cast<void>(desk_->grant_unpulled(task().id, kWorker.uuid, {}));
+    return file.name;
+  }
+  void fail(ErrorKind kind, const std::string& name) {
+    say(wire::Failed{kWorker, task().token, kind, "something about " + name, {name}});
+  }
+
+  FakeClock clock_;
+  DispatcherConfig config_;
+  std::unique_ptr<Dispatcher> desk_;
+  wire::Message welcome_;
+};
+
+// A purge may take more than three files from under one task: it would be given up for that.
+TEST_F(LostInput, ThatIsGoneIsNoFailureOfTheTask) {
+  for (int purge = 0; purge < 4; ++purge) {
+    const std::string name = resume();
+    std::filesystem::remove(layout_.resolve(name));
+    fail(ErrorKind::kNotFound, name);
+    EXPECT_EQ(task().state, TaskState::kPending);
+    EXPECT_FALSE(task().checkpoint);
+    EXPECT_TRUE(task().failures.empty());
+  }
+  static_cast<void>(desk_->flush());
+  EXPECT_EQ(num_records("lost"), 4);
+  EXPECT_EQ(num_records("failed"), 0);
+}
+
+// Else a worker that cannot see the file system, or reads it wrongly, would fail for ever.
+TEST_F(LostInput, ThatWeStillSeeOrThatIsDamagedCounts) {
+  fail(ErrorKind::kNotFound, resume());
+  EXPECT_EQ(task().failures.size(), 1U);
+  const std::string name = resume();
+  EXPECT_TRUE(task().failures.empty()) << "its checkpoint is progress";
+  fail(ErrorKind::kCorrupt, name);
+  EXPECT_EQ(task().failures.size(), 1U);
+}
+
+TEST_F(LostInput, ShortLeasesAskForHeartbeatsInTime) {
+  const auto* welcome = std::get_if<wire::Welcome>(&welcome_);
+  ASSERT_NE(welcome, nullptr);
+  EXPECT_EQ(welcome->lease_seconds, 8);
+  EXPECT_EQ(welcome->heartbeat_seconds, 2);
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator
