@@ -94,6 +94,7 @@ void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children,
     const bool is_same = last != nullptr && last->token == token && last->progress;
     desk_.record(LeaseRevoked{token,
                               "its process died while no coordinator ran",
+                              /*expired=*/false,
                               lost_steps(*task, is_same ? &*last->progress : nullptr)});
   }
 }

@@ -1,0 +1,178 @@
+"""What the tests in this folder share that disturb a real run: one job, its journal as it grows, its processes by what they do.
+
+`expected()` is what an undisturbed run of the same work gives; it is made once a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import unittest
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Callable, Iterator
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+import job  # noqa: E402
+
+RELEASE = os.environ.get("HEDGEROW_TEST_RELEASE") == "1"
+PARTIAL = 3
+
+
+def release_only(test: Callable) -> Callable:
+    return unittest.skipUnless(RELEASE, "of the release run: set HEDGEROW_TEST_RELEASE=1")(test)
+
+
+def recipe(steps: int = 8, **workers: object) -> str:
+    """job.RECIPE with these keys of [workers], its last section, on top."""
+    text = job.RECIPE.format(model=job.cut_model(4), text=job.require_text(), layers_per_block=2, window="terraced", steps=steps,
+                             attention="bias = true", finetune_steps=4)
+    head, _, section = text.partition("[workers]\n")
+    lines = [line for line in section.splitlines() if line.partition(" = ")[0] not in workers]
+    lines += [f"{key} = {json.dumps(value)}" for key, value in workers.items()]
+    return head + "[workers]\n" + "\n".join(lines) + "\n"
+
+
+@cache
+def expected() -> dict[str, str]:
+    undisturbed = job.Job(recipe=recipe())
+    try:
+        ended = undisturbed.run()
+        if ended.code != 0:
+            raise AssertionError(f"the undisturbed run failed: {ended}")
+        return undisturbed.artifacts()
+    finally:
+        undisturbed.close()
+
+
+class Disturbed(job.Job):
+    """A run in the background, and what happens to it."""
+
+    def __init__(self, test: unittest.TestCase, **workers: object) -> None:
+        super().__init__(recipe=recipe(**workers))
+        test.addCleanup(self.close)
+        self.test = test
+
+    @contextlib.contextmanager
+    def going(self, fault: str = "", action: str = "", always: bool = False, prefix: list[str] | None = None,
+              options: list[str] | None = None) -> Iterator[subprocess.Popen]:
+        """`hedgerow run`, with stderr in <root>/stderr. `fault` is met once, or `always` by every process that comes by."""
+        environment = {**os.environ, "NO_COLOR": "1"}
+        if fault:
+            environment |= {"HEDGEROW_FAULT": fault, "HEDGEROW_FAULT_ACTION": action}
+            if not always:
+                environment["HEDGEROW_FAULT_ONCE"] = str(self.root / f"killed.{fault}")
+        with (self.root / "stderr").open("a") as log:
+            process = subprocess.Popen([*(prefix or []), self.bin / "hedgerow", "run", "--run", self.run_directory, "--recipe",
+                                        self.recipe, *(options or [])], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                       stderr=log, env=environment)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+            process.wait()
+
+    def said(self) -> str:
+        return (self.root / "stderr").read_text()
+
+    def ends(self, process: subprocess.Popen, code: int = 0, patience_s: float = 120) -> None:
+        self.test.assertEqual(process.wait(patience_s), code, self.said()[-3000:])
+
+    def ends_with_the_same_bytes(self, process: subprocess.Popen) -> None:
+        self.ends(process)
+        self.test.assertEqual(self.artifacts(), expected())
+
+    def resumes_with_the_same_bytes(self) -> None:
+        ended = self.run()
+        self.test.assertEqual(ended.code, 0, str(ended))
+        self.test.assertEqual(self.artifacts(), expected())
+
+    def journal(self) -> list[dict]:
+        """Events in order, each with its `term` and `at` (seconds)."""
+        events = []
+        for segment in sorted((self.run_directory / "journal").glob("*.jsonl")):
+            for line in segment.read_bytes().splitlines():
+                with contextlib.suppress(ValueError):  # the last one is being written
+                    record = json.loads(line)
+                    events.append({**record["event"], "at": seconds_of(record["at"]), "segment": int(segment.stem)})
+        return events
+
+    def events(self, task: str, *types: str) -> list[dict]:
+        """Those of one task, by its name or the tokens that it was granted."""
+        journal = self.journal()
+        tokens = {event["token"] for event in journal if event["type"] == "granted" and event["task"].startswith(task)}
+        return [event for event in journal if (not types or event["type"] in types)
+                and (str(event.get("task", "")).startswith(task) or event.get("token") in tokens)]
+
+    def until(self, process: subprocess.Popen, condition: Callable[[], object], patience_s: float = 60) -> object:
+        """What the condition gives once it is true, while the run lives."""
+        return job.wait_until(lambda: condition() or None, process, patience_s)
+
+    def stopped(self) -> list[int]:
+        """Processes of this job that SIGSTOP holds."""
+        return [pid for pid in self.processes() if state_of(pid) == "T"]
+
+    def named(self, program: str, *words: str) -> list[int]:
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                line = [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+                if [Path(line[0]).name, *line[1:]][:1 + len(words)] == [program, *words]:
+                    found.append(pid)
+        return found
+
+    def kill_all(self, process: subprocess.Popen) -> None:
+        """As a machine that goes down: nobody has a last word."""
+        process.kill()
+        process.wait()
+        job.wait_until(lambda: self.kill_leftovers() or (True if not self.processes() else None), Ended())
+
+    def purge(self, *patterns: str) -> int:
+        """What a cleaner of scratch space does; the number of files that are gone."""
+        count = 0
+        for pattern in patterns:
+            for path in sorted(self.run_directory.glob(pattern)):
+                if path.is_dir():
+                    count += sum(1 for file in path.rglob("*") if file.is_file())
+                    shutil.rmtree(path, ignore_errors=True)
+                elif path.exists():
+                    path.unlink()
+                    count += 1
+        return count
+
+
+class Ended:
+    """Stands for a process that is not waited for."""
+
+    args = "hedgerow run"
+
+    def poll(self) -> None:
+        return None
+
+
+def seconds_of(at: str) -> float:
+    return datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp()
+
+
+def state_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def go_on(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def report(test: str, **figures: object) -> None:
+    print(json.dumps({"test": test, **figures}), flush=True)
