@@ -33,6 +33,8 @@ int main(int argc, char** argv) {
   hedgerow::worker::register_generate(app, action);
   hedgerow::worker::register_merge(app, action);
   hedgerow::worker::register_bench_kernels(app, action);
+  hedgerow::worker::register_probe(app, action);
+  hedgerow::worker::register_mpi_probe(app, action);
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

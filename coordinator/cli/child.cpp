@@ -144,12 +144,13 @@ class Conversation {
 
  private:
   void stop_if_interrupted() {
-    if (!is_interrupted()) return;
-    if (!result_.was_interrupted) {
-      result_.was_interrupted = true;
+    const bool is_late = command_.limit && Clock::now() - begin_ > *command_.limit;
+    if (!is_interrupted() && !is_late) return;
+    if (!asked_to_stop_at_) {
+      (is_interrupted() ? result_.was_interrupted : result_.timed_out) = true;
       asked_to_stop_at_ = Clock::now();
       kill(-pid_, SIGTERM);
-    } else if (num_interrupts() > 1 || Clock::now() - asked_to_stop_at_ > kPatience) {
+    } else if (num_interrupts() > 1 || Clock::now() - *asked_to_stop_at_ > kPatience) {
       kill(-pid_, SIGKILL);
     }
   }
@@ -201,7 +202,8 @@ class Conversation {
   std::size_t num_fed_ = 0;
   std::string pending_;
   std::array<char, 65536> buffer_{};
-  Clock::time_point asked_to_stop_at_;
+  const Clock::time_point begin_ = Clock::now();
+  std::optional<Clock::time_point> asked_to_stop_at_;
   ChildResult result_;
 };
 
@@ -247,6 +249,11 @@ Error child_error(std::string_view what, const ChildResult& result) {
   if (result.exit_code == static_cast<int>(storage::ExitCode::kEnvironment))
     kind = ErrorKind::kUnavailable;
   const std::string reason = last_line(result.stderr_tail);
+  if (result.timed_out) {
+    return {ErrorKind::kUnavailable,
+            std::string(what) + " did not end in time and was stopped" +
+                (reason.empty() ? "" : ": " + reason)};
+  }
   // What the user can mend is said whole by its sentence; which helper found it is no part of it.
   if (kind == ErrorKind::kUsage && !reason.empty()) return {kind, reason};
   return {kind,

@@ -4,7 +4,9 @@
 // later, and dies with this process.
 #pragma once
 
+#include <chrono>
 #include <functional>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -19,13 +21,15 @@ struct ChildCommand {
       arguments;           // [0] is the program, looked up in PATH unless it holds a slash
   std::string input = {};  // its whole stdin
   std::vector<std::pair<std::string, std::string>> environment = {};  // joins this process's own
+  std::optional<std::chrono::seconds> limit = {};  // then it is ended as if interrupted
 };
 
 struct ChildResult {
   int exit_code = 0;  // 128 + signal when a signal ended it
   bool was_interrupted = false;
+  bool timed_out = false;   // it outran ChildCommand::limit
   std::string stderr_tail;  // its last 4 KB
-  [[nodiscard]] bool ok() const { return exit_code == 0 && !was_interrupted; }
+  [[nodiscard]] bool ok() const { return exit_code == 0 && !was_interrupted && !timed_out; }
 };
 
 // Runs it to its end. With -vv its stderr is shown as it comes. Throws kUnavailable if it cannot be
@@ -38,7 +42,8 @@ ChildResult run_child(const ChildCommand& command,
 [[noreturn]] void become(const std::vector<std::string>& arguments);
 
 // The error of a child that failed, of the kind its exit code means: "<what> failed (exit code 1):
-// <last stderr line>"; of kind kUsage that line alone, which says what to mend.
+// <last stderr line>"; of kind kUsage that line alone, which says what to mend; of
+// one that outran its limit kUnavailable.
 [[nodiscard]] storage::Error child_error(std::string_view what, const ChildResult& result);
 
 }  // namespace hedgerow::coordinator::cli

@@ -1,12 +1,16 @@
-#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <ctime>
+#include <thread>
 
 #include "coordinator/cli/doctor.hpp"
 #include "coordinator/cli/format.hpp"
@@ -20,6 +24,8 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 
 constexpr int kSyncs = 11;
+constexpr int kRenames = 200;
+constexpr std::uint64_t kWantedFiles = 10'000;
 constexpr double kSlowSyncMilliseconds = 50.0;  // a commit of the journal waits for one
 constexpr std::size_t kProbeBytes = 64U << 20U;
 constexpr double kSlowMegabytesPerSecond = 100.0;
@@ -48,17 +54,56 @@ class Scratch {
   fs::path path_;
 };
 
+// One thread replaces a file by renames, another reads it all the while and must always find one
+// whole version.
+int misreads_while_renaming(const Scratch& scratch) {
+  const fs::path shown = scratch.file("renamed");
+  const std::string versions[] = {std::string(8192, 'a'), std::string(8192, 'b')};
+  storage::write_atomically(shown, versions[0]);
+  std::atomic<bool> is_over{false};
+  int misreads = 0;
+  std::jthread reader([&] {
+    while (!is_over.load()) {
+      try {
+        const std::string text = storage::read_text(shown);
+        misreads += text != versions[0] && text != versions[1] ? 1 : 0;
+      } catch (const storage::Error&) {
+        ++misreads;
+      }
+    }
+  });
+  for (int i = 1; i <= kRenames; ++i) {
+    const fs::path next = scratch.file("next");
+    storage::File file = storage::File::create(next);
+    file.write_all(std::as_bytes(std::span(versions[i % 2])));
+    file.close();
+    fs::rename(next, shown);
+  }
+  is_over.store(true);
+  reader.join();
+  return misreads;
+}
+
 Finding check_rename(const Scratch& scratch) {
   storage::write_atomically(scratch.file("a"), "first");
   storage::write_atomically(scratch.file("b"), "second");
   storage::publish(scratch.file("b"), scratch.file("a"));
   const bool replaced =
       storage::read_text(scratch.file("a")) == "second" && !fs::exists(scratch.file("b"));
-  if (replaced) return {"rename", Level::kOk, "replaces atomically", ""};
-  return {"rename",
-          Level::kFail,
-          "the renamed file does not show",
-          "put the run on a POSIX file system (no object store mount)"};
+  const char* fix = "put the run on a POSIX file system (no object store mount)";
+  if (!replaced) return {"rename", Level::kFail, "the renamed file does not show", fix};
+  const int misreads = misreads_while_renaming(scratch);
+  if (misreads == 0) {
+    return {"rename",
+            Level::kOk,
+            "replaces at once: " + std::to_string(kRenames) + " renames, no reader saw a gap",
+            ""};
+  }
+  return {
+      "rename",
+      Level::kFail,
+      std::to_string(misreads) + " reads found no file, or a part of one, while it was replaced",
+      fix};
 }
 
 Finding check_fsync(const Scratch& scratch) {
@@ -96,14 +141,73 @@ Finding check_write_speed(const Scratch& scratch) {
           "captured hidden states will wait for this disk; use a faster one"};
 }
 
-Finding check_locks(const Scratch& scratch) {
+// hedgerow does not need locks, but HDF5 takes them when it opens a file.
+Finding check_locks(const Scratch& scratch, const MachineFacts& facts) {
+  constexpr const char* kVariable = "HDF5_USE_FILE_LOCKING";
+  const std::string setting = facts.variable(kVariable).value_or("");
+  const std::string said = setting.empty() ? "" : std::string(kVariable) + "=" + one_line(setting);
+  if (setting == "FALSE" || setting == "0" || setting == "BEST_EFFORT")
+    return {"file locks", Level::kOk, "not taken: " + said, ""};
   const storage::File file = storage::File::create(scratch.file("lock"));
-  if (flock(file.descriptor(), LOCK_EX | LOCK_NB) == 0)
-    return {"file locks", Level::kOk, "work", ""};
+  const bool works = flock(file.descriptor(), LOCK_EX | LOCK_NB) == 0;
+  const bool is_known = setting.empty() || setting == "TRUE" || setting == "1";
+  if (works && is_known) return {"file locks", Level::kOk, "work", ""};
+  if (works) {
+    return {
+        "file locks", Level::kWarn, said, std::string("HDF5 knows TRUE, FALSE and BEST_EFFORT")};
+  }
   return {"file locks",
-          Level::kWarn,
-          "flock is refused",
-          "hedgerow does not need them, but HDF5 does: set HDF5_USE_FILE_LOCKING=FALSE"};
+          Level::kFail,
+          "flock is refused" + (said.empty() ? "" : ", and " + said),
+          std::string("HDF5 takes one on each file that it opens: set ") + kVariable + "=FALSE"};
+}
+
+struct KnownFileSystem {
+  std::uint64_t magic;  // statfs(2), linux/magic.h
+  const char* name;
+  enum { kLocal, kShared, kFleeting } kind;
+};
+constexpr std::array kFileSystems{
+    KnownFileSystem{0xEF53, "ext4", KnownFileSystem::kLocal},
+    KnownFileSystem{0x58465342, "xfs", KnownFileSystem::kLocal},
+    KnownFileSystem{0x9123683E, "btrfs", KnownFileSystem::kLocal},
+    KnownFileSystem{0x2FC12FC1, "zfs", KnownFileSystem::kLocal},
+    KnownFileSystem{0x6969, "NFS", KnownFileSystem::kShared},
+    KnownFileSystem{0x0BD00BD0, "Lustre", KnownFileSystem::kShared},
+    KnownFileSystem{0x47504653, "GPFS", KnownFileSystem::kShared},
+    KnownFileSystem{0x00C36400, "CephFS", KnownFileSystem::kShared},
+    KnownFileSystem{0x19830326, "BeeGFS", KnownFileSystem::kShared},
+    KnownFileSystem{0x65735546, "FUSE", KnownFileSystem::kShared},
+    KnownFileSystem{0x01021994, "tmpfs", KnownFileSystem::kFleeting},
+    KnownFileSystem{0x794C7630, "overlayfs", KnownFileSystem::kFleeting},
+    KnownFileSystem{0x73717368, "squashfs", KnownFileSystem::kFleeting},
+};
+
+Finding check_file_system(const fs::path& directory) {
+  struct statfs status {};
+  if (::statfs(directory.c_str(), &status) != 0)
+    return {"file system", Level::kWarn, "of an unknown kind", "check the mount"};
+  const auto magic = static_cast<std::uint64_t>(status.f_type) & 0xFFFFFFFFU;
+  const auto* known = std::ranges::find(kFileSystems, magic, &KnownFileSystem::magic);
+  if (known == kFileSystems.end())
+    return {"file system", Level::kOk, "of another kind than those that are known here", ""};
+  const std::string name = known->name;
+  switch (known->kind) {
+    case KnownFileSystem::kFleeting:
+      return {"file system",
+              Level::kWarn,
+              name + ": what is written there goes with the machine or the container",
+              "mount a disk or a shared file system, and put the run there"};
+    case KnownFileSystem::kShared:
+      return {"file system",
+              Level::kOk,
+              name + ", shared: 'doctor --peers N' on N nodes at once shows how they see it",
+              ""};
+    case KnownFileSystem::kLocal:
+      break;
+  }
+  return {
+      "file system", Level::kOk, name + ", of this machine: workers elsewhere cannot see it", ""};
 }
 
 Finding check_clock(const Scratch& scratch) {
@@ -122,6 +226,15 @@ Finding check_clock(const Scratch& scratch) {
 
 Finding check_space(const fs::path& directory, std::optional<std::uint64_t> needed) {
   const std::uint64_t free = storage::free_bytes(directory);
+  struct statvfs status {};
+  // File systems that make inodes as they need them say 0 of all.
+  if (::statvfs(directory.c_str(), &status) == 0 && status.f_files > 0 &&
+      status.f_favail < kWantedFiles) {
+    return {"free space",
+            Level::kWarn,
+            "room for " + std::to_string(status.f_favail) + " more files alone",
+            "shards, checkpoints and logs may be thousands: remove files, or ask for more inodes"};
+  }
   if (!needed) return {"free space", Level::kOk, bytes_text(free), ""};
   const std::string found = bytes_text(free) + " free, the plan needs " + bytes_text(*needed);
   if (free >= *needed) return {"free space", Level::kOk, found, ""};
@@ -135,6 +248,7 @@ Finding check_space(const fs::path& directory, std::optional<std::uint64_t> need
 }  // namespace
 
 std::vector<Finding> examine_directory(const fs::path& directory,
+                                       const MachineFacts& facts,
                                        std::optional<std::uint64_t> needed_bytes) {
   std::vector<Finding> findings;
   const auto guarded = [&](const char* name, const auto& check) {
@@ -151,10 +265,11 @@ std::vector<Finding> examine_directory(const fs::path& directory,
     return {"directory", Level::kOk, fs::absolute(directory).lexically_normal().string(), ""};
   });
   if (!scratch) return findings;
+  guarded("file system", [&] { return check_file_system(directory); });
   guarded("rename", [&] { return check_rename(*scratch); });
   guarded("fsync", [&] { return check_fsync(*scratch); });
   guarded("write speed", [&] { return check_write_speed(*scratch); });
-  guarded("file locks", [&] { return check_locks(*scratch); });
+  guarded("file locks", [&] { return check_locks(*scratch, facts); });
   guarded("clock", [&] { return check_clock(*scratch); });
   guarded("free space", [&] { return check_space(directory, needed_bytes); });
   return findings;

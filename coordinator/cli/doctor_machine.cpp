@@ -1,36 +1,116 @@
-#include <sys/resource.h>
+#include <dlfcn.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
-#include <filesystem>
+#include <algorithm>
 #include <fstream>
+#include <limits>
 #include <sstream>
+#include <thread>
 
-#include "coordinator/cli/child.hpp"
 #include "coordinator/cli/doctor.hpp"
+#include "coordinator/cli/doctor_files.hpp"
 #include "coordinator/cli/format.hpp"
-#include "coordinator/cli/programs.hpp"
-#include "coordinator/wire/gpus.hpp"
 #include "coordinator/wire/memory.hpp"
 #include "coordinator/wire/processor.hpp"
 #include "storage/build_info.hpp"
-#include "storage/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
 
 namespace fs = std::filesystem;
 
-constexpr rlim_t kWantedDescriptors =
-    1024;  // sockets, logs and open shards of a coordinator with hundreds of workers
 constexpr std::uint64_t kSharedMemory = 64U << 20U;  // Open MPI's ranks on one node talk through it
-constexpr const char* kPackages = "import numpy, h5py, tokenizers, safetensors, xxhash";
+// The smallest worker: LibTorch, one layer of a small model and its activations.
+constexpr std::uint64_t kLeastMemory = 1ULL << 30U;
 
-std::string first_line(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
+// What the driver's library offers, which a compatibility package may raise above the driver's own.
+int loaded_cuda_driver_api() {
+  void* library = ::dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
+  if (library == nullptr) return 0;
+  using GetVersion = int (*)(int*);
+  const auto get_version = reinterpret_cast<GetVersion>(::dlsym(library, "cuDriverGetVersion"));
+  int version = 0;
+  if (get_version == nullptr || get_version(&version) != 0) version = 0;
+  ::dlclose(library);
+  return version;
+}
+
+std::uint64_t physical_memory(const fs::path& root) {
+  std::ifstream meminfo(root / "proc/meminfo");
+  for (std::string word; meminfo >> word;) {
+    std::uint64_t kib = 0;
+    if (word == "MemTotal:" && meminfo >> kib) return kib << 10U;
+  }
+  return 0;
+}
+
+Finding check_memory(const MachineFacts& facts) {
+  const std::uint64_t physical = physical_memory(facts.root);
+  const std::uint64_t limit = wire::cgroup_memory_limit(file_text(facts.root / "proc/self/cgroup"),
+                                                        facts.root / "sys/fs/cgroup");
+  const std::uint64_t usable = std::min(physical, limit);
+  const std::string found =
+      bytes_text(usable) +
+      (limit < physical
+           ? ", the limit of this container or job; the machine has " + bytes_text(physical)
+           : "");
+  if (usable >= kLeastMemory) return {"memory", Level::kOk, found, ""};
+  return {"memory",
+          Level::kWarn,
+          found,
+          "a worker needs at least " + bytes_text(kLeastMemory) + ": give the job more memory"};
+}
+
+// The fewest cores that the cgroup's quota along the way up leaves; infinity: no quota.
+double quota_cores(const fs::path& root) {
+  double fewest = std::numeric_limits<double>::infinity();
+  for (const fs::path& group : cgroup_directories(root, "cpu")) {
+    std::istringstream both(file_text(group / "cpu.max"));
+    double quota = 0, period = 0;
+    if (both >> quota >> period && period > 0) fewest = std::min(fewest, quota / period);
+    const double old_quota = std::atof(file_text(group / "cpu.cfs_quota_us").c_str());
+    const double old_period = std::atof(file_text(group / "cpu.cfs_period_us").c_str());
+    if (old_quota > 0 && old_period > 0) fewest = std::min(fewest, old_quota / old_period);
+  }
+  return fewest;
+}
+
+Finding check_cores(const MachineFacts& facts) {
+  const double quota = quota_cores(facts.root);
+  const std::string cores = std::to_string(facts.num_cores);
+  if (quota >= facts.num_cores) return {"cores", Level::kOk, cores, ""};
+  return {"cores",
+          Level::kWarn,
+          cores + " are seen, but this container's quota is " + number_text(quota),
+          "set workers.threads and finetune.threads to what the quota allows: threads beyond it "
+          "wait for each other"};
+}
+
+Finding check_container(const MachineFacts& facts) {
+  const auto is_set = [&facts](const char* name) {
+    const auto value = facts.variable(name);
+    return value && !value->empty();
+  };
+  const auto exists = [&facts](const char* path) {
+    std::error_code ignored;
+    return fs::exists(facts.root / path, ignored);
+  };
+  std::string kind;
+  if (is_set("APPTAINER_CONTAINER") || is_set("SINGULARITY_CONTAINER")) {
+    kind = "an Apptainer container";
+  } else if (is_set("KUBERNETES_SERVICE_HOST")) {
+    kind = "a Kubernetes pod";
+  } else if (exists("run/.containerenv")) {
+    kind = "a Podman container";
+  } else if (exists(".dockerenv")) {
+    kind = "a Docker container";
+  } else if (is_set("container")) {
+    kind = "a container (" + *facts.variable("container") + ")";
+  }
+  const std::string job =
+      is_set("SLURM_JOB_ID") ? ", in Slurm's job " + *facts.variable("SLURM_JOB_ID") : "";
+  return {"container or host", Level::kOk, (kind.empty() ? "the host itself" : kind) + job, ""};
 }
 
 Finding check_matrix_units() {
@@ -53,26 +133,9 @@ Finding check_matrix_units() {
           "a processor with AMX, or a recent one of AMD, is several times faster"};
 }
 
-Finding check_memory() {
-  return {"memory and cores",
-          Level::kOk,
-          bytes_text(wire::usable_memory_bytes()) + ", " +
-              std::to_string(sysconf(_SC_NPROCESSORS_ONLN)) + " cores",
-          ""};
-}
-
-Finding check_descriptors() {
-  rlimit limit{};
-  getrlimit(RLIMIT_NOFILE, &limit);
-  const std::string found =
-      limit.rlim_cur == RLIM_INFINITY ? "unlimited" : std::to_string(limit.rlim_cur);
-  if (limit.rlim_cur >= kWantedDescriptors) return {"open files", Level::kOk, found, ""};
-  return {"open files", Level::kWarn, found, "ulimit -n " + std::to_string(kWantedDescriptors)};
-}
-
-Finding check_shared_memory() {
+Finding check_shared_memory(const MachineFacts& facts) {
   struct statvfs status {};
-  if (statvfs("/dev/shm", &status) != 0) {
+  if (statvfs((facts.root / "dev/shm").c_str(), &status) != 0) {
     return {"shared memory",
             Level::kWarn,
             "no /dev/shm",
@@ -86,115 +149,27 @@ Finding check_shared_memory() {
           "ranks on one node talk through /dev/shm; give the container more (--shm-size=1g)"};
 }
 
-Finding check_gpu() {
-  const std::string driver = first_line("/proc/driver/nvidia/version");
-  const int num_devices = wire::num_visible_gpus();
-  if (num_devices == 0 && driver.empty()) return {"GPU", Level::kOk, "none: runs on the CPU", ""};
-  if (num_devices > 0 && !driver.empty()) {
-    const std::string found = std::to_string(num_devices) + " device(s), " + driver;
-    if (storage::has_cuda()) return {"GPU", Level::kOk, found, ""};
-    return {"GPU",
-            Level::kWarn,
-            found + ", but this build has no CUDA and computes on the CPU",
-            "deploy/setup --cuda && cmake --preset cuda && cmake --build --preset cuda"};
-  }
-  return {"GPU",
-          Level::kWarn,
-          driver.empty() ? "devices without a driver" : "a driver without devices",
-          "start the container with its GPUs (--gpus all), or reload the driver"};
-}
-
-// Runs a probe; a failure becomes a finding of `level`.
-Finding probe(Terminal& terminal,
-              const std::string& check,
-              Level level,
-              const std::string& fix,
-              const std::function<ChildCommand()>& command,
-              const std::function<std::string(const std::string& out)>& judge) {
-  try {
-    std::string out;
-    const ChildResult result = run_child(
-        command(), terminal, [&](std::string_view line) { out += std::string(line) + "\n"; });
-    if (!result.ok()) return {check, level, child_error(check, result).what(), fix};
-    const std::string found = judge(out);
-    if (found.empty()) return {check, level, "unexpected answer: " + one_line(out), fix};
-    return {check, Level::kOk, found, ""};
-  } catch (const storage::Error& error) {
-    return {check, level, error.what(), fix};
-  }
-}
-
-std::string judge_ranks(const std::string& out) {
-  const bool both =
-      out.find("0 of 2") != std::string::npos && out.find("1 of 2") != std::string::npos;
-  return both ? "two ranks started" : "";
-}
-
 }  // namespace
 
-std::vector<Finding> examine_programs(Terminal& terminal) {
-  const Console& console = terminal.console();
-  const auto take_first_line = [](const std::string& out) { return out.substr(0, out.find('\n')); };
-  return {
-      probe(
-          terminal,
-          "hedgerow-worker",
-          Level::kFail,
-          "build it, and run deploy/setup for LibTorch",
-          [&] {
-            return ChildCommand{.arguments = {worker_binary(console), "--version"}};
-          },
-          take_first_line),
-      probe(
-          terminal,
-          "Python packages",
-          Level::kFail,
-          "run deploy/setup",
-          [&] {
-            return ChildCommand{
-                .arguments = {python_interpreter(console),
-                              "-c",
-                              std::string(kPackages) +
-                                  "; print('numpy', numpy.__version__, 'h5py', h5py.__version__)"}};
-          },
-          take_first_line),
-      probe(
-          terminal,
-          "Python scripts",
-          Level::kFail,
-          "set HEDGEROW_HUGGINGFACE to deploy/huggingface",
-          [&] {
-            return ChildCommand{
-                .arguments = {"test", "-f", huggingface_directory(console) / "make_tokens.py"}};
-          },
-          [&](const std::string&) { return huggingface_directory(console).string(); }),
-      probe(
-          terminal,
-          "mpirun, two ranks",
-          Level::kFail,
-          "install openmpi-bin, or set finetune.ranks = 1 in the recipe",
-          [] {
-            return ChildCommand{
-                .arguments = {"mpirun",
-                              "--oversubscribe",
-                              "-n",
-                              "2",
-                              "/bin/sh",
-                              "-c",
-                              "echo $OMPI_COMM_WORLD_RANK of $OMPI_COMM_WORLD_SIZE"},
-                .environment = {{"OMPI_ALLOW_RUN_AS_ROOT", "1"},
-                                {"OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1"}}};
-          },
-          judge_ranks),
-  };
+MachineFacts facts_of_this_machine(const Console& console) {
+  return {.variable = [&console](const std::string& name) { return console.environment(name); },
+          .limit =
+              [](int resource) {
+                rlimit limit{};
+                ::getrlimit(static_cast<__rlimit_resource>(resource), &limit);
+                return limit;
+              },
+          .num_cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency())),
+          .has_cuda = storage::has_cuda(),
+          .cuda_driver_api = loaded_cuda_driver_api()};
 }
 
-std::vector<Finding> examine_machine() {
-  return {check_memory(),
+std::vector<Finding> examine_machine(const MachineFacts& facts) {
+  return {check_container(facts),
+          check_memory(facts),
+          check_cores(facts),
           check_matrix_units(),
-          check_descriptors(),
-          check_shared_memory(),
-          check_gpu()};
+          check_shared_memory(facts)};
 }
 
 }  // namespace hedgerow::coordinator::cli

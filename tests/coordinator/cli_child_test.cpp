@@ -46,6 +46,18 @@ TEST(Child, FailureKeepsItsCodeAndTheLastLineOfStderr) {
   EXPECT_STREQ(error.what(), "no such recipe");
 }
 
+TEST(Child, OneThatOutrunsItsLimitIsEndedAndCalledUnavailable) {
+  FakeConsole console;
+  Terminal terminal(console);
+  const ChildResult result =
+      run_child({.arguments = {"sleep", "100"}, .limit = std::chrono::seconds(0)},
+                terminal,
+                [](std::string_view) {});
+  EXPECT_TRUE(result.timed_out);
+  EXPECT_FALSE(result.ok());
+  EXPECT_EQ(child_error("mpirun", result).kind(), storage::ErrorKind::kUnavailable);
+}
+
 TEST(Child, ItsOwnVariablesStandInPlaceOfOurs) {
   ::setenv("HEDGEROW_TEST_OURS", "kept", 1);
   ::setenv("HEDGEROW_TEST_BOTH", "ours", 1);

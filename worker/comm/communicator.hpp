@@ -89,6 +89,12 @@ inline constexpr int kMaxTag = 9999;
 std::unique_ptr<Communicator> make_mpi_communicator(
     std::chrono::milliseconds deadline = kCommDeadline);
 std::unique_ptr<Communicator> make_single_communicator();
+// What this was compiled with and what the process has loaded: "Open MPI v4.1.4". Both empty in a
+// build without MPI. Does not initialise MPI.
+struct MpiVersions {
+  std::string built, found;
+};
+[[nodiscard]] MpiVersions mpi_versions();
 // True under mpirun (or an equal launcher): whoever may run alone asks before MPI is initialised.
 [[nodiscard]] bool launched_by_mpi();
 // Runs body(communicator) on world_size threads; rethrows the first exception after all have ended.

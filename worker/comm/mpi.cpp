@@ -10,6 +10,7 @@
 #include <mpi.h>
 
 #include <algorithm>
+#include <array>
 #include <climits>
 #include <cstdio>
 #include <cstdlib>
@@ -26,6 +27,7 @@ using storage::ErrorKind;
 #ifndef HEDGEROW_HAVE_MPI
 
 bool launched_by_mpi() { return false; }
+MpiVersions mpi_versions() { return {}; }
 
 std::unique_ptr<Communicator> make_mpi_communicator(std::chrono::milliseconds /*deadline*/) {
   throw Error(ErrorKind::kUsage,
@@ -232,6 +234,23 @@ class MpiCommunicator final : public PointToPointCommunicator {
 };
 
 }  // namespace
+
+MpiVersions mpi_versions() {
+  MpiVersions versions;
+#ifdef OMPI_MAJOR_VERSION
+  versions.built = "Open MPI v" + std::to_string(OMPI_MAJOR_VERSION) + "." +
+                   std::to_string(OMPI_MINOR_VERSION) + "." + std::to_string(OMPI_RELEASE_VERSION);
+#else
+  versions.built = "MPI " + std::to_string(MPI_VERSION) + "." + std::to_string(MPI_SUBVERSION);
+#endif
+  std::array<char, MPI_MAX_LIBRARY_VERSION_STRING> text{};
+  int length = 0;
+  if (MPI_Get_library_version(text.data(), &length) == MPI_SUCCESS) {
+    versions.found.assign(text.data(), static_cast<std::size_t>(length));
+    versions.found.erase(std::min(versions.found.size(), versions.found.find_first_of(",\n")));
+  }
+  return versions;
+}
 
 bool launched_by_mpi() {
   return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || std::getenv("PMI_SIZE") != nullptr ||

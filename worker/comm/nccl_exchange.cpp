@@ -170,6 +170,8 @@ int version() {
   return ncclGetVersion(&found) == ncclSuccess ? found : 0;
 }
 
+int built_version() { return NCCL_VERSION_CODE; }
+
 Gpu gpu_of(const at::Device& device) {
   const cudaDeviceProp* properties = at::cuda::getDeviceProperties(device.index());
   Gpu gpu;

@@ -12,6 +12,7 @@ namespace {
 }  // namespace
 
 int version() { return 0; }
+int built_version() { return 0; }
 Gpu gpu_of(const at::Device& /*device*/) { fail(); }
 std::unique_ptr<TensorExchange> connect(Communicator& /*communicator*/,
                                         const at::Device& /*device*/) {

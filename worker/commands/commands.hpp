@@ -22,5 +22,7 @@ void register_finetune(CLI::App& app, Action& action);
 void register_generate(CLI::App& app, Action& action);
 void register_merge(CLI::App& app, Action& action);
 void register_bench_kernels(CLI::App& app, Action& action);
+void register_probe(CLI::App& app, Action& action);
+void register_mpi_probe(CLI::App& app, Action& action);
 
 }  // namespace hedgerow::worker

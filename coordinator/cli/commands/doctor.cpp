@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/doctor_peers.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/planning.hpp"
 
@@ -13,8 +14,13 @@ namespace {
 
 using storage::ExitCode;
 
+namespace fs = std::filesystem;
+
+constexpr int kMostPeers = 4096;
+
 struct DoctorOptions {
   std::string directory = ".", recipe;
+  int peers = 0;
 };
 
 const char* to_string(Level level) {
@@ -55,27 +61,82 @@ void show(const Finding& finding, Terminal& terminal) {
   }
 }
 
-ExitCode run_doctor(const DoctorOptions& options, Terminal& terminal) {
-  std::optional<std::uint64_t> needed;
-  if (!options.recipe.empty())
-    needed = plan_of(storage::Recipe::load(options.recipe), options.directory).peak_disk_bytes;
-  Level worst = Level::kOk;
-  nlohmann::json checks = nlohmann::json::array();
-  const auto take = [&](const std::vector<Finding>& findings) {
+// A report that grows finding by finding.
+class Report {
+ public:
+  explicit Report(Terminal& terminal) : terminal_(terminal) {}
+
+  void take(const std::vector<Finding>& findings) {
+    terminal_.clear_status();
     for (const Finding& finding : findings) {
-      worst = std::max(worst, finding.level);
-      show(finding, terminal);
-      checks.push_back({{"check", finding.check},
-                        {"level", to_string(finding.level)},
-                        {"found", finding.found},
-                        {"fix", finding.fix}});
+      worst_ = std::max(worst_, finding.level);
+      show(finding, terminal_);
+      checks_.push_back({{"check", finding.check},
+                         {"level", to_string(finding.level)},
+                         {"found", finding.found},
+                         {"fix", finding.fix}});
     }
-  };
-  take(examine_machine());
-  take(examine_directory(options.directory, needed));
-  take(examine_programs(terminal));
-  terminal.print_json({{"worst", to_string(worst)}, {"checks", checks}});
-  return worst == Level::kFail ? ExitCode::kEnvironment : ExitCode::kOk;
+  }
+
+  // For what may take a minute.
+  void begin(const std::string& what) { terminal_.status("looking at " + what + " ..."); }
+
+  ExitCode end() {
+    terminal_.print_json({{"worst", to_string(worst_)}, {"checks", std::move(checks_)}});
+    return worst_ == Level::kFail ? ExitCode::kEnvironment : ExitCode::kOk;
+  }
+
+ private:
+  Terminal& terminal_;
+  Level worst_ = Level::kOk;
+  nlohmann::json checks_ = nlohmann::json::array();
+};
+
+// The recipe that is given, else that of the run that lies in the directory.
+std::optional<storage::Recipe> recipe_of(const DoctorOptions& options) {
+  if (!options.recipe.empty()) return storage::Recipe::load(options.recipe);
+  const fs::path recorded = storage::RunLayout(options.directory).recipe();
+  if (fs::exists(recorded)) return storage::Recipe::load(recorded);
+  return std::nullopt;
+}
+
+// Where other nodes would reach this one; empty if nobody could.
+std::string outer_address(const NetworkFacts& network) {
+  for (const std::string& address : network.addresses_of(network.host)) {
+    if (!address.starts_with("127.") && address != "::1") return address;
+  }
+  return "";
+}
+
+ExitCode run_doctor(const DoctorOptions& options, Terminal& terminal) {
+  Report report(terminal);
+  const auto recipe = recipe_of(options);
+  NetworkFacts network = network_of_this_machine();
+  if (recipe) network.bind = recipe->workers.bind;
+  if (options.peers > 0) {
+    report.begin("the other " + std::to_string(options.peers - 1));
+    report.take(meet_peers(
+        options.directory,
+        {.num_processes = options.peers, .host = network.host, .address = outer_address(network)}));
+    return report.end();
+  }
+  std::optional<std::uint64_t> needed;
+  if (recipe) needed = plan_of(*recipe, options.directory).peak_disk_bytes;
+  const MachineFacts facts = facts_of_this_machine(terminal.console());
+  report.take(examine_machine(facts));
+  report.take(examine_gpus(facts));
+  report.take(examine_limits(facts));
+  report.begin("the directory");
+  report.take(examine_directory(options.directory, facts, needed));
+  report.begin("the network");
+  report.take(examine_network(network));
+  report.begin("the programs");
+  report.take(examine_programs(terminal));
+  report.begin("the launch of MPI ranks");
+  report.take(examine_mpi_launch(terminal));
+  report.begin("the other nodes");
+  report.take(examine_nodes(terminal, options.directory));
+  return report.end();
 }
 
 }  // namespace
@@ -85,8 +146,15 @@ RunCommand declare_doctor(CLI::App& app) {
   app.add_option("--dir", options->directory, "where the run will lie")
       ->type_name("DIR")
       ->capture_default_str();
-  app.add_option("--recipe", options->recipe, "hold the free space against this recipe's plan")
+  app.add_option("--recipe",
+                 options->recipe,
+                 "hold the free space against this recipe's plan; else the run's in DIR")
       ->type_name("FILE");
+  app.add_option("--peers",
+                 options->peers,
+                 "only what nodes see of each other: N processes run this at once, one a node")
+      ->type_name("N")
+      ->check(CLI::Range(2, kMostPeers).description(""));
   return [options](Terminal& terminal) { return run_doctor(*options, terminal); };
 }
 

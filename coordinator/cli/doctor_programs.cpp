@@ -1,0 +1,104 @@
+#include <unistd.h>
+
+#include <functional>
+#include <nlohmann/json.hpp>
+
+#include "coordinator/cli/child.hpp"
+#include "coordinator/cli/doctor.hpp"
+#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/programs.hpp"
+#include "storage/build_info.hpp"
+#include "storage/error.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+constexpr const char* kPackages = "import numpy, h5py, tokenizers, xxhash, jinja2, gguf";
+constexpr std::chrono::seconds kPatience{60};  // a cold shared file system brings libraries slowly
+
+struct Probe {
+  std::string check, fix;
+  std::function<ChildCommand()> command;
+  std::function<std::string(const std::string& out)> judge;  // what was found; empty: not right
+};
+
+// Runs it; whatever goes wrong is a failure.
+Finding run_probe(Terminal& terminal, const Probe& probe) {
+  try {
+    std::string out;
+    ChildCommand command = probe.command();
+    command.limit = kPatience;
+    const ChildResult result = run_child(
+        command, terminal, [&](std::string_view line) { out += std::string(line) + "\n"; });
+    if (!result.ok())
+      return {probe.check, Level::kFail, child_error(probe.check, result).what(), probe.fix};
+    const std::string found = probe.judge(out);
+    if (found.empty())
+      return {probe.check, Level::kFail, "unexpected answer: " + one_line(out), probe.fix};
+    return {probe.check, Level::kOk, found, ""};
+  } catch (const storage::Error& error) {
+    return {probe.check, Level::kFail, error.what(), probe.fix};
+  }
+}
+
+// hedgerow-worker, and what it was linked with against what it loads here.
+std::vector<Finding> examine_worker(Terminal& terminal) {
+  nlohmann::json answer;
+  const Finding worker = run_probe(
+      terminal,
+      {.check = "hedgerow-worker",
+       .fix = "build it, and run deploy/setup for LibTorch",
+       .command =
+           [&terminal] {
+             return ChildCommand{.arguments = {worker_binary(terminal.console()), "probe"}};
+           },
+       .judge = [&answer](const std::string& out) -> std::string {
+         answer = nlohmann::json::parse(out, nullptr, /*allow_exceptions=*/false);
+         if (!answer.is_object()) return "";
+         return answer.value("version", "?") + " (" + answer.value("git_hash", "?") +
+                "), LibTorch " + answer.value("libtorch", "?");
+       }});
+  if (worker.level != Level::kOk) return {worker};
+  std::vector<Finding> findings = {worker, judge_mpi_library(answer), judge_nccl(answer)};
+  if (answer.value("git_hash", "") != storage::git_hash()) {
+    findings[0].level = Level::kWarn;
+    findings[0].found += ", and hedgerow is " + storage::build();
+    findings[0].fix = "build both from one commit; HEDGEROW_WORKER names another one";
+  }
+  return findings;
+}
+
+}  // namespace
+
+std::vector<Finding> examine_programs(Terminal& terminal) {
+  const Console& console = terminal.console();
+  std::vector<Finding> findings = examine_worker(terminal);
+  findings.push_back(run_probe(
+      terminal,
+      {.check = "Python packages",
+       .fix = "run deploy/setup",
+       .command =
+           [&console] {
+             return ChildCommand{
+                 .arguments = {
+                     python_interpreter(console),
+                     "-c",
+                     std::string(kPackages) +
+                         "; print('numpy', numpy.__version__, 'h5py', h5py.__version__)"}};
+           },
+       .judge = [](const std::string& out) { return out.substr(0, out.find('\n')); }}));
+  findings.push_back(run_probe(
+      terminal,
+      {.check = "Python scripts",
+       .fix = "set HEDGEROW_HUGGINGFACE to deploy/huggingface",
+       .command =
+           [&console] {
+             return ChildCommand{
+                 .arguments = {"test", "-f", huggingface_directory(console) / "make_tokens.py"}};
+           },
+       .judge =
+           [&console](const std::string&) { return huggingface_directory(console).string(); }}));
+  return findings;
+}
+
+}  // namespace hedgerow::coordinator::cli
