@@ -54,9 +54,10 @@ Coordinator::Coordinator(CoordinatorConfig config,
   if (previous && previous->host == surroundings_.host) {
     workers_.adopt(previous->children);
     mpi_.adopt(previous->children);
-    revoke_of_dead(previous->children, published);
   }
-  if (mpi_.running()) {
+  adopt_stage_elsewhere();
+  if (previous && previous->host == surroundings_.host) revoke_of_dead(previous->children, published);
+  if (mpi_.running() || token_elsewhere_) {
     mode_ = Mode::kMpi;
     desk_.stop_workers("the finetune stage is running", Dispatcher::Spare::kFinetune);
   }
@@ -80,8 +81,8 @@ void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children,
   std::vector<std::uint64_t> dead;
   for (const auto& [token, id] : desk_.state().grants) {
     const TaskRecord& task = desk_.state().task(id);
-    if (id.stage == Stage::kFinetune && !(mpi_.running() && mpi_.token() == token))
-      dead.push_back(token);
+    const bool lives = (mpi_.running() && mpi_.token() == token) || token_elsewhere_ == token;
+    if (id.stage == Stage::kFinetune && !lives) dead.push_back(token);
     for (const wire::ChildRecord& child : children) {
       const bool holder = child.uuid == task.worker && child.incarnation == task.incarnation;
       if (holder && !surroundings_.processes.is_alive(child.process)) dead.push_back(token);
@@ -227,7 +228,7 @@ void Coordinator::tend_children() {
 }
 
 void Coordinator::tend_mpi() {
-  if (!mpi_.running()) return;
+  if (tend_stage_elsewhere() || !mpi_.running()) return;
   const std::uint64_t token = mpi_.token();
   if (desk_.state().holder(token) == nullptr && !mpi_killed_) {
     // Done, or its lease is lost; either way its ranks have nothing more to do here.
@@ -262,7 +263,7 @@ void Coordinator::act(const Intent& intent) {
       if (config_.stops_before_finetune) {
         leaves_finetune_ = true;
         finished_ = RunPhase::kRunning;
-        begin_stop("the finetune stage is left to another command");
+        begin_stop("the finetune stage is left to another command", /*is_over=*/false);
         break;
       }
       mode_ = Mode::kDraining;
@@ -283,7 +284,7 @@ void Coordinator::act(const Intent& intent) {
       break;
     case IntentKind::kFinish:
       finished_ = intent.phase;
-      begin_stop("the run has ended");
+      begin_stop("the run has ended", /*is_over=*/true);
       break;
   }
 }
@@ -321,6 +322,10 @@ void Coordinator::launch_when_drained() {
       std::filesystem::path(desk_.state().task(TaskId::assemble()).files.front().name)
           .parent_path()
           .string();
+  if (stage_starts_elsewhere()) {
+    if (start_stage_elsewhere(student)) mode_ = Mode::kMpi;
+    return;
+  }
   const std::uint64_t token = desk_.grant_unpulled(TaskId::finetune(), kMpiHolder, kMpiStartTerm);
   send_all();
   mode_ = Mode::kMpi;
@@ -339,9 +344,9 @@ bool Coordinator::everybody_left() const {
   return desk_.state().grants.empty() && (heard || desk_.workers().empty());
 }
 
-void Coordinator::begin_stop(const std::string& reason) {
+void Coordinator::begin_stop(const std::string& reason, bool is_over) {
   stopping_ = true;
-  desk_.stop_workers(reason, Dispatcher::Spare::kNobody);
+  desk_.stop_workers(reason, Dispatcher::Spare::kNobody, is_over);
   send_all();
   stop_deadline_ = clock_.now() + kStopPatience;
 }
@@ -351,7 +356,7 @@ void Coordinator::check_stop_requests() {
   if (requests > 0 && !stopping_) {
     is_asked_to_stop_ = true;
     publish(true);  // a step of LoRA takes seconds: whoever asked sees at once that it was heard
-    begin_stop("the run was asked to stop");
+    begin_stop("the run was asked to stop", /*is_over=*/false);
     workers_.signal_all(SIGTERM);
   }
   if (!stopping_) return;

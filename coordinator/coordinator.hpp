@@ -27,6 +27,7 @@ struct CoordinatorConfig {
   JobSize size = {};  // for the status alone
   const std::atomic<int>* stop_requests = nullptr;
   bool stops_before_finetune = false;
+  bool finetune_elsewhere = false;  // its ranks are started by somebody else
 };
 
 class Coordinator {
@@ -62,11 +63,16 @@ class Coordinator {
   void assemble();
   void drop_boundary(int boundary);
   void launch_when_drained();
+  [[nodiscard]] bool stage_starts_elsewhere() const;
+  void adopt_stage_elsewhere();
+  bool start_stage_elsewhere(const std::string& student);
+  bool tend_stage_elsewhere();
+  [[nodiscard]] std::string stage_wants() const;
   void revoke_of_dead(const std::vector<wire::ChildRecord>& children,
                       const std::optional<RunStatus>& published);
   void check_stop_requests();
   void hear_the_door();
-  void begin_stop(const std::string& reason);
+  void begin_stop(const std::string& reason, bool is_over);
   void publish(bool always);
   void write_coordinator_file();
   void check_still_ours();
@@ -93,6 +99,9 @@ class Coordinator {
   bool changed_ = true;            // events since actions_for() was asked last
   bool dirty_ = true;              // something to show
   TimePoint drain_deadline_, stop_deadline_, next_publish_, next_beat_;
+  std::optional<std::uint64_t> token_elsewhere_;  // of a finetune stage that others started
+  bool waits_for_ranks_ = false;                  // others are to start it, and did not yet
+  TimePoint next_look_for_ranks_;
   std::optional<TimePoint> mpi_killed_;            // when a stage that lost its lease is killed
   std::map<std::uint64_t, std::string> subjects_;  // of tokens, for on_event
 };

@@ -79,6 +79,12 @@ RunStatus Coordinator::status() {
     if (const auto found = misfits.find(task.id); found != misfits.end())
       task.reason = found->second;
   }
+  if (const std::string wants = stage_wants(); !wants.empty()) {
+    status.warnings.push_back("finetune " + wants);
+    for (TaskStatus& task : status.tasks) {
+      if (task.stage == "finetune") task.reason = wants;
+    }
+  }
   for (const std::string& warning : desk_.fit().warnings()) status.warnings.push_back(warning);
   const TimePoint now = clock_.now();
   for (const auto& [uuid, live] : desk_.workers()) {

@@ -185,11 +185,11 @@ void Dispatcher::forget(const std::string& uuid) {
   connected_.pop_back();
 }
 
-void Dispatcher::stop_workers(const std::string& reason, Spare spare) {
-  stopping_ = reason;
+void Dispatcher::stop_workers(const std::string& reason, Spare spare, bool is_over) {
+  stopping_ = {reason, is_over};
   spare_ = spare;
   for (const auto& [uuid, worker] : workers_) {
-    if (must_stop(uuid)) reply(worker.peer, wire::Stop{reason});
+    if (must_stop(uuid)) reply(worker.peer, *stopping_);
   }
 }
 

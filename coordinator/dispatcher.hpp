@@ -77,10 +77,10 @@ class Dispatcher {
                    storage::ErrorKind kind,
                    const std::string& how);
   void fail_token(std::uint64_t token, storage::ErrorKind kind, const std::string& message);
-  // From now on every request is answered by Stop; all connected workers are told at once. The
-  // holder of the finetune task is spared if only the others are to make room for it.
+  // From now on requests are answered by Stop, and all connected workers are told. kFinetune spares
+  // that task's holder; `is_over`: there will be no more work in this run.
   enum class Spare { kNobody, kFinetune };
-  void stop_workers(const std::string& reason, Spare spare);
+  void stop_workers(const std::string& reason, Spare spare, bool is_over = false);
   void resume_granting() { stopping_.reset(); }
 
   [[nodiscard]] const State& state() const { return state_; }
@@ -144,8 +144,8 @@ class Dispatcher {
   std::vector<Outgoing> outgoing_;
   std::vector<RecordedEvent> pending_, recorded_;
   std::vector<std::string> hung_;
-  std::set<std::string> noted_;  // in this term
-  std::optional<std::string> stopping_;
+  std::set<std::string> noted_;         // in this term
+  std::optional<wire::Stop> stopping_;  // the answer to all that must go
   Spare spare_ = Spare::kNobody;
   std::uint64_t gave_back_ = 0;
   std::string finetune_worker_;  // uuid of the MPI stage's rank 0, once it said hello

@@ -106,7 +106,7 @@ void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
       std::chrono::duration_cast<std::chrono::seconds>(config_.leases.lease).count());
   const int heartbeat = std::clamp(lease_seconds / kHeartbeatsInALease, 1, kHeartbeatSeconds);
   reply(peer, wire::Welcome{term(), lease_seconds, heartbeat, keeps});
-  if (must_stop(uuid)) reply(peer, wire::Stop{*stopping_});
+  if (must_stop(uuid)) reply(peer, *stopping_);
 }
 
 wire::Idle Dispatcher::idle() const {
@@ -120,7 +120,7 @@ void Dispatcher::request(const std::string& peer, const wire::Request& message) 
   WorkerView& view = connected_[worker->view];
   view.held_block = message.held_block;
   if (must_stop(message.worker.uuid)) {
-    reply(peer, wire::Stop{*stopping_});
+    reply(peer, *stopping_);
     return;
   }
   // It asks although it holds a task: the grant got lost on its way. Credit is 1, so it gets that
@@ -176,7 +176,7 @@ void Dispatcher::heartbeat(const std::string& peer, const wire::Heartbeat& messa
     leases_.note_progress(message.fencing_token, message.progress);
   }
   reply(peer, wire::HeartbeatAck{message.fencing_token, valid || message.fencing_token == 0});
-  if (must_stop(message.worker.uuid)) reply(peer, wire::Stop{*stopping_});
+  if (must_stop(message.worker.uuid)) reply(peer, *stopping_);
 }
 
 void Dispatcher::checkpointed(const std::string& peer, const wire::Checkpointed& message) {

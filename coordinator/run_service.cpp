@@ -83,16 +83,26 @@ JobSize size_of(const storage::Recipe& recipe, const Plan& plan) {
   return size;
 }
 
-int preferred_port(const std::optional<wire::CoordinatorFile>& previous) {
-  if (!previous) return 0;
-  const std::size_t colon = previous->endpoint.rfind(':');
-  return colon == std::string::npos ? 0 : std::atoi(previous->endpoint.c_str() + colon + 1);
-}
-
 int threads_per_process(int wanted, int processes) {
   if (wanted > 0) return wanted;
   return std::max(1,
                   static_cast<int>(std::thread::hardware_concurrency()) / std::max(1, processes));
+}
+
+bool starts_elsewhere(const storage::FinetuneSection& finetune) {
+  return finetune.launch == "elsewhere";
+}
+
+// What this machine can spare says nothing of ranks elsewhere.
+int threads_per_rank(const storage::FinetuneConfig& finetune) {
+  return starts_elsewhere(finetune) ? finetune.threads
+                                    : threads_per_process(finetune.threads, finetune.ranks);
+}
+
+int preferred_port(const std::optional<wire::CoordinatorFile>& previous) {
+  if (!previous) return 0;
+  const std::size_t colon = previous->endpoint.rfind(':');
+  return colon == std::string::npos ? 0 : std::atoi(previous->endpoint.c_str() + colon + 1);
 }
 
 }  // namespace
@@ -139,13 +149,13 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
                                           : fs::absolute(options.worker_launcher),
                    .threads = threads_per_process(recipe.workers.threads, local_workers),
                    .ranks = recipe.finetune.ranks,
-                   .threads_per_rank =
-                       threads_per_process(recipe.finetune.threads, recipe.finetune.ranks),
+                   .threads_per_rank = threads_per_rank(recipe.finetune),
                    .nodes = allocation ? allocation->nodes : 1},
       .retries_with_new_seed = recipe.transfer.retries_with_new_seed,
       .size = size_of(recipe, plan),
       .stop_requests = options.stop_requests,
-      .stops_before_finetune = options.stops_before_finetune};
+      .stops_before_finetune = options.stops_before_finetune,
+      .finetune_elsewhere = starts_elsewhere(recipe.finetune)};
   const SteadyClock clock;
   Term term = open_term(layout, replayed, std::move(folded), clock);
   release(std::move(replayed));

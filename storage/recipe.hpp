@@ -48,7 +48,7 @@ struct Recipe {
 
 // The dotted names of fields whose values differ, split by whether a resume may change them
 // (workers.*, made_by.*, finetune.max_steps upward, finetune.threads, finetune.exchange,
-// evaluate.*, plan.keep_boundaries are safe).
+// finetune.launch, evaluate.*, plan.keep_boundaries are safe).
 struct RecipeDifference {
   std::vector<std::string> safe;
   std::vector<std::string> unsafe;  // "transfer.learning_rate: 0.01 -> 0.02"

@@ -93,6 +93,9 @@ struct FinetuneSection {
   int threads = 0;  // per rank; 0: cores / ranks. Part of what byte-equality is promised for
   // auto | mpi | nccl: how gradients go between ranks on GPUs; the bytes are the same
   std::string exchange = "auto";
+  // here: the coordinator starts the ranks with mpirun; elsewhere: they come from outside, as a
+  // Kubernetes MPIJob or another job's mpirun, and ask for the stage
+  std::string launch = "here";
   bool operator==(const FinetuneSection&) const = default;
 };
 

@@ -110,6 +110,11 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
                 {.comment = "of gradients; auto: NCCL if each rank has a GPU of its own, else MPI",
                  .choices = "auto|mpi|nccl",
                  .safe_to_change = true});
+  visitor.field("launch",
+                finetune.launch,
+                {.comment = "here: the coordinator starts mpirun; elsewhere: an MPIJob or a person",
+                 .choices = "here|elsewhere",
+                 .safe_to_change = true});
 }
 
 template <typename Workers, typename Visitor>

@@ -227,6 +227,11 @@ std::string CoordinatorClient::stop_reason() const {
   return impl_->session.stop_reason();
 }
 
+bool CoordinatorClient::run_is_over() const {
+  const std::lock_guard lock(impl_->mutex);
+  return impl_->session.run_is_over();
+}
+
 void CoordinatorClient::checkpointed(const storage::FileRecord& file, std::int64_t step) {
   const std::lock_guard lock(impl_->mutex);
   impl_->session.checkpointed(file, step, now());

@@ -57,6 +57,8 @@ class CoordinatorClient {
   [[nodiscard]] bool should_stop() const;  // SIGTERM, Stop, orphaned, or the current lease is lost
   [[nodiscard]] bool lease_lost() const;
   [[nodiscard]] std::string stop_reason() const;  // empty while the worker need not end
+  // The coordinator said that there will be no more work in this run.
+  [[nodiscard]] bool run_is_over() const;
 
   // Queues without waiting: training goes on while the coordinator is away. A newer one replaces an
   // unanswered one.

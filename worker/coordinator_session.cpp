@@ -56,6 +56,7 @@ struct CoordinatorSession::Receiver {
     if (!message.lease_valid && message.fencing_token == session.token()) session.lost_ = true;
   }
   void operator()(const wire::Stop& message) const {
+    session.run_is_over_ = session.run_is_over_ || message.is_over;
     session.stop(message.reason);
     if (session.asks_for_task()) session.answer(message, now);
   }

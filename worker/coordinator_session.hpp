@@ -83,6 +83,7 @@ class CoordinatorSession {
   [[nodiscard]] bool lease_lost() const { return lost_; }
   [[nodiscard]] std::int64_t committed_step() const { return committed_step_; }
   [[nodiscard]] const std::string& stop_reason() const { return stop_reason_; }
+  [[nodiscard]] bool run_is_over() const { return run_is_over_; }        // the coordinator said so
   [[nodiscard]] const std::string& refusal() const { return refusal_; }  // a sentence; final
   [[nodiscard]] bool is_welcomed() const { return welcomed_; }
   [[nodiscard]] bool was_welcomed() const { return was_welcomed_; }  // ever
@@ -102,6 +103,7 @@ class CoordinatorSession {
   bool lost_ = false;  // the current task's lease
   std::int64_t committed_step_ = -1;
   std::string stop_reason_, refusal_;
+  bool run_is_over_ = false;
   bool welcomed_ = false, was_welcomed_ = false;
   std::chrono::milliseconds backoff_;
   std::uint64_t seen_term_ = 0;

@@ -188,9 +188,7 @@ storage::ExitCode serve(const ServeOptions& options) {
   };
   while (const std::optional<wire::Task> task = client.next_task(held_block()))
     execute(run, client, *task);
-  const std::string reason = client.stop_reason();
-  const bool told_by_coordinator = !stop.load() && reason.rfind("no coordinator", 0) != 0;
-  return told_by_coordinator ? storage::ExitCode::kOk : storage::ExitCode::kInterrupted;
+  return client.run_is_over() ? storage::ExitCode::kOk : storage::ExitCode::kInterrupted;
 }
 
 }  // namespace hedgerow::worker

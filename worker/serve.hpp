@@ -24,8 +24,10 @@ struct ServeOptions {
   int local_rank = local_rank_of_environment();    // picks among several GPUs
 };
 
-// kOk: told to stop by the coordinator; kInterrupted: SIGTERM, SIGINT or orphaned, the work up to
-// the last checkpoint stands. Throws kUsage (refused by the coordinator, no run directory).
+// kOk: the coordinator says that the run is over; kInterrupted: told to go, by it (the finetune
+// stage needs the machine, the run was asked to stop) or by a signal, or orphaned: the work up to
+// the last checkpoint stands, and there may be more. Throws kUsage (refused by the coordinator, no
+// run directory).
 [[nodiscard]] storage::ExitCode serve(const ServeOptions& options);
 
 // This process as it introduces itself: what it computes on, and how much memory that has.

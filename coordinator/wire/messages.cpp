@@ -111,7 +111,7 @@ json body(const HeartbeatAck& m) {
 }
 json body(const Committed& m) { return {{"fencing_token", m.fencing_token}, {"name", m.name}}; }
 json body(const Fenced& m) { return {{"fencing_token", m.fencing_token}, {"reason", m.reason}}; }
-json body(const Stop& m) { return {{"reason", m.reason}}; }
+json body(const Stop& m) { return {{"reason", m.reason}, {"is_over", m.is_over}}; }
 
 template <typename T>
 T parse(const json& body);
@@ -213,7 +213,7 @@ Fenced parse(const json& b) {
 }
 template <>
 Stop parse(const json& b) {
-  return {string_field(b, "reason")};
+  return {string_field(b, "reason"), bool_field(b, "is_over")};
 }
 
 template <std::size_t I = 0>

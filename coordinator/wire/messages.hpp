@@ -69,7 +69,8 @@ struct Idle { int retry_milliseconds = 500; };
 struct HeartbeatAck { std::uint64_t fencing_token = 0; bool lease_valid = true; };
 struct Committed { std::uint64_t fencing_token = 0; std::string name; };  // of the (first) file; may be empty
 struct Fenced { std::uint64_t fencing_token = 0; std::string reason; };
-struct Stop { std::string reason; };  // checkpoint, release, exit
+// Checkpoint, release, exit; is_over: for good, the run has no more work.
+struct Stop { std::string reason; bool is_over = false; };
 
 // clang-format on
 

@@ -322,5 +322,15 @@ TEST_F(RunDirectory, StopAndWorkerSayThatNothingRuns) {
   EXPECT_NE(worker.err.find("hedgerow run --run"), std::string::npos) << worker.err;
 }
 
+TEST_F(RunDirectory, AWorkerThatWaitsInVainBlamesTheEnvironmentAlsoWithoutARun) {
+  const std::string nowhere = run_.scratch / "not-yet";
+  for (const std::string& directory : {run_.directory(), nowhere}) {
+    const Answer worker = run_line({"worker", "--run", directory, "--wait", "1"});
+    EXPECT_EQ(worker.code, 5) << worker.err;
+    EXPECT_NE(worker.err.find("waiting for a coordinator"), std::string::npos) << worker.err;
+    EXPECT_NE(worker.err.find("hedgerow run --run"), std::string::npos) << worker.err;
+  }
+}
+
 }  // namespace
 }  // namespace hedgerow::coordinator::cli

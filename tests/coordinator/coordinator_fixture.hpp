@@ -60,7 +60,8 @@ class CoordinatorRun : public RunFixture {
          .dispatcher = config,
          .launcher = {.worker_binary = "", .run_directory = layout_.root(), .logs = layout_.logs()},
          .stop_requests = stop_requests,
-         .stops_before_finetune = stops_before_finetune_},
+         .stops_before_finetune = stops_before_finetune_,
+         .finetune_elsewhere = finetune_elsewhere_},
         {.mailbox = socket,
          .clock = clock_,
          .assemble =
@@ -149,6 +150,7 @@ class CoordinatorRun : public RunFixture {
   SteadyClock clock_;
   bool saw_stopping_ = false;
   bool stops_before_finetune_ = false;
+  bool finetune_elsewhere_ = false;
   std::atomic<int> reload_requests_{0};
 };
 

@@ -4,7 +4,6 @@
 
 #include <csignal>
 #include <latch>
-#include <thread>
 
 #include "coordinator_fixture.hpp"
 #include "storage/safetensors.hpp"

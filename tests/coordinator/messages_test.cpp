@@ -57,7 +57,7 @@ std::vector<Message> one_of_each() {
       HeartbeatAck{41, false},
       Committed{41, "x"},
       Fenced{41, "late"},
-      Stop{"done"}};
+      Stop{"done", true}};
 }
 
 TEST(Messages, EveryTypeSurvivesTheWire) {

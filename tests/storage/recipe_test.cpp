@@ -116,7 +116,8 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                      .validate_every = 0,
                      .ranks = 4,
                      .threads = 3,
-                     .exchange = "mpi"};
+                     .exchange = "mpi",
+                     .launch = "elsewhere"};
   recipe.evaluate = {.max_sequences = 5, .prompts = {"caf\xc3\xa9", ""}, .max_new_tokens = 41};
   recipe.workers = {.local = 3,
                     .threads = 4,
@@ -410,12 +411,14 @@ TEST(Recipe, DifferenceTellsSafeChangesFromUnsafeOnes) {
   after.workers.threads = 2;
   after.finetune.max_steps = 60;
   after.finetune.exchange = "mpi";
+  after.finetune.launch = "elsewhere";
   after.transfer.learning_rate = 0.02;
   after.data_finetune.sources[0].path = "other.txt";
   const RecipeDifference changed = difference(before, after);
   EXPECT_THAT(changed.safe,
               ElementsAre("finetune.max_steps: 40 -> 60",
                           "finetune.exchange: \"auto\" -> \"mpi\"",
+                          "finetune.launch: \"here\" -> \"elsewhere\"",
                           "workers.threads: 0 -> 2"));
   EXPECT_THAT(
       changed.unsafe,

@@ -15,6 +15,7 @@
 #include "storage/file.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/failure.hpp"
+#include "worker/finetune/stage_request.hpp"
 #include "worker/memory_peak.hpp"
 #include "worker/serve.hpp"
 
@@ -25,10 +26,14 @@ namespace fs = std::filesystem;
 using storage::ExitCode;
 using storage::RunLayout;
 
+// Less than the other ranks wait for rank 0 (kLoadDeadline).
+constexpr int kLongestWait = 1500;
+
 struct Options {
   std::string run, student, endpoint, resume;
   std::uint64_t token = 0;
   int threads = 0;
+  int wait_s = 600;
 };
 
 // Ends this rank without MPI_Finalize.
@@ -159,12 +164,41 @@ ExitCode run_joined(RunContext& run, const Options& options, Communicator& commu
                                    : ExitCode::kInterrupted;
 }
 
-ExitCode run(const Options& options) {
+// Ranks that no coordinator started have no token yet: rank 0 asks for it, and all hear the answer.
+// False: told to stop meanwhile.
+bool complete(Options& options, Communicator& communicator) {
+  if (options.token != 0) return true;
+  std::string text;
+  if (communicator.rank() == 0) {
+    const auto start = ask_for_stage(RunLayout(options.run),
+                                     communicator.world_size(),
+                                     stop_signal(),
+                                     {.limit = std::chrono::seconds(options.wait_s)});
+    if (start) {
+      text = nlohmann::json{{"token", start->fencing_token},
+                            {"student", start->student},
+                            {"endpoint", start->endpoint},
+                            {"threads", start->threads}}
+                 .dump();
+    }
+  }
+  text = shared(std::move(text), communicator);
+  if (text.empty()) return false;
+  const auto answer = nlohmann::json::parse(text);
+  options.token = answer["token"];
+  options.student = answer["student"];
+  options.endpoint = answer["endpoint"];
+  if (options.threads == 0) options.threads = answer["threads"];
+  return true;
+}
+
+ExitCode run(Options options) {
   static_cast<void>(stop_signal());  // before MPI starts its own threads
   storage::fault_point("worker.started");
   const auto communicator =
       launched_by_mpi() ? make_mpi_communicator() : make_single_communicator();
   try {
+    if (!complete(options, *communicator)) return ExitCode::kInterrupted;
     RunContext run(options.run);
     const int threads = options.threads > 0 ? options.threads : run.recipe().finetune.threads;
     if (threads > 0) at::set_num_threads(threads);
@@ -188,10 +222,18 @@ void register_finetune(CLI::App& app, Action& action) {
       app.add_subcommand("finetune", "One rank of the LoRA stage; start all of them with mpirun");
   const auto options = std::make_shared<Options>();
   command->add_option("--run", options->run, "Run directory")->required();
-  command->add_option("--student", options->student, "Of the run directory: student/tN")
-      ->required();
-  command->add_option("--token", options->token, "Fencing token: names the attempt and the adapter")
-      ->required();
+  auto* student =
+      command->add_option("--student", options->student, "Of the run directory: student/tN");
+  auto* token = command->add_option(
+      "--token",
+      options->token,
+      "Fencing token: names the attempt and the adapter; none: rank 0 asks the run's coordinator");
+  token->check(CLI::PositiveNumber)->needs(student);
+  student->needs(token);
+  command
+      ->add_option("--wait", options->wait_s, "Seconds that it waits for the coordinator's answer")
+      ->check(CLI::Range(1, kLongestWait))
+      ->excludes(token);
   command->add_option(
       "--connect", options->endpoint, "The coordinator, as tcp://HOST:PORT; none: run without one");
   command->add_option("--resume",

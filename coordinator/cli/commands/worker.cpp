@@ -32,7 +32,7 @@ Waited wait_for_opening(const WorkerOptions& options,
                         Terminal& terminal) {
   const InterruptScope interrupts;
   const auto end = terminal.console().now() + std::chrono::seconds(options.wait_seconds);
-  while (true) {
+  for (bool is_first = true;; is_first = false) {
     const Opening opening = find_opening(layout);
     endpoint = opening.endpoint;
     if (is_interrupted()) return Waited::kInterrupted;
@@ -44,6 +44,7 @@ Waited wait_for_opening(const WorkerOptions& options,
                                std::to_string(options.wait_seconds) + " s; 'hedgerow run --run " +
                                options.run + "' starts one");
     }
+    if (is_first) terminal.say("waiting for a coordinator of " + options.run);
     std::ignore = terminal.console().wait_for_key(kLookEvery);
   }
 }
@@ -57,6 +58,7 @@ ExitCode run_worker(const WorkerOptions& options, Terminal& terminal) {
         return ExitCode::kInterrupted;
       case Waited::kOver:
         terminal.say(options.run + " is over: no worker is wanted");
+        terminal.print_json({{"run", options.run}, {"endpoint", nullptr}});
         return ExitCode::kOk;
       case Waited::kWelcome:
         break;
@@ -67,7 +69,7 @@ ExitCode run_worker(const WorkerOptions& options, Terminal& terminal) {
     const RunStatus status = read_status(layout);
     require(!status.endpoint.empty(),
             "no coordinator of " + options.run + " is running; start it with 'hedgerow run --run " +
-                options.run + "', or name it with --connect tcp://HOST:PORT");
+                options.run + "', name it with --connect tcp://HOST:PORT, or --wait for it");
     endpoint = status.endpoint;
   }
   const int threads = options.threads > 0 ? options.threads

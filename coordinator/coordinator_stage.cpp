@@ -1,0 +1,73 @@
+// The finetune stage whose ranks somebody else starts (finetune.launch = "elsewhere"): the
+// coordinator hands out its fencing token to whoever asks for it through the run directory
+// (wire/stage_start.hpp), and knows that it has ended by its lease, having no process to look at.
+#include <spdlog/spdlog.h>
+
+#include <utility>
+
+#include "coordinator/coordinator.hpp"
+#include "coordinator/wire/stage_start.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+constexpr std::chrono::milliseconds kLookEvery{500};
+
+}  // namespace
+
+bool Coordinator::stage_starts_elsewhere() const { return config_.finetune_elsewhere; }
+
+// A stage that an earlier coordinator began goes on, and so does its lease.
+void Coordinator::adopt_stage_elsewhere() {
+  if (!stage_starts_elsewhere() || mpi_.running()) return;
+  for (const auto& [token, id] : desk_.state().grants) {
+    if (id.stage == Stage::kFinetune) token_elsewhere_ = token;
+  }
+}
+
+// False: nobody has asked yet.
+bool Coordinator::start_stage_elsewhere(const std::string& student) {
+  if (clock_.now() < next_look_for_ranks_) return false;
+  next_look_for_ranks_ = clock_.now() + kLookEvery;
+  const auto request = wire::read_stage_request(config_.layout);
+  if (!request) {
+    if (!std::exchange(waits_for_ranks_, true)) publish(true);  // somebody has to act upon it
+    return false;
+  }
+  wire::withdraw_stage_request(config_.layout, request->launch);
+  const std::uint64_t token = desk_.grant_unpulled(TaskId::finetune(), kMpiHolder, kMpiStartTerm);
+  send_all();  // the grant is on disk before anybody is told of it
+  wire::write_stage_start(config_.layout,
+                          {.launch = request->launch,
+                           .fencing_token = token,
+                           .student = student,
+                           .endpoint = surroundings_.mailbox.endpoint(),
+                           .threads = config_.launcher.threads_per_rank});
+  spdlog::info("the finetune stage goes to {} ranks from {}", request->ranks, request->host);
+  token_elsewhere_ = token;
+  waits_for_ranks_ = false;
+  dirty_ = true;
+  return true;
+}
+
+// Whether such a stage is what the mode is about.
+bool Coordinator::tend_stage_elsewhere() {
+  if (!token_elsewhere_) return false;
+  if (desk_.state().holder(*token_elsewhere_) != nullptr) return true;
+  wire::withdraw_stage_start(config_.layout);
+  token_elsewhere_.reset();
+  dirty_ = changed_ = true;
+  mode_ = Mode::kServing;
+  if (!stopping_) desk_.resume_granting();
+  return true;
+}
+
+// What people have to do; empty if nothing.
+std::string Coordinator::stage_wants() const {
+  if (!waits_for_ranks_ || mode_ != Mode::kDraining) return "";
+  return "waits for its ranks: 'mpirun -n " + std::to_string(config_.launcher.ranks) +
+         " hedgerow-worker finetune --run " + config_.layout.root().string() +
+         "', or the MPIJob that does it";
+}
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,127 @@
+// A finetune stage whose ranks the coordinator does not start itself: an MPIJob of Kubernetes, or
+// another job's mpirun.
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+
+#include "coordinator_fixture.hpp"
+#include "worker/finetune/stage_request.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+class StageElsewhere : public CoordinatorRun {
+ protected:
+  StageElsewhere() {
+    geometry_.finetunes = true;
+    finetune_elsewhere_ = true;
+  }
+
+  // Rank 0 of a finetune stage that somebody else started, as far as the coordinator sees it.
+  std::unique_ptr<worker::CoordinatorClient> launch_ranks() const {
+    const std::atomic<bool> never{false};
+    const auto start = worker::ask_for_stage(
+        layout_, 2, never, {.limit = seconds(20), .look_every = milliseconds(1)});
+    worker::ClientOptions options{.layout = layout_, .endpoint = start->endpoint, .hello = {}};
+    options.hello.worker = {"mpi", start->fencing_token};
+    options.hello.version = "1";
+    options.holds = start->fencing_token;
+    options.heartbeat = milliseconds(50);
+    options.reply_patience = milliseconds(200);
+    options.orphan_timeout = seconds(30);
+    return std::make_unique<worker::CoordinatorClient>(std::move(options));
+  }
+
+  // What people see, and what tells them to start the ranks.
+  void await_that_the_stage_is_said_to_wait() const {
+    const auto deadline = std::chrono::steady_clock::now() + seconds(20);
+    while (std::chrono::steady_clock::now() < deadline) {
+      const RunStatus status = read_status(layout_);
+      const auto* task = status.task("finetune");
+      if (task != nullptr && task->reason.find("waits for its ranks") != std::string::npos &&
+          !status.warnings.empty())
+        return;
+      std::this_thread::yield();
+    }
+    throw std::runtime_error("nobody said that the stage waits for its ranks");
+  }
+
+  void finish_finetune(worker::CoordinatorClient& client, std::uint64_t token) const {
+    const std::string adapter = storage::RunLayout::adapter_directory(token);
+    client.done({write_attempt(token, adapter + "/adapter_model.safetensors", "x"),
+                 write_attempt(token, adapter + "/adapter_config.json", "{}")},
+                nlohmann::json::object());
+  }
+};
+
+// A launch that fails is followed by another one, which gets a token of its own.
+TEST_F(StageElsewhere, ItsRanksAskForItAndAskAgainAfterAFailure) {
+  std::atomic<int> over{0}, sent_away{0};
+  std::jthread worker([&] {
+    const auto client = connect("w", endpoint_of_next_coordinator());
+    static_cast<void>(serve(*client));
+    ++(client->run_is_over() ? over : sent_away);
+  });
+  std::vector<std::uint64_t> tokens;
+  std::jthread ranks([&] {
+    for (const bool fails : {true, false}) {
+      await_that_the_stage_is_said_to_wait();
+      const auto client = launch_ranks();
+      const auto task = client->join();
+      if (!task) return;
+      tokens.push_back(task->fencing_token);
+      if (fails) client->failed(storage::ErrorKind::kUnavailable, "a rank is lost", {});
+      if (!fails) finish_finetune(*client, task->fencing_token);
+    }
+  });
+  const RunOutcome outcome = coordinate();
+  worker.join();
+  ranks.join();
+  EXPECT_EQ(outcome.exit_code, storage::ExitCode::kOk) << outcome.summary;
+  ASSERT_EQ(tokens.size(), 2U);
+  EXPECT_LT(tokens[0], tokens[1]);
+  EXPECT_EQ(replayed().task(TaskId::finetune()).attempts, 2);
+  EXPECT_EQ(sent_away + over, 1);
+  EXPECT_EQ(over, 0) << "the stage was to come, and an evaluation may come after it";
+  EXPECT_FALSE(wire::read_stage_request(layout_)) << "was left lying";
+  EXPECT_FALSE(wire::read_stage_start(layout_)) << "was left lying";
+}
+
+TEST_F(StageElsewhere, ItOutlivesItsCoordinatorAndKeepsItsToken) {
+  const pid_t child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    try {
+      static_cast<void>(coordinate());
+    } catch (...) {
+      ::_exit(1);
+    }
+    ::_exit(0);
+  }
+  static_cast<void>(serve(*connect("w", endpoint_of_next_coordinator())));
+  const auto client = launch_ranks();
+  const auto task = client->join();
+  ASSERT_TRUE(task);
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
+  std::jthread ranks([&] { finish_finetune(*client, task->fencing_token); });
+  EXPECT_EQ(coordinate().exit_code, storage::ExitCode::kOk);
+  EXPECT_EQ(replayed().task(TaskId::finetune()).token, task->fencing_token);
+  EXPECT_EQ(replayed().task(TaskId::finetune()).attempts, 1);
+  EXPECT_EQ(num_records("revoked"), 0);
+}
+
+TEST_F(StageElsewhere, RanksThatNobodyAnswersTakeTheirQuestionBack) {
+  const std::atomic<bool> never{false}, told{true};
+  const worker::StagePatience none{.limit = milliseconds(0), .look_every = milliseconds(1)};
+  EXPECT_THROW(static_cast<void>(worker::ask_for_stage(layout_, 2, never, none)), storage::Error);
+  EXPECT_EQ(worker::ask_for_stage(layout_, 2, told, none), std::nullopt);
+  EXPECT_FALSE(wire::read_stage_request(layout_));
+  // The answer to an earlier launch, which is gone.
+  wire::write_stage_start(layout_, {.launch = "another", .fencing_token = 7});
+  EXPECT_THROW(static_cast<void>(worker::ask_for_stage(layout_, 2, never, none)), storage::Error);
+}
+
+}  // namespace
+}  // namespace hedgerow::coordinator

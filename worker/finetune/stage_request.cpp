@@ -1,0 +1,61 @@
+#include "worker/finetune/stage_request.hpp"
+
+#include <random>
+#include <thread>
+
+#include "coordinator/wire/coordinator_file.hpp"
+#include "storage/error.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+std::string drawn_name() {
+  std::random_device device;
+  std::string name = wire::this_host() + "-";
+  for (int i = 0; i < 16; ++i) name += "0123456789abcdef"[device() % 16];
+  return name;
+}
+
+// Taken back however the waiting ends.
+class Question {
+ public:
+  Question(const storage::RunLayout& layout, int ranks) : layout_(layout), name_(drawn_name()) {
+    wire::write_stage_request(layout_,
+                              {.launch = name_, .host = wire::this_host(), .ranks = ranks});
+  }
+  ~Question() { wire::withdraw_stage_request(layout_, name_); }
+  Question(const Question&) = delete;
+  Question& operator=(const Question&) = delete;
+  [[nodiscard]] const std::string& name() const { return name_; }
+
+ private:
+  const storage::RunLayout& layout_;
+  std::string name_;
+};
+
+}  // namespace
+
+std::optional<wire::StageStart> ask_for_stage(const storage::RunLayout& layout,
+                                              int ranks,
+                                              const std::atomic<bool>& stop,
+                                              const StagePatience& patience) {
+  const Question question(layout, ranks);
+  const auto deadline = std::chrono::steady_clock::now() + patience.limit;
+  while (!stop.load()) {
+    const auto start = wire::read_stage_start(layout);
+    if (start && start->launch == question.name()) return start;
+    if (std::chrono::steady_clock::now() >= deadline) {
+      throw storage::Error(
+          storage::ErrorKind::kUnavailable,
+          "run " + layout.root().string() + ": no coordinator gave the finetune stage to these " +
+              std::to_string(ranks) + " ranks within " +
+              std::to_string(patience.limit / std::chrono::seconds(1)) +
+              " s; start them when 'hedgerow status' says that it waits for them (the recipe "
+              "needs finetune.launch = \"elsewhere\"), or wait longer with --wait");
+    }
+    std::this_thread::sleep_for(patience.look_every);
+  }
+  return std::nullopt;
+}
+
+}  // namespace hedgerow::worker
