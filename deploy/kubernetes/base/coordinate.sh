@@ -1,0 +1,39 @@
+#!/bin/sh
+# The coordinator's pod: `hedgerow run`, and what its exit code means to Kubernetes, which restarts whatever ends here.
+#   1 failed, 5 environment   end with that code: it is started again, ever later, and goes on
+#   0 done, 2 usage, 3 partial   starting again would help nobody (3: it would retry what is quarantined, for ever): stay,
+#                             so that `kubectl exec` and `kubectl logs` still answer; the readiness probe says no
+#   4 interrupted             after SIGTERM (eviction, deletion) end; else `hedgerow stop` asked for it: stay
+# Usage: coordinate.sh RUN_DIRECTORY RECIPE
+set -u
+
+told=0 child=
+tell() {
+  told=1
+  [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
+}
+trap tell TERM INT
+
+hedgerow run --run "$1" --recipe "$2" --workers 0 &
+child=$!
+[ "$told" = 0 ] || kill -TERM "$child"  # the signal came before there was a child
+wait "$child"
+code=$?
+while kill -0 "$child" 2>/dev/null; do  # a signal ends `wait`, not the child
+  wait "$child"
+  code=$?
+done
+child=
+
+[ "$told" = 0 ] || exit "$code"
+case $code in
+  0 | 2 | 3 | 4)
+    echo "hedgerow run ended with exit code $code; this pod stays for 'kubectl exec' until it is deleted" >&2
+    while [ "$told" = 0 ]; do  # a signal between these lines is seen a second later
+      sleep 1 &
+      child=$!
+      wait "$child"
+    done
+    ;;
+esac
+exit "$code"
