@@ -61,8 +61,10 @@ fs::path python_interpreter(const Console& console) {
   const fs::path home = console.environment("HOME").value_or("/");
   const fs::path cache =
       console.environment("HEDGEROW_CACHE").value_or((home / ".cache/hedgerow").string());
+  // The first: of a prefix that has its own (HEDGEROW_CACHE=PREFIX deploy/setup).
+  const fs::path own = (own_binary().parent_path() / "../venv/bin/python").lexically_normal();
   return first_existing("the Python interpreter of the Hugging Face edges",
-                        override_or(console, "HEDGEROW_PYTHON", {cache / "venv/bin/python"}),
+                        override_or(console, "HEDGEROW_PYTHON", {own, cache / "venv/bin/python"}),
                         "run deploy/setup, or set HEDGEROW_PYTHON");
 }
 
