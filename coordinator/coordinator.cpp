@@ -56,7 +56,8 @@ Coordinator::Coordinator(CoordinatorConfig config,
     mpi_.adopt(previous->children);
   }
   adopt_stage_elsewhere();
-  if (previous && previous->host == surroundings_.host) revoke_of_dead(previous->children, published);
+  if (previous && previous->host == surroundings_.host)
+    revoke_of_dead(previous->children, published);
   if (mpi_.running() || token_elsewhere_) {
     mode_ = Mode::kMpi;
     desk_.stop_workers("the finetune stage is running", Dispatcher::Spare::kFinetune);

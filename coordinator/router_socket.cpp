@@ -116,17 +116,26 @@ RouterSocket::RouterSocket(const RouterOptions& options) : impl_(std::make_uniqu
 
 void RouterSocket::bind(const RouterOptions& options) {
   const std::string base = bind_address(options.bind) + ":";
-  const bool got_preferred =
-      options.preferred_port > 0 &&
-      zmq_bind(impl_->socket, (base + std::to_string(options.preferred_port)).c_str()) == 0;
-  if (!got_preferred && zmq_bind(impl_->socket, (base + "*").c_str()) != 0) {
+  const auto binds = [&](const std::string& port) {
+    return zmq_bind(impl_->socket, (base + port).c_str()) == 0;
+  };
+  const bool got_one = options.port > 0 ? binds(std::to_string(options.port))
+                                        : (options.preferred_port > 0 &&
+                                           binds(std::to_string(options.preferred_port))) ||
+                                              binds("*");
+  if (!got_one) {
     const int error_number = zmq_errno();
+    if (options.port > 0 && error_number == EADDRINUSE) {
+      throw Error(ErrorKind::kUnavailable,
+                  "workers.port = " + std::to_string(options.port) +
+                      " is taken by another process ('ss -ltnp' says which); end it, or change it");
+    }
     if (error_number == ENODEV || error_number == EINVAL || error_number == EADDRNOTAVAIL) {
       throw Error(ErrorKind::kUsage,
                   "workers.bind = \"" + options.bind +
                       "\": this host has no such address or interface ('ip address' lists them)");
     }
-    fail("bind " + base + "*");
+    fail("bind " + base + (options.port > 0 ? std::to_string(options.port) : "*"));
   }
   std::array<char, 256> name{};
   std::size_t size = name.size();

@@ -20,7 +20,8 @@ namespace hedgerow::coordinator {
 struct RouterOptions {
   std::string bind = "127.0.0.1";  // workers.bind of a recipe
   std::string advertise{};         // workers.advertise
-  int preferred_port = 0;          // 0 or taken: any free one
+  int port = 0;                    // workers.port: this one or none; 0: any
+  int preferred_port = 0;          // where port is 0; 0 or taken: any free one
   std::optional<wire::CoordinatorKeys> keys{};
 };
 

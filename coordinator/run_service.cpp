@@ -94,7 +94,7 @@ bool starts_elsewhere(const storage::FinetuneSection& finetune) {
 }
 
 // What this machine can spare says nothing of ranks elsewhere.
-int threads_per_rank(const storage::FinetuneConfig& finetune) {
+int threads_per_rank(const storage::FinetuneSection& finetune) {
   return starts_elsewhere(finetune) ? finetune.threads
                                     : threads_per_process(finetune.threads, finetune.ranks);
 }
@@ -161,6 +161,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   release(std::move(replayed));
   RouterSocket socket({.bind = recipe.workers.bind,
                        .advertise = recipe.workers.advertise,
+                       .port = recipe.workers.port,
                        .preferred_port = preferred_port(previous),
                        .keys = std::move(keys)});
   Doorkeeper doorkeeper(layout, socket, options.reload_requests);

@@ -7,6 +7,7 @@
 #include "storage/recipe.hpp"
 #include "storage/recipe_rules.hpp"
 #include "storage/recipe_stage_fields.hpp"
+#include "storage/recipe_worker_fields.hpp"
 
 namespace hedgerow::storage {
 

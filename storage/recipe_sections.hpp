@@ -116,6 +116,7 @@ struct WorkersSection {
   std::string bind = "127.0.0.1";  // an address, an interface's name, or 0.0.0.0 or * for all
   std::string advertise{};  // the host that coordinator.json names; empty: what bind says, or the
                             // host's name where bind means all addresses
+  int port = 0;             // 0: any; for firewalls and Services, which want to know it
   bool operator==(const WorkersSection&) const = default;
 };
 

@@ -53,7 +53,7 @@ struct MachineFacts {
 
 struct NetworkFacts {
   std::string bind = "127.0.0.1";  // workers.bind
-  std::string host;                // by which other nodes would call this one
+  std::string host;                // workers.advertise, or this host's name
   int port = 0;                    // a port that must be free; 0: any
   // Numeric addresses of a name; none if it has none.
   std::function<std::vector<std::string>(const std::string& name)> addresses_of;
@@ -61,6 +61,9 @@ struct NetworkFacts {
 [[nodiscard]] NetworkFacts network_of_this_machine();
 // libzmq, listening and connecting on loopback and on the address that workers would be told.
 [[nodiscard]] std::vector<Finding> examine_network(const NetworkFacts& facts);
+
+// The keys of the run in `directory`, as each side would read them, against what is bound.
+[[nodiscard]] Finding examine_keys(const std::filesystem::path& directory, const std::string& bind);
 
 // The programs: hedgerow-worker with its libraries, Python with its packages, our scripts.
 [[nodiscard]] std::vector<Finding> examine_programs(Terminal& terminal);

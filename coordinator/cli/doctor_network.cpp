@@ -2,18 +2,16 @@
 
 #include <algorithm>
 
+#include "coordinator/binding.hpp"
 #include "coordinator/cli/doctor.hpp"
 #include "coordinator/cli/doctor_sockets.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
+#include "coordinator/wire/run_keys.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
 
 using Addresses = std::vector<std::string>;
-
-bool is_loopback(const std::string& address) {
-  return address == "::1" || address == "localhost" || address.starts_with("127.");
-}
 
 bool is_any(const std::string& address) {
   return address == "*" || address == "0.0.0.0" || address == "::";
@@ -35,6 +33,18 @@ Finding check_zmq() {
           Level::kFail,
           version + " without CURVE",
           "connections between machines cannot be encrypted; build libzmq with libsodium"};
+}
+
+// As the coordinator's socket does, whose words for addresses and interfaces are ZeroMQ's.
+std::string bind_as_coordinator(const std::string& bind, int port) {
+  void* const context = zmq_ctx_new();
+  void* const socket = zmq_socket(context, ZMQ_ROUTER);
+  const std::string where = bind_address(bind) + ":" + (port > 0 ? std::to_string(port) : "*");
+  const std::string problem =
+      zmq_bind(socket, where.c_str()) == 0 ? "" : where + ": " + zmq_strerror(zmq_errno());
+  zmq_close(socket);
+  zmq_ctx_term(context);
+  return problem;
 }
 
 // Listens at the address and connects to it.
@@ -93,20 +103,45 @@ NetworkFacts network_of_this_machine() {
   return {.host = wire::this_host(), .addresses_of = numeric_addresses};
 }
 
+Finding examine_keys(const std::filesystem::path& directory, const std::string& bind) {
+  const storage::RunLayout layout(directory);
+  const std::string made = "hedgerow keygen --run " + directory.string();
+  if (!wire::has_keys(layout)) {
+    if (is_loopback(bind)) return {"keys", Level::kOk, "none: loopback is all that is bound", ""};
+    return {"keys", Level::kFail, "none, and workers.bind = \"" + bind + "\" lets others in", made};
+  }
+  std::string sides;
+  try {
+    // A pod or a node may hold those of one side alone.
+    if (std::filesystem::exists(wire::secret_key_file(layout, "coordinator"))) {
+      static_cast<void>(wire::read_coordinator_keys(layout));
+      sides = "the coordinator's";
+    }
+    if (std::filesystem::exists(wire::secret_key_file(layout, wire::kDefaultWorkerKey))) {
+      static_cast<void>(wire::read_worker_keys(layout));
+      sides += sides.empty() ? "a worker's" : " and a worker's";
+    }
+  } catch (const std::exception& error) {
+    return {"keys", Level::kFail, error.what(), "what is missing is made by: " + made};
+  }
+  if (!sides.empty()) return {"keys", Level::kOk, sides, ""};
+  return {"keys", Level::kFail, "a folder keys without a secret key", made};
+}
+
 std::vector<Finding> examine_network(const NetworkFacts& facts) {
   std::vector<Finding> findings = {check_zmq(), check_loopback(facts.port)};
-  if (is_loopback(facts.bind) || is_any(facts.bind)) {
-    findings.push_back(check_name(facts, facts.addresses_of(facts.host)));
-    return findings;
+  if (!is_loopback(facts.bind) && !is_any(facts.bind)) {
+    const std::string problem = bind_as_coordinator(facts.bind, facts.port);
+    findings.push_back(
+        problem.empty()
+            ? Finding{"workers.bind", Level::kOk, facts.bind + " can be listened at", ""}
+            : Finding{
+                  "workers.bind",
+                  Level::kFail,
+                  problem,
+                  "set workers.bind to an address or interface of this machine ('ip address')"});
   }
-  const std::string problem = reach(facts.bind, facts.port);
-  findings.push_back(
-      problem.empty()
-          ? Finding{"workers.bind", Level::kOk, facts.bind + " listens and answers", ""}
-          : Finding{"workers.bind",
-                    Level::kFail,
-                    problem,
-                    "set workers.bind to an address or interface of this machine ('ip address')"});
+  findings.push_back(check_name(facts, facts.addresses_of(facts.host)));
   return findings;
 }
 

@@ -8,6 +8,8 @@
 
 #include "coordinator/cli/doctor.hpp"
 #include "coordinator/cli/doctor_sockets.hpp"
+#include "coordinator/key_maker.hpp"
+#include "coordinator/wire/run_keys.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -359,6 +361,19 @@ TEST_F(OfADirectory, Hdf5sVariableIsReadAsHdf5ReadsIt) {
   EXPECT_TRUE(contains(directory("file locks", place_.path()).found, "not taken"));
   variables_["HDF5_USE_FILE_LOCKING"] = "no";
   EXPECT_EQ(directory("file locks", place_.path()).level, Level::kWarn);
+}
+
+TEST_F(OfADirectory, KeysAreReadAsEachSideReadsThemAndMissingOnesCountWhereOthersConnect) {
+  const storage::RunLayout layout(place_.path());
+  EXPECT_EQ(examine_keys(place_.path(), "127.0.0.1").level, Level::kOk);
+  EXPECT_EQ(examine_keys(place_.path(), "*").level, Level::kFail);
+  EXPECT_TRUE(contains(examine_keys(place_.path(), "*").fix, "hedgerow keygen --run"));
+  std::ignore = make_keys(layout, {.workers = {"worker"}});
+  EXPECT_EQ(examine_keys(place_.path(), "*").found, "the coordinator's and a worker's");
+  fs::permissions(wire::secret_key_file(layout, "worker"), fs::perms(0640));
+  EXPECT_EQ(examine_keys(place_.path(), "*").level, Level::kFail) << "the group may read it";
+  fs::remove(wire::secret_key_file(layout, "worker"));
+  EXPECT_EQ(examine_keys(place_.path(), "*").found, "the coordinator's") << "as in its pod";
 }
 
 }  // namespace

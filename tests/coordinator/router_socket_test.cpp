@@ -209,5 +209,21 @@ TEST_F(Router, TheEndpointNamesAnAddressThatWorkersCanConnectTo) {
   }
 }
 
+TEST_F(Router, APortThatTheRecipeNamesIsTheOneOrNone) {
+  const auto port_of = [](const RouterSocket& router) {
+    return std::stoi(router.endpoint().substr(router.endpoint().rfind(':') + 1));
+  };
+  const RouterSocket any({});
+  try {
+    const RouterSocket same({.port = port_of(any)});
+    ADD_FAILURE() << "took " << same.endpoint() << " in its place";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUnavailable);
+    EXPECT_THAT(error.what(), HasSubstr("workers.port = " + std::to_string(port_of(any))));
+  }
+  const RouterSocket other({.preferred_port = port_of(any)});
+  EXPECT_NE(port_of(other), port_of(any)) << "a preference is no demand";
+}
+
 }  // namespace
 }  // namespace hedgerow::coordinator

@@ -126,7 +126,8 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                     .hang_timeout_s = 121,
                     .file_patience_s = 91,
                     .bind = "::1",
-                    .advertise = "node7.cluster"};
+                    .advertise = "node7.cluster",
+                    .port = 7400};
   recipe.made_by = {.version = "1.2.3", .git_hash = "9f86d081884c"};
   const std::string toml = recipe.to_toml();
   EXPECT_EQ(Recipe::parse(toml, "run.toml"), recipe) << toml;

@@ -8,6 +8,7 @@
 #include "coordinator/cli/doctor_peers.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/planning.hpp"
+#include "coordinator/wire/coordinator_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -100,6 +101,19 @@ std::optional<storage::Recipe> recipe_of(const DoctorOptions& options) {
   return std::nullopt;
 }
 
+NetworkFacts network_for(const std::optional<storage::Recipe>& recipe, const fs::path& directory) {
+  NetworkFacts network = network_of_this_machine();
+  if (!recipe) return network;
+  network.bind = recipe->workers.bind;
+  network.port = recipe->workers.port;
+  if (!recipe->workers.advertise.empty()) network.host = recipe->workers.advertise;
+  // The port is not free while the coordinator of that very run has it.
+  const auto holder = wire::read_coordinator_file(storage::RunLayout(directory));
+  if (holder && holder->host == wire::this_host() && wire::is_alive(holder->process))
+    network.port = 0;
+  return network;
+}
+
 // Where other nodes would reach this one; empty if nobody could.
 std::string outer_address(const NetworkFacts& network) {
   for (const std::string& address : network.addresses_of(network.host)) {
@@ -111,8 +125,7 @@ std::string outer_address(const NetworkFacts& network) {
 ExitCode run_doctor(const DoctorOptions& options, Terminal& terminal) {
   Report report(terminal);
   const auto recipe = recipe_of(options);
-  NetworkFacts network = network_of_this_machine();
-  if (recipe) network.bind = recipe->workers.bind;
+  const NetworkFacts network = network_for(recipe, options.directory);
   if (options.peers > 0) {
     report.begin("the other " + std::to_string(options.peers - 1));
     report.take(meet_peers(
@@ -130,6 +143,7 @@ ExitCode run_doctor(const DoctorOptions& options, Terminal& terminal) {
   report.take(examine_directory(options.directory, facts, needed));
   report.begin("the network");
   report.take(examine_network(network));
+  report.take({examine_keys(options.directory, network.bind)});
   report.begin("the programs");
   report.take(examine_programs(terminal));
   report.begin("the launch of MPI ranks");
