@@ -1,0 +1,151 @@
+"""The pages of deploy/: every command of ours in them is one that the programs know, every link leads somewhere, and the steps that one
+machine can take are taken, as they stand there."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+import time
+import unittest
+from pathlib import Path
+
+TOP = Path(__file__).resolve().parents[2]
+PAGES = [TOP / "deploy/README.md"] + sorted(TOP.glob("deploy/*/README.md"))
+BIN = Path(os.environ["HEDGEROW_BIN"])
+MODEL = os.environ.get("HEDGEROW_TEST_MODEL")
+
+
+def blocks(page: Path) -> list[str]:
+    return re.findall(r"```sh\n(.*?)```", page.read_text(), re.S)
+
+
+def lines(page: Path) -> list[str]:
+    return [line for block in blocks(page) for line in block.splitlines() if line.strip() and not line.startswith("#")]
+
+
+def block_with(page: str, text: str) -> list[str]:
+    """The commands of the block that holds `text`, without their comments."""
+    block = next(block for block in blocks(TOP / page) if text in block)
+    return [re.sub(r"\s+#.*$", "", line) for line in block.splitlines()]
+
+
+class Words(unittest.TestCase):
+    def test_every_option_of_our_programs_in_the_pages_is_known_to_them(self):
+        known: dict[tuple[str, str], str] = {}
+        found = 0
+        for page in PAGES:
+            for line in lines(page):
+                for program, command, rest in re.findall(r"(?:^|[\s/;&|'])(hedgerow|hedgerow-worker) ([a-z][a-z-]*)([^;&|#']*)", line):
+                    if program == "hedgerow" and command in ("hedgerow",):
+                        continue
+                    key = (program, command)
+                    if key not in known:
+                        asked = [str(BIN / program), "help", command] if program == "hedgerow" else [str(BIN / program), command, "--help"]
+                        said = subprocess.run(asked, capture_output=True, text=True, check=False)
+                        self.assertEqual(said.returncode, 0, f"{page}: {line}\n{said.stderr}")
+                        known[key] = said.stdout
+                    for word in re.findall(r"--[a-z][a-z-]+", rest):
+                        self.assertRegex(known[key], rf"(?m)^ .*{word}\b", f"{page}: {line}")
+                        found += 1
+        self.assertGreater(found, 20, "the pages are read wrongly")
+
+    def test_every_option_of_our_scripts_in_the_pages_is_in_their_help(self):
+        for page in PAGES:
+            for script, rest in re.findall(r"(deploy/(?:setup|container/gather|container/build))([^\n#]*)", "\n".join(lines(page))):
+                said = subprocess.run([str(TOP / script), "--help"], capture_output=True, text=True, check=True).stdout
+                for word in re.findall(r"--[a-z][a-z-]+", rest):
+                    self.assertIn(word, said, f"{page}: {script}{rest}")
+
+    def test_links_between_pages_lead_to_a_file_and_a_heading(self):
+        for page in PAGES:
+            for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
+                if target.startswith("http"):
+                    continue
+                name, _, anchor = target.partition("#")
+                file = (page.parent / name).resolve() if name else page
+                if file == TOP / "deploy/slurm/README.md" and not file.exists():
+                    continue  # lands with Slurm
+                self.assertTrue(file.exists(), f"{page}: {target}")
+                if anchor:
+                    headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
+                    slugs = [re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+                    self.assertIn(anchor, slugs, f"{page}: {target}")
+
+    def test_manifests_that_are_named_can_be_rendered(self):
+        if not shutil.which("kubectl"):
+            self.skipTest("no kubectl here")
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copytree(TOP / "deploy/kubernetes", Path(folder) / "deploy/kubernetes")
+            for line in block_with("deploy/kubernetes/README.md", "kubectl kustomize"):
+                said = subprocess.run(line, shell=True, cwd=folder, capture_output=True, text=True, check=False)
+                if "unknown field" in said.stderr:
+                    self.skipTest("this kubectl has a Kustomize from before version 4")
+                self.assertEqual(said.returncode, 0, said.stderr)
+
+
+@unittest.skipUnless(MODEL, "HEDGEROW_TEST_MODEL is not set")
+class Steps(unittest.TestCase):
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.folder = Path(holder.name)
+        words = "The coordinator keeps a journal of what was granted and committed, and a worker keeps its lease by its heartbeat. "
+        (self.folder / "text.txt").write_text("".join(f"{i}. {words}\n" for i in range(4000)))
+        self.variables = dict(os.environ, PATH=f"{BIN}:{os.environ['PATH']}")
+
+    def sh(self, line: str) -> str:
+        line = line.replace("MODEL_DIR", shlex.quote(MODEL)).replace("/shared", str(self.folder))
+        said = subprocess.run(line, shell=True, cwd=self.folder, env=self.variables, capture_output=True, text=True, check=False)
+        self.assertEqual(said.returncode, 0, f"{line}\n{said.stdout}{said.stderr}")
+        return said.stdout
+
+    def small_recipe(self, changes: dict[str, str]) -> None:
+        """What `init` wrote, with fewer steps, and what the page says to change."""
+        path = self.folder / "recipe.toml"
+        text = path.read_text()
+        for key, value in {"max_steps": "2", "seq_len": "128", "validate_every": "1", "max_sequences": "24", "enabled": "false"} | changes.items():
+            text, count = re.subn(rf"(?m)^{key} *=.*$", f"{key} = {value}", text)
+            if count == 0 and key in changes:
+                text = re.sub(r"(?m)^\[workers\]$", f"[workers]\n{key} = {value}", text) if "[workers]" in text else f"{text}\n[workers]\n{key} = {value}\n"
+        path.write_text(text)
+
+    def test_on_one_machine(self):
+        for line in block_with("deploy/README.md", "hedgerow init")[3:]:
+            self.sh(line)
+            if "hedgerow init" in line:
+                self.small_recipe({})
+        state = json.loads(self.sh("hedgerow status --run my-run --json"))
+        self.assertEqual(state["state"], "done")
+
+    def test_on_several_machines_played_by_processes_of_one(self):
+        peers, keys, run, worker = block_with("deploy/README.md", "--peers 2")
+        expand = lambda line: line.replace("/shared", str(self.folder))
+        start = lambda line: subprocess.Popen(expand(line), shell=True, cwd=self.folder, env=self.variables, stdout=subprocess.PIPE,
+                                              stderr=subprocess.STDOUT, text=True)
+        other = start(peers)
+        self.sh(peers)
+        self.assertEqual(other.wait(60), 0, other.stdout.read())
+        other.stdout.close()
+        self.sh(keys)
+        self.sh(block_with("deploy/README.md", "hedgerow init")[4])
+        self.small_recipe({"local": "0", "bind": '"*"', "port": "0", "advertise": '"127.0.0.1"'})
+        processes = [start(worker), start(run)]  # in no order
+        deadline = time.monotonic() + 240
+        try:
+            for process in processes:
+                out, _ = process.communicate(timeout=max(1, deadline - time.monotonic()))
+                self.assertEqual(process.returncode, 0, out)
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    self.sh(f"hedgerow stop --run {self.folder}/my-run")
+                    process.communicate()
+
+
+if __name__ == "__main__":
+    unittest.main()
