@@ -270,6 +270,7 @@ void Coordinator::act(const Intent& intent) {
       mode_ = Mode::kDraining;
       drain_deadline_ = clock_.now() + kDrainPatience;
       desk_.stop_workers("the finetune stage needs the machine", Dispatcher::Spare::kFinetune);
+      publish(true);  // workers that come again see that they have to wait
       break;
     case IntentKind::kDropBoundary:
       drop_boundary(intent.boundary);

@@ -59,6 +59,7 @@ RunStatus Coordinator::status() {
   status.run = config_.layout.root().string();
   status.state = "running";
   status.is_stopping = is_asked_to_stop_;
+  status.has_room = mode_ == Mode::kServing && !stopping_;
   status.term = desk_.term();
   status.host = file_.host;
   status.endpoint = file_.endpoint;

@@ -217,6 +217,7 @@ void to_json(json& out, const RunStatus& status) {
          {"run", status.run},
          {"state", status.state},
          {"stopping", status.is_stopping},
+         {"has_room", status.has_room},
          {"term", status.term},
          {"host", status.host},
          {"endpoint", status.endpoint},
@@ -243,6 +244,7 @@ void from_json(const json& in, RunStatus& status) {
   status = RunStatus{.run = string_field(in, "run"),
                      .state = string_field(in, "state"),
                      .is_stopping = in.value("stopping", false),
+                     .has_room = in.value("has_room", true),
                      .term = uint_field(in, "term"),
                      .host = string_field(in, "host"),
                      .endpoint = string_field(in, "endpoint"),
@@ -324,10 +326,8 @@ Opening find_opening(const storage::RunLayout& layout) {
     const bool is_over = published->state == "done" || published->state == "partial";
     return {is_over ? Opening::Kind::kOver : Opening::Kind::kNobody, ""};
   }
-  const TaskStatus* finetune = published->task("finetune");
-  const bool is_busy =
-      published->is_stopping || (finetune != nullptr && finetune->state == "running");
-  return {is_busy ? Opening::Kind::kBusy : Opening::Kind::kWelcome, published->endpoint};
+  return {published->has_room ? Opening::Kind::kWelcome : Opening::Kind::kBusy,
+          published->endpoint};
 }
 
 std::vector<ExplainedEvent> explain(const storage::RunLayout& layout, int block) {

@@ -68,6 +68,7 @@ struct RunStatus {
   // "new", "preparing" (tokens are made), "running", "stopped", "done", "partial"
   std::string state;
   bool is_stopping = false;  // asked to; what is granted still writes its checkpoints
+  bool has_room = true;      // for workers: not while finetune has their place, or is to have it
   std::uint64_t term = 0;
   std::string host, endpoint;  // of the live coordinator
   int pid = 0;
@@ -100,7 +101,7 @@ struct Opening {
   enum class Kind {
     kNobody,   // no coordinator, and work is left, as far as is known
     kOver,     // done, or partial
-    kBusy,     // the finetune stage has the workers' place
+    kBusy,     // the finetune stage has the workers' place or is to have it, or the run is stopping
     kWelcome,  // at `endpoint`
   };
   Kind kind = Kind::kNobody;

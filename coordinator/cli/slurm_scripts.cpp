@@ -194,15 +194,19 @@ coordinator_is_over() {
   fi
 }
 
+has_room() { [[ $("$hedgerow" status --run "$run" --json 2>&1) != *'"has_room":false'* ]]; }
+
 while [ -z "$told" ]; do
   supervise @srun@ "$hedgerow" worker --run "$run" --wait @wait@
   [ -z "$told" ] || break
   coordinator_is_over && exit 0
   [ "$code" = 2 ] && exit 2  # another version, or no such run: the same again would end the same
-  # 4 without a word to this shell: the step alone was ended, as when Slurm is about to preempt the job.
+  # 4 without a word to this shell: the coordinator has no room now, for which the next one waits; else the step alone was
+  # ended, as when Slurm is about to preempt the job.
   pause=5
-  [ "$code" = 4 ] && pause=40
+  [ "$code" = 4 ] && has_room && pause=40
   supervise sleep "$pause"
+  coordinator_is_over && exit 0
 done
 back_to_the_queue
 exit 4

@@ -256,14 +256,12 @@ TEST_F(RunDirectory, StopEndsWhatADeadCoordinatorLeftBehindAndStatusSaysThatItIs
 
 class WaitingWorker : public RunDirectory {
  protected:
-  void publish(const std::string& state, const std::string& finetune = "waiting") {
+  void publish(const std::string& state, bool has_room = true) {
     RunStatus status = read_status(run_.layout);
     status.state = state;
     status.term = 7;
     status.endpoint = "tcp://127.0.0.1:1";
-    for (TaskStatus& task : status.tasks) {
-      if (task.id == "finetune") task.state = finetune;
-    }
+    status.has_room = has_room;
     fs::create_directories(run_.layout.logs());
     nlohmann::json json = status;
     storage::write_atomically(run_.layout.logs() / "status.json", json.dump());
@@ -295,7 +293,7 @@ class WaitingWorker : public RunDirectory {
 
 TEST_F(WaitingWorker, JoinsOnceACoordinatorHasRoomAndNotWhileTheFinetuneStageHasTheNodes) {
   EXPECT_EQ(find_opening(run_.layout).kind, Opening::Kind::kNobody);
-  publish("running", "running");
+  publish("running", /*has_room=*/false);
   EXPECT_EQ(find_opening(run_.layout).kind, Opening::Kind::kNobody) << "nobody coordinates";
   coordinate();
   EXPECT_EQ(find_opening(run_.layout).kind, Opening::Kind::kBusy);

@@ -40,8 +40,10 @@ class StageElsewhere : public CoordinatorRun {
       const RunStatus status = read_status(layout_);
       const auto* task = status.task("finetune");
       if (task != nullptr && task->reason.find("waits for its ranks") != std::string::npos &&
-          !status.warnings.empty())
+          !status.warnings.empty()) {
+        EXPECT_EQ(find_opening(layout_).kind, Opening::Kind::kBusy) << "workers would come and go";
         return;
+      }
       std::this_thread::yield();
     }
     throw std::runtime_error("nobody said that the stage waits for its ranks");
