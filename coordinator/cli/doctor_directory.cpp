@@ -35,16 +35,19 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-// A scratch directory that goes with it.
+// A scratch directory that goes with it, and so do those above it that were not there.
 class Scratch {
  public:
   explicit Scratch(const fs::path& directory)
       : path_(directory / (".hedgerow-doctor-" + std::to_string(getpid()))) {
+    for (fs::path above = fs::absolute(directory); !fs::exists(above); above = above.parent_path())
+      made_.push_back(above);
     fs::create_directories(path_);
   }
   ~Scratch() {
     std::error_code ignored;
     fs::remove_all(path_, ignored);
+    for (const fs::path& directory : made_) fs::remove(directory, ignored);
   }
   Scratch(const Scratch&) = delete;
   Scratch& operator=(const Scratch&) = delete;
@@ -52,6 +55,7 @@ class Scratch {
 
  private:
   fs::path path_;
+  std::vector<fs::path> made_;  // the deepest first
 };
 
 // One thread replaces a file by renames, another reads it all the while and must always find one

@@ -343,6 +343,12 @@ TEST_F(OfADirectory, RenamesLeaveNoGapForReaders) {
   EXPECT_TRUE(fs::is_empty(place_.path())) << "something was left behind";
 }
 
+TEST_F(OfADirectory, ADirectoryThatIsNotThereYetIsLookedAtAndIsNotThereAfterwards) {
+  const Finding finding = directory("fsync", place_.path() / "runs" / "mine");
+  EXPECT_NE(finding.level, Level::kFail) << finding.found;
+  EXPECT_TRUE(fs::is_empty(place_.path())) << "doctor made a directory";
+}
+
 TEST_F(OfADirectory, WhatGoesWithTheMachineIsAWarning) {
   if (!fs::is_directory("/dev/shm")) GTEST_SKIP() << "no tmpfs at /dev/shm";
   EXPECT_EQ(directory("file system", "/dev/shm").level, Level::kWarn);

@@ -174,6 +174,16 @@ TEST_F(BeforeARun, DoctorGivesEachFindingALevelAndAFix) {
   EXPECT_EQ(run_with_scripts({"doctor", "--dir", "/proc/no-such-place"}).code, 5);
 }
 
+TEST_F(BeforeARun, DoctorLooksAtTheMachineAlsoWhereTheRunsModelIsNotThere) {
+  const std::string recipe = recipe_with([](auto& r) { r.model.path = "/no-such-model"; });
+  EXPECT_EQ(run_with_scripts({"doctor", "--recipe", recipe}).code, 2) << "a mistake of the caller";
+  fs::copy_file(recipe, run_.layout.recipe(), fs::copy_options::overwrite_existing);
+  const Answer answer = run_with_scripts({"doctor", "--dir", run_.directory()});
+  EXPECT_NE(answer.out.find("warn  plan: "), std::string::npos) << answer.out << answer.err;
+  EXPECT_NE(answer.out.find("/no-such-model"), std::string::npos) << answer.out;
+  EXPECT_NE(answer.out.find("ok    rename: "), std::string::npos) << answer.out;
+}
+
 TEST_F(BeforeARun, ARunDirectoryThatCannotBeMadeIsTheEnvironmentsFaultAndIsNamed) {
   const Answer answer =
       run_line({"run", "--run", "/proc/x", "--recipe", recipe_with([](auto&) {})});

@@ -9,6 +9,7 @@
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/planning.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
+#include "storage/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -122,6 +123,23 @@ std::string outer_address(const NetworkFacts& network) {
   return "";
 }
 
+// What the plan needs; a run whose model or text is not here now is no reason to look at nothing.
+std::optional<std::uint64_t> needed_bytes(const DoctorOptions& options,
+                                          const std::optional<storage::Recipe>& recipe,
+                                          Report& report) {
+  if (!recipe) return std::nullopt;
+  try {
+    return plan_of(*recipe, options.directory).peak_disk_bytes;
+  } catch (const storage::Error& error) {
+    if (!options.recipe.empty()) throw;
+    report.take({{"plan",
+                  Level::kWarn,
+                  error.what(),
+                  "until then free space is not held against what this run needs"}});
+    return std::nullopt;
+  }
+}
+
 ExitCode run_doctor(const DoctorOptions& options, Terminal& terminal) {
   Report report(terminal);
   const auto recipe = recipe_of(options);
@@ -133,8 +151,7 @@ ExitCode run_doctor(const DoctorOptions& options, Terminal& terminal) {
         {.num_processes = options.peers, .host = network.host, .address = outer_address(network)}));
     return report.end();
   }
-  std::optional<std::uint64_t> needed;
-  if (recipe) needed = plan_of(*recipe, options.directory).peak_disk_bytes;
+  const auto needed = needed_bytes(options, recipe, report);
   const MachineFacts facts = facts_of_this_machine(terminal.console());
   report.take(examine_machine(facts));
   report.take(examine_gpus(facts));
