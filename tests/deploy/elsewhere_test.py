@@ -72,6 +72,19 @@ class Elsewhere(unittest.TestCase):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+        for pid in self.living():
+            os.kill(pid, signal.SIGKILL)
+
+    def living(self) -> list[int]:
+        """What runs in this test's folder, ranks of a killed mpirun too, which are of no group that is known here."""
+        found = []
+        for entry in Path("/proc").glob("[0-9]*"):
+            try:
+                if Path(os.readlink(entry / "cwd")) == self.folder and (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+            except OSError:  # gone, or another user's
+                continue
+        return found
 
     def status(self) -> dict:
         return json.loads(self.call("hedgerow", "status", "--run", "run", "--json"))
@@ -110,6 +123,7 @@ class Elsewhere(unittest.TestCase):
         self.assertEqual(adapter_hash(self.folder / "run"), adapter_hash(self.folder / "here"))
         late = self.start(BIN / "hedgerow", "worker", "--run", "run", "--wait", "60")
         self.assertEqual(late.wait(30), 0, "nothing is left to do there\n" + self.logs())
+        self.until(lambda: not self.living(), "end of every process, those of the killed launch too", 30)
 
 
 if __name__ == "__main__":

@@ -14,8 +14,10 @@ import time
 import unittest
 from pathlib import Path
 
+import kustomize
+
 TOP = Path(__file__).resolve().parents[2]
-PAGES = [TOP / "deploy/README.md"] + sorted(TOP.glob("deploy/*/README.md"))
+PAGES = [TOP / "README.md", TOP / "deploy/README.md"] + sorted(TOP.glob("deploy/*/README.md"))
 BIN = Path(os.environ["HEDGEROW_BIN"])
 MODEL = os.environ.get("HEDGEROW_TEST_MODEL")
 
@@ -25,7 +27,10 @@ def blocks(page: Path) -> list[str]:
 
 
 def lines(page: Path) -> list[str]:
-    return [line for block in blocks(page) for line in block.splitlines() if line.strip() and not line.startswith("#")]
+    """Of its blocks, and what stands in its sentences as `hedgerow ...`."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    return [line for block in blocks(page) for line in block.splitlines() if line.strip() and not line.startswith("#")] + \
+        re.findall(r"`(hedgerow(?:-worker)? [^`]*)`", text)
 
 
 def block_with(page: str, text: str) -> list[str]:
@@ -66,8 +71,6 @@ class Words(unittest.TestCase):
                     continue
                 name, _, anchor = target.partition("#")
                 file = (page.parent / name).resolve() if name else page
-                if file == TOP / "deploy/slurm/README.md" and not file.exists():
-                    continue  # lands with Slurm
                 self.assertTrue(file.exists(), f"{page}: {target}")
                 if anchor:
                     headings = re.findall(r"^#+ (.*)$", file.read_text(), re.M)
@@ -84,6 +87,38 @@ class Words(unittest.TestCase):
                 if "unknown field" in said.stderr:
                     self.skipTest("this kubectl has a Kustomize from before version 4")
                 self.assertEqual(said.returncode, 0, said.stderr)
+
+
+class KeysForPods(unittest.TestCase):
+    """Step 3 of deploy/kubernetes: what each Secret holds is what its side of a connection reads, and no more."""
+
+    def test_each_secret_holds_the_keys_of_its_side(self):
+        made, *_ = block_with("deploy/kubernetes/README.md", "create secret generic")
+        # Of a doctor's findings only that on the keys is wanted here, and soon.
+        quick = dict(os.environ, PATH=f"{BIN}:{os.environ['PATH']}", HEDGEROW_WORKER="/bin/false", HEDGEROW_PYTHON="/bin/false")
+        base = kustomize.render(TOP / "deploy/kubernetes/base")
+        copy = next(container for container in kustomize.containers(base) if container["name"] == "keys")
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            subprocess.run(made, shell=True, cwd=folder, env=quick, capture_output=True, check=True)
+            found = {}
+            for line in block_with("deploy/kubernetes/README.md", "create secret generic"):
+                secret = re.search(r"create secret generic (\S+)", line)
+                if not secret:
+                    continue
+                mounted = folder / secret[1]
+                mounted.mkdir()
+                for file in re.findall(r"--from-file (\S+)", line):
+                    shutil.copy(folder / file, mounted)
+                    (mounted / Path(file).name).chmod(0o440)  # fsGroup's doing
+                shell = copy["command"][-1]
+                for path, place in {"/secret": mounted, "/memory": folder / f"{secret[1]}-run", "/run-volume": folder / "volume"}.items():
+                    shell = shell.replace(path, str(place))
+                subprocess.run(["/bin/sh", "-c", shell], check=True)
+                said = subprocess.run([str(BIN / "hedgerow"), "doctor", "--json", "--dir", str(folder / f"{secret[1]}-run")], env=quick,
+                                      capture_output=True, text=True, check=False)
+                found[secret[1]] = next((check["level"], check["found"]) for check in json.loads(said.stdout)["checks"] if check["check"] == "keys")
+        self.assertEqual(found, {"hedgerow-coordinator-keys": ("ok", "the coordinator's"), "hedgerow-worker-keys": ("ok", "a worker's")})
 
 
 @unittest.skipUnless(MODEL, "HEDGEROW_TEST_MODEL is not set")
