@@ -219,7 +219,7 @@ class JournalDamage : public Damage {
         journal.append({{"type", "noted"}, {"text", "note"}, {"number", next}});
         state.push_back(next++);
         if (i % 4 == 0) journal.commit();
-        if (with_snapshots_ && i == kRecordsPerTerm / 2) journal.write_snapshot(state);
+        if (with_snapshots_ && i == kRecordsPerTerm / 2) journal.write_snapshot(state.dump());
       }
       journal.commit();
     }

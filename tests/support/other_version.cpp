@@ -7,5 +7,6 @@ namespace hedgerow::storage {
 std::string version() { return "0.0.1"; }
 std::string git_hash() { return "000000000000"; }
 std::string build() { return version() + "+" + git_hash(); }
+bool has_cuda() { return false; }
 
 }  // namespace hedgerow::storage
