@@ -102,8 +102,7 @@ class Storm:
         shutil.copytree(self.undisturbed.run_directory / "tokens", template / "tokens")
         generator = random.Random(self.seed)
         while not self.is_enough():
-            left = max(self.kills - len(self.report.kills), 10)
-            run = storm.StormyRun(template, self.root, self.report.runs, min(left, self.kills_a_run), generator, self.report)
+            run = storm.StormyRun(template, self.root, self.next_wanted(), generator, self.report)
             self.report.runs += 1
             try:
                 run.weather()
@@ -119,10 +118,19 @@ class Storm:
                   flush=True)
         return self.summary(time.monotonic() - begun)
 
-    def is_enough(self) -> bool:
+    def next_wanted(self) -> dict[str, int]:
+        """How many kills the next run is to have, by state."""
+        left = self.kills - len(self.report.kills)
+        if left <= 0:
+            return {state: AT_LEAST - self.report.by("state").get(state, 0) for state in storm.REQUIRED}
+        return {state: max(1, round(share * min(left, self.kills_a_run))) for state, share in storm.SHARES.items()}
+
+    def has_each_state(self) -> bool:
         by_state = self.report.by("state")
-        has_all = all(by_state.get(state, 0) >= AT_LEAST for state in storm.REQUIRED) and not self.report.unseen_places()
-        return len(self.report.kills) >= self.kills and has_all
+        return all(by_state.get(state, 0) >= AT_LEAST for state in storm.REQUIRED)
+
+    def is_enough(self) -> bool:
+        return len(self.report.kills) >= self.kills and self.has_each_state() and not self.report.unseen_places()
 
     def keep(self, run: storm.StormyRun) -> None:
         kept = Path(tempfile.gettempdir()) / f"hedgerow-storm-{self.seed}"

@@ -110,8 +110,9 @@ class Report:
 class StormyRun:
     """One run directory, from its first command to its end."""
 
-    def __init__(self, template: Path, root: Path, number: int, target: int, random_: random.Random, report: Report) -> None:
-        self.number, self.target, self.random, self.report = number, target, random_, report
+    def __init__(self, template: Path, root: Path, wanted: dict[str, int], random_: random.Random, report: Report) -> None:
+        self.number, self.wanted, self.random, self.report = report.runs, wanted, random_, report
+        number = self.number
         self.run = root / f"run{number}"
         self.beacon_directory = root / f"beacons{number}"
         self.beacon_directory.mkdir()
@@ -171,7 +172,7 @@ class StormyRun:
                 beacon.disarm()
                 self.wished_at.pop(pid, None)
             elif beacon.shown().armed != beacons.FIRED and now - self.wished_at.get(pid, 0) > REWISH_S:
-                beacon.arm(self.draw_wishes(beacon.role))
+                beacon.arm(self.draw_wishes(beacon))
                 self.wished_at[pid] = now
         self.strike()
 
@@ -189,28 +190,32 @@ class StormyRun:
         return None
 
     def is_spared(self, beacon: Beacon) -> bool:
-        if self.is_over() or beacon.role == "unknown":
+        if beacon.role == "unknown":
             return True
         grant = self.grant_of(beacon)
         return grant is not None and self.story.in_a_row[grant.task] >= MAX_IN_A_ROW
 
-    def is_over(self) -> bool:
-        return sum(self.counted.values()) >= self.target
-
     def need(self, state: str) -> float:
-        """0 once this run has had its share of a state."""
-        return max(0.0, SHARES[state] - self.counted[state] / self.target)
+        """Of the kills that this run is to have in a state, the share that is left."""
+        wanted = self.wanted.get(state, 0)
+        return max(0.0, 1 - self.counted[state] / wanted) if wanted > 0 else 0.0
 
-    def draw_wishes(self, role: str) -> list[Wish]:
+    def draw_wishes(self, beacon: Beacon) -> list[Wish]:
+        """Two places: of those that no storm has hit yet, or by what the states lack."""
+        places = [entry for entry in PLACES[beacon.role] if beacon.rank == 0 or STATES[entry[0]] in ("finetune", "validation")]
         unseen = self.report.unseen_places()
-        need = {place: self.need(STATES[place]) * (3 if place in unseen else 1) + (0.1 if place in unseen else 0)
-                for place, _, _ in PLACES[role]}
-        candidates = [entry for entry in PLACES[role] if need[entry[0]] > 0]
-        weights = [need[place] for place, _, _ in candidates]
-        drawn = {self.random.choices(candidates, weights)[0] for _ in range(2)} if candidates else set()
+        missed = [entry for entry in places if entry[0] in unseen]
+        lacking = [entry for entry in places if self.need(STATES[entry[0]]) > 0]
+        if missed and (not lacking or self.random.random() < 0.6):
+            drawn = {self.random.choice(missed) for _ in range(2)}
+        elif lacking:
+            weights = [self.need(STATES[place]) for place, _, _ in lacking]
+            drawn = {self.random.choices(lacking, weights)[0] for _ in range(2)}
+        else:
+            return []
         wishes = []
-        for place, skip, longest in drawn:
-            delay = 0 if self.random.random() < 0.3 else self.random.randint(0, longest)
+        for place, skip, longest in sorted(drawn):
+            delay = 0 if place in unseen or self.random.random() < 0.3 else self.random.randint(0, longest)
             wishes.append(Wish(place, self.random.randint(0, skip), delay))
         return wishes
 
