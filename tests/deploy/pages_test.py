@@ -45,7 +45,7 @@ class Words(unittest.TestCase):
         found = 0
         for page in PAGES:
             for line in lines(page):
-                for program, command, rest in re.findall(r"(?:^|[\s/;&|'])(hedgerow|hedgerow-worker) (?!hedgerow)([a-z][a-z-]*)(?![a-z/-])([^;&|#']*)", line):
+                for program, command, rest in re.findall(r"(?:^|/bin/|[\s;&|'])(hedgerow|hedgerow-worker) (?!hedgerow)([a-z][a-z-]*)(?![a-z/-])([^;&|#']*)", line):
                     key = (program, command)
                     if key not in known:
                         asked = [str(BIN / program), "help", command] if program == "hedgerow" else [str(BIN / program), command, "--help"]
