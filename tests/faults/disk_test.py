@@ -90,6 +90,7 @@ class Failing(unittest.TestCase):
         self.assertIn("Input/output error", failed.get("unavailable", ""), failed)
         report("failing disk of workers", failures={kind: text[:120] for kind, text in failed.items()})
 
+    @release_only
     def test_an_input_output_error_of_the_journal_ends_the_coordinator_and_nothing_is_lost(self) -> None:
         run = Disturbed(self)
         with run.going("storage.journal.written:8", "stop") as process:
