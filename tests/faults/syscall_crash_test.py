@@ -1,7 +1,7 @@
 """A real run whose coordinator or first worker is killed at, or failed by, its Nth system call; the same command again; equal bytes.
 
 strace is the injector, as in storage_crash_test, which does every N on a job of storage's alone; here N is drawn, from fixed
-seeds. Only the main thread is disturbed: it is the one that writes. Under ctest HEDGEROW_RELEASE=1 draws ten times as many.
+seeds. Only the main thread is disturbed: it is the one that writes. Under ctest HEDGEROW_TEST_RELEASE=1 draws ten times as many.
 
 Catches: a write, fsync or rename of the real binaries whose failure is ignored, answered by a crash or by more than one
 sentence, or whose half-done work a second run trips over.
@@ -34,7 +34,7 @@ FAULTS = [("coordinator", "write", KILL), ("coordinator", "fsync", KILL), ("coor
           ("coordinator", "rename", "error=EDQUOT"), ("coordinator", "openat", "error=EIO"),
           ("serve", "write", "error=EDQUOT"), ("serve", "fsync", "error=EIO"), ("serve", "pwrite64", "error=ENOSPC")]
 CALLS = "write,fsync,rename,openat,pwrite64"
-SEEDS = [1] if not os.environ.get("HEDGEROW_RELEASE") else range(1, 11)
+SEEDS = [1] if not os.environ.get("HEDGEROW_TEST_RELEASE") else range(1, 11)
 
 # The first process of that verb is traced; whoever comes after it runs free.
 WRAPPER = """\
