@@ -12,6 +12,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <mutex>
 #include <thread>
@@ -23,7 +24,7 @@ namespace {
 using namespace hedgerow::simulator;
 
 struct Options {
-  std::uint64_t seeds = 100, first = 1, min_events = 0;
+  std::uint64_t seeds = 100, release_seeds = 0, first = 1, min_events = 0;
   int workers = 0;
   unsigned threads = std::thread::hardware_concurrency();
   std::string json;
@@ -125,6 +126,9 @@ int main(int argc, char** argv) {
   Options options;
   CLI::App app("Simulates the coordinator and its workers");
   app.add_option("--seeds", options.seeds, "how many")->capture_default_str();
+  app.add_option("--release-seeds",
+                 options.release_seeds,
+                 "how many where HEDGEROW_TEST_RELEASE is set (tests/run --release)");
   app.add_option("--first", options.first, "the first seed")->capture_default_str();
   app.add_option("--workers", options.workers, "large runs of so many; 0: small ones of up to 8");
   app.add_option("--threads", options.threads)->capture_default_str();
@@ -137,6 +141,8 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : 2;
   }
+  if (options.release_seeds > 0 && std::getenv("HEDGEROW_TEST_RELEASE") != nullptr)
+    options.seeds = options.release_seeds;
   spdlog::set_level(options.verbose ? spdlog::level::warn : spdlog::level::off);
   const auto begin = std::chrono::steady_clock::now();
   const Outcome outcome = simulate(options);
