@@ -136,4 +136,13 @@ std::string quarantine_reason(const TaskRecord& task) {
          std::string(storage::to_string(last.kind)) + "): " + last.message;
 }
 
+std::optional<LostSteps> lost_steps(const TaskRecord& task, const wire::Progress* progress) {
+  if (task.id.stage != Stage::kTransfer && task.id.stage != Stage::kFinetune) return std::nullopt;
+  // While it loads, a task counts layers.
+  if (progress == nullptr || progress->phase == "loading") return std::nullopt;
+  const std::int64_t since = task.checkpoint ? task.checkpoint_step : 0;
+  if (progress->step <= since) return std::nullopt;
+  return LostSteps{progress->step - since, since};
+}
+
 }  // namespace hedgerow::coordinator

@@ -8,6 +8,7 @@
 
 #include "coordinator/plan.hpp"
 #include "coordinator/state.hpp"
+#include "coordinator/wire/task.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -54,5 +55,10 @@ inline constexpr int kMaxExpiries = 6;
 // Three failures in a row on one worker only: it waits for a second worker before it is given up.
 [[nodiscard]] bool wants_second_worker(const TaskRecord& task);
 [[nodiscard]] std::string quarantine_reason(const TaskRecord& task);
+
+// What is lost of a task whose holder reported this last; nullopt: nothing that is counted in
+// steps.
+[[nodiscard]] std::optional<LostSteps> lost_steps(const TaskRecord& task,
+                                                  const wire::Progress* progress);
 
 }  // namespace hedgerow::coordinator

@@ -40,15 +40,6 @@ struct Dispatcher::Visitor {
   }
 };
 
-std::optional<LostSteps> lost_steps(const TaskRecord& task, const wire::Progress* progress) {
-  if (task.id.stage != Stage::kTransfer && task.id.stage != Stage::kFinetune) return std::nullopt;
-  // While it loads, a task counts layers.
-  if (progress == nullptr || progress->phase == "loading") return std::nullopt;
-  const std::int64_t since = task.checkpoint ? task.checkpoint_step : 0;
-  if (progress->step <= since) return std::nullopt;
-  return LostSteps{progress->step - since, since};
-}
-
 Dispatcher::Dispatcher(const storage::RunLayout& layout,
                        State state,
                        storage::Journal journal,

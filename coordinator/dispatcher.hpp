@@ -41,11 +41,6 @@ struct RecordedEvent {
   Event event;
 };
 
-// What is lost of a task whose holder reported this last; nullopt: nothing that is counted in
-// steps.
-[[nodiscard]] std::optional<LostSteps> lost_steps(const TaskRecord& task,
-                                                  const wire::Progress* progress);
-
 class Dispatcher {
  public:
   // Every lease that `state` holds gets a full term.

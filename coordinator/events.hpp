@@ -11,45 +11,12 @@
 #include <variant>
 #include <vector>
 
+#include "coordinator/geometry.hpp"
 #include "coordinator/task_id.hpp"
 #include "storage/error.hpp"
 #include "storage/hidden_shard.hpp"
 
 namespace hedgerow::coordinator {
-
-// The shape of a run, fixed by its first term.
-struct Geometry {
-  int num_layers = 0;
-  int layers_per_block = 1;
-  int num_shards = 0;  // of every boundary
-  int shards_per_capture = 1;
-  std::int64_t sequences_per_shard = 0;
-  std::uint64_t seed = 0;
-  bool finetunes = false;
-  std::vector<int> untrained_blocks;   // all their layers stay softmax
-  std::vector<std::string> evaluates;  // subjects, in order
-  bool operator==(const Geometry&) const = default;
-
-  [[nodiscard]] int num_blocks() const {
-    return (num_layers + layers_per_block - 1) / layers_per_block;
-  }
-  [[nodiscard]] int first_layer(int block) const { return block * layers_per_block; }
-  [[nodiscard]] int layers_of(int block) const;
-  [[nodiscard]] int num_pieces() const {
-    return (num_shards + shards_per_capture - 1) / shards_per_capture;
-  }
-  [[nodiscard]] bool trains(int block) const;
-  // The last boundary that some block trains on; 0 when only block 0 trains. Later ones are never
-  // captured.
-  [[nodiscard]] int last_boundary() const;
-};
-
-// The files that a run is made from, as they were when it began.
-struct RunInputs {
-  std::string teacher;                      // storage::ModelDirectory::fingerprint
-  std::vector<storage::FileRecord> tokens;  // those that exist of tokens/*.h5
-  bool operator==(const RunInputs&) const = default;
-};
 
 struct TermStarted {};  // written by storage::Journal as the first record of a segment
 struct RunStarted {
@@ -153,9 +120,5 @@ using Event = std::variant<TermStarted,
 [[nodiscard]] nlohmann::json event_to_json(const Event& event);
 // Throws kCorrupt naming the field.
 [[nodiscard]] Event event_from_json(const nlohmann::json& json);
-[[nodiscard]] nlohmann::json geometry_to_json(const Geometry& geometry);
-[[nodiscard]] Geometry geometry_from_json(const nlohmann::json& json);
-[[nodiscard]] nlohmann::json inputs_to_json(const RunInputs& inputs);
-[[nodiscard]] RunInputs inputs_from_json(const nlohmann::json& json);
 
 }  // namespace hedgerow::coordinator

@@ -135,18 +135,6 @@ class CoordinatorRun : public RunFixture {
     return done;
   }
 
-  // Why a worker that asks for a task there is refused.
-  std::string refusal_of(const std::string& endpoint,
-                         const std::string& key_pair = "worker") const {
-    try {
-      const auto task = connect("refused", endpoint, key_pair)->next_task(-1);
-      return task ? "it got a task" : "it was told to stop";
-    } catch (const storage::Error& error) {
-      EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage) << error.what();
-      return error.what();
-    }
-  }
-
   SteadyClock clock_;
   bool saw_stopping_ = false;
   bool stops_before_finetune_ = false;

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <sys/stat.h>
 
+#include <latch>
+
 #include "coordinator/key_maker.hpp"
 #include "coordinator_fixture.hpp"
 
@@ -13,7 +15,20 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-class RunWithKeys : public CoordinatorRun {};
+class RunWithKeys : public CoordinatorRun {
+ protected:
+  // Why a worker that asks for a task there is refused.
+  std::string refusal_of(const std::string& endpoint,
+                         const std::string& key_pair = "worker") const {
+    try {
+      const auto task = connect("refused", endpoint, key_pair)->next_task(-1);
+      return task ? "it got a task" : "it was told to stop";
+    } catch (const storage::Error& error) {
+      EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage) << error.what();
+      return error.what();
+    }
+  }
+};
 
 TEST_F(RunWithKeys, ARunWithKeysOnAllAddressesIsFinishedByItsWorkersAlone) {
   const KeyReport keys = make_keys(layout_, {.workers = {"worker", "gpu", "stranger"}});
@@ -24,9 +39,10 @@ TEST_F(RunWithKeys, ARunWithKeysOnAllAddressesIsFinishedByItsWorkersAlone) {
   recipe_.workers.advertise = "127.0.0.1";
   std::array<int, 2> done{};
   std::string stranger, plain;
+  std::latch both_are_refused{1};
   std::vector<std::jthread> workers;
   for (std::size_t i = 0; i < done.size(); ++i) {
-    workers.emplace_back([this, i, &done, &stranger, &plain] {
+    workers.emplace_back([this, i, &done, &stranger, &plain, &both_are_refused] {
       const std::string endpoint = endpoint_of_next_coordinator();
       if (i == 0) {  // before the run can end
         stranger = refusal_of(endpoint, "stranger");
@@ -38,11 +54,11 @@ TEST_F(RunWithKeys, ARunWithKeysOnAllAddressesIsFinishedByItsWorkersAlone) {
         } catch (const storage::Error& error) {
           plain = error.what();
         }
+        both_are_refused.count_down();
       }
       const auto client = connect("w" + std::to_string(i), endpoint, i == 0 ? "worker" : "gpu");
       // Else the second one may finish the run before the first one comes.
-      if (i == 1)
-        while (stranger.empty() || plain.empty()) std::this_thread::yield();
+      if (i == 1) both_are_refused.wait();
       done[i] = serve(*client);
     });
   }

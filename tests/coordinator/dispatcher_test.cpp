@@ -1,79 +1,11 @@
 // The desk, message by message, with a clock of the test's own and a real journal.
-#include "coordinator/dispatcher.hpp"
-
 #include <fstream>
 
 #include "coordinator/commit.hpp"
-#include "run_fixture.hpp"
-#include "tests/support/fake_clock.hpp"
+#include "dispatcher_fixture.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
-
-using std::chrono::minutes;
-using std::chrono::seconds;
-
-class DispatcherTest : public RunFixture {
- protected:
-  DispatcherTest() { reopen(); }
-
-  // A new term over the journal, as after a crash.
-  void reopen() {
-    desk_.reset();
-    State state;
-    if (std::filesystem::exists(layout_.journal_directory())) state = replayed();
-    config_.version = "1";
-    desk_ =
-        std::make_unique<Dispatcher>(layout_, std::move(state), open_journal(), clock_, config_);
-    if (!desk_->state().geometry) desk_->record(RunStarted{geometry_, "test"});
-    static_cast<void>(desk_->flush());
-  }
-
-  // Says it and returns the first reply to this worker.
-  wire::Message say(const std::string& worker, const wire::Message& message) {
-    desk_->receive("peer-" + worker, wire::encode(message));
-    for (Outgoing& outgoing : desk_->flush()) {
-      if (outgoing.peer == "peer-" + worker) return outgoing.message;
-    }
-    return wire::Idle{-1};  // no reply at all
-  }
-
-  void hello(const std::string& worker, std::uint64_t incarnation = 1) {
-    wire::Hello message;
-    message.worker = {worker, incarnation};
-    message.version = "1";
-    ASSERT_EQ(wire::type_of(say(worker, message)), "welcome");
-  }
-
-  wire::Task request(const std::string& worker, int held_block = -1) {
-    const wire::Message reply = say(worker, wire::Request{{worker, 1}, held_block});
-    EXPECT_EQ(wire::type_of(reply), "grant");
-    return std::get<wire::Grant>(reply).task;
-  }
-
-  // A transfer, whatever captures there are: the worker that asked first keeps those.
-  wire::Task grant_transfer(const std::string& worker) {
-    for (int piece = 0; piece < 4; ++piece) {
-      const wire::Task task = request(worker);
-      if (task.kind == wire::TaskKind::kTransfer) return task;
-      const std::string other = worker + "-capture" + std::to_string(piece);
-      say(worker, wire::Released{{worker, 1}, task.fencing_token, "not this one"});
-      hello(other);
-      static_cast<void>(request(other));
-    }
-    return {};
-  }
-
-  void pass(std::chrono::milliseconds time) {
-    clock_.advance(time);
-    desk_->tick();
-    static_cast<void>(desk_->flush());
-  }
-
-  FakeClock clock_;
-  DispatcherConfig config_;
-  std::unique_ptr<Dispatcher> desk_;
-};
 
 TEST_F(DispatcherTest, AGrantIsOnDiskBeforeAnybodyHearsOfIt) {
   hello("w1");
@@ -88,47 +20,6 @@ TEST_F(DispatcherTest, AWorkerThatAsksAgainGetsTheSameTaskAgain) {
   const wire::Task task = request("w1");
   EXPECT_EQ(request("w1"), task);
   EXPECT_EQ(num_records("granted"), 1);
-}
-
-// Whoever looks on is told what a SIGKILL cost, also after the next restart.
-TEST_F(DispatcherTest, AKilledTransferSaysWhichStepsAreDoneAgain) {
-  hello("w1");
-  const wire::Task task = grant_transfer("w1");
-  const std::string name =
-      storage::RunLayout::attempt_directory(task.fencing_token) + "/checkpoint.s40.safetensors";
-  const storage::FileRecord checkpoint = write_attempt(task.fencing_token, name, "maps");
-  EXPECT_EQ(
-      wire::type_of(say("w1", wire::Checkpointed{{"w1", 1}, task.fencing_token, checkpoint, 40})),
-      "committed");
-  wire::Heartbeat heartbeat{{"w1", 1}, task.fencing_token, {}};
-  heartbeat.progress.phase = "training";
-  heartbeat.progress.step = 52;
-  EXPECT_EQ(wire::type_of(say("w1", heartbeat)), "heartbeat_ack");
-  desk_->worker_died("w1", 1, storage::ErrorKind::kUnavailable, "worker w1 was killed by signal 9");
-  static_cast<void>(desk_->flush());
-  reopen();
-  const TaskRecord& left = desk_->state().task(TaskId::transfer(task.block));
-  EXPECT_EQ(left.lost_steps, 12);
-  EXPECT_EQ(left.reason,
-            "failed (unavailable): worker w1 was killed by signal 9; 12 steps since step 40 are "
-            "done again");
-}
-
-TEST_F(DispatcherTest, ALeaseThatRanOutSaysWhichStepsAreDoneAgainAndALoadingTaskLosesNone) {
-  hello("w1");
-  const wire::Task task = grant_transfer("w1");
-  wire::Heartbeat heartbeat{{"w1", 1}, task.fencing_token, {}};
-  heartbeat.progress.phase = "loading";
-  heartbeat.progress.step = 3;
-  static_cast<void>(say("w1", heartbeat));
-  EXPECT_FALSE(lost_steps(desk_->state().task(TaskId::transfer(task.block)), &heartbeat.progress));
-  heartbeat.progress.phase = "training";
-  heartbeat.progress.step = 1;
-  static_cast<void>(say("w1", heartbeat));
-  pass(seconds(31));
-  const TaskRecord& left = desk_->state().task(TaskId::transfer(task.block));
-  EXPECT_NE(left.reason.find("; 1 step since step 0 is done again"), std::string::npos)
-      << left.reason;
 }
 
 TEST_F(DispatcherTest, AnUnknownWorkerIsAskedWhoItIs) {

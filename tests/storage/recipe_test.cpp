@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "recipe_refusal.hpp"
 #include "storage/error.hpp"
 #include "storage/file.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -13,29 +14,6 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
-
-// The smallest recipe that is complete; its keys stand in lines 1 to 5.
-constexpr const char* kMinimal = R"([model]
-path = "teacher"
-
-[data.transfer]
-sources = [{ path = "corpus.txt" }]
-)";
-
-Recipe minimal() { return Recipe::parse(kMinimal, "recipe.toml"); }
-
-std::string refusal(const std::string& toml) {
-  try {
-    (void)Recipe::parse(toml, "recipe.toml");
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
-    return error.what();
-  }
-  return "accepted";
-}
-
-// From line 6 on.
-std::string refusal_of(const std::string& rest) { return refusal(kMinimal + rest); }
 
 TEST(Recipe, AbsentKeysKeepTheDefaultsAndDefaultsAreOurOwnAttention) {
   Recipe expected;
@@ -243,52 +221,6 @@ TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
   }
   EXPECT_THAT(refusal_of("[workers]\nadvertise = \"*\"\n"),
               HasSubstr("recipe.toml:7: workers.advertise = \"*\": expected a host's name"));
-}
-
-TEST(Recipe, ABrokenFileNamesTheLine) {
-  EXPECT_THAT(refusal_of("[transfer\n"), HasSubstr("recipe.toml:6: "));
-}
-
-TEST(Recipe, LettersBeyondAsciiStandInStringsAndCommentsAlone) {
-  const std::string fine = "\xEF\xBB\xBF" + std::string(kMinimal) +
-                           "[evaluate]  # caf\xC3\xA9\n"
-                           "prompts = [\"caf\xC3\xA9 \\\" caf\xC3\xA9\", 'caf\xC3\xA9 \\', "
-                           "\"\"\"caf\xC3\xA9\n\"\"\"\", '''caf\xC3\xA9'\n''']\n";
-  EXPECT_EQ(Recipe::parse(fine, "r").evaluate.prompts.size(), 4U);
-  for (const char* wrong : {"[workers]\nbind = \xE2\x80\x9C*\xE2\x80\x9D\n",
-                            "[workers]\nbind\xC2\xA0= \"*\"\n",
-                            "[workers]\nbind = \"*\" caf\xC3\xA9\n",
-                            "[workers]\nbind = '''*'''' \xE1\xE1\xE1\n",
-                            "[workers]\nbind = \"*\n\xC3\xA9 = 1\n"}) {
-    EXPECT_THAT(refusal_of(wrong), ::testing::ContainsRegex("recipe.toml:[78]: a letter, a space"));
-  }
-}
-
-TEST(Recipe, AQuoteOrABracketInsideAWordIsNamed) {
-  for (const char* wrong :
-       {"bind = -7['caf\xC3\xA9']", "bind = .'caf\xC3\xA9'", "bind\" = 1", "a{b = 1"})
-    EXPECT_THAT(refusal_of("[workers]\n" + std::string(wrong) + "\n"),
-                ::testing::ContainsRegex("recipe.toml:7: a .*stands inside a word"));
-}
-
-TEST(Recipe, KeysOfManyPartsAreRefusedInsteadOfEndingTheStack) {
-  std::string parts = "a";
-  for (int i = 0; i < 300'000; ++i) parts += ".a";
-  for (const std::string& text :
-       {"[" + parts + "]\n", parts + " = 1\n", "x = { " + parts + " = 1 }\n"}) {
-    EXPECT_EQ(refusal(text),
-              "recipe.toml:1: more than 16 points on a line; no key has so many parts");
-  }
-  for (const char* opening : {"[", "{ a = "}) {
-    std::string nested = "x = ";
-    for (int i = 0; i < 100'000; ++i) nested += opening;
-    EXPECT_THAT(refusal(nested), HasSubstr("recipe.toml:1: "));
-  }
-}
-
-TEST(Recipe, AKeyThatBeginsWithAControlCharacterIsAnError) {
-  EXPECT_THAT(refusal(std::string("[\0\0model]\npath = \"t\"\n", 21)),
-              HasSubstr("recipe.toml:1: "));
 }
 
 TEST(Recipe, AllProblemsAreReportedAtOnce) {

@@ -1,69 +1,16 @@
 // Capture and transfer through shards on disk, in one process, on a tiny random model: what
 // is promised about bytes.
-#include <ATen/ATen.h>
-#include <ATen/Parallel.h>
-#include <gtest/gtest.h>
-
 #include <fstream>
 
+#include "pipeline_fixture.hpp"
 #include "storage/error.hpp"
 #include "storage/file.hpp"
 #include "storage/hidden_shard.hpp"
-#include "tests/support/temporary_directory.hpp"
-#include "tests/support/tiny_model.hpp"
-#include "tests/support/tiny_run.hpp"
 #include "worker/block_input.hpp"
-#include "worker/capture.hpp"
 #include "worker/tensor_bytes.hpp"
-#include "worker/transfer.hpp"
 
 namespace hedgerow::tests {
 namespace {
-
-constexpr std::int64_t kNumTrain =
-    14;  // not a multiple of sequences_per_step: the tail of an epoch is dropped
-
-class Pipeline : public ::testing::Test {
- protected:
-  void SetUp() override {
-    at::set_num_threads(
-        1);  // these tensors are too small to share, and other tests run beside this one
-    write_tiny_model(model());
-    recipe_ = tiny_recipe(model());
-  }
-
-  std::filesystem::path model() const { return directory_ / "model"; }
-
-  // A run directory with the fixture's recipe, changed by `change`.
-  std::filesystem::path make_run(const std::string& name,
-                                 const std::function<void(storage::Recipe&)>& change = {}) {
-    storage::Recipe recipe = recipe_;
-    if (change) change(recipe);
-    const auto root = directory_ / name;
-    write_tiny_run(root, recipe, kNumTrain);
-    return root;
-  }
-
-  // The residual stream of one captured sequence after `num_layers` layers of the whole model, in
-  // the shard dtype.
-  static at::Tensor full_forward(worker::RunContext& run,
-                                 std::int64_t capture_index,
-                                 int num_layers) {
-    const auto ids = run.tokens(storage::DataStage::kTransfer)
-                         .sequence(run.capture_plan().token_sequence(capture_index));
-    const at::Tensor input_ids = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
-    std::copy(ids.begin(), ids.end(), input_ids.data_ptr<std::int64_t>());
-    const at::Tensor start =
-        worker::round_to_stream(worker::embed(input_ids, run.embedding()), run.stream());
-    const auto& all = run.block(0, run.config().num_hidden_layers);
-    const auto attend = [](int, const worker::Qkv& qkv) { return worker::teacher_attention(qkv); };
-    return all.run(start, run.rope(start.size(1)), attend, {.num_layers = num_layers})
-        .to(run.stream());
-  }
-
-  storage::Recipe recipe_;
-  TemporaryDirectory directory_;
-};
 
 // Copies at once.
 class PromptEngine final : public worker::CopyEngine {
@@ -220,85 +167,6 @@ TEST_F(Pipeline, ResumingAtAnyCheckpointGivesTheSameArtifact) {
   }
 }
 
-// A forward may last longer than whoever stops us waits.
-TEST_F(Pipeline, AStopAtAnyPlaceInsideAForwardIsHeardAndCostsAStepAtMost) {
-  const auto root = make_run("run", [](storage::Recipe& recipe) {
-    recipe.transfer.checkpoint_every = 100;
-    recipe.plan.sequences_per_forward = 4;
-  });
-  worker::RunContext run(root);
-  LocalTaskContext straight(run.layout(), 1);
-  int asked_in_all = 0;
-  straight.stop_when = [&](const LocalTaskContext&) { return ++asked_in_all < 0; };
-  const auto whole = run_transfer(run, straight, transfer_task(run, 0, {0, 2}, 1, {}));
-  const auto expected =
-      tensor_hashes(worker::attempt_path(run.layout(), 1, whole.files.front().name));
-  // Each step is one forward: 2 layers x 4 sequences, asked at least once each.
-  EXPECT_GT(asked_in_all, 8 * recipe_.transfer.max_steps);
-
-  storage::FencingToken token = 1;
-  for (int place = 1; place < asked_in_all; place += asked_in_all / 6) {
-    worker::RunContext another(root);  // which loads the block anew
-    LocalTaskContext first(run.layout(), ++token);
-    int asked = 0;
-    first.stop_when = [&](const LocalTaskContext&) { return ++asked >= place; };
-    ASSERT_FALSE(run_transfer(another, first, transfer_task(run, 0, {0, 2}, token, {})).finished);
-    EXPECT_EQ(asked, place) << "it went on after it was told";
-    wire::Task task = transfer_task(run, 0, {0, 2}, ++token, {});
-    if (!first.checkpoints.empty()) task.resume = first.checkpoints.rbegin()->second;
-    LocalTaskContext second(run.layout(), token);
-    const auto finished = run_transfer(run, second, task);
-    EXPECT_EQ(tensor_hashes(worker::attempt_path(run.layout(), token, finished.files.front().name)),
-              expected)
-        << "stopped at look " << place;
-  }
-}
-
-TEST_F(Pipeline, ACaptureToldToStopInsideAForwardLeavesNoHalfAShard) {
-  const auto root =
-      make_run("run", [](storage::Recipe& recipe) { recipe.plan.sequences_per_forward = 4; });
-  for (int place = 1; place < 50; place += 7) {
-    worker::RunContext run(root);
-    const auto token = static_cast<storage::FencingToken>(place);
-    LocalTaskContext context(run.layout(), token);
-    int asked = 0;
-    context.stop_when = [&](const LocalTaskContext&) { return ++asked >= place; };
-    EXPECT_FALSE(run_capture(run, context, capture_task(run, 0, {0, 2}, token, {})).finished);
-    EXPECT_EQ(asked, place) << "it went on after it was told";
-    const auto attempt = root / storage::RunLayout::attempt_directory(token);
-    int left = 0;
-    std::error_code not_begun;
-    for (const auto& entry : std::filesystem::directory_iterator(attempt, not_begun))
-      left += entry.path().extension() == ".h5" ? 1 : 0;
-    EXPECT_EQ(left, 0) << "a shard that is not whole stayed";
-  }
-}
-
-TEST_F(Pipeline, AValidationThatIsStoppedIsDoneAgainAndChangesNoByte) {
-  const auto root = make_run("run", [](storage::Recipe& recipe) {
-    recipe.transfer.validate_every = 2;
-    recipe.transfer.checkpoint_every = 100;
-    recipe.plan.sequences_per_forward = 1;
-  });
-  worker::RunContext run(root);
-  LocalTaskContext straight(run.layout(), 1);
-  const auto whole = run_transfer(run, straight, transfer_task(run, 0, {0, 2}, 1, {}));
-
-  LocalTaskContext first(run.layout(), 2);
-  first.stop_when = [](const LocalTaskContext& context) {
-    return context.reports.back().step == 2 && context.reports.back().phase == "validating";
-  };
-  ASSERT_FALSE(run_transfer(run, first, transfer_task(run, 0, {0, 2}, 2, {})).finished);
-  ASSERT_EQ(first.checkpoints.size(), 1U);
-  wire::Task task = transfer_task(run, 0, {0, 2}, 3, {});
-  task.resume = first.checkpoints.rbegin()->second;
-  LocalTaskContext second(run.layout(), 3);
-  const auto finished = run_transfer(run, second, task);
-  EXPECT_EQ(finished.result.at("layers"), whole.result.at("layers"));
-  EXPECT_EQ(tensor_hashes(worker::attempt_path(run.layout(), 3, finished.files.front().name)),
-            tensor_hashes(worker::attempt_path(run.layout(), 1, whole.files.front().name)));
-}
-
 TEST_F(Pipeline, CheckpointThatSawAnotherOrderOrSeedIsRefused) {
   const auto root = make_run("run");
   worker::RunContext run(root);
@@ -375,21 +243,6 @@ TEST_F(Pipeline, CaptureSplitIntoTasksWritesTheSameShards) {
   EXPECT_EQ(shard_hashes(2, {{2, 2}, {0, 1}, {1, 1}}), whole);
 }
 
-TEST_F(Pipeline, StoppedCaptureLeavesOnlyWholeShards) {
-  const auto root = make_run("run");
-  worker::RunContext run(root);
-  LocalTaskContext context(run.layout(), 1);
-  context.stop_when = [](const LocalTaskContext& seen) { return seen.reports.back().step >= 6; };
-  wire::Task task = capture_task(run, 0, {0, 2}, 1, {});
-  task.sequences_per_shard = 4;
-  task.num_shards = 4;
-  EXPECT_FALSE(run_capture(run, context, task).finished);
-  EXPECT_EQ(context.shards.size(), 1U);
-  for (const auto& entry : std::filesystem::directory_iterator(root / "attempts/t1")) {
-    EXPECT_NE(entry.path().extension(), ".h5") << "an unfinished shard was left: " << entry.path();
-  }
-}
-
 TEST_F(Pipeline, KeptSoftmaxLayersHaveNoMapsAndTheOthersTrainAsBefore) {
   const auto all = run_pipeline(make_run("all")).maps;
   auto kept = run_pipeline(make_run("kept", [](storage::Recipe& recipe) {
@@ -439,25 +292,6 @@ TEST_F(Pipeline, DamagedInputShardIsNamed) {
     EXPECT_NE(std::string(error.what()).find(shard.name.substr(shard.name.rfind('/') + 1)),
               std::string::npos)
         << error.what();
-  }
-}
-
-// Found by a kill storm: a worker that died between the commit of its last shard and its word that
-// the capture is done leaves one without shards, which the next worker failed at three times.
-TEST_F(Pipeline, ACaptureOfWhichOnlyTheLastWordIsMissingIsDoneAtOnce) {
-  const auto root =
-      make_run("run", [](storage::Recipe& recipe) { recipe.plan.layers_per_block = 2; });
-  const PipelineResult result = run_pipeline(root);
-  worker::RunContext run(root);
-  for (const int block : {0, 1}) {
-    wire::Task task = capture_task(run, block, {2 * block, 2}, 90, {});
-    task.num_shards = 0;
-    const storage::RunLayout layout(root);
-    LocalTaskContext context(layout, 90);
-    const worker::TaskResult done = run_capture(run, context, task);
-    EXPECT_TRUE(done.finished);
-    EXPECT_EQ(done.result.at("tokens"), 0);
-    EXPECT_TRUE(context.shards.empty());
   }
 }
 

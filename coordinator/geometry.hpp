@@ -1,0 +1,53 @@
+// The shape of a run and what it is made from: fixed by its first event, the same ever after.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "storage/hidden_shard.hpp"
+
+namespace hedgerow::coordinator {
+
+// The shape of a run, fixed by its first term.
+struct Geometry {
+  int num_layers = 0;
+  int layers_per_block = 1;
+  int num_shards = 0;  // of every boundary
+  int shards_per_capture = 1;
+  std::int64_t sequences_per_shard = 0;
+  std::uint64_t seed = 0;
+  bool finetunes = false;
+  std::vector<int> untrained_blocks;   // all their layers stay softmax
+  std::vector<std::string> evaluates;  // subjects, in order
+  bool operator==(const Geometry&) const = default;
+
+  [[nodiscard]] int num_blocks() const {
+    return (num_layers + layers_per_block - 1) / layers_per_block;
+  }
+  [[nodiscard]] int first_layer(int block) const { return block * layers_per_block; }
+  [[nodiscard]] int layers_of(int block) const;
+  [[nodiscard]] int num_pieces() const {
+    return (num_shards + shards_per_capture - 1) / shards_per_capture;
+  }
+  [[nodiscard]] bool trains(int block) const;
+  // The last boundary that some block trains on; 0 when only block 0 trains. Later ones are never
+  // captured.
+  [[nodiscard]] int last_boundary() const;
+};
+
+// The files that a run is made from, as they were when it began.
+struct RunInputs {
+  std::string teacher;                      // storage::ModelDirectory::fingerprint
+  std::vector<storage::FileRecord> tokens;  // those that exist of tokens/*.h5
+  bool operator==(const RunInputs&) const = default;
+};
+
+[[nodiscard]] nlohmann::json geometry_to_json(const Geometry& geometry);
+// Both throw kCorrupt naming the field.
+[[nodiscard]] Geometry geometry_from_json(const nlohmann::json& json);
+[[nodiscard]] nlohmann::json inputs_to_json(const RunInputs& inputs);
+[[nodiscard]] RunInputs inputs_from_json(const nlohmann::json& json);
+
+}  // namespace hedgerow::coordinator

@@ -1,0 +1,78 @@
+// The desk of a run that computes nothing, with a clock of the test's own and a real journal.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "coordinator/dispatcher.hpp"
+#include "run_fixture.hpp"
+#include "tests/support/fake_clock.hpp"
+
+namespace hedgerow::coordinator {
+
+using std::chrono::minutes;
+using std::chrono::seconds;
+
+class DispatcherTest : public RunFixture {
+ protected:
+  DispatcherTest() { reopen(); }
+
+  // A new term over the journal, as after a crash.
+  void reopen() {
+    desk_.reset();
+    State state;
+    if (std::filesystem::exists(layout_.journal_directory())) state = replayed();
+    config_.version = "1";
+    desk_ =
+        std::make_unique<Dispatcher>(layout_, std::move(state), open_journal(), clock_, config_);
+    if (!desk_->state().geometry) desk_->record(RunStarted{geometry_, "test"});
+    static_cast<void>(desk_->flush());
+  }
+
+  // Says it and returns the first reply to this worker.
+  wire::Message say(const std::string& worker, const wire::Message& message) {
+    desk_->receive("peer-" + worker, wire::encode(message));
+    for (Outgoing& outgoing : desk_->flush()) {
+      if (outgoing.peer == "peer-" + worker) return outgoing.message;
+    }
+    return wire::Idle{-1};  // no reply at all
+  }
+
+  void hello(const std::string& worker, std::uint64_t incarnation = 1) {
+    wire::Hello message;
+    message.worker = {worker, incarnation};
+    message.version = "1";
+    ASSERT_EQ(wire::type_of(say(worker, message)), "welcome");
+  }
+
+  wire::Task request(const std::string& worker, int held_block = -1) {
+    const wire::Message reply = say(worker, wire::Request{{worker, 1}, held_block});
+    EXPECT_EQ(wire::type_of(reply), "grant");
+    return std::get<wire::Grant>(reply).task;
+  }
+
+  // A transfer, whatever captures there are: the worker that asked first keeps those.
+  wire::Task grant_transfer(const std::string& worker) {
+    for (int piece = 0; piece < 4; ++piece) {
+      const wire::Task task = request(worker);
+      if (task.kind == wire::TaskKind::kTransfer) return task;
+      const std::string other = worker + "-capture" + std::to_string(piece);
+      say(worker, wire::Released{{worker, 1}, task.fencing_token, "not this one"});
+      hello(other);
+      static_cast<void>(request(other));
+    }
+    return {};
+  }
+
+  void pass(std::chrono::milliseconds time) {
+    clock_.advance(time);
+    desk_->tick();
+    static_cast<void>(desk_->flush());
+  }
+
+  FakeClock clock_;
+  DispatcherConfig config_;
+  std::unique_ptr<Dispatcher> desk_;
+};
+
+}  // namespace hedgerow::coordinator

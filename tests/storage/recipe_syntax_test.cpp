@@ -1,0 +1,58 @@
+// Recipes that are no TOML, or that toml++ cannot take.
+#include <gmock/gmock.h>
+
+#include "recipe_refusal.hpp"
+
+namespace hedgerow::storage {
+namespace {
+
+using ::testing::HasSubstr;
+
+TEST(Recipe, ABrokenFileNamesTheLine) {
+  EXPECT_THAT(refusal_of("[transfer\n"), HasSubstr("recipe.toml:6: "));
+}
+
+TEST(Recipe, LettersBeyondAsciiStandInStringsAndCommentsAlone) {
+  const std::string fine = "\xEF\xBB\xBF" + std::string(kMinimal) +
+                           "[evaluate]  # caf\xC3\xA9\n"
+                           "prompts = [\"caf\xC3\xA9 \\\" caf\xC3\xA9\", 'caf\xC3\xA9 \\', "
+                           "\"\"\"caf\xC3\xA9\n\"\"\"\", '''caf\xC3\xA9'\n''']\n";
+  EXPECT_EQ(Recipe::parse(fine, "r").evaluate.prompts.size(), 4U);
+  for (const char* wrong : {"[workers]\nbind = \xE2\x80\x9C*\xE2\x80\x9D\n",
+                            "[workers]\nbind\xC2\xA0= \"*\"\n",
+                            "[workers]\nbind = \"*\" caf\xC3\xA9\n",
+                            "[workers]\nbind = '''*'''' \xE1\xE1\xE1\n",
+                            "[workers]\nbind = \"*\n\xC3\xA9 = 1\n"}) {
+    EXPECT_THAT(refusal_of(wrong), ::testing::ContainsRegex("recipe.toml:[78]: a letter, a space"));
+  }
+}
+
+TEST(Recipe, AQuoteOrABracketInsideAWordIsNamed) {
+  for (const char* wrong :
+       {"bind = -7['caf\xC3\xA9']", "bind = .'caf\xC3\xA9'", "bind\" = 1", "a{b = 1"})
+    EXPECT_THAT(refusal_of("[workers]\n" + std::string(wrong) + "\n"),
+                ::testing::ContainsRegex("recipe.toml:7: a .*stands inside a word"));
+}
+
+TEST(Recipe, KeysOfManyPartsAreRefusedInsteadOfEndingTheStack) {
+  std::string parts = "a";
+  for (int i = 0; i < 300'000; ++i) parts += ".a";
+  for (const std::string& text :
+       {"[" + parts + "]\n", parts + " = 1\n", "x = { " + parts + " = 1 }\n"}) {
+    EXPECT_EQ(refusal(text),
+              "recipe.toml:1: more than 16 points on a line; no key has so many parts");
+  }
+  for (const char* opening : {"[", "{ a = "}) {
+    std::string nested = "x = ";
+    for (int i = 0; i < 100'000; ++i) nested += opening;
+    EXPECT_THAT(refusal(nested), HasSubstr("recipe.toml:1: "));
+  }
+}
+
+TEST(Recipe, AKeyThatBeginsWithAControlCharacterIsAnError) {
+  EXPECT_THAT(refusal(std::string("[\0\0model]\npath = \"t\"\n", 21)),
+              HasSubstr("recipe.toml:1: "));
+}
+
+}  // namespace
+}  // namespace hedgerow::storage
