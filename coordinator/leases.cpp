@@ -55,8 +55,7 @@ bool Leases::renew(std::uint64_t token) {
   if (found == leases_.end()) return false;
   const TimePoint now = clock_.now();
   found->second.last_renewal = now;
-  // Never shortens: the first term of a starting process may reach further.
-  found->second.expires = std::max(found->second.expires, now + terms_.lease);
+  found->second.expires = now + terms_.lease;  // also nearer: what starts has come up
   return true;
 }
 
