@@ -239,7 +239,12 @@ Finding check_space(const fs::path& directory, std::optional<std::uint64_t> need
             "room for " + std::to_string(status.f_favail) + " more files alone",
             "shards, checkpoints and logs may be thousands: remove files, or ask for more inodes"};
   }
-  if (!needed) return {"free space", Level::kOk, bytes_text(free), ""};
+  if (!needed) {
+    return {"free space",
+            Level::kOk,
+            bytes_text(free) + "; with --recipe it is held against what the plan needs",
+            ""};
+  }
   const std::string found = bytes_text(free) + " free, the plan needs " + bytes_text(*needed);
   if (free >= *needed) return {"free space", Level::kOk, found, ""};
   return {"free space",

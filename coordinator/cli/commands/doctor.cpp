@@ -2,6 +2,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
@@ -71,6 +72,7 @@ class Report {
   void take(const std::vector<Finding>& findings) {
     terminal_.clear_status();
     for (const Finding& finding : findings) {
+      ++counts_[static_cast<std::size_t>(finding.level)];
       worst_ = std::max(worst_, finding.level);
       show(finding, terminal_);
       checks_.push_back({{"check", finding.check},
@@ -84,6 +86,11 @@ class Report {
   void begin(const std::string& what) { terminal_.status("looking at " + what + " ..."); }
 
   ExitCode end() {
+    const auto [ok, warn, fail] = counts_;
+    terminal_.clear_status();
+    terminal_.print(std::to_string(ok) + " ok, " + std::to_string(warn) + " warn, " +
+                    std::to_string(fail) + " fail" +
+                    (fail > 0 ? "; mend what fails first" : ""));
     terminal_.print_json({{"worst", to_string(worst_)}, {"checks", std::move(checks_)}});
     return worst_ == Level::kFail ? ExitCode::kEnvironment : ExitCode::kOk;
   }
@@ -91,6 +98,7 @@ class Report {
  private:
   Terminal& terminal_;
   Level worst_ = Level::kOk;
+  std::array<int, 3> counts_{};  // by level
   nlohmann::json checks_ = nlohmann::json::array();
 };
 
