@@ -169,7 +169,7 @@ class Interrupted(unittest.TestCase):
             self.assertEqual(stopped.code, 0, stopped)
             self.assertIn("goes on", stopped.out)
             joined.communicate(timeout=60)
-        self.assertEqual(joined.returncode, 0)
+        self.assertEqual(joined.returncode, INTERRUPTED)  # the run was stopped, and is not over
 
     def test_a_run_that_is_stopped_and_interrupted_in_each_stage_ends_with_the_same_bytes(self) -> None:
         with self.subTest("while tokenizing"):
