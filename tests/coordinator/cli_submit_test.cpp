@@ -8,6 +8,7 @@
 
 #include "coordinator/cli/slurm_scripts.hpp"
 #include "coordinator/process.hpp"
+#include "coordinator/wire/run_keys.hpp"
 #include "storage/recipe.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
 #include "tests/coordinator/cli_small_run.hpp"
@@ -30,10 +31,8 @@ std::string text_of(const fs::path& path) {
 }
 
 ProcessExit wait_for(ChildProcess& child) {
-  while (true) {
+  for (;; std::this_thread::yield())
     if (const auto exit = child.poll()) return *exit;
-    std::this_thread::yield();
-  }
 }
 
 SlurmJob job_in(const fs::path& run) {
@@ -326,6 +325,16 @@ TEST_F(Submit, WritesTheScriptsAndHandsThemToSbatch) {
   EXPECT_EQ(notes("sbatch"), "--parsable " + (folder / "run.sbatch").string() + "\n");
   const storage::Recipe copied = storage::Recipe::load(folder / kSlurmRecipe);
   EXPECT_EQ(copied.model.path, storage::Recipe::load(recipe()).model.path);
+  EXPECT_EQ(copied.workers.bind, "*") << "workers of the other node must reach the coordinator";
+  EXPECT_TRUE(wire::read_coordinator_keys(storage::RunLayout(new_run()))) << "and nobody else";
+}
+
+TEST_F(Submit, OneNodeStaysOnItsLoopbackAddressWithoutKeys) {
+  const std::string cluster = run_.scratch / "cluster.toml";
+  storage::write_atomically(cluster, "[workers]\ntasks_per_node = 2\n");
+  const Answer answer = submit({"--run", new_run(), "--recipe", recipe(), "--cluster", cluster});
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  EXPECT_FALSE(wire::read_coordinator_keys(storage::RunLayout(new_run())));
 }
 
 TEST_F(Submit, ADryRunPrintsTheScriptsAndLeavesNothing) {

@@ -3,11 +3,14 @@
 #include <memory>
 #include <sstream>
 
+#include "coordinator/binding.hpp"
 #include "coordinator/cli/child.hpp"
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/programs.hpp"
 #include "coordinator/cli/slurm_scripts.hpp"
+#include "coordinator/key_maker.hpp"
 #include "coordinator/status.hpp"
+#include "coordinator/wire/run_keys.hpp"
 #include "storage/file.hpp"
 #include "storage/recipe.hpp"
 
@@ -65,15 +68,18 @@ void fit_to_cluster(Recipe& recipe, const Cluster& cluster) {
   }
 }
 
-// Workers of other nodes need an address that they reach, and the coordinator then needs keys.
+// Workers of other nodes need an address that they reach, and the coordinator then needs keys:
+// those that are missing are made.
 void prepare_connections(const RunLayout& layout, Recipe& recipe, const SlurmJob& job) {
   const bool has_one_node = job.array_tasks == 0 && job.cluster.workers.nodes <= 1 &&
                             (!job.finetunes_apart || job.cluster.finetune.nodes <= 1);
-  if (!job.cluster.slurm.bind.empty()) recipe.workers.bind = job.cluster.slurm.bind;
-  if (has_one_node) return;
-  // KEYS: make_keys(layout, {.workers = {wire::kDefaultWorkerKey}}) of `keygen`, and
-  // recipe.workers.bind = "*" where it is a loopback address, once connections are encrypted.
-  static_cast<void>(layout);
+  if (!job.cluster.slurm.bind.empty()) {
+    recipe.workers.bind = job.cluster.slurm.bind;
+  } else if (!has_one_node && is_loopback(recipe.workers.bind)) {
+    recipe.workers.bind = "*";
+  }
+  if (!is_loopback(recipe.workers.bind))
+    std::ignore = make_keys(layout, {.workers = {wire::kDefaultWorkerKey}});
 }
 
 SlurmJob job_of(const SubmitOptions& options, const RunLayout& layout, const Recipe& recipe) {
@@ -106,9 +112,8 @@ bool check_run(const SubmitOptions& options, const RunLayout& layout) {
   return status.state != "done";
 }
 
-fs::path program(const std::string& name, const Terminal& terminal) {
-  std::istringstream path(
-      const_cast<Terminal&>(terminal).console().environment("PATH").value_or(""));
+fs::path program(const std::string& name, Terminal& terminal) {
+  std::istringstream path(terminal.console().environment("PATH").value_or(""));
   for (std::string directory; std::getline(path, directory, ':');) {
     std::error_code ignored;
     if (const fs::path found = fs::path(directory) / name; fs::exists(found, ignored)) return found;
@@ -222,8 +227,8 @@ ExitCode run_submit(const SubmitOptions& options, Terminal& terminal) {
     return ExitCode::kOk;
   }
   fit_to_cluster(recipe, job.cluster);
-  prepare_connections(layout, recipe, job);
   std::ignore = program("sbatch", terminal);  // before anything is written
+  prepare_connections(layout, recipe, job);
   write_scripts(scripts, recipe, folder);
   const std::vector<Submitted> jobs = submit_all(scripts, folder, terminal);
   nlohmann::json list = nlohmann::json::array();
