@@ -13,8 +13,10 @@ namespace hedgerow::coordinator {
 namespace {
 
 constexpr std::chrono::seconds kPublishEvery{1};
-// Of the coordinator's time, what is shown takes one part in so many at most.
+// Of the coordinator's time, what is shown takes one part in so many; but it is never so old that
+// other hosts take the coordinator for dead.
 constexpr int kPublishingShare = 50;
+constexpr std::chrono::seconds kPublishAtLeastEvery{10};
 constexpr std::chrono::seconds kBeat{5};
 
 double seconds_since(TimePoint then, TimePoint now) {
@@ -117,9 +119,10 @@ void Coordinator::publish(bool always) {
   dirty_ = false;
   const RunStatus current = status();
   replace_file(status_file(config_.layout), nlohmann::json(current).dump());
-  observer_->on_status(current);
   next_publish_ =
-      now + std::max<TimePoint::duration>(kPublishEvery, kPublishingShare * (clock_.now() - now));
+      now + std::clamp<TimePoint::duration>(
+                kPublishingShare * (clock_.now() - now), kPublishEvery, kPublishAtLeastEvery);
+  observer_->on_status(current);
 }
 
 void Coordinator::write_coordinator_file() {

@@ -7,6 +7,7 @@
 
 #include "coordinator/coordinator.hpp"
 #include "coordinator/wire/stage_start.hpp"
+#include "storage/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -23,6 +24,10 @@ void Coordinator::adopt_stage_elsewhere() {
   for (const auto& [token, id] : desk_.state().grants) {
     if (id.stage == Stage::kFinetune) token_elsewhere_ = token;
   }
+  // Answered, but not withdrawn: the same launch must not be given a second token.
+  const auto start = wire::read_stage_start(config_.layout);
+  if (start && start->fencing_token == token_elsewhere_)
+    wire::withdraw_stage_request(config_.layout, start->launch);
 }
 
 // False: nobody has asked yet.
@@ -34,7 +39,6 @@ bool Coordinator::start_stage_elsewhere(const std::string& student) {
     if (!std::exchange(waits_for_ranks_, true)) publish(true);  // somebody has to act upon it
     return false;
   }
-  wire::withdraw_stage_request(config_.layout, request->launch);
   const std::uint64_t token = desk_.grant_unpulled(TaskId::finetune(), kMpiHolder, kMpiStartTerm);
   send_all();  // the grant is on disk before anybody is told of it
   wire::write_stage_start(config_.layout,
@@ -43,6 +47,8 @@ bool Coordinator::start_stage_elsewhere(const std::string& student) {
                            .student = student,
                            .endpoint = surroundings_.mailbox.endpoint(),
                            .threads = config_.launcher.threads_per_rank});
+  // Last: whoever asked still asks if this coordinator dies before it has answered.
+  wire::withdraw_stage_request(config_.layout, request->launch);
   spdlog::info("the finetune stage goes to {} ranks from {}", request->ranks, request->host);
   token_elsewhere_ = token;
   waits_for_ranks_ = false;
@@ -53,6 +59,9 @@ bool Coordinator::start_stage_elsewhere(const std::string& student) {
 // Whether such a stage is what the mode is about.
 bool Coordinator::tend_stage_elsewhere() {
   if (!token_elsewhere_) return false;
+  // Nobody here can see how its launch ends, so its own word counts.
+  if (desk_.gave_back(*token_elsewhere_))
+    desk_.fail_token(*token_elsewhere_, storage::ErrorKind::kFenced, "given back by its ranks");
   if (desk_.state().holder(*token_elsewhere_) != nullptr) return true;
   wire::withdraw_stage_start(config_.layout);
   token_elsewhere_.reset();

@@ -27,6 +27,17 @@ constexpr std::size_t kRequestsPerSecond = 500;
 // More inputs than this would not fit a message; they go through a file of the attempt.
 constexpr std::size_t kMaxInlineInputs = 200;
 
+// False also for a name that leads nowhere any more, as a link whose end was deleted.
+bool is_there(const storage::Disk& disk,
+              const storage::RunLayout& layout,
+              const std::string& name) {
+  try {
+    return disk.exists(layout.resolve(name));
+  } catch (const Error&) {
+    return false;
+  }
+}
+
 }  // namespace
 
 LiveWorker* Dispatcher::known(const std::string& peer, const wire::WorkerId& worker) {
@@ -287,7 +298,7 @@ void Dispatcher::failed(const std::string& peer, const wire::Failed& message) {
   bool is_gone = false;
   for (const std::string& name : message.damaged) {
     const bool is_lost = record(FileLost{name, message.message});
-    is_gone = is_gone || (is_lost && !config_.disk->exists(layout_.resolve(name)));
+    is_gone = is_gone || (is_lost && !is_there(*config_.disk, layout_, name));
   }
   // Somebody deleted what it reads, as we see ourselves: no fault of the task, however often.
   const bool is_to_blame = message.kind != ErrorKind::kNotFound || !is_gone;

@@ -69,7 +69,10 @@ void LocalWorkers::adopt(const std::vector<wire::ChildRecord>& children) {
     // More lived than are wanted now: they stay until they are drained.
     if (slot == slots_.end())
       slot = slots_.insert(slots_.end(),
-                           Slot{.uuid = child.uuid, .process = std::nullopt, .start_after = {}});
+                           Slot{.uuid = child.uuid,
+                                .process = std::nullopt,
+                                .start_after = {},
+                                .is_launcher = child.uuid == kLauncherUuid});
     slot->incarnation = child.incarnation;
     slot->process = ChildProcess::adopt(child.process, *config_.processes);
   }

@@ -164,7 +164,7 @@ std::optional<Mailbox::Incoming> RouterSocket::receive(std::chrono::milliseconds
   if (impl_->zap && !impl_->zap->allows(user)) {
     send(incoming.peer,
          wire::encode(wire::Refused{"its public key " + user + " was taken off keys/allowed"}));
-    return std::nullopt;
+    return receive(std::chrono::milliseconds(0));  // the others behind it are not held up
   }
   return incoming;
 }

@@ -8,6 +8,7 @@ using nlohmann::json;
 using namespace wire;  // the strict field readers
 
 constexpr const char* kFormat = "state/2";
+constexpr const char* kOlderFormat = "state/1";  // every field written out, but for the build
 
 TaskState task_state_from_string(const std::string& word) {
   for (const TaskState state : {TaskState::kPending,
@@ -123,7 +124,8 @@ std::string state_text(const State& state) {
 json state_to_json(const State& state) { return json::parse(state_text(state)); }
 
 State state_from_json(const json& in) {
-  if (const std::string format = string_field(in, "format"); format != kFormat) {
+  if (const std::string format = string_field(in, "format");
+      format != kFormat && format != kOlderFormat) {
     throw storage::Error(storage::ErrorKind::kUsage,
                          "the journal's snapshot is of format '" + format.substr(0, 40) +
                              "', this build reads '" + kFormat +
@@ -133,7 +135,7 @@ State state_from_json(const json& in) {
   state.last_token = uint_field(in, "last_token");
   if (in.contains("geometry")) {
     state.geometry = geometry_from_json(object_field(in, "geometry"));
-    state.build = string_field(in, "build");
+    if (in.contains("build")) state.build = string_field(in, "build");
     state.inputs = inputs_from_json(object_field(in, "inputs"));
   }
   for (const json& item : field(in, "tasks")) {

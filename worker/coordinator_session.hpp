@@ -84,7 +84,7 @@ class CoordinatorSession {
   [[nodiscard]] std::int64_t committed_step() const { return committed_step_; }
   [[nodiscard]] const std::string& stop_reason() const { return stop_reason_; }
   [[nodiscard]] bool run_is_over() const { return run_is_over_; }        // the coordinator said so
-  [[nodiscard]] const std::string& refusal() const { return refusal_; }  // a sentence; final
+  [[nodiscard]] const std::string& refusal() const { return refusal_; }  // a sentence
   [[nodiscard]] bool is_welcomed() const { return welcomed_; }
   [[nodiscard]] bool was_welcomed() const { return was_welcomed_; }  // ever
   [[nodiscard]] const wire::WorkerId& worker() const { return options_.hello.worker; }

@@ -213,7 +213,7 @@ Fenced parse(const json& b) {
 }
 template <>
 Stop parse(const json& b) {
-  return {string_field(b, "reason"), bool_field(b, "is_over")};
+  return {string_field(b, "reason"), b.contains("is_over") && bool_field(b, "is_over")};
 }
 
 template <std::size_t I = 0>

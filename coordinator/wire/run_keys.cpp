@@ -124,8 +124,12 @@ bool is_key(std::string_view text) {
 }
 
 bool has_keys(const RunLayout& layout) {
-  std::error_code ignored;  // a directory above that cannot be looked into: no run either
-  return fs::exists(layout.keys_directory(), ignored);
+  // What cannot be looked at may be keys: who took that for none would talk in the open.
+  std::error_code unreadable;
+  const fs::file_status status = fs::status(layout.keys_directory(), unreadable);
+  if (status.type() == fs::file_type::not_found) return false;
+  if (unreadable) refuse(layout.keys_directory(), unreadable.message());
+  return true;
 }
 
 std::string read_secret_file(const fs::path& path) {

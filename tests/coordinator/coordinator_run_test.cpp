@@ -1,4 +1,5 @@
 // A coordinator at work, from its workers' side of the socket (coordinator_fixture.hpp).
+#include <gmock/gmock.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -100,9 +101,10 @@ TEST_F(CoordinatorRun, APoisonedTaskIsQuarantinedAndTheRestFinishes) {
   }
   const RunOutcome outcome = coordinate();
   EXPECT_EQ(outcome.exit_code, storage::ExitCode::kPartial);
-  EXPECT_NE(outcome.summary.find("transfer/b0002 is quarantined: 3 failures in a row on 2 workers"),
-            std::string::npos)
-      << outcome.summary;
+  // Three or, if all of these were one worker's, one more.
+  EXPECT_THAT(outcome.summary,
+              ::testing::ContainsRegex(
+                  "transfer/b0002 is quarantined: [34] failures in a row on 2 workers"));
   EXPECT_EQ(replayed().task(TaskId::transfer(1)).state, TaskState::kDone);
 }
 

@@ -47,7 +47,8 @@ class Communicator {
   // Called now and then while a call of this rank waits for a peer; what it throws ends the wait,
   // and the communicator is abandoned. Empty: nothing is called.
   void set_interrupt(std::function<void()> check) { interrupt_ = std::move(check); }
-  // What a wait for a peer calls, also one that goes another way than through these calls.
+  // What a wait for a peer calls, also one that goes another way than through these calls. Passes
+  // on what set_interrupt()'s function throws, once the communicator is abandoned.
   void check_interrupt() {
     if (!interrupt_) return;
     try {
@@ -60,6 +61,21 @@ class Communicator {
 
  private:
   std::function<void()> interrupt_;
+};
+
+// set_interrupt() for as long as what it refers to lives, however that ends.
+class InterruptScope {
+ public:
+  InterruptScope(Communicator& communicator, std::function<void()> check)
+      : communicator_(communicator) {
+    communicator_.set_interrupt(std::move(check));
+  }
+  ~InterruptScope() { communicator_.set_interrupt({}); }
+  InterruptScope(const InterruptScope&) = delete;
+  InterruptScope& operator=(const InterruptScope&) = delete;
+
+ private:
+  Communicator& communicator_;
 };
 
 inline constexpr std::chrono::seconds kCommDeadline{60};

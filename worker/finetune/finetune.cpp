@@ -67,7 +67,7 @@ class Finetune {
     if (task_.resume) resume();
     storage::fault_step(step());
     progress_.phase = "training";
-    communicator_.set_interrupt([this] { part_if_overdue(); });
+    const InterruptScope interrupt(communicator_, [this] { part_if_overdue(); });
     try {
       return train_to_the_end();
     } catch (const Stopped&) {
@@ -305,8 +305,8 @@ TaskResult run_finetune(RunContext& run,
                         const StopPatience& stop_patience) {
   std::optional<Patience> patience(communicator);
   std::optional<Finetune> stage;
-  communicator.set_interrupt([&context] { stop_if_told(context); });
   try {
+    const InterruptScope interrupt(communicator, [&context] { stop_if_told(context); });
     // The others wait: one that stumbled over damage first would take rank 0 down with it, which
     // alone can say whose damage it is.
     const std::chrono::seconds file_patience(run.recipe().workers.file_patience_s);
@@ -316,13 +316,10 @@ TaskResult run_finetune(RunContext& run,
     communicator.barrier();  // each has its model: from here on they go step by step
   } catch (const Stopped&) {
     communicator.abandon();
-    communicator.set_interrupt({});
     return {.ranks_parted = true};  // nothing is lost but the loading
   }
   patience.reset();
-  const TaskResult result = stage->run();
-  communicator.set_interrupt({});
-  return result;
+  return stage->run();
 }
 
 }  // namespace hedgerow::worker
