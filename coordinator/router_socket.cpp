@@ -149,24 +149,24 @@ RouterSocket::~RouterSocket() = default;
 std::optional<Mailbox::Incoming> RouterSocket::receive(std::chrono::milliseconds patience) {
   zmq_pollitem_t item{impl_->socket, 0, ZMQ_POLLIN, 0};
   if (zmq_poll(&item, 1, static_cast<long>(patience.count())) <= 0) return std::nullopt;
-  bool more = false;
-  std::string user;
-  const std::optional<std::string> peer = receive_frame(impl_->socket, ZMQ_DONTWAIT, more, user);
-  if (!peer) return std::nullopt;
-  Incoming incoming{*peer, ""};
-  // One frame is the message; surplus ones are of no message of ours, and the decoder refuses what
-  // is left.
-  for (bool first = true; more; first = false) {
-    std::optional<std::string> frame = receive_frame(impl_->socket, 0, more, user);
-    if (!frame) break;
-    if (first) incoming.frame = std::move(*frame);
-  }
-  if (impl_->zap && !impl_->zap->allows(user)) {
+  // A refused message holds up none of those behind it, so this goes on until one is let in.
+  for (;;) {
+    bool more = false;
+    std::string user;
+    const std::optional<std::string> peer = receive_frame(impl_->socket, ZMQ_DONTWAIT, more, user);
+    if (!peer) return std::nullopt;
+    Incoming incoming{*peer, ""};
+    // One frame is the message; surplus ones are of no message of ours, and the decoder refuses
+    // what is left.
+    for (bool first = true; more; first = false) {
+      std::optional<std::string> frame = receive_frame(impl_->socket, 0, more, user);
+      if (!frame) break;
+      if (first) incoming.frame = std::move(*frame);
+    }
+    if (!impl_->zap || impl_->zap->allows(user)) return incoming;
     send(incoming.peer,
          wire::encode(wire::Refused{"its public key " + user + " was taken off keys/allowed"}));
-    return receive(std::chrono::milliseconds(0));  // the others behind it are not held up
   }
-  return incoming;
 }
 
 bool RouterSocket::send(const std::string& peer, std::string_view frame) {
