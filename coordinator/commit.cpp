@@ -60,6 +60,22 @@ void check_attempt_file(const RunLayout& layout,
   check_size(path, file, disk);
 }
 
+std::optional<FoundCheckpoint> newest_checkpoint(const RunLayout& layout,
+                                                 std::uint64_t token,
+                                                 const storage::Disk& disk) {
+  const std::string directory = RunLayout::attempt_directory(token);
+  const auto entries = disk.list(layout.root() / directory);
+  if (!entries) return std::nullopt;
+  std::optional<FoundCheckpoint> newest;
+  for (const storage::DiskEntry& entry : *entries) {
+    const auto said = RunLayout::parse_checkpoint(entry.name);
+    if (!said || entry.is_directory || (newest && newest->step >= said->step)) continue;
+    newest = FoundCheckpoint{said->step, {directory + "/" + entry.name, 0, said->hash}};
+  }
+  if (newest) newest->file.size = disk.size_of(layout.resolve(newest->file.name));
+  return newest;
+}
+
 std::string shard_name(const TaskId& id, int shard, std::uint64_t token) {
   return RunLayout::hidden_shard(id.block + 1, shard, token);
 }

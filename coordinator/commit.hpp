@@ -5,6 +5,7 @@
 // because nobody else ever writes that name.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,6 +29,17 @@ void check_attempt_file(const storage::RunLayout& layout,
                         std::uint64_t token,
                         const storage::FileRecord& file,
                         const storage::Disk& disk = storage::os_disk());
+
+struct FoundCheckpoint {
+  std::int64_t step = 0;
+  storage::FileRecord file;
+};
+// The newest checkpoint under attempts/t<token>/, by the names alone (RunLayout::checkpoint): its
+// worker may not have lived to announce it. nullopt: there is none. Throws kUnavailable.
+[[nodiscard]] std::optional<FoundCheckpoint> newest_checkpoint(
+    const storage::RunLayout& layout,
+    std::uint64_t token,
+    const storage::Disk& disk = storage::os_disk());
 
 // The final names that a task may publish under `token`; a worker's name must be one of them, so no
 // path of a message ever leads elsewhere. Capture: shard `shard`.

@@ -94,10 +94,9 @@ void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children,
     if (task == nullptr) continue;  // a finetune that is named twice
     const TaskStatus* last = published ? published->task(to_string(task->id)) : nullptr;
     const bool is_same = last != nullptr && last->token == token && last->progress;
-    desk_.record(LeaseRevoked{token,
-                              "its process died while no coordinator ran",
-                              /*expired=*/false,
-                              lost_steps(*task, is_same ? &*last->progress : nullptr)});
+    const auto lost = desk_.close_attempt(token, is_same ? &*last->progress : nullptr);
+    desk_.record(
+        LeaseRevoked{token, "its process died while no coordinator ran", /*expired=*/false, lost});
   }
 }
 

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "coordinator/actions.hpp"
+#include "coordinator/commit.hpp"
 #include "storage/fault_point.hpp"
 
 namespace hedgerow::coordinator {
@@ -114,11 +115,31 @@ std::uint64_t Dispatcher::grant_unpulled(const TaskId& id,
   return token;
 }
 
-void Dispatcher::fail_token(std::uint64_t token, ErrorKind kind, const std::string& message) {
-  const TaskRecord* task = state_.holder(token);
-  if (task == nullptr) return;
-  const std::optional<LostSteps> lost = lost_steps(*task, leases_.progress(token));
+// A worker may die, or lose its coordinator, between a checkpoint and the word that it is there.
+// What is committed here is still of the current fencing token.
+std::optional<LostSteps> Dispatcher::close_attempt(std::uint64_t token,
+                                                   const wire::Progress* last) {
+  const TaskRecord& task = *state_.holder(token);
+  const bool has_checkpoints =
+      task.id.stage == Stage::kTransfer || task.id.stage == Stage::kFinetune;
+  try {
+    const auto found =
+        has_checkpoints ? newest_checkpoint(layout_, token, *config_.disk) : std::nullopt;
+    if (found && found->step > (task.checkpoint ? task.checkpoint_step : 0))
+      record(CheckpointCommitted{token, found->step, found->file, task.id});
+  } catch (const Error& error) {
+    spdlog::warn("{}: its attempt cannot be searched for a newer checkpoint: {}",
+                 to_string(task.id),
+                 error.what());
+  }
+  const std::optional<LostSteps> lost = lost_steps(task, last);
   leases_.end(token);
+  return lost;
+}
+
+void Dispatcher::fail_token(std::uint64_t token, ErrorKind kind, const std::string& message) {
+  if (state_.holder(token) == nullptr) return;
+  const std::optional<LostSteps> lost = close_attempt(token, leases_.progress(token));
   if (reaction_to(kind) == Reaction::kForget) {
     record(TaskReleased{token, message});
     return;
@@ -197,8 +218,8 @@ void Dispatcher::tick() {
       hung_.push_back(task->worker);
       fail_token(ended.token, ErrorKind::kUnavailable, "hung: " + ended.reason);
     } else {
-      const std::optional<LostSteps> lost = lost_steps(*task, leases_.progress(ended.token));
-      leases_.end(ended.token);
+      const std::optional<LostSteps> lost =
+          close_attempt(ended.token, leases_.progress(ended.token));
       record(LeaseRevoked{ended.token, ended.reason, /*expired=*/true, lost});
     }
   }

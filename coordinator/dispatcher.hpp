@@ -1,8 +1,7 @@
-// The coordinator's desk: takes workers' messages and the passing of time, turns them into events,
-// and answers. No sockets and no processes, so that tests drive it message by message with a clock
-// of their own. Events are applied to the state at once and buffered for the journal; flush()
-// commits them with one fsync and only then gives the replies out, so nobody is ever told what a
-// crash could undo. Called by one thread.
+// The coordinator's desk: turns workers' messages and the passing of time into events, and answers.
+// No sockets and no processes, so that tests drive it message by message with a clock of their own.
+// Events are applied to the state at once and buffered for the journal; flush() commits them with
+// one fsync and only then gives the replies out, so nobody is told what a crash could undo.
 #pragma once
 
 #include <chrono>
@@ -41,6 +40,7 @@ struct RecordedEvent {
   Event event;
 };
 
+// One thread.
 class Dispatcher {
  public:
   // Every lease that `state` holds gets a full term.
@@ -56,13 +56,12 @@ class Dispatcher {
   // Commits the journal, then returns what may be sent. Throws kExhausted, kUnavailable: the
   // coordinator must stop.
   [[nodiscard]] std::vector<Outgoing> flush();
-  [[nodiscard]] std::vector<RecordedEvent>
-  take_recorded();  // committed by flush() since the last call
+  // Committed by flush() since the last call.
+  [[nodiscard]] std::vector<RecordedEvent> take_recorded();
 
   // Applies and journals an event of the shell's own. False: rejected, with the reason logged.
   bool record(const Event& event);
-  // Grants a task that nobody pulls (assemble, finetune); the token is journaled with the next
-  // flush().
+  // Grants a task that nobody pulls (assemble, finetune), journaled with the next flush().
   std::uint64_t grant_unpulled(const TaskId& id,
                                const std::string& holder,
                                std::chrono::milliseconds first_term);
@@ -72,6 +71,9 @@ class Dispatcher {
                    storage::ErrorKind kind,
                    const std::string& how);
   void fail_token(std::uint64_t token, storage::ErrorKind kind, const std::string& message);
+  // Commits the newest checkpoint of a current token if it was not yet, and ends the lease; the
+  // event of the end is the caller's. What is lost, by what the holder reported last (may be null).
+  std::optional<LostSteps> close_attempt(std::uint64_t token, const wire::Progress* last);
   // From now on requests are answered by Stop, and all connected workers are told. kFinetune spares
   // that task's holder; `is_over`: there will be no more work in this run.
   enum class Spare { kNobody, kFinetune };
@@ -82,23 +84,21 @@ class Dispatcher {
   [[nodiscard]] const Leases& leases() const { return leases_; }
   [[nodiscard]] std::uint64_t term() const { return journal_.term(); }
   [[nodiscard]] const std::map<std::string, LiveWorker>& workers() const { return workers_; }
-  // The grants of a worker, or of kMpiHolder.
-  [[nodiscard]] std::vector<std::uint64_t> tokens_of(const std::string& worker) const;
-  // uuid of the MPI stage's rank 0; empty before its hello.
+  // `holder`: a worker's uuid, or kMpiHolder.
+  [[nodiscard]] std::vector<std::uint64_t> tokens_of(const std::string& holder) const;
   [[nodiscard]] const std::string& finetune_worker() const { return finetune_worker_; }
   // Whether the finetune stage of this token said that it was told to stop, and is checkpointed.
   [[nodiscard]] bool gave_back(std::uint64_t token) const { return gave_back_ == token; }
   // Local workers whose task hangs: the launcher kills and restarts them.
   [[nodiscard]] std::vector<std::string> take_hung_workers();
-  // Tasks that fit no worker, to be shown.
-  [[nodiscard]] const FitWatch& fit() const { return fit_; }
+  [[nodiscard]] const FitWatch& fit() const { return fit_; }  // to be shown
   // Set when the run must stop: the disk is full.
   [[nodiscard]] const std::optional<storage::Error>& fatal() const { return fatal_; }
 
  private:
   struct Visitor;
-  void reply(const std::string& peer, wire::Message message) {
-    outgoing_.push_back({peer, std::move(message)});
+  void reply(const std::string& peer, wire::Message m) {
+    outgoing_.push_back({peer, std::move(m)});
   }
   LiveWorker* known(const std::string& peer, const wire::WorkerId& worker);
   // The task that `token` holds, if `worker` is its holder.
@@ -143,7 +143,7 @@ class Dispatcher {
   std::optional<wire::Stop> stopping_;  // the answer to all that must go
   Spare spare_ = Spare::kNobody;
   std::uint64_t gave_back_ = 0;
-  std::string finetune_worker_;  // uuid of the MPI stage's rank 0, once it said hello
+  std::string finetune_worker_;  // uuid of its rank 0; empty before its hello
   std::optional<storage::Error> fatal_;
 };
 

@@ -323,7 +323,7 @@ void Dispatcher::released(const std::string& peer, const wire::Released& message
       return;
     }
   }
-  leases_.end(message.fencing_token);
+  static_cast<void>(close_attempt(message.fencing_token, nullptr));
   record(TaskReleased{message.fencing_token, message.reason});
   reply(peer, wire::Committed{message.fencing_token, ""});
 }
@@ -336,7 +336,7 @@ void Dispatcher::goodbye(const wire::Goodbye& message) {
   forget(message.worker.uuid);
   for (const std::uint64_t token : tokens_of(message.worker.uuid)) {
     if (held_by(token, message.worker) == nullptr) continue;
-    leases_.end(token);
+    static_cast<void>(close_attempt(token, nullptr));
     record(TaskReleased{token, "its worker left"});
   }
 }

@@ -49,9 +49,12 @@ bool has_only_finite_numbers(const nlohmann::json& value) {
 
 }  // namespace
 
-FileRecord write_checkpoint(const std::filesystem::path& path,
-                            const std::string& relative_name,
+FileRecord write_checkpoint(const RunLayout& layout,
+                            FencingToken token,
+                            std::int64_t step,
                             const Checkpoint& checkpoint) {
+  const std::filesystem::path path = layout.resolve(
+      fmt::format("{}/checkpoint.s{}.partial", RunLayout::attempt_directory(token), step));
   std::map<std::string, TensorView> views;
   for (const auto& [name, tensor] : checkpoint.tensors)
     views.emplace(name, TensorView{tensor.dtype, tensor.shape, tensor.bytes});
@@ -63,7 +66,10 @@ FileRecord write_checkpoint(const std::filesystem::path& path,
   }
   state[kFormatKey] = kFormat;
   write_safetensors(path, views, {{kFormatKey, kFormat}, {kStateKey, state.dump()}});
-  return {relative_name, std::filesystem::file_size(path), hash_file(path)};
+  FileRecord record{"", std::filesystem::file_size(path), hash_file(path)};
+  record.name = RunLayout::checkpoint(token, step, record.root_hash);
+  publish(path, layout.resolve(record.name));
+  return record;
 }
 
 Checkpoint read_checkpoint(const std::filesystem::path& path, const FileRecord& expected) {

@@ -14,6 +14,7 @@
 
 #include "storage/dtype.hpp"
 #include "storage/hidden_shard.hpp"
+#include "storage/run_layout.hpp"
 
 namespace hedgerow::storage {
 
@@ -28,11 +29,13 @@ struct Checkpoint {
   nlohmann::json state;  // object of finite numbers; "format" is set by the writer
 };
 
-// Same checkpoint, same bytes. Writes `path` directly and fsyncs; the caller publishes. root_hash
-// is of the whole file. Throws kExhausted (the partial file is removed), kInternal (a state that
-// JSON cannot hold).
-FileRecord write_checkpoint(const std::filesystem::path& path,
-                            const std::string& relative_name,
+// The checkpoint of `step` of the attempt that holds `token`, durably, under the name that says its
+// step and its hash (RunLayout::checkpoint): a file that is not whole never has such a name, so a
+// coordinator may go by it when whoever wrote it is dead. Same checkpoint, same bytes. Throws
+// kExhausted (the partial file is removed), kInternal (a state that JSON cannot hold).
+FileRecord write_checkpoint(const RunLayout& layout,
+                            FencingToken token,
+                            std::int64_t step,
                             const Checkpoint& checkpoint);
 // Verifies size and hash first when `expected` has a non-zero size. Throws kCorrupt, kNotFound.
 [[nodiscard]] Checkpoint read_checkpoint(const std::filesystem::path& path,

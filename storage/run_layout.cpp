@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <string_view>
 
 #include "storage/error.hpp"
 
@@ -13,6 +14,9 @@ namespace fs = std::filesystem;
 
 // More digits would not be a token that we gave out, and could overflow.
 constexpr std::size_t kMaxTokenDigits = 18;
+
+constexpr std::string_view kCheckpointPrefix = "checkpoint.s";
+constexpr std::string_view kCheckpointSuffix = ".safetensors";
 
 std::string padded(std::uint64_t number, int width) {
   std::array<char, 32> text{};
@@ -29,6 +33,8 @@ std::string token_part(FencingToken token) { return "t" + std::to_string(token);
 bool is_control(char c) { return (c >= 0 && c < ' ') || c == 0x7f; }
 
 bool is_digit(char c) { return c >= '0' && c <= '9'; }
+
+bool is_lower_hex(char c) { return is_digit(c) || (c >= 'a' && c <= 'f'); }
 
 // The token of "t<digits>" at `begin`, 0 unless a digit run of sane length ends at '.', '/' or the
 // end.
@@ -109,6 +115,28 @@ std::string RunLayout::block_artifact(int block, FencingToken token) {
 
 std::string RunLayout::attempt_directory(FencingToken token) {
   return "attempts/" + token_part(token);
+}
+
+std::string RunLayout::checkpoint(FencingToken token, std::int64_t step, const Hash128& hash) {
+  return attempt_directory(token) + "/" + std::string(kCheckpointPrefix) + std::to_string(step) +
+         "." + hash.hex() + std::string(kCheckpointSuffix);
+}
+
+std::optional<RunLayout::CheckpointName> RunLayout::parse_checkpoint(const std::string& base_name) {
+  std::string_view rest = base_name;
+  if (!rest.starts_with(kCheckpointPrefix)) return std::nullopt;
+  rest.remove_prefix(kCheckpointPrefix.size());
+  if (!rest.ends_with(kCheckpointSuffix)) return std::nullopt;
+  rest.remove_suffix(kCheckpointSuffix.size());
+  const std::size_t digits = std::min(rest.find('.'), rest.size());
+  const std::string_view hash = rest.substr(std::min(digits + 1, rest.size()));
+  const bool is_hash = hash.size() == 32 && std::ranges::all_of(hash, is_lower_hex);
+  if (digits == 0 || digits > kMaxTokenDigits || !is_hash ||
+      !std::all_of(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(digits), is_digit)) {
+    return std::nullopt;
+  }
+  return CheckpointName{std::stoll(std::string(rest.substr(0, digits))),
+                        Hash128::from_hex(std::string(hash))};
 }
 
 std::string RunLayout::student_directory(FencingToken token) {

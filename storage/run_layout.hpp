@@ -6,7 +6,10 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <optional>
 #include <string>
+
+#include "storage/hash.hpp"
 
 namespace hedgerow::storage {
 
@@ -43,6 +46,17 @@ class RunLayout {
   [[nodiscard]] static std::string block_artifact(
       int block, FencingToken token);  // blocks/b0003/artifact.t41.safetensors
   [[nodiscard]] static std::string attempt_directory(FencingToken token);  // attempts/t41
+  // attempts/t41/checkpoint.s8.<hash of the whole file>.safetensors: whoever finds it knows its
+  // step and what it must hold.
+  [[nodiscard]] static std::string checkpoint(FencingToken token,
+                                              std::int64_t step,
+                                              const Hash128& hash);
+  struct CheckpointName {
+    std::int64_t step = 0;
+    Hash128 hash;
+  };
+  // What such a name, without its directory, says; nullopt: it is of another form.
+  [[nodiscard]] static std::optional<CheckpointName> parse_checkpoint(const std::string& base_name);
   [[nodiscard]] static std::string student_directory(FencingToken token);  // student/t41
   [[nodiscard]] static std::string adapter_directory(FencingToken token);  // adapter/t41
   [[nodiscard]] static std::string evaluation(const std::string& subject,

@@ -20,8 +20,6 @@ using storage::Error;
 using storage::ErrorKind;
 
 constexpr milliseconds kLongestPoll{100};
-// For a checkpoint's commit, which takes milliseconds: what a step of training may wait for it.
-constexpr milliseconds kCommitPatience{2000};
 // Error texts travel in one message.
 constexpr std::size_t kMaxErrorText = 8000;
 constexpr std::size_t kMaxDamagedNames = 500;
@@ -38,7 +36,6 @@ struct CoordinatorClient::Impl {
   std::condition_variable changed;
   CoordinatorSession session;
   bool closing = false;
-  std::int64_t last_checkpoint = -1;  // of the current task: the step that was announced last
   std::string said;  // of what stands between us and the coordinator; the thread's alone
   std::thread thread;
 
@@ -145,7 +142,6 @@ struct CoordinatorClient::Impl {
   void begin_task(const wire::Task& granted) {
     const std::lock_guard lock(mutex);
     session.begin_task(granted);
-    last_checkpoint = -1;
   }
 
   void end_task() {
@@ -237,17 +233,9 @@ bool CoordinatorClient::run_is_over() const {
 }
 
 void CoordinatorClient::checkpointed(const storage::FileRecord& file, std::int64_t step) {
-  std::unique_lock lock(impl_->mutex);
-  const CoordinatorSession& session = impl_->session;
-  const bool keeps_up = session.committed_step() >= impl_->last_checkpoint;
+  const std::lock_guard lock(impl_->mutex);
   impl_->session.checkpointed(file, step, now());
-  impl_->last_checkpoint = step;
   impl_->link.wake();
-  if (!keeps_up) return;
-  impl_->changed.wait_for(lock, kCommitPatience, [&] {
-    return session.committed_step() >= step || !session.is_welcomed() || session.lease_lost() ||
-           !session.stop_reason().empty();
-  });
 }
 
 std::int64_t CoordinatorClient::committed_step() const {

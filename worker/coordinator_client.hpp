@@ -60,9 +60,9 @@ class CoordinatorClient {
   // The coordinator said that there will be no more work in this run.
   [[nodiscard]] bool run_is_over() const;
 
-  // Waits up to two seconds for its commit, so that a kill costs one interval even where steps are
-  // faster than the coordinator's disk; not for a coordinator that is away, or has not answered the
-  // one before: training goes on then, and a newer checkpoint replaces an unanswered one.
+  // Queues without waiting: training goes on while the coordinator is away or busy. A newer one
+  // replaces an unanswered one. Should this process die before the commit, the coordinator finds
+  // the file by its name.
   void checkpointed(const storage::FileRecord& file, std::int64_t step);
   [[nodiscard]] std::int64_t committed_step() const;  // of the current task; -1: none
   // Wait until committed. Throw kFenced (the lease is lost), kUnavailable (orphaned, or told to

@@ -33,7 +33,7 @@ class TaskContext {
   // rename to file.name. Throw kFenced if the lease is known to be lost.
   virtual void publish_shard(const storage::FileRecord& file, int shard) = 0;
   // A checkpoint is resumed from where it lies: file.name is its path under attempts/.
-  // Waits no longer than seconds: training goes on while the coordinator is away.
+  // Does not wait: training goes on while the coordinator is away.
   virtual void publish_checkpoint(const storage::FileRecord& file, std::int64_t step) = 0;
   // The newest published step that a restart would resume from; checkpoints before it may be
   // removed. -1: none yet.

@@ -229,13 +229,11 @@ class Transfer {
                         {"data", run_.tokens(storage::DataStage::kTransfer).content_hash},
                         {"order", order_hash_},
                         {"layers", std::move(layers)}};
-    const std::string name = storage::RunLayout::attempt_directory(task_.fencing_token) +
-                             "/checkpoint.s" + std::to_string(step_) + ".safetensors";
-    const std::filesystem::path path = run_.layout().resolve(name);
-    const storage::FileRecord written = storage::write_checkpoint(path, name, checkpoint);
+    const storage::FileRecord written =
+        storage::write_checkpoint(run_.layout(), task_.fencing_token, step_, checkpoint);
     storage::fault_point("worker.checkpoint.written", task_.block);
     context_.publish_checkpoint(written, step_);
-    checkpoints_.emplace_back(step_, path);
+    checkpoints_.emplace_back(step_, run_.layout().resolve(written.name));
     // The newest that the journal names stays, and those after it: it may not name them yet.
     while (checkpoints_.size() > 1 && checkpoints_.front().first < context_.committed_step()) {
       std::filesystem::remove(checkpoints_.front().second);

@@ -46,5 +46,41 @@ TEST_F(DispatcherTest, ALeaseThatRanOutSaysWhichStepsAreDoneAgainAndALoadingTask
       << left.reason;
 }
 
+// Between a checkpoint and the word that it is there lies a message, and at times a coordinator.
+TEST_F(DispatcherTest, ACheckpointThatNobodyLivedToAnnounceIsResumedFromHoweverItsAttemptEnds) {
+  const auto killed = [&](const wire::Task&) {
+    desk_->worker_died("w1", 1, storage::ErrorKind::kUnavailable, "killed");
+  };
+  const auto ran_out = [&](const wire::Task&) { pass(seconds(61)); };
+  const auto gave_back = [&](const wire::Task& task) {
+    say("w1", wire::Released{{"w1", 1}, task.fencing_token, "SIGTERM"});
+  };
+  const auto died_before = [&](const wire::Task& task) {
+    const auto lost = desk_->close_attempt(task.fencing_token, nullptr);
+    desk_->record(LeaseRevoked{task.fencing_token, "died meanwhile", /*expired=*/false, lost});
+  };
+  for (const std::function<void(const wire::Task&)>& end :
+       std::vector<std::function<void(const wire::Task&)>>{
+           killed, ran_out, gave_back, died_before}) {
+    std::filesystem::remove_all(layout_.journal_directory());
+    std::filesystem::remove_all(layout_.root() / "attempts");
+    reopen();
+    hello("w1");
+    const wire::Task task = grant_transfer("w1");
+    const auto name_of = [&](std::int64_t step) {
+      return storage::RunLayout::checkpoint(task.fencing_token, step, {1, 2});
+    };
+    for (const std::int64_t step : {10, 5})
+      write_attempt(task.fencing_token, name_of(step), "maps");
+    end(task);
+    static_cast<void>(desk_->flush());
+    const TaskRecord left = replayed().task(TaskId::transfer(task.block));
+    EXPECT_EQ(left.state, TaskState::kPending);
+    EXPECT_EQ(left.checkpoint_step, 10);
+    ASSERT_TRUE(left.checkpoint);
+    EXPECT_EQ(*left.checkpoint, (storage::FileRecord{name_of(10), 4, {1, 2}}));
+  }
+}
+
 }  // namespace
 }  // namespace hedgerow::coordinator

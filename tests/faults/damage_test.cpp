@@ -124,15 +124,14 @@ TEST_F(Damage, OfAShardIsNeverReadSilently) {
 }
 
 TEST_F(Damage, OfACheckpointIsNeverReadSilently) {
-  const std::string name = "attempts/t41/checkpoint.s8.safetensors";
-  const fs::path path = layout_.resolve(name);
-  fs::create_directories(path.parent_path());
-  const auto write = [&](const fs::path& to, std::uint64_t step) {
+  fs::create_directories(layout_.resolve(RunLayout::attempt_directory(41)));
+  const auto write = [&](std::uint64_t step) {
     const json state = {{"kind", "transfer/1"}, {"step", step}, {"history", json::array({1.5, 2})}};
-    return write_checkpoint(to, name, {tensors(step), state});
+    return write_checkpoint(layout_, 41, static_cast<std::int64_t>(step), {tensors(step), state});
   };
-  const FileRecord record = write(path, 8);
-  write(directory_ / "other", 6);
+  const FileRecord record = write(8);
+  const fs::path path = layout_.resolve(record.name);
+  const fs::path other = layout_.resolve(write(6).name);
   Rot rot("checkpoint", path, [&] {
     return both(checked(FileKind::kWhole, record), [&]() -> Seen {
       const Checkpoint read = read_checkpoint(path, record);
@@ -149,7 +148,7 @@ TEST_F(Damage, OfACheckpointIsNeverReadSilently) {
   rot.cuts(200);
   rot.pages();
   rot.swap_pages();
-  rot.replaced(directory_ / "other");
+  rot.replaced(other);
 }
 
 TEST_F(Damage, OfFeatureMapsStudentAndAdapterIsNeverReadSilently) {

@@ -142,15 +142,12 @@ class Storm:
 
     def summary(self, seconds: float) -> dict:
         report = self.report
-        coordinated = [entry for entry in report.lost_steps if entry[2].coordinated]
-        alone = [entry for entry in report.lost_steps if not entry[2].coordinated]
         return {"test": "kill storm", "seed": self.seed, "kills": len(report.kills), "runs": report.runs,
                 "by_state": report.by("state"), "by_place": report.by("place"), "by_process": report.by("role"), "uncounted": report.uncounted,
                 "lost": len(report.lost), "committed_twice": len(report.committed_twice), "byte_equal": report.byte_equal,
-                "checkpoint_every": CHECKPOINT_EVERY, "measured_lost_steps": len(coordinated),
-                "largest_lost_steps": {stage: max([lost for lost, every, _ in coordinated if every == CHECKPOINT_EVERY[stage]],
+                "checkpoint_every": CHECKPOINT_EVERY, "measured_lost_steps": len(report.lost_steps),
+                "largest_lost_steps": {stage: max([lost for lost, every, _ in report.lost_steps if every == CHECKPOINT_EVERY[stage]],
                                                   default=0) for stage in CHECKPOINT_EVERY},
-                "largest_lost_steps_without_coordinator": max([lost for lost, _, _ in alone], default=0),
                 "retries_after_quarantine": report.retries_after_quarantine, "seconds": round(seconds, 1)}
 
 
@@ -160,7 +157,7 @@ def failures_of(storm_: Storm, summary: dict) -> list[str]:
     if not report.byte_equal:
         failures.append("the artifacts have other bytes than those of the undisturbed run")
     for lost, every, kill in report.lost_steps:
-        if kill.coordinated and lost > every:
+        if lost > every:
             failures.append(f"{lost} steps lost, one checkpoint interval is {every}: {kill}")
     failures += [f"only {summary['by_state'].get(state, 0)} kills in {state}" for state in storm.REQUIRED
                  if summary["by_state"].get(state, 0) < AT_LEAST]

@@ -86,7 +86,6 @@ class Kill:
     worker: str
     incarnation: int
     token: int  # of the mpirun that it belonged to
-    coordinated: bool  # a coordinator lived, and had for a while
 
 
 @dataclass
@@ -122,7 +121,6 @@ class StormyRun:
         self.beacons: dict[int, Beacon] = {}
         self.wished_at: dict[int, float] = {}
         self.killed_launches: set[str] = set()
-        self.coordinator_since = 0.0
         self.process: subprocess.Popen | None = None
         self.story = journal_text.Story()
         self.journal_size = -1
@@ -132,7 +130,6 @@ class StormyRun:
             self.process = subprocess.Popen([job.binary_directory() / "hedgerow", "run", "--run", self.run], stdin=subprocess.DEVNULL,
                                             stdout=log, stderr=log,
                                             env={**os.environ, "NO_COLOR": "1", "HEDGEROW_STORM": str(self.beacon_directory)})
-        self.coordinator_since = time.monotonic()
 
     def weather(self) -> None:
         """Until the run is done. Raises AssertionError if it ends otherwise."""
@@ -265,11 +262,7 @@ class StormyRun:
         self.counted[state] += 1
         self.report.kills.append(
             Kill(self.number, role, shown.place, state, shown.step, beacon.option("--worker") if is_worker else "",
-                 int(beacon.option("--incarnation")) if is_worker else 0, int(token or 0), self.is_coordinated()))
-
-    def is_coordinated(self) -> bool:
-        """A coordinator lives and has had time to hear of what was done while none did."""
-        return self.process.poll() is None and time.monotonic() - self.coordinator_since > 2.0
+                 int(beacon.option("--incarnation")) if is_worker else 0, int(token or 0)))
 
     # -- the judgement -----------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ using coordinator::Event;
 using coordinator::State;
 using coordinator::TaskId;
 using coordinator::TaskState;
+using storage::RunLayout;
 
 [[noreturn]] void broken(const std::string& promise) { throw BrokenPromise(promise); }
 
@@ -94,6 +95,7 @@ void Oracle::take(const nlohmann::json& record) {
     log(std::string(type_of(event)) + " " + subject + ": " + coordinator::describe(event));
   }
   count(event);
+  check_resume_point(event);
   const Achieved before = achieved(state_);
   if (const auto rejection = coordinator::apply(state_, event))
     broken("the journal holds " + std::string(type_of(event)) +
@@ -118,6 +120,24 @@ void Oracle::remember(const Event& event) {
     commit(checkpoint->file);
   if (const auto* done = std::get_if<coordinator::TaskDone>(&event)) {
     for (const storage::FileRecord& file : done->files) commit(file);
+  }
+}
+
+// Before the event, while the attempt still holds its task. It looks at the disk as its end became
+// durable, so a checkpoint that came by then may also be known.
+void Oracle::check_resume_point(const Event& event) const {
+  std::uint64_t token = 0;
+  if (const auto* failed = std::get_if<coordinator::TaskFailed>(&event)) token = failed->token;
+  if (const auto* revoked = std::get_if<coordinator::LeaseRevoked>(&event)) token = revoked->token;
+  if (const auto* gone = std::get_if<coordinator::TaskReleased>(&event)) token = gone->token;
+  const coordinator::TaskRecord* task = token == 0 ? nullptr : state_.holder(token);
+  if (task == nullptr) return;
+  const auto entries = disk_.list(layout_.root() / RunLayout::attempt_directory(token));
+  if (!entries) return;
+  for (const storage::DiskEntry& entry : *entries) {
+    const auto left = RunLayout::parse_checkpoint(entry.name);
+    if (left && left->step > (task->checkpoint ? task->checkpoint_step : 0))
+      broken(to_string(task->id) + " will do steps again that " + entry.name + " holds");
   }
 }
 

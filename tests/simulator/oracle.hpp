@@ -4,6 +4,7 @@
 //   one lease a task                a task's grants never overlap, and every grant has its lease
 //   fencing                         every commit carries the token that is current
 //   state = fold(journal)           of the living coordinator, after each of its turns
+//   no step is done again           an attempt ends at the newest whole checkpoint that it left
 //   nothing is undone               done and committed end by `lost` or a planned deletion alone
 //   nobody is told too early        what a worker hears of is in the durable journal
 //   one name, one content           no two attempts write the same final file
@@ -59,6 +60,7 @@ class Oracle {
   void take(const nlohmann::json& record);
   void count(const coordinator::Event& event);
   void remember(const coordinator::Event& event);
+  void check_resume_point(const coordinator::Event& event) const;
   void know_what_is_there();
 
   storage::RunLayout layout_;

@@ -317,7 +317,9 @@ void SimWorker::evaluate(Time now) {
 
 void SimWorker::write_checkpoint(Time now) {
   const std::string text = step_text(value_, unit_);
-  const std::string name = write("checkpoint.s" + std::to_string(unit_), text);
+  const storage::Hash128 hash = record_of("", text).root_hash;
+  const std::string name =
+      write(base_of(RunLayout::checkpoint(task_.fencing_token, unit_, hash)), text);
   session_.checkpointed(record_of(name, text), unit_, now);
   checkpoints_.emplace_back(unit_, (layout_.root() / name).native());
 }

@@ -205,14 +205,12 @@ class Finetune {
                              {"tokens", progress_.tokens},
                              {"loss", progress_.loss},
                              {"seconds", seconds_before_ + clock_.seconds()}});
-    const std::string name = RunLayout::attempt_directory(task_.fencing_token) + "/checkpoint.s" +
-                             std::to_string(step()) + ".safetensors";
-    const fs::path path = run_.layout().resolve(name);
-    const FileRecord record = storage::write_checkpoint(path, name, checkpoint);
+    const FileRecord record =
+        storage::write_checkpoint(run_.layout(), task_.fencing_token, step(), checkpoint);
     storage::fault_point("worker.finetune.checkpoint.written");
     context_.publish_checkpoint(record, step());
     // What a restart would resume from stays, and everything newer.
-    checkpoints_.emplace(step(), path);
+    checkpoints_.emplace(step(), run_.layout().resolve(record.name));
     while (checkpoints_.begin()->first < std::min(context_.committed_step(), step())) {
       fs::remove(checkpoints_.begin()->second);
       checkpoints_.erase(checkpoints_.begin());
