@@ -146,5 +146,19 @@ TEST_F(OracleTest, SeesTwoAttemptsThatPublishOneName) {
   EXPECT_THROW(oracle_.on_turn(1, oracle_.state(), leases, false), BrokenPromise);
 }
 
+TEST_F(OracleTest, SeesAnAttemptThatEndsBehindACheckpointThatItLeft) {
+  const auto ends = [this](std::uint64_t token, std::int64_t committed, std::int64_t left) {
+    const auto file = [token](std::int64_t step) {
+      return storage::FileRecord{RunLayout::checkpoint(token, step, {1, 2}), 4, {1, 2}};
+    };
+    for (const std::int64_t step : {committed, left}) disk_.put("/run/" + file(step).name, "maps");
+    write(coordinator::Granted{TaskId::transfer(0), token, "w1", 1, ""});
+    write(coordinator::CheckpointCommitted{token, committed, file(committed)});
+    write(coordinator::TaskFailed{token, storage::ErrorKind::kUnavailable, "killed"});
+  };
+  EXPECT_NO_THROW(ends(1, 8, 4));
+  EXPECT_THROW(ends(2, 12, 16), BrokenPromise);
+}
+
 }  // namespace
 }  // namespace hedgerow::simulator
