@@ -37,6 +37,19 @@ class RunLayout {
   [[nodiscard]] std::filesystem::path logs() const { return root_ / "logs"; }
   // Of 'hedgerow keygen'; what is in it: coordinator/wire/run_keys.hpp.
   [[nodiscard]] std::filesystem::path keys_directory() const { return root_ / "keys"; }
+  // Of 'hedgerow submit': job scripts, their logs, the recipe that the run begins with. The name
+  // alone is for scripts, to which the run is a variable, and for resolve().
+  static constexpr const char* kSlurm = "slurm";
+  [[nodiscard]] std::filesystem::path slurm_directory() const { return root_ / kSlurm; }
+  // How ranks that others started get the finetune stage: coordinator/wire/stage_start.hpp.
+  [[nodiscard]] std::filesystem::path stage_request_file() const {
+    return root_ / "finetune.request.json";
+  }
+  [[nodiscard]] std::filesystem::path stage_start_file() const {
+    return root_ / "finetune.start.json";
+  }
+  // While it is there, the run is asked to stop.
+  [[nodiscard]] std::filesystem::path stop_file() const { return root_ / "stop"; }
 
   // Relative names, as the journal writes them.
   [[nodiscard]] static std::string tokens(DataStage stage);  // tokens/transfer.h5

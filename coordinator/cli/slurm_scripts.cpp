@@ -4,11 +4,13 @@
 #include <utility>
 
 #include "storage/error.hpp"
+#include "storage/run_layout.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
 
 using storage::Cluster;
+using storage::RunLayout;
 using storage::SlurmSection;
 using storage::SlurmShape;
 
@@ -76,7 +78,7 @@ std::string head(const SlurmJob& job,
   const SlurmSection& slurm = job.cluster.slurm;
   Directives ask;
   ask.option("job-name", job.name + "-" + std::string(to_string(role)));
-  ask.option("output", without_patterns(job.run) + "/slurm/" + log);
+  ask.option("output", without_patterns(RunLayout(job.run).slurm_directory().string()) + "/" + log);
   ask.line("--open-mode=append");  // a round goes on in the log of the one before
   ask.line("--requeue");
   ask.option("signal", "B:USR1@" + std::to_string(slurm.signal_seconds));
@@ -124,9 +126,10 @@ SlurmScript launcher(const SlurmJob& job, const SlurmShape& shape, const std::st
       "#!/bin/bash\n# Written by 'hedgerow submit --slurm'. One worker a task of the allocation.\n"
       "exec " +
           srun_words(shape) + " --open-mode=append --output=" +
-          shell_word(without_patterns(job.run) + "/logs/worker-%N-%j.%t.log") + " \\\n  " +
-          shell_word(job.hedgerow) + " worker --run " + shell_word(job.run) + " --wait " +
-          std::to_string(kWorkerWaitSeconds) + "\n"};
+          shell_word(without_patterns(RunLayout(job.run).logs().string()) +
+                     "/worker-%N-%j.%t.log") +
+          " \\\n  " + shell_word(job.hedgerow) + " worker --run " + shell_word(job.run) +
+          " --wait " + std::to_string(kWorkerWaitSeconds) + "\n"};
 }
 
 // Signals reach the batch shell alone. It hands them on (as SIGUSR1: srun answers SIGTERM by
@@ -180,14 +183,14 @@ exit "$code"
 
 constexpr const char* kRecipe =
     R"sh(# The recipe is for the run's beginning, or what was changed since; later rounds go on with what the run recorded.
-[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$run/run.toml" ] || arguments+=(--recipe "$run/slurm/@file@")
+[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$run/run.toml" ] || arguments+=(--recipe "$run/@folder@/@file@")
 )sh";
 
 constexpr const char* kArrayWorker = R"sh(
 # Whether the job that coordinates is over; not if Slurm does not answer.
 coordinator_is_over() {
   local said
-  if said=$(squeue --noheader --job "$(cat "$run/slurm/@coordinator_job@")" --format %T 2>&1); then
+  if said=$(squeue --noheader --job "$(cat "$run/@folder@/@coordinator_job@")" --format %T 2>&1); then
     [ -z "$said" ]
   else
     [[ $said = *"Invalid job id"* ]]
@@ -236,9 +239,12 @@ SlurmScript coordinating(const SlurmJob& job,
                          const std::string& launcher_file) {
   const std::string name(to_string(role));
   std::string options, recipe;
-  if (!launcher_file.empty()) options += " --worker-launcher \"$run/slurm/" + launcher_file + "\"";
+  if (!launcher_file.empty())
+    options +=
+        " --worker-launcher \"$run/" + std::string(RunLayout::kSlurm) + "/" + launcher_file + "\"";
   if (job.finetunes_apart && role != SlurmRole::kFinetune) options += " --stop-before finetune";
-  if (role != SlurmRole::kFinetune) recipe = filled(kRecipe, {{"file", kSlurmRecipe}});
+  if (role != SlurmRole::kFinetune)
+    recipe = filled(kRecipe, {{"folder", RunLayout::kSlurm}, {"file", kSlurmRecipe}});
   return {role,
           name + ".sbatch",
           head(job, shape, role, name + "-%j.log") + begin(job) + functions(job) +
@@ -256,6 +262,7 @@ SlurmScript array_worker(const SlurmJob& job) {
               filled(kArrayWorker,
                      {{"srun", srun_words(shape)},
                       {"wait", std::to_string(kWorkerWaitSeconds)},
+                      {"folder", RunLayout::kSlurm},
                       {"coordinator_job", kCoordinatorJob}})};
 }
 

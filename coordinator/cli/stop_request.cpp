@@ -14,19 +14,17 @@ constexpr std::chrono::milliseconds kLookEvery{500};
 
 }  // namespace
 
-std::filesystem::path stop_file(const storage::RunLayout& layout) { return layout.root() / "stop"; }
-
 void request_stop(const storage::RunLayout& layout) {
-  storage::write_atomically(stop_file(layout), "stop\n");
+  storage::write_atomically(layout.stop_file(), "stop\n");
 }
 
 void withdraw_stop(const storage::RunLayout& layout) {
   std::error_code ignored;
-  std::filesystem::remove(stop_file(layout), ignored);
+  std::filesystem::remove(layout.stop_file(), ignored);
 }
 
 StopWatcher::StopWatcher(const storage::RunLayout& layout)
-    : thread_([file = stop_file(layout)](const std::stop_token& token) {
+    : thread_([file = layout.stop_file()](const std::stop_token& token) {
         std::mutex mutex;
         std::condition_variable_any wake;
         std::unique_lock lock(mutex);

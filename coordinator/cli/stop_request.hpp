@@ -3,14 +3,11 @@
 // what every node shares.
 #pragma once
 
-#include <filesystem>
 #include <thread>
 
 #include "storage/run_layout.hpp"
 
 namespace hedgerow::coordinator::cli {
-
-[[nodiscard]] std::filesystem::path stop_file(const storage::RunLayout& layout);
 
 void request_stop(const storage::RunLayout& layout);
 void withdraw_stop(

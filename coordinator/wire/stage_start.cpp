@@ -15,13 +15,6 @@ using nlohmann::json;
 constexpr const char* kFormat = "stage/1";
 constexpr std::uint64_t kMaxBytes = 1U << 16;
 
-fs::path request_file(const storage::RunLayout& layout) {
-  return layout.root() / "finetune.request.json";
-}
-fs::path start_file(const storage::RunLayout& layout) {
-  return layout.root() / "finetune.start.json";
-}
-
 template <typename T>
 std::optional<T> read(const fs::path& path, const std::function<T(const json&)>& parse) {
   std::error_code unreadable;
@@ -38,14 +31,14 @@ std::optional<T> read(const fs::path& path, const std::function<T(const json&)>&
 }  // namespace
 
 std::optional<StageRequest> read_stage_request(const storage::RunLayout& layout) {
-  return read<StageRequest>(request_file(layout), [](const json& file) {
+  return read<StageRequest>(layout.stage_request_file(), [](const json& file) {
     return StageRequest{
         string_field(file, "launch"), string_field(file, "host"), int_field(file, "ranks")};
   });
 }
 
 std::optional<StageStart> read_stage_start(const storage::RunLayout& layout) {
-  return read<StageStart>(start_file(layout), [](const json& file) {
+  return read<StageStart>(layout.stage_start_file(), [](const json& file) {
     return StageStart{string_field(file, "launch"),
                       uint_field(file, "fencing_token"),
                       string_field(file, "student"),
@@ -59,7 +52,7 @@ void write_stage_request(const storage::RunLayout& layout, const StageRequest& r
                      {"launch", request.launch},
                      {"host", request.host},
                      {"ranks", request.ranks}};
-  storage::write_atomically(request_file(layout), file.dump(2) + "\n");
+  storage::write_atomically(layout.stage_request_file(), file.dump(2) + "\n");
 }
 
 void write_stage_start(const storage::RunLayout& layout, const StageStart& start) {
@@ -69,18 +62,18 @@ void write_stage_start(const storage::RunLayout& layout, const StageStart& start
                      {"student", start.student},
                      {"endpoint", start.endpoint},
                      {"threads", start.threads}};
-  storage::write_atomically(start_file(layout), file.dump(2) + "\n");
+  storage::write_atomically(layout.stage_start_file(), file.dump(2) + "\n");
 }
 
 void withdraw_stage_request(const storage::RunLayout& layout, const std::string& launch) {
   const auto request = read_stage_request(layout);
   std::error_code ignored;
-  if (request && request->launch == launch) fs::remove(request_file(layout), ignored);
+  if (request && request->launch == launch) fs::remove(layout.stage_request_file(), ignored);
 }
 
 void withdraw_stage_start(const storage::RunLayout& layout) {
   std::error_code ignored;
-  fs::remove(start_file(layout), ignored);
+  fs::remove(layout.stage_start_file(), ignored);
 }
 
 }  // namespace hedgerow::wire

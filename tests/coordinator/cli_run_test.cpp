@@ -86,7 +86,7 @@ TEST_F(BeforeARun, StopReachesARunThatStillMakesItsTokens) {
   bool was_asked = false;
   FakeConsole console;
   console.on_wait = [&] {
-    was_asked = fs::exists(stop_file(run_.layout));
+    was_asked = fs::exists(run_.layout.stop_file());
     preparation.reset();  // as the run does when it hears of it
   };
   const Answer answer = run_line({"stop", "--run", run_.directory()}, console);

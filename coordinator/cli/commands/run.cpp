@@ -71,7 +71,7 @@ void make_directory(const fs::path& directory) {
 bool holds_no_run(const RunLayout& layout) {
   return std::all_of(
       fs::directory_iterator(layout.root()), fs::directory_iterator(), [&](const auto& entry) {
-        return entry.path() == layout.keys_directory() || entry.path().filename() == "slurm";
+        return entry.path() == layout.keys_directory() || entry.path() == layout.slurm_directory();
       });
 }
 

@@ -70,7 +70,7 @@ ExitCode run_stop(const StopOptions& options, Terminal& terminal) {
       throw storage::Error(storage::ErrorKind::kUnavailable,
                            "the process on " + status.host + " (pid " + std::to_string(status.pid) +
                                ") did not stop within " + std::to_string(options.patience_seconds) +
-                               " s; the request stays in " + stop_file(layout).string());
+                               " s; the request stays in " + layout.stop_file().string());
     }
     terminal.status(status.state == "preparing"
                         ? "waiting for the tokenizer to end"

@@ -49,7 +49,7 @@ void check_path(const std::string& run) {
               "another directory");
 }
 
-fs::path folder_of(const RunLayout& layout) { return layout.resolve("slurm"); }
+fs::path folder_of(const RunLayout& layout) { return layout.resolve(RunLayout::kSlurm); }
 
 // The run's recipe as the nodes will get it: the one that is asked for, else the run's own.
 Recipe asked_recipe(const SubmitOptions& options, const RunLayout& layout) {
