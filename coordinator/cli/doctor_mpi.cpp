@@ -51,7 +51,7 @@ Finding launch(Terminal& terminal,
                                          [&](std::string_view line) { lines.emplace_back(line); });
     if (result.ok()) return judge_ranks(check, lines);
     return {check, Level::kFail, child_error(words[0], result).what(), kWithoutMpi};
-  } catch (const storage::Error& error) {
+  } catch (const std::exception& error) {
     return {check, Level::kFail, error.what(), kWithoutMpi};
   }
 }
@@ -154,7 +154,7 @@ std::vector<Finding> examine_nodes(Terminal& terminal, const std::filesystem::pa
     std::vector<Finding> findings = worst_of_each(reports);
     if (!findings.empty()) return findings;
     return {{check, Level::kFail, child_error("srun", result).what(), fix}};
-  } catch (const storage::Error& error) {
+  } catch (const std::exception& error) {
     return {{check, Level::kFail, error.what(), fix}};
   }
 }
@@ -163,7 +163,7 @@ std::vector<Finding> examine_mpi_launch(Terminal& terminal) {
   std::string worker;
   try {
     worker = worker_binary(terminal.console());
-  } catch (const storage::Error& error) {
+  } catch (const std::exception& error) {
     return {{"mpirun, two ranks", Level::kFail, error.what(), "build hedgerow-worker first"}};
   }
   std::optional<Finding> srun;

@@ -22,10 +22,14 @@ struct Probe {
   std::function<std::string(const std::string& out)> judge;  // what was found; empty: not right
 };
 
+Finding unexpected(const Probe& probe, const std::string& out) {
+  return {probe.check, Level::kFail, "unexpected answer: " + one_line(out), probe.fix};
+}
+
 // Runs it; whatever goes wrong is a failure.
 Finding run_probe(Terminal& terminal, const Probe& probe) {
+  std::string out;
   try {
-    std::string out;
     ChildCommand command = probe.command();
     command.limit = kPatience;
     const ChildResult result = run_child(
@@ -33,39 +37,43 @@ Finding run_probe(Terminal& terminal, const Probe& probe) {
     if (!result.ok())
       return {probe.check, Level::kFail, child_error(probe.check, result).what(), probe.fix};
     const std::string found = probe.judge(out);
-    if (found.empty())
-      return {probe.check, Level::kFail, "unexpected answer: " + one_line(out), probe.fix};
+    if (found.empty()) return unexpected(probe, out);
     return {probe.check, Level::kOk, found, ""};
-  } catch (const storage::Error& error) {
+  } catch (const nlohmann::json::exception&) {  // JSON of other types than ours
+    return unexpected(probe, out);
+  } catch (const std::exception& error) {
     return {probe.check, Level::kFail, error.what(), probe.fix};
   }
 }
 
 // hedgerow-worker, and what it was linked with against what it loads here.
 std::vector<Finding> examine_worker(Terminal& terminal) {
-  nlohmann::json answer;
-  const Finding worker = run_probe(
-      terminal,
-      {.check = "hedgerow-worker",
-       .fix = "build it, and run deploy/setup for LibTorch",
-       .command =
-           [&terminal] {
-             return ChildCommand{.arguments = {worker_binary(terminal.console()), "probe"}};
-           },
-       .judge = [&answer](const std::string& out) -> std::string {
-         answer = nlohmann::json::parse(out, nullptr, /*allow_exceptions=*/false);
-         if (!answer.is_object()) return "";
-         return answer.value("version", "?") + " (" + answer.value("git_hash", "?") +
-                "), LibTorch " + answer.value("libtorch", "?");
-       }});
+  std::vector<Finding> libraries;
+  std::string git_hash;
+  const Probe probe{
+      .check = "hedgerow-worker",
+      .fix = "build it, and run deploy/setup for LibTorch",
+      .command =
+          [&terminal] {
+            return ChildCommand{.arguments = {worker_binary(terminal.console()), "probe"}};
+          },
+      .judge = [&](const std::string& out) -> std::string {
+        const auto answer = nlohmann::json::parse(out, nullptr, /*allow_exceptions=*/false);
+        if (!answer.is_object()) return "";
+        libraries = {judge_mpi_library(answer), judge_nccl(answer)};
+        git_hash = answer.value("git_hash", "?");
+        return answer.value("version", "?") + " (" + git_hash + "), LibTorch " +
+               answer.value("libtorch", "?");
+      }};
+  Finding worker = run_probe(terminal, probe);
   if (worker.level != Level::kOk) return {worker};
-  std::vector<Finding> findings = {worker, judge_mpi_library(answer), judge_nccl(answer)};
-  if (answer.value("git_hash", "") != storage::git_hash()) {
-    findings[0].level = Level::kWarn;
-    findings[0].found += ", and hedgerow is " + storage::build();
-    findings[0].fix = "build both from one commit; HEDGEROW_WORKER names another one";
+  if (git_hash != storage::git_hash()) {
+    worker.level = Level::kWarn;
+    worker.found += ", and hedgerow is " + storage::build();
+    worker.fix = "build both from one commit; HEDGEROW_WORKER names another one";
   }
-  return findings;
+  libraries.insert(libraries.begin(), std::move(worker));
+  return libraries;
 }
 
 }  // namespace
