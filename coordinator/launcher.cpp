@@ -189,18 +189,21 @@ std::vector<wire::ChildRecord> LocalWorkers::children() const {
   return records;
 }
 
+std::vector<std::string> mpirun_words() {
+  std::vector<std::string> words = {"mpirun", "--oversubscribe", "--bind-to", "none"};
+  if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
+  // Containers deny the ptrace that the single-copy path needs; gradients are small.
+  words.insert(words.end(), {"--mca", "btl_vader_single_copy_mechanism", "none"});
+  return words;
+}
+
 void MpiStage::start(std::uint64_t token, const std::string& student, const std::string& endpoint) {
-  std::vector<std::string> argv = {"mpirun", "--oversubscribe", "--bind-to", "none"};
-  if (::geteuid() == 0) argv.emplace_back("--allow-run-as-root");
+  std::vector<std::string> argv = mpirun_words();
   // Time between the warning and the kill where a node's daemon goes down with its node: rank 0 is
   // elsewhere and writes the checkpoint. A second on one host, where all ranks hear of it
   // themselves.
   if (config_.nodes > 1) argv.insert(argv.end(), {"--mca", "odls_base_sigkill_timeout", "3"});
-  // Containers deny the ptrace that the single-copy path needs; gradients are small.
-  for (const char* word : {"--mca", "btl_vader_single_copy_mechanism", "none", "-n"})
-    argv.emplace_back(word);
-  argv.push_back(std::to_string(config_.ranks));
-  argv.push_back(config_.worker_binary.string());
+  argv.insert(argv.end(), {"-n", std::to_string(config_.ranks), config_.worker_binary.string()});
   for (const char* word : {"finetune", "--run"}) argv.emplace_back(word);
   argv.push_back(config_.run_directory.string());
   argv.insert(argv.end(),

@@ -80,6 +80,9 @@ class LocalWorkers {
   std::vector<Slot> slots_;
 };
 
+// The words that start ranks of ours with mpirun; how many and which program come behind them.
+[[nodiscard]] std::vector<std::string> mpirun_words();
+
 // The finetune stage: mpirun and its ranks, as one child.
 class MpiStage {
  public:

@@ -1,8 +1,6 @@
 // What takes launchers to find out. Does the launch of the finetune stage work here? The launchers
 // start two ranks of `hedgerow-worker mpi-probe`, on two nodes where the allocation has them,
 // exactly as the stage would be started.
-#include <unistd.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
@@ -10,6 +8,7 @@
 #include "coordinator/cli/doctor.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/programs.hpp"
+#include "coordinator/launcher.hpp"
 #include "storage/error.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -20,10 +19,7 @@ constexpr std::chrono::seconds kPeersPatience{150};
 constexpr const char* kWithoutMpi = "or set finetune.ranks = 1 in the recipe";
 
 std::vector<std::string> mpirun_command(const std::string& worker) {
-  // As MpiStage starts the stage (coordinator/launcher.cpp).
-  std::vector<std::string> command = {"mpirun", "--oversubscribe", "--bind-to", "none"};
-  if (::geteuid() == 0) command.emplace_back("--allow-run-as-root");
-  command.insert(command.end(), {"--mca", "btl_vader_single_copy_mechanism", "none"});
+  std::vector<std::string> command = mpirun_words();  // as the stage is started
   command.insert(command.end(), {"--map-by", "node", "-n", "2", worker, "mpi-probe"});
   return command;
 }
