@@ -1,6 +1,5 @@
 #include "coordinator/key_maker.hpp"
 
-#include <sys/random.h>
 #include <sys/stat.h>
 #include <zmq.h>
 
@@ -14,6 +13,7 @@
 #include "coordinator/wire/run_keys.hpp"
 #include "storage/error.hpp"
 #include "storage/file.hpp"
+#include "storage/random.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -47,18 +47,6 @@ std::string new_secret_key() {
   return secret.data();
 }
 
-std::string new_http_secret() {
-  std::array<unsigned char, kSecretBytes> bytes{};
-  if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    throw storage::system_error("getrandom", "for the secret of HTTP", errno);
-  std::string text;
-  for (const unsigned char byte : bytes) {
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 0xF];
-  }
-  return text;
-}
-
 void make_folder(const RunLayout& layout) {
   std::error_code error;
   fs::create_directories(layout.root(), error);
@@ -90,7 +78,7 @@ class Maker {
 
   void http_secret() {
     const fs::path path = wire::http_secret_file(layout_);
-    if (rotate_ || !fs::exists(path)) write(path, new_http_secret(), kSecretMode);
+    if (rotate_ || !fs::exists(path)) write(path, storage::random_hex(kSecretBytes), kSecretMode);
     static_cast<void>(wire::read_secret_file(path));  // says so if others may read it
   }
 

@@ -7,7 +7,6 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <random>
 #include <set>
 #include <thread>
 
@@ -15,6 +14,7 @@
 #include "coordinator/cli/format.hpp"
 #include "storage/error.hpp"
 #include "storage/file.hpp"
+#include "storage/random.hpp"
 #include "storage/utc.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -33,10 +33,9 @@ constexpr std::chrono::seconds kConnect{5};
 constexpr std::uint64_t kMaxBytes = 1U << 20;
 
 std::string drawn_name(const std::string& host) {
-  std::random_device device;
-  std::string name = host + "-" + std::to_string(::getpid()) + "-";
-  for (int i = 0; i < 8; ++i) name += "0123456789abcdef"[device() % 16];
-  return name + ".json";
+  constexpr std::size_t kRandomBytes = 4;
+  return host + "-" + std::to_string(::getpid()) + "-" + storage::random_hex(kRandomBytes) +
+         ".json";
 }
 
 // By the file server's clock, which all nodes share; 0: no such file.

@@ -1,19 +1,17 @@
 #include "worker/finetune/stage_request.hpp"
 
-#include <random>
 #include <thread>
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/error.hpp"
+#include "storage/random.hpp"
 
 namespace hedgerow::worker {
 namespace {
 
 std::string drawn_name() {
-  std::random_device device;
-  std::string name = wire::this_host() + "-";
-  for (int i = 0; i < 16; ++i) name += "0123456789abcdef"[device() % 16];
-  return name;
+  constexpr std::size_t kRandomBytes = 8;
+  return wire::this_host() + "-" + storage::random_hex(kRandomBytes);
 }
 
 // Taken back however the waiting ends.
