@@ -66,9 +66,9 @@ class Maker {
   std::string pair(const std::string& name) {
     const fs::path secret = wire::secret_key_file(layout_, name);
     if (rotate_ && fs::exists(secret))
-      retired_.insert(public_key_of(wire::read_secret_file(secret)));
+      retired_.insert(wire::public_key_of(wire::read_secret_file(secret)));
     if (rotate_ || !fs::exists(secret)) write(secret, new_secret_key(), kSecretMode);
-    const std::string open = public_key_of(wire::read_secret_file(secret));
+    const std::string open = wire::public_key_of(wire::read_secret_file(secret));
     const fs::path path = wire::public_key_file(layout_, name);
     if (!fs::exists(path) || storage::read_text(path, kMaxBytes) != open + "\n")
       write(path, open, kPublicMode);
@@ -151,13 +151,6 @@ class Maker {
 };
 
 }  // namespace
-
-std::string public_key_of(const std::string& secret_key) {
-  std::array<char, wire::kKeyCharacters + 1> open{};
-  if (!wire::is_key(secret_key) || zmq_curve_public(open.data(), secret_key.c_str()) != 0)
-    throw Error(ErrorKind::kUsage, "a secret key is not 40 characters of Z85; make another one");
-  return open.data();
-}
 
 std::vector<std::string> worker_pairs(const RunLayout& layout) {
   std::vector<std::string> names;

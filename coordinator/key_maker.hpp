@@ -22,9 +22,6 @@ struct KeyReport {
   std::map<std::string, std::string> public_keys;  // by pair; secrets are never reported
 };
 
-// The public key (Z85) of a secret one. Throws kUsage if that is none.
-[[nodiscard]] std::string public_key_of(const std::string& secret_key);
-
 // Worker pairs that keys/ has.
 [[nodiscard]] std::vector<std::string> worker_pairs(const storage::RunLayout& layout);
 

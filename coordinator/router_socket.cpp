@@ -7,7 +7,6 @@
 #include <cerrno>
 
 #include "coordinator/binding.hpp"
-#include "coordinator/key_maker.hpp"
 #include "coordinator/wire/messages.hpp"
 #include "storage/error.hpp"
 
@@ -104,7 +103,7 @@ RouterSocket::RouterSocket(const RouterOptions& options) : impl_(std::make_uniqu
   const std::int64_t cap = static_cast<std::int64_t>(wire::kMaxMessageBytes);
   if (zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &cap, sizeof cap) != 0) fail("zmq_setsockopt");
   if (options.keys) {
-    public_key_ = public_key_of(options.keys->secret_key);
+    public_key_ = wire::public_key_of(options.keys->secret_key);
     set(socket, ZMQ_CURVE_SERVER, 1);
     set(socket, ZMQ_CURVE_SECRETKEY, options.keys->secret_key);
     set(socket, ZMQ_ZAP_DOMAIN, std::string(kZapDomain));

@@ -36,12 +36,6 @@ void set(void* socket, int option, const std::string& value) {
   if (zmq_setsockopt(socket, option, value.data(), value.size()) != 0) fail("zmq_setsockopt");
 }
 
-std::string public_key_of(const std::string& secret_key) {
-  std::array<char, wire::kKeyCharacters + 1> open{};
-  if (zmq_curve_public(open.data(), secret_key.c_str()) != 0) fail("zmq_curve_public");
-  return open.data();
-}
-
 struct Event {
   std::uint16_t number = 0;
   std::uint32_t value = 0;
@@ -107,7 +101,7 @@ struct DealerSocket::Impl {
     if (zmq_setsockopt(socket, ZMQ_MAXMSGSIZE, &cap, sizeof cap) != 0) fail("zmq_setsockopt");
     std::string public_key;
     if (keys) {
-      public_key = public_key_of(keys->secret_key);
+      public_key = wire::public_key_of(keys->secret_key);
       set(socket, ZMQ_CURVE_SERVERKEY, keys->server_key);
       set(socket, ZMQ_CURVE_SECRETKEY, keys->secret_key);
       set(socket, ZMQ_CURVE_PUBLICKEY, public_key);

@@ -1,8 +1,10 @@
 #include "coordinator/wire/run_keys.hpp"
 
 #include <sys/stat.h>
+#include <zmq.h>
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cerrno>
 #include <sstream>
@@ -121,6 +123,13 @@ bool is_worker_pair(std::string_view pair) {
 
 bool is_key(std::string_view text) {
   return text.size() == kKeyCharacters && text.find_first_not_of(kZ85) == std::string_view::npos;
+}
+
+std::string public_key_of(const std::string& secret_key) {
+  std::array<char, kKeyCharacters + 1> open{};
+  if (!is_key(secret_key) || zmq_curve_public(open.data(), secret_key.c_str()) != 0)
+    throw Error(ErrorKind::kUsage, "a secret key is not 40 characters of Z85; make another one");
+  return open.data();
 }
 
 bool has_keys(const RunLayout& layout) {

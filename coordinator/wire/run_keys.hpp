@@ -29,6 +29,8 @@ inline constexpr const char* kDefaultWorkerKey = "worker";
 [[nodiscard]] std::filesystem::path http_secret_file(const storage::RunLayout& layout);
 
 [[nodiscard]] bool is_key(std::string_view text);  // 40 characters of Z85
+// The public key (Z85) of a secret one. Throws kUsage if that is none.
+[[nodiscard]] std::string public_key_of(const std::string& secret_key);
 [[nodiscard]] bool has_keys(const storage::RunLayout& layout);
 
 // The one line of a secret file. Throws kUsage with the command that mends it if the file is

@@ -45,7 +45,7 @@ class Router : public ::testing::Test {
     return keys;
   }
   [[nodiscard]] std::string key(const std::string& pair) const {
-    return public_key_of(wire::read_worker_keys(layout_, pair)->secret_key);
+    return wire::public_key_of(wire::read_worker_keys(layout_, pair)->secret_key);
   }
   [[nodiscard]] auto keys(const std::string& pair) const {
     return wire::read_worker_keys(layout_, pair);

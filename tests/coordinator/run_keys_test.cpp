@@ -66,8 +66,8 @@ TEST_F(RunKeys, SecretsAreTheOwnersAloneAndTheListNamesTheWorker) {
   const auto coordinator = wire::read_coordinator_keys(layout_);
   const auto worker = wire::read_worker_keys(layout_);
   ASSERT_TRUE(coordinator && worker);
-  EXPECT_EQ(public_key_of(coordinator->secret_key), worker->server_key);
-  EXPECT_EQ(coordinator->allowed, std::set<std::string>{public_key_of(worker->secret_key)});
+  EXPECT_EQ(wire::public_key_of(coordinator->secret_key), worker->server_key);
+  EXPECT_EQ(coordinator->allowed, std::set<std::string>{wire::public_key_of(worker->secret_key)});
   EXPECT_EQ(report.public_keys.at("worker") + "\n", text_of("worker.public"));
   EXPECT_EQ(text_of("http.secret").size(), 64U + 1) << "256 bits in hexadecimal digits";
   EXPECT_EQ(report.written.size(), 6U);
@@ -103,8 +103,8 @@ TEST_F(RunKeys, WhatIsMissingIsMadeAgainAndTheRestStays) {
       UnorderedElementsAre("coordinator.secret", "coordinator.public", "worker.public", "allowed"));
   EXPECT_EQ(text_of("worker.secret"), before);
   const auto worker = wire::read_worker_keys(layout_);
-  EXPECT_TRUE(
-      wire::read_coordinator_keys(layout_)->allowed.contains(public_key_of(worker->secret_key)));
+  EXPECT_TRUE(wire::read_coordinator_keys(layout_)->allowed.contains(
+      wire::public_key_of(worker->secret_key)));
 }
 
 // Between the two renames of a rotation: the secret key is new, its public one is not yet.

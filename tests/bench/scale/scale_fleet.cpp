@@ -13,7 +13,6 @@
 #include <string>
 
 #include "coordinator/commit.hpp"
-#include "coordinator/key_maker.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/run_keys.hpp"
 #include "tests/bench/scale/scale_run.hpp"
@@ -119,7 +118,7 @@ class Fleet {
       };
       set(ZMQ_CURVE_SERVERKEY, keys_->server_key);
       set(ZMQ_CURVE_SECRETKEY, keys_->secret_key);
-      set(ZMQ_CURVE_PUBLICKEY, coordinator::public_key_of(keys_->secret_key));
+      set(ZMQ_CURVE_PUBLICKEY, wire::public_key_of(keys_->secret_key));
     }
     int descriptor = -1;
     std::size_t size = sizeof descriptor;
