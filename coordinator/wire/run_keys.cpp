@@ -1,6 +1,7 @@
 #include "coordinator/wire/run_keys.hpp"
 
 #include <sys/stat.h>
+#include <unistd.h>
 #include <zmq.h>
 
 #include <algorithm>
@@ -48,7 +49,18 @@ void require_mode(const fs::path& path, mode_t mode, unsigned forbidden, const c
              "somebody may have");
 }
 
-// The text of a plain file in keys/ that only its owner can have written.
+// Whoever owns a file can write it, and give it any mode, whatever its mode is now.
+void require_owner(const fs::path& path, uid_t owner) {
+  const uid_t reader = ::geteuid();
+  if (owner == reader || owner == 0 || reader == 0) return;
+  refuse(path,
+         "it belongs to user id " + std::to_string(owner) + ", expected " + std::to_string(reader) +
+             " (this user) or 0 (root), because its owner may change it; run as the user who made "
+             "the keys, or 'chown " +
+             std::to_string(reader) + " " + path.string() + "' as root if its content is right");
+}
+
+// The text of a plain file in keys/ that nobody but this user or root can have written.
 std::string read_guarded(const fs::path& path,
                          unsigned forbidden,
                          const char* mended,
@@ -66,11 +78,14 @@ std::string read_guarded(const fs::path& path,
   }
   if (!S_ISREG(status.st_mode)) refuse(path, "is not a plain file; put the key there again");
   struct stat directory {};
-  if (::stat(path.parent_path().c_str(), &directory) == 0)
+  if (::stat(path.parent_path().c_str(), &directory) == 0) {
+    require_owner(path.parent_path(), directory.st_uid);
     require_mode(path.parent_path(), directory.st_mode, kOthersMayWrite, "700");
+  }
   const storage::File file = storage::File::open_read(path);
   if (::fstat(file.descriptor(), &status) != 0)
     throw storage::system_error("stat", path.string(), errno);
+  require_owner(path, status.st_uid);
   require_mode(path, status.st_mode, forbidden, mended);
   const std::uint64_t size = file.size();
   if (size > max_bytes) {

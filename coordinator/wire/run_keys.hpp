@@ -1,8 +1,9 @@
 // The keys of a run, made by `hedgerow keygen`: keys/ in the run directory, which every node sees
 // and only one user may write. Where it is, both sides of the wire use CURVE, and the coordinator
 // lets in the public keys of keys/allowed alone. Formats: coordinator/README.md "Keys".
-// Invariant: a secret that others may read, and a list or public key that others may write, is
-// refused and never used. No message and no log has a secret in it.
+// Invariant: a secret that others may read, and anything here that others may write, be it as its
+// owner (root apart; root itself reads everybody's), is refused and never used. No message and no
+// log has a secret in it.
 #pragma once
 
 #include <filesystem>
@@ -34,7 +35,8 @@ inline constexpr const char* kDefaultWorkerKey = "worker";
 [[nodiscard]] bool has_keys(const storage::RunLayout& layout);
 
 // The one line of a secret file. Throws kUsage with the command that mends it if the file is
-// absent, is no plain file, is larger than 4 KiB, or anybody but its owner may read or write it.
+// absent, is no plain file, is larger than 4 KiB, belongs to somebody else, or anybody but its
+// owner may read or write it.
 [[nodiscard]] std::string read_secret_file(const std::filesystem::path& path);
 
 // The key of a line of keys/allowed: its first word, if that is a key, also one that begins with
@@ -42,7 +44,8 @@ inline constexpr const char* kDefaultWorkerKey = "worker";
 // `place`.
 [[nodiscard]] std::optional<std::string> allowed_key(std::string_view line,
                                                      const std::string& place);
-// All of them. Throws kUsage (absent, over 1 MiB, writable by others, a line that is no key).
+// All of them. Throws kUsage (absent, over 1 MiB, somebody else's, writable by others, a line that
+// is no key).
 [[nodiscard]] std::set<std::string> read_allowed_keys(const storage::RunLayout& layout);
 
 struct CoordinatorKeys {

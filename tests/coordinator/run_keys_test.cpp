@@ -4,9 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <fstream>
 #include <functional>
+#include <iostream>
 
 #include "coordinator/key_maker.hpp"
 #include "storage/error.hpp"
@@ -156,6 +159,37 @@ TEST_F(RunKeys, AFileThatOthersMayTouchIsRefusedWithTheCommandThatMendsIt) {
   chmod(".", 0770);
   EXPECT_THAT(refused_secret(), HasSubstr("'chmod 700"));
   EXPECT_THAT(refusal([&] { make({"worker"}, true); }), HasSubstr("'chmod 700"));
+}
+
+// Read in processes of their own, so that this one stays root.
+TEST_F(RunKeys, WhatBelongsToAnotherUserIsRefusedUnlessThatIsRootOrTheReaderIs) {
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can give files to other users";
+  make();
+  constexpr uid_t kReader = 65534, kOther = 65533;
+  const fs::path folder = layout_.keys_directory();
+  for (const fs::path& path : {directory_.path(), layout_.root(), folder})
+    ASSERT_EQ(::chmod(path.c_str(), 0755), 0);
+  const auto give = [](const fs::path& path, uid_t user) {
+    ASSERT_EQ(::chown(path.c_str(), user, static_cast<gid_t>(-1)), 0);
+  };
+  const auto read_as_reader = [&] {
+    if (::seteuid(kReader) != 0) std::exit(1);
+    std::cerr << refusal([&] { std::ignore = wire::read_allowed_keys(layout_); });
+    std::exit(0);
+  };
+  const auto says = ::testing::ExitedWithCode(0);
+  EXPECT_EXIT(read_as_reader(), says, "nothing was refused") << "root's";
+  give(folder, kReader);
+  give(folder / "allowed", kReader);
+  EXPECT_EXIT(read_as_reader(), says, "nothing was refused") << "its own";
+  give(folder / "allowed", kOther);
+  EXPECT_EXIT(read_as_reader(),
+              says,
+              "allowed: it belongs to user id 65533, expected 65534 .*'chown 65534 ");
+  give(folder / "allowed", 0);
+  give(folder, kOther);
+  EXPECT_EXIT(read_as_reader(), says, "keys: it belongs to user id 65533, expected 65534 ");
+  EXPECT_EQ(wire::read_allowed_keys(layout_).size(), 1U) << "root reads everybody's";
 }
 
 TEST_F(RunKeys, WhatIsNoKeyIsRefusedAndNeverShown) {
