@@ -2,18 +2,17 @@
 // instead of a random moment. Production code calls fault_point("worker.checkpoint.written") at the
 // seams of the commit protocol; nothing happens unless the environment names that place:
 //
-//   HEDGEROW_FAULT=worker.checkpoint.written:3     SIGKILL to this process at its third visit
-//   HEDGEROW_FAULT=worker.transfer.step@1:2        ... at its second visit for block 1
-//   HEDGEROW_FAULT_ONCE=/dir/killed                ... unless this file exists; it is made first,
-//   so that of all the
-//                                                  processes that inherit the environment only one
-//                                                  dies, once
-//   HEDGEROW_FAULT_ACTION=stop                     SIGSTOP instead: all of the process, until
-//                                                  SIGCONT
-//   HEDGEROW_FAULT_ACTION=hang                     this thread alone, for ever; heartbeats go on
+//   HEDGEROW_FAULT=worker.checkpoint.written:3   SIGKILL to this process at its third visit
+//   HEDGEROW_FAULT=worker.transfer.step@1:2      ... at its second visit for block 1
+//   HEDGEROW_FAULT_ONCE=/dir/killed              ... unless this file exists; it is made first, so
+//                                                that of all processes that inherit the
+//                                                environment only one dies, once
+//   HEDGEROW_FAULT_ACTION=stop                   SIGSTOP instead: all of the process, until SIGCONT
+//   HEDGEROW_FAULT_ACTION=hang                   this thread alone, for ever; heartbeats go on
 //
-//   HEDGEROW_STORM=/dir       the process shows in a file there at which place it is, also when it
-//                             is dead, and dies where that file asks for it (fault_beacon.hpp)
+//   HEDGEROW_STORM=/dir                          a file there shows at which place the process is,
+//                                                also when it is dead, and makes it die where that
+//                                                file asks for it (fault_beacon.hpp)
 //
 // The names are listed in tests/faults/README.md. Cost when unset: one load and one branch.
 #pragma once

@@ -1,12 +1,11 @@
 // The job scripts of `hedgerow submit --slurm`, as text: what Slurm is asked for, what runs in the
 // batch step, and what a round's end leads to. Pure; the command writes and submits them.
 //
-//   one allocation              --array                            finetune in an allocation of its
-//   own run.sbatch                  coordinator.sbatch                 finetune.sbatch, after the
-//   first has ended well
-//     hedgerow run                hedgerow run                       hedgerow run
-//       workers.sh: srun        worker.sbatch, N array tasks           finetune-workers.sh: srun
-//       mpirun                    srun hedgerow worker                 mpirun
+//   one allocation          --array                     finetune apart, after the first ended well
+//     run.sbatch              coordinator.sbatch          finetune.sbatch
+//       hedgerow run            hedgerow run                hedgerow run
+//       workers.sh: srun      worker.sbatch, N tasks        finetune-workers.sh: srun
+//       mpirun                  srun hedgerow worker        mpirun
 //
 // Invariant: a job goes back to the queue only where the run was interrupted by Slurm and can go
 // on: after a signal, with exit code 4. `hedgerow stop`, scancel and errors end it.
