@@ -99,12 +99,6 @@ int threads_per_rank(const storage::FinetuneSection& finetune) {
                                     : threads_per_process(finetune.threads, finetune.ranks);
 }
 
-int preferred_port(const std::optional<wire::CoordinatorFile>& previous) {
-  if (!previous) return 0;
-  const std::size_t colon = previous->endpoint.rfind(':');
-  return colon == std::string::npos ? 0 : std::atoi(previous->endpoint.c_str() + colon + 1);
-}
-
 }  // namespace
 
 RunOutcome run(const RunOptions& options, RunObserver& observer) {
@@ -162,7 +156,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   RouterSocket socket({.bind = recipe.workers.bind,
                        .advertise = recipe.workers.advertise,
                        .port = recipe.workers.port,
-                       .preferred_port = preferred_port(previous),
+                       .preferred_port = previous ? wire::port_of(previous->endpoint) : 0,
                        .keys = std::move(keys)});
   Doorkeeper doorkeeper(layout, socket, options.reload_requests);
   const AssemblyInput assembly{recipe, model.config(), model.path().string(), model.fingerprint()};

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <charconv>
 #include <filesystem>
 #include <fstream>
 #include <sstream>
@@ -17,6 +18,7 @@ using nlohmann::json;
 
 constexpr const char* kFormat = "coordinator/1";
 constexpr std::uint64_t kMaxBytes = 1U << 20;
+constexpr int kLargestPort = 65535;
 
 json process_json(const ProcessId& process) {
   return {{"pid", process.pid}, {"start_ticks", process.start_ticks}};
@@ -59,6 +61,15 @@ std::vector<ChildRecord> orphans_of(const CoordinatorFile& file) {
     if (is_alive(child.process)) orphans.push_back(child);
   }
   return orphans;
+}
+
+int port_of(const std::string& endpoint) {
+  const std::size_t colon = endpoint.rfind(':');
+  if (colon == std::string::npos) return 0;
+  const char* const end = endpoint.data() + endpoint.size();
+  int port = 0;
+  const auto [rest, error] = std::from_chars(endpoint.data() + colon + 1, end, port);
+  return error == std::errc() && rest == end && port > 0 && port <= kLargestPort ? port : 0;
 }
 
 std::string this_host() {

@@ -49,6 +49,9 @@ struct CoordinatorFile {
 // Processes of this host that its coordinator started and left behind: it is dead, they are not.
 [[nodiscard]] std::vector<ChildRecord> orphans_of(const CoordinatorFile& file);
 
+// Of an endpoint: 40123 of "tcp://127.0.0.1:40123"; 0 if it names none.
+[[nodiscard]] int port_of(const std::string& endpoint);
+
 [[nodiscard]] std::string this_host();
 // nullopt: there is none, or it is unreadable (then the journal's exclusive segment still keeps two
 // coordinators apart).

@@ -47,12 +47,9 @@ class CoordinatorRun : public RunFixture {
     config.version = "1";
     config.token_floor = largest_token_on_disk(layout_);
     Quiet observer(saw_stopping_);
-    const std::size_t colon = previous ? previous->endpoint.rfind(':') : std::string::npos;
     RouterSocket socket({.bind = recipe_.workers.bind,
                          .advertise = recipe_.workers.advertise,
-                         .preferred_port = colon == std::string::npos
-                                               ? 0
-                                               : std::stoi(previous->endpoint.substr(colon + 1)),
+                         .preferred_port = previous ? wire::port_of(previous->endpoint) : 0,
                          .keys = wire::read_coordinator_keys(layout_)});
     Doorkeeper doorkeeper(layout_, socket, &reload_requests_);
     Coordinator coordinator(

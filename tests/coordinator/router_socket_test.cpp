@@ -210,9 +210,7 @@ TEST_F(Router, TheEndpointNamesAnAddressThatWorkersCanConnectTo) {
 }
 
 TEST_F(Router, APortThatTheRecipeNamesIsTheOneOrNone) {
-  const auto port_of = [](const RouterSocket& router) {
-    return std::stoi(router.endpoint().substr(router.endpoint().rfind(':') + 1));
-  };
+  const auto port_of = [](const RouterSocket& router) { return wire::port_of(router.endpoint()); };
   const RouterSocket any({});
   try {
     const RouterSocket same({.port = port_of(any)});

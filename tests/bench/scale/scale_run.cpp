@@ -1,7 +1,5 @@
 #include "tests/bench/scale/scale_run.hpp"
 
-#include <cstdlib>
-
 #include "coordinator/commit.hpp"
 #include "coordinator/coordinator.hpp"
 #include "coordinator/key_maker.hpp"
@@ -39,10 +37,6 @@ class Nobody final : public RunObserver {
  public:
   void on_status(const RunStatus& /*status*/) override {}
 };
-
-int port_of(const std::string& endpoint) {
-  return std::atoi(endpoint.c_str() + endpoint.rfind(':') + 1);
-}
 
 }  // namespace
 
@@ -92,7 +86,7 @@ void coordinate(const storage::RunLayout& layout) {
   const SteadyClock clock;
   Term term = open_term(layout, replayed, fold(replayed), clock);
   release(std::move(replayed));
-  RouterSocket socket({.preferred_port = previous ? port_of(previous->endpoint) : 0,
+  RouterSocket socket({.preferred_port = previous ? wire::port_of(previous->endpoint) : 0,
                        .keys = wire::read_coordinator_keys(layout)});
   Doorkeeper doorkeeper(layout, socket, nullptr);
   Nobody observer;
