@@ -24,21 +24,19 @@ struct StopOptions {
   int patience_seconds = 120;
 };
 
-// Ends what a dead coordinator left behind on this host: workers, mpirun and srun alike take
-// SIGUSR1 for the request to checkpoint and end. False: some are still there when the time is over.
-bool stop_orphans(const storage::RunLayout& layout,
+// Ends `orphans`, which the dead coordinator of `file` left behind on this host: workers, mpirun
+// and srun alike take SIGUSR1 for the request to checkpoint and end. False: some are still there
+// when the time is over.
+bool stop_orphans(const wire::CoordinatorFile& file,
+                  const std::vector<wire::ChildRecord>& orphans,
                   const StopOptions& options,
                   Terminal& terminal) {
-  const auto file = wire::read_coordinator_file(layout);
-  if (!file) return true;
-  const std::vector<wire::ChildRecord> orphans = wire::orphans_of(*file);
-  if (orphans.empty()) return true;
-  terminal.say("its coordinator (pid " + std::to_string(file->process.pid) + ") is gone; asking " +
+  terminal.say("its coordinator (pid " + std::to_string(file.process.pid) + ") is gone; asking " +
                std::to_string(orphans.size()) + " of its processes to checkpoint and end");
   for (const wire::ChildRecord& orphan : orphans) ::kill(-orphan.process.pid, SIGUSR1);
   const InterruptScope interrupts;
   const auto begin = terminal.console().now();
-  while (!wire::orphans_of(*file).empty()) {
+  while (!wire::orphans_of(file).empty()) {
     if (is_interrupted()) return false;
     if (terminal.console().now() - begin > seconds(options.patience_seconds)) return false;
     std::ignore = terminal.console().wait_for_key(std::chrono::milliseconds(200));
@@ -56,8 +54,9 @@ ExitCode run_stop(const StopOptions& options, Terminal& terminal) {
   RunStatus status = read_status(layout);
   if (!is_at_work(status)) {
     const auto file = wire::read_coordinator_file(layout);
-    if (!file || wire::orphans_of(*file).empty()) return answer("nothing runs here", status.state);
-    if (!stop_orphans(layout, options, terminal)) return ExitCode::kInterrupted;
+    const auto orphans = file ? wire::orphans_of(*file) : std::vector<wire::ChildRecord>();
+    if (orphans.empty()) return answer("nothing runs here", status.state);
+    if (!stop_orphans(*file, orphans, options, terminal)) return ExitCode::kInterrupted;
     return answer(("stopped; 'hedgerow run --run " + options.run + "' goes on").c_str(),
                   status.state);
   }
