@@ -26,6 +26,7 @@ struct RunStarted {
 };
 // Who holds finetune: the MPI stage, whose rank 0 has a uuid of its own.
 inline constexpr const char* kMpiHolder = "mpi";
+
 struct Granted {
   TaskId task;
   std::uint64_t token = 0;

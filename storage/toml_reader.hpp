@@ -25,8 +25,11 @@ class TomlReader {
   TomlReader(const toml::table& root, RecipeProblems& problems)
       : root_(root), table_(&root), problems_(problems) {}
 
+  // The fields that follow are those of [name], as "transfer" or "data.transfer"; where the file
+  // has no such table, they keep their values. `comment` is for the writing visitor.
   void section(std::string_view name, std::string_view comment);
 
+  // Reads section.key into `value` and holds it to `rules`; without the key it stays as it is.
   template <typename T>
   void field(std::string_view key, T& value, const FieldRules& rules) {
     const std::string name = section_ + std::string(key);
@@ -36,6 +39,7 @@ class TomlReader {
     check_field(name, value, rules, problems_);
   }
 
+  // When all fields have been visited: each key of the file that none of them took is a problem.
   void report_unknown() { report_unknown(root_, ""); }
 
  protected:
