@@ -18,6 +18,10 @@ MAGIC = b"!<arch>\n"
 HEADER = 60
 
 
+class UnknownCompression(Exception):
+    """What is in the package may be sound; this machine cannot tell."""
+
+
 def members(deb: bytes):
     """(name, bytes) of an ar archive. Raises ValueError if it is none."""
     if not deb.startswith(MAGIC):
@@ -39,9 +43,11 @@ def unpacked(name: str, data: bytes) -> bytes:
         return zlib.decompress(data, wbits=31)
     if name.endswith(".zst"):
         if not shutil.which("zstd"):
-            sys.exit("error: this package is compressed with zstd, which is not installed here")
+            raise UnknownCompression(f"{name} is compressed with zstd, which is not installed here; install it")
         return subprocess.run(["zstd", "--decompress", "--stdout"], input=data, stdout=subprocess.PIPE, check=True).stdout
-    return data
+    if name.endswith(".tar"):
+        return data
+    raise UnknownCompression(f"{name} is compressed in a way that is unknown here (known: xz, gz, zst, none); unpack it with dpkg-deb")
 
 
 def archive(deb: bytes, part: str) -> bytes:
@@ -63,7 +69,10 @@ def main() -> int:
             if found:
                 sys.stdout.buffer.write(control.extractfile(found).read())
         return 0
-    except (ValueError, StopIteration, lzma.LZMAError, zlib.error, tarfile.TarError) as error:
+    except UnknownCompression as error:
+        print(f"error: {options.deb}: {error}", file=sys.stderr)
+        return 5
+    except (ValueError, StopIteration, lzma.LZMAError, zlib.error, tarfile.TarError, subprocess.CalledProcessError) as error:
         print(f"error: {options.deb} is no Debian package: {error}", file=sys.stderr)
         return 1
 

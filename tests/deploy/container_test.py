@@ -53,9 +53,10 @@ class Scratch(unittest.TestCase):
 
 
 class Packages(Scratch):
-    def read(self, deb: bytes, *words: str) -> subprocess.CompletedProcess:
+    def read(self, deb: bytes, *words: str, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess:
         (self.folder / "a.deb").write_bytes(deb)
-        return subprocess.run([sys.executable, str(FOLDER / "deb_files.py"), *words, str(self.folder / "a.deb")], capture_output=True, check=False)
+        return subprocess.run([sys.executable, str(FOLDER / "deb_files.py"), *words, str(self.folder / "a.deb")], capture_output=True, check=False,
+                              env=dict(os.environ, PATH=path))
 
     def test_files_and_scripts_of_a_package_come_out_of_every_known_compression(self):
         data = tar_of({"./usr/bin/x": "odd"})
@@ -72,6 +73,14 @@ class Packages(Scratch):
             said = self.read(bad)
             self.assertEqual(said.returncode, 1, said)
             self.assertIn(b"a.deb is no Debian package", said.stderr)
+
+    def test_a_compression_that_is_unknown_here_is_told_from_damage(self):
+        for suffix, said in {".bz2": b"unknown here", ".lzma": b"unknown here", ".zst": b"not installed here"}.items():
+            deb = deb_of({"debian-binary": b"2.0\n", "data.tar" + suffix: b"whatever"})
+            answer = self.read(deb, path="/nowhere")
+            self.assertEqual((answer.returncode, answer.stdout), (5, b""), answer)
+            self.assertIn(b"data.tar" + suffix.encode(), answer.stderr)
+            self.assertIn(said, answer.stderr)
 
     def test_it_agrees_with_dpkg_on_a_package_that_dpkg_made(self):
         if not shutil.which("dpkg-deb"):
