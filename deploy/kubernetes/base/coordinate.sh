@@ -7,29 +7,29 @@
 # Usage: coordinate.sh RUN_DIRECTORY RECIPE
 set -u
 
-told=0 child=
+signals=0 child=
 tell() {
-  told=1
+  signals=$((signals + 1))
   [ -z "$child" ] || kill -TERM "$child" 2>/dev/null
 }
 trap tell TERM INT
 
 hedgerow run --run "$1" --recipe "$2" --workers 0 &
 child=$!
-[ "$told" = 0 ] || kill -TERM "$child"  # the signal came before there was a child
-wait "$child"
-code=$?
-while kill -0 "$child" 2>/dev/null; do  # a signal ends `wait`, not the child
+[ "$signals" = 0 ] || kill -TERM "$child"  # the signal came before there was a child
+while :; do  # a signal ends `wait`, not the child, whose code sh keeps; `kill -0` would miss one that sh has reaped already
+  seen=$signals
   wait "$child"
   code=$?
+  [ "$seen" = "$signals" ] && break
 done
 child=
 
-[ "$told" = 0 ] || exit "$code"
+[ "$signals" = 0 ] || exit "$code"
 case $code in
   0 | 2 | 3 | 4)
     echo "hedgerow run ended with exit code $code; this pod stays for 'kubectl exec' until it is deleted" >&2
-    while [ "$told" = 0 ]; do  # a signal between these lines is seen a second later
+    while [ "$signals" = 0 ]; do  # a signal between these lines is seen a second later
       sleep 1 &
       child=$!
       wait "$child"
