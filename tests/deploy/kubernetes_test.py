@@ -280,13 +280,52 @@ class Scripts(unittest.TestCase):
         self.assertEqual(process.wait(20), 4)
 
     def test_eviction_of_the_launcher_reaches_the_ranks_as_a_signal_that_mpirun_hands_on(self):
-        job = next(o for o in kustomize.render(FOLDER / "finetune") if o["kind"] == "MPIJob")
-        container = job["spec"]["mpiReplicaSpecs"]["Launcher"]["template"]["spec"]["containers"][0]
+        container = self.finetune_container("Launcher")
         (self.folder / "mpirun").write_text(FAKE.replace("TERM USR1", "USR1"))  # TERM would kill it
         process = self.start(container["command"] + container["args"], None)
         process.terminate()
         self.assertEqual(process.stdout.readline(), "told\n")
         self.assertEqual(process.wait(20), 4)
+
+    def test_a_launcher_that_is_evicted_before_it_has_begun_hands_that_on_too(self):
+        container = self.finetune_container("Launcher")
+        (self.folder / "mpirun").write_text("#!/bin/sh\ntrap 'exit 4' USR1\necho started\nsleep 2 & wait $!\n")
+        script = container["args"][0].replace("trap tell TERM INT\n", "trap tell TERM INT\nkill -TERM $$\n")
+        early = "sleep 1\n[ \"$signals\" = 0 ]"  # a child that listens already
+        process = self.start([*container["command"], script.replace('[ "$signals" = 0 ]', early)], None)
+        self.assertEqual(process.wait(20), 4)
+        self.assertEqual(process.stdout.read(), "")
+
+    def finetune_container(self, role: str) -> dict:
+        job = next(o for o in kustomize.render(FOLDER / "finetune") if o["kind"] == "MPIJob")
+        return job["spec"]["mpiReplicaSpecs"][role]["template"]["spec"]["containers"][0]
+
+    def before_the_end_of_a_ranks_pod(self, rank: str, seconds: int | None = None) -> list[str]:
+        """What `rank` says until the handler is through, the handler's waiting cut to `seconds`. It finds ranks by name, so all of
+        this has a namespace of processes to itself, as a pod has."""
+        words = ["unshare", "--map-root-user", "--pid", "--fork", "--kill-child", "--mount-proc"]
+        if subprocess.run([*words, "true"], capture_output=True, check=False).returncode != 0:
+            self.skipTest("this user may not make namespaces")
+        *shell, handler = self.finetune_container("Worker")["lifecycle"]["preStop"]["exec"]["command"]
+        if seconds is not None:
+            handler = handler.replace("left=50", f"left={seconds}")
+        (self.folder / "started").unlink(missing_ok=True)
+        (self.folder / "hedgerow-worker").write_text("#!/bin/sh\n" + rank)
+        (self.folder / "hedgerow-worker").chmod(0o755)
+        begin = f"{self.folder}/hedgerow-worker & until [ -e {self.folder}/started ]; do sleep 0.1; done; \"$@\"; echo over"
+        said = subprocess.run([*words, "sh", "-c", begin, "sh", *shell, handler], capture_output=True, text=True, timeout=30, check=True)
+        return said.stdout.splitlines()
+
+    def test_the_pod_of_a_rank_ends_when_the_rank_was_told_and_has_ended(self):
+        started = f"touch {self.folder}/started\n"
+        waits = "while :; do sleep 1000 & wait $!; done\n"
+        self.assertEqual(self.before_the_end_of_a_ranks_pod(f"trap 'sleep 2; echo checkpointed; exit 4' USR1\n{started}{waits}"),
+                         ["checkpointed", "over"])
+        self.assertEqual(self.before_the_end_of_a_ranks_pod(f"trap '' USR1\n{started}{waits}", seconds=2), ["over"])
+        self.assertEqual(self.before_the_end_of_a_ranks_pod(started), ["over"], "there is no rank")
+        handler = self.finetune_container("Worker")["lifecycle"]["preStop"]["exec"]["command"][-1]
+        pod = next(spec for name, spec, _ in pods(kustomize.render(FOLDER / "finetune")) if name.endswith("Worker"))
+        self.assertLess(int(re.search(r"left=(\d+)", handler)[1]), pod["terminationGracePeriodSeconds"])
 
 
 if __name__ == "__main__":
