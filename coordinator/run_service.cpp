@@ -99,6 +99,34 @@ int threads_per_rank(const storage::FinetuneSection& finetune) {
                                     : threads_per_process(finetune.threads, finetune.ranks);
 }
 
+// Throws kUsage without a worker program.
+CoordinatorConfig coordinator_config(const RunOptions& options,
+                                     const storage::RunLayout& layout,
+                                     const storage::ReplayResult& replayed,
+                                     const storage::Recipe& recipe,
+                                     const Plan& plan,
+                                     int local_workers) {
+  const std::optional<wire::Allocation> allocation = wire::own_allocation();
+  return {.layout = layout,
+          .dispatcher = dispatcher_config(options, layout, replayed, recipe, plan, local_workers),
+          .launcher = {.worker_binary = find_worker(options),
+                       .run_directory = layout.root(),
+                       .logs = layout.logs(),
+                       .local_workers = local_workers,
+                       .worker_launcher = options.worker_launcher.empty()
+                                              ? fs::path()
+                                              : fs::absolute(options.worker_launcher),
+                       .threads = threads_per_process(recipe.workers.threads, local_workers),
+                       .ranks = recipe.finetune.ranks,
+                       .threads_per_rank = threads_per_rank(recipe.finetune),
+                       .nodes = allocation ? allocation->nodes : 1},
+          .retries_with_new_seed = recipe.transfer.retries_with_new_seed,
+          .size = size_of(recipe, plan),
+          .stop_requests = options.stop_requests,
+          .stops_before_finetune = options.stops_before_finetune,
+          .finetune_elsewhere = starts_elsewhere(recipe.finetune)};
+}
+
 }  // namespace
 
 RunOutcome run(const RunOptions& options, RunObserver& observer) {
@@ -130,26 +158,8 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
     return done;
   }
   storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
-  const std::optional<wire::Allocation> allocation = wire::own_allocation();
-  CoordinatorConfig config{
-      .layout = layout,
-      .dispatcher = dispatcher_config(options, layout, replayed, recipe, plan, local_workers),
-      .launcher = {.worker_binary = find_worker(options),
-                   .run_directory = layout.root(),
-                   .logs = layout.logs(),
-                   .local_workers = local_workers,
-                   .worker_launcher = options.worker_launcher.empty()
-                                          ? fs::path()
-                                          : fs::absolute(options.worker_launcher),
-                   .threads = threads_per_process(recipe.workers.threads, local_workers),
-                   .ranks = recipe.finetune.ranks,
-                   .threads_per_rank = threads_per_rank(recipe.finetune),
-                   .nodes = allocation ? allocation->nodes : 1},
-      .retries_with_new_seed = recipe.transfer.retries_with_new_seed,
-      .size = size_of(recipe, plan),
-      .stop_requests = options.stop_requests,
-      .stops_before_finetune = options.stops_before_finetune,
-      .finetune_elsewhere = starts_elsewhere(recipe.finetune)};
+  CoordinatorConfig config =
+      coordinator_config(options, layout, replayed, recipe, plan, local_workers);
   const SteadyClock clock;
   Term term = open_term(layout, replayed, std::move(folded), clock);
   release(std::move(replayed));
