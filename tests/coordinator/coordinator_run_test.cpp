@@ -1,13 +1,12 @@
 // A coordinator at work, from its workers' side of the socket (coordinator_fixture.hpp).
 #include <gmock/gmock.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-#include <csignal>
 #include <latch>
 
 #include "coordinator_fixture.hpp"
 #include "storage/safetensors.hpp"
+#include "tests/support/forked_process.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -142,16 +141,7 @@ TEST_F(CoordinatorRun, AStopRequestTellsTheWorkersAndTheNextTermGoesOn) {
 // The coordinator is a child process and is killed while a worker holds a task. The worker lives
 // on, finds the next coordinator, keeps its lease and finishes the same attempt.
 TEST_F(CoordinatorRun, ALiveWorkerIsAdoptedByTheNextCoordinatorAfterAKill) {
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    try {
-      static_cast<void>(coordinate());
-    } catch (...) {
-      ::_exit(1);
-    }
-    ::_exit(0);
-  }
+  tests::ForkedProcess first([&] { static_cast<void>(coordinate()); });
   const std::string endpoint = endpoint_of_next_coordinator();
   std::atomic<std::uint64_t> held{0};
   std::atomic<bool> go_on{false};
@@ -167,10 +157,7 @@ TEST_F(CoordinatorRun, ALiveWorkerIsAdoptedByTheNextCoordinatorAfterAKill) {
     }
   });
   held.wait(0);
-  ::kill(child, SIGKILL);
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  ASSERT_TRUE(WIFSIGNALED(status));
+  ASSERT_TRUE(WIFSIGNALED(first.kill()));
   const int granted_before = num_records("granted");
   go_on = true;
   go_on.notify_all();
@@ -186,14 +173,9 @@ TEST_F(CoordinatorRun, ALiveWorkerIsAdoptedByTheNextCoordinatorAfterAKill) {
 
 TEST_F(CoordinatorRun, ASecondCoordinatorOnTheSameRunIsRefusedByName) {
   storage::write_atomically(layout_.recipe(), recipe_.to_toml());
-  const pid_t other = ::fork();
-  ASSERT_GE(other, 0);
-  if (other == 0) {
-    ::pause();
-    ::_exit(0);
-  }
+  const tests::ForkedProcess other([] { ::pause(); });
   wire::CoordinatorFile file{.host = wire::this_host(),
-                             .process = *wire::process_with(other),
+                             .process = *wire::process_with(other.pid()),
                              .term = 3,
                              .endpoint = "tcp://127.0.0.1:1",
                              .started_at = "2026-11-21T12:00:00.000Z",
@@ -208,12 +190,11 @@ TEST_F(CoordinatorRun, ASecondCoordinatorOnTheSameRunIsRefusedByName) {
     ADD_FAILURE() << "ran beside another coordinator";
   } catch (const storage::Error& error) {
     EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
-    EXPECT_NE(std::string(error.what()).find("pid " + std::to_string(other)), std::string::npos)
+    EXPECT_NE(std::string(error.what()).find("pid " + std::to_string(other.pid())),
+              std::string::npos)
         << error.what();
     EXPECT_NE(std::string(error.what()).find("term 3"), std::string::npos) << error.what();
   }
-  ::kill(other, SIGKILL);
-  ::waitpid(other, nullptr, 0);
 }
 
 TEST_F(CoordinatorRun, AnAddressThatOthersReachIsRefusedWithoutKeys) {

@@ -1,11 +1,7 @@
 // A finetune stage whose ranks the coordinator does not start itself: an MPIJob of Kubernetes, or
 // another job's mpirun.
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <csignal>
-
 #include "coordinator_fixture.hpp"
+#include "tests/support/forked_process.hpp"
 #include "worker/finetune/stage_request.hpp"
 
 namespace hedgerow::coordinator {
@@ -91,22 +87,12 @@ TEST_F(StageElsewhere, ItsRanksAskForItAndAskAgainAfterAFailure) {
 }
 
 TEST_F(StageElsewhere, ItOutlivesItsCoordinatorAndKeepsItsToken) {
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) {
-    try {
-      static_cast<void>(coordinate());
-    } catch (...) {
-      ::_exit(1);
-    }
-    ::_exit(0);
-  }
+  tests::ForkedProcess first([&] { static_cast<void>(coordinate()); });
   static_cast<void>(serve(*connect("w", endpoint_of_next_coordinator())));
   const auto client = launch_ranks();
   const auto task = client->join();
   ASSERT_TRUE(task);
-  ::kill(child, SIGKILL);
-  ::waitpid(child, nullptr, 0);
+  ASSERT_TRUE(WIFSIGNALED(first.kill()));
   std::jthread ranks([&] { finish_finetune(*client, task->fencing_token); });
   EXPECT_EQ(coordinate().exit_code, storage::ExitCode::kOk);
   EXPECT_EQ(replayed().task(TaskId::finetune()).token, task->fencing_token);

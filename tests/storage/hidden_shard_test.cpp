@@ -6,7 +6,6 @@
 #include <sched.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -18,6 +17,7 @@
 #include "storage/error.hpp"
 #include "storage/file.hpp"
 #include "storage/shard_header.hpp"
+#include "tests/support/forked_process.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -178,15 +178,12 @@ TEST_F(HiddenShard, AWriterThatDidNotFinishLeavesNothing) {
 TEST_F(HiddenShard, AKilledWriterLeavesNoShardThatOpens) {
   const ShardInfo info = shard_info(40, 64, 96);
   for (int after = 0; after < 40; after += 3) {
-    const pid_t child = ::fork();
-    ASSERT_GE(child, 0);
-    if (child == 0) {
+    tests::ForkedProcess child([&] {
       ShardWriter writer(path_, info);
       for (int i = 0; i < after; ++i) writer.append(sequence_bytes(info, i));
       ::kill(::getpid(), SIGKILL);
-    }
-    int status = 0;
-    ASSERT_EQ(::waitpid(child, &status, 0), child);
+    });
+    const int status = child.wait();
     ASSERT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
     ASSERT_TRUE(fs::exists(path_)) << "the child must have died while writing";
     EXPECT_NE(diagnosis(path_, std::nullopt), "") << "killed after " << after << " sequences";
@@ -233,11 +230,8 @@ int write_on_a_full_disk(const fs::path& mount_point) {
 }
 
 TEST_F(HiddenShard, AFullDiskIsExhaustedBeforeAnythingIsComputedAndLeavesNoFile) {
-  const pid_t child = ::fork();
-  ASSERT_GE(child, 0);
-  if (child == 0) ::_exit(write_on_a_full_disk(directory_.path()));
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  tests::ForkedProcess child([&] { ::_exit(write_on_a_full_disk(directory_.path())); });
+  const int status = child.wait();
   ASSERT_TRUE(WIFEXITED(status));
   if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "this machine may not mount a tmpfs";
   EXPECT_EQ(WEXITSTATUS(status), 0);
