@@ -98,8 +98,9 @@ class Beacon : public ::testing::Test {
   }
   ~Beacon() override { unsetenv("HEDGEROW_STORM"); }
 
-  // By the process itself, which is its own tester here.
+  // By the process itself, which is its own tester here: it comes by, so that it has a page.
   static void wish(const std::string& place, std::uint32_t skip, std::uint32_t delay_us) {
+    fault_point("begin");
     FaultBeacon written;
     std::copy(place.begin(), place.end(), written.wishes[0].place.begin());
     written.wishes[0].skip = skip;
@@ -114,8 +115,10 @@ class Beacon : public ::testing::Test {
     file.close();
   }
 
-  // The place that the one process showed that died.
-  [[nodiscard]] std::string shown() const {
+  // What a process shows that is killed over this work, having `said` as much on stderr.
+  template <typename Work>
+  [[nodiscard]] std::string place_of_death(Work work, const std::string& said = "") const {
+    EXPECT_EXIT(work(), testing::KilledBySignal(SIGKILL), said);
     std::string text;
     for (const auto& entry : std::filesystem::directory_iterator(directory_.path()))
       text += read_text(entry.path()).substr(offsetof(FaultBeacon, place), kPlaceBytes).c_str();
@@ -128,43 +131,32 @@ class Beacon : public ::testing::Test {
 using BeaconDeathTest = Beacon;
 
 TEST_F(BeaconDeathTest, OutlivesItsProcessAndTellsTheStretchOfWorkThatItDiedIn) {
-  EXPECT_EXIT(
-      {
-        const FaultScope outer("task");
-        { const FaultScope inner("task.step"); }
-        std::raise(SIGKILL);
-      },
-      testing::KilledBySignal(SIGKILL),
-      "");
-  EXPECT_EQ(shown(), "task");
+  const std::string place = place_of_death([] {
+    const FaultScope outer("task");
+    { const FaultScope inner("task.step"); }
+    std::raise(SIGKILL);
+  });
+  EXPECT_EQ(place, "task");
 }
 
 TEST_F(BeaconDeathTest, AWishedKillComesAtItsVisitAndNotBefore) {
-  EXPECT_EXIT(
-      {
-        fault_point("begin");
-        wish("task.step", 1, 0);
-        fault_point("task.step");
-        std::fputs("still alive\n", stderr);
-        fault_point("elsewhere");
-        fault_point("task.step");
-      },
-      testing::KilledBySignal(SIGKILL),
-      "still alive");
-  EXPECT_EQ(shown(), "task.step");
+  const auto work = [] {
+    wish("task.step", 1, 0);
+    fault_point("task.step");
+    std::fputs("still alive\n", stderr);
+    fault_point("elsewhere");
+    fault_point("task.step");
+  };
+  EXPECT_EQ(place_of_death(work, "still alive"), "task.step");
 }
 
 TEST_F(BeaconDeathTest, AWishedKillMayComeSomeMicrosecondsLaterWhateverTheProcessDoesThen) {
-  EXPECT_EXIT(
-      {
-        fault_point("begin");
-        wish("task.step", 0, 2000);
-        fault_point("task.step");
-        for (int step = 0;; ++step) fault_step(step);
-      },
-      testing::KilledBySignal(SIGKILL),
-      "");
-  EXPECT_EQ(shown(), "task.step");
+  const std::string place = place_of_death([] {
+    wish("task.step", 0, 2000);
+    fault_point("task.step");
+    for (int step = 0;; ++step) fault_step(step);
+  });
+  EXPECT_EQ(place, "task.step");
 }
 
 }  // namespace
