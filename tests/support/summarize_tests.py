@@ -1,8 +1,9 @@
-"""Reads the JUnit files that ctest wrote and says what failed, what was skipped and why, and the counts.
+"""Reads the JUnit files that ctest wrote and says what was skipped and why, how what failed ended, and the counts.
 
   summarize_tests.py FILE.xml...      exit 1 if a test failed or none ran
 
-The last line is "N passed, N failed, N skipped".
+The last line is "N passed, N failed, N skipped". What went wrong stands right before it, the end of each failed test's output
+first: where a run is followed from afar, its last lines are all that is seen.
 """
 
 from __future__ import annotations
@@ -10,48 +11,83 @@ from __future__ import annotations
 import re
 import sys
 import xml.etree.ElementTree as ElementTree
-from collections import defaultdict
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
 
 NO_REASON = "no reason given"
+TAIL_LINES = 40
+TAIL_CHARACTERS = 3000
+ALL_TAILS_CHARACTERS = 9000  # what many failures share: of a run that is followed from afar, 12,000 are kept
 
 
-def skip_reason(output: str) -> str:
-    """The reason that a GoogleTest or one of our Python tests printed, else ctest's own message."""
-    if found := re.search(r": Skipped\n(.+?)\n", output):
-        return found.group(1).strip()
-    if found := re.search(r"^SKIPPED [^:]*: (.+)$", output, re.MULTILINE):
-        return found.group(1).strip()
-    return NO_REASON
+@dataclass
+class Results:
+    passed: list[str] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)  # name and seconds, output
+    skipped: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # names by reason
+    skipped_in_part: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # of passed modules, a name each time
+
+
+def skip_reasons(output: str) -> list[str]:
+    """Those that GoogleTest or our Python tests printed."""
+    found = re.findall(r": Skipped\n(.+?)\n", output) or re.findall(r"^SKIPPED [^:\n]*: (.+)$", output, re.MULTILINE)
+    return [reason.strip() for reason in found]
+
+
+def without_colours(output: str) -> str:
+    """ctest spells out what XML cannot hold."""
+    return re.sub(r"\[NON-XML-CHAR-0x1B\]\[[0-9;]*[A-Za-z]", "", output)
+
+
+def tail(output: str, characters: int) -> str:
+    kept = "\n".join(without_colours(output).rstrip().splitlines()[-TAIL_LINES:])
+    return kept if len(kept) <= characters else "..." + kept[-characters + 3:]
+
+
+def suite_of(name: str) -> str:
+    """Of Gpu/Cuda/CudaHybrid.PropagatesNan/cuda CudaHybrid; a Python module, and what else has a name of its own, is one."""
+    suite = name.partition(".")[0].rpartition("/")[2]
+    return suite if suite[:1].isupper() else name
+
+
+def by_suite(names: list[str]) -> str:
+    return ", ".join(f"{suite} ({count})" for suite, count in sorted(Counter(map(suite_of, names)).items()))
+
+
+def read(path: str, results: Results) -> None:
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name, status = case.get("name", "?").partition("  # GetParam")[0], case.get("status", "")
+        output = case.findtext("system-out") or ""
+        failure = (f"{name} ({float(case.get('time', 0)):.1f} s)", output)
+        element = case.find("skipped")
+        if element is not None or status in ("notrun", "disabled"):
+            message = element.get("message", "") if element is not None else ""
+            if message.startswith("Unable to find"):  # not built, which is no reason to skip
+                results.failed.append(failure)
+            else:
+                results.skipped[(skip_reasons(output) or [message or NO_REASON])[0]].append(name)
+        elif status == "run":
+            results.passed.append(name)
+            for reason in skip_reasons(output):
+                results.skipped_in_part[reason].append(name)
+        else:
+            results.failed.append(failure)
 
 
 def main() -> int:
-    passed, failed, skipped = [], [], defaultdict(list)
+    results = Results()
     for path in sys.argv[1:]:
-        for case in ElementTree.parse(path).getroot().iter("testcase"):
-            name, status = case.get("name", "?"), case.get("status", "")
-            output = case.findtext("system-out") or ""
-            element = case.find("skipped")
-            if element is not None or status in ("notrun", "disabled"):
-                reason = skip_reason(output)
-                if reason == NO_REASON and element is not None and element.get("message"):
-                    reason = element.get("message", "")
-                if "not found" in reason.lower() and "unable to find" in reason.lower():
-                    failed.append(f"{name} ({reason})")
-                else:
-                    skipped[reason].append(name)
-            elif status == "run":
-                passed.append(name)
-            else:
-                failure = case.find("failure")
-                failed.append(name + (f" ({failure.get('message')})" if failure is not None else ""))
-    for reason, names in sorted(skipped.items()):
-        print(f"skipped, {reason}:")
-        for name in sorted(names):
-            print(f"  {name}")
-    for name in failed:
+        read(path, results)
+    for title, reasons in (("skipped", results.skipped), ("skipped in part", results.skipped_in_part)):
+        for reason, names in sorted(reasons.items()):
+            print(f"{title}, {reason}: {by_suite(names)}")
+    room = ALL_TAILS_CHARACTERS // max(1, len(results.failed))
+    for name, output in results.failed:
+        print(f"---- the end of {name}\n{tail(output, min(TAIL_CHARACTERS, room))}")
+    for name, _ in results.failed:
         print(f"FAILED {name}")
-    print(f"{len(passed)} passed, {len(failed)} failed, {sum(map(len, skipped.values()))} skipped")
-    return 1 if failed or not passed else 0
+    print(f"{len(results.passed)} passed, {len(results.failed)} failed, {sum(map(len, results.skipped.values()))} skipped")
+    return 1 if results.failed or not results.passed else 0
 
 
 if __name__ == "__main__":
