@@ -39,12 +39,11 @@ def load(directory: Path):
 class ExportParity:
     """The tests of one window and feature map; a run, its exports, and our logits are made once."""
 
-    window = ""
-    attention = "bias = true"  # further keys of the recipe's [attention]
+    attention: dict[str, object] = {}  # of the recipe, where it is not the job's own
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.job = job.Job(window=cls.window, attention=cls.attention)
+        cls.job = job.Job({f"attention.{key}": value for key, value in cls.attention.items()})
         cls.addClassCleanup(cls.job.close)
         ended = cls.job.run()
         if ended.code != 0:
@@ -134,28 +133,19 @@ class ExportParity:
 
 
 class Sliding(ExportParity, unittest.TestCase):
-    window = "sliding"
+    attention = {"window": "sliding"}
 
 
 class Terraced(ExportParity, unittest.TestCase):
-    window = "terraced"
+    attention = {"window": "terraced"}
 
 
 class PositiveRandom(ExportParity, unittest.TestCase):
-    window = "terraced"
-    attention = """feature_map = "positive_random"
-start = "orthogonal_chi"
-feature_dim = 64
-negation = false
-bias = false"""
+    attention = {"feature_map": "positive_random", "start": "orthogonal_chi", "feature_dim": 64, "negation": False, "bias": False}
 
 
 class Taylor(ExportParity, unittest.TestCase):
-    window = "terraced"
-    attention = """feature_map = "taylor"
-feature_dim = 2145  # 1 + 64 + 64 * 65 / 2
-negation = false
-bias = false"""
+    attention = {"feature_map": "taylor", "feature_dim": 1 + 64 + 64 * 65 // 2, "negation": False, "bias": False}
 
 
 if __name__ == "__main__":

@@ -80,17 +80,12 @@ class Screen:
         os.close(self._slave)
 
 # `status` is a second old at most: a stage must last longer to be seen and interrupted in it.
-STEPS = 100
-
-
-def bound_to_all(recipe: str) -> str:
-    """The recipe for a coordinator at all addresses of this host, which takes keys."""
-    return recipe.replace("[workers]\n", '[workers]\nbind = "*"\n')
+STEPS = {"transfer.max_steps": 100, "finetune.max_steps": 12}
 
 
 def setUpModule() -> None:
     global undisturbed, screen
-    undisturbed = job.Job(steps=STEPS)
+    undisturbed = job.Job(STEPS)
     unittest.addModuleCleanup(undisturbed.close)
     with undisturbed.started("run", "--run", undisturbed.run_directory, "--recipe", undisturbed.recipe) as run:
         undisturbed.wait_for_coordinator(undisturbed.run_directory, run)
@@ -121,11 +116,10 @@ class Watched(unittest.TestCase):
 
 class Interrupted(unittest.TestCase):
     def setUp(self) -> None:
-        self.job = job.Job(steps=STEPS)
+        self.job = job.Job({**STEPS, "workers.bind": "*"})  # all addresses of this host: that takes keys
         self.addCleanup(self.job.close)
         made = self.job.command("keygen", "--run", self.job.run_directory)
         self.assertEqual(made.code, 0, made)
-        self.job.recipe.write_text(bound_to_all(self.job.recipe.read_text()))
 
     def run_until(self, holds, code: int, end) -> str:
         """`run` until holds(tasks by id), then end(process); its stderr."""

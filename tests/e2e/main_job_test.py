@@ -63,7 +63,7 @@ class MainJob(unittest.TestCase):
     def test_k_is_a_deployment_choice_and_changes_no_byte(self) -> None:
         expected = self.job.artifacts()["feature maps"]
         for layers_per_block in (1, 3, 4):
-            other = job.Job(layers_per_block=layers_per_block)
+            other = job.Job({"plan.layers_per_block": layers_per_block})
             self.addCleanup(other.close)
             ended = other.run()
             self.assertEqual(ended.code, 0, ended)

@@ -29,19 +29,9 @@ def release_only(test: Callable) -> Callable:
     return unittest.skipUnless(RELEASE, "of the release run: set HEDGEROW_TEST_RELEASE=1")(test)
 
 
-def recipe(steps: int = 8, **workers: object) -> str:
-    """job.RECIPE with these keys of [workers], its last section, on top."""
-    text = job.RECIPE.format(model=job.cut_model(4), text=job.require_text(), layers_per_block=2, window="terraced", steps=steps,
-                             attention="bias = true", finetune_steps=4)
-    head, _, section = text.partition("[workers]\n")
-    lines = [line for line in section.splitlines() if line.partition(" = ")[0] not in workers]
-    lines += [f"{key} = {json.dumps(value)}" for key, value in workers.items()]
-    return head + "[workers]\n" + "\n".join(lines) + "\n"
-
-
 @cache
 def expected() -> dict[str, str]:
-    undisturbed = job.Job(recipe=recipe())
+    undisturbed = job.Job()
     try:
         ended = undisturbed.run()
         if ended.code != 0:
@@ -52,10 +42,10 @@ def expected() -> dict[str, str]:
 
 
 class Disturbed(job.Job):
-    """A run in the background, and what happens to it."""
+    """A run in the background, and what happens to it; `workers` are keys of the recipe's [workers]."""
 
     def __init__(self, test: unittest.TestCase, **workers: object) -> None:
-        super().__init__(recipe=recipe(**workers))
+        super().__init__({f"workers.{key}": value for key, value in workers.items()})
         test.addCleanup(self.close)
         self.test = test
 

@@ -69,8 +69,7 @@ class SlurmJob(job.Job):
 
     def __init__(self, steps: int, partition: str, minutes: int = 10, signal: int = 30, nodes: int = 1, tasks: int = 1,
                  ranks_per_node: int = 2) -> None:
-        super().__init__(steps=steps)
-        self.recipe.write_text(recipe_of(self, steps))
+        super().__init__(changes(steps))
         self.cluster_file = self.root / "cluster.toml"
         self.cluster_file.write_text(CLUSTER.format(partition=partition, minutes=minutes, signal=signal, nodes=nodes,
                                                     tasks=tasks, ranks_per_node=ranks_per_node))
@@ -122,17 +121,15 @@ class SlurmJob(job.Job):
             raise AssertionError(f"done twice: {sorted(done)}")
 
 
-def recipe_of(of: job.Job, steps: int) -> str:
-    text = job.RECIPE.format(model=of.model, text=job.require_text(), layers_per_block=2, window="terraced", steps=steps,
-                             attention="bias = true", finetune_steps=8)
-    return text.replace("[finetune]\n", "[finetune]\nthreads = 1\n").replace("[workers]\n", "[workers]\nlease_s = 8\n")
+def changes(steps: int) -> dict[str, object]:
+    """The recipe of these tests, as job.Job takes it."""
+    return {"transfer.max_steps": steps, "finetune.max_steps": 8, "finetune.threads": 1, "workers.lease_s": 8}
 
 
 def undisturbed(steps: int) -> tuple[dict[str, str], float]:
     """Artifacts, and the seconds that one transfer step of one block took."""
-    plain = job.Job(steps=steps)
+    plain = job.Job(changes(steps))
     try:
-        plain.recipe.write_text(recipe_of(plain, steps))
         ended = plain.run(OMP_NUM_THREADS="1")
         if ended.code != 0:
             raise AssertionError(f"the undisturbed run failed: {ended}")

@@ -30,40 +30,40 @@ TEXT = CACHE / "data" / "jargon.txt.gz"
 RECIPE = """\
 seed = 7
 [model]
-path = "{model}"
+path = "%(model)s"
 [data.transfer]
 seq_len = 128
 validation_sequences = 4
 max_sequences = 36
 split = "sequences"
-sources = [{{ path = "{text}", format = "text" }}]
+sources = [{ path = "%(text)s", format = "text" }]
 [data.finetune]
 seq_len = 128
 validation_sequences = 4
 max_sequences = 20
 split = "sequences"
-sources = [{{ path = "{text}", format = "text" }}]
+sources = [{ path = "%(text)s", format = "text" }]
 [data.evaluate]
 seq_len = 128
 validation_sequences = 4
 split = "sequences"
-sources = [{{ path = "{text}", format = "text" }}]
+sources = [{ path = "%(text)s", format = "text" }]
 [attention]
-window = "{window}"
+window = "terraced"
 window_size = 16    # of 128 tokens: with 64 a terraced window would leave the feature maps nothing to do
-{attention}
+bias = true
 [plan]
-layers_per_block = {layers_per_block}
+layers_per_block = 2
 sequences_per_forward = 4
 shard_mib = 1
 [transfer]
-max_steps = {steps}
+max_steps = 8
 sequences_per_step = 4
 validate_every = 4
 validation_sequences = 4
 checkpoint_every = 2
 [finetune]
-max_steps = {finetune_steps}
+max_steps = 4
 sequences_per_step = 4
 checkpoint_every = 1
 validate_every = 0
@@ -102,6 +102,28 @@ def require_text() -> Path:
     return TEXT
 
 
+def recipe_text(changes: dict[str, object] | None = None) -> str:
+    """RECIPE with these values by path, {"transfer.max_steps": 30}; None drops the key or the section of that name."""
+    sections: dict[str, dict[str, str]] = {}
+    section = sections[""] = {}
+    for line in (RECIPE % {"model": cut_model(4), "text": require_text()}).splitlines():
+        if line.startswith("["):
+            section = sections[line.strip("[]")] = {}
+        else:
+            key, _, value = line.partition(" = ")
+            section[key] = value
+    for path, changed in (changes or {}).items():
+        name, _, key = path.rpartition(".")
+        if changed is not None:
+            sections.setdefault(name, {})[key] = json.dumps(changed)
+        elif path in sections:
+            del sections[path]
+        else:
+            del sections[name][key]
+    return "".join((f"[{name}]\n" if name else "") + "".join(f"{key} = {value}\n" for key, value in keys.items())
+                   for name, keys in sections.items())
+
+
 @dataclass
 class Ended:
     """What a command came to."""
@@ -115,20 +137,16 @@ class Ended:
 
 
 class Job:
-    """A run directory under a temporary directory that is removed with the object."""
+    """A run directory under a temporary directory that is removed with the object; its recipe is recipe_text(changes)."""
 
-    def __init__(self, layers: int = 4, layers_per_block: int = 2, window: str = "terraced", steps: int = 8,
-                 recipe: str | None = None, attention: str = "bias = true") -> None:
+    def __init__(self, changes: dict[str, object] | None = None, recipe: str = "") -> None:
         self.bin = binary_directory()
-        self.model = cut_model(layers)
+        self.model = cut_model(4)
         self._temporary = tempfile.TemporaryDirectory(prefix="hedgerow-job-")
         self.root = Path(self._temporary.name)
         self.run_directory = self.root / "run"
         self.recipe = self.root / "recipe.toml"
-        self.recipe.write_text(recipe or RECIPE.format(model=self.model, text=require_text(),
-                                                       layers_per_block=layers_per_block, window=window, steps=steps,
-                                                       attention=attention,
-                                                       finetune_steps=max(4, steps // 8)))
+        self.recipe.write_text(recipe or recipe_text(changes))
 
     def close(self) -> None:
         self.kill_leftovers()
