@@ -27,59 +27,35 @@ COMPUTED_S = 3  # of processor time in the task before the signal comes: loading
 INTERRUPTED = 4
 PATIENCE_S = 240  # for what is not measured: other work may have the machine
 
-RECIPE = """\
-seed = 7
-[model]
-path = "{model}"
-[data.transfer]
-seq_len = 1024
-validation_sequences = {forward}
-max_sequences = {all}
-split = "sequences"
-sources = [{{ path = "{text}", format = "text" }}]
-[data.finetune]
-seq_len = {finetune_len}
-validation_sequences = 4
-max_sequences = {finetune_all}
-split = "sequences"
-sources = [{{ path = "{text}", format = "text" }}]
-[data.evaluate]
-seq_len = 1024
-validation_sequences = {evaluated}
-split = "sequences"
-sources = [{{ path = "{text}", format = "text" }}]
-[attention]
-window = "terraced"
-window_size = 16
-[plan]
-layers_per_block = {layers_per_block}
-sequences_per_forward = {forward}
-compute_dtype = "fp32"    # the slower one of most processors: less memory for the same seconds
-[transfer]
-max_steps = 1
-sequences_per_step = {forward}
-validate_every = 1
-validation_sequences = {validated}
-[finetune]
-max_steps = 2
-sequences_per_step = {per_step}
-ranks = 2
-threads = 1
-validate_every = 0
-[workers]
-local = 1
-threads = 1
-"""
-SMALL = {"forward": 4, "all": 12, "validated": 4, "evaluated": 4, "layers_per_block": 4, "per_step": 4, "finetune_len": 128,
-         "finetune_all": 20}
+RECIPE = {  # on top of job.RECIPE: few tasks, each with one long piece of work
+    "data.transfer.seq_len": 1024,
+    "data.transfer.max_sequences": 12,
+    "data.evaluate.seq_len": 1024,
+    "plan.layers_per_block": 4,
+    "plan.compute_dtype": "fp32",  # the slower one of most processors: less memory for the same seconds
+    "plan.shard_mib": None,
+    "transfer.max_steps": 1,
+    "transfer.validate_every": 1,
+    "transfer.checkpoint_every": None,
+    "finetune.max_steps": 2,
+    "finetune.checkpoint_every": None,
+    "finetune.threads": 1,
+    "workers.local": 1,
+    "workers.orphan_timeout_s": None,
+}
+
+
+def forward_of(sequences: int) -> dict[str, object]:
+    """One forward of so many sequences is all of a shard, and all of a validation's data."""
+    return {"data.transfer.validation_sequences": sequences, "data.transfer.max_sequences": 2 * sequences,
+            "plan.sequences_per_forward": sequences, "transfer.sequences_per_step": sequences}
 
 
 class Preempted:
     """One run that is signalled while the task of `stage` computes."""
 
-    def __init__(self, test: unittest.TestCase, stage: str, **sizes: int) -> None:
-        recipe = RECIPE.format(**{**SMALL, **sizes}, model=job.cut_model(4), text=job.require_text())
-        self.job = job.Job(recipe=recipe)
+    def __init__(self, test: unittest.TestCase, stage: str, sizes: dict[str, object]) -> None:
+        self.job = job.Job({**RECIPE, **sizes})
         test.addCleanup(self.job.close)
         self.stage = stage
         self.run = subprocess.Popen([self.job.bin / "hedgerow", "run", "--run", self.job.run_directory, "--recipe",
@@ -173,31 +149,31 @@ class InTheMiddleOfAStage(unittest.TestCase):
         self.assertLess(measured["seconds_to_lease_returned"], LIMIT_S)
         self.assertEqual(measured.get("exit_code", INTERRUPTED), INTERRUPTED)
 
-    def check_pulled(self, stage: str, **sizes: int) -> None:
+    def check_pulled(self, stage: str, sizes: dict[str, object]) -> None:
         """SIGTERM to the worker, as an array task gets it, and, once its successor computes, to the coordinator."""
-        preempted = Preempted(self, stage, **sizes)
+        preempted = Preempted(self, stage, sizes)
         preempted.wait_until_it_computes("hedgerow-worker", "serve")
         self.check(preempted.signalled(preempted.pids("hedgerow-worker", "serve")), "worker")
         preempted.wait_until_it_computes("hedgerow-worker", "serve", granted=2)
         self.check(preempted.signalled([preempted.run.pid], exits=True), "coordinator")
 
     def test_capture(self) -> None:
-        self.check_pulled("capture", layers_per_block=3, forward=64, all=128)
+        self.check_pulled("capture", {**forward_of(64), "plan.layers_per_block": 3})
 
     def test_transfer_while_it_validates(self) -> None:
-        self.check_pulled("transfer", forward=64, all=128, validated=64)
+        self.check_pulled("transfer", {**forward_of(64), "transfer.validation_sequences": 64})
 
     def test_transfer_while_it_trains(self) -> None:
-        self.check_pulled("transfer", forward=64, all=128, validated=1)
+        self.check_pulled("transfer", {**forward_of(64), "transfer.validation_sequences": 1})
 
     def test_evaluation(self) -> None:
-        self.check_pulled("evaluate", evaluated=192)
+        self.check_pulled("evaluate", {"data.evaluate.validation_sequences": 192})
 
     def test_finetune(self) -> None:
-        sizes = {"per_step": 32, "finetune_len": 1024, "finetune_all": 68}
+        sizes = {"finetune.sequences_per_step": 32, "data.finetune.seq_len": 1024, "data.finetune.max_sequences": 68}
         for whom, exits in (("ranks and mpirun", False), ("coordinator", True)):
             with self.subTest(whom):
-                preempted = Preempted(self, "finetune", **sizes)
+                preempted = Preempted(self, "finetune", sizes)
                 preempted.wait_until_it_computes("hedgerow-worker", "finetune")
                 pids = [preempted.run.pid] if exits else preempted.pids("mpirun") + preempted.pids("hedgerow-worker", "finetune")
                 self.check(preempted.signalled(pids, exits), whom)
