@@ -29,52 +29,19 @@ import storm  # noqa: E402
 CHECKPOINT_EVERY = {"transfer": 4, "finetune": 2}
 AT_LEAST = 5  # kills in each state
 
-RECIPE = """\
-seed = 7
-[model]
-path = "{model}"
-[data.transfer]
-seq_len = 128
-validation_sequences = 4
-max_sequences = 68
-split = "sequences"
-sources = [{{ path = "{text}", format = "text" }}]
-[data.finetune]
-seq_len = 128
-validation_sequences = 4
-max_sequences = 36
-split = "sequences"
-sources = [{{ path = "{text}", format = "text" }}]
-[data.evaluate]
-seq_len = 128
-validation_sequences = 4
-split = "sequences"
-sources = [{{ path = "{text}", format = "text" }}]
-[attention]
-window = "terraced"
-window_size = 16
-bias = true
-[plan]
-layers_per_block = 1
-sequences_per_forward = 4
-shard_mib = 1
-[transfer]
-max_steps = 30
-sequences_per_step = 4
-validate_every = 6
-validation_sequences = 4
-checkpoint_every = {transfer}
-[finetune]
-max_steps = 8
-sequences_per_step = 4
-checkpoint_every = {finetune}
-validate_every = 4
-ranks = 2
-[workers]
-local = 4
-threads = 1
-orphan_timeout_s = 60
-"""
+RECIPE = {  # on top of job.RECIPE: more blocks, steps and workers to kill in
+    "data.transfer.max_sequences": 68,
+    "data.finetune.max_sequences": 36,
+    "plan.layers_per_block": 1,
+    "transfer.max_steps": 30,
+    "transfer.validate_every": 6,
+    "transfer.checkpoint_every": CHECKPOINT_EVERY["transfer"],
+    "finetune.max_steps": 8,
+    "finetune.validate_every": 4,
+    "finetune.checkpoint_every": CHECKPOINT_EVERY["finetune"],
+    "workers.local": 4,
+    "workers.orphan_timeout_s": 60,
+}
 
 
 class Storm:
@@ -83,8 +50,7 @@ class Storm:
     def __init__(self, kills: int, kills_a_run: int, seed: int) -> None:
         self.kills, self.kills_a_run, self.seed = kills, kills_a_run, seed
         self.report = storm.Report()
-        recipe = RECIPE.format(model=job.cut_model(4), text=job.require_text(), **CHECKPOINT_EVERY)
-        self.undisturbed = job.Job(recipe=recipe)
+        self.undisturbed = job.Job(RECIPE)
         self.root = Path(tempfile.mkdtemp(prefix="hedgerow-storm-", dir=self.undisturbed.root))
 
     def close(self) -> None:
