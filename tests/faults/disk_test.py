@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "support")]
 import job  # noqa: E402
-from disturbed import Disturbed, Ended, expected, go_on, release_only, report  # noqa: E402
+from disturbed import Disturbed, expected, go_on, release_only, report  # noqa: E402
 
 ENVIRONMENT = 5
 TMPFS_MIB = 512
@@ -50,11 +50,11 @@ class Full(unittest.TestCase):
         report("full disk", left_kib=left_kib, exit_code=ENVIRONMENT, says_free_mib=int(free.group(1)) if free else None,
                committed_files="sound")
 
-    def test_in_the_middle_of_capture(self) -> None:
+    def test_a_disk_that_fills_up_during_capture_ends_the_run_and_damages_nothing(self) -> None:
         self.fill_up(left_kib=128)
 
     @release_only
-    def test_to_the_last_byte(self) -> None:
+    def test_a_disk_that_is_full_to_the_last_byte_ends_the_run_and_damages_nothing(self) -> None:
         self.fill_up(left_kib=0)
 
 

@@ -85,7 +85,7 @@ class Disturbed(job.Job):
         self.test.assertEqual(self.artifacts(), expected())
 
     def journal(self) -> list[dict]:
-        """Events in order, each with its `term` and `at` (seconds)."""
+        """Events in order, each with its `segment` and `at` (seconds)."""
         events = []
         for segment in sorted((self.run_directory / "journal").glob("*.jsonl")):
             for line in segment.read_bytes().splitlines():
@@ -109,20 +109,11 @@ class Disturbed(job.Job):
         """Processes of this job that SIGSTOP holds."""
         return [pid for pid in self.processes() if state_of(pid) == "T"]
 
-    def named(self, program: str, *words: str) -> list[int]:
-        found = []
-        for pid in self.processes():
-            with contextlib.suppress(OSError):
-                line = [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
-                if [Path(line[0]).name, *line[1:]][:1 + len(words)] == [program, *words]:
-                    found.append(pid)
-        return found
-
     def kill_all(self, process: subprocess.Popen) -> None:
         """As a machine that goes down: nobody has a last word."""
         process.kill()
         process.wait()
-        job.wait_until(lambda: self.kill_leftovers() or (True if not self.processes() else None), Ended())
+        job.wait_until(lambda: self.kill_leftovers() or (True if not self.processes() else None), None)
 
     def purge(self, *patterns: str) -> int:
         """What a cleaner of scratch space does; the number of files that are gone."""
@@ -136,15 +127,6 @@ class Disturbed(job.Job):
                     path.unlink()
                     count += 1
         return count
-
-
-class Ended:
-    """Stands for a process that is not waited for."""
-
-    args = "hedgerow run"
-
-    def poll(self) -> None:
-        return None
 
 
 def seconds_of(at: str) -> float:

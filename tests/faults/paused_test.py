@@ -15,7 +15,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "support")]
 import job  # noqa: E402
-from disturbed import PARTIAL, Disturbed, Ended, expected, go_on, release_only, report  # noqa: E402
+from disturbed import PARTIAL, Disturbed, expected, go_on, release_only, report  # noqa: E402
 
 LEASE_S = 4
 ORPHAN_S = 3
@@ -121,7 +121,7 @@ class Coordinators(unittest.TestCase):
                                               if event["segment"] == 2 and event["type"] in ("checkpointed", "done")])
                 before = (run.run_directory / "journal" / "000001.jsonl").stat().st_size
                 go_on([stale.pid])
-                job.wait_until(lambda: True if stale.poll() is not None else None, Ended())
+                job.wait_until(lambda: True if stale.poll() is not None else None, None)
                 self.assertNotEqual(stale.returncode, 0)
                 self.assertIn("took this run over", run.said())
                 run.ends_with_the_same_bytes(successor)

@@ -78,28 +78,16 @@ class Preempted:
         events = json.loads(ended.out)["events"] if ended.code == 0 else []
         return [event for event in events if event["subject"].startswith(self.stage)]
 
-    def pids(self, *words: str) -> list[int]:
-        """Processes of this run whose command line begins with these words, the program by its base name."""
-        found = []
-        for pid in self.job.processes():
-            try:
-                line = [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
-            except OSError:
-                continue
-            if [Path(line[0]).name, *line[1:]][:len(words)] == list(words):
-                found.append(pid)
-        return found
-
     def wait_until_it_computes(self, *program: str, granted: int = 1) -> None:
         """Until the stage was granted so often, and its processes have computed for a while since."""
         def has_begun() -> bool | None:
             grants = sum(event["type"] == "granted" for event in self.events())
-            return True if grants >= granted and self.pids(*program) else None
+            return True if grants >= granted and self.job.named(*program) else None
 
         seen: dict[int, float] = {}  # by process, which may be another one by and by
 
         def has_computed() -> bool | None:
-            computed = {pid: processor_seconds(pid) for pid in self.pids(*program)}
+            computed = {pid: processor_seconds(pid) for pid in self.job.named(*program)}
             return True if sum(now - seen.setdefault(pid, now) for pid, now in computed.items()) > COMPUTED_S else None
 
         job.wait_until(has_begun, self.run, PATIENCE_S)
@@ -115,7 +103,7 @@ class Preempted:
         def is_released() -> bool | None:
             return True if sum(event["type"] in ("released", "failed") for event in self.events()) > released else None
 
-        waits_for = self.run if not exits else Living()
+        waits_for = None if exits else self.run
         job.wait_until(is_released, waits_for, PATIENCE_S)
         measured = {"stage": self.stage, "seconds_to_lease_returned": round(time.monotonic() - begun, 2)}
         if exits:
@@ -123,15 +111,6 @@ class Preempted:
             measured |= {"seconds_to_exit": round(time.monotonic() - begun, 2), "exit_code": self.run.returncode}
         measured["ended_as"] = [event["type"] for event in self.events() if event["type"] in ("released", "failed")][-1]
         return measured
-
-
-class Living:
-    """Stands for a process that may end while something is waited for."""
-
-    args = "hedgerow run"
-
-    def poll(self) -> None:
-        return None
 
 
 def processor_seconds(pid: int) -> float:
@@ -153,29 +132,29 @@ class InTheMiddleOfAStage(unittest.TestCase):
         """SIGTERM to the worker, as an array task gets it, and, once its successor computes, to the coordinator."""
         preempted = Preempted(self, stage, sizes)
         preempted.wait_until_it_computes("hedgerow-worker", "serve")
-        self.check(preempted.signalled(preempted.pids("hedgerow-worker", "serve")), "worker")
+        self.check(preempted.signalled(preempted.job.named("hedgerow-worker", "serve")), "worker")
         preempted.wait_until_it_computes("hedgerow-worker", "serve", granted=2)
         self.check(preempted.signalled([preempted.run.pid], exits=True), "coordinator")
 
-    def test_capture(self) -> None:
+    def test_a_capture_gives_its_lease_back_in_time(self) -> None:
         self.check_pulled("capture", {**forward_of(64), "plan.layers_per_block": 3})
 
-    def test_transfer_while_it_validates(self) -> None:
+    def test_a_transfer_that_validates_gives_its_lease_back_in_time(self) -> None:
         self.check_pulled("transfer", {**forward_of(64), "transfer.validation_sequences": 64})
 
-    def test_transfer_while_it_trains(self) -> None:
+    def test_a_transfer_that_trains_gives_its_lease_back_in_time(self) -> None:
         self.check_pulled("transfer", {**forward_of(64), "transfer.validation_sequences": 1})
 
-    def test_evaluation(self) -> None:
+    def test_an_evaluation_gives_its_lease_back_in_time(self) -> None:
         self.check_pulled("evaluate", {"data.evaluate.validation_sequences": 192})
 
-    def test_finetune(self) -> None:
+    def test_a_finetune_stage_gives_its_lease_back_in_time(self) -> None:
         sizes = {"finetune.sequences_per_step": 32, "data.finetune.seq_len": 1024, "data.finetune.max_sequences": 68}
         for whom, exits in (("ranks and mpirun", False), ("coordinator", True)):
             with self.subTest(whom):
                 preempted = Preempted(self, "finetune", sizes)
                 preempted.wait_until_it_computes("hedgerow-worker", "finetune")
-                pids = [preempted.run.pid] if exits else preempted.pids("mpirun") + preempted.pids("hedgerow-worker", "finetune")
+                pids = [preempted.run.pid] if exits else preempted.job.named("mpirun") + preempted.job.named("hedgerow-worker", "finetune")
                 self.check(preempted.signalled(pids, exits), whom)
 
 

@@ -64,8 +64,11 @@ class Traced:
 class SyscallCrash(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        if subprocess.run(["strace", "-D", "-qq", "-o", "/dev/null", "true"], check=False).returncode != 0:
-            raise unittest.SkipTest("strace is absent or may not trace here")
+        if shutil.which("strace") is None:
+            raise unittest.SkipTest("strace is not installed")
+        probe = subprocess.run(["strace", "-D", "-qq", "-o", "/dev/null", "true"], capture_output=True, text=True)
+        if probe.returncode != 0:
+            raise unittest.SkipTest(f"strace may not trace here: {probe.stderr.strip()}")
         cls.job = job.Job(RECIPE)
         cls.addClassCleanup(cls.job.close)
         cls.wrapper = cls.job.root / "hedgerow-worker"

@@ -139,14 +139,14 @@ class Ended:
 class Job:
     """A run directory under a temporary directory that is removed with the object; its recipe is recipe_text(changes)."""
 
-    def __init__(self, changes: dict[str, object] | None = None, recipe: str = "") -> None:
+    def __init__(self, changes: dict[str, object] | None = None) -> None:
         self.bin = binary_directory()
         self.model = cut_model(4)
         self._temporary = tempfile.TemporaryDirectory(prefix="hedgerow-job-")
         self.root = Path(self._temporary.name)
         self.run_directory = self.root / "run"
         self.recipe = self.root / "recipe.toml"
-        self.recipe.write_text(recipe or recipe_text(changes))
+        self.recipe.write_text(recipe_text(changes))
 
     def close(self) -> None:
         self.kill_leftovers()
@@ -186,6 +186,16 @@ class Job:
                     found.append(int(entry.name))
         return found
 
+    def named(self, program: str, *words: str) -> list[int]:
+        """Living processes of this job whose command line begins with these words, the program by its base name."""
+        found = []
+        for pid in self.processes():
+            with contextlib.suppress(OSError):
+                line = [os.fsdecode(word) for word in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")]
+                if [Path(line[0]).name, *line[1:]][:1 + len(words)] == [program, *words]:
+                    found.append(pid)
+        return found
+
     def kill_leftovers(self) -> None:
         for pid in self.processes():
             try:
@@ -222,16 +232,16 @@ class Job:
         return artifacts_of(self.run_directory)
 
 
-def wait_until(condition: Callable[[], T | None], process: subprocess.Popen, patience_s: float = 60) -> T:
-    """What the condition gives once it gives something, looked at 20 times a second while the process lives."""
+def wait_until(condition: Callable[[], T | None], process: subprocess.Popen | None, patience_s: float = 60) -> T:
+    """What the condition gives once it gives something, looked at 20 times a second; a process that ends meanwhile fails it."""
     deadline = time.monotonic() + patience_s
     while time.monotonic() < deadline:
         if (found := condition()) is not None:
             return found
-        if process.poll() is not None:
+        if process and process.poll() is not None:
             raise AssertionError(f"{process.args} ended with {process.returncode}: {process.communicate()}")
         time.sleep(0.05)
-    raise AssertionError(f"{process.args}: nothing within {patience_s} s")
+    raise AssertionError(f"{process.args if process else 'wait_until'}: nothing within {patience_s} s")
 
 
 def artifacts_of(run: Path) -> dict[str, str]:
