@@ -99,7 +99,6 @@ class Coordinators(unittest.TestCase):
         report("coordinator restart", workers=len(workers), steps_lost=0, seconds_to_dispatch=round(seconds, 3),
                limit_s=RESTART_LIMIT_S)
 
-    @release_only
     def test_stopped_longer_than_its_workers_wait_takes_up_where_they_left(self) -> None:
         run = Disturbed(self, orphan_timeout_s=ORPHAN_S)
         with run.going("coordinator.checkpoint.transfer:2", "stop") as process:
