@@ -8,6 +8,7 @@
 #include "coordinator/cli/doctor_peers.hpp"
 #include "storage/file.hpp"
 #include "storage/utc.hpp"
+#include "tests/coordinator/cli_findings.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -16,15 +17,6 @@ namespace {
 namespace fs = std::filesystem;
 using tests::TemporaryDirectory;
 using namespace std::chrono_literals;
-
-Finding named(const std::vector<Finding>& findings, const std::string& check) {
-  for (const Finding& finding : findings) {
-    EXPECT_EQ(finding.fix.empty(), finding.level == Level::kOk) << finding.check;
-    if (finding.check == check) return finding;
-  }
-  ADD_FAILURE() << "no finding is called " << check;
-  return {};
-}
 
 class Peers : public ::testing::Test {
  protected:

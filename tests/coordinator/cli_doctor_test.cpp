@@ -10,6 +10,7 @@
 #include "coordinator/cli/doctor_sockets.hpp"
 #include "coordinator/key_maker.hpp"
 #include "coordinator/wire/run_keys.hpp"
+#include "tests/coordinator/cli_findings.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -44,15 +45,6 @@ class OfAMachine : public ::testing::Test {
     std::ofstream(scratch_.path() / path) << text;
   }
 
-  static Finding named(const std::vector<Finding>& findings, const std::string& check) {
-    for (const Finding& finding : findings) {
-      EXPECT_EQ(finding.fix.empty(), finding.level == Level::kOk)
-          << finding.check << ": " << finding.found << ": " << finding.fix;
-      if (finding.check == check) return finding;
-    }
-    ADD_FAILURE() << "no finding is called " << check;
-    return {};
-  }
   Finding machine(const std::string& check) { return named(examine_machine(facts_), check); }
   Finding limit(const std::string& check) { return named(examine_limits(facts_), check); }
   Finding gpu(const std::string& check) { return named(examine_gpus(facts_), check); }
@@ -286,21 +278,14 @@ TEST(Doctor, OfSeveralNodesTheWorstFindingOfEachCheckIsShown) {
 
 class OfANetwork : public ::testing::Test {
  protected:
-  Finding named(const std::string& check) {
-    for (const Finding& finding : examine_network(facts_)) {
-      EXPECT_EQ(finding.fix.empty(), finding.level == Level::kOk) << finding.check;
-      if (finding.check == check) return finding;
-    }
-    ADD_FAILURE() << "no finding is called " << check;
-    return {};
-  }
+  Finding network(const std::string& check) { return named(examine_network(facts_), check); }
   std::vector<std::string> addresses_;
   NetworkFacts facts_{.host = "n1", .addresses_of = [this](auto&) { return addresses_; }};
 };
 
 TEST_F(OfANetwork, TheLibraryCanEncryptAndLoopbackAnswers) {
-  EXPECT_EQ(named("libzmq").level, Level::kOk) << named("libzmq").found;
-  EXPECT_EQ(named("loopback").level, Level::kOk) << named("loopback").found;
+  EXPECT_EQ(network("libzmq").level, Level::kOk) << network("libzmq").found;
+  EXPECT_EQ(network("loopback").level, Level::kOk) << network("loopback").found;
 }
 
 TEST_F(OfANetwork, ANameThatMeansLoopbackOrNothingIsATrapForWorkersElsewhereAlone) {
@@ -308,9 +293,9 @@ TEST_F(OfANetwork, ANameThatMeansLoopbackOrNothingIsATrapForWorkersElsewhereAlon
            {"127.0.1.1", "::1"}, {}, {"192.0.2.7"} /* of documentation: nobody has it */}) {
     addresses_ = addresses;
     facts_.bind = "127.0.0.1";
-    EXPECT_EQ(named("address for other nodes").level, Level::kOk);
+    EXPECT_EQ(network("address for other nodes").level, Level::kOk);
     facts_.bind = "*";
-    const Finding trap = named("address for other nodes");
+    const Finding trap = network("address for other nodes");
     EXPECT_EQ(trap.level, Level::kWarn) << trap.found;
     EXPECT_TRUE(contains(trap.fix, "workers.advertise")) << trap.fix;
   }
@@ -318,14 +303,14 @@ TEST_F(OfANetwork, ANameThatMeansLoopbackOrNothingIsATrapForWorkersElsewhereAlon
 
 TEST_F(OfANetwork, AnAddressThatIsNotOfThisMachineCannotBeBound) {
   facts_.bind = "192.0.2.7";
-  EXPECT_EQ(named("workers.bind").level, Level::kFail);
+  EXPECT_EQ(network("workers.bind").level, Level::kFail);
 }
 
 TEST_F(OfANetwork, APortThatAnotherHoldsFails) {
   const ListeningSocket other("127.0.0.1", 0);
   facts_.port = other.port();
-  EXPECT_EQ(named("loopback").level, Level::kFail);
-  EXPECT_TRUE(contains(named("loopback").found, std::to_string(other.port())));
+  EXPECT_EQ(network("loopback").level, Level::kFail);
+  EXPECT_TRUE(contains(network("loopback").found, std::to_string(other.port())));
 }
 
 class OfADirectory : public OfAMachine {

@@ -130,12 +130,14 @@ TEST_F(Containment, NamesThatNoFileCanHaveAreTheWorkersFailureAndNotTheCoordinat
   hello.worker = {"w", 1};
   hello.version = "1";
   say(hello);
+  int num_grants = 0;
   for (const std::string& name : {std::string(5000, 'a'),
                                   std::string("../../precious"),
                                   std::string("x\0y", 3),
                                   "loop/" + std::string(200, 'x')}) {
     const wire::Message granted = say(wire::Request{{"w", 1}, -1});
     if (wire::type_of(granted) != "grant") break;  // given up after some failures
+    ++num_grants;
     const std::uint64_t token = std::get<wire::Grant>(granted).task.fencing_token;
     link(RunLayout::attempt_directory(token) + "/loop", "loop");
     const storage::FileRecord file{
@@ -147,6 +149,7 @@ TEST_F(Containment, NamesThatNoFileCanHaveAreTheWorkersFailureAndNotTheCoordinat
         {"w", 1}, token, storage::ErrorKind::kCorrupt, "damaged", {file.name, "/etc/passwd"}}));
     say(wire::Released{{"w", 1}, token, "next"});
   }
+  EXPECT_EQ(num_grants, 4);
   expect_untouched();
   EXPECT_EQ(num_records("checkpointed") + num_records("shard_committed") + num_records("lost"), 0);
 }
@@ -203,7 +206,7 @@ TEST_F(Containment, FilesOverTheirCapAreNotReadIntoMemory) {
   make_larger_than(layout_.recipe(), 1U << 20);
   try {
     static_cast<void>(storage::Recipe::load(layout_.recipe()));
-    FAIL();
+    FAIL() << "read";
   } catch (const storage::Error& error) {
     EXPECT_THAT(error.what(), HasSubstr("1048577 bytes, expected at most 1048576"));
   }

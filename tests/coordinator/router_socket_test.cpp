@@ -202,7 +202,7 @@ TEST_F(Router, TheEndpointNamesAnAddressThatWorkersCanConnectTo) {
   EXPECT_EQ(heard(router, worker), "hello");
   try {
     RouterSocket nowhere({.bind = "no-such-interface", .keys = coordinator_keys()});
-    ADD_FAILURE();
+    ADD_FAILURE() << "bound " << nowhere.endpoint();
   } catch (const storage::Error& error) {
     EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage) << error.what();
     EXPECT_THAT(error.what(), HasSubstr("this host has no such address or interface"));
