@@ -50,7 +50,7 @@ class Elsewhere(unittest.TestCase):
     def recipe(self, name: str, changes: dict[str, str]) -> str:
         text = (self.folder / "recipe.toml").read_text()
         for key, value in (SMALL | changes).items():
-            text, count = re.subn(rf"(?m)^{key} = [^#\\n]*", f"{key} = {value} ", text)
+            text, count = re.subn(rf"(?m)^{key} = [^#\n]*", f"{key} = {value} ", text)
             self.assertGreater(count, 0, key)
         head, finetune = text.split("[finetune]")
         (self.folder / name).write_text(head + "[finetune]" + finetune.replace("max_steps = 2", f"max_steps = {STEPS}", 1))

@@ -98,7 +98,7 @@ class Manifests(unittest.TestCase):
     def test_the_schemas_refuse_what_is_misspelt(self):
         job = json.loads(json.dumps(self.named("Job", "hedgerow-worker")))
         job["spec"]["backoffLimitPerIndexes"] = 3
-        with self.assertRaises(Exception):
+        with self.assertRaises(kubernetes_validate.ValidationError):
             kubernetes_validate.validate(job, VERSIONS[0], strict=True)
         mpi_job = json.loads(json.dumps(self.named("MPIJob", "hedgerow-finetune")))
         worker = mpi_job["spec"]["mpiReplicaSpecs"]["Worker"]["template"]["spec"]

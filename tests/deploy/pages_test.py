@@ -58,11 +58,14 @@ class Words(unittest.TestCase):
         self.assertGreater(found, 20, "the pages are read wrongly")
 
     def test_every_option_of_our_scripts_in_the_pages_is_in_their_help(self):
+        found = 0
         for page in PAGES:
             for script, rest in re.findall(r"(deploy/(?:setup|container/gather|container/build))([^\n#]*)", "\n".join(lines(page))):
                 said = subprocess.run([str(TOP / script), "--help"], capture_output=True, text=True, check=True).stdout
                 for word in re.findall(r"--[a-z][a-z-]+", rest):
                     self.assertIn(word, said, f"{page}: {script}{rest}")
+                    found += 1
+        self.assertGreater(found, 0, "the pages are read wrongly")
 
     def test_links_between_pages_lead_to_a_file_and_a_heading(self):
         for page in PAGES:
@@ -147,7 +150,7 @@ class Steps(unittest.TestCase):
             self.assertGreater(count, 0, f"init writes no {key}")
         path.write_text(text)
 
-    def test_on_one_machine(self):
+    def test_the_steps_for_one_machine_end_in_a_run_that_is_done(self):
         for line in block_with("deploy/README.md", "hedgerow init")[3:]:
             self.sh(line)
             if "hedgerow init" in line:
@@ -155,7 +158,7 @@ class Steps(unittest.TestCase):
         state = json.loads(self.sh("hedgerow status --run my-run --json"))
         self.assertEqual(state["state"], "done")
 
-    def test_on_several_machines_played_by_processes_of_one(self):
+    def test_the_steps_for_several_machines_can_be_taken_by_processes_of_one(self):
         peers, keys, run, worker = block_with("deploy/README.md", "--peers 2")
         expand = lambda line: line.replace("/shared", str(self.folder))
         start = lambda line: subprocess.Popen(expand(line), shell=True, cwd=self.folder, env=self.variables, stdout=subprocess.PIPE,

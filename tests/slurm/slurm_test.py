@@ -226,7 +226,7 @@ def cancelled_task(steps: int) -> None:
 
 
 def stopped(steps: int) -> None:
-    """`hedgerow stop` ends a job for good; submitting it again goes on."""
+    """`hedgerow stop` ends a job for good: it does not go back to the queue."""
     run = SlurmJob(steps, "array", tasks=2)
     try:
         submitted = run.submit()
@@ -268,7 +268,7 @@ def finish() -> None:
 
 
 class OnACluster(unittest.TestCase):
-    def test_a_run_that_needs_three_rounds_of_its_wall_time_limit(self) -> None:
+    def test_a_run_goes_on_over_three_rounds_of_its_wall_time_limit(self) -> None:
         cases["limit"].result(PATIENCE_S)
 
     def test_the_tasks_of_a_killed_node_go_elsewhere_and_its_worker_comes_back(self) -> None:
