@@ -20,7 +20,8 @@ child=$!
 while :; do  # a signal ends `wait`, not the child, whose code sh keeps; `kill -0` would miss one that sh has reaped already
   seen=$signals
   wait "$child"
-  code=$?
+  again=$?
+  [ "$again" = 127 ] || code=$again  # 127: it had said so, and a signal came between
   [ "$seen" = "$signals" ] && break
 done
 child=
