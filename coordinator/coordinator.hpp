@@ -16,6 +16,7 @@
 #include "coordinator/surroundings.hpp"
 #include "coordinator/term.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
+#include "coordinator/wire/stage_start.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -102,6 +103,7 @@ class Coordinator {
   std::optional<std::uint64_t> token_elsewhere_;  // of a finetune stage that others started
   bool waits_for_ranks_ = false;                  // others are to start it, and did not yet
   TimePoint next_look_for_ranks_;
+  std::optional<wire::StageRequest> last_stage_request_;  // at the last look
   std::optional<TimePoint> mpi_killed_;            // when a stage that lost its lease is killed
   std::map<std::uint64_t, std::string> subjects_;  // of tokens, for on_event
 };

@@ -30,12 +30,13 @@ void Coordinator::adopt_stage_elsewhere() {
     wire::withdraw_stage_request(config_.layout, start->launch);
 }
 
-// False: nobody has asked yet.
+// False: nobody has asked yet, or whoever did has not been seen to live.
 bool Coordinator::start_stage_elsewhere(const std::string& student) {
   if (clock_.now() < next_look_for_ranks_) return false;
   next_look_for_ranks_ = clock_.now() + kLookEvery;
   const auto request = wire::read_stage_request(config_.layout);
-  if (!request) {
+  const auto before = std::exchange(last_stage_request_, request);
+  if (!request || !before || request->launch != before->launch || request->beat <= before->beat) {
     if (!std::exchange(waits_for_ranks_, true)) publish(true);  // somebody has to act upon it
     return false;
   }

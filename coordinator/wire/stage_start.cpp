@@ -32,8 +32,10 @@ std::optional<T> read(const fs::path& path, const std::function<T(const json&)>&
 
 std::optional<StageRequest> read_stage_request(const storage::RunLayout& layout) {
   return read<StageRequest>(layout.stage_request_file(), [](const json& file) {
-    return StageRequest{
-        string_field(file, "launch"), string_field(file, "host"), int_field(file, "ranks")};
+    return StageRequest{string_field(file, "launch"),
+                        string_field(file, "host"),
+                        int_field(file, "ranks"),
+                        uint_field(file, "beat")};
   });
 }
 
@@ -51,7 +53,8 @@ void write_stage_request(const storage::RunLayout& layout, const StageRequest& r
   const json file = {{"format", kFormat},
                      {"launch", request.launch},
                      {"host", request.host},
-                     {"ranks", request.ranks}};
+                     {"ranks", request.ranks},
+                     {"beat", request.beat}};
   storage::write_atomically(layout.stage_request_file(), file.dump(2) + "\n");
 }
 

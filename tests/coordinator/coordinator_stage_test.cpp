@@ -100,6 +100,21 @@ TEST_F(StageElsewhere, ItOutlivesItsCoordinatorAndKeepsItsToken) {
   EXPECT_EQ(num_records("revoked"), 0);
 }
 
+// Its rank 0 was killed before it could take its question back.
+TEST_F(StageElsewhere, ItIsNotGivenToALaunchThatIsDead) {
+  wire::write_stage_request(layout_, {.launch = "dead", .host = "h", .ranks = 2, .beat = 7});
+  std::jthread worker(
+      [&] { static_cast<void>(serve(*connect("w", endpoint_of_next_coordinator()))); });
+  std::jthread ranks([&] {
+    await_that_the_stage_is_said_to_wait();
+    const auto client = launch_ranks();
+    if (const auto task = client->join()) finish_finetune(*client, task->fencing_token);
+  });
+  const RunOutcome outcome = coordinate();
+  EXPECT_EQ(outcome.exit_code, storage::ExitCode::kOk) << outcome.summary;
+  EXPECT_EQ(replayed().task(TaskId::finetune()).attempts, 1);
+}
+
 TEST_F(StageElsewhere, RanksThatNobodyAnswersTakeTheirQuestionBack) {
   const std::atomic<bool> never{false}, told{true};
   const worker::StagePatience none{.limit = milliseconds(0), .look_every = milliseconds(1)};

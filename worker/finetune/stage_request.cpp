@@ -17,18 +17,21 @@ std::string drawn_name() {
 // Taken back however the waiting ends.
 class Question {
  public:
-  Question(const storage::RunLayout& layout, int ranks) : layout_(layout), name_(drawn_name()) {
-    wire::write_stage_request(layout_,
-                              {.launch = name_, .host = wire::this_host(), .ranks = ranks});
-  }
-  ~Question() { wire::withdraw_stage_request(layout_, name_); }
+  Question(const storage::RunLayout& layout, int ranks)
+      : layout_(layout),
+        request_{.launch = drawn_name(), .host = wire::this_host(), .ranks = ranks} {}
+  ~Question() { wire::withdraw_stage_request(layout_, request_.launch); }
   Question(const Question&) = delete;
   Question& operator=(const Question&) = delete;
-  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] const std::string& name() const { return request_.launch; }
+  void repeat() {
+    ++request_.beat;
+    wire::write_stage_request(layout_, request_);
+  }
 
  private:
   const storage::RunLayout& layout_;
-  std::string name_;
+  wire::StageRequest request_;
 };
 
 }  // namespace
@@ -37,7 +40,7 @@ std::optional<wire::StageStart> ask_for_stage(const storage::RunLayout& layout,
                                               int ranks,
                                               const std::atomic<bool>& stop,
                                               const StagePatience& patience) {
-  const Question question(layout, ranks);
+  Question question(layout, ranks);
   const auto deadline = std::chrono::steady_clock::now() + patience.limit;
   while (!stop.load()) {
     const auto start = wire::read_stage_start(layout);
@@ -51,6 +54,7 @@ std::optional<wire::StageStart> ask_for_stage(const storage::RunLayout& layout,
               " s; start them when 'hedgerow status' says that it waits for them (the recipe "
               "needs finetune.launch = \"elsewhere\"), or wait longer with --wait");
     }
+    question.repeat();
     std::this_thread::sleep_for(patience.look_every);
   }
   return std::nullopt;
