@@ -71,8 +71,11 @@ class Storm:
             run = storm.StormyRun(template, self.root, self.next_wanted(), generator, self.report)
             self.report.runs += 1
             try:
+                found = len(failures_of(self.report))
                 run.weather()
                 run.judge(expected, CHECKPOINT_EVERY)
+                if len(failures_of(self.report)) > found:
+                    self.keep(run)
             except BaseException:
                 self.keep(run)
                 raise
@@ -99,10 +102,12 @@ class Storm:
         return len(self.report.kills) >= self.kills and self.has_each_state() and not self.report.unseen_places()
 
     def keep(self, run: storm.StormyRun) -> None:
-        kept = Path(tempfile.gettempdir()) / f"hedgerow-storm-{self.seed}"
+        kept = Path(tempfile.gettempdir()) / f"hedgerow-storm-{self.seed}" / f"run{run.number}"
         shutil.rmtree(kept, ignore_errors=True)
+        kept.mkdir(parents=True)
         for name in ("journal", "logs"):
-            shutil.copytree(run.run / name, kept / name)
+            if (run.run / name).exists():
+                shutil.copytree(run.run / name, kept / name)
         shutil.copy(run.log, kept)
         print(f"storm of seed {self.seed}: run {run.number}'s journal and logs are kept in {kept}", flush=True)
 
@@ -117,17 +122,20 @@ class Storm:
                 "retries_after_quarantine": report.retries_after_quarantine, "seconds": round(seconds, 1)}
 
 
-def failures_of(storm_: Storm, summary: dict) -> list[str]:
-    report = storm_.report
+def failures_of(report: storm.Report) -> list[str]:
+    """What no run may do."""
     failures = report.lost + report.committed_twice
     if not report.byte_equal:
         failures.append("the artifacts have other bytes than those of the undisturbed run")
     for lost, every, kill in report.lost_steps:
         if lost > every:
             failures.append(f"{lost} steps lost, one checkpoint interval is {every}: {kill}")
-    failures += [f"only {summary['by_state'].get(state, 0)} kills in {state}" for state in storm.REQUIRED
-                 if summary["by_state"].get(state, 0) < AT_LEAST]
     return failures
+
+
+def gaps_in(summary: dict) -> list[str]:
+    return [f"only {summary['by_state'].get(state, 0)} kills in {state}" for state in storm.REQUIRED
+                 if summary["by_state"].get(state, 0) < AT_LEAST]
 
 
 def blow(kills: int, kills_a_run: int, seed: int) -> list[str]:
@@ -136,7 +144,7 @@ def blow(kills: int, kills_a_run: int, seed: int) -> list[str]:
     try:
         summary = storm_.blow()
         print(json.dumps(summary), flush=True)
-        return failures_of(storm_, summary)
+        return failures_of(storm_.report) + gaps_in(summary)
     finally:
         storm_.close()
 

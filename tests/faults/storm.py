@@ -83,9 +83,7 @@ class Kill:
     place: str
     state: str
     step: int
-    worker: str
-    incarnation: int
-    token: int  # of the mpirun that it belonged to
+    token: int  # that it held; 0: none
 
 
 @dataclass
@@ -258,11 +256,9 @@ class StormyRun:
             return
         if token:
             self.killed_launches.add(token)
-        is_worker = beacon.role == "worker"
         self.counted[state] += 1
-        self.report.kills.append(
-            Kill(self.number, role, shown.place, state, shown.step, beacon.option("--worker") if is_worker else "",
-                 int(beacon.option("--incarnation")) if is_worker else 0, int(token or 0)))
+        grant = self.grant_of(beacon)  # now: the next coordinator may count the incarnations of a worker anew
+        self.report.kills.append(Kill(self.number, role, shown.place, state, shown.step, grant.token if grant else 0))
 
     # -- the judgement -----------------------------------------------------------------------------------------------
 
@@ -282,7 +278,7 @@ class StormyRun:
                 self.measure_lost_steps(kill, story, intervals)
 
     def measure_lost_steps(self, kill: Kill, story: journal_text.Story, intervals: dict[str, int]) -> None:
-        grant = story.grants.get(kill.token) if kill.token else story.holder(kill.worker, kill.incarnation)
+        grant = story.grants.get(kill.token)
         successor = story.successor(grant) if grant and grant.ended != "done" else None
         stage = grant.task.split("/")[0] if grant else ""
         if successor and stage in intervals:
