@@ -1,5 +1,6 @@
 // The shell around the pure core: one thread that receives, decides, commits and replies, tends its
-// children, and does what actions_for() asks. One turn of its loop costs one fsync at most.
+// children, and does what actions_for() asks. The messages of a turn of its loop cost one fsync
+// together.
 #pragma once
 
 #include <atomic>

@@ -13,8 +13,8 @@
 
 namespace hedgerow::coordinator {
 
-// From mpirun to rank 0's hello: every rank loads the whole model. The first lease of a finetune
-// stage, and the one after a coordinator's restart, which may come while it loads.
+// From mpirun to rank 0's hello, which a busy launcher or a cold file system may hold up. The first
+// lease of a finetune stage, and the one after a coordinator's restart, which may come in between.
 inline constexpr std::chrono::seconds kMpiStartTerm{300};
 
 struct DispatcherConfig {

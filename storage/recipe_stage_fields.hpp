@@ -101,7 +101,7 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
       "ranks", finetune.ranks, {"MPI processes; divides the micro-batches of a step", 1, 1e6});
   visitor.field("threads",
                 finetune.threads,
-                {.comment = "each; 0: cores / ranks; equal bytes need equal threads",
+                {.comment = "each; 0: cores / ranks, elsewhere all; equal bytes need equal threads",
                  .min = 0,
                  .max = 4096,
                  .safe_to_change = true});

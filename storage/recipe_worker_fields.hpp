@@ -13,7 +13,7 @@ void visit_workers(Workers& workers, Visitor& visitor) {
       {.comment = "started on this machine", .min = 0, .max = 4096, .safe_to_change = true});
   visitor.field("threads",
                 workers.threads,
-                {.comment = "each; 0: cores / local; equal bytes need equal threads",
+                {.comment = "each; 0: cores / local, elsewhere all; equal bytes need equal threads",
                  .min = 0,
                  .max = 4096,
                  .safe_to_change = true});

@@ -85,7 +85,9 @@ std::vector<Finding> weigh_launchers(Finding mpirun, std::optional<Finding> srun
     srun->fix.clear();
   } else if (srun && works(*srun) && !works(mpirun)) {
     mpirun.level = Level::kWarn;
-    mpirun.fix = "srun starts them: launch the finetune stage with 'srun --mpi=pmix'";
+    mpirun.fix =
+        "srun starts them: set finetune.launch = \"elsewhere\" and launch 'srun --mpi=pmix "
+        "hedgerow-worker finetune --run DIR'";
   } else if (!works(mpirun)) {
     mpirun.fix = std::string(
                      "install openmpi-bin or load its module, let the nodes reach each "

@@ -98,8 +98,13 @@ void resolve_for_this_machine(Recipe& recipe) {
     return allocation ? allocation->threads_per_task(cores)
                       : std::max(1, cores / std::max(1, processes));
   };
-  if (recipe.workers.threads == 0) recipe.workers.threads = share(recipe.workers.local);
-  if (recipe.finetune.threads == 0) recipe.finetune.threads = share(recipe.finetune.ranks);
+  // The cores of this machine say nothing of those that other machines have.
+  const bool workers_are_here = allocation || recipe.workers.local > 0;
+  const bool ranks_are_here = allocation || recipe.finetune.launch == "here";
+  if (recipe.workers.threads == 0 && workers_are_here)
+    recipe.workers.threads = share(recipe.workers.local);
+  if (recipe.finetune.threads == 0 && ranks_are_here)
+    recipe.finetune.threads = share(recipe.finetune.ranks);
 }
 
 Plan plan_of(const Recipe& recipe, const fs::path& directory) {

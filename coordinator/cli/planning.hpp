@@ -12,7 +12,7 @@
 namespace hedgerow::coordinator::cli {
 
 // What "auto" and 0 mean on this machine is decided once and written into the run, because results
-// depend on it: plan.compute_dtype and workers.threads.
+// depend on it: plan.compute_dtype, and the threads of workers and ranks that run here.
 void resolve_for_this_machine(storage::Recipe& recipe);
 
 // Throws kUsage or kUnavailable for a device that the local workers cannot have, and kUsage naming

@@ -20,7 +20,7 @@ ROWS = [
 
 
 def scale(context: Context) -> Iterator[Row]:
-    """10,000 workers that beat every 5 s, 100,000 tasks of which a hundred a second end and begin; plain, then with CURVE."""
+    """10,000 workers that beat every 5 s, 100,000 tasks that end and begin all the while; plain, then with CURVE."""
     for name, arguments in (("10,000 workers", []), ("10,000 workers, encrypted", ["--keys"])):
         done = subprocess.run([context.program("scale_bench"), *arguments], capture_output=True, text=True, check=False)
         print(done.stderr, end="", file=sys.stderr)
