@@ -70,6 +70,7 @@ PLACES = {
                     ("coordinator.checkpoint.finetune", 2, 0), ("coordinator.finetune.launched", 0, 0),
                     ("storage.journal.written", 6, 300)],
 }
+FEW = 8
 MAX_IN_A_ROW = 2  # a third failure in a row would quarantine the task
 TICK_S = 0.01
 REWISH_S = 1.0
@@ -109,6 +110,7 @@ class StormyRun:
 
     def __init__(self, template: Path, root: Path, wanted: dict[str, int], random_: random.Random, report: Report) -> None:
         self.number, self.wanted, self.random, self.report = report.runs, wanted, random_, report
+        self.wants_few = sum(max(0, count) for count in wanted.values()) < FEW  # none of them should miss its place
         number = self.number
         self.run = root / f"run{number}"
         self.beacon_directory = root / f"beacons{number}"
@@ -210,7 +212,8 @@ class StormyRun:
             return []
         wishes = []
         for place, skip, longest in sorted(drawn):
-            delay = 0 if place in unseen or self.random.random() < 0.3 else self.random.randint(0, longest)
+            at_once = place in unseen or self.wants_few or self.random.random() < 0.3
+            delay = 0 if at_once else self.random.randint(0, longest)
             wishes.append(Wish(place, self.random.randint(0, skip), delay))
         return wishes
 
