@@ -220,7 +220,7 @@ struct Applier {
     forget_failures(*task);
     end_grant(*task, TaskState::kDone, "");
     task->files = event.files;
-    task->result = event.result;
+    task->result = result_text(event.result);
     task->checkpoint.reset();
     task->checkpoint_step = 0;
     return std::nullopt;
@@ -285,7 +285,7 @@ struct Applier {
       ++task.wasted;
       end_grant(task, TaskState::kPending, lost_reason(event));
       task.files.clear();
-      task.result = nullptr;
+      task.result.clear();
       return std::nullopt;
     }
     return impossible("no committed file is called " + event.name);
@@ -361,6 +361,10 @@ struct Applier {
 };
 
 }  // namespace
+
+std::string result_text(const nlohmann::json& result) {
+  return result.is_null() ? "" : result.dump();
+}
 
 std::string_view to_string(TaskState state) {
   switch (state) {

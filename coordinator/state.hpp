@@ -42,12 +42,15 @@ struct TaskRecord {
   std::optional<storage::FileRecord> checkpoint;
   std::int64_t checkpoint_step = 0;
   std::vector<storage::FileRecord> files;  // committed outputs other than shards
-  nlohmann::json result;
+  std::string result;  // of whoever did it: JSON as text, a quarter of what the values would take
   std::uint64_t seed = 0;            // transfer
   std::vector<std::string> devices;  // models that worked on it, in order of first use: provenance
   std::string reason;                // why it last went back to pending, or into quarantine
   bool operator==(const TaskRecord&) const = default;
 };
+
+// As TaskRecord keeps it; empty for null.
+[[nodiscard]] std::string result_text(const nlohmann::json& result);
 
 enum class ShardState { kMissing, kCommitted, kDropped };
 struct ShardRecord {

@@ -35,10 +35,10 @@ json task_to_json(const TaskRecord& task) {
   put("lost_steps", task.lost_steps);
   put("expiries", task.expiries);
   put("checkpoint_step", task.checkpoint_step);
-  put("result", task.result);
   put("seed", task.seed);
   put("devices", task.devices);
   put("reason", task.reason);
+  if (!task.result.empty()) out["result"] = json::parse(task.result);
   for (const Failure& failure : task.failures) {
     out["failures"].push_back({{"worker", failure.worker},
                                {"kind", storage::to_string(failure.kind)},
@@ -62,7 +62,7 @@ TaskRecord task_from_json(const json& in) {
   if (has("lost_steps")) task.lost_steps = int64_field(in, "lost_steps");
   if (has("expiries")) task.expiries = int_field(in, "expiries");
   if (has("checkpoint_step")) task.checkpoint_step = int64_field(in, "checkpoint_step");
-  if (has("result")) task.result = field(in, "result");
+  if (has("result")) task.result = result_text(field(in, "result"));
   if (has("seed")) task.seed = uint_field(in, "seed");
   if (has("devices")) task.devices = strings_field(in, "devices");
   if (has("reason")) task.reason = string_field(in, "reason");

@@ -77,7 +77,7 @@ TaskStatus task_status(const State& state, const TaskRecord& task, const JobSize
   if (task.id.stage == Stage::kTransfer) status.num_steps = size.transfer_steps;
   if (task.id.stage == Stage::kFinetune) status.num_steps = size.finetune_steps;
   status.reason = task.reason.empty() ? waits_for(state, task) : task.reason;
-  status.result = task.result;
+  if (!task.result.empty()) status.result = nlohmann::json::parse(task.result);
   return status;
 }
 

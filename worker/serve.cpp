@@ -7,11 +7,11 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
-#include <random>
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/build_info.hpp"
 #include "storage/fault_point.hpp"
+#include "storage/random.hpp"
 #include "worker/capture.hpp"
 #include "worker/evaluate.hpp"
 #include "worker/failure.hpp"
@@ -30,10 +30,8 @@ std::atomic<bool> stop_requested{false};
 void request_stop(int /*signal*/) { stop_requested.store(true); }
 
 std::string drawn_uuid() {
-  std::random_device device;
-  std::string text = wire::this_host() + "-";
-  for (int i = 0; i < 8; ++i) text += "0123456789abcdef"[device() % 16];
-  return text;
+  constexpr std::size_t kRandomBytes = 4;
+  return wire::this_host() + "-" + storage::random_hex(kRandomBytes);
 }
 
 const char* name_of(wire::TaskKind kind) {

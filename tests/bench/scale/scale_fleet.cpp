@@ -103,9 +103,10 @@ class Fleet {
   void open(std::size_t index, Time now) {
     Member& member = members_[index];
     wire::Hello hello;
-    hello.worker = {"worker-" + std::to_string(options_.first + static_cast<int>(index)), 1};
+    hello.worker = {worker_name(options_.first + static_cast<int>(index)), 1};
     hello.version = "1";
-    hello.build = hello.host = hello.device = "bench";
+    hello.build = hello.host = "bench";
+    hello.device = kDevice;
     member.session = std::make_unique<worker::CoordinatorSession>(
         worker::SessionOptions{.hello = hello, .endpoint = current_endpoint(now)}, now);
     member.socket = zmq_socket(context_, ZMQ_DEALER);
@@ -207,7 +208,7 @@ class Fleet {
       case Member::Doing::kCommitting:
         member.doing = Member::Doing::kFinishing;
         member.submission = session.submit(
-            wire::Done{session.worker(), session.token(), {}, nlohmann::json::object()}, "", now);
+            wire::Done{session.worker(), session.token(), {}, capture_result()}, "", now);
         return;
       default:
         session.end_task();

@@ -1,5 +1,7 @@
 #include "tests/bench/scale/scale_run.hpp"
 
+#include <fmt/format.h>
+
 #include "coordinator/commit.hpp"
 #include "coordinator/coordinator.hpp"
 #include "coordinator/key_maker.hpp"
@@ -50,6 +52,19 @@ storage::FileRecord write_shard(const storage::RunLayout& layout,
   return {name, std::string_view(kText).size(), storage::hash_file(path)};
 }
 
+std::string worker_name(int number) {
+  return fmt::format("gpu-node-{:04}-{:08x}", number / 8, number);
+}
+
+nlohmann::json capture_result() {
+  return {{"shards", 1},
+          {"tokens", 2048},
+          {"seconds", 12.345678901234567},
+          {"tokens_per_second", 165.88800000000001},
+          {"seconds_waited_on_data", 0.012345678901234567},
+          {"peak_memory", {{"host_bytes", 17'179'869'184}, {"device_bytes", 68'719'476'736}}}};
+}
+
 void make_scale_run(const storage::RunLayout& layout, const ScaleRun& run) {
   std::filesystem::create_directories(layout.root());
   storage::write_atomically(layout.recipe(), "# no recipe: nobody computes here\n");
@@ -69,11 +84,11 @@ void make_scale_run(const storage::RunLayout& layout, const ScaleRun& run) {
   for (int i = 0; i < run.num_done; ++i) {
     const TaskId id = TaskId::capture(i / geometry.num_shards, i % geometry.num_shards);
     const auto token = static_cast<std::uint64_t>(i) + 2;
-    desk.record(Granted{id, token, "worker-" + std::to_string(i % 10'000), 1, "bench"});
+    desk.record(Granted{id, token, worker_name(i % 10'000), 1, kDevice});
     const storage::FileRecord file{
         shard_name(id, id.piece, token), std::string_view(kText).size(), hash};
     desk.record(ShardCommitted{token, id.piece, file, id});
-    desk.record(TaskDone{token, {}, nlohmann::json::object(), id});
+    desk.record(TaskDone{token, {}, capture_result(), id});
     if (i % kEventsPerCommit == 0) static_cast<void>(desk.flush());
   }
   static_cast<void>(desk.flush());

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 
 #include "storage/hidden_shard.hpp"
@@ -22,6 +23,12 @@ void make_scale_run(const storage::RunLayout& layout, const ScaleRun& run);
 
 // The production coordinator over that directory, on real sockets, until it is killed.
 [[noreturn]] void coordinate(const storage::RunLayout& layout);
+
+// As long as production's, because the coordinator keeps them: a worker's name and device, and what
+// it reports of a capture.
+[[nodiscard]] std::string worker_name(int number);
+inline constexpr const char* kDevice = "NVIDIA H100 80GB HBM3";
+[[nodiscard]] nlohmann::json capture_result();
 
 // What a worker leaves behind for a shard, under attempts/t<token>/.
 [[nodiscard]] storage::FileRecord write_shard(const storage::RunLayout& layout,
