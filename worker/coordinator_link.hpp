@@ -15,20 +15,24 @@
 
 namespace hedgerow::worker {
 
+// libzmq keeps the entries of a connection's pipes in blocks of 256 (16 KB), two for each direction
+// once the first are used up: 64 KB for each of a coordinator's workers. One that begins anew after
+// these stays within the first page of each. A heartbeat every 5 s makes that five minutes.
+inline constexpr int kFramesPerConnection = 60;
+
 class CoordinatorLink {
  public:
   // `key_pair`: the worker's, in keys/. Throws kUsage (keys that are incomplete or that others may
   // touch), kUnavailable.
   CoordinatorLink(storage::RunLayout layout, const std::string& endpoint, std::string key_pair);
 
-  [[nodiscard]] std::optional<std::string> receive(std::chrono::milliseconds patience) {
-    return socket_.receive(patience);
-  }
-  void send(std::string_view frame) { socket_.send(frame); }
+  [[nodiscard]] std::optional<std::string> receive(std::chrono::milliseconds patience);
+  void send(std::string_view frame);
   void wake() { socket_.wake(); }
 
-  // To be called before anything is sent: connects anew where the endpoint or the keys changed or
-  // the last handshake failed for good. Throws kUnavailable.
+  // To be called before anything is sent: connects anew where the endpoint or the keys changed, the
+  // last handshake failed for good, or the connection is used up and nothing is being answered.
+  // Throws kUnavailable.
   void connect(const std::string& endpoint);
   // Reads keys/ again; true if others are there than those in use, which the next connect() takes.
   [[nodiscard]] bool finds_new_keys();
@@ -44,6 +48,8 @@ class CoordinatorLink {
   std::optional<wire::WorkerKeys> keys_;
   DealerSocket socket_;
   std::optional<wire::WorkerKeys> connected_keys_;  // the socket's
+  int num_sent_ = 0;                                // over this connection
+  bool awaits_answer_ = false;
 };
 
 }  // namespace hedgerow::worker

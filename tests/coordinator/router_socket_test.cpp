@@ -7,12 +7,16 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <map>
+#include <set>
+
 #include "coordinator/binding.hpp"
 #include "coordinator/key_maker.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/messages.hpp"
 #include "storage/error.hpp"
 #include "tests/support/temporary_directory.hpp"
+#include "worker/coordinator_link.hpp"
 #include "worker/dealer_socket.hpp"
 
 namespace hedgerow::coordinator {
@@ -221,6 +225,49 @@ TEST_F(Router, APortThatTheRecipeNamesIsTheOneOrNone) {
   }
   const RouterSocket other({.preferred_port = port_of(any)});
   EXPECT_NE(port_of(other), port_of(any)) << "a preference is no demand";
+}
+
+// What libzmq keeps of a connection grows with the messages that went over it, in the coordinator
+// for each of its workers.
+TEST_F(Router, SeesAWorkerBeginItsConnectionAnewBeforeItIsLargeAndMissesNoMessage) {
+  RouterSocket router({.keys = coordinator_keys()});
+  worker::CoordinatorLink link(layout_, router.endpoint(), "worker");
+  constexpr int kConnections = 4;
+  std::map<std::string, int> heard;  // by peer
+  for (int i = 0; i < kConnections * worker::kFramesPerConnection; ++i) {
+    link.connect(router.endpoint());
+    link.send("message " + std::to_string(i));
+    std::optional<std::string> answer;
+    ASSERT_TRUE(comes_true([&] {
+      if (const auto incoming = router.receive(milliseconds(1))) {
+        EXPECT_EQ(incoming->frame, "message " + std::to_string(i));
+        ++heard[incoming->peer];
+        router.send(incoming->peer, "answer " + std::to_string(i));
+      }
+      answer = link.receive(milliseconds(1));
+      return answer.has_value();
+    })) << i;
+    EXPECT_EQ(*answer, "answer " + std::to_string(i));
+  }
+  EXPECT_EQ(heard.size(), static_cast<std::size_t>(kConnections));
+  for (const auto& [peer, count] : heard) EXPECT_EQ(count, worker::kFramesPerConnection);
+}
+
+TEST_F(Router, KeepsAConnectionThatOwesAnAnswer) {
+  RouterSocket router({.keys = coordinator_keys()});
+  worker::CoordinatorLink link(layout_, router.endpoint(), "worker");
+  std::set<std::string> peers;
+  for (int i = 0; i < 2 * worker::kFramesPerConnection; ++i) {
+    link.connect(router.endpoint());
+    link.send("message");
+    ASSERT_TRUE(comes_true([&] {
+      std::ignore = link.receive(milliseconds(1));
+      const auto incoming = router.receive(milliseconds(1));
+      if (incoming) peers.insert(incoming->peer);
+      return incoming.has_value();
+    })) << i;
+  }
+  EXPECT_EQ(peers.size(), 1U);
 }
 
 }  // namespace

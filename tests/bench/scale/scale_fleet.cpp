@@ -16,6 +16,7 @@
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/run_keys.hpp"
 #include "tests/bench/scale/scale_run.hpp"
+#include "worker/coordinator_link.hpp"
 #include "worker/coordinator_session.hpp"
 
 namespace hedgerow::bench {
@@ -38,6 +39,8 @@ struct Member {
   std::unique_ptr<worker::CoordinatorSession> session;
   void* socket = nullptr;
   std::string connected;
+  int num_sent = 0;  // over this connection
+  bool awaits_answer = false;
   Time scheduled = Time::max();
   std::shared_ptr<worker::Submission> submission;
   Time asked;
@@ -152,6 +155,7 @@ class Fleet {
     while (true) {
       const int size = zmq_recv(member.socket, buffer.data(), buffer.size(), ZMQ_DONTWAIT);
       if (size < 0) break;
+      member.awaits_answer = false;
       const std::size_t length = std::min(static_cast<std::size_t>(size), buffer.size());
       member.session->receive({buffer.data(), length}, now);
     }
@@ -165,11 +169,16 @@ class Fleet {
   void send(Member& member, const std::vector<std::string>& frames, Time now) {
     if (frames.empty()) return;
     const std::string& endpoint = member.session->endpoint();
-    if (member.connected != endpoint) {
+    const bool is_used_up =
+        member.num_sent >= worker::kFramesPerConnection && !member.awaits_answer;
+    if (member.connected != endpoint || is_used_up) {
       if (!member.connected.empty()) zmq_disconnect(member.socket, member.connected.c_str());
       check(zmq_connect(member.socket, endpoint.c_str()), "zmq_connect");
       member.connected = endpoint;
+      member.num_sent = 0;
     }
+    member.num_sent += static_cast<int>(frames.size());
+    member.awaits_answer = true;
     for (const std::string& frame : frames) {
       if (is_measuring(now) && member.session->token() != 0) ++report_.num_heartbeats;
       zmq_send(member.socket, frame.data(), frame.size(), ZMQ_DONTWAIT);
