@@ -1,5 +1,6 @@
 #include "coordinator/router_socket.hpp"
 
+#include <malloc.h>
 #include <sys/resource.h>
 #include <zmq.h>
 
@@ -26,6 +27,11 @@ constexpr const char* kZapDomain = "hedgerow";
 // Refuse when nobody answers for the domain. Declared among libzmq's drafts, but in every build of
 // it since 4.3; where it is not, ZapHandler's thread is never silent while the process lives.
 constexpr int kZapEnforceDomain = 93;
+
+// libzmq keeps the entries of a connection's pipes in blocks of this size, and one that is given up
+// early (worker::kFramesPerConnection) has touched only their first page. As mappings of their own
+// they go back to the kernel; in the heap each later connection would touch another page of them.
+constexpr int kPipeBlockBytes = 16 << 10;
 
 // A connection is a descriptor, and shells allow 1,024 unless asked.
 void allow_many_connections() {
@@ -86,6 +92,7 @@ RouterSocket::RouterSocket(const RouterOptions& options) : impl_(std::make_uniqu
                 "workers.bind = \"" + options.bind + "\" lets other hosts connect, without keys");
   }
   allow_many_connections();
+  ::mallopt(M_MMAP_THRESHOLD, kPipeBlockBytes);
   impl_->context = zmq_ctx_new();
   if (impl_->context == nullptr) fail("zmq_ctx_new");
   if (options.keys)

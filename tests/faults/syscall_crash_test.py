@@ -135,11 +135,14 @@ class SyscallCrash(unittest.TestCase):
 
     def check(self, victim: str, call: str, effect: str, n: int) -> dict:
         run = self.begin()
-        ended = self.traced(run, victim, ["-e", f"trace={call}", "-e", f"inject={call}:{effect}:when={n}"])
+        ended = self.traced(run, victim, ["-y", "-e", f"trace={call}", "-e", f"inject={call}:{effect}:when={n}"])
         told = f"{effect} at {call} {n} of the {victim}: {ended}"
+        # The n-th call need not be the one that it was in the undisturbed run. Where it met libzmq's eventfd, the kernel would
+        # never have given that error, and libzmq aborts.
+        is_possible = effect == KILL or "<anon_inode:" not in ended.hit
         if victim == "coordinator" and effect == KILL:
-            self.assertEqual(ended.code, -9, told)
-        elif ended.code != 0:
+            self.assertEqual(ended.code, -9 if ended.hit else 0, told)
+        elif ended.code != 0 and is_possible:
             self.assertEqual(victim, "coordinator", f"a worker's failure ended the run\n{told}")
             self.assertIn(ended.code, TABLE, told)
             self.assertEqual(len(re.findall(r"(?m)^hedgerow run: .*$", ended.err)), 1, told)
