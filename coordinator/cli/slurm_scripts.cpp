@@ -269,11 +269,11 @@ SlurmScript array_worker(const SlurmJob& job) {
 void check_ranks(const SlurmJob& job, const SlurmShape& shape, const std::string& section) {
   const int tasks = std::max(1, shape.nodes) * std::max(1, shape.tasks_per_node);
   if (job.ranks <= tasks) return;
-  throw storage::Error(
-      storage::ErrorKind::kUsage,
-      "finetune.ranks = " + std::to_string(job.ranks) + " of the recipe, but [" + section +
-          "] of the cluster file has nodes x tasks_per_node = " + std::to_string(tasks) +
-          " tasks; ask for more nodes, or lower finetune.ranks");
+  throw storage::Error(storage::ErrorKind::kUsage,
+                       "finetune.ranks = " + std::to_string(job.ranks) +
+                           " of the recipe, but the job has " + std::to_string(tasks) +
+                           " tasks (nodes x tasks_per_node); ask for more with --nodes or in [" +
+                           section + "] of a cluster file, or lower finetune.ranks");
 }
 
 }  // namespace

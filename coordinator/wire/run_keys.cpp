@@ -82,6 +82,8 @@ std::string read_guarded(const fs::path& path,
     require_owner(path.parent_path(), directory.st_uid);
     require_mode(path.parent_path(), directory.st_mode, kOthersMayWrite, "700");
   }
+  // Before it is opened, which somebody else's secret would not let us do; and of what was opened.
+  require_owner(path, status.st_uid);
   const storage::File file = storage::File::open_read(path);
   if (::fstat(file.descriptor(), &status) != 0)
     throw storage::system_error("stat", path.string(), errno);

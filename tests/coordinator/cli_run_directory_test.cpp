@@ -66,6 +66,24 @@ TEST_F(RunDirectory, CommandsNameADirectoryThatIsNoRunInTheSameWords) {
   }
 }
 
+TEST_F(RunDirectory, AWorkerIsToldWhatAnAddressLooksLike) {
+  for (const std::string address :
+       {"tcp://localhost", "localhost:7400", "tcp://h:0", "http://h:1"}) {
+    const Answer answer = run_here({"worker", "--connect", address});
+    EXPECT_EQ(answer.code, 2) << address;
+    EXPECT_NE(answer.err.find("--connect " + address + ": no address"), std::string::npos)
+        << answer.err;
+  }
+}
+
+TEST_F(RunDirectory, ARunThatLostItsRecipeIsNotToBeGivenUp) {
+  fs::remove(fs::path(run_.directory()) / "run.toml");
+  const Answer answer =
+      run_line({"run", "--run", run_.directory(), "--recipe", run_.scratch / "recipe.toml"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_NE(answer.err.find("put that back"), std::string::npos) << answer.err;
+}
+
 TEST_F(RunDirectory, WithoutANameItIsTheCurrentDirectoryIfThatIsARun) {
   const fs::path before = fs::current_path();
   fs::current_path(run_.directory());

@@ -140,8 +140,8 @@ TEST(SlurmScripts, RanksThatTheAllocationHasNoPlaceForAreRefused) {
   } catch (const storage::Error& error) {
     EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
     EXPECT_THAT(error.what(),
-                HasSubstr("[workers] of the cluster file has nodes x tasks_per_node "
-                          "= 4 tasks"));
+                HasSubstr("the job has 4 tasks (nodes x tasks_per_node); ask for more with "
+                          "--nodes or in [workers]"));
   }
 }
 

@@ -186,6 +186,9 @@ TEST_F(RunKeys, WhatBelongsToAnotherUserIsRefusedUnlessThatIsRootOrTheReaderIs) 
   EXPECT_EXIT(read_as_reader(),
               says,
               "allowed: it belongs to user id 65533, expected 65534 .*'chown 65534 ");
+  ASSERT_EQ(::chmod((folder / "allowed").c_str(), 0600), 0);
+  EXPECT_EXIT(read_as_reader(), says, "allowed: it belongs to user id 65533") << "unreadable";
+  ASSERT_EQ(::chmod((folder / "allowed").c_str(), 0644), 0);
   give(folder / "allowed", 0);
   give(folder, kOther);
   EXPECT_EXIT(read_as_reader(), says, "keys: it belongs to user id 65533, expected 65534 ");

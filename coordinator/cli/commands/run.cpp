@@ -80,6 +80,10 @@ Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Term
           options.run + " is no run directory yet; give --recipe FILE to start one there");
   require(!fs::exists(layout.root()) || fs::is_directory(layout.root()),
           options.run + " is a file; name a new directory with --run");
+  require(!fs::exists(layout.journal_directory()),
+          options.run +
+              " holds a run (journal/) whose run.toml is gone; put that back to go on with "
+              "it, or choose a new directory");
   require(!fs::exists(layout.root()) || holds_no_run(layout),
           options.run + " holds other files and no run.toml; choose a new directory");
   Recipe recipe = ready_recipe(options, layout);

@@ -147,6 +147,11 @@ std::string submit_script(const fs::path& sbatch,
   std::string why =
       result.stderr_tail.empty() ? "it answered '" + answer + "'" : result.stderr_tail;
   while (!why.empty() && why.back() == '\n') why.pop_back();
+  if (why.find("Unable to contact slurm controller") != std::string::npos) {
+    throw Error(ErrorKind::kUnavailable,
+                "the Slurm controller does not answer, and nothing was submitted: " + why +
+                    "; submit again when 'sinfo' shows the cluster");
+  }
   throw Error(ErrorKind::kUsage,
               "sbatch refused " + script.string() + ": " + why +
                   "; correct the cluster file or the options, or look at the script");

@@ -7,6 +7,7 @@
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/programs.hpp"
 #include "coordinator/status.hpp"
+#include "coordinator/wire/coordinator_file.hpp"
 #include "storage/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -52,6 +53,8 @@ Waited wait_for_opening(const WorkerOptions& options,
 ExitCode run_worker(const WorkerOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
   std::string endpoint = options.connect;
+  require(endpoint.empty() || (endpoint.starts_with("tcp://") && wire::port_of(endpoint) > 0),
+          "--connect " + endpoint + ": no address of a coordinator; expected tcp://HOST:PORT");
   if (options.wait_seconds > 0 && endpoint.empty()) {
     switch (wait_for_opening(options, layout, endpoint, terminal)) {
       case Waited::kInterrupted:
