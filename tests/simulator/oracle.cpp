@@ -70,7 +70,8 @@ void Oracle::on_synced(const std::string& path, std::string_view bytes) {
   // anybody, and what it wrote may or may not be sealed.
   if (term < term_ || disk_.exists(layout_.journal_segment(term + 1))) return;
   if (std::exchange(term_, term) != term) {
-    for (const nlohmann::json& record : std::exchange(survivors_, {})) take(record);
+    for (const nlohmann::json& record : std::exchange(survivors_, {}))
+      take(record, /*is_found=*/true);
     if (found_) {
       state_ = std::move(*found_);
       found_.reset();
@@ -81,12 +82,12 @@ void Oracle::on_synced(const std::string& path, std::string_view bytes) {
   while (!bytes.empty()) {
     const std::size_t newline = bytes.find('\n');
     if (newline == std::string_view::npos) broken("half a line was synced");
-    take(nlohmann::json::parse(bytes.substr(0, newline)));
+    take(nlohmann::json::parse(bytes.substr(0, newline)), /*is_found=*/false);
     bytes.remove_prefix(newline + 1);
   }
 }
 
-void Oracle::take(const nlohmann::json& record) {
+void Oracle::take(const nlohmann::json& record, bool is_found) {
   last_seq_ = record.at("seq").get<std::uint64_t>();
   const Event event = coordinator::event_from_json(record.at("event"));
   ++coverage_.records;
@@ -95,7 +96,8 @@ void Oracle::take(const nlohmann::json& record) {
     log(std::string(type_of(event)) + " " + subject + ": " + coordinator::describe(event));
   }
   count(event);
-  check_resume_point(event);
+  // What a restart found was written earlier, and its worker may have gone on since.
+  if (!is_found) check_resume_point(event);
   const Achieved before = achieved(state_);
   if (const auto rejection = coordinator::apply(state_, event))
     broken("the journal holds " + std::string(type_of(event)) +

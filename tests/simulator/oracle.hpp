@@ -57,7 +57,7 @@ class Oracle {
   [[nodiscard]] std::uint64_t term() const { return term_; }
 
  private:
-  void take(const nlohmann::json& record);
+  void take(const nlohmann::json& record, bool is_found);
   void count(const coordinator::Event& event);
   void remember(const coordinator::Event& event);
   void check_resume_point(const coordinator::Event& event) const;
