@@ -133,7 +133,8 @@ void Oracle::check_resume_point(const Event& event) const {
   if (const auto* revoked = std::get_if<coordinator::LeaseRevoked>(&event)) token = revoked->token;
   if (const auto* gone = std::get_if<coordinator::TaskReleased>(&event)) token = gone->token;
   const coordinator::TaskRecord* task = token == 0 ? nullptr : state_.holder(token);
-  if (task == nullptr) return;
+  // After damage to the journal a token may have been another task's, and the directory with it.
+  if (task == nullptr || task->id.stage == coordinator::Stage::kCapture) return;
   const auto entries = disk_.list(layout_.root() / RunLayout::attempt_directory(token));
   if (!entries) return;
   for (const storage::DiskEntry& entry : *entries) {
