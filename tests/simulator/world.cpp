@@ -303,7 +303,7 @@ void World::end_member(std::size_t index) {
   later(random_.duration(milliseconds(1000), milliseconds(60'000)),
         Kind::kJoin,
         is_other ? 0 : setup.incarnation,
-        is_other ? "guest-" + std::to_string(members_.size() + 1000) : setup.uuid);
+        is_other ? "guest-" + std::to_string(++last_guest_) : setup.uuid);
 }
 
 void World::check_file(const storage::FileRecord& record,
