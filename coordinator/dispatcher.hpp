@@ -97,8 +97,8 @@ class Dispatcher {
 
  private:
   struct Visitor;
-  void reply(const std::string& peer, wire::Message m) {
-    outgoing_.push_back({peer, std::move(m)});
+  void reply(const std::string& peer, wire::Message message) {
+    outgoing_.push_back({peer, std::move(message)});
   }
   LiveWorker* known(const std::string& peer, const wire::WorkerId& worker);
   // The task that `token` holds, if `worker` is its holder.
@@ -143,7 +143,7 @@ class Dispatcher {
   std::optional<wire::Stop> stopping_;  // the answer to all that must go
   Spare spare_ = Spare::kNobody;
   std::uint64_t gave_back_ = 0;
-  std::string finetune_worker_;  // uuid of its rank 0; empty before its hello
+  std::string finetune_worker_;  // uuid of the MPI stage's rank 0; empty before its hello
   std::optional<storage::Error> fatal_;
 };
 

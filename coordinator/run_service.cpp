@@ -51,12 +51,18 @@ fs::path find_worker(const RunOptions& options) {
   return path;
 }
 
-DispatcherConfig dispatcher_config(const RunOptions& options,
-                                   const storage::RunLayout& layout,
-                                   const storage::ReplayResult& replayed,
-                                   const storage::Recipe& recipe,
-                                   const Plan& plan,
-                                   int local_workers) {
+// What a coordinator is configured from; all of them outlive it.
+struct RunParts {
+  const RunOptions& options;
+  const storage::RunLayout& layout;
+  const storage::ReplayResult& replayed;
+  const storage::Recipe& recipe;
+  const Plan& plan;
+  int local_workers = 0;
+};
+
+DispatcherConfig dispatcher_config(const RunParts& run) {
+  const auto& [options, layout, replayed, recipe, plan, local_workers] = run;
   DispatcherConfig config;
   for (int slot = 0; slot < local_workers; ++slot)
     config.own_workers.push_back(local_worker_uuid(slot));
@@ -100,15 +106,11 @@ int threads_per_rank(const storage::FinetuneSection& finetune) {
 }
 
 // Throws kUsage without a worker program.
-CoordinatorConfig coordinator_config(const RunOptions& options,
-                                     const storage::RunLayout& layout,
-                                     const storage::ReplayResult& replayed,
-                                     const storage::Recipe& recipe,
-                                     const Plan& plan,
-                                     int local_workers) {
+CoordinatorConfig coordinator_config(const RunParts& run) {
+  const auto& [options, layout, replayed, recipe, plan, local_workers] = run;
   const std::optional<wire::Allocation> allocation = wire::own_allocation();
   return {.layout = layout,
-          .dispatcher = dispatcher_config(options, layout, replayed, recipe, plan, local_workers),
+          .dispatcher = dispatcher_config(run),
           .launcher = {.worker_binary = find_worker(options),
                        .run_directory = layout.root(),
                        .logs = layout.logs(),
@@ -159,7 +161,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   }
   storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
   CoordinatorConfig config =
-      coordinator_config(options, layout, replayed, recipe, plan, local_workers);
+      coordinator_config({options, layout, replayed, recipe, plan, local_workers});
   const SteadyClock clock;
   Term term = open_term(layout, replayed, std::move(folded), clock);
   release(std::move(replayed));

@@ -42,7 +42,7 @@ struct TaskRecord {
   std::optional<storage::FileRecord> checkpoint;
   std::int64_t checkpoint_step = 0;
   std::vector<storage::FileRecord> files;  // committed outputs other than shards
-  std::string result;  // of whoever did it: JSON as text, a quarter of what the values would take
+  std::string result;                // of whoever did it: JSON, as text because that is smaller
   std::uint64_t seed = 0;            // transfer
   std::vector<std::string> devices;  // models that worked on it, in order of first use: provenance
   std::string reason;                // why it last went back to pending, or into quarantine

@@ -90,8 +90,8 @@ struct FinetuneSection {
   int checkpoint_every = 10;  // optimizer steps
   int validate_every = 20;    // optimizer steps; 0: only at the end
   int ranks = 2;  // data ranks launched locally; must divide the micro-batches of a step
-  int threads =
-      0;  // per rank; 0: cores / ranks, elsewhere all. Part of what byte-equality is promised for
+  // Per rank; 0: cores / ranks, elsewhere all. Part of what byte-equality is promised for.
+  int threads = 0;
   // auto | mpi | nccl: how gradients go between ranks on GPUs; the bytes are the same
   std::string exchange = "auto";
   // here: the coordinator starts the ranks with mpirun; elsewhere: they come from outside, as a
@@ -109,8 +109,8 @@ struct EvaluateSection {
 
 struct WorkersSection {
   int local = 2;  // processes that `hedgerow run` starts on this machine
-  int threads =
-      0;  // per worker; 0: cores / local, elsewhere all. Part of what byte-equality is promised for
+  // Per worker; 0: cores / local, elsewhere all. Part of what byte-equality is promised for.
+  int threads = 0;
   int orphan_timeout_s = 600;
   int lease_s = 30;
   int hang_timeout_s = 120;  // without progress, although heartbeats come; at least ten steps' time

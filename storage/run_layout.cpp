@@ -15,6 +15,8 @@ namespace fs = std::filesystem;
 // More digits would not be a token that we gave out, and could overflow.
 constexpr std::size_t kMaxTokenDigits = 18;
 
+// As many as never overflow; of Hash128::hex().
+constexpr std::size_t kMaxStepDigits = 18, kHashDigits = 32;
 constexpr std::string_view kCheckpointPrefix = "checkpoint.s";
 constexpr std::string_view kCheckpointSuffix = ".safetensors";
 
@@ -128,15 +130,12 @@ std::optional<RunLayout::CheckpointName> RunLayout::parse_checkpoint(const std::
   rest.remove_prefix(kCheckpointPrefix.size());
   if (!rest.ends_with(kCheckpointSuffix)) return std::nullopt;
   rest.remove_suffix(kCheckpointSuffix.size());
-  const std::size_t digits = std::min(rest.find('.'), rest.size());
-  const std::string_view hash = rest.substr(std::min(digits + 1, rest.size()));
-  const bool is_hash = hash.size() == 32 && std::ranges::all_of(hash, is_lower_hex);
-  if (digits == 0 || digits > kMaxTokenDigits || !is_hash ||
-      !std::all_of(rest.begin(), rest.begin() + static_cast<std::ptrdiff_t>(digits), is_digit)) {
-    return std::nullopt;
-  }
-  return CheckpointName{std::stoll(std::string(rest.substr(0, digits))),
-                        Hash128::from_hex(std::string(hash))};
+  const std::size_t dot = rest.find('.');
+  if (dot == 0 || dot == std::string_view::npos || dot > kMaxStepDigits) return std::nullopt;
+  const std::string step(rest.substr(0, dot)), hash(rest.substr(dot + 1));
+  const bool is_hash = hash.size() == kHashDigits && std::ranges::all_of(hash, is_lower_hex);
+  if (!is_hash || !std::ranges::all_of(step, is_digit)) return std::nullopt;
+  return CheckpointName{std::stoll(step), Hash128::from_hex(hash)};
 }
 
 std::string RunLayout::student_directory(FencingToken token) {

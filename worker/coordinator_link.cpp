@@ -28,25 +28,23 @@ bool CoordinatorLink::finds_new_keys() {
 }
 
 void CoordinatorLink::connect(const std::string& endpoint) {
-  const bool is_used_up = num_sent_ >= kFramesPerConnection && !awaits_answer_;
   const bool is_fresh =
       socket_.endpoint() == endpoint && connected_keys_ == keys_ && !socket_.failure();
-  if (is_fresh && !is_used_up) return;
+  if (is_fresh && !wear_.is_used_up()) return;
   socket_.reconnect(endpoint, keys_);
   connected_keys_ = keys_;
-  num_sent_ = 0;
+  wear_ = {};
 }
 
 std::optional<std::string> CoordinatorLink::receive(std::chrono::milliseconds patience) {
   std::optional<std::string> frame = socket_.receive(patience);
-  if (frame) awaits_answer_ = false;
+  if (frame) wear_.note_received();
   return frame;
 }
 
 void CoordinatorLink::send(std::string_view frame) {
   socket_.send(frame);
-  ++num_sent_;
-  awaits_answer_ = true;
+  wear_.note_sent();
 }
 
 std::optional<std::string> CoordinatorLink::problem() const {

@@ -20,6 +20,24 @@ namespace hedgerow::worker {
 // these stays within the first page of each. A heartbeat every 5 s makes that five minutes.
 inline constexpr int kFramesPerConnection = 60;
 
+// How much went over a connection, and whether it still owes an answer.
+class ConnectionWear {
+ public:
+  void note_sent() {
+    ++num_sent_;
+    awaits_answer_ = true;
+  }
+  void note_received() { awaits_answer_ = false; }
+  // Time to begin anew, and nothing would be lost by it.
+  [[nodiscard]] bool is_used_up() const {
+    return num_sent_ >= kFramesPerConnection && !awaits_answer_;
+  }
+
+ private:
+  int num_sent_ = 0;
+  bool awaits_answer_ = false;
+};
+
 class CoordinatorLink {
  public:
   // `key_pair`: the worker's, in keys/. Throws kUsage (keys that are incomplete or that others may
@@ -48,8 +66,7 @@ class CoordinatorLink {
   std::optional<wire::WorkerKeys> keys_;
   DealerSocket socket_;
   std::optional<wire::WorkerKeys> connected_keys_;  // the socket's
-  int num_sent_ = 0;                                // over this connection
-  bool awaits_answer_ = false;
+  ConnectionWear wear_;
 };
 
 }  // namespace hedgerow::worker

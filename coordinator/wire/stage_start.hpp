@@ -1,7 +1,8 @@
 // How the finetune stage begins where the coordinator does not start its ranks itself
 // (finetune.launch = "elsewhere": a Kubernetes MPIJob, a job of its own under a batch system). Two
 // files in the run directory, because that is all that both sides know of each other before:
-//   finetune.request.json   rank 0 asks for the stage, under a name drawn for this launch
+//   finetune.request.json   rank 0 asks for the stage, under a name drawn for this launch, and goes
+//                           on asking while it lives
 //   finetune.start.json     the coordinator answers that name with a fencing token of its own
 // A token is given to one name once, so two launches never write under the same one. Neither file
 // outlives its use.

@@ -8,6 +8,7 @@
 
 #include "coordinator/cli/doctor.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
+#include "tests/coordinator/cli_findings.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -29,14 +30,6 @@ class OfStrangePrograms : public ::testing::Test {
     const fs::path path = folder_ / program;
     std::ofstream(path) << "#!/bin/sh\ncat <<'end'\n" << text << "\nend\n";
     fs::permissions(path, fs::perms::owner_all);
-  }
-
-  static Finding named(const std::vector<Finding>& findings, const std::string& check) {
-    for (const Finding& finding : findings) {
-      if (finding.check == check) return finding;
-    }
-    ADD_FAILURE() << "no finding is called " << check;
-    return {};
   }
 
   tests::TemporaryDirectory folder_;

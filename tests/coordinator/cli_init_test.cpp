@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "storage/file.hpp"
 #include "storage/recipe.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
@@ -40,6 +42,20 @@ TEST_F(Init, WritesARecipeThatLoadsAndFitsTheModel) {
   EXPECT_EQ(recipe.data_transfer.sources.at(0).path, (scratch_ / "text.txt").string());
   EXPECT_EQ(recipe.attention.start, storage::FeatureMapStart::kOrthogonal);
   EXPECT_EQ(recipe.attention.window, storage::WindowLayout::kTerraced);
+}
+
+TEST_F(Init, PathsThatCannotBeAreSaidWithWhatToDo) {
+  const auto refusal = [this](const std::string& option, const std::string& path) {
+    auto arguments = line();
+    *(std::find(arguments.begin(), arguments.end(), option) + 1) = path;
+    const Answer answer = run_line(arguments);
+    EXPECT_EQ(answer.code, 2) << answer.err;
+    return answer.err;
+  };
+  EXPECT_NE(refusal("--data", scratch_ / "model").find("is a directory"), std::string::npos);
+  EXPECT_NE(refusal("--data", scratch_ / "none.txt").find("no such file"), std::string::npos);
+  EXPECT_NE(refusal("--out", scratch_ / "none" / "r.toml").find("does not exist; make it"),
+            std::string::npos);
 }
 
 TEST_F(Init, WritesNoMoreThanAPersonWouldChange) {

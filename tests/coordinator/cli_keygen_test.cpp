@@ -128,6 +128,16 @@ TEST_F(RunWithKeysCommand, ARunBeginsInADirectoryThatHoldsNothingButKeys) {
   EXPECT_NE(other.err.find("holds other files"), std::string::npos) << other.err;
 }
 
+TEST_F(RunWithKeysCommand, AKeyThatItsOwnWorkersLackIsSaidOnceBeforeOneIsStarted) {
+  ASSERT_EQ(run_line({"keygen", "--run", small_.directory()}).code, 0);
+  fs::remove(wire::secret_key_file(small_.layout, "worker"));
+  const Answer answer = run_line({"run", "--run", small_.directory()});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_NE(answer.err.find("worker.secret: no such file; 'hedgerow keygen --run"),
+            std::string::npos)
+      << answer.err;
+}
+
 TEST_F(RunWithKeysCommand, KeysThatOthersMayReadKeepARunFromStarting) {
   ASSERT_EQ(run_line({"keygen", "--run", small_.directory()}).code, 0);
   fs::permissions(wire::secret_key_file(small_.layout, "coordinator"), fs::perms(0644));

@@ -105,6 +105,15 @@ TEST_F(Submit, WhatSbatchRefusesIsSaidAndHalfOfARunIsNotLeftInTheQueue) {
   EXPECT_EQ(notes("scancel"), "1 2\n");
 }
 
+TEST_F(Submit, ASlurmThatDoesNotAnswerIsNoFaultOfTheClusterFile) {
+  write_program(programs() / "sbatch",
+                "echo 'sbatch: error: Batch job submission failed: Unable to contact slurm "
+                "controller (connect failure)' >&2; exit 1");
+  const Answer answer = submit({"--run", new_run(), "--recipe", recipe(), "--nodes", "2"});
+  EXPECT_EQ(answer.code, 5);
+  EXPECT_THAT(answer.err, HasSubstr("nothing was submitted"));
+}
+
 TEST_F(Submit, WithoutSlurmItSaysWhereToGoAndWritesNothing) {
   const Answer answer =
       submit({"--run", new_run(), "--recipe", recipe(), "--nodes", "2"}, /*has_slurm=*/false);

@@ -59,9 +59,10 @@ TEST_F(DispatcherTest, ACheckpointThatNobodyLivedToAnnounceIsResumedFromHoweverI
     const auto lost = desk_->close_attempt(task.fencing_token, nullptr);
     desk_->record(LeaseRevoked{task.fencing_token, "died meanwhile", /*expired=*/false, lost});
   };
-  for (const std::function<void(const wire::Task&)>& end :
-       std::vector<std::function<void(const wire::Task&)>>{
-           killed, ran_out, gave_back, died_before}) {
+  const auto left_for_good = [&](const wire::Task&) { say("w1", wire::Goodbye{{"w1", 1}}); };
+  const std::vector<std::function<void(const wire::Task&)>> ends = {
+      killed, ran_out, gave_back, died_before, left_for_good};
+  for (const auto& end : ends) {
     std::filesystem::remove_all(layout_.journal_directory());
     std::filesystem::remove_all(layout_.root() / "attempts");
     reopen();

@@ -134,8 +134,9 @@ def failures_of(report: storm.Report) -> list[str]:
 
 
 def gaps_in(summary: dict) -> list[str]:
-    return [f"only {summary['by_state'].get(state, 0)} kills in {state}" for state in storm.REQUIRED
-                 if summary["by_state"].get(state, 0) < AT_LEAST]
+    """States that were hit too seldom to say anything of them."""
+    hits = summary["by_state"]
+    return [f"only {hits.get(state, 0)} kills in {state}" for state in storm.REQUIRED if hits.get(state, 0) < AT_LEAST]
 
 
 def blow(kills: int, kills_a_run: int, seed: int) -> list[str]:

@@ -70,7 +70,7 @@ PLACES = {
                     ("coordinator.checkpoint.finetune", 2, 0), ("coordinator.finetune.launched", 0, 0),
                     ("storage.journal.written", 6, 300)],
 }
-FEW = 8
+FEW = 8  # kills of a run: with so few to come, each is to hit its place
 MAX_IN_A_ROW = 2  # a third failure in a row would quarantine the task
 TICK_S = 0.01
 REWISH_S = 1.0
@@ -110,7 +110,7 @@ class StormyRun:
 
     def __init__(self, template: Path, root: Path, wanted: dict[str, int], random_: random.Random, report: Report) -> None:
         self.number, self.wanted, self.random, self.report = report.runs, wanted, random_, report
-        self.wants_few = sum(max(0, count) for count in wanted.values()) < FEW  # none of them should miss its place
+        self.wants_few = sum(max(0, count) for count in wanted.values()) < FEW
         number = self.number
         self.run = root / f"run{number}"
         self.beacon_directory = root / f"beacons{number}"

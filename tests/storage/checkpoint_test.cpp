@@ -88,7 +88,7 @@ TEST_F(CheckpointTest, NoOtherNameIsTakenForACheckpoint) {
   EXPECT_TRUE(RunLayout::parse_checkpoint("checkpoint.s0." + hash + ".safetensors"));
   for (const std::string& name :
        {"checkpoint.s8.safetensors"s,
-                                  "checkpoint.safetensors"s,
+        "checkpoint.safetensors"s,
         "checkpoint.s8.partial"s,
         "checkpoint.s-8." + hash + ".safetensors",
         "checkpoint.s8." + hash + "a.safetensors",

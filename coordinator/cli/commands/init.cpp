@@ -46,6 +46,9 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
           options.data + ": no such file; --data takes the text to learn from");
   require(fs::file_size(options.data) > 0,
           options.data + ": is empty; --data takes the text to learn from");
+  const fs::path folder = fs::absolute(options.out).parent_path();
+  require(fs::is_directory(folder),
+          "--out " + options.out + ": the folder " + folder.string() + " does not exist; make it");
   require(!fs::exists(options.out),
           options.out + " exists and is not overwritten; choose another name with --out");
   const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);

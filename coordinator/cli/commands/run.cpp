@@ -248,6 +248,10 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   // Before an hour is spent on tokens.
   const bool has_keys = wire::read_coordinator_keys(layout).has_value();
   require_keys_for(recipe.workers.bind, has_keys, layout);
+  // Said once, and not by each worker that is started and cannot connect.
+  const bool has_workers =
+      options.workers != 0 && (options.workers > 0 || recipe.workers.local > 0);
+  if (has_keys && has_workers) static_cast<void>(wire::read_worker_keys(layout));
   std::optional<ReloadScope> reloads;
   if (has_keys) reloads.emplace();
   withdraw_stop(layout);

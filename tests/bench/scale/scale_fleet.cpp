@@ -39,8 +39,7 @@ struct Member {
   std::unique_ptr<worker::CoordinatorSession> session;
   void* socket = nullptr;
   std::string connected;
-  int num_sent = 0;  // over this connection
-  bool awaits_answer = false;
+  worker::ConnectionWear wear;
   Time scheduled = Time::max();
   std::shared_ptr<worker::Submission> submission;
   Time asked;
@@ -155,7 +154,7 @@ class Fleet {
     while (true) {
       const int size = zmq_recv(member.socket, buffer.data(), buffer.size(), ZMQ_DONTWAIT);
       if (size < 0) break;
-      member.awaits_answer = false;
+      member.wear.note_received();
       const std::size_t length = std::min(static_cast<std::size_t>(size), buffer.size());
       member.session->receive({buffer.data(), length}, now);
     }
@@ -169,19 +168,16 @@ class Fleet {
   void send(Member& member, const std::vector<std::string>& frames, Time now) {
     if (frames.empty()) return;
     const std::string& endpoint = member.session->endpoint();
-    const bool is_used_up =
-        member.num_sent >= worker::kFramesPerConnection && !member.awaits_answer;
-    if (member.connected != endpoint || is_used_up) {
+    if (member.connected != endpoint || member.wear.is_used_up()) {
       if (!member.connected.empty()) zmq_disconnect(member.socket, member.connected.c_str());
       check(zmq_connect(member.socket, endpoint.c_str()), "zmq_connect");
       member.connected = endpoint;
-      member.num_sent = 0;
+      member.wear = {};
     }
-    member.num_sent += static_cast<int>(frames.size());
-    member.awaits_answer = true;
     for (const std::string& frame : frames) {
       if (is_measuring(now) && member.session->token() != 0) ++report_.num_heartbeats;
       zmq_send(member.socket, frame.data(), frame.size(), ZMQ_DONTWAIT);
+      member.wear.note_sent();
     }
   }
 
