@@ -229,7 +229,7 @@ while :; do sleep 1000 & wait $!; done
 
 def slowed(script: str) -> str:
     """As a busy machine may run it: the program has ended before the shell goes on from its first `wait`."""
-    text, count = re.subn(r'(wait "\$child"\n *again=\$\?)', r"\1; [ -n \"${slow:-}\" ] || { slow=1; sleep 0.3; }", script, count=1)
+    text, count = re.subn(r'(wait "\$child"\n *again=\$\?)', r'\1; [ -n "${slow:-}" ] || { slow=1; sleep 0.3; }', script, count=1)
     if count != 1:
         raise AssertionError(f"no wait in {script}")
     return text
