@@ -301,8 +301,14 @@ void check_recipe(const Recipe& recipe, RecipeProblems& problems) {
                  "is not set; name a Hugging Face model directory, or org/name in the local cache");
   }
   check_data("data.transfer", recipe.data_transfer, problems);
-  if (recipe.finetune.enabled) check_data("data.finetune", recipe.data_finetune, problems);
-  check_data("data.evaluate", recipe.data_evaluate, problems);
+  // What the others took from there is said of it alone.
+  const auto has_own_sources = [&](const DataSection& data) {
+    return data.sources != recipe.data_transfer.sources;
+  };
+  if (recipe.finetune.enabled && has_own_sources(recipe.data_finetune))
+    check_data("data.finetune", recipe.data_finetune, problems);
+  if (has_own_sources(recipe.data_evaluate))
+    check_data("data.evaluate", recipe.data_evaluate, problems);
   check_apart(recipe, problems);
   try {
     recipe.attention.validate(0);

@@ -105,7 +105,9 @@ NetworkFacts network_of_this_machine() {
 
 Finding examine_keys(const std::filesystem::path& directory, const std::string& bind) {
   const storage::RunLayout layout(directory);
-  const std::string made = "hedgerow keygen --run " + directory.string();
+  // "." is where doctor looks when no run was named.
+  const std::string made =
+      "hedgerow keygen --run " + (directory == "." ? "DIR" : directory.string());
   if (!wire::has_keys(layout)) {
     if (is_loopback(bind)) return {"keys", Level::kOk, "none: loopback is all that is bound", ""};
     return {"keys", Level::kFail, "none, and workers.bind = \"" + bind + "\" lets others in", made};

@@ -156,7 +156,9 @@ TEST_F(Export, GenerateCarriesIdsFromTokenizerToWorkerAndBack) {
 }
 
 TEST_F(Export, GenerateWithoutAPromptGoesOnFromThoseOfTheRecipe) {
-  EXPECT_NE(run_here({"generate"}).err.find("evaluate.prompts"), std::string::npos);
+  EXPECT_NE(
+      run_here({"generate"}).err.find("has no evaluate.prompts; say hedgerow generate --run "),
+      std::string::npos);
   storage::Recipe recipe = storage::Recipe::load(run_.layout.recipe());
   recipe.evaluate = {.prompts = {"Once"}, .max_new_tokens = 3};
   std::ofstream(run_.layout.recipe()) << recipe.to_toml();

@@ -58,6 +58,16 @@ TEST_F(Init, PathsThatCannotBeAreSaidWithWhatToDo) {
             std::string::npos);
 }
 
+TEST_F(Init, WhatALineOfJsonBecomesIsAskedForByItsOption) {
+  const Answer none = run_line(line({"--format", "jsonl"}));
+  EXPECT_EQ(none.code, 2);
+  EXPECT_NE(none.err.find("--format jsonl needs --template"), std::string::npos) << none.err;
+  const Answer other = run_line(line({"--template", "{a}"}));
+  EXPECT_EQ(other.code, 2);
+  EXPECT_NE(other.err.find("--template is for --format jsonl"), std::string::npos) << other.err;
+  EXPECT_EQ(run_line(line({"--format", "jsonl", "--template", "{a}"})).code, 0);
+}
+
 TEST_F(Init, WritesNoMoreThanAPersonWouldChange) {
   ASSERT_EQ(run_line(line()).code, 0);
   EXPECT_EQ(storage::Recipe::load(scratch_ / "recipe.toml").plan.layers_per_block, 3)

@@ -14,6 +14,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 TEST(Recipe, AbsentKeysKeepTheDefaultsAndDefaultsAreOurOwnAttention) {
   Recipe expected;
@@ -234,6 +235,15 @@ TEST(Recipe, WithoutModelOrTextItSaysWhatToName) {
   const std::string text = refusal("");
   EXPECT_THAT(text, HasSubstr("recipe.toml: model.path is not set"));
   EXPECT_THAT(text, HasSubstr("recipe.toml: data.transfer.sources is empty"));
+}
+
+TEST(Recipe, AFaultOfATextThatAllStagesReadIsSaidOnce) {
+  const std::string text = "[model]\npath = \"t\"\n[data.transfer]\n";
+  const std::string jsonl = "sources = [{ path = \"a.jsonl\", format = \"jsonl\" }]\n";
+  EXPECT_THAT(refusal(text + jsonl), HasSubstr("data.transfer.sources[0].template is not set"));
+  EXPECT_THAT(refusal(text + jsonl), Not(HasSubstr("data.evaluate.sources")));
+  EXPECT_THAT(refusal(text + "sources = [{ path = \"b.txt\" }]\n[data.evaluate]\n" + jsonl),
+              HasSubstr("data.evaluate.sources[0].template is not set"));
 }
 
 TEST(Recipe, FinetuneAndEvaluateDataTakeWhatTheyLeaveOutFromTransfer) {

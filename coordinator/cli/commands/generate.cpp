@@ -100,9 +100,12 @@ void fill_from_recipe(GenerateOptions& options) {
     section = storage::Recipe::load(storage::RunLayout(options.model.run).recipe()).evaluate;
   if (options.max_new_tokens == 0) options.max_new_tokens = section.max_new_tokens;
   if (options.prompts.empty()) options.prompts = section.prompts;
+  const std::string& run = options.model.run;
   require(!options.prompts.empty(),
-          "no prompt was given, and no run's recipe has evaluate.prompts; say hedgerow generate "
-          "--run DIR \"Once upon a time\"");
+          "no prompt was given" +
+              (run.empty() ? "" : ", and the recipe of " + run + " has no evaluate.prompts") +
+              "; say hedgerow generate --run " + (run.empty() ? "DIR" : run) +
+              " \"Once upon a time\"");
 }
 
 ExitCode run_generate(GenerateOptions options, Terminal& terminal) {

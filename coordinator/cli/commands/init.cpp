@@ -46,6 +46,11 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
           options.data + ": no such file; --data takes the text to learn from");
   require(fs::file_size(options.data) > 0,
           options.data + ": is empty; --data takes the text to learn from");
+  require(options.format != "jsonl" || !options.template_.empty(),
+          "--format jsonl needs --template, the text of a line with its fields in braces, as "
+          "--template '{question} {answer}'");
+  require(options.format == "jsonl" || options.template_.empty(),
+          "--template is for --format jsonl, not for " + options.format);
   const fs::path folder = fs::absolute(options.out).parent_path();
   require(fs::is_directory(folder),
           "--out " + options.out + ": the folder " + folder.string() + " does not exist; make it");
