@@ -15,7 +15,7 @@ namespace {
 constexpr std::chrono::seconds kPublishEvery{1};
 // Of the coordinator's time, what is shown takes one part in so many; but it is never so old that
 // other hosts take the coordinator for dead.
-constexpr int kPublishingShare = 50;
+constexpr int kPublishingShare = 100;
 constexpr std::chrono::seconds kPublishAtLeastEvery{10};
 constexpr std::chrono::seconds kBeat{5};
 
@@ -37,6 +37,19 @@ void replace_file(const std::filesystem::path& path, const std::string& text) {
   } catch (const storage::Error&) {
     std::filesystem::remove(temporary, ignored);
   }
+}
+
+// By name, no more than are shown.
+std::vector<const LiveWorkers::value_type*> listed(const LiveWorkers& workers) {
+  std::vector<const LiveWorkers::value_type*> all;
+  for (const auto& worker : workers) all.push_back(&worker);
+  const std::size_t num_shown = std::min(all.size(), kMaxListed);
+  const auto end = all.begin() + static_cast<std::ptrdiff_t>(num_shown);
+  std::partial_sort(all.begin(), end, all.end(), [](const auto* a, const auto* b) {
+    return a->first < b->first;
+  });
+  all.erase(end, all.end());
+  return all;
 }
 
 // Tasks that are given up for the same reason are named together.
@@ -90,8 +103,8 @@ RunStatus Coordinator::status() {
   }
   for (const std::string& warning : desk_.fit().warnings()) status.warnings.push_back(warning);
   const TimePoint now = clock_.now();
-  for (const auto& [uuid, live] : desk_.workers()) {
-    if (status.workers.size() == kMaxListed) break;
+  for (const LiveWorkers::value_type* const entry : listed(desk_.workers())) {
+    const auto& [uuid, live] = *entry;
     WorkerStatus worker{.uuid = uuid,
                         .host = live.hello.host,
                         .device = live.hello.device,

@@ -1,5 +1,6 @@
 #include "coordinator/dispatcher.hpp"
 
+#include <malloc.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -14,10 +15,11 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-// A worker without a task asks twice a second; one that is silent this long is gone.
+// A worker beats every few seconds, with a task or without; one that is silent this long is gone.
 constexpr std::chrono::seconds kForgetWorkerAfter{60};
 // What walks over all workers is not done at every turn of the loop.
 constexpr std::chrono::seconds kHousekeeping{1};
+constexpr std::chrono::seconds kLookForSilentEvery{10};
 
 }  // namespace
 
@@ -95,7 +97,10 @@ std::vector<Outgoing> Dispatcher::flush() {
     storage::fault_point("coordinator.journal.committed");
     recorded_.insert(recorded_.end(), pending_.begin(), pending_.end());
     pending_.clear();
-    if (journal_.wants_snapshot()) journal_.write_snapshot(state_text(state_));
+    if (journal_.wants_snapshot()) {
+      journal_.write_snapshot(state_text(state_));
+      ::malloc_trim(0);  // free() keeps what a text of many megabytes took
+    }
   }
   return std::exchange(outgoing_, {});
 }
@@ -232,6 +237,8 @@ void Dispatcher::tick() {
 
 void Dispatcher::forget_silent_workers() {
   const TimePoint now = clock_.now();
+  if (now < next_look_for_silent_) return;
+  next_look_for_silent_ = now + kLookForSilentEvery;
   std::vector<std::string> silent;
   for (const auto& [uuid, worker] : workers_) {
     if (now - worker.last_seen > kForgetWorkerAfter && tokens_of(uuid).empty())

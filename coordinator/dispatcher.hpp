@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "coordinator/clock.hpp"
@@ -34,6 +35,10 @@ struct LiveWorker {
   TimePoint last_seen;
   std::size_t view = 0;  // its place among those that the scheduler sees
 };
+
+// By uuid, in no order: each message asks for its sender, and names are alike for most of their
+// length.
+using LiveWorkers = std::unordered_map<std::string, LiveWorker>;
 
 struct RecordedEvent {
   std::uint64_t seq = 0;
@@ -83,7 +88,7 @@ class Dispatcher {
   [[nodiscard]] const State& state() const { return state_; }
   [[nodiscard]] const Leases& leases() const { return leases_; }
   [[nodiscard]] std::uint64_t term() const { return journal_.term(); }
-  [[nodiscard]] const std::map<std::string, LiveWorker>& workers() const { return workers_; }
+  [[nodiscard]] const LiveWorkers& workers() const { return workers_; }
   // `holder`: a worker's uuid, or kMpiHolder.
   [[nodiscard]] std::vector<std::uint64_t> tokens_of(const std::string& holder) const;
   [[nodiscard]] const std::string& finetune_worker() const { return finetune_worker_; }
@@ -109,7 +114,7 @@ class Dispatcher {
   void grant_to(const std::string& peer, const LiveWorker& worker, const TaskId& id);
   wire::Task wire_task(const TaskId& id, std::uint64_t token) const;
   void note_once(const std::string& text);
-  [[nodiscard]] wire::Idle idle() const;
+  [[nodiscard]] wire::Idle idle();
   void hello(const std::string& peer, const wire::Hello& message);
   void request(const std::string& peer, const wire::Request& message);
   void heartbeat(const std::string& peer, const wire::Heartbeat& message);
@@ -132,9 +137,9 @@ class Dispatcher {
   DispatcherConfig config_;
   Leases leases_;
   FitWatch fit_;
-  std::map<std::string, LiveWorker> workers_;  // by uuid
-  std::vector<WorkerView> connected_;          // the same ones, for the scheduler
-  TimePoint next_housekeeping_{};
+  LiveWorkers workers_;
+  std::vector<WorkerView> connected_;  // the same ones, for the scheduler
+  TimePoint next_housekeeping_{}, next_look_for_silent_{}, next_idle_request_{};
   std::map<TaskId, TimePoint> waiting_for_second_worker_;
   std::vector<Outgoing> outgoing_;
   std::vector<RecordedEvent> pending_, recorded_;

@@ -22,8 +22,9 @@ using storage::ErrorKind;
 // Four in a lease, so that one that is late costs nothing; of long leases no fewer than this.
 constexpr int kHeartbeatSeconds = 5;
 constexpr int kHeartbeatsInALease = 4;
-// Of all idle workers together: more would keep the coordinator from those that work.
-constexpr std::size_t kRequestsPerSecond = 500;
+// Between the requests of idle workers, all of them together: more would keep the coordinator from
+// those that work.
+constexpr std::chrono::milliseconds kBetweenIdleRequests{2};
 // More inputs than this would not fit a message; they go through a file of the attempt.
 constexpr std::size_t kMaxInlineInputs = 200;
 
@@ -120,9 +121,16 @@ void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
   if (must_stop(uuid)) reply(peer, *stopping_);
 }
 
-wire::Idle Dispatcher::idle() const {
-  const std::size_t share = connected_.size() * 1000 / kRequestsPerSecond;
-  return {std::max(static_cast<int>(config_.idle.count()), static_cast<int>(share))};
+// Each gets a time of its own to ask again, so that those that came at once, as after a restart or
+// at the end of a stage, do not come back at once.
+wire::Idle Dispatcher::idle() {
+  const TimePoint soonest = clock_.now() + config_.idle;
+  const TimePoint latest =
+      soonest + kBetweenIdleRequests * static_cast<std::int64_t>(connected_.size());
+  next_idle_request_ = std::clamp(next_idle_request_ + kBetweenIdleRequests, soonest, latest);
+  const auto pause =
+      std::chrono::ceil<std::chrono::milliseconds>(next_idle_request_ - clock_.now());
+  return {static_cast<int>(pause.count())};
 }
 
 void Dispatcher::request(const std::string& peer, const wire::Request& message) {

@@ -8,10 +8,10 @@
 #include <chrono>
 #include <cstdint>
 #include <deque>
-#include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -65,7 +65,7 @@ class Leases {
 
   const Clock& clock_;
   LeaseTerms terms_;
-  std::map<std::uint64_t, Lease> leases_;
+  std::unordered_map<std::uint64_t, Lease> leases_;
   std::set<std::pair<TimePoint, std::uint64_t>> looks_;  // by look_at
 };
 

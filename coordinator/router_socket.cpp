@@ -6,6 +6,8 @@
 
 #include <array>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 
 #include "coordinator/binding.hpp"
 #include "coordinator/wire/messages.hpp"
@@ -32,6 +34,11 @@ constexpr int kZapEnforceDomain = 93;
 // early (worker::kFramesPerConnection) has touched only their first page. As mappings of their own
 // they go back to the kernel; in the heap each later connection would touch another page of them.
 constexpr int kPipeBlockBytes = 16 << 10;
+
+// Waking up costs more than reading a message: libzmq's thread, ours, and a round of the run's
+// loop. So whoever waits is woken by the first message after a quiet time at once, and then no
+// sooner than this after the last time; what came meanwhile is read together.
+constexpr std::chrono::milliseconds kGather{2};
 
 // A connection is a descriptor, and shells allow 1,024 unless asked.
 void allow_many_connections() {
@@ -77,6 +84,7 @@ struct RouterSocket::Impl {
   void* context = nullptr;
   void* socket = nullptr;
   std::unique_ptr<ZapHandler> zap;  // where there are keys
+  std::chrono::steady_clock::time_point next_wait{};
 
   ~Impl() {
     if (socket != nullptr) zmq_close(socket);
@@ -153,8 +161,17 @@ void RouterSocket::bind(const RouterOptions& options) {
 RouterSocket::~RouterSocket() = default;
 
 std::optional<Mailbox::Incoming> RouterSocket::receive(std::chrono::milliseconds patience) {
+  if (patience.count() == 0) return receive_now();
+  std::this_thread::sleep_until(impl_->next_wait);
+  std::optional<Incoming> incoming = receive_now();
   zmq_pollitem_t item{impl_->socket, 0, ZMQ_POLLIN, 0};
-  if (zmq_poll(&item, 1, static_cast<long>(patience.count())) <= 0) return std::nullopt;
+  if (!incoming && zmq_poll(&item, 1, static_cast<long>(patience.count())) > 0)
+    incoming = receive_now();
+  impl_->next_wait = std::chrono::steady_clock::now() + kGather;
+  return incoming;
+}
+
+std::optional<Mailbox::Incoming> RouterSocket::receive_now() {
   // A refused message holds up none of those behind it, so this goes on until one is let in.
   for (;;) {
     bool more = false;

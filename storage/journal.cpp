@@ -147,19 +147,20 @@ void Journal::commit() {
   impl_->failed = false;
 }
 
-void Journal::write_snapshot(std::string_view state) {
+void Journal::write_snapshot(std::string state) {
   commit();
   nlohmann::ordered_json object;
   object["format"] = "snapshot/1";
   object["seq"] = impl_->seq;
   object["after"] = to_seal({.term = impl_->term, .bytes = impl_->bytes, .chain = impl_->chain});
   object["lines"] = impl_->lines;
-  std::string text = object.dump();
-  text.back() = ',';
-  text.append("\"state\":").append(state);
+  std::string head = object.dump();
+  head.back() = ',';
+  head += "\"state\":";
+  state.insert(0, head);
   std::uint64_t chain = 0;
   impl_->disk.write_atomically(impl_->layout.snapshot(impl_->term),
-                               seal_text(std::move(text), chain));
+                               seal_text(std::move(state), chain));
   impl_->lines_at_snapshot = impl_->lines;
 }
 

@@ -20,6 +20,8 @@ using storage::Error;
 using storage::ErrorKind;
 
 constexpr milliseconds kLongestPoll{100};
+// Without a task, whatever the coordinator says; it asks for some 20 s of each of 10,000 workers.
+constexpr milliseconds kShortestPause{1}, kLongestPause{60'000};
 // Error texts travel in one message.
 constexpr std::size_t kMaxErrorText = 8000;
 constexpr std::size_t kMaxDamagedNames = 500;
@@ -190,7 +192,8 @@ std::optional<wire::Task> CoordinatorClient::next_task(int held_block) {
     const auto told = [this] {
       return !impl_->session.stop_reason().empty() || !impl_->session.refusal().empty();
     };
-    if (impl_->changed.wait_for(lock, milliseconds(std::clamp(pause, 1, 10000)), told) &&
+    if (impl_->changed.wait_for(
+            lock, std::clamp(milliseconds(pause), kShortestPause, kLongestPause), told) &&
         impl_->session.refusal().empty()) {
       return std::nullopt;
     }

@@ -68,6 +68,30 @@ TEST_F(DispatcherTest, NoiseIsDroppedAndTheDeskGoesOn) {
   hello("w1");
 }
 
+TEST_F(DispatcherTest, IdleWorkersThatCameAtOnceAreAskedBackOneByOne) {
+  constexpr int kWorkers = 1'000;
+  const auto name = [](int i) { return "w" + std::to_string(i); };
+  for (int i = 0; i < kWorkers; ++i) hello(name(i));
+  std::vector<int> pauses;
+  for (int round = 0; round < 3; ++round) {
+    for (int i = 0; i < kWorkers; ++i) {
+      const wire::Message reply = say(name(i), wire::Request{{name(i), 1}, -1});
+      if (const auto* idle = std::get_if<wire::Idle>(&reply))
+        pauses.push_back(idle->retry_milliseconds);
+    }
+    ASSERT_GT(pauses.size(), kWorkers - 100U) << "few tasks are there for so many";
+    EXPECT_GE(pauses.front(), config_.idle.count());
+    EXPECT_LE(pauses.back(), config_.idle.count() + 2 * kWorkers)
+        << "so long that work would wait for workers";
+    for (std::size_t i = 1; round == 0 && i < pauses.size(); ++i)
+      ASSERT_EQ(pauses[i], pauses[i - 1] + 2) << "of worker " << i;
+    pauses.clear();
+  }
+  clock_.advance(std::chrono::minutes(1));
+  const wire::Message reply = say("w999", wire::Request{{"w999", 1}, -1});
+  EXPECT_EQ(std::get<wire::Idle>(reply).retry_milliseconds, config_.idle.count());
+}
+
 TEST_F(DispatcherTest, AStaleTokenIsRejectedAtCommitAndItsFileStaysWhereItIs) {
   hello("w1");
   hello("w2");

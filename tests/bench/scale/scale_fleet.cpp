@@ -46,6 +46,7 @@ struct Member {
   enum class Doing { kAsking, kPausing, kWorking, kCommitting, kFinishing } doing = Doing::kAsking;
   Time due;
   wire::Task task;
+  Time begun;
   bool was_welcomed = false;
 };
 
@@ -139,6 +140,7 @@ class Fleet {
     if (session.wants_look(now)) session.found(term_, current_endpoint(now), now);
     receive(member, now);
     advance(member, now);
+    note_progress(member, now);
     send(member, session.tick(now), now);
     receive(member, now);  // the descriptor tells of news once
     advance(member, now);
@@ -236,14 +238,21 @@ class Fleet {
       report_.first_grant_seconds = seconds_between(options_.restart_at, now);
     member.task = grant->task;
     member.session->begin_task(grant->task);
-    wire::Progress progress;
-    progress.phase = "capturing";
-    progress.num_steps = 100;
-    member.session->set_progress(progress);
     member.doing = Member::Doing::kWorking;
+    member.begun = now;
     std::uniform_real_distribution<double> about(0.5, 1.5);
     member.due =
         now + milliseconds(static_cast<int>(1000.0 * about(random_) * options_.task_seconds));
+  }
+
+  // A step a second: whoever stands still is taken to hang.
+  void note_progress(Member& member, Time now) const {
+    if (member.doing != Member::Doing::kWorking) return;
+    wire::Progress progress;
+    progress.phase = "capturing";
+    progress.step = static_cast<std::int64_t>(seconds_between(member.begun, now));
+    progress.num_steps = static_cast<std::int64_t>(1.5 * options_.task_seconds);
+    member.session->set_progress(progress);
   }
 
   void announce(Member& member, Time now) {

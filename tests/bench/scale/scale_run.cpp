@@ -1,6 +1,8 @@
 #include "tests/bench/scale/scale_run.hpp"
 
 #include <fmt/format.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
+#include <spdlog/spdlog.h>
 
 #include "coordinator/commit.hpp"
 #include "coordinator/coordinator.hpp"
@@ -95,6 +97,7 @@ void make_scale_run(const storage::RunLayout& layout, const ScaleRun& run) {
 }
 
 void coordinate(const storage::RunLayout& layout) {
+  spdlog::set_default_logger(spdlog::stderr_color_mt("coordinator"));  // stdout is for the figures
   const auto previous = wire::read_coordinator_file(layout);
   storage::ReplayResult replayed = replay_if_any(layout);
   DispatcherConfig dispatcher = dispatcher_config(layout, replayed);
