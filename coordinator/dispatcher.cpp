@@ -1,6 +1,5 @@
 #include "coordinator/dispatcher.hpp"
 
-#include <malloc.h>
 #include <spdlog/spdlog.h>
 
 #include <algorithm>
@@ -98,8 +97,7 @@ std::vector<Outgoing> Dispatcher::flush() {
     recorded_.insert(recorded_.end(), pending_.begin(), pending_.end());
     pending_.clear();
     if (journal_.wants_snapshot()) {
-      journal_.write_snapshot(state_text(state_));
-      ::malloc_trim(0);  // free() keeps what a text of many megabytes took
+      journal_.write_snapshot([&](const storage::TextSink& sink) { write_state(state_, sink); });
     }
   }
   return std::exchange(outgoing_, {});

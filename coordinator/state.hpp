@@ -14,6 +14,7 @@
 
 #include "coordinator/events.hpp"
 #include "coordinator/state_index.hpp"
+#include "storage/text_writer.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -110,7 +111,8 @@ enum class RunPhase { kNew, kRunning, kDone, kPartial };
 
 // The snapshot that storage::Journal keeps every 50,000 records.
 [[nodiscard]] nlohmann::json state_to_json(const State& state);
-[[nodiscard]] std::string state_text(const State& state);  // the same as text, in less memory
+// The same as text, a task or a shard at a time: as a value it takes many times its size.
+void write_state(const State& state, const storage::TextSink& sink);
 [[nodiscard]] State state_from_json(
     const nlohmann::json& json);  // Throws kUsage for another format, kCorrupt
 

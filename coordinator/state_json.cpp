@@ -1,3 +1,5 @@
+#include <utility>
+
 #include "coordinator/state.hpp"
 #include "coordinator/wire/json_fields.hpp"
 
@@ -9,10 +11,6 @@ using namespace wire;  // the strict field readers
 
 constexpr const char* kFormat = "state/2";
 constexpr const char* kOlderFormat = "state/1";  // every field written out, but for the build
-
-// What is reserved for each task and each shard is more than they take. A page that no text comes
-// to costs nothing, but a text that grows by doubling touches three times what it takes.
-constexpr std::size_t kTextReserved = 400;
 
 TaskState task_state_from_string(const std::string& word) {
   for (const TaskState state : {TaskState::kPending,
@@ -98,7 +96,7 @@ ShardRecord shard_from_json(const json& in) {
 
 }  // namespace
 
-std::string state_text(const State& state) {
+void write_state(const State& state, const storage::TextSink& sink) {
   // Names and messages that are not UTF-8 must not keep a snapshot from being written.
   const auto dump = [](const json& value) {
     return value.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -109,27 +107,35 @@ std::string state_text(const State& state) {
     head["build"] = state.build;
     head["inputs"] = inputs_to_json(state.inputs);
   }
-  std::size_t num_records = state.tasks.size();
-  for (const auto& boundary : state.shards) num_records += boundary.size();
   std::string text = dump(head);
-  text.reserve(2 * text.size() + kTextReserved * num_records);
   text.back() = ',';
-  text += "\"shards\":[";
+  sink(text);
+  sink("\"shards\":");
+  std::string_view row_before = "[";
   for (const auto& boundary : state.shards) {
-    text += "[";
-    for (const ShardRecord& shard : boundary) text.append(dump(shard_to_json(shard))).append(",");
-    if (!boundary.empty()) text.pop_back();
-    text += "],";
+    sink(std::exchange(row_before, ","));
+    std::string_view before = "[";
+    for (const ShardRecord& shard : boundary) {
+      sink(std::exchange(before, ","));
+      sink(dump(shard_to_json(shard)));
+    }
+    sink(boundary.empty() ? "[]" : "]");
   }
-  if (!state.shards.empty()) text.pop_back();
-  text += "],\"tasks\":[";
-  for (const auto& [id, task] : state.tasks) text.append(dump(task_to_json(task))).append(",");
-  if (!state.tasks.empty()) text.pop_back();
-  text += "]}";
-  return text;
+  sink(state.shards.empty() ? "[]" : "]");
+  sink(",\"tasks\":");
+  std::string_view before = "[";
+  for (const auto& [id, task] : state.tasks) {
+    sink(std::exchange(before, ","));
+    sink(dump(task_to_json(task)));
+  }
+  sink(state.tasks.empty() ? "[]}" : "]}");
 }
 
-json state_to_json(const State& state) { return json::parse(state_text(state)); }
+json state_to_json(const State& state) {
+  std::string text;
+  write_state(state, [&](std::string_view piece) { text += piece; });
+  return json::parse(text);
+}
 
 State state_from_json(const json& in) {
   if (const std::string format = string_field(in, "format");

@@ -96,6 +96,10 @@ class OsDisk final : public Disk {
     storage::write_atomically(path, bytes);
   }
 
+  void write_atomically(const fs::path& path, const TextWriter& write) override {
+    storage::write_atomically(path, write);
+  }
+
   void remove(const fs::path& path) noexcept override {
     std::error_code ignored;
     fs::remove(path, ignored);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "storage/hidden_shard.hpp"
+#include "storage/text_writer.hpp"
 
 namespace hedgerow::storage {
 
@@ -60,6 +61,7 @@ class Disk {
   virtual void make_directories(const std::filesystem::path& directory) = 0;
   virtual void publish(const std::filesystem::path& from, const std::filesystem::path& to) = 0;
   virtual void write_atomically(const std::filesystem::path& path, std::string_view bytes) = 0;
+  virtual void write_atomically(const std::filesystem::path& path, const TextWriter& write) = 0;
   // Nothing there is no error, and neither is a file that stays: whoever deletes asks again later.
   virtual void remove(const std::filesystem::path& path) noexcept = 0;
 };

@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 
 // Linux transfers at most 0x7ffff000 bytes a call; 1 GiB keeps clear of it.
 constexpr std::size_t kMaxBytesPerCall = std::size_t{1} << 30;
+constexpr std::size_t kWriteBytes = std::size_t{1} << 20;  // pieces are gathered up to it
 constexpr std::chrono::milliseconds kFirstPoll{10};
 constexpr std::chrono::milliseconds kLongestPoll{1000};
 
@@ -213,16 +214,34 @@ void publish(const fs::path& from, const fs::path& to) {
   if (source != target) sync_directory(source);
 }
 
-void write_atomically(const fs::path& path, std::string_view bytes, int mode) {
+void write_atomically(const fs::path& path, const TextWriter& write, int mode) {
   const fs::path temporary =
       directory_of(path) / ("." + path.filename().string() + ".tmp-" + random_suffix());
   File file = File::create_exclusive(temporary, mode);
   ScopedFile unpublished(temporary);
-  file.write_all(std::as_bytes(std::span(bytes)));
+  std::string waiting;
+  const auto write_waiting = [&] {
+    file.write_all(std::as_bytes(std::span(waiting)));
+    waiting.clear();
+  };
+  write([&](std::string_view piece) {
+    if (waiting.size() + piece.size() >= kWriteBytes) write_waiting();
+    if (piece.size() >= kWriteBytes) {
+      file.write_all(std::as_bytes(std::span(piece)));
+    } else {
+      waiting += piece;
+    }
+  });
+  write_waiting();
   file.sync();
   file.close();
   publish(temporary, path);
   unpublished.keep();
+}
+
+void write_atomically(const fs::path& path, std::string_view bytes, int mode) {
+  write_atomically(
+      path, [&](const TextSink& sink) { sink(bytes); }, mode);
 }
 
 void sync_file(const fs::path& path) {

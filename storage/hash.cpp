@@ -24,6 +24,16 @@ void append_hex(std::string& text, std::uint64_t word) {
   for (int shift = 60; shift >= 0; shift -= 4) text += kDigits[(word >> shift) & 0xF];
 }
 
+struct XxhState {
+  XxhState() {
+    if (xxh == nullptr) throw std::bad_alloc();
+  }
+  struct Free {
+    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
+  };
+  std::unique_ptr<XXH3_state_t, Free> xxh{XXH3_createState()};
+};
+
 // -1 for a character that is no hex digit.
 int digit_value(char c) {
   if (c >= '0' && c <= '9') return c - '0';
@@ -78,15 +88,10 @@ Hash128 hash_file(const std::filesystem::path& path) {
   return hasher.digest();
 }
 
-struct Hasher128::State {
-  struct Free {
-    void operator()(XXH3_state_t* state) const { XXH3_freeState(state); }
-  };
-  std::unique_ptr<XXH3_state_t, Free> xxh{XXH3_createState()};
-};
+struct Hasher128::State : XxhState {};
+struct Hasher64::State : XxhState {};
 
 Hasher128::Hasher128() : state_(std::make_unique<State>()) {
-  if (state_->xxh == nullptr) throw std::bad_alloc();
   XXH3_128bits_reset(state_->xxh.get());
 }
 
@@ -106,5 +111,18 @@ Hasher128& Hasher128::update(std::uint64_t value) {
 }
 
 Hash128 Hasher128::digest() const { return from_xxh(XXH3_128bits_digest(state_->xxh.get())); }
+
+Hasher64::Hasher64(std::uint64_t seed) : state_(std::make_unique<State>()) {
+  XXH3_64bits_reset_withSeed(state_->xxh.get(), seed);
+}
+
+Hasher64::~Hasher64() = default;
+
+Hasher64& Hasher64::update(std::span<const std::byte> bytes) {
+  XXH3_64bits_update(state_->xxh.get(), bytes.data(), bytes.size());
+  return *this;
+}
+
+std::uint64_t Hasher64::digest() const { return XXH3_64bits_digest(state_->xxh.get()); }
 
 }  // namespace hedgerow::storage

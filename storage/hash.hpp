@@ -41,4 +41,19 @@ class Hasher128 {
   std::unique_ptr<State> state_;
 };
 
+// Incremental hash64. Not thread-safe.
+class Hasher64 {
+ public:
+  explicit Hasher64(std::uint64_t seed = 0);
+  ~Hasher64();
+  Hasher64(const Hasher64&) = delete;
+  Hasher64& operator=(const Hasher64&) = delete;
+  Hasher64& update(std::span<const std::byte> bytes);
+  [[nodiscard]] std::uint64_t digest() const;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
 }  // namespace hedgerow::storage

@@ -1,9 +1,11 @@
 #include "storage/journal.hpp"
 
+#include <span>
 #include <utility>
 
 #include "storage/error.hpp"
 #include "storage/fault_point.hpp"
+#include "storage/hash.hpp"
 #include "storage/journal_line.hpp"
 
 namespace hedgerow::storage {
@@ -147,7 +149,7 @@ void Journal::commit() {
   impl_->failed = false;
 }
 
-void Journal::write_snapshot(std::string state) {
+void Journal::write_snapshot(const TextWriter& write) {
   commit();
   nlohmann::ordered_json object;
   object["format"] = "snapshot/1";
@@ -157,10 +159,17 @@ void Journal::write_snapshot(std::string state) {
   std::string head = object.dump();
   head.back() = ',';
   head += "\"state\":";
-  state.insert(0, head);
-  std::uint64_t chain = 0;
-  impl_->disk.write_atomically(impl_->layout.snapshot(impl_->term),
-                               seal_text(std::move(state), chain));
+  const auto write_sealed = [&](const TextSink& sink) {
+    Hasher64 chain;
+    const TextSink chained = [&](std::string_view piece) {
+      chain.update(std::as_bytes(std::span(piece)));
+      sink(piece);
+    };
+    chained(head);
+    write(chained);
+    sink(line_end(chain.digest()));
+  };
+  impl_->disk.write_atomically(impl_->layout.snapshot(impl_->term), write_sealed);
   impl_->lines_at_snapshot = impl_->lines;
 }
 

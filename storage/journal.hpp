@@ -84,10 +84,9 @@ class Journal {
   // begun. Every failure is final: the coordinator must stop, because what it would reply may not
   // be on disk (kExhausted, kUnavailable) or may no longer count (kFenced).
   void commit();
-  // Commits, then publishes the state after the last record, so that replay starts there. `state`:
-  // JSON on one line, as text, because a large state takes many times its size as a value; it is
-  // written out of that string, which needs room for some 300 bytes more or is copied.
-  void write_snapshot(std::string state);
+  // Commits, then publishes the state after the last record, so that replay starts there. `write`
+  // gives the state as JSON on one line.
+  void write_snapshot(const TextWriter& write);
   // kRecordsPerSnapshot records were appended since the last snapshot or the term's begin.
   [[nodiscard]] bool wants_snapshot() const noexcept;
 

@@ -71,12 +71,13 @@ std::string seal_line(const nlohmann::ordered_json& object, std::uint64_t& chain
   // written.
   std::string text = object.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
   text.pop_back();
-  return seal_text(std::move(text), chain);
+  chain = chain_of(text, chain);
+  text += line_end(chain);
+  return text;
 }
 
-std::string seal_text(std::string open_object, std::uint64_t& chain) {
-  chain = chain_of(open_object, chain);
-  return std::move(open_object.append(kChainKey).append(to_hex64(chain)).append(kLineEnd));
+std::string line_end(std::uint64_t chain) {
+  return std::string(kChainKey).append(to_hex64(chain)).append(kLineEnd);
 }
 
 nlohmann::json object_of(const JournalLine& line) {

@@ -36,8 +36,8 @@ inline constexpr std::size_t kMaxJournalLineBytes = 1U << 20;
 // `object` as one line, without the newline; `chain` is the seed before and this line's chain
 // after.
 [[nodiscard]] std::string seal_line(const nlohmann::ordered_json& object, std::uint64_t& chain);
-// The same of an object's text without its closing brace.
-[[nodiscard]] std::string seal_text(std::string open_object, std::uint64_t& chain);
+// The end of a line whose text before it, an object without its closing brace, has this chain.
+[[nodiscard]] std::string line_end(std::uint64_t chain);
 // The object of a line whose chain was verified. Throws nlohmann's exceptions, kCorrupt (nested too
 // deep).
 [[nodiscard]] nlohmann::json object_of(const JournalLine& line);

@@ -7,6 +7,7 @@
 #include "coordinator/status_build.hpp"
 #include "run_fixture.hpp"
 #include "storage/file.hpp"
+#include "tests/support/writer_of.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -108,7 +109,7 @@ TEST_F(StatusTest, ExplainGoesBackBeyondASnapshot) {
     static_cast<void>(coordinator::apply(state, event));
     journal.append(event_to_json(event));
   }
-  journal.write_snapshot(state_text(state));
+  journal.write_snapshot(tests::writer_of(state_to_json(state)));
   journal.append(event_to_json(Granted{TaskId::transfer(0), 2, "w2", 1, "cpu"}));
   journal.commit();
   std::vector<std::string> lines;
@@ -142,7 +143,7 @@ TEST_F(StatusTest, ADamagedRecordIsSkippedAndNamed) {
 TEST_F(StatusTest, ASnapshotOfAnotherFormatIsRefusedAndNamed) {
   storage::Journal journal = open_journal();
   journal.append(event_to_json(RunStarted{geometry_, "test"}));
-  journal.write_snapshot(nlohmann::json({{"format", "state/9"}}).dump());
+  journal.write_snapshot(tests::writer_of({{"format", "state/9"}}));
   try {
     static_cast<void>(fold(storage::replay_journal(layout_)));
     FAIL() << "folded without the snapshot";

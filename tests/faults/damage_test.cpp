@@ -19,6 +19,7 @@
 #include "tests/faults/rot.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
+#include "tests/support/writer_of.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -218,7 +219,8 @@ class JournalDamage : public Damage {
         journal.append({{"type", "noted"}, {"text", "note"}, {"number", next}});
         state.push_back(next++);
         if (i % 4 == 0) journal.commit();
-        if (with_snapshots_ && i == kRecordsPerTerm / 2) journal.write_snapshot(state.dump());
+        if (with_snapshots_ && i == kRecordsPerTerm / 2)
+          journal.write_snapshot(tests::writer_of(state));
       }
       journal.commit();
     }

@@ -7,6 +7,7 @@
 #include "storage/file.hpp"
 #include "storage/hash.hpp"
 #include "storage/philox.hpp"
+#include "tests/support/writer_of.hpp"
 
 namespace hedgerow::tests {
 namespace {
@@ -83,7 +84,7 @@ void run_crash_job(const CrashJob& job,
     journal.commit();
     acknowledge(i);
     if (i + 1 == job.snapshot_after)
-      journal.write_snapshot(nlohmann::json({{"committed", state.committed}}).dump());
+      journal.write_snapshot(tests::writer_of({{"committed", state.committed}}));
   }
 }
 

@@ -215,6 +215,12 @@ void VirtualDisk::write_atomically(const fs::path& path, std::string_view bytes)
   sync_directory(parent_of(path.native()));
 }
 
+void VirtualDisk::write_atomically(const fs::path& path, const storage::TextWriter& write) {
+  std::string text;
+  write([&](std::string_view piece) { text += piece; });
+  write_atomically(path, text);
+}
+
 void VirtualDisk::remove(const fs::path& path) noexcept {
   if (files_.count(path.native()) > 0) erase(path.native());
 }

@@ -55,6 +55,8 @@ class VirtualDisk final : public storage::Disk {
   void make_directories(const std::filesystem::path& directory) override;
   void publish(const std::filesystem::path& from, const std::filesystem::path& to) override;
   void write_atomically(const std::filesystem::path& path, std::string_view bytes) override;
+  void write_atomically(const std::filesystem::path& path,
+                        const storage::TextWriter& write) override;
   void remove(const std::filesystem::path& path) noexcept override;
 
  private:

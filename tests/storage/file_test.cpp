@@ -93,6 +93,27 @@ TEST_F(FileTest, AFailedReplacementKeepsTheOldContentAndLeavesNoTemporaryFile) {
   EXPECT_EQ(std::distance(fs::directory_iterator(directory_.path()), fs::directory_iterator{}), 1);
 }
 
+TEST_F(FileTest, ATextWrittenInPiecesIsTheirSumAndNothingIfItsWriterFails) {
+  std::string expected;
+  const auto write = [&](const TextSink& sink) {
+    for (const std::size_t size : {5U, 3U << 20, 0U, 700'000U, 700'000U, 1U}) {
+      const std::string piece(size, static_cast<char>('a' + expected.size() % 26));
+      expected += piece;
+      sink(piece);
+    }
+  };
+  write_atomically(directory_ / "a", write);
+  EXPECT_TRUE(read_text(directory_ / "a") == expected);
+  const auto fail = [](const TextSink& sink) {
+    sink(std::string(2U << 20, 'x'));
+    throw std::runtime_error("no more");
+  };
+  EXPECT_THROW(write_atomically(directory_ / "a", fail), std::runtime_error);
+  EXPECT_TRUE(read_text(directory_ / "a") == expected);
+  EXPECT_EQ(std::distance(fs::directory_iterator(directory_.path()), fs::directory_iterator{}), 1)
+      << "what was written of it is left behind";
+}
+
 TEST_F(FileTest, SecretsAreWrittenWithTheirModeFromTheFirstByte) {
   write_atomically(directory_ / "key", "secret", 0600);
   struct stat status {};

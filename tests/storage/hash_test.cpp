@@ -69,6 +69,15 @@ TEST(Hash, AFileLargerThanTheBufferHashesLikeItsBytes) {
   EXPECT_EQ(hash_file(directory / "a"), hash128(bytes_of(text)));
 }
 
+TEST(Hash, ATextHashedInPiecesIsHashedAsAWhole) {
+  const std::string text(5'000, 'x');
+  for (const std::size_t cut : {0U, 1U, 240U, 4'999U}) {
+    Hasher64 hasher(7);
+    hasher.update(bytes_of(text.substr(0, cut))).update(bytes_of(text.substr(cut)));
+    EXPECT_EQ(hasher.digest(), hash64(bytes_of(text), 7)) << cut;
+  }
+}
+
 TEST(Hash, TheSeedChainsRecords) { EXPECT_NE(hash64(bytes_of("a"), 1), hash64(bytes_of("a"), 2)); }
 
 }  // namespace

@@ -11,6 +11,7 @@
 #include "storage/file.hpp"
 #include "storage/journal_line.hpp"
 #include "tests/support/temporary_directory.hpp"
+#include "tests/support/writer_of.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -298,7 +299,7 @@ TEST_F(JournalTest, SealedBytesThatAreMissingAreReported) {
 TEST_F(JournalTest, ReplayStartsAtTheSnapshotAndGoesOnBehindIt) {
   Journal journal = start();
   journal.append(named("before"));
-  journal.write_snapshot(nlohmann::json({{"folded", 1}}).dump());
+  journal.write_snapshot(tests::writer_of({{"folded", 1}}));
   journal.append(named("after"));
   journal.commit();
   const ReplayResult replayed = replay();
@@ -331,7 +332,7 @@ TEST_F(JournalTest, HistoryGoesBackBeyondEverySnapshot) {
   write_term("first", 1);
   Journal journal = start();
   journal.append(named("before"));
-  journal.write_snapshot(nlohmann::json({{"folded", 1}}).dump());
+  journal.write_snapshot(tests::writer_of({{"folded", 1}}));
   journal.append(named("after"));
   journal.commit();
   const ReplayResult history = replay_history(layout_);
@@ -343,7 +344,7 @@ TEST_F(JournalTest, HistoryGoesBackBeyondEverySnapshot) {
 TEST_F(JournalTest, ADamagedSnapshotIsReportedAndAllRecordsAreReplayedInstead) {
   Journal journal = start();
   journal.append(named("a"));
-  journal.write_snapshot(nlohmann::json({{"folded", 1}}).dump());
+  journal.write_snapshot(tests::writer_of({{"folded", 1}}));
   std::string snapshot = read_text(layout_.snapshot(1));
   snapshot[snapshot.find("folded")] ^= 1;
   write_atomically(layout_.snapshot(1), snapshot);
@@ -366,7 +367,7 @@ TEST_F(JournalTest, ASnapshotThatAStaleCoordinatorTookBehindItsSealIsIgnored) {
   fs::remove(copy.journal_segment(1));
   Journal twin = Journal::start_term(copy, ReplayResult{});
   for (int i = 0; i < 10; ++i) twin.append(named("stale"));
-  twin.write_snapshot(nlohmann::json({{"folded", "stale"}}).dump());
+  twin.write_snapshot(tests::writer_of({{"folded", "stale"}}));
   fs::copy_file(copy.snapshot(1), layout_.snapshot(1));
   const ReplayResult replayed = replay();
   EXPECT_FALSE(replayed.snapshot.has_value());
@@ -382,7 +383,7 @@ TEST_F(JournalTest, AsksForASnapshotAfterFiftyThousandRecordsAndReplaysThem) {
   EXPECT_TRUE(journal.wants_snapshot());
   journal.commit();
   EXPECT_EQ(replay().records.size(), kRecordsPerSnapshot);
-  journal.write_snapshot(nlohmann::json({{"folded", kRecordsPerSnapshot}}).dump());
+  journal.write_snapshot(tests::writer_of({{"folded", kRecordsPerSnapshot}}));
   EXPECT_FALSE(journal.wants_snapshot());
   EXPECT_THAT(replay().records, IsEmpty());
 }
