@@ -93,7 +93,7 @@ std::vector<std::string> output_names(const TaskId& id, std::uint64_t token) {
       return {RunLayout::adapter_directory(token) + "/adapter_config.json",
               RunLayout::adapter_directory(token) + "/adapter_model.safetensors"};
     case Stage::kEvaluate:
-      return {RunLayout::evaluation(id.subject, token)};
+      return {RunLayout::evaluation(std::string(to_string(id.subject)), token)};
   }
   return {};
 }

@@ -194,7 +194,7 @@ bool Coordinator::workers_are_wanted() const {
   for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kEvaluate})
     open += index.count(stage, TaskState::kPending) + index.count(stage, TaskState::kGranted);
   // The last evaluation comes after finetune has had the machine for itself.
-  const auto lora = desk_.state().tasks.find(TaskId::evaluate("lora"));
+  const auto lora = desk_.state().tasks.find(TaskId::evaluate(Subject::kLora));
   const bool later = lora != desk_.state().tasks.end() &&
                      lora->second.state == TaskState::kPending &&
                      index.ready.count(lora->first) == 0;

@@ -106,12 +106,12 @@ RunStatus Coordinator::status() {
   for (const LiveWorkers::value_type* const entry : listed(desk_.workers())) {
     const auto& [uuid, live] = *entry;
     WorkerStatus worker{.uuid = uuid,
-                        .host = live.hello.host,
-                        .device = live.hello.device,
+                        .host = live.host,
+                        .device = live.device,
                         .phase = "idle",
                         .task = "",
-                        .incarnation = live.hello.worker.incarnation,
-                        .pid = live.hello.pid,
+                        .incarnation = live.incarnation,
+                        .pid = live.pid,
                         .seconds_since_heartbeat = seconds_since(live.last_seen, now)};
     for (const std::uint64_t token :
          desk_.tokens_of(uuid == desk_.finetune_worker() ? kMpiHolder : uuid)) {

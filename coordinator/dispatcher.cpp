@@ -14,7 +14,8 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-// A worker beats every few seconds, with a task or without; one that is silent this long is gone.
+// A worker beats every few seconds, with a task or without; one that is silent this long is
+// gone at the next look.
 constexpr std::chrono::seconds kForgetWorkerAfter{60};
 // What walks over all workers is not done at every turn of the loop.
 constexpr std::chrono::seconds kHousekeeping{1};
@@ -166,8 +167,7 @@ void Dispatcher::worker_died(const std::string& uuid,
     if (state_.holder(token)->incarnation == incarnation) fail_token(token, kind, how);
   }
   const auto found = workers_.find(uuid);
-  if (found != workers_.end() && found->second.hello.worker.incarnation == incarnation)
-    forget(uuid);
+  if (found != workers_.end() && found->second.incarnation == incarnation) forget(uuid);
 }
 
 std::vector<std::uint64_t> Dispatcher::tokens_of(const std::string& uuid) const {
@@ -184,7 +184,10 @@ void Dispatcher::join(const std::string& peer, const wire::Hello& hello) {
     connected_.emplace_back();
   }
   worker.peer = peer;
-  worker.hello = hello;
+  worker.incarnation = hello.worker.incarnation;
+  worker.host = hello.host;
+  worker.device = hello.device;
+  worker.pid = hello.pid;
   worker.last_seen = clock_.now();
   connected_[worker.view] = {hello.worker.uuid, hello.memory_bytes, hello.held_block};
 }
@@ -203,8 +206,8 @@ void Dispatcher::forget(const std::string& uuid) {
 void Dispatcher::stop_workers(const std::string& reason, Spare spare, bool is_over) {
   stopping_ = {reason, is_over};
   spare_ = spare;
-  for (const auto& [uuid, worker] : workers_) {
-    if (must_stop(uuid)) reply(worker.peer, *stopping_);
+  for (const WorkerView& view : connected_) {
+    if (must_stop(view.uuid)) reply(workers_.at(view.uuid).peer, *stopping_);
   }
 }
 
@@ -238,9 +241,9 @@ void Dispatcher::forget_silent_workers() {
   if (now < next_look_for_silent_) return;
   next_look_for_silent_ = now + kLookForSilentEvery;
   std::vector<std::string> silent;
-  for (const auto& [uuid, worker] : workers_) {
-    if (now - worker.last_seen > kForgetWorkerAfter && tokens_of(uuid).empty())
-      silent.push_back(uuid);
+  for (const WorkerView& view : connected_) {
+    if (now - workers_.at(view.uuid).last_seen > kForgetWorkerAfter && tokens_of(view.uuid).empty())
+      silent.push_back(view.uuid);
   }
   for (const std::string& uuid : silent) forget(uuid);
 }

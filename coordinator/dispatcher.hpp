@@ -11,13 +11,13 @@
 #include <set>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <vector>
 
 #include "coordinator/clock.hpp"
 #include "coordinator/dispatcher_config.hpp"
 #include "coordinator/fit_watch.hpp"
 #include "coordinator/leases.hpp"
+#include "coordinator/live_workers.hpp"
 #include "coordinator/state.hpp"
 #include "coordinator/wire/messages.hpp"
 #include "storage/journal.hpp"
@@ -28,17 +28,6 @@ struct Outgoing {
   std::string peer;  // as the socket names it
   wire::Message message;
 };
-
-struct LiveWorker {
-  std::string peer;
-  wire::Hello hello;
-  TimePoint last_seen;
-  std::size_t view = 0;  // its place among those that the scheduler sees
-};
-
-// By uuid, in no order: each message asks for its sender, and names are alike for most of their
-// length.
-using LiveWorkers = std::unordered_map<std::string, LiveWorker>;
 
 struct RecordedEvent {
   std::uint64_t seq = 0;
@@ -111,7 +100,7 @@ class Dispatcher {
   const TaskRecord* finished_under(std::uint64_t token) const;
   [[nodiscard]] bool must_stop(const std::string& uuid) const;
   void reply_fenced(const std::string& peer, std::uint64_t token);
-  void grant_to(const std::string& peer, const LiveWorker& worker, const TaskId& id);
+  void grant_to(const std::string& uuid, const LiveWorker& worker, const TaskId& id);
   wire::Task wire_task(const TaskId& id, std::uint64_t token) const;
   void note_once(const std::string& text);
   [[nodiscard]] wire::Idle idle();

@@ -43,7 +43,7 @@ bool is_there(const storage::Disk& disk,
 
 LiveWorker* Dispatcher::known(const std::string& peer, const wire::WorkerId& worker) {
   const auto found = workers_.find(worker.uuid);
-  if (found == workers_.end() || found->second.hello.worker.incarnation != worker.incarnation) {
+  if (found == workers_.end() || found->second.incarnation != worker.incarnation) {
     reply(peer, wire::WhoAreYou{term()});
     return nullptr;
   }
@@ -79,8 +79,7 @@ void Dispatcher::note_once(const std::string& text) {
 void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
   const std::string& uuid = message.worker.uuid;
   const auto found = workers_.find(uuid);
-  if (found != workers_.end() &&
-      found->second.hello.worker.incarnation > message.worker.incarnation) {
+  if (found != workers_.end() && found->second.incarnation > message.worker.incarnation) {
     reply(peer, wire::Refused{"a later incarnation of worker " + uuid + " is connected"});
     return;
   }
@@ -154,21 +153,20 @@ void Dispatcher::request(const std::string& peer, const wire::Request& message) 
   const std::optional<TaskId> id =
       choose_task(state_, view, connected_, config_.needs, config_.keep);
   if (id) {
-    grant_to(peer, *worker, *id);
+    grant_to(message.worker.uuid, *worker, *id);
   } else {
     reply(peer, idle());
   }
 }
 
-void Dispatcher::grant_to(const std::string& peer, const LiveWorker& worker, const TaskId& id) {
+void Dispatcher::grant_to(const std::string& uuid, const LiveWorker& worker, const TaskId& id) {
   const std::uint64_t token = std::max(state_.last_token, config_.token_floor) + 1;
-  const wire::Hello& hello = worker.hello;
-  if (!record(Granted{id, token, hello.worker.uuid, hello.worker.incarnation, hello.device})) {
-    reply(peer, idle());
+  if (!record(Granted{id, token, uuid, worker.incarnation, worker.device})) {
+    reply(worker.peer, idle());
     return;
   }
   leases_.grant(token);
-  reply(peer, wire::Grant{wire_task(id, token)});
+  reply(worker.peer, wire::Grant{wire_task(id, token)});
 }
 
 wire::Task Dispatcher::wire_task(const TaskId& id, std::uint64_t token) const {
@@ -338,9 +336,7 @@ void Dispatcher::released(const std::string& peer, const wire::Released& message
 
 void Dispatcher::goodbye(const wire::Goodbye& message) {
   const auto found = workers_.find(message.worker.uuid);
-  if (found == workers_.end() ||
-      found->second.hello.worker.incarnation != message.worker.incarnation)
-    return;
+  if (found == workers_.end() || found->second.incarnation != message.worker.incarnation) return;
   forget(message.worker.uuid);
   for (const std::uint64_t token : tokens_of(message.worker.uuid)) {
     if (held_by(token, message.worker) == nullptr) continue;

@@ -46,6 +46,8 @@ int Geometry::last_boundary() const {
 }
 
 json geometry_to_json(const Geometry& g) {
+  json subjects = json::array();
+  for (const Subject subject : g.evaluates) subjects.push_back(to_string(subject));
   return {{"num_layers", g.num_layers},
           {"layers_per_block", g.layers_per_block},
           {"num_shards", g.num_shards},
@@ -54,7 +56,7 @@ json geometry_to_json(const Geometry& g) {
           {"seed", g.seed},
           {"finetunes", g.finetunes},
           {"untrained_blocks", g.untrained_blocks},
-          {"evaluates", g.evaluates}};
+          {"evaluates", subjects}};
 }
 
 Geometry geometry_from_json(const json& in) {
@@ -66,7 +68,16 @@ Geometry geometry_from_json(const json& in) {
              .seed = uint_field(in, "seed"),
              .finetunes = bool_field(in, "finetunes"),
              .untrained_blocks = ints_field(in, "untrained_blocks"),
-             .evaluates = strings_field(in, "evaluates")};
+             .evaluates = {}};
+  for (const std::string& word : strings_field(in, "evaluates")) {
+    const std::optional<Subject> subject = subject_from_string(word);
+    if (!subject) {
+      throw Error(ErrorKind::kCorrupt,
+                  "journal: run_started evaluates '" + word.substr(0, 80) +
+                      "', expected lora, teacher or transfer");
+    }
+    g.evaluates.push_back(*subject);
+  }
   if (g.num_layers < 1 || g.layers_per_block < 1 || g.num_shards < 1 || g.shards_per_capture < 1) {
     throw Error(ErrorKind::kCorrupt, "journal: run_started describes an empty run");
   }

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/task_id.hpp"
 #include "storage/hidden_shard.hpp"
 
 namespace hedgerow::coordinator {
@@ -19,8 +20,8 @@ struct Geometry {
   std::int64_t sequences_per_shard = 0;
   std::uint64_t seed = 0;
   bool finetunes = false;
-  std::vector<int> untrained_blocks;   // all their layers stay softmax
-  std::vector<std::string> evaluates;  // subjects, in order
+  std::vector<int> untrained_blocks;  // all their layers stay softmax
+  std::vector<Subject> evaluates;     // in order
   bool operator==(const Geometry&) const = default;
 
   [[nodiscard]] int num_blocks() const {

@@ -8,7 +8,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr std::size_t kStepsRemembered = 31;
 constexpr double kMediansAllowed = 10.0;
 constexpr std::chrono::seconds kLookEvery{5};
 
@@ -66,9 +65,8 @@ void Leases::note_progress(std::uint64_t token, const wire::Progress& progress) 
   const TimePoint now = clock_.now();
   const std::int64_t steps = progress.step - lease.progress.step;
   if (lease.reported && steps > 0) {
-    lease.step_seconds.push_back(seconds_between(lease.last_progress, now) /
-                                 static_cast<double>(steps));
-    if (lease.step_seconds.size() > kStepsRemembered) lease.step_seconds.pop_front();
+    const double mean = seconds_between(lease.last_progress, now) / static_cast<double>(steps);
+    lease.step_seconds[lease.num_steps++ % kStepsRemembered] = static_cast<float>(mean);
   }
   if (!lease.reported || advanced(lease.progress, progress)) lease.last_progress = now;
   lease.reported = true;
@@ -77,11 +75,13 @@ void Leases::note_progress(std::uint64_t token, const wire::Progress& progress) 
 
 milliseconds Leases::progress_timeout(std::uint64_t token) const {
   const Lease& lease = leases_.at(token);
-  if (lease.step_seconds.empty()) return terms_.min_progress_timeout;
-  std::vector<double> steps(lease.step_seconds.begin(), lease.step_seconds.end());
-  const auto middle = steps.begin() + static_cast<std::ptrdiff_t>(steps.size() / 2);
-  std::nth_element(steps.begin(), middle, steps.end());
-  const milliseconds by_steps(static_cast<std::int64_t>(kMediansAllowed * *middle * 1000.0));
+  const std::size_t num_steps = std::min(lease.num_steps, kStepsRemembered);
+  if (num_steps == 0) return terms_.min_progress_timeout;
+  std::array<float, kStepsRemembered> steps = lease.step_seconds;
+  float* const middle = steps.data() + num_steps / 2;
+  std::nth_element(steps.data(), middle, steps.data() + num_steps);
+  const milliseconds by_steps(
+      static_cast<std::int64_t>(kMediansAllowed * static_cast<double>(*middle) * 1000.0));
   return std::max(terms_.min_progress_timeout, by_steps);
 }
 

@@ -5,9 +5,10 @@
 // drained its socket, so that a stalled loop expires nobody.
 #pragma once
 
+#include <array>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <set>
 #include <string>
@@ -51,14 +52,18 @@ class Leases {
   [[nodiscard]] std::chrono::milliseconds progress_timeout(std::uint64_t token) const;
 
  private:
+  static constexpr std::size_t kStepsRemembered = 31;
+
   struct Lease {
     TimePoint expires;
     TimePoint last_renewal;
     TimePoint last_progress;
     bool reported = false;
     wire::Progress progress;
-    std::deque<double> step_seconds;  // the last 31
-    TimePoint look_at;                // when to ask next whether it has ended
+    // The last ones, in any order: `num_steps` were ever measured.
+    std::array<float, kStepsRemembered> step_seconds{};
+    std::size_t num_steps = 0;
+    TimePoint look_at;  // when to ask next whether it has ended
   };
   [[nodiscard]] std::optional<Ended> ended(std::uint64_t token, const Lease& lease) const;
   void look_later(std::uint64_t token, Lease& lease);

@@ -37,9 +37,9 @@ class RouterSocket final : public Mailbox {
   // As workers connect to it: "tcp://127.0.0.1:40123", "tcp://node7:40123".
   [[nodiscard]] const std::string& endpoint() const override { return endpoint_; }
   [[nodiscard]] const std::string& public_key() const { return public_key_; }  // empty: no CURVE
-  // Wakes for the first message after a quiet time, then at most every 2 ms; `patience` 0 never
-  // waits. What comes over a connection whose key is not allowed any more is answered with
-  // `refused` and never returned.
+  // Wakes for the first message after a quiet time, then at most every 2 ms, which `patience` may
+  // be exceeded by; with 0 it never waits. What comes over a connection whose key is not allowed
+  // any more is answered with `refused` and never returned.
   [[nodiscard]] std::optional<Incoming> receive(std::chrono::milliseconds patience) override;
   bool send(const std::string& peer, std::string_view frame) override;
 

@@ -35,8 +35,8 @@ Geometry geometry_of(const Plan& plan, const storage::Recipe& recipe) {
   for (const BlockPlan& block : plan.blocks) {
     if (!block.trains) geometry.untrained_blocks.push_back(block.block);
   }
-  if (plan.evaluates) geometry.evaluates = {"teacher", "transfer"};
-  if (plan.evaluates && plan.finetunes) geometry.evaluates.emplace_back("lora");
+  if (plan.evaluates) geometry.evaluates = {Subject::kTeacher, Subject::kTransfer};
+  if (plan.evaluates && plan.finetunes) geometry.evaluates.push_back(Subject::kLora);
   return geometry;
 }
 

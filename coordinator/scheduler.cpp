@@ -163,7 +163,7 @@ wire::Task make_wire_task(const State& state, const TaskId& id, std::uint64_t to
   task.fencing_token = token;
   task.seed = record.seed;
   task.resume = record.checkpoint;
-  task.subject = id.subject;
+  task.subject = to_string(id.subject);
   task.sequences_per_shard = geometry.sequences_per_shard;
   if (id.block >= 0) {
     task.block = id.block;
@@ -185,8 +185,8 @@ wire::Task make_wire_task(const State& state, const TaskId& id, std::uint64_t to
       break;
     case Stage::kEvaluate:
       task.kind = wire::TaskKind::kEvaluate;
-      if (id.subject != "teacher") append_files(state, TaskId::assemble(), task.inputs);
-      if (id.subject == "lora") append_files(state, TaskId::finetune(), task.inputs);
+      if (id.subject != Subject::kTeacher) append_files(state, TaskId::assemble(), task.inputs);
+      if (id.subject == Subject::kLora) append_files(state, TaskId::finetune(), task.inputs);
       break;
     case Stage::kFinetune:
     case Stage::kAssemble:

@@ -71,7 +71,7 @@ struct Applier {
     };
     look(TaskId::assemble());
     look(TaskId::finetune());
-    for (const std::string& subject : state.geometry->evaluates) look(TaskId::evaluate(subject));
+    for (const Subject subject : state.geometry->evaluates) look(TaskId::evaluate(subject));
   }
 
   void set_shard(int boundary, int shard, ShardRecord next) {
@@ -140,7 +140,7 @@ struct Applier {
     }
     add(TaskId::assemble());
     if (geometry.finetunes) add(TaskId::finetune());
-    for (const std::string& subject : geometry.evaluates) add(TaskId::evaluate(subject));
+    for (const Subject subject : geometry.evaluates) add(TaskId::evaluate(subject));
     rebuild_index(state);
     return std::nullopt;
   }

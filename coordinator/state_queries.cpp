@@ -34,9 +34,9 @@ std::string waits_for_transfers(const State& state) {
 std::string waits_for_finetune(const State& state) {
   if (!done(find(state, TaskId::assemble()))) return "the student is not assembled yet";
   // Evaluations run on the workers that the finetune stage is about to take the machine from.
-  for (const char* subject : {"teacher", "transfer"}) {
-    if (!settled(find(state, TaskId::evaluate(subject))))
-      return std::string("evaluate/") + subject + " is not done yet";
+  for (const Subject subject : {Subject::kTeacher, Subject::kTransfer}) {
+    const TaskId id = TaskId::evaluate(subject);
+    if (!settled(find(state, id))) return to_string(id) + " is not done yet";
   }
   return "";
 }
@@ -92,10 +92,10 @@ std::string waits_for(const State& state, const TaskRecord& task) {
     case Stage::kFinetune:
       return waits_for_finetune(state);
     case Stage::kEvaluate:
-      if (task.id.subject == "transfer" && !done(find(state, TaskId::assemble()))) {
+      if (task.id.subject == Subject::kTransfer && !done(find(state, TaskId::assemble()))) {
         return "the student is not assembled yet";
       }
-      if (task.id.subject == "lora" && !done(find(state, TaskId::finetune())))
+      if (task.id.subject == Subject::kLora && !done(find(state, TaskId::finetune())))
         return "finetune is not done yet";
       return "";
   }

@@ -17,6 +17,12 @@ constexpr std::array<std::pair<Stage, std::string_view>, 5> kStages = {{
     {Stage::kEvaluate, "evaluate"},
 }};
 
+constexpr std::array<std::pair<Subject, std::string_view>, 3> kSubjects = {{
+    {Subject::kLora, "lora"},
+    {Subject::kTeacher, "teacher"},
+    {Subject::kTransfer, "transfer"},
+}};
+
 std::string numbered(char letter, int width, int number) {
   std::array<char, 24> text{};
   std::snprintf(text.data(), text.size(), "/%c%0*d", letter, width, number);
@@ -32,11 +38,25 @@ std::string_view to_string(Stage stage) {
   return "capture";
 }
 
+std::string_view to_string(Subject subject) {
+  for (const auto& [value, word] : kSubjects) {
+    if (value == subject) return word;
+  }
+  return "";
+}
+
+std::optional<Subject> subject_from_string(std::string_view word) {
+  for (const auto& [value, name] : kSubjects) {
+    if (name == word) return value;
+  }
+  return std::nullopt;
+}
+
 std::string to_string(const TaskId& id) {
   std::string text(to_string(id.stage));
   if (id.block >= 0) text += numbered('b', 4, id.block);
   if (id.piece >= 0) text += numbered('p', 2, id.piece);
-  if (!id.subject.empty()) text += "/" + id.subject;
+  if (id.subject != Subject::kNone) text.append("/").append(to_string(id.subject));
   return text;
 }
 
@@ -53,7 +73,8 @@ TaskId task_id_from_string(const std::string& text) {
   } else if (text == "finetune") {
     id = TaskId::finetune();
   } else if (text.rfind("evaluate/", 0) == 0) {
-    id = TaskId::evaluate(text.substr(9));
+    id = TaskId::evaluate(
+        subject_from_string(std::string_view(text).substr(9)).value_or(Subject::kNone));
   }
   // Spelled back, so that "capture/b1/p1 and more" is no name.
   if (to_string(id) != text) {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <compare>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -12,22 +13,30 @@ enum class Stage { kCapture, kTransfer, kAssemble, kFinetune, kEvaluate };
 
 [[nodiscard]] std::string_view to_string(Stage stage);  // "capture", "transfer", ...
 
+// What is evaluated; in the order of their names, which is that of tasks.
+enum class Subject { kNone, kLora, kTeacher, kTransfer };
+
+[[nodiscard]] std::string_view to_string(Subject subject);  // "lora", ...; kNone: ""
+[[nodiscard]] std::optional<Subject> subject_from_string(std::string_view word);
+
+// Small: a run may have a hundred thousand tasks, and each is named several times.
 struct TaskId {
   Stage stage = Stage::kCapture;
-  int block = -1;       // capture, transfer
-  int piece = -1;       // capture: which range of shards of boundary block + 1
-  std::string subject;  // evaluate: teacher | transfer | lora
+  int block = -1;                    // capture, transfer
+  int piece = -1;                    // capture: which range of shards of boundary block + 1
+  Subject subject = Subject::kNone;  // evaluate
 
-  static TaskId capture(int block, int piece) { return {Stage::kCapture, block, piece, {}}; }
-  static TaskId transfer(int block) { return {Stage::kTransfer, block, -1, {}}; }
-  static TaskId assemble() { return {Stage::kAssemble, -1, -1, {}}; }
-  static TaskId finetune() { return {Stage::kFinetune, -1, -1, {}}; }
-  static TaskId evaluate(std::string subject) {
-    return {Stage::kEvaluate, -1, -1, std::move(subject)};
+  static TaskId capture(int block, int piece) {
+    return {Stage::kCapture, block, piece, Subject::kNone};
   }
+  static TaskId transfer(int block) { return {Stage::kTransfer, block, -1, Subject::kNone}; }
+  static TaskId assemble() { return {Stage::kAssemble, -1, -1, Subject::kNone}; }
+  static TaskId finetune() { return {Stage::kFinetune, -1, -1, Subject::kNone}; }
+  static TaskId evaluate(Subject subject) { return {Stage::kEvaluate, -1, -1, subject}; }
 
   auto operator<=>(const TaskId&) const = default;
 };
+static_assert(sizeof(TaskId) == 16);
 
 // "capture/b0003/p00", "transfer/b0003", "assemble", "finetune", "evaluate/teacher".
 [[nodiscard]] std::string to_string(const TaskId& id);

@@ -59,7 +59,7 @@ void publish(const std::filesystem::path& from, const std::filesystem::path& to)
 // Writes bytes beside `path` under a unique temporary name, syncs, publishes. The old content stays
 // until the rename.
 void write_atomically(const std::filesystem::path& path, std::string_view bytes, int mode = 0644);
-// The same of a text that comes in pieces; at most some 1 MiB of it is in memory.
+// The same of a text that comes in pieces; no more than some MiB of it are in memory.
 void write_atomically(const std::filesystem::path& path, const TextWriter& write, int mode = 0644);
 // write_atomically's counterpart for large files made by a callback's own means: fsync by path.
 void sync_file(const std::filesystem::path& path);

@@ -37,7 +37,7 @@ TEST_F(CoordinatorRun, TwoWorkersFinishARunOverRealSockets) {
 
 TEST_F(CoordinatorRun, TheFinetuneStageCanBeLeftToAnotherCommand) {
   geometry_.finetunes = true;
-  geometry_.evaluates.emplace_back("lora");
+  geometry_.evaluates.push_back(Subject::kLora);
   stops_before_finetune_ = true;
   std::jthread worker([this] { serve(*connect("w", endpoint_of_next_coordinator())); });
   const RunOutcome outcome = coordinate();

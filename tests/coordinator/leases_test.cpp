@@ -85,6 +85,22 @@ TEST(Leases, SlowStepsGetTenTimesTheirMedian) {
   EXPECT_EQ(leases.due().size(), 1U);
 }
 
+TEST(Leases, OnlyTheLastStepsCountForTheMedian) {
+  FakeClock clock;
+  Leases leases(clock);
+  leases.grant(1);
+  int step = 0;
+  for (const auto& [times, takes] : {std::pair{40, seconds(20)}, std::pair{31, seconds(30)}}) {
+    for (int i = 0; i < times; ++i) {
+      leases.note_progress(1, at_step(step++));
+      clock.advance(takes);
+      leases.renew(1);
+    }
+  }
+  leases.note_progress(1, at_step(step));
+  EXPECT_EQ(leases.progress_timeout(1), seconds(300));
+}
+
 TEST(Leases, LoadingThatReportsItselfIsProgress) {
   FakeClock clock;
   Leases leases(clock);

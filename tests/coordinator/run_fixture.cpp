@@ -22,7 +22,7 @@ RunFixture::RunFixture() : layout_(directory_.path()) {
   recipe_.plan.layers_per_block = 2;
   geometry_ = small_geometry();
   geometry_.finetunes = false;
-  geometry_.evaluates = {"teacher", "transfer"};
+  geometry_.evaluates = {Subject::kTeacher, Subject::kTransfer};
   std::filesystem::create_directories(layout_.logs());
 }
 

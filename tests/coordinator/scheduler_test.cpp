@@ -26,8 +26,8 @@ TEST(Scheduler, CapturesGoAheadOfTransfersAndTransfersAheadOfEvaluations) {
   grant(state, TaskId::capture(0, 1), 2);
   EXPECT_EQ(choose(state, worker("w2")), TaskId::transfer(0));
   grant(state, TaskId::transfer(0), 3);
-  EXPECT_EQ(choose(state, worker("w3")), TaskId::evaluate("teacher"));
-  grant(state, TaskId::evaluate("teacher"), 4);
+  EXPECT_EQ(choose(state, worker("w3")), TaskId::evaluate(Subject::kTeacher));
+  grant(state, TaskId::evaluate(Subject::kTeacher), 4);
   EXPECT_EQ(choose(state, worker("w4")), std::nullopt);
 }
 
@@ -50,7 +50,7 @@ TEST(Scheduler, ATaskMustFitTheWorkersMemory) {
     return choose_task(state, asking, {asking}, needs, kKeepAll);
   };
   EXPECT_EQ(for_memory(4 * kGiB), TaskId::capture(0, 0));
-  EXPECT_EQ(for_memory(kGiB), TaskId::evaluate("teacher"));
+  EXPECT_EQ(for_memory(kGiB), TaskId::evaluate(Subject::kTeacher));
   EXPECT_EQ(for_memory(kGiB / 2), std::nullopt);
 }
 
@@ -129,7 +129,7 @@ TEST(Scheduler, AFinetuneThatNoWorkerCouldHoldIsNoMisfit) {
   }
   for (int block = 0; block < 3; ++block) complete(state, TaskId::transfer(block), ++token);
   complete(state, TaskId::assemble(), ++token);
-  for (const char* subject : {"teacher", "transfer"})
+  for (const Subject subject : {Subject::kTeacher, Subject::kTransfer})
     complete(state, TaskId::evaluate(subject), ++token);
   ASSERT_TRUE(is_ready(state, state.task(TaskId::finetune())));
   const MemoryNeeds needs{.transfer = 2 * kGiB, .finetune = 900 * kGiB};

@@ -17,7 +17,7 @@ inline Geometry small_geometry() {
   geometry.sequences_per_shard = 4;
   geometry.seed = 7;
   geometry.finetunes = true;
-  geometry.evaluates = {"teacher", "transfer", "lora"};
+  geometry.evaluates = {Subject::kTeacher, Subject::kTransfer, Subject::kLora};
   return geometry;
 }
 

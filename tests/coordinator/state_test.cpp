@@ -23,9 +23,9 @@ void complete_all_but_finetune(State& state) {
     for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
   }
   for (int block = 0; block < 3; ++block) complete(state, TaskId::transfer(block), ++token);
-  complete(state, TaskId::evaluate("teacher"), ++token);
+  complete(state, TaskId::evaluate(Subject::kTeacher), ++token);
   complete(state, TaskId::assemble(), ++token);
-  complete(state, TaskId::evaluate("transfer"), ++token);
+  complete(state, TaskId::evaluate(Subject::kTransfer), ++token);
 }
 
 TEST(State, ARunGoesFromCaptureToTheLastEvaluation) {
@@ -38,7 +38,7 @@ TEST(State, ARunGoesFromCaptureToTheLastEvaluation) {
   EXPECT_TRUE(wants(actions_for(state, kKeepAll), IntentKind::kLaunchFinetune));
   complete(state, TaskId::finetune(), 100);
   EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kFinish));
-  complete(state, TaskId::evaluate("lora"), 101);
+  complete(state, TaskId::evaluate(Subject::kLora), 101);
   EXPECT_EQ(phase_of(state), RunPhase::kDone);
   ASSERT_EQ(actions_for(state, kKeepAll).size(), 1U);
   EXPECT_EQ(actions_for(state, kKeepAll)[0].kind, IntentKind::kFinish);
@@ -177,7 +177,7 @@ TEST(Quarantine, ThreeFailuresOnTwoWorkersGiveTheTaskUpAndTheRestFinishes) {
     for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
     complete(state, TaskId::transfer(block), ++token);
   }
-  complete(state, TaskId::evaluate("teacher"), ++token);
+  complete(state, TaskId::evaluate(Subject::kTeacher), ++token);
   EXPECT_EQ(phase_of(state), RunPhase::kPartial);
   EXPECT_TRUE(wants(actions_for(state, kKeepAll), IntentKind::kFinish));
 }
@@ -367,12 +367,34 @@ TEST(TaskIds, SpellAndReadBackAndRefuseOthers) {
                            TaskId::transfer(0),
                            TaskId::assemble(),
                            TaskId::finetune(),
-                           TaskId::evaluate("lora")}) {
+                           TaskId::evaluate(Subject::kLora)}) {
     EXPECT_EQ(task_id_from_string(to_string(id)), id);
   }
-  for (const char* text : {"", "capture/b0001", "transfer/b0001/x", "evaluate/", "nonsense"}) {
+  for (const char* text : {"",
+                           "capture/b0001",
+                           "transfer/b0001/x",
+                           "evaluate/",
+                           "evaluate/other",
+                           "evaluate/lora/x",
+                           "nonsense"}) {
     EXPECT_THROW(static_cast<void>(task_id_from_string(text)), storage::Error) << text;
   }
+}
+
+TEST(TaskIds, EvaluationsAreInTheOrderOfTheirNamesWhichIsThatOfSnapshots) {
+  const std::vector<Subject> subjects = {Subject::kLora, Subject::kTeacher, Subject::kTransfer};
+  for (std::size_t i = 1; i < subjects.size(); ++i) {
+    const TaskId before = TaskId::evaluate(subjects[i - 1]), after = TaskId::evaluate(subjects[i]);
+    EXPECT_LT(before, after);
+    EXPECT_LT(to_string(before), to_string(after));
+  }
+}
+
+TEST(TaskIds, ARunThatEvaluatesSomethingElseIsRefused) {
+  nlohmann::json geometry = geometry_to_json(*started_state().geometry);
+  EXPECT_EQ(geometry_from_json(geometry), *started_state().geometry);
+  geometry["evaluates"] = {"teacher", "student"};
+  EXPECT_THROW(static_cast<void>(geometry_from_json(geometry)), storage::Error);
 }
 
 }  // namespace

@@ -6,6 +6,7 @@ namespace hedgerow::simulator {
 namespace {
 
 using coordinator::KeepBoundaries;
+using coordinator::Subject;
 
 void draw_chaos(Scenario& scenario, Random& random) {
   const auto some = [&random](double most) { return random.chance(0.5) ? 0.0 : most; };
@@ -41,8 +42,9 @@ Scenario small_scenario(std::uint64_t seed) {
   geometry.seed = random.below(1000);
   geometry.finetunes = random.chance(0.8) || geometry.num_blocks() < 4;
   if (random.chance(0.2) && geometry.num_blocks() > 3) geometry.untrained_blocks = {0};
-  if (random.chance(0.6)) geometry.evaluates = {"teacher", "transfer"};
-  if (!geometry.evaluates.empty() && geometry.finetunes) geometry.evaluates.emplace_back("lora");
+  if (random.chance(0.6)) geometry.evaluates = {Subject::kTeacher, Subject::kTransfer};
+  if (!geometry.evaluates.empty() && geometry.finetunes)
+    geometry.evaluates.push_back(Subject::kLora);
   const auto kind = static_cast<KeepBoundaries::Kind>(random.below(4));
   scenario.keep = {.kind = kind, .every = 2};
   scenario.local_workers = static_cast<int>(random.between(0, 4));
@@ -77,7 +79,7 @@ Scenario large_scenario(std::uint64_t seed, int workers) {
   geometry.sequences_per_shard = 4;
   geometry.seed = 1;
   geometry.finetunes = true;
-  geometry.evaluates = {"teacher", "transfer", "lora"};
+  geometry.evaluates = {Subject::kTeacher, Subject::kTransfer, Subject::kLora};
   scenario.keep = {.kind = KeepBoundaries::Kind::kLast, .every = 1};
   scenario.local_workers = 8;
   scenario.elastic_workers = workers - scenario.local_workers;

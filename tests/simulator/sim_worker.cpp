@@ -149,7 +149,7 @@ std::string SimWorker::subject() const {
     case wire::TaskKind::kTransfer:
       return to_string(TaskId::transfer(task_.block));
     case wire::TaskKind::kEvaluate:
-      return to_string(TaskId::evaluate(task_.subject));
+      return to_string(TaskId::evaluate(coordinator::subject_from_string(task_.subject).value()));
     case wire::TaskKind::kFinetune:
       break;
   }

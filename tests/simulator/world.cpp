@@ -12,6 +12,7 @@
 namespace hedgerow::simulator {
 namespace {
 
+using coordinator::Subject;
 using coordinator::TaskId;
 using std::chrono::seconds;
 using storage::Error;
@@ -104,7 +105,7 @@ World::World(const Scenario& scenario)
     later(random_.duration(milliseconds(0), milliseconds(20'000)),
           Kind::kJoin,
           0,
-          "guest-" + std::to_string(i));
+          "guest-" + std::to_string(++last_guest_));
   later(scenario_.between_faults, Kind::kFault, 0);
 }
 
@@ -341,10 +342,10 @@ void World::check_end() const {
   };
   check(TaskId::assemble(), "student", student);
   check(TaskId::finetune(), "adapter", adapter);
-  check(TaskId::evaluate("teacher"), "evaluation", evaluated);
+  check(TaskId::evaluate(Subject::kTeacher), "evaluation", evaluated);
   evaluated = mix(mix(evaluated, student), student);
-  check(TaskId::evaluate("transfer"), "evaluation", evaluated);
-  check(TaskId::evaluate("lora"), "evaluation", mix(mix(evaluated, adapter), adapter));
+  check(TaskId::evaluate(Subject::kTransfer), "evaluation", evaluated);
+  check(TaskId::evaluate(Subject::kLora), "evaluation", mix(mix(evaluated, adapter), adapter));
 }
 
 }  // namespace hedgerow::simulator

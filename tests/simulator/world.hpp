@@ -119,7 +119,7 @@ class World {
   Oracle oracle_;
   std::vector<std::unique_ptr<Host>> hosts_;
   std::vector<std::unique_ptr<Member>> members_;
-  int last_guest_ = 1000;  // no two elastic workers have one name, as production draws them
+  int last_guest_ = 0;  // no two elastic workers have one name, as production draws them
   std::vector<std::size_t> alive_;  // members, in no order that matters
   std::vector<std::unique_ptr<Post>> posts_;
   std::map<std::string, std::size_t> post_at_;  // by endpoint

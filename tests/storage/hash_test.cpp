@@ -70,8 +70,9 @@ TEST(Hash, AFileLargerThanTheBufferHashesLikeItsBytes) {
 }
 
 TEST(Hash, ATextHashedInPiecesIsHashedAsAWhole) {
-  const std::string text(5'000, 'x');
-  for (const std::size_t cut : {0U, 1U, 240U, 4'999U}) {
+  std::string text;
+  for (int i = 0; i < 1'000; ++i) text += std::to_string(i);
+  for (const std::size_t cut : {0U, 1U, 240U, 2'889U}) {
     Hasher64 hasher(7);
     hasher.update(bytes_of(text.substr(0, cut))).update(bytes_of(text.substr(cut)));
     EXPECT_EQ(hasher.digest(), hash64(bytes_of(text), 7)) << cut;

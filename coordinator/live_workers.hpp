@@ -1,0 +1,27 @@
+// The workers that are connected now, as the coordinator's desk knows them.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <unordered_map>
+
+#include "coordinator/clock.hpp"
+
+namespace hedgerow::coordinator {
+
+// Of its hello no more than is shown, because there may be 10,000.
+struct LiveWorker {
+  std::string peer;  // as the socket names it
+  std::uint64_t incarnation = 0;
+  std::string host, device;
+  int pid = 0;
+  TimePoint last_seen;
+  std::size_t view = 0;  // its place among those that the scheduler sees
+};
+
+// By uuid, in no order: each message asks for its sender, and names are alike for most of their
+// length. What walks over all takes the scheduler's list, whose order a seed repeats anywhere.
+using LiveWorkers = std::unordered_map<std::string, LiveWorker>;
+
+}  // namespace hedgerow::coordinator
