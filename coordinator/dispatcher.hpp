@@ -103,7 +103,7 @@ class Dispatcher {
   void grant_to(const std::string& uuid, const LiveWorker& worker, const TaskId& id);
   wire::Task wire_task(const TaskId& id, std::uint64_t token) const;
   void note_once(const std::string& text);
-  [[nodiscard]] wire::Idle idle();
+  [[nodiscard]] wire::Idle book_next_request();
   void hello(const std::string& peer, const wire::Hello& message);
   void request(const std::string& peer, const wire::Request& message);
   void heartbeat(const std::string& peer, const wire::Heartbeat& message);

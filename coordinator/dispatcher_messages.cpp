@@ -122,7 +122,7 @@ void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
 
 // Each gets a time of its own to ask again, so that those that came at once, as after a restart or
 // at the end of a stage, do not come back at once.
-wire::Idle Dispatcher::idle() {
+wire::Idle Dispatcher::book_next_request() {
   const TimePoint soonest = clock_.now() + config_.idle;
   const TimePoint latest =
       soonest + kBetweenIdleRequests * static_cast<std::int64_t>(connected_.size());
@@ -155,14 +155,14 @@ void Dispatcher::request(const std::string& peer, const wire::Request& message) 
   if (id) {
     grant_to(message.worker.uuid, *worker, *id);
   } else {
-    reply(peer, idle());
+    reply(peer, book_next_request());
   }
 }
 
 void Dispatcher::grant_to(const std::string& uuid, const LiveWorker& worker, const TaskId& id) {
   const std::uint64_t token = std::max(state_.last_token, config_.token_floor) + 1;
   if (!record(Granted{id, token, uuid, worker.incarnation, worker.device})) {
-    reply(worker.peer, idle());
+    reply(worker.peer, book_next_request());
     return;
   }
   leases_.grant(token);

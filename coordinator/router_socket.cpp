@@ -35,11 +35,6 @@ constexpr int kZapEnforceDomain = 93;
 // they go back to the kernel; in the heap each later connection would touch another page of them.
 constexpr int kPipeBlockBytes = 16 << 10;
 
-// Waking up costs more than reading a message: libzmq's thread, ours, and a round of the run's
-// loop. So whoever waits is woken by the first message after a quiet time at once, and then no
-// sooner than this after the last time; what came meanwhile is read together.
-constexpr std::chrono::milliseconds kGather{2};
-
 // A connection is a descriptor, and shells allow 1,024 unless asked.
 void allow_many_connections() {
   rlimit limit{};
@@ -84,6 +79,7 @@ struct RouterSocket::Impl {
   void* context = nullptr;
   void* socket = nullptr;
   std::unique_ptr<ZapHandler> zap;  // where there are keys
+  std::chrono::milliseconds gather{};
   std::chrono::steady_clock::time_point next_wait{};
 
   ~Impl() {
@@ -99,6 +95,7 @@ RouterSocket::RouterSocket(const RouterOptions& options) : impl_(std::make_uniqu
     throw Error(ErrorKind::kUsage,
                 "workers.bind = \"" + options.bind + "\" lets other hosts connect, without keys");
   }
+  impl_->gather = options.gather;
   allow_many_connections();
   ::mallopt(M_MMAP_THRESHOLD, kPipeBlockBytes);
   impl_->context = zmq_ctx_new();
@@ -167,7 +164,7 @@ std::optional<Mailbox::Incoming> RouterSocket::receive(std::chrono::milliseconds
   zmq_pollitem_t item{impl_->socket, 0, ZMQ_POLLIN, 0};
   if (!incoming && zmq_poll(&item, 1, static_cast<long>(patience.count())) > 0)
     incoming = receive_now();
-  impl_->next_wait = std::chrono::steady_clock::now() + kGather;
+  impl_->next_wait = std::chrono::steady_clock::now() + impl_->gather;
   return incoming;
 }
 

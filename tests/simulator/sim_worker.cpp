@@ -69,8 +69,7 @@ std::vector<std::string> SimWorker::step(Time now) {
     inbox_.pop_front();
   }
   if (session_.wants_look(now)) {
-    const auto file = wire::read_coordinator_file(layout_, disk_);
-    if (file && may_greet(*file)) session_.found(file->term, file->endpoint, now);
+    if (const wire::CoordinatorFile* file = look()) session_.found(file->term, file->endpoint, now);
   }
   std::vector<std::string> frames = session_.tick(now);
   advance(now);

@@ -69,8 +69,8 @@ class SimWorker {
   [[nodiscard]] bool holds_a_task() const { return session_.token() != 0; }
   [[nodiscard]] bool is_hanging() const { return hangs_; }
   [[nodiscard]] std::string describe() const;  // for whoever looks into a broken seed
-  // Whether the coordinator process that the file names is alive, as far as this host can see.
-  std::function<bool(const wire::CoordinatorFile&)> may_greet;
+  // What coordinator.json says; null: there is none, or this host sees that its process is dead.
+  std::function<const wire::CoordinatorFile*()> look;
 
  private:
   enum class Doing { kAsking, kPausing, kWorking, kSubmitting, kEnding };

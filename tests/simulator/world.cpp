@@ -194,7 +194,7 @@ void World::happen(Happening happening) {
     case Kind::kJoin: {
       if (serving() == nullptr && !disk_.exists(layout_.coordinator_file()))
         return later(seconds(5), Kind::kJoin, happening.who, happening.peer);
-      const auto file = wire::read_coordinator_file(layout_, disk_);
+      const auto& file = coordinator_file();
       static_cast<void>(add_member({.uuid = happening.peer,
                                     .incarnation = happening.who + 1,
                                     .host = "gamma",
@@ -259,9 +259,11 @@ std::size_t World::add_member(WorkerSetup setup, std::size_t host, bool is_elast
   member->id = {next_pid_++, index};
   member->worker = std::make_unique<SimWorker>(
       std::move(setup), layout_, disk_, scenario_.load, scenario_.mishaps, random_, clock_.now());
-  member->worker->may_greet = [this, host](const wire::CoordinatorFile& file) {
-    return host >= hosts_.size() || file.host != hosts_[host]->name() ||
-           hosts_[host]->is_alive(file.process);
+  member->worker->look = [this, host]() -> const wire::CoordinatorFile* {
+    const auto& file = coordinator_file();
+    if (!file) return nullptr;
+    const bool sees_it = host < hosts_.size() && file->host == hosts_[host]->name();
+    return sees_it && !hosts_[host]->is_alive(file->process) ? nullptr : &*file;
   };
   members_.push_back(std::move(member));
   alive_.push_back(index);

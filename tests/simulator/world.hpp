@@ -87,6 +87,9 @@ class World {
   void end_post(std::size_t index, const std::string& how);
   void schedule_turn(std::size_t index, milliseconds delay);
   [[nodiscard]] Post* serving();
+  // As it lies on the disk. Thousands look at it each second, and it names all children: it is
+  // parsed when it is another.
+  [[nodiscard]] const std::optional<wire::CoordinatorFile>& coordinator_file();
   [[nodiscard]] std::vector<storage::FileRecord> assemble(const coordinator::State& state,
                                                           std::uint64_t token);
 
@@ -123,6 +126,8 @@ class World {
   std::vector<std::size_t> alive_;  // members, in no order that matters
   std::vector<std::unique_ptr<Post>> posts_;
   std::map<std::string, std::size_t> post_at_;  // by endpoint
+  std::string known_text_;                      // of coordinator.json
+  std::optional<wire::CoordinatorFile> known_file_;
   std::priority_queue<Happening, std::vector<Happening>, std::greater<>> queue_;
   std::uint64_t order_ = 0, trace_ = 0, turns_ = 0;
   std::uint64_t steps_until_crash_ = 0, steps_until_error_ = 0;  // of the disk; 0: none is planned

@@ -27,10 +27,22 @@ World::Post* World::serving() {
   return nullptr;
 }
 
+const std::optional<wire::CoordinatorFile>& World::coordinator_file() {
+  const std::string* text = disk_.content(layout_.coordinator_file());
+  if (text == nullptr) {
+    known_text_.clear();
+    known_file_.reset();
+  } else if (*text != known_text_) {
+    known_text_ = *text;
+    known_file_ = wire::read_coordinator_file(layout_, disk_);
+  }
+  return known_file_;
+}
+
 // As `hedgerow run` does it: refused while somebody is at work here, or elsewhere with a growing
 // beat.
 void World::start_coordinator(std::size_t host) {
-  const auto file = wire::read_coordinator_file(layout_, disk_);
+  const auto& file = coordinator_file();
   const auto holder = std::find_if(posts_.begin(), posts_.end(), [&](const auto& post) {
     return file && post->is_alive && post->id == file->process;
   });
@@ -79,7 +91,7 @@ void World::open_post(std::size_t host) {
     is_done_ = true;
     return;
   }
-  const auto previous = wire::read_coordinator_file(layout_, disk_);
+  const std::optional<wire::CoordinatorFile> previous = coordinator_file();
   auto post = std::make_unique<Post>();
   post->host = host;
   post->id = {next_pid_++, 1'000'000 + posts_.size()};

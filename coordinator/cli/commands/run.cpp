@@ -29,7 +29,7 @@ using storage::RunLayout;
 
 struct RunCommandOptions {
   std::string run, recipe, device, worker_launcher, stop_before;
-  int workers = -1;
+  std::optional<int> workers;
 };
 
 void write_recipe(const RunLayout& layout, const Recipe& recipe) {
@@ -249,8 +249,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const bool has_keys = wire::read_coordinator_keys(layout).has_value();
   require_keys_for(recipe.workers.bind, has_keys, layout);
   // Said once, and not by each worker that is started and cannot connect.
-  const bool has_workers =
-      options.workers != 0 && (options.workers > 0 || recipe.workers.local > 0);
+  const bool has_workers = options.workers.value_or(recipe.workers.local) > 0;
   if (has_keys && has_workers) static_cast<void>(wire::read_worker_keys(layout));
   std::optional<ReloadScope> reloads;
   if (has_keys) reloads.emplace();
@@ -263,7 +262,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   RunOptions run_options;
   run_options.run_directory = layout.root();
   run_options.worker_binary = worker_binary(terminal.console());
-  if (options.workers >= 0) run_options.local_workers = options.workers;
+  run_options.local_workers = options.workers;
   run_options.worker_launcher = options.worker_launcher;
   run_options.stops_before_finetune = options.stop_before == "finetune";
   run_options.build = storage::build();
