@@ -42,8 +42,8 @@ class RouterSocket final : public Mailbox {
   [[nodiscard]] const std::string& endpoint() const override { return endpoint_; }
   [[nodiscard]] const std::string& public_key() const { return public_key_; }  // empty: no CURVE
   // Wakes for the first message after a quiet time at once, then no sooner than `gather` after the
-  // last time, which `patience` may be exceeded by; with 0 it never waits. What comes over a connection whose key is not allowed
-  // any more is answered with `refused` and never returned.
+  // last time, which `patience` may be exceeded by; with 0 it never waits. What comes over a
+  // connection whose key is not allowed any more is answered with `refused` and never returned.
   [[nodiscard]] std::optional<Incoming> receive(std::chrono::milliseconds patience) override;
   bool send(const std::string& peer, std::string_view frame) override;
 

@@ -1,5 +1,6 @@
 #include "storage/disk.hpp"
 
+#include <algorithm>
 #include <span>
 
 #include "storage/error.hpp"
@@ -52,6 +53,16 @@ class OsDisk final : public Disk {
 
   [[nodiscard]] std::string read(const fs::path& path, std::uint64_t max_bytes) const override {
     return read_text(path, max_bytes);
+  }
+
+  [[nodiscard]] std::string read_part(const fs::path& path,
+                                      std::uint64_t offset,
+                                      std::uint64_t max_bytes) const override {
+    const File file = File::open_read(path);
+    const std::uint64_t size = file.size();
+    std::string part(std::min(max_bytes, size - std::min(offset, size)), '\0');
+    file.read_exact(std::as_writable_bytes(std::span(part)), offset);
+    return part;
   }
 
   void verify(const fs::path& path, const FileRecord& record) const override {

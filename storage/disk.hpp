@@ -7,6 +7,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -27,6 +28,7 @@ class AppendFile {
 };
 
 inline constexpr std::uint64_t kMaxTextBytes = 1U << 30;
+inline constexpr std::uint64_t kUnbounded = std::numeric_limits<std::uint64_t>::max();
 
 struct DiskEntry {
   std::string name;  // without its directory
@@ -47,6 +49,11 @@ class Disk {
   // Throws kCorrupt if it is longer.
   [[nodiscard]] virtual std::string read(const std::filesystem::path& path,
                                          std::uint64_t max_bytes = kMaxTextBytes) const = 0;
+  // At most `max_bytes` from `offset` on: fewer where the file ends before. For files of our own
+  // that grow without a bound.
+  [[nodiscard]] virtual std::string read_part(const std::filesystem::path& path,
+                                              std::uint64_t offset,
+                                              std::uint64_t max_bytes = kUnbounded) const = 0;
   // Throws kCorrupt unless the file's bytes are those of `record` (a shard's: its root hash).
   virtual void verify(const std::filesystem::path& path, const FileRecord& record) const = 0;
   // Bytes that may still be written below `directory`.

@@ -26,8 +26,8 @@ std::unique_ptr<AppendFile> create_segment(const RunLayout& layout,
 }
 
 // Whoever sees our segment stops writing theirs (Journal::commit); whoever wrote before that is
-// found here, because the segment is made first and the others are looked at after. Read and not
-// asked for their sizes: network file systems answer that from a cache.
+// found here, because the segment is made first and the others are looked at after. Their ends are
+// read and not their sizes asked for: network file systems answer that from a cache.
 void refuse_if_grown(const RunLayout& layout,
                      const ReplayResult& replayed,
                      std::uint64_t own_term,
@@ -38,7 +38,7 @@ void refuse_if_grown(const RunLayout& layout,
     if (term > replayed.last_term) {
       has_grown |= term != own_term;
     } else if (known != replayed.sizes.end()) {
-      has_grown |= disk.read(layout.journal_segment(term)).size() != known->second;
+      has_grown |= !disk.read_part(layout.journal_segment(term), known->second, 1).empty();
     }
   }
   if (!has_grown) return;

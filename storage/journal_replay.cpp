@@ -16,10 +16,24 @@ namespace {
 
 namespace fs = std::filesystem;
 
-using Seals = std::map<std::uint64_t, SegmentEnd>;
+// What the first records of all segments say, by term.
+struct Heads {
+  std::map<std::uint64_t, SegmentEnd> seals;
+  // Segments that had no whole first record then, and their bytes. They count no further, because
+  // what was written since has seals that are not known here.
+  std::map<std::uint64_t, std::uint64_t> unfinished;
+
+  // How far the segment may be read.
+  [[nodiscard]] std::uint64_t limit(std::uint64_t term) const {
+    if (const auto seal = seals.find(term); seal != seals.end()) return seal->second.bytes;
+    const auto begun = unfinished.find(term);
+    return begun != unfinished.end() ? begun->second : kUnbounded;
+  }
+};
 
 // Of earlier terms, in the first record of each.
 constexpr std::size_t kSealsRepeated = 8;
+constexpr std::size_t kFirstRecordBytes = kMaxJournalLineBytes + 1;  // with its newline
 
 // A place in a segment from which reading goes on.
 struct Position {
@@ -51,28 +65,33 @@ std::vector<std::uint64_t> terms_in(const fs::path& directory, const Disk& disk)
 
 namespace {
 
-Seals read_seals(const std::vector<std::uint64_t>& terms,
-                 const std::map<std::uint64_t, std::string>& segments) {
-  Seals seals;
+Heads read_heads(const RunLayout& layout,
+                 const std::vector<std::uint64_t>& terms,
+                 const Disk& disk) {
+  Heads heads;
   for (auto term = terms.rbegin(); term != terms.rend(); ++term) {
-    std::string_view text = segments.at(*term);
-    const auto own = seals.find(*term);
-    if (own != seals.end()) text = text.substr(0, own->second.bytes);
+    const std::string text =
+        disk.read_part(layout.journal_segment(*term),
+                       0,
+                       std::min<std::uint64_t>(heads.limit(*term), kFirstRecordBytes));
     const std::size_t newline = text.find('\n');
-    if (newline == std::string_view::npos) continue;
-    const auto line = split_line(text.substr(0, newline));
+    if (newline == std::string::npos) {
+      if (text.size() < kFirstRecordBytes) heads.unfinished.emplace(*term, text.size());
+      continue;
+    }
+    const auto line = split_line(std::string_view(text).substr(0, newline));
     if (!line || chain_of(line->body, first_seed(*term)) != line->chain) continue;
     try {
       const nlohmann::json event = object_of(*line).at("event");
       for (const nlohmann::json& seal : event.at("seals")) {
         const SegmentEnd end = from_seal(seal);
-        seals.emplace(end.term, end);
+        heads.seals.emplace(end.term, end);
       }
     } catch (const std::exception&) {
       continue;  // the scan reports the line
     }
   }
-  return seals;
+  return heads;
 }
 
 // Scans one segment from a position on and appends what it finds to the result.
@@ -81,20 +100,21 @@ class SegmentScan {
   SegmentScan(std::uint64_t term, Position start, ReplayResult& result)
       : term_(term), good_(start), line_(start.lines), seeds_{start.chain}, result_(result) {}
 
-  // `text` is the segment up to its seal.
+  // `text` is the segment from the position up to its seal.
   SegmentEnd run(std::string_view text, bool is_sealed) {
-    std::size_t position = good_.bytes;
-    while (position < text.size()) {
-      const std::size_t newline = text.find('\n', position);
+    const std::uint64_t end = good_.bytes + text.size();
+    while (!text.empty()) {
+      const std::size_t newline = text.find('\n');
       ++line_;
       if (newline == std::string_view::npos) {
         suspect("the line is incomplete");
         break;
       }
-      read_line(text.substr(position, newline - position), newline + 1);
-      position = newline + 1;
+      const std::string_view line = text.substr(0, newline);
+      text.remove_prefix(newline + 1);
+      read_line(line, end - text.size());
     }
-    report_tail(text.size() - good_.bytes, is_sealed);
+    report_tail(end - good_.bytes, is_sealed);
     return {.term = term_, .bytes = good_.bytes, .chain = good_.chain};
   }
 
@@ -192,16 +212,14 @@ Snapshot read_snapshot(const std::string& text) {
 
 std::optional<Snapshot> newest_snapshot(const RunLayout& layout,
                                         const std::vector<std::uint64_t>& terms,
-                                        const Seals& seals,
+                                        const Heads& heads,
                                         std::vector<JournalDamage>& damage,
                                         const Disk& disk) {
   for (auto term = terms.rbegin(); term != terms.rend(); ++term) {
     if (!disk.exists(layout.snapshot(*term))) continue;
     try {
       Snapshot snapshot = read_snapshot(disk.read(layout.snapshot(*term)));
-      const auto seal = seals.find(*term);
-      const bool counts = snapshot.term == *term &&
-                          (seal == seals.end() || snapshot.position.bytes <= seal->second.bytes);
+      const bool counts = snapshot.term == *term && snapshot.position.bytes <= heads.limit(*term);
       if (counts) return snapshot;  // else: written by a stale coordinator, beyond its seal
     } catch (const std::exception& error) {
       damage.push_back(
@@ -211,22 +229,26 @@ std::optional<Snapshot> newest_snapshot(const RunLayout& layout,
   return std::nullopt;
 }
 
-void scan_segment(std::uint64_t term,
+void scan_segment(const RunLayout& layout,
+                  std::uint64_t term,
                   Position start,
-                  std::string_view text,
-                  const Seals& seals,
+                  const Heads& heads,
+                  const Disk& disk,
                   ReplayResult& result) {
-  const auto seal = seals.find(term);
-  const bool is_sealed = seal != seals.end();
-  const std::uint64_t needed = is_sealed ? seal->second.bytes : start.bytes;
-  if (text.size() < needed) {
+  const std::uint64_t limit = heads.limit(term);
+  const bool is_sealed = heads.seals.contains(term);
+  const std::uint64_t needed = is_sealed ? limit : start.bytes;
+  const std::string text =
+      disk.read_part(layout.journal_segment(term), start.bytes, limit - start.bytes);
+  std::uint64_t size = start.bytes + text.size();
+  if (text.empty()) size = std::min(size, disk.size_of(layout.journal_segment(term)));
+  if (size < needed) {
     result.damage.push_back(
         {.term = term,
          .line = 0,
-         .reason = std::to_string(needed - text.size()) + " bytes at the end are missing"});
+         .reason = std::to_string(needed - size) + " bytes at the end are missing"});
   }
-  if (!is_sealed) result.sizes[term] = text.size();
-  if (is_sealed) text = text.substr(0, seal->second.bytes);
+  if (!is_sealed) result.sizes[term] = size;
   const SegmentEnd end = SegmentScan(term, start, result).run(text, is_sealed);
   if (!is_sealed) result.unsealed.push_back(end);
 }
@@ -235,17 +257,16 @@ enum class Start { kSnapshot, kFirstRecord };
 
 ReplayResult replay(const RunLayout& layout, Start from, const Disk& disk) {
   const std::vector<std::uint64_t> terms = terms_in(layout.journal_directory(), disk);
-  std::map<std::uint64_t, std::string> segments;
-  for (const std::uint64_t term : terms) segments[term] = disk.read(layout.journal_segment(term));
-  const Seals seals = read_seals(terms, segments);
+  const Heads heads = read_heads(layout, terms, disk);
   ReplayResult result;
   if (!terms.empty()) result.last_term = terms.back();
-  for (auto seal = seals.rbegin(); seal != seals.rend() && result.sealed.size() < kSealsRepeated;
+  for (auto seal = heads.seals.rbegin();
+       seal != heads.seals.rend() && result.sealed.size() < kSealsRepeated;
        ++seal)
     result.sealed.push_back(seal->second);
   std::optional<Snapshot> snapshot;
   if (from == Start::kSnapshot)
-    snapshot = newest_snapshot(layout, terms, seals, result.damage, disk);
+    snapshot = newest_snapshot(layout, terms, heads, result.damage, disk);
   if (snapshot) {
     result.last_seq = snapshot->seq;
     result.snapshot = std::move(snapshot->state);
@@ -255,7 +276,7 @@ ReplayResult replay(const RunLayout& layout, Start from, const Disk& disk) {
     const bool after_snapshot = snapshot && term == snapshot->term;
     const Position start =
         after_snapshot ? snapshot->position : Position{.chain = first_seed(term)};
-    scan_segment(term, start, segments.at(term), seals, result);
+    scan_segment(layout, term, start, heads, disk, result);
   }
   return result;
 }

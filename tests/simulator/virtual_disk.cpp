@@ -149,6 +149,13 @@ std::string VirtualDisk::read(const fs::path& path, std::uint64_t max_bytes) con
   return content;
 }
 
+std::string VirtualDisk::read_part(const fs::path& path,
+                                   std::uint64_t offset,
+                                   std::uint64_t max_bytes) const {
+  const std::string& content = at(path.native()).content;
+  return content.substr(std::min<std::uint64_t>(offset, content.size()), max_bytes);
+}
+
 void VirtualDisk::verify(const fs::path& path, const storage::FileRecord& record) const {
   const std::string& content = at(path.native()).content;
   if (storage::hash128(std::as_bytes(std::span(content))) == record.root_hash) return;

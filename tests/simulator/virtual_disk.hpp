@@ -44,6 +44,9 @@ class VirtualDisk final : public storage::Disk {
       const std::filesystem::path& directory) const override;
   [[nodiscard]] std::string read(const std::filesystem::path& path,
                                  std::uint64_t max_bytes) const override;
+  [[nodiscard]] std::string read_part(const std::filesystem::path& path,
+                                      std::uint64_t offset,
+                                      std::uint64_t max_bytes) const override;
   void verify(const std::filesystem::path& path, const storage::FileRecord& record) const override;
   [[nodiscard]] std::uint64_t free_bytes(const std::filesystem::path&) const override {
     return free;
