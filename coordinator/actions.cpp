@@ -125,8 +125,8 @@ std::string quarantine_reason(const TaskRecord& task) {
   if (task.expiries >= kMaxExpiries) {
     return std::to_string(task.expiries) +
            " leases in a row ran out with nothing committed: its workers die, or " +
-           "cannot reach the coordinator; the last one was of " + task.worker + " (" + task.reason +
-           ")";
+           "cannot reach the coordinator; the last one was of " + task.worker.text() + " (" +
+           task.reason + ")";
   }
   const Failure& last = task.failures.back();
   return std::to_string(task.failures.size()) +

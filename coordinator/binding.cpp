@@ -59,15 +59,19 @@ bool is_loopback(const std::string& bind) {
   return is_loopback_interface(bind);
 }
 
-void require_keys_for(const std::string& bind, bool has_keys, const storage::RunLayout& layout) {
-  if (has_keys || is_loopback(bind)) return;
+std::optional<std::string> missing_keys(const std::string& bind,
+                                        bool has_keys,
+                                        const storage::RunLayout& layout) {
+  if (has_keys || is_loopback(bind)) return std::nullopt;
   const std::string run = layout.root().string();
-  throw Error(
-      ErrorKind::kUsage,
-      "workers.bind = \"" + bind + "\" lets other hosts connect, and " + run +
-          " has no keys to tell its workers from strangers; make them with 'hedgerow keygen "
-          "--run " +
-          run + "', or bind 127.0.0.1");
+  return "workers.bind = \"" + bind + "\" lets other hosts connect, and " + run +
+         " has no keys to tell its workers from strangers; make them with 'hedgerow keygen --run " +
+         run + "', or bind 127.0.0.1";
+}
+
+void require_keys_for(const std::string& bind, bool has_keys, const storage::RunLayout& layout) {
+  if (const auto problem = missing_keys(bind, has_keys, layout))
+    throw Error(ErrorKind::kUsage, *problem);
 }
 
 std::string bind_address(const std::string& bind) {

@@ -3,6 +3,7 @@
 // RouterSocket.
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "storage/run_layout.hpp"
@@ -13,8 +14,12 @@ namespace hedgerow::coordinator {
 // loopback interface's name. "*", 0.0.0.0 and every unknown word are not.
 [[nodiscard]] bool is_loopback(const std::string& bind);
 
-// Throws kUsage if other hosts would reach the coordinator and `has_keys` is false: whoever
-// connects could take and give tasks.
+// What to say if other hosts would reach the coordinator and `has_keys` is false: whoever connects
+// could take and give tasks.
+[[nodiscard]] std::optional<std::string> missing_keys(const std::string& bind,
+                                                      bool has_keys,
+                                                      const storage::RunLayout& layout);
+// Throws that as kUsage.
 void require_keys_for(const std::string& bind, bool has_keys, const storage::RunLayout& layout);
 
 // "tcp://ADDRESS", without the port, as ZeroMQ binds it: brackets around IPv6, localhost as an

@@ -156,7 +156,7 @@ struct Applier {
     state.last_token = event.token;
     state.grants[event.token] = event.task;
     task->token = event.token;
-    task->worker = event.worker;
+    task->worker = Name(event.worker);
     task->incarnation = event.incarnation;
     set_state(*task, TaskState::kGranted);
     task->reason.clear();
@@ -164,7 +164,7 @@ struct Applier {
     if (!event.device.empty() &&
         std::find(task->devices.begin(), task->devices.end(), event.device) ==
             task->devices.end()) {
-      task->devices.push_back(event.device);
+      task->devices.emplace_back(event.device);
     }
     return std::nullopt;
   }

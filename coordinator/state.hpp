@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "coordinator/events.hpp"
+#include "coordinator/name.hpp"
 #include "coordinator/state_index.hpp"
 #include "storage/text_writer.hpp"
 
@@ -22,7 +23,7 @@ enum class TaskState { kPending, kGranted, kDone, kDropped, kQuarantined };
 [[nodiscard]] std::string_view to_string(TaskState state);  // "pending", ...
 
 struct Failure {
-  std::string worker;
+  Name worker;
   storage::ErrorKind kind = storage::ErrorKind::kInternal;
   std::string message;
   bool operator==(const Failure&) const = default;
@@ -32,7 +33,7 @@ struct TaskRecord {
   TaskId id;
   TaskState state = TaskState::kPending;
   std::uint64_t token = 0;        // of the current or the last grant
-  std::string worker;             // who holds or last held it
+  Name worker;                    // who holds or last held it
   std::uint64_t incarnation = 0;  // of that worker
   int attempts = 0;
   int wasted = 0;  // of the attempts: failed, lease lost, or made for a file that was lost
@@ -43,10 +44,10 @@ struct TaskRecord {
   std::optional<storage::FileRecord> checkpoint;
   std::int64_t checkpoint_step = 0;
   std::vector<storage::FileRecord> files;  // committed outputs other than shards
-  std::string result;                // of whoever did it: JSON, as text because that is smaller
-  std::uint64_t seed = 0;            // transfer
-  std::vector<std::string> devices;  // models that worked on it, in order of first use: provenance
-  std::string reason;                // why it last went back to pending, or into quarantine
+  std::string result;         // of whoever did it: JSON, as text because that is smaller
+  std::uint64_t seed = 0;     // transfer
+  std::vector<Name> devices;  // models that worked on it, in order of first use: provenance
+  std::string reason;         // why it last went back to pending, or into quarantine
   bool operator==(const TaskRecord&) const = default;
 };
 

@@ -257,6 +257,17 @@ TEST_F(BeforeARun, PlanOfARunAsksOnlyForTheTextThatItHasYetToTokenize) {
       << "its transfer tokens are there";
 }
 
+TEST_F(BeforeARun, PlanWarnsOfTheKeysWithoutWhichRunRefusesToListen) {
+  const auto planned = [&](const std::string& bind) {
+    const std::string recipe = recipe_with([&](auto& r) { r.workers.bind = bind; });
+    return run_line({"plan", "--recipe", recipe, "--run", run_.scratch / "new", "--json"});
+  };
+  const Answer open = planned("*");
+  EXPECT_EQ(open.code, 0) << "it fits, and the keys may come after the plan";
+  EXPECT_NE(open.json[0]["warnings"].dump().find("hedgerow keygen --run"), std::string::npos);
+  EXPECT_EQ(planned("127.0.0.1").json[0]["warnings"].dump().find("keygen"), std::string::npos);
+}
+
 TEST_F(BeforeARun, PlanOfOneBlockNeitherCapturesNorStoresABoundary) {
   const auto plan_with = [&](int layers) {
     const std::string recipe = recipe_with([&](auto& r) { r.plan.layers_per_block = layers; });

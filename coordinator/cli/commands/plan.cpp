@@ -3,9 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
+#include "coordinator/binding.hpp"
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/planning.hpp"
+#include "coordinator/wire/run_keys.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -67,7 +69,8 @@ void print_plan(const Plan& plan, const std::optional<UnreadText>& unread, Termi
 }
 
 ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
-  const fs::path recorded = storage::RunLayout(options.run).recipe();
+  const storage::RunLayout layout(options.run);
+  const fs::path recorded = layout.recipe();
   require(!options.recipe.empty() || fs::exists(recorded),
           options.run + " holds no run.toml; give --recipe FILE, or --run DIR of a run");
   require(options.device.empty() || !options.recipe.empty(),
@@ -82,6 +85,9 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
     if (auto problem = text_problem(*text, recipe.data_transfer))
       plan.problems.push_back(std::move(*problem));
   }
+  // Refused by run; a plan is often made before the directory with its keys is.
+  if (auto problem = missing_keys(recipe.workers.bind, wire::has_keys(layout), layout))
+    plan.warnings.push_back(std::move(*problem));
   print_plan(plan, text, terminal);
   nlohmann::json answer = plan;
   if (text) answer["unread_text"] = {{"bytes", text->bytes}, {"sequences", text->rough_sequences}};

@@ -94,7 +94,7 @@ double processor_seconds(pid_t process) {
 double peak_megabytes(pid_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/status");
   for (std::string line; std::getline(file, line);) {
-    if (line.starts_with("VmHWM:")) return std::atof(line.c_str() + 6) / 1000.0;
+    if (line.starts_with("VmHWM:")) return std::atof(line.c_str() + 6) * 1024 / 1e6;  // KiB
   }
   return 0.0;
 }

@@ -1,0 +1,25 @@
+#include "coordinator/name.hpp"
+
+#include <mutex>
+#include <unordered_set>
+
+namespace hedgerow::coordinator {
+namespace {
+
+struct Names {
+  std::mutex mutex;
+  std::unordered_set<std::string> texts;  // whose elements stay where they are
+};
+
+}  // namespace
+
+Name::Name(std::string_view text) {
+  static const std::string nothing;
+  text_ = &nothing;
+  if (text.empty()) return;
+  static Names names;
+  const std::lock_guard lock(names.mutex);
+  text_ = &*names.texts.emplace(text).first;
+}
+
+}  // namespace hedgerow::coordinator
