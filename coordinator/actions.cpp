@@ -140,7 +140,7 @@ std::optional<LostSteps> lost_steps(const TaskRecord& task, const wire::Progress
   if (task.id.stage != Stage::kTransfer && task.id.stage != Stage::kFinetune) return std::nullopt;
   // While it loads, a task counts layers.
   if (progress == nullptr || progress->phase == "loading") return std::nullopt;
-  const std::int64_t since = task.checkpoint ? task.checkpoint_step : 0;
+  const std::int64_t since = first_step(task);
   if (progress->step <= since) return std::nullopt;
   return LostSteps{progress->step - since, since};
 }

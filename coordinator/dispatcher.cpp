@@ -129,7 +129,7 @@ std::optional<LostSteps> Dispatcher::close_attempt(std::uint64_t token,
   try {
     const auto found =
         has_checkpoints ? newest_checkpoint(layout_, token, *config_.disk) : std::nullopt;
-    if (found && found->step > (task.checkpoint ? task.checkpoint_step : 0))
+    if (found && found->step > first_step(task))
       record(CheckpointCommitted{token, found->step, found->file, task.id});
   } catch (const Error& error) {
     spdlog::warn("{}: its attempt cannot be searched for a newer checkpoint: {}",

@@ -204,7 +204,7 @@ void Dispatcher::checkpointed(const std::string& peer, const wire::Checkpointed&
     return;
   }
   leases_.renew(message.fencing_token);
-  if (!(task->checkpoint == message.file)) {
+  if (!task->checkpoint || task->checkpoint->file != message.file) {
     try {
       check_attempt_file(layout_, message.fencing_token, message.file, *config_.disk);
       record(CheckpointCommitted{message.fencing_token, message.step, message.file, task->id});

@@ -57,7 +57,7 @@ std::string task_of_file(const State& state, const std::string& name) {
   for (const auto& [id, task] : state.tasks) {
     const auto named = [&name](const storage::FileRecord& file) { return file.name == name; };
     if (std::any_of(task.files.begin(), task.files.end(), named) ||
-        (task.checkpoint && named(*task.checkpoint))) {
+        (task.checkpoint && named(task.checkpoint->file))) {
       return to_string(id);
     }
   }

@@ -162,7 +162,7 @@ wire::Task make_wire_task(const State& state, const TaskId& id, std::uint64_t to
   wire::Task task;
   task.fencing_token = token;
   task.seed = record.seed;
-  task.resume = record.checkpoint;
+  if (record.checkpoint) task.resume = record.checkpoint->file;
   task.subject = to_string(id.subject);
   task.sequences_per_shard = geometry.sequences_per_shard;
   if (id.block >= 0) {

@@ -197,12 +197,11 @@ struct Applier {
     if (task->id.stage != Stage::kTransfer && task->id.stage != Stage::kFinetune) {
       return wrong_state(*task, "checkpointed");
     }
-    if (task->checkpoint && event.step < task->checkpoint_step) {
+    if (event.step < first_step(*task)) {
       return impossible("checkpoint at step " + std::to_string(event.step) + " is behind step " +
-                        std::to_string(task->checkpoint_step));
+                        std::to_string(first_step(*task)));
     }
-    task->checkpoint = event.file;
-    task->checkpoint_step = event.step;
+    task->checkpoint = Checkpoint{event.file, event.step};
     forget_failures(*task);
     return std::nullopt;
   }
@@ -220,9 +219,8 @@ struct Applier {
     forget_failures(*task);
     end_grant(*task, TaskState::kDone, "");
     task->files = event.files;
-    task->result = result_text(event.result);
+    task->result = packed_result(event.result);
     task->checkpoint.reset();
-    task->checkpoint_step = 0;
     return std::nullopt;
   }
 
@@ -271,9 +269,8 @@ struct Applier {
       }
     }
     for (auto& [id, task] : state.tasks) {
-      if (task.checkpoint && task.checkpoint->name == event.name) {
+      if (task.checkpoint && task.checkpoint->file.name == event.name) {
         task.checkpoint.reset();
-        task.checkpoint_step = 0;
         return std::nullopt;
       }
       const auto named = [&event](const storage::FileRecord& file) {
@@ -352,7 +349,6 @@ struct Applier {
       task->seed = *event.seed;
       // A checkpoint is of the seed that began it.
       task->checkpoint.reset();
-      task->checkpoint_step = 0;
     }
     return std::nullopt;
   }
@@ -362,8 +358,14 @@ struct Applier {
 
 }  // namespace
 
-std::string result_text(const nlohmann::json& result) {
-  return result.is_null() ? "" : result.dump();
+std::string packed_result(const nlohmann::json& result) {
+  std::string packed;
+  if (!result.is_null()) nlohmann::json::to_cbor(result, packed);
+  return packed;
+}
+
+nlohmann::json result_of(const TaskRecord& task) {
+  return task.result.empty() ? nlohmann::json() : nlohmann::json::from_cbor(task.result);
 }
 
 std::string_view to_string(TaskState state) {

@@ -14,6 +14,7 @@
 
 #include "coordinator/events.hpp"
 #include "coordinator/name.hpp"
+#include "coordinator/rare.hpp"
 #include "coordinator/state_index.hpp"
 #include "storage/text_writer.hpp"
 
@@ -29,6 +30,12 @@ struct Failure {
   bool operator==(const Failure&) const = default;
 };
 
+struct Checkpoint {
+  storage::FileRecord file;
+  std::int64_t step = 0;
+  bool operator==(const Checkpoint&) const = default;
+};
+
 struct TaskRecord {
   TaskId id;
   TaskState state = TaskState::kPending;
@@ -41,18 +48,23 @@ struct TaskRecord {
   // In a row: progress (a commit, a checkpoint, being done) and a retry forget them.
   std::vector<Failure> failures;
   int expiries = 0;  // leases that ran out, in a row likewise
-  std::optional<storage::FileRecord> checkpoint;
-  std::int64_t checkpoint_step = 0;
+  Rare<Checkpoint> checkpoint;  // from which the next attempt goes on
   std::vector<storage::FileRecord> files;  // committed outputs other than shards
-  std::string result;         // of whoever did it: JSON, as text because that is smaller
+  std::string result;         // of whoever did it: packed_result()
   std::uint64_t seed = 0;     // transfer
   std::vector<Name> devices;  // models that worked on it, in order of first use: provenance
   std::string reason;         // why it last went back to pending, or into quarantine
   bool operator==(const TaskRecord&) const = default;
 };
 
-// As TaskRecord keeps it; empty for null.
-[[nodiscard]] std::string result_text(const nlohmann::json& result);
+// Where the next attempt begins; 0 without a checkpoint.
+[[nodiscard]] inline std::int64_t first_step(const TaskRecord& task) {
+  return task.checkpoint ? task.checkpoint->step : 0;
+}
+
+// As TaskRecord keeps it: CBOR, a third of the value's size in memory; empty for null.
+[[nodiscard]] std::string packed_result(const nlohmann::json& result);
+[[nodiscard]] nlohmann::json result_of(const TaskRecord& task);
 
 enum class ShardState { kMissing, kCommitted, kDropped };
 struct ShardRecord {

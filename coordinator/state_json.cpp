@@ -36,18 +36,20 @@ json task_to_json(const TaskRecord& task) {
   put("wasted", task.wasted);
   put("lost_steps", task.lost_steps);
   put("expiries", task.expiries);
-  put("checkpoint_step", task.checkpoint_step);
   put("seed", task.seed);
   put("devices", task.devices);
   put("reason", task.reason);
-  if (!task.result.empty()) out["result"] = json::parse(task.result);
+  if (!task.result.empty()) out["result"] = result_of(task);
   for (const Failure& failure : task.failures) {
     out["failures"].push_back({{"worker", failure.worker},
                                {"kind", storage::to_string(failure.kind)},
                                {"message", failure.message}});
   }
   if (!task.files.empty()) out["files"] = records_to_json(task.files);
-  if (task.checkpoint) out["checkpoint"] = record_to_json(*task.checkpoint);
+  if (task.checkpoint) {
+    out["checkpoint"] = record_to_json(task.checkpoint->file);
+    out["checkpoint_step"] = task.checkpoint->step;
+  }
   return out;
 }
 
@@ -63,8 +65,7 @@ TaskRecord task_from_json(const json& in) {
   if (has("wasted")) task.wasted = int_field(in, "wasted");
   if (has("lost_steps")) task.lost_steps = int64_field(in, "lost_steps");
   if (has("expiries")) task.expiries = int_field(in, "expiries");
-  if (has("checkpoint_step")) task.checkpoint_step = int64_field(in, "checkpoint_step");
-  if (has("result")) task.result = result_text(field(in, "result"));
+  if (has("result")) task.result = packed_result(field(in, "result"));
   if (has("seed")) task.seed = uint_field(in, "seed");
   if (has("devices")) {
     for (const std::string& device : strings_field(in, "devices"))
@@ -79,7 +80,10 @@ TaskRecord task_from_json(const json& in) {
     }
   }
   if (has("files")) task.files = records_from_json(in, "files");
-  if (has("checkpoint")) task.checkpoint = record_from_json(object_field(in, "checkpoint"));
+  if (has("checkpoint")) {
+    task.checkpoint = Checkpoint{record_from_json(object_field(in, "checkpoint")),
+                                 has("checkpoint_step") ? int64_field(in, "checkpoint_step") : 0};
+  }
   return task;
 }
 

@@ -73,11 +73,11 @@ TaskStatus task_status(const State& state, const TaskRecord& task, const JobSize
   status.failures = static_cast<int>(task.failures.size());
   status.wasted = task.wasted;
   status.lost_steps = task.lost_steps;
-  status.checkpoint_step = task.checkpoint ? task.checkpoint_step : 0;
+  status.checkpoint_step = first_step(task);
   if (task.id.stage == Stage::kTransfer) status.num_steps = size.transfer_steps;
   if (task.id.stage == Stage::kFinetune) status.num_steps = size.finetune_steps;
   status.reason = task.reason.empty() ? waits_for(state, task) : task.reason;
-  if (!task.result.empty()) status.result = nlohmann::json::parse(task.result);
+  status.result = result_of(task);
   return status;
 }
 

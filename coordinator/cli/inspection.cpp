@@ -34,7 +34,7 @@ std::vector<CommittedFile> committed_files(const State& state) {
   for (const auto& [id, task] : state.tasks) {
     for (const FileRecord& file : task.files) files.push_back({FileKind::kWhole, file});
     if (task.checkpoint && task.state != TaskState::kDone)
-      files.push_back({FileKind::kWhole, *task.checkpoint});
+      files.push_back({FileKind::kWhole, task.checkpoint->file});
   }
   return files;
 }
@@ -118,7 +118,7 @@ void add_surplus_attempts(const RunLayout& layout,
   for (const auto& [token, id] : state.grants) used.insert(RunLayout::attempt_directory(token));
   for (const auto& [id, task] : state.tasks) {
     if (task.checkpoint && task.state != TaskState::kDone) {
-      used.insert(RunLayout::attempt_directory(RunLayout::token_in_name(task.checkpoint->name)));
+      used.insert(RunLayout::attempt_directory(RunLayout::token_in_name(task.checkpoint->file.name)));
     }
   }
   for (const fs::path& path : entries_of(layout.root() / "attempts")) {

@@ -294,7 +294,7 @@ TEST_F(DispatcherTest, ACheckpointThatItsWorkerReplacedIsNoFailure) {
       write_attempt(task.fencing_token, prefix + "checkpoint.s20.safetensors", "state");
   EXPECT_EQ(wire::type_of(say("w1", wire::Checkpointed{{"w1", 1}, task.fencing_token, here, 20})),
             "committed");
-  EXPECT_EQ(replayed().task(TaskId::transfer(task.block)).checkpoint_step, 20);
+  EXPECT_EQ(first_step(replayed().task(TaskId::transfer(task.block))), 20);
 }
 
 TEST_F(DispatcherTest, ACheckpointOutsideItsAttemptIsRefused) {

@@ -77,9 +77,8 @@ TEST_F(DispatcherTest, ACheckpointThatNobodyLivedToAnnounceIsResumedFromHoweverI
     static_cast<void>(desk_->flush());
     const TaskRecord left = replayed().task(TaskId::transfer(task.block));
     EXPECT_EQ(left.state, TaskState::kPending);
-    EXPECT_EQ(left.checkpoint_step, 10);
     ASSERT_TRUE(left.checkpoint);
-    EXPECT_EQ(*left.checkpoint, (storage::FileRecord{name_of(10), 4, {1, 2}}));
+    EXPECT_EQ(*left.checkpoint, (Checkpoint{{name_of(10), 4, {1, 2}}, 10}));
   }
 }
 

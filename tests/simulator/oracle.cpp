@@ -139,7 +139,7 @@ void Oracle::check_resume_point(const Event& event) const {
   if (!entries) return;
   for (const storage::DiskEntry& entry : *entries) {
     const auto left = RunLayout::parse_checkpoint(entry.name);
-    if (left && left->step > (task->checkpoint ? task->checkpoint_step : 0))
+    if (left && left->step > first_step(*task))
       broken(to_string(task->id) + " will do steps again that " + entry.name + " holds");
   }
 }

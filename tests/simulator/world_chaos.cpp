@@ -147,7 +147,7 @@ void World::strike_file(bool corrupts) {
     }
   }
   for (const auto& [id, task] : oracle_.state().tasks) {
-    if (task.checkpoint) names.push_back(task.checkpoint->name);
+    if (task.checkpoint) names.push_back(task.checkpoint->file.name);
     // What nothing reads any more would be missed by nobody but `check`.
     const bool is_read = id.stage == coordinator::Stage::kTransfer;
     if (is_read && phase_of(oracle_.state()) == coordinator::RunPhase::kRunning) {

@@ -1,0 +1,35 @@
+// An optional value that most records are without: it lies elsewhere, so that those take a pointer
+// and not its size. Copied and compared as the value that it is.
+#pragma once
+
+#include <memory>
+#include <utility>
+
+namespace hedgerow::coordinator {
+
+template <typename T>
+class Rare {
+ public:
+  Rare() = default;
+  Rare(const Rare& other) : value_(other ? std::make_unique<T>(*other) : nullptr) {}
+  Rare(Rare&&) noexcept = default;
+  Rare& operator=(const Rare& other) { return *this = Rare(other); }
+  Rare& operator=(Rare&&) noexcept = default;
+  Rare& operator=(T value) {
+    value_ = std::make_unique<T>(std::move(value));
+    return *this;
+  }
+  void reset() { value_.reset(); }
+
+  explicit operator bool() const { return value_ != nullptr; }
+  [[nodiscard]] const T& operator*() const { return *value_; }
+  [[nodiscard]] const T* operator->() const { return value_.get(); }
+  bool operator==(const Rare& other) const {
+    return value_ && other.value_ ? *value_ == *other.value_ : value_ == other.value_;
+  }
+
+ private:
+  std::unique_ptr<T> value_;
+};
+
+}  // namespace hedgerow::coordinator
