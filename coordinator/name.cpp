@@ -17,7 +17,7 @@ Name::Name(std::string_view text) {
   static const std::string nothing;
   text_ = &nothing;
   if (text.empty()) return;
-  static Names names;
+  static Names& names = *new Names;  // outlives whatever else ends with the process
   const std::lock_guard lock(names.mutex);
   text_ = &*names.texts.emplace(text).first;
 }

@@ -25,7 +25,7 @@ struct RouterOptions {
   int preferred_port = 0;          // where port is 0; 0 or taken: any free one
   std::optional<wire::CoordinatorKeys> keys{};
   // Waking up costs more than reading a message: libzmq's thread, ours, and a round of the run's
-  // loop. What comes within this after the last message is read together.
+  // loop. What comes within this after a wait has ended is read together.
   std::chrono::milliseconds gather{2};
 };
 
@@ -41,9 +41,9 @@ class RouterSocket final : public Mailbox {
   // As workers connect to it: "tcp://127.0.0.1:40123", "tcp://node7:40123".
   [[nodiscard]] const std::string& endpoint() const override { return endpoint_; }
   [[nodiscard]] const std::string& public_key() const { return public_key_; }  // empty: no CURVE
-  // Wakes for the first message after a quiet time at once, then no sooner than `gather` after the
-  // last time, which `patience` may be exceeded by; with 0 it never waits. What comes over a
-  // connection whose key is not allowed any more is answered with `refused` and never returned.
+  // Waits no sooner than `gather` after the last wait ended, so that `patience` may be exceeded by as
+  // much; with 0 it never waits. What comes over a connection whose key is not allowed any more is
+  // answered with `refused` and never returned.
   [[nodiscard]] std::optional<Incoming> receive(std::chrono::milliseconds patience) override;
   bool send(const std::string& peer, std::string_view frame) override;
 

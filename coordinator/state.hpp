@@ -47,11 +47,11 @@ struct TaskRecord {
   std::int64_t lost_steps = 0;  // that those had done and the next ones did again
   // In a row: progress (a commit, a checkpoint, being done) and a retry forget them.
   std::vector<Failure> failures;
-  int expiries = 0;  // leases that ran out, in a row likewise
-  Rare<Checkpoint> checkpoint;  // from which the next attempt goes on
+  int expiries = 0;                        // leases that ran out, in a row likewise
+  Rare<Checkpoint> checkpoint;             // from which the next attempt goes on
   std::vector<storage::FileRecord> files;  // committed outputs other than shards
-  std::string result;         // of whoever did it: packed_result()
-  std::uint64_t seed = 0;     // transfer
+  std::string result;                      // of whoever did it: packed_result()
+  std::uint64_t seed = 0;                  // transfer
   std::vector<Name> devices;  // models that worked on it, in order of first use: provenance
   std::string reason;         // why it last went back to pending, or into quarantine
   bool operator==(const TaskRecord&) const = default;

@@ -11,6 +11,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::uint64_t kBytesAtOnce = 1U << 20;
+
 class OsAppendFile final : public AppendFile {
  public:
   explicit OsAppendFile(File file) : file_(std::move(file)) {}
@@ -59,9 +61,14 @@ class OsDisk final : public Disk {
                                       std::uint64_t offset,
                                       std::uint64_t max_bytes) const override {
     const File file = File::open_read(path);
-    const std::uint64_t size = file.size();
-    std::string part(std::min(max_bytes, size - std::min(offset, size)), '\0');
-    file.read_exact(std::as_writable_bytes(std::span(part)), offset);
+    std::string part;
+    std::uint64_t size = 0;
+    // Until nothing more comes, and not until a size that was asked for, which may be an old one.
+    for (std::size_t got = 1; got > 0 && size < max_bytes; size += got) {
+      part.resize(size + std::min(max_bytes - size, kBytesAtOnce));
+      got = file.read_some(std::as_writable_bytes(std::span(part)).subspan(size), offset + size);
+    }
+    part.resize(size);
     return part;
   }
 

@@ -28,7 +28,7 @@ class AppendFile {
 };
 
 inline constexpr std::uint64_t kMaxTextBytes = 1U << 30;
-inline constexpr std::uint64_t kUnbounded = std::numeric_limits<std::uint64_t>::max();
+inline constexpr std::uint64_t kToTheEnd = std::numeric_limits<std::uint64_t>::max();
 
 struct DiskEntry {
   std::string name;  // without its directory
@@ -53,7 +53,7 @@ class Disk {
   // that grow without a bound.
   [[nodiscard]] virtual std::string read_part(const std::filesystem::path& path,
                                               std::uint64_t offset,
-                                              std::uint64_t max_bytes = kUnbounded) const = 0;
+                                              std::uint64_t max_bytes = kToTheEnd) const = 0;
   // Throws kCorrupt unless the file's bytes are those of `record` (a shard's: its root hash).
   virtual void verify(const std::filesystem::path& path, const FileRecord& record) const = 0;
   // Bytes that may still be written below `directory`.

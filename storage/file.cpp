@@ -138,23 +138,29 @@ void File::write_at(std::span<const std::byte> bytes, std::uint64_t offset) {
   }
 }
 
+std::size_t File::read_some(std::span<std::byte> bytes, std::uint64_t offset) const {
+  for (;;) {
+    const ssize_t got = ::pread(descriptor_,
+                                bytes.data(),
+                                std::min(bytes.size(), kMaxBytesPerCall),
+                                static_cast<off_t>(offset));
+    if (got >= 0) return static_cast<std::size_t>(got);
+    if (errno != EINTR) throw system_error("read", path_.string(), errno);
+  }
+}
+
 void File::read_exact(std::span<std::byte> bytes, std::uint64_t offset) const {
   const std::size_t wanted = bytes.size();
   std::size_t done = 0;
   while (done < wanted) {
-    const ssize_t got = ::pread(descriptor_,
-                                bytes.data() + done,
-                                std::min(wanted - done, kMaxBytesPerCall),
-                                static_cast<off_t>(offset + done));
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) throw system_error("read", path_.string(), errno);
+    const std::size_t got = read_some(bytes.subspan(done), offset + done);
     if (got == 0) {
       throw Error(ErrorKind::kCorrupt,
                   path_.string() + ": ends at byte " + std::to_string(offset + done) +
                       ", expected at least " + std::to_string(offset + wanted) +
                       "; the file is truncated");
     }
-    done += static_cast<std::size_t>(got);
+    done += got;
   }
 }
 

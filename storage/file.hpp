@@ -39,6 +39,8 @@ class File {
 
   void write_all(std::span<const std::byte> bytes);
   void write_at(std::span<const std::byte> bytes, std::uint64_t offset);  // not after open_append
+  // At most bytes.size() at offset; how many there were: 0 at the file's end. Any thread.
+  [[nodiscard]] std::size_t read_some(std::span<std::byte> bytes, std::uint64_t offset) const;
   // Reads exactly bytes.size() at offset. Throws kCorrupt on a short file. Any thread.
   void read_exact(std::span<std::byte> bytes, std::uint64_t offset) const;
   void sync();   // fsync; a failure is final: throws and the file must be dropped

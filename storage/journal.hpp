@@ -52,11 +52,11 @@ struct ReplayResult {
   std::vector<JournalDamage> damage;
   std::vector<SegmentEnd> unsealed;              // segments that no later term has sealed yet
   std::vector<SegmentEnd> sealed;                // the newest others, to be sealed once more
-  std::map<std::uint64_t, std::uint64_t> sizes;  // of the unsealed ones, whole, by term
+  std::map<std::uint64_t, std::uint64_t> sizes;  // of the unsealed ones, as they were read, by term
 };
 
-// Reads all segments in term order, or those that follow the newest usable snapshot. What a stale
-// coordinator appended to a sealed segment is ignored. Safe beside a running coordinator, whose
+// Reads the first record of each segment, for its seals, and then in term order what follows the
+// newest usable snapshot. What a stale coordinator appended to a sealed segment is ignored. Safe beside a running coordinator, whose
 // last record may then look torn. Throws kNotFound if there is no journal directory.
 [[nodiscard]] ReplayResult replay_journal(const RunLayout& layout, const Disk& disk = os_disk());
 // The same from the first record on, snapshots aside: what happened, for people, where the state

@@ -27,7 +27,7 @@ struct Heads {
   [[nodiscard]] std::uint64_t limit(std::uint64_t term) const {
     if (const auto seal = seals.find(term); seal != seals.end()) return seal->second.bytes;
     const auto begun = unfinished.find(term);
-    return begun != unfinished.end() ? begun->second : kUnbounded;
+    return begun != unfinished.end() ? begun->second : kToTheEnd;
   }
 };
 
@@ -241,7 +241,9 @@ void scan_segment(const RunLayout& layout,
   const std::string text =
       disk.read_part(layout.journal_segment(term), start.bytes, limit - start.bytes);
   std::uint64_t size = start.bytes + text.size();
-  if (text.empty()) size = std::min(size, disk.size_of(layout.journal_segment(term)));
+  // It may have been cut off before its snapshot's end.
+  if (text.empty() && start.bytes > 0)
+    size = std::min(size, disk.size_of(layout.journal_segment(term)));
   if (size < needed) {
     result.damage.push_back(
         {.term = term,

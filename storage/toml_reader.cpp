@@ -59,11 +59,25 @@ std::size_t end_of_string(std::string_view text, std::size_t at) {
   return text.size();
 }
 
+// Whether a backslash that ends a line (or stands before spaces) has a letter beyond ASCII as the
+// next thing behind it.
+bool joins_beyond_ascii(std::string_view quoted) {
+  std::size_t at = quoted.find('\\');
+  while (at != std::string_view::npos) {
+    const std::size_t next = quoted.find_first_not_of(" \t\r\n\v\f", at + 1);
+    if (next == std::string_view::npos) return false;
+    if (static_cast<unsigned char>(quoted[next]) >= 0x80) return true;
+    at = quoted.find('\\', next == at + 1 ? next + 1 : next);  // what is escaped escapes nothing
+  }
+  return false;
+}
+
 // What toml++ 3.3 cannot take. Letters beyond ASCII: TOML has them in strings and comments alone,
 // and some of them it takes elsewhere for what cannot be; most often they are quotes or spaces of a
-// word processor. Quotes and brackets inside a word, because there it sees no string begin where we
-// do. Keys of many parts: tables in tables, which it walks by recursion until the stack ends; its
-// own limit counts brackets.
+// word processor. The same letters where it looks for the spaces that a backslash joins. Quotes and
+// brackets inside a word, because there it sees no string begin where we do. Keys of many parts:
+// tables in tables, which it walks by recursion until the stack ends; its own limit counts
+// brackets.
 void refuse_what_breaks_the_parser(std::string_view text, const std::string& name) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   constexpr std::string_view kBetweenWords = " \t\r\n=,[]{}#\"'";
@@ -80,6 +94,9 @@ void refuse_what_breaks_the_parser(std::string_view text, const std::string& nam
       refuse(std::string("a ") + text[at] + " stands inside a word");
     } else if (text[at] == '"' || text[at] == '\'') {
       next = end_of_string(text, at);
+      if (text[at] == '"' && joins_beyond_ascii(text.substr(at, next - at)))
+        refuse(
+            "a letter beyond ASCII follows a backslash that joins lines; put it on the same line");
     } else if (text[at] == '#') {
       next = std::min(text.find('\n', at), text.size());
     } else if (static_cast<unsigned char>(text[at]) >= 0x80) {

@@ -118,7 +118,8 @@ void add_surplus_attempts(const RunLayout& layout,
   for (const auto& [token, id] : state.grants) used.insert(RunLayout::attempt_directory(token));
   for (const auto& [id, task] : state.tasks) {
     if (task.checkpoint && task.state != TaskState::kDone) {
-      used.insert(RunLayout::attempt_directory(RunLayout::token_in_name(task.checkpoint->file.name)));
+      used.insert(
+          RunLayout::attempt_directory(RunLayout::token_in_name(task.checkpoint->file.name)));
     }
   }
   for (const fs::path& path : entries_of(layout.root() / "attempts")) {

@@ -23,10 +23,11 @@ import time
 from pathlib import Path
 
 DEFAULT_SECONDS = 60
-SLOWEST_INPUT_S = 10
+SLOWEST_INPUT_S = 25  # of the clock: on two cores five targets take turns
 MEMORY_MIB = 2048
 LONGEST_INPUT = 16384
 LOOK_EVERY_S = 0.2
+PATIENCE = 60  # times its seconds, by the clock: then the target ends by itself, should nobody be left to end it
 # Short stacks of allocations: a quarter faster, and a crash is run again by hand anyway.
 SANITIZERS = {"ASAN_OPTIONS": "malloc_context_size=2", "UBSAN_OPTIONS": "print_stacktrace=1"}
 
@@ -50,18 +51,21 @@ def run(target: Path, corpus: Path, out: Path, seconds: int) -> dict[str, object
     shutil.rmtree(crashes, ignore_errors=True)
     for directory in (fresh, crashes):
         directory.mkdir(parents=True, exist_ok=True)
-    command = [target, f"-timeout={SLOWEST_INPUT_S}", f"-rss_limit_mb={MEMORY_MIB}", f"-max_len={LONGEST_INPUT}",
-               "-print_final_stats=1", f"-artifact_prefix={crashes}/", fresh, corpus]
+    command = [target, f"-max_total_time={PATIENCE * seconds}", f"-timeout={SLOWEST_INPUT_S}",
+               f"-rss_limit_mb={MEMORY_MIB}", f"-max_len={LONGEST_INPUT}", "-print_final_stats=1",
+               f"-artifact_prefix={crashes}/", fresh, corpus]
     begin, used = time.monotonic(), 0.0
     log = out / f"{name}.log"
     with log.open("w") as said, subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT,
                                                  env={**os.environ, **SANITIZERS}) as fuzzer:
-        while fuzzer.poll() is None:
-            used = seconds_of_a_core(fuzzer.pid)
-            if used >= seconds:
-                fuzzer.send_signal(signal.SIGUSR1)  # libFuzzer's word for: end after this input, say the figures, exit with 0
-                break
-            time.sleep(LOOK_EVERY_S)
+        try:
+            while fuzzer.poll() is None and used < seconds:
+                time.sleep(LOOK_EVERY_S)
+                used = seconds_of_a_core(fuzzer.pid)
+        except BaseException:
+            fuzzer.kill()
+            raise
+        fuzzer.send_signal(signal.SIGUSR1)  # libFuzzer's word for: end after this input, say the figures, exit with 0
     numbers = numbers_of(log.read_text(errors="replace"))
     found = sorted(str(path) for path in crashes.iterdir())
     return {"target": name, "executions": numbers.get("number_of_executed_units", 0), "corpus": numbers.get("corp", 0),
@@ -77,6 +81,8 @@ def main() -> int:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=int, default=int(os.environ.get("HEDGEROW_FUZZ_SECONDS", DEFAULT_SECONDS)))
     options = parser.parse_args()
+    if options.seconds < 1:
+        parser.error("--seconds: at least 1")
     result = run(options.target, options.corpus, options.out, options.seconds)
     line = json.dumps(result)
     (options.out / f"{result['target']}.json").write_text(line + "\n")

@@ -142,7 +142,7 @@ class Cluster:
         self.environment = {**os.environ, "SLURM_CONF": str(self.root / "slurm.conf")}
         try:
             self._start()
-        except Exception as error:
+        except (AssertionError, OSError) as error:  # what wait_until says, and a program that cannot be started
             logs = "\n".join(log.read_text()[-500:] for log in sorted(self.root.glob("*.log")))
             self.close()
             raise unittest.SkipTest(f"Slurm does not come up here: {error}\n{logs}") from error

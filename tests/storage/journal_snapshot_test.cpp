@@ -2,7 +2,9 @@
 #include <gmock/gmock.h>
 
 #include "journal_fixture.hpp"
+#include "storage/file.hpp"
 #include "storage/journal_line.hpp"
+#include "tests/support/watched_disk.hpp"
 #include "tests/support/writer_of.hpp"
 
 namespace hedgerow::storage {
@@ -51,10 +53,46 @@ TEST_F(JournalTest, WhatLiesBeforeTheSnapshotIsNotReadHoweverMuchItIs) {
   overwrite(1, segment.substr(0, end));
   fs::resize_file(layout_.journal_segment(1), end + kHole);
   append_text(1, segment.substr(end));
-  EXPECT_THAT(names(replay()), ElementsAre("after"));
-  EXPECT_THAT(replay().damage, IsEmpty());
+  std::size_t num_read = 0;
+  tests::WatchedDisk disk;
+  disk.after_read_part = [&](const fs::path&, std::size_t num_bytes) { num_read += num_bytes; };
+  const ReplayResult replayed = replay_journal(layout_, disk);
+  EXPECT_THAT(names(replayed), ElementsAre("after"));
+  EXPECT_THAT(replayed.damage, IsEmpty());
+  EXPECT_LT(num_read, 2U << 20) << "the first record, and what follows the snapshot";
   write_term("next", 1);
   EXPECT_THAT(names(replay()), ElementsAre("after", "next0"));
+}
+
+// Its state stands in the snapshot, so nothing is lost but what came after.
+TEST_F(JournalTest, ASegmentThatWasCutBeforeItsSnapshotsEndIsReportedAndTheRunGoesOn) {
+  for (const bool is_sealed : {false, true}) {
+    fs::remove_all(layout_.journal_directory());
+    {
+      Journal journal = start();
+      journal.append(named("before"));
+      journal.write_snapshot(tests::writer_of({{"folded", 1}}));
+      journal.append(named("after"));
+      journal.commit();
+    }
+    if (is_sealed) write_term("next", 1);
+    const std::uint64_t whole = fs::file_size(layout_.journal_segment(1));
+    constexpr std::uint64_t kLeft = 150;  // less than the first record and "before"
+    fs::resize_file(layout_.journal_segment(1), kLeft);
+    const ReplayResult replayed = replay();
+    ASSERT_TRUE(replayed.snapshot.has_value());
+    ASSERT_EQ(replayed.damage.size(), 1U);
+    EXPECT_THAT(replayed.damage[0].reason, HasSubstr("bytes at the end are missing"));
+    if (is_sealed) {
+      EXPECT_THAT(names(replayed), ElementsAre("next0"));
+      EXPECT_EQ(replayed.damage[0].reason,
+                std::to_string(whole - kLeft) + " bytes at the end are missing");
+    } else {
+      EXPECT_EQ(replayed.sizes.at(1), kLeft);
+    }
+    write_term("last", 1);
+    EXPECT_EQ(names(replay()).back(), "last0");
+  }
 }
 
 TEST_F(JournalTest, HistoryGoesBackBeyondEverySnapshot) {

@@ -27,6 +27,21 @@ TEST(Recipe, LettersBeyondAsciiStandInStringsAndCommentsAlone) {
   }
 }
 
+TEST(Recipe, ALetterBeyondAsciiBehindABackslashThatJoinsLinesIsNamed) {
+  const auto prompt = [](const std::string& text) {
+    return "[evaluate]\nprompts = [\"\"\"" + text + "\"\"\"]\n";
+  };
+  for (const char* joined :
+       {"a \\\n  \xCF\x88", "a \\  \n\n\xCF\x88", "\\\n \\\n\xCF\x88", "\\\\\\\n\xCF\x88"}) {
+    EXPECT_THAT(refusal_of(prompt(joined)), HasSubstr("recipe.toml:7: a letter beyond ASCII"));
+  }
+  for (const char* sound :
+       {"a \\\n  b\xCF\x88", "\xCF\x88 \\\n b", "\\\\\n\xCF\x88", "\\n\xCF\x88"}) {
+    const std::string recipe = std::string(kMinimal) + prompt(sound);
+    EXPECT_EQ(Recipe::parse(recipe, "r").evaluate.prompts.size(), 1U) << sound;
+  }
+}
+
 TEST(Recipe, AQuoteOrABracketInsideAWordIsNamed) {
   for (const char* wrong :
        {"bind = -7['caf\xC3\xA9']", "bind = .'caf\xC3\xA9'", "bind\" = 1", "a{b = 1"})

@@ -36,13 +36,13 @@ class Rule:
 
 RULES = {
     "kernels": Rule(("kernels/",), HDF5 + SOCKETS + MPI + ("nlohmann/", "toml++/"),
-                    ("hedgerow::storage", "hedgerow::wire", "hedgerow::coordinator", "hedgerow::worker")),
+                    ("hedgerow::storage", "hedgerow::wire", "hedgerow::state", "hedgerow::coordinator", "hedgerow::worker")),
     "storage": Rule(("storage/",), TORCH + CUDA + SOCKETS + MPI,
-                    ("hedgerow_torch", "hedgerow::kernels", "hedgerow::wire", "hedgerow::coordinator", "hedgerow::worker")),
+                    ("hedgerow_torch", "hedgerow::kernels", "hedgerow::wire", "hedgerow::state", "hedgerow::coordinator", "hedgerow::worker")),
     "coordinator/wire": Rule(("storage/", "coordinator/wire/"), TORCH + CUDA + MPI + HDF5, ()),
     "coordinator": Rule(("storage/", "coordinator/"), TORCH + CUDA + MPI + HDF5,
                         ("hedgerow_torch", "hedgerow::kernels", "hedgerow::worker")),
-    "worker": Rule(("kernels/", "storage/", "coordinator/wire/", "worker/"), (), ("hedgerow::coordinator",)),
+    "worker": Rule(("kernels/", "storage/", "coordinator/wire/", "worker/"), (), ("hedgerow::state", "hedgerow::coordinator")),
 }
 
 

@@ -12,7 +12,7 @@ namespace hedgerow::tests {
 
 class WatchedDisk final : public storage::Disk {
  public:
-  std::function<void(const std::filesystem::path&)> after_read_part;
+  std::function<void(const std::filesystem::path&, std::size_t num_bytes)> after_read_part;
 
   [[nodiscard]] bool exists(const std::filesystem::path& path) const override {
     return disk_.exists(path);
@@ -32,7 +32,7 @@ class WatchedDisk final : public storage::Disk {
                                       std::uint64_t offset,
                                       std::uint64_t max_bytes) const override {
     std::string part = disk_.read_part(path, offset, max_bytes);
-    if (after_read_part) after_read_part(path);
+    if (after_read_part) after_read_part(path, part.size());
     return part;
   }
   void verify(const std::filesystem::path& path, const storage::FileRecord& record) const override {
