@@ -128,12 +128,13 @@ class InTheMiddleOfAStage(unittest.TestCase):
         self.assertLess(measured["seconds_to_lease_returned"], LIMIT_S)
         self.assertEqual(measured.get("exit_code", INTERRUPTED), INTERRUPTED)
 
-    def check_pulled(self, stage: str, sizes: dict[str, object]) -> None:
-        """SIGTERM to the worker, as an array task gets it, and, once its successor computes, to the coordinator."""
+    def check_pulled(self, stage: str, sizes: dict[str, object], command: str = "serve", launcher: str = "") -> None:
+        """SIGTERM to the workers, as an array task gets it, and, once their successors compute, to the coordinator."""
         preempted = Preempted(self, stage, sizes)
-        preempted.wait_until_it_computes("hedgerow-worker", "serve")
-        self.check(preempted.signalled(preempted.job.named("hedgerow-worker", "serve")), "worker")
-        preempted.wait_until_it_computes("hedgerow-worker", "serve", granted=2)
+        preempted.wait_until_it_computes("hedgerow-worker", command)
+        pids = preempted.job.named("hedgerow-worker", command) + (preempted.job.named(launcher) if launcher else [])
+        self.check(preempted.signalled(pids), f"ranks and {launcher}" if launcher else "worker")
+        preempted.wait_until_it_computes("hedgerow-worker", command, granted=2)
         self.check(preempted.signalled([preempted.run.pid], exits=True), "coordinator")
 
     def test_a_capture_gives_its_lease_back_in_time(self) -> None:
@@ -150,12 +151,7 @@ class InTheMiddleOfAStage(unittest.TestCase):
 
     def test_a_finetune_stage_gives_its_lease_back_in_time(self) -> None:
         sizes = {"finetune.sequences_per_step": 32, "data.finetune.seq_len": 1024, "data.finetune.max_sequences": 68}
-        for whom, exits in (("ranks and mpirun", False), ("coordinator", True)):
-            with self.subTest(whom):
-                preempted = Preempted(self, "finetune", sizes)
-                preempted.wait_until_it_computes("hedgerow-worker", "finetune")
-                pids = [preempted.run.pid] if exits else preempted.job.named("mpirun") + preempted.job.named("hedgerow-worker", "finetune")
-                self.check(preempted.signalled(pids, exits), whom)
+        self.check_pulled("finetune", sizes, "finetune", "mpirun")
 
 
 if __name__ == "__main__":
