@@ -73,7 +73,7 @@ Geometry geometry_from_json(const json& in) {
     const std::optional<Subject> subject = subject_from_string(word);
     if (!subject) {
       throw Error(ErrorKind::kCorrupt,
-                  "journal: run_started evaluates '" + word.substr(0, 80) +
+                  "journal: a run that evaluates '" + word.substr(0, 80) +
                       "', expected lora, teacher or transfer");
     }
     g.evaluates.push_back(*subject);

@@ -18,7 +18,8 @@ class Mailbox {
   struct Incoming {
     std::string peer, frame;
   };
-  // nullopt after `patience`, or a little more, without a message. 0: looks only. A signal ends the wait early.
+  // nullopt after `patience`, or a little more, without a message; 0 looks only. A signal ends the
+  // wait early.
   [[nodiscard]] virtual std::optional<Incoming> receive(std::chrono::milliseconds patience) = 0;
   // False: the peer is gone or its queue is full; it asks again.
   virtual bool send(const std::string& peer, std::string_view frame) = 0;

@@ -1,7 +1,7 @@
 // A name of which there are few and which many records bear: a worker's, a device's. Each text is
-// kept once in the process and never freed: a run of weeks knows thousands, and with 100,000 tasks
-// their copies were a tenth of the coordinator's memory. The table is the process's and not a state's,
-// because states are copied and compared; nothing but the texts themselves depends on it. Any thread.
+// kept once in the process and never freed: a run of weeks knows thousands of names, and 100,000
+// tasks held copies of them. The table is the process's and not a state's, because states are
+// copied and compared; nothing but the texts themselves depends on it. Any thread.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // An optional value that most records are without: it lies elsewhere, so that those take a pointer
-// and not its size. Copied and compared as the value that it is; * and -> want one. A moved-from one
-// has none.
+// and not its size. Copied and compared as the value that it is; * and -> must not be asked without
+// one. A moved-from one has none.
 #pragma once
 
 #include <memory>

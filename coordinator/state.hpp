@@ -62,7 +62,7 @@ struct TaskRecord {
   return task.checkpoint ? task.checkpoint->step : 0;
 }
 
-// As TaskRecord keeps it: CBOR, a third of the value's size in memory; empty for null.
+// As TaskRecord keeps it: CBOR, because as values they take many times as much; empty for null.
 [[nodiscard]] std::string packed_result(const nlohmann::json& result);
 [[nodiscard]] nlohmann::json result_of(const TaskRecord& task);
 

@@ -56,8 +56,9 @@ struct ReplayResult {
 };
 
 // Reads the first record of each segment, for its seals, and then in term order what follows the
-// newest usable snapshot. What a stale coordinator appended to a sealed segment is ignored. Safe beside a running coordinator, whose
-// last record may then look torn. Throws kNotFound if there is no journal directory.
+// newest usable snapshot. What a stale coordinator appended to a sealed segment is ignored. Safe
+// beside a running coordinator, whose last record may then look torn. Throws kNotFound if there is
+// no journal directory.
 [[nodiscard]] ReplayResult replay_journal(const RunLayout& layout, const Disk& disk = os_disk());
 // The same from the first record on, snapshots aside: what happened, for people, where the state
 // alone does not tell. Segments are never deleted, so nothing is missing.

@@ -5,8 +5,12 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from processes import stat_of  # noqa: E402
 
 MAGIC = b"HGBEACN1"
 HEAD = struct.Struct("<8sIIQq48sII")  # magic, pid, changes, visits, step, place, armed, number of wishes
@@ -47,7 +51,7 @@ class Beacon:
         self.rank = int(environment.get("OMPI_COMM_WORLD_RANK", 0))
         verb = self.words[1] if len(self.words) > 1 else ""
         self.role = {"run": "coordinator", "serve": "worker", "finetune": "mpi rank"}.get(verb, "unknown")
-        self.parent = _stat(self.pid)[1]
+        self.parent = stat_of(self.pid).parent
         self.killed_from_outside = False
 
     def option(self, name: str) -> str:
@@ -69,7 +73,7 @@ class Beacon:
             struct.pack_into("<I", self._page, ARMED_AT, ASLEEP)
 
     def lives(self) -> bool:
-        return _stat(self.pid)[0] not in "ZX"
+        return stat_of(self.pid).state not in "ZX"
 
     def forget(self) -> None:
         self._page.close()
@@ -81,12 +85,3 @@ def _words(path: str) -> list[str]:
         return [os.fsdecode(word) for word in Path(path).read_bytes().split(b"\0")]
     except OSError:
         return []
-
-
-def _stat(pid: int) -> tuple[str, int]:
-    """State and parent of a process; X and 0 when it is gone."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return "X", 0
-    return fields[0], int(fields[1])

@@ -20,6 +20,7 @@ from typing import Callable, Iterator
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 import job  # noqa: E402
+from processes import stat_of  # noqa: E402
 
 RELEASE = os.environ.get("HEDGEROW_TEST_RELEASE") == "1"
 PARTIAL = 3
@@ -107,7 +108,7 @@ class Disturbed(job.Job):
 
     def stopped(self) -> list[int]:
         """Processes of this job that SIGSTOP holds."""
-        return [pid for pid in self.processes() if state_of(pid) == "T"]
+        return [pid for pid in self.processes() if stat_of(pid).state == "T"]
 
     def kill_all(self, process: subprocess.Popen) -> None:
         """As a machine that goes down: nobody has a last word."""
@@ -131,13 +132,6 @@ class Disturbed(job.Job):
 
 def seconds_of(at: str) -> float:
     return datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp()
-
-
-def state_of(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return ""
 
 
 def go_on(pids: list[int]) -> None:

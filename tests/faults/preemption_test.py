@@ -21,6 +21,7 @@ from typing import IO
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 import job  # noqa: E402
+from processes import stat_of  # noqa: E402
 
 LIMIT_S = 10
 COMPUTED_S = 3  # of processor time in the task before the signal comes: loading is over, and the forward under way
@@ -87,7 +88,7 @@ class Preempted:
         seen: dict[int, float] = {}  # by process, which may be another one by and by
 
         def has_computed() -> bool | None:
-            computed = {pid: processor_seconds(pid) for pid in self.job.named(*program)}
+            computed = {pid: stat_of(pid).processor_seconds for pid in self.job.named(*program)}
             return True if sum(now - seen.setdefault(pid, now) for pid, now in computed.items()) > COMPUTED_S else None
 
         job.wait_until(has_begun, self.run, PATIENCE_S)
@@ -111,14 +112,6 @@ class Preempted:
             measured |= {"seconds_to_exit": round(time.monotonic() - begun, 2), "exit_code": self.run.returncode}
         measured["ended_as"] = [event["type"] for event in self.events() if event["type"] in ("released", "failed")][-1]
         return measured
-
-
-def processor_seconds(pid: int) -> float:
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class InTheMiddleOfAStage(unittest.TestCase):

@@ -22,6 +22,9 @@ import sys
 import time
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+from processes import stat_of  # noqa: E402
+
 DEFAULT_SECONDS = 60
 SLOWEST_INPUT_S = 25  # of the clock: on two cores five targets take turns
 MEMORY_MIB = 2048
@@ -40,11 +43,6 @@ def numbers_of(log: str) -> dict[str, int]:
     return found
 
 
-def seconds_of_a_core(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
 def run(target: Path, corpus: Path, out: Path, seconds: int) -> dict[str, object]:
     name = target.name.removeprefix("fuzz_")
     fresh, crashes = out / "corpus" / name, out / "crashes" / name
@@ -61,7 +59,7 @@ def run(target: Path, corpus: Path, out: Path, seconds: int) -> dict[str, object
         try:
             while fuzzer.poll() is None and used < seconds:
                 time.sleep(LOOK_EVERY_S)
-                used = seconds_of_a_core(fuzzer.pid)
+                used = stat_of(fuzzer.pid).processor_seconds
         except BaseException:
             fuzzer.kill()
             raise
