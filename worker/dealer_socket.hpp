@@ -19,6 +19,12 @@ enum class HandshakeFailure {
   kClosed,      // several times without a reason, as a CURVE server does that has another key pair
 };
 
+// What each connection of a worker to its coordinator goes by, on `socket`, a DEALER of libzmq that
+// is not connected yet. Returns our public key, empty without keys. Throws kUnavailable.
+std::string configure_dealer(void* socket,
+                             const std::string& endpoint,
+                             const std::optional<wire::WorkerKeys>& keys);
+
 class DealerSocket {
  public:
   // Connects by CURVE if there are keys. Throws kUsage (no keys at all), kUnavailable.

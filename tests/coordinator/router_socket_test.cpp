@@ -6,9 +6,13 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 #include <unistd.h>
+#include <zmq.h>
 
+#include <array>
+#include <cstring>
 #include <map>
 #include <set>
+#include <vector>
 
 #include "coordinator/binding.hpp"
 #include "coordinator/key_maker.hpp"
@@ -23,7 +27,11 @@ namespace hedgerow::coordinator {
 namespace {
 
 using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::Each;
+using ::testing::Ge;
 using ::testing::HasSubstr;
+using ::testing::Lt;
 using worker::DealerSocket;
 using worker::HandshakeFailure;
 
@@ -291,6 +299,31 @@ TEST_F(Router, KeepsAConnectionThatOwesAnAnswer) {
     })) << i;
   }
   EXPECT_EQ(peers.size(), 1U);
+}
+
+// libzmq tells how long it will wait, so that nobody has to measure it.
+TEST(Dealer, TriesMoreAndMoreSeldomWhileNobodyIsThere) {
+  std::vector<std::uint32_t> waits;  // milliseconds
+  void* const context = zmq_ctx_new();
+  void* const dealer = zmq_socket(context, ZMQ_DEALER);
+  void* const monitor = zmq_socket(context, ZMQ_PAIR);
+  const std::string nobody = "tcp://127.0.0.1:1";
+  worker::configure_dealer(dealer, nobody, std::nullopt);
+  ASSERT_EQ(zmq_socket_monitor(dealer, "inproc://monitor", ZMQ_EVENT_CONNECT_RETRIED), 0);
+  ASSERT_EQ(zmq_connect(monitor, "inproc://monitor"), 0);
+  ASSERT_EQ(zmq_connect(dealer, nobody.c_str()), 0);
+  while (waits.size() < 4) {
+    std::array<char, 64> event{};  // a 16-bit number and its 32-bit value; then the address
+    ASSERT_EQ(zmq_recv(monitor, event.data(), event.size(), 0), 6);
+    std::memcpy(&waits.emplace_back(), event.data() + 2, sizeof(std::uint32_t));
+    ASSERT_GT(zmq_recv(monitor, event.data(), event.size(), 0), 0);
+  }
+  EXPECT_LT(waits[0], 500U);
+  EXPECT_THAT(waits[1], AllOf(Ge(500U), Lt(1000U)));
+  EXPECT_THAT(std::vector(waits.begin() + 2, waits.end()), Each(AllOf(Ge(1000U), Lt(1500U))));
+  zmq_close(monitor);
+  zmq_close(dealer);
+  zmq_ctx_term(context);
 }
 
 }  // namespace

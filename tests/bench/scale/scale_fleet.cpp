@@ -18,6 +18,7 @@
 #include "tests/bench/scale/scale_run.hpp"
 #include "worker/coordinator_link.hpp"
 #include "worker/coordinator_session.hpp"
+#include "worker/dealer_socket.hpp"
 
 namespace hedgerow::bench {
 namespace {
@@ -114,16 +115,7 @@ class Fleet {
         worker::SessionOptions{.hello = hello, .endpoint = current_endpoint(now)}, now);
     member.socket = zmq_socket(context_, ZMQ_DEALER);
     if (member.socket == nullptr) check(-1, "zmq_socket");
-    const int none = 0;
-    check(zmq_setsockopt(member.socket, ZMQ_LINGER, &none, sizeof none), "ZMQ_LINGER");
-    if (keys_) {
-      const auto set = [&](int option, const std::string& key) {
-        check(zmq_setsockopt(member.socket, option, key.data(), key.size()), "ZMQ_CURVE");
-      };
-      set(ZMQ_CURVE_SERVERKEY, keys_->server_key);
-      set(ZMQ_CURVE_SECRETKEY, keys_->secret_key);
-      set(ZMQ_CURVE_PUBLICKEY, wire::public_key_of(keys_->secret_key));
-    }
+    worker::configure_dealer(member.socket, current_endpoint(now), keys_);
     int descriptor = -1;
     std::size_t size = sizeof descriptor;
     check(zmq_getsockopt(member.socket, ZMQ_FD, &descriptor, &size), "ZMQ_FD");
