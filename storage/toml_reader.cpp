@@ -72,18 +72,38 @@ bool joins_beyond_ascii(std::string_view quoted) {
   return false;
 }
 
+// Where a = may stand: one in a line, or in a part of a table in braces.
+class Equals {
+ public:
+  // A character outside strings and comments. False: a = stands behind another.
+  bool take(char c) {
+    const bool in_table = !open_.empty() && open_.back() == '{';
+    if (c == '=') return !std::exchange(seen_, true);
+    if (c == '[' || c == '{') open_ += c;
+    if ((c == ']' || c == '}') && !open_.empty()) open_.pop_back();
+    if (c == '{' || (c == ',' && in_table) || (c == '\n' && open_.empty())) seen_ = false;
+    if (c == '}') seen_ = true;  // that which the table is the value of
+    return true;
+  }
+
+ private:
+  std::string open_;
+  bool seen_ = false;
+};
+
 // What toml++ 3.3 cannot take. Letters beyond ASCII: TOML has them in strings and comments alone,
 // and some of them it takes elsewhere for what cannot be; most often they are quotes or spaces of a
 // word processor. The same letters where it looks for the spaces that a backslash joins. Quotes and
-// brackets inside a word, because there it sees no string begin where we do. Keys of many parts:
-// tables in tables, which it walks by recursion until the stack ends; its own limit counts
-// brackets.
+// brackets inside a word, and a = behind a value, because there it sees no string begin where we
+// do. Keys of many parts: tables in tables, which it walks by recursion until the stack ends; its
+// own limit counts brackets.
 void refuse_what_breaks_the_parser(std::string_view text, const std::string& name) {
   constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
   constexpr std::string_view kBetweenWords = " \t\r\n=,[]{}#\"'";
   constexpr int kMaxDots = 16;  // outside strings on a line; our longest key has 2
   int line = 1, dots = 0;
   bool in_word = false;
+  Equals equals;
   const auto refuse = [&](const std::string& what) {
     throw Error(ErrorKind::kUsage, name + ":" + std::to_string(line) + ": " + what);
   };
@@ -101,6 +121,8 @@ void refuse_what_breaks_the_parser(std::string_view text, const std::string& nam
       next = std::min(text.find('\n', at), text.size());
     } else if (static_cast<unsigned char>(text[at]) >= 0x80) {
       refuse("a letter, a space or quotes beyond ASCII stand outside a string; write \"...\"");
+    } else if (!equals.take(text[at])) {
+      refuse("a second = in one line; a text stands in quotes, and a list ends with a bracket");
     } else if (text[at] == '.' && ++dots > kMaxDots) {
       refuse("more than " + std::to_string(kMaxDots) +
              " points on a line; no key has so many parts");
@@ -108,7 +130,10 @@ void refuse_what_breaks_the_parser(std::string_view text, const std::string& nam
     in_word = kBetweenWords.find(text[at]) == std::string_view::npos;
     const auto begin = text.begin() + static_cast<std::ptrdiff_t>(at);
     const auto lines = std::count(begin, text.begin() + static_cast<std::ptrdiff_t>(next), '\n');
-    if (lines > 0) dots = 0;
+    if (lines > 0) {
+      dots = 0;
+      equals.take('\n');
+    }
     line += static_cast<int>(lines);
     at = next;
   }

@@ -49,6 +49,25 @@ TEST(Recipe, AQuoteOrABracketInsideAWordIsNamed) {
                 ::testing::ContainsRegex("recipe.toml:7: a .*stands inside a word"));
 }
 
+TEST(Recipe, ASecondEqualsSignBehindAValueIsNamed) {
+  for (const char* wrong : {"prompts = -e=[\"caf\xC3\xA9\"]",
+                            "prompts = [1, -e=[\"caf\xC3\xA9\"]]",
+                            "prompts = [{a = 1, b = -e=[\"caf\xC3\xA9\"]}]",
+                            "prompts = [{a = 1}, -e=[\"caf\xC3\xA9\"]]",
+                            "prompts = [{a = 1, b = 2}=\"caf\xC3\xA9\"]"}) {
+    EXPECT_THAT(refusal_of("[evaluate]\n" + std::string(wrong) + "\n"),
+                HasSubstr("recipe.toml:7: a second = in one line"));
+  }
+  const std::string fine =
+      std::string(kMinimal) +
+      "[evaluate]\nprompts = [ # = =\n  \"a = b\", 'c = d', \"\"\"e\n= =\"\"\",\n]"
+      "\nmax_sequences = 3\n";
+  EXPECT_EQ(Recipe::parse(fine, "r").evaluate.prompts.size(), 3U);
+  EXPECT_THAT(refusal_of("[evaluate]\nprompts = [{a = 1, b = {c = 2, d = 3}, e = 4}]\n"),
+              ::testing::Not(HasSubstr("second =")))
+      << "tables in braces have one each";
+}
+
 TEST(Recipe, KeysOfManyPartsAreRefusedInsteadOfEndingTheStack) {
   std::string parts = "a";
   for (int i = 0; i < 300'000; ++i) parts += ".a";
