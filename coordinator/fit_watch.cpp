@@ -7,6 +7,11 @@
 namespace hedgerow::coordinator {
 namespace {
 
+constexpr const char* kNobodyIsThere =
+    "waits for a worker, and none is connected; 'hedgerow worker --run DIR' on any machine that "
+    "sees "
+    "the run directory joins";
+
 std::string mib(std::uint64_t bytes) { return std::to_string((bytes + (1U << 20) - 1) >> 20); }
 
 }  // namespace
@@ -27,13 +32,21 @@ std::vector<TaskId> FitWatch::look(const State& state,
   std::map<TaskId, TimePoint> since;
   shown_.clear();
   std::vector<TaskId> given_up;
-  for (const Misfit& misfit : misfits(state, connected, needs_)) {
-    const auto before = since_.find(misfit.task);
+  const auto has_waited = [&](const TaskId& id) {
+    const auto before = since_.find(id);
     const TimePoint begin = before == since_.end() ? now : before->second;
-    since[misfit.task] = begin;
-    if (now - begin < kFitPatience) continue;
+    since[id] = begin;
+    return now - begin >= kFitPatience;
+  };
+  for (const Misfit& misfit : misfits(state, connected, needs_)) {
+    if (!has_waited(misfit.task)) continue;
     shown_[misfit.task] = describe(misfit);
     if (nobody_else_comes(connected)) given_up.push_back(misfit.task);
+  }
+  if (connected.empty() && own_workers_.empty()) {
+    const std::set<TaskId>& ready = state.index.ready;
+    const auto first = std::find_if(ready.begin(), ready.end(), is_pulled);
+    if (first != ready.end() && has_waited(*first)) shown_[*first] = kNobodyIsThere;
   }
   since_ = std::move(since);
   return given_up;

@@ -1,7 +1,8 @@
 // Tasks that wait because no worker has the memory for them. A worker with more may still come, so
 // they are shown first, with the arithmetic; where the run has only the workers that it started
-// itself, none will, and they are given up: the rest of the run finishes and is partial. Time comes
-// in by arguments; called by the dispatcher.
+// itself, none will, and they are given up: the rest of the run finishes and is partial. Where it
+// starts none and none is there, that is shown of the first task. Time comes in by arguments;
+// called by the dispatcher.
 #pragma once
 
 #include <map>

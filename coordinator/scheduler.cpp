@@ -9,11 +9,6 @@
 namespace hedgerow::coordinator {
 namespace {
 
-// By a worker; mpirun places the ranks of finetune, and the coordinator assembles.
-bool is_pulled(const TaskId& id) {
-  return id.stage != Stage::kAssemble && id.stage != Stage::kFinetune;
-}
-
 bool fits(const WorkerView& worker, const TaskId& id, const MemoryNeeds& needs) {
   return worker.memory_bytes == 0 || need_of(id, needs) <= worker.memory_bytes;
 }
@@ -133,6 +128,10 @@ bool anything_to_grant(const State& state, const KeepBoundaries& keep) {
   return std::any_of(ready.begin(), ready.end(), [last_block](const TaskId& id) {
     return id.stage != Stage::kCapture || id.block <= last_block;
   });
+}
+
+bool is_pulled(const TaskId& id) {
+  return id.stage != Stage::kAssemble && id.stage != Stage::kFinetune;
 }
 
 std::vector<Misfit> misfits(const State& state,

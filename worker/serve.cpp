@@ -48,23 +48,23 @@ const char* name_of(wire::TaskKind kind) {
   return "finetune";
 }
 
-// One line of this worker's log. `hedgerow logs --block N` finds it by "token N:".
-void log_line(const wire::Task& task, const std::string& text) {
+// One line of this worker's log.
+void log_line(const std::string& text) {
   std::array<char, 32> at{};
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
   ::gmtime_r(&now, &utc);
   std::strftime(at.data(), at.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
+  std::fprintf(stderr, "%s %s\n", at.data(), text.c_str());
+}
+
+// `hedgerow logs --block N` finds it by "token N:".
+void log_line(const wire::Task& task, const std::string& text) {
   const std::string subject = task.block >= 0        ? " block " + std::to_string(task.block)
                               : task.subject.empty() ? ""
                                                      : " " + task.subject;
-  std::fprintf(stderr,
-               "%s %s%s, token %llu: %s\n",
-               at.data(),
-               name_of(task.kind),
-               subject.c_str(),
-               static_cast<unsigned long long>(task.fencing_token),
-               text.c_str());
+  log_line(name_of(task.kind) + subject + ", token " + std::to_string(task.fencing_token) + ": " +
+           text);
 }
 
 TaskResult run_task(RunContext& run, TaskContext& context, const wire::Task& task) {
@@ -186,7 +186,9 @@ storage::ExitCode serve(const ServeOptions& options) {
   };
   while (const std::optional<wire::Task> task = client.next_task(held_block()))
     execute(run, client, *task);
-  return client.run_is_over() ? storage::ExitCode::kOk : storage::ExitCode::kInterrupted;
+  if (client.run_is_over()) return storage::ExitCode::kOk;
+  log_line("leaves, and may come again: " + client.stop_reason());
+  return storage::ExitCode::kInterrupted;
 }
 
 }  // namespace hedgerow::worker

@@ -26,7 +26,6 @@ using storage::ErrorKind;
 
 constexpr std::size_t kStderrTail = 4096;
 constexpr int kPollMilliseconds = 100;
-constexpr std::chrono::seconds kPatience{10};  // between SIGTERM and SIGKILL
 constexpr int kCannotExecute = 127;
 
 struct Pipe {
@@ -73,18 +72,14 @@ std::vector<std::string> environment_for(const ChildCommand& command) {
 
 // Between fork and exec: only async-signal-safe calls, because another thread may have held a lock
 // when the process was copied. So `arguments` and `environment` come ready for exec.
-[[noreturn]] void execute(char* const* arguments,
-                          char* const* environment,
-                          pid_t parent,
-                          Pipe& in,
-                          Pipe& out,
-                          Pipe& err) {
+[[noreturn]] void execute(
+    char* const* arguments, char* const* environment, pid_t parent, int in, int out, int err) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   if (getppid() != parent) _exit(kCannotExecute);
-  dup2(in.read_end, STDIN_FILENO);
-  dup2(out.write_end, STDOUT_FILENO);
-  dup2(err.write_end, STDERR_FILENO);
+  dup2(in, STDIN_FILENO);
+  dup2(out, STDOUT_FILENO);
+  dup2(err, STDERR_FILENO);
   execvpe(arguments[0], arguments, environment);
   const char* reason = std::strerror(errno);
   [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, reason, std::strlen(reason));
@@ -104,7 +99,11 @@ class Conversation {
     const pid_t parent = getpid();
     pid_ = fork();
     if (pid_ < 0) throw storage::system_error("start", command.arguments[0], errno);
-    if (pid_ == 0) execute(arguments.data(), environment.data(), parent, in_, out_, err_);
+    if (pid_ == 0) {
+      const int out = command.speaks_itself ? STDOUT_FILENO : out_.write_end;
+      const int err = command.speaks_itself ? STDERR_FILENO : err_.write_end;
+      execute(arguments.data(), environment.data(), parent, in_.read_end, out, err);
+    }
     setpgid(pid_, pid_);
     Pipe::close_end(in_.read_end);
     Pipe::close_end(out_.write_end);
@@ -135,7 +134,7 @@ class Conversation {
     int status = 0;
     while (waitpid(pid_, &status, WNOHANG) == 0) {
       stop_if_interrupted();
-      poll(nullptr, 0, kPollMilliseconds / 10);
+      poll(nullptr, 0, command_.speaks_itself ? kPollMilliseconds : kPollMilliseconds / 10);
     }
     pid_ = -1;
     result_.exit_code = WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
@@ -150,7 +149,7 @@ class Conversation {
       (is_interrupted() ? result_.was_interrupted : result_.timed_out) = true;
       asked_to_stop_at_ = Clock::now();
       kill(-pid_, SIGTERM);
-    } else if (num_interrupts() > 1 || Clock::now() - *asked_to_stop_at_ > kPatience) {
+    } else if (num_interrupts() > 1 || Clock::now() - *asked_to_stop_at_ > command_.patience) {
       kill(-pid_, SIGKILL);
     }
   }

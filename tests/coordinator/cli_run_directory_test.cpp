@@ -8,6 +8,7 @@
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/checkpoint.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
+#include "tests/coordinator/cli_shell_program.hpp"
 #include "tests/coordinator/cli_small_run.hpp"
 #include "tests/coordinator/state_fixture.hpp"
 
@@ -170,7 +171,7 @@ TEST_F(RunDirectory, LogsOfABlockAreTheLinesAboutIt) {
             "worker-node-0: transfer block 5, token 22: begins\n"
             "worker-node-1: transfer block 1, token 3: begins\n");
   const Answer mistyped = run_here({"logs", "nod-1"});
-  EXPECT_EQ(mistyped.code, 1);
+  EXPECT_EQ(mistyped.code, 2);
   EXPECT_NE(mistyped.err.find(", did you mean 'node-1'?; there are node-0, node-1\n"),
             std::string::npos)
       << mistyped.err;
@@ -260,7 +261,7 @@ TEST_F(RunDirectory, StopEndsWhatADeadCoordinatorLeftBehindAndStatusSaysThatItIs
                                 .started_at = "",
                                 .beat = 0,
                                 .children = {{"mpi", 0, 5, orphan.id()}}});
-  EXPECT_NE(run_here({"status"}).out.find("1 of its processes on"), std::string::npos)
+  EXPECT_NE(run_here({"status"}).out.find("1 of its processes there goes on"), std::string::npos)
       << run_here({"status"}).out;
   FakeConsole console;
   console.on_wait = [&] { std::ignore = orphan.poll(); };  // reaps it
@@ -316,6 +317,28 @@ TEST_F(WaitingWorker, JoinsOnceACoordinatorHasRoomAndNotWhileTheFinetuneStageHas
   EXPECT_EQ(find_opening(run_.layout).kind, Opening::Kind::kWelcome);
   EXPECT_NE(answer.err.find("no-such-worker"), std::string::npos) << "it came to starting one\n"
                                                                   << answer.err;
+}
+
+TEST_F(WaitingWorker, ThatStaysComesAgainUntilTheRunIsOverOrSomebodyStopsIt) {
+  coordinate();
+  publish("running");
+  FakeConsole console;
+  console.variables["HEDGEROW_WORKER"] = (run_.scratch / "worker").string();
+  const fs::path notes = run_.scratch / "notes";
+  const std::string note = "echo joined >> " + notes.string() + "; ";
+  const std::vector<std::string> line{"worker", "--wait", "120", "--stay"};
+  write_program(run_.scratch / "worker",
+                note + "[ $(wc -l < " + notes.string() + ") -lt 3 ] && exit 4; exit 0");
+  EXPECT_EQ(run_here(line, console).code, 0);
+  EXPECT_EQ(text_of(notes), "joined\njoined\njoined\n");
+
+  fs::remove(notes);
+  write_program(run_.scratch / "worker", note + "kill -TERM $PPID; exec sleep 100");
+  EXPECT_EQ(run_here(line, console).code, 4);
+  write_program(run_.scratch / "worker", note + "exit 2");
+  EXPECT_EQ(run_here(line, console).code, 2) << "the same again would end the same";
+  EXPECT_EQ(text_of(notes), "joined\njoined\n");
+  EXPECT_EQ(run_here({"worker", "--stay"}, console).code, 2) << "for how long?";
 }
 
 TEST_F(WaitingWorker, EndsWellWhenTheRunIsOverAndSaysWhenNobodyCame) {

@@ -68,6 +68,16 @@ TEST_F(FitWatchTest, WithoutAnyWorkerNothingIsSaidOfMemory) {
   EXPECT_THAT(watch_.shown(), IsEmpty());
 }
 
+TEST_F(FitWatchTest, ARunThatStartsNoWorkersSaysThatNoneIsThere) {
+  FitWatch open(kNeeds, {});
+  static_cast<void>(open.look(state_, {}, TimePoint{}));
+  EXPECT_THAT(open.shown(), IsEmpty()) << "they may be on their way";
+  EXPECT_THAT(open.look(state_, {}, TimePoint{} + kFitPatience), IsEmpty());
+  EXPECT_THAT(open.warnings(), ElementsAre(HasSubstr("none is connected; 'hedgerow worker")));
+  static_cast<void>(open.look(state_, {large_}, TimePoint{} + 2 * kFitPatience));
+  EXPECT_THAT(open.shown(), IsEmpty()) << "one came";
+}
+
 class FitAtTheDesk : public RunFixture {};
 
 // What a resume on a smaller machine once did: wait for ever, without a word.

@@ -169,7 +169,8 @@ class Steps(unittest.TestCase):
         other.stdout.close()
         self.sh(keys)
         self.sh(block_with("deploy/README.md", "hedgerow init")[4])
-        self.small_recipe({"local": "0", "bind": '"*"', "port": "0", "advertise": '"127.0.0.1"'})
+        # With a finetune stage, for which the worker leaves and behind which it is wanted again.
+        self.small_recipe({"local": "0", "bind": '"*"', "port": "0", "advertise": '"127.0.0.1"', "enabled": "true"})
         processes = [start(worker), start(run)]  # in no order
         deadline = time.monotonic() + 240
         try:

@@ -131,7 +131,9 @@ ExitCode run_logs(const LogsOptions& options, Terminal& terminal) {
   if (!options.worker.empty()) filter.workers = {options.worker};
   const std::vector<fs::path> files = log_files(layout, filter.workers);
   if (files.empty()) {
-    throw storage::Error(storage::ErrorKind::kNotFound, no_log(layout, filter.workers));
+    using storage::ErrorKind;
+    throw storage::Error(options.worker.empty() ? ErrorKind::kNotFound : ErrorKind::kUsage,
+                         no_log(layout, filter.workers));
   }
   std::vector<Tail> tails;
   for (const fs::path& file : files) tails.emplace_back(file, files.size() > 1);

@@ -19,19 +19,21 @@ struct WorkerOptions {
   std::string run, connect, key;
   int threads = 0;
   int wait_seconds = 0;
+  bool stays = false;
 };
 
 constexpr std::chrono::seconds kLookEvery{2};
+// A step in hand, its checkpoint and the coordinator's answer; then a worker is killed.
+constexpr std::chrono::seconds kWorkerPatience{60};
 
 enum class Waited { kWelcome, kOver, kInterrupted };
 
-// Until a coordinator has room for workers, or the run is over. Throws kUnavailable when the time
-// is.
+// Until a coordinator has room for workers, or the run is over; within an InterruptScope. Throws
+// kUnavailable when the time is.
 Waited wait_for_opening(const WorkerOptions& options,
                         const storage::RunLayout& layout,
                         std::string& endpoint,
                         Terminal& terminal) {
-  const InterruptScope interrupts;
   const auto end = terminal.console().now() + std::chrono::seconds(options.wait_seconds);
   for (bool is_first = true;; is_first = false) {
     const Opening opening = find_opening(layout);
@@ -50,19 +52,77 @@ Waited wait_for_opening(const WorkerOptions& options,
   }
 }
 
+std::vector<std::string> serve_arguments(const WorkerOptions& options,
+                                         const storage::RunLayout& layout,
+                                         const std::string& endpoint,
+                                         Terminal& terminal) {
+  const int threads = options.threads > 0 ? options.threads
+                                          : storage::Recipe::load(layout.recipe()).workers.threads;
+  std::vector<std::string> arguments{
+      worker_binary(terminal.console()), "serve", "--run", options.run, "--connect", endpoint};
+  if (!options.key.empty()) arguments.insert(arguments.end(), {"--key", options.key});
+  if (threads > 0) arguments.insert(arguments.end(), {"--threads", std::to_string(threads)});
+  return arguments;
+}
+
+void say_joining(const WorkerOptions& options, const std::string& endpoint, Terminal& terminal) {
+  terminal.say("joining " + endpoint);
+  terminal.print_json({{"run", options.run}, {"endpoint", endpoint}});
+}
+
+ExitCode say_over(const WorkerOptions& options, Terminal& terminal) {
+  terminal.say(options.run + " is over: no worker is wanted");
+  terminal.print_json({{"run", options.run}, {"endpoint", nullptr}});
+  return ExitCode::kOk;
+}
+
+// Joins whenever there is room, until the run is over. A process of its own for each time, so that
+// nothing of it is left in memory and on the GPU while the finetune stage has the machine.
+ExitCode stay(const WorkerOptions& options, const storage::RunLayout& layout, Terminal& terminal) {
+  const InterruptScope interrupts;
+  for (;;) {
+    std::string endpoint;
+    switch (wait_for_opening(options, layout, endpoint, terminal)) {
+      case Waited::kInterrupted:
+        return ExitCode::kInterrupted;
+      case Waited::kOver:
+        return say_over(options, terminal);
+      case Waited::kWelcome:
+        break;
+    }
+    say_joining(options, endpoint, terminal);
+    const ChildResult worker =
+        run_child({.arguments = serve_arguments(options, layout, endpoint, terminal),
+                   .patience = kWorkerPatience,
+                   .speaks_itself = true},
+                  terminal,
+                  [](std::string_view /*line*/) {});
+    if (worker.was_interrupted) return ExitCode::kInterrupted;
+    if (worker.exit_code > 128) {
+      throw storage::Error(
+          storage::ErrorKind::kInternal,
+          "the worker was killed by signal " + std::to_string(worker.exit_code - 128));
+    }
+    const auto code = static_cast<ExitCode>(worker.exit_code);
+    if (code != ExitCode::kInterrupted) return code;  // it has said why
+  }
+}
+
 ExitCode run_worker(const WorkerOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
   std::string endpoint = options.connect;
   require(endpoint.empty() || (endpoint.starts_with("tcp://") && wire::port_of(endpoint) > 0),
           "--connect " + endpoint + ": no address of a coordinator; expected tcp://HOST:PORT");
+  require(!options.stays || (options.wait_seconds > 0 && endpoint.empty()),
+          "--stay needs --wait SECONDS, and goes without --connect: it looks for the coordinator");
+  if (options.stays) return stay(options, layout, terminal);
   if (options.wait_seconds > 0 && endpoint.empty()) {
+    const InterruptScope interrupts;
     switch (wait_for_opening(options, layout, endpoint, terminal)) {
       case Waited::kInterrupted:
         return ExitCode::kInterrupted;
       case Waited::kOver:
-        terminal.say(options.run + " is over: no worker is wanted");
-        terminal.print_json({{"run", options.run}, {"endpoint", nullptr}});
-        return ExitCode::kOk;
+        return say_over(options, terminal);
       case Waited::kWelcome:
         break;
     }
@@ -75,14 +135,8 @@ ExitCode run_worker(const WorkerOptions& options, Terminal& terminal) {
                 options.run + "', name it with --connect tcp://HOST:PORT, or --wait for it");
     endpoint = status.endpoint;
   }
-  const int threads = options.threads > 0 ? options.threads
-                                          : storage::Recipe::load(layout.recipe()).workers.threads;
-  std::vector<std::string> arguments{
-      worker_binary(terminal.console()), "serve", "--run", options.run, "--connect", endpoint};
-  if (!options.key.empty()) arguments.insert(arguments.end(), {"--key", options.key});
-  if (threads > 0) arguments.insert(arguments.end(), {"--threads", std::to_string(threads)});
-  terminal.say("joining " + endpoint);
-  terminal.print_json({{"run", options.run}, {"endpoint", endpoint}});
+  const std::vector<std::string> arguments = serve_arguments(options, layout, endpoint, terminal);
+  say_joining(options, endpoint, terminal);
   become(arguments);
 }
 
@@ -106,6 +160,9 @@ RunCommand declare_worker(CLI::App& app) {
          "the run")
       ->type_name("SECONDS")
       ->check(CLI::Range(0, 31536000).description(""));
+  app.add_flag("--stay",
+               options->stays,
+               "wait again whenever the run had no room for a while, as during its finetune stage");
   return [options](Terminal& terminal) {
     if (options->wait_seconds == 0) options->run = run_or_here(options->run);
     require(!options->run.empty(), "missing: --run DIR (the run directory)");
