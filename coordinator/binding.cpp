@@ -61,16 +61,15 @@ bool is_loopback(const std::string& bind) {
 
 std::optional<std::string> missing_keys(const std::string& bind,
                                         bool has_keys,
-                                        const storage::RunLayout& layout) {
+                                        const std::string& run) {
   if (has_keys || is_loopback(bind)) return std::nullopt;
-  const std::string run = layout.root().string();
   return "workers.bind = \"" + bind + "\" lets other hosts connect, and " + run +
          " has no keys to tell its workers from strangers; make them with 'hedgerow keygen --run " +
          run + "', or bind 127.0.0.1";
 }
 
 void require_keys_for(const std::string& bind, bool has_keys, const storage::RunLayout& layout) {
-  if (const auto problem = missing_keys(bind, has_keys, layout))
+  if (const auto problem = missing_keys(bind, has_keys, layout.root().string()))
     throw Error(ErrorKind::kUsage, *problem);
 }
 

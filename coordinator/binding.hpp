@@ -15,10 +15,10 @@ namespace hedgerow::coordinator {
 [[nodiscard]] bool is_loopback(const std::string& bind);
 
 // What to say if other hosts would reach the coordinator and `has_keys` is false: whoever connects
-// could take and give tasks. nullopt: nothing is missing.
+// could take and give tasks. `run`: as the user names its directory. nullopt: nothing is missing.
 [[nodiscard]] std::optional<std::string> missing_keys(const std::string& bind,
                                                       bool has_keys,
-                                                      const storage::RunLayout& layout);
+                                                      const std::string& run);
 // Throws that as kUsage.
 void require_keys_for(const std::string& bind, bool has_keys, const storage::RunLayout& layout);
 

@@ -145,7 +145,7 @@ void Dispatcher::fail_token(std::uint64_t token, ErrorKind kind, const std::stri
   if (state_.holder(token) == nullptr) return;
   const std::optional<LostSteps> lost = close_attempt(token, leases_.progress(token));
   if (reaction_to(kind) == Reaction::kForget) {
-    record(TaskReleased{token, message});
+    record(TaskReleased{token, message, lost});
     return;
   }
   record(TaskFailed{token, kind, message, lost});

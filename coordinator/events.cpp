@@ -68,7 +68,9 @@ json body(const TaskFailed& e) {
   return with_loss(
       {{"token", e.token}, {"kind", storage::to_string(e.kind)}, {"message", e.message}}, e.lost);
 }
-json body(const TaskReleased& e) { return {{"token", e.token}, {"reason", e.reason}}; }
+json body(const TaskReleased& e) {
+  return with_loss({{"token", e.token}, {"reason", e.reason}}, e.lost);
+}
 json body(const LeaseRevoked& e) {
   json out = {{"token", e.token}, {"reason", e.reason}};
   if (e.expired) out["expired"] = true;
@@ -142,7 +144,7 @@ TaskFailed parse(const json& b) {
 }
 template <>
 TaskReleased parse(const json& b) {
-  return {uint_field(b, "token"), string_field(b, "reason")};
+  return {uint_field(b, "token"), string_field(b, "reason"), loss_field(b)};
 }
 template <>
 LeaseRevoked parse(const json& b) {

@@ -68,6 +68,7 @@ struct TaskFailed {
 struct TaskReleased {
   std::uint64_t token = 0;
   std::string reason;
+  std::optional<LostSteps> lost{};  // its holder was killed: the run was to end at once
 };
 struct LeaseRevoked {
   std::uint64_t token = 0;

@@ -24,7 +24,9 @@ struct Describer {
     return "failed (" + std::string(storage::to_string(e.kind)) + "): " + e.message +
            loss_text(e.lost);
   }
-  std::string operator()(const TaskReleased& e) const { return "released: " + e.reason; }
+  std::string operator()(const TaskReleased& e) const {
+    return "released: " + e.reason + loss_text(e.lost);
+  }
   std::string operator()(const LeaseRevoked& e) const {
     return "lease revoked: " + e.reason + loss_text(e.lost);
   }

@@ -129,12 +129,27 @@ CoordinatorConfig coordinator_config(const RunParts& run) {
           .finetune_elsewhere = starts_elsewhere(recipe.finetune)};
 }
 
+void say_takeover(const wire::CoordinatorFile& previous, const RunOptions& options) {
+  const std::size_t count = wire::orphans_of(previous).size();
+  if (count == 0 || !options.say) return;
+  options.say("taking over " + std::to_string(count) + (count == 1 ? " process" : " processes") +
+              " of the coordinator that is gone (pid " + std::to_string(previous.process.pid) +
+              ")");
+}
+
 }  // namespace
 
 RunOutcome run(const RunOptions& options, RunObserver& observer) {
   const storage::RunLayout layout(fs::absolute(options.run_directory));
   const std::optional<wire::CoordinatorFile> previous =
       refuse_if_held(layout, {options.say}, options.leftovers).coordinator;
+  storage::ReplayResult replayed = replay_if_any(layout);
+  FoldedRun folded = fold(replayed);
+  if (phase_of(folded.state) == RunPhase::kDone) {  // whatever became of its model since
+    RunOutcome done{storage::ExitCode::kOk, "done already", read_status(layout)};
+    observer.on_status(done.status);
+    return done;
+  }
   const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
   std::optional<wire::CoordinatorKeys> keys = wire::read_coordinator_keys(layout);
   require_keys_for(recipe.workers.bind, keys.has_value(), layout);
@@ -144,8 +159,6 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   const PlanTokens tokens = read_plan_tokens(layout, model.config().vocab_size);
   const Plan plan = make_plan(
       recipe, model.config(), tokens, limits_of_this_machine(layout.root(), local_workers));
-  storage::ReplayResult replayed = replay_if_any(layout);
-  FoldedRun folded = fold(replayed);
   const Geometry geometry = geometry_of(plan, recipe);
   const RunInputs inputs = inputs_of(layout, model);
   if (!folded.state.geometry) {
@@ -154,11 +167,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
     check_same_shape(*folded.state.geometry, geometry);
     check_same_inputs(folded.state.inputs, inputs, layout, model.path());
   }
-  if (phase_of(folded.state) == RunPhase::kDone) {
-    RunOutcome done{storage::ExitCode::kOk, "done already", read_status(layout)};
-    observer.on_status(done.status);
-    return done;
-  }
+  if (previous) say_takeover(*previous, options);
   storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
   CoordinatorConfig config =
       coordinator_config({options, layout, replayed, recipe, plan, local_workers});

@@ -101,9 +101,12 @@ struct Applier {
     set_state(task, next);
   }
 
+  static void note_loss(TaskRecord& task, const std::optional<LostSteps>& lost) {
+    if (lost) task.lost_steps += lost->count;
+  }
   static void note_waste(TaskRecord& task, const std::optional<LostSteps>& lost) {
     ++task.wasted;
-    if (lost) task.lost_steps += lost->count;
+    note_loss(task, lost);
   }
 
   Verdict operator()(const TermStarted&) {
@@ -237,7 +240,8 @@ struct Applier {
   }
 
   Verdict operator()(const TaskReleased& event) {
-    return end_by_token(event.token, "released: " + event.reason);
+    if (TaskRecord* task = holder(event.token)) note_loss(*task, event.lost);
+    return end_by_token(event.token, "released: " + event.reason + loss_text(event.lost));
   }
   Verdict operator()(const LeaseRevoked& event) {
     if (TaskRecord* task = holder(event.token)) {

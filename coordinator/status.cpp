@@ -134,15 +134,26 @@ bool coordinator_lives(const std::optional<wire::CoordinatorFile>& file,
   return storage::wall_seconds() - storage::seconds_of_utc(published->updated_at) < kFreshSeconds;
 }
 
-// Its tasks are shown as running, and they do run, although nobody coordinates them.
-void warn_of_orphans(const wire::CoordinatorFile& file, RunStatus& status) {
+// Its tasks are shown as running, and some may run, although nobody coordinates them.
+void warn_of_death(const wire::CoordinatorFile& file, const State& state, RunStatus& status) {
   const std::size_t count = wire::orphans_of(file).size();
-  if (count == 0) return;
-  status.warnings.push_back(
-      "its coordinator (pid " + std::to_string(file.process.pid) + ") is gone, and " +
-      std::to_string(count) + " of its processes on " + file.host + (count == 1 ? " goes" : " go") +
-      " on without it: 'hedgerow run --run " + status.run +
-      "' takes them over, 'hedgerow stop --run " + status.run + "' ends them");
+  if (count == 0 && state.grants.empty()) return;
+  std::string text =
+      "its coordinator (pid " + std::to_string(file.process.pid) + " on " + file.host + ") is gone";
+  if (count == 0) {
+    text += ": 'hedgerow run --run " + status.run + "' goes on";
+  } else {
+    text += ", and " + std::to_string(count) + " of its processes there " +
+            (count == 1 ? "goes" : "go") + " on without it: 'hedgerow run --run " + status.run +
+            "' takes them over, 'hedgerow stop --run " + status.run + "' ends them";
+  }
+  status.warnings.push_back(std::move(text));
+}
+
+// When a run ends that nobody coordinates, nobody can say.
+void drop_etas(RunStatus& status) {
+  status.eta_seconds.reset();
+  for (StageStatus& stage : status.stages) stage.eta_seconds.reset();
 }
 
 // What the recipe says of the work, and what the coordinator that planned it left behind.
@@ -303,7 +314,8 @@ RunStatus read_status(const storage::RunLayout& layout) {
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;
-  if (const auto file = wire::read_coordinator_file(layout)) warn_of_orphans(*file, status);
+  if (const auto file = wire::read_coordinator_file(layout))
+    warn_of_death(*file, folded.state, status);
   fill_status(
       status,
       folded.state,
@@ -315,6 +327,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
       },
       folded.last_at,
       size_of(layout, published));
+  drop_etas(status);
   if (published) MeasuredMse(*published).fill(status);
   return status;
 }

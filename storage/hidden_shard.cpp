@@ -275,10 +275,7 @@ struct ShardReader::Impl {
       throw Error(
           ErrorKind::kCorrupt,
           fmt::format(
-              "shard {}: it has {} bytes, the journal recorded {}; run 'hedgerow check --repair'",
-              path,
-              size,
-              expected->size));
+              "shard {}: it has {} bytes, the journal recorded {}", path, size, expected->size));
     }
     std::vector<std::byte> first(std::min<std::uint64_t>(size, kShardHeaderBytes));
     file.read_exact(first, 0);
@@ -287,8 +284,7 @@ struct ShardReader::Impl {
     const Hash128 found = root_hash(file, header);
     if (found != recorded || header.root_hash != recorded) {
       throw Error(ErrorKind::kCorrupt,
-                  fmt::format("shard {}, outside its sequences: root hash {} != recorded {}; run "
-                              "'hedgerow check --repair'",
+                  fmt::format("shard {}, outside its sequences: root hash {} != recorded {}",
                               path,
                               found.hex(),
                               recorded.hex()));
@@ -359,8 +355,7 @@ void ShardReader::read(std::int64_t index, std::span<std::byte> out) const {
   const Hash128& recorded = impl_->hashes[static_cast<std::size_t>(index)];
   if (found != recorded) {
     throw Error(ErrorKind::kCorrupt,
-                fmt::format("shard {}, sequence {} (bytes {} to {}): hash {} != recorded {}; run "
-                            "'hedgerow check --repair'",
+                fmt::format("shard {}, sequence {} (bytes {} to {}): hash {} != recorded {}",
                             impl_->path,
                             index,
                             offset,

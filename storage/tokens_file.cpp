@@ -17,7 +17,8 @@ namespace {
 
 constexpr const char* kFormat = "tokens/1";
 constexpr std::array kNames{"document_starts", "input_ids", "loss_mask"};
-constexpr const char* kAgain = "make it again with 'hedgerow tokenize'";
+constexpr const char* kAgain =
+    "'hedgerow check --repair' takes it away, and 'hedgerow run' makes it again";
 
 [[noreturn]] void refuse(const std::string& path, const std::string& what) {
   throw Error(ErrorKind::kCorrupt, fmt::format("tokens file {}: {}; {}", path, what, kAgain));
@@ -181,9 +182,9 @@ hdf5::Handle open_tokens(const std::filesystem::path& path) {
     return hdf5::open_file(path);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kCorrupt) throw;
-    throw Error(error.kind(),
-                std::string(error.what()) +
-                    "; this is no tokens file, or a damaged one: make it with 'hedgerow tokenize'");
+    throw Error(
+        error.kind(),
+        std::string(error.what()) + "; this is no tokens file, or a damaged one; " + kAgain);
   }
 }
 

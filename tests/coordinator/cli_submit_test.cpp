@@ -106,12 +106,16 @@ TEST_F(Submit, WhatSbatchRefusesIsSaidAndHalfOfARunIsNotLeftInTheQueue) {
 }
 
 TEST_F(Submit, ASlurmThatDoesNotAnswerIsNoFaultOfTheClusterFile) {
-  write_program(programs() / "sbatch",
-                "echo 'sbatch: error: Batch job submission failed: Unable to contact slurm "
-                "controller (connect failure)' >&2; exit 1");
-  const Answer answer = submit({"--run", new_run(), "--recipe", recipe(), "--nodes", "2"});
-  EXPECT_EQ(answer.code, 5);
-  EXPECT_THAT(answer.err, HasSubstr("nothing was submitted"));
+  for (const char* words :
+       {"Batch job submission failed: Unable to contact slurm controller (connect failure)",
+        "resolve_ctls_from_dns_srv: res_nsearch error\nfatal: Could not establish a configuration "
+        "source"}) {
+    write_program(programs() / "sbatch",
+                  "echo 'sbatch: error: " + std::string(words) + "' >&2; exit 1");
+    const Answer answer = submit({"--run", new_run(), "--recipe", recipe(), "--nodes", "2"});
+    EXPECT_EQ(answer.code, 5) << words;
+    EXPECT_THAT(answer.err, HasSubstr("nothing was submitted"));
+  }
 }
 
 TEST_F(Submit, WithoutSlurmItSaysWhereToGoAndWritesNothing) {

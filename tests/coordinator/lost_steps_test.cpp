@@ -29,6 +29,24 @@ TEST_F(DispatcherTest, AKilledTransferSaysWhichStepsAreDoneAgain) {
             "done again");
 }
 
+// As a second Ctrl-C does, which waits for no checkpoint: no failure, but steps are gone.
+TEST_F(DispatcherTest, AWorkerThatWasKilledBecauseTheRunShouldEndSaysItToo) {
+  hello("w1");
+  const wire::Task task = grant_transfer("w1");
+  wire::Heartbeat heartbeat{{"w1", 1}, task.fencing_token, {}};
+  heartbeat.progress.phase = "training";
+  heartbeat.progress.step = 7;
+  static_cast<void>(say("w1", heartbeat));
+  desk_->worker_died("w1", 1, storage::ErrorKind::kFenced, "worker w1 was killed by signal 9");
+  static_cast<void>(desk_->flush());
+  reopen();
+  const TaskRecord& left = desk_->state().task(TaskId::transfer(task.block));
+  EXPECT_EQ(left.lost_steps, 7);
+  EXPECT_TRUE(left.failures.empty());
+  EXPECT_EQ(left.reason,
+            "released: worker w1 was killed by signal 9; 7 steps since step 0 are done again");
+}
+
 TEST_F(DispatcherTest, ALeaseThatRanOutSaysWhichStepsAreDoneAgainAndALoadingTaskLosesNone) {
   hello("w1");
   const wire::Task task = grant_transfer("w1");

@@ -73,8 +73,10 @@ ExitCode answer(const CheckOptions& options, const Inspection& inspection, Termi
                    "files that cannot be read now");
   }
   if (options.repair) {
-    terminal.print(std::to_string(num_lost) + " marked lost: 'hedgerow run --run " + options.run +
-                   "' makes them again");
+    if (num_lost > 0) {
+      terminal.print(std::to_string(num_lost) + " marked lost: 'hedgerow run --run " + options.run +
+                     "' makes them again");
+    }
     return all_lost ? ExitCode::kOk : ExitCode::kFailed;
   }
   if (num_lost > 0) {

@@ -86,7 +86,8 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
       plan.problems.push_back(std::move(*problem));
   }
   // Refused by run; a plan is often made before the directory with its keys is.
-  if (auto problem = missing_keys(recipe.workers.bind, wire::has_keys(layout), layout))
+  const std::string run = options.run == "." && !fs::exists(recorded) ? "DIR" : options.run;
+  if (auto problem = missing_keys(recipe.workers.bind, wire::has_keys(layout), run))
     plan.warnings.push_back(std::move(*problem));
   print_plan(plan, text, terminal);
   nlohmann::json answer = plan;

@@ -187,9 +187,8 @@ class Reporter final : public RunObserver {
       : terminal_(terminal), preparation_(preparation) {}
 
   void on_status(const RunStatus& status) override {
-    // What a resumed run was warned of before was said then.
     for (const std::string& warning : status.warnings) {
-      if (warned_of_.insert(warning).second && !preparation_) terminal_.warn(warning);
+      if (warned_of_.insert(warning).second) terminal_.warn(warning);
     }
     preparation_.reset();
     if (status.is_stopping && !std::exchange(said_stopping_, true) && !terminal_.can_redraw())

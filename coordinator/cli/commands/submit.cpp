@@ -147,7 +147,8 @@ std::string submit_script(const fs::path& sbatch,
   std::string why =
       result.stderr_tail.empty() ? "it answered '" + answer + "'" : result.stderr_tail;
   while (!why.empty() && why.back() == '\n') why.pop_back();
-  if (why.find("Unable to contact slurm controller") != std::string::npos) {
+  const auto says = [&why](const char* text) { return why.find(text) != std::string::npos; };
+  if (says("Unable to contact slurm controller") || says("Could not establish a configuration")) {
     throw Error(ErrorKind::kUnavailable,
                 "the Slurm controller does not answer, and nothing was submitted: " + why +
                     "; submit again when 'sinfo' shows the cluster");
