@@ -177,7 +177,8 @@ TEST_F(TokensFile, ForeignAndMissingFilesAreOneClearError) {
   EXPECT_THAT(refusal(ErrorKind::kNotFound), HasSubstr("transfer.h5"));
   tests::write_bytes(path_, "input_ids: 1 2 3");
   EXPECT_THAT(refusal(ErrorKind::kCorrupt),
-              testing::AllOf(HasSubstr("transfer.h5"), HasSubstr("'hedgerow check --repair' takes it away")));
+              testing::AllOf(HasSubstr("transfer.h5"),
+                             HasSubstr("'hedgerow check --repair' takes it away")));
   const ShardInfo info = tests::shard_info(1, 2, 3);
   tests::write_shard(path_, info);
   EXPECT_THAT(refusal(ErrorKind::kCorrupt), HasSubstr("'hedgerow_format' is missing"));
