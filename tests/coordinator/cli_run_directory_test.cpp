@@ -273,6 +273,21 @@ TEST_F(RunDirectory, StopEndsWhatADeadCoordinatorLeftBehindAndStatusSaysThatItIs
   EXPECT_EQ(run_here({"status"}).out.find("of its processes"), std::string::npos);
 }
 
+TEST_F(RunDirectory, StatusSaysThatACoordinatorDiedWithWorkInHandAlsoWhenNothingGoesOn) {
+  wire::write_coordinator_file(run_.layout,
+                               {.host = wire::this_host(),
+                                .process = {.pid = 1 << 30, .start_ticks = 1},
+                                .term = 1,
+                                .endpoint = "tcp://127.0.0.1:1",
+                                .started_at = "",
+                                .beat = 0,
+                                .children = {}});
+  EXPECT_EQ(run_here({"status"}).out.find("is gone"), std::string::npos) << "it ended in order";
+  run_.append({Granted{TaskId::finetune(), 5, "mpi", 1, "cpu"}});
+  const std::string out = run_here({"status"}).out;
+  EXPECT_NE(out.find("is gone: 'hedgerow run --run"), std::string::npos) << out;
+}
+
 class WaitingWorker : public RunDirectory {
  protected:
   void publish(const std::string& state, bool has_room = true) {

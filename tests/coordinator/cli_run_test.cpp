@@ -71,6 +71,19 @@ TEST_F(BeforeARun, MoreStepsForAFinetuneThatIsDoneAreRefusedInsteadOfIgnored) {
   EXPECT_EQ(storage::Recipe::load(run_.layout.recipe()).finetune.max_steps, 40);
 }
 
+TEST_F(BeforeARun, ARunThatIsDoneAsksForNoModel) {
+  run_.append(
+      {Granted{TaskId::finetune(), 5, "mpi", 1, "cpu"}, TaskDone{5, {}, nlohmann::json::object()}});
+  fs::remove_all(storage::Recipe::load(run_.layout.recipe()).model.path);
+  for (const auto stage : {storage::DataStage::kFinetune, storage::DataStage::kEvaluate})
+    std::ofstream(run_.layout.resolve(storage::RunLayout::tokens(stage))) << "as they were";
+  FakeConsole console;
+  console.variables["HEDGEROW_WORKER"] = "/bin/true";
+  const Answer answer = run_line({"run", "--run", run_.directory()}, console);
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_NE(answer.err.find("everything is done already"), std::string::npos) << answer.err;
+}
+
 TEST_F(BeforeARun, SafeChangeIsTakenOver) {
   std::ofstream(run_.scratch / "make_tokens.py") << "exit 1\n";
   const Answer answer =
@@ -266,6 +279,11 @@ TEST_F(BeforeARun, PlanWarnsOfTheKeysWithoutWhichRunRefusesToListen) {
   EXPECT_EQ(open.code, 0) << "it fits, and the keys may come after the plan";
   EXPECT_NE(open.json[0]["warnings"].dump().find("hedgerow keygen --run"), std::string::npos);
   EXPECT_EQ(planned("127.0.0.1").json[0]["warnings"].dump().find("keygen"), std::string::npos);
+  const std::string recipe = recipe_with([](auto& r) { r.workers.bind = "*"; });
+  const Answer nowhere = run_line({"plan", "--recipe", recipe, "--json"});
+  EXPECT_NE(nowhere.json[0]["warnings"].dump().find("keygen --run DIR'"), std::string::npos)
+      << "keys in the current directory would be of no use\n"
+      << nowhere.json[0]["warnings"];
 }
 
 TEST_F(BeforeARun, PlanOfOneBlockNeitherCapturesNorStoresABoundary) {
