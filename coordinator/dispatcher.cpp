@@ -54,7 +54,7 @@ Dispatcher::Dispatcher(const storage::RunLayout& layout,
       clock_(clock),
       config_(std::move(config)),
       leases_(clock, config_.leases),
-      fit_(config_.needs, config_.own_workers) {
+      fit_(config_.needs, config_.own_workers, config_.needs_guests) {
   for (const auto& [token, id] : state_.grants) {
     leases_.grant(token, id.stage == Stage::kFinetune ? kMpiStartTerm : std::chrono::seconds{});
   }

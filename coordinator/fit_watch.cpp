@@ -8,9 +8,8 @@ namespace hedgerow::coordinator {
 namespace {
 
 constexpr const char* kNobodyIsThere =
-    "waits for a worker, and none is connected; 'hedgerow worker --run DIR' on any machine that "
-    "sees "
-    "the run directory joins";
+    "waits for a worker, and none is connected; 'hedgerow worker --run DIR' joins, on any machine "
+    "that sees the run directory";
 
 std::string mib(std::uint64_t bytes) { return std::to_string((bytes + (1U << 20) - 1) >> 20); }
 
@@ -23,8 +22,10 @@ std::string describe(const Misfit& misfit) {
          "plan.layers_per_block or plan.sequences_per_forward";
 }
 
-FitWatch::FitWatch(const MemoryNeeds& needs, std::vector<std::string> own_workers)
-    : needs_(needs), own_workers_(std::move(own_workers)) {}
+FitWatch::FitWatch(const MemoryNeeds& needs,
+                   std::vector<std::string> own_workers,
+                   bool needs_guests)
+    : needs_(needs), own_workers_(std::move(own_workers)), needs_guests_(needs_guests) {}
 
 std::vector<TaskId> FitWatch::look(const State& state,
                                    const std::vector<WorkerView>& connected,
@@ -32,21 +33,21 @@ std::vector<TaskId> FitWatch::look(const State& state,
   std::map<TaskId, TimePoint> since;
   shown_.clear();
   std::vector<TaskId> given_up;
-  const auto has_waited = [&](const TaskId& id) {
+  const auto has_waited = [&](const TaskId& id, std::chrono::seconds patience) {
     const auto before = since_.find(id);
     const TimePoint begin = before == since_.end() ? now : before->second;
     since[id] = begin;
-    return now - begin >= kFitPatience;
+    return now - begin >= patience;
   };
   for (const Misfit& misfit : misfits(state, connected, needs_)) {
-    if (!has_waited(misfit.task)) continue;
+    if (!has_waited(misfit.task, kFitPatience)) continue;
     shown_[misfit.task] = describe(misfit);
     if (nobody_else_comes(connected)) given_up.push_back(misfit.task);
   }
-  if (connected.empty() && own_workers_.empty()) {
+  if (connected.empty() && needs_guests_) {
     const std::set<TaskId>& ready = state.index.ready;
     const auto first = std::find_if(ready.begin(), ready.end(), is_pulled);
-    if (first != ready.end() && has_waited(*first)) shown_[*first] = kNobodyIsThere;
+    if (first != ready.end() && has_waited(*first, kGuestPatience)) shown_[*first] = kNobodyIsThere;
   }
   since_ = std::move(since);
   return given_up;

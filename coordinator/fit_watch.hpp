@@ -16,17 +16,20 @@ namespace hedgerow::coordinator {
 
 // Workers connect one after the other, and the first to come need not be the largest.
 inline constexpr std::chrono::seconds kFitPatience{10};
+// Those that were sent away for the finetune stage take a while to come again.
+inline constexpr std::chrono::seconds kGuestPatience{60};
 
 class FitWatch {
  public:
   // `own_workers`: the uuids of those that this run starts itself; none: all come from elsewhere.
-  FitWatch(const MemoryNeeds& needs, std::vector<std::string> own_workers);
+  // `needs_guests`: and nothing that the run was told to launch starts them either.
+  FitWatch(const MemoryNeeds& needs, std::vector<std::string> own_workers, bool needs_guests);
 
   // The tasks to give up now.
   [[nodiscard]] std::vector<TaskId> look(const State& state,
                                          const std::vector<WorkerView>& connected,
                                          TimePoint now);
-  // What to show of the tasks that have waited for kFitPatience.
+  // What to show of the tasks that have waited for too long.
   [[nodiscard]] const std::map<TaskId, std::string>& shown() const { return shown_; }
   // The same in a line for each stage.
   [[nodiscard]] std::vector<std::string> warnings() const;
@@ -36,6 +39,7 @@ class FitWatch {
 
   MemoryNeeds needs_;
   std::vector<std::string> own_workers_;
+  bool needs_guests_;
   std::map<TaskId, TimePoint> since_;
   std::map<TaskId, std::string> shown_;
 };

@@ -66,6 +66,7 @@ DispatcherConfig dispatcher_config(const RunParts& run) {
   DispatcherConfig config;
   for (int slot = 0; slot < local_workers; ++slot)
     config.own_workers.push_back(local_worker_uuid(slot));
+  config.needs_guests = local_workers == 0 && options.worker_launcher.empty();
   config.needs = {.capture = plan.capture_memory_bytes,
                   .transfer = plan.transfer_memory_bytes,
                   .evaluate = plan.evaluate_memory_bytes,

@@ -136,10 +136,12 @@ bool coordinator_lives(const std::optional<wire::CoordinatorFile>& file,
 
 // Its tasks are shown as running, and some may run, although nobody coordinates them.
 void warn_of_death(const wire::CoordinatorFile& file, const State& state, RunStatus& status) {
+  const bool is_here = file.host == wire::this_host();
+  if (is_here && wire::is_alive(file.process)) return;  // it begins, and has published nothing yet
   const std::size_t count = wire::orphans_of(file).size();
   if (count == 0 && state.grants.empty()) return;
-  std::string text =
-      "its coordinator (pid " + std::to_string(file.process.pid) + " on " + file.host + ") is gone";
+  std::string text = "its coordinator (pid " + std::to_string(file.process.pid) + " on " +
+                     file.host + (is_here ? ") is gone" : ") has not been heard of for a while");
   if (count == 0) {
     text += ": 'hedgerow run --run " + status.run + "' goes on";
   } else {
@@ -314,7 +316,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;
-  if (const auto file = wire::read_coordinator_file(layout))
+  if (const auto file = wire::read_coordinator_file(layout); file && !preparation)
     warn_of_death(*file, folded.state, status);
   fill_status(
       status,

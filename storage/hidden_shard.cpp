@@ -15,6 +15,8 @@
 namespace hedgerow::storage {
 namespace {
 
+constexpr const char* kAgain =
+    "'hedgerow check --repair' marks it lost, a run by itself, and it is made again";
 constexpr const char* kStates = "hidden_states";
 constexpr const char* kHashes = "chunk_hashes";
 constexpr std::array kNames{kHashes, kStates};
@@ -272,10 +274,12 @@ struct ShardReader::Impl {
   void verify(const std::optional<FileRecord>& expected) {
     const std::uint64_t size = file.size();
     if (expected && expected->size != size) {
-      throw Error(
-          ErrorKind::kCorrupt,
-          fmt::format(
-              "shard {}: it has {} bytes, the journal recorded {}", path, size, expected->size));
+      throw Error(ErrorKind::kCorrupt,
+                  fmt::format("shard {}: it has {} bytes, the journal recorded {}; {}",
+                              path,
+                              size,
+                              expected->size,
+                              kAgain));
     }
     std::vector<std::byte> first(std::min<std::uint64_t>(size, kShardHeaderBytes));
     file.read_exact(first, 0);
@@ -284,10 +288,11 @@ struct ShardReader::Impl {
     const Hash128 found = root_hash(file, header);
     if (found != recorded || header.root_hash != recorded) {
       throw Error(ErrorKind::kCorrupt,
-                  fmt::format("shard {}, outside its sequences: root hash {} != recorded {}",
+                  fmt::format("shard {}, outside its sequences: root hash {} != recorded {}; {}",
                               path,
                               found.hex(),
-                              recorded.hex()));
+                              recorded.hex(),
+                              kAgain));
     }
   }
 
@@ -355,13 +360,14 @@ void ShardReader::read(std::int64_t index, std::span<std::byte> out) const {
   const Hash128& recorded = impl_->hashes[static_cast<std::size_t>(index)];
   if (found != recorded) {
     throw Error(ErrorKind::kCorrupt,
-                fmt::format("shard {}, sequence {} (bytes {} to {}): hash {} != recorded {}",
+                fmt::format("shard {}, sequence {} (bytes {} to {}): hash {} != recorded {}; {}",
                             impl_->path,
                             index,
                             offset,
                             offset + stride,
                             found.hex(),
-                            recorded.hex()));
+                            recorded.hex(),
+                            kAgain));
   }
 }
 

@@ -75,7 +75,7 @@ bool joins_beyond_ascii(std::string_view quoted) {
 // Where a = may stand: one in a line, or in a part of a table in braces.
 class Equals {
  public:
-  // A character outside strings and comments. False: a = stands behind another.
+  // A character outside strings and comments. False: a = stands behind another, or in a list.
   bool take(char c) {
     const bool in_table = !open_.empty() && open_.back() == '{';
     if (c == '=') return !std::exchange(seen_, true);
@@ -85,6 +85,8 @@ class Equals {
     if (c == '}') seen_ = true;  // that which the table is the value of
     return true;
   }
+
+  [[nodiscard]] bool in_bracket() const { return !open_.empty(); }
 
  private:
   std::string open_;
@@ -122,7 +124,9 @@ void refuse_what_breaks_the_parser(std::string_view text, const std::string& nam
     } else if (static_cast<unsigned char>(text[at]) >= 0x80) {
       refuse("a letter, a space or quotes beyond ASCII stand outside a string; write \"...\"");
     } else if (!equals.take(text[at])) {
-      refuse("a second = in one line; a text stands in quotes, and a list ends with a bracket");
+      refuse(equals.in_bracket()
+                 ? "a = inside a list or a table; is the bracket that ends it missing?"
+                 : "a second = in one line; a text stands in quotes");
     } else if (text[at] == '.' && ++dots > kMaxDots) {
       refuse("more than " + std::to_string(kMaxDots) +
              " points on a line; no key has so many parts");

@@ -24,7 +24,7 @@ BlockInput::BlockInput(RunContext& run, const wire::Task& task, std::unique_ptr<
                 task.inputs.front().name + ": holds [" + std::to_string(info.seq_len) + ", " +
                     std::to_string(info.hidden_size) + "] a sequence, expected [" +
                     std::to_string(seq_len) + ", " + std::to_string(run.config().hidden_size) +
-                    "] of this run's tokens and model");
+                    "] of this run's tokens and model; 'hedgerow check --repair' finds all such");
   }
   if (engine_ != nullptr) uploader_.emplace(*reader_, *engine_);
 }

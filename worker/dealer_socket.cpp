@@ -19,9 +19,9 @@ namespace {
 constexpr int kQueue = 64;
 // A coordinator that was stopped in the middle of a handshake is tried again after this.
 constexpr int kHandshakeMilliseconds = 10000;
-// Between attempts to reach a coordinator that is away: each twice as long as the one before, and a
-// random part of the first more. 10,000 workers that tried every 0.15 s, libzmq's default, took 1.2
-// of the two cores that the next coordinator was to start on.
+// Between attempts to reach a coordinator that is away: each twice as long as the one before, and
+// (in libzmq 4.3.4) a random part of the first more. 10,000 workers that tried every 0.15 s,
+// libzmq's default, took 1.2 of the two cores that the next coordinator was to start on.
 constexpr int kFirstRetryMilliseconds = 250, kLastRetryMilliseconds = 1000;
 // A coordinator that dies closes connections too, but not so often in a row.
 constexpr int kMaxClosed = 5;

@@ -82,7 +82,9 @@ std::vector<std::string> environment_for(const ChildCommand& command) {
   dup2(err, STDERR_FILENO);
   execvpe(arguments[0], arguments, environment);
   const char* reason = std::strerror(errno);
-  [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, reason, std::strlen(reason));
+  for (const char* text : {reason, "\n"}) {
+    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, std::strlen(text));
+  }
   _exit(kCannotExecute);
 }
 
@@ -230,8 +232,9 @@ ChildResult run_child(const ChildCommand& command,
     result = Conversation(command, terminal, on_line).run();
   }
   if (result.exit_code == kCannotExecute) {
+    const std::string reason = last_line(result.stderr_tail);
     throw Error(ErrorKind::kUnavailable,
-                "cannot run " + command.arguments[0] + ": " + last_line(result.stderr_tail) +
+                "cannot run " + command.arguments[0] + (reason.empty() ? "" : ": " + reason) +
                     "; 'hedgerow doctor' says what is missing");
   }
   return result;

@@ -28,11 +28,11 @@ class FitWatchTest : public ::testing::Test {
   const State state_ = started_state();
   const WorkerView small_{"node-0", 300 * kMiB, -1}, middling_{"node-1", 500 * kMiB, -1};
   const WorkerView large_{"node-2", 1000 * kMiB, -1};
-  FitWatch watch_{kNeeds, {"node-0", "node-1"}};
+  FitWatch watch_{kNeeds, {"node-0", "node-1"}, /*needs_guests=*/false};
 };
 
 TEST_F(FitWatchTest, ATaskThatFitsNobodyIsShownWithTheArithmeticAfterAWhile) {
-  FitWatch open(kNeeds, {});
+  FitWatch open(kNeeds, {}, /*needs_guests=*/true);
   static_cast<void>(open.look(state_, {small_, middling_}, TimePoint{}));
   EXPECT_THAT(open.shown(), IsEmpty()) << "a larger worker may still be on its way";
   EXPECT_THAT(open.look(state_, {small_, middling_}, TimePoint{} + kFitPatience), IsEmpty())
@@ -69,12 +69,16 @@ TEST_F(FitWatchTest, WithoutAnyWorkerNothingIsSaidOfMemory) {
 }
 
 TEST_F(FitWatchTest, ARunThatStartsNoWorkersSaysThatNoneIsThere) {
-  FitWatch open(kNeeds, {});
+  FitWatch open(kNeeds, {}, /*needs_guests=*/true);
   static_cast<void>(open.look(state_, {}, TimePoint{}));
   EXPECT_THAT(open.shown(), IsEmpty()) << "they may be on their way";
-  EXPECT_THAT(open.look(state_, {}, TimePoint{} + kFitPatience), IsEmpty());
+  EXPECT_THAT(open.look(state_, {}, TimePoint{} + kGuestPatience), IsEmpty());
   EXPECT_THAT(open.warnings(), ElementsAre(HasSubstr("none is connected; 'hedgerow worker")));
-  static_cast<void>(open.look(state_, {large_}, TimePoint{} + 2 * kFitPatience));
+  FitWatch launching(kNeeds, {}, /*needs_guests=*/false);
+  static_cast<void>(launching.look(state_, {}, TimePoint{}));
+  static_cast<void>(launching.look(state_, {}, TimePoint{} + kGuestPatience));
+  EXPECT_THAT(launching.shown(), IsEmpty()) << "srun starts them, and the queue may be long";
+  static_cast<void>(open.look(state_, {large_}, TimePoint{} + 2 * kGuestPatience));
   EXPECT_THAT(open.shown(), IsEmpty()) << "one came";
 }
 

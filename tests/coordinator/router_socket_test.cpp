@@ -310,6 +310,8 @@ TEST(Dealer, TriesMoreAndMoreSeldomWhileNobodyIsThere) {
   const std::string nobody = "tcp://127.0.0.1:1";
   worker::configure_dealer(dealer, nobody, std::nullopt);
   ASSERT_EQ(zmq_socket_monitor(dealer, "inproc://monitor", ZMQ_EVENT_CONNECT_RETRIED), 0);
+  const int patience = 20'000;
+  ASSERT_EQ(zmq_setsockopt(monitor, ZMQ_RCVTIMEO, &patience, sizeof patience), 0);
   ASSERT_EQ(zmq_connect(monitor, "inproc://monitor"), 0);
   ASSERT_EQ(zmq_connect(dealer, nobody.c_str()), 0);
   while (waits.size() < 4) {

@@ -132,7 +132,8 @@ ExitCode run_logs(const LogsOptions& options, Terminal& terminal) {
   const std::vector<fs::path> files = log_files(layout, filter.workers);
   if (files.empty()) {
     using storage::ErrorKind;
-    throw storage::Error(options.worker.empty() ? ErrorKind::kNotFound : ErrorKind::kUsage,
+    const bool is_mistyped = !options.worker.empty() && !log_files(layout, {}).empty();
+    throw storage::Error(is_mistyped ? ErrorKind::kUsage : ErrorKind::kNotFound,
                          no_log(layout, filter.workers));
   }
   std::vector<Tail> tails;

@@ -1,5 +1,6 @@
 #include <CLI/CLI.hpp>
 #include <chrono>
+#include <csignal>
 #include <memory>
 
 #include "coordinator/cli/child.hpp"
@@ -42,6 +43,13 @@ Waited wait_for_opening(const WorkerOptions& options,
     if (opening.kind == Opening::Kind::kWelcome) return Waited::kWelcome;
     if (opening.kind == Opening::Kind::kOver) return Waited::kOver;
     if (terminal.console().now() >= end) {
+      if (opening.kind == Opening::Kind::kBusy) {
+        throw storage::Error(storage::ErrorKind::kUnavailable,
+                             "the coordinator of " + options.run +
+                                 " had no room for a worker for " +
+                                 std::to_string(options.wait_seconds) +
+                                 " s, as during a long finetune stage; wait longer with --wait");
+      }
       throw storage::Error(storage::ErrorKind::kUnavailable,
                            "no coordinator of " + options.run + " had room for a worker within " +
                                std::to_string(options.wait_seconds) + " s; 'hedgerow run --run " +
@@ -99,9 +107,12 @@ ExitCode stay(const WorkerOptions& options, const storage::RunLayout& layout, Te
                   [](std::string_view /*line*/) {});
     if (worker.was_interrupted) return ExitCode::kInterrupted;
     if (worker.exit_code > 128) {
-      throw storage::Error(
-          storage::ErrorKind::kInternal,
-          "the worker was killed by signal " + std::to_string(worker.exit_code - 128));
+      const int signal = worker.exit_code - 128;
+      throw storage::Error(storage::ErrorKind::kUnavailable,
+                           "the worker of " + options.run + " was killed by signal " +
+                               std::to_string(signal) +
+                               (signal == SIGKILL ? ", as the kernel does where memory ends" : "") +
+                               "; start it again with the same command");
     }
     const auto code = static_cast<ExitCode>(worker.exit_code);
     if (code != ExitCode::kInterrupted) return code;  // it has said why
