@@ -72,10 +72,18 @@ std::vector<std::string> environment_for(const ChildCommand& command) {
 
 // Between fork and exec: only async-signal-safe calls, because another thread may have held a lock
 // when the process was copied. So `arguments` and `environment` come ready for exec.
-[[noreturn]] void execute(
-    char* const* arguments, char* const* environment, pid_t parent, int in, int out, int err) {
+[[noreturn]] void execute(char* const* arguments,
+                          char* const* environment,
+                          pid_t parent,
+                          const sigset_t& mask,
+                          int in,
+                          int out,
+                          int err) {
   setpgid(0, 0);
   prctl(PR_SET_PDEATHSIG, SIGTERM);
+  // Our handlers would only count what is meant to end it.
+  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) ::signal(number, SIG_DFL);
+  sigprocmask(SIG_SETMASK, &mask, nullptr);
   if (getppid() != parent) _exit(kCannotExecute);
   dup2(in, STDIN_FILENO);
   dup2(out, STDOUT_FILENO);
@@ -99,13 +107,18 @@ class Conversation {
     const std::vector<char*> arguments = pointers(command.arguments);
     const std::vector<char*> environment = pointers(variables);
     const pid_t parent = getpid();
+    sigset_t all, mask;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &mask);  // until the child is rid of our handlers
     pid_ = fork();
-    if (pid_ < 0) throw storage::system_error("start", command.arguments[0], errno);
+    const int error_number = errno;
     if (pid_ == 0) {
       const int out = command.speaks_itself ? STDOUT_FILENO : out_.write_end;
       const int err = command.speaks_itself ? STDERR_FILENO : err_.write_end;
-      execute(arguments.data(), environment.data(), parent, in_.read_end, out, err);
+      execute(arguments.data(), environment.data(), parent, mask, in_.read_end, out, err);
     }
+    pthread_sigmask(SIG_SETMASK, &mask, nullptr);
+    if (pid_ < 0) throw storage::system_error("start", command.arguments[0], error_number);
     setpgid(pid_, pid_);
     Pipe::close_end(in_.read_end);
     Pipe::close_end(out_.write_end);
