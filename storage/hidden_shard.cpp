@@ -16,7 +16,8 @@ namespace hedgerow::storage {
 namespace {
 
 constexpr const char* kAgain =
-    "'hedgerow check --repair' marks it lost, a run by itself, and it is made again";
+    "a run that goes on makes it again; 'hedgerow check --repair' marks all damage for the next "
+    "one";
 constexpr const char* kStates = "hidden_states";
 constexpr const char* kHashes = "chunk_hashes";
 constexpr std::array kNames{kHashes, kStates};

@@ -17,6 +17,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr wire::ProcessId kDead{.pid = 1 << 30, .start_ticks = 1};
+
 class RunDirectory : public ::testing::Test {
  protected:
   Answer run_here(std::vector<std::string> arguments, const FakeConsole& console = {}) {
@@ -26,6 +28,18 @@ class RunDirectory : public ::testing::Test {
   [[nodiscard]] std::string state_of(const std::string& task) const {
     const RunStatus status = read_status(run_.layout);
     return status.task(task) == nullptr ? "no such task" : status.task(task)->state;
+  }
+  void write_coordinator_file(wire::ProcessId process,
+                              std::uint64_t term,
+                              std::vector<wire::ChildRecord> children = {}) {
+    wire::write_coordinator_file(run_.layout,
+                                 {.host = wire::this_host(),
+                                  .process = process,
+                                  .term = term,
+                                  .endpoint = "tcp://127.0.0.1:1",
+                                  .started_at = "",
+                                  .beat = 0,
+                                  .children = std::move(children)});
   }
   SmallRun run_;
 };
@@ -253,14 +267,7 @@ TEST_F(RunDirectory, CleanLeavesABoundaryOfWhichAShardIsToBeMadeAgain) {
 
 TEST_F(RunDirectory, StopEndsWhatADeadCoordinatorLeftBehindAndStatusSaysThatItIsThere) {
   ChildProcess orphan = ChildProcess::start({"sleep", "1000"}, run_.scratch / "log");
-  wire::write_coordinator_file(run_.layout,
-                               {.host = wire::this_host(),
-                                .process = {.pid = 1 << 30, .start_ticks = 1},
-                                .term = 1,
-                                .endpoint = "tcp://127.0.0.1:1",
-                                .started_at = "",
-                                .beat = 0,
-                                .children = {{"mpi", 0, 5, orphan.id()}}});
+  write_coordinator_file(kDead, 1, {{"mpi", 0, 5, orphan.id()}});
   EXPECT_NE(run_here({"status"}).out.find("1 of its processes there goes on"), std::string::npos)
       << run_here({"status"}).out;
   FakeConsole console;
@@ -274,14 +281,7 @@ TEST_F(RunDirectory, StopEndsWhatADeadCoordinatorLeftBehindAndStatusSaysThatItIs
 }
 
 TEST_F(RunDirectory, StatusSaysThatACoordinatorDiedWithWorkInHandAlsoWhenNothingGoesOn) {
-  wire::write_coordinator_file(run_.layout,
-                               {.host = wire::this_host(),
-                                .process = {.pid = 1 << 30, .start_ticks = 1},
-                                .term = 1,
-                                .endpoint = "tcp://127.0.0.1:1",
-                                .started_at = "",
-                                .beat = 0,
-                                .children = {}});
+  write_coordinator_file(kDead, 1);
   EXPECT_EQ(run_here({"status"}).out.find("is gone"), std::string::npos) << "it ended in order";
   run_.append({Granted{TaskId::finetune(), 5, "mpi", 1, "cpu"}});
   const std::string out = run_here({"status"}).out;
@@ -300,16 +300,7 @@ class WaitingWorker : public RunDirectory {
     nlohmann::json json = status;
     storage::write_atomically(run_.layout.logs() / "status.json", json.dump());
   }
-  void coordinate() {
-    wire::write_coordinator_file(run_.layout,
-                                 {.host = wire::this_host(),
-                                  .process = wire::this_process(),
-                                  .term = 7,
-                                  .endpoint = "tcp://127.0.0.1:1",
-                                  .started_at = "",
-                                  .beat = 0,
-                                  .children = {}});
-  }
+  void coordinate() { write_coordinator_file(wire::this_process(), 7); }
   // Waits two minutes by the console's clock; `news` comes while it waits for the third time.
   Answer wait(const std::function<void()>& news) {
     FakeConsole console;

@@ -5,6 +5,13 @@
 namespace hedgerow::coordinator {
 namespace {
 
+wire::Heartbeat heartbeat_at(const wire::Task& task, const std::string& phase, std::int64_t step) {
+  wire::Heartbeat heartbeat{{"w1", 1}, task.fencing_token, {}};
+  heartbeat.progress.phase = phase;
+  heartbeat.progress.step = step;
+  return heartbeat;
+}
+
 // Whoever looks on is told what a SIGKILL cost, also after the next restart.
 TEST_F(DispatcherTest, AKilledTransferSaysWhichStepsAreDoneAgain) {
   hello("w1");
@@ -15,10 +22,7 @@ TEST_F(DispatcherTest, AKilledTransferSaysWhichStepsAreDoneAgain) {
   EXPECT_EQ(
       wire::type_of(say("w1", wire::Checkpointed{{"w1", 1}, task.fencing_token, checkpoint, 40})),
       "committed");
-  wire::Heartbeat heartbeat{{"w1", 1}, task.fencing_token, {}};
-  heartbeat.progress.phase = "training";
-  heartbeat.progress.step = 52;
-  EXPECT_EQ(wire::type_of(say("w1", heartbeat)), "heartbeat_ack");
+  EXPECT_EQ(wire::type_of(say("w1", heartbeat_at(task, "training", 52))), "heartbeat_ack");
   desk_->worker_died("w1", 1, storage::ErrorKind::kUnavailable, "worker w1 was killed by signal 9");
   static_cast<void>(desk_->flush());
   reopen();
@@ -33,10 +37,7 @@ TEST_F(DispatcherTest, AKilledTransferSaysWhichStepsAreDoneAgain) {
 TEST_F(DispatcherTest, AWorkerThatWasKilledBecauseTheRunShouldEndSaysItToo) {
   hello("w1");
   const wire::Task task = grant_transfer("w1");
-  wire::Heartbeat heartbeat{{"w1", 1}, task.fencing_token, {}};
-  heartbeat.progress.phase = "training";
-  heartbeat.progress.step = 7;
-  static_cast<void>(say("w1", heartbeat));
+  static_cast<void>(say("w1", heartbeat_at(task, "training", 7)));
   desk_->worker_died("w1", 1, storage::ErrorKind::kFenced, "worker w1 was killed by signal 9");
   static_cast<void>(desk_->flush());
   reopen();
@@ -50,14 +51,10 @@ TEST_F(DispatcherTest, AWorkerThatWasKilledBecauseTheRunShouldEndSaysItToo) {
 TEST_F(DispatcherTest, ALeaseThatRanOutSaysWhichStepsAreDoneAgainAndALoadingTaskLosesNone) {
   hello("w1");
   const wire::Task task = grant_transfer("w1");
-  wire::Heartbeat heartbeat{{"w1", 1}, task.fencing_token, {}};
-  heartbeat.progress.phase = "loading";
-  heartbeat.progress.step = 3;
-  static_cast<void>(say("w1", heartbeat));
-  EXPECT_FALSE(lost_steps(desk_->state().task(TaskId::transfer(task.block)), &heartbeat.progress));
-  heartbeat.progress.phase = "training";
-  heartbeat.progress.step = 1;
-  static_cast<void>(say("w1", heartbeat));
+  const wire::Heartbeat loading = heartbeat_at(task, "loading", 3);
+  static_cast<void>(say("w1", loading));
+  EXPECT_FALSE(lost_steps(desk_->state().task(TaskId::transfer(task.block)), &loading.progress));
+  static_cast<void>(say("w1", heartbeat_at(task, "training", 1)));
   pass(seconds(31));
   const TaskRecord& left = desk_->state().task(TaskId::transfer(task.block));
   EXPECT_NE(left.reason.find("; 1 step since step 0 is done again"), std::string::npos)

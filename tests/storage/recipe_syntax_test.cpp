@@ -66,7 +66,7 @@ TEST(Recipe, ASecondEqualsSignBehindAValueIsNamed) {
       "\nmax_sequences = 3\n";
   EXPECT_EQ(Recipe::parse(fine, "r").evaluate.prompts.size(), 3U);
   EXPECT_THAT(refusal_of("[evaluate]\nprompts = [{a = 1, b = {c = 2, d = 3}, e = 4}]\n"),
-              ::testing::Not(HasSubstr("second =")))
+              ::testing::Not(::testing::ContainsRegex("a (second )?= in")))
       << "tables in braces have one each";
 }
 

@@ -2,6 +2,7 @@
 #include <chrono>
 #include <csignal>
 #include <memory>
+#include <optional>
 
 #include "coordinator/cli/child.hpp"
 #include "coordinator/cli/commands/commands.hpp"
@@ -27,21 +28,26 @@ constexpr std::chrono::seconds kLookEvery{2};
 // A step in hand, its checkpoint and the coordinator's answer; then a worker is killed.
 constexpr std::chrono::seconds kWorkerPatience{60};
 
-enum class Waited { kWelcome, kOver, kInterrupted };
+ExitCode say_over(const WorkerOptions& options, Terminal& terminal) {
+  terminal.say(options.run + " is over: no worker is wanted");
+  terminal.print_json({{"run", options.run}, {"endpoint", nullptr}});
+  return ExitCode::kOk;
+}
 
-// Until a coordinator has room for workers, or the run is over; within an InterruptScope. Throws
-// kUnavailable when the time is.
-Waited wait_for_opening(const WorkerOptions& options,
-                        const storage::RunLayout& layout,
-                        std::string& endpoint,
-                        Terminal& terminal) {
+// Until a coordinator has room for workers: then nothing, and its endpoint. With a code to end with
+// when the run is over or somebody stops the wait. Within an InterruptScope. Throws kUnavailable
+// when the time is over.
+std::optional<ExitCode> wait_for_opening(const WorkerOptions& options,
+                                         const storage::RunLayout& layout,
+                                         std::string& endpoint,
+                                         Terminal& terminal) {
   const auto end = terminal.console().now() + std::chrono::seconds(options.wait_seconds);
   for (bool is_first = true;; is_first = false) {
     const Opening opening = find_opening(layout);
     endpoint = opening.endpoint;
-    if (is_interrupted()) return Waited::kInterrupted;
-    if (opening.kind == Opening::Kind::kWelcome) return Waited::kWelcome;
-    if (opening.kind == Opening::Kind::kOver) return Waited::kOver;
+    if (is_interrupted()) return ExitCode::kInterrupted;
+    if (opening.kind == Opening::Kind::kWelcome) return std::nullopt;
+    if (opening.kind == Opening::Kind::kOver) return say_over(options, terminal);
     if (terminal.console().now() >= end) {
       if (opening.kind == Opening::Kind::kBusy) {
         throw storage::Error(storage::ErrorKind::kUnavailable,
@@ -78,26 +84,13 @@ void say_joining(const WorkerOptions& options, const std::string& endpoint, Term
   terminal.print_json({{"run", options.run}, {"endpoint", endpoint}});
 }
 
-ExitCode say_over(const WorkerOptions& options, Terminal& terminal) {
-  terminal.say(options.run + " is over: no worker is wanted");
-  terminal.print_json({{"run", options.run}, {"endpoint", nullptr}});
-  return ExitCode::kOk;
-}
-
 // Joins whenever there is room, until the run is over. A process of its own for each time, so that
 // nothing of it is left in memory and on the GPU while the finetune stage has the machine.
 ExitCode stay(const WorkerOptions& options, const storage::RunLayout& layout, Terminal& terminal) {
   const InterruptScope interrupts;
   for (;;) {
     std::string endpoint;
-    switch (wait_for_opening(options, layout, endpoint, terminal)) {
-      case Waited::kInterrupted:
-        return ExitCode::kInterrupted;
-      case Waited::kOver:
-        return say_over(options, terminal);
-      case Waited::kWelcome:
-        break;
-    }
+    if (const auto end = wait_for_opening(options, layout, endpoint, terminal)) return *end;
     say_joining(options, endpoint, terminal);
     const ChildResult worker =
         run_child({.arguments = serve_arguments(options, layout, endpoint, terminal),
@@ -129,14 +122,7 @@ ExitCode run_worker(const WorkerOptions& options, Terminal& terminal) {
   if (options.stays) return stay(options, layout, terminal);
   if (options.wait_seconds > 0 && endpoint.empty()) {
     const InterruptScope interrupts;
-    switch (wait_for_opening(options, layout, endpoint, terminal)) {
-      case Waited::kInterrupted:
-        return ExitCode::kInterrupted;
-      case Waited::kOver:
-        return say_over(options, terminal);
-      case Waited::kWelcome:
-        break;
-    }
+    if (const auto end = wait_for_opening(options, layout, endpoint, terminal)) return *end;
   }
   require_run(layout);
   if (endpoint.empty()) {
