@@ -24,7 +24,6 @@ constexpr int kMaxMessagesPerTurn = 1000;  // then replies go out, and time is l
 constexpr seconds kDrainPatience{60};
 constexpr seconds kStopPatience{30};
 constexpr seconds kCourtesy{3};
-constexpr seconds kBeat{5};
 
 }  // namespace
 
@@ -71,7 +70,7 @@ Coordinator::Coordinator(CoordinatorConfig config,
            .beat = 0,
            .children = {}};
   write_coordinator_file();
-  next_beat_ = clock_.now() + kBeat;
+  next_beat_ = clock_.now() + wire::kBeatEvery;
 }
 
 Coordinator::~Coordinator() = default;

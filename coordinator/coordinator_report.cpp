@@ -17,7 +17,6 @@ constexpr std::chrono::seconds kPublishEvery{1};
 // other hosts take the coordinator for dead.
 constexpr int kPublishingShare = 100;
 constexpr std::chrono::seconds kPublishAtLeastEvery{10};
-constexpr std::chrono::seconds kBeat{5};
 
 double seconds_since(TimePoint then, TimePoint now) {
   return std::chrono::duration<double>(now - then).count();
@@ -146,7 +145,7 @@ void Coordinator::write_coordinator_file() {
 
 void Coordinator::check_still_ours() {
   if (clock_.now() < next_beat_) return;
-  next_beat_ = clock_.now() + kBeat;
+  next_beat_ = clock_.now() + wire::kBeatEvery;
   const std::optional<wire::CoordinatorFile> current =
       wire::read_coordinator_file(config_.layout, surroundings_.disk);
   if (current && current->term > file_.term) {

@@ -12,7 +12,7 @@
 namespace hedgerow::coordinator {
 namespace {
 
-constexpr std::chrono::milliseconds kLookEvery{500};
+constexpr std::chrono::milliseconds kLookForRanksEvery{500};
 
 }  // namespace
 
@@ -33,7 +33,7 @@ void Coordinator::adopt_stage_elsewhere() {
 // False: nobody has asked yet, or whoever did has not been seen to live.
 bool Coordinator::start_stage_elsewhere(const std::string& student) {
   if (clock_.now() < next_look_for_ranks_) return false;
-  next_look_for_ranks_ = clock_.now() + kLookEvery;
+  next_look_for_ranks_ = clock_.now() + kLookForRanksEvery;
   const auto request = wire::read_stage_request(config_.layout);
   const auto before = std::exchange(last_stage_request_, request);
   if (!request || !before || request->launch != before->launch || request->beat <= before->beat) {

@@ -12,7 +12,7 @@ using storage::Error;
 using storage::ErrorKind;
 using wire::CoordinatorFile;
 
-constexpr std::chrono::seconds kLookEvery{1};
+constexpr std::chrono::seconds kLookForBeatEvery{1};
 
 struct Claim {
   fs::path path;
@@ -65,9 +65,9 @@ Leftovers refuse_if_held(const storage::RunLayout& layout,
              "; waiting up to " + std::to_string(kForeignPatience.count()) +
              " s for a sign that it lives");
   }
-  for (auto waited = kLookEvery; unknown != nullptr && waited <= kForeignPatience;
-       waited += kLookEvery) {
-    wait.pause ? wait.pause(kLookEvery) : std::this_thread::sleep_for(kLookEvery);
+  for (auto waited = kLookForBeatEvery; unknown != nullptr && waited <= kForeignPatience;
+       waited += kLookForBeatEvery) {
+    wait.pause ? wait.pause(kLookForBeatEvery) : std::this_thread::sleep_for(kLookForBeatEvery);
     for (const Claim& claim : claims) {
       if (!is_foreign(claim)) continue;
       const auto now = wire::read_coordinator_file(claim.path);

@@ -9,7 +9,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr double kMediansAllowed = 10.0;
-constexpr std::chrono::seconds kLookEvery{5};
+constexpr std::chrono::seconds kLookAtLeasesEvery{5};
 
 double seconds_between(TimePoint from, TimePoint to) {
   return std::chrono::duration<double>(to - from).count();
@@ -39,10 +39,10 @@ void Leases::end(std::uint64_t token) {
 }
 
 // A renewal only puts the end off, and is seen at the next look; what brings it nearer (faster
-// steps) is seen as late as kLookEvery.
+// steps) is seen as late as kLookAtLeasesEvery.
 void Leases::look_later(std::uint64_t token, Lease& lease) {
   looks_.erase({lease.look_at, token});
-  lease.look_at = std::min(lease.expires, clock_.now() + kLookEvery);
+  lease.look_at = std::min(lease.expires, clock_.now() + kLookAtLeasesEvery);
   // Its median is asked for only when the hang is near.
   if (lease.reported && lease.look_at - lease.last_progress >= terms_.min_progress_timeout)
     lease.look_at = std::min(lease.look_at, lease.last_progress + progress_timeout(token));

@@ -12,7 +12,6 @@
 namespace hedgerow::coordinator {
 namespace {
 
-constexpr std::chrono::seconds kBeat{5};
 constexpr std::chrono::seconds kFresh{30};
 
 void keep_beating(const std::stop_token& token,
@@ -21,7 +20,8 @@ void keep_beating(const std::stop_token& token,
   std::mutex mutex;
   std::condition_variable_any wake;
   std::unique_lock lock(mutex);
-  while (!wake.wait_for(lock, token, kBeat, [&token] { return token.stop_requested(); })) {
+  while (
+      !wake.wait_for(lock, token, wire::kBeatEvery, [&token] { return token.stop_requested(); })) {
     ++file.beat;
     try {
       wire::write_coordinator_file(path, file);

@@ -63,11 +63,11 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
 namespace cuda {
 
 namespace {
-std::atomic<const TransferForm*> form = kBuiltTransferForm;
+std::atomic<const TransferForm*> transfer_form_in_use = kBuiltTransferForm;
 }  // namespace
 
-const TransferForm* transfer_form() { return form.load(); }
-void use_transfer_form(const TransferForm* other) { form.store(other); }
+const TransferForm* transfer_form() { return transfer_form_in_use.load(); }
+void use_transfer_form(const TransferForm* other) { transfer_form_in_use.store(other); }
 
 AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& k,

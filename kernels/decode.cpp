@@ -303,11 +303,11 @@ at::Tensor decode_step(const at::Tensor& q,
 namespace cuda {
 
 namespace {
-std::atomic<const DecodeForm*> form = kBuiltDecodeForm;
+std::atomic<const DecodeForm*> decode_form_in_use = kBuiltDecodeForm;
 }
 
-const DecodeForm* decode_form() { return form.load(); }
-void use_decode_form(const DecodeForm* other) { form.store(other); }
+const DecodeForm* decode_form() { return decode_form_in_use.load(); }
+void use_decode_form(const DecodeForm* other) { decode_form_in_use.store(other); }
 
 DecodeState prefill_state(const at::Tensor& k,
                           const at::Tensor& v,

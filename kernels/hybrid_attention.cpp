@@ -295,11 +295,11 @@ at::Tensor linear_share(const at::Tensor& q,
 namespace cuda {
 
 namespace {
-std::atomic<const HybridForm*> form = kBuiltForm;
+std::atomic<const HybridForm*> hybrid_form_in_use = kBuiltForm;
 }  // namespace
 
-const HybridForm* hybrid_form() { return form.load(); }
-void use_hybrid_form(const HybridForm* other) { form.store(other); }
+const HybridForm* hybrid_form() { return hybrid_form_in_use.load(); }
+void use_hybrid_form(const HybridForm* other) { hybrid_form_in_use.store(other); }
 
 at::Tensor hybrid_attention(const at::Tensor& q,
                             const at::Tensor& k,

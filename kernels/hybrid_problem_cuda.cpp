@@ -10,7 +10,7 @@ namespace hedgerow::kernels::cuda {
 namespace {
 
 // 16-byte loads: the start and every row must be aligned.
-bool is_aligned(const at::Tensor& x) {
+bool has_aligned_rows(const at::Tensor& x) {
   constexpr std::int64_t kElements = 8;
   return reinterpret_cast<std::uintptr_t>(x.const_data_ptr()) % 16 == 0 && x.stride(3) == 1 &&
          x.stride(0) % kElements == 0 && x.stride(1) % kElements == 0 &&
@@ -131,7 +131,7 @@ Rows rows_of(const at::Tensor& x, std::vector<at::Tensor>& kept) {
   if (!x.defined()) {
     return {};
   }
-  kept.push_back(is_aligned(x) ? x : x.clone(at::MemoryFormat::Contiguous));
+  kept.push_back(has_aligned_rows(x) ? x : x.clone(at::MemoryFormat::Contiguous));
   const at::Tensor& rows = kept.back();
   return {bf16(rows), rows.stride(0), rows.stride(1), rows.stride(2)};
 }

@@ -61,7 +61,7 @@ Enum value_of(const Words<Enum, N>& words, std::string_view word, std::string_vi
       std::string(what) + " = \"" + std::string(word) + "\": expected one of " + known_words);
 }
 
-[[noreturn]] void refuse(const std::string& key, const std::string& why) {
+[[noreturn]] void refuse_spec(const std::string& key, const std::string& why) {
   throw Error(ErrorKind::kUsage, "attention." + key + " " + why);
 }
 
@@ -79,37 +79,40 @@ void check_features_of_head(const AttentionSpec& spec, int head_dim) {
   const std::int64_t dim = head_dim;
   const std::int64_t expected = series ? 1 + dim + dim * (dim + 1) / 2 : dim;
   if (spec.feature_dim == expected) return;
-  refuse("feature_dim",
-         "= " + std::to_string(spec.feature_dim) + ": " + std::string(to_string(spec.feature_map)) +
-             " has no projection, so it must be " +
-             (series ? "1 + D + D (D + 1) / 2 = " + std::to_string(expected) +
-                           " for the head dimension D = "
-                     : "the head dimension ") +
-             std::to_string(head_dim));
+  refuse_spec("feature_dim",
+              "= " + std::to_string(spec.feature_dim) + ": " +
+                  std::string(to_string(spec.feature_map)) + " has no projection, so it must be " +
+                  (series ? "1 + D + D (D + 1) / 2 = " + std::to_string(expected) +
+                                " for the head dimension D = "
+                          : "the head dimension ") +
+                  std::to_string(head_dim));
 }
 
 void check_maps_of_the_exponential(const AttentionSpec& spec) {
   const bool random = spec.feature_map == FeatureMapKind::kPositiveRandom;
   const std::string start(to_string(spec.start));
   if (random && !draws_omega(spec.start)) {
-    refuse("start",
-           "= " + start + ": positive_random draws its features by gaussian or orthogonal_chi");
+    refuse_spec(
+        "start",
+        "= " + start + ": positive_random draws its features by gaussian or orthogonal_chi");
   }
   if (!random && draws_omega(spec.start)) {
-    refuse("start",
-           "= " + start + ": only positive_random starts so; use orthogonal, kaiming or identity");
+    refuse_spec(
+        "start",
+        "= " + start + ": only positive_random starts so; use orthogonal, kaiming or identity");
   }
   const std::string order = "= " + std::to_string(spec.order);
   if (spec.feature_map != FeatureMapKind::kTaylor) {
     if (spec.order != AttentionSpec{}.order)
-      refuse("order", order + ": only taylor has an order; leave it out");
+      refuse_spec("order", order + ": only taylor has an order; leave it out");
   } else if (spec.order % 2 != 0) {
-    refuse("order",
-           order +
-               ": odd orders of the Taylor series give weights below 0 and denominators that are "
-               "not positive; use 2");
+    refuse_spec(
+        "order",
+        order +
+            ": odd orders of the Taylor series give weights below 0 and denominators that are "
+            "not positive; use 2");
   } else if (spec.order != 2) {
-    refuse("order", order + ": expected 2, the one even order whose features are held");
+    refuse_spec("order", order + ": expected 2, the one even order whose features are held");
   }
 }
 
@@ -123,35 +126,36 @@ bool AttentionSpec::has_projection() const {
 void AttentionSpec::validate(int head_dim) const {
   const std::string kind(to_string(feature_map));
   if (negation && !is_hedgehog(feature_map)) {
-    refuse(
+    refuse_spec(
         "negation",
         "= true: only the hedgehog maps concatenate the map of -xW; set it to false for " + kind);
   }
   const int most = feature_map == FeatureMapKind::kTaylor ? kMaxTaylorFeatures : kMaxFeatures;
   if (feature_dim < 1 || feature_dim > most) {
-    refuse("feature_dim",
-           "= " + std::to_string(feature_dim) + ": expected 1 to " + std::to_string(most));
+    refuse_spec("feature_dim",
+                "= " + std::to_string(feature_dim) + ": expected 1 to " + std::to_string(most));
   }
   if (negation && feature_dim % 2 != 0) {
-    refuse(
+    refuse_spec(
         "feature_dim",
         "= " + std::to_string(feature_dim) + ": must be even with negation, half of it is of -xW");
   }
   if (bias && !has_projection()) {
-    refuse("bias", "= true: " + kind + " has no projection to add a bias to; set it to false");
+    refuse_spec("bias", "= true: " + kind + " has no projection to add a bias to; set it to false");
   }
   if (bias && feature_map == FeatureMapKind::kPositiveRandom) {
-    refuse("bias", "= true: positive_random has none; set it to false");
+    refuse_spec("bias", "= true: positive_random has none; set it to false");
   }
   check_maps_of_the_exponential(*this);
   if (!has_projection() && head_dim > 0) check_features_of_head(*this, head_dim);
   if (window != WindowLayout::kNone && (window_size < 1 || window_size > 65536)) {
-    refuse("window_size", "= " + std::to_string(window_size) + ": expected 1 to 65536");
+    refuse_spec("window_size", "= " + std::to_string(window_size) + ": expected 1 to 65536");
   }
   if (!std::isfinite(window_factor) || std::abs(window_factor) > 30.0) {
-    refuse("window_factor",
-           "= " + std::to_string(window_factor) +
-               ": it is a logit, expected -30 to 30 (-2.197 starts the window's share at 0.1)");
+    refuse_spec(
+        "window_factor",
+        "= " + std::to_string(window_factor) +
+            ": it is a logit, expected -30 to 30 (-2.197 starts the window's share at 0.1)");
   }
 }
 

@@ -38,7 +38,7 @@ Handle access_properties() {
   return properties;
 }
 
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+[[noreturn]] void refuse_hdf5(const std::string& path, const std::string& what) {
   throw Error(ErrorKind::kCorrupt,
               fmt::format("{}: {}; this is no file that hedgerow wrote", path, what));
 }
@@ -164,14 +164,14 @@ void require_names(const Handle& file,
   H5G_info_t info{};
   check(H5Gget_info(file.id(), &info), "H5Gget_info", path);
   if (info.nlinks != names.size()) {
-    refuse(path,
-           fmt::format("its root group has {} entries, expected {}", info.nlinks, names.size()));
+    refuse_hdf5(
+        path, fmt::format("its root group has {} entries, expected {}", info.nlinks, names.size()));
   }
   for (const char* name : names) {
     H5L_info_t link{};
     if (H5Lget_info(file.id(), name, &link, H5P_DEFAULT) < 0 || link.type != H5L_TYPE_HARD) {
       H5Eclear2(H5E_DEFAULT);
-      refuse(path, fmt::format("it has no dataset '{}' of its own", name));
+      refuse_hdf5(path, fmt::format("it has no dataset '{}' of its own", name));
     }
   }
 }
@@ -179,11 +179,11 @@ void require_names(const Handle& file,
 Handle open_dataset(const Handle& file, const char* name, DType dtype, const std::string& path) {
   Handle object(check(H5Oopen(file.id(), name, H5P_DEFAULT), "H5Oopen", path), H5Oclose);
   if (H5Iget_type(object.id()) != H5I_DATASET)
-    refuse(path, fmt::format("'{}' is not a dataset", name));
+    refuse_hdf5(path, fmt::format("'{}' is not a dataset", name));
   const Handle type(check(H5Dget_type(object.id()), "H5Dget_type", path), H5Tclose);
   const Handle expected = file_type(dtype);
   if (H5Tequal(type.id(), expected.id()) <= 0) {
-    refuse(
+    refuse_hdf5(
         path,
         fmt::format("dataset '{}' has another element type, expected {}", name, to_string(dtype)));
   }
@@ -191,14 +191,14 @@ Handle open_dataset(const Handle& file, const char* name, DType dtype, const std
                           H5Pclose);
   const H5D_layout_t layout = H5Pget_layout(properties.id());
   if (layout != H5D_CONTIGUOUS && layout != H5D_CHUNKED) {
-    refuse(
+    refuse_hdf5(
         path,
         fmt::format("dataset '{}' is neither contiguous nor chunked (a virtual dataset?)", name));
   }
   if (H5Pget_nfilters(properties.id()) != 0)
-    refuse(path, fmt::format("dataset '{}' has filters", name));
+    refuse_hdf5(path, fmt::format("dataset '{}' has filters", name));
   if (H5Pget_external_count(properties.id()) != 0) {
-    refuse(path, fmt::format("dataset '{}' keeps its data in other files", name));
+    refuse_hdf5(path, fmt::format("dataset '{}' keeps its data in other files", name));
   }
   return object;
 }

@@ -51,7 +51,9 @@ FencingToken token_at(const std::string& name, std::size_t begin) {
 }
 
 // A name may come from anywhere: what is shown of it is short and printable.
-[[noreturn]] void refuse(const std::string& name, const fs::path& root, const std::string& why) {
+[[noreturn]] void refuse_path(const std::string& name,
+                              const fs::path& root,
+                              const std::string& why) {
   constexpr std::size_t kShown = 200;
   std::string shown = name.substr(0, kShown);
   std::ranges::replace_if(shown, is_control, '?');
@@ -68,7 +70,7 @@ void refuse_dangling_links(const fs::path& name, const std::string& shown, const
     path /= part;
     std::error_code error;
     if (fs::is_symlink(path, error) && !fs::exists(path, error))
-      refuse(shown, root, "leads through a symbolic link to nowhere, " + path.string());
+      refuse_path(shown, root, "leads through a symbolic link to nowhere, " + path.string());
   }
 }
 
@@ -76,7 +78,7 @@ fs::path real_path(const fs::path& path, const std::string& name, const fs::path
   std::error_code error;
   fs::path real = fs::weakly_canonical(path, error);
   // Too long, a circle of links, a directory that may not be looked into.
-  if (error) refuse(name, root, "leads nowhere (" + error.message() + ")");
+  if (error) refuse_path(name, root, "leads nowhere (" + error.message() + ")");
   return real;
 }
 
@@ -152,13 +154,15 @@ std::string RunLayout::evaluation(const std::string& subject, FencingToken token
 
 fs::path RunLayout::resolve(const std::string& relative) const {
   const fs::path name(relative);
-  if (relative.empty()) refuse(relative, root_, "is empty");
-  if (name.is_absolute()) refuse(relative, root_, "is absolute");
+  if (relative.empty()) refuse_path(relative, root_, "is empty");
+  if (name.is_absolute()) refuse_path(relative, root_, "is absolute");
   // A zero would end the name for the system, but not for us.
-  if (std::ranges::any_of(relative, is_control)) refuse(relative, root_, "has control characters");
+  if (std::ranges::any_of(relative, is_control))
+    refuse_path(relative, root_, "has control characters");
   for (const fs::path& part : name) {
-    if (part == "..") refuse(relative, root_, "contains '..'");
-    if (part.empty() || part == ".") refuse(relative, root_, "is not written in its plain form");
+    if (part == "..") refuse_path(relative, root_, "contains '..'");
+    if (part.empty() || part == ".")
+      refuse_path(relative, root_, "is not written in its plain form");
   }
   refuse_dangling_links(name, relative, root_);
   const fs::path real_root = real_path(root_, relative, root_);
@@ -166,7 +170,7 @@ fs::path RunLayout::resolve(const std::string& relative) const {
   const auto [rest, ignored] =
       std::mismatch(real_root.begin(), real_root.end(), real.begin(), real.end());
   if (rest != real_root.end()) {
-    refuse(relative, root_, "leads through a symbolic link to " + real.string());
+    refuse_path(relative, root_, "leads through a symbolic link to " + real.string());
   }
   return root_ / name;
 }

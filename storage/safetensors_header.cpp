@@ -24,7 +24,7 @@ std::string printable(std::string_view name) {
   return out + (name.size() > kShown ? "...'" : "'");
 }
 
-[[noreturn]] void refuse(const std::string& file, const std::string& rule) {
+[[noreturn]] void refuse_safetensors(const std::string& file, const std::string& rule) {
   throw Error(
       ErrorKind::kCorrupt,
       fmt::format("safetensors file {}: {}; get the file again, or write it again", file, rule));
@@ -100,26 +100,27 @@ class HeaderReader {
 
   bool key(std::string& key) {
     if (key.size() > kMaxSafetensorsNameBytes) {
-      refuse(file_,
-             fmt::format("the name {} is {} bytes long, the limit is {}",
-                         printable(key),
-                         key.size(),
-                         kMaxSafetensorsNameBytes));
+      refuse_safetensors(file_,
+                         fmt::format("the name {} is {} bytes long, the limit is {}",
+                                     printable(key),
+                                     key.size(),
+                                     kMaxSafetensorsNameBytes));
     }
     if (place_ == Place::kTop) {
       name_ = key;
       if (key == "__metadata__" ? has_metadata_ : header_.tensors.contains(key)) {
-        refuse(file_, fmt::format("the key {} stands twice", printable(key)));
+        refuse_safetensors(file_, fmt::format("the key {} stands twice", printable(key)));
       }
       if (header_.tensors.size() == kMaxSafetensorsTensors) {
-        refuse(file_, fmt::format("more than {} tensors", kMaxSafetensorsTensors));
+        refuse_safetensors(file_, fmt::format("more than {} tensors", kMaxSafetensorsTensors));
       }
     } else if (place_ == Place::kMetadata) {
       if (header_.metadata.contains(key)) {
-        refuse(file_, fmt::format("the metadata key {} stands twice", printable(key)));
+        refuse_safetensors(file_, fmt::format("the metadata key {} stands twice", printable(key)));
       }
       if (header_.metadata.size() == kMaxSafetensorsTensors) {
-        refuse(file_, fmt::format("more than {} metadata keys", kMaxSafetensorsTensors));
+        refuse_safetensors(file_,
+                           fmt::format("more than {} metadata keys", kMaxSafetensorsTensors));
       }
     } else {
       if (key != "dtype" && key != "shape" && key != "data_offsets") {
@@ -162,7 +163,8 @@ class HeaderReader {
   }
 
   [[noreturn]] bool parse_error(std::size_t position, const std::string&, const Json::exception&) {
-    refuse(file_, fmt::format("the header is not valid JSON at byte {} of the file", position + 8));
+    refuse_safetensors(
+        file_, fmt::format("the header is not valid JSON at byte {} of the file", position + 8));
   }
 
   SafetensorsHeader take() { return std::move(header_); }
@@ -171,17 +173,18 @@ class HeaderReader {
   enum class Place { kStart, kTop, kMetadata, kTensor, kShape, kOffsets, kEnd };
 
   [[noreturn]] void refuse_tensor(const std::string& rule) const {
-    refuse(file_, fmt::format("tensor {}: {}", printable(name_), rule));
+    refuse_safetensors(file_, fmt::format("tensor {}: {}", printable(name_), rule));
   }
 
   [[noreturn]] void unexpected(const std::string& what) const {
-    if (place_ == Place::kStart) refuse(file_, "the header is not a JSON object");
+    if (place_ == Place::kStart) refuse_safetensors(file_, "the header is not a JSON object");
     if (place_ == Place::kMetadata) {
-      refuse(file_,
-             fmt::format("__metadata__ {} holds {}, expected a string", printable(key_), what));
+      refuse_safetensors(
+          file_, fmt::format("__metadata__ {} holds {}, expected a string", printable(key_), what));
     }
     if (place_ == Place::kTop) {
-      refuse(file_, fmt::format("entry {} is {}, expected an object", printable(name_), what));
+      refuse_safetensors(file_,
+                         fmt::format("entry {} is {}, expected an object", printable(name_), what));
     }
     refuse_tensor(fmt::format("{} holds {}", printable(key_), what));
   }
@@ -238,38 +241,39 @@ class HeaderReader {
 void check_coverage(const SafetensorsHeader& header,
                     std::uint64_t buffer_bytes,
                     const std::string& file) {
-  using Item = const std::pair<const std::string, SafetensorsEntry>*;
-  std::vector<Item> order;
+  using Entry = const std::pair<const std::string, SafetensorsEntry>*;
+  std::vector<Entry> order;
   order.reserve(header.tensors.size());
   for (const auto& item : header.tensors) order.push_back(&item);
-  std::sort(order.begin(), order.end(), [](Item a, Item b) {
+  std::sort(order.begin(), order.end(), [](Entry a, Entry b) {
     return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
   });
   std::uint64_t covered = 0;
-  for (const Item item : order) {
+  for (const Entry item : order) {
     const std::uint64_t begin = item->second.begin;
     if (begin < covered) {
-      refuse(file,
-             fmt::format("tensor {}: its data begins at {} and overlaps the tensor before it, "
-                         "which ends at {}",
-                         printable(item->first),
-                         begin,
-                         covered));
+      refuse_safetensors(
+          file,
+          fmt::format("tensor {}: its data begins at {} and overlaps the tensor before it, "
+                      "which ends at {}",
+                      printable(item->first),
+                      begin,
+                      covered));
     }
     if (begin > covered) {
-      refuse(file,
-             fmt::format("tensor {}: a hole of {} bytes lies before its data at {}",
-                         printable(item->first),
-                         begin - covered,
-                         begin));
+      refuse_safetensors(file,
+                         fmt::format("tensor {}: a hole of {} bytes lies before its data at {}",
+                                     printable(item->first),
+                                     begin - covered,
+                                     begin));
     }
     covered = item->second.end;
   }
   if (covered != buffer_bytes) {
-    refuse(file,
-           fmt::format("the last {} of {} data bytes belong to no tensor",
-                       buffer_bytes - covered,
-                       buffer_bytes));
+    refuse_safetensors(file,
+                       fmt::format("the last {} of {} data bytes belong to no tensor",
+                                   buffer_bytes - covered,
+                                   buffer_bytes));
   }
 }
 
@@ -279,28 +283,32 @@ std::uint64_t safetensors_header_length(std::string_view first_bytes,
                                         std::uint64_t file_bytes,
                                         const std::string& file) {
   if (first_bytes.size() < 8 || file_bytes < 8) {
-    refuse(file, fmt::format("{} bytes are too few for the 8-byte header length", file_bytes));
+    refuse_safetensors(
+        file, fmt::format("{} bytes are too few for the 8-byte header length", file_bytes));
   }
   if (first_bytes.substr(0, 8) == "version ") {
-    refuse(file,
-           "it is a Git LFS pointer and not the file itself (run 'git lfs pull' in the model "
-           "directory)");
+    refuse_safetensors(
+        file,
+        "it is a Git LFS pointer and not the file itself (run 'git lfs pull' in the model "
+        "directory)");
   }
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < 8; ++i) {
     length |= static_cast<std::uint64_t>(static_cast<unsigned char>(first_bytes[i])) << (8 * i);
   }
   if (length > kMaxSafetensorsHeaderBytes) {
-    refuse(file,
-           fmt::format("header length {} exceeds {} bytes, so this is no safetensors file",
-                       length,
-                       kMaxSafetensorsHeaderBytes));
+    refuse_safetensors(
+        file,
+        fmt::format("header length {} exceeds {} bytes, so this is no safetensors file",
+                    length,
+                    kMaxSafetensorsHeaderBytes));
   }
   if (length > file_bytes - 8) {
-    refuse(file,
-           fmt::format("header length {} exceeds the file ({} bytes), which is truncated",
-                       length,
-                       file_bytes));
+    refuse_safetensors(
+        file,
+        fmt::format("header length {} exceeds the file ({} bytes), which is truncated",
+                    length,
+                    file_bytes));
   }
   return length;
 }
@@ -308,7 +316,8 @@ std::uint64_t safetensors_header_length(std::string_view first_bytes,
 SafetensorsHeader parse_safetensors_header(std::string_view json,
                                            std::uint64_t buffer_bytes,
                                            const std::string& file) {
-  if (json.empty() || json.front() != '{') refuse(file, "the header does not begin with '{'");
+  if (json.empty() || json.front() != '{')
+    refuse_safetensors(file, "the header does not begin with '{'");
   HeaderReader reader(file, buffer_bytes);
   Json::sax_parse(json.begin(), json.end(), &reader);
   SafetensorsHeader header = reader.take();

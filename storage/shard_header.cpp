@@ -17,7 +17,7 @@ constexpr int kVersion = 1;
 // HDF5's limit of a chunk, and far above any sequence of hidden states.
 constexpr std::uint64_t kMaxChunkBytes = std::numeric_limits<std::uint32_t>::max();
 
-[[noreturn]] void refuse(const std::string& file, const std::string& what) {
+[[noreturn]] void refuse_shard(const std::string& file, const std::string& what) {
   throw Error(ErrorKind::kCorrupt,
               fmt::format("shard {}: {}; delete it and let the run capture it again", file, what));
 }
@@ -86,12 +86,13 @@ ShardHeader decode_shard_header(std::span<const std::byte> first_bytes,
                                 std::uint64_t file_bytes,
                                 const std::string& file) {
   if (first_bytes.size() < kShardHeaderBytes || file_bytes < kShardHeaderBytes) {
-    refuse(file,
-           fmt::format("{} bytes are too few for its header, the file is truncated", file_bytes));
+    refuse_shard(
+        file,
+        fmt::format("{} bytes are too few for its header, the file is truncated", file_bytes));
   }
   const std::string_view text(reinterpret_cast<const char*>(first_bytes.data()), kShardHeaderBytes);
   if (!text.starts_with(kMagic))
-    refuse(file, "no header; writing it was not finished, or it is no shard");
+    refuse_shard(file, "no header; writing it was not finished, or it is no shard");
   if (!text.starts_with(first_line(kVersion))) {
     const std::string_view version = text.substr(kMagic.size(), 8);
     throw Error(
@@ -108,18 +109,19 @@ ShardHeader decode_shard_header(std::span<const std::byte> first_bytes,
   try {
     header = from_json(json);
   } catch (const nlohmann::json::exception&) {
-    refuse(file, "its header is damaged");
+    refuse_shard(file, "its header is damaged");
   } catch (const Error&) {
-    refuse(file, "its header is damaged");
+    refuse_shard(file, "its header is damaged");
   }
   const std::optional<std::uint64_t> bytes = data_bytes(header.info);
-  if (!bytes || encode_shard_header(header) != text) refuse(file, "its header is damaged");
+  if (!bytes || encode_shard_header(header) != text) refuse_shard(file, "its header is damaged");
   if (header.file_bytes != file_bytes) {
-    refuse(file, fmt::format("it has {} bytes, its header says {}", file_bytes, header.file_bytes));
+    refuse_shard(file,
+                 fmt::format("it has {} bytes, its header says {}", file_bytes, header.file_bytes));
   }
   if (header.data_offset < kShardHeaderBytes || header.data_offset > file_bytes ||
       *bytes > file_bytes - header.data_offset) {
-    refuse(file, "its header puts sequences outside the file");
+    refuse_shard(file, "its header puts sequences outside the file");
   }
   return header;
 }

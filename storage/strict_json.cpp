@@ -31,16 +31,15 @@ bool is_nested_deeper(std::string_view text, std::size_t max_depth) {
 nlohmann::json parse_strict_json(const std::string& text,
                                  const std::string& name,
                                  std::size_t max_depth) {
-  using Json = nlohmann::json;
   std::vector<std::set<std::string>> keys;  // of the open objects, outermost first
-  const auto check = [&](int depth, Json::parse_event_t event, Json& parsed) {
+  const auto check = [&](int depth, nlohmann::json::parse_event_t event, nlohmann::json& parsed) {
     if (static_cast<std::size_t>(depth) > max_depth) {
       throw Error(ErrorKind::kCorrupt,
                   fmt::format("{}: JSON nested deeper than {} levels", name, max_depth));
     }
-    if (event == Json::parse_event_t::object_start) keys.emplace_back();
-    if (event == Json::parse_event_t::object_end) keys.pop_back();
-    if (event == Json::parse_event_t::key &&
+    if (event == nlohmann::json::parse_event_t::object_start) keys.emplace_back();
+    if (event == nlohmann::json::parse_event_t::object_end) keys.pop_back();
+    if (event == nlohmann::json::parse_event_t::key &&
         !keys.back().insert(parsed.get<std::string>()).second) {
       throw Error(
           ErrorKind::kCorrupt,
@@ -51,8 +50,8 @@ nlohmann::json parse_strict_json(const std::string& text,
     return true;
   };
   try {
-    return Json::parse(text, check);
-  } catch (const Json::parse_error& error) {
+    return nlohmann::json::parse(text, check);
+  } catch (const nlohmann::json::parse_error& error) {
     throw Error(ErrorKind::kCorrupt,
                 fmt::format("{}: not valid JSON at byte {} of {}; get or write the file again",
                             name,

@@ -20,7 +20,7 @@ constexpr std::array kNames{"document_starts", "input_ids", "loss_mask"};
 constexpr const char* kAgain =
     "'hedgerow check --repair' takes it away, and 'hedgerow run' makes it again";
 
-[[noreturn]] void refuse(const std::string& path, const std::string& what) {
+[[noreturn]] void refuse_tokens(const std::string& path, const std::string& what) {
   throw Error(ErrorKind::kCorrupt, fmt::format("tokens file {}: {}; {}", path, what, kAgain));
 }
 
@@ -35,12 +35,12 @@ Hash128 content_hash(const TokenSequences& tokens) {
 void verify_record(const std::filesystem::path& path, const FileRecord& expected) {
   const std::uint64_t size = File::open_read(path).size();
   if (size != expected.size) {
-    refuse(path.string(),
-           fmt::format("it has {} bytes, the journal recorded {}", size, expected.size));
+    refuse_tokens(path.string(),
+                  fmt::format("it has {} bytes, the journal recorded {}", size, expected.size));
   }
   if (const Hash128 found = hash_file(path); found != expected.root_hash) {
-    refuse(path.string(),
-           fmt::format("hash {} != recorded {}", found.hex(), expected.root_hash.hex()));
+    refuse_tokens(path.string(),
+                  fmt::format("hash {} != recorded {}", found.hex(), expected.root_hash.hex()));
   }
 }
 
@@ -77,20 +77,21 @@ void read_shape(const std::array<hdf5::Handle, 3>& datasets,
   const std::vector<std::uint64_t> shape = hdf5::layout_of(datasets[0], path).shape;
   for (const hdf5::Handle& dataset : datasets) {
     if (hdf5::layout_of(dataset, path).shape != shape || shape.size() != 2) {
-      refuse(path, "its datasets are not all of one shape [sequences, seq_len]");
+      refuse_tokens(path, "its datasets are not all of one shape [sequences, seq_len]");
     }
   }
   std::uint64_t elements = 0;
   if (__builtin_mul_overflow(shape[0], shape[1], &elements) || elements == 0 ||
       elements > file_bytes / 6) {
-    refuse(path,
-           fmt::format("[{}, {}] tokens do not fit its {} bytes", shape[0], shape[1], file_bytes));
+    refuse_tokens(
+        path,
+        fmt::format("[{}, {}] tokens do not fit its {} bytes", shape[0], shape[1], file_bytes));
   }
   tokens.num_sequences = static_cast<std::int64_t>(shape[0]);
   tokens.seq_len = static_cast<std::int64_t>(shape[1]);
   if (tokens.num_train < 0 || tokens.num_train > tokens.num_sequences) {
-    refuse(path,
-           fmt::format("num_train {} of {} sequences", tokens.num_train, tokens.num_sequences));
+    refuse_tokens(
+        path, fmt::format("num_train {} of {} sequences", tokens.num_train, tokens.num_sequences));
   }
 }
 
@@ -108,14 +109,15 @@ std::vector<T> read_all(const hdf5::Handle& dataset,
 void verify_content(const TokenSequences& tokens, const std::string& path) {
   const Hash128 found = content_hash(tokens);
   if (found.hex() != tokens.content_hash) {
-    refuse(path,
-           fmt::format(
-               "content hash {} != recorded {}", found.hex(), tokens.content_hash.substr(0, 40)));
+    refuse_tokens(
+        path,
+        fmt::format(
+            "content hash {} != recorded {}", found.hex(), tokens.content_hash.substr(0, 40)));
   }
   const auto is_flag = [](std::uint8_t value) { return value <= 1; };
   if (!std::ranges::all_of(tokens.loss_mask, is_flag) ||
       !std::ranges::all_of(tokens.document_starts, is_flag)) {
-    refuse(path, "loss_mask and document_starts must be 0 or 1");
+    refuse_tokens(path, "loss_mask and document_starts must be 0 or 1");
   }
 }
 

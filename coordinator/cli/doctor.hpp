@@ -17,6 +17,8 @@
 
 namespace hedgerow::coordinator::cli {
 
+inline constexpr double kSkewSeconds = 2.0;  // between two clocks: more is a warning
+
 enum class Level { kOk, kWarn, kFail };
 
 struct Finding {

@@ -29,7 +29,6 @@ constexpr std::uint64_t kWantedFiles = 10'000;
 constexpr double kSlowSyncMilliseconds = 50.0;  // a commit of the journal waits for one
 constexpr std::size_t kProbeBytes = 64U << 20U;
 constexpr double kSlowMegabytesPerSecond = 100.0;
-constexpr double kSkewSeconds = 2.0;
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();

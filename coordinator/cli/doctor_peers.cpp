@@ -27,7 +27,6 @@ using nlohmann::json;
 constexpr const char* kFolder = ".hedgerow-doctor-peers";
 constexpr double kForgottenSeconds = 600.0;  // a file of a doctor that was killed
 constexpr double kSlowSeconds = 30.0;        // of the 90 s that readers wait
-constexpr double kSkewSeconds = 2.0;
 constexpr std::chrono::seconds kFarewell{10};
 constexpr std::chrono::seconds kConnect{5};
 constexpr std::uint64_t kMaxBytes = 1U << 20;

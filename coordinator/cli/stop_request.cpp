@@ -10,7 +10,7 @@
 namespace hedgerow::coordinator::cli {
 namespace {
 
-constexpr std::chrono::milliseconds kLookEvery{500};
+constexpr std::chrono::milliseconds kLookForRequestEvery{500};
 
 }  // namespace
 
@@ -28,7 +28,8 @@ StopWatcher::StopWatcher(const storage::RunLayout& layout)
         std::mutex mutex;
         std::condition_variable_any wake;
         std::unique_lock lock(mutex);
-        while (!wake.wait_for(lock, token, kLookEvery, [&] { return token.stop_requested(); })) {
+        while (!wake.wait_for(
+            lock, token, kLookForRequestEvery, [&] { return token.stop_requested(); })) {
           std::error_code ignored;
           if (!std::filesystem::exists(file, ignored)) continue;
           interrupt();

@@ -4,6 +4,7 @@
 // live on. It holds no secret.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -33,6 +34,8 @@ struct ChildRecord {
   ProcessId process;
 };
 
+inline constexpr std::chrono::seconds kBeatEvery{5};
+
 struct CoordinatorFile {
   std::string host;
   ProcessId process;
@@ -41,8 +44,8 @@ struct CoordinatorFile {
   // Of the coordinator, Z85: connections at the endpoint are encrypted. Empty: they are not.
   std::string public_key{};
   std::string started_at;  // UTC, for people
-  std::uint64_t beat =
-      0;  // grows every 5 s: how another host tells a living coordinator from a dead one
+  // Grows every kBeatEvery: how another host tells a living coordinator from a dead one.
+  std::uint64_t beat = 0;
   std::vector<ChildRecord> children;
 };
 

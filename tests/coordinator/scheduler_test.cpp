@@ -5,8 +5,6 @@
 namespace hedgerow::coordinator {
 namespace {
 
-const KeepBoundaries kKeepAll{KeepBoundaries::Kind::kAll, 1};
-const KeepBoundaries kKeepNone{KeepBoundaries::Kind::kNone, 1};
 constexpr std::uint64_t kGiB = 1ULL << 30;
 
 WorkerView worker(const std::string& uuid, int held_block = -1, std::uint64_t memory = 0) {

@@ -3,10 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include "coordinator/plan.hpp"
 #include "coordinator/state.hpp"
 #include "storage/run_layout.hpp"
 
 namespace hedgerow::coordinator {
+
+inline const KeepBoundaries kKeepAll{KeepBoundaries::Kind::kAll, 1};
+inline const KeepBoundaries kKeepNone{KeepBoundaries::Kind::kNone, 1};
 
 inline Geometry small_geometry() {
   Geometry geometry;

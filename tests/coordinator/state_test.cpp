@@ -9,9 +9,6 @@
 namespace hedgerow::coordinator {
 namespace {
 
-const KeepBoundaries kKeepAll{KeepBoundaries::Kind::kAll, 1};
-const KeepBoundaries kKeepNone{KeepBoundaries::Kind::kNone, 1};
-
 bool wants(const std::vector<Intent>& intents, IntentKind kind) {
   return std::any_of(
       intents.begin(), intents.end(), [kind](const Intent& intent) { return intent.kind == kind; });

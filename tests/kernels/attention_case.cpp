@@ -93,6 +93,14 @@ Outcome differentiate(const AttentionFunction& function, const AttentionInputs& 
   return outcome;
 }
 
+Outcome hybrid_outcome(const AttentionCase& shape, const AttentionInputs& inputs) {
+  return differentiate(
+      [&](const AttentionInputs& x) {
+        return hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
+      },
+      inputs.as(shape.dtype, at::kFloat));
+}
+
 void expect_within_twice(const at::Tensor& ours,
                          const at::Tensor& plain,
                          const at::Tensor& exact,

@@ -17,6 +17,9 @@
 
 namespace hedgerow::kernels::testing {
 
+inline constexpr WindowLayout kLayouts[] = {
+    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
+
 struct AttentionCase {
   std::int64_t B = 2, H = 4, G = 2, T = 65, D = 16, f = 8;
   at::ScalarType dtype = at::kFloat;
@@ -49,6 +52,8 @@ struct Outcome {
 };
 using AttentionFunction = std::function<at::Tensor(const AttentionInputs&)>;
 Outcome differentiate(const AttentionFunction& function, const AttentionInputs& inputs);
+// Of the entry hybrid_attention, in the case's dtype on the CPU.
+Outcome hybrid_outcome(const AttentionCase& shape, const AttentionInputs& inputs);
 
 // The 2 x rule: the error of `ours` against the fp64 `exact` is at most twice that of a plain
 // version of the same precision, with a floor of a few units of rounding for values that the plain

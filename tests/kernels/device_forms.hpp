@@ -1,7 +1,7 @@
 // The cases that every form passes on every device. The tests of device_*_test.cpp are compiled
 // into two binaries: kernels_test runs them on CPU tensors, with the fused form (the entries'
-// choice there) and with the ATen form called by name, and gpu_kernels_test on CUDA tensors with the
-// ATen form. What only one form promises is in the tests that are named after it or after the
+// choice there) and with the ATen form called by name, and gpu_kernels_test on CUDA tensors with
+// the ATen form. What only one form promises is in the tests that are named after it or after the
 // entries; the hybrid's fused CUDA form, whose products are bf16, has cuda_hybrid_test.cpp.
 #pragma once
 
@@ -47,8 +47,6 @@ class DeviceSoftmax : public DeviceForms {};
 class DeviceLoss : public DeviceForms {};
 class DeviceDecode : public DeviceForms {};
 
-inline constexpr WindowLayout kLayouts[] = {
-    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
 inline constexpr at::ScalarType kDtypes[] = {at::kFloat, at::kBFloat16};
 
 // Runs all suites with one form on one device; for the one file of a binary that says which.

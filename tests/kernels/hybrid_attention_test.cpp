@@ -14,27 +14,18 @@ using testing::AttentionCase;
 using testing::AttentionInputs;
 using testing::differentiate;
 using testing::expect_outcome;
+using testing::hybrid_outcome;
+using testing::kLayouts;
 using testing::kLeafNames;
 using testing::make_inputs;
 using testing::Outcome;
 using testing::reference_outcome;
 
-constexpr WindowLayout kLayouts[] = {
-    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
-
-Outcome fused(const AttentionCase& shape, const AttentionInputs& inputs) {
-  return differentiate(
-      [&](const AttentionInputs& x) {
-        return hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
-      },
-      inputs.as(shape.dtype, at::kFloat));
-}
-
 // The plain version is the T x T form with the same inputs, products in fp32.
 void expect_case(const AttentionCase& shape) {
   const AttentionInputs inputs = make_inputs(shape);
   expect_outcome(shape,
-                 fused(shape, inputs),
+                 hybrid_outcome(shape, inputs),
                  reference_outcome(shape, inputs, shape.dtype),
                  reference_outcome(shape, inputs, at::kDouble));
 }
@@ -72,7 +63,7 @@ TEST(HybridAttention, EqualsTheReferenceForTheIdentityOfPositiveInputs) {
     inputs.q = inputs.q.abs();
     inputs.k = inputs.k.abs();
     expect_outcome(shape,
-                   fused(shape, inputs),
+                   hybrid_outcome(shape, inputs),
                    reference_outcome(shape, inputs, at::kFloat),
                    reference_outcome(shape, inputs, at::kDouble));
   }
@@ -107,7 +98,7 @@ TEST(HybridAttention, DifferentiatesTheMaximum) {
   shape.options.layout = WindowLayout::kSliding;
   shape.options.window_size = 32;
   const AttentionInputs inputs = make_inputs(shape);
-  const Outcome ours = fused(shape, inputs);
+  const Outcome ours = hybrid_outcome(shape, inputs);
   const Outcome detached =
       differentiate([&](const AttentionInputs& x) { return with_detached_maximum(x, shape); },
                     inputs.as(at::kDouble, at::kDouble));

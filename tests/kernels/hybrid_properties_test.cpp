@@ -13,21 +13,14 @@ namespace {
 
 using testing::AttentionCase;
 using testing::AttentionInputs;
-using testing::differentiate;
+using testing::hybrid_outcome;
+using testing::kLayouts;
 using testing::kLeafNames;
 using testing::make_inputs;
 using testing::Outcome;
 
-constexpr WindowLayout kLayouts[] = {
-    WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone};
-
 at::Tensor attend(const AttentionInputs& x, const HybridOptions& options) {
   return hybrid_attention(x.q, x.k, x.v, x.parameters, options);
-}
-
-Outcome fused(const AttentionCase& shape, const AttentionInputs& inputs) {
-  return differentiate([&](const AttentionInputs& x) { return attend(x, shape.options); },
-                       inputs.as(shape.dtype, at::kFloat));
 }
 
 // Chunks are anchored at token 0: a prefix alone gives what it gives inside a longer sequence.
@@ -56,7 +49,7 @@ TEST(HybridAttention, IsSoftmaxUpToTheWindowAndItsFactorCancels) {
     const AttentionInputs inputs = make_inputs(shape);
     const at::Tensor softmax = softmax_attention_reference(
         inputs.q.to(at::kDouble), inputs.k.to(at::kDouble), inputs.v.to(at::kDouble));
-    const Outcome ours = fused(shape, inputs);
+    const Outcome ours = hybrid_outcome(shape, inputs);
     EXPECT_LT((ours.value - softmax).abs().max().item<double>(), 2e-6) << shape.name();
     EXPECT_EQ(ours.gradients[5].abs().max().item<double>(), 0.0) << "window_factors";
     EXPECT_EQ(ours.gradients[3].abs().max().item<double>(), 0.0) << "layer_q";
@@ -100,7 +93,7 @@ TEST(HybridAttention, ReadsEveryKeyOnceThroughItsOwnBranch) {
 Outcome fused_by_threads(int threads, const AttentionCase& shape, const AttentionInputs& inputs) {
   const int before = at::get_num_threads();
   at::set_num_threads(threads);
-  const Outcome found = fused(shape, inputs);
+  const Outcome found = hybrid_outcome(shape, inputs);
   at::set_num_threads(before);
   return found;
 }

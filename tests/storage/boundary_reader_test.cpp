@@ -5,11 +5,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <functional>
 #include <random>
 #include <thread>
 
 #include "storage/error.hpp"
+#include "tests/support/refusal.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -19,16 +19,7 @@ namespace {
 namespace fs = std::filesystem;
 using namespace std::chrono_literals;
 using ::testing::HasSubstr;
-
-std::string refusal(const std::function<void()>& action, ErrorKind kind) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  return "(accepted)";
-}
+using tests::refusal;
 
 class BoundaryReaderTest : public ::testing::Test {
  protected:

@@ -3,11 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <functional>
 #include <limits>
 
 #include "storage/error.hpp"
 #include "storage/safetensors.hpp"
+#include "tests/support/refusal.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -15,6 +15,7 @@ namespace hedgerow::storage {
 namespace {
 
 using ::testing::HasSubstr;
+using tests::refusal;
 using namespace std::string_literals;
 
 Checkpoint sample() {
@@ -25,16 +26,6 @@ Checkpoint sample() {
   checkpoint.state = {
       {"step", 17}, {"best", 0.1}, {"lr", 1e-2 / 3.0}, {"rng", {1, 18446744073709551615ULL}}};
   return checkpoint;
-}
-
-std::string refusal(const std::function<void()>& action, ErrorKind kind) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  return "(accepted)";
 }
 
 class CheckpointTest : public ::testing::Test {

@@ -28,10 +28,6 @@ ErrorKind kind_of(const std::function<void()>& action) {
   return ErrorKind::kInternal;
 }
 
-std::span<const std::byte> bytes_of(const std::string& text) {
-  return std::as_bytes(std::span(text));
-}
-
 class FileTest : public ::testing::Test {
  protected:
   tests::TemporaryDirectory directory_;
@@ -39,7 +35,7 @@ class FileTest : public ::testing::Test {
 
 TEST_F(FileTest, WritesAndReadsBackAtAnOffset) {
   File file = File::create(directory_ / "a");
-  file.write_all(bytes_of("0123456789"));
+  file.write_all(std::as_bytes(std::span(std::string_view("0123456789"))));
   file.sync();
   file.close();
   std::array<char, 4> part{};

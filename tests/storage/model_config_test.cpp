@@ -5,10 +5,10 @@
 
 #include <cstdlib>
 #include <fstream>
-#include <functional>
 #include <nlohmann/json.hpp>
 
 #include "storage/error.hpp"
+#include "tests/support/refusal.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {
@@ -17,6 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using tests::refusal;
 using Json = nlohmann::json;
 
 Json tiny_config() {
@@ -33,16 +34,6 @@ Json tiny_config() {
           {"rope_theta", 10000.0},
           {"tie_word_embeddings", true},
           {"torch_dtype", "bfloat16"}};
-}
-
-std::string refusal(const std::function<void()>& action, ErrorKind kind) {
-  try {
-    action();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.kind(), kind) << error.what();
-    return error.what();
-  }
-  return "(accepted)";
 }
 
 std::string refusal_of(Json config, const Json& change) {

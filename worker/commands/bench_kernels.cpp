@@ -4,7 +4,6 @@
 #include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -35,12 +34,7 @@ wire::KernelSweep read_sweep(std::istream& in) {
   }
 }
 
-void print_line(const nlohmann::json& object) {
-  std::printf("%s\n", object.dump().c_str());
-  std::fflush(stdout);
-}
-
-storage::ExitCode run(bool wants_progress) {
+storage::ExitCode run_bench_kernels(bool wants_progress) {
   const wire::KernelSweep sweep = read_sweep(std::cin);
   if (sweep.threads > 0) at::set_num_threads(sweep.threads);
   const at::Device device = resolve_device(sweep.device);
@@ -68,7 +62,8 @@ void register_bench_kernels(CLI::App& app, Action& action) {
       "bench-kernels", "Time the attention kernels; the sweep comes as JSON on stdin");
   const auto progress = std::make_shared<bool>(false);
   command->add_flag("--progress", *progress, kProgressHelp);
-  command->callback([progress, &action] { action = [progress] { return run(*progress); }; });
+  command->callback(
+      [progress, &action] { action = [progress] { return run_bench_kernels(*progress); }; });
 }
 
 }  // namespace hedgerow::worker

@@ -20,7 +20,7 @@
 namespace hedgerow::worker {
 namespace {
 
-struct Options {
+struct EvaluateArguments {
   std::string model, tokens, student, adapter, logits;
   std::string device = "auto", compute_dtype = "auto", stream_dtype = "fp32";
   int max_sequences = 0, threads = 0;
@@ -63,7 +63,7 @@ void print_table(const nlohmann::json& result) {
   }
 }
 
-storage::ExitCode run(const Options& given) {
+storage::ExitCode run_evaluate(const EvaluateArguments& given) {
   if (given.threads > 0) at::set_num_threads(given.threads);
   const Stopwatch clock;
   const auto model = storage::ModelDirectory::open(given.model);
@@ -106,7 +106,7 @@ storage::ExitCode run(const Options& given) {
   result["peak_memory"] = memory.peak();
   if (file) file->write(given.logits);
   if (given.json) {
-    std::printf("%s\n", result.dump().c_str());
+    print_line(result);
   } else {
     print_table(result);
   }
@@ -118,7 +118,7 @@ storage::ExitCode run(const Options& given) {
 void register_evaluate(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("evaluate", "Perplexity of a model or student on a tokens file");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<EvaluateArguments>();
   command
       ->add_option(
           "--model", options->model, "Model directory, or org/name in the local Hugging Face cache")
@@ -142,7 +142,7 @@ void register_evaluate(CLI::App& app, Action& action) {
       "--logits", options->logits, "Write all logits [sequences, T, V] to this safetensors file");
   command->add_flag("--json", options->json, "One JSON object");
   command->add_flag("--progress", options->progress, kProgressHelp);
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_evaluate(*options); }; });
 }
 
 }  // namespace hedgerow::worker

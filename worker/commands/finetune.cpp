@@ -14,6 +14,7 @@
 #include "storage/fault_point.hpp"
 #include "storage/file.hpp"
 #include "worker/commands/commands.hpp"
+#include "worker/commands/progress_lines.hpp"
 #include "worker/failure.hpp"
 #include "worker/finetune/stage_request.hpp"
 #include "worker/memory_peak.hpp"
@@ -29,7 +30,7 @@ using storage::RunLayout;
 // Less than the other ranks wait for rank 0 (kLoadDeadline).
 constexpr int kLongestWait = 1500;
 
-struct Options {
+struct FinetuneArguments {
   std::string run, student, endpoint, resume;
   std::uint64_t token = 0;
   int threads = 0;
@@ -66,7 +67,7 @@ class StandaloneContext final : public TaskContext {
   std::int64_t shown_ = 0;
 };
 
-wire::Task task_of(const Options& options, const RunLayout& layout) {
+wire::Task task_of(const FinetuneArguments& options, const RunLayout& layout) {
   wire::Task task;
   task.kind = wire::TaskKind::kFinetune;
   task.fencing_token = options.token;
@@ -83,7 +84,7 @@ wire::Task task_of(const Options& options, const RunLayout& layout) {
   return task;
 }
 
-ExitCode run_alone(RunContext& run, const Options& options, Communicator& communicator) {
+ExitCode run_alone(RunContext& run, const FinetuneArguments& options, Communicator& communicator) {
   StandaloneContext context;
   const MemoryPeakMeter memory(run.device());
   auto result = run_finetune(run, context, task_of(options, run.layout()), communicator);
@@ -95,7 +96,7 @@ ExitCode run_alone(RunContext& run, const Options& options, Communicator& commun
       fs::create_directories(to.parent_path());
       storage::publish(attempt_path(run.layout(), options.token, file.name), to);
     }
-    std::printf("%s\n", result.result.dump().c_str());
+    print_line(result.result);
   }
   communicator.barrier();
   return ExitCode::kOk;
@@ -119,7 +120,7 @@ void settle(Communicator& communicator) {
 }
 
 // Rank 0 joins the coordinator as a worker that already holds the task; the others follow it.
-ExitCode run_joined(RunContext& run, const Options& options, Communicator& communicator) {
+ExitCode run_joined(RunContext& run, const FinetuneArguments& options, Communicator& communicator) {
   if (communicator.rank() != 0) {
     const std::string text = shared({}, communicator);
     if (text.empty()) return ExitCode::kInterrupted;
@@ -166,7 +167,7 @@ ExitCode run_joined(RunContext& run, const Options& options, Communicator& commu
 
 // Ranks that no coordinator started have no token yet: rank 0 asks for it, and all hear the answer.
 // False: told to stop meanwhile.
-bool complete(Options& options, Communicator& communicator) {
+bool complete(FinetuneArguments& options, Communicator& communicator) {
   if (options.token != 0) return true;
   std::string text;
   if (communicator.rank() == 0) {
@@ -192,7 +193,7 @@ bool complete(Options& options, Communicator& communicator) {
   return true;
 }
 
-ExitCode run(Options options) {
+ExitCode run_finetune(FinetuneArguments options) {
   static_cast<void>(stop_signal());  // before MPI starts its own threads
   storage::fault_point("worker.started");
   const auto communicator =
@@ -220,7 +221,7 @@ ExitCode run(Options options) {
 void register_finetune(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("finetune", "One rank of the LoRA stage; start all of them with mpirun");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<FinetuneArguments>();
   command->add_option("--run", options->run, "Run directory")->required();
   auto* student =
       command->add_option("--student", options->student, "Of the run directory: student/tN");
@@ -242,7 +243,7 @@ void register_finetune(CLI::App& app, Action& action) {
                       "directory; of any number of ranks");
   command->add_option(
       "--threads", options->threads, "Of this rank; 0: the recipe's, or as many as cores");
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_finetune(*options); }; });
 }
 
 }  // namespace hedgerow::worker

@@ -2,7 +2,6 @@
 #include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>
-#include <cstdio>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -20,7 +19,7 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-struct Options {
+struct GenerateArguments {
   std::string model, student, adapter;
   std::string device = "auto", compute_dtype = "auto", stream_dtype = "fp32";
   GenerateOptions generate;
@@ -52,8 +51,7 @@ class Printer final : public GenerationObserver {
     show(num_done_ + 1);
   }
   void on_row(std::int64_t row, const std::vector<std::int64_t>& ids) override {
-    std::printf("%s\n", nlohmann::json{{"row", row}, {"ids", ids}}.dump().c_str());
-    std::fflush(stdout);
+    print_line({{"row", row}, {"ids", ids}});
     // A row that ends early leaves nothing to wait for.
     show(num_done_ + max_new_tokens_ - static_cast<std::int64_t>(ids.size()));
   }
@@ -68,7 +66,7 @@ class Printer final : public GenerationObserver {
   std::int64_t max_new_tokens_, num_tokens_, num_done_ = 0;
 };
 
-storage::ExitCode run(const Options& options) {
+storage::ExitCode run_generate(const GenerateArguments& options) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   options.generate.sampling.validate();
   const ProgressLines progress(options.progress);
@@ -98,7 +96,7 @@ void register_generate(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("generate",
                                          "Continue prompts: {\"prompts\": [[ids], ...]} on stdin, "
                                          "{\"row\": .., \"ids\": [..]} lines on stdout");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<GenerateArguments>();
   auto& generate = options->generate;
   command
       ->add_option(
@@ -129,7 +127,7 @@ void register_generate(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--threads", options->threads, "0: as many as cores");
   command->add_flag("--progress", options->progress, kProgressHelp);
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_generate(*options); }; });
 }
 
 }  // namespace hedgerow::worker

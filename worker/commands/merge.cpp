@@ -11,12 +11,12 @@
 namespace hedgerow::worker {
 namespace {
 
-struct Options {
+struct MergeArguments {
   std::string model, student, adapter, out;
   bool progress = false;
 };
 
-storage::ExitCode run(const Options& options) {
+storage::ExitCode run_merge(const MergeArguments& options) {
   const auto model = storage::ModelDirectory::open(options.model);
   // An adapter belongs to a student: one of another teacher is refused before anything is written.
   if (!options.student.empty()) static_cast<void>(load_student(options.student, model, at::kCPU));
@@ -33,7 +33,7 @@ storage::ExitCode run(const Options& options) {
 void register_merge(CLI::App& app, Action& action) {
   CLI::App* command =
       app.add_subcommand("merge", "Write the model's weights with W + (alpha / r) B A");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<MergeArguments>();
   command
       ->add_option(
           "--model", options->model, "Model directory, or org/name in the local Hugging Face cache")
@@ -44,7 +44,7 @@ void register_merge(CLI::App& app, Action& action) {
   command->add_option("--out", options->out, "Directory for the weight files; must hold none")
       ->required();
   command->add_flag("--progress", options->progress, kProgressHelp);
-  command->callback([options, &action] { action = [options] { return run(*options); }; });
+  command->callback([options, &action] { action = [options] { return run_merge(*options); }; });
 }
 
 }  // namespace hedgerow::worker

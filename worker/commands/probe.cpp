@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cstdio>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -16,6 +15,7 @@
 #include "storage/build_info.hpp"
 #include "worker/comm/nccl_exchange.hpp"
 #include "worker/commands/commands.hpp"
+#include "worker/commands/progress_lines.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -26,11 +26,6 @@ using storage::ExitCode;
 
 constexpr std::size_t kBytes = 1U << 20;  // past every path for small messages
 constexpr std::size_t kHostBytes = 256;
-
-void print_line(const nlohmann::json& object) {
-  std::printf("%s\n", object.dump().c_str());
-  std::fflush(stdout);
-}
 
 std::string version_text(int nccl) { return nccl == 0 ? "" : nccl_version_text(nccl); }
 

@@ -9,6 +9,12 @@
 
 namespace hedgerow::worker {
 
+// One object a line, at once: whoever started this program reads along.
+inline void print_line(const nlohmann::json& object) {
+  std::printf("%s\n", object.dump().c_str());
+  std::fflush(stdout);
+}
+
 class ProgressLines {
  public:
   explicit ProgressLines(bool is_wanted) : is_wanted_(is_wanted) {}
@@ -17,8 +23,7 @@ class ProgressLines {
     if (!is_wanted_) return;
     const nlohmann::json line = {
         {"event", "progress"}, {"phase", phase}, {"progress", share}, {"note", note}};
-    std::printf("%s\n", line.dump().c_str());
-    std::fflush(stdout);
+    print_line(line);
   }
 
  private:

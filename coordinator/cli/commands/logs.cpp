@@ -22,7 +22,7 @@ namespace {
 namespace fs = std::filesystem;
 using storage::ExitCode;
 
-constexpr std::chrono::milliseconds kLookEvery{250};
+constexpr std::chrono::milliseconds kLookForLinesEvery{250};
 
 struct LogsOptions {
   std::string run, worker;
@@ -154,7 +154,7 @@ ExitCode run_logs(const LogsOptions& options, Terminal& terminal) {
         if (filter.wants(line)) tail.show(line, terminal);
       }
     }
-    const auto key = terminal.console().wait_for_key(kLookEvery);
+    const auto key = terminal.console().wait_for_key(kLookForLinesEvery);
     if (key && (*key == 'q' || *key == 'Q')) break;
   }
   return ExitCode::kOk;

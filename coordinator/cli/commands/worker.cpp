@@ -24,7 +24,7 @@ struct WorkerOptions {
   bool stays = false;
 };
 
-constexpr std::chrono::seconds kLookEvery{2};
+constexpr std::chrono::seconds kLookForOpeningEvery{2};
 // A step in hand, its checkpoint and the coordinator's answer; then a worker is killed.
 constexpr std::chrono::seconds kWorkerPatience{60};
 
@@ -62,7 +62,7 @@ std::optional<ExitCode> wait_for_opening(const WorkerOptions& options,
                                options.run + "' starts one");
     }
     if (is_first) terminal.say("waiting for a coordinator of " + options.run);
-    std::ignore = terminal.console().wait_for_key(kLookEvery);
+    std::ignore = terminal.console().wait_for_key(kLookForOpeningEvery);
   }
 }
 
