@@ -11,7 +11,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr std::uint64_t kBytesAtOnce = 1U << 20;
+constexpr std::uint64_t kBytesAtFirst = 4096, kBytesAtOnce = 1U << 20;
 
 class OsAppendFile final : public AppendFile {
  public:
@@ -64,8 +64,10 @@ class OsDisk final : public Disk {
     std::string part;
     std::uint64_t size = 0;
     // Until nothing more comes, and not until a size that was asked for, which may be an old one.
+    // As much again each time: most files are short, and memory costs more to clear than to read.
     for (std::size_t got = 1; got > 0 && size < max_bytes; size += got) {
-      part.resize(size + std::min(max_bytes - size, kBytesAtOnce));
+      const std::uint64_t more = std::clamp(size, kBytesAtFirst, kBytesAtOnce);
+      part.resize(size + std::min(max_bytes - size, more));
       got = file.read_some(std::as_writable_bytes(std::span(part)).subspan(size), offset + size);
     }
     part.resize(size);

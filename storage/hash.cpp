@@ -76,9 +76,9 @@ Hash128 hash128(std::span<const std::byte> bytes) {
 
 Hash128 hash_file(const std::filesystem::path& path) {
   const File file = File::open_read(path);
-  std::vector<std::byte> buffer(kFileBuffer);
-  Hasher128 hasher;
   const std::uint64_t size = file.size();
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(size, kFileBuffer));
+  Hasher128 hasher;
   for (std::uint64_t offset = 0; offset < size; offset += kFileBuffer) {
     const std::size_t count = std::min<std::uint64_t>(kFileBuffer, size - offset);
     const std::span<std::byte> part = std::span(buffer).first(count);

@@ -42,7 +42,8 @@ Hash128 root_hash(const File& file, ShardHeader header) {
   const std::string text = encode_shard_header(header);
   Hasher128 hasher;
   hasher.update(std::as_bytes(std::span(text)));
-  std::vector<std::byte> buffer(kReadBuffer);
+  const std::uint64_t hashed = header.data_offset + (header.file_bytes - header.data_end());
+  std::vector<std::byte> buffer(std::min<std::uint64_t>(hashed, kReadBuffer));
   const auto add = [&](std::uint64_t begin, std::uint64_t end) {
     while (begin < end) {
       const auto part =
