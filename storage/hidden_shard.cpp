@@ -16,8 +16,8 @@ namespace hedgerow::storage {
 namespace {
 
 constexpr const char* kAgain =
-    "a run that goes on makes it again; 'hedgerow check --repair' marks all damage for the next "
-    "one";
+    "a run that goes on makes it again; 'hedgerow check --repair' marks all damage, for the next "
+    "run to make again";
 constexpr const char* kStates = "hidden_states";
 constexpr const char* kHashes = "chunk_hashes";
 constexpr std::array kNames{kHashes, kStates};
