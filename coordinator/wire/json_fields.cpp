@@ -3,6 +3,7 @@
 #include <limits>
 
 #include "storage/error.hpp"
+#include "storage/strict_json.hpp"
 
 namespace hedgerow::wire {
 namespace {
@@ -11,7 +12,7 @@ using nlohmann::json;
 using storage::Error;
 using storage::ErrorKind;
 
-constexpr int kMaxDepth = 16;
+constexpr std::size_t kMaxDepth = 16;
 
 double to_double(const char* key, const json& value) {
   if (value.is_null()) return std::numeric_limits<double>::quiet_NaN();
@@ -34,13 +35,14 @@ void throw_ill_typed(const char* key, const char* expected, const json& found) {
 }
 
 json parse_document(std::string_view text) {
-  const auto guard = [](int depth, json::parse_event_t, json&) {
-    if (depth > kMaxDepth) throw Error(ErrorKind::kCorrupt, "JSON is nested deeper than 16 levels");
-    return true;
-  };
+  // Before it is parsed: asked at each value, the parser takes a sixth longer.
+  if (storage::is_nested_deeper(text, kMaxDepth)) {
+    throw Error(ErrorKind::kCorrupt,
+                "JSON is nested deeper than " + std::to_string(kMaxDepth) + " levels");
+  }
   json document;
   try {
-    document = json::parse(text, guard);
+    document = json::parse(text);
   } catch (const json::exception& error) {
     throw Error(ErrorKind::kCorrupt, std::string("not JSON: ") + error.what());
   }
