@@ -28,19 +28,19 @@ COMPUTED_S = 3  # of processor time in the task before the signal comes: loading
 INTERRUPTED = 4
 PATIENCE_S = 240  # for what is not measured: other work may have the machine
 
-RECIPE = {  # on top of job.RECIPE: few tasks, each with one long piece of work
+RECIPE = {  # on top of job.RECIPE: few tasks, each with one long piece of work, and no stages but these
     "data.transfer.seq_len": 1024,
     "data.transfer.max_sequences": 12,
-    "data.evaluate.seq_len": 1024,
+    "data.evaluate": None,
+    "data.finetune": None,
     "plan.layers_per_block": 4,
     "plan.compute_dtype": "fp32",  # the slower one of most processors: less memory for the same seconds
     "plan.shard_mib": None,
     "transfer.max_steps": 1,
     "transfer.validate_every": 1,
     "transfer.checkpoint_every": None,
-    "finetune.max_steps": 2,
-    "finetune.checkpoint_every": None,
-    "finetune.threads": 1,
+    "finetune": None,
+    "finetune.enabled": False,
     "workers.local": 1,
     "workers.orphan_timeout_s": None,
 }
@@ -56,7 +56,7 @@ class Preempted:
     """One run that is signalled while the task of `stage` computes."""
 
     def __init__(self, test: unittest.TestCase, stage: str, sizes: dict[str, object]) -> None:
-        self.job = job.Job({**RECIPE, **sizes})
+        self.job = job.Job({**RECIPE, **sizes}, job.require_text())  # an excerpt is too short
         test.addCleanup(self.job.close)
         self.stage = stage
         self.run = subprocess.Popen([self.job.bin / "hedgerow", "run", "--run", self.job.run_directory, "--recipe",
@@ -140,10 +140,12 @@ class InTheMiddleOfAStage(unittest.TestCase):
         self.check_pulled("transfer", {**forward_of(64), "transfer.validation_sequences": 1})
 
     def test_an_evaluation_gives_its_lease_back_in_time(self) -> None:
-        self.check_pulled("evaluate", {"data.evaluate.validation_sequences": 192})
+        self.check_pulled("evaluate", {"data.evaluate.seq_len": 1024, "data.evaluate.validation_sequences": 192})
 
     def test_a_finetune_stage_gives_its_lease_back_in_time(self) -> None:
-        sizes = {"finetune.sequences_per_step": 32, "data.finetune.seq_len": 1024, "data.finetune.max_sequences": 68}
+        sizes = {"finetune.enabled": True, "finetune.max_steps": 2, "finetune.validate_every": 0, "finetune.threads": 1,
+                 "finetune.ranks": 2, "finetune.sequences_per_step": 32, "data.finetune.seq_len": 1024,
+                 "data.finetune.max_sequences": 68}
         self.check_pulled("finetune", sizes, "finetune", "mpirun")
 
 
