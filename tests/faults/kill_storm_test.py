@@ -90,9 +90,11 @@ class Storm:
     def next_wanted(self) -> dict[str, int]:
         """How many kills the next run is to have, by state."""
         left = self.kills - len(self.report.kills)
+        lacking = {state: AT_LEAST - self.report.by("state").get(state, 0) for state in storm.REQUIRED}
         if left <= 0:
-            return {state: AT_LEAST - self.report.by("state").get(state, 0) for state in storm.REQUIRED}
-        return {state: max(1, round(share * min(left, self.kills_a_run))) for state, share in storm.SHARES.items()}
+            return lacking
+        return {state: max(1, round(share * min(left, self.kills_a_run)), lacking.get(state, 0))
+                for state, share in storm.SHARES.items()}
 
     def has_each_state(self) -> bool:
         by_state = self.report.by("state")

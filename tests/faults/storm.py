@@ -212,9 +212,11 @@ class StormyRun:
             return []
         wishes = []
         for place, skip, longest in sorted(drawn):
-            at_once = place in unseen or self.wants_few or self.random.random() < 0.3
-            delay = 0 if at_once else self.random.randint(0, longest)
-            wishes.append(Wish(place, self.random.randint(0, skip), delay))
+            if place in unseen:  # the first to come by: the wish is drawn anew each second, and some come once a run
+                wishes.append(Wish(place, 0, 0))
+                continue
+            at_once = self.wants_few or self.random.random() < 0.3
+            wishes.append(Wish(place, self.random.randint(0, skip), 0 if at_once else self.random.randint(0, longest)))
         return wishes
 
     def strike(self) -> None:
