@@ -13,8 +13,7 @@
 
 namespace hedgerow::coordinator {
 
-// A beat comes every 5 s.
-inline constexpr std::chrono::seconds kForeignPatience{15};
+inline constexpr std::chrono::seconds kForeignPatience = 3 * wire::kBeatEvery;
 
 // How to wait; a test's pause takes no time.
 struct HolderWait {

@@ -20,7 +20,7 @@ class Preparation {
 
  private:
   storage::RunLayout layout_;
-  std::jthread beats_;  // every 5 s: how another host tells that this one lives
+  std::jthread beats_;  // every wire::kBeatEvery: how another host tells that this one lives
 };
 
 // Who prepares the run now; on another host by the age of the last beat.

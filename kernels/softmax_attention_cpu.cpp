@@ -14,7 +14,7 @@
 namespace hedgerow::kernels::cpu {
 namespace {
 
-constexpr std::int64_t kQueries = 64;
+constexpr std::int64_t kQueriesAtOnce = 64;
 
 }  // namespace
 
@@ -31,26 +31,26 @@ at::Tensor softmax_attention_cpu(const at::Tensor& q, const at::Tensor& k, const
   at::parallel_for(0, shape.B * shape.H, 1, [&](std::int64_t begin, std::int64_t end) {
     const ProductsScope scope(products);
     HeadRows q_rows(queries), k_rows(keys), v_rows(values);
-    Scratch q_transposed(D * kQueries), weights(T * kQueries), tile(kQueries * width),
-        lanes(3 * kQueries);
-    float *maxima = lanes.data(), *sums = maxima + kQueries, *inverse = sums + kQueries;
+    Scratch q_transposed(D * kQueriesAtOnce), weights(T * kQueriesAtOnce),
+        tile(kQueriesAtOnce * width), lanes(3 * kQueriesAtOnce);
+    float *maxima = lanes.data(), *sums = maxima + kQueriesAtOnce, *inverse = sums + kQueriesAtOnce;
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t b = task / shape.H, h = task % shape.H;
       const Rows qh = q_rows.rows(b, h), kh = k_rows.rows(b, h / shape.group()),
                  vh = v_rows.rows(b, h / shape.group());
-      for (std::int64_t first = 0; first < T; first += kQueries) {
-        const std::int64_t last = std::min(first + kQueries, T), n = last - first;
-        transpose(qh.row(first), qh.ld, n, D, q_transposed.data(), kQueries);
+      for (std::int64_t first = 0; first < T; first += kQueriesAtOnce) {
+        const std::int64_t last = std::min(first + kQueriesAtOnce, T), n = last - first;
+        transpose(qh.row(first), qh.ld, n, D, q_transposed.data(), kQueriesAtOnce);
         multiply(products,
                  {last, n, D},
                  as_stored(kh.data, kh.ld),
-                 {q_transposed.data(), kQueries},
+                 {q_transposed.data(), kQueriesAtOnce},
                  weights.data(),
-                 kQueries,
+                 kQueriesAtOnce,
                  false);
         const TileMask causal{0, first, 0, kNoLag};
         window_weights(weights.data(),
-                       kQueries,
+                       kQueriesAtOnce,
                        last,
                        padded(n),
                        causal,
@@ -61,7 +61,7 @@ at::Tensor softmax_attention_cpu(const at::Tensor& q, const at::Tensor& k, const
                        sums);
         multiply(products,
                  {n, D, last},
-                 transposed(weights.data(), kQueries),
+                 transposed(weights.data(), kQueriesAtOnce),
                  vh.right(0),
                  tile.data(),
                  width,

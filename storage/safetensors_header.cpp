@@ -241,15 +241,14 @@ class HeaderReader {
 void check_coverage(const SafetensorsHeader& header,
                     std::uint64_t buffer_bytes,
                     const std::string& file) {
-  using Entry = const std::pair<const std::string, SafetensorsEntry>*;
-  std::vector<Entry> order;
+  std::vector<decltype(&*header.tensors.begin())> order;
   order.reserve(header.tensors.size());
   for (const auto& item : header.tensors) order.push_back(&item);
-  std::sort(order.begin(), order.end(), [](Entry a, Entry b) {
+  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
     return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
   });
   std::uint64_t covered = 0;
-  for (const Entry item : order) {
+  for (const auto* item : order) {
     const std::uint64_t begin = item->second.begin;
     if (begin < covered) {
       refuse_safetensors(

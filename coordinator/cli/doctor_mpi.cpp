@@ -14,7 +14,7 @@
 namespace hedgerow::coordinator::cli {
 namespace {
 
-constexpr std::chrono::seconds kPatience{60};  // a launcher that is kept from a node hangs
+constexpr std::chrono::seconds kLauncherPatience{60};  // a launcher that is kept from a node hangs
 constexpr std::chrono::seconds kPeersPatience{150};
 constexpr const char* kWithoutMpi = "or set finetune.ranks = 1 in the recipe";
 
@@ -42,7 +42,7 @@ Finding launch(Terminal& terminal,
                const std::vector<std::string>& words) {
   try {
     std::vector<std::string> lines;
-    const ChildResult result = run_child({.arguments = words, .limit = kPatience},
+    const ChildResult result = run_child({.arguments = words, .limit = kLauncherPatience},
                                          terminal,
                                          [&](std::string_view line) { lines.emplace_back(line); });
     if (result.ok()) return judge_ranks(check, lines);

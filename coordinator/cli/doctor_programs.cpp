@@ -14,7 +14,8 @@ namespace hedgerow::coordinator::cli {
 namespace {
 
 constexpr const char* kPackages = "import numpy, h5py, tokenizers, xxhash, jinja2, gguf";
-constexpr std::chrono::seconds kPatience{60};  // a cold shared file system brings libraries slowly
+// A cold shared file system brings libraries slowly.
+constexpr std::chrono::seconds kProbePatience{60};
 
 struct Probe {
   std::string check, fix;
@@ -31,7 +32,7 @@ Finding run_probe(Terminal& terminal, const Probe& probe) {
   std::string out;
   try {
     ChildCommand command = probe.command();
-    command.limit = kPatience;
+    command.limit = kProbePatience;
     const ChildResult result = run_child(
         command, terminal, [&](std::string_view line) { out += std::string(line) + "\n"; });
     if (!result.ok())

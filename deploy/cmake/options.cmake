@@ -4,18 +4,21 @@ add_library(hedgerow_warnings INTERFACE)
 target_compile_options(hedgerow_warnings INTERFACE
   $<$<COMPILE_LANGUAGE:CXX>:-Wall -Wextra -Wshadow -Wsign-conversion -Werror>
   $<$<COMPILE_LANGUAGE:CUDA>:-Werror=all-warnings>
+  # GCC takes a .cpp file's own types for a header's once the file is included, as a unity build does.
+  $<$<AND:$<BOOL:${CMAKE_UNITY_BUILD}>,$<COMPILE_LANG_AND_ID:CXX,GNU>>:-Wno-subobject-linkage>
   # GCC 12 sees overlapping copies in std::string's operator+ at -O3 that are not there (its bug 105651).
   $<$<AND:$<COMPILE_LANG_AND_ID:CXX,GNU>,$<VERSION_LESS:$<CXX_COMPILER_VERSION>,13>,$<CONFIG:Release>>:-Wno-restrict>)
 
 # The presets compile with -g1 (functions and lines for backtraces): full debug information cost a quarter of a file with JSON
 # templates and a third of one with LibTorch's.
+
 # Eight files of a target are compiled as one, which takes a third of the time: most of it goes into what the templates of JSON,
-# CLI11 and LibTorch make anew in every file. So names in unnamed namespaces are unique within a target. The presets asan and
-# tsan compile each file alone and show an include that is missing.
-if(CMAKE_UNITY_BUILD)
-  # GCC takes a file's own types in its own classes for a header's, once the file is included.
-  add_compile_options($<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
-endif()
+# CLI11 and LibTorch make anew in every file. So names in unnamed namespaces are unique within a batch, and where a new file moves
+# the batches and two meet, one of them gets a better name. -DCMAKE_UNITY_BUILD=OFF compiles each file alone and shows an include
+# that is missing, as the presets asan and tsan do for what they build.
+
+# The presets' ccache trusts the compiler's own list of headers (CCACHE_DEPEND): a file that is not in the cache is then not
+# preprocessed first, only to look for it. That reaches the compiler by `cmake --build --preset`, not by `cmake --build build/cpu`.
 
 if(HEDGEROW_SANITIZE)
   # Global on purpose: a sanitized object linked with an unsanitized one of ours reports nothing.

@@ -8,13 +8,13 @@ namespace {
 
 using testing::HasSubstr;
 
-const storage::FileRecord kTransfer{"tokens/transfer.h5", 100, {1, 2}};
-const storage::FileRecord kEvaluate{"tokens/evaluate.h5", 50, {3, 4}};
+const storage::FileRecord kTransferTokens{"tokens/transfer.h5", 100, {1, 2}};
+const storage::FileRecord kEvaluateTokens{"tokens/evaluate.h5", 50, {3, 4}};
 
 // The refusal's message; empty: the run goes on.
 std::string refusal(const RunInputs& now) {
   try {
-    check_same_inputs({"f00d", {kTransfer}}, now, storage::RunLayout("/run"), "/model");
+    check_same_inputs({"f00d", {kTransferTokens}}, now, storage::RunLayout("/run"), "/model");
   } catch (const storage::Error& error) {
     EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
     return error.what();
@@ -22,18 +22,21 @@ std::string refusal(const RunInputs& now) {
   return "";
 }
 
-TEST(RunInputs, LetARunGoOnFromWhatItBeganWith) { EXPECT_EQ(refusal({"f00d", {kTransfer}}), ""); }
+TEST(RunInputs, LetARunGoOnFromWhatItBeganWith) {
+  EXPECT_EQ(refusal({"f00d", {kTransferTokens}}), "");
+}
 
 TEST(RunInputs, NameTheModelThatChanged) {
-  EXPECT_THAT(refusal({"beef", {kTransfer}}), HasSubstr("/model changed since the run began"));
+  EXPECT_THAT(refusal({"beef", {kTransferTokens}}),
+              HasSubstr("/model changed since the run began"));
 }
 
 TEST(RunInputs, NameTheTokenFileThatIsAnotherMissingOrNew) {
-  storage::FileRecord other = kTransfer;
+  storage::FileRecord other = kTransferTokens;
   other.root_hash.low = 9;
   EXPECT_THAT(refusal({"f00d", {other}}), HasSubstr("/run/tokens/transfer.h5 is not the file"));
   EXPECT_THAT(refusal({"f00d", {}}), HasSubstr("missing now"));
-  EXPECT_THAT(refusal({"f00d", {kTransfer, kEvaluate}}),
+  EXPECT_THAT(refusal({"f00d", {kTransferTokens, kEvaluateTokens}}),
               HasSubstr("/run/tokens/evaluate.h5 was not there"));
 }
 

@@ -14,6 +14,7 @@
 #include "coordinator/key_maker.hpp"
 #include "storage/error.hpp"
 #include "storage/file.hpp"
+#include "tests/support/refusal.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator {
@@ -25,13 +26,7 @@ using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
 std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const storage::Error& error) {
-    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage) << error.what();
-    return error.what();
-  }
-  return "nothing was refused";
+  return tests::refusal(action, storage::ErrorKind::kUsage);
 }
 
 unsigned mode_of(const fs::path& path) {
@@ -178,10 +173,10 @@ TEST_F(RunKeys, WhatBelongsToAnotherUserIsRefusedUnlessThatIsRootOrTheReaderIs) 
     std::exit(0);
   };
   const auto says = ::testing::ExitedWithCode(0);
-  EXPECT_EXIT(read_as_reader(), says, "nothing was refused") << "root's";
+  EXPECT_EXIT(read_as_reader(), says, "accepted") << "root's";
   give(folder, kReader);
   give(folder / "allowed", kReader);
-  EXPECT_EXIT(read_as_reader(), says, "nothing was refused") << "its own";
+  EXPECT_EXIT(read_as_reader(), says, "accepted") << "its own";
   give(folder / "allowed", kOther);
   EXPECT_EXIT(read_as_reader(),
               says,

@@ -18,7 +18,6 @@ using std::chrono::seconds;
 using storage::Error;
 using storage::ErrorKind;
 
-constexpr milliseconds kBusyTurn{1};
 constexpr std::time_t kFirstDay = 1'767'225'600;  // 2026-01-01
 
 std::string option(const std::vector<std::string>& argv, const std::string& name) {

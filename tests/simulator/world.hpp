@@ -47,6 +47,8 @@ class World {
   [[nodiscard]] std::uint64_t trace_hash() const { return trace_; }
 
  private:
+  static constexpr milliseconds kBusyTurn{1};  // until a coordinator that has work looks again
+
   class Mailbox;
   class Host;
   struct Member;  // a worker process

@@ -16,7 +16,6 @@ using storage::Error;
 using storage::ErrorKind;
 
 constexpr milliseconds kIdleTurn{500};
-constexpr milliseconds kBusyTurn{1};
 
 }  // namespace
 

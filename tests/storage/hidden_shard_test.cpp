@@ -18,6 +18,7 @@
 #include "storage/file.hpp"
 #include "storage/shard_header.hpp"
 #include "tests/support/forked_process.hpp"
+#include "tests/support/refusal.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -32,15 +33,6 @@ using tests::sequence_bytes;
 using tests::shard_info;
 using tests::write_bytes;
 using tests::write_shard;
-
-std::string refusal(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "(accepted)";
-}
 
 // What reading everything says: the refusal to open, the first damage, or nothing.
 std::string diagnosis(const fs::path& path, const std::optional<FileRecord>& expected) {
@@ -170,7 +162,8 @@ TEST_F(HiddenShard, AWriterThatDidNotFinishLeavesNothing) {
   {
     ShardWriter writer(path_, info);
     writer.append(sequence_bytes(info, 0));
-    EXPECT_THAT(refusal([&] { writer.finish("x"); }), HasSubstr("1 of 3"));
+    EXPECT_THAT(tests::refusal([&] { writer.finish("x"); }, ErrorKind::kInternal),
+                HasSubstr("1 of 3"));
   }
   EXPECT_FALSE(fs::exists(path_));
 }
@@ -255,8 +248,9 @@ TEST(ShardHeader, NumbersThatDoNotFitTheFileAreRefused) {
       .info = shard_info(2, 4, 16), .file_bytes = 8192, .data_offset = 4096, .root_hash = {}};
   const auto refuses = [](const ShardHeader& header, std::uint64_t file_bytes) {
     const std::string text = encode_shard_header(header);
-    return refusal(
-        [&] { (void)decode_shard_header(std::as_bytes(std::span(text)), file_bytes, "s.h5"); });
+    return tests::refusal(
+        [&] { (void)decode_shard_header(std::as_bytes(std::span(text)), file_bytes, "s.h5"); },
+        ErrorKind::kCorrupt);
   };
   EXPECT_EQ(refuses(good, 8192), "(accepted)");
   EXPECT_THAT(refuses(good, 8191), HasSubstr("header says 8192"));

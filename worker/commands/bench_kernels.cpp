@@ -34,7 +34,7 @@ wire::KernelSweep read_sweep(std::istream& in) {
   }
 }
 
-storage::ExitCode run_bench_kernels(bool wants_progress) {
+storage::ExitCode bench_kernels_command(bool wants_progress) {
   const wire::KernelSweep sweep = read_sweep(std::cin);
   if (sweep.threads > 0) at::set_num_threads(sweep.threads);
   const at::Device device = resolve_device(sweep.device);
@@ -63,7 +63,7 @@ void register_bench_kernels(CLI::App& app, Action& action) {
   const auto progress = std::make_shared<bool>(false);
   command->add_flag("--progress", *progress, kProgressHelp);
   command->callback(
-      [progress, &action] { action = [progress] { return run_bench_kernels(*progress); }; });
+      [progress, &action] { action = [progress] { return bench_kernels_command(*progress); }; });
 }
 
 }  // namespace hedgerow::worker

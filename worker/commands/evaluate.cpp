@@ -63,7 +63,7 @@ void print_table(const nlohmann::json& result) {
   }
 }
 
-storage::ExitCode run_evaluate(const EvaluateArguments& given) {
+storage::ExitCode evaluate_command(const EvaluateArguments& given) {
   if (given.threads > 0) at::set_num_threads(given.threads);
   const Stopwatch clock;
   const auto model = storage::ModelDirectory::open(given.model);
@@ -142,7 +142,8 @@ void register_evaluate(CLI::App& app, Action& action) {
       "--logits", options->logits, "Write all logits [sequences, T, V] to this safetensors file");
   command->add_flag("--json", options->json, "One JSON object");
   command->add_flag("--progress", options->progress, kProgressHelp);
-  command->callback([options, &action] { action = [options] { return run_evaluate(*options); }; });
+  command->callback(
+      [options, &action] { action = [options] { return evaluate_command(*options); }; });
 }
 
 }  // namespace hedgerow::worker

@@ -193,7 +193,7 @@ bool complete(FinetuneArguments& options, Communicator& communicator) {
   return true;
 }
 
-ExitCode run_finetune(FinetuneArguments options) {
+ExitCode finetune_command(FinetuneArguments options) {
   static_cast<void>(stop_signal());  // before MPI starts its own threads
   storage::fault_point("worker.started");
   const auto communicator =
@@ -243,7 +243,8 @@ void register_finetune(CLI::App& app, Action& action) {
                       "directory; of any number of ranks");
   command->add_option(
       "--threads", options->threads, "Of this rank; 0: the recipe's, or as many as cores");
-  command->callback([options, &action] { action = [options] { return run_finetune(*options); }; });
+  command->callback(
+      [options, &action] { action = [options] { return finetune_command(*options); }; });
 }
 
 }  // namespace hedgerow::worker

@@ -66,7 +66,7 @@ class Printer final : public GenerationObserver {
   std::int64_t max_new_tokens_, num_tokens_, num_done_ = 0;
 };
 
-storage::ExitCode run_generate(const GenerateArguments& options) {
+storage::ExitCode generate_command(const GenerateArguments& options) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   options.generate.sampling.validate();
   const ProgressLines progress(options.progress);
@@ -127,7 +127,8 @@ void register_generate(CLI::App& app, Action& action) {
       ->capture_default_str();
   command->add_option("--threads", options->threads, "0: as many as cores");
   command->add_flag("--progress", options->progress, kProgressHelp);
-  command->callback([options, &action] { action = [options] { return run_generate(*options); }; });
+  command->callback(
+      [options, &action] { action = [options] { return generate_command(*options); }; });
 }
 
 }  // namespace hedgerow::worker

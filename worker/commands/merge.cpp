@@ -16,7 +16,7 @@ struct MergeArguments {
   bool progress = false;
 };
 
-storage::ExitCode run_merge(const MergeArguments& options) {
+storage::ExitCode merge_command(const MergeArguments& options) {
   const auto model = storage::ModelDirectory::open(options.model);
   // An adapter belongs to a student: one of another teacher is refused before anything is written.
   if (!options.student.empty()) static_cast<void>(load_student(options.student, model, at::kCPU));
@@ -44,7 +44,7 @@ void register_merge(CLI::App& app, Action& action) {
   command->add_option("--out", options->out, "Directory for the weight files; must hold none")
       ->required();
   command->add_flag("--progress", options->progress, kProgressHelp);
-  command->callback([options, &action] { action = [options] { return run_merge(*options); }; });
+  command->callback([options, &action] { action = [options] { return merge_command(*options); }; });
 }
 
 }  // namespace hedgerow::worker

@@ -1,6 +1,7 @@
 // How far a command is, for the program that started it and draws the bar: JSON lines on stdout,
 // {"event":"progress","phase","progress":0..1,"note"}, before the answer. The same lines that the
-// Python programs of deploy/huggingface write. Silent unless --progress was given.
+// Python programs of deploy/huggingface write. Silent unless --progress was given. And print_line,
+// by which every JSON answer of a command goes out.
 #pragma once
 
 #include <cstdio>
