@@ -27,8 +27,8 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 HUGGINGFACE = REPOSITORY / "deploy" / "huggingface"
 CACHE = Path(os.environ.get("HEDGEROW_CACHE", Path.home() / ".cache" / "hedgerow"))
 TEXT = CACHE / "data" / "jargon.txt.gz"
-EXCERPT = CACHE / "data" / "jargon-excerpt.txt.gz"
-EXCERPT_CHARACTERS = 1 << 18
+EXCERPT_CHARACTERS = 1 << 16
+EXCERPT = CACHE / "data" / f"jargon-first-{EXCERPT_CHARACTERS}.txt.gz"
 
 RECIPE = """\
 seed = 7
@@ -41,7 +41,7 @@ max_sequences = 36
 split = "sequences"
 sources = [{ path = "%(text)s", format = "text" }]
 [data.finetune]
-seq_len = 128
+seq_len = 64
 validation_sequences = 4
 max_sequences = 20
 split = "sequences"
@@ -53,7 +53,7 @@ split = "sequences"
 sources = [{ path = "%(text)s", format = "text" }]
 [attention]
 window = "terraced"
-window_size = 16    # of 128 tokens: with 64 a terraced window would leave the feature maps nothing to do
+window_size = 16    # of 128 and 64 tokens: with 64 a terraced window would leave the feature maps nothing to do
 bias = true
 [plan]
 layers_per_block = 2
