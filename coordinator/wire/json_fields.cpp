@@ -124,7 +124,10 @@ std::vector<std::string> strings_field(const json& object, const char* key) {
 }
 
 json record_to_json(const storage::FileRecord& record) {
-  return {{"name", record.name}, {"size", record.size}, {"hash", record.root_hash.hex()}};
+  return Object()
+      .with("name", record.name)
+      .with("size", record.size)
+      .with("hash", record.root_hash.hex());
 }
 
 storage::FileRecord record_from_json(const json& object) {

@@ -36,7 +36,7 @@ constexpr std::array<std::string_view, std::variant_size_v<Message>> kTypes = {"
                                                                                "stop"};
 
 json worker_json(const WorkerId& worker) {
-  return {{"uuid", worker.uuid}, {"incarnation", worker.incarnation}};
+  return Object().with("uuid", worker.uuid).with("incarnation", worker.incarnation);
 }
 
 WorkerId worker_of(const json& body) {
@@ -46,72 +46,85 @@ WorkerId worker_of(const json& body) {
 
 // Each message's body, without its type. Fields are the struct's, by their names.
 json body(const Hello& m) {
-  json out = {{"worker", worker_json(m.worker)},
-              {"version", m.version},
-              {"build", m.build},
-              {"host", m.host},
-              {"device", m.device},
-              {"pid", m.pid},
-              {"threads", m.threads},
-              {"memory_bytes", m.memory_bytes},
-              {"held_block", m.held_block}};
+  json out = Object()
+                 .with("worker", worker_json(m.worker))
+                 .with("version", m.version)
+                 .with("build", m.build)
+                 .with("host", m.host)
+                 .with("device", m.device)
+                 .with("pid", m.pid)
+                 .with("threads", m.threads)
+                 .with("memory_bytes", m.memory_bytes)
+                 .with("held_block", m.held_block);
   if (m.held) out["held"] = *m.held;
   return out;
 }
 json body(const Request& m) {
-  return {{"worker", worker_json(m.worker)}, {"held_block", m.held_block}};
+  return Object().with("worker", worker_json(m.worker)).with("held_block", m.held_block);
 }
 json body(const Heartbeat& m) {
-  return {{"worker", worker_json(m.worker)},
-          {"fencing_token", m.fencing_token},
-          {"progress", m.progress}};
+  return Object()
+      .with("worker", worker_json(m.worker))
+      .with("fencing_token", m.fencing_token)
+      .with("progress", m.progress);
 }
 json body(const Checkpointed& m) {
-  return {{"worker", worker_json(m.worker)},
-          {"fencing_token", m.fencing_token},
-          {"file", record_to_json(m.file)},
-          {"step", m.step}};
+  return Object()
+      .with("worker", worker_json(m.worker))
+      .with("fencing_token", m.fencing_token)
+      .with("file", record_to_json(m.file))
+      .with("step", m.step);
 }
 json body(const ShardReady& m) {
-  return {{"worker", worker_json(m.worker)},
-          {"fencing_token", m.fencing_token},
-          {"shard", m.shard},
-          {"file", record_to_json(m.file)}};
+  return Object()
+      .with("worker", worker_json(m.worker))
+      .with("fencing_token", m.fencing_token)
+      .with("shard", m.shard)
+      .with("file", record_to_json(m.file));
 }
 json body(const Done& m) {
-  return {{"worker", worker_json(m.worker)},
-          {"fencing_token", m.fencing_token},
-          {"files", records_to_json(m.files)},
-          {"result", m.result}};
+  return Object()
+      .with("worker", worker_json(m.worker))
+      .with("fencing_token", m.fencing_token)
+      .with("files", records_to_json(m.files))
+      .with("result", m.result);
 }
 json body(const Failed& m) {
-  return {{"worker", worker_json(m.worker)},
-          {"fencing_token", m.fencing_token},
-          {"kind", storage::to_string(m.kind)},
-          {"message", m.message},
-          {"damaged", m.damaged}};
+  return Object()
+      .with("worker", worker_json(m.worker))
+      .with("fencing_token", m.fencing_token)
+      .with("kind", storage::to_string(m.kind))
+      .with("message", m.message)
+      .with("damaged", m.damaged);
 }
 json body(const Released& m) {
-  return {
-      {"worker", worker_json(m.worker)}, {"fencing_token", m.fencing_token}, {"reason", m.reason}};
+  return Object()
+      .with("worker", worker_json(m.worker))
+      .with("fencing_token", m.fencing_token)
+      .with("reason", m.reason);
 }
-json body(const Goodbye& m) { return {{"worker", worker_json(m.worker)}}; }
+json body(const Goodbye& m) { return Object().with("worker", worker_json(m.worker)); }
 json body(const Welcome& m) {
-  return {{"term", m.term},
-          {"lease_seconds", m.lease_seconds},
-          {"heartbeat_seconds", m.heartbeat_seconds},
-          {"keeps_task", m.keeps_task}};
+  return Object()
+      .with("term", m.term)
+      .with("lease_seconds", m.lease_seconds)
+      .with("heartbeat_seconds", m.heartbeat_seconds)
+      .with("keeps_task", m.keeps_task);
 }
-json body(const Refused& m) { return {{"reason", m.reason}}; }
-json body(const WhoAreYou& m) { return {{"term", m.term}}; }
-json body(const Grant& m) { return {{"task", m.task}}; }
-json body(const Idle& m) { return {{"retry_milliseconds", m.retry_milliseconds}}; }
+json body(const Refused& m) { return Object().with("reason", m.reason); }
+json body(const WhoAreYou& m) { return Object().with("term", m.term); }
+json body(const Grant& m) { return Object().with("task", m.task); }
+json body(const Idle& m) { return Object().with("retry_milliseconds", m.retry_milliseconds); }
 json body(const HeartbeatAck& m) {
-  return {{"fencing_token", m.fencing_token}, {"lease_valid", m.lease_valid}};
+  return Object().with("fencing_token", m.fencing_token).with("lease_valid", m.lease_valid);
 }
-json body(const Committed& m) { return {{"fencing_token", m.fencing_token}, {"name", m.name}}; }
-json body(const Fenced& m) { return {{"fencing_token", m.fencing_token}, {"reason", m.reason}}; }
-json body(const Stop& m) { return {{"reason", m.reason}, {"is_over", m.is_over}}; }
+json body(const Committed& m) {
+  return Object().with("fencing_token", m.fencing_token).with("name", m.name);
+}
+json body(const Fenced& m) {
+  return Object().with("fencing_token", m.fencing_token).with("reason", m.reason);
+}
+json body(const Stop& m) { return Object().with("reason", m.reason).with("is_over", m.is_over); }
 
 template <typename T>
 T parse(const json& body);

@@ -77,9 +77,10 @@ void from_json(const json& in, Task& task) {
 }
 
 void to_json(json& out, const PeakMemory& peak) {
-  out = {{"host_bytes", peak.host_bytes},
-         {"device_bytes", peak.device_bytes},
-         {"device_reserved_bytes", peak.device_reserved_bytes}};
+  out = Object()
+            .with("host_bytes", peak.host_bytes)
+            .with("device_bytes", peak.device_bytes)
+            .with("device_reserved_bytes", peak.device_reserved_bytes);
 }
 
 void from_json(const json& in, PeakMemory& peak) {
@@ -89,16 +90,17 @@ void from_json(const json& in, PeakMemory& peak) {
 }
 
 void to_json(json& out, const Progress& progress) {
-  out = {{"phase", progress.phase},
-         {"step", progress.step},
-         {"num_steps", progress.num_steps},
-         {"tokens", progress.tokens},
-         {"seconds", progress.seconds},
-         {"seconds_waited_on_data", progress.seconds_waited_on_data},
-         {"layer_mse", progress.layer_mse},
-         {"linear_share", progress.linear_share},
-         {"loss", progress.loss},
-         {"peak_memory", progress.peak_memory}};
+  out = Object()
+            .with("phase", progress.phase)
+            .with("step", progress.step)
+            .with("num_steps", progress.num_steps)
+            .with("tokens", progress.tokens)
+            .with("seconds", progress.seconds)
+            .with("seconds_waited_on_data", progress.seconds_waited_on_data)
+            .with("layer_mse", progress.layer_mse)
+            .with("linear_share", progress.linear_share)
+            .with("loss", progress.loss)
+            .with("peak_memory", progress.peak_memory);
 }
 
 void from_json(const json& in, Progress& progress) {
