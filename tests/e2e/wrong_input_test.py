@@ -340,7 +340,7 @@ class Recipes(WrongInput):
 
     def test_a_recipe_that_failed_before_anything_was_computed_is_mended_and_given_again(self) -> None:
         text = self.scratch / "latin-1.txt"
-        wrong = self.recipe((str(job.EXCERPT), str(text)), name="wrong.toml")
+        wrong = self.recipe((str(job.excerpt()), str(text)), name="wrong.toml")
         self.assert_refused(self.job.command("run", "--run", self.new_run, "--recipe", wrong), 2, str(text), "no such file")
         self.assertFalse(self.new_run.exists())
         text.write_bytes(b"caf\xe9 " * 10000)  # only who reads it can tell
@@ -370,7 +370,7 @@ class Recipes(WrongInput):
         evaluated = self.worker("evaluate", "--model", self.job.model, "--tokens", tokens)
         self.assertEqual(evaluated.code, 2, evaluated)
         self.assertIn("token id 49152", evaluated.err)
-        source = self.recipe((f'{{ path = "{job.EXCERPT}", format = "text" }}', f'{{ path = "{tokens}", format = "tokens" }}'))
+        source = self.recipe((f'{{ path = "{job.excerpt()}", format = "text" }}', f'{{ path = "{tokens}", format = "tokens" }}'))
         out = self.scratch / "out.h5"
         self.assert_refused(self.job.command("tokenize", "--recipe", source, "--stage", "transfer", "--out", out), 2,
                             "token id 49152 at sequence 3, position 5", "do tokenizer and model belong together?")

@@ -43,10 +43,11 @@ def expected() -> dict[str, str]:
 
 
 class Disturbed(job.Job):
-    """A run in the background, and what happens to it; `workers` are keys of the recipe's [workers]."""
+    """A run in the background, and what happens to it; `changes` and `text` as of a Job, `workers` are keys of [workers]."""
 
-    def __init__(self, test: unittest.TestCase, **workers: object) -> None:
-        super().__init__({f"workers.{key}": value for key, value in workers.items()})
+    def __init__(self, test: unittest.TestCase, changes: dict[str, object] | None = None, text: Path | None = None,
+                 **workers: object) -> None:
+        super().__init__({**(changes or {}), **{f"workers.{key}": value for key, value in workers.items()}}, text)
         test.addCleanup(self.close)
         self.test = test
 

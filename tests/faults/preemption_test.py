@@ -9,7 +9,6 @@ coordinator that answers a signal only when its children have.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,16 +16,18 @@ import sys
 import time
 import unittest
 from pathlib import Path
-from typing import IO
 
-sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "support")]
 import job  # noqa: E402
+from disturbed import Disturbed, report  # noqa: E402
 from processes import stat_of  # noqa: E402
 
 LIMIT_S = 10
-COMPUTED_S = 3  # of processor time in the task before the signal comes: loading is over, and the forward under way
+COMPUTED_S = 1.5  # of processor time in the task before the signal comes: loading is over, and the forward under way
 INTERRUPTED = 4
 PATIENCE_S = 240  # for what is not measured: other work may have the machine
+ENDS = ("released", "failed")
+CHARACTERS = 1 << 20  # of text: about 260,000 tokens, of which the evaluation takes 196,608
 
 RECIPE = {  # on top of job.RECIPE: few tasks, each with one long piece of work, and no stages but these
     "data.transfer.seq_len": 1024,
@@ -52,83 +53,57 @@ def forward_of(sequences: int) -> dict[str, object]:
             "plan.sequences_per_forward": sequences, "transfer.sequences_per_step": sequences}
 
 
-class Preempted:
-    """One run that is signalled while the task of `stage` computes."""
+class Preempted(Disturbed):
+    """A run that is signalled while the task of `stage` computes."""
 
     def __init__(self, test: unittest.TestCase, stage: str, sizes: dict[str, object]) -> None:
-        self.job = job.Job({**RECIPE, **sizes}, job.require_text())  # an excerpt is too short
-        test.addCleanup(self.job.close)
+        super().__init__(test, {**RECIPE, **sizes}, job.excerpt(CHARACTERS))
         self.stage = stage
-        self.run = subprocess.Popen([self.job.bin / "hedgerow", "run", "--run", self.job.run_directory, "--recipe",
-                                     self.job.recipe], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
-                                    stderr=self.enter_log(test))
-        test.addCleanup(self._end)
 
-    def enter_log(self, test: unittest.TestCase) -> IO:
-        log = (self.job.root / "stderr").open("w")
-        test.addCleanup(log.close)
-        return log
-
-    def _end(self) -> None:
-        if self.run.poll() is None:
-            self.run.kill()
-        self.run.wait()
-
-    def events(self) -> list[dict]:
-        ended = self.job.command("explain", "--all", "--json", "--run", self.job.run_directory)
-        events = json.loads(ended.out)["events"] if ended.code == 0 else []
-        return [event for event in events if event["subject"].startswith(self.stage)]
-
-    def wait_until_it_computes(self, *program: str, granted: int = 1) -> None:
+    def wait_until_it_computes(self, process: subprocess.Popen, *program: str, granted: int = 1) -> None:
         """Until the stage was granted so often, and its processes have computed for a while since."""
-        def has_begun() -> bool | None:
-            grants = sum(event["type"] == "granted" for event in self.events())
-            return True if grants >= granted and self.job.named(*program) else None
+        def has_begun() -> bool:
+            return len(self.events(self.stage, "granted")) >= granted and bool(self.named(*program))
 
         seen: dict[int, float] = {}  # by process, which may be another one by and by
 
-        def has_computed() -> bool | None:
-            computed = {pid: stat_of(pid).processor_seconds for pid in self.job.named(*program)}
-            return True if sum(now - seen.setdefault(pid, now) for pid, now in computed.items()) > COMPUTED_S else None
+        def has_computed() -> bool:
+            computed = {pid: stat_of(pid).processor_seconds for pid in self.named(*program)}
+            return sum(now - seen.setdefault(pid, now) for pid, now in computed.items()) > COMPUTED_S
 
-        job.wait_until(has_begun, self.run, PATIENCE_S)
-        job.wait_until(has_computed, self.run, PATIENCE_S)
+        self.until(process, has_begun, PATIENCE_S)
+        self.until(process, has_computed, PATIENCE_S)
 
-    def signalled(self, pids: list[int], exits: bool = False) -> dict:
+    def signalled(self, process: subprocess.Popen, pids: list[int], exits: bool = False) -> dict:
         """SIGTERM to these; what was measured until the lease is returned and, if it exits, until `hedgerow run` has."""
-        released = sum(event["type"] in ("released", "failed") for event in self.events())
+        ended = len(self.events(self.stage, *ENDS))
         begun = time.monotonic()
         for pid in pids:
             os.kill(pid, signal.SIGTERM)
-
-        def is_released() -> bool | None:
-            return True if sum(event["type"] in ("released", "failed") for event in self.events()) > released else None
-
-        waits_for = None if exits else self.run
-        job.wait_until(is_released, waits_for, PATIENCE_S)
+        job.wait_until(lambda: self.events(self.stage, *ENDS)[ended:] or None, None if exits else process, PATIENCE_S)
         measured = {"stage": self.stage, "seconds_to_lease_returned": round(time.monotonic() - begun, 2)}
         if exits:
-            self.run.wait(PATIENCE_S)
-            measured |= {"seconds_to_exit": round(time.monotonic() - begun, 2), "exit_code": self.run.returncode}
-        measured["ended_as"] = [event["type"] for event in self.events() if event["type"] in ("released", "failed")][-1]
-        return measured
+            process.wait(PATIENCE_S)
+            measured |= {"seconds_to_exit": round(time.monotonic() - begun, 2), "exit_code": process.returncode}
+        return measured | {"ended_as": self.events(self.stage, *ENDS)[-1]["type"]}
 
 
 class InTheMiddleOfAStage(unittest.TestCase):
     def check(self, measured: dict, whom: str) -> None:
-        print(json.dumps({"test": "preemption", "signalled": whom, "limit_s": LIMIT_S, **measured}), flush=True)
+        report("preemption", signalled=whom, limit_s=LIMIT_S, **measured)
         self.assertEqual(measured["ended_as"], "released", "a stop that was asked for counts as a failure")
         self.assertLess(measured["seconds_to_lease_returned"], LIMIT_S)
         self.assertEqual(measured.get("exit_code", INTERRUPTED), INTERRUPTED)
 
     def check_pulled(self, stage: str, sizes: dict[str, object], command: str = "serve", launcher: str = "") -> None:
         """SIGTERM to the workers, as an array task gets it, and, once their successors compute, to the coordinator."""
-        preempted = Preempted(self, stage, sizes)
-        preempted.wait_until_it_computes("hedgerow-worker", command)
-        pids = preempted.job.named("hedgerow-worker", command) + (preempted.job.named(launcher) if launcher else [])
-        self.check(preempted.signalled(pids), f"ranks and {launcher}" if launcher else "worker")
-        preempted.wait_until_it_computes("hedgerow-worker", command, granted=2)
-        self.check(preempted.signalled([preempted.run.pid], exits=True), "coordinator")
+        run = Preempted(self, stage, sizes)
+        with run.going() as process:
+            run.wait_until_it_computes(process, "hedgerow-worker", command)
+            pids = run.named("hedgerow-worker", command) + (run.named(launcher) if launcher else [])
+            self.check(run.signalled(process, pids), f"ranks and {launcher}" if launcher else "worker")
+            run.wait_until_it_computes(process, "hedgerow-worker", command, granted=2)
+            self.check(run.signalled(process, [process.pid], exits=True), "coordinator")
 
     def test_a_capture_gives_its_lease_back_in_time(self) -> None:
         self.check_pulled("capture", {**forward_of(64), "plan.layers_per_block": 3})

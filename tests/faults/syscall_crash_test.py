@@ -47,7 +47,6 @@ exec {worker} "$@"
 RECIPE = {  # on top of job.RECIPE: no more than a capture, a transfer and a student
     "data.transfer.max_sequences": 20,
     "data.finetune": None,
-    "data.evaluate": None,
     "transfer.max_steps": 6,
     "transfer.validate_every": 3,
     "finetune.enabled": False,
