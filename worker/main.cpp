@@ -19,18 +19,6 @@ using hedgerow::storage::ExitCode;
 constexpr const char* kFooter =
     "Exit codes: 0 ok, 1 failed, 2 usage, 3 partial, 4 interrupted and resumable, 5 environment.";
 
-// Behind main() only static destructors are left: LibTorch's unregister thousands of operators, a
-// third of what a process takes that has nothing else to do. A leak checker wants them.
-[[noreturn]] void leave(int code) {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-  std::exit(code);
-#else
-  std::cout.flush();
-  std::fflush(nullptr);
-  std::_Exit(code);
-#endif
-}
-
 int run(int argc, char** argv) {
   CLI::App app("hedgerow-worker: computes the tasks of a linearization job", "hedgerow-worker");
   app.require_subcommand(1);
@@ -66,4 +54,15 @@ int run(int argc, char** argv) {
 
 }  // namespace
 
-int main(int argc, char** argv) { leave(run(argc, argv)); }
+int main(int argc, char** argv) {
+  const int code = run(argc, argv);
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+  return code;  // sanitizers report at exit
+#else
+  // Only static destructors are left: LibTorch's unregister thousands of operators, a third of what
+  // a process takes that has nothing else to do.
+  std::cout.flush();
+  std::fflush(nullptr);
+  std::_Exit(code);
+#endif
+}

@@ -43,7 +43,7 @@ class ExportParity:
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.job = job.Job({f"attention.{key}": value for key, value in cls.attention.items()})
+        cls.job = job.Job({**job.MORE_EVALUATION, **{f"attention.{key}": value for key, value in cls.attention.items()}})
         cls.addClassCleanup(cls.job.close)
         ended = cls.job.run()
         if ended.code != 0:

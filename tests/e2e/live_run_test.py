@@ -225,7 +225,7 @@ class Imported(unittest.TestCase):
                                         "--json")
         self.assertEqual(evaluated.code, 0, evaluated)
         result = json.loads(evaluated.out)
-        self.assertEqual((result["subject"], result["targets"]), ("lora", 4 * 127))
+        self.assertEqual((result["subject"], result["targets"]), ("lora", 2 * 63))
         generated = undisturbed.command("generate", *model, "--max-new-tokens", "5", "A hacker is", "--json")
         self.assertEqual(generated.code, 0, generated)
         self.assertEqual(len(json.loads(generated.out)["ids"]), 5)

@@ -16,7 +16,7 @@ import job  # noqa: E402
 class MainJob(unittest.TestCase):
     @classmethod
     def setUpClass(cls) -> None:
-        cls.job = job.Job()
+        cls.job = job.Job(job.MORE_EVALUATION)
         cls.addClassCleanup(cls.job.close)
         cls.plan = cls.job.command("plan", "--recipe", cls.job.recipe, "--json")
         cls.ended = cls.job.run()

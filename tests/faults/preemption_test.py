@@ -23,7 +23,7 @@ from disturbed import Disturbed, report  # noqa: E402
 from processes import stat_of  # noqa: E402
 
 LIMIT_S = 10
-COMPUTED_S = 1.5  # of processor time in the task before the signal comes: loading is over, and the forward under way
+COMPUTED_S = 1.5  # of processor time of each process before the signal comes: it has loaded, and the forward is under way
 INTERRUPTED = 4
 PATIENCE_S = 240  # for what is not measured: other work may have the machine
 ENDS = ("released", "failed")
@@ -69,7 +69,8 @@ class Preempted(Disturbed):
 
         def has_computed() -> bool:
             computed = {pid: stat_of(pid).processor_seconds for pid in self.named(*program)}
-            return sum(now - seen.setdefault(pid, now) for pid, now in computed.items()) > COMPUTED_S
+            spent = [now - seen.setdefault(pid, now) for pid, now in computed.items()]
+            return bool(spent) and min(spent) > COMPUTED_S
 
         self.until(process, has_begun, PATIENCE_S)
         self.until(process, has_computed, PATIENCE_S)

@@ -44,7 +44,7 @@ if [ "$1" = serve ] && mkdir "$TRACED_ONCE" 2>/dev/null; then
 fi
 exec {worker} "$@"
 """
-RECIPE = {  # on top of job.RECIPE: no more than a capture, a transfer and a student
+RECIPE = {  # on top of job.RECIPE: no more than a capture, a transfer, a student and evaluations
     "data.transfer.max_sequences": 20,
     "data.finetune": None,
     "transfer.max_steps": 6,

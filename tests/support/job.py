@@ -75,6 +75,8 @@ local = 2
 threads = 1
 orphan_timeout_s = 20
 """
+# On top of RECIPE, where what the models say is judged.
+MORE_EVALUATION = {"data.evaluate.seq_len": 128, "data.evaluate.validation_sequences": 4}
 
 
 def binary_directory() -> Path:
