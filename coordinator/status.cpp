@@ -152,6 +152,24 @@ void warn_of_death(const wire::CoordinatorFile& file, const State& state, RunSta
   status.warnings.push_back(std::move(text));
 }
 
+// What a process held that died behind its coordinator waits again, as the next one will find it.
+void revoke_of_dead(const wire::CoordinatorFile& file, State& state) {
+  if (file.host != wire::this_host() || wire::is_alive(file.process)) return;
+  std::vector<std::uint64_t> dead;
+  for (const auto& [token, id] : state.grants) {
+    const TaskRecord& task = state.task(id);
+    for (const wire::ChildRecord& child : file.children) {
+      const bool is_holder =
+          id.stage == Stage::kFinetune
+              ? child.fencing_token == token
+              : child.uuid == task.worker && child.incarnation == task.incarnation;
+      if (is_holder && !wire::is_alive(child.process)) dead.push_back(token);
+    }
+  }
+  for (const std::uint64_t token : dead)
+    static_cast<void>(apply(state, LeaseRevoked{token, "its process ended without one"}));
+}
+
 // When a run ends that nobody coordinates, nobody can say.
 void drop_etas(RunStatus& status) {
   status.eta_seconds.reset();
@@ -302,7 +320,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
     status.state = preparation ? "preparing" : "new";
     return status;
   }
-  const FoldedRun folded = fold(storage::replay_journal(layout));
+  FoldedRun folded = fold(storage::replay_journal(layout));
   std::map<std::uint64_t, LiveProgress>
       last_progress;  // of attempts that the last coordinator left behind
   if (published) {
@@ -316,8 +334,10 @@ RunStatus read_status(const storage::RunLayout& layout) {
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;
-  if (const auto file = wire::read_coordinator_file(layout); file && !preparation)
+  if (const auto file = wire::read_coordinator_file(layout); file && !preparation) {
     warn_of_death(*file, folded.state, status);
+    revoke_of_dead(*file, folded.state);
+  }
   fill_status(
       status,
       folded.state,

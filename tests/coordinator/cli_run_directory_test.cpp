@@ -288,6 +288,16 @@ TEST_F(RunDirectory, StatusSaysThatACoordinatorDiedWithWorkInHandAlsoWhenNothing
   EXPECT_NE(out.find("is gone: 'hedgerow run --run"), std::string::npos) << out;
 }
 
+TEST_F(RunDirectory, AProcessThatDiedBehindItsCoordinatorIsShownToWorkOnNothing) {
+  write_coordinator_file(kDead, 1, {{"w1", 1, 0, kDead}, {"mpi", 0, 6, kDead}});
+  run_.append({FileLost{SmallRun::shard(), "damaged"},
+               Granted{TaskId::capture(0, 0), 5, "w1", 1, "cpu"},
+               Granted{TaskId::finetune(), 6, "mpi", 1, "cpu"}});
+  const RunStatus status = read_status(run_.layout);
+  EXPECT_EQ(status.task("capture/b0000/p00")->state, "ready");
+  EXPECT_EQ(status.task("finetune")->state, "ready");
+}
+
 class WaitingWorker : public RunDirectory {
  protected:
   void publish(const std::string& state, bool has_room = true) {
