@@ -110,23 +110,30 @@ FoldedRun fold(const storage::ReplayResult& replayed) {
   // Its hash fitted, so what cannot be read is of another build. Without it the state would be
   // empty, and everything that the run has done would be done again.
   if (replayed.snapshot) folded.state = state_from_json(*replayed.snapshot);
+  std::string unapplied;  // the first of them; the others follow from what it, or damage, left out
+  std::size_t num_unapplied = 0;
+  const auto leave_out = [&](const storage::JournalRecord& record, const std::string& why) {
+    if (num_unapplied++ == 0)
+      unapplied = "journal record " + std::to_string(record.seq) + " is left out: " + why;
+  };
   for (const storage::JournalRecord& record : replayed.records) {
     const double at = storage::seconds_of_utc(record.at);
     try {
       const Event event = event_from_json(record.event);
       if (std::holds_alternative<TermStarted>(event)) folded.times.close(folded.last_at);
       if (const auto* note = std::get_if<Noted>(&event)) folded.warnings.push_back(note->text);
-      if (const std::optional<Rejection> rejection = apply(folded.state, event)) {
-        folded.warnings.push_back("journal record " + std::to_string(record.seq) +
-                                  " does not apply: " + rejection->reason);
-      }
+      if (const std::optional<Rejection> rejection = apply(folded.state, event))
+        leave_out(record, rejection->reason);
     } catch (const storage::Error& error) {
-      folded.warnings.push_back("journal record " + std::to_string(record.seq) + ": " +
-                                error.what());
+      leave_out(record, error.what());
     }
     folded.times.observe(at, folded.state);
     folded.last_at = at;
   }
+  if (num_unapplied > 1)
+    unapplied += "; so are " + std::to_string(num_unapplied - 1) + " of those behind it";
+  if (num_unapplied > 0)
+    folded.warnings.push_back(unapplied + "; 'hedgerow run' does again what they recorded");
   return folded;
 }
 

@@ -139,6 +139,18 @@ TEST_F(StatusTest, ADamagedRecordIsSkippedAndNamed) {
   EXPECT_FALSE(status.warnings.empty());
 }
 
+// Those that follow from it are as many as the run is long.
+TEST_F(StatusTest, OfRecordsThatALostOneMakesSenselessOnlyTheFirstIsTold) {
+  std::vector<Event> events = {RunStarted{geometry_, "test"}};
+  for (std::uint64_t token = 1; token <= 9; ++token)
+    events.push_back(TaskReleased{token, "no grant"});
+  write_journal(events);
+  const RunStatus status = read_status(layout_);
+  ASSERT_EQ(status.warnings.size(), 1U);
+  EXPECT_NE(status.warnings.front().find("; so are 8 of those behind it"), std::string::npos)
+      << status.warnings.front();
+}
+
 // An empty state in its place would do the whole run again.
 TEST_F(StatusTest, ASnapshotOfAnotherFormatIsRefusedAndNamed) {
   storage::Journal journal = open_journal();
