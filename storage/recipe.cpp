@@ -43,6 +43,8 @@ class RangeChecker {
 
 // Without trailing zeros and without a point where none is needed: for messages.
 std::string short_number(double value) {
+  if (value == std::floor(value) && std::abs(value) < 1e15)
+    return std::to_string(static_cast<std::int64_t>(value));
   const std::string text = toml_text(value);
   return text.ends_with(".0") ? text.substr(0, text.size() - 2) : text;
 }

@@ -222,7 +222,7 @@ std::string TomlReader::suggestion(const std::string& name) const {
   const std::size_t tolerance = edit_tolerance(wanted.leaf);
   std::string best;
   std::size_t best_distance = tolerance + 1;
-  std::string siblings;
+  std::vector<std::string> siblings;
   std::vector<std::string> names = known_;
   names.insert(names.end(), sections_.begin(), sections_.end());
   for (const std::string& known : names) {
@@ -237,10 +237,19 @@ std::string TomlReader::suggestion(const std::string& name) const {
       best = known;
       best_distance = distance;
     }
-    if (same_section) siblings += (siblings.empty() ? "" : ", ") + candidate.leaf;
+    // At the top those are sections too, of [data.transfer] its first part.
+    const std::string sibling =
+        same_section
+            ? candidate.leaf
+            : (wanted.section.empty() ? candidate.section.substr(0, candidate.section.find('.'))
+                                      : "");
+    if (!sibling.empty() && std::find(siblings.begin(), siblings.end(), sibling) == siblings.end())
+      siblings.push_back(sibling);
   }
   if (!best.empty()) return "; did you mean " + best + "?";
-  return siblings.empty() ? "" : "; known keys there: " + siblings;
+  std::string listed;
+  for (const std::string& sibling : siblings) listed += (listed.empty() ? "" : ", ") + sibling;
+  return listed.empty() ? "" : "; known keys there: " + listed;
 }
 
 toml::table parse_toml(const std::string& text, const std::string& name) {

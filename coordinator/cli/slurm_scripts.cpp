@@ -272,7 +272,8 @@ void check_ranks(const SlurmJob& job, const SlurmShape& shape, const std::string
   throw storage::Error(storage::ErrorKind::kUsage,
                        "finetune.ranks = " + std::to_string(job.ranks) +
                            " of the recipe, but the job has " + std::to_string(tasks) +
-                           " tasks (nodes x tasks_per_node); ask for more with --nodes or in [" +
+                           (tasks == 1 ? " task" : " tasks") +
+                           " (nodes x tasks_per_node); ask for more with --nodes or in [" +
                            section + "] of a cluster file, or lower finetune.ranks");
 }
 

@@ -169,7 +169,7 @@ TEST(Recipe, AnIntegerIsANumber) {
 
 TEST(Recipe, AValueOutOfRangeNamesKeyLineAndRange) {
   EXPECT_EQ(refusal_of("[transfer]\nmax_steps = 0\n"),
-            "recipe.toml:7: transfer.max_steps = 0: expected at least 1 and at most 1e+09");
+            "recipe.toml:7: transfer.max_steps = 0: expected at least 1 and at most 1000000000");
   EXPECT_THAT(refusal_of("[transfer]\nlearning_rate = 0.0\n"), HasSubstr("expected more than 0"));
   EXPECT_THAT(refusal_of("[transfer]\nlearning_rate = nan\n"),
               HasSubstr("recipe.toml:7: transfer.learning_rate = nan"));
