@@ -8,6 +8,7 @@
 #include "coordinator/actions.hpp"
 #include "coordinator/assembler.hpp"
 #include "coordinator/commit.hpp"
+#include "coordinator/dead_holders.hpp"
 #include "storage/fault_point.hpp"
 #include "storage/utc.hpp"
 
@@ -78,15 +79,10 @@ Coordinator::~Coordinator() = default;
 // Children that died while nobody looked hold leases that nobody will renew.
 void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children,
                                  const std::optional<RunStatus>& published) {
-  std::vector<std::uint64_t> dead;
+  std::vector<std::uint64_t> dead = held_by_dead(desk_.state(), children, surroundings_.processes);
   for (const auto& [token, id] : desk_.state().grants) {
-    const TaskRecord& task = desk_.state().task(id);
     const bool lives = (mpi_.running() && mpi_.token() == token) || token_elsewhere_ == token;
     if (id.stage == Stage::kFinetune && !lives) dead.push_back(token);
-    for (const wire::ChildRecord& child : children) {
-      const bool holder = child.uuid == task.worker && child.incarnation == task.incarnation;
-      if (holder && !surroundings_.processes.is_alive(child.process)) dead.push_back(token);
-    }
   }
   for (const std::uint64_t token : dead) {
     const TaskRecord* task = desk_.state().holder(token);
@@ -94,8 +90,7 @@ void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children,
     const TaskStatus* last = published ? published->task(to_string(task->id)) : nullptr;
     const bool is_same = last != nullptr && last->token == token && last->progress;
     const auto lost = desk_.close_attempt(token, is_same ? &*last->progress : nullptr);
-    desk_.record(
-        LeaseRevoked{token, "its process died while no coordinator ran", /*expired=*/false, lost});
+    desk_.record(LeaseRevoked{token, kDiedAlone, /*expired=*/false, lost});
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <filesystem>
 
+#include "coordinator/dead_holders.hpp"
 #include "coordinator/preparation.hpp"
 #include "coordinator/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
@@ -152,22 +153,11 @@ void warn_of_death(const wire::CoordinatorFile& file, const State& state, RunSta
   status.warnings.push_back(std::move(text));
 }
 
-// What a process held that died behind its coordinator waits again, as the next one will find it.
+// As the next coordinator will find it: what a dead process held waits again.
 void revoke_of_dead(const wire::CoordinatorFile& file, State& state) {
   if (file.host != wire::this_host() || wire::is_alive(file.process)) return;
-  std::vector<std::uint64_t> dead;
-  for (const auto& [token, id] : state.grants) {
-    const TaskRecord& task = state.task(id);
-    for (const wire::ChildRecord& child : file.children) {
-      const bool is_holder =
-          id.stage == Stage::kFinetune
-              ? child.fencing_token == token
-              : child.uuid == task.worker && child.incarnation == task.incarnation;
-      if (is_holder && !wire::is_alive(child.process)) dead.push_back(token);
-    }
-  }
-  for (const std::uint64_t token : dead)
-    static_cast<void>(apply(state, LeaseRevoked{token, "its process ended without one"}));
+  for (const std::uint64_t token : held_by_dead(state, file.children, host_processes()))
+    static_cast<void>(apply(state, LeaseRevoked{token, kDiedAlone}));
 }
 
 // When a run ends that nobody coordinates, nobody can say.

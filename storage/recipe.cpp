@@ -41,12 +41,10 @@ class RangeChecker {
   std::string section_;
 };
 
-// Without trailing zeros and without a point where none is needed: for messages.
+// Whole numbers without a point or an exponent: for messages.
 std::string short_number(double value) {
-  if (value == std::floor(value) && std::abs(value) < 1e15)
-    return std::to_string(static_cast<std::int64_t>(value));
-  const std::string text = toml_text(value);
-  return text.ends_with(".0") ? text.substr(0, text.size() - 2) : text;
+  const bool is_whole = value == std::floor(value) && std::abs(value) < 1e15;
+  return is_whole ? std::to_string(static_cast<std::int64_t>(value)) : toml_text(value);
 }
 
 std::string equals(int value) { return "= " + std::to_string(value); }

@@ -237,13 +237,10 @@ std::string TomlReader::suggestion(const std::string& name) const {
       best = known;
       best_distance = distance;
     }
-    // At the top those are sections too, of [data.transfer] its first part.
-    const std::string sibling =
-        same_section
-            ? candidate.leaf
-            : (wanted.section.empty() ? candidate.section.substr(0, candidate.section.find('.'))
-                                      : "");
-    if (!sibling.empty() && std::find(siblings.begin(), siblings.end(), sibling) == siblings.end())
+    if (!known.starts_with(wanted.section)) continue;
+    const std::string rest = known.substr(wanted.section.size());
+    const std::string sibling = rest.substr(0, rest.find('.'));  // a section of it, or its own key
+    if (std::find(siblings.begin(), siblings.end(), sibling) == siblings.end())
       siblings.push_back(sibling);
   }
   if (!best.empty()) return "; did you mean " + best + "?";

@@ -289,13 +289,17 @@ TEST_F(RunDirectory, StatusSaysThatACoordinatorDiedWithWorkInHandAlsoWhenNothing
 }
 
 TEST_F(RunDirectory, AProcessThatDiedBehindItsCoordinatorIsShownToWorkOnNothing) {
-  write_coordinator_file(kDead, 1, {{"w1", 1, 0, kDead}, {"mpi", 0, 6, kDead}});
   run_.append({FileLost{SmallRun::shard(), "damaged"},
                Granted{TaskId::capture(0, 0), 5, "w1", 1, "cpu"},
                Granted{TaskId::finetune(), 6, "mpi", 1, "cpu"}});
+  write_coordinator_file(kDead, 1, {{"w1", 1, 0, wire::this_process()}, {"mpi", 0, 6, kDead}});
+  EXPECT_EQ(read_status(run_.layout).task("capture/b0000/p00")->state, "running") << "it lives";
+  write_coordinator_file(kDead, 1, {{"w1", 1, 0, kDead}, {"mpi", 0, 6, kDead}});
   const RunStatus status = read_status(run_.layout);
   EXPECT_EQ(status.task("capture/b0000/p00")->state, "ready");
   EXPECT_EQ(status.task("finetune")->state, "ready");
+  EXPECT_EQ(status.task("finetune")->reason,
+            "lease revoked: its process died while no coordinator ran");
 }
 
 class WaitingWorker : public RunDirectory {

@@ -130,6 +130,8 @@ TEST(Recipe, AStrangeKeyListsWhatTheSectionHas) {
   EXPECT_THAT(refusal_of("[workers]\nzzz = 64\n"),
               HasSubstr("known keys there: local, threads, orphan_timeout_s, lease_s, "
                         "hang_timeout_s, file_patience_s, bind"));
+  EXPECT_THAT(refusal_of("[zzz]\nzzz = 64\n"),
+              HasSubstr("known keys there: seed, model, data, attention, plan, transfer,"));
 }
 
 TEST(Recipe, KeysInsideASourceAreCheckedToo) {
