@@ -1,4 +1,5 @@
-"""SIGTERM in the middle of a stage: how many seconds until its lease is back and its checkpoint lies on disk.
+"""SIGTERM in the middle of a stage: how many seconds until its lease is back. Its checkpoint is looked at in
+tests/worker (pipeline_stop_test.cpp, finetune_task_test.cpp).
 
 A preempted node has 30 s; hedgerow promises 10. Each stage here has one forward, one layer or one step that alone takes
 longer than that, so that a task which looks up only between them fails. Prints one line of JSON a case.
