@@ -28,11 +28,14 @@ constexpr std::array<std::string_view, std::variant_size_v<Event>> kTypes = {"te
                                                                              "recaptured",
                                                                              "quarantined",
                                                                              "retried",
-                                                                             "noted"};
+                                                                             "noted",
+                                                                             "recipe_recorded"};
 
 TaskId task_field(const json& object) { return task_id_from_string(string_field(object, "task")); }
 
-json body(const TermStarted&) { return json::object(); }
+json body(const TermStarted& e) {
+  return e.recipe_hash.empty() ? json::object() : json{{"recipe", e.recipe_hash}};
+}
 json body(const RunStarted& e) {
   return {{"geometry", geometry_to_json(e.geometry)},
           {"build", e.build},
@@ -86,13 +89,18 @@ json body(const Retried& e) {
   return out;
 }
 json body(const Noted& e) { return {{"text", e.text}}; }
+json body(const RecipeRecorded& e) {
+  json out = {{"text", e.text}};
+  if (!e.changes.empty()) out["changes"] = e.changes;
+  return out;
+}
 
 template <typename T>
 T parse(const json& body);
 
 template <>
-TermStarted parse(const json&) {
-  return {};
+TermStarted parse(const json& b) {
+  return {b.contains("recipe") ? string_field(b, "recipe") : ""};
 }
 template <>
 RunStarted parse(const json& b) {
@@ -175,6 +183,11 @@ Retried parse(const json& b) {
 template <>
 Noted parse(const json& b) {
   return {string_field(b, "text")};
+}
+template <>
+RecipeRecorded parse(const json& b) {
+  return {string_field(b, "text"),
+          b.contains("changes") ? strings_field(b, "changes") : std::vector<std::string>()};
 }
 
 template <std::size_t I = 0>

@@ -18,7 +18,10 @@
 
 namespace hedgerow::coordinator {
 
-struct TermStarted {};  // written by storage::Journal as the first record of a segment
+// Written by storage::Journal as the first record of a segment.
+struct TermStarted {
+  std::string recipe_hash{};  // of run.toml as it is recorded; empty: not yet
+};
 struct RunStarted {
   Geometry geometry;
   std::string build;
@@ -99,6 +102,11 @@ struct Retried {
 struct Noted {
   std::string text;
 };  // for people: another build, journal damage
+// run.toml as it is from now on.
+struct RecipeRecorded {
+  std::string text;
+  std::vector<std::string> changes{};  // "workers.local: 2 -> 1"; empty: the run's first one
+};
 
 using Event = std::variant<TermStarted,
                            RunStarted,
@@ -114,7 +122,8 @@ using Event = std::variant<TermStarted,
                            Recaptured,
                            Quarantined,
                            Retried,
-                           Noted>;
+                           Noted,
+                           RecipeRecorded>;
 
 // "; 12 steps since step 40 are done again", or nothing.
 [[nodiscard]] std::string loss_text(const std::optional<LostSteps>& lost);

@@ -41,6 +41,13 @@ struct Describer {
            (e.seed ? ", with seed " + std::to_string(*e.seed) : "");
   }
   std::string operator()(const Noted& e) const { return e.text; }
+  std::string operator()(const RecipeRecorded& e) const {
+    if (e.changes.empty()) return "recorded the recipe";
+    std::string text = "recipe changed: ";
+    for (const std::string& change : e.changes)
+      text += (&change == &e.changes.front() ? "" : "; ") + change;
+    return text;
+  }
 };
 
 std::string task_of_token(const State& state, std::uint64_t token) {
@@ -102,8 +109,8 @@ FoldedRun fold(const storage::ReplayResult& replayed) {
   FoldedRun folded;
   folded.term = replayed.last_term;
   for (const storage::JournalDamage& damage : replayed.damage) {
-    if (damage.is_torn_tail)
-      continue;  // a crash while writing: nothing that was replied to is in it
+    // A torn tail is a crash while writing: nothing that was replied to is in it.
+    if (damage.is_torn_tail || damage.is_settled) continue;
     folded.warnings.push_back("journal of term " + std::to_string(damage.term) + ", line " +
                               std::to_string(damage.line) + ": " + damage.reason);
   }

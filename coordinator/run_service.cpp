@@ -7,11 +7,13 @@
 #include "coordinator/binding.hpp"
 #include "coordinator/commit.hpp"
 #include "coordinator/coordinator.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/router_socket.hpp"
 #include "coordinator/run_inputs.hpp"
 #include "coordinator/term.hpp"
 #include "coordinator/wire/allocation.hpp"
 #include "storage/build_info.hpp"
+#include "storage/check.hpp"
 #include "storage/file.hpp"
 
 namespace hedgerow::coordinator {
@@ -22,6 +24,7 @@ using storage::Error;
 using storage::ErrorKind;
 
 constexpr std::uint64_t kRoomBesideAShard = 64ULL << 20;
+constexpr int kVerifyThreads = 4;  // one file each: network file systems answer several at once
 
 Geometry geometry_of(const Plan& plan, const storage::Recipe& recipe) {
   Geometry geometry;
@@ -130,6 +133,45 @@ CoordinatorConfig coordinator_config(const RunParts& run) {
           .finetune_elsewhere = starts_elsewhere(recipe.finetune)};
 }
 
+// Of a run that is done: the results have the sizes, and then the hashes, that the journal
+// recorded. Hidden states, which nothing reads any more, are left to `check`. Throws kCorrupt;
+// false: stopped.
+bool verify_results(const storage::RunLayout& layout,
+                    const State& state,
+                    const RunOptions& options) {
+  std::vector<storage::CommittedFile> files;
+  for (const auto& [id, task] : state.tasks) {
+    for (const storage::FileRecord& file : task.files)
+      files.push_back({storage::FileKind::kWhole, file});
+  }
+  std::vector<std::string> problems;
+  for (const storage::CommittedFile& file : files) {
+    std::error_code missing;
+    const std::uintmax_t size = fs::file_size(layout.resolve(file.record.name), missing);
+    if (missing) {
+      problems.push_back(file.record.name + " is missing");
+    } else if (size != file.record.size) {
+      problems.push_back(file.record.name + " has " + std::to_string(size) +
+                         " bytes, the journal recorded " + std::to_string(file.record.size));
+    }
+  }
+  if (problems.empty()) {
+    const auto go_on = [&options](std::uint64_t, std::uint64_t) {
+      return options.stop_requests == nullptr || options.stop_requests->load() == 0;
+    };
+    const storage::CheckResult result = storage::check_run(layout, files, kVerifyThreads, go_on);
+    if (result.stopped) return false;
+    for (const storage::Damage& damage : result.damages) problems.push_back(damage.what);
+  }
+  if (problems.empty()) return true;
+  throw Error(ErrorKind::kCorrupt,
+              "everything is done, but " + std::to_string(problems.size()) + " of " +
+                  std::to_string(files.size()) + " results " +
+                  (problems.size() == 1 ? "is" : "are") + " damaged: " + problems.front() +
+                  "; 'hedgerow check --repair --run " + layout.root().string() +
+                  "' marks what is damaged as lost, and 'hedgerow run' makes it again");
+}
+
 void say_takeover(const wire::CoordinatorFile& previous, const RunOptions& options) {
   const std::size_t count = wire::orphans_of(previous).size();
   if (count == 0 || !options.say) return;
@@ -146,12 +188,17 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
       refuse_if_held(layout, {options.say}, options.leftovers).coordinator;
   storage::ReplayResult replayed = replay_if_any(layout);
   FoldedRun folded = fold(replayed);
+  const storage::Recipe recipe = recipe_of_run(layout, folded.state);
   if (phase_of(folded.state) == RunPhase::kDone) {  // whatever became of its model since
-    RunOutcome done{storage::ExitCode::kOk, "done already", read_status(layout)};
+    const bool finished = verify_results(layout, folded.state, options);
+    RunOutcome done{finished ? storage::ExitCode::kOk : storage::ExitCode::kInterrupted,
+                    "everything is done already",
+                    read_status(layout)};
     observer.on_status(done.status);
     return done;
   }
-  const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
+  // Not there yet if the command that changed the recipe died behind its record.
+  put_back_recipe(layout, folded.state);
   std::optional<wire::CoordinatorKeys> keys = wire::read_coordinator_keys(layout);
   require_keys_for(recipe.workers.bind, keys.has_value(), layout);
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
@@ -165,8 +212,8 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   if (!folded.state.geometry) {
     require_fits(plan);
   } else {
-    check_same_shape(*folded.state.geometry, geometry);
     check_same_inputs(folded.state.inputs, inputs, layout, model.path());
+    check_same_shape(*folded.state.geometry, geometry);
   }
   if (previous) say_takeover(*previous, options);
   storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
@@ -195,7 +242,8 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
              geometry,
              inputs,
              options.build,
-             coordinator.dispatcher().state().build);
+             coordinator.dispatcher().state().build,
+             storage::read_text(layout.recipe()));
   return coordinator.run();
 }
 

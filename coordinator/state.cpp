@@ -1,7 +1,10 @@
 #include "coordinator/state.hpp"
 
 #include <algorithm>
+#include <span>
 #include <utility>
+
+#include "storage/hash.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -109,7 +112,10 @@ struct Applier {
     note_loss(task, lost);
   }
 
-  Verdict operator()(const TermStarted&) {
+  Verdict operator()(const TermStarted& event) {
+    RecordedRecipe& recipe = state.recipe;
+    if (!event.recipe_hash.empty() && event.recipe_hash != recipe.hash)
+      recipe = {.text = {}, .hash = event.recipe_hash, .hash_before = {}};
     // The coordinator that was assembling is gone; what it wrote under its token is never named.
     TaskRecord* task = find(TaskId::assemble());
     if (task != nullptr && task->state == TaskState::kGranted) {
@@ -358,6 +364,14 @@ struct Applier {
   }
 
   Verdict operator()(const Noted&) { return std::nullopt; }
+
+  Verdict operator()(const RecipeRecorded& event) {
+    RecordedRecipe& recipe = state.recipe;
+    std::string hash = storage::hash128(std::as_bytes(std::span(event.text))).hex();
+    if (hash != recipe.hash) recipe.hash_before = std::exchange(recipe.hash, std::move(hash));
+    recipe.text = event.text;
+    return std::nullopt;
+  }
 };
 
 }  // namespace

@@ -73,10 +73,21 @@ struct ShardRecord {
   bool operator==(const ShardRecord&) const = default;
 };
 
+// What run.toml has to be. Each term's first record repeats the hash, so that the file is known
+// even if the record of its text is damaged.
+struct RecordedRecipe {
+  std::string text;  // empty: not recorded, or damaged
+  std::string hash;  // XXH3-128 of the text; empty: not recorded
+  std::string
+      hash_before;  // of the text before the last change: run.toml until the new one is there
+  bool operator==(const RecordedRecipe&) const = default;
+};
+
 struct State {
   std::optional<Geometry> geometry;  // nullopt: the run has not started
   std::string build;                 // that started it
   RunInputs inputs;
+  RecordedRecipe recipe;
   std::map<TaskId, TaskRecord> tasks;
   std::map<std::uint64_t, TaskId> grants;  // current ones, by fencing token
   std::vector<std::vector<ShardRecord>>

@@ -114,6 +114,10 @@ void write_state(const State& state, const storage::TextSink& sink) {
     head["build"] = state.build;
     head["inputs"] = inputs_to_json(state.inputs);
   }
+  if (const RecordedRecipe& recipe = state.recipe; !recipe.hash.empty()) {
+    head["recipe"] = {
+        {"text", recipe.text}, {"hash", recipe.hash}, {"hash_before", recipe.hash_before}};
+  }
   std::string text = dump(head);
   text.back() = ',';
   sink(text);
@@ -158,6 +162,12 @@ State state_from_json(const json& in) {
     state.geometry = geometry_from_json(object_field(in, "geometry"));
     if (in.contains("build")) state.build = string_field(in, "build");
     state.inputs = inputs_from_json(object_field(in, "inputs"));
+  }
+  if (in.contains("recipe")) {
+    const json& recipe = object_field(in, "recipe");
+    state.recipe = {string_field(recipe, "text"),
+                    string_field(recipe, "hash"),
+                    string_field(recipe, "hash_before")};
   }
   for (const json& item : field(in, "tasks")) {
     TaskRecord task = task_from_json(item);

@@ -6,6 +6,7 @@
 
 #include "coordinator/dead_holders.hpp"
 #include "coordinator/preparation.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/json_fields.hpp"
@@ -160,6 +161,16 @@ void revoke_of_dead(const wire::CoordinatorFile& file, State& state) {
     static_cast<void>(apply(state, LeaseRevoked{token, kDiedAlone}));
 }
 
+// A worker that starts now would read it; the living coordinator has its own copy. The journal is
+// read only if something is wrong.
+void warn_of_recipe(const storage::RunLayout& layout, RunStatus& status) {
+  try {
+    std::ignore = recipe_of_run(layout);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kCorrupt) status.warnings.emplace_back(error.what());
+  }
+}
+
 // When a run ends that nobody coordinates, nobody can say.
 void drop_etas(RunStatus& status) {
   status.eta_seconds.reset();
@@ -170,7 +181,7 @@ void drop_etas(RunStatus& status) {
 JobSize size_of(const storage::RunLayout& layout, const std::optional<RunStatus>& published) {
   JobSize size;
   try {
-    const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
+    const storage::Recipe recipe = storage::Recipe::load_of_run(layout.recipe());
     size.transfer_steps = recipe.transfer.max_steps;
     size.finetune_steps = recipe.finetune.max_steps;
   } catch (const Error&) {
@@ -289,16 +300,33 @@ void from_json(const json& in, RunStatus& status) {
 }
 
 void require_run(const storage::RunLayout& layout) {
-  if (std::filesystem::exists(layout.recipe())) return;
+  // Without run.toml the journal still has the recipe.
+  if (std::filesystem::exists(layout.recipe()) ||
+      std::filesystem::exists(layout.journal_directory()))
+    return;
   throw Error(
       ErrorKind::kUsage,
       layout.root().string() + " is no run directory (it has no run.toml); name one with --run");
 }
 
+std::optional<std::string> journal_problem(const storage::RunLayout& layout) {
+  if (std::filesystem::exists(layout.journal_directory()) ||
+      !std::filesystem::exists(layout.root() / "attempts"))
+    return std::nullopt;
+  return layout.root().string() +
+         " has attempts/, but no journal/, which says what came of them: put journal/ back, or "
+         "begin "
+         "a new run in another directory";
+}
+
 RunStatus read_status(const storage::RunLayout& layout) {
   require_run(layout);
   const std::optional<RunStatus> published = published_status(layout);
-  if (coordinator_lives(wire::read_coordinator_file(layout), published)) return *published;
+  if (coordinator_lives(wire::read_coordinator_file(layout), published)) {
+    RunStatus status = *published;
+    warn_of_recipe(layout, status);
+    return status;
+  }
   RunStatus status;
   status.run = layout.root().string();
   const std::optional<wire::CoordinatorFile> preparation = living_preparation(layout);
@@ -308,6 +336,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
   }
   if (!std::filesystem::exists(layout.journal_directory())) {
     status.state = preparation ? "preparing" : "new";
+    if (auto problem = journal_problem(layout)) status.warnings.push_back(*std::move(problem));
     return status;
   }
   FoldedRun folded = fold(storage::replay_journal(layout));
@@ -324,6 +353,8 @@ RunStatus read_status(const storage::RunLayout& layout) {
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;
+  if (auto problem = recipe_problem(layout, folded.state))
+    status.warnings.push_back(*std::move(problem));
   if (const auto file = wire::read_coordinator_file(layout); file && !preparation) {
     warn_of_death(*file, folded.state, status);
     revoke_of_dead(*file, folded.state);

@@ -90,6 +90,8 @@ void from_json(const nlohmann::json& json, RunStatus& status);
 
 // The one refusal of a directory that is no run. Throws kUsage.
 void require_run(const storage::RunLayout& layout);
+// A run that has computed something and lost its journal; nullopt: it has not.
+[[nodiscard]] std::optional<std::string> journal_problem(const storage::RunLayout& layout);
 
 // Without a coordinator, in well under 50 ms. Throws kUsage if the directory is no run
 // directory.

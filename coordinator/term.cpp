@@ -35,10 +35,12 @@ Term open_term(const storage::RunLayout& layout,
                FoldedRun folded,
                const Clock& clock,
                storage::Disk& disk) {
-  storage::Journal journal = storage::Journal::start_term(layout, replayed, disk, clock.utc());
+  const std::string& recipe = folded.state.recipe.hash;
+  storage::Journal journal =
+      storage::Journal::start_term(layout, replayed, disk, clock.utc(), recipe);
   delete_dropped_shards(layout, folded.state, 0, disk);
   // The journal wrote the term's first record itself; the state follows it as replay will.
-  static_cast<void>(apply(folded.state, TermStarted{}));
+  static_cast<void>(apply(folded.state, TermStarted{recipe}));
   folded.times.close(folded.last_at);  // or the time without a coordinator would count as work
   return {std::move(folded), std::move(journal)};
 }
@@ -51,9 +53,16 @@ void release(storage::ReplayResult replayed) {
 void check_same_shape(const Geometry& recorded, Geometry now) {
   now.shards_per_capture = recorded.shards_per_capture;
   if (now == recorded) return;
+  const nlohmann::json before = geometry_to_json(recorded);
+  const nlohmann::json after = geometry_to_json(now);
+  std::string differences;
+  for (const auto& [key, value] : after.items()) {
+    if (value == before.at(key)) continue;
+    differences += (differences.empty() ? "" : ", ") + key + " was " + before.at(key).dump() +
+                   " and is " + value.dump();
+  }
   throw Error(ErrorKind::kUsage,
-              "the run was started with another shape: " + geometry_to_json(recorded).dump() +
-                  ", now " + geometry_to_json(now).dump() +
+              "the run was started with another shape: " + differences +
                   "; undo the change, or start a new run directory");
 }
 
@@ -61,7 +70,9 @@ void open_books(Dispatcher& desk,
                 const Geometry& geometry,
                 const RunInputs& inputs,
                 const std::string& build,
-                const std::string& earlier_build) {
+                const std::string& earlier_build,
+                const std::string& recipe) {
+  if (desk.state().recipe.text.empty() && !recipe.empty()) desk.record(RecipeRecorded{recipe});
   if (!desk.state().geometry) {
     desk.record(RunStarted{geometry, build, inputs});
     return;

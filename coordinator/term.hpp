@@ -43,11 +43,14 @@ void release(storage::ReplayResult replayed);
 // other difference throws kUsage.
 void check_same_shape(const Geometry& recorded, Geometry now);
 
-// The first record of a run; in later terms, what changed since and which tasks get another chance.
+// The first records of a run; in later terms, what changed since and which tasks get another
+// chance. `recipe`: the text of run.toml, recorded where the journal does not have it; empty:
+// never.
 void open_books(Dispatcher& desk,
                 const Geometry& geometry,
                 const RunInputs& inputs,
                 const std::string& build,
-                const std::string& earlier_build);
+                const std::string& earlier_build,
+                const std::string& recipe);
 
 }  // namespace hedgerow::coordinator

@@ -48,6 +48,20 @@ void refuse_if_grown(const RunLayout& layout,
                   "see 'hedgerow status'");
 }
 
+// Bounds the record: of more damage the rest is settled by the terms that follow.
+constexpr std::size_t kMaxSettled = 1000;
+
+// The damage that no earlier term has settled. A torn tail is none: it is cut, and nothing that
+// anybody was told stood there.
+nlohmann::json newly_settled(const std::vector<JournalDamage>& damage) {
+  nlohmann::json settled = nlohmann::json::array();
+  for (const JournalDamage& item : damage) {
+    if (item.is_torn_tail || item.is_settled || settled.size() == kMaxSettled) continue;
+    settled.push_back(to_settled(item));
+  }
+  return settled;
+}
+
 }  // namespace
 
 struct Journal::Impl {
@@ -79,7 +93,8 @@ Journal::~Journal() = default;
 Journal Journal::start_term(const RunLayout& layout,
                             const ReplayResult& replayed,
                             Disk& disk,
-                            const std::string& at) {
+                            const std::string& at,
+                            const std::string& recipe_hash) {
   disk.make_directories(layout.journal_directory());
   const std::uint64_t term = replayed.last_term + 1;
   Journal journal(std::make_unique<Impl>(layout, term, replayed.last_seq, disk));
@@ -101,7 +116,11 @@ Journal Journal::start_term(const RunLayout& layout,
   // is repeated.
   for (const SegmentEnd& end : replayed.sealed) seals.push_back(to_seal(end));
   if (!replayed.unsealed.empty()) disk.sync_directory(layout.journal_directory());
-  journal.append({{"type", "term_started"}, {"term", term}, {"seals", seals}}, at);
+  nlohmann::json event = {{"type", "term_started"}, {"term", term}, {"seals", seals}};
+  if (nlohmann::json settled = newly_settled(replayed.damage); !settled.empty())
+    event["settled"] = std::move(settled);
+  if (!recipe_hash.empty()) event["recipe"] = recipe_hash;
+  journal.append(event, at);
   journal.commit();
   disk.sync_directory(layout.journal_directory());
   return journal;

@@ -35,6 +35,8 @@ struct JournalDamage {
   std::uint64_t line = 0;  // 1-based in the segment; 0: its snapshot
   std::string reason;      // "torn tail, 31 bytes cut", "hash chain broken", ...
   bool is_torn_tail = false;
+  // A later term began from what is left without it, so what it recorded is done again, or was.
+  bool is_settled = false;
 };
 
 // How far a segment counts: what the next term's first record seals.
@@ -68,13 +70,15 @@ struct ReplayResult {
 class Journal {
  public:
   // Opens term last_term + 1 and makes {"type":"term_started","term":..,"seals":[..]} durable as
-  // its first record; makes the journal directory if need be. Throws kUsage if another coordinator
-  // opened that term first, kUnavailable if one wrote since `replayed` was read.
-  // `disk` outlives the journal.
+  // its first record; makes the journal directory if need be. The record names the damage that
+  // `replayed` went around, which is settled by it, and `recipe_hash`, if not empty. Throws kUsage
+  // if another coordinator opened that term first, kUnavailable if one wrote since `replayed` was
+  // read. `disk` outlives the journal.
   static Journal start_term(const RunLayout& layout,
                             const ReplayResult& replayed,
                             Disk& disk = os_disk(),
-                            const std::string& at = utc_now());
+                            const std::string& at = utc_now(),
+                            const std::string& recipe_hash = "");
   Journal(Journal&&) noexcept;
   ~Journal();
 

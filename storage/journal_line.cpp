@@ -86,6 +86,11 @@ nlohmann::json object_of(const JournalLine& line) {
   return nlohmann::json::parse(std::string(line.body) + "}");
 }
 
+nlohmann::json to_settled(const JournalDamage& damage) {
+  const std::uint64_t reason = hash64(std::as_bytes(std::span(damage.reason)));
+  return {{"term", damage.term}, {"line", damage.line}, {"reason", to_hex64(reason)}};
+}
+
 nlohmann::json to_seal(const SegmentEnd& end) {
   return {{"term", end.term}, {"bytes", end.bytes}, {"chain", to_hex64(end.chain)}};
 }

@@ -49,6 +49,10 @@ inline constexpr std::size_t kMaxJournalLineBytes = 1U << 20;
 // What a segment's first line is seeded with; its link to earlier segments is in its seals.
 [[nodiscard]] constexpr std::uint64_t first_seed(std::uint64_t term) { return term; }
 
+// Names a damage in the record of the term that settles it. The reason as its hash, because a
+// reason may quote damaged bytes, which are not always UTF-8.
+[[nodiscard]] nlohmann::json to_settled(const JournalDamage& damage);
+
 [[nodiscard]] nlohmann::json to_seal(const SegmentEnd& end);
 [[nodiscard]] SegmentEnd from_seal(const nlohmann::json& seal);  // Throws nlohmann's, kCorrupt.
 

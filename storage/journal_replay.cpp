@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <map>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -19,6 +20,7 @@ namespace fs = std::filesystem;
 // What the first records of all segments say, by term.
 struct Heads {
   std::map<std::uint64_t, SegmentEnd> seals;
+  std::set<nlohmann::json> settled;  // damage, as to_settled() names it
   // Segments that had no whole first record then, and their bytes. They count no further, because
   // what was written since has seals that are not known here.
   std::map<std::uint64_t, std::uint64_t> unfinished;
@@ -87,6 +89,8 @@ Heads read_heads(const RunLayout& layout,
         const SegmentEnd end = from_seal(seal);
         heads.seals.emplace(end.term, end);
       }
+      if (const auto settled = event.find("settled"); settled != event.end())
+        heads.settled.insert(settled->begin(), settled->end());
     } catch (const std::exception&) {
       continue;  // the scan reports the line
     }
@@ -108,6 +112,7 @@ class SegmentScan {
       ++line_;
       if (newline == std::string_view::npos) {
         suspect("the line is incomplete");
+        is_incomplete_ = true;
         break;
       }
       const std::string_view line = text.substr(0, newline);
@@ -167,7 +172,9 @@ class SegmentScan {
 
   void report_tail(std::uint64_t bytes, bool is_sealed) {
     if (suspects_.empty()) return;
-    if (is_sealed) {
+    // A crash leaves a line without its end; whole lines that do not fit were damaged later.
+    const bool is_torn = suspects_.size() == 1 && is_incomplete_;
+    if (is_sealed || !is_torn) {
       std::move(suspects_.begin(), suspects_.end(), std::back_inserter(result_.damage));
       return;
     }
@@ -184,6 +191,7 @@ class SegmentScan {
   std::uint64_t line_;
   std::vector<std::uint64_t> seeds_;
   std::vector<JournalDamage> suspects_;
+  bool is_incomplete_ = false;  // the last line
   ReplayResult& result_;
 };
 
@@ -280,6 +288,8 @@ ReplayResult replay(const RunLayout& layout, Start from, const Disk& disk) {
         after_snapshot ? snapshot->position : Position{.chain = first_seed(term)};
     scan_segment(layout, term, start, heads, disk, result);
   }
+  for (JournalDamage& damage : result.damage)
+    damage.is_settled = heads.settled.contains(to_settled(damage));
   return result;
 }
 

@@ -1,8 +1,8 @@
 // The recipe: one TOML file per job, one plain struct per section, each handed to its one consumer
 // by const reference. Reading is strict: an unknown key, a wrong type or a value out of range is an
 // error that names the key and the line. `hedgerow run` writes the resolved recipe (defaults filled
-// in, versions) into the run directory; a resume with a changed recipe is refused unless the
-// changed field is safe to change.
+// in, versions) into the run directory and records it in the journal; a resume with a changed
+// recipe is refused unless the changed field is safe to change.
 #pragma once
 
 #include <cstdint>
@@ -39,10 +39,18 @@ struct Recipe {
   // folder and become absolute. A model path of the form org/name is the Hugging Face cache's
   // unless that folder holds such a directory.
   static Recipe load(const std::filesystem::path& path);
+  // load() of a run's own run.toml. Throws kCorrupt too: its text does not have the hash in its
+  // first line, so it was damaged or edited. Without such a line (an older build's) it is taken as
+  // it is.
+  static Recipe load_of_run(const std::filesystem::path& path);
   void validate(const std::string& name) const;  // ranges and cross-field rules; parse() calls it
 
   // Every field, in the order above, with comments; parse(to_toml()) == *this.
   [[nodiscard]] std::string to_toml() const;
+  // The same as run.toml has it: below a first line with the XXH3-128 of the rest, by which a
+  // reader without the journal knows a damaged one. Throws kUsage if it is too long for the
+  // journal.
+  [[nodiscard]] std::string to_run_toml() const;
   [[nodiscard]] const DataSection& data(DataStage stage) const;
 };
 

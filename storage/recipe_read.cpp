@@ -1,9 +1,13 @@
 // Recipes out of TOML. All problems of a file are collected and reported together.
 #include <cstdlib>
+#include <span>
 
+#include "storage/error.hpp"
 #include "storage/file.hpp"
+#include "storage/hash.hpp"
 #include "storage/model_config.hpp"
 #include "storage/recipe_fields.hpp"
+#include "storage/recipe_text.hpp"
 #include "storage/toml_reader.hpp"
 
 namespace hedgerow::storage {
@@ -101,6 +105,24 @@ Recipe Recipe::parse(const std::string& toml, const std::string& name) {
   return recipe;
 }
 
+namespace {
+
+// parse() of a file's text, with its paths absolute.
+Recipe placed(const std::string& text, const fs::path& path) {
+  Recipe recipe = Recipe::parse(text, path.string());
+  const fs::path folder = fs::absolute(path).parent_path();
+  const auto absolute = [&](std::string& name) {
+    name = (folder / expand_home(name)).lexically_normal().string();
+  };
+  for (DataSection* data : {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
+    for (DataSource& source : data->sources) absolute(source.path);
+  }
+  if (!names_cached_model(recipe.model.path, folder, path)) absolute(recipe.model.path);
+  return recipe;
+}
+
+}  // namespace
+
 Recipe Recipe::load(const fs::path& path) {
   if (!fs::exists(path)) {
     throw Error(ErrorKind::kUsage,
@@ -108,16 +130,24 @@ Recipe Recipe::load(const fs::path& path) {
                     ": no such recipe; 'hedgerow init' writes one, and a run directory "
                     "has its own, run.toml");
   }
-  Recipe recipe = parse(read_text(path, kMaxRecipeBytes), path.string());
-  const fs::path folder = fs::absolute(path).parent_path();
-  const auto absolute = [&](std::string& text) {
-    text = (folder / expand_home(text)).lexically_normal().string();
-  };
-  for (DataSection* data : {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
-    for (DataSource& source : data->sources) absolute(source.path);
+  return placed(read_text(path, kMaxRecipeBytes), path);
+}
+
+Recipe Recipe::load_of_run(const fs::path& path) {
+  const std::string text = read_text(path, kMaxRecipeBytes);
+  const std::size_t line = text.find('\n');
+  if (text.starts_with(kRunHashLine) && line != std::string::npos) {
+    const std::string recorded = text.substr(kRunHashLine.size(), line - kRunHashLine.size());
+    const std::string found = hash128(std::as_bytes(std::span(text).subspan(line + 1))).hex();
+    if (found != recorded) {
+      const std::string run = path.parent_path().string();
+      throw Error(ErrorKind::kCorrupt,
+                  path.string() + ": hash " + found + " != " + recorded +
+                      " in its first line, so it was damaged or edited; 'hedgerow check --run " +
+                      run + "' names the field, and with --repair puts it back");
+    }
   }
-  if (!names_cached_model(recipe.model.path, folder, path)) absolute(recipe.model.path);
-  return recipe;
+  return placed(text, path);
 }
 
 }  // namespace hedgerow::storage

@@ -11,6 +11,9 @@
 
 namespace hedgerow::storage {
 
+// Before the hash in the first line of a run.toml.
+inline constexpr std::string_view kRunHashLine = "# XXH3-128 of the lines below: ";
+
 [[nodiscard]] std::string toml_text(bool value);
 [[nodiscard]] std::string toml_text(int value);
 [[nodiscard]] std::string toml_text(std::uint64_t value);

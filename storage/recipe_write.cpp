@@ -3,7 +3,10 @@
 #include <array>
 #include <charconv>
 #include <cstdio>
+#include <span>
 
+#include "storage/error.hpp"
+#include "storage/hash.hpp"
 #include "storage/recipe_fields.hpp"
 #include "storage/recipe_text.hpp"
 
@@ -12,6 +15,8 @@ namespace {
 
 constexpr std::size_t kCommentColumn = 40;
 constexpr unsigned char kDelete = 0x7F;
+// In the journal it is one record, of at most 1 MiB with its quotes and line ends escaped.
+constexpr std::size_t kMaxRunRecipeBytes = 768 << 10;
 
 template <typename T>
 std::string list_text(const std::vector<T>& values) {
@@ -152,6 +157,17 @@ std::string Recipe::to_toml() const {
   if (made_by != MadeBySection{}) visit_made_by(*this, writer);
   return "# A hedgerow recipe. Keys left out keep their defaults; unknown keys are errors.\n" +
          writer.text();
+}
+
+std::string Recipe::to_run_toml() const {
+  const std::string text = to_toml();
+  if (text.size() > kMaxRunRecipeBytes) {
+    throw Error(ErrorKind::kUsage,
+                "the recipe with every default written out has " + std::to_string(text.size()) +
+                    " bytes, at most " + std::to_string(kMaxRunRecipeBytes) +
+                    " are recorded; name fewer or longer sources");
+  }
+  return std::string(kRunHashLine) + hash128(std::as_bytes(std::span(text))).hex() + "\n" + text;
 }
 
 RecipeDifference difference(const Recipe& before, const Recipe& after) {

@@ -20,7 +20,7 @@ RunContext::RunContext(const std::filesystem::path& root, const at::Device& devi
 
 RunContext::RunContext(const std::filesystem::path& root, const ChooseDevice& choose)
     : layout_(root),
-      recipe_(storage::Recipe::load(layout_.recipe())),
+      recipe_(storage::Recipe::load_of_run(layout_.recipe())),
       model_(storage::ModelDirectory::open(recipe_.model.path)),
       device_(choose(recipe_.plan.device)),
       compute_dtype_(resolve_compute_dtype(recipe_.plan.compute_dtype, device_)),

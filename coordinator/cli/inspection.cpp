@@ -5,6 +5,7 @@
 #include <set>
 
 #include "coordinator/holder.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/status.hpp"
 #include "storage/check.hpp"
 #include "storage/file.hpp"
@@ -39,6 +40,36 @@ std::vector<CommittedFile> committed_files(const State& state) {
   return files;
 }
 
+void inspect_journal(const RunLayout& layout,
+                     const storage::ReplayResult& replayed,
+                     Inspection& inspection) {
+  for (const storage::JournalDamage& damage : replayed.damage) {
+    if (damage.is_torn_tail) continue;  // how a crash looks; replay cuts it
+    if (damage.is_settled) {
+      ++inspection.num_settled;
+      continue;
+    }
+    inspection.damage.push_back(
+        {fs::relative(layout.journal_segment(damage.term), layout.root()).string(),
+         "line " + std::to_string(damage.line),
+         damage.reason,
+         Repair::kSettle});
+  }
+}
+
+void inspect_recipe(const RunLayout& layout, const State& state, Inspection& inspection) {
+  ++inspection.num_files;
+  std::error_code ignored;  // that it is missing is said below
+  const std::uintmax_t size = fs::file_size(layout.recipe(), ignored);
+  if (!ignored) inspection.num_bytes += size;
+  if (auto problem = recipe_problem(layout, state)) {
+    inspection.damage.push_back({layout.recipe().filename().string(),
+                                 "whole file",
+                                 *std::move(problem),
+                                 state.recipe.text.empty() ? Repair::kNone : Repair::kPutBack});
+  }
+}
+
 void inspect_tokens(const RunLayout& layout,
                     int vocab_size,
                     const RunInputs& inputs,
@@ -61,7 +92,10 @@ void inspect_tokens(const RunLayout& layout,
           recorded == inputs.tokens.end() ? std::nullopt : std::optional(*recorded));
     } catch (const Error& error) {
       inspection.damage.push_back(
-          {name, "whole file", error.what(), error.kind() == ErrorKind::kCorrupt});
+          {name,
+           "whole file",
+           error.what(),
+           error.kind() == ErrorKind::kCorrupt ? Repair::kMarkLost : Repair::kNone});
     }
   }
 }
@@ -156,13 +190,8 @@ Inspection inspect(const RunLayout& layout,
                    int vocab_size,
                    const std::function<bool(double)>& progress) {
   Inspection inspection;
-  for (const storage::JournalDamage& damage : replayed.damage) {
-    if (damage.is_torn_tail) continue;  // how a crash looks; replay cuts it
-    inspection.damage.push_back(
-        {fs::relative(layout.journal_segment(damage.term), layout.root()).string(),
-         "line " + std::to_string(damage.line),
-         damage.reason});
-  }
+  inspect_journal(layout, replayed, inspection);
+  inspect_recipe(layout, state, inspection);
   inspect_tokens(layout, vocab_size, state.inputs, inspection);
   const storage::CheckResult result = storage::check_run(
       layout, committed_files(state), kThreads, [&](std::uint64_t done, std::uint64_t total) {
@@ -172,7 +201,8 @@ Inspection inspect(const RunLayout& layout,
   inspection.num_bytes += result.bytes_checked;
   for (const storage::Damage& damage : result.damages) {
     const bool is_lost = damage.kind == ErrorKind::kNotFound || damage.kind == ErrorKind::kCorrupt;
-    inspection.damage.push_back({damage.name, damage.where, damage.what, is_lost});
+    inspection.damage.push_back(
+        {damage.name, damage.where, damage.what, is_lost ? Repair::kMarkLost : Repair::kNone});
   }
   return inspection;
 }
@@ -194,8 +224,10 @@ void require_idle(const RunLayout& layout, const std::function<void(const std::s
 
 void append_events(const RunLayout& layout,
                    const storage::ReplayResult& replayed,
+                   const State& state,
                    const std::vector<Event>& events) {
-  storage::Journal journal = storage::Journal::start_term(layout, replayed);
+  storage::Journal journal = storage::Journal::start_term(
+      layout, replayed, storage::os_disk(), storage::utc_now(), state.recipe.hash);
   for (const Event& event : events) journal.append(event_to_json(event));
   journal.commit();
 }

@@ -14,23 +14,31 @@
 
 namespace hedgerow::coordinator::cli {
 
+// What `check --repair` does about a damage.
+enum class Repair {
+  kNone,      // nothing: it cannot be read now, or nobody has its bytes
+  kMarkLost,  // the journal names the file and its bytes are not there: a run makes it again
+  kPutBack,   // of run.toml, whose text the journal has
+  kSettle,    // of the journal: the next term goes on without those records
+};
+
 struct Damage {
   std::string file;     // relative to the run directory
   std::string where;    // "sequence 12", "line 7", "whole file"
   std::string problem;  // the full message
-  bool is_lost =
-      false;  // the journal names it and its bytes are not there: a run can make it again
+  Repair repair = Repair::kNone;
 };
 
 struct Inspection {
   std::vector<Damage> damage;
   std::uint64_t num_files = 0;
   std::uint64_t num_bytes = 0;
+  std::size_t num_settled = 0;  // damages of the journal that an earlier term went on without
 };
 
-// Reads every byte that the journal has committed (shards, artifacts, checkpoints, results), the
-// tokens files and the journal itself. `progress` gets the share done, 0..1; returning false ends
-// the look early.
+// Reads every byte that the journal has committed (shards, artifacts, checkpoints, results),
+// run.toml, the tokens files and the journal itself. `progress` gets the share done, 0..1;
+// returning false ends the look early.
 [[nodiscard]] Inspection inspect(const storage::RunLayout& layout,
                                  const storage::ReplayResult& replayed,
                                  const State& state,
@@ -56,9 +64,11 @@ struct Surplus {
 void require_idle(const storage::RunLayout& layout,
                   const std::function<void(const std::string&)>& say);
 
-// Appends events as a term of its own and makes them durable.
+// Appends events as a term of its own and makes them durable; `state` is fold(replayed)'s. The term
+// also settles the damage that `replayed` went around.
 void append_events(const storage::RunLayout& layout,
                    const storage::ReplayResult& replayed,
+                   const State& state,
                    const std::vector<Event>& events);
 
 }  // namespace hedgerow::coordinator::cli

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "coordinator/cli/format.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/status.hpp"
 #include "storage/build_info.hpp"
 #include "storage/file.hpp"
@@ -150,8 +151,8 @@ std::string model_card(const ModelChoice& choice, const fs::path& out) {
                      attention_text(choice.student);
   if (!choice.run.empty()) {
     const storage::RunLayout layout(choice.run);
-    text += steps_text(Recipe::load(layout.recipe()), has_lora) +
-            quality_text(read_status(layout), has_lora);
+    text +=
+        steps_text(recipe_of_run(layout), has_lora) + quality_text(read_status(layout), has_lora);
   }
   return text + loading_text(name);
 }

@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 
 #include "coordinator/fold.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/status.hpp"
 #include "storage/check.hpp"
 #include "storage/error.hpp"
@@ -37,7 +38,7 @@ void verify_outputs(const RunLayout& layout, const State& state, const TaskId& i
 ModelChoice choose_from_run(const ModelOptions& options) {
   const RunLayout layout(options.run);
   const RunStatus status = read_status(layout);
-  const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
+  const storage::Recipe recipe = recipe_of_run(layout);
   ModelChoice choice;
   choice.run = options.run;
   choice.model = recipe.model.path;
@@ -91,6 +92,14 @@ std::vector<std::string> ModelChoice::worker_arguments() const {
   if (!student.empty()) arguments.insert(arguments.end(), {"--student", student.string()});
   if (!lora.empty()) arguments.insert(arguments.end(), {"--adapter", lora.string()});
   return arguments;
+}
+
+void verify_evaluations(const std::string& run) {
+  const RunLayout layout(run);
+  const State state = fold(storage::replay_journal(layout)).state;
+  for (const auto& [id, task] : state.tasks) {
+    if (id.stage == Stage::kEvaluate) verify_outputs(layout, state, id);
+  }
 }
 
 ModelChoice choose_model(ModelOptions& options) {

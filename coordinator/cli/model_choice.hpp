@@ -32,6 +32,10 @@ struct ModelChoice {
   [[nodiscard]] std::vector<std::string> worker_arguments() const;
 };
 
+// For an export, whose model card states them: the results of a run's evaluations have the bytes
+// that the journal recorded. Throws kCorrupt, kNotFound, naming the file.
+void verify_evaluations(const std::string& run);
+
 // Neither run nor model given: the run in the current directory, which options.run then says.
 // Throws kUsage for options that contradict each other, or a stage that the run has not come to.
 [[nodiscard]] ModelChoice choose_model(ModelOptions& options);

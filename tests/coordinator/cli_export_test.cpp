@@ -5,6 +5,8 @@
 #include "coordinator/cli/export_directory.hpp"
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/model_card.hpp"
+#include "coordinator/cli/model_choice.hpp"
+#include "storage/journal.hpp"
 #include "storage/model_config.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
 #include "tests/coordinator/cli_small_run.hpp"
@@ -220,6 +222,36 @@ TEST_F(Export, WorkThatTakesLongShowsHowFarItIs) {
   };
   shows({"generate", "--prompt", "It"});
   shows({"evaluate", "--tokens", run_.layout.recipe()});
+}
+
+// The model card states them.
+TEST_F(Export, ADamagedEvaluationIsRefusedByName) {
+  const storage::RunLayout layout(run_.scratch / "evaluated");
+  const std::string name = "evaluate/teacher.t1.json";
+  fs::create_directories(layout.journal_directory());
+  fs::create_directories(layout.root() / "evaluate");
+  std::ofstream(layout.root() / name) << R"({"perplexity": 15.25})";
+  Geometry geometry;
+  geometry.num_layers = geometry.layers_per_block = geometry.num_shards = 1;
+  geometry.evaluates = {Subject::kTeacher};
+  const TaskId task = TaskId::evaluate(Subject::kTeacher);
+  storage::Journal journal = storage::Journal::start_term(layout, {});
+  const storage::FileRecord file{
+      name, fs::file_size(layout.root() / name), storage::hash_file(layout.root() / name)};
+  for (const Event& event : {Event(RunStarted{geometry, "test"}),
+                             Event(Granted{task, 1, "w", 1, "cpu"}),
+                             Event(TaskDone{1, {file}, nlohmann::json::object()})})
+    journal.append(event_to_json(event));
+  journal.commit();
+  EXPECT_NO_THROW(verify_evaluations(layout.root()));
+  std::ofstream(layout.root() / name) << R"({"perplexity": 11.25})";
+  try {
+    verify_evaluations(layout.root());
+    ADD_FAILURE() << "the damaged file was taken";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kCorrupt);
+    EXPECT_NE(std::string(error.what()).find(name), std::string::npos) << error.what();
+  }
 }
 
 TEST_F(Export, AnExportThatIsInterruptedLeavesNothing) {

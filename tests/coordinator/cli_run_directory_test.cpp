@@ -96,7 +96,7 @@ TEST_F(RunDirectory, ARunThatLostItsRecipeIsNotToBeGivenUp) {
   const Answer answer =
       run_line({"run", "--run", run_.directory(), "--recipe", run_.scratch / "recipe.toml"});
   EXPECT_EQ(answer.code, 2);
-  EXPECT_NE(answer.err.find("put that back"), std::string::npos) << answer.err;
+  EXPECT_NE(answer.err.find("check --repair"), std::string::npos) << answer.err;
 }
 
 TEST_F(RunDirectory, WithoutANameItIsTheCurrentDirectoryIfThatIsARun) {
@@ -199,8 +199,8 @@ TEST_F(RunDirectory, CheckOfASoundRunReadsEverything) {
   ASSERT_EQ(answer.json.size(), 1U) << answer.err;
   EXPECT_EQ(answer.code, 0) << answer.out;
   EXPECT_EQ(answer.json[0]["problems"].size(), 0U) << answer.out;
-  EXPECT_EQ(answer.json[0]["files"], 6)
-      << "one tokens file, one shard, two artifacts, two files of the student";
+  EXPECT_EQ(answer.json[0]["files"], 7)
+      << "run.toml, one tokens file, one shard, two artifacts, two files of the student";
 }
 
 TEST_F(RunDirectory, CheckNamesFileAndSequenceOfAFlippedBitAndRepairMarksItLost) {

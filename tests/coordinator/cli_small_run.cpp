@@ -1,5 +1,7 @@
 #include "tests/coordinator/cli_small_run.hpp"
 
+#include "coordinator/fold.hpp"
+#include "storage/file.hpp"
 #include "storage/hidden_shard.hpp"
 #include "storage/journal.hpp"
 #include "storage/safetensors.hpp"
@@ -33,7 +35,8 @@ SmallRun::SmallRun() : layout(scratch / "run") {
   std::filesystem::create_directories(layout.root() / "tokens");
   write_recipe();
   write_tokens();
-  std::vector<Event> events{RunStarted{small_geometry(), "test"}};
+  std::vector<Event> events{RunStarted{small_geometry(), "test"},
+                            RecipeRecorded{storage::read_text(layout.recipe())}};
   grant(events, TaskId::capture(0, 0), 1, "node-0");
   events.push_back(ShardCommitted{1, 0, write_shard()});
   events.push_back(TaskDone{1, {}, nlohmann::json::object()});
@@ -47,7 +50,9 @@ SmallRun::SmallRun() : layout(scratch / "run") {
 
 void SmallRun::append(const std::vector<Event>& events) const {
   std::filesystem::create_directories(layout.journal_directory());
-  storage::Journal journal = storage::Journal::start_term(layout, storage::replay_journal(layout));
+  const storage::ReplayResult replayed = storage::replay_journal(layout);
+  storage::Journal journal = storage::Journal::start_term(
+      layout, replayed, storage::os_disk(), storage::utc_now(), fold(replayed).state.recipe.hash);
   for (const Event& event : events) journal.append(event_to_json(event));
   journal.commit();
 }
@@ -85,7 +90,7 @@ void SmallRun::write_recipe() const {
   recipe.attention.feature_dim = 8;
   recipe.plan.sequences_per_forward = recipe.transfer.sequences_per_step = 1;
   std::ofstream(scratch / "text.txt") << std::string(256, 'x');
-  std::ofstream(layout.recipe()) << recipe.to_toml();
+  std::ofstream(layout.recipe()) << recipe.to_run_toml();
 }
 
 void SmallRun::write_tokens() const {

@@ -127,7 +127,7 @@ void World::open_post(std::size_t host) {
       std::move(term),
       previous,
       nullptr);
-  open_books(post->core->dispatcher(), scenario_.geometry, {}, "simulated", "simulated");
+  open_books(post->core->dispatcher(), scenario_.geometry, {}, "simulated", "simulated", "seed = 0");
   post_at_[post->mailbox->endpoint()] = posts_.size();
   posts_.push_back(std::move(post));
   schedule_turn(posts_.size() - 1, kBusyTurn);

@@ -130,6 +130,47 @@ TEST_F(JournalTest, ADamagedMiddleRecordIsSkippedReportedAndIsNoTornTail) {
   EXPECT_FALSE(replayed.damage[0].is_torn_tail);
 }
 
+TEST_F(JournalTest, ADamagedLastRecordIsNoTornTail) {
+  write_term("a", 2);
+  std::string damaged = text(1);
+  damaged[damaged.find("\"a1\"") + 1] = 'x';
+  overwrite(1, damaged);
+  const ReplayResult replayed = replay();
+  EXPECT_THAT(names(replayed), ElementsAre("a0"));
+  ASSERT_EQ(replayed.damage.size(), 1U);
+  EXPECT_FALSE(replayed.damage[0].is_torn_tail)
+      << "a crash does not end a line that it did not write";
+}
+
+TEST_F(JournalTest, DamageIsSettledByTheTermThatFollowsItAndNoOther) {
+  write_term("a", 3);
+  write_term("b", 3);
+  const auto damage_record = [this](std::uint64_t term, const std::string& name) {
+    std::string damaged = text(term);
+    damaged[damaged.find(name)] = 'x';
+    overwrite(term, damaged);
+  };
+  damage_record(1, "a1");
+  ASSERT_EQ(replay().damage.size(), 1U);
+  EXPECT_FALSE(replay().damage[0].is_settled);
+  write_term("c", 1);
+  ASSERT_EQ(replay().damage.size(), 1U) << "the line stays as it is";
+  EXPECT_TRUE(replay().damage[0].is_settled);
+  EXPECT_TRUE(replay_history(layout_).damage[0].is_settled);
+  damage_record(2, "b1");
+  ASSERT_EQ(replay().damage.size(), 2U);
+  EXPECT_TRUE(replay().damage[0].is_settled);
+  EXPECT_FALSE(replay().damage[1].is_settled) << "it came behind the term that settled the other";
+  write_term("d", 1);
+  EXPECT_TRUE(replay().damage[1].is_settled);
+  // Without the record that settled it, it counts as new, and the next term settles it again.
+  damage_record(3, "term_started");
+  EXPECT_FALSE(replay().damage[0].is_settled);
+  write_term("e", 1);
+  for (const JournalDamage& damage : replay().damage)
+    EXPECT_TRUE(damage.is_settled) << damage.reason;
+}
+
 // Made with chains that fit, as a person could who may write here: no state comes of it, and no
 // stack overflow.
 TEST_F(JournalTest, ALineOverTheCapOrNestedTooDeepIsDamageAndTheNextOneCounts) {

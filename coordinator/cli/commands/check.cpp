@@ -8,9 +8,9 @@
 #include "coordinator/cli/inspection.hpp"
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/fold.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/status.hpp"
 #include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -24,66 +24,98 @@ struct CheckOptions {
 };
 
 // Marks damaged files lost, so that the next run makes them again; takes damaged tokens files away
-// for the same end.
+// for the same end; puts run.toml back. The term that says so settles damage of the journal.
 void repair(const storage::RunLayout& layout,
             const storage::ReplayResult& replayed,
+            const State& state,
             const Inspection& inspection) {
   std::vector<Event> events;
   std::set<std::string> seen;
+  bool settles = false;
   for (const Damage& damage : inspection.damage) {
-    if (!seen.insert(damage.file).second) continue;
-    if (!damage.is_lost) continue;
+    settles |= damage.repair == Repair::kSettle;
+    if (damage.repair == Repair::kPutBack) put_back_recipe(layout, state);
+    if (damage.repair != Repair::kMarkLost || !seen.insert(damage.file).second) continue;
     if (damage.file.starts_with("tokens/")) {
       fs::rename(layout.root() / damage.file, layout.root() / (damage.file + ".damaged"));
     } else {
       events.emplace_back(FileLost{damage.file, "found by check: " + damage.problem});
     }
   }
-  if (!events.empty()) append_events(layout, replayed, events);
+  if (settles || !events.empty()) append_events(layout, replayed, state, events);
 }
 
-ExitCode answer(const CheckOptions& options, const Inspection& inspection, Terminal& terminal) {
-  nlohmann::json problems = nlohmann::json::array();
-  const auto num_lost = std::count_if(inspection.damage.begin(),
-                                      inspection.damage.end(),
-                                      [](const Damage& damage) { return damage.is_lost; });
+std::ptrdiff_t count(const Inspection& inspection, Repair repair) {
+  return std::count_if(inspection.damage.begin(),
+                       inspection.damage.end(),
+                       [repair](const Damage& damage) { return damage.repair == repair; });
+}
+
+void print_problems(const Inspection& inspection, Terminal& terminal) {
   for (const Damage& damage : inspection.damage) {
     // Readers name the file themselves.
     const bool names_file = damage.problem.find(damage.file) != std::string::npos;
     const std::string place = names_file ? "" : damage.file + ", " + damage.where + ": ";
     terminal.print(wrap(place + one_line(damage.problem), terminal.answer_width(), 4));
+  }
+}
+
+// What was done about each kind of damage, or what --repair would do.
+void print_repairs(const CheckOptions& options, const Inspection& inspection, Terminal& terminal) {
+  const std::string run = "'hedgerow run --run " + options.run + "'";
+  const auto say = [&](Repair repair, const std::string& done, const std::string& would) {
+    if (const auto number = count(inspection, repair); number > 0)
+      terminal.print(std::to_string(number) + (options.repair ? done : would));
+  };
+  if (!options.repair && count(inspection, Repair::kNone) < std::ssize(inspection.damage))
+    terminal.print("'hedgerow check --repair --run " + options.run + "' does this:");
+  say(Repair::kMarkLost,
+      " marked lost: " + run + " makes them again",
+      " to be marked lost, so that " + run + " makes them again");
+  say(Repair::kPutBack, " put back from the journal", " to be put back from the journal");
+  say(Repair::kSettle,
+      " settled: " + run + " does again what those records said, if it is not done yet",
+      " to be settled: " + run + " does again what those records said");
+  say(Repair::kNone,
+      " that nothing here can mend: what cannot be read now, or is nowhere recorded",
+      " that nothing here can mend: what cannot be read now, or is nowhere recorded");
+}
+
+ExitCode answer(const CheckOptions& options, const Inspection& inspection, Terminal& terminal) {
+  print_problems(inspection, terminal);
+  nlohmann::json problems = nlohmann::json::array();
+  for (const Damage& damage : inspection.damage) {
     problems.push_back(
         {{"file", damage.file}, {"where", damage.where}, {"problem", damage.problem}});
   }
+  const bool can_repair = count(inspection, Repair::kNone) == 0;
+  const auto num_repaired = std::ssize(inspection.damage) - count(inspection, Repair::kNone);
   terminal.print_json({{"files", inspection.num_files},
                        {"bytes", inspection.num_bytes},
                        {"problems", problems},
-                       {"repaired", options.repair ? num_lost : 0}});
+                       {"settled", inspection.num_settled},
+                       {"repaired", options.repair ? num_repaired : 0}});
   const std::string all =
       std::to_string(inspection.num_files) + " files, " + bytes_text(inspection.num_bytes);
+  const std::string settled =
+      inspection.num_settled == 0
+          ? ""
+          : "; " + std::to_string(inspection.num_settled) +
+                " damaged line(s) of the journal were settled by a later term";
   if (problems.empty()) {
-    terminal.print(all + ": all sound");
+    terminal.print(all + ": all sound" + settled);
     return ExitCode::kOk;
   }
-  terminal.print(std::to_string(problems.size()) + " problem(s) in " + all);
-  const bool all_lost = num_lost == std::ssize(inspection.damage);
-  if (!all_lost) {
-    terminal.print(std::to_string(std::ssize(inspection.damage) - num_lost) +
-                   " of them no run can make again: journal lines that replay goes around, or "
-                   "files that cannot be read now");
-  }
-  if (options.repair) {
-    if (num_lost > 0) {
-      terminal.print(std::to_string(num_lost) + " marked lost: 'hedgerow run --run " + options.run +
-                     "' makes them again");
-    }
-    return all_lost ? ExitCode::kOk : ExitCode::kFailed;
-  }
-  if (num_lost > 0) {
-    terminal.print("'hedgerow check --repair --run " + options.run + "' marks " +
-                   std::to_string(num_lost) + " lost, so that a run makes them again");
-  }
-  return ExitCode::kFailed;
+  terminal.print(std::to_string(problems.size()) + " problem(s) in " + all + settled);
+  print_repairs(options, inspection, terminal);
+  return options.repair && can_repair ? ExitCode::kOk : ExitCode::kFailed;
+}
+
+// The model that the recipe names, by the journal's text of it where run.toml is damaged.
+int vocab_size_of(const storage::RunLayout& layout, const State& state) {
+  const std::optional<storage::Recipe> recorded = recorded_recipe(layout, state);
+  const std::string model = recorded ? recorded->model.path : recipe_of_run(layout).model.path;
+  return storage::ModelDirectory::open(model).config().vocab_size;
 }
 
 ExitCode run_check(const CheckOptions& options, Terminal& terminal) {
@@ -91,21 +123,19 @@ ExitCode run_check(const CheckOptions& options, Terminal& terminal) {
   require_run(layout);
   const auto say = [&terminal](const std::string& text) { terminal.say(text); };
   if (options.repair) require_idle(layout, say);
-  const storage::Recipe recipe = storage::Recipe::load(layout.recipe());
-  const int vocab_size = storage::ModelDirectory::open(recipe.model.path).config().vocab_size;
   const storage::ReplayResult replayed = storage::replay_journal(layout);
-  const FoldedRun folded = fold(replayed);
+  const State state = fold(replayed).state;
   const InterruptScope interrupts;
   Inspection inspection;
   {
     ProgressBar bar(terminal, "check");
-    inspection = inspect(layout, replayed, folded.state, vocab_size, [&](double share) {
+    inspection = inspect(layout, replayed, state, vocab_size_of(layout, state), [&](double share) {
       bar.update(share);
       return !is_interrupted();
     });
   }
   if (is_interrupted()) return ExitCode::kInterrupted;
-  if (options.repair) repair(layout, replayed, inspection);
+  if (options.repair) repair(layout, replayed, state, inspection);
   return answer(options, inspection, terminal);
 }
 
@@ -116,7 +146,8 @@ RunCommand declare_check(CLI::App& app) {
   add_run(app, options->run);
   app.add_flag("--repair",
                options->repair,
-               "mark what is damaged as lost, so that the next run makes it again");
+               "mark damaged files as lost, so that the next run makes them again; put a damaged "
+               "run.toml back");
   return [options](Terminal& terminal) {
     options->run = run_or_here(options->run);
     return run_check(*options, terminal);

@@ -21,12 +21,13 @@ struct CleanOptions {
 // without files.
 void remove(const storage::RunLayout& layout,
             const storage::ReplayResult& replayed,
+            const State& state,
             const std::vector<Surplus>& surplus) {
   std::vector<Event> events;
   for (const Surplus& item : surplus) {
     if (item.boundary >= 0) events.emplace_back(BoundaryDropped{item.boundary});
   }
-  if (!events.empty()) append_events(layout, replayed, events);
+  if (!events.empty()) append_events(layout, replayed, state, events);
   for (const Surplus& item : surplus) fs::remove_all(layout.resolve(item.path));
 }
 
@@ -34,7 +35,8 @@ ExitCode run_clean(const CleanOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
   require_idle(layout, [&terminal](const std::string& text) { terminal.say(text); });
   const storage::ReplayResult replayed = storage::replay_journal(layout);
-  const std::vector<Surplus> surplus = find_surplus(layout, fold(replayed).state);
+  const State state = fold(replayed).state;
+  const std::vector<Surplus> surplus = find_surplus(layout, state);
   std::uint64_t bytes = 0;
   nlohmann::json items = nlohmann::json::array();
   Table table;
@@ -54,7 +56,7 @@ ExitCode run_clean(const CleanOptions& options, Terminal& terminal) {
                                                         "nothing removed; pass --yes to remove " +
                                                             bytes_text(bytes)));
   if (removes) {
-    remove(layout, replayed, surplus);
+    remove(layout, replayed, state, surplus);
     terminal.print("removed " + bytes_text(bytes));
   }
   terminal.print_json({{"items", items}, {"bytes", bytes}, {"removed", removes}});

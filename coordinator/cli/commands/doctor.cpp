@@ -9,6 +9,7 @@
 #include "coordinator/cli/doctor_peers.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/planning.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/error.hpp"
 
@@ -89,8 +90,7 @@ class Report {
     const auto [ok, warn, fail] = counts_;
     terminal_.clear_status();
     terminal_.print(std::to_string(ok) + " ok, " + std::to_string(warn) + " warn, " +
-                    std::to_string(fail) + " fail" +
-                    (fail > 0 ? "; mend what fails first" : ""));
+                    std::to_string(fail) + " fail" + (fail > 0 ? "; mend what fails first" : ""));
     terminal_.print_json({{"worst", to_string(worst_)}, {"checks", std::move(checks_)}});
     return worst_ == Level::kFail ? ExitCode::kEnvironment : ExitCode::kOk;
   }
@@ -105,8 +105,8 @@ class Report {
 // The recipe that is given, else that of the run that lies in the directory.
 std::optional<storage::Recipe> recipe_of(const DoctorOptions& options) {
   if (!options.recipe.empty()) return storage::Recipe::load(options.recipe);
-  const fs::path recorded = storage::RunLayout(options.directory).recipe();
-  if (fs::exists(recorded)) return storage::Recipe::load(recorded);
+  const storage::RunLayout run(options.directory);
+  if (fs::exists(run.recipe())) return recipe_of_run(run);
   return std::nullopt;
 }
 

@@ -23,6 +23,7 @@ ExitCode run_export(ExportOptions& options, Terminal& terminal) {
   const ModelChoice choice = choose_model(options.model);
   require(!choice.student.empty(),
           "nothing to export: that is the teacher itself; choose a student");
+  if (!choice.run.empty() && !options.adapter_only) verify_evaluations(choice.run);
   const InterruptScope interrupts;
   const ExportRequest request{choice, options.out, options.links};
   const std::optional<ExportSummary> summary =

@@ -7,6 +7,7 @@
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/model_choice.hpp"
 #include "coordinator/cli/programs.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "storage/recipe.hpp"
 #include "storage/run_layout.hpp"
 
@@ -97,7 +98,7 @@ std::vector<json> generate_ids(const GenerateOptions& options,
 void fill_from_recipe(GenerateOptions& options) {
   storage::EvaluateSection section;
   if (!options.model.run.empty())
-    section = storage::Recipe::load(storage::RunLayout(options.model.run).recipe()).evaluate;
+    section = recipe_of_run(storage::RunLayout(options.model.run)).evaluate;
   if (options.max_new_tokens == 0) options.max_new_tokens = section.max_new_tokens;
   if (options.prompts.empty()) options.prompts = section.prompts;
   const std::string& run = options.model.run;

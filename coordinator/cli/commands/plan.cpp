@@ -7,6 +7,7 @@
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/planning.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/wire/run_keys.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -76,7 +77,7 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
   require(options.device.empty() || !options.recipe.empty(),
           "--device goes with --recipe FILE; a run keeps the device that it was begun with");
   storage::Recipe recipe =
-      storage::Recipe::load(options.recipe.empty() ? recorded : fs::path(options.recipe));
+      options.recipe.empty() ? recipe_of_run(layout) : storage::Recipe::load(options.recipe);
   if (!options.device.empty()) recipe.plan.device = options.device;
   resolve_for_this_machine(recipe);
   Plan plan = plan_of(recipe, options.run);

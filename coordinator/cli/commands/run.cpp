@@ -7,6 +7,7 @@
 
 #include "coordinator/binding.hpp"
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/inspection.hpp"
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/planning.hpp"
 #include "coordinator/cli/programs.hpp"
@@ -14,7 +15,9 @@
 #include "coordinator/cli/tokenizing.hpp"
 #include "coordinator/cli/view.hpp"
 #include "coordinator/preparation.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/run_service.hpp"
+#include "coordinator/term.hpp"
 #include "coordinator/wire/run_keys.hpp"
 #include "storage/build_info.hpp"
 #include "storage/file.hpp"
@@ -33,12 +36,12 @@ struct RunCommandOptions {
 };
 
 void write_recipe(const RunLayout& layout, const Recipe& recipe) {
-  storage::write_atomically(layout.recipe(), recipe.to_toml());
+  storage::write_atomically(layout.recipe(), recipe.to_run_toml());
 }
 
 // What the command line asks for: the recipe of --recipe, else the run's own, on --device.
 Recipe asked_recipe(const RunCommandOptions& options, const RunLayout& layout) {
-  Recipe recipe = Recipe::load(options.recipe.empty() ? layout.recipe() : fs::path(options.recipe));
+  Recipe recipe = options.recipe.empty() ? recipe_of_run(layout) : Recipe::load(options.recipe);
   if (!options.device.empty()) recipe.plan.device = options.device;
   return recipe;
 }
@@ -76,14 +79,14 @@ bool holds_no_run(const RunLayout& layout) {
 }
 
 Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
-  require(!options.recipe.empty(),
-          options.run + " is no run directory yet; give --recipe FILE to start one there");
   require(!fs::exists(layout.root()) || fs::is_directory(layout.root()),
           options.run + " is a file; name a new directory with --run");
   require(!fs::exists(layout.journal_directory()),
           options.run +
-              " holds a run (journal/) whose run.toml is gone; put that back to go on with "
-              "it, or choose a new directory");
+              " holds a run (journal/) whose run.toml is gone; 'hedgerow check --repair --run " +
+              options.run + "' puts it back, or choose a new directory");
+  require(!options.recipe.empty(),
+          options.run + " is no run directory yet; give --recipe FILE to start one there");
   require(!fs::exists(layout.root()) || holds_no_run(layout),
           options.run + " holds other files and no run.toml; choose a new directory");
   Recipe recipe = ready_recipe(options, layout);
@@ -154,14 +157,40 @@ void refuse_what_comes_too_late(const std::vector<std::string>& changes, const R
   }
 }
 
+// The journal first: what a killed command leaves of this, the next run writes to the end.
+void change_recipe(const RunLayout& layout,
+                   const storage::ReplayResult& replayed,
+                   State state,
+                   const Recipe& recipe,
+                   const std::vector<std::string>& changes) {
+  const RecipeRecorded event{recipe.to_run_toml(), changes};
+  append_events(layout, replayed, state, {event});
+  static_cast<void>(apply(state, event));
+  put_back_recipe(layout, state);
+}
+
+void warn_of_other_build(const Recipe& recorded, Terminal& terminal) {
+  if (recorded.made_by.git_hash == storage::git_hash()) return;
+  terminal.warn("this run was begun by build " + recorded.made_by.version + "+" +
+                recorded.made_by.git_hash + ", this is " + storage::build() +
+                "; equal bytes are no longer promised");
+}
+
 Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
-  const Recipe recorded = Recipe::load(layout.recipe());
-  if (recorded.made_by.git_hash != storage::git_hash()) {
-    terminal.warn("this run was begun by build " + recorded.made_by.version + "+" +
-                  recorded.made_by.git_hash + ", this is " + storage::build() +
-                  "; equal bytes are no longer promised");
+  if (const auto problem = journal_problem(layout))
+    throw storage::Error(storage::ErrorKind::kCorrupt, *problem);
+  if (options.recipe.empty() && options.device.empty()) {
+    Recipe recorded = recipe_of_run(layout);
+    warn_of_other_build(recorded, terminal);
+    return recorded;
   }
-  if (options.recipe.empty() && options.device.empty()) return recorded;
+  const storage::ReplayResult replayed = replay_if_any(layout);
+  const State state = fold(replayed).state;
+  // --recipe is held against the journal's, whatever became of run.toml.
+  const std::optional<Recipe> in_journal =
+      options.recipe.empty() ? std::nullopt : recorded_recipe(layout, state);
+  const Recipe recorded = in_journal ? *in_journal : recipe_of_run(layout, state);
+  warn_of_other_build(recorded, terminal);
   Recipe recipe = asked_recipe(options, layout);
   keep_resolved(recipe, recorded);
   const storage::RecipeDifference changes = storage::difference(recorded, recipe);
@@ -171,10 +200,18 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
           (options.recipe.empty() ? "--device " + options.device : options.recipe) +
               " differs from the recipe that " + options.run + " was begun with: " +
               listed(changes.unsafe) + "; change it back, or begin a new run in another directory");
-  if (changes.safe.empty()) return recorded;
+  if (changes.safe.empty()) {
+    const auto problem = recipe_problem(layout, state);
+    if (problem && put_back_recipe(layout, state)) terminal.warn(*problem + "; it was put back");
+    return recorded;
+  }
   require_keys_for(recipe.workers.bind, wire::has_keys(layout), layout);
-  if (fs::exists(layout.journal_directory())) refuse_what_comes_too_late(changes.safe, layout);
-  write_recipe(layout, recipe);
+  if (fs::exists(layout.journal_directory())) {
+    refuse_what_comes_too_late(changes.safe, layout);
+    change_recipe(layout, replayed, state, recipe, changes.safe);
+  } else {
+    write_recipe(layout, recipe);
+  }
   terminal.say("recipe changed: " + listed(changes.safe));
   return recipe;
 }
@@ -217,9 +254,9 @@ class Reporter final : public RunObserver {
 
 void say_what_is_done(const RunLayout& layout, Terminal& terminal) {
   const RunStatus status = read_status(layout);
-  if (status.state == "new") return;
-  std::string line = status.state == "done" ? "everything is done already: " : "going on: ";
-  terminal.say(line + status_line(status));
+  // That a run is done is said once its results are verified.
+  if (status.state != "new" && status.state != "done")
+    terminal.say("going on: " + status_line(status));
 }
 
 ExitCode interrupted(const RunCommandOptions& options, Terminal& terminal) {

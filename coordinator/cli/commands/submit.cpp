@@ -9,6 +9,7 @@
 #include "coordinator/cli/programs.hpp"
 #include "coordinator/cli/slurm_scripts.hpp"
 #include "coordinator/key_maker.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/status.hpp"
 #include "coordinator/wire/run_keys.hpp"
 #include "storage/file.hpp"
@@ -56,7 +57,7 @@ Recipe asked_recipe(const SubmitOptions& options, const RunLayout& layout) {
   const bool is_new = !fs::exists(layout.recipe());
   require(!is_new || !options.recipe.empty(),
           options.run + " is no run directory yet; give --recipe FILE to start one there");
-  return Recipe::load(options.recipe.empty() ? layout.recipe() : fs::path(options.recipe));
+  return options.recipe.empty() ? recipe_of_run(layout) : Recipe::load(options.recipe);
 }
 
 // What the allocation decides and the recipe leaves open.

@@ -8,6 +8,7 @@
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/programs.hpp"
+#include "coordinator/recorded_recipe.hpp"
 #include "coordinator/status.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/recipe.hpp"
@@ -70,8 +71,7 @@ std::vector<std::string> serve_arguments(const WorkerOptions& options,
                                          const storage::RunLayout& layout,
                                          const std::string& endpoint,
                                          Terminal& terminal) {
-  const int threads = options.threads > 0 ? options.threads
-                                          : storage::Recipe::load(layout.recipe()).workers.threads;
+  const int threads = options.threads > 0 ? options.threads : recipe_of_run(layout).workers.threads;
   std::vector<std::string> arguments{
       worker_binary(terminal.console()), "serve", "--run", options.run, "--connect", endpoint};
   if (!options.key.empty()) arguments.insert(arguments.end(), {"--key", options.key});
