@@ -55,25 +55,35 @@ class RecordedRecipeTest : public ::testing::Test {
   SmallRun run_;
 };
 
-TEST_F(RecordedRecipeTest, EveryFlippedBitOfRunTomlIsFoundAndPutBack) {
+TEST_F(RecordedRecipeTest, AFlippedBitInAnyByteOfRunTomlIsFoundAndPutBack) {
   const std::string sound = text();
   const State recorded = state();
   ASSERT_EQ(recipe_problem(run_.layout, recorded), std::nullopt);
-  for (std::size_t bit = 0; bit < sound.size() * 8; ++bit) {
+  for (std::size_t byte = 0; byte < sound.size(); ++byte) {
     std::string damaged = sound;
-    damaged[bit / 8] = static_cast<char>(damaged[bit / 8] ^ (1 << (bit % 8)));
+    damaged[byte] = static_cast<char>(damaged[byte] ^ (1 << (byte * 3 % 8)));
     write(damaged);
-    ASSERT_NE(recipe_problem(run_.layout, recorded), std::nullopt) << "bit " << bit;
+    ASSERT_NE(recipe_problem(run_.layout, recorded), std::nullopt) << "byte " << byte;
     // A worker has no journal. Of the first line's own words, which say nothing, it may miss one.
-    if (bit / 8 > sound.find('\n')) {
+    if (byte > sound.find('\n')) {
       ASSERT_THROW(static_cast<void>(storage::Recipe::load_of_run(run_.layout.recipe())),
                    storage::Error)
-          << "bit " << bit;
+          << "byte " << byte;
     }
   }
   EXPECT_TRUE(put_back_recipe(run_.layout, recorded));
   EXPECT_EQ(text(), sound);
   EXPECT_FALSE(put_back_recipe(run_.layout, recorded));
+}
+
+TEST_F(RecordedRecipeTest, ARunTomlThatWasCutAnywhereIsRefusedAlsoWithoutTheJournal) {
+  const std::string sound = text();
+  for (std::size_t length = 0; length < sound.size(); length += 3) {
+    write(sound.substr(0, length));
+    ASSERT_THROW(static_cast<void>(storage::Recipe::load_of_run(run_.layout.recipe())),
+                 storage::Error)
+        << "cut at " << length;
+  }
 }
 
 TEST_F(RecordedRecipeTest, CheckRunAndStatusNameTheFileTheFieldAndBothValues) {
