@@ -1,7 +1,5 @@
 #include "coordinator/coordinator.hpp"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <csignal>
 
@@ -98,6 +96,7 @@ RunOutcome Coordinator::run() {
   try {
     publish(true);  // `stop` and `worker` find a coordinator by it
     while (!is_over()) turn(kTurnPatience);
+    desk_.log_left_out(TimePoint::max());
     return outcome(finished_.value_or(RunPhase::kRunning));
   } catch (const std::exception& error) {
     // Fenced: the children are the next coordinator's already.
@@ -137,7 +136,7 @@ void Coordinator::hear_the_door() {
   if (!surroundings_.door) return;
   const DoorNews news = surroundings_.door();
   for (const std::string& note : news.notes) desk_.record(Noted{note});
-  for (const std::string& warning : news.warnings) folded_.warnings.push_back(warning);
+  for (const std::string& warning : news.warnings) add_warning(folded_.warnings, warning);
   dirty_ = dirty_ || !news.warnings.empty();
 }
 
@@ -145,7 +144,7 @@ void Coordinator::receive_all(milliseconds patience) {
   for (int received = 0; received < kMaxMessagesPerTurn; ++received) {
     const auto incoming = surroundings_.mailbox.receive(received == 0 ? patience : milliseconds(0));
     if (!incoming) return;
-    desk_.receive(incoming->peer, incoming->frame);
+    desk_.receive(incoming->peer, incoming->frame, incoming->address);
     dirty_ = true;
   }
 }
@@ -197,7 +196,7 @@ bool Coordinator::workers_are_wanted() const {
 
 void Coordinator::tend_children() {
   for (const std::string& uuid : desk_.take_hung_workers()) {
-    spdlog::warn("worker {} hangs: killed", uuid);
+    desk_.log("workers that hang", "worker " + uuid + " hangs: killed");
     workers_.kill(uuid);
   }
   const std::vector<wire::ChildRecord> before = workers_.children();

@@ -1,8 +1,6 @@
 // The finetune stage whose ranks somebody else starts (finetune.launch = "elsewhere"): the
 // coordinator hands out its fencing token to whoever asks for it through the run directory
 // (wire/stage_start.hpp), and knows that it has ended by its lease, having no process to look at.
-#include <spdlog/spdlog.h>
-
 #include <utility>
 
 #include "coordinator/coordinator.hpp"
@@ -50,7 +48,9 @@ bool Coordinator::start_stage_elsewhere(const std::string& student) {
                            .threads = config_.launcher.threads_per_rank});
   // Last: whoever asked still asks if this coordinator dies before it has answered.
   wire::withdraw_stage_request(config_.layout, request->launch);
-  spdlog::info("the finetune stage goes to {} ranks from {}", request->ranks, request->host);
+  desk_.log("ranks that others start",
+            "the finetune stage goes to " + std::to_string(request->ranks) + " ranks from " +
+                request->host);
   token_elsewhere_ = token;
   waits_for_ranks_ = false;
   dirty_ = true;

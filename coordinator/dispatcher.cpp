@@ -1,7 +1,5 @@
 #include "coordinator/dispatcher.hpp"
 
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 
 #include "coordinator/actions.hpp"
@@ -20,6 +18,8 @@ constexpr std::chrono::seconds kForgetWorkerAfter{60};
 // What walks over all workers is not done at every turn of the loop.
 constexpr std::chrono::seconds kHousekeeping{1};
 constexpr std::chrono::seconds kLookForSilentEvery{10};
+// Of one line of the log, which may quote what a peer sent.
+constexpr std::size_t kLongestLine = 500;
 
 }  // namespace
 
@@ -60,10 +60,17 @@ Dispatcher::Dispatcher(const storage::RunLayout& layout,
   }
 }
 
-void Dispatcher::receive(const std::string& peer, std::string_view frame) {
+void Dispatcher::receive(const std::string& peer,
+                         std::string_view frame,
+                         const std::string& address) {
+  const auto drop = [&](const std::string& what) {
+    // Not by connection: a peer has as many of those as it likes.
+    const std::string origin = "messages from " + (address.empty() ? "unknown hosts" : address);
+    log(origin, origin + ": dropped " + what);
+  };
   const std::optional<std::uint32_t> protocol = wire::protocol_of(frame);
   if (!protocol) {
-    spdlog::warn("dropped {} bytes that are no hedgerow message", frame.size());
+    drop(std::to_string(frame.size()) + " bytes that are no hedgerow message");
     return;
   }
   if (*protocol != wire::kProtocol) {
@@ -78,13 +85,25 @@ void Dispatcher::receive(const std::string& peer, std::string_view frame) {
     std::visit(Visitor{*this, peer}, wire::decode(frame));
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kCorrupt) throw;
-    spdlog::warn("dropped a damaged message: {}", error.what());
+    drop(std::string("a damaged one: ") + error.what());
+  }
+}
+
+void Dispatcher::log(const std::string& subject, const std::string& line) {
+  if (config_.log && log_limit_.admits(subject, clock_.now()))
+    config_.log(line.substr(0, kLongestLine));
+}
+
+void Dispatcher::log_left_out(TimePoint now) {
+  for (const std::string& line : log_limit_.left_out(now)) {
+    if (config_.log) config_.log(line);
   }
 }
 
 bool Dispatcher::record(const Event& event) {
   if (const std::optional<Rejection> rejection = apply(state_, event)) {
-    spdlog::warn("event {} rejected: {}", type_of(event), rejection->reason);
+    log("events that were rejected",
+        "event " + std::string(type_of(event)) + " rejected: " + rejection->reason);
     return false;
   }
   pending_.push_back({journal_.append(event_to_json(event), clock_.utc()), event});
@@ -132,9 +151,9 @@ std::optional<LostSteps> Dispatcher::close_attempt(std::uint64_t token,
     if (found && found->step > first_step(task))
       record(CheckpointCommitted{token, found->step, found->file, task.id});
   } catch (const Error& error) {
-    spdlog::warn("{}: its attempt cannot be searched for a newer checkpoint: {}",
-                 to_string(task.id),
-                 error.what());
+    log("attempts that cannot be searched",
+        to_string(task.id) +
+            ": its attempt cannot be searched for a newer checkpoint: " + error.what());
   }
   const std::optional<LostSteps> lost = lost_steps(task, last);
   leases_.end(token);
@@ -231,6 +250,7 @@ void Dispatcher::tick() {
   }
   if (clock_.now() < next_housekeeping_) return;
   next_housekeeping_ = clock_.now() + kHousekeeping;
+  log_left_out(clock_.now());
   forget_silent_workers();
   check_second_workers();
   check_fit();

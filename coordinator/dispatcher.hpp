@@ -19,6 +19,7 @@
 #include "coordinator/leases.hpp"
 #include "coordinator/live_workers.hpp"
 #include "coordinator/state.hpp"
+#include "coordinator/wire/log_limit.hpp"
 #include "coordinator/wire/messages.hpp"
 #include "storage/journal.hpp"
 
@@ -44,7 +45,8 @@ class Dispatcher {
              const Clock& clock,
              DispatcherConfig config);
 
-  void receive(const std::string& peer, std::string_view frame);
+  // `address`: the peer's host, for the log; empty: unknown.
+  void receive(const std::string& peer, std::string_view frame, const std::string& address = "");
   // Expired and hung leases, patience for a second worker. After the socket is drained.
   void tick();
   // Commits the journal, then returns what may be sent. Throws kExhausted, kUnavailable: the
@@ -55,6 +57,10 @@ class Dispatcher {
 
   // Applies and journals an event of the shell's own. False: rejected, with the reason logged.
   bool record(const Event& event);
+  // A line for DispatcherConfig::log, unless there were enough about this subject (LogLimit).
+  void log(const std::string& subject, const std::string& line);
+  // What log() kept back in minutes that are over by now, as counts.
+  void log_left_out(TimePoint now);
   // Grants a task that nobody pulls (assemble, finetune), journaled with the next flush().
   std::uint64_t grant_unpulled(const TaskId& id,
                                const std::string& holder,
@@ -133,7 +139,8 @@ class Dispatcher {
   std::vector<Outgoing> outgoing_;
   std::vector<RecordedEvent> pending_, recorded_;
   std::vector<std::string> hung_;
-  std::set<std::string> noted_;         // in this term
+  std::set<std::string> noted_;  // in this term
+  wire::LogLimit log_limit_;
   std::optional<wire::Stop> stopping_;  // the answer to all that must go
   Spare spare_ = Spare::kNobody;
   std::uint64_t gave_back_ = 0;

@@ -3,6 +3,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -31,6 +32,8 @@ struct DispatcherConfig {
   storage::Disk* disk = &storage::os_disk();  // where commits go; the journal has its own
   // Ours; a worker of another version is refused, of another build noted.
   std::string version, build;
+  // Hears what is worth a line and is no event, as of a message that was dropped. Empty: nobody.
+  std::function<void(const std::string& line)> log{};
 };
 
 }  // namespace hedgerow::coordinator

@@ -1,6 +1,4 @@
 // What each message of a worker does. The table is in coordinator/README.md "Wire".
-#include <spdlog/spdlog.h>
-
 #include <algorithm>
 #include <filesystem>
 #include <span>
@@ -25,6 +23,8 @@ constexpr int kHeartbeatsInALease = 4;
 // Between the requests of idle workers, all of them together: more would keep the coordinator from
 // those that work.
 constexpr std::chrono::milliseconds kBetweenIdleRequests{2};
+// A note of the journal, which may quote what a peer says that it is.
+constexpr std::size_t kLongestNote = 300;
 // More inputs than this would not fit a message; they go through a file of the attempt.
 constexpr std::size_t kMaxInlineInputs = 200;
 
@@ -71,9 +71,12 @@ void Dispatcher::reply_fenced(const std::string& peer, std::uint64_t token) {
   reply(peer, wire::Fenced{token, "fencing token " + std::to_string(token) + " is not current"});
 }
 
-// A worker that restarts again and again must not fill the journal.
+// Workers that restart again and again, and peers that make up names, must not fill the journal.
 void Dispatcher::note_once(const std::string& text) {
-  if (noted_.insert(text).second) record(Noted{text});
+  const std::string note = text.substr(0, kLongestNote);
+  if (noted_.contains(note) || !log_limit_.admits("workers of other builds", clock_.now())) return;
+  noted_.insert(note);
+  record(Noted{note});
 }
 
 void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {

@@ -6,6 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/clock.hpp"
+#include "coordinator/wire/log_limit.hpp"
 #include "storage/run_layout.hpp"
 
 namespace hedgerow::coordinator {
@@ -25,13 +27,14 @@ class Doorkeeper {
              RouterSocket& socket,
              const std::atomic<int>* reload_requests);
   // Never throws for a list that cannot be read: the old one stays in force.
-  [[nodiscard]] DoorNews look();
+  [[nodiscard]] DoorNews look(TimePoint now);
 
  private:
   const storage::RunLayout& layout_;
   RouterSocket& socket_;
   const std::atomic<int>* reload_requests_;
   int reloads_ = 0;  // of them, that were done
+  wire::LogLimit limit_;
 };
 
 }  // namespace hedgerow::coordinator

@@ -105,14 +105,24 @@ double StageTimes::seconds(Stage stage, double now) const {
 
 double StageTimes::busy_seconds(double now) const { return any_.seconds(now); }
 
+void add_warning(std::vector<std::string>& warnings, const std::string& warning) {
+  warnings.push_back(warning);
+  if (warnings.size() <= kMaxWarnings) return;
+  warnings.erase(warnings.begin() + 1);
+  warnings.front() =
+      "there were more warnings before these: 'hedgerow check' names damage, 'hedgerow explain "
+      "--all' what was noted";
+}
+
 FoldedRun fold(const storage::ReplayResult& replayed) {
   FoldedRun folded;
   folded.term = replayed.last_term;
   for (const storage::JournalDamage& damage : replayed.damage) {
     // A torn tail is a crash while writing: nothing that was replied to is in it.
     if (damage.is_torn_tail || damage.is_settled) continue;
-    folded.warnings.push_back("journal of term " + std::to_string(damage.term) + ", line " +
-                              std::to_string(damage.line) + ": " + damage.reason);
+    add_warning(folded.warnings,
+                "journal of term " + std::to_string(damage.term) + ", line " +
+                    std::to_string(damage.line) + ": " + damage.reason);
   }
   // Its hash fitted, so what cannot be read is of another build. Without it the state would be
   // empty, and everything that the run has done would be done again.
@@ -128,7 +138,7 @@ FoldedRun fold(const storage::ReplayResult& replayed) {
     try {
       const Event event = event_from_json(record.event);
       if (std::holds_alternative<TermStarted>(event)) folded.times.close(folded.last_at);
-      if (const auto* note = std::get_if<Noted>(&event)) folded.warnings.push_back(note->text);
+      if (const auto* note = std::get_if<Noted>(&event)) add_warning(folded.warnings, note->text);
       if (const std::optional<Rejection> rejection = apply(folded.state, event))
         leave_out(record, rejection->reason);
     } catch (const storage::Error& error) {
@@ -140,7 +150,7 @@ FoldedRun fold(const storage::ReplayResult& replayed) {
   if (num_unapplied > 1)
     unapplied += "; so are " + std::to_string(num_unapplied - 1) + " of those behind it";
   if (num_unapplied > 0)
-    folded.warnings.push_back(unapplied + "; 'hedgerow run' does again what they recorded");
+    add_warning(folded.warnings, unapplied + "; 'hedgerow run' does again what they recorded");
   return folded;
 }
 

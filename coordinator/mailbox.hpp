@@ -17,6 +17,7 @@ class Mailbox {
 
   struct Incoming {
     std::string peer, frame;
+    std::string address{};  // "10.0.0.7", of the host that it came from; empty: unknown
   };
   // nullopt after `patience`, or a little more, without a message; 0 looks only. A signal ends the
   // wait early.

@@ -55,9 +55,14 @@ void set(void* socket, int option, const std::string& value) {
   if (zmq_setsockopt(socket, option, value.data(), value.size()) != 0) fail("zmq_setsockopt");
 }
 
-// One frame of a multipart message; `more` says whether another follows, `user` is the public key
-// that its connection was let in with. nullopt: EAGAIN or a signal.
-std::optional<std::string> receive_frame(void* socket, int flags, bool& more, std::string& user) {
+// What a frame comes with.
+struct Origin {
+  bool more = false;          // another one of the same message follows
+  std::string user, address;  // the public key its connection was let in with, and the peer's host
+};
+
+// One frame of a multipart message. nullopt: EAGAIN or a signal.
+std::optional<std::string> receive_frame(void* socket, int flags, Origin& origin) {
   zmq_msg_t message;
   zmq_msg_init(&message);
   if (zmq_msg_recv(&message, socket, flags) < 0) {
@@ -67,8 +72,11 @@ std::optional<std::string> receive_frame(void* socket, int flags, bool& more, st
     fail("zmq_msg_recv");
   }
   std::string frame(static_cast<const char*>(zmq_msg_data(&message)), zmq_msg_size(&message));
-  more = zmq_msg_more(&message) != 0;
-  if (const char* name = zmq_msg_gets(&message, "User-Id"); name != nullptr) user = name;
+  origin.more = zmq_msg_more(&message) != 0;
+  for (auto [property, value] :
+       {std::pair("User-Id", &origin.user), {"Peer-Address", &origin.address}}) {
+    if (const char* text = zmq_msg_gets(&message, property); text != nullptr) *value = text;
+  }
   zmq_msg_close(&message);
   return frame;
 }
@@ -171,21 +179,22 @@ std::optional<Mailbox::Incoming> RouterSocket::receive(std::chrono::milliseconds
 std::optional<Mailbox::Incoming> RouterSocket::receive_now() {
   // A refused message holds up none of those behind it, so this goes on until one is let in.
   for (;;) {
-    bool more = false;
-    std::string user;
-    const std::optional<std::string> peer = receive_frame(impl_->socket, ZMQ_DONTWAIT, more, user);
+    Origin origin;
+    const std::optional<std::string> peer = receive_frame(impl_->socket, ZMQ_DONTWAIT, origin);
     if (!peer) return std::nullopt;
     Incoming incoming{*peer, ""};
     // One frame is the message; surplus ones are of no message of ours, and the decoder refuses
     // what is left.
-    for (bool first = true; more; first = false) {
-      std::optional<std::string> frame = receive_frame(impl_->socket, 0, more, user);
+    for (bool first = true; origin.more; first = false) {
+      std::optional<std::string> frame = receive_frame(impl_->socket, 0, origin);
       if (!frame) break;
       if (first) incoming.frame = std::move(*frame);
     }
-    if (!impl_->zap || impl_->zap->allows(user)) return incoming;
+    incoming.address = std::move(origin.address);
+    if (!impl_->zap || impl_->zap->allows(origin.user)) return incoming;
     send(incoming.peer,
-         wire::encode(wire::Refused{"its public key " + user + " was taken off keys/allowed"}));
+         wire::encode(
+             wire::Refused{"its public key " + origin.user + " was taken off keys/allowed"}));
   }
 }
 

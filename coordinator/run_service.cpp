@@ -219,6 +219,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
   storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
   CoordinatorConfig config =
       coordinator_config({options, layout, replayed, recipe, plan, local_workers});
+  config.dispatcher.log = [&observer](const std::string& line) { observer.on_log(line); };
   const SteadyClock clock;
   Term term = open_term(layout, replayed, std::move(folded), clock);
   release(std::move(replayed));
@@ -236,7 +237,7 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
                                         return assemble_student(layout, state, assembly, token);
                                       },
                                   .public_key = socket.public_key(),
-                                  .door = [&] { return doorkeeper.look(); }};
+                                  .door = [&] { return doorkeeper.look(clock.now()); }};
   Coordinator coordinator(std::move(config), surroundings, std::move(term), previous, &observer);
   open_books(coordinator.dispatcher(),
              geometry,

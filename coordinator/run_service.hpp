@@ -47,7 +47,8 @@ class RunObserver {
   virtual void on_status(
       const RunStatus& status) = 0;  // once a second when something changed, and at the end
   virtual void on_event(const ExplainedEvent& /*event*/) {
-  }  // each journaled event, after it is on disk
+  }                                                    // each journaled event, after it is on disk
+  virtual void on_log(const std::string& /*line*/) {}  // DispatcherConfig::log
 };
 
 struct RunOutcome {

@@ -95,7 +95,9 @@ struct ZapHandler::Impl {
   bool decide(const std::string& key, const std::string& address) {
     const std::lock_guard lock(mutex);
     if (!key.empty() && allowed.contains(key)) return true;
-    if (known_refused.size() < kMaxRefused && known_refused.insert(key).second)
+    // Forgotten at once where they are too many, so that one of ours that comes later is told.
+    if (known_refused.size() >= kMaxRefused) known_refused.clear();
+    if (known_refused.insert(key).second && refused.size() < kMaxRefused)
       refused.push_back({key, address});
     return false;
   }

@@ -29,7 +29,8 @@ class ZapHandler {
   // Any thread, both.
   void set_allowed(std::set<std::string> allowed);
   [[nodiscard]] bool allows(const std::string& key) const;
-  // Refused since the last call; each key once, and no more than the first hundred of them.
+  // Refused since the last call, a hundred at most; each key once, as long as no more than a
+  // hundred others were refused since.
   [[nodiscard]] std::vector<RefusedKey> take_refused();
 
  private:

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "coordinator/wire/coordinator_file.hpp"
+#include "coordinator/wire/log_limit.hpp"
 #include "storage/error.hpp"
 #include "worker/coordinator_link.hpp"
 #include "worker/coordinator_session.hpp"
@@ -38,7 +39,8 @@ struct CoordinatorClient::Impl {
   std::condition_variable changed;
   CoordinatorSession session;
   bool closing = false;
-  std::string said;  // of what stands between us and the coordinator; the thread's alone
+  std::string said;          // of what stands between us and the coordinator; the thread's alone
+  wire::LogLimit log_limit;  // likewise
   std::thread thread;
 
   explicit Impl(ClientOptions given)
@@ -64,9 +66,19 @@ struct CoordinatorClient::Impl {
     thread.join();
   }
 
+  static void log(const std::string& line) {
+    std::fprintf(stderr, "hedgerow-worker: %s\n", line.c_str());
+  }
+
+  // What fails at each look, as a file system that is gone, fails once a second.
+  void log_trouble(const std::string& line) {
+    if (log_limit.admits("the way to the coordinator", now())) log(line);
+  }
+
   void loop() {
     while (true) {
       const std::optional<std::string> frame = link.receive(kLongestPoll);
+      for (const std::string& line : log_limit.left_out(now())) log(line);
       const std::lock_guard lock(mutex);
       if (closing) {
         link.send(wire::encode(wire::Goodbye{session.worker()}));
@@ -76,7 +88,7 @@ struct CoordinatorClient::Impl {
         if (frame) session.receive(*frame, now());
         turn();
       } catch (const std::exception& error) {
-        std::fprintf(stderr, "hedgerow-worker: %s\n", error.what());
+        log_trouble(error.what());
         session.unreachable(now());
       }
       changed.notify_all();
@@ -104,7 +116,7 @@ struct CoordinatorClient::Impl {
     if (link.finds_new_keys()) return session.greet_again(now());
     said = *problem;
     if (!session.was_welcomed()) return session.refuse(*problem);
-    std::fprintf(stderr, "hedgerow-worker: %s\n", problem->c_str());
+    log_trouble(*problem);
     session.greet_again(now());
   }
 

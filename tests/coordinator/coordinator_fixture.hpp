@@ -66,7 +66,7 @@ class CoordinatorRun : public RunFixture {
                return assemble_student(layout_, state, assembly(), token);
              },
          .public_key = socket.public_key(),
-         .door = [&] { return doorkeeper.look(); }},
+         .door = [&] { return doorkeeper.look(clock_.now()); }},
         std::move(term),
         previous,
         &observer);

@@ -23,6 +23,7 @@ class DispatcherTest : public RunFixture {
     State state;
     if (std::filesystem::exists(layout_.journal_directory())) state = replayed();
     config_.version = "1";
+    config_.log = [this](const std::string& line) { logged_.push_back(line); };
     desk_ =
         std::make_unique<Dispatcher>(layout_, std::move(state), open_journal(), clock_, config_);
     if (!desk_->state().geometry) desk_->record(RunStarted{geometry_, "test"});
@@ -72,6 +73,7 @@ class DispatcherTest : public RunFixture {
 
   FakeClock clock_;
   DispatcherConfig config_;
+  std::vector<std::string> logged_;
   std::unique_ptr<Dispatcher> desk_;
 };
 

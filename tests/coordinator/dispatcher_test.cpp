@@ -1,11 +1,17 @@
 // The desk, message by message, with a clock of the test's own and a real journal.
+#include <gmock/gmock.h>
+
 #include <fstream>
 
 #include "coordinator/commit.hpp"
+#include "coordinator/fold.hpp"
 #include "dispatcher_fixture.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
 
 TEST_F(DispatcherTest, AGrantIsOnDiskBeforeAnybodyHearsOfIt) {
   hello("w1");
@@ -66,6 +72,43 @@ TEST_F(DispatcherTest, NoiseIsDroppedAndTheDeskGoesOn) {
   desk_->receive("peer", "GET / HTTP/1.1");
   desk_->receive("peer", wire::encode(wire::Stop{"x"}).substr(0, 12));
   hello("w1");
+}
+
+TEST_F(DispatcherTest, APeerThatSendsNoiseForMinutesGetsAFewLinesAMinuteAndACount) {
+  const std::string damaged = wire::encode(wire::Stop{std::string(2000, 'x')});
+  for (int i = 0; i < 10'000; ++i) {
+    desk_->receive("peer" + std::to_string(i), "GET / HTTP/1.1", "10.0.0.7");
+    desk_->receive("peer", damaged.substr(0, damaged.size() - 9), "10.0.0.7");
+    desk_->receive(
+        "peer", wire::encode(wire::Goodbye{{"w1", 1}}), "10.0.0.7");  // this one is sound
+  }
+  EXPECT_THAT(logged_,
+              ElementsAre("messages from 10.0.0.7: dropped 14 bytes that are no hedgerow message",
+                          HasSubstr("messages from 10.0.0.7: dropped a damaged one: not JSON"),
+                          HasSubstr("dropped 14 bytes")));
+  EXPECT_LE(logged_[1].size(), 500U) << "it quotes what was sent";
+  logged_.clear();
+  desk_->receive("peer", "x", "10.0.0.8");
+  EXPECT_THAT(logged_, ElementsAre(HasSubstr("messages from 10.0.0.8: dropped 1 bytes")));
+  logged_.clear();
+  pass(minutes(1));
+  EXPECT_THAT(
+      logged_,
+      ElementsAre("left out 19997 more lines about messages from 10.0.0.7 within a minute"));
+}
+
+TEST_F(DispatcherTest, StrangersOfAnotherVersionFillNeitherTheJournalNorTheStatus) {
+  wire::Hello message;
+  message.version = std::string(60'000, '2');
+  for (int i = 0; i < 1'000; ++i) {
+    message.worker = {"w" + std::to_string(i), 1};
+    EXPECT_EQ(wire::type_of(say(message.worker.uuid, message)), "refused");
+  }
+  EXPECT_EQ(num_records("noted"), 3);
+  pass(minutes(1));
+  EXPECT_THAT(logged_, ElementsAre(HasSubstr("left out 997 more lines about workers of other")));
+  const FoldedRun folded = fold(storage::replay_journal(layout_));
+  for (const std::string& warning : folded.warnings) EXPECT_LE(warning.size(), 300U);
 }
 
 TEST_F(DispatcherTest, IdleWorkersThatCameAtOnceAreAskedBackOneByOne) {

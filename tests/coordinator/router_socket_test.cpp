@@ -138,6 +138,40 @@ TEST_F(Router, AWorkerWithoutKeysAndACoordinatorWithoutKeysAreToldApartFromSilen
   EXPECT_TRUE(sees_the_mismatch(encrypting));
 }
 
+TEST_F(Router, AMessageComesWithTheHostOfItsSender) {
+  for (const bool encrypted : {false, true}) {
+    RouterSocket router({.keys = encrypted ? std::optional(coordinator_keys()) : std::nullopt});
+    DealerSocket dealer(router.endpoint(), encrypted ? keys("worker") : std::nullopt);
+    dealer.send("hello");
+    std::optional<RouterSocket::Incoming> incoming;
+    ASSERT_TRUE(comes_true([&] {
+      std::ignore = dealer.receive(kLookEvery);
+      return (incoming = router.receive(kLookEvery)).has_value();
+    }));
+    EXPECT_EQ(incoming->address, "127.0.0.1");
+  }
+}
+
+// One of ours that comes after a hundred strangers is named as well.
+TEST_F(Router, EachRefusedKeyIsNamedHoweverManyWereBefore) {
+  RouterSocket router({.keys = coordinator_keys()});
+  std::set<std::string> named;
+  for (int i = 0; i < 105; ++i) {
+    std::array<char, 41> pub{}, secret{};
+    ASSERT_EQ(zmq_curve_keypair(pub.data(), secret.data()), 0);
+    auto own = keys("stranger");
+    own->secret_key = secret.data();
+    DealerSocket stranger(router.endpoint(), own);
+    EXPECT_TRUE(comes_true([&] {
+      std::ignore = router.receive(milliseconds(1));
+      std::ignore = stranger.receive(milliseconds(1));
+      for (const RefusedKey& refused : router.take_refused()) named.insert(refused.key);
+      return named.contains(pub.data());
+    })) << "stranger "
+        << i;
+  }
+}
+
 TEST_F(Router, WhoeverWaitsGathersForAWhile) {
   constexpr milliseconds kGathering{20};
   RouterSocket router({.gather = kGathering});

@@ -151,6 +151,21 @@ TEST_F(StatusTest, OfRecordsThatALostOneMakesSenselessOnlyTheFirstIsTold) {
       << status.warnings.front();
 }
 
+TEST_F(StatusTest, AJournalFullOfHolesOrNotesFillsNoScreen) {
+  std::vector<Event> events = {RunStarted{geometry_, "test"}};
+  for (int i = 0; i < 500; ++i) events.push_back(Noted{"note " + std::to_string(i)});
+  write_journal(events);
+  const auto segment = layout_.journal_segment(1);
+  std::string text = storage::read_text(segment);
+  for (int i = 0; i < 200; ++i) text.replace(text.find("\"note "), 6, "\"HOLE ");
+  std::ofstream(segment, std::ios::binary) << text;
+  const std::vector<std::string> warnings = read_status(layout_).warnings;
+  ASSERT_EQ(warnings.size(), kMaxWarnings);
+  EXPECT_NE(warnings.front().find("more warnings before these"), std::string::npos)
+      << warnings.front();
+  EXPECT_EQ(warnings.back(), "note 499");
+}
+
 // An empty state in its place would do the whole run again.
 TEST_F(StatusTest, ASnapshotOfAnotherFormatIsRefusedAndNamed) {
   storage::Journal journal = open_journal();

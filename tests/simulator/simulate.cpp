@@ -6,7 +6,6 @@
 // Every seed is a run of its own: `simulate --first SEED --seeds 1` repeats it exactly. Prints what
 // the seeds have been through and how fast. Exit codes: 0 every promise held, 1 one was broken (the
 // seed is named), 2 usage.
-#include <spdlog/spdlog.h>
 
 #include <CLI/CLI.hpp>
 #include <atomic>
@@ -143,7 +142,6 @@ int main(int argc, char** argv) {
   }
   if (options.release_seeds > 0 && std::getenv("HEDGEROW_TEST_RELEASE") != nullptr)
     options.seeds = options.release_seeds;
-  spdlog::set_level(options.verbose ? spdlog::level::warn : spdlog::level::off);
   const auto begin = std::chrono::steady_clock::now();
   const Outcome outcome = simulate(options);
   return report(options,

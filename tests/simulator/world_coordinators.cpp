@@ -74,6 +74,7 @@ coordinator::DispatcherConfig World::desk_config(std::size_t host,
   desk.disk = &disk_;
   desk.version = "1";
   desk.build = "simulated";
+  desk.log = [this](const std::string& line) { log(line); };
   if (scenario_.elastic_workers == 0) {
     for (int slot = 0; slot < scenario_.local_workers; ++slot)
       desk.own_workers.push_back(coordinator::local_worker_uuid(slot, hosts_[host]->name()));

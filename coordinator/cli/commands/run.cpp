@@ -245,6 +245,8 @@ class Reporter final : public RunObserver {
                             {"text", event.text}}}});
   }
 
+  void on_log(const std::string& line) override { terminal_.say(one_line(line)); }
+
  private:
   Terminal& terminal_;
   std::optional<Preparation>& preparation_;

@@ -1,8 +1,6 @@
 #include "tests/bench/scale/scale_run.hpp"
 
 #include <fmt/format.h>
-#include <spdlog/sinks/stdout_color_sinks.h>
-#include <spdlog/spdlog.h>
 
 #include "coordinator/commit.hpp"
 #include "coordinator/coordinator.hpp"
@@ -34,6 +32,7 @@ DispatcherConfig dispatcher_config(const storage::RunLayout& layout,
   DispatcherConfig config;
   config.version = "1";
   config.token_floor = token_floor(layout, replayed);
+  config.log = [](const std::string& line) { fmt::print(stderr, "coordinator: {}\n", line); };
   return config;
 }
 
@@ -97,7 +96,6 @@ void make_scale_run(const storage::RunLayout& layout, const ScaleRun& run) {
 }
 
 void coordinate(const storage::RunLayout& layout) {
-  spdlog::set_default_logger(spdlog::stderr_color_mt("coordinator"));  // stdout is for the figures
   const auto previous = wire::read_coordinator_file(layout);
   storage::ReplayResult replayed = replay_if_any(layout);
   DispatcherConfig dispatcher = dispatcher_config(layout, replayed);
@@ -116,7 +114,7 @@ void coordinate(const storage::RunLayout& layout) {
        .clock = clock,
        .assemble = [](const State&, std::uint64_t) { return std::vector<storage::FileRecord>(); },
        .public_key = socket.public_key(),
-       .door = [&] { return doorkeeper.look(); }},
+       .door = [&] { return doorkeeper.look(clock.now()); }},
       std::move(term),
       previous,
       &observer);
