@@ -149,11 +149,9 @@ void Coordinator::check_still_ours() {
   const std::optional<wire::CoordinatorFile> current =
       wire::read_coordinator_file(config_.layout, surroundings_.disk);
   if (current && current->term > file_.term) {
-    throw storage::Error(
-        storage::ErrorKind::kFenced,
-        "a coordinator on " + current->host + " (pid " + std::to_string(current->process.pid) +
-            ", term " + std::to_string(current->term) + ") took this run over; this one, term " +
-            std::to_string(file_.term) + ", leaves it alone");
+    throw storage::Overtaken("run " + config_.layout.root().string() +
+                             ": another coordinator took this run over, and this one, term " +
+                             std::to_string(file_.term) + ", leaves it alone");
   }
   ++file_.beat;
   write_coordinator_file();

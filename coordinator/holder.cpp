@@ -1,5 +1,6 @@
 #include "coordinator/holder.hpp"
 
+#include <array>
 #include <thread>
 
 #include "storage/error.hpp"
@@ -13,6 +14,7 @@ using storage::ErrorKind;
 using wire::CoordinatorFile;
 
 constexpr std::chrono::seconds kLookForBeatEvery{1};
+constexpr std::chrono::milliseconds kLookForWinnerEvery{100};
 
 struct Claim {
   fs::path path;
@@ -25,39 +27,49 @@ bool same_life(const std::optional<CoordinatorFile>& a, const std::optional<Coor
          a->beat == b->beat;
 }
 
-[[noreturn]] void refuse(const storage::RunLayout& layout, const Claim& claim) {
+std::string describe(const Claim& claim) {
   const std::string term =
       claim.file->term > 0 ? "term " + std::to_string(claim.file->term) + ", " : "";
-  throw Error(ErrorKind::kUsage,
-              "run " + layout.root().string() + " is " + claim.doing + " by pid " +
-                  std::to_string(claim.file->process.pid) + " on " + claim.file->host + " (" +
-                  term + "since " + claim.file->started_at +
-                  "); 'hedgerow watch' shows it, 'hedgerow stop' ends it");
+  return std::string("is ") + claim.doing + " by pid " + std::to_string(claim.file->process.pid) +
+         " on " + claim.file->host + " (" + term + "since " + claim.file->started_at +
+         "); 'hedgerow watch' shows it, 'hedgerow stop' ends it";
+}
+
+[[noreturn]] void refuse(const storage::RunLayout& layout, const Claim& claim) {
+  throw Error(ErrorKind::kUsage, "run " + layout.root().string() + " " + describe(claim));
+}
+
+std::array<Claim, 2> claims_on(const storage::RunLayout& layout) {
+  return {{{layout.coordinator_file(), "coordinated", wire::read_coordinator_file(layout)},
+           {layout.preparation_file(),
+            "being prepared",
+            wire::read_coordinator_file(layout.preparation_file())}}};
 }
 
 bool is_foreign(const Claim& claim) { return claim.file && claim.file->host != wire::this_host(); }
+
+// Of another process that lives, as far as one look tells.
+bool is_others(const Claim& claim, const Leftovers& known) {
+  if (!claim.file || claim.file->process == wire::this_process()) return false;
+  if (!is_foreign(claim)) return wire::is_alive(claim.file->process);
+  return !same_life(claim.file, known.coordinator) && !same_life(claim.file, known.preparation);
+}
+
+void pause(const HolderWait& wait, std::chrono::milliseconds time) {
+  wait.pause ? wait.pause(time) : std::this_thread::sleep_for(time);
+}
 
 }  // namespace
 
 Leftovers refuse_if_held(const storage::RunLayout& layout,
                          const HolderWait& wait,
                          const Leftovers& known) {
-  const Claim claims[] = {
-      {layout.coordinator_file(), "coordinated", wire::read_coordinator_file(layout)},
-      {layout.preparation_file(),
-       "being prepared",
-       wire::read_coordinator_file(layout.preparation_file())}};
+  const std::array<Claim, 2> claims = claims_on(layout);
   const Claim* unknown = nullptr;
   for (const Claim& claim : claims) {
-    if (!claim.file) continue;
-    const bool is_this = claim.file->process == wire::this_process();
-    if (is_foreign(claim)) {
-      if (same_life(claim.file, known.coordinator) || same_life(claim.file, known.preparation))
-        continue;
-      unknown = &claim;
-    } else if (!is_this && wire::is_alive(claim.file->process)) {
-      refuse(layout, claim);
-    }
+    if (!is_others(claim, known)) continue;
+    if (!is_foreign(claim)) refuse(layout, claim);
+    unknown = &claim;
   }
   if (unknown != nullptr && wait.say) {
     wait.say("run " + layout.root().string() + " was last " + unknown->doing + " by pid " +
@@ -67,7 +79,7 @@ Leftovers refuse_if_held(const storage::RunLayout& layout,
   }
   for (auto waited = kLookForBeatEvery; unknown != nullptr && waited <= kForeignPatience;
        waited += kLookForBeatEvery) {
-    wait.pause ? wait.pause(kLookForBeatEvery) : std::this_thread::sleep_for(kLookForBeatEvery);
+    pause(wait, kLookForBeatEvery);
     for (const Claim& claim : claims) {
       if (!is_foreign(claim)) continue;
       const auto now = wire::read_coordinator_file(claim.path);
@@ -75,6 +87,22 @@ Leftovers refuse_if_held(const storage::RunLayout& layout,
     }
   }
   return {claims[0].file, claims[1].file};
+}
+
+std::string name_winner(const storage::RunLayout& layout,
+                        const storage::Overtaken& what,
+                        const Leftovers& known,
+                        const HolderWait& wait) {
+  const std::string sentence = what.what();
+  for (std::chrono::milliseconds waited{0};; waited += kLookForWinnerEvery) {
+    const auto [coordinator, preparation] = claims_on(layout);
+    if (is_others(coordinator, known)) return sentence + "; the run " + describe(coordinator);
+    if (waited >= kWinnerPatience) {
+      return sentence + (is_others(preparation, known) ? "; the run " + describe(preparation)
+                                                       : "; 'hedgerow status' may tell which");
+    }
+    pause(wait, kLookForWinnerEvery);
+  }
 }
 
 }  // namespace hedgerow::coordinator

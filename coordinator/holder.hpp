@@ -10,15 +10,19 @@
 #include <string>
 
 #include "coordinator/wire/coordinator_file.hpp"
+#include "storage/journal.hpp"
 
 namespace hedgerow::coordinator {
 
 inline constexpr std::chrono::seconds kForeignPatience = 3 * wire::kBeatEvery;
 
+// Between winning a race for a run and saying so in coordinator.json lie a few fsyncs.
+inline constexpr std::chrono::seconds kWinnerPatience = wire::kBeatEvery;
+
 // How to wait; a test's pause takes no time.
 struct HolderWait {
-  std::function<void(const std::string&)> say;        // once, before waiting; empty: nobody hears
-  std::function<void(std::chrono::seconds)> pause{};  // empty: sleeps
+  std::function<void(const std::string&)> say;  // once, before waiting; empty: nobody hears
+  std::function<void(std::chrono::milliseconds)> pause{};  // empty: sleeps
 };
 
 // What was found and does not live: files of this content are not waited for again.
@@ -30,5 +34,12 @@ struct Leftovers {
 [[nodiscard]] Leftovers refuse_if_held(const storage::RunLayout& layout,
                                        const HolderWait& wait,
                                        const Leftovers& known = {});
+
+// The sentence of a coordinator that lost its run: what happened, and who has it now (host, pid,
+// term), as soon as that shows within kWinnerPatience. `known`: as refuse_if_held() gave it.
+[[nodiscard]] std::string name_winner(const storage::RunLayout& layout,
+                                      const storage::Overtaken& what,
+                                      const Leftovers& known,
+                                      const HolderWait& wait);
 
 }  // namespace hedgerow::coordinator

@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "storage/error.hpp"
+#include "storage/file.hpp"
 #include "storage/utc.hpp"
 
 namespace hedgerow::coordinator {
@@ -29,27 +30,43 @@ void keep_beating(const std::stop_token& token,
   }
 }
 
-}  // namespace
-
-Preparation::Preparation(const storage::RunLayout& layout) : layout_(layout) {
-  const wire::CoordinatorFile file{.host = wire::this_host(),
-                                   .process = wire::this_process(),
-                                   .term = 0,
-                                   .endpoint = "",
-                                   .started_at = storage::utc_now(),
-                                   .beat = 0,
-                                   .children = {}};
-  const std::filesystem::path path = layout_.preparation_file();
-  wire::write_coordinator_file(path, file);
-  beats_ =
-      std::jthread([path, file](const std::stop_token& token) { keep_beating(token, path, file); });
+// Of several that find nobody here, one gets through. What a dead one left is taken away; where two
+// do that at once, the journal still keeps them apart.
+storage::ScopedFile claim(const storage::RunLayout& layout,
+                          const wire::CoordinatorFile& file,
+                          const Leftovers& known) {
+  const std::filesystem::path path = layout.preparation_file();
+  const std::filesystem::path own =
+      path.string() + "." + file.host + "-" + std::to_string(file.process.pid);
+  const storage::ScopedFile unpublished(own);
+  for (;;) {
+    wire::write_coordinator_file(own, file);
+    if (storage::publish_first(own, path)) return storage::ScopedFile(path);
+    static_cast<void>(refuse_if_held(layout, {}, known));
+    std::error_code ignored;  // somebody else took it away
+    std::filesystem::remove(path, ignored);
+  }
 }
 
-Preparation::~Preparation() {
-  beats_.request_stop();
-  beats_.join();
-  std::error_code ignored;  // its process is gone soon, and then it counts for nothing
-  std::filesystem::remove(layout_.preparation_file(), ignored);
+wire::CoordinatorFile own_file() {
+  return {.host = wire::this_host(),
+          .process = wire::this_process(),
+          .term = 0,
+          .endpoint = "",
+          .started_at = storage::utc_now(),
+          .beat = 0,
+          .children = {}};
+}
+
+}  // namespace
+
+Preparation::Preparation(const storage::RunLayout& layout, const Leftovers& known)
+    : file_(claim(layout, own_file(), known)) {
+  // One that was faster may be a coordinator by now, and prepare nothing any more.
+  static_cast<void>(refuse_if_held(layout, {}, known));
+  beats_ = std::jthread([path = layout.preparation_file()](const std::stop_token& token) {
+    keep_beating(token, path, own_file());
+  });
 }
 
 std::optional<wire::CoordinatorFile> living_preparation(const storage::RunLayout& layout) {

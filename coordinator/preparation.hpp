@@ -1,25 +1,27 @@
 // While `run` makes what a coordinator needs (tokens, which can take an hour), there is none to be
 // found; this says who is at it: preparing.json, of the format of coordinator.json with term 0. So
-// `stop` and `status` find it on any node, and a second `run` is refused. The file goes with the
-// object.
+// `stop` and `status` find it on any node, and a second `run` is refused, also one that begins at
+// the same moment. The file goes with the object.
 #pragma once
 
 #include <optional>
 #include <thread>
 
+#include "coordinator/holder.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
+#include "storage/scoped_file.hpp"
 
 namespace hedgerow::coordinator {
 
 class Preparation {
  public:
-  explicit Preparation(const storage::RunLayout& layout);
-  ~Preparation();
+  // `known`: as refuse_if_held() gave it. Throws kUsage, naming whoever was faster.
+  explicit Preparation(const storage::RunLayout& layout, const Leftovers& known = {});
   Preparation(const Preparation&) = delete;
   Preparation& operator=(const Preparation&) = delete;
 
  private:
-  storage::RunLayout layout_;
+  storage::ScopedFile file_;
   std::jthread beats_;  // every wire::kBeatEvery: how another host tells that this one lives
 };
 

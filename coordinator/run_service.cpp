@@ -180,12 +180,12 @@ void say_takeover(const wire::CoordinatorFile& previous, const RunOptions& optio
               ")");
 }
 
-}  // namespace
-
-RunOutcome run(const RunOptions& options, RunObserver& observer) {
-  const storage::RunLayout layout(fs::absolute(options.run_directory));
-  const std::optional<wire::CoordinatorFile> previous =
-      refuse_if_held(layout, {options.say}, options.leftovers).coordinator;
+// run(), once nobody else was seen at it. `has_begun`: its coordinator is at work.
+RunOutcome coordinate(const RunOptions& options,
+                      const storage::RunLayout& layout,
+                      const std::optional<wire::CoordinatorFile>& previous,
+                      RunObserver& observer,
+                      bool& has_begun) {
   storage::ReplayResult replayed = replay_if_any(layout);
   FoldedRun folded = fold(replayed);
   const storage::Recipe recipe = recipe_of_run(layout, folded.state);
@@ -245,7 +245,23 @@ RunOutcome run(const RunOptions& options, RunObserver& observer) {
              options.build,
              coordinator.dispatcher().state().build,
              storage::read_text(layout.recipe()));
+  has_begun = true;
   return coordinator.run();
+}
+
+}  // namespace
+
+RunOutcome run(const RunOptions& options, RunObserver& observer) {
+  const storage::RunLayout layout(fs::absolute(options.run_directory));
+  const Leftovers found = refuse_if_held(layout, {options.say}, options.leftovers);
+  bool has_begun = false;
+  try {
+    return coordinate(options, layout, found.coordinator, observer, has_begun);
+  } catch (const storage::Overtaken& error) {
+    // Whoever loses at the start is refused as one that comes later.
+    throw Error(has_begun ? error.kind() : ErrorKind::kUsage,
+                name_winner(layout, error, found, {options.say}));
+  }
 }
 
 }  // namespace hedgerow::coordinator

@@ -220,6 +220,20 @@ void publish(const fs::path& from, const fs::path& to) {
   if (source != target) sync_directory(source);
 }
 
+bool publish_first(const fs::path& from, const fs::path& to) {
+  if (::link(from.c_str(), to.c_str()) == 0) {
+    std::error_code ignored;  // a second name of the same file does no harm
+    fs::remove(from, ignored);
+    sync_directory(directory_of(to));
+    return true;
+  }
+  if (errno == EEXIST) return false;
+  if (errno != EPERM && errno != EOPNOTSUPP && errno != ENOSYS)
+    throw system_error("link " + from.string() + " to", to.string(), errno);
+  publish(from, to);
+  return true;
+}
+
 void write_atomically(const fs::path& path, const TextWriter& write, int mode) {
   const fs::path temporary =
       directory_of(path) / ("." + path.filename().string() + ".tmp-" + random_suffix());

@@ -18,10 +18,9 @@ std::unique_ptr<AppendFile> create_segment(const RunLayout& layout,
     return disk.create_exclusive(layout.journal_segment(term));
   } catch (const Error& error) {
     if (!disk.exists(layout.journal_segment(term))) throw;
-    throw Error(ErrorKind::kUsage,
-                "run " + layout.root().string() +
-                    ": another coordinator started at the same moment (it holds term " +
-                    std::to_string(term) + "); see 'hedgerow status'");
+    throw Overtaken("run " + layout.root().string() +
+                    ": another coordinator started at the same moment, and has term " +
+                    std::to_string(term));
   }
 }
 
@@ -42,10 +41,8 @@ void refuse_if_grown(const RunLayout& layout,
     }
   }
   if (!has_grown) return;
-  throw Error(ErrorKind::kUnavailable,
-              "run " + layout.root().string() +
-                  ": its journal grew while it was being read, so another coordinator is at work; "
-                  "see 'hedgerow status'");
+  throw Overtaken("run " + layout.root().string() +
+                  ": its journal grew while it was being read, so another coordinator is at work");
 }
 
 // Bounds the record: of more damage the rest is settled by the terms that follow.
@@ -160,8 +157,7 @@ void Journal::commit() {
   // Where that cannot be told, fencing tokens and file names still keep a stale coordinator
   // harmless.
   if (impl_->disk.exists(impl_->layout.journal_segment(impl_->term + 1))) {
-    throw Error(ErrorKind::kFenced,
-                impl_->layout.journal_segment(impl_->term).string() + ": term " +
+    throw Overtaken(impl_->layout.journal_segment(impl_->term).string() + ": term " +
                     std::to_string(impl_->term + 1) +
                     " has begun, so another coordinator took this run over");
   }

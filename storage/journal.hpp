@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "storage/disk.hpp"
+#include "storage/error.hpp"
 #include "storage/run_layout.hpp"
 #include "storage/utc.hpp"
 
@@ -66,14 +67,20 @@ struct ReplayResult {
 // alone does not tell. Segments are never deleted, so nothing is missing.
 [[nodiscard]] ReplayResult replay_history(const RunLayout& layout, const Disk& disk = os_disk());
 
+// Another coordinator has the run: it began a later term, or the same one first.
+class Overtaken : public Error {
+ public:
+  explicit Overtaken(const std::string& message) : Error(ErrorKind::kFenced, message) {}
+};
+
 // Appends to the segment of one term. One thread (the coordinator's loop).
 class Journal {
  public:
   // Opens term last_term + 1 and makes {"type":"term_started","term":..,"seals":[..]} durable as
   // its first record; makes the journal directory if need be. The record names the damage that
-  // `replayed` went around, which is settled by it, and `recipe_hash`, if not empty. Throws kUsage
-  // if another coordinator opened that term first, kUnavailable if one wrote since `replayed` was
-  // read. `disk` outlives the journal.
+  // `replayed` went around, which is settled by it, and `recipe_hash`, if not empty. Throws
+  // Overtaken if another coordinator opened that term first, or wrote since `replayed` was read.
+  // `disk` outlives the journal.
   static Journal start_term(const RunLayout& layout,
                             const ReplayResult& replayed,
                             Disk& disk = os_disk(),
@@ -87,7 +94,7 @@ class Journal {
   std::uint64_t append(const nlohmann::json& event, const std::string& at = utc_now());
   // Group commit: write and fsync everything buffered, then make sure that no later term has
   // begun. Every failure is final: the coordinator must stop, because what it would reply may not
-  // be on disk (kExhausted, kUnavailable) or may no longer count (kFenced).
+  // be on disk (kExhausted, kUnavailable) or may no longer count (Overtaken).
   void commit();
   // Commits, then publishes the state after the last record, so that replay starts there. `write`
   // gives the state as JSON on one line.

@@ -226,10 +226,14 @@ void append_events(const RunLayout& layout,
                    const storage::ReplayResult& replayed,
                    const State& state,
                    const std::vector<Event>& events) {
-  storage::Journal journal = storage::Journal::start_term(
-      layout, replayed, storage::os_disk(), storage::utc_now(), state.recipe.hash);
-  for (const Event& event : events) journal.append(event_to_json(event));
-  journal.commit();
+  try {
+    storage::Journal journal = storage::Journal::start_term(
+        layout, replayed, storage::os_disk(), storage::utc_now(), state.recipe.hash);
+    for (const Event& event : events) journal.append(event_to_json(event));
+    journal.commit();
+  } catch (const storage::Overtaken& error) {
+    throw Error(ErrorKind::kUsage, name_winner(layout, error, {}, {}));
+  }
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -1,10 +1,14 @@
 // What run, plan, import and doctor refuse or say before anything computes.
+#include <unistd.h>
+
 #include "coordinator/cli/stop_request.hpp"
 #include "coordinator/preparation.hpp"
+#include "coordinator/run_service.hpp"
 #include "storage/model_config.hpp"
 #include "storage/recipe.hpp"
 #include "tests/coordinator/cli_fake_console.hpp"
 #include "tests/coordinator/cli_small_run.hpp"
+#include "tests/support/forked_process.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -108,6 +112,80 @@ TEST_F(BeforeARun, StopReachesARunThatStillMakesItsTokens) {
   EXPECT_NE(answer.out.find("stopped; 'hedgerow run"), std::string::npos) << answer.out;
   EXPECT_NE(run_line({"stop", "--run", run_.directory()}).out.find("nothing runs here"),
             std::string::npos);
+}
+
+// Two `run`s of one new directory: the first one has said who it is, and writes its recipe.
+TEST_F(BeforeARun, ARunThatAnotherProcessBeginsAtTheSameMomentIsRefusedByName) {
+  const fs::path directory = run_.scratch / "new";
+  fs::create_directories(directory);
+  const storage::RunLayout layout(directory);
+  const tests::ForkedProcess other([] { ::pause(); });
+  wire::CoordinatorFile file{.host = wire::this_host(),
+                             .process = *wire::process_with(other.pid()),
+                             .endpoint = "",
+                             .started_at = "2026-11-21T12:00:00Z",
+                             .children = {}};
+  wire::write_coordinator_file(layout.preparation_file(), file);
+  std::ofstream(directory / ".run.toml.tmp-0") << "half of";
+  const std::string recipe = recipe_with([](auto&) {});
+  const Answer answer = run_with_scripts({"run", "--run", directory, "--recipe", recipe});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_NE(answer.err.find("is being prepared by pid " + std::to_string(other.pid())),
+            std::string::npos)
+      << answer.err;
+  EXPECT_FALSE(fs::exists(layout.recipe()));
+  // What one that was killed there has left stands in nobody's way.
+  fs::remove(directory / ".run.toml.tmp-0");
+  file.process = {wire::this_process().pid, 1};
+  wire::write_coordinator_file(layout.preparation_file(), file);
+  EXPECT_NE(
+      run_with_scripts({"run", "--run", directory, "--recipe", recipe}).err.find("new run in"),
+      std::string::npos);
+  EXPECT_TRUE(fs::exists(layout.recipe()));
+}
+
+// The other coordinator opens the term after this one has read the journal, which is when it says
+// whom it takes over.
+TEST_F(BeforeARun, WhoeverLosesASimultaneousStartIsToldWhoWon) {
+  fs::remove_all(run_.layout.journal_directory());
+  const auto tokens = [&](storage::DataStage stage) {
+    return run_.layout.resolve(storage::RunLayout::tokens(stage));
+  };
+  fs::copy_file(tokens(storage::DataStage::kTransfer), tokens(storage::DataStage::kFinetune));
+  const tests::ForkedProcess other([] { ::pause(); });
+  const wire::ProcessId alive = *wire::process_with(other.pid());
+  wire::CoordinatorFile file{.host = wire::this_host(),
+                             .process = {wire::this_process().pid, 1},
+                             .endpoint = "",
+                             .started_at = "2026-11-21T12:00:00Z",
+                             .children = {{"node-0", 1, 0, alive}}};
+  wire::write_coordinator_file(run_.layout, file);
+  RunOptions options;
+  options.run_directory = run_.layout.root();
+  options.worker_binary = "/bin/true";
+  options.say = [&](const std::string& text) {
+    if (!text.starts_with("taking over")) return;
+    storage::os_disk().make_directories(run_.layout.journal_directory());
+    storage::File::create_exclusive(run_.layout.journal_segment(1)).close();
+    file.process = alive;
+    file.term = 1;
+    wire::write_coordinator_file(run_.layout, file);
+  };
+  class : public RunObserver {
+    void on_status(const RunStatus& /*status*/) override {}
+  } nobody;
+  try {
+    static_cast<void>(run(options, nobody));
+    ADD_FAILURE() << "both ran";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+    const std::string text = error.what();
+    EXPECT_NE(text.find("another coordinator started at the same moment, and has term 1; the run "
+                        "is coordinated by pid " +
+                        std::to_string(other.pid()) + " on " + wire::this_host() + " (term 1,"),
+              std::string::npos)
+        << text;
+  }
 }
 
 // The tokenizer itself looks whether it can be found.

@@ -2,18 +2,23 @@
 #include "coordinator/holder.hpp"
 
 #include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <list>
 
 #include "coordinator/preparation.hpp"
 #include "coordinator/status.hpp"
 #include "run_fixture.hpp"
 #include "storage/error.hpp"
 #include "storage/file.hpp"
+#include "tests/support/forked_process.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
 
 using std::chrono::seconds;
 using testing::AllOf;
+using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
@@ -40,10 +45,10 @@ class HolderTest : public RunFixture {
   }
 
   std::vector<std::string> said_;
-  seconds waited_{0};
+  std::chrono::milliseconds waited_{0};
   std::function<void()> while_waiting_ = [] {};
   HolderWait wait_{[this](const std::string& text) { said_.push_back(text); },
-                   [this](seconds pause) {
+                   [this](std::chrono::milliseconds pause) {
                      waited_ += pause;
                      while_waiting_();
                    }};
@@ -104,6 +109,85 @@ TEST_F(HolderTest, ARunWhoseTokensAreMadeIsHeldAndShown) {
       layout_.preparation_file(),
       std::filesystem::file_time_type::clock::now() - std::chrono::minutes(5));
   EXPECT_EQ(read_status(layout_).state, "new") << "its host fell silent";
+}
+
+class LostRace : public HolderTest {
+ protected:
+  std::string sentence(const Leftovers& known = {}) {
+    return name_winner(layout_, storage::Overtaken("it was lost"), known, wait_);
+  }
+  // Of a process of this host that lives.
+  static wire::CoordinatorFile winner(std::uint64_t term) {
+    wire::CoordinatorFile file = elsewhere();
+    file.host = wire::this_host();
+    file.process = *wire::process_with(1);
+    file.term = term;
+    return file;
+  }
+};
+
+TEST_F(LostRace, TheWinnerIsNamedByHostPidAndTermOnceItSaysWhoItIs) {
+  wire::write_coordinator_file(layout_.preparation_file(), winner(0));
+  while_waiting_ = [this] {
+    if (waited_ == seconds(2)) wire::write_coordinator_file(layout_, winner(7));
+  };
+  EXPECT_EQ(sentence(),
+            "it was lost; the run is coordinated by pid 1 on " + wire::this_host() +
+                " (term 7, since 2026-11-21T12:00:00Z); 'hedgerow watch' shows it, 'hedgerow stop' "
+                "ends it");
+  EXPECT_EQ(waited_, seconds(2));
+}
+
+TEST_F(LostRace, OneThatHasNoTermYetIsNamedByHostAndPid) {
+  wire::write_coordinator_file(layout_.preparation_file(), winner(0));
+  EXPECT_THAT(sentence(), HasSubstr("the run is being prepared by pid 1 on " + wire::this_host()));
+  EXPECT_EQ(waited_, kWinnerPatience);
+}
+
+TEST_F(LostRace, WhatWasThereBeforeIsNotTheWinner) {
+  wire::write_coordinator_file(layout_, elsewhere());
+  EXPECT_THAT(sentence({elsewhere(), std::nullopt}), HasSubstr("'hedgerow status' may tell"));
+  wire::CoordinatorFile awake = elsewhere();
+  ++awake.beat;
+  wire::write_coordinator_file(layout_, awake);
+  EXPECT_THAT(sentence({elsewhere(), std::nullopt}),
+              HasSubstr("coordinated by pid 77 on far-away (term 3"));
+}
+
+// Each process says in a file how it ended, so that nobody is waited for who waits himself.
+TEST_F(HolderTest, OfProcessesThatPrepareARunAtOnceOneGoesOnAndTheOthersAreToldWhich) {
+  constexpr std::size_t kProcesses = 4;
+  const auto prepare = [this] {
+    const auto say = [this](const std::string& how, const std::string& text) {
+      storage::write_atomically(directory_ / (how + std::to_string(::getpid())), text);
+    };
+    try {
+      const Preparation preparation(layout_);
+      say("won-", "");
+      ::pause();
+    } catch (const storage::Error& error) {
+      say("lost-", error.what());
+    }
+  };
+  wire::CoordinatorFile dead = elsewhere();
+  dead.host = wire::this_host();
+  wire::write_coordinator_file(layout_.preparation_file(), dead);  // of a run that was killed
+  std::list<tests::ForkedProcess> processes;
+  for (std::size_t i = 0; i < kProcesses; ++i) processes.emplace_back(prepare);
+  std::vector<std::string> won, lost;
+  while (won.size() + lost.size() < kProcesses) {
+    won.clear();
+    lost.clear();
+    for (const auto& entry : std::filesystem::directory_iterator(directory_.path())) {
+      const std::string name = entry.path().filename();
+      if (name.starts_with("won-")) won.push_back(name.substr(4));
+      if (name.starts_with("lost-")) lost.push_back(storage::read_text(entry.path()));
+    }
+  }
+  ASSERT_EQ(won.size(), 1U);
+  EXPECT_THAT(lost, Each(HasSubstr("is being prepared by pid " + won.front() + " on ")));
+  EXPECT_EQ(std::to_string(wire::read_coordinator_file(layout_.preparation_file())->process.pid),
+            won.front());
 }
 
 }  // namespace

@@ -126,6 +126,15 @@ TEST_F(FileTest, PublishMovesTheBytesAcrossDirectories) {
   EXPECT_EQ(read_text(directory_ / "blocks" / "x"), "bytes");
 }
 
+TEST_F(FileTest, WhatIsPublishedFirstStays) {
+  for (const char* name : {"a", "b"}) write_atomically(directory_ / name, name);
+  EXPECT_TRUE(publish_first(directory_ / "a", directory_ / "x"));
+  EXPECT_FALSE(fs::exists(directory_ / "a"));
+  EXPECT_FALSE(publish_first(directory_ / "b", directory_ / "x"));
+  EXPECT_EQ(read_text(directory_ / "x"), "a");
+  EXPECT_EQ(read_text(directory_ / "b"), "b");
+}
+
 TEST_F(FileTest, PublishOfAnAbsentFileIsNotFound) {
   EXPECT_EQ(kind_of([&] { publish(directory_ / "absent", directory_ / "x"); }),
             ErrorKind::kNotFound);

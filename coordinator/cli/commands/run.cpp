@@ -70,15 +70,25 @@ void make_directory(const fs::path& directory) {
                            error.message() + "; name a place where you may write with --run");
 }
 
-// Empty, but for what other commands prepare for a run that is yet to begin: keys, job scripts.
+// Empty, but for what other commands prepare for a run that is yet to begin (keys, job scripts),
+// and for what one that was killed as it began has left.
 bool holds_no_run(const RunLayout& layout) {
+  const std::string preparation = layout.preparation_file().filename().string();
   return std::all_of(
       fs::directory_iterator(layout.root()), fs::directory_iterator(), [&](const auto& entry) {
-        return entry.path() == layout.keys_directory() || entry.path() == layout.slurm_directory();
+        return entry.path() == layout.keys_directory() ||
+               entry.path() == layout.slurm_directory() ||
+               entry.path().filename().string().find(preparation) != std::string::npos;
       });
 }
 
-Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
+// Says who is at work on the run from here on; throws if somebody else is.
+using Claim = std::function<void()>;
+
+Recipe begin_run(const RunCommandOptions& options,
+                 const RunLayout& layout,
+                 const Claim& claim,
+                 Terminal& terminal) {
   require(!fs::exists(layout.root()) || fs::is_directory(layout.root()),
           options.run + " is a file; name a new directory with --run");
   require(!fs::exists(layout.journal_directory()),
@@ -87,10 +97,17 @@ Recipe begin_run(const RunCommandOptions& options, const RunLayout& layout, Term
               options.run + "' puts it back, or choose a new directory");
   require(!options.recipe.empty(),
           options.run + " is no run directory yet; give --recipe FILE to start one there");
-  require(!fs::exists(layout.root()) || holds_no_run(layout),
-          options.run + " holds other files and no run.toml; choose a new directory");
+  if (fs::exists(layout.root()) && !holds_no_run(layout)) {
+    std::ignore = refuse_if_held(layout, {});  // one that begins at this moment
+    require(false, options.run + " holds other files and no run.toml; choose a new directory");
+  }
   Recipe recipe = ready_recipe(options, layout);
   make_directory(layout.root());
+  claim();
+  require(!fs::exists(layout.recipe()),
+          options.run +
+              " was begun by another 'hedgerow run' a moment ago; the same command "
+              "goes on with it");
   write_recipe(layout, recipe);
   terminal.say("new run in " + options.run);
   return recipe;
@@ -256,9 +273,9 @@ class Reporter final : public RunObserver {
 
 void say_what_is_done(const RunLayout& layout, Terminal& terminal) {
   const RunStatus status = read_status(layout);
+  if (status.num_blocks == 0) return;  // it has not begun
   // That a run is done is said once its results are verified.
-  if (status.state != "new" && status.state != "done")
-    terminal.say("going on: " + status_line(status));
+  if (status.state != "done") terminal.say("going on: " + status_line(status));
 }
 
 ExitCode interrupted(const RunCommandOptions& options, Terminal& terminal) {
@@ -279,9 +296,15 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const ClosedPipeScope closed_pipe;
   const bool is_new = !fs::exists(layout.recipe());
   const auto say = [&terminal](const std::string& text) { terminal.say(text); };
-  const Leftovers leftovers = is_new ? Leftovers{} : refuse_if_held(layout, {say});
+  const Leftovers leftovers = refuse_if_held(layout, {say});
+  std::optional<Preparation> preparation;  // until a coordinator shows itself
+  const Claim claim = [&] {
+    preparation.emplace(layout, leftovers);
+    withdraw_stop(layout);
+  };
+  if (!is_new) claim();
   const Recipe recipe =
-      is_new ? begin_run(options, layout, terminal) : resume_run(options, layout, terminal);
+      is_new ? begin_run(options, layout, claim, terminal) : resume_run(options, layout, terminal);
   if (!is_new) say_what_is_done(layout, terminal);
   // Before an hour is spent on tokens.
   const bool has_keys = wire::read_coordinator_keys(layout).has_value();
@@ -291,10 +314,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   if (has_keys && has_workers) static_cast<void>(wire::read_worker_keys(layout));
   std::optional<ReloadScope> reloads;
   if (has_keys) reloads.emplace();
-  withdraw_stop(layout);
   const StopWatcher watcher(layout);
-  std::optional<Preparation> preparation(std::in_place,
-                                         layout);  // until a coordinator shows itself
   if (!tokenize_missing(layout, recipe, terminal)) return interrupted(options, terminal);
 
   RunOptions run_options;
