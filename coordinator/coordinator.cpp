@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <csignal>
+#include <thread>
 
 #include "coordinator/actions.hpp"
 #include "coordinator/assembler.hpp"
@@ -97,11 +98,15 @@ RunOutcome Coordinator::run() {
     publish(true);  // `stop` and `worker` find a coordinator by it
     while (!is_over()) turn(kTurnPatience);
     desk_.log_left_out(TimePoint::max());
+    if (desk_.fatal() && !finished_) throw *desk_.fatal();
     return outcome(finished_.value_or(RunPhase::kRunning));
   } catch (const std::exception& error) {
     // Fenced: the children are the next coordinator's already.
     const auto* ours = dynamic_cast<const Error*>(&error);
-    if (ours == nullptr || ours->kind() != ErrorKind::kFenced) abandon_children();
+    if (ours == nullptr || ours->kind() != ErrorKind::kFenced) {
+      abandon_children();
+      await_children();
+    }
     throw;
   }
 }
@@ -111,13 +116,29 @@ void Coordinator::abandon_children() {
   mpi_.signal(SIGTERM);
 }
 
+// Whoever asks for the status after this coordinator's error is not to see its children at work.
+// Nobody answers them any more, so they end when they have waited for that.
+void Coordinator::await_children() {
+  const TimePoint deadline = clock_.now() + kStopPatience;
+  while (!(workers_.all_gone() && !mpi_.running()) && clock_.now() < deadline &&
+         num_stop_requests() < 2) {
+    std::this_thread::sleep_for(kTurnPatience);
+    static_cast<void>(workers_.tend(/*wanted=*/false, ""));
+    static_cast<void>(mpi_.poll());
+  }
+}
+
+int Coordinator::num_stop_requests() const {
+  return config_.stop_requests == nullptr ? 0 : config_.stop_requests->load();
+}
+
 void Coordinator::turn(milliseconds patience) {
   receive_all(patience);
   desk_.tick();
   tend_children();
   tend_mpi();
   send_all();
-  if (desk_.fatal() && !finished_) throw *desk_.fatal();
+  if (desk_.fatal() && !stopping_) stop_children("there is no room for another file");
   if (changed_ && !stopping_) {
     changed_ = false;
     const auto intents =
@@ -345,14 +366,16 @@ void Coordinator::begin_stop(const std::string& reason, bool is_over) {
   stop_deadline_ = clock_.now() + kStopPatience;
 }
 
+void Coordinator::stop_children(const std::string& reason) {
+  is_asked_to_stop_ = true;
+  publish(true);  // a step of LoRA takes seconds: whoever asked sees at once that it was heard
+  begin_stop(reason, /*is_over=*/false);
+  workers_.signal_all(SIGTERM);
+}
+
 void Coordinator::check_stop_requests() {
-  const int requests = config_.stop_requests == nullptr ? 0 : config_.stop_requests->load();
-  if (requests > 0 && !stopping_) {
-    is_asked_to_stop_ = true;
-    publish(true);  // a step of LoRA takes seconds: whoever asked sees at once that it was heard
-    begin_stop("the run was asked to stop", /*is_over=*/false);
-    workers_.signal_all(SIGTERM);
-  }
+  const int requests = num_stop_requests();
+  if (requests > 0 && !stopping_) stop_children("the run was asked to stop");
   if (!stopping_) return;
   if (requests > 1 || clock_.now() >= stop_deadline_) {
     mpi_.signal(SIGKILL);

@@ -73,6 +73,9 @@ class Coordinator {
   void revoke_of_dead(const std::vector<wire::ChildRecord>& children,
                       const std::optional<RunStatus>& published);
   void check_stop_requests();
+  void stop_children(const std::string& reason);
+  void await_children();
+  [[nodiscard]] int num_stop_requests() const;
   void hear_the_door();
   void begin_stop(const std::string& reason, bool is_over);
   void publish(bool always);
@@ -97,7 +100,7 @@ class Coordinator {
   std::optional<RunPhase> finished_;
   bool stopping_ = false;
   bool leaves_finetune_ = false;   // everything else is done
-  bool is_asked_to_stop_ = false;  // by people; stopping_ also when all is done
+  bool is_asked_to_stop_ = false;  // by people, or a full disk; stopping_ also when all is done
   bool changed_ = true;            // events since actions_for() was asked last
   bool dirty_ = true;              // something to show
   TimePoint drain_deadline_, stop_deadline_, next_publish_, next_beat_;

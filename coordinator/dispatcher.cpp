@@ -167,15 +167,17 @@ void Dispatcher::fail_token(std::uint64_t token, ErrorKind kind, const std::stri
     record(TaskReleased{token, message, lost});
     return;
   }
-  record(TaskFailed{token, kind, message, lost});
+  const std::string what =
+      storage::without_room_advice(message);  // given once, and not by each task
+  record(TaskFailed{token, kind, what, lost});
   if (reaction_to(kind) != Reaction::kCheckRoom) return;
   const std::uint64_t free = config_.disk->free_bytes(layout_.root());
   if (free >= config_.room_for_retry) return;
   fatal_.emplace(ErrorKind::kExhausted,
-                 message + "; " + std::to_string(free >> 20) + " MiB are free in " +
+                 what + "; " + std::to_string(free >> 20) + " MiB are free in " +
                      layout_.root().string() + ", the next file needs " +
-                     std::to_string(config_.room_for_retry >> 20) +
-                     " MiB; nothing is lost: free space, then run the same command again");
+                     std::to_string(config_.room_for_retry >> 20) + " MiB; nothing is lost" +
+                     std::string(storage::kRoomAdvice));
 }
 
 void Dispatcher::worker_died(const std::string& uuid,

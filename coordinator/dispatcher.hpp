@@ -92,7 +92,7 @@ class Dispatcher {
   // Local workers whose task hangs: the launcher kills and restarts them.
   [[nodiscard]] std::vector<std::string> take_hung_workers();
   [[nodiscard]] const FitWatch& fit() const { return fit_; }  // to be shown
-  // Set when the run must stop: the disk is full.
+  // Set when the run must stop, and then end with it: the disk is full.
   [[nodiscard]] const std::optional<storage::Error>& fatal() const { return fatal_; }
 
  private:

@@ -50,14 +50,19 @@ ExitCode exit_code(ErrorKind kind) {
   return ExitCode::kFailed;
 }
 
+std::string without_room_advice(std::string message) {
+  const std::size_t at = message.find(kRoomAdvice);
+  if (at != std::string::npos) message.erase(at, kRoomAdvice.size());
+  return message;
+}
+
 Error system_error(std::string_view what, std::string_view object, int error_number) {
   std::string message =
       std::string(what) + " " + std::string(object) + ": " + std::strerror(error_number);
   switch (error_number) {
     case ENOSPC:
     case EDQUOT:
-      return {ErrorKind::kExhausted,
-              message + "; free space or raise the quota, then run the same command again"};
+      return {ErrorKind::kExhausted, message + std::string(kRoomAdvice)};
     case ENOENT:
       return {ErrorKind::kNotFound, message};
     case EACCES:

@@ -47,6 +47,12 @@ class Error : public std::runtime_error {
   ErrorKind kind_;
 };
 
+// What to do about a full disk. It ends the message of each system_error() of that kind; whoever
+// adds to one puts it behind what he adds.
+inline constexpr std::string_view kRoomAdvice =
+    "; free space or raise the quota, then run the same command again";
+[[nodiscard]] std::string without_room_advice(std::string message);
+
 // Error of a failed system call: "<what> <object>: <strerror>", ENOSPC and EDQUOT -> kExhausted,
 // ENOENT -> kNotFound; EACCES, EPERM, EROFS and a path that cannot be one (ENOTDIR, EISDIR, ELOOP,
 // ENAMETOOLONG) -> kUsage with a hint; everything else -> kUnavailable.

@@ -46,6 +46,7 @@ class CoordinatorRun : public RunFixture {
     config.keep = KeepBoundaries::parse(recipe_.plan.keep_boundaries);
     config.version = "1";
     config.token_floor = largest_token_on_disk(layout_);
+    config.room_for_retry = room_for_retry_;
     Quiet observer(saw_stopping_);
     RouterSocket socket({.bind = recipe_.workers.bind,
                          .advertise = recipe_.workers.advertise,
@@ -55,7 +56,7 @@ class CoordinatorRun : public RunFixture {
     Coordinator coordinator(
         {.layout = layout_,
          .dispatcher = config,
-         .launcher = {.worker_binary = "", .run_directory = layout_.root(), .logs = layout_.logs()},
+         .launcher = launcher_,
          .stop_requests = stop_requests,
          .stops_before_finetune = stops_before_finetune_,
          .finetune_elsewhere = finetune_elsewhere_},
@@ -66,7 +67,7 @@ class CoordinatorRun : public RunFixture {
                return assemble_student(layout_, state, assembly(), token);
              },
          .public_key = socket.public_key(),
-         .door = [&] { return doorkeeper.look(clock_.now()); }},
+         .door = [&] { return door_ ? door_() : doorkeeper.look(clock_.now()); }},
         std::move(term),
         previous,
         &observer);
@@ -133,6 +134,10 @@ class CoordinatorRun : public RunFixture {
   }
 
   SteadyClock clock_;
+  LauncherConfig launcher_{
+      .worker_binary = "", .run_directory = layout_.root(), .logs = layout_.logs()};
+  std::uint64_t room_for_retry_ = 0;
+  std::function<DoorNews()> door_;  // in place of the real one: called once a turn
   bool saw_stopping_ = false;
   bool stops_before_finetune_ = false;
   bool finetune_elsewhere_ = false;

@@ -390,6 +390,7 @@ class Disks(WrongInput):
             remount(f"size={kib + 512}k")
             full = self.job.command("run", "--run", run, timeout=60)
             self.assert_refused(full, 5, FULL, "free space")
+            self.assertEqual(full.err.count("run the same command again"), 1, full)
             status = self.job.command("status", "--run", run, "--json")
             self.assertEqual(json.loads(status.out)["state"], "stopped", status)
             remount("size=256m")

@@ -6,6 +6,7 @@ files that somebody deleted under it; other bytes after any of it.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -41,7 +42,10 @@ class Full(unittest.TestCase):
             run.ends(process, ENVIRONMENT)
         said = run.said()
         self.assertRegex(said, r"[Nn]o space left|free in")
-        self.assertIn("run the same command again", said)
+        self.assertEqual(said.count("run the same command again"), 1, f"the advice is given once: {said}")
+        status = json.loads(run.command("status", "--run", run.run_directory, "--json").out)
+        self.assertEqual([task["id"] for task in status["tasks"] if task["state"] == "running"], [])
+        self.assertEqual((status["state"], status["warnings"]), ("stopped", []), "nobody was left behind")
         free = re.search(r"(\d+) MiB are free in", said)
         filler.unlink()
         checked = run.command("check", "--run", run.run_directory)
