@@ -57,9 +57,38 @@ bool same_file(const struct stat& a, const struct stat& b) {
 
 }  // namespace
 
+std::string why_not_a_file(const fs::path& path) {
+  std::error_code unknown;  // whoever opens it says why
+  const char* kind = nullptr;
+  switch (fs::status(path, unknown).type()) {
+    case fs::file_type::directory:
+      kind = "a directory";
+      break;
+    case fs::file_type::fifo:
+      kind = "a FIFO";
+      break;
+    case fs::file_type::socket:
+      kind = "a socket";
+      break;
+    case fs::file_type::block:
+    case fs::file_type::character:
+      kind = "a device";
+      break;
+    default:
+      return {};
+  }
+  return std::string("is ") + kind + "; name a regular file";
+}
+
+void require_file(const fs::path& path) {
+  const std::string why = why_not_a_file(path);
+  if (!why.empty()) throw Error(ErrorKind::kUsage, path.string() + ": " + why);
+}
+
 File::File(int descriptor, fs::path path) : descriptor_(descriptor), path_(std::move(path)) {}
 
 File File::open_read(const fs::path& path) {
+  require_file(path);
   const int descriptor = open_descriptor(path, O_RDONLY);
   if (descriptor < 0) throw system_error("open", path.string(), errno);
   return {descriptor, path};
@@ -82,6 +111,7 @@ File File::create_exclusive(const fs::path& path, int mode) {
 }
 
 File File::open_append(const fs::path& path) {
+  require_file(path);
   const int descriptor = open_descriptor(path, O_WRONLY | O_APPEND | O_CREAT);
   if (descriptor < 0) throw system_error("open for appending", path.string(), errno);
   return {descriptor, path};

@@ -15,12 +15,19 @@
 
 namespace hedgerow::storage {
 
+// "is a FIFO; name a regular file" and the like of what is there, through links, and cannot be read
+// as a file: a FIFO waits for a writer that may never come, a device may be without an end or act
+// on being opened. Empty for a regular file, and where nothing is.
+[[nodiscard]] std::string why_not_a_file(const std::filesystem::path& path);
+void require_file(const std::filesystem::path& path);  // Throws kUsage naming path and reason
+
 // An owned descriptor. Move-only; the destructor closes and ignores the error, so writers call
 // close() themselves.
 class File {
  public:
   static File open_read(
-      const std::filesystem::path& path);  // Throws kNotFound, kUsage (permission), kUnavailable
+      const std::filesystem::path& path);  // Throws kNotFound, kUsage (permission, not a regular
+                                           // file), kUnavailable
   static File create(const std::filesystem::path& path);  // O_CREAT|O_TRUNC
   static File create_exclusive(const std::filesystem::path& path,
                                int mode = 0644);               // O_EXCL; EEXIST -> kUsage

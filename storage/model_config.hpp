@@ -69,7 +69,7 @@ class ModelDirectory {
   // HF_HOME, ~/.cache), offline. All weight files are mapped and their headers checked; pages come
   // in when touched. Index entries must be plain base names; the resolved file may be a symbolic
   // link (cache snapshots link into blobs). Throws kUsage (no such directory, .bin or .pt weights:
-  // convert first), kCorrupt (missing shard, damaged header).
+  // convert first, a FIFO or device in it), kCorrupt (missing shard, damaged header).
   static ModelDirectory open(const std::string& reference);
   // Of the form org/name; such a directory, where there is one, goes before the cache.
   [[nodiscard]] static bool is_hub_name(const std::string& reference);

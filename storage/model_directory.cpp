@@ -104,6 +104,14 @@ fs::path locate(const std::string& reference) {
   return snapshot_of(cache / folder, reference);
 }
 
+// Of all files, since most are read later: by the tokenizer, by an export.
+void require_files(const fs::path& directory) {
+  std::error_code error;  // what cannot be listed is said of the file that is missed
+  for (const auto& entry : fs::directory_iterator(directory, error)) {
+    if (!entry.is_directory(error)) require_file(entry.path());
+  }
+}
+
 [[noreturn]] void refuse_without_safetensors(const fs::path& directory) {
   std::string foreign;
   std::error_code error;
@@ -264,6 +272,7 @@ bool ModelDirectory::is_hub_name(const std::string& reference) {
 ModelDirectory ModelDirectory::open(const std::string& reference) {
   auto impl = std::make_unique<Impl>();
   impl->path = locate(reference);
+  require_files(impl->path);
   const fs::path config = impl->path / "config.json";
   std::error_code error;
   if (!fs::exists(config, error)) {

@@ -13,6 +13,7 @@
 #include "coordinator/wire/gpus.hpp"
 #include "coordinator/wire/processor.hpp"
 #include "storage/build_info.hpp"
+#include "storage/file.hpp"
 #include "storage/model_config.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -71,8 +72,9 @@ void check_sources(const Recipe& recipe, const fs::path& directory) {
       const fs::file_status status = fs::status(source.path, unreadable);
       require(status.type() != fs::file_type::not_found,
               file + ": no such file; put it there, or correct its path in the recipe");
-      require(!fs::is_directory(status), file + ": is a directory; name a file");
-      require(!fs::is_regular_file(status) || fs::file_size(source.path, unreadable) > 0,
+      const std::string why = storage::why_not_a_file(source.path);
+      require(why.empty(), file + ": " + why);
+      require(fs::file_size(source.path, unreadable) > 0,
               file + ": is empty; give it some text, or take it out of the recipe");
     }
   }

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import json
 import os
+import stat
 import struct
 import sys
 from dataclasses import dataclass
@@ -36,6 +37,19 @@ def explain(error: OSError) -> tuple[str, int]:
     if number in (errno.EROFS, errno.EACCES, errno.EPERM):
         return text + "; choose a place this user may write, or fix its permissions", EXIT_USAGE
     return text, EXIT_FAILED
+
+
+def require_file(path: Path) -> Path:
+    """UsageError for what cannot be read as a file: a FIFO waits for a writer that may never come, a device may be without
+    an end. What is not there, whoever opens it says."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return path
+    kinds = {stat.S_IFREG: "", stat.S_IFDIR: "a directory", stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+    if kind := kinds.get(stat.S_IFMT(mode), "a device"):
+        raise UsageError(f"{path}: is {kind}; name a regular file")
+    return path
 
 
 @contextlib.contextmanager
@@ -90,7 +104,7 @@ class JsonObject(dict):
 def read_json(path: Path) -> JsonObject:
     """A JSON object from a file; UsageError if it is absent or not an object."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(require_file(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file; is this a Hugging Face model directory?") from None
     except ValueError as error:
@@ -106,7 +120,16 @@ def write_json(path: Path, value: object) -> None:
 
 
 def model_directory(reference: str) -> Path:
-    """A directory as it is, or the snapshot of `org/name` in the local Hugging Face cache; never the network."""
+    """A directory as it is, or the snapshot of `org/name` in the local Hugging Face cache; never the network. All of its
+    files can be read."""
+    directory = _locate(reference)
+    for path in directory.iterdir():
+        if not path.is_dir():
+            require_file(path)
+    return directory
+
+
+def _locate(reference: str) -> Path:
     path = Path(reference).expanduser()
     if path.is_dir():
         return path
@@ -145,7 +168,7 @@ class StoredTensor:
 
 def read_safetensors_header(path: Path) -> dict[str, StoredTensor]:
     """Names to places for one file; UsageError if the header is damaged or the file is shorter than it says."""
-    size = path.stat().st_size
+    size = require_file(path).stat().st_size
     with open(path, "rb") as stream:
         prefix = stream.read(8)
         length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else size

@@ -14,7 +14,7 @@ import numpy as np
 from gguf import GGUFReader
 from gguf.quants import dequantize
 
-from common import UsageError
+from common import UsageError, require_file
 
 LAYER_NAMES = {
     "attn_norm": "input_layernorm",
@@ -56,7 +56,7 @@ class GgufModel:
     def __init__(self, path: Path):
         self.path = path
         try:
-            reader = GGUFReader(path)
+            reader = GGUFReader(require_file(path))
         except (ValueError, IndexError) as error:
             raise UsageError(f"{path}: not a readable GGUF file ({error})") from None
         self._fields = reader.fields

@@ -22,7 +22,7 @@ import h5py
 import numpy as np
 import xxhash
 
-from common import UsageError, model_directory, partial_file, run_main
+from common import UsageError, model_directory, partial_file, require_file, run_main
 from model_tokenizer import ModelTokenizer
 from packing import Packer, split_documents, tokenize_documents
 from reading import READ_BYTES
@@ -72,7 +72,7 @@ class Progress:
 def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
     """UsageError names the file and the key. The full strict check of a recipe is the C++ reader's."""
     try:
-        data = tomllib.loads(recipe.read_text(encoding="utf-8"))
+        data = tomllib.loads(require_file(recipe).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UsageError(f"{recipe}: no such recipe") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -234,7 +234,7 @@ def reuse_tokens(section: DataSection, tokenizer: ModelTokenizer, stage: str) ->
     if len(section.sources) > 1:
         raise UsageError(f"data.{stage}.sources: a tokens file stands alone, found {len(section.sources)} sources")
     try:
-        with h5py.File(path, "r") as file:
+        with h5py.File(require_file(path), "r") as file:
             if file.attrs.get("hedgerow_format") != "tokens/1":
                 raise UsageError(f"{path}: expected hedgerow_format 'tokens/1', found "
                                  f"{file.attrs.get('hedgerow_format')!r}")

@@ -14,7 +14,7 @@ import zlib
 from pathlib import Path
 from typing import Any, Callable, Iterator
 
-from common import UsageError
+from common import UsageError, require_file
 
 READ_BYTES = 4 << 20
 SPACE = re.compile(r"[ \t\r\n]*")
@@ -29,7 +29,7 @@ def read_parts(path: Path, on_bytes: OnBytes = lambda done: None) -> Iterator[st
     decoder = codecs.getincrementaldecoder("utf-8-sig")()
     position = 0
     try:
-        with path.open("rb") as packed:
+        with require_file(path).open("rb") as packed:
             file = gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" else packed
             while True:
                 data = file.read(READ_BYTES)
@@ -47,8 +47,6 @@ def read_parts(path: Path, on_bytes: OnBytes = lambda done: None) -> Iterator[st
                     return
     except FileNotFoundError:
         raise UsageError(f"{path}: no such file") from None
-    except IsADirectoryError:
-        raise UsageError(f"{path}: is a directory; name a file") from None
     except (gzip.BadGzipFile, EOFError, zlib.error) as error:
         raise UsageError(f"{path}: damaged gzip file ({error})") from None
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from common import UsageError
+from common import UsageError, require_file
 
 # torch's storage classes: safetensors dtype and numpy type of the raw bits.
 STORAGES = {"BFloat16Storage": ("BF16", "<u2"), "HalfStorage": ("F16", "<f2"), "FloatStorage": ("F32", "<f4"),
@@ -95,7 +95,7 @@ class _Unpickler(pickle.Unpickler):
 def load_tensors(path: Path) -> dict[str, PickledTensor]:
     """The tensors of a torch.save file: a flat dictionary, or LoLCATs' {"model_state_dict": ..., "step": ...}."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(require_file(path)) as archive:
             pickles = [name for name in archive.namelist() if name.count("/") == 1 and name.endswith("/data.pkl")]
             if len(pickles) != 1:
                 raise UsageError(f"{path}: not a torch.save archive (no data.pkl)")

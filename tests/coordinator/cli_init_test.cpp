@@ -1,3 +1,5 @@
+#include <sys/stat.h>
+
 #include <algorithm>
 
 #include "storage/file.hpp"
@@ -54,8 +56,19 @@ TEST_F(Init, PathsThatCannotBeAreSaidWithWhatToDo) {
   };
   EXPECT_NE(refusal("--data", scratch_ / "model").find("is a directory"), std::string::npos);
   EXPECT_NE(refusal("--data", scratch_ / "none.txt").find("no such file"), std::string::npos);
+  EXPECT_NE(refusal("--data", "/dev/zero").find("is a device; name a regular file"),
+            std::string::npos);
   EXPECT_NE(refusal("--out", scratch_ / "none" / "r.toml").find("does not exist; make it"),
             std::string::npos);
+}
+
+// Catches: a model whose tokenizer the run waits for after init and plan accepted it.
+TEST_F(Init, AModelWithAFifoIsRefusedAlsoWhereInitDoesNotReadIt) {
+  ASSERT_EQ(::mkfifo((scratch_ / "model/tokenizer.json").c_str(), 0600), 0);
+  const Answer answer = run_line(line());
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_NE(answer.err.find("tokenizer.json: is a FIFO; name a regular file"), std::string::npos)
+      << answer.err;
 }
 
 TEST_F(Init, WhatALineOfJsonBecomesIsAskedForByItsOption) {

@@ -1,4 +1,5 @@
 // What run, plan, import and doctor refuse or say before anything computes.
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "coordinator/cli/stop_request.hpp"
@@ -321,7 +322,7 @@ TEST_F(BeforeARun, PlanRefusesATextThatNoTokenizerMakesLongEnough) {
 }
 
 // Catches: "it fits" for a text that is not there, as if its size were merely unknown.
-TEST_F(BeforeARun, PlanAndRunRefuseASourceThatIsMissingOrEmptyOfWhateverStage) {
+TEST_F(BeforeARun, PlanAndRunRefuseASourceThatIsMissingOrEmptyOrNoFileOfWhateverStage) {
   const std::string none = run_.scratch / "none.txt";
   const auto refuses = [&](const std::string& recipe, const std::string& text) {
     for (const char* command : {"plan", "run"}) {
@@ -338,6 +339,13 @@ TEST_F(BeforeARun, PlanAndRunRefuseASourceThatIsMissingOrEmptyOfWhateverStage) {
   std::ofstream(none).close();
   refuses(recipe_with([&](auto& r) { r.data_transfer.sources[0].path = none; }),
           "data.transfer.sources: " + none + ": is empty; give it some text");
+  const std::string fifo = run_.scratch / "fifo";
+  ASSERT_EQ(::mkfifo(fifo.c_str(), 0600), 0);
+  refuses(recipe_with([&](auto& r) { r.data_evaluate.sources[0].path = fifo; }),
+          "data.evaluate.sources: " + fifo + ": is a FIFO; name a regular file");
+  refuses(recipe_with([&](auto& r) { r.data_transfer.sources[0].path = "/dev/zero"; }),
+          "data.transfer.sources: /dev/zero: is a device; name a regular file");
+  refuses(fifo, fifo + ": is a FIFO; name a regular file");
   EXPECT_FALSE(fs::exists(run_.scratch / "new")) << "began a run without its text";
 }
 

@@ -248,6 +248,16 @@ class ModelFiles(WrongInput):
         shard.write_bytes(whole.replace(b"layers.1.self_attn", b"layers.7.self_attn", 1))
         self.check(1, "model.layers.1.self_attn.k_proj.weight", shard.name, "but it is not")
 
+    def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(self) -> None:
+        for name in ("config.json", "model.safetensors", "tokenizer.json"):
+            path = self.model / name
+            source = path.resolve()
+            path.unlink()
+            os.mkfifo(path)
+            self.check(2, f"{path}: is a FIFO; name a regular file")
+            path.unlink()
+            path.symlink_to(source)
+
     def test_the_index_truncated_and_leading_elsewhere(self) -> None:
         shard = self.shard()[0]
         index = self.model / "model.safetensors.index.json"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import hashlib
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -287,6 +288,8 @@ class Tokens(unittest.TestCase):
         text = self.write("t.txt", sentence(1, 30))
         source = f'sources = [{{path = "{good}", format = "records"}}]\n'
         bad_json = self.write("bad.jsonl", '{"q": "x"}\n{"q": \n')
+        fifo = self.root / "fifo"
+        os.mkfifo(fifo)
         not_utf8 = self.root / "latin.txt"
         not_utf8.write_bytes(b"caf\xe9")
         for section, words in (
@@ -297,6 +300,10 @@ class Tokens(unittest.TestCase):
             (source + "seq_len = 100000", ("give 0 sequences", "seq_len")),
             ("seq_len = 16", ("sources is missing",)),
             ('sources = [{path = "no.txt"}]', ("no.txt", "no such file")),
+            (f'sources = [{{path = "{fifo}"}}]', ("fifo: is a FIFO; name a regular file",)),
+            (f'sources = [{{path = "{fifo}", format = "tokens"}}]', ("fifo: is a FIFO",)),
+            ('sources = [{path = "/dev/zero"}]', ("/dev/zero: is a device",)),
+            ('sources = [{path = "."}]', ("is a directory",)),
             (f'sources = [{{path = "{text}", format = "csv"}}]', ("sources[0].format", "csv")),
             (f'sources = [{{path = "{text}", label_mask = "answer"}}]', ("no answers",)),
             (f'sources = [{{path = "{good}", format = "jsonl"}}]', ("template",)),
@@ -308,6 +315,13 @@ class Tokens(unittest.TestCase):
         ):
             with self.subTest(section=section):
                 self.assert_refused(section, *words)
+
+    def test_a_model_file_that_is_a_fifo_is_refused_and_not_waited_for(self):
+        path = self.model / "chat_template.jinja"
+        os.mkfifo(path)
+        self.addCleanup(path.unlink)
+        self.assert_refused(f'sources = [{{path = "{self.records("fifo.json", 5)}", format = "records"}}]',
+                            "chat_template.jinja: is a FIFO; name a regular file")
 
     def test_token_ids_outside_the_vocabulary_are_refused(self):
         self.addCleanup(self.configure, self.tokenizer.get_vocab_size())

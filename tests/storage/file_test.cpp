@@ -55,6 +55,31 @@ TEST_F(FileTest, AShortFileIsCorruptAndTheMessageSaysWhereItEnds) {
   }
 }
 
+// Catches: a run that waits for ever for a writer, or reads a device that has no end.
+TEST_F(FileTest, WhatIsNoRegularFileIsRefusedBeforeItIsOpened) {
+  ASSERT_EQ(::mkfifo((directory_ / "fifo").c_str(), 0600), 0);
+  fs::create_symlink("fifo", directory_ / "link");
+  for (const auto& [path, what] : {std::pair(directory_ / "fifo", "a FIFO"),
+                                   std::pair(directory_ / "link", "a FIFO"),
+                                   std::pair(fs::path("/dev/zero"), "a device"),
+                                   std::pair(directory_ / ".", "a directory")}) {
+    try {
+      static_cast<void>(read_text(path));
+      ADD_FAILURE() << path << " was read";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      EXPECT_EQ(error.what(), path.string() + ": is " + what + "; name a regular file");
+    }
+  }
+  EXPECT_EQ(kind_of([&] { static_cast<void>(File::open_append(directory_ / "fifo")); }),
+            ErrorKind::kUsage);
+  EXPECT_EQ(kind_of([&] { static_cast<void>(read_text(directory_ / "none")); }),
+            ErrorKind::kNotFound);
+  write_atomically(directory_ / "file", "text");
+  fs::create_symlink("file", directory_ / "to-file");
+  EXPECT_EQ(read_text(directory_ / "to-file"), "text");
+}
+
 TEST_F(FileTest, OfTwoExclusiveCreatorsExactlyOneWins) {
   constexpr int kThreads = 8;
   std::atomic<int> winners = 0;

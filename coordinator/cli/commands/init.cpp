@@ -42,7 +42,8 @@ storage::Recipe recipe_for(const InitOptions& options, const storage::ModelDirec
 ExitCode run_init(const InitOptions& options, Terminal& terminal) {
   require(!fs::is_directory(options.data),
           options.data + " is a directory; --data takes one file, and a recipe may list several");
-  require(fs::is_regular_file(options.data),
+  storage::require_file(options.data);
+  require(fs::exists(options.data),
           options.data + ": no such file; --data takes the text to learn from");
   require(fs::file_size(options.data) > 0,
           options.data + ": is empty; --data takes the text to learn from");
