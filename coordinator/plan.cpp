@@ -70,6 +70,14 @@ int boundaries_at_end(const KeepBoundaries& keep, int last, int num_blocks) {
   return kept;
 }
 
+// Layers are listed once and in growing order (Recipe::validate).
+void require_linear_layer(const Recipe& recipe, const ModelConfig& model) {
+  if (static_cast<int>(recipe.transfer.softmax_layers.size()) < model.num_hidden_layers) return;
+  throw Error(ErrorKind::kUsage,
+              "transfer.softmax_layers names all " + std::to_string(model.num_hidden_layers) +
+                  " layers of the model, so there is nothing to linearize; leave at least one out");
+}
+
 void check_data(const Recipe& recipe, const ModelConfig& model, const PlanTokens& tokens) {
   const auto check = [&model](const TokensInfo& info, const char* section) {
     if (info.num_sequences == 0) return;
@@ -102,6 +110,7 @@ void check_data(const Recipe& recipe, const ModelConfig& model, const PlanTokens
                       std::to_string(model.num_hidden_layers - 1));
     }
   }
+  require_linear_layer(recipe, model);
 }
 
 void check_memory(const Recipe& recipe,
@@ -301,6 +310,14 @@ Plan make_plan(const Recipe& recipe,
     plan.warnings.push_back(
         "finetune.enabled is true, but data.finetune has no sequences: the run ends after "
         "transfer");
+  }
+  const int exact = recipe.attention.longest_exact_sequence();
+  if (plan.evaluates && tokens.evaluate.seq_len <= exact) {
+    plan.warnings.push_back(
+        "data.evaluate.seq_len = " + std::to_string(tokens.evaluate.seq_len) +
+        ": with attention.window_size = " + std::to_string(recipe.attention.window_size) +
+        " all keys of up to " + std::to_string(exact) +
+        " tokens are under softmax, so the perplexities will say nothing of linear attention");
   }
   return plan;
 }

@@ -123,6 +123,18 @@ bool AttentionSpec::has_projection() const {
          feature_map == FeatureMapKind::kPositiveRandom;
 }
 
+int AttentionSpec::longest_exact_sequence() const {
+  switch (window) {
+    case WindowLayout::kNone:
+      return 0;
+    case WindowLayout::kSliding:
+      return window_size;
+    case WindowLayout::kTerraced:
+      return 2 * window_size;
+  }
+  throw Error(ErrorKind::kInternal, "an enumerator of WindowLayout has no length");
+}
+
 void AttentionSpec::validate(int head_dim) const {
   const std::string kind(to_string(feature_map));
   if (negation && !is_hedgehog(feature_map)) {

@@ -44,6 +44,11 @@ struct AttentionSpec {
   // Columns of W: feature_dim, halved with negation.
   [[nodiscard]] int projected_dim() const { return negation ? feature_dim / 2 : feature_dim; }
   [[nodiscard]] bool has_projection() const;  // false: F follows from the head dimension
+  // The most tokens that a sequence can have while all its pairs of query and key are under
+  // softmax: up to here the linear branch has no key, and what trains it has no gradient. `sliding`
+  // keeps the last w keys, `terraced` the own chunk and the whole one before
+  // (kernels::window_begin). The one place to count keys that stay exact for another reason.
+  [[nodiscard]] int longest_exact_sequence() const;
   // Throws kUsage naming `attention.<key>` if a value or a combination is out of range for this
   // head dimension (0: not known yet, as when a recipe is read before its model).
   void validate(int head_dim) const;

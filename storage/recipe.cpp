@@ -148,6 +148,25 @@ void check_apart(const Recipe& recipe, RecipeProblems& problems) {
   }
 }
 
+// Sequences that the window covers leave the student's attention what the teacher's is: the error
+// is that of rounding, and no map ever gets a gradient.
+void check_length(const std::string& section,
+                  const DataSection& data,
+                  const AttentionSpec& attention,
+                  RecipeProblems& problems) {
+  const int exact = attention.longest_exact_sequence();
+  if (data.seq_len > exact) return;
+  problems.add(section + ".seq_len",
+               equals(data.seq_len) +
+                   ": with attention.window_size = " + std::to_string(attention.window_size) +
+                   " a " + std::string(to_string(attention.window)) +
+                   " window keeps all keys of up to " + std::to_string(exact) +
+                   " tokens under softmax, so linear attention would learn nothing; use at least " +
+                   std::to_string(exact + 1) +
+                   " (several times as many teach it more), or a smaller "
+                   "attention.window_size");
+}
+
 void check_plan(const PlanSection& plan, RecipeProblems& problems) {
   const std::string& keep = plan.keep_boundaries;
   if (keep == "none" || keep == "last" || keep == "all") return;
@@ -316,6 +335,9 @@ void check_recipe(const Recipe& recipe, RecipeProblems& problems) {
     const std::string text = error.what();
     problems.add_sentence(text.substr(0, text.find(' ')), text);
   }
+  check_length("data.transfer", recipe.data_transfer, recipe.attention, problems);
+  if (recipe.finetune.enabled && recipe.data_finetune.seq_len != recipe.data_transfer.seq_len)
+    check_length("data.finetune", recipe.data_finetune, recipe.attention, problems);
   check_plan(recipe.plan, problems);
   check_transfer(recipe, problems);
   if (recipe.finetune.enabled) check_finetune(recipe, problems);

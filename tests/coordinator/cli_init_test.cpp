@@ -46,6 +46,31 @@ TEST_F(Init, WritesARecipeThatLoadsAndFitsTheModel) {
   EXPECT_EQ(recipe.attention.window, storage::WindowLayout::kTerraced);
 }
 
+// Catches: a recipe of init's own that plan then refuses.
+TEST_F(Init, ATeachersOwnWindowLimitsTheSequencesOrIsSaidToBeTooShort) {
+  const auto write_config = [this](int sliding_window) {
+    nlohmann::json config = nlohmann::json::parse(kTinyConfig);
+    config["architectures"] = {"MistralForCausalLM"};
+    config["model_type"] = "mistral";
+    config["sliding_window"] = sliding_window;
+    std::ofstream(scratch_ / "model/config.json") << config.dump();
+  };
+  write_config(128);
+  const Answer none = run_line(line());
+  EXPECT_EQ(none.code, 2);
+  EXPECT_NE(none.err.find("model/config.json: sliding_window = 128 is the longest "
+                          "data.transfer.seq_len, but with attention.window_size = 64"),
+            std::string::npos)
+      << none.err;
+  EXPECT_FALSE(fs::exists(scratch_ / "recipe.toml"));
+  write_config(129);
+  ASSERT_EQ(run_line(line()).code, 0);
+  EXPECT_EQ(storage::Recipe::load(scratch_ / "recipe.toml").data_evaluate.seq_len, 129);
+  std::ofstream(scratch_ / "text.txt") << std::string(129 * 9, 'x');
+  const Answer plan = run_line({"plan", "--recipe", scratch_ / "recipe.toml"});
+  EXPECT_EQ(plan.code, 0) << plan.out << plan.err;
+}
+
 TEST_F(Init, PathsThatCannotBeAreSaidWithWhatToDo) {
   const auto refusal = [this](const std::string& option, const std::string& path) {
     auto arguments = line();

@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <numeric>
+
 #include "storage/error.hpp"
 
 namespace hedgerow::coordinator {
@@ -156,6 +158,9 @@ TEST_F(PlanTest, WhatContradictsTheModelIsAUsageError) {
   };
   recipe_.transfer.softmax_layers = {30};
   expect_usage("names layer 30");
+  recipe_.transfer.softmax_layers.resize(30);
+  std::iota(recipe_.transfer.softmax_layers.begin(), recipe_.transfer.softmax_layers.end(), 0);
+  expect_usage("names all 30 layers of the model, so there is nothing to linearize");
   recipe_.transfer.softmax_layers = {};
   tokens_.evaluate.seq_len = 10000;
   expect_usage("data.evaluate.seq_len = 10000");
@@ -171,6 +176,15 @@ TEST_F(PlanTest, WhatContradictsTheModelIsAUsageError) {
   recipe_.attention = {};
   tokens_.transfer = {};
   expect_usage("no sequences");
+}
+
+TEST_F(PlanTest, AnEvaluationThatTheWindowCoversIsWarnedOf) {
+  EXPECT_TRUE(make().warnings.empty());
+  tokens_.evaluate.seq_len = 128;
+  ASSERT_EQ(make().warnings.size(), 1U);
+  EXPECT_NE(make().warnings[0].find("data.evaluate.seq_len = 128: with attention.window_size = 64"),
+            std::string::npos)
+      << make().warnings[0];
 }
 
 TEST_F(PlanTest, ABlockOfSoftmaxLayersDoesNotTrain) {

@@ -226,6 +226,32 @@ TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
               HasSubstr("recipe.toml:7: workers.advertise = \"*\": expected a host's name"));
 }
 
+// Catches: a run whose error is rounding from the first step on, and that nobody warns of.
+TEST(Recipe, SequencesThatTheWindowCoversAreRefusedWithBothFields) {
+  const auto with = [](const std::string& transfer, const std::string& attention) {
+    return std::string(kMinimal) + transfer + "\n[attention]\n" + attention;
+  };
+  const std::string sliding = "window = \"sliding\"\nwindow_size = 64\n";
+  EXPECT_EQ(
+      refusal(with("seq_len = 128", "")),
+      "recipe.toml:6: data.transfer.seq_len = 128: with attention.window_size = 64 a terraced "
+      "window keeps all keys of up to 128 tokens under softmax, so linear attention would "
+      "learn nothing; use at least 129 (several times as many teach it more), or a smaller "
+      "attention.window_size");
+  EXPECT_THAT(refusal(with("seq_len = 64", sliding)), HasSubstr("use at least 65"));
+  EXPECT_EQ(Recipe::parse(with("seq_len = 65", sliding), "r").data_transfer.seq_len, 65);
+  EXPECT_EQ(Recipe::parse(with("seq_len = 2", "window = \"none\"\n"), "r").data_transfer.seq_len,
+            2);
+  const std::string finetune = "seq_len = 129\n[data.finetune]\nseq_len = 128";
+  EXPECT_THAT(refusal(with(finetune, "")),
+              HasSubstr("recipe.toml:8: data.finetune.seq_len = 128: with attention.window_size"));
+  EXPECT_NO_THROW(
+      static_cast<void>(Recipe::parse(with(finetune, "[finetune]\nenabled = false\n"), "r")));
+  EXPECT_NO_THROW(static_cast<void>(
+      Recipe::parse(with("seq_len = 129\n[data.evaluate]\nseq_len = 64", ""), "r")))
+      << "the plan warns of it";
+}
+
 TEST(Recipe, AllProblemsAreReportedAtOnce) {
   const std::string text = refusal("seed = -1\nmodle = 1\n[transfer]\nmax_steps = 0\n");
   EXPECT_THAT(text, HasSubstr("recipe.toml:1: seed"));

@@ -17,6 +17,25 @@ struct InitOptions {
   std::string model, data, format = "text", template_, out = "recipe.toml";
 };
 
+// Tokens of the longest sequence that the teacher can be asked for. Throws kUsage if our window
+// would leave linear attention nothing of it.
+int longest_sequence(const storage::ModelDirectory& model,
+                     const storage::AttentionSpec& attention) {
+  const storage::ModelConfig& config = model.config();
+  const int positions = config.max_position_embeddings;
+  const int longest = std::min(positions, config.sliding_window.value_or(positions));
+  const int exact = attention.longest_exact_sequence();
+  require(longest > exact,
+          (model.path() / "config.json").string() + ": " +
+              (longest < positions ? "sliding_window = " : "max_position_embeddings = ") +
+              std::to_string(longest) + " is the longest data.transfer.seq_len, but with " +
+              "attention.window_size = " + std::to_string(attention.window_size) + " a " +
+              std::string(to_string(attention.window)) + " window keeps all keys of up to " +
+              std::to_string(exact) + " tokens under softmax: linear attention would learn " +
+              "nothing; write a recipe with a smaller attention.window_size");
+  return longest;
+}
+
 // Our own recipe is Recipe's defaults; only what depends on the model is filled in.
 storage::Recipe recipe_for(const InitOptions& options, const storage::ModelDirectory& model) {
   storage::Recipe recipe;
@@ -30,10 +49,11 @@ storage::Recipe recipe_for(const InitOptions& options, const storage::ModelDirec
   source.path = fs::absolute(options.data).lexically_normal().string();
   source.format = options.format;
   source.template_ = options.template_;
+  const int longest = longest_sequence(model, recipe.attention);
   for (storage::DataSection* data :
        {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
     data->sources = {source};
-    data->seq_len = std::min(data->seq_len, model.config().max_position_embeddings);
+    data->seq_len = std::min(data->seq_len, longest);
   }
   recipe.validate(options.out);
   return recipe;

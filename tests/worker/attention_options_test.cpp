@@ -1,0 +1,34 @@
+#include "worker/attention_options.hpp"
+
+#include <gtest/gtest.h>
+
+namespace hedgerow::worker {
+namespace {
+
+// Some query of a sequence of `tokens` has a key before its window.
+bool has_linear_pair(const storage::AttentionSpec& spec, int tokens) {
+  const kernels::HybridOptions options = hybrid_options(spec);
+  for (int query = 0; query < tokens; ++query) {
+    if (kernels::window_begin(options.layout, options.window_size, query) > 0) return true;
+  }
+  return false;
+}
+
+// Catches: a recipe that is accepted although its window covers every sequence, or refused although
+// one key is linear.
+TEST(AttentionOptions, TheLongestExactSequenceIsTheLongestWithoutALinearPairInTheKernels) {
+  for (const auto layout : {storage::WindowLayout::kNone,
+                            storage::WindowLayout::kSliding,
+                            storage::WindowLayout::kTerraced}) {
+    for (int window = 1; window <= 9; ++window) {
+      const storage::AttentionSpec spec{.window = layout, .window_size = window};
+      for (int tokens = 1; tokens <= 40; ++tokens) {
+        EXPECT_EQ(has_linear_pair(spec, tokens), tokens > spec.longest_exact_sequence())
+            << to_string(layout) << ", a window of " << window << ", " << tokens << " tokens";
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::worker
