@@ -58,11 +58,7 @@ void check_data(const std::string& section, const DataSection& data, RecipeProbl
     const DataSource& source = data.sources[i];
     const std::string name = sources + "[" + std::to_string(i) + "]";
     if (source.path.empty()) problems.add(name + ".path", "is not set");
-    const bool is_jsonl = source.format == "jsonl";
-    if (is_jsonl && source.template_.empty()) {
-      problems.add(name + ".template", "is not set; jsonl needs one, as \"{question}\\n{answer}\"");
-    }
-    if (!is_jsonl && !source.template_.empty()) {
+    if (source.format != "jsonl" && !source.template_.empty()) {
       problems.add(name + ".template",
                    "is for format = \"jsonl\", not for \"" + source.format + "\"");
     }

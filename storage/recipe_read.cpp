@@ -62,6 +62,7 @@ class RecipeReader : public TomlReader {
     reader.section_ = name + ".";
     visit_source(result, reader);
     reader.report_unknown(*entry.as_table(), reader.section_);
+    if (result.format == "jsonl" && result.template_.empty()) result.template_ = kTextTemplate;
     return result;
   }
 };

@@ -14,11 +14,14 @@ struct ModelSection {
   bool operator==(const ModelSection&) const = default;
 };
 
+inline constexpr const char* kTextTemplate = "{text}";
+
 // One text source. How it is read is told in deploy/huggingface/README.md.
 struct DataSource {
   std::string path{};  // a file; format "tokens": a tokens file (*.h5) that is used as it is
   std::string format = "text";     // text | jsonl | alpaca | records | chat | tokens
-  std::string template_{};         // jsonl only, as "{question}\n{answer}"; TOML key `template`
+  std::string template_{};         // jsonl only, as "{question}\n{answer}", kTextTemplate where
+                                   // a recipe says none; TOML key `template`
   std::string label_mask = "all";  // all | answer: which positions count in the finetune loss
   bool operator==(const DataSource&) const = default;
 };

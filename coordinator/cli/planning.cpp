@@ -7,6 +7,7 @@
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/gpu.hpp"
 #include "coordinator/cli/inspection.hpp"
+#include "coordinator/cli/source_format.hpp"
 #include "coordinator/cli/tokenizing.hpp"
 #include "coordinator/fold.hpp"
 #include "coordinator/wire/allocation.hpp"
@@ -62,9 +63,8 @@ void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
 
 // What is still to be tokenized must be there: a plan that rests on nothing would promise a run
 // that ends at its first step. The content is make_tokens.py's to judge.
-void check_sources(const Recipe& recipe, const fs::path& directory) {
-  for (const storage::DataStage stage : stages_of(recipe)) {
-    if (fs::exists(directory / storage::RunLayout::tokens(stage))) continue;
+void check_sources(const Recipe& recipe, const storage::RunLayout& layout) {
+  for (const storage::DataStage stage : stages_without_tokens(layout, recipe)) {
     const std::string where = std::string("data.") + storage::to_string(stage) + ".sources: ";
     for (const storage::DataSource& source : recipe.data(stage).sources) {
       const std::string file = where + source.path;
@@ -113,12 +113,16 @@ Plan plan_of(const Recipe& recipe, const fs::path& directory) {
   require_device(recipe, storage::has_cuda(), wire::num_visible_gpus());
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
   model.check_complete();
-  check_sources(recipe, directory);
-  PlanTokens tokens = read_plan_tokens(storage::RunLayout(directory), model.config().vocab_size);
+  const storage::RunLayout layout(directory);
+  check_sources(recipe, layout);
+  PlanTokens tokens = read_plan_tokens(layout, model.config().vocab_size);
   fill_missing(tokens, recipe);
   PlanLimits limits = limits_of_this_machine(nearest_existing(directory), recipe.workers.local);
-  limits.stored_bytes = stored_bytes(storage::RunLayout(directory));
-  return make_plan(recipe, model.config(), tokens, limits);
+  limits.stored_bytes = stored_bytes(layout);
+  Plan plan = make_plan(recipe, model.config(), tokens, limits);
+  for (std::string& warning : json_read_as_text(recipe, stages_without_tokens(layout, recipe)))
+    plan.warnings.push_back(std::move(warning));
+  return plan;
 }
 
 std::optional<UnreadText> unread_text(const Recipe& recipe, const fs::path& directory) {

@@ -1,6 +1,7 @@
 #include "coordinator/cli/tokenizing.hpp"
 
 #include "coordinator/cli/programs.hpp"
+#include "coordinator/cli/source_format.hpp"
 #include "storage/file.hpp"
 #include "storage/scoped_file.hpp"
 
@@ -37,9 +38,21 @@ std::vector<DataStage> stages_of(const storage::Recipe& recipe) {
   return stages;
 }
 
+std::vector<DataStage> stages_without_tokens(const storage::RunLayout& layout,
+                                             const storage::Recipe& recipe) {
+  std::vector<DataStage> stages = stages_of(recipe);
+  std::erase_if(stages, [&](DataStage stage) {
+    return fs::exists(layout.root() / storage::RunLayout::tokens(stage));
+  });
+  return stages;
+}
+
 bool tokenize_missing(const storage::RunLayout& layout,
                       const storage::Recipe& recipe,
                       Terminal& terminal) {
+  for (const std::string& warning :
+       json_read_as_text(recipe, stages_without_tokens(layout, recipe)))
+    terminal.warn(warning);
   for (const DataStage stage : stages_of(recipe)) {
     const fs::path out = layout.resolve(storage::RunLayout::tokens(stage));
     if (fs::exists(out)) {

@@ -28,6 +28,10 @@ struct TokenizeRequest {
 // has sources.
 [[nodiscard]] std::vector<storage::DataStage> stages_of(const storage::Recipe& recipe);
 
+// Those of them whose tokens are still to be made at `layout`, which need not exist yet.
+[[nodiscard]] std::vector<storage::DataStage> stages_without_tokens(
+    const storage::RunLayout& layout, const storage::Recipe& recipe);
+
 // Makes the tokens files of a run that are missing. false: interrupted.
 bool tokenize_missing(const storage::RunLayout& layout,
                       const storage::Recipe& recipe,

@@ -67,8 +67,10 @@ def parse_source(entry: Any, where: str, base: Path) -> Source:
         raise UsageError(f"{where}.format: '{source.format}' is not one of {', '.join(FORMATS)}")
     if source.label_mask not in LABEL_MASKS:
         raise UsageError(f"{where}.label_mask: '{source.label_mask}' is not one of {', '.join(LABEL_MASKS)}")
-    if (source.format == "jsonl") != bool(source.template):
-        raise UsageError(f"{where}.template: format jsonl needs one, as \"{{question}}\\n{{answer}}\", no other takes it")
+    if source.format == "jsonl" and not source.template:
+        source = replace(source, template="{text}")
+    if source.format != "jsonl" and source.template:
+        raise UsageError(f"{where}.template: is for format jsonl, not for {source.format}")
     if source.format == "text" and source.label_mask == "answer":
         raise UsageError(f"{where}.label_mask: plain text has no answers; use label_mask = \"all\"")
     return source
@@ -130,6 +132,9 @@ def _jsonl(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
         text, answer = "", 0
         for literal, field, _, _ in parsed:
             text += literal
+            if field is not None and field not in record:
+                raise UsageError(f"{where}: the template {source.template!r} names '{field}', the record has "
+                                 f"{', '.join(map(repr, record)) or 'nothing'}; set another template")
             if field is not None:
                 answer = len(text)
                 text += _string(where, record, field)
@@ -151,14 +156,26 @@ def _plain_records(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
         yield Document((text,), ((0, len(prompt), len(text)),) if source.label_mask == "answer" else None)
 
 
+# ShareGPT's words for who speaks.
+SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+
+
+def _turn(where: str, turn: dict) -> dict[str, str]:
+    """{"role", "content"} of a message in this spelling or in ShareGPT's, {"from", "value"}."""
+    if "from" not in turn:
+        return {**turn, "role": _string(where, turn, "role"), "content": _string(where, turn, "content")}
+    role = _string(where, turn, "from")
+    if role not in SHAREGPT_ROLES:
+        raise UsageError(f"{where}: key 'from': expected one of {', '.join(SHAREGPT_ROLES)}, found '{role}'")
+    return {"role": SHAREGPT_ROLES[role], "content": _string(where, turn, "value")}
+
+
 def _chat(source: Source, on_bytes: OnBytes, render: Callable[..., str]) -> Iterator[Document]:
     for where, record in read_records(source.path, on_bytes):
-        messages = record.get("messages")
-        if not isinstance(messages, list) or not messages:
-            raise UsageError(f"{where}: key 'messages': expected a list of {{role, content}}")
-        for message in messages:
-            _string(*check_record(where, message), "role")
-            _string(where, message, "content")
+        key = "messages" if "messages" in record else "conversations"
+        if not isinstance(record.get(key), list) or not record[key]:
+            raise UsageError(f"{where}: key 'messages' (or 'conversations', as in ShareGPT): expected a list of turns")
+        messages = [_turn(*check_record(where, turn)) for turn in record[key]]
         text, answers = render(messages), []
         for index, message in enumerate(messages):
             if message["role"] == "assistant":

@@ -96,14 +96,62 @@ TEST_F(Init, AModelWithAFifoIsRefusedAlsoWhereInitDoesNotReadIt) {
       << answer.err;
 }
 
-TEST_F(Init, WhatALineOfJsonBecomesIsAskedForByItsOption) {
-  const Answer none = run_line(line({"--format", "jsonl"}));
-  EXPECT_EQ(none.code, 2);
-  EXPECT_NE(none.err.find("--format jsonl needs --template"), std::string::npos) << none.err;
-  const Answer other = run_line(line({"--template", "{a}"}));
+// Catches: a run that trains on the braces of its records.
+TEST_F(Init, TheFormatIsWhatTheFirstRecordsLookLikeAndIsSaid) {
+  const auto taken = [this](const std::string& text) {
+    std::ofstream(scratch_ / "text.txt") << text;
+    fs::remove(scratch_ / "recipe.toml");
+    const Answer answer = run_line(line({"--json"}));
+    if (answer.code != 0) return answer.json.at(0)["error"]["message"].get<std::string>();
+    const auto source = storage::Recipe::load(scratch_ / "recipe.toml").data_finetune.sources.at(0);
+    EXPECT_EQ(answer.json.at(0)["format"], source.format);
+    return source.format + "|" + source.template_;
+  };
+  EXPECT_EQ(taken("some text\n"), "text|");
+  EXPECT_EQ(taken("{see below} is no JSON, and [1] is none\n"), "text|");
+  EXPECT_EQ(taken("[1] a footnote\n"), "text|");
+  EXPECT_EQ(taken("{\"text\": \"a\", \"id\": 1}\n{\"text\": \"b }\\\"{\"}\n"), "jsonl|{text}");
+  EXPECT_EQ(taken("\xef\xbb\xbf \n[ {\"text\": \"a\"},\n {\"text\": \"b\"} ]"), "jsonl|{text}");
+  EXPECT_EQ(
+      taken("[{\"instruction\": \"a\", \"input\": \"\", \"output\": \"b\", \"text\": \"a b\"}]"),
+      "alpaca|");
+  EXPECT_EQ(taken("{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}"), "chat|");
+  EXPECT_EQ(taken("{\"conversations\": [{\"from\": \"human\", \"value\": \"hi\"}]}"), "chat|");
+  EXPECT_NE(taken("{\"question\": \"a\", \"answer\": \"b\"}\n")
+                .find("holds JSON records with answer, question, and no format takes them as they "
+                      "are; say which text a record is, as --template"),
+            std::string::npos);
+  EXPECT_NE(taken("{\"text\": \"a\"}\n{\"q\": \"b\"}\n").find("holds JSON records with text,"),
+            std::string::npos);
+  EXPECT_NE(taken("{\n \"text\": \"a\"\n}\n").find("neither an array nor a line each"),
+            std::string::npos);
+  EXPECT_NE(taken("[\"a\", \"b\"").find("JSON that is no list of records"), std::string::npos);
+}
+
+TEST_F(Init, WhatTheOptionsSayGoesBeforeWhatTheFileLooksLike) {
+  std::ofstream(scratch_ / "text.txt") << "{\"question\": \"a\", \"answer\": \"b\"}\n";
+  const auto taken = [this](const std::vector<std::string>& options) {
+    fs::remove(scratch_ / "recipe.toml");
+    const Answer answer = run_line(line(options));
+    EXPECT_EQ(answer.code, 0) << answer.err;
+    EXPECT_NE(answer.out.find("text.txt: JSON records, read as format"), std::string::npos)
+        << answer.out;
+    const auto source = storage::Recipe::load(scratch_ / "recipe.toml").data_transfer.sources.at(0);
+    return source.format + "|" + source.template_;
+  };
+  EXPECT_EQ(taken({"--template", "{question} {answer}"}), "jsonl|{question} {answer}");
+  EXPECT_EQ(taken({"--format", "jsonl"}), "jsonl|{text}");
+  EXPECT_EQ(taken({"--format", "text"}), "text|");
+  const Answer plan = run_line({"plan", "--recipe", scratch_ / "recipe.toml", "--json"});
+  EXPECT_NE(plan.json.at(0)["warnings"].dump().find(
+                "text.txt: holds JSON records, but its format is \\\"text\\\", so keys and braces"),
+            std::string::npos)
+      << plan.json.at(0)["warnings"];
+  fs::remove(scratch_ / "recipe.toml");
+  const Answer other = run_line(line({"--format", "alpaca", "--template", "{a}"}));
   EXPECT_EQ(other.code, 2);
-  EXPECT_NE(other.err.find("--template is for --format jsonl"), std::string::npos) << other.err;
-  EXPECT_EQ(run_line(line({"--format", "jsonl", "--template", "{a}"})).code, 0);
+  EXPECT_NE(other.err.find("--template is for --format jsonl, not for alpaca"), std::string::npos)
+      << other.err;
 }
 
 TEST_F(Init, WritesNoMoreThanAPersonWouldChange) {
@@ -112,16 +160,6 @@ TEST_F(Init, WritesNoMoreThanAPersonWouldChange) {
       << "the model has no more layers";
   EXPECT_EQ(storage::read_text(scratch_ / "recipe.toml").find("made_by"), std::string::npos)
       << "no build has resolved it";
-}
-
-TEST_F(Init, JsonLinesNeedATemplateAndTakeIt) {
-  const Answer without = run_line(line({"--format", "jsonl"}));
-  EXPECT_EQ(without.code, 2);
-  EXPECT_NE(without.err.find("template"), std::string::npos) << without.err;
-  const Answer answer = run_line(line({"--format", "jsonl", "--template", "{question} {answer}"}));
-  ASSERT_EQ(answer.code, 0) << answer.err;
-  const storage::Recipe recipe = storage::Recipe::load(scratch_ / "recipe.toml");
-  EXPECT_EQ(recipe.data_finetune.sources.at(0).template_, "{question} {answer}");
 }
 
 TEST_F(Init, NeverOverwrites) {

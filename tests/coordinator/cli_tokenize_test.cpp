@@ -56,6 +56,21 @@ TEST_F(Tokenize, PassesTheResolvedRecipeAndReportsWhatCameOut) {
   EXPECT_TRUE(fs::is_empty(scratch_ / "out")) << "the resolved recipe was left behind";
 }
 
+// Catches: tokens of braces and keys, and nobody said so.
+TEST_F(Tokenize, ATextThatIsJsonIsWarnedOf) {
+  const std::string done = "echo '{\"event\":\"done\",\"sequences\":1}'\n";
+  std::ofstream(scratch_ / "text.txt") << "plain\n";
+  EXPECT_EQ(run_with(done).err.find("warning"), std::string::npos);
+  std::ofstream(scratch_ / "text.txt") << "[{\"instruction\": \"a\", \"output\": \"b\"}]";
+  const Answer answer = run_with(done);
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_NE(
+      answer.err.find("text.txt: holds Alpaca records, but its format is \"text\", so keys and "
+                      "braces are learned like prose; set format = \"alpaca\""),
+      std::string::npos)
+      << answer.err;
+}
+
 TEST_F(Tokenize, UsageErrorOfTheScriptIsTheCommandsOwn) {
   const Answer answer = run_with("echo 'error: text.txt: no such file' >&2; exit 2");
   EXPECT_EQ(answer.code, 2);

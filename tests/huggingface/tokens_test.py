@@ -175,6 +175,22 @@ class Tokens(unittest.TestCase):
         self.assertEqual(self.decode(document), f"Q: {sentence(2, 3)}\nA: stone 2<end>")
         self.assertEqual(self.decode(document[keep]).strip(), "stone 2<end>")
 
+    def test_jsonl_without_a_template_takes_the_text_of_each_record(self):
+        path = self.write("t.jsonl", "".join(json.dumps({"text": f"stone {i} alpha", "id": i}) + "\n" for i in range(20)))
+        ids, *_ = self.make(f'sources = [{{path = "{path}", format = "jsonl"}}]\nseq_len = 16\nvalidation_sequences = 0')
+        self.assertTrue(self.decode(ids.ravel()).startswith("stone 0 alpha<end>stone 1 alpha<end>"))
+
+    def test_conversations_of_sharegpt_are_a_chat(self):
+        turns = [("system", "s", "system"), ("human", "alpha", "user"), ("gpt", "beta", "assistant")]
+        theirs = self.write("theirs.jsonl", (json.dumps({"id": 1, "conversations": [
+            {"from": who, "value": text} for who, text, _ in turns]}) + "\n") * 9)
+        ours = self.write("ours.jsonl", (json.dumps({"messages": [
+            {"role": role, "content": text} for _, text, role in turns]}) + "\n") * 9)
+        made = [self.make(f'sources = [{{path = "{path}", format = "chat", label_mask = "answer"}}]\nseq_len = 48\n'
+                          'validation_sequences = 0') for path in (theirs, ours)]
+        for theirs, ours in zip(*made):
+            np.testing.assert_array_equal(theirs, ours)
+
     def test_chat_counts_the_assistants_turns(self):
         messages = [{"role": "user", "content": "alpha"}, {"role": "assistant", "content": "beta"},
                     {"role": "user", "content": "gamma"}, {"role": "assistant", "content": "delta"}]
@@ -288,6 +304,7 @@ class Tokens(unittest.TestCase):
         text = self.write("t.txt", sentence(1, 30))
         source = f'sources = [{{path = "{good}", format = "records"}}]\n'
         bad_json = self.write("bad.jsonl", '{"q": "x"}\n{"q": \n')
+        strange = self.write("share.jsonl", '{"conversations": [{"from": "observation", "value": "x"}]}')
         fifo = self.root / "fifo"
         os.mkfifo(fifo)
         not_utf8 = self.root / "latin.txt"
@@ -306,7 +323,9 @@ class Tokens(unittest.TestCase):
             ('sources = [{path = "."}]', ("is a directory",)),
             (f'sources = [{{path = "{text}", format = "csv"}}]', ("sources[0].format", "csv")),
             (f'sources = [{{path = "{text}", label_mask = "answer"}}]', ("no answers",)),
-            (f'sources = [{{path = "{good}", format = "jsonl"}}]', ("template",)),
+            (f'sources = [{{path = "{text}", template = "{{q}}"}}]', ("template", "is for format jsonl, not for text")),
+            (f'sources = [{{path = "{good}", format = "jsonl"}}]', ("record 0", "names 'text'", "'instruction'")),
+            (f'sources = [{{path = "{strange}", format = "chat"}}]', ("share.jsonl:1", "'from'", "human", "'observation'")),
             (f'sources = [{{path = "{good}", format = "jsonl", template = "{{missing}}"}}]', ("record 0", "'missing'")),
             (f'sources = [{{path = "{bad_json}", format = "jsonl", template = "{{q}}"}}]', ("bad.jsonl:2", "JSON")),
             (f'sources = [{{path = "{not_utf8}"}}]', ("byte 3", "UTF-8")),

@@ -267,11 +267,20 @@ TEST(Recipe, WithoutModelOrTextItSaysWhatToName) {
 
 TEST(Recipe, AFaultOfATextThatAllStagesReadIsSaidOnce) {
   const std::string text = "[model]\npath = \"t\"\n[data.transfer]\n";
-  const std::string jsonl = "sources = [{ path = \"a.jsonl\", format = \"jsonl\" }]\n";
-  EXPECT_THAT(refusal(text + jsonl), HasSubstr("data.transfer.sources[0].template is not set"));
-  EXPECT_THAT(refusal(text + jsonl), Not(HasSubstr("data.evaluate.sources")));
-  EXPECT_THAT(refusal(text + "sources = [{ path = \"b.txt\" }]\n[data.evaluate]\n" + jsonl),
-              HasSubstr("data.evaluate.sources[0].template is not set"));
+  const std::string wrong = "sources = [{ path = \"a.txt\", template = \"{a}\" }]\n";
+  EXPECT_THAT(refusal(text + wrong),
+              HasSubstr("data.transfer.sources[0].template is for format = \"jsonl\""));
+  EXPECT_THAT(refusal(text + wrong), Not(HasSubstr("data.evaluate.sources")));
+  EXPECT_THAT(refusal(text + "sources = [{ path = \"b.txt\" }]\n[data.evaluate]\n" + wrong),
+              HasSubstr("data.evaluate.sources[0].template is for format"));
+}
+
+TEST(Recipe, JsonlWithoutATemplateTakesTheTextOfARecord) {
+  const Recipe recipe = Recipe::parse(
+      "[model]\npath = \"t\"\n[data.transfer]\n"
+      "sources = [{ path = \"a.jsonl\", format = \"jsonl\" }]\n",
+      "recipe.toml");
+  EXPECT_EQ(recipe.data_evaluate.sources.at(0).template_, "{text}");
 }
 
 TEST(Recipe, FinetuneAndEvaluateDataTakeWhatTheyLeaveOutFromTransfer) {

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/source_format.hpp"
 #include "storage/file.hpp"
 #include "storage/model_config.hpp"
 #include "storage/recipe.hpp"
@@ -14,7 +15,7 @@ namespace fs = std::filesystem;
 using storage::ExitCode;
 
 struct InitOptions {
-  std::string model, data, format = "text", template_, out = "recipe.toml";
+  std::string model, data, format, template_, out = "recipe.toml";
 };
 
 // Tokens of the longest sequence that the teacher can be asked for. Throws kUsage if our window
@@ -36,8 +37,37 @@ int longest_sequence(const storage::ModelDirectory& model,
   return longest;
 }
 
+std::string listed(const std::vector<std::string>& fields) {
+  std::string text;
+  for (const std::string& field : fields) text += (text.empty() ? "" : ", ") + field;
+  return text;
+}
+
+// The source as the options say, or as its first records look.
+storage::DataSource source_of(const InitOptions& options, const SourceFormat& looks) {
+  storage::DataSource source;
+  source.path = fs::absolute(options.data).lexically_normal().string();
+  source.format = options.format;
+  source.template_ = options.template_;
+  if (source.format.empty() && looks.format != "text" && !source.template_.empty())
+    source.format = "jsonl";
+  if (source.format.empty()) source.format = looks.format;
+  require(!source.format.empty(),
+          options.data + ": holds " + looks.what +
+              (looks.fields.empty() ? "" : " with " + listed(looks.fields)) +
+              ", and no format takes them as they are; say which text a record is, as --template "
+              "'{question} {answer}', or another --format");
+  if (source.format == "jsonl" && source.template_.empty())
+    source.template_ = storage::kTextTemplate;
+  require(source.format == "jsonl" || source.template_.empty(),
+          "--template is for --format jsonl, not for " + source.format);
+  return source;
+}
+
 // Our own recipe is Recipe's defaults; only what depends on the model is filled in.
-storage::Recipe recipe_for(const InitOptions& options, const storage::ModelDirectory& model) {
+storage::Recipe recipe_for(const InitOptions& options,
+                           const storage::DataSource& source,
+                           const storage::ModelDirectory& model) {
   storage::Recipe recipe;
   const bool is_directory = fs::is_directory(options.model);
   recipe.model.path =
@@ -45,10 +75,6 @@ storage::Recipe recipe_for(const InitOptions& options, const storage::ModelDirec
   recipe.attention.feature_dim = model.config().head_dim;
   recipe.plan.layers_per_block =
       std::min(recipe.plan.layers_per_block, model.config().num_hidden_layers);
-  storage::DataSource source;
-  source.path = fs::absolute(options.data).lexically_normal().string();
-  source.format = options.format;
-  source.template_ = options.template_;
   const int longest = longest_sequence(model, recipe.attention);
   for (storage::DataSection* data :
        {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
@@ -67,11 +93,6 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
           options.data + ": no such file; --data takes the text to learn from");
   require(fs::file_size(options.data) > 0,
           options.data + ": is empty; --data takes the text to learn from");
-  require(options.format != "jsonl" || !options.template_.empty(),
-          "--format jsonl needs --template, the text of a line with its fields in braces, as "
-          "--template '{question} {answer}'");
-  require(options.format == "jsonl" || options.template_.empty(),
-          "--template is for --format jsonl, not for " + options.format);
   const fs::path folder = fs::absolute(options.out).parent_path();
   require(fs::is_directory(folder),
           "--out " + options.out + ": the folder " + folder.string() + " does not exist; make it");
@@ -79,7 +100,9 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
           options.out + " exists and is not overwritten; choose another name with --out");
   const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);
   model.check_complete();
-  const storage::Recipe recipe = recipe_for(options, model);
+  const SourceFormat looks = look_at_source(options.data);
+  const storage::DataSource source = source_of(options, looks);
+  const storage::Recipe recipe = recipe_for(options, source, model);
   const std::string toml = recipe.to_toml();
   storage::File file = storage::File::create_exclusive(options.out);
   file.write_all(std::as_bytes(std::span(toml)));
@@ -87,10 +110,14 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
   file.close();
   terminal.print("wrote " + options.out + " for " + model.config().architecture + ", " +
                  std::to_string(model.config().num_hidden_layers) + " layers");
+  terminal.print(options.data + ": " + looks.what + ", read as format \"" + source.format + "\"" +
+                 (source.template_.empty() ? "" : ", template \"" + source.template_ + "\""));
   terminal.say("next: hedgerow plan --recipe " + options.out + "   what it will take");
   terminal.say("      hedgerow run --run DIR --recipe " + options.out);
   terminal.print_json({{"recipe", options.out},
                        {"model", recipe.model.path},
+                       {"format", source.format},
+                       {"template", source.template_},
                        {"architecture", model.config().architecture},
                        {"num_layers", model.config().num_hidden_layers}});
   return ExitCode::kOk;
@@ -106,11 +133,14 @@ RunCommand declare_init(CLI::App& app) {
       ->type_name("DIR")
       ->required();
   app.add_option("--data", options->data, "the text to learn from")->type_name("FILE")->required();
-  one_of(app.add_option("--format", options->format, "how to read it")->capture_default_str(),
+  one_of(app.add_option("--format",
+                        options->format,
+                        "how to read it; unless told, what its first records look like"),
          {"text", "jsonl", "alpaca", "records", "chat", "tokens"});
   app.add_option("--template",
                  options->template_,
-                 "of jsonl: the text of a line, its fields in braces, as '{question} {answer}'")
+                 "of jsonl: the text of a record, its fields in braces, as '{question} {answer}'; "
+                 "unless told '{text}'")
       ->type_name("TEXT");
   app.add_option("--out", options->out, "the recipe to write")
       ->type_name("FILE")

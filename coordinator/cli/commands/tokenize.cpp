@@ -3,6 +3,7 @@
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/source_format.hpp"
 #include "coordinator/cli/tokenizing.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -25,12 +26,12 @@ ExitCode run_tokenize(const TokenizeOptions& options, Terminal& terminal) {
   const storage::Recipe recipe = storage::Recipe::load(options.recipe);
   require(!fs::exists(options.out),
           options.out + " exists and is not overwritten; choose another name or remove it");
+  const DataStage stage = stage_of(options.stage);
+  for (const std::string& warning : json_read_as_text(recipe, {stage})) terminal.warn(warning);
   const InterruptScope interrupts;
-  const nlohmann::json done = tokenize({recipe,
-                                        options.model.empty() ? recipe.model.path : options.model,
-                                        stage_of(options.stage),
-                                        options.out},
-                                       terminal);
+  const nlohmann::json done = tokenize(
+      {recipe, options.model.empty() ? recipe.model.path : options.model, stage, options.out},
+      terminal);
   if (done.is_null()) return ExitCode::kInterrupted;
   terminal.print(options.out + ": " + tokens_text(done));
   terminal.print_json(done);
