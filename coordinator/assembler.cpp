@@ -95,10 +95,13 @@ void take_block(const SafetensorsFile& file,
   }
 }
 
-nlohmann::json provenance_of(const Geometry& geometry, const TaskRecord& transfer) {
+// Which attempt made each layer, on what: it differs between runs that come to the same student.
+nlohmann::json provenance_of(const State& state, const storage::Recipe& recipe) {
+  const Geometry& geometry = *state.geometry;
   nlohmann::json layers = nlohmann::json::array();
-  const int first = geometry.first_layer(transfer.id.block);
-  for (int layer = first; layer < first + geometry.layers_of(transfer.id.block); ++layer) {
+  for (int layer = 0; layer < geometry.num_layers; ++layer) {
+    if (stays_softmax(recipe, layer)) continue;
+    const TaskRecord& transfer = state.task(TaskId::transfer(layer / geometry.layers_per_block));
     layers.push_back({{"layer", layer},
                       {"block", transfer.id.block},
                       {"artifact", transfer.files.front().name},
@@ -107,7 +110,7 @@ nlohmann::json provenance_of(const Geometry& geometry, const TaskRecord& transfe
                       {"attempts", transfer.attempts},
                       {"devices", transfer.devices}});
   }
-  return layers;
+  return {{"format", "provenance/1"}, {"layers", layers}};
 }
 
 FileRecord record_of(const fs::path& path, const std::string& name) {
@@ -142,7 +145,6 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
   const Geometry& geometry = *state.geometry;
   std::vector<SafetensorsFile> artifacts;  // keeps the mapped bytes alive until they are written
   std::map<std::string, storage::TensorView> tensors;
-  nlohmann::json layers = nlohmann::json::array();
   for (int block = 0; block < geometry.num_blocks(); ++block) {
     if (!geometry.trains(block)) continue;
     const TaskRecord& transfer = state.task(TaskId::transfer(block));
@@ -152,10 +154,6 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
     }
     artifacts.push_back(open_artifact(layout, transfer.files.front(), transfer.token));
     take_block(artifacts.back(), transfer.files.front().name, geometry, block, input, tensors);
-    for (nlohmann::json& layer : provenance_of(geometry, transfer)) {
-      if (!stays_softmax(input.recipe, layer["layer"].get<int>()))
-        layers.push_back(std::move(layer));
-    }
   }
   const std::vector<std::string> names = output_names(TaskId::assemble(), token);
   const std::string directory = storage::RunLayout::attempt_directory(token);
@@ -166,11 +164,12 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
       {"format", "student/1"},
       {"teacher", {{"path", input.teacher_path}, {"fingerprint", input.teacher_fingerprint}}},
       {"attention", input.recipe.attention},
-      {"softmax_layers", input.recipe.transfer.softmax_layers},
-      {"layers", layers}};
+      {"softmax_layers", input.recipe.transfer.softmax_layers}};
   const fs::path json = layout.resolve(directory + "/hedgerow.json");
   storage::write_atomically(json, description.dump(2) + "\n");
-  return {record_of(maps, names[0]), record_of(json, names[1])};
+  const fs::path provenance = layout.resolve(directory + "/provenance.json");
+  storage::write_atomically(provenance, provenance_of(state, input.recipe).dump(2) + "\n");
+  return {record_of(maps, names[0]), record_of(json, names[1]), record_of(provenance, names[2])};
 }
 
 }  // namespace hedgerow::coordinator

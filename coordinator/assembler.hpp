@@ -39,8 +39,9 @@ class DamagedArtifact : public storage::Error {
 [[nodiscard]] std::vector<storage::TensorShape> layer_map_tensors(
     const storage::AttentionSpec& attention, const storage::ModelConfig& model, int layer_idx);
 
-// Writes feature_maps.safetensors and hedgerow.json into attempts/t<token>/ and returns their
-// records under the final names. Needs all transfers done. Throws DamagedArtifact, kExhausted,
+// Writes feature_maps.safetensors, hedgerow.json and provenance.json into attempts/t<token>/ and
+// returns their records under the final names. Equal artifacts give equal bytes of the first two,
+// whatever attempts they took. Needs all transfers done. Throws DamagedArtifact, kExhausted,
 // kInternal.
 [[nodiscard]] std::vector<storage::FileRecord> assemble_student(const storage::RunLayout& layout,
                                                                 const State& state,

@@ -88,7 +88,8 @@ std::vector<std::string> output_names(const TaskId& id, std::uint64_t token) {
       return {RunLayout::block_artifact(id.block, token)};
     case Stage::kAssemble:
       return {RunLayout::student_directory(token) + "/feature_maps.safetensors",
-              RunLayout::student_directory(token) + "/hedgerow.json"};
+              RunLayout::student_directory(token) + "/hedgerow.json",
+              RunLayout::student_directory(token) + "/provenance.json"};
     case Stage::kFinetune:
       return {RunLayout::adapter_directory(token) + "/adapter_config.json",
               RunLayout::adapter_directory(token) + "/adapter_model.safetensors"};

@@ -45,7 +45,7 @@ class Assembler : public RunFixture {
 TEST_F(Assembler, EveryLayerIsCopiedByteForByte) {
   finish_all();
   const auto files = assemble_student(layout_, state_, assembly(), 100);
-  ASSERT_EQ(files.size(), 2U);
+  ASSERT_EQ(files.size(), 3U);
   EXPECT_EQ(files[0].name, "student/t100/feature_maps.safetensors");
   for (const auto& file : files) commit_file(layout_, 100, file);
   const storage::SafetensorsFile student(layout_.resolve(files[0].name));
@@ -64,8 +64,31 @@ TEST_F(Assembler, EveryLayerIsCopiedByteForByte) {
       nlohmann::json::parse(storage::read_text(layout_.resolve(files[1].name)));
   EXPECT_EQ(description["format"], "student/1");
   EXPECT_EQ(description["teacher"]["fingerprint"], "fingerprint");
-  EXPECT_EQ(description["layers"].size(), 5U);
-  EXPECT_EQ(description["layers"][4]["artifact"], "blocks/b0002/artifact.t3.safetensors");
+  const auto provenance = nlohmann::json::parse(storage::read_text(layout_.resolve(files[2].name)));
+  EXPECT_EQ(provenance["layers"].size(), 5U);
+  EXPECT_EQ(provenance["layers"][4]["artifact"], "blocks/b0002/artifact.t3.safetensors");
+}
+
+TEST_F(Assembler, WhatAttemptsTheBlocksTookIsInTheProvenanceAlone) {
+  const auto assembled = [this](std::uint64_t token) {
+    finish_all();
+    std::vector<std::string> contents;
+    for (const auto& file : assemble_student(layout_, state_, assembly(), token))
+      contents.push_back(
+          storage::read_text(layout_.root() / storage::RunLayout::attempt_directory(token) /
+                             std::filesystem::path(file.name).filename()));
+    return contents;
+  };
+  const auto undisturbed = assembled(100);
+  state_ = {};
+  must(state_, RunStarted{geometry_, "test"});
+  grant(state_, TaskId::transfer(0), ++token_, "a worker that dies");
+  must(state_, LeaseRevoked{token_, "it died"});
+  const auto killed = assembled(200);
+  EXPECT_EQ(killed[0], undisturbed[0]);
+  EXPECT_EQ(killed[1], undisturbed[1]);
+  EXPECT_NE(killed[2], undisturbed[2]);
+  EXPECT_EQ(nlohmann::json::parse(killed[2])["layers"][0]["attempts"], 2);
 }
 
 TEST_F(Assembler, LinksInTheAttemptDoNotMakeItWriteElsewhere) {

@@ -129,6 +129,7 @@ TEST_F(Export, AdapterIsTheStudentAlone) {
   EXPECT_TRUE(fs::exists(run_.scratch / "out/feature_maps.safetensors"));
   EXPECT_TRUE(fs::exists(run_.scratch / "out/hedgerow.json"));
   EXPECT_FALSE(fs::exists(run_.scratch / "out/config.json"));
+  EXPECT_FALSE(fs::exists(run_.scratch / "out/provenance.json")) << "names files of the run";
 }
 
 TEST_F(Export, StageThatTheRunHasNotComeToIsNamed) {

@@ -199,8 +199,8 @@ TEST_F(RunDirectory, CheckOfASoundRunReadsEverything) {
   ASSERT_EQ(answer.json.size(), 1U) << answer.err;
   EXPECT_EQ(answer.code, 0) << answer.out;
   EXPECT_EQ(answer.json[0]["problems"].size(), 0U) << answer.out;
-  EXPECT_EQ(answer.json[0]["files"], 7)
-      << "run.toml, one tokens file, one shard, two artifacts, two files of the student";
+  EXPECT_EQ(answer.json[0]["files"], 8)
+      << "run.toml, one tokens file, one shard, two artifacts, three files of the student";
 }
 
 TEST_F(RunDirectory, CheckNamesFileAndSequenceOfAFlippedBitAndRepairMarksItLost) {

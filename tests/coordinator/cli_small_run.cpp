@@ -43,8 +43,11 @@ SmallRun::SmallRun() : layout(scratch / "run") {
   transfer(events, 0, 2, {0.01, 0.02});
   transfer(events, 1, 3, {0.5});
   grant(events, TaskId::assemble(), 4, "coordinator");
-  events.push_back(TaskDone{
-      4, {write_maps(student() + "/feature_maps.safetensors"), write_description()}, nullptr});
+  events.push_back(TaskDone{4,
+                            {write_maps(student() + "/feature_maps.safetensors"),
+                             write_description(),
+                             write_provenance()},
+                            nullptr});
   append(events);
 }
 
@@ -146,6 +149,12 @@ storage::FileRecord SmallRun::write_description() const {
   const std::string name = student() + "/hedgerow.json";
   std::ofstream(path_for(name))
       << R"({"format": "student/1", "attention": {"window": "terraced"}, "softmax_layers": [1]})";
+  return record_of(name);
+}
+
+storage::FileRecord SmallRun::write_provenance() const {
+  const std::string name = student() + "/provenance.json";
+  std::ofstream(path_for(name)) << R"({"format": "provenance/1", "layers": []})";
   return record_of(name);
 }
 

@@ -32,6 +32,7 @@ class SmallRun {
   // The content does not matter here, only that it is a safetensors file.
   [[nodiscard]] storage::FileRecord write_maps(const std::string& name) const;
   [[nodiscard]] storage::FileRecord write_description() const;
+  [[nodiscard]] storage::FileRecord write_provenance() const;
 
   tests::TemporaryDirectory scratch;
   storage::RunLayout layout;

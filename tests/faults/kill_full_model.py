@@ -11,7 +11,6 @@ codes: 0 equal bytes, 1 other bytes or a run that does not end.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import signal
@@ -21,6 +20,9 @@ import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+sys.path.append(str(REPOSITORY / "tests" / "support"))
+from job import artifacts_of  # noqa: E402
+
 COORDINATOR, WORKER, RANK = ("hedgerow", "run"), ("hedgerow-worker", "serve"), ("hedgerow-worker", "finetune")
 # (stage, share of it that is done, who dies); in the order in which a run comes by.
 KILLS = [("capture", 0.2, WORKER), ("capture", 0.5, COORDINATOR), ("transfer", 0.2, WORKER), ("transfer", 0.6, COORDINATOR),
@@ -43,14 +45,6 @@ def processes(kind: tuple[str, str], run: Path) -> list[int]:
 
 def share_done(status: dict, name: str) -> float:
     return next((stage["fraction"] for stage in status["stages"] if stage["stage"] == name), 0.0)
-
-
-def digest(run: Path) -> dict[str, str]:
-    found = {}
-    for pattern in ("student/*/feature_maps.safetensors", "adapter/*/adapter_model.safetensors"):
-        newest = max(run.glob(pattern), key=lambda path: int(path.parent.name.lstrip("t")))
-        found[newest.name] = hashlib.sha256(newest.read_bytes()).hexdigest()
-    return found
 
 
 class Disturbed:
@@ -107,7 +101,7 @@ def main() -> int:
                 disturbed.kill(kind)
                 waiting.pop(0)
     print(f"hedgerow run ended with {disturbed.ended()}; kills left: {waiting}")
-    ours, theirs = digest(run), digest(options.undisturbed)
+    ours, theirs = artifacts_of(run), artifacts_of(options.undisturbed)
     for name in theirs:
         print(f"{name}: {'equal' if ours[name] == theirs[name] else 'OTHER BYTES'} ({ours[name][:16]}, {theirs[name][:16]})")
     return 0 if disturbed.ended() == 0 and not waiting and ours == theirs else 1

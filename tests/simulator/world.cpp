@@ -333,7 +333,13 @@ void World::check_end() const {
     if (is_assembled && is_done && !struck_.contains(task.files.front().name))
       check_file(task.files.front(), "artifact", value);
   }
-  adapter = mix(mix(adapter, student), student);
+  // What a task reads of another is each of its files.
+  const auto with_files_of = [](const TaskId& id, std::uint64_t value, std::uint64_t of_each) {
+    for (std::size_t i = 0; i < coordinator::output_names(id, 1).size(); ++i)
+      value = mix(value, of_each);
+    return value;
+  };
+  adapter = with_files_of(TaskId::assemble(), adapter, student);
   for (int step = 0; step < scenario_.load.finetune_steps; ++step)
     adapter = mix(adapter, static_cast<std::uint64_t>(step));
   const auto check = [&](const TaskId& id, const std::string& kind, std::uint64_t value) {
@@ -344,9 +350,11 @@ void World::check_end() const {
   check(TaskId::assemble(), "student", student);
   check(TaskId::finetune(), "adapter", adapter);
   check(TaskId::evaluate(Subject::kTeacher), "evaluation", evaluated);
-  evaluated = mix(mix(evaluated, student), student);
+  evaluated = with_files_of(TaskId::assemble(), evaluated, student);
   check(TaskId::evaluate(Subject::kTransfer), "evaluation", evaluated);
-  check(TaskId::evaluate(Subject::kLora), "evaluation", mix(mix(evaluated, adapter), adapter));
+  check(TaskId::evaluate(Subject::kLora),
+        "evaluation",
+        with_files_of(TaskId::finetune(), evaluated, adapter));
 }
 
 }  // namespace hedgerow::simulator

@@ -261,10 +261,12 @@ def wait_until(condition: Callable[[], T | None], process: subprocess.Popen | No
 
 
 def artifacts_of(run: Path) -> dict[str, str]:
-    """SHA-256 of what a run is for: feature maps and adapter, by kind (names carry fencing tokens)."""
+    """SHA-256 of what a run is for: student and adapter, by kind (names carry fencing tokens)."""
     hashes = {}
     for kind, pattern in {"feature maps": "student/*/feature_maps.safetensors",
-                          "adapter": "adapter/*/adapter_model.safetensors"}.items():
+                          "student": "student/*/hedgerow.json",
+                          "adapter": "adapter/*/adapter_model.safetensors",
+                          "adapter's settings": "adapter/*/adapter_config.json"}.items():
         newest = sorted(run.glob(pattern), key=lambda path: int(path.parent.name.lstrip("t")))
         if not newest:
             raise AssertionError(f"no {kind} in {run}")

@@ -41,18 +41,12 @@ storage::AttentionSpec attention_of(const ImportOptions& options, const json& fo
 
 json description_of(const storage::ModelDirectory& model,
                     const storage::AttentionSpec& spec,
-                    const json& found,
-                    const std::vector<std::string>& files) {
+                    const json& found) {
   const json softmax_layers = found.value("softmax_layers", json::array());
-  json layers = json::array();
-  for (int layer = 0; layer < model.config().num_hidden_layers; ++layer) {
-    layers.push_back({{"layer", layer}, {"imported_from", files}});
-  }
   return {{"format", "student/1"},
           {"teacher", {{"path", model.path().string()}, {"fingerprint", model.fingerprint()}}},
           {"attention", spec},
-          {"softmax_layers", softmax_layers},
-          {"layers", layers}};
+          {"softmax_layers", softmax_layers}};
 }
 
 ExitCode run_import(const ImportOptions& options, Terminal& terminal) {
@@ -74,7 +68,9 @@ ExitCode run_import(const ImportOptions& options, Terminal& terminal) {
   }
   const storage::AttentionSpec spec = attention_of(options, found, model.config().head_dim);
   storage::write_atomically(partial.path() / "hedgerow.json",
-                            description_of(model, spec, found, options.files).dump(2) + "\n");
+                            description_of(model, spec, found).dump(2) + "\n");
+  const json provenance = {{"format", "provenance/1"}, {"imported_from", options.files}};
+  storage::write_atomically(partial.path() / "provenance.json", provenance.dump(2) + "\n");
   partial.publish();
   found["path"] = options.out;
   const fs::path out = options.out;
