@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "coordinator/plan_costs.hpp"
+#include "coordinator/plan_times.hpp"
 #include "storage/error.hpp"
 
 namespace hedgerow::coordinator {
@@ -14,9 +15,6 @@ using storage::ErrorKind;
 using storage::ModelConfig;
 using storage::Recipe;
 
-// A capture task should take about a minute: long enough that its grant and the loading of a
-// block's weights do not matter, short enough that a lost worker costs little.
-constexpr double kCaptureTaskSeconds = 60.0;
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 std::string gib(std::uint64_t bytes) {
@@ -45,14 +43,6 @@ std::vector<BlockPlan> make_blocks(const Recipe& recipe, int num_layers) {
     blocks.push_back(block);
   }
   return blocks;
-}
-
-int last_boundary(const std::vector<BlockPlan>& blocks) {
-  int last = 0;
-  for (const BlockPlan& block : blocks) {
-    if (block.trains) last = block.block;
-  }
-  return last;
 }
 
 // Boundaries on disk at once at most: every kept one, and two that are being written and read.
@@ -163,7 +153,7 @@ void check_disk(const Recipe& recipe, const Costs& costs, const PlanLimits& limi
   PlanProblem problem{"the run needs " + gib(plan.peak_disk_bytes) + " of disk, " +
                           gib(limits.free_disk_bytes) + " are free" + held,
                       ""};
-  const int last = last_boundary(plan.blocks);
+  const int last = plan.last_boundary();
   const auto peak_with = [&](const KeepBoundaries& keep, int boundaries, int num_blocks) {
     return costs.other_disk() + plan.boundary_bytes * static_cast<std::uint64_t>(boundaries_at_once(
                                                           keep, boundaries, num_blocks));
@@ -187,58 +177,6 @@ void check_disk(const Recipe& recipe, const Costs& costs, const PlanLimits& limi
     problem.remedy = "free disk space, or put the run directory on another file system";
   }
   plan.problems.push_back(std::move(problem));
-}
-
-void estimate(const Costs& costs,
-              const Recipe& recipe,
-              const PlanTokens& tokens,
-              const PlanLimits& limits,
-              Plan& plan) {
-  const double speed = limits.flops_per_second * std::max(1, limits.local_workers);
-  const auto add = [&](const char* stage, double flops) {
-    plan.estimates.push_back({stage, flops, speed > 0 ? flops / speed : 0.0});
-  };
-  const double captured =
-      static_cast<double>(plan.capture.num_sequences() * tokens.transfer.seq_len);
-  int captured_layers = 0;
-  int trained_layers = 0;
-  for (const BlockPlan& block : plan.blocks) {
-    if (block.block < last_boundary(plan.blocks)) captured_layers += block.num_layers;
-    if (block.trains) trained_layers += block.num_layers;
-  }
-  add("capture", costs.layer_forward_flops(tokens.transfer.seq_len) * captured * captured_layers);
-  const double visited =
-      static_cast<double>(recipe.transfer.max_steps) *
-      static_cast<double>(recipe.transfer.sequences_per_step * tokens.transfer.seq_len);
-  add("transfer", costs.layer_transfer_flops(tokens.transfer.seq_len) * visited * trained_layers);
-  if (plan.finetunes) {
-    const double trained =
-        static_cast<double>(recipe.finetune.max_steps) *
-        static_cast<double>(recipe.finetune.sequences_per_step * tokens.finetune.seq_len);
-    add("finetune", 3.0 * costs.model_forward_flops(tokens.finetune.seq_len) * trained);
-  }
-  if (plan.evaluates) {
-    const double subjects = plan.finetunes ? 3.0 : 2.0;
-    const double evaluated =
-        static_cast<double>(tokens.evaluate.num_sequences * tokens.evaluate.seq_len);
-    add("evaluate", subjects * costs.model_forward_flops(tokens.evaluate.seq_len) * evaluated);
-  }
-}
-
-// As many shards a task as make about a minute of work, but pieces enough for every local worker.
-int shards_per_capture(const Plan& plan,
-                       const Costs& costs,
-                       const PlanTokens& tokens,
-                       const PlanLimits& limits) {
-  const int shards = plan.capture.num_shards();
-  const double tokens_per_shard =
-      static_cast<double>(plan.capture.sequences_per_shard * tokens.transfer.seq_len);
-  const double flops = costs.layer_forward_flops(tokens.transfer.seq_len) * tokens_per_shard *
-                       plan.blocks.front().num_layers;
-  const double speed = limits.flops_per_second > 0 ? limits.flops_per_second : 1e12;
-  const int by_time = static_cast<int>(std::clamp(kCaptureTaskSeconds * speed / flops, 1.0, 1e6));
-  const int by_workers = shards / (2 * std::max(1, limits.local_workers));
-  return std::clamp(std::min(by_time, by_workers), 1, std::max(1, shards));
 }
 
 }  // namespace
@@ -271,6 +209,14 @@ bool KeepBoundaries::keeps(int boundary, int num_blocks) const {
   return true;
 }
 
+int Plan::last_boundary() const {
+  int last = 0;
+  for (const BlockPlan& block : blocks) {
+    if (block.trains) last = block.block;
+  }
+  return last;
+}
+
 Plan make_plan(const Recipe& recipe,
                const ModelConfig& model,
                const PlanTokens& tokens,
@@ -284,11 +230,11 @@ Plan make_plan(const Recipe& recipe,
   plan.blocks = make_blocks(recipe, plan.num_layers);
   plan.capture = storage::make_capture_plan(
       recipe, tokens.transfer.num_train, tokens.transfer.num_sequences, model.hidden_size);
-  const int last = last_boundary(plan.blocks);
+  const int last = plan.last_boundary();
   plan.captures = last > 0;
   plan.evaluates = tokens.evaluate.num_sequences > 0;
   plan.finetunes = recipe.finetune.enabled && tokens.finetune.num_sequences > 0;
-  plan.shards_per_capture = shards_per_capture(plan, costs, tokens, limits);
+  plan.shards_per_capture = shards_per_capture(plan, costs, recipe, tokens, limits);
   plan.boundary_bytes =
       static_cast<std::uint64_t>(plan.capture.num_sequences()) * costs.sequence_bytes();
   const auto boundaries = [&plan](int count) {
@@ -305,7 +251,8 @@ Plan make_plan(const Recipe& recipe,
   plan.finetune_memory_bytes = plan.finetunes ? costs.finetune_memory() : 0;
   check_memory(recipe, model, costs, limits, plan);
   check_disk(recipe, costs, limits, plan);
-  estimate(costs, recipe, tokens, limits, plan);
+  plan.core = limits.core;
+  plan.estimates = estimate_times(plan, costs, recipe, tokens, limits);
   if (recipe.finetune.enabled && !plan.finetunes) {
     plan.warnings.push_back(
         "finetune.enabled is true, but data.finetune has no sequences: the run ends after "
@@ -351,6 +298,8 @@ void to_json(nlohmann::json& json, const Plan& plan) {
           {"evaluates", plan.evaluates},
           {"finetunes", plan.finetunes},
           {"estimates", nlohmann::json::array()},
+          {"assumed_core_flops",
+           {{"products", plan.core.product_flops}, {"other", plan.core.other_flops}}},
           {"problems", nlohmann::json::array()},
           {"warnings", plan.warnings},
           {"fits", plan.fits()}};

@@ -36,14 +36,23 @@ struct TokensInfo {
   std::int64_t num_train = 0, num_sequences = 0, seq_len = 0;
 };
 
+// What a core does a second, assumed from its kind and never measured; 0: not known.
+struct CoreSpeed {
+  double product_flops = 0.0;  // in products with the model's weights
+  double other_flops = 0.0;    // in all else, attention above all
+
+  [[nodiscard]] bool is_known() const { return product_flops > 0.0 && other_flops > 0.0; }
+};
+
 // What the plan is held against. 0: unknown, not checked.
 struct PlanLimits {
   std::uint64_t free_disk_bytes = 0;
   std::uint64_t stored_bytes = 0;  // of the plan's disk, what a run that goes on has there already
   std::uint64_t memory_bytes = 0;  // of this machine (or GPU), shared by the local workers
   int local_workers = 1;
-  int compute_bytes = 2;          // of plan.compute_dtype = auto: 2 where bf16 is fast, else 4
-  double flops_per_second = 0.0;  // of one worker, assumed, for the estimates of time; 0: none
+  int compute_bytes = 2;  // of plan.compute_dtype = auto: 2 where bf16 is fast, else 4
+  int cores = 1;
+  CoreSpeed core{};  // for the estimates of time
 };
 
 // Why a plan cannot run, and what would fit.
@@ -53,9 +62,9 @@ struct PlanProblem {
 };
 
 struct StageEstimate {
-  std::string stage;  // "capture", "transfer", "finetune", "evaluate"
+  std::string stage;  // "tokenize", "capture", "transfer", "assemble", "finetune", "evaluate"
   double flops = 0.0;
-  double seconds = 0.0;  // with all local workers busy; 0 if no speed was given
+  double seconds = 0.0;  // on this machine alone, starts included; 0 if its speed is not known
 };
 
 struct Plan {
@@ -74,9 +83,11 @@ struct Plan {
   // captures: one block alone is fed by the embeddings, and no boundary is stored.
   bool captures = false, evaluates = false, finetunes = false;
   std::vector<StageEstimate> estimates;
+  CoreSpeed core{};  // that their seconds rest on
   std::vector<PlanProblem> problems;
   std::vector<std::string> warnings;
 
+  [[nodiscard]] int last_boundary() const;  // that a block trains on; 0: only block 0 trains
   [[nodiscard]] int num_blocks() const { return static_cast<int>(blocks.size()); }
   [[nodiscard]] bool fits() const { return problems.empty(); }
 };

@@ -8,6 +8,8 @@ namespace {
 constexpr double kFloat = 4.0;
 // What a worker process takes before it loads anything: code, allocator, HDF5, read buffers.
 constexpr double kProcessBytes = 400.0 * 1024 * 1024;
+// Of one logit in the cross-entropy: conversions, maximum, exponential, sum.
+constexpr double kLogitFlops = 200.0;
 // Logits exist for this many positions at a time.
 constexpr double kLogitRows = 1024.0;
 
@@ -141,19 +143,41 @@ std::uint64_t Costs::final_disk() const {
                16.0 * 1024 * 1024);
 }
 
-double Costs::layer_forward_flops(std::int64_t seq_len) const {
-  return 2.0 * layer_parameters() + 2.0 * static_cast<double>(seq_len) * heads_ * head_dim_;
+Work Costs::layer_forward(std::int64_t seq_len) const {
+  return {2.0 * layer_parameters(), 2.0 * static_cast<double>(seq_len) * heads_ * head_dim_};
 }
 
-double Costs::layer_transfer_flops(std::int64_t seq_len) const {
-  const double maps = 2.0 * map_parameters();
+Work Costs::layer_student() const {
   const double linear =
       4.0 * heads_ * features_ * head_dim_ + 4.0 * heads_ * 2.0 * window_ * head_dim_;
-  return layer_forward_flops(seq_len) + 3.0 * (maps + linear);
+  return {0.0, 2.0 * map_parameters() + linear};
 }
 
-double Costs::model_forward_flops(std::int64_t seq_len) const {
-  return layers_ * layer_forward_flops(seq_len) + 2.0 * vocabulary_ * hidden_;
+Work Costs::layer_transfer(std::int64_t seq_len) const {
+  return layer_forward(seq_len) + 3.0 * layer_student();
 }
+
+Work Costs::head() const { return {2.0 * vocabulary_ * hidden_, kLogitFlops * vocabulary_}; }
+
+Work Costs::model_forward(std::int64_t seq_len) const {
+  return layers_ * layer_forward(seq_len) + head();
+}
+
+Work Costs::model_student() const {
+  return layers_ * (Work{2.0 * layer_parameters(), 0.0} + layer_student()) + head();
+}
+
+// Frozen weights have no gradient of their own: a product backward for one forward. What is not
+// kept of a forward is computed again.
+Work Costs::model_training() const {
+  const double activations = layers_ * layer_activation_bytes(finetune_tokens_);
+  const double again = 1.0 - std::min(1.0, kTapeBudget / activations);
+  const Work products{2.0 * layer_parameters(), 0.0};
+  return layers_ * ((2.0 + again) * products + (3.0 + again) * layer_student()) + 2.0 * head() +
+         Work{0.0, 6.0 * lora_parameters()};
+}
+
+double Costs::layer_bytes() const { return layer_parameters() * compute_bytes_; }
+double Costs::model_bytes() const { return layers_ * layer_bytes() + outer_bytes(); }
 
 }  // namespace hedgerow::coordinator

@@ -9,6 +9,23 @@
 
 namespace hedgerow::coordinator {
 
+// FLOPs by how fast they go: products with the model's own weights, and everything else (attention,
+// maps, exponentials of logits), which runs on vector units.
+struct Work {
+  double products = 0.0, other = 0.0;
+
+  [[nodiscard]] double flops() const { return products + other; }
+  [[nodiscard]] double seconds(const CoreSpeed& core) const {  // of one core
+    return products / core.product_flops + other / core.other_flops;
+  }
+};
+[[nodiscard]] inline Work operator+(const Work& a, const Work& b) {
+  return {a.products + b.products, a.other + b.other};
+}
+[[nodiscard]] inline Work operator*(double times, const Work& work) {
+  return {times * work.products, times * work.other};
+}
+
 class Costs {
  public:
   Costs(const storage::Recipe& recipe,
@@ -28,10 +45,17 @@ class Costs {
   [[nodiscard]] std::uint64_t other_disk() const;  // everything that is not a boundary, at its peak
   [[nodiscard]] std::uint64_t final_disk() const;
 
-  // FLOPs a token; attention at sequence length `seq_len`.
-  [[nodiscard]] double layer_forward_flops(std::int64_t seq_len) const;
-  [[nodiscard]] double layer_transfer_flops(std::int64_t seq_len) const;
-  [[nodiscard]] double model_forward_flops(std::int64_t seq_len) const;
+  // Of a token; attention at sequence length `seq_len`.
+  [[nodiscard]] Work layer_forward(std::int64_t seq_len) const;   // the teacher's
+  [[nodiscard]] Work layer_student() const;                       // its maps and hybrid attention
+  [[nodiscard]] Work layer_transfer(std::int64_t seq_len) const;  // a step: both, and gradients
+  [[nodiscard]] Work model_forward(std::int64_t seq_len) const;   // the teacher with its head
+  [[nodiscard]] Work model_student() const;
+  [[nodiscard]] Work model_training() const;  // a step of LoRA
+
+  // What is read of the model's weights.
+  [[nodiscard]] double layer_bytes() const;
+  [[nodiscard]] double model_bytes() const;
 
  private:
   [[nodiscard]] double layer_parameters() const;
@@ -40,6 +64,7 @@ class Costs {
   [[nodiscard]] double lora_parameters() const;
   [[nodiscard]] double outer_bytes() const;
   [[nodiscard]] double layer_activation_bytes(double tokens) const;
+  [[nodiscard]] Work head() const;
   [[nodiscard]] double attention_training_bytes(double tokens) const;
 
   double layers_, hidden_, intermediate_, vocabulary_;

@@ -89,7 +89,8 @@ DispatcherConfig dispatcher_config(const RunParts& run) {
 
 JobSize size_of(const storage::Recipe& recipe, const Plan& plan) {
   JobSize size{recipe.transfer.max_steps, recipe.finetune.max_steps, {}};
-  for (const StageEstimate& estimate : plan.estimates) size.work[estimate.stage] = estimate.flops;
+  for (const StageEstimate& estimate : plan.estimates)
+    size.work[estimate.stage] = plan.core.is_known() ? estimate.seconds : estimate.flops;
   return size;
 }
 

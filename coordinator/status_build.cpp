@@ -85,9 +85,9 @@ bool is_measured(const StageStatus& stage) {
   return stage.fraction >= kMinFractionForEta && stage.seconds >= kMinSecondsForEta;
 }
 
-// A stage that was measured goes on at its own speed. The others take about as long as they have
-// operations (measured on SmolLM2: 0.31 to 0.32 of 10^12 a second in capture, transfer and LoRA
-// alike). Nullopt while what runs now was not measured, unless it matters little.
+// A stage that was measured goes on at its own speed. The others take as long as the plan
+// estimates, times what the measured ones took of their estimates. Nullopt while what runs now was
+// not measured, unless it matters little.
 std::optional<double> whole_eta(const RunStatus& status, double busy_seconds) {
   double seconds = 0.0, measured_seconds = 0.0, measured_work = 0.0, work_left = 0.0;
   for (const StageStatus& stage : status.stages) {

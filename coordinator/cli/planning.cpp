@@ -10,6 +10,7 @@
 #include "coordinator/cli/source_format.hpp"
 #include "coordinator/cli/tokenizing.hpp"
 #include "coordinator/fold.hpp"
+#include "coordinator/plan_times.hpp"
 #include "coordinator/wire/allocation.hpp"
 #include "coordinator/wire/gpus.hpp"
 #include "coordinator/wire/processor.hpp"
@@ -80,6 +81,26 @@ void check_sources(const Recipe& recipe, const storage::RunLayout& layout) {
   }
 }
 
+// Of text, after unpacking; 0 where it is missing (check_sources names it) or comes as tokens.
+std::uint64_t unpacked_bytes(const storage::DataSource& source) {
+  constexpr std::uint64_t kGzipRatio = 3;  // of English
+  std::error_code missing;
+  const std::uint64_t size = fs::file_size(source.path, missing);
+  if (missing || source.format == "tokens") return 0;
+  return source.path.ends_with(".gz") ? kGzipRatio * size : size;
+}
+
+StageEstimate tokenizing(const Recipe& recipe, const std::vector<storage::DataStage>& stages) {
+  StageEstimate estimate{"tokenize"};
+  for (const storage::DataStage stage : stages) {
+    std::uint64_t bytes = 0;
+    for (const storage::DataSource& source : recipe.data(stage).sources)
+      bytes += unpacked_bytes(source);
+    estimate.seconds += tokenizing_seconds(bytes);
+  }
+  return estimate;
+}
+
 std::uint64_t stored_bytes(const storage::RunLayout& layout) {
   if (!fs::exists(layout.journal_directory())) return 0;
   return committed_bytes(fold(storage::replay_journal(layout)).state);
@@ -119,16 +140,19 @@ Plan plan_of(const Recipe& recipe, const fs::path& directory) {
   fill_missing(tokens, recipe);
   PlanLimits limits = limits_of_this_machine(nearest_existing(directory), recipe.workers.local);
   limits.stored_bytes = stored_bytes(layout);
+  // Nothing has been measured on a GPU that a time could be told from.
+  if (computes_on_gpus(recipe, storage::has_cuda(), wire::num_visible_gpus())) limits.core = {};
   Plan plan = make_plan(recipe, model.config(), tokens, limits);
-  for (std::string& warning : json_read_as_text(recipe, stages_without_tokens(layout, recipe)))
+  const std::vector<storage::DataStage> untokenized = stages_without_tokens(layout, recipe);
+  plan.estimates.insert(plan.estimates.begin(), tokenizing(recipe, untokenized));
+  for (std::string& warning : json_read_as_text(recipe, untokenized))
     plan.warnings.push_back(std::move(warning));
   return plan;
 }
 
 std::optional<UnreadText> unread_text(const Recipe& recipe, const fs::path& directory) {
-  // English text under the usual vocabularies; gzip makes a third of it. Only to say whether it is
-  // likely to be enough.
-  constexpr std::uint64_t kBytesPerToken = 4, kGzipRatio = 3;
+  // English text under the usual vocabularies. Only to say whether it is likely to be enough.
+  constexpr std::uint64_t kBytesPerToken = 4;
   const auto tokens = storage::RunLayout::tokens(storage::DataStage::kTransfer);
   if (fs::exists(directory / tokens)) return std::nullopt;
   UnreadText text;
@@ -140,7 +164,7 @@ std::optional<UnreadText> unread_text(const Recipe& recipe, const fs::path& dire
     is_plain &= !missing && source.format == "text" && !source.path.ends_with(".gz");
     if (missing || source.format == "tokens") continue;
     text.bytes += size;
-    unpacked += source.path.ends_with(".gz") ? kGzipRatio * size : size;
+    unpacked += unpacked_bytes(source);
   }
   if (text.bytes == 0) return std::nullopt;
   text.rough_sequences = static_cast<std::int64_t>(unpacked / kBytesPerToken) /

@@ -40,8 +40,8 @@ def explain(error: OSError) -> tuple[str, int]:
 
 
 def require_file(path: Path) -> Path:
-    """UsageError for what cannot be read as a file: a FIFO waits for a writer that may never come, a device may be without
-    an end. What is not there, whoever opens it says."""
+    """UsageError for what cannot be read as a file: a FIFO waits for a writer that may never come, a device may be
+    without an end. What is not there, whoever opens it says."""
     try:
         mode = path.stat().st_mode
     except OSError:

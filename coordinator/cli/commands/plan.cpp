@@ -20,6 +20,24 @@ struct PlanOptions {
   std::string run, recipe, device;
 };
 
+// What it rests on is said with it: nobody has measured this machine.
+std::string time_text(const Plan& plan) {
+  if (!plan.core.is_known()) return "not known: nothing has been measured on a GPU yet";
+  std::string text;
+  double seconds = 0.0;
+  for (const StageEstimate& estimate : plan.estimates) {
+    if (estimate.seconds <= 0) continue;
+    text += estimate.stage + " " + duration_text(estimate.seconds) + ", ";
+    seconds += estimate.seconds;
+  }
+  constexpr double kGiga = 1e9;
+  return text + "in all about " + duration_text(seconds) +
+         "; assumed and not measured: a core of this kind does " +
+         number_text(plan.core.product_flops / kGiga) +
+         " x 10^9 operations a second in products, " + number_text(plan.core.other_flops / kGiga) +
+         " in attention";
+}
+
 void print_plan(const Plan& plan, const std::optional<UnreadText>& unread, Terminal& terminal) {
   const auto line = [&](std::string label, const std::string& text) {
     constexpr int kLabelWidth = 10;
@@ -53,14 +71,7 @@ void print_plan(const Plan& plan, const std::optional<UnreadText>& unread, Termi
   if (plan.evaluates) memory += ", evaluate " + bytes_text(plan.evaluate_memory_bytes);
   if (plan.finetunes) memory += ", finetune " + bytes_text(plan.finetune_memory_bytes) + " a rank";
   line("memory", memory);
-  std::string time;
-  double seconds = 0.0;
-  for (const StageEstimate& estimate : plan.estimates) {
-    if (estimate.seconds <= 0) continue;
-    time += estimate.stage + " " + duration_text(estimate.seconds) + ", ";
-    seconds += estimate.seconds;
-  }
-  if (seconds > 0) line("time", time + "in all about " + duration_text(seconds));
+  line("time", time_text(plan));
   for (const std::string& warning : plan.warnings) line("warning", warning);
   for (const PlanProblem& problem : plan.problems)
     line("problem", problem.message + "; " + problem.remedy);
