@@ -14,6 +14,14 @@ using storage::FileRecord;
 
 constexpr const char* kWhatToDo = "; put the old one back, or start a new run directory";
 
+// Of tokens that were damaged, and not changed, the same come again.
+std::string what_to_do_about_tokens(const storage::RunLayout& layout) {
+  const std::string run = " --run " + layout.root().string() + "'";
+  return "; 'hedgerow check --repair" + run + " takes it away and 'hedgerow run" + run +
+         " makes it again, if its text is still the same; else put the old one back, or start a "
+         "new run directory";
+}
+
 const FileRecord* find(const std::vector<FileRecord>& files, const std::string& name) {
   const auto found = std::find_if(
       files.begin(), files.end(), [&](const FileRecord& file) { return file.name == name; });
@@ -53,8 +61,9 @@ void check_same_inputs(const RunInputs& recorded,
     if (found != nullptr && *found == file) continue;
     const std::string there = found == nullptr ? "missing" : text(*found);
     throw Error(ErrorKind::kUsage,
-                layout.resolve(file.name).string() + " is not the file that the run began with: " +
-                    text(file) + " then, " + there + " now" + kWhatToDo);
+                layout.resolve(file.name).string() +
+                    " is not the file that the run began with: " + text(file) + " then, " + there +
+                    " now" + (found == nullptr ? kWhatToDo : what_to_do_about_tokens(layout)));
   }
   for (const FileRecord& file : now.tokens) {
     if (find(recorded.tokens, file.name) != nullptr) continue;

@@ -11,17 +11,27 @@
 #include "storage/hash.hpp"
 #include "storage/hdf5_attribute.hpp"
 #include "storage/hdf5_handle.hpp"
+#include "storage/run_layout.hpp"
 
 namespace hedgerow::storage {
 namespace {
 
 constexpr const char* kFormat = "tokens/1";
 constexpr std::array kNames{"document_starts", "input_ids", "loss_mask"};
-constexpr const char* kAgain =
-    "'hedgerow check --repair' takes it away, and 'hedgerow run' makes it again";
+
+// The commands that put another file in its place.
+std::string how_to_mend(const std::filesystem::path& path) {
+  const RunLayout run(path.parent_path().parent_path());
+  if (path.parent_path().filename() != "tokens" || !std::filesystem::exists(run.recipe()))
+    return "'hedgerow tokenize' makes another";
+  return fmt::format(
+      "'hedgerow check --repair --run {0}' takes it away, and 'hedgerow run --run {0}' makes it "
+      "again",
+      run.root().string());
+}
 
 [[noreturn]] void refuse_tokens(const std::string& path, const std::string& what) {
-  throw Error(ErrorKind::kCorrupt, fmt::format("tokens file {}: {}; {}", path, what, kAgain));
+  throw Error(ErrorKind::kCorrupt, fmt::format("tokens file {}: {}", path, what));
 }
 
 Hash128 content_hash(const TokenSequences& tokens) {
@@ -32,7 +42,7 @@ Hash128 content_hash(const TokenSequences& tokens) {
   return hasher.digest();
 }
 
-void verify_record(const std::filesystem::path& path, const FileRecord& expected) {
+void require_recorded(const std::filesystem::path& path, const FileRecord& expected) {
   const std::uint64_t size = File::open_read(path).size();
   if (size != expected.size) {
     refuse_tokens(path.string(),
@@ -52,7 +62,7 @@ void read_attributes(const hdf5::Handle& file, TokenSequences& tokens, const std
                             path,
                             format.substr(0, 40),
                             kFormat,
-                            kAgain));
+                            how_to_mend(path)));
   }
   tokens.num_train = hdf5::read_integer(file, "num_train", path);
   tokens.vocab_size = hdf5::read_integer(file, "vocab_size", path);
@@ -135,7 +145,7 @@ void verify_ids(const TokenSequences& tokens, std::int64_t vocab_size, const std
                           at / tokens.seq_len,
                           at % tokens.seq_len,
                           vocab_size,
-                          kAgain));
+                          how_to_mend(path)));
 }
 
 void require_consistent(const TokenSequences& tokens, const std::string& path) {
@@ -179,14 +189,34 @@ void write_all(hdf5::Handle& file, const TokenSequences& tokens, const std::stri
   if (!file.close()) hdf5::throw_error("H5Fclose", path, ErrorKind::kUnavailable);
 }
 
-hdf5::Handle open_tokens(const std::filesystem::path& path) {
+TokenSequences read_tokens(const std::filesystem::path& path, std::int64_t model_vocab_size) {
+  const std::string name = path.string();
+  const std::uint64_t file_bytes = File::open_read(path).size();  // kNotFound, before HDF5 words it
+  TokenSequences tokens;
+  const hdf5::Handle file = hdf5::open_file(path);
+  read_attributes(file, tokens, name);
+  const std::array<hdf5::Handle, 3> datasets = open_datasets(file, name);
+  read_shape(datasets, file_bytes, tokens, name);
+  const std::int64_t elements = tokens.num_sequences * tokens.seq_len;
+  tokens.input_ids = read_all<std::int32_t>(datasets[0], H5T_STD_I32LE, elements, name);
+  tokens.loss_mask = read_all<std::uint8_t>(datasets[1], H5T_STD_U8LE, elements, name);
+  tokens.document_starts = read_all<std::uint8_t>(datasets[2], H5T_STD_U8LE, elements, name);
+  verify_content(tokens, name);
+  verify_ids(tokens, model_vocab_size, name);
+  return tokens;
+}
+
+// Whatever of a file is damaged, its reader has the same to do.
+template <typename Read>
+auto telling_how_to_mend(const std::filesystem::path& path, const Read& read) {
   try {
-    return hdf5::open_file(path);
+    return read();
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kCorrupt) throw;
     throw Error(
         error.kind(),
-        std::string(error.what()) + "; this is no tokens file, or a damaged one; " + kAgain);
+        fmt::format(
+            "{}; this is no tokens file, or a damaged one: {}", error.what(), how_to_mend(path)));
   }
 }
 
@@ -205,21 +235,12 @@ std::span<const std::uint8_t> TokenSequences::mask(std::int64_t index) const {
 TokenSequences load_tokens(const std::filesystem::path& path,
                            std::int64_t model_vocab_size,
                            const std::optional<FileRecord>& expected) {
-  if (expected) verify_record(path, *expected);
-  const std::string name = path.string();
-  const std::uint64_t file_bytes = File::open_read(path).size();  // kNotFound, before HDF5 words it
-  TokenSequences tokens;
-  const hdf5::Handle file = open_tokens(path);
-  read_attributes(file, tokens, name);
-  const std::array<hdf5::Handle, 3> datasets = open_datasets(file, name);
-  read_shape(datasets, file_bytes, tokens, name);
-  const std::int64_t elements = tokens.num_sequences * tokens.seq_len;
-  tokens.input_ids = read_all<std::int32_t>(datasets[0], H5T_STD_I32LE, elements, name);
-  tokens.loss_mask = read_all<std::uint8_t>(datasets[1], H5T_STD_U8LE, elements, name);
-  tokens.document_starts = read_all<std::uint8_t>(datasets[2], H5T_STD_U8LE, elements, name);
-  verify_content(tokens, name);
-  verify_ids(tokens, model_vocab_size, name);
-  return tokens;
+  if (expected) verify_tokens(path, *expected);
+  return telling_how_to_mend(path, [&] { return read_tokens(path, model_vocab_size); });
+}
+
+void verify_tokens(const std::filesystem::path& path, const FileRecord& expected) {
+  telling_how_to_mend(path, [&] { require_recorded(path, expected); });
 }
 
 void write_tokens(const std::filesystem::path& path, const TokenSequences& tokens) {

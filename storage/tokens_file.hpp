@@ -40,10 +40,14 @@ struct TokenSequences {
 // Loads and verifies a whole tokens file, in this order: size and whole-file hash (where the
 // journal's record is given, before HDF5 opens the file), format, layout, content hash, flags,
 // token ids. Throws kNotFound, kCorrupt (hashes, layout), kUsage (another format version; "token id
-// 49152 at sequence 3, position 17 is outside the vocabulary (49152 entries) ...").
+// 49152 at sequence 3, position 17 is outside the vocabulary (49152 entries) ..."); what is damaged
+// or foreign with the commands that make it again, of a run's file those of that run.
 [[nodiscard]] TokenSequences load_tokens(const std::filesystem::path& path,
                                          std::int64_t model_vocab_size,
                                          const std::optional<FileRecord>& expected = std::nullopt);
+
+// The first of these checks alone.
+void verify_tokens(const std::filesystem::path& path, const FileRecord& expected);
 
 // Computes content_hash; fsyncs; removes the file if it cannot be written. Writes `path` directly:
 // callers publish.

@@ -6,6 +6,7 @@
 namespace hedgerow::coordinator {
 namespace {
 
+using testing::AllOf;
 using testing::HasSubstr;
 
 const storage::FileRecord kTransferTokens{"tokens/transfer.h5", 100, {1, 2}};
@@ -34,7 +35,9 @@ TEST(RunInputs, NameTheModelThatChanged) {
 TEST(RunInputs, NameTheTokenFileThatIsAnotherMissingOrNew) {
   storage::FileRecord other = kTransferTokens;
   other.root_hash.low = 9;
-  EXPECT_THAT(refusal({"f00d", {other}}), HasSubstr("/run/tokens/transfer.h5 is not the file"));
+  EXPECT_THAT(refusal({"f00d", {other}}),
+              AllOf(HasSubstr("/run/tokens/transfer.h5 is not the file"),
+                    HasSubstr("'hedgerow check --repair --run /run' takes it away")));
   EXPECT_THAT(refusal({"f00d", {}}), HasSubstr("missing now"));
   EXPECT_THAT(refusal({"f00d", {kTransferTokens, kEvaluateTokens}}),
               HasSubstr("/run/tokens/evaluate.h5 was not there"));

@@ -8,6 +8,7 @@
 
 #include "storage/error.hpp"
 #include "storage/hash.hpp"
+#include "storage/run_layout.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 
@@ -176,9 +177,9 @@ TEST_F(TokensFile, TokenIdsOutsideTheVocabularyAreNamedWithTheirPlace) {
 TEST_F(TokensFile, ForeignAndMissingFilesAreOneClearError) {
   EXPECT_THAT(refusal(ErrorKind::kNotFound), HasSubstr("transfer.h5"));
   tests::write_bytes(path_, "input_ids: 1 2 3");
-  EXPECT_THAT(refusal(ErrorKind::kCorrupt),
-              testing::AllOf(HasSubstr("transfer.h5"),
-                             HasSubstr("'hedgerow check --repair' takes it away")));
+  EXPECT_THAT(
+      refusal(ErrorKind::kCorrupt),
+      testing::AllOf(HasSubstr("transfer.h5"), HasSubstr("'hedgerow tokenize' makes another")));
   const ShardInfo info = tests::shard_info(1, 2, 3);
   tests::write_shard(path_, info);
   EXPECT_THAT(refusal(ErrorKind::kCorrupt), HasSubstr("'hedgerow_format' is missing"));
@@ -186,6 +187,31 @@ TEST_F(TokensFile, ForeignAndMissingFilesAreOneClearError) {
   flags.loss_mask[0] = 2;
   write_tokens(path_, flags);
   EXPECT_THAT(refusal(ErrorKind::kCorrupt), HasSubstr("0 or 1"));
+}
+
+TEST_F(TokensFile, DamageToAFileOfARunIsNamedWithTheCommandsThatMendIt) {
+  const RunLayout run(directory_ / "run");
+  const fs::path path = run.root() / RunLayout::tokens(DataStage::kEvaluate);
+  fs::create_directories(path.parent_path());
+  tests::write_bytes(run.recipe(), "# only its presence matters here");
+  write_tokens(path, sample());
+  const std::string sound = tests::bytes_of(path);
+  for (const char* name : {"num_train", "tokenizer_hash", "loss_mask", "HDF"}) {
+    std::string damaged = sound;
+    damaged[sound.find(name)] ^= 1;
+    tests::write_bytes(path, damaged);
+    try {
+      static_cast<void>(load_tokens(path, 100));
+      ADD_FAILURE() << "accepted without its " << name;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
+      EXPECT_THAT(error.what(),
+                  AllOf(HasSubstr(path.string()),
+                        HasSubstr("'hedgerow check --repair --run " + run.root().string() +
+                                  "' takes it away, and 'hedgerow run --run")))
+          << name;
+    }
+  }
 }
 
 TEST_F(TokensFile, EveryTruncationIsRefused) {

@@ -8,7 +8,10 @@
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/model_choice.hpp"
 #include "coordinator/cli/programs.hpp"
+#include "coordinator/fold.hpp"
+#include "coordinator/term.hpp"
 #include "storage/run_layout.hpp"
+#include "storage/tokens_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -40,14 +43,27 @@ void print_result(const nlohmann::json& result, const std::string& tokens, Termi
   for (const std::string& line : table.render(terminal.answer_width())) terminal.print(line);
 }
 
+// The run's own, if they are those that it began with.
+std::string tokens_of(const std::string& run) {
+  const storage::RunLayout layout(run);
+  const std::string name = storage::RunLayout::tokens(storage::DataStage::kEvaluate);
+  const std::filesystem::path path = layout.root() / name;
+  require(std::filesystem::exists(path),
+          path.string() + ": no such tokens file; 'hedgerow run --run " + run +
+              "' makes it where the recipe has data.evaluate, and --tokens names another");
+  for (const storage::FileRecord& file : fold(replay_if_any(layout)).state.inputs.tokens) {
+    if (file.name == name) storage::verify_tokens(path, file);
+  }
+  return path;
+}
+
 ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
   const ModelChoice choice = choose_model(options.model);
   std::string tokens = options.tokens;
   if (tokens.empty()) {
     require(!options.model.run.empty(),
             "--tokens FILE is needed with --model; 'hedgerow tokenize' makes one");
-    tokens = storage::RunLayout(options.model.run).root() /
-             storage::RunLayout::tokens(storage::DataStage::kEvaluate);
+    tokens = tokens_of(options.model.run);
   }
   require(std::filesystem::exists(tokens),
           tokens + ": no such tokens file; 'hedgerow tokenize' makes one");
