@@ -7,7 +7,6 @@
 namespace hedgerow::storage {
 namespace {
 
-constexpr std::uint64_t kMaxClusterBytes = 1 << 20;
 constexpr double kMaxSignalSeconds = 65535;  // sbatch takes no more
 
 // What goes into one line of a script must be one.
@@ -127,7 +126,7 @@ Cluster Cluster::load(const std::filesystem::path& path) {
         path.string() +
             ": no such cluster file; deploy/slurm/cluster.example.toml is one to begin from");
   }
-  return parse(read_text(path, kMaxClusterBytes), path.string());
+  return parse(read_toml(path), path.string());
 }
 
 }  // namespace hedgerow::storage

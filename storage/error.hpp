@@ -11,7 +11,7 @@
 namespace hedgerow::storage {
 
 enum class ErrorKind {
-  kUsage,        // the user edits something: recipe, path, flag
+  kUsage,        // the user mends something: recipe, path, flag, or a file that they name
   kNotFound,     // a named object is absent
   kCorrupt,      // quarantine and recompute
   kUnavailable,  // retry, maybe elsewhere
@@ -46,6 +46,18 @@ class Error : public std::runtime_error {
  private:
   ErrorKind kind_;
 };
+
+// What people hand over (a model, a student, an adapter) is theirs to mend: what is damaged or
+// absent there is kUsage.
+template <typename Read>
+auto read_given(const Read& read) {
+  try {
+    return read();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kCorrupt && error.kind() != ErrorKind::kNotFound) throw;
+    throw Error(ErrorKind::kUsage, error.what());
+  }
+}
 
 // What to do about a full disk. It ends the message of each system_error() of that kind; whoever
 // adds to one puts it behind what he adds.

@@ -68,8 +68,8 @@ class ModelDirectory {
   // `reference` is a directory, or org/name found in the local Hugging Face cache (HF_HUB_CACHE,
   // HF_HOME, ~/.cache), offline. All weight files are mapped and their headers checked; pages come
   // in when touched. Index entries must be plain base names; the resolved file may be a symbolic
-  // link (cache snapshots link into blobs). Throws kUsage (no such directory, .bin or .pt weights:
-  // convert first, a FIFO or device in it), kCorrupt (missing shard, damaged header).
+  // link (cache snapshots link into blobs). Throws kUsage for whatever is missing or wrong in it,
+  // such as a FIFO or a device: it is its owner's to mend, also where it was damaged.
   static ModelDirectory open(const std::string& reference);
   // Of the form org/name; such a directory, where there is one, goes before the cache.
   [[nodiscard]] static bool is_hub_name(const std::string& reference);
@@ -79,7 +79,7 @@ class ModelDirectory {
   [[nodiscard]] const std::filesystem::path& path() const;
   [[nodiscard]] const ModelConfig& config() const;
   // A view into the mapped file, in any float type; lives as long as this object. Any thread.
-  // Throws kCorrupt naming the tensor, its file, expected and found shape.
+  // Throws kUsage naming the tensor, its file, expected and found shape.
   [[nodiscard]] TensorView tensor(const TensorShape& expected) const;
   [[nodiscard]] bool has(const std::string& name) const;
   [[nodiscard]] std::uint64_t weight_bytes() const;

@@ -257,6 +257,24 @@ struct ModelDirectory::Impl {
     }
     config.eos_token_ids = std::move(ids);
   }
+
+  void open(const std::string& reference) {
+    path = locate(reference);
+    require_files(path);
+    const fs::path config_file = path / "config.json";
+    std::error_code error;
+    if (!fs::exists(config_file, error)) {
+      throw Error(
+          ErrorKind::kUsage,
+          fmt::format(
+              "model directory {}: config.json is missing; give a Hugging Face model directory",
+              path.string()));
+    }
+    config_text = read_text(config_file, kMaxConfigBytes);
+    config = ModelConfig::parse(config_text, config_file.string());
+    read_generation_config();
+    open_weights();
+  }
 };
 
 ModelDirectory::ModelDirectory(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -270,23 +288,11 @@ bool ModelDirectory::is_hub_name(const std::string& reference) {
 }
 
 ModelDirectory ModelDirectory::open(const std::string& reference) {
-  auto impl = std::make_unique<Impl>();
-  impl->path = locate(reference);
-  require_files(impl->path);
-  const fs::path config = impl->path / "config.json";
-  std::error_code error;
-  if (!fs::exists(config, error)) {
-    throw Error(
-        ErrorKind::kUsage,
-        fmt::format(
-            "model directory {}: config.json is missing; give a Hugging Face model directory",
-            impl->path.string()));
-  }
-  impl->config_text = read_text(config, kMaxConfigBytes);
-  impl->config = ModelConfig::parse(impl->config_text, config.string());
-  impl->read_generation_config();
-  impl->open_weights();
-  return ModelDirectory(std::move(impl));
+  return read_given([&] {
+    auto impl = std::make_unique<Impl>();
+    impl->open(reference);
+    return ModelDirectory(std::move(impl));
+  });
 }
 
 const fs::path& ModelDirectory::path() const { return impl_->path; }
@@ -297,7 +303,7 @@ TensorView ModelDirectory::tensor(const TensorShape& expected) const {
   const auto found = impl_->tensors.find(expected.name);
   if (found == impl_->tensors.end()) {
     throw Error(
-        ErrorKind::kCorrupt,
+        ErrorKind::kUsage,
         fmt::format("model directory {}: tensor '{}' {} is missing, which {} with {} layers needs",
                     impl_->path.string(),
                     expected.name,
@@ -308,7 +314,7 @@ TensorView ModelDirectory::tensor(const TensorShape& expected) const {
   const TensorView& view = *found->second;
   if (view.shape != expected.shape || !is_float(view.dtype)) {
     throw Error(
-        ErrorKind::kCorrupt,
+        ErrorKind::kUsage,
         fmt::format(
             "model directory {}, file {}: tensor '{}' is {} {}, expected a float {} by config.json",
             impl_->path.string(),
@@ -336,7 +342,7 @@ void ModelDirectory::check_complete() const {
   }
   for (const auto& [name, view] : impl_->tensors) {
     if (layer_of(name) >= config.num_hidden_layers) {
-      throw Error(ErrorKind::kCorrupt,
+      throw Error(ErrorKind::kUsage,
                   fmt::format("model directory {}: tensor '{}' belongs to a layer beyond the {} of "
                               "config.json; the "
                               "configuration and the weights are of two models",

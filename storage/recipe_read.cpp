@@ -27,8 +27,6 @@ static void word_to(std::string_view word, WindowLayout& value) {
 
 namespace {
 
-constexpr std::uint64_t kMaxRecipeBytes = 1 << 20;
-
 class RecipeReader : public TomlReader {
  public:
   using TomlReader::TomlReader;
@@ -131,11 +129,11 @@ Recipe Recipe::load(const fs::path& path) {
                     ": no such recipe; 'hedgerow init' writes one, and a run directory "
                     "has its own, run.toml");
   }
-  return placed(read_text(path, kMaxRecipeBytes), path);
+  return placed(read_toml(path), path);
 }
 
 Recipe Recipe::load_of_run(const fs::path& path) {
-  const std::string text = read_text(path, kMaxRecipeBytes);
+  const std::string text = read_toml(path);
   const std::size_t line = text.find('\n');
   if (text.starts_with(kRunHashLine) && line != std::string::npos) {
     const std::string recorded = text.substr(kRunHashLine.size(), line - kRunHashLine.size());

@@ -4,10 +4,13 @@
 #include <cstdint>
 #include <utility>
 
+#include "storage/file.hpp"
 #include "storage/words.hpp"
 
 namespace hedgerow::storage {
 namespace {
+
+constexpr std::uint64_t kMaxTomlBytes = 1 << 20;
 
 struct DottedName {
   std::string section;  // "" or with its last dot
@@ -247,6 +250,16 @@ std::string TomlReader::suggestion(const std::string& name) const {
   std::string listed;
   for (const std::string& sibling : siblings) listed += (listed.empty() ? "" : ", ") + sibling;
   return listed.empty() ? "" : "; known keys there: " + listed;
+}
+
+std::string read_toml(const std::filesystem::path& path) {
+  try {
+    return read_text(path, kMaxTomlBytes);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kCorrupt) throw;
+    throw Error(ErrorKind::kUsage,
+                std::string(error.what()) + "; settings take no more, so name another file");
+  }
 }
 
 toml::table parse_toml(const std::string& text, const std::string& name) {

@@ -10,6 +10,7 @@
 #include <toml++/toml.h>
 
 #include <cstdint>
+#include <filesystem>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -86,6 +87,8 @@ class TomlReader {
   std::vector<std::string> sections_;
 };
 
+// The text of a recipe or a cluster file. Throws kUsage, also for one over a MiB.
+[[nodiscard]] std::string read_toml(const std::filesystem::path& path);
 // Throws kUsage with the place where the text is no TOML. `name` is the file's, for messages.
 [[nodiscard]] toml::table parse_toml(const std::string& text, const std::string& name);
 

@@ -17,7 +17,7 @@ using storage::ExitCode;
 constexpr std::array<std::pair<ExitCode, const char*>, 6> kExitCodes{{
     {ExitCode::kOk, "ok"},
     {ExitCode::kFailed, "failed"},
-    {ExitCode::kUsage, "usage: something to edit in the command, the recipe or a path"},
+    {ExitCode::kUsage, "usage: something to mend in the command, the recipe or what they name"},
     {ExitCode::kPartial, "partial: some blocks are quarantined, the rest is done"},
     {ExitCode::kInterrupted, "interrupted; the same command goes on"},
     {ExitCode::kEnvironment, "environment: disk full, port taken, a program or node missing"},

@@ -1,14 +1,19 @@
 #include "coordinator/cli/model_choice.hpp"
 
 #include <CLI/CLI.hpp>
+#include <map>
+#include <nlohmann/json.hpp>
 
 #include "coordinator/fold.hpp"
 #include "coordinator/recorded_recipe.hpp"
 #include "coordinator/status.hpp"
 #include "storage/check.hpp"
 #include "storage/error.hpp"
+#include "storage/file.hpp"
 #include "storage/journal.hpp"
+#include "storage/model_config.hpp"
 #include "storage/recipe.hpp"
+#include "storage/safetensors.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -67,6 +72,60 @@ ModelChoice choose_from_run(const ModelOptions& options) {
   return choice;
 }
 
+nlohmann::json read_object(const fs::path& path) {
+  const auto object =
+      nlohmann::json::parse(storage::read_text(path), nullptr, /*allow_exceptions=*/false);
+  require(object.is_object(), path.string() + ": not a JSON object; get or write the file again");
+  return object;
+}
+
+// By its description, and before anything is loaded, or copied into an export that no model fits.
+void require_made_from(const storage::ModelDirectory& model, const fs::path& student) {
+  std::ignore = storage::SafetensorsFile(student / "feature_maps.safetensors");
+  const fs::path path = student / "hedgerow.json";
+  const nlohmann::json description = read_object(path);
+  const auto teacher = description.find("teacher");
+  if (teacher == description.end() || !teacher->is_object()) return;  // its reader says more
+  const std::string made_from = teacher->value("fingerprint", model.fingerprint());
+  require(made_from == model.fingerprint(),
+          path.string() + ": the student was made from a teacher with fingerprint " + made_from +
+              ", but " + model.path().string() + " has " + model.fingerprint() +
+              "; name the right model");
+}
+
+// Each A has as many columns, and each B as many rows, as the matrix that they are added to.
+void require_made_for(const storage::ModelDirectory& model, const fs::path& lora) {
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  for (int layer = 0; layer < model.config().num_hidden_layers; ++layer) {
+    for (const storage::TensorShape& tensor : storage::layer_tensors(model.config(), layer))
+      shapes[tensor.name] = tensor.shape;
+  }
+  std::ignore = read_object(lora / "adapter_config.json");
+  const fs::path path = lora / "adapter_model.safetensors";
+  const storage::SafetensorsFile file(path);
+  for (const auto& [name, view] : file.tensors()) {
+    constexpr std::string_view kPrefix = "base_model.model.";
+    const std::size_t end = name.find(".lora_");
+    if (!name.starts_with(kPrefix) || end == std::string::npos || view.shape.size() != 2) continue;
+    const auto matrix = shapes.find(name.substr(kPrefix.size(), end - kPrefix.size()) + ".weight");
+    const std::size_t side = name.substr(end).starts_with(".lora_A") ? 1 : 0;
+    const bool fits = matrix != shapes.end() && matrix->second.at(side) == view.shape[side];
+    require(fits,
+            path.string() + ": " + name + " fits no matrix of " + model.path().string() +
+                ", so the adapter was made for another model; name the right one");
+  }
+}
+
+void require_fit(const ModelChoice& choice) {
+  if (choice.student.empty()) return;
+  const auto model = storage::ModelDirectory::open(choice.model);
+  storage::read_given([&] {
+    require_made_from(model, choice.student);
+    // A run's own was made on its student.
+    if (choice.run.empty() && !choice.lora.empty()) require_made_for(model, choice.lora);
+  });
+}
+
 }  // namespace
 
 void add_model_options(CLI::App& app, ModelOptions& options) {
@@ -109,7 +168,9 @@ ModelChoice choose_model(ModelOptions& options) {
   if (!options.run.empty()) {
     require(options.student.empty() && options.lora.empty(),
             "--student and --lora belong to --model, not to --run");
-    return choose_from_run(options);
+    ModelChoice choice = choose_from_run(options);
+    require_fit(choice);
+    return choice;
   }
   require(options.subject.empty(), "--subject belongs to --run");
   require(options.lora.empty() || !options.student.empty(),
@@ -125,6 +186,7 @@ ModelChoice choose_model(ModelOptions& options) {
     require(directory.empty() || fs::is_directory(directory),
             directory.string() + ": no such directory");
   }
+  require_fit(choice);
   return choice;
 }
 

@@ -107,6 +107,77 @@ TEST_F(Export, OnlyWhatTakesTheTeacherOffersIt) {
   EXPECT_EQ(exported.err.find("teacher"), std::string::npos) << exported.err;
 }
 
+// An export of 3 layers' maps beside a model of other weights would load, and talk nonsense.
+TEST_F(Export, AStudentAnAdapterAndAModelThatDoNotBelongTogetherAreRefused) {
+  const std::string model = run_.scratch / "model", out = run_.scratch / "out";
+  const fs::path student = run_.scratch / "student", lora = run_.scratch / "lora";
+  fs::copy(run_.layout.root() / SmallRun::student(), student);
+  const auto describe = [&](const std::string& fingerprint) {
+    std::ofstream(student / "hedgerow.json")
+        << R"({"format": "student/1", "attention": {}, "softmax_layers": [],)"
+        << R"( "teacher": {"fingerprint": ")" << fingerprint << "\"}}";
+  };
+  const auto refusal = [&](const std::string& command, const std::string& option = "") {
+    std::vector<std::string> words{command, "--model", model, "--student", student};
+    if (command == "export") words.insert(words.end(), {"--out", out});
+    if (command == "evaluate") words.insert(words.end(), {"--tokens", run_.layout.recipe()});
+    if (command == "generate") words.insert(words.end(), {"--prompt", "It"});
+    if (!option.empty()) words.push_back(option);
+    if (fs::exists(lora)) words.insert(words.end(), {"--lora", lora});
+    const Answer answer = run_line(words);
+    EXPECT_EQ(answer.code, 2) << answer.err;
+    EXPECT_FALSE(fs::exists(out));
+    return answer.err;
+  };
+  describe("of-another");
+  for (const char* command : {"export", "generate", "evaluate"}) {
+    EXPECT_NE(refusal(command).find("made from a teacher with fingerprint of-another"),
+              std::string::npos);
+  }
+  EXPECT_NE(refusal("export", "--adapter").find("name the right model"), std::string::npos);
+  describe(storage::ModelDirectory::open(model).fingerprint());
+  fs::create_directories(lora);
+  std::ofstream(lora / "adapter_config.json") << "{}";
+  const std::vector<std::byte> zeros(8 * 24 * 4);
+  storage::write_safetensors(lora / "adapter_model.safetensors",
+                             {{"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight",
+                               {storage::DType::kF32, {8, 24}, std::span(zeros)}}});
+  EXPECT_NE(refusal("export", "--adapter").find("made for another model"), std::string::npos);
+  std::ofstream(student / "hedgerow.json") << "{";
+  EXPECT_NE(refusal("generate").find("hedgerow.json: not a JSON object"), std::string::npos);
+  fs::resize_file(student / "feature_maps.safetensors", 20);
+  EXPECT_NE(refusal("export").find("feature_maps.safetensors: header"), std::string::npos);
+  fs::remove(student / "feature_maps.safetensors");
+  EXPECT_NE(refusal("export").find("feature_maps.safetensors: No such file"), std::string::npos);
+}
+
+// The worker reads the same file and finds a number of sequences that is another's.
+TEST_F(Export, EvaluateRefusesTokensOfARunThatAreNotThoseItBeganWith) {
+  const std::string name = storage::RunLayout::tokens(storage::DataStage::kEvaluate);
+  fs::copy_file(run_.layout.root() / storage::RunLayout::tokens(storage::DataStage::kTransfer),
+                run_.layout.root() / name);
+  fs::remove_all(run_.layout.journal_directory());
+  RunInputs inputs;
+  inputs.tokens = {{name,
+                    fs::file_size(run_.layout.root() / name),
+                    storage::hash_file(run_.layout.root() / name)}};
+  Geometry geometry;
+  geometry.num_layers = 3;
+  geometry.num_shards = 1;
+  run_.append({RunStarted{geometry, "test", inputs}});
+  write_script("worker", "echo '{\"subject\":\"teacher\",\"perplexity\":15.25}'\n");
+  EXPECT_EQ(run_here({"evaluate", "--subject", "teacher"}).code, 0);
+  run_.flip_byte(name, 200);
+  const Answer damaged = run_here({"evaluate", "--subject", "teacher"});
+  EXPECT_EQ(damaged.code, 1);
+  EXPECT_NE(damaged.err.find("hedgerow check --repair --run " + run_.directory()),
+            std::string::npos)
+      << damaged.err;
+  fs::remove(run_.layout.root() / name);
+  EXPECT_NE(run_here({"evaluate", "--subject", "teacher"}).err.find("'hedgerow run --run"),
+            std::string::npos);
+}
+
 TEST_F(Export, LinkLeavesTheTeachersWeightsWhereTheyAre) {
   ASSERT_EQ(run_here({"export", "--link", "--out", run_.scratch / "out"}).code, 0);
   EXPECT_TRUE(fs::is_symlink(run_.scratch / "out/model-00001-of-00002.safetensors"));

@@ -170,7 +170,7 @@ class ModelFiles(WrongInput):
         path.unlink()
         return [self.model / name for name in names]
 
-    def check(self, code: int, *words: str) -> None:
+    def check(self, *words: str) -> None:
         """All commands that open a model refuse it in the same words, and none leaves anything behind."""
         recipe = self.recipe((str(self.job.model), str(self.model)))
         before = contents(self.scratch)
@@ -178,11 +178,11 @@ class ModelFiles(WrongInput):
                                  ("run", "--run", self.new_run, "--recipe", recipe),
                                  ("init", self.model, "--data", job.TEXT, "--out", self.scratch / "init.toml")):
             with self.subTest(words_of_command[0]):
-                self.assert_refused(self.job.command(*words_of_command), code, *words)
+                self.assert_refused(self.job.command(*words_of_command), 2, *words)
         with self.subTest("hedgerow-worker"):
             tokens = prepared.finished / "tokens" / "evaluate.h5"
             ended = self.worker("evaluate", "--model", self.model, "--tokens", tokens)
-            self.assertEqual(ended.code, code, ended)
+            self.assertEqual(ended.code, 2, ended)
             for word in words:
                 self.assertIn(word, ended.err)
         self.assertFalse(self.new_run.exists(), "a directory for a run that cannot begin")
@@ -190,24 +190,24 @@ class ModelFiles(WrongInput):
 
     def test_config_json_missing(self) -> None:
         (self.model / "config.json").unlink()
-        self.check(2, str(self.model), "config.json is missing", "give a Hugging Face model directory")
+        self.check(str(self.model), "config.json is missing", "give a Hugging Face model directory")
 
     def test_config_json_truncated(self) -> None:
         path = self.own("config.json")
         path.write_bytes(path.read_bytes()[:100])
-        self.check(1, str(path), "not valid JSON at byte", "get or write the file again")
+        self.check(str(path), "not valid JSON at byte", "get or write the file again")
 
     def test_config_json_of_another_model(self) -> None:
         self.edit_config(num_hidden_layers=5)
-        self.check(1, str(self.model), "model.layers.4.", "is missing, which LlamaForCausalLM with 5 layers needs")
+        self.check(str(self.model), "model.layers.4.", "is missing, which LlamaForCausalLM with 5 layers needs")
         (self.model / "config.json").unlink()
         (self.model / "config.json").symlink_to(self.job.model / "config.json")
         self.edit_config( intermediate_size=1024)
-        self.check(1, "model.safetensors", "[1536, 576], expected a float [1024, 576] by config.json")
+        self.check("model.safetensors", "[1536, 576], expected a float [1024, 576] by config.json")
 
     def test_unsupported_architecture(self) -> None:
         self.edit_config(architectures=["GPT2LMHeadModel"], model_type="gpt2")
-        self.check(2, "config.json", "GPT2LMHeadModel", "not supported", "LlamaForCausalLM", "MistralForCausalLM",
+        self.check("config.json", "GPT2LMHeadModel", "not supported", "LlamaForCausalLM", "MistralForCausalLM",
                    "Qwen2ForCausalLM", "Qwen3ForCausalLM")
         self.assert_refused(self.script("prepare.py", "--model", self.model, "--out", self.scratch / "out"), 2,
                             "GPT2LMHeadModel", "Qwen3ForCausalLM")
@@ -216,22 +216,22 @@ class ModelFiles(WrongInput):
         source = (self.model / "model.safetensors").resolve()
         path = self.model / "model.safetensors"
         path.unlink()
-        self.check(2, str(self.model), "neither model.safetensors nor model.safetensors.index.json is there")
+        self.check(str(self.model), "neither model.safetensors nor model.safetensors.index.json is there")
         with open(source, "rb") as file:
             begin = file.read(200_000)
         path.write_bytes(begin)
-        self.check(1, str(path), "truncated")
+        self.check(str(path), "truncated")
         path.write_bytes(begin[:20] + b"\0" + begin[21:])
-        self.check(1, str(path))
+        self.check(str(path))
         path.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")
-        self.check(1, str(path), "Git LFS")
+        self.check(str(path), "Git LFS")
 
     def test_pickles_and_gguf_alone(self) -> None:
         (self.model / "model.safetensors").unlink()
         for name in ("pytorch_model.bin", "model.gguf"):
             foreign = self.model / name
             foreign.write_bytes(b"x")
-            self.check(2, str(self.model), name, "convert them to safetensors")
+            self.check(str(self.model), name, "convert them to safetensors")
             foreign.unlink()
 
     def test_a_shard_missing_truncated_corrupted_foreign(self) -> None:
@@ -240,13 +240,13 @@ class ModelFiles(WrongInput):
         ended = self.job.command("plan", "--recipe", self.recipe((str(self.job.model), str(self.model))))
         self.assertEqual(ended.code, 0, ended)
         shard.unlink()
-        self.check(1, str(self.model), shard.name, "which is missing")
+        self.check(str(self.model), shard.name, "which is missing")
         shard.write_bytes(whole[:-1])
-        self.check(1, str(shard), "truncated")
+        self.check(str(shard), "truncated")
         shard.write_bytes(whole[:30] + b'"' + whole[31:])
-        self.check(1, str(shard))
+        self.check(str(shard))
         shard.write_bytes(whole.replace(b"layers.1.self_attn", b"layers.7.self_attn", 1))
-        self.check(1, "model.layers.1.self_attn.k_proj.weight", shard.name, "but it is not")
+        self.check("model.layers.1.self_attn.k_proj.weight", shard.name, "but it is not")
 
     def test_a_fifo_in_place_of_a_file_is_refused_and_not_waited_for(self) -> None:
         for name in ("config.json", "model.safetensors", "tokenizer.json"):
@@ -263,11 +263,11 @@ class ModelFiles(WrongInput):
         index = self.model / "model.safetensors.index.json"
         text = index.read_text()
         index.write_text(text[:len(text) // 2])
-        self.check(1, str(index), "not valid JSON")
+        self.check(str(index), "not valid JSON")
         index.write_text(text.replace(shard.name, "../" + shard.name))
-        self.check(1, str(index), "expected the plain name of a .safetensors file")
+        self.check(str(index), "expected the plain name of a .safetensors file")
         index.write_text('{"weight_map": {}}')
-        self.check(1, str(index), "weight_map")
+        self.check(str(index), "weight_map")
 
     def test_a_tokenizer_missing_truncated_foreign_and_the_same_command_goes_on_when_it_is_mended(self) -> None:
         recipe = self.recipe((str(self.job.model), str(self.model)))
@@ -303,7 +303,7 @@ class ModelFiles(WrongInput):
         with open(source, "rb") as file:
             path.write_bytes(file.read(1 << 20))
         before = contents(run)
-        self.assert_refused(self.job.command("run", "--run", run), 1, str(path), "get the file again")
+        self.assert_refused(self.job.command("run", "--run", run), 2, str(path), "get the file again")
         self.assertEqual(contents(run), before)
 
 
@@ -328,6 +328,14 @@ class Recipes(WrongInput):
                     self.assertIn(word, text)
                 self.assertIn("it does not fit", text)
                 self.assert_refused(self.job.command("run", "--run", self.new_run, "--recipe", recipe), 2, *words)
+        self.assertFalse(self.new_run.exists())
+
+    def test_a_recipe_that_is_none_by_its_size(self) -> None:
+        recipe = self.recipe()
+        with recipe.open("a") as file:
+            file.write("#" * (1 << 20))
+        for words in (("plan", "--recipe", recipe), ("run", "--run", self.new_run, "--recipe", recipe)):
+            self.assert_refused(self.job.command(*words), 2, str(recipe), "expected at most 1048576")
         self.assertFalse(self.new_run.exists())
 
     def test_a_device_that_is_not_here(self) -> None:

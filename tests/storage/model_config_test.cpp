@@ -243,17 +243,16 @@ TEST_F(ModelDirectoryTest, IndexNamesMustBePlainAndTheirFilesMustHoldTheirTensor
     Json index = good;
     index["weight_map"]["model.norm.weight"] = name;
     write(root() / "model.safetensors.index.json", index.dump());
-    EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt), HasSubstr("plain name"))
-        << name;
+    EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage), HasSubstr("plain name")) << name;
   }
   Json index = good;
   index["weight_map"]["model.norm.weight"] = "model-00002-of-00002.safetensors";
   write(root() / "model.safetensors.index.json", index.dump());
-  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt),
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage),
               AllOf(HasSubstr("model.norm.weight"), HasSubstr("is not")));
   write(root() / "model.safetensors.index.json",
         R"({"weight_map":{"a":"b.safetensors","a":"c.safetensors"}})");
-  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt), HasSubstr("twice"));
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage), HasSubstr("twice"));
 }
 
 TEST_F(ModelDirectoryTest, MissingFilesTensorsAndWrongShapesAreNamed) {
@@ -262,26 +261,26 @@ TEST_F(ModelDirectoryTest, MissingFilesTensorsAndWrongShapesAreNamed) {
   EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage), HasSubstr("neither"));
   write_sharded();
   fs::remove(root() / "model-00002-of-00002.safetensors");
-  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt),
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage),
               HasSubstr("model-00002-of-00002.safetensors"));
 
   auto tensors = all_tensors(0, 2, true);
   tensors.erase("model.layers.1.mlp.up_proj.weight");
   write_safetensors(root() / "model.safetensors", tensors);
   EXPECT_THAT(
-      open_refusal(root().string(), ErrorKind::kCorrupt),
+      open_refusal(root().string(), ErrorKind::kUsage),
       AllOf(HasSubstr("'model.layers.1.mlp.up_proj.weight' [12, 8]"), HasSubstr("missing")));
 
   tensors = all_tensors(0, 2, true);
   tensors.at("model.norm.weight").shape = {2, 4};
   write_safetensors(root() / "model.safetensors", tensors);
-  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt),
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage),
               AllOf(HasSubstr("model.safetensors"), HasSubstr("[2, 4]"), HasSubstr("[8]")));
 
   tensors = all_tensors(0, 2, true);
   tensors["model.layers.2.input_layernorm.weight"] = tensors.at("model.norm.weight");
   write_safetensors(root() / "model.safetensors", tensors);
-  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kCorrupt), HasSubstr("beyond the 2"));
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage), HasSubstr("beyond the 2"));
 
   fs::remove(root() / "config.json");
   EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage),

@@ -1,7 +1,13 @@
 // Recipes that are no TOML, or that toml++ cannot take.
 #include <gmock/gmock.h>
 
+#include <fstream>
+#include <functional>
+
 #include "recipe_refusal.hpp"
+#include "storage/cluster_file.hpp"
+#include "tests/support/refusal.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -10,6 +16,17 @@ using ::testing::HasSubstr;
 
 TEST(Recipe, ABrokenFileNamesTheLine) {
   EXPECT_THAT(refusal_of("[transfer\n"), HasSubstr("recipe.toml:6: "));
+}
+
+TEST(Recipe, AFileOfMoreThanAMegabyteIsNeitherARecipeNorAClusterFile) {
+  const tests::TemporaryDirectory directory;
+  const std::filesystem::path path = directory / "model.toml";
+  std::ofstream(path) << kMinimal << std::string(1 << 20, '#');
+  for (const auto& load : {std::function([&] { static_cast<void>(Recipe::load(path)); }),
+                           std::function([&] { static_cast<void>(Cluster::load(path)); })}) {
+    EXPECT_THAT(tests::refusal(load, ErrorKind::kUsage),
+                ::testing::AllOf(HasSubstr(path.string()), HasSubstr("at most 1048576")));
+  }
 }
 
 TEST(Recipe, LettersBeyondAsciiStandInStringsAndCommentsAlone) {

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <memory>
 
+#include "storage/error.hpp"
 #include "storage/safetensors.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
@@ -67,7 +68,8 @@ storage::ExitCode evaluate_command(const EvaluateArguments& given) {
   if (given.threads > 0) at::set_num_threads(given.threads);
   const Stopwatch clock;
   const auto model = storage::ModelDirectory::open(given.model);
-  const auto tokens = storage::load_tokens(given.tokens, model.config().vocab_size);
+  const auto tokens = storage::read_given(
+      [&] { return storage::load_tokens(given.tokens, model.config().vocab_size); });
   const auto sequences = evaluation_sequences(tokens, given.max_sequences);
   const at::Device device = resolve_device(given.device);
   const MemoryPeakMeter memory(device);
@@ -77,9 +79,11 @@ storage::ExitCode evaluate_command(const EvaluateArguments& given) {
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
   if (!given.student.empty())
-    options.student = &student.emplace(load_student(given.student, model, device));
+    options.student = &student.emplace(
+        storage::read_given([&] { return load_student(given.student, model, device); }));
   if (!given.adapter.empty())
-    options.adapter = &adapter.emplace(load_adapter(given.adapter, model.config()));
+    options.adapter = &adapter.emplace(
+        storage::read_given([&] { return load_adapter(given.adapter, model.config()); }));
   std::optional<LogitsFile> file;
   if (!given.logits.empty() && !sequences.empty()) {
     file.emplace(static_cast<std::int64_t>(sequences.size()),

@@ -7,6 +7,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
+#include "storage/error.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
 #include "worker/device.hpp"
@@ -74,9 +75,11 @@ storage::ExitCode generate_command(const GenerateArguments& options) {
   const at::Device device = resolve_device(options.device);
   const auto model = storage::ModelDirectory::open(options.model);
   std::optional<Student> student;
-  if (!options.student.empty()) student = load_student(options.student, model, device);
+  if (!options.student.empty())
+    student = storage::read_given([&] { return load_student(options.student, model, device); });
   std::optional<LoraAdapter> adapter;
-  if (!options.adapter.empty()) adapter = load_adapter(options.adapter, model.config());
+  if (!options.adapter.empty())
+    adapter = storage::read_given([&] { return load_adapter(options.adapter, model.config()); });
   Generator generator =
       Generator::load(model,
                       std::move(student),

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
+#include "storage/error.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
 #include "worker/student.hpp"
@@ -19,12 +20,12 @@ struct MergeArguments {
 storage::ExitCode merge_command(const MergeArguments& options) {
   const auto model = storage::ModelDirectory::open(options.model);
   // An adapter belongs to a student: one of another teacher is refused before anything is written.
-  if (!options.student.empty()) static_cast<void>(load_student(options.student, model, at::kCPU));
+  const LoraAdapter adapter = storage::read_given([&] {
+    if (!options.student.empty()) static_cast<void>(load_student(options.student, model, at::kCPU));
+    return load_adapter(options.adapter, model.config());
+  });
   const ProgressLines progress(options.progress);
-  write_merged(
-      model, load_adapter(options.adapter, model.config()), options.out, [&](double share) {
-        progress("merging", share);
-      });
+  write_merged(model, adapter, options.out, [&](double share) { progress("merging", share); });
   return storage::ExitCode::kOk;
 }
 
