@@ -164,7 +164,8 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
       {"format", "student/1"},
       {"teacher", {{"path", input.teacher_path}, {"fingerprint", input.teacher_fingerprint}}},
       {"attention", input.recipe.attention},
-      {"softmax_layers", input.recipe.transfer.softmax_layers}};
+      {"softmax_layers", input.recipe.transfer.softmax_layers},
+      {"compute_dtype", input.recipe.plan.compute_dtype}};
   const fs::path json = layout.resolve(directory + "/hedgerow.json");
   storage::write_atomically(json, description.dump(2) + "\n");
   const fs::path provenance = layout.resolve(directory + "/provenance.json");

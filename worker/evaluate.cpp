@@ -65,7 +65,7 @@ class Evaluator {
   }
 
   [[nodiscard]] Evaluation result() const {
-    Evaluation evaluation{.finished = true};
+    Evaluation evaluation{.finished = true, .compute_dtype = options_.compute_dtype};
     evaluation.loss = mean_loss();
     evaluation.num_targets = num_targets_;
     for (const auto& [layer, sums] : errors_) {
@@ -91,7 +91,7 @@ class Evaluator {
     if (options_.adapter != nullptr)
       merge_into(layer, *options_.adapter, layer_idx, model_.config());
     pack_layer(layer, tokens_.seq_len);
-    return {model_.config(), layer_idx, {std::move(layer)}, options_.stream};
+    return {model_.config(), layer_idx, {std::move(layer)}, options_.compute_dtype};
   }
 
   // [1, T] int64, on the CPU.
@@ -103,8 +103,7 @@ class Evaluator {
   }
 
   [[nodiscard]] at::Tensor start(std::int64_t index) const {
-    return round_to_stream(embed(token_ids(index).to(options_.device), outer_.embed_tokens),
-                           options_.stream);
+    return embed(token_ids(index).to(options_.device), outer_.embed_tokens);
   }
 
   [[nodiscard]] const kernels::HybridParameters* parameters(int layer) const {
@@ -205,6 +204,7 @@ Evaluation evaluate(const storage::ModelDirectory& model,
 
 nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject) {
   nlohmann::json json = {{"subject", subject},
+                         {"compute_dtype", dtype_word(evaluation.compute_dtype)},
                          {"perplexity", evaluation.perplexity()},
                          {"loss", evaluation.loss},
                          {"targets", evaluation.num_targets}};
@@ -242,8 +242,7 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
   const storage::TokenSequences& tokens = run.tokens(storage::DataStage::kEvaluate);
   const auto sequences = evaluation_sequences(tokens, run.recipe().evaluate.max_sequences);
   const auto num_tokens = static_cast<std::int64_t>(sequences.size()) * tokens.seq_len;
-  EvaluateOptions options{
-      .device = run.device(), .compute_dtype = run.compute_dtype(), .stream = run.stream()};
+  EvaluateOptions options{.device = run.device(), .compute_dtype = run.compute_dtype()};
   options.progress = [&](std::int64_t done, std::int64_t all, double loss) {
     wire::Progress progress;
     progress.phase = "evaluating";

@@ -22,11 +22,10 @@
 namespace hedgerow::worker {
 
 struct EvaluateOptions {
-  at::Device device = at::kCPU;  // the student's too
-  at::ScalarType compute_dtype = at::kFloat;
-  at::ScalarType stream = at::kFloat;    // the residual stream is rounded to it after every layer
-  const Student* student = nullptr;      // none: the teacher
-  const LoraAdapter* adapter = nullptr;  // merged into the weights as they are loaded
+  at::Device device = at::kCPU;               // the student's too
+  at::ScalarType compute_dtype = at::kFloat;  // between layers too: nothing is stored here
+  const Student* student = nullptr;           // none: the teacher
+  const LoraAdapter* adapter = nullptr;       // merged into the weights as they are loaded
   // Called with (layers done, layers in all, mean loss so far or 0); false: stop, and the result is
   // not finished.
   std::function<bool(std::int64_t, std::int64_t, double)> progress = {};
@@ -45,6 +44,7 @@ struct LayerError {
 
 struct Evaluation {
   bool finished = false;
+  at::ScalarType compute_dtype = at::kFloat;
   double loss = 0.0;  // mean cross-entropy of the next token, over counted positions
   std::int64_t num_targets = 0;
   std::vector<LayerError> layers =
@@ -67,7 +67,7 @@ std::vector<std::int64_t> evaluation_sequences(const storage::TokenSequences& to
 // Writes evaluate/<subject>.tN.json under attempts/t<token>/.
 TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task& task);
 
-// {"subject", "perplexity", "loss", "targets", "mse_mean", "mse_worst", "layers": [...]}
+// {"subject", "compute_dtype", "perplexity", "loss", "targets", "mse_mean", "mse_worst", "layers"}
 nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject);
 
 }  // namespace hedgerow::worker

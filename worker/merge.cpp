@@ -35,6 +35,7 @@ std::set<std::string> weight_files(const fs::path& directory) {
 void write_merged(const storage::ModelDirectory& model,
                   const LoraAdapter& adapter,
                   const fs::path& out,
+                  std::optional<at::ScalarType> compute_dtype,
                   const std::function<void(double)>& progress) {
   fs::create_directories(out);
   if (fs::equivalent(out, model.path()) || fs::exists(out / kSingleFile) ||
@@ -68,7 +69,10 @@ void write_merged(const storage::ModelDirectory& model,
                               static_cast<double>(tensors.size()));
       const auto target = targets.find(tensor);
       if (target == targets.end()) continue;
-      merged.push_back(merged_weight(to_tensor(view), *target->second, adapter.scaling()));
+      const at::Tensor weight = to_tensor(view);
+      merged.push_back(merged_weight(weight.to(compute_dtype.value_or(weight.scalar_type())),
+                                     *target->second,
+                                     adapter.scaling()));
       view = view_of(merged.back());
       ++num_merged;
     }

@@ -93,9 +93,13 @@ void copy_modeling(const Console& console, const fs::path& out) {
   for (const char* name : kOurModeling) copy_bytes(modeling / name, out / name);
 }
 
-void write_config(const fs::path& teacher, const fs::path& student, const fs::path& out) {
+void write_config(const fs::path& teacher, const ModelChoice& choice, const fs::path& out) {
   json config = read_json(teacher / "config.json");
-  const json description = read_json(student / "hedgerow.json");
+  const json description = read_json(choice.student / "hedgerow.json");
+  if (choice.compute_dtype != "auto") {
+    config.erase("torch_dtype");  // what transformers read before version 5
+    config["dtype"] = choice.compute_dtype == "bf16" ? "bfloat16" : "float32";
+  }
   config["hedgerow"] = {{"format", "export/1"},
                         {"body", config.at("model_type")},
                         {"attention", description.at("attention")},
@@ -195,7 +199,7 @@ std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal
   PartialDirectory partial(request.out);
   copy_companions(teacher, partial.path());
   copy_modeling(terminal.console(), partial.path());
-  write_config(teacher, request.model.student, partial.path());
+  write_config(teacher, request.model, partial.path());
   storage::write_atomically(partial.path() / "README.md", model_card(request.model, request.out));
   const bool merges = !request.model.lora.empty();
   const fs::path merged = partial.path() / "merged";

@@ -101,7 +101,7 @@ std::string quality_text(const RunStatus& status, bool has_lora) {
          table + "\n";
 }
 
-std::string loading_text(const std::string& name) {
+std::string loading_text(const std::string& name, const std::string& compute_dtype) {
   return "## Loading\n\n```python\n"
          "from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast\n\n"
          "model = AutoModelForCausalLM.from_pretrained(" +
@@ -113,7 +113,12 @@ std::string loading_text(const std::string& name) {
          "The model's code lies beside its weights; `trust_remote_code=True` lets it run. "
          "Generation takes constant memory, however long the text. Attention is computed in plain "
          "PyTorch, or by hedgerow's own kernels where `HEDGEROW_OPS=/path/to/libhedgerow_ops.so` "
-         "names them (CMake target `hedgerow_ops`, built against the same PyTorch).\n";
+         "names them (CMake target `hedgerow_ops`, built against the same PyTorch).\n" +
+         (compute_dtype == "auto"
+              ? ""
+              : "\n`from_pretrained` takes the precision that `config.json` names, " +
+                    compute_dtype +
+                    ", in which the run itself evaluated the model; `dtype=` takes another.\n");
 }
 
 // Of "models/teacher/" too.
@@ -154,7 +159,7 @@ std::string model_card(const ModelChoice& choice, const fs::path& out) {
     text +=
         steps_text(recipe_of_run(layout), has_lora) + quality_text(read_status(layout), has_lora);
   }
-  return text + loading_text(name);
+  return text + loading_text(name, choice.compute_dtype);
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -40,6 +40,19 @@ void verify_outputs(const RunLayout& layout, const State& state, const TaskId& i
   }
 }
 
+// What the student was trained and evaluated in, if its description says so; what else is wrong
+// with that file, its reader says.
+std::string recorded_compute_dtype(const fs::path& student) {
+  const fs::path file = student / "hedgerow.json";
+  if (student.empty() || !fs::exists(file)) return "auto";
+  const auto description = nlohmann::json::parse(storage::read_text(file), nullptr, false);
+  if (!description.is_object() || !description.contains("compute_dtype")) return "auto";
+  const nlohmann::json& word = description["compute_dtype"];
+  require(word == "auto" || word == "bf16" || word == "fp32",
+          file.string() + ": compute_dtype: expected bf16 or fp32, found " + word.dump());
+  return word;
+}
+
 ModelChoice choose_from_run(const ModelOptions& options) {
   const RunLayout layout(options.run);
   const RunStatus status = read_status(layout);
@@ -49,7 +62,6 @@ ModelChoice choose_from_run(const ModelOptions& options) {
   choice.model = recipe.model.path;
   choice.device = recipe.plan.device;
   choice.compute_dtype = recipe.plan.compute_dtype;
-  choice.shard_dtype = recipe.plan.shard_dtype;
   choice.subject = options.subject;
   if (choice.subject.empty()) {
     choice.subject = is_done(status, "finetune") ? "lora" : "transfer";
@@ -150,6 +162,7 @@ std::vector<std::string> ModelChoice::worker_arguments() const {
   std::vector<std::string> arguments{"--model", model};
   if (!student.empty()) arguments.insert(arguments.end(), {"--student", student.string()});
   if (!lora.empty()) arguments.insert(arguments.end(), {"--adapter", lora.string()});
+  arguments.insert(arguments.end(), {"--compute-dtype", compute_dtype});
   return arguments;
 }
 
@@ -182,6 +195,7 @@ ModelChoice choose_model(ModelOptions& options) {
   choice.model = options.model;
   choice.student = options.student;
   choice.lora = options.lora;
+  choice.compute_dtype = recorded_compute_dtype(options.student);
   for (const fs::path& directory : {choice.student, choice.lora}) {
     require(directory.empty() || fs::is_directory(directory),
             directory.string() + ": no such directory");

@@ -1,5 +1,6 @@
 // Which model `generate`, `evaluate` and `export` mean: the best that a run has come to, one of its
-// stages by name, or directories given one by one.
+// stages by name, or directories given one by one. And in which precision it computes, so that the
+// three give the same tokens: worker/README.md "Precision of a subject".
 #pragma once
 
 #include <filesystem>
@@ -26,9 +27,10 @@ struct ModelChoice {
   std::string model;                    // the teacher: a directory or org/name
   std::string run;                      // the run directory that it comes from; empty: none
   std::filesystem::path student, lora;  // empty: without
-  std::string device = "auto", compute_dtype = "auto", shard_dtype = "fp32";  // of the run
+  std::string device = "auto";          // of the run
+  std::string compute_dtype = "auto";  // of the run or the student: "bf16", "fp32"; auto: none said
 
-  // --model, --student and --adapter as hedgerow-worker takes them.
+  // --model, --student, --adapter and --compute-dtype as hedgerow-worker takes them.
   [[nodiscard]] std::vector<std::string> worker_arguments() const;
 };
 

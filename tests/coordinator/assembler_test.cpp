@@ -64,6 +64,7 @@ TEST_F(Assembler, EveryLayerIsCopiedByteForByte) {
       nlohmann::json::parse(storage::read_text(layout_.resolve(files[1].name)));
   EXPECT_EQ(description["format"], "student/1");
   EXPECT_EQ(description["teacher"]["fingerprint"], "fingerprint");
+  EXPECT_EQ(description["compute_dtype"], recipe_.plan.compute_dtype);
   const auto provenance = nlohmann::json::parse(storage::read_text(layout_.resolve(files[2].name)));
   EXPECT_EQ(provenance["layers"].size(), 5U);
   EXPECT_EQ(provenance["layers"][4]["artifact"], "blocks/b0002/artifact.t3.safetensors");

@@ -250,13 +250,14 @@ TEST_F(Export, GenerateWithoutAPromptGoesOnFromThoseOfTheRecipe) {
 }
 
 TEST_F(Export, EvaluateShowsTheWorkersResultAndItsError) {
-  write_script(
-      "worker",
-      "echo '{\"subject\":\"transfer\",\"perplexity\":15.25,\"tokens_per_second\":100}'\n");
+  write_script("worker",
+               "echo '{\"subject\":\"transfer\",\"compute_dtype\":\"fp32\",\"perplexity\":15.25,"
+               "\"tokens_per_second\":100}'\n");
   const std::string tokens = run_.layout.recipe();  // any file: the worker is a script
   const Answer answer = run_here({"evaluate", "--tokens", tokens});
   EXPECT_EQ(answer.code, 0) << answer.err;
-  EXPECT_NE(answer.out.find("perplexity 15.25, 100 tokens/s"), std::string::npos) << answer.out;
+  EXPECT_NE(answer.out.find("perplexity 15.25 in fp32, 100 tokens/s"), std::string::npos)
+      << answer.out;
   write_script("worker", "echo 'hedgerow-worker: no such tokens file' >&2; exit 1\n");
   const Answer failed = run_here({"evaluate", "--tokens", tokens});
   EXPECT_EQ(failed.code, 1);
@@ -264,6 +265,60 @@ TEST_F(Export, EvaluateShowsTheWorkersResultAndItsError) {
       failed.err,
       "hedgerow evaluate: hedgerow-worker evaluate failed (exit code 1): no such tokens file\n");
   EXPECT_EQ(run_here({"evaluate", "--tokens", "no-such-tokens.h5"}).code, 2);
+}
+
+// The same subject in the same precision, whoever computes it and however it is named.
+TEST_F(Export, EveryCommandTakesThePrecisionOfTheRunOrOfTheStudent) {
+  storage::Recipe recipe = storage::Recipe::load(run_.layout.recipe());
+  recipe.plan.compute_dtype = "bf16";
+  std::ofstream(run_.layout.recipe()) << recipe.to_toml();
+  std::ofstream(run_.scratch / "huggingface/text.py")
+      << "while read -r line; do case $line in\n"
+         "*encode*) echo '{\"ids\":[5]}' ;;\n*) echo '{\"text\":\"\"}' ;;\nesac; done\n";
+  write_script("worker",
+               "echo \"$@\" > " + (run_.scratch / "arguments").string() +
+                   "; echo '{\"compute_dtype\":\"fp32\"}'; echo '{\"row\":0,\"ids\":[7]}'\n");
+  const auto asks_for = [&](const std::string& dtype) {
+    const std::string arguments = storage::read_text(run_.scratch / "arguments");
+    EXPECT_NE(arguments.find("--compute-dtype " + dtype + "\n"), std::string::npos)
+        << arguments << "in place of " << dtype;
+  };
+  const std::vector<std::string> generate{"generate", "--json", "--prompt", "It"};
+  const Answer answer = run_here(generate);
+  asks_for("bf16");
+  EXPECT_EQ(answer.json.at(0)["compute_dtype"], "fp32") << "what the worker says";
+  EXPECT_NE(run_here({"generate", "--prompt", "It"}).err.find("transfer in fp32"),
+            std::string::npos);
+  static_cast<void>(run_here({"evaluate", "--tokens", run_.layout.recipe()}));
+  asks_for("bf16");
+  ASSERT_EQ(run_here({"export", "--out", run_.scratch / "out"}).code, 0);
+  EXPECT_EQ(read_json("out/config.json")["dtype"], "bfloat16");
+  EXPECT_NE(storage::read_text(run_.scratch / "out/README.md").find("names, bf16, in which"),
+            std::string::npos);
+
+  const fs::path student = run_.scratch / "student";
+  fs::create_directories(student);
+  const auto generate_from_student = [&](const std::string& recorded) {
+    std::ofstream(student / "hedgerow.json") << "{" << recorded << "}";
+    FakeConsole console;
+    console.variables = {{"HEDGEROW_HUGGINGFACE", (run_.scratch / "huggingface").string()},
+                         {"HEDGEROW_PYTHON", "/bin/sh"},
+                         {"HEDGEROW_WORKER", (run_.scratch / "worker").string()}};
+    return run_line({"generate",
+                     "--prompt",
+                     "It",
+                     "--model",
+                     run_.scratch / "model",
+                     "--student",
+                     student.string()},
+                    console)
+        .code;
+  };
+  EXPECT_EQ(generate_from_student(R"("compute_dtype": "fp32")"), 0);
+  asks_for("fp32");
+  EXPECT_EQ(generate_from_student(""), 0);
+  asks_for("auto");
+  EXPECT_EQ(generate_from_student(R"("compute_dtype": 8)"), 2);
 }
 
 // Every look at the clock takes a second here, and the console is a pipe: a line every ten seconds.

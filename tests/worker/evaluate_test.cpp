@@ -128,6 +128,11 @@ TEST_F(Evaluate, TaskWritesItsResultAndStopsWhenTold) {
   const auto written = nlohmann::json::parse(
       storage::read_text(worker::attempt_path(run.layout(), 9, done.files.at(0).name)));
   EXPECT_EQ(written.at("perplexity"), done.result.at("perplexity"));
+  EXPECT_EQ(written.at("compute_dtype"), "fp32");
+  const auto teacher = model();
+  const auto sequences = worker::evaluation_sequences(tokens_, 0);
+  EXPECT_EQ(written.at("loss"), worker::evaluate(teacher, tokens_, sequences, {}).loss)
+      << "rounded to plan.shard_dtype, " << recipe_.plan.shard_dtype << ", between layers";
   EXPECT_EQ(context.reports.back().phase, "evaluating");
 
   LocalTaskContext stopped(run.layout(), 10);

@@ -38,8 +38,7 @@ Generator make_generator(const TinyStudent& tiny, bool with_student = true) {
   return {tiny.config,
           tiny.outer,
           tiny.layers,
-          with_student ? std::optional(tiny.student) : std::nullopt,
-          at::kFloat};
+          with_student ? std::optional(tiny.student) : std::nullopt};
 }
 
 GenerateOptions greedy(std::int64_t max_new_tokens) {

@@ -92,7 +92,7 @@ TEST_F(OtherDevice, GreedyTextIsTheCpus) {
   const tests::TinyStudent tiny = tests::make_tiny_student({.softmax_layers = {1}});
   const auto text = [&](const at::Device& device) {
     const tests::TinyStudent there = tests::on_device(tiny, device);
-    Generator generator(there.config, there.outer, there.layers, there.student, at::kFloat);
+    Generator generator(there.config, there.outer, there.layers, there.student);
     GenerateOptions options;
     options.max_new_tokens = 30;
     options.end_tokens = {-1};

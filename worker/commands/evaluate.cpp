@@ -23,7 +23,7 @@ namespace {
 
 struct EvaluateArguments {
   std::string model, tokens, student, adapter, logits;
-  std::string device = "auto", compute_dtype = "auto", stream_dtype = "fp32";
+  std::string device = "auto", compute_dtype = "auto";
   int max_sequences = 0, threads = 0;
   bool json = false, progress = false;
 };
@@ -47,8 +47,9 @@ class LogitsFile {
 };
 
 void print_table(const nlohmann::json& result) {
-  std::printf("perplexity %.4f (loss %.5f over %lld targets), %.0f tokens/s\n",
+  std::printf("perplexity %.4f in %s (loss %.5f over %lld targets), %.0f tokens/s\n",
               result["perplexity"].get<double>(),
+              result["compute_dtype"].get<std::string>().c_str(),
               result["loss"].get<double>(),
               result["targets"].get<long long>(),
               result["tokens_per_second"].get<double>());
@@ -74,8 +75,7 @@ storage::ExitCode evaluate_command(const EvaluateArguments& given) {
   const at::Device device = resolve_device(given.device);
   const MemoryPeakMeter memory(device);
   EvaluateOptions options{.device = device,
-                          .compute_dtype = resolve_compute_dtype(given.compute_dtype, device),
-                          .stream = stream_dtype(given.stream_dtype)};
+                          .compute_dtype = resolve_compute_dtype(given.compute_dtype, device)};
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
   if (!given.student.empty())
@@ -138,9 +138,6 @@ void register_evaluate(CLI::App& app, Action& action) {
   command->add_option("--max-sequences", options->max_sequences, "At most this many; 0: all");
   command->add_option("--device", options->device, "auto, cpu or cuda");
   command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32");
-  command->add_option("--stream-dtype",
-                      options->stream_dtype,
-                      "The residual stream is rounded to it: fp32, bf16 or fp16");
   command->add_option("--threads", options->threads, "0: as many as cores");
   command->add_option(
       "--logits", options->logits, "Write all logits [sequences, T, V] to this safetensors file");

@@ -22,7 +22,7 @@ using storage::ErrorKind;
 
 struct GenerateArguments {
   std::string model, student, adapter;
-  std::string device = "auto", compute_dtype = "auto", stream_dtype = "fp32";
+  std::string device = "auto", compute_dtype = "auto";
   GenerateOptions generate;
   int threads = 0;
   bool progress = false;
@@ -80,13 +80,14 @@ storage::ExitCode generate_command(const GenerateArguments& options) {
   std::optional<LoraAdapter> adapter;
   if (!options.adapter.empty())
     adapter = storage::read_given([&] { return load_adapter(options.adapter, model.config()); });
+  const at::ScalarType compute_dtype = resolve_compute_dtype(options.compute_dtype, device);
+  print_line({{"compute_dtype", dtype_word(compute_dtype)}});
   Generator generator =
       Generator::load(model,
                       std::move(student),
                       adapter ? &*adapter : nullptr,
                       device,
-                      resolve_compute_dtype(options.compute_dtype, device),
-                      stream_dtype(options.stream_dtype),
+                      compute_dtype,
                       [&](double share) { progress("loading the model", share); });
   Printer printer(progress, prompts.size(), options.generate.max_new_tokens);
   generator.run(prompts, options.generate, printer);
@@ -98,7 +99,8 @@ storage::ExitCode generate_command(const GenerateArguments& options) {
 void register_generate(CLI::App& app, Action& action) {
   CLI::App* command = app.add_subcommand("generate",
                                          "Continue prompts: {\"prompts\": [[ids], ...]} on stdin, "
-                                         "{\"row\": .., \"ids\": [..]} lines on stdout");
+                                         "{\"compute_dtype\": ..} and {\"row\": .., \"ids\": "
+                                         "[..]} lines on stdout");
   const auto options = std::make_shared<GenerateArguments>();
   auto& generate = options->generate;
   command
@@ -122,11 +124,6 @@ void register_generate(CLI::App& app, Action& action) {
   command->add_option("--seed", generate.sampling.seed, "Of the sampler")->capture_default_str();
   command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
   command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32")
-      ->capture_default_str();
-  command
-      ->add_option("--stream-dtype",
-                   options->stream_dtype,
-                   "The residual stream is rounded to it: fp32, bf16 or fp16")
       ->capture_default_str();
   command->add_option("--threads", options->threads, "0: as many as cores");
   command->add_flag("--progress", options->progress, kProgressHelp);

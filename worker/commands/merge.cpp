@@ -7,13 +7,14 @@
 #include "storage/error.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
+#include "worker/model/decoder.hpp"
 #include "worker/student.hpp"
 
 namespace hedgerow::worker {
 namespace {
 
 struct MergeArguments {
-  std::string model, student, adapter, out;
+  std::string model, student, adapter, out, compute_dtype = "auto";
   bool progress = false;
 };
 
@@ -24,8 +25,13 @@ storage::ExitCode merge_command(const MergeArguments& options) {
     if (!options.student.empty()) static_cast<void>(load_student(options.student, model, at::kCPU));
     return load_adapter(options.adapter, model.config());
   });
+  std::optional<at::ScalarType> dtype;
+  if (options.compute_dtype != "auto")
+    dtype = resolve_compute_dtype(options.compute_dtype, at::kCPU);
   const ProgressLines progress(options.progress);
-  write_merged(model, adapter, options.out, [&](double share) { progress("merging", share); });
+  write_merged(model, adapter, options.out, dtype, [&](double share) {
+    progress("merging", share);
+  });
   return storage::ExitCode::kOk;
 }
 
@@ -44,6 +50,9 @@ void register_merge(CLI::App& app, Action& action) {
   command->add_option("--adapter", options->adapter, "PEFT LoRA directory")->required();
   command->add_option("--out", options->out, "Directory for the weight files; must hold none")
       ->required();
+  command->add_option("--compute-dtype",
+                      options->compute_dtype,
+                      "bf16 or fp32: of the merged weights; auto: that which they have");
   command->add_flag("--progress", options->progress, kProgressHelp);
   command->callback([options, &action] { action = [options] { return merge_command(*options); }; });
 }

@@ -45,20 +45,17 @@ struct Generator::Batch {
 Generator::Generator(const storage::ModelConfig& config,
                      OuterWeights outer,
                      std::vector<LayerWeights> layers,
-                     std::optional<Student> student,
-                     at::ScalarType stream)
+                     std::optional<Student> student)
     : config_(config),
       outer_(std::move(outer)),
       layers_(std::move(layers)),
-      student_(std::move(student)),
-      stream_(stream) {}
+      student_(std::move(student)) {}
 
 Generator Generator::load(const storage::ModelDirectory& model,
                           std::optional<Student> student,
                           const LoraAdapter* adapter,
                           const at::Device& device,
                           at::ScalarType compute_dtype,
-                          at::ScalarType stream,
                           const std::function<void(double)>& progress) {
   std::vector<LayerWeights> layers;
   for (int i = 0; i < model.config().num_hidden_layers; ++i) {
@@ -69,8 +66,7 @@ Generator Generator::load(const storage::ModelDirectory& model,
   return {model.config(),
           load_outer(model, compute_dtype, device),
           std::move(layers),
-          std::move(student),
-          stream};
+          std::move(student)};
 }
 
 const std::optional<kernels::HybridParameters>& Generator::parameters(std::size_t layer) const {
@@ -92,10 +88,9 @@ void Generator::check(const std::vector<std::vector<std::int64_t>>& prompts) con
   }
 }
 
-// [1, ids, M], rounded as the stream behind every layer is.
+// [1, ids, M].
 at::Tensor Generator::embedded(const std::vector<std::int64_t>& ids) const {
-  return round_to_stream(
-      embed(at::tensor(ids, at::kLong).unsqueeze(0).to(device()), outer_.embed_tokens), stream_);
+  return embed(at::tensor(ids, at::kLong).unsqueeze(0).to(device()), outer_.embed_tokens);
 }
 
 // [1, V] logits after the prompt's last token.
@@ -112,7 +107,7 @@ at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
     const at::Tensor y = parameters(i) ? kernels::hybrid_attention(
                                              heads.q, heads.k, heads.v, *parameters(i), options)
                                        : kernels::softmax_attention(heads.q, heads.k, heads.v);
-    hidden = finish_layer(hidden, y, layers_[i], config_, stream_);
+    hidden = finish_layer(hidden, y, layers_[i], config_, hidden.scalar_type());
     on_layer();
   }
   return logits(hidden.select(1, length - 1), outer_, config_);
@@ -132,7 +127,8 @@ at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
       return x.squeeze(0).transpose(0, 1).contiguous();
     };
     const at::Tensor y = caches[i].step({by_row(heads.q), by_row(heads.k), by_row(heads.v)});
-    hidden = finish_layer(hidden, y.transpose(0, 1).unsqueeze(0), layers_[i], config_, stream_);
+    hidden = finish_layer(
+        hidden, y.transpose(0, 1).unsqueeze(0), layers_[i], config_, hidden.scalar_type());
   }
   return logits(hidden.squeeze(0), outer_, config_).cpu();
 }

@@ -42,13 +42,12 @@ class GenerationObserver {
 // Weights in memory; used by one thread.
 class Generator {
  public:
-  // No student: the teacher. `stream` is the dtype to which the residual stream is rounded between
-  // layers.
+  // No student: the teacher. Computes in the dtype of the weights, between layers too, as
+  // `evaluate` does.
   Generator(const storage::ModelConfig& config,
             OuterWeights outer,
             std::vector<LayerWeights> layers,
-            std::optional<Student> student,
-            at::ScalarType stream);
+            std::optional<Student> student);
   // Loads the model onto `device`, where the student is, with the adapter merged into its weights;
   // `progress` gets the share done.
   static Generator load(const storage::ModelDirectory& model,
@@ -56,7 +55,6 @@ class Generator {
                         const LoraAdapter* adapter,
                         const at::Device& device,
                         at::ScalarType compute_dtype,
-                        at::ScalarType stream,
                         const std::function<void(double)>& progress = {});
 
   // Throws kUsage naming an empty prompt or a token outside the vocabulary.
@@ -87,7 +85,6 @@ class Generator {
   OuterWeights outer_;
   std::vector<LayerWeights> layers_;
   std::optional<Student> student_;
-  at::ScalarType stream_;
   RopeTable rope_;
   std::int64_t cache_bytes_ = 0;
 };

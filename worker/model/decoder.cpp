@@ -107,6 +107,10 @@ at::ScalarType resolve_compute_dtype(const std::string& word, const at::Device& 
                        "plan.compute_dtype: expected auto, bf16 or fp32, found '" + word + "'");
 }
 
+const char* dtype_word(at::ScalarType compute_dtype) {
+  return compute_dtype == at::kBFloat16 ? "bf16" : "fp32";
+}
+
 at::ScalarType stream_dtype(const std::string& word) {
   if (word == "bf16") return at::kBFloat16;
   if (word == "fp16") return at::kHalf;

@@ -51,6 +51,8 @@ at::Tensor round_to_stream(const at::Tensor& x, at::ScalarType stream);
 // tiles on the CPU. (AVX512_BF16 alone multiplies bf16 at half the rate of fp32: 215 against 400
 // GFLOP/s on two Sapphire Rapids cores.) Throws kUsage.
 at::ScalarType resolve_compute_dtype(const std::string& word, const at::Device& device);
+// "bf16" or "fp32".
+const char* dtype_word(at::ScalarType compute_dtype);
 at::ScalarType stream_dtype(const std::string& word);  // plan.shard_dtype: "bf16", "fp16", "fp32"
 
 }  // namespace hedgerow::worker

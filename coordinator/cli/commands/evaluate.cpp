@@ -29,7 +29,8 @@ struct EvaluateOptions {
 
 void print_result(const nlohmann::json& result, const std::string& tokens, Terminal& terminal) {
   terminal.print(result.value("subject", "") + " on " + tokens + ": perplexity " +
-                 number_text(number_or_nan(result, "perplexity")) + ", " +
+                 number_text(number_or_nan(result, "perplexity")) + " in " +
+                 result.value("compute_dtype", "") + ", " +
                  std::to_string(std::llround(result.value("tokens_per_second", 0.0))) +
                  " tokens/s");
   if (!result.contains("layers")) return;
@@ -74,11 +75,7 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
                                      "--device",
                                      options.device.empty() ? choice.device : options.device,
                                      "--tokens",
-                                     tokens,
-                                     "--compute-dtype",
-                                     choice.compute_dtype,
-                                     "--stream-dtype",
-                                     choice.shard_dtype}};
+                                     tokens}};
   const auto more = choice.worker_arguments();
   command.arguments.insert(command.arguments.end(), more.begin(), more.end());
   if (options.max_sequences > 0) {

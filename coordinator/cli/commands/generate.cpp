@@ -57,11 +57,15 @@ std::vector<json> ask_tokenizer(const std::string& model,
   return replies;
 }
 
-// The new ids of each prompt, in order; empty if interrupted.
-std::vector<json> generate_ids(const GenerateOptions& options,
-                               const ModelChoice& choice,
-                               const json& prompts,
-                               Terminal& terminal) {
+struct Generated {
+  std::vector<json> ids;  // the new ones of each prompt, in order; empty if interrupted
+  std::string compute_dtype;
+};
+
+Generated generate_ids(const GenerateOptions& options,
+                       const ModelChoice& choice,
+                       const json& prompts,
+                       Terminal& terminal) {
   ChildCommand command{.arguments = {worker_binary(terminal.console()),
                                      "generate",
                                      "--progress",
@@ -78,9 +82,12 @@ std::vector<json> generate_ids(const GenerateOptions& options,
                        .input = json{{"prompts", prompts}}.dump() + "\n"};
   const auto more = choice.worker_arguments();
   command.arguments.insert(command.arguments.end(), more.begin(), more.end());
-  std::vector<json> rows(prompts.size());
+  Generated generated{std::vector<json>(prompts.size()), ""};
+  std::vector<json>& rows = generated.ids;
   terminal.status("generating ...");
   const auto take_row = [&](const json& object) {
+    if (object.contains("compute_dtype"))
+      generated.compute_dtype = object.value("compute_dtype", "");
     const std::size_t row = object.value("row", rows.size());
     if (row < rows.size() && object.contains("ids")) rows[row] = object["ids"];
   };
@@ -91,7 +98,7 @@ std::vector<json> generate_ids(const GenerateOptions& options,
                   "hedgerow-worker generate gave nothing for prompt " + std::to_string(row));
     }
   }
-  return rows;
+  return generated;
 }
 
 // What the command line leaves open comes from the run's recipe.
@@ -127,12 +134,14 @@ ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   for (const json& reply : ask_tokenizer(choice.model, requests, terminal))
     prompts.push_back(reply["ids"]);
   if (is_interrupted()) return ExitCode::kInterrupted;
-  const std::vector<json> rows = generate_ids(options, choice, prompts, terminal);
+  const Generated generated = generate_ids(options, choice, prompts, terminal);
+  const std::vector<json>& rows = generated.ids;
   std::vector<json> decode;
   for (const json& ids : rows) decode.push_back({{"decode", ids}});
   if (is_interrupted()) return ExitCode::kInterrupted;
   const std::vector<json> texts = ask_tokenizer(choice.model, decode, terminal);
   if (is_interrupted()) return ExitCode::kInterrupted;
+  terminal.say(choice.subject + " in " + generated.compute_dtype);
   for (std::size_t row = 0; row < rows.size(); ++row) {
     const std::string text = texts[row].value("text", "");
     if (row > 0) terminal.print("");
@@ -141,7 +150,8 @@ ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
     terminal.print_json({{"prompt", options.prompts[row]},
                          {"text", text},
                          {"ids", rows[row]},
-                         {"subject", choice.subject}});
+                         {"subject", choice.subject},
+                         {"compute_dtype", generated.compute_dtype}});
   }
   return ExitCode::kOk;
 }
