@@ -298,6 +298,8 @@ TEST_F(Export, EveryCommandTakesThePrecisionOfTheRunOrOfTheStudent) {
 
   const fs::path student = run_.scratch / "student";
   fs::create_directories(student);
+  fs::copy_file(run_.layout.root() / SmallRun::student() / "feature_maps.safetensors",
+                student / "feature_maps.safetensors");
   const auto generate_from_student = [&](const std::string& recorded) {
     std::ofstream(student / "hedgerow.json") << "{" << recorded << "}";
     FakeConsole console;
