@@ -83,7 +83,8 @@ RunStatus Coordinator::status() {
   const auto progress = [this](std::uint64_t token) -> std::optional<LiveProgress> {
     const wire::Progress* latest = desk_.leases().progress(token);
     if (latest == nullptr) return std::nullopt;
-    return LiveProgress{*latest, desk_.leases().seconds_since_progress(token)};
+    const Leases& leases = desk_.leases();
+    return LiveProgress{*latest, leases.seconds_since_progress(token), leases.speed(token)};
   };
   fill_status(
       status, desk_.state(), folded_.times, progress, storage::wall_seconds(), config_.size);
@@ -117,6 +118,10 @@ RunStatus Coordinator::status() {
       worker.task = to_string(desk_.state().grants.at(token));
       const wire::Progress* latest = desk_.leases().progress(token);
       worker.phase = latest == nullptr ? "starting" : latest->phase;
+      worker.speed = desk_.leases().speed(token);
+      const bool did_the_like =
+          live.last_speed && live.last_speed->first == desk_.state().grants.at(token).stage;
+      if (!worker.speed && did_the_like) worker.speed = live.last_speed->second;
     }
     status.workers.push_back(std::move(worker));
   }

@@ -262,7 +262,8 @@ void Dispatcher::shard_ready(const std::string& peer, const wire::ShardReady& me
 }
 
 void Dispatcher::done(const std::string& peer, const wire::Done& message) {
-  if (known(peer, message.worker) == nullptr) return;
+  LiveWorker* const worker = known(peer, message.worker);
+  if (worker == nullptr) return;
   const std::uint64_t token = message.fencing_token;
   const std::string first = message.files.empty() ? "" : message.files.front().name;
   const TaskRecord* task = held_by(token, message.worker);
@@ -293,6 +294,8 @@ void Dispatcher::done(const std::string& peer, const wire::Done& message) {
     reply_fenced(peer, token);
     return;
   }
+  if (const auto speed = speed_of(message.result))
+    worker->last_speed.emplace(task->id.stage, *speed);
   leases_.end(token);
   record(TaskDone{token, message.files, message.result, task->id});
   reply(peer, wire::Committed{token, first});

@@ -71,6 +71,7 @@ void Leases::note_progress(std::uint64_t token, const wire::Progress& progress) 
   if (!lease.reported || advanced(lease.progress, progress)) lease.last_progress = now;
   lease.reported = true;
   lease.progress = progress;
+  lease.speed.note(progress);
 }
 
 milliseconds Leases::progress_timeout(std::uint64_t token) const {
@@ -127,6 +128,11 @@ const wire::Progress* Leases::progress(std::uint64_t token) const {
 double Leases::seconds_since_progress(std::uint64_t token) const {
   const auto found = leases_.find(token);
   return found == leases_.end() ? 0.0 : seconds_between(found->second.last_progress, clock_.now());
+}
+
+std::optional<Speed> Leases::speed(std::uint64_t token) const {
+  const auto found = leases_.find(token);
+  return found == leases_.end() ? std::nullopt : found->second.speed.speed();
 }
 
 }  // namespace hedgerow::coordinator

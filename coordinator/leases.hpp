@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "coordinator/clock.hpp"
+#include "coordinator/speed.hpp"
 #include "coordinator/wire/task.hpp"
 
 namespace hedgerow::coordinator {
@@ -49,6 +50,7 @@ class Leases {
   [[nodiscard]] const wire::Progress* progress(
       std::uint64_t token) const;  // null before the first report
   [[nodiscard]] double seconds_since_progress(std::uint64_t token) const;
+  [[nodiscard]] std::optional<Speed> speed(std::uint64_t token) const;
   [[nodiscard]] std::chrono::milliseconds progress_timeout(std::uint64_t token) const;
 
  private:
@@ -60,6 +62,7 @@ class Leases {
     TimePoint last_progress;
     bool reported = false;
     wire::Progress progress;
+    SpeedMeter speed;
     // The last ones, in any order: `num_steps` were ever measured.
     std::array<float, kStepsRemembered> step_seconds{};
     std::size_t num_steps = 0;

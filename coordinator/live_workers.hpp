@@ -3,10 +3,14 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
+#include <utility>
 
 #include "coordinator/clock.hpp"
+#include "coordinator/speed.hpp"
+#include "coordinator/task_id.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -17,6 +21,8 @@ struct LiveWorker {
   std::string host, device;
   int pid = 0;
   TimePoint last_seen;
+  // Of the last task that it did: tasks may be shorter than the time between two of its reports.
+  std::optional<std::pair<Stage, Speed>> last_speed{};
   std::size_t view = 0;  // its place among those that the scheduler sees
 };
 

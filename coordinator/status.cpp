@@ -108,25 +108,33 @@ StageStatus stage_of(const json& in) {
 }
 
 json worker_json(const WorkerStatus& worker) {
-  return {{"uuid", worker.uuid},
-          {"host", worker.host},
-          {"device", worker.device},
-          {"phase", worker.phase},
-          {"task", worker.task},
-          {"incarnation", worker.incarnation},
-          {"pid", worker.pid},
-          {"seconds_since_heartbeat", worker.seconds_since_heartbeat}};
+  json out = {{"uuid", worker.uuid},
+              {"host", worker.host},
+              {"device", worker.device},
+              {"phase", worker.phase},
+              {"task", worker.task},
+              {"incarnation", worker.incarnation},
+              {"pid", worker.pid},
+              {"seconds_since_heartbeat", worker.seconds_since_heartbeat}};
+  if (worker.speed) {
+    out["seconds_per_step"] = worker.speed->seconds_per_step;
+    out["tokens_per_second"] = worker.speed->tokens_per_second;
+  }
+  return out;
 }
 
 WorkerStatus worker_of(const json& in) {
-  return {.uuid = string_field(in, "uuid"),
-          .host = string_field(in, "host"),
-          .device = string_field(in, "device"),
-          .phase = string_field(in, "phase"),
-          .task = string_field(in, "task"),
-          .incarnation = uint_field(in, "incarnation"),
-          .pid = int_field(in, "pid"),
-          .seconds_since_heartbeat = double_field(in, "seconds_since_heartbeat")};
+  WorkerStatus worker{.uuid = string_field(in, "uuid"),
+                      .host = string_field(in, "host"),
+                      .device = string_field(in, "device"),
+                      .phase = string_field(in, "phase"),
+                      .task = string_field(in, "task"),
+                      .incarnation = uint_field(in, "incarnation"),
+                      .pid = int_field(in, "pid"),
+                      .seconds_since_heartbeat = double_field(in, "seconds_since_heartbeat")};
+  if (in.contains("seconds_per_step"))
+    worker.speed = {double_field(in, "seconds_per_step"), double_field(in, "tokens_per_second")};
+  return worker;
 }
 
 bool coordinator_lives(const std::optional<wire::CoordinatorFile>& file,
@@ -257,6 +265,7 @@ void to_json(json& out, const RunStatus& status) {
          {"updated_at", status.updated_at},
          {"num_layers", status.num_layers},
          {"num_blocks", status.num_blocks},
+         {"elapsed_seconds", status.elapsed_seconds},
          {"warnings", status.warnings},
          {"stages", json::array()},
          {"tasks", json::array()},
@@ -285,6 +294,7 @@ void from_json(const json& in, RunStatus& status) {
                      .num_layers = int_field(in, "num_layers"),
                      .num_blocks = int_field(in, "num_blocks"),
                      .fraction = std::nullopt,
+                     .elapsed_seconds = in.value("elapsed_seconds", 0.0),
                      .eta_seconds = std::nullopt,
                      .stages = {},
                      .tasks = {},
@@ -355,8 +365,8 @@ RunStatus read_status(const storage::RunLayout& layout) {
   status.warnings = folded.warnings;
   if (auto problem = recipe_problem(layout, folded.state))
     status.warnings.push_back(*std::move(problem));
-  if (const auto file = wire::read_coordinator_file(layout); file && !preparation) {
-    warn_of_death(*file, folded.state, status);
+  if (const auto file = wire::read_coordinator_file(layout)) {
+    if (!preparation) warn_of_death(*file, folded.state, status);
     revoke_of_dead(*file, folded.state);
   }
   fill_status(

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/speed.hpp"
 #include "coordinator/wire/messages.hpp"
 #include "storage/run_layout.hpp"
 
@@ -52,12 +53,13 @@ struct WorkerStatus {
   std::uint64_t incarnation = 0;
   int pid = 0;
   double seconds_since_heartbeat = 0.0;
+  std::optional<Speed> speed{};  // nullopt: it does nothing, or has not finished a step yet
 };
 
 struct StageStatus {
   std::string stage;
   int total = 0, done = 0, running = 0, quarantined = 0;
-  double seconds = 0.0;   // from its first grant to now or to its end; over all terms
+  double seconds = 0.0;   // in which one of its tasks was granted, over all terms
   double fraction = 0.0;  // of its work, partial tasks counted by their steps
   double work = 0.0;      // floating-point operations that it was planned with; 0: unknown
   std::optional<double> eta_seconds;
@@ -75,7 +77,8 @@ struct RunStatus {
   std::string updated_at;  // UTC
   int num_layers = 0, num_blocks = 0;
   std::optional<double> fraction;     // of the whole run, its stages weighed by their work
-  std::optional<double> eta_seconds;  // to its end, while it runs
+  double elapsed_seconds = 0.0;       // in which any task was granted, over all terms
+  std::optional<double> eta_seconds;  // to its end, while it runs and once something is measured
   std::vector<StageStatus> stages;    // capture, transfer, assemble, finetune, evaluate
   std::vector<TaskStatus> tasks;
   std::vector<WorkerStatus> workers;

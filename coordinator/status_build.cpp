@@ -10,10 +10,6 @@ namespace {
 
 constexpr std::array<Stage, 5> kStages = {
     Stage::kCapture, Stage::kTransfer, Stage::kAssemble, Stage::kFinetune, Stage::kEvaluate};
-// A stage whose share or time is below these has no estimate yet: the first seconds are loading.
-constexpr double kMinFractionForEta = 0.03, kMinSecondsForEta = 20.0;
-// Of the work that is left: a running stage below it may be unmeasured.
-constexpr double kSmallShare = 0.1;
 
 // The journal's words, but for two: people ask whether a task could begin, and call a granted one
 // running.
@@ -81,35 +77,40 @@ TaskStatus task_status(const State& state, const TaskRecord& task, const JobSize
   return status;
 }
 
-bool is_measured(const StageStatus& stage) {
-  return stage.fraction >= kMinFractionForEta && stage.seconds >= kMinSecondsForEta;
+// Seconds that all of a stage takes; nullopt before its first shard or step. Until one of its tasks
+// is done, loading would count for as much as what was done since.
+std::optional<double> pace_of(const StageStatus& stage, double tasks_per_second) {
+  if (stage.fraction <= 0.0 || stage.seconds <= 0.0) return std::nullopt;
+  if (stage.done == 0 && tasks_per_second > 0.0) return stage.total / tasks_per_second;
+  return stage.seconds / stage.fraction;
 }
 
-// A stage that was measured goes on at its own speed. The others take as long as the plan
-// estimates, times what the measured ones took of their estimates. Nullopt while what runs now was
-// not measured, unless it matters little.
-std::optional<double> whole_eta(const RunStatus& status, double busy_seconds) {
-  double seconds = 0.0, measured_seconds = 0.0, measured_work = 0.0, work_left = 0.0;
+using Paces = std::map<std::string, double>;  // by stage
+
+// A stage that was measured goes on at its own pace. The others take as long as the plan
+// estimates, times what the measured ones took of their estimates. Nullopt while nothing was
+// measured.
+std::optional<double> whole_eta(const RunStatus& status, const Paces& paces) {
+  double seconds = 0.0, measured_seconds = 0.0, measured_work = 0.0;
   for (const StageStatus& stage : status.stages) {
     seconds += stage.seconds;
-    work_left += stage.work * (1.0 - stage.fraction);
-    if (!is_measured(stage)) continue;
-    measured_seconds += stage.seconds;
+    const auto pace = paces.find(stage.stage);
+    if (pace == paces.end()) continue;
+    measured_seconds += pace->second * stage.fraction;
     measured_work += stage.work * stage.fraction;
   }
-  if (measured_work <= 0.0 || work_left <= 0.0) return std::nullopt;
+  if (measured_work <= 0.0 || seconds <= 0.0) return std::nullopt;
   double left = 0.0;
   for (const StageStatus& stage : status.stages) {
-    const double work = stage.work * (1.0 - stage.fraction);
-    if (!is_measured(stage) && stage.running > 0 && work > kSmallShare * work_left)
-      return std::nullopt;
-    left += is_measured(stage) ? stage.seconds * (1.0 - stage.fraction) / stage.fraction
-                               : work * measured_seconds / measured_work;
+    const auto pace = paces.find(stage.stage);
+    const double share = 1.0 - stage.fraction;
+    left += pace != paces.end() ? pace->second * share
+                                : stage.work * share * measured_seconds / measured_work;
   }
-  return left * busy_seconds / seconds;  // stages overlap
+  return left * status.elapsed_seconds / seconds;  // stages overlap
 }
 
-void fill_whole(RunStatus& status, double busy_seconds) {
+void fill_whole(RunStatus& status, const Paces& paces) {
   double work = 0.0, done = 0.0;
   bool is_running = false;
   for (const StageStatus& stage : status.stages) {
@@ -119,7 +120,7 @@ void fill_whole(RunStatus& status, double busy_seconds) {
   }
   if (work <= 0.0) return;
   status.fraction = done / work;
-  if (is_running && *status.fraction < 1.0) status.eta_seconds = whole_eta(status, busy_seconds);
+  if (is_running && *status.fraction < 1.0) status.eta_seconds = whole_eta(status, paces);
 }
 
 // How many tasks are where; `fraction` is the number of those done, partial captures included.
@@ -176,6 +177,7 @@ void fill_status(RunStatus& status,
   status.num_layers = state.geometry->num_layers;
   status.num_blocks = state.geometry->num_blocks();
   std::array<StageStatus, kNumStages> stages = stages_of(state);
+  std::array<double, kNumStages> tasks_per_second{};  // of those that run now
   status.tasks_left_out = static_cast<int>(state.tasks.size());
   for (const TaskRecord* task : listed(state)) {
     TaskStatus item = task_status(state, *task, size);
@@ -183,6 +185,11 @@ void fill_status(RunStatus& status,
       if (const std::optional<LiveProgress> live = progress(task->token)) {
         item.progress = live->progress;
         item.seconds_since_progress = live->seconds_since_progress;
+        const double steps = static_cast<double>(live->progress.num_steps);
+        if (live->speed && steps > 0.0) {
+          tasks_per_second[static_cast<std::size_t>(task->id.stage)] +=
+              1.0 / (steps * live->speed->seconds_per_step);
+        }
       }
     }
     const bool is_open = task->state != TaskState::kDone && task->state != TaskState::kDropped;
@@ -195,6 +202,7 @@ void fill_status(RunStatus& status,
     status.tasks.push_back(std::move(item));
     --status.tasks_left_out;
   }
+  Paces paces;
   for (const Stage id : kStages) {
     StageStatus& stage = stages[static_cast<std::size_t>(id)];
     if (stage.total == 0) continue;
@@ -202,12 +210,15 @@ void fill_status(RunStatus& status,
     stage.fraction /= stage.total;
     const auto work = size.work.find(stage.stage);
     if (work != size.work.end()) stage.work = work->second;
-    if (stage.done < stage.total && stage.running > 0 && is_measured(stage)) {
-      stage.eta_seconds = stage.seconds * (1.0 - stage.fraction) / stage.fraction;
+    if (const auto pace = pace_of(stage, tasks_per_second[static_cast<std::size_t>(id)])) {
+      paces[stage.stage] = *pace;
+      if (stage.done < stage.total && stage.running > 0)
+        stage.eta_seconds = *pace * (1.0 - stage.fraction);
     }
     status.stages.push_back(stage);
   }
-  fill_whole(status, times.busy_seconds(now));
+  status.elapsed_seconds = times.busy_seconds(now);
+  fill_whole(status, paces);
 }
 
 void MeasuredMse::fill_from(const RunStatus& status) {

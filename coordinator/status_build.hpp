@@ -14,6 +14,7 @@ namespace hedgerow::coordinator {
 struct LiveProgress {
   wire::Progress progress;
   double seconds_since_progress = 0.0;
+  std::optional<Speed> speed{};
 };
 
 // Of the attempt under a fencing token; nullopt: it has not reported yet.
@@ -31,7 +32,7 @@ struct JobSize {
 inline constexpr std::size_t kMaxListed = 1'000;
 
 // `progress` may be empty; `now` in wall seconds. Fills num_layers, num_blocks, stages, tasks,
-// tasks_left_out, fraction and eta_seconds.
+// tasks_left_out, fraction, elapsed_seconds and eta_seconds.
 void fill_status(RunStatus& status,
                  const State& state,
                  const StageTimes& times,

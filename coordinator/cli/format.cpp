@@ -47,9 +47,9 @@ std::string duration_text(double seconds) {
   return print("%lldd%02lldh", whole / 86400, whole / 3600 % 24);
 }
 
-std::string number_text(double value) {
+std::string number_text(double value, int digits) {
   if (!std::isfinite(value)) return "-";
-  return print("%.4g", value);
+  return print("%.*g", digits, value);
 }
 
 double number_or_nan(const nlohmann::json& object, const char* key) {
@@ -71,6 +71,27 @@ std::string fit(std::string text, int width) {
   if (text.size() <= limit) return text;
   text.resize(limit - 1);
   return text + "~";
+}
+
+std::string fit_words(const std::string& text, int width) {
+  const auto limit = static_cast<std::size_t>(std::max(1, width));
+  const std::size_t end = text.size() <= limit ? std::string::npos : text.rfind(' ', limit - 1);
+  if (end == std::string::npos || end == 0) return fit(text, width);
+  return text.substr(0, text.find_last_not_of(" ,;:", end) + 1) + "~";
+}
+
+std::string join(std::vector<Field> fields, int width) {
+  const auto joined = [&fields] {
+    std::string line;
+    for (const Field& field : fields) line += (line.empty() ? "" : field.separator) + field.text;
+    return line;
+  };
+  while (fields.size() > 1 && joined().size() > static_cast<std::size_t>(std::max(1, width))) {
+    fields.erase(std::min_element(fields.begin(), fields.end(), [](const Field& a, const Field& b) {
+      return a.importance < b.importance;
+    }));
+  }
+  return fit(joined(), width);
 }
 
 std::string one_line(std::string_view text) {

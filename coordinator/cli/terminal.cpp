@@ -129,15 +129,16 @@ std::string progress_line(std::string_view label,
                           std::string_view note,
                           int width) {
   const double done = std::isfinite(fraction) ? std::clamp(fraction, 0.0, 1.0) : 0.0;
-  std::string tail = " " + std::to_string(static_cast<int>(std::floor(done * 100.0))) + "%";
-  if (!note.empty()) tail += "  " + std::string(note);
+  std::vector<Field> fields{
+      {"", std::string(label), 4},
+      {" ", std::to_string(static_cast<int>(std::floor(done * 100.0))) + "%", 3}};
+  if (!note.empty()) fields.push_back({"  ", std::string(note), 1});
   // Before one part in a hundred an estimate would jump about more than it tells.
-  if (done >= 0.01 && done < 1.0) {
-    tail += "  eta " + duration_text(seconds_so_far * (1.0 - done) / done);
-  }
-  const int left = width - static_cast<int>(label.size() + 1 + tail.size());
-  const std::string drawn = left >= 6 ? bar(done, std::min(left, 30)) : "";
-  return fit(std::string(label) + " " + drawn + tail, width);
+  if (done >= 0.01 && done < 1.0)
+    fields.push_back({"  ", "eta " + duration_text(seconds_so_far * (1.0 - done) / done), 2});
+  const int left = width - 1 - static_cast<int>(join(fields, kUnlimitedWidth).size());
+  if (left >= 6) fields.insert(fields.begin() + 1, {" ", bar(done, std::min(left, 30)), 0});
+  return join(std::move(fields), width);
 }
 
 }  // namespace hedgerow::coordinator::cli

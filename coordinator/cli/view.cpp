@@ -2,7 +2,10 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <limits>
+#include <map>
+#include <sstream>
 #include <utility>
 
 #include "coordinator/cli/format.hpp"
@@ -61,6 +64,33 @@ std::string note_of(const TaskStatus& task) {
   return note;
 }
 
+bool counts_steps(const std::string& stage) { return stage == "transfer" || stage == "finetune"; }
+
+std::string speed_text(const Speed& speed, const std::string& stage) {
+  if (!counts_steps(stage))
+    return std::to_string(std::llround(speed.tokens_per_second)) + " tokens/s";
+  const double seconds = speed.seconds_per_step;
+  return (seconds < 100.0 ? number_text(seconds, 3) : duration_text(seconds)) + " s/step";
+}
+
+std::string stage_of(const WorkerStatus& worker) {
+  return worker.task.substr(0, worker.task.find('/'));
+}
+
+// Of one worker, on the average of those that are at this stage; empty: of none it is known.
+std::string mean_speed_text(const RunStatus& status, const std::string& stage) {
+  Speed mean;
+  int count = 0;
+  for (const WorkerStatus& worker : status.workers) {
+    if (!worker.speed || stage_of(worker) != stage) continue;
+    mean.seconds_per_step += worker.speed->seconds_per_step;
+    mean.tokens_per_second += worker.speed->tokens_per_second;
+    ++count;
+  }
+  if (count == 0) return "";
+  return speed_text({mean.seconds_per_step / count, mean.tokens_per_second / count}, stage);
+}
+
 std::vector<const TaskStatus*> transfers(const RunStatus& status) {
   std::vector<const TaskStatus*> tasks;
   for (const TaskStatus& task : status.tasks) {
@@ -69,30 +99,42 @@ std::vector<const TaskStatus*> transfers(const RunStatus& status) {
   return tasks;
 }
 
-void append(std::vector<std::string>& lines, const std::vector<std::string>& more) {
-  if (more.empty()) return;
-  lines.emplace_back();
-  lines.insert(lines.end(), more.begin(), more.end());
+// Those that run or are in trouble, and of the others the next ones, as far as the rows of a table
+// go: one is its title, and one says what is left out.
+std::vector<const TaskStatus*> selected(const std::vector<const TaskStatus*>& all,
+                                        std::size_t max_rows) {
+  if (all.size() + 1 <= max_rows) return all;
+  const auto rank = [](const TaskStatus* task) {
+    if (task->state == "running" || task->state == "quarantined") return 0;
+    if (task->state == "done") return 3;
+    return task->tries() > 1 || task->checkpoint_step > 0 ? 1 : 2;
+  };
+  std::vector<const TaskStatus*> tasks = all;
+  std::stable_sort(tasks.begin(), tasks.end(), [&](const TaskStatus* a, const TaskStatus* b) {
+    return rank(a) < rank(b);
+  });
+  tasks.resize(std::min(tasks.size(), std::max<std::size_t>(max_rows, 3) - 2));
+  std::sort(tasks.begin(), tasks.end(), [](const TaskStatus* a, const TaskStatus* b) {
+    return a->block < b->block;
+  });
+  return tasks;
 }
 
-// A part of the status line; where the width does not suffice, the least important goes first.
-struct Piece {
-  std::string separator, text;
-  int importance;
-};
-
-std::string join(std::vector<Piece> pieces, int width) {
-  const auto joined = [&pieces] {
-    std::string line;
-    for (const Piece& piece : pieces) line += (line.empty() ? "" : piece.separator) + piece.text;
-    return line;
-  };
-  while (pieces.size() > 1 && joined().size() > static_cast<std::size_t>(std::max(1, width))) {
-    pieces.erase(std::min_element(pieces.begin(), pieces.end(), [](const Piece& a, const Piece& b) {
-      return a.importance < b.importance;
-    }));
+// "... and 26 more: 20 done, 6 waiting".
+std::string others_text(const std::vector<const TaskStatus*>& all,
+                        const std::vector<const TaskStatus*>& shown) {
+  std::map<std::string, int> counts;
+  for (const TaskStatus* task : all) ++counts[task->state];
+  for (const TaskStatus* task : shown) --counts[task->state];
+  std::string text;
+  for (const auto& [state, count] : counts) {
+    if (count > 0) text += (text.empty() ? ": " : ", ") + std::to_string(count) + " " + state;
   }
-  return joined();
+  return "... and " + std::to_string(all.size() - shown.size()) + " more" + text;
+}
+
+std::string elapsed_text(const RunStatus& status) {
+  return "elapsed " + duration_text(status.elapsed_seconds);
 }
 
 // "stopping: waiting for a checkpoint of finetune".
@@ -104,7 +146,7 @@ std::string stopping_text(const RunStatus& status) {
   return stages.empty() ? "stopping" : "stopping: waiting for a checkpoint of " + stages;
 }
 
-void add_blocks(const RunStatus& status, std::vector<Piece>& pieces) {
+void add_blocks(const RunStatus& status, std::vector<Field>& fields) {
   int done = 0, running = 0, retried = 0, quarantined = 0, measured = 0, begun = 0;
   BlockMse worst;
   const std::vector<const TaskStatus*> blocks = transfers(status);
@@ -121,18 +163,18 @@ void add_blocks(const RunStatus& status, std::vector<Piece>& pieces) {
   const auto count = [](int number, const char* what) {
     return std::to_string(number) + " " + what;
   };
-  pieces.push_back(
-      {" | ", "blocks " + std::to_string(done) + "/" + std::to_string(blocks.size()) + " done", 5});
-  if (running > 0) pieces.push_back({", ", count(running, "running"), 4});
-  if (retried > 0) pieces.push_back({", ", count(retried, "retried"), 1});
-  if (quarantined > 0) pieces.push_back({", ", count(quarantined, "quarantined"), 6});
+  fields.push_back(
+      {" | ", "blocks " + std::to_string(done) + "/" + std::to_string(blocks.size()) + " done", 7});
+  if (running > 0) fields.push_back({", ", count(running, "running"), 4});
+  if (retried > 0) fields.push_back({", ", count(retried, "retried"), 1});
+  if (quarantined > 0) fields.push_back({", ", count(quarantined, "quarantined"), 8});
   if (worst.layers.empty()) return;
   std::string text = "worst MSE ";
   // A block that was trained and whose error nobody knows could be the worst.
   if (measured < begun)
     text += "(" + std::to_string(measured) + " of " + std::to_string(blocks.size()) + " blocks) ";
   text += "layer " + std::to_string(worst.worst_layer()) + " " + number_text(worst.worst());
-  pieces.push_back({" | ", text, 2});
+  fields.push_back({" | ", text, 2});
 }
 
 }  // namespace
@@ -186,28 +228,55 @@ BlockMse mse_of(const TaskStatus& transfer) {
 }
 
 std::string status_line(const RunStatus& status, int width) {
-  std::vector<Piece> pieces;
-  if (status.is_stopping) pieces.push_back({" | ", stopping_text(status), 9});
-  add_blocks(status, pieces);
+  std::vector<Field> fields;
+  if (status.is_stopping) fields.push_back({" | ", stopping_text(status), 11});
+  add_blocks(status, fields);
   double eta = 0.0;
   bool is_running = false;
   for (const StageStatus& stage : status.stages) {
     if (stage.running == 0 || stage.done >= stage.total) continue;
     is_running = true;
     const FinetuneText text = stage.stage == "finetune" ? finetune_text(status) : FinetuneText{};
-    pieces.push_back(
-        {" | ", stage.stage + " " + (text.step.empty() ? percent(stage.fraction) : text.step), 8});
-    if (!text.loss.empty()) pieces.push_back({"  ", text.loss, 3});
+    fields.push_back(
+        {" | ", stage.stage + " " + (text.step.empty() ? percent(stage.fraction) : text.step), 10});
+    if (!text.loss.empty()) fields.push_back({"  ", text.loss, 3});
+    if (const std::string speed = mean_speed_text(status, stage.stage); !speed.empty())
+      fields.push_back({"  ", speed, 5});
     eta = std::max(eta, stage.eta_seconds.value_or(0.0));
   }
-  if (status.fraction) pieces.push_back({" | ", "total " + percent(*status.fraction), 7});
+  if (status.fraction) fields.push_back({" | ", "total " + percent(*status.fraction), 9});
+  if (status.elapsed_seconds > 0.0) fields.push_back({" | ", elapsed_text(status), 6});
   if (status.eta_seconds) eta = *status.eta_seconds;
   // Of one stage it is no answer where the whole is known.
   else if (status.fraction)
     eta = 0.0;
   if (!status.is_stopping && (eta > 0.0 || (is_running && status.state == "running")))
-    pieces.push_back({" | ", "eta " + (eta > 0.0 ? duration_text(eta) : "-"), 10});
-  return join(std::move(pieces), width);
+    fields.push_back({" | ", "eta " + (eta > 0.0 ? duration_text(eta) : "-"), 12});
+  return join(std::move(fields), width);
+}
+
+std::string head_line(const RunStatus& status, int width) {
+  const auto begin_of = [&](const std::string& name) {
+    return Field{"", "run " + one_line(name) + ": " + status.state, 9};
+  };
+  std::vector<Field> fields{begin_of(status.run)};
+  const auto add = [&](const std::string& text, int importance) {
+    fields.push_back({", ", one_line(text), importance});
+  };
+  if (status.is_stopping && status.state == "running") add(stopping_text(status), 8);
+  if (status.elapsed_seconds > 0.0) add(elapsed_text(status), 7);
+  const bool is_preparing = status.state == "preparing";
+  if (is_preparing) fields.push_back({" ", "(tokens)", 6});
+  if (status.state == "running") add("term " + std::to_string(status.term), 5);
+  if (status.state == "running" || is_preparing) {
+    fields.push_back({" on ", one_line(status.host), 4});
+    fields.push_back({" ", "(pid " + std::to_string(status.pid) + ")", 3});
+  }
+  // Where it is too long, the folders before the run say the least.
+  const bool is_long = join(fields, kUnlimitedWidth).size() > static_cast<std::size_t>(width);
+  const std::string name = std::filesystem::path(status.run).filename().string();
+  if (is_long && !name.empty()) fields.front() = begin_of(name);
+  return join(std::move(fields), width);
 }
 
 std::vector<std::string> stage_lines(const RunStatus& status, int width) {
@@ -216,39 +285,46 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
     name.resize(9, ' ');
     std::string share = percent(fraction);
     share.insert(0, 4 - std::min<std::size_t>(4, share.size()), ' ');
-    return name + bar(fraction, width >= 60 ? 18 : 11) + share;
+    return Field{"", name + bar(fraction, width >= 60 ? 18 : 11) + share, 11};
   };
   for (const StageStatus& stage : status.stages) {
     if (stage.total == 0) continue;
-    // The narrowest terminal cuts at the end, so what matters most comes first.
     const FinetuneText text = stage.stage == "finetune" ? finetune_text(status) : FinetuneText{};
-    std::string tail = " ";
-    tail += text.step.empty() ? std::to_string(stage.done) + "/" + std::to_string(stage.total)
-                              : text.step;
-    if (!text.loss.empty()) tail += "  " + text.loss;
-    if (stage.done < stage.total && stage.eta_seconds) {
-      tail += "  eta " + duration_text(*stage.eta_seconds);
-    }
-    if (stage.running > 0) tail += "  " + std::to_string(stage.running) + " running";
-    if (stage.quarantined > 0) tail += "  " + std::to_string(stage.quarantined) + " quarantined";
-    if (stage.seconds > 0) tail += "  " + duration_text(stage.seconds);
-    lines.push_back(fit(begin_of(stage.stage, stage.fraction) + tail, width));
+    std::vector<Field> fields{begin_of(stage.stage, stage.fraction)};
+    fields.push_back({" ",
+                      text.step.empty()
+                          ? std::to_string(stage.done) + "/" + std::to_string(stage.total)
+                          : text.step,
+                      9});
+    if (!text.loss.empty()) fields.push_back({"  ", text.loss, 5});
+    if (stage.done < stage.total && stage.eta_seconds)
+      fields.push_back({"  ", "eta " + duration_text(*stage.eta_seconds), 10});
+    if (stage.seconds >= 0.1)
+      fields.push_back({"  ", "elapsed " + duration_text(stage.seconds), 8});
+    if (stage.running > 0) fields.push_back({"  ", std::to_string(stage.running) + " running", 6});
+    if (stage.quarantined > 0)
+      fields.push_back({"  ", std::to_string(stage.quarantined) + " quarantined", 7});
+    lines.push_back(join(std::move(fields), width));
   }
   if (status.fraction && *status.fraction < 1.0) {
-    const std::string eta =
-        status.eta_seconds ? " eta " + duration_text(*status.eta_seconds) + " to the end" : "";
-    lines.push_back(fit(begin_of("total", *status.fraction) + eta, width));
+    std::vector<Field> fields{begin_of("total", *status.fraction)};
+    if (status.eta_seconds) {
+      fields.push_back({" eta ", duration_text(*status.eta_seconds), 10});
+      fields.push_back({" ", "to the end", 1});
+    }
+    lines.push_back(join(std::move(fields), width));
   }
   return lines;
 }
 
-std::vector<std::string> block_lines(const RunStatus& status, int width) {
+std::vector<std::string> block_lines(const RunStatus& status, int width, std::size_t max_rows) {
   Table table;
   table.column("block", 9, true).column("layers", 4).column("state", 8).column("step", 5, true);
   table.column("MSE", 7, true).column("worst", 6, true).column("at", 3, true);
   table.column("tries", 2, true);
-  const std::vector<const TaskStatus*> tasks = transfers(status);
-  if (tasks.empty()) return {};
+  const std::vector<const TaskStatus*> all = transfers(status);
+  if (all.empty()) return {};
+  const std::vector<const TaskStatus*> tasks = selected(all, max_rows);
   const bool shows_memory = width >= kRoomForMemory &&
                             std::any_of(tasks.begin(), tasks.end(), [](const TaskStatus* task) {
                               return !memory_text(*task).empty();
@@ -277,29 +353,39 @@ std::vector<std::string> block_lines(const RunStatus& status, int width) {
     const std::string note = one_line(note_of(*tasks[i]));
     if (note.empty()) continue;
     lines[i + 1].resize(widest + 2, ' ');
-    lines[i + 1] += fit(note, room);
+    lines[i + 1] += fit_words(note, room);
   }
+  if (tasks.size() < all.size()) lines.push_back(fit_words(others_text(all, tasks), width));
   return lines;
 }
 
 std::vector<std::string> layer_lines(const RunStatus& status, int width) {
-  constexpr std::size_t kLabel = 8, kCell = 10;
-  const std::size_t cells_in_a_line =
-      std::max<std::size_t>(1, (static_cast<std::size_t>(std::max(0, width)) - kLabel) / kCell);
-  std::vector<std::string> lines;
+  constexpr std::size_t kGap = 2;
+  constexpr int kDigits = 3;  // as many as fit, and enough to compare layers by
+  std::vector<std::pair<std::string, std::string>> cells;
   for (const TaskStatus* task : transfers(status)) {
     const BlockMse mse = mse_of(*task);
-    std::string line = "L" + range_text(task->first_layer, task->num_layers);
     for (std::size_t i = 0; i < mse.layers.size(); ++i) {
-      const std::size_t cell = i % cells_in_a_line;
-      if (i > 0 && cell == 0) lines.push_back(fit(std::exchange(line, ""), width));
-      line.resize(std::max(line.size(), kLabel + kCell * cell), ' ');
-      line += number_text(mse.layers[i]);
+      cells.emplace_back("L" + std::to_string(task->first_layer + static_cast<int>(i)),
+                         number_text(mse.layers[i], kDigits));
     }
-    if (!mse.layers.empty()) lines.push_back(fit(line, width));
   }
-  if (!lines.empty())
-    lines.insert(lines.begin(), fit("MSE of each layer at its last validation", width));
+  if (cells.empty()) return {};
+  std::size_t name_width = 0, cell_width = 0;
+  for (const auto& [name, mse] : cells) name_width = std::max(name_width, name.size() + 1);
+  for (const auto& [name, mse] : cells) cell_width = std::max(cell_width, name_width + mse.size());
+  const std::size_t num_columns = std::max<std::size_t>(
+      1, (static_cast<std::size_t>(std::max(0, width)) + kGap) / (cell_width + kGap));
+  std::vector<std::string> lines{fit_words("MSE of each layer at its last validation", width)};
+  for (std::size_t i = 0; i < cells.size(); ++i) {
+    const std::size_t column = i % num_columns;
+    if (column == 0) lines.emplace_back();
+    std::string& line = lines.back();
+    line.resize(column * (cell_width + kGap), ' ');
+    line += cells[i].first;
+    line.resize(column * (cell_width + kGap) + name_width, ' ');
+    line = fit(line + cells[i].second, width);
+  }
   return lines;
 }
 
@@ -309,6 +395,7 @@ std::vector<std::string> worker_lines(const RunStatus& status, int width) {
       .column("host", 4)
       .column("device", 2)
       .column("doing", 8)
+      .column("speed", 7, true)
       .column("heard", 6, true);
   for (const WorkerStatus& worker : status.workers) {
     const std::string doing = worker.task.empty() ? worker.phase : worker.task;
@@ -316,6 +403,7 @@ std::vector<std::string> worker_lines(const RunStatus& status, int width) {
                worker.host,
                worker.device,
                doing,
+               worker.speed ? speed_text(*worker.speed, stage_of(worker)) : "",
                duration_text(worker.seconds_since_heartbeat)});
   }
   return table.empty() ? std::vector<std::string>{} : table.render(width);
@@ -340,28 +428,14 @@ std::vector<std::string> loss_lines(const RunStatus& status, int width) {
     if (steps > 0) text += (text.empty() ? "" : ", ") + counted(steps, "step") + " of " + stage;
   }
   if (text.empty()) return {};
-  return {fit("lost to failures and done again: " + text, width)};
+  return {fit_words("lost to failures and done again: " + text, width)};
 }
 
-std::vector<std::string> whole_view(const RunStatus& status, int width) {
+std::vector<std::string> warning_lines(const RunStatus& status, int width) {
   std::vector<std::string> lines;
-  std::string head = "run " + status.run + ": " + status.state;
-  if (status.state == "running") {
-    if (status.is_stopping) head += ", " + stopping_text(status);
-    head += ", term " + std::to_string(status.term) + " on " + status.host + " (pid " +
-            std::to_string(status.pid) + ")";
-  }
-  if (status.state == "preparing")
-    head += " (tokens) on " + status.host + " (pid " + std::to_string(status.pid) + ")";
-  lines.push_back(fit(one_line(head), width));
-  append(lines, stage_lines(status, width));
-  append(lines, block_lines(status, width));
-  append(lines, loss_lines(status, width));
-  append(lines, worker_lines(status, width));
-  append(lines, result_lines(status, width));
-  if (!status.warnings.empty()) lines.emplace_back();
   for (const std::string& warning : status.warnings) {
-    lines.push_back(fit("warning: " + one_line(warning), width));
+    std::istringstream wrapped(wrap("warning: " + one_line(warning), width, /*indent=*/4));
+    for (std::string line; std::getline(wrapped, line);) lines.push_back(fit(line, width));
   }
   return lines;
 }

@@ -22,22 +22,30 @@ struct BlockMse {
 };
 [[nodiscard]] BlockMse mse_of(const TaskStatus& transfer);
 
-// "blocks 9/14 done, 3 running, 1 retried | worst MSE layer 13 0.0487 | transfer 64% | eta 2h10m".
-// Where the width does not suffice, whole parts go, the least important first and the ETA never.
+// "blocks 9/14 done, 3 running | transfer 64%  1.04 s/step | total 40% | elapsed 12m05s | eta
+// 2h10m". Where the width does not suffice, whole parts go, the least important first and the ETA
+// never.
 [[nodiscard]] std::string status_line(const RunStatus& status, int width = kUnlimitedWidth);
+
+// The parts of a view, no line of them wider than `width`: what does not fit goes as a whole.
+
+// Which run, its state, elapsed time and coordinator.
+[[nodiscard]] std::string head_line(const RunStatus& status, int width);
 // One bar a stage.
 [[nodiscard]] std::vector<std::string> stage_lines(const RunStatus& status, int width);
 // A table of the blocks: layers, state, step, MSE, attempts, where there is room peak memory, and
-// worker or reason.
-[[nodiscard]] std::vector<std::string> block_lines(const RunStatus& status, int width);
-// One row a block: the last validation MSE of each of its layers.
+// worker or reason. Of more blocks than rows those are there that run or are in trouble.
+[[nodiscard]] std::vector<std::string> block_lines(const RunStatus& status,
+                                                   int width,
+                                                   std::size_t max_rows = kUnlimitedRows);
+// The last validation MSE of each layer, in as many columns as fit.
 [[nodiscard]] std::vector<std::string> layer_lines(const RunStatus& status, int width);
+// With the speed of each: seconds a step where it trains, else tokens a second.
 [[nodiscard]] std::vector<std::string> worker_lines(const RunStatus& status, int width);
 // What killed and failed attempts cost, one line; none: nothing.
 [[nodiscard]] std::vector<std::string> loss_lines(const RunStatus& status, int width);
 // Perplexities and what else the later stages measured.
 [[nodiscard]] std::vector<std::string> result_lines(const RunStatus& status, int width);
-// Head line, stages, blocks, losses, workers, results, warnings: what `status` prints.
-[[nodiscard]] std::vector<std::string> whole_view(const RunStatus& status, int width);
+[[nodiscard]] std::vector<std::string> warning_lines(const RunStatus& status, int width);
 
 }  // namespace hedgerow::coordinator::cli

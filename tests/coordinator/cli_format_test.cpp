@@ -54,5 +54,19 @@ TEST(Format, NarrowTableDropsItsLeastImportantColumnFirst) {
   EXPECT_EQ(table.render(4), (std::vector<std::string>{"blo~", "   ~", "   ~"}));
 }
 
+TEST(Format, ALineIsCutBehindAWordAndFieldsGoAsAWhole) {
+  EXPECT_EQ(fit_words("failed three times, on two workers", 34),
+            "failed three times, on two workers");
+  EXPECT_EQ(fit_words("failed three times, on two workers", 21), "failed three times~");
+  EXPECT_EQ(fit_words("failed three times, on two workers", 12), "failed~");
+  EXPECT_EQ(fit_words("/a/path/without/a/space", 10), "/a/path/w~");
+  const std::vector<Field> fields{
+      {"", "transfer 25%", 3}, {" | ", "elapsed 2m06s", 1}, {" | ", "eta 5s", 2}};
+  EXPECT_EQ(join(fields, 37), "transfer 25% | elapsed 2m06s | eta 5s");
+  EXPECT_EQ(join(fields, 36), "transfer 25% | eta 5s");
+  EXPECT_EQ(join(fields, 20), "transfer 25%");
+  EXPECT_EQ(join(fields, 8), "transfe~") << "nothing is left to leave out";
+}
+
 }  // namespace
 }  // namespace hedgerow::coordinator::cli

@@ -3,6 +3,7 @@
 #include <fstream>
 
 #include "coordinator/cli/inspection.hpp"
+#include "coordinator/preparation.hpp"
 #include "coordinator/process.hpp"
 #include "coordinator/status.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
@@ -295,6 +296,10 @@ TEST_F(RunDirectory, AProcessThatDiedBehindItsCoordinatorIsShownToWorkOnNothing)
   write_coordinator_file(kDead, 1, {{"w1", 1, 0, wire::this_process()}, {"mpi", 0, 6, kDead}});
   EXPECT_EQ(read_status(run_.layout).task("capture/b0000/p00")->state, "running") << "it lives";
   write_coordinator_file(kDead, 1, {{"w1", 1, 0, kDead}, {"mpi", 0, 6, kDead}});
+  {
+    const Preparation next(run_.layout);  // `run` says what it goes on with before it coordinates
+    EXPECT_EQ(read_status(run_.layout).task("capture/b0000/p00")->state, "ready");
+  }
   const RunStatus status = read_status(run_.layout);
   EXPECT_EQ(status.task("capture/b0000/p00")->state, "ready");
   EXPECT_EQ(status.task("finetune")->state, "ready");

@@ -28,6 +28,15 @@ TEST(Terminal, PipedProgressIsPlainLinesWithoutEscapesTenSecondsApart) {
   EXPECT_EQ(console.out, "") << "talk belongs on stderr";
 }
 
+TEST(Terminal, ANarrowBarLosesItsNoteAndThenItsEtaAsAWhole) {
+  EXPECT_EQ(progress_line("tokenize transfer", 0.25, 30, "3.1 MB of 12.4 MB", 79),
+            "tokenize transfer [######-------------------] 25%  3.1 MB of 12.4 MB  eta 1m30s");
+  EXPECT_EQ(progress_line("tokenize transfer", 0.25, 30, "3.1 MB of 12.4 MB", 40),
+            "tokenize transfer 25%  eta 1m30s");
+  EXPECT_EQ(progress_line("tokenize transfer", 0.25, 30, "3.1 MB of 12.4 MB", 25),
+            "tokenize transfer 25%");
+}
+
 TEST(Terminal, WorkUnderTwoSecondsShowsNoBar) {
   FakeConsole console = screen();
   Terminal terminal(console);

@@ -3,6 +3,7 @@
 #include <cmath>
 
 #include "coordinator/cli/explanation.hpp"
+#include "coordinator/cli/screen.hpp"
 #include "coordinator/cli/view.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -19,6 +20,7 @@ RunStatus status_of_a_run() {
   status.pid = 4711;
   status.num_layers = 30;
   status.num_blocks = 6;
+  status.elapsed_seconds = 126;
   const auto stage = [&](const char* name,
                          int total,
                          int done,
@@ -83,6 +85,7 @@ RunStatus status_of_a_run() {
   worker.phase = "training";
   worker.task = "transfer/b0001";
   worker.seconds_since_heartbeat = 2.2;
+  worker.speed = {2.0834, 983.1};
   status.workers = {worker};
   status.warnings = {"journal/000002.jsonl: torn tail, 31 bytes cut"};
   return status;
@@ -113,10 +116,10 @@ TEST(View, TheStatusLineCountsTheBlocksThatTrain) {
 
 TEST(View, OfARunAtEightyColumns) {
   EXPECT_EQ(joined(whole_view(status_of_a_run(), 80)), R"(
-run runs/smollm2: running, term 3 on node7 (pid 4711)
+run runs/smollm2: running, elapsed 2m06s, term 3 on node7 (pid 4711)
 
-capture  [################]100% 10/10  31s
-transfer [####------------] 25% 1/6  eta 4m45s  1 running  1 quarantined  1m35s
+capture  [################]100% 10/10  elapsed 31s
+transfer [####------------] 25% 1/6  eta 4m45s  elapsed 1m35s  1 quarantined
 assemble [----------------]  0% 0/1
 
 block  layers  state         step     MSE  worst  at  tries
@@ -127,8 +130,12 @@ block  layers  state         step     MSE  worst  at  tries
     4  20-24   ready                    -      -          0
     5  25-29   ready                    -      -          0
 
-worker   host   device  doing           heard
-node7-1  node7  Xeon    transfer/b0001   2.2s
+MSE of each layer at its last validation
+L0 0.011  L1 0.012  L2 0.013  L3 0.042  L4 0.01   L5 0.02   L6 0.03   L7 0.02
+L8 0.02   L9 0.02
+
+worker   host   device  doing                 speed  heard
+node7-1  node7  Xeon    transfer/b0001  2.08 s/step   2.2s
 
 evaluated  perplexity
 teacher         12.53
@@ -139,10 +146,10 @@ warning: journal/000002.jsonl: torn tail, 31 bytes cut
 
 TEST(View, OfARunAtFortyColumns) {
   EXPECT_EQ(joined(whole_view(status_of_a_run(), 40)), R"(
-run runs/smollm2: running, term 3 on no~
+run smollm2: running, elapsed 2m06s
 
-capture  [#########]100% 10/10  31s
-transfer [##-------] 25% 1/6  eta 4m45s~
+capture  [#########]100% 10/10
+transfer [##-------] 25% 1/6  eta 4m45s
 assemble [---------]  0% 0/1
 
 block  state         step     MSE  worst
@@ -153,31 +160,144 @@ block  state         step     MSE  worst
     4  ready                    -      -
     5  ready                    -      -
 
-worker   host   doing           heard
-node7-1  node7  transfer/b0001   2.2s
+MSE of each layer at its last validation
+L0 0.011  L1 0.012  L2 0.013  L3 0.042
+L4 0.01   L5 0.02   L6 0.03   L7 0.02
+L8 0.02   L9 0.02
+
+worker   doing                 speed
+node7-1  transfer/b0001  2.08 s/step
 
 evaluated  perplexity
 teacher         12.53
 
-warning: journal/000002.jsonl: torn tai~
+warning: journal/000002.jsonl: torn
+    tail, 31 bytes cut
+)");
+}
+
+// SmolLM2's 30 layers, each a block: 22 are done, two train, the others wait.
+RunStatus status_of_thirty_blocks() {
+  RunStatus status = status_of_a_run();
+  status.tasks.clear();
+  status.num_blocks = 30;
+  status.stages[1].total = 30;
+  status.stages[1].done = 22;
+  status.stages[1].quarantined = 0;
+  for (const char* name : {"finetune", "evaluate"}) {
+    StageStatus stage;
+    stage.stage = name;
+    stage.total = 1;
+    status.stages.push_back(stage);
+  }
+  status.fraction = 0.41;
+  status.eta_seconds = 312;
+  for (int block = 0; block < 30; ++block) {
+    TaskStatus task;
+    task.stage = "transfer";
+    task.block = task.first_layer = block;
+    task.num_layers = 1;
+    task.state = block < 22 ? "done" : block < 24 ? "running" : "ready";
+    task.attempts = block < 24 ? 1 : 0;
+    const double mse = 0.0104 + 0.00137 * block;
+    if (block < 22) task.result = {{"layers", {{{"layer", block}, {"mse", mse}}}}};
+    if (block == 22 || block == 23) {
+      task.worker = "node7-" + std::to_string(block - 22);
+      task.progress.emplace();
+      task.progress->phase = "training";
+      task.progress->step = 12;
+      task.progress->num_steps = 60;
+      task.progress->layer_mse = {mse};
+    }
+    status.tasks.push_back(task);
+  }
+  status.workers[0].uuid = "node7-0";
+  status.workers[0].task = "transfer/b0022";
+  status.workers.push_back(status.workers[0]);
+  status.workers[1].uuid = "node7-1";
+  status.workers[1].task = "transfer/b0023";
+  status.warnings.clear();
+  return status;
+}
+
+// 23 rows and the foot.
+TEST(View, ThirtyLayersFitAScreenOfEightyColumnsAndTwentyFourRows) {
+  EXPECT_EQ(joined(whole_view(status_of_thirty_blocks(), 80, 23)), R"(
+run runs/smollm2: running, elapsed 2m06s, term 3 on node7 (pid 4711)
+
+capture  [################]100% 10/10  elapsed 31s
+transfer [####------------] 25% 22/30  eta 4m45s  elapsed 1m35s  1 running
+assemble [----------------]  0% 0/1
+finetune [----------------]  0% 0/1
+evaluate [----------------]  0% 0/1
+total    [######----------] 41% eta 5m12s to the end
+
+block  layers  state     step      MSE    worst   at  tries
+   22  22      running  12/60  0.04054  0.04054  L22      1  node7-0, training
+   23  23      running  12/60  0.04191  0.04191  L23      1  node7-1, training
+... and 28 more: 22 done, 6 ready
+
+MSE of each layer at its last validation
+L0  0.0104  L1  0.0118  L2  0.0131  L3  0.0145  L4  0.0159  L5  0.0172
+L6  0.0186  L7  0.02    L8  0.0214  L9  0.0227  L10 0.0241  L11 0.0255
+L12 0.0268  L13 0.0282  L14 0.0296  L15 0.0309  L16 0.0323  L17 0.0337
+L18 0.0351  L19 0.0364  L20 0.0378  L21 0.0392  L22 0.0405  L23 0.0419
+
+worker   host   device  doing                 speed  heard
+node7-0  node7  Xeon    transfer/b0022  2.08 s/step   2.2s
+node7-1  node7  Xeon    transfer/b0023  2.08 s/step   2.2s
+)");
+}
+
+TEST(View, ThirtyLayersFitAScreenOfFortyColumnsAndTwentyFourRows) {
+  EXPECT_EQ(joined(whole_view(status_of_thirty_blocks(), 40, 23)), R"(
+run smollm2: running, elapsed 2m06s
+
+capture  [#########]100% 10/10
+transfer [##-------] 25%  eta 4m45s
+assemble [---------]  0% 0/1
+finetune [---------]  0% 0/1
+evaluate [---------]  0% 0/1
+total    [###------] 41% eta 5m12s
+
+MSE of each layer at its last validation
+L0  0.0104  L1  0.0118  L2  0.0131
+L3  0.0145  L4  0.0159  L5  0.0172
+L6  0.0186  L7  0.02    L8  0.0214
+L9  0.0227  L10 0.0241  L11 0.0255
+L12 0.0268  L13 0.0282  L14 0.0296
+L15 0.0309  L16 0.0323  L17 0.0337
+L18 0.0351  L19 0.0364  L20 0.0378
+L21 0.0392  L22 0.0405  L23 0.0419
+
+worker   doing                 speed
+node7-0  transfer/b0022  2.08 s/step
+node7-1  transfer/b0023  2.08 s/step
 )");
 }
 
 TEST(View, NoLineIsEverWiderThanTheTerminal) {
-  for (int width = 20; width <= 140; ++width) {
-    for (const auto& lines :
-         {whole_view(status_of_a_run(), width), layer_lines(status_of_a_run(), width)}) {
-      for (const std::string& line : lines)
-        EXPECT_LE(line.size(), static_cast<std::size_t>(width)) << line;
+  for (const RunStatus& status : {status_of_a_run(), status_of_thirty_blocks()}) {
+    for (int width = 20; width <= 140; ++width) {
+      for (const std::size_t rows : {std::size_t{5}, std::size_t{23}, kUnlimitedRows}) {
+        const std::vector<std::string> lines = whole_view(status, width, rows);
+        EXPECT_LE(lines.size(), std::max<std::size_t>(rows, 8)) << "the stages stay";
+        for (const std::string& line : lines)
+          EXPECT_LE(line.size(), static_cast<std::size_t>(width)) << line;
+      }
     }
   }
 }
 
 TEST(View, LayersShowTheirLastValidation) {
-  EXPECT_EQ(joined(layer_lines(status_of_a_run(), 80)), R"(
-MSE of each layer at its last validation
-L0-4    0.011     0.012     0.013     0.042     0.01
-L5-9    0.02      0.03      0.02      0.02      0.02
+  RunStatus status = status_of_a_run();
+  status.tasks[1].progress->layer_mse[1] = std::nan("");
+  EXPECT_EQ(joined(layer_lines(status, 30)), R"(
+MSE of each layer at its last~
+L0 0.011  L1 0.012  L2 0.013
+L3 0.042  L4 0.01   L5 0.02
+L6 -      L7 0.02   L8 0.02
+L9 0.02
 )");
 }
 
@@ -200,7 +320,7 @@ TEST(View, AKeptSoftmaxLayerDoesNotShiftTheNamesOfTheOthers) {
 TEST(View, StatusLineSaysHowFarHowWellAndHowLong) {
   EXPECT_EQ(status_line(status_of_a_run()),
             "blocks 1/6 done, 1 running, 2 retried, 1 quarantined | worst MSE layer 3 0.042 | "
-            "transfer 25% | eta 4m45s");
+            "transfer 25%  2.08 s/step | elapsed 2m06s | eta 4m45s");
 }
 
 TEST(View, ForeignTextCannotMoveTheCursor) {
@@ -234,19 +354,23 @@ TEST(View, FinetuneShowsItsStepAndLossAndTheWholeItsEta) {
   status.eta_seconds = 130;
   const std::vector<std::string> lines = stage_lines(status, 100);
   EXPECT_EQ(lines[3],
-            "finetune [#######---------] 45% step 18/40  loss 2.312  eta 1m50s  1 running  1m30s");
+            "finetune [#######---------] 45% step 18/40  loss 2.312  eta 1m50s  elapsed 1m30s  1 "
+            "running");
   EXPECT_EQ(lines[4], "total    [#########-------] 60% eta 2m10s to the end");
   const std::string line = status_line(status);
-  EXPECT_TRUE(line.ends_with("| finetune step 18/40  loss 2.312 | total 60% | eta 2m10s")) << line;
+  EXPECT_TRUE(
+      line.ends_with("| finetune step 18/40  loss 2.312 | total 60% | elapsed 2m06s | eta 2m10s"))
+      << line;
 }
 
 TEST(View, ANarrowStatusLineLosesWholePartsAndNeverItsEta) {
   const RunStatus status = status_of_a_run();
-  EXPECT_EQ(status_line(status, 95),
-            "blocks 1/6 done, 1 running, 1 quarantined | worst MSE layer 3 0.042 | transfer 25% | "
-            "eta 4m45s");
-  EXPECT_EQ(status_line(status, 70),
-            "blocks 1/6 done, 1 running, 1 quarantined | transfer 25% | eta 4m45s");
+  EXPECT_EQ(status_line(status, 111),
+            "blocks 1/6 done, 1 running, 1 quarantined | transfer 25%  2.08 s/step | "
+            "elapsed 2m06s | eta 4m45s");
+  EXPECT_EQ(status_line(status, 79),
+            "blocks 1/6 done, 1 quarantined | transfer 25% | elapsed 2m06s | eta 4m45s");
+  EXPECT_EQ(status_line(status, 40), "1 quarantined | transfer 25% | eta 4m45s");
   for (int width = 9; width < 130; ++width)
     EXPECT_TRUE(status_line(status, width).ends_with("eta 4m45s")) << width;
 }
@@ -254,7 +378,8 @@ TEST(View, ANarrowStatusLineLosesWholePartsAndNeverItsEta) {
 TEST(View, WithoutAnEstimateTheEtaIsADash) {
   RunStatus status = status_of_a_run();
   status.fraction = 0.01;  // of the whole: the estimate of one stage would be too small
-  EXPECT_TRUE(status_line(status).ends_with("| total 1% | eta -")) << status_line(status);
+  EXPECT_TRUE(status_line(status).ends_with("| total 1% | elapsed 2m06s | eta -"))
+      << status_line(status);
 }
 
 TEST(View, AStopThatWasAskedForIsNoOtherTry) {
@@ -293,6 +418,42 @@ TEST(View, EvaluationsComeInTheOrderOfTheirStages) {
   EXPECT_TRUE(lines[1].starts_with("teacher"));
   EXPECT_TRUE(lines[2].starts_with("transfer"));
   EXPECT_TRUE(lines[3].starts_with("lora"));
+}
+
+// A worker's name says nothing of its work, and neither does a number without its unit.
+TEST(View, EachWorkerShowsItsOwnSpeedAndTheStatusLineTheirMean) {
+  RunStatus status = status_of_a_run();
+  status.stages[0].done = 8;
+  status.stages[0].running = 2;
+  for (const double speed : {1159.4, 901.0}) {
+    WorkerStatus worker = status.workers[0];
+    worker.uuid = "node8-" + std::to_string(status.workers.size());
+    worker.task = "capture/b0002/p00";
+    worker.speed = {0.5, speed};
+    status.workers.push_back(worker);
+  }
+  WorkerStatus idle = status.workers[0];
+  idle.task = "";
+  idle.phase = "idle";
+  idle.speed.reset();
+  status.workers.push_back(idle);
+  EXPECT_EQ(joined(worker_lines(status, 80)), R"(
+worker   host   device  doing                      speed  heard
+node7-1  node7  Xeon    transfer/b0001       2.08 s/step   2.2s
+node8-1  node7  Xeon    capture/b0002/p00  1159 tokens/s   2.2s
+node8-2  node7  Xeon    capture/b0002/p00   901 tokens/s   2.2s
+node7-1  node7  Xeon    idle                               2.2s
+)");
+  const std::string line = status_line(status);
+  EXPECT_NE(line.find("| capture 100%  1030 tokens/s | transfer 25%  2.08 s/step |"),
+            std::string::npos)
+      << line;
+  const nlohmann::json json = status;
+  EXPECT_DOUBLE_EQ(json["elapsed_seconds"].get<double>(), 126.0);
+  EXPECT_DOUBLE_EQ(json["workers"][0]["seconds_per_step"].get<double>(), 2.0834);
+  EXPECT_DOUBLE_EQ(json["workers"][1]["tokens_per_second"].get<double>(), 1159.4);
+  EXPECT_FALSE(json["workers"][3].contains("tokens_per_second"));
+  EXPECT_EQ(nlohmann::json(json.get<RunStatus>()), json);
 }
 
 // Of a GPU's worker the GPU's memory counts; of a CPU's there is no other.

@@ -284,7 +284,7 @@ TEST(FillStatus, AFailureAndALostLeaseAreOtherTriesAndAReleaseIsNot) {
   EXPECT_EQ(tries({Granted{id, 3, "w1", 1, ""}, LeaseRevoked{3, ""}}), 3);
 }
 
-TEST(FillStatus, TheWholeHasNoEtaBeforeWhatRunsIsMeasured) {
+TEST(FillStatus, AnEtaIsThereFromTheFirstFinishedShardOrStepOnAndStays) {
   State state;
   const Geometry geometry = four_layers(2);
   StageTimes times;
@@ -292,26 +292,32 @@ TEST(FillStatus, TheWholeHasNoEtaBeforeWhatRunsIsMeasured) {
     EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
     times.observe(seconds, state);
   };
+  const auto shown = [&](double now, const ProgressOf& progress) {
+    RunStatus status;
+    fill_status(
+        status, state, times, progress, now, {.work = {{"capture", 100.0}, {"transfer", 900.0}}});
+    return status;
+  };
   at(0, RunStarted{geometry, "test"});
   at(0, Granted{TaskId::capture(0, 0), 1, "w1", 1, ""});
+  EXPECT_FALSE(shown(4, of_token(1, progress_of("loading", 1, 2))).eta_seconds);
   at(5, ShardCommitted{1, 0, {"s", 1, {}}});
+  ASSERT_TRUE(shown(5, {}).eta_seconds);
+  EXPECT_NEAR(*shown(5, {}).eta_seconds, 45.0, 1e-9) << "a tenth of the work took 5 s";
+  EXPECT_DOUBLE_EQ(shown(5, {}).elapsed_seconds, 5.0);
   at(5, TaskDone{1, {}, nlohmann::json::object()});
   at(5, Granted{TaskId::transfer(0), 2, "w1", 1, ""});
-  const auto eta = [&](double now, std::int64_t step) {
-    const LiveProgress live = progress_of("training", step, 60);
-    RunStatus status;
-    fill_status(status,
-                state,
-                times,
-                of_token(2, live),
-                now,
-                {.work = {{"capture", 100.0}, {"transfer", 900.0}}});
-    return status.eta_seconds;
-  };
-  EXPECT_FALSE(eta(8, 0));
-  EXPECT_FALSE(eta(8, 30)) << "three seconds tell nothing";
-  ASSERT_TRUE(eta(35, 30));
-  EXPECT_NEAR(*eta(35, 30), 90.0, 1.0) << "a quarter of the stage took 30 s";
+  // Nothing of the transfer is measured; its work is, by the speed of the capture.
+  EXPECT_NEAR(*shown(8, of_token(2, progress_of("loading", 1, 2))).eta_seconds, 45.0, 1e-9);
+  EXPECT_FALSE(shown(8, of_token(2, progress_of("training", 0, 60))).stages[1].eta_seconds);
+  // One step of 60, of one block of two, after 10 s of loading and 1 s of work.
+  LiveProgress live = progress_of("training", 1, 60);
+  EXPECT_NEAR(*shown(16, of_token(2, live)).stages[1].eta_seconds, 11.0 * 119, 1e-6);
+  live.speed = {1.0, 512.0};
+  const RunStatus status = shown(16, of_token(2, live));
+  EXPECT_NEAR(*status.stages[1].eta_seconds, 119.0, 1e-9) << "loading is no step";
+  EXPECT_NEAR(*status.eta_seconds, 119.0, 1e-9);
+  EXPECT_DOUBLE_EQ(status.elapsed_seconds, 16.0);
 }
 
 // What the attempt of a block measured is known after a stop, until the block begins anew.

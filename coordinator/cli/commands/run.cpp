@@ -11,6 +11,7 @@
 #include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/planning.hpp"
 #include "coordinator/cli/programs.hpp"
+#include "coordinator/cli/screen.hpp"
 #include "coordinator/cli/stop_request.hpp"
 #include "coordinator/cli/tokenizing.hpp"
 #include "coordinator/cli/view.hpp"

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/view.hpp"
+#include "coordinator/cli/screen.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -4,6 +4,7 @@
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/format.hpp"
 #include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/screen.hpp"
 #include "coordinator/cli/view.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -23,15 +24,17 @@ class FullScreen {
   FullScreen(const FullScreen&) = delete;
   FullScreen& operator=(const FullScreen&) = delete;
 
-  void draw(const std::vector<std::string>& lines) {
-    const auto height = static_cast<std::size_t>(std::max(3, console_.height()));
-    const std::size_t shown = std::min(lines.size(), height - 1);
+  void draw(const RunStatus& status) {
+    const auto rows = static_cast<std::size_t>(std::max(2, console_.height() - 1));
+    const std::vector<std::string> lines = whole_view(status, console_.width(), rows);
     std::string frame = "\x1b[H";
-    for (std::size_t i = 0; i < shown; ++i) frame += lines[i] + "\x1b[K\r\n";
+    // Erased before it is written: behind a full row the cursor still stands on its last letter.
+    for (std::size_t i = 0; i < std::min(lines.size(), rows); ++i)
+      frame += "\x1b[2K" + lines[i] + "\r\n";
     std::string foot = "q leaves; the run goes on";
-    if (shown < lines.size())
-      foot.insert(0, "... " + std::to_string(lines.size() - shown) + " more rows | ");
-    frame += "\x1b[J" + fit(foot, console_.width() - 1);
+    if (lines.size() > rows)
+      foot.insert(0, "... " + std::to_string(lines.size() - rows) + " more rows | ");
+    frame += "\x1b[J" + fit_words(foot, console_.width() - 1);
     console_.write_err(frame);
   }
 
@@ -43,19 +46,11 @@ bool has_ended(const RunStatus& status) {
   return status.state == "done" || status.state == "partial";
 }
 
-std::vector<std::string> live_view(const RunStatus& status, int width) {
-  std::vector<std::string> lines = whole_view(status, width);
-  const std::vector<std::string> layers = layer_lines(status, width);
-  if (!layers.empty()) lines.emplace_back();
-  lines.insert(lines.end(), layers.begin(), layers.end());
-  return lines;
-}
-
 void draw_until_left(const storage::RunLayout& layout, Terminal& terminal) {
   FullScreen screen(terminal.console());
   while (!is_interrupted()) {
     const RunStatus status = read_status(layout);
-    screen.draw(live_view(status, terminal.width()));
+    screen.draw(status);
     if (has_ended(status)) return;
     const auto key = terminal.console().wait_for_key(kRefresh);
     if (key && (*key == 'q' || *key == 'Q' || *key == '\x1b')) return;
@@ -88,7 +83,7 @@ ExitCode run_watch(const std::string& directory, Terminal& terminal) {
     return ExitCode::kOk;
   }
   if (!has_ended(first)) draw_until_left(layout, terminal);
-  for (const std::string& line : live_view(read_status(layout), terminal.answer_width()))
+  for (const std::string& line : whole_view(read_status(layout), terminal.answer_width()))
     terminal.print(line);
   return ExitCode::kOk;
 }
