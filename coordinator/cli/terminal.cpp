@@ -9,13 +9,11 @@ namespace hedgerow::coordinator::cli {
 namespace {
 
 using std::chrono::duration;
-using std::chrono::milliseconds;
-using std::chrono::seconds;
 
 constexpr std::string_view kClearLine = "\r\x1b[2K";
-constexpr seconds kSilentFor{2};        // work shorter than this shows no bar
-constexpr milliseconds kRedraw{100};    // on a tty
-constexpr seconds kPlainLineEvery{10};  // elsewhere
+constexpr std::chrono::seconds kSilentFor{2};        // work shorter than this shows no bar
+constexpr std::chrono::milliseconds kRedraw{100};    // on a tty
+constexpr std::chrono::seconds kPlainLineEvery{10};  // elsewhere
 
 bool understands_escapes(const Console& console) {
   return console.environment("TERM").value_or("dumb") != "dumb";
