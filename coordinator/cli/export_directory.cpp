@@ -38,6 +38,11 @@ constexpr std::array kOurModeling{"attention_hedgerow.py",
                                   "modeling_hedgerow.py",
                                   "operators_hedgerow.py"};
 
+// AutoTokenizer asks no question only about a model_type of transformers' own, so config.json keeps
+// the teacher's. Whoever then takes the body's own class would compute softmax attention with these
+// weights without a word; of an activation that does not exist it stumbles, and says this.
+constexpr const char* kForeignActivation = "hedgerow, which needs trust_remote_code=True";
+
 json read_json(const fs::path& path) {
   json value = json::parse(storage::read_text(path), nullptr, /*allow_exceptions=*/false);
   if (!value.is_object()) throw Error(ErrorKind::kCorrupt, path.string() + ": not a JSON object");
@@ -93,19 +98,23 @@ void copy_modeling(const Console& console, const fs::path& out) {
   for (const char* name : kOurModeling) copy_bytes(modeling / name, out / name);
 }
 
-void write_config(const fs::path& teacher, const ModelChoice& choice, const fs::path& out) {
-  json config = read_json(teacher / "config.json");
+void write_config(const storage::ModelDirectory& teacher,
+                  const ModelChoice& choice,
+                  const fs::path& out) {
+  json config = read_json(teacher.path() / "config.json");
   const json description = read_json(choice.student / "hedgerow.json");
   if (choice.compute_dtype != "auto") {
     config.erase("torch_dtype");  // what transformers read before version 5
     config["dtype"] = choice.compute_dtype == "bf16" ? "bfloat16" : "float32";
   }
   config["hedgerow"] = {{"format", "export/1"},
-                        {"body", config.at("model_type")},
+                        {"body", teacher.config().model_type},
+                        {"hidden_act", config.value("hidden_act", "silu")},
                         {"attention", description.at("attention")},
                         {"softmax_layers", description.at("softmax_layers")}};
   config["architectures"] = json::array({"HedgerowForCausalLM"});
-  config["model_type"] = "hedgerow";
+  config["model_type"] = teacher.config().model_type;  // it may have said only its architecture
+  config["hidden_act"] = kForeignActivation;
   config["auto_map"] = {{"AutoConfig", "configuration_hedgerow.HedgerowConfig"},
                         {"AutoModelForCausalLM", "modeling_hedgerow.HedgerowForCausalLM"}};
   storage::write_atomically(out / "config.json", config.dump(2) + "\n");
@@ -195,11 +204,12 @@ ExportSummary write_weights(const std::vector<WeightFile>& files,
 }  // namespace
 
 std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal& terminal) {
-  const fs::path teacher = storage::ModelDirectory::open(request.model.model).path();
+  const storage::ModelDirectory model = storage::ModelDirectory::open(request.model.model);
+  const fs::path& teacher = model.path();
   PartialDirectory partial(request.out);
   copy_companions(teacher, partial.path());
   copy_modeling(terminal.console(), partial.path());
-  write_config(teacher, request.model, partial.path());
+  write_config(model, request.model, partial.path());
   storage::write_atomically(partial.path() / "README.md", model_card(request.model, request.out));
   const bool merges = !request.model.lora.empty();
   const fs::path merged = partial.path() / "merged";

@@ -103,11 +103,11 @@ std::string quality_text(const RunStatus& status, bool has_lora) {
 
 std::string loading_text(const std::string& name, const std::string& compute_dtype) {
   return "## Loading\n\n```python\n"
-         "from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast\n\n"
+         "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
          "model = AutoModelForCausalLM.from_pretrained(" +
          json(name).dump() +
          ", trust_remote_code=True)\n"
-         "tokenizer = PreTrainedTokenizerFast.from_pretrained(" +
+         "tokenizer = AutoTokenizer.from_pretrained(" +
          json(name).dump() +
          ")\n```\n\n"
          "The model's code lies beside its weights; `trust_remote_code=True` lets it run. "

@@ -55,7 +55,9 @@ TEST_F(Export, DirectoryHoldsEveryTensorOnceAndWhatTransformersLooksFor) {
   const Answer answer = run_here({"export", "--out", run_.scratch / "out", "--json"});
   ASSERT_EQ(answer.code, 0) << answer.err;
   const nlohmann::json config = read_json("out/config.json");
-  EXPECT_EQ(config["model_type"], "hedgerow");
+  EXPECT_EQ(config["model_type"], "llama") << "AutoTokenizer would ask about any other";
+  EXPECT_EQ(config["hidden_act"], "hedgerow, which needs trust_remote_code=True");
+  EXPECT_EQ(config["hedgerow"]["hidden_act"], "silu");
   EXPECT_EQ(config["hedgerow"]["body"], "llama");
   EXPECT_EQ(config["hedgerow"]["softmax_layers"], nlohmann::json::array({1}));
   EXPECT_EQ(config["vocab_size"], 32) << "the teacher's own keys stay";

@@ -12,7 +12,9 @@ import json
 import subprocess
 import sys
 import unittest
+import warnings
 from pathlib import Path
+from unittest import mock
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 sys.path.append(str(Path(__file__).resolve().parents[1] / "huggingface"))
@@ -27,7 +29,7 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from make_tokens import content_hash  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline  # noqa: E402
 
 TOLERANCE = 1e-3  # of a logit, fp32 on both sides
 # How far a greedy token's logit may lie behind the largest of the same subject's full forward: where two are as good as
@@ -105,7 +107,7 @@ class ExportParity:
 
     def generated(self, subject: str) -> tuple[list[list[int]], list[list[int]]]:
         """Ids of the prompts, and what `hedgerow generate` goes on with."""
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.export)
+        tokenizer = AutoTokenizer.from_pretrained(self.export)
         ended = self.job.command("generate", "--run", self.job.run_directory, "--subject", subject, "--json",
                                  "--max-new-tokens", str(NEW_TOKENS), *PROMPTS)
         self.assertEqual(ended.code, 0, ended)
@@ -131,7 +133,7 @@ class ExportParity:
 
     @torch.no_grad()
     def test_generation_equals_the_full_forward_and_does_not_depend_on_the_batch(self) -> None:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.export, padding_side="left")
+        tokenizer = AutoTokenizer.from_pretrained(self.export, padding_side="left")
         arguments = dict(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=None, pad_token_id=tokenizer.pad_token_id)
         batch = tokenizer(list(PROMPTS), return_tensors="pt", padding=True)
         together = self.model.generate(**batch, **arguments)[:, batch["input_ids"].shape[1]:]
@@ -143,12 +145,16 @@ class ExportParity:
             # Where two logits are as good as equal either may be chosen.
             self.assertLessEqual(float(best.max()), TOLERANCE, f"{prompt!r}")
 
-    def test_the_tokenizer_loads_without_asking_about_code(self) -> None:
-        tokenizer = PreTrainedTokenizerFast.from_pretrained(self.export)
+    def test_the_tokenizer_is_the_teachers_without_a_question_or_a_warning(self) -> None:
         ours = AutoTokenizer.from_pretrained(self.job.model)
-        for prompt in PROMPTS:
-            self.assertEqual(tokenizer(prompt)["input_ids"], ours(prompt)["input_ids"])
-        self.assertEqual(tokenizer.chat_template, ours.chat_template)
+        for trust in (None, False, True):
+            with mock.patch("builtins.input", side_effect=AssertionError("asked whether the code may run")), \
+                    self.assertNoLogs("transformers", "WARNING"), warnings.catch_warnings(action="error"):
+                tokenizer = AutoTokenizer.from_pretrained(self.export, trust_remote_code=trust)
+            self.assertIs(type(tokenizer), type(ours))
+            for prompt in PROMPTS:
+                self.assertEqual(tokenizer(prompt)["input_ids"], ours(prompt)["input_ids"])
+            self.assertEqual(tokenizer.chat_template, ours.chat_template)
 
     @torch.no_grad()
     def test_our_generation_equals_theirs(self) -> None:
@@ -193,6 +199,13 @@ class OnePrecision(ExportParity):
 
 class Sliding(OnePrecision, unittest.TestCase):
     attention = {"window": "sliding"}
+
+    def test_a_pipeline_continues_a_prompt_as_the_model_does(self) -> None:
+        texts = pipeline("text-generation", str(self.export), trust_remote_code=True, dtype=torch.float32)
+        (found,) = texts(PROMPTS[0], max_new_tokens=8, do_sample=False)
+        ids = texts.tokenizer(PROMPTS[0], return_tensors="pt")
+        expected = self.model.generate(**ids, max_new_tokens=8, do_sample=False)
+        self.assertEqual(found["generated_text"], texts.tokenizer.decode(expected[0], skip_special_tokens=True))
 
 
 class Terraced(OnePrecision, unittest.TestCase):

@@ -217,6 +217,17 @@ class Generation(unittest.TestCase):
                 kept = "feature_map" in name or "window_factors" in name
                 self.assertEqual(parameter.dtype, torch.float32 if kept else torch.bfloat16, name)
                 assert_close(parameter.float(), model.get_parameter(name), rtol=0.01, atol=0.0)
+            self.assertEqual(loaded.config.hidden_act, "silu")
+
+    def test_without_trust_the_bodys_own_class_is_refused_and_never_computes_softmax_attention(self):
+        for body in ("llama", "mistral", "qwen2", "qwen3"):
+            with self.subTest(body=body), tempfile.TemporaryDirectory() as directory:
+                model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12}, body=body)
+                saved = Path(directory) / "saved"
+                model.save_pretrained(saved)
+                for arguments in ({}, {"trust_remote_code": False}, {"attn_implementation": "sdpa"}):
+                    with self.assertRaisesRegex(KeyError, "hedgerow, which needs trust_remote_code=True"):
+                        AutoModelForCausalLM.from_pretrained(saved, **arguments)
 
     def test_padding_between_tokens_is_refused(self):
         with tempfile.TemporaryDirectory() as directory:

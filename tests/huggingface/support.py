@@ -51,10 +51,12 @@ def add_huggingface_to_path() -> None:
 def write_export(directory: Path, config: dict, attention: dict, softmax_layers: list[int], body: str = "llama") -> None:
     """config.json and the model files of an export; weights are the caller's."""
     directory.mkdir(parents=True, exist_ok=True)
-    full = {**config, "model_type": "hedgerow", "architectures": ["HedgerowForCausalLM"],
+    full = {**config, "model_type": body, "architectures": ["HedgerowForCausalLM"],
+            "hidden_act": "hedgerow, which needs trust_remote_code=True",
             "auto_map": {"AutoConfig": "configuration_hedgerow.HedgerowConfig",
                          "AutoModelForCausalLM": "modeling_hedgerow.HedgerowForCausalLM"},
-            "hedgerow": {"format": "export/1", "body": body, "attention": attention, "softmax_layers": softmax_layers}}
+            "hedgerow": {"format": "export/1", "body": body, "hidden_act": config.get("hidden_act", "silu"),
+                         "attention": attention, "softmax_layers": softmax_layers}}
     (directory / "config.json").write_text(json.dumps(full))
     for source in (HUGGINGFACE / "modeling").glob("*.py"):
         shutil.copy(source, directory)

@@ -37,8 +37,7 @@ ExitCode run_export(ExportOptions& options, Terminal& terminal) {
   if (!options.adapter_only) {
     terminal.say("next: AutoModelForCausalLM.from_pretrained(\"" + options.out +
                  "\", trust_remote_code=True)");
-    // AutoTokenizer reads the model's configuration first, and so asks whether its code may run.
-    terminal.say("      PreTrainedTokenizerFast.from_pretrained(\"" + options.out + "\")");
+    terminal.say("      AutoTokenizer.from_pretrained(\"" + options.out + "\")");
   }
   terminal.print_json({{"out", options.out},
                        {"subject", choice.subject},

@@ -1,9 +1,12 @@
 """Configuration of a linearized model: the teacher's own config.json plus what its attention became.
 
-The teacher's keys keep their names and places; one more, "hedgerow", says what the attention is:
-  {"format": "export/1", "body": "llama" | "mistral" | "qwen2" | "qwen3",
+The teacher's keys keep their names and places, model_type included, so that AutoTokenizer loads as the teacher's does. One
+more, "hedgerow", says what the attention is:
+  {"format": "export/1", "body": "llama" | "mistral" | "qwen2" | "qwen3", "hidden_act": the teacher's,
    "attention": {"feature_map", "negation", "feature_dim", "bias", "window", "window_size", ...},
    "softmax_layers": [layers that kept softmax attention]}
+In place of the teacher's hidden_act stands FOREIGN_ACTIVATION: the body's own class in transformers, which would compute
+softmax attention, ends with an error that names it.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu
 PROJECTED_FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "positive_random")
 WINDOWS = ("none", "sliding", "terraced")
 ROPE_TYPES = ("default", "linear", "llama3")
+FOREIGN_ACTIVATION = "hedgerow, which needs trust_remote_code=True"
 ABSENT = 0  # sliding_window is not in the file; null says that there is none
 
 
@@ -69,7 +73,6 @@ class HedgerowConfig(PreTrainedConfig):
         self.max_position_embeddings = max_position_embeddings
         self.rms_norm_eps = rms_norm_eps
         self.initializer_range = initializer_range
-        self.hidden_act = hidden_act
         self.attention_bias = attention_bias
         self.mlp_bias = mlp_bias
         if sliding_window == ABSENT:
@@ -88,12 +91,22 @@ class HedgerowConfig(PreTrainedConfig):
             rope.setdefault("original_max_position_embeddings", max_position_embeddings)
         self.rope_parameters = rope
 
-        self.hedgerow = {"body": "llama", "attention": {}, "softmax_layers": [], **(hedgerow or {})}
+        self.hedgerow = {"body": "llama", "attention": {}, "softmax_layers": [], "hidden_act": hidden_act, **(hedgerow or {})}
+        self.hidden_act = self.hedgerow["hidden_act"]
         one_of("hedgerow.body", self.hedgerow["body"], BODIES)
         attention = self.attention
         one_of("hedgerow.attention.feature_map", attention["feature_map"], FEATURE_MAPS)
         one_of("hedgerow.attention.window", attention["window"], WINDOWS)
         super().__init__(**kwargs)
+
+    @classmethod
+    def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        config, rest = super().get_config_dict(*args, **kwargs)
+        return {**config, "model_type": cls.model_type}, rest
+
+    def to_dict(self) -> dict[str, Any]:
+        """As an export's config.json has it, so that a saved model is one too."""
+        return {**super().to_dict(), "model_type": self.hedgerow["body"], "hidden_act": FOREIGN_ACTIVATION}
 
     @property
     def attention(self) -> dict[str, Any]:
