@@ -305,9 +305,11 @@ void wait_until_visible(const fs::path& path, std::chrono::milliseconds patience
   std::chrono::milliseconds pause = kFirstPoll;
   while (true) {
     // open, not stat: opening is what makes a network file system ask its server again.
-    const int descriptor = open_descriptor(path, O_RDONLY);
+    // O_NONBLOCK, because opening a FIFO waits for a writer.
+    const int descriptor = open_descriptor(path, O_RDONLY | O_NONBLOCK);
     if (descriptor >= 0) {
       ::close(descriptor);
+      require_file(path);
       return;
     }
     const int error_number = errno;

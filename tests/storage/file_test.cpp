@@ -179,6 +179,12 @@ TEST_F(FileTest, GivesUpWaitingAtTheDeadline) {
             ErrorKind::kNotFound);
 }
 
+TEST_F(FileTest, RefusesAFifoInPlaceOfACommittedFileWithoutWaitingForItsWriter) {
+  ASSERT_EQ(::mkfifo((directory_ / "fifo").c_str(), 0600), 0);
+  EXPECT_EQ(kind_of([&] { wait_until_visible(directory_ / "fifo", milliseconds(30)); }),
+            ErrorKind::kUsage);
+}
+
 TEST_F(FileTest, RefusesTextAboveTheCapBeforeReadingIt) {
   write_atomically(directory_ / "a", "123456789");
   EXPECT_EQ(read_text(directory_ / "a", 9), "123456789");
