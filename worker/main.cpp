@@ -1,13 +1,16 @@
 // hedgerow-worker: the process that computes. People rarely start it; `hedgerow` does, locally, by
 // mpirun, Slurm or Kubernetes. Exit codes are storage::ExitCode's.
 #include <torch/version.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 
 #include "storage/build_info.hpp"
+#include "storage/openmp_spin.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/failure.hpp"
 #include "worker/large_blocks.hpp"
@@ -52,9 +55,20 @@ int run(int argc, char** argv) {
   }
 }
 
+// A worker that neither `hedgerow` nor a local mpirun started (srun, a pod, a remote rank) has
+// loaded libgomp with its defaults, so it starts again, as the same process: 0.2 s. By its own path
+// instead of /proc/self/exe, which would become its name. Where exec fails it goes on as it is.
+void limit_openmp_spinning(char** argv) {
+  if (!hedgerow::storage::limit_openmp_spinning()) return;
+  std::error_code error;
+  const auto binary = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (!error) ::execv(binary.c_str(), argv);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
+  limit_openmp_spinning(argv);
   const int code = run(argc, argv);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return code;  // sanitizers report at exit

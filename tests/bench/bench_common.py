@@ -129,8 +129,8 @@ def require_packages(*names: str) -> None:
 class Contestant:
     """A program that answers "go" lines (opponents/protocol.py); its own threads fixed, so that both sides have as many."""
 
-    def __init__(self, *command: str | Path):
-        environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count()), "TOKENIZERS_PARALLELISM": "false"}
+    def __init__(self, *command: str | Path, **variables: str):
+        environment = {**os.environ, "OMP_NUM_THREADS": str(os.cpu_count()), "TOKENIZERS_PARALLELISM": "false", **variables}
         self._process = subprocess.Popen([str(word) for word in command], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                                          stderr=subprocess.PIPE, text=True, env=environment)
         self.facts = self._reply()
@@ -166,10 +166,13 @@ class Contestant:
         self.close()
 
 
-def duel(ours: Contestant, theirs: Contestant, repeats: int) -> tuple[float, float]:
-    """Median seconds of both, repeats alternating, so that a slow minute of the machine hits both."""
+def duel(ours: Contestant, theirs: Contestant, repeats: int, warm_ups: int = 0) -> tuple[float, float]:
+    """Median seconds of both, repeats alternating, so that a slow minute of the machine hits both. `warm_ups` repeats before
+    each are not counted: threads of the other may still spin."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(repeats):
-        seconds[0].append(ours.go()["seconds"])
-        seconds[1].append(theirs.go()["seconds"])
+        for side, contestant in enumerate((ours, theirs)):
+            for _ in range(warm_ups):
+                contestant.go()
+            seconds[side].append(contestant.go()["seconds"])
     return statistics.median(seconds[0]), statistics.median(seconds[1])

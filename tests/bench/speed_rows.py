@@ -73,6 +73,29 @@ def lora(context: Context) -> Iterator[Row]:
                       f"PyTorch and PEFT, T x T fp32 maps, {name} base", other)
 
 
+SPIN_COUNT = "2000"  # kOpenMpSpinCount (storage/openmp_spin.hpp)
+DEFAULT_SPIN_COUNT = "300000"  # libgomp's
+
+
+def threads(context: Context) -> Iterator[Row]:
+    """A transfer step with the spin count of our workers against libgomp's, on a quiet machine and on a busy one."""
+    model = context.model(layers=4)
+    command = (context.program("steps_bench"), "transfer", "--model", model, "--tokens", context.tokens(model), "--sequences", "4",
+               "--rows", "4", "--seq-len", "512")
+    for kind, processes, goal in (("quiet", 0, "<= 1.05"), ("busy", os.cpu_count(), "<= 0.8")):
+        others = [subprocess.Popen(["sh", "-c", "while :; do :; done"]) for _ in range(processes)]
+        try:
+            with Contestant(*command, GOMP_SPINCOUNT=SPIN_COUNT) as ours, \
+                    Contestant(*command, GOMP_SPINCOUNT=DEFAULT_SPIN_COUNT) as theirs:
+                mine, other = duel(ours, theirs, 3 * context.repeats, warm_ups=1)
+        finally:
+            for process in others:
+                process.kill()
+                process.wait()
+        yield against(f"transfer step, 4 layers, {os.cpu_count()} threads, {kind} machine", mine, "s", goal,
+                      "the same with libgomp's spin count", other)
+
+
 def memory(context: Context) -> Iterator[Row]:
     """What a step takes beside the weights, from 4 K to 8 K tokens over 4 x from 1 K to 2 K: 1 if linear, 4 if quadratic."""
     model = context.model()
