@@ -6,7 +6,7 @@
 #include <mutex>
 #include <thread>
 
-#include "storage/file.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "storage/error.hpp"
-#include "storage/hidden_shard.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {
 

@@ -9,15 +9,15 @@
 #include <ctime>
 
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/build_info.hpp"
-#include "storage/fault_point.hpp"
-#include "storage/random.hpp"
-#include "worker/capture.hpp"
-#include "worker/evaluate.hpp"
-#include "worker/failure.hpp"
-#include "worker/large_blocks.hpp"
-#include "worker/task_inputs.hpp"
-#include "worker/transfer.hpp"
+#include "storage/base/build_info.hpp"
+#include "storage/base/fault_point.hpp"
+#include "storage/base/random.hpp"
+#include "worker/client/task_inputs.hpp"
+#include "worker/device/large_blocks.hpp"
+#include "worker/evaluate/evaluate.hpp"
+#include "worker/task/failure.hpp"
+#include "worker/transfer/capture.hpp"
+#include "worker/transfer/transfer.hpp"
 
 namespace hedgerow::worker {
 namespace {

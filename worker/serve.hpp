@@ -7,11 +7,11 @@
 #include <string>
 
 #include "coordinator/wire/messages.hpp"
-#include "storage/error.hpp"
-#include "worker/coordinator_client.hpp"
-#include "worker/memory_peak.hpp"
-#include "worker/run_context.hpp"
-#include "worker/task_context.hpp"
+#include "storage/base/error.hpp"
+#include "worker/client/coordinator_client.hpp"
+#include "worker/task/memory_peak.hpp"
+#include "worker/task/run_context.hpp"
+#include "worker/task/task_context.hpp"
 
 namespace hedgerow::worker {
 

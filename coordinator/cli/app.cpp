@@ -9,9 +9,9 @@
 #include "coordinator/cli/command.hpp"
 #include "coordinator/cli/help.hpp"
 #include "coordinator/cli/parse_error.hpp"
-#include "coordinator/cli/terminal.hpp"
-#include "storage/build_info.hpp"
-#include "storage/filesystem_error.hpp"
+#include "coordinator/cli/terminal/terminal.hpp"
+#include "storage/base/build_info.hpp"
+#include "storage/base/filesystem_error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

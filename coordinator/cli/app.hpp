@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/console.hpp"
-#include "storage/error.hpp"
+#include "coordinator/cli/terminal/console.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 

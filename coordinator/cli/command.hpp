@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/terminal.hpp"
-#include "storage/error.hpp"
+#include "coordinator/cli/terminal/terminal.hpp"
+#include "storage/base/error.hpp"
 
 namespace CLI {
 class App;

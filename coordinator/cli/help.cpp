@@ -6,8 +6,8 @@
 #include <utility>
 
 #include "coordinator/cli/command.hpp"
-#include "coordinator/cli/format.hpp"
-#include "storage/error.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

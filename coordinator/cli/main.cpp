@@ -1,7 +1,7 @@
 // hedgerow: the command that people type. Never loads LibTorch, so that it starts in milliseconds
 // on a login node.
 #include "coordinator/cli/app.hpp"
-#include "storage/openmp_spin.hpp"
+#include "storage/base/openmp_spin.hpp"
 
 int main(int argc, char** argv) {
   hedgerow::storage::limit_openmp_spinning();  // for the workers and ranks that it starts

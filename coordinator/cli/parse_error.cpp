@@ -8,8 +8,8 @@
 #include <filesystem>
 
 #include "coordinator/cli/command.hpp"
-#include "coordinator/cli/format.hpp"
-#include "storage/words.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "storage/base/words.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -1,9 +1,9 @@
-#include "coordinator/actions.hpp"
+#include "coordinator/dispatch/actions.hpp"
 
 #include <algorithm>
 #include <set>
 
-#include "coordinator/scheduler.hpp"
+#include "coordinator/dispatch/scheduler.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/plan.hpp"
-#include "coordinator/state.hpp"
+#include "coordinator/plan/plan.hpp"
+#include "coordinator/state/state.hpp"
 #include "coordinator/wire/task.hpp"
 
 namespace hedgerow::coordinator {

@@ -1,9 +1,9 @@
-#include "coordinator/commit.hpp"
+#include "coordinator/dispatch/commit.hpp"
 
 #include <algorithm>
 #include <filesystem>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -9,10 +9,10 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/events.hpp"
-#include "coordinator/state.hpp"
-#include "storage/disk.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/state/events.hpp"
+#include "coordinator/state/state.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/journal/disk.hpp"
 
 namespace hedgerow::coordinator {
 

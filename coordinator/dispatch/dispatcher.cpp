@@ -1,10 +1,10 @@
-#include "coordinator/dispatcher.hpp"
+#include "coordinator/dispatch/dispatcher.hpp"
 
 #include <algorithm>
 
-#include "coordinator/actions.hpp"
-#include "coordinator/commit.hpp"
-#include "storage/fault_point.hpp"
+#include "coordinator/dispatch/actions.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "storage/base/fault_point.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -13,15 +13,15 @@
 #include <string_view>
 #include <vector>
 
-#include "coordinator/clock.hpp"
-#include "coordinator/dispatcher_config.hpp"
-#include "coordinator/fit_watch.hpp"
-#include "coordinator/leases.hpp"
-#include "coordinator/live_workers.hpp"
-#include "coordinator/state.hpp"
+#include "coordinator/dispatch/dispatcher_config.hpp"
+#include "coordinator/dispatch/fit_watch.hpp"
+#include "coordinator/dispatch/leases.hpp"
+#include "coordinator/dispatch/live_workers.hpp"
+#include "coordinator/host/clock.hpp"
+#include "coordinator/state/state.hpp"
 #include "coordinator/wire/log_limit.hpp"
 #include "coordinator/wire/messages.hpp"
-#include "storage/journal.hpp"
+#include "storage/journal/journal.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/leases.hpp"
-#include "coordinator/plan.hpp"
-#include "coordinator/scheduler.hpp"
-#include "storage/disk.hpp"
+#include "coordinator/dispatch/leases.hpp"
+#include "coordinator/dispatch/scheduler.hpp"
+#include "coordinator/plan/plan.hpp"
+#include "storage/journal/disk.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -3,13 +3,13 @@
 #include <filesystem>
 #include <span>
 
-#include "coordinator/actions.hpp"
-#include "coordinator/commit.hpp"
-#include "coordinator/dispatcher.hpp"
+#include "coordinator/dispatch/actions.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "coordinator/dispatch/dispatcher.hpp"
 #include "coordinator/wire/json_fields.hpp"
-#include "storage/error.hpp"
-#include "storage/fault_point.hpp"
-#include "storage/hash.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/fault_point.hpp"
+#include "storage/base/hash.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

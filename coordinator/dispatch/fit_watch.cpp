@@ -1,4 +1,4 @@
-#include "coordinator/fit_watch.hpp"
+#include "coordinator/dispatch/fit_watch.hpp"
 
 #include <algorithm>
 #include <cstdio>

@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/clock.hpp"
-#include "coordinator/scheduler.hpp"
+#include "coordinator/dispatch/scheduler.hpp"
+#include "coordinator/host/clock.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -1,4 +1,4 @@
-#include "coordinator/leases.hpp"
+#include "coordinator/dispatch/leases.hpp"
 
 #include <algorithm>
 #include <limits>

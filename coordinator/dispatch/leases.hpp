@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-#include "coordinator/clock.hpp"
-#include "coordinator/speed.hpp"
+#include "coordinator/dispatch/speed.hpp"
+#include "coordinator/host/clock.hpp"
 #include "coordinator/wire/task.hpp"
 
 namespace hedgerow::coordinator {

@@ -8,9 +8,9 @@
 #include <unordered_map>
 #include <utility>
 
-#include "coordinator/clock.hpp"
-#include "coordinator/speed.hpp"
-#include "coordinator/task_id.hpp"
+#include "coordinator/dispatch/speed.hpp"
+#include "coordinator/host/clock.hpp"
+#include "coordinator/state/task_id.hpp"
 
 namespace hedgerow::coordinator {
 

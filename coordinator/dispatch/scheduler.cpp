@@ -1,10 +1,10 @@
-#include "coordinator/scheduler.hpp"
+#include "coordinator/dispatch/scheduler.hpp"
 
 #include <algorithm>
 #include <limits>
 #include <set>
 
-#include "coordinator/actions.hpp"
+#include "coordinator/dispatch/actions.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,4 +1,4 @@
-#include "coordinator/speed.hpp"
+#include "coordinator/dispatch/speed.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,11 +1,11 @@
-#include "coordinator/term.hpp"
+#include "coordinator/dispatch/term.hpp"
 
 #include <malloc.h>
 
 #include <algorithm>
 
-#include "coordinator/commit.hpp"
-#include "storage/error.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 

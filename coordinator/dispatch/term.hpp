@@ -4,11 +4,11 @@
 
 #include <string>
 
-#include "coordinator/clock.hpp"
-#include "coordinator/dispatcher.hpp"
-#include "coordinator/fold.hpp"
-#include "storage/disk.hpp"
-#include "storage/journal.hpp"
+#include "coordinator/dispatch/dispatcher.hpp"
+#include "coordinator/host/clock.hpp"
+#include "coordinator/state/fold.hpp"
+#include "storage/journal/disk.hpp"
+#include "storage/journal/journal.hpp"
 
 namespace hedgerow::coordinator {
 

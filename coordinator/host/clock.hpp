@@ -5,7 +5,7 @@
 #include <chrono>
 #include <string>
 
-#include "storage/utc.hpp"
+#include "storage/base/utc.hpp"
 
 namespace hedgerow::coordinator {
 

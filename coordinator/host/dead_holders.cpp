@@ -1,4 +1,4 @@
-#include "coordinator/dead_holders.hpp"
+#include "coordinator/host/dead_holders.hpp"
 
 #include <algorithm>
 

@@ -4,8 +4,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "coordinator/process.hpp"
-#include "coordinator/state.hpp"
+#include "coordinator/host/process.hpp"
+#include "coordinator/state/state.hpp"
 
 namespace hedgerow::coordinator {
 

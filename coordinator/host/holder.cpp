@@ -1,9 +1,9 @@
-#include "coordinator/holder.hpp"
+#include "coordinator/host/holder.hpp"
 
 #include <array>
 #include <thread>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/journal.hpp"
+#include "storage/journal/journal.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -1,4 +1,4 @@
-#include "coordinator/launcher.hpp"
+#include "coordinator/host/launcher.hpp"
 
 #include <unistd.h>
 
@@ -7,8 +7,8 @@
 #include <deque>
 #include <fstream>
 
-#include "coordinator/events.hpp"
-#include "storage/error.hpp"
+#include "coordinator/state/events.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

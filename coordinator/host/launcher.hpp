@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/clock.hpp"
-#include "coordinator/process.hpp"
+#include "coordinator/host/clock.hpp"
+#include "coordinator/host/process.hpp"
 
 namespace hedgerow::coordinator {
 

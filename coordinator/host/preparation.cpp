@@ -1,12 +1,12 @@
-#include "coordinator/preparation.hpp"
+#include "coordinator/host/preparation.hpp"
 
 #include <condition_variable>
 #include <filesystem>
 #include <mutex>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/utc.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/utc.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

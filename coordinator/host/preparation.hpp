@@ -7,9 +7,9 @@
 #include <optional>
 #include <thread>
 
-#include "coordinator/holder.hpp"
+#include "coordinator/host/holder.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/scoped_file.hpp"
+#include "storage/base/scoped_file.hpp"
 
 namespace hedgerow::coordinator {
 

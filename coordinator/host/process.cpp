@@ -1,4 +1,4 @@
-#include "coordinator/process.hpp"
+#include "coordinator/host/process.hpp"
 
 #include <fcntl.h>
 #include <spawn.h>
@@ -9,7 +9,7 @@
 #include <csignal>
 #include <cstring>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,4 +1,4 @@
-#include "coordinator/wire/allocation.hpp"
+#include "coordinator/machine/allocation.hpp"
 
 #include <algorithm>
 #include <charconv>

@@ -1,4 +1,4 @@
-#include "coordinator/wire/gpus.hpp"
+#include "coordinator/machine/gpus.hpp"
 
 #include <algorithm>
 #include <cstdlib>

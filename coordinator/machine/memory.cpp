@@ -1,4 +1,4 @@
-#include "coordinator/wire/memory.hpp"
+#include "coordinator/machine/memory.hpp"
 
 #include <unistd.h>
 

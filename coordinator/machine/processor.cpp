@@ -1,4 +1,4 @@
-#include "coordinator/wire/processor.hpp"
+#include "coordinator/machine/processor.hpp"
 
 namespace hedgerow::wire {
 

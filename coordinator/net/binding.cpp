@@ -1,4 +1,4 @@
-#include "coordinator/binding.hpp"
+#include "coordinator/net/binding.hpp"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>
@@ -9,7 +9,7 @@
 #include <string_view>
 
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,12 +1,12 @@
-#include "coordinator/doorkeeper.hpp"
+#include "coordinator/net/doorkeeper.hpp"
 
 #include <unistd.h>
 
 #include <utility>
 
-#include "coordinator/router_socket.hpp"
+#include "coordinator/net/router_socket.hpp"
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 

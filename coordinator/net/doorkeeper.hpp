@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/clock.hpp"
+#include "coordinator/host/clock.hpp"
 #include "coordinator/wire/log_limit.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

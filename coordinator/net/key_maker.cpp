@@ -1,4 +1,4 @@
-#include "coordinator/key_maker.hpp"
+#include "coordinator/net/key_maker.hpp"
 
 #include <sys/stat.h>
 #include <zmq.h>
@@ -11,9 +11,9 @@
 #include <sstream>
 
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/random.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/random.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

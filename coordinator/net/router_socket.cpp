@@ -1,4 +1,4 @@
-#include "coordinator/router_socket.hpp"
+#include "coordinator/net/router_socket.hpp"
 
 #include <malloc.h>
 #include <sys/resource.h>
@@ -9,9 +9,9 @@
 #include <chrono>
 #include <thread>
 
-#include "coordinator/binding.hpp"
+#include "coordinator/net/binding.hpp"
 #include "coordinator/wire/messages.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/mailbox.hpp"
+#include "coordinator/net/mailbox.hpp"
+#include "coordinator/net/zap_handler.hpp"
 #include "coordinator/wire/run_keys.hpp"
-#include "coordinator/zap_handler.hpp"
 
 namespace hedgerow::coordinator {
 

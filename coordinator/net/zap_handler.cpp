@@ -1,4 +1,4 @@
-#include "coordinator/zap_handler.hpp"
+#include "coordinator/net/zap_handler.hpp"
 
 #include <zmq.h>
 
@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,11 +1,11 @@
-#include "coordinator/plan.hpp"
+#include "coordinator/plan/plan.hpp"
 
 #include <algorithm>
 #include <cmath>
 
-#include "coordinator/plan_costs.hpp"
-#include "coordinator/plan_times.hpp"
-#include "storage/error.hpp"
+#include "coordinator/plan/plan_costs.hpp"
+#include "coordinator/plan/plan_times.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

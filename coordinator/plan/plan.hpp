@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "storage/capture_plan.hpp"
-#include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/capture_plan.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -1,4 +1,4 @@
-#include "coordinator/plan_costs.hpp"
+#include "coordinator/plan/plan_costs.hpp"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "coordinator/plan.hpp"
+#include "coordinator/plan/plan.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -1,11 +1,11 @@
 #include <algorithm>
 #include <thread>
 
-#include "coordinator/plan.hpp"
-#include "coordinator/wire/memory.hpp"
-#include "coordinator/wire/processor.hpp"
-#include "storage/file.hpp"
-#include "storage/tokens_file.hpp"
+#include "coordinator/machine/memory.hpp"
+#include "coordinator/machine/processor.hpp"
+#include "coordinator/plan/plan.hpp"
+#include "storage/base/file.hpp"
+#include "storage/shards/tokens_file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,8 +1,8 @@
-#include "coordinator/plan_times.hpp"
+#include "coordinator/plan/plan_times.hpp"
 
 #include <algorithm>
 
-#include "coordinator/plan_costs.hpp"
+#include "coordinator/plan/plan_costs.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "coordinator/plan.hpp"
+#include "coordinator/plan/plan.hpp"
 
 namespace hedgerow::coordinator {
 

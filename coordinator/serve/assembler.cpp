@@ -1,14 +1,14 @@
-#include "coordinator/assembler.hpp"
+#include "coordinator/serve/assembler.hpp"
 
 #include <algorithm>
 #include <filesystem>
 #include <set>
 
-#include "coordinator/commit.hpp"
+#include "coordinator/dispatch/commit.hpp"
 #include "coordinator/wire/json_fields.hpp"
-#include "storage/file.hpp"
-#include "storage/hash.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

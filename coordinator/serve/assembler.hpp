@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/state.hpp"
-#include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/state/state.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator {
 

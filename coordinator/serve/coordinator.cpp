@@ -1,15 +1,15 @@
-#include "coordinator/coordinator.hpp"
+#include "coordinator/serve/coordinator.hpp"
 
 #include <algorithm>
 #include <csignal>
 #include <thread>
 
-#include "coordinator/actions.hpp"
-#include "coordinator/assembler.hpp"
-#include "coordinator/commit.hpp"
-#include "coordinator/dead_holders.hpp"
-#include "storage/fault_point.hpp"
-#include "storage/utc.hpp"
+#include "coordinator/dispatch/actions.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "coordinator/host/dead_holders.hpp"
+#include "coordinator/serve/assembler.hpp"
+#include "storage/base/fault_point.hpp"
+#include "storage/base/utc.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

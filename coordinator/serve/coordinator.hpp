@@ -8,14 +8,14 @@
 #include <memory>
 #include <string>
 
-#include "coordinator/actions.hpp"
-#include "coordinator/dispatcher.hpp"
-#include "coordinator/fold.hpp"
-#include "coordinator/launcher.hpp"
-#include "coordinator/run_service.hpp"
-#include "coordinator/status_build.hpp"
-#include "coordinator/surroundings.hpp"
-#include "coordinator/term.hpp"
+#include "coordinator/dispatch/actions.hpp"
+#include "coordinator/dispatch/dispatcher.hpp"
+#include "coordinator/dispatch/term.hpp"
+#include "coordinator/host/launcher.hpp"
+#include "coordinator/serve/run_service.hpp"
+#include "coordinator/serve/surroundings.hpp"
+#include "coordinator/state/fold.hpp"
+#include "coordinator/status/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/stage_start.hpp"
 

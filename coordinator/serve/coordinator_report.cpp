@@ -3,11 +3,11 @@
 #include <map>
 #include <span>
 
-#include "coordinator/coordinator.hpp"
-#include "coordinator/status_build.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/utc.hpp"
+#include "coordinator/serve/coordinator.hpp"
+#include "coordinator/status/status_build.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/utc.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -3,9 +3,9 @@
 // (wire/stage_start.hpp), and knows that it has ended by its lease, having no process to look at.
 #include <utility>
 
-#include "coordinator/coordinator.hpp"
+#include "coordinator/serve/coordinator.hpp"
 #include "coordinator/wire/stage_start.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,8 +1,8 @@
-#include "coordinator/run_inputs.hpp"
+#include "coordinator/serve/run_inputs.hpp"
 
 #include <algorithm>
 
-#include "storage/hash.hpp"
+#include "storage/base/hash.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -4,9 +4,9 @@
 
 #include <filesystem>
 
-#include "coordinator/events.hpp"
-#include "storage/model_config.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/state/events.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/model/model_config.hpp"
 
 namespace hedgerow::coordinator {
 

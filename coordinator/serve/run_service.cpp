@@ -1,20 +1,20 @@
-#include "coordinator/run_service.hpp"
+#include "coordinator/serve/run_service.hpp"
 
 #include <algorithm>
 #include <thread>
 
-#include "coordinator/assembler.hpp"
-#include "coordinator/binding.hpp"
-#include "coordinator/commit.hpp"
-#include "coordinator/coordinator.hpp"
-#include "coordinator/recorded_recipe.hpp"
-#include "coordinator/router_socket.hpp"
-#include "coordinator/run_inputs.hpp"
-#include "coordinator/term.hpp"
-#include "coordinator/wire/allocation.hpp"
-#include "storage/build_info.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "coordinator/dispatch/term.hpp"
+#include "coordinator/machine/allocation.hpp"
+#include "coordinator/net/binding.hpp"
+#include "coordinator/net/router_socket.hpp"
+#include "coordinator/serve/assembler.hpp"
+#include "coordinator/serve/coordinator.hpp"
+#include "coordinator/serve/run_inputs.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "storage/base/build_info.hpp"
+#include "storage/base/file.hpp"
 #include "storage/check.hpp"
-#include "storage/file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

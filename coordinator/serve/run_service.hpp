@@ -10,10 +10,10 @@
 #include <optional>
 #include <string>
 
-#include "coordinator/holder.hpp"
-#include "coordinator/plan.hpp"
-#include "coordinator/status.hpp"
-#include "storage/error.hpp"
+#include "coordinator/host/holder.hpp"
+#include "coordinator/plan/plan.hpp"
+#include "coordinator/status/status.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/clock.hpp"
-#include "coordinator/doorkeeper.hpp"
-#include "coordinator/mailbox.hpp"
-#include "coordinator/process.hpp"
-#include "coordinator/state.hpp"
-#include "storage/disk.hpp"
+#include "coordinator/host/clock.hpp"
+#include "coordinator/host/process.hpp"
+#include "coordinator/net/doorkeeper.hpp"
+#include "coordinator/net/mailbox.hpp"
+#include "coordinator/state/state.hpp"
+#include "storage/journal/disk.hpp"
 
 namespace hedgerow::coordinator {
 

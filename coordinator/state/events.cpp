@@ -1,4 +1,4 @@
-#include "coordinator/events.hpp"
+#include "coordinator/state/events.hpp"
 
 #include <algorithm>
 #include <array>

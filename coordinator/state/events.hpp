@@ -11,10 +11,10 @@
 #include <variant>
 #include <vector>
 
-#include "coordinator/geometry.hpp"
-#include "coordinator/task_id.hpp"
-#include "storage/error.hpp"
-#include "storage/hidden_shard.hpp"
+#include "coordinator/state/geometry.hpp"
+#include "coordinator/state/task_id.hpp"
+#include "storage/base/error.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::coordinator {
 

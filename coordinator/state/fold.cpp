@@ -1,8 +1,8 @@
-#include "coordinator/fold.hpp"
+#include "coordinator/state/fold.hpp"
 
 #include <algorithm>
 
-#include "storage/utc.hpp"
+#include "storage/base/utc.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

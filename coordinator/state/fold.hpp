@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/state.hpp"
-#include "storage/journal.hpp"
+#include "coordinator/state/state.hpp"
+#include "storage/journal/journal.hpp"
 
 namespace hedgerow::coordinator {
 

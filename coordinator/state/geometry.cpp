@@ -1,9 +1,9 @@
-#include "coordinator/geometry.hpp"
+#include "coordinator/state/geometry.hpp"
 
 #include <algorithm>
 
 #include "coordinator/wire/json_fields.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 

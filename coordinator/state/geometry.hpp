@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/task_id.hpp"
-#include "storage/hidden_shard.hpp"
+#include "coordinator/state/task_id.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -1,4 +1,4 @@
-#include "coordinator/name.hpp"
+#include "coordinator/state/name.hpp"
 
 #include <mutex>
 #include <unordered_set>

@@ -1,10 +1,10 @@
-#include "coordinator/state.hpp"
+#include "coordinator/state/state.hpp"
 
 #include <algorithm>
 #include <span>
 #include <utility>
 
-#include "storage/hash.hpp"
+#include "storage/base/hash.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -12,11 +12,11 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/events.hpp"
-#include "coordinator/name.hpp"
-#include "coordinator/rare.hpp"
-#include "coordinator/state_index.hpp"
-#include "storage/text_writer.hpp"
+#include "coordinator/state/events.hpp"
+#include "coordinator/state/name.hpp"
+#include "coordinator/state/rare.hpp"
+#include "coordinator/state/state_index.hpp"
+#include "storage/base/text_writer.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -1,6 +1,6 @@
-#include "coordinator/state_index.hpp"
+#include "coordinator/state/state_index.hpp"
 
-#include "coordinator/state.hpp"
+#include "coordinator/state/state.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/task_id.hpp"
+#include "coordinator/state/task_id.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -1,6 +1,6 @@
 #include <utility>
 
-#include "coordinator/state.hpp"
+#include "coordinator/state/state.hpp"
 #include "coordinator/wire/json_fields.hpp"
 
 namespace hedgerow::coordinator {

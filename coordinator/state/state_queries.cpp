@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <numeric>
 
-#include "coordinator/state.hpp"
+#include "coordinator/state/state.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,10 +1,10 @@
-#include "coordinator/task_id.hpp"
+#include "coordinator/state/task_id.hpp"
 
 #include <array>
 #include <cstdio>
 #include <utility>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,13 +1,13 @@
-#include "coordinator/recorded_recipe.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
 
 #include <filesystem>
 #include <span>
 
-#include "coordinator/fold.hpp"
-#include "coordinator/term.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/hash.hpp"
+#include "coordinator/dispatch/term.hpp"
+#include "coordinator/state/fold.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/hash.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

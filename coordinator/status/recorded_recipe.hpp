@@ -6,9 +6,9 @@
 #include <optional>
 #include <string>
 
-#include "coordinator/state.hpp"
-#include "storage/recipe.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/state/state.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -1,20 +1,20 @@
-#include "coordinator/status.hpp"
+#include "coordinator/status/status.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
 
-#include "coordinator/dead_holders.hpp"
-#include "coordinator/preparation.hpp"
-#include "coordinator/recorded_recipe.hpp"
-#include "coordinator/status_build.hpp"
+#include "coordinator/host/dead_holders.hpp"
+#include "coordinator/host/preparation.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "coordinator/status/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/json_fields.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/journal.hpp"
-#include "storage/recipe.hpp"
-#include "storage/utc.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/utc.hpp"
+#include "storage/journal/journal.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

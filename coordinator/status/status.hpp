@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/speed.hpp"
+#include "coordinator/dispatch/speed.hpp"
 #include "coordinator/wire/messages.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

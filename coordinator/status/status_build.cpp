@@ -1,4 +1,4 @@
-#include "coordinator/status_build.hpp"
+#include "coordinator/status/status_build.hpp"
 
 #include <algorithm>
 #include <array>

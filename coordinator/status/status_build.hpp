@@ -6,8 +6,8 @@
 #include <map>
 #include <optional>
 
-#include "coordinator/fold.hpp"
-#include "coordinator/status.hpp"
+#include "coordinator/state/fold.hpp"
+#include "coordinator/status/status.hpp"
 
 namespace hedgerow::coordinator {
 

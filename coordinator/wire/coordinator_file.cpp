@@ -9,7 +9,7 @@
 #include <sstream>
 
 #include "coordinator/wire/json_fields.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::wire {
 namespace {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "storage/disk.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/journal/disk.hpp"
 
 namespace hedgerow::wire {
 

@@ -2,8 +2,8 @@
 
 #include <limits>
 
-#include "storage/error.hpp"
-#include "storage/strict_json.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/strict_json.hpp"
 
 namespace hedgerow::wire {
 namespace {

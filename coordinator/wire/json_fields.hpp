@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/hidden_shard.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::wire {
 

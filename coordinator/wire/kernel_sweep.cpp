@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::wire {
 namespace {

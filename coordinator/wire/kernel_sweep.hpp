@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/attention_spec.hpp"
+#include "storage/recipe/attention_spec.hpp"
 
 namespace hedgerow::wire {
 

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "coordinator/wire/task.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::wire {
 

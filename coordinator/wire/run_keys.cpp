@@ -10,8 +10,8 @@
 #include <cerrno>
 #include <sstream>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::wire {
 namespace {

@@ -12,7 +12,7 @@
 #include <string>
 #include <string_view>
 
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
 
 namespace hedgerow::wire {
 

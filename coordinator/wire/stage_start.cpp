@@ -3,8 +3,8 @@
 #include <functional>
 
 #include "coordinator/wire/json_fields.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::wire {
 namespace {

@@ -4,7 +4,7 @@
 #include <utility>
 
 #include "coordinator/wire/json_fields.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::wire {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/hidden_shard.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::wire {
 

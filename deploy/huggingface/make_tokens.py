@@ -34,7 +34,7 @@ SPLITS = ("documents", "sequences")
 
 @dataclass(frozen=True)
 class DataSection:
-    """[data.<stage>] of the recipe; the fields and defaults of storage/recipe.hpp."""
+    """[data.<stage>] of the recipe; the fields and defaults of storage/recipe/recipe.hpp."""
 
     sources: tuple[Source, ...]
     seq_len: int = 1024
@@ -78,7 +78,7 @@ def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UsageError(f"{recipe}: {error}") from None
     tables = data.get("data", {})
-    # As in storage/recipe.hpp: what finetune and evaluate leave out is transfer's.
+    # As in storage/recipe/recipe.hpp: what finetune and evaluate leave out is transfer's.
     table = {**tables.get("transfer", {}), **tables.get(stage, {})}
     if not table:
         raise UsageError(f"{recipe}: section [data.{stage}] is missing")
@@ -118,7 +118,7 @@ def held_out(recipe: Path, data: dict[str, Any], own: str, base: Path) -> int:
     """Tokens at the end of the text that `own` may not learn: what it, or another stage with the same sources, is judged by.
 
     UsageError: another stage names a text of this one, but not the same list of sources; then the two would not hold out
-    the same end of it. (The strict check of a whole recipe is storage/recipe.cpp's; this one sees through links.)
+    the same end of it. (The strict check of a whole recipe is storage/recipe/recipe.cpp's; this one sees through links.)
     """
     most, tables = 0, data.get("data", {})
     whole = {stage: {**tables.get("transfer", {}), **tables.get(stage, {})} for stage in STAGES

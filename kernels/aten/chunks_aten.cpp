@@ -1,4 +1,4 @@
-#include "kernels/chunks_aten.hpp"
+#include "kernels/aten/chunks_aten.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

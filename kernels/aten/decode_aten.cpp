@@ -2,7 +2,7 @@
 // so every row does the work of all and masks decide what counts. For a terraced window that is the
 // map of W keys a step, W (f + F) D multiply-adds a head beside the step's (2 W + F) D: the price
 // of not asking the device which rows flush.
-#include "kernels/decode_aten.hpp"
+#include "kernels/aten/decode_aten.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/TensorIndexing.h>
@@ -10,7 +10,7 @@
 
 #include <cmath>
 
-#include "kernels/chunks_aten.hpp"
+#include "kernels/aten/chunks_aten.hpp"
 #include "kernels/linear_attention.hpp"
 
 namespace hedgerow::kernels::aten {

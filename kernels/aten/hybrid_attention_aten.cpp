@@ -8,13 +8,13 @@
 //
 // and t_i, ds_ij as in hybrid_backward_walker.hpp. Beyond inputs and outputs a part holds tiles
 // [T, 2W] and states [T / W, F, D + 1] of its heads.
-#include "kernels/hybrid_attention_aten.hpp"
+#include "kernels/aten/hybrid_attention_aten.hpp"
 
 #include <ATen/ATen.h>
 
 #include <cmath>
 
-#include "kernels/chunks_aten.hpp"
+#include "kernels/aten/chunks_aten.hpp"
 #include "kernels/linear_attention.hpp"
 
 namespace hedgerow::kernels::aten {

@@ -4,7 +4,7 @@
 // hybrid_attention.cpp, which checks and owns autograd.
 #pragma once
 
-#include "kernels/chunks_aten.hpp"
+#include "kernels/aten/chunks_aten.hpp"
 #include "kernels/hybrid_problem.hpp"
 
 namespace hedgerow::kernels::aten {

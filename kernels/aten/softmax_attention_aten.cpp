@@ -1,12 +1,12 @@
-#include "kernels/softmax_attention_aten.hpp"
+#include "kernels/aten/softmax_attention_aten.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <cmath>
 
+#include "kernels/aten/chunks_aten.hpp"
 #include "kernels/checks.hpp"
-#include "kernels/chunks_aten.hpp"
 
 namespace hedgerow::kernels::aten {
 

@@ -2,13 +2,13 @@
 // student's, a = w / Z, and c = t where a >= 1e-12, else 0: L = -sum t log max(a, 1e-12) / rows and
 // dL/dw = (sum_j c / Z - c / w) / rows. Only linear pairs have parameters in them; the window
 // factor's gradient follows from dphi_q, as in hybrid_backward_walker.hpp.
-#include "kernels/transfer_loss_aten.hpp"
+#include "kernels/aten/transfer_loss_aten.hpp"
 
 #include <ATen/ATen.h>
 
 #include <cmath>
 
-#include "kernels/chunks_aten.hpp"
+#include "kernels/aten/chunks_aten.hpp"
 #include "kernels/linear_attention.hpp"
 #include "kernels/transfer_loss.hpp"
 

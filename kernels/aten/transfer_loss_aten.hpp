@@ -3,7 +3,7 @@
 // transfer_loss_cpu.hpp.
 #pragma once
 
-#include "kernels/chunks_aten.hpp"
+#include "kernels/aten/chunks_aten.hpp"
 #include "kernels/parameter_loss.hpp"
 
 namespace hedgerow::kernels::aten {

@@ -1,9 +1,9 @@
-#include "kernels/attention_tiles.hpp"
+#include "kernels/cpu/attention_tiles.hpp"
 
 #include <algorithm>
 #include <limits>
 
-#include "kernels/cpu_vector.hpp"
+#include "kernels/cpu/cpu_vector.hpp"
 #include "kernels/transfer_loss.hpp"
 
 namespace hedgerow::kernels::cpu {

@@ -1,11 +1,11 @@
-#include "kernels/cpu_tiles.hpp"
+#include "kernels/cpu/cpu_tiles.hpp"
 
 #include <c10/util/BFloat16.h>
 
 #include <algorithm>
 #include <cstring>
 
-#include "kernels/cpu_vector.hpp"
+#include "kernels/cpu/cpu_vector.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {

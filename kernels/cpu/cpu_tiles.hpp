@@ -5,7 +5,7 @@
 // across tiles.
 #pragma once
 
-#include "kernels/tile_products.hpp"
+#include "kernels/cpu/tile_products.hpp"
 
 namespace hedgerow::kernels::cpu {
 

@@ -2,7 +2,7 @@
 // multiply-adds a query head, and the bytes of state and window once. Between steps: tokens that
 // leave the window join (S, z), one at a time (sliding) or a chunk at once (terraced); before =
 // window_begin(last token) says which have.
-#include "kernels/decode_cpu.hpp"
+#include "kernels/cpu/decode_cpu.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -10,7 +10,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "kernels/hybrid_head_cpu.hpp"
+#include "kernels/cpu/hybrid_head_cpu.hpp"
 #include "kernels/linear_attention.hpp"
 
 namespace hedgerow::kernels::cpu {

@@ -1,9 +1,9 @@
-#include "kernels/exponential_map_tiles.hpp"
+#include "kernels/cpu/exponential_map_tiles.hpp"
 
 #include <cmath>
 #include <limits>
 
-#include "kernels/cpu_vector.hpp"
+#include "kernels/cpu/cpu_vector.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {

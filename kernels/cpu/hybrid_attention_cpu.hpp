@@ -1,12 +1,12 @@
 // The fused CPU form of the hybrid: one task a (batch, head), or a segment of one where heads are
-// few, walking the sequence in chunks of W tokens with tiles that stay in the L2 cache. README.md
-// draws one head's walk. Called by
-// hybrid_attention.cpp, which checks and owns autograd.
+// few, walking the sequence in chunks of W tokens with tiles that stay in the L2 cache.
+// kernels/README.md draws one head's walk. Called by hybrid_attention.cpp, which checks and owns
+// autograd.
 #pragma once
 
 #include <algorithm>
 
-#include "kernels/cpu_tiles.hpp"
+#include "kernels/cpu/cpu_tiles.hpp"
 #include "kernels/hybrid_problem.hpp"
 
 namespace hedgerow::kernels::cpu {

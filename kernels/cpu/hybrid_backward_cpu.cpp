@@ -1,7 +1,7 @@
 // The keys' side of hybrid_backward_walker.hpp, and the fold of all heads' results.
 #include <ATen/ATen.h>
 
-#include "kernels/hybrid_backward_walker.hpp"
+#include "kernels/cpu/hybrid_backward_walker.hpp"
 
 namespace hedgerow::kernels::cpu {
 

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "kernels/hybrid_backward_walker.hpp"
+#include "kernels/cpu/hybrid_backward_walker.hpp"
 
 namespace hedgerow::kernels::cpu {
 

@@ -23,7 +23,7 @@
 // last keys, and nothing passes between segments but the two states.
 #pragma once
 
-#include "kernels/hybrid_segments_cpu.hpp"
+#include "kernels/cpu/hybrid_segments_cpu.hpp"
 
 namespace hedgerow::kernels::cpu {
 

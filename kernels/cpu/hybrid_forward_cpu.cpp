@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "kernels/hybrid_segments_cpu.hpp"
+#include "kernels/cpu/hybrid_segments_cpu.hpp"
 #include "kernels/linear_attention.hpp"
 
 namespace hedgerow::kernels::cpu {

@@ -1,4 +1,4 @@
-#include "kernels/hybrid_head_cpu.hpp"
+#include "kernels/cpu/hybrid_head_cpu.hpp"
 
 #include <ATen/ATen.h>
 
@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "kernels/exponential_map_tiles.hpp"
+#include "kernels/cpu/exponential_map_tiles.hpp"
 #include "kernels/exponential_maps.hpp"
 
 namespace hedgerow::kernels::cpu {

@@ -6,8 +6,8 @@
 #include <array>
 #include <vector>
 
-#include "kernels/attention_tiles.hpp"
-#include "kernels/hybrid_attention_cpu.hpp"
+#include "kernels/cpu/attention_tiles.hpp"
+#include "kernels/cpu/hybrid_attention_cpu.hpp"
 
 namespace hedgerow::kernels::cpu {
 

@@ -1,4 +1,4 @@
-#include "kernels/hybrid_segments_cpu.hpp"
+#include "kernels/cpu/hybrid_segments_cpu.hpp"
 
 #include <ATen/ATen.h>
 

@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-#include "kernels/hybrid_head_cpu.hpp"
+#include "kernels/cpu/hybrid_head_cpu.hpp"
 
 namespace hedgerow::kernels::cpu {
 

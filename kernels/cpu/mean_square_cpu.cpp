@@ -6,8 +6,8 @@
 #include <array>
 #include <vector>
 
-#include "kernels/cpu_tiles.hpp"
-#include "kernels/transfer_loss_cpu.hpp"
+#include "kernels/cpu/cpu_tiles.hpp"
+#include "kernels/cpu/transfer_loss_cpu.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {

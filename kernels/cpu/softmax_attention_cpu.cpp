@@ -2,14 +2,14 @@
 // with all their keys, [keys, 64]: 256 bytes a key of scratch, no running maximum, and the two
 // products of a tile are as long as they can be. 2 T^2 D FLOPs a head (half of the square, two
 // products).
-#include "kernels/softmax_attention_cpu.hpp"
+#include "kernels/cpu/softmax_attention_cpu.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <cmath>
 
-#include "kernels/hybrid_head_cpu.hpp"
+#include "kernels/cpu/hybrid_head_cpu.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/tile_products.hpp"
+#include "kernels/cpu/tile_products.hpp"
 
 #include <ATen/native/CPUBlas.h>
 #include <c10/util/BFloat16.h>
@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/cpu_tiles.hpp"
-#include "kernels/cpu_vector.hpp"
+#include "kernels/cpu/cpu_tiles.hpp"
+#include "kernels/cpu/cpu_vector.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {

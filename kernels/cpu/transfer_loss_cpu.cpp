@@ -4,14 +4,14 @@
 // dphi_k = sum_i da phi_q over linear pairs, and the window factor's gradient is
 // -(1 - g) sum_i phi_q_i.dphi_q_i, since w / Z does not change when p and l are scaled together.
 // T^2 (D + 3 F) FLOPs a head; scratch of a thread: three [T, 64] strips and two [F, T] features.
-#include "kernels/transfer_loss_cpu.hpp"
+#include "kernels/cpu/transfer_loss_cpu.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
 #include <cmath>
 
-#include "kernels/hybrid_head_cpu.hpp"
+#include "kernels/cpu/hybrid_head_cpu.hpp"
 #include "kernels/linear_attention.hpp"
 
 namespace hedgerow::kernels::cpu {

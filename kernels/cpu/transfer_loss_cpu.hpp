@@ -3,7 +3,7 @@
 // scales them.
 #pragma once
 
-#include "kernels/hybrid_attention_cpu.hpp"
+#include "kernels/cpu/hybrid_attention_cpu.hpp"
 #include "kernels/parameter_loss.hpp"
 
 namespace hedgerow::kernels::cpu {

@@ -1,13 +1,13 @@
-#include "kernels/attention_transfer_cuda.hpp"
+#include "kernels/cuda/attention_transfer_cuda.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
+#include "kernels/cuda/hybrid_backward_cuda.hpp"
 #include "kernels/cuda/stream.hpp"
-#include "kernels/cuda/transfer_launch.hpp"
-#include "kernels/hybrid_attention_cuda.hpp"
-#include "kernels/hybrid_backward_cuda.hpp"
-#include "kernels/transfer_loss_cuda.hpp"
+#include "kernels/cuda/transfer/transfer_launch.hpp"
+#include "kernels/cuda/transfer_loss_cuda.hpp"
 
 namespace hedgerow::kernels::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/decode_cuda.hpp"
+#include "kernels/cuda/decode_cuda.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
@@ -6,9 +6,9 @@
 
 #include <vector>
 
-#include "kernels/cuda/decode_launch.hpp"
+#include "kernels/cuda/decode/decode_launch.hpp"
+#include "kernels/cuda/hybrid_problem_cuda.hpp"
 #include "kernels/cuda/stream.hpp"
-#include "kernels/hybrid_problem_cuda.hpp"
 
 namespace hedgerow::kernels::cuda {
 namespace {

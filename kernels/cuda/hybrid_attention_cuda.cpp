@@ -1,9 +1,9 @@
-#include "kernels/hybrid_attention_cuda.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 
-#include "kernels/hybrid_backward_cuda.hpp"
+#include "kernels/cuda/hybrid_backward_cuda.hpp"
 
 namespace hedgerow::kernels::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "kernels/hybrid_backward_cuda.hpp"
+#include "kernels/cuda/hybrid_backward_cuda.hpp"
 
 #include <ATen/ATen.h>
 

@@ -2,7 +2,7 @@
 // hybrid's backward makes the rows from dy; attention transfer's forward writes them itself.
 #pragma once
 
-#include "kernels/hybrid_problem_cuda.hpp"
+#include "kernels/cuda/hybrid_problem_cuda.hpp"
 
 namespace hedgerow::kernels::cuda {
 

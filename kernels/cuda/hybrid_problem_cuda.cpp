@@ -1,4 +1,4 @@
-#include "kernels/hybrid_problem_cuda.hpp"
+#include "kernels/cuda/hybrid_problem_cuda.hpp"
 
 #include <ATen/ATen.h>
 

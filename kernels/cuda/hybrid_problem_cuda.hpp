@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/cuda/hybrid_launch.hpp"
+#include "kernels/cuda/hybrid/hybrid_launch.hpp"
 #include "kernels/hybrid_problem.hpp"
 
 namespace hedgerow::kernels::cuda {

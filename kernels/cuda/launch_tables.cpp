@@ -1,9 +1,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/cuda/cross_entropy_launch.hpp"
-#include "kernels/cuda/hybrid_launch.hpp"
-#include "kernels/cuda/transfer_launch.hpp"
+#include "kernels/cuda/hybrid/hybrid_launch.hpp"
+#include "kernels/cuda/transfer/cross_entropy_launch.hpp"
+#include "kernels/cuda/transfer/transfer_launch.hpp"
 
 namespace hedgerow::kernels::cuda {
 namespace {

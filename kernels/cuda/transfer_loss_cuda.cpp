@@ -1,11 +1,11 @@
-#include "kernels/transfer_loss_cuda.hpp"
+#include "kernels/cuda/transfer_loss_cuda.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/DeviceGuard.h>
 
-#include "kernels/cuda/cross_entropy_launch.hpp"
-#include "kernels/hybrid_attention_cuda.hpp"
-#include "kernels/hybrid_backward_cuda.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
+#include "kernels/cuda/hybrid_backward_cuda.hpp"
+#include "kernels/cuda/transfer/cross_entropy_launch.hpp"
 #include "kernels/transfer_loss.hpp"
 
 namespace hedgerow::kernels::cuda {

@@ -1,4 +1,5 @@
-// The weights' cross-entropy on CUDA: tensors to the kernels of kernels/cuda/cross_entropy_*.
+// The weights' cross-entropy on CUDA: tensors to the kernels of
+// kernels/cuda/transfer/cross_entropy_*.
 #pragma once
 
 #include <string>

@@ -5,10 +5,10 @@
 
 #include <atomic>
 
-#include "kernels/attention_transfer_cuda.hpp"
 #include "kernels/checks.hpp"
+#include "kernels/cuda/attention_transfer_cuda.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "kernels/forms.hpp"
-#include "kernels/hybrid_attention_cuda.hpp"
 
 namespace hedgerow::kernels {
 namespace {

@@ -4,12 +4,12 @@
 
 #include <atomic>
 
+#include "kernels/aten/decode_aten.hpp"
 #include "kernels/checks.hpp"
-#include "kernels/decode_aten.hpp"
-#include "kernels/decode_cpu.hpp"
-#include "kernels/decode_cuda.hpp"
+#include "kernels/cpu/decode_cpu.hpp"
+#include "kernels/cuda/decode_cuda.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "kernels/forms.hpp"
-#include "kernels/hybrid_attention_cuda.hpp"
 
 namespace hedgerow::kernels {
 namespace {

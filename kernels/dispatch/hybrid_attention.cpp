@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <atomic>
 
+#include "kernels/aten/hybrid_attention_aten.hpp"
+#include "kernels/cpu/hybrid_attention_cpu.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "kernels/forms.hpp"
-#include "kernels/hybrid_attention_aten.hpp"
-#include "kernels/hybrid_attention_cpu.hpp"
-#include "kernels/hybrid_attention_cuda.hpp"
 #include "kernels/hybrid_passes.hpp"
 #include "kernels/reference.hpp"
 

@@ -7,12 +7,12 @@
 
 #include <cmath>
 
-#include "kernels/attention_transfer_cuda.hpp"
+#include "kernels/aten/softmax_attention_aten.hpp"
 #include "kernels/checks.hpp"
-#include "kernels/cpu_tiles.hpp"
+#include "kernels/cpu/cpu_tiles.hpp"
+#include "kernels/cpu/softmax_attention_cpu.hpp"
+#include "kernels/cuda/attention_transfer_cuda.hpp"
 #include "kernels/forms.hpp"
-#include "kernels/softmax_attention_aten.hpp"
-#include "kernels/softmax_attention_cpu.hpp"
 
 namespace hedgerow::kernels {
 

@@ -5,13 +5,13 @@
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/attention_transfer_cuda.hpp"
+#include "kernels/aten/transfer_loss_aten.hpp"
 #include "kernels/checks.hpp"
+#include "kernels/cpu/transfer_loss_cpu.hpp"
+#include "kernels/cuda/attention_transfer_cuda.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "kernels/forms.hpp"
-#include "kernels/hybrid_attention_cuda.hpp"
 #include "kernels/hybrid_passes.hpp"
-#include "kernels/transfer_loss_aten.hpp"
-#include "kernels/transfer_loss_cpu.hpp"
 
 namespace hedgerow::kernels {
 

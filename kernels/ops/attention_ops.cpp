@@ -5,12 +5,12 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "kernels/aten/softmax_attention_aten.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/linear_attention.hpp"
 #include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
 #include "kernels/softmax_attention.hpp"
-#include "kernels/softmax_attention_aten.hpp"
 
 namespace hedgerow::kernels::ops {
 namespace {

@@ -10,7 +10,7 @@
 #include <tuple>
 
 #include "kernels/checks.hpp"
-#include "kernels/hybrid_attention_cuda.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "kernels/hybrid_passes.hpp"
 #include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"

@@ -6,11 +6,11 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
+#include "kernels/aten/transfer_loss_aten.hpp"
 #include "kernels/checks.hpp"
+#include "kernels/cpu/transfer_loss_cpu.hpp"
 #include "kernels/ops/shapes.hpp"
 #include "kernels/transfer_loss.hpp"
-#include "kernels/transfer_loss_aten.hpp"
-#include "kernels/transfer_loss_cpu.hpp"
 
 namespace hedgerow::kernels::ops {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/dtype.hpp"
+#include "storage/base/dtype.hpp"
 
 #include <array>
 

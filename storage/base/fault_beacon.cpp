@@ -1,4 +1,4 @@
-#include "storage/fault_beacon.hpp"
+#include "storage/base/fault_beacon.hpp"
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -14,8 +14,8 @@
 #include <new>
 #include <string>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/fault_point.hpp"
+#include "storage/base/fault_point.hpp"
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -8,8 +8,8 @@
 #include <cstdlib>
 #include <string>
 
-#include "storage/error.hpp"
-#include "storage/fault_beacon.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/fault_beacon.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/file.hpp"
+#include "storage/base/file.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,8 +11,8 @@
 #include <thread>
 #include <utility>
 
-#include "storage/error.hpp"
-#include "storage/scoped_file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/scoped_file.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "storage/text_writer.hpp"
+#include "storage/base/text_writer.hpp"
 
 namespace hedgerow::storage {
 

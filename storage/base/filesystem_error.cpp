@@ -1,4 +1,4 @@
-#include "storage/filesystem_error.hpp"
+#include "storage/base/filesystem_error.hpp"
 
 #include <string>
 

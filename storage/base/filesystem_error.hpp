@@ -4,7 +4,7 @@
 
 #include <filesystem>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 

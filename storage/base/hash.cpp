@@ -1,4 +1,4 @@
-#include "storage/hash.hpp"
+#include "storage/base/hash.hpp"
 
 #include <xxhash.h>
 
@@ -8,8 +8,8 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,6 +1,7 @@
-#include "storage/openmp_spin.hpp"
+#include "storage/base/openmp_spin.hpp"
 
 #include <cstdlib>
+#include <initializer_list>
 
 namespace hedgerow::storage {
 

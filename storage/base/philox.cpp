@@ -1,9 +1,9 @@
-#include "storage/philox.hpp"
+#include "storage/base/philox.hpp"
 
 #include <cmath>
 #include <numbers>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 namespace {

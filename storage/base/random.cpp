@@ -1,11 +1,11 @@
-#include "storage/random.hpp"
+#include "storage/base/random.hpp"
 
 #include <sys/random.h>
 
 #include <cerrno>
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 

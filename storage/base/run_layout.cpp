@@ -1,11 +1,11 @@
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cstdio>
 #include <string_view>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -9,7 +9,7 @@
 #include <optional>
 #include <string>
 
-#include "storage/hash.hpp"
+#include "storage/base/hash.hpp"
 
 namespace hedgerow::storage {
 

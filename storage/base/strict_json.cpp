@@ -1,11 +1,11 @@
-#include "storage/strict_json.hpp"
+#include "storage/base/strict_json.hpp"
 
 #include <fmt/format.h>
 
 #include <set>
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,4 +1,4 @@
-#include "storage/utc.hpp"
+#include "storage/base/utc.hpp"
 
 #include <array>
 #include <chrono>

@@ -1,4 +1,4 @@
-#include "storage/words.hpp"
+#include "storage/base/words.hpp"
 
 #include <algorithm>
 #include <numeric>

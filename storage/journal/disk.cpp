@@ -1,10 +1,10 @@
-#include "storage/disk.hpp"
+#include "storage/journal/disk.hpp"
 
 #include <algorithm>
 #include <span>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

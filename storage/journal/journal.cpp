@@ -1,12 +1,12 @@
-#include "storage/journal.hpp"
+#include "storage/journal/journal.hpp"
 
 #include <span>
 #include <utility>
 
-#include "storage/error.hpp"
-#include "storage/fault_point.hpp"
-#include "storage/hash.hpp"
-#include "storage/journal_line.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/fault_point.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/journal/journal_line.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -15,10 +15,10 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/disk.hpp"
-#include "storage/error.hpp"
-#include "storage/run_layout.hpp"
-#include "storage/utc.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/base/utc.hpp"
+#include "storage/journal/disk.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,4 +1,4 @@
-#include "storage/journal_line.hpp"
+#include "storage/journal/journal_line.hpp"
 
 #include <algorithm>
 #include <array>
@@ -6,9 +6,9 @@
 #include <cstdio>
 #include <span>
 
-#include "storage/error.hpp"
-#include "storage/hash.hpp"
-#include "storage/strict_json.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/base/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {

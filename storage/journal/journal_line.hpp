@@ -1,6 +1,6 @@
 // One line of a journal segment, and the one line of a snapshot: a JSON object whose last member is
 // "chain", the XXH3-64 of everything before it, seeded with the chain of the line before.
-// Private to storage/journal*.cpp.
+// Private to storage/journal/journal*.cpp.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/journal.hpp"
+#include "storage/journal/journal.hpp"
 
 namespace hedgerow::storage {
 

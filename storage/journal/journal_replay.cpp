@@ -7,10 +7,10 @@
 #include <string_view>
 #include <utility>
 
-#include "storage/error.hpp"
-#include "storage/journal.hpp"
-#include "storage/journal_line.hpp"
-#include "storage/strict_json.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/strict_json.hpp"
+#include "storage/journal/journal.hpp"
+#include "storage/journal/journal_line.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/model_config.hpp"
+#include "storage/model/model_config.hpp"
 
 #include <fmt/format.h>
 
@@ -7,8 +7,8 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "storage/error.hpp"
-#include "storage/strict_json.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {

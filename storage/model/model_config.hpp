@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/safetensors.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::storage {
 

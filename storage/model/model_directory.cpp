@@ -8,11 +8,11 @@
 #include <nlohmann/json.hpp>
 #include <system_error>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/hash.hpp"
-#include "storage/model_config.hpp"
-#include "storage/strict_json.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/base/strict_json.hpp"
+#include "storage/model/model_config.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/attention_spec.hpp"
+#include "storage/recipe/attention_spec.hpp"
 
 #include <array>
 #include <cmath>
@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "storage/error.hpp"
-#include "storage/strict_json.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,11 +1,11 @@
-#include "storage/capture_plan.hpp"
+#include "storage/recipe/capture_plan.hpp"
 
 #include <algorithm>
 #include <numeric>
 #include <string>
 
-#include "storage/error.hpp"
-#include "storage/philox.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/philox.hpp"
 
 namespace hedgerow::storage {
 namespace {

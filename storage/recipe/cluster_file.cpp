@@ -1,8 +1,8 @@
-#include "storage/cluster_file.hpp"
+#include "storage/recipe/cluster_file.hpp"
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/toml_reader.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/recipe/toml_reader.hpp"
 
 namespace hedgerow::storage {
 namespace {

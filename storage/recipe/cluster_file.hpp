@@ -1,6 +1,7 @@
 // What `hedgerow submit --slurm` knows of a cluster: a TOML file that people write once
 // (deploy/slurm/cluster.example.toml), read as strictly as a recipe. Plain data: the job scripts
-// are made of it in coordinator/cli/slurm_scripts. Nothing in it has a say in what a run computes.
+// are made of it in coordinator/cli/run/slurm_scripts. Nothing in it has a say in what a run
+// computes.
 #pragma once
 
 #include <filesystem>

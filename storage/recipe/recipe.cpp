@@ -1,4 +1,4 @@
-#include "storage/recipe.hpp"
+#include "storage/recipe/recipe.hpp"
 
 #include <algorithm>
 #include <bit>
@@ -7,10 +7,10 @@
 #include <cmath>
 #include <filesystem>
 
-#include "storage/error.hpp"
-#include "storage/recipe_check.hpp"
-#include "storage/recipe_fields.hpp"
-#include "storage/recipe_text.hpp"
+#include "storage/base/error.hpp"
+#include "storage/recipe/recipe_check.hpp"
+#include "storage/recipe/recipe_fields.hpp"
+#include "storage/recipe/recipe_text.hpp"
 
 namespace hedgerow::storage {
 namespace {

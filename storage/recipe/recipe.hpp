@@ -10,9 +10,9 @@
 #include <string>
 #include <vector>
 
-#include "storage/attention_spec.hpp"
-#include "storage/recipe_sections.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/recipe/attention_spec.hpp"
+#include "storage/recipe/recipe_sections.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,5 +1,5 @@
 // Checks of a recipe's values: ranges of one field, rules between fields, and the collected report
-// of what is wrong. Private to storage/recipe*.cpp.
+// of what is wrong. Private to storage/recipe/recipe*.cpp.
 #pragma once
 
 #include <map>
@@ -8,8 +8,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "storage/recipe.hpp"
-#include "storage/recipe_rules.hpp"
+#include "storage/recipe/recipe.hpp"
+#include "storage/recipe/recipe_rules.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,13 +1,13 @@
 // Every field of a recipe, in the order of the file: key, range, choices, comment and whether a
 // resume may change it. Reading, writing and comparing are three visitors of this one list, so that
 // a field cannot be known to one of them alone. A visitor has section(name, comment), field(key,
-// value, rules), sources(value) and inherit(value, base). Private to storage/recipe*.cpp.
+// value, rules), sources(value) and inherit(value, base). Private to storage/recipe/recipe*.cpp.
 #pragma once
 
-#include "storage/recipe.hpp"
-#include "storage/recipe_rules.hpp"
-#include "storage/recipe_stage_fields.hpp"
-#include "storage/recipe_worker_fields.hpp"
+#include "storage/recipe/recipe.hpp"
+#include "storage/recipe/recipe_rules.hpp"
+#include "storage/recipe/recipe_stage_fields.hpp"
+#include "storage/recipe/recipe_worker_fields.hpp"
 
 namespace hedgerow::storage {
 

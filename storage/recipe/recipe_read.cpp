@@ -2,13 +2,13 @@
 #include <cstdlib>
 #include <span>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/hash.hpp"
-#include "storage/model_config.hpp"
-#include "storage/recipe_fields.hpp"
-#include "storage/recipe_text.hpp"
-#include "storage/toml_reader.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/recipe_fields.hpp"
+#include "storage/recipe/recipe_text.hpp"
+#include "storage/recipe/toml_reader.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,4 +1,4 @@
-// What is known of a recipe's field beside its key and default. Private to storage/recipe*.
+// What is known of a recipe's field beside its key and default. Private to storage/recipe/recipe*.
 #pragma once
 
 #include <limits>

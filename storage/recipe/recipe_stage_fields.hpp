@@ -2,7 +2,7 @@
 // is.
 #pragma once
 
-#include "storage/recipe_rules.hpp"
+#include "storage/recipe/recipe_rules.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,4 +1,4 @@
-// Values of a recipe as TOML writes them. Private to storage/recipe*.cpp.
+// Values of a recipe as TOML writes them. Private to storage/recipe/recipe*.cpp.
 #pragma once
 
 #include <cstdint>
@@ -6,8 +6,8 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/attention_spec.hpp"
-#include "storage/recipe_sections.hpp"
+#include "storage/recipe/attention_spec.hpp"
+#include "storage/recipe/recipe_sections.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,7 +1,7 @@
 // The fields of [workers] for recipe_fields.hpp, which tells what a visitor is.
 #pragma once
 
-#include "storage/recipe_rules.hpp"
+#include "storage/recipe/recipe_rules.hpp"
 
 namespace hedgerow::storage {
 

@@ -5,10 +5,10 @@
 #include <cstdio>
 #include <span>
 
-#include "storage/error.hpp"
-#include "storage/hash.hpp"
-#include "storage/recipe_fields.hpp"
-#include "storage/recipe_text.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/recipe/recipe_fields.hpp"
+#include "storage/recipe/recipe_text.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,11 +1,11 @@
-#include "storage/toml_reader.hpp"
+#include "storage/recipe/toml_reader.hpp"
 
 #include <algorithm>
 #include <cstdint>
 #include <utility>
 
-#include "storage/file.hpp"
-#include "storage/words.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/words.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,7 +1,7 @@
 // The reading visitor of recipe_fields.hpp and cluster_file.cpp over toml++'s tree: takes what the
 // file has for each field that is visited, and reports together all that is wrong with it: wrong
 // types, values out of range, and keys that nobody visited, each with the one that was probably
-// meant. Private to storage/*.cpp.
+// meant. Private to storage/recipe/*.cpp.
 #pragma once
 
 // A wrong file is no bug of ours: without NDEBUG toml++ 3.3 asserts what its parser goes on to
@@ -16,8 +16,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "storage/error.hpp"
-#include "storage/recipe_check.hpp"
+#include "storage/base/error.hpp"
+#include "storage/recipe/recipe_check.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,4 +1,4 @@
-#include "storage/boundary_reader.hpp"
+#include "storage/shards/boundary_reader.hpp"
 
 #include <fmt/format.h>
 
@@ -10,8 +10,8 @@
 #include <stop_token>
 #include <thread>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,7 +1,7 @@
 // One boundary as a stream of sequences in any order, prefetched by its own threads: what capture
 // and transfer read. A boundary is never held in memory; `depth` sequences at most are in flight.
-// Sequences are named by capture index (storage/capture_plan.hpp). At most kMaxOpenShards files are
-// open at a time; a file that comes back is verified again.
+// Sequences are named by capture index (storage/recipe/capture_plan.hpp). At most kMaxOpenShards
+// files are open at a time; a file that comes back is verified again.
 #pragma once
 
 #include <chrono>
@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
-#include "storage/hidden_shard.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {
 

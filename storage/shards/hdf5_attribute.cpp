@@ -1,9 +1,9 @@
-#include "storage/hdf5_attribute.hpp"
+#include "storage/shards/hdf5_attribute.hpp"
 
 #include <fmt/format.h>
 
-#include "storage/error.hpp"
-#include "storage/hdf5_handle.hpp"
+#include "storage/base/error.hpp"
+#include "storage/shards/hdf5_handle.hpp"
 
 namespace hedgerow::storage::hdf5 {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/hdf5_handle.hpp"
+#include "storage/shards/hdf5_handle.hpp"
 
 #include <fmt/format.h>
 

@@ -12,8 +12,8 @@
 #include <utility>
 #include <vector>
 
-#include "storage/dtype.hpp"
-#include "storage/error.hpp"
+#include "storage/base/dtype.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage::hdf5 {
 

@@ -1,4 +1,4 @@
-#include "storage/hidden_shard.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>
@@ -7,10 +7,10 @@
 #include <cerrno>
 #include <system_error>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/hdf5_handle.hpp"
-#include "storage/shard_header.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/shards/hdf5_handle.hpp"
+#include "storage/shards/shard_header.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -13,8 +13,8 @@
 #include <string>
 #include <vector>
 
-#include "storage/dtype.hpp"
-#include "storage/hash.hpp"
+#include "storage/base/dtype.hpp"
+#include "storage/base/hash.hpp"
 
 namespace hedgerow::storage {
 
@@ -22,7 +22,7 @@ struct ShardInfo {
   int boundary = 0;
   int shard = 0;
   std::uint64_t fencing_token = 0;
-  std::int64_t first_sequence = 0;  // capture index of the first one (storage/capture_plan.hpp)
+  std::int64_t first_sequence = 0;  // capture index of the first (storage/recipe/capture_plan.hpp)
   std::int64_t num_sequences = 0;
   std::int64_t seq_len = 0;
   std::int64_t hidden_size = 0;

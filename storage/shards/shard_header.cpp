@@ -1,4 +1,4 @@
-#include "storage/shard_header.hpp"
+#include "storage/shards/shard_header.hpp"
 
 #include <fmt/format.h>
 
@@ -6,8 +6,8 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
-#include "storage/error.hpp"
-#include "storage/strict_json.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/strict_json.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -8,8 +8,8 @@
 #include <span>
 #include <string>
 
-#include "storage/hash.hpp"
-#include "storage/hidden_shard.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,4 +1,4 @@
-#include "storage/tokens_file.hpp"
+#include "storage/shards/tokens_file.hpp"
 
 #include <fmt/format.h>
 
@@ -6,12 +6,12 @@
 #include <array>
 #include <system_error>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/hash.hpp"
-#include "storage/hdf5_attribute.hpp"
-#include "storage/hdf5_handle.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/shards/hdf5_attribute.hpp"
+#include "storage/shards/hdf5_handle.hpp"
 
 namespace hedgerow::storage {
 namespace {

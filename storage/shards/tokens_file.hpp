@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/hidden_shard.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {
 

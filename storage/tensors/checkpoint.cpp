@@ -1,14 +1,14 @@
-#include "storage/checkpoint.hpp"
+#include "storage/tensors/checkpoint.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <cmath>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/safetensors.hpp"
-#include "storage/strict_json.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/strict_json.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::storage {
 namespace {

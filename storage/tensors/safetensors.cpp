@@ -1,4 +1,4 @@
-#include "storage/safetensors.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -11,9 +11,9 @@
 #include <system_error>
 #include <utility>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/safetensors_header.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/tensors/safetensors_header.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/dtype.hpp"
+#include "storage/base/dtype.hpp"
 
 namespace hedgerow::storage {
 

@@ -1,4 +1,4 @@
-#include "storage/safetensors_header.hpp"
+#include "storage/tensors/safetensors_header.hpp"
 
 #include <fmt/format.h>
 
@@ -9,7 +9,7 @@
 #include <set>
 #include <utility>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/dtype.hpp"
+#include "storage/base/dtype.hpp"
 
 namespace hedgerow::storage {
 

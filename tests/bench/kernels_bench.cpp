@@ -20,11 +20,11 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/wire/memory.hpp"
+#include "coordinator/machine/memory.hpp"
 #include "kernels/forms.hpp"
 #include "worker/bench/alternate.hpp"
 #include "worker/bench/attention_problem.hpp"
-#include "worker/large_blocks.hpp"
+#include "worker/device/large_blocks.hpp"
 
 namespace {
 

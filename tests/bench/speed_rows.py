@@ -73,7 +73,7 @@ def lora(context: Context) -> Iterator[Row]:
                       f"PyTorch and PEFT, T x T fp32 maps, {name} base", other)
 
 
-SPIN_COUNT = "2000"  # kOpenMpSpinCount (storage/openmp_spin.hpp)
+SPIN_COUNT = "2000"  # kOpenMpSpinCount (storage/base/openmp_spin.hpp)
 DEFAULT_SPIN_COUNT = "300000"  # libgomp's
 
 

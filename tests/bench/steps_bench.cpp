@@ -13,17 +13,17 @@
 #include <iostream>
 #include <nlohmann/json.hpp>
 
-#include "coordinator/wire/memory.hpp"
+#include "coordinator/machine/memory.hpp"
 #include "step_phases.hpp"
-#include "storage/error.hpp"
-#include "storage/tokens_file.hpp"
-#include "worker/attention_options.hpp"
-#include "worker/block_runner.hpp"
+#include "storage/base/error.hpp"
+#include "storage/shards/tokens_file.hpp"
+#include "worker/device/large_blocks.hpp"
 #include "worker/finetune/trainer.hpp"
-#include "worker/large_blocks.hpp"
-#include "worker/layer_trainer.hpp"
+#include "worker/model/attention_options.hpp"
+#include "worker/model/block_runner.hpp"
 #include "worker/model/weights.hpp"
-#include "worker/stopwatch.hpp"
+#include "worker/task/stopwatch.hpp"
+#include "worker/transfer/layer_trainer.hpp"
 
 namespace hedgerow {
 namespace {

@@ -2,10 +2,10 @@
 
 #include <fstream>
 
-#include "coordinator/fold.hpp"
+#include "coordinator/state/fold.hpp"
 #include "state_fixture.hpp"
-#include "storage/hash.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -8,12 +8,12 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/assembler.hpp"
-#include "coordinator/state.hpp"
-#include "storage/journal.hpp"
-#include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/serve/assembler.hpp"
+#include "coordinator/state/state.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/journal/journal.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/recipe.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator {

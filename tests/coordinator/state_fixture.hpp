@@ -3,9 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include "coordinator/plan.hpp"
-#include "coordinator/state.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/plan/plan.hpp"
+#include "coordinator/state/state.hpp"
+#include "storage/base/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -36,12 +36,12 @@ REACTIONS = {1: "Count", 2: "FailJob", 3: "FailIndex", 4: "Ignore", 5: "Count"}
 
 
 def exit_codes() -> dict[str, int]:
-    text = (TOP / "storage/error.hpp").read_text()
+    text = (TOP / "storage/base/error.hpp").read_text()
     return {name: int(code) for name, code in re.findall(r"^  k(\w+) = (\d+),", text, re.M)}
 
 
 def stop_patience() -> int:
-    return int(re.search(r"kStopPatience\{(\d+)\}", (TOP / "coordinator/coordinator.cpp").read_text())[1])
+    return int(re.search(r"kStopPatience\{(\d+)\}", (TOP / "coordinator/serve/coordinator.cpp").read_text())[1])
 
 
 def pods(objects: list[dict]):
@@ -128,7 +128,7 @@ class Manifests(unittest.TestCase):
                 self.assertNotIn(code, found)
                 found[code] = rule["action"]
         self.assertEqual(found, REACTIONS)
-        self.assertEqual(set(found), set(exit_codes().values()) - {0}, "storage/error.hpp has other codes")
+        self.assertEqual(set(found), set(exit_codes().values()) - {0}, "storage/base/error.hpp has other codes")
 
     def test_a_job_of_workers_never_has_two_pods_of_one_index(self):
         spec = self.named("Job", "hedgerow-worker")["spec"]

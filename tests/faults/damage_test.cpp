@@ -8,14 +8,14 @@
 #include <map>
 #include <random>
 
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 #include "storage/check.hpp"
-#include "storage/checkpoint.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/journal.hpp"
-#include "storage/safetensors.hpp"
-#include "storage/shard_header.hpp"
-#include "storage/tokens_file.hpp"
+#include "storage/journal/journal.hpp"
+#include "storage/shards/shard_header.hpp"
+#include "storage/shards/tokens_file.hpp"
+#include "storage/tensors/checkpoint.hpp"
+#include "storage/tensors/safetensors.hpp"
 #include "tests/faults/rot.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"

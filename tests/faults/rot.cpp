@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/shard_fixture.hpp"
 
 namespace hedgerow::tests {

@@ -3,10 +3,10 @@
 #include <span>
 #include <utility>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/hash.hpp"
-#include "storage/philox.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/base/philox.hpp"
 #include "tests/support/writer_of.hpp"
 
 namespace hedgerow::tests {

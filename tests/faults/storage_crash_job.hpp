@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "storage/journal.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/journal/journal.hpp"
 
 namespace hedgerow::tests {
 

@@ -12,8 +12,8 @@
 #include <cstring>
 #include <ostream>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 #include "tests/faults/storage_crash_job.hpp"
 #include "tests/support/temporary_directory.hpp"
 

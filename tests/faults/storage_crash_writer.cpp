@@ -4,8 +4,8 @@
 #include <cstdio>
 #include <exception>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 #include "tests/faults/storage_crash_job.hpp"
 
 int main(int argc, char** argv) {

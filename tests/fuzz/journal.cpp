@@ -2,13 +2,13 @@
 // begins with {"seq" is a segment as it lies on disk. Any other is a list of events, one a line in
 // JSON, to which the harness adds what a fuzzer cannot guess (numbers and hash chains); a line ---
 // begins the next term's segment.
-#include "storage/journal.hpp"
+#include "storage/journal/journal.hpp"
 
 #include <fstream>
 
-#include "coordinator/fold.hpp"
-#include "storage/error.hpp"
-#include "storage/journal_line.hpp"
+#include "coordinator/state/fold.hpp"
+#include "storage/base/error.hpp"
+#include "storage/journal/journal_line.hpp"
 #include "tests/fuzz/fuzz.hpp"
 #include "tests/support/temporary_directory.hpp"
 

@@ -3,8 +3,8 @@
 #include <vector>
 
 #include "coordinator/wire/messages.hpp"
-#include "storage/error.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/run_layout.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 namespace {

@@ -1,7 +1,7 @@
 // Recipe::parse: a TOML file that somebody wrote by hand or got from somewhere.
-#include "storage/recipe.hpp"
+#include "storage/recipe/recipe.hpp"
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 using namespace hedgerow;

@@ -4,8 +4,8 @@
 #include <charconv>
 #include <vector>
 
-#include "storage/error.hpp"
-#include "storage/safetensors_header.hpp"
+#include "storage/base/error.hpp"
+#include "storage/tensors/safetensors_header.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 namespace {

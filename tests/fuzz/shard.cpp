@@ -2,8 +2,8 @@
 // against the file's size, and that all that is hashed and read later lies inside the file. An
 // input of 4 KiB or more is a file's beginning; a shorter one the JSON line of a header that is
 // otherwise in order, because any byte out of place there is refused.
-#include "storage/error.hpp"
-#include "storage/shard_header.hpp"
+#include "storage/base/error.hpp"
+#include "storage/shards/shard_header.hpp"
 #include "tests/fuzz/fuzz.hpp"
 
 namespace {

@@ -9,8 +9,8 @@
 
 #include <cmath>
 
+#include "kernels/cpu/exponential_map_tiles.hpp"
 #include "kernels/forms.hpp"
-#include "kernels/exponential_map_tiles.hpp"
 #include "kernels/linear_attention.hpp"
 #include "tests/kernels/attention_case.hpp"
 

@@ -1,6 +1,6 @@
 // On CUDA tensors: the cases of device_*_test.cpp with the ATen forms, and the fused CUDA forms.
-#include "tests/kernels/cuda_decode.hpp"
-#include "tests/kernels/cuda_hybrid.hpp"
+#include "tests/kernels/cuda/cuda_decode.hpp"
+#include "tests/kernels/cuda/cuda_hybrid.hpp"
 #include "tests/kernels/device_forms.hpp"
 
 namespace hedgerow::kernels::testing {

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "kernels/hybrid_attention_cpu.hpp"
+#include "kernels/cpu/hybrid_attention_cpu.hpp"
 #include "tests/kernels/attention_case.hpp"
 
 namespace hedgerow::kernels {

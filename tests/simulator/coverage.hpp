@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/state.hpp"
+#include "coordinator/state/state.hpp"
 
 namespace hedgerow::simulator {
 

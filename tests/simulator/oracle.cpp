@@ -2,7 +2,7 @@
 
 #include <cstdlib>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::simulator {
 namespace {

@@ -17,10 +17,10 @@
 #include <stdexcept>
 #include <string>
 
-#include "coordinator/fold.hpp"
-#include "coordinator/leases.hpp"
+#include "coordinator/dispatch/leases.hpp"
+#include "coordinator/state/fold.hpp"
 #include "coordinator/wire/messages.hpp"
-#include "storage/journal.hpp"
+#include "storage/journal/journal.hpp"
 #include "tests/simulator/coverage.hpp"
 #include "tests/simulator/virtual_disk.hpp"
 

@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "coordinator/plan.hpp"
-#include "coordinator/state.hpp"
+#include "coordinator/plan/plan.hpp"
+#include "coordinator/state/state.hpp"
 #include "tests/simulator/sim_worker.hpp"
 
 namespace hedgerow::simulator {

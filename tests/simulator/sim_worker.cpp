@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <csignal>
 
-#include "coordinator/scheduler.hpp"
+#include "coordinator/dispatch/scheduler.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/json_fields.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::simulator {
 namespace {

@@ -1,8 +1,9 @@
-// A worker process of the simulation: the production protocol (worker/coordinator_session.hpp)
-// around tasks whose results are numbers that follow from their inputs, so that a wrong, stale or
-// missing input shows in the artifacts at the end. It reads and writes the virtual disk as a real
-// worker does: inputs verified, files complete before they are announced, checkpoints under its own
-// attempt, older ones deleted once a newer one is committed.
+// A worker process of the simulation: the production protocol
+// (worker/client/coordinator_session.hpp) around tasks whose results are numbers that follow from
+// their inputs, so that a wrong, stale or missing input shows in the artifacts at the end. It reads
+// and writes the virtual disk as a real worker does: inputs verified, files complete before they
+// are announced, checkpoints under its own attempt, older ones deleted once a newer one is
+// committed.
 #pragma once
 
 #include <deque>
@@ -11,12 +12,12 @@
 #include <optional>
 #include <string>
 
-#include "coordinator/process.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/host/process.hpp"
+#include "storage/base/run_layout.hpp"
 #include "tests/simulator/random.hpp"
 #include "tests/simulator/values.hpp"
 #include "tests/simulator/virtual_disk.hpp"
-#include "worker/coordinator_session.hpp"
+#include "worker/client/coordinator_session.hpp"
 
 namespace hedgerow::simulator {
 

@@ -3,7 +3,7 @@
 
 #include <span>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/simulator/world.hpp"
 
 namespace hedgerow::simulator {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "storage/hidden_shard.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::simulator {
 

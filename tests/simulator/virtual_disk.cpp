@@ -5,7 +5,7 @@
 #include <span>
 #include <utility>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::simulator {
 namespace {

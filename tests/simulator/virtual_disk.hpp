@@ -11,7 +11,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "storage/disk.hpp"
+#include "storage/journal/disk.hpp"
 #include "tests/simulator/random.hpp"
 
 namespace hedgerow::simulator {

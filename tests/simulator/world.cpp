@@ -4,9 +4,9 @@
 #include <csignal>
 #include <ctime>
 
-#include "coordinator/assembler.hpp"
-#include "coordinator/commit.hpp"
-#include "storage/error.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "coordinator/serve/assembler.hpp"
+#include "storage/base/error.hpp"
 #include "tests/simulator/world_parts.hpp"
 
 namespace hedgerow::simulator {

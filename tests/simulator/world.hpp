@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/coordinator.hpp"
+#include "coordinator/serve/coordinator.hpp"
 #include "tests/simulator/coverage.hpp"
 #include "tests/simulator/oracle.hpp"
 #include "tests/simulator/scenario.hpp"

@@ -1,9 +1,9 @@
 // Coordinator processes of a simulated world: how `hedgerow run` begins one, its turns, its ends.
 #include <algorithm>
 
-#include "coordinator/assembler.hpp"
-#include "coordinator/commit.hpp"
-#include "storage/error.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "coordinator/serve/assembler.hpp"
+#include "storage/base/error.hpp"
 #include "tests/simulator/world_parts.hpp"
 
 namespace hedgerow::simulator {

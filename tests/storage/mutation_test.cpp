@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "storage/error.hpp"
-#include "storage/safetensors_header.hpp"
-#include "storage/shard_header.hpp"
+#include "storage/base/error.hpp"
+#include "storage/shards/shard_header.hpp"
+#include "storage/tensors/safetensors_header.hpp"
 #include "tests/support/shard_fixture.hpp"
 
 namespace hedgerow::storage {

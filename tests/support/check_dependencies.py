@@ -5,8 +5,8 @@
   check_dependencies.py --self-test    the checker finds a violation of every rule in a tree made for it
 
 kernels include nothing of ours; storage nothing but itself and no LibTorch; the coordinator neither LibTorch, kernels nor
-worker; the worker nothing of the coordinator but coordinator/wire. HDF5, ZeroMQ, MPI and NCCL stay out of headers that
-other headers include, so that no third-party name spreads.
+worker; the worker nothing of the coordinator but coordinator/wire and coordinator/machine. HDF5, ZeroMQ, MPI and NCCL stay out of
+headers that other headers include, so that no third-party name spreads.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ RULES = {
     "storage": Rule(("storage/",), TORCH + CUDA + SOCKETS + MPI,
                     ("hedgerow_torch", "hedgerow::kernels", "hedgerow::wire", "hedgerow::state", "hedgerow::coordinator", "hedgerow::worker")),
     "coordinator/wire": Rule(("storage/", "coordinator/wire/"), TORCH + CUDA + MPI + HDF5, ()),
+    "coordinator/machine": Rule(("storage/", "coordinator/machine/"), TORCH + CUDA + MPI + HDF5, ()),
     "coordinator": Rule(("storage/", "coordinator/"), TORCH + CUDA + MPI + HDF5,
                         ("hedgerow_torch", "hedgerow::kernels", "hedgerow::worker")),
-    "worker": Rule(("kernels/", "storage/", "coordinator/wire/", "worker/"), (), ("hedgerow::state", "hedgerow::coordinator")),
+    "worker": Rule(("kernels/", "storage/", "coordinator/wire/", "coordinator/machine/", "worker/"), (),
+                   ("hedgerow::state", "hedgerow::coordinator")),
 }
 
 
@@ -107,7 +109,7 @@ def check_tree(root: Path) -> tuple[list[str], int]:
 
 def self_test() -> None:
     violations = {
-        "kernels/a.cpp": '#include "storage/file.hpp"',
+        "kernels/a.cpp": '#include "storage/base/file.hpp"',
         "kernels/b.cpp": "#include <hdf5.h>",
         "kernels/CMakeLists.txt": "target_link_libraries(x PUBLIC hedgerow::storage)",
         "storage/a.hpp": '#include "kernels/decode.hpp"',
@@ -116,14 +118,14 @@ def self_test() -> None:
         "storage/d.cpp": '#include "file.hpp"',
         "coordinator/a.cpp": "#include <torch/types.h>",
         "coordinator/b.cpp": '#include "worker/serve.hpp"',
-        "coordinator/wire/a.cpp": '#include "coordinator/plan.hpp"',
+        "coordinator/wire/a.cpp": '#include "coordinator/plan/plan.hpp"',
         "coordinator/CMakeLists.txt": "target_link_libraries(x PRIVATE hedgerow_torch)",
-        "worker/a.cpp": '#include "coordinator/plan.hpp"',
+        "worker/a.cpp": '#include "coordinator/plan/plan.hpp"',
         "worker/comm/a.hpp": "#include <mpi.h>",  # and worker/comm/user.hpp includes it
     }
     allowed = {
         "kernels/good.cpp": "#include <ATen/ATen.h>\n#include <cuda_runtime.h>\n",
-        "storage/good.cpp": '#include <hdf5.h>\n#include "storage/file.hpp"\n// #include "worker/x.hpp"\n',
+        "storage/good.cpp": '#include <hdf5.h>\n#include "storage/base/file.hpp"\n// #include "worker/x.hpp"\n',
         "storage/private.hpp": "#include <hdf5.h>",
         "storage/user.hpp": '#include "storage/c.hpp"',
         "worker/comm/user.hpp": '#include "worker/comm/a.hpp"',

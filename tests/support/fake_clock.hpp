@@ -1,7 +1,7 @@
 // A clock that moves when it is told to.
 #pragma once
 
-#include "coordinator/clock.hpp"
+#include "coordinator/host/clock.hpp"
 
 namespace hedgerow::coordinator {
 

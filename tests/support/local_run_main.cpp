@@ -7,10 +7,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "storage/file.hpp"
+#include "storage/base/file.hpp"
 #include "tests/support/tiny_run.hpp"
-#include "worker/evaluate.hpp"
-#include "worker/stopwatch.hpp"
+#include "worker/evaluate/evaluate.hpp"
+#include "worker/task/stopwatch.hpp"
 
 namespace hedgerow::tests {
 namespace {

@@ -1,5 +1,5 @@
 #include "tests/support/other_device.hpp"
-#include "worker/cuda_device.hpp"
+#include "worker/device/cuda_device.hpp"
 
 namespace hedgerow::tests {
 

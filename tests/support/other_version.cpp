@@ -1,6 +1,6 @@
-// In place of storage/build_info.cpp: hedgerow-worker's own objects linked with this are a worker
-// of another version, as it would come from a node that was not upgraded.
-#include "storage/build_info.hpp"
+// In place of storage/base/build_info.cpp: hedgerow-worker's own objects linked with this are a
+// worker of another version, as it would come from a node that was not upgraded.
+#include "storage/base/build_info.hpp"
 
 namespace hedgerow::storage {
 

@@ -6,7 +6,7 @@
 #include <functional>
 #include <string>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::tests {
 

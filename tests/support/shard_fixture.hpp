@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/hidden_shard.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::tests {
 

@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "storage/file.hpp"
-#include "storage/model_config.hpp"
-#include "storage/philox.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/philox.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::tests {
 namespace {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstring>
 
-#include "storage/file.hpp"
-#include "storage/philox.hpp"
-#include "storage/safetensors.hpp"
-#include "worker/capture.hpp"
-#include "worker/transfer.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/philox.hpp"
+#include "storage/tensors/safetensors.hpp"
+#include "worker/transfer/capture.hpp"
+#include "worker/transfer/transfer.hpp"
 
 namespace hedgerow::tests {
 

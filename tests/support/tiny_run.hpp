@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "storage/recipe.hpp"
-#include "worker/run_context.hpp"
-#include "worker/task_context.hpp"
+#include "storage/recipe/recipe.hpp"
+#include "worker/task/run_context.hpp"
+#include "worker/task/task_context.hpp"
 
 namespace hedgerow::tests {
 

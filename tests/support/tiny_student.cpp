@@ -7,11 +7,11 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "storage/file.hpp"
-#include "storage/philox.hpp"
-#include "storage/safetensors.hpp"
-#include "worker/attention_options.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/philox.hpp"
+#include "storage/tensors/safetensors.hpp"
+#include "worker/model/attention_options.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::tests {
 namespace {

@@ -3,10 +3,10 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "storage/tokens_file.hpp"
+#include "storage/shards/tokens_file.hpp"
 #include "worker/model/decoder.hpp"
-#include "worker/run_context.hpp"
-#include "worker/student.hpp"
+#include "worker/model/student.hpp"
+#include "worker/task/run_context.hpp"
 
 namespace hedgerow::tests {
 

@@ -6,7 +6,7 @@
 #include <memory>
 #include <string>
 
-#include "storage/disk.hpp"
+#include "storage/journal/disk.hpp"
 
 namespace hedgerow::tests {
 

@@ -15,7 +15,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 from job import binary_directory  # noqa: E402
 
-OURS = "2000"  # kOpenMpSpinCount (storage/openmp_spin.hpp)
+OURS = "2000"  # kOpenMpSpinCount (storage/base/openmp_spin.hpp)
 
 
 ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "worker/stopwatch.hpp"
+#include "worker/task/stopwatch.hpp"
 
 namespace hedgerow::worker::bench {
 namespace {

@@ -8,7 +8,7 @@
 #include <memory>
 
 #include "kernels/decode.hpp"
-#include "worker/attention_options.hpp"
+#include "worker/model/attention_options.hpp"
 
 namespace hedgerow::worker::bench {
 

@@ -11,7 +11,7 @@
 
 #include "worker/bench/attention_problem.hpp"
 #include "worker/bench/softmax_opponents.hpp"
-#include "worker/device.hpp"
+#include "worker/device/device.hpp"
 
 namespace hedgerow::worker::bench {
 namespace {

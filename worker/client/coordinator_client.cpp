@@ -1,4 +1,4 @@
-#include "worker/coordinator_client.hpp"
+#include "worker/client/coordinator_client.hpp"
 
 #include <algorithm>
 #include <condition_variable>
@@ -8,10 +8,10 @@
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/log_limit.hpp"
-#include "storage/error.hpp"
-#include "worker/coordinator_link.hpp"
-#include "worker/coordinator_session.hpp"
-#include "worker/task_inputs.hpp"
+#include "storage/base/error.hpp"
+#include "worker/client/coordinator_link.hpp"
+#include "worker/client/coordinator_session.hpp"
+#include "worker/client/task_inputs.hpp"
 
 namespace hedgerow::worker {
 namespace {

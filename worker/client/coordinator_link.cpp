@@ -1,7 +1,7 @@
-#include "worker/coordinator_link.hpp"
+#include "worker/client/coordinator_link.hpp"
 
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 

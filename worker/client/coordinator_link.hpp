@@ -10,8 +10,8 @@
 #include <string_view>
 
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/run_layout.hpp"
-#include "worker/dealer_socket.hpp"
+#include "storage/base/run_layout.hpp"
+#include "worker/client/dealer_socket.hpp"
 
 namespace hedgerow::worker {
 

@@ -1,8 +1,8 @@
-#include "worker/coordinator_session.hpp"
+#include "worker/client/coordinator_session.hpp"
 
 #include <algorithm>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/dealer_socket.hpp"
+#include "worker/client/dealer_socket.hpp"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -11,7 +11,7 @@
 #include <utility>
 
 #include "coordinator/wire/messages.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

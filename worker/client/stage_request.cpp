@@ -1,10 +1,10 @@
-#include "worker/finetune/stage_request.hpp"
+#include "worker/client/stage_request.hpp"
 
 #include <thread>
 
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/error.hpp"
-#include "storage/random.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/random.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -1,12 +1,12 @@
-#include "worker/task_inputs.hpp"
+#include "worker/client/task_inputs.hpp"
 
 #include <chrono>
 
 #include "coordinator/wire/json_fields.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/hash.hpp"
 #include "storage/check.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/hash.hpp"
 
 namespace hedgerow::worker {
 namespace {

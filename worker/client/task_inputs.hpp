@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "coordinator/wire/task.hpp"
-#include "storage/error.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/run_layout.hpp"
 
 namespace hedgerow::worker {
 

@@ -2,7 +2,7 @@
 
 #include <thread>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

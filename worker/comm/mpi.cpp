@@ -1,7 +1,7 @@
 // Ranks as MPI processes (Open MPI 4.1: no fault tolerance of its own). Non-blocking calls, polled
 // with a deadline, because a blocking one would hang on a stopped or lost peer; the three calls
 // that have no such form are watched.
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "worker/comm/await.hpp"
 #include "worker/comm/point_to_point.hpp"
 #include "worker/comm/watchdog.hpp"

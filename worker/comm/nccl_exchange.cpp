@@ -13,7 +13,7 @@
 #include <cstdio>
 #include <exception>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "worker/comm/await.hpp"
 #include "worker/comm/watchdog.hpp"
 

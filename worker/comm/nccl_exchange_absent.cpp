@@ -1,5 +1,5 @@
 // Builds without NCCL: its version says so, and the rest is never called.
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "worker/comm/nccl_exchange.hpp"
 
 namespace hedgerow::worker::nccl {

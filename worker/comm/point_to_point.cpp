@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <array>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "worker/comm/nccl_exchange.hpp"
 
 namespace hedgerow::worker {

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <utility>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "worker/comm/point_to_point.hpp"
 
 namespace hedgerow::worker {

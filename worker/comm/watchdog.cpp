@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 

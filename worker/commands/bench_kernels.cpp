@@ -12,7 +12,7 @@
 #include "worker/bench/kernel_sweep.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
-#include "worker/device.hpp"
+#include "worker/device/device.hpp"
 
 namespace hedgerow::worker {
 namespace {

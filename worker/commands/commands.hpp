@@ -6,7 +6,7 @@
 
 #include <functional>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace CLI {
 class App;

@@ -1,6 +1,6 @@
 // hedgerow-worker evaluate: perplexity of a model directory on a tokens file, as it is, with a
 // student's feature maps, or with a LoRA adapter on top; per-layer errors of a student.
-#include "worker/evaluate.hpp"
+#include "worker/evaluate/evaluate.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -9,14 +9,14 @@
 #include <cstdio>
 #include <memory>
 
-#include "storage/error.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/base/error.hpp"
+#include "storage/tensors/safetensors.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
-#include "worker/device.hpp"
-#include "worker/memory_peak.hpp"
-#include "worker/stopwatch.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "worker/device/device.hpp"
+#include "worker/model/tensor_bytes.hpp"
+#include "worker/task/memory_peak.hpp"
+#include "worker/task/stopwatch.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -11,14 +11,14 @@
 #include <memory>
 #include <optional>
 
-#include "storage/fault_point.hpp"
-#include "storage/file.hpp"
+#include "storage/base/fault_point.hpp"
+#include "storage/base/file.hpp"
+#include "worker/client/stage_request.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
-#include "worker/failure.hpp"
-#include "worker/finetune/stage_request.hpp"
-#include "worker/memory_peak.hpp"
 #include "worker/serve.hpp"
+#include "worker/task/failure.hpp"
+#include "worker/task/memory_peak.hpp"
 
 namespace hedgerow::worker {
 namespace {

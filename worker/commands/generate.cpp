@@ -7,10 +7,10 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
-#include "worker/device.hpp"
+#include "worker/device/device.hpp"
 #include "worker/generate/generator.hpp"
 #include "worker/model/decoder.hpp"
 

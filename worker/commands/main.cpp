@@ -9,11 +9,11 @@
 #include <filesystem>
 #include <iostream>
 
-#include "storage/build_info.hpp"
-#include "storage/openmp_spin.hpp"
+#include "storage/base/build_info.hpp"
+#include "storage/base/openmp_spin.hpp"
 #include "worker/commands/commands.hpp"
-#include "worker/failure.hpp"
-#include "worker/large_blocks.hpp"
+#include "worker/device/large_blocks.hpp"
+#include "worker/task/failure.hpp"
 
 namespace {
 

@@ -1,14 +1,14 @@
 // hedgerow-worker merge: a model's weights with a LoRA adapter added, for a merged export.
-#include "worker/merge.hpp"
+#include "worker/model/merge.hpp"
 
 #include <CLI/CLI.hpp>
 #include <memory>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
 #include "worker/model/decoder.hpp"
-#include "worker/student.hpp"
+#include "worker/model/student.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -10,9 +10,9 @@
 #include <nlohmann/json.hpp>
 #include <vector>
 
+#include "coordinator/machine/gpus.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
-#include "coordinator/wire/gpus.hpp"
-#include "storage/build_info.hpp"
+#include "storage/base/build_info.hpp"
 #include "worker/comm/nccl_exchange.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"

@@ -1,4 +1,4 @@
-// worker/upload.hpp on CUDA.
+// worker/device/upload.hpp on CUDA.
 #include <ATen/ATen.h>
 #include <ATen/cuda/CUDAEvent.h>
 #include <c10/cuda/CUDACachingAllocator.h>
@@ -9,7 +9,7 @@
 
 #include <array>
 
-#include "worker/upload.hpp"
+#include "worker/device/upload.hpp"
 
 namespace hedgerow::worker {
 namespace {

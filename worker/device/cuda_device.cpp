@@ -1,4 +1,4 @@
-#include "worker/cuda_device.hpp"
+#include "worker/device/cuda_device.hpp"
 
 #include <ATen/Context.h>
 #include <ATen/cuda/CUDAContext.h>

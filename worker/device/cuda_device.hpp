@@ -1,4 +1,4 @@
-// What worker/device.cpp needs of CUDA's runtime: cuda_device.cpp in builds with it,
+// What worker/device/device.cpp needs of CUDA's runtime: cuda_device.cpp in builds with it,
 // cuda_device_absent.cpp in others.
 #pragma once
 

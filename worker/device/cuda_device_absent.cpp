@@ -1,7 +1,7 @@
 // Builds without CUDA: no device is ever found, so the rest is never called.
-#include "storage/error.hpp"
-#include "worker/cuda_device.hpp"
-#include "worker/upload.hpp"
+#include "storage/base/error.hpp"
+#include "worker/device/cuda_device.hpp"
+#include "worker/device/upload.hpp"
 
 namespace hedgerow::worker::cuda {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/device.hpp"
+#include "worker/device/device.hpp"
 
 #include <charconv>
 #include <cstdio>
@@ -7,10 +7,10 @@
 #include <string_view>
 #include <system_error>
 
-#include "coordinator/wire/gpus.hpp"
-#include "coordinator/wire/memory.hpp"
-#include "storage/error.hpp"
-#include "worker/cuda_device.hpp"
+#include "coordinator/machine/gpus.hpp"
+#include "coordinator/machine/memory.hpp"
+#include "storage/base/error.hpp"
+#include "worker/device/cuda_device.hpp"
 
 namespace hedgerow::worker {
 namespace {

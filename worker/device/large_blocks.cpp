@@ -1,4 +1,4 @@
-#include "worker/large_blocks.hpp"
+#include "worker/device/large_blocks.hpp"
 
 #include <cstdlib>  // defines __GLIBC__ where it is glibc
 

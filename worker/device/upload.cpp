@@ -1,4 +1,4 @@
-#include "worker/upload.hpp"
+#include "worker/device/upload.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -6,7 +6,7 @@
 #include <span>
 #include <utility>
 
-#include "worker/tensor_bytes.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 

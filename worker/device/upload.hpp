@@ -2,8 +2,8 @@
 // memory, copied from there on a stream of its own while the device computes on the sequence
 // before. Nobody waits for a copy but who computes on it, and that on the device: the host waits
 // only before it lets a buffer be overwritten whose copy was begun two sequences ago. The
-// CopyEngine is the device's part of it: CUDA's in worker/cuda_copy_engine.cpp, a recorded one in
-// tests. One thread.
+// CopyEngine is the device's part of it: CUDA's in worker/device/cuda_copy_engine.cpp, a recorded
+// one in tests. One thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "storage/boundary_reader.hpp"
+#include "storage/shards/boundary_reader.hpp"
 
 namespace hedgerow::worker {
 

@@ -1,4 +1,4 @@
-#include "worker/evaluate.hpp"
+#include "worker/evaluate/evaluate.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -7,11 +7,11 @@
 #include <chrono>
 #include <cmath>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "worker/block_runner.hpp"
-#include "worker/stopwatch.hpp"
-#include "worker/task_inputs.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "worker/client/task_inputs.hpp"
+#include "worker/model/block_runner.hpp"
+#include "worker/task/stopwatch.hpp"
 
 namespace hedgerow::worker {
 namespace {

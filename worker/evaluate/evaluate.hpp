@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "coordinator/wire/messages.hpp"
-#include "storage/model_config.hpp"
-#include "storage/tokens_file.hpp"
-#include "worker/lora.hpp"
-#include "worker/run_context.hpp"
-#include "worker/student.hpp"
-#include "worker/task_context.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/shards/tokens_file.hpp"
+#include "worker/model/lora.hpp"
+#include "worker/model/student.hpp"
+#include "worker/task/run_context.hpp"
+#include "worker/task/task_context.hpp"
 
 namespace hedgerow::worker {
 

@@ -3,8 +3,8 @@
 #include <numeric>
 #include <utility>
 
-#include "storage/error.hpp"
-#include "storage/philox.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/philox.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -8,14 +8,14 @@
 #include <map>
 #include <optional>
 
-#include "storage/checkpoint.hpp"
-#include "storage/error.hpp"
-#include "storage/fault_point.hpp"
-#include "storage/file.hpp"
-#include "storage/hash.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/fault_point.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/tensors/checkpoint.hpp"
+#include "worker/client/task_inputs.hpp"
 #include "worker/finetune/trainer.hpp"
-#include "worker/stopwatch.hpp"
-#include "worker/task_inputs.hpp"
+#include "worker/task/stopwatch.hpp"
 
 namespace hedgerow::worker {
 namespace {

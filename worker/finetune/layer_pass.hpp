@@ -14,8 +14,8 @@
 
 #include "kernels/hybrid_attention.hpp"
 #include "worker/finetune/frozen_product.hpp"
-#include "worker/lora.hpp"
 #include "worker/model/decoder.hpp"
+#include "worker/model/lora.hpp"
 
 namespace hedgerow::worker {
 

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "storage/error.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "storage/base/error.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 namespace {

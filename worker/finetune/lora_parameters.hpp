@@ -11,9 +11,9 @@
 #include <string>
 #include <vector>
 
-#include "storage/checkpoint.hpp"
-#include "worker/adamw.hpp"
-#include "worker/lora.hpp"
+#include "storage/tensors/checkpoint.hpp"
+#include "worker/model/lora.hpp"
+#include "worker/optim/adamw.hpp"
 
 namespace hedgerow::worker {
 

@@ -7,7 +7,7 @@
 
 #include <functional>
 
-#include "storage/tokens_file.hpp"
+#include "storage/shards/tokens_file.hpp"
 #include "worker/finetune/frozen_product.hpp"
 #include "worker/model/decoder.hpp"
 

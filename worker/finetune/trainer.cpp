@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -11,14 +11,14 @@
 #include <span>
 #include <vector>
 
-#include "storage/recipe.hpp"
+#include "storage/recipe/recipe.hpp"
 #include "worker/comm/tensor_exchange.hpp"
 #include "worker/comm/tree_reduce.hpp"
 #include "worker/finetune/data_order.hpp"
 #include "worker/finetune/layer_pass.hpp"
 #include "worker/finetune/lora_parameters.hpp"
 #include "worker/finetune/loss_head.hpp"
-#include "worker/student.hpp"
+#include "worker/model/student.hpp"
 
 namespace hedgerow::worker {
 

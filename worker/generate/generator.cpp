@@ -6,7 +6,7 @@
 #include <algorithm>
 
 #include "kernels/softmax_attention.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

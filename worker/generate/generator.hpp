@@ -13,8 +13,8 @@
 
 #include "worker/generate/attention_cache.hpp"
 #include "worker/generate/sampler.hpp"
-#include "worker/lora.hpp"
-#include "worker/student.hpp"
+#include "worker/model/lora.hpp"
+#include "worker/model/student.hpp"
 
 namespace hedgerow::worker {
 

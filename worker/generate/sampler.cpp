@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "storage/error.hpp"
-#include "storage/philox.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/philox.hpp"
 
 namespace hedgerow::worker {
 namespace {

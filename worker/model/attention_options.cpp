@@ -1,6 +1,6 @@
-#include "worker/attention_options.hpp"
+#include "worker/model/attention_options.hpp"
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/block_runner.hpp"
+#include "worker/model/block_runner.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>

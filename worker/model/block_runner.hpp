@@ -11,7 +11,7 @@
 #include <functional>
 #include <vector>
 
-#include "storage/model_config.hpp"
+#include "storage/model/model_config.hpp"
 #include "worker/model/decoder.hpp"
 
 namespace hedgerow::worker {

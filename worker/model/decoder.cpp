@@ -6,8 +6,8 @@
 #include <cmath>
 #include <numbers>
 
-#include "coordinator/wire/processor.hpp"
-#include "storage/error.hpp"
+#include "coordinator/machine/processor.hpp"
+#include "storage/base/error.hpp"
 #include "worker/model/packed_product.hpp"
 
 namespace hedgerow::worker {

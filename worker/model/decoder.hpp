@@ -1,14 +1,14 @@
 // The teacher: a Llama-family decoder layer, run without autograd. Residual stream [B, T, M] in the
 // compute dtype. Callers that promise equal bytes (capture, transfer, evaluate) go through
-// worker/block_runner.hpp, which fixes the shape of every product; the functions here take any
-// shape.
+// worker/model/block_runner.hpp, which fixes the shape of every product; the functions here take
+// any shape.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <vector>
 
-#include "storage/model_config.hpp"
+#include "storage/model/model_config.hpp"
 #include "worker/model/elementwise.hpp"
 #include "worker/model/weights.hpp"
 

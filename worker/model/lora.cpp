@@ -1,15 +1,15 @@
-#include "worker/lora.hpp"
+#include "worker/model/lora.hpp"
 
 #include <algorithm>
 #include <cmath>
 #include <iterator>
 #include <set>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/philox.hpp"
-#include "storage/safetensors.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/philox.hpp"
+#include "storage/tensors/safetensors.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/recipe.hpp"
 #include "worker/model/decoder.hpp"
 
 namespace hedgerow::worker {

@@ -1,14 +1,14 @@
-#include "worker/merge.hpp"
+#include "worker/model/merge.hpp"
 
 #include <ATen/ATen.h>
 
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/safetensors.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/tensors/safetensors.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -7,8 +7,8 @@
 #include <functional>
 #include <optional>
 
-#include "storage/model_config.hpp"
-#include "worker/lora.hpp"
+#include "storage/model/model_config.hpp"
+#include "worker/model/lora.hpp"
 
 namespace hedgerow::worker {
 

@@ -1,13 +1,13 @@
-#include "worker/student.hpp"
+#include "worker/model/student.hpp"
 
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/safetensors.hpp"
-#include "worker/attention_options.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/tensors/safetensors.hpp"
+#include "worker/model/attention_options.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "kernels/hybrid_attention.hpp"
-#include "storage/attention_spec.hpp"
-#include "storage/model_config.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/attention_spec.hpp"
 
 namespace hedgerow::worker {
 

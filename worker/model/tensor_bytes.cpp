@@ -1,10 +1,10 @@
-#include "worker/tensor_bytes.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 #include <array>
 #include <cstring>
 #include <utility>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

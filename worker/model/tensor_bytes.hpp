@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "storage/checkpoint.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/tensors/checkpoint.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::worker {
 

@@ -4,9 +4,9 @@
 
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "worker/model/packed_product.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 namespace {

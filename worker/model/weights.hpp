@@ -6,7 +6,7 @@
 
 #include <functional>
 
-#include "storage/model_config.hpp"
+#include "storage/model/model_config.hpp"
 
 namespace hedgerow::worker {
 

@@ -1,4 +1,4 @@
-#include "worker/adamw.hpp"
+#include "worker/optim/adamw.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/record_function.h>

@@ -7,7 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 
-#include "storage/recipe.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::worker {
 

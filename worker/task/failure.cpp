@@ -1,4 +1,4 @@
-#include "worker/failure.hpp"
+#include "worker/task/failure.hpp"
 
 #include <c10/util/Exception.h>
 
@@ -10,9 +10,9 @@
 #include <new>
 #include <string_view>
 
-#include "coordinator/wire/memory.hpp"
-#include "storage/filesystem_error.hpp"
-#include "worker/cuda_device.hpp"
+#include "coordinator/machine/memory.hpp"
+#include "storage/base/filesystem_error.hpp"
+#include "worker/device/cuda_device.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "coordinator/wire/task.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 

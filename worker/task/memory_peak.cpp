@@ -1,7 +1,7 @@
-#include "worker/memory_peak.hpp"
+#include "worker/task/memory_peak.hpp"
 
-#include "coordinator/wire/memory.hpp"
-#include "worker/cuda_device.hpp"
+#include "coordinator/machine/memory.hpp"
+#include "worker/device/cuda_device.hpp"
 
 namespace hedgerow::worker {
 

@@ -1,9 +1,9 @@
-#include "worker/run_context.hpp"
+#include "worker/task/run_context.hpp"
 
 #include <ATen/ATen.h>
 
-#include "storage/error.hpp"
-#include "worker/cuda_device.hpp"
+#include "storage/base/error.hpp"
+#include "worker/device/cuda_device.hpp"
 
 namespace hedgerow::worker {
 

@@ -9,13 +9,13 @@
 #include <memory>
 #include <optional>
 
-#include "storage/capture_plan.hpp"
-#include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
-#include "storage/run_layout.hpp"
-#include "storage/tokens_file.hpp"
-#include "worker/block_runner.hpp"
-#include "worker/device.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/capture_plan.hpp"
+#include "storage/recipe/recipe.hpp"
+#include "storage/shards/tokens_file.hpp"
+#include "worker/device/device.hpp"
+#include "worker/model/block_runner.hpp"
 
 namespace hedgerow::worker {
 

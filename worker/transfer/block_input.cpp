@@ -1,11 +1,11 @@
-#include "worker/block_input.hpp"
+#include "worker/transfer/block_input.hpp"
 
 #include <ATen/ATen.h>
 
 #include <chrono>
 
-#include "storage/error.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "storage/base/error.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 

@@ -1,5 +1,5 @@
-// The sequences entering a block, streamed by capture index (storage/capture_plan.hpp) in any
-// announced order: from the shards of its boundary, or for block 0 from the tokens through the
+// The sequences entering a block, streamed by capture index (storage/recipe/capture_plan.hpp) in
+// any announced order: from the shards of its boundary, or for block 0 from the tokens through the
 // embedding, which is never stored.
 #pragma once
 
@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "coordinator/wire/messages.hpp"
-#include "storage/boundary_reader.hpp"
-#include "storage/capture_plan.hpp"
-#include "worker/run_context.hpp"
-#include "worker/upload.hpp"
+#include "storage/recipe/capture_plan.hpp"
+#include "storage/shards/boundary_reader.hpp"
+#include "worker/device/upload.hpp"
+#include "worker/task/run_context.hpp"
 
 namespace hedgerow::worker {
 

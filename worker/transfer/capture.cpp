@@ -1,4 +1,4 @@
-#include "worker/capture.hpp"
+#include "worker/transfer/capture.hpp"
 
 #include <ATen/ATen.h>
 
@@ -6,11 +6,11 @@
 #include <numeric>
 #include <optional>
 
-#include "storage/error.hpp"
-#include "storage/fault_point.hpp"
-#include "worker/block_input.hpp"
-#include "worker/stopwatch.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/fault_point.hpp"
+#include "worker/model/tensor_bytes.hpp"
+#include "worker/task/stopwatch.hpp"
+#include "worker/transfer/block_input.hpp"
 
 namespace hedgerow::worker {
 namespace {

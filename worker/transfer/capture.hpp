@@ -3,8 +3,8 @@
 #pragma once
 
 #include "coordinator/wire/messages.hpp"
-#include "worker/run_context.hpp"
-#include "worker/task_context.hpp"
+#include "worker/task/run_context.hpp"
+#include "worker/task/task_context.hpp"
 
 namespace hedgerow::worker {
 

@@ -1,4 +1,4 @@
-#include "worker/layer_trainer.hpp"
+#include "worker/transfer/layer_trainer.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -7,10 +7,10 @@
 
 #include "kernels/attention_transfer.hpp"
 #include "kernels/transfer_loss.hpp"
-#include "storage/error.hpp"
-#include "storage/philox.hpp"
-#include "worker/attention_options.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/philox.hpp"
+#include "worker/model/attention_options.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 namespace {

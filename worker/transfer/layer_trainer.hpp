@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "kernels/hybrid_attention.hpp"
-#include "storage/checkpoint.hpp"
-#include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
-#include "worker/adamw.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/recipe.hpp"
+#include "storage/tensors/checkpoint.hpp"
 #include "worker/model/elementwise.hpp"
-#include "worker/schedule.hpp"
+#include "worker/optim/adamw.hpp"
+#include "worker/optim/schedule.hpp"
 
 namespace hedgerow::worker {
 

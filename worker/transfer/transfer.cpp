@@ -1,4 +1,4 @@
-#include "worker/transfer.hpp"
+#include "worker/transfer/transfer.hpp"
 
 #include <ATen/ATen.h>
 
@@ -7,13 +7,13 @@
 #include <numeric>
 #include <set>
 
-#include "storage/checkpoint.hpp"
-#include "storage/error.hpp"
-#include "storage/fault_point.hpp"
-#include "storage/file.hpp"
-#include "worker/block_input.hpp"
-#include "worker/layer_trainer.hpp"
-#include "worker/stopwatch.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/fault_point.hpp"
+#include "storage/base/file.hpp"
+#include "storage/tensors/checkpoint.hpp"
+#include "worker/task/stopwatch.hpp"
+#include "worker/transfer/block_input.hpp"
+#include "worker/transfer/layer_trainer.hpp"
 
 namespace hedgerow::worker {
 namespace {

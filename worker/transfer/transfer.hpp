@@ -1,11 +1,11 @@
 // The transfer stage of one block: its layers' feature maps learn from the teacher's attention
-// outputs, each layer alone (worker/layer_trainer.hpp), on the sequences of the block's input
-// boundary. No layer's gradient reaches another: the teacher's outputs go on to later layers.
+// outputs, each layer alone (worker/transfer/layer_trainer.hpp), on the sequences of the block's
+// input boundary. No layer's gradient reaches another: the teacher's outputs go on to later layers.
 #pragma once
 
 #include "coordinator/wire/messages.hpp"
-#include "worker/run_context.hpp"
-#include "worker/task_context.hpp"
+#include "worker/task/run_context.hpp"
+#include "worker/task/task_context.hpp"
 
 namespace hedgerow::worker {
 

@@ -1,4 +1,4 @@
-#include "coordinator/cli/bench_plot.hpp"
+#include "coordinator/cli/bench/bench_plot.hpp"
 
 #include <algorithm>
 #include <array>

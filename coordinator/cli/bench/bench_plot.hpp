@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/bench_report.hpp"
+#include "coordinator/cli/bench/bench_report.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,4 +1,4 @@
-#include "coordinator/cli/bench_report.hpp"
+#include "coordinator/cli/bench/bench_report.hpp"
 
 #include <algorithm>
 #include <cmath>

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/terminal/format.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -4,14 +4,14 @@
 #include <memory>
 #include <set>
 
-#include "coordinator/cli/bench_plot.hpp"
-#include "coordinator/cli/bench_report.hpp"
-#include "coordinator/cli/child.hpp"
+#include "coordinator/cli/bench/bench_plot.hpp"
+#include "coordinator/cli/bench/bench_report.hpp"
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/programs.hpp"
+#include "coordinator/cli/programs/child.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/wire/kernel_sweep.hpp"
-#include "storage/file.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

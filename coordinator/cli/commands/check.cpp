@@ -4,13 +4,13 @@
 #include <set>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/inspection.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/fold.hpp"
-#include "coordinator/recorded_recipe.hpp"
-#include "coordinator/status.hpp"
-#include "storage/model_config.hpp"
+#include "coordinator/cli/run/inspection.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/state/fold.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "coordinator/status/status.hpp"
+#include "storage/model/model_config.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -2,9 +2,9 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/inspection.hpp"
-#include "coordinator/fold.hpp"
+#include "coordinator/cli/run/inspection.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/state/fold.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

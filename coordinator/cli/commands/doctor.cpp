@@ -1,4 +1,4 @@
-#include "coordinator/cli/doctor.hpp"
+#include "coordinator/cli/doctor/doctor.hpp"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -6,12 +6,12 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/doctor_peers.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/planning.hpp"
-#include "coordinator/recorded_recipe.hpp"
+#include "coordinator/cli/doctor/doctor_peers.hpp"
+#include "coordinator/cli/run/planning.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -2,16 +2,16 @@
 #include <cmath>
 #include <memory>
 
-#include "coordinator/cli/child.hpp"
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/model_choice.hpp"
-#include "coordinator/cli/programs.hpp"
-#include "coordinator/fold.hpp"
-#include "coordinator/term.hpp"
-#include "storage/run_layout.hpp"
-#include "storage/tokens_file.hpp"
+#include "coordinator/cli/export/model_choice.hpp"
+#include "coordinator/cli/programs/child.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/dispatch/term.hpp"
+#include "coordinator/state/fold.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/shards/tokens_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

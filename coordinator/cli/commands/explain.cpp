@@ -2,9 +2,9 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/explanation.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/status.hpp"
+#include "coordinator/cli/terminal/explanation.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/status/status.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -2,9 +2,9 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/export_directory.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/export/export_directory.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -1,15 +1,15 @@
 #include <CLI/CLI.hpp>
 #include <memory>
 
-#include "coordinator/cli/child.hpp"
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/model_choice.hpp"
-#include "coordinator/cli/programs.hpp"
-#include "coordinator/recorded_recipe.hpp"
-#include "storage/recipe.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/cli/export/model_choice.hpp"
+#include "coordinator/cli/programs/child.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -2,12 +2,12 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/partial_directory.hpp"
-#include "coordinator/cli/programs.hpp"
-#include "storage/attention_spec.hpp"
-#include "storage/file.hpp"
-#include "storage/model_config.hpp"
+#include "coordinator/cli/export/partial_directory.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "storage/base/file.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/attention_spec.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -3,10 +3,10 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/source_format.hpp"
-#include "storage/file.hpp"
-#include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
+#include "coordinator/cli/run/source_format.hpp"
+#include "storage/base/file.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

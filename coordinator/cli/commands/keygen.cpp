@@ -2,8 +2,8 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/holder.hpp"
-#include "coordinator/key_maker.hpp"
+#include "coordinator/host/holder.hpp"
+#include "coordinator/net/key_maker.hpp"
 #include "coordinator/wire/run_keys.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -8,13 +8,13 @@
 #include <set>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/interrupt.hpp"
 #include "coordinator/cli/parse_error.hpp"
-#include "coordinator/events.hpp"
-#include "coordinator/status.hpp"
-#include "storage/journal.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/state/events.hpp"
+#include "coordinator/status/status.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/journal/journal.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -1,13 +1,13 @@
-#include "coordinator/plan.hpp"
+#include "coordinator/plan/plan.hpp"
 
 #include <CLI/CLI.hpp>
 #include <memory>
 
-#include "coordinator/binding.hpp"
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/planning.hpp"
-#include "coordinator/recorded_recipe.hpp"
+#include "coordinator/cli/run/planning.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/net/binding.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/wire/run_keys.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -5,23 +5,23 @@
 #include <set>
 #include <utility>
 
-#include "coordinator/binding.hpp"
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/inspection.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/planning.hpp"
-#include "coordinator/cli/programs.hpp"
-#include "coordinator/cli/screen.hpp"
-#include "coordinator/cli/stop_request.hpp"
-#include "coordinator/cli/tokenizing.hpp"
-#include "coordinator/cli/view.hpp"
-#include "coordinator/preparation.hpp"
-#include "coordinator/recorded_recipe.hpp"
-#include "coordinator/run_service.hpp"
-#include "coordinator/term.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/run/inspection.hpp"
+#include "coordinator/cli/run/planning.hpp"
+#include "coordinator/cli/run/stop_request.hpp"
+#include "coordinator/cli/run/tokenizing.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/cli/terminal/screen.hpp"
+#include "coordinator/cli/terminal/view.hpp"
+#include "coordinator/dispatch/term.hpp"
+#include "coordinator/host/preparation.hpp"
+#include "coordinator/net/binding.hpp"
+#include "coordinator/serve/run_service.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/build_info.hpp"
-#include "storage/file.hpp"
+#include "storage/base/build_info.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

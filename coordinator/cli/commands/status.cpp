@@ -1,10 +1,10 @@
-#include "coordinator/status.hpp"
+#include "coordinator/status/status.hpp"
 
 #include <CLI/CLI.hpp>
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/screen.hpp"
+#include "coordinator/cli/terminal/screen.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

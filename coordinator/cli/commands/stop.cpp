@@ -3,9 +3,9 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/stop_request.hpp"
-#include "coordinator/status.hpp"
+#include "coordinator/cli/run/stop_request.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/status/status.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 
 namespace hedgerow::coordinator::cli {

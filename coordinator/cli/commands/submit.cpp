@@ -3,17 +3,17 @@
 #include <memory>
 #include <sstream>
 
-#include "coordinator/binding.hpp"
-#include "coordinator/cli/child.hpp"
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/programs.hpp"
-#include "coordinator/cli/slurm_scripts.hpp"
-#include "coordinator/key_maker.hpp"
-#include "coordinator/recorded_recipe.hpp"
-#include "coordinator/status.hpp"
+#include "coordinator/cli/programs/child.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/run/slurm_scripts.hpp"
+#include "coordinator/net/binding.hpp"
+#include "coordinator/net/key_maker.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "coordinator/status/status.hpp"
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/file.hpp"
-#include "storage/recipe.hpp"
+#include "storage/base/file.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

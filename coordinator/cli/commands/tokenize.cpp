@@ -2,9 +2,9 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/source_format.hpp"
-#include "coordinator/cli/tokenizing.hpp"
+#include "coordinator/cli/run/source_format.hpp"
+#include "coordinator/cli/run/tokenizing.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

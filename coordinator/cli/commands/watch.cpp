@@ -2,10 +2,10 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/screen.hpp"
-#include "coordinator/cli/view.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/cli/terminal/screen.hpp"
+#include "coordinator/cli/terminal/view.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

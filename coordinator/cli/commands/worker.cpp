@@ -4,14 +4,14 @@
 #include <memory>
 #include <optional>
 
-#include "coordinator/cli/child.hpp"
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/programs.hpp"
-#include "coordinator/recorded_recipe.hpp"
-#include "coordinator/status.hpp"
+#include "coordinator/cli/programs/child.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "coordinator/status/status.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/recipe.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/terminal.hpp"
+#include "coordinator/cli/terminal/terminal.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -12,10 +12,10 @@
 #include <ctime>
 #include <thread>
 
-#include "coordinator/cli/doctor.hpp"
-#include "coordinator/cli/format.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "coordinator/cli/doctor/doctor.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -3,10 +3,10 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "coordinator/cli/doctor.hpp"
-#include "coordinator/cli/doctor_files.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/wire/gpus.hpp"
+#include "coordinator/cli/doctor/doctor.hpp"
+#include "coordinator/cli/doctor/doctor_files.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/machine/gpus.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

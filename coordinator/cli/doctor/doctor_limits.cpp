@@ -4,9 +4,9 @@
 #include <limits>
 #include <sstream>
 
-#include "coordinator/cli/doctor.hpp"
-#include "coordinator/cli/doctor_files.hpp"
-#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/doctor/doctor.hpp"
+#include "coordinator/cli/doctor/doctor_files.hpp"
+#include "coordinator/cli/terminal/format.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -8,12 +8,12 @@
 #include <sstream>
 #include <thread>
 
-#include "coordinator/cli/doctor.hpp"
-#include "coordinator/cli/doctor_files.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/wire/memory.hpp"
-#include "coordinator/wire/processor.hpp"
-#include "storage/build_info.hpp"
+#include "coordinator/cli/doctor/doctor.hpp"
+#include "coordinator/cli/doctor/doctor_files.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/machine/memory.hpp"
+#include "coordinator/machine/processor.hpp"
+#include "storage/base/build_info.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

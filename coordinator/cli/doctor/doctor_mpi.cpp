@@ -4,12 +4,12 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "coordinator/cli/child.hpp"
-#include "coordinator/cli/doctor.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/programs.hpp"
-#include "coordinator/launcher.hpp"
-#include "storage/error.hpp"
+#include "coordinator/cli/doctor/doctor.hpp"
+#include "coordinator/cli/programs/child.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/host/launcher.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "coordinator/binding.hpp"
-#include "coordinator/cli/doctor.hpp"
-#include "coordinator/cli/doctor_sockets.hpp"
+#include "coordinator/cli/doctor/doctor.hpp"
+#include "coordinator/cli/doctor/doctor_sockets.hpp"
+#include "coordinator/net/binding.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/run_keys.hpp"
 

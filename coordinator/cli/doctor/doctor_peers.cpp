@@ -1,4 +1,4 @@
-#include "coordinator/cli/doctor_peers.hpp"
+#include "coordinator/cli/doctor/doctor_peers.hpp"
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -10,12 +10,12 @@
 #include <set>
 #include <thread>
 
-#include "coordinator/cli/doctor_sockets.hpp"
-#include "coordinator/cli/format.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/random.hpp"
-#include "storage/utc.hpp"
+#include "coordinator/cli/doctor/doctor_sockets.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/random.hpp"
+#include "storage/base/utc.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

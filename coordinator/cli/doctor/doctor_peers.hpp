@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/doctor.hpp"
+#include "coordinator/cli/doctor/doctor.hpp"
 
 namespace hedgerow::coordinator::cli {
 

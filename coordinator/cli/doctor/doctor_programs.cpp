@@ -3,12 +3,12 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "coordinator/cli/child.hpp"
-#include "coordinator/cli/doctor.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/programs.hpp"
-#include "storage/build_info.hpp"
-#include "storage/error.hpp"
+#include "coordinator/cli/doctor/doctor.hpp"
+#include "coordinator/cli/programs/child.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "storage/base/build_info.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

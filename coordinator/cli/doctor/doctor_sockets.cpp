@@ -1,4 +1,4 @@
-#include "coordinator/cli/doctor_sockets.hpp"
+#include "coordinator/cli/doctor/doctor_sockets.hpp"
 
 #include <arpa/inet.h>
 #include <fcntl.h>

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 

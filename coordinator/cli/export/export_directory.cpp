@@ -1,4 +1,4 @@
-#include "coordinator/cli/export_directory.hpp"
+#include "coordinator/cli/export/export_directory.hpp"
 
 #include <algorithm>
 #include <array>
@@ -7,15 +7,15 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
-#include "coordinator/cli/child.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/model_card.hpp"
-#include "coordinator/cli/partial_directory.hpp"
-#include "coordinator/cli/programs.hpp"
-#include "storage/file.hpp"
-#include "storage/model_config.hpp"
-#include "storage/safetensors.hpp"
+#include "coordinator/cli/export/model_card.hpp"
+#include "coordinator/cli/export/partial_directory.hpp"
+#include "coordinator/cli/programs/child.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "storage/base/file.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

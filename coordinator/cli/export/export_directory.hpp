@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "coordinator/cli/model_choice.hpp"
-#include "coordinator/cli/terminal.hpp"
+#include "coordinator/cli/export/model_choice.hpp"
+#include "coordinator/cli/terminal/terminal.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,16 +1,16 @@
-#include "coordinator/cli/model_card.hpp"
+#include "coordinator/cli/export/model_card.hpp"
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <vector>
 
-#include "coordinator/cli/format.hpp"
-#include "coordinator/recorded_recipe.hpp"
-#include "coordinator/status.hpp"
-#include "storage/build_info.hpp"
-#include "storage/file.hpp"
-#include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "coordinator/status/status.hpp"
+#include "storage/base/build_info.hpp"
+#include "storage/base/file.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

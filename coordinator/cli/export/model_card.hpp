@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <string>
 
-#include "coordinator/cli/model_choice.hpp"
+#include "coordinator/cli/export/model_choice.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,19 +1,19 @@
-#include "coordinator/cli/model_choice.hpp"
+#include "coordinator/cli/export/model_choice.hpp"
 
 #include <CLI/CLI.hpp>
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "coordinator/fold.hpp"
-#include "coordinator/recorded_recipe.hpp"
-#include "coordinator/status.hpp"
+#include "coordinator/state/fold.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "coordinator/status/status.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 #include "storage/check.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/journal.hpp"
-#include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/journal/journal.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/recipe.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

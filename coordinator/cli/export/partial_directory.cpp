@@ -1,7 +1,7 @@
-#include "coordinator/cli/partial_directory.hpp"
+#include "coordinator/cli/export/partial_directory.hpp"
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

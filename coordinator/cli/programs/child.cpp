@@ -1,4 +1,4 @@
-#include "coordinator/cli/child.hpp"
+#include "coordinator/cli/programs/child.hpp"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -14,8 +14,8 @@
 #include <cstdlib>
 #include <cstring>
 
-#include "coordinator/cli/interrupt.hpp"
-#include "storage/error.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

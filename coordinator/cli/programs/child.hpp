@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "coordinator/cli/terminal.hpp"
+#include "coordinator/cli/terminal/terminal.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,11 +1,11 @@
-#include "coordinator/cli/programs.hpp"
+#include "coordinator/cli/programs/programs.hpp"
 
 #include <unistd.h>
 
 #include <optional>
 
-#include "coordinator/cli/format.hpp"
-#include "storage/error.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/child.hpp"
-#include "coordinator/cli/console.hpp"
+#include "coordinator/cli/programs/child.hpp"
+#include "coordinator/cli/terminal/console.hpp"
 
 namespace hedgerow::coordinator::cli {
 

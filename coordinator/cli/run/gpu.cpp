@@ -1,6 +1,6 @@
-#include "coordinator/cli/gpu.hpp"
+#include "coordinator/cli/run/gpu.hpp"
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 

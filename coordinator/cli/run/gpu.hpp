@@ -1,8 +1,8 @@
 // What a run's recipe, its build and the GPUs of this machine come to. What is computed where in
-// the end is the worker's choice (worker/device.hpp).
+// the end is the worker's choice (worker/device/device.hpp).
 #pragma once
 
-#include "storage/recipe.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,15 +1,15 @@
-#include "coordinator/cli/inspection.hpp"
+#include "coordinator/cli/run/inspection.hpp"
 
 #include <algorithm>
 #include <map>
 #include <set>
 
-#include "coordinator/holder.hpp"
-#include "coordinator/recorded_recipe.hpp"
-#include "coordinator/status.hpp"
+#include "coordinator/host/holder.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "coordinator/status/status.hpp"
+#include "storage/base/file.hpp"
 #include "storage/check.hpp"
-#include "storage/file.hpp"
-#include "storage/tokens_file.hpp"
+#include "storage/shards/tokens_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

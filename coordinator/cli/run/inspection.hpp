@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/state.hpp"
-#include "storage/journal.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/state/state.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/journal/journal.hpp"
 
 namespace hedgerow::coordinator::cli {
 

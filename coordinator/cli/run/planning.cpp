@@ -1,22 +1,22 @@
-#include "coordinator/cli/planning.hpp"
+#include "coordinator/cli/run/planning.hpp"
 
 #include <algorithm>
 #include <thread>
 
 #include "coordinator/cli/command.hpp"
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/gpu.hpp"
-#include "coordinator/cli/inspection.hpp"
-#include "coordinator/cli/source_format.hpp"
-#include "coordinator/cli/tokenizing.hpp"
-#include "coordinator/fold.hpp"
-#include "coordinator/plan_times.hpp"
-#include "coordinator/wire/allocation.hpp"
-#include "coordinator/wire/gpus.hpp"
-#include "coordinator/wire/processor.hpp"
-#include "storage/build_info.hpp"
-#include "storage/file.hpp"
-#include "storage/model_config.hpp"
+#include "coordinator/cli/run/gpu.hpp"
+#include "coordinator/cli/run/inspection.hpp"
+#include "coordinator/cli/run/source_format.hpp"
+#include "coordinator/cli/run/tokenizing.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/machine/allocation.hpp"
+#include "coordinator/machine/gpus.hpp"
+#include "coordinator/machine/processor.hpp"
+#include "coordinator/plan/plan_times.hpp"
+#include "coordinator/state/fold.hpp"
+#include "storage/base/build_info.hpp"
+#include "storage/base/file.hpp"
+#include "storage/model/model_config.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

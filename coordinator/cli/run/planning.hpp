@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "coordinator/plan.hpp"
-#include "storage/recipe.hpp"
+#include "coordinator/plan/plan.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,10 +1,10 @@
-#include "coordinator/cli/slurm_scripts.hpp"
+#include "coordinator/cli/run/slurm_scripts.hpp"
 
 #include <algorithm>
 #include <utility>
 
-#include "storage/error.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/run_layout.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

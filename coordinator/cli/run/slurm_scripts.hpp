@@ -15,7 +15,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/cluster_file.hpp"
+#include "storage/recipe/cluster_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,4 +1,4 @@
-#include "coordinator/cli/source_format.hpp"
+#include "coordinator/cli/run/source_format.hpp"
 
 #include <zlib.h>
 
@@ -8,7 +8,7 @@
 #include <set>
 #include <string_view>
 
-#include "storage/file.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

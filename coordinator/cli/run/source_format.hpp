@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/recipe.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 

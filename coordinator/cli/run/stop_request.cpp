@@ -1,11 +1,11 @@
-#include "coordinator/cli/stop_request.hpp"
+#include "coordinator/cli/run/stop_request.hpp"
 
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
 
-#include "coordinator/cli/interrupt.hpp"
-#include "storage/file.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <thread>
 
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
 
 namespace hedgerow::coordinator::cli {
 

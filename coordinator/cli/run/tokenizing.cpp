@@ -1,9 +1,9 @@
-#include "coordinator/cli/tokenizing.hpp"
+#include "coordinator/cli/run/tokenizing.hpp"
 
-#include "coordinator/cli/programs.hpp"
-#include "coordinator/cli/source_format.hpp"
-#include "storage/file.hpp"
-#include "storage/scoped_file.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/run/source_format.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/scoped_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 

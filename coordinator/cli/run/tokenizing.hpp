@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/terminal.hpp"
-#include "storage/recipe.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/cli/terminal/terminal.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,4 +1,4 @@
-#include "coordinator/cli/console.hpp"
+#include "coordinator/cli/terminal/console.hpp"
 
 #include <poll.h>
 #include <sys/ioctl.h>

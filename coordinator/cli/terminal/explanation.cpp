@@ -1,10 +1,10 @@
-#include "coordinator/cli/explanation.hpp"
+#include "coordinator/cli/terminal/explanation.hpp"
 
 #include <algorithm>
 #include <array>
 
-#include "coordinator/cli/format.hpp"
-#include "coordinator/cli/view.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/view.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

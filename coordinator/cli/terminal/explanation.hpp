@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/status.hpp"
+#include "coordinator/status/status.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,4 +1,4 @@
-#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/terminal/format.hpp"
 
 #include <algorithm>
 #include <array>

@@ -1,10 +1,10 @@
-#include "coordinator/cli/interrupt.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
 
 #include <unistd.h>
 
 #include <atomic>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

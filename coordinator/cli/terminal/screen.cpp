@@ -1,9 +1,9 @@
-#include "coordinator/cli/screen.hpp"
+#include "coordinator/cli/terminal/screen.hpp"
 
 #include <algorithm>
 #include <array>
 
-#include "coordinator/cli/view.hpp"
+#include "coordinator/cli/terminal/view.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

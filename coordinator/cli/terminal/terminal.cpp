@@ -1,9 +1,9 @@
-#include "coordinator/cli/terminal.hpp"
+#include "coordinator/cli/terminal/terminal.hpp"
 
 #include <algorithm>
 #include <cmath>
 
-#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/terminal/format.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -8,9 +8,9 @@
 #include <string>
 #include <string_view>
 
-#include "coordinator/cli/console.hpp"
-#include "coordinator/cli/format.hpp"
-#include "storage/error.hpp"
+#include "coordinator/cli/terminal/console.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
 

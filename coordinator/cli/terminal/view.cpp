@@ -1,4 +1,4 @@
-#include "coordinator/cli/view.hpp"
+#include "coordinator/cli/terminal/view.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -8,7 +8,7 @@
 #include <sstream>
 #include <utility>
 
-#include "coordinator/cli/format.hpp"
+#include "coordinator/cli/terminal/format.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

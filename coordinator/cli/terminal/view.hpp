@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/format.hpp"
-#include "coordinator/status.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/status/status.hpp"
 
 namespace hedgerow::coordinator::cli {
 

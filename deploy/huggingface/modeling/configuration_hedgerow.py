@@ -67,7 +67,7 @@ class HedgerowConfig(PreTrainedConfig):
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
         self.num_key_value_heads = num_key_value_heads or num_attention_heads
-        # What a file leaves out is what the body's own class in transformers takes (storage/model_config.cpp).
+        # What a file leaves out is what the body's own class in transformers takes (storage/model/model_config.cpp).
         body = (hedgerow or {}).get("body", "llama")
         self.head_dim = head_dim or (128 if body == "qwen3" else hidden_size // num_attention_heads)
         self.max_position_embeddings = max_position_embeddings
@@ -110,7 +110,7 @@ class HedgerowConfig(PreTrainedConfig):
 
     @property
     def attention(self) -> dict[str, Any]:
-        """What the student attends with, defaults filled in (storage/attention_spec.hpp)."""
+        """What the student attends with, defaults filled in (storage/recipe/attention_spec.hpp)."""
         given = self.hedgerow.get("attention", {})
         filled = {"feature_map": "hedgehog_softmax", "feature_dim": 64, "bias": False, "window": "terraced",
                   "window_size": 64, "order": 2, **given}

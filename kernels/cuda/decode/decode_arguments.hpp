@@ -3,7 +3,7 @@
 // read on the device, so that no launch depends on them: a step can be captured in a CUDA graph.
 #pragma once
 
-#include "kernels/cuda/hybrid_arguments.hpp"
+#include "kernels/cuda/tile/hybrid_arguments.hpp"
 
 namespace hedgerow::kernels::cuda {
 

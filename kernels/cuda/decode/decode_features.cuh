@@ -3,9 +3,9 @@
 // half has z and activates one sign of it. Formulas: feature_map.hpp.
 #pragma once
 
-#include "kernels/cuda/decode_arguments.hpp"
-#include "kernels/cuda/feature_tiles.cuh"
-#include "kernels/cuda/vectors.cuh"
+#include "kernels/cuda/decode/decode_arguments.hpp"
+#include "kernels/cuda/tile/feature_tiles.cuh"
+#include "kernels/cuda/tile/vectors.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -2,11 +2,11 @@
 // what a threadblock runs; and which one takes a head_dim and a number of features.
 #pragma once
 
-#include "kernels/cuda/decode_launch.hpp"
-#include "kernels/cuda/decode_ring.cuh"
-#include "kernels/cuda/decode_state.cuh"
-#include "kernels/cuda/decode_step.cuh"
-#include "kernels/cuda/shapes.cuh"
+#include "kernels/cuda/decode/decode_launch.hpp"
+#include "kernels/cuda/decode/decode_ring.cuh"
+#include "kernels/cuda/decode/decode_state.cuh"
+#include "kernels/cuda/decode/decode_step.cuh"
+#include "kernels/cuda/tile/shapes.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -1,6 +1,6 @@
 // The decode kernels on a CUDA stream.
-#include "kernels/cuda/decode_kernels.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/decode/decode_kernels.cuh"
+#include "kernels/cuda/tile/launch.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -3,8 +3,8 @@
 // nvcc, tests/kernels/emulation for the host.
 #pragma once
 
-#include "kernels/cuda/decode_arguments.hpp"
-#include "kernels/cuda/hybrid_launch.hpp"
+#include "kernels/cuda/decode/decode_arguments.hpp"
+#include "kernels/cuda/hybrid/hybrid_launch.hpp"
 
 namespace hedgerow::kernels::cuda {
 

@@ -3,8 +3,8 @@
 // every byte is read and written once.
 #pragma once
 
-#include "kernels/cuda/decode_arguments.hpp"
-#include "kernels/cuda/tiles.cuh"
+#include "kernels/cuda/decode/decode_arguments.hpp"
+#include "kernels/cuda/tile/tiles.cuh"
 
 namespace hedgerow::kernels::cuda {
 

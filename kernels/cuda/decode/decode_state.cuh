@@ -12,7 +12,7 @@
 // fp32. FLOPs a token and part: 2 D f + 128 F; W from the L1 cache, once for 4 tokens.
 #pragma once
 
-#include "kernels/cuda/decode_features.cuh"
+#include "kernels/cuda/decode/decode_features.cuh"
 
 namespace hedgerow::kernels::cuda {
 

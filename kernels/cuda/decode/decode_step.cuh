@@ -15,7 +15,7 @@
 // head: 4 D (w + F + f). Shared memory: 28 KiB at D = 128.
 #pragma once
 
-#include "kernels/cuda/decode_features.cuh"
+#include "kernels/cuda/decode/decode_features.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -1,7 +1,7 @@
 // What the kernels of the hybrid's backward are given; conventions: hybrid_arguments.hpp.
 #pragma once
 
-#include "kernels/cuda/hybrid_arguments.hpp"
+#include "kernels/cuda/tile/hybrid_arguments.hpp"
 
 namespace hedgerow::kernels::cuda {
 

@@ -16,7 +16,7 @@
 // and dv in registers, so K and V are never expanded.
 #pragma once
 
-#include "kernels/cuda/map_backward.cuh"
+#include "kernels/cuda/hybrid/map_backward.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -8,7 +8,7 @@
 // computed at all. Per query 2 F D + 4 D f FLOPs, with kInputs + 6 D (keys of its tiles) + 2 D f.
 #pragma once
 
-#include "kernels/cuda/map_backward.cuh"
+#include "kernels/cuda/hybrid/map_backward.cuh"
 
 namespace hedgerow::kernels::cuda {
 

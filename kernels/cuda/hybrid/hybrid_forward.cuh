@@ -7,7 +7,7 @@
 // and S once: 6 D + 2 F D / 64 bytes a token of a head, writes 2 D + 8.
 #pragma once
 
-#include "kernels/cuda/hybrid_tile.cuh"
+#include "kernels/cuda/hybrid/hybrid_tile.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -2,13 +2,13 @@
 // and what a threadblock runs.
 #pragma once
 
-#include "kernels/cuda/hybrid_backward_keys.cuh"
-#include "kernels/cuda/hybrid_backward_queries.cuh"
-#include "kernels/cuda/hybrid_forward.cuh"
-#include "kernels/cuda/hybrid_launch.hpp"
-#include "kernels/cuda/hybrid_prepare.cuh"
-#include "kernels/cuda/hybrid_states.cuh"
-#include "kernels/cuda/shapes.cuh"
+#include "kernels/cuda/hybrid/hybrid_backward_keys.cuh"
+#include "kernels/cuda/hybrid/hybrid_backward_queries.cuh"
+#include "kernels/cuda/hybrid/hybrid_forward.cuh"
+#include "kernels/cuda/hybrid/hybrid_launch.hpp"
+#include "kernels/cuda/hybrid/hybrid_prepare.cuh"
+#include "kernels/cuda/hybrid/hybrid_states.cuh"
+#include "kernels/cuda/tile/shapes.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -6,7 +6,7 @@
 
 #include <cstddef>
 
-#include "kernels/cuda/hybrid_backward_arguments.hpp"
+#include "kernels/cuda/hybrid/hybrid_backward_arguments.hpp"
 
 namespace hedgerow::kernels::cuda {
 

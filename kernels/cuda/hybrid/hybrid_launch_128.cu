@@ -1,6 +1,6 @@
 // The hybrid's kernels for head_dim 128.
-#include "kernels/cuda/hybrid_kernels.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/hybrid/hybrid_kernels.cuh"
+#include "kernels/cuda/tile/launch.cuh"
 
 namespace hedgerow::kernels::cuda {
 

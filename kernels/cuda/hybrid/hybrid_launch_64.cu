@@ -1,6 +1,6 @@
 // The hybrid's kernels for head_dim 64, what does not depend on it, and the device.
-#include "kernels/cuda/hybrid_kernels.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/hybrid/hybrid_kernels.cuh"
+#include "kernels/cuda/tile/launch.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -4,8 +4,8 @@
 // A warp a row; grid (T / 4, B H), 128 threads; reads dy and y once: bound by memory.
 #pragma once
 
-#include "kernels/cuda/hybrid_backward_arguments.hpp"
-#include "kernels/cuda/tiles.cuh"
+#include "kernels/cuda/hybrid/hybrid_backward_arguments.hpp"
+#include "kernels/cuda/tile/tiles.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -14,7 +14,7 @@
 // bytes a token.
 #pragma once
 
-#include "kernels/cuda/feature_tiles.cuh"
+#include "kernels/cuda/tile/feature_tiles.cuh"
 
 namespace hedgerow::kernels::cuda {
 

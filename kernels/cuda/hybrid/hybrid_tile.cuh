@@ -8,7 +8,7 @@
 // S take in turn and which may overlie the pool; window, fp32 [64, D]; state_sum [F].
 #pragma once
 
-#include "kernels/cuda/softmax_forward.cuh"
+#include "kernels/cuda/tile/softmax_forward.cuh"
 
 namespace hedgerow::kernels::cuda {
 

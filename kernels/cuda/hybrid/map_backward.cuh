@@ -7,8 +7,8 @@
 // holds more than 2 x 32 values of dphi at 128 features.
 #pragma once
 
-#include "kernels/cuda/hybrid_backward_arguments.hpp"
-#include "kernels/cuda/pair_tiles.cuh"
+#include "kernels/cuda/hybrid/hybrid_backward_arguments.hpp"
+#include "kernels/cuda/tile/pair_tiles.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -3,8 +3,8 @@
 // signs one after the other, so that only one is in registers. Formulas: feature_map.hpp.
 #pragma once
 
-#include "kernels/cuda/hybrid_arguments.hpp"
-#include "kernels/cuda/tiles.cuh"
+#include "kernels/cuda/tile/hybrid_arguments.hpp"
+#include "kernels/cuda/tile/tiles.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "kernels/cuda/shapes.cuh"
+#include "kernels/cuda/tile/shapes.cuh"
 
 #define HEDGEROW_CUDA_CHECK(call) ::hedgerow::kernels::cuda::check_cuda(call, #call)
 

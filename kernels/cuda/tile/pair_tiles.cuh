@@ -2,7 +2,7 @@
 // which linear, scores, and the running maximum of a row's window.
 #pragma once
 
-#include "kernels/cuda/feature_tiles.cuh"
+#include "kernels/cuda/tile/feature_tiles.cuh"
 
 namespace hedgerow::kernels::cuda {
 

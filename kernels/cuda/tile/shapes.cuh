@@ -1,7 +1,7 @@
 // Grids, and the shapes of a problem that are compiled.
 #pragma once
 
-#include "kernels/cuda/feature_tiles.cuh"
+#include "kernels/cuda/tile/feature_tiles.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -8,7 +8,7 @@
 // stages of K and V. Per query 2 D T FLOPs (half of T^2); sums, maxima and exponentials are fp32.
 #pragma once
 
-#include "kernels/cuda/pair_tiles.cuh"
+#include "kernels/cuda/tile/pair_tiles.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -6,8 +6,8 @@
 // one ldmatrix reads at one column lie in different banks. (Rows of 64 bytes: u ^ (r / 2 & 3).)
 #pragma once
 
-#include "kernels/cuda/hybrid_arguments.hpp"
-#include "kernels/cuda/warp.cuh"
+#include "kernels/cuda/tile/hybrid_arguments.hpp"
+#include "kernels/cuda/tile/warp.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -4,7 +4,7 @@
 // warp.cuh has.
 #pragma once
 
-#include "kernels/cuda/warp.cuh"
+#include "kernels/cuda/tile/warp.cuh"
 
 namespace hedgerow::kernels::cuda {
 

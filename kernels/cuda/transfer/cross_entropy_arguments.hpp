@@ -8,7 +8,7 @@
 // query's weights are scaled.
 #pragma once
 
-#include "kernels/cuda/hybrid_arguments.hpp"
+#include "kernels/cuda/tile/hybrid_arguments.hpp"
 
 namespace hedgerow::kernels::cuda {
 

@@ -10,9 +10,9 @@
 // warp holds 16 queries and half of the keys). Per token (D + 2 F) T + 4 D f FLOPs.
 #pragma once
 
-#include "kernels/cuda/cross_entropy_launch.hpp"
-#include "kernels/cuda/map_backward.cuh"
-#include "kernels/cuda/softmax_forward.cuh"
+#include "kernels/cuda/hybrid/map_backward.cuh"
+#include "kernels/cuda/tile/softmax_forward.cuh"
+#include "kernels/cuda/transfer/cross_entropy_launch.hpp"
 
 namespace hedgerow::kernels::cuda {
 

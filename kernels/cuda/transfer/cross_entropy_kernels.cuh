@@ -1,10 +1,10 @@
 // The cross-entropy's kernels as they are launched; see hybrid_kernels.cuh.
 #pragma once
 
-#include "kernels/cuda/cross_entropy_backward.cuh"
-#include "kernels/cuda/cross_entropy_launch.hpp"
-#include "kernels/cuda/cross_entropy_rows.cuh"
-#include "kernels/cuda/shapes.cuh"
+#include "kernels/cuda/tile/shapes.cuh"
+#include "kernels/cuda/transfer/cross_entropy_backward.cuh"
+#include "kernels/cuda/transfer/cross_entropy_launch.hpp"
+#include "kernels/cuda/transfer/cross_entropy_rows.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -3,8 +3,8 @@
 // the host. The shapes are those of has_kernel.
 #pragma once
 
-#include "kernels/cuda/cross_entropy_arguments.hpp"
-#include "kernels/cuda/hybrid_launch.hpp"
+#include "kernels/cuda/hybrid/hybrid_launch.hpp"
+#include "kernels/cuda/transfer/cross_entropy_arguments.hpp"
 
 namespace hedgerow::kernels::cuda {
 

@@ -1,6 +1,6 @@
 // The cross-entropy's kernels for head_dim 128.
-#include "kernels/cuda/cross_entropy_kernels.cuh"
-#include "kernels/cuda/launch.cuh"
+#include "kernels/cuda/tile/launch.cuh"
+#include "kernels/cuda/transfer/cross_entropy_kernels.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -9,8 +9,8 @@
 // tile + 2 D (keys of its tiles).
 #pragma once
 
-#include "kernels/cuda/cross_entropy_arguments.hpp"
-#include "kernels/cuda/hybrid_tile.cuh"
+#include "kernels/cuda/hybrid/hybrid_tile.cuh"
+#include "kernels/cuda/transfer/cross_entropy_arguments.hpp"
 
 namespace hedgerow::kernels::cuda {
 

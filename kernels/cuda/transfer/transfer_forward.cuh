@@ -10,7 +10,7 @@
 // reads q, S and W once, k and v once a tile of queries; writes 4 D + 8 bytes.
 #pragma once
 
-#include "kernels/cuda/hybrid_tile.cuh"
+#include "kernels/cuda/hybrid/hybrid_tile.cuh"
 
 namespace hedgerow::kernels::cuda {
 

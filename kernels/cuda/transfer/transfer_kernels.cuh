@@ -1,9 +1,9 @@
 // The teacher's kernel and attention transfer's as they are launched; see hybrid_kernels.cuh.
 #pragma once
 
-#include "kernels/cuda/shapes.cuh"
-#include "kernels/cuda/transfer_forward.cuh"
-#include "kernels/cuda/transfer_launch.hpp"
+#include "kernels/cuda/tile/shapes.cuh"
+#include "kernels/cuda/transfer/transfer_forward.cuh"
+#include "kernels/cuda/transfer/transfer_launch.hpp"
 
 namespace hedgerow::kernels::cuda {
 

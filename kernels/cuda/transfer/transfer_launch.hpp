@@ -3,7 +3,7 @@
 // tests/kernels/emulation for the host.
 #pragma once
 
-#include "kernels/cuda/hybrid_launch.hpp"
+#include "kernels/cuda/hybrid/hybrid_launch.hpp"
 
 namespace hedgerow::kernels::cuda {
 

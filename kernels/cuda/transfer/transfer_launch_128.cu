@@ -1,6 +1,6 @@
 // The teacher's kernel and attention transfer's for head_dim 128.
-#include "kernels/cuda/launch.cuh"
-#include "kernels/cuda/transfer_kernels.cuh"
+#include "kernels/cuda/tile/launch.cuh"
+#include "kernels/cuda/transfer/transfer_kernels.cuh"
 
 namespace hedgerow::kernels::cuda {
 

@@ -12,13 +12,13 @@
 #include <stdexcept>
 #include <string>
 
-#include "coordinator/commit.hpp"
+#include "coordinator/dispatch/commit.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/run_keys.hpp"
 #include "tests/bench/scale/scale_run.hpp"
-#include "worker/coordinator_link.hpp"
-#include "worker/coordinator_session.hpp"
-#include "worker/dealer_socket.hpp"
+#include "worker/client/coordinator_link.hpp"
+#include "worker/client/coordinator_session.hpp"
+#include "worker/client/dealer_socket.hpp"
 
 namespace hedgerow::bench {
 namespace {

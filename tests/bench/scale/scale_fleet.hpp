@@ -1,12 +1,12 @@
 // Many workers in one process: each has its own connection and the production protocol
-// (worker/coordinator_session.hpp), and instead of computing it waits.
+// (worker/client/coordinator_session.hpp), and instead of computing it waits.
 #pragma once
 
 #include <chrono>
 #include <cstdint>
 #include <vector>
 
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
 
 namespace hedgerow::bench {
 

@@ -2,11 +2,11 @@
 
 #include <fmt/format.h>
 
-#include "coordinator/commit.hpp"
-#include "coordinator/coordinator.hpp"
-#include "coordinator/key_maker.hpp"
-#include "coordinator/router_socket.hpp"
-#include "storage/file.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "coordinator/net/key_maker.hpp"
+#include "coordinator/net/router_socket.hpp"
+#include "coordinator/serve/coordinator.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::bench {
 namespace {

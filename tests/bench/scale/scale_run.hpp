@@ -7,8 +7,8 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "storage/hidden_shard.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::bench {
 

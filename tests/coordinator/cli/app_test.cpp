@@ -1,7 +1,8 @@
 #include "coordinator/cli/app.hpp"
+
 #include "coordinator/cli/command.hpp"
-#include "coordinator/cli/terminal.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
+#include "coordinator/cli/terminal/terminal.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/cli/programs.hpp"
+#include "coordinator/cli/programs/programs.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -3,7 +3,7 @@
 #include <fstream>
 
 #include "coordinator/cli/command.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

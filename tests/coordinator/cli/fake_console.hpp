@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "coordinator/cli/app.hpp"
-#include "coordinator/cli/console.hpp"
+#include "coordinator/cli/terminal/console.hpp"
 
 namespace hedgerow::coordinator::cli {
 

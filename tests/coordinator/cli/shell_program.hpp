@@ -5,7 +5,7 @@
 #include <fstream>
 #include <string>
 
-#include "storage/file.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,12 +1,12 @@
-#include "tests/coordinator/cli_small_run.hpp"
+#include "tests/coordinator/cli/small_run.hpp"
 
-#include "coordinator/fold.hpp"
-#include "storage/file.hpp"
-#include "storage/hidden_shard.hpp"
-#include "storage/journal.hpp"
-#include "storage/safetensors.hpp"
-#include "storage/tokens_file.hpp"
-#include "tests/coordinator/cli_tiny_model.hpp"
+#include "coordinator/state/fold.hpp"
+#include "storage/base/file.hpp"
+#include "storage/journal/journal.hpp"
+#include "storage/shards/hidden_shard.hpp"
+#include "storage/shards/tokens_file.hpp"
+#include "storage/tensors/safetensors.hpp"
+#include "tests/coordinator/cli/tiny_model.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

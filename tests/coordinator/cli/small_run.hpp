@@ -7,10 +7,10 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/events.hpp"
-#include "storage/file.hpp"
-#include "storage/recipe.hpp"
-#include "storage/run_layout.hpp"
+#include "coordinator/state/events.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/run_layout.hpp"
+#include "storage/recipe/recipe.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -8,8 +8,8 @@
 #include <string>
 #include <vector>
 
-#include "storage/model_config.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator::cli {
 

@@ -1,11 +1,11 @@
-#include "coordinator/commit.hpp"
+#include "coordinator/dispatch/commit.hpp"
 
 #include <gmock/gmock.h>
 
 #include <fstream>
 
-#include "run_fixture.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
+#include "tests/coordinator/run_fixture.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -4,8 +4,8 @@
 #include <memory>
 #include <string>
 
-#include "coordinator/dispatcher.hpp"
-#include "run_fixture.hpp"
+#include "coordinator/dispatch/dispatcher.hpp"
+#include "tests/coordinator/run_fixture.hpp"
 #include "tests/support/fake_clock.hpp"
 
 namespace hedgerow::coordinator {

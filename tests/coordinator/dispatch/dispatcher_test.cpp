@@ -3,8 +3,8 @@
 
 #include <fstream>
 
-#include "coordinator/commit.hpp"
-#include "coordinator/fold.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "coordinator/state/fold.hpp"
 #include "dispatcher_fixture.hpp"
 
 namespace hedgerow::coordinator {

@@ -1,6 +1,6 @@
 // What the desk makes of an MPI stage that says that it stops.
-#include "coordinator/dispatcher.hpp"
-#include "run_fixture.hpp"
+#include "coordinator/dispatch/dispatcher.hpp"
+#include "tests/coordinator/run_fixture.hpp"
 #include "tests/support/fake_clock.hpp"
 
 namespace hedgerow::coordinator {

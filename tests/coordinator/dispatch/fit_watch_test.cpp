@@ -1,10 +1,10 @@
-#include "coordinator/fit_watch.hpp"
+#include "coordinator/dispatch/fit_watch.hpp"
 
 #include <gmock/gmock.h>
 
-#include "coordinator/dispatcher.hpp"
-#include "run_fixture.hpp"
-#include "state_fixture.hpp"
+#include "coordinator/dispatch/dispatcher.hpp"
+#include "tests/coordinator/run_fixture.hpp"
+#include "tests/coordinator/state_fixture.hpp"
 #include "tests/support/fake_clock.hpp"
 
 namespace hedgerow::coordinator {

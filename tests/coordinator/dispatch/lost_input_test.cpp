@@ -1,8 +1,8 @@
 // What becomes of a task that finds its input gone: message by message, with a real journal.
 #include <filesystem>
 
-#include "coordinator/dispatcher.hpp"
-#include "run_fixture.hpp"
+#include "coordinator/dispatch/dispatcher.hpp"
+#include "tests/coordinator/run_fixture.hpp"
 #include "tests/support/fake_clock.hpp"
 
 namespace hedgerow::coordinator {

@@ -1,5 +1,5 @@
 // What the desk says of the steps that died with whoever did them.
-#include "coordinator/actions.hpp"
+#include "coordinator/dispatch/actions.hpp"
 #include "dispatcher_fixture.hpp"
 
 namespace hedgerow::coordinator {

@@ -1,6 +1,6 @@
-#include "coordinator/scheduler.hpp"
+#include "coordinator/dispatch/scheduler.hpp"
 
-#include "state_fixture.hpp"
+#include "tests/coordinator/state_fixture.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,9 +1,9 @@
 // How fast an attempt is, by its reports.
-#include "coordinator/speed.hpp"
+#include "coordinator/dispatch/speed.hpp"
 
 #include <gtest/gtest.h>
 
-#include "coordinator/leases.hpp"
+#include "coordinator/dispatch/leases.hpp"
 #include "tests/support/fake_clock.hpp"
 
 namespace hedgerow::coordinator {

@@ -1,16 +1,16 @@
 // Who holds a run, and how long it takes to find out.
-#include "coordinator/holder.hpp"
+#include "coordinator/host/holder.hpp"
 
 #include <gmock/gmock.h>
 #include <unistd.h>
 
 #include <list>
 
-#include "coordinator/preparation.hpp"
-#include "coordinator/status.hpp"
-#include "run_fixture.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "coordinator/host/preparation.hpp"
+#include "coordinator/status/status.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "tests/coordinator/run_fixture.hpp"
 #include "tests/support/forked_process.hpp"
 
 namespace hedgerow::coordinator {

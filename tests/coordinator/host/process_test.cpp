@@ -1,4 +1,4 @@
-#include "coordinator/process.hpp"
+#include "coordinator/host/process.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -8,8 +8,8 @@
 #include <fstream>
 #include <thread>
 
-#include "coordinator/launcher.hpp"
-#include "storage/error.hpp"
+#include "coordinator/host/launcher.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/fake_clock.hpp"
 #include "tests/support/temporary_directory.hpp"
 

@@ -1,5 +1,5 @@
 // Catches: a plan that fits the machine but not the container, so that the kernel kills the worker.
-#include "coordinator/wire/memory.hpp"
+#include "coordinator/machine/memory.hpp"
 
 #include <gtest/gtest.h>
 

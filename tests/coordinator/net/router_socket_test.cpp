@@ -1,5 +1,5 @@
 // Who gets through to the coordinator's socket, with the worker's own end of the wire.
-#include "coordinator/router_socket.hpp"
+#include "coordinator/net/router_socket.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,14 +14,14 @@
 #include <set>
 #include <vector>
 
-#include "coordinator/binding.hpp"
-#include "coordinator/key_maker.hpp"
+#include "coordinator/net/binding.hpp"
+#include "coordinator/net/key_maker.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/messages.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/temporary_directory.hpp"
-#include "worker/coordinator_link.hpp"
-#include "worker/dealer_socket.hpp"
+#include "worker/client/coordinator_link.hpp"
+#include "worker/client/dealer_socket.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,11 +1,11 @@
-#include "coordinator/plan.hpp"
+#include "coordinator/plan/plan.hpp"
 
 #include <gtest/gtest.h>
 
 #include <map>
 #include <numeric>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

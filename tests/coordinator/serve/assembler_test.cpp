@@ -1,12 +1,12 @@
-#include "coordinator/assembler.hpp"
+#include "coordinator/serve/assembler.hpp"
 
 #include <fstream>
 
-#include "coordinator/commit.hpp"
-#include "run_fixture.hpp"
-#include "state_fixture.hpp"
-#include "storage/file.hpp"
-#include "storage/safetensors.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "storage/base/file.hpp"
+#include "storage/tensors/safetensors.hpp"
+#include "tests/coordinator/run_fixture.hpp"
+#include "tests/coordinator/state_fixture.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

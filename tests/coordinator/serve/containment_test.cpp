@@ -5,13 +5,13 @@
 #include <fstream>
 #include <thread>
 
-#include "coordinator/commit.hpp"
-#include "coordinator/dispatcher.hpp"
-#include "coordinator/process.hpp"
-#include "coordinator/status.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "coordinator/dispatch/dispatcher.hpp"
+#include "coordinator/host/process.hpp"
+#include "coordinator/status/status.hpp"
 #include "coordinator_fixture.hpp"
 #include "tests/support/fake_clock.hpp"
-#include "worker/task_inputs.hpp"
+#include "worker/client/task_inputs.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

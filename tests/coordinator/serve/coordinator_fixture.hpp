@@ -10,12 +10,12 @@
 #include <string>
 #include <thread>
 
-#include "coordinator/commit.hpp"
-#include "coordinator/coordinator.hpp"
-#include "coordinator/router_socket.hpp"
-#include "run_fixture.hpp"
-#include "storage/file.hpp"
-#include "worker/coordinator_client.hpp"
+#include "coordinator/dispatch/commit.hpp"
+#include "coordinator/net/router_socket.hpp"
+#include "coordinator/serve/coordinator.hpp"
+#include "storage/base/file.hpp"
+#include "tests/coordinator/run_fixture.hpp"
+#include "worker/client/coordinator_client.hpp"
 
 namespace hedgerow::coordinator {
 

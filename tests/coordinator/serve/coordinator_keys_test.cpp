@@ -5,7 +5,7 @@
 
 #include <latch>
 
-#include "coordinator/key_maker.hpp"
+#include "coordinator/net/key_maker.hpp"
 #include "coordinator_fixture.hpp"
 
 namespace hedgerow::coordinator {

@@ -7,7 +7,7 @@
 #include <latch>
 
 #include "coordinator_fixture.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/tensors/safetensors.hpp"
 #include "tests/support/forked_process.hpp"
 
 namespace hedgerow::coordinator {

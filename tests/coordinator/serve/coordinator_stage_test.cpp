@@ -2,7 +2,7 @@
 // another job's mpirun.
 #include "coordinator_fixture.hpp"
 #include "tests/support/forked_process.hpp"
-#include "worker/finetune/stage_request.hpp"
+#include "worker/client/stage_request.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,5 +1,5 @@
 // Catches: a run that goes on with another teacher or other tokens than half of it was made from.
-#include "coordinator/run_inputs.hpp"
+#include "coordinator/serve/run_inputs.hpp"
 
 #include <gmock/gmock.h>
 

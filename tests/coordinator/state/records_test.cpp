@@ -3,8 +3,8 @@
 
 #include <string>
 
-#include "coordinator/name.hpp"
-#include "coordinator/rare.hpp"
+#include "coordinator/state/name.hpp"
+#include "coordinator/state/rare.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

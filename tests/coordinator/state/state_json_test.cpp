@@ -1,5 +1,5 @@
 // The state as a snapshot keeps it; state_test.cpp folds through one.
-#include "state_fixture.hpp"
+#include "tests/coordinator/state_fixture.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

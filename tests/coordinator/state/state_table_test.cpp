@@ -3,7 +3,7 @@
 #include <map>
 #include <sstream>
 
-#include "state_fixture.hpp"
+#include "tests/coordinator/state_fixture.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,10 +1,10 @@
-#include "coordinator/state.hpp"
+#include "coordinator/state/state.hpp"
 
 #include <random>
 
-#include "coordinator/actions.hpp"
-#include "coordinator/scheduler.hpp"
-#include "state_fixture.hpp"
+#include "coordinator/dispatch/actions.hpp"
+#include "coordinator/dispatch/scheduler.hpp"
+#include "tests/coordinator/state_fixture.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,15 +1,15 @@
 // run.toml against the recipe in the journal: what check, run and status say of a damaged one, and
 // how it comes back.
-#include "coordinator/recorded_recipe.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
 
 #include <gmock/gmock.h>
 
-#include "coordinator/cli/inspection.hpp"
-#include "coordinator/fold.hpp"
-#include "coordinator/status.hpp"
-#include "storage/file.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
-#include "tests/coordinator/cli_small_run.hpp"
+#include "coordinator/cli/run/inspection.hpp"
+#include "coordinator/state/fold.hpp"
+#include "coordinator/status/status.hpp"
+#include "storage/base/file.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
+#include "tests/coordinator/cli/small_run.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

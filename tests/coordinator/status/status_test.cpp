@@ -1,12 +1,12 @@
-#include "coordinator/status.hpp"
+#include "coordinator/status/status.hpp"
 
 #include <algorithm>
 #include <fstream>
 
-#include "coordinator/preparation.hpp"
-#include "coordinator/status_build.hpp"
-#include "run_fixture.hpp"
-#include "storage/file.hpp"
+#include "coordinator/host/preparation.hpp"
+#include "coordinator/status/status_build.hpp"
+#include "storage/base/file.hpp"
+#include "tests/coordinator/run_fixture.hpp"
 #include "tests/support/writer_of.hpp"
 
 namespace hedgerow::coordinator {

@@ -11,9 +11,9 @@
 #include <functional>
 #include <iostream>
 
-#include "coordinator/key_maker.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "coordinator/net/key_maker.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 #include "tests/support/refusal.hpp"
 #include "tests/support/temporary_directory.hpp"
 

@@ -3,7 +3,7 @@
 
 #include <algorithm>
 
-#include "worker/coordinator_session.hpp"
+#include "worker/client/coordinator_session.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -1,7 +1,7 @@
 // The ATen forms on CPU tensors: the cases of device_*_test.cpp, and what only a CPU test can see.
-#include "kernels/hybrid_attention_aten.hpp"
-#include "kernels/softmax_attention_aten.hpp"
-#include "kernels/transfer_loss_aten.hpp"
+#include "kernels/aten/hybrid_attention_aten.hpp"
+#include "kernels/aten/softmax_attention_aten.hpp"
+#include "kernels/aten/transfer_loss_aten.hpp"
 #include "tests/kernels/device_forms.hpp"
 
 namespace hedgerow::kernels::testing {

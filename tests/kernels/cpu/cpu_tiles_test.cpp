@@ -1,5 +1,5 @@
 // The arithmetic under the fused kernels, where a wrong border would show only in some shapes.
-#include "kernels/cpu_tiles.hpp"
+#include "kernels/cpu/cpu_tiles.hpp"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -7,8 +7,8 @@
 
 #include <vector>
 
-#include "kernels/attention_tiles.hpp"
-#include "kernels/hybrid_head_cpu.hpp"
+#include "kernels/cpu/attention_tiles.hpp"
+#include "kernels/cpu/hybrid_head_cpu.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {

@@ -1,7 +1,7 @@
 // The fused CUDA cross-entropy of attention weights.
 #include <c10/core/GradMode.h>
 
-#include "tests/kernels/cuda_forms.hpp"
+#include "tests/kernels/cuda/cuda_forms.hpp"
 
 namespace hedgerow::kernels::testing {
 namespace {

@@ -1,4 +1,4 @@
-#include "tests/kernels/cuda_decode.hpp"
+#include "tests/kernels/cuda/cuda_decode.hpp"
 
 #include <c10/core/GradMode.h>
 

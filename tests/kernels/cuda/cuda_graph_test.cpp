@@ -1,6 +1,6 @@
 // A decode step in a CUDA graph: captured once, replayed at every position. Needs a card; where the
 // build has no CUDA, or the machine no card, it skips and says so.
-#include "tests/kernels/cuda_decode.hpp"
+#include "tests/kernels/cuda/cuda_decode.hpp"
 
 #if defined(HEDGEROW_CUDA_KERNELS)
 #include <ATen/Context.h>

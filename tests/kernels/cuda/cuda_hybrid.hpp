@@ -1,7 +1,7 @@
 // The cases of the hybrid's fused CUDA form.
 #pragma once
 
-#include "tests/kernels/cuda_forms.hpp"
+#include "tests/kernels/cuda/cuda_forms.hpp"
 
 namespace hedgerow::kernels::testing {
 

@@ -1,4 +1,4 @@
-#include "tests/kernels/cuda_hybrid.hpp"
+#include "tests/kernels/cuda/cuda_hybrid.hpp"
 
 #include <c10/core/GradMode.h>
 

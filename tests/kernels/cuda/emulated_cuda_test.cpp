@@ -1,11 +1,11 @@
 // The CUDA forms with emulated kernels, on CPU tensors: the cases of cuda_*_test.cpp.
 #include <ATen/Parallel.h>
 
-#include "kernels/attention_transfer_cuda.hpp"
-#include "kernels/decode_cuda.hpp"
-#include "kernels/hybrid_attention_cuda.hpp"
-#include "tests/kernels/cuda_decode.hpp"
-#include "tests/kernels/cuda_hybrid.hpp"
+#include "kernels/cuda/attention_transfer_cuda.hpp"
+#include "kernels/cuda/decode_cuda.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
+#include "tests/kernels/cuda/cuda_decode.hpp"
+#include "tests/kernels/cuda/cuda_hybrid.hpp"
 
 namespace hedgerow::kernels::testing {
 namespace {

@@ -1,5 +1,5 @@
 // decode_launch.hpp on the host.
-#include "kernels/cuda/decode_kernels.cuh"
+#include "kernels/cuda/decode/decode_kernels.cuh"
 #include "tests/kernels/emulation/emulated_backend.hpp"
 
 namespace hedgerow::kernels::cuda {

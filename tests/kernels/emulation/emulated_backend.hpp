@@ -4,8 +4,8 @@
 
 #include <atomic>
 
-#include "kernels/cuda/hybrid_launch.hpp"
-#include "kernels/cuda/shapes.cuh"
+#include "kernels/cuda/hybrid/hybrid_launch.hpp"
+#include "kernels/cuda/tile/shapes.cuh"
 #include "tests/kernels/emulation/threadblock.hpp"
 
 namespace hedgerow::kernels::cuda {

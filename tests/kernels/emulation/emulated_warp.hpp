@@ -1,5 +1,6 @@
-// kernels/cuda/warp.cuh for the host: every CUDA thread is a fiber, and the collective functions
-// compute what PTX specifies once all lanes have reached them. threadblock.hpp runs a kernel.
+// kernels/cuda/tile/warp.cuh for the host: every CUDA thread is a fiber, and the collective
+// functions compute what PTX specifies once all lanes have reached them. threadblock.hpp runs a
+// kernel.
 #pragma once
 
 #include <cmath>

@@ -1,8 +1,8 @@
 // The launch headers of kernels/cuda/ on the host, but for the decode kernels'.
-#include "kernels/cuda/cross_entropy_kernels.cuh"
-#include "kernels/cuda/hybrid_kernels.cuh"
+#include "kernels/cuda/hybrid/hybrid_kernels.cuh"
 #include "kernels/cuda/stream.hpp"
-#include "kernels/cuda/transfer_kernels.cuh"
+#include "kernels/cuda/transfer/cross_entropy_kernels.cuh"
+#include "kernels/cuda/transfer/transfer_kernels.cuh"
 #include "tests/kernels/emulation/emulated_backend.hpp"
 
 namespace hedgerow::kernels::cuda {

@@ -1,4 +1,4 @@
-#include "storage/build_info.hpp"
+#include "storage/base/build_info.hpp"
 
 #include <gtest/gtest.h>
 

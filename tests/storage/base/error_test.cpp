@@ -1,4 +1,4 @@
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "storage/file.hpp"
+#include "storage/base/file.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/stat.h>
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {

@@ -1,4 +1,4 @@
-#include "storage/hash.hpp"
+#include "storage/base/hash.hpp"
 
 #include <gtest/gtest.h>
 
@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {

@@ -1,4 +1,4 @@
-#include "storage/philox.hpp"
+#include "storage/base/philox.hpp"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "storage/random.hpp"
+#include "storage/base/random.hpp"
 
 #include <gtest/gtest.h>
 

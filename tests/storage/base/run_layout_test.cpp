@@ -1,11 +1,11 @@
-#include "storage/run_layout.hpp"
+#include "storage/base/run_layout.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <fstream>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {

@@ -1,9 +1,9 @@
-#include "storage/strict_json.hpp"
+#include "storage/base/strict_json.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 namespace {

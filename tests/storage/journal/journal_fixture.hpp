@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "storage/file.hpp"
-#include "storage/journal.hpp"
+#include "storage/base/file.hpp"
+#include "storage/journal/journal.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {

@@ -2,8 +2,8 @@
 #include <gmock/gmock.h>
 
 #include "journal_fixture.hpp"
-#include "storage/file.hpp"
-#include "storage/journal_line.hpp"
+#include "storage/base/file.hpp"
+#include "storage/journal/journal_line.hpp"
 #include "tests/support/watched_disk.hpp"
 #include "tests/support/writer_of.hpp"
 

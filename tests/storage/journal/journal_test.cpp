@@ -1,4 +1,4 @@
-#include "storage/journal.hpp"
+#include "storage/journal/journal.hpp"
 
 #include <gmock/gmock.h>
 
@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "journal_fixture.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/journal_line.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/journal/journal_line.hpp"
 #include "tests/support/watched_disk.hpp"
 
 namespace hedgerow::storage {

@@ -1,4 +1,4 @@
-#include "storage/model_config.hpp"
+#include "storage/model/model_config.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -7,7 +7,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/refusal.hpp"
 #include "tests/support/temporary_directory.hpp"
 

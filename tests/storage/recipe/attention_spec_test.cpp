@@ -1,11 +1,11 @@
-#include "storage/attention_spec.hpp"
+#include "storage/recipe/attention_spec.hpp"
 
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <nlohmann/json.hpp>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,11 +1,11 @@
-#include "storage/capture_plan.hpp"
+#include "storage/recipe/capture_plan.hpp"
 
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <numeric>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 namespace {

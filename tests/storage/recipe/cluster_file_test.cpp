@@ -1,9 +1,9 @@
-#include "storage/cluster_file.hpp"
+#include "storage/recipe/cluster_file.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::storage {
 namespace {

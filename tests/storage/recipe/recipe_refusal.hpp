@@ -5,8 +5,8 @@
 
 #include <string>
 
-#include "storage/error.hpp"
-#include "storage/recipe.hpp"
+#include "storage/base/error.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::storage {
 

@@ -5,7 +5,7 @@
 #include <functional>
 
 #include "recipe_refusal.hpp"
-#include "storage/cluster_file.hpp"
+#include "storage/recipe/cluster_file.hpp"
 #include "tests/support/refusal.hpp"
 #include "tests/support/temporary_directory.hpp"
 

@@ -1,11 +1,11 @@
-#include "storage/recipe.hpp"
+#include "storage/recipe/recipe.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "recipe_refusal.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {

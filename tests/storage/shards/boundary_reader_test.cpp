@@ -1,4 +1,4 @@
-#include "storage/boundary_reader.hpp"
+#include "storage/shards/boundary_reader.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 #include <random>
 #include <thread>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/refusal.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"

@@ -1,4 +1,4 @@
-#include "storage/hidden_shard.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -14,9 +14,9 @@
 #include <functional>
 #include <limits>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/shard_header.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/shards/shard_header.hpp"
 #include "tests/support/forked_process.hpp"
 #include "tests/support/refusal.hpp"
 #include "tests/support/shard_fixture.hpp"

@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <random>
 
-#include "storage/error.hpp"
-#include "storage/shard_header.hpp"
+#include "storage/base/error.hpp"
+#include "storage/shards/shard_header.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 

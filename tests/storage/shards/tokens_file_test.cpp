@@ -1,4 +1,4 @@
-#include "storage/tokens_file.hpp"
+#include "storage/shards/tokens_file.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <functional>
 
-#include "storage/error.hpp"
-#include "storage/hash.hpp"
-#include "storage/run_layout.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/hash.hpp"
+#include "storage/base/run_layout.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 

@@ -1,12 +1,12 @@
-#include "storage/checkpoint.hpp"
+#include "storage/tensors/checkpoint.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
 
-#include "storage/error.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/base/error.hpp"
+#include "storage/tensors/safetensors.hpp"
 #include "tests/support/refusal.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"

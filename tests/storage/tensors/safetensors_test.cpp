@@ -1,4 +1,4 @@
-#include "storage/safetensors.hpp"
+#include "storage/tensors/safetensors.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -9,8 +9,8 @@
 #include <fstream>
 #include <list>
 
-#include "storage/error.hpp"
-#include "storage/safetensors_header.hpp"
+#include "storage/base/error.hpp"
+#include "storage/tensors/safetensors_header.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {

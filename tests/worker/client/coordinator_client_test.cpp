@@ -1,5 +1,5 @@
 // The worker's end of the wire where no coordinator answers.
-#include "worker/coordinator_client.hpp"
+#include "worker/client/coordinator_client.hpp"
 
 #include <gtest/gtest.h>
 
@@ -7,7 +7,7 @@
 #include <chrono>
 
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::worker {

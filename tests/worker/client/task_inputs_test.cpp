@@ -1,4 +1,4 @@
-#include "worker/task_inputs.hpp"
+#include "worker/client/task_inputs.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -6,8 +6,8 @@
 #include <fstream>
 #include <optional>
 
-#include "storage/error.hpp"
-#include "storage/hash.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/hash.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::worker {

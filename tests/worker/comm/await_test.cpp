@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -7,7 +7,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "worker/comm/communicator.hpp"
 
 int main(int argc, char** argv) {

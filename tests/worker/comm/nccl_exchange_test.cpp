@@ -9,7 +9,7 @@
 
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "worker/comm/tree_reduce.hpp"
 
 namespace hedgerow::worker {

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

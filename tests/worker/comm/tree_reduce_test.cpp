@@ -6,7 +6,7 @@
 #include <bit>
 #include <cmath>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

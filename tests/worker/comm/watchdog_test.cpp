@@ -4,7 +4,7 @@
 
 #include <latch>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

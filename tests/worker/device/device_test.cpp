@@ -1,13 +1,13 @@
-#include "worker/device.hpp"
+#include "worker/device/device.hpp"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
 
-#include "coordinator/wire/memory.hpp"
-#include "storage/error.hpp"
-#include "worker/cuda_device.hpp"
+#include "coordinator/machine/memory.hpp"
+#include "storage/base/error.hpp"
+#include "worker/device/cuda_device.hpp"
 #include "worker/model/decoder.hpp"
 
 namespace hedgerow::worker {

@@ -1,6 +1,6 @@
 // The order in which sequences go to a device, on the CPU: the engine of these tests copies as late
 // as a device may, so that a buffer which is overwritten too early shows.
-#include "worker/upload.hpp"
+#include "worker/device/upload.hpp"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -13,7 +13,7 @@
 #include <string>
 #include <thread>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/shard_fixture.hpp"
 #include "tests/support/temporary_directory.hpp"
 

@@ -1,4 +1,4 @@
-#include "worker/evaluate.hpp"
+#include "worker/evaluate/evaluate.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -6,8 +6,8 @@
 
 #include <cmath>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"

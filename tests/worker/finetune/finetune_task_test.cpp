@@ -10,16 +10,16 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
 #include "tests/support/tiny_student.hpp"
 #include "worker/finetune/finetune.hpp"
-#include "worker/lora.hpp"
-#include "worker/student.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "worker/model/lora.hpp"
+#include "worker/model/student.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -8,7 +8,7 @@
 #include <limits>
 
 #include "kernels/softmax_attention.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/tiny_student.hpp"
 #include "worker/finetune/trainer.hpp"
 

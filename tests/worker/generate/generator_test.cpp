@@ -7,7 +7,7 @@
 #include <map>
 
 #include "kernels/softmax_attention.hpp"
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/tiny_student.hpp"
 
 namespace hedgerow::worker {

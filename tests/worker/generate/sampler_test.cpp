@@ -6,7 +6,7 @@
 #include <cmath>
 #include <map>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -1,4 +1,4 @@
-#include "worker/attention_options.hpp"
+#include "worker/model/attention_options.hpp"
 
 #include <gtest/gtest.h>
 

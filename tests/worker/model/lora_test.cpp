@@ -1,4 +1,4 @@
-#include "worker/lora.hpp"
+#include "worker/model/lora.hpp"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -6,12 +6,12 @@
 
 #include <cmath>
 
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/safetensors.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/tensors/safetensors.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_student.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 namespace {

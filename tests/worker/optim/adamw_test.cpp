@@ -1,9 +1,9 @@
-#include "worker/adamw.hpp"
+#include "worker/optim/adamw.hpp"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
-#include "worker/schedule.hpp"
+#include "worker/optim/schedule.hpp"
 
 namespace hedgerow::worker {
 namespace {

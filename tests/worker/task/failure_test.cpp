@@ -1,4 +1,4 @@
-#include "worker/failure.hpp"
+#include "worker/task/failure.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
@@ -8,7 +8,7 @@
 #include <exception>
 #include <new>
 
-#include "coordinator/wire/memory.hpp"
+#include "coordinator/machine/memory.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -1,11 +1,11 @@
-#include "worker/memory_peak.hpp"
+#include "worker/task/memory_peak.hpp"
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 
 #include <cstring>
 
-#include "coordinator/wire/memory.hpp"
+#include "coordinator/machine/memory.hpp"
 
 namespace hedgerow::worker {
 namespace {

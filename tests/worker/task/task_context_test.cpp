@@ -1,10 +1,10 @@
-#include "worker/task_context.hpp"
+#include "worker/task/task_context.hpp"
 
 #include <gtest/gtest.h>
 
 #include <filesystem>
 
-#include "storage/error.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::worker {

@@ -1,14 +1,14 @@
-#include "worker/layer_trainer.hpp"
+#include "worker/transfer/layer_trainer.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
 #include "kernels/hybrid_attention.hpp"
-#include "storage/error.hpp"
-#include "worker/attention_options.hpp"
-#include "worker/block_runner.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "storage/base/error.hpp"
+#include "worker/model/attention_options.hpp"
+#include "worker/model/block_runner.hpp"
+#include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
 namespace {

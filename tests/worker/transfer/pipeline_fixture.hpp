@@ -12,8 +12,8 @@
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
-#include "worker/capture.hpp"
-#include "worker/transfer.hpp"
+#include "worker/transfer/capture.hpp"
+#include "worker/transfer/transfer.hpp"
 
 namespace hedgerow::tests {
 

@@ -1,9 +1,9 @@
 // Captures and transfers that are told to stop, or that somebody else had nearly finished: nothing
 // is left by halves and no byte changes.
 #include "pipeline_fixture.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/hidden_shard.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::tests {
 namespace {

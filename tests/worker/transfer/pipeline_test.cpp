@@ -3,11 +3,11 @@
 #include <fstream>
 
 #include "pipeline_fixture.hpp"
-#include "storage/error.hpp"
-#include "storage/file.hpp"
-#include "storage/hidden_shard.hpp"
-#include "worker/block_input.hpp"
-#include "worker/tensor_bytes.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/shards/hidden_shard.hpp"
+#include "worker/model/tensor_bytes.hpp"
+#include "worker/transfer/block_input.hpp"
 
 namespace hedgerow::tests {
 namespace {

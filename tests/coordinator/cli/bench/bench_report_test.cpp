@@ -1,12 +1,13 @@
 // What `bench kernels` makes of its rows: lines, crossovers, the table and the plot.
+#include "coordinator/cli/bench/bench_report.hpp"
+
 #include <gmock/gmock.h>
 
 #include <cmath>
 #include <limits>
 
-#include "coordinator/cli/bench_plot.hpp"
-#include "coordinator/cli/bench_report.hpp"
-#include "tests/coordinator/cli_svg.hpp"
+#include "coordinator/cli/bench/bench_plot.hpp"
+#include "tests/coordinator/cli/svg.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -6,9 +6,9 @@
 #include <fstream>
 
 #include "coordinator/wire/kernel_sweep.hpp"
-#include "storage/error.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
-#include "tests/coordinator/cli_svg.hpp"
+#include "storage/base/error.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
+#include "tests/coordinator/cli/svg.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {

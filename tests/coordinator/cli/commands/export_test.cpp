@@ -2,14 +2,14 @@
 // Python and the worker.
 #include <csignal>
 
-#include "coordinator/cli/export_directory.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "coordinator/cli/model_card.hpp"
-#include "coordinator/cli/model_choice.hpp"
-#include "storage/journal.hpp"
-#include "storage/model_config.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
-#include "tests/coordinator/cli_small_run.hpp"
+#include "coordinator/cli/export/export_directory.hpp"
+#include "coordinator/cli/export/model_card.hpp"
+#include "coordinator/cli/export/model_choice.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "storage/journal/journal.hpp"
+#include "storage/model/model_config.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
+#include "tests/coordinator/cli/small_run.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -1,9 +1,9 @@
 // keygen as people use it, and what run says about keys before anything computes.
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/recipe.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
-#include "tests/coordinator/cli_small_run.hpp"
+#include "storage/recipe/recipe.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
+#include "tests/coordinator/cli/small_run.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

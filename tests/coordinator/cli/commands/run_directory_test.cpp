@@ -2,15 +2,15 @@
 #include <csignal>
 #include <fstream>
 
-#include "coordinator/cli/inspection.hpp"
-#include "coordinator/preparation.hpp"
-#include "coordinator/process.hpp"
-#include "coordinator/status.hpp"
+#include "coordinator/cli/run/inspection.hpp"
+#include "coordinator/host/preparation.hpp"
+#include "coordinator/host/process.hpp"
+#include "coordinator/status/status.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
-#include "storage/checkpoint.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
-#include "tests/coordinator/cli_shell_program.hpp"
-#include "tests/coordinator/cli_small_run.hpp"
+#include "storage/tensors/checkpoint.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
+#include "tests/coordinator/cli/shell_program.hpp"
+#include "tests/coordinator/cli/small_run.hpp"
 #include "tests/coordinator/state_fixture.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -2,13 +2,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "coordinator/cli/stop_request.hpp"
-#include "coordinator/preparation.hpp"
-#include "coordinator/run_service.hpp"
-#include "storage/model_config.hpp"
-#include "storage/recipe.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
-#include "tests/coordinator/cli_small_run.hpp"
+#include "coordinator/cli/run/stop_request.hpp"
+#include "coordinator/host/preparation.hpp"
+#include "coordinator/serve/run_service.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/recipe.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
+#include "tests/coordinator/cli/small_run.hpp"
 #include "tests/support/forked_process.hpp"
 
 namespace hedgerow::coordinator::cli {

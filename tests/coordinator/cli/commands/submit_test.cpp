@@ -2,12 +2,12 @@
 // names that only take notes. tests/slurm runs the same on a real slurmctld.
 #include <gmock/gmock.h>
 
-#include "coordinator/cli/slurm_scripts.hpp"
+#include "coordinator/cli/run/slurm_scripts.hpp"
 #include "coordinator/wire/run_keys.hpp"
-#include "storage/recipe.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
-#include "tests/coordinator/cli_shell_program.hpp"
-#include "tests/coordinator/cli_small_run.hpp"
+#include "storage/recipe/recipe.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
+#include "tests/coordinator/cli/shell_program.hpp"
+#include "tests/coordinator/cli/small_run.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

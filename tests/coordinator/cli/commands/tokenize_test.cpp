@@ -1,6 +1,6 @@
-#include "storage/recipe.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
-#include "tests/coordinator/cli_tiny_model.hpp"
+#include "storage/recipe/recipe.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
+#include "tests/coordinator/cli/tiny_model.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {

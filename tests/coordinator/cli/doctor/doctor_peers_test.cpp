@@ -1,14 +1,15 @@
 // Processes of doctor that meet through files: played by threads, and by files written by hand.
+#include "coordinator/cli/doctor/doctor_peers.hpp"
+
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <thread>
 
-#include "coordinator/cli/doctor_peers.hpp"
-#include "storage/file.hpp"
-#include "storage/utc.hpp"
-#include "tests/coordinator/cli_findings.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/utc.hpp"
+#include "tests/coordinator/cli/doctor/findings.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -6,9 +6,9 @@
 #include <cstdlib>
 #include <fstream>
 
-#include "coordinator/cli/doctor.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
-#include "tests/coordinator/cli_findings.hpp"
+#include "coordinator/cli/doctor/doctor.hpp"
+#include "tests/coordinator/cli/doctor/findings.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -1,16 +1,17 @@
 // What doctor says of machines that this one is not: made-up /proc and /sys trees, limits, library
 // versions and launchers' answers.
+#include "coordinator/cli/doctor/doctor.hpp"
+
 #include <gtest/gtest.h>
 
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "coordinator/cli/doctor.hpp"
-#include "coordinator/cli/doctor_sockets.hpp"
-#include "coordinator/key_maker.hpp"
+#include "coordinator/cli/doctor/doctor_sockets.hpp"
+#include "coordinator/net/key_maker.hpp"
 #include "coordinator/wire/run_keys.hpp"
-#include "tests/coordinator/cli_findings.hpp"
+#include "tests/coordinator/cli/doctor/findings.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -1,9 +1,10 @@
+#include "coordinator/cli/programs/child.hpp"
+
 #include <chrono>
 
-#include "coordinator/cli/child.hpp"
-#include "coordinator/cli/interrupt.hpp"
-#include "storage/error.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "storage/base/error.hpp"
+#include "tests/coordinator/cli/fake_console.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -1,10 +1,11 @@
+#include "coordinator/cli/run/gpu.hpp"
+
 #include <gtest/gtest.h>
 
 #include <fstream>
 
-#include "coordinator/cli/gpu.hpp"
-#include "coordinator/wire/gpus.hpp"
-#include "storage/error.hpp"
+#include "coordinator/machine/gpus.hpp"
+#include "storage/base/error.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -1,9 +1,9 @@
 // What a recipe leaves open, as the machine of the coordinator decides it.
+#include "coordinator/cli/run/planning.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cstdlib>
-
-#include "coordinator/cli/planning.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -1,15 +1,16 @@
 // The scripts of `hedgerow submit --slurm`: what they ask for, and what they do when Slurm speaks
 // to them; with programs of Slurm's names that only take notes. tests/slurm runs the same on a real
 // slurmctld.
+#include "coordinator/cli/run/slurm_scripts.hpp"
+
 #include <gmock/gmock.h>
 
 #include <csignal>
 #include <thread>
 
-#include "coordinator/cli/slurm_scripts.hpp"
-#include "coordinator/process.hpp"
-#include "storage/error.hpp"
-#include "tests/coordinator/cli_shell_program.hpp"
+#include "coordinator/host/process.hpp"
+#include "storage/base/error.hpp"
+#include "tests/coordinator/cli/shell_program.hpp"
 #include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::coordinator::cli {

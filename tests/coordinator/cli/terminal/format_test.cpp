@@ -1,8 +1,8 @@
+#include "coordinator/cli/terminal/format.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
-
-#include "coordinator/cli/format.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -1,11 +1,11 @@
 // What signals mean to a command that runs long.
+#include "coordinator/cli/terminal/interrupt.hpp"
+
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
-
-#include "coordinator/cli/interrupt.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -1,5 +1,6 @@
-#include "coordinator/cli/terminal.hpp"
-#include "tests/coordinator/cli_fake_console.hpp"
+#include "coordinator/cli/terminal/terminal.hpp"
+
+#include "tests/coordinator/cli/fake_console.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

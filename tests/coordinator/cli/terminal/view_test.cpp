@@ -1,10 +1,11 @@
+#include "coordinator/cli/terminal/view.hpp"
+
 #include <gtest/gtest.h>
 
 #include <cmath>
 
-#include "coordinator/cli/explanation.hpp"
-#include "coordinator/cli/screen.hpp"
-#include "coordinator/cli/view.hpp"
+#include "coordinator/cli/terminal/explanation.hpp"
+#include "coordinator/cli/terminal/screen.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
