@@ -64,8 +64,8 @@ struct FeatureMapWeights {
 
 // x [B, H or G, T, D] (bf16 or fp32) -> [B, num_heads, T, F] fp32 (fp64 for fp64). G < num_heads:
 // head h reads x's head h / (num_heads / G). Differentiable (autograd) in x, layer and bias. The
-// plain form: the fused attention computes the same inside its tiles. Throws c10::Error naming what
-// does not fit. Any thread.
+// plain backend: the fused attention computes the same inside its tiles. Throws c10::Error naming
+// what does not fit. Any thread.
 at::Tensor apply_feature_map(const at::Tensor& x,
                              const FeatureMapWeights& weights,
                              const FeatureMapOptions& options,

@@ -1,21 +1,22 @@
-// The two directions of the hybrid, and the cross-entropy, without autograd and in whichever form:
-// what hybrid_attention.cpp puts behind autograd, and the PyTorch operators (ops/) behind theirs.
+// The two directions of the hybrid, and the cross-entropy, without autograd and in whichever
+// backend: what hybrid_attention.cpp puts behind autograd, and the PyTorch operators (ops/) behind
+// theirs.
 #pragma once
 
-#include "kernels/forms.hpp"
+#include "kernels/backend.hpp"
 #include "kernels/parameter_loss.hpp"
 
 namespace hedgerow::kernels {
 
-// The fused form of q's device where it takes the problem, which must have passed
+// The fused backend of q's device where it takes the problem, which must have passed
 // check_attention and check_parameters. input_gradients: whether dq, dk or dv may be asked for.
-[[nodiscard]] Form hybrid_form_for(const at::Tensor& q,
-                                   const HybridParameters& parameters,
-                                   const HybridOptions& options,
-                                   bool input_gradients);
+[[nodiscard]] Backend hybrid_backend_for(const at::Tensor& q,
+                                         const HybridParameters& parameters,
+                                         const HybridOptions& options,
+                                         bool input_gradients);
 
 // Both check their arguments as hybrid_attention does. v undefined: the denominators alone.
-HybridForward hybrid_forward(Form form,
+HybridForward hybrid_forward(Backend backend,
                              const at::Tensor& q,
                              const at::Tensor& k,
                              const at::Tensor& v,
@@ -23,8 +24,8 @@ HybridForward hybrid_forward(Form form,
                              const HybridOptions& options,
                              bool keep_for_backward);
 
-// `forward` is of the same form, inputs and options, with keep_for_backward.
-HybridGradients hybrid_backward(Form form,
+// `forward` is of the same backend, inputs and options, with keep_for_backward.
+HybridGradients hybrid_backward(Backend backend,
                                 const at::Tensor& q,
                                 const at::Tensor& k,
                                 const at::Tensor& v,
@@ -36,10 +37,10 @@ HybridGradients hybrid_backward(Form form,
 
 // The same of the weights' cross-entropy (transfer_loss.cpp): value and, if wanted, gradients in
 // one pass. kCpu takes no fp64.
-[[nodiscard]] Form cross_entropy_form_for(const at::Tensor& q,
-                                          const HybridParameters& parameters,
-                                          const HybridOptions& options);
-ParameterLoss cross_entropy(Form form,
+[[nodiscard]] Backend cross_entropy_backend_for(const at::Tensor& q,
+                                                const HybridParameters& parameters,
+                                                const HybridOptions& options);
+ParameterLoss cross_entropy(Backend backend,
                             const at::Tensor& q,
                             const at::Tensor& k,
                             const HybridParameters& parameters,

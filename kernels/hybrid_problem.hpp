@@ -1,6 +1,6 @@
-// One problem of the hybrid as every form of it sees it, and what its two directions hand over. The
-// forms (x_cpu, x_aten) compute; hybrid_attention.cpp checks, owns autograd and chooses one by the
-// device of q.
+// One problem of the hybrid as every backend of it sees it, and what its two directions hand over.
+// The backends (x_cpu, x_aten) compute; hybrid_attention.cpp checks, owns autograd and chooses one
+// by the device of q.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -50,7 +50,7 @@ struct HybridForward {
   // the window's maximum of log2(e) s, and how many keys are at it, [B, H, T].
   at::Tensor rest, pull, maxima, ties;
 };
-// Room for a form's results.
+// Room for a backend's results.
 HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_for_backward);
 
 // Which gradients somebody needs, and the gradients (undefined where not needed), in the

@@ -1,13 +1,14 @@
 // A loss of which only the hybrid's parameters learn, with the gradients that come with its value:
 // what trains is small and what is walked is not, so one walk computes both and autograd's backward
-// only scales. attention_transfer.cpp and transfer_loss.cpp put their forms behind it. Any thread.
+// only scales. attention_transfer.cpp and transfer_loss.cpp put their backends behind it. Any
+// thread.
 #pragma once
 
 #include "kernels/hybrid_problem.hpp"
 
 namespace hedgerow::kernels {
 
-// What a form gives in one walk.
+// What a backend gives in one walk.
 struct ParameterLoss {
   at::Tensor loss;            // scalar, of the dtype that sums are in
   HybridGradients gradients;  // of the loss by the maps and window_factors, undefined where not
@@ -20,7 +21,7 @@ struct ParameterLoss {
 
 // The loss as autograd sees it, differentiable in those of the parameters that need a gradient; it
 // holds the gradients until its backward. To be called with autograd as the caller of the loss has
-// it; the form that computed `result` had better run without.
+// it; the backend that computed `result` had better run without.
 [[nodiscard]] at::Tensor with_gradients(const ParameterLoss& result,
                                         const HybridParameters& parameters);
 

@@ -1,6 +1,6 @@
 // The hybrid's attention weights with T x T tensors and ATen's own autograd: the definition that
-// the fused forms are tested against. For tests and for this folder's own references; nothing else
-// calls it.
+// the fused backends are tested against. For tests and for this folder's own references; nothing
+// else calls it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

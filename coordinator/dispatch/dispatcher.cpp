@@ -25,21 +25,22 @@ constexpr std::size_t kLongestLine = 500;
 
 // Routes each message to its handler; what only coordinators send is refused by name.
 struct Dispatcher::Visitor {
-  Dispatcher& desk;
+  Dispatcher& dispatcher;
   const std::string& peer;
 
-  void operator()(const wire::Hello& m) const { desk.hello(peer, m); }
-  void operator()(const wire::Request& m) const { desk.request(peer, m); }
-  void operator()(const wire::Heartbeat& m) const { desk.heartbeat(peer, m); }
-  void operator()(const wire::Checkpointed& m) const { desk.checkpointed(peer, m); }
-  void operator()(const wire::ShardReady& m) const { desk.shard_ready(peer, m); }
-  void operator()(const wire::Done& m) const { desk.done(peer, m); }
-  void operator()(const wire::Failed& m) const { desk.failed(peer, m); }
-  void operator()(const wire::Released& m) const { desk.released(peer, m); }
-  void operator()(const wire::Goodbye& m) const { desk.goodbye(m); }
+  void operator()(const wire::Hello& m) const { dispatcher.hello(peer, m); }
+  void operator()(const wire::Request& m) const { dispatcher.request(peer, m); }
+  void operator()(const wire::Heartbeat& m) const { dispatcher.heartbeat(peer, m); }
+  void operator()(const wire::Checkpointed& m) const { dispatcher.checkpointed(peer, m); }
+  void operator()(const wire::ShardReady& m) const { dispatcher.shard_ready(peer, m); }
+  void operator()(const wire::Done& m) const { dispatcher.done(peer, m); }
+  void operator()(const wire::Failed& m) const { dispatcher.failed(peer, m); }
+  void operator()(const wire::Released& m) const { dispatcher.released(peer, m); }
+  void operator()(const wire::Goodbye& m) const { dispatcher.goodbye(m); }
   template <typename T>
   void operator()(const T& m) const {
-    desk.reply(peer, wire::Refused{std::string(wire::type_of(m)) + " is a coordinator's message"});
+    dispatcher.reply(peer,
+                     wire::Refused{std::string(wire::type_of(m)) + " is a coordinator's message"});
   }
 };
 
@@ -54,7 +55,7 @@ Dispatcher::Dispatcher(const storage::RunLayout& layout,
       clock_(clock),
       config_(std::move(config)),
       leases_(clock, config_.leases),
-      fit_(config_.needs, config_.own_workers, config_.needs_guests) {
+      fit_(config_.needs, config_.own_workers, config_.needs_external_workers) {
   for (const auto& [token, id] : state_.grants) {
     leases_.grant(token, id.stage == Stage::kFinetune ? kMpiStartTerm : std::chrono::seconds{});
   }
@@ -285,7 +286,7 @@ void Dispatcher::check_second_workers() {
     const auto before = waiting_for_second_worker_.find(id);
     const TimePoint since = before == waiting_for_second_worker_.end() ? now : before->second;
     waiting[id] = since;
-    if (now - since >= config_.second_worker_patience) given_up.push_back(id);
+    if (now - since >= config_.second_worker_timeout) given_up.push_back(id);
   }
   waiting_for_second_worker_ = std::move(waiting);
   for (const TaskId& id : given_up) {

@@ -1,7 +1,8 @@
-// The coordinator's desk: turns workers' messages and the passing of time into events, and answers.
-// No sockets and no processes, so that tests drive it message by message with a clock of their own.
-// Events are applied to the state at once and buffered for the journal; flush() commits them with
-// one fsync and only then gives the replies out, so nobody is told what a crash could undo.
+// The coordinator's dispatcher: turns workers' messages and the passing of time into events, and
+// answers. No sockets and no processes, so that tests drive it message by message with a clock of
+// their own. Events are applied to the state at once and buffered for the journal; flush() commits
+// them with one fsync and only then gives the replies out, so nobody is told what a crash could
+// undo.
 #pragma once
 
 #include <chrono>
@@ -14,9 +15,9 @@
 #include <vector>
 
 #include "coordinator/dispatch/dispatcher_config.hpp"
-#include "coordinator/dispatch/fit_watch.hpp"
 #include "coordinator/dispatch/leases.hpp"
 #include "coordinator/dispatch/live_workers.hpp"
+#include "coordinator/dispatch/unschedulable_tasks.hpp"
 #include "coordinator/host/clock.hpp"
 #include "coordinator/state/state.hpp"
 #include "coordinator/wire/log_limit.hpp"
@@ -47,7 +48,7 @@ class Dispatcher {
 
   // `address`: the peer's host, for the log; empty: unknown.
   void receive(const std::string& peer, std::string_view frame, const std::string& address = "");
-  // Expired and hung leases, patience for a second worker. After the socket is drained.
+  // Expired and hung leases, timeout for a second worker. After the socket is drained.
   void tick();
   // Commits the journal, then returns what may be sent. Throws kExhausted, kUnavailable: the
   // coordinator must stop.
@@ -91,7 +92,7 @@ class Dispatcher {
   [[nodiscard]] bool gave_back(std::uint64_t token) const { return gave_back_ == token; }
   // Local workers whose task hangs: the launcher kills and restarts them.
   [[nodiscard]] std::vector<std::string> take_hung_workers();
-  [[nodiscard]] const FitWatch& fit() const { return fit_; }  // to be shown
+  [[nodiscard]] const UnschedulableTasks& fit() const { return fit_; }  // to be shown
   // Set when the run must stop, and then end with it: the disk is full.
   [[nodiscard]] const std::optional<storage::Error>& fatal() const { return fatal_; }
 
@@ -131,7 +132,7 @@ class Dispatcher {
   const Clock& clock_;
   DispatcherConfig config_;
   Leases leases_;
-  FitWatch fit_;
+  UnschedulableTasks fit_;
   LiveWorkers workers_;
   std::vector<WorkerView> connected_;  // the same ones, for the scheduler
   TimePoint next_housekeeping_{}, next_look_for_silent_{}, next_idle_request_{};

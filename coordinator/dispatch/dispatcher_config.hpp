@@ -22,11 +22,12 @@ struct DispatcherConfig {
   MemoryNeeds needs;
   KeepBoundaries keep;
   LeaseTerms leases;
-  std::chrono::milliseconds second_worker_patience{std::chrono::minutes(10)};
+  std::chrono::milliseconds second_worker_timeout{std::chrono::minutes(10)};
   std::chrono::milliseconds idle{300};  // before a worker without a task asks again, at least
   // uuids of the workers that the run starts itself; none: they come from elsewhere.
   std::vector<std::string> own_workers;
-  bool needs_guests = false;  // none, and none that a launcher starts: somebody has to start one
+  bool needs_external_workers =
+      false;  // none, and none that a launcher starts: somebody has to start one
   std::uint64_t token_floor = 0;     // tokens seen in file names
   std::uint64_t room_for_retry = 0;  // free disk below which an exhausted task stops the run
   storage::Disk* disk = &storage::os_disk();  // where commits go; the journal has its own

@@ -1,4 +1,4 @@
-// The workers that are connected now, as the coordinator's desk knows them.
+// The workers that are connected now, as the coordinator's dispatcher knows them.
 #pragma once
 
 #include <cstddef>

@@ -66,28 +66,29 @@ void check_same_shape(const Geometry& recorded, Geometry now) {
                   "; undo the change, or start a new run directory");
 }
 
-void open_books(Dispatcher& desk,
+void open_books(Dispatcher& dispatcher,
                 const Geometry& geometry,
                 const RunInputs& inputs,
                 const std::string& build,
                 const std::string& earlier_build,
                 const std::string& recipe) {
-  if (desk.state().recipe.text.empty() && !recipe.empty()) desk.record(RecipeRecorded{recipe});
-  if (!desk.state().geometry) {
-    desk.record(RunStarted{geometry, build, inputs});
+  if (dispatcher.state().recipe.text.empty() && !recipe.empty())
+    dispatcher.record(RecipeRecorded{recipe});
+  if (!dispatcher.state().geometry) {
+    dispatcher.record(RunStarted{geometry, build, inputs});
     return;
   }
-  check_same_shape(*desk.state().geometry, geometry);
+  check_same_shape(*dispatcher.state().geometry, geometry);
   if (!earlier_build.empty() && earlier_build != build) {
-    desk.record(Noted{"resumed by build " + build + ", started by " + earlier_build +
-                      ": equal bytes are no longer promised"});
+    dispatcher.record(Noted{"resumed by build " + build + ", started by " + earlier_build +
+                            ": equal bytes are no longer promised"});
   }
   std::vector<TaskId> quarantined;
-  for (const auto& [id, task] : desk.state().tasks) {
+  for (const auto& [id, task] : dispatcher.state().tasks) {
     if (task.state == TaskState::kQuarantined) quarantined.push_back(id);
   }
   for (const TaskId& id : quarantined)
-    desk.record(Retried{id, "the run was started again", std::nullopt});
+    dispatcher.record(Retried{id, "the run was started again", std::nullopt});
 }
 
 }  // namespace hedgerow::coordinator

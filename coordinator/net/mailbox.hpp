@@ -19,9 +19,9 @@ class Mailbox {
     std::string peer, frame;
     std::string address{};  // "10.0.0.7", of the host that it came from; empty: unknown
   };
-  // nullopt after `patience`, or a little more, without a message; 0 looks only. A signal ends the
+  // nullopt after `timeout`, or a little more, without a message; 0 looks only. A signal ends the
   // wait early.
-  [[nodiscard]] virtual std::optional<Incoming> receive(std::chrono::milliseconds patience) = 0;
+  [[nodiscard]] virtual std::optional<Incoming> receive(std::chrono::milliseconds timeout) = 0;
   // False: the peer is gone or its queue is full; it asks again.
   virtual bool send(const std::string& peer, std::string_view frame) = 0;
 };

@@ -165,12 +165,12 @@ void RouterSocket::bind(const RouterOptions& options) {
 
 RouterSocket::~RouterSocket() = default;
 
-std::optional<Mailbox::Incoming> RouterSocket::receive(std::chrono::milliseconds patience) {
-  if (patience.count() == 0) return receive_now();
+std::optional<Mailbox::Incoming> RouterSocket::receive(std::chrono::milliseconds timeout) {
+  if (timeout.count() == 0) return receive_now();
   std::this_thread::sleep_until(impl_->next_wait);
   std::optional<Incoming> incoming = receive_now();
   zmq_pollitem_t item{impl_->socket, 0, ZMQ_POLLIN, 0};
-  if (!incoming && zmq_poll(&item, 1, static_cast<long>(patience.count())) > 0)
+  if (!incoming && zmq_poll(&item, 1, static_cast<long>(timeout.count())) > 0)
     incoming = receive_now();
   impl_->next_wait = std::chrono::steady_clock::now() + impl_->gather;
   return incoming;

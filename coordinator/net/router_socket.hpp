@@ -41,10 +41,10 @@ class RouterSocket final : public Mailbox {
   // As workers connect to it: "tcp://127.0.0.1:40123", "tcp://node7:40123".
   [[nodiscard]] const std::string& endpoint() const override { return endpoint_; }
   [[nodiscard]] const std::string& public_key() const { return public_key_; }  // empty: no CURVE
-  // Waits no sooner than `gather` after the last wait ended, so that `patience` may be exceeded by
+  // Waits no sooner than `gather` after the last wait ended, so that `timeout` may be exceeded by
   // as much; with 0 it never waits. What comes over a connection whose key is not allowed any more
   // is answered with `refused` and never returned.
-  [[nodiscard]] std::optional<Incoming> receive(std::chrono::milliseconds patience) override;
+  [[nodiscard]] std::optional<Incoming> receive(std::chrono::milliseconds timeout) override;
   bool send(const std::string& peer, std::string_view frame) override;
 
   // Nothing without keys.

@@ -19,7 +19,7 @@ double bytes_of(const std::string& dtype, int automatic) {
   if (dtype == "auto") return automatic;
   return dtype == "fp32" ? 4.0 : 2.0;
 }
-constexpr double kTapeBudget = 1024.0 * 1024.0 * 1024.0;
+constexpr double kActivationBudget = 1024.0 * 1024.0 * 1024.0;
 
 }  // namespace
 
@@ -116,12 +116,13 @@ std::uint64_t Costs::evaluate_memory() const {
 std::uint64_t Costs::finetune_memory() const {
   const double checkpoints = layers_ * finetune_tokens_ * hidden_ * compute_bytes_;
   // Activations that the worker keeps rather than makes again (worker/finetune/README.md).
-  const double tapes = std::min(kTapeBudget, layers_ * layer_activation_bytes(finetune_tokens_));
+  const double activations =
+      std::min(kActivationBudget, layers_ * layer_activation_bytes(finetune_tokens_));
   // The CPU keeps each matrix packed for the forward and for the backward product.
   const double packed = 2.0 * layers_ * layer_parameters() * compute_bytes_ +
                         2.0 * vocabulary_ * hidden_ * compute_bytes_;
   return whole(kProcessBytes + packed + layers_ * map_parameters() * kFloat + outer_bytes() +
-               checkpoints + tapes + 2.0 * layer_activation_bytes(finetune_tokens_) +
+               checkpoints + activations + 2.0 * layer_activation_bytes(finetune_tokens_) +
                attention_training_bytes(finetune_tokens_) + lora_parameters() * 4.0 * kFloat +
                3.0 * kLogitRows * vocabulary_ * kFloat);
 }
@@ -171,7 +172,7 @@ Work Costs::model_student() const {
 // kept of a forward is computed again.
 Work Costs::model_training() const {
   const double activations = layers_ * layer_activation_bytes(finetune_tokens_);
-  const double again = 1.0 - std::min(1.0, kTapeBudget / activations);
+  const double again = 1.0 - std::min(1.0, kActivationBudget / activations);
   const Work products{2.0 * layer_parameters(), 0.0};
   return layers_ * ((2.0 + again) * products + (3.0 + again) * layer_student()) + 2.0 * head() +
          Work{0.0, 6.0 * lora_parameters()};

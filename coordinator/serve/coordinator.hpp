@@ -12,8 +12,8 @@
 #include "coordinator/dispatch/dispatcher.hpp"
 #include "coordinator/dispatch/term.hpp"
 #include "coordinator/host/launcher.hpp"
+#include "coordinator/serve/environment.hpp"
 #include "coordinator/serve/run_service.hpp"
-#include "coordinator/serve/surroundings.hpp"
 #include "coordinator/state/fold.hpp"
 #include "coordinator/status/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
@@ -37,7 +37,7 @@ class Coordinator {
   // `previous`: what the last coordinator left in coordinator.json; its children are adopted before
   // any is launched. `observer` may be null: then no status is made either.
   Coordinator(CoordinatorConfig config,
-              const Surroundings& surroundings,
+              const Environment& environment,
               Term term,
               const std::optional<wire::CoordinatorFile>& previous,
               RunObserver* observer);
@@ -46,18 +46,18 @@ class Coordinator {
   // Until the run is done, partial or stopped. Throws what cannot be gone on with; children are
   // told to stop then.
   [[nodiscard]] RunOutcome run();
-  // What run() repeats until is_over(). Waits at most `patience` for a message.
-  void turn(std::chrono::milliseconds patience);
+  // What run() repeats until is_over(). Waits at most `timeout` for a message.
+  void turn(std::chrono::milliseconds timeout);
   [[nodiscard]] bool is_over() const { return stopping_ && everybody_left(); }
   // Tells the children to stop, after an error that ends this coordinator.
   void abandon_children();
 
-  [[nodiscard]] Dispatcher& dispatcher() { return desk_; }
+  [[nodiscard]] Dispatcher& dispatcher() { return dispatcher_; }
 
  private:
   enum class Mode { kServing, kDraining, kMpi };
 
-  void receive_all(std::chrono::milliseconds patience);
+  void receive_all(std::chrono::milliseconds timeout);
   void send_all();  // commits first
   void tend_children();
   void tend_mpi();
@@ -76,7 +76,7 @@ class Coordinator {
   void stop_children(const std::string& reason);
   void await_children();
   [[nodiscard]] int num_stop_requests() const;
-  void hear_the_door();
+  void reload_allowed_keys();
   void begin_stop(const std::string& reason, bool is_over);
   void publish(bool always);
   void write_coordinator_file();
@@ -87,12 +87,12 @@ class Coordinator {
   [[nodiscard]] RunOutcome outcome(RunPhase phase);
 
   CoordinatorConfig config_;
-  Surroundings surroundings_;
+  Environment environment_;
   const Clock& clock_;
   RunObserver* observer_;
   MeasuredMse measured_;
-  FoldedRun folded_;  // times and warnings; the state moves into desk_
-  Dispatcher desk_;
+  FoldedRun folded_;  // times and warnings; the state moves into dispatcher_
+  Dispatcher dispatcher_;
   LocalWorkers workers_;
   MpiStage mpi_;
   Mode mode_ = Mode::kServing;

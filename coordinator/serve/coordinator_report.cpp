@@ -74,23 +74,23 @@ RunStatus Coordinator::status() {
   status.state = "running";
   status.is_stopping = is_asked_to_stop_;
   status.has_room = mode_ == Mode::kServing && !stopping_;
-  status.term = desk_.term();
+  status.term = dispatcher_.term();
   status.host = file_.host;
   status.endpoint = file_.endpoint;
   status.pid = file_.process.pid;
   status.updated_at = storage::utc_now();
   status.warnings = folded_.warnings;
   const auto progress = [this](std::uint64_t token) -> std::optional<LiveProgress> {
-    const wire::Progress* latest = desk_.leases().progress(token);
+    const wire::Progress* latest = dispatcher_.leases().progress(token);
     if (latest == nullptr) return std::nullopt;
-    const Leases& leases = desk_.leases();
+    const Leases& leases = dispatcher_.leases();
     return LiveProgress{*latest, leases.seconds_since_progress(token), leases.speed(token)};
   };
   fill_status(
-      status, desk_.state(), folded_.times, progress, storage::wall_seconds(), config_.size);
+      status, dispatcher_.state(), folded_.times, progress, storage::wall_seconds(), config_.size);
   measured_.fill(status);
   std::map<std::string, std::string> misfits;
-  for (const auto& [id, text] : desk_.fit().shown()) misfits[to_string(id)] = text;
+  for (const auto& [id, text] : dispatcher_.fit().shown()) misfits[to_string(id)] = text;
   for (TaskStatus& task : status.tasks) {
     if (const auto found = misfits.find(task.id); found != misfits.end())
       task.reason = found->second;
@@ -101,9 +101,10 @@ RunStatus Coordinator::status() {
       if (task.stage == "finetune") task.reason = wants;
     }
   }
-  for (const std::string& warning : desk_.fit().warnings()) status.warnings.push_back(warning);
+  for (const std::string& warning : dispatcher_.fit().warnings())
+    status.warnings.push_back(warning);
   const TimePoint now = clock_.now();
-  for (const LiveWorkers::value_type* const entry : listed(desk_.workers())) {
+  for (const LiveWorkers::value_type* const entry : listed(dispatcher_.workers())) {
     const auto& [uuid, live] = *entry;
     WorkerStatus worker{.uuid = uuid,
                         .host = live.host,
@@ -114,18 +115,18 @@ RunStatus Coordinator::status() {
                         .pid = live.pid,
                         .seconds_since_heartbeat = seconds_since(live.last_seen, now)};
     for (const std::uint64_t token :
-         desk_.tokens_of(uuid == desk_.finetune_worker() ? kMpiHolder : uuid)) {
-      worker.task = to_string(desk_.state().grants.at(token));
-      const wire::Progress* latest = desk_.leases().progress(token);
+         dispatcher_.tokens_of(uuid == dispatcher_.finetune_worker() ? kMpiHolder : uuid)) {
+      worker.task = to_string(dispatcher_.state().grants.at(token));
+      const wire::Progress* latest = dispatcher_.leases().progress(token);
       worker.phase = latest == nullptr ? "starting" : latest->phase;
-      worker.speed = desk_.leases().speed(token);
+      worker.speed = dispatcher_.leases().speed(token);
       const bool did_the_like =
-          live.last_speed && live.last_speed->first == desk_.state().grants.at(token).stage;
+          live.last_speed && live.last_speed->first == dispatcher_.state().grants.at(token).stage;
       if (!worker.speed && did_the_like) worker.speed = live.last_speed->second;
     }
     status.workers.push_back(std::move(worker));
   }
-  status.workers_left_out = static_cast<int>(desk_.workers().size() - status.workers.size());
+  status.workers_left_out = static_cast<int>(dispatcher_.workers().size() - status.workers.size());
   return status;
 }
 
@@ -145,14 +146,14 @@ void Coordinator::publish(bool always) {
 void Coordinator::write_coordinator_file() {
   file_.children = workers_.children();
   if (const auto child = mpi_.child()) file_.children.push_back(*child);
-  wire::write_coordinator_file(config_.layout, file_, surroundings_.disk);
+  wire::write_coordinator_file(config_.layout, file_, environment_.disk);
 }
 
 void Coordinator::check_still_ours() {
   if (clock_.now() < next_beat_) return;
-  next_beat_ = clock_.now() + wire::kBeatEvery;
+  next_beat_ = clock_.now() + wire::kHeartbeatInterval;
   const std::optional<wire::CoordinatorFile> current =
-      wire::read_coordinator_file(config_.layout, surroundings_.disk);
+      wire::read_coordinator_file(config_.layout, environment_.disk);
   if (current && current->term > file_.term) {
     throw storage::Overtaken("run " + config_.layout.root().string() +
                              ": another coordinator took this run over, and this one, term " +

@@ -19,7 +19,7 @@ bool Coordinator::stage_starts_elsewhere() const { return config_.finetune_elsew
 // A stage that an earlier coordinator began goes on, and so does its lease.
 void Coordinator::adopt_stage_elsewhere() {
   if (!stage_starts_elsewhere() || mpi_.running()) return;
-  for (const auto& [token, id] : desk_.state().grants) {
+  for (const auto& [token, id] : dispatcher_.state().grants) {
     if (id.stage == Stage::kFinetune) token_elsewhere_ = token;
   }
   // Answered, but not withdrawn: the same launch must not be given a second token.
@@ -38,19 +38,20 @@ bool Coordinator::start_stage_elsewhere(const std::string& student) {
     if (!std::exchange(waits_for_ranks_, true)) publish(true);  // somebody has to act upon it
     return false;
   }
-  const std::uint64_t token = desk_.grant_unpulled(TaskId::finetune(), kMpiHolder, kMpiStartTerm);
+  const std::uint64_t token =
+      dispatcher_.grant_unpulled(TaskId::finetune(), kMpiHolder, kMpiStartTerm);
   send_all();  // the grant is on disk before anybody is told of it
   wire::write_stage_start(config_.layout,
                           {.launch = request->launch,
                            .fencing_token = token,
                            .student = student,
-                           .endpoint = surroundings_.mailbox.endpoint(),
+                           .endpoint = environment_.mailbox.endpoint(),
                            .threads = config_.launcher.threads_per_rank});
   // Last: whoever asked still asks if this coordinator dies before it has answered.
   wire::withdraw_stage_request(config_.layout, request->launch);
-  desk_.log("ranks that others start",
-            "the finetune stage goes to " + std::to_string(request->ranks) + " ranks from " +
-                request->host);
+  dispatcher_.log("ranks that others start",
+                  "the finetune stage goes to " + std::to_string(request->ranks) + " ranks from " +
+                      request->host);
   token_elsewhere_ = token;
   waits_for_ranks_ = false;
   dirty_ = true;
@@ -61,14 +62,15 @@ bool Coordinator::start_stage_elsewhere(const std::string& student) {
 bool Coordinator::tend_stage_elsewhere() {
   if (!token_elsewhere_) return false;
   // Nobody here can see how its launch ends, so its own word counts.
-  if (desk_.gave_back(*token_elsewhere_))
-    desk_.fail_token(*token_elsewhere_, storage::ErrorKind::kFenced, "given back by its ranks");
-  if (desk_.state().holder(*token_elsewhere_) != nullptr) return true;
+  if (dispatcher_.gave_back(*token_elsewhere_))
+    dispatcher_.fail_token(
+        *token_elsewhere_, storage::ErrorKind::kFenced, "given back by its ranks");
+  if (dispatcher_.state().holder(*token_elsewhere_) != nullptr) return true;
   wire::withdraw_stage_start(config_.layout);
   token_elsewhere_.reset();
   dirty_ = changed_ = true;
   mode_ = Mode::kServing;
-  if (!stopping_) desk_.resume_granting();
+  if (!stopping_) dispatcher_.resume_granting();
   return true;
 }
 

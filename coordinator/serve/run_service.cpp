@@ -69,7 +69,7 @@ DispatcherConfig dispatcher_config(const RunParts& run) {
   DispatcherConfig config;
   for (int slot = 0; slot < local_workers; ++slot)
     config.own_workers.push_back(local_worker_uuid(slot));
-  config.needs_guests = local_workers == 0 && options.worker_launcher.empty();
+  config.needs_external_workers = local_workers == 0 && options.worker_launcher.empty();
   config.needs = {.capture = plan.capture_memory_bytes,
                   .transfer = plan.transfer_memory_bytes,
                   .evaluate = plan.evaluate_memory_bytes,
@@ -77,7 +77,7 @@ DispatcherConfig dispatcher_config(const RunParts& run) {
   config.keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);
   config.leases.lease = std::chrono::seconds(recipe.workers.lease_s);
   config.leases.min_progress_timeout = std::chrono::seconds(recipe.workers.hang_timeout_s);
-  config.second_worker_patience = options.second_worker_patience;
+  config.second_worker_timeout = options.second_worker_timeout;
   config.token_floor = token_floor(layout, replayed);
   config.room_for_retry =
       plan.boundary_bytes / static_cast<std::uint64_t>(std::max(1, plan.capture.num_shards())) +
@@ -229,17 +229,17 @@ RunOutcome coordinate(const RunOptions& options,
                        .port = recipe.workers.port,
                        .preferred_port = previous ? wire::port_of(previous->endpoint) : 0,
                        .keys = std::move(keys)});
-  Doorkeeper doorkeeper(layout, socket, options.reload_requests);
+  AllowedKeysReloader allowed_keys_reloader(layout, socket, options.reload_requests);
   const AssemblyInput assembly{recipe, model.config(), model.path().string(), model.fingerprint()};
-  const Surroundings surroundings{.mailbox = socket,
-                                  .clock = clock,
-                                  .assemble =
-                                      [&](const State& state, std::uint64_t token) {
-                                        return assemble_student(layout, state, assembly, token);
-                                      },
-                                  .public_key = socket.public_key(),
-                                  .door = [&] { return doorkeeper.look(clock.now()); }};
-  Coordinator coordinator(std::move(config), surroundings, std::move(term), previous, &observer);
+  const Environment environment{.mailbox = socket,
+                                .clock = clock,
+                                .assemble =
+                                    [&](const State& state, std::uint64_t token) {
+                                      return assemble_student(layout, state, assembly, token);
+                                    },
+                                .public_key = socket.public_key(),
+                                .door = [&] { return allowed_keys_reloader.look(clock.now()); }};
+  Coordinator coordinator(std::move(config), environment, std::move(term), previous, &observer);
   open_books(coordinator.dispatcher(),
              geometry,
              inputs,

@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "coordinator/host/holder.hpp"
+#include "coordinator/host/run_ownership.hpp"
 #include "coordinator/plan/plan.hpp"
 #include "coordinator/status/status.hpp"
 #include "storage/base/error.hpp"
@@ -37,7 +37,7 @@ struct RunOptions {
   Leftovers leftovers{};
   std::function<void(const std::string&)> say{};
   // How long a task that failed three times in a row on one worker waits for a second worker.
-  std::chrono::milliseconds second_worker_patience{std::chrono::minutes(10)};
+  std::chrono::milliseconds second_worker_timeout{std::chrono::minutes(10)};
 };
 
 // Called on the thread that called run().

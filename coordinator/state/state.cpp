@@ -165,7 +165,7 @@ struct Applier {
     state.last_token = event.token;
     state.grants[event.token] = event.task;
     task->token = event.token;
-    task->worker = Name(event.worker);
+    task->worker = InternedString(event.worker);
     task->incarnation = event.incarnation;
     set_state(*task, TaskState::kGranted);
     task->reason.clear();

@@ -12,9 +12,9 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/state/boxed_optional.hpp"
 #include "coordinator/state/events.hpp"
-#include "coordinator/state/name.hpp"
-#include "coordinator/state/rare.hpp"
+#include "coordinator/state/interned_string.hpp"
 #include "coordinator/state/state_index.hpp"
 #include "storage/base/text_writer.hpp"
 
@@ -24,7 +24,7 @@ enum class TaskState { kPending, kGranted, kDone, kDropped, kQuarantined };
 [[nodiscard]] std::string_view to_string(TaskState state);  // "pending", ...
 
 struct Failure {
-  Name worker;
+  InternedString worker;
   storage::ErrorKind kind = storage::ErrorKind::kInternal;
   std::string message;
   bool operator==(const Failure&) const = default;
@@ -40,7 +40,7 @@ struct TaskRecord {
   TaskId id;
   TaskState state = TaskState::kPending;
   std::uint64_t token = 0;        // of the current or the last grant
-  Name worker;                    // who holds or last held it
+  InternedString worker;          // who holds or last held it
   std::uint64_t incarnation = 0;  // of that worker
   int attempts = 0;
   int wasted = 0;  // of the attempts: failed, lease lost, or made for a file that was lost
@@ -48,12 +48,13 @@ struct TaskRecord {
   // In a row: progress (a commit, a checkpoint, being done) and a retry forget them.
   std::vector<Failure> failures;
   int expiries = 0;                        // leases that ran out, in a row likewise
-  Rare<Checkpoint> checkpoint;             // from which the next attempt goes on
+  BoxedOptional<Checkpoint> checkpoint;    // from which the next attempt goes on
   std::vector<storage::FileRecord> files;  // committed outputs other than shards
   std::string result;                      // of whoever did it: packed_result()
   std::uint64_t seed = 0;                  // transfer
-  std::vector<Name> devices;  // models that worked on it, in order of first use: provenance
-  std::string reason;         // why it last went back to pending, or into quarantine
+  std::vector<InternedString>
+      devices;         // models that worked on it, in order of first use: provenance
+  std::string reason;  // why it last went back to pending, or into quarantine
   bool operator==(const TaskRecord&) const = default;
 };
 

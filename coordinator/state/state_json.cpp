@@ -59,7 +59,7 @@ TaskRecord task_from_json(const json& in) {
   task.state = task_state_from_string(string_field(in, "state"));
   const auto has = [&in](const char* key) { return in.contains(key); };
   if (has("token")) task.token = uint_field(in, "token");
-  if (has("worker")) task.worker = Name(string_field(in, "worker"));
+  if (has("worker")) task.worker = InternedString(string_field(in, "worker"));
   if (has("incarnation")) task.incarnation = uint_field(in, "incarnation");
   if (has("attempts")) task.attempts = int_field(in, "attempts");
   if (has("wasted")) task.wasted = int_field(in, "wasted");
@@ -74,7 +74,7 @@ TaskRecord task_from_json(const json& in) {
   if (has("reason")) task.reason = string_field(in, "reason");
   if (has("failures")) {
     for (const json& failure : field(in, "failures")) {
-      task.failures.push_back({Name(string_field(failure, "worker")),
+      task.failures.push_back({InternedString(string_field(failure, "worker")),
                                storage::error_kind_from_string(string_field(failure, "kind")),
                                string_field(failure, "message")});
     }

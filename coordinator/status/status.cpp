@@ -4,8 +4,8 @@
 #include <cmath>
 #include <filesystem>
 
-#include "coordinator/host/dead_holders.hpp"
-#include "coordinator/host/preparation.hpp"
+#include "coordinator/host/orphaned_leases.hpp"
+#include "coordinator/host/tokenize_stage.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
@@ -339,7 +339,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
   }
   RunStatus status;
   status.run = layout.root().string();
-  const std::optional<wire::CoordinatorFile> preparation = living_preparation(layout);
+  const std::optional<wire::CoordinatorFile> preparation = running_tokenize_stage(layout);
   if (preparation) {
     status.host = preparation->host;
     status.pid = preparation->process.pid;

@@ -34,7 +34,7 @@ struct ChildRecord {
   ProcessId process;
 };
 
-inline constexpr std::chrono::seconds kBeatEvery{5};
+inline constexpr std::chrono::seconds kHeartbeatInterval{5};
 
 struct CoordinatorFile {
   std::string host;
@@ -44,7 +44,7 @@ struct CoordinatorFile {
   // Of the coordinator, Z85: connections at the endpoint are encrypted. Empty: they are not.
   std::string public_key{};
   std::string started_at;  // UTC, for people
-  // Grows every kBeatEvery: how another host tells a living coordinator from a dead one.
+  // Grows every kHeartbeatInterval: how another host tells a living coordinator from a dead one.
   std::uint64_t beat = 0;
   std::vector<ChildRecord> children;
 };

@@ -1,4 +1,4 @@
-// What the ATen forms share: the layouts in which one batched product covers all chunks of all
+// What the ATen backends share: the layouts in which one batched product covers all chunks of all
 // heads, the masks of a chunk's tile, sums over chunks, and a map with its gradient. Nothing here
 // waits for the device, scatters, or sums in an order that the device chooses; the same call gives
 // the same bytes. Called by the x_aten.cpp files.
@@ -115,7 +115,7 @@ inline constexpr std::int64_t kPartElements = std::int64_t{1} << 27;
                                          std::int64_t elements,
                                          std::int64_t part_elements);
 
-// Forms that need all keys at once walk tiles of queries: O(T) memory, few launches. How many
+// Backends that need all keys at once walk tiles of queries: O(T) memory, few launches. How many
 // queries a tile holds.
 inline constexpr std::int64_t kFewestQueries = 16;
 [[nodiscard]] std::int64_t query_tile(std::int64_t num_sequences_and_heads, std::int64_t T);

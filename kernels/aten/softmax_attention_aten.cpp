@@ -13,8 +13,8 @@ namespace hedgerow::kernels::aten {
 at::Tensor softmax_attention_aten(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   const c10::NoGradGuard no_grad;
   const std::int64_t group = q.size(1) / k.size(1);
-  // CUDA's flash form reads grouped heads as they are, but takes no fp32. The other fused ones know
-  // no groups, and what ATen falls back to would hold T x T.
+  // CUDA's flash backend reads grouped heads as they are, but takes no fp32. The other fused ones
+  // know no groups, and what ATen falls back to would hold T x T.
   const bool repeat = group > 1 && !(q.is_cuda() && q.scalar_type() == at::kBFloat16);
   const at::Tensor keys = repeat ? k.repeat_interleave(group, 1) : k;
   const at::Tensor values = repeat ? v.repeat_interleave(group, 1) : v;

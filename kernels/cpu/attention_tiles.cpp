@@ -93,7 +93,7 @@ HEDGEROW_INLINE Lanes derivative_one(FeatureMapKind kind, Lanes phi) {
   }
 }
 
-// One sign of the softmax form: d(sign z) = phi (u - sum u phi); u is 0 where the clamp acts.
+// One sign of the softmax backend: d(sign z) = phi (u - sum u phi); u is 0 where the clamp acts.
 HEDGEROW_INLINE void softmax_backward(const float* phi,
                                       const float* dphi,
                                       std::int64_t ld,
@@ -114,7 +114,7 @@ HEDGEROW_INLINE void softmax_backward(const float* phi,
   }
 }
 
-// One sign of the exp form: phi = exp(sign z - max): d(sign z) = u phi, and the features at the
+// One sign of the exp backend: phi = exp(sign z - max): d(sign z) = u phi, and the features at the
 // maximum (phi = 1) give back the sum, sharing alike.
 HEDGEROW_INLINE void exp_backward(const float* phi,
                                   const float* dphi,

@@ -1,6 +1,7 @@
 // Positive random features and Taylor features on one tile, x86 vectors: exponential_maps.hpp for
-// the fused CPU forms. Tiles are [rows, lanes] with row stride ld, a token a lane, lanes a multiple
-// of 16; scale is D^-1/4, and z, x are not scaled yet. Gradients come from phi alone: no z is kept.
+// the fused CPU backends. Tiles are [rows, lanes] with row stride ld, a token a lane, lanes a
+// multiple of 16; scale is D^-1/4, and z, x are not scaled yet. Gradients come from phi alone: no z
+// is kept.
 #pragma once
 
 #include <cstdint>

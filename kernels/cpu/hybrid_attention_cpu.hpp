@@ -1,5 +1,5 @@
-// The fused CPU form of the hybrid: one task a (batch, head), or a segment of one where heads are
-// few, walking the sequence in chunks of W tokens with tiles that stay in the L2 cache.
+// The fused CPU backend of the hybrid: one task a (batch, head), or a segment of one where heads
+// are few, walking the sequence in chunks of W tokens with tiles that stay in the L2 cache.
 // kernels/README.md draws one head's walk. Called by hybrid_attention.cpp, which checks and owns
 // autograd.
 #pragma once

@@ -3,7 +3,7 @@
 // is one state: (S, z) of the keys before it, or (dS, dz) of the queries behind it. Inside a
 // segment the state is what lay beyond its border plus what the segment added, two sums, so the
 // bytes are the same whether one thread walks a head from end to end or several walk its segments.
-// Called by both directions of the CPU's form (hybrid_forward_cpu.cpp, hybrid_backward_cpu.cpp).
+// Called by both directions of the CPU's backend (hybrid_forward_cpu.cpp, hybrid_backward_cpu.cpp).
 #pragma once
 
 #include <ATen/Parallel.h>

@@ -132,6 +132,7 @@ HEDGEROW_CLONES void pack_right(Right right, std::int64_t k, std::int64_t n, std
 }
 
 void multiply_bfloat16(Size size, Left left, Right right, float* c, std::int64_t ldc, bool add) {
+  if (size.m == 0) return;  // the first tile has no linear keys; oneDNN takes no empty factor
   static thread_local std::vector<std::uint16_t> left_space, right_space, left_rows;
   const std::int64_t n = padded(size.n), even = size.k + (size.k & 1);
   left_space.resize(static_cast<std::size_t>(size.m * even));

@@ -94,11 +94,11 @@ TransferResult transfer_cuda(const HybridProblem& problem, const HybridNeeds& ne
 
 }  // namespace
 
-const TransferForm kCudaTransferForm{&why_no_softmax,
-                                     &softmax_cuda,
-                                     &why_no_transfer,
-                                     &transfer_cuda,
-                                     &why_no_cross_entropy,
-                                     &cross_entropy_cuda};
+const TransferBackend kCudaTransferForm{&why_no_softmax,
+                                        &softmax_cuda,
+                                        &why_no_transfer,
+                                        &transfer_cuda,
+                                        &why_no_cross_entropy,
+                                        &cross_entropy_cuda};
 
 }  // namespace hedgerow::kernels::cuda

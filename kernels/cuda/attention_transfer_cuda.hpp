@@ -1,5 +1,5 @@
-// The fused CUDA forms of the teacher, of attention transfer and of its cross-entropy: tensors to
-// the kernels of kernels/cuda/. The teacher of the first two is one kernel. As
+// The fused CUDA backends of the teacher, of attention transfer and of its cross-entropy: tensors
+// to the kernels of kernels/cuda/. The teacher of the first two is one kernel. As
 // hybrid_attention_cuda.hpp, a build without CUDA has none, and the tests give them a host that
 // runs the same kernels.
 #pragma once
@@ -15,7 +15,7 @@ struct TransferResult {
   ParameterLoss mse;  // fp32
 };
 
-struct TransferForm {
+struct TransferBackend {
   // Empty where the kernel takes q, k and v of this kind; else why not, in words.
   std::string (*why_no_softmax)(const at::Tensor& q);
   at::Tensor (*softmax)(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
@@ -29,17 +29,17 @@ struct TransferForm {
   ParameterLoss (*cross_entropy)(const HybridProblem& problem, bool with_gradients);
 };
 
-// The form in use; null: none.
-[[nodiscard]] const TransferForm* transfer_form();
-void use_transfer_form(const TransferForm* form);  // for tests, while nothing attends
+// The backend in use; null: none.
+[[nodiscard]] const TransferBackend* transfer_backend();
+void use_transfer_backend(const TransferBackend* backend);  // for tests, while nothing attends
 
 // attention_transfer_cuda.cpp; stream, memory and bytes as kCudaForm's.
-extern const TransferForm kCudaTransferForm;
+extern const TransferBackend kCudaTransferForm;
 
 #if defined(HEDGEROW_CUDA_KERNELS)
-inline constexpr const TransferForm* kBuiltTransferForm = &kCudaTransferForm;
+inline constexpr const TransferBackend* kBuiltTransferForm = &kCudaTransferForm;
 #else
-inline constexpr const TransferForm* kBuiltTransferForm = nullptr;
+inline constexpr const TransferBackend* kBuiltTransferForm = nullptr;
 #endif
 
 }  // namespace hedgerow::kernels::cuda

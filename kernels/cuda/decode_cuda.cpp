@@ -192,6 +192,6 @@ at::Tensor step(const at::Tensor& q,
 
 }  // namespace
 
-const DecodeForm kCudaDecodeForm{&why_not, &prefill, &step};
+const DecodeBackend kCudaDecodeForm{&why_not, &prefill, &step};
 
 }  // namespace hedgerow::kernels::cuda

@@ -1,6 +1,6 @@
-// The fused CUDA form of the decode step and of prefill: tensors to the decode kernels of
-// kernels/cuda/. decode.cpp checks, and takes the ATen form where this one does not apply. A build
-// without CUDA has no form; the tests give it one that runs the same kernels on the host.
+// The fused CUDA backend of the decode step and of prefill: tensors to the decode kernels of
+// kernels/cuda/. decode.cpp checks, and takes the ATen backend where this one does not apply. A
+// build without CUDA has no backend; the tests give it one that runs the same kernels on the host.
 #pragma once
 
 #include <string>
@@ -9,7 +9,7 @@
 
 namespace hedgerow::kernels::cuda {
 
-struct DecodeForm {
+struct DecodeBackend {
   // Empty where the kernels take this state and these parameters; else why not, in words. They want
   // a bf16 ring, head_dim 64 or 128, maps of a multiple of 4 columns, at most 256 features, and
   // shared memory for a threadblock.
@@ -30,19 +30,19 @@ struct DecodeForm {
                      const DecodeState& state);
 };
 
-// The form in use; null: none.
-[[nodiscard]] const DecodeForm* decode_form();
-void use_decode_form(const DecodeForm* form);  // for tests, while nothing decodes
+// The backend in use; null: none.
+[[nodiscard]] const DecodeBackend* decode_backend();
+void use_decode_backend(const DecodeBackend* backend);  // for tests, while nothing decodes
 
 // decode_cuda.cpp. On the current stream of the state's device; y from ATen's caching allocator;
 // never waits, and launches the same kernels whatever the positions are: a step can be captured in
 // a CUDA graph, and replayed. A row's bytes depend on that row alone.
-extern const DecodeForm kCudaDecodeForm;
+extern const DecodeBackend kCudaDecodeForm;
 
 #if defined(HEDGEROW_CUDA_KERNELS)
-inline constexpr const DecodeForm* kBuiltDecodeForm = &kCudaDecodeForm;
+inline constexpr const DecodeBackend* kBuiltDecodeForm = &kCudaDecodeForm;
 #else
-inline constexpr const DecodeForm* kBuiltDecodeForm = nullptr;
+inline constexpr const DecodeBackend* kBuiltDecodeForm = nullptr;
 #endif
 
 }  // namespace hedgerow::kernels::cuda

@@ -89,6 +89,6 @@ HybridGradients hybrid_backward_cuda(const HybridProblem& problem,
 
 }  // namespace
 
-const HybridForm kCudaForm{&why_not, &hybrid_forward_cuda, &hybrid_backward_cuda};
+const HybridBackend kCudaForm{&why_not, &hybrid_forward_cuda, &hybrid_backward_cuda};
 
 }  // namespace hedgerow::kernels::cuda

@@ -1,6 +1,7 @@
-// The fused CUDA form of the hybrid: tensors to the kernels of kernels/cuda/. hybrid_attention.cpp
-// checks, owns autograd, and takes the ATen form where this one does not apply. A build without
-// CUDA has no form; the tests give it one that runs the same kernels on the host.
+// The fused CUDA backend of the hybrid: tensors to the kernels of kernels/cuda/.
+// hybrid_attention.cpp checks, owns autograd, and takes the ATen backend where this one does not
+// apply. A build without CUDA has no backend; the tests give it one that runs the same kernels on
+// the host.
 #pragma once
 
 #include <string>
@@ -9,11 +10,11 @@
 
 namespace hedgerow::kernels::cuda {
 
-// Of the entries that want a form by name.
+// Of the entries that want a backend by name.
 inline constexpr const char* kNoCudaKernels =
     "this build has no CUDA kernels; build with HEDGEROW_CUDA=ON";
 
-struct HybridForm {
+struct HybridBackend {
   // Empty where the kernels compute this problem; else why not, in words. They want bf16, head_dim
   // 64 or 128, a compiled number of columns, both maps of one shape, and shared memory for a
   // threadblock. input_gradients: whether dq, dk or dv may be asked for.
@@ -28,19 +29,19 @@ struct HybridForm {
                               const HybridNeeds& needs);
 };
 
-// The form in use; null: none.
-[[nodiscard]] const HybridForm* hybrid_form();
-void use_hybrid_form(const HybridForm* form);  // for tests, while nothing attends
+// The backend in use; null: none.
+[[nodiscard]] const HybridBackend* hybrid_backend();
+void use_hybrid_backend(const HybridBackend* backend);  // for tests, while nothing attends
 
 // hybrid_attention_cuda.cpp. On the current stream of the inputs' device; memory from ATen's
 // caching allocator; never waits. The bytes depend on the inputs and on the device's number of
 // multiprocessors, never on timing.
-extern const HybridForm kCudaForm;
+extern const HybridBackend kCudaForm;
 
 #if defined(HEDGEROW_CUDA_KERNELS)
-inline constexpr const HybridForm* kBuiltForm = &kCudaForm;
+inline constexpr const HybridBackend* kBuiltForm = &kCudaForm;
 #else
-inline constexpr const HybridForm* kBuiltForm = nullptr;
+inline constexpr const HybridBackend* kBuiltForm = nullptr;
 #endif
 
 }  // namespace hedgerow::kernels::cuda

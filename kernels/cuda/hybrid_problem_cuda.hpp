@@ -1,5 +1,5 @@
 // The hybrid's problem and its states in the terms of the CUDA kernels (kernels/cuda/), for the
-// fused forms; columns, rows and shared memory for decode_cuda.cpp too.
+// fused backends; columns, rows and shared memory for decode_cuda.cpp too.
 #pragma once
 
 #include <optional>

@@ -8,7 +8,7 @@
 
 namespace hedgerow::kernels::cuda {
 
-// As HybridForm::why_not.
+// As HybridBackend::why_not.
 std::string why_no_cross_entropy(const at::Tensor& q,
                                  const HybridParameters& parameters,
                                  const HybridOptions& options);

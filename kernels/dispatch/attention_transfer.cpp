@@ -5,10 +5,10 @@
 
 #include <atomic>
 
+#include "kernels/backend.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/cuda/attention_transfer_cuda.hpp"
 #include "kernels/cuda/hybrid_attention_cuda.hpp"
-#include "kernels/forms.hpp"
 
 namespace hedgerow::kernels {
 namespace {
@@ -21,8 +21,8 @@ AttentionTransfer fused(const at::Tensor& q,
   const HybridNeeds needs = needs_of(parameters);
   const cuda::TransferResult result = [&] {
     const c10::NoGradGuard no_grad;
-    return cuda::transfer_form()->transfer(make_hybrid_problem(q, k, v, parameters, options),
-                                           needs);
+    return cuda::transfer_backend()->transfer(make_hybrid_problem(q, k, v, parameters, options),
+                                              needs);
   }();
   return {result.y_true, with_gradients(result.mse, parameters)};
 }
@@ -55,19 +55,20 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const HybridParameters& parameters,
                                      const HybridOptions& options) {
   check_inputs(q, k, v, parameters, options);
-  const cuda::TransferForm* form = q.is_cuda() ? cuda::transfer_form() : nullptr;
-  const bool is_fused = form != nullptr && form->why_no_transfer(q, parameters, options).empty();
+  const cuda::TransferBackend* backend = q.is_cuda() ? cuda::transfer_backend() : nullptr;
+  const bool is_fused =
+      backend != nullptr && backend->why_no_transfer(q, parameters, options).empty();
   return is_fused ? fused(q, k, v, parameters, options) : composed(q, k, v, parameters, options);
 }
 
 namespace cuda {
 
 namespace {
-std::atomic<const TransferForm*> transfer_form_in_use = kBuiltTransferForm;
+std::atomic<const TransferBackend*> transfer_form_in_use = kBuiltTransferForm;
 }  // namespace
 
-const TransferForm* transfer_form() { return transfer_form_in_use.load(); }
-void use_transfer_form(const TransferForm* other) { transfer_form_in_use.store(other); }
+const TransferBackend* transfer_backend() { return transfer_form_in_use.load(); }
+void use_transfer_backend(const TransferBackend* other) { transfer_form_in_use.store(other); }
 
 AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& k,
@@ -75,18 +76,18 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const HybridParameters& parameters,
                                      const HybridOptions& options) {
   check_inputs(q, k, v, parameters, options);
-  TORCH_CHECK(transfer_form() != nullptr, "attention_transfer: ", kNoCudaKernels);
-  const std::string reason = transfer_form()->why_no_transfer(q, parameters, options);
+  TORCH_CHECK(transfer_backend() != nullptr, "attention_transfer: ", kNoCudaKernels);
+  const std::string reason = transfer_backend()->why_no_transfer(q, parameters, options);
   TORCH_CHECK(reason.empty(), "attention_transfer: ", reason);
   return fused(q, k, v, parameters, options);
 }
 
 at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
   check_attention(q, k, v);
-  TORCH_CHECK(transfer_form() != nullptr, "softmax_attention: ", kNoCudaKernels);
-  const std::string reason = transfer_form()->why_no_softmax(q);
+  TORCH_CHECK(transfer_backend() != nullptr, "softmax_attention: ", kNoCudaKernels);
+  const std::string reason = transfer_backend()->why_no_softmax(q);
   TORCH_CHECK(reason.empty(), "softmax_attention: ", reason);
-  return transfer_form()->softmax(q, k, v);
+  return transfer_backend()->softmax(q, k, v);
 }
 
 }  // namespace cuda

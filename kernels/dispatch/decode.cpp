@@ -5,16 +5,16 @@
 #include <atomic>
 
 #include "kernels/aten/decode_aten.hpp"
+#include "kernels/backend.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/cpu/decode_cpu.hpp"
 #include "kernels/cuda/decode_cuda.hpp"
 #include "kernels/cuda/hybrid_attention_cuda.hpp"
-#include "kernels/forms.hpp"
 
 namespace hedgerow::kernels {
 namespace {
 
-// fp64 has a reference but no recurrent form.
+// fp64 has a reference but no recurrent backend.
 void check_input(const char* what, const at::Tensor& x) {
   TORCH_CHECK(x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16,
               "decode: ",
@@ -23,7 +23,7 @@ void check_input(const char* what, const at::Tensor& x) {
               x.scalar_type());
 }
 
-// A form reads the state through pointers of its own device.
+// A backend reads the state through pointers of its own device.
 void check_state_device(const DecodeState& state, const at::Device& device) {
   for (const auto& [name, tensor] : {std::pair{"kv_state", &state.kv_state},
                                      {"k_state", &state.k_state},
@@ -129,18 +129,18 @@ void check_step(const at::Tensor& q,
               q.scalar_type());
 }
 
-void fill(Form form,
+void fill(Backend backend,
           const at::Tensor& k,
           const at::Tensor& v,
           const HybridParameters& parameters,
           const HybridOptions& options,
           const DecodeState& state) {
-  switch (form) {
-    case Form::kCpu:
+  switch (backend) {
+    case Backend::kCpu:
       return cpu::prefill_state_cpu(k, v, parameters, options, state);
-    case Form::kCuda:
-      return cuda::decode_form()->prefill(k, v, parameters, options, state);
-    case Form::kAten:
+    case Backend::kCuda:
+      return cuda::decode_backend()->prefill(k, v, parameters, options, state);
+    case Backend::kAten:
       return aten::prefill_state_aten(k, v, parameters, options, state);
   }
 }
@@ -166,38 +166,38 @@ void prepare_step(const at::Tensor& q,
   check_step(q, k, v, state, parameters, options);
 }
 
-at::Tensor step(Form form,
+at::Tensor step(Backend backend,
                 const at::Tensor& q,
                 const at::Tensor& k,
                 const at::Tensor& v,
                 const DecodeState& state,
                 const HybridParameters& parameters,
                 const HybridOptions& options) {
-  switch (form) {
-    case Form::kCpu:
+  switch (backend) {
+    case Backend::kCpu:
       return cpu::decode_step_cpu(q, k, v, parameters, options, state);
-    case Form::kCuda:
-      return cuda::decode_form()->step(q, k, v, parameters, options, state);
-    case Form::kAten:
+    case Backend::kCuda:
+      return cuda::decode_backend()->step(q, k, v, parameters, options, state);
+    case Backend::kAten:
       break;
   }
   return aten::decode_step_aten(q, k, v, parameters, options, state);
 }
 
-// Of the entries: the fused form of the device where it takes the problem.
-Form choose_form(const DecodeState& state,
-                 const HybridParameters& parameters,
-                 const HybridOptions& options) {
-  const bool fused = state.kv_state.is_cuda() && cuda::decode_form() != nullptr &&
-                     cuda::decode_form()->why_not(state, parameters, options).empty();
-  return fused ? Form::kCuda : form_for(state.kv_state);
+// Of the entries: the fused backend of the device where it takes the problem.
+Backend choose_backend(const DecodeState& state,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options) {
+  const bool fused = state.kv_state.is_cuda() && cuda::decode_backend() != nullptr &&
+                     cuda::decode_backend()->why_not(state, parameters, options).empty();
+  return fused ? Backend::kCuda : backend_for(state.kv_state);
 }
 
 void require_cuda_form(const DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
-  TORCH_CHECK(cuda::decode_form() != nullptr, "decode: ", cuda::kNoCudaKernels);
-  const std::string reason = cuda::decode_form()->why_not(state, parameters, options);
+  TORCH_CHECK(cuda::decode_backend() != nullptr, "decode: ", cuda::kNoCudaKernels);
+  const std::string reason = cuda::decode_backend()->why_not(state, parameters, options);
   TORCH_CHECK(reason.empty(), "decode: ", reason);
 }
 
@@ -262,7 +262,7 @@ DecodeState prefill_state(const at::Tensor& k,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
   DecodeState state = checked_state(k, v, lengths, parameters, options);
-  fill(choose_form(state, parameters, options), k, v, parameters, options, state);
+  fill(choose_backend(state, parameters, options), k, v, parameters, options, state);
   return state;
 }
 
@@ -273,7 +273,7 @@ at::Tensor decode_step(const at::Tensor& q,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
   prepare_step(q, k, v, state, parameters, options);
-  return step(choose_form(state, parameters, options), q, k, v, state, parameters, options);
+  return step(choose_backend(state, parameters, options), q, k, v, state, parameters, options);
 }
 
 namespace aten {
@@ -284,7 +284,7 @@ DecodeState prefill_state(const at::Tensor& k,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
   DecodeState state = checked_state(k, v, lengths, parameters, options);
-  fill(Form::kAten, k, v, parameters, options, state);
+  fill(Backend::kAten, k, v, parameters, options, state);
   return state;
 }
 
@@ -295,7 +295,7 @@ at::Tensor decode_step(const at::Tensor& q,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
   prepare_step(q, k, v, state, parameters, options);
-  return step(Form::kAten, q, k, v, state, parameters, options);
+  return step(Backend::kAten, q, k, v, state, parameters, options);
 }
 
 }  // namespace aten
@@ -303,11 +303,11 @@ at::Tensor decode_step(const at::Tensor& q,
 namespace cuda {
 
 namespace {
-std::atomic<const DecodeForm*> decode_form_in_use = kBuiltDecodeForm;
+std::atomic<const DecodeBackend*> decode_form_in_use = kBuiltDecodeForm;
 }
 
-const DecodeForm* decode_form() { return decode_form_in_use.load(); }
-void use_decode_form(const DecodeForm* other) { decode_form_in_use.store(other); }
+const DecodeBackend* decode_backend() { return decode_form_in_use.load(); }
+void use_decode_backend(const DecodeBackend* other) { decode_form_in_use.store(other); }
 
 DecodeState prefill_state(const at::Tensor& k,
                           const at::Tensor& v,
@@ -316,7 +316,7 @@ DecodeState prefill_state(const at::Tensor& k,
                           const HybridOptions& options) {
   DecodeState state = checked_state(k, v, lengths, parameters, options);
   require_cuda_form(state, parameters, options);
-  fill(Form::kCuda, k, v, parameters, options, state);
+  fill(Backend::kCuda, k, v, parameters, options, state);
   return state;
 }
 
@@ -328,7 +328,7 @@ at::Tensor decode_step(const at::Tensor& q,
                        const HybridOptions& options) {
   prepare_step(q, k, v, state, parameters, options);
   require_cuda_form(state, parameters, options);
-  return step(Form::kCuda, q, k, v, state, parameters, options);
+  return step(Backend::kCuda, q, k, v, state, parameters, options);
 }
 
 }  // namespace cuda

@@ -9,9 +9,9 @@
 #include <atomic>
 
 #include "kernels/aten/hybrid_attention_aten.hpp"
+#include "kernels/backend.hpp"
 #include "kernels/cpu/hybrid_attention_cpu.hpp"
 #include "kernels/cuda/hybrid_attention_cuda.hpp"
-#include "kernels/forms.hpp"
 #include "kernels/hybrid_passes.hpp"
 #include "kernels/reference.hpp"
 
@@ -29,7 +29,7 @@ std::int64_t window_begin(WindowLayout layout, std::int64_t window_size, std::in
   C10_THROW_ERROR(Error, c10::str("attention: unknown window layout ", static_cast<int>(layout)));
 }
 
-HybridForward hybrid_forward(Form form,
+HybridForward hybrid_forward(Backend backend,
                              const at::Tensor& q,
                              const at::Tensor& k,
                              const at::Tensor& v,
@@ -37,21 +37,21 @@ HybridForward hybrid_forward(Form form,
                              const HybridOptions& options,
                              bool keep_for_backward) {
   RECORD_USER_SCOPE("hedgerow::hybrid_forward");
-  switch (form) {
-    case Form::kCpu:
+  switch (backend) {
+    case Backend::kCpu:
       return cpu::hybrid_forward_cpu(cpu::make_problem(q, k, v, parameters, options),
                                      keep_for_backward);
-    case Form::kCuda:
-      return cuda::hybrid_form()->forward(make_hybrid_problem(q, k, v, parameters, options),
-                                          keep_for_backward);
-    case Form::kAten:
+    case Backend::kCuda:
+      return cuda::hybrid_backend()->forward(make_hybrid_problem(q, k, v, parameters, options),
+                                             keep_for_backward);
+    case Backend::kAten:
       break;
   }
   return aten::hybrid_forward_aten(make_hybrid_problem(q, k, v, parameters, options),
                                    keep_for_backward);
 }
 
-HybridGradients hybrid_backward(Form form,
+HybridGradients hybrid_backward(Backend backend,
                                 const at::Tensor& q,
                                 const at::Tensor& k,
                                 const at::Tensor& v,
@@ -61,35 +61,36 @@ HybridGradients hybrid_backward(Form form,
                                 const at::Tensor& dy,
                                 const HybridNeeds& needs) {
   RECORD_USER_SCOPE("hedgerow::hybrid_backward");
-  // A caller may give factors that no window reads; no form has a gradient of them.
+  // A caller may give factors that no window reads; no backend has a gradient of them.
   HybridNeeds present = needs;
   present.window_factors = needs.window_factors && options.layout != WindowLayout::kNone;
-  switch (form) {
-    case Form::kCpu:
+  switch (backend) {
+    case Backend::kCpu:
       return cpu::hybrid_backward_cpu(
           cpu::make_problem(q, k, v, parameters, options), forward, dy, present);
-    case Form::kCuda:
-      return cuda::hybrid_form()->backward(
+    case Backend::kCuda:
+      return cuda::hybrid_backend()->backward(
           make_hybrid_problem(q, k, v, parameters, options), forward, dy, present);
-    case Form::kAten:
+    case Backend::kAten:
       break;
   }
   return aten::hybrid_backward_aten(
       make_hybrid_problem(q, k, v, parameters, options), forward, dy, present);
 }
 
-Form hybrid_form_for(const at::Tensor& q,
-                     const HybridParameters& parameters,
-                     const HybridOptions& options,
-                     bool input_gradients) {
-  const bool fused = q.is_cuda() && cuda::hybrid_form() != nullptr &&
-                     cuda::hybrid_form()->why_not(q, parameters, options, input_gradients).empty();
-  return fused ? Form::kCuda : form_for(q);
+Backend hybrid_backend_for(const at::Tensor& q,
+                           const HybridParameters& parameters,
+                           const HybridOptions& options,
+                           bool input_gradients) {
+  const bool fused =
+      q.is_cuda() && cuda::hybrid_backend() != nullptr &&
+      cuda::hybrid_backend()->why_not(q, parameters, options, input_gradients).empty();
+  return fused ? Backend::kCuda : backend_for(q);
 }
 
 namespace {
 
-// A form's forward and backward behind autograd. Saves the inputs, y (fp32), Z and, on the
+// A backend's forward and backward behind autograd. Saves the inputs, y (fp32), Z and, on the
 // CPU, (S, z) at the borders of segments: O(T).
 class HybridFunction : public torch::autograd::Function<HybridFunction> {
  public:
@@ -105,11 +106,11 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
                             const at::Tensor& bias_k,
                             const at::Tensor& window_factors,
                             const HybridOptions& options,
-                            Form form) {
+                            Backend backend) {
     torch::autograd::variable_list saved = {
         q, k, v, layer_q, bias_q, layer_k, bias_k, window_factors};
     const HybridForward result =
-        hybrid_forward(form, q, k, v, parameters_of(saved), options, /*keep_for_backward=*/true);
+        hybrid_forward(backend, q, k, v, parameters_of(saved), options, /*keep_for_backward=*/true);
     saved.push_back(result.y_saved);
     saved.push_back(result.denominator);
     saved.push_back(present_or_empty(result.states));
@@ -118,7 +119,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     saved.push_back(present_or_empty(result.maxima));
     saved.push_back(present_or_empty(result.ties));
     context->save_for_backward(saved);
-    save_options(context, options, form);
+    save_options(context, options, backend);
     return result.y;
   }
 
@@ -141,7 +142,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
         .map_k = context->needs_input_grad(kLayerK) || context->needs_input_grad(kBiasK),
         .window_factors = context->needs_input_grad(kWindowFactors)};
     const HybridGradients gradients =
-        hybrid_backward(static_cast<Form>(context->saved_data["form"].toInt()),
+        hybrid_backward(static_cast<Backend>(context->saved_data["backend"].toInt()),
                         saved[kQ],
                         saved[kK],
                         saved[kV],
@@ -171,13 +172,13 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
 
   static void save_options(torch::autograd::AutogradContext* context,
                            const HybridOptions& options,
-                           Form form) {
+                           Backend backend) {
     context->saved_data["kind"] = static_cast<std::int64_t>(options.feature_map.kind);
     context->saved_data["negation"] = options.feature_map.negation;
     context->saved_data["order"] = options.feature_map.order;
     context->saved_data["layout"] = static_cast<std::int64_t>(options.layout);
     context->saved_data["window_size"] = options.window_size;
-    context->saved_data["form"] = static_cast<std::int64_t>(form);
+    context->saved_data["backend"] = static_cast<std::int64_t>(backend);
   }
 
   static HybridOptions saved_options(torch::autograd::AutogradContext* context) {
@@ -195,19 +196,20 @@ void require_cuda_form(const at::Tensor& q,
                        const HybridParameters& parameters,
                        const HybridOptions& options,
                        bool input_gradients) {
-  TORCH_CHECK(cuda::hybrid_form() != nullptr, "hybrid attention: ", cuda::kNoCudaKernels);
-  const std::string reason = cuda::hybrid_form()->why_not(q, parameters, options, input_gradients);
+  TORCH_CHECK(cuda::hybrid_backend() != nullptr, "hybrid attention: ", cuda::kNoCudaKernels);
+  const std::string reason =
+      cuda::hybrid_backend()->why_not(q, parameters, options, input_gradients);
   TORCH_CHECK(reason.empty(), "hybrid attention: ", reason);
 }
 
-at::Tensor attend(Form form,
+at::Tensor attend(Backend backend,
                   const at::Tensor& q,
                   const at::Tensor& k,
                   const at::Tensor& v,
                   const HybridParameters& parameters,
                   const HybridOptions& options) {
   if (!any_requires_grad({q, k, v}) && !needs_any(needs_of(parameters))) {
-    return hybrid_forward(form, q, k, v, parameters, options, false).y;
+    return hybrid_forward(backend, q, k, v, parameters, options, false).y;
   }
   return HybridFunction::apply(q,
                                k,
@@ -218,16 +220,16 @@ at::Tensor attend(Form form,
                                present_or_empty(parameters.k.bias),
                                present_or_empty(parameters.window_factors),
                                options,
-                               form);
+                               backend);
 }
 
-at::Tensor share_of(Form form,
+at::Tensor share_of(Backend backend,
                     const at::Tensor& q,
                     const at::Tensor& k,
                     const HybridParameters& parameters,
                     const HybridOptions& options) {
   const c10::NoGradGuard no_grad;
-  const HybridForward sums = hybrid_forward(form, q, k, {}, parameters, options, false);
+  const HybridForward sums = hybrid_forward(backend, q, k, {}, parameters, options, false);
   return (sums.linear_mass / sums.denominator).mean(at::IntArrayRef{0, 2});
 }
 
@@ -250,7 +252,7 @@ at::Tensor hybrid_attention(const at::Tensor& q,
   check_inputs(q, k, v, parameters, options);
   return q.scalar_type() == at::kDouble
              ? hybrid_attention_reference(q, k, v, parameters, options)
-             : attend(hybrid_form_for(q, parameters, options, any_requires_grad({q, k, v})),
+             : attend(hybrid_backend_for(q, parameters, options, any_requires_grad({q, k, v})),
                       q,
                       k,
                       v,
@@ -268,7 +270,7 @@ at::Tensor linear_share(const at::Tensor& q,
     const HybridWeights weights = hybrid_weights_reference(q, k, parameters, options);
     return (weights.linear.sum(-1, true) / weights.denominator).mean(at::IntArrayRef{0, 2, 3});
   }
-  return share_of(hybrid_form_for(q, parameters, options, false), q, k, parameters, options);
+  return share_of(hybrid_backend_for(q, parameters, options, false), q, k, parameters, options);
 }
 
 namespace aten {
@@ -279,7 +281,7 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                             const HybridParameters& parameters,
                             const HybridOptions& options) {
   check_inputs(q, k, v, parameters, options);
-  return attend(Form::kAten, q, k, v, parameters, options);
+  return attend(Backend::kAten, q, k, v, parameters, options);
 }
 
 at::Tensor linear_share(const at::Tensor& q,
@@ -287,7 +289,7 @@ at::Tensor linear_share(const at::Tensor& q,
                         const HybridParameters& parameters,
                         const HybridOptions& options) {
   check_inputs(q, k, {}, parameters, options);
-  return share_of(Form::kAten, q, k, parameters, options);
+  return share_of(Backend::kAten, q, k, parameters, options);
 }
 
 }  // namespace aten
@@ -295,11 +297,11 @@ at::Tensor linear_share(const at::Tensor& q,
 namespace cuda {
 
 namespace {
-std::atomic<const HybridForm*> hybrid_form_in_use = kBuiltForm;
+std::atomic<const HybridBackend*> hybrid_form_in_use = kBuiltForm;
 }  // namespace
 
-const HybridForm* hybrid_form() { return hybrid_form_in_use.load(); }
-void use_hybrid_form(const HybridForm* other) { hybrid_form_in_use.store(other); }
+const HybridBackend* hybrid_backend() { return hybrid_form_in_use.load(); }
+void use_hybrid_backend(const HybridBackend* other) { hybrid_form_in_use.store(other); }
 
 at::Tensor hybrid_attention(const at::Tensor& q,
                             const at::Tensor& k,
@@ -308,7 +310,7 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                             const HybridOptions& options) {
   check_inputs(q, k, v, parameters, options);
   require_cuda_form(q, parameters, options, any_requires_grad({q, k, v}));
-  return attend(Form::kCuda, q, k, v, parameters, options);
+  return attend(Backend::kCuda, q, k, v, parameters, options);
 }
 
 at::Tensor linear_share(const at::Tensor& q,
@@ -317,7 +319,7 @@ at::Tensor linear_share(const at::Tensor& q,
                         const HybridOptions& options) {
   check_inputs(q, k, {}, parameters, options);
   require_cuda_form(q, parameters, options, false);
-  return share_of(Form::kCuda, q, k, parameters, options);
+  return share_of(Backend::kCuda, q, k, parameters, options);
 }
 
 }  // namespace cuda

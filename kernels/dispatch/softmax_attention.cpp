@@ -8,17 +8,17 @@
 #include <cmath>
 
 #include "kernels/aten/softmax_attention_aten.hpp"
+#include "kernels/backend.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/cpu/cpu_tiles.hpp"
 #include "kernels/cpu/softmax_attention_cpu.hpp"
 #include "kernels/cuda/attention_transfer_cuda.hpp"
-#include "kernels/forms.hpp"
 
 namespace hedgerow::kernels {
 
 namespace {
 
-// A form's forward behind autograd, and a backward of ours: ATen's own holds T x T for grouped
+// A backend's forward behind autograd, and a backward of ours: ATen's own holds T x T for grouped
 // heads on the CPU, and adds in no fixed order on CUDA.
 class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
  public:
@@ -47,11 +47,11 @@ at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at:
   RECORD_USER_SCOPE("hedgerow::softmax_attention");
   check_attention(q, k, v);
   const c10::NoGradGuard no_grad;
-  const cuda::TransferForm* fused = q.is_cuda() ? cuda::transfer_form() : nullptr;
+  const cuda::TransferBackend* fused = q.is_cuda() ? cuda::transfer_backend() : nullptr;
   if (fused != nullptr && fused->why_no_softmax(q).empty()) {
     return fused->softmax(q, k, v);
   }
-  if (form_for(q) == Form::kAten) {
+  if (backend_for(q) == Backend::kAten) {
     return aten::softmax_attention_aten(q, k, v);
   }
   // ATen's own is the faster one where it has AMX tiles for bf16, and the only one for fp64.

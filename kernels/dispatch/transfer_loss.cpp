@@ -6,41 +6,42 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include "kernels/aten/transfer_loss_aten.hpp"
+#include "kernels/backend.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/cpu/transfer_loss_cpu.hpp"
 #include "kernels/cuda/attention_transfer_cuda.hpp"
 #include "kernels/cuda/hybrid_attention_cuda.hpp"
-#include "kernels/forms.hpp"
 #include "kernels/hybrid_passes.hpp"
 
 namespace hedgerow::kernels {
 
-Form cross_entropy_form_for(const at::Tensor& q,
-                            const HybridParameters& parameters,
-                            const HybridOptions& options) {
-  const cuda::TransferForm* form = q.is_cuda() ? cuda::transfer_form() : nullptr;
-  const bool fused = form != nullptr && form->why_no_cross_entropy(q, parameters, options).empty();
+Backend cross_entropy_backend_for(const at::Tensor& q,
+                                  const HybridParameters& parameters,
+                                  const HybridOptions& options) {
+  const cuda::TransferBackend* backend = q.is_cuda() ? cuda::transfer_backend() : nullptr;
+  const bool fused =
+      backend != nullptr && backend->why_no_cross_entropy(q, parameters, options).empty();
   if (fused) {
-    return Form::kCuda;
+    return Backend::kCuda;
   }
-  return q.scalar_type() == at::kDouble ? Form::kAten : form_for(q);
+  return q.scalar_type() == at::kDouble ? Backend::kAten : backend_for(q);
 }
 
-ParameterLoss cross_entropy(Form form,
+ParameterLoss cross_entropy(Backend backend,
                             const at::Tensor& q,
                             const at::Tensor& k,
                             const HybridParameters& parameters,
                             const HybridOptions& options,
                             bool with_gradients) {
   RECORD_USER_SCOPE("hedgerow::cross_entropy_of_weights");
-  switch (form) {
-    case Form::kCpu:
+  switch (backend) {
+    case Backend::kCpu:
       return cpu::cross_entropy_cpu(cpu::make_problem(q, k, {}, parameters, options),
                                     with_gradients);
-    case Form::kCuda:
-      return cuda::transfer_form()->cross_entropy(
+    case Backend::kCuda:
+      return cuda::transfer_backend()->cross_entropy(
           make_hybrid_problem(q, k, {}, parameters, options), with_gradients);
-    case Form::kAten:
+    case Backend::kAten:
       break;
   }
   return aten::cross_entropy_aten(make_hybrid_problem(q, k, {}, parameters, options),
@@ -56,19 +57,20 @@ class MseFunction : public torch::autograd::Function<MseFunction> {
   static at::Tensor forward(torch::autograd::AutogradContext* context,
                             const at::Tensor& y_pred,
                             const at::Tensor& y_true,
-                            Form form) {
+                            Backend backend) {
     RECORD_USER_SCOPE("hedgerow::mean_square");
     context->save_for_backward({y_pred, y_true});
-    context->saved_data["form"] = static_cast<std::int64_t>(form);
-    return form == Form::kAten ? aten::mean_square_aten(y_pred, y_true)
-                               : cpu::mean_square_cpu(y_pred, y_true);
+    context->saved_data["backend"] = static_cast<std::int64_t>(backend);
+    return backend == Backend::kAten ? aten::mean_square_aten(y_pred, y_true)
+                                     : cpu::mean_square_cpu(y_pred, y_true);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  const torch::autograd::variable_list& dloss) {
     RECORD_USER_SCOPE("hedgerow::mean_square_gradient");
     const torch::autograd::variable_list saved = context->get_saved_variables();
-    const bool in_aten = static_cast<Form>(context->saved_data["form"].toInt()) == Form::kAten;
+    const bool in_aten =
+        static_cast<Backend>(context->saved_data["backend"].toInt()) == Backend::kAten;
     return {in_aten ? aten::mean_square_gradient_aten(saved[0], saved[1], dloss[0])
                     : cpu::mean_square_gradient_cpu(saved[0], saved[1], dloss[0].item<double>()),
             at::Tensor(),
@@ -92,7 +94,7 @@ void check_cross_entropy(const at::Tensor& q,
   check_parameters(parameters, options, q.size(1), q.size(3), q.device());
 }
 
-at::Tensor cross_entropy_of(Form form,
+at::Tensor cross_entropy_of(Backend backend,
                             const at::Tensor& q,
                             const at::Tensor& k,
                             const HybridParameters& parameters,
@@ -100,7 +102,7 @@ at::Tensor cross_entropy_of(Form form,
   const bool needed = needs_any(needs_of(parameters));
   const ParameterLoss result = [&] {
     const c10::NoGradGuard no_grad;
-    return cross_entropy(form, q, k, parameters, options, needed);
+    return cross_entropy(backend, q, k, parameters, options, needed);
   }();
   return with_gradients(result, parameters);
 }
@@ -129,7 +131,7 @@ at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
   if (y_pred.scalar_type() == at::kDouble) {
     return at::mse_loss(y_pred, y_true.detach().to(at::kDouble));
   }
-  return MseFunction::apply(y_pred, y_true.detach(), form_for(y_pred));
+  return MseFunction::apply(y_pred, y_true.detach(), backend_for(y_pred));
 }
 
 at::Tensor transfer_cross_entropy(const at::Tensor& q,
@@ -140,14 +142,14 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
   return q.scalar_type() == at::kDouble
              ? transfer_cross_entropy_reference(q.detach(), k.detach(), parameters, options)
              : cross_entropy_of(
-                   cross_entropy_form_for(q, parameters, options), q, k, parameters, options);
+                   cross_entropy_backend_for(q, parameters, options), q, k, parameters, options);
 }
 
 namespace aten {
 
 at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true) {
   check_mean_square(y_pred, y_true);
-  return MseFunction::apply(y_pred, y_true.detach(), Form::kAten);
+  return MseFunction::apply(y_pred, y_true.detach(), Backend::kAten);
 }
 
 at::Tensor transfer_cross_entropy(const at::Tensor& q,
@@ -155,7 +157,7 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
                                   const HybridParameters& parameters,
                                   const HybridOptions& options) {
   check_cross_entropy(q, k, parameters, options);
-  return cross_entropy_of(Form::kAten, q, k, parameters, options);
+  return cross_entropy_of(Backend::kAten, q, k, parameters, options);
 }
 
 }  // namespace aten
@@ -167,10 +169,10 @@ at::Tensor transfer_cross_entropy(const at::Tensor& q,
                                   const HybridParameters& parameters,
                                   const HybridOptions& options) {
   check_cross_entropy(q, k, parameters, options);
-  TORCH_CHECK(transfer_form() != nullptr, "transfer_cross_entropy: ", kNoCudaKernels);
-  const std::string reason = transfer_form()->why_no_cross_entropy(q, parameters, options);
+  TORCH_CHECK(transfer_backend() != nullptr, "transfer_cross_entropy: ", kNoCudaKernels);
+  const std::string reason = transfer_backend()->why_no_cross_entropy(q, parameters, options);
   TORCH_CHECK(reason.empty(), "transfer_cross_entropy: ", reason);
-  return cross_entropy_of(Form::kCuda, q, k, parameters, options);
+  return cross_entropy_of(Backend::kCuda, q, k, parameters, options);
 }
 
 }  // namespace cuda

@@ -25,9 +25,9 @@ constexpr std::size_t kNumParameters = 5;
 ParameterLoss run(const AttentionArguments& a, const Tensor& q, const Tensor& k, bool gradients) {
   const HybridParameters parameters = a.parameters();
   const HybridOptions options = a.options();
-  check_known(a, q, k, {});  // the choice of a form reads sizes
+  check_known(a, q, k, {});  // the choice of a backend reads sizes
   return cross_entropy(
-      cross_entropy_form_for(q, parameters, options), q, k, parameters, options, gradients);
+      cross_entropy_backend_for(q, parameters, options), q, k, parameters, options, gradients);
 }
 
 Tensor loss(const AttentionArguments& a, const Tensor& q, const Tensor& k) {
@@ -36,7 +36,7 @@ Tensor loss(const AttentionArguments& a, const Tensor& q, const Tensor& k) {
 }
 
 LossAndGradients loss_forward(const AttentionArguments& a, const Tensor& q, const Tensor& k) {
-  const RecordingGuard recording;  // the ATen form's maps walk a graph of their own
+  const RecordingGuard recording;  // the ATen backend's maps walk a graph of their own
   const c10::NoGradGuard no_grad;
   const ParameterLoss result = run(a, q, k, true);
   const auto like = [&](const Tensor& gradient, const std::optional<Tensor>& parameter) {

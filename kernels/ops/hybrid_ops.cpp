@@ -22,7 +22,7 @@ using at::Tensor;
 enum Input { kQ, kK, kV, kLayerQ, kBiasQ, kLayerK, kBiasK, kWindowFactors, kNumInputs };
 using Needs = std::array<bool, kNumInputs>;
 // y, y as the backward reads it (absent: y itself), denominator, rest, pull, maxima, ties (the
-// fused CUDA form's; absent elsewhere).
+// fused CUDA backend's; absent elsewhere).
 using Forward = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Gradients = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 
@@ -32,28 +32,29 @@ HybridOptions options_of(const AttentionArguments& a, bool fp32_output) {
   return options;
 }
 
-// fp64 in the chunked ATen form, as anything else that no fused form takes: T x T is for tests.
-Form form_of(const AttentionArguments& a,
-             const Tensor& q,
-             const Tensor& k,
-             const Tensor& v,
-             bool fused,
-             bool input_gradients) {
-  TORCH_CHECK(!fused || (q.is_cuda() && cuda::hybrid_form() != nullptr),
+// fp64 in the chunked ATen backend, as anything else that no fused backend takes: T x T is for
+// tests.
+Backend backend_of(const AttentionArguments& a,
+                   const Tensor& q,
+                   const Tensor& k,
+                   const Tensor& v,
+                   bool fused,
+                   bool input_gradients) {
+  TORCH_CHECK(!fused || (q.is_cuda() && cuda::hybrid_backend() != nullptr),
               "hybrid attention: fused must be false for a tensor on ",
               q.device(),
               " in this build, found true; hybrid_attention chooses it");
   if (fused) {
     check_known(a, q, k, v);  // why_not reads sizes
     const std::string reason =
-        cuda::hybrid_form()->why_not(q, a.parameters(), a.options(), input_gradients);
+        cuda::hybrid_backend()->why_not(q, a.parameters(), a.options(), input_gradients);
     TORCH_CHECK(reason.empty(),
                 "hybrid attention: fused must be false for this problem, found true: ",
                 reason,
                 "; hybrid_attention chooses it");
-    return Form::kCuda;
+    return Backend::kCuda;
   }
-  return q.scalar_type() == at::kDouble ? Form::kAten : form_for(q);
+  return q.scalar_type() == at::kDouble ? Backend::kAten : backend_for(q);
 }
 
 at::ScalarType output_dtype(const Tensor& q, bool fp32_output) {
@@ -70,10 +71,11 @@ Tensor attend(const AttentionArguments& a,
   const HybridParameters parameters = a.parameters();
   const HybridOptions options = options_of(a, fp32_output);
   check_known(a, q, k, v);
-  const Form form = q.scalar_type() == at::kDouble
-                        ? Form::kAten
-                        : hybrid_form_for(q, parameters, options, /*input_gradients=*/false);
-  return in_rows(hybrid_forward(form, q, k, v, parameters, options, false).y);
+  const Backend backend =
+      q.scalar_type() == at::kDouble
+          ? Backend::kAten
+          : hybrid_backend_for(q, parameters, options, /*input_gradients=*/false);
+  return in_rows(hybrid_forward(backend, q, k, v, parameters, options, false).y);
 }
 
 Forward forward(const AttentionArguments& a,
@@ -82,9 +84,9 @@ Forward forward(const AttentionArguments& a,
                 const Tensor& v,
                 bool fp32_output,
                 bool fused) {
-  const Form form = form_of(a, q, k, v, fused, /*input_gradients=*/false);
+  const Backend backend = backend_of(a, q, k, v, fused, /*input_gradients=*/false);
   const HybridForward out =
-      hybrid_forward(form, q, k, v, a.parameters(), options_of(a, fp32_output), true);
+      hybrid_forward(backend, q, k, v, a.parameters(), options_of(a, fp32_output), true);
   const bool own = out.y_saved.defined() && !out.y_saved.is_same(out.y);
   return {in_rows(out.y),
           own ? in_rows(out.y_saved) : absent(q),
@@ -108,7 +110,7 @@ Gradients backward(const AttentionArguments& a,
                    const Tensor& ties,
                    bool fused,
                    Needs needs) {
-  const RecordingGuard recording;  // the ATen form's maps walk a graph of their own
+  const RecordingGuard recording;  // the ATen backend's maps walk a graph of their own
   const c10::NoGradGuard no_grad;
   HybridForward saved;
   saved.y_saved = y;
@@ -118,7 +120,7 @@ Gradients backward(const AttentionArguments& a,
   saved.maxima = undefined_if_empty(maxima);
   saved.ties = undefined_if_empty(ties);
   const bool input_gradients = needs[kQ] || needs[kK] || needs[kV];
-  const HybridGradients g = hybrid_backward(form_of(a, q, k, v, fused, input_gradients),
+  const HybridGradients g = hybrid_backward(backend_of(a, q, k, v, fused, input_gradients),
                                             q,
                                             k,
                                             v,
@@ -326,12 +328,12 @@ Tensor attend_autograd(const AttentionArguments& a,
     return AttentionOp<&attend>::dispatch("hedgerow::hybrid_attention", a, q, k, v, fp32_output);
   }
   check_known(a, q, k, v);
-  // While tracing with symbolic sizes nothing can be asked of them; then the ATen form it is.
+  // While tracing with symbolic sizes nothing can be asked of them; then the ATen backend it is.
   const bool fused =
       q.is_cuda() && sizes_are_known(inputs_of(a, q, k, v)) &&
-      hybrid_form_for(
+      hybrid_backend_for(
           q, a.parameters(), options_of(a, fp32_output), any_requires_grad({q, k, v})) ==
-          Form::kCuda;
+          Backend::kCuda;
   return HybridFunction::apply(std::optional<Tensor>(q),
                                std::optional<Tensor>(k),
                                std::optional<Tensor>(v),

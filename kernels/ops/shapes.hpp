@@ -1,7 +1,7 @@
 // What the operators' rules for tensors without data share. Such tensors (FakeTensor, meta) come
 // from tracing; their sizes may be symbols, of which nothing may be asked but arithmetic. The
-// operators give each result one memory layout, whatever form computes it, because a rule must say
-// it without knowing the form. Included by the *_ops.cpp alone.
+// operators give each result one memory layout, whatever backend computes it, because a rule must
+// say it without knowing the backend. Included by the *_ops.cpp alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -300,8 +300,8 @@ void sync_file(const fs::path& path) {
   file.close();
 }
 
-void wait_until_visible(const fs::path& path, std::chrono::milliseconds patience) {
-  const auto deadline = std::chrono::steady_clock::now() + patience;
+void wait_until_visible(const fs::path& path, std::chrono::milliseconds timeout) {
+  const auto deadline = std::chrono::steady_clock::now() + timeout;
   std::chrono::milliseconds pause = kFirstPoll;
   while (true) {
     // open, not stat: opening is what makes a network file system ask its server again.
@@ -318,7 +318,7 @@ void wait_until_visible(const fs::path& path, std::chrono::milliseconds patience
     }
     if (std::chrono::steady_clock::now() + pause > deadline) {
       throw Error(ErrorKind::kNotFound,
-                  path.string() + ": still absent after " + std::to_string(patience.count()) +
+                  path.string() + ": still absent after " + std::to_string(timeout.count()) +
                       " ms, though the journal names it; run 'hedgerow check' on the run");
     }
     std::this_thread::sleep_for(pause);

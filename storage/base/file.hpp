@@ -81,7 +81,7 @@ void sync_file(const std::filesystem::path& path);
 // For files that a committed record names: retries ENOENT and ESTALE until the deadline, because
 // attribute caches of network file systems show a rename late. Throws kNotFound after it,
 // kUsage for what is no regular file.
-void wait_until_visible(const std::filesystem::path& path, std::chrono::milliseconds patience);
+void wait_until_visible(const std::filesystem::path& path, std::chrono::milliseconds timeout);
 
 // Bytes an unprivileged process may still write there; of the nearest existing ancestor if
 // `directory` is yet to be made.

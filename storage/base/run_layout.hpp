@@ -33,7 +33,9 @@ class RunLayout {
     return root_ / "coordinator.json";
   }
   // Who makes the run ready (tokens) before there is a coordinator.
-  [[nodiscard]] std::filesystem::path preparation_file() const { return root_ / "preparing.json"; }
+  [[nodiscard]] std::filesystem::path tokenize_stage_file() const {
+    return root_ / "preparing.json";
+  }
   [[nodiscard]] std::filesystem::path logs() const { return root_ / "logs"; }
   // Of 'hedgerow keygen'; what is in it: coordinator/wire/run_keys.hpp.
   [[nodiscard]] std::filesystem::path keys_directory() const { return root_ / "keys"; }

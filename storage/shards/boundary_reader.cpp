@@ -24,11 +24,11 @@ class ShardSet {
  public:
   ShardSet(const RunLayout& layout,
            const std::vector<FileRecord>& records,
-           std::chrono::milliseconds patience) {
+           std::chrono::milliseconds timeout) {
     if (records.empty()) throw Error(ErrorKind::kInternal, "a boundary reader was given no shards");
     for (const FileRecord& record : records) {
       const std::filesystem::path path = layout.resolve(record.name);
-      wait_until_visible(path, patience);
+      wait_until_visible(path, timeout);
       auto reader = std::make_shared<ShardReader>(path, record);
       const ShardInfo info = reader->info();
       if (shards_.empty()) info_ = info;
@@ -145,8 +145,8 @@ struct BoundaryReader::Impl {
 
   Impl(const RunLayout& layout,
        const std::vector<FileRecord>& records,
-       std::chrono::milliseconds patience)
-      : shards(layout, records, patience) {}
+       std::chrono::milliseconds timeout)
+      : shards(layout, records, timeout) {}
   ~Impl() { stop(); }
   Impl(const Impl&) = delete;
   Impl& operator=(const Impl&) = delete;
@@ -226,8 +226,8 @@ struct BoundaryReader::Impl {
 
 BoundaryReader::BoundaryReader(const RunLayout& layout,
                                const std::vector<FileRecord>& shards,
-                               std::chrono::milliseconds patience)
-    : impl_(std::make_unique<Impl>(layout, shards, patience)) {}
+                               std::chrono::milliseconds timeout)
+    : impl_(std::make_unique<Impl>(layout, shards, timeout)) {}
 BoundaryReader::BoundaryReader(BoundaryReader&&) noexcept = default;
 BoundaryReader::~BoundaryReader() = default;
 

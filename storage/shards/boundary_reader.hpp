@@ -31,11 +31,11 @@ class BoundaryReader {
   static constexpr std::size_t kMaxOpenShards = 128;
 
   // `shards` are the committed records of one boundary, covering the sequences that will be asked
-  // for. `patience` is for renames that a network file system shows late. Throws kNotFound,
+  // for. `timeout` is for renames that a network file system shows late. Throws kNotFound,
   // kCorrupt (damaged, of another boundary or shape, two shards with the same sequence).
   BoundaryReader(const RunLayout& layout,
                  const std::vector<FileRecord>& shards,
-                 std::chrono::milliseconds patience = std::chrono::seconds(90));
+                 std::chrono::milliseconds timeout = std::chrono::seconds(90));
   BoundaryReader(BoundaryReader&&) noexcept;
   ~BoundaryReader();
 

@@ -1,12 +1,12 @@
-// Times of the kernels beside the T x T forms that a plain program would use, and the hybrid beside
-// the chunked form in batched products that a good one would, as JSON lines:
+// Times of the kernels beside the T x T backends that a plain program would use, and the hybrid
+// beside the chunked backend in batched products that a good one would, as JSON lines:
 //   {"name", "T", "dtype", "layout", "gradients", "threads", "median_ms", "opponent",
 //   "opponent_ms", "ratio", "repeats", "peak_mib"}
 // Ours and the opponent take turns (worker/bench/alternate.hpp); without an opponent its fields are
 // null. peak_mib: what our own call takes beyond its inputs, at its highest. Shape: SmolLM2's (H 9,
 // G 3, D 64, F 64, W 64), four sequences or what --tokens leaves of them. From kLongLength on the
 // T x T opponent takes one head at a time, or its maps would not fit. Against softmax's own fast
-// forms, over many sizes: `hedgerow bench kernels`.
+// backends, over many sizes: `hedgerow bench kernels`.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "coordinator/machine/memory.hpp"
-#include "kernels/forms.hpp"
+#include "kernels/backend.hpp"
 #include "worker/bench/alternate.hpp"
 #include "worker/bench/attention_problem.hpp"
 #include "worker/device/large_blocks.hpp"
@@ -251,7 +251,7 @@ void bench_softmax(std::int64_t T, const Options& options) {
 
 int main(int argc, char** argv) {
   Options options;
-  CLI::App app("Times of the attention kernels against their T x T forms, as JSON lines");
+  CLI::App app("Times of the attention kernels against their T x T backends, as JSON lines");
   app.add_option("--lengths", options.lengths, "sequence lengths T")->capture_default_str();
   app.add_option("--entries", options.entries, "which of them")
       ->check(CLI::IsMember(options.entries))

@@ -1,5 +1,5 @@
-// A run directory with a journal and no model: what the desk, the assembler and the coordinator
-// need, with files small enough to write by hand.
+// A run directory with a journal and no model: what the dispatcher, the assembler and the
+// coordinator need, with files small enough to write by hand.
 #pragma once
 
 #include <gtest/gtest.h>

@@ -41,7 +41,7 @@ def exit_codes() -> dict[str, int]:
 
 
 def stop_patience() -> int:
-    return int(re.search(r"kStopPatience\{(\d+)\}", (TOP / "coordinator/serve/coordinator.cpp").read_text())[1])
+    return int(re.search(r"kStopTimeout\{(\d+)\}", (TOP / "coordinator/serve/coordinator.cpp").read_text())[1])
 
 
 def pods(objects: list[dict]):

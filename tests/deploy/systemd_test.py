@@ -39,7 +39,7 @@ class Settings(unittest.TestCase):
         self.assertEqual((said.returncode, said.stderr), (0, ""))
 
     def test_a_stop_has_the_time_that_checkpoints_take(self):
-        patience = int(re.search(r"kStopPatience\{(\d+)\}", (TOP / "coordinator/serve/coordinator.cpp").read_text())[1])
+        patience = int(re.search(r"kStopTimeout\{(\d+)\}", (TOP / "coordinator/serve/coordinator.cpp").read_text())[1])
         for unit in (RUN, WORKER):
             self.assertGreaterEqual(int(settings(unit)["TimeoutStopSec"]), patience + 15, unit)
 

@@ -45,12 +45,12 @@ class Screen:
                                         stderr=slave, env={**os.environ, "TERM": "xterm", "NO_COLOR": "1"},
                                         start_new_session=True, preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0))
 
-    def read(self, patience_s: float) -> None:
-        if select.select([self._master], [], [], patience_s)[0]:
+    def read(self, timeout_s: float) -> None:
+        if select.select([self._master], [], [], timeout_s)[0]:
             self.written += os.read(self._master, 1 << 16)
 
-    def wait_for(self, words: bytes, patience_s: float = 60) -> None:
-        deadline = time.monotonic() + patience_s
+    def wait_for(self, words: bytes, timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
         while words not in self.written:
             if time.monotonic() > deadline or self.process.poll() is not None:
                 raise AssertionError(f"watch did not show {words!r}: {self.written[-2000:]!r}")
@@ -59,8 +59,8 @@ class Screen:
     def press(self, key: bytes) -> None:
         os.write(self._master, key)
 
-    def end(self, patience_s: float = 60) -> int:
-        deadline = time.monotonic() + patience_s
+    def end(self, timeout_s: float = 60) -> int:
+        deadline = time.monotonic() + timeout_s
         while self.process.poll() is None and time.monotonic() < deadline:
             self.read(0.1)
         self.read(0)

@@ -74,8 +74,8 @@ class Disturbed(job.Job):
     def said(self) -> str:
         return (self.root / "stderr").read_text()
 
-    def ends(self, process: subprocess.Popen, code: int = 0, patience_s: float = 120) -> None:
-        self.test.assertEqual(process.wait(patience_s), code, self.said()[-3000:])
+    def ends(self, process: subprocess.Popen, code: int = 0, timeout_s: float = 120) -> None:
+        self.test.assertEqual(process.wait(timeout_s), code, self.said()[-3000:])
 
     def ends_with_the_same_bytes(self, process: subprocess.Popen) -> None:
         self.ends(process)
@@ -103,9 +103,9 @@ class Disturbed(job.Job):
         return [event for event in journal if (not types or event["type"] in types)
                 and (str(event.get("task", "")).startswith(task) or event.get("token") in tokens)]
 
-    def until(self, process: subprocess.Popen, condition: Callable[[], object], patience_s: float = 60) -> object:
+    def until(self, process: subprocess.Popen, condition: Callable[[], object], timeout_s: float = 60) -> object:
         """What the condition gives once it is true, while the run lives."""
-        return job.wait_until(lambda: condition() or None, process, patience_s)
+        return job.wait_until(lambda: condition() or None, process, timeout_s)
 
     def stopped(self) -> list[int]:
         """Processes of this job that SIGSTOP holds."""

@@ -26,7 +26,7 @@ from processes import stat_of  # noqa: E402
 LIMIT_S = 10
 COMPUTED_S = 1.5  # of processor time of each process before the signal comes: it has loaded, and the forward is under way
 INTERRUPTED = 4
-PATIENCE_S = 240  # for what is not measured: other work may have the machine
+TIMEOUT_S = 240  # for what is not measured: other work may have the machine
 ENDS = ("released", "failed")
 CHARACTERS = 1 << 20  # of text: about 260,000 tokens, of which the evaluation takes 196,608
 
@@ -73,8 +73,8 @@ class Preempted(Disturbed):
             spent = [now - seen.setdefault(pid, now) for pid, now in computed.items()]
             return bool(spent) and min(spent) > COMPUTED_S
 
-        self.until(process, has_begun, PATIENCE_S)
-        self.until(process, has_computed, PATIENCE_S)
+        self.until(process, has_begun, TIMEOUT_S)
+        self.until(process, has_computed, TIMEOUT_S)
 
     def signalled(self, process: subprocess.Popen, pids: list[int], exits: bool = False) -> dict:
         """SIGTERM to these; what was measured until the lease is returned and, if it exits, until `hedgerow run` has."""
@@ -82,10 +82,10 @@ class Preempted(Disturbed):
         begun = time.monotonic()
         for pid in pids:
             os.kill(pid, signal.SIGTERM)
-        job.wait_until(lambda: self.events(self.stage, *ENDS)[ended:] or None, None if exits else process, PATIENCE_S)
+        job.wait_until(lambda: self.events(self.stage, *ENDS)[ended:] or None, None if exits else process, TIMEOUT_S)
         measured = {"stage": self.stage, "seconds_to_lease_returned": round(time.monotonic() - begun, 2)}
         if exits:
-            process.wait(PATIENCE_S)
+            process.wait(TIMEOUT_S)
             measured |= {"seconds_to_exit": round(time.monotonic() - begun, 2), "exit_code": process.returncode}
         return measured | {"ended_as": self.events(self.stage, *ENDS)[-1]["type"]}
 

@@ -74,7 +74,7 @@ FEW = 8  # kills of a run: with so few to come, each is to hit its place
 MAX_IN_A_ROW = 2  # a third failure in a row would quarantine the task
 TICK_S = 0.01
 REWISH_S = 1.0
-PATIENCE_S = 240  # for one run; an undisturbed one takes under 10 s
+TIMEOUT_S = 240  # for one run; an undisturbed one takes under 10 s
 
 
 @dataclass
@@ -133,7 +133,7 @@ class StormyRun:
 
     def weather(self) -> None:
         """Until the run is done. Raises AssertionError if it ends otherwise."""
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = time.monotonic() + TIMEOUT_S
         self.start()
         while True:
             code = self.process.poll()
@@ -147,7 +147,7 @@ class StormyRun:
                     raise AssertionError(f"hedgerow run ended with {code}: {self.tail()}")
                 self.start()
             if time.monotonic() > deadline:
-                raise AssertionError(f"the run is not done after {PATIENCE_S} s: {self.tail()}")
+                raise AssertionError(f"the run is not done after {TIMEOUT_S} s: {self.tail()}")
             time.sleep(TICK_S)
         self.look()
 

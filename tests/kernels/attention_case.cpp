@@ -5,6 +5,10 @@
 
 #include <cmath>
 
+#include "kernels/cpu/tile_products.hpp"
+#include "kernels/reference.hpp"
+#include "kernels/transfer_loss.hpp"
+
 namespace hedgerow::kernels::testing {
 
 std::string AttentionCase::name() const {
@@ -182,6 +186,39 @@ at::Tensor plain_bfloat16_weights(const AttentionInputs& x, const HybridOptions&
 at::Tensor plain_bfloat16_hybrid(const AttentionInputs& x, const HybridOptions& options) {
   const at::Tensor values = x.v.repeat_interleave(x.q.size(1) / x.k.size(1), 1);
   return at::matmul(plain_bfloat16_weights(x, options).to(at::kBFloat16), values);
+}
+
+at::Tensor plain_bfloat16_cross_entropy(const AttentionInputs& inputs,
+                                        const HybridOptions& options) {
+  AttentionInputs x = inputs;
+  x.q = x.q.detach();
+  x.k = x.k.detach();
+  const std::int64_t T = x.q.size(2), group = x.q.size(1) / x.k.size(1);
+  const at::Tensor scores = (at::matmul(x.q, x.k.repeat_interleave(group, 1).transpose(-1, -2)) /
+                             std::sqrt(static_cast<double>(x.q.size(3))))
+                                .to(at::kFloat)
+                                .masked_fill(at::ones({T, T}, at::kBool).triu(1), -INFINITY);
+  const at::Tensor student = plain_bfloat16_weights(x, options);
+  return -(at::softmax(scores, -1) * at::log(at::clamp_min(student, kWeightClamp))).sum(-1).mean();
+}
+
+Outcome plain_hybrid_outcome(const AttentionCase& shape, const AttentionInputs& inputs) {
+  if (cpu::products_for(shape.dtype) == cpu::Products::kFloat)
+    return reference_outcome(shape, inputs, shape.dtype);
+  return differentiate(
+      [&](const AttentionInputs& x) { return plain_bfloat16_hybrid(x, shape.options); },
+      inputs.as(shape.dtype, at::kFloat));
+}
+
+Outcome plain_cross_entropy_outcome(const AttentionCase& shape, const AttentionInputs& inputs) {
+  return differentiate(
+      [&](const AttentionInputs& x) {
+        return cpu::products_for(shape.dtype) == cpu::Products::kBFloat16
+                   ? plain_bfloat16_cross_entropy(x, shape.options)
+                   : transfer_cross_entropy_reference(
+                         x.q.detach(), x.k.detach(), x.parameters, shape.options);
+      },
+      inputs.as(shape.dtype, at::kFloat));
 }
 
 void expect_finite_differences(const AttentionFunction& function,

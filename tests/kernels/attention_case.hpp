@@ -79,6 +79,13 @@ Outcome reference_outcome(const AttentionCase& shape,
 // bf16, weights (normalised, [B, H, T, T]) in fp32.
 at::Tensor plain_bfloat16_weights(const AttentionInputs& inputs, const HybridOptions& options);
 at::Tensor plain_bfloat16_hybrid(const AttentionInputs& inputs, const HybridOptions& options);
+at::Tensor plain_bfloat16_cross_entropy(const AttentionInputs& inputs,
+                                        const HybridOptions& options);
+
+// The plain versions that the CPU's entries are held to: in bf16 products where they use these
+// (bf16 inputs on a processor with AMX), else with products in fp32.
+Outcome plain_hybrid_outcome(const AttentionCase& shape, const AttentionInputs& inputs);
+Outcome plain_cross_entropy_outcome(const AttentionCase& shape, const AttentionInputs& inputs);
 
 // Autograd's gradient of every leaf, against central differences along a random direction. Inputs
 // are fp64.

@@ -1,10 +1,10 @@
-// Positive random features and Taylor features in every form: the hybrid, the losses and the decode
-// step on any device.
+// Positive random features and Taylor features in every backend: the hybrid, the losses and the
+// decode step on any device.
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
 
 #include "kernels/exponential_maps.hpp"
-#include "tests/kernels/device_forms.hpp"
+#include "tests/kernels/device_backends.hpp"
 
 namespace hedgerow::kernels::testing {
 namespace {
@@ -101,7 +101,7 @@ TEST_P(DeviceLoss, OfTheWeightsEqualsTheReferenceForTheMapsOfTheExponential) {
             x.q.detach(), x.k.detach(), x.parameters, shape.options);
       };
       const auto ours = [&](const AttentionInputs& x) {
-        return forms().cross_entropy(x.q, x.k, x.parameters, shape.options);
+        return backends().cross_entropy(x.q, x.k, x.parameters, shape.options);
       };
       if (layout == WindowLayout::kNone && map.f == 0) {
         // Nothing in this student can learn: a value alone.
@@ -127,18 +127,18 @@ TEST_P(DeviceDecode, ContinuesThePrefillForTheMapsOfTheExponential) {
       const AttentionInputs inputs = make_inputs(shape), x = on_device(shape, inputs);
       const at::Tensor full = hybrid_attention_reference(
           inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
-      DecodeState state = forms().prefill(x.k.narrow(2, 0, 23),
-                                          x.v.narrow(2, 0, 23),
-                                          at::full({1}, 23, at::kLong),
-                                          x.parameters,
-                                          shape.options);
+      DecodeState state = backends().prefill(x.k.narrow(2, 0, 23),
+                                             x.v.narrow(2, 0, 23),
+                                             at::full({1}, 23, at::kLong),
+                                             x.parameters,
+                                             shape.options);
       for (std::int64_t t = 23; t < shape.T; ++t) {
-        const at::Tensor y = forms().step(x.q.select(2, t),
-                                          x.k.select(2, t),
-                                          x.v.select(2, t),
-                                          state,
-                                          x.parameters,
-                                          shape.options);
+        const at::Tensor y = backends().step(x.q.select(2, t),
+                                             x.k.select(2, t),
+                                             x.v.select(2, t),
+                                             state,
+                                             x.parameters,
+                                             shape.options);
         EXPECT_LE((y.cpu() - full.select(2, t)).abs().max().item<double>(), 1e-5)
             << shape.name() << ", token " << t;
       }

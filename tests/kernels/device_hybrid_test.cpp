@@ -1,6 +1,6 @@
 #include <c10/core/GradMode.h>
 
-#include "tests/kernels/device_forms.hpp"
+#include "tests/kernels/device_backends.hpp"
 
 namespace hedgerow::kernels::testing {
 namespace {
@@ -119,7 +119,7 @@ TEST_P(DeviceHybrid, IsCausalBitForBit) {
       const AttentionInputs x = on_device(shape, make_inputs(shape));
       const c10::NoGradGuard no_grad;
       const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-        return forms().hybrid(q, k, v, x.parameters, shape.options);
+        return backends().hybrid(q, k, v, x.parameters, shape.options);
       };
       const at::Tensor before = attend(x.q, x.k, x.v);
       for (const std::int64_t t : {0, 1, 63, 64, 130, 199}) {
@@ -149,7 +149,7 @@ TEST_P(DeviceHybrid, GivesTheSameBytesFromCallToCallAndWhenOtherGradientsAreNotW
     maps.q = maps.q.detach();
     maps.k = maps.k.detach();
     maps.v = maps.v.detach();
-    const at::Tensor y = forms().hybrid(maps.q, maps.k, maps.v, maps.parameters, shape.options);
+    const at::Tensor y = backends().hybrid(maps.q, maps.k, maps.v, maps.parameters, shape.options);
     const std::vector<at::Tensor> leaves = maps.leaves();
     for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
       if (!one.gradients[i].defined()) {
@@ -175,7 +175,7 @@ TEST_P(DeviceHybrid, ReadsStridedInputsAndKeepsFullPrecisionOnRequest) {
     return value.transpose(1, 2).contiguous().transpose(1, 2);
   };
   const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-    return forms().hybrid(q, k, v, x.parameters, shape.options);
+    return backends().hybrid(q, k, v, x.parameters, shape.options);
   };
   const at::Tensor y = attend(x.q, x.k, x.v);
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
@@ -193,7 +193,7 @@ TEST_P(DeviceHybrid, MeasuresTheLinearBranchesShare) {
     shape.options.window_size = 16;
     const AttentionInputs inputs = make_inputs(shape);
     const AttentionInputs x = on_device(shape, inputs), exact = inputs.as(at::kDouble, at::kDouble);
-    const at::Tensor found = forms().share(x.q, x.k, x.parameters, shape.options);
+    const at::Tensor found = backends().share(x.q, x.k, x.parameters, shape.options);
     EXPECT_EQ(found.scalar_type(), at::kFloat);
     const at::Tensor expected = linear_share(exact.q, exact.k, exact.parameters, shape.options);
     EXPECT_LT((found.to(at::kCPU, at::kDouble) - expected).abs().max().item<double>(), 1e-6)

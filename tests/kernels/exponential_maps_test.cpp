@@ -9,8 +9,8 @@
 
 #include <cmath>
 
+#include "kernels/backend.hpp"
 #include "kernels/cpu/exponential_map_tiles.hpp"
-#include "kernels/forms.hpp"
 #include "kernels/linear_attention.hpp"
 #include "tests/kernels/attention_case.hpp"
 
@@ -257,8 +257,9 @@ TEST(ExponentialMaps, GiveOneCausalAttentionQuadraticChunkedAndRecurrent) {
                      phi_k = map_of(x.k, x.parameters.k, FeatureMapRole::kKey);
     const at::Tensor weights = at::tril(at::matmul(phi_q, phi_k.transpose(-1, -2)));
     const at::Tensor quadratic = at::matmul(weights, x.v) / weights.sum(-1, true);
-    const auto expect_equal = [&](const at::Tensor& y, const char* form) {
-      EXPECT_LT((y - quadratic).abs().max().item<double>(), 2e-5) << shape.name() << ", " << form;
+    const auto expect_equal = [&](const at::Tensor& y, const char* backend) {
+      EXPECT_LT((y - quadratic).abs().max().item<double>(), 2e-5)
+          << shape.name() << ", " << backend;
     };
     expect_equal(causal_linear_attention(phi_q, phi_k, x.v), "chunked");
     expect_equal(hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options), "fused");

@@ -1,5 +1,5 @@
-// The fused hybrid, and the reference that all forms are held to. The cases of every form are in
-// device_hybrid_test.cpp.
+// The fused hybrid, and the reference that all backends are held to. The cases of every backend are
+// in device_hybrid_test.cpp.
 #include "kernels/hybrid_attention.hpp"
 
 #include <cmath>
@@ -21,12 +21,12 @@ using testing::make_inputs;
 using testing::Outcome;
 using testing::reference_outcome;
 
-// The plain version is the T x T form with the same inputs, products in fp32.
+// The plain version is the T x T backend with the same inputs, products in fp32.
 void expect_case(const AttentionCase& shape) {
   const AttentionInputs inputs = make_inputs(shape);
   expect_outcome(shape,
                  hybrid_outcome(shape, inputs),
-                 reference_outcome(shape, inputs, shape.dtype),
+                 testing::plain_hybrid_outcome(shape, inputs),
                  reference_outcome(shape, inputs, at::kDouble));
 }
 
@@ -124,7 +124,7 @@ TEST(HybridAttention, GradientsOfTheReferenceAreThoseOfFiniteDifferences) {
   }
 }
 
-// The form that processors with AMX run, here through whatever oneDNN has for it.
+// The backend that processors with AMX run, here through whatever oneDNN has for it.
 TEST(HybridAttention, InBfloat16ProductsStaysWithinTwiceThePlainError) {
   for (const WindowLayout layout : kLayouts) {
     AttentionCase shape{.B = 2, .H = 8, .G = 2, .T = 150, .D = 64, .f = 32, .dtype = at::kBFloat16};

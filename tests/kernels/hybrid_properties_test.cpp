@@ -145,10 +145,10 @@ TEST(HybridAttention, SumsTheStatesOfItsSegmentsAgainWhereItsBackwardIsNotGivenT
     const auto backward = [&](const HybridForward& forward) {
       const HybridNeeds needs{.q = true, .k = true, .v = true, .map_q = true, .map_k = true};
       return hybrid_backward(
-          Form::kCpu, x.q, x.k, x.v, x.parameters, shape.options, forward, x.dy, needs);
+          Backend::kCpu, x.q, x.k, x.v, x.parameters, shape.options, forward, x.dy, needs);
     };
     HybridForward forward =
-        hybrid_forward(Form::kCpu, x.q, x.k, x.v, x.parameters, shape.options, true);
+        hybrid_forward(Backend::kCpu, x.q, x.k, x.v, x.parameters, shape.options, true);
     ASSERT_TRUE(forward.states.defined()) << shape.name();
     const HybridGradients given = backward(forward);
     forward.states = at::Tensor();

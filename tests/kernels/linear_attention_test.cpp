@@ -8,7 +8,7 @@
 namespace hedgerow::kernels {
 namespace {
 
-// The quadratic form; before: keys <= query only.
+// The quadratic backend; before: keys <= query only.
 at::Tensor quadratic(const at::Tensor& phi_q,
                      const at::Tensor& phi_k,
                      const at::Tensor& v,

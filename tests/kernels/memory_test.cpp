@@ -1,8 +1,8 @@
-// No T x T tensor in the fused forms: the peak of the process's memory while they run.
+// No T x T tensor in the fused backends: the peak of the process's memory while they run.
 #include <fstream>
 #include <string>
 
-#include "kernels/forms.hpp"
+#include "kernels/backend.hpp"
 #include "tests/kernels/attention_case.hpp"
 
 namespace hedgerow::kernels {
@@ -100,7 +100,7 @@ TEST_F(Memory, OfTheTeacherHoldsNoSquareInEitherFormNorForGroupedHeads) {
     const auto both_ways = [&] {
       torch::autograd::grad({attention(x.q, x.k, x.v).sum()}, {x.q, x.k, x.v});
     };
-    EXPECT_LT(peak_gain_kib(both_ways), kSquareKib) << "one head's; a square form holds several";
+    EXPECT_LT(peak_gain_kib(both_ways), kSquareKib) << "one head's; a square backend holds several";
   }
 }
 

@@ -87,7 +87,7 @@ TEST_P(SoftmaxAttention, TrainsQueriesKeysAndValues) {
   }
 }
 
-// fp64 takes ATen's form, as bf16 does where there is AMX: its grouped heads are the same.
+// fp64 takes ATen's backend, as bf16 does where there is AMX: its grouped heads are the same.
 TEST(SoftmaxAttentionOfATen, EqualsTheReferenceForGroupedHeads) {
   const AttentionInputs x =
       make_inputs({.B = 2, .H = 6, .G = 2, .T = 100, .D = 64}).as(at::kDouble, at::kDouble);

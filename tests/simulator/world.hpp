@@ -83,8 +83,8 @@ class World {
   void end_member(std::size_t index);
   void start_coordinator(std::size_t host);
   void open_post(std::size_t host);
-  [[nodiscard]] coordinator::DispatcherConfig desk_config(std::size_t host,
-                                                          const storage::ReplayResult& replayed);
+  [[nodiscard]] coordinator::DispatcherConfig dispatcher_config(
+      std::size_t host, const storage::ReplayResult& replayed);
   void turn(std::size_t index);
   void end_post(std::size_t index, const std::string& how);
   void schedule_turn(std::size_t index, milliseconds delay);

@@ -64,22 +64,22 @@ void World::start_coordinator(std::size_t host) {
   later(random_.duration(milliseconds(1000), milliseconds(30'000)), Kind::kStart, random_.below(2));
 }
 
-coordinator::DispatcherConfig World::desk_config(std::size_t host,
-                                                 const storage::ReplayResult& replayed) {
-  coordinator::DispatcherConfig desk;
-  desk.keep = scenario_.keep;
-  desk.token_floor = coordinator::token_floor(layout_, replayed, disk_);
-  desk.room_for_retry = 1U << 20;
-  desk.idle = seconds(5);
-  desk.disk = &disk_;
-  desk.version = "1";
-  desk.build = "simulated";
-  desk.log = [this](const std::string& line) { log(line); };
+coordinator::DispatcherConfig World::dispatcher_config(std::size_t host,
+                                                       const storage::ReplayResult& replayed) {
+  coordinator::DispatcherConfig dispatcher;
+  dispatcher.keep = scenario_.keep;
+  dispatcher.token_floor = coordinator::token_floor(layout_, replayed, disk_);
+  dispatcher.room_for_retry = 1U << 20;
+  dispatcher.idle = seconds(5);
+  dispatcher.disk = &disk_;
+  dispatcher.version = "1";
+  dispatcher.build = "simulated";
+  dispatcher.log = [this](const std::string& line) { log(line); };
   if (scenario_.elastic_workers == 0) {
     for (int slot = 0; slot < scenario_.local_workers; ++slot)
-      desk.own_workers.push_back(coordinator::local_worker_uuid(slot, hosts_[host]->name()));
+      dispatcher.own_workers.push_back(coordinator::local_worker_uuid(slot, hosts_[host]->name()));
   }
-  return desk;
+  return dispatcher;
 }
 
 void World::open_post(std::size_t host) {
@@ -101,9 +101,9 @@ void World::open_post(std::size_t host) {
   const bool same_port = previous && previous->host == hosts_[host]->name() && random_.chance(0.5);
   post->mailbox = std::make_unique<Mailbox>(
       *this, same_port ? previous->endpoint : "sim://" + std::to_string(posts_.size()));
-  const coordinator::DispatcherConfig desk = desk_config(host, replayed);
+  const coordinator::DispatcherConfig dispatcher = dispatcher_config(host, replayed);
   hosts_[host]->speaker = post->id;
-  const coordinator::Surroundings surroundings{
+  const coordinator::Environment environment{
       .mailbox = *post->mailbox,
       .clock = clock_,
       .processes = *hosts_[host],
@@ -114,7 +114,7 @@ void World::open_post(std::size_t host) {
       }};
   post->core = std::make_unique<coordinator::Coordinator>(
       coordinator::CoordinatorConfig{.layout = layout_,
-                                     .dispatcher = desk,
+                                     .dispatcher = dispatcher,
                                      .launcher = {.worker_binary = "hedgerow-worker",
                                                   .run_directory = kRoot,
                                                   .logs = layout_.logs(),
@@ -124,11 +124,12 @@ void World::open_post(std::size_t host) {
                                                   .host = hosts_[host]->name()},
                                      .retries_with_new_seed = scenario_.reseeds,
                                      .stop_requests = &post->stop_requests},
-      surroundings,
+      environment,
       std::move(term),
       previous,
       nullptr);
-  open_books(post->core->dispatcher(), scenario_.geometry, {}, "simulated", "simulated", "seed = 0");
+  open_books(
+      post->core->dispatcher(), scenario_.geometry, {}, "simulated", "simulated", "seed = 0");
   post_at_[post->mailbox->endpoint()] = posts_.size();
   posts_.push_back(std::move(post));
   schedule_turn(posts_.size() - 1, kBusyTurn);
@@ -160,9 +161,11 @@ void World::turn(std::size_t index) {
   hosts_[post.host]->speaker = post.id;
   try {
     post.core->turn(milliseconds(0));
-    const coordinator::Dispatcher& desk = post.core->dispatcher();
-    oracle_.on_turn(
-        desk.term(), desk.state(), desk.leases(), turns_++ % scenario_.turns_per_comparison == 0);
+    const coordinator::Dispatcher& dispatcher = post.core->dispatcher();
+    oracle_.on_turn(dispatcher.term(),
+                    dispatcher.state(),
+                    dispatcher.leases(),
+                    turns_++ % scenario_.turns_per_comparison == 0);
     if (post.core->is_over()) return end_post(index, "its own decision");
     return schedule_turn(index, kIdleTurn);
   } catch (const Crash&) {

@@ -112,14 +112,14 @@ def kill(pid: int, number: int = signal.SIGKILL) -> None:
         pass
 
 
-def wait_until(condition: Callable[[], T | None], patience_s: float, what: str) -> T:
+def wait_until(condition: Callable[[], T | None], timeout_s: float, what: str) -> T:
     """What the condition gives once it gives something, looked at five times a second."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if (found := condition()) is not None:
             return found
         time.sleep(0.2)
-    raise AssertionError(f"{what}: not within {patience_s} s")
+    raise AssertionError(f"{what}: not within {timeout_s} s")
 
 
 class Cluster:
@@ -220,8 +220,8 @@ class Cluster:
         since = self._ended_since.setdefault(job, time.monotonic())
         return True if time.monotonic() - since > STAYS_S else None
 
-    def wait_until_gone(self, job: str, patience_s: float) -> None:
-        wait_until(lambda: self.is_gone(job), patience_s, f"the end of job {job}")
+    def wait_until_gone(self, job: str, timeout_s: float) -> None:
+        wait_until(lambda: self.is_gone(job), timeout_s, f"the end of job {job}")
 
     def processes_on(self, node: str, *words: str) -> list[int]:
         """Of jobs on this node, whose program has this base name and whose arguments begin with these words."""

@@ -30,7 +30,7 @@ FIRST, REST = {CORES[0]}, set(CORES[1:] or CORES)
 PARTITIONS = {"limit": {"nodes": ["l1", "l2"], "cpus": 4, "cores": FIRST},
               "nodes": {"nodes": ["k1", "k2"], "cpus": 2, "cores": REST},
               "array": {"nodes": ["a1"], "cpus": 8, "cores": REST}}
-PATIENCE_S = 420  # other work may have the machine
+TIMEOUT_S = 420  # other work may have the machine
 LEASE_LIMIT_S = 10
 SHORT_STEPS = 60
 LONG_SECONDS = 50  # of the first core, in the long run's transfers: two rounds and more
@@ -103,15 +103,15 @@ class SlurmJob(job.Job):
 
     def wait_until_over(self, submitted: dict[str, str]) -> None:
         """The run first: a job on its way back to the queue looks like one that has ended."""
-        wait_until(self.is_done, PATIENCE_S, "the end of the run")
+        wait_until(self.is_done, TIMEOUT_S, "the end of the run")
         for number in submitted.values():
-            cluster.wait_until_gone(number, PATIENCE_S)
+            cluster.wait_until_gone(number, TIMEOUT_S)
 
     def check_complete(self, steps: int) -> None:
         status = self.status()
         if status["state"] != "done":
             raise AssertionError(f"the run is {status['state']}: {self.log()[-4000:]}")
-        if self.artifacts() != expected[steps].result(PATIENCE_S):
+        if self.artifacts() != expected[steps].result(TIMEOUT_S):
             raise AssertionError("other bytes than an undisturbed run's")
         failed = self.events("failed")
         if failed:
@@ -155,7 +155,7 @@ def over_the_limit(steps: int) -> None:
             return cluster.is_gone(submitted["run"]) if run.is_done() else None
 
         begun = time.monotonic()
-        wait_until(is_gone, PATIENCE_S, "the end of the run over the limit")
+        wait_until(is_gone, TIMEOUT_S, "the end of the run over the limit")
         rounds = 1 + run.log().count("is over, checkpointed")
         say("wall-time limit", rounds=rounds, seconds=round(time.monotonic() - begun, 1), ranks_on=sorted(ranks_on))
         if rounds < 3:
@@ -177,7 +177,7 @@ def killed_node(steps: int) -> None:
             pids = cluster.processes_on("k2", "hedgerow-worker", "serve")
             return next((worker for worker in run.workers() if worker["pid"] in pids), None)
 
-        victim = wait_until(worker_of_the_node, PATIENCE_S, "a worker with a task on k2")
+        victim = wait_until(worker_of_the_node, TIMEOUT_S, "a worker with a task on k2")
         cluster.kill_node("k2")
         begun = time.monotonic()
 
@@ -190,7 +190,7 @@ def killed_node(steps: int) -> None:
         wait_until(lambda: True if run.events("revoked") else None, 60, "the end of the dead worker's lease")
         revoked_after = time.monotonic() - begun
         cluster.start_node("k2")
-        again = wait_until(granted_again, PATIENCE_S, "another grant of the dead worker's task")
+        again = wait_until(granted_again, TIMEOUT_S, "another grant of the dead worker's task")
         if victim["uuid"] in again["text"]:
             raise AssertionError(f"granted to the dead: {again}")
         wait_until(lambda: cluster.processes_on("k2", "hedgerow-worker", "serve") or None, 60, "a worker on k2 again")
@@ -206,7 +206,7 @@ def cancelled_task(steps: int) -> None:
     run = SlurmJob(steps, "array")
     try:
         submitted = run.submit("--array", "2")
-        wait_until(lambda: run.workers() if len(run.workers()) == 2 else None, PATIENCE_S, "two workers with tasks")
+        wait_until(lambda: run.workers() if len(run.workers()) == 2 else None, TIMEOUT_S, "two workers with tasks")
         begun = time.monotonic()
         cluster.ask("scancel", f"{submitted['worker']}_1")
         released = wait_until(lambda: run.events("released") or None, 30, "the lease of the cancelled worker")
@@ -230,7 +230,7 @@ def stopped(steps: int) -> None:
     run = SlurmJob(steps, "array", tasks=2)
     try:
         submitted = run.submit()
-        wait_until(lambda: run.workers() or None, PATIENCE_S, "a worker with a task")
+        wait_until(lambda: run.workers() or None, TIMEOUT_S, "a worker with a task")
         ended = run.command("stop", "--run", run.run_directory)
         if ended.code != 0:
             raise AssertionError(f"hedgerow stop: {ended}")
@@ -269,16 +269,16 @@ def finish() -> None:
 
 class OnACluster(unittest.TestCase):
     def test_a_run_goes_on_over_three_rounds_of_its_wall_time_limit(self) -> None:
-        cases["limit"].result(PATIENCE_S)
+        cases["limit"].result(TIMEOUT_S)
 
     def test_the_tasks_of_a_killed_node_go_elsewhere_and_its_worker_comes_back(self) -> None:
-        cases["node"].result(PATIENCE_S)
+        cases["node"].result(TIMEOUT_S)
 
     def test_a_cancelled_task_of_an_array_gives_its_lease_back_and_the_others_go_on(self) -> None:
-        cases["array"].result(PATIENCE_S)
+        cases["array"].result(TIMEOUT_S)
 
     def test_stop_ends_the_job_for_good(self) -> None:
-        cases["stop"].result(PATIENCE_S)
+        cases["stop"].result(TIMEOUT_S)
 
 
 if __name__ == "__main__":

@@ -248,16 +248,16 @@ class Job:
         return artifacts_of(self.run_directory)
 
 
-def wait_until(condition: Callable[[], T | None], process: subprocess.Popen | None, patience_s: float = 60) -> T:
+def wait_until(condition: Callable[[], T | None], process: subprocess.Popen | None, timeout_s: float = 60) -> T:
     """What the condition gives once it gives something, looked at 20 times a second; a process that ends meanwhile fails it."""
-    deadline = time.monotonic() + patience_s
+    deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
         if (found := condition()) is not None:
             return found
         if process and process.poll() is not None:
             raise AssertionError(f"{process.args} ended with {process.returncode}: {process.communicate()}")
         time.sleep(0.05)
-    raise AssertionError(f"{process.args if process else 'wait_until'}: nothing within {patience_s} s")
+    raise AssertionError(f"{process.args if process else 'wait_until'}: nothing within {timeout_s} s")
 
 
 def artifacts_of(run: Path) -> dict[str, str]:

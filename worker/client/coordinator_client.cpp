@@ -50,7 +50,7 @@ struct CoordinatorClient::Impl {
                  .endpoint = options.endpoint,
                  .orphan_timeout = options.orphan_timeout,
                  .heartbeat = options.heartbeat,
-                 .reply_patience = options.reply_patience,
+                 .reply_timeout = options.reply_timeout,
                  .stop_patience = options.stop_patience,
                  .holds = options.holds},
                 now()) {

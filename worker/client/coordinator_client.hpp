@@ -27,7 +27,7 @@ struct ClientOptions {
   std::chrono::milliseconds heartbeat{std::chrono::seconds(5)};
   // How long a submission or a hello stays unanswered before it is repeated and the coordinator
   // looked for anew.
-  std::chrono::milliseconds reply_patience{std::chrono::seconds(10)};
+  std::chrono::milliseconds reply_timeout{std::chrono::seconds(10)};
   // Once told to stop: a coordinator that is silent for so long is not waited for any more.
   std::chrono::milliseconds stop_patience{std::chrono::seconds(20)};
   // The MPI stage: the fencing token that it holds from the start; see join().

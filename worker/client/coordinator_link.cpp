@@ -36,8 +36,8 @@ void CoordinatorLink::connect(const std::string& endpoint) {
   wear_ = {};
 }
 
-std::optional<std::string> CoordinatorLink::receive(std::chrono::milliseconds patience) {
-  std::optional<std::string> frame = socket_.receive(patience);
+std::optional<std::string> CoordinatorLink::receive(std::chrono::milliseconds timeout) {
+  std::optional<std::string> frame = socket_.receive(timeout);
   if (frame) wear_.note_received();
   return frame;
 }

@@ -44,7 +44,7 @@ class CoordinatorLink {
   // touch), kUnavailable.
   CoordinatorLink(storage::RunLayout layout, const std::string& endpoint, std::string key_pair);
 
-  [[nodiscard]] std::optional<std::string> receive(std::chrono::milliseconds patience);
+  [[nodiscard]] std::optional<std::string> receive(std::chrono::milliseconds timeout);
   void send(std::string_view frame);
   void wake() { socket_.wake(); }
 

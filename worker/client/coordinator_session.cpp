@@ -116,7 +116,7 @@ std::vector<std::string> CoordinatorSession::tick(Time now) {
     stop("no coordinator for " + std::to_string(options_.orphan_timeout / std::chrono::seconds(1)) +
          " s");
   }
-  if (welcomed_ && now - last_heard_ > options_.reply_patience) {
+  if (welcomed_ && now - last_heard_ > options_.reply_timeout) {
     welcomed_ = false;
     next_hello_ = now;
   }
@@ -131,7 +131,7 @@ std::vector<std::string> CoordinatorSession::tick(Time now) {
   }
   if (!queue_.empty() && now >= next_send_) {
     frames.push_back(wire::encode(queue_.front()->message));
-    next_send_ = now + options_.reply_patience;
+    next_send_ = now + options_.reply_timeout;
   }
   return frames;
 }
@@ -142,7 +142,7 @@ CoordinatorSession::Time CoordinatorSession::next_due() const {
   Time due = after(options_.orphan_timeout);
   if (!stop_reason_.empty()) due = std::min(due, after(options_.stop_patience));
   if (!welcomed_) return std::min({due, next_hello_, next_look_});
-  due = std::min({due, next_heartbeat_, after(options_.reply_patience)});
+  due = std::min({due, next_heartbeat_, after(options_.reply_timeout)});
   return queue_.empty() ? due : std::min(due, next_send_);
 }
 

@@ -174,11 +174,11 @@ std::optional<HandshakeFailure> DealerSocket::failure() const { return impl_->fa
 
 bool DealerSocket::take_reconnected() { return std::exchange(impl_->is_reconnected, false); }
 
-std::optional<std::string> DealerSocket::receive(std::chrono::milliseconds patience) {
+std::optional<std::string> DealerSocket::receive(std::chrono::milliseconds timeout) {
   std::array<zmq_pollitem_t, 3> items{{{impl_->socket, 0, ZMQ_POLLIN, 0},
                                        {nullptr, impl_->wake_descriptor, ZMQ_POLLIN, 0},
                                        {impl_->monitor, 0, ZMQ_POLLIN, 0}}};
-  if (zmq_poll(items.data(), static_cast<int>(items.size()), static_cast<long>(patience.count())) <=
+  if (zmq_poll(items.data(), static_cast<int>(items.size()), static_cast<long>(timeout.count())) <=
       0)
     return std::nullopt;
   if ((items[2].revents & ZMQ_POLLIN) != 0) impl_->take_events();

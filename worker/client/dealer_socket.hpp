@@ -37,8 +37,8 @@ class DealerSocket {
   [[nodiscard]] const std::string& public_key() const { return public_key_; }  // ours; may be empty
   // What was queued for the old one is dropped.
   void reconnect(const std::string& endpoint, std::optional<wire::WorkerKeys> keys);
-  // nullopt: nothing within `patience`, or woken.
-  [[nodiscard]] std::optional<std::string> receive(std::chrono::milliseconds patience);
+  // nullopt: nothing within `timeout`, or woken.
+  [[nodiscard]] std::optional<std::string> receive(std::chrono::milliseconds timeout);
   void send(std::string_view frame);  // dropped when the queue is full: whoever sent it repeats it
   void wake();                        // any thread
 

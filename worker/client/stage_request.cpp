@@ -39,9 +39,9 @@ class Question {
 std::optional<wire::StageStart> ask_for_stage(const storage::RunLayout& layout,
                                               int ranks,
                                               const std::atomic<bool>& stop,
-                                              const StagePatience& patience) {
+                                              const StageTimeout& timeout) {
   Question question(layout, ranks);
-  const auto deadline = std::chrono::steady_clock::now() + patience.limit;
+  const auto deadline = std::chrono::steady_clock::now() + timeout.limit;
   while (!stop.load()) {
     const auto start = wire::read_stage_start(layout);
     if (start && start->launch == question.name()) return start;
@@ -50,12 +50,12 @@ std::optional<wire::StageStart> ask_for_stage(const storage::RunLayout& layout,
           storage::ErrorKind::kUnavailable,
           "run " + layout.root().string() + ": no coordinator gave the finetune stage to these " +
               std::to_string(ranks) + " ranks within " +
-              std::to_string(patience.limit / std::chrono::seconds(1)) +
+              std::to_string(timeout.limit / std::chrono::seconds(1)) +
               " s; start them when 'hedgerow status' says that it waits for them (the recipe "
               "needs finetune.launch = \"elsewhere\"), or wait longer with --wait");
     }
     question.repeat();
-    std::this_thread::sleep_for(patience.look_every);
+    std::this_thread::sleep_for(timeout.look_every);
   }
   return std::nullopt;
 }

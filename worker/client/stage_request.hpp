@@ -10,7 +10,7 @@
 
 namespace hedgerow::worker {
 
-struct StagePatience {
+struct StageTimeout {
   std::chrono::milliseconds limit{std::chrono::minutes(10)};
   std::chrono::milliseconds look_every{500};
 };
@@ -20,6 +20,6 @@ struct StagePatience {
 [[nodiscard]] std::optional<wire::StageStart> ask_for_stage(const storage::RunLayout& layout,
                                                             int ranks,
                                                             const std::atomic<bool>& stop,
-                                                            const StagePatience& patience);
+                                                            const StageTimeout& timeout);
 
 }  // namespace hedgerow::worker

@@ -30,11 +30,11 @@ wire::Task with_inputs(const storage::RunLayout& layout, wire::Task task) {
 
 void verify_inputs(const storage::RunLayout& layout,
                    const wire::Task& task,
-                   std::chrono::milliseconds patience) {
+                   std::chrono::milliseconds timeout) {
   for (const storage::FileRecord& file : task.inputs) {
     const std::filesystem::path path = layout.resolve(file.name);
     if (file.size == 0 || path.extension() == ".h5") continue;
-    storage::wait_until_visible(path, patience);
+    storage::wait_until_visible(path, timeout);
     storage::verify_file(path, file);
   }
 }

@@ -19,11 +19,11 @@ namespace hedgerow::worker {
 
 // Reads the task's inputs that are no shards (a student, an adapter) and holds them against the
 // journal's records; shards are held against theirs as they are read. A record without a size (a
-// stage that was started by hand) is not asked. Waits `patience` for each to be seen. Throws
+// stage that was started by hand) is not asked. Waits `timeout` for each to be seen. Throws
 // kNotFound, kCorrupt.
 void verify_inputs(const storage::RunLayout& layout,
                    const wire::Task& task,
-                   std::chrono::milliseconds patience);
+                   std::chrono::milliseconds timeout);
 
 // Which committed files a failure is about: those of the task's that its message names, and, if one
 // was missing, all that are (whatever took one away may have taken more).

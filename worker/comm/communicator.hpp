@@ -83,13 +83,13 @@ inline constexpr std::chrono::seconds kCommDeadline{60};
 inline constexpr std::chrono::minutes kLoadDeadline{30};
 
 // A longer deadline for as long as it lives.
-class Patience {
+class DeadlineScope {
  public:
-  explicit Patience(Communicator& communicator)
+  explicit DeadlineScope(Communicator& communicator)
       : communicator_(communicator), before_(communicator.set_deadline(kLoadDeadline)) {}
-  ~Patience() { communicator_.set_deadline(before_); }
-  Patience(const Patience&) = delete;
-  Patience& operator=(const Patience&) = delete;
+  ~DeadlineScope() { communicator_.set_deadline(before_); }
+  DeadlineScope(const DeadlineScope&) = delete;
+  DeadlineScope& operator=(const DeadlineScope&) = delete;
 
  private:
   Communicator& communicator_;

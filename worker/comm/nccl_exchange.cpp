@@ -42,7 +42,7 @@ class NcclExchange final : public TensorExchange {
     started(
         ncclCommInitRankConfig(&comm_, communicator.world_size(), id, communicator.rank(), &config),
         kCall);
-    // All ranks are here: nobody is still loading a model, whatever the communicator's patience.
+    // All ranks are here: nobody is still loading a model, whatever the communicator's timeout.
     try {
       settle(kCall, std::min<std::chrono::milliseconds>(communicator.deadline(), kCommDeadline));
     } catch (const Error& error) {
@@ -134,7 +134,7 @@ class NcclExchange final : public TensorExchange {
   void part() noexcept {
     try {
       {
-        const Patience patience(communicator_);
+        const DeadlineScope timeout(communicator_);
         communicator_.barrier();
       }
       const c10::cuda::CUDAGuard guard(device_);

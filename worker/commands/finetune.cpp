@@ -104,7 +104,7 @@ ExitCode run_alone(RunContext& run, const FinetuneArguments& options, Communicat
 
 // Rank 0's text on every rank.
 std::string shared(std::string text, Communicator& communicator) {
-  const Patience patience(communicator);  // rank 0 may have waited for a coordinator
+  const DeadlineScope timeout(communicator);  // rank 0 may have waited for a coordinator
   std::uint64_t size = text.size();
   communicator.broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
   text.resize(size);
@@ -115,7 +115,7 @@ std::string shared(std::string text, Communicator& communicator) {
 // The ranks leave together. Rank 0 may still wait for a coordinator to take its files; without one
 // it gives up, and with one its lease ends if it is lost, so this cannot last.
 void settle(Communicator& communicator) {
-  const Patience patience(communicator);
+  const DeadlineScope timeout(communicator);
   communicator.barrier();
 }
 

@@ -37,7 +37,7 @@ class Evaluator {
       : model_(model),
         tokens_(tokens),
         options_(options),
-        outer_(load_outer(model, options.compute_dtype, options.device, options.alive)),
+        outer_(load_outer(model, options.compute_dtype, options.device, options.check_cancelled)),
         rope_(make_rope_table(model.config(), tokens.seq_len, options.device)) {}
 
   // False if told to stop.
@@ -51,7 +51,7 @@ class Evaluator {
     const int num_layers = model_.config().num_hidden_layers;
     for (int layer = 0; layer < num_layers; ++layer) {
       const BlockRunner runner = load(layer);
-      const RunOptions each{.alive = options_.alive};
+      const RunOptions each{.check_cancelled = options_.check_cancelled};
       for (at::Tensor& stream : teacher_streams)
         stream = runner.run(stream, rope_, measuring_teacher(), each);
       for (at::Tensor& stream : streams)
@@ -86,8 +86,8 @@ class Evaluator {
   }
 
   BlockRunner load(int layer_idx) const {
-    LayerWeights layer =
-        load_layer(model_, layer_idx, options_.compute_dtype, options_.device, options_.alive);
+    LayerWeights layer = load_layer(
+        model_, layer_idx, options_.compute_dtype, options_.device, options_.check_cancelled);
     if (options_.adapter != nullptr)
       merge_into(layer, *options_.adapter, layer_idx, model_.config());
     pack_layer(layer, tokens_.seq_len);
@@ -144,7 +144,7 @@ class Evaluator {
     const at::Tensor next = token_ids(index).squeeze(0).roll(-1).unsqueeze(1).to(options_.device);
     const at::Tensor rows = stream.squeeze(0);
     for (std::int64_t first = 0; first < tokens_.seq_len; first += kLogitRows) {
-      options_.alive();
+      options_.check_cancelled();
       const std::int64_t count = std::min(kLogitRows, tokens_.seq_len - first);
       const at::Tensor scores = logits(rows.narrow(0, first, count), outer_, model_.config());
       if (options_.logits) options_.logits(index, first, scores);
@@ -254,7 +254,7 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
     context.report(progress);
     return true;
   };
-  options.alive = [&context] { stop_if_told(context); };
+  options.check_cancelled = [&context] { stop_if_told(context); };
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
   if (task.subject != "teacher")

@@ -31,7 +31,7 @@ struct EvaluateOptions {
   std::function<bool(std::int64_t, std::int64_t, double)> progress = {};
   // Called before each sequence's pass through a layer, each chunk of its logits and each tensor
   // that is loaded; what it throws ends the evaluation.
-  std::function<void()> alive = [] {};
+  std::function<void()> check_cancelled = [] {};
   // Gets the logits [rows, V] fp32 of each chunk on the device, in order: sequence, first position.
   std::function<void(std::int64_t, std::int64_t, const at::Tensor&)> logits = {};
 };

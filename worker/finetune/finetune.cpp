@@ -45,12 +45,12 @@ class Finetune {
            TaskContext& context,
            const wire::Task& task,
            Communicator& communicator,
-           const StopPatience& patience)
+           const StopTimeout& timeout)
       : run_(run),
         context_(context),
         task_(task),
         communicator_(communicator),
-        patience_(patience),
+        timeout_(timeout),
         finetune_(run.recipe().finetune),
         student_(student_directory(task)),
         trainer_(
@@ -119,7 +119,7 @@ class Finetune {
     options.finetune = finetune_;
     options.seed = run_.recipe().seed;
     options.stream = run_.stream();
-    options.alive = [this] {
+    options.check_cancelled = [this] {
       tell();
       part_if_overdue();
     };
@@ -146,7 +146,7 @@ class Finetune {
     if (!context_.should_stop()) return;
     const auto now = std::chrono::steady_clock::now();
     if (!told_to_stop_) told_to_stop_ = now;
-    if (now - *told_to_stop_ >= (is_root() ? patience_.root : patience_.other)) throw Stopped{};
+    if (now - *told_to_stop_ >= (is_root() ? timeout_.root : timeout_.other)) throw Stopped{};
   }
 
   bool everyone_stops() {
@@ -280,7 +280,7 @@ class Finetune {
   TaskContext& context_;
   const wire::Task& task_;
   Communicator& communicator_;
-  StopPatience patience_;
+  StopTimeout timeout_;
   storage::FinetuneSection finetune_;
   std::string student_;
   // Before the trainer, whose construction already reports.
@@ -300,15 +300,15 @@ TaskResult run_finetune(RunContext& run,
                         TaskContext& context,
                         const wire::Task& task,
                         Communicator& communicator,
-                        const StopPatience& stop_patience) {
-  std::optional<Patience> patience(communicator);
+                        const StopTimeout& stop_patience) {
+  std::optional<DeadlineScope> timeout(communicator);
   std::optional<Finetune> stage;
   try {
     const InterruptScope interrupt(communicator, [&context] { stop_if_told(context); });
     // The others wait: one that stumbled over damage first would take rank 0 down with it, which
     // alone can say whose damage it is.
-    const std::chrono::seconds file_patience(run.recipe().workers.file_patience_s);
-    if (communicator.rank() == 0) verify_inputs(run.layout(), task, file_patience);
+    const std::chrono::seconds file_timeout(run.recipe().workers.file_patience_s);
+    if (communicator.rank() == 0) verify_inputs(run.layout(), task, file_timeout);
     communicator.barrier();
     stage.emplace(run, context, task, communicator, stop_patience);
     communicator.barrier();  // each has its model: from here on they go step by step
@@ -316,7 +316,7 @@ TaskResult run_finetune(RunContext& run,
     communicator.abandon();
     return {.ranks_parted = true};  // nothing is lost but the loading
   }
-  patience.reset();
+  timeout.reset();
   return stage->run();
 }
 

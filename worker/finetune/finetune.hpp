@@ -16,7 +16,7 @@ namespace hedgerow::worker {
 // How long the step that is under way may still take once a rank was told to stop; then rank 0
 // abandons it, writes its checkpoint and leaves, upon which mpirun ends the others. Another rank
 // that alone was told (its node goes) waits longer, because its leaving cuts rank 0's time short.
-struct StopPatience {
+struct StopTimeout {
   std::chrono::milliseconds root{1000}, other{6000};
 };
 
@@ -31,6 +31,6 @@ TaskResult run_finetune(RunContext& run,
                         TaskContext& context,
                         const wire::Task& task,
                         Communicator& communicator,
-                        const StopPatience& patience = {});
+                        const StopTimeout& timeout = {});
 
 }  // namespace hedgerow::worker

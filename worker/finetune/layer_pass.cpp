@@ -69,7 +69,7 @@ HeadNorms StudentLayer::head_norms() const {
 at::Tensor StudentLayer::project(const at::Tensor& normed,
                                  const LoraAdapter& lora,
                                  int layer_idx,
-                                 LayerTape* tape) const {
+                                 LayerActivations* activations) const {
   at::Tensor qkv = qkv_.forward(normed);
   const auto updates = input_updates(lora, layer_idx, model_.config);
   if (updates.empty()) return qkv;
@@ -82,33 +82,33 @@ at::Tensor StudentLayer::project(const at::Tensor& normed,
     add_scaled(rows_of(qkv), update.first_row, delta, lora.scaling());
     column += lora.rank;
   }
-  if (tape != nullptr) {
-    tape->normed = wide;
-    tape->low_rank = low_rank;
+  if (activations != nullptr) {
+    activations->normed = wide;
+    activations->low_rank = low_rank;
   }
   return qkv;
 }
 
-at::Tensor StudentLayer::attend(const Qkv& heads, LayerTape* tape) const {
+at::Tensor StudentLayer::attend(const Qkv& heads, LayerActivations* activations) const {
   const auto attention = [&](const Qkv& x) {
     return parameters_ ? kernels::hybrid_attention(x.q, x.k, x.v, *parameters_, model_.attention)
                        : kernels::softmax_attention_trainable(x.q, x.k, x.v);
   };
-  if (tape == nullptr) return attention(heads);
+  if (activations == nullptr) return attention(heads);
   const at::AutoGradMode with_gradients(true);
-  tape->heads = {heads.q.detach().requires_grad_(true),
-                 heads.k.detach().requires_grad_(true),
-                 heads.v.detach().requires_grad_(true)};
-  tape->attended = attention(tape->heads);
-  return tape->attended.detach();
+  activations->heads = {heads.q.detach().requires_grad_(true),
+                        heads.k.detach().requires_grad_(true),
+                        heads.v.detach().requires_grad_(true)};
+  activations->attended = attention(activations->heads);
+  return activations->attended.detach();
 }
 
 at::Tensor StudentLayer::through_mlp_input(const at::Tensor& hidden_states,
                                            const LoraAdapter& lora,
                                            int layer_idx,
-                                           LayerTape& tape,
+                                           LayerActivations& activations,
                                            bool keep) const {
-  LayerTape* kept = keep ? &tape : nullptr;
+  LayerActivations* kept = keep ? &activations : nullptr;
   const double eps = model_.config.rms_norm_eps;
   const at::Tensor qkv =
       project(rms_norm(hidden_states, weights_.input_norm, eps), lora, layer_idx, kept);
@@ -118,7 +118,7 @@ at::Tensor StudentLayer::through_mlp_input(const at::Tensor& hidden_states,
                                 model_.rope.cos,
                                 model_.rope.sin,
                                 head_norms());
-  if (keep && weights_.q_norm.defined()) tape.qkv = qkv;
+  if (keep && weights_.q_norm.defined()) activations.qkv = qkv;
   const at::Tensor y = attend(heads, kept).transpose(1, 2).flatten(2);
   at::Tensor update = o_.forward(y);
   if (const LoraPair* pair = lora.find(layer_idx, "o_proj")) {
@@ -127,38 +127,39 @@ at::Tensor StudentLayer::through_mlp_input(const at::Tensor& hidden_states,
     const at::Tensor low_rank = at::linear(wide, pair->a);
     add_scaled(rows_of(update), 0, at::linear(low_rank, pair->b), lora.scaling());
     if (keep) {
-      tape.merged = wide;
-      tape.merged_low_rank = low_rank;
+      activations.merged = wide;
+      activations.merged_low_rank = low_rank;
     }
   }
   const Normed mid = add_rms_norm(hidden_states, update, weights_.post_norm, eps);
-  tape.mid = mid.hidden_states;
-  tape.gate_up = gate_up_.forward(mid.normed);
+  activations.mid = mid.hidden_states;
+  activations.gate_up = gate_up_.forward(mid.normed);
   return mid.hidden_states;
 }
 
 at::Tensor StudentLayer::forward(const at::Tensor& hidden_states,
                                  const LoraAdapter& lora,
                                  int layer_idx,
-                                 LayerTape* tape) const {
+                                 LayerActivations* activations) const {
   const at::NoGradGuard no_gradients;
-  LayerTape passing;
-  LayerTape& used = tape == nullptr ? passing : *tape;
-  const at::Tensor mid = through_mlp_input(hidden_states, lora, layer_idx, used, tape != nullptr);
+  LayerActivations passing;
+  LayerActivations& used = activations == nullptr ? passing : *activations;
+  const at::Tensor mid =
+      through_mlp_input(hidden_states, lora, layer_idx, used, activations != nullptr);
   return add_round(mid, down_.forward(swiglu(used.gate_up)), model_.stream);
 }
 
-LayerTape StudentLayer::remake(const at::Tensor& hidden_states,
-                               const LoraAdapter& lora,
-                               int layer_idx) const {
+LayerActivations StudentLayer::recompute(const at::Tensor& hidden_states,
+                                         const LoraAdapter& lora,
+                                         int layer_idx) const {
   const at::NoGradGuard no_gradients;
-  LayerTape tape;
-  through_mlp_input(hidden_states, lora, layer_idx, tape, true);
-  return tape;
+  LayerActivations activations;
+  through_mlp_input(hidden_states, lora, layer_idx, activations, true);
+  return activations;
 }
 
 Qkv StudentLayer::attention_gradient(const at::Tensor& mid_gradient,
-                                     LayerTape& tape,
+                                     LayerActivations& activations,
                                      const LoraAdapter& lora,
                                      LoraAdapter& gradient,
                                      int layer_idx) const {
@@ -170,23 +171,24 @@ Qkv StudentLayer::attention_gradient(const at::Tensor& mid_gradient,
     const at::Tensor du = at::mm(dout, pair->b).mul_(lora.scaling());
     const LoraPair* out = gradient.find(layer_idx, "o_proj");
     at::Tensor da = out->a, db = out->b;
-    at::mm_out(da, du.t(), tape.merged);
-    at::mm_out(db, dout.t(), tape.merged_low_rank);
+    at::mm_out(da, du.t(), activations.merged);
+    at::mm_out(db, dout.t(), activations.merged_low_rank);
     db.mul_(lora.scaling());
     add_scaled(rows_of(dy), 0, at::mm(du, pair->a), 1.0);
   }
   const at::Tensor by_head =
       dy.unflatten(-1, {config.num_attention_heads, config.head_dim}).transpose(1, 2).contiguous();
   const at::AutoGradMode with_gradients(true);
-  const auto gradients = torch::autograd::grad({tape.attended},
-                                               {tape.heads.q, tape.heads.k, tape.heads.v},
-                                               {by_head.to(tape.attended.scalar_type())});
-  tape.attended = at::Tensor();
+  const auto gradients =
+      torch::autograd::grad({activations.attended},
+                            {activations.heads.q, activations.heads.k, activations.heads.v},
+                            {by_head.to(activations.attended.scalar_type())});
+  activations.attended = at::Tensor();
   return {gradients[0], gradients[1], gradients[2]};
 }
 
 at::Tensor StudentLayer::projection_gradient(const at::Tensor& dqkv,
-                                             const LayerTape& tape,
+                                             const LayerActivations& activations,
                                              const LoraAdapter& lora,
                                              LoraAdapter& gradient,
                                              int layer_idx,
@@ -200,9 +202,10 @@ at::Tensor StudentLayer::projection_gradient(const at::Tensor& dqkv,
     columns.push_back(at::mm(dout, updates[i].pair->b).mul_(lora.scaling()));
     const LoraPair* out = gradient.find(layer_idx, updates[i].module);
     at::Tensor da = out->a, db = out->b;
-    at::mm_out(da, columns.back().t(), tape.normed);
-    at::mm_out(
-        db, dout.t(), tape.low_rank.narrow(1, static_cast<std::int64_t>(i) * lora.rank, lora.rank));
+    at::mm_out(da, columns.back().t(), activations.normed);
+    at::mm_out(db,
+               dout.t(),
+               activations.low_rank.narrow(1, static_cast<std::int64_t>(i) * lora.rank, lora.rank));
     db.mul_(lora.scaling());
   }
   if (!needs_input || columns.empty()) return {};
@@ -211,22 +214,22 @@ at::Tensor StudentLayer::projection_gradient(const at::Tensor& dqkv,
 
 at::Tensor StudentLayer::backward(const at::Tensor& output_gradient,
                                   const at::Tensor& hidden_states,
-                                  LayerTape& tape,
+                                  LayerActivations& activations,
                                   const LoraAdapter& lora,
                                   LoraAdapter& gradient,
                                   int layer_idx,
                                   bool needs_input) const {
   const at::NoGradGuard no_gradients;
   const double eps = model_.config.rms_norm_eps;
-  const at::Tensor dgate_up = swiglu_backward(down_.backward(output_gradient), tape.gate_up);
+  const at::Tensor dgate_up = swiglu_backward(down_.backward(output_gradient), activations.gate_up);
   const at::Tensor dmid = rms_norm_backward(
-      output_gradient, gate_up_.backward(dgate_up), {}, tape.mid, weights_.post_norm, eps);
-  const Qkv dheads = attention_gradient(dmid, tape, lora, gradient, layer_idx);
+      output_gradient, gate_up_.backward(dgate_up), {}, activations.mid, weights_.post_norm, eps);
+  const Qkv dheads = attention_gradient(dmid, activations, lora, gradient, layer_idx);
   const at::Tensor dqkv =
-      split_heads_backward(dheads, tape.qkv, model_.rope.cos, model_.rope.sin, head_norms());
+      split_heads_backward(dheads, activations.qkv, model_.rope.cos, model_.rope.sin, head_norms());
 
   const at::Tensor low_rank =
-      projection_gradient(dqkv, tape, lora, gradient, layer_idx, needs_input);
+      projection_gradient(dqkv, activations, lora, gradient, layer_idx, needs_input);
   if (!needs_input) return {};
   return rms_norm_backward(
       dmid, qkv_.backward(dqkv), low_rank, hidden_states, weights_.input_norm, eps);

@@ -1,8 +1,8 @@
 // One student layer with LoRA, forward and backward. The base and the feature maps are frozen, so
 // the backward pass is written out: gradients of inputs through the frozen products, of A and B
 // from the products' inputs, and autograd only inside the attention. What backward needs is a
-// LayerTape: kept from the forward pass where memory allows, else made again from the layer's input
-// (activation checkpointing); both give the same bytes.
+// LayerActivations: kept from the forward pass where memory allows, else made again from the
+// layer's input (activation checkpointing); both give the same bytes.
 //
 //   x1 = norm(h), q k v = rope(x1 Wqkv^T + lora), y = attention(q, k, v), m = h + y Wo^T + lora,
 //   out = m + swiglu(norm(m) Wgu^T) Wd^T, rounded to `stream`
@@ -28,7 +28,7 @@ struct StudentModel {
 };
 
 // Activations of one layer for one micro-batch [B, T, ...].
-struct LayerTape {
+struct LayerActivations {
   at::Tensor normed;                   // x1 [B, T, M] fp32
   at::Tensor low_rank;                 // x1 A^T of q, k, v side by side [B T, n r] fp32
   at::Tensor qkv;                      // before RoPE; kept only where q/k norms need it
@@ -48,22 +48,24 @@ class StudentLayer {
                std::optional<kernels::HybridParameters> parameters,
                std::int64_t rows);
 
-  // h [B, T, M] -> the layer's output. Fills `tape` if it is given. LoRA's matrices are read, never
-  // written.
+  // h [B, T, M] -> the layer's output. Fills `activations` if it is given. LoRA's matrices are
+  // read, never written.
   at::Tensor forward(const at::Tensor& hidden_states,
                      const LoraAdapter& lora,
                      int layer_idx,
-                     LayerTape* tape) const;
+                     LayerActivations* activations) const;
 
-  // The tape alone: forward without the last product.
-  LayerTape remake(const at::Tensor& hidden_states, const LoraAdapter& lora, int layer_idx) const;
+  // The activations alone: forward without the last product.
+  LayerActivations recompute(const at::Tensor& hidden_states,
+                             const LoraAdapter& lora,
+                             int layer_idx) const;
 
   // output_gradient [B, T, M] -> the gradient of hidden_states (undefined unless `needs_input`);
   // writes this layer's matrices of `gradient` (views as LoraParameters::views_of makes them).
-  // Consumes the tape's attention graph.
+  // Consumes the activations's attention graph.
   at::Tensor backward(const at::Tensor& output_gradient,
                       const at::Tensor& hidden_states,
-                      LayerTape& tape,
+                      LayerActivations& activations,
                       const LoraAdapter& lora,
                       LoraAdapter& gradient,
                       int layer_idx,
@@ -74,23 +76,23 @@ class StudentLayer {
   at::Tensor project(const at::Tensor& normed,
                      const LoraAdapter& lora,
                      int layer_idx,
-                     LayerTape* tape) const;
-  at::Tensor attend(const Qkv& heads, LayerTape* tape) const;
-  // m and, through `tape`, gate_up.
+                     LayerActivations* activations) const;
+  at::Tensor attend(const Qkv& heads, LayerActivations* activations) const;
+  // m and, through `activations`, gate_up.
   at::Tensor through_mlp_input(const at::Tensor& hidden_states,
                                const LoraAdapter& lora,
                                int layer_idx,
-                               LayerTape& tape,
+                               LayerActivations& activations,
                                bool keep) const;
   Qkv attention_gradient(const at::Tensor& mid_gradient,
-                         LayerTape& tape,
+                         LayerActivations& activations,
                          const LoraAdapter& lora,
                          LoraAdapter& gradient,
                          int layer_idx) const;
   // The gradients of q's, k's and v's LoRA matrices from dqkv; returns their part of the gradient
   // of the layer's normed input, undefined where nobody needs it.
   at::Tensor projection_gradient(const at::Tensor& dqkv,
-                                 const LayerTape& tape,
+                                 const LayerActivations& activations,
                                  const LoraAdapter& lora,
                                  LoraAdapter& gradient,
                                  int layer_idx,

@@ -50,13 +50,13 @@ LossHead::Result LossHead::run(const at::Tensor& hidden_states,
                                const Targets& targets,
                                double scale,
                                bool with_gradient,
-                               const std::function<void()>& alive) const {
+                               const std::function<void()>& check_cancelled) const {
   const at::NoGradGuard no_gradients;
   Result result;
   const at::Tensor rows = hidden_states.reshape({-1, hidden_states.size(-1)});
   at::Tensor gradient = with_gradient ? at::zeros_like(rows) : at::Tensor();
   for (std::int64_t begin = 0; begin < targets.count(); begin += kChunkRows) {
-    alive();
+    check_cancelled();
     const std::int64_t count = std::min(kChunkRows, targets.count() - begin);
     const at::Tensor index = targets.rows.narrow(0, begin, count).to(rows.device());
     const at::Tensor token = targets.token.narrow(0, begin, count).to(rows.device());

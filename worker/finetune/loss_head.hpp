@@ -33,14 +33,14 @@ class LossHead {
     double loss_sum = 0.0;  // of -log p over the positions that count
     at::Tensor gradient;    // of scale * loss_sum in hidden_states; undefined unless asked for
   };
-  // hidden_states [B, T, M]: the last layer's output. `alive` is called before each chunk of rows,
-  // and may throw.
+  // hidden_states [B, T, M]: the last layer's output. `check_cancelled` is called before each chunk
+  // of rows, and may throw.
   [[nodiscard]] Result run(
       const at::Tensor& hidden_states,
       const Targets& targets,
       double scale,
       bool with_gradient,
-      const std::function<void()>& alive = [] {}) const;
+      const std::function<void()>& check_cancelled = [] {}) const;
 
  private:
   double rms_norm_eps_;

@@ -53,11 +53,12 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
   for (std::size_t i = 0; i < student.layers.size(); ++i) {
     layers_.emplace_back(model_, load(static_cast<int>(i)), std::move(student.layers[i]), rows);
   }
-  keeps_tapes_ = tape_bytes() <= options_.tape_budget_bytes;
+  keeps_activations_ = activation_bytes() <= options_.activation_budget_bytes;
 }
 
-// What LayerTape holds, with the attention's graph counted as its inputs and output once more.
-std::int64_t FinetuneTrainer::tape_bytes() const {
+// What LayerActivations holds, with the attention's graph counted as its inputs and output once
+// more.
+std::int64_t FinetuneTrainer::activation_bytes() const {
   const auto& config = model_.config;
   const std::int64_t element = outer_.embed_tokens.element_size();
   const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
@@ -89,22 +90,24 @@ double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
   LoraAdapter gradients = parameters_.views_of(gradient);
   const std::size_t depth = layers_.size();
   std::vector<at::Tensor> inputs(depth);
-  std::vector<LayerTape> tapes(keeps_tapes_ ? depth : 0);
+  std::vector<LayerActivations> activations(keeps_activations_ ? depth : 0);
   at::Tensor hidden = embedded(sequences);
   for (std::size_t i = 0; i < depth; ++i) {
     inputs[i] = hidden;
-    hidden =
-        layers_[i].forward(hidden, lora, static_cast<int>(i), keeps_tapes_ ? &tapes[i] : nullptr);
-    options_.alive();
+    hidden = layers_[i].forward(
+        hidden, lora, static_cast<int>(i), keeps_activations_ ? &activations[i] : nullptr);
+    options_.check_cancelled();
   }
   auto [loss, flowing] =
-      head_.run(hidden, targets_of(tokens_, sequences), scale, true, options_.alive);
+      head_.run(hidden, targets_of(tokens_, sequences), scale, true, options_.check_cancelled);
   for (std::size_t i = depth; i-- > 0;) {
     const int layer = static_cast<int>(i);
-    LayerTape tape = keeps_tapes_ ? std::move(tapes[i]) : layers_[i].remake(inputs[i], lora, layer);
-    flowing = layers_[i].backward(flowing, inputs[i], tape, lora, gradients, layer, i > 0);
+    LayerActivations activations = keeps_activations_
+                                       ? std::move(activations[i])
+                                       : layers_[i].recompute(inputs[i], lora, layer);
+    flowing = layers_[i].backward(flowing, inputs[i], activations, lora, gradients, layer, i > 0);
     inputs[i] = at::Tensor();
-    options_.alive();
+    options_.check_cancelled();
   }
   return loss;
 }
@@ -154,10 +157,10 @@ double FinetuneTrainer::validation_loss() {
     at::Tensor hidden = embedded(padded);
     for (std::size_t i = 0; i < layers_.size(); ++i) {
       hidden = layers_[i].forward(hidden, parameters_.adapter(), static_cast<int>(i), nullptr);
-      options_.alive();
+      options_.check_cancelled();
     }
     sums[static_cast<std::size_t>(batch)] =
-        head_.run(hidden, targets_of(tokens_, real), 1.0, false, options_.alive).loss_sum;
+        head_.run(hidden, targets_of(tokens_, real), 1.0, false, options_.check_cancelled).loss_sum;
   }
   if (counted == 0) return 0.0;
   const auto all = communicator_.all_gather(std::as_bytes(std::span(sums)));

@@ -22,18 +22,18 @@
 
 namespace hedgerow::worker {
 
-// Tapes of all layers of a micro-batch are kept up to this size; beyond it each layer is made again
-// from its input in the backward pass, for a third more work.
-inline constexpr std::int64_t kTapeBudgetBytes = std::int64_t{1} << 30;
+// Activations of all layers of a micro-batch are kept up to this size; beyond it each layer is made
+// again from its input in the backward pass, for a third more work.
+inline constexpr std::int64_t kActivationBudgetBytes = std::int64_t{1} << 30;
 
 struct TrainerOptions {
   storage::FinetuneSection finetune;
   std::uint64_t seed = 0;
   at::ScalarType stream = at::kBFloat16;  // the residual stream is rounded to it after every layer
-  std::int64_t tape_budget_bytes = kTapeBudgetBytes;
-  // Called on the computing thread after each layer of each pass and in the loss: it is alive. What
-  // it throws ends the step, whose update is then not made.
-  std::function<void()> alive = [] {};
+  std::int64_t activation_budget_bytes = kActivationBudgetBytes;
+  // Called on the computing thread after each layer of each pass and in the loss: it is
+  // check_cancelled. What it throws ends the step, whose update is then not made.
+  std::function<void()> check_cancelled = [] {};
 };
 
 class FinetuneTrainer {
@@ -72,7 +72,7 @@ class FinetuneTrainer {
  private:
   [[nodiscard]] at::Device device() const { return outer_.embed_tokens.device(); }
   [[nodiscard]] at::Tensor embedded(std::span<const std::int64_t> sequences) const;
-  [[nodiscard]] std::int64_t tape_bytes() const;
+  [[nodiscard]] std::int64_t activation_bytes() const;
 
   StudentModel model_;
   OuterWeights outer_;
@@ -85,7 +85,7 @@ class FinetuneTrainer {
   LoraParameters parameters_;
   LossHead head_;
   std::vector<StudentLayer> layers_;
-  bool keeps_tapes_ = false;
+  bool keeps_activations_ = false;
 };
 
 }  // namespace hedgerow::worker

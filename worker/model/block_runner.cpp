@@ -53,14 +53,14 @@ at::Tensor BlockRunner::run(const at::Tensor& hidden_states,
     if (options.attend_batched) {
       std::vector<Qkv> parts;
       for (const at::Tensor& stream : streams) {
-        if (options.alive) options.alive();
+        if (options.check_cancelled) options.check_cancelled();
         parts.push_back(project_qkv(stream, layer, rope, config_));
       }
       const at::Tensor output = attend(layer_idx, join(parts));
       if (finish) attended = split_batch(output);
     }
     for (std::size_t b = 0; b < streams.size(); ++b) {
-      if (options.alive) options.alive();
+      if (options.check_cancelled) options.check_cancelled();
       if (!options.attend_batched)
         attended[b] = attend(layer_idx, project_qkv(streams[b], layer, rope, config_));
       if (finish) streams[b] = finish_layer(streams[b], attended[b], layer, config_, stream_);

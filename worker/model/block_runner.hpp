@@ -27,7 +27,7 @@ struct RunOptions {
   bool attend_batched =
       false;  // attend gets all sequences at once (transfer) instead of one after the other
   // Called before each sequence's products in each layer; what it throws ends the run.
-  std::function<void()> alive = {};
+  std::function<void()> check_cancelled = {};
 };
 
 class BlockRunner {

@@ -20,8 +20,8 @@ class Expected {
  public:
   Expected(const storage::ModelDirectory& model,
            std::vector<storage::TensorShape> tensors,
-           Alive alive = {})
-      : model_(model), tensors_(std::move(tensors)), alive_(std::move(alive)) {}
+           CheckCancelled check_cancelled = {})
+      : model_(model), tensors_(std::move(tensors)), check_cancelled_(std::move(check_cancelled)) {}
 
   [[nodiscard]] const storage::TensorShape* find(const std::string& suffix) const {
     for (const storage::TensorShape& tensor : tensors_) {
@@ -75,7 +75,7 @@ class Expected {
  private:
   // Over the mapped bytes, not a copy: valid while the model directory is.
   [[nodiscard]] at::Tensor view_of(const storage::TensorShape& tensor) const {
-    if (alive_) alive_();
+    if (check_cancelled_) check_cancelled_();
     const storage::TensorView view = model_.tensor(tensor);
     return at::from_blob(const_cast<std::byte*>(view.bytes.data()),
                          view.shape,
@@ -84,7 +84,7 @@ class Expected {
 
   const storage::ModelDirectory& model_;
   std::vector<storage::TensorShape> tensors_;
-  Alive alive_;
+  CheckCancelled check_cancelled_;
 };
 
 }  // namespace
@@ -93,8 +93,8 @@ LayerWeights load_layer(const storage::ModelDirectory& model,
                         int layer_idx,
                         at::ScalarType compute_dtype,
                         const at::Device& device,
-                        const Alive& alive) {
-  const Expected tensors(model, storage::layer_tensors(model.config(), layer_idx), alive);
+                        const CheckCancelled& check_cancelled) {
+  const Expected tensors(model, storage::layer_tensors(model.config(), layer_idx), check_cancelled);
   const std::string attention = ".self_attn.";
   LayerWeights layer;
   layer.input_norm = tensors.required(".input_layernorm.weight", at::kFloat, device);
@@ -142,8 +142,8 @@ at::Tensor load_embedding(const storage::ModelDirectory& model,
 OuterWeights load_outer(const storage::ModelDirectory& model,
                         at::ScalarType compute_dtype,
                         const at::Device& device,
-                        const Alive& alive) {
-  const Expected tensors(model, storage::outer_tensors(model.config()), alive);
+                        const CheckCancelled& check_cancelled) {
+  const Expected tensors(model, storage::outer_tensors(model.config()), check_cancelled);
   OuterWeights outer;
   outer.embed_tokens = tensors.required("embed_tokens.weight", compute_dtype, device);
   outer.final_norm = tensors.required("model.norm.weight", at::kFloat, device);

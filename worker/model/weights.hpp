@@ -29,7 +29,7 @@ struct LayerWeights {
   at::Tensor qkv_packed, o_packed, gate_up_packed, down_packed;
 };
 // Called before each tensor is read: one of a large model takes seconds. May throw.
-using Alive = std::function<void()>;
+using CheckCancelled = std::function<void()>;
 
 // Throws kCorrupt naming tensor and file when a tensor is missing or has another shape than the
 // configuration says.
@@ -37,7 +37,7 @@ LayerWeights load_layer(const storage::ModelDirectory& model,
                         int layer_idx,
                         at::ScalarType compute_dtype,
                         const at::Device& device,
-                        const Alive& alive = {});
+                        const CheckCancelled& check_cancelled = {});
 // Packs the matrices for products of `rows` rows, which spares a repack in every product, and drops
 // the plain ones. A no-op where packing does not apply (fp32, other devices). For forward passes
 // without autograd only.
@@ -51,7 +51,7 @@ struct OuterWeights {
 OuterWeights load_outer(const storage::ModelDirectory& model,
                         at::ScalarType compute_dtype,
                         const at::Device& device,
-                        const Alive& alive = {});
+                        const CheckCancelled& check_cancelled = {});
 // The embedding alone: what capture of block 0 needs.
 at::Tensor load_embedding(const storage::ModelDirectory& model,
                           at::ScalarType compute_dtype,

@@ -77,10 +77,11 @@ const BlockRunner& RunContext::block(int first_layer,
   block_.reset();  // two blocks need not fit in memory
   std::vector<LayerWeights> layers;
   for (int i = 0; i < num_layers; ++i) {
-    const auto alive = [&loaded, i] {
+    const auto check_cancelled = [&loaded, i] {
       if (loaded) loaded(i);
     };
-    layers.push_back(load_layer(model_, first_layer + i, compute_dtype_, device(), alive));
+    layers.push_back(
+        load_layer(model_, first_layer + i, compute_dtype_, device(), check_cancelled));
     pack_layer(layers.back(), tokens(storage::DataStage::kTransfer).seq_len);
     if (loaded) loaded(i + 1);
   }

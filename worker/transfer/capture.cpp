@@ -99,7 +99,7 @@ TaskResult capture(RunContext& run, TaskContext& context, const wire::Task& task
   progress.phase = "capturing";
   progress.num_steps = end - begin;
   const Attend attend = [](int, const Qkv& qkv) { return teacher_attention(qkv); };
-  const auto alive = [&context] { stop_if_told(context); };
+  const auto check_cancelled = [&context] { stop_if_told(context); };
   for (int shard = task.first_shard; shard < end_shard; ++shard) {
     const storage::ShardInfo info = shard_info(run, task, plan, shard);
     const std::string name =
@@ -110,8 +110,8 @@ TaskResult capture(RunContext& run, TaskContext& context, const wire::Task& task
     storage::ShardWriter writer(path, info);
     for (std::int64_t i = 0; i < info.num_sequences;) {
       const std::int64_t count = std::min(plan.sequences_per_forward, info.num_sequences - i);
-      const at::Tensor out =
-          block.run(input.next(count), run.rope(info.seq_len), attend, {.alive = alive});
+      const at::Tensor out = block.run(
+          input.next(count), run.rope(info.seq_len), attend, {.check_cancelled = check_cancelled});
       append(writer, out.to(run.stream()), task, info.first_sequence + i);
       i += count;
       progress.step += count;

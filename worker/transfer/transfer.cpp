@@ -124,7 +124,7 @@ class Transfer {
                 {.num_layers = num_needed_layers(),
                  .finish_last = false,
                  .attend_batched = true,
-                 .alive = [this] { stop_if_told(context_); }});
+                 .check_cancelled = [this] { stop_if_told(context_); }});
   }
 
   // Of whole steps: what a partial step has seen is seen again.

@@ -2,7 +2,7 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/host/holder.hpp"
+#include "coordinator/host/run_ownership.hpp"
 #include "coordinator/net/key_maker.hpp"
 #include "coordinator/wire/run_keys.hpp"
 

@@ -15,7 +15,7 @@
 #include "coordinator/cli/terminal/screen.hpp"
 #include "coordinator/cli/terminal/view.hpp"
 #include "coordinator/dispatch/term.hpp"
-#include "coordinator/host/preparation.hpp"
+#include "coordinator/host/tokenize_stage.hpp"
 #include "coordinator/net/binding.hpp"
 #include "coordinator/serve/run_service.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
@@ -74,7 +74,7 @@ void make_directory(const fs::path& directory) {
 // Empty, but for what other commands prepare for a run that is yet to begin (keys, job scripts),
 // and for what one that was killed as it began has left.
 bool holds_no_run(const RunLayout& layout) {
-  const std::string preparation = layout.preparation_file().filename().string();
+  const std::string preparation = layout.tokenize_stage_file().filename().string();
   return std::all_of(
       fs::directory_iterator(layout.root()), fs::directory_iterator(), [&](const auto& entry) {
         return entry.path() == layout.keys_directory() ||
@@ -238,7 +238,7 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
 // --json.
 class Reporter final : public RunObserver {
  public:
-  Reporter(Terminal& terminal, std::optional<Preparation>& preparation)
+  Reporter(Terminal& terminal, std::optional<TokenizeStage>& preparation)
       : terminal_(terminal), preparation_(preparation) {}
 
   void on_status(const RunStatus& status) override {
@@ -267,7 +267,7 @@ class Reporter final : public RunObserver {
 
  private:
   Terminal& terminal_;
-  std::optional<Preparation>& preparation_;
+  std::optional<TokenizeStage>& preparation_;
   std::set<std::string> warned_of_;
   bool said_stopping_ = false;
 };
@@ -298,7 +298,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const bool is_new = !fs::exists(layout.recipe());
   const auto say = [&terminal](const std::string& text) { terminal.say(text); };
   const Leftovers leftovers = refuse_if_held(layout, {say});
-  std::optional<Preparation> preparation;  // until a coordinator shows itself
+  std::optional<TokenizeStage> preparation;  // until a coordinator shows itself
   const Claim claim = [&] {
     preparation.emplace(layout, leftovers);
     withdraw_stop(layout);

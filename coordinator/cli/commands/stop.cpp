@@ -21,7 +21,7 @@ bool is_at_work(const RunStatus& status) {
 
 struct StopOptions {
   std::string run;
-  int patience_seconds = 120;
+  int timeout_seconds = 120;
 };
 
 // Ends `orphans`, which the dead coordinator of `file` left behind on this host: workers, mpirun
@@ -38,7 +38,7 @@ bool stop_orphans(const wire::CoordinatorFile& file,
   const auto begin = terminal.console().now();
   while (!wire::orphans_of(file).empty()) {
     if (is_interrupted()) return false;
-    if (terminal.console().now() - begin > seconds(options.patience_seconds)) return false;
+    if (terminal.console().now() - begin > seconds(options.timeout_seconds)) return false;
     std::ignore = terminal.console().wait_for_key(std::chrono::milliseconds(200));
   }
   return true;
@@ -65,10 +65,10 @@ ExitCode run_stop(const StopOptions& options, Terminal& terminal) {
   const auto begin = terminal.console().now();
   while (is_at_work(status)) {
     if (is_interrupted()) return ExitCode::kInterrupted;
-    if (terminal.console().now() - begin > seconds(options.patience_seconds)) {
+    if (terminal.console().now() - begin > seconds(options.timeout_seconds)) {
       throw storage::Error(storage::ErrorKind::kUnavailable,
                            "the process on " + status.host + " (pid " + std::to_string(status.pid) +
-                               ") did not stop within " + std::to_string(options.patience_seconds) +
+                               ") did not stop within " + std::to_string(options.timeout_seconds) +
                                " s; the request stays in " + layout.stop_file().string());
     }
     terminal.status(status.state == "preparing"
@@ -88,7 +88,7 @@ ExitCode run_stop(const StopOptions& options, Terminal& terminal) {
 RunCommand declare_stop(CLI::App& app) {
   const auto options = std::make_shared<StopOptions>();
   add_run(app, options->run);
-  app.add_option("--timeout", options->patience_seconds, "seconds to wait for the checkpoints")
+  app.add_option("--timeout", options->timeout_seconds, "seconds to wait for the checkpoints")
       ->type_name("SECONDS")
       ->check(CLI::Range(1, 86400).description(""))
       ->capture_default_str();

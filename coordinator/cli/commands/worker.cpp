@@ -27,7 +27,7 @@ struct WorkerOptions {
 
 constexpr std::chrono::seconds kLookForOpeningEvery{2};
 // A step in hand, its checkpoint and the coordinator's answer; then a worker is killed.
-constexpr std::chrono::seconds kWorkerPatience{60};
+constexpr std::chrono::seconds kWorkerStopTimeout{60};
 
 ExitCode say_over(const WorkerOptions& options, Terminal& terminal) {
   terminal.say(options.run + " is over: no worker is wanted");
@@ -94,7 +94,7 @@ ExitCode stay(const WorkerOptions& options, const storage::RunLayout& layout, Te
     say_joining(options, endpoint, terminal);
     const ChildResult worker =
         run_child({.arguments = serve_arguments(options, layout, endpoint, terminal),
-                   .patience = kWorkerPatience,
+                   .timeout = kWorkerStopTimeout,
                    .speaks_itself = true},
                   terminal,
                   [](std::string_view /*line*/) {});

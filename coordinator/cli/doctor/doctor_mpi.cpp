@@ -14,8 +14,8 @@
 namespace hedgerow::coordinator::cli {
 namespace {
 
-constexpr std::chrono::seconds kLauncherPatience{60};  // a launcher that is kept from a node hangs
-constexpr std::chrono::seconds kPeersPatience{150};
+constexpr std::chrono::seconds kLauncherTimeout{60};  // a launcher that is kept from a node hangs
+constexpr std::chrono::seconds kPeersTimeout{150};
 constexpr const char* kWithoutMpi = "or set finetune.ranks = 1 in the recipe";
 
 std::vector<std::string> mpirun_command(const std::string& worker) {
@@ -42,7 +42,7 @@ Finding launch(Terminal& terminal,
                const std::vector<std::string>& words) {
   try {
     std::vector<std::string> lines;
-    const ChildResult result = run_child({.arguments = words, .limit = kLauncherPatience},
+    const ChildResult result = run_child({.arguments = words, .limit = kLauncherTimeout},
                                          terminal,
                                          [&](std::string_view line) { lines.emplace_back(line); });
     if (result.ok()) return judge_ranks(check, lines);
@@ -146,7 +146,7 @@ std::vector<Finding> examine_nodes(Terminal& terminal, const std::filesystem::pa
                                  "--dir",
                                  std::filesystem::absolute(directory),
                                  "--json"},
-                   .limit = kPeersPatience},
+                   .limit = kPeersTimeout},
                   terminal,
                   [&](std::string_view line) { reports.emplace_back(line); });
     std::vector<Finding> findings = worst_of_each(reports);

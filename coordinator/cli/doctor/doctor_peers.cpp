@@ -81,7 +81,7 @@ class Meeting {
   Meeting& operator=(const Meeting&) = delete;
 
   void hold() {
-    const auto deadline = begin_ + options_.patience;
+    const auto deadline = begin_ + options_.timeout;
     std::optional<Clock::time_point> farewell;
     while (Clock::now() < farewell.value_or(deadline)) {
       if (look()) publish(farewell.has_value());
@@ -215,7 +215,7 @@ Finding judge_visibility(const std::vector<Peer>& peers, const PeerOptions& opti
             Level::kFail,
             std::to_string(peers.size()) + " of " + std::to_string(wanted) +
                 " others answered within " +
-                duration_text(std::chrono::duration<double>(options.patience).count()) +
+                duration_text(std::chrono::duration<double>(options.timeout).count()) +
                 (peers.empty() ? "" : ": " + hosts_of(peers)),
             "start 'hedgerow doctor --peers " + std::to_string(options.num_processes) +
                 "' on that many nodes at once, with the same --dir; if you did, it is not one file "

@@ -16,13 +16,13 @@ namespace hedgerow::coordinator::cli {
 struct PeerOptions {
   int num_processes = 2;  // this one included
   // Attribute caches of network file systems show a file late; readers of a run wait as long.
-  std::chrono::milliseconds patience = std::chrono::seconds(90);
+  std::chrono::milliseconds timeout = std::chrono::seconds(90);
   std::chrono::milliseconds look_every = std::chrono::milliseconds(50);
   std::string host;     // of this process, in what it says
   std::string address;  // where the others are to reach it; empty: that is not tried
 };
 
-// Blocks until all have met and said so, or patience is over. Leaves nothing in the directory.
+// Blocks until all have met and said so, or timeout is over. Leaves nothing in the directory.
 [[nodiscard]] std::vector<Finding> meet_peers(const std::filesystem::path& directory,
                                               const PeerOptions& options);
 

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kPackages = "import numpy, h5py, tokenizers, xxhash, jinja2, gguf";
 // A cold shared file system brings libraries slowly.
-constexpr std::chrono::seconds kProbePatience{60};
+constexpr std::chrono::seconds kProbeTimeout{60};
 
 struct Probe {
   std::string check, fix;
@@ -32,7 +32,7 @@ Finding run_probe(Terminal& terminal, const Probe& probe) {
   std::string out;
   try {
     ChildCommand command = probe.command();
-    command.limit = kProbePatience;
+    command.limit = kProbeTimeout;
     const ChildResult result = run_child(
         command, terminal, [&](std::string_view line) { out += std::string(line) + "\n"; });
     if (!result.ok())

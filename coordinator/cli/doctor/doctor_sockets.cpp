@@ -74,7 +74,7 @@ ListeningSocket::ListeningSocket(const std::string& address, int port) {
 
 ListeningSocket::~ListeningSocket() { ::close(descriptor_); }
 
-bool can_connect(const std::string& host, int port, std::chrono::milliseconds patience) {
+bool can_connect(const std::string& host, int port, std::chrono::milliseconds timeout) {
   try {
     const AddressInfo info = resolve(host, port, 0);
     const int descriptor = ::socket(info->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -84,7 +84,7 @@ bool can_connect(const std::string& host, int port, std::chrono::milliseconds pa
       pollfd event{descriptor, POLLOUT, 0};
       int error = 0;
       socklen_t size = sizeof error;
-      is_connected = ::poll(&event, 1, static_cast<int>(patience.count())) == 1 &&
+      is_connected = ::poll(&event, 1, static_cast<int>(timeout.count())) == 1 &&
                      ::getsockopt(descriptor, SOL_SOCKET, SO_ERROR, &error, &size) == 0 &&
                      error == 0;
     }

@@ -33,10 +33,10 @@ class ListeningSocket {
   int port_ = 0;
 };
 
-// Whether somebody listens there and lets us in before `patience` is over. False for whatever is in
+// Whether somebody listens there and lets us in before `timeout` is over. False for whatever is in
 // the way of that, a name without an address too; never throws.
 [[nodiscard]] bool can_connect(const std::string& host,
                                int port,
-                               std::chrono::milliseconds patience);
+                               std::chrono::milliseconds timeout);
 
 }  // namespace hedgerow::coordinator::cli

@@ -164,7 +164,7 @@ class Conversation {
       (is_interrupted() ? result_.was_interrupted : result_.timed_out) = true;
       asked_to_stop_at_ = Clock::now();
       kill(-pid_, SIGTERM);
-    } else if (num_interrupts() > 1 || Clock::now() - *asked_to_stop_at_ > command_.patience) {
+    } else if (num_interrupts() > 1 || Clock::now() - *asked_to_stop_at_ > command_.timeout) {
       kill(-pid_, SIGKILL);
     }
   }

@@ -1,7 +1,7 @@
 // One helper process of a command (tokenizer, converter, hedgerow-worker generate, mpirun): its
 // stdout arrives line by line, the end of its stderr is kept for the error message, unless both are
 // this process's own. It runs in its own process group, is asked to stop (SIGTERM) when the command
-// is interrupted, killed if its patience ends, and dies with this process.
+// is interrupted, killed if its timeout ends, and dies with this process.
 #pragma once
 
 #include <chrono>
@@ -22,7 +22,7 @@ struct ChildCommand {
   std::string input = {};  // its whole stdin
   std::vector<std::pair<std::string, std::string>> environment = {};  // joins this process's own
   std::optional<std::chrono::seconds> limit = {};  // then it is ended as if interrupted
-  std::chrono::seconds patience{10};               // from SIGTERM to SIGKILL
+  std::chrono::seconds timeout{10};                // from SIGTERM to SIGKILL
   bool speaks_itself = false;  // its stdout and stderr are ours: no lines, no stderr_tail
 };
 

@@ -4,7 +4,7 @@
 #include <map>
 #include <set>
 
-#include "coordinator/host/holder.hpp"
+#include "coordinator/host/run_ownership.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
 #include "storage/base/file.hpp"

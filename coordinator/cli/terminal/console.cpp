@@ -52,15 +52,15 @@ class SystemConsole final : public Console {
     return line;
   }
 
-  std::optional<char> wait_for_key(std::chrono::milliseconds patience) override {
+  std::optional<char> wait_for_key(std::chrono::milliseconds timeout) override {
     if (!in_is_tty()) {
-      std::this_thread::sleep_for(patience);
+      std::this_thread::sleep_for(timeout);
       return std::nullopt;
     }
     const RawKeys raw;
     pollfd event{STDIN_FILENO, POLLIN, 0};
     char key = 0;
-    if (poll(&event, 1, static_cast<int>(patience.count())) == 1 &&
+    if (poll(&event, 1, static_cast<int>(timeout.count())) == 1 &&
         ::read(STDIN_FILENO, &key, 1) == 1) {
       return key;
     }

@@ -24,9 +24,9 @@ class Console {
   [[nodiscard]] virtual int height() const = 0;  // lines; 24 when nobody knows
   // One line of stdin without its end; nullopt at end of file.
   [[nodiscard]] virtual std::optional<std::string> read_line() = 0;
-  // Waits for one key press on a tty (no Enter needed), at most `patience`; simply waits when stdin
+  // Waits for one key press on a tty (no Enter needed), at most `timeout`; simply waits when stdin
   // is no tty.
-  [[nodiscard]] virtual std::optional<char> wait_for_key(std::chrono::milliseconds patience) = 0;
+  [[nodiscard]] virtual std::optional<char> wait_for_key(std::chrono::milliseconds timeout) = 0;
   [[nodiscard]] virtual std::optional<std::string> environment(const std::string& name) const = 0;
   [[nodiscard]] virtual std::chrono::steady_clock::time_point now() const = 0;
 };

@@ -117,7 +117,7 @@ HEDGEROW_TILE void activate(
 }
 
 // What a Hedgehog map's backward needs of a whole row: the dot of phi with what reaches it, and how
-// many features are 1 (the exp form's maximum).
+// many features are 1 (the exp backend's maximum).
 struct RowDots {
   RowPair dots{{0.0F, 0.0F}}, ties{{0.0F, 0.0F}};
 };

@@ -97,10 +97,10 @@ class Fleet {
   void wait(Time now) {
     Time until = options_.end;
     if (!due_.empty()) until = std::min(until, due_.top().first);
-    const auto patience = std::chrono::ceil<milliseconds>(std::max(until - now, Time::duration(0)));
+    const auto timeout = std::chrono::ceil<milliseconds>(std::max(until - now, Time::duration(0)));
     std::array<epoll_event, 256> events{};
     const int count =
-        epoll_wait(epoll_, events.data(), events.size(), static_cast<int>(patience.count()));
+        epoll_wait(epoll_, events.data(), events.size(), static_cast<int>(timeout.count()));
     for (int i = 0; i < count; ++i) serve(events.at(static_cast<std::size_t>(i)).data.u32, clock());
   }
 

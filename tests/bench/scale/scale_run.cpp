@@ -74,25 +74,25 @@ void make_scale_run(const storage::RunLayout& layout, const ScaleRun& run) {
   const SteadyClock clock;
   const storage::ReplayResult nothing;
   Term term = open_term(layout, nothing, {}, clock);
-  Dispatcher desk(layout,
-                  std::move(term.folded.state),
-                  std::move(term.journal),
-                  clock,
-                  dispatcher_config(layout, nothing));
+  Dispatcher dispatcher(layout,
+                        std::move(term.folded.state),
+                        std::move(term.journal),
+                        clock,
+                        dispatcher_config(layout, nothing));
   const Geometry geometry = geometry_of(run);
-  desk.record(RunStarted{geometry, "bench"});
+  dispatcher.record(RunStarted{geometry, "bench"});
   const storage::Hash128 hash = write_shard(layout, 1, "any").root_hash;
   for (int i = 0; i < run.num_done; ++i) {
     const TaskId id = TaskId::capture(i / geometry.num_shards, i % geometry.num_shards);
     const auto token = static_cast<std::uint64_t>(i) + 2;
-    desk.record(Granted{id, token, worker_name(i % 10'000), 1, kDevice});
+    dispatcher.record(Granted{id, token, worker_name(i % 10'000), 1, kDevice});
     const storage::FileRecord file{
         shard_name(id, id.piece, token), std::string_view(kText).size(), hash};
-    desk.record(ShardCommitted{token, id.piece, file, id});
-    desk.record(TaskDone{token, {}, capture_result(), id});
-    if (i % kEventsPerCommit == 0) static_cast<void>(desk.flush());
+    dispatcher.record(ShardCommitted{token, id.piece, file, id});
+    dispatcher.record(TaskDone{token, {}, capture_result(), id});
+    if (i % kEventsPerCommit == 0) static_cast<void>(dispatcher.flush());
   }
-  static_cast<void>(desk.flush());
+  static_cast<void>(dispatcher.flush());
 }
 
 void coordinate(const storage::RunLayout& layout) {
@@ -104,7 +104,7 @@ void coordinate(const storage::RunLayout& layout) {
   release(std::move(replayed));
   RouterSocket socket({.preferred_port = previous ? wire::port_of(previous->endpoint) : 0,
                        .keys = wire::read_coordinator_keys(layout)});
-  Doorkeeper doorkeeper(layout, socket, nullptr);
+  AllowedKeysReloader allowed_keys_reloader(layout, socket, nullptr);
   Nobody observer;
   Coordinator coordinator(
       {.layout = layout,
@@ -114,7 +114,7 @@ void coordinate(const storage::RunLayout& layout) {
        .clock = clock,
        .assemble = [](const State&, std::uint64_t) { return std::vector<storage::FileRecord>(); },
        .public_key = socket.public_key(),
-       .door = [&] { return doorkeeper.look(clock.now()); }},
+       .door = [&] { return allowed_keys_reloader.look(clock.now()); }},
       std::move(term),
       previous,
       &observer);

@@ -31,8 +31,8 @@ class FakeConsole final : public Console {
     typed.pop_front();
     return line;
   }
-  std::optional<char> wait_for_key(std::chrono::milliseconds patience) override {
-    time += patience;
+  std::optional<char> wait_for_key(std::chrono::milliseconds timeout) override {
+    time += timeout;
     on_wait();
     if (keys.empty()) return std::nullopt;
     const char key = keys.front();

@@ -1,4 +1,4 @@
-// The desk of a run that computes nothing, with a clock of the test's own and a real journal.
+// The dispatcher of a run that computes nothing, with a clock of the test's own and a real journal.
 #pragma once
 
 #include <memory>
@@ -19,21 +19,21 @@ class DispatcherTest : public RunFixture {
 
   // A new term over the journal, as after a crash.
   void reopen() {
-    desk_.reset();
+    dispatcher_.reset();
     State state;
     if (std::filesystem::exists(layout_.journal_directory())) state = replayed();
     config_.version = "1";
     config_.log = [this](const std::string& line) { logged_.push_back(line); };
-    desk_ =
+    dispatcher_ =
         std::make_unique<Dispatcher>(layout_, std::move(state), open_journal(), clock_, config_);
-    if (!desk_->state().geometry) desk_->record(RunStarted{geometry_, "test"});
-    static_cast<void>(desk_->flush());
+    if (!dispatcher_->state().geometry) dispatcher_->record(RunStarted{geometry_, "test"});
+    static_cast<void>(dispatcher_->flush());
   }
 
   // Says it and returns the first reply to this worker.
   wire::Message say(const std::string& worker, const wire::Message& message) {
-    desk_->receive("peer-" + worker, wire::encode(message));
-    for (Outgoing& outgoing : desk_->flush()) {
+    dispatcher_->receive("peer-" + worker, wire::encode(message));
+    for (Outgoing& outgoing : dispatcher_->flush()) {
       if (outgoing.peer == "peer-" + worker) return outgoing.message;
     }
     return wire::Idle{-1};  // no reply at all
@@ -67,14 +67,14 @@ class DispatcherTest : public RunFixture {
 
   void pass(std::chrono::milliseconds time) {
     clock_.advance(time);
-    desk_->tick();
-    static_cast<void>(desk_->flush());
+    dispatcher_->tick();
+    static_cast<void>(dispatcher_->flush());
   }
 
   FakeClock clock_;
   DispatcherConfig config_;
   std::vector<std::string> logged_;
-  std::unique_ptr<Dispatcher> desk_;
+  std::unique_ptr<Dispatcher> dispatcher_;
 };
 
 }  // namespace hedgerow::coordinator

@@ -1,4 +1,4 @@
-// The desk, message by message, with a clock of the test's own and a real journal.
+// The dispatcher, message by message, with a clock of the test's own and a real journal.
 #include <gmock/gmock.h>
 
 #include <fstream>
@@ -35,8 +35,8 @@ TEST_F(DispatcherTest, AnUnknownWorkerIsAskedWhoItIs) {
 TEST_F(DispatcherTest, AWorkerOfAnotherProtocolIsRefusedWithBothNumbers) {
   std::string frame = wire::encode(wire::Request{{"w1", 1}, -1});
   frame[4] = 9;
-  desk_->receive("peer-w1", frame);
-  const auto replies = desk_->flush();
+  dispatcher_->receive("peer-w1", frame);
+  const auto replies = dispatcher_->flush();
   ASSERT_EQ(replies.size(), 1U);
   const std::string reason = std::get<wire::Refused>(replies[0].message).reason;
   EXPECT_NE(reason.find("protocol 9"), std::string::npos) << reason;
@@ -69,17 +69,17 @@ TEST_F(DispatcherTest, WorkersOfAnotherBuildAreWelcomeAndNotedOnce) {
 }
 
 TEST_F(DispatcherTest, NoiseIsDroppedAndTheDeskGoesOn) {
-  desk_->receive("peer", "GET / HTTP/1.1");
-  desk_->receive("peer", wire::encode(wire::Stop{"x"}).substr(0, 12));
+  dispatcher_->receive("peer", "GET / HTTP/1.1");
+  dispatcher_->receive("peer", wire::encode(wire::Stop{"x"}).substr(0, 12));
   hello("w1");
 }
 
 TEST_F(DispatcherTest, APeerThatSendsNoiseForMinutesGetsAFewLinesAMinuteAndACount) {
   const std::string damaged = wire::encode(wire::Stop{std::string(2000, 'x')});
   for (int i = 0; i < 10'000; ++i) {
-    desk_->receive("peer" + std::to_string(i), "GET / HTTP/1.1", "10.0.0.7");
-    desk_->receive("peer", damaged.substr(0, damaged.size() - 9), "10.0.0.7");
-    desk_->receive(
+    dispatcher_->receive("peer" + std::to_string(i), "GET / HTTP/1.1", "10.0.0.7");
+    dispatcher_->receive("peer", damaged.substr(0, damaged.size() - 9), "10.0.0.7");
+    dispatcher_->receive(
         "peer", wire::encode(wire::Goodbye{{"w1", 1}}), "10.0.0.7");  // this one is sound
   }
   EXPECT_THAT(logged_,
@@ -88,7 +88,7 @@ TEST_F(DispatcherTest, APeerThatSendsNoiseForMinutesGetsAFewLinesAMinuteAndACoun
                           HasSubstr("dropped 14 bytes")));
   EXPECT_LE(logged_[1].size(), 500U) << "it quotes what was sent";
   logged_.clear();
-  desk_->receive("peer", "x", "10.0.0.8");
+  dispatcher_->receive("peer", "x", "10.0.0.8");
   EXPECT_THAT(logged_, ElementsAre(HasSubstr("messages from 10.0.0.8: dropped 1 bytes")));
   logged_.clear();
   pass(minutes(1));
@@ -229,9 +229,9 @@ TEST_F(DispatcherTest, ARestartGivesEveryLeaseAFullTerm) {
   clock_.advance(seconds(29));
   reopen();
   pass(seconds(29));
-  EXPECT_NE(desk_->state().holder(task.fencing_token), nullptr);
+  EXPECT_NE(dispatcher_->state().holder(task.fencing_token), nullptr);
   pass(seconds(2));
-  EXPECT_EQ(desk_->state().holder(task.fencing_token), nullptr);
+  EXPECT_EQ(dispatcher_->state().holder(task.fencing_token), nullptr);
 }
 
 TEST_F(DispatcherTest, TokensGrowOverRestartsAndExceedFileNames) {
@@ -248,7 +248,7 @@ TEST_F(DispatcherTest, ALaterIncarnationEndsWhatTheEarlierOneHeld) {
   hello("w1", 1);
   const wire::Task task = request("w1");
   hello("w1", 2);
-  EXPECT_EQ(desk_->state().holder(task.fencing_token), nullptr);
+  EXPECT_EQ(dispatcher_->state().holder(task.fencing_token), nullptr);
   EXPECT_EQ(num_records("failed"), 1) << "a crash counts";
   wire::Hello old;
   old.worker = {"w1", 1};
@@ -265,8 +265,9 @@ TEST_F(DispatcherTest, AHangingTaskFailsAndItsWorkerIsNamed) {
     say("w1", wire::Heartbeat{{"w1", 1}, task.fencing_token, progress});
     pass(seconds(5));
   }
-  EXPECT_EQ(desk_->take_hung_workers(), std::vector<std::string>{"w1"});
-  EXPECT_NE(desk_->state().task(TaskId::capture(0, 0)).reason.find("hung"), std::string::npos);
+  EXPECT_EQ(dispatcher_->take_hung_workers(), std::vector<std::string>{"w1"});
+  EXPECT_NE(dispatcher_->state().task(TaskId::capture(0, 0)).reason.find("hung"),
+            std::string::npos);
 }
 
 TEST_F(DispatcherTest, ADamagedInputIsLostAndTheTaskTriedAgain) {
@@ -282,7 +283,7 @@ TEST_F(DispatcherTest, ADamagedInputIsLostAndTheTaskTriedAgain) {
       wire::Failed{
           {"w1", 1}, reader.fencing_token, storage::ErrorKind::kCorrupt, "bad chunk", {name}});
   EXPECT_EQ(num_records("lost"), 1);
-  EXPECT_EQ(desk_->state().task(TaskId::capture(0, 0)).state, TaskState::kPending);
+  EXPECT_EQ(dispatcher_->state().task(TaskId::capture(0, 0)).state, TaskState::kPending);
 }
 
 TEST_F(DispatcherTest, ATaskThatFailsHereOnlyIsGivenUpWhenNoSecondWorkerComes) {
@@ -295,10 +296,10 @@ TEST_F(DispatcherTest, ATaskThatFailsHereOnlyIsGivenUpWhenNoSecondWorkerComes) {
   }
   pass(seconds(1));  // now it is known to wait
   pass(minutes(9));
-  EXPECT_EQ(desk_->state().task(TaskId::capture(0, 0)).state, TaskState::kPending);
+  EXPECT_EQ(dispatcher_->state().task(TaskId::capture(0, 0)).state, TaskState::kPending);
   pass(minutes(2));
-  EXPECT_EQ(desk_->state().task(TaskId::capture(0, 0)).state, TaskState::kQuarantined);
-  EXPECT_NE(desk_->state().task(TaskId::capture(0, 0)).reason.find("no second worker came"),
+  EXPECT_EQ(dispatcher_->state().task(TaskId::capture(0, 0)).state, TaskState::kQuarantined);
+  EXPECT_NE(dispatcher_->state().task(TaskId::capture(0, 0)).reason.find("no second worker came"),
             std::string::npos);
 }
 
@@ -320,9 +321,9 @@ TEST_F(DispatcherTest, AFullDiskStopsTheRunAndSaysWhatToDo) {
                    storage::ErrorKind::kExhausted,
                    "write x: No space left",
                    {}});
-  ASSERT_TRUE(desk_->fatal());
-  EXPECT_EQ(storage::exit_code(desk_->fatal()->kind()), storage::ExitCode::kEnvironment);
-  EXPECT_NE(std::string(desk_->fatal()->what()).find("free space"), std::string::npos);
+  ASSERT_TRUE(dispatcher_->fatal());
+  EXPECT_EQ(storage::exit_code(dispatcher_->fatal()->kind()), storage::ExitCode::kEnvironment);
+  EXPECT_NE(std::string(dispatcher_->fatal()->what()).find("free space"), std::string::npos);
 }
 
 TEST_F(DispatcherTest, ACheckpointThatItsWorkerReplacedIsNoFailure) {
@@ -354,8 +355,8 @@ TEST_F(DispatcherTest, TheMpiStageJoinsWithItsTokenAndIsSparedWhenTheOthersMustS
   std::filesystem::remove_all(layout_.journal_directory());
   reopen();
   hello("w1");
-  const std::uint64_t token = desk_->grant_unpulled(TaskId::finetune(), "mpi", seconds(300));
-  desk_->stop_workers("room for finetune", Dispatcher::Spare::kFinetune);
+  const std::uint64_t token = dispatcher_->grant_unpulled(TaskId::finetune(), "mpi", seconds(300));
+  dispatcher_->stop_workers("room for finetune", Dispatcher::Spare::kFinetune);
   EXPECT_EQ(wire::type_of(say("w1", wire::Request{{"w1", 1}, -1})), "stop");
   wire::Hello rank0;
   rank0.worker = {"mpi", token};  // its incarnation is its own business
@@ -386,7 +387,7 @@ TEST_F(DispatcherTest, LongInputListsGoThroughAFile) {
   hello("w1");
   const wire::Task capture = request("w1");
   for (int shard = 0; shard < 300; ++shard) {
-    desk_->record(ShardCommitted{
+    dispatcher_->record(ShardCommitted{
         capture.fencing_token, shard, {"hidden/b0001/s" + std::to_string(shard), 1, {}}});
   }
   say("w1", wire::Done{{"w1", 1}, capture.fencing_token, {}, nlohmann::json::object()});

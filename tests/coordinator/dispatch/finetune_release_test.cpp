@@ -1,4 +1,4 @@
-// What the desk makes of an MPI stage that says that it stops.
+// What the dispatcher makes of an MPI stage that says that it stops.
 #include "coordinator/dispatch/dispatcher.hpp"
 #include "tests/coordinator/run_fixture.hpp"
 #include "tests/support/fake_clock.hpp"
@@ -12,9 +12,9 @@ class FinetuneRelease : public RunFixture {
     geometry_.finetunes = true;
     DispatcherConfig config;
     config.version = "1";
-    desk_ = std::make_unique<Dispatcher>(layout_, State{}, open_journal(), clock_, config);
-    desk_->record(RunStarted{geometry_, "test"});
-    token_ = desk_->grant_unpulled(TaskId::finetune(), "mpi", std::chrono::seconds(300));
+    dispatcher_ = std::make_unique<Dispatcher>(layout_, State{}, open_journal(), clock_, config);
+    dispatcher_->record(RunStarted{geometry_, "test"});
+    token_ = dispatcher_->grant_unpulled(TaskId::finetune(), "mpi", std::chrono::seconds(300));
     wire::Hello rank0;
     rank0.worker = {"mpi", token_};
     rank0.version = "1";
@@ -26,31 +26,31 @@ class FinetuneRelease : public RunFixture {
 
   // The last reply.
   std::string say(const wire::Message& message) {
-    desk_->receive("mpi", wire::encode(message));
+    dispatcher_->receive("mpi", wire::encode(message));
     std::string type;
-    for (const Outgoing& outgoing : desk_->flush()) type = wire::type_of(outgoing.message);
+    for (const Outgoing& outgoing : dispatcher_->flush()) type = wire::type_of(outgoing.message);
     return type;
   }
   std::string release() { return say(wire::Released{{"mpi", token_}, token_, "SIGTERM"}); }
 
   FakeClock clock_;
-  std::unique_ptr<Dispatcher> desk_;
+  std::unique_ptr<Dispatcher> dispatcher_;
   std::uint64_t token_ = 0;
 };
 
 // mpirun ends the ranks by the same signal when one of them has died.
 TEST_F(FinetuneRelease, UnaskedItIsTheLaunchersToJudge) {
   EXPECT_EQ(release(), "committed") << "or it would be said again and again";
-  EXPECT_TRUE(desk_->gave_back(token_));
+  EXPECT_TRUE(dispatcher_->gave_back(token_));
   EXPECT_EQ(num_records("released"), 0);
-  EXPECT_NE(desk_->state().holder(token_), nullptr);
+  EXPECT_NE(dispatcher_->state().holder(token_), nullptr);
 }
 
 TEST_F(FinetuneRelease, WhenAllWereAskedToStopTheLeaseIsBackAtOnce) {
-  desk_->stop_workers("the run was asked to stop", Dispatcher::Spare::kNobody);
+  dispatcher_->stop_workers("the run was asked to stop", Dispatcher::Spare::kNobody);
   EXPECT_EQ(release(), "committed");
   EXPECT_EQ(num_records("released"), 1);
-  EXPECT_EQ(desk_->state().holder(token_), nullptr);
+  EXPECT_EQ(dispatcher_->state().holder(token_), nullptr);
 }
 
 }  // namespace

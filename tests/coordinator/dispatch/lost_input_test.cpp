@@ -17,8 +17,8 @@ class LostInput : public RunFixture {
   LostInput() {
     config_.version = "1";
     config_.leases.lease = std::chrono::seconds(8);
-    desk_ = std::make_unique<Dispatcher>(layout_, State{}, open_journal(), clock_, config_);
-    desk_->record(RunStarted{geometry_, "test"});
+    dispatcher_ = std::make_unique<Dispatcher>(layout_, State{}, open_journal(), clock_, config_);
+    dispatcher_->record(RunStarted{geometry_, "test"});
     wire::Hello hello;
     hello.worker = kWorker;
     hello.version = "1";
@@ -26,21 +26,21 @@ class LostInput : public RunFixture {
   }
 
   wire::Message say(const wire::Message& message) {
-    desk_->receive("peer", wire::encode(message));
-    const std::vector<Outgoing> replies = desk_->flush();
+    dispatcher_->receive("peer", wire::encode(message));
+    const std::vector<Outgoing> replies = dispatcher_->flush();
     return replies.empty() ? wire::Message(wire::Idle{-1}) : replies.back().message;
   }
-  const TaskRecord& task() const { return desk_->state().task(TaskId::transfer(0)); }
+  const TaskRecord& task() const { return dispatcher_->state().task(TaskId::transfer(0)); }
 
   // Grants the transfer of block 0 again, after an attempt that left a checkpoint; returns its
   // name.
   std::string resume() {
-    const std::uint64_t token = desk_->grant_unpulled(task().id, kWorker.uuid, {});
+    const std::uint64_t token = dispatcher_->grant_unpulled(task().id, kWorker.uuid, {});
     storage::FileRecord file = write_attempt(token, "c.safetensors", "weights");
     file.name = storage::RunLayout::attempt_directory(token) + "/c.safetensors";
-    desk_->record(CheckpointCommitted{token, 3, file, task().id});
-    desk_->record(TaskReleased{token, "preempted"});
-    static_cast<void>(desk_->grant_unpulled(task().id, kWorker.uuid, {}));
+    dispatcher_->record(CheckpointCommitted{token, 3, file, task().id});
+    dispatcher_->record(TaskReleased{token, "preempted"});
+    static_cast<void>(dispatcher_->grant_unpulled(task().id, kWorker.uuid, {}));
     return file.name;
   }
   void fail(ErrorKind kind, const std::string& name) {
@@ -49,7 +49,7 @@ class LostInput : public RunFixture {
 
   FakeClock clock_;
   DispatcherConfig config_;
-  std::unique_ptr<Dispatcher> desk_;
+  std::unique_ptr<Dispatcher> dispatcher_;
   wire::Message welcome_;
 };
 
@@ -63,7 +63,7 @@ TEST_F(LostInput, ThatIsGoneIsNoFailureOfTheTask) {
     EXPECT_FALSE(task().checkpoint);
     EXPECT_TRUE(task().failures.empty());
   }
-  static_cast<void>(desk_->flush());
+  static_cast<void>(dispatcher_->flush());
   EXPECT_EQ(num_records("lost"), 4);
   EXPECT_EQ(num_records("failed"), 0);
 }

@@ -1,4 +1,4 @@
-// What the desk says of the steps that died with whoever did them.
+// What the dispatcher says of the steps that died with whoever did them.
 #include "coordinator/dispatch/actions.hpp"
 #include "dispatcher_fixture.hpp"
 
@@ -23,10 +23,11 @@ TEST_F(DispatcherTest, AKilledTransferSaysWhichStepsAreDoneAgain) {
       wire::type_of(say("w1", wire::Checkpointed{{"w1", 1}, task.fencing_token, checkpoint, 40})),
       "committed");
   EXPECT_EQ(wire::type_of(say("w1", heartbeat_at(task, "training", 52))), "heartbeat_ack");
-  desk_->worker_died("w1", 1, storage::ErrorKind::kUnavailable, "worker w1 was killed by signal 9");
-  static_cast<void>(desk_->flush());
+  dispatcher_->worker_died(
+      "w1", 1, storage::ErrorKind::kUnavailable, "worker w1 was killed by signal 9");
+  static_cast<void>(dispatcher_->flush());
   reopen();
-  const TaskRecord& left = desk_->state().task(TaskId::transfer(task.block));
+  const TaskRecord& left = dispatcher_->state().task(TaskId::transfer(task.block));
   EXPECT_EQ(left.lost_steps, 12);
   EXPECT_EQ(left.reason,
             "failed (unavailable): worker w1 was killed by signal 9; 12 steps since step 40 are "
@@ -38,10 +39,11 @@ TEST_F(DispatcherTest, AWorkerThatWasKilledBecauseTheRunShouldEndSaysItToo) {
   hello("w1");
   const wire::Task task = grant_transfer("w1");
   static_cast<void>(say("w1", heartbeat_at(task, "training", 7)));
-  desk_->worker_died("w1", 1, storage::ErrorKind::kFenced, "worker w1 was killed by signal 9");
-  static_cast<void>(desk_->flush());
+  dispatcher_->worker_died(
+      "w1", 1, storage::ErrorKind::kFenced, "worker w1 was killed by signal 9");
+  static_cast<void>(dispatcher_->flush());
   reopen();
-  const TaskRecord& left = desk_->state().task(TaskId::transfer(task.block));
+  const TaskRecord& left = dispatcher_->state().task(TaskId::transfer(task.block));
   EXPECT_EQ(left.lost_steps, 7);
   EXPECT_TRUE(left.failures.empty());
   EXPECT_EQ(left.reason,
@@ -53,10 +55,11 @@ TEST_F(DispatcherTest, ALeaseThatRanOutSaysWhichStepsAreDoneAgainAndALoadingTask
   const wire::Task task = grant_transfer("w1");
   const wire::Heartbeat loading = heartbeat_at(task, "loading", 3);
   static_cast<void>(say("w1", loading));
-  EXPECT_FALSE(lost_steps(desk_->state().task(TaskId::transfer(task.block)), &loading.progress));
+  EXPECT_FALSE(
+      lost_steps(dispatcher_->state().task(TaskId::transfer(task.block)), &loading.progress));
   static_cast<void>(say("w1", heartbeat_at(task, "training", 1)));
   pass(seconds(31));
-  const TaskRecord& left = desk_->state().task(TaskId::transfer(task.block));
+  const TaskRecord& left = dispatcher_->state().task(TaskId::transfer(task.block));
   EXPECT_NE(left.reason.find("; 1 step since step 0 is done again"), std::string::npos)
       << left.reason;
 }
@@ -64,15 +67,16 @@ TEST_F(DispatcherTest, ALeaseThatRanOutSaysWhichStepsAreDoneAgainAndALoadingTask
 // Between a checkpoint and the word that it is there lies a message, and at times a coordinator.
 TEST_F(DispatcherTest, ACheckpointThatNobodyLivedToAnnounceIsResumedFromHoweverItsAttemptEnds) {
   const auto killed = [&](const wire::Task&) {
-    desk_->worker_died("w1", 1, storage::ErrorKind::kUnavailable, "killed");
+    dispatcher_->worker_died("w1", 1, storage::ErrorKind::kUnavailable, "killed");
   };
   const auto ran_out = [&](const wire::Task&) { pass(seconds(61)); };
   const auto gave_back = [&](const wire::Task& task) {
     say("w1", wire::Released{{"w1", 1}, task.fencing_token, "SIGTERM"});
   };
   const auto died_before = [&](const wire::Task& task) {
-    const auto lost = desk_->close_attempt(task.fencing_token, nullptr);
-    desk_->record(LeaseRevoked{task.fencing_token, "died meanwhile", /*expired=*/false, lost});
+    const auto lost = dispatcher_->close_attempt(task.fencing_token, nullptr);
+    dispatcher_->record(
+        LeaseRevoked{task.fencing_token, "died meanwhile", /*expired=*/false, lost});
   };
   const auto left_for_good = [&](const wire::Task&) { say("w1", wire::Goodbye{{"w1", 1}}); };
   const std::vector<std::function<void(const wire::Task&)>> ends = {
@@ -89,7 +93,7 @@ TEST_F(DispatcherTest, ACheckpointThatNobodyLivedToAnnounceIsResumedFromHoweverI
     for (const std::int64_t step : {10, 5})
       write_attempt(task.fencing_token, name_of(step), "maps");
     end(task);
-    static_cast<void>(desk_->flush());
+    static_cast<void>(dispatcher_->flush());
     const TaskRecord left = replayed().task(TaskId::transfer(task.block));
     EXPECT_EQ(left.state, TaskState::kPending);
     ASSERT_TRUE(left.checkpoint);

@@ -36,11 +36,11 @@ using worker::DealerSocket;
 using worker::HandshakeFailure;
 
 constexpr milliseconds kLookEvery{10};
-constexpr std::chrono::seconds kPatience{20};
+constexpr std::chrono::seconds kTimeout{20};
 
 // Lets both ends work until the condition holds.
 bool comes_true(const std::function<bool()>& condition) {
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kTimeout;
   while (std::chrono::steady_clock::now() < deadline) {
     if (condition()) return true;
   }
@@ -344,8 +344,8 @@ TEST(Dealer, TriesMoreAndMoreSeldomWhileNobodyIsThere) {
   const std::string nobody = "tcp://127.0.0.1:1";
   worker::configure_dealer(dealer, nobody, std::nullopt);
   ASSERT_EQ(zmq_socket_monitor(dealer, "inproc://monitor", ZMQ_EVENT_CONNECT_RETRIED), 0);
-  const int patience = 20'000;
-  ASSERT_EQ(zmq_setsockopt(monitor, ZMQ_RCVTIMEO, &patience, sizeof patience), 0);
+  const int timeout = 20'000;
+  ASSERT_EQ(zmq_setsockopt(monitor, ZMQ_RCVTIMEO, &timeout, sizeof timeout), 0);
   ASSERT_EQ(zmq_connect(monitor, "inproc://monitor"), 0);
   ASSERT_EQ(zmq_connect(dealer, nobody.c_str()), 0);
   while (waits.size() < 4) {

@@ -119,11 +119,11 @@ TEST_F(Containment, TheStatusReplacesALinkInsteadOfWritingThroughIt) {
 // One frame of a worker that is allowed to talk must not end the run.
 TEST_F(Containment, NamesThatNoFileCanHaveAreTheWorkersFailureAndNotTheCoordinators) {
   const FakeClock clock;
-  Dispatcher desk(layout_, {}, open_journal(), clock, version_one());
-  desk.record(RunStarted{geometry_, "test"});
+  Dispatcher dispatcher(layout_, {}, open_journal(), clock, version_one());
+  dispatcher.record(RunStarted{geometry_, "test"});
   const auto say = [&](const wire::Message& message) {
-    desk.receive("peer", wire::encode(message));
-    const auto replies = desk.flush();
+    dispatcher.receive("peer", wire::encode(message));
+    const auto replies = dispatcher.flush();
     return replies.empty() ? wire::Message(wire::Idle{-1}) : replies.front().message;
   };
   wire::Hello hello;
@@ -170,23 +170,23 @@ TEST_F(Containment, InputListsOfAGrantAreNotWrittenElsewhere) {
   }
   static_cast<void>(coordinator::apply(state, TaskDone{1, {}, nlohmann::json::object()}));
   link("attempts", outside_.path());
-  Dispatcher desk(layout_, std::move(state), open_journal(), clock, version_one());
+  Dispatcher dispatcher(layout_, std::move(state), open_journal(), clock, version_one());
   wire::Hello hello;
   hello.worker = {"w", 1};
   hello.version = "1";
-  desk.receive("peer", wire::encode(hello));
+  dispatcher.receive("peer", wire::encode(hello));
   expect_refused([&] {
     for (int i = 0; i < 20; ++i) {
-      desk.receive("peer", wire::encode(wire::Request{{"w", 1}, -1}));
-      for (const Outgoing& outgoing : desk.flush()) {
+      dispatcher.receive("peer", wire::encode(wire::Request{{"w", 1}, -1}));
+      for (const Outgoing& outgoing : dispatcher.flush()) {
         const auto* grant = std::get_if<wire::Grant>(&outgoing.message);
         if (grant == nullptr) continue;
-        desk.receive("peer",
-                     wire::encode(wire::Failed{{"w", 1},
-                                               grant->task.fencing_token,
-                                               storage::ErrorKind::kUsage,
-                                               "not this one",
-                                               {}}));
+        dispatcher.receive("peer",
+                           wire::encode(wire::Failed{{"w", 1},
+                                                     grant->task.fencing_token,
+                                                     storage::ErrorKind::kUsage,
+                                                     "not this one",
+                                                     {}}));
       }
     }
   });

@@ -52,7 +52,7 @@ class CoordinatorRun : public RunFixture {
                          .advertise = recipe_.workers.advertise,
                          .preferred_port = previous ? wire::port_of(previous->endpoint) : 0,
                          .keys = wire::read_coordinator_keys(layout_)});
-    Doorkeeper doorkeeper(layout_, socket, &reload_requests_);
+    AllowedKeysReloader allowed_keys_reloader(layout_, socket, &reload_requests_);
     Coordinator coordinator(
         {.layout = layout_,
          .dispatcher = config,
@@ -67,7 +67,7 @@ class CoordinatorRun : public RunFixture {
                return assemble_student(layout_, state, assembly(), token);
              },
          .public_key = socket.public_key(),
-         .door = [&] { return door_ ? door_() : doorkeeper.look(clock_.now()); }},
+         .door = [&] { return door_ ? door_() : allowed_keys_reloader.look(clock_.now()); }},
         std::move(term),
         previous,
         &observer);
@@ -94,7 +94,7 @@ class CoordinatorRun : public RunFixture {
     options.hello.worker = {name, 1};
     options.hello.version = "1";
     options.heartbeat = milliseconds(50);
-    options.reply_patience = milliseconds(200);
+    options.reply_timeout = milliseconds(200);
     options.orphan_timeout = seconds(30);
     return std::make_unique<worker::CoordinatorClient>(std::move(options));
   }
@@ -137,7 +137,7 @@ class CoordinatorRun : public RunFixture {
   LauncherConfig launcher_{
       .worker_binary = "", .run_directory = layout_.root(), .logs = layout_.logs()};
   std::uint64_t room_for_retry_ = 0;
-  std::function<DoorNews()> door_;  // in place of the real one: called once a turn
+  std::function<AllowedKeysNews()> door_;  // in place of the real one: called once a turn
   bool saw_stopping_ = false;
   bool stops_before_finetune_ = false;
   bool finetune_elsewhere_ = false;

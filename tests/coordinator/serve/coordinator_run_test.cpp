@@ -189,7 +189,7 @@ TEST_F(CoordinatorRun, AnErrorWaitsForTheWorkersOfTheRun) {
                                          << "\ntrap 'sleep 0.3; touch ended; exit 4' TERM\ntouch "
                                             "begun\nwhile :; do sleep 0.02; done\n";
   std::filesystem::permissions(launcher_.worker_binary, std::filesystem::perms::owner_all);
-  door_ = [&]() -> DoorNews {
+  door_ = [&]() -> AllowedKeysNews {
     if (std::filesystem::exists(directory_ / "begun"))
       throw storage::system_error("write", "the journal", ENOSPC);
     return {};

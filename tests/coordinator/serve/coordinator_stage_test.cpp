@@ -24,7 +24,7 @@ class StageElsewhere : public CoordinatorRun {
     options.hello.version = "1";
     options.holds = start->fencing_token;
     options.heartbeat = milliseconds(50);
-    options.reply_patience = milliseconds(200);
+    options.reply_timeout = milliseconds(200);
     options.orphan_timeout = seconds(30);
     return std::make_unique<worker::CoordinatorClient>(std::move(options));
   }
@@ -117,7 +117,7 @@ TEST_F(StageElsewhere, ItIsNotGivenToALaunchThatIsDead) {
 
 TEST_F(StageElsewhere, RanksThatNobodyAnswersTakeTheirQuestionBack) {
   const std::atomic<bool> never{false}, told{true};
-  const worker::StagePatience none{.limit = milliseconds(0), .look_every = milliseconds(1)};
+  const worker::StageTimeout none{.limit = milliseconds(0), .look_every = milliseconds(1)};
   EXPECT_THROW(static_cast<void>(worker::ask_for_stage(layout_, 2, never, none)), storage::Error);
   EXPECT_EQ(worker::ask_for_stage(layout_, 2, told, none), std::nullopt);
   EXPECT_FALSE(wire::read_stage_request(layout_));

@@ -3,26 +3,26 @@
 
 #include <string>
 
-#include "coordinator/state/name.hpp"
-#include "coordinator/state/rare.hpp"
+#include "coordinator/state/boxed_optional.hpp"
+#include "coordinator/state/interned_string.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
 
-TEST(Name, OfOneTextIsOneAndIsComparedWithTexts) {
-  const Name name(std::string("worker-") + "1"), again("worker-1"), other("worker-2");
+TEST(InternedString, OfOneTextIsOneAndIsComparedWithTexts) {
+  const InternedString name(std::string("worker-") + "1"), again("worker-1"), other("worker-2");
   EXPECT_EQ(name, again);
   EXPECT_EQ(&name.text(), &again.text()) << "kept twice";
   EXPECT_NE(name, other);
   EXPECT_TRUE(name == std::string("worker-1"));
-  EXPECT_TRUE(Name().empty());
-  EXPECT_EQ(Name(), Name(""));
+  EXPECT_TRUE(InternedString().empty());
+  EXPECT_EQ(InternedString(), InternedString(""));
 }
 
-TEST(Rare, IsCopiedAndComparedAsItsValue) {
-  Rare<std::string> none, one;
+TEST(BoxedOptional, IsCopiedAndComparedAsItsValue) {
+  BoxedOptional<std::string> none, one;
   one = std::string("a");
-  Rare<std::string> copy = one;
+  BoxedOptional<std::string> copy = one;
   EXPECT_EQ(copy, one);
   EXPECT_NE(copy, none);
   copy = std::string("b");

@@ -1,7 +1,7 @@
 // The fused CUDA cross-entropy of attention weights.
 #include <c10/core/GradMode.h>
 
-#include "tests/kernels/cuda/cuda_forms.hpp"
+#include "tests/kernels/cuda/cuda_backend.hpp"
 
 namespace hedgerow::kernels::testing {
 namespace {
@@ -12,32 +12,20 @@ AttentionInputs constant_inputs(AttentionInputs x) {
   return x;
 }
 
-// T x T in bf16.
-at::Tensor plain_cross_entropy(const AttentionInputs& x, const HybridOptions& options) {
-  const std::int64_t T = x.q.size(2), group = x.q.size(1) / x.k.size(1);
-  const at::Tensor scores = (at::matmul(x.q, x.k.repeat_interleave(group, 1).transpose(-1, -2)) /
-                             std::sqrt(static_cast<double>(x.q.size(3))))
-                                .to(at::kFloat)
-                                .masked_fill(at::ones({T, T}, at::kBool).triu(1), -INFINITY);
-  const at::Tensor student = plain_bfloat16_weights(x, options);
-  return -(at::softmax(scores, -1) * at::log(at::clamp_min(student, kWeightClamp))).sum(-1).mean();
-}
-
 Programs programs(const AttentionCase& shape) {
   const HybridOptions options = shape.options;
-  return {.ours =
-              [options](const AttentionInputs& x) {
-                return cuda::transfer_cross_entropy(x.q, x.k, x.parameters, options);
-              },
-          .plain =
-              [options](const AttentionInputs& x) {
-                return plain_cross_entropy(constant_inputs(x), options);
-              },
-          .exact =
-              [options](const AttentionInputs& inputs) {
-                const AttentionInputs x = constant_inputs(inputs);
-                return transfer_cross_entropy_reference(x.q, x.k, x.parameters, options);
-              }};
+  return {
+      .ours =
+          [options](const AttentionInputs& x) {
+            return cuda::transfer_cross_entropy(x.q, x.k, x.parameters, options);
+          },
+      .plain =
+          [options](const AttentionInputs& x) { return plain_bfloat16_cross_entropy(x, options); },
+      .exact =
+          [options](const AttentionInputs& inputs) {
+            const AttentionInputs x = constant_inputs(inputs);
+            return transfer_cross_entropy_reference(x.q, x.k, x.parameters, options);
+          }};
 }
 
 TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorAtAnyLength) {

@@ -1,7 +1,7 @@
 // The cases of the CUDA decode kernels.
 #pragma once
 
-#include "tests/kernels/cuda/cuda_forms.hpp"
+#include "tests/kernels/cuda/cuda_backend.hpp"
 
 namespace hedgerow::kernels::testing {
 

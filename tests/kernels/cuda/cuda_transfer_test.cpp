@@ -1,7 +1,7 @@
 // The fused CUDA teacher and attention transfer.
 #include <c10/core/GradMode.h>
 
-#include "tests/kernels/cuda/cuda_forms.hpp"
+#include "tests/kernels/cuda/cuda_backend.hpp"
 
 namespace hedgerow::kernels::testing {
 namespace {

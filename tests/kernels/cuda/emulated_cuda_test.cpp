@@ -1,4 +1,4 @@
-// The CUDA forms with emulated kernels, on CPU tensors: the cases of cuda_*_test.cpp.
+// The CUDA backends with emulated kernels, on CPU tensors: the cases of cuda_*_test.cpp.
 #include <ATen/Parallel.h>
 
 #include "kernels/cuda/attention_transfer_cuda.hpp"
@@ -13,9 +13,9 @@ namespace {
 class EmulatedForms : public ::testing::Environment {
  public:
   void SetUp() override {
-    cuda::use_hybrid_form(&cuda::kCudaForm);
-    cuda::use_transfer_form(&cuda::kCudaTransferForm);
-    cuda::use_decode_form(&cuda::kCudaDecodeForm);
+    cuda::use_hybrid_backend(&cuda::kCudaForm);
+    cuda::use_transfer_backend(&cuda::kCudaTransferForm);
+    cuda::use_decode_backend(&cuda::kCudaDecodeForm);
     // The references are small, and a second thread would only wait beside other tests.
     at::set_num_threads(1);
   }

@@ -123,7 +123,7 @@ TEST(Communicator, APatientRankWaitsForASlowOneAndIsImpatientAfterwards) {
           return;
         }
         {
-          const Patience patience(communicator);
+          const DeadlineScope timeout(communicator);
           communicator.receive(bytes, 1, 0);
         }
         EXPECT_EQ(communicator.set_deadline(kCommDeadline), std::chrono::milliseconds(20));

@@ -140,7 +140,7 @@ TEST_F(FinetuneTask, AStepThatLastsTooLongForAStopIsAbandonedAndTheLastWholeOneI
     at::set_num_threads(1);
     RunContext run(root());
     tests::LocalTaskContext context(run.layout(), 2);
-    const StopPatience none{std::chrono::milliseconds(0), std::chrono::hours(1)};
+    const StopTimeout none{std::chrono::milliseconds(0), std::chrono::hours(1)};
     if (communicator.rank() == 0) {
       // In the middle of the step behind the third.
       context.stop_when = [](const tests::LocalTaskContext& seen) {

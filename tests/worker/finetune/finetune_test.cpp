@@ -185,10 +185,10 @@ TEST(Finetune, GradientsOfLoraEqualThoseOfAPlainAutogradModel) {
 
 TEST(Finetune, KeptAndRemadeActivationsGiveTheSameBytes) {
   std::vector<std::vector<std::byte>> results;
-  for (const std::int64_t budget : {std::int64_t{0}, kTapeBudgetBytes}) {
+  for (const std::int64_t budget : {std::int64_t{0}, kActivationBudgetBytes}) {
     const auto alone = make_single_communicator();
     TrainerOptions options = trainer_options(section());
-    options.tape_budget_bytes = budget;
+    options.activation_budget_bytes = budget;
     options.stream = at::kBFloat16;
     Trained trained({.dtype = at::kBFloat16}, options, *alone);
     for (int i = 0; i < 2; ++i) trained->step();

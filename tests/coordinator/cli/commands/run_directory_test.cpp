@@ -3,8 +3,8 @@
 #include <fstream>
 
 #include "coordinator/cli/run/inspection.hpp"
-#include "coordinator/host/preparation.hpp"
 #include "coordinator/host/process.hpp"
+#include "coordinator/host/tokenize_stage.hpp"
 #include "coordinator/status/status.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/tensors/checkpoint.hpp"
@@ -297,7 +297,7 @@ TEST_F(RunDirectory, AProcessThatDiedBehindItsCoordinatorIsShownToWorkOnNothing)
   EXPECT_EQ(read_status(run_.layout).task("capture/b0000/p00")->state, "running") << "it lives";
   write_coordinator_file(kDead, 1, {{"w1", 1, 0, kDead}, {"mpi", 0, 6, kDead}});
   {
-    const Preparation next(run_.layout);  // `run` says what it goes on with before it coordinates
+    const TokenizeStage next(run_.layout);  // `run` says what it goes on with before it coordinates
     EXPECT_EQ(read_status(run_.layout).task("capture/b0000/p00")->state, "ready");
   }
   const RunStatus status = read_status(run_.layout);

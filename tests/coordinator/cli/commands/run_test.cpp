@@ -3,7 +3,7 @@
 #include <unistd.h>
 
 #include "coordinator/cli/run/stop_request.hpp"
-#include "coordinator/host/preparation.hpp"
+#include "coordinator/host/tokenize_stage.hpp"
 #include "coordinator/serve/run_service.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
@@ -100,7 +100,7 @@ TEST_F(BeforeARun, SafeChangeIsTakenOver) {
 }
 
 TEST_F(BeforeARun, StopReachesARunThatStillMakesItsTokens) {
-  std::optional<Preparation> preparation(std::in_place, run_.layout);
+  std::optional<TokenizeStage> preparation(std::in_place, run_.layout);
   bool was_asked = false;
   FakeConsole console;
   console.on_wait = [&] {
@@ -126,7 +126,7 @@ TEST_F(BeforeARun, ARunThatAnotherProcessBeginsAtTheSameMomentIsRefusedByName) {
                              .endpoint = "",
                              .started_at = "2026-11-21T12:00:00Z",
                              .children = {}};
-  wire::write_coordinator_file(layout.preparation_file(), file);
+  wire::write_coordinator_file(layout.tokenize_stage_file(), file);
   std::ofstream(directory / ".run.toml.tmp-0") << "half of";
   const std::string recipe = recipe_with([](auto&) {});
   const Answer answer = run_with_scripts({"run", "--run", directory, "--recipe", recipe});
@@ -138,7 +138,7 @@ TEST_F(BeforeARun, ARunThatAnotherProcessBeginsAtTheSameMomentIsRefusedByName) {
   // What one that was killed there has left stands in nobody's way.
   fs::remove(directory / ".run.toml.tmp-0");
   file.process = {wire::this_process().pid, 1};
-  wire::write_coordinator_file(layout.preparation_file(), file);
+  wire::write_coordinator_file(layout.tokenize_stage_file(), file);
   EXPECT_NE(
       run_with_scripts({"run", "--run", directory, "--recipe", recipe}).err.find("new run in"),
       std::string::npos);
@@ -193,11 +193,11 @@ TEST_F(BeforeARun, WhoeverLosesASimultaneousStartIsToldWhoWon) {
 TEST_F(BeforeARun, ARunCanBeFoundWhileItsTokensAreMade) {
   fs::remove_all(run_.layout.root() / "tokens");
   std::ofstream(run_.scratch / "make_tokens.py")
-      << "cp " << run_.layout.preparation_file().string() << " " << (run_.scratch / "seen").string()
-      << "; exit 2\n";
+      << "cp " << run_.layout.tokenize_stage_file().string() << " "
+      << (run_.scratch / "seen").string() << "; exit 2\n";
   EXPECT_EQ(run_with_scripts({"run", "--run", run_.directory()}).code, 2);
   EXPECT_TRUE(fs::exists(run_.scratch / "seen"));
-  EXPECT_FALSE(fs::exists(run_.layout.preparation_file())) << "it goes with the run";
+  EXPECT_FALSE(fs::exists(run_.layout.tokenize_stage_file())) << "it goes with the run";
 }
 
 TEST_F(BeforeARun, MissingTokensAreMadeAndAFailureIsTheRuns) {

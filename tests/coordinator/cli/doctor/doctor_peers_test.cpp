@@ -23,7 +23,7 @@ class Peers : public ::testing::Test {
  protected:
   PeerOptions options(int num_processes, const std::string& host) {
     return {.num_processes = num_processes,
-            .patience = 20s,
+            .timeout = 20s,
             .look_every = 2ms,
             .host = host,
             .address = "127.0.0.1"};
@@ -83,7 +83,7 @@ TEST_F(Peers, ThreeThatStartTogetherSeeAndReachEachOtherAndLeaveNothing) {
 
 TEST_F(Peers, OneThatStaysAloneFailsAndSaysHowToStartTheOthers) {
   PeerOptions alone = options(2, "n1");
-  alone.patience = 50ms;
+  alone.timeout = 50ms;
   const auto findings = meet_peers(scratch_.path(), alone);
   ASSERT_EQ(findings.size(), 1U);
   EXPECT_EQ(findings[0].level, Level::kFail);

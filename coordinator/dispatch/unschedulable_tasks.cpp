@@ -1,4 +1,4 @@
-#include "coordinator/dispatch/fit_watch.hpp"
+#include "coordinator/dispatch/unschedulable_tasks.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -22,38 +22,41 @@ std::string describe(const Misfit& misfit) {
          "plan.layers_per_block or plan.sequences_per_forward";
 }
 
-FitWatch::FitWatch(const MemoryNeeds& needs,
-                   std::vector<std::string> own_workers,
-                   bool needs_guests)
-    : needs_(needs), own_workers_(std::move(own_workers)), needs_guests_(needs_guests) {}
+UnschedulableTasks::UnschedulableTasks(const MemoryNeeds& needs,
+                                       std::vector<std::string> own_workers,
+                                       bool needs_external_workers)
+    : needs_(needs),
+      own_workers_(std::move(own_workers)),
+      needs_external_workers_(needs_external_workers) {}
 
-std::vector<TaskId> FitWatch::look(const State& state,
-                                   const std::vector<WorkerView>& connected,
-                                   TimePoint now) {
+std::vector<TaskId> UnschedulableTasks::look(const State& state,
+                                             const std::vector<WorkerView>& connected,
+                                             TimePoint now) {
   std::map<TaskId, TimePoint> since;
   shown_.clear();
   std::vector<TaskId> given_up;
-  const auto has_waited = [&](const TaskId& id, std::chrono::seconds patience) {
+  const auto has_waited = [&](const TaskId& id, std::chrono::seconds timeout) {
     const auto before = since_.find(id);
     const TimePoint begin = before == since_.end() ? now : before->second;
     since[id] = begin;
-    return now - begin >= patience;
+    return now - begin >= timeout;
   };
   for (const Misfit& misfit : misfits(state, connected, needs_)) {
-    if (!has_waited(misfit.task, kFitPatience)) continue;
+    if (!has_waited(misfit.task, kUnschedulableTimeout)) continue;
     shown_[misfit.task] = describe(misfit);
     if (nobody_else_comes(connected)) given_up.push_back(misfit.task);
   }
-  if (connected.empty() && needs_guests_) {
+  if (connected.empty() && needs_external_workers_) {
     const std::set<TaskId>& ready = state.index.ready;
     const auto first = std::find_if(ready.begin(), ready.end(), is_pulled);
-    if (first != ready.end() && has_waited(*first, kGuestPatience)) shown_[*first] = kNobodyIsThere;
+    if (first != ready.end() && has_waited(*first, kNoWorkerTimeout))
+      shown_[*first] = kNobodyIsThere;
   }
   since_ = std::move(since);
   return given_up;
 }
 
-bool FitWatch::nobody_else_comes(const std::vector<WorkerView>& connected) const {
+bool UnschedulableTasks::nobody_else_comes(const std::vector<WorkerView>& connected) const {
   const auto is_own = [this](const WorkerView& worker) {
     return std::find(own_workers_.begin(), own_workers_.end(), worker.uuid) != own_workers_.end();
   };
@@ -61,7 +64,7 @@ bool FitWatch::nobody_else_comes(const std::vector<WorkerView>& connected) const
          std::all_of(connected.begin(), connected.end(), is_own);
 }
 
-std::vector<std::string> FitWatch::warnings() const {
+std::vector<std::string> UnschedulableTasks::warnings() const {
   std::map<Stage, std::pair<TaskId, int>> stages;  // the first task of each, and how many more
   for (const auto& [id, text] : shown_) {
     const auto [stage, is_first] = stages.try_emplace(id.stage, id, 0);

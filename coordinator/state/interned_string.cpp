@@ -1,4 +1,4 @@
-#include "coordinator/state/name.hpp"
+#include "coordinator/state/interned_string.hpp"
 
 #include <mutex>
 #include <unordered_set>
@@ -13,7 +13,7 @@ struct Names {
 
 }  // namespace
 
-Name::Name(std::string_view text) {
+InternedString::InternedString(std::string_view text) {
   static const std::string nothing;
   text_ = &nothing;
   if (text.empty()) return;

@@ -14,20 +14,20 @@ namespace hedgerow::coordinator {
 
 class RouterSocket;
 
-struct DoorNews {
+struct AllowedKeysNews {
   std::vector<std::string> notes;     // for the journal
   std::vector<std::string> warnings;  // for people
 };
 
-class Doorkeeper {
+class AllowedKeysReloader {
  public:
   // Both outlive it. `reload_requests` grows with each wish to read the list again (SIGHUP); null:
   // never. Without keys there is never any news.
-  Doorkeeper(const storage::RunLayout& layout,
-             RouterSocket& socket,
-             const std::atomic<int>* reload_requests);
+  AllowedKeysReloader(const storage::RunLayout& layout,
+                      RouterSocket& socket,
+                      const std::atomic<int>* reload_requests);
   // Never throws for a list that cannot be read: the old one stays in force.
-  [[nodiscard]] DoorNews look(TimePoint now);
+  [[nodiscard]] AllowedKeysNews look(TimePoint now);
 
  private:
   const storage::RunLayout& layout_;

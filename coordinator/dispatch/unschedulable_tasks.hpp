@@ -15,15 +15,17 @@
 namespace hedgerow::coordinator {
 
 // Workers connect one after the other, and the first to come need not be the largest.
-inline constexpr std::chrono::seconds kFitPatience{10};
+inline constexpr std::chrono::seconds kUnschedulableTimeout{10};
 // Those that were sent away for the finetune stage take a while to come again.
-inline constexpr std::chrono::seconds kGuestPatience{60};
+inline constexpr std::chrono::seconds kNoWorkerTimeout{60};
 
-class FitWatch {
+class UnschedulableTasks {
  public:
   // `own_workers`: the uuids of those that this run starts itself; none: all come from elsewhere.
-  // `needs_guests`: and nothing that the run was told to launch starts them either.
-  FitWatch(const MemoryNeeds& needs, std::vector<std::string> own_workers, bool needs_guests);
+  // `needs_external_workers`: and nothing that the run was told to launch starts them either.
+  UnschedulableTasks(const MemoryNeeds& needs,
+                     std::vector<std::string> own_workers,
+                     bool needs_external_workers);
 
   // The tasks to give up now.
   [[nodiscard]] std::vector<TaskId> look(const State& state,
@@ -39,7 +41,7 @@ class FitWatch {
 
   MemoryNeeds needs_;
   std::vector<std::string> own_workers_;
-  bool needs_guests_;
+  bool needs_external_workers_;
   std::map<TaskId, TimePoint> since_;
   std::map<TaskId, std::string> shown_;
 };

@@ -1,4 +1,4 @@
-#include "coordinator/host/dead_holders.hpp"
+#include "coordinator/host/orphaned_leases.hpp"
 
 #include <algorithm>
 

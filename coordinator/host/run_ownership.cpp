@@ -1,4 +1,4 @@
-#include "coordinator/host/holder.hpp"
+#include "coordinator/host/run_ownership.hpp"
 
 #include <array>
 #include <thread>
@@ -13,7 +13,7 @@ using storage::Error;
 using storage::ErrorKind;
 using wire::CoordinatorFile;
 
-constexpr std::chrono::seconds kLookForBeatEvery{1};
+constexpr std::chrono::seconds kHeartbeatPollInterval{1};
 constexpr std::chrono::milliseconds kLookForWinnerEvery{100};
 
 struct Claim {
@@ -41,9 +41,9 @@ std::string describe(const Claim& claim) {
 
 std::array<Claim, 2> claims_on(const storage::RunLayout& layout) {
   return {{{layout.coordinator_file(), "coordinated", wire::read_coordinator_file(layout)},
-           {layout.preparation_file(),
+           {layout.tokenize_stage_file(),
             "being prepared",
-            wire::read_coordinator_file(layout.preparation_file())}}};
+            wire::read_coordinator_file(layout.tokenize_stage_file())}}};
 }
 
 bool is_foreign(const Claim& claim) { return claim.file && claim.file->host != wire::this_host(); }
@@ -55,14 +55,14 @@ bool is_others(const Claim& claim, const Leftovers& known) {
   return !same_life(claim.file, known.coordinator) && !same_life(claim.file, known.preparation);
 }
 
-void pause(const HolderWait& wait, std::chrono::milliseconds time) {
+void pause(const OwnershipWait& wait, std::chrono::milliseconds time) {
   wait.pause ? wait.pause(time) : std::this_thread::sleep_for(time);
 }
 
 }  // namespace
 
 Leftovers refuse_if_held(const storage::RunLayout& layout,
-                         const HolderWait& wait,
+                         const OwnershipWait& wait,
                          const Leftovers& known) {
   const std::array<Claim, 2> claims = claims_on(layout);
   const Claim* unknown = nullptr;
@@ -74,12 +74,12 @@ Leftovers refuse_if_held(const storage::RunLayout& layout,
   if (unknown != nullptr && wait.say) {
     wait.say("run " + layout.root().string() + " was last " + unknown->doing + " by pid " +
              std::to_string(unknown->file->process.pid) + " on " + unknown->file->host +
-             "; waiting up to " + std::to_string(kForeignPatience.count()) +
+             "; waiting up to " + std::to_string(kForeignHostTimeout.count()) +
              " s for a sign that it lives");
   }
-  for (auto waited = kLookForBeatEvery; unknown != nullptr && waited <= kForeignPatience;
-       waited += kLookForBeatEvery) {
-    pause(wait, kLookForBeatEvery);
+  for (auto waited = kHeartbeatPollInterval; unknown != nullptr && waited <= kForeignHostTimeout;
+       waited += kHeartbeatPollInterval) {
+    pause(wait, kHeartbeatPollInterval);
     for (const Claim& claim : claims) {
       if (!is_foreign(claim)) continue;
       const auto now = wire::read_coordinator_file(claim.path);
@@ -92,12 +92,12 @@ Leftovers refuse_if_held(const storage::RunLayout& layout,
 std::string name_winner(const storage::RunLayout& layout,
                         const storage::Overtaken& what,
                         const Leftovers& known,
-                        const HolderWait& wait) {
+                        const OwnershipWait& wait) {
   const std::string sentence = what.what();
   for (std::chrono::milliseconds waited{0};; waited += kLookForWinnerEvery) {
     const auto [coordinator, preparation] = claims_on(layout);
     if (is_others(coordinator, known)) return sentence + "; the run " + describe(coordinator);
-    if (waited >= kWinnerPatience) {
+    if (waited >= kWinnerTimeout) {
       return sentence + (is_others(preparation, known) ? "; the run " + describe(preparation)
                                                        : "; 'hedgerow status' may tell which");
     }

@@ -1,13 +1,14 @@
-// The ATen forms on CPU tensors: the cases of device_*_test.cpp, and what only a CPU test can see.
+// The ATen backends on CPU tensors: the cases of device_*_test.cpp, and what only a CPU test can
+// see.
 #include "kernels/aten/hybrid_attention_aten.hpp"
 #include "kernels/aten/softmax_attention_aten.hpp"
 #include "kernels/aten/transfer_loss_aten.hpp"
-#include "tests/kernels/device_forms.hpp"
+#include "tests/kernels/device_backends.hpp"
 
 namespace hedgerow::kernels::testing {
 namespace {
 
-HEDGEROW_INSTANTIATE_DEVICE_FORMS(AtenOnCpu, Form::kAten, at::kCPU);
+HEDGEROW_INSTANTIATE_DEVICE_BACKENDS(AtenOnCpu, Backend::kAten, at::kCPU);
 
 AttentionCase small_case(WindowLayout layout) {
   AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 11, .D = 4, .f = 3, .bias = true};
@@ -79,9 +80,9 @@ TEST(AtenForms, OfABatchInPartsGiveWhatTheyGiveAtOnce) {
   }
 }
 
-// Every tensor of another device than the CPU takes this form. The meta device is always there: it
-// computes shapes alone, and throws where a program would wait for a value. (LibTorch has no meta
-// form of the clamp's gradient, hence the maps without one.)
+// Every tensor of another device than the CPU takes this backend. The meta device is always there:
+// it computes shapes alone, and throws where a program would wait for a value. (LibTorch has no
+// meta backend of the clamp's gradient, hence the maps without one.)
 TEST(AtenForms, AreWhatTheEntriesTakeOnOtherDevicesWithoutWaitingForThem) {
   for (const FeatureMapKind kind :
        {FeatureMapKind::kIdentity, FeatureMapKind::kPositiveRandom, FeatureMapKind::kTaylor}) {

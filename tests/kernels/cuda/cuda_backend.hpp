@@ -1,8 +1,8 @@
-// What the tests of the fused CUDA forms share. cuda_kernels_test runs them on CPU tensors, with
+// What the tests of the fused CUDA backends share. cuda_kernels_test runs them on CPU tensors, with
 // the kernels emulated; gpu_kernels_test on a card.
 #pragma once
 
-#include "kernels/forms.hpp"
+#include "kernels/backend.hpp"
 #include "tests/kernels/attention_case.hpp"
 
 namespace hedgerow::kernels::testing {
@@ -30,7 +30,7 @@ class CudaForms : public ::testing::TestWithParam<at::DeviceType> {
   // Skips, with the reason, where the device is not there.
   void SetUp() override;
 
-  // The value and every gradient by the 2 x rule. The second form compares the largest errors of
+  // The value and every gradient by the 2 x rule. The second backend compares the largest errors of
   // some draws: of two window factors either side may hit one by luck.
   void expect_programs(const AttentionCase& shape,
                        const AttentionInputs& inputs,
@@ -38,7 +38,7 @@ class CudaForms : public ::testing::TestWithParam<at::DeviceType> {
   void expect_programs(const AttentionCase& shape,
                        const Programs& programs,
                        std::uint64_t draws = 3) const;
-  // The second form in every layout at some lengths; with some windows of T tokens; of every
+  // The second backend in every layout at some lengths; with some windows of T tokens; of every
   // compiled shape; and of every map that the kernels take.
   using ProgramsOf = Programs (*)(const AttentionCase&);
   void expect_lengths(ProgramsOf programs_of, const std::vector<std::int64_t>& lengths) const;

@@ -1,12 +1,12 @@
 // Who holds a run, and how long it takes to find out.
-#include "coordinator/host/holder.hpp"
+#include "coordinator/host/run_ownership.hpp"
 
 #include <gmock/gmock.h>
 #include <unistd.h>
 
 #include <list>
 
-#include "coordinator/host/preparation.hpp"
+#include "coordinator/host/tokenize_stage.hpp"
 #include "coordinator/status/status.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
@@ -22,7 +22,7 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::HasSubstr;
 
-class HolderTest : public RunFixture {
+class RunOwnershipTest : public RunFixture {
  protected:
   static wire::CoordinatorFile elsewhere() {
     return {.host = "far-away",
@@ -47,15 +47,15 @@ class HolderTest : public RunFixture {
   std::vector<std::string> said_;
   std::chrono::milliseconds waited_{0};
   std::function<void()> while_waiting_ = [] {};
-  HolderWait wait_{[this](const std::string& text) { said_.push_back(text); },
-                   [this](std::chrono::milliseconds pause) {
-                     waited_ += pause;
-                     while_waiting_();
-                   }};
+  OwnershipWait wait_{[this](const std::string& text) { said_.push_back(text); },
+                      [this](std::chrono::milliseconds pause) {
+                        waited_ += pause;
+                        while_waiting_();
+                      }};
   Leftovers found_;
 };
 
-TEST_F(HolderTest, AnEmptyDirectoryOrADeadProcessOfThisHostIsFreeAtOnce) {
+TEST_F(RunOwnershipTest, AnEmptyDirectoryOrADeadProcessOfThisHostIsFreeAtOnce) {
   EXPECT_EQ(refusal(), "");
   wire::CoordinatorFile dead = elsewhere();
   dead.host = wire::this_host();
@@ -65,18 +65,18 @@ TEST_F(HolderTest, AnEmptyDirectoryOrADeadProcessOfThisHostIsFreeAtOnce) {
   EXPECT_EQ(waited_, seconds(0));
 }
 
-TEST_F(HolderTest, AForeignHostIsWaitedForOnceAndThatIsSaid) {
+TEST_F(RunOwnershipTest, AForeignHostIsWaitedForOnceAndThatIsSaid) {
   wire::write_coordinator_file(layout_, elsewhere());
   EXPECT_EQ(refusal(), "");
-  EXPECT_EQ(waited_, kForeignPatience);
+  EXPECT_EQ(waited_, kForeignHostTimeout);
   EXPECT_THAT(said_,
               ElementsAre(AllOf(HasSubstr("far-away"), HasSubstr("pid 77"), HasSubstr("15 s"))));
   EXPECT_EQ(refusal(found_), "");
-  EXPECT_EQ(waited_, kForeignPatience) << "it was found dead already";
+  EXPECT_EQ(waited_, kForeignHostTimeout) << "it was found dead already";
   EXPECT_EQ(said_.size(), 1U);
 }
 
-TEST_F(HolderTest, ABeatOfAForeignHostRefusesAtOnce) {
+TEST_F(RunOwnershipTest, ABeatOfAForeignHostRefusesAtOnce) {
   wire::write_coordinator_file(layout_, elsewhere());
   while_waiting_ = [this] {
     wire::CoordinatorFile alive = elsewhere();
@@ -88,30 +88,30 @@ TEST_F(HolderTest, ABeatOfAForeignHostRefusesAtOnce) {
   EXPECT_EQ(waited_, seconds(4));
 }
 
-TEST_F(HolderTest, ARunWhoseTokensAreMadeIsHeldAndShown) {
+TEST_F(RunOwnershipTest, ARunWhoseTokensAreMadeIsHeldAndShown) {
   storage::write_atomically(layout_.recipe(), "# only its presence matters here\n");
   EXPECT_EQ(read_status(layout_).state, "new");
   {
-    const Preparation preparation(layout_);
+    const TokenizeStage preparation(layout_);
     const RunStatus status = read_status(layout_);
     EXPECT_EQ(status.state, "preparing");
     EXPECT_EQ(status.pid, wire::this_process().pid);
     EXPECT_EQ(refusal(), "") << "our own";
-    wire::CoordinatorFile other = *wire::read_coordinator_file(layout_.preparation_file());
+    wire::CoordinatorFile other = *wire::read_coordinator_file(layout_.tokenize_stage_file());
     other.process = *wire::process_with(1);  // some other process that lives
-    wire::write_coordinator_file(layout_.preparation_file(), other);
+    wire::write_coordinator_file(layout_.tokenize_stage_file(), other);
     EXPECT_THAT(refusal(), HasSubstr("is being prepared by pid 1 "));
   }
   EXPECT_EQ(read_status(layout_).state, "new");
-  wire::write_coordinator_file(layout_.preparation_file(), elsewhere());
+  wire::write_coordinator_file(layout_.tokenize_stage_file(), elsewhere());
   EXPECT_EQ(read_status(layout_).state, "preparing") << "written a moment ago by another host";
   std::filesystem::last_write_time(
-      layout_.preparation_file(),
+      layout_.tokenize_stage_file(),
       std::filesystem::file_time_type::clock::now() - std::chrono::minutes(5));
   EXPECT_EQ(read_status(layout_).state, "new") << "its host fell silent";
 }
 
-class LostRace : public HolderTest {
+class LostRace : public RunOwnershipTest {
  protected:
   std::string sentence(const Leftovers& known = {}) {
     return name_winner(layout_, storage::Overtaken("it was lost"), known, wait_);
@@ -127,7 +127,7 @@ class LostRace : public HolderTest {
 };
 
 TEST_F(LostRace, TheWinnerIsNamedByHostPidAndTermOnceItSaysWhoItIs) {
-  wire::write_coordinator_file(layout_.preparation_file(), winner(0));
+  wire::write_coordinator_file(layout_.tokenize_stage_file(), winner(0));
   while_waiting_ = [this] {
     if (waited_ == seconds(2)) wire::write_coordinator_file(layout_, winner(7));
   };
@@ -139,9 +139,9 @@ TEST_F(LostRace, TheWinnerIsNamedByHostPidAndTermOnceItSaysWhoItIs) {
 }
 
 TEST_F(LostRace, OneThatHasNoTermYetIsNamedByHostAndPid) {
-  wire::write_coordinator_file(layout_.preparation_file(), winner(0));
+  wire::write_coordinator_file(layout_.tokenize_stage_file(), winner(0));
   EXPECT_THAT(sentence(), HasSubstr("the run is being prepared by pid 1 on " + wire::this_host()));
-  EXPECT_EQ(waited_, kWinnerPatience);
+  EXPECT_EQ(waited_, kWinnerTimeout);
 }
 
 TEST_F(LostRace, WhatWasThereBeforeIsNotTheWinner) {
@@ -155,14 +155,14 @@ TEST_F(LostRace, WhatWasThereBeforeIsNotTheWinner) {
 }
 
 // Each process says in a file how it ended, so that nobody is waited for who waits himself.
-TEST_F(HolderTest, OfProcessesThatPrepareARunAtOnceOneGoesOnAndTheOthersAreToldWhich) {
+TEST_F(RunOwnershipTest, OfProcessesThatPrepareARunAtOnceOneGoesOnAndTheOthersAreToldWhich) {
   constexpr std::size_t kProcesses = 4;
   const auto prepare = [this] {
     const auto say = [this](const std::string& how, const std::string& text) {
       storage::write_atomically(directory_ / (how + std::to_string(::getpid())), text);
     };
     try {
-      const Preparation preparation(layout_);
+      const TokenizeStage preparation(layout_);
       say("won-", "");
       ::pause();
     } catch (const storage::Error& error) {
@@ -171,7 +171,7 @@ TEST_F(HolderTest, OfProcessesThatPrepareARunAtOnceOneGoesOnAndTheOthersAreToldW
   };
   wire::CoordinatorFile dead = elsewhere();
   dead.host = wire::this_host();
-  wire::write_coordinator_file(layout_.preparation_file(), dead);  // of a run that was killed
+  wire::write_coordinator_file(layout_.tokenize_stage_file(), dead);  // of a run that was killed
   std::list<tests::ForkedProcess> processes;
   for (std::size_t i = 0; i < kProcesses; ++i) processes.emplace_back(prepare);
   std::vector<std::string> won, lost;
@@ -186,7 +186,7 @@ TEST_F(HolderTest, OfProcessesThatPrepareARunAtOnceOneGoesOnAndTheOthersAreToldW
   }
   ASSERT_EQ(won.size(), 1U);
   EXPECT_THAT(lost, Each(HasSubstr("is being prepared by pid " + won.front() + " on ")));
-  EXPECT_EQ(std::to_string(wire::read_coordinator_file(layout_.preparation_file())->process.pid),
+  EXPECT_EQ(std::to_string(wire::read_coordinator_file(layout_.tokenize_stage_file())->process.pid),
             won.front());
 }
 

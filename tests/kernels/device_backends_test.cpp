@@ -1,5 +1,5 @@
 // Softmax attention, the losses and the decode step on any device.
-#include "tests/kernels/device_forms.hpp"
+#include "tests/kernels/device_backends.hpp"
 
 #include <c10/core/GradMode.h>
 
@@ -21,12 +21,12 @@ TEST_P(DeviceSoftmax, StaysWithinTwiceThePlainErrorInValueAndEveryGradient) {
         const AttentionCase shape{.B = 2, .H = 4, .G = G, .T = T, .D = 32, .dtype = dtype};
         const AttentionInputs inputs = make_inputs(shape);
         const AttentionInputs x = on_device(shape, inputs);
-        const Outcome ours = outcome(forms().softmax_trainable, x);
+        const Outcome ours = outcome(backends().softmax_trainable, x);
         const Outcome plain = outcome(softmax_attention_reference, inputs.as(dtype, at::kFloat));
         const Outcome exact =
             outcome(softmax_attention_reference, inputs.as(at::kDouble, at::kDouble));
         expect_within_twice(ours.value.cpu(), plain.value, exact.value, shape.name() + ", y");
-        EXPECT_TRUE(at::equal(forms().softmax(x.q, x.k, x.v), ours.value)) << shape.name();
+        EXPECT_TRUE(at::equal(backends().softmax(x.q, x.k, x.v), ours.value)) << shape.name();
         for (std::size_t i = 0; i < 3; ++i) {
           expect_within_twice(ours.gradients[i].cpu(),
                               plain.gradients[i],
@@ -41,7 +41,7 @@ TEST_P(DeviceSoftmax, StaysWithinTwiceThePlainErrorInValueAndEveryGradient) {
 TEST_P(DeviceSoftmax, HasNoGradientUnlessItIsTheTrainableOne) {
   const AttentionCase shape;
   const AttentionInputs x = on_device(shape, make_inputs(shape));
-  EXPECT_FALSE(forms().softmax(x.q, x.k, x.v).requires_grad());
+  EXPECT_FALSE(backends().softmax(x.q, x.k, x.v).requires_grad());
 }
 
 TEST_P(DeviceLoss, OfTheWeightsEqualsTheReferenceInValueAndEveryGradient) {
@@ -62,11 +62,13 @@ TEST_P(DeviceLoss, OfTheWeightsEqualsTheReferenceInValueAndEveryGradient) {
               x.q.detach(), x.k.detach(), x.parameters, shape.options);
         };
         const auto ours = [&](const AttentionInputs& x) {
-          return forms().cross_entropy(x.q, x.k, x.parameters, shape.options);
+          return backends().cross_entropy(x.q, x.k, x.parameters, shape.options);
         };
         expect_outcome(shape,
                        differentiate(ours, on_device(shape, inputs)),
-                       differentiate(reference, inputs.as(dtype, at::kFloat)),
+                       GetParam().backend == Backend::kAten
+                           ? differentiate(reference, inputs.as(dtype, at::kFloat))
+                           : plain_cross_entropy_outcome(shape, inputs),
                        differentiate(reference, inputs.as(at::kDouble, at::kDouble)));
       }
     }
@@ -87,7 +89,7 @@ TEST_P(DeviceLoss, OfTheOutputsIsTheMeanSquareOfAnyLayoutAndDtype) {
     const bool rounded = p.scalar_type() == at::kBFloat16;
     for (const at::Tensor& t : {truth, strided(truth), truth.to(at::kFloat)}) {
       const at::Tensor x = p.detach().set_requires_grad(true);
-      const at::Tensor loss = forms().mse(x, t) * 1000;
+      const at::Tensor loss = backends().mse(x, t) * 1000;
       EXPECT_EQ(loss.scalar_type(), at::kFloat);
       EXPECT_NEAR(loss.item<double>(),
                   exact.item<double>(),
@@ -118,13 +120,13 @@ TEST_P(DeviceDecode, ContinuesThePrefillFromAnySplitAsTheFullForward) {
     for (const std::int64_t split : {0, 1, 7, 8, 9, 15, 16, 17, 24, 30, 36}) {
       DecodeState state =
           split == 0 ? make_decode_state(2, 6, 2, 24, 16, shape.dtype, device(), shape.options)
-                     : forms().prefill(x.k.narrow(2, 0, split),
-                                       x.v.narrow(2, 0, split),
-                                       at::full({2}, split, at::kLong),
-                                       x.parameters,
-                                       shape.options);
+                     : backends().prefill(x.k.narrow(2, 0, split),
+                                          x.v.narrow(2, 0, split),
+                                          at::full({2}, split, at::kLong),
+                                          x.parameters,
+                                          shape.options);
       for (std::int64_t t = split; t < shape.T; ++t) {
-        const at::Tensor y = forms().step(
+        const at::Tensor y = backends().step(
             token(x.q, t), token(x.k, t), token(x.v, t), state, x.parameters, shape.options);
         const double error = (y.cpu() - token(full, t)).abs().max().item<double>();
         EXPECT_LE(error, 1e-5) << shape.name() << ", split at " << split << ", token " << t;
@@ -142,14 +144,14 @@ TEST_P(DeviceDecode, OfBfloat16StaysWithinTwiceThePlainError) {
     shape.options.window_size = 16;
     const AttentionInputs inputs = make_inputs(shape);
     const AttentionInputs x = on_device(shape, inputs), exact = inputs.as(at::kDouble, at::kDouble);
-    DecodeState state = forms().prefill(x.k.narrow(2, 0, 33),
-                                        x.v.narrow(2, 0, 33),
-                                        at::full({1}, 33, at::kLong),
-                                        x.parameters,
-                                        shape.options);
+    DecodeState state = backends().prefill(x.k.narrow(2, 0, 33),
+                                           x.v.narrow(2, 0, 33),
+                                           at::full({1}, 33, at::kLong),
+                                           x.parameters,
+                                           shape.options);
     std::vector<at::Tensor> rows;
     for (std::int64_t t = 33; t < shape.T; ++t) {
-      rows.push_back(forms().step(
+      rows.push_back(backends().step(
           token(x.q, t), token(x.k, t), token(x.v, t), state, x.parameters, shape.options));
     }
     const auto tail = [&](const AttentionInputs& y) {
@@ -176,7 +178,7 @@ TEST_P(DeviceDecode, GivesARowOfARaggedBatchWhatTheFullForwardGivesItAlone) {
       k[b].narrow(1, length, 40 - length).fill_(NAN);
       v[b].narrow(1, length, 40 - length).fill_(NAN);
     }
-    DecodeState state = forms().prefill(k, v, at::tensor(lengths), x.parameters, shape.options);
+    DecodeState state = backends().prefill(k, v, at::tensor(lengths), x.parameters, shape.options);
     for (std::int64_t step = 0; step < 29; ++step) {
       const auto next = [&](const at::Tensor& values) {
         std::vector<at::Tensor> rows;
@@ -186,7 +188,7 @@ TEST_P(DeviceDecode, GivesARowOfARaggedBatchWhatTheFullForwardGivesItAlone) {
         return at::stack(rows);
       };
       const at::Tensor y =
-          forms().step(next(x.q), next(x.k), next(x.v), state, x.parameters, shape.options);
+          backends().step(next(x.q), next(x.k), next(x.v), state, x.parameters, shape.options);
       EXPECT_LE((y.cpu() - next(full)).abs().max().item<double>(), 1e-5)
           << shape.name() << ", step " << step;
     }

@@ -10,7 +10,7 @@
 
 #include "coordinator/host/clock.hpp"
 #include "coordinator/host/process.hpp"
-#include "coordinator/net/doorkeeper.hpp"
+#include "coordinator/net/allowed_keys_reloader.hpp"
 #include "coordinator/net/mailbox.hpp"
 #include "coordinator/state/state.hpp"
 #include "storage/journal/disk.hpp"
@@ -18,7 +18,7 @@
 namespace hedgerow::coordinator {
 
 // All of them outlive the coordinator.
-struct Surroundings {
+struct Environment {
   Mailbox& mailbox;
   const Clock& clock;
   Processes& processes = host_processes();
@@ -29,7 +29,7 @@ struct Surroundings {
   std::function<std::vector<storage::FileRecord>(const State& state, std::uint64_t token)> assemble;
   std::string public_key{};  // of the mailbox's connections; empty: they are not encrypted
   // What there is to say about who may connect, asked once a turn. Empty: everybody may.
-  std::function<DoorNews()> door{};
+  std::function<AllowedKeysNews()> door{};
 };
 
 }  // namespace hedgerow::coordinator

@@ -1,4 +1,4 @@
-#include "tests/kernels/cuda/cuda_forms.hpp"
+#include "tests/kernels/cuda/cuda_backend.hpp"
 
 #include <ATen/Context.h>
 

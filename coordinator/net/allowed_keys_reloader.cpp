@@ -1,4 +1,4 @@
-#include "coordinator/net/doorkeeper.hpp"
+#include "coordinator/net/allowed_keys_reloader.hpp"
 
 #include <unistd.h>
 
@@ -10,13 +10,13 @@
 
 namespace hedgerow::coordinator {
 
-Doorkeeper::Doorkeeper(const storage::RunLayout& layout,
-                       RouterSocket& socket,
-                       const std::atomic<int>* reload_requests)
+AllowedKeysReloader::AllowedKeysReloader(const storage::RunLayout& layout,
+                                         RouterSocket& socket,
+                                         const std::atomic<int>* reload_requests)
     : layout_(layout), socket_(socket), reload_requests_(reload_requests) {}
 
-DoorNews Doorkeeper::look(TimePoint now) {
-  DoorNews news;
+AllowedKeysNews AllowedKeysReloader::look(TimePoint now) {
+  AllowedKeysNews news;
   if (socket_.public_key().empty()) return news;
   const auto warn = [&](const std::string& subject, const std::string& warning) {
     if (limit_.admits(subject, now)) news.warnings.push_back(warning);

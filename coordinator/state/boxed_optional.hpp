@@ -9,14 +9,15 @@
 namespace hedgerow::coordinator {
 
 template <typename T>
-class Rare {
+class BoxedOptional {
  public:
-  Rare() = default;
-  Rare(const Rare& other) : value_(other ? std::make_unique<T>(*other) : nullptr) {}
-  Rare(Rare&&) noexcept = default;
-  Rare& operator=(const Rare& other) { return *this = Rare(other); }
-  Rare& operator=(Rare&&) noexcept = default;
-  Rare& operator=(T value) {
+  BoxedOptional() = default;
+  BoxedOptional(const BoxedOptional& other)
+      : value_(other ? std::make_unique<T>(*other) : nullptr) {}
+  BoxedOptional(BoxedOptional&&) noexcept = default;
+  BoxedOptional& operator=(const BoxedOptional& other) { return *this = BoxedOptional(other); }
+  BoxedOptional& operator=(BoxedOptional&&) noexcept = default;
+  BoxedOptional& operator=(T value) {
     value_ = std::make_unique<T>(std::move(value));
     return *this;
   }
@@ -25,7 +26,7 @@ class Rare {
   explicit operator bool() const { return value_ != nullptr; }
   [[nodiscard]] const T& operator*() const { return *value_; }
   [[nodiscard]] const T* operator->() const { return value_.get(); }
-  bool operator==(const Rare& other) const {
+  bool operator==(const BoxedOptional& other) const {
     return value_ && other.value_ ? *value_ == *other.value_ : value_ == other.value_;
   }
 

@@ -1,7 +1,7 @@
 // Is somebody at work on a run directory: a coordinator (coordinator.json), or a `run` that still
 // makes its tokens (preparing.json)? On this host the process is looked up. Of one on another host
-// only the growing beat tells, and to see it grow takes up to kForeignPatience: that is said, and
-// not done twice.
+// only the growing beat tells, and to see it grow takes up to kForeignHostTimeout: that is said,
+// and not done twice.
 #pragma once
 
 #include <chrono>
@@ -14,13 +14,13 @@
 
 namespace hedgerow::coordinator {
 
-inline constexpr std::chrono::seconds kForeignPatience = 3 * wire::kBeatEvery;
+inline constexpr std::chrono::seconds kForeignHostTimeout = 3 * wire::kHeartbeatInterval;
 
 // Between winning a race for a run and saying so in coordinator.json lie a few fsyncs.
-inline constexpr std::chrono::seconds kWinnerPatience = wire::kBeatEvery;
+inline constexpr std::chrono::seconds kWinnerTimeout = wire::kHeartbeatInterval;
 
 // How to wait; a test's pause takes no time.
-struct HolderWait {
+struct OwnershipWait {
   std::function<void(const std::string&)> say;  // once, before waiting; empty: nobody hears
   std::function<void(std::chrono::milliseconds)> pause{};  // empty: sleeps
 };
@@ -32,14 +32,14 @@ struct Leftovers {
 
 // Throws kUsage if somebody lives on this run: names host, pid and term.
 [[nodiscard]] Leftovers refuse_if_held(const storage::RunLayout& layout,
-                                       const HolderWait& wait,
+                                       const OwnershipWait& wait,
                                        const Leftovers& known = {});
 
 // The sentence of a coordinator that lost its run: what happened, and who has it now (host, pid,
-// term), as soon as that shows within kWinnerPatience. `known`: as refuse_if_held() gave it.
+// term), as soon as that shows within kWinnerTimeout. `known`: as refuse_if_held() gave it.
 [[nodiscard]] std::string name_winner(const storage::RunLayout& layout,
                                       const storage::Overtaken& what,
                                       const Leftovers& known,
-                                      const HolderWait& wait);
+                                      const OwnershipWait& wait);
 
 }  // namespace hedgerow::coordinator

@@ -7,26 +7,27 @@
 #include <optional>
 #include <thread>
 
-#include "coordinator/host/holder.hpp"
+#include "coordinator/host/run_ownership.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/scoped_file.hpp"
 
 namespace hedgerow::coordinator {
 
-class Preparation {
+class TokenizeStage {
  public:
   // `known`: as refuse_if_held() gave it. Throws kUsage, naming whoever was faster.
-  explicit Preparation(const storage::RunLayout& layout, const Leftovers& known = {});
-  Preparation(const Preparation&) = delete;
-  Preparation& operator=(const Preparation&) = delete;
+  explicit TokenizeStage(const storage::RunLayout& layout, const Leftovers& known = {});
+  TokenizeStage(const TokenizeStage&) = delete;
+  TokenizeStage& operator=(const TokenizeStage&) = delete;
 
  private:
   storage::ScopedFile file_;
-  std::jthread beats_;  // every wire::kBeatEvery: how another host tells that this one lives
+  std::jthread
+      beats_;  // every wire::kHeartbeatInterval: how another host tells that this one lives
 };
 
 // Who prepares the run now; on another host by the age of the last beat.
-[[nodiscard]] std::optional<wire::CoordinatorFile> living_preparation(
+[[nodiscard]] std::optional<wire::CoordinatorFile> running_tokenize_stage(
     const storage::RunLayout& layout);
 
 }  // namespace hedgerow::coordinator

@@ -1,8 +1,8 @@
-// The forms of the entries. Each has one in ATen operations, which runs wherever ATen does, and in
-// fp64 too; and one fused for the CPU; all but the MSE alone also one fused for CUDA, for what its
-// kernels take (the ATen form computes the rest). The entries choose by the device of their first
-// tensor; below, forms by name, so that tests and benches can run them beside one another.
-// Contracts are those of the entries, with fp64 computed in this form and not by the reference.
+// The backends of the entries. Each has one in ATen operations, which runs wherever ATen does, and
+// in fp64 too; and one fused for the CPU; all but the MSE alone also one fused for CUDA, for what
+// its kernels take (the ATen backend computes the rest). The entries choose by the device of their
+// first tensor; below, backends by name, so that tests and benches can run them beside one another.
+// Contracts are those of the entries, with fp64 computed in this backend and not by the reference.
 // Results are the same bytes from call to call on one device.
 #pragma once
 
@@ -14,10 +14,10 @@
 
 namespace hedgerow::kernels {
 
-enum class Form { kCpu, kCuda, kAten };
+enum class Backend { kCpu, kCuda, kAten };
 
-[[nodiscard]] inline Form form_for(const at::Tensor& x) {
-  return x.is_cpu() ? Form::kCpu : Form::kAten;
+[[nodiscard]] inline Backend backend_for(const at::Tensor& x) {
+  return x.is_cpu() ? Backend::kCpu : Backend::kAten;
 }
 
 namespace aten {
@@ -57,7 +57,7 @@ at::Tensor decode_step(const at::Tensor& q,
 
 }  // namespace aten
 
-// The fused CUDA forms; each throws, saying why, where its kernels do not take the problem.
+// The fused CUDA backends; each throws, saying why, where its kernels do not take the problem.
 namespace cuda {
 
 at::Tensor hybrid_attention(const at::Tensor& q,

@@ -1,4 +1,4 @@
-#include "coordinator/host/preparation.hpp"
+#include "coordinator/host/tokenize_stage.hpp"
 
 #include <condition_variable>
 #include <filesystem>
@@ -19,8 +19,8 @@ void keep_beating(const std::stop_token& token,
   std::mutex mutex;
   std::condition_variable_any wake;
   std::unique_lock lock(mutex);
-  while (
-      !wake.wait_for(lock, token, wire::kBeatEvery, [&token] { return token.stop_requested(); })) {
+  while (!wake.wait_for(
+      lock, token, wire::kHeartbeatInterval, [&token] { return token.stop_requested(); })) {
     ++file.beat;
     try {
       wire::write_coordinator_file(path, file);
@@ -35,7 +35,7 @@ void keep_beating(const std::stop_token& token,
 storage::ScopedFile claim(const storage::RunLayout& layout,
                           const wire::CoordinatorFile& file,
                           const Leftovers& known) {
-  const std::filesystem::path path = layout.preparation_file();
+  const std::filesystem::path path = layout.tokenize_stage_file();
   const std::filesystem::path own =
       path.string() + "." + file.host + "-" + std::to_string(file.process.pid);
   const storage::ScopedFile unpublished(own);
@@ -60,17 +60,17 @@ wire::CoordinatorFile own_file() {
 
 }  // namespace
 
-Preparation::Preparation(const storage::RunLayout& layout, const Leftovers& known)
+TokenizeStage::TokenizeStage(const storage::RunLayout& layout, const Leftovers& known)
     : file_(claim(layout, own_file(), known)) {
   // One that was faster may be a coordinator by now, and prepare nothing any more.
   static_cast<void>(refuse_if_held(layout, {}, known));
-  beats_ = std::jthread([path = layout.preparation_file()](const std::stop_token& token) {
+  beats_ = std::jthread([path = layout.tokenize_stage_file()](const std::stop_token& token) {
     keep_beating(token, path, own_file());
   });
 }
 
-std::optional<wire::CoordinatorFile> living_preparation(const storage::RunLayout& layout) {
-  const std::filesystem::path path = layout.preparation_file();
+std::optional<wire::CoordinatorFile> running_tokenize_stage(const storage::RunLayout& layout) {
+  const std::filesystem::path path = layout.tokenize_stage_file();
   auto file = wire::read_coordinator_file(path);
   if (!file) return std::nullopt;
   if (file->host == wire::this_host())

@@ -9,15 +9,16 @@
 
 namespace hedgerow::coordinator {
 
-class Name {
+class InternedString {
  public:
-  Name() : Name(std::string_view()) {}
-  explicit Name(std::string_view text);  // of what a run records, and not of whatever comes in
+  InternedString() : InternedString(std::string_view()) {}
+  explicit InternedString(
+      std::string_view text);  // of what a run records, and not of whatever comes in
 
   [[nodiscard]] const std::string& text() const { return *text_; }
   operator const std::string&() const { return *text_; }
   [[nodiscard]] bool empty() const { return text_->empty(); }
-  bool operator==(const Name&) const = default;  // one text, one place
+  bool operator==(const InternedString&) const = default;  // one text, one place
   bool operator==(std::string_view text) const { return *text_ == text; }
 
  private:
