@@ -31,8 +31,7 @@ void check_exponential_map(const std::string& what,
               " must have an order of 1 to ",
               kMaxTaylorOrder,
               " to be a Taylor map, found ",
-              options.order,
-              "; taylor_recurrence.hpp holds any order for small head dimensions");
+              options.order);
 }
 
 at::Tensor positive_random_features(const at::Tensor& z, const at::Tensor& x, FeatureMapRole role) {

@@ -18,37 +18,16 @@
 
 #include <cstdint>
 
+#include "kernels/attention_options.hpp"
+
 namespace hedgerow::kernels {
-
-enum class FeatureMapKind {
-  kHedgehogSoftmax,
-  kHedgehogExp,
-  kT2R,
-  kEluPlusOne,
-  kRelu,
-  kIdentity,
-  kPositiveRandom,
-  kTaylor
-};
-enum class FeatureMapStart { kKaiming, kIdentity, kOrthogonal, kGaussian, kOrthogonalChi };
-
-// Whose features are wanted. Only positive random features differ: a query's scale cancels in the
-// linear branch, so its largest feature is brought to 1 / sqrt(f) (and, as with the exp maps, that
-// shift is part of the hybrid and is differentiated); a key's does not cancel and stays.
-enum class FeatureMapRole { kQuery, kKey };
 
 // The lower clamp of a feature: LoLCATs' eps. Zero gradient below it. The identity and Taylor keep
 // their signs instead, and positive random features their size: those of a long key lie below the
 // clamp as a rule, and clamping would give such keys weight that they do not have.
 inline constexpr double kFeatureClamp = 1e-12;
 
-inline constexpr std::int64_t kMaxTaylorOrder = 3;  // taylor_recurrence.hpp has any, for small D
-
-struct FeatureMapOptions {
-  FeatureMapKind kind = FeatureMapKind::kHedgehogSoftmax;
-  bool negation = true;    // F = 2 f; the two Hedgehog kinds only
-  std::int64_t order = 2;  // kTaylor only, 1 to 3: F = C(f + order, order). Odd orders can be < 0.
-};
+inline constexpr std::int64_t kMaxTaylorOrder = 3;
 
 struct FeatureMapWeights {
   at::Tensor layer;  // [H, D, f] fp32, LoLCATs' `mlp.layer`; undefined: no projection (f = D)

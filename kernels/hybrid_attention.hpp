@@ -21,17 +21,6 @@
 
 namespace hedgerow::kernels {
 
-enum class WindowLayout { kNone, kSliding, kTerraced };
-
-struct HybridOptions {
-  FeatureMapOptions feature_map;
-  WindowLayout layout =
-      WindowLayout::kTerraced;  // kNone: pure linear attention, y = sum l v / (sum l + 1e-12)
-  std::int64_t window_size = 64;
-  bool fp32_output =
-      false;  // y in fp32 instead of q's dtype (the transfer loss wants it unrounded)
-};
-
 struct HybridParameters {
   FeatureMapWeights q;
   FeatureMapWeights k;

@@ -5,6 +5,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <vector>
+
 #include "kernels/checks.hpp"
 #include "kernels/hybrid_attention.hpp"
 
@@ -43,12 +45,8 @@ struct HybridForward {
   at::Tensor y_saved;      // y as the backward reads it; undefined with kNothing
   at::Tensor denominator;  // Z [B, H, T]
   at::Tensor linear_mass;  // sum_j l_ij [B, H, T]
-  // The CPU's backward alone: (S, z) at the inner borders of each head's segments, fp32
-  // (hybrid_segments_cpu.hpp); undefined with one segment.
-  at::Tensor states;
-  // CUDA's backward alone: what rounding took from y, and sum_window p (v - y), [B, H, T, D] bf16;
-  // the window's maximum of log2(e) s, and how many keys are at it, [B, H, T].
-  at::Tensor rest, pull, maxima, ties;
+  // What else the same backend's backward reads, in an order of its own; entries may be undefined.
+  std::vector<at::Tensor> saved;
 };
 // Room for a backend's results.
 HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_for_backward);

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "storage/base/file.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {
 namespace {

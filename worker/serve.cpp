@@ -34,20 +34,6 @@ std::string drawn_uuid() {
   return wire::this_host() + "-" + storage::random_hex(kRandomBytes);
 }
 
-const char* name_of(wire::TaskKind kind) {
-  switch (kind) {
-    case wire::TaskKind::kCapture:
-      return "capture";
-    case wire::TaskKind::kTransfer:
-      return "transfer";
-    case wire::TaskKind::kEvaluate:
-      return "evaluate";
-    case wire::TaskKind::kFinetune:
-      break;
-  }
-  return "finetune";
-}
-
 // One line of this worker's log.
 void log_line(const std::string& text) {
   std::array<char, 32> at{};
@@ -63,8 +49,8 @@ void log_line(const wire::Task& task, const std::string& text) {
   const std::string subject = task.block >= 0        ? " block " + std::to_string(task.block)
                               : task.subject.empty() ? ""
                                                      : " " + task.subject;
-  log_line(name_of(task.kind) + subject + ", token " + std::to_string(task.fencing_token) + ": " +
-           text);
+  log_line(std::string(wire::to_string(task.kind)) + subject + ", token " +
+           std::to_string(task.fencing_token) + ": " + text);
 }
 
 TaskResult run_task(RunContext& run, TaskContext& context, const wire::Task& task) {
@@ -75,10 +61,12 @@ TaskResult run_task(RunContext& run, TaskContext& context, const wire::Task& tas
       return run_transfer(run, context, task);
     case wire::TaskKind::kEvaluate:
       return run_evaluate(run, context, task);
+    case wire::TaskKind::kAssemble:
     case wire::TaskKind::kFinetune:
       break;
   }
-  throw Error(ErrorKind::kInternal, "a finetune task is run by the MPI stage, never pulled");
+  throw Error(ErrorKind::kInternal,
+              "a worker pulls no " + std::string(wire::to_string(task.kind)) + " task");
 }
 
 // Says how a task failed; an error of the saying itself means that nobody listens any more.

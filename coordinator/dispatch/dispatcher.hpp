@@ -34,6 +34,7 @@ struct Outgoing {
 struct RecordedEvent {
   std::uint64_t seq = 0;
   Event event;
+  std::string subject;  // subject_of()
 };
 
 // One thread.

@@ -36,8 +36,8 @@ struct MemoryNeeds {
                                                 const MemoryNeeds& needs,
                                                 const KeepBoundaries& keep);
 
-// False: whatever is ready is a capture that waits for an earlier boundary's deletion. If nothing is
-// granted either, that will not come: a quarantined task keeps it.
+// False: whatever is ready is a capture that waits for an earlier boundary's deletion. If nothing
+// is granted either, that will not come: a quarantined task keeps it.
 [[nodiscard]] bool anything_to_grant(const State& state, const KeepBoundaries& keep);
 
 // By a worker; mpirun places the ranks of finetune, and the coordinator assembles.

@@ -15,11 +15,6 @@ using storage::ErrorKind;
 // More than a run grants between two restarts.
 constexpr std::uint64_t kSkippedAfterDamage = 1'000'000;
 
-storage::ReplayResult replay_if_any(const storage::RunLayout& layout, const storage::Disk& disk) {
-  if (!disk.exists(layout.journal_directory())) return {};
-  return storage::replay_journal(layout, disk);
-}
-
 std::uint64_t token_floor(const storage::RunLayout& layout,
                           const storage::ReplayResult& replayed,
                           const storage::Disk& disk) {

@@ -12,10 +12,6 @@
 
 namespace hedgerow::coordinator {
 
-// Nothing replayed: a run that has not begun.
-[[nodiscard]] storage::ReplayResult replay_if_any(const storage::RunLayout& layout,
-                                                  const storage::Disk& disk = storage::os_disk());
-
 // Tokens of the next term exceed this: those on disk, and after damage also those of grants that
 // nobody can read any more. (The journal's own are the state's.)
 [[nodiscard]] std::uint64_t token_floor(const storage::RunLayout& layout,

@@ -21,8 +21,6 @@ std::chrono::seconds backoff_after(int deaths) {
   return std::min(kLongestBackoff, std::chrono::seconds(1 << std::min(deaths - 1, 5)));
 }
 
-std::filesystem::path mpi_log(const LauncherConfig& config) { return config.logs / "finetune.log"; }
-
 }  // namespace
 
 std::string tail_of(const std::filesystem::path& log, int lines) {
@@ -196,51 +194,5 @@ std::vector<std::string> mpirun_words() {
   words.insert(words.end(), {"--mca", "btl_vader_single_copy_mechanism", "none"});
   return words;
 }
-
-void MpiStage::start(std::uint64_t token, const std::string& student, const std::string& endpoint) {
-  std::vector<std::string> argv = mpirun_words();
-  // Time between the warning and the kill where a node's daemon goes down with its node: rank 0 is
-  // elsewhere and writes the checkpoint. A second on one host, where all ranks hear of it
-  // themselves.
-  if (config_.nodes > 1) argv.insert(argv.end(), {"--mca", "odls_base_sigkill_timeout", "3"});
-  argv.insert(argv.end(), {"-n", std::to_string(config_.ranks), config_.worker_binary.string()});
-  for (const char* word : {"finetune", "--run"}) argv.emplace_back(word);
-  argv.push_back(config_.run_directory.string());
-  argv.insert(argv.end(),
-              {"--student", student, "--token", std::to_string(token), "--connect", endpoint});
-  argv.insert(argv.end(), {"--threads", std::to_string(config_.threads_per_rank)});
-  // A batch system that takes the machine back sends SIGTERM to every process of the job. The ranks
-  // take it as a request; mpirun would kill them two seconds later.
-  process_ = ChildProcess::start(argv, mpi_log(config_), *config_.processes, SIGTERM);
-  token_ = token;
-}
-
-void MpiStage::adopt(const std::vector<wire::ChildRecord>& children) {
-  for (const wire::ChildRecord& child : children) {
-    if (child.uuid != kMpiHolder || !config_.processes->is_alive(child.process)) continue;
-    process_ = ChildProcess::adopt(child.process, *config_.processes);
-    token_ = child.fencing_token;
-  }
-}
-
-std::optional<ProcessExit> MpiStage::poll() {
-  if (!process_) return std::nullopt;
-  const std::optional<ProcessExit> exit = process_->poll();
-  if (exit) process_.reset();
-  return exit;
-}
-
-// mpirun answers SIGTERM by killing its ranks a second later, too early for a checkpoint; SIGUSR1
-// it hands on to them, and they take it for the same request.
-void MpiStage::signal(int number) {
-  if (process_) process_->signal(number == SIGTERM ? SIGUSR1 : number);
-}
-
-std::optional<wire::ChildRecord> MpiStage::child() const {
-  if (!process_) return std::nullopt;
-  return wire::ChildRecord{kMpiHolder, 0, token_, process_->id()};
-}
-
-std::string MpiStage::log_tail() const { return tail_of(mpi_log(config_)); }
 
 }  // namespace hedgerow::coordinator

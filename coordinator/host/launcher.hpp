@@ -1,4 +1,4 @@
-// The processes that a coordinator starts on its own host: worker processes and the MPI stage.
+// The worker processes that a coordinator starts on its own host, and what starting others shares.
 // Tends them: starts what is missing, restarts what died, adopts what an earlier coordinator left.
 // Never decides anything about tasks. Called by the coordinator's loop.
 #pragma once
@@ -82,27 +82,6 @@ class LocalWorkers {
 
 // The words that start ranks of ours with mpirun; how many and which program come behind them.
 [[nodiscard]] std::vector<std::string> mpirun_words();
-
-// The finetune stage: mpirun and its ranks, as one child.
-class MpiStage {
- public:
-  explicit MpiStage(LauncherConfig config) : config_(std::move(config)) {}
-
-  void start(std::uint64_t token, const std::string& student, const std::string& endpoint);
-  void adopt(const std::vector<wire::ChildRecord>& children);
-  [[nodiscard]] bool running() const { return process_.has_value(); }
-  [[nodiscard]] std::uint64_t token() const { return token_; }
-  // Its end, once.
-  [[nodiscard]] std::optional<ProcessExit> poll();
-  void signal(int number);
-  [[nodiscard]] std::optional<wire::ChildRecord> child() const;
-  [[nodiscard]] std::string log_tail() const;
-
- private:
-  LauncherConfig config_;
-  std::optional<ChildProcess> process_;
-  std::uint64_t token_ = 0;
-};
 
 // The last lines of a log file, for error messages.
 [[nodiscard]] std::string tail_of(const std::filesystem::path& log, int lines = 5);

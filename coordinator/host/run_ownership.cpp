@@ -24,7 +24,7 @@ struct Claim {
 
 bool same_life(const std::optional<CoordinatorFile>& a, const std::optional<CoordinatorFile>& b) {
   return a && b && a->host == b->host && a->process == b->process && a->term == b->term &&
-         a->beat == b->beat;
+         a->heartbeat_count == b->heartbeat_count;
 }
 
 std::string describe(const Claim& claim) {

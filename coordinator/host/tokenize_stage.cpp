@@ -21,7 +21,7 @@ void keep_beating(const std::stop_token& token,
   std::unique_lock lock(mutex);
   while (!wake.wait_for(
       lock, token, wire::kHeartbeatInterval, [&token] { return token.stop_requested(); })) {
-    ++file.beat;
+    ++file.heartbeat_count;
     try {
       wire::write_coordinator_file(path, file);
     } catch (const storage::Error&) {
@@ -54,7 +54,7 @@ wire::CoordinatorFile own_file() {
           .term = 0,
           .endpoint = "",
           .started_at = storage::utc_now(),
-          .beat = 0,
+          .heartbeat_count = 0,
           .children = {}};
 }
 
@@ -64,7 +64,7 @@ TokenizeStage::TokenizeStage(const storage::RunLayout& layout, const Leftovers& 
     : file_(claim(layout, own_file(), known)) {
   // One that was faster may be a coordinator by now, and prepare nothing any more.
   static_cast<void>(refuse_if_held(layout, {}, known));
-  beats_ = std::jthread([path = layout.tokenize_stage_file()](const std::stop_token& token) {
+  heartbeats_ = std::jthread([path = layout.tokenize_stage_file()](const std::stop_token& token) {
     keep_beating(token, path, own_file());
   });
 }

@@ -23,7 +23,7 @@ class TokenizeStage {
  private:
   storage::ScopedFile file_;
   std::jthread
-      beats_;  // every wire::kHeartbeatInterval: how another host tells that this one lives
+      heartbeats_;  // every wire::kHeartbeatInterval: how another host tells that this one lives
 };
 
 // Who prepares the run now; on another host by the age of the last beat.

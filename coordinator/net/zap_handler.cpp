@@ -18,7 +18,7 @@ namespace {
 
 constexpr const char* kAddress = "inproc://zeromq.zap.01";
 constexpr std::size_t kCurveKeyBytes = 32;
-// A stranger must not fill our memory with keys.
+// A peer without an allowed key must not fill the memory with keys.
 constexpr std::size_t kMaxRefused = 100;
 
 // Frames of a request, RFC 27: version, request id, domain, address, identity, mechanism, and for

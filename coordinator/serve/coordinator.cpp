@@ -24,6 +24,11 @@ constexpr int kMaxMessagesPerTurn = 1000;  // then replies go out, and time is l
 constexpr seconds kDrainTimeout{60};
 constexpr seconds kStopTimeout{30};
 constexpr seconds kGracePeriod{3};
+constexpr seconds kPublishEvery{1};
+// Of the coordinator's time, what is shown takes one part in so many; but it is never so old that
+// other hosts take the coordinator for dead.
+constexpr int kPublishingShare = 100;
+constexpr seconds kPublishAtLeastEvery{10};
 
 }  // namespace
 
@@ -42,35 +47,30 @@ Coordinator::Coordinator(CoordinatorConfig config,
                   std::move(term.journal),
                   clock_,
                   config_.dispatcher),
-      workers_(config_.launcher, clock_),
-      mpi_(config_.launcher) {
-  for (const auto& [token, id] : dispatcher_.state().grants) subjects_[token] = to_string(id);
+      workers_(config_.launcher, clock_) {
   std::optional<RunStatus> published;
   if (observer_ != nullptr) published = published_status(config_.layout);
   if (published) measured_ = MeasuredMse(*published);
   for (const auto& [id, task] : dispatcher_.state().tasks)
     workers_.note_incarnation(task.worker, task.incarnation);
-  if (previous && previous->host == environment_.host) {
-    workers_.adopt(previous->children);
-    mpi_.adopt(previous->children);
-  }
-  adopt_stage_elsewhere();
-  if (previous && previous->host == environment_.host)
-    revoke_of_dead(previous->children, published);
-  if (mpi_.running() || token_elsewhere_) {
-    mode_ = Mode::kMpi;
+  const bool was_here = previous && previous->host == environment_.host;
+  const auto children = was_here ? previous->children : std::vector<wire::ChildRecord>{};
+  workers_.adopt(children);
+  stage_ = adopt_stage(
+      config_.launcher, config_.layout, dispatcher_.state(), children, config_.finetune_elsewhere);
+  if (was_here) revoke_of_dead(children, published);
+  if (stage_)
     dispatcher_.stop_workers("the finetune stage is running", Dispatcher::Spare::kFinetune);
-  }
   file_ = {.host = environment_.host,
            .process = environment_.processes.self(),
            .term = dispatcher_.term(),
            .endpoint = environment_.mailbox.endpoint(),
            .public_key = environment_.public_key,
            .started_at = clock_.utc(),
-           .beat = 0,
+           .heartbeat_count = 0,
            .children = {}};
   write_coordinator_file();
-  next_beat_ = clock_.now() + wire::kHeartbeatInterval;
+  next_heartbeat_ = clock_.now() + wire::kHeartbeatInterval;
 }
 
 Coordinator::~Coordinator() = default;
@@ -81,7 +81,7 @@ void Coordinator::revoke_of_dead(const std::vector<wire::ChildRecord>& children,
   std::vector<std::uint64_t> dead =
       held_by_dead(dispatcher_.state(), children, environment_.processes);
   for (const auto& [token, id] : dispatcher_.state().grants) {
-    const bool lives = (mpi_.running() && mpi_.token() == token) || token_elsewhere_ == token;
+    const bool lives = stage_ && stage_->token() == token;
     if (id.stage == Stage::kFinetune && !lives) dead.push_back(token);
   }
   for (const std::uint64_t token : dead) {
@@ -114,18 +114,21 @@ RunOutcome Coordinator::run() {
 
 void Coordinator::abandon_children() {
   workers_.signal_all(SIGTERM);
-  mpi_.signal(SIGTERM);
+  if (stage_) stage_->signal(SIGTERM);
+}
+
+bool Coordinator::has_children() const {
+  return !workers_.all_gone() || (stage_ && stage_->child());
 }
 
 // Whoever asks for the status after this coordinator's error is not to see its children at work.
 // Nobody answers them any more, so they end when they have waited for that.
 void Coordinator::await_children() {
   const TimePoint deadline = clock_.now() + kStopTimeout;
-  while (!(workers_.all_gone() && !mpi_.running()) && clock_.now() < deadline &&
-         num_stop_requests() < 2) {
+  while (has_children() && clock_.now() < deadline && num_stop_requests() < 2) {
     std::this_thread::sleep_for(kTurnTimeout);
     static_cast<void>(workers_.tend(/*wanted=*/false, ""));
-    static_cast<void>(mpi_.poll());
+    if (stage_) static_cast<void>(stage_->poll(clock_.now(), {.is_held = true}));
   }
 }
 
@@ -137,7 +140,7 @@ void Coordinator::turn(milliseconds timeout) {
   receive_all(timeout);
   dispatcher_.tick();
   tend_children();
-  tend_mpi();
+  tend_stage();
   send_all();
   if (dispatcher_.fatal() && !stopping_) stop_children("there is no room for another file");
   if (changed_ && !stopping_) {
@@ -147,7 +150,7 @@ void Coordinator::turn(milliseconds timeout) {
     for (const Intent& intent : intents) act(intent);
     send_all();
   }
-  if (mode_ == Mode::kDraining && !stopping_) launch_when_drained();
+  if (stage_ && !stage_->token() && !stopping_) start_stage_when_drained();
   check_stop_requests();
   reload_allowed_keys();
   check_still_ours();
@@ -155,8 +158,8 @@ void Coordinator::turn(milliseconds timeout) {
 }
 
 void Coordinator::reload_allowed_keys() {
-  if (!environment_.door) return;
-  const AllowedKeysNews news = environment_.door();
+  if (!environment_.allowed_keys_news) return;
+  const AllowedKeysNews news = environment_.allowed_keys_news();
   for (const std::string& note : news.notes) dispatcher_.record(Noted{note});
   for (const std::string& warning : news.warnings) add_warning(folded_.warnings, warning);
   dirty_ = dirty_ || !news.warnings.empty();
@@ -178,32 +181,19 @@ void Coordinator::send_all() {
   }
   for (const RecordedEvent& recorded : dispatcher_.take_recorded()) {
     changed_ = dirty_ = true;
-    std::string subject;
-    if (const auto* granted = std::get_if<Granted>(&recorded.event)) {
-      subjects_[granted->token] = to_string(granted->task);
-    }
-    std::visit(
-        [&](const auto& event) {
-          if constexpr (requires { event.task; }) {
-            subject = to_string(event.task);
-          } else if constexpr (requires { event.token; }) {
-            subject = subjects_[event.token];
-          }
-        },
-        recorded.event);
     if (observer_ == nullptr) continue;
     folded_.times.observe(storage::wall_seconds(), dispatcher_.state());
     observer_->on_event({dispatcher_.term(),
                          recorded.seq,
                          clock_.utc(),
-                         subject.empty() ? "run" : subject,
+                         recorded.subject.empty() ? "run" : recorded.subject,
                          describe(recorded.event),
                          std::string(type_of(recorded.event))});
   }
 }
 
 bool Coordinator::workers_are_wanted() const {
-  if (stopping_ || mode_ != Mode::kServing) return false;
+  if (stopping_ || stage_) return false;
   const StateIndex& index = dispatcher_.state().index;
   int open = 0;
   for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kEvaluate})
@@ -242,29 +232,21 @@ void Coordinator::tend_children() {
     write_coordinator_file();
 }
 
-void Coordinator::tend_mpi() {
-  if (tend_stage_elsewhere() || !mpi_.running()) return;
-  const std::uint64_t token = mpi_.token();
-  if (dispatcher_.state().holder(token) == nullptr && !mpi_killed_) {
-    // Done, or its lease is lost; either way its ranks have nothing more to do here.
-    mpi_killed_ = clock_.now() + kStopTimeout;
-  }
-  if (mpi_killed_ && clock_.now() >= *mpi_killed_) mpi_.signal(SIGKILL);
-  const std::optional<ProcessExit> exit = mpi_.poll();
-  if (!exit) return;
+void Coordinator::tend_stage() {
+  if (!stage_ || !stage_->token()) return;
+  const std::uint64_t token = *stage_->token();
+  const std::optional<StageEnd> end =
+      stage_->poll(clock_.now(),
+                   {.is_held = dispatcher_.state().holder(token) != nullptr,
+                    .was_given_back = dispatcher_.gave_back(token)});
+  if (!end) return;
+  stage_.reset();
   dirty_ = changed_ = true;
-  mpi_killed_.reset();
-  mode_ = Mode::kServing;
   if (!stopping_) dispatcher_.resume_granting();
-  const bool interrupted =
-      exit->known
-          ? exit->signal == 0 && exit->code == static_cast<int>(storage::ExitCode::kInterrupted)
-          : dispatcher_.gave_back(token);
   if (dispatcher_.state().holder(token) != nullptr) {
+    const bool is_fenced = end->is_interrupted || stopping_;
     dispatcher_.fail_token(
-        token,
-        interrupted || stopping_ ? ErrorKind::kFenced : ErrorKind::kUnavailable,
-        "the finetune stage " + exit->text() + "; its log ends:" + mpi_.log_tail());
+        token, is_fenced ? ErrorKind::kFenced : ErrorKind::kUnavailable, end->how);
   }
   write_coordinator_file();
 }
@@ -275,14 +257,15 @@ void Coordinator::act(const Intent& intent) {
       assemble();
       break;
     case IntentKind::kLaunchFinetune:
-      if (mode_ != Mode::kServing) break;
+      if (stage_) break;
       if (config_.stops_before_finetune) {
         leaves_finetune_ = true;
         finished_ = RunPhase::kRunning;
         begin_stop("the finetune stage is left to another command", /*is_over=*/false);
         break;
       }
-      mode_ = Mode::kDraining;
+      stage_ = config_.finetune_elsewhere ? make_external_stage(config_.launcher, config_.layout)
+                                          : make_mpirun_stage(config_.launcher);
       drain_deadline_ = clock_.now() + kDrainTimeout;
       dispatcher_.stop_workers("the finetune stage needs the machine",
                                Dispatcher::Spare::kFinetune);
@@ -334,30 +317,32 @@ void Coordinator::drop_boundary(int boundary) {
   delete_dropped_shards(config_.layout, dispatcher_.state(), boundary, environment_.disk);
 }
 
-void Coordinator::launch_when_drained() {
+void Coordinator::start_stage_when_drained() {
   if (!workers_.all_gone() && clock_.now() < drain_deadline_) return;
   workers_.signal_all(SIGKILL);  // nothing, if all are gone
+  const bool was_waiting = !stage_->wants().empty();
+  if (!stage_->is_ready(clock_.now())) {
+    if (!was_waiting && !stage_->wants().empty()) publish(true);  // somebody has to act upon it
+    return;
+  }
   const std::string student =
       std::filesystem::path(dispatcher_.state().task(TaskId::assemble()).files.front().name)
           .parent_path()
           .string();
-  if (stage_starts_elsewhere()) {
-    if (start_stage_elsewhere(student)) mode_ = Mode::kMpi;
-    return;
-  }
   const std::uint64_t token =
       dispatcher_.grant_unpulled(TaskId::finetune(), kMpiHolder, kMpiStartTerm);
-  send_all();
-  mode_ = Mode::kMpi;
-  mpi_.start(token, student, environment_.mailbox.endpoint());
+  send_all();  // the grant is on disk before anybody is told of it
+  const std::string note = stage_->start(token, student, environment_.mailbox.endpoint());
+  if (!note.empty()) dispatcher_.log("the finetune stage", note);
   write_coordinator_file();
   storage::fault_point("coordinator.finetune.launched");
+  dirty_ = true;
 }
 
 // Also workers that others started: those that hold a task get the full timeout to give it back,
 // idle ones a moment to hear that they should go.
 bool Coordinator::everybody_left() const {
-  if (!workers_.all_gone() || mpi_.running()) return false;
+  if (has_children()) return false;
   const TimePoint now = clock_.now();
   if (now >= stop_deadline_) return true;
   const bool heard = now >= stop_deadline_ - kStopTimeout + kGracePeriod;
@@ -383,11 +368,64 @@ void Coordinator::check_stop_requests() {
   if (requests > 0 && !stopping_) stop_children("the run was asked to stop");
   if (!stopping_) return;
   if (requests > 1 || clock_.now() >= stop_deadline_) {
-    mpi_.signal(SIGKILL);
+    if (stage_) stage_->signal(SIGKILL);
     workers_.signal_all(SIGKILL);
   } else if (clock_.now() >= stop_deadline_ - kStopTimeout / 3) {
-    mpi_.signal(SIGTERM);
+    if (stage_) stage_->signal(SIGTERM);
   }
+}
+
+void Coordinator::publish(bool always) {
+  if (observer_ == nullptr) return;
+  const TimePoint now = clock_.now();
+  if (!always && (!dirty_ || now < next_publish_)) return;
+  dirty_ = false;
+  const RunStatus current = status();
+  write_status(config_.layout, current);
+  next_publish_ =
+      now + std::clamp<TimePoint::duration>(
+                kPublishingShare * (clock_.now() - now), kPublishEvery, kPublishAtLeastEvery);
+  observer_->on_status(current);
+}
+
+void Coordinator::write_coordinator_file() {
+  file_.children = workers_.children();
+  if (const auto child = stage_ ? stage_->child() : std::nullopt) file_.children.push_back(*child);
+  wire::write_coordinator_file(config_.layout, file_, environment_.disk);
+}
+
+void Coordinator::check_still_ours() {
+  if (clock_.now() < next_heartbeat_) return;
+  next_heartbeat_ = clock_.now() + wire::kHeartbeatInterval;
+  const std::optional<wire::CoordinatorFile> current =
+      wire::read_coordinator_file(config_.layout, environment_.disk);
+  if (current && current->term > file_.term) {
+    throw storage::Overtaken("run " + config_.layout.root().string() +
+                             ": another coordinator took this run over, and this one, term " +
+                             std::to_string(file_.term) + ", leaves it alone");
+  }
+  ++file_.heartbeat_count;
+  write_coordinator_file();
+}
+
+RunStatus Coordinator::status() {
+  return live_status({.layout = config_.layout,
+                      .file = file_,
+                      .dispatcher = dispatcher_,
+                      .folded = folded_,
+                      .measured = measured_,
+                      .size = config_.size,
+                      .stage = stage_.get(),
+                      .is_stopping = is_asked_to_stop_,
+                      .has_room = !stage_ && !stopping_,
+                      .now = clock_.now()});
+}
+
+RunOutcome Coordinator::outcome(RunPhase phase) {
+  RunOutcome outcome = outcome_of(phase, status(), leaves_finetune_);
+  write_status(config_.layout, outcome.status);
+  if (observer_ != nullptr) observer_->on_status(outcome.status);
+  return outcome;
 }
 
 }  // namespace hedgerow::coordinator

@@ -13,11 +13,11 @@
 #include "coordinator/dispatch/term.hpp"
 #include "coordinator/host/launcher.hpp"
 #include "coordinator/serve/environment.hpp"
+#include "coordinator/serve/finetune_stage.hpp"
+#include "coordinator/serve/live_status.hpp"
 #include "coordinator/serve/run_service.hpp"
 #include "coordinator/state/fold.hpp"
-#include "coordinator/status/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
-#include "coordinator/wire/stage_start.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -55,21 +55,14 @@ class Coordinator {
   [[nodiscard]] Dispatcher& dispatcher() { return dispatcher_; }
 
  private:
-  enum class Mode { kServing, kDraining, kMpi };
-
   void receive_all(std::chrono::milliseconds timeout);
   void send_all();  // commits first
   void tend_children();
-  void tend_mpi();
+  void tend_stage();
   void act(const Intent& intent);
   void assemble();
   void drop_boundary(int boundary);
-  void launch_when_drained();
-  [[nodiscard]] bool stage_starts_elsewhere() const;
-  void adopt_stage_elsewhere();
-  bool start_stage_elsewhere(const std::string& student);
-  bool tend_stage_elsewhere();
-  [[nodiscard]] std::string stage_wants() const;
+  void start_stage_when_drained();
   void revoke_of_dead(const std::vector<wire::ChildRecord>& children,
                       const std::optional<RunStatus>& published);
   void check_stop_requests();
@@ -82,6 +75,7 @@ class Coordinator {
   void write_coordinator_file();
   void check_still_ours();
   [[nodiscard]] bool workers_are_wanted() const;
+  [[nodiscard]] bool has_children() const;
   [[nodiscard]] bool everybody_left() const;
   [[nodiscard]] RunStatus status();
   [[nodiscard]] RunOutcome outcome(RunPhase phase);
@@ -94,8 +88,8 @@ class Coordinator {
   FoldedRun folded_;  // times and warnings; the state moves into dispatcher_
   Dispatcher dispatcher_;
   LocalWorkers workers_;
-  MpiStage mpi_;
-  Mode mode_ = Mode::kServing;
+  // Null: workers are served. Without a token: it waits for them to leave, and for its ranks.
+  std::unique_ptr<FinetuneStage> stage_;
   wire::CoordinatorFile file_;
   std::optional<RunPhase> finished_;
   bool stopping_ = false;
@@ -103,13 +97,7 @@ class Coordinator {
   bool is_asked_to_stop_ = false;  // by people, or a full disk; stopping_ also when all is done
   bool changed_ = true;            // events since actions_for() was asked last
   bool dirty_ = true;              // something to show
-  TimePoint drain_deadline_, stop_deadline_, next_publish_, next_beat_;
-  std::optional<std::uint64_t> token_elsewhere_;  // of a finetune stage that others started
-  bool waits_for_ranks_ = false;                  // others are to start it, and did not yet
-  TimePoint next_look_for_ranks_;
-  std::optional<wire::StageRequest> last_stage_request_;  // at the last look
-  std::optional<TimePoint> mpi_killed_;            // when a stage that lost its lease is killed
-  std::map<std::uint64_t, std::string> subjects_;  // of tokens, for on_event
+  TimePoint drain_deadline_, stop_deadline_, next_publish_, next_heartbeat_;
 };
 
 }  // namespace hedgerow::coordinator

@@ -29,7 +29,7 @@ struct Environment {
   std::function<std::vector<storage::FileRecord>(const State& state, std::uint64_t token)> assemble;
   std::string public_key{};  // of the mailbox's connections; empty: they are not encrypted
   // What there is to say about who may connect, asked once a turn. Empty: everybody may.
-  std::function<AllowedKeysNews()> door{};
+  std::function<AllowedKeysNews()> allowed_keys_news{};
 };
 
 }  // namespace hedgerow::coordinator

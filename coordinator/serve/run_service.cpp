@@ -231,14 +231,15 @@ RunOutcome coordinate(const RunOptions& options,
                        .keys = std::move(keys)});
   AllowedKeysReloader allowed_keys_reloader(layout, socket, options.reload_requests);
   const AssemblyInput assembly{recipe, model.config(), model.path().string(), model.fingerprint()};
-  const Environment environment{.mailbox = socket,
-                                .clock = clock,
-                                .assemble =
-                                    [&](const State& state, std::uint64_t token) {
-                                      return assemble_student(layout, state, assembly, token);
-                                    },
-                                .public_key = socket.public_key(),
-                                .door = [&] { return allowed_keys_reloader.look(clock.now()); }};
+  const Environment environment{
+      .mailbox = socket,
+      .clock = clock,
+      .assemble =
+          [&](const State& state, std::uint64_t token) {
+            return assemble_student(layout, state, assembly, token);
+          },
+      .public_key = socket.public_key(),
+      .allowed_keys_news = [&] { return allowed_keys_reloader.look(clock.now()); }};
   Coordinator coordinator(std::move(config), environment, std::move(term), previous, &observer);
   open_books(coordinator.dispatcher(),
              geometry,

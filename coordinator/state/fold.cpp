@@ -114,6 +114,11 @@ void add_warning(std::vector<std::string>& warnings, const std::string& warning)
       "--all' what was noted";
 }
 
+storage::ReplayResult replay_if_any(const storage::RunLayout& layout, const storage::Disk& disk) {
+  if (!disk.exists(layout.journal_directory())) return {};
+  return storage::replay_journal(layout, disk);
+}
+
 FoldedRun fold(const storage::ReplayResult& replayed) {
   FoldedRun folded;
   folded.term = replayed.last_term;

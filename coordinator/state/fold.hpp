@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "coordinator/state/state.hpp"
+#include "storage/journal/disk.hpp"
 #include "storage/journal/journal.hpp"
 
 namespace hedgerow::coordinator {
@@ -31,7 +32,7 @@ class StageTimes {
   Interval any_;
 };
 
-// Of what is shown of a run: a journal full of holes, or strangers, must not fill the screen.
+// Of what is shown of a run: a journal full of holes, or unknown peers, must not fill the screen.
 inline constexpr std::size_t kMaxWarnings = 20;
 // Where there are too many the newest stay, behind a line that says so.
 void add_warning(std::vector<std::string>& warnings, const std::string& warning);
@@ -43,6 +44,10 @@ struct FoldedRun {
   double last_at = 0.0;               // wall time of the last record
   std::vector<std::string> warnings;  // damage, records that no longer apply, notes
 };
+
+// Nothing replayed: a run that has not begun.
+[[nodiscard]] storage::ReplayResult replay_if_any(const storage::RunLayout& layout,
+                                                  const storage::Disk& disk = storage::os_disk());
 
 // Never throws for damage: a bad record is skipped and named, and what it would have committed is
 // redone. Throws kUsage for a snapshot whose format this build does not know.

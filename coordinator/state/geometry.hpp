@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "coordinator/state/task_id.hpp"
-#include "storage/shards/hidden_shard.hpp"
+#include "storage/base/file_record.hpp"
 
 namespace hedgerow::coordinator {
 

@@ -9,14 +9,6 @@
 namespace hedgerow::coordinator {
 namespace {
 
-constexpr std::array<std::pair<Stage, std::string_view>, 5> kStages = {{
-    {Stage::kCapture, "capture"},
-    {Stage::kTransfer, "transfer"},
-    {Stage::kAssemble, "assemble"},
-    {Stage::kFinetune, "finetune"},
-    {Stage::kEvaluate, "evaluate"},
-}};
-
 constexpr std::array<std::pair<Subject, std::string_view>, 3> kSubjects = {{
     {Subject::kLora, "lora"},
     {Subject::kTeacher, "teacher"},
@@ -30,13 +22,6 @@ std::string numbered(char letter, int width, int number) {
 }
 
 }  // namespace
-
-std::string_view to_string(Stage stage) {
-  for (const auto& [value, word] : kStages) {
-    if (value == stage) return word;
-  }
-  return "capture";
-}
 
 std::string_view to_string(Subject subject) {
   for (const auto& [value, word] : kSubjects) {

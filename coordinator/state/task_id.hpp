@@ -7,11 +7,12 @@
 #include <string>
 #include <string_view>
 
+#include "coordinator/wire/task.hpp"
+
 namespace hedgerow::coordinator {
 
-enum class Stage { kCapture, kTransfer, kAssemble, kFinetune, kEvaluate };
-
-[[nodiscard]] std::string_view to_string(Stage stage);  // "capture", "transfer", ...
+using Stage = wire::TaskKind;
+using wire::to_string;
 
 // What is evaluated; in the order of their names, which is that of tasks.
 enum class Subject { kNone, kLora, kTeacher, kTransfer };

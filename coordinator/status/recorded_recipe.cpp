@@ -3,7 +3,6 @@
 #include <filesystem>
 #include <span>
 
-#include "coordinator/dispatch/term.hpp"
 #include "coordinator/state/fold.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"

@@ -8,10 +8,35 @@
 #include <fstream>
 #include <sstream>
 
-#include "coordinator/wire/json_fields.hpp"
+#include "coordinator/wire/fields.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::wire {
+
+template <typename Visitor, Is<ProcessId> T>
+void visit_fields(Visitor& visitor, T& m) {
+  visitor.field("pid", m.pid);
+  visitor.field("start_ticks", m.start_ticks);
+}
+template <typename Visitor, Is<ChildRecord> T>
+void visit_fields(Visitor& visitor, T& m) {
+  visitor.field("uuid", m.uuid);
+  visitor.field("incarnation", m.incarnation);
+  visitor.field("fencing_token", m.fencing_token);
+  visitor.field("process", m.process);
+}
+template <typename Visitor, Is<CoordinatorFile> T>
+void visit_fields(Visitor& visitor, T& m) {
+  visitor.field("host", m.host);
+  visitor.field("process", m.process);
+  visitor.field("term", m.term);
+  visitor.field("endpoint", m.endpoint);
+  visitor.optional_field("public_key", m.public_key);
+  visitor.field("started_at", m.started_at);
+  visitor.field("beat", m.heartbeat_count);
+  visitor.field("children", m.children);
+}
+
 namespace {
 
 using nlohmann::json;
@@ -19,14 +44,6 @@ using nlohmann::json;
 constexpr const char* kFormat = "coordinator/1";
 constexpr std::uint64_t kMaxBytes = 1U << 20;
 constexpr int kLargestPort = 65535;
-
-json process_json(const ProcessId& process) {
-  return {{"pid", process.pid}, {"start_ticks", process.start_ticks}};
-}
-
-ProcessId process_of(const json& in) {
-  return {int_field(in, "pid"), uint_field(in, "start_ticks")};
-}
 
 }  // namespace
 
@@ -83,22 +100,7 @@ std::optional<CoordinatorFile> read_coordinator_file(const std::filesystem::path
   try {
     const json in = parse_document(disk.read(path, kMaxBytes));
     if (string_field(in, "format") != kFormat) return std::nullopt;
-    CoordinatorFile file{
-        .host = string_field(in, "host"),
-        .process = process_of(object_field(in, "process")),
-        .term = uint_field(in, "term"),
-        .endpoint = string_field(in, "endpoint"),
-        .public_key = in.contains("public_key") ? string_field(in, "public_key") : "",
-        .started_at = string_field(in, "started_at"),
-        .beat = uint_field(in, "beat"),
-        .children = {}};
-    for (const json& child : field(in, "children")) {
-      file.children.push_back({string_field(child, "uuid"),
-                               uint_field(child, "incarnation"),
-                               uint_field(child, "fencing_token"),
-                               process_of(object_field(child, "process"))});
-    }
-    return file;
+    return fields_from_json<CoordinatorFile>(in);
   } catch (const storage::Error&) {
     return std::nullopt;
   }
@@ -118,21 +120,8 @@ void write_coordinator_file(const storage::RunLayout& layout,
 void write_coordinator_file(const std::filesystem::path& path,
                             const CoordinatorFile& file,
                             storage::Disk& disk) {
-  json out = {{"format", kFormat},
-              {"host", file.host},
-              {"process", process_json(file.process)},
-              {"term", file.term},
-              {"endpoint", file.endpoint},
-              {"public_key", file.public_key},
-              {"started_at", file.started_at},
-              {"beat", file.beat},
-              {"children", json::array()}};
-  for (const ChildRecord& child : file.children) {
-    out["children"].push_back({{"uuid", child.uuid},
-                               {"incarnation", child.incarnation},
-                               {"fencing_token", child.fencing_token},
-                               {"process", process_json(child.process)}});
-  }
+  json out = fields_to_json(file);
+  out["format"] = kFormat;
   disk.write_atomically(path, out.dump(2) + "\n");
 }
 

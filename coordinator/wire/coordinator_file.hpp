@@ -45,7 +45,7 @@ struct CoordinatorFile {
   std::string public_key{};
   std::string started_at;  // UTC, for people
   // Grows every kHeartbeatInterval: how another host tells a living coordinator from a dead one.
-  std::uint64_t beat = 0;
+  std::uint64_t heartbeat_count = 0;
   std::vector<ChildRecord> children;
 };
 

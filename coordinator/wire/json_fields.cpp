@@ -124,10 +124,11 @@ std::vector<std::string> strings_field(const json& object, const char* key) {
 }
 
 json record_to_json(const storage::FileRecord& record) {
-  return Object()
-      .with("name", record.name)
-      .with("size", record.size)
-      .with("hash", record.root_hash.hex());
+  json::object_t object;  // nlohmann's initializer list would make an array of every pair first
+  object.emplace("name", record.name);
+  object.emplace("size", record.size);
+  object.emplace("hash", record.root_hash.hex());
+  return object;
 }
 
 storage::FileRecord record_from_json(const json& object) {

@@ -1,7 +1,6 @@
 // Strict reading of JSON that came from elsewhere: a missing field, another type or a number that
 // does not fit is a kCorrupt error that names the field. nlohmann's own get<T>() converts between
-// numbers silently. Shared by messages, events and the coordinator's files. And Object, which makes
-// what is sent.
+// numbers silently. Shared by messages, events and the coordinator's files.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "storage/shards/hidden_shard.hpp"
+#include "storage/base/file_record.hpp"
 
 namespace hedgerow::wire {
 
@@ -29,22 +28,6 @@ namespace hedgerow::wire {
                                   const char* key);  // null, as NaN is written: NaN
 [[nodiscard]] std::vector<double> doubles_field(const nlohmann::json& object, const char* key);
 [[nodiscard]] std::vector<std::string> strings_field(const nlohmann::json& object, const char* key);
-
-// Object().with("a", 1).with("b", text): each value is built where it stays. The initializer list
-// that nlohmann takes would make an array of every pair first: a heartbeat took 4 us, not 2.5.
-class Object {
- public:
-  template <typename Value>
-  [[nodiscard]] Object&& with(const char* key, Value&& value) && {
-    fields_.emplace(key, std::forward<Value>(value));
-    return std::move(*this);
-  }
-
-  operator nlohmann::json() && { return std::move(fields_); }
-
- private:
-  nlohmann::json::object_t fields_;
-};
 
 [[nodiscard]] nlohmann::json record_to_json(const storage::FileRecord& record);
 [[nodiscard]] storage::FileRecord record_from_json(const nlohmann::json& object);

@@ -1,12 +1,27 @@
 #include "coordinator/wire/stage_start.hpp"
 
-#include <functional>
-
-#include "coordinator/wire/json_fields.hpp"
+#include "coordinator/wire/fields.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 
 namespace hedgerow::wire {
+
+template <typename Visitor, Is<StageRequest> T>
+void visit_fields(Visitor& visitor, T& m) {
+  visitor.field("launch", m.launch);
+  visitor.field("host", m.host);
+  visitor.field("ranks", m.ranks);
+  visitor.field("beat", m.heartbeat_count);
+}
+template <typename Visitor, Is<StageStart> T>
+void visit_fields(Visitor& visitor, T& m) {
+  visitor.field("launch", m.launch);
+  visitor.field("fencing_token", m.fencing_token);
+  visitor.field("student", m.student);
+  visitor.field("endpoint", m.endpoint);
+  visitor.field("threads", m.threads);
+}
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -16,56 +31,41 @@ constexpr const char* kFormat = "stage/1";
 constexpr std::uint64_t kMaxBytes = 1U << 16;
 
 template <typename T>
-std::optional<T> read(const fs::path& path, const std::function<T(const json&)>& parse) {
+std::optional<T> read(const fs::path& path) {
   std::error_code unreadable;
   if (!fs::exists(path, unreadable)) return std::nullopt;
   try {
     const json file = parse_document(storage::read_text(path, kMaxBytes));
     if (string_field(file, "format") != kFormat) return std::nullopt;
-    return parse(file);
+    return fields_from_json<T>(file);
   } catch (const storage::Error&) {
     return std::nullopt;
   }
 }
 
+template <typename T>
+void write(const fs::path& path, const T& value) {
+  json file = fields_to_json(value);
+  file["format"] = kFormat;
+  storage::write_atomically(path, file.dump(2) + "\n");
+}
+
 }  // namespace
 
 std::optional<StageRequest> read_stage_request(const storage::RunLayout& layout) {
-  return read<StageRequest>(layout.stage_request_file(), [](const json& file) {
-    return StageRequest{string_field(file, "launch"),
-                        string_field(file, "host"),
-                        int_field(file, "ranks"),
-                        uint_field(file, "beat")};
-  });
+  return read<StageRequest>(layout.stage_request_file());
 }
 
 std::optional<StageStart> read_stage_start(const storage::RunLayout& layout) {
-  return read<StageStart>(layout.stage_start_file(), [](const json& file) {
-    return StageStart{string_field(file, "launch"),
-                      uint_field(file, "fencing_token"),
-                      string_field(file, "student"),
-                      string_field(file, "endpoint"),
-                      int_field(file, "threads")};
-  });
+  return read<StageStart>(layout.stage_start_file());
 }
 
 void write_stage_request(const storage::RunLayout& layout, const StageRequest& request) {
-  const json file = {{"format", kFormat},
-                     {"launch", request.launch},
-                     {"host", request.host},
-                     {"ranks", request.ranks},
-                     {"beat", request.beat}};
-  storage::write_atomically(layout.stage_request_file(), file.dump(2) + "\n");
+  write(layout.stage_request_file(), request);
 }
 
 void write_stage_start(const storage::RunLayout& layout, const StageStart& start) {
-  const json file = {{"format", kFormat},
-                     {"launch", start.launch},
-                     {"fencing_token", start.fencing_token},
-                     {"student", start.student},
-                     {"endpoint", start.endpoint},
-                     {"threads", start.threads}};
-  storage::write_atomically(layout.stage_start_file(), file.dump(2) + "\n");
+  write(layout.stage_start_file(), start);
 }
 
 void withdraw_stage_request(const storage::RunLayout& layout, const std::string& launch) {

@@ -20,7 +20,8 @@ struct StageRequest {
   std::string launch;  // the name
   std::string host;
   int ranks = 0;
-  std::uint64_t beat = 0;  // grows while its rank 0 lives, which may die without taking it back
+  std::uint64_t heartbeat_count =
+      0;  // grows while its rank 0 lives, which may die without taking it back
   bool operator==(const StageRequest&) const = default;
 };
 

@@ -8,13 +8,15 @@
 #include <string>
 #include <vector>
 
-#include "storage/shards/hidden_shard.hpp"
+#include "coordinator/wire/fields.hpp"
+#include "storage/base/file_record.hpp"
 
 namespace hedgerow::wire {
 
-// kFinetune is granted to the MPI stage that the coordinator launched: its rank 0 joins with
-// Hello{held}.
-enum class TaskKind { kCapture, kTransfer, kEvaluate, kFinetune };
+// The kinds of task, in the order of the stages that are named after them. kFinetune is granted to
+// the MPI stage that the coordinator launched: its rank 0 joins with Hello{held}. kAssemble is the
+// coordinator's own and is never sent.
+enum class TaskKind { kCapture, kTransfer, kAssemble, kFinetune, kEvaluate };
 
 struct Task {
   TaskKind kind = TaskKind::kCapture;
@@ -70,13 +72,61 @@ struct Progress {
   PeakMemory peak_memory;
 };
 
-[[nodiscard]] std::string_view to_string(
-    TaskKind kind);  // "capture", "transfer", "evaluate", "finetune"
-void to_json(nlohmann::json& json, const Task& task);
-void from_json(const nlohmann::json& json, Task& task);
-void to_json(nlohmann::json& json, const PeakMemory& peak);
-void from_json(const nlohmann::json& json, PeakMemory& peak);
-void to_json(nlohmann::json& json, const Progress& progress);
-void from_json(const nlohmann::json& json, Progress& progress);
+[[nodiscard]] std::string_view to_string(TaskKind kind);  // "capture", "transfer", ...
+// Throws kCorrupt for another word, and for "assemble".
+void from_word(std::string_view word, TaskKind& kind);
+
+template <typename Visitor, Is<Task> T>
+void visit_fields(Visitor& visitor, T& m) {
+  visitor.field("kind", m.kind);
+  visitor.field("fencing_token", m.fencing_token);
+  visitor.field("block", m.block);
+  visitor.field("first_layer", m.first_layer);
+  visitor.field("num_layers", m.num_layers);
+  visitor.field("first_shard", m.first_shard);
+  visitor.field("num_shards", m.num_shards);
+  visitor.field("sequences_per_shard", m.sequences_per_shard);
+  visitor.field("inputs", m.inputs);
+  visitor.field("inputs_file", m.inputs_file);
+  visitor.field("resume", m.resume);
+  visitor.field("seed", m.seed);
+  visitor.field("subject", m.subject);
+  visitor.optional_field("memory_bytes", m.memory_bytes);
+}
+template <typename Visitor, Is<WorkerId> T>
+void visit_fields(Visitor& visitor, T& m) {
+  visitor.field("uuid", m.uuid);
+  visitor.field("incarnation", m.incarnation);
+}
+template <typename Visitor, Is<PeakMemory> T>
+void visit_fields(Visitor& visitor, T& m) {
+  visitor.field("host_bytes", m.host_bytes);
+  visitor.field("device_bytes", m.device_bytes);
+  visitor.field("device_reserved_bytes", m.device_reserved_bytes);
+}
+template <typename Visitor, Is<Progress> T>
+void visit_fields(Visitor& visitor, T& m) {
+  visitor.field("phase", m.phase);
+  visitor.field("step", m.step);
+  visitor.field("num_steps", m.num_steps);
+  visitor.field("tokens", m.tokens);
+  visitor.field("seconds", m.seconds);
+  visitor.field("seconds_waited_on_data", m.seconds_waited_on_data);
+  visitor.field("layer_mse", m.layer_mse);
+  visitor.field("linear_share", m.linear_share);
+  visitor.field("loss", m.loss);
+  visitor.optional_field("peak_memory", m.peak_memory);
+}
+
+inline void to_json(nlohmann::json& json, const PeakMemory& peak) { json = fields_to_json(peak); }
+inline void from_json(const nlohmann::json& json, PeakMemory& peak) {
+  peak = fields_from_json<PeakMemory>(json);
+}
+inline void to_json(nlohmann::json& json, const Progress& progress) {
+  json = fields_to_json(progress);
+}
+inline void from_json(const nlohmann::json& json, Progress& progress) {
+  progress = fields_from_json<Progress>(json);
+}
 
 }  // namespace hedgerow::wire

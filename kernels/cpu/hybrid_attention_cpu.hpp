@@ -51,9 +51,11 @@ HybridProblem make_problem(const at::Tensor& q,
                            const HybridOptions& options);
 
 HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_for_backward);
-// HybridForward::states alone, the same bytes.
+// (S, z) at the inner borders of each head's segments, fp32 (hybrid_segments_cpu.hpp): the one
+// entry of `saved`, the same bytes. Undefined with one segment.
 at::Tensor sum_states(const HybridProblem& problem);
-// Without `forward.states`, which the operators of kernels/ops do not carry, they are summed again.
+// Without an entry in `forward.saved`, which the operators of kernels/ops do not carry, the states
+// are summed again.
 HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
                                     const HybridForward& forward,
                                     const at::Tensor& dy,

@@ -152,14 +152,11 @@ HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
                                     const HybridNeeds& needs) {
   const BackwardPartials partials = make_partials(problem, needs);
   const at::Tensor rows = dy.stride(3) == 1 ? dy : dy.contiguous();
-  HybridForward saved = forward;
-  if (!saved.states.defined()) {
-    saved.states = sum_states(problem);
-  }
+  const at::Tensor states = forward.saved.empty() ? sum_states(problem) : forward.saved[0];
   const bool keys_side = needs.k || needs.v || needs.map_k;
   const at::Tensor borders = keys_side ? make_borders(problem) : at::Tensor();
   walk_segments(problem, borders, /*descends=*/true, [&] {
-    return BackwardWalker(problem, saved, rows, needs, partials);
+    return BackwardWalker(problem, forward, states, rows, needs, partials);
   });
   HybridGradients gradients;
   gradients.q = partials.dq;

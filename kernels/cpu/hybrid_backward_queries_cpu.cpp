@@ -9,11 +9,13 @@ namespace hedgerow::kernels::cpu {
 
 BackwardWalker::BackwardWalker(const HybridProblem& problem,
                                const HybridForward& forward,
+                               const at::Tensor& states,
                                const at::Tensor& dy,
                                const HybridNeeds& needs,
                                const BackwardPartials& out)
     : problem_(problem),
       forward_(forward),
+      states_(states),
       needs_(needs),
       out_(out),
       ld_(problem.tile_lanes()),
@@ -93,7 +95,7 @@ void BackwardWalker::walk(const Segment& segment, const float* before, float* be
   }
   total_ = 0;
   const std::int64_t head = b_ * problem_.shape.H + h_;
-  state_.begin(HeadBorders(forward_.states, head, /*descends=*/false).before(segment.index));
+  state_.begin(HeadBorders(states_, head, /*descends=*/false).before(segment.index));
   for (std::int64_t chunk = segment.first_chunk; chunk < segment.end_chunk; ++chunk) {
     ascend(chunk);
   }

@@ -43,6 +43,7 @@ class BackwardWalker {
  public:
   BackwardWalker(const HybridProblem& problem,
                  const HybridForward& forward,
+                 const at::Tensor& states,
                  const at::Tensor& dy,
                  const HybridNeeds& needs,
                  const BackwardPartials& out);
@@ -97,6 +98,7 @@ class BackwardWalker {
 
   const HybridProblem& problem_;
   const HybridForward& forward_;
+  const at::Tensor& states_;
   const HybridNeeds& needs_;
   const BackwardPartials& out_;
   std::int64_t ld_, ld_chunk_, width_, tiles_per_chunk_, chunks_, b_ = 0, h_ = 0;

@@ -254,9 +254,9 @@ at::Tensor sum_states(const HybridProblem& problem) {
 
 HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_for_backward) {
   HybridForward out = make_hybrid_forward(problem, keep_for_backward);
-  out.states = make_borders(problem);
-  walk_segments(
-      problem, out.states, /*descends=*/false, [&] { return ForwardWalker(problem, out); });
+  const at::Tensor states = make_borders(problem);
+  walk_segments(problem, states, /*descends=*/false, [&] { return ForwardWalker(problem, out); });
+  out.saved = {states};
   return out;
 }
 

@@ -50,7 +50,7 @@ std::string why_no_transfer(const at::Tensor& q,
                             const HybridParameters& parameters,
                             const HybridOptions& options) {
   const c10::DeviceGuard guard(q.device());
-  const std::string reason = kCudaForm.why_not(q, parameters, options, false);
+  const std::string reason = hybrid_backend()->why_not(q, parameters, options, false);
   if (!reason.empty()) {
     return reason;
   }
@@ -94,11 +94,14 @@ TransferResult transfer_cuda(const HybridProblem& problem, const HybridNeeds& ne
 
 }  // namespace
 
-const TransferBackend kCudaTransferForm{&why_no_softmax,
-                                        &softmax_cuda,
-                                        &why_no_transfer,
-                                        &transfer_cuda,
-                                        &why_no_cross_entropy,
-                                        &cross_entropy_cuda};
+const TransferBackend* transfer_backend() {
+  static constexpr TransferBackend kBackend{&why_no_softmax,
+                                            &softmax_cuda,
+                                            &why_no_transfer,
+                                            &transfer_cuda,
+                                            &why_no_cross_entropy,
+                                            &cross_entropy_cuda};
+  return &kBackend;
+}
 
 }  // namespace hedgerow::kernels::cuda

@@ -29,17 +29,7 @@ struct TransferBackend {
   ParameterLoss (*cross_entropy)(const HybridProblem& problem, bool with_gradients);
 };
 
-// The backend in use; null: none.
+// Null, stream, memory and bytes as hybrid_backend()'s.
 [[nodiscard]] const TransferBackend* transfer_backend();
-void use_transfer_backend(const TransferBackend* backend);  // for tests, while nothing attends
-
-// attention_transfer_cuda.cpp; stream, memory and bytes as kCudaForm's.
-extern const TransferBackend kCudaTransferForm;
-
-#if defined(HEDGEROW_CUDA_KERNELS)
-inline constexpr const TransferBackend* kBuiltTransferForm = &kCudaTransferForm;
-#else
-inline constexpr const TransferBackend* kBuiltTransferForm = nullptr;
-#endif
 
 }  // namespace hedgerow::kernels::cuda

@@ -88,7 +88,7 @@ struct Call {
     batch.G = static_cast<int>(kv_heads);
     batch.F = static_cast<int>(state.kv_state.size(2));
     batch.D = static_cast<int>(state.kv_state.size(3));
-    batch.layout = layout_of(options.layout);
+    batch.layout = options.layout;
     batch.slots = static_cast<int>(state.window_k.size(2));
     batch.window = options.layout == WindowLayout::kTerraced ? batch.slots / 2 : batch.slots;
     batch.positions = state.positions.data_ptr<std::int64_t>();
@@ -192,6 +192,9 @@ at::Tensor step(const at::Tensor& q,
 
 }  // namespace
 
-const DecodeBackend kCudaDecodeForm{&why_not, &prefill, &step};
+const DecodeBackend* decode_backend() {
+  static constexpr DecodeBackend kBackend{&why_not, &prefill, &step};
+  return &kBackend;
+}
 
 }  // namespace hedgerow::kernels::cuda

@@ -30,19 +30,9 @@ struct DecodeBackend {
                      const DecodeState& state);
 };
 
-// The backend in use; null: none.
+// Null as hybrid_backend(). On the current stream of the state's device; y from ATen's caching
+// allocator; never waits, and launches the same kernels whatever the positions are: a step can be
+// captured in a CUDA graph, and replayed. A row's bytes depend on that row alone.
 [[nodiscard]] const DecodeBackend* decode_backend();
-void use_decode_backend(const DecodeBackend* backend);  // for tests, while nothing decodes
-
-// decode_cuda.cpp. On the current stream of the state's device; y from ATen's caching allocator;
-// never waits, and launches the same kernels whatever the positions are: a step can be captured in
-// a CUDA graph, and replayed. A row's bytes depend on that row alone.
-extern const DecodeBackend kCudaDecodeForm;
-
-#if defined(HEDGEROW_CUDA_KERNELS)
-inline constexpr const DecodeBackend* kBuiltDecodeForm = &kCudaDecodeForm;
-#else
-inline constexpr const DecodeBackend* kBuiltDecodeForm = nullptr;
-#endif
 
 }  // namespace hedgerow::kernels::cuda

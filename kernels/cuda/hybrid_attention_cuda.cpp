@@ -59,17 +59,18 @@ HybridForward hybrid_forward_cuda(const HybridProblem& problem, bool keep_for_ba
   if (keep_for_backward) {
     const auto [B, H, G, T, D] = problem.shape;
     out.y_saved = out.y;
+    out.saved.resize(kNumSaved);
     if (!arguments.y_is_float) {
-      out.rest = at::empty({B, H, T, D}, options);
-      arguments.rest = bf16_out(out.rest);
+      out.saved[kRest] = at::empty({B, H, T, D}, options);
+      arguments.rest = bf16_out(out.saved[kRest]);
     }
     if (problem.windowed()) {
-      out.pull = at::empty({B, H, T, D}, options);
-      out.maxima = at::empty_like(out.denominator);
-      out.ties = at::empty_like(out.denominator);
-      arguments.pull = bf16_out(out.pull);
-      arguments.maxima = floats(out.maxima);
-      arguments.ties = floats(out.ties);
+      out.saved[kPull] = at::empty({B, H, T, D}, options);
+      out.saved[kMaxima] = at::empty_like(out.denominator);
+      out.saved[kTies] = at::empty_like(out.denominator);
+      arguments.pull = bf16_out(out.saved[kPull]);
+      arguments.maxima = floats(out.saved[kMaxima]);
+      arguments.ties = floats(out.saved[kTies]);
     }
   }
   launch_forward(p.shape, arguments, p.stream);
@@ -89,6 +90,9 @@ HybridGradients hybrid_backward_cuda(const HybridProblem& problem,
 
 }  // namespace
 
-const HybridBackend kCudaForm{&why_not, &hybrid_forward_cuda, &hybrid_backward_cuda};
+const HybridBackend* hybrid_backend() {
+  static constexpr HybridBackend kBackend{&why_not, &hybrid_forward_cuda, &hybrid_backward_cuda};
+  return &kBackend;
+}
 
 }  // namespace hedgerow::kernels::cuda

@@ -14,6 +14,10 @@ namespace hedgerow::kernels::cuda {
 inline constexpr const char* kNoCudaKernels =
     "this build has no CUDA kernels; build with HEDGEROW_CUDA=ON";
 
+// HybridForward::saved: what rounding took from y, and sum_window p (v - y), [B, H, T, D] bf16; the
+// window's maximum of log2(e) s, and how many keys are at it, [B, H, T].
+enum Saved : std::size_t { kRest, kPull, kMaxima, kTies, kNumSaved };
+
 struct HybridBackend {
   // Empty where the kernels compute this problem; else why not, in words. They want bf16, head_dim
   // 64 or 128, a compiled number of columns, both maps of one shape, and shared memory for a
@@ -29,19 +33,9 @@ struct HybridBackend {
                               const HybridNeeds& needs);
 };
 
-// The backend in use; null: none.
+// Null in a program that is linked with no_backends.cpp. On the current stream of the inputs'
+// device; memory from ATen's caching allocator; never waits. The bytes depend on the inputs and on
+// the device's number of multiprocessors, never on timing.
 [[nodiscard]] const HybridBackend* hybrid_backend();
-void use_hybrid_backend(const HybridBackend* backend);  // for tests, while nothing attends
-
-// hybrid_attention_cuda.cpp. On the current stream of the inputs' device; memory from ATen's
-// caching allocator; never waits. The bytes depend on the inputs and on the device's number of
-// multiprocessors, never on timing.
-extern const HybridBackend kCudaForm;
-
-#if defined(HEDGEROW_CUDA_KERNELS)
-inline constexpr const HybridBackend* kBuiltForm = &kCudaForm;
-#else
-inline constexpr const HybridBackend* kBuiltForm = nullptr;
-#endif
 
 }  // namespace hedgerow::kernels::cuda

@@ -15,8 +15,8 @@ RowGradients prepare_rows(const HybridProblem& problem,
   RowGradients out{at::empty({B, H, T, D}, problem.q.options()),
                    at::empty({B, H, T}, problem.q.options().dtype(at::kFloat)),
                    problem.windowed() ? at::empty_like(forward.denominator) : at::Tensor(),
-                   forward.maxima,
-                   forward.ties};
+                   forward.saved[kMaxima],
+                   forward.saved[kTies]};
   PrepareArguments a;
   a.B = static_cast<int>(B);
   a.H = static_cast<int>(H);
@@ -33,12 +33,12 @@ RowGradients prepare_rows(const HybridProblem& problem,
   a.y_batch = y.stride(0);
   a.y_head = y.stride(1);
   a.y_token = y.stride(2);
-  a.rest = forward.rest.defined() ? bf16(forward.rest) : nullptr;
+  a.rest = forward.saved[kRest].defined() ? bf16(forward.saved[kRest]) : nullptr;
   a.denominator = floats(forward.denominator);
   a.dn = bf16_out(out.dn);
   a.beta = floats(out.beta);
   if (problem.windowed()) {
-    a.pull = bf16(forward.pull);
+    a.pull = bf16(forward.saved[kPull]);
     a.totals = floats(out.totals);
   }
   launch_prepare(a, stream);

@@ -82,17 +82,6 @@ std::optional<MapKind> map_kind(FeatureMapKind kind) {
   }
 }
 
-Layout layout_of(WindowLayout layout) {
-  switch (layout) {
-    case WindowLayout::kSliding:
-      return Layout::kSliding;
-    case WindowLayout::kTerraced:
-      return Layout::kTerraced;
-    default:
-      return Layout::kNone;
-  }
-}
-
 std::int64_t columns_of(const FeatureMapWeights& map, std::int64_t head_dim) {
   return map.layer.defined() ? map.layer.size(2) : head_dim;
 }
@@ -146,7 +135,7 @@ Prepared prepare(const HybridProblem& problem) {
   in.H = static_cast<int>(problem.shape.H);
   in.G = static_cast<int>(problem.shape.G);
   in.T = static_cast<int>(problem.shape.T);
-  in.layout = layout_of(problem.options.layout);
+  in.layout = problem.options.layout;
   // A window of the whole sequence and a longer one are the same, and fit an int.
   in.window = static_cast<int>(std::min(problem.options.window_size, problem.shape.T));
   in.q = rows_of(problem.q, p.kept);

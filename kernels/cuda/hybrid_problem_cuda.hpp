@@ -13,7 +13,6 @@ namespace hedgerow::kernels::cuda {
 
 // Of a map that the kernels know.
 [[nodiscard]] std::optional<MapKind> map_kind(FeatureMapKind kind);
-[[nodiscard]] Layout layout_of(WindowLayout layout);
 
 // Columns of a map's projection: head_dim without one.
 [[nodiscard]] std::int64_t columns_of(const FeatureMapWeights& map, std::int64_t head_dim);

@@ -3,7 +3,7 @@
 
 #include <c10/core/Device.h>
 
-#include "kernels/cuda/hybrid/hybrid_launch.hpp"
+#include "kernels/cuda/tile/device.hpp"
 
 namespace hedgerow::kernels::cuda {
 

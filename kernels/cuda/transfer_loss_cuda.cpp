@@ -58,7 +58,7 @@ std::string why_no_cross_entropy(const at::Tensor& q,
                                  const HybridParameters& parameters,
                                  const HybridOptions& options) {
   const c10::DeviceGuard guard(q.device());
-  const std::string reason = kCudaForm.why_not(q, parameters, options, false);
+  const std::string reason = hybrid_backend()->why_not(q, parameters, options, false);
   if (!reason.empty()) {
     return reason;
   }

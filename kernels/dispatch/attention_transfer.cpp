@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include <atomic>
-
 #include "kernels/backend.hpp"
 #include "kernels/checks.hpp"
 #include "kernels/cuda/attention_transfer_cuda.hpp"
@@ -62,13 +60,6 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
 }
 
 namespace cuda {
-
-namespace {
-std::atomic<const TransferBackend*> transfer_form_in_use = kBuiltTransferForm;
-}  // namespace
-
-const TransferBackend* transfer_backend() { return transfer_form_in_use.load(); }
-void use_transfer_backend(const TransferBackend* other) { transfer_form_in_use.store(other); }
 
 AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& k,

@@ -2,8 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <atomic>
-
 #include "kernels/aten/decode_aten.hpp"
 #include "kernels/backend.hpp"
 #include "kernels/checks.hpp"
@@ -193,9 +191,9 @@ Backend choose_backend(const DecodeState& state,
   return fused ? Backend::kCuda : backend_for(state.kv_state);
 }
 
-void require_cuda_form(const DecodeState& state,
-                       const HybridParameters& parameters,
-                       const HybridOptions& options) {
+void require_cuda_backend(const DecodeState& state,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options) {
   TORCH_CHECK(cuda::decode_backend() != nullptr, "decode: ", cuda::kNoCudaKernels);
   const std::string reason = cuda::decode_backend()->why_not(state, parameters, options);
   TORCH_CHECK(reason.empty(), "decode: ", reason);
@@ -302,20 +300,13 @@ at::Tensor decode_step(const at::Tensor& q,
 
 namespace cuda {
 
-namespace {
-std::atomic<const DecodeBackend*> decode_form_in_use = kBuiltDecodeForm;
-}
-
-const DecodeBackend* decode_backend() { return decode_form_in_use.load(); }
-void use_decode_backend(const DecodeBackend* other) { decode_form_in_use.store(other); }
-
 DecodeState prefill_state(const at::Tensor& k,
                           const at::Tensor& v,
                           const at::Tensor& lengths,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
   DecodeState state = checked_state(k, v, lengths, parameters, options);
-  require_cuda_form(state, parameters, options);
+  require_cuda_backend(state, parameters, options);
   fill(Backend::kCuda, k, v, parameters, options, state);
   return state;
 }
@@ -327,7 +318,7 @@ at::Tensor decode_step(const at::Tensor& q,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
   prepare_step(q, k, v, state, parameters, options);
-  require_cuda_form(state, parameters, options);
+  require_cuda_backend(state, parameters, options);
   return step(Backend::kCuda, q, k, v, state, parameters, options);
 }
 

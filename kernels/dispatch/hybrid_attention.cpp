@@ -6,7 +6,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <algorithm>
-#include <atomic>
 
 #include "kernels/aten/hybrid_attention_aten.hpp"
 #include "kernels/backend.hpp"
@@ -90,8 +89,8 @@ Backend hybrid_backend_for(const at::Tensor& q,
 
 namespace {
 
-// A backend's forward and backward behind autograd. Saves the inputs, y (fp32), Z and, on the
-// CPU, (S, z) at the borders of segments: O(T).
+// A backend's forward and backward behind autograd. Saves the inputs, y (fp32), Z and what the
+// backend's own backward reads: O(T).
 class HybridFunction : public torch::autograd::Function<HybridFunction> {
  public:
   enum Input { kQ, kK, kV, kLayerQ, kBiasQ, kLayerK, kBiasK, kWindowFactors };
@@ -113,11 +112,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
         hybrid_forward(backend, q, k, v, parameters_of(saved), options, /*keep_for_backward=*/true);
     saved.push_back(result.y_saved);
     saved.push_back(result.denominator);
-    saved.push_back(present_or_empty(result.states));
-    saved.push_back(present_or_empty(result.rest));
-    saved.push_back(present_or_empty(result.pull));
-    saved.push_back(present_or_empty(result.maxima));
-    saved.push_back(present_or_empty(result.ties));
+    for (const at::Tensor& each : result.saved) saved.push_back(present_or_empty(each));
     context->save_for_backward(saved);
     save_options(context, options, backend);
     return result.y;
@@ -129,11 +124,8 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     HybridForward forward;
     forward.y_saved = saved[kWindowFactors + 1];
     forward.denominator = saved[kWindowFactors + 2];
-    forward.states = undefined_if_empty(saved[kWindowFactors + 3]);
-    forward.rest = undefined_if_empty(saved[kWindowFactors + 4]);
-    forward.pull = undefined_if_empty(saved[kWindowFactors + 5]);
-    forward.maxima = undefined_if_empty(saved[kWindowFactors + 6]);
-    forward.ties = undefined_if_empty(saved[kWindowFactors + 7]);
+    for (std::size_t i = kWindowFactors + 3; i < saved.size(); ++i)
+      forward.saved.push_back(undefined_if_empty(saved[i]));
     const HybridNeeds needs{
         .q = context->needs_input_grad(kQ),
         .k = context->needs_input_grad(kK),
@@ -192,10 +184,10 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
   }
 };
 
-void require_cuda_form(const at::Tensor& q,
-                       const HybridParameters& parameters,
-                       const HybridOptions& options,
-                       bool input_gradients) {
+void require_cuda_backend(const at::Tensor& q,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options,
+                          bool input_gradients) {
   TORCH_CHECK(cuda::hybrid_backend() != nullptr, "hybrid attention: ", cuda::kNoCudaKernels);
   const std::string reason =
       cuda::hybrid_backend()->why_not(q, parameters, options, input_gradients);
@@ -296,20 +288,13 @@ at::Tensor linear_share(const at::Tensor& q,
 
 namespace cuda {
 
-namespace {
-std::atomic<const HybridBackend*> hybrid_form_in_use = kBuiltForm;
-}  // namespace
-
-const HybridBackend* hybrid_backend() { return hybrid_form_in_use.load(); }
-void use_hybrid_backend(const HybridBackend* other) { hybrid_form_in_use.store(other); }
-
 at::Tensor hybrid_attention(const at::Tensor& q,
                             const at::Tensor& k,
                             const at::Tensor& v,
                             const HybridParameters& parameters,
                             const HybridOptions& options) {
   check_inputs(q, k, v, parameters, options);
-  require_cuda_form(q, parameters, options, any_requires_grad({q, k, v}));
+  require_cuda_backend(q, parameters, options, any_requires_grad({q, k, v}));
   return attend(Backend::kCuda, q, k, v, parameters, options);
 }
 
@@ -318,7 +303,7 @@ at::Tensor linear_share(const at::Tensor& q,
                         const HybridParameters& parameters,
                         const HybridOptions& options) {
   check_inputs(q, k, {}, parameters, options);
-  require_cuda_form(q, parameters, options, false);
+  require_cuda_backend(q, parameters, options, false);
   return share_of(Backend::kCuda, q, k, parameters, options);
 }
 

@@ -9,33 +9,18 @@
 namespace hedgerow::kernels::ops {
 namespace {
 
-using NamedMap = std::pair<std::string_view, FeatureMapKind>;
-using NamedWindow = std::pair<std::string_view, WindowLayout>;
-
-constexpr std::array kMaps = {NamedMap{"hedgehog_softmax", FeatureMapKind::kHedgehogSoftmax},
-                              NamedMap{"hedgehog_exp", FeatureMapKind::kHedgehogExp},
-                              NamedMap{"t2r", FeatureMapKind::kT2R},
-                              NamedMap{"elu_plus_one", FeatureMapKind::kEluPlusOne},
-                              NamedMap{"relu", FeatureMapKind::kRelu},
-                              NamedMap{"identity", FeatureMapKind::kIdentity},
-                              NamedMap{"positive_random", FeatureMapKind::kPositiveRandom},
-                              NamedMap{"taylor", FeatureMapKind::kTaylor}};
-constexpr std::array kWindows = {NamedWindow{"none", WindowLayout::kNone},
-                                 NamedWindow{"sliding", WindowLayout::kSliding},
-                                 NamedWindow{"terraced", WindowLayout::kTerraced}};
-
 template <class Named>
 auto value_of(const char* argument, std::string_view name, const Named& known) {
-  const auto found = std::find_if(
-      known.begin(), known.end(), [&](const auto& each) { return each.first == name; });
+  const auto found =
+      std::find_if(known.begin(), known.end(), [&](const auto& each) { return each.word == name; });
   if (found == known.end()) {
     std::string names;
     for (const auto& each : known) {
-      names += (names.empty() ? "" : ", ") + std::string(each.first);
+      names += (names.empty() ? "" : ", ") + std::string(each.word);
     }
     TORCH_CHECK(false, "attention: ", argument, " must be one of ", names, ", found '", name, "'");
   }
-  return found->second;
+  return found->value;
 }
 
 at::Tensor or_undefined(const std::optional<at::Tensor>& x) { return x.value_or(at::Tensor()); }
@@ -45,8 +30,9 @@ at::Tensor or_undefined(const std::optional<at::Tensor>& x) { return x.value_or(
 FeatureMapOptions feature_map_options(std::string_view feature_map,
                                       bool negation,
                                       std::int64_t order) {
-  return {
-      .kind = value_of("feature_map", feature_map, kMaps), .negation = negation, .order = order};
+  return {.kind = value_of("feature_map", feature_map, kFeatureMapKinds),
+          .negation = negation,
+          .order = order};
 }
 
 HybridParameters AttentionArguments::parameters() const {
@@ -57,7 +43,7 @@ HybridParameters AttentionArguments::parameters() const {
 
 HybridOptions AttentionArguments::options() const {
   return {.feature_map = feature_map_options(feature_map, negation, order),
-          .layout = value_of("window", window, kWindows),
+          .layout = value_of("window", window, kWindowLayouts),
           .window_size = window_size};
 }
 

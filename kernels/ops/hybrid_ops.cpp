@@ -88,13 +88,16 @@ Forward forward(const AttentionArguments& a,
   const HybridForward out =
       hybrid_forward(backend, q, k, v, a.parameters(), options_of(a, fp32_output), true);
   const bool own = out.y_saved.defined() && !out.y_saved.is_same(out.y);
+  const auto saved = [&](cuda::Saved which) {
+    return backend == Backend::kCuda ? or_absent(out.saved[which], q) : absent(q);
+  };
   return {in_rows(out.y),
           own ? in_rows(out.y_saved) : absent(q),
           out.denominator,
-          or_absent(out.rest, q),
-          or_absent(out.pull, q),
-          or_absent(out.maxima, q),
-          or_absent(out.ties, q)};
+          saved(cuda::kRest),
+          saved(cuda::kPull),
+          saved(cuda::kMaxima),
+          saved(cuda::kTies)};
 }
 
 Gradients backward(const AttentionArguments& a,
@@ -115,12 +118,15 @@ Gradients backward(const AttentionArguments& a,
   HybridForward saved;
   saved.y_saved = y;
   saved.denominator = denominator;
-  saved.rest = undefined_if_empty(rest);
-  saved.pull = undefined_if_empty(pull);
-  saved.maxima = undefined_if_empty(maxima);
-  saved.ties = undefined_if_empty(ties);
   const bool input_gradients = needs[kQ] || needs[kK] || needs[kV];
-  const HybridGradients g = hybrid_backward(backend_of(a, q, k, v, fused, input_gradients),
+  const Backend backend = backend_of(a, q, k, v, fused, input_gradients);
+  if (backend == Backend::kCuda) {
+    saved.saved = {undefined_if_empty(rest),
+                   undefined_if_empty(pull),
+                   undefined_if_empty(maxima),
+                   undefined_if_empty(ties)};
+  }
+  const HybridGradients g = hybrid_backward(backend,
                                             q,
                                             k,
                                             v,

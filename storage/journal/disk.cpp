@@ -5,6 +5,7 @@
 
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
+#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {
 namespace {

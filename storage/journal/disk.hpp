@@ -14,8 +14,8 @@
 #include <string_view>
 #include <vector>
 
+#include "storage/base/file_record.hpp"
 #include "storage/base/text_writer.hpp"
-#include "storage/shards/hidden_shard.hpp"
 
 namespace hedgerow::storage {
 

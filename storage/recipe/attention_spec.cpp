@@ -15,44 +15,10 @@ namespace {
 constexpr int kMaxFeatures = 4096;
 constexpr int kMaxTaylorFeatures = 65536;  // 8,385 for a head dimension of 128
 
-template <typename Enum, std::size_t N>
-using Words = std::array<std::pair<Enum, std::string_view>, N>;
-
-constexpr Words<FeatureMapKind, 8> kKinds{{
-    {FeatureMapKind::kHedgehogSoftmax, "hedgehog_softmax"},
-    {FeatureMapKind::kHedgehogExp, "hedgehog_exp"},
-    {FeatureMapKind::kT2R, "t2r"},
-    {FeatureMapKind::kEluPlusOne, "elu_plus_one"},
-    {FeatureMapKind::kRelu, "relu"},
-    {FeatureMapKind::kIdentity, "identity"},
-    {FeatureMapKind::kPositiveRandom, "positive_random"},
-    {FeatureMapKind::kTaylor, "taylor"},
-}};
-constexpr Words<FeatureMapStart, 5> kStarts{{
-    {FeatureMapStart::kKaiming, "kaiming"},
-    {FeatureMapStart::kIdentity, "identity"},
-    {FeatureMapStart::kOrthogonal, "orthogonal"},
-    {FeatureMapStart::kGaussian, "gaussian"},
-    {FeatureMapStart::kOrthogonalChi, "orthogonal_chi"},
-}};
-constexpr Words<WindowLayout, 3> kLayouts{{
-    {WindowLayout::kNone, "none"},
-    {WindowLayout::kSliding, "sliding"},
-    {WindowLayout::kTerraced, "terraced"},
-}};
-
-template <typename Enum, std::size_t N>
-std::string_view word_of(const Words<Enum, N>& words, Enum value) {
-  for (const auto& [known, word] : words) {
-    if (known == value) return word;
-  }
-  throw Error(ErrorKind::kInternal, "an enumerator of AttentionSpec has no spelling");
-}
-
-template <typename Enum, std::size_t N>
-Enum value_of(const Words<Enum, N>& words, std::string_view word, std::string_view what) {
+template <typename Spellings>
+auto value_of(const Spellings& spellings, std::string_view word, std::string_view what) {
   std::string known_words;
-  for (const auto& [value, known] : words) {
+  for (const auto& [value, known] : spellings) {
     if (known == word) return value;
     known_words += (known_words.empty() ? "" : ", ") + std::string(known);
   }
@@ -171,18 +137,14 @@ void AttentionSpec::validate(int head_dim) const {
   }
 }
 
-std::string_view to_string(FeatureMapKind kind) { return word_of(kKinds, kind); }
-std::string_view to_string(FeatureMapStart start) { return word_of(kStarts, start); }
-std::string_view to_string(WindowLayout layout) { return word_of(kLayouts, layout); }
-
 FeatureMapKind feature_map_kind_from_string(std::string_view word) {
-  return value_of(kKinds, word, "attention.feature_map");
+  return value_of(kernels::kFeatureMapKinds, word, "attention.feature_map");
 }
 FeatureMapStart feature_map_start_from_string(std::string_view word) {
-  return value_of(kStarts, word, "attention.start");
+  return value_of(kernels::kFeatureMapStarts, word, "attention.start");
 }
 WindowLayout window_layout_from_string(std::string_view word) {
-  return value_of(kLayouts, word, "attention.window");
+  return value_of(kernels::kWindowLayouts, word, "attention.window");
 }
 
 void to_json(nlohmann::json& json, const AttentionSpec& spec) {

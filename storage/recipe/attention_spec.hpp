@@ -7,20 +7,14 @@
 #include <string>
 #include <string_view>
 
+#include "kernels/attention_options.hpp"
+
 namespace hedgerow::storage {
 
-enum class FeatureMapKind {
-  kHedgehogSoftmax,
-  kHedgehogExp,
-  kT2R,
-  kEluPlusOne,
-  kRelu,
-  kIdentity,
-  kPositiveRandom,
-  kTaylor
-};
-enum class FeatureMapStart { kKaiming, kIdentity, kOrthogonal, kGaussian, kOrthogonalChi };
-enum class WindowLayout { kNone, kSliding, kTerraced };
+using kernels::FeatureMapKind;
+using kernels::FeatureMapStart;
+using kernels::to_string;
+using kernels::WindowLayout;
 
 struct AttentionSpec {
   FeatureMapKind feature_map = FeatureMapKind::kHedgehogSoftmax;
@@ -55,12 +49,7 @@ struct AttentionSpec {
   bool operator==(const AttentionSpec&) const = default;
 };
 
-// Recipe spellings: "hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity",
-// "positive_random", "taylor"; "kaiming", "identity", "orthogonal", "gaussian", "orthogonal_chi";
-// "none", "sliding", "terraced". The _from_string functions throw kUsage listing them.
-[[nodiscard]] std::string_view to_string(FeatureMapKind kind);
-[[nodiscard]] std::string_view to_string(FeatureMapStart start);
-[[nodiscard]] std::string_view to_string(WindowLayout layout);
+// From the spellings of kernels/attention_options.hpp; throw kUsage listing them.
 [[nodiscard]] FeatureMapKind feature_map_kind_from_string(std::string_view word);
 [[nodiscard]] FeatureMapStart feature_map_start_from_string(std::string_view word);
 [[nodiscard]] WindowLayout window_layout_from_string(std::string_view word);

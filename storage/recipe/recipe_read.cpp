@@ -15,16 +15,6 @@ namespace hedgerow::storage {
 namespace fs = std::filesystem;
 
 // What TomlReader looks for beside a recipe's own types.
-static void word_to(std::string_view word, FeatureMapKind& value) {
-  value = feature_map_kind_from_string(word);
-}
-static void word_to(std::string_view word, FeatureMapStart& value) {
-  value = feature_map_start_from_string(word);
-}
-static void word_to(std::string_view word, WindowLayout& value) {
-  value = window_layout_from_string(word);
-}
-
 namespace {
 
 class RecipeReader : public TomlReader {

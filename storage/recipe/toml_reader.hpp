@@ -17,9 +17,20 @@
 #include <vector>
 
 #include "storage/base/error.hpp"
+#include "storage/recipe/attention_spec.hpp"
 #include "storage/recipe/recipe_check.hpp"
 
 namespace hedgerow::storage {
+
+inline void word_to(std::string_view word, FeatureMapKind& value) {
+  value = feature_map_kind_from_string(word);
+}
+inline void word_to(std::string_view word, FeatureMapStart& value) {
+  value = feature_map_start_from_string(word);
+}
+inline void word_to(std::string_view word, WindowLayout& value) {
+  value = window_layout_from_string(word);
+}
 
 class TomlReader {
  public:
@@ -52,7 +63,7 @@ class TomlReader {
   void read(const toml::node& node, const std::string& name, int& value);
   void read(const toml::node& node, const std::string& name, std::uint64_t& value);
   void read(const toml::node& node, const std::string& name, std::string& value);
-  // Words of an enum, by word_to(std::string_view, Enum&) beside it.
+  // Words of an enum, by its word_to() above.
   template <typename Enum>
   requires std::is_enum_v<Enum>
   void read(const toml::node& node, const std::string& name, Enum& value) {

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "storage/base/dtype.hpp"
+#include "storage/base/file_record.hpp"
 #include "storage/base/hash.hpp"
 
 namespace hedgerow::storage {
@@ -28,14 +29,6 @@ struct ShardInfo {
   std::int64_t hidden_size = 0;
   DType dtype = DType::kBF16;
   [[nodiscard]] std::size_t bytes_per_sequence() const;
-};
-
-// What the journal records of a published file; readers open only what it names.
-struct FileRecord {
-  std::string name;  // relative to the run directory
-  std::uint64_t size = 0;
-  Hash128 root_hash;
-  bool operator==(const FileRecord&) const = default;
 };
 
 // Writes one shard. One thread. A shard that is not finish()ed is no shard: the destructor removes

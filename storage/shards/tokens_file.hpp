@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "storage/shards/hidden_shard.hpp"
+#include "storage/base/file_record.hpp"
 
 namespace hedgerow::storage {
 

@@ -76,6 +76,7 @@ class Context:
     cache: Path
     repeats: int
     seeds: tuple[int, ...]
+    is_quick: bool = False  # fewer shapes
 
     def program(self, name: str) -> Path:
         path = self.binaries / name

@@ -37,8 +37,12 @@ def _decomposition(step: str, ours: Contestant) -> Row:
     return Row(f"{step}, of {total:.2f} s: {shown}; the rest", 100 * phases.get("rest", 0.0) / total, "%", "<= 10")
 
 
+def _dtypes(context: Context) -> tuple[tuple[str, str], ...]:
+    return DTYPES[:1] if context.is_quick else DTYPES
+
+
 def capture(context: Context) -> Iterator[Row]:
-    for dtype, name in DTYPES:
+    for dtype, name in _dtypes(context):
         ours, theirs = _pair(context, "capture", "capture_forward", 8, 512, 4, "--micro-batch", "4", "--dtype", dtype)
         with ours, theirs:
             mine, other = duel(ours, theirs, context.repeats)
@@ -50,7 +54,7 @@ def capture(context: Context) -> Iterator[Row]:
 
 def transfer(context: Context) -> Iterator[Row]:
     shapes = ((512, 4, "<= 0.15", DTYPES[0]), (512, 4, "<= 1", DTYPES[1]), (2048, 1, "<= 0.06", DTYPES[0]))
-    for seq_len, micro_batch, goal, (dtype, name) in shapes:
+    for seq_len, micro_batch, goal, (dtype, name) in shapes[:1] if context.is_quick else shapes:
         opponent = f"plain PyTorch, T x T fp32 maps, {name} weights, SDPA teacher, backward per layer"
         ours, theirs = _pair(context, "transfer", "transfer_step", 4, seq_len, 4, "--micro-batch", str(micro_batch),
                              "--dtype", dtype)
@@ -63,7 +67,7 @@ def transfer(context: Context) -> Iterator[Row]:
 
 
 def lora(context: Context) -> Iterator[Row]:
-    for (dtype, name), goal in zip(DTYPES, ("<= 0.3", "<= 1")):
+    for (dtype, name), goal in zip(_dtypes(context), ("<= 0.3", "<= 1")):
         ours, theirs = _pair(context, "finetune", "lora_step", 4, 512, 1, "--micro-batch", "1", "--dtype", dtype)
         with ours, theirs:
             mine, other = duel(ours, theirs, context.repeats)

@@ -149,6 +149,7 @@ std::string SimWorker::subject() const {
       return to_string(TaskId::transfer(task_.block));
     case wire::TaskKind::kEvaluate:
       return to_string(TaskId::evaluate(coordinator::subject_from_string(task_.subject).value()));
+    case wire::TaskKind::kAssemble:
     case wire::TaskKind::kFinetune:
       break;
   }
@@ -203,6 +204,8 @@ void SimWorker::work(Time now) {
       return train_one(now);
     case wire::TaskKind::kEvaluate:
       return evaluate(now);
+    case wire::TaskKind::kAssemble:
+      break;
   }
 }
 

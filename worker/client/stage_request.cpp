@@ -25,7 +25,7 @@ class Question {
   Question& operator=(const Question&) = delete;
   [[nodiscard]] const std::string& name() const { return request_.launch; }
   void repeat() {
-    ++request_.beat;
+    ++request_.heartbeat_count;
     wire::write_stage_request(layout_, request_);
   }
 

@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cmath>
 #include <filesystem>
-#include <map>
 #include <optional>
 
 #include "storage/base/error.hpp"
@@ -15,6 +14,7 @@
 #include "storage/tensors/checkpoint.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/finetune/trainer.hpp"
+#include "worker/task/attempt_files.hpp"
 #include "worker/task/stopwatch.hpp"
 
 namespace hedgerow::worker {
@@ -53,6 +53,7 @@ class Finetune {
         timeout_(timeout),
         finetune_(run.recipe().finetune),
         student_(student_directory(task)),
+        files_(run.layout(), context, task),
         trainer_(
             run.config(),
             load_student(run.layout().resolve(student_), run.model(), run.device()),
@@ -184,18 +185,12 @@ class Finetune {
   // One line of metrics.jsonl.
   void record(const nlohmann::json& metrics) {
     if (!is_root()) return;
-    const std::string line = metrics.dump() + "\n";
-    storage::File file = storage::File::open_append(
-        attempt_path(run_.layout(), task_.fencing_token, "metrics.jsonl"));
-    file.write_all(std::as_bytes(std::span(line)));
-    file.close();
+    files_.append_metrics(metrics.dump() + "\n");
     tell();
   }
 
   void checkpoint() {
-    // A stop right after a periodic checkpoint: that one says it all, and somebody may be reading
-    // it.
-    if (!is_root() || checkpoints_.contains(step())) return;
+    if (!is_root() || files_.has_checkpoint(step())) return;
     const storage::FaultScope scope("worker.finetune.checkpoint");
     storage::Checkpoint checkpoint = trainer_.parameters().checkpoint();
     checkpoint.state.update({{"kind", kCheckpointKind},
@@ -205,40 +200,25 @@ class Finetune {
                              {"tokens", progress_.tokens},
                              {"loss", progress_.loss},
                              {"seconds", seconds_before_ + clock_.seconds()}});
-    const FileRecord record =
-        storage::write_checkpoint(run_.layout(), task_.fencing_token, step(), checkpoint);
-    storage::fault_point("worker.finetune.checkpoint.written");
-    context_.publish_checkpoint(record, step());
-    // What a restart would resume from stays, and everything newer.
-    checkpoints_.emplace(step(), run_.layout().resolve(record.name));
-    while (checkpoints_.begin()->first < std::min(context_.committed_step(), step())) {
-      fs::remove(checkpoints_.begin()->second);
-      checkpoints_.erase(checkpoints_.begin());
-    }
+    files_.write_checkpoint(
+        checkpoint, step(), [] { storage::fault_point("worker.finetune.checkpoint.written"); });
   }
 
   void resume() {
-    const auto checkpoint =
-        storage::read_checkpoint(run_.layout().resolve(task_.resume->name), *task_.resume);
-    const auto refuse = [this](const std::string& what) {
-      throw Error(ErrorKind::kCorrupt,
-                  task_.resume->name + ": " + what + "; the stage starts again without it");
-    };
-    try {
-      const nlohmann::json& state = checkpoint.state;
-      if (state.at("kind") != kCheckpointKind) refuse("not a checkpoint of a finetune");
-      if (state.at("student") != student_) refuse("belongs to " + state.at("student").dump());
-      if (state.at("seed") != run_.recipe().seed)
-        refuse("was started from seed " + state.at("seed").dump());
-      if (state.at("data") != run_.tokens(DataStage::kFinetune).content_hash)
-        refuse("was trained on other tokens");
-      trainer_.parameters().restore(checkpoint);
-      state.at("tokens").get_to(progress_.tokens);
-      state.at("loss").get_to(progress_.loss);
-      state.at("seconds").get_to(seconds_before_);
-    } catch (const nlohmann::json::exception& error) {
-      refuse(std::string("not a checkpoint of this stage: ") + error.what());
-    }
+    resume_from_checkpoint(
+        run_.layout(),
+        task_,
+        "the stage",
+        {{"kind", kCheckpointKind, "not a checkpoint of a finetune"},
+         {"student", student_, "belongs to "},
+         {"seed", run_.recipe().seed, "was started from seed "},
+         {"data", run_.tokens(DataStage::kFinetune).content_hash, "was trained on other tokens"}},
+        [this](const storage::Checkpoint& checkpoint, const RefuseCheckpoint& /*refuse*/) {
+          trainer_.parameters().restore(checkpoint);
+          checkpoint.state.at("tokens").get_to(progress_.tokens);
+          checkpoint.state.at("loss").get_to(progress_.loss);
+          checkpoint.state.at("seconds").get_to(seconds_before_);
+        });
   }
 
   TaskResult finish() {
@@ -290,7 +270,7 @@ class Finetune {
   double validation_loss_ = 0.0;
   bool validated_ = false;
   std::optional<std::chrono::steady_clock::time_point> told_to_stop_;
-  std::map<std::int64_t, fs::path> checkpoints_;  // of this attempt, by step
+  AttemptFiles files_;
   FinetuneTrainer trainer_;
 };
 

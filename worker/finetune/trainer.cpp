@@ -90,21 +90,20 @@ double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
   LoraAdapter gradients = parameters_.views_of(gradient);
   const std::size_t depth = layers_.size();
   std::vector<at::Tensor> inputs(depth);
-  std::vector<LayerActivations> activations(keeps_activations_ ? depth : 0);
+  std::vector<LayerActivations> kept(keeps_activations_ ? depth : 0);
   at::Tensor hidden = embedded(sequences);
   for (std::size_t i = 0; i < depth; ++i) {
     inputs[i] = hidden;
     hidden = layers_[i].forward(
-        hidden, lora, static_cast<int>(i), keeps_activations_ ? &activations[i] : nullptr);
+        hidden, lora, static_cast<int>(i), keeps_activations_ ? &kept[i] : nullptr);
     options_.check_cancelled();
   }
   auto [loss, flowing] =
       head_.run(hidden, targets_of(tokens_, sequences), scale, true, options_.check_cancelled);
   for (std::size_t i = depth; i-- > 0;) {
     const int layer = static_cast<int>(i);
-    LayerActivations activations = keeps_activations_
-                                       ? std::move(activations[i])
-                                       : layers_[i].recompute(inputs[i], lora, layer);
+    LayerActivations activations =
+        keeps_activations_ ? std::move(kept[i]) : layers_[i].recompute(inputs[i], lora, layer);
     flowing = layers_[i].backward(flowing, inputs[i], activations, lora, gradients, layer, i > 0);
     inputs[i] = at::Tensor();
     options_.check_cancelled();

@@ -5,7 +5,6 @@
 
 #include <algorithm>
 
-#include "kernels/softmax_attention.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::worker {
@@ -102,12 +101,11 @@ at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
   const auto options = student_ ? student_->options : kernels::HybridOptions{};
   at::Tensor hidden = embedded(prompt);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const Qkv heads = project_qkv(hidden, layers_[i], rope, config_);
-    caches.emplace_back(heads, parameters(i), options);
-    const at::Tensor y = parameters(i) ? kernels::hybrid_attention(
-                                             heads.q, heads.k, heads.v, *parameters(i), options)
-                                       : kernels::softmax_attention(heads.q, heads.k, heads.v);
-    hidden = finish_layer(hidden, y, layers_[i], config_, hidden.scalar_type());
+    hidden = decoder_layer(
+        hidden, layers_[i], rope, config_, hidden.scalar_type(), [&](const Qkv& heads) {
+          caches.emplace_back(heads, parameters(i), options);
+          return student_attention(heads, parameters(i), options);
+        });
     on_layer();
   }
   return logits(hidden.select(1, length - 1), outer_, config_);
@@ -122,13 +120,14 @@ at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
   const RopeTable rope{rope_.cos.index_select(0, index), rope_.sin.index_select(0, index)};
   at::Tensor hidden = embedded(tokens);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    const Qkv heads = project_qkv(hidden, layers_[i], rope, config_);
     const auto by_row = [](const at::Tensor& x) {
       return x.squeeze(0).transpose(0, 1).contiguous();
     };
-    const at::Tensor y = caches[i].step({by_row(heads.q), by_row(heads.k), by_row(heads.v)});
-    hidden = finish_layer(
-        hidden, y.transpose(0, 1).unsqueeze(0), layers_[i], config_, hidden.scalar_type());
+    hidden = decoder_layer(
+        hidden, layers_[i], rope, config_, hidden.scalar_type(), [&](const Qkv& heads) {
+          const at::Tensor y = caches[i].step({by_row(heads.q), by_row(heads.k), by_row(heads.v)});
+          return y.transpose(0, 1).unsqueeze(0);
+        });
   }
   return logits(hidden.squeeze(0), outer_, config_).cpu();
 }

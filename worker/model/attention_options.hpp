@@ -7,6 +7,5 @@
 namespace hedgerow::worker {
 
 [[nodiscard]] kernels::HybridOptions hybrid_options(const storage::AttentionSpec& spec);
-[[nodiscard]] kernels::FeatureMapStart feature_map_start(storage::FeatureMapStart start);
 
 }  // namespace hedgerow::worker

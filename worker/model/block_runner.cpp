@@ -61,9 +61,14 @@ at::Tensor BlockRunner::run(const at::Tensor& hidden_states,
     }
     for (std::size_t b = 0; b < streams.size(); ++b) {
       if (options.check_cancelled) options.check_cancelled();
-      if (!options.attend_batched)
-        attended[b] = attend(layer_idx, project_qkv(streams[b], layer, rope, config_));
-      if (finish) streams[b] = finish_layer(streams[b], attended[b], layer, config_, stream_);
+      const auto attention = [&](const Qkv& qkv) { return attend(layer_idx, qkv); };
+      if (finish && !options.attend_batched) {
+        streams[b] = decoder_layer(streams[b], layer, rope, config_, stream_, attention);
+      } else if (finish) {
+        streams[b] = finish_layer(streams[b], attended[b], layer, config_, stream_);
+      } else if (!options.attend_batched) {
+        static_cast<void>(attention(project_qkv(streams[b], layer, rope, config_)));
+      }
     }
     if (!finish) return {};
   }

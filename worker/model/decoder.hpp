@@ -39,6 +39,17 @@ at::Tensor finish_layer(const at::Tensor& hidden_states,
                         const LayerWeights& layer,
                         const storage::ModelConfig& config,
                         at::ScalarType stream);
+// A whole layer: `attend` gets q, k and v of project_qkv() and gives [B, H, T, D].
+template <typename Attention>
+at::Tensor decoder_layer(const at::Tensor& hidden_states,
+                         const LayerWeights& layer,
+                         const RopeTable& rope,
+                         const storage::ModelConfig& config,
+                         at::ScalarType stream,
+                         const Attention& attend) {
+  const at::Tensor y = attend(project_qkv(hidden_states, layer, rope, config));
+  return finish_layer(hidden_states, y, layer, config, stream);
+}
 // Final norm and lm_head: [..., M] -> [..., V] in fp32.
 at::Tensor logits(const at::Tensor& hidden_states,
                   const OuterWeights& outer,

@@ -3,6 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <set>
 
+#include "kernels/softmax_attention.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 #include "storage/tensors/safetensors.hpp"
@@ -122,6 +123,13 @@ Student load_student(const fs::path& directory,
   }
   reader.finish();
   return student;
+}
+
+at::Tensor student_attention(const Qkv& heads,
+                             const std::optional<kernels::HybridParameters>& parameters,
+                             const kernels::HybridOptions& options) {
+  return parameters ? kernels::hybrid_attention(heads.q, heads.k, heads.v, *parameters, options)
+                    : kernels::softmax_attention(heads.q, heads.k, heads.v);
 }
 
 }  // namespace hedgerow::worker

@@ -11,6 +11,7 @@
 #include "kernels/hybrid_attention.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/attention_spec.hpp"
+#include "worker/model/elementwise.hpp"
 
 namespace hedgerow::worker {
 
@@ -28,5 +29,11 @@ struct Student {
 [[nodiscard]] Student load_student(const std::filesystem::path& directory,
                                    const storage::ModelDirectory& teacher,
                                    const at::Device& device);
+
+// The attention of a student's layer, without autograd: hybrid, or softmax where it has no maps.
+[[nodiscard]] at::Tensor student_attention(
+    const Qkv& heads,
+    const std::optional<kernels::HybridParameters>& parameters,
+    const kernels::HybridOptions& options);
 
 }  // namespace hedgerow::worker

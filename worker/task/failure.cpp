@@ -98,6 +98,8 @@ Work work_of(const wire::Task& task) {
       work.name += " of " + task.subject;
       work.smaller = "begin a run with shorter sequences in data.evaluate";
       break;
+    case wire::TaskKind::kAssemble:
+      break;
     case wire::TaskKind::kFinetune:
       work.smaller = "begin a run with a smaller finetune.sequences_per_micro_batch";
       break;

@@ -89,8 +89,7 @@ void LayerTrainer::create_parameters(const storage::ModelConfig& config, const a
     if (spec.has_projection()) {
       const at::Tensor noise = map_noise(
           spec.start, {heads, config.head_dim, spec.projected_dim()}, seed_, layer_idx_, 0);
-      const at::Tensor start =
-          kernels::start_feature_map(feature_map_start(spec.start), noise).to(device);
+      const at::Tensor start = kernels::start_feature_map(spec.start, noise).to(device);
       map->layer = add(std::string(prefix) + "mlp.layer", start, spec.train_feature_map);
     }
     if (spec.bias) {
@@ -147,7 +146,7 @@ void LayerTrainer::redraw(std::uint32_t draw) {
   const at::Tensor noise =
       map_noise(attention_.start, parameters_.q.layer.sizes(), seed_, layer_idx_, draw);
   for (const kernels::FeatureMapWeights& map : {parameters_.q, parameters_.k}) {
-    kernels::redraw_feature_map(map, feature_map_start(attention_.start), noise);
+    kernels::redraw_feature_map(map, attention_.start, noise);
   }
 }
 

@@ -11,6 +11,7 @@
 #include "storage/base/fault_point.hpp"
 #include "storage/base/file.hpp"
 #include "storage/tensors/checkpoint.hpp"
+#include "worker/task/attempt_files.hpp"
 #include "worker/task/stopwatch.hpp"
 #include "worker/transfer/block_input.hpp"
 #include "worker/transfer/layer_trainer.hpp"
@@ -32,7 +33,8 @@ class Transfer {
         context_(context),
         task_(task),
         transfer_(run.recipe().transfer),
-        plan_(run.capture_plan()) {
+        plan_(run.capture_plan()),
+        files_(run.layout(), context, task) {
     const std::set<int> kept(transfer_.softmax_layers.begin(), transfer_.softmax_layers.end());
     for (int layer = task.first_layer; layer < task.first_layer + task.num_layers; ++layer) {
       if (!kept.contains(layer))
@@ -184,16 +186,9 @@ class Transfer {
       progress_.layer_mse[index] = trainer.history().back().mse;
       progress_.linear_share[index] = trainer.history().back().linear_share;
     }
-    append_metrics(lines);
+    files_.append_metrics(lines);
     validated_ = step_;
     tell();
-  }
-
-  void append_metrics(const std::string& lines) {
-    storage::File file = storage::File::open_append(
-        attempt_path(run_.layout(), task_.fencing_token, "metrics.jsonl"));
-    file.write_all(std::as_bytes(std::span(lines)));
-    file.close();
   }
 
   [[nodiscard]] std::vector<std::int64_t> remaining_order() const {
@@ -213,8 +208,7 @@ class Transfer {
   }
 
   void checkpoint() {
-    // A stop right after a periodic checkpoint: that one says it all.
-    if (!checkpoints_.empty() && checkpoints_.back().first == step_) return;
+    if (files_.has_checkpoint(step_)) return;
     const storage::FaultScope scope("worker.transfer.checkpoint");
     storage::Checkpoint checkpoint;
     nlohmann::json layers = nlohmann::json::object();
@@ -229,46 +223,35 @@ class Transfer {
                         {"data", run_.tokens(storage::DataStage::kTransfer).content_hash},
                         {"order", order_hash_},
                         {"layers", std::move(layers)}};
-    const storage::FileRecord written =
-        storage::write_checkpoint(run_.layout(), task_.fencing_token, step_, checkpoint);
-    storage::fault_point("worker.checkpoint.written", task_.block);
-    context_.publish_checkpoint(written, step_);
-    checkpoints_.emplace_back(step_, run_.layout().resolve(written.name));
-    // The newest that the journal names stays, and those after it: it may not name them yet.
-    while (checkpoints_.size() > 1 && checkpoints_.front().first < context_.committed_step()) {
-      std::filesystem::remove(checkpoints_.front().second);
-      checkpoints_.erase(checkpoints_.begin());
-    }
+    files_.write_checkpoint(checkpoint, step_, [this] {
+      storage::fault_point("worker.checkpoint.written", task_.block);
+    });
   }
 
   void resume() {
-    const auto path = run_.layout().resolve(task_.resume->name);
-    const storage::Checkpoint checkpoint = storage::read_checkpoint(path, *task_.resume);
-    const auto refuse = [&](const std::string& what) {
-      throw Error(ErrorKind::kCorrupt,
-                  task_.resume->name + ": " + what + "; the block starts again without it");
-    };
-    try {
-      const nlohmann::json& state = checkpoint.state;
-      if (state.at("kind") != kCheckpointFormat) refuse("not a checkpoint of a transfer");
-      if (state.at("block") != task_.block) refuse("belongs to block " + state.at("block").dump());
-      if (state.at("seed") != task_.seed)
-        refuse("was started from seed " + state.at("seed").dump());
-      if (state.at("data") != run_.tokens(storage::DataStage::kTransfer).content_hash)
-        refuse("was trained on other tokens");
-      const auto step = state.at("step").get<std::int64_t>();
-      for (std::int64_t s = 0; s < step; ++s) order_hash_ = extended(order_hash_, s);
-      if (state.at("order") != order_hash_)
-        refuse("has seen the sequences in another order than the recipe gives now");
-      for (auto& [layer, trainer] : trainers_)
-        trainer.restore(checkpoint.tensors, state.at("layers").at(std::to_string(layer)));
-      step_ = first_step_ = step;
-      state.at("validated").get_to(validated_);
-      progress_.tokens = tokens_trained();
-      state.at("seconds").get_to(seconds_before_);
-    } catch (const nlohmann::json::exception& error) {
-      refuse(std::string("not a checkpoint of this block: ") + error.what());
-    }
+    resume_from_checkpoint(
+        run_.layout(),
+        task_,
+        "the block",
+        {{"kind", kCheckpointFormat, "not a checkpoint of a transfer"},
+         {"block", task_.block, "belongs to block "},
+         {"seed", task_.seed, "was started from seed "},
+         {"data",
+          run_.tokens(storage::DataStage::kTransfer).content_hash,
+          "was trained on other tokens"}},
+        [this](const storage::Checkpoint& checkpoint, const RefuseCheckpoint& refuse) {
+          const nlohmann::json& state = checkpoint.state;
+          const auto step = state.at("step").get<std::int64_t>();
+          for (std::int64_t s = 0; s < step; ++s) order_hash_ = extended(order_hash_, s);
+          if (state.at("order") != order_hash_)
+            refuse("has seen the sequences in another order than the recipe gives now");
+          for (auto& [layer, trainer] : trainers_)
+            trainer.restore(checkpoint.tensors, state.at("layers").at(std::to_string(layer)));
+          step_ = first_step_ = step;
+          state.at("validated").get_to(validated_);
+          progress_.tokens = tokens_trained();
+          state.at("seconds").get_to(seconds_before_);
+        });
   }
 
   TaskResult finish() {
@@ -325,7 +308,7 @@ class Transfer {
   double seconds_before_ = 0.0;  // of the attempts that this one continues
   Stopwatch clock_;
   wire::Progress progress_;
-  std::vector<std::pair<std::int64_t, std::filesystem::path>> checkpoints_;  // step, file
+  AttemptFiles files_;
 };
 
 }  // namespace

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/cuda/decode/decode_arguments.hpp"
-#include "kernels/cuda/hybrid/hybrid_launch.hpp"
+#include "kernels/cuda/tile/device.hpp"
 
 namespace hedgerow::kernels::cuda {
 

@@ -7,17 +7,9 @@
 #include <cstddef>
 
 #include "kernels/cuda/hybrid/hybrid_backward_arguments.hpp"
+#include "kernels/cuda/tile/device.hpp"
 
 namespace hedgerow::kernels::cuda {
-
-using Stream = void*;  // a cudaStream_t
-
-// What the device of the current thread offers.
-struct DeviceLimits {
-  int multiprocessors = 0;
-  std::size_t shared_bytes = 0;  // of one threadblock
-};
-[[nodiscard]] DeviceLimits device_limits();
 
 // Whether a kernel is compiled for this shape: head_dim 64 or 128; f = 32, 64 or 128 with negation,
 // 64 or 128 without.

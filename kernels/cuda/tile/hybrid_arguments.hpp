@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+#include "kernels/attention_options.hpp"
+
 #if defined(__CUDACC__)
 #define HEDGEROW_BOTH __host__ __device__ inline
 #else
@@ -25,7 +27,7 @@ inline constexpr int kMostRows = 65535;  // heads of a batch: CUDA launches no l
 inline constexpr float kEpsilon =
     1e-12F;  // kLinearEpsilon: beside the denominator without a window
 
-enum class Layout : int { kNone, kSliding, kTerraced };
+using Layout = WindowLayout;
 enum class MapKind : int { kHedgehogSoftmax, kHedgehogExp, kRelu, kEluPlusOne, kIdentity };
 
 // First key of query i's window; keys before it are linear.

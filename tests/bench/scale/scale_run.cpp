@@ -114,7 +114,7 @@ void coordinate(const storage::RunLayout& layout) {
        .clock = clock,
        .assemble = [](const State&, std::uint64_t) { return std::vector<storage::FileRecord>(); },
        .public_key = socket.public_key(),
-       .door = [&] { return allowed_keys_reloader.look(clock.now()); }},
+       .allowed_keys_news = [&] { return allowed_keys_reloader.look(clock.now()); }},
       std::move(term),
       previous,
       &observer);

@@ -30,7 +30,7 @@ class RunOwnershipTest : public RunFixture {
             .term = 3,
             .endpoint = "",
             .started_at = "2026-11-21T12:00:00Z",
-            .beat = 5,
+            .heartbeat_count = 5,
             .children = {}};
   }
   // The error; empty: nobody holds the run.
@@ -80,7 +80,7 @@ TEST_F(RunOwnershipTest, ABeatOfAForeignHostRefusesAtOnce) {
   wire::write_coordinator_file(layout_, elsewhere());
   while_waiting_ = [this] {
     wire::CoordinatorFile alive = elsewhere();
-    ++alive.beat;
+    ++alive.heartbeat_count;
     if (waited_ == seconds(4)) wire::write_coordinator_file(layout_, alive);
   };
   EXPECT_THAT(refusal(),
@@ -148,7 +148,7 @@ TEST_F(LostRace, WhatWasThereBeforeIsNotTheWinner) {
   wire::write_coordinator_file(layout_, elsewhere());
   EXPECT_THAT(sentence({elsewhere(), std::nullopt}), HasSubstr("'hedgerow status' may tell"));
   wire::CoordinatorFile awake = elsewhere();
-  ++awake.beat;
+  ++awake.heartbeat_count;
   wire::write_coordinator_file(layout_, awake);
   EXPECT_THAT(sentence({elsewhere(), std::nullopt}),
               HasSubstr("coordinated by pid 77 on far-away (term 3"));

@@ -67,7 +67,8 @@ class CoordinatorRun : public RunFixture {
                return assemble_student(layout_, state, assembly(), token);
              },
          .public_key = socket.public_key(),
-         .door = [&] { return door_ ? door_() : allowed_keys_reloader.look(clock_.now()); }},
+         .allowed_keys_news =
+             [&] { return news_ ? news_() : allowed_keys_reloader.look(clock_.now()); }},
         std::move(term),
         previous,
         &observer);
@@ -118,6 +119,7 @@ class CoordinatorRun : public RunFixture {
             {write_attempt(token, storage::RunLayout::evaluation(task.subject, token), "{}")},
             {{"perplexity", 12.5}});
         break;
+      case wire::TaskKind::kAssemble:
       case wire::TaskKind::kFinetune:
         break;
     }
@@ -137,7 +139,7 @@ class CoordinatorRun : public RunFixture {
   LauncherConfig launcher_{
       .worker_binary = "", .run_directory = layout_.root(), .logs = layout_.logs()};
   std::uint64_t room_for_retry_ = 0;
-  std::function<AllowedKeysNews()> door_;  // in place of the real one: called once a turn
+  std::function<AllowedKeysNews()> news_;  // in place of the real one: called once a turn
   bool saw_stopping_ = false;
   bool stops_before_finetune_ = false;
   bool finetune_elsewhere_ = false;

@@ -189,7 +189,7 @@ TEST_F(CoordinatorRun, AnErrorWaitsForTheWorkersOfTheRun) {
                                          << "\ntrap 'sleep 0.3; touch ended; exit 4' TERM\ntouch "
                                             "begun\nwhile :; do sleep 0.02; done\n";
   std::filesystem::permissions(launcher_.worker_binary, std::filesystem::perms::owner_all);
-  door_ = [&]() -> AllowedKeysNews {
+  news_ = [&]() -> AllowedKeysNews {
     if (std::filesystem::exists(directory_ / "begun"))
       throw storage::system_error("write", "the journal", ENOSPC);
     return {};
@@ -240,7 +240,7 @@ TEST_F(CoordinatorRun, ASecondCoordinatorOnTheSameRunIsRefusedByName) {
                              .term = 3,
                              .endpoint = "tcp://127.0.0.1:1",
                              .started_at = "2026-11-21T12:00:00.000Z",
-                             .beat = 0,
+                             .heartbeat_count = 0,
                              .children = {}};
   wire::write_coordinator_file(layout_, file);
   Quiet observer(saw_stopping_);

@@ -101,7 +101,7 @@ TEST(TileRows, RoundToBfloat16AsLibTorchDoes) {
   EXPECT_EQ(back.narrow(1, 40, 8).abs().max().item<float>(), 0.0F);
 }
 
-// The vector exponential over its whole domain, through the only door it has.
+// The vector exponential over its whole domain, through the only function that has it.
 TEST(TileWeights, ExponentialIsWithinTwoUnitsAndExactAtItsEnds) {
   const std::int64_t keys = 4096;
   at::Tensor scores = at::zeros({keys, 16});

@@ -1,26 +1,20 @@
 // The CUDA backends with emulated kernels, on CPU tensors: the cases of cuda_*_test.cpp.
 #include <ATen/Parallel.h>
 
-#include "kernels/cuda/attention_transfer_cuda.hpp"
-#include "kernels/cuda/decode_cuda.hpp"
-#include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "tests/kernels/cuda/cuda_decode.hpp"
 #include "tests/kernels/cuda/cuda_hybrid.hpp"
 
 namespace hedgerow::kernels::testing {
 namespace {
 
-class EmulatedForms : public ::testing::Environment {
+class OneThread : public ::testing::Environment {
  public:
   void SetUp() override {
-    cuda::use_hybrid_backend(&cuda::kCudaForm);
-    cuda::use_transfer_backend(&cuda::kCudaTransferForm);
-    cuda::use_decode_backend(&cuda::kCudaDecodeForm);
     // The references are small, and a second thread would only wait beside other tests.
     at::set_num_threads(1);
   }
 };
-const ::testing::Environment* const kForms = ::testing::AddGlobalTestEnvironment(new EmulatedForms);
+const ::testing::Environment* const kOneThread = ::testing::AddGlobalTestEnvironment(new OneThread);
 
 INSTANTIATE_TEST_SUITE_P(Emulated, CudaHybrid, ::testing::Values(at::kCPU));
 INSTANTIATE_TEST_SUITE_P(Emulated, CudaTransfer, ::testing::Values(at::kCPU));

@@ -39,7 +39,7 @@ class RunDirectory : public ::testing::Test {
                                   .term = term,
                                   .endpoint = "tcp://127.0.0.1:1",
                                   .started_at = "",
-                                  .beat = 0,
+                                  .heartbeat_count = 0,
                                   .children = std::move(children)});
   }
   SmallRun run_;

@@ -102,7 +102,8 @@ TEST_F(StageElsewhere, ItOutlivesItsCoordinatorAndKeepsItsToken) {
 
 // Its rank 0 was killed before it could take its question back.
 TEST_F(StageElsewhere, ItIsNotGivenToALaunchThatIsDead) {
-  wire::write_stage_request(layout_, {.launch = "dead", .host = "h", .ranks = 2, .beat = 7});
+  wire::write_stage_request(layout_,
+                            {.launch = "dead", .host = "h", .ranks = 2, .heartbeat_count = 7});
   std::jthread worker(
       [&] { static_cast<void>(serve(*connect("w", endpoint_of_next_coordinator()))); });
   std::jthread ranks([&] {

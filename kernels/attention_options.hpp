@@ -1,0 +1,94 @@
+// What attention is to be computed, as plain values: the enums, their spellings in recipes, exports
+// and operators, and the options of an entry. The one definition of each; includes nothing of ours,
+// so that the recipe (storage), device code and the operators for PyTorch share it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <string_view>
+
+namespace hedgerow::kernels {
+
+enum class FeatureMapKind {
+  kHedgehogSoftmax,
+  kHedgehogExp,
+  kT2R,
+  kEluPlusOne,
+  kRelu,
+  kIdentity,
+  kPositiveRandom,
+  kTaylor
+};
+enum class FeatureMapStart { kKaiming, kIdentity, kOrthogonal, kGaussian, kOrthogonalChi };
+// Sliding: the last W keys; terraced: the own chunk of W tokens and the whole previous one, borders
+// anchored at token 0; none: linear attention alone.
+enum class WindowLayout : int { kNone, kSliding, kTerraced };
+
+template <typename Enum>
+struct Spelling {
+  Enum value;
+  std::string_view word;
+};
+
+inline constexpr std::array<Spelling<FeatureMapKind>, 8> kFeatureMapKinds{{
+    {FeatureMapKind::kHedgehogSoftmax, "hedgehog_softmax"},
+    {FeatureMapKind::kHedgehogExp, "hedgehog_exp"},
+    {FeatureMapKind::kT2R, "t2r"},
+    {FeatureMapKind::kEluPlusOne, "elu_plus_one"},
+    {FeatureMapKind::kRelu, "relu"},
+    {FeatureMapKind::kIdentity, "identity"},
+    {FeatureMapKind::kPositiveRandom, "positive_random"},
+    {FeatureMapKind::kTaylor, "taylor"},
+}};
+inline constexpr std::array<Spelling<FeatureMapStart>, 5> kFeatureMapStarts{{
+    {FeatureMapStart::kKaiming, "kaiming"},
+    {FeatureMapStart::kIdentity, "identity"},
+    {FeatureMapStart::kOrthogonal, "orthogonal"},
+    {FeatureMapStart::kGaussian, "gaussian"},
+    {FeatureMapStart::kOrthogonalChi, "orthogonal_chi"},
+}};
+inline constexpr std::array<Spelling<WindowLayout>, 3> kWindowLayouts{{
+    {WindowLayout::kNone, "none"},
+    {WindowLayout::kSliding, "sliding"},
+    {WindowLayout::kTerraced, "terraced"},
+}};
+
+// Empty for a value that is none of the enum's.
+template <typename Spellings, typename Enum>
+[[nodiscard]] constexpr std::string_view word_of(const Spellings& spellings, Enum value) {
+  for (const auto& known : spellings) {
+    if (known.value == value) return known.word;
+  }
+  return {};
+}
+[[nodiscard]] constexpr std::string_view to_string(FeatureMapKind kind) {
+  return word_of(kFeatureMapKinds, kind);
+}
+[[nodiscard]] constexpr std::string_view to_string(FeatureMapStart start) {
+  return word_of(kFeatureMapStarts, start);
+}
+[[nodiscard]] constexpr std::string_view to_string(WindowLayout layout) {
+  return word_of(kWindowLayouts, layout);
+}
+
+// Whose features are wanted. Only positive random features differ: a query's scale cancels in the
+// linear branch, so its largest feature is brought to 1 / sqrt(f) (and, as with the exp maps, that
+// shift is part of the hybrid and is differentiated); a key's does not cancel and stays.
+enum class FeatureMapRole { kQuery, kKey };
+
+struct FeatureMapOptions {
+  FeatureMapKind kind = FeatureMapKind::kHedgehogSoftmax;
+  bool negation = true;    // F = 2 f; the two Hedgehog kinds only
+  std::int64_t order = 2;  // kTaylor only, 1 to 3: F = C(f + order, order). Odd orders can be < 0.
+};
+
+struct HybridOptions {
+  FeatureMapOptions feature_map;
+  // kNone: pure linear attention, y = sum l v / (sum l + 1e-12)
+  WindowLayout layout = WindowLayout::kTerraced;
+  std::int64_t window_size = 64;
+  // y in fp32 instead of q's dtype (the transfer loss wants it unrounded)
+  bool fp32_output = false;
+};
+
+}  // namespace hedgerow::kernels

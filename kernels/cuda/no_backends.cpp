@@ -1,0 +1,12 @@
+// Linked where there are no CUDA kernels: the entries then take the ATen backend for CUDA tensors.
+#include "kernels/cuda/attention_transfer_cuda.hpp"
+#include "kernels/cuda/decode_cuda.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
+
+namespace hedgerow::kernels::cuda {
+
+const HybridBackend* hybrid_backend() { return nullptr; }
+const TransferBackend* transfer_backend() { return nullptr; }
+const DecodeBackend* decode_backend() { return nullptr; }
+
+}  // namespace hedgerow::kernels::cuda
