@@ -18,7 +18,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention_options.hpp"
+#include "kernels/options/attention_options.hpp"
 
 namespace hedgerow::kernels {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "kernels/attention_options.hpp"
+#include "kernels/options/attention_options.hpp"
 
 namespace hedgerow::storage {
 
@@ -49,7 +49,7 @@ struct AttentionSpec {
   bool operator==(const AttentionSpec&) const = default;
 };
 
-// From the spellings of kernels/attention_options.hpp; throw kUsage listing them.
+// From the spellings of kernels/options/attention_options.hpp; throw kUsage listing them.
 [[nodiscard]] FeatureMapKind feature_map_kind_from_string(std::string_view word);
 [[nodiscard]] FeatureMapStart feature_map_start_from_string(std::string_view word);
 [[nodiscard]] WindowLayout window_layout_from_string(std::string_view word);

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-#include "kernels/attention_options.hpp"
+#include "kernels/options/attention_options.hpp"
 
 #if defined(__CUDACC__)
 #define HEDGEROW_BOTH __host__ __device__ inline
