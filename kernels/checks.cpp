@@ -187,4 +187,13 @@ at::Tensor present_or_empty(const at::Tensor& x) {
 
 at::Tensor undefined_if_empty(const at::Tensor& x) { return x.numel() == 0 ? at::Tensor() : x; }
 
+void check_problem(const at::Tensor& q,
+                   const at::Tensor& k,
+                   const at::Tensor& v,
+                   const HybridParameters& parameters,
+                   const HybridOptions& options) {
+  check_attention(q, k, v);
+  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
+}
+
 }  // namespace hedgerow::kernels

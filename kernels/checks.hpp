@@ -29,6 +29,13 @@ std::int64_t check_parameters(const HybridParameters& parameters,
                               std::int64_t head_dim,
                               const at::Device& device);
 
+// Both of one problem of the hybrid; v may be undefined.
+void check_problem(const at::Tensor& q,
+                   const at::Tensor& k,
+                   const at::Tensor& v,
+                   const HybridParameters& parameters,
+                   const HybridOptions& options);
+
 // What linear_attention.hpp, feature_map.hpp, transfer_loss.hpp and decode.hpp say of their
 // arguments (each in its .cpp). Of a prefill neither the parameters nor what only the values of
 // lengths tell; of a step neither the parameters nor the state.

@@ -118,6 +118,10 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.optional_field("peak_memory", m.peak_memory);
 }
 
+inline void to_json(nlohmann::json& json, const Task& task) { json = fields_to_json(task); }
+inline void from_json(const nlohmann::json& json, Task& task) {
+  task = fields_from_json<Task>(json);
+}
 inline void to_json(nlohmann::json& json, const PeakMemory& peak) { json = fields_to_json(peak); }
 inline void from_json(const nlohmann::json& json, PeakMemory& peak) {
   peak = fields_from_json<PeakMemory>(json);

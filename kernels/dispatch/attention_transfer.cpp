@@ -36,15 +36,6 @@ AttentionTransfer composed(const at::Tensor& q,
   return {y_true, transfer_mse(y, y_true)};
 }
 
-void check_inputs(const at::Tensor& q,
-                  const at::Tensor& k,
-                  const at::Tensor& v,
-                  const HybridParameters& parameters,
-                  const HybridOptions& options) {
-  check_attention(q, k, v);
-  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
-}
-
 }  // namespace
 
 AttentionTransfer attention_transfer(const at::Tensor& q,
@@ -52,7 +43,7 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& v,
                                      const HybridParameters& parameters,
                                      const HybridOptions& options) {
-  check_inputs(q, k, v, parameters, options);
+  check_problem(q, k, v, parameters, options);
   const cuda::TransferBackend* backend = q.is_cuda() ? cuda::transfer_backend() : nullptr;
   const bool is_fused =
       backend != nullptr && backend->why_no_transfer(q, parameters, options).empty();
@@ -66,7 +57,7 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& v,
                                      const HybridParameters& parameters,
                                      const HybridOptions& options) {
-  check_inputs(q, k, v, parameters, options);
+  check_problem(q, k, v, parameters, options);
   TORCH_CHECK(transfer_backend() != nullptr, "attention_transfer: ", kNoCudaKernels);
   const std::string reason = transfer_backend()->why_no_transfer(q, parameters, options);
   TORCH_CHECK(reason.empty(), "attention_transfer: ", reason);

@@ -225,15 +225,6 @@ at::Tensor share_of(Backend backend,
   return (sums.linear_mass / sums.denominator).mean(at::IntArrayRef{0, 2});
 }
 
-void check_inputs(const at::Tensor& q,
-                  const at::Tensor& k,
-                  const at::Tensor& v,
-                  const HybridParameters& parameters,
-                  const HybridOptions& options) {
-  check_attention(q, k, v);
-  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
-}
-
 }  // namespace
 
 at::Tensor hybrid_attention(const at::Tensor& q,
@@ -241,7 +232,7 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                             const at::Tensor& v,
                             const HybridParameters& parameters,
                             const HybridOptions& options) {
-  check_inputs(q, k, v, parameters, options);
+  check_problem(q, k, v, parameters, options);
   return q.scalar_type() == at::kDouble
              ? hybrid_attention_reference(q, k, v, parameters, options)
              : attend(hybrid_backend_for(q, parameters, options, any_requires_grad({q, k, v})),
@@ -256,7 +247,7 @@ at::Tensor linear_share(const at::Tensor& q,
                         const at::Tensor& k,
                         const HybridParameters& parameters,
                         const HybridOptions& options) {
-  check_inputs(q, k, {}, parameters, options);
+  check_problem(q, k, {}, parameters, options);
   if (q.scalar_type() == at::kDouble) {
     const c10::NoGradGuard no_grad;
     const HybridWeights weights = hybrid_weights_reference(q, k, parameters, options);
@@ -272,7 +263,7 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                             const at::Tensor& v,
                             const HybridParameters& parameters,
                             const HybridOptions& options) {
-  check_inputs(q, k, v, parameters, options);
+  check_problem(q, k, v, parameters, options);
   return attend(Backend::kAten, q, k, v, parameters, options);
 }
 
@@ -280,7 +271,7 @@ at::Tensor linear_share(const at::Tensor& q,
                         const at::Tensor& k,
                         const HybridParameters& parameters,
                         const HybridOptions& options) {
-  check_inputs(q, k, {}, parameters, options);
+  check_problem(q, k, {}, parameters, options);
   return share_of(Backend::kAten, q, k, parameters, options);
 }
 
@@ -293,7 +284,7 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                             const at::Tensor& v,
                             const HybridParameters& parameters,
                             const HybridOptions& options) {
-  check_inputs(q, k, v, parameters, options);
+  check_problem(q, k, v, parameters, options);
   require_cuda_backend(q, parameters, options, any_requires_grad({q, k, v}));
   return attend(Backend::kCuda, q, k, v, parameters, options);
 }
@@ -302,7 +293,7 @@ at::Tensor linear_share(const at::Tensor& q,
                         const at::Tensor& k,
                         const HybridParameters& parameters,
                         const HybridOptions& options) {
-  check_inputs(q, k, {}, parameters, options);
+  check_problem(q, k, {}, parameters, options);
   require_cuda_backend(q, parameters, options, false);
   return share_of(Backend::kCuda, q, k, parameters, options);
 }

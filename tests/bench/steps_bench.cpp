@@ -148,7 +148,7 @@ worker::Student untrained_student(const Bench& bench) {
   for (int i = 0; i < bench.config.num_hidden_layers; ++i) {
     const at::Tensor noise =
         at::randn({heads, bench.config.head_dim, spec.projected_dim()}, at::kDouble);
-    const at::Tensor layer = kernels::start_feature_map(worker::spec.start, noise);
+    const at::Tensor layer = kernels::start_feature_map(spec.start, noise);
     const at::Tensor bias = spec.bias ? at::zeros({heads, spec.projected_dim()}) : at::Tensor();
     student.layers.emplace_back(kernels::HybridParameters{
         {layer, bias}, {layer.clone(), bias}, at::full({heads}, spec.window_factor, at::kFloat)});
