@@ -4,11 +4,11 @@
 #include <algorithm>
 #include <filesystem>
 #include <new>
+#include <sstream>
 #include <utility>
 
 #include "coordinator/cli/command.hpp"
-#include "coordinator/cli/help.hpp"
-#include "coordinator/cli/parse_error.hpp"
+#include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/terminal.hpp"
 #include "storage/base/build_info.hpp"
 #include "storage/base/filesystem_error.hpp"
@@ -23,6 +23,15 @@ using storage::ExitCode;
 constexpr const char* kAbout =
     "Turns a pretrained softmax-attention language model into a linear-attention one, as a job "
     "that resumes.";
+
+constexpr const char* kExitCodes =
+    "exit codes:\n"
+    "  0  ok\n"
+    "  1  failed\n"
+    "  2  usage: something to mend in the command, the recipe or what they name\n"
+    "  3  partial: some blocks are quarantined, the rest is done\n"
+    "  4  interrupted; the same command goes on\n"
+    "  5  environment: disk full, port taken, a program or node missing";
 
 std::vector<std::string> command_names() {
   std::vector<std::string> names;
@@ -60,6 +69,7 @@ struct Tree {
   Tree& operator=(const Tree&) = delete;
 
   void add_common(CLI::App& target) {
+    target.footer(kExitCodes);
     target.set_help_flag("-h,--help", "print this help and exit");
     target.add_flag("--json", terminal.json, "answer in JSON, one object a line");
     target.add_flag("-q,--quiet", terminal.quiet, "no progress, no talk; errors and answers stay");
@@ -84,11 +94,62 @@ const CLI::App& innermost(const CLI::App& app) {
   return chosen.empty() ? app : *chosen.front();
 }
 
+// A line of CLI11's help, which knows nothing of the terminal's width; its second column begins at
+// `column`.
+std::string wrapped(std::string line, std::size_t column, int width) {
+  if (line.size() <= static_cast<std::size_t>(width)) return line;
+  constexpr char kMask = '\x01';  // for spaces that stay
+  std::size_t kept = line.find_first_not_of(' '), indent = kept + 2;
+  if (line[column] != ' ' && line[column - 1] == ' ') {
+    kept = indent = column;
+  } else {
+    line = CLI::detail::find_and_replace(line, "|", " | ");  // choices break between two
+  }
+  std::replace(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(kept), ' ', kMask);
+  line = wrap(line, width, static_cast<int>(indent));
+  std::replace(line.begin(), line.end(), kMask, ' ');
+  return line;
+}
+
 ExitCode print_help(const CLI::App& app, Terminal& terminal) {
-  const std::string text = help_text(app, terminal.width());
-  terminal.print(std::string_view(text).substr(0, text.size() - 1));
+  constexpr int kNarrow = 60;
+  const std::size_t column = terminal.width() < kNarrow ? 6 : 30;
+  CLI::Formatter formatter;
+  formatter.column_width(column);
+  const std::string name = app.get_parent() == nullptr ? "" : " " + app.get_name();
+  std::istringstream help(formatter.make_help(&app, "hedgerow" + name, CLI::AppFormatMode::Normal));
+  std::string text;
+  for (std::string line; std::getline(help, line);)
+    text += (text.empty() ? "" : "\n") + wrapped(line, column, terminal.width());
+  terminal.print(text);
   terminal.print_json({{"help", text}});
   return ExitCode::kOk;
+}
+
+// CLI11's own words, but an option that is not there comes first: the one that CLI11 then misses is
+// likely to be what was meant.
+std::string parse_error_text(const CLI::App& root,
+                             const CLI::App& command,
+                             const CLI::ParseError& error) {
+  const std::vector<std::string> surplus = root.remaining(/*recurse=*/true);
+  const auto option = std::find_if(surplus.begin(), surplus.end(), [](const std::string& word) {
+    return word.size() > 1 && word.starts_with("-") && word != "--";
+  });
+  std::string text = error.what();
+  if (option != surplus.end()) {
+    const std::string word = option->substr(0, option->find('='));
+    std::vector<std::string> names;
+    for (const CLI::Option* known : command.get_options()) {
+      for (const std::string& name : known->get_lnames()) names.push_back(name);
+    }
+    text = command.get_name() + " has no option " + word;
+    // Without dashes, which would make every option look like every other.
+    const std::size_t begin = word.find_first_not_of('-');
+    if (begin != std::string::npos && word.size() > begin + 1)
+      text += did_you_mean(word.substr(begin), names, "--");
+  }
+  const std::string name = command.get_parent() == nullptr ? "" : command.get_name() + " ";
+  return text + "; see 'hedgerow " + name + "--help'";
 }
 
 ExitCode parse_and_run(std::vector<std::string> arguments, Tree& tree, Terminal& terminal) {

@@ -1,8 +1,10 @@
 #include "coordinator/cli/command.hpp"
 
 #include <CLI/CLI.hpp>
-#include <cctype>
+#include <algorithm>
 #include <filesystem>
+
+#include "storage/base/words.hpp"
 
 namespace hedgerow::coordinator::cli {
 
@@ -19,10 +21,6 @@ CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& words) 
   return option->type_name(joined)->check(is_member);
 }
 
-bool lists_choices(const std::string& value_name) {
-  return !value_name.empty() && std::islower(static_cast<unsigned char>(value_name.front())) != 0;
-}
-
 std::string run_or_here(const std::string& directory, const std::string& otherwise) {
   if (!directory.empty()) return directory;
   require(std::filesystem::exists("run.toml"),
@@ -31,6 +29,19 @@ std::string run_or_here(const std::string& directory, const std::string& otherwi
               "; the current directory is none, it holds no "
               "run.toml");
   return ".";
+}
+
+std::string did_you_mean(const std::string& word,
+                         const std::vector<std::string>& candidates,
+                         const std::string& prefix) {
+  // Words are cut short more often than mistyped: "temp" is "temperature" before it is "help".
+  constexpr std::size_t kTelling = 3;  // fewer letters begin too many words
+  const auto begun = std::find_if(candidates.begin(), candidates.end(), [&](const auto& candidate) {
+    return word.size() >= kTelling && candidate.starts_with(word);
+  });
+  const std::string meant =
+      begun == candidates.end() ? storage::nearest_word(word, candidates) : *begun;
+  return meant.empty() ? "" : ", did you mean '" + prefix + meant + "'?";
 }
 
 void require(bool condition, const std::string& message) {

@@ -33,14 +33,17 @@ struct Command {
 // DIR, FILE, or choices separated by "|"; one_of() sets the latter and refuses every other value.
 CLI::Option* add_run(CLI::App& app, std::string& directory);
 CLI::Option* one_of(CLI::Option* option, const std::vector<std::string>& words);
-// Whether a value's name is one_of()'s: words in lower case, where the name of a value that people
-// choose themselves is in capitals.
-[[nodiscard]] bool lists_choices(const std::string& value_name);
 
 // What --run means when it was not given: "." where the current directory is a run. Throws kUsage
 // if it is none, naming what else the command takes in its place.
 [[nodiscard]] std::string run_or_here(const std::string& directory,
                                       const std::string& otherwise = "");
+
+// ", did you mean 'X'?" for the candidate that is near `word`, else nothing. `prefix`: what X is
+// shown with, the "--" of options.
+[[nodiscard]] std::string did_you_mean(const std::string& word,
+                                       const std::vector<std::string>& candidates,
+                                       const std::string& prefix = "");
 
 // Throws kUsage(message) unless the condition holds.
 void require(bool condition, const std::string& message);

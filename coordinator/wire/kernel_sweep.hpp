@@ -1,6 +1,6 @@
-// What `hedgerow bench kernels` sweeps: `hedgerow` makes one from its options and gives it, as
-// JSON, to `hedgerow-worker bench-kernels` on its stdin. Every combination is one measurement. Here
-// because both sides hold it to the same rules before anything runs.
+// What `hedgerow bench kernels` sweeps: `hedgerow` gives its options, as JSON, to
+// `hedgerow-worker bench-kernels` on its stdin. Every combination is one measurement. Here because
+// `hedgerow` looks for mistakes before anything runs.
 #pragma once
 
 #include <array>
@@ -44,8 +44,6 @@ struct KernelSweep {
   // F and W as AttentionSpec::validate has them.
   static constexpr int kMaxLength = 1 << 24, kMaxHeads = 1024, kMaxHeadDim = 1024;
   static constexpr int kMaxFeatures = 4096, kMaxWindow = 65536;
-  // Of the Taylor map, whose 1 + D + D (D + 1) / 2 features AttentionSpec holds to 65,536.
-  static constexpr int kMaxTaylorHeadDim = 360;
   static constexpr int kMaxBatchTokens = 1 << 30, kMaxRepeats = 1 << 20, kMaxThreads = 4096;
 
   std::vector<std::int64_t> lengths = {64, 128, 256, 512, 1024, 2048, 4096};  // T; decode: context
@@ -73,23 +71,20 @@ struct KernelSweep {
   // T is swept over: B sequences. Decode keeps the batch of the longest context, so that a step's
   // time shows what the context costs and not what the batch does.
   [[nodiscard]] std::int64_t num_sequences(std::int64_t length, BenchDirection direction) const;
-  // Of a whole sweep: one for every head count, direction, length and variant. A length that is
-  // named twice counts once.
-  [[nodiscard]] std::int64_t num_measurements() const;
-  // Throws kUsage naming the option, what was expected and what was found.
+  // Holds every combination to AttentionSpec's rules; numbers are held to their limits by the
+  // command line. Throws kUsage.
   void validate() const;
 };
 
 // "forward", "backward", "training" (both together), "decode"; "bf16", "fp32"; "9:3" (query heads,
-// key and value heads). The _from_string functions throw kUsage listing what they know.
+// key and value heads). bench_dtype_from_string throws kUsage
+// listing what it knows.
 [[nodiscard]] std::string_view to_string(BenchDirection direction);
 [[nodiscard]] std::string_view to_string(BenchDtype dtype);
 [[nodiscard]] std::string to_string(const HeadCounts& heads);
-[[nodiscard]] BenchDirection bench_direction_from_string(std::string_view word);
 [[nodiscard]] BenchDtype bench_dtype_from_string(std::string_view word);
-[[nodiscard]] HeadCounts head_counts_from_string(std::string_view word);
 
-// What is swept, in those words: the command line's and the JSON's.
+// The command line's and the JSON's words.
 template <typename Values>
 [[nodiscard]] std::vector<std::string> words_of(const Values& values) {
   std::vector<std::string> words;
@@ -97,8 +92,8 @@ template <typename Values>
   return words;
 }
 
-void to_json(nlohmann::json& json, const KernelSweep& sweep);
-// Throws kUsage for an unknown word and nlohmann's own exceptions for an absent or ill-typed key.
+// Keys are KernelSweep's fields, values the command line's words; an absent key keeps its default.
+// Throws kUsage for an unknown word and nlohmann's own exceptions for an ill-typed value.
 void from_json(const nlohmann::json& json, KernelSweep& sweep);
 
 }  // namespace hedgerow::wire

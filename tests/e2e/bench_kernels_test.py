@@ -1,11 +1,12 @@
 """`hedgerow bench kernels` through the real processes, at lengths that take a moment.
 
-Catches: a sweep that the two programs read differently, a plot that no parser takes, an interrupt that loses the rows
-before it.
+Catches: a sweep that the two programs read differently, rows that tests/bench/plot_kernels cannot draw, an interrupt that
+loses the rows before it.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -18,7 +19,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 import job  # noqa: E402
 
-SVG = "{http://www.w3.org/2000/svg}"
+PLOT = Path(__file__).resolve().parents[1] / "bench" / "plot_kernels"
 TINY = ("--lengths", "16,80", "--heads", "4:2", "--head-dim", "16", "--features", "16", "--window", "16", "--batch-tokens", "80",
         "--repeats", "1", "--device", "cpu", "--threads", "1")
 
@@ -30,8 +31,7 @@ def command(*words: str) -> list[str]:
 class BenchKernels(unittest.TestCase):
     def test_a_tiny_sweep_measures_every_combination_and_draws_it(self) -> None:
         with tempfile.TemporaryDirectory() as directory:
-            plot = Path(directory) / "plot.svg"
-            ended = subprocess.run(command(*TINY, "--json", "--map", "hedgehog_softmax,taylor", "--plot", str(plot)),
+            ended = subprocess.run(command(*TINY, "--json", "--map", "hedgehog_softmax,taylor"),
                                    capture_output=True, text=True, timeout=100)
             self.assertEqual(ended.returncode, 0, ended)
             lines = [json.loads(line) for line in ended.stdout.splitlines()]
@@ -49,12 +49,14 @@ class BenchKernels(unittest.TestCase):
                 self.assertAlmostEqual(row["ratio"], row["ms"] / row["softmax"]["ms"], places=6)
                 self.assertIn(row["softmax"]["name"].split(",")[0], ("flash", "math"))
             self.assertTrue(lines[-1]["is_complete"])
-            self.assertEqual(len(lines[-1]["crossovers"]), len(expected) // 2)
-            tree = ElementTree.parse(plot).getroot()
-            self.assertEqual(tree.find(f"{SVG}title").text, "Linear attention against softmax: time a token")
-            points = [title.text for title in tree.iter(f"{SVG}title") if title.text.endswith("us a token")]
-            softmax = {(direction, length) for direction, _, _, length in expected}
-            self.assertEqual(len(points), len(expected) + len(softmax))
+            if importlib.util.find_spec("matplotlib") is None:
+                self.skipTest("no matplotlib to draw the rows with; deploy/setup --tests installs it")
+            plot = Path(directory) / "plot.svg"
+            drawn = subprocess.run([sys.executable, str(PLOT), str(plot)], input=ended.stdout, capture_output=True, text=True,
+                                   timeout=100)
+            self.assertEqual(drawn.returncode, 0, drawn)
+            self.assertEqual(drawn.stdout.count(": "), len(expected) // 2)
+            ElementTree.parse(plot)
 
     def test_interrupted_it_shows_what_was_measured_and_says_so_by_its_exit_code(self) -> None:
         endless = ("--lengths", ",".join(str(16 * n) for n in range(1, 200)), *TINY[2:])
@@ -68,9 +70,8 @@ class BenchKernels(unittest.TestCase):
             running.kill()
         self.assertEqual(running.returncode, 4, err)
         last = json.loads(out.splitlines()[-1])
-        self.assertEqual(last["event"], "crossovers")
+        self.assertEqual(last["event"], "end")
         self.assertFalse(last["is_complete"])
-        self.assertGreaterEqual(len(last["crossovers"]), 1)
 
 
 if __name__ == "__main__":

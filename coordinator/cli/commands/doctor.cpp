@@ -6,7 +6,6 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/doctor/doctor_peers.hpp"
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
@@ -27,35 +26,15 @@ struct DoctorOptions {
   int peers = 0;
 };
 
-const char* to_string(Level level) {
-  switch (level) {
-    case Level::kOk:
-      return "ok";
-    case Level::kWarn:
-      return "warn";
-    case Level::kFail:
-      break;
-  }
-  return "fail";
-}
+constexpr std::array kLevels{"ok", "warn", "fail"}, kColours{"32", "33", "31"};
 
-const char* colour_of(Level level) {
-  switch (level) {
-    case Level::kOk:
-      return "32";
-    case Level::kWarn:
-      return "33";
-    case Level::kFail:
-      break;
-  }
-  return "31";
-}
+std::string to_string(Level level) { return kLevels[static_cast<std::size_t>(level)]; }
 
 void show(const Finding& finding, Terminal& terminal) {
   constexpr int kLevelWidth = 6;
   std::string level = to_string(finding.level);
   level.resize(kLevelWidth, ' ');
-  terminal.print(terminal.coloured(level, colour_of(finding.level)) +
+  terminal.print(terminal.coloured(level, kColours[static_cast<std::size_t>(finding.level)]) +
                  wrap(finding.check + ": " + one_line(finding.found),
                       terminal.width() - kLevelWidth,
                       kLevelWidth));
@@ -162,13 +141,10 @@ ExitCode run_doctor(const DoctorOptions& options, Terminal& terminal) {
   const auto needed = needed_bytes(options, recipe, report);
   const MachineFacts facts = facts_of_this_machine(terminal.console());
   report.take(examine_machine(facts));
-  report.take(examine_gpus(facts));
-  report.take(examine_limits(facts));
   report.begin("the directory");
   report.take(examine_directory(options.directory, facts, needed));
   report.begin("the network");
-  report.take(examine_network(network));
-  report.take({examine_keys(options.directory, network.bind)});
+  report.take(examine_network(network, options.directory));
   report.begin("the programs");
   report.take(examine_programs(terminal));
   report.begin("the launch of MPI ranks");

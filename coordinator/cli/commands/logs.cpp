@@ -8,7 +8,6 @@
 #include <set>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/parse_error.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/state/events.hpp"

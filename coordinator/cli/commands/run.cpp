@@ -122,7 +122,7 @@ void keep_resolved(Recipe& recipe, const Recipe& recorded) {
   recipe.made_by = recorded.made_by;
 }
 
-std::string listed(const std::vector<std::string>& fields) {
+std::string joined(const std::vector<std::string>& fields) {
   std::string text;
   for (const std::string& field : fields) text += (text.empty() ? "" : "; ") + field;
   return text;
@@ -151,7 +151,7 @@ Recipe begin_again(const RunCommandOptions& options,
   Recipe recipe = ready_recipe(options, layout);
   write_recipe(layout, recipe);
   terminal.say("nothing was computed here yet, so the run begins with the new recipe: " +
-               listed(changes));
+               joined(changes));
   return recipe;
 }
 
@@ -217,7 +217,7 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
   require(changes.unsafe.empty(),
           (options.recipe.empty() ? "--device " + options.device : options.recipe) +
               " differs from the recipe that " + options.run + " was begun with: " +
-              listed(changes.unsafe) + "; change it back, or begin a new run in another directory");
+              joined(changes.unsafe) + "; change it back, or begin a new run in another directory");
   if (changes.safe.empty()) {
     const auto problem = recipe_problem(layout, state);
     if (problem && put_back_recipe(layout, state)) terminal.warn(*problem + "; it was put back");
@@ -230,7 +230,7 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
   } else {
     write_recipe(layout, recipe);
   }
-  terminal.say("recipe changed: " + listed(changes.safe));
+  terminal.say("recipe changed: " + joined(changes.safe));
   return recipe;
 }
 
@@ -249,8 +249,8 @@ class Reporter final : public RunObserver {
     if (status.is_stopping && !std::exchange(said_stopping_, true) && !terminal_.can_redraw())
       terminal_.say(status_line(status));
     terminal_.status(status_line(status, terminal_.width() - 1));
-    nlohmann::json json = status;
-    terminal_.print_json({{"status", std::move(json)}});
+    nlohmann::json object = status;
+    terminal_.print_json({{"status", std::move(object)}});
   }
 
   void on_event(const ExplainedEvent& event) override {

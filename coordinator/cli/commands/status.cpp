@@ -12,8 +12,8 @@ namespace {
 storage::ExitCode run_status(const std::string& directory, Terminal& terminal) {
   const RunStatus status = read_status(storage::RunLayout(directory));
   for (const std::string& line : whole_view(status, terminal.answer_width())) terminal.print(line);
-  nlohmann::json json = status;
-  terminal.print_json(json);
+  const nlohmann::json object = status;
+  terminal.print_json(object);
   return storage::ExitCode::kOk;
 }
 

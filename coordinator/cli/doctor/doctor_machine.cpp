@@ -1,16 +1,13 @@
 #include <dlfcn.h>
 #include <sys/statvfs.h>
-#include <unistd.h>
 
-#include <algorithm>
+#include <cstdlib>
 #include <fstream>
-#include <limits>
 #include <sstream>
-#include <thread>
 
 #include "coordinator/cli/doctor/doctor.hpp"
-#include "coordinator/cli/doctor/doctor_files.hpp"
 #include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/machine/gpus.hpp"
 #include "coordinator/machine/memory.hpp"
 #include "coordinator/machine/processor.hpp"
 #include "storage/base/build_info.hpp"
@@ -23,6 +20,12 @@ namespace fs = std::filesystem;
 constexpr std::uint64_t kSharedMemory = 64U << 20U;  // Open MPI's ranks on one node talk through it
 // The smallest worker: LibTorch, one layer of a small model and its activations.
 constexpr std::uint64_t kLeastMemory = 1ULL << 30U;
+// Sockets, logs and open shards of a coordinator with hundreds of workers.
+constexpr rlim_t kWantedDescriptors = 1024;
+// Each worker has a thread a core and some of its libraries' own.
+constexpr rlim_t kWantedThreads = 512;
+// CUDA 13.0, which LibTorch and this build are made with.
+constexpr int kNeededCuda = 13000;
 
 // What the driver's library offers, which a compatibility package may raise above the driver's own.
 int loaded_cuda_driver_api() {
@@ -36,120 +39,96 @@ int loaded_cuda_driver_api() {
   return version;
 }
 
-std::uint64_t physical_memory(const fs::path& root) {
-  std::ifstream meminfo(root / "proc/meminfo");
-  for (std::string word; meminfo >> word;) {
-    std::uint64_t kib = 0;
-    if (word == "MemTotal:" && meminfo >> kib) return kib << 10U;
-  }
-  return 0;
-}
-
-Finding check_memory(const MachineFacts& facts) {
-  const std::uint64_t physical = physical_memory(facts.root);
-  const std::uint64_t limit = wire::cgroup_memory_limit(file_text(facts.root / "proc/self/cgroup"),
-                                                        facts.root / "sys/fs/cgroup");
-  const std::uint64_t usable = std::min(physical, limit);
-  const std::string found =
-      bytes_text(usable) +
-      (limit < physical
-           ? ", the limit of this container or job; the machine has " + bytes_text(physical)
-           : "");
-  if (usable >= kLeastMemory) return {"memory", Level::kOk, found, ""};
-  return {"memory",
-          Level::kWarn,
-          found,
-          "a worker needs at least " + bytes_text(kLeastMemory) + ": give the job more memory"};
-}
-
-// The fewest cores that the cgroup's quota along the way up leaves; infinity: no quota.
-double quota_cores(const fs::path& root) {
-  double fewest = std::numeric_limits<double>::infinity();
-  for (const fs::path& group : cgroup_directories(root, "cpu")) {
-    std::istringstream both(file_text(group / "cpu.max"));
-    double quota = 0, period = 0;
-    if (both >> quota >> period && period > 0) fewest = std::min(fewest, quota / period);
-    const double old_quota = std::atof(file_text(group / "cpu.cfs_quota_us").c_str());
-    const double old_period = std::atof(file_text(group / "cpu.cfs_period_us").c_str());
-    if (old_quota > 0 && old_period > 0) fewest = std::min(fewest, old_quota / old_period);
-  }
-  return fewest;
-}
-
-Finding check_cores(const MachineFacts& facts) {
-  const double quota = quota_cores(facts.root);
-  const std::string cores = std::to_string(facts.num_cores);
-  if (quota >= facts.num_cores) return {"cores", Level::kOk, cores, ""};
-  return {"cores",
-          Level::kWarn,
-          cores + " are seen, but this container's quota is " + number_text(quota),
-          "set workers.threads and finetune.threads to what the quota allows: threads beyond it "
-          "wait for each other"};
-}
-
-Finding check_container(const MachineFacts& facts) {
-  const auto is_set = [&facts](const char* name) {
-    const auto value = facts.variable(name);
-    return value && !value->empty();
-  };
-  const auto exists = [&facts](const char* path) {
-    std::error_code ignored;
-    return fs::exists(facts.root / path, ignored);
-  };
-  std::string kind;
-  if (is_set("APPTAINER_CONTAINER") || is_set("SINGULARITY_CONTAINER")) {
-    kind = "an Apptainer container";
-  } else if (is_set("KUBERNETES_SERVICE_HOST")) {
-    kind = "a Kubernetes pod";
-  } else if (exists("run/.containerenv")) {
-    kind = "a Podman container";
-  } else if (exists(".dockerenv")) {
-    kind = "a Docker container";
-  } else if (is_set("container")) {
-    kind = "a container (" + *facts.variable("container") + ")";
-  }
-  const std::string job =
-      is_set("SLURM_JOB_ID") ? ", in Slurm's job " + *facts.variable("SLURM_JOB_ID") : "";
-  return {"container or host", Level::kOk, (kind.empty() ? "the host itself" : kind) + job, ""};
-}
-
-Finding check_matrix_units() {
-  const auto units = wire::matrix_units();
-  const std::string chosen = std::string("plan.compute_dtype = \"auto\" takes ") +
-                             (wire::multiplies_bfloat16_faster(units) ? "bf16" : "fp32");
-  switch (units) {
-    case wire::MatrixUnits::kAmx:
-      return {"matrix units", Level::kOk, "AMX: " + chosen, ""};
-    case wire::MatrixUnits::kAvx512Bfloat:
-      return {"matrix units", Level::kOk, "AVX512_BF16 of AMD: " + chosen, ""};
-    case wire::MatrixUnits::kAvx512:
-      return {"matrix units", Level::kOk, "AVX-512 without AMX: " + chosen, ""};
-    case wire::MatrixUnits::kNone:
-      break;
-  }
-  return {"matrix units",
-          Level::kWarn,
-          "no AVX-512: " + chosen,
-          "a processor with AMX, or a recent one of AMD, is several times faster"};
-}
-
-Finding check_shared_memory(const MachineFacts& facts) {
+Outcome look_at_shared_memory(const MachineFacts& facts) {
   struct statvfs status {};
-  if (statvfs((facts.root / "dev/shm").c_str(), &status) != 0) {
-    return {"shared memory",
-            Level::kWarn,
-            "no /dev/shm",
-            "Open MPI falls back to slower ways; mount a tmpfs there"};
-  }
+  if (statvfs((facts.root / "dev/shm").c_str(), &status) != 0) return {Level::kWarn, "no /dev/shm"};
   const std::uint64_t free = status.f_bavail * status.f_frsize;
-  if (free >= kSharedMemory) return {"shared memory", Level::kOk, bytes_text(free) + " free", ""};
-  return {"shared memory",
-          Level::kWarn,
-          bytes_text(free) + " free",
-          "ranks on one node talk through /dev/shm; give the container more (--shm-size=1g)"};
+  return {free >= kSharedMemory ? Level::kOk : Level::kWarn, bytes_text(free) + " free"};
+}
+
+Outcome look_at_matrix_units() {
+  const auto units = wire::matrix_units();
+  const char* const name = units == wire::MatrixUnits::kAmx            ? "AMX"
+                           : units == wire::MatrixUnits::kAvx512Bfloat ? "AVX512_BF16 of AMD"
+                           : units == wire::MatrixUnits::kAvx512       ? "AVX-512 without AMX"
+                                                                       : "no AVX-512";
+  return {units == wire::MatrixUnits::kNone ? Level::kWarn : Level::kOk,
+          std::string(name) + ": plan.compute_dtype = \"auto\" takes " +
+              (wire::multiplies_bfloat16_faster(units) ? "bf16" : "fp32")};
+}
+
+// `is_bytes`: else a count.
+Outcome look_at_limit(const MachineFacts& facts, int resource, rlim_t wanted, bool is_bytes) {
+  const rlim_t limit = facts.limit(resource).rlim_cur;
+  return {limit >= wanted ? Level::kOk : Level::kWarn,
+          limit == RLIM_INFINITY ? "unlimited"
+          : is_bytes             ? bytes_text(limit)
+                                 : std::to_string(limit)};
+}
+
+// Only what registers memory with a card needs it locked.
+Outcome look_at_locked_memory(const MachineFacts& facts) {
+  Outcome outcome = look_at_limit(facts, RLIMIT_MEMLOCK, RLIM_INFINITY, true);
+  std::error_code none;
+  const fs::directory_iterator adapters(facts.root / "sys/class/infiniband", none);
+  if (none || adapters == fs::directory_iterator()) outcome.level = Level::kOk;
+  return outcome;
+}
+
+Outcome look_at_slurm(const MachineFacts& facts) {
+  const auto job = facts.variable("SLURM_JOB_ID");
+  if (!job) return {Level::kOk, "not inside a job"};
+  return {
+      Level::kOk,
+      "job " + one_line(*job) + ", nodes: " + facts.variable("SLURM_JOB_NUM_NODES").value_or("1")};
+}
+
+Outcome look_at_gpus(const MachineFacts& facts) {
+  const bool has_driver = fs::exists(facts.root / "proc/driver/nvidia/version");
+  const auto visible = facts.variable("CUDA_VISIBLE_DEVICES");
+  const int num_devices =
+      wire::num_visible_gpus(facts.root / "dev", visible ? visible->c_str() : nullptr);
+  if (num_devices == 0 && !has_driver) return {Level::kOk, "none: runs on the CPU"};
+  if (num_devices == 0 && visible) {
+    return {Level::kWarn,
+            "CUDA_VISIBLE_DEVICES=\"" + one_line(*visible) + "\" hides all",
+            "ask the scheduler for GPUs, or unset it"};
+  }
+  if (num_devices == 0) return {Level::kWarn, "a driver without devices"};
+  const std::string found = std::to_string(num_devices) + " device(s)";
+  const int api = facts.cuda_driver_api;
+  const Level bad = facts.has_cuda ? Level::kFail : Level::kWarn;
+  if (api == 0) return {bad, found + ", and libcuda.so.1 cannot be loaded"};
+  const std::string offers = found + ", the driver offers CUDA " + std::to_string(api / 1000) +
+                             "." + std::to_string(api % 1000 / 10);
+  if (api < kNeededCuda) {
+    return {bad,
+            offers + "; 13.0 is needed",
+            "install driver 580 or newer, or the package cuda-compat-13-0 on a data center's card"};
+  }
+  if (facts.has_cuda) return {Level::kOk, offers};
+  return {Level::kWarn,
+          offers + ", but this build has no CUDA and computes on the CPU",
+          "deploy/setup --cuda && cmake --preset cuda && cmake --build --preset cuda"};
 }
 
 }  // namespace
+
+std::vector<Finding> run_checks(const std::vector<Check>& checks) {
+  std::vector<Finding> findings;
+  for (const Check& check : checks) {
+    Outcome outcome;
+    try {
+      outcome = check.look();
+    } catch (const std::exception& error) {
+      outcome = {Level::kFail, error.what()};
+    }
+    if (outcome.fix.empty()) outcome.fix = check.fix;
+    if (outcome.level == Level::kOk) outcome.fix.clear();
+    findings.push_back({check.name, outcome.level, outcome.found, outcome.fix});
+  }
+  return findings;
+}
 
 MachineFacts facts_of_this_machine(const Console& console) {
   return {.variable = [&console](const std::string& name) { return console.environment(name); },
@@ -159,17 +138,43 @@ MachineFacts facts_of_this_machine(const Console& console) {
                 ::getrlimit(static_cast<__rlimit_resource>(resource), &limit);
                 return limit;
               },
-          .num_cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency())),
+          .memory_bytes = wire::usable_memory_bytes(),
           .has_cuda = storage::has_cuda(),
           .cuda_driver_api = loaded_cuda_driver_api()};
 }
 
 std::vector<Finding> examine_machine(const MachineFacts& facts) {
-  return {check_container(facts),
-          check_memory(facts),
-          check_cores(facts),
-          check_matrix_units(),
-          check_shared_memory(facts)};
+  return run_checks({
+      {"memory",
+       "a worker needs at least " + bytes_text(kLeastMemory) + ": give the job more memory",
+       [&]() -> Outcome {
+         return {facts.memory_bytes >= kLeastMemory ? Level::kOk : Level::kWarn,
+                 bytes_text(facts.memory_bytes)};
+       }},
+      {"matrix units",
+       "a processor with AMX, or a recent one of AMD, is several times faster",
+       look_at_matrix_units},
+      {"shared memory",
+       "ranks on one node talk through /dev/shm; give the container more (--shm-size=1g)",
+       [&] { return look_at_shared_memory(facts); }},
+      {"open files",
+       "ulimit -n 1024; the hard limit is in limits.conf or the unit's LimitNOFILE=",
+       [&] { return look_at_limit(facts, RLIMIT_NOFILE, kWantedDescriptors, false); }},
+      {"processes",
+       "threads count too: ulimit -u 512",
+       [&] { return look_at_limit(facts, RLIMIT_NPROC, kWantedThreads, false); }},
+      {"address space",
+       "LibTorch and CUDA reserve far more than they use: ulimit -v unlimited",
+       [&] { return look_at_limit(facts, RLIMIT_AS, RLIM_INFINITY, true); }},
+      {"locked memory",
+       "MPI and NCCL register their buffers with InfiniBand: ulimit -l unlimited",
+       [&] { return look_at_locked_memory(facts); }},
+      {"GPU",
+       "start the container with its GPUs and the driver's libraries (--gpus all, --nv), or reload "
+       "the driver",
+       [&] { return look_at_gpus(facts); }},
+      {"Slurm", "", [&] { return look_at_slurm(facts); }},
+  });
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -1,5 +1,3 @@
-#include "coordinator/cli/doctor/doctor_peers.hpp"
-
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -7,9 +5,9 @@
 #include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
-#include <set>
 #include <thread>
 
+#include "coordinator/cli/doctor/doctor.hpp"
 #include "coordinator/cli/doctor/doctor_sockets.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "storage/base/error.hpp"
@@ -24,18 +22,9 @@ namespace fs = std::filesystem;
 using Clock = std::chrono::steady_clock;
 using nlohmann::json;
 
-constexpr const char* kFolder = ".hedgerow-doctor-peers";
 constexpr double kForgottenSeconds = 600.0;  // a file of a doctor that was killed
-constexpr double kSlowSeconds = 30.0;        // of the 90 s that readers wait
-constexpr std::chrono::seconds kFarewell{10};
-constexpr std::chrono::seconds kConnect{5};
+constexpr std::chrono::seconds kGrace{10};   // for the others to see that all have met
 constexpr std::uint64_t kMaxBytes = 1U << 20;
-
-std::string drawn_name(const std::string& host) {
-  constexpr std::size_t kRandomBytes = 4;
-  return host + "-" + std::to_string(::getpid()) + "-" + storage::random_hex(kRandomBytes) +
-         ".json";
-}
 
 // By the file server's clock, which all nodes share; 0: no such file.
 double modified(const fs::path& path) {
@@ -45,253 +34,190 @@ double modified(const fs::path& path) {
          static_cast<double>(status.st_mtim.tv_nsec) * 1e-9;
 }
 
-// Another process, as far as its file told.
+// A process, as far as its file tells.
 struct Peer {
-  std::string host;
-  bool answered = false;  // it has seen our file, and we have seen that
-  bool done = false;
-  // Seconds from when both files were written to when its answer showed here.
-  double round_trip = 0.0;
-  double clock_ahead = 0.0;  // of ours, give or take half the round trip
+  std::string host, address;
+  int port = 0;
+  double clock_ahead = 0.0;  // of the file server's
+  bool done = false;         // it has seen all others
   bool reached = false;
 };
 
 class Meeting {
  public:
   Meeting(const fs::path& directory, const PeerOptions& options)
-      : options_(options),
-        folder_(directory / kFolder),
-        own_(drawn_name(options.host)),
-        begin_(Clock::now()) {
+      : options_(options), folder_(directory / ".hedgerow-doctor-peers") {
     fs::create_directories(folder_);
+    own_ = folder_ / (options.host + "-" + std::to_string(::getpid()) + "-" +
+                      storage::random_hex(4) + ".json");
     if (!options.address.empty()) socket_.emplace(options.address, 0);
-    written_ = storage::wall_seconds();
     publish(false);
-    created_ = modified(folder_ / own_);
-    publish(false);
-    sweep();
   }
-
   ~Meeting() {
     std::error_code ignored;
-    fs::remove(folder_ / own_, ignored);
+    fs::remove(own_, ignored);
     fs::remove(folder_, ignored);  // goes with the last one
   }
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
 
+  // Until all have seen all: whoever has seen all others says so in its file and waits for theirs.
   void hold() {
-    const auto deadline = begin_ + options_.timeout;
-    std::optional<Clock::time_point> farewell;
-    while (Clock::now() < farewell.value_or(deadline)) {
-      if (look()) publish(farewell.has_value());
-      if (!farewell && num_answered() >= options_.num_processes - 1) {
-        connect_to_all();
-        farewell = Clock::now() + kFarewell;
+    auto deadline = Clock::now() + options_.timeout;
+    for (bool have_met = false; Clock::now() < deadline;) {
+      look();
+      if (!have_met && static_cast<int>(peers_.size()) >= options_.num_processes - 1) {
+        have_met = true;
+        for (auto& [name, peer] : peers_)
+          peer.reached = peer.port > 0 && can_connect(peer.address, peer.port);
         publish(true);
+        deadline = Clock::now() + kGrace;
       }
-      if (farewell && all_are_done()) return;
+      if (have_met && all_are_done()) return;
       std::this_thread::sleep_for(options_.look_every);
     }
   }
 
-  [[nodiscard]] int num_answered() const {
-    return static_cast<int>(
-        std::ranges::count_if(peers_, [](const auto& entry) { return entry.second.answered; }));
-  }
-  [[nodiscard]] std::vector<Peer> answered() const {
+  [[nodiscard]] std::vector<Peer> peers() const {
     std::vector<Peer> all;
-    for (const auto& [name, peer] : peers_) {
-      if (peer.answered) all.push_back(peer);
-    }
+    for (const auto& [name, peer] : peers_) all.push_back(peer);
     return all;
   }
+  [[nodiscard]] double clock_ahead() const { return clock_ahead_; }
   [[nodiscard]] int num_torn() const { return num_torn_; }
 
  private:
   // The last to leave may find the others gone, who only go when all are done.
   [[nodiscard]] bool all_are_done() const {
-    return std::ranges::all_of(peers_, [this](const auto& entry) {
+    return std::ranges::all_of(peers_, [](const auto& entry) {
       std::error_code ignored;
-      return !entry.second.answered || entry.second.done ||
-             !fs::exists(folder_ / entry.first, ignored);
+      return entry.second.done || !fs::exists(entry.first, ignored);
     });
   }
 
   void publish(bool done) {
-    const json file = {{"host", options_.host},
-                       {"address", options_.address},
-                       {"port", socket_ ? socket_->port() : 0},
-                       {"created", created_},
-                       {"seen", seen_},
-                       {"done", done}};
-    storage::write_atomically(folder_ / own_, file.dump());
+    const double now = storage::wall_seconds();
+    storage::write_atomically(own_,
+                              json{{"host", options_.host},
+                                   {"address", options_.address},
+                                   {"port", socket_ ? socket_->port() : 0},
+                                   {"clock", now},
+                                   {"done", done}}
+                                  .dump());
+    clock_ahead_ = now - modified(own_);
   }
 
-  void sweep() {
+  void look() {
     std::error_code ignored;
     for (const auto& entry : fs::directory_iterator(folder_, ignored)) {
-      const double modified_at = modified(entry.path());
-      if (modified_at > 0 && created_ - modified_at > kForgottenSeconds)
-        fs::remove(entry.path(), ignored);
+      const fs::path path = entry.path();
+      const double written = modified(path);
+      if (path == own_ || path.extension() != ".json" || written == 0.0) continue;
+      if (modified(own_) - written > kForgottenSeconds) {
+        fs::remove(path, ignored);
+        continue;
+      }
+      std::string text;
+      try {
+        text = storage::read_text(path, kMaxBytes);
+      } catch (const storage::Error&) {  // gone meanwhile
+        continue;
+      }
+      // It was renamed into place, so it must be whole.
+      const json file = json::parse(text, nullptr, /*allow_exceptions=*/false);
+      if (file.is_object() && file.contains("clock")) {
+        hear(peers_[path], file, written);
+      } else {
+        ++num_torn_;
+      }
     }
   }
 
-  // True if a peer was seen for the first time.
-  bool look() {
-    bool is_news = false;
-    std::error_code ignored;
-    for (const auto& entry : fs::directory_iterator(folder_, ignored)) {
-      const std::string name = entry.path().filename();
-      if (name == own_ || entry.path().extension() != ".json") continue;
-      const std::optional<json> file = read(entry.path());
-      if (!file || file->value("created", 0.0) <= 0) continue;  // its first words, more are coming
-      is_news = seen_.try_emplace(name, storage::wall_seconds()).second || is_news;
-      hear(name, *file);
-    }
-    return is_news;
-  }
-
-  // Gone meanwhile is no error; there and not whole is, because it was renamed into place.
-  std::optional<json> read(const fs::path& path) {
-    try {
-      json file = json::parse(storage::read_text(path, kMaxBytes), nullptr, false);
-      if (file.is_object() && file.contains("seen") && file["seen"].is_object()) return file;
-      ++num_torn_;
-    } catch (const storage::Error&) {
-      return std::nullopt;
-    }
-    return std::nullopt;
-  }
-
-  void hear(const std::string& name, const json& file) {
-    Peer& peer = peers_[name];
-    peer.host = file.value("host", "?");
-    peer.done = peer.done || file.value("done", false);
-    addresses_[name] = {file.value("address", ""), file.value("port", 0)};
-    const auto& seen = file["seen"];
-    if (peer.answered || !seen.contains(own_) || !seen[own_].is_number()) return;
-    peer.answered = true;
-    // A peer that began later could not answer before.
-    const double later = std::max(0.0, file.value("created", 0.0) - created_);
-    const double elapsed = std::chrono::duration<double>(Clock::now() - begin_).count();
-    peer.round_trip = std::max(0.0, elapsed - later);
-    peer.clock_ahead = seen[own_].get<double>() - (written_ + later + peer.round_trip / 2);
-  }
-
-  void connect_to_all() {
-    for (auto& [name, peer] : peers_) {
-      const auto& [address, port] = addresses_[name];
-      peer.reached = port > 0 && can_connect(address, port, kConnect);
-    }
+  static void hear(Peer& peer, const json& file, double written) {
+    peer.host = one_line(file.value("host", "?"));
+    peer.address = file.value("address", "");
+    peer.port = file.value("port", 0);
+    peer.done = file.value("done", false);
+    peer.clock_ahead = file.value("clock", 0.0) - written;
   }
 
   PeerOptions options_;
-  fs::path folder_;
-  std::string own_;
-  Clock::time_point begin_;
-  double written_ = 0.0;                // by the wall clock
-  double created_ = 0.0;                // by the file server's
-  std::map<std::string, double> seen_;  // when, by the wall clock
-  std::map<std::string, Peer> peers_;   // by their files
-  std::map<std::string, std::pair<std::string, int>> addresses_;
+  fs::path folder_, own_;
+  double clock_ahead_ = 0.0;
+  std::map<fs::path, Peer> peers_;
   std::optional<ListeningSocket> socket_;
   int num_torn_ = 0;
 };
 
 std::string hosts_of(const std::vector<Peer>& peers) {
-  std::set<std::string> hosts;
-  for (const Peer& peer : peers) hosts.insert(one_line(peer.host));
   std::string text;
-  for (const std::string& host : hosts) text += (text.empty() ? "" : ", ") + host;
+  for (const Peer& peer : peers) text += (text.empty() ? "" : ", ") + peer.host;
   return text;
 }
 
-Finding judge_visibility(const std::vector<Peer>& peers, const PeerOptions& options, int num_torn) {
-  const std::string check = "visibility between nodes";
-  const int wanted = options.num_processes - 1;
-  if (static_cast<int>(peers.size()) < wanted) {
-    return {check,
-            Level::kFail,
+Outcome judge_visibility(const Meeting& meeting, const PeerOptions& options) {
+  const std::vector<Peer> peers = meeting.peers();
+  const std::size_t wanted = static_cast<std::size_t>(options.num_processes) - 1;
+  if (peers.size() < wanted) {
+    return {Level::kFail,
             std::to_string(peers.size()) + " of " + std::to_string(wanted) +
-                " others answered within " +
+                " others were seen within " +
                 duration_text(std::chrono::duration<double>(options.timeout).count()) +
-                (peers.empty() ? "" : ": " + hosts_of(peers)),
-            "start 'hedgerow doctor --peers " + std::to_string(options.num_processes) +
-                "' on that many nodes at once, with the same --dir; if you did, it is not one file "
-                "system on all of them, or it caches longer than readers wait"};
+                (peers.empty() ? "" : ": " + hosts_of(peers))};
   }
-  if (num_torn > 0) {
-    return {check,
-            Level::kFail,
-            std::to_string(num_torn) + " files were there before their content was",
-            "a rename must show whole files: put the run on a POSIX file system (no object store)"};
+  if (meeting.num_torn() > 0) {
+    return {Level::kFail,
+            "files were there before their content was",
+            "put the run on a POSIX file system (no object store)"};
   }
-  double slowest = 0.0;
-  for (const Peer& peer : peers) slowest = std::max(slowest, peer.round_trip);
-  const bool is_alone = std::ranges::all_of(
-      peers, [&options](const Peer& peer) { return peer.host == options.host; });
-  const std::string found = "a file shows on " +
-                            (is_alone ? "this host, where all of them run" : hosts_of(peers)) +
-                            ", and the answer here, within " + duration_text(slowest);
-  if (slowest < kSlowSeconds) return {check, Level::kOk, found, ""};
-  return {check,
-          Level::kWarn,
-          found,
-          "every commit is waited for so long: mount with shorter caches (NFS: actimeo=3, "
-          "lookupcache=positive)"};
+  return {Level::kOk, "files of " + hosts_of(peers) + " show here"};
 }
 
-Finding judge_clocks(const std::vector<Peer>& peers) {
-  const Peer* worst = nullptr;
-  double worst_skew = 0.0;
-  for (const Peer& peer : peers) {
-    // What the round trip itself may explain is no skew.
-    const double skew = std::abs(peer.clock_ahead) - peer.round_trip / 2;
-    if (worst != nullptr && skew <= worst_skew) continue;
-    worst = &peer;
-    worst_skew = skew;
+Outcome judge_clocks(const Meeting& meeting) {
+  for (const Peer& peer : meeting.peers()) {
+    const double ahead = peer.clock_ahead - meeting.clock_ahead();
+    if (std::abs(ahead) <= kSkewSeconds) continue;
+    return {
+        Level::kWarn,
+        peer.host + " is " + duration_text(std::abs(ahead)) + (ahead > 0 ? " ahead" : " behind")};
   }
-  if (worst_skew <= kSkewSeconds) return {"clocks of the nodes", Level::kOk, "agree", ""};
-  return {"clocks of the nodes",
-          Level::kWarn,
-          worst->host + " is " + duration_text(std::abs(worst->clock_ahead)) +
-              (worst->clock_ahead > 0 ? " ahead" : " behind"),
-          "no decision depends on it, but times in logs will not line up; run NTP"};
+  return {Level::kOk, "agree"};
 }
 
-Finding judge_connections(const std::vector<Peer>& peers) {
-  std::vector<Peer> unreached;
-  std::ranges::copy_if(
-      peers, std::back_inserter(unreached), [](const Peer& peer) { return !peer.reached; });
-  if (unreached.empty()) {
-    return {"connections between nodes", Level::kOk, "each answers at its address", ""};
-  }
-  return {"connections between nodes",
-          Level::kWarn,
-          hosts_of(unreached) + " cannot be connected to",
-          "a firewall, or a name that means another interface: set workers.advertise, and open the "
-          "port of workers.port and those of MPI"};
+Outcome judge_connections(std::vector<Peer> peers) {
+  std::erase_if(peers, [](const Peer& peer) { return peer.reached; });
+  if (peers.empty()) return {Level::kOk, "each answers at its address"};
+  return {Level::kWarn, hosts_of(peers) + " cannot be connected to"};
 }
 
 }  // namespace
 
 std::vector<Finding> meet_peers(const fs::path& directory, const PeerOptions& options) {
-  try {
-    Meeting meeting(directory, options);
-    meeting.hold();
-    const std::vector<Peer> peers = meeting.answered();
-    std::vector<Finding> findings = {judge_visibility(peers, options, meeting.num_torn())};
-    if (peers.empty()) return findings;
-    findings.push_back(judge_clocks(peers));
-    if (!options.address.empty()) findings.push_back(judge_connections(peers));
-    return findings;
-  } catch (const std::exception& error) {
-    return {{"visibility between nodes",
-             Level::kFail,
-             error.what(),
-             "choose a directory that this user may write, on every node"}};
+  std::optional<Meeting> meeting;
+  std::vector<Finding> findings = run_checks(
+      {{"visibility between nodes",
+        "start 'hedgerow doctor --peers " + std::to_string(options.num_processes) +
+            "' on that many nodes at once, with the same --dir, which all may write; if you did, "
+            "it is not one file system on all of them, or it caches longer than readers wait",
+        [&] {
+          meeting.emplace(directory, options);
+          meeting->hold();
+          return judge_visibility(*meeting, options);
+        }}});
+  if (!meeting || meeting->peers().empty()) return findings;
+  std::vector<Check> checks = {
+      {"clocks of the nodes",
+       "no decision depends on it, but times in logs will not line up; run NTP",
+       [&] { return judge_clocks(*meeting); }}};
+  if (!options.address.empty()) {
+    checks.push_back(
+        {"connections between nodes",
+         "a firewall, or a name that means another interface: set workers.advertise, and open the "
+         "port of workers.port and those of MPI",
+         [&] { return judge_connections(meeting->peers()); }});
   }
+  for (const Finding& finding : run_checks(checks)) findings.push_back(finding);
+  return findings;
 }
 
 }  // namespace hedgerow::coordinator::cli

@@ -25,7 +25,7 @@ std::string doing_text(const RunStatus& status, const TaskStatus& task) {
   return text;
 }
 
-std::string steps_text(const TaskStatus& task) {
+std::string step_clause(const TaskStatus& task) {
   const TaskStatus::Steps steps = task.steps();
   if (task.state == "done" || steps.done == 0 || steps.all == 0) return "";
   const std::string at = std::to_string(steps.done) + " of " + std::to_string(steps.all);
@@ -40,7 +40,7 @@ std::string mse_text(const TaskStatus& task) {
          number_text(mse.worst());
 }
 
-std::string memory_text(const TaskStatus& task) {
+std::string memory_clause(const TaskStatus& task) {
   const wire::PeakMemory peak = task.peak_memory();
   std::string text;
   if (peak.device_bytes > 0) {
@@ -53,8 +53,8 @@ std::string memory_text(const TaskStatus& task) {
 }
 
 std::string sentence(const RunStatus& status, const TaskStatus& task, const std::string& name) {
-  std::string text =
-      name + " " + doing_text(status, task) + steps_text(task) + mse_text(task) + memory_text(task);
+  std::string text = name + " " + doing_text(status, task) + step_clause(task) + mse_text(task) +
+                     memory_clause(task);
   if (task.tries() > 1) text += "; try " + std::to_string(task.tries());
   if (task.lost_steps > 0) text += "; lost to failures: " + counted(task.lost_steps, "step");
   if (task.state == "ready" && !task.reason.empty()) text += "; before: " + task.reason;

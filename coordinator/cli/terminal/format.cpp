@@ -125,8 +125,8 @@ std::string wrap(std::string_view text, int width, int indent) {
   return wrapped;
 }
 
-Table& Table::column(std::string title, int importance, bool is_number, std::size_t least_width) {
-  columns_.push_back({std::move(title), importance, is_number, least_width});
+Table& Table::column(std::string title, int importance, bool is_number) {
+  columns_.push_back({std::move(title), importance, is_number});
   return *this;
 }
 
@@ -156,7 +156,7 @@ std::vector<std::size_t> Table::visible_columns(const std::vector<std::size_t>& 
 std::vector<std::string> Table::render(int width) const {
   std::vector<std::size_t> widths;
   for (std::size_t i = 0; i < columns_.size(); ++i) {
-    std::size_t widest = std::max(columns_[i].title.size(), columns_[i].least_width);
+    std::size_t widest = columns_[i].title.size();
     for (const auto& cells : rows_) widest = std::max(widest, cells[i].size());
     widths.push_back(widest);
   }

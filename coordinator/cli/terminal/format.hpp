@@ -47,12 +47,8 @@ struct Field {
 // A table whose least important columns go when the terminal is narrow.
 class Table {
  public:
-  // Columns with a larger `importance` stay longer. Numbers are right-aligned. `least_width` keeps
-  // the columns of tables alike whose rows are shown one by one.
-  Table& column(std::string title,
-                int importance,
-                bool is_number = false,
-                std::size_t least_width = 0);
+  // Columns with a larger `importance` stay longer. Numbers are right-aligned.
+  Table& column(std::string title, int importance, bool is_number = false);
   void row(std::vector<std::string> cells);  // one cell a column
   [[nodiscard]] std::vector<std::string> render(
       int width) const;  // title line first; each line <= width
@@ -63,7 +59,6 @@ class Table {
     std::string title;
     int importance = 0;
     bool is_number = false;
-    std::size_t least_width = 0;
   };
   [[nodiscard]] std::vector<std::size_t> visible_columns(const std::vector<std::size_t>& widths,
                                                          int width) const;

@@ -47,7 +47,7 @@ TEST(Binary, PassesItsExitCodeOn) {
 
 TEST(Binary, EndsQuietlyWhenItsReaderGoesAway) {
   const Ended ended = shell(binary() + " completion zsh | head -1");
-  EXPECT_EQ(ended.out, "#compdef hedgerow\n");
+  EXPECT_EQ(ended.out, "# source <(hedgerow completion zsh)\n");
 }
 
 }  // namespace

@@ -1,6 +1,4 @@
 // Processes of doctor that meet through files: played by threads, and by files written by hand.
-#include "coordinator/cli/doctor/doctor_peers.hpp"
-
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -29,32 +27,14 @@ class Peers : public ::testing::Test {
             .address = "127.0.0.1"};
   }
 
-  // The one process's file, once it shows what time it was written.
-  std::string name_of_the_process() {
-    const auto deadline = std::chrono::steady_clock::now() + 20s;
-    while (std::chrono::steady_clock::now() < deadline) {
-      std::error_code ignored;
-      for (const auto& entry : fs::directory_iterator(folder(), ignored)) {
-        if (entry.path().extension() != ".json") continue;  // on its way
-        const std::string text = std::string(
-            std::istreambuf_iterator<char>(*std::make_unique<std::ifstream>(entry.path())), {});
-        const auto file = nlohmann::json::parse(text, nullptr, false);
-        if (file.is_object() && file.value("created", 0.0) > 0) return entry.path().filename();
-      }
-      std::this_thread::yield();
-    }
-    ADD_FAILURE() << "nobody came";
-    return "";
-  }
-
-  // An answer as a process on n9 would write it, by a clock that is `ahead` seconds ahead.
-  void answer_as_n9(double ahead) {
-    const std::string name = name_of_the_process();
+  // As a process on n9 would write it that has seen everybody, by a clock that is `ahead` seconds
+  // ahead.
+  void write_file_of_n9(double ahead) {
+    fs::create_directories(folder());
     const nlohmann::json file = {{"host", "n9"},
                                  {"address", ""},
                                  {"port", 0},
-                                 {"created", 1.0},
-                                 {"seen", {{name, storage::wall_seconds() + ahead}}},
+                                 {"clock", storage::wall_seconds() + ahead},
                                  {"done", true}};
     storage::write_atomically(folder() / "n9.json", file.dump());
   }
@@ -93,7 +73,7 @@ TEST_F(Peers, OneThatStaysAloneFailsAndSaysHowToStartTheOthers) {
 }
 
 TEST_F(Peers, AClockThatIsAheadIsToldByHowMuchAndOfWhom) {
-  std::jthread other([this] { answer_as_n9(100.0); });
+  write_file_of_n9(100.0);
   const auto findings = meet_peers(scratch_.path(), options(2, "n1"));
   const Finding clocks = named(findings, "clocks of the nodes");
   EXPECT_EQ(clocks.level, Level::kWarn);
@@ -102,7 +82,7 @@ TEST_F(Peers, AClockThatIsAheadIsToldByHowMuchAndOfWhom) {
 }
 
 TEST_F(Peers, AClockThatAgreesIsNoFindingAndAnAddressThatDoesNotAnswerIs) {
-  std::jthread other([this] { answer_as_n9(0.0); });
+  write_file_of_n9(0.0);
   const auto findings = meet_peers(scratch_.path(), options(2, "n1"));
   EXPECT_EQ(named(findings, "clocks of the nodes").level, Level::kOk);
   EXPECT_EQ(named(findings, "connections between nodes").level, Level::kWarn);
@@ -111,7 +91,7 @@ TEST_F(Peers, AClockThatAgreesIsNoFindingAndAnAddressThatDoesNotAnswerIs) {
 TEST_F(Peers, AFileThatIsThereWithoutItsContentFails) {
   fs::create_directories(folder());
   std::ofstream(folder() / "torn.json") << "{\"host\": \"n";
-  std::jthread other([this] { answer_as_n9(0.0); });
+  write_file_of_n9(0.0);
   const auto findings = meet_peers(scratch_.path(), options(2, "n1"));
   EXPECT_EQ(named(findings, "visibility between nodes").level, Level::kFail);
 }
