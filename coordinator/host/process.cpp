@@ -1,10 +1,11 @@
 #include "coordinator/host/process.hpp"
 
 #include <fcntl.h>
-#include <spawn.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstring>
@@ -14,23 +15,32 @@
 namespace hedgerow::coordinator {
 namespace {
 
-std::vector<char*> pointers(std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (std::string& text : strings) result.push_back(text.data());
-  result.push_back(nullptr);
-  return result;
+std::vector<char*> pointers(const std::vector<std::string>& texts) {
+  std::vector<char*> all;
+  for (const std::string& text : texts) all.push_back(const_cast<char*>(text.c_str()));
+  all.push_back(nullptr);
+  return all;
 }
 
-// Signals as a fresh program expects them, whatever the coordinator blocks or ignores.
-void reset_signals(posix_spawnattr_t& attributes, std::optional<int> blocked) {
+// Between fork and exec: only async-signal-safe calls, because another thread may have held a lock
+// when the process was copied. Returns only if the program cannot be started.
+void execute(const SpawnOptions& options, char* const* arguments, pid_t parent) {
+  if (options.outlives_us) {
+    setsid();
+  } else {
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (getppid() != parent) _exit(1);
+  }
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1}) ::signal(number, SIG_DFL);
   sigset_t mask;
   sigemptyset(&mask);
-  if (blocked) sigaddset(&mask, *blocked);
-  posix_spawnattr_setsigmask(&attributes, &mask);
-  sigset_t defaults;
-  sigemptyset(&defaults);
-  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGPIPE, SIGUSR1}) sigaddset(&defaults, number);
-  posix_spawnattr_setsigdefault(&attributes, &defaults);
+  if (options.blocked) sigaddset(&mask, *options.blocked);
+  sigprocmask(SIG_SETMASK, &mask, nullptr);
+  dup2(options.in >= 0 ? options.in : ::open("/dev/null", O_RDONLY | O_CLOEXEC), STDIN_FILENO);
+  dup2(options.out, STDOUT_FILENO);
+  dup2(options.err, STDERR_FILENO);
+  execvp(arguments[0], arguments);
 }
 
 class HostProcesses final : public Processes {
@@ -57,27 +67,17 @@ wire::ProcessId HostProcesses::start(const std::vector<std::string>& argv,
                              " is a symbolic link, and what it leads to is not ours to write; "
                              "remove it");
   }
-  std::vector<std::string> arguments = argv;
-  std::vector<char*> argument_pointers = pointers(arguments);
-  posix_spawn_file_actions_t files;
-  posix_spawn_file_actions_init(&files);
-  posix_spawn_file_actions_addopen(&files, STDIN_FILENO, "/dev/null", O_RDONLY, 0);
-  posix_spawn_file_actions_addopen(
-      &files, STDOUT_FILENO, log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW, 0644);
-  posix_spawn_file_actions_adddup2(&files, STDOUT_FILENO, STDERR_FILENO);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  posix_spawnattr_setflags(&attributes,
-                           POSIX_SPAWN_SETSID | POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
-  reset_signals(attributes, blocked);
+  const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
+  if (out < 0) throw storage::system_error("open", log.string(), errno);
   pid_t pid = 0;
-  const int error_number = ::posix_spawnp(
-      &pid, arguments.front().c_str(), &files, &attributes, argument_pointers.data(), environ);
-  posix_spawn_file_actions_destroy(&files);
-  posix_spawnattr_destroy(&attributes);
-  if (error_number != 0) throw storage::system_error("start", arguments.front(), error_number);
-  const std::optional<wire::ProcessId> id = wire::process_with(pid);
-  return id.value_or(wire::ProcessId{pid, 0});
+  try {
+    pid = spawn({.argv = argv, .out = out, .err = out, .outlives_us = true, .blocked = blocked});
+  } catch (const storage::Error&) {
+    ::close(out);
+    throw;
+  }
+  ::close(out);
+  return wire::process_with(pid).value_or(wire::ProcessId{pid, 0});
 }
 
 std::optional<ProcessExit> HostProcesses::reap(const wire::ProcessId& child) {
@@ -96,6 +96,32 @@ std::optional<ProcessExit> HostProcesses::reap(const wire::ProcessId& child) {
 }
 
 }  // namespace
+
+pid_t spawn(const SpawnOptions& options) {
+  const std::vector<char*> arguments = pointers(options.argv);
+  std::array<int, 2> failure{};  // exec closes it, or its errno comes through
+  if (::pipe2(failure.data(), O_CLOEXEC) != 0) throw storage::system_error("open", "a pipe", errno);
+  const pid_t parent = ::getpid();
+  sigset_t all, before;
+  sigfillset(&all);
+  ::pthread_sigmask(SIG_SETMASK, &all, &before);  // until the child is rid of our handlers
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    execute(options, arguments.data(), parent);
+    const int reason = errno;
+    [[maybe_unused]] const ssize_t written = ::write(failure[1], &reason, sizeof reason);
+    ::_exit(127);
+  }
+  int reason = pid < 0 ? errno : 0;
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  ::close(failure[1]);
+  while (pid > 0 && ::read(failure[0], &reason, sizeof reason) < 0 && errno == EINTR) {
+  }
+  ::close(failure[0]);
+  if (reason == 0) return pid;
+  if (pid > 0) ::waitpid(pid, nullptr, 0);
+  throw storage::system_error("start", options.argv[0], reason);
+}
 
 std::string ProcessExit::text() const {
   if (!known) return "ended";

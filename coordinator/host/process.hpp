@@ -4,6 +4,8 @@
 // thread.
 #pragma once
 
+#include <sys/types.h>
+
 #include <filesystem>
 #include <optional>
 #include <string>
@@ -12,6 +14,18 @@
 #include "coordinator/wire/coordinator_file.hpp"
 
 namespace hedgerow::coordinator {
+
+struct SpawnOptions {
+  std::vector<std::string> argv;  // [0] is searched in PATH if it has no slash
+  int in = -1, out = 1, err = 2;  // what become its stdin (-1: /dev/null), stdout and stderr
+  // In a session of its own; else in a process group of its own, and it dies (SIGTERM) with this
+  // process.
+  bool outlives_us = false;
+  std::optional<int> blocked = {};  // a signal that does not reach the program
+};
+// Starts a program, with signals as a fresh program expects them. The one spawner of hedgerow. From
+// any thread. Throws kNotFound, kUsage (no permission) or kUnavailable if it cannot be started.
+[[nodiscard]] pid_t spawn(const SpawnOptions& options);
 
 struct ProcessExit {
   int code = 0;  // valid if signal is 0

@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "coordinator/cli/export": {"coordinator/cli", "coordinator/cli/programs", "coordinator/cli/terminal",
         "coordinator/state", "coordinator/status", "storage", "storage/base", "storage/journal", "storage/model",
         "storage/recipe", "storage/tensors"},
-    "coordinator/cli/programs": {"coordinator/cli/terminal", "storage/base"},
+    "coordinator/cli/programs": {"coordinator/cli/terminal", "coordinator/host", "storage/base"},
     "coordinator/cli/run": {"coordinator/cli", "coordinator/cli/programs", "coordinator/cli/terminal",
         "coordinator/host", "coordinator/machine", "coordinator/plan", "coordinator/state", "coordinator/status",
         "storage", "storage/base", "storage/journal", "storage/model", "storage/recipe", "storage/shards"},

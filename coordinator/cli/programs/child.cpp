@@ -2,19 +2,16 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
-#include <cstring>
 
 #include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/host/process.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -26,7 +23,6 @@ using storage::ErrorKind;
 
 constexpr std::size_t kStderrTail = 4096;
 constexpr int kPollMilliseconds = 100;
-constexpr int kCannotExecute = 127;
 
 struct Pipe {
   int read_end = -1, write_end = -1;
@@ -48,54 +44,6 @@ struct Pipe {
   }
 };
 
-std::vector<char*> pointers(const std::vector<std::string>& texts) {
-  std::vector<char*> all;
-  for (const std::string& text : texts) all.push_back(const_cast<char*>(text.c_str()));
-  all.push_back(nullptr);
-  return all;
-}
-
-// Ours, and the command's own in place of those of the same name.
-std::vector<std::string> environment_for(const ChildCommand& command) {
-  std::vector<std::string> entries;
-  for (char** entry = environ; *entry != nullptr; ++entry) {
-    const std::string_view text = *entry;
-    const bool is_replaced = std::any_of(
-        command.environment.begin(), command.environment.end(), [&](const auto& variable) {
-          return text.starts_with(variable.first + "=");
-        });
-    if (!is_replaced) entries.emplace_back(text);
-  }
-  for (const auto& [name, value] : command.environment) entries.push_back(name + "=" + value);
-  return entries;
-}
-
-// Between fork and exec: only async-signal-safe calls, because another thread may have held a lock
-// when the process was copied. So `arguments` and `environment` come ready for exec.
-[[noreturn]] void execute(char* const* arguments,
-                          char* const* environment,
-                          pid_t parent,
-                          const sigset_t& mask,
-                          int in,
-                          int out,
-                          int err) {
-  setpgid(0, 0);
-  prctl(PR_SET_PDEATHSIG, SIGTERM);
-  // Our handlers would only count what is meant to end it.
-  for (const int number : {SIGINT, SIGTERM, SIGUSR1}) ::signal(number, SIG_DFL);
-  sigprocmask(SIG_SETMASK, &mask, nullptr);
-  if (getppid() != parent) _exit(kCannotExecute);
-  dup2(in, STDIN_FILENO);
-  dup2(out, STDOUT_FILENO);
-  dup2(err, STDERR_FILENO);
-  execvpe(arguments[0], arguments, environment);
-  const char* reason = std::strerror(errno);
-  for (const char* text : {reason, "\n"}) {
-    [[maybe_unused]] const ssize_t written = ::write(STDERR_FILENO, text, std::strlen(text));
-  }
-  _exit(kCannotExecute);
-}
-
 // The parent's side of one child: feeds stdin, splits stdout into lines, keeps the end of stderr.
 class Conversation {
  public:
@@ -103,23 +51,10 @@ class Conversation {
                Terminal& terminal,
                const std::function<void(std::string_view)>& on_line)
       : command_(command), terminal_(terminal), on_line_(on_line) {
-    const std::vector<std::string> variables = environment_for(command);
-    const std::vector<char*> arguments = pointers(command.arguments);
-    const std::vector<char*> environment = pointers(variables);
-    const pid_t parent = getpid();
-    sigset_t all, mask;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &mask);  // until the child is rid of our handlers
-    pid_ = fork();
-    const int error_number = errno;
-    if (pid_ == 0) {
-      const int out = command.speaks_itself ? STDOUT_FILENO : out_.write_end;
-      const int err = command.speaks_itself ? STDERR_FILENO : err_.write_end;
-      execute(arguments.data(), environment.data(), parent, mask, in_.read_end, out, err);
-    }
-    pthread_sigmask(SIG_SETMASK, &mask, nullptr);
-    if (pid_ < 0) throw storage::system_error("start", command.arguments[0], error_number);
-    setpgid(pid_, pid_);
+    pid_ = spawn({.argv = command.arguments,
+                  .in = in_.read_end,
+                  .out = command.speaks_itself ? STDOUT_FILENO : out_.write_end,
+                  .err = command.speaks_itself ? STDERR_FILENO : err_.write_end});
     Pipe::close_end(in_.read_end);
     Pipe::close_end(out_.write_end);
     Pipe::close_end(err_.write_end);
@@ -239,22 +174,22 @@ ChildResult run_child(const ChildCommand& command,
   std::string shown;
   for (const std::string& argument : command.arguments) shown += " " + argument;
   terminal.detail("running" + shown);
-  ChildResult result;
-  {
-    const ClosedPipeScope no_sigpipe;  // a child may close its stdin early
-    result = Conversation(command, terminal, on_line).run();
-  }
-  if (result.exit_code == kCannotExecute) {
-    const std::string reason = last_line(result.stderr_tail);
+  const ClosedPipeScope no_sigpipe;  // a child may close its stdin early
+  std::optional<Conversation> conversation;
+  try {
+    conversation.emplace(command, terminal, on_line);
+  } catch (const Error& error) {
     throw Error(ErrorKind::kUnavailable,
-                "cannot run " + command.arguments[0] + (reason.empty() ? "" : ": " + reason) +
-                    "; 'hedgerow doctor' says what is missing");
+                std::string("cannot ") + error.what() + "; 'hedgerow doctor' says what is missing");
   }
-  return result;
+  return conversation->run();
 }
 
 void become(const std::vector<std::string>& arguments) {
-  execvp(pointers(arguments)[0], pointers(arguments).data());
+  std::vector<char*> pointers;
+  for (const std::string& text : arguments) pointers.push_back(const_cast<char*>(text.c_str()));
+  pointers.push_back(nullptr);
+  execvp(pointers[0], pointers.data());
   throw storage::system_error("run", arguments[0], errno);
 }
 

@@ -9,7 +9,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <utility>
 #include <vector>
 
 #include "coordinator/cli/terminal/terminal.hpp"
@@ -20,7 +19,6 @@ struct ChildCommand {
   std::vector<std::string>
       arguments;           // [0] is the program, looked up in PATH unless it holds a slash
   std::string input = {};  // its whole stdin
-  std::vector<std::pair<std::string, std::string>> environment = {};  // joins this process's own
   std::optional<std::chrono::seconds> limit = {};  // then it is ended as if interrupted
   std::chrono::seconds timeout{10};                // from SIGTERM to SIGKILL
   bool speaks_itself = false;  // its stdout and stderr are ours: no lines, no stderr_tail

@@ -105,8 +105,6 @@ bool run_python(Terminal& terminal,
   command.arguments = {python_interpreter(console), huggingface_directory(console) / script};
   command.arguments.insert(command.arguments.end(), arguments.begin(), arguments.end());
   command.input = input;
-  // Not a tty: without it Python keeps progress lines back until its buffer is full.
-  command.environment = {{"PYTHONUNBUFFERED", "1"}};
   return run_helper(terminal, label, script, command, on_object);
 }
 

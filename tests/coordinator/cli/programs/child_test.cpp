@@ -59,19 +59,6 @@ TEST(Child, OneThatOutrunsItsLimitIsEndedAndCalledUnavailable) {
   EXPECT_EQ(child_error("mpirun", result).kind(), storage::ErrorKind::kUnavailable);
 }
 
-TEST(Child, ItsOwnVariablesStandInPlaceOfOurs) {
-  ::setenv("HEDGEROW_TEST_OURS", "kept", 1);
-  ::setenv("HEDGEROW_TEST_BOTH", "ours", 1);
-  FakeConsole console;
-  Terminal terminal(console);
-  std::string out;
-  const ChildCommand command{
-      .arguments = {"sh", "-c", "echo $HEDGEROW_TEST_OURS $HEDGEROW_TEST_BOTH"},
-      .environment = {{"HEDGEROW_TEST_BOTH", "its own"}}};
-  EXPECT_TRUE(run_child(command, terminal, [&](std::string_view line) { out += line; }).ok());
-  EXPECT_EQ(out, "kept its own");
-}
-
 TEST(Child, MissingProgramIsTheEnvironmentsFault) {
   FakeConsole console;
   Terminal terminal(console);
