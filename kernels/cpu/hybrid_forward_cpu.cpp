@@ -237,8 +237,11 @@ HybridProblem make_problem(const at::Tensor& q,
                            const at::Tensor& v,
                            const HybridParameters& parameters,
                            const HybridOptions& options) {
-  return {kernels::make_hybrid_problem(q, k, v, parameters, options),
-          products_for(q.scalar_type())};
+  // The Taylor series' monomials have signs and cancel: rounded to bf16 they lose what the sum is.
+  const Products products = options.feature_map.kind == FeatureMapKind::kTaylor
+                                ? Products::kFloat
+                                : products_for(q.scalar_type());
+  return {kernels::make_hybrid_problem(q, k, v, parameters, options), products};
 }
 
 at::Tensor sum_states(const HybridProblem& problem) {

@@ -207,9 +207,17 @@ at::Tensor plain_bfloat16_cross_entropy(const AttentionInputs& inputs,
   return -(at::softmax(scores, -1) * at::log(at::clamp_min(student, kWeightClamp))).sum(-1).mean();
 }
 
+namespace {
+
+bool multiplies_in_bfloat16(const AttentionCase& shape) {
+  return cpu::products_for(shape.dtype) == cpu::Products::kBFloat16 &&
+         shape.options.feature_map.kind != FeatureMapKind::kTaylor;
+}
+
+}  // namespace
+
 Outcome plain_hybrid_outcome(const AttentionCase& shape, const AttentionInputs& inputs) {
-  if (cpu::products_for(shape.dtype) == cpu::Products::kFloat)
-    return reference_outcome(shape, inputs, shape.dtype);
+  if (!multiplies_in_bfloat16(shape)) return reference_outcome(shape, inputs, shape.dtype);
   return differentiate(
       [&](const AttentionInputs& x) { return plain_bfloat16_hybrid(x, shape.options); },
       inputs.as(shape.dtype, at::kFloat));
@@ -218,7 +226,7 @@ Outcome plain_hybrid_outcome(const AttentionCase& shape, const AttentionInputs& 
 void expect_entry_outcome(const AttentionCase& shape, Outcome ours, Outcome plain, Outcome exact) {
   constexpr std::size_t kFactors = 5;
   constexpr double kOfSums = 10.0;
-  if (cpu::products_for(shape.dtype) == cpu::Products::kBFloat16) {
+  if (multiplies_in_bfloat16(shape)) {
     if (exact.value.dim() == 0) {
       expect_within_twice(ours.value, plain.value, exact.value, shape.name() + ", value", kOfSums);
       ours.value = plain.value = exact.value;
@@ -238,7 +246,7 @@ void expect_entry_outcome(const AttentionCase& shape, Outcome ours, Outcome plai
 Outcome plain_cross_entropy_outcome(const AttentionCase& shape, const AttentionInputs& inputs) {
   return differentiate(
       [&](const AttentionInputs& x) {
-        return cpu::products_for(shape.dtype) == cpu::Products::kBFloat16
+        return multiplies_in_bfloat16(shape)
                    ? plain_bfloat16_cross_entropy(x, shape.options)
                    : transfer_cross_entropy_reference(
                          x.q.detach(), x.k.detach(), x.parameters, shape.options);
