@@ -52,7 +52,7 @@ bool is_foreign(const Claim& claim) { return claim.file && claim.file->host != w
 bool is_others(const Claim& claim, const Leftovers& known) {
   if (!claim.file || claim.file->process == wire::this_process()) return false;
   if (!is_foreign(claim)) return wire::is_alive(claim.file->process);
-  return !same_life(claim.file, known.coordinator) && !same_life(claim.file, known.preparation);
+  return !same_life(claim.file, known.coordinator) && !same_life(claim.file, known.tokenize_stage);
 }
 
 void pause(const OwnershipWait& wait, std::chrono::milliseconds time) {
@@ -95,11 +95,11 @@ std::string name_winner(const storage::RunLayout& layout,
                         const OwnershipWait& wait) {
   const std::string sentence = what.what();
   for (std::chrono::milliseconds waited{0};; waited += kLookForWinnerEvery) {
-    const auto [coordinator, preparation] = claims_on(layout);
+    const auto [coordinator, tokenize_stage] = claims_on(layout);
     if (is_others(coordinator, known)) return sentence + "; the run " + describe(coordinator);
     if (waited >= kWinnerTimeout) {
-      return sentence + (is_others(preparation, known) ? "; the run " + describe(preparation)
-                                                       : "; 'hedgerow status' may tell which");
+      return sentence + (is_others(tokenize_stage, known) ? "; the run " + describe(tokenize_stage)
+                                                          : "; 'hedgerow status' may tell which");
     }
     pause(wait, kLookForWinnerEvery);
   }

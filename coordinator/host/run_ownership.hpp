@@ -27,7 +27,7 @@ struct OwnershipWait {
 
 // What was found and does not live: files of this content are not waited for again.
 struct Leftovers {
-  std::optional<wire::CoordinatorFile> coordinator, preparation;
+  std::optional<wire::CoordinatorFile> coordinator, tokenize_stage;
 };
 
 // Throws kUsage if somebody lives on this run: names host, pid and term.

@@ -339,13 +339,13 @@ RunStatus read_status(const storage::RunLayout& layout) {
   }
   RunStatus status;
   status.run = layout.root().string();
-  const std::optional<wire::CoordinatorFile> preparation = running_tokenize_stage(layout);
-  if (preparation) {
-    status.host = preparation->host;
-    status.pid = preparation->process.pid;
+  const std::optional<wire::CoordinatorFile> tokenize_stage = running_tokenize_stage(layout);
+  if (tokenize_stage) {
+    status.host = tokenize_stage->host;
+    status.pid = tokenize_stage->process.pid;
   }
   if (!std::filesystem::exists(layout.journal_directory())) {
-    status.state = preparation ? "preparing" : "new";
+    status.state = tokenize_stage ? "preparing" : "new";
     if (auto problem = journal_problem(layout)) status.warnings.push_back(*std::move(problem));
     return status;
   }
@@ -359,14 +359,14 @@ RunStatus read_status(const storage::RunLayout& layout) {
   }
   status.state = word_for(folded.state);
   // Whoever calls `run` again prepares nothing where all is done.
-  if (preparation && status.state != "done") status.state = "preparing";
+  if (tokenize_stage && status.state != "done") status.state = "preparing";
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;
   if (auto problem = recipe_problem(layout, folded.state))
     status.warnings.push_back(*std::move(problem));
   if (const auto file = wire::read_coordinator_file(layout)) {
-    if (!preparation) warn_of_death(*file, folded.state, status);
+    if (!tokenize_stage) warn_of_death(*file, folded.state, status);
     revoke_of_dead(*file, folded.state);
   }
   fill_status(

@@ -220,7 +220,7 @@ TEST(ExponentialMaps, NameWhatDoesNotFitTheirKind) {
 }
 
 // The shift of a query by its largest exponent is part of what is differentiated.
-TEST(ExponentialMaps, HaveTheGradientsOfFiniteDifferencesInTheReferenceAndTheAtenForm) {
+TEST(ExponentialMaps, HaveTheGradientsOfFiniteDifferencesInTheReferenceAndTheAtenBackend) {
   for (const FeatureMapOptions& map : {kRandom, taylor(1), taylor(2), taylor(3)}) {
     for (const WindowLayout layout :
          {WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone}) {

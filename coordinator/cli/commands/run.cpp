@@ -74,12 +74,12 @@ void make_directory(const fs::path& directory) {
 // Empty, but for what other commands prepare for a run that is yet to begin (keys, job scripts),
 // and for what one that was killed as it began has left.
 bool holds_no_run(const RunLayout& layout) {
-  const std::string preparation = layout.tokenize_stage_file().filename().string();
+  const std::string tokenize_stage = layout.tokenize_stage_file().filename().string();
   return std::all_of(
       fs::directory_iterator(layout.root()), fs::directory_iterator(), [&](const auto& entry) {
         return entry.path() == layout.keys_directory() ||
                entry.path() == layout.slurm_directory() ||
-               entry.path().filename().string().find(preparation) != std::string::npos;
+               entry.path().filename().string().find(tokenize_stage) != std::string::npos;
       });
 }
 
@@ -238,14 +238,14 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
 // --json.
 class Reporter final : public RunObserver {
  public:
-  Reporter(Terminal& terminal, std::optional<TokenizeStage>& preparation)
-      : terminal_(terminal), preparation_(preparation) {}
+  Reporter(Terminal& terminal, std::optional<TokenizeStage>& tokenize_stage)
+      : terminal_(terminal), tokenize_stage_(tokenize_stage) {}
 
   void on_status(const RunStatus& status) override {
     for (const std::string& warning : status.warnings) {
       if (warned_of_.insert(warning).second) terminal_.warn(warning);
     }
-    preparation_.reset();
+    tokenize_stage_.reset();
     if (status.is_stopping && !std::exchange(said_stopping_, true) && !terminal_.can_redraw())
       terminal_.say(status_line(status));
     terminal_.status(status_line(status, terminal_.width() - 1));
@@ -267,7 +267,7 @@ class Reporter final : public RunObserver {
 
  private:
   Terminal& terminal_;
-  std::optional<TokenizeStage>& preparation_;
+  std::optional<TokenizeStage>& tokenize_stage_;
   std::set<std::string> warned_of_;
   bool said_stopping_ = false;
 };
@@ -298,9 +298,9 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const bool is_new = !fs::exists(layout.recipe());
   const auto say = [&terminal](const std::string& text) { terminal.say(text); };
   const Leftovers leftovers = refuse_if_held(layout, {say});
-  std::optional<TokenizeStage> preparation;  // until a coordinator shows itself
+  std::optional<TokenizeStage> tokenize_stage;  // until a coordinator shows itself
   const Claim claim = [&] {
-    preparation.emplace(layout, leftovers);
+    tokenize_stage.emplace(layout, leftovers);
     withdraw_stop(layout);
   };
   if (!is_new) claim();
@@ -329,7 +329,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   run_options.reload_requests = &num_reloads();
   run_options.leftovers = leftovers;
   run_options.say = say;
-  Reporter reporter(terminal, preparation);
+  Reporter reporter(terminal, tokenize_stage);
   const RunOutcome outcome = coordinator::run(run_options, reporter);
   terminal.clear_status();
   if (outcome.exit_code == ExitCode::kInterrupted) return interrupted(options, terminal);

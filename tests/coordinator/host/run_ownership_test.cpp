@@ -92,7 +92,7 @@ TEST_F(RunOwnershipTest, ARunWhoseTokensAreMadeIsHeldAndShown) {
   storage::write_atomically(layout_.recipe(), "# only its presence matters here\n");
   EXPECT_EQ(read_status(layout_).state, "new");
   {
-    const TokenizeStage preparation(layout_);
+    const TokenizeStage tokenize_stage(layout_);
     const RunStatus status = read_status(layout_);
     EXPECT_EQ(status.state, "preparing");
     EXPECT_EQ(status.pid, wire::this_process().pid);
@@ -162,7 +162,7 @@ TEST_F(RunOwnershipTest, OfProcessesThatPrepareARunAtOnceOneGoesOnAndTheOthersAr
       storage::write_atomically(directory_ / (how + std::to_string(::getpid())), text);
     };
     try {
-      const TokenizeStage preparation(layout_);
+      const TokenizeStage tokenize_stage(layout_);
       say("won-", "");
       ::pause();
     } catch (const storage::Error& error) {

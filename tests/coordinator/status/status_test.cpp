@@ -36,7 +36,7 @@ TEST_F(StatusTest, ADoneRunIsDoneAlsoForTheRunThatFindsItSo) {
   geometry_ = {};
   geometry_.num_layers = geometry_.layers_per_block = 4;
   geometry_.num_shards = 1;
-  const TokenizeStage preparation(layout_);
+  const TokenizeStage tokenize_stage(layout_);
   EXPECT_EQ(read_status(layout_).state, "preparing");
   write_journal({RunStarted{geometry_, "test"},
                  Granted{TaskId::transfer(0), 1, "w1", 1, "cpu"},

@@ -17,7 +17,7 @@ AttentionCase small_case(WindowLayout layout) {
   return shape;
 }
 
-TEST(AtenForms, OfTheHybridHaveTheGradientsOfFiniteDifferences) {
+TEST(AtenBackend, OfTheHybridHaveTheGradientsOfFiniteDifferences) {
   for (const WindowLayout layout : kLayouts) {
     const AttentionCase shape = small_case(layout);
     expect_finite_differences(
@@ -29,7 +29,7 @@ TEST(AtenForms, OfTheHybridHaveTheGradientsOfFiniteDifferences) {
   }
 }
 
-TEST(AtenForms, OfTheCrossEntropyHaveTheGradientsOfFiniteDifferences) {
+TEST(AtenBackend, OfTheCrossEntropyHaveTheGradientsOfFiniteDifferences) {
   for (const WindowLayout layout : kLayouts) {
     const AttentionCase shape = small_case(layout);
     expect_finite_differences(
@@ -58,7 +58,7 @@ void expect_gradients(const HybridGradients& found, const HybridGradients& expec
 }
 
 // A batch whose temporaries do not fit is walked in parts: sequences, then kv heads of one.
-TEST(AtenForms, OfABatchInPartsGiveWhatTheyGiveAtOnce) {
+TEST(AtenBackend, OfABatchInPartsGiveWhatTheyGiveAtOnce) {
   AttentionCase shape{.B = 3, .H = 6, .G = 3, .T = 50, .bias = true};
   shape.options.window_size = 8;
   const AttentionInputs x = make_inputs(shape);
@@ -83,7 +83,7 @@ TEST(AtenForms, OfABatchInPartsGiveWhatTheyGiveAtOnce) {
 // Every tensor of another device than the CPU takes this backend. The meta device is always there:
 // it computes shapes alone, and throws where a program would wait for a value. (LibTorch has no
 // meta backend of the clamp's gradient, hence the maps without one.)
-TEST(AtenForms, AreWhatTheEntriesTakeOnOtherDevicesWithoutWaitingForThem) {
+TEST(AtenBackend, AreWhatTheEntriesTakeOnOtherDevicesWithoutWaitingForThem) {
   for (const FeatureMapKind kind :
        {FeatureMapKind::kIdentity, FeatureMapKind::kPositiveRandom, FeatureMapKind::kTaylor}) {
     for (const WindowLayout layout : kLayouts) {

@@ -4,7 +4,7 @@
 
 namespace hedgerow::kernels::testing {
 
-void CudaForms::SetUp() {
+void CudaBackend::SetUp() {
   if (GetParam() == at::kCUDA && !at::hasCUDA()) {
     GTEST_SKIP() << "no CUDA device, or a LibTorch without CUDA";
   }
@@ -53,16 +53,16 @@ const at::Tensor& at(const Outcome& outcome, std::size_t i) {
 
 }  // namespace
 
-void CudaForms::expect_programs(const AttentionCase& shape,
-                                const AttentionInputs& inputs,
-                                const Programs& programs) const {
+void CudaBackend::expect_programs(const AttentionCase& shape,
+                                  const AttentionInputs& inputs,
+                                  const Programs& programs) const {
   const Outcomes found(inputs, programs, GetParam());
   expect_outcome(shape, found.ours, found.plain, found.exact);
 }
 
-void CudaForms::expect_programs(const AttentionCase& shape,
-                                const Programs& programs,
-                                std::uint64_t draws) const {
+void CudaBackend::expect_programs(const AttentionCase& shape,
+                                  const Programs& programs,
+                                  std::uint64_t draws) const {
   const std::size_t count = kLeafNames.size() + 1;
   std::vector<double> ours(count), plain(count), largest(count);
   for (std::uint64_t draw = 0; draw < draws; ++draw) {
@@ -87,8 +87,8 @@ void CudaForms::expect_programs(const AttentionCase& shape,
   }
 }
 
-void CudaForms::expect_lengths(ProgramsOf programs_of,
-                               const std::vector<std::int64_t>& lengths) const {
+void CudaBackend::expect_lengths(ProgramsOf programs_of,
+                                 const std::vector<std::int64_t>& lengths) const {
   for (const WindowLayout layout : kWindowLayouts) {
     for (const std::int64_t T : lengths) {
       AttentionCase shape = small(layout, T);
@@ -98,9 +98,9 @@ void CudaForms::expect_lengths(ProgramsOf programs_of,
   }
 }
 
-void CudaForms::expect_windows(ProgramsOf programs_of,
-                               std::int64_t T,
-                               const std::vector<std::int64_t>& windows) const {
+void CudaBackend::expect_windows(ProgramsOf programs_of,
+                                 std::int64_t T,
+                                 const std::vector<std::int64_t>& windows) const {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     for (const std::int64_t window : windows) {
       AttentionCase shape = small(layout, T);
@@ -110,7 +110,7 @@ void CudaForms::expect_windows(ProgramsOf programs_of,
   }
 }
 
-void CudaForms::expect_sizes(ProgramsOf programs_of, std::uint64_t draws) const {
+void CudaBackend::expect_sizes(ProgramsOf programs_of, std::uint64_t draws) const {
   struct Sizes {
     std::int64_t H, G, D, f;
     bool negation = true;
@@ -137,7 +137,7 @@ void CudaForms::expect_sizes(ProgramsOf programs_of, std::uint64_t draws) const 
   }
 }
 
-void CudaForms::expect_maps(ProgramsOf programs_of) const {
+void CudaBackend::expect_maps(ProgramsOf programs_of) const {
   for (const FeatureMapKind kind :
        {FeatureMapKind::kHedgehogExp, FeatureMapKind::kEluPlusOne, FeatureMapKind::kRelu}) {
     AttentionCase shape = small(WindowLayout::kTerraced, 150);
@@ -148,7 +148,7 @@ void CudaForms::expect_maps(ProgramsOf programs_of) const {
   }
 }
 
-void CudaForms::expect_unread_window_factors(ProgramsOf programs_of) const {
+void CudaBackend::expect_unread_window_factors(ProgramsOf programs_of) const {
   const AttentionCase shape = small(WindowLayout::kNone, 80);
   AttentionInputs inputs = make_bfloat16_inputs(shape);
   const auto outcome = [&] {

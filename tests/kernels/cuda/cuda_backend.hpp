@@ -25,7 +25,7 @@ struct Programs {
   AttentionFunction ours, plain, exact;
 };
 
-class CudaForms : public ::testing::TestWithParam<at::DeviceType> {
+class CudaBackend : public ::testing::TestWithParam<at::DeviceType> {
  protected:
   // Skips, with the reason, where the device is not there.
   void SetUp() override;
@@ -51,7 +51,7 @@ class CudaForms : public ::testing::TestWithParam<at::DeviceType> {
   // none.
   void expect_unread_window_factors(ProgramsOf programs_of) const;
 };
-class CudaTransfer : public CudaForms {};
-class CudaCrossEntropy : public CudaForms {};
+class CudaTransfer : public CudaBackend {};
+class CudaCrossEntropy : public CudaBackend {};
 
 }  // namespace hedgerow::kernels::testing

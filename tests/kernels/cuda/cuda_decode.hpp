@@ -5,7 +5,7 @@
 
 namespace hedgerow::kernels::testing {
 
-class CudaDecode : public CudaForms {
+class CudaDecode : public CudaBackend {
  protected:
   // The inputs as the kernels take them: bf16, maps in fp32.
   [[nodiscard]] AttentionInputs on_device(const AttentionInputs& inputs) const {

@@ -5,7 +5,7 @@
 
 namespace hedgerow::kernels::testing {
 
-class CudaHybrid : public CudaForms {
+class CudaHybrid : public CudaBackend {
  protected:
   [[nodiscard]] Outcome outcome(const AttentionCase& shape, const AttentionInputs& inputs) const;
   [[nodiscard]] static Programs programs(const AttentionCase& shape);

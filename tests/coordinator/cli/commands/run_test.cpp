@@ -100,12 +100,12 @@ TEST_F(BeforeARun, SafeChangeIsTakenOver) {
 }
 
 TEST_F(BeforeARun, StopReachesARunThatStillMakesItsTokens) {
-  std::optional<TokenizeStage> preparation(std::in_place, run_.layout);
+  std::optional<TokenizeStage> tokenize_stage(std::in_place, run_.layout);
   bool was_asked = false;
   FakeConsole console;
   console.on_wait = [&] {
     was_asked = fs::exists(run_.layout.stop_file());
-    preparation.reset();  // as the run does when it hears of it
+    tokenize_stage.reset();  // as the run does when it hears of it
   };
   const Answer answer = run_line({"stop", "--run", run_.directory()}, console);
   EXPECT_EQ(answer.code, 0) << answer.err;
