@@ -77,13 +77,8 @@ void check_data(const Recipe& recipe, const ModelConfig& model, const PlanTokens
                       " is beyond the model's " + std::to_string(model.max_position_embeddings) +
                       " positions; shorten it");
     }
-    if (model.sliding_window && info.seq_len > *model.sliding_window) {
-      throw Error(ErrorKind::kUsage,
-                  std::string(section) + ".seq_len = " + std::to_string(info.seq_len) +
-                      " is beyond the teacher's own attention window of " +
-                      std::to_string(*model.sliding_window) +
-                      ", which is not computed; use at most that");
-    }
+    model.require_within_window(
+        info.seq_len, std::string(section) + ".seq_len = " + std::to_string(info.seq_len));
   };
   check(tokens.transfer, "data.transfer");
   check(tokens.finetune, "data.finetune");

@@ -42,9 +42,8 @@ struct ModelConfig {
   bool qkv_bias = false;  // Qwen2; Llama's attention_bias
   bool o_bias = false;    // Llama's attention_bias
   bool mlp_bias = false;
-  bool qk_norm = false;  // Qwen3
-  std::optional<int>
-      sliding_window;  // a teacher window shorter than seq_len is refused by the plan
+  bool qk_norm = false;               // Qwen3
+  std::optional<int> sliding_window;  // of softmax; see require_within_window()
   RopeConfig rope;
   std::vector<int> eos_token_ids;
   std::optional<int> bos_token_id;
@@ -53,6 +52,10 @@ struct ModelConfig {
   // would compute otherwise than transformers, or a missing or ill-typed key; kCorrupt: not JSON,
   // or a key that stands twice.
   static ModelConfig parse(const std::string& config_json, const std::string& name);
+
+  // The softmax that we compute sees every token before it. Throws kUsage, beginning with `what`
+  // ("data.transfer.seq_len = 512"), where the model's own would see fewer of `num_tokens`.
+  void require_within_window(std::int64_t num_tokens, const std::string& what) const;
 };
 
 struct TensorShape {

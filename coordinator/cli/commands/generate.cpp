@@ -57,6 +57,16 @@ std::vector<json> ask_tokenizer(const std::string& model,
   return replies;
 }
 
+// JSON, in which prompts go to the tokenizer, is UTF-8.
+bool is_utf8(const std::string& text) {
+  try {
+    static_cast<void>(json(text).dump());
+    return true;
+  } catch (const json::type_error&) {
+    return false;
+  }
+}
+
 struct Generated {
   std::vector<json> ids;  // the new ones of each prompt, in order; empty if interrupted
   std::string compute_dtype;
@@ -119,8 +129,11 @@ void fill_from_recipe(GenerateOptions& options) {
 ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   const ModelChoice choice = choose_model(options.model);
   fill_from_recipe(options);
-  for (const std::string& prompt : options.prompts)
-    require(!prompt.empty(), "a prompt is empty; give it some text");
+  for (std::size_t i = 0; i < options.prompts.size(); ++i) {
+    const std::string name = "prompt " + std::to_string(i);
+    require(!options.prompts[i].empty(), name + " is empty; give it some text");
+    require(is_utf8(options.prompts[i]), name + " is not UTF-8; convert it");
+  }
   const InterruptScope interrupts;
   std::vector<json> requests;
   for (const std::string& prompt : options.prompts) {
