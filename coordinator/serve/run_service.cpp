@@ -203,7 +203,6 @@ RunOutcome coordinate(const RunOptions& options,
   std::optional<wire::CoordinatorKeys> keys = wire::read_coordinator_keys(layout);
   require_keys_for(recipe.workers.bind, keys.has_value(), layout);
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
-  model.check_complete();
   const int local_workers = options.local_workers.value_or(recipe.workers.local);
   const PlanTokens tokens = read_plan_tokens(layout, model.config().vocab_size);
   const Plan plan = make_plan(

@@ -69,10 +69,12 @@ struct TensorShape {
 class ModelDirectory {
  public:
   // `reference` is a directory, or org/name found in the local Hugging Face cache (HF_HUB_CACHE,
-  // HF_HOME, ~/.cache), offline. All weight files are mapped and their headers checked; pages come
-  // in when touched. Index entries must be plain base names; the resolved file may be a symbolic
-  // link (cache snapshots link into blobs). Throws kUsage for whatever is missing or wrong in it,
-  // such as a FIFO or a device: it is its owner's to mend, also where it was damaged.
+  // HF_HOME, ~/.cache), offline. Every tensor that its config.json asks for is there with its
+  // shape; surplus ones are ignored but for unknown layers. All weight files are mapped and their
+  // headers checked; pages come in when touched. Index entries must be plain base names; the
+  // resolved file may be a symbolic link (cache snapshots link into blobs). Throws kUsage for
+  // whatever is missing or wrong in it, such as a FIFO or a device: it is its owner's to mend, also
+  // where it was damaged.
   static ModelDirectory open(const std::string& reference);
   // Of the form org/name; such a directory, where there is one, goes before the cache.
   [[nodiscard]] static bool is_hub_name(const std::string& reference);
@@ -86,15 +88,13 @@ class ModelDirectory {
   [[nodiscard]] TensorView tensor(const TensorShape& expected) const;
   [[nodiscard]] bool has(const std::string& name) const;
   [[nodiscard]] std::uint64_t weight_bytes() const;
-  // Every expected tensor is there with the expected shape; surplus ones are ignored but for
-  // unknown layers.
-  void check_complete() const;
   // Of config.json and of all weight files' names, sizes and headers: identifies the teacher in
   // artifacts.
   [[nodiscard]] std::string fingerprint() const;
 
  private:
   struct Impl;
+  void check_complete() const;
   explicit ModelDirectory(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -99,7 +99,6 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
   require(!fs::exists(options.out),
           options.out + " exists and is not overwritten; choose another name with --out");
   const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);
-  model.check_complete();
   const SourceFormat looks = look_at_source(options.data);
   const storage::DataSource source = source_of(options, looks);
   const storage::Recipe recipe = recipe_for(options, source, model);
