@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
@@ -57,14 +58,13 @@ std::vector<json> ask_tokenizer(const std::string& model,
   return replies;
 }
 
-// JSON, in which prompts go to the tokenizer, is UTF-8.
-bool is_utf8(const std::string& text) {
-  try {
-    static_cast<void>(json(text).dump());
-    return true;
-  } catch (const json::type_error&) {
-    return false;
-  }
+// CLI11 takes a larger number for the largest.
+std::string whole_number_problem(const std::string& word) {
+  std::uint64_t value = 0;
+  const char* const end = word.data() + word.size();
+  const auto [rest, error] = std::from_chars(word.data(), end, value);
+  if (error == std::errc() && rest == end) return "";
+  return "expected a whole number from 0 to 18446744073709551615, found " + word;
 }
 
 struct Generated {
@@ -132,7 +132,6 @@ ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   for (std::size_t i = 0; i < options.prompts.size(); ++i) {
     const std::string name = "prompt " + std::to_string(i);
     require(!options.prompts[i].empty(), name + " is empty; give it some text");
-    require(is_utf8(options.prompts[i]), name + " is not UTF-8; convert it");
   }
   const InterruptScope interrupts;
   std::vector<json> requests;
@@ -194,7 +193,7 @@ RunCommand declare_generate(CLI::App& app) {
       ->check(CLI::Range(0.0, 1.0).description(""))
       ->capture_default_str();
   app.add_option("--seed", options->seed, "of the sampling")
-      ->check(CLI::NonNegativeNumber.description(""))
+      ->check(CLI::Validator(whole_number_problem, ""))
       ->type_name("N")
       ->capture_default_str();
   return [options](Terminal& terminal) { return run_generate(*options, terminal); };

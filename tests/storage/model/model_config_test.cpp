@@ -136,6 +136,9 @@ TEST(ModelConfig, MissingAndIllTypedKeysAreNamed) {
   EXPECT_THAT(refusal_of(tiny_config(), {{"num_key_value_heads", 3}}), HasSubstr("not a multiple"));
   EXPECT_THAT(refusal_of(tiny_config(), {{"tie_word_embeddings", 1}}),
               HasSubstr("expected true or false"));
+  EXPECT_THAT(refusal([] { (void)ModelConfig::parse(R"({"vocab_size":1e999})", "c"); },
+                      ErrorKind::kCorrupt),
+              HasSubstr("c: a number in it is too large"));
   const std::string twice = R"({"model_type":"llama","vocab_size":1,"vocab_size":2})";
   EXPECT_THAT(refusal([&] { (void)ModelConfig::parse(twice, "c"); }, ErrorKind::kCorrupt),
               HasSubstr("twice"));
