@@ -18,6 +18,8 @@ using storage::Recipe;
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 std::string gib(std::uint64_t bytes) {
+  constexpr std::uint64_t kMiB = 1U << 20;
+  if (bytes < 100 * kMiB) return std::to_string((bytes + kMiB - 1) / kMiB) + " MiB";
   const double value = static_cast<double>(bytes) / kGiB;
   const double rounded = value >= 10.0 ? std::round(value) : std::round(value * 100.0) / 100.0;
   std::string text = std::to_string(rounded);

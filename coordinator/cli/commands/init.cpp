@@ -55,8 +55,10 @@ storage::DataSource source_of(const InitOptions& options, const SourceFormat& lo
   require(!source.format.empty(),
           options.data + ": holds " + looks.what +
               (looks.fields.empty() ? "" : " with " + listed(looks.fields)) +
-              ", and no format takes them as they are; say which text a record is, as --template "
-              "'{question} {answer}', or another --format");
+              (looks.advice.empty()
+                   ? ", and no format takes them as they are; say which text a record is, as "
+                     "--template '{question} {answer}', or another --format"
+                   : "; " + looks.advice));
   if (source.format == "jsonl" && source.template_.empty())
     source.template_ = storage::kTextTemplate;
   require(source.format == "jsonl" || source.template_.empty(),
