@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <new>
+#include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
 
@@ -89,6 +90,21 @@ void require_known_command(const std::vector<std::string>& arguments) {
                   "; 'hedgerow --help' lists them all");
 }
 
+// What JSON can hold: records of a run, messages and --json quote what was said here.
+void require_utf8(const std::vector<std::string>& arguments) {
+  for (const std::string& argument : arguments) {
+    try {
+      static_cast<void>(nlohmann::json(argument).dump());
+    } catch (const nlohmann::json::type_error&) {
+      throw Error(ErrorKind::kUsage,
+                  "the argument " +
+                      nlohmann::json(argument).dump(
+                          -1, ' ', true, nlohmann::json::error_handler_t::replace) +
+                      " is not UTF-8; convert it, or rename what it names");
+    }
+  }
+}
+
 const CLI::App& innermost(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
   return chosen.empty() ? app : *chosen.front();
@@ -156,6 +172,7 @@ ExitCode parse_and_run(std::vector<std::string> arguments, Tree& tree, Terminal&
   // Before parsing, so that errors of the parser itself obey --json.
   terminal.configure("hedgerow",
                      {.json = std::count(arguments.begin(), arguments.end(), "--json") > 0});
+  require_utf8(arguments);
   require_known_command(arguments);
   std::reverse(arguments.begin(), arguments.end());  // CLI11 takes them from the back
   bool wants_help = false;

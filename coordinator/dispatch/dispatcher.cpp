@@ -206,7 +206,7 @@ void Dispatcher::fail_token(std::uint64_t token, ErrorKind kind, const std::stri
   if (free >= config_.room_for_retry) return;
   fatal_.emplace(ErrorKind::kExhausted,
                  what + "; " + std::to_string(free >> 20) + " MiB are free in " +
-                     layout_.root().string() + ", the next file needs " +
+                     layout_.root().string() + ", and the run goes on with at least " +
                      std::to_string(config_.room_for_retry >> 20) + " MiB; nothing is lost" +
                      std::string(storage::kRoomAdvice));
 }

@@ -11,6 +11,7 @@
 #include <cstring>
 
 #include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -67,16 +68,11 @@ wire::ProcessId HostProcesses::start(const std::vector<std::string>& argv,
                              " is a symbolic link, and what it leads to is not ours to write; "
                              "remove it");
   }
-  const int out = ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_NOFOLLOW | O_CLOEXEC, 0644);
-  if (out < 0) throw storage::system_error("open", log.string(), errno);
-  pid_t pid = 0;
-  try {
-    pid = spawn({.argv = argv, .out = out, .err = out, .outlives_us = true, .blocked = blocked});
-  } catch (const storage::Error&) {
-    ::close(out);
-    throw;
-  }
-  ::close(out);
+  // Not a FIFO: one without a reader would hold us for ever.
+  const storage::File output = storage::File::open_append(log);
+  const int out = output.descriptor();
+  const pid_t pid =
+      spawn({.argv = argv, .out = out, .err = out, .outlives_us = true, .blocked = blocked});
   return wire::process_with(pid).value_or(wire::ProcessId{pid, 0});
 }
 

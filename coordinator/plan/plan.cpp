@@ -18,6 +18,8 @@ using storage::Recipe;
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
 std::string gib(std::uint64_t bytes) {
+  constexpr std::uint64_t kMiB = 1U << 20;
+  if (bytes < 100 * kMiB) return std::to_string((bytes + kMiB - 1) / kMiB) + " MiB";
   const double value = static_cast<double>(bytes) / kGiB;
   const double rounded = value >= 10.0 ? std::round(value) : std::round(value * 100.0) / 100.0;
   std::string text = std::to_string(rounded);
@@ -77,13 +79,8 @@ void check_data(const Recipe& recipe, const ModelConfig& model, const PlanTokens
                       " is beyond the model's " + std::to_string(model.max_position_embeddings) +
                       " positions; shorten it");
     }
-    if (model.sliding_window && info.seq_len > *model.sliding_window) {
-      throw Error(ErrorKind::kUsage,
-                  std::string(section) + ".seq_len = " + std::to_string(info.seq_len) +
-                      " is beyond the teacher's own attention window of " +
-                      std::to_string(*model.sliding_window) +
-                      ", which is not computed; use at most that");
-    }
+    model.require_within_window(
+        info.seq_len, std::string(section) + ".seq_len = " + std::to_string(info.seq_len));
   };
   check(tokens.transfer, "data.transfer");
   check(tokens.finetune, "data.finetune");

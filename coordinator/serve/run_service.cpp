@@ -134,9 +134,9 @@ CoordinatorConfig coordinator_config(const RunParts& run) {
           .finetune_elsewhere = starts_elsewhere(recipe.finetune)};
 }
 
-// Of a run that is done: the results have the sizes, and then the hashes, that the journal
-// recorded. Hidden states, which nothing reads any more, are left to `check`. Throws kCorrupt;
-// false: stopped.
+// Of a run that is done, just now or already: the results have the sizes, and then the hashes, that
+// the journal recorded. Hidden states, which nothing reads any more, are left to `check`. Throws
+// kCorrupt; false: stopped.
 bool verify_results(const storage::RunLayout& layout,
                     const State& state,
                     const RunOptions& options) {
@@ -203,7 +203,6 @@ RunOutcome coordinate(const RunOptions& options,
   std::optional<wire::CoordinatorKeys> keys = wire::read_coordinator_keys(layout);
   require_keys_for(recipe.workers.bind, keys.has_value(), layout);
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
-  model.check_complete();
   const int local_workers = options.local_workers.value_or(recipe.workers.local);
   const PlanTokens tokens = read_plan_tokens(layout, model.config().vocab_size);
   const Plan plan = make_plan(
@@ -248,7 +247,12 @@ RunOutcome coordinate(const RunOptions& options,
              coordinator.dispatcher().state().build,
              storage::read_text(layout.recipe()));
   has_begun = true;
-  return coordinator.run();
+  RunOutcome outcome = coordinator.run();
+  const State& state = coordinator.dispatcher().state();
+  // What was committed long ago may be damaged since.
+  if (phase_of(state) == RunPhase::kDone && !verify_results(layout, state, options))
+    outcome.exit_code = storage::ExitCode::kInterrupted;
+  return outcome;
 }
 
 }  // namespace

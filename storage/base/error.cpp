@@ -63,6 +63,11 @@ Error system_error(std::string_view what, std::string_view object, int error_num
     case ENOSPC:
     case EDQUOT:
       return {ErrorKind::kExhausted, message + std::string(kRoomAdvice)};
+    case EFBIG:
+      return {ErrorKind::kExhausted,
+              message +
+                  "; raise the limit on a file's size (ulimit -f), then run the same command "
+                  "again"};
     case ENOENT:
       return {ErrorKind::kNotFound, message};
     case EACCES:

@@ -65,9 +65,9 @@ inline constexpr std::string_view kRoomAdvice =
     "; free space or raise the quota, then run the same command again";
 [[nodiscard]] std::string without_room_advice(std::string message);
 
-// Error of a failed system call: "<what> <object>: <strerror>", ENOSPC and EDQUOT -> kExhausted,
-// ENOENT -> kNotFound; EACCES, EPERM, EROFS and a path that cannot be one (ENOTDIR, EISDIR, ELOOP,
-// ENAMETOOLONG) -> kUsage with a hint; everything else -> kUnavailable.
+// Error of a failed system call: "<what> <object>: <strerror>", ENOSPC, EDQUOT and EFBIG ->
+// kExhausted, ENOENT -> kNotFound; EACCES, EPERM, EROFS and a path that cannot be one (ENOTDIR,
+// EISDIR, ELOOP, ENAMETOOLONG) -> kUsage with a hint; everything else -> kUnavailable.
 [[nodiscard]] Error system_error(std::string_view what, std::string_view object, int error_number);
 
 }  // namespace hedgerow::storage

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <csignal>
 #include <random>
 #include <thread>
 #include <utility>
@@ -85,6 +86,8 @@ void require_file(const fs::path& path) {
   if (!why.empty()) throw Error(ErrorKind::kUsage, path.string() + ": " + why);
 }
 
+void let_large_writes_fail() { std::signal(SIGXFSZ, SIG_IGN); }
+
 File::File(int descriptor, fs::path path) : descriptor_(descriptor), path_(std::move(path)) {}
 
 File File::open_read(const fs::path& path) {
@@ -112,7 +115,7 @@ File File::create_exclusive(const fs::path& path, int mode) {
 
 File File::open_append(const fs::path& path) {
   require_file(path);
-  const int descriptor = open_descriptor(path, O_WRONLY | O_APPEND | O_CREAT);
+  const int descriptor = open_descriptor(path, O_WRONLY | O_APPEND | O_CREAT | O_NOFOLLOW);
   if (descriptor < 0) throw system_error("open for appending", path.string(), errno);
   return {descriptor, path};
 }

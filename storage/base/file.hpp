@@ -21,6 +21,10 @@ namespace hedgerow::storage {
 [[nodiscard]] std::string why_not_a_file(const std::filesystem::path& path);
 void require_file(const std::filesystem::path& path);  // Throws kUsage naming path and reason
 
+// A write beyond RLIMIT_FSIZE (ulimit -f) fails with EFBIG, as one on a full disk does, instead of
+// ending the process. Programs that this one starts take it over unless they say otherwise.
+void let_large_writes_fail();
+
 // An owned descriptor. Move-only; the destructor closes and ignores the error, so writers call
 // close() themselves.
 class File {
@@ -31,7 +35,7 @@ class File {
   static File create(const std::filesystem::path& path);  // O_CREAT|O_TRUNC
   static File create_exclusive(const std::filesystem::path& path,
                                int mode = 0644);               // O_EXCL; EEXIST -> kUsage
-  static File open_append(const std::filesystem::path& path);  // made when absent
+  static File open_append(const std::filesystem::path& path);  // made when absent; no link
   static File open_update(const std::filesystem::path& path);  // to read and write_at; must exist
 
   File(File&& other) noexcept;

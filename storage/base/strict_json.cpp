@@ -57,6 +57,9 @@ nlohmann::json parse_strict_json(const std::string& text,
                             name,
                             error.byte,
                             text.size()));
+  } catch (const nlohmann::json::out_of_range&) {
+    throw Error(ErrorKind::kCorrupt,
+                fmt::format("{}: a number in it is too large for any type; write another", name));
   }
 }
 

@@ -262,6 +262,15 @@ ModelConfig ModelConfig::parse(const std::string& config_json, const std::string
   return config;
 }
 
+void ModelConfig::require_within_window(std::int64_t num_tokens, const std::string& what) const {
+  if (!sliding_window || num_tokens <= *sliding_window) return;
+  throw Error(ErrorKind::kUsage,
+              fmt::format("{} is beyond the teacher's own attention window of {}, which is not "
+                          "computed; use at most that",
+                          what,
+                          *sliding_window));
+}
+
 std::vector<TensorShape> layer_tensors(const ModelConfig& config, int layer_idx) {
   const std::string prefix = fmt::format("model.layers.{}.", layer_idx);
   const std::int64_t hidden = config.hidden_size;

@@ -42,9 +42,8 @@ struct ModelConfig {
   bool qkv_bias = false;  // Qwen2; Llama's attention_bias
   bool o_bias = false;    // Llama's attention_bias
   bool mlp_bias = false;
-  bool qk_norm = false;  // Qwen3
-  std::optional<int>
-      sliding_window;  // a teacher window shorter than seq_len is refused by the plan
+  bool qk_norm = false;               // Qwen3
+  std::optional<int> sliding_window;  // of softmax; see require_within_window()
   RopeConfig rope;
   std::vector<int> eos_token_ids;
   std::optional<int> bos_token_id;
@@ -53,6 +52,10 @@ struct ModelConfig {
   // would compute otherwise than transformers, or a missing or ill-typed key; kCorrupt: not JSON,
   // or a key that stands twice.
   static ModelConfig parse(const std::string& config_json, const std::string& name);
+
+  // The softmax that we compute sees every token before it. Throws kUsage, beginning with `what`
+  // ("data.transfer.seq_len = 512"), where the model's own would see fewer of `num_tokens`.
+  void require_within_window(std::int64_t num_tokens, const std::string& what) const;
 };
 
 struct TensorShape {
@@ -66,10 +69,12 @@ struct TensorShape {
 class ModelDirectory {
  public:
   // `reference` is a directory, or org/name found in the local Hugging Face cache (HF_HUB_CACHE,
-  // HF_HOME, ~/.cache), offline. All weight files are mapped and their headers checked; pages come
-  // in when touched. Index entries must be plain base names; the resolved file may be a symbolic
-  // link (cache snapshots link into blobs). Throws kUsage for whatever is missing or wrong in it,
-  // such as a FIFO or a device: it is its owner's to mend, also where it was damaged.
+  // HF_HOME, ~/.cache), offline. Every tensor that its config.json asks for is there with its
+  // shape; surplus ones are ignored but for unknown layers. All weight files are mapped and their
+  // headers checked; pages come in when touched. Index entries must be plain base names; the
+  // resolved file may be a symbolic link (cache snapshots link into blobs). Throws kUsage for
+  // whatever is missing or wrong in it, such as a FIFO or a device: it is its owner's to mend, also
+  // where it was damaged.
   static ModelDirectory open(const std::string& reference);
   // Of the form org/name; such a directory, where there is one, goes before the cache.
   [[nodiscard]] static bool is_hub_name(const std::string& reference);
@@ -83,15 +88,13 @@ class ModelDirectory {
   [[nodiscard]] TensorView tensor(const TensorShape& expected) const;
   [[nodiscard]] bool has(const std::string& name) const;
   [[nodiscard]] std::uint64_t weight_bytes() const;
-  // Every expected tensor is there with the expected shape; surplus ones are ignored but for
-  // unknown layers.
-  void check_complete() const;
   // Of config.json and of all weight files' names, sizes and headers: identifies the teacher in
   // artifacts.
   [[nodiscard]] std::string fingerprint() const;
 
  private:
   struct Impl;
+  void check_complete() const;
   explicit ModelDirectory(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

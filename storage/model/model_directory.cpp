@@ -291,7 +291,9 @@ ModelDirectory ModelDirectory::open(const std::string& reference) {
   return read_given([&] {
     auto impl = std::make_unique<Impl>();
     impl->open(reference);
-    return ModelDirectory(std::move(impl));
+    ModelDirectory model(std::move(impl));
+    model.check_complete();
+    return model;
   });
 }
 

@@ -163,6 +163,19 @@ void check_length(const std::string& section,
                    "attention.window_size");
 }
 
+// Maps without a projection have no parameters, and without a window nothing reads its factor.
+void check_that_something_trains(const Recipe& recipe, RecipeProblems& problems) {
+  const AttentionSpec& attention = recipe.attention;
+  const bool trains_maps = attention.train_feature_map && attention.has_projection();
+  const bool trains_factors =
+      attention.train_window_factor && attention.window != WindowLayout::kNone;
+  if (trains_maps || trains_factors || recipe.finetune.enabled) return;
+  problems.add("finetune.enabled",
+               "= false: nothing of this run would learn, because attention has no feature map and "
+               "no window factor that trains; set attention.train_feature_map, "
+               "attention.train_window_factor or finetune.enabled to true");
+}
+
 void check_plan(const PlanSection& plan, RecipeProblems& problems) {
   const std::string& keep = plan.keep_boundaries;
   if (keep == "none" || keep == "last" || keep == "all") return;
@@ -332,6 +345,7 @@ void check_recipe(const Recipe& recipe, RecipeProblems& problems) {
     problems.add_sentence(text.substr(0, text.find(' ')), text);
   }
   check_length("data.transfer", recipe.data_transfer, recipe.attention, problems);
+  check_that_something_trains(recipe, problems);
   if (recipe.finetune.enabled && recipe.data_finetune.seq_len != recipe.data_transfer.seq_len)
     check_length("data.finetune", recipe.data_finetune, recipe.attention, problems);
   check_plan(recipe.plan, problems);

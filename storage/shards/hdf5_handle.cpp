@@ -63,8 +63,6 @@ void throw_error(const char* call, const std::string& file, ErrorKind otherwise)
   Fault fault;
   H5Ewalk2(H5E_DEFAULT, H5E_WALK_UPWARD, collect, &fault);
   H5Eclear2(H5E_DEFAULT);
-  // EFBIG is `ulimit -f`: as far as this process is concerned, the disk is full.
-  if (fault.error_number == EFBIG) fault.error_number = ENOSPC;
   if (fault.error_number != 0) throw system_error(call, file, fault.error_number);
   throw Error(
       otherwise,

@@ -10,6 +10,7 @@
 #include <iostream>
 
 #include "storage/base/build_info.hpp"
+#include "storage/base/file.hpp"
 #include "storage/base/openmp_spin.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/device/large_blocks.hpp"
@@ -69,6 +70,7 @@ void limit_openmp_spinning(char** argv) {
 
 int main(int argc, char** argv) {
   limit_openmp_spinning(argv);
+  hedgerow::storage::let_large_writes_fail();
   const int code = run(argc, argv);
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
   return code;  // sanitizers report at exit

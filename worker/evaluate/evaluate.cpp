@@ -60,7 +60,10 @@ class Evaluator {
           !options_.progress(layers_before + layer + 1, layers_in_all, mean_loss()))
         return false;
     }
-    for (std::size_t i = 0; i < group.size(); ++i) add_loss(group[i], streams[i]);
+    for (std::size_t i = 0; i < group.size(); ++i) {
+      add_loss(group[i], streams[i]);
+      require_finite(group[i]);
+    }
     return true;
   }
 
@@ -83,6 +86,14 @@ class Evaluator {
   }
   [[nodiscard]] double mean_loss() const {
     return num_targets_ == 0 ? 0.0 : loss_ / static_cast<double>(num_targets_);
+  }
+
+  void require_finite(std::int64_t sequence) const {
+    if (std::isfinite(loss_)) return;
+    throw Error(ErrorKind::kUsage,
+                "the loss of sequence " + std::to_string(sequence) +
+                    " of the tokens file is not "
+                    "finite; check the model's weights");
   }
 
   BlockRunner load(int layer_idx) const {
@@ -188,6 +199,12 @@ Evaluation evaluate(const storage::ModelDirectory& model,
                     const EvaluateOptions& options) {
   if (sequences.empty())
     throw Error(ErrorKind::kUsage, "nothing to evaluate: the tokens file has no sequence");
+  // The errors of a student's layers are against the teacher's softmax.
+  const bool measures_layers = options.student != nullptr && options.adapter == nullptr;
+  if (measures_layers || has_softmax(options.student)) {
+    model.config().require_within_window(
+        tokens.seq_len, "a sequence of " + std::to_string(tokens.seq_len) + " tokens");
+  }
   const std::int64_t bytes = tokens.seq_len * model.config().hidden_size *
                              static_cast<std::int64_t>(c10::elementSize(options.compute_dtype));
   const auto per_group = static_cast<std::size_t>(std::max<std::int64_t>(1, kGroupBytes / bytes));

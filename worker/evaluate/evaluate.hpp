@@ -53,6 +53,8 @@ struct Evaluation {
 };
 
 // Evaluates the given sequences (indices into `tokens`). A target counts where its loss mask is 1.
+// Throws kUsage naming a loss that is not finite, or sequences beyond the window of a softmax
+// layer.
 Evaluation evaluate(const storage::ModelDirectory& model,
                     const storage::TokenSequences& tokens,
                     const std::vector<std::int64_t>& sequences,

@@ -73,7 +73,8 @@ const std::optional<kernels::HybridParameters>& Generator::parameters(std::size_
   return student_ ? student_->layers[layer] : kSoftmax;
 }
 
-void Generator::check(const std::vector<std::vector<std::int64_t>>& prompts) const {
+void Generator::check(const std::vector<std::vector<std::int64_t>>& prompts,
+                      std::int64_t max_new_tokens) const {
   for (std::size_t row = 0; row < prompts.size(); ++row) {
     const std::string name = "prompt " + std::to_string(row);
     if (prompts[row].empty())
@@ -84,6 +85,12 @@ void Generator::check(const std::vector<std::vector<std::int64_t>>& prompts) con
                   name + ": token id " + std::to_string(token) + " is outside the vocabulary of " +
                       std::to_string(config_.vocab_size) + " entries");
     }
+    if (!has_softmax(student_ ? &*student_ : nullptr)) continue;
+    const auto length = static_cast<std::int64_t>(prompts[row].size());
+    // The last one chosen is not attended to any more.
+    config_.require_within_window(length + max_new_tokens - 1,
+                                  name + ", " + std::to_string(length) + " tokens and " +
+                                      std::to_string(max_new_tokens) + " new ones,");
   }
 }
 
@@ -163,7 +170,7 @@ void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,
                     GenerationObserver& observer) {
   const at::NoGradGuard no_gradients;
   options.sampling.validate();
-  check(prompts);
+  check(prompts, options.max_new_tokens);
   if (prompts.empty() || options.max_new_tokens < 1) return;
   const auto longest =
       std::ranges::max(prompts, {}, [](const auto& prompt) { return prompt.size(); }).size();
@@ -180,6 +187,11 @@ void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,
     for (std::size_t i = 0; i < batch.row.size(); ++i) {
       const at::Tensor row_logits = next[static_cast<std::int64_t>(i)];
       const std::int64_t row = batch.row[i], position = ++batch.position[i];
+      if (!at::isfinite(row_logits).all().item<bool>()) {
+        throw Error(ErrorKind::kUsage,
+                    "the logits of prompt " + std::to_string(row) + " at position " +
+                        std::to_string(position) + " are not finite; check the model's weights");
+      }
       observer.on_logits(row, position, row_logits);
       batch.token[i] = sample(values(row_logits), options.sampling, row, position);
       auto& ids = generated[static_cast<std::size_t>(row)];

@@ -57,7 +57,8 @@ class Generator {
                         at::ScalarType compute_dtype,
                         const std::function<void(double)>& progress = {});
 
-  // Throws kUsage naming an empty prompt or a token outside the vocabulary.
+  // Throws kUsage naming an empty prompt, a token outside the vocabulary, logits that are not
+  // finite, or what is beyond the window of a softmax layer.
   void run(const std::vector<std::vector<std::int64_t>>& prompts,
            const GenerateOptions& options,
            GenerationObserver& observer);
@@ -79,7 +80,8 @@ class Generator {
                   const std::vector<std::int64_t>& positions,
                   std::vector<AttentionCache>& caches) const;
   [[nodiscard]] const std::optional<kernels::HybridParameters>& parameters(std::size_t layer) const;
-  void check(const std::vector<std::vector<std::int64_t>>& prompts) const;
+  void check(const std::vector<std::vector<std::int64_t>>& prompts,
+             std::int64_t max_new_tokens) const;
 
   storage::ModelConfig config_;
   OuterWeights outer_;

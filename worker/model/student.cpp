@@ -1,5 +1,6 @@
 #include "worker/model/student.hpp"
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <set>
 
@@ -130,6 +131,11 @@ at::Tensor student_attention(const Qkv& heads,
                              const kernels::HybridOptions& options) {
   return parameters ? kernels::hybrid_attention(heads.q, heads.k, heads.v, *parameters, options)
                     : kernels::softmax_attention(heads.q, heads.k, heads.v);
+}
+
+bool has_softmax(const Student* student) {
+  if (student == nullptr) return true;
+  return std::ranges::any_of(student->layers, [](const auto& layer) { return !layer.has_value(); });
 }
 
 }  // namespace hedgerow::worker

@@ -36,4 +36,7 @@ struct Student {
     const std::optional<kernels::HybridParameters>& parameters,
     const kernels::HybridOptions& options);
 
+// Whether a layer computes softmax attention: the teacher's (nullptr) all do.
+[[nodiscard]] bool has_softmax(const Student* student);
+
 }  // namespace hedgerow::worker

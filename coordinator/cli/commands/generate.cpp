@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <charconv>
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
@@ -55,6 +56,15 @@ std::vector<json> ask_tokenizer(const std::string& model,
                     std::to_string(requests.size()) + " requests");
   }
   return replies;
+}
+
+// CLI11 takes a larger number for the largest.
+std::string whole_number_problem(const std::string& word) {
+  std::uint64_t value = 0;
+  const char* const end = word.data() + word.size();
+  const auto [rest, error] = std::from_chars(word.data(), end, value);
+  if (error == std::errc() && rest == end) return "";
+  return "expected a whole number from 0 to 18446744073709551615, found " + word;
 }
 
 struct Generated {
@@ -119,8 +129,10 @@ void fill_from_recipe(GenerateOptions& options) {
 ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   const ModelChoice choice = choose_model(options.model);
   fill_from_recipe(options);
-  for (const std::string& prompt : options.prompts)
-    require(!prompt.empty(), "a prompt is empty; give it some text");
+  for (std::size_t i = 0; i < options.prompts.size(); ++i) {
+    const std::string name = "prompt " + std::to_string(i);
+    require(!options.prompts[i].empty(), name + " is empty; give it some text");
+  }
   const InterruptScope interrupts;
   std::vector<json> requests;
   for (const std::string& prompt : options.prompts) {
@@ -181,7 +193,7 @@ RunCommand declare_generate(CLI::App& app) {
       ->check(CLI::Range(0.0, 1.0).description(""))
       ->capture_default_str();
   app.add_option("--seed", options->seed, "of the sampling")
-      ->check(CLI::NonNegativeNumber.description(""))
+      ->check(CLI::Validator(whole_number_problem, ""))
       ->type_name("N")
       ->capture_default_str();
   return [options](Terminal& terminal) { return run_generate(*options, terminal); };

@@ -55,8 +55,10 @@ storage::DataSource source_of(const InitOptions& options, const SourceFormat& lo
   require(!source.format.empty(),
           options.data + ": holds " + looks.what +
               (looks.fields.empty() ? "" : " with " + listed(looks.fields)) +
-              ", and no format takes them as they are; say which text a record is, as --template "
-              "'{question} {answer}', or another --format");
+              (looks.advice.empty()
+                   ? ", and no format takes them as they are; say which text a record is, as "
+                     "--template '{question} {answer}', or another --format"
+                   : "; " + looks.advice));
   if (source.format == "jsonl" && source.template_.empty())
     source.template_ = storage::kTextTemplate;
   require(source.format == "jsonl" || source.template_.empty(),
@@ -99,7 +101,6 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
   require(!fs::exists(options.out),
           options.out + " exists and is not overwritten; choose another name with --out");
   const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);
-  model.check_complete();
   const SourceFormat looks = look_at_source(options.data);
   const storage::DataSource source = source_of(options, looks);
   const storage::Recipe recipe = recipe_for(options, source, model);

@@ -133,7 +133,6 @@ void resolve_for_this_machine(Recipe& recipe) {
 Plan plan_of(const Recipe& recipe, const fs::path& directory) {
   require_device(recipe, storage::has_cuda(), wire::num_visible_gpus());
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
-  model.check_complete();
   const storage::RunLayout layout(directory);
   check_sources(recipe, layout);
   PlanTokens tokens = read_plan_tokens(layout, model.config().vocab_size);

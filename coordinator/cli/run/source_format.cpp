@@ -16,17 +16,18 @@ namespace {
 using nlohmann::json;
 
 constexpr unsigned kHeadBytes = 1U << 20;  // a record is seldom longer
+constexpr unsigned kMostBytes = 1U << 28;  // where the first one is
 constexpr std::size_t kRecords = 8;
 constexpr std::string_view kSpace = " \t\r\n";
 
 // The file's beginning without a byte order mark. gzread gives files that are not packed as they
 // are.
-std::string head_of(const std::filesystem::path& path) {
+std::string head_of(const std::filesystem::path& path, unsigned bytes) {
   if (!storage::why_not_a_file(path).empty()) return {};
   const std::unique_ptr<gzFile_s, int (*)(gzFile)> file(gzopen(path.c_str(), "rb"), gzclose);
   if (!file) return {};
-  std::string head(kHeadBytes, '\0');
-  head.resize(static_cast<std::size_t>(std::max(0, gzread(file.get(), head.data(), kHeadBytes))));
+  std::string head(bytes, '\0');
+  head.resize(static_cast<std::size_t>(std::max(0, gzread(file.get(), head.data(), bytes))));
   constexpr std::string_view kMark = "\xef\xbb\xbf";
   if (head.starts_with(kMark)) head.erase(0, kMark.size());
   return head;
@@ -70,6 +71,15 @@ std::vector<json> first_records(std::string_view head, bool& is_split) {
   return records;
 }
 
+// Whether the first record is longer than the `bytes` that were read.
+bool is_cut_in_a_record(const std::string& head, unsigned bytes) {
+  constexpr unsigned kLongestMark = 3;
+  std::size_t at = head.find_first_not_of(kSpace);
+  if (at != head.npos && head[at] == '[') at = head.find_first_not_of(kSpace, at + 1);
+  return head.size() + kLongestMark >= bytes && at != head.npos && head[at] == '{' &&
+         object_at(std::string_view(head).substr(at)).empty();
+}
+
 // Whether it is one JSON value, or the beginning of one that was cut off.
 bool begins_a_value(const std::string& head) {
   const std::size_t first = head.find_first_not_of(kSpace);
@@ -79,6 +89,13 @@ bool begins_a_value(const std::string& head) {
   } catch (const json::parse_error& error) {
     return error.byte >= head.size();
   }
+}
+
+bool begins_strings(const std::string& head) {
+  const std::size_t first = head.find_first_not_of(kSpace);
+  if (first == head.npos || head[first] != '[') return false;
+  const std::size_t next = head.find_first_not_of(kSpace, first + 1);
+  return next != head.npos && head[next] == '"' && begins_a_value(head);
 }
 
 bool has_text(const json& record, const char* key) {
@@ -116,9 +133,21 @@ constexpr KnownRecord kKnown[] = {
 }  // namespace
 
 SourceFormat look_at_source(const std::filesystem::path& path) {
-  const std::string head = head_of(path);
   bool is_split = false;
-  const std::vector<json> records = first_records(head, is_split);
+  std::string head;
+  std::vector<json> records;
+  unsigned bytes = kHeadBytes;
+  do {
+    head = head_of(path, bytes);
+    records = first_records(head, is_split);
+    bytes *= 16;
+  } while (records.empty() && bytes <= kMostBytes && is_cut_in_a_record(head, bytes / 16));
+  if (records.empty() && begins_strings(head)) {
+    return {"",
+            "a list of strings",
+            {},
+            "no format takes it; write each string as a record, {\"text\": \"...\"} a line"};
+  }
   if (records.empty())
     return begins_a_value(head) ? SourceFormat{"", "JSON that is no list of records"}
                                 : SourceFormat{"text", "plain text"};

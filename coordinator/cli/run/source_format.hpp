@@ -16,6 +16,7 @@ struct SourceFormat {
   std::string format;  // of a recipe's source; empty: JSON that no format takes as it is
   std::string what;    // for people: "Alpaca records", "plain text"
   std::vector<std::string> fields{};  // of the first record; empty if there is none
+  std::string advice{};               // where a template or another format cannot help
 };
 
 // Plain text where the file cannot be read: whoever reads all of it says why.

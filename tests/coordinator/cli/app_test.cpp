@@ -109,6 +109,23 @@ TEST(Cli, AMistypedLineIsAnsweredWithWhatWasExpectedFoundAndMeant) {
   }
 }
 
+// Journal, messages and --json could not hold it: `run` tokenized first and failed then.
+TEST(Cli, AnArgumentThatIsNotUtf8IsRefusedAtOnce) {
+  const Answer answer = run_line({"run", "--run", "/tmp/r\xff"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_EQ(answer.err,
+            "hedgerow: the argument \"/tmp/r\\ufffd\" is not UTF-8; convert it, or rename what it "
+            "names\n");
+}
+
+TEST(Cli, ASeedBeyondSixtyFourBitsIsRefused) {
+  const Answer answer = run_line({"generate", "--seed", "18446744073709551616", "It"});
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_NE(answer.err.find("from 0 to 18446744073709551615, found 18446744073709551616"),
+            std::string::npos)
+      << answer.err;
+}
+
 // Catches: a word that a command takes and its usage hides, or tells by a name that means nothing.
 TEST(Cli, UsageShowsWhatMayStandWithoutAnOptionsName) {
   const auto usage_of = [](const char* command) {

@@ -252,6 +252,18 @@ TEST(Recipe, SequencesThatTheWindowCoversAreRefusedWithBothFields) {
       << "the plan warns of it";
 }
 
+TEST(Recipe, ARunInWhichNothingTrainsIsRefused) {
+  const auto with = [](const std::string& attention) {
+    return std::string(kMinimal) + "[attention]\n" + attention + "[finetune]\nenabled = false\n";
+  };
+  const std::string kept = "train_feature_map = false\n";
+  EXPECT_THAT(refusal(with(kept + "train_window_factor = false\n")),
+              HasSubstr("finetune.enabled = false: nothing of this run would learn"));
+  EXPECT_THAT(refusal(with(kept + "window = \"none\"\n")), HasSubstr("nothing of this run"));
+  EXPECT_NO_THROW(static_cast<void>(Recipe::parse(with(kept), "r")))
+      << "the window's factor trains";
+}
+
 TEST(Recipe, AllProblemsAreReportedAtOnce) {
   const std::string text = refusal("seed = -1\nmodle = 1\n[transfer]\nmax_steps = 0\n");
   EXPECT_THAT(text, HasSubstr("recipe.toml:1: seed"));

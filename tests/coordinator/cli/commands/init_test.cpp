@@ -125,7 +125,11 @@ TEST_F(Init, TheFormatIsWhatTheFirstRecordsLookLikeAndIsSaid) {
             std::string::npos);
   EXPECT_NE(taken("{\n \"text\": \"a\"\n}\n").find("neither an array nor a line each"),
             std::string::npos);
-  EXPECT_NE(taken("[\"a\", \"b\"").find("JSON that is no list of records"), std::string::npos);
+  EXPECT_NE(taken("[[\"a\"], [\"b\"").find("JSON that is no list of records"), std::string::npos);
+  EXPECT_NE(taken("[\"a\", \"b\"]").find("holds a list of strings; no format takes it; write"),
+            std::string::npos);
+  const std::string megabytes(3U << 20, 'a');
+  EXPECT_EQ(taken("{\"text\": \"" + megabytes + "\"}\n{\"text\": \"b\"}\n"), "jsonl|{text}");
 }
 
 TEST_F(Init, WhatTheOptionsSayGoesBeforeWhatTheFileLooksLike) {
