@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <map>
 
 #include "kernels/softmax_attention.hpp"
@@ -183,6 +184,35 @@ TEST(Generator, PromptsThatCannotBeRunAreNamed) {
   } catch (const storage::Error& error) {
     EXPECT_THAT(error.what(), testing::HasSubstr("prompt 0: token id 61"));
   }
+}
+
+// Every id would be the same one for ever.
+TEST(Generator, LogitsThatAreNotFiniteAreNamedWithTheirPosition) {
+  TinyStudent tiny = make_tiny_student();
+  tiny.outer.final_norm = at::full_like(tiny.outer.final_norm, NAN);
+  Generator generator = make_generator(tiny);
+  Recorder recorder;
+  try {
+    generator.run({{1, 2, 3}}, greedy(4), recorder);
+    FAIL() << "NaN was sampled from";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+    EXPECT_THAT(error.what(),
+                testing::HasSubstr("logits of prompt 0 at position 3 are not finite; check the "
+                                   "model's weights"));
+  }
+}
+
+// The softmax that is computed would see more than the model's own.
+TEST(Generator, ATeacherGoesNoFurtherThanItsOwnWindow) {
+  TinyStudent tiny = make_tiny_student();
+  tiny.config.sliding_window = 6;
+  Recorder recorder;
+  Generator teacher = make_generator(tiny, /*with_student=*/false);
+  teacher.run({{1, 2, 3}}, greedy(4), recorder);
+  EXPECT_EQ(recorder.rows.at(0).size(), 4U) << "the last one is not attended to";
+  EXPECT_THROW(teacher.run({{1, 2, 3}}, greedy(5), recorder), storage::Error);
+  make_generator(tiny).run({{1, 2, 3}}, greedy(5), recorder);  // no layer of softmax
 }
 
 }  // namespace
