@@ -265,11 +265,11 @@ class Registration(unittest.TestCase):
 
 
 class Values(unittest.TestCase):
-    def assert_like(self, found, expected, tolerance, what, rounded=False):
+    def assert_like(self, found, expected, tolerance, what, norm_limit=None):
         found, expected = found.detach().double(), expected.detach()
-        if rounded:  # products in bf16: where terms cancel (t2r without a window) little is left
+        if norm_limit is not None:
             error = float((found - expected).norm() / expected.norm().clamp_min(1e-3))
-            self.assertLessEqual(error, 10 * tolerance, f"{what}, seed {support.SEED}")
+            self.assertLessEqual(error, norm_limit, f"{what}, seed {support.SEED}")
             return
         assert_close(found, expected, rtol=tolerance, atol=tolerance * max(1.0, float(expected.abs().max())),
                      msg=lambda text: f"{what}, seed {support.SEED}: {text}")
@@ -282,13 +282,20 @@ class Values(unittest.TestCase):
                     exact = case.in_double()
                     y, expected = ops.hybrid_attention(*case.inputs, **case.keywords), definition(exact)
                     self.assertEqual(y.dtype, dtype)
+                    # Products in bf16: single elements may be far off, so the norm counts. Terms cancel, and less is left,
+                    # in window factors' gradients and in t2r without a window.
                     rounded = dtype == torch.bfloat16 and torch.cpu._is_amx_tile_supported()
-                    self.assert_like(y, expected, tolerance, "y", rounded)
+                    cancels = layout == "none" and spec.get("feature_map") == "t2r"
+
+                    def limit(name):
+                        return (0.25 if cancels or name == "window_factors" else 0.05) if rounded else None
+
+                    self.assert_like(y, expected, tolerance, "y", limit("y"))
                     truth = gradients(expected, exact.leaves())
                     for name, gradient in gradients(y, case.leaves()).items():
                         self.assertEqual(gradient.shape, case.leaves()[name].shape)
                         self.assertEqual(gradient.dtype, case.leaves()[name].dtype)
-                        self.assert_like(gradient, truth[name], tolerance, f"d{name}", rounded)
+                        self.assert_like(gradient, truth[name], tolerance, f"d{name}", limit(name))
 
     def test_gradcheck_in_fp64(self):
         for layout in LAYOUTS:
