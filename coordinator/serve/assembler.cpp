@@ -138,6 +138,16 @@ std::vector<storage::TensorShape> layer_map_tensors(const storage::AttentionSpec
   return tensors;
 }
 
+storage::WeightHashes teacher_weights(const storage::RunLayout& layout, const Geometry& geometry) {
+  int block = geometry.num_blocks();
+  while (block > 0 && !geometry.trains(block - 1)) --block;
+  const int num_layers =
+      block == 0 ? 0 : geometry.first_layer(block - 1) + geometry.layers_of(block - 1);
+  storage::WeightHashes hashes = storage::recorded_weights(layout, num_layers);
+  if (std::ssize(hashes) != num_layers + 1) return {};
+  return hashes;
+}
+
 std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
                                          const State& state,
                                          const AssemblyInput& input,
@@ -160,12 +170,15 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
   storage::os_disk().make_directories(layout.resolve(directory));
   const fs::path maps = layout.resolve(directory + "/feature_maps.safetensors");
   storage::write_safetensors(maps, tensors, {{"format", "pt"}});
-  const nlohmann::json description = {
-      {"format", "student/1"},
-      {"teacher", {{"path", input.teacher_path}, {"fingerprint", input.teacher_fingerprint}}},
-      {"attention", input.recipe.attention},
-      {"softmax_layers", input.recipe.transfer.softmax_layers},
-      {"compute_dtype", input.recipe.plan.compute_dtype}};
+  nlohmann::json teacher = {{"path", input.teacher_path},
+                            {"fingerprint", input.teacher_fingerprint}};
+  if (const auto hashes = teacher_weights(layout, geometry); !hashes.empty())
+    teacher["weights"] = storage::weight_hashes_to_json(hashes);
+  const nlohmann::json description = {{"format", "student/1"},
+                                      {"teacher", teacher},
+                                      {"attention", input.recipe.attention},
+                                      {"softmax_layers", input.recipe.transfer.softmax_layers},
+                                      {"compute_dtype", input.recipe.plan.compute_dtype}};
   const fs::path json = layout.resolve(directory + "/hedgerow.json");
   storage::write_atomically(json, description.dump(2) + "\n");
   const fs::path provenance = layout.resolve(directory + "/provenance.json");

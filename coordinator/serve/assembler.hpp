@@ -9,7 +9,7 @@
 
 #include "coordinator/state/state.hpp"
 #include "storage/base/run_layout.hpp"
-#include "storage/model/model_config.hpp"
+#include "storage/model/weight_hashes.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator {
@@ -20,6 +20,11 @@ struct AssemblyInput {
   std::string teacher_path;
   std::string teacher_fingerprint;
 };
+
+// The hashes of the teacher's layers that the run has read by the time it assembles, whatever else
+// it did; empty if one is missing (a run that an older build began).
+[[nodiscard]] storage::WeightHashes teacher_weights(const storage::RunLayout& layout,
+                                                    const Geometry& geometry);
 
 // Thrown by assemble when an artifact is damaged, so that the caller can journal it as lost.
 class DamagedArtifact : public storage::Error {

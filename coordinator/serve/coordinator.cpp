@@ -245,8 +245,7 @@ void Coordinator::tend_stage() {
   if (!stopping_) dispatcher_.resume_granting();
   if (dispatcher_.state().holder(token) != nullptr) {
     const bool is_fenced = end->is_interrupted || stopping_;
-    dispatcher_.fail_token(
-        token, is_fenced ? ErrorKind::kFenced : ErrorKind::kUnavailable, end->how);
+    dispatcher_.fail_token(token, is_fenced ? ErrorKind::kFenced : end->kind, end->how);
   }
   write_coordinator_file();
 }
@@ -422,7 +421,7 @@ RunStatus Coordinator::status() {
 }
 
 RunOutcome Coordinator::outcome(RunPhase phase) {
-  RunOutcome outcome = outcome_of(phase, status(), leaves_finetune_);
+  RunOutcome outcome = outcome_of(phase, dispatcher_.state(), status(), leaves_finetune_);
   write_status(config_.layout, outcome.status);
   if (observer_ != nullptr) observer_->on_status(outcome.status);
   return outcome;

@@ -2,6 +2,9 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <string_view>
 #include <utility>
 
 #include "coordinator/wire/stage_start.hpp"
@@ -14,6 +17,17 @@ namespace {
 // From the loss of the lease, or a done task, to the end of mpirun by force.
 constexpr std::chrono::seconds kKillAfter{30};
 constexpr std::chrono::milliseconds kLookForRanksEvery{500};
+
+// What the first rank that failed wrote behind `begin`: "rank 1: ..."; empty: none wrote anything.
+std::string first_error_in(const std::filesystem::path& log, std::uint64_t begin) {
+  constexpr std::string_view kProgram = "hedgerow-worker: ";
+  std::ifstream file(log);
+  file.seekg(static_cast<std::streamoff>(begin));
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with(kProgram)) return line.substr(kProgram.size());
+  }
+  return "";
+}
 
 class MpirunStage final : public FinetuneStage {
  public:
@@ -43,6 +57,9 @@ class MpirunStage final : public FinetuneStage {
     argv.insert(argv.end(), {"--threads", std::to_string(config_.threads_per_rank)});
     // A batch system that takes the machine back sends SIGTERM to every process of the job. The
     // ranks take it as a request; mpirun would kill them two seconds later.
+    std::error_code is_absent;
+    const std::uintmax_t before = std::filesystem::file_size(log(), is_absent);
+    log_begins_at_ = is_absent ? 0 : before;
     process_ = ChildProcess::start(argv, log(), *config_.processes, SIGTERM);
     token_ = token;
     return "";
@@ -58,11 +75,19 @@ class MpirunStage final : public FinetuneStage {
     const std::optional<ProcessExit> exit = process_->poll();
     if (!exit) return std::nullopt;
     process_.reset();
-    const int interrupted = static_cast<int>(storage::ExitCode::kInterrupted);
-    return StageEnd{
-        .is_interrupted =
-            exit->known ? exit->signal == 0 && exit->code == interrupted : lease.was_given_back,
-        .how = "the finetune stage " + exit->text() + "; its log ends:" + tail_of(log())};
+    const auto has_code = [&exit](storage::ExitCode code) {
+      return exit->signal == 0 && exit->code == static_cast<int>(code);
+    };
+    // What a rank says itself is the cause; mpirun's lines behind it say that a rank ended.
+    const std::string said = first_error_in(log(), log_begins_at_);
+    return StageEnd{.is_interrupted = exit->known ? has_code(storage::ExitCode::kInterrupted)
+                                                  : lease.was_given_back,
+                    .how = said.empty() ? "the finetune stage " + exit->text() +
+                                              "; its log ends:" + tail_of(log())
+                                        : "the finetune stage: " + said,
+                    .kind = exit->known && !said.empty() && has_code(storage::ExitCode::kUsage)
+                                ? storage::ErrorKind::kUsage
+                                : storage::ErrorKind::kUnavailable};
   }
 
   // mpirun answers SIGTERM by killing its ranks a second later, too early for a checkpoint; SIGUSR1
@@ -82,6 +107,7 @@ class MpirunStage final : public FinetuneStage {
   LauncherConfig config_;
   std::optional<ChildProcess> process_;
   std::optional<std::uint64_t> token_;
+  std::uint64_t log_begins_at_ = 0;  // of this launch; adopted: at worst an earlier one's too
   std::optional<TimePoint> kill_at_;
 };
 

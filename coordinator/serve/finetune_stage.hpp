@@ -25,6 +25,7 @@ struct StageLease {
 struct StageEnd {
   bool is_interrupted = false;  // it was told to stop, and did
   std::string how;              // why its task failed, if its lease is still held
+  storage::ErrorKind kind = storage::ErrorKind::kUnavailable;  // in which way
 };
 
 class FinetuneStage {

@@ -28,19 +28,16 @@ std::vector<const LiveWorkers::value_type*> listed(const LiveWorkers& workers) {
   return all;
 }
 
-// Tasks that are given up for the same reason are named together.
-std::string quarantined(const RunStatus& status) {
-  std::map<std::string, std::vector<std::string>> tasks;  // by reason
-  for (const TaskStatus& task : status.tasks) {
-    if (task.state == "quarantined") tasks[task.reason].push_back(task.id);
+// All that was given up failed for what its owner has to mend: the same again would end the same.
+bool waits_for_its_owner(const State& state) {
+  bool is_any = false;
+  for (const auto& [id, task] : state.tasks) {
+    if (task.state != TaskState::kQuarantined) continue;
+    is_any = true;
+    if (task.failures.empty() || task.failures.back().kind != storage::ErrorKind::kUsage)
+      return false;
   }
-  std::string text;
-  for (const auto& [reason, ids] : tasks) {
-    text += (text.empty() ? "" : "; ") + ids.front();
-    if (ids.size() > 1) text += " and " + std::to_string(ids.size() - 1) + " more are";
-    text += (ids.size() > 1 ? " quarantined: " : " is quarantined: ") + reason;
-  }
-  return text;
+  return is_any;
 }
 
 }  // namespace
@@ -122,7 +119,7 @@ void write_status(const storage::RunLayout& layout, const RunStatus& status) {
   }
 }
 
-RunOutcome outcome_of(RunPhase phase, RunStatus status, bool leaves_finetune) {
+RunOutcome outcome_of(RunPhase phase, const State& state, RunStatus status, bool leaves_finetune) {
   RunOutcome outcome;
   outcome.status = std::move(status);
   outcome.status.is_stopping = false;
@@ -133,9 +130,10 @@ RunOutcome outcome_of(RunPhase phase, RunStatus status, bool leaves_finetune) {
       outcome.summary = "done";
       break;
     case RunPhase::kPartial: {
-      outcome.exit_code = storage::ExitCode::kPartial;
+      outcome.exit_code =
+          waits_for_its_owner(state) ? storage::ExitCode::kUsage : storage::ExitCode::kPartial;
       outcome.status.state = "partial";
-      outcome.summary = quarantined(outcome.status);
+      outcome.summary = quarantine_text(outcome.status);
       outcome.summary += "; the rest is done. Run again to retry, 'hedgerow explain' says more";
       break;
     }

@@ -31,6 +31,9 @@ struct LiveRun {
 void write_status(const storage::RunLayout& layout, const RunStatus& status);
 
 // `leaves_finetune`: all but the finetune stage was asked for.
-[[nodiscard]] RunOutcome outcome_of(RunPhase phase, RunStatus status, bool leaves_finetune);
+[[nodiscard]] RunOutcome outcome_of(RunPhase phase,
+                                    const State& state,
+                                    RunStatus status,
+                                    bool leaves_finetune);
 
 }  // namespace hedgerow::coordinator

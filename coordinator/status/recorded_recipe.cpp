@@ -48,7 +48,9 @@ std::optional<std::string> recipe_problem(const storage::RunLayout& layout, cons
   if (recorded.hash.empty()) return std::nullopt;
   const std::string file = layout.recipe().string();
   const std::string remedy =
-      recorded.text.empty() ? "; the journal's record of its text is damaged: put the file back"
+      recorded.text.empty() ? "; the journal's record of its text is damaged too: " +
+                                  command("run --recipe FILE", layout) +
+                                  ", with the recipe that the run was last given, writes it again"
                             : "; " + command("check --repair", layout) + " puts it back";
   if (!std::filesystem::exists(layout.recipe())) return file + " is missing" + remedy;
   std::string text;
@@ -75,6 +77,19 @@ Recipe recipe_of_run(const storage::RunLayout& layout, const State& state) {
     throw Error(ErrorKind::kCorrupt, *problem);
   if (auto recorded = recorded_recipe(layout, state)) return *std::move(recorded);
   return Recipe::load_of_run(layout.recipe());
+}
+
+bool was_run_toml(const std::string& text, const storage::RunLayout& layout, const State& state) {
+  const RecordedRecipe& recorded = state.recipe;
+  if (!recorded.hash.empty()) {
+    const std::string hash = storage::hash128(std::as_bytes(std::span(text))).hex();
+    return hash == recorded.hash || hash == recorded.hash_before;
+  }
+  // The first line of run.toml is the hash of what follows it.
+  const std::string line = text.substr(0, text.find('\n'));
+  std::error_code ignored;
+  return std::filesystem::is_regular_file(layout.recipe(), ignored) &&
+         storage::read_text(layout.recipe(), kMaxRunTomlBytes).starts_with(line);
 }
 
 Recipe recipe_of_run(const storage::RunLayout& layout) {

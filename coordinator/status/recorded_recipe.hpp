@@ -27,6 +27,12 @@ namespace hedgerow::coordinator {
 [[nodiscard]] std::optional<storage::Recipe> recorded_recipe(const storage::RunLayout& layout,
                                                              const State& state);
 
+// Whether `text` is what run.toml held, by the journal's hash of it, or by the one in the file's
+// first line where the journal has none. Needs a journal.
+[[nodiscard]] bool was_run_toml(const std::string& text,
+                                const storage::RunLayout& layout,
+                                const State& state);
+
 // Makes run.toml the recorded text, if it is another and one is recorded. True: it was another.
 bool put_back_recipe(const storage::RunLayout& layout, const State& state);
 

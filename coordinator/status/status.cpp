@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <map>
 
 #include "coordinator/host/orphaned_leases.hpp"
 #include "coordinator/host/tokenize_stage.hpp"
@@ -327,6 +328,20 @@ std::optional<std::string> journal_problem(const storage::RunLayout& layout) {
          " has attempts/, but no journal/, which says what came of them: put journal/ back, or "
          "begin "
          "a new run in another directory";
+}
+
+std::string quarantine_text(const RunStatus& status) {
+  std::map<std::string, std::vector<std::string>> tasks;  // by reason
+  for (const TaskStatus& task : status.tasks) {
+    if (task.state == "quarantined") tasks[task.reason].push_back(task.id);
+  }
+  std::string text;
+  for (const auto& [reason, ids] : tasks) {
+    text += (text.empty() ? "" : "; ") + ids.front();
+    if (ids.size() > 1) text += " and " + std::to_string(ids.size() - 1) + " more are";
+    text += (ids.size() > 1 ? " quarantined: " : " is quarantined: ") + reason;
+  }
+  return text;
 }
 
 RunStatus read_status(const storage::RunLayout& layout) {

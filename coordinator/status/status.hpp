@@ -126,4 +126,7 @@ struct ExplainedEvent {
 // -1: all events.
 [[nodiscard]] std::vector<ExplainedEvent> explain(const storage::RunLayout& layout, int block = -1);
 
+// What is given up and why, tasks with the same reason together; empty: nothing is.
+[[nodiscard]] std::string quarantine_text(const RunStatus& status);
+
 }  // namespace hedgerow::coordinator

@@ -148,6 +148,10 @@ std::string RunLayout::adapter_directory(FencingToken token) {
   return "adapter/" + token_part(token);
 }
 
+std::string RunLayout::weight_hash(int layer_idx) {
+  return layer_idx < 0 ? "weights/outer.hash" : "weights/l" + padded(layer_idx, 4) + ".hash";
+}
+
 std::string RunLayout::evaluation(const std::string& subject, FencingToken token) {
   return "evaluate/" + subject + "." + token_part(token) + ".json";
 }

@@ -77,6 +77,10 @@ class RunLayout {
   [[nodiscard]] static std::string evaluation(const std::string& subject,
                                               FencingToken token);  // evaluate/teacher.t41.json
 
+  // weights/l0003.hash, weights/outer.hash for what lies outside the layers (-1): who writes them
+  // is in storage/model/weight_hashes.hpp.
+  [[nodiscard]] static std::string weight_hash(int layer_idx);
+
   // root / relative. Throws kUsage if the name is absolute, leaves the run directory ("..",
   // symbolic link out), means the directory itself, or cannot be a name. Whoever writes a file of
   // the run, or reads one whose name came from outside, asks for it here.

@@ -87,6 +87,8 @@ class ModelDirectory {
   // Throws kUsage naming the tensor, its file, expected and found shape.
   [[nodiscard]] TensorView tensor(const TensorShape& expected) const;
   [[nodiscard]] bool has(const std::string& name) const;
+  // The weight file that holds a tensor, without its directory.
+  [[nodiscard]] const std::string& file_of(const std::string& name) const;
   [[nodiscard]] std::uint64_t weight_bytes() const;
   // Of config.json and of all weight files' names, sizes and headers: identifies the teacher in
   // artifacts.

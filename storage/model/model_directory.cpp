@@ -300,6 +300,9 @@ ModelDirectory ModelDirectory::open(const std::string& reference) {
 const fs::path& ModelDirectory::path() const { return impl_->path; }
 const ModelConfig& ModelDirectory::config() const { return impl_->config; }
 bool ModelDirectory::has(const std::string& name) const { return impl_->tensors.contains(name); }
+const std::string& ModelDirectory::file_of(const std::string& name) const {
+  return *impl_->file_names.at(name);
+}
 
 TensorView ModelDirectory::tensor(const TensorShape& expected) const {
   const auto found = impl_->tensors.find(expected.name);

@@ -5,6 +5,7 @@
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/hash.hpp"
+#include "storage/base/run_layout.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe_fields.hpp"
 #include "storage/recipe/recipe_text.hpp"
@@ -130,10 +131,15 @@ Recipe Recipe::load_of_run(const fs::path& path) {
     const std::string found = hash128(std::as_bytes(std::span(text).subspan(line + 1))).hex();
     if (found != recorded) {
       const std::string run = path.parent_path().string();
+      const bool has_begun = fs::exists(RunLayout(run).journal_directory());
       throw Error(ErrorKind::kCorrupt,
                   path.string() + ": hash " + found + " != " + recorded +
-                      " in its first line, so it was damaged or edited; 'hedgerow check --run " +
-                      run + "' names the field, and with --repair puts it back");
+                      " in its first line, so it was damaged or edited; " +
+                      (has_begun ? "'hedgerow check --run " + run +
+                                       "' names the field, and with --repair puts it back, where "
+                                       "the journal still has it; else "
+                                 : "the run has computed nothing yet: ") +
+                      "'hedgerow run --recipe FILE --run " + run + "' writes it again");
     }
   }
   return placed(text, path);

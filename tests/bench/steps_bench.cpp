@@ -143,7 +143,7 @@ Repeat transfer_repeat(const std::shared_ptr<Bench>& bench) {
 
 worker::Student untrained_student(const Bench& bench) {
   const auto& spec = bench.recipe.attention;
-  worker::Student student{spec, worker::hybrid_options(spec), {}};
+  worker::Student student{.attention = spec, .options = worker::hybrid_options(spec)};
   const std::int64_t heads = bench.config.num_attention_heads;
   for (int i = 0; i < bench.config.num_hidden_layers; ++i) {
     const at::Tensor noise =

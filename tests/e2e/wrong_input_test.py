@@ -120,8 +120,8 @@ class WrongInput(unittest.TestCase):
         return job.Ended(done.returncode, done.stdout, done.stderr)
 
 
-class ModelFiles(WrongInput):
-    """Missing, truncated, corrupted and foreign files of a model directory, one at a time."""
+class OwnModel(WrongInput):
+    """A model directory whose files may be changed."""
 
     def setUp(self) -> None:
         super().setUp()
@@ -137,6 +137,10 @@ class ModelFiles(WrongInput):
         path.unlink()
         shutil.copyfile(source, path)
         return path
+
+
+class ModelFiles(OwnModel):
+    """Missing, truncated, corrupted and foreign files of a model directory, one at a time."""
 
     def edit_config(self, **changes: object) -> None:
         path = self.own("config.json")
@@ -308,6 +312,98 @@ class ModelFiles(WrongInput):
         before = contents(run)
         self.assert_refused(self.job.command("run", "--run", run), 2, str(path), "get the file again")
         self.assertEqual(contents(run), before)
+
+
+class Weights(OwnModel):
+    """Weights of the right names and shapes that are another teacher's, or that nobody can compute with."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.weights = self.own("model.safetensors")
+        with open(self.weights, "rb") as file:
+            length = struct.unpack("<Q", file.read(8))[0]
+            self.header, self.data = json.loads(file.read(length)), 8 + length
+
+    def edit(self, tensor: str, change: Callable[[bytes], bytes]) -> None:
+        begin, end = self.header[tensor]["data_offsets"]
+        with open(self.weights, "r+b") as file:
+            file.seek(self.data + begin)
+            changed = change(file.read(end - begin))
+            file.seek(self.data + begin)
+            file.write(changed)
+
+    def negate(self, layer: int) -> None:
+        """Both signs of a value are as likely; twice is what it was."""
+        for name in ("v_proj", "o_proj"):
+            self.edit(f"model.layers.{layer}.self_attn.{name}.weight",
+                      lambda data: (int.from_bytes(data, "little") ^ int.from_bytes(b"\0\x80" * (len(data) // 2), "little"))
+                      .to_bytes(len(data), "little"))
+
+    def test_a_teacher_that_changed_in_place_is_not_trained_on(self) -> None:
+        recipe = self.recipe((str(self.job.model), str(self.model)))
+        words = ("run", "--run", self.new_run, "--recipe", recipe)
+        self.assertEqual(self.job.command(*words, fault="coordinator.shard.renamed:2").code, -9)
+        self.job.kill_leftovers()
+        for layer in (0, 2):
+            self.negate(layer)
+        ended = self.job.command(*words)
+        self.assertEqual(ended.code, 2, ended)
+        for word in ("the weights of layer", f"the run {self.new_run} began with", "hash", "put the old weights back"):
+            self.assertIn(word, " ".join(ended.err.split()))
+        for layer in (0, 2):
+            self.negate(layer)
+        # A rank of the finetune stage says it too.
+        self.assertEqual(self.job.command(*words, fault="coordinator.checkpoint.finetune").code, -9)
+        self.job.kill_leftovers()
+        self.negate(3)
+        ended = self.job.command(*words)
+        self.assertEqual(ended.code, 2, ended)
+        explained = self.job.command("explain", "--all", "--run", self.new_run)
+        for text in (ended.err, explained.out, self.job.command("status", "--run", self.new_run).out):
+            self.assertIn("the weights of layer 3", " ".join(text.split()))
+        self.negate(3)
+        ended = self.job.command(*words)
+        self.assertEqual(ended.code, 0, ended)
+        came_to = job.artifacts_of(self.new_run)
+        for kind in ("feature maps", "adapter"):
+            self.assertEqual(came_to[kind], prepared.artifacts[kind])
+
+    def test_a_student_of_another_teacher_is_refused_by_its_weights(self) -> None:
+        self.negate(2)
+        student = max(prepared.finished.glob("student/t*"))
+        lora = max(prepared.finished.glob("adapter/t*"))
+        model = ("--model", self.model, "--student", student)
+        out = self.scratch / "out"
+        for words in (("generate", *model, "A prompt"),
+                      ("evaluate", *model, "--tokens", prepared.finished / "tokens" / "evaluate.h5"),
+                      ("export", *model, "--out", out),
+                      ("export", *model, "--lora", lora, "--out", out)):
+            with self.subTest(words[0], lora=lora in words):
+                ended = self.job.command(*words)
+                self.assert_refused(ended, 2)
+                self.assertIn(f"the weights of layer 2 in {self.model} are not those that the student {student}",
+                              " ".join(ended.err.split()))
+                self.assertFalse(out.exists())
+
+    def test_weights_that_are_not_finite_are_named_by_every_command_that_loads_them(self) -> None:
+        self.edit("model.norm.weight", lambda data: data[:20] + b"\xc0\x7f" + data[22:])
+        recipe = self.recipe((str(self.job.model), str(self.model)))
+        student = max(prepared.finished.glob("student/t*"))
+        lora = max(prepared.finished.glob("adapter/t*"))
+        model, out = ("--model", self.model), self.scratch / "out"
+        tokens = prepared.finished / "tokens" / "evaluate.h5"
+        for words in (("run", "--run", self.new_run, "--recipe", recipe),
+                      ("generate", *model, "A prompt"),
+                      ("evaluate", *model, "--tokens", tokens),
+                      ("evaluate", *model, "--student", student, "--tokens", tokens),
+                      ("export", *model, "--student", student, "--out", out),
+                      ("export", *model, "--student", student, "--lora", lora, "--out", out)):
+            with self.subTest(words[0]):
+                ended = self.job.command(*words)
+                self.assertEqual(ended.code, 2, ended)
+                self.assertIn("file model.safetensors: tensor 'model.norm.weight' has a value that is not finite",
+                              " ".join(ended.err.split()))
+                self.assertFalse(out.exists())
 
 
 class Recipes(WrongInput):

@@ -21,17 +21,24 @@ struct MergeArguments {
 storage::ExitCode merge_command(const MergeArguments& options) {
   const auto model = storage::ModelDirectory::open(options.model);
   // An adapter belongs to a student: one of another teacher is refused before anything is written.
+  std::optional<Student> student;
   const LoraAdapter adapter = storage::read_given([&] {
-    if (!options.student.empty()) static_cast<void>(load_student(options.student, model, at::kCPU));
+    if (!options.student.empty()) student = load_student(options.student, model, at::kCPU);
     return load_adapter(options.adapter, model.config());
   });
   std::optional<at::ScalarType> dtype;
   if (options.compute_dtype != "auto")
     dtype = resolve_compute_dtype(options.compute_dtype, at::kCPU);
   const ProgressLines progress(options.progress);
-  write_merged(model, adapter, options.out, dtype, [&](double share) {
-    progress("merging", share);
-  });
+  storage::verify_weights(model,
+                          student ? student->teacher_weights : storage::WeightHashes{},
+                          student ? student->name : "",
+                          [&](double share) {
+                            progress("checking the weights", share);
+                            return true;
+                          });
+  write_merged(
+      model, adapter, options.out, dtype, [&](double share) { progress("merging", share); });
   return storage::ExitCode::kOk;
 }
 

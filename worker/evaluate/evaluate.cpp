@@ -37,7 +37,7 @@ class Evaluator {
       : model_(model),
         tokens_(tokens),
         options_(options),
-        outer_(load_outer(model, options.compute_dtype, options.device, options.check_cancelled)),
+        outer_(load_outer(model, options.compute_dtype, options.device, hooks())),
         rope_(make_rope_table(model.config(), tokens.seq_len, options.device)) {}
 
   // False if told to stop.
@@ -80,6 +80,13 @@ class Evaluator {
   }
 
  private:
+  [[nodiscard]] LoadHooks hooks() const {
+    return {options_.check_cancelled, [this](int layer, const storage::Hash128& hash) {
+              if (options_.check_hash) options_.check_hash(layer, hash);
+              if (options_.student != nullptr)
+                options_.student->require_teacher(model_, layer, hash);
+            }};
+  }
   // With an adapter the weights are the student's, so that there is no teacher to compare with.
   [[nodiscard]] bool measures_layers() const {
     return options_.student != nullptr && options_.adapter == nullptr;
@@ -97,8 +104,8 @@ class Evaluator {
   }
 
   BlockRunner load(int layer_idx) const {
-    LayerWeights layer = load_layer(
-        model_, layer_idx, options_.compute_dtype, options_.device, options_.check_cancelled);
+    LayerWeights layer =
+        load_layer(model_, layer_idx, options_.compute_dtype, options_.device, hooks());
     if (options_.adapter != nullptr)
       merge_into(layer, *options_.adapter, layer_idx, model_.config());
     pack_layer(layer, tokens_.seq_len);
@@ -272,6 +279,7 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
     return true;
   };
   options.check_cancelled = [&context] { stop_if_told(context); };
+  options.check_hash = run.load_hooks({}).check_hash;
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
   if (task.subject != "teacher")

@@ -32,6 +32,8 @@ struct EvaluateOptions {
   // Called before each sequence's pass through a layer, each chunk of its logits and each tensor
   // that is loaded; what it throws ends the evaluation.
   std::function<void()> check_cancelled = [] {};
+  // LoadHooks::check_hash, besides the student's own.
+  std::function<void(int, const storage::Hash128&)> check_hash = {};
   // Gets the logits [rows, V] fp32 of each chunk on the device, in order: sequence, first position.
   std::function<void(std::int64_t, std::int64_t, const at::Tensor&)> logits = {};
 };

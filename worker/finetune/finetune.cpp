@@ -57,7 +57,9 @@ class Finetune {
         trainer_(
             run.config(),
             load_student(run.layout().resolve(student_), run.model(), run.device()),
-            load_outer(run.model(), run.compute_dtype(), run.device(), [this] { loading(0); }),
+            load_outer(run.model(), run.compute_dtype(), run.device(), run.load_hooks([this] {
+              loading(0);
+            })),
             [this](int layer) { return load(layer); },
             run.tokens(DataStage::kFinetune),
             trainer_options(),
@@ -137,9 +139,10 @@ class Finetune {
   }
 
   LayerWeights load(int layer) {
-    return load_layer(run_.model(), layer, run_.compute_dtype(), run_.device(), [this, layer] {
-      loading(layer);
-    });
+    return load_layer(
+        run_.model(), layer, run_.compute_dtype(), run_.device(), run_.load_hooks([this, layer] {
+          loading(layer);
+        }));
   }
 
   // Throws Stopped.

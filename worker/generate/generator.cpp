@@ -56,16 +56,20 @@ Generator Generator::load(const storage::ModelDirectory& model,
                           const at::Device& device,
                           at::ScalarType compute_dtype,
                           const std::function<void(double)>& progress) {
+  LoadHooks hooks;
+  if (student) {
+    hooks.check_hash = [&](int layer, const storage::Hash128& hash) {
+      student->require_teacher(model, layer, hash);
+    };
+  }
   std::vector<LayerWeights> layers;
   for (int i = 0; i < model.config().num_hidden_layers; ++i) {
-    layers.push_back(load_layer(model, i, compute_dtype, device));
+    layers.push_back(load_layer(model, i, compute_dtype, device, hooks));
     if (adapter != nullptr) merge_into(layers.back(), *adapter, i, model.config());
     if (progress) progress(static_cast<double>(i + 1) / model.config().num_hidden_layers);
   }
-  return {model.config(),
-          load_outer(model, compute_dtype, device),
-          std::move(layers),
-          std::move(student)};
+  OuterWeights outer = load_outer(model, compute_dtype, device, hooks);
+  return {model.config(), std::move(outer), std::move(layers), std::move(student)};
 }
 
 const std::optional<kernels::HybridParameters>& Generator::parameters(std::size_t layer) const {

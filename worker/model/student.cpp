@@ -21,6 +21,7 @@ namespace fs = std::filesystem;
 struct Description {
   storage::AttentionSpec attention;
   std::set<int> softmax_layers;
+  storage::WeightHashes teacher_weights;
 };
 
 Description read_description(const fs::path& path, const storage::ModelDirectory& teacher) {
@@ -41,6 +42,7 @@ Description read_description(const fs::path& path, const storage::ModelDirectory
     }
     json.at("attention").get_to(description.attention);
     json.at("softmax_layers").get_to(description.softmax_layers);
+    description.teacher_weights = storage::weight_hashes_from_json(json.at("teacher"));
   } catch (const nlohmann::json::exception& error) {
     throw Error(ErrorKind::kCorrupt,
                 path.string() + ": not a student description: " + error.what());
@@ -97,7 +99,11 @@ Student load_student(const fs::path& directory,
   const auto& spec = description.attention;
   const auto& config = teacher.config();
   const std::int64_t heads = config.num_attention_heads;
-  Student student{spec, hybrid_options(spec), {}};
+  Student student{.attention = spec,
+                  .options = hybrid_options(spec),
+                  .layers = {},
+                  .teacher_weights = description.teacher_weights,
+                  .name = "the student " + directory.string()};
   StrictReader reader(directory / "feature_maps.safetensors", device);
   const auto map = [&](const std::string& prefix) {
     kernels::FeatureMapWeights weights;

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "kernels/hybrid_attention.hpp"
-#include "storage/model/model_config.hpp"
+#include "storage/model/weight_hashes.hpp"
 #include "storage/recipe/attention_spec.hpp"
 #include "worker/model/elementwise.hpp"
 
@@ -19,7 +19,17 @@ struct Student {
   storage::AttentionSpec attention;
   kernels::HybridOptions options;
   // By layer; nullopt: the layer keeps its softmax attention.
-  std::vector<std::optional<kernels::HybridParameters>> layers;
+  std::vector<std::optional<kernels::HybridParameters>> layers{};
+  // Of the teacher that it was trained on; empty: of one that was assembled before they were kept.
+  storage::WeightHashes teacher_weights{};
+  std::string name{};  // of its description, for messages
+
+  // For LoadHooks::check_hash. Throws kUsage naming the layer.
+  void require_teacher(const storage::ModelDirectory& model,
+                       int layer_idx,
+                       const storage::Hash128& hash) const {
+    storage::require_weights(teacher_weights, name, model, layer_idx, hash);
+  }
 };
 
 // The maps lie on `device`. Strict: exactly the tensors that the specification and softmax_layers

@@ -1,7 +1,9 @@
 #include "worker/model/weights.hpp"
 
 #include <ATen/ATen.h>
+#include <ATen/Parallel.h>
 
+#include <optional>
 #include <vector>
 
 #include "storage/base/error.hpp"
@@ -14,35 +16,29 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-// The expected tensors of one group, by the end of their names ("self_attn.q_proj.weight"), read on
-// demand.
+// The tensors of one layer, or those outside the layers, by the end of their names
+// ("self_attn.q_proj.weight"), read on demand and hashed on the way.
 class Expected {
  public:
-  Expected(const storage::ModelDirectory& model,
-           std::vector<storage::TensorShape> tensors,
-           CheckCancelled check_cancelled = {})
-      : model_(model), tensors_(std::move(tensors)), check_cancelled_(std::move(check_cancelled)) {}
-
-  [[nodiscard]] const storage::TensorShape* find(const std::string& suffix) const {
-    for (const storage::TensorShape& tensor : tensors_) {
-      if (tensor.name.ends_with(suffix)) return &tensor;
-    }
-    return nullptr;
-  }
+  Expected(const storage::ModelDirectory& model, int layer_idx, const LoadHooks& hooks)
+      : model_(model),
+        layer_idx_(layer_idx),
+        hooks_(hooks),
+        tensors_(layer_idx == storage::kOuterWeights
+                     ? storage::outer_tensors(model.config())
+                     : storage::layer_tensors(model.config(), layer_idx)),
+        hashes_(tensors_.size()) {}
 
   // Undefined when the architecture has no such tensor.
   [[nodiscard]] at::Tensor optional(const std::string& suffix,
                                     at::ScalarType dtype,
-                                    const at::Device& device) const {
-    const storage::TensorShape* tensor = find(suffix);
-    return tensor == nullptr
-               ? at::Tensor()
-               : view_of(*tensor).to(device, dtype, /*non_blocking=*/false, /*copy=*/true);
+                                    const at::Device& device) {
+    return stacked({suffix}, dtype, device);
   }
 
   [[nodiscard]] at::Tensor required(const std::string& suffix,
                                     at::ScalarType dtype,
-                                    const at::Device& device) const {
+                                    const at::Device& device) {
     at::Tensor tensor = optional(suffix, dtype, device);
     if (!tensor.defined())
       throw Error(ErrorKind::kInternal, "no tensor named *" + suffix + " among the expected ones");
@@ -52,39 +48,73 @@ class Expected {
   // Rows of several tensors, one after the other, converted straight into their place.
   [[nodiscard]] at::Tensor stacked(const std::vector<std::string>& suffixes,
                                    at::ScalarType dtype,
-                                   const at::Device& device) const {
+                                   const at::Device& device) {
     std::int64_t rows = 0;
     std::vector<std::int64_t> shape;
     for (const std::string& suffix : suffixes) {
-      const storage::TensorShape* tensor = find(suffix);
-      if (tensor == nullptr) return {};
-      shape = tensor->shape;
+      const std::optional<std::size_t> found = find(suffix);
+      if (!found) return {};
+      shape = tensors_[*found].shape;
       rows += shape.front();
     }
     shape.front() = rows;
     at::Tensor all = at::empty(shape, at::TensorOptions(dtype).device(device));
     std::int64_t row = 0;
     for (const std::string& suffix : suffixes) {
-      const storage::TensorShape& tensor = *find(suffix);
-      all.narrow(0, row, tensor.shape.front()).copy_(view_of(tensor));
-      row += tensor.shape.front();
+      const std::size_t index = *find(suffix);
+      const std::int64_t count = tensors_[index].shape.front();
+      read(index, all.narrow(0, row, count));
+      row += count;
     }
     return all;
   }
 
+  // Of all tensors, those that nobody asked for too.
+  void check_hash() {
+    if (!hooks_.check_hash) return;
+    storage::LayerHasher hasher;
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (!hashes_[i]) read(i, {});
+      hasher.add(tensors_[i].name, *hashes_[i]);
+    }
+    hooks_.check_hash(layer_idx_, hasher.digest());
+  }
+
  private:
-  // Over the mapped bytes, not a copy: valid while the model directory is.
-  [[nodiscard]] at::Tensor view_of(const storage::TensorShape& tensor) const {
-    if (check_cancelled_) check_cancelled_();
-    const storage::TensorView view = model_.tensor(tensor);
-    return at::from_blob(const_cast<std::byte*>(view.bytes.data()),
-                         view.shape,
-                         at::TensorOptions(scalar_type(view.dtype)));
+  [[nodiscard]] std::optional<std::size_t> find(const std::string& suffix) const {
+    for (std::size_t i = 0; i < tensors_.size(); ++i) {
+      if (tensors_[i].name.ends_with(suffix)) return i;
+    }
+    return std::nullopt;
+  }
+
+  // A chunk is copied while it is in the cache from being hashed. Without `out` it is hashed alone.
+  void read(std::size_t index, const at::Tensor& out) {
+    if (hooks_.check_cancelled) hooks_.check_cancelled();
+    storage::TensorChunks chunks(model_, tensors_[index]);
+    const storage::TensorView& view = chunks.view();
+    // Over the mapped bytes, not a copy.
+    const at::Tensor in = at::from_blob(const_cast<std::byte*>(view.bytes.data()),
+                                        view.shape,
+                                        at::TensorOptions(scalar_type(view.dtype)));
+    const bool copies_chunks = out.defined() && out.device().is_cpu();
+    at::parallel_for(0, chunks.count(), 1, [&](std::int64_t begin, std::int64_t end) {
+      for (std::int64_t chunk = begin; chunk < end; ++chunk) {
+        chunks.read(chunk);
+        if (!copies_chunks) continue;
+        const auto [first, count] = chunks.rows(chunk);
+        out.narrow(0, first, count).copy_(in.narrow(0, first, count));
+      }
+    });
+    if (out.defined() && !copies_chunks) out.copy_(in);
+    hashes_[index] = chunks.digest();
   }
 
   const storage::ModelDirectory& model_;
+  int layer_idx_;
+  const LoadHooks& hooks_;
   std::vector<storage::TensorShape> tensors_;
-  CheckCancelled check_cancelled_;
+  std::vector<std::optional<storage::Hash128>> hashes_;
 };
 
 }  // namespace
@@ -93,8 +123,8 @@ LayerWeights load_layer(const storage::ModelDirectory& model,
                         int layer_idx,
                         at::ScalarType compute_dtype,
                         const at::Device& device,
-                        const CheckCancelled& check_cancelled) {
-  const Expected tensors(model, storage::layer_tensors(model.config(), layer_idx), check_cancelled);
+                        const LoadHooks& hooks) {
+  Expected tensors(model, layer_idx, hooks);
   const std::string attention = ".self_attn.";
   LayerWeights layer;
   layer.input_norm = tensors.required(".input_layernorm.weight", at::kFloat, device);
@@ -117,6 +147,7 @@ LayerWeights load_layer(const storage::ModelDirectory& model,
       tensors.stacked({".mlp.gate_proj.bias", ".mlp.up_proj.bias"}, compute_dtype, device);
   layer.down_proj = tensors.required(".mlp.down_proj.weight", compute_dtype, device);
   layer.down_bias = tensors.optional(".mlp.down_proj.bias", compute_dtype, device);
+  tensors.check_hash();
   return layer;
 }
 
@@ -134,22 +165,26 @@ void pack_layer(LayerWeights& layer, std::int64_t rows) {
 
 at::Tensor load_embedding(const storage::ModelDirectory& model,
                           at::ScalarType compute_dtype,
-                          const at::Device& device) {
-  return Expected(model, storage::outer_tensors(model.config()))
-      .required("embed_tokens.weight", compute_dtype, device);
+                          const at::Device& device,
+                          const LoadHooks& hooks) {
+  Expected tensors(model, storage::kOuterWeights, hooks);
+  at::Tensor embed_tokens = tensors.required("embed_tokens.weight", compute_dtype, device);
+  tensors.check_hash();
+  return embed_tokens;
 }
 
 OuterWeights load_outer(const storage::ModelDirectory& model,
                         at::ScalarType compute_dtype,
                         const at::Device& device,
-                        const CheckCancelled& check_cancelled) {
-  const Expected tensors(model, storage::outer_tensors(model.config()), check_cancelled);
+                        const LoadHooks& hooks) {
+  Expected tensors(model, storage::kOuterWeights, hooks);
   OuterWeights outer;
   outer.embed_tokens = tensors.required("embed_tokens.weight", compute_dtype, device);
   outer.final_norm = tensors.required("model.norm.weight", at::kFloat, device);
   outer.lm_head = model.config().tie_word_embeddings
                       ? outer.embed_tokens
                       : tensors.required("lm_head.weight", compute_dtype, device);
+  tensors.check_hash();
   return outer;
 }
 

@@ -6,7 +6,7 @@
 
 #include <functional>
 
-#include "storage/model/model_config.hpp"
+#include "storage/model/weight_hashes.hpp"
 
 namespace hedgerow::worker {
 
@@ -28,16 +28,21 @@ struct LayerWeights {
   // The matrices once more in oneDNN's blocked layout (bf16 on the CPU), or undefined.
   at::Tensor qkv_packed, o_packed, gate_up_packed, down_packed;
 };
-// Called before each tensor is read: one of a large model takes seconds. May throw.
-using CheckCancelled = std::function<void()>;
+// What a load calls on its way. Both may throw.
+struct LoadHooks {
+  // Before each tensor is read: one of a large model takes seconds.
+  std::function<void()> check_cancelled = {};
+  // With a layer (storage::kOuterWeights: what is outside them) and the hash of what was read.
+  std::function<void(int, const storage::Hash128&)> check_hash = {};
+};
 
-// Throws kCorrupt naming tensor and file when a tensor is missing or has another shape than the
-// configuration says.
+// Throws kUsage naming tensor and file when a tensor is missing, has another shape than the
+// configuration says, or a value that is not finite.
 LayerWeights load_layer(const storage::ModelDirectory& model,
                         int layer_idx,
                         at::ScalarType compute_dtype,
                         const at::Device& device,
-                        const CheckCancelled& check_cancelled = {});
+                        const LoadHooks& hooks = {});
 // Packs the matrices for products of `rows` rows, which spares a repack in every product, and drops
 // the plain ones. A no-op where packing does not apply (fp32, other devices). For forward passes
 // without autograd only.
@@ -51,10 +56,12 @@ struct OuterWeights {
 OuterWeights load_outer(const storage::ModelDirectory& model,
                         at::ScalarType compute_dtype,
                         const at::Device& device,
-                        const CheckCancelled& check_cancelled = {});
-// The embedding alone: what capture of block 0 needs.
+                        const LoadHooks& hooks = {});
+// The embedding alone: what capture of block 0 needs. The head is read too, so that one that is
+// not finite or another's is found before the work and not behind it.
 at::Tensor load_embedding(const storage::ModelDirectory& model,
                           at::ScalarType compute_dtype,
-                          const at::Device& device);
+                          const at::Device& device,
+                          const LoadHooks& hooks = {});
 
 }  // namespace hedgerow::worker

@@ -26,6 +26,12 @@ RunContext::RunContext(const std::filesystem::path& root, const ChooseDevice& ch
       compute_dtype_(resolve_compute_dtype(recipe_.plan.compute_dtype, device_)),
       stream_(stream_dtype(recipe_.plan.shard_dtype)) {}
 
+LoadHooks RunContext::load_hooks(std::function<void()> check_cancelled) const {
+  return {std::move(check_cancelled), [this](int layer_idx, const storage::Hash128& hash) {
+            storage::record_or_require_weights(layout_, model_, layer_idx, hash);
+          }};
+}
+
 const storage::TokenSequences& RunContext::tokens(storage::DataStage stage) {
   const auto found = tokens_.find(stage);
   if (found != tokens_.end()) return found->second;
@@ -47,7 +53,8 @@ storage::CapturePlan RunContext::capture_plan() {
 }
 
 const at::Tensor& RunContext::embedding() {
-  if (!embedding_.defined()) embedding_ = load_embedding(model_, compute_dtype_, device());
+  if (!embedding_.defined())
+    embedding_ = load_embedding(model_, compute_dtype_, device(), load_hooks({}));
   return embedding_;
 }
 
@@ -81,7 +88,7 @@ const BlockRunner& RunContext::block(int first_layer,
       if (loaded) loaded(i);
     };
     layers.push_back(
-        load_layer(model_, first_layer + i, compute_dtype_, device(), check_cancelled));
+        load_layer(model_, first_layer + i, compute_dtype_, device(), load_hooks(check_cancelled)));
     pack_layer(layers.back(), tokens(storage::DataStage::kTransfer).seq_len);
     if (loaded) loaded(i + 1);
   }

@@ -40,6 +40,9 @@ class RunContext {
   const storage::TokenSequences& tokens(storage::DataStage stage);
   storage::CapturePlan capture_plan();
   const at::Tensor& embedding();
+  // For whoever loads weights of the run's model: they are those that the run began with, or it
+  // throws kUsage. Valid while this object is.
+  [[nodiscard]] LoadHooks load_hooks(std::function<void()> check_cancelled) const;
   const RopeTable& rope(std::int64_t seq_len);
 
   // The runner of a block; loads its weights unless they are the ones held, calling `loaded(n)`

@@ -123,6 +123,8 @@ ExitCode run_check(const CheckOptions& options, Terminal& terminal) {
   require_run(layout);
   const auto say = [&terminal](const std::string& text) { terminal.say(text); };
   if (options.repair) require_idle(layout, say);
+  // Before its first term a run has its recipe alone.
+  if (!fs::exists(layout.journal_directory())) std::ignore = recipe_of_run(layout);
   const storage::ReplayResult replayed = storage::replay_journal(layout);
   const State state = fold(replayed).state;
   const InterruptScope interrupts;

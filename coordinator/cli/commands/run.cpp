@@ -92,10 +92,6 @@ Recipe begin_run(const RunCommandOptions& options,
                  Terminal& terminal) {
   require(!fs::exists(layout.root()) || fs::is_directory(layout.root()),
           options.run + " is a file; name a new directory with --run");
-  require(!fs::exists(layout.journal_directory()),
-          options.run +
-              " holds a run (journal/) whose run.toml is gone; 'hedgerow check --repair --run " +
-              options.run + "' puts it back, or choose a new directory");
   require(!options.recipe.empty(),
           options.run + " is no run directory yet; give --recipe FILE to start one there");
   if (fs::exists(layout.root()) && !holds_no_run(layout)) {
@@ -132,18 +128,20 @@ bool is_about_text(const std::string& field) {
   return field.starts_with("data.") || field.starts_with("model.");
 }
 
+void remove_tokens(const RunLayout& layout) {
+  for (const auto stage : {storage::DataStage::kTransfer,
+                           storage::DataStage::kFinetune,
+                           storage::DataStage::kEvaluate})
+    fs::remove(layout.root() / RunLayout::tokens(stage));
+}
+
 // A run without a journal has computed nothing: a recipe whose first try failed is mended and given
 // again, and does not need another directory.
 Recipe begin_again(const RunCommandOptions& options,
                    const RunLayout& layout,
                    const std::vector<std::string>& changes,
                    Terminal& terminal) {
-  if (std::any_of(changes.begin(), changes.end(), is_about_text)) {
-    for (const auto stage : {storage::DataStage::kTransfer,
-                             storage::DataStage::kFinetune,
-                             storage::DataStage::kEvaluate})
-      fs::remove(layout.root() / RunLayout::tokens(stage));
-  }
+  if (std::any_of(changes.begin(), changes.end(), is_about_text)) remove_tokens(layout);
   require(!options.recipe.empty(),
           "--device " + options.device + " differs from what " + options.run +
               " was begun with; give its --recipe FILE too, whose \"auto\" may mean another dtype "
@@ -194,6 +192,27 @@ void warn_of_other_build(const Recipe& recorded, Terminal& terminal) {
                 "; equal bytes are no longer promised");
 }
 
+// run.toml is damaged, and the journal does not have its text either: --recipe is the recipe, if it
+// gives what the run was begun with.
+Recipe write_recipe_again(const RunCommandOptions& options,
+                          const RunLayout& layout,
+                          const State& state,
+                          const std::string& damage,
+                          Terminal& terminal) {
+  Recipe recipe = asked_recipe(options, layout);  // a copy of run.toml itself is kept as it is
+  const bool has_begun = fs::exists(layout.journal_directory());
+  if (!has_begun || !was_run_toml(recipe.to_run_toml(), layout, state))
+    recipe = ready_recipe(options, layout);
+  if (!has_begun) remove_tokens(layout);  // of which texts is not known any more
+  require(!has_begun || was_run_toml(recipe.to_run_toml(), layout, state),
+          damage + "; but " + options.recipe +
+              " is another recipe, or this machine or build fills it in otherwise; give it where "
+              "the run was begun, or begin a new run in another directory");
+  write_recipe(layout, recipe);
+  terminal.warn(damage + "; it was written again from " + options.recipe);
+  return recipe;
+}
+
 Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Terminal& terminal) {
   if (const auto problem = journal_problem(layout))
     throw storage::Error(storage::ErrorKind::kCorrupt, *problem);
@@ -207,7 +226,13 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
   // --recipe is held against the journal's, whatever became of run.toml.
   const std::optional<Recipe> in_journal =
       options.recipe.empty() ? std::nullopt : recorded_recipe(layout, state);
-  const Recipe recorded = in_journal ? *in_journal : recipe_of_run(layout, state);
+  Recipe recorded;
+  try {
+    recorded = in_journal ? *in_journal : recipe_of_run(layout, state);
+  } catch (const storage::Error& error) {
+    if (options.recipe.empty()) throw;
+    return write_recipe_again(options, layout, state, error.what(), terminal);
+  }
   warn_of_other_build(recorded, terminal);
   Recipe recipe = asked_recipe(options, layout);
   keep_resolved(recipe, recorded);
@@ -295,7 +320,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const InterruptScope interrupts;
   // A run takes days, and what it says is for whoever looks on: it outlives its reader.
   const ClosedPipeScope closed_pipe;
-  const bool is_new = !fs::exists(layout.recipe());
+  const bool is_new = !fs::exists(layout.recipe()) && !fs::exists(layout.journal_directory());
   const auto say = [&terminal](const std::string& text) { terminal.say(text); };
   const Leftovers leftovers = refuse_if_held(layout, {say});
   std::optional<TokenizeStage> tokenize_stage;  // until a coordinator shows itself

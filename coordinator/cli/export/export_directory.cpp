@@ -14,7 +14,7 @@
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "storage/base/file.hpp"
-#include "storage/model/model_config.hpp"
+#include "storage/model/weight_hashes.hpp"
 #include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -212,6 +212,16 @@ std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal
   write_config(model, request.model, partial.path());
   storage::write_atomically(partial.path() / "README.md", model_card(request.model, request.out));
   const bool merges = !request.model.lora.empty();
+  if (!merges) {  // hedgerow-worker merge does it itself
+    terminal.status("checking the weights ...");
+    const json description = read_json(request.model.student / "hedgerow.json");
+    storage::verify_weights(
+        model,
+        storage::weight_hashes_from_json(description.value("teacher", json::object())),
+        "the student " + request.model.student.string(),
+        [](double) { return !is_interrupted(); });
+    if (is_interrupted()) return std::nullopt;
+  }
   const fs::path merged = partial.path() / "merged";
   std::vector<WeightFile> files;
   if (merges) {

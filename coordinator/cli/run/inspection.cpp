@@ -9,6 +9,7 @@
 #include "coordinator/status/status.hpp"
 #include "storage/base/file.hpp"
 #include "storage/check.hpp"
+#include "storage/model/weight_hashes.hpp"
 #include "storage/shards/tokens_file.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -176,6 +177,16 @@ void add_nameless_shards(const RunLayout& layout,
   }
 }
 
+// What holds the hash of a layer of the teacher, and nothing that was made.
+void inspect_weights(const RunLayout& layout, const State& state, Inspection& inspection) {
+  if (!state.geometry) return;
+  try {
+    static_cast<void>(storage::recorded_weights(layout, state.geometry->num_layers));
+  } catch (const Error& error) {
+    inspection.damage.push_back({"weights", "the teacher's hashes", error.what(), Repair::kNone});
+  }
+}
+
 }  // namespace
 
 std::uint64_t committed_bytes(const State& state) {
@@ -192,6 +203,7 @@ Inspection inspect(const RunLayout& layout,
   Inspection inspection;
   inspect_journal(layout, replayed, inspection);
   inspect_recipe(layout, state, inspection);
+  inspect_weights(layout, state, inspection);
   inspect_tokens(layout, vocab_size, state.inputs, inspection);
   const storage::CheckResult result = storage::check_run(
       layout, committed_files(state), kThreads, [&](std::uint64_t done, std::uint64_t total) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <filesystem>
+#include <iterator>
 #include <limits>
 #include <map>
 #include <sstream>
@@ -433,7 +434,16 @@ std::vector<std::string> loss_lines(const RunStatus& status, int width) {
 
 std::vector<std::string> warning_lines(const RunStatus& status, int width) {
   std::vector<std::string> lines;
-  for (const std::string& warning : status.warnings) {
+  std::vector<std::string> warnings = status.warnings;
+  // Of a transfer its block's line says why.
+  RunStatus others;
+  std::copy_if(status.tasks.begin(),
+               status.tasks.end(),
+               std::back_inserter(others.tasks),
+               [](const TaskStatus& task) { return task.stage != "transfer"; });
+  if (const std::string text = quarantine_text(others); !text.empty())
+    warnings.insert(warnings.begin(), text);
+  for (const std::string& warning : warnings) {
     std::istringstream wrapped(wrap("warning: " + one_line(warning), width, /*indent=*/4));
     for (std::string line; std::getline(wrapped, line);) lines.push_back(fit(line, width));
   }

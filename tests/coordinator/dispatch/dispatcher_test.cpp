@@ -324,6 +324,8 @@ TEST_F(DispatcherTest, AFullDiskStopsTheRunAndSaysWhatToDo) {
   ASSERT_TRUE(dispatcher_->fatal());
   EXPECT_EQ(storage::exit_code(dispatcher_->fatal()->kind()), storage::ExitCode::kEnvironment);
   EXPECT_NE(std::string(dispatcher_->fatal()->what()).find("free space"), std::string::npos);
+  EXPECT_NE(std::string(dispatcher_->fatal()->what()).find("the run goes on with at least"),
+            std::string::npos);
 }
 
 TEST_F(DispatcherTest, ACheckpointThatItsWorkerReplacedIsNoFailure) {

@@ -46,6 +46,18 @@ TEST(ChildProcess, AMissingProgramIsNamed) {
   }
 }
 
+TEST(ChildProcess, ALogThatIsAFifoIsRefusedAndNotWaitedFor) {
+  const tests::TemporaryDirectory directory;
+  ASSERT_EQ(::mkfifo((directory / "log").c_str(), 0600), 0);
+  try {
+    static_cast<void>(ChildProcess::start({"true"}, directory / "log"));
+    FAIL() << "started";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("is a FIFO"), std::string::npos) << error.what();
+  }
+}
+
 // mpirun answers SIGTERM by killing its ranks, which need time for a checkpoint.
 TEST(ChildProcess, ABlockedSignalDoesNotReachTheProgram) {
   const tests::TemporaryDirectory directory;

@@ -208,6 +208,10 @@ TEST_F(PlanTest, AFullDiskIsRefusedWithTheSettingThatFits) {
   ASSERT_EQ(plan.problems.size(), 1U);
   EXPECT_NE(plan.problems[0].remedy.find("keep_boundaries = \"none\""), std::string::npos)
       << plan.problems[0].remedy;
+  limits_.free_disk_bytes = 3 << 20;
+  EXPECT_NE(make().problems[0].message.find(" of disk, 3 MiB are free"), std::string::npos)
+      << make().problems[0].message;
+  limits_.free_disk_bytes = 3000 * kGiB;
   recipe_.plan.keep_boundaries = "none";
   EXPECT_TRUE(make().fits());
 }

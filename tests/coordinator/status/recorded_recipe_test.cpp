@@ -161,9 +161,37 @@ TEST_F(RecordedRecipeTest, IfTheRecordOfTheTextIsDamagedTheHashOfLaterTermsStill
   run_.flip_byte(segment, storage::read_text(run_.layout.journal_segment(1)).find("learning_rate"));
   EXPECT_EQ(state().recipe.text, "");
   EXPECT_EQ(recipe_problem(run_.layout, state()), std::nullopt);
+  const std::string sound = text(), kept = run_.scratch / "kept.toml";
+  std::ofstream(kept) << sound;
   edit("alpha = 16.0", "alpha = 17.0");
-  EXPECT_THAT(*recipe_problem(run_.layout, state()), HasSubstr("put the file back"));
-  EXPECT_EQ(check({"--repair"}).code, 1) << "nobody has the text";
+  for (const bool is_there : {true, false}) {
+    if (!is_there) fs::remove(run_.layout.recipe());
+    EXPECT_THAT(*recipe_problem(run_.layout, state()), HasSubstr("run --recipe FILE"));
+    const Answer repaired = check({"--repair"});
+    EXPECT_EQ(repaired.code, 1) << "nobody has the text";
+    EXPECT_THAT(repaired.out + repaired.err, HasSubstr("run --recipe FILE"));
+    std::ofstream(run_.scratch / "other.toml")
+        << std::string(sound).replace(sound.find("alpha = 16.0"), 12, "alpha = 18.0");
+    EXPECT_THAT(run({"--recipe", run_.scratch / "other.toml"}).err, HasSubstr("another recipe"));
+    EXPECT_THAT(run({"--recipe", kept}).err, HasSubstr("written again from " + kept));
+    EXPECT_EQ(text(), sound);
+    EXPECT_EQ(recipe_problem(run_.layout, state()), std::nullopt);
+    edit("alpha = 16.0", "alpha = 17.0");
+  }
+}
+
+TEST_F(RecordedRecipeTest, ARunTomlThatIsChangedBeforeTheFirstTermIsWrittenAgain) {
+  const std::string sound = text(), kept = run_.scratch / "kept.toml";
+  std::ofstream(kept) << sound;
+  fs::remove_all(run_.layout.journal_directory());
+  edit("alpha = 16.0", "alpha = 17.0");
+  for (const Answer& answer : {check(), check({"--repair"}), run()}) {
+    EXPECT_EQ(answer.code, 1);
+    EXPECT_THAT(answer.err, HasSubstr("the run has computed nothing yet"));
+    EXPECT_THAT(answer.err, HasSubstr("run --recipe FILE"));
+  }
+  EXPECT_THAT(run({"--recipe", kept}).err, HasSubstr("written again from " + kept));
+  EXPECT_EQ(storage::Recipe::load_of_run(run_.layout.recipe()).finetune.alpha, 16.0);
 }
 
 // A snapshot stands for the records before it.

@@ -1,6 +1,7 @@
 #include "storage/base/file.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 
 #include <array>
@@ -53,6 +54,22 @@ TEST_F(FileTest, AShortFileIsCorruptAndTheMessageSaysWhereItEnds) {
     EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
     EXPECT_NE(std::string(error.what()).find("ends at byte 5"), std::string::npos) << error.what();
   }
+}
+
+// Catches: a run that `ulimit -f` kills without a word.
+TEST_F(FileTest, AWriteBeyondTheLimitOfFileSizesFailsLikeOneOnAFullDisk) {
+  const auto write_much = [this] {
+    let_large_writes_fail();
+    const rlimit limit{4096, 4096};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+    try {
+      File::create(directory_ / "large").write_all(std::vector<std::byte>(8192));
+    } catch (const Error& error) {
+      std::_Exit(error.kind() == ErrorKind::kExhausted ? 5 : 1);
+    }
+    std::_Exit(0);
+  };
+  EXPECT_EXIT(write_much(), ::testing::ExitedWithCode(5), "");
 }
 
 // Catches: a run that waits for ever for a writer, or reads a device that has no end.

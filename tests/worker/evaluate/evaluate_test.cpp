@@ -8,6 +8,8 @@
 
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
+#include "storage/tensors/safetensors.hpp"
+#include "tests/support/refusal.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
@@ -71,6 +73,34 @@ TEST_F(Evaluate, LossIsTheMeanCrossEntropyOfTheLogitsItGives) {
   EXPECT_EQ(evaluation.num_targets, count);
   EXPECT_NEAR(evaluation.loss, sum / static_cast<double>(count), 1e-5);
   EXPECT_NEAR(evaluation.perplexity(), std::exp(evaluation.loss), 1e-9);
+}
+
+// A dash in a table says nothing.
+TEST_F(Evaluate, ALossThatIsNotFiniteIsAnError) {
+  const auto path = directory_ / "model/model.safetensors";
+  {
+    const storage::SafetensorsFile file(path);
+    auto tensors = file.tensors();
+    const std::vector<std::uint16_t> largest(64, 0x7f7f);  // finite in bf16, and its product is not
+    tensors["model.norm.weight"].bytes = std::as_bytes(std::span(largest));
+    storage::write_safetensors(directory_ / "changed", tensors);
+  }
+  std::filesystem::rename(directory_ / "changed", path);
+  const std::string said = refusal(
+      [&] { worker::evaluate(model(), tokens_, worker::evaluation_sequences(tokens_, 0), {}); },
+      storage::ErrorKind::kUsage);
+  EXPECT_NE(said.find("of the tokens file is not finite"), std::string::npos) << said;
+}
+
+TEST_F(Evaluate, ATeacherIsNotEvaluatedBeyondItsOwnWindow) {
+  nlohmann::json config =
+      nlohmann::json::parse(storage::read_text(directory_ / "model/config.json"));
+  config["sliding_window"] = 8;
+  storage::write_atomically(directory_ / "model/config.json", config.dump());
+  const std::string said = refusal(
+      [&] { worker::evaluate(model(), tokens_, worker::evaluation_sequences(tokens_, 0), {}); },
+      storage::ErrorKind::kUsage);
+  EXPECT_NE(said.find("a sequence of 40 tokens"), std::string::npos) << said;
 }
 
 TEST_F(Evaluate, MaskedTargetsDoNotCount) {

@@ -94,10 +94,10 @@ TEST_F(RunDirectory, AWorkerIsToldWhatAnAddressLooksLike) {
 
 TEST_F(RunDirectory, ARunThatLostItsRecipeIsNotToBeGivenUp) {
   fs::remove(fs::path(run_.directory()) / "run.toml");
-  const Answer answer =
-      run_line({"run", "--run", run_.directory(), "--recipe", run_.scratch / "recipe.toml"});
-  EXPECT_EQ(answer.code, 2);
-  EXPECT_NE(answer.err.find("check --repair"), std::string::npos) << answer.err;
+  const Answer answer = run_line({"run", "--run", run_.directory()});
+  EXPECT_EQ(answer.code, 1);
+  EXPECT_NE(answer.err.find("run.toml is missing; 'hedgerow check --repair"), std::string::npos)
+      << answer.err;
 }
 
 TEST_F(RunDirectory, WithoutANameItIsTheCurrentDirectoryIfThatIsARun) {
