@@ -95,6 +95,8 @@ TEST_F(Evaluate, ALossThatIsNotFiniteIsAnError) {
 TEST_F(Evaluate, ATeacherIsNotEvaluatedBeyondItsOwnWindow) {
   nlohmann::json config =
       nlohmann::json::parse(storage::read_text(directory_ / "model/config.json"));
+  config["architectures"] = {"MistralForCausalLM"};
+  config["model_type"] = "mistral";
   config["sliding_window"] = 8;
   storage::write_atomically(directory_ / "model/config.json", config.dump());
   const std::string said = refusal(
