@@ -75,6 +75,7 @@ void check_parameter(const std::string& name, const at::Tensor& x, const at::Dev
 std::int64_t check_map(const std::string& side,
                        const FeatureMapWeights& weights,
                        const FeatureMapOptions& options,
+                       const char* heads,
                        std::int64_t num_heads,
                        std::int64_t head_dim,
                        const at::Device& device) {
@@ -84,7 +85,9 @@ std::int64_t check_map(const std::string& side,
                     layer.size(2) >= 1,
                 "attention: the ",
                 side,
-                " map's layer must be [H, D, f] = [",
+                " map's layer must be [",
+                heads,
+                ", D, f] = [",
                 num_heads,
                 ", ",
                 head_dim,
@@ -97,7 +100,9 @@ std::int64_t check_map(const std::string& side,
     TORCH_CHECK(bias.dim() == 2 && bias.size(0) == num_heads && bias.size(1) == projected,
                 "attention: the ",
                 side,
-                " map's bias must be [H, f] = [",
+                " map's bias must be [",
+                heads,
+                ", f] = [",
                 num_heads,
                 ", ",
                 projected,
@@ -142,15 +147,34 @@ AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const a
   return {q.size(0), q.size(1), k.size(1), q.size(2), q.size(3)};
 }
 
+std::int64_t num_key_heads(const HybridParameters& parameters, std::int64_t num_heads) {
+  const FeatureMapWeights& map = parameters.k;
+  if (map.layer.defined() && map.layer.dim() > 0) return map.layer.size(0);
+  return map.bias.defined() && map.bias.dim() > 0 ? map.bias.size(0) : num_heads;
+}
+
+bool needs_aten(const HybridParameters& parameters,
+                const HybridOptions& options,
+                std::int64_t num_heads) {
+  return options.num_sinks > 0 || num_key_heads(parameters, num_heads) != num_heads;
+}
+
 std::int64_t check_parameters(const HybridParameters& parameters,
                               const HybridOptions& options,
                               std::int64_t num_heads,
+                              std::int64_t num_kv_heads,
                               std::int64_t head_dim,
                               const at::Device& device) {
   const std::int64_t features =
-      check_map("query", parameters.q, options.feature_map, num_heads, head_dim, device);
-  const std::int64_t key_features =
-      check_map("key", parameters.k, options.feature_map, num_heads, head_dim, device);
+      check_map("query", parameters.q, options.feature_map, "H", num_heads, head_dim, device);
+  const bool is_shared = num_key_heads(parameters, num_heads) == num_kv_heads;
+  const std::int64_t key_features = check_map("key",
+                                              parameters.k,
+                                              options.feature_map,
+                                              is_shared ? "G" : "H or G",
+                                              is_shared ? num_kv_heads : num_heads,
+                                              head_dim,
+                                              device);
   TORCH_CHECK(features == key_features,
               "attention: both maps must give as many features, found ",
               features,
@@ -158,11 +182,19 @@ std::int64_t check_parameters(const HybridParameters& parameters,
               key_features,
               " for keys");
   if (options.layout == WindowLayout::kNone) {
+    TORCH_CHECK(options.num_sinks == 0,
+                "attention: num_sinks must be 0 without a window, found ",
+                options.num_sinks);
     return features;
   }
   TORCH_CHECK(options.window_size >= 1,
               "attention: window_size must be at least 1, found ",
               options.window_size);
+  TORCH_CHECK(options.num_sinks >= 0 && options.num_sinks <= options.window_size,
+              "attention: num_sinks must lie in 0..window_size = ",
+              options.window_size,
+              ", found ",
+              options.num_sinks);
   TORCH_CHECK(parameters.window_factors.defined(),
               "attention: window_factors must be defined with a window");
   TORCH_CHECK(parameters.window_factors.numel() == num_heads,
@@ -193,7 +225,7 @@ void check_problem(const at::Tensor& q,
                    const HybridParameters& parameters,
                    const HybridOptions& options) {
   check_attention(q, k, v);
-  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
+  check_parameters(parameters, options, q.size(1), k.size(1), q.size(3), q.device());
 }
 
 }  // namespace hedgerow::kernels

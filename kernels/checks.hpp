@@ -21,13 +21,22 @@ struct AttentionShape {
 // may be undefined.
 AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
-// The maps of both sides fit (H, D) and give the same F, window_factors holds H logits where the
-// layout has a window, and all lie on the inputs' device. Returns F.
+// The maps fit (H, D), those of keys (H or G, D), and give the same F, window_factors holds H
+// logits where the layout has a window, sinks fit the window, and all lie on the inputs' device.
+// Returns F.
 std::int64_t check_parameters(const HybridParameters& parameters,
                               const HybridOptions& options,
                               std::int64_t num_heads,
+                              std::int64_t num_kv_heads,
                               std::int64_t head_dim,
                               const at::Device& device);
+// Sinks, and key maps of kv heads, are in the ATen backend and the reference alone so far.
+[[nodiscard]] bool needs_aten(const HybridParameters& parameters,
+                              const HybridOptions& options,
+                              std::int64_t num_heads);
+// Heads of the key map, H or G: as many as there are states. H without parameters.
+[[nodiscard]] std::int64_t num_key_heads(const HybridParameters& parameters,
+                                         std::int64_t num_heads);
 
 // Both of one problem of the hybrid; v may be undefined.
 void check_problem(const at::Tensor& q,

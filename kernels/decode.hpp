@@ -14,24 +14,28 @@
 namespace hedgerow::kernels {
 
 struct DecodeState {
-  at::Tensor kv_state;   // [B, H, F, D] fp32: sum of phi_k v^T over keys before the window
-  at::Tensor k_state;    // [B, H, F] fp32
+  // U = H or G: one state a key map (HybridParameters::k).
+  at::Tensor kv_state;   // [B, U, F, D] fp32: sum of phi_k v^T over keys before the window
+  at::Tensor k_state;    // [B, U, F] fp32
   at::Tensor window_k;   // [B, G, C, D] input dtype, ring buffer; C = W (sliding), 2 W (terraced)
   at::Tensor window_v;   // [B, G, C, D]; token t of a row lies at slot t mod C
   at::Tensor positions;  // [B] int64: tokens seen so far by each row
+  // [B, G, num_sinks, D] input dtype: the first tokens, once they are seen; undefined without
+  // sinks.
+  at::Tensor sink_k{}, sink_v{};
 };
 
 // C: slots of a window's ring; 1 without a window.
 [[nodiscard]] std::int64_t ring_slots(const HybridOptions& options);
 
-// Query heads that the parameters know. A map without parameters, of no window, leaves them to be
+// Heads of the key map, and states. A map without parameters, of no window, leaves them to be
 // the kv heads, until the first step brings queries.
 [[nodiscard]] std::int64_t num_heads_of(const HybridParameters& parameters,
                                         std::int64_t num_kv_heads);
 
 // An empty state (no token seen).
 DecodeState make_decode_state(std::int64_t batch,
-                              std::int64_t num_heads,
+                              std::int64_t num_key_heads,
                               std::int64_t num_kv_heads,
                               std::int64_t head_dim,
                               std::int64_t feature_dim,

@@ -9,7 +9,8 @@
 //
 // The shift by m does not cancel against l: it is part of the model, and it is differentiated (ties
 // share equally). Windows: sliding = the last W keys; terraced = the own chunk of W tokens and the
-// whole previous one, borders anchored at token 0. No pair is in both branches, also for T <= W.
+// whole previous one, borders anchored at token 0; and in both the sequence's first num_sinks
+// tokens. No pair is in both branches, also for T <= W.
 // Cost O(T (2W + F) D), memory O(T); states in fp32.
 #pragma once
 
@@ -23,11 +24,13 @@ namespace hedgerow::kernels {
 
 struct HybridParameters {
   FeatureMapWeights q;
+  // One map a query head (as LoLCATs') or one a kv head, which its query heads share with the state
+  // that is made of it: the first dimension, H or G, says which. Without parameters: H.
   FeatureMapWeights k;
   at::Tensor window_factors;  // [H] fp32, logits of g; undefined with kNone
 };
 
-// First key of query i's window: keys first..i are softmax, keys before first are linear.
+// First key of query i's window, but for sinks: keys first..i are softmax, keys before are linear.
 [[nodiscard]] std::int64_t window_begin(WindowLayout layout,
                                         std::int64_t window_size,
                                         std::int64_t query);

@@ -18,7 +18,9 @@ HybridProblem make_hybrid_problem(const at::Tensor& q,
                                   const HybridOptions& options) {
   HybridProblem problem;
   problem.shape = check_attention(q, k, v);
-  problem.F = check_parameters(parameters, options, problem.shape.H, problem.shape.D, q.device());
+  const AttentionShape& shape = problem.shape;
+  problem.F = check_parameters(parameters, options, shape.H, shape.G, shape.D, q.device());
+  problem.key_heads = num_key_heads(parameters, shape.H);
   problem.projected = parameters.q.layer.defined() ? parameters.q.layer.size(2) : problem.shape.D;
   problem.options = options;
   problem.q = unit_stride(q);

@@ -5,6 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "kernels/checks.hpp"
@@ -22,11 +23,18 @@ namespace hedgerow::kernels {
 struct HybridProblem {
   AttentionShape shape;
   std::int64_t F = 0, projected = 0;
+  std::int64_t key_heads = 0;  // of map_k, and states: H or G
   HybridOptions options;
   at::Tensor q, k, v;  // v undefined: only the denominators are wanted
   FeatureMapWeights map_q, map_k;
   at::Tensor gate;  // [H] sigmoid(window_factors); undefined with kNone
 
+  // Query heads that share a key map and a state.
+  [[nodiscard]] std::int64_t key_group() const { return shape.H / key_heads; }
+  // Of the key heads of a kv head.
+  [[nodiscard]] std::int64_t key_heads_of_kv() const { return key_heads / shape.G; }
+  // Sinks that the sequence has.
+  [[nodiscard]] std::int64_t num_sinks() const { return std::min(options.num_sinks, shape.T); }
   [[nodiscard]] bool windowed() const { return options.layout != WindowLayout::kNone; }
   [[nodiscard]] at::ScalarType sum_dtype() const { return sum_dtype_of(q); }
   [[nodiscard]] at::ScalarType output_dtype() const {

@@ -40,7 +40,7 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
                                        const HybridParameters& parameters,
                                        const HybridOptions& options) {
   const AttentionShape shape = check_attention(q, k, {});
-  check_parameters(parameters, options, shape.H, shape.D, q.device());
+  check_parameters(parameters, options, shape.H, shape.G, shape.D, q.device());
   const at::Tensor query = at::arange(shape.T, q.options().dtype(at::kLong)).unsqueeze(1);
   const at::Tensor key = query.transpose(0, 1);
   const at::Tensor begins = window_begins(shape, options, q.device());
@@ -48,9 +48,12 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
   HybridWeights weights;
   const at::Tensor phi_q =
       apply_feature_map(q, parameters.q, options.feature_map, shape.H, FeatureMapRole::kQuery);
+  const std::int64_t key_heads = num_key_heads(parameters, shape.H);
   const at::Tensor phi_k =
-      apply_feature_map(k, parameters.k, options.feature_map, shape.H, FeatureMapRole::kKey);
-  const at::Tensor before = key.lt(begins).logical_and(key.le(query));
+      apply_feature_map(k, parameters.k, options.feature_map, key_heads, FeatureMapRole::kKey)
+          .repeat_interleave(shape.H / key_heads, 1);
+  const at::Tensor sink = key.lt(options.num_sinks);
+  const at::Tensor before = key.lt(begins).logical_and(key.le(query)).logical_and(~sink);
   weights.linear =
       at::matmul(phi_q, phi_k.transpose(-1, -2)).masked_fill(before.logical_not(), 0.0);
   if (options.layout == WindowLayout::kNone) {
@@ -58,7 +61,7 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
     weights.denominator = weights.linear.sum(-1, true) + kLinearEpsilon;
     return weights;
   }
-  const at::Tensor inside = key.ge(begins).logical_and(key.le(query));
+  const at::Tensor inside = key.ge(begins).logical_or(sink).logical_and(key.le(query));
   const at::Tensor s = scores(q, k, shape).masked_fill(inside.logical_not(), -INFINITY);
   const at::Tensor g =
       at::sigmoid(parameters.window_factors.to(s.scalar_type())).reshape({shape.H, 1, 1});

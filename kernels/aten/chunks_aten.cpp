@@ -25,6 +25,8 @@ Chunks::Chunks(const HybridProblem& problem)
       // A short sequence is one chunk of its own length.
       C(std::min(problem.windowed() ? problem.options.window_size : kPlainChunk, problem.shape.T)),
       N(ceil_div(problem.shape.T, C)),
+      K(problem.key_heads_of_kv()),
+      S(problem.num_sinks()),
       layout(problem.options.layout),
       window_size(problem.options.window_size),
       options(problem.q.options().dtype(problem.sum_dtype())) {}
@@ -54,30 +56,48 @@ at::Tensor Chunks::key_tokens(const at::Tensor& x) const {
 }
 
 at::Tensor Chunks::feature_chunks(const at::Tensor& phi) const {
-  return padded(phi, lead()).unflatten(1, {G, R}).permute({0, 1, 3, 4, 2, 5}).contiguous();
+  const at::Tensor chunks = padded(phi, lead())
+                                .unflatten(1, {G, K})
+                                .permute({0, 1, 3, 4, 2, 5})
+                                .clone(at::MemoryFormat::Contiguous);
+  chunks.select(2, lead()).narrow(2, 0, S).zero_();
+  return chunks;
 }
 
+// Likewise the gradients of sinks' features, which nothing reads.
 at::Tensor Chunks::feature_tokens(const at::Tensor& phi) const {
+  phi.select(2, lead()).narrow(2, 0, S).zero_();
   return phi.permute({0, 1, 4, 2, 3, 5})
-      .reshape({B, G * R, (lead() + N) * C, F})
+      .reshape({B, G * K, (lead() + N) * C, F})
       .narrow(2, lead() * C, T);
 }
 
+at::Tensor Chunks::by_key_map(const at::Tensor& x) const {
+  return K == R ? x : x.sum(3, /*keepdim=*/true);
+}
+
 at::Tensor Chunks::tiles(const at::Tensor& chunks) const {
-  return lead() == 0 ? chunks : at::cat({chunks.narrow(2, 0, N), chunks.narrow(2, 1, N)}, 3);
+  if (lead() == 0) return chunks;
+  std::vector<at::Tensor> parts{chunks.narrow(2, 0, N), chunks.narrow(2, 1, N)};
+  if (S > 0) {
+    const at::Tensor sinks = chunks.narrow(2, lead(), 1).narrow(3, 0, S);
+    parts.push_back(sinks.expand({-1, -1, N, -1, -1}));
+  }
+  return at::cat(parts, 3);
 }
 
 void Chunks::add_tiles(at::Tensor& chunks, const at::Tensor& tiles) const {
   for (std::int64_t part = 0; part <= lead(); ++part) {
     chunks.narrow(2, part, N).add_(tiles.narrow(3, part * C, C));
   }
+  if (S > 0) chunks.select(2, lead()).narrow(2, 0, S).add_(tiles.narrow(3, 2 * C, S).sum(2));
 }
 
-// lag = query - key of the tile's pairs [C, tile_keys]; the keys' tokens [N, 1, 1, tile_keys],
-// negative in front of the sequence.
+// lag = query - key of the tile's pairs but for the sinks behind them [C, (1 + lead) C]; the keys'
+// tokens [N, 1, 1, (1 + lead) C], negative in front of the sequence.
 std::pair<at::Tensor, at::Tensor> Chunks::lags_and_keys() const {
   const at::TensorOptions integers = options.dtype(at::kLong);
-  const at::Tensor slot = at::arange(tile_keys(), integers) - lead() * C;
+  const at::Tensor slot = at::arange(tile_keys() - S, integers) - lead() * C;
   const at::Tensor lag = at::arange(C, integers).unsqueeze(1) - slot;
   const at::Tensor chunk = at::arange(N, integers).reshape({N, 1, 1, 1});
   return {lag, chunk * C + slot};
@@ -85,14 +105,18 @@ std::pair<at::Tensor, at::Tensor> Chunks::lags_and_keys() const {
 
 at::Tensor Chunks::outside_window() const {
   const auto [lag, key] = lags_and_keys();
-  const at::Tensor outside = lag.lt(0) | key.lt(0);
-  return layout == WindowLayout::kSliding ? outside | lag.ge(window_size) : outside;
+  at::Tensor outside = lag.lt(0) | key.lt(0);
+  if (layout == WindowLayout::kSliding) outside = outside | (lag.ge(window_size) & key.ge(S));
+  if (S == 0) return outside;
+  // The first two chunks have the sinks among their own keys.
+  const at::Tensor chunk = at::arange(N, options.dtype(at::kLong)).reshape({N, 1, 1, 1});
+  return at::cat({outside, chunk.le(lead()).expand({N, 1, C, S})}, 3);
 }
 
 at::Tensor Chunks::not_near() const {
   const auto [lag, key] = lags_and_keys();
   const at::Tensor inside = lag.lt(layout == WindowLayout::kSliding ? window_size : 0);
-  return (inside | key.lt(0)).narrow(3, 0, C);
+  return (inside | key.lt(S)).narrow(3, 0, C);
 }
 
 at::Tensor window_begins(const at::Tensor& queries, const HybridOptions& options) {
@@ -174,6 +198,10 @@ at::Tensor Part::keys(const at::Tensor& x) const {
   return x.narrow(0, b, num_b).narrow(1, g, num_g);
 }
 at::Tensor Part::heads(const at::Tensor& x) const { return x.narrow(0, h, num_h); }
+at::Tensor Part::key_maps(const at::Tensor& x) const {
+  const std::int64_t per_kv = problem.key_heads_of_kv();
+  return x.narrow(0, g * per_kv, num_g * per_kv);
+}
 
 void Part::add_heads(const at::Tensor& whole, const at::Tensor& own) const {
   if (whole.defined() && own.defined()) {
@@ -181,9 +209,14 @@ void Part::add_heads(const at::Tensor& whole, const at::Tensor& own) const {
   }
 }
 
-void Part::add_map(const FeatureMapWeights& whole, const FeatureMapWeights& own) const {
+void Part::add_query_map(const FeatureMapWeights& whole, const FeatureMapWeights& own) const {
   add_heads(whole.layer, own.layer);
   add_heads(whole.bias, own.bias);
+}
+
+void Part::add_key_map(const FeatureMapWeights& whole, const FeatureMapWeights& own) const {
+  if (own.layer.defined() && whole.layer.defined()) key_maps(whole.layer).add_(own.layer);
+  if (own.bias.defined() && whole.bias.defined()) key_maps(whole.bias).add_(own.bias);
 }
 
 std::vector<Part> parts_of(const HybridProblem& problem,
@@ -200,12 +233,14 @@ std::vector<Part> parts_of(const HybridProblem& problem,
       const std::int64_t num_b = std::min(most_b, B - b), num_g = std::min(most_g, G - g);
       Part part{problem, b, num_b, g * R, num_g * R, g, num_g};
       const auto own = [&](const at::Tensor& x) { return x.defined() ? part.heads(x) : x; };
+      const auto own_key = [&](const at::Tensor& x) { return x.defined() ? part.key_maps(x) : x; };
+      part.problem.map_k = {own_key(problem.map_k.layer), own_key(problem.map_k.bias)};
+      part.problem.key_heads = num_g * problem.key_heads_of_kv();
       part.problem.shape = {num_b, num_g * R, num_g, T, D};
       part.problem.q = part.queries(problem.q);
       part.problem.k = part.keys(problem.k);
       part.problem.v = problem.v.defined() ? part.keys(problem.v) : problem.v;
       part.problem.map_q = {own(problem.map_q.layer), own(problem.map_q.bias)};
-      part.problem.map_k = {own(problem.map_k.layer), own(problem.map_k.bias)};
       part.problem.gate = own(problem.gate);
       parts.push_back(part);
     }

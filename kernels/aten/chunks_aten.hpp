@@ -23,13 +23,15 @@ struct Chunks {
   explicit Chunks(const HybridProblem& problem);
 
   std::int64_t B, G, R, T, D, F, C, N;
+  std::int64_t K;  // key maps, and states, a kv head: R or 1
+  std::int64_t S;  // sinks, which are the last keys of every tile
   WindowLayout layout;
   std::int64_t window_size;
   at::TensorOptions options;  // of sums: the problem's device, fp32 (fp64 for fp64 input)
 
   // Chunks of keys in front of a tile's own.
   [[nodiscard]] std::int64_t lead() const { return layout == WindowLayout::kNone ? 0 : 1; }
-  [[nodiscard]] std::int64_t tile_keys() const { return (1 + lead()) * C; }
+  [[nodiscard]] std::int64_t tile_keys() const { return (1 + lead()) * C + S; }
   // Query chunks from first_with_state() on see keys that lie before their tile; there are
   // with_state() of them, and as many chunks of such keys, from chunk 0 on.
   [[nodiscard]] std::int64_t first_with_state() const { return 1 + lead(); }
@@ -45,9 +47,12 @@ struct Chunks {
   // [B, G, T, n] <-> [B, G, lead + N, C, n]; a chunk of zeros leads.
   [[nodiscard]] at::Tensor key_chunks(const at::Tensor& x) const;
   [[nodiscard]] at::Tensor key_tokens(const at::Tensor& x) const;
-  // Features of keys, of every query head: [B, H, T, F] <-> [B, G, lead + N, C, R, F]
+  // Features of keys: [B, G K, T, F] <-> [B, G, lead + N, C, K, F]; those of sinks are zero in
+  // chunks, so that no state and no linear pair has them.
   [[nodiscard]] at::Tensor feature_chunks(const at::Tensor& phi) const;
   [[nodiscard]] at::Tensor feature_tokens(const at::Tensor& phi) const;
+  // x [B, G, n, R, ..] of query heads -> [B, G, n, K, ..]: the sum over those that share a key map.
+  [[nodiscard]] at::Tensor by_key_map(const at::Tensor& x) const;
   // [B, G, lead + N, C, n] -> the chunks' tiles [B, G, N, tile_keys, n]; and the sum of what tiles
   // give to chunks.
   [[nodiscard]] at::Tensor tiles(const at::Tensor& chunks) const;
@@ -99,14 +104,17 @@ struct Part {
   HybridProblem problem;
   std::int64_t b, num_b, h, num_h, g, num_g;
 
-  // The part's own of a tensor of the whole problem: [B, H, ..], [B, G, ..] and [H, ..].
+  // The part's own of a tensor of the whole problem: [B, H, ..], [B, G, ..], [H, ..], and [H or G,
+  // ..] of key maps.
   [[nodiscard]] at::Tensor queries(const at::Tensor& x) const;
   [[nodiscard]] at::Tensor keys(const at::Tensor& x) const;
   [[nodiscard]] at::Tensor heads(const at::Tensor& x) const;
+  [[nodiscard]] at::Tensor key_maps(const at::Tensor& x) const;
 
-  // whole [H, ..] += the part's own gradient [num_h, ..], if both are defined.
+  // whole += the part's own gradient, if both are defined: of window factors, and of maps.
   void add_heads(const at::Tensor& whole, const at::Tensor& own) const;
-  void add_map(const FeatureMapWeights& whole, const FeatureMapWeights& own) const;
+  void add_query_map(const FeatureMapWeights& whole, const FeatureMapWeights& own) const;
+  void add_key_map(const FeatureMapWeights& whole, const FeatureMapWeights& own) const;
 };
 // Parts so small that a temporary of `elements` a kv head of a sequence holds `part_elements` at
 // most (one kv head of one sequence at the least), so that temporaries do not grow with the batch.

@@ -8,6 +8,7 @@
 #include <ATen/TensorIndexing.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/aten/chunks_aten.hpp"
@@ -36,16 +37,16 @@ void join_state(const at::Tensor& k,
                 const HybridParameters& parameters,
                 const HybridOptions& options,
                 const DecodeState& state) {
-  const std::int64_t H = state.kv_state.size(1), G = k.size(1), F = state.kv_state.size(2);
+  const std::int64_t U = state.kv_state.size(1), G = k.size(1), F = state.kv_state.size(2);
   const at::Tensor ignored = counts.bitwise_not().unsqueeze(1).unsqueeze(-1);
   const at::Tensor phi =
       apply_feature_map(
-          k.masked_fill(ignored, 0.0), parameters.k, options.feature_map, H, FeatureMapRole::kKey)
+          k.masked_fill(ignored, 0.0), parameters.k, options.feature_map, U, FeatureMapRole::kKey)
           .masked_fill(ignored, 0.0);
   const at::Tensor values = v.masked_fill(ignored, 0.0).to(at::kFloat);
-  // Heads that share values lie below each other: [B, G, R F, n].
-  const at::Tensor grouped = phi.transpose(-1, -2).unflatten(1, {G, H / G}).flatten(2, 3);
-  state.kv_state.add_(at::matmul(grouped, values).unflatten(2, {H / G, F}).flatten(1, 2));
+  // Key maps that share values lie below each other: [B, G, U / G F, n].
+  const at::Tensor grouped = phi.transpose(-1, -2).unflatten(1, {G, U / G}).flatten(2, 3);
+  state.kv_state.add_(at::matmul(grouped, values).unflatten(2, {U / G, F}).flatten(1, 2));
   state.k_state.add_(phi.sum(2).reshape(state.k_state.sizes()));
 }
 
@@ -55,12 +56,20 @@ std::pair<at::Tensor, at::Tensor> attend_window(const at::Tensor& q,
                                                 const HybridOptions& options,
                                                 const DecodeState& state) {
   const at::Tensor held = tokens_of_slots(tokens, state.window_k.size(2));
-  const at::Tensor outside = held.lt(begin_after(tokens, options).unsqueeze(1));
+  const at::Tensor begins = begin_after(tokens, options).unsqueeze(1);
+  at::Tensor outside = held.lt(begins);
+  at::Tensor keys = state.window_k.to(at::kFloat), values = state.window_v.to(at::kFloat);
+  if (options.num_sinks > 0) {
+    // The ring has those that are in the window yet.
+    const at::Tensor sinks = at::arange(options.num_sinks, tokens.options());
+    outside = at::cat({outside, sinks.ge(begins)}, 1);
+    keys = at::cat({keys, state.sink_k.to(at::kFloat)}, 2);
+    values = at::cat({values, state.sink_v.to(at::kFloat)}, 2);
+  }
   const at::Tensor mask = outside.unsqueeze(1).unsqueeze(1);
-  const at::Tensor keys = state.window_k.to(at::kFloat);
   at::Tensor weights = at::matmul(q, keys.transpose(-1, -2)).masked_fill_(mask, -INFINITY);
   weights.sub_(weights.amax(-1, true)).exp_();
-  return {at::matmul(weights, state.window_v.to(at::kFloat)), weights.sum(-1, true)};
+  return {at::matmul(weights, values), weights.sum(-1, true)};
 }
 
 }  // namespace
@@ -73,7 +82,8 @@ void prefill_state_aten(const at::Tensor& k,
   const c10::NoGradGuard no_grad;
   const at::Tensor& lengths = state.positions;
   const at::Tensor begins = begin_after(lengths, options).unsqueeze(1);
-  join_state(k, v, at::arange(k.size(2), lengths.options()).lt(begins), parameters, options, state);
+  const at::Tensor tokens = at::arange(k.size(2), lengths.options());
+  join_state(k, v, tokens.lt(begins) & tokens.ge(options.num_sinks), parameters, options, state);
   if (options.layout == WindowLayout::kNone) {
     return;
   }
@@ -81,6 +91,10 @@ void prefill_state_aten(const at::Tensor& k,
   const at::Tensor empty = held.lt(begins).unsqueeze(1).unsqueeze(-1);
   const at::Tensor index =
       held.clamp_min(0).unsqueeze(1).unsqueeze(-1).expand(state.window_k.sizes());
+  if (const std::int64_t sinks = std::min(options.num_sinks, k.size(2)); sinks > 0) {
+    state.sink_k.narrow(2, 0, sinks).copy_(k.narrow(2, 0, sinks));
+    state.sink_v.narrow(2, 0, sinks).copy_(v.narrow(2, 0, sinks));
+  }
   state.window_k.copy_(k.gather(2, index).masked_fill_(empty, 0.0));
   state.window_v.copy_(v.gather(2, index).masked_fill_(empty, 0.0));
 }
@@ -107,11 +121,24 @@ at::Tensor decode_step_aten(const at::Tensor& q,
     const auto read = [&](const at::Tensor& ring) {
       return ring.transpose(1, 2).index({rows, slot}).transpose(1, 2);
     };
-    const at::Tensor leaves = from.lt(begin_after(tokens, options).unsqueeze(1));
+    const at::Tensor leaves =
+        from.lt(begin_after(tokens, options).unsqueeze(1)) & from.ge(options.num_sinks);
     join_state(read(state.window_k), read(state.window_v), leaves, parameters, options, state);
     const at::Tensor target = seen.remainder(slots).unsqueeze(1);
     state.window_k.transpose(1, 2).index_put_({rows, target}, k.unsqueeze(1));
     state.window_v.transpose(1, 2).index_put_({rows, target}, v.unsqueeze(1));
+    if (options.num_sinks > 0) {
+      const at::Tensor is_sink = at::arange(options.num_sinks, seen.options())
+                                     .eq(seen.unsqueeze(1))
+                                     .unsqueeze(1)
+                                     .unsqueeze(-1);
+      const auto write = [&is_sink](const at::Tensor& sinks, const at::Tensor& token) {
+        const at::Tensor everywhere = token.unsqueeze(2).expand_as(sinks);
+        sinks.masked_fill_(is_sink, 0.0).add_(everywhere.masked_fill(is_sink.bitwise_not(), 0.0));
+      };
+      write(state.sink_k, k);
+      write(state.sink_v, v);
+    }
   } else {
     const at::Tensor all = at::ones({B, 1}, seen.options().dtype(at::kBool));
     join_state(k.unsqueeze(2), v.unsqueeze(2), all, parameters, options, state);
@@ -122,8 +149,11 @@ at::Tensor decode_step_aten(const at::Tensor& q,
                                            options.feature_map,
                                            H,
                                            FeatureMapRole::kQuery);  // [B, H, 1, F]
-  at::Tensor y = at::matmul(phi, state.kv_state).squeeze(2);
-  at::Tensor sum = (phi.squeeze(2) * state.k_state.reshape({B, H, -1})).sum(-1, true);  // [B, H, 1]
+  // Query heads of one state lie below each other: [B, U, H / U, F].
+  const std::int64_t U = state.kv_state.size(1);
+  const at::Tensor rows = phi.squeeze(2).unflatten(1, {U, H / U});
+  at::Tensor y = at::matmul(rows, state.kv_state).flatten(1, 2);
+  at::Tensor sum = (rows * state.k_state.reshape({B, U, 1, -1})).sum(-1, true).flatten(1, 2);
   if (windowed) {
     const double scale = 1.0 / std::sqrt(static_cast<double>(D));
     const at::Tensor queries = q.to(at::kFloat).mul(scale).unflatten(1, {G, H / G});

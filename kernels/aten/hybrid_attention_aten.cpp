@@ -69,7 +69,7 @@ struct Operands {
   // p of the tiles, once scores are made.
   [[nodiscard]] at::Tensor window_weights() const { return (scores - maxima).exp_().mul_(gate); }
 
-  // phi_k of the first chunk of each tile's keys, a query head at a time: [B, G, N, R, C, F].
+  // phi_k of the first chunk of each tile's keys, a key map at a time: [B, G, N, K, C, F].
   [[nodiscard]] at::Tensor near_features() const { return phi_k.narrow(2, 0, c.N).transpose(3, 4); }
   // l of the pairs inside the tiles: [B, G, N, R, C, C].
   [[nodiscard]] at::Tensor near_weights() const {
@@ -87,7 +87,7 @@ struct Operands {
     return weights;
   }
 
-  // S of the chunks that see one: [B, G, with_state, R F, D + kExtra].
+  // S of the chunks that see one: [B, G, with_state, K F, D + kExtra].
   [[nodiscard]] at::Tensor states() const {
     const std::int64_t chunks = c.with_state();
     at::Tensor sums = at::matmul(phi_k.narrow(2, c.lead(), chunks).flatten(4, 5).transpose(-1, -2),
@@ -110,9 +110,10 @@ struct Operands {
 void forward_part(const Part& part, const HybridForward& out) {
   const HybridProblem& problem = part.problem;
   const FeatureMapOptions& map = problem.options.feature_map;
-  Operands x(problem,
-             apply_feature_map(problem.q, problem.map_q, map, part.num_h, FeatureMapRole::kQuery),
-             apply_feature_map(problem.k, problem.map_k, map, part.num_h, FeatureMapRole::kKey));
+  Operands x(
+      problem,
+      apply_feature_map(problem.q, problem.map_q, map, part.num_h, FeatureMapRole::kQuery),
+      apply_feature_map(problem.k, problem.map_k, map, problem.key_heads, FeatureMapRole::kKey));
   if (problem.windowed()) {
     x.make_scores(problem);
   }
@@ -123,7 +124,7 @@ void forward_part(const Part& part, const HybridForward& out) {
       near.defined() ? near.sum(-1) : at::zeros(sums.sizes().slice(0, 5), x.c.options);
   if (x.c.with_state() > 0) {
     const at::Tensor before =
-        at::matmul(x.with_state(x.phi_q), x.states().unflatten(3, {x.c.R, x.c.F}));
+        at::matmul(x.with_state(x.phi_q), x.states().unflatten(3, {x.c.K, x.c.F}));
     x.with_state(sums).add_(before);
     x.with_state(mass).add_(before.select(-1, x.values));
   }
@@ -161,7 +162,7 @@ class BackwardPart {
         map_k_(problem_.k,
                problem_.map_k,
                problem_.options.feature_map,
-               part.num_h,
+               problem_.key_heads,
                FeatureMapRole::kKey,
                needs.k,
                needs.map_k),
@@ -202,7 +203,7 @@ class BackwardPart {
     dphi_k_ = at::zeros_like(x_.phi_k);
     if (x_.c.with_state() > 0) {
       x_.with_state(dphi_q_).add_(at::matmul(
-          x_.with_state(e_), x_.states().unflatten(3, {x_.c.R, x_.c.F}).transpose(-1, -2)));
+          x_.with_state(e_), x_.states().unflatten(3, {x_.c.K, x_.c.F}).transpose(-1, -2)));
     }
     if (x_.c.has_near()) {
       const at::Tensor da =
@@ -210,7 +211,8 @@ class BackwardPart {
               .unflatten(3, {x_.c.R, x_.c.C})
               .masked_fill_(x_.c.not_near(), 0.0);
       dphi_q_.add_(at::matmul(da, x_.near_features()));
-      dphi_k_.narrow(2, 0, x_.c.N).add_(at::matmul(da.transpose(-1, -2), x_.phi_q).transpose(3, 4));
+      dphi_k_.narrow(2, 0, x_.c.N)
+          .add_(x_.c.by_key_map(at::matmul(da.transpose(-1, -2), x_.phi_q)).transpose(3, 4));
     }
   }
 
@@ -226,12 +228,13 @@ class BackwardPart {
     if (chunks == 0) {
       return;
     }
-    at::Tensor states = at::matmul(x_.with_state(x_.phi_q).transpose(-1, -2), x_.with_state(e_));
+    at::Tensor states =
+        x_.c.by_key_map(at::matmul(x_.with_state(x_.phi_q).transpose(-1, -2), x_.with_state(e_)));
     accumulate_chunks(states, true);
-    states = states.flatten(3, 4);  // dS [B, G, chunks, R F, D + kExtra]
+    states = states.flatten(3, 4);  // dS [B, G, chunks, K F, D + kExtra]
     dphi_k_.narrow(2, x_.c.lead(), chunks)
         .add_(at::matmul(x_.u.narrow(2, x_.c.lead(), chunks), states.transpose(-1, -2))
-                  .unflatten(4, {x_.c.R, x_.c.F}));
+                  .unflatten(4, {x_.c.K, x_.c.F}));
     if (needs_.v) {
       du_.narrow(2, x_.c.lead(), chunks)
           .add_(at::matmul(x_.phi_k.narrow(2, x_.c.lead(), chunks).flatten(4, 5), states));
@@ -288,8 +291,8 @@ class BackwardPart {
     if (needs_.v) {
       part_.keys(out.v).copy_(x_.c.key_tokens(du_).narrow(3, 0, x_.values));
     }
-    part_.add_map(out.map_q, gradients_q.weights);
-    part_.add_map(out.map_k, gradients_k.weights);
+    part_.add_query_map(out.map_q, gradients_q.weights);
+    part_.add_key_map(out.map_k, gradients_k.weights);
     if (needs_.window_factors) {
       const at::Tensor total = totals.sum({0, 2, 4}, false, at::kDouble).flatten();
       part_.add_heads(out.window_factors, (1 - problem_.gate.to(at::kDouble)) * total);

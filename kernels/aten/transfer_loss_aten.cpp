@@ -31,7 +31,7 @@ class LossPart {
         map_k_(problem_.k,
                problem_.map_k,
                problem_.options.feature_map,
-               part.num_h,
+               problem_.key_heads,
                FeatureMapRole::kKey,
                false,
                with_gradients),
@@ -63,7 +63,8 @@ class LossPart {
     const at::Tensor query = tokens_.narrow(0, begin, count).unsqueeze(1);
     const at::Tensor key = tokens_.narrow(0, 0, end);
     const at::Tensor first = window_begins(query, problem_.options), future = key.gt(query);
-    const at::Tensor not_linear = key.ge(first) | future;
+    const at::Tensor sink = key.lt(problem_.options.num_sinks);
+    const at::Tensor not_linear = key.ge(first) | future | sink;
 
     const at::Tensor q = problem_.q.narrow(2, begin, count).to(keys_.scalar_type()).mul(scale);
     at::Tensor scores = at::matmul(q.unflatten(1, {problem_.shape.G, R}).flatten(2, 3),
@@ -72,10 +73,11 @@ class LossPart {
                             .flatten(1, 2);
     const at::Tensor teacher = at::softmax(scores.masked_fill(future, -INFINITY), -1);
     const at::Tensor phi_q = map_q_.phi().narrow(2, begin, count);
-    const at::Tensor phi_k = map_k_.phi().narrow(2, 0, end);
+    const at::Tensor phi_k =
+        map_k_.phi().narrow(2, 0, end).repeat_interleave(problem_.key_group(), 1);
     at::Tensor student = at::matmul(phi_q, phi_k.transpose(-1, -2)).masked_fill_(not_linear, 0.0);
     if (problem_.windowed()) {
-      scores.masked_fill_(key.lt(first) | future, -INFINITY);
+      scores.masked_fill_((key.lt(first) & key.ge(problem_.options.num_sinks)) | future, -INFINITY);
       student.add_(
           scores.sub_(scores.amax(-1, true)).exp_().mul_(problem_.gate.reshape({-1, 1, 1})));
     }
@@ -91,14 +93,16 @@ class LossPart {
                                 .mul_(1.0 / rows_)
                                 .masked_fill_(not_linear, 0.0);
       dphi_q_.narrow(2, begin, count).copy_(at::matmul(da, phi_k));
-      dphi_k_.narrow(2, 0, end).add_(at::matmul(da.transpose(-1, -2), phi_q));
+      dphi_k_.narrow(2, 0, end).add_(at::matmul(da.transpose(-1, -2), phi_q)
+                                         .unflatten(1, {problem_.key_heads, problem_.key_group()})
+                                         .sum(2));
     }
   }
 
   void store(const HybridGradients& out) const {
     const auto gradients_q = map_q_.backward(dphi_q_), gradients_k = map_k_.backward(dphi_k_);
-    part_.add_map(out.map_q, gradients_q.weights);
-    part_.add_map(out.map_k, gradients_k.weights);
+    part_.add_query_map(out.map_q, gradients_q.weights);
+    part_.add_key_map(out.map_k, gradients_k.weights);
     if (problem_.windowed()) {
       const at::Tensor total =
           (map_q_.phi() * dphi_q_).sum(-1).sum(at::IntArrayRef{0, 2}, false, at::kDouble).neg();

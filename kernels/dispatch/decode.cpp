@@ -40,9 +40,11 @@ void check_state_device(const DecodeState& state, const at::Device& device) {
 
 void check_state(const DecodeState& state,
                  const AttentionShape& shape,
+                 std::int64_t key_heads,
                  std::int64_t features,
                  const HybridOptions& options) {
-  const std::vector<std::int64_t> kv_state = {shape.B, shape.H, features, shape.D};
+  const std::vector<std::int64_t> kv_state = {shape.B, key_heads, features, shape.D};
+  const std::vector<std::int64_t> sinks = {shape.B, shape.G, options.num_sinks, shape.D};
   const std::vector<std::int64_t> window = {shape.B, shape.G, ring_slots(options), shape.D};
   TORCH_CHECK(state.kv_state.sizes() == at::IntArrayRef(kv_state) && state.kv_state.is_contiguous(),
               "decode: kv_state must be contiguous ",
@@ -58,6 +60,19 @@ void check_state(const DecodeState& state,
               describe(state.window_k.sizes()),
               " and ",
               describe(state.window_v.sizes()));
+  TORCH_CHECK(options.num_sinks == 0 || (state.sink_k.defined() && state.sink_v.defined()),
+              "decode: the state must have sink_k and sink_v, num_sinks is ",
+              options.num_sinks);
+  TORCH_CHECK(options.num_sinks == 0 ||
+                  (state.sink_k.sizes() == at::IntArrayRef(sinks) && state.sink_k.is_contiguous() &&
+                   state.sink_v.sizes() == at::IntArrayRef(sinks) && state.sink_v.is_contiguous() &&
+                   state.sink_k.scalar_type() == state.window_k.scalar_type() &&
+                   state.sink_v.scalar_type() == state.window_k.scalar_type() &&
+                   state.sink_k.device() == state.window_k.device() &&
+                   state.sink_v.device() == state.window_k.device()),
+              "decode: sink_k and sink_v must be contiguous ",
+              describe(sinks),
+              " of window_k's dtype and on its device");
   TORCH_CHECK(
       state.kv_state.scalar_type() == at::kFloat && state.k_state.scalar_type() == at::kFloat,
       "decode: kv_state and k_state must be float32, found ",
@@ -70,8 +85,8 @@ void check_state(const DecodeState& state,
               ", found ",
               state.window_v.scalar_type());
   TORCH_CHECK(
-      state.k_state.numel() == shape.B * shape.H * features && state.k_state.is_contiguous(),
-      "decode: k_state must be contiguous [B, H, F], found ",
+      state.k_state.numel() == shape.B * key_heads * features && state.k_state.is_contiguous(),
+      "decode: k_state must be contiguous [B, U, F], found ",
       describe(state.k_state.sizes()));
   TORCH_CHECK(state.positions.numel() == shape.B && state.positions.is_contiguous() &&
                   state.positions.scalar_type() == at::kLong,
@@ -99,11 +114,16 @@ DecodeState checked_state(const at::Tensor& k,
       counts.min().item<std::int64_t>(),
       "..",
       counts.max().item<std::int64_t>());
-  const std::int64_t num_heads = num_heads_of(parameters, k.size(1));
+  const std::int64_t key_heads = num_heads_of(parameters, k.size(1));
+  // Queries play no part; what the parameters say of their heads must agree.
+  const std::int64_t num_heads =
+      parameters.window_factors.defined() ? parameters.window_factors.numel()
+      : parameters.q.layer.defined() && parameters.q.layer.dim() > 0 ? parameters.q.layer.size(0)
+                                                                     : key_heads;
   const std::int64_t features =
-      check_parameters(parameters, options, num_heads, k.size(3), k.device());
+      check_parameters(parameters, options, num_heads, k.size(1), k.size(3), k.device());
   DecodeState state = make_decode_state(
-      k.size(0), num_heads, k.size(1), k.size(3), features, k.scalar_type(), k.device(), options);
+      k.size(0), key_heads, k.size(1), k.size(3), features, k.scalar_type(), k.device(), options);
   // From pageable memory: the values are taken before the call returns, and the device's queue is
   // not waited for.
   state.positions.copy_(counts, /*non_blocking=*/true);
@@ -117,8 +137,9 @@ void check_step(const at::Tensor& q,
                 const HybridParameters& parameters,
                 const HybridOptions& options) {
   const AttentionShape shape = check_token(q, k, v);
-  const std::int64_t features = check_parameters(parameters, options, shape.H, shape.D, q.device());
-  check_state(state, shape, features, options);
+  const std::int64_t features =
+      check_parameters(parameters, options, shape.H, shape.G, shape.D, q.device());
+  check_state(state, shape, num_key_heads(parameters, shape.H), features, options);
   check_state_device(state, q.device());
   TORCH_CHECK(state.window_k.scalar_type() == q.scalar_type(),
               "decode: q must have the state's dtype ",
@@ -186,6 +207,10 @@ at::Tensor step(Backend backend,
 Backend choose_backend(const DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
+  const std::int64_t num_heads = parameters.window_factors.defined()
+                                     ? parameters.window_factors.numel()
+                                     : state.kv_state.size(1);
+  if (needs_aten(parameters, options, num_heads)) return Backend::kAten;
   const bool fused = state.kv_state.is_cuda() && cuda::decode_backend() != nullptr &&
                      cuda::decode_backend()->why_not(state, parameters, options).empty();
   return fused ? Backend::kCuda : backend_for(state.kv_state);
@@ -236,7 +261,7 @@ std::int64_t num_heads_of(const HybridParameters& parameters, std::int64_t num_k
 }
 
 DecodeState make_decode_state(std::int64_t batch,
-                              std::int64_t num_heads,
+                              std::int64_t num_key_heads,
                               std::int64_t num_kv_heads,
                               std::int64_t head_dim,
                               std::int64_t feature_dim,
@@ -245,11 +270,16 @@ DecodeState make_decode_state(std::int64_t batch,
                               const HybridOptions& options) {
   const at::TensorOptions floats = at::TensorOptions(device).dtype(at::kFloat);
   DecodeState state;
-  state.kv_state = at::zeros({batch, num_heads, feature_dim, head_dim}, floats);
-  state.k_state = at::zeros({batch, num_heads, feature_dim}, floats);
+  state.kv_state = at::zeros({batch, num_key_heads, feature_dim, head_dim}, floats);
+  state.k_state = at::zeros({batch, num_key_heads, feature_dim}, floats);
   state.window_k =
       at::zeros({batch, num_kv_heads, ring_slots(options), head_dim}, floats.dtype(dtype));
   state.window_v = at::zeros_like(state.window_k);
+  if (options.num_sinks > 0) {
+    state.sink_k =
+        at::zeros({batch, num_kv_heads, options.num_sinks, head_dim}, floats.dtype(dtype));
+    state.sink_v = at::zeros_like(state.sink_k);
+  }
   state.positions = at::zeros({batch}, floats.dtype(at::kLong));
   return state;
 }

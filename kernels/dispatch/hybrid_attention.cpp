@@ -81,6 +81,7 @@ Backend hybrid_backend_for(const at::Tensor& q,
                            const HybridParameters& parameters,
                            const HybridOptions& options,
                            bool input_gradients) {
+  if (needs_aten(parameters, options, q.size(1))) return Backend::kAten;
   const bool fused =
       q.is_cuda() && cuda::hybrid_backend() != nullptr &&
       cuda::hybrid_backend()->why_not(q, parameters, options, input_gradients).empty();
@@ -170,6 +171,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     context->saved_data["order"] = options.feature_map.order;
     context->saved_data["layout"] = static_cast<std::int64_t>(options.layout);
     context->saved_data["window_size"] = options.window_size;
+    context->saved_data["num_sinks"] = options.num_sinks;
     context->saved_data["backend"] = static_cast<std::int64_t>(backend);
   }
 
@@ -180,6 +182,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     options.feature_map.order = context->saved_data["order"].toInt();
     options.layout = static_cast<WindowLayout>(context->saved_data["layout"].toInt());
     options.window_size = context->saved_data["window_size"].toInt();
+    options.num_sinks = context->saved_data["num_sinks"].toInt();
     return options;
   }
 };

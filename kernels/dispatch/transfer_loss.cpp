@@ -18,6 +18,7 @@ namespace hedgerow::kernels {
 Backend cross_entropy_backend_for(const at::Tensor& q,
                                   const HybridParameters& parameters,
                                   const HybridOptions& options) {
+  if (needs_aten(parameters, options, q.size(1))) return Backend::kAten;
   const cuda::TransferBackend* backend = q.is_cuda() ? cuda::transfer_backend() : nullptr;
   const bool fused =
       backend != nullptr && backend->why_no_cross_entropy(q, parameters, options).empty();
@@ -91,7 +92,7 @@ void check_cross_entropy(const at::Tensor& q,
                          const HybridParameters& parameters,
                          const HybridOptions& options) {
   check_attention(q, k, {});
-  check_parameters(parameters, options, q.size(1), q.size(3), q.device());
+  check_parameters(parameters, options, q.size(1), k.size(1), q.size(3), q.device());
 }
 
 at::Tensor cross_entropy_of(Backend backend,

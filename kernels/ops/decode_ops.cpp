@@ -72,7 +72,7 @@ void check_known_prefill(const AttentionArguments& a,
     return;
   check_prefill(k, v, lengths);
   const std::int64_t held = num_heads_of(p, k.size(1));
-  check_parameters(p, a.options(), held, k.size(3), k.device());
+  check_parameters(p, a.options(), held, k.size(1), k.size(3), k.device());
   check_num_heads(num_heads, held, k.size(1));
 }
 

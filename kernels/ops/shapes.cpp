@@ -30,7 +30,7 @@ void check_known(const AttentionArguments& arguments,
                        parameters.k.bias,
                        parameters.window_factors})) {
     const AttentionShape shape = check_attention(q, k, v);
-    check_parameters(parameters, options, shape.H, shape.D, q.device());
+    check_parameters(parameters, options, shape.H, shape.G, shape.D, q.device());
   }
 }
 

@@ -87,6 +87,9 @@ struct HybridOptions {
   // kNone: pure linear attention, y = sum l v / (sum l + 1e-12)
   WindowLayout layout = WindowLayout::kTerraced;
   std::int64_t window_size = 64;
+  // The first tokens of a sequence, which every later query sees in its window and no linear sum
+  // holds (StreamingLLM, arXiv 2309.17453); at most window_size, 0 without a window.
+  std::int64_t num_sinks = 0;
   // y in fp32 instead of q's dtype (the transfer loss wants it unrounded)
   bool fp32_output = false;
 };

@@ -60,15 +60,16 @@ AttentionInputs make_inputs(const AttentionCase& shape) {
   inputs.k = (normal({shape.B, shape.G, shape.T, shape.D}) * shape.scale).to(shape.dtype);
   inputs.v = normal({shape.B, shape.G, shape.T, shape.D}).to(shape.dtype);
   inputs.dy = normal({shape.B, shape.H, shape.T, shape.D}).to(shape.dtype);
+  const std::int64_t key_heads = shape.shares_key_maps ? shape.G : shape.H;
   if (shape.f > 0) {
     const double spread = 1.0 / std::sqrt(static_cast<double>(shape.D));
     inputs.parameters.q.layer = normal({shape.H, shape.D, shape.f}) * spread;
-    inputs.parameters.k.layer = normal({shape.H, shape.D, shape.f}) * spread;
+    inputs.parameters.k.layer = normal({key_heads, shape.D, shape.f}) * spread;
   }
   if (shape.bias) {
     const std::int64_t f = shape.f > 0 ? shape.f : shape.D;
     inputs.parameters.q.bias = normal({shape.H, f}) * 0.5;
-    inputs.parameters.k.bias = normal({shape.H, f}) * 0.5;
+    inputs.parameters.k.bias = normal({key_heads, f}) * 0.5;
   }
   if (shape.options.layout != WindowLayout::kNone) {
     inputs.parameters.window_factors = normal({shape.H}) - 1.0;

@@ -25,6 +25,7 @@ struct AttentionCase {
   at::ScalarType dtype = at::kFloat;
   HybridOptions options = {};
   bool bias = false;
+  bool shares_key_maps = false;  // one a kv head
   double scale = 1.0;  // of q and k: large values make extreme logits
   std::uint64_t seed = 17;
 

@@ -12,8 +12,13 @@ using kernels::DecodeState;
 
 // The tensors of a state whose first dimension is the batch.
 std::vector<at::Tensor*> fields(DecodeState& state) {
-  std::vector<at::Tensor*> all = {
-      &state.kv_state, &state.k_state, &state.window_k, &state.window_v, &state.positions};
+  std::vector<at::Tensor*> all = {&state.kv_state,
+                                  &state.k_state,
+                                  &state.window_k,
+                                  &state.window_v,
+                                  &state.sink_k,
+                                  &state.sink_v,
+                                  &state.positions};
   std::erase_if(all, [](const at::Tensor* tensor) { return !tensor->defined(); });
   return all;
 }

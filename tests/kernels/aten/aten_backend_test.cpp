@@ -89,6 +89,7 @@ TEST(AtenBackend, AreWhatTheEntriesTakeOnOtherDevicesWithoutWaitingForThem) {
     for (const WindowLayout layout : kLayouts) {
       AttentionCase shape{.T = 150, .D = 32, .dtype = at::kBFloat16};
       shape.options.layout = layout;
+      shape.options.num_sinks = layout == WindowLayout::kNone ? 0 : 4;
       shape.options.feature_map = {.kind = kind, .negation = false};
       const AttentionInputs x = make_inputs(shape).as(shape.dtype, at::kFloat, at::kMeta);
       const at::Tensor y = hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
