@@ -30,8 +30,30 @@ void keep_beating(const std::stop_token& token,
   }
 }
 
-// Of several that find nobody here, one gets through. What a dead one left is taken away; where two
-// do that at once, the journal still keeps them apart.
+// Who prepares the run, if the file is of a living one.
+std::optional<wire::CoordinatorFile> running_at(const std::filesystem::path& path) {
+  auto file = wire::read_coordinator_file(path);
+  if (!file) return std::nullopt;
+  if (file->host == wire::this_host())
+    return wire::is_alive(file->process) ? std::move(file) : std::nullopt;
+  std::error_code gone;
+  const auto written = std::filesystem::last_write_time(path, gone);
+  if (gone || std::filesystem::file_time_type::clock::now() - written > kFresh) return std::nullopt;
+  return file;
+}
+
+// Somebody else may have taken it away since it was seen, and be at its place: that one is put
+// back.
+void take_away_dead(const std::filesystem::path& path, const std::filesystem::path& aside) {
+  std::error_code is_gone;
+  std::filesystem::rename(path, aside, is_gone);
+  if (is_gone) return;
+  const storage::ScopedFile taken(aside);
+  if (running_at(aside)) static_cast<void>(storage::publish_first(aside, path));
+}
+
+// Of several that find nobody here, one gets through. What a dead one left is taken away; should
+// three do that at the same moment, the journal still keeps them apart.
 storage::ScopedFile claim(const storage::RunLayout& layout,
                           const wire::CoordinatorFile& file,
                           const Leftovers& known) {
@@ -43,8 +65,7 @@ storage::ScopedFile claim(const storage::RunLayout& layout,
     wire::write_coordinator_file(own, file);
     if (storage::publish_first(own, path)) return storage::ScopedFile(path);
     static_cast<void>(refuse_if_held(layout, {}, known));
-    std::error_code ignored;  // somebody else took it away
-    std::filesystem::remove(path, ignored);
+    take_away_dead(path, own.string() + ".taken");
   }
 }
 
@@ -70,15 +91,7 @@ TokenizeStage::TokenizeStage(const storage::RunLayout& layout, const Leftovers& 
 }
 
 std::optional<wire::CoordinatorFile> running_tokenize_stage(const storage::RunLayout& layout) {
-  const std::filesystem::path path = layout.tokenize_stage_file();
-  auto file = wire::read_coordinator_file(path);
-  if (!file) return std::nullopt;
-  if (file->host == wire::this_host())
-    return wire::is_alive(file->process) ? std::move(file) : std::nullopt;
-  std::error_code gone;
-  const auto written = std::filesystem::last_write_time(path, gone);
-  if (gone || std::filesystem::file_time_type::clock::now() - written > kFresh) return std::nullopt;
-  return file;
+  return running_at(layout.tokenize_stage_file());
 }
 
 }  // namespace hedgerow::coordinator

@@ -439,7 +439,7 @@ class WrongArguments(unittest.TestCase):
             self.refused(r"k must have q's batch, tokens and head_dim, expected \[2, G, 45, 16\]", hybrid, q, k[:, :, 1:], v, **told)
             self.refused("v must have q's dtype Float, found Double", hybrid, q, k, v.double(), **told)
             self.refused("q must be float32 or bfloat16, found Half", hybrid, q.half(), k.half(), v.half(), **told)
-            self.refused(r"the key map's layer must be \[H, D, f\] = \[4, 16, f\], found \[4, 8, 8\]", hybrid, q, k, v,
+            self.refused(r"the key map's layer must be \[H or G, D, f\] = \[4, 16, f\], found \[4, 8, 8\]", hybrid, q, k, v,
                          **{**told, "layer_k": told["layer_k"][:, :8]})
             self.refused("window_factors must be defined with a window", hybrid, q, k, v, **{**told, "window_factors": None})
             self.refused("window_size must be at least 1, found 0", hybrid, q, k, v, **{**told, "window_size": 0})

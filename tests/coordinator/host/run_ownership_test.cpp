@@ -184,7 +184,7 @@ TEST_F(RunOwnershipTest, OfProcessesThatPrepareARunAtOnceOneGoesOnAndTheOthersAr
       if (name.starts_with("lost-")) lost.push_back(storage::read_text(entry.path()));
     }
   }
-  ASSERT_EQ(won.size(), 1U);
+  ASSERT_EQ(won.size(), 1U) << won.front() << " " << won.back();
   EXPECT_THAT(lost, Each(HasSubstr("is being prepared by pid " + won.front() + " on ")));
   EXPECT_EQ(std::to_string(wire::read_coordinator_file(layout_.tokenize_stage_file())->process.pid),
             won.front());
