@@ -153,6 +153,13 @@ std::int64_t num_key_heads(const HybridParameters& parameters, std::int64_t num_
   return map.bias.defined() && map.bias.dim() > 0 ? map.bias.size(0) : num_heads;
 }
 
+std::int64_t num_query_heads(const HybridParameters& parameters, std::int64_t otherwise) {
+  if (parameters.window_factors.defined()) return parameters.window_factors.numel();
+  const FeatureMapWeights& map = parameters.q;
+  if (map.layer.defined() && map.layer.dim() > 0) return map.layer.size(0);
+  return map.bias.defined() && map.bias.dim() > 0 ? map.bias.size(0) : otherwise;
+}
+
 bool needs_aten(const HybridParameters& parameters,
                 const HybridOptions& options,
                 std::int64_t num_heads) {

@@ -34,6 +34,9 @@ std::int64_t check_parameters(const HybridParameters& parameters,
 [[nodiscard]] bool needs_aten(const HybridParameters& parameters,
                               const HybridOptions& options,
                               std::int64_t num_heads);
+// H as the parameters tell it, where there are no queries; else `otherwise`.
+[[nodiscard]] std::int64_t num_query_heads(const HybridParameters& parameters,
+                                           std::int64_t otherwise);
 // Heads of the key map, H or G: as many as there are states. H without parameters.
 [[nodiscard]] std::int64_t num_key_heads(const HybridParameters& parameters,
                                          std::int64_t num_heads);

@@ -42,8 +42,8 @@ std::optional<wire::CoordinatorFile> running_at(const std::filesystem::path& pat
   return file;
 }
 
-// Somebody else may have taken it away since it was seen, and be at its place: that one is put
-// back.
+// Removes the file of a dead process. Since it was read, a living one may have replaced it: that
+// file is put back.
 void take_away_dead(const std::filesystem::path& path, const std::filesystem::path& aside) {
   std::error_code is_gone;
   std::filesystem::rename(path, aside, is_gone);

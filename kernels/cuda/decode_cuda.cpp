@@ -45,10 +45,7 @@ std::string why_not(const DecodeState& state,
                     " features; there are head_dim 64 and 128, for a multiple of 4 columns and at "
                     "most 256 features");
   }
-  if (needs_aten(parameters,
-                 options,
-                 parameters.window_factors.defined() ? parameters.window_factors.numel()
-                                                     : state.kv_state.size(1)))
+  if (needs_aten(parameters, options, num_query_heads(parameters, state.kv_state.size(1))))
     return "the CUDA decode kernels have no sinks and no key maps of kv heads yet";
   for (const at::Tensor* tensor : {&state.kv_state, &state.window_k, &state.window_v}) {
     if (!is_aligned(*tensor)) {

@@ -116,10 +116,7 @@ DecodeState checked_state(const at::Tensor& k,
       counts.max().item<std::int64_t>());
   const std::int64_t key_heads = num_heads_of(parameters, k.size(1));
   // Queries play no part; what the parameters say of their heads must agree.
-  const std::int64_t num_heads =
-      parameters.window_factors.defined() ? parameters.window_factors.numel()
-      : parameters.q.layer.defined() && parameters.q.layer.dim() > 0 ? parameters.q.layer.size(0)
-                                                                     : key_heads;
+  const std::int64_t num_heads = num_query_heads(parameters, key_heads);
   const std::int64_t features =
       check_parameters(parameters, options, num_heads, k.size(1), k.size(3), k.device());
   DecodeState state = make_decode_state(
@@ -167,8 +164,8 @@ void fill(Backend backend,
 // A state that was filled without knowing its query heads: they share what their kv head has seen.
 void spread_over_heads(DecodeState& state, const HybridParameters& parameters, std::int64_t heads) {
   const std::int64_t held = state.kv_state.size(1);
-  if (parameters.k.layer.defined() || parameters.window_factors.defined() || held == heads ||
-      held < 1 || heads % held != 0) {
+  if (parameters.k.layer.defined() || parameters.k.bias.defined() ||
+      parameters.window_factors.defined() || held == heads || held < 1 || heads % held != 0) {
     return;
   }
   state.kv_state = state.kv_state.repeat_interleave(heads / held, 1);
@@ -207,9 +204,7 @@ at::Tensor step(Backend backend,
 Backend choose_backend(const DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
-  const std::int64_t num_heads = parameters.window_factors.defined()
-                                     ? parameters.window_factors.numel()
-                                     : state.kv_state.size(1);
+  const std::int64_t num_heads = num_query_heads(parameters, state.kv_state.size(1));
   if (needs_aten(parameters, options, num_heads)) return Backend::kAten;
   const bool fused = state.kv_state.is_cuda() && cuda::decode_backend() != nullptr &&
                      cuda::decode_backend()->why_not(state, parameters, options).empty();
@@ -254,10 +249,8 @@ std::int64_t ring_slots(const HybridOptions& options) {
 }
 
 std::int64_t num_heads_of(const HybridParameters& parameters, std::int64_t num_kv_heads) {
-  if (parameters.k.layer.defined()) {
-    return parameters.k.layer.size(0);
-  }
-  return parameters.window_factors.defined() ? parameters.window_factors.numel() : num_kv_heads;
+  const at::Tensor& factors = parameters.window_factors;
+  return num_key_heads(parameters, factors.defined() ? factors.numel() : num_kv_heads);
 }
 
 DecodeState make_decode_state(std::int64_t batch,

@@ -38,6 +38,40 @@ void for_each_case(const std::function<void(const AttentionCase&)>& visit) {
   }
 }
 
+void expect_hybrid(const AttentionCase& shape) {
+  const AttentionInputs inputs = make_inputs(shape);
+  testing::expect_entry_outcome(shape,
+                                testing::hybrid_outcome(shape, inputs),
+                                testing::plain_hybrid_outcome(shape, inputs),
+                                testing::reference_outcome(shape, inputs, at::kDouble));
+}
+
+// A prompt of any length and then a token a step: what the whole sequence gives at once.
+void expect_steps(const AttentionCase& shape) {
+  const AttentionInputs inputs = make_inputs(shape);
+  const at::Tensor whole =
+      hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
+  for (const std::int64_t length : {std::int64_t{1}, shape.T / 2, shape.T - 2}) {
+    if (length < 1 || length >= shape.T) continue;
+    DecodeState state = prefill_state(inputs.k.narrow(2, 0, length),
+                                      inputs.v.narrow(2, 0, length),
+                                      at::full({shape.B}, length, at::kLong),
+                                      inputs.parameters,
+                                      shape.options);
+    EXPECT_EQ(state.kv_state.size(1), shape.shares_key_maps ? shape.G : shape.H);
+    for (std::int64_t t = length; t < shape.T; ++t) {
+      const at::Tensor y = decode_step(inputs.q.select(2, t),
+                                       inputs.k.select(2, t),
+                                       inputs.v.select(2, t),
+                                       state,
+                                       inputs.parameters,
+                                       shape.options);
+      ASSERT_TRUE(at::allclose(y, whole.select(2, t), 1e-4, 1e-5))
+          << shape.name() << ", prompt of " << length << ", token " << t;
+    }
+  }
+}
+
 TEST(Sinks, EveryCausalPairIsInOneBranch) {
   for_each_case([](const AttentionCase& shape) {
     const AttentionInputs inputs = make_inputs(shape);
@@ -53,25 +87,16 @@ TEST(Sinks, EveryCausalPairIsInOneBranch) {
   });
 }
 
-TEST(Sinks, HybridEqualsTheReferenceInValueAndEveryGradient) {
-  for_each_case([](const AttentionCase& shape) {
-    const AttentionInputs inputs = make_inputs(shape);
-    testing::expect_entry_outcome(shape,
-                                  testing::hybrid_outcome(shape, inputs),
-                                  testing::plain_hybrid_outcome(shape, inputs),
-                                  testing::reference_outcome(shape, inputs, at::kDouble));
-  });
-}
+TEST(Sinks, HybridEqualsTheReferenceInValueAndEveryGradient) { for_each_case(expect_hybrid); }
 
 TEST(Sinks, KeyMapsOfKvHeadsNeedNoWindow) {
   for (const std::int64_t T : {1, 64, 65, 150}) {
-    AttentionCase shape{.T = T, .bias = true, .shares_key_maps = true};
-    shape.options.layout = WindowLayout::kNone;
-    const AttentionInputs inputs = make_inputs(shape);
-    testing::expect_entry_outcome(shape,
-                                  testing::hybrid_outcome(shape, inputs),
-                                  testing::plain_hybrid_outcome(shape, inputs),
-                                  testing::reference_outcome(shape, inputs, at::kDouble));
+    for (const std::int64_t f : {8, 0}) {  // 0: a bias alone tells whose map it is
+      AttentionCase shape{.T = T, .f = f, .bias = true, .shares_key_maps = true};
+      shape.options.layout = WindowLayout::kNone;
+      expect_hybrid(shape);
+      expect_steps(shape);
+    }
   }
 }
 
@@ -119,33 +144,7 @@ TEST(Sinks, CrossEntropyEqualsTheReferenceInValueAndEveryGradient) {
   });
 }
 
-// A prompt of any length and then a token a step: what the whole sequence gives at once.
-TEST(Sinks, PrefillAndStepsGiveWhatTheWholeSequenceGives) {
-  for_each_case([](const AttentionCase& shape) {
-    const AttentionInputs inputs = make_inputs(shape);
-    const at::Tensor whole =
-        hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
-    for (const std::int64_t length : {std::int64_t{1}, shape.T / 2, shape.T - 2}) {
-      if (length < 1 || length >= shape.T) continue;
-      DecodeState state = prefill_state(inputs.k.narrow(2, 0, length),
-                                        inputs.v.narrow(2, 0, length),
-                                        at::full({shape.B}, length, at::kLong),
-                                        inputs.parameters,
-                                        shape.options);
-      EXPECT_EQ(state.kv_state.size(1), shape.shares_key_maps ? shape.G : shape.H);
-      for (std::int64_t t = length; t < shape.T; ++t) {
-        const at::Tensor y = decode_step(inputs.q.select(2, t),
-                                         inputs.k.select(2, t),
-                                         inputs.v.select(2, t),
-                                         state,
-                                         inputs.parameters,
-                                         shape.options);
-        ASSERT_TRUE(at::allclose(y, whole.select(2, t), 1e-4, 1e-5))
-            << shape.name() << ", prompt of " << length << ", token " << t;
-      }
-    }
-  });
-}
+TEST(Sinks, PrefillAndStepsGiveWhatTheWholeSequenceGives) { for_each_case(expect_steps); }
 
 TEST(Sinks, MoreOfThemThanTheWindowHoldsOrWithoutAWindowAreRefused) {
   AttentionCase shape;
