@@ -20,7 +20,8 @@ struct LaneRange {
 
 HEDGEROW_INLINE LaneRange covered(const TileMask& mask, std::int64_t key_row) {
   const std::int64_t lag_of_lane_0 = mask.first_query - (mask.first_key + key_row);
-  return {mask.min_lag - lag_of_lane_0, mask.max_lag - lag_of_lane_0};
+  const std::int64_t max_lag = key_row < mask.sink_rows ? kNoLag : mask.max_lag;
+  return {mask.min_lag - lag_of_lane_0, max_lag - lag_of_lane_0};
 }
 
 HEDGEROW_INLINE Lanes select_lanes(LaneRange range,

@@ -10,10 +10,12 @@
 
 namespace hedgerow::kernels::cpu {
 
-// Which (key row, query lane) pairs of a tile a branch covers: min_lag <= query - key < max_lag.
+// Which (key row, query lane) pairs of a tile a branch covers: min_lag <= query - key < max_lag, in
+// the first sink_rows rows without the upper end.
 struct TileMask {
   std::int64_t first_key, first_query;
   std::int64_t min_lag, max_lag;
+  std::int64_t sink_rows = 0;
 };
 inline constexpr std::int64_t kNoLag = std::int64_t{1} << 40;
 

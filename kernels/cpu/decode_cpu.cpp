@@ -1,5 +1,5 @@
-// A step reads the window (<= 2 W keys), the state (F x D) and one token a head: (2 W + F) D
-// multiply-adds a query head, and the bytes of state and window once. Between steps: tokens that
+// A step reads sinks and window (<= 2 W keys), the states (F x D) and one token a head: (2 W + F) D
+// multiply-adds a query head, and the bytes of states and window once. Between steps: tokens that
 // leave the window join (S, z), one at a time (sliding) or a chunk at once (terraced); before =
 // window_begin(last token) says which have.
 #include "kernels/cpu/decode_cpu.hpp"
@@ -27,17 +27,19 @@ class DecodeHead {
         slots_(state.window_k.size(2)),
         width_(padded(problem.shape.D)),
         lanes_(padded(std::max<std::int64_t>(problem.shape.group(), 1))),
-        map_q_(problem, problem.map_q, FeatureMapRole::kQuery, 1),
+        map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.key_group() * kLanePad),
         map_k_(problem, problem.map_k, FeatureMapRole::kKey, kFlushTokens),
-        keys_(std::max(slots_, kFlushTokens) * width_),
-        values_(std::max(slots_, kFlushTokens) * width_),
-        phi_(problem.F * kFlushTokens),
+        num_sinks_(state.sink_k.defined() ? state.sink_k.size(2) : 0),
+        keys_(std::max(num_sinks_ + slots_, kFlushTokens) * width_),
+        values_(std::max(num_sinks_ + slots_, kFlushTokens) * width_),
+        phi_(problem.F * std::max(kFlushTokens, problem.key_group() * kLanePad)),
         kv_state_(problem.F * width_),
         q_(lanes_ * width_),
         q_transposed_(problem.shape.D * lanes_),
-        weights_(slots_ * lanes_),
+        weights_((num_sinks_ + slots_) * lanes_),
         y_(lanes_ * width_),
-        sums_(4 * lanes_) {}
+        sums_(3 * lanes_),
+        masses_(problem.key_group() * kLanePad) {}
 
   void select(std::int64_t b, std::int64_t g) {
     b_ = b;
@@ -50,11 +52,17 @@ class DecodeHead {
                : window_begin(problem_.options.layout, problem_.options.window_size, tokens - 1);
   }
 
-  // Copies tokens first..last of the ring, in their order, to keys_ and values_.
-  void read_ring(std::int64_t first, std::int64_t last) {
-    for (std::int64_t token = first; token < last; ++token) {
-      widen(state_.window_k, b_, g_, token % slots_, keys_.data() + (token - first) * width_);
-      widen(state_.window_v, b_, g_, token % slots_, values_.data() + (token - first) * width_);
+  // The first of tokens first, first + 1, ... that can join the state.
+  [[nodiscard]] std::int64_t behind_sinks(std::int64_t first) const {
+    return std::max(first, num_sinks_);
+  }
+
+  // Copies tokens first..last of the ring, in their order, to rows `at`, at + 1, ... of keys_ and
+  // values_.
+  void read_ring(std::int64_t first, std::int64_t last, std::int64_t at) {
+    for (std::int64_t token = first; token < last; ++token, ++at) {
+      widen(state_.window_k, b_, g_, token % slots_, keys_.data() + at * width_);
+      widen(state_.window_v, b_, g_, token % slots_, values_.data() + at * width_);
     }
   }
 
@@ -68,16 +76,17 @@ class DecodeHead {
     }
   }
 
-  // (S, z) of the kv head's query heads += phi_k [v, 1] of `tokens` <= kFlushTokens rows of keys_
+  // (S, z) of the kv head's key heads += phi_k [v, 1] of `tokens` <= kFlushTokens rows of keys_
   // and values_.
   void flush(std::int64_t tokens) {
     const Rows keys{keys_.data(), width_};
     const std::int64_t ld = padded(tokens);
-    for (std::int64_t h = g_ * problem_.shape.group(); h < (g_ + 1) * problem_.shape.group(); ++h) {
-      map_k_.select_head(h);
+    const std::int64_t of_kv = problem_.key_heads_of_kv();
+    for (std::int64_t u = g_ * of_kv; u < (g_ + 1) * of_kv; ++u) {
+      map_k_.select_head(u);
       map_k_.features(keys, 0, tokens, nullptr, phi_.data(), ld);
-      add_row_sums(phi_.data(), ld, problem_.F, tokens, nullptr, k_state(h));
-      float* state = load_state(h);
+      add_row_sums(phi_.data(), ld, problem_.F, tokens, nullptr, k_state(u));
+      float* state = load_state(u);
       multiply(problem_.products,
                {problem_.F, problem_.shape.D, tokens},
                as_stored(phi_.data(), ld),
@@ -85,13 +94,25 @@ class DecodeHead {
                state,
                width_,
                true);
-      store_state(h);
+      store_state(u);
     }
   }
 
   void insert(const at::Tensor& k, const at::Tensor& v, std::int64_t token, std::int64_t position) {
     copy_row(k, token, state_.window_k, position % slots_);
     copy_row(v, token, state_.window_v, position % slots_);
+    keep_sink(k, v, token, position);
+  }
+
+  // The token's key and value where it is a sink.
+  void keep_sink(const at::Tensor& k,
+                 const at::Tensor& v,
+                 std::int64_t token,
+                 std::int64_t position) {
+    if (position < num_sinks_) {
+      copy_row(k, token, state_.sink_k, position);
+      copy_row(v, token, state_.sink_v, position);
+    }
   }
 
   // y of the kv head's query heads for the token at `position`, whose key is already in the ring.
@@ -100,18 +121,23 @@ class DecodeHead {
                        first_head = g_ * group;
     const std::int64_t begin = begin_after(position + 1);
     float* window_sums = sums_.data();
-    std::fill(window_sums, window_sums + 4 * lanes_, 0.0F);
+    float* linear_sums = sums_.data() + 2 * lanes_;
+    sums_.clear();
     std::fill(y_.data(), y_.data() + group * width_, 0.0F);
     for (std::int64_t r = 0; r < group; ++r) {
       widen(q, b_, first_head + r, 0, q_.data() + r * width_);
     }
     if (problem_.windowed()) {
-      attend_window(begin, position + 1 - begin, window_sums);
+      attend_window(begin, position + 1, window_sums);
+    }
+    if (begin > 0) {
+      for (std::int64_t u = 0; u < problem_.key_heads_of_kv(); ++u) {
+        attend_state(u, linear_sums);
+      }
     }
     for (std::int64_t r = 0; r < group; ++r) {
-      const float linear_sum = begin == 0 ? 0.0F : attend_state(r);
       const float epsilon = problem_.windowed() ? 0.0F : static_cast<float>(kLinearEpsilon);
-      const float inverse = 1.0F / (window_sums[r] + linear_sum + epsilon);
+      const float inverse = 1.0F / (window_sums[r] + linear_sums[r] + epsilon);
       auto* to =
           static_cast<char*>(y.data_ptr()) + (b_ * y.stride(0) + (first_head + r) * y.stride(1)) *
                                                  static_cast<std::int64_t>(y.element_size());
@@ -120,10 +146,16 @@ class DecodeHead {
   }
 
  private:
-  // Queries of the group are the lanes. y_ = g sum e^(s - m) v and window_sums = g sum e^(s - m).
-  void attend_window(std::int64_t begin, std::int64_t keys, float* window_sums) {
+  // Queries of the group are the lanes. y_ = g sum e^(s - m) v and window_sums = g sum e^(s - m)
+  // over the tokens begin .. end and the sinks before them.
+  void attend_window(std::int64_t begin, std::int64_t end, float* window_sums) {
     const std::int64_t D = problem_.shape.D, group = problem_.shape.group();
-    read_ring(begin, begin + keys);
+    const std::int64_t sinks = std::min(num_sinks_, begin), keys = sinks + end - begin;
+    for (std::int64_t token = 0; token < sinks; ++token) {
+      widen(state_.sink_k, b_, g_, token, keys_.data() + token * width_);
+      widen(state_.sink_v, b_, g_, token, values_.data() + token * width_);
+    }
+    read_ring(begin, end, sinks);
     transpose(q_.data(), width_, group, D, q_transposed_.data(), lanes_);
     multiply(problem_.products,
              {keys, group, D},
@@ -159,29 +191,40 @@ class DecodeHead {
     }
   }
 
-  // y_ of query head r += phi_q S; returns phi_q . z.
-  float attend_state(std::int64_t r) {
-    const std::int64_t h = g_ * problem_.shape.group() + r;
-    map_q_.select_head(h);
-    map_q_.features({q_.data() + r * width_, width_}, 0, 1, nullptr, phi_.data(), kLanePad);
-    float* mass = sums_.data() + 2 * lanes_;
-    column_sums(phi_.data(), kLanePad, problem_.F, kLanePad, k_state(h), mass, false);
+  // Of the query heads that share the kv head's key head u: y_ += phi_q S and linear_sums =
+  // phi_q . z. A head's features lie in lane 0 of its own kLanePad lanes, so that the state is read
+  // once for all of them.
+  void attend_state(std::int64_t u, float* linear_sums) {
+    const std::int64_t R = problem_.key_group(), ld = R * kLanePad, first = u * R;
+    const std::int64_t key_head = g_ * problem_.key_heads_of_kv() + u;
+    for (std::int64_t r = 0; r < R; ++r) {
+      map_q_.select_head(key_head * R + r);
+      map_q_.features({q_.data() + (first + r) * width_, width_},
+                      0,
+                      1,
+                      nullptr,
+                      phi_.data() + r * kLanePad,
+                      ld);
+    }
+    column_sums(phi_.data(), ld, problem_.F, ld, k_state(key_head), masses_.data(), false);
     multiply(problem_.products,
-             {1, problem_.shape.D, problem_.F},
-             transposed(phi_.data(), kLanePad),
-             {load_state(h), width_},
-             y_.data() + r * width_,
+             {R, problem_.shape.D, problem_.F},
+             Left{phi_.data(), kLanePad, ld},
+             {load_state(key_head), width_},
+             y_.data() + first * width_,
              width_,
              true);
-    return mass[0];
+    for (std::int64_t r = 0; r < R; ++r) {
+      linear_sums[first + r] = masses_.data()[r * kLanePad];
+    }
   }
 
   static constexpr std::int64_t kLanePad = padded(1);
 
-  // S of one query head with rows of whole vectors: in place where D fills them.
-  float* load_state(std::int64_t h) {
+  // S of one key head with rows of whole vectors: in place where D fills them.
+  float* load_state(std::int64_t u) {
     float* state = state_.kv_state.data_ptr<float>() +
-                   (b_ * problem_.shape.H + h) * problem_.F * problem_.shape.D;
+                   (b_ * problem_.key_heads + u) * problem_.F * problem_.shape.D;
     if (width_ == problem_.shape.D) {
       return state;
     }
@@ -194,10 +237,10 @@ class DecodeHead {
                width_);
     return kv_state_.data();
   }
-  void store_state(std::int64_t h) {
+  void store_state(std::int64_t u) {
     if (width_ != problem_.shape.D) {
       float* state = state_.kv_state.data_ptr<float>() +
-                     (b_ * problem_.shape.H + h) * problem_.F * problem_.shape.D;
+                     (b_ * problem_.key_heads + u) * problem_.F * problem_.shape.D;
       narrow_rows(kv_state_.data(),
                   width_,
                   problem_.F,
@@ -208,8 +251,8 @@ class DecodeHead {
                   problem_.shape.D);
     }
   }
-  float* k_state(std::int64_t h) {
-    return state_.k_state.data_ptr<float>() + (b_ * problem_.shape.H + h) * problem_.F;
+  float* k_state(std::int64_t u) {
+    return state_.k_state.data_ptr<float>() + (b_ * problem_.key_heads + u) * problem_.F;
   }
 
   void widen(const at::Tensor& x, std::int64_t b, std::int64_t head, std::int64_t row, float* out) {
@@ -235,7 +278,8 @@ class DecodeHead {
   const DecodeState& state_;
   std::int64_t slots_, width_, lanes_, b_ = 0, g_ = 0;
   TileMap map_q_, map_k_;
-  Scratch keys_, values_, phi_, kv_state_, q_, q_transposed_, weights_, y_, sums_;
+  std::int64_t num_sinks_;
+  Scratch keys_, values_, phi_, kv_state_, q_, q_transposed_, weights_, y_, sums_, masses_;
 };
 
 template <typename Task>
@@ -260,14 +304,18 @@ void prefill_state_cpu(const at::Tensor& k,
                        const HybridOptions& options,
                        const DecodeState& state) {
   // Queries play no part; any tensor of the right number of heads gives the problem its shape.
-  const at::Tensor heads = k.select(1, 0).unsqueeze(1).expand({-1, state.kv_state.size(1), -1, -1});
+  const std::int64_t num_heads = num_query_heads(parameters, state.kv_state.size(1));
+  const at::Tensor heads = k.select(1, 0).unsqueeze(1).expand({-1, num_heads, -1, -1});
   const HybridProblem problem = make_problem(heads, k, v, parameters, options);
   for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t length) {
     const std::int64_t begin = head.begin_after(length);
-    for (std::int64_t first = 0; first < begin; first += kFlushTokens) {
+    for (std::int64_t first = head.behind_sinks(0); first < begin; first += kFlushTokens) {
       const std::int64_t last = std::min(first + kFlushTokens, begin);
       head.read_prompt(problem.k, problem.v, first, last);
       head.flush(last - first);
+    }
+    for (std::int64_t token = 0; token < std::min(begin, options.num_sinks); ++token) {
+      head.keep_sink(problem.k, problem.v, token, token);
     }
     for (std::int64_t token = begin; token < length; ++token) {
       head.insert(problem.k, problem.v, token, token);
@@ -290,11 +338,11 @@ at::Tensor decode_step_cpu(const at::Tensor& q,
     if (!problem.windowed()) {
       head.insert(problem.k, problem.v, 0, position);
     }
-    const std::int64_t leaving = head.begin_after(position),
+    const std::int64_t leaving = head.behind_sinks(head.begin_after(position)),
                        staying = head.begin_after(position + 1);
     for (std::int64_t first = leaving; first < staying; first += kFlushTokens) {
       const std::int64_t last = std::min(first + kFlushTokens, staying);
-      head.read_ring(first, last);
+      head.read_ring(first, last, 0);
       head.flush(last - first);
     }
     if (problem.windowed()) {

@@ -19,7 +19,7 @@ void BackwardWalker::descend(std::int64_t chunk) {
     if (!near_linear_) {
       std::fill(dphi, dphi + F * ld_chunk_, 0.0F);
     }
-    map_k_.features(k_, keys.begin, tokens, nullptr, phi_k_.data(), ld_chunk_);
+    key_features(problem_, map_k_, k_, keys, phi_k_.data(), ld_chunk_);
     if (has_state) {
       transpose(v_.row(keys.begin), v_.ld, tokens, D, v_transposed_.data(), ld_chunk_);
       multiply(problem_.products,
@@ -40,32 +40,36 @@ void BackwardWalker::descend(std::int64_t chunk) {
                  true);
       }
     }
+    clear_sinks(problem_, keys.begin, dphi, ld_chunk_);
     map_k_.backward(phi_k_.data(),
                     dphi,
                     ld_chunk_,
                     k_,
                     keys.begin,
                     tokens,
-                    partial_of(out_.layer_k),
-                    partial_of(out_.bias_k),
+                    partial_of(out_.layer_k, key_head_),
+                    partial_of(out_.bias_k, key_head_),
                     needs_.k ? key_row(dk_, keys.begin) : nullptr,
                     width_);
   }
 }
 
 void BackwardWalker::join_queries(std::int64_t chunk) {
-  for_tiles(problem_, chunk, [&](const QueryTile& tile) {
-    const std::int64_t D = problem_.shape.D, n = tile.queries();
-    const float* phi = phi_q(tile.begin);
-    scale_rows(dy_.row(tile.begin), dy_.ld, inverse(tile.begin), n, D, dn_.data(), width_);
-    multiply(problem_.products,
-             {problem_.F, D, n},
-             as_stored(phi, ld_),
-             {dn_.data(), width_},
-             state_gradient_.own_matrix(),
-             width_,
-             true);
-    add_row_sums(phi, ld_, problem_.F, n, dz(tile.begin), state_gradient_.own_column());
+  each_query_head([&] {
+    for_tiles(problem_, chunk, [&](const QueryTile& tile) {
+      const std::int64_t D = problem_.shape.D, n = tile.queries();
+      const float* phi = phi_q(tile.begin);
+      dy_ = dy_rows_.rows(b_, h_, tile.begin, tile.end);
+      scale_rows(dy_.row(tile.begin), dy_.ld, inverse(tile.begin), n, D, dn_.data(), width_);
+      multiply(problem_.products,
+               {problem_.F, D, n},
+               as_stored(phi, ld_),
+               {dn_.data(), width_},
+               state_gradient_.own_matrix(),
+               width_,
+               true);
+      add_row_sums(phi, ld_, problem_.F, n, dz(tile.begin), state_gradient_.own_column());
+    });
   });
   state_gradient_.settle();
 }
@@ -75,8 +79,14 @@ void BackwardWalker::store_segment() {
   const std::int64_t D = problem_.shape.D;
   const auto store = [&, first = begin, tokens = end - begin](Scratch& rows,
                                                               const at::Tensor& out) {
-    narrow_rows(
-        key_row(rows, first), width_, tokens, D, nullptr, head_of(out) + first * D, at::kFloat, D);
+    narrow_rows(key_row(rows, first),
+                width_,
+                tokens,
+                D,
+                nullptr,
+                head_of(out, key_head_) + first * D,
+                at::kFloat,
+                D);
   };
   if (needs_.k) {
     store(dk_, out_.dk);
@@ -84,17 +94,34 @@ void BackwardWalker::store_segment() {
   if (needs_.v) {
     store(dv_, out_.dv);
   }
+  for (const auto& [rows, out] : {std::pair{&sink_dk_, &out_.sink_k}, {&sink_dv_, &out_.sink_v}}) {
+    if (out->defined()) {
+      std::copy_n(rows->data(), problem_.num_sinks() * width_, partial_of(*out, key_head_));
+    }
+  }
   if (out_.totals.defined()) {
-    out_.totals
-        .data_ptr<double>()[(b_ * out_.totals.size(1) + segment_.index) * problem_.shape.H + h_] =
-        total_;
+    std::copy(totals_.begin(),
+              totals_.end(),
+              out_.totals.data_ptr<double>() +
+                  (b_ * out_.totals.size(1) + segment_.index) * problem_.shape.H +
+                  key_head_ * problem_.key_group());
   }
 }
 
 namespace {
 
-// [B, H, T, D] fp32 summed over the query heads of each kv head, in ascending order.
-at::Tensor fold_group(const at::Tensor& partial, std::int64_t num_kv_heads, at::ScalarType dtype) {
+// [B, U, T, D] fp32, with what sinks have in each segment, [B, N, U, sinks, padded(D)], summed over
+// the key heads of each kv head, in ascending order.
+at::Tensor fold_group(const at::Tensor& partial,
+                      const at::Tensor& of_sinks,
+                      std::int64_t num_kv_heads,
+                      at::ScalarType dtype) {
+  if (of_sinks.defined()) {
+    const at::Tensor sinks = partial.narrow(2, 0, of_sinks.size(3));
+    for (std::int64_t segment = 0; segment < of_sinks.size(1); ++segment) {
+      sinks.add_(of_sinks.select(1, segment).narrow(3, 0, partial.size(3)));
+    }
+  }
   const std::int64_t group = partial.size(1) / num_kv_heads;
   const at::Tensor grouped = partial.unflatten(1, {num_kv_heads, group});
   at::Tensor sum = grouped.select(2, 0);
@@ -121,9 +148,8 @@ at::Tensor factor_gradient(const HybridProblem& problem, const at::Tensor& total
 BackwardPartials make_partials(const HybridProblem& problem, const HybridNeeds& needs) {
   const auto [B, H, G, T, D] = problem.shape;
   const at::TensorOptions floats = problem.q.options().dtype(at::kFloat);
-  const std::int64_t N = problem.num_segments();
-  const std::vector<std::int64_t> layer_shape{B, N, H, problem.projected, padded(D)};
-  const std::vector<std::int64_t> bias_shape{B, N, H, problem.projected};
+  const std::int64_t N = problem.num_segments(), U = problem.key_heads, f = problem.projected;
+  const std::int64_t num_sinks = problem.num_sinks();
   BackwardPartials partials;
   const auto make = [&](bool needed, at::IntArrayRef sizes) {
     return needed ? at::zeros(sizes, floats) : at::Tensor();
@@ -131,13 +157,15 @@ BackwardPartials make_partials(const HybridProblem& problem, const HybridNeeds& 
   if (needs.q) {
     partials.dq = at::empty({B, H, T, D}, problem.q.options());
   }
-  for (const auto& [needed, rows] : {std::pair{needs.k, &partials.dk}, {needs.v, &partials.dv}}) {
-    if (needed) *rows = at::empty({B, H, T, D}, floats);
+  for (const auto& [needed, rows, sinks] : {std::tuple{needs.k, &partials.dk, &partials.sink_k},
+                                            {needs.v, &partials.dv, &partials.sink_v}}) {
+    if (needed) *rows = at::empty({B, U, T, D}, floats);
+    *sinks = make(needed && num_sinks > 0, {B, N, U, num_sinks, padded(D)});
   }
-  partials.layer_q = make(needs.map_q && problem.map_q.layer.defined(), layer_shape);
-  partials.layer_k = make(needs.map_k && problem.map_k.layer.defined(), layer_shape);
-  partials.bias_q = make(needs.map_q && problem.map_q.bias.defined(), bias_shape);
-  partials.bias_k = make(needs.map_k && problem.map_k.bias.defined(), bias_shape);
+  partials.layer_q = make(needs.map_q && problem.map_q.layer.defined(), {B, N, H, f, padded(D)});
+  partials.layer_k = make(needs.map_k && problem.map_k.layer.defined(), {B, N, U, f, padded(D)});
+  partials.bias_q = make(needs.map_q && problem.map_q.bias.defined(), {B, N, H, f});
+  partials.bias_k = make(needs.map_k && problem.map_k.bias.defined(), {B, N, U, f});
   if (needs.window_factors && problem.windowed()) {
     partials.totals = at::empty({B, N, H}, floats.dtype(at::kDouble));
   }
@@ -166,10 +194,12 @@ HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
                      fold_batch(of_sequences(partials.bias_k))};
   gradients.window_factors = factor_gradient(problem, partials.totals);
   if (needs.k) {
-    gradients.k = fold_group(partials.dk, problem.shape.G, problem.q.scalar_type());
+    gradients.k =
+        fold_group(partials.dk, partials.sink_k, problem.shape.G, problem.q.scalar_type());
   }
   if (needs.v) {
-    gradients.v = fold_group(partials.dv, problem.shape.G, problem.q.scalar_type());
+    gradients.v =
+        fold_group(partials.dv, partials.sink_v, problem.shape.G, problem.q.scalar_type());
   }
   return gradients;
 }

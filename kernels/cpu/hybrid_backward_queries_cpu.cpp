@@ -27,13 +27,16 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
       near_linear_(problem.options.layout != WindowLayout::kTerraced),
       scores_(needs.q || needs.k || needs.v),
       keys_side_(needs.k || needs.v || needs.map_k),
-      q_rows_(problem.q, (chunks_ + lag() + 1) * problem.chunk()),
+      q_rows_(problem.q, HybridProblem::kQueryTile),
       k_rows_(problem.k, (chunks_ + 2 * lag()) * problem.chunk()),
       v_rows_(problem.v, (chunks_ + 2 * lag()) * problem.chunk()),
-      y_rows_(forward.y_saved, (chunks_ + lag() + 1) * problem.chunk()),
-      dy_rows_(dy, (chunks_ + lag() + 1) * problem.chunk()),
+      y_rows_(forward.y_saved, HybridProblem::kQueryTile),
+      dy_rows_(dy, HybridProblem::kQueryTile),
+      sink_k_rows_(problem.k, problem.num_sinks()),
+      sink_v_rows_(problem.v, problem.num_sinks()),
       map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.tile_lanes()),
       map_k_(problem, problem.map_k, FeatureMapRole::kKey, problem.chunk_lanes()),
+      totals_(static_cast<std::size_t>(problem.key_group())),
       state_(problem),
       state_gradient_(problem),
       q_transposed_(problem.shape.D * ld_),
@@ -42,59 +45,73 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
       phi_k_(problem.F * ld_chunk_),
       dphi_(problem.F * std::max(ld_, ld_chunk_)),
       v_transposed_(keys_side_ ? problem.shape.D * ld_chunk_ : 0),
-      scores_tile_(scores_ ? 2 * ld_chunk_ * ld_ : 0),
-      weights_(scores_ ? 2 * ld_chunk_ * ld_ : 0),
-      da_(2 * ld_chunk_ * ld_),
+      scores_tile_(scores_ ? (problem.num_sinks() + 2 * ld_chunk_) * ld_ : 0),
+      weights_(scores_ ? (problem.num_sinks() + 2 * ld_chunk_) * ld_ : 0),
+      da_((problem.num_sinks() + 2 * ld_chunk_) * ld_),
       linear_(ld_chunk_ * ld_),
       linear_transposed_(ld_ * ld_chunk_),
       dq_tile_(needs.q ? ld_ * width_ : 0),
-      phi_q_((chunks_ + lag() + 1) * tiles_per_chunk_ * problem.F * ld_),
+      phi_q_(problem.key_group() * query_chunks() * tiles_per_chunk_ * problem.F * ld_),
       dphi_near_(near_linear_ ? (chunks_ + lag()) * problem.F * ld_chunk_ : 0),
       dk_(needs.k ? (chunks_ + 2 * lag()) * problem.chunk() * width_ : 0),
       dv_(needs.v ? (chunks_ + 2 * lag()) * problem.chunk() * width_ : 0),
-      inverse_((chunks_ + lag() + 1) * problem.chunk() + ld_),
-      dz_((chunks_ + lag() + 1) * tiles_per_chunk_ * ld_),
+      inverse_(problem.key_group() * query_chunks() * tiles_per_chunk_ * ld_),
+      dz_(problem.key_group() * query_chunks() * tiles_per_chunk_ * ld_),
+      sink_dk_(needs.k ? problem.num_sinks() * width_ : 0),
+      sink_dv_(needs.v ? problem.num_sinks() * width_ : 0),
       lanes_(4 * ld_) {}
 
 void BackwardWalker::select(std::int64_t head) {
-  b_ = head / problem_.shape.H;
-  h_ = head % problem_.shape.H;
-  map_q_.select_head(h_);
-  map_k_.select_head(h_);
-  gate_ = problem_.windowed() ? problem_.gate.const_data_ptr<float>()[h_] : 0.0F;
+  b_ = head / problem_.key_heads;
+  key_head_ = head % problem_.key_heads;
+  map_k_.select_head(key_head_);
+  const std::int64_t kv_head = key_head_ / problem_.key_heads_of_kv();
+  sink_k_ = sink_k_rows_.rows(b_, kv_head, 0, problem_.num_sinks());
+  sink_v_ = sink_v_rows_.rows(b_, kv_head, 0, problem_.num_sinks());
 }
 
-float* BackwardWalker::head_of(const at::Tensor& x) const {
-  return x.data_ptr<float>() + b_ * x.stride(0) + h_ * x.stride(1);
+template <typename Visit>
+void BackwardWalker::each_query_head(const Visit& visit) {
+  for (member_ = 0; member_ < problem_.key_group(); ++member_) {
+    h_ = key_head_ * problem_.key_group() + member_;
+    map_q_.select_head(h_);
+    gate_ = problem_.windowed() ? problem_.gate.const_data_ptr<float>()[h_] : 0.0F;
+    visit();
+  }
 }
 
-float* BackwardWalker::partial_of(const at::Tensor& x) const {
+void BackwardWalker::read_rows(const QueryTile& tile) {
+  q_ = q_rows_.rows(b_, h_, tile.begin, tile.end);
+  dy_ = dy_rows_.rows(b_, h_, tile.begin, tile.end);
+  y_ = y_rows_.rows(b_, h_, tile.begin, tile.end);
+}
+
+float* BackwardWalker::head_of(const at::Tensor& x, std::int64_t head) const {
+  return x.data_ptr<float>() + b_ * x.stride(0) + head * x.stride(1);
+}
+
+float* BackwardWalker::partial_of(const at::Tensor& x, std::int64_t head) const {
   return x.defined() ? x.data_ptr<float>() + b_ * x.stride(0) + segment_.index * x.stride(1) +
-                           h_ * x.stride(2)
+                           head * x.stride(2)
                      : nullptr;
 }
 
 void BackwardWalker::enter(const Segment& segment) {
-  const std::int64_t kv_head = h_ / problem_.shape.group();
+  const std::int64_t kv_head = key_head_ / problem_.key_heads_of_kv();
   segment_ = segment;
-  const ChunkRange queries =
-      tokens_of(problem_, segment.first_chunk, segment.end_chunk + lag() + 1);
   const ChunkRange keys =
       tokens_of(problem_, segment.first_chunk - lag(), segment.end_chunk + lag());
-  q_ = q_rows_.rows(b_, h_, queries.begin, queries.end);
-  y_ = y_rows_.rows(b_, h_, queries.begin, queries.end);
-  dy_ = dy_rows_.rows(b_, h_, queries.begin, queries.end);
   k_ = k_rows_.rows(b_, kv_head, keys.begin, keys.end);
   v_ = v_rows_.rows(b_, kv_head, keys.begin, keys.end);
 }
 
 void BackwardWalker::walk(const Segment& segment, const float* before, float* behind) {
   enter(segment);
-  for (Scratch* sum : {&dphi_near_, &dk_, &dv_}) {
+  for (Scratch* sum : {&dphi_near_, &dk_, &dv_, &sink_dk_, &sink_dv_}) {
     sum->clear();
   }
-  total_ = 0;
-  const std::int64_t head = b_ * problem_.shape.H + h_;
+  std::fill(totals_.begin(), totals_.end(), 0.0);
+  const std::int64_t head = b_ * problem_.key_heads + key_head_;
   state_.begin(HeadBorders(states_, head, /*descends=*/false).before(segment.index));
   for (std::int64_t chunk = segment.first_chunk; chunk < segment.end_chunk; ++chunk) {
     ascend(chunk);
@@ -133,7 +150,7 @@ void BackwardWalker::sum(const Segment& segment, float* own) {
 
 std::int64_t BackwardWalker::tile_index(std::int64_t query) const {
   const std::int64_t chunk = query / problem_.chunk();
-  return (chunk - segment_.first_chunk) * tiles_per_chunk_ +
+  return (member_ * query_chunks() + chunk - segment_.first_chunk) * tiles_per_chunk_ +
          (query - chunk * problem_.chunk()) / HybridProblem::kQueryTile;
 }
 
@@ -141,10 +158,10 @@ void BackwardWalker::ascend(std::int64_t chunk) {
   const std::int64_t far = chunk - problem_.state_lag();
   const bool flushes = far >= 0 && chunk + 1 < problem_.num_chunks();
   if (far >= 0 && (near_linear_ || flushes)) {
-    const ChunkRange keys = chunk_range(problem_, far);
-    map_k_.features(k_, keys.begin, keys.tokens(), nullptr, phi_k_.data(), ld_chunk_);
+    key_features(problem_, map_k_, k_, chunk_range(problem_, far), phi_k_.data(), ld_chunk_);
   }
-  for_tiles(problem_, chunk, [&](const QueryTile& tile) { walk_tile(tile, far); });
+  each_query_head(
+      [&] { for_tiles(problem_, chunk, [&](const QueryTile& tile) { walk_tile(tile, far); }); });
   if (flushes) {
     const ChunkRange keys = chunk_range(problem_, far);
     add_row_sums(phi_k_.data(), ld_chunk_, problem_.F, keys.tokens(), nullptr, state_.own_column());
@@ -160,17 +177,20 @@ void BackwardWalker::ascend(std::int64_t chunk) {
 }
 
 void BackwardWalker::prepare_queries(std::int64_t chunk) {
-  for_tiles(problem_, chunk, [&](const QueryTile& tile) {
-    prepare_rows(tile);
-    transpose(
-        q_.row(tile.begin), q_.ld, tile.queries(), problem_.shape.D, q_transposed_.data(), ld_);
-    map_q_.features(q_, tile.begin, tile.queries(), q_transposed_.data(), phi_q(tile.begin), ld_);
+  each_query_head([&] {
+    for_tiles(problem_, chunk, [&](const QueryTile& tile) {
+      prepare_rows(tile);
+      transpose(
+          q_.row(tile.begin), q_.ld, tile.queries(), problem_.shape.D, q_transposed_.data(), ld_);
+      map_q_.features(q_, tile.begin, tile.queries(), q_transposed_.data(), phi_q(tile.begin), ld_);
+    });
   });
 }
 
 void BackwardWalker::prepare_rows(const QueryTile& tile) {
+  read_rows(tile);
   const std::int64_t n = tile.queries();
-  const float* denominator = head_of(forward_.denominator) + tile.begin;
+  const float* denominator = head_of(forward_.denominator, h_) + tile.begin;
   float* rows_inverse = inverse(tile.begin);
   float* lane_dz = dz(tile.begin);
   row_dots(dy_.row(tile.begin), dy_.ld, y_.row(tile.begin), y_.ld, n, problem_.shape.D, lane_dz);
@@ -205,7 +225,7 @@ void BackwardWalker::walk_tile(const QueryTile& tile, std::int64_t far) {
     }
     if (own) {
       for (std::int64_t i = 0; i < n; ++i) {
-        total_ += static_cast<double>(totals[i]);
+        totals_[static_cast<std::size_t>(member_)] += static_cast<double>(totals[i]);
       }
       map_q_.backward(phi,
                       dphi_.data(),
@@ -213,8 +233,8 @@ void BackwardWalker::walk_tile(const QueryTile& tile, std::int64_t far) {
                       q_,
                       tile.begin,
                       n,
-                      partial_of(out_.layer_q),
-                      partial_of(out_.bias_q),
+                      partial_of(out_.layer_q, h_),
+                      partial_of(out_.bias_q, h_),
                       needs_.q ? dq_tile_.data() : nullptr,
                       width_);
     }
@@ -234,19 +254,28 @@ void BackwardWalker::walk_tile(const QueryTile& tile, std::int64_t far) {
 void BackwardWalker::pair_gradients(const QueryTile& tile) {
   const std::int64_t n = tile.queries(), lanes = padded(n);
   const std::int64_t rows = scores_ ? tile.keys() : tile.linear_rows();
+  const std::int64_t sinks = scores_ ? tile.num_sinks : 0;
   if (rows == 0) {
     return;
   }
-  multiply(problem_.products,
-           {rows, n, problem_.shape.D},
-           as_stored(v_.row(tile.keys_begin), v_.ld),
-           {dn_transposed_.data(), ld_},
-           da_.data(),
-           ld_,
-           false);
-  add_outer(da_.data(), ld_, rows, lanes, nullptr, dz(tile.begin));
+  const auto gradients =
+      [&](const float* values, std::int64_t ld_values, std::int64_t count, float* out) {
+        multiply(problem_.products,
+                 {count, n, problem_.shape.D},
+                 as_stored(values, ld_values),
+                 {dn_transposed_.data(), ld_},
+                 out,
+                 ld_,
+                 false);
+      };
+  float* da = da_.data() + sinks * ld_;
+  if (sinks > 0) {
+    gradients(sink_v_.row(0), sink_v_.ld, sinks, da_.data());
+  }
+  gradients(v_.row(tile.keys_begin), v_.ld, rows, da);
+  add_outer(da_.data(), ld_, sinks + rows, lanes, nullptr, dz(tile.begin));
   if (tile.linear_rows() > 0) {
-    std::copy(da_.data(), da_.data() + tile.linear_rows() * ld_, linear_.data());
+    std::copy(da, da + tile.linear_rows() * ld_, linear_.data());
     mask_linear(
         linear_.data(), ld_, tile.linear_rows(), lanes, tile.linear_mask, lanes_.data() + ld_);
   }
@@ -291,22 +320,27 @@ void BackwardWalker::query_features(const QueryTile& tile, std::int64_t far) {
 }
 
 void BackwardWalker::window_side(const QueryTile& tile, const float* totals) {
-  const std::int64_t D = problem_.shape.D, n = tile.queries(), lanes = padded(n),
-                     keys = tile.keys();
+  const std::int64_t D = problem_.shape.D, n = tile.queries(), lanes = padded(n);
   float* maxima = lanes_.data() + 2 * ld_;
   float* sums = lanes_.data() + 3 * ld_;
   const float scale = 1.0F / std::sqrt(static_cast<float>(D));
   if (problem_.windowed()) {
-    multiply(problem_.products,
-             {keys, n, D},
-             as_stored(k_.row(tile.keys_begin), k_.ld),
-             {q_transposed_.data(), ld_},
-             scores_tile_.data(),
-             ld_,
-             false);
+    const auto score = [&](const Rows& keys, std::int64_t first, std::int64_t rows, float* out) {
+      multiply(problem_.products,
+               {rows, n, D},
+               as_stored(keys.row(first), keys.ld),
+               {q_transposed_.data(), ld_},
+               out,
+               ld_,
+               false);
+    };
+    if (tile.num_sinks > 0) {
+      score(sink_k_, 0, tile.num_sinks, scores_tile_.data());
+    }
+    score(k_, tile.keys_begin, tile.keys(), scores_tile_.data() + tile.num_sinks * ld_);
     window_weights(scores_tile_.data(),
                    ld_,
-                   keys,
+                   tile.window_rows(),
                    lanes,
                    tile.window_mask,
                    scale,
@@ -314,25 +348,32 @@ void BackwardWalker::window_side(const QueryTile& tile, const float* totals) {
                    weights_.data(),
                    maxima,
                    sums);
-    window_gradient(
-        scores_tile_.data(), weights_.data(), ld_, keys, lanes, maxima, totals, scale, da_.data());
+    window_gradient(scores_tile_.data(),
+                    weights_.data(),
+                    ld_,
+                    tile.window_rows(),
+                    lanes,
+                    maxima,
+                    totals,
+                    scale,
+                    da_.data());
     if (needs_.q) {
-      multiply(problem_.products,
-               {n, D, keys},
-               transposed(da_.data(), ld_),
-               k_.right(tile.keys_begin),
-               dq_tile_.data(),
-               width_,
-               true);
+      const auto join = [&](const Rows& keys, std::int64_t first, std::int64_t rows, float* da) {
+        multiply(problem_.products,
+                 {n, D, rows},
+                 transposed(da, ld_),
+                 keys.right(first),
+                 dq_tile_.data(),
+                 width_,
+                 true);
+      };
+      if (tile.num_sinks > 0) {
+        join(sink_k_, 0, tile.num_sinks, da_.data());
+      }
+      join(k_, tile.keys_begin, tile.keys(), da_.data() + tile.num_sinks * ld_);
     }
     if (needs_.k) {
-      multiply(problem_.products,
-               {keys, D, n},
-               as_stored(da_.data(), ld_),
-               q_.right(tile.begin),
-               key_row(dk_, tile.keys_begin),
-               width_,
-               true);
+      to_keys(tile, da_.data(), q_.right(tile.begin), sink_dk_, dk_);
     }
   }
   if (needs_.v) {
@@ -342,9 +383,9 @@ void BackwardWalker::window_side(const QueryTile& tile, const float* totals) {
 
 void BackwardWalker::value_side(const QueryTile& tile) {
   const std::int64_t n = tile.queries(), rows = tile.linear_rows();
-  float* weights = weights_.data();
+  float* keys_weights = weights_.data() + tile.num_sinks * ld_;
   if (rows > 0) {
-    float* linear = problem_.windowed() ? linear_.data() : weights;
+    float* linear = problem_.windowed() ? linear_.data() : keys_weights;
     multiply(problem_.products,
              {rows, n, problem_.F},
              transposed(phi_k_.data(), ld_chunk_),
@@ -354,16 +395,28 @@ void BackwardWalker::value_side(const QueryTile& tile) {
              false);
     mask_linear(linear, ld_, rows, padded(n), tile.linear_mask, lanes_.data() + ld_);
     if (problem_.windowed()) {
-      add_tile(weights, linear, ld_, rows, padded(n));
+      add_tile(keys_weights, linear, ld_, rows, padded(n));
     }
   }
-  multiply(problem_.products,
-           {tile.keys(), problem_.shape.D, n},
-           as_stored(weights, ld_),
-           {dn_.data(), width_},
-           key_row(dv_, tile.keys_begin),
-           width_,
-           true);
+  to_keys(tile, weights_.data(), {dn_.data(), width_}, sink_dv_, dv_);
+}
+
+void BackwardWalker::to_keys(
+    const QueryTile& tile, const float* pairs, Right queries, Scratch& of_sinks, Scratch& of_keys) {
+  const auto join = [&](const float* rows, std::int64_t count, float* out) {
+    multiply(problem_.products,
+             {count, problem_.shape.D, tile.queries()},
+             as_stored(rows, ld_),
+             queries,
+             out,
+             width_,
+             true);
+  };
+  // The chunk behind the segment gives the sinks their share where it is an own one.
+  if (tile.num_sinks > 0 && is_own(tile.begin / problem_.chunk())) {
+    join(pairs, tile.num_sinks, of_sinks.data());
+  }
+  join(pairs + tile.num_sinks * ld_, tile.keys(), key_row(of_keys, tile.keys_begin));
 }
 
 }  // namespace hedgerow::kernels::cpu

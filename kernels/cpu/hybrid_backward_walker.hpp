@@ -20,7 +20,9 @@
 //
 // What pairs of a query and a key in different segments give: the query's gradients where the query
 // is, the key's where the key is. So the chunk behind a segment is walked again for the segment's
-// last keys, and nothing passes between segments but the two states.
+// last keys, and nothing passes between segments but the two states. Sinks meet queries of every
+// segment: each gives its share of their gradients, folded afterwards. One walk is of a key head
+// with all query heads that share its map: features and (S, z) once, the rest a query head.
 #pragma once
 
 #include "kernels/cpu/hybrid_segments_cpu.hpp"
@@ -31,9 +33,10 @@ namespace hedgerow::kernels::cpu {
 // order afterwards. Undefined: not needed. N: segments.
 struct BackwardPartials {
   at::Tensor dq;                // [B, H, T, D] of q's dtype: final
-  at::Tensor dk, dv;            // [B, H, T, D] fp32, before the fold over the group
-  at::Tensor layer_q, layer_k;  // [B, N, H, f, padded(D)]
-  at::Tensor bias_q, bias_k;    // [B, N, H, f]
+  at::Tensor dk, dv;            // [B, U, T, D] fp32, before the fold over a kv head's key heads
+  at::Tensor sink_k, sink_v;    // [B, N, U, sinks, padded(D)]: what dk and dv of sinks lack
+  at::Tensor layer_q, layer_k;  // [B, N, H or U, f, padded(D)]
+  at::Tensor bias_q, bias_k;    // [B, N, H or U, f]
   at::Tensor totals;            // [B, N, H] fp64: sum of t_i over the segment's queries
 };
 
@@ -53,6 +56,11 @@ class BackwardWalker {
 
  private:
   void enter(const Segment& segment);
+  // Calls visit() for each query head of the key head, in ascending order.
+  template <typename Visit>
+  void each_query_head(const Visit& visit);
+  // The tile's rows of q, dy and y.
+  void read_rows(const QueryTile& tile);
   // The queries' side of one chunk, then (S, z) += phi_k [v, 1] of the chunk that leaves the tiles.
   // Of a chunk behind the segment only what its pairs give to the segment's keys.
   void ascend(std::int64_t chunk);
@@ -69,6 +77,13 @@ class BackwardWalker {
   // dq, dk and dv of the tile's pairs; totals[lane] = t_i.
   void window_side(const QueryTile& tile, const float* totals);
   void value_side(const QueryTile& tile);
+  // The tile's pairs [window_rows, queries] times what their queries give, a row of D each, added
+  // to what the keys have.
+  void to_keys(const QueryTile& tile,
+               const float* pairs,
+               Right queries,
+               Scratch& of_sinks,
+               Scratch& of_keys);
 
   // The keys' side of one chunk, once the first chunk of queries that sees it through the state has
   // joined (dS, dz).
@@ -79,16 +94,16 @@ class BackwardWalker {
 
   [[nodiscard]] std::int64_t lag() const { return problem_.state_lag(); }
   [[nodiscard]] bool is_own(std::int64_t chunk) const { return chunk < segment_.end_chunk; }
-  // The head's part of a [B, H, ...], and the segment's of a partial result; null: nobody needs it.
-  [[nodiscard]] float* head_of(const at::Tensor& x) const;
-  [[nodiscard]] float* partial_of(const at::Tensor& x) const;
+  // A head's part of a [B, heads, ...], and the segment's of a partial result; null: nobody needs
+  // it.
+  [[nodiscard]] float* head_of(const at::Tensor& x, std::int64_t head) const;
+  [[nodiscard]] float* partial_of(const at::Tensor& x, std::int64_t head) const;
   // Scratch of the segment, by the chunk, token or key that it belongs to.
-  [[nodiscard]] std::int64_t tile_index(std::int64_t query) const;
+  [[nodiscard]] std::int64_t query_chunks() const { return chunks_ + lag() + 1; }
+  [[nodiscard]] std::int64_t tile_index(std::int64_t query) const;  // and of the query head
   float* phi_q(std::int64_t query) { return phi_q_.data() + tile_index(query) * problem_.F * ld_; }
   float* dz(std::int64_t query) { return dz_.data() + tile_index(query) * ld_; }
-  float* inverse(std::int64_t query) {
-    return inverse_.data() + query - segment_.first_chunk * problem_.chunk();
-  }
+  float* inverse(std::int64_t query) { return inverse_.data() + tile_index(query) * ld_; }
   float* dphi_near(std::int64_t chunk) {
     return dphi_near_.data() + (chunk - segment_.first_chunk + lag()) * problem_.F * ld_chunk_;
   }
@@ -101,20 +116,23 @@ class BackwardWalker {
   const at::Tensor& states_;
   const HybridNeeds& needs_;
   const BackwardPartials& out_;
-  std::int64_t ld_, ld_chunk_, width_, tiles_per_chunk_, chunks_, b_ = 0, h_ = 0;
+  std::int64_t ld_, ld_chunk_, width_, tiles_per_chunk_, chunks_, b_ = 0;
+  std::int64_t key_head_ = 0, h_ = 0, member_ = 0;  // query head h_ = key_head_ R + member_
   bool near_linear_, scores_, keys_side_;
   Segment segment_{};
-  HeadRows q_rows_, k_rows_, v_rows_, y_rows_, dy_rows_;
+  HeadRows q_rows_, k_rows_, v_rows_, y_rows_, dy_rows_, sink_k_rows_, sink_v_rows_;
   TileMap map_q_, map_k_;
-  Rows q_, k_, v_, y_, dy_;
+  Rows q_, k_, v_, y_, dy_, sink_k_, sink_v_;  // q_, y_ and dy_: of a tile
   float gate_ = 0;
-  double total_ = 0;  // sum over the segment's queries of t_i
+  std::vector<double> totals_;  // by member: sum over the segment's queries of t_i
   // Tiles.
   SegmentState state_, state_gradient_;  // (S, z) and (dS, dz)
   Scratch q_transposed_, dn_, dn_transposed_, phi_k_, dphi_, v_transposed_;
   Scratch scores_tile_, weights_, da_, linear_, linear_transposed_, dq_tile_;
-  // A segment's length: phi_q and dz of every tile, the tiles' share of dphi_k, dk, dv, 1 / Z.
+  // A segment's length: phi_q, 1 / Z and dz of every tile of every query head, the tiles' share of
+  // dphi_k, dk, dv.
   Scratch phi_q_, dphi_near_, dk_, dv_, inverse_, dz_;
+  Scratch sink_dk_, sink_dv_;  // [sinks, padded(D)]
   Scratch lanes_;
 };
 

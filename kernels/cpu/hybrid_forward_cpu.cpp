@@ -1,9 +1,10 @@
-// y and Z of the hybrid, one segment of a (batch, head) at a time. For each chunk c: tiles of
-// queries against the keys of chunks c - 1 and c (the window, and the sliding layout's near linear
-// pairs), plus phi_q (S, z) for everything before; then (S, z) += phi_k [v, 1] of chunk c - 1.
-// Per head T D (8 W + 4 f + 4 F) FLOPs beside the exponentials, sums in fp32. Scratch of a thread:
-// one tile, one chunk of features, (S, z), and a segment's widened rows of q, k and v where they
-// are bf16.
+// y and Z of the hybrid, one segment of a (batch, key head) at a time, for all query heads that
+// share its map. For each chunk c and query head: tiles of queries against the sinks and the keys
+// of chunks c - 1 and c (the window, and the sliding layout's near linear pairs), plus phi_q (S, z)
+// for everything before; then (S, z) += phi_k [v, 1] of chunk c - 1. Per query head T D (8 W + 2 f
+// + 2 F) and per key head T D (2 f + 2 F) FLOPs beside the exponentials, sums in fp32. Scratch of a
+// thread: one tile, one chunk of features, (S, z), and a segment's widened rows of k and v where
+// they are bf16.
 #include <ATen/ATen.h>
 
 #include <cmath>
@@ -20,9 +21,11 @@ class ForwardWalker {
       : problem_(problem),
         out_(out),
         max_rows_((problem.chunks_per_segment() + problem.state_lag()) * problem.chunk()),
-        q_rows_(problem.q, max_rows_),
+        q_rows_(problem.q, HybridProblem::kQueryTile),
         k_rows_(problem.k, max_rows_),
         v_rows_(problem.v.defined() ? problem.v : problem.k, max_rows_),
+        sink_k_rows_(problem.k, problem.num_sinks()),
+        sink_v_rows_(problem.v.defined() ? problem.v : problem.k, problem.num_sinks()),
         map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.tile_lanes()),
         map_k_(problem, problem.map_k, FeatureMapRole::kKey, problem.chunk_lanes()),
         ld_(problem.tile_lanes()),
@@ -30,24 +33,23 @@ class ForwardWalker {
         q_transposed_(problem.shape.D * ld_),
         phi_q_(problem.F * ld_),
         phi_k_(problem.F * ld_chunk_),
-        weights_(2 * ld_chunk_ * ld_),
+        weights_((problem.num_sinks() + 2 * ld_chunk_) * ld_),
         linear_(ld_chunk_ * ld_),
         state_(problem),
         tile_y_(ld_ * padded(problem.shape.D)),
         lanes_(4 * ld_) {}
 
   void select(std::int64_t head) {
-    b_ = head / problem_.shape.H;
-    h_ = head % problem_.shape.H;
-    map_q_.select_head(h_);
-    map_k_.select_head(h_);
-    gate_ = problem_.windowed() ? problem_.gate.const_data_ptr<float>()[h_] : 0.0F;
+    b_ = head / problem_.key_heads;
+    key_head_ = head % problem_.key_heads;
+    map_k_.select_head(key_head_);
+    const std::int64_t kv_head = key_head_ / problem_.key_heads_of_kv();
+    sink_k_ = sink_k_rows_.rows(b_, kv_head, 0, problem_.num_sinks());
+    sink_v_ = sink_v_rows_.rows(b_, kv_head, 0, problem_.num_sinks());
   }
 
   // The state is (S, z) of the keys of chunks before c - lag, when chunk c begins.
   void walk(const Segment& segment, const float* before, float* behind) {
-    const ChunkRange queries = tokens_of(problem_, segment.first_chunk, segment.end_chunk);
-    q_ = q_rows_.rows(b_, h_, queries.begin, queries.end);
     read_keys(segment.first_chunk - problem_.state_lag(), segment.end_chunk);
     state_.begin(before);
     for (std::int64_t chunk = segment.first_chunk; chunk < segment.end_chunk; ++chunk) {
@@ -74,14 +76,13 @@ class ForwardWalker {
  private:
   void read_keys(std::int64_t first_chunk, std::int64_t end_chunk) {
     const ChunkRange keys = tokens_of(problem_, first_chunk, end_chunk);
-    const std::int64_t kv_head = h_ / problem_.shape.group();
+    const std::int64_t kv_head = key_head_ / problem_.key_heads_of_kv();
     k_ = k_rows_.rows(b_, kv_head, keys.begin, keys.end);
     v_ = v_rows_.rows(b_, kv_head, keys.begin, keys.end);
   }
 
   void read_features(std::int64_t chunk) {
-    const ChunkRange keys = chunk_range(problem_, chunk);
-    map_k_.features(k_, keys.begin, keys.tokens(), nullptr, phi_k_.data(), ld_chunk_);
+    key_features(problem_, map_k_, k_, chunk_range(problem_, chunk), phi_k_.data(), ld_chunk_);
   }
 
   void walk_chunk(std::int64_t chunk) {
@@ -91,7 +92,12 @@ class ForwardWalker {
     if (near_linear || flushes) {
       read_features(far);
     }
-    for_tiles(problem_, chunk, [&](const QueryTile& tile) { walk_tile(tile, far > 0); });
+    for (std::int64_t r = 0; r < problem_.key_group(); ++r) {
+      h_ = key_head_ * problem_.key_group() + r;
+      map_q_.select_head(h_);
+      gate_ = problem_.windowed() ? problem_.gate.const_data_ptr<float>()[h_] : 0.0F;
+      for_tiles(problem_, chunk, [&](const QueryTile& tile) { walk_tile(tile, far > 0); });
+    }
     if (flushes) {
       flush(chunk_range(problem_, far));
     }
@@ -119,22 +125,30 @@ class ForwardWalker {
     float* maxima = linear_sum + ld_;
     std::fill(window_sum, window_sum + 2 * ld_, 0.0F);
     const bool near_linear = tile.linear_rows() > 0;
+    float* keys_weights = weights_.data() + tile.num_sinks * ld_;  // behind the sinks' rows
+    q_ = q_rows_.rows(b_, h_, tile.begin, tile.end);
     transpose(q_.row(tile.begin), q_.ld, n, D, q_transposed_.data(), ld_);
     if (near_linear || has_state) {
       map_q_.features(q_, tile.begin, n, q_transposed_.data(), phi_q_.data(), ld_);
     }
     if (problem_.windowed()) {
       const float scale = 1.0F / std::sqrt(static_cast<float>(D));
-      multiply(problem_.products,
-               {tile.keys(), n, D},
-               as_stored(k_.row(tile.keys_begin), k_.ld),
-               {q_transposed_.data(), ld_},
-               weights_.data(),
-               ld_,
-               false);
+      const auto score = [&](const Rows& keys, std::int64_t first, std::int64_t rows, float* out) {
+        multiply(problem_.products,
+                 {rows, n, D},
+                 as_stored(keys.row(first), keys.ld),
+                 {q_transposed_.data(), ld_},
+                 out,
+                 ld_,
+                 false);
+      };
+      if (tile.num_sinks > 0) {
+        score(sink_k_, 0, tile.num_sinks, weights_.data());
+      }
+      score(k_, tile.keys_begin, tile.keys(), keys_weights);
       window_weights(weights_.data(),
                      ld_,
-                     tile.keys(),
+                     tile.window_rows(),
                      lanes,
                      tile.window_mask,
                      scale,
@@ -154,7 +168,7 @@ class ForwardWalker {
                false);
       mask_linear(target, ld_, tile.linear_rows(), lanes, tile.linear_mask, linear_sum);
       if (problem_.windowed()) {
-        add_tile(weights_.data(), target, ld_, tile.linear_rows(), lanes);
+        add_tile(keys_weights, target, ld_, tile.linear_rows(), lanes);
       }
     }
     if (has_state) {
@@ -181,13 +195,23 @@ class ForwardWalker {
     if (!problem_.v.defined()) {
       return;
     }
+    const bool sinks = tile.num_sinks > 0;
+    if (sinks) {
+      multiply(problem_.products,
+               {n, D, tile.num_sinks},
+               transposed(weights_.data(), ld_),
+               sink_v_.right(0),
+               tile_y_.data(),
+               width,
+               false);
+    }
     multiply(problem_.products,
              {n, D, tile.keys()},
-             transposed(weights_.data(), ld_),
+             transposed(weights_.data() + tile.num_sinks * ld_, ld_),
              v_.right(tile.keys_begin),
              tile_y_.data(),
              width,
-             false);
+             sinks);
     if (has_state) {
       multiply(problem_.products,
                {n, D, problem_.F},
@@ -220,10 +244,10 @@ class ForwardWalker {
   const HybridProblem& problem_;
   const HybridForward& out_;
   std::int64_t max_rows_;
-  HeadRows q_rows_, k_rows_, v_rows_;
+  HeadRows q_rows_, k_rows_, v_rows_, sink_k_rows_, sink_v_rows_;
   TileMap map_q_, map_k_;
-  std::int64_t ld_, ld_chunk_, b_ = 0, h_ = 0;
-  Rows q_, k_, v_;
+  std::int64_t ld_, ld_chunk_, b_ = 0, key_head_ = 0, h_ = 0;
+  Rows q_, k_, v_, sink_k_, sink_v_;  // q_: of a tile
   float gate_ = 0;
   Scratch q_transposed_, phi_q_, phi_k_, weights_, linear_;
   SegmentState state_;

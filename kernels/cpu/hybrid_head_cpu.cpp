@@ -86,7 +86,10 @@ QueryTile query_tile(const HybridProblem& problem, std::int64_t begin) {
       break;
   }
   const bool sliding = problem.options.layout == WindowLayout::kSliding;
-  tile.window_mask = {tile.keys_begin, begin, 0, sliding ? window : kNoLag};
+  const std::int64_t num_sinks = problem.num_sinks();
+  tile.num_sinks = tile.keys_begin == 0 ? 0 : num_sinks;
+  tile.window_mask = {
+      tile.keys_begin - tile.num_sinks, begin, 0, sliding ? window : kNoLag, num_sinks};
   tile.linear_mask = {tile.keys_begin, begin, sliding ? window : 0, kNoLag};
   return tile;
 }
@@ -240,6 +243,26 @@ void TileMap::backward(const float* phi,
            dx,
            ld_dx,
            true);
+}
+
+void key_features(const HybridProblem& problem,
+                  TileMap& map,
+                  Rows k,
+                  ChunkRange keys,
+                  float* phi,
+                  std::int64_t ld) {
+  map.features(k, keys.begin, keys.tokens(), nullptr, phi, ld);
+  clear_sinks(problem, keys.begin, phi, ld);
+}
+
+void clear_sinks(const HybridProblem& problem, std::int64_t first_key, float* x, std::int64_t ld) {
+  const std::int64_t columns = problem.num_sinks() - first_key;
+  if (columns <= 0) {
+    return;
+  }
+  for (std::int64_t f = 0; f < problem.F; ++f) {
+    std::fill_n(x + f * ld, columns, 0.0F);
+  }
 }
 
 }  // namespace hedgerow::kernels::cpu

@@ -64,12 +64,15 @@ class HeadRows {
 
 // Some queries of one chunk and the keys that meet them outside the state: key rows keys_begin ..
 // end, of which rows keys_begin .. linear_end hold (also) linear pairs and all hold window pairs if
-// there is a window.
+// there is a window. Its tiles of the window's pairs begin with num_sinks further rows, those of
+// the sinks where keys_begin lies behind them; window_mask is of such a tile. The linear mask knows
+// no sinks: their features are 0 (key_features).
 struct QueryTile {
-  std::int64_t begin, end, keys_begin, linear_end;
+  std::int64_t begin, end, keys_begin, linear_end, num_sinks;
   TileMask window_mask, linear_mask;
   [[nodiscard]] std::int64_t queries() const { return end - begin; }
   [[nodiscard]] std::int64_t keys() const { return end - keys_begin; }
+  [[nodiscard]] std::int64_t window_rows() const { return num_sinks + keys(); }
   [[nodiscard]] std::int64_t linear_rows() const { return linear_end - keys_begin; }
 };
 QueryTile query_tile(const HybridProblem& problem, std::int64_t begin);
@@ -141,5 +144,15 @@ class TileMap {
   Scratch lane_values_;  // |x|^2 of a tile's keys, then sum phi dphi: positive random features
   std::int64_t layer_transposed_of_ = -1;
 };
+
+// phi_k of one chunk's keys; columns of sinks, which are never linear, are 0.
+void key_features(const HybridProblem& problem,
+                  TileMap& map,
+                  Rows k,
+                  ChunkRange keys,
+                  float* phi,
+                  std::int64_t ld);
+// x [F, keys]: zeroes the columns of sinks among the keys first_key, first_key + 1, ...
+void clear_sinks(const HybridProblem& problem, std::int64_t first_key, float* x, std::int64_t ld);
 
 }  // namespace hedgerow::kernels::cpu

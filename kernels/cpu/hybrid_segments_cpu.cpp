@@ -47,15 +47,15 @@ void SegmentState::settle() {
 
 at::Tensor make_borders(const HybridProblem& problem) {
   const std::int64_t borders = problem.num_segments() - 1;
-  return borders == 0
-             ? at::Tensor()
-             : at::empty(
-                   {problem.shape.B * problem.shape.H, borders, SegmentState::num_floats(problem)},
-                   problem.q.options().dtype(at::kFloat));
+  return borders == 0 ? at::Tensor()
+                      : at::empty({problem.shape.B * problem.key_heads,
+                                   borders,
+                                   SegmentState::num_floats(problem)},
+                                  problem.q.options().dtype(at::kFloat));
 }
 
 WalkPlan plan_walk(const HybridProblem& problem, std::int64_t num_threads) {
-  WalkPlan plan{problem.shape.B * problem.shape.H, 0, problem.num_segments()};
+  WalkPlan plan{problem.shape.B * problem.key_heads, 0, problem.num_segments()};
   const std::int64_t rest = plan.num_heads % num_threads;
   // The threads' time on the rest, in heads: one if each is walked whole.
   const std::int64_t turns = (rest * plan.num_segments + num_threads - 1) / num_threads;

@@ -46,12 +46,13 @@ class SegmentState {
   Scratch own_, sum_;
 };
 
-// The states at the inner borders of all heads' segments, [B H, segments - 1, num_floats] fp32;
+// The states at the inner borders of all heads' segments, [B U, segments - 1, num_floats] fp32;
 // undefined with one segment.
 at::Tensor make_borders(const HybridProblem& problem);
 
-// Heads 0 .. num_whole are walked from end to end, by all threads; the rest, fewer than there are
-// threads, by segments. No byte of a result depends on it.
+// A head is here a key head with the query heads that share its map and state: B U in all, U =
+// key_heads. Heads 0 .. num_whole are walked from end to end, by all threads; the rest, fewer than
+// there are threads, by segments. No byte of a result depends on it.
 struct WalkPlan {
   std::int64_t num_heads, num_whole, num_segments;
 };
@@ -111,7 +112,7 @@ void sum_segments(const HybridProblem& problem,
 
 // Walks all segments of all heads; with undefined borders no state passes between them. A walker,
 // of which every thread makes its own, has
-//   select(head)                   head = b H + h
+//   select(head)                   head = b U + u
 //   walk(segment, before, behind)  the whole of it; `behind` null: nobody wants the state there
 //   sum(segment, own)              only what it adds to the state
 template <typename Make>

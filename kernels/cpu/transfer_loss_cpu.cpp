@@ -1,9 +1,11 @@
-// Per head, tiles of queries against all their keys, [keys, 64]: the teacher's weights t, the
+// Per key head, for each query head that shares its map, tiles of queries against all their keys,
+// [keys, 64]: the teacher's weights t, the
 // student's w = p or l, their cross-entropy, and from it da = dL/dw with the denominator's share
 // (attention_tiles.hpp). Then, as in the hybrid's backward, dphi_q = sum_j da phi_k and
 // dphi_k = sum_i da phi_q over linear pairs, and the window factor's gradient is
 // -(1 - g) sum_i phi_q_i.dphi_q_i, since w / Z does not change when p and l are scaled together.
-// T^2 (D + 3 F) FLOPs a head; scratch of a thread: three [T, 64] strips and two [F, T] features.
+// T^2 (D + 3 F) FLOPs a query head; scratch of a thread: three [T, 64] strips and two [F, T]
+// features.
 #include "kernels/cpu/transfer_loss_cpu.hpp"
 
 #include <ATen/ATen.h>
@@ -21,8 +23,8 @@ constexpr std::int64_t kQueries = 64;
 
 struct LossPartials {
   at::Tensor loss;              // [B, H] fp64
-  at::Tensor layer_q, layer_k;  // [B, H, f, padded(D)]
-  at::Tensor bias_q, bias_k;    // [B, H, f]
+  at::Tensor layer_q, layer_k;  // [B, H or key heads, f, padded(D)]
+  at::Tensor bias_q, bias_k;    // [B, H or key heads, f]
   at::Tensor window_factors;    // [B, H]
 };
 
@@ -43,21 +45,41 @@ class LossHead {
         phi_k_(problem.F * ld_keys_),
         dphi_k_(with_gradients ? problem.F * ld_keys_ : 0),
         teacher_(problem.shape.T * kQueries),
-        window_(problem.shape.T * kQueries),
+        window_((problem.num_sinks() + problem.shape.T) * kQueries),
         student_(problem.shape.T * kQueries),
         da_transposed_(with_gradients ? kQueries * ld_keys_ : 0),
         lanes_(kNumLanes * kQueries) {}
 
-  void run(std::int64_t b, std::int64_t h) {
+  void run(std::int64_t b, std::int64_t key_head) {
     b_ = b;
-    h_ = h;
-    q_ = q_rows_.rows(b, h);
-    k_ = k_rows_.rows(b, h / problem_.shape.group());
-    map_q_.select_head(h);
-    map_k_.select_head(h);
-    gate_ = problem_.windowed() ? problem_.gate.const_data_ptr<float>()[h] : 0.0F;
-    map_k_.features(k_, 0, problem_.shape.T, nullptr, phi_k_.data(), ld_keys_);
+    k_ = k_rows_.rows(b, key_head / problem_.key_heads_of_kv());
+    map_k_.select_head(key_head);
+    key_features(problem_, map_k_, k_, {0, problem_.shape.T}, phi_k_.data(), ld_keys_);
     dphi_k_.clear();
+    for (std::int64_t r = 0; r < problem_.key_group(); ++r) {
+      walk_query_head(key_head * problem_.key_group() + r);
+    }
+    if (with_gradients_) {
+      clear_sinks(problem_, 0, dphi_k_.data(), ld_keys_);
+      map_k_.backward(phi_k_.data(),
+                      dphi_k_.data(),
+                      ld_keys_,
+                      k_,
+                      0,
+                      problem_.shape.T,
+                      head_of(out_.layer_k, key_head),
+                      head_of(out_.bias_k, key_head),
+                      nullptr,
+                      0);
+    }
+  }
+
+ private:
+  void walk_query_head(std::int64_t h) {
+    h_ = h;
+    q_ = q_rows_.rows(b_, h);
+    map_q_.select_head(h);
+    gate_ = problem_.windowed() ? problem_.gate.const_data_ptr<float>()[h] : 0.0F;
     double loss = 0, total = 0;
     for (std::int64_t begin = 0; begin < problem_.shape.T;) {
       // A tile must not cross a chunk's border: all its queries share keys_begin.
@@ -68,32 +90,19 @@ class LossHead {
       }
       begin = tile.end;
     }
-    out_.loss.data_ptr<double>()[b * problem_.shape.H + h] = loss;
-    if (with_gradients_) {
-      map_k_.backward(phi_k_.data(),
-                      dphi_k_.data(),
-                      ld_keys_,
-                      k_,
-                      0,
-                      problem_.shape.T,
-                      head_of(out_.layer_k),
-                      head_of(out_.bias_k),
-                      nullptr,
-                      0);
-      if (problem_.windowed()) {
-        *head_of(out_.window_factors) =
-            static_cast<float>((1.0 - static_cast<double>(gate_)) * total);
-      }
+    out_.loss.data_ptr<double>()[b_ * problem_.shape.H + h] = loss;
+    if (with_gradients_ && problem_.windowed()) {
+      *head_of(out_.window_factors, h) =
+          static_cast<float>((1.0 - static_cast<double>(gate_)) * total);
     }
   }
 
- private:
   // Rows of lanes_, a query a lane.
   enum Lane { kMaxima, kTeacherSums, kStudentSums, kLosses, kWindowSums, kTotals, kNumLanes };
   float* lanes(Lane row) { return lanes_.data() + row * kQueries; }
 
-  float* head_of(const at::Tensor& x) {
-    return x.defined() ? x.data_ptr<float>() + b_ * x.stride(0) + h_ * x.stride(1) : nullptr;
+  float* head_of(const at::Tensor& x, std::int64_t head) {
+    return x.defined() ? x.data_ptr<float>() + b_ * x.stride(0) + head * x.stride(1) : nullptr;
   }
 
   // The tile's loss; student_ becomes da [keys, queries].
@@ -122,8 +131,8 @@ class LossHead {
     return loss / rows;
   }
 
-  // teacher_ = e^(s - m) over all keys up to the query; the raw scores of the tile's own keys stay
-  // in window_.
+  // teacher_ = e^(s - m) over all keys up to the query; the raw scores of sinks and of the tile's
+  // own keys stay in window_.
   void teacher_weights(const QueryTile& tile, float scale) {
     const std::int64_t n = tile.queries();
     multiply(problem_.products,
@@ -135,7 +144,8 @@ class LossHead {
              false);
     std::copy(teacher_.data() + tile.keys_begin * kQueries,
               teacher_.data() + tile.end * kQueries,
-              window_.data());
+              window_.data() + tile.num_sinks * kQueries);
+    std::copy(teacher_.data(), teacher_.data() + tile.num_sinks * kQueries, window_.data());
     const TileMask causal{0, tile.begin, 0, kNoLag};
     window_weights(teacher_.data(),
                    kQueries,
@@ -167,7 +177,7 @@ class LossHead {
     if (problem_.windowed()) {
       window_weights(window_.data(),
                      kQueries,
-                     tile.keys(),
+                     tile.window_rows(),
                      padded(n),
                      tile.window_mask,
                      scale,
@@ -175,8 +185,9 @@ class LossHead {
                      window_.data(),
                      lanes(kMaxima),
                      lanes(kWindowSums));
+      add_tile(student_.data(), window_.data(), kQueries, tile.num_sinks, padded(n));
       add_tile(student_.data() + tile.keys_begin * kQueries,
-               window_.data(),
+               window_.data() + tile.num_sinks * kQueries,
                kQueries,
                tile.keys(),
                padded(n));
@@ -219,8 +230,8 @@ class LossHead {
                     q_,
                     tile.begin,
                     n,
-                    head_of(out_.layer_q),
-                    head_of(out_.bias_q),
+                    head_of(out_.layer_q, h_),
+                    head_of(out_.bias_q, h_),
                     nullptr,
                     0);
     double total = 0;
@@ -247,21 +258,22 @@ class LossHead {
 ParameterLoss cross_entropy_cpu(const HybridProblem& problem, bool with_gradients) {
   const auto [B, H, G, T, D] = problem.shape;
   const at::TensorOptions floats = problem.q.options().dtype(at::kFloat);
+  const std::int64_t U = problem.key_heads;
   const auto make = [&](bool needed, at::IntArrayRef sizes) {
     return needed && with_gradients ? at::zeros(sizes, floats) : at::Tensor();
   };
   LossPartials partials;
   partials.loss = at::zeros({B, H}, floats.dtype(at::kDouble));
   partials.layer_q = make(problem.map_q.layer.defined(), {B, H, problem.projected, padded(D)});
-  partials.layer_k = make(problem.map_k.layer.defined(), {B, H, problem.projected, padded(D)});
+  partials.layer_k = make(problem.map_k.layer.defined(), {B, U, problem.projected, padded(D)});
   partials.bias_q = make(problem.map_q.bias.defined(), {B, H, problem.projected});
-  partials.bias_k = make(problem.map_k.bias.defined(), {B, H, problem.projected});
+  partials.bias_k = make(problem.map_k.bias.defined(), {B, U, problem.projected});
   partials.window_factors = make(problem.windowed(), {B, H});
-  at::parallel_for(0, B * H, 1, [&](std::int64_t begin, std::int64_t end) {
+  at::parallel_for(0, B * U, 1, [&](std::int64_t begin, std::int64_t end) {
     const ProductsScope scope(problem.products);
     LossHead head(problem, with_gradients, partials);
     for (std::int64_t task = begin; task < end; ++task) {
-      head.run(task / problem.shape.H, task % problem.shape.H);
+      head.run(task / problem.key_heads, task % problem.key_heads);
     }
   });
   ParameterLoss result;

@@ -204,8 +204,6 @@ at::Tensor step(Backend backend,
 Backend choose_backend(const DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
-  const std::int64_t num_heads = num_query_heads(parameters, state.kv_state.size(1));
-  if (needs_aten(parameters, options, num_heads)) return Backend::kAten;
   const bool fused = state.kv_state.is_cuda() && cuda::decode_backend() != nullptr &&
                      cuda::decode_backend()->why_not(state, parameters, options).empty();
   return fused ? Backend::kCuda : backend_for(state.kv_state);

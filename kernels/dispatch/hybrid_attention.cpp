@@ -81,7 +81,6 @@ Backend hybrid_backend_for(const at::Tensor& q,
                            const HybridParameters& parameters,
                            const HybridOptions& options,
                            bool input_gradients) {
-  if (needs_aten(parameters, options, q.size(1))) return Backend::kAten;
   const bool fused =
       q.is_cuda() && cuda::hybrid_backend() != nullptr &&
       cuda::hybrid_backend()->why_not(q, parameters, options, input_gradients).empty();

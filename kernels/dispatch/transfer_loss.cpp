@@ -18,7 +18,6 @@ namespace hedgerow::kernels {
 Backend cross_entropy_backend_for(const at::Tensor& q,
                                   const HybridParameters& parameters,
                                   const HybridOptions& options) {
-  if (needs_aten(parameters, options, q.size(1))) return Backend::kAten;
   const cuda::TransferBackend* backend = q.is_cuda() ? cuda::transfer_backend() : nullptr;
   const bool fused =
       backend != nullptr && backend->why_no_cross_entropy(q, parameters, options).empty();
