@@ -115,16 +115,18 @@ TEST(HybridAttention, GivesTheSameBytesForAnyNumberOfThreads) {
       fused_by_threads(1, shape, inputs), fused_by_threads(5, shape, inputs), shape.name());
 }
 
-// Three heads of three segments each: one thread walks heads, two walk a head each and share the
-// third, five share all. Windows of one, of less than one and of more than one tile; the last chunk
+// Three heads of three segments each, with a key map each or one for all, and sinks: one thread
+// walks heads, two walk a head each and share the third, five share all. Windows of one, of less than one and of more than one tile; the last chunk
 // is short, and with W = 64 the last segment is. (Long sequences are held to the reference
 // elsewhere.)
 TEST(HybridAttention, GivesTheSameBytesHoweverThreadsShareItsSegments) {
   for (const WindowLayout layout : kLayouts) {
     for (const std::int64_t window : {64, 20, 96}) {
       AttentionCase shape{.B = 1, .H = 3, .G = 1, .T = window == 96 ? 3300 : 2070};
+      shape.shares_key_maps = window == 20;
       shape.options.layout = layout;
       shape.options.window_size = window;
+      shape.options.num_sinks = layout == WindowLayout::kNone || window == 96 ? 0 : 5;
       const AttentionInputs inputs = make_inputs(shape);
       const Outcome one = fused_by_threads(1, shape, inputs);
       for (const int threads : {2, 5}) {

@@ -89,6 +89,43 @@ TEST(Sinks, EveryCausalPairIsInOneBranch) {
 
 TEST(Sinks, HybridEqualsTheReferenceInValueAndEveryGradient) { for_each_case(expect_hybrid); }
 
+// A sink's features are 0, which no map gives otherwise: neither value nor gradient may show it.
+TEST(Sinks, HybridEqualsTheReferenceForEveryMapAndPrecision) {
+  for (const FeatureMapKind kind : {FeatureMapKind::kHedgehogSoftmax,
+                                    FeatureMapKind::kHedgehogExp,
+                                    FeatureMapKind::kT2R,
+                                    FeatureMapKind::kEluPlusOne,
+                                    FeatureMapKind::kRelu,
+                                    FeatureMapKind::kPositiveRandom,
+                                    FeatureMapKind::kTaylor}) {
+    for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+      const bool exponential =
+          kind == FeatureMapKind::kPositiveRandom || kind == FeatureMapKind::kTaylor;
+      AttentionCase shape{.T = 70,
+                          .f = kind == FeatureMapKind::kTaylor ? 0 : 8,
+                          .dtype = dtype,
+                          .bias = !exponential,
+                          .shares_key_maps = kind != FeatureMapKind::kTaylor};
+      shape.options.feature_map = {.kind = kind, .negation = !exponential};
+      shape.options.layout = dtype == at::kFloat ? WindowLayout::kSliding : WindowLayout::kTerraced;
+      shape.options.window_size = kWindow;
+      shape.options.num_sinks = 3;
+      expect_hybrid(shape);
+    }
+  }
+}
+
+// Two segments of 64 chunks: queries of both give the sinks' gradients.
+TEST(Sinks, HybridEqualsTheReferenceWhereSinksMeetQueriesOfSeveralSegments) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    AttentionCase shape{.B = 1, .T = 1300, .shares_key_maps = layout == WindowLayout::kTerraced};
+    shape.options.layout = layout;
+    shape.options.window_size = kWindow;
+    shape.options.num_sinks = 4;
+    expect_hybrid(shape);
+  }
+}
+
 TEST(Sinks, KeyMapsOfKvHeadsNeedNoWindow) {
   for (const std::int64_t T : {1, 64, 65, 150}) {
     for (const std::int64_t f : {8, 0}) {  // 0: a bias alone tells whose map it is
