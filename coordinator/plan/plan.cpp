@@ -258,9 +258,8 @@ Plan make_plan(const Recipe& recipe,
   const int exact = recipe.attention.longest_exact_sequence();
   if (plan.evaluates && tokens.evaluate.seq_len <= exact) {
     plan.warnings.push_back(
-        "data.evaluate.seq_len = " + std::to_string(tokens.evaluate.seq_len) +
-        ": with attention.window_size = " + std::to_string(recipe.attention.window_size) +
-        " all keys of up to " + std::to_string(exact) +
+        "data.evaluate.seq_len = " + std::to_string(tokens.evaluate.seq_len) + ": with " +
+        recipe.attention.exact_settings() + " all keys of up to " + std::to_string(exact) +
         " tokens are under softmax, so the perplexities will say nothing of linear attention");
   }
   return plan;

@@ -33,12 +33,15 @@ Costs::Costs(const storage::Recipe& recipe,
       vocabulary_(model.vocab_size),
       heads_(model.num_attention_heads),
       kv_heads_(model.num_key_value_heads),
+      key_maps_(static_cast<double>(
+          recipe.attention.num_key_maps(model.num_attention_heads, model.num_key_value_heads))),
       head_dim_(model.head_dim),
       features_(recipe.attention.feature_dim),
       projected_(recipe.attention.has_projection() ? recipe.attention.projected_dim() : 0),
       window_(recipe.attention.window == storage::WindowLayout::kNone
                   ? 0
                   : recipe.attention.window_size),
+      sinks_(recipe.attention.num_sinks),
       compute_bytes_(bytes_of(recipe.plan.compute_dtype, limits.compute_bytes)),
       shard_bytes_(bytes_of(recipe.plan.shard_dtype, 2)),
       transfer_tokens_(
@@ -61,7 +64,7 @@ double Costs::layer_parameters() const {
 }
 
 double Costs::map_parameters() const {
-  return 2.0 * heads_ * projected_ * (head_dim_ + (has_bias_ ? 1.0 : 0.0)) + heads_;
+  return (heads_ + key_maps_) * projected_ * (head_dim_ + (has_bias_ ? 1.0 : 0.0)) + heads_;
 }
 
 double Costs::lora_parameters() const {
@@ -82,10 +85,12 @@ double Costs::layer_activation_bytes(double tokens) const {
                    kFloat * heads_ * (2.0 * head_dim_ + 128.0));
 }
 
-// fp32 q, k, v, both outputs and their gradients, features with gradients, and the window's scores
-// with theirs.
+// fp32 q, k, v, both outputs and their gradients, features with gradients, and the scores of
+// window and sinks with theirs.
 double Costs::attention_training_bytes(double tokens) const {
-  return tokens * heads_ * kFloat * (8.0 * head_dim_ + 4.0 * features_ + 4.0 * 2.0 * window_);
+  return tokens * kFloat *
+         (heads_ * (8.0 * head_dim_ + 4.0 * (2.0 * window_ + sinks_)) +
+          2.0 * (heads_ + key_maps_) * features_);
 }
 
 std::uint64_t Costs::capture_memory(int layers) const {
@@ -149,8 +154,8 @@ Work Costs::layer_forward(std::int64_t seq_len) const {
 }
 
 Work Costs::layer_student() const {
-  const double linear =
-      4.0 * heads_ * features_ * head_dim_ + 4.0 * heads_ * 2.0 * window_ * head_dim_;
+  const double linear = 2.0 * (heads_ + key_maps_) * features_ * head_dim_ +
+                        4.0 * heads_ * (2.0 * window_ + sinks_) * head_dim_;
   return {0.0, 2.0 * map_parameters() + linear};
 }
 

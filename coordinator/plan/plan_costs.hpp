@@ -68,7 +68,7 @@ class Costs {
   [[nodiscard]] double attention_training_bytes(double tokens) const;
 
   double layers_, hidden_, intermediate_, vocabulary_;
-  double heads_, kv_heads_, head_dim_, features_, projected_, window_;
+  double heads_, kv_heads_, key_maps_, head_dim_, features_, projected_, window_, sinks_;
   double compute_bytes_, shard_bytes_;
   double transfer_tokens_, evaluate_tokens_, finetune_tokens_;  // of one forward
   double transfer_seq_len_;

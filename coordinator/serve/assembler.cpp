@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <set>
+#include <utility>
 
 #include "coordinator/dispatch/commit.hpp"
 #include "coordinator/wire/json_fields.hpp"
@@ -126,11 +127,13 @@ std::vector<storage::TensorShape> layer_map_tensors(const storage::AttentionSpec
   const std::int64_t heads = model.num_attention_heads;
   const std::int64_t projected = attention.projected_dim();
   std::vector<storage::TensorShape> tensors;
-  for (const char* map : {"feature_map_q", "feature_map_k"}) {
+  const std::int64_t key_maps = attention.num_key_maps(heads, model.num_key_value_heads);
+  for (const auto& [map, num_maps] :
+       {std::pair{"feature_map_q", heads}, std::pair{"feature_map_k", key_maps}}) {
     if (attention.has_projection()) {
-      tensors.push_back({prefix + map + ".mlp.layer", {heads, model.head_dim, projected}});
+      tensors.push_back({prefix + map + ".mlp.layer", {num_maps, model.head_dim, projected}});
     }
-    if (attention.bias) tensors.push_back({prefix + map + ".mlp.bias", {heads, projected}});
+    if (attention.bias) tensors.push_back({prefix + map + ".mlp.bias", {num_maps, projected}});
   }
   if (attention.window != storage::WindowLayout::kNone) {
     tensors.push_back({prefix + "window_factors", {1, heads, 1, 1}});

@@ -68,6 +68,8 @@ storage::AttentionSpec KernelSweep::attention(FeatureMapKind map,
   spec.feature_dim = num_features;
   spec.window = layout;
   spec.window_size = window;
+  spec.num_sinks = sinks && layout != storage::WindowLayout::kNone ? *sinks : spec.default_sinks();
+  spec.key_maps = key_maps.value_or(spec.default_key_maps());
   return spec;
 }
 
@@ -130,6 +132,9 @@ void from_json(const nlohmann::json& json, KernelSweep& sweep) {
   take(json, "heads", sweep.heads, head_counts_from_string);
   take(json, "head_dim", sweep.head_dim);
   take(json, "window", sweep.window);
+  if (json.contains("sinks")) sweep.sinks = json["sinks"].get<int>();
+  if (json.contains("key_maps"))
+    sweep.key_maps = storage::key_maps_from_string(json["key_maps"].get<std::string>());
   take(json, "layouts", sweep.layouts, storage::window_layout_from_string);
   take(json, "dtypes", sweep.dtypes, bench_dtype_from_string);
   take(json, "maps", sweep.maps, map);

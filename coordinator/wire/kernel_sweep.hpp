@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -26,6 +27,7 @@ inline constexpr std::array kBenchDtypes{BenchDtype::kBfloat16, BenchDtype::kFlo
 inline constexpr std::array kBenchLayouts{storage::WindowLayout::kTerraced,
                                           storage::WindowLayout::kSliding,
                                           storage::WindowLayout::kNone};
+inline constexpr std::array kBenchKeyMaps{storage::KeyMaps::kKvHead, storage::KeyMaps::kQueryHead};
 inline constexpr std::array kBenchMaps{storage::FeatureMapKind::kHedgehogSoftmax,
                                        storage::FeatureMapKind::kHedgehogExp,
                                        storage::FeatureMapKind::kT2R,
@@ -41,9 +43,9 @@ struct HeadCounts {
 
 struct KernelSweep {
   // The most that can be asked for: beyond any measurement, and an answer to a slip of the hand.
-  // F and W as AttentionSpec::validate has them.
+  // F, W and sinks as AttentionSpec::validate has them.
   static constexpr int kMaxLength = 1 << 24, kMaxHeads = 1024, kMaxHeadDim = 1024;
-  static constexpr int kMaxFeatures = 4096, kMaxWindow = 65536;
+  static constexpr int kMaxFeatures = 4096, kMaxWindow = 65536, kMaxSinks = 16;
   static constexpr int kMaxBatchTokens = 1 << 30, kMaxRepeats = 1 << 20, kMaxThreads = 4096;
 
   std::vector<std::int64_t> lengths = {64, 128, 256, 512, 1024, 2048, 4096};  // T; decode: context
@@ -51,6 +53,9 @@ struct KernelSweep {
   std::vector<HeadCounts> heads = {{}};  // SmolLM2-135M's unless told
   int head_dim = 64;                     // D
   int window = 64;                       // W
+  // Absent: what a recipe has that leaves them out.
+  std::optional<int> sinks;
+  std::optional<storage::KeyMaps> key_maps;
   std::vector<storage::WindowLayout> layouts = {storage::WindowLayout::kTerraced,
                                                 storage::WindowLayout::kSliding};
   std::vector<BenchDtype> dtypes = {BenchDtype::kBfloat16};

@@ -1,5 +1,6 @@
 #include "storage/recipe/attention_spec.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -13,6 +14,7 @@ namespace hedgerow::storage {
 namespace {
 
 constexpr int kMaxFeatures = 4096;
+constexpr int kMaxSinks = 16;
 constexpr int kMaxTaylorFeatures = 65536;  // 8,385 for a head dimension of 128
 
 template <typename Spellings>
@@ -62,6 +64,11 @@ void check_maps_of_the_exponential(const AttentionSpec& spec) {
         "start",
         "= " + start + ": positive_random draws its features by gaussian or orthogonal_chi");
   }
+  if (random && spec.key_maps == KeyMaps::kKvHead) {
+    refuse_spec("key_maps",
+                "= kv_head: positive_random maps queries and keys by one draw, and each query head "
+                "has its own; use query_head");
+  }
   if (!random && draws_omega(spec.start)) {
     refuse_spec(
         "start",
@@ -82,6 +89,21 @@ void check_maps_of_the_exponential(const AttentionSpec& spec) {
   }
 }
 
+void check_sinks(const AttentionSpec& spec) {
+  const std::string found = "= " + std::to_string(spec.num_sinks);
+  if (spec.num_sinks < 0 || spec.num_sinks > kMaxSinks)
+    refuse_spec("num_sinks", found + ": expected 0 to " + std::to_string(kMaxSinks));
+  if (spec.window == WindowLayout::kNone && spec.num_sinks > 0) {
+    refuse_spec("num_sinks",
+                found + ": sinks belong to a window, and attention.window is none; use 0");
+  }
+  if (spec.window != WindowLayout::kNone && spec.num_sinks > spec.window_size) {
+    refuse_spec("num_sinks",
+                found + ": more than attention.window_size = " + std::to_string(spec.window_size) +
+                    "; use at most that");
+  }
+}
+
 }  // namespace
 
 bool AttentionSpec::has_projection() const {
@@ -89,16 +111,41 @@ bool AttentionSpec::has_projection() const {
          feature_map == FeatureMapKind::kPositiveRandom;
 }
 
+std::int64_t AttentionSpec::num_key_maps(std::int64_t num_attention_heads,
+                                         std::int64_t num_key_value_heads) const {
+  return has_projection() && key_maps == KeyMaps::kKvHead ? num_key_value_heads
+                                                          : num_attention_heads;
+}
+
+int AttentionSpec::default_sinks() const {
+  return window == WindowLayout::kNone ? 0 : std::min(AttentionSpec{}.num_sinks, window_size);
+}
+
+KeyMaps AttentionSpec::default_key_maps() const {
+  return feature_map == FeatureMapKind::kPositiveRandom ? KeyMaps::kQueryHead : KeyMaps::kKvHead;
+}
+
+// Whole while each query's window begins at a sink or at the token behind them.
 int AttentionSpec::longest_exact_sequence() const {
   switch (window) {
     case WindowLayout::kNone:
       return 0;
     case WindowLayout::kSliding:
-      return window_size;
+      return window_size + num_sinks;
     case WindowLayout::kTerraced:
-      return 2 * window_size;
+      // Windows begin at whole chunks, so that sinks must fill one to count.
+      return (num_sinks == window_size ? 3 : 2) * window_size;
   }
   throw Error(ErrorKind::kInternal, "an enumerator of WindowLayout has no length");
+}
+
+std::string AttentionSpec::exact_settings() const {
+  AttentionSpec without = *this;
+  without.num_sinks = 0;
+  std::string text = "attention.window_size = " + std::to_string(window_size);
+  if (longest_exact_sequence() > without.longest_exact_sequence())
+    text += " and attention.num_sinks = " + std::to_string(num_sinks);
+  return text;
 }
 
 void AttentionSpec::validate(int head_dim) const {
@@ -129,6 +176,7 @@ void AttentionSpec::validate(int head_dim) const {
   if (window != WindowLayout::kNone && (window_size < 1 || window_size > 65536)) {
     refuse_spec("window_size", "= " + std::to_string(window_size) + ": expected 1 to 65536");
   }
+  check_sinks(*this);
   if (!std::isfinite(window_factor) || std::abs(window_factor) > 30.0) {
     refuse_spec(
         "window_factor",
@@ -146,6 +194,9 @@ FeatureMapStart feature_map_start_from_string(std::string_view word) {
 WindowLayout window_layout_from_string(std::string_view word) {
   return value_of(kernels::kWindowLayouts, word, "attention.window");
 }
+KeyMaps key_maps_from_string(std::string_view word) {
+  return value_of(kKeyMaps, word, "attention.key_maps");
+}
 
 void to_json(nlohmann::json& json, const AttentionSpec& spec) {
   json = {{"feature_map", to_string(spec.feature_map)},
@@ -153,8 +204,10 @@ void to_json(nlohmann::json& json, const AttentionSpec& spec) {
           {"feature_dim", spec.feature_dim},
           {"bias", spec.bias},
           {"start", to_string(spec.start)},
+          {"key_maps", to_string(spec.key_maps)},
           {"window", to_string(spec.window)},
           {"window_size", spec.window_size},
+          {"num_sinks", spec.num_sinks},
           {"window_factor", spec.window_factor},
           {"train_window_factor", spec.train_window_factor},
           {"train_feature_map", spec.train_feature_map},
@@ -173,6 +226,9 @@ void from_json(const nlohmann::json& json, AttentionSpec& spec) {
   json.at("train_window_factor").get_to(spec.train_window_factor);
   spec.train_feature_map = json.value("train_feature_map", spec.train_feature_map);
   if (json.contains("order")) spec.order = integer_of<int>(json, "order");
+  spec.num_sinks = json.contains("num_sinks") ? integer_of<int>(json, "num_sinks") : 0;
+  spec.key_maps =
+      key_maps_from_string(json.value("key_maps", std::string(to_string(KeyMaps::kQueryHead))));
 }
 
 }  // namespace hedgerow::storage

@@ -3,6 +3,8 @@
 // switches; a further variant joins by a field here and not by a class of its own.
 #pragma once
 
+#include <array>
+#include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <string_view>
@@ -16,6 +18,17 @@ using kernels::FeatureMapStart;
 using kernels::to_string;
 using kernels::WindowLayout;
 
+// Who has a key map phi_k, and with it a state, of its own: each kv head, whose query heads share
+// them, or each query head (as LoLCATs'). Maps without parameters always belong to query heads.
+enum class KeyMaps { kKvHead, kQueryHead };
+inline constexpr std::array<kernels::Spelling<KeyMaps>, 2> kKeyMaps{{
+    {KeyMaps::kKvHead, "kv_head"},
+    {KeyMaps::kQueryHead, "query_head"},
+}};
+[[nodiscard]] constexpr std::string_view to_string(KeyMaps value) {
+  return kernels::word_of(kKeyMaps, value);
+}
+
 struct AttentionSpec {
   FeatureMapKind feature_map = FeatureMapKind::kHedgehogSoftmax;
   // Concatenate the map of -xW (Hedgehog eq. 5). The two Hedgehog kinds only.
@@ -27,8 +40,12 @@ struct AttentionSpec {
   int order = 2;     // of the Taylor series; only even orders have positive denominators
   bool bias = true;  // one bias per head and feature, [H, f], zero at the start
   FeatureMapStart start = FeatureMapStart::kOrthogonal;
+  KeyMaps key_maps = KeyMaps::kKvHead;
   WindowLayout window = WindowLayout::kTerraced;
   int window_size = 64;
+  // The first tokens of a sequence, which every later one attends to inside its window and which no
+  // state holds (StreamingLLM, arXiv 2309.17453). At most window_size; 0 without a window.
+  int num_sinks = 4;
   double window_factor =
       -2.1972245773362196;  // the logit of g = sigmoid(window_factors) at the start: g = 0.1
   bool train_window_factor = true;
@@ -38,11 +55,21 @@ struct AttentionSpec {
   // Columns of W: feature_dim, halved with negation.
   [[nodiscard]] int projected_dim() const { return negation ? feature_dim / 2 : feature_dim; }
   [[nodiscard]] bool has_projection() const;  // false: F follows from the head dimension
+  // Heads of phi_k, and states of a layer, in a model with so many heads.
+  [[nodiscard]] std::int64_t num_key_maps(std::int64_t num_attention_heads,
+                                          std::int64_t num_key_value_heads) const;
+  // num_sinks and key_maps of a recipe that leaves them out: 4 sinks or as many as the window
+  // takes, and a map a kv head but where a map of keys is that of their queries.
+  [[nodiscard]] int default_sinks() const;
+  [[nodiscard]] KeyMaps default_key_maps() const;
   // The most tokens that a sequence can have while all its pairs of query and key are under
   // softmax: up to here the linear branch has no key, and what trains it has no gradient. `sliding`
   // keeps the last w keys, `terraced` the own chunk and the whole one before
-  // (kernels::window_begin). The one place to count keys that stay exact for another reason.
+  // (kernels::window_begin), both the sinks as well.
   [[nodiscard]] int longest_exact_sequence() const;
+  // The settings that this length comes of, for messages: "attention.window_size = 64", and
+  // num_sinks where sinks make it longer.
+  [[nodiscard]] std::string exact_settings() const;
   // Throws kUsage naming `attention.<key>` if a value or a combination is out of range for this
   // head dimension (0: not known yet, as when a recipe is read before its model).
   void validate(int head_dim) const;
@@ -53,11 +80,13 @@ struct AttentionSpec {
 [[nodiscard]] FeatureMapKind feature_map_kind_from_string(std::string_view word);
 [[nodiscard]] FeatureMapStart feature_map_start_from_string(std::string_view word);
 [[nodiscard]] WindowLayout window_layout_from_string(std::string_view word);
+[[nodiscard]] KeyMaps key_maps_from_string(std::string_view word);
 
 // {"feature_map": "hedgehog_softmax", ...}, by recipe key and spelling: the "attention" of
 // hedgerow.json. from_json throws kUsage for an unknown word and nlohmann's own exceptions for an
-// absent or ill-typed key; `order` and `train_feature_map` may be absent, as files of earlier
-// builds have it.
+// absent or ill-typed key. Files of earlier builds lack `order` and `train_feature_map`, which then
+// have their defaults, and `num_sinks` and `key_maps`: such a student has no sinks and a key map a
+// query head.
 void to_json(nlohmann::json& json, const AttentionSpec& spec);
 void from_json(const nlohmann::json& json, AttentionSpec& spec);
 

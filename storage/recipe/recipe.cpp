@@ -153,10 +153,9 @@ void check_length(const std::string& section,
   const int exact = attention.longest_exact_sequence();
   if (data.seq_len > exact) return;
   problems.add(section + ".seq_len",
-               equals(data.seq_len) +
-                   ": with attention.window_size = " + std::to_string(attention.window_size) +
-                   " a " + std::string(to_string(attention.window)) +
-                   " window keeps all keys of up to " + std::to_string(exact) +
+               equals(data.seq_len) + ": with " + attention.exact_settings() + " a " +
+                   std::string(to_string(attention.window)) + " window keeps all keys of up to " +
+                   std::to_string(exact) +
                    " tokens under softmax, so linear attention would learn nothing; use at least " +
                    std::to_string(exact + 1) +
                    " (several times as many teach it more), or a smaller "

@@ -31,7 +31,9 @@ struct Recipe {
   bool operator==(const Recipe&) const = default;
 
   // Keys that [data.finetune] or [data.evaluate] leave out are those of [data.transfer]; other
-  // absent keys keep their defaults. Throws kUsage, one line a problem, each with its place and
+  // absent keys keep their defaults. Where [made_by] says that a build resolved this text, keys of
+  // [attention] that it lacks came later and mean what that build did: no sinks, and a key map a
+  // query head. Throws kUsage, one line a problem, each with its place and
   // key: "recipe.toml:12: transfer.learning_rat is not a known key; did you mean
   // transfer.learning_rate?"
   static Recipe parse(const std::string& toml, const std::string& name);

@@ -46,10 +46,15 @@ void visit_attention(Spec& spec, Visitor& visitor) {
   visitor.field("start",
                 spec.start,
                 {"orthogonal, kaiming or identity; gaussian or orthogonal_chi (positive_random)"});
+  visitor.field("key_maps",
+                spec.key_maps,
+                {"kv_head: one map and state of keys a kv head; query_head: one a query head"});
   visitor.field("window", spec.window, {"terraced, sliding or none"});
   visitor.field("window_size",
                 spec.window_size,
                 {"keys under softmax; terraced sees up to twice as many", 1, 65536});
+  visitor.field(
+      "num_sinks", spec.num_sinks, {"first tokens that stay under softmax; 0 for none", 0, 16});
   visitor.field(
       "window_factor", spec.window_factor, {"logit of the window's share at the start", -30, 30});
   visitor.field("train_window_factor", spec.train_window_factor, {"learn that share per head"});

@@ -80,6 +80,16 @@ bool names_cached_model(const std::string& model, const fs::path& folder, const 
                   "cache");
 }
 
+// What [attention] leaves out and other keys decide. A recipe that names the build that resolved it
+// had every key of that build: it has none of a later feature's, and its run goes on without.
+void complete_attention(const toml::table& root, AttentionSpec& attention) {
+  const bool is_resolved = root.contains("made_by");
+  if (!root.at_path("attention.num_sinks"))
+    attention.num_sinks = is_resolved ? 0 : attention.default_sinks();
+  if (!root.at_path("attention.key_maps"))
+    attention.key_maps = is_resolved ? KeyMaps::kQueryHead : attention.default_key_maps();
+}
+
 }  // namespace
 
 Recipe Recipe::parse(const std::string& toml, const std::string& name) {
@@ -90,6 +100,7 @@ Recipe Recipe::parse(const std::string& toml, const std::string& name) {
   visit_recipe(recipe, reader);
   reader.report_unknown();
   problems.throw_if_any();
+  complete_attention(root, recipe.attention);
   check_recipe(recipe, problems);
   problems.throw_if_any();
   return recipe;

@@ -140,6 +140,7 @@ std::string toml_text(const std::string& value) { return toml_text(std::string_v
 std::string toml_text(FeatureMapKind value) { return toml_text(to_string(value)); }
 std::string toml_text(FeatureMapStart value) { return toml_text(to_string(value)); }
 std::string toml_text(WindowLayout value) { return toml_text(to_string(value)); }
+std::string toml_text(KeyMaps value) { return toml_text(to_string(value)); }
 std::string toml_text(const std::vector<int>& values) { return list_text(values); }
 std::string toml_text(const std::vector<std::string>& values) { return list_text(values); }
 std::string toml_text(const std::vector<DataSource>& sources) { return list_text(sources); }

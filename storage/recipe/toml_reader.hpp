@@ -31,6 +31,7 @@ inline void word_to(std::string_view word, FeatureMapStart& value) {
 inline void word_to(std::string_view word, WindowLayout& value) {
   value = window_layout_from_string(word);
 }
+inline void word_to(std::string_view word, KeyMaps& value) { value = key_maps_from_string(word); }
 
 class TomlReader {
  public:

@@ -76,11 +76,14 @@ Problem make_problem(std::int64_t T, const std::string& layout, const Options& o
                            .D = kHeadDim};
   storage::AttentionSpec spec;
   spec.bias = false;
+  // As LoLCATs has it, for which the goals are.
+  spec.num_sinks = 0;
+  spec.key_maps = storage::KeyMaps::kQueryHead;
   spec.window = storage::window_layout_from_string(layout);
   worker::bench::CastInputs drawn(
       worker::bench::draw_inputs(size, wire::BenchDirection::kTraining, at::kCPU));
   const auto& inputs = drawn.in(options.dtype);
-  auto hybrid = worker::bench::draw_hybrid(spec, kHeads, kHeadDim, at::kCPU);
+  auto hybrid = worker::bench::draw_hybrid(spec, kHeads, kKvHeads, kHeadDim, at::kCPU);
   // The transfer's output and its gradient are fp32; a student inside a model works in one dtype.
   const bool is_transfer = options.gradients == "maps";
   hybrid.options.fp32_output = is_transfer;

@@ -145,13 +145,19 @@ worker::Student untrained_student(const Bench& bench) {
   const auto& spec = bench.recipe.attention;
   worker::Student student{.attention = spec, .options = worker::hybrid_options(spec)};
   const std::int64_t heads = bench.config.num_attention_heads;
+  const std::int64_t key_maps = spec.num_key_maps(heads, bench.config.num_key_value_heads);
   for (int i = 0; i < bench.config.num_hidden_layers; ++i) {
     const at::Tensor noise =
         at::randn({heads, bench.config.head_dim, spec.projected_dim()}, at::kDouble);
     const at::Tensor layer = kernels::start_feature_map(spec.start, noise);
     const at::Tensor bias = spec.bias ? at::zeros({heads, spec.projected_dim()}) : at::Tensor();
-    student.layers.emplace_back(kernels::HybridParameters{
-        {layer, bias}, {layer.clone(), bias}, at::full({heads}, spec.window_factor, at::kFloat)});
+    const auto of_keys = [&](const at::Tensor& x) {
+      return x.defined() ? x.slice(0, 0, heads, heads / key_maps).clone() : x;
+    };
+    student.layers.emplace_back(
+        kernels::HybridParameters{{layer, bias},
+                                  {of_keys(layer), of_keys(bias)},
+                                  at::full({heads}, spec.window_factor, at::kFloat)});
   }
   return student;
 }

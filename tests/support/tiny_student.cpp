@@ -20,8 +20,8 @@ using worker::LayerWeights;
 
 constexpr int kHidden = 32, kHeads = 4, kKvHeads = 2, kHeadDim = 8, kInner = 48, kVocabulary = 61;
 
-kernels::FeatureMapWeights feature_map(std::uint32_t stream) {
-  return {uniform({kHeads, kHeadDim, kHeadDim / 2}, 0.8, stream), {}};
+kernels::FeatureMapWeights feature_map(std::int64_t num_maps, std::uint32_t stream) {
+  return {uniform({num_maps, kHeadDim, kHeadDim / 2}, 0.8, stream), {}};
 }
 
 LayerWeights layer_weights(const TinyOptions& options, std::uint32_t stream) {
@@ -83,6 +83,8 @@ TinyStudent make_tiny_student(const TinyOptions& options) {
   spec.feature_dim = kHeadDim;
   spec.window = options.window;
   spec.window_size = options.window_size;
+  spec.num_sinks = options.window == storage::WindowLayout::kNone ? 0 : options.num_sinks;
+  spec.key_maps = options.key_maps;
   tiny.student.options = worker::hybrid_options(spec);
   for (int i = 0; i < options.num_layers; ++i) {
     const auto stream = static_cast<std::uint32_t>(1000 * (i + 1));
@@ -91,8 +93,8 @@ TinyStudent make_tiny_student(const TinyOptions& options) {
       tiny.student.layers.emplace_back(std::nullopt);
     } else {
       tiny.student.layers.emplace_back(
-          kernels::HybridParameters{feature_map(stream + 500),
-                                    feature_map(stream + 501),
+          kernels::HybridParameters{feature_map(kHeads, stream + 500),
+                                    feature_map(spec.num_key_maps(kHeads, kKvHeads), stream + 501),
                                     uniform({kHeads}, 1.0, stream + 502) - 1.0});
     }
   }
@@ -120,11 +122,13 @@ void write_tiny_student(const worker::RunContext& run, const std::string& name) 
     views[key] = worker::view_of(tensors.back());
   };
   const std::int64_t heads = config.num_attention_heads;
+  const std::int64_t key_maps = spec.num_key_maps(heads, config.num_key_value_heads);
   for (const int layer : {0, 1, 3}) {
     const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
-    for (const char* map : {"feature_map_q", "feature_map_k"}) {
-      add(prefix + map + ".mlp.layer", {heads, config.head_dim, spec.projected_dim()});
-      if (spec.bias) add(prefix + map + ".mlp.bias", {heads, spec.projected_dim()});
+    for (const auto& [map, num_maps] :
+         {std::pair{"feature_map_q", heads}, std::pair{"feature_map_k", key_maps}}) {
+      add(prefix + map + ".mlp.layer", {num_maps, config.head_dim, spec.projected_dim()});
+      if (spec.bias) add(prefix + map + ".mlp.bias", {num_maps, spec.projected_dim()});
     }
     add(prefix + "window_factors", {1, heads, 1, 1});
   }

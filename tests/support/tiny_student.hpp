@@ -17,6 +17,8 @@ struct TinyOptions {
   at::ScalarType dtype = at::kFloat;
   storage::WindowLayout window = storage::WindowLayout::kTerraced;
   int window_size = 8;
+  int num_sinks = 4;  // where there is a window
+  storage::KeyMaps key_maps = storage::KeyMaps::kKvHead;
   std::vector<int> softmax_layers = {};
 };
 

@@ -50,6 +50,7 @@ std::vector<at::Tensor> HybridCase::trained() const {
 
 HybridCase draw_hybrid(const storage::AttentionSpec& spec,
                        std::int64_t num_heads,
+                       std::int64_t num_kv_heads,
                        std::int64_t head_dim,
                        const at::Device& device) {
   at::manual_seed(2);
@@ -61,10 +62,12 @@ HybridCase draw_hybrid(const storage::AttentionSpec& spec,
   const double scale = is_random ? 1.0 : 1.0 / std::sqrt(static_cast<double>(head_dim));
   for (kernels::FeatureMapWeights* side : {&hybrid.parameters.q, &hybrid.parameters.k}) {
     if (!spec.has_projection()) continue;
+    const std::int64_t num_maps =
+        side == &hybrid.parameters.k ? spec.num_key_maps(num_heads, num_kv_heads) : num_heads;
     side->layer = is_random && side == &hybrid.parameters.k
                       ? hybrid.parameters.q.layer.detach().clone()
-                      : at::randn({num_heads, head_dim, spec.projected_dim()}, options).mul_(scale);
-    if (spec.bias) side->bias = at::zeros({num_heads, spec.projected_dim()}, options);
+                      : at::randn({num_maps, head_dim, spec.projected_dim()}, options).mul_(scale);
+    if (spec.bias) side->bias = at::zeros({num_maps, spec.projected_dim()}, options);
   }
   if (spec.window != storage::WindowLayout::kNone)
     hybrid.parameters.window_factors = at::full({num_heads}, spec.window_factor, options);
@@ -73,7 +76,9 @@ HybridCase draw_hybrid(const storage::AttentionSpec& spec,
       .F = kernels::feature_dim(hybrid.parameters.q, hybrid.options.feature_map, head_dim),
       .f = spec.has_projection() ? spec.projected_dim() : 0,
       .layout = hybrid.options.layout,
-      .W = hybrid.options.window_size};
+      .W = hybrid.options.window_size,
+      .S = hybrid.options.num_sinks,
+      .key_maps = spec.has_projection() ? spec.key_maps : storage::KeyMaps::kQueryHead};
   return hybrid;
 }
 

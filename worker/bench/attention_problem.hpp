@@ -46,6 +46,7 @@ struct HybridCase {
 
 [[nodiscard]] HybridCase draw_hybrid(const storage::AttentionSpec& spec,
                                      std::int64_t num_heads,
+                                     std::int64_t num_kv_heads,
                                      std::int64_t head_dim,
                                      const at::Device& device);
 

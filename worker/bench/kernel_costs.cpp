@@ -19,23 +19,28 @@ double rows(const AttentionSize& size, std::int64_t heads) {
   return count(size.B) * count(heads) * count(size.T) * count(size.D);
 }
 
-// What a decode step of one query head reads and writes: S [F, D], z [F].
-double state_elements(const AttentionSize& size, const MapSize& map) {
-  return count(map.F) * (count(size.D) + 1);
+// Key maps, and states, for one query head: 1, or G / H where a kv head's query heads share them.
+double key_maps_a_head(const AttentionSize& size, const MapSize& map) {
+  return map.key_maps == storage::KeyMaps::kKvHead ? count(size.G) / count(size.H) : 1;
 }
 
-// Keys in the window of a decode step, on average over the steps: a terraced ring holds its own
+// What a decode step reads and writes for one query head: S [F, D], z [F].
+double state_elements(const AttentionSize& size, const MapSize& map) {
+  return key_maps_a_head(size, map) * count(map.F) * (count(size.D) + 1);
+}
+
+// Keys under softmax of a decode step, on average over the steps: a terraced ring holds its own
 // chunk so far and the whole previous one.
 double keys_of_step(const MapSize& map, std::int64_t T) {
   switch (map.layout) {
     case WindowLayout::kNone:
       return 0;
     case WindowLayout::kSliding:
-      return count(std::min(map.W, T));
+      return count(std::min(map.W + map.S, T));
     case WindowLayout::kTerraced:
       break;
   }
-  return std::min(1.5 * count(map.W) + 0.5, count(T));
+  return std::min(1.5 * count(map.W) + 0.5 + count(map.S), count(T));
 }
 
 Cost decode_cost(const AttentionSize& size, const MapSize& map) {
@@ -43,10 +48,11 @@ Cost decode_cost(const AttentionSize& size, const MapSize& map) {
   const double keys = keys_of_step(map, size.T);
   // S and z are read for every token; they are written when keys leave the window.
   const double writes = map.layout == WindowLayout::kTerraced ? 1.0 / count(map.W) : 1.0;
-  return {.flops = heads * 4 * D * (keys + count(map.F) + count(map.f)),
+  const double sides = 1 + key_maps_a_head(size, map);  // a query's map, and its share of a key's
+  return {.flops = heads * D * (4 * keys + sides * 2 * (count(map.F) + count(map.f))),
           .bytes = heads * state_elements(size, map) * kFp32Bytes * (1 + writes) +
                    2 * count(size.B) * count(size.G) * keys * D * count(size.element_bytes) +
-                   2 * count(size.H) * D * count(map.f) * kFp32Bytes};
+                   sides * count(size.H) * D * count(map.f) * kFp32Bytes};
 }
 
 std::string gigabytes(double bytes) {
@@ -63,10 +69,11 @@ AttentionSize AttentionSize::in(BenchDtype dtype) const {
   return size;
 }
 
-double num_window_pairs(WindowLayout layout, std::int64_t W, std::int64_t T) {
+double num_window_pairs(const MapSize& map, std::int64_t T) {
   double pairs = 0;
   for (std::int64_t i = 0; i < T; ++i) {
-    pairs += count(i + 1 - kernels::window_begin(layout, W, i));
+    const std::int64_t begin = kernels::window_begin(map.layout, map.W, i);
+    pairs += count(i + 1 - begin + std::min(map.S, begin));
   }
   return pairs;
 }
@@ -75,16 +82,17 @@ Cost hybrid_cost(const AttentionSize& size, const MapSize& map, BenchDirection d
   if (direction == BenchDirection::kDecode) return decode_cost(size, map);
   const double heads = count(size.B) * count(size.H), D = count(size.D), T = count(size.T);
   const double F = count(map.F), f = count(map.f);
-  const double pairs = num_window_pairs(map.layout, map.W, size.T);
+  const double pairs = num_window_pairs(map, size.T);
+  const double share = key_maps_a_head(size, map), sides = 1 + share;
   const double element = count(size.element_bytes);
-  const double maps = 2 * count(size.H) * D * f * kFp32Bytes;
+  const double maps = sides * count(size.H) * D * f * kFp32Bytes;
   Cost cost;
   if (direction != BenchDirection::kBackward) {
-    cost.flops += heads * D * (4 * pairs + T * (4 * F + 4 * f));
+    cost.flops += heads * D * (4 * pairs + T * sides * (2 * F + 2 * f));
     cost.bytes += 2 * (rows(size, size.H) + rows(size, size.G)) * element + maps;
   }
   if (direction != BenchDirection::kForward) {
-    cost.flops += heads * D * (10 * pairs + T * (10 * F + 14 * f));
+    cost.flops += heads * D * (10 * pairs + T * ((4 + 6 * share) * F + sides * 7 * f));
     cost.bytes += 4 * (rows(size, size.H) + rows(size, size.G)) * element + 2 * maps;
   }
   return cost;

@@ -25,6 +25,8 @@ struct MapSize {
   std::int64_t f = 32;  // columns of the layer; 0: none
   kernels::WindowLayout layout = kernels::WindowLayout::kTerraced;
   std::int64_t W = 64;
+  std::int64_t S = 0;  // sinks
+  storage::KeyMaps key_maps = storage::KeyMaps::kQueryHead;
 };
 
 struct Cost {
@@ -32,8 +34,8 @@ struct Cost {
   double bytes = 0;
 };
 
-// Pairs of a query and a key in its window, over the T queries of one head.
-[[nodiscard]] double num_window_pairs(kernels::WindowLayout layout, std::int64_t W, std::int64_t T);
+// Pairs of a query and a key in its window or a sink, over the T queries of one head.
+[[nodiscard]] double num_window_pairs(const MapSize& map, std::int64_t T);
 
 // One call in that direction: of decode, one token of each sequence behind T tokens of context.
 [[nodiscard]] Cost hybrid_cost(const AttentionSize& size,

@@ -104,6 +104,8 @@ class Round {
                    {"map", storage::to_string(variant.attention.feature_map)},
                    {"features", variant.attention.feature_dim},
                    {"window", variant.attention.window_size},
+                   {"sinks", variant.attention.num_sinks},
+                   {"key_maps", storage::to_string(variant.attention.key_maps)},
                    {"dtype", wire::to_string(variant.dtype)}});
     return object;
   }
@@ -118,7 +120,7 @@ class Round {
   // fit beside the opponent and as many of its kind as a round holds.
   std::optional<Entry> prepare(const Variant& variant, CastInputs& inputs) const {
     try {
-      HybridCase hybrid = draw_hybrid(variant.attention, size_.H, size_.D, device_);
+      HybridCase hybrid = draw_hybrid(variant.attention, size_.H, size_.G, size_.D, device_);
       MemoryNeed need = shared_need(size_, direction_);
       if (opponent_) need.add(opponent_->name, opponent_->need_bytes);
       need.add(std::to_string(kVariantsARound) + " variants at a time",

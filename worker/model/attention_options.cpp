@@ -8,6 +8,7 @@ kernels::HybridOptions hybrid_options(const storage::AttentionSpec& spec) {
   options.feature_map.order = spec.order;
   options.layout = spec.window;
   options.window_size = spec.window_size;
+  options.num_sinks = spec.num_sinks;
   return options;
 }
 

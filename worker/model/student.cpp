@@ -47,6 +47,11 @@ Description read_description(const fs::path& path, const storage::ModelDirectory
     throw Error(ErrorKind::kCorrupt,
                 path.string() + ": not a student description: " + error.what());
   }
+  try {
+    description.attention.validate(teacher.config().head_dim);
+  } catch (const Error& error) {
+    throw Error(error.kind(), path.string() + ": " + error.what());
+  }
   return description;
 }
 
@@ -56,11 +61,14 @@ class StrictReader {
   StrictReader(const fs::path& path, const at::Device& device)
       : path_(path), file_(path), device_(device) {}
 
-  at::Tensor take(const std::string& name, const std::vector<std::int64_t>& shape) {
+  // `setting`: what the shape comes of, for the message.
+  at::Tensor take(const std::string& name,
+                  const std::vector<std::int64_t>& shape,
+                  const std::string& setting = "") {
     const auto found = file_.tensors().find(name);
     if (found == file_.tensors().end()) fail(name + " is missing");
     if (found->second.shape != shape) {
-      fail(name + ": expected " + text(shape) + ", found " + text(found->second.shape));
+      fail(name + ": expected " + text(shape) + setting + ", found " + text(found->second.shape));
     }
     taken_.insert(name);
     return to_tensor(found->second).to(device_, at::kFloat);
@@ -105,23 +113,30 @@ Student load_student(const fs::path& directory,
                   .teacher_weights = description.teacher_weights,
                   .name = "the student " + directory.string()};
   StrictReader reader(directory / "feature_maps.safetensors", device);
-  const auto map = [&](const std::string& prefix) {
+  const auto map = [&](const std::string& prefix,
+                       std::int64_t num_maps,
+                       const std::string& setting) {
     kernels::FeatureMapWeights weights;
     if (spec.has_projection()) {
-      weights.layer =
-          reader.take(prefix + ".mlp.layer", {heads, config.head_dim, spec.projected_dim()});
+      weights.layer = reader.take(
+          prefix + ".mlp.layer", {num_maps, config.head_dim, spec.projected_dim()}, setting);
     }
-    if (spec.bias) weights.bias = reader.take(prefix + ".mlp.bias", {heads, spec.projected_dim()});
+    if (spec.bias)
+      weights.bias = reader.take(prefix + ".mlp.bias", {num_maps, spec.projected_dim()}, setting);
     return weights;
   };
+  const std::int64_t key_maps = spec.num_key_maps(heads, config.num_key_value_heads);
+  const std::string setting =
+      " with attention.key_maps = " + std::string(storage::to_string(spec.key_maps));
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
     if (description.softmax_layers.contains(layer)) {
       student.layers.emplace_back(std::nullopt);
       continue;
     }
     const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
-    kernels::HybridParameters parameters{
-        map(prefix + "feature_map_q"), map(prefix + "feature_map_k"), {}};
+    kernels::HybridParameters parameters{map(prefix + "feature_map_q", heads, ""),
+                                         map(prefix + "feature_map_k", key_maps, setting),
+                                         {}};
     if (spec.window != storage::WindowLayout::kNone) {
       parameters.window_factors =
           reader.take(prefix + "window_factors", {1, heads, 1, 1}).reshape({heads});

@@ -19,8 +19,8 @@ using storage::Error;
 using storage::ErrorKind;
 
 // fp64 noise of the start, of a map's shape [H, D, f]: each head's numbers come from a stream of
-// their own, keyed by (seed, layer, draw, head). One draw serves both maps: phi_k starts as a copy
-// of phi_q. A map that is never drawn again has draw 0 alone.
+// their own, keyed by (seed, layer, draw, head). One draw serves both maps. A map that
+// is never drawn again has draw 0 alone.
 at::Tensor map_noise(storage::FeatureMapStart start,
                      at::IntArrayRef sizes,
                      std::uint64_t seed,
@@ -47,7 +47,9 @@ void copy_checked(const at::Tensor& target,
     throw Error(ErrorKind::kCorrupt, "checkpoint: tensor " + name + " is missing");
   if (found->second.shape != target.sizes().vec()) {
     throw Error(ErrorKind::kCorrupt,
-                "checkpoint: tensor " + name + " has another shape than the recipe's attention");
+                "checkpoint: tensor " + name + " has another shape than the recipe's attention: " +
+                    "expected " + c10::str(target.sizes()) + ", found " +
+                    c10::str(at::IntArrayRef(found->second.shape)));
   }
   const c10::NoGradGuard no_grad;
   const_cast<at::Tensor&>(target).copy_(to_tensor(found->second));
@@ -84,20 +86,28 @@ void LayerTrainer::create_parameters(const storage::ModelConfig& config, const a
     tensors_.push_back(value.clone().set_requires_grad(trained));
     return tensors_.back();
   };
-  for (const auto& [prefix, map] :
-       {std::pair{"feature_map_q.", &parameters_.q}, {"feature_map_k.", &parameters_.k}}) {
+  at::Tensor start;
+  if (spec.has_projection()) {
+    const at::Tensor noise =
+        map_noise(spec.start, {heads, config.head_dim, spec.projected_dim()}, seed_, layer_idx_, 0);
+    start = kernels::start_feature_map(spec.start, noise).to(device);
+  }
+  const auto add_map = [&](const std::string& prefix, std::int64_t num_maps) {
+    kernels::FeatureMapWeights map;
     if (spec.has_projection()) {
-      const at::Tensor noise = map_noise(
-          spec.start, {heads, config.head_dim, spec.projected_dim()}, seed_, layer_idx_, 0);
-      const at::Tensor start = kernels::start_feature_map(spec.start, noise).to(device);
-      map->layer = add(std::string(prefix) + "mlp.layer", start, spec.train_feature_map);
+      // Of a kv head: the map of the first query head that it serves.
+      const at::Tensor own = start.slice(0, 0, heads, heads / num_maps).contiguous();
+      map.layer = add(prefix + "mlp.layer", own, spec.train_feature_map);
     }
     if (spec.bias) {
       const at::Tensor zeros =
-          at::zeros({heads, spec.projected_dim()}, at::TensorOptions(at::kFloat).device(device));
-      map->bias = add(std::string(prefix) + "mlp.bias", zeros, spec.train_feature_map);
+          at::zeros({num_maps, spec.projected_dim()}, at::TensorOptions(at::kFloat).device(device));
+      map.bias = add(prefix + "mlp.bias", zeros, spec.train_feature_map);
     }
-  }
+    return map;
+  };
+  parameters_.q = add_map("feature_map_q.", heads);
+  parameters_.k = add_map("feature_map_k.", spec.num_key_maps(heads, config.num_key_value_heads));
   if (spec.window != storage::WindowLayout::kNone) {
     const at::Tensor factors =
         at::full({heads}, spec.window_factor, at::TensorOptions(at::kFloat).device(device));

@@ -48,7 +48,8 @@ struct LayerMetrics {
 
 class LayerTrainer {
  public:
-  // Starts the maps from (seed, layer_idx), phi_k as a copy of phi_q.
+  // Starts the maps from (seed, layer_idx): phi_k as a copy of phi_q, of a kv head that of the
+  // first query head that it serves.
   LayerTrainer(int layer_idx,
                const storage::Recipe& recipe,
                const storage::ModelConfig& config,

@@ -206,6 +206,23 @@ RunCommand declare_bench(CLI::App& app) {
   number("--head-dim", "head_dim", "D", defaults.head_dim, KernelSweep::kMaxHeadDim);
   number(
       "--window", "window", "W, keys that keep softmax", defaults.window, KernelSweep::kMaxWindow);
+  add_swept<std::int64_t>(app,
+                          sweep,
+                          "--sinks",
+                          "sinks",
+                          "first tokens that stay under softmax; unless told 4, or W if that is "
+                          "less; none without a window",
+                          "")
+      ->type_name("N")
+      ->check(CLI::Range(0, KernelSweep::kMaxSinks).description(""));
+  one_of(add_swept<std::string>(app,
+                                sweep,
+                                "--key-maps",
+                                "key_maps",
+                                "which heads have a map and a state of keys; unless told kv_head, "
+                                "of positive_random query_head",
+                                ""),
+         wire::words_of(wire::kBenchKeyMaps));
   number("--batch-tokens",
          "batch_tokens",
          "sequences times T (of decode, the greatest T), at least one sequence",

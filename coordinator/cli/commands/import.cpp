@@ -17,7 +17,8 @@ using nlohmann::json;
 using storage::ExitCode;
 
 // The files hold no settings: which attention they were trained with is the user's to say. The
-// defaults are those of the published Llama 3.1 weights.
+// defaults are those of the published Llama 3.1 weights. LoLCATs has neither sinks nor key maps
+// that query heads share.
 struct ImportOptions {
   std::vector<std::string> files;
   std::string model, out, softmax_layers, feature_map = "hedgehog_softmax", window = "terraced";
@@ -32,6 +33,8 @@ storage::AttentionSpec attention_of(const ImportOptions& options, const json& fo
                   spec.feature_map == storage::FeatureMapKind::kHedgehogExp;
   spec.window = storage::window_layout_from_string(options.window);
   spec.window_size = options.window_size;
+  spec.num_sinks = 0;
+  spec.key_maps = storage::KeyMaps::kQueryHead;
   const json maps = found.value("feature_map", json::object());
   spec.feature_dim = maps.value("projected_dim", spec.projected_dim()) * (spec.negation ? 2 : 1);
   spec.bias = maps.value("bias", false);

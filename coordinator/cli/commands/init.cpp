@@ -30,9 +30,9 @@ int longest_sequence(const storage::ModelDirectory& model,
           (model.path() / "config.json").string() + ": " +
               (longest < positions ? "sliding_window = " : "max_position_embeddings = ") +
               std::to_string(longest) + " is the longest data.transfer.seq_len, but with " +
-              "attention.window_size = " + std::to_string(attention.window_size) + " a " +
-              std::string(to_string(attention.window)) + " window keeps all keys of up to " +
-              std::to_string(exact) + " tokens under softmax: linear attention would learn " +
+              attention.exact_settings() + " a " + std::string(to_string(attention.window)) +
+              " window keeps all keys of up to " + std::to_string(exact) +
+              " tokens under softmax: linear attention would learn " +
               "nothing; write a recipe with a smaller attention.window_size");
   return longest;
 }

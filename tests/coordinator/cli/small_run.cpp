@@ -92,6 +92,7 @@ void SmallRun::write_recipe() const {
   }
   recipe.attention.feature_dim = 8;
   recipe.attention.window_size = 1;  // terraced: of 4 tokens the first two are linear
+  recipe.attention.num_sinks = 0;
   recipe.plan.sequences_per_forward = recipe.transfer.sequences_per_step = 1;
   std::ofstream(scratch / "text.txt") << std::string(256, 'x');
   std::ofstream(layout.recipe()) << recipe.to_run_toml();

@@ -266,6 +266,22 @@ TEST_F(PlanTest, AnEvaluationThatTheWindowCoversIsWarnedOf) {
       << make().warnings[0];
 }
 
+// Catches: key maps of kv heads that are counted once a query head, and sinks that cost nothing.
+TEST_F(PlanTest, KeyMapsCountOnceAKvHeadAndSinksAreKeysOfEveryWindow) {
+  limits_ = {.local_workers = 1, .cores = 1, .core = {0.3e12, 0.06e12}};
+  recipe_.attention.num_sinks = 0;
+  const Plan shared = make();
+  recipe_.attention.key_maps = storage::KeyMaps::kQueryHead;
+  const Plan own = make();
+  // 30 layers, 6 of 9 key maps [64, 32] with bias less, fp32: artifacts and student.
+  EXPECT_EQ(own.final_disk_bytes - shared.final_disk_bytes, 2ULL * 30 * 6 * 32 * 65 * 4);
+  EXPECT_GT(own.transfer_memory_bytes, shared.transfer_memory_bytes);
+  EXPECT_GT(seconds_of(own, "transfer"), seconds_of(shared, "transfer"));
+  recipe_.attention.num_sinks = 16;
+  EXPECT_GT(make().transfer_memory_bytes, own.transfer_memory_bytes);
+  EXPECT_GT(seconds_of(make(), "transfer"), seconds_of(own, "transfer"));
+}
+
 TEST_F(PlanTest, ABlockOfSoftmaxLayersDoesNotTrain) {
   recipe_.plan.layers_per_block = 5;
   recipe_.transfer.softmax_layers = {25, 26, 27, 28, 29, 3};

@@ -149,6 +149,18 @@ TEST_F(Assembler, AMisshapedTensorIsNamedWithBothShapes) {
       "model.layers.1.self_attn.window_factors is F32 [1, 2, 1, 2], expected F32 [1, 2, 1, 1]");
 }
 
+TEST_F(Assembler, AKeyMapIsThatOfAKvHeadUnlessTheRecipeHasOneAQueryHead) {
+  const auto first_dimension = [this](std::size_t tensor) {
+    return layer_map_tensors(recipe_.attention, model_, 0).at(tensor).shape.front();
+  };
+  EXPECT_EQ(first_dimension(0), 2) << "of queries";
+  EXPECT_EQ(first_dimension(2), 1) << "of keys";
+  finish_all();
+  recipe_.attention.key_maps = storage::KeyMaps::kQueryHead;
+  EXPECT_EQ(first_dimension(2), 2);
+  expect_damage("feature_map_k.mlp.layer is F32 [1, 4, 4], expected F32 [2, 4, 4]");
+}
+
 TEST_F(Assembler, AChangedArtifactIsStale) {
   finish_all();
   std::fstream file(layout_.resolve("blocks/b0001/artifact.t2.safetensors"),

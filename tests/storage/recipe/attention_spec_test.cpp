@@ -32,6 +32,8 @@ TEST(AttentionSpec, SpellingsRoundTrip) {
   for (const char* word : {"kaiming", "identity", "orthogonal", "gaussian", "orthogonal_chi"}) {
     EXPECT_EQ(to_string(feature_map_start_from_string(word)), word);
   }
+  for (const char* word : {"kv_head", "query_head"})
+    EXPECT_EQ(to_string(key_maps_from_string(word)), word);
   for (const char* word : {"none", "sliding", "terraced"}) {
     EXPECT_EQ(to_string(window_layout_from_string(word)), word);
   }
@@ -77,6 +79,7 @@ void become_positive_random(AttentionSpec& spec) {
   spec.negation = false;
   spec.bias = false;
   spec.start = FeatureMapStart::kOrthogonalChi;
+  spec.key_maps = KeyMaps::kQueryHead;
 }
 
 TEST(AttentionSpec, OfPositiveRandomFeaturesIsDrawnAndHasNoBias) {
@@ -96,6 +99,7 @@ TEST(AttentionSpec, OfPositiveRandomFeaturesIsDrawnAndHasNoBias) {
   EXPECT_EQ(with([](AttentionSpec& s) { s.start = FeatureMapStart::kOrthogonal; }),
             "attention.start");
   EXPECT_EQ(with([](AttentionSpec& s) { s.bias = true; }), "attention.bias");
+  EXPECT_EQ(with([](AttentionSpec& s) { s.key_maps = KeyMaps::kKvHead; }), "attention.key_maps");
   EXPECT_EQ(with([](AttentionSpec& s) { s.negation = true; }), "attention.negation");
   EXPECT_EQ(with([](AttentionSpec& s) { s.feature_dim = 4097; }), "attention.feature_dim");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.start = FeatureMapStart::kGaussian; }, 64),
@@ -135,6 +139,11 @@ TEST(AttentionSpec, EachImpossibleCombinationNamesItsKey) {
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.feature_dim = 63; }, 64), "attention.feature_dim");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.feature_dim = 0; }, 64), "attention.feature_dim");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.window_size = 0; }, 64), "attention.window_size");
+  for (const int sinks : {-1, 17, 65})
+    EXPECT_EQ(refusal([&](AttentionSpec& s) { s.num_sinks = sinks; }, 64), "attention.num_sinks");
+  EXPECT_EQ(refusal([](AttentionSpec& s) { s.window_size = 3; }, 64), "attention.num_sinks");
+  EXPECT_EQ(refusal([](AttentionSpec& s) { s.window = WindowLayout::kNone; }, 64),
+            "attention.num_sinks");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.window_factor = 1e9; }, 64),
             "attention.window_factor");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.feature_map = FeatureMapKind::kT2R; }, 64),
@@ -156,6 +165,15 @@ TEST(AttentionSpec, EachImpossibleCombinationNamesItsKey) {
             "attention.bias");
 }
 
+TEST(AttentionSpec, KeyMapsAreAsManyAsKvHeadsWhereTheyHaveParameters) {
+  AttentionSpec spec;
+  EXPECT_EQ(spec.num_key_maps(9, 3), 3);
+  spec.feature_map = FeatureMapKind::kRelu;
+  EXPECT_EQ(spec.num_key_maps(9, 3), 9);
+  spec = {.key_maps = KeyMaps::kQueryHead};
+  EXPECT_EQ(spec.num_key_maps(9, 3), 9);
+}
+
 TEST(AttentionSpec, JsonKeepsEveryField) {
   const AttentionSpec spec{.feature_map = FeatureMapKind::kT2R,
                            .negation = false,
@@ -163,19 +181,21 @@ TEST(AttentionSpec, JsonKeepsEveryField) {
                            .order = 3,
                            .bias = true,
                            .start = FeatureMapStart::kIdentity,
+                           .key_maps = KeyMaps::kQueryHead,
                            .window = WindowLayout::kSliding,
                            .window_size = 17,
+                           .num_sinks = 3,
                            .window_factor = 0.25,
                            .train_window_factor = false,
                            .train_feature_map = false};
   EXPECT_EQ(nlohmann::json::parse(nlohmann::json(spec).dump()).get<AttentionSpec>(), spec);
 }
 
-TEST(AttentionSpec, JsonOfAnEarlierBuildHasTheDefaultsOfLaterKeys) {
+TEST(AttentionSpec, JsonOfAnEarlierBuildMeansWhatThatBuildDid) {
   nlohmann::json json = AttentionSpec{};
-  json.erase("order");
-  json.erase("train_feature_map");
-  EXPECT_EQ(json.get<AttentionSpec>(), AttentionSpec{});
+  for (const char* key : {"order", "train_feature_map", "num_sinks", "key_maps"}) json.erase(key);
+  EXPECT_EQ(json.get<AttentionSpec>(),
+            (AttentionSpec{.key_maps = KeyMaps::kQueryHead, .num_sinks = 0}));
   json.erase("bias");
   EXPECT_THROW(json.get<AttentionSpec>(), nlohmann::json::exception);
 }

@@ -50,8 +50,10 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                       .feature_dim = 48,
                       .bias = false,
                       .start = FeatureMapStart::kGaussian,
+                      .key_maps = KeyMaps::kQueryHead,
                       .window = WindowLayout::kSliding,
                       .window_size = 17,
+                      .num_sinks = 3,
                       .window_factor = 0.1 + 0.2,
                       .train_window_factor = false,
                       .train_feature_map = false};
@@ -243,8 +245,13 @@ TEST(Recipe, SequencesThatTheWindowCoversAreRefusedWithBothFields) {
       "window keeps all keys of up to 128 tokens under softmax, so linear attention would "
       "learn nothing; use at least 129 (several times as many teach it more), or a smaller "
       "attention.window_size");
-  EXPECT_THAT(refusal(with("seq_len = 64", sliding)), HasSubstr("use at least 65"));
-  EXPECT_EQ(Recipe::parse(with("seq_len = 65", sliding), "r").data_transfer.seq_len, 65);
+  EXPECT_THAT(refusal(with("seq_len = 68", sliding)),
+              HasSubstr("attention.window_size = 64 and attention.num_sinks = 4 a sliding window "
+                        "keeps all keys of up to 68 tokens under softmax"));
+  EXPECT_EQ(Recipe::parse(with("seq_len = 69", sliding), "r").data_transfer.seq_len, 69);
+  const std::string none = sliding + "num_sinks = 0\n";
+  EXPECT_THAT(refusal(with("seq_len = 64", none)), HasSubstr("use at least 65"));
+  EXPECT_EQ(Recipe::parse(with("seq_len = 65", none), "r").data_transfer.seq_len, 65);
   EXPECT_EQ(Recipe::parse(with("seq_len = 2", "window = \"none\"\n"), "r").data_transfer.seq_len,
             2);
   const std::string finetune = "seq_len = 129\n[data.finetune]\nseq_len = 128";
@@ -255,6 +262,57 @@ TEST(Recipe, SequencesThatTheWindowCoversAreRefusedWithBothFields) {
   EXPECT_NO_THROW(static_cast<void>(
       Recipe::parse(with("seq_len = 129\n[data.evaluate]\nseq_len = 64", ""), "r")))
       << "the plan warns of it";
+}
+
+TEST(Recipe, SinksThatTheWindowCannotHoldAreRefusedAndThoseLeftOutFitIt) {
+  const auto text = [](const std::string& attention) {
+    return std::string(kMinimal) + "[attention]\n" + attention;
+  };
+  const auto sinks = [&](const std::string& attention) {
+    return Recipe::parse(text(attention), "r").attention.num_sinks;
+  };
+  EXPECT_EQ(sinks(""), 4);
+  EXPECT_EQ(sinks("window_size = 3\n"), 3);
+  EXPECT_EQ(sinks("window = \"none\"\n"), 0);
+  EXPECT_EQ(sinks("window_size = 16\nnum_sinks = 16\n"), 16);
+  EXPECT_EQ(refusal(text("window_size = 3\nnum_sinks = 4\n")),
+            "recipe.toml:8: attention.num_sinks = 4: more than attention.window_size = 3; use at "
+            "most that");
+  EXPECT_EQ(refusal(text("window = \"none\"\nnum_sinks = 1\n")),
+            "recipe.toml:8: attention.num_sinks = 1: sinks belong to a window, and "
+            "attention.window is none; use 0");
+  EXPECT_THAT(refusal(text("num_sinks = 17\n")),
+              HasSubstr("recipe.toml:7: attention.num_sinks = 17: expected at least 0 and at most "
+                        "16"));
+  EXPECT_THAT(refusal(text("num_sinks = \"4\"\n")),
+              HasSubstr("attention.num_sinks expected an integer"));
+}
+
+TEST(Recipe, KeyMapsOfKvHeadsAreTheDefaultButWhereKeysHaveTheMapOfTheirQueries) {
+  const auto text = [](const std::string& attention) {
+    return std::string(kMinimal) + "[attention]\n" + attention;
+  };
+  const std::string random =
+      "feature_map = \"positive_random\"\nnegation = false\nbias = false\n"
+      "start = \"gaussian\"\n";
+  EXPECT_EQ(Recipe::parse(text(""), "r").attention.key_maps, KeyMaps::kKvHead);
+  EXPECT_EQ(Recipe::parse(text(random), "r").attention.key_maps, KeyMaps::kQueryHead);
+  EXPECT_THAT(refusal(text(random + "key_maps = \"kv_head\"\n")),
+              HasSubstr("recipe.toml:11: attention.key_maps = kv_head: positive_random maps"));
+  EXPECT_EQ(refusal(text("key_maps = \"kvhead\"\n")),
+            "recipe.toml:7: attention.key_maps = \"kvhead\": expected one of kv_head, query_head");
+}
+
+// Catches: a run of an earlier build that goes on with the sinks of this one.
+TEST(Recipe, ARecipeThatAnEarlierBuildResolvedHasNeitherSinksNorSharedKeyMaps) {
+  const std::string earlier = std::string(kMinimal) + "[made_by]\nversion = \"1.0.0\"\n";
+  const Recipe recipe = Recipe::parse(earlier, "run.toml");
+  EXPECT_EQ(recipe.attention.num_sinks, 0);
+  EXPECT_EQ(recipe.attention.key_maps, KeyMaps::kQueryHead);
+  EXPECT_EQ(Recipe::parse(recipe.to_toml(), "run.toml"), recipe);
+  EXPECT_THAT(difference(recipe, minimal()).unsafe,
+              ElementsAre("attention.key_maps: \"query_head\" -> \"kv_head\"",
+                          "attention.num_sinks: 0 -> 4"));
 }
 
 TEST(Recipe, ARunInWhichNothingTrainsIsRefused) {
@@ -431,6 +489,8 @@ TEST(Recipe, TheShippedRecipesAreValidAndTheReferenceIsThePublishedSchedule) {
   const Recipe reference = Recipe::load(folder + "smollm2_reference.toml");
   EXPECT_EQ(reference.attention.start, FeatureMapStart::kKaiming);
   EXPECT_EQ(reference.attention.window, WindowLayout::kSliding);
+  EXPECT_EQ(reference.attention.num_sinks, 0);
+  EXPECT_EQ(reference.attention.key_maps, KeyMaps::kQueryHead);
   EXPECT_EQ(reference.attention.projected_dim(), 32);
   EXPECT_FALSE(reference.attention.bias);
   EXPECT_EQ(reference.transfer.max_steps, 60);

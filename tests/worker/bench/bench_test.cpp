@@ -28,11 +28,36 @@ using ::testing::HasSubstr;
 
 // Catches: a window one key too wide, or chunk borders that do not begin at token 0.
 TEST(KernelCosts, WindowPairsAreTheOnesThatTheLayoutsHave) {
-  EXPECT_EQ(num_window_pairs(WindowLayout::kNone, 4, 10), 0);
-  EXPECT_EQ(num_window_pairs(WindowLayout::kSliding, 4, 3), 1 + 2 + 3);
-  EXPECT_EQ(num_window_pairs(WindowLayout::kSliding, 4, 6), 1 + 2 + 3 + 4 + 4 + 4);
+  const auto pairs = [](WindowLayout layout, std::int64_t T, std::int64_t sinks = 0) {
+    return num_window_pairs({.layout = layout, .W = 4, .S = sinks}, T);
+  };
+  EXPECT_EQ(pairs(WindowLayout::kNone, 10), 0);
+  EXPECT_EQ(pairs(WindowLayout::kSliding, 3), 1 + 2 + 3);
+  EXPECT_EQ(pairs(WindowLayout::kSliding, 6), 1 + 2 + 3 + 4 + 4 + 4);
+  EXPECT_EQ(pairs(WindowLayout::kSliding, 7, 2), 1 + 2 + 3 + 4 + 5 + 6 + 6);
   // Chunks 0..3, 4..7, 8..: the own one so far and all of the one before.
-  EXPECT_EQ(num_window_pairs(WindowLayout::kTerraced, 4, 10), 36 + 5 + 6);
+  EXPECT_EQ(pairs(WindowLayout::kTerraced, 10), 36 + 5 + 6);
+  EXPECT_EQ(pairs(WindowLayout::kTerraced, 10, 2), 36 + 7 + 8);
+}
+
+// H 2 and G 1: of two query heads' maps and states of keys one is left.
+TEST(KernelCosts, AKvHeadsMapAndStateOfKeysCountOnceForItsQueryHeads) {
+  const AttentionSize size{.B = 1, .H = 2, .G = 1, .T = 8, .D = 4, .element_bytes = 2};
+  const MapSize map{.F = 6,
+                    .f = 3,
+                    .layout = WindowLayout::kSliding,
+                    .W = 4,
+                    .S = 2,
+                    .key_maps = storage::KeyMaps::kKvHead};
+  const double pairs = 1 + 2 + 3 + 4 + 5 + 6 * 3;
+  const Cost forward = hybrid_cost(size, map, BenchDirection::kForward);
+  EXPECT_EQ(forward.flops, 2 * 4 * (4 * pairs + 8 * 1.5 * (2 * 6 + 2 * 3)));
+  EXPECT_EQ(forward.bytes, 2 * (2 * 8 * 4 * (2 + 2 * 0.5) + 1.5 * 4 * 4 * 3));
+  const Cost backward = hybrid_cost(size, map, BenchDirection::kBackward);
+  EXPECT_EQ(backward.flops, 2 * 4 * (10 * pairs + 8 * (7 * 6 + 1.5 * 7 * 3)));
+  const Cost step = hybrid_cost(size, map, BenchDirection::kDecode);
+  EXPECT_EQ(step.flops, 2 * 4 * (4 * 6 + 1.5 * 2 * (6 + 3)));
+  EXPECT_EQ(step.bytes, 2 * (0.5 * 4 * 6 * 5 * 2 + 2 * 2 * 6 * 4 * 0.5 + 1.5 * 4 * 4 * 3));
 }
 
 // The README's formulas with numbers put in by hand: H 2, G 1, T 8, D 4, F 6, f 3, W 4, bf16.

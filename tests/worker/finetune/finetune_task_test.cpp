@@ -247,6 +247,15 @@ TEST_F(FinetuneTask, AStudentWithAMissingTensorOrOfAnotherTeacherIsRefused) {
   EXPECT_THAT(refusal("teacher", {{"fingerprint", "another"}}),
               testing::HasSubstr("fingerprint another"));
   EXPECT_EQ(refusal("layers", nlohmann::json::array()), "none");
+  nlohmann::json attention = nlohmann::json::parse(storage::read_text(path)).at("attention");
+  attention["key_maps"] = "query_head";
+  EXPECT_THAT(refusal("attention", attention),
+              testing::HasSubstr("feature_map_k.mlp.layer: expected [4, 16, 8] with "
+                                 "attention.key_maps = query_head, found [2, 16, 8]"));
+  attention["num_sinks"] = 9;
+  EXPECT_THAT(refusal("attention", attention),
+              testing::HasSubstr("hedgerow.json: attention.num_sinks = 9: more than "
+                                 "attention.window_size = 8"));
 }
 
 }  // namespace

@@ -89,11 +89,30 @@ void expect_equals_full_forward(const TinyStudent& tiny,
 
 TEST(Generator, TokenByTokenEqualsTheFullForwardInEveryLayoutFromAnySplit) {
   for (const auto window : {WindowLayout::kTerraced, WindowLayout::kSliding, WindowLayout::kNone}) {
-    const TinyStudent tiny = make_tiny_student({.window = window, .window_size = 8});
-    // Before the first border, at it, past it, and beyond two windows.
-    for (const std::int64_t length : {1, 7, 8, 9, 16, 21})
-      expect_equals_full_forward(tiny, true, length);
+    for (const auto key_maps : {storage::KeyMaps::kKvHead, storage::KeyMaps::kQueryHead}) {
+      const int sinks = key_maps == storage::KeyMaps::kKvHead ? 4 : 0;
+      const TinyStudent tiny =
+          make_tiny_student({.window = window, .num_sinks = sinks, .key_maps = key_maps});
+      // Among the sinks, before the first border, at it, past it, and beyond two windows.
+      for (const std::int64_t length : {1, 3, 7, 8, 9, 16, 21})
+        expect_equals_full_forward(tiny, true, length);
+    }
   }
+}
+
+TEST(Generator, AStateOfAKvHeadTakesItsShareOfTheBytes) {
+  const auto bytes = [](const TinyOptions& options) {
+    Generator generator = make_generator(make_tiny_student(options));
+    Recorder recorder;
+    generator.run({prompt(20, 3)}, greedy(2), recorder);
+    return generator.cache_bytes();
+  };
+  const std::int64_t one_each = bytes({.num_sinks = 0, .key_maps = storage::KeyMaps::kQueryHead});
+  const std::int64_t shared = bytes({.num_sinks = 0, .key_maps = storage::KeyMaps::kKvHead});
+  // Three layers, two of four states [F, D + 1] less, F = D = 8.
+  EXPECT_EQ(one_each - shared, 3 * 2 * 8 * 9 * 4);
+  // Keys and values of the sinks: three layers, two kv heads.
+  EXPECT_EQ(bytes({}) - shared, 3 * 2 * 2 * 4 * 8 * 4);
 }
 
 TEST(Generator, LayersThatKeepSoftmaxAndTheTeacherAloneEqualTheFullForward) {

@@ -5,11 +5,12 @@
 namespace hedgerow::worker {
 namespace {
 
-// Some query of a sequence of `tokens` has a key before its window.
+// Some query of a sequence of `tokens` has a key before its window that is no sink.
 bool has_linear_pair(const storage::AttentionSpec& spec, int tokens) {
   const kernels::HybridOptions options = hybrid_options(spec);
   for (int query = 0; query < tokens; ++query) {
-    if (kernels::window_begin(options.layout, options.window_size, query) > 0) return true;
+    if (kernels::window_begin(options.layout, options.window_size, query) > options.num_sinks)
+      return true;
   }
   return false;
 }
@@ -21,10 +22,15 @@ TEST(AttentionOptions, TheLongestExactSequenceIsTheLongestWithoutALinearPairInTh
                             storage::WindowLayout::kSliding,
                             storage::WindowLayout::kTerraced}) {
     for (int window = 1; window <= 9; ++window) {
-      const storage::AttentionSpec spec{.window = layout, .window_size = window};
-      for (int tokens = 1; tokens <= 40; ++tokens) {
-        EXPECT_EQ(has_linear_pair(spec, tokens), tokens > spec.longest_exact_sequence())
-            << to_string(layout) << ", a window of " << window << ", " << tokens << " tokens";
+      const int most_sinks = layout == storage::WindowLayout::kNone ? 0 : window;
+      for (int sinks = 0; sinks <= most_sinks; ++sinks) {
+        const storage::AttentionSpec spec{
+            .window = layout, .window_size = window, .num_sinks = sinks};
+        for (int tokens = 1; tokens <= 40; ++tokens) {
+          EXPECT_EQ(has_linear_pair(spec, tokens), tokens > spec.longest_exact_sequence())
+              << to_string(layout) << ", a window of " << window << ", " << sinks << " sinks, "
+              << tokens << " tokens";
+        }
       }
     }
   }

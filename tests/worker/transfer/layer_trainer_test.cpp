@@ -34,6 +34,7 @@ class Trainer : public ::testing::Test {
     recipe_.attention.negation = false;
     recipe_.attention.bias = false;
     recipe_.attention.start = storage::FeatureMapStart::kOrthogonalChi;
+    recipe_.attention.key_maps = storage::KeyMaps::kQueryHead;
     recipe_.attention.train_feature_map = trained;
     recipe_.transfer.redraw_every = redraw_every;
   }
@@ -88,7 +89,19 @@ class Trainer : public ::testing::Test {
   Qkv qkv_;
 };
 
+TEST_F(Trainer, AKeyMapOfAKvHeadStartsAsThatOfItsFirstQueryHeadAndTheQuerysStartIsTheSame) {
+  const std::string prefix = "model.layers.5.self_attn.feature_map_";
+  const TensorMap shared = maps(make(5));
+  recipe_.attention.key_maps = storage::KeyMaps::kQueryHead;
+  const TensorMap own = maps(make(5));
+  EXPECT_EQ(shared.at(prefix + "q.mlp.layer").bytes, own.at(prefix + "q.mlp.layer").bytes);
+  EXPECT_EQ(shared.at(prefix + "k.mlp.bias").shape, (std::vector<std::int64_t>{2, 4}));
+  EXPECT_TRUE(at::equal(tensor(shared, prefix + "k.mlp.layer"),
+                        tensor(own, prefix + "q.mlp.layer").slice(0, 0, 4, 2)));
+}
+
 TEST_F(Trainer, StartsFromLayerAndSeedAloneWithEqualMaps) {
+  recipe_.attention.key_maps = storage::KeyMaps::kQueryHead;
   const TensorMap first = maps(make(5)), again = maps(make(5)), other_layer = maps(make(6)),
                   other_seed = maps(make(5, 4));
   const std::string q = "model.layers.5.self_attn.feature_map_q.mlp.layer";
@@ -101,14 +114,19 @@ TEST_F(Trainer, StartsFromLayerAndSeedAloneWithEqualMaps) {
             (std::vector<std::int64_t>{1, 4, 1, 1}));
 }
 
-TEST_F(Trainer, LearnsItsTeacher) {
+TEST_F(Trainer, LearnsItsTeacherWithSinksAndMapsOfKvHeadsAndWithoutEither) {
   const at::Tensor y_true = teacher_attention(qkv_);
-  LayerTrainer trainer = make(0);
-  trainer.validate(qkv_, y_true);
-  const double before = trainer.finish_validation(0).mse;
-  train(trainer, qkv_, 150);
-  trainer.validate(qkv_, y_true);
-  EXPECT_LT(trainer.finish_validation(150).mse, before / 5);
+  for (const bool is_lolcats : {false, true}) {
+    if (is_lolcats) recipe_.attention.num_sinks = 0;
+    if (is_lolcats) recipe_.attention.key_maps = storage::KeyMaps::kQueryHead;
+    LayerTrainer trainer = make(0);
+    trainer.validate(qkv_, y_true);
+    const double before = trainer.finish_validation(0).mse;
+    train(trainer, qkv_, 150);
+    trainer.validate(qkv_, y_true);
+    EXPECT_LT(trainer.finish_validation(150).mse, before / 5) << is_lolcats;
+    EXPECT_GT(trainer.history().back().linear_share, 0);
+  }
 }
 
 TEST_F(Trainer, ReportsMeanSquaredErrorOverAllElementsOfAValidation) {
@@ -286,6 +304,22 @@ TEST_F(Trainer, CheckpointOfOtherShapesIsRefused) {
   } catch (const storage::Error& error) {
     EXPECT_EQ(error.kind(), storage::ErrorKind::kCorrupt);
     EXPECT_NE(std::string(error.what()).find("layers.0."), std::string::npos) << error.what();
+  }
+}
+
+TEST_F(Trainer, ACheckpointWithAKeyMapOfEachQueryHeadIsRefusedWithBothShapes) {
+  recipe_.attention.key_maps = storage::KeyMaps::kQueryHead;
+  TensorMap saved;
+  const nlohmann::json state = make(0).save(saved);
+  recipe_.attention.key_maps = storage::KeyMaps::kKvHead;
+  LayerTrainer shared = make(0);
+  try {
+    shared.restore(saved, state);
+    FAIL() << "a map of each query head was taken";
+  } catch (const storage::Error& error) {
+    EXPECT_STREQ(error.what(),
+                 "checkpoint: tensor layers.0.feature_map_k.mlp.layer has another shape than the "
+                 "recipe's attention: expected [2, 8, 4], found [4, 8, 4]");
   }
 }
 

@@ -24,6 +24,7 @@ TEST(KernelSweep, AbsentKeysKeepTheirDefaults) {
   EXPECT_THAT(sweep.heads, ElementsAre(wire::HeadCounts{32, 8}, wire::HeadCounts{4, 4}));
   EXPECT_THAT(sweep.maps, ElementsAre(storage::FeatureMapKind::kTaylor));
   EXPECT_EQ(sweep.window, 16);
+  EXPECT_FALSE(sweep.sinks || sweep.key_maps);
   EXPECT_EQ(sweep.lengths, wire::KernelSweep{}.lengths);
 }
 
@@ -41,6 +42,25 @@ TEST(KernelSweep, FeaturesFollowFromTheMapAndTheDecodeBatchFromTheLongestContext
   EXPECT_EQ(sweep.num_sequences(256, wire::BenchDirection::kForward), 8);
   EXPECT_EQ(sweep.num_sequences(256, wire::BenchDirection::kDecode), 2);
   EXPECT_EQ(sweep.num_sequences(1 << 20, wire::BenchDirection::kForward), 1);
+}
+
+TEST(KernelSweep, SinksAndKeyMapsAreARecipesUnlessGiven) {
+  using storage::FeatureMapKind;
+  using storage::KeyMaps;
+  using storage::WindowLayout;
+  auto sweep = json({{"window", 3}}).get<wire::KernelSweep>();
+  const auto of = [&](FeatureMapKind map, WindowLayout layout) {
+    return sweep.attention(map, 64, layout);
+  };
+  EXPECT_EQ(of(FeatureMapKind::kT2R, WindowLayout::kSliding).num_sinks, 3);
+  EXPECT_EQ(of(FeatureMapKind::kT2R, WindowLayout::kNone).num_sinks, 0);
+  EXPECT_EQ(of(FeatureMapKind::kT2R, WindowLayout::kSliding).key_maps, KeyMaps::kKvHead);
+  EXPECT_EQ(of(FeatureMapKind::kPositiveRandom, WindowLayout::kSliding).key_maps,
+            KeyMaps::kQueryHead);
+  sweep = json({{"sinks", 1}, {"key_maps", "query_head"}}).get<wire::KernelSweep>();
+  EXPECT_EQ(of(FeatureMapKind::kT2R, WindowLayout::kTerraced).num_sinks, 1);
+  EXPECT_EQ(of(FeatureMapKind::kT2R, WindowLayout::kNone).num_sinks, 0);
+  EXPECT_EQ(of(FeatureMapKind::kT2R, WindowLayout::kTerraced).key_maps, KeyMaps::kQueryHead);
 }
 
 struct Refused {
@@ -63,6 +83,10 @@ TEST(BenchCommand, WrongOptionsAreAnsweredBeforeAnythingRuns) {
       {{"--repeats", "0"}, "--repeats: Value 0 not in range 1 to 1048576"},
       {{"--lengths", "256,20000000"}, "--lengths: Value 20000000 not in range"},
       {{"--repeats", "99999999999999999999"}, "--repeats"},
+      {{"--sinks", "17"}, "--sinks: Value 17 not in range 0 to 16"},
+      {{"--sinks", "9", "--window", "8"}, "attention.num_sinks = 9: more than"},
+      {{"--key-maps", "head"}, "--key-maps: head not in {kv_head,query_head}"},
+      {{"--key-maps", "kv_head", "--map", "positive_random"}, "attention.key_maps = kv_head"},
       {{"--window", "65537"}, "--window: Value 65537 not in range 1 to 65536"}};
   for (const auto& [options, text] : all) {
     std::vector<std::string> line = {"bench", "kernels"};

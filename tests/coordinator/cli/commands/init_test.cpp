@@ -44,6 +44,9 @@ TEST_F(Init, WritesARecipeThatLoadsAndFitsTheModel) {
   EXPECT_EQ(recipe.data_transfer.sources.at(0).path, (scratch_ / "text.txt").string());
   EXPECT_EQ(recipe.attention.start, storage::FeatureMapStart::kOrthogonal);
   EXPECT_EQ(recipe.attention.window, storage::WindowLayout::kTerraced);
+  const std::string text = storage::read_text(scratch_ / "recipe.toml");
+  for (const char* line : {"\nnum_sinks = 4 ", "\nkey_maps = \"kv_head\" "})
+    EXPECT_NE(text.find(line), std::string::npos) << line;
 }
 
 // Catches: a recipe of init's own that plan then refuses.

@@ -246,6 +246,8 @@ TEST_F(BeforeARun, ImportDescribesTheStudentThatTheConverterWrote) {
   EXPECT_EQ(description["format"], "student/1");
   EXPECT_EQ(description["attention"]["feature_dim"], 8) << "negation doubles the columns";
   EXPECT_EQ(description["attention"]["bias"], false);
+  EXPECT_EQ(description["attention"]["num_sinks"], 0);
+  EXPECT_EQ(description["attention"]["key_maps"], "query_head") << "as published";
   EXPECT_EQ(description["softmax_layers"], nlohmann::json::array({1}));
   EXPECT_EQ(description["teacher"]["fingerprint"],
             storage::ModelDirectory::open(run_.scratch / "model").fingerprint());
