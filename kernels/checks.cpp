@@ -166,6 +166,23 @@ bool needs_aten(const HybridParameters& parameters,
   return options.num_sinks > 0 || num_key_heads(parameters, num_heads) != num_heads;
 }
 
+void check_window(const HybridOptions& options) {
+  if (options.layout == WindowLayout::kNone) {
+    TORCH_CHECK(options.num_sinks == 0,
+                "attention: num_sinks must be 0 without a window, found ",
+                options.num_sinks);
+    return;
+  }
+  TORCH_CHECK(options.window_size >= 1,
+              "attention: window_size must be at least 1, found ",
+              options.window_size);
+  TORCH_CHECK(options.num_sinks >= 0 && options.num_sinks <= options.window_size,
+              "attention: num_sinks must lie in 0..window_size = ",
+              options.window_size,
+              ", found ",
+              options.num_sinks);
+}
+
 std::int64_t check_parameters(const HybridParameters& parameters,
                               const HybridOptions& options,
                               std::int64_t num_heads,
@@ -188,20 +205,10 @@ std::int64_t check_parameters(const HybridParameters& parameters,
               " for queries and ",
               key_features,
               " for keys");
+  check_window(options);
   if (options.layout == WindowLayout::kNone) {
-    TORCH_CHECK(options.num_sinks == 0,
-                "attention: num_sinks must be 0 without a window, found ",
-                options.num_sinks);
     return features;
   }
-  TORCH_CHECK(options.window_size >= 1,
-              "attention: window_size must be at least 1, found ",
-              options.window_size);
-  TORCH_CHECK(options.num_sinks >= 0 && options.num_sinks <= options.window_size,
-              "attention: num_sinks must lie in 0..window_size = ",
-              options.window_size,
-              ", found ",
-              options.num_sinks);
   TORCH_CHECK(parameters.window_factors.defined(),
               "attention: window_factors must be defined with a window");
   TORCH_CHECK(parameters.window_factors.numel() == num_heads,

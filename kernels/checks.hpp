@@ -21,6 +21,9 @@ struct AttentionShape {
 // may be undefined.
 AttentionShape check_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
+// A window has tokens, sinks fit it, and there are none without one.
+void check_window(const HybridOptions& options);
+
 // The maps fit (H, D), those of keys (H or G, D), and give the same F, window_factors holds H
 // logits where the layout has a window, sinks fit the window, and all lie on the inputs' device.
 // Returns F.

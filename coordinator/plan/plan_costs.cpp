@@ -20,6 +20,13 @@ double bytes_of(const std::string& dtype, int automatic) {
   return dtype == "fp32" ? 4.0 : 2.0;
 }
 constexpr double kActivationBudget = 1024.0 * 1024.0 * 1024.0;
+// worker/evaluate: teacher, control, student and student with its linear branch off, side by side.
+constexpr double kEvaluateGroup = 1024.0 * 1024.0 * 1024.0;
+constexpr double kColumns = 4.0;
+
+double evaluated(std::int64_t sequences, std::int64_t most) {
+  return static_cast<double>(most > 0 ? std::min(most, sequences) : sequences);
+}
 
 }  // namespace
 
@@ -48,6 +55,9 @@ Costs::Costs(const storage::Recipe& recipe,
           static_cast<double>(recipe.plan.sequences_per_forward * tokens.transfer.seq_len)),
       evaluate_tokens_(
           static_cast<double>(recipe.plan.sequences_per_forward * tokens.evaluate.seq_len)),
+      evaluate_stream_bytes_(static_cast<double>(tokens.evaluate.seq_len) * hidden_ *
+                             compute_bytes_),
+      evaluate_sequences_(evaluated(tokens.evaluate.num_sequences, recipe.evaluate.max_sequences)),
       finetune_tokens_(
           static_cast<double>(recipe.finetune.sequences_per_micro_batch * tokens.finetune.seq_len)),
       transfer_seq_len_(static_cast<double>(tokens.transfer.seq_len)),
@@ -110,10 +120,13 @@ std::uint64_t Costs::block_memory(int layers) const {
   return std::max(capture_memory(layers), transfer_memory(layers));
 }
 
-// Evaluation streams the layers: one at a time over a group of sequences.
+// Evaluation streams the layers: one at a time, its attention twice with LoRA, over a group of
+// sequences. The residual streams of a group fill kEvaluateGroup, or one sequence more than does.
 std::uint64_t Costs::evaluate_memory() const {
-  return whole(kProcessBytes + layer_parameters() * compute_bytes_ +
-               layers_ * map_parameters() * kFloat + outer_bytes() +
+  const double group = std::min(std::max(kEvaluateGroup, kColumns * evaluate_stream_bytes_),
+                                kColumns * evaluate_sequences_ * evaluate_stream_bytes_);
+  return whole(kProcessBytes + (layer_parameters() + attention_parameters()) * compute_bytes_ +
+               layers_ * map_parameters() * kFloat + outer_bytes() + group +
                4.0 * layer_activation_bytes(evaluate_tokens_) +
                2.0 * kLogitRows * vocabulary_ * kFloat);
 }

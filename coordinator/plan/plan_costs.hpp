@@ -70,7 +70,10 @@ class Costs {
   double layers_, hidden_, intermediate_, vocabulary_;
   double heads_, kv_heads_, key_maps_, head_dim_, features_, projected_, window_, sinks_;
   double compute_bytes_, shard_bytes_;
-  double transfer_tokens_, evaluate_tokens_, finetune_tokens_;  // of one forward
+  double transfer_tokens_, evaluate_tokens_;  // of one forward
+  double evaluate_stream_bytes_;              // of one sequence between two layers
+  double evaluate_sequences_;
+  double finetune_tokens_;  // of one forward
   double transfer_seq_len_;
   double lora_rank_;
   bool tied_, has_bias_;

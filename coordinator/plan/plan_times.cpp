@@ -99,15 +99,21 @@ class Times {
                  kRankStartSeconds + kWorkerStartSeconds + loading(costs_.model_bytes()));
   }
 
-  // Teacher, student, and student with LoRA, one after the other, each by one worker.
+  // Teacher, student, and student with LoRA, one after the other, each by one worker. Of the
+  // student without LoRA each layer's error is measured too.
   [[nodiscard]] StageEstimate evaluate() const {
     const std::int64_t most = recipe_.evaluate.max_sequences;
     const std::int64_t sequences =
         most > 0 ? std::min(most, tokens_.evaluate.num_sequences) : tokens_.evaluate.num_sequences;
     const double students = plan_.finetunes ? 2.0 : 1.0;
+    const bool has_control = recipe_.attention.window != storage::WindowLayout::kNone;
+    // Columns of the three: the teacher stands in each, the control too, and with LoRA also the
+    // student with its linear branch off.
+    const double columns = plan_.finetunes ? (has_control ? 2.0 + 3.0 + 4.0 : 1.0 + 2.0 + 2.0)
+                                           : (has_control ? 2.0 + 3.0 : 1.0 + 2.0);
     const Work work = static_cast<double>(sequences * tokens_.evaluate.seq_len) *
-                      ((1.0 + students) * costs_.model_forward(tokens_.evaluate.seq_len) +
-                       students * plan_.num_layers * costs_.layer_student());
+                      (columns * costs_.model_forward(tokens_.evaluate.seq_len) +
+                       (1.0 + students) * plan_.num_layers * costs_.layer_student());
     return timed("evaluate",
                  work,
                  cores_of(1),

@@ -22,7 +22,7 @@ namespace hedgerow::worker {
 namespace {
 
 struct EvaluateArguments {
-  std::string model, tokens, student, adapter, logits;
+  std::string model, tokens, student, adapter, recipe, logits;
   std::string device = "auto", compute_dtype = "auto";
   int max_sequences = 0, threads = 0;
   bool json = false, progress = false;
@@ -53,6 +53,13 @@ void print_table(const nlohmann::json& result) {
               result["loss"].get<double>(),
               result["targets"].get<long long>(),
               result["tokens_per_second"].get<double>());
+  for (const auto& [name, column] : result["columns"].items()) {
+    std::printf("  %-10s perplexity %.4f, KL %.5f, top-1 %.4f\n",
+                name.c_str(),
+                column["perplexity"].get<double>(),
+                column["kl"].get<double>(),
+                column["top1"].get<double>());
+  }
   if (!result.contains("layers")) return;
   std::printf("layer MSE: mean %.5f, worst %.5f\n",
               result["mse_mean"].get<double>(),
@@ -84,6 +91,7 @@ storage::ExitCode evaluate_command(const EvaluateArguments& given) {
   if (!given.adapter.empty())
     options.adapter = &adapter.emplace(
         storage::read_given([&] { return load_adapter(given.adapter, model.config()); }));
+  if (!given.recipe.empty()) options.control = control_of(storage::Recipe::load(given.recipe));
   std::optional<LogitsFile> file;
   if (!given.logits.empty() && !sequences.empty()) {
     file.emplace(static_cast<std::int64_t>(sequences.size()),
@@ -135,6 +143,8 @@ void register_evaluate(CLI::App& app, Action& action) {
   command->add_option(
       "--student", options->student, "Directory with hedgerow.json and feature_maps.safetensors");
   command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
+  command->add_option(
+      "--recipe", options->recipe, "Of a student: gives the teacher alone its control");
   command->add_option("--max-sequences", options->max_sequences, "At most this many; 0: all");
   command->add_option("--device", options->device, "auto, cpu or cuda");
   command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32");

@@ -6,11 +6,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <map>
 
+#include "kernels/window_attention.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 #include "worker/client/task_inputs.hpp"
+#include "worker/model/attention_options.hpp"
 #include "worker/model/block_runner.hpp"
+#include "worker/model/linear_branch.hpp"
 #include "worker/task/stopwatch.hpp"
 
 namespace hedgerow::worker {
@@ -19,14 +23,50 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-// Rows of logits at once: [256, V] fp32 is 50 MB for SmolLM2, 131 MB for Llama 3.
+// Rows of logits at once: [256, V] fp32 is 50 MB for SmolLM2, 131 MB for Llama 3. The teacher's,
+// its probabilities, a column's and their difference lie side by side.
 constexpr std::int64_t kLogitRows = 256;
-// The residual streams of one group of sequences stay in memory while all layers pass over them.
+// The residual streams of one group of sequences, in all columns, stay in memory while all layers
+// pass over them.
 constexpr std::int64_t kGroupBytes = std::int64_t{1} << 30;
+
+using Streams = std::array<std::vector<at::Tensor>, kColumnNames.size()>;  // by column, sequence
+
+constexpr std::size_t at_column(Column column) { return static_cast<std::size_t>(column); }
 
 struct ErrorSums {
   double squared_error = 0.0, energy = 0.0;
   std::int64_t elements = 0;
+};
+
+std::optional<Control> control_for(const EvaluateOptions& options) {
+  if (options.student == nullptr) return options.control;
+  const Student& student = *options.student;
+  if (student.options.layout == kernels::WindowLayout::kNone) return std::nullopt;
+  Control control{student.options};
+  for (std::size_t layer = 0; layer < student.layers.size(); ++layer) {
+    if (!student.layers[layer]) control.softmax_layers.insert(static_cast<int>(layer));
+  }
+  return control;
+}
+
+Figures mean_of(Figures sums) {
+  const auto count = static_cast<double>(std::max<std::int64_t>(1, sums.targets));
+  sums.loss /= count;
+  sums.kl /= count;
+  sums.top1 /= count;
+  return sums;
+}
+
+// A layer as the teacher and the control compute it, and as the student does.
+struct LayerPair {
+  BlockRunner teacher;
+  std::optional<BlockRunner> adapted;  // with an adapter
+};
+
+// Rows of one column's logits [rows, V] fp32 with their log-sum-exp [rows].
+struct Scores {
+  at::Tensor logits, normalizer;
 };
 
 class Evaluator {
@@ -38,43 +78,69 @@ class Evaluator {
         tokens_(tokens),
         options_(options),
         outer_(load_outer(model, options.compute_dtype, options.device, hooks())),
-        rope_(make_rope_table(model.config(), tokens.seq_len, options.device)) {}
+        rope_(make_rope_table(model.config(), tokens.seq_len, options.device)),
+        control_(control_for(options)),
+        subject_(options.student == nullptr ? Column::kTeacher : Column::kStudent) {
+    columns_ = {Column::kTeacher};
+    if (control_) columns_.push_back(Column::kControl);
+    if (options.student != nullptr) columns_.push_back(Column::kStudent);
+    // Without an adapter it is the control.
+    if (control_ && options.adapter != nullptr) columns_.push_back(Column::kLinearOff);
+    if (control_) beyond_ = 2 * control_->options.window_size;
+  }
+
+  [[nodiscard]] std::int64_t num_columns() const {
+    return static_cast<std::int64_t>(columns_.size());
+  }
 
   // False if told to stop.
   bool add_group(const std::vector<std::int64_t>& group,
                  std::int64_t layers_before,
                  std::int64_t layers_in_all) {
     const c10::NoGradGuard no_grad;
-    std::vector<at::Tensor> streams, teacher_streams;
-    for (const std::int64_t index : group) streams.push_back(start(index));
-    if (measures_layers()) teacher_streams = streams;
+    Streams streams;
+    for (const std::int64_t index : group) {
+      const at::Tensor first = start(index);
+      for (const Column column : columns_) streams[at_column(column)].push_back(first);
+    }
     const int num_layers = model_.config().num_hidden_layers;
     for (int layer = 0; layer < num_layers; ++layer) {
-      const BlockRunner runner = load(layer);
-      const RunOptions each{.check_cancelled = options_.check_cancelled};
-      for (at::Tensor& stream : teacher_streams)
-        stream = runner.run(stream, rope_, measuring_teacher(), each);
-      for (at::Tensor& stream : streams)
-        stream = runner.run(stream, rope_, subject_attention(), each);
+      const LayerPair pair = load(layer);
+      for (const Column column : columns_) {
+        const BlockRunner& runner =
+            pair.adapted && has_students_weights(column) ? *pair.adapted : pair.teacher;
+        for (at::Tensor& stream : streams[at_column(column)])
+          stream = runner.run(
+              stream, rope_, attention(column), {.check_cancelled = options_.check_cancelled});
+      }
       if (options_.progress &&
           !options_.progress(layers_before + layer + 1, layers_in_all, mean_loss()))
         return false;
     }
     for (std::size_t i = 0; i < group.size(); ++i) {
-      add_loss(group[i], streams[i]);
+      add_sequence(group[i], i, streams);
       require_finite(group[i]);
     }
     return true;
   }
 
   [[nodiscard]] Evaluation result() const {
-    Evaluation evaluation{.finished = true, .compute_dtype = options_.compute_dtype};
-    evaluation.loss = mean_loss();
-    evaluation.num_targets = num_targets_;
+    Evaluation evaluation{.finished = true,
+                          .compute_dtype = options_.compute_dtype,
+                          .subject = subject_,
+                          .control = control_,
+                          .beyond = beyond_};
+    for (const Column column : columns_) {
+      const ColumnFigures& sums = sums_[at_column(column)];
+      evaluation.columns[at_column(column)] = {mean_of(sums.all), mean_of(sums.beyond)};
+    }
+    if (options_.student != nullptr && options_.adapter == nullptr)
+      evaluation.columns[at_column(Column::kLinearOff)] = evaluation.column(Column::kControl);
     for (const auto& [layer, sums] : errors_) {
       evaluation.layers.push_back({layer,
                                    sums.squared_error / static_cast<double>(sums.elements),
-                                   sums.squared_error / sums.energy});
+                                   sums.squared_error / sums.energy,
+                                   is_linear_branch_off(*parameters(layer))});
     }
     return evaluation;
   }
@@ -87,29 +153,48 @@ class Evaluator {
                 options_.student->require_teacher(model_, layer, hash);
             }};
   }
-  // With an adapter the weights are the student's, so that there is no teacher to compare with.
+  // With an adapter the student's q, k and v are not the teacher's, for which its maps were made.
   [[nodiscard]] bool measures_layers() const {
     return options_.student != nullptr && options_.adapter == nullptr;
   }
-  [[nodiscard]] double mean_loss() const {
-    return num_targets_ == 0 ? 0.0 : loss_ / static_cast<double>(num_targets_);
+  [[nodiscard]] double mean_loss() const { return mean_of(sums_[at_column(subject_)].all).loss; }
+
+  static bool has_students_weights(Column column) {
+    return column == Column::kStudent || column == Column::kLinearOff;
   }
 
   void require_finite(std::int64_t sequence) const {
-    if (std::isfinite(loss_)) return;
-    throw Error(ErrorKind::kUsage,
-                "the loss of sequence " + std::to_string(sequence) +
-                    " of the tokens file is not "
-                    "finite; check the model's weights");
+    for (const Column column : columns_) {
+      if (std::isfinite(sums_[at_column(column)].all.loss)) continue;
+      throw Error(ErrorKind::kUsage,
+                  "the loss of sequence " + std::to_string(sequence) +
+                      " of the tokens file is not finite (" + kColumnNames[at_column(column)] +
+                      "); check the model's weights");
+    }
   }
 
-  BlockRunner load(int layer_idx) const {
+  LayerPair load(int layer_idx) const {
     LayerWeights layer =
         load_layer(model_, layer_idx, options_.compute_dtype, options_.device, hooks());
-    if (options_.adapter != nullptr)
-      merge_into(layer, *options_.adapter, layer_idx, model_.config());
+    std::optional<LayerWeights> adapted;
+    if (options_.adapter != nullptr) {
+      adapted = layer;
+      merge_into(*adapted, *options_.adapter, layer_idx, model_.config());
+    }
     pack_layer(layer, tokens_.seq_len);
-    return {model_.config(), layer_idx, {std::move(layer)}, options_.compute_dtype};
+    if (adapted) {
+      adapted->gate_up_proj = layer.gate_up_proj;
+      adapted->gate_up_packed = layer.gate_up_packed;
+      adapted->down_proj = layer.down_proj;
+      adapted->down_packed = layer.down_packed;
+      pack_layer(*adapted, tokens_.seq_len);
+    }
+    const auto runner = [&](LayerWeights weights) {
+      return BlockRunner(model_.config(), layer_idx, {std::move(weights)}, options_.compute_dtype);
+    };
+    LayerPair pair{runner(std::move(layer)), std::nullopt};
+    if (adapted) pair.adapted = runner(*std::move(adapted));
+    return pair;
   }
 
   // [1, T] int64, on the CPU.
@@ -130,6 +215,22 @@ class Evaluator {
     return found ? &*found : nullptr;
   }
 
+  Attend attention(Column column) {
+    switch (column) {
+      case Column::kTeacher:
+        return measuring_teacher();
+      case Column::kStudent:
+        return subject_attention();
+      case Column::kControl:
+      case Column::kLinearOff:
+        break;
+    }
+    return [this](int layer, const Qkv& qkv) {
+      if (control_->softmax_layers.contains(layer)) return teacher_attention(qkv);
+      return kernels::window_attention(qkv.q, qkv.k, qkv.v, control_->options);
+    };
+  }
+
   Attend subject_attention() const {
     return [this](int layer, const Qkv& qkv) {
       const kernels::HybridParameters* hybrid = parameters(layer);
@@ -141,7 +242,8 @@ class Evaluator {
   Attend measuring_teacher() {
     return [this](int layer, const Qkv& qkv) {
       const at::Tensor y_true = teacher_attention(qkv);
-      if (const kernels::HybridParameters* hybrid = parameters(layer)) {
+      const kernels::HybridParameters* hybrid = measures_layers() ? parameters(layer) : nullptr;
+      if (hybrid != nullptr) {
         kernels::HybridOptions unrounded = options_.student->options;
         unrounded.fp32_output = true;
         const at::Tensor y_pred =
@@ -156,22 +258,62 @@ class Evaluator {
     };
   }
 
+  [[nodiscard]] Scores scores(const at::Tensor& stream, std::int64_t first, std::int64_t count) {
+    const at::Tensor rows = stream.squeeze(0).narrow(0, first, count);
+    const at::Tensor of_rows = logits(rows, outer_, model_.config());
+    return {of_rows, of_rows.logsumexp(-1)};
+  }
+
   // Row t predicts token t + 1.
-  void add_loss(std::int64_t index, const at::Tensor& stream) {
-    const auto mask = tokens_.mask(index);
+  void add_sequence(std::int64_t index, std::size_t in_group, const Streams& streams) {
     const at::Tensor next = token_ids(index).squeeze(0).roll(-1).unsqueeze(1).to(options_.device);
-    const at::Tensor rows = stream.squeeze(0);
     for (std::int64_t first = 0; first < tokens_.seq_len; first += kLogitRows) {
-      options_.check_cancelled();
       const std::int64_t count = std::min(kLogitRows, tokens_.seq_len - first);
-      const at::Tensor scores = logits(rows.narrow(0, first, count), outer_, model_.config());
-      if (options_.logits) options_.logits(index, first, scores);
-      const at::Tensor of_next = scores.gather(1, next.narrow(0, first, count)).squeeze(1);
-      const at::Tensor losses = (scores.logsumexp(-1) - of_next).cpu();
-      for (std::int64_t i = 0; i < count && first + i + 1 < tokens_.seq_len; ++i) {
-        if (mask[static_cast<std::size_t>(first + i + 1)] == 0) continue;
-        loss_ += losses.const_data_ptr<float>()[i];
-        ++num_targets_;
+      const at::Tensor targets = next.narrow(0, first, count);
+      const auto of = [&](Column column) {
+        options_.check_cancelled();
+        Scores found = scores(streams[at_column(column)][in_group], first, count);
+        if (column == subject_ && options_.logits) options_.logits(index, first, found.logits);
+        return found;
+      };
+      const Scores teacher = of(Column::kTeacher);
+      const at::Tensor none = at::zeros({count}, at::kFloat), all = at::ones({count}, at::kFloat);
+      add_rows(index, first, Column::kTeacher, teacher, targets, none, all);
+      if (columns_.size() == 1) continue;
+      const at::Tensor probabilities = (teacher.logits - teacher.normalizer.unsqueeze(1)).exp_();
+      const at::Tensor best = teacher.logits.argmax(-1);
+      for (const Column column : columns_) {
+        if (column == Column::kTeacher) continue;
+        const Scores own = of(column);
+        const at::Tensor kl = (teacher.logits - own.logits).mul_(probabilities).sum(-1) +
+                              (own.normalizer - teacher.normalizer);
+        const at::Tensor agrees = own.logits.argmax(-1).eq(best).to(at::kFloat);
+        add_rows(index, first, column, own, targets, kl.cpu(), agrees.cpu());
+      }
+    }
+  }
+
+  // kl and agrees [rows] fp32 on the CPU, of the rows that begin at `first`.
+  void add_rows(std::int64_t index,
+                std::int64_t first,
+                Column column,
+                const Scores& scores,
+                const at::Tensor& targets,
+                const at::Tensor& kl,
+                const at::Tensor& agrees) {
+    const auto mask = tokens_.mask(index);
+    const at::Tensor losses =
+        (scores.normalizer - scores.logits.gather(1, targets).squeeze(1)).cpu();
+    ColumnFigures& sums = sums_[at_column(column)];
+    for (std::int64_t i = 0; i < losses.numel() && first + i + 1 < tokens_.seq_len; ++i) {
+      const std::int64_t position = first + i + 1;
+      if (mask[static_cast<std::size_t>(position)] == 0) continue;
+      for (Figures* figures : {&sums.all, &sums.beyond}) {
+        if (figures == &sums.beyond && (beyond_ == 0 || position < beyond_)) continue;
+        figures->loss += losses.const_data_ptr<float>()[i];
+        figures->kl += kl.const_data_ptr<float>()[i];
+        figures->top1 += agrees.const_data_ptr<float>()[i];
+        ++figures->targets;
       }
     }
   }
@@ -181,14 +323,46 @@ class Evaluator {
   const EvaluateOptions& options_;
   OuterWeights outer_;
   RopeTable rope_;
+  std::optional<Control> control_;
+  Column subject_;
+  std::vector<Column> columns_;  // those that are computed, the teacher first
+  std::int64_t beyond_ = 0;
   std::map<int, ErrorSums> errors_;
-  double loss_ = 0.0;
-  std::int64_t num_targets_ = 0;
+  std::array<ColumnFigures, kColumnNames.size()> sums_ = {};
 };
+
+nlohmann::json figures_json(const ColumnFigures& figures) {
+  nlohmann::json json = {{"perplexity", figures.all.perplexity()},
+                         {"loss", figures.all.loss},
+                         {"kl", figures.all.kl},
+                         {"top1", figures.all.top1}};
+  if (figures.beyond.targets == 0) return json;
+  json["beyond"] = {{"perplexity", figures.beyond.perplexity()},
+                    {"loss", figures.beyond.loss},
+                    {"kl", figures.beyond.kl},
+                    {"top1", figures.beyond.top1},
+                    {"targets", figures.beyond.targets}};
+  return json;
+}
 
 }  // namespace
 
-double Evaluation::perplexity() const { return std::exp(loss); }
+double Figures::perplexity() const { return std::exp(loss); }
+
+std::optional<double> Evaluation::gap_closed() const {
+  const auto& student = column(Column::kStudent);
+  const auto& untrained = column(Column::kControl);
+  if (!untrained || !student || untrained->beyond.targets == 0) return std::nullopt;
+  const double gap = untrained->beyond.loss - column(Column::kTeacher)->beyond.loss;
+  if (!(gap > 0.0)) return std::nullopt;
+  return (untrained->beyond.loss - student->beyond.loss) / gap;
+}
+
+std::optional<Control> control_of(const storage::Recipe& recipe) {
+  if (recipe.attention.window == storage::WindowLayout::kNone) return std::nullopt;
+  const auto& kept = recipe.transfer.softmax_layers;
+  return Control{hybrid_options(recipe.attention), {kept.begin(), kept.end()}};
+}
 
 std::vector<std::int64_t> evaluation_sequences(const storage::TokenSequences& tokens,
                                                std::int64_t limit) {
@@ -206,18 +380,14 @@ Evaluation evaluate(const storage::ModelDirectory& model,
                     const EvaluateOptions& options) {
   if (sequences.empty())
     throw Error(ErrorKind::kUsage, "nothing to evaluate: the tokens file has no sequence");
-  // The errors of a student's layers are against the teacher's softmax.
-  const bool measures_layers = options.student != nullptr && options.adapter == nullptr;
-  if (measures_layers || has_softmax(options.student)) {
-    model.config().require_within_window(
-        tokens.seq_len, "a sequence of " + std::to_string(tokens.seq_len) + " tokens");
-  }
-  const std::int64_t bytes = tokens.seq_len * model.config().hidden_size *
+  model.config().require_within_window(
+      tokens.seq_len, "a sequence of " + std::to_string(tokens.seq_len) + " tokens");
+  Evaluator evaluator(model, tokens, options);
+  const std::int64_t bytes = evaluator.num_columns() * tokens.seq_len * model.config().hidden_size *
                              static_cast<std::int64_t>(c10::elementSize(options.compute_dtype));
   const auto per_group = static_cast<std::size_t>(std::max<std::int64_t>(1, kGroupBytes / bytes));
   const std::int64_t num_layers = model.config().num_hidden_layers;
   const auto groups = static_cast<std::int64_t>((sequences.size() + per_group - 1) / per_group);
-  Evaluator evaluator(model, tokens, options);
   for (std::int64_t group = 0; group < groups; ++group) {
     const auto begin = sequences.begin() + group * static_cast<std::int64_t>(per_group);
     const auto end = std::min(begin + static_cast<std::int64_t>(per_group), sequences.end());
@@ -227,16 +397,29 @@ Evaluation evaluate(const storage::ModelDirectory& model,
 }
 
 nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject) {
+  const Figures& figures = evaluation.figures();
   nlohmann::json json = {{"subject", subject},
                          {"compute_dtype", dtype_word(evaluation.compute_dtype)},
-                         {"perplexity", evaluation.perplexity()},
-                         {"loss", evaluation.loss},
-                         {"targets", evaluation.num_targets}};
+                         {"perplexity", figures.perplexity()},
+                         {"loss", figures.loss},
+                         {"targets", figures.targets}};
+  for (std::size_t i = 0; i < kColumnNames.size(); ++i) {
+    if (evaluation.columns[i])
+      json["columns"][kColumnNames[i]] = figures_json(*evaluation.columns[i]);
+  }
+  if (evaluation.control) {
+    const kernels::HybridOptions& options = evaluation.control->options;
+    json["control"] = {{"window_size", options.window_size}, {"num_sinks", options.num_sinks}};
+    json["beyond"] = evaluation.beyond;
+  }
+  if (const auto closed = evaluation.gap_closed()) json["gap_closed"] = *closed;
   if (evaluation.layers.empty()) return json;
   double sum = 0.0, worst = 0.0;
   for (const LayerError& error : evaluation.layers) {
-    json["layers"].push_back(
-        {{"layer", error.layer}, {"mse", error.mse}, {"relative_mse", error.relative_mse}});
+    nlohmann::json layer = {
+        {"layer", error.layer}, {"mse", error.mse}, {"relative_mse", error.relative_mse}};
+    if (error.kept_untrained) layer["kept_untrained"] = true;
+    json["layers"].push_back(std::move(layer));
     sum += error.mse;
     worst = std::max(worst, error.mse);
   }
@@ -288,6 +471,7 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
     adapter = load_adapter(directory_of(run, task, "adapter_config.json"), run.config());
   options.student = student ? &*student : nullptr;
   options.adapter = adapter ? &*adapter : nullptr;
+  options.control = control_of(run.recipe());
   const Evaluation evaluation = evaluate(run.model(), tokens, sequences, options);
 
   TaskResult result{.finished = true, .result = to_json(evaluation, task.subject)};

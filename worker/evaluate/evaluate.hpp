@@ -1,18 +1,23 @@
-// Perplexity of the teacher, of the student after transfer, or of the student with LoRA, and each
-// layer's transfer error, streamed: one layer's weights at a time over a group of sequences, the
-// cross-entropy over chunks of rows.
+// The figures of the teacher, of the student after transfer or with LoRA, and beside them of its
+// control: the student's window and sinks with nothing trained (kernels::window_attention). An
+// untrained control costs nothing, so a student has to beat it. One streamed pass: one layer's
+// weights at a time, through which the hidden states of all columns go side by side; then the
+// cross-entropy and the distance to the teacher over chunks of rows. Each layer's transfer error
+// too.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "coordinator/wire/messages.hpp"
 #include "storage/model/model_config.hpp"
+#include "storage/recipe/recipe.hpp"
 #include "storage/shards/tokens_file.hpp"
 #include "worker/model/lora.hpp"
 #include "worker/model/student.hpp"
@@ -21,11 +26,20 @@
 
 namespace hedgerow::worker {
 
+// Softmax over window and sinks alone, but for the layers that keep their softmax attention.
+struct Control {
+  kernels::HybridOptions options;
+  std::set<int> softmax_layers{};
+};
+// Of a recipe's student; nullopt: it has no window.
+[[nodiscard]] std::optional<Control> control_of(const storage::Recipe& recipe);
+
 struct EvaluateOptions {
   at::Device device = at::kCPU;               // the student's too
   at::ScalarType compute_dtype = at::kFloat;  // between layers too: nothing is stored here
   const Student* student = nullptr;           // none: the teacher
-  const LoraAdapter* adapter = nullptr;       // merged into the weights as they are loaded
+  const LoraAdapter* adapter = nullptr;       // merged into the student's weights alone
+  std::optional<Control> control = {};        // of the teacher; a student has its own
   // Called with (layers done, layers in all, mean loss so far or 0); false: stop, and the result is
   // not finished.
   std::function<bool(std::int64_t, std::int64_t, double)> progress = {};
@@ -34,29 +48,59 @@ struct EvaluateOptions {
   std::function<void()> check_cancelled = [] {};
   // LoadHooks::check_hash, besides the student's own.
   std::function<void(int, const storage::Hash128&)> check_hash = {};
-  // Gets the logits [rows, V] fp32 of each chunk on the device, in order: sequence, first position.
+  // Gets the subject's logits [rows, V] fp32 of each chunk on the device, in order: sequence, first
+  // position.
   std::function<void(std::int64_t, std::int64_t, const at::Tensor&)> logits = {};
 };
 
 struct LayerError {
   int layer = 0;
-  double mse = 0.0;           // student's output against the teacher's, on the teacher's own path
-  double relative_mse = 0.0;  // over the mean square of the teacher's output
+  double mse = 0.0;             // student's output against the teacher's, on the teacher's own path
+  double relative_mse = 0.0;    // over the mean square of the teacher's output
+  bool kept_untrained = false;  // its linear branch is off (worker/model/linear_branch.hpp)
+};
+
+// Whose hidden states an evaluation carries. The teacher and the control have the teacher's
+// weights, the other two the student's, LoRA included; linear_off is the student with its linear
+// branch off.
+enum class Column { kTeacher, kControl, kStudent, kLinearOff };
+inline constexpr std::array<const char*, 4> kColumnNames{
+    "teacher", "control", "student", "linear_off"};
+
+// Means over positions, which are those of the targets.
+struct Figures {
+  double loss = 0.0;  // cross-entropy of the next token, nats
+  double kl = 0.0;    // KL(teacher || column) of the next token's distribution, nats
+  double top1 = 0.0;  // how often its most likely token is the teacher's
+  std::int64_t targets = 0;
+  [[nodiscard]] double perplexity() const;
+};
+struct ColumnFigures {
+  Figures all;     // of the counted positions
+  Figures beyond;  // of those at Evaluation::beyond or after; 0 targets: there are none
 };
 
 struct Evaluation {
   bool finished = false;
   at::ScalarType compute_dtype = at::kFloat;
-  double loss = 0.0;  // mean cross-entropy of the next token, over counted positions
-  std::int64_t num_targets = 0;
+  Column subject = Column::kTeacher;  // or kStudent
+  std::array<std::optional<ColumnFigures>, kColumnNames.size()> columns = {};
+  std::optional<Control> control = {};
+  std::int64_t beyond = 0;  // position in its sequence, 2 W; 0: without a control
   std::vector<LayerError> layers =
       {};  // of a student without adapter; kept softmax layers are absent
-  [[nodiscard]] double perplexity() const;
+  [[nodiscard]] const std::optional<ColumnFigures>& column(Column which) const {
+    return columns[static_cast<std::size_t>(which)];
+  }
+  [[nodiscard]] const Figures& figures() const { return column(subject)->all; }  // the subject's
+  // (control - student) / (control - teacher) of the loss beyond 2 W: 1 is the teacher, below 0 is
+  // worse than the control. Nullopt without a student, without such positions, or where the control
+  // is no worse than the teacher.
+  [[nodiscard]] std::optional<double> gap_closed() const;
 };
 
 // Evaluates the given sequences (indices into `tokens`). A target counts where its loss mask is 1.
-// Throws kUsage naming a loss that is not finite, or sequences beyond the window of a softmax
-// layer.
+// Throws kUsage naming a loss that is not finite, or sequences beyond the teacher's own window.
 Evaluation evaluate(const storage::ModelDirectory& model,
                     const storage::TokenSequences& tokens,
                     const std::vector<std::int64_t>& sequences,
@@ -71,7 +115,7 @@ std::vector<std::int64_t> evaluation_sequences(const storage::TokenSequences& to
 // Writes evaluate/<subject>.tN.json under attempts/t<token>/.
 TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task& task);
 
-// {"subject", "compute_dtype", "perplexity", "loss", "targets", "mse_mean", "mse_worst", "layers"}
+// coordinator/README.md "Results".
 nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject);
 
 }  // namespace hedgerow::worker

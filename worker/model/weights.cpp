@@ -154,6 +154,7 @@ LayerWeights load_layer(const storage::ModelDirectory& model,
 void pack_layer(LayerWeights& layer, std::int64_t rows) {
   if (!can_pack(layer.qkv_proj)) return;
   const auto move = [rows](at::Tensor& plain, at::Tensor& packed) {
+    if (!plain.defined()) return;  // packed already: it is shared with another layer
     packed = pack(plain, rows);
     plain = at::Tensor();
   };

@@ -44,8 +44,8 @@ LayerWeights load_layer(const storage::ModelDirectory& model,
                         const at::Device& device,
                         const LoadHooks& hooks = {});
 // Packs the matrices for products of `rows` rows, which spares a repack in every product, and drops
-// the plain ones. A no-op where packing does not apply (fp32, other devices). For forward passes
-// without autograd only.
+// the plain ones; what is packed already stays. A no-op where packing does not apply (fp32, other
+// devices). For forward passes without autograd only.
 void pack_layer(LayerWeights& layer, std::int64_t rows);
 
 struct OuterWeights {

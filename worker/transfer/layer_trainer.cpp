@@ -3,13 +3,16 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "kernels/attention_transfer.hpp"
 #include "kernels/transfer_loss.hpp"
+#include "kernels/window_attention.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/philox.hpp"
 #include "worker/model/attention_options.hpp"
+#include "worker/model/linear_branch.hpp"
 #include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
@@ -17,6 +20,10 @@ namespace {
 
 using storage::Error;
 using storage::ErrorKind;
+
+// Share of the teacher's energy by which a layer has to be behind its control: below it the two
+// differ by rounding alone, as where the window holds every sequence.
+constexpr double kRounding = 1e-6;
 
 // fp64 noise of the start, of a map's shape [H, D, f]: each head's numbers come from a stream of
 // their own, keyed by (seed, layer, draw, head). One draw serves both maps. A map that
@@ -169,6 +176,10 @@ void LayerTrainer::validate(const Qkv& qkv, const at::Tensor& y_true) {
   if (!std::isfinite(squared_error)) fail_not_finite("validation loss", y_true);
   sums_.squared_error += squared_error;
   sums_.energy += truth.square().sum(at::kDouble).item<double>();
+  if (needs_control()) {
+    const at::Tensor control = kernels::window_attention(qkv.q, qkv.k, qkv.v, options_);
+    sums_.control_squared_error += (control - truth).square().sum(at::kDouble).item<double>();
+  }
   sums_.linear_share +=
       kernels::linear_share(qkv.q, qkv.k, parameters_, options_).mean().item<double>() * batch;
   if (transfer_.xent_factor != 0.0) {
@@ -177,6 +188,10 @@ void LayerTrainer::validate(const Qkv& qkv, const at::Tensor& y_true) {
   }
   sums_.elements += y_true.numel();
   sums_.sequences += y_true.size(0);
+}
+
+bool LayerTrainer::needs_control() const {
+  return control_mse_ == 0.0 && options_.layout != kernels::WindowLayout::kNone;
 }
 
 const LayerMetrics& LayerTrainer::finish_validation(std::int64_t step) {
@@ -192,6 +207,10 @@ const LayerMetrics& LayerTrainer::finish_validation(std::int64_t step) {
   }
   metrics.gradient_norm = gradient_norm_;
   metrics.learning_rate = learning_rate_;
+  // Of the teacher's q, k and v alone: whenever it is measured, it is the same.
+  if (needs_control() && sums_.elements > 0)
+    control_mse_ = sums_.control_squared_error / static_cast<double>(sums_.elements);
+  metrics.control_mse = control_mse_;
   sums_ = {};
   const double loss =
       transfer_.mse_factor * metrics.mse + transfer_.xent_factor * metrics.cross_entropy;
@@ -229,6 +248,7 @@ nlohmann::json LayerTrainer::save(std::map<std::string, storage::OwnedTensor>& t
           {"plateau", plateau_},
           {"stopper", stopper_},
           {"stopped", stopped_},
+          {"control_mse", control_mse_},
           {"history", history_}};
 }
 
@@ -248,15 +268,59 @@ void LayerTrainer::restore(const std::map<std::string, storage::OwnedTensor>& te
   state.at("plateau").get_to(plateau_);
   state.at("stopper").get_to(stopper_);
   state.at("stopped").get_to(stopped_);
+  control_mse_ = state.value("control_mse", 0.0);  // of an earlier build: measured again
   state.at("history").get_to(history_);
+}
+
+bool LayerTrainer::is_behind_control() const {
+  if (control_mse_ == 0.0) return false;
+  const LayerMetrics& best = best_metrics();
+  if (best.mse <= control_mse_) return false;
+  return best.relative_mse * (1.0 - control_mse_ / best.mse) > kRounding;
+}
+
+std::pair<std::vector<at::Tensor>, bool> LayerTrainer::exported() const {
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor& best : best_) tensors.push_back(best.clone());
+  const auto find = [&](const std::string& name) {
+    const auto found = std::find(names_.begin(), names_.end(), name);
+    return found == names_.end() ? at::Tensor()
+                                 : tensors[static_cast<std::size_t>(found - names_.begin())];
+  };
+  const kernels::HybridParameters parameters{
+      .q = {find("feature_map_q.mlp.layer"), find("feature_map_q.mlp.bias")},
+      .k = {find("feature_map_k.mlp.layer"), find("feature_map_k.mlp.bias")},
+      .window_factors = find("window_factors")};
+  const bool is_untrained =
+      is_behind_control() && switch_off_linear_branch(parameters, options_.feature_map);
+  return {std::move(tensors), is_untrained};
+}
+
+nlohmann::json LayerTrainer::result() const {
+  LayerMetrics metrics = best_metrics();
+  const double trained_mse = metrics.mse;
+  const bool is_untrained = exported().second;
+  if (is_untrained) {
+    metrics.relative_mse *= control_mse_ / trained_mse;
+    metrics.mse = control_mse_;
+    metrics.linear_share = 0.0;
+  }
+  nlohmann::json result = metrics;
+  result["stopped_early"] = stopped_;
+  if (is_behind_control()) {
+    result["trained_mse"] = trained_mse;
+    result["kept_untrained"] = is_untrained;
+  }
+  return result;
 }
 
 void LayerTrainer::export_best(std::map<std::string, storage::OwnedTensor>& tensors) const {
   const std::string attention = "model.layers." + std::to_string(layer_idx_) + ".self_attn.";
+  const std::vector<at::Tensor> values = exported().first;
   for (std::size_t i = 0; i < names_.size(); ++i) {
     const bool factors = names_[i] == "window_factors";
-    const at::Tensor value = factors ? best_[i].reshape({1, -1, 1, 1}) : best_[i];
-    tensors[attention + names_[i]] = to_owned(value);
+    tensors[attention + names_[i]] =
+        to_owned(factors ? values[i].reshape({1, -1, 1, 1}) : values[i]);
   }
 }
 

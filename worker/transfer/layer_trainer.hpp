@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/hybrid_attention.hpp"
@@ -34,16 +35,20 @@ struct LayerMetrics {
   double window_factor = 0.0;  // mean over heads of sigmoid(window_factors)
   double gradient_norm = 0.0;  // of the last step, before the clip
   double learning_rate = 0.0;
-  NLOHMANN_DEFINE_TYPE_INTRUSIVE(LayerMetrics,
-                                 layer,
-                                 step,
-                                 mse,
-                                 relative_mse,
-                                 cross_entropy,
-                                 linear_share,
-                                 window_factor,
-                                 gradient_norm,
-                                 learning_rate)
+  // MSE of the window and sinks alone on the same sequences (kernels::window_attention), the same
+  // at every validation; 0: without a window, or from a checkpoint of an earlier build.
+  double control_mse = 0.0;
+  NLOHMANN_DEFINE_TYPE_INTRUSIVE_WITH_DEFAULT(LayerMetrics,
+                                              layer,
+                                              step,
+                                              mse,
+                                              relative_mse,
+                                              cross_entropy,
+                                              linear_share,
+                                              window_factor,
+                                              gradient_norm,
+                                              learning_rate,
+                                              control_mse)
 };
 
 class LayerTrainer {
@@ -73,6 +78,11 @@ class LayerTrainer {
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }
   [[nodiscard]] const std::vector<LayerMetrics>& history() const noexcept { return history_; }
   [[nodiscard]] const LayerMetrics& best_metrics() const;
+  // What is reported of the layer once it is trained: the metrics of what export_best() writes, and
+  // "stopped_early". Where the best validation is worse than the control: "trained_mse", what it
+  // had, and "kept_untrained", whether the control is exported in its place (false: the maps cannot
+  // express it).
+  [[nodiscard]] nlohmann::json result() const;
 
   // "layers.3." + parameter, exp_avg, exp_avg_sq and best copy into `tensors`; the rest into the
   // returned object.
@@ -80,15 +90,22 @@ class LayerTrainer {
   // Throws kCorrupt if a tensor is missing or has another shape.
   void restore(const std::map<std::string, storage::OwnedTensor>& tensors,
                const nlohmann::json& state);
-  // The best copy under LoLCATs' names of the global layer index, fp32.
+  // The best copy under LoLCATs' names of the global layer index, fp32; with its linear branch off
+  // where the layer is kept untrained.
   void export_best(std::map<std::string, storage::OwnedTensor>& tensors) const;
 
  private:
   struct Sums {
     double squared_error = 0.0, energy = 0.0, cross_entropy = 0.0, linear_share = 0.0;
+    double control_squared_error = 0.0;
     std::int64_t elements = 0, sequences = 0;
   };
   void create_parameters(const storage::ModelConfig& config, const at::Device& device);
+  // The control's MSE was not measured yet, and there is a control.
+  [[nodiscard]] bool needs_control() const;
+  [[nodiscard]] bool is_behind_control() const;
+  // What export_best() writes, in the order of names_; and whether it is kept untrained.
+  [[nodiscard]] std::pair<std::vector<at::Tensor>, bool> exported() const;
   // Omega of both maps becomes draw number `draw`; the start is number 0.
   void redraw(std::uint32_t draw);
   // Throws kCorrupt if it is the teacher's output that is not finite, kInternal (training diverged)
@@ -112,6 +129,7 @@ class LayerTrainer {
   Stopper stopper_;
   bool stopped_ = false;
   Sums sums_;
+  double control_mse_ = 0.0;  // 0: not measured
   std::vector<LayerMetrics> history_;
 };
 

@@ -259,9 +259,7 @@ class Transfer {
     nlohmann::json layers = nlohmann::json::array();
     for (const auto& [layer, trainer] : trainers_) {
       trainer.export_best(owned);
-      nlohmann::json entry = trainer.best_metrics();
-      entry["stopped_early"] = trainer.stopped();
-      layers.push_back(std::move(entry));
+      layers.push_back(trainer.result());
     }
     std::map<std::string, storage::TensorView> views;
     for (const auto& [name, tensor] : owned)

@@ -6,6 +6,7 @@
 #include "coordinator/cli/export/model_choice.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/control.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/dispatch/term.hpp"
@@ -33,13 +34,16 @@ void print_result(const nlohmann::json& result, const std::string& tokens, Termi
                  result.value("compute_dtype", "") + ", " +
                  std::to_string(std::llround(result.value("tokens_per_second", 0.0))) +
                  " tokens/s");
+  for (const std::string& line : column_lines(result, terminal.answer_width()))
+    terminal.print(line);
   if (!result.contains("layers")) return;
   Table table;
   table.column("layer", 3, true).column("MSE", 2, true).column("of the teacher's energy", 1, true);
   for (const nlohmann::json& layer : result["layers"]) {
     table.row({std::to_string(layer.value("layer", -1)),
                number_text(number_or_nan(layer, "mse")),
-               number_text(number_or_nan(layer, "relative_mse"))});
+               number_text(number_or_nan(layer, "relative_mse")) +
+                   (layer.value("kept_untrained", false) ? ", kept untrained" : "")});
   }
   for (const std::string& line : table.render(terminal.answer_width())) terminal.print(line);
 }
@@ -78,6 +82,11 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
                                      tokens}};
   const auto more = choice.worker_arguments();
   command.arguments.insert(command.arguments.end(), more.begin(), more.end());
+  // A run's teacher has the control of the run's student.
+  if (choice.student.empty() && !choice.run.empty()) {
+    command.arguments.insert(command.arguments.end(),
+                             {"--recipe", storage::RunLayout(choice.run).recipe().string()});
+  }
   if (options.max_sequences > 0) {
     command.arguments.insert(command.arguments.end(),
                              {"--max-sequences", std::to_string(options.max_sequences)});
@@ -95,6 +104,8 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
   if (!result.is_object())
     throw Error(ErrorKind::kInternal, "hedgerow-worker evaluate gave no result");
   print_result(result, tokens, terminal);
+  if (const std::string verdict = control_verdict(result); !verdict.empty())
+    terminal.print(verdict);
   terminal.print_json(result);
   return ExitCode::kOk;
 }

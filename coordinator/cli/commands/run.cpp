@@ -11,6 +11,7 @@
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/run/stop_request.hpp"
 #include "coordinator/cli/run/tokenizing.hpp"
+#include "coordinator/cli/terminal/control.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/cli/terminal/screen.hpp"
 #include "coordinator/cli/terminal/view.hpp"
@@ -361,6 +362,8 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   for (const std::string& line : whole_view(outcome.status, terminal.answer_width()))
     terminal.print(line);
   terminal.say(outcome.summary);
+  if (const std::string verdict = control_verdict(outcome.status); !verdict.empty())
+    terminal.say(verdict);
   terminal.print_json(
       {{"outcome",
         {{"exit_code", static_cast<int>(outcome.exit_code)}, {"summary", outcome.summary}}}});

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/terminal/control.hpp"
 #include "coordinator/cli/terminal/screen.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -12,6 +13,8 @@ namespace {
 storage::ExitCode run_status(const std::string& directory, Terminal& terminal) {
   const RunStatus status = read_status(storage::RunLayout(directory));
   for (const std::string& line : whole_view(status, terminal.answer_width())) terminal.print(line);
+  if (const std::string verdict = control_verdict(status); !verdict.empty())
+    terminal.print(verdict);
   const nlohmann::json object = status;
   terminal.print_json(object);
   return storage::ExitCode::kOk;

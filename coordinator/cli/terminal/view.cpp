@@ -9,6 +9,7 @@
 #include <sstream>
 #include <utility>
 
+#include "coordinator/cli/terminal/control.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -145,6 +146,14 @@ std::string stopping_text(const RunStatus& status) {
     if (stage.running > 0) stages += (stages.empty() ? "" : ", ") + stage.stage;
   }
   return stages.empty() ? "stopping" : "stopping: waiting for a checkpoint of " + stages;
+}
+
+// Of an evaluation; nullptr: it has none.
+const nlohmann::json* control_of(const nlohmann::json& result) {
+  const auto columns = result.find("columns");
+  if (columns == result.end() || !columns->is_object()) return nullptr;
+  const auto control = columns->find("control");
+  return control == columns->end() || !control->is_object() ? nullptr : &*control;
 }
 
 void add_blocks(const RunStatus& status, std::vector<Field>& fields) {
@@ -411,14 +420,30 @@ std::vector<std::string> worker_lines(const RunStatus& status, int width) {
 }
 
 std::vector<std::string> result_lines(const RunStatus& status, int width) {
-  Table table;
-  table.column("evaluated", 9).column("perplexity", 8, true);
+  std::vector<std::pair<std::string, const nlohmann::json*>> results;
+  bool has_control = false;
   for (const char* subject : {"teacher", "transfer", "lora"}) {  // as the stages follow each other
     const TaskStatus* task = status.task(std::string("evaluate/") + subject);
     if (task == nullptr || !task->result.is_object()) continue;
-    table.row({subject, number_text(number_or_nan(task->result, "perplexity"))});
+    results.emplace_back(subject, &task->result);
+    has_control |= control_of(task->result) != nullptr;
   }
-  return table.empty() ? std::vector<std::string>{} : table.render(width);
+  Table table;
+  table.column("evaluated", 9).column("perplexity", 8, true);
+  if (has_control) table.column("control", 7, true).column("gap closed", 6, true);
+  for (const auto& [subject, result] : results) {
+    std::vector<std::string> cells{subject, number_text(number_or_nan(*result, "perplexity"))};
+    if (has_control) {
+      const nlohmann::json* control = control_of(*result);
+      cells.push_back(control == nullptr ? "-"
+                                         : number_text(number_or_nan(*control, "perplexity")));
+      cells.push_back(gap_text(*result));
+    }
+    table.row(std::move(cells));
+  }
+  std::vector<std::string> lines = table.empty() ? std::vector<std::string>{} : table.render(width);
+  for (std::string& line : untrained_lines(status, width)) lines.push_back(std::move(line));
+  return lines;
 }
 
 std::vector<std::string> loss_lines(const RunStatus& status, int width) {

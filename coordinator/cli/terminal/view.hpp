@@ -44,7 +44,8 @@ struct BlockMse {
 [[nodiscard]] std::vector<std::string> worker_lines(const RunStatus& status, int width);
 // What killed and failed attempts cost, one line; none: nothing.
 [[nodiscard]] std::vector<std::string> loss_lines(const RunStatus& status, int width);
-// Perplexities and what else the later stages measured.
+// Perplexities beside the control's with the share of its gap that is closed, and the layers that
+// are kept untrained.
 [[nodiscard]] std::vector<std::string> result_lines(const RunStatus& status, int width);
 [[nodiscard]] std::vector<std::string> warning_lines(const RunStatus& status, int width);
 

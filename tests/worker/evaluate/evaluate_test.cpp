@@ -13,6 +13,7 @@
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
+#include "worker/model/linear_branch.hpp"
 
 namespace hedgerow::tests {
 namespace {
@@ -48,6 +49,18 @@ class Evaluate : public ::testing::Test {
     return made;
   }
 
+  // One that changes the projections.
+  worker::LoraAdapter adapter() const {
+    storage::FinetuneSection finetune;
+    finetune.rank = 2;
+    worker::LoraAdapter made = worker::start_adapter(model().config(), finetune, 3);
+    at::manual_seed(6);
+    for (auto& layer : made.layers) {
+      for (auto& [module, pair] : layer) pair.b.normal_(0.0, 0.2);
+    }
+    return made;
+  }
+
   TemporaryDirectory directory_;
   storage::Recipe recipe_;
   storage::TokenSequences tokens_;
@@ -69,10 +82,10 @@ TEST_F(Evaluate, LossIsTheMeanCrossEntropyOfTheLogitsItGives) {
   const auto evaluation =
       worker::evaluate(teacher, tokens_, worker::evaluation_sequences(tokens_, 0), options);
   ASSERT_TRUE(evaluation.finished);
-  EXPECT_EQ(evaluation.num_targets, 4 * 39) << "the validation split";
-  EXPECT_EQ(evaluation.num_targets, count);
-  EXPECT_NEAR(evaluation.loss, sum / static_cast<double>(count), 1e-5);
-  EXPECT_NEAR(evaluation.perplexity(), std::exp(evaluation.loss), 1e-9);
+  EXPECT_EQ(evaluation.figures().targets, 4 * 39) << "the validation split";
+  EXPECT_EQ(evaluation.figures().targets, count);
+  EXPECT_NEAR(evaluation.figures().loss, sum / static_cast<double>(count), 1e-5);
+  EXPECT_NEAR(evaluation.figures().perplexity(), std::exp(evaluation.figures().loss), 1e-9);
 }
 
 // A dash in a table says nothing.
@@ -112,9 +125,9 @@ TEST_F(Evaluate, MaskedTargetsDoNotCount) {
   const auto offset = static_cast<std::size_t>(sequences.front() * tokens_.seq_len);
   for (std::size_t t = 1; t < 30; ++t) tokens_.loss_mask[offset + t] = 0;
   const auto masked = worker::evaluate(teacher, tokens_, sequences, {});
-  EXPECT_EQ(whole.num_targets, 39);
-  EXPECT_EQ(masked.num_targets, 10);
-  EXPECT_NE(whole.loss, masked.loss);
+  EXPECT_EQ(whole.figures().targets, 39);
+  EXPECT_EQ(masked.figures().targets, 10);
+  EXPECT_NE(whole.figures().loss, masked.figures().loss);
 }
 
 TEST_F(Evaluate, StudentWhoseWindowHoldsTheSequenceIsTheTeacher) {
@@ -125,12 +138,12 @@ TEST_F(Evaluate, StudentWhoseWindowHoldsTheSequenceIsTheTeacher) {
   worker::EvaluateOptions options;
   options.student = &wide;
   const auto same = worker::evaluate(teacher, tokens_, sequences, options);
-  EXPECT_NEAR(same.loss, expected.loss, 1e-5);
+  EXPECT_NEAR(same.figures().loss, expected.figures().loss, 1e-5);
   ASSERT_EQ(same.layers.size(), 3U);
   for (const auto& layer : same.layers) EXPECT_LT(layer.mse, 1e-10) << "layer " << layer.layer;
   options.student = &narrow;
   const auto other = worker::evaluate(teacher, tokens_, sequences, options);
-  EXPECT_GT(std::abs(other.loss - expected.loss), 1e-4);
+  EXPECT_GT(std::abs(other.figures().loss - expected.figures().loss), 1e-4);
   for (const auto& layer : other.layers)
     EXPECT_GT(layer.relative_mse, 1e-3) << "layer " << layer.layer;
 }
@@ -145,6 +158,124 @@ TEST_F(Evaluate, KeptSoftmaxLayersHaveNoError) {
   ASSERT_EQ(evaluation.layers.size(), 2U);
   EXPECT_EQ(evaluation.layers[0].layer, 0);
   EXPECT_EQ(evaluation.layers[1].layer, 2);
+}
+
+// Whatever stands beside it, a column is what an evaluation of it alone gives.
+TEST_F(Evaluate, EachColumnIsToTheLastDigitWhatItsOwnEvaluationGives) {
+  const auto teacher = model();
+  const auto sequences = worker::evaluation_sequences(tokens_, 0);
+  const worker::Student made = student(4);
+  const worker::LoraAdapter adapter = this->adapter();
+  const auto alone = worker::evaluate(teacher, tokens_, sequences, {});
+  worker::EvaluateOptions options;
+  options.control = worker::Control{made.options};
+  const auto controlled = worker::evaluate(teacher, tokens_, sequences, options);
+  options.student = &made;
+  const auto transfer = worker::evaluate(teacher, tokens_, sequences, options);
+  options.adapter = &adapter;
+  const auto lora = worker::evaluate(teacher, tokens_, sequences, options);
+
+  using enum worker::Column;
+  for (const auto* evaluation : {&controlled, &transfer, &lora}) {
+    EXPECT_EQ(evaluation->column(kTeacher)->all.loss, alone.figures().loss);
+    EXPECT_EQ(evaluation->column(kControl)->all.loss, controlled.column(kControl)->all.loss);
+    EXPECT_EQ(evaluation->column(kControl)->all.kl, controlled.column(kControl)->all.kl);
+  }
+  EXPECT_FALSE(alone.column(kControl));
+  EXPECT_FALSE(controlled.column(kStudent));
+  EXPECT_EQ(transfer.figures().loss, transfer.column(kStudent)->all.loss);
+  EXPECT_EQ(transfer.column(kLinearOff)->all.loss, controlled.column(kControl)->all.loss)
+      << "without LoRA it is the control";
+  EXPECT_NE(lora.figures().loss, transfer.figures().loss);
+  EXPECT_NE(lora.column(kLinearOff)->all.loss, controlled.column(kControl)->all.loss)
+      << "its weights are the student's";
+  EXPECT_NE(lora.column(kLinearOff)->all.loss, lora.figures().loss);
+  EXPECT_EQ(transfer.layers.size(), 3U);
+  EXPECT_TRUE(lora.layers.empty());
+}
+
+TEST_F(Evaluate, AStudentWithItsLinearBranchOffIsItsControl) {
+  const auto teacher = model();
+  worker::Student off = student(4);
+  off.options.feature_map.kind = kernels::FeatureMapKind::kRelu;
+  off.options.feature_map.negation = false;
+  for (const auto& layer : off.layers)
+    ASSERT_TRUE(worker::switch_off_linear_branch(*layer, off.options.feature_map));
+  worker::EvaluateOptions options;
+  options.student = &off;
+  const auto evaluation = worker::evaluate(teacher, tokens_, {0, 1}, options);
+  EXPECT_NEAR(
+      evaluation.figures().loss, evaluation.column(worker::Column::kControl)->all.loss, 1e-5);
+  EXPECT_NEAR(evaluation.gap_closed().value_or(0.0), 0.0, 1e-3);
+  for (const auto& layer : evaluation.layers) EXPECT_TRUE(layer.kept_untrained);
+}
+
+TEST_F(Evaluate, LayersThatKeepTheirSoftmaxKeepItInTheControlToo) {
+  const auto teacher = model();
+  worker::Student kept = student(4);
+  for (auto& layer : kept.layers) layer.reset();
+  worker::EvaluateOptions options;
+  options.student = &kept;
+  const auto evaluation = worker::evaluate(teacher, tokens_, {0}, options);
+  for (const auto& column : evaluation.columns) {
+    EXPECT_EQ(column->all.loss, evaluation.column(worker::Column::kTeacher)->all.loss);
+    EXPECT_EQ(column->all.kl, 0.0);
+    EXPECT_EQ(column->all.top1, 1.0);
+  }
+  EXPECT_FALSE(evaluation.gap_closed()) << "the control is no worse than the teacher";
+}
+
+// The distance to the teacher, and what lies beyond 2 W, against the logits.
+TEST_F(Evaluate, DistancesToTheTeacherAndFiguresBeyondTheWindowsAreThoseOfTheLogits) {
+  const auto teacher = model();
+  const auto sequences = worker::evaluation_sequences(tokens_, 2);
+  const worker::Student made = student(4);
+  const auto logits_of = [&](const worker::Student* student) {
+    std::vector<at::Tensor> logits;
+    worker::EvaluateOptions options;
+    options.student = student;
+    options.logits = [&](std::int64_t, std::int64_t, const at::Tensor& rows) {
+      logits.push_back(rows.narrow(0, 0, tokens_.seq_len - 1).to(at::kDouble).log_softmax(-1));
+    };
+    const auto evaluation = worker::evaluate(teacher, tokens_, sequences, options);
+    return std::pair{at::stack(logits), evaluation};
+  };
+  const at::Tensor exact = logits_of(nullptr).first;
+  const auto [own, evaluation] = logits_of(&made);
+  const at::Tensor kl = (exact.exp() * (exact - own)).sum(-1);
+  const at::Tensor agrees = own.argmax(-1).eq(exact.argmax(-1)).to(at::kDouble);
+  const worker::ColumnFigures& figures = *evaluation.column(worker::Column::kStudent);
+  EXPECT_EQ(evaluation.beyond, 8);
+  EXPECT_EQ(figures.beyond.targets, 2 * 32) << "positions 8 to 39";
+  const auto beyond = [](const at::Tensor& rows) {
+    return rows.narrow(1, 7, 32).mean().item<double>();  // row t is of the target at t + 1
+  };
+  EXPECT_GT(figures.all.kl, 1e-4);
+  EXPECT_NEAR(figures.all.kl, kl.mean().item<double>(), 1e-6);
+  EXPECT_NEAR(figures.beyond.kl, beyond(kl), 1e-6);
+  EXPECT_NEAR(figures.all.top1, agrees.mean().item<double>(), 1e-9);
+  EXPECT_NEAR(figures.beyond.top1, beyond(agrees), 1e-9);
+  const auto loss = [&](worker::Column column) { return evaluation.column(column)->beyond.loss; };
+  using enum worker::Column;
+  ASSERT_TRUE(evaluation.gap_closed().has_value() == (loss(kControl) > loss(kTeacher)));
+  if (evaluation.gap_closed()) {
+    EXPECT_NEAR(*evaluation.gap_closed(),
+                (loss(kControl) - loss(kStudent)) / (loss(kControl) - loss(kTeacher)),
+                1e-12);
+  }
+}
+
+TEST_F(Evaluate, NothingLiesBeyondTwoWindowsOfTheWholeSequence) {
+  const auto teacher = model();
+  const worker::Student wide = student(40);
+  worker::EvaluateOptions options;
+  options.student = &wide;
+  const auto evaluation = worker::evaluate(teacher, tokens_, {0}, options);
+  EXPECT_EQ(evaluation.column(worker::Column::kStudent)->beyond.targets, 0);
+  EXPECT_FALSE(evaluation.gap_closed());
+  const nlohmann::json json = worker::to_json(evaluation, "transfer");
+  EXPECT_FALSE(json.at("columns").at("student").contains("beyond"));
+  EXPECT_FALSE(json.contains("gap_closed"));
 }
 
 TEST_F(Evaluate, TaskWritesItsResultAndStopsWhenTold) {
@@ -163,8 +294,12 @@ TEST_F(Evaluate, TaskWritesItsResultAndStopsWhenTold) {
   EXPECT_EQ(written.at("compute_dtype"), "fp32");
   const auto teacher = model();
   const auto sequences = worker::evaluation_sequences(tokens_, 0);
-  EXPECT_EQ(written.at("loss"), worker::evaluate(teacher, tokens_, sequences, {}).loss)
+  EXPECT_EQ(written.at("loss"), worker::evaluate(teacher, tokens_, sequences, {}).figures().loss)
       << "rounded to plan.shard_dtype, " << recipe_.plan.shard_dtype << ", between layers";
+  EXPECT_EQ(written.at("columns").at("teacher").at("loss"), written.at("loss"));
+  EXPECT_TRUE(written.at("columns").contains("control")) << "of the run's recipe";
+  EXPECT_EQ(written.at("control").at("window_size"), recipe_.attention.window_size);
+  EXPECT_EQ(written.at("beyond"), 2 * recipe_.attention.window_size);
   EXPECT_EQ(context.reports.back().phase, "evaluating");
 
   LocalTaskContext stopped(run.layout(), 10);

@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include "kernels/hybrid_attention.hpp"
+#include "kernels/window_attention.hpp"
 #include "storage/base/error.hpp"
 #include "worker/model/attention_options.hpp"
 #include "worker/model/block_runner.hpp"
+#include "worker/model/linear_branch.hpp"
 #include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
@@ -75,6 +77,13 @@ class Trainer : public ::testing::Test {
     kernels::HybridOptions options = hybrid_options(recipe_.attention);
     options.fp32_output = true;
     return kernels::hybrid_attention(qkv_.q, qkv_.k, qkv_.v, parameters, options);
+  }
+
+  // What its control gives.
+  at::Tensor window_output() const {
+    kernels::HybridOptions options = hybrid_options(recipe_.attention);
+    options.fp32_output = true;
+    return kernels::window_attention(qkv_.q, qkv_.k, qkv_.v, options);
   }
 
   static void train(LayerTrainer& trainer, const Qkv& qkv, int steps) {
@@ -291,6 +300,136 @@ TEST_F(Trainer, RestoredTrainerContinuesBitForBit) {
   for (const auto& [name, tensor] : expected)
     EXPECT_TRUE(tensor.bytes == found.at(name).bytes) << name;
   EXPECT_GT(restored.history().back().cross_entropy, 0.0);
+}
+
+TEST_F(Trainer, ReportsTheMseOfItsWindowAloneAsItsControlAtEveryValidation) {
+  const at::Tensor y_true = teacher_attention(qkv_);
+  const double expected = (window_output() - y_true).square().mean().item<double>();
+  LayerTrainer trainer = make(0);
+  for (int step = 0; step < 2; ++step) {
+    trainer.validate(qkv_, y_true);
+    EXPECT_NEAR(trainer.finish_validation(step).control_mse, expected, 1e-6 * expected);
+    train(trainer, qkv_, 1);
+  }
+  recipe_.attention.window = storage::WindowLayout::kNone;
+  LayerTrainer without = make(0);
+  without.validate(qkv_, y_true);
+  EXPECT_EQ(without.finish_validation(0).control_mse, 0.0);
+}
+
+// A teacher that attends as the control does cannot be learned in no step.
+TEST_F(Trainer, ALayerThatEndsBehindItsControlIsItsControl) {
+  const at::Tensor control = window_output();
+  LayerTrainer trainer = make(0);
+  const at::Tensor y_true = control + 0.01 * at::randn_like(control);
+  trainer.validate(qkv_, y_true);
+  const LayerMetrics metrics = trainer.finish_validation(0);
+  ASSERT_GT(metrics.mse, metrics.control_mse);
+  EXPECT_LT((output(trainer) - control).abs().max().item<double>(), 1e-5);
+  const nlohmann::json result = trainer.result();
+  EXPECT_EQ(result.at("kept_untrained"), true);
+  EXPECT_EQ(result.at("trained_mse"), metrics.mse);
+  EXPECT_EQ(result.at("mse"), metrics.control_mse) << "that of what is exported";
+  EXPECT_NEAR(result.at("relative_mse").get<double>(),
+              metrics.control_mse / y_true.square().mean().item<double>(),
+              1e-6);
+  EXPECT_EQ(result.at("linear_share"), 0.0);
+
+  TensorMap saved;
+  const nlohmann::json state = nlohmann::json::parse(trainer.save(saved).dump());
+  LayerTrainer restored = make(0, 99);
+  restored.restore(saved, state);
+  EXPECT_EQ(restored.result(), result);
+  for (const auto& [name, value] : maps(trainer))
+    EXPECT_TRUE(value.bytes == maps(restored).at(name).bytes) << name;
+}
+
+TEST_F(Trainer, ALayerThatBeatsItsControlIsExportedAsItWasTrained) {
+  const at::Tensor y_true = output(make(0));  // its start, which no control reaches
+  LayerTrainer trainer = make(0);
+  trainer.validate(qkv_, y_true);
+  trainer.finish_validation(0);
+  EXPECT_FALSE(trainer.result().contains("kept_untrained"));
+  EXPECT_LT((output(trainer) - y_true).abs().max().item<double>(), 1e-6);
+}
+
+TEST_F(Trainer, WhereTheWindowHoldsTheSequenceNothingIsKeptUntrained) {
+  recipe_.attention.window_size = 24;
+  LayerTrainer trainer = make(0);
+  trainer.validate(qkv_, teacher_attention(qkv_));
+  trainer.finish_validation(0);
+  EXPECT_FALSE(trainer.result().contains("kept_untrained")) << "the two differ by rounding alone";
+}
+
+TEST_F(Trainer, ACheckpointOfAnEarlierBuildHasItsControlMeasuredAgain) {
+  const at::Tensor y_true = teacher_attention(qkv_);
+  LayerTrainer trainer = make(0);
+  trainer.validate(qkv_, y_true);
+  const double control_mse = trainer.finish_validation(0).control_mse;
+  TensorMap saved;
+  nlohmann::json state = trainer.save(saved);
+  state.erase("control_mse");
+  for (nlohmann::json& metrics : state.at("history")) metrics.erase("control_mse");
+  LayerTrainer restored = make(0);
+  restored.restore(saved, state);
+  restored.validate(qkv_, y_true);
+  EXPECT_EQ(restored.finish_validation(1).control_mse, control_mse);
+}
+
+TEST_F(Trainer, EveryMapThatCanBeSwitchedOffGivesTheControl) {
+  using Kind = storage::FeatureMapKind;
+  const at::Tensor control = window_output();
+  for (const Kind kind : {Kind::kHedgehogSoftmax,
+                          Kind::kHedgehogExp,
+                          Kind::kT2R,
+                          Kind::kRelu,
+                          Kind::kEluPlusOne,
+                          Kind::kIdentity}) {
+    const bool is_hedgehog = kind == Kind::kHedgehogSoftmax || kind == Kind::kHedgehogExp;
+    for (const bool negation : {false, true}) {
+      if (negation && !is_hedgehog) continue;
+      kernels::HybridOptions options = hybrid_options(recipe_.attention);
+      options.feature_map = {.kind = kind, .negation = negation};
+      options.fp32_output = true;
+      kernels::HybridParameters parameters{.q = {at::randn({4, 8, 4}), at::randn({4, 4})},
+                                           .k = {at::randn({4, 8, 4}), at::randn({4, 4})},
+                                           .window_factors = at::randn({4})};
+      EXPECT_FALSE(is_linear_branch_off(parameters));
+      ASSERT_TRUE(switch_off_linear_branch(parameters, options.feature_map));
+      EXPECT_TRUE(is_linear_branch_off(parameters));
+      const at::Tensor y = kernels::hybrid_attention(qkv_.q, qkv_.k, qkv_.v, parameters, options);
+      EXPECT_LT((y - control).abs().max().item<double>(), 1e-5) << kernels::to_string(kind);
+    }
+  }
+}
+
+TEST_F(Trainer, MapsThatCannotBeSwitchedOffStayAsTheyAre) {
+  const auto refused = [](storage::FeatureMapKind kind, std::int64_t columns, bool bias) {
+    kernels::HybridParameters parameters;
+    for (kernels::FeatureMapWeights* map : {&parameters.q, &parameters.k}) {
+      if (columns > 0) map->layer = at::ones({4, 8, columns});
+      if (bias) map->bias = at::ones({4, std::max<std::int64_t>(columns, 1)});
+    }
+    parameters.window_factors = at::zeros({4});
+    const bool done = switch_off_linear_branch(parameters, {.kind = kind});
+    return !done && !parameters.window_factors.any().item<bool>();
+  };
+  using Kind = storage::FeatureMapKind;
+  EXPECT_TRUE(refused(Kind::kHedgehogSoftmax, 3, true)) << "four columns are needed";
+  EXPECT_TRUE(refused(Kind::kHedgehogSoftmax, 4, false));
+  EXPECT_TRUE(refused(Kind::kEluPlusOne, 4, false));
+  EXPECT_TRUE(refused(Kind::kRelu, 0, true)) << "there is no projection";
+  EXPECT_TRUE(refused(Kind::kPositiveRandom, 8, false));
+  EXPECT_TRUE(refused(Kind::kTaylor, 0, false));
+
+  use_positive_random(true);
+  LayerTrainer trainer = make(0);
+  const TensorMap start = maps(trainer);
+  trainer.validate(qkv_, window_output());
+  trainer.finish_validation(0);
+  EXPECT_EQ(trainer.result().at("kept_untrained"), false) << "a warning";
+  for (const auto& [name, value] : maps(trainer))
+    EXPECT_TRUE(value.bytes == start.at(name).bytes) << name;
 }
 
 TEST_F(Trainer, CheckpointOfOtherShapesIsRefused) {

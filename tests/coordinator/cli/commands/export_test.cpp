@@ -167,8 +167,12 @@ TEST_F(Export, EvaluateRefusesTokensOfARunThatAreNotThoseItBeganWith) {
   geometry.num_layers = 3;
   geometry.num_shards = 1;
   run_.append({RunStarted{geometry, "test", inputs}});
-  write_script("worker", "echo '{\"subject\":\"teacher\",\"perplexity\":15.25}'\n");
+  write_script("worker",
+               "echo \"$@\" >" + (run_.scratch / "asked").string() +
+                   "; echo '{\"subject\":\"teacher\",\"perplexity\":15.25}'\n");
   EXPECT_EQ(run_here({"evaluate", "--subject", "teacher"}).code, 0);
+  EXPECT_NE(storage::read_text(run_.scratch / "asked").find("--recipe "), std::string::npos)
+      << "the teacher's control is that of the run";
   run_.flip_byte(name, 200);
   const Answer damaged = run_here({"evaluate", "--subject", "teacher"});
   EXPECT_EQ(damaged.code, 1);
@@ -260,6 +264,16 @@ TEST_F(Export, EvaluateShowsTheWorkersResultAndItsError) {
   EXPECT_EQ(answer.code, 0) << answer.err;
   EXPECT_NE(answer.out.find("perplexity 15.25 in fp32, 100 tokens/s"), std::string::npos)
       << answer.out;
+  write_script("worker",
+               "echo '{\"subject\":\"transfer\",\"perplexity\":15.25,\"beyond\":128,"
+               "\"control\":{\"window_size\":64,\"num_sinks\":0},\"columns\":{"
+               "\"control\":{\"perplexity\":14,\"beyond\":{\"perplexity\":13.5}},"
+               "\"student\":{\"perplexity\":15.25,\"beyond\":{\"perplexity\":15}}}}'\n");
+  const Answer behind = run_here({"evaluate", "--tokens", tokens});
+  EXPECT_NE(behind.out.find("beyond 128"), std::string::npos) << behind.out;
+  EXPECT_TRUE(behind.out.ends_with("more steps (transfer.max_steps) help most, then "
+                                   "attention.feature_dim\n"))
+      << behind.out;
   write_script("worker", "echo 'hedgerow-worker: no such tokens file' >&2; exit 1\n");
   const Answer failed = run_here({"evaluate", "--tokens", tokens});
   EXPECT_EQ(failed.code, 1);

@@ -1,0 +1,125 @@
+#include "coordinator/cli/terminal/control.hpp"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "coordinator/cli/terminal/format.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+using nlohmann::json;
+
+constexpr std::size_t kMostLayers = 8;  // lines: a run in which all stay untrained has hundreds
+
+// result[a][b] ..., an object; an empty one where something is absent.
+json member(json object, std::initializer_list<const char*> keys) {
+  for (const char* key : keys) {
+    if (!object.is_object() || !object.contains(key)) return json::object();
+    object = json(object[key]);
+  }
+  return object.is_object() ? object : json::object();
+}
+
+std::string share_text(double share) {
+  if (!std::isfinite(share)) return "-";
+  std::ostringstream text;
+  text.setf(std::ios::fixed);
+  text.precision(1);
+  text << 100.0 * share << "%";
+  return text.str();
+}
+
+std::string untrained_text(const json& layer) {
+  const std::string name = "layer " + std::to_string(layer.value("layer", -1));
+  const std::string mse = number_text(number_or_nan(layer, "trained_mse"));
+  const std::string control = number_text(number_or_nan(layer, "control_mse"));
+  const std::string text = "MSE " + mse + " is above its control's " + control;
+  if (layer.value("kept_untrained", false)) return name + ": kept untrained: " + text;
+  return "warning: " + name + ": " + text +
+         ", and this feature map cannot be switched off; the trained one is kept";
+}
+
+}  // namespace
+
+std::string gap_text(const json& evaluation) {
+  return share_text(number_or_nan(evaluation, "gap_closed"));
+}
+
+std::vector<std::string> column_lines(const json& evaluation, int width) {
+  const json columns = member(evaluation, {"columns"});
+  if (columns.empty()) return {};
+  Table table;
+  table.column("column", 9).column("perplexity", 8, true);
+  const bool has_control = columns.contains("control");
+  if (has_control) table.column("beyond " + std::to_string(evaluation.value("beyond", 0)), 7, true);
+  table.column("KL", 4, true).column("top-1", 3, true);
+  const bool has_gap = evaluation.contains("gap_closed");
+  if (has_gap) table.column("gap closed", 5, true);
+  for (const char* name : {"teacher", "control", "student", "linear_off"}) {
+    if (!columns.contains(name)) continue;
+    const json& column = columns[name];
+    const bool is_student = std::string_view(name) == "student";
+    std::vector<std::string> cells{is_student ? evaluation.value("subject", name) : name,
+                                   number_text(number_or_nan(column, "perplexity"))};
+    if (std::string_view(name) == "linear_off") cells[0] = "linear off";
+    if (has_control)
+      cells.push_back(number_text(number_or_nan(member(column, {"beyond"}), "perplexity")));
+    cells.push_back(number_text(number_or_nan(column, "kl")));
+    cells.push_back(share_text(number_or_nan(column, "top1")));
+    if (has_gap) cells.push_back(is_student ? gap_text(evaluation) : "");
+    table.row(std::move(cells));
+  }
+  return table.render(width);
+}
+
+std::string control_verdict(const json& evaluation) {
+  const double student =
+      number_or_nan(member(evaluation, {"columns", "student", "beyond"}), "perplexity");
+  const double control =
+      number_or_nan(member(evaluation, {"columns", "control", "beyond"}), "perplexity");
+  if (!std::isfinite(control) || !std::isfinite(student) || student < control) return "";
+  const json window = member(evaluation, {"control"});
+  const int sinks = window.value("num_sinks", 0);
+  return "the student does not beat its control (window of " +
+         std::to_string(window.value("window_size", 0)) +
+         (sinks > 0 ? " and " + counted(sinks, "sink") : "") + ", untrained): perplexity beyond " +
+         std::to_string(evaluation.value("beyond", 0)) + " tokens " + number_text(student) +
+         " against " + number_text(control) +
+         "; more steps (transfer.max_steps) help most, then attention.feature_dim";
+}
+
+std::string control_verdict(const RunStatus& status) {
+  for (const char* subject : {"lora", "transfer"}) {
+    const TaskStatus* task = status.task(std::string("evaluate/") + subject);
+    if (task != nullptr && task->result.is_object() && !task->result.empty())
+      return control_verdict(task->result);
+  }
+  return "";
+}
+
+std::vector<std::string> untrained_lines(const RunStatus& status, int width) {
+  std::vector<std::string> texts;
+  for (const TaskStatus& task : status.tasks) {
+    if (task.stage != "transfer" || !task.result.is_object() || !task.result.contains("layers"))
+      continue;
+    for (const json& layer : task.result["layers"]) {
+      if (layer.is_object() && layer.contains("trained_mse"))
+        texts.push_back(untrained_text(layer));
+    }
+  }
+  if (texts.size() > kMostLayers) {
+    const std::size_t more = texts.size() - kMostLayers;
+    texts.resize(kMostLayers);
+    texts.push_back("... and " + counted(static_cast<std::int64_t>(more), "more layer"));
+  }
+  std::vector<std::string> lines;
+  for (const std::string& text : texts) {
+    std::istringstream wrapped(wrap(text, width, /*indent=*/4));
+    for (std::string line; std::getline(wrapped, line);) lines.push_back(fit(line, width));
+  }
+  return lines;
+}
+
+}  // namespace hedgerow::coordinator::cli
