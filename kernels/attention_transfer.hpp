@@ -2,6 +2,11 @@
 // q, k and v the teacher's output, the student's beside it, and their mean squared error (eq. 5)
 // with its gradient for the maps. Fused on CUDA; elsewhere softmax_attention, hybrid_attention and
 // transfer_mse after one another.
+//
+// A map that only has to mend what the window leaves can hide behind it. The linear term asks the
+// linear branch alone, sum l v / sum l, for softmax over the keys outside window and sinks: its
+// mean squared error over the queries that have such keys, `linear_factor` times in the loss. No
+// paper of ours has it; it costs nothing at inference.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,18 +18,21 @@ namespace hedgerow::kernels {
 struct AttentionTransfer {
   at::Tensor y_true;  // [B, H, T, D] of q's dtype: what softmax_attention gives for each sequence
                       // alone, bit for bit. No autograd
-  at::Tensor mse;     // scalar fp32 (fp64 for fp64 input): mean (y - y_true)^2, y in fp32
+  // Scalar fp32 (fp64 for fp64 input): mean (y - y_true)^2, y in fp32, and the linear term.
+  at::Tensor loss;
 };
 
 // q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32; parameters and options as hybrid_attention's
-// (fp32_output counts for nothing). mse is differentiable in the maps and window_factors alone: q,
-// k and v are constants. A NaN in q, k or v reaches both results. Memory O(T). Any thread; on CUDA
-// the current stream, without waiting for it; throws c10::Error naming the argument, what was
-// expected and what was found.
+// (fp32_output counts for nothing). loss is differentiable in the maps and window_factors alone: q,
+// k and v are constants. A NaN in q, k or v reaches both results. Memory O(T). With linear_factor >
+// 0, which needs a window, CUDA has the ATen backend. Any thread; on CUDA the current stream,
+// without waiting for it; throws c10::Error naming the argument, what was expected and what was
+// found.
 AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& k,
                                      const at::Tensor& v,
                                      const HybridParameters& parameters,
-                                     const HybridOptions& options);
+                                     const HybridOptions& options,
+                                     double linear_factor = 0.0);
 
 }  // namespace hedgerow::kernels

@@ -24,7 +24,8 @@ HybridForward hybrid_forward(Backend backend,
                              const HybridOptions& options,
                              bool keep_for_backward);
 
-// `forward` is of the same backend, inputs and options, with keep_for_backward.
+// `forward` is of the same backend, inputs and options, with keep_for_backward. dy_linear: the
+// gradient by y_linear (linear_output) where there is one; then for the parameters alone.
 HybridGradients hybrid_backward(Backend backend,
                                 const at::Tensor& q,
                                 const at::Tensor& k,
@@ -33,7 +34,8 @@ HybridGradients hybrid_backward(Backend backend,
                                 const HybridOptions& options,
                                 const HybridForward& forward,
                                 const at::Tensor& dy,
-                                const HybridNeeds& needs);
+                                const HybridNeeds& needs,
+                                const at::Tensor& dy_linear = {});
 
 // The same of the weights' cross-entropy (transfer_loss.cpp): value and, if wanted, gradients in
 // one pass. kCpu takes no fp64.

@@ -53,6 +53,9 @@ HybridForward make_hybrid_forward(const HybridProblem& problem, bool keep_for_ba
       out.y_saved =
           problem.output_dtype() == problem.sum_dtype() ? out.y : rows(problem.sum_dtype());
     }
+    if (problem.options.linear_output) {
+      out.y_linear = rows(problem.sum_dtype());
+    }
   }
   return out;
 }

@@ -59,6 +59,7 @@ at::Tensor sum_states(const HybridProblem& problem);
 HybridGradients hybrid_backward_cpu(const HybridProblem& problem,
                                     const HybridForward& forward,
                                     const at::Tensor& dy,
-                                    const HybridNeeds& needs);
+                                    const HybridNeeds& needs,
+                                    const at::Tensor& dy_linear = {});
 
 }  // namespace hedgerow::kernels::cpu

@@ -11,11 +11,13 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
                                const HybridForward& forward,
                                const at::Tensor& states,
                                const at::Tensor& dy,
+                               const at::Tensor& dy_linear,
                                const HybridNeeds& needs,
                                const BackwardPartials& out)
     : problem_(problem),
       forward_(forward),
       states_(states),
+      has_linear_gradient_(dy_linear.defined()),
       needs_(needs),
       out_(out),
       ld_(problem.tile_lanes()),
@@ -34,6 +36,8 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
       dy_rows_(dy, HybridProblem::kQueryTile),
       sink_k_rows_(problem.k, problem.num_sinks()),
       sink_v_rows_(problem.v, problem.num_sinks()),
+      y_linear_rows_(has_linear_gradient_ ? forward.y_linear : dy, HybridProblem::kQueryTile),
+      dy_linear_rows_(has_linear_gradient_ ? dy_linear : dy, HybridProblem::kQueryTile),
       map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.tile_lanes()),
       map_k_(problem, problem.map_k, FeatureMapRole::kKey, problem.chunk_lanes()),
       totals_(static_cast<std::size_t>(problem.key_group())),
@@ -41,6 +45,7 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
       state_gradient_(problem),
       q_transposed_(problem.shape.D * ld_),
       dn_(ld_ * width_),
+      dn_linear_(has_linear_gradient_ ? ld_ * width_ : 0),
       dn_transposed_(problem.shape.D * ld_),
       phi_k_(problem.F * ld_chunk_),
       dphi_(problem.F * std::max(ld_, ld_chunk_)),
@@ -56,6 +61,8 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
       dk_(needs.k ? (chunks_ + 2 * lag()) * problem.chunk() * width_ : 0),
       dv_(needs.v ? (chunks_ + 2 * lag()) * problem.chunk() * width_ : 0),
       inverse_(problem.key_group() * query_chunks() * tiles_per_chunk_ * ld_),
+      inverse_linear_(
+          has_linear_gradient_ ? problem.key_group() * query_chunks() * tiles_per_chunk_ * ld_ : 0),
       dz_(problem.key_group() * query_chunks() * tiles_per_chunk_ * ld_),
       sink_dk_(needs.k ? problem.num_sinks() * width_ : 0),
       sink_dv_(needs.v ? problem.num_sinks() * width_ : 0),
@@ -198,8 +205,42 @@ void BackwardWalker::prepare_rows(const QueryTile& tile) {
     rows_inverse[i] = 1.0F / denominator[i];
     lane_dz[i] *= -rows_inverse[i];
   }
-  scale_rows(dy_.row(tile.begin), dy_.ld, rows_inverse, n, problem_.shape.D, dn_.data(), width_);
+  if (has_linear_gradient_) {
+    const std::int64_t D = problem_.shape.D;
+    const float* mass = head_of(forward_.linear_mass, h_) + tile.begin;
+    float* of_linear = inverse_linear(tile.begin);
+    float* deltas = lanes_.data() + 3 * ld_;
+    const Rows y_linear = y_linear_rows_.rows(b_, h_, tile.begin, tile.end);
+    dy_linear_ = dy_linear_rows_.rows(b_, h_, tile.begin, tile.end);
+    row_dots(dy_linear_.row(tile.begin),
+             dy_linear_.ld,
+             y_linear.row(tile.begin),
+             y_linear.ld,
+             n,
+             D,
+             deltas);
+    for (std::int64_t i = 0; i < n; ++i) {
+      of_linear[i] = mass[i] > 0.0F ? 1.0F / mass[i] : 0.0F;
+      lane_dz[i] -= of_linear[i] * deltas[i];
+    }
+  }
+  scale_gradients(tile);
   transpose(dn_.data(), width_, n, problem_.shape.D, dn_transposed_.data(), ld_);
+}
+
+void BackwardWalker::scale_gradients(const QueryTile& tile) {
+  const std::int64_t D = problem_.shape.D, n = tile.queries();
+  scale_rows(dy_.row(tile.begin), dy_.ld, inverse(tile.begin), n, D, dn_.data(), width_);
+  if (has_linear_gradient_) {
+    scale_rows(dy_linear_.row(tile.begin),
+               dy_linear_.ld,
+               inverse_linear(tile.begin),
+               n,
+               D,
+               dn_linear_.data(),
+               width_);
+    add_floats(dn_.data(), dn_linear_.data(), n * width_, dn_.data());
+  }
 }
 
 void BackwardWalker::walk_tile(const QueryTile& tile, std::int64_t far) {

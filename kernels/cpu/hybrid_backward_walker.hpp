@@ -8,6 +8,10 @@
 //   dphi_q_i = sum_j da_ij phi_k_j
 //   dphi_k_j = sum_i da_ij phi_q_i
 //
+// With a gradient e by y_linear, the linear branch alone, da_ij of linear pairs is also (e_i.v_j -
+// e_i.y_linear_i) / sum_j l_ij; scaling all l does not change y_linear, so t_i below stays what it
+// is. (For the parameters alone: pairs of the window do not see e.)
+//
 // The maximum is part of the model, so it is differentiated; equal maxima share. y does not change
 // when p and l are scaled together, so t_i = -phi_q_i.dphi_q_i: the window factor's gradient,
 // (1 - g) sum_i t_i, and the maximum's come without the window's scores and without their
@@ -48,6 +52,7 @@ class BackwardWalker {
                  const HybridForward& forward,
                  const at::Tensor& states,
                  const at::Tensor& dy,
+                 const at::Tensor& dy_linear,
                  const HybridNeeds& needs,
                  const BackwardPartials& out);
   void select(std::int64_t head);
@@ -67,8 +72,10 @@ class BackwardWalker {
   void walk_tile(const QueryTile& tile, std::int64_t far);
   // What join_queries reads of a chunk that no ascent has walked.
   void prepare_queries(std::int64_t chunk);
-  // dn = r dy as stored and transposed, and dz = -r delta a lane.
+  // dn = r dy as stored and transposed, and dz = -r delta a lane; with e both have its share.
   void prepare_rows(const QueryTile& tile);
+  // dn_ = r dy, and the share of e.
+  void scale_gradients(const QueryTile& tile);
   // da of the tile's pairs: all rows where the window's scores are needed, else the rows that hold
   // linear pairs; those are also copied, masked, to linear_.
   void pair_gradients(const QueryTile& tile);
@@ -104,6 +111,9 @@ class BackwardWalker {
   float* phi_q(std::int64_t query) { return phi_q_.data() + tile_index(query) * problem_.F * ld_; }
   float* dz(std::int64_t query) { return dz_.data() + tile_index(query) * ld_; }
   float* inverse(std::int64_t query) { return inverse_.data() + tile_index(query) * ld_; }
+  float* inverse_linear(std::int64_t query) {
+    return inverse_linear_.data() + tile_index(query) * ld_;
+  }
   float* dphi_near(std::int64_t chunk) {
     return dphi_near_.data() + (chunk - segment_.first_chunk + lag()) * problem_.F * ld_chunk_;
   }
@@ -114,6 +124,7 @@ class BackwardWalker {
   const HybridProblem& problem_;
   const HybridForward& forward_;
   const at::Tensor& states_;
+  bool has_linear_gradient_;
   const HybridNeeds& needs_;
   const BackwardPartials& out_;
   std::int64_t ld_, ld_chunk_, width_, tiles_per_chunk_, chunks_, b_ = 0;
@@ -121,17 +132,19 @@ class BackwardWalker {
   bool near_linear_, scores_, keys_side_;
   Segment segment_{};
   HeadRows q_rows_, k_rows_, v_rows_, y_rows_, dy_rows_, sink_k_rows_, sink_v_rows_;
+  HeadRows y_linear_rows_, dy_linear_rows_;
   TileMap map_q_, map_k_;
   Rows q_, k_, v_, y_, dy_, sink_k_, sink_v_;  // q_, y_ and dy_: of a tile
+  Rows dy_linear_;                             // likewise
   float gate_ = 0;
   std::vector<double> totals_;  // by member: sum over the segment's queries of t_i
   // Tiles.
   SegmentState state_, state_gradient_;  // (S, z) and (dS, dz)
-  Scratch q_transposed_, dn_, dn_transposed_, phi_k_, dphi_, v_transposed_;
+  Scratch q_transposed_, dn_, dn_linear_, dn_transposed_, phi_k_, dphi_, v_transposed_;
   Scratch scores_tile_, weights_, da_, linear_, linear_transposed_, dq_tile_;
-  // A segment's length: phi_q, 1 / Z and dz of every tile of every query head, the tiles' share of
-  // dphi_k, dk, dv.
-  Scratch phi_q_, dphi_near_, dk_, dv_, inverse_, dz_;
+  // A segment's length: phi_q, 1 / Z, 1 / sum l and dz of every tile of every query head, the
+  // tiles' share of dphi_k, dk, dv.
+  Scratch phi_q_, dphi_near_, dk_, dv_, inverse_, inverse_linear_, dz_;
   Scratch sink_dk_, sink_dv_;  // [sinks, padded(D)]
   Scratch lanes_;
 };

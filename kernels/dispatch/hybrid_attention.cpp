@@ -58,15 +58,19 @@ HybridGradients hybrid_backward(Backend backend,
                                 const HybridOptions& options,
                                 const HybridForward& forward,
                                 const at::Tensor& dy,
-                                const HybridNeeds& needs) {
+                                const HybridNeeds& needs,
+                                const at::Tensor& dy_linear) {
   RECORD_USER_SCOPE("hedgerow::hybrid_backward");
   // A caller may give factors that no window reads; no backend has a gradient of them.
   HybridNeeds present = needs;
   present.window_factors = needs.window_factors && options.layout != WindowLayout::kNone;
+  TORCH_CHECK(
+      !dy_linear.defined() || (backend != Backend::kCuda && !(needs.q || needs.k || needs.v)),
+      "hybrid attention: y_linear has gradients of the parameters alone, and none on CUDA");
   switch (backend) {
     case Backend::kCpu:
       return cpu::hybrid_backward_cpu(
-          cpu::make_problem(q, k, v, parameters, options), forward, dy, present);
+          cpu::make_problem(q, k, v, parameters, options), forward, dy, present, dy_linear);
     case Backend::kCuda:
       return cuda::hybrid_backend()->backward(
           make_hybrid_problem(q, k, v, parameters, options), forward, dy, present);
@@ -74,7 +78,7 @@ HybridGradients hybrid_backward(Backend backend,
       break;
   }
   return aten::hybrid_backward_aten(
-      make_hybrid_problem(q, k, v, parameters, options), forward, dy, present);
+      make_hybrid_problem(q, k, v, parameters, options), forward, dy, present, dy_linear);
 }
 
 Backend hybrid_backend_for(const at::Tensor& q,

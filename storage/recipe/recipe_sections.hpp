@@ -60,12 +60,14 @@ struct TransferSection {
       4;  // a multiple of plan.sequences_per_forward (accumulation is the ratio)
   double mse_factor = 1000.0;
   double xent_factor = 0.0;
+  // Share of the linear branch's own error, against softmax over the keys outside its window
+  double linear_factor = 0.0;
   double weight_decay = 0.0;
   double gradient_clip = 1.0;         // of each layer alone; 0: none
   bool shuffle = false;               // by windows of the sequence index from (seed, epoch)
   int validate_every = 10;            // optimizer steps
   int validation_sequences = 4;       // of the validation split, for MSE
-  std::string schedule = "constant";  // constant | plateau
+  std::string schedule = "constant";  // constant | plateau | cosine
   double plateau_factor = 0.1;
   int plateau_patience = 10;  // validations
   double min_learning_rate = 1e-5;

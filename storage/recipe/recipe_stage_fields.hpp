@@ -41,6 +41,9 @@ void visit_transfer(Transfer& transfer, Visitor& visitor) {
   visitor.field("xent_factor",
                 transfer.xent_factor,
                 {"weight of the attention-weight error; O(T^2) work", 0, 1e9});
+  visitor.field("linear_factor",
+                transfer.linear_factor,
+                {"times the linear branch's own error, beside mse_factor's", 0, 1e9});
   visitor.field("weight_decay", transfer.weight_decay, {"AdamW", 0, 1});
   visitor.field(
       "gradient_clip", transfer.gradient_clip, {"norm of each layer alone; 0: none", 0, 1e9});
@@ -50,15 +53,18 @@ void visit_transfer(Transfer& transfer, Visitor& visitor) {
   visitor.field("validation_sequences",
                 transfer.validation_sequences,
                 {"of the validation split, for the error", 1, 1e6});
-  visitor.field("schedule",
-                transfer.schedule,
-                {.comment = "of the learning rate", .choices = "constant|plateau"});
+  visitor.field(
+      "schedule",
+      transfer.schedule,
+      {.comment = "of the learning rate; cosine: down to min_learning_rate over max_steps",
+       .choices = "constant|plateau|cosine"});
   visitor.field(
       "plateau_factor", transfer.plateau_factor, {"plateau: rate times this", 0, 1, true});
   visitor.field("plateau_patience",
                 transfer.plateau_patience,
                 {"plateau: after so many validations", 0, 1e9});
-  visitor.field("min_learning_rate", transfer.min_learning_rate, {"plateau: not below", 0, 10});
+  visitor.field(
+      "min_learning_rate", transfer.min_learning_rate, {"plateau and cosine: not below", 0, 10});
   visitor.field("early_stop_patience",
                 transfer.early_stop_patience,
                 {"validations without improvement; 0: never", 0, 1e9});

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <nlohmann/json.hpp>
@@ -30,6 +31,16 @@ struct Plateau {
   }
   NLOHMANN_DEFINE_TYPE_INTRUSIVE(Plateau, best, num_bad)
 };
+
+// From learning_rate to min_learning_rate along half a cosine over the planned steps: the rate of
+// the step that follows `num_steps` others.
+[[nodiscard]] inline double cosine_rate(std::int64_t num_steps,
+                                        const storage::TransferSection& transfer) {
+  constexpr double kPi = 3.14159265358979323846;
+  const double done = std::min(1.0, static_cast<double>(num_steps) / transfer.max_steps);
+  return transfer.min_learning_rate +
+         (transfer.learning_rate - transfer.min_learning_rate) * 0.5 * (1.0 + std::cos(kPi * done));
+}
 
 // Remembers the best validation; says when `patience` validations in a row brought no better one
 // (0: never).

@@ -124,9 +124,9 @@ void LayerTrainer::create_parameters(const storage::ModelConfig& config, const a
 
 at::Tensor LayerTrainer::accumulate(const Qkv& qkv, double share) {
   const c10::AutoGradMode enable(true);
-  const kernels::AttentionTransfer transfer =
-      kernels::attention_transfer(qkv.q, qkv.k, qkv.v, parameters_, options_);
-  at::Tensor loss = transfer.mse * (transfer_.mse_factor * share);
+  const kernels::AttentionTransfer transfer = kernels::attention_transfer(
+      qkv.q, qkv.k, qkv.v, parameters_, options_, transfer_.linear_factor);
+  at::Tensor loss = transfer.loss * (transfer_.mse_factor * share);
   if (transfer_.xent_factor != 0.0) {
     loss = loss + kernels::transfer_cross_entropy(qkv.q, qkv.k, parameters_, options_) *
                       (transfer_.xent_factor * share);
@@ -152,6 +152,8 @@ void LayerTrainer::fail_not_finite(const std::string& what, const at::Tensor& y_
 void LayerTrainer::step() {
   gradient_norm_ = optimizer_->clip_gradients(transfer_.gradient_clip);
   if (!std::isfinite(gradient_norm_)) fail_not_finite("gradient", {});
+  if (transfer_.schedule == "cosine")
+    learning_rate_ = cosine_rate(optimizer_->num_steps(), transfer_);
   optimizer_->step(learning_rate_);
   const std::int64_t every = transfer_.redraw_every;
   if (every > 0 && optimizer_->num_steps() % every == 0) {

@@ -61,9 +61,9 @@ class LayerTrainer {
                std::uint64_t seed,
                const at::Device& device);
 
-  // One forward's share of a step: `share` x (mse_factor MSE + xent_factor cross-entropy), backward
-  // at once. q, k and v without autograd -> the teacher's output [B, H, T, D]. Throws kCorrupt if
-  // it is not finite, kInternal if the loss is not.
+  // One forward's share of a step: `share` x (mse_factor (MSE + linear_factor linear term) +
+  // xent_factor cross-entropy), backward at once. q, k and v without autograd -> the teacher's
+  // output [B, H, T, D]. Throws kCorrupt if it is not finite, kInternal if the loss is not.
   at::Tensor accumulate(const Qkv& qkv, double share);
   // Clip and update, then draw the maps again where the recipe's redraw_every says so; throws
   // kInternal naming the layer if the gradient is not finite.

@@ -33,7 +33,7 @@ Programs transfer_programs(const AttentionCase& shape) {
   };
   return {.ours =
               [options](const AttentionInputs& x) {
-                return cuda::attention_transfer(x.q, x.k, x.v, x.parameters, options).mse;
+                return cuda::attention_transfer(x.q, x.k, x.v, x.parameters, options).loss;
               },
           .plain =
               [options, square](AttentionInputs x) {
