@@ -229,6 +229,12 @@ class Imported(unittest.TestCase):
         generated = undisturbed.command("generate", *model, "--max-new-tokens", "5", "A hacker is", "--json")
         self.assertEqual(generated.code, 0, generated)
         self.assertEqual(len(json.loads(generated.out)["ids"]), 5)
+        description = json.loads((student / "hedgerow.json").read_text())
+        description["attention"]["key_maps"] = "kv_head"
+        (student / "hedgerow.json").write_text(json.dumps(description))
+        refused = undisturbed.command("generate", *model, "A hacker is")
+        self.assertEqual(refused.code, 2, refused)
+        self.assertIn(f"[{kv_heads}, {dim}, {dim}] with attention.key_maps = kv_head, found [{heads}, ", refused.err)
 
 
 if __name__ == "__main__":
