@@ -77,7 +77,7 @@ TEST_F(OtherDevice, AnEvaluationGivesTheCpusLoss) {
   const auto loss = [&](const at::Device& device) {
     EvaluateOptions options;
     options.device = device;
-    return evaluate(teacher, tokens, evaluation_sequences(tokens, 0), options).loss;
+    return evaluate(teacher, tokens, evaluation_sequences(tokens, 0), options).figures().loss;
   };
   EXPECT_NEAR(loss(other_), loss(at::kCPU), 1e-5);
 }

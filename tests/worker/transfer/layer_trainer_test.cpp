@@ -425,7 +425,8 @@ TEST_F(Trainer, MapsThatCannotBeSwitchedOffStayAsTheyAre) {
   use_positive_random(true);
   LayerTrainer trainer = make(0);
   const TensorMap start = maps(trainer);
-  trainer.validate(qkv_, window_output());
+  const at::Tensor control = window_output();
+  trainer.validate(qkv_, control + 0.01 * at::randn_like(control));
   trainer.finish_validation(0);
   EXPECT_EQ(trainer.result().at("kept_untrained"), false) << "a warning";
   for (const auto& [name, value] : maps(trainer))
