@@ -9,9 +9,7 @@
 namespace hedgerow::coordinator::cli {
 namespace {
 
-using nlohmann::json;
-
-json column(double perplexity, double beyond, double kl, double top1) {
+nlohmann::json column(double perplexity, double beyond, double kl, double top1) {
   return {{"perplexity", perplexity},
           {"kl", kl},
           {"top1", top1},
@@ -19,7 +17,7 @@ json column(double perplexity, double beyond, double kl, double top1) {
 }
 
 // Of a student whose perplexity beyond 128 tokens is `beyond`; its control's is 13.4.
-json evaluation_of(const char* subject, double beyond, int num_sinks = 4) {
+nlohmann::json evaluation_of(const char* subject, double beyond, int num_sinks = 4) {
   return {{"subject", subject},
           {"perplexity", 14.25},
           {"beyond", 128},
@@ -32,7 +30,7 @@ json evaluation_of(const char* subject, double beyond, int num_sinks = 4) {
             {"linear_off", column(15.5, 14.5, 0.25, 0.5)}}}};
 }
 
-RunStatus run_with(const char* subject, const json& result) {
+RunStatus run_with(const char* subject, const nlohmann::json& result) {
   RunStatus status;
   status.run = "run";
   status.state = "done";
@@ -45,14 +43,14 @@ RunStatus run_with(const char* subject, const json& result) {
   return status;
 }
 
-std::string joined(const std::vector<std::string>& lines) {
+std::string text_of(const std::vector<std::string>& lines) {
   std::string text = "\n";
   for (const std::string& line : lines) text += line + "\n";
   return text;
 }
 
 TEST(Control, ColumnsStandBelowEachOtherWithTheGapOfTheStudent) {
-  EXPECT_EQ(joined(column_lines(evaluation_of("lora", 12.0), 80)), R"(
+  EXPECT_EQ(text_of(column_lines(evaluation_of("lora", 12.0), 80)), R"(
 column      perplexity  beyond 128      KL   top-1  gap closed
 teacher           12.5        11.5       0  100.0%
 control          13.75        13.4   0.125   75.0%
@@ -62,13 +60,15 @@ linear off        15.5        14.5    0.25   50.0%
 }
 
 TEST(Control, ATeacherAloneHasNeitherGapNorPositionsBeyondAWindow) {
-  const json alone = {{"subject", "teacher"},
-                      {"columns", {{"teacher", {{"perplexity", 12.5}, {"kl", 0}, {"top1", 1}}}}}};
-  EXPECT_EQ(joined(column_lines(alone, 80)), R"(
+  const nlohmann::json alone = {
+      {"subject", "teacher"},
+      {"columns", {{"teacher", {{"perplexity", 12.5}, {"kl", 0}, {"top1", 1}}}}}};
+  EXPECT_EQ(text_of(column_lines(alone, 80)), R"(
 column   perplexity  KL   top-1
 teacher        12.5   0  100.0%
 )");
-  EXPECT_TRUE(column_lines({{"perplexity", 12.5}}, 80).empty()) << "of an earlier build";
+  EXPECT_TRUE(column_lines(nlohmann::json{{"perplexity", 12.5}}, 80).empty())
+      << "of an earlier build";
 }
 
 TEST(Control, AStudentThatDoesNotBeatItIsToldSoWithWhatHelps) {
@@ -79,7 +79,7 @@ TEST(Control, AStudentThatDoesNotBeatItIsToldSoWithWhatHelps) {
   EXPECT_NE(control_verdict(evaluation_of("transfer", 15.1, 0)).find("(window of 64, untrained)"),
             std::string::npos);
   EXPECT_EQ(control_verdict(evaluation_of("transfer", 13.0)), "");
-  EXPECT_EQ(control_verdict({{"perplexity", 12.5}}), "") << "nobody knows";
+  EXPECT_EQ(control_verdict(nlohmann::json{{"perplexity", 12.5}}), "") << "nobody knows";
 }
 
 TEST(Control, TheVerdictOfARunIsThatOfItsLastEvaluation) {
@@ -92,11 +92,11 @@ TEST(Control, TheVerdictOfARunIsThatOfItsLastEvaluation) {
 
 TEST(Control, StatusShowsItBesideThePerplexities) {
   RunStatus status = run_with("transfer", evaluation_of("transfer", 12.0));
-  json teacher = evaluation_of("teacher", 12.0);
+  nlohmann::json teacher = evaluation_of("teacher", 12.0);
   teacher["perplexity"] = 12.5;
   teacher.erase("gap_closed");
   status.tasks.push_back(run_with("teacher", teacher).tasks.front());
-  EXPECT_EQ(joined(whole_view(status, 80)), R"(
+  EXPECT_EQ(text_of(whole_view(status, 80)), R"(
 run run: done
 
 evaluated  perplexity  control  gap closed
@@ -122,7 +122,7 @@ TEST(Control, LayersThatAreKeptUntrainedAreToldInStatusWithBothErrors) {
                     {"control_mse", 0.0044},
                     {"kept_untrained", false}}}}};
   status.tasks.push_back(task);
-  EXPECT_EQ(joined(untrained_lines(status, 200)), R"(
+  EXPECT_EQ(text_of(untrained_lines(status, 200)), R"(
 layer 7: kept untrained: MSE 0.0051 is above its control's 0.0044
 warning: layer 8: MSE 0.0051 is above its control's 0.0044, and this feature map cannot be switched off; the trained one is kept
 )");
@@ -134,10 +134,8 @@ TEST(Control, OfManyLayersThatAreKeptUntrainedTheOthersAreCounted) {
   TaskStatus task;
   task.stage = "transfer";
   for (int layer = 0; layer < 32; ++layer) {
-    task.result["layers"].push_back({{"layer", layer},
-                                     {"trained_mse", 2.0},
-                                     {"control_mse", 1.0},
-                                     {"kept_untrained", true}});
+    task.result["layers"].push_back(
+        {{"layer", layer}, {"trained_mse", 2.0}, {"control_mse", 1.0}, {"kept_untrained", true}});
   }
   status.tasks.push_back(task);
   const std::vector<std::string> lines = untrained_lines(status, 80);
