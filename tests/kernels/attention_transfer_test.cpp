@@ -79,7 +79,7 @@ at::Tensor loss_with_linear_term(const AttentionInputs& x,
   const at::Tensor rows = is_linear.any(-1, true);
   if (!rows.any().item<bool>()) return loss;
   const at::Tensor outside = at::matmul(at::softmax(scores.masked_fill(~is_linear, -1e30), -1), v);
-  const at::Tensor y_linear = at::matmul(linear, v) / linear.sum(-1, true).clamp_min(1e-300);
+  const at::Tensor y_linear = at::matmul(linear, v) / linear.sum(-1, true).clamp_min(1e-30);
   const at::Tensor squared = ((y_linear - outside).square() * rows).sum();
   return loss +
          squared / static_cast<double>(rows.sum().item<std::int64_t>() * q.size(3)) * linear_factor;
