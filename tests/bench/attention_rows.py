@@ -16,6 +16,13 @@ CHUNKED_GOAL, CHUNKED_LENGTHS = "<= 0.5", (512, 1024, 2048, 8192, 32768)
 QUADRATIC_GOALS = {1024: 1 / 15, 8192: 1 / 100}
 SOFTMAX_GOALS = {8192: 1 / 6, 32768: 1 / 15}
 GROWTH_LENGTHS = (8192, 131072)
+FORM_LENGTHS = (512, 2048)
+# Of a form's time over the plain one's: 4 sinks; a key map a kv head for a transfer, for all gradients, for decode steps.
+FORM_GOALS = {("4 sinks", "maps"): "<= 1.03", ("4 sinks", "all"): "<= 1.03", ("4 sinks", "decode"): "<= 1.03",
+              ("a key map a kv head", "maps"): "<= 1", ("a key map a kv head", "all"): "<= 1",
+              ("a key map a kv head", "decode"): "<= 1"}
+FORM_WORK = {"maps": "a transfer's forward and backward", "all": "forward and backward with all gradients",
+             "decode": "64 decode steps"}
 
 
 def _lines(context: Context, program: str, *arguments: str) -> Iterator[dict[str, Any]]:
@@ -43,6 +50,21 @@ def attention(context: Context) -> Iterator[Row]:
     if not context.is_quick:
         yield from _softmax(context)
         yield from _growth(context)
+
+
+def forms(context: Context) -> Iterator[Row]:
+    """Sinks, and key maps of kv heads, beside the form without, in turns."""
+    lines = list(_lines(context, "kernels_bench", "--entries", "forms", "--repeats", str(context.repeats), "--lengths",
+                        *map(str, FORM_LENGTHS)))
+    for line in lines:
+        what, shape = line["gradients"], f"{line['layout']}, T = {line['T']:,}"
+        if what == "state":
+            if line["name"] == "a key map a kv head" and shape == f"{LAYOUTS[0]}, T = {FORM_LENGTHS[0]:,}":
+                yield against("bytes of kv_state and k_state, a key map a kv head", line["bytes"], "B", "<= 0.4",
+                              line["opponent"], line["opponent_bytes"])
+            continue
+        yield against(f"{line['name']}: {FORM_WORK[what]}, {shape}", line["median_ms"], "ms", FORM_GOALS[line["name"], what],
+                      line["opponent"], line["opponent_ms"])
 
 
 def _softmax(context: Context) -> Iterator[Row]:

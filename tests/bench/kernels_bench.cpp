@@ -5,8 +5,10 @@
 // Ours and the opponent take turns (worker/bench/alternate.hpp); without an opponent its fields are
 // null. peak_mib: what our own call takes beyond its inputs, at its highest. Shape: SmolLM2's (H 9,
 // G 3, D 64, F 64, W 64), four sequences or what --tokens leaves of them. From kLongLength on the
-// T x T opponent takes one head at a time, or its maps would not fit. Against softmax's own fast
-// backends, over many sizes: `hedgerow bench kernels`.
+// T x T opponent takes one head at a time, or its maps would not fit. The entry "forms" sets our
+// own forms beside one another: 4 sinks beside none, a key map a kv head beside one a query head,
+// of a transfer's forward and backward, of one with all gradients and of decode steps; and their
+// states' bytes. Against softmax's own fast backends, over many sizes: `hedgerow bench kernels`.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/GradMode.h>
@@ -61,6 +63,21 @@ bool has(const std::vector<std::string>& words, const std::string& word) {
   return std::find(words.begin(), words.end(), word) != words.end();
 }
 
+// Sinks, and whose key maps: as LoLCATs has them, for which the goals against opponents are.
+struct Form {
+  int num_sinks = 0;
+  storage::KeyMaps key_maps = storage::KeyMaps::kQueryHead;
+};
+
+storage::AttentionSpec spec_of(const std::string& layout, const Form& form) {
+  storage::AttentionSpec spec;
+  spec.bias = false;
+  spec.num_sinks = form.num_sinks;
+  spec.key_maps = form.key_maps;
+  spec.window = storage::window_layout_from_string(layout);
+  return spec;
+}
+
 struct Problem {
   at::Tensor q, k, v, dy;
   HybridParameters parameters;
@@ -68,18 +85,16 @@ struct Problem {
   std::vector<at::Tensor> wanted;  // leaves that get gradients
 };
 
-Problem make_problem(std::int64_t T, const std::string& layout, const Options& options) {
+Problem make_problem(std::int64_t T,
+                     const std::string& layout,
+                     const Options& options,
+                     const Form& form = {}) {
   const AttentionSize size{.B = std::max<std::int64_t>(1, options.tokens / T),
                            .H = kHeads,
                            .G = kKvHeads,
                            .T = T,
                            .D = kHeadDim};
-  storage::AttentionSpec spec;
-  spec.bias = false;
-  // As LoLCATs has it, for which the goals are.
-  spec.num_sinks = 0;
-  spec.key_maps = storage::KeyMaps::kQueryHead;
-  spec.window = storage::window_layout_from_string(layout);
+  const storage::AttentionSpec spec = spec_of(layout, form);
   worker::bench::CastInputs drawn(
       worker::bench::draw_inputs(size, wire::BenchDirection::kTraining, at::kCPU));
   const auto& inputs = drawn.in(options.dtype);
@@ -218,6 +233,69 @@ void bench_hybrid(std::int64_t T, const std::string& layout, const Options& opti
   }
 }
 
+// Decode steps behind T tokens of one sequence.
+constexpr int kSteps = 64;
+
+struct Decoder {
+  Work steps;
+  double state_bytes;  // kv_state and k_state
+};
+
+Decoder decoder(std::int64_t T,
+                const std::string& layout,
+                const Options& options,
+                const Form& form) {
+  const AttentionSize size{.B = 1, .H = kHeads, .G = kKvHeads, .T = T, .D = kHeadDim};
+  worker::bench::CastInputs drawn(
+      worker::bench::draw_inputs(size, wire::BenchDirection::kDecode, at::kCPU));
+  const auto hybrid =
+      worker::bench::draw_hybrid(spec_of(layout, form), kHeads, kKvHeads, kHeadDim, at::kCPU);
+  const Work step =
+      worker::bench::hybrid_call(drawn.in(options.dtype), hybrid, wire::BenchDirection::kDecode);
+  const std::int64_t states = form.key_maps == storage::KeyMaps::kKvHead ? kKvHeads : kHeads;
+  return {[step] {
+            for (int i = 0; i < kSteps; ++i) step();
+          },
+          static_cast<double>(states * hybrid.map.F * (kHeadDim + 1) * 4)};
+}
+
+void bench_forms(std::int64_t T, const std::string& layout, const Options& options) {
+  constexpr Form kPlain{}, kSinks{4, storage::KeyMaps::kQueryHead},
+      kKvHead{0, storage::KeyMaps::kKvHead};
+  const Attention fused = [](const Problem& p) {
+    return hybrid_attention(p.q, p.k, p.v, p.parameters, p.options);
+  };
+  for (const auto& [form, name] :
+       {std::pair{kSinks, "4 sinks"}, {kKvHead, "a key map a kv head"}}) {
+    const std::string opponent = form.num_sinks > 0 ? "without sinks" : "a key map a query head";
+    for (const std::string gradients : {"maps", "all"}) {
+      Options of_gradients = options;
+      of_gradients.gradients = gradients;
+      const Problem x = make_problem(T, layout, of_gradients, form),
+                    plain = make_problem(T, layout, of_gradients, kPlain);
+      report(name,
+             T,
+             layout,
+             of_gradients,
+             forward_backward(x, fused),
+             {{opponent, forward_backward(plain, fused)}});
+    }
+    Options of_decode = options;
+    of_decode.gradients = "decode";
+    const Decoder ours = decoder(T, layout, options, form),
+                  theirs = decoder(T, layout, options, kPlain);
+    report(name, T, layout, of_decode, ours.steps, {{opponent, theirs.steps}});
+    std::cout << nlohmann::json{{"name", name},
+                                {"T", T},
+                                {"layout", layout},
+                                {"gradients", "state"},
+                                {"bytes", ours.state_bytes},
+                                {"opponent", opponent},
+                                {"opponent_bytes", theirs.state_bytes}}
+              << std::endl;
+  }
+}
+
 void bench_cross_entropy(std::int64_t T, const std::string& layout, const Options& options) {
   const Options maps = options.of_maps();
   const Problem x = make_problem(T, layout, maps);
@@ -257,7 +335,11 @@ int main(int argc, char** argv) {
   CLI::App app("Times of the attention kernels against their T x T backends, as JSON lines");
   app.add_option("--lengths", options.lengths, "sequence lengths T")->capture_default_str();
   app.add_option("--entries", options.entries, "which of them")
-      ->check(CLI::IsMember(options.entries))
+      ->check(CLI::IsMember({"softmax_forward",
+                             "hybrid_forward",
+                             "hybrid_forward_backward",
+                             "cross_entropy_forward_backward",
+                             "forms"}))
       ->capture_default_str();
   app.add_option("--opponents", options.opponents, "of the hybrid; none: ours alone")
       ->check(CLI::IsMember({"quadratic", "chunked", "none"}))
@@ -285,6 +367,7 @@ int main(int argc, char** argv) {
     if (has(options.entries, "softmax_forward")) bench_softmax(T, options);
     for (const std::string& layout : options.layouts) {
       bench_hybrid(T, layout, options);
+      if (has(options.entries, "forms")) bench_forms(T, layout, options);
       if (has(options.entries, "cross_entropy_forward_backward"))
         bench_cross_entropy(T, layout, options);
     }
