@@ -44,7 +44,8 @@ HybridParameters AttentionArguments::parameters() const {
 HybridOptions AttentionArguments::options() const {
   return {.feature_map = feature_map_options(feature_map, negation, order),
           .layout = value_of("window", window, kWindowLayouts),
-          .window_size = window_size};
+          .window_size = window_size,
+          .num_sinks = num_sinks};
 }
 
 }  // namespace hedgerow::kernels::ops

@@ -20,7 +20,7 @@ namespace hedgerow::kernels::ops {
 #define HEDGEROW_ATTENTION_SCHEMA                                                           \
   "Tensor? layer_q=None, Tensor? bias_q=None, Tensor? layer_k=None, Tensor? bias_k=None, "  \
   "Tensor? window_factors=None, str feature_map=\"hedgehog_softmax\", bool negation=True, " \
-  "int order=2, str window=\"terraced\", int window_size=64"
+  "int order=2, str window=\"terraced\", int window_size=64, int num_sinks=0"
 
 struct AttentionArguments {
   std::optional<at::Tensor> layer_q, bias_q, layer_k, bias_k, window_factors;
@@ -29,6 +29,7 @@ struct AttentionArguments {
   std::int64_t order = 2;
   std::string window;
   std::int64_t window_size = 64;
+  std::int64_t num_sinks = 0;
 
   [[nodiscard]] HybridParameters parameters() const;
   // Throws c10::Error naming the known maps or windows where it has another.
@@ -65,7 +66,8 @@ struct AttentionOp<function> {
                 bool negation,
                 std::int64_t order,
                 std::string_view window,
-                std::int64_t window_size) {
+                std::int64_t window_size,
+                std::int64_t num_sinks) {
     return function({layer_q,
                      bias_q,
                      layer_k,
@@ -75,7 +77,8 @@ struct AttentionOp<function> {
                      negation,
                      order,
                      std::string(window),
-                     window_size},
+                     window_size,
+                     num_sinks},
                     own...);
   }
 
@@ -91,7 +94,8 @@ struct AttentionOp<function> {
                                          a.negation,
                                          a.order,
                                          a.window,
-                                         a.window_size);
+                                         a.window_size,
+                                         a.num_sinks);
   }
 };
 

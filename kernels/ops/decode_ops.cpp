@@ -1,12 +1,12 @@
-// hedgerow::prefill_state and decode_step: the state of recurrent inference as five tensors, which
-// a step advances in place. No autograd.
+// hedgerow::prefill_state and decode_step: the state of recurrent inference as five tensors, or
+// seven with sinks, which a step advances in place. No autograd.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/library.h>
 
-#include <tuple>
+#include <vector>
 
 #include "kernels/checks.hpp"
 #include "kernels/decode.hpp"
@@ -16,28 +16,36 @@ namespace hedgerow::kernels::ops {
 namespace {
 
 using at::Tensor;
-// kv_state, k_state, window_k, window_v, positions, as in DecodeState.
-using State = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+// In the order of DecodeState. A list, so that a state without sinks stays five tensors, as the
+// files of exports made before there were sinks take it apart.
+using State = std::vector<Tensor>;
 
-// `held` heads of a state, of `kv_heads` in its windows.
-void check_num_heads(std::optional<std::int64_t> num_heads,
-                     std::int64_t held,
+// Whether a parameter tells the heads of a state.
+bool tells_heads(const AttentionArguments& a) {
+  return a.layer_k.has_value() || a.bias_k.has_value() || a.window_factors.has_value();
+}
+
+void check_num_heads(const AttentionArguments& a,
+                     std::optional<std::int64_t> num_heads,
                      std::int64_t kv_heads) {
-  TORCH_CHECK(!num_heads.has_value() || *num_heads == held ||
-                  (*num_heads >= held && *num_heads % held == 0 && held == kv_heads),
+  if (!num_heads.has_value()) return;
+  const std::int64_t told = num_query_heads(a.parameters(), 0);
+  TORCH_CHECK(told > 0 ? *num_heads == told : *num_heads >= 1 && *num_heads % kv_heads == 0,
               "decode: num_heads must be the ",
-              held,
+              told > 0 ? told : kv_heads,
               " heads of the parameters, or without any a multiple of k's, found ",
               *num_heads);
 }
 
 // A state of query heads that no parameter tells: they share what their kv head has seen.
-void spread(DecodeState& state, std::optional<std::int64_t> num_heads) {
+void spread(const AttentionArguments& a,
+            DecodeState& state,
+            std::optional<std::int64_t> num_heads) {
   const std::int64_t held = state.kv_state.size(1);
-  if (!num_heads.has_value() || *num_heads == held) {
+  check_num_heads(a, num_heads, state.window_k.size(1));
+  if (!num_heads.has_value() || tells_heads(a)) {
     return;
   }
-  check_num_heads(num_heads, held, state.window_k.size(1));
   state.kv_state = state.kv_state.repeat_interleave(*num_heads / held, 1);
   state.k_state = state.k_state.repeat_interleave(*num_heads / held, 1);
 }
@@ -49,16 +57,21 @@ State prefill(const AttentionArguments& a,
               std::optional<std::int64_t> num_heads) {
   const c10::NoGradGuard no_grad;
   DecodeState state = prefill_state(k, v, lengths, a.parameters(), a.options());
-  spread(state, num_heads);
-  return {state.kv_state, state.k_state, state.window_k, state.window_v, state.positions};
+  spread(a, state, num_heads);
+  State out{state.kv_state, state.k_state, state.window_k, state.window_v, state.positions};
+  if (a.num_sinks > 0) {
+    out.insert(out.end(), {state.sink_k, state.sink_v});
+  }
+  return out;
 }
 
 c10::SymInt heads_of(const AttentionArguments& a,
                      const Tensor& k,
                      std::optional<std::int64_t> num_heads) {
-  if (num_heads.has_value()) return *num_heads;
   if (a.layer_k.has_value()) return a.layer_k->sym_size(0);
-  return a.window_factors.has_value() ? a.window_factors->sym_numel() : k.sym_size(1);
+  if (a.bias_k.has_value()) return a.bias_k->sym_size(0);
+  if (a.window_factors.has_value()) return a.window_factors->sym_numel();
+  return num_heads.has_value() ? c10::SymInt(*num_heads) : k.sym_size(1);
 }
 
 // What prefill_state checks, but for what only values tell.
@@ -71,9 +84,9 @@ void check_known_prefill(const AttentionArguments& a,
   if (!sizes_are_known({k, v, lengths, p.q.layer, p.q.bias, p.k.layer, p.k.bias, p.window_factors}))
     return;
   check_prefill(k, v, lengths);
-  const std::int64_t held = num_heads_of(p, k.size(1));
-  check_parameters(p, a.options(), held, k.size(1), k.size(3), k.device());
-  check_num_heads(num_heads, held, k.size(1));
+  const std::int64_t queries = num_query_heads(p, num_heads_of(p, k.size(1)));
+  check_parameters(p, a.options(), queries, k.size(1), k.size(3), k.device());
+  check_num_heads(a, num_heads, k.size(1));
 }
 
 State prefill_shape(const AttentionArguments& a,
@@ -83,16 +96,20 @@ State prefill_shape(const AttentionArguments& a,
                     std::optional<std::int64_t> num_heads) {
   const HybridOptions options = a.options();
   check_known_prefill(a, k, v, lengths, num_heads);
-  const c10::SymInt B = k.sym_size(0), H = heads_of(a, k, num_heads), D = k.sym_size(3);
+  const c10::SymInt B = k.sym_size(0), U = heads_of(a, k, num_heads), D = k.sym_size(3);
   const c10::SymInt F = num_features(a.layer_k, options.feature_map, D);
-  const auto ring = [&] {
-    return empty_of(k, {B, k.sym_size(1), ring_slots(options), D}, k.scalar_type());
+  const auto raw = [&](std::int64_t tokens) {
+    return empty_of(k, {B, k.sym_size(1), tokens, D}, k.scalar_type());
   };
-  return {empty_of(k, {B, H, F, D}, at::kFloat),
-          empty_of(k, {B, H, F}, at::kFloat),
-          ring(),
-          ring(),
-          empty_of(k, {B}, at::kLong)};
+  State out{empty_of(k, {B, U, F, D}, at::kFloat),
+            empty_of(k, {B, U, F}, at::kFloat),
+            raw(ring_slots(options)),
+            raw(ring_slots(options)),
+            empty_of(k, {B}, at::kLong)};
+  if (a.num_sinks > 0) {
+    out.insert(out.end(), {raw(a.num_sinks), raw(a.num_sinks)});
+  }
+  return out;
 }
 
 State prefill_autograd(const AttentionArguments& a,
@@ -104,17 +121,27 @@ State prefill_autograd(const AttentionArguments& a,
   return AttentionOp<&prefill>::dispatch("hedgerow::prefill_state", a, k, v, lengths, num_heads);
 }
 
-// decode_step would make a state of other heads anew; these tensors are the caller's.
-void check_caller_state(const Tensor& q,
+// decode_step would make a state of other heads anew, and read none of sinks that the options do
+// not have; these tensors are the caller's.
+void check_caller_state(const AttentionArguments& a,
+                        const Tensor& q,
                         const Tensor& kv_state,
                         const Tensor& k_state,
-                        const Tensor& positions) {
-  TORCH_CHECK(q.dim() != 3 || kv_state.dim() != 4 || kv_state.size(1) == q.size(1),
-              "decode: kv_state must have q's ",
-              q.dim() == 3 ? q.size(1) : 0,
-              " heads, found ",
-              kv_state.dim() == 4 ? kv_state.size(1) : 0,
-              "; give prefill_state num_heads");
+                        const Tensor& positions,
+                        const std::optional<Tensor>& sink_k,
+                        const std::optional<Tensor>& sink_v) {
+  if (q.dim() == 3 && kv_state.dim() == 4) {
+    const std::int64_t heads = num_key_heads(a.parameters(), q.size(1));
+    TORCH_CHECK(kv_state.size(1) == heads,
+                "decode: kv_state must have ",
+                heads == q.size(1) ? "q's " : "the key map's ",
+                heads,
+                " heads, found ",
+                kv_state.size(1),
+                tells_heads(a) ? "" : "; give prefill_state num_heads");
+  }
+  TORCH_CHECK(a.num_sinks != 0 || (!sink_k.has_value() && !sink_v.has_value()),
+              "decode: num_sinks must be that of the state, which has sinks, found 0");
   TORCH_CHECK(kv_state.scalar_type() == at::kFloat && k_state.scalar_type() == at::kFloat &&
                   positions.scalar_type() == at::kLong,
               "decode: kv_state and k_state must be float32 and positions int64, found ",
@@ -133,10 +160,18 @@ Tensor step(const AttentionArguments& a,
             const Tensor& k_state,
             const Tensor& window_k,
             const Tensor& window_v,
-            const Tensor& positions) {
+            const Tensor& positions,
+            const std::optional<Tensor>& sink_k,
+            const std::optional<Tensor>& sink_v) {
   const c10::NoGradGuard no_grad;
-  check_caller_state(q, kv_state, k_state, positions);
-  DecodeState state{kv_state, k_state, window_k, window_v, positions};
+  check_caller_state(a, q, kv_state, k_state, positions, sink_k, sink_v);
+  DecodeState state{kv_state,
+                    k_state,
+                    window_k,
+                    window_v,
+                    positions,
+                    sink_k.value_or(Tensor()),
+                    sink_v.value_or(Tensor())};
   return decode_step(q, k, v, state, a.parameters(), a.options()).contiguous();
 }
 
@@ -148,9 +183,12 @@ Tensor step_shape(const AttentionArguments& a,
                   const Tensor& k_state,
                   const Tensor& /*window_k*/,
                   const Tensor& /*window_v*/,
-                  const Tensor& positions) {
-  if (sizes_are_known({q, k, v, kv_state})) {
-    check_caller_state(q, kv_state, k_state, positions);
+                  const Tensor& positions,
+                  const std::optional<Tensor>& sink_k,
+                  const std::optional<Tensor>& sink_v) {
+  const HybridParameters p = a.parameters();
+  if (sizes_are_known({q, k, v, kv_state, p.k.layer, p.k.bias})) {
+    check_caller_state(a, q, kv_state, k_state, positions, sink_k, sink_v);
     check_token(q, k, v);
     check_known(a, q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
   }
@@ -167,12 +205,27 @@ Tensor step_autograd(const AttentionArguments& a,
                      const Tensor& k_state,
                      const Tensor& window_k,
                      const Tensor& window_v,
-                     const Tensor& positions) {
+                     const Tensor& positions,
+                     const std::optional<Tensor>& sink_k,
+                     const std::optional<Tensor>& sink_v) {
   const at::AutoDispatchBelowADInplaceOrView below;
-  Tensor y = AttentionOp<&step>::dispatch(
-      "hedgerow::decode_step", a, q, k, v, kv_state, k_state, window_k, window_v, positions);
+  Tensor y = AttentionOp<&step>::dispatch("hedgerow::decode_step",
+                                          a,
+                                          q,
+                                          k,
+                                          v,
+                                          kv_state,
+                                          k_state,
+                                          window_k,
+                                          window_v,
+                                          positions,
+                                          sink_k,
+                                          sink_v);
   for (const Tensor& x : {kv_state, k_state, window_k, window_v, positions}) {
     torch::autograd::impl::bump_version(x);
+  }
+  for (const std::optional<Tensor>& x : {sink_k, sink_v}) {
+    if (x.has_value()) torch::autograd::impl::bump_version(*x);
   }
   return y;
 }
@@ -181,13 +234,12 @@ TORCH_LIBRARY_FRAGMENT(hedgerow, library) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};
   library.def(
       "prefill_state(Tensor k, Tensor v, Tensor lengths, *, int? "
-      "num_heads=None, " HEDGEROW_ATTENTION_SCHEMA
-      ") -> (Tensor kv_state, Tensor k_state, Tensor window_k, Tensor window_v, Tensor positions)",
+      "num_heads=None, " HEDGEROW_ATTENTION_SCHEMA ") -> Tensor[]",
       tags);
   library.def(
       "decode_step(Tensor q, Tensor k, Tensor v, Tensor(a!) kv_state, Tensor(b!) k_state, "
-      "Tensor(c!) window_k, Tensor(d!) window_v, Tensor(e!) positions, "
-      "*, " HEDGEROW_ATTENTION_SCHEMA ") -> Tensor",
+      "Tensor(c!) window_k, Tensor(d!) window_v, Tensor(e!) positions, Tensor(f!)? sink_k=None, "
+      "Tensor(g!)? sink_v=None, *, " HEDGEROW_ATTENTION_SCHEMA ") -> Tensor",
       tags);
 }
 

@@ -268,6 +268,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     context->saved_data["order"] = a.order;
     context->saved_data["window"] = a.window;
     context->saved_data["window_size"] = a.window_size;
+    context->saved_data["num_sinks"] = a.num_sinks;
     return y;
   }
 
@@ -320,7 +321,8 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
             context->saved_data["negation"].toBool(),
             context->saved_data["order"].toInt(),
             context->saved_data["window"].toStringRef(),
-            context->saved_data["window_size"].toInt()};
+            context->saved_data["window_size"].toInt(),
+            context->saved_data["num_sinks"].toInt()};
   }
 };
 

@@ -1,5 +1,5 @@
-"""An export in transformers against hedgerow-worker, on real weights: SmolLM2's first four layers, both windows
-and the maps of the exponential.
+"""An export in transformers against hedgerow-worker, on real weights: SmolLM2's first four layers, both windows with the
+sinks and key maps of a recipe that says nothing of them, a student without either, and the maps of the exponential.
 
 Catches: a tensor written under another name or dtype than the modeling file reads, an attention setting lost on the way
 into config.json, generation that depends on how prompts are batched, an adapter that PEFT reads differently than we do, a
@@ -36,8 +36,6 @@ TOLERANCE = 1e-3  # of a logit, fp32 on both sides
 # equal, rounding decides. A logit of 16 to 32 is a multiple of 0.125 in bf16, and each side may round it up or down.
 TIE = {"fp32": TOLERANCE, "bf16": 0.25}
 NEW_TOKENS = 40
-# The attention of exports: the modeling files know neither sinks nor key maps of kv heads.
-EXPORTED = {"attention.num_sinks": 0, "attention.key_maps": "query_head"}
 PROMPTS = ("A hacker is", "In a Unix system, the origin of the word bug is told as follows: when",
            "The file that holds it all was first written at a laboratory in which nobody slept, and where everyone who came "
            "in by day left a note on the blackboard for those who came in by night; over the years the notes grew into")
@@ -64,7 +62,7 @@ class ExportParity:
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.job = job.Job({**job.MORE_EVALUATION, "plan.compute_dtype": cls.compute_dtype, **EXPORTED,
+        cls.job = job.Job({**job.MORE_EVALUATION, "plan.compute_dtype": cls.compute_dtype,
                            **{f"attention.{key}": value for key, value in cls.attention.items()}})
         cls.addClassCleanup(cls.job.close)
         ended = cls.job.run()
@@ -77,6 +75,21 @@ class ExportParity:
         cls.model = load(cls.export, dtype=torch.float32)
         with h5py.File(cls.job.run_directory / "tokens" / "evaluate.h5") as file:
             cls.ids = torch.from_numpy(file["input_ids"][:].astype("int64"))
+
+    def test_its_config_says_sinks_and_key_maps_and_the_weights_have_that_form(self) -> None:
+        random = self.attention.get("feature_map") == "positive_random"
+        found = json.loads((self.export / "config.json").read_text())["hedgerow"]["attention"]
+        expected = {"num_sinks": 4, "key_maps": "query_head" if random else "kv_head", **self.attention}
+        self.assertEqual({key: found[key] for key in expected}, expected)
+        card = (self.export / "README.md").read_text()
+        for key in ("num_sinks", "key_maps"):
+            self.assertIn(f"{key} = {json.dumps(expected[key])}", card)
+        attention = self.model.model.layers[0].self_attn
+        self.assertEqual(attention.num_sinks, expected["num_sinks"])
+        if attention.feature_map_k.mlp is not None:
+            heads = attention.kv_heads if expected["key_maps"] == "kv_head" else attention.heads
+            self.assertEqual(attention.feature_map_k.mlp.layer.shape[0], heads)
+            self.assertLess(attention.kv_heads, attention.heads)
 
     def newest(self, folder: str) -> Path:
         return max((self.job.run_directory / folder).iterdir(), key=lambda path: int(path.name.lstrip("t")))
@@ -213,6 +226,12 @@ class Sliding(OnePrecision, unittest.TestCase):
 class Terraced(OnePrecision, unittest.TestCase):
     attention = {"window": "terraced"}
     compute_dtype = "bf16"
+
+
+class WithoutSinksAndAKeyMapAQueryHead(ExportParity, unittest.TestCase):
+    """LoLCATs' form, which imports and the exports of earlier builds have."""
+
+    attention = {"window": "terraced", "num_sinks": 0, "key_maps": "query_head"}
 
 
 class PositiveRandom(ExportParity, unittest.TestCase):

@@ -22,6 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 transformers_logging.disable_progress_bar()
 LAYOUTS = ("sliding", "terraced", "none")
+DEFAULT = {"num_sinks": 4, "key_maps": "kv_head"}  # of a recipe
 MAPS = ({"feature_map": "hedgehog_softmax", "negation": True}, {"feature_map": "hedgehog_softmax", "negation": False},
         {"feature_map": "hedgehog_exp", "negation": True}, {"feature_map": "hedgehog_exp", "negation": False},
         {"feature_map": "t2r", "bias": True}, {"feature_map": "elu_plus_one"}, {"feature_map": "relu"},
@@ -46,7 +47,9 @@ def make_model(directory: str, attention: dict, softmax_layers=(), config=None, 
 def quadratic_attention(layer, q, k, v) -> torch.Tensor:
     """The definition with T x T tensors, from the equations alone. q [B, H, T, D], k, v [B, G, T, D], fp64."""
     heads, length = q.shape[1], q.shape[2]
+    shares = heads // layer.feature_map_k.mlp.layer.shape[0] if layer.feature_map_k.mlp is not None else 1
     k, v = (x.repeat_interleave(heads // x.shape[1], 1) for x in (k, v))
+    phi_k = layer.feature_map_k(k[:, ::shares]).repeat_interleave(shares, 1)
     width = layer.window_size
     i, j = torch.arange(length)[:, None], torch.arange(length)[None]
     if layer.window == "sliding":
@@ -55,7 +58,8 @@ def quadratic_attention(layer, q, k, v) -> torch.Tensor:
         window = (j <= i) & (j // width >= i // width - 1)
     else:
         window = torch.zeros(length, length, dtype=torch.bool)
-    linear = (layer.feature_map_q(q) @ layer.feature_map_k(k).transpose(2, 3)).masked_fill(window | (j > i), 0)
+    window = window | ((j < layer.num_sinks) & (j <= i))
+    linear = (layer.feature_map_q(q) @ phi_k.transpose(2, 3)).masked_fill(window | (j > i), 0)
     if layer.window == "none":
         return linear @ v / (linear.sum(-1, keepdim=True) + 1e-12)
     s = (q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])).masked_fill(~window, -math.inf)
@@ -71,13 +75,25 @@ class Attention(unittest.TestCase):
                 with self.subTest(layout=layout, **spec), tempfile.TemporaryDirectory() as directory:
                     attention = {"window": layout, "window_size": 8, "feature_dim": dim, **spec}
                     layer = make_model(directory, attention).double().model.layers[0].self_attn
-                    for length in (1, 7, 8, 9, 16, 17, 41):
-                        q, k, v = (torch.randn(2, n, length, 16, dtype=torch.float64) for n in (4, 2, 2))
-                        if spec["feature_map"] == "identity":
-                            q, k = q.abs(), k.abs()  # features must be positive for the denominator
-                        expected = quadratic_attention(layer, q, k, v)
-                        found, _ = layer._chunked(q, k, v, None)
-                        assert_close(found, expected, rtol=1e-9, atol=1e-9)
+                    self.assert_definition(layer, (1, 7, 8, 9, 16, 17, 41), positive=spec["feature_map"] == "identity")
+
+    def test_chunks_give_it_with_sinks_and_key_maps_of_kv_heads(self):
+        cases = [(layout, sinks, maps) for layout in ("sliding", "terraced") for sinks in (0, 1, 3, 8)
+                 for maps in ("query_head", "kv_head")] + [("none", 0, "kv_head")]
+        for layout, sinks, maps in cases:
+            for spec in ({}, {"bias": True}, {"feature_map": "elu_plus_one", "feature_dim": 16}):
+                attention = {"window": layout, "window_size": 8, "feature_dim": 12, "num_sinks": sinks, "key_maps": maps, **spec}
+                with self.subTest(**attention), tempfile.TemporaryDirectory() as directory:
+                    layer = make_model(directory, attention).double().model.layers[0].self_attn
+                    self.assert_definition(layer, (1, 2, 8, 9, 17, 41))
+
+    def assert_definition(self, layer, lengths, positive=False):
+        for length in lengths:
+            q, k, v = (torch.randn(2, n, length, 16, dtype=torch.float64) for n in (4, 2, 2))
+            if positive:
+                q, k = q.abs(), k.abs()  # features must be positive for the denominator
+            found, _ = layer._chunked(q, k, v, None, torch.zeros(2, dtype=torch.int64))
+            assert_close(found, quadratic_attention(layer, q, k, v), rtol=1e-9, atol=1e-9)
 
 
 class FeatureMapsOfTheExponential(unittest.TestCase):
@@ -109,6 +125,9 @@ class Generation(unittest.TestCase):
     def models(self):
         cases = [(layout, softmax_layers, {}) for layout in LAYOUTS for softmax_layers in ((), (1,))]
         cases += [("terraced", (), {"feature_map": kind}) for kind in ("positive_random", "taylor")]
+        cases += [(layout, (), DEFAULT) for layout in ("sliding", "terraced")]
+        cases += [("terraced", (1,), {**DEFAULT, "num_sinks": 8}), ("sliding", (), {**DEFAULT, "bias": True, "num_sinks": 8}),
+                  ("none", (), {"key_maps": "kv_head"})]
         for layout, softmax_layers, spec in cases:
             with self.subTest(layout=layout, softmax_layers=softmax_layers, **spec), \
                     tempfile.TemporaryDirectory() as directory:
@@ -181,7 +200,7 @@ class Generation(unittest.TestCase):
     @torch.no_grad()
     def test_beam_search_reorders_the_cache(self):
         with tempfile.TemporaryDirectory() as directory:
-            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12}, (1,))
+            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12, **DEFAULT}, (1,))
             ids = torch.randint(3, 97, (2, 11))
             arguments = dict(max_new_tokens=12, num_beams=3, do_sample=False, eos_token_id=None, pad_token_id=2)
             self.assertEqual(model.generate(ids, use_cache=True, **arguments).tolist(),
@@ -190,7 +209,7 @@ class Generation(unittest.TestCase):
     @torch.no_grad()
     def test_the_cache_does_not_grow(self):
         with tempfile.TemporaryDirectory() as directory:
-            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12})
+            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12, **DEFAULT})
             sizes = []
             for length in (40, 400):
                 cache = model(torch.randint(3, 97, (1, length)), use_cache=True).past_key_values
@@ -209,7 +228,7 @@ class Generation(unittest.TestCase):
     @torch.no_grad()
     def test_loading_in_bf16_keeps_the_maps_in_fp32_and_saving_loads_back(self):
         with tempfile.TemporaryDirectory() as directory:
-            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12})
+            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12, **DEFAULT})
             saved = Path(directory) / "saved"
             model.save_pretrained(saved)
             loaded = AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True, dtype=torch.bfloat16)
@@ -241,8 +260,26 @@ class Generation(unittest.TestCase):
             from transformers import DynamicCache
             with self.assertRaisesRegex(ValueError, "HedgerowCache, found DynamicCache"):
                 model(torch.ones(1, 4, dtype=torch.int64), past_key_values=DynamicCache())
-            with self.assertRaisesRegex(ValueError, "feature_map is 'performer'"):
-                make_model(directory, {"feature_map": "performer"})
+            for pattern, attention in (("feature_map is 'performer'", {"feature_map": "performer"}),
+                                       ("key_maps is 'layer'; known: query_head, kv_head", {"key_maps": "layer"}),
+                                       ("num_sinks is 9; a window of 8 tokens takes 0 to 8", {"window_size": 8, "num_sinks": 9}),
+                                       ("num_sinks is 4; a window of 0 tokens", {"window": "none", "num_sinks": 4})):
+                with self.assertRaisesRegex(ValueError, pattern):
+                    make_model(directory, attention)
+
+    @torch.no_grad()
+    def test_an_export_that_says_nothing_of_sinks_and_key_maps_has_none_and_one_a_query_head(self):
+        with tempfile.TemporaryDirectory() as directory:
+            attention = {"window": "sliding", "window_size": 8, "feature_dim": 12}
+            silent = make_model(directory, attention)
+            self.assertEqual(silent.model.layers[0].self_attn.feature_map_k.mlp.layer.shape, (4, 16, 6))
+            ids = torch.randint(3, 97, (2, 33))
+            expected = silent(ids, use_cache=False).logits
+            told = make_model(directory, {**attention, "num_sinks": 0, "key_maps": "query_head"})
+            self.assertTrue(torch.equal(told(ids, use_cache=False).logits, expected))
+            sinks = make_model(directory, {**attention, "num_sinks": 4})
+            assert_close(sinks(ids, use_cache=False).logits[:, :8], expected[:, :8])  # the window alone
+            self.assertGreater(float((sinks(ids, use_cache=False).logits - expected)[:, 12:].abs().max()), 1e-2)
 
 
 class Bodies(unittest.TestCase):

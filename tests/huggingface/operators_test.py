@@ -20,7 +20,7 @@ support.require("torch", "transformers", "safetensors")
 LIBRARY = support.operators_library()
 
 import torch  # noqa: E402
-from modeling_test import LAYOUTS, MAPS, make_model  # noqa: E402
+from modeling_test import DEFAULT, LAYOUTS, MAPS, make_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torch.testing import assert_close  # noqa: E402
 
@@ -72,6 +72,8 @@ class WithOperators(unittest.TestCase):
         # Without a window and a layer only num_heads tells the query heads.
         cases += [("none", (), {"feature_map": "elu_plus_one"})]
         cases += [("terraced", (), spec) for spec in MAPS[1:] if spec["feature_map"] != "identity"]
+        cases += [(layout, (), {**DEFAULT, "bias": True}) for layout in ("sliding", "terraced")]
+        cases += [("terraced", (1,), {**DEFAULT, "num_sinks": 8}), ("none", (), {"key_maps": "kv_head"})]
         for layout, softmax_layers, spec in cases:
             dim = 16 if spec.get("feature_map") in ("elu_plus_one", "relu") else 12
             with self.subTest(layout=layout, softmax_layers=softmax_layers, **spec), tempfile.TemporaryDirectory() as directory:
@@ -167,9 +169,9 @@ class WithOperators(unittest.TestCase):
         config = {k: v for k, v in json.loads((teacher / "config.json").read_text()).items()
                   if k not in ("model_type", "architectures")}
         weights = {name: x.float() for file in teacher.glob("*.safetensors") for name, x in load_file(file).items()}
-        for window in ("sliding", "terraced"):
-            with self.subTest(window=window), tempfile.TemporaryDirectory() as directory:
-                model = make_model(directory, {"window": window, "window_size": 64, "feature_dim": 64}, config=config)
+        for window, spec in (("sliding", {}), ("sliding", DEFAULT), ("terraced", DEFAULT)):
+            with self.subTest(window=window, **spec), tempfile.TemporaryDirectory() as directory:
+                model = make_model(directory, {"window": window, "window_size": 64, "feature_dim": 64, **spec}, config=config)
                 missing, unexpected = model.load_state_dict(weights, strict=False)
                 self.assertEqual(unexpected, [])
                 self.assertTrue(all("feature_map" in name or "window_factors" in name or name == "lm_head.weight" for name in missing))

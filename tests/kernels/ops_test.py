@@ -32,6 +32,8 @@ LAYOUTS = ("sliding", "terraced", "none")
 MAPS = ({}, {"negation": False}, {"feature_map": "hedgehog_exp"}, {"feature_map": "t2r", "bias": True},
         {"feature_map": "elu_plus_one", "projection": False}, {"feature_map": "positive_random"},
         {"feature_map": "taylor", "projection": False})
+DEFAULT = {"num_sinks": 4, "shared": True}  # a recipe's; shared: one key map a kv head
+STUDENTS = ({"num_sinks": 3}, DEFAULT, {**DEFAULT, "num_sinks": 8, "feature_map": "t2r", "bias": True})
 B, H, G, T, D, f, W = 2, 4, 2, 45, 16, 8, 8
 FORWARD = ("hybrid_attention", "softmax_attention", "linear_attention", "feature_map", "transfer_mse",
            "transfer_cross_entropy", "linear_share", "prefill_state", "decode_step")
@@ -44,6 +46,7 @@ class Case:
         torch.manual_seed(support.SEED)
         spec = dict(spec)
         projection, bias = spec.pop("projection", True), spec.pop("bias", False)
+        key_heads = G if spec.pop("shared", False) else H
         parameters = torch.float64 if dtype is torch.float64 else torch.float32
 
         def leaf(*sizes, of=parameters, scale=1.0):
@@ -53,9 +56,9 @@ class Case:
         self.told = {"window": window, "window_size": W, **spec}
         self.learned = {}
         if projection:
-            self.learned |= {"layer_q": leaf(H, D, f, scale=0.3), "layer_k": leaf(H, D, f, scale=0.3)}
+            self.learned |= {"layer_q": leaf(H, D, f, scale=0.3), "layer_k": leaf(key_heads, D, f, scale=0.3)}
         if bias:
-            self.learned |= {"bias_q": leaf(H, f), "bias_k": leaf(H, f)}
+            self.learned |= {"bias_q": leaf(H, f), "bias_k": leaf(key_heads, f)}
         if window != "none":
             self.learned["window_factors"] = leaf(1, H, 1, 1)
 
@@ -81,7 +84,7 @@ class Case:
 
 
 def features(case: Case, x: torch.Tensor, side: str) -> torch.Tensor:
-    """phi of the definition, x [B, H, T, D] in fp64."""
+    """phi of the definition, x [B, heads of the map, T, D] in fp64."""
     layer, bias = case.learned.get(f"layer_{side}"), case.learned.get(f"bias_{side}")
     kind, negation = case.told.get("feature_map", "hedgehog_softmax"), case.told.get("negation", True)
     if kind == "taylor":  # order 2, all D^2 products: phi.phi = 1 + s + s^2 / 2
@@ -108,7 +111,10 @@ def weights(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     q, k = case.q, case.k.repeat_interleave(H // G, 1)
     i, j = torch.arange(q.shape[2])[:, None], torch.arange(q.shape[2])[None]
     window = {"none": i < 0, "sliding": (j <= i) & (j > i - W), "terraced": (j <= i) & (j // W >= i // W - 1)}[case.told["window"]]
-    linear = (features(case, q, "q") @ features(case, k, "k").transpose(2, 3)).masked_fill(window | (j > i), 0)
+    window = window | ((j <= i) & (j < case.told.get("num_sinks", 0)))
+    shares = H // case.learned["layer_k"].shape[0] if "layer_k" in case.learned else 1
+    phi_k = features(case, k[:, ::shares], "k").repeat_interleave(shares, 1)
+    linear = (features(case, q, "q") @ phi_k.transpose(2, 3)).masked_fill(window | (j > i), 0)
     if case.told["window"] == "none":
         return torch.zeros_like(linear), linear
     s = (q @ k.transpose(2, 3) / math.sqrt(D)).masked_fill(~window, -math.inf)
@@ -129,7 +135,8 @@ def gradients(y: torch.Tensor, leaves: dict[str, torch.Tensor]) -> dict[str, tor
 
 
 def everything():
-    return [(layout, spec) for layout in LAYOUTS for spec in MAPS]
+    cases = [(layout, spec) for layout in LAYOUTS for spec in MAPS] + [("none", {"shared": True})]
+    return cases + [(layout, spec) for layout in ("sliding", "terraced") for spec in STUDENTS]
 
 
 class Registration(unittest.TestCase):
@@ -162,13 +169,16 @@ class Registration(unittest.TestCase):
         torch.library.opcheck(ops.transfer_mse, (case.q.transpose(1, 2), still.q.transpose(1, 2) + 1))
         torch.library.opcheck(ops.transfer_cross_entropy, (still.q, still.k), case.keywords)
         torch.library.opcheck(ops.linear_share, (case.q, case.k), case.keywords)
+        student = Case(**DEFAULT)
+        torch.library.opcheck(ops.transfer_cross_entropy, (still.q, still.k), student.keywords)
+        torch.library.opcheck(ops.linear_share, (case.q, case.k), student.keywords)
         torch.library.opcheck(ops.feature_map, (case.k, case.learned["layer_k"]), {"num_heads": H, "of_queries": False})
         torch.library.opcheck(ops.feature_map, (case.k,), {"num_heads": H, "of_queries": True, "feature_map": "taylor"})
         phi = [torch.rand(B, H, T, 6, requires_grad=True) for _ in range(2)]
         for causal in (True, False):
             torch.library.opcheck(ops.linear_attention, (*phi, case.q), {"causal": causal})
-        for layout in LAYOUTS:
-            still = Case(layout, learns=False)
+        for layout, spec in [(layout, {}) for layout in LAYOUTS] + [("terraced", DEFAULT), ("sliding", DEFAULT)]:
+            still = Case(layout, learns=False, **spec)
             torch.library.opcheck(ops.prefill_state, (still.k, still.v, torch.tensor([20, T])), still.keywords)
             state = ops.prefill_state(still.k, still.v, torch.tensor([20, T]), **still.keywords)
             torch.library.opcheck(ops.decode_step, (*(x[:, :, 0] for x in still.inputs), *state), still.keywords)
@@ -183,6 +193,14 @@ class Registration(unittest.TestCase):
             state = ops.prefill_state(k, k, torch.empty(1, dtype=torch.int64), **told)
             self.assertEqual([tuple(x.shape) for x in state],
                              [(1, H, 2 * f, D), (1, H, 2 * f), (1, G, 128, D), (1, G, 128, D), (1,)])
+            student = {**told, "layer_k": layer[:G], "num_sinks": 4}
+            for heads in (None, H):
+                state = ops.prefill_state(k.bfloat16(), k.bfloat16(), torch.empty(1, dtype=torch.int64), num_heads=heads, **student)
+                self.assertEqual([tuple(x.shape) for x in state], [(1, G, 2 * f, D), (1, G, 2 * f), (1, G, 128, D),
+                                                                   (1, G, 128, D), (1,), (1, G, 4, D), (1, G, 4, D)])
+                self.assertEqual([x.dtype for x in state[-2:]], [torch.bfloat16] * 2)
+            y = ops.decode_step(*(x[:, :, 0].bfloat16() for x in (q, k, k)), *state, **student)
+            self.assertEqual((y.shape, y.dtype), ((1, H, D), torch.bfloat16))
             self.assertEqual(ops.linear_share(q, k, **told).shape, (H,))
             self.assertEqual(ops.linear_attention(phi, phi, q).shape, q.shape)
             self.assertEqual(ops.feature_map(k, num_heads=H, of_queries=True, feature_map="taylor", order=2).shape,
@@ -214,6 +232,11 @@ class Registration(unittest.TestCase):
             refused(r"q must be \[B, H, D\], found \[2, 4, 45, 16\]", ops.decode_step, q, k, k, *state, **told)
             refused("must have q's batch, tokens and head_dim", ops.decode_step, one[0], one[1][1:], one[2], *state, **told)
             refused("kv_state must have q's 4 heads, found 2", ops.decode_step, *one, state[0][:, :2], *state[1:], **told)
+            student = {**told, "layer_k": layer[:G], "num_sinks": 4}
+            refused("kv_state must have the key map's 2 heads, found 4", ops.decode_step, *one, *state, **student)
+            refused("num_heads must be the 4 heads", ops.prefill_state, k, k, lengths, num_heads=G, **student)
+            refused("num_sinks must be that of the state, which has sinks, found 0", ops.decode_step, *one, *state, k, k, **told)
+            refused("num_sinks must lie in 0..window_size = 8, found 9", ops.prefill_state, k, k, lengths, **{**told, "num_sinks": 9})
             refused("the query map's layer must be", ops.decode_step, *one, *state, **{**told, "layer_q": layer[:, 1:]})
             refused("y_true must be float32 or bfloat16, found Half", ops.transfer_mse, q, q.half())
             refused("k must be float32 or bfloat16, found Double", ops.prefill_state, k.double(), k.double(), lengths, **told)
@@ -238,12 +261,29 @@ class Registration(unittest.TestCase):
             return ops.transfer_mse(y, ops.softmax_attention(*(x[:, :, :tokens] for x in case.inputs)).detach())
 
         compiled = torch.compile(step, backend="aot_eager", fullgraph=True, dynamic=True)
-        for tokens in (T, T - 8):
-            case = Case()
+        for tokens, spec in ((T, {}), (T - 8, {}), (T, DEFAULT), (T - 8, DEFAULT)):
+            case = Case(**spec)
             expected, found = step(case, tokens), compiled(case, tokens)
             assert_close(found, expected, rtol=0, atol=0)
             for name, gradient in gradients(expected, case.leaves()).items():
                 assert_close(gradients(compiled(case, tokens), case.leaves())[name], gradient, rtol=0, atol=0, msg=name)
+
+    @torch.no_grad()
+    def test_compiling_prefill_and_steps_changes_no_value_and_no_state(self):
+        def start(case, lengths):
+            return ops.prefill_state(case.k, case.v, lengths, **case.keywords)
+
+        def step(case, token, state):
+            return ops.decode_step(*token, *state, **case.keywords)
+
+        compiled_start, compiled_step = (torch.compile(x, backend="aot_eager", fullgraph=True) for x in (start, step))
+        for spec in ({}, DEFAULT):
+            case, lengths = Case(learns=False, **spec), torch.tensor([2, 20])
+            expected, found = start(case, lengths), compiled_start(case, lengths)
+            for token in zip(*(x.unbind(2) for x in case.inputs)):
+                assert_close(compiled_step(case, token, found), step(case, token, expected), rtol=0, atol=0)
+            for x, y in zip(found, expected, strict=True):
+                assert_close(x, y, rtol=0, atol=0)
 
     def test_the_library_needs_libtorch_alone(self):
         listed = subprocess.run(["readelf", "-d", LIBRARY], capture_output=True, text=True, check=True).stdout
@@ -298,8 +338,8 @@ class Values(unittest.TestCase):
                         self.assert_like(gradient, truth[name], tolerance, f"d{name}", limit(name))
 
     def test_gradcheck_in_fp64(self):
-        for layout in LAYOUTS:
-            case = Case(layout, torch.float64, tokens=19, bias=True)
+        for layout, spec in [(layout, {}) for layout in LAYOUTS] + [("sliding", DEFAULT), ("terraced", DEFAULT)]:
+            case = Case(layout, torch.float64, tokens=19, bias=True, **spec)
             leaves = case.leaves()
 
             def function(q, k, v, *rest):
@@ -371,8 +411,8 @@ class Values(unittest.TestCase):
                 self.assert_like(gradient, truth[name], 1e-4, f"d{name}")
 
     def test_both_transfer_losses_and_what_they_train(self):
-        for layout in LAYOUTS:
-            case = Case(layout)
+        for layout, spec in [(layout, {}) for layout in LAYOUTS] + [("sliding", DEFAULT), ("terraced", DEFAULT)]:
+            case = Case(layout, **spec)
             exact = case.in_double()
             p, linear = weights(exact)
             student = (p + linear) / ((p + linear).sum(-1, keepdim=True) + (1e-12 if layout == "none" else 0))
@@ -400,19 +440,24 @@ class Decode(unittest.TestCase):
         for layout, spec in everything():
             with self.subTest(layout=layout, **spec):
                 case = Case(layout, learns=False, **spec)
-                expected = ops.hybrid_attention(*case.inputs, **case.keywords)
-                lengths = torch.tensor([20, 13])
-                state = ops.prefill_state(case.k, case.v, lengths, num_heads=H, **case.keywords)
-                versions, places = [x._version for x in state], [x.data_ptr() for x in state]
-                for step in range(25):
-                    now = lengths + step
-                    q, k, v = (torch.stack([x[row, :, now[row]] for row in range(B)]) for x in case.inputs)
-                    y = ops.decode_step(q, k, v, *state, **case.keywords)
-                    for row in range(B):
-                        assert_close(y[row], expected[row, :, now[row]], rtol=1e-4, atol=1e-4)
-                self.assertEqual([x.data_ptr() for x in state], places)
-                self.assertEqual(state[4].tolist(), (lengths + 25).tolist())
-                self.assertTrue(all(x._version > before for x, before in zip(state, versions)), "autograd is not told")
+                self.assert_steps_equal_the_forward(case, torch.tensor([20, 13]))
+                if "num_sinks" in spec:  # some of them come by steps
+                    self.assert_steps_equal_the_forward(case, torch.tensor([2, 1]))
+
+    def assert_steps_equal_the_forward(self, case: Case, lengths: torch.Tensor) -> None:
+        expected = ops.hybrid_attention(*case.inputs, **case.keywords)
+        state = ops.prefill_state(case.k, case.v, lengths, num_heads=H, **case.keywords)
+        self.assertEqual(len(state), 7 if case.told.get("num_sinks") else 5)
+        versions, places = [x._version for x in state], [x.data_ptr() for x in state]
+        for step in range(25):
+            now = lengths + step
+            q, k, v = (torch.stack([x[row, :, now[row]] for row in range(B)]) for x in case.inputs)
+            y = ops.decode_step(q, k, v, *state, **case.keywords)
+            for row in range(B):
+                assert_close(y[row], expected[row, :, now[row]], rtol=1e-4, atol=1e-4)
+        self.assertEqual([x.data_ptr() for x in state], places)
+        self.assertEqual(state[4].tolist(), (lengths + 25).tolist())
+        self.assertTrue(all(x._version > before for x, before in zip(state, versions)), "autograd is not told")
 
     def test_a_state_without_the_queries_heads_is_refused(self):
         case = Case("none", learns=False, feature_map="taylor", projection=False)
@@ -443,6 +488,9 @@ class WrongArguments(unittest.TestCase):
                          **{**told, "layer_k": told["layer_k"][:, :8]})
             self.refused("window_factors must be defined with a window", hybrid, q, k, v, **{**told, "window_factors": None})
             self.refused("window_size must be at least 1, found 0", hybrid, q, k, v, **{**told, "window_size": 0})
+            self.refused("num_sinks must lie in 0..window_size = 8, found 9", hybrid, q, k, v, **{**told, "num_sinks": 9})
+            self.refused("num_sinks must be 0 without a window, found 1", hybrid, q, k, v,
+                         **{**told, "window": "none", "num_sinks": 1})
             self.refused("feature_map must be one of hedgehog_softmax, .*taylor, found 'performer'", hybrid, q, k, v,
                          **{**told, "feature_map": "performer"})
             self.refused("window must be one of none, sliding, terraced, found 'full'", hybrid, q, k, v,
@@ -471,6 +519,12 @@ class WrongArguments(unittest.TestCase):
         self.refused(r"window_k and window_v must be contiguous \[2, 2, 8, 16\]", ops.decode_step, *one, *state,
                      **{**told, "window": "sliding"})
         self.refused("positions int64, found Float, Float and Int", ops.decode_step, *one, *state[:4], state[4].int(), **told)
+        sinks = torch.zeros(2, B, G, 4, D)
+        self.refused("the state must have sink_k and sink_v, num_sinks is 4", ops.decode_step, *one, *state,
+                     **{**told, "num_sinks": 4})
+        self.refused(r"sink_k and sink_v must be contiguous \[2, 2, 3, 16\]", ops.decode_step, *one, *state, *sinks,
+                     **{**told, "num_sinks": 3})
+        self.refused("num_sinks must be that of the state, which has sinks, found 0", ops.decode_step, *one, *state, *sinks, **told)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ class HedgerowAttention(nn.Module, HybridInTorch):
             self.k_norm = HedgerowRMSNorm(self.head_dim, config.rms_norm_eps)
         self.softmax = config.is_softmax_layer(layer_idx)
         self.window, self.window_size = config.attention["window"], config.attention["window_size"]
+        self.num_sinks, self.key_heads = config.attention["num_sinks"], config.num_key_maps
         # Slots of the ring of raw keys; without a window one, which nobody reads, as decode_step has it.
         self.capacity = max({"none": 0, "sliding": 1, "terraced": 2}[self.window] * self.window_size, 1)
         self.by_operators = not self.softmax and have_operators()
@@ -90,7 +91,7 @@ class HedgerowAttention(nn.Module, HybridInTorch):
             if cache is not None:
                 cache.layers[self.layer_idx] = prefill_by_operators(self, k_local, v_local, step.count_to_read)
         else:  # also tokens that continue a state, several at once
-            y, phi_k = self._chunked(q_local, k_local, v_local, state)
+            y, phi_k = self._chunked(q_local, k_local, v_local, state, base)
             if cache is not None:
                 cache.layers[self.layer_idx] = self._advance(phi_k, k_local, v_local, state, begin + step.count, base)
         if step.whole and state is None:

@@ -9,12 +9,14 @@ import torch
 
 @dataclass
 class LinearState:
-    """One linear layer's memory: sums over the keys before the window, and the window's raw keys and values."""
+    """One linear layer's memory: sums over the keys before the window, and the raw keys and values of window and sinks."""
 
-    kv: torch.Tensor  # [B, H, F, D] fp32
-    k: torch.Tensor  # [B, H, F] fp32
+    kv: torch.Tensor  # [B, U, F, D] fp32
+    k: torch.Tensor  # [B, U, F] fp32
     ring_k: torch.Tensor  # [B, G, C, D]; C = W (sliding), 2 W (terraced), 1 (none); token t of a row at slot t mod C
     ring_v: torch.Tensor
+    sink_k: torch.Tensor | None = None  # [B, G, S, D]: a row's first tokens, once it has seen them; None without sinks
+    sink_v: torch.Tensor | None = None
 
 
 @dataclass
@@ -57,7 +59,7 @@ class HedgerowCache:
         for state in self.layers:
             if state is not None:
                 for name, tensor in vars(state).items():
-                    setattr(state, name, change(tensor))
+                    setattr(state, name, None if tensor is None else change(tensor))
         self.seen = None if self.seen is None else change(self.seen)
         self.real = None if self.real is None else change(self.real)
 

@@ -3,7 +3,7 @@
 The teacher's keys keep their names and places, model_type included, so that AutoTokenizer loads as the teacher's does. One
 more, "hedgerow", says what the attention is:
   {"format": "export/1", "body": "llama" | "mistral" | "qwen2" | "qwen3", "hidden_act": the teacher's,
-   "attention": {"feature_map", "negation", "feature_dim", "bias", "window", "window_size", ...},
+   "attention": {"feature_map", "negation", "feature_dim", "bias", "key_maps", "window", "window_size", "num_sinks", ...},
    "softmax_layers": [layers that kept softmax attention]}
 In place of the teacher's hidden_act stands FOREIGN_ACTIVATION: the body's own class in transformers, which would compute
 softmax attention, ends with an error that names it.
@@ -19,6 +19,7 @@ BODIES = ("llama", "mistral", "qwen2", "qwen3")
 FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity", "positive_random", "taylor")
 PROJECTED_FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "positive_random")
 WINDOWS = ("none", "sliding", "terraced")
+KEY_MAPS = ("query_head", "kv_head")
 ROPE_TYPES = ("default", "linear", "llama3")
 FOREIGN_ACTIVATION = "hedgerow, which needs trust_remote_code=True"
 ABSENT = 0  # sliding_window is not in the file; null says that there is none
@@ -97,6 +98,11 @@ class HedgerowConfig(PreTrainedConfig):
         attention = self.attention
         one_of("hedgerow.attention.feature_map", attention["feature_map"], FEATURE_MAPS)
         one_of("hedgerow.attention.window", attention["window"], WINDOWS)
+        one_of("hedgerow.attention.key_maps", attention["key_maps"], KEY_MAPS)
+        most = 0 if attention["window"] == "none" else attention["window_size"]
+        if not 0 <= attention["num_sinks"] <= most:
+            raise ValueError(f"config.json: hedgerow.attention.num_sinks is {attention['num_sinks']}; a window of "
+                             f"{most} tokens takes 0 to {most}. Export the model again")
         super().__init__(**kwargs)
 
     @classmethod
@@ -110,10 +116,13 @@ class HedgerowConfig(PreTrainedConfig):
 
     @property
     def attention(self) -> dict[str, Any]:
-        """What the student attends with, defaults filled in (storage/recipe/attention_spec.hpp)."""
+        """What the student attends with, defaults filled in as in a hedgerow.json (storage/recipe/attention_spec.hpp).
+
+        Exports that say nothing of sinks and key maps have none and one a query head.
+        """
         given = self.hedgerow.get("attention", {})
         filled = {"feature_map": "hedgehog_softmax", "feature_dim": 64, "bias": False, "window": "terraced",
-                  "window_size": 64, "order": 2, **given}
+                  "window_size": 64, "order": 2, "num_sinks": 0, "key_maps": "query_head", **given}
         filled.setdefault("negation", filled["feature_map"].startswith("hedgehog"))
         filled.setdefault("projection", filled["feature_map"] in PROJECTED_FEATURE_MAPS)
         return filled
@@ -123,6 +132,13 @@ class HedgerowConfig(PreTrainedConfig):
         """f: columns of a feature map's weights."""
         spec = self.attention
         return spec["feature_dim"] // 2 if spec["negation"] else spec["feature_dim"]
+
+    @property
+    def num_key_maps(self) -> int:
+        """U: heads of the key map, and states of a layer. A map without weights is one a query head."""
+        spec = self.attention
+        shared = spec["projection"] and spec["key_maps"] == "kv_head"
+        return self.num_key_value_heads if shared else self.num_attention_heads
 
     def is_softmax_layer(self, layer_idx: int) -> bool:
         return layer_idx in self.hedgerow.get("softmax_layers", [])

@@ -15,7 +15,7 @@ FEATURE_CLAMP = 1e-12
 
 
 class FeatureMapProjection(nn.Module):
-    """The weights of one feature map under LoLCATs' names: mlp.layer [H, D, f], mlp.bias [H, f]."""
+    """The weights of one feature map under LoLCATs' names: mlp.layer [N, D, f], mlp.bias [N, f]; N = H of queries, U of keys."""
 
     def __init__(self, heads: int, head_dim: int, projected_dim: int, bias: bool):
         super().__init__()
@@ -36,7 +36,7 @@ def taylor_features(x: torch.Tensor, order: int) -> torch.Tensor:
 
 
 class FeatureMap(nn.Module):
-    """phi(x) = activation(x W + b) per query head (Hedgehog eq. 4, 5; T2R). [B, H, T, D] -> [B, H, T, F].
+    """phi(x) = activation(x W + b) per head of the map (Hedgehog eq. 4, 5; T2R). [B, N, T, D] -> [B, N, T, F].
 
     Two stand for exp(q.k / sqrt(D)) without learning, with x' = D^-1/4 x: positive random features (FAVOR+; W is Omega)
     and the Taylor series. A query's random features are brought to a largest of 1 / sqrt(F), a key's keep their size.
@@ -49,7 +49,8 @@ class FeatureMap(nn.Module):
         self.of_queries = of_queries
         self.mlp = None
         if spec["projection"]:
-            self.mlp = FeatureMapProjection(config.num_attention_heads, config.head_dim, config.projected_dim, spec["bias"])
+            heads = config.num_attention_heads if of_queries else config.num_key_maps
+            self.mlp = FeatureMapProjection(heads, config.head_dim, config.projected_dim, spec["bias"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.kind in ("positive_random", "taylor"):

@@ -4,9 +4,11 @@ export wherever the operators (operators_hedgerow.py) do not compute it, and wha
 LoLCATs (arXiv 2410.10254 eq. 6), per head, fp32 inside:
   y_i = (sum_window g exp(s_ij - m_i) v_j + sum_before phi_q(q_i).phi_k(k_j) v_j) / (the same sums without v)
 with s = q.k / sqrt(D), m the maximum over the window, g = sigmoid(window_factors). Windows: sliding (the last W keys) or
-terraced (own chunk of W tokens and the whole previous one, borders anchored at each row's first real token).
+terraced (own chunk of W tokens and the whole previous one, borders anchored at each row's first real token). The first S
+real tokens of a row, its sinks, belong to the window of every later query and to no linear sum.
 
-Letters: B batch, T new tokens, H query heads, G key-value heads, D head_dim, F features, W window size, L local length.
+Letters: B batch, T new tokens, H query heads, G key-value heads, U heads of the key map and of the sums (H, or G where query
+heads share them), D head_dim, F features, W window size, S sinks, L local length.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ PURE_LINEAR_CHUNK = 64  # tokens a step where no window sets it
 
 
 def repeat_heads(x: torch.Tensor, heads: int) -> torch.Tensor:
-    """[B, G, ...] -> [B, H, ...]: head h reads head h / (H / G)."""
+    """[B, G, ...] -> [B, heads, ...]: head h reads head h / (heads / G)."""
     return x.repeat_interleave(heads // x.shape[1], dim=1) if x.shape[1] != heads else x
 
 
@@ -65,22 +67,41 @@ class HybridInTorch:
             v_local = torch.where(is_cached, gather_tokens(state.ring_v, slots), v_local)
         return q_local, k_local, v_local, begin, base
 
-    def _wide(self, x: torch.Tensor) -> torch.Tensor:
-        return repeat_heads(x.to(torch.promote_types(x.dtype, torch.float32)), self.heads)
+    def _wide(self, x: torch.Tensor, heads: int) -> torch.Tensor:
+        return repeat_heads(x.to(torch.promote_types(x.dtype, torch.float32)), heads)
+
+    def _sinks(self, k, v, state: LinearState | None, base: torch.Tensor) -> list[torch.Tensor]:
+        """Keys and values of the sinks, [B, G, S, D] each: from the state if before `base` [B], else from the local tokens.
+
+        Where a row has not seen a sink yet, some other token stands for it; nothing attends to that.
+        """
+        sinks = torch.arange(self.num_sinks, device=k.device)[None]
+        index = (sinks - base[:, None]).clamp(0, k.shape[2] - 1)
+        found = [gather_tokens(x, index) for x in (k, v)]
+        if state is None or not self.num_sinks:
+            return found
+        is_kept = (sinks < base[:, None])[:, None, :, None]
+        return [torch.where(is_kept, kept, x) for kept, x in zip((state.sink_k, state.sink_v), found)]
 
     def _gate(self, dtype: torch.dtype) -> torch.Tensor:
         return torch.sigmoid(self.window_factors.to(dtype))
 
-    def _chunked(self, q, k, v, state: LinearState | None) -> tuple[torch.Tensor, torch.Tensor]:
-        """The definition above over local positions, a chunk of W queries at a time: O(L (2 W + F) D).
+    def _chunked(self, q, k, v, state: LinearState | None, base: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The definition above over local positions, which begin at `base` [B], a chunk of W queries at a time: O(L (2 W + F) D).
 
-        Returns y [B, H, L, D] and phi_k [B, H, L, F], both fp32.
+        Returns y [B, H, L, D] and phi_k [B, U, L, F], 0 for sinks, both fp32.
         """
         length = q.shape[2]
+        sink_k, sink_v = (self._wide(x, self.heads) for x in self._sinks(k, v, state, base))
         width = self.window_size if self.window != "none" else PURE_LINEAR_CHUNK
         pad = -length % width
-        q, k, v = (F.pad(self._wide(x), (0, 0, 0, pad)) for x in (q, k, v))
-        phi_q, phi_k = self.feature_map_q(q), self.feature_map_k(k)
+        q, k, v = (F.pad(self._wide(x, self.heads), (0, 0, 0, pad)) for x in (q, k, v))
+        of_state = slice(None, None, self.heads // self.key_heads)  # one of the query heads that share a state
+        tokens = base[:, None] + torch.arange(length + pad, device=q.device)[None]
+        sinks = torch.arange(self.num_sinks, device=q.device)
+        is_sink = tokens < self.num_sinks
+        phi_q = self.feature_map_q(q)
+        phi_k = self.feature_map_k(k[:, of_state]).masked_fill(is_sink[:, None, :, None], 0.0)
         kv, k_sum = (0.0, 0.0) if state is None else (state.kv.to(q.dtype), state.k.to(q.dtype))
         outputs = []
         for begin in range(0, length, width):
@@ -90,19 +111,24 @@ class HybridInTorch:
             here, keys = slice(begin, begin + width), slice(first, begin + width)
             weights = torch.zeros((), dtype=q.dtype, device=q.device)
             if linear is not None:
-                weights = (phi_q[:, :, here] @ phi_k[:, :, keys].transpose(2, 3)).masked_fill(~linear, 0.0)
+                chunk_phi = repeat_heads(phi_k[:, :, keys], self.heads)
+                weights = F.pad((phi_q[:, :, here] @ chunk_phi.transpose(2, 3)).masked_fill(~linear, 0.0), (self.num_sinks, 0))
             if softmax is not None:
-                scores = (q[:, :, here] @ k[:, :, keys].transpose(2, 3)) / math.sqrt(self.head_dim)
-                scores = scores.masked_fill(~softmax, float("-inf"))
+                # The sinks stand in columns of their own, wherever they are, and count in no other.
+                is_seen = (sinks <= tokens[:, here, None])[:, None]
+                seen = torch.cat((is_seen, softmax & ~is_sink[:, None, None, keys]), dim=-1)
+                columns = torch.cat((sink_k, k[:, :, keys]), dim=2)
+                scores = (q[:, :, here] @ columns.transpose(2, 3)) / math.sqrt(self.head_dim)
+                scores = scores.masked_fill(~seen, float("-inf"))
                 weights = weights + self._gate(q.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
-            numerator, denominator = weights @ v[:, :, keys], weights.sum(-1, keepdim=True)
+            numerator, denominator = weights @ torch.cat((sink_v, v[:, :, keys]), dim=2), weights.sum(-1, keepdim=True)
             if torch.is_tensor(kv):
-                numerator = numerator + phi_q[:, :, here] @ kv
-                denominator = denominator + phi_q[:, :, here] @ k_sum[..., None]
+                numerator = numerator + phi_q[:, :, here] @ repeat_heads(kv, self.heads)
+                denominator = denominator + phi_q[:, :, here] @ repeat_heads(k_sum, self.heads)[..., None]
             outputs.append(numerator / (denominator if self.window != "none" else denominator + LINEAR_EPSILON))
             if begin >= width:
                 leaving = slice(first, begin)
-                kv = kv + phi_k[:, :, leaving].transpose(2, 3) @ v[:, :, leaving]
+                kv = kv + phi_k[:, :, leaving].transpose(2, 3) @ v[:, of_state, leaving]
                 k_sum = k_sum + phi_k[:, :, leaving].sum(2)
         return torch.cat(outputs, dim=2)[:, :, :length], phi_k[:, :, :length]
 
@@ -123,14 +149,15 @@ class HybridInTorch:
         leaving = self._window_base(seen) - base  # local tokens that go into the sums
         local = torch.arange(k.shape[2], device=k.device)[None]
         kept = phi_k * (local < leaving[:, None])[:, None, :, None]
-        kv, k_sum = kept.transpose(2, 3) @ self._wide(v), kept.sum(2)
+        kv, k_sum = kept.transpose(2, 3) @ self._wide(v, self.key_heads), kept.sum(2)
         if state is not None:
             kv, k_sum = kv + state.kv, k_sum + state.k
         # Slot s holds the last token t < seen with t mod C = s.
         slots = torch.arange(self.capacity, device=k.device)[None]
         tokens = seen[:, None] - 1 - (seen[:, None] - 1 - slots) % self.capacity
         index = (tokens - base[:, None]).clamp(0, k.shape[2] - 1)
-        return LinearState(kv, k_sum, gather_tokens(k, index), gather_tokens(v, index))
+        sinks = self._sinks(k, v, state, base) if self.num_sinks else ()
+        return LinearState(kv, k_sum, gather_tokens(k, index), gather_tokens(v, index), *sinks)
 
     def _decode(self, q, k, v, state: LinearState, step: Step) -> torch.Tensor:
         """One token a row; the state advances in place. q [B, H, 1, D], k and v [B, G, 1, D]."""
@@ -142,29 +169,41 @@ class HybridInTorch:
             state.ring_k = state.ring_k.scatter(2, slot, k)
             state.ring_v = state.ring_v.scatter(2, slot, v)
         else:
-            phi = self.feature_map_k(self._wide(k))
-            state.kv, state.k = state.kv + phi.transpose(2, 3) @ self._wide(v), state.k + phi.sum(2)
-        wide_q = self._wide(q)
+            self._add(state, k, v)
+        wide_q = self._wide(q, self.heads)
         phi_q = self.feature_map_q(wide_q)
-        numerator, denominator = phi_q @ state.kv, phi_q @ state.k[..., None]
+        numerator = phi_q @ repeat_heads(state.kv, self.heads)
+        denominator = phi_q @ repeat_heads(state.k, self.heads)[..., None]
         if self.window == "none":
             return (numerator / (denominator + LINEAR_EPSILON)).to(q.dtype)
         slots = torch.arange(self.capacity, device=q.device)[None]
         age = (position[:, None] - slots) % self.capacity
-        inside = (age <= (position - base)[:, None])[:, None, None, :]
-        scores = (wide_q @ self._wide(state.ring_k).transpose(2, 3)) / math.sqrt(self.head_dim)
-        scores = scores.masked_fill(~inside, float("-inf"))
+        inside = age <= (position - base)[:, None]
+        window_k, window_v = state.ring_k, state.ring_v
+        if self.num_sinks:
+            sinks = torch.arange(self.num_sinks, device=q.device)[None]
+            is_new = (sinks == position[:, None])[:, None, :, None]
+            state.sink_k, state.sink_v = torch.where(is_new, k, state.sink_k), torch.where(is_new, v, state.sink_v)
+            inside = torch.cat((sinks < base[:, None], inside), dim=1)  # the ring has those that are in the window yet
+            window_k, window_v = torch.cat((state.sink_k, window_k), dim=2), torch.cat((state.sink_v, window_v), dim=2)
+        scores = (wide_q @ self._wide(window_k, self.heads).transpose(2, 3)) / math.sqrt(self.head_dim)
+        scores = scores.masked_fill(~inside[:, None, None, :], float("-inf"))
         p = self._gate(scores.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
-        y = (numerator + p @ self._wide(state.ring_v)) / (denominator + p.sum(-1, keepdim=True))
+        y = (numerator + p @ self._wide(window_v, self.heads)) / (denominator + p.sum(-1, keepdim=True))
         return y.to(q.dtype)
 
     def _leave(self, state: LinearState, begin: torch.Tensor, end: torch.Tensor) -> None:
-        """Adds the raw keys begin <= t < end [B] to the sums: one key (sliding) or a whole chunk (terraced), or none."""
+        """Adds the raw keys begin <= t < end [B] to the sums, but no sinks: one key (sliding), a whole chunk (terraced), or none."""
         most = 1 if self.window == "sliding" else self.window_size
         if not bool((end > begin).any()):
             return
         tokens = begin[:, None] + torch.arange(most, device=begin.device)[None]
         slots = tokens % self.capacity
-        k, v = self._wide(gather_tokens(state.ring_k, slots)), self._wide(gather_tokens(state.ring_v, slots))
-        phi = self.feature_map_k(k) * (tokens < end[:, None])[:, None, :, None]
-        state.kv, state.k = state.kv + phi.transpose(2, 3) @ v, state.k + phi.sum(2)
+        leaves = (tokens < end[:, None]) & (tokens >= self.num_sinks)
+        self._add(state, gather_tokens(state.ring_k, slots), gather_tokens(state.ring_v, slots), leaves)
+
+    def _add(self, state: LinearState, k: torch.Tensor, v: torch.Tensor, counts: torch.Tensor | None = None) -> None:
+        """Adds n keys and values [B, G, n, D] to the sums: all, or those that `counts` bool [B, n] marks."""
+        phi = self.feature_map_k(self._wide(k, self.key_heads))
+        phi = phi if counts is None else phi * counts[:, None, :, None]
+        state.kv, state.k = state.kv + phi.transpose(2, 3) @ self._wide(v, self.key_heads), state.k + phi.sum(2)

@@ -72,7 +72,8 @@ def arguments_of(layer) -> dict[str, Any]:
     """What every operator is told of the layer's attention."""
     spec = layer.config.attention
     found = {"feature_map": spec["feature_map"], "negation": spec["negation"], "order": spec["order"],
-             "window": spec["window"], "window_size": spec["window_size"], "window_factors": getattr(layer, "window_factors", None)}
+             "window": spec["window"], "window_size": spec["window_size"], "num_sinks": spec["num_sinks"],
+             "window_factors": getattr(layer, "window_factors", None)}
     for side, feature_map in (("q", layer.feature_map_q), ("k", layer.feature_map_k)):
         if feature_map.mlp is not None:
             found[f"layer_{side}"], found[f"bias_{side}"] = feature_map.mlp.layer, feature_map.mlp.bias
@@ -86,8 +87,9 @@ def hybrid_by_operators(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 
 def prefill_by_operators(layer, k: torch.Tensor, v: torch.Tensor, count: torch.Tensor) -> LinearState:
     """The state after each row's first `count` [B] tokens, each at least 1; on the CPU, since the operator reads them."""
-    kv, k_sum, ring_k, ring_v, _ = torch.ops.hedgerow.prefill_state(k, v, count, num_heads=layer.heads, **arguments_of(layer))
-    return LinearState(kv, k_sum, ring_k, ring_v)
+    found = torch.ops.hedgerow.prefill_state(k, v, count, num_heads=layer.heads, **arguments_of(layer))
+    kv, k_sum, ring_k, ring_v, _, *sinks = found
+    return LinearState(kv, k_sum, ring_k, ring_v, *sinks)
 
 
 def decode_by_operators(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: LinearState,
@@ -95,5 +97,5 @@ def decode_by_operators(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     """One token a row, q [B, H, 1, D], k and v [B, G, 1, D], after `seen` [B]; the state's tensors change in place."""
     positions = seen.clone()  # the operator counts too, and all layers share what they are given
     y = torch.ops.hedgerow.decode_step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state.kv, state.k, state.ring_k, state.ring_v,
-                                       positions, **arguments_of(layer))
+                                       positions, state.sink_k, state.sink_v, **arguments_of(layer))
     return y[:, :, None]
