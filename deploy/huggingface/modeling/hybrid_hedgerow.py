@@ -193,7 +193,7 @@ class HybridInTorch:
         return y.to(q.dtype)
 
     def _leave(self, state: LinearState, begin: torch.Tensor, end: torch.Tensor) -> None:
-        """Adds the raw keys begin <= t < end [B] to the sums, but no sinks: one key (sliding), a whole chunk (terraced), or none."""
+        """Adds the raw keys begin <= t < end [B], less sinks, to the sums: one (sliding), a whole chunk (terraced), or none."""
         most = 1 if self.window == "sliding" else self.window_size
         if not bool((end > begin).any()):
             return
