@@ -85,6 +85,7 @@ void check_data(const Recipe& recipe, const ModelConfig& model, const PlanTokens
   check(tokens.transfer, "data.transfer");
   check(tokens.finetune, "data.finetune");
   check(tokens.evaluate, "data.evaluate");
+  for (const TokensInfo& text : tokens.texts) check(text, "data.evaluate");
   if (tokens.transfer.num_sequences == 0) {
     throw Error(ErrorKind::kUsage,
                 "data.transfer has no sequences; name a source in [[data.transfer.sources]]");
@@ -204,6 +205,16 @@ bool KeepBoundaries::keeps(int boundary, int num_blocks) const {
       return true;
   }
   return true;
+}
+
+std::int64_t PlanTokens::evaluated(std::int64_t most) const {
+  std::int64_t sequences = 0;
+  const auto add = [&](const TokensInfo& text) {
+    sequences += most > 0 ? std::min(most, text.num_sequences) : text.num_sequences;
+  };
+  add(evaluate);
+  for (const TokensInfo& text : texts) add(text);
+  return sequences;
 }
 
 int Plan::last_boundary() const {

@@ -94,6 +94,10 @@ struct Plan {
 
 struct PlanTokens {
   TokensInfo transfer, finetune, evaluate;
+  std::vector<TokensInfo> texts{};  // of data.evaluate.texts, in their order
+
+  // Sequences of one evaluation, `most` of each text (0: all).
+  [[nodiscard]] std::int64_t evaluated(std::int64_t most) const;
 };
 
 // Throws kUsage for a recipe that contradicts model or data (no training sequence, seq_len beyond
@@ -104,8 +108,10 @@ struct PlanTokens {
                              const PlanTokens& tokens,
                              const PlanLimits& limits);
 
-// Opens tokens/*.h5 of a run for their counts. Missing files give zeros.
-[[nodiscard]] PlanTokens read_plan_tokens(const storage::RunLayout& layout, int vocab_size);
+// Opens the recipe's tokens files in a run for their counts. Missing files give zeros.
+[[nodiscard]] PlanTokens read_plan_tokens(const storage::RunLayout& layout,
+                                          const storage::Recipe& recipe,
+                                          int vocab_size);
 // Memory, cores and an assumed speed of this machine, free disk at `directory`.
 [[nodiscard]] PlanLimits limits_of_this_machine(const std::filesystem::path& directory,
                                                 int local_workers);

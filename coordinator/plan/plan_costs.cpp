@@ -23,9 +23,14 @@ constexpr double kActivationBudget = 1024.0 * 1024.0 * 1024.0;
 // worker/evaluate: teacher, control, student and student with its linear branch off, side by side.
 constexpr double kEvaluateGroup = 1024.0 * 1024.0 * 1024.0;
 constexpr double kColumns = 4.0;
+// Of a position in a tokens file: its id and two flags.
+constexpr double kTokenBytes = 6.0;
 
-double evaluated(std::int64_t sequences, std::int64_t most) {
-  return static_cast<double>(most > 0 ? std::min(most, sequences) : sequences);
+double tokens_bytes(const PlanTokens& tokens) {
+  double positions = 0.0;
+  for (const TokensInfo& text : tokens.texts)
+    positions += static_cast<double>(text.num_sequences * text.seq_len);
+  return kTokenBytes * positions;
 }
 
 }  // namespace
@@ -57,7 +62,8 @@ Costs::Costs(const storage::Recipe& recipe,
           static_cast<double>(recipe.plan.sequences_per_forward * tokens.evaluate.seq_len)),
       evaluate_stream_bytes_(static_cast<double>(tokens.evaluate.seq_len) * hidden_ *
                              compute_bytes_),
-      evaluate_sequences_(evaluated(tokens.evaluate.num_sequences, recipe.evaluate.max_sequences)),
+      evaluate_sequences_(static_cast<double>(tokens.evaluated(recipe.evaluate.max_sequences))),
+      texts_bytes_(tokens_bytes(tokens)),
       finetune_tokens_(
           static_cast<double>(recipe.finetune.sequences_per_micro_batch * tokens.finetune.seq_len)),
       transfer_seq_len_(static_cast<double>(tokens.transfer.seq_len)),
@@ -154,12 +160,12 @@ std::uint64_t Costs::other_disk() const {
   // checkpoints.
   const double maps = layers_ * map_parameters() * kFloat;
   return whole(2.0 * maps + 2.0 * 4.0 * maps + 3.0 * 3.0 * lora_parameters() * kFloat +
-               16.0 * 1024 * 1024);
+               texts_bytes_ + 16.0 * 1024 * 1024);
 }
 
 std::uint64_t Costs::final_disk() const {
   return whole(2.0 * layers_ * map_parameters() * kFloat + lora_parameters() * kFloat +
-               16.0 * 1024 * 1024);
+               texts_bytes_ + 16.0 * 1024 * 1024);
 }
 
 Work Costs::layer_forward(std::int64_t seq_len) const {

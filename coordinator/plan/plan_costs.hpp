@@ -72,8 +72,9 @@ class Costs {
   double compute_bytes_, shard_bytes_;
   double transfer_tokens_, evaluate_tokens_;  // of one forward
   double evaluate_stream_bytes_;              // of one sequence between two layers
-  double evaluate_sequences_;
-  double finetune_tokens_;  // of one forward
+  double evaluate_sequences_;                 // of all texts
+  double texts_bytes_;                        // tokens files of data.evaluate.texts
+  double finetune_tokens_;                    // of one forward
   double transfer_seq_len_;
   double lora_rank_;
   bool tied_, has_bias_;

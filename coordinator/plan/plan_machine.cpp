@@ -26,8 +26,8 @@ CoreSpeed core_speed(wire::MatrixUnits units) {
   return {0.04e12, 0.03e12};
 }
 
-TokensInfo info_of(const storage::RunLayout& layout, storage::DataStage stage, int vocab_size) {
-  const std::filesystem::path path = layout.resolve(storage::RunLayout::tokens(stage));
+TokensInfo info_of(const storage::RunLayout& layout, const storage::TokensOf& of, int vocab_size) {
+  const std::filesystem::path path = layout.resolve(storage::RunLayout::tokens(of));
   if (!std::filesystem::exists(path)) return {};
   const storage::TokenSequences tokens = storage::load_tokens(path, vocab_size);
   return {tokens.num_train, tokens.num_sequences, tokens.seq_len};
@@ -35,10 +35,15 @@ TokensInfo info_of(const storage::RunLayout& layout, storage::DataStage stage, i
 
 }  // namespace
 
-PlanTokens read_plan_tokens(const storage::RunLayout& layout, int vocab_size) {
-  return {info_of(layout, storage::DataStage::kTransfer, vocab_size),
-          info_of(layout, storage::DataStage::kFinetune, vocab_size),
-          info_of(layout, storage::DataStage::kEvaluate, vocab_size)};
+PlanTokens read_plan_tokens(const storage::RunLayout& layout,
+                            const storage::Recipe& recipe,
+                            int vocab_size) {
+  PlanTokens tokens{info_of(layout, storage::DataStage::kTransfer, vocab_size),
+                    info_of(layout, storage::DataStage::kFinetune, vocab_size),
+                    info_of(layout, storage::DataStage::kEvaluate, vocab_size)};
+  for (const storage::NamedText& text : recipe.texts)
+    tokens.texts.push_back(info_of(layout, {storage::DataStage::kEvaluate, text.name}, vocab_size));
+  return tokens;
 }
 
 PlanLimits limits_of_this_machine(const std::filesystem::path& directory, int local_workers) {

@@ -102,9 +102,7 @@ class Times {
   // Teacher, student, and student with LoRA, one after the other, each by one worker. Of the
   // student without LoRA each layer's error is measured too.
   [[nodiscard]] StageEstimate evaluate() const {
-    const std::int64_t most = recipe_.evaluate.max_sequences;
-    const std::int64_t sequences =
-        most > 0 ? std::min(most, tokens_.evaluate.num_sequences) : tokens_.evaluate.num_sequences;
+    const std::int64_t sequences = tokens_.evaluated(recipe_.evaluate.max_sequences);
     const double students = plan_.finetunes ? 2.0 : 1.0;
     const bool has_control = recipe_.attention.window != storage::WindowLayout::kNone;
     // Columns of the three: the teacher stands in each, the control too, and with LoRA also the

@@ -36,12 +36,8 @@ std::string text(const FileRecord& file) {
 
 RunInputs inputs_of(const storage::RunLayout& layout, const storage::ModelDirectory& model) {
   RunInputs inputs{model.fingerprint(), {}};
-  for (const auto stage : {storage::DataStage::kTransfer,
-                           storage::DataStage::kFinetune,
-                           storage::DataStage::kEvaluate}) {
-    const std::string name = storage::RunLayout::tokens(stage);
+  for (const std::string& name : layout.existing_tokens()) {
     const fs::path path = layout.resolve(name);
-    if (!fs::exists(path)) continue;
     inputs.tokens.push_back({name, fs::file_size(path), storage::hash_file(path)});
   }
   return inputs;

@@ -204,7 +204,7 @@ RunOutcome coordinate(const RunOptions& options,
   require_keys_for(recipe.workers.bind, keys.has_value(), layout);
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
   const int local_workers = options.local_workers.value_or(recipe.workers.local);
-  const PlanTokens tokens = read_plan_tokens(layout, model.config().vocab_size);
+  const PlanTokens tokens = read_plan_tokens(layout, recipe, model.config().vocab_size);
   const Plan plan = make_plan(
       recipe, model.config(), tokens, limits_of_this_machine(layout.root(), local_workers));
   const Geometry geometry = geometry_of(plan, recipe);

@@ -1,8 +1,10 @@
 """Tokenizes one data section of a recipe into a tokens file (storage/README.md "Tokens file").
 
   make_tokens.py --recipe run.toml --model DIR --stage transfer|finetune|evaluate --out tokens/transfer.h5 [--base DIR]
+                 [--text NAME]
 
-Relative source paths are taken from --base, by default the recipe's folder. The same input gives the same bytes.
+--text NAME, with --stage evaluate: that one of data.evaluate.texts, whole, in place of the section's own split. Relative
+source paths are taken from --base, by default the recipe's folder. The same input gives the same bytes.
 stdout is JSON lines: {"event":"progress","stage":...,"phase":...,"progress":0..1} at most twice a second, then
 {"event":"done",...}. A wrong input is one line on stderr and exit code 2.
 """
@@ -14,7 +16,7 @@ import functools
 import json
 import time
 import tomllib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Iterator, Sequence
 
@@ -45,6 +47,7 @@ class DataSection:
     eos_token_id: int = -1
     # Tokens at the end of the text that no stage trains on: the most that a stage with these sources holds out.
     held_out: int = 0
+    text: str = ""  # the name of the one of data.evaluate.texts that this is
 
 
 class Progress:
@@ -69,8 +72,10 @@ class Progress:
                               "progress": round(min(share, 1.0), 4)}), flush=True)
 
 
-def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
-    """UsageError names the file and the key. The full strict check of a recipe is the C++ reader's."""
+def read_section(recipe: Path, stage: str, base: Path, text: str = "") -> DataSection:
+    """[data.<stage>], or with a name one of data.evaluate.texts as a section of its own, without a part held out.
+
+    UsageError names the file and the key. The full strict check of a recipe is the C++ reader's."""
     try:
         data = tomllib.loads(require_file(recipe).read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -82,6 +87,34 @@ def read_section(recipe: Path, stage: str, base: Path) -> DataSection:
     table = {**tables.get("transfer", {}), **tables.get(stage, {})}
     if not table:
         raise UsageError(f"{recipe}: section [data.{stage}] is missing")
+    named = table.pop("texts", [])
+    if text:
+        return text_section(recipe, data, table, named, text, base)
+    return section_of(recipe, data, stage, table, base)
+
+
+def text_section(recipe: Path, data: dict[str, Any], table: dict[str, Any], named: Any, name: str, base: Path) -> DataSection:
+    """UsageError also where a stage learns it, through links too."""
+    found = [(i, entry) for i, entry in enumerate(named) if isinstance(entry, dict) and entry.get("name") == name]
+    if not found:
+        raise UsageError(f"{recipe}: data.evaluate.texts names no '{name}'")
+    number, entry = found[0]
+    source = {key: value for key, value in entry.items() if key not in ("name", "in_domain")}
+    where = f"{recipe}: data.evaluate.texts[{number}]"
+    parse_source(source, where, base)
+    ours = texts([source], base)[0][0]
+    tables = data.get("data", {})
+    for stage in ("transfer", "finetune") if data.get("finetune", {}).get("enabled", True) else ("transfer",):
+        learned = {**tables.get("transfer", {}), **tables.get(stage, {})}.get("sources")
+        if ours in [path for path, *_ in texts(learned, base)]:
+            raise UsageError(f"{where}.path names {source['path']}, which data.{stage} learns; what is held out of it is "
+                             "evaluated as \"validation\", so name another text")
+    alone = {**table, "sources": [source], "validation_sequences": 0}
+    section = section_of(recipe, {"data": {"transfer": {}, "evaluate": alone}}, "evaluate", alone, base)
+    return replace(section, text=name)
+
+
+def section_of(recipe: Path, data: dict[str, Any], stage: str, table: dict[str, Any], base: Path) -> DataSection:
     types = {"seq_len": int, "validation_sequences": int, "max_sequences": int, "split": str, "add_bos": bool,
              "eos_token_id": int}
     values: dict[str, Any] = {}
@@ -188,7 +221,7 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
     train = Packer(section.seq_len)
     by_sequences = holds_out and section.split == "sequences"
     # The last sequences can be known only once everything is packed; otherwise stop when there are enough.
-    limit = 0 if by_sequences or everything else section.max_sequences
+    limit = 0 if by_sequences else section.max_sequences
     if stage != "evaluate" or by_sequences or everything:
         progress.begin(f"tokenize {stage}")
         for document in tokenize_documents(training(), tokenizer, bos, eos):
@@ -224,6 +257,9 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
 
 def too_short(section: DataSection, stage: str, found: int, validation: int) -> str:
     names = ", ".join(str(s.path) for s in section.sources)
+    if section.text:
+        return (f"data.evaluate.texts: '{section.text}' ({names}) is shorter than one sequence of {section.seq_len} tokens; "
+                "name a longer text, or lower data.evaluate.seq_len")
     return (f"data.{stage}: the sources ({names}) give {found} sequences of {section.seq_len} tokens, with {validation} "
             "wanted for validation and at least one for training; add text, or lower seq_len or validation_sequences")
 
@@ -250,7 +286,9 @@ def reuse_tokens(section: DataSection, tokenizer: ModelTokenizer, stage: str) ->
         raise UsageError(f"{path}: sequences of {ids.shape[1]} tokens, but data.{stage}.seq_len is {section.seq_len}")
     limit = section.max_sequences or len(ids)
     train, valid = (slice(0, min(num_train, limit)), slice(num_train, len(ids)))
-    if stage == "evaluate":
+    if section.text:
+        train, valid = slice(0, 0), slice(0, limit)
+    elif stage == "evaluate":
         train, valid = slice(0, 0), slice(num_train if num_train < len(ids) else 0, len(ids))
     kept = [np.concatenate([a[train], a[valid]]) for a in (ids, mask, starts)]
     return Sequences(kept[0], kept[1], kept[2], train.stop)
@@ -306,9 +344,12 @@ def main() -> int:
     parser.add_argument("--stage", required=True, choices=STAGES)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--base", type=Path, help="folder that relative source paths start from")
+    parser.add_argument("--text", default="", metavar="NAME", help="one of data.evaluate.texts (with --stage evaluate)")
     options = parser.parse_args()
     begin = time.monotonic()
-    section = read_section(options.recipe, options.stage, options.base or options.recipe.parent)
+    if options.text and options.stage != "evaluate":
+        raise UsageError(f"--text {options.text} goes with --stage evaluate, not with {options.stage}")
+    section = read_section(options.recipe, options.stage, options.base or options.recipe.parent, options.text)
     tokenizer = ModelTokenizer(model_directory(options.model))
     make = reuse_tokens if any(s.format == "tokens" for s in section.sources) else tokenize
     sequences = make(section, tokenizer, options.stage)

@@ -1,9 +1,11 @@
-"""The table at the end of deploy/quickstart, from `hedgerow status --json` of a finished run.
+"""The tables at the end of deploy/quickstart, from `hedgerow status --json` of a finished run.
 
   show_results.py --status STATUS.json --recipe run.toml [--json FILE]
 
---json writes {teacher, transfer, lora: {perplexity, mse_mean, mse_worst, tokens_per_s, seconds}}; null where a number does
-not exist (the teacher has no error, an unfinished stage no speed).
+--json writes {teacher, transfer, lora: {perplexity, control, gap_closed, in_domain, mse_mean, mse_worst, tokens_per_s, seconds,
+texts: {NAME: {perplexity, control, gap_closed, in_domain}}}}: those outside texts are of the validation part of [data.evaluate],
+`control` is the perplexity of the untrained control. null where a number does not exist (the teacher has no error, an unfinished
+stage no speed, an earlier build's run no control).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from common import read_json, run_main, write_json
 
 # subject of the evaluation -> (row's name, the stage that made it)
 ROWS = {"teacher": ("teacher", "capture"), "transfer": ("after transfer", "transfer"), "lora": ("after LoRA", "finetune")}
+LONGEST_NAME = 24  # columns of a text's name
 
 
 def stage_tokens(subject: str, recipe: dict[str, Any], status: dict[str, Any]) -> int | None:
@@ -29,6 +32,13 @@ def stage_tokens(subject: str, recipe: dict[str, Any], status: dict[str, Any]) -
     return (steps + held) * data["transfer"]["seq_len"]
 
 
+def text_results(found: dict[str, Any]) -> dict[str, Any]:
+    """Of one text of an evaluation, or of its own split, whose keys stand beside the others."""
+    control = (found.get("columns") or {}).get("control") or {}
+    return {"perplexity": found.get("perplexity"), "control": control.get("perplexity"),
+            "gap_closed": found.get("gap_closed"), "in_domain": found.get("in_domain")}
+
+
 def results(status: dict[str, Any], recipe: dict[str, Any]) -> dict[str, dict[str, Any]]:
     stages = {stage["stage"]: stage for stage in status["stages"]}
     evaluations = {task["id"].removeprefix("evaluate/"): task.get("result") or {}
@@ -39,15 +49,42 @@ def results(status: dict[str, Any], recipe: dict[str, Any]) -> dict[str, dict[st
         finished = stage.get("total", 0) > 0 and stage.get("done") == stage.get("total")
         seconds = stage.get("seconds") if finished else None
         tokens = stage_tokens(subject, recipe, status)
-        table[subject] = {"perplexity": found.get("perplexity"), "mse_mean": found.get("mse_mean"),
-                          "mse_worst": found.get("mse_worst"),
+        table[subject] = {**text_results(found), "mse_mean": found.get("mse_mean"), "mse_worst": found.get("mse_worst"),
                           "tokens_per_s": round(tokens / seconds, 1) if seconds else None,
-                          "seconds": round(seconds, 1) if seconds is not None else None}
+                          "seconds": round(seconds, 1) if seconds is not None else None,
+                          "texts": {name: text_results(text) for name, text in (found.get("texts") or {}).items()}}
     return table
 
 
 def shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
+
+
+def stage_lines(table: dict[str, dict[str, Any]]) -> list[str]:
+    lines = [f"{'':15}{'MSE mean':>10}{'MSE worst':>11}{'tokens/s':>10}{'seconds':>9}   stage"]
+    for subject, (name, stage) in ROWS.items():
+        row = table[subject]
+        lines.append(f"{name:15}{shown(row['mse_mean'], '.4f'):>10}{shown(row['mse_worst'], '.4f'):>11}"
+                     f"{shown(row['tokens_per_s'], ',.0f'):>10}{shown(row['seconds'], '.0f'):>9}   {stage}")
+    return lines
+
+
+def text_lines(table: dict[str, dict[str, Any]]) -> list[str]:
+    """A row a text; the control is of the last evaluation, and the gap closed is that of the student after LoRA, or after
+    transfer where there is no LoRA."""
+    last = next((subject for subject in ("lora", "transfer") if table[subject]["perplexity"] is not None), "teacher")
+    names = ["validation", *(table[last]["texts"] or table["teacher"]["texts"])]
+    width = min(max(map(len, names)), LONGEST_NAME) + 2
+    lines = [f"{'perplexity on':{max(width, 15)}}{'':14}{'teacher':>9}{'control':>9}{'after transfer':>16}{'after LoRA':>12}"
+             f"{'gap closed':>12}"]
+    for name in names:
+        rows = {subject: table[subject] if name == "validation" else table[subject]["texts"].get(name) or text_results({})
+                for subject in ROWS}
+        domain = {None: "-", True: "in domain", False: "not in domain"}[rows[last]["in_domain"]]
+        lines.append(f"{name[:LONGEST_NAME]:{max(width, 15)}}{domain:14}{shown(rows['teacher']['perplexity'], '.2f'):>9}"
+                     f"{shown(rows[last]['control'], '.2f'):>9}{shown(rows['transfer']['perplexity'], '.2f'):>16}"
+                     f"{shown(rows['lora']['perplexity'], '.2f'):>12}{shown(rows[last]['gap_closed'], '.1%'):>12}")
+    return lines
 
 
 def main() -> int:
@@ -58,13 +95,9 @@ def main() -> int:
     options = parser.parse_args()
     status, recipe = read_json(options.status), tomllib.loads(options.recipe.read_text(encoding="utf-8"))
     table = results(status, recipe)
-    print(f"{'':16}{'perplexity':>11}{'MSE mean':>11}{'MSE worst':>11}{'tokens/s':>10}{'seconds':>9}   stage")
-    for subject, (name, stage) in ROWS.items():
-        row = table[subject]
-        print(f"{name:16}{shown(row['perplexity'], '.2f'):>11}{shown(row['mse_mean'], '.4f'):>11}"
-              f"{shown(row['mse_worst'], '.4f'):>11}{shown(row['tokens_per_s'], ',.0f'):>10}"
-              f"{shown(row['seconds'], '.0f'):>9}   {stage}")
-    print("perplexity on held-out text; MSE of a layer's attention output against the teacher's")
+    print("\n".join([*text_lines(table), "", *stage_lines(table)]))
+    print("control: the student's window and sinks, untrained; gap closed: from it to the teacher, beyond two windows;\n"
+          "MSE of a layer's attention output against the teacher's")
     if options.json:
         write_json(options.json, table)
     return 0

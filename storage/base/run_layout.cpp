@@ -17,6 +17,7 @@ constexpr std::size_t kMaxTokenDigits = 18;
 
 // As many as never overflow; of Hash128::hex().
 constexpr std::size_t kMaxStepDigits = 18, kHashDigits = 32;
+constexpr const char* kTokens = "tokens";
 constexpr std::string_view kCheckpointPrefix = "checkpoint.s";
 constexpr std::string_view kCheckpointSuffix = ".safetensors";
 
@@ -104,8 +105,26 @@ fs::path RunLayout::snapshot(std::uint64_t term) const {
   return journal_directory() / (padded(term, 6) + ".snapshot.json");
 }
 
-std::string RunLayout::tokens(DataStage stage) {
-  return std::string("tokens/") + to_string(stage) + ".h5";
+std::string RunLayout::tokens(const TokensOf& of) {
+  return std::string(kTokens) + "/" + to_string(of.stage) + (of.text.empty() ? "" : "-" + of.text) +
+         ".h5";
+}
+
+std::vector<std::string> RunLayout::existing_tokens() const {
+  std::vector<std::string> names;
+  for (const DataStage stage : {DataStage::kTransfer, DataStage::kFinetune, DataStage::kEvaluate}) {
+    if (fs::exists(root_ / tokens(stage))) names.push_back(tokens(stage));
+  }
+  const auto num_sections = static_cast<std::ptrdiff_t>(names.size());
+  const std::string prefix = std::string(to_string(DataStage::kEvaluate)) + "-";
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(root_ / kTokens, none)) {
+    const std::string name = entry.path().filename().string();
+    if (name.starts_with(prefix) && name.ends_with(".h5"))
+      names.push_back(std::string(kTokens) + "/" + name);
+  }
+  std::sort(names.begin() + num_sections, names.end());
+  return names;
 }
 
 std::string RunLayout::hidden_shard(int boundary, int shard, FencingToken token) {

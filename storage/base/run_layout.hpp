@@ -4,10 +4,13 @@
 // name.
 #pragma once
 
+#include <compare>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "storage/base/hash.hpp"
 
@@ -17,6 +20,15 @@ using FencingToken = std::uint64_t;
 
 enum class DataStage { kTransfer, kFinetune, kEvaluate };
 [[nodiscard]] const char* to_string(DataStage stage);  // "transfer", "finetune", "evaluate"
+
+// Which tokens file of a run: a data section's, or that of one text of data.evaluate.texts.
+struct TokensOf {
+  // Implicit: a section alone names its file.
+  TokensOf(DataStage of, std::string named = {}) : stage(of), text(std::move(named)) {}
+  DataStage stage;
+  std::string text;  // the text's name; empty: the section's own split
+  auto operator<=>(const TokensOf&) const = default;
+};
 
 class RunLayout {
  public:
@@ -54,7 +66,10 @@ class RunLayout {
   [[nodiscard]] std::filesystem::path stop_file() const { return root_ / "stop"; }
 
   // Relative names, as the journal writes them.
-  [[nodiscard]] static std::string tokens(DataStage stage);  // tokens/transfer.h5
+  [[nodiscard]] static std::string tokens(
+      const TokensOf& of);  // tokens/transfer.h5, tokens/evaluate-NAME.h5
+  // Those that are there, whatever the recipe says now.
+  [[nodiscard]] std::vector<std::string> existing_tokens() const;
   [[nodiscard]] static std::string hidden_shard(int boundary,
                                                 int shard,
                                                 FencingToken token);  // hidden/b0003/s00012.t41.h5

@@ -33,6 +33,14 @@ class RangeChecker {
     }
     section_ = section;
   }
+  void texts(const std::vector<NamedText>& texts) {
+    const std::string section = section_;
+    for (std::size_t i = 0; i < texts.size(); ++i) {
+      section_ = section + "texts[" + std::to_string(i) + "].";
+      visit_text(texts[i], *this);
+    }
+    section_ = section;
+  }
   template <typename Data>
   void inherit(const Data&, const Data&) {}
 
@@ -49,23 +57,24 @@ std::string short_number(double value) {
 
 std::string equals(int value) { return "= " + std::to_string(value); }
 
+void check_source(const std::string& name, const DataSource& source, RecipeProblems& problems) {
+  if (source.path.empty()) problems.add(name + ".path", "is not set");
+  if (source.format != "jsonl" && !source.template_.empty()) {
+    problems.add(name + ".template",
+                 "is for format = \"jsonl\", not for \"" + source.format + "\"");
+  }
+  if (source.format == "text" && source.label_mask == "answer") {
+    problems.add(name + ".label_mask", "= \"answer\": plain text has no answers; use \"all\"");
+  }
+}
+
 void check_data(const std::string& section, const DataSection& data, RecipeProblems& problems) {
   const std::string sources = section + ".sources";
   if (data.sources.empty()) {
     problems.add(sources, "is empty; name a text, as sources = [{ path = \"corpus.txt\" }]");
   }
-  for (std::size_t i = 0; i < data.sources.size(); ++i) {
-    const DataSource& source = data.sources[i];
-    const std::string name = sources + "[" + std::to_string(i) + "]";
-    if (source.path.empty()) problems.add(name + ".path", "is not set");
-    if (source.format != "jsonl" && !source.template_.empty()) {
-      problems.add(name + ".template",
-                   "is for format = \"jsonl\", not for \"" + source.format + "\"");
-    }
-    if (source.format == "text" && source.label_mask == "answer") {
-      problems.add(name + ".label_mask", "= \"answer\": plain text has no answers; use \"all\"");
-    }
-  }
+  for (std::size_t i = 0; i < data.sources.size(); ++i)
+    check_source(sources + "[" + std::to_string(i) + "]", data.sources[i], problems);
 }
 
 struct Stage {
@@ -140,6 +149,57 @@ void check_apart(const Recipe& recipe, RecipeProblems& problems) {
     if (judge.trains && judge.data.validation_sequences == 0) continue;
     for (const Stage& learner : stages) {
       if (learner.trains && !check_apart(learner, judge, problems)) return;
+    }
+  }
+}
+
+std::string text_field(std::size_t index) {
+  return "data.evaluate.texts[" + std::to_string(index) + "]";
+}
+
+// It becomes a part of file names, and a word of tables.
+bool is_text_name(const std::string& name) {
+  constexpr std::size_t kLongest = 64;
+  return !name.empty() && name.size() <= kLongest && std::ranges::all_of(name, [](unsigned char c) {
+    return std::isalnum(c) != 0 || c == '-' || c == '_';
+  });
+}
+
+void check_texts(const Recipe& recipe, RecipeProblems& problems) {
+  const std::vector<NamedText>& texts = recipe.texts;
+  if (texts.size() > kMaxTexts) {
+    problems.add("data.evaluate.texts",
+                 "names " + std::to_string(texts.size()) + " texts, at most " +
+                     std::to_string(kMaxTexts) + " are evaluated; leave some out");
+  }
+  std::vector<Stage> learners = {{"data.transfer", recipe.data_transfer, true}};
+  if (recipe.finetune.enabled) learners.push_back({"data.finetune", recipe.data_finetune, true});
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const NamedText& text = texts[i];
+    const std::string name = text_field(i) + ".name", path = text_field(i) + ".path";
+    if (!is_text_name(text.name)) {
+      problems.add(name,
+                   "= " + toml_text(text.name) +
+                       ": expected 1 to 64 letters, digits, - and _, as \"wikitext2\"");
+    } else if (text.name == kValidation) {
+      problems.add(name,
+                   "= \"validation\" is what the section's own split is called; use another name");
+    } else if (std::any_of(texts.begin(),
+                           texts.begin() + static_cast<std::ptrdiff_t>(i),
+                           [&](const NamedText& other) { return other.name == text.name; })) {
+      problems.add(name, "= " + toml_text(text.name) + " is given twice; name each text its own");
+    }
+    check_source(text_field(i), text.source, problems);
+    for (const Stage& learner : learners) {
+      if (std::ranges::none_of(learner.data.sources, [&](const DataSource& source) {
+            return path_of(source) == path_of(text.source);
+          }))
+        continue;
+      problems.add(path,
+                   "names " + text.source.path + ", which " + learner.section +
+                       " learns; what is held out of it is evaluated as \"validation\", so name "
+                       "another text");
+      break;
     }
   }
 }
@@ -343,6 +403,7 @@ void check_recipe(const Recipe& recipe, RecipeProblems& problems) {
   if (has_own_sources(recipe.data_evaluate))
     check_data("data.evaluate", recipe.data_evaluate, problems);
   check_apart(recipe, problems);
+  check_texts(recipe, problems);
   try {
     recipe.attention.validate(0);
   } catch (const Error& error) {
@@ -378,6 +439,38 @@ const DataSection& Recipe::data(DataStage stage) const {
       return data_evaluate;
   }
   return data_transfer;
+}
+
+std::vector<TokensOf> Recipe::tokens_files() const {
+  std::vector<TokensOf> files{DataStage::kTransfer};
+  if (finetune.enabled) files.emplace_back(DataStage::kFinetune);
+  if (!data_evaluate.sources.empty()) files.emplace_back(DataStage::kEvaluate);
+  for (const NamedText& text : texts) files.emplace_back(DataStage::kEvaluate, text.name);
+  return files;
+}
+
+Recipe::Sources Recipe::sources(const TokensOf& of) const {
+  if (of.text.empty())
+    return {std::string("data.") + to_string(of.stage) + ".sources", data(of.stage).sources};
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    if (texts[i].name == of.text) return {text_field(i), {texts[i].source}};
+  }
+  throw Error(ErrorKind::kInternal, "data.evaluate.texts has no '" + of.text + "'");
+}
+
+bool Recipe::validates_in_domain() const {
+  const auto real = [](const DataSource& source) {
+    std::error_code unreadable;  // on a machine without the texts their names have to do
+    const std::filesystem::path path = std::filesystem::weakly_canonical(source.path, unreadable);
+    return unreadable ? path_of(source) : path.string();
+  };
+  std::vector<DataSource> learned = data_transfer.sources;
+  if (finetune.enabled)
+    learned.insert(learned.end(), data_finetune.sources.begin(), data_finetune.sources.end());
+  return std::ranges::any_of(data_evaluate.sources, [&](const DataSource& source) {
+    return std::ranges::any_of(
+        learned, [&](const DataSource& other) { return real(other) == real(source); });
+  });
 }
 
 }  // namespace hedgerow::storage

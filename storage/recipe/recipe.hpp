@@ -20,6 +20,7 @@ struct Recipe {
   std::uint64_t seed = 0;
   ModelSection model;
   DataSection data_transfer, data_finetune, data_evaluate;
+  std::vector<NamedText> texts;  // data.evaluate.texts
   AttentionSpec attention;
   PlanSection plan;
   TransferSection transfer;
@@ -54,6 +55,18 @@ struct Recipe {
   // journal.
   [[nodiscard]] std::string to_run_toml() const;
   [[nodiscard]] const DataSection& data(DataStage stage) const;
+  // The tokens files that the job needs: transfer's, finetune's if it is enabled, evaluate's if it
+  // has sources, then one for each text.
+  [[nodiscard]] std::vector<TokensOf> tokens_files() const;
+  // What such a file is made from, and the field that says so, "data.evaluate.texts[0]".
+  struct Sources {
+    std::string field;
+    std::vector<DataSource> list;
+  };
+  [[nodiscard]] Sources sources(const TokensOf& of) const;
+  // Whether the split of [data.evaluate] is the end of a text that the student learns from. Follows
+  // symbolic links.
+  [[nodiscard]] bool validates_in_domain() const;
 };
 
 // The dotted names of fields whose values differ, split by whether a resume may change them

@@ -1,7 +1,8 @@
 // Every field of a recipe, in the order of the file: key, range, choices, comment and whether a
 // resume may change it. Reading, writing and comparing are three visitors of this one list, so that
 // a field cannot be known to one of them alone. A visitor has section(name, comment), field(key,
-// value, rules), sources(value) and inherit(value, base). Private to storage/recipe/recipe*.cpp.
+// value, rules), sources(value), texts(value) and inherit(value, base). Private to
+// storage/recipe/recipe*.cpp.
 #pragma once
 
 #include "storage/recipe/recipe.hpp"
@@ -77,6 +78,7 @@ void visit_settings(AnyRecipe& recipe, Visitor& visitor) {
   visitor.section("data.evaluate", "its validation part gives the perplexities; likewise");
   visitor.inherit(recipe.data_evaluate, recipe.data_transfer);
   visit_data(recipe.data_evaluate, visitor);
+  visitor.texts(recipe.texts);
   visitor.section("attention", "what the student attends with");
   visit_attention(recipe.attention, visitor);
   visitor.section("plan", "how the job is cut");
@@ -121,6 +123,14 @@ void visit_source(Source& source, Visitor& visitor) {
       "format", source.format, {.comment = "", .choices = "text|jsonl|alpaca|records|chat|tokens"});
   visitor.field("template", source.template_, {""});
   visitor.field("label_mask", source.label_mask, {.comment = "", .choices = "all|answer"});
+}
+
+// The keys of one entry of `texts`.
+template <typename Text, typename Visitor>
+void visit_text(Text& text, Visitor& visitor) {
+  visitor.field("name", text.name, {""});
+  visit_source(text.source, visitor);
+  visitor.field("in_domain", text.in_domain, {""});
 }
 
 }  // namespace hedgerow::storage

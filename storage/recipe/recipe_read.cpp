@@ -23,16 +23,18 @@ class RecipeReader : public TomlReader {
   using TomlReader::TomlReader;
 
   void sources(std::vector<DataSource>& sources) {
-    const std::string name = section_ + "sources";
-    const toml::node* node = take("sources", name);
-    if (node == nullptr) return;
-    const toml::array* list = node->as_array();
-    if (list == nullptr)
-      return wrong_type(*node, name, "a list of tables, as [{ path = \"...\" }]");
-    sources.clear();
-    for (const toml::node& entry : *list) {
-      sources.push_back(source(entry, name + "[" + std::to_string(sources.size()) + "]"));
-    }
+    tables("sources", "{ path = \"...\" }", sources, [](DataSource& source, RecipeReader& reader) {
+      visit_source(source, reader);
+      complete(source);
+    });
+  }
+
+  void texts(std::vector<NamedText>& texts) {
+    const char* const form = "{ name = \"...\", path = \"...\" }";
+    tables("texts", form, texts, [](NamedText& text, RecipeReader& reader) {
+      visit_text(text, reader);
+      complete(text.source);
+    });
   }
 
   template <typename Data>
@@ -41,18 +43,34 @@ class RecipeReader : public TomlReader {
   }
 
  private:
-  DataSource source(const toml::node& entry, const std::string& name) {
-    DataSource result;
-    if (!entry.is_table()) {
-      wrong_type(entry, name, "a table, as { path = \"...\" }");
-      return result;
+  static void complete(DataSource& source) {
+    if (source.format == "jsonl" && source.template_.empty()) source.template_ = kTextTemplate;
+  }
+
+  // A list of tables, each of the form `form`.
+  template <typename Entry, typename Visit>
+  void tables(const char* key,
+              const std::string& form,
+              std::vector<Entry>& entries,
+              const Visit& visit) {
+    const std::string name = section_ + key;
+    const toml::node* node = take(key, name);
+    if (node == nullptr) return;
+    const toml::array* list = node->as_array();
+    if (list == nullptr) return wrong_type(*node, name, "a list of tables, as [" + form + "]");
+    entries.clear();
+    for (const toml::node& entry : *list) {
+      const std::string own = name + "[" + std::to_string(entries.size()) + "]";
+      Entry& made = entries.emplace_back();
+      if (!entry.is_table()) {
+        wrong_type(entry, own, "a table, as " + form);
+        continue;
+      }
+      RecipeReader reader(*entry.as_table(), problems_);
+      reader.section_ = own + ".";
+      visit(made, reader);
+      reader.report_unknown(*entry.as_table(), reader.section_);
     }
-    RecipeReader reader(*entry.as_table(), problems_);
-    reader.section_ = name + ".";
-    visit_source(result, reader);
-    reader.report_unknown(*entry.as_table(), reader.section_);
-    if (result.format == "jsonl" && result.template_.empty()) result.template_ = kTextTemplate;
-    return result;
   }
 };
 
@@ -118,6 +136,7 @@ Recipe placed(const std::string& text, const fs::path& path) {
   for (DataSection* data : {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
     for (DataSource& source : data->sources) absolute(source.path);
   }
+  for (NamedText& named : recipe.texts) absolute(named.source.path);
   if (!names_cached_model(recipe.model.path, folder, path)) absolute(recipe.model.path);
   return recipe;
 }

@@ -42,6 +42,17 @@ struct DataSection {
   bool operator==(const DataSection&) const = default;
 };
 
+// One entry of data.evaluate.texts: read whole, packed at that section's seq_len, evaluated in the
+// same pass as the section's own split, which goes by the name kValidation.
+struct NamedText {
+  std::string name{};  // letters, digits, - and _
+  DataSource source{};
+  bool in_domain = false;  // resembles what the student learns from; only told beside its figures
+  bool operator==(const NamedText&) const = default;
+};
+inline constexpr const char* kValidation = "validation";
+inline constexpr std::size_t kMaxTexts = 16;
+
 struct PlanSection {
   int layers_per_block = 5;             // k: a deployment choice, never changes the result
   int sequences_per_forward = 4;        // the canonical forward's rows; memory grows with it

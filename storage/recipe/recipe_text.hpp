@@ -29,5 +29,7 @@ inline constexpr std::string_view kRunHashLine = "# XXH3-128 of the lines below:
 [[nodiscard]] std::string toml_text(const std::vector<std::string>& values);
 [[nodiscard]] std::string toml_text(const DataSource& source);  // an inline table
 [[nodiscard]] std::string toml_text(const std::vector<DataSource>& sources);
+[[nodiscard]] std::string toml_text(const NamedText& text);
+[[nodiscard]] std::string toml_text(const std::vector<NamedText>& texts);
 
 }  // namespace hedgerow::storage

@@ -32,11 +32,11 @@ struct FieldText {
   bool safe_to_change = false;
 };
 
-class InlineSource {
+class InlineTable {
  public:
   template <typename T>
   void field(std::string_view key, const T& value, const FieldRules&) {
-    if (value.empty()) return;
+    if (value == T{}) return;
     text_ += (text_.empty() ? "{ " : ", ") + std::string(key) + " = " + toml_text(value);
   }
   [[nodiscard]] std::string text() const { return text_.empty() ? "{}" : text_ + " }"; }
@@ -68,6 +68,11 @@ class Writer {
     for (const DataSource& source : sources) text_ += "  " + toml_text(source) + ",\n";
     text_ += "]\n";
   }
+  void texts(const std::vector<NamedText>& texts) {
+    text_ += "texts = [  # evaluated too, each whole: { name = \"...\", path = \"...\" }\n";
+    for (const NamedText& text : texts) text_ += "  " + toml_text(text) + ",\n";
+    text_ += "]\n";
+  }
 
   template <typename Data>
   void inherit(const Data&, const Data&) {}
@@ -89,6 +94,7 @@ class Collector {
                        .safe_to_change = rules.safe_to_change});
   }
   void sources(const std::vector<DataSource>& sources) { field("sources", sources, {""}); }
+  void texts(const std::vector<NamedText>& texts) { field("texts", texts, {""}); }
 
   template <typename Data>
   void inherit(const Data&, const Data&) {}
@@ -144,10 +150,17 @@ std::string toml_text(KeyMaps value) { return toml_text(to_string(value)); }
 std::string toml_text(const std::vector<int>& values) { return list_text(values); }
 std::string toml_text(const std::vector<std::string>& values) { return list_text(values); }
 std::string toml_text(const std::vector<DataSource>& sources) { return list_text(sources); }
+std::string toml_text(const std::vector<NamedText>& texts) { return list_text(texts); }
 
 std::string toml_text(const DataSource& source) {
-  InlineSource visitor;
+  InlineTable visitor;
   visit_source(source, visitor);
+  return visitor.text();
+}
+
+std::string toml_text(const NamedText& text) {
+  InlineTable visitor;
+  visit_text(text, visitor);
   return visitor.text();
 }
 

@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
+TEXTS = ("jargon.txt.gz", "devils-dictionary.txt.gz")
 NAME = "hedgerow_of_these_tests"
 
 
@@ -26,7 +27,8 @@ class Offline(unittest.TestCase):
         (self.folder / "deploy/requirements.txt").write_text(f"{NAME}==1.0\n")
         (self.folder / "gathered/wheels").mkdir(parents=True)
         (self.folder / "gathered/data").mkdir()
-        (self.folder / "gathered/data/jargon.txt.gz").write_text("text")
+        for name in TEXTS:
+            (self.folder / "gathered/data" / name).write_text(name)
 
     def make_wheel(self) -> None:
         info = f"{NAME}-1.0.dist-info"
@@ -47,7 +49,8 @@ class Offline(unittest.TestCase):
         log = self.folder / "cache/setup.log"
         self.assertEqual(said.returncode, 0, said.stdout + said.stderr + (log.read_text() if log.exists() else ""))
         subprocess.run([str(self.folder / "cache/venv/bin/python"), "-c", f"import {NAME}"], check=True)
-        self.assertEqual((self.folder / "cache/data/jargon.txt.gz").read_text(), "text")
+        for name in TEXTS:
+            self.assertEqual((self.folder / "cache/data" / name).read_text(), name)
 
     def test_a_wheel_that_was_not_gathered_is_named_and_not_looked_for_elsewhere(self):
         said = self.setup("--offline", str(self.folder / "gathered"), "--no-packages")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
 import sys
 import time
 import unittest
 from pathlib import Path
+
+import h5py
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
 import job  # noqa: E402
@@ -18,6 +21,9 @@ class MainJob(unittest.TestCase):
     def setUpClass(cls) -> None:
         cls.job = job.Job(job.MORE_EVALUATION)
         cls.addClassCleanup(cls.job.close)
+        text = job.REPOSITORY / "LICENSE"
+        cls.job.recipe.write_text(cls.job.recipe.read_text().replace(
+            "[data.evaluate]\n", f'[data.evaluate]\nmax_sequences = 3\ntexts = [{{ name = "license", path = "{text}" }}]\n'))
         cls.plan = cls.job.command("plan", "--recipe", cls.job.recipe, "--json")
         cls.ended = cls.job.run()
         if cls.ended.code != 0:
@@ -40,6 +46,41 @@ class MainJob(unittest.TestCase):
         # Four layers of thirty predict nothing, so on held-out text the student may be either side of them, but near.
         self.assertLess(abs(math.log(transfer["perplexity"] / teacher["perplexity"])), 0.5)
         self.assertLess(lora["perplexity"], transfer["perplexity"])
+
+    def test_each_text_is_evaluated_and_told_with_its_domain(self) -> None:
+        with h5py.File(self.job.run_directory / "tokens" / "evaluate-license.h5") as file:
+            self.assertEqual(file["input_ids"].shape, (3, 128))
+        for subject, columns in (("teacher", 2), ("transfer", 4), ("lora", 4)):
+            result = self.result(f"evaluate/{subject}")
+            text = result["texts"]["license"]
+            self.assertEqual((result["in_domain"], text["in_domain"]), (True, False))
+            self.assertEqual(len(text["columns"]), columns)
+            self.assertEqual(text["targets"], 3 * 127)
+            self.assertNotEqual(text["perplexity"], result["perplexity"])
+        status = self.job.command("status", "--run", self.job.run_directory)
+        again = self.job.command("evaluate", "--run", self.job.run_directory)
+        for told in (status, again):
+            self.assertRegex(told.out, r"validation +in domain")
+            self.assertRegex(told.out, r"license +not in domain")
+        again = json.loads(self.job.command("evaluate", "--run", self.job.run_directory, "--json").out)
+        recorded = self.result("evaluate/lora")
+        for found, expected in ((again, recorded), (again["texts"]["license"], recorded["texts"]["license"])):
+            self.assertAlmostEqual(found["loss"], expected["loss"], places=3)
+            self.assertEqual(found["in_domain"], expected["in_domain"])
+
+    def test_the_tables_of_the_quickstart_have_each_text_beside_its_control(self) -> None:
+        status, out = self.job.root / "status.json", self.job.root / "results.json"
+        status.write_text(json.dumps(self.job.status()))
+        shown = subprocess.run([sys.executable, job.HUGGINGFACE / "show_results.py", "--status", status, "--recipe",
+                                self.job.run_directory / "run.toml", "--json", out], capture_output=True, text=True, timeout=60)
+        self.assertEqual(shown.returncode, 0, shown.stderr)
+        self.assertRegex(shown.stdout, r"license +not in domain( +[0-9.]+){4}")
+        self.assertLessEqual(max(map(len, shown.stdout.splitlines())), 100, shown.stdout)
+        lora, recorded = json.loads(out.read_text())["lora"], self.result("evaluate/lora")
+        for found, expected in ((lora, recorded), (lora["texts"]["license"], recorded["texts"]["license"])):
+            self.assertEqual(found["perplexity"], expected["perplexity"])
+            self.assertEqual(found["control"], expected["columns"]["control"]["perplexity"])
+            self.assertEqual(found["gap_closed"], expected.get("gap_closed"))
 
     def test_a_second_run_does_nothing_and_takes_seconds(self) -> None:
         began = time.monotonic()

@@ -213,6 +213,39 @@ class Tokens(unittest.TestCase):
         everything, *_, num_train = self.make(source + "validation_sequences = 0\nmax_sequences = 5", stage="evaluate")
         self.assertEqual((len(everything), num_train), (5, 0))
 
+    def tokenize_text(self, sections: str, name: str) -> tuple[subprocess.CompletedProcess, Path]:
+        out = self.root / f"evaluate-{name}.h5"
+        words = [sys.executable, support.HUGGINGFACE / "make_tokens.py", "--recipe", self.write("named.toml", sections), "--model",
+                 self.model, "--stage", "evaluate", "--text", name, "--out", out]
+        return subprocess.run(words, capture_output=True, text=True, timeout=60), out
+
+    def test_a_named_text_is_read_whole_as_far_as_max_sequences_goes(self):
+        learned, other = self.records("r.json", 60), self.records("other.json", 12)
+        sections = (f'[data.transfer]\nsources = [{{path = "{learned}", format = "records"}}]\nseq_len = 16\n'
+                    'validation_sequences = 4\n[data.evaluate]\nmax_sequences = %d\n'
+                    f'texts = [{{name = "other", path = "{other}", format = "records", in_domain = true}}]\n')
+        whole = self.make(f'sources = [{{path = "{other}", format = "records"}}]\nseq_len = 16\nvalidation_sequences = 0',
+                          stage="evaluate")[0]
+        for most, count in ((0, len(whole)), (3, 3)):
+            done, out = self.tokenize_text(sections % most, "other")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            with h5py.File(out) as file:
+                self.assertEqual(int(file.attrs["num_train"]), 0)
+                np.testing.assert_array_equal(file["input_ids"][:], whole[:count])
+
+    def test_a_named_text_that_is_learned_through_a_link_or_is_too_short_is_refused(self):
+        learned, short = self.records("r.json", 60), self.write("short.txt", "word")
+        link = self.root / "linked.json"
+        link.symlink_to(learned)
+        for path, words in ((link, ("data.evaluate.texts[0].path", "which data.transfer learns")),
+                            (short, ("'other'", "shorter than one sequence of 16 tokens"))):
+            done, _ = self.tokenize_text(
+                f'[data.transfer]\nsources = [{{path = "{learned}", format = "records"}}]\nseq_len = 16\n'
+                f'validation_sequences = 4\n[data.evaluate]\ntexts = [{{name = "other", path = "{path}"}}]\n', "other")
+            self.assertEqual(done.returncode, 2, done.stderr)
+            for word in words:
+                self.assertIn(word, done.stderr)
+
     def test_keys_left_out_by_finetune_and_evaluate_are_those_of_transfer(self):
         path = self.records("r.json", 60)
         recipe = self.write("whole.toml", f'[data.transfer]\nsources = [{{path = "{path}", format = "records"}}]\n'

@@ -7,6 +7,7 @@
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
+#include <map>
 #include <memory>
 
 #include "storage/base/error.hpp"
@@ -25,7 +26,7 @@ struct EvaluateArguments {
   std::string model, tokens, student, adapter, recipe, logits;
   std::string device = "auto", compute_dtype = "auto";
   int max_sequences = 0, threads = 0;
-  bool json = false, progress = false;
+  bool json = false, progress = false, texts = false;
 };
 
 // Collects all logits of the evaluated sequences as one tensor "logits" [sequences, T, V]: for
@@ -91,7 +92,24 @@ storage::ExitCode evaluate_command(const EvaluateArguments& given) {
   if (!given.adapter.empty())
     options.adapter = &adapter.emplace(
         storage::read_given([&] { return load_adapter(given.adapter, model.config()); }));
-  if (!given.recipe.empty()) options.control = control_of(storage::Recipe::load(given.recipe));
+  std::optional<storage::Recipe> recipe;
+  if (!given.recipe.empty()) recipe = storage::Recipe::load(given.recipe);
+  if (recipe) options.control = control_of(*recipe);
+  std::map<std::string, storage::TokenSequences> text_tokens;
+  if (given.texts) {
+    options.texts =
+        texts_of(*recipe,
+                 given.max_sequences,
+                 [&](const std::string& name) -> const storage::TokenSequences& {
+                   const auto path =
+                       std::filesystem::path(given.tokens)
+                           .replace_filename(std::filesystem::path(given.tokens).stem().string() +
+                                             "-" + name + ".h5");
+                   return text_tokens[name] = storage::read_given([&] {
+                            return storage::load_tokens(path, model.config().vocab_size);
+                          });
+                 });
+  }
   std::optional<LogitsFile> file;
   if (!given.logits.empty() && !sequences.empty()) {
     file.emplace(static_cast<std::int64_t>(sequences.size()),
@@ -112,9 +130,10 @@ storage::ExitCode evaluate_command(const EvaluateArguments& given) {
                         : options.student != nullptr ? "transfer"
                                                      : "teacher";
   nlohmann::json result = to_json(evaluate(model, tokens, sequences, options), subject);
+  if (given.texts) result["in_domain"] = recipe->validates_in_domain();
   result["seconds"] = clock.seconds();
   result["tokens_per_second"] =
-      static_cast<double>(sequences.size()) * static_cast<double>(tokens.seq_len) / clock.seconds();
+      static_cast<double>(tokens_in(tokens, sequences, options.texts)) / clock.seconds();
   result["peak_memory"] = memory.peak();
   if (file) file->write(given.logits);
   if (given.json) {
@@ -145,6 +164,11 @@ void register_evaluate(CLI::App& app, Action& action) {
   command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
   command->add_option(
       "--recipe", options->recipe, "Of a student: gives the teacher alone its control");
+  command
+      ->add_flag("--texts",
+                 options->texts,
+                 "Also the texts of --recipe, whose tokens files lie beside --tokens")
+      ->needs("--recipe");
   command->add_option("--max-sequences", options->max_sequences, "At most this many; 0: all");
   command->add_option("--device", options->device, "auto, cpu or cuda");
   command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32");

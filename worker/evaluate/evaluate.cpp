@@ -64,6 +64,21 @@ struct LayerPair {
   std::optional<BlockRunner> adapted;  // with an adapter
 };
 
+// A sequence of the texts that one pass carries.
+struct Place {
+  std::size_t text = 0;    // 0: the first, else one of EvaluateOptions::texts
+  std::int64_t index = 0;  // into its tokens
+};
+
+// A text and what was found of it.
+struct TextSums {
+  const storage::TokenSequences& tokens;
+  std::string of;  // for messages
+  RopeTable rope;
+  std::map<int, ErrorSums> errors = {};
+  std::array<ColumnFigures, kColumnNames.size()> columns = {};
+};
+
 // Rows of one column's logits [rows, V] fp32 with their log-sum-exp [rows].
 struct Scores {
   at::Tensor logits, normalizer;
@@ -75,12 +90,15 @@ class Evaluator {
             const storage::TokenSequences& tokens,
             const EvaluateOptions& options)
       : model_(model),
-        tokens_(tokens),
         options_(options),
         outer_(load_outer(model, options.compute_dtype, options.device, hooks())),
-        rope_(make_rope_table(model.config(), tokens.seq_len, options.device)),
         control_(control_for(options)),
         subject_(options.student == nullptr ? Column::kTeacher : Column::kStudent) {
+    const auto add = [&](const storage::TokenSequences& of, const std::string& name) {
+      texts_.push_back({of, name, make_rope_table(model.config(), of.seq_len, options.device)});
+    };
+    add(tokens, "the tokens file");
+    for (const EvaluationText& text : options.texts) add(*text.tokens, "the text " + text.name);
     columns_ = {Column::kTeacher};
     if (control_) columns_.push_back(Column::kControl);
     if (options.student != nullptr) columns_.push_back(Column::kStudent);
@@ -94,13 +112,13 @@ class Evaluator {
   }
 
   // False if told to stop.
-  bool add_group(const std::vector<std::int64_t>& group,
+  bool add_group(const std::vector<Place>& group,
                  std::int64_t layers_before,
                  std::int64_t layers_in_all) {
     const c10::NoGradGuard no_grad;
     Streams streams;
-    for (const std::int64_t index : group) {
-      const at::Tensor first = start(index);
+    for (const Place& place : group) {
+      const at::Tensor first = start(place);
       for (const Column column : columns_) streams[at_column(column)].push_back(first);
     }
     const int num_layers = model_.config().num_hidden_layers;
@@ -109,9 +127,14 @@ class Evaluator {
       for (const Column column : columns_) {
         const BlockRunner& runner =
             pair.adapted && has_students_weights(column) ? *pair.adapted : pair.teacher;
-        for (at::Tensor& stream : streams[at_column(column)])
-          stream = runner.run(
-              stream, rope_, attention(column), {.check_cancelled = options_.check_cancelled});
+        for (std::size_t i = 0; i < group.size(); ++i) {
+          TextSums& text = texts_[group[i].text];
+          at::Tensor& stream = streams[at_column(column)][i];
+          stream = runner.run(stream,
+                              text.rope,
+                              attention(column, text),
+                              {.check_cancelled = options_.check_cancelled});
+        }
       }
       if (options_.progress &&
           !options_.progress(layers_before + layer + 1, layers_in_all, mean_loss()))
@@ -125,18 +148,29 @@ class Evaluator {
   }
 
   [[nodiscard]] Evaluation result() const {
+    Evaluation evaluation = result_of(texts_.front());
+    for (std::size_t i = 0; i < options_.texts.size(); ++i) {
+      const EvaluationText& text = options_.texts[i];
+      evaluation.texts.push_back({text.name, text.in_domain, result_of(texts_[i + 1])});
+    }
+    return evaluation;
+  }
+
+ private:
+  [[nodiscard]] Evaluation result_of(const TextSums& text) const {
     Evaluation evaluation{.finished = true,
                           .compute_dtype = options_.compute_dtype,
                           .subject = subject_,
                           .control = control_,
-                          .beyond = beyond_};
+                          .beyond = beyond_,
+                          .texts = {}};
     for (const Column column : columns_) {
-      const ColumnFigures& sums = sums_[at_column(column)];
+      const ColumnFigures& sums = text.columns[at_column(column)];
       evaluation.columns[at_column(column)] = {mean_of(sums.all), mean_of(sums.beyond)};
     }
     if (options_.student != nullptr && options_.adapter == nullptr)
       evaluation.columns[at_column(Column::kLinearOff)] = evaluation.column(Column::kControl);
-    for (const auto& [layer, sums] : errors_) {
+    for (const auto& [layer, sums] : text.errors) {
       evaluation.layers.push_back({layer,
                                    sums.squared_error / static_cast<double>(sums.elements),
                                    sums.squared_error / sums.energy,
@@ -145,7 +179,6 @@ class Evaluator {
     return evaluation;
   }
 
- private:
   [[nodiscard]] LoadHooks hooks() const {
     return {options_.check_cancelled, [this](int layer, const storage::Hash128& hash) {
               if (options_.check_hash) options_.check_hash(layer, hash);
@@ -157,18 +190,21 @@ class Evaluator {
   [[nodiscard]] bool measures_layers() const {
     return options_.student != nullptr && options_.adapter == nullptr;
   }
-  [[nodiscard]] double mean_loss() const { return mean_of(sums_[at_column(subject_)].all).loss; }
+  [[nodiscard]] double mean_loss() const {
+    return mean_of(texts_.front().columns[at_column(subject_)].all).loss;
+  }
 
   static bool has_students_weights(Column column) {
     return column == Column::kStudent || column == Column::kLinearOff;
   }
 
-  void require_finite(std::int64_t sequence) const {
+  void require_finite(const Place& place) const {
+    const TextSums& text = texts_[place.text];
     for (const Column column : columns_) {
-      if (std::isfinite(sums_[at_column(column)].all.loss)) continue;
+      if (std::isfinite(text.columns[at_column(column)].all.loss)) continue;
       throw Error(ErrorKind::kUsage,
-                  "the loss of sequence " + std::to_string(sequence) +
-                      " of the tokens file is not finite (" + kColumnNames[at_column(column)] +
+                  "the loss of sequence " + std::to_string(place.index) + " of " + text.of +
+                      " is not finite (" + kColumnNames[at_column(column)] +
                       "); check the model's weights");
     }
   }
@@ -181,13 +217,13 @@ class Evaluator {
       adapted = layer;
       merge_into(*adapted, *options_.adapter, layer_idx, model_.config());
     }
-    pack_layer(layer, tokens_.seq_len);
+    pack_layer(layer, texts_.front().tokens.seq_len);
     if (adapted) {
       adapted->gate_up_proj = layer.gate_up_proj;
       adapted->gate_up_packed = layer.gate_up_packed;
       adapted->down_proj = layer.down_proj;
       adapted->down_packed = layer.down_packed;
-      pack_layer(*adapted, tokens_.seq_len);
+      pack_layer(*adapted, texts_.front().tokens.seq_len);
     }
     const auto runner = [&](LayerWeights weights) {
       return BlockRunner(model_.config(), layer_idx, {std::move(weights)}, options_.compute_dtype);
@@ -198,15 +234,15 @@ class Evaluator {
   }
 
   // [1, T] int64, on the CPU.
-  [[nodiscard]] at::Tensor token_ids(std::int64_t index) const {
-    const auto ids = tokens_.sequence(index);
+  [[nodiscard]] at::Tensor token_ids(const Place& place) const {
+    const auto ids = texts_[place.text].tokens.sequence(place.index);
     const at::Tensor input_ids = at::empty({1, static_cast<std::int64_t>(ids.size())}, at::kLong);
     std::copy(ids.begin(), ids.end(), input_ids.data_ptr<std::int64_t>());
     return input_ids;
   }
 
-  [[nodiscard]] at::Tensor start(std::int64_t index) const {
-    return embed(token_ids(index).to(options_.device), outer_.embed_tokens);
+  [[nodiscard]] at::Tensor start(const Place& place) const {
+    return embed(token_ids(place).to(options_.device), outer_.embed_tokens);
   }
 
   [[nodiscard]] const kernels::HybridParameters* parameters(int layer) const {
@@ -215,10 +251,10 @@ class Evaluator {
     return found ? &*found : nullptr;
   }
 
-  Attend attention(Column column) {
+  Attend attention(Column column, TextSums& text) {
     switch (column) {
       case Column::kTeacher:
-        return measuring_teacher();
+        return measuring_teacher(text);
       case Column::kStudent:
         return subject_attention();
       case Column::kControl:
@@ -239,8 +275,8 @@ class Evaluator {
     };
   }
 
-  Attend measuring_teacher() {
-    return [this](int layer, const Qkv& qkv) {
+  Attend measuring_teacher(TextSums& text) {
+    return [this, &text](int layer, const Qkv& qkv) {
       const at::Tensor y_true = teacher_attention(qkv);
       const kernels::HybridParameters* hybrid = measures_layers() ? parameters(layer) : nullptr;
       if (hybrid != nullptr) {
@@ -249,7 +285,7 @@ class Evaluator {
         const at::Tensor y_pred =
             kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *hybrid, unrounded);
         const at::Tensor truth = y_true.to(at::kFloat);
-        ErrorSums& sums = errors_[layer];
+        ErrorSums& sums = text.errors[layer];
         sums.squared_error += (y_pred - truth).square().sum(at::kDouble).item<double>();
         sums.energy += truth.square().sum(at::kDouble).item<double>();
         sums.elements += truth.numel();
@@ -265,20 +301,22 @@ class Evaluator {
   }
 
   // Row t predicts token t + 1.
-  void add_sequence(std::int64_t index, std::size_t in_group, const Streams& streams) {
-    const at::Tensor next = token_ids(index).squeeze(0).roll(-1).unsqueeze(1).to(options_.device);
-    for (std::int64_t first = 0; first < tokens_.seq_len; first += kLogitRows) {
-      const std::int64_t count = std::min(kLogitRows, tokens_.seq_len - first);
+  void add_sequence(const Place& place, std::size_t in_group, const Streams& streams) {
+    const std::int64_t seq_len = texts_[place.text].tokens.seq_len;
+    const at::Tensor next = token_ids(place).squeeze(0).roll(-1).unsqueeze(1).to(options_.device);
+    for (std::int64_t first = 0; first < seq_len; first += kLogitRows) {
+      const std::int64_t count = std::min(kLogitRows, seq_len - first);
       const at::Tensor targets = next.narrow(0, first, count);
       const auto of = [&](Column column) {
         options_.check_cancelled();
         Scores found = scores(streams[at_column(column)][in_group], first, count);
-        if (column == subject_ && options_.logits) options_.logits(index, first, found.logits);
+        if (column == subject_ && place.text == 0 && options_.logits)
+          options_.logits(place.index, first, found.logits);
         return found;
       };
       const Scores teacher = of(Column::kTeacher);
       const at::Tensor none = at::zeros({count}, at::kFloat), all = at::ones({count}, at::kFloat);
-      add_rows(index, first, Column::kTeacher, teacher, targets, none, all);
+      add_rows(place, first, Column::kTeacher, teacher, targets, none, all);
       if (columns_.size() == 1) continue;
       const at::Tensor probabilities = (teacher.logits - teacher.normalizer.unsqueeze(1)).exp_();
       const at::Tensor best = teacher.logits.argmax(-1);
@@ -288,24 +326,25 @@ class Evaluator {
         const at::Tensor kl = (teacher.logits - own.logits).mul_(probabilities).sum(-1) +
                               (own.normalizer - teacher.normalizer);
         const at::Tensor agrees = own.logits.argmax(-1).eq(best).to(at::kFloat);
-        add_rows(index, first, column, own, targets, kl.cpu(), agrees.cpu());
+        add_rows(place, first, column, own, targets, kl.cpu(), agrees.cpu());
       }
     }
   }
 
   // kl and agrees [rows] fp32 on the CPU, of the rows that begin at `first`.
-  void add_rows(std::int64_t index,
+  void add_rows(const Place& place,
                 std::int64_t first,
                 Column column,
                 const Scores& scores,
                 const at::Tensor& targets,
                 const at::Tensor& kl,
                 const at::Tensor& agrees) {
-    const auto mask = tokens_.mask(index);
+    TextSums& text = texts_[place.text];
+    const auto mask = text.tokens.mask(place.index);
     const at::Tensor losses =
         (scores.normalizer - scores.logits.gather(1, targets).squeeze(1)).cpu();
-    ColumnFigures& sums = sums_[at_column(column)];
-    for (std::int64_t i = 0; i < losses.numel() && first + i + 1 < tokens_.seq_len; ++i) {
+    ColumnFigures& sums = text.columns[at_column(column)];
+    for (std::int64_t i = 0; i < losses.numel() && first + i + 1 < text.tokens.seq_len; ++i) {
       const std::int64_t position = first + i + 1;
       if (mask[static_cast<std::size_t>(position)] == 0) continue;
       for (Figures* figures : {&sums.all, &sums.beyond}) {
@@ -319,16 +358,13 @@ class Evaluator {
   }
 
   const storage::ModelDirectory& model_;
-  const storage::TokenSequences& tokens_;
   const EvaluateOptions& options_;
   OuterWeights outer_;
-  RopeTable rope_;
   std::optional<Control> control_;
   Column subject_;
   std::vector<Column> columns_;  // those that are computed, the teacher first
   std::int64_t beyond_ = 0;
-  std::map<int, ErrorSums> errors_;
-  std::array<ColumnFigures, kColumnNames.size()> sums_ = {};
+  std::vector<TextSums> texts_;  // the first, then options_.texts
 };
 
 nlohmann::json figures_json(const ColumnFigures& figures) {
@@ -364,6 +400,15 @@ std::optional<Control> control_of(const storage::Recipe& recipe) {
   return Control{hybrid_options(recipe.attention), {kept.begin(), kept.end()}};
 }
 
+std::int64_t tokens_in(const storage::TokenSequences& tokens,
+                       const std::vector<std::int64_t>& sequences,
+                       const std::vector<EvaluationText>& texts) {
+  std::int64_t count = static_cast<std::int64_t>(sequences.size()) * tokens.seq_len;
+  for (const EvaluationText& text : texts)
+    count += static_cast<std::int64_t>(text.sequences.size()) * text.tokens->seq_len;
+  return count;
+}
+
 std::vector<std::int64_t> evaluation_sequences(const storage::TokenSequences& tokens,
                                                std::int64_t limit) {
   const std::int64_t begin = tokens.num_validation() > 0 ? tokens.num_train : 0;
@@ -374,23 +419,50 @@ std::vector<std::int64_t> evaluation_sequences(const storage::TokenSequences& to
   return sequences;
 }
 
+std::vector<EvaluationText> texts_of(
+    const storage::Recipe& recipe,
+    std::int64_t limit,
+    const std::function<const storage::TokenSequences&(const std::string& name)>& load) {
+  std::vector<EvaluationText> texts;
+  for (const storage::NamedText& text : recipe.texts) {
+    const storage::TokenSequences& tokens = load(text.name);
+    texts.push_back({text.name, text.in_domain, &tokens, evaluation_sequences(tokens, limit)});
+  }
+  return texts;
+}
+
 Evaluation evaluate(const storage::ModelDirectory& model,
                     const storage::TokenSequences& tokens,
                     const std::vector<std::int64_t>& sequences,
                     const EvaluateOptions& options) {
-  if (sequences.empty())
-    throw Error(ErrorKind::kUsage, "nothing to evaluate: the tokens file has no sequence");
-  model.config().require_within_window(
-      tokens.seq_len, "a sequence of " + std::to_string(tokens.seq_len) + " tokens");
+  std::vector<Place> places;
+  std::int64_t longest = 0;
+  const auto add = [&](const storage::TokenSequences& of,
+                       const std::vector<std::int64_t>& taken,
+                       std::size_t text) {
+    if (taken.empty()) {
+      throw Error(ErrorKind::kUsage,
+                  "nothing to evaluate: the tokens file " +
+                      (text == 0 ? "" : "of " + options.texts[text - 1].name + " ") +
+                      "has no sequence");
+    }
+    model.config().require_within_window(of.seq_len,
+                                         "a sequence of " + std::to_string(of.seq_len) + " tokens");
+    longest = std::max(longest, of.seq_len);
+    for (const std::int64_t index : taken) places.push_back({text, index});
+  };
+  add(tokens, sequences, 0);
+  for (std::size_t i = 0; i < options.texts.size(); ++i)
+    add(*options.texts[i].tokens, options.texts[i].sequences, i + 1);
   Evaluator evaluator(model, tokens, options);
-  const std::int64_t bytes = evaluator.num_columns() * tokens.seq_len * model.config().hidden_size *
+  const std::int64_t bytes = evaluator.num_columns() * longest * model.config().hidden_size *
                              static_cast<std::int64_t>(c10::elementSize(options.compute_dtype));
   const auto per_group = static_cast<std::size_t>(std::max<std::int64_t>(1, kGroupBytes / bytes));
   const std::int64_t num_layers = model.config().num_hidden_layers;
-  const auto groups = static_cast<std::int64_t>((sequences.size() + per_group - 1) / per_group);
+  const auto groups = static_cast<std::int64_t>((places.size() + per_group - 1) / per_group);
   for (std::int64_t group = 0; group < groups; ++group) {
-    const auto begin = sequences.begin() + group * static_cast<std::int64_t>(per_group);
-    const auto end = std::min(begin + static_cast<std::int64_t>(per_group), sequences.end());
+    const auto begin = places.begin() + group * static_cast<std::int64_t>(per_group);
+    const auto end = std::min(begin + static_cast<std::int64_t>(per_group), places.end());
     if (!evaluator.add_group({begin, end}, group * num_layers, groups * num_layers)) return {};
   }
   return evaluator.result();
@@ -413,6 +485,13 @@ nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject)
     json["beyond"] = evaluation.beyond;
   }
   if (const auto closed = evaluation.gap_closed()) json["gap_closed"] = *closed;
+  for (const Evaluation::Text& text : evaluation.texts) {
+    nlohmann::json own = to_json(text.evaluation, subject);
+    // The same for every text, or as long as the rest together.
+    for (const char* key : {"subject", "compute_dtype", "control", "layers"}) own.erase(key);
+    own["in_domain"] = text.in_domain;
+    json["texts"][text.name] = std::move(own);
+  }
   if (evaluation.layers.empty()) return json;
   double sum = 0.0, worst = 0.0;
   for (const LayerError& error : evaluation.layers) {
@@ -448,8 +527,13 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
   verify_inputs(run.layout(), task, std::chrono::seconds(run.recipe().workers.file_patience_s));
   const storage::TokenSequences& tokens = run.tokens(storage::DataStage::kEvaluate);
   const auto sequences = evaluation_sequences(tokens, run.recipe().evaluate.max_sequences);
-  const auto num_tokens = static_cast<std::int64_t>(sequences.size()) * tokens.seq_len;
   EvaluateOptions options{.device = run.device(), .compute_dtype = run.compute_dtype()};
+  options.texts = texts_of(run.recipe(),
+                           run.recipe().evaluate.max_sequences,
+                           [&](const std::string& name) -> const storage::TokenSequences& {
+                             return run.tokens({storage::DataStage::kEvaluate, name});
+                           });
+  const std::int64_t num_tokens = tokens_in(tokens, sequences, options.texts);
   options.progress = [&](std::int64_t done, std::int64_t all, double loss) {
     wire::Progress progress;
     progress.phase = "evaluating";
@@ -475,6 +559,7 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
   const Evaluation evaluation = evaluate(run.model(), tokens, sequences, options);
 
   TaskResult result{.finished = true, .result = to_json(evaluation, task.subject)};
+  result.result["in_domain"] = run.recipe().validates_in_domain();
   result.result["seconds"] = clock.seconds();
   result.result["tokens_per_second"] = static_cast<double>(num_tokens) / clock.seconds();
   const std::string name = storage::RunLayout::evaluation(task.subject, task.fencing_token);

@@ -34,12 +34,22 @@ struct Control {
 // Of a recipe's student; nullopt: it has no window.
 [[nodiscard]] std::optional<Control> control_of(const storage::Recipe& recipe);
 
+// One more text of an evaluation. `tokens` outlives it.
+struct EvaluationText {
+  std::string name;
+  bool in_domain = false;
+  const storage::TokenSequences* tokens = nullptr;
+  std::vector<std::int64_t> sequences;  // indices into `tokens`
+};
+
 struct EvaluateOptions {
   at::Device device = at::kCPU;               // the student's too
   at::ScalarType compute_dtype = at::kFloat;  // between layers too: nothing is stored here
   const Student* student = nullptr;           // none: the teacher
   const LoraAdapter* adapter = nullptr;       // merged into the student's weights alone
   std::optional<Control> control = {};        // of the teacher; a student has its own
+  // Evaluated beside the first one, in the same pass over the layers.
+  std::vector<EvaluationText> texts = {};
   // Called with (layers done, layers in all, mean loss so far or 0); false: stop, and the result is
   // not finished.
   std::function<bool(std::int64_t, std::int64_t, double)> progress = {};
@@ -48,8 +58,8 @@ struct EvaluateOptions {
   std::function<void()> check_cancelled = [] {};
   // LoadHooks::check_hash, besides the student's own.
   std::function<void(int, const storage::Hash128&)> check_hash = {};
-  // Gets the subject's logits [rows, V] fp32 of each chunk on the device, in order: sequence, first
-  // position.
+  // Gets the subject's logits [rows, V] fp32 of each chunk of the first text on the device, in
+  // order: sequence, first position.
   std::function<void(std::int64_t, std::int64_t, const at::Tensor&)> logits = {};
 };
 
@@ -89,6 +99,8 @@ struct Evaluation {
   std::int64_t beyond = 0;  // position in its sequence, 2 W; 0: without a control
   std::vector<LayerError> layers =
       {};  // of a student without adapter; kept softmax layers are absent
+  struct Text;
+  std::vector<Text> texts;  // in the order of EvaluateOptions::texts
   [[nodiscard]] const std::optional<ColumnFigures>& column(Column which) const {
     return columns[static_cast<std::size_t>(which)];
   }
@@ -98,9 +110,16 @@ struct Evaluation {
   // is no worse than the teacher.
   [[nodiscard]] std::optional<double> gap_closed() const;
 };
+struct Evaluation::Text {
+  std::string name;
+  bool in_domain = false;
+  Evaluation evaluation;
+};
 
-// Evaluates the given sequences (indices into `tokens`). A target counts where its loss mask is 1.
-// Throws kUsage naming a loss that is not finite, or sequences beyond the teacher's own window.
+// Evaluates the given sequences (indices into `tokens`) and those of options.texts: figures of each
+// text, and one pass over the layers for all that fit memory together. A target counts where its
+// loss mask is 1. Throws kUsage naming a loss that is not finite, or sequences beyond the teacher's
+// own window.
 Evaluation evaluate(const storage::ModelDirectory& model,
                     const storage::TokenSequences& tokens,
                     const std::vector<std::int64_t>& sequences,
@@ -110,6 +129,17 @@ Evaluation evaluate(const storage::ModelDirectory& model,
 // none; at most `limit` (0: all).
 std::vector<std::int64_t> evaluation_sequences(const storage::TokenSequences& tokens,
                                                std::int64_t limit);
+
+// Tokens of an evaluation, its texts' included.
+std::int64_t tokens_in(const storage::TokenSequences& tokens,
+                       const std::vector<std::int64_t>& sequences,
+                       const std::vector<EvaluationText>& texts);
+
+// The texts of a recipe, `limit` sequences of each, whose tokens `load` gives by name.
+std::vector<EvaluationText> texts_of(
+    const storage::Recipe& recipe,
+    std::int64_t limit,
+    const std::function<const storage::TokenSequences&(const std::string& name)>& load);
 
 // task.subject: teacher | transfer | lora, task.inputs the student's and the adapter's files.
 // Writes evaluate/<subject>.tN.json under attempts/t<token>/.

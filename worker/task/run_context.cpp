@@ -32,10 +32,10 @@ LoadHooks RunContext::load_hooks(std::function<void()> check_cancelled) const {
           }};
 }
 
-const storage::TokenSequences& RunContext::tokens(storage::DataStage stage) {
-  const auto found = tokens_.find(stage);
+const storage::TokenSequences& RunContext::tokens(const storage::TokensOf& of) {
+  const auto found = tokens_.find(of);
   if (found != tokens_.end()) return found->second;
-  const auto path = layout_.resolve(storage::RunLayout::tokens(stage));
+  const auto path = layout_.resolve(storage::RunLayout::tokens(of));
   storage::TokenSequences loaded = storage::load_tokens(path, config().vocab_size);
   if (loaded.seq_len > config().max_position_embeddings) {
     throw Error(ErrorKind::kUsage,
@@ -43,7 +43,7 @@ const storage::TokenSequences& RunContext::tokens(storage::DataStage stage) {
                     " tokens, but the model has " +
                     std::to_string(config().max_position_embeddings) + " positions");
   }
-  return tokens_.emplace(stage, std::move(loaded)).first->second;
+  return tokens_.emplace(of, std::move(loaded)).first->second;
 }
 
 storage::CapturePlan RunContext::capture_plan() {

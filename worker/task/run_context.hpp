@@ -37,7 +37,7 @@ class RunContext {
   [[nodiscard]] at::Device device() const noexcept { return device_; }
 
   // Loaded and verified on first use. Throws kCorrupt, kNotFound, kUsage.
-  const storage::TokenSequences& tokens(storage::DataStage stage);
+  const storage::TokenSequences& tokens(const storage::TokensOf& of);
   storage::CapturePlan capture_plan();
   const at::Tensor& embedding();
   // For whoever loads weights of the run's model: they are those that the run began with, or it
@@ -64,7 +64,7 @@ class RunContext {
   storage::ModelDirectory model_;
   at::Device device_;
   at::ScalarType compute_dtype_, stream_;
-  std::map<storage::DataStage, storage::TokenSequences> tokens_;
+  std::map<storage::TokensOf, storage::TokenSequences> tokens_;
   at::Tensor embedding_;
   std::optional<RopeTable> rope_;
   std::optional<BlockRunner> block_;

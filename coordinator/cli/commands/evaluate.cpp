@@ -11,6 +11,7 @@
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/dispatch/term.hpp"
 #include "coordinator/state/fold.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
 #include "storage/base/run_layout.hpp"
 #include "storage/shards/tokens_file.hpp"
 
@@ -36,6 +37,7 @@ void print_result(const nlohmann::json& result, const std::string& tokens, Termi
                  " tokens/s");
   for (const std::string& line : column_lines(result, terminal.answer_width()))
     terminal.print(line);
+  for (const std::string& line : text_lines(result, terminal.answer_width())) terminal.print(line);
   if (!result.contains("layers")) return;
   Table table;
   table.column("layer", 3, true).column("MSE", 2, true).column("of the teacher's energy", 1, true);
@@ -48,27 +50,36 @@ void print_result(const nlohmann::json& result, const std::string& tokens, Termi
   for (const std::string& line : table.render(terminal.answer_width())) terminal.print(line);
 }
 
-// The run's own, if they are those that it began with.
-std::string tokens_of(const std::string& run) {
+// The run's own, with those of its texts beside them, if they are those that it began with.
+std::string tokens_of(const std::string& run, const storage::Recipe& recipe) {
   const storage::RunLayout layout(run);
-  const std::string name = storage::RunLayout::tokens(storage::DataStage::kEvaluate);
-  const std::filesystem::path path = layout.root() / name;
-  require(std::filesystem::exists(path),
-          path.string() + ": no such tokens file; 'hedgerow run --run " + run +
-              "' makes it where the recipe has data.evaluate, and --tokens names another");
-  for (const storage::FileRecord& file : fold(replay_if_any(layout)).state.inputs.tokens) {
-    if (file.name == name) storage::verify_tokens(path, file);
+  const auto recorded = fold(replay_if_any(layout)).state.inputs.tokens;
+  std::vector<storage::TokensOf> files{storage::DataStage::kEvaluate};
+  for (const storage::NamedText& text : recipe.texts)
+    files.emplace_back(storage::DataStage::kEvaluate, text.name);
+  for (const storage::TokensOf& of : files) {
+    const std::string name = storage::RunLayout::tokens(of);
+    const std::filesystem::path path = layout.root() / name;
+    require(std::filesystem::exists(path),
+            path.string() + ": no such tokens file; 'hedgerow run --run " + run +
+                "' makes it where the recipe has data.evaluate, and --tokens names another");
+    for (const storage::FileRecord& file : recorded) {
+      if (file.name == name) storage::verify_tokens(path, file);
+    }
   }
-  return path;
+  return layout.root() / storage::RunLayout::tokens(storage::DataStage::kEvaluate);
 }
 
 ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
   const ModelChoice choice = choose_model(options.model);
   std::string tokens = options.tokens;
+  bool has_texts = false;
   if (tokens.empty()) {
     require(!options.model.run.empty(),
             "--tokens FILE is needed with --model; 'hedgerow tokenize' makes one");
-    tokens = tokens_of(options.model.run);
+    const storage::Recipe recipe = recipe_of_run(storage::RunLayout(options.model.run));
+    tokens = tokens_of(options.model.run, recipe);
+    has_texts = !recipe.texts.empty();
   }
   require(std::filesystem::exists(tokens),
           tokens + ": no such tokens file; 'hedgerow tokenize' makes one");
@@ -83,10 +94,11 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
   const auto more = choice.worker_arguments();
   command.arguments.insert(command.arguments.end(), more.begin(), more.end());
   // A run's teacher has the control of the run's student.
-  if (choice.student.empty() && !choice.run.empty()) {
+  if (has_texts || (choice.student.empty() && !choice.run.empty())) {
     command.arguments.insert(command.arguments.end(),
-                             {"--recipe", storage::RunLayout(choice.run).recipe().string()});
+                             {"--recipe", storage::RunLayout(options.model.run).recipe().string()});
   }
+  if (has_texts) command.arguments.push_back("--texts");
   if (options.max_sequences > 0) {
     command.arguments.insert(command.arguments.end(),
                              {"--max-sequences", std::to_string(options.max_sequences)});

@@ -130,10 +130,7 @@ bool is_about_text(const std::string& field) {
 }
 
 void remove_tokens(const RunLayout& layout) {
-  for (const auto stage : {storage::DataStage::kTransfer,
-                           storage::DataStage::kFinetune,
-                           storage::DataStage::kEvaluate})
-    fs::remove(layout.root() / RunLayout::tokens(stage));
+  for (const std::string& name : layout.existing_tokens()) fs::remove(layout.root() / name);
 }
 
 // A run without a journal has computed nothing: a recipe whose first try failed is mended and given

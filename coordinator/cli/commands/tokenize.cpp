@@ -22,19 +22,41 @@ DataStage stage_of(const std::string& word) {
   return word == "evaluate" ? DataStage::kEvaluate : DataStage::kTransfer;
 }
 
+// A text's file lies beside the section's own, as in a run: evaluate.h5, evaluate-NAME.h5.
+fs::path out_of(const TokenizeOptions& options, const storage::TokensOf& of) {
+  fs::path out = options.out;
+  if (of.text.empty()) return out;
+  return out.replace_filename(out.stem().string() + "-" + of.text + out.extension().string());
+}
+
 ExitCode run_tokenize(const TokenizeOptions& options, Terminal& terminal) {
   const storage::Recipe recipe = storage::Recipe::load(options.recipe);
-  require(!fs::exists(options.out),
-          options.out + " exists and is not overwritten; choose another name or remove it");
+  const std::string model = options.model.empty() ? recipe.model.path : options.model;
   const DataStage stage = stage_of(options.stage);
-  for (const std::string& warning : json_read_as_text(recipe, {stage})) terminal.warn(warning);
+  std::vector<storage::TokensOf> files{stage};
+  if (stage == DataStage::kEvaluate) {
+    for (const storage::NamedText& text : recipe.texts) files.emplace_back(stage, text.name);
+  }
+  for (const storage::TokensOf& of : files) {
+    const fs::path out = out_of(options, of);
+    require(!fs::exists(out),
+            out.string() + " exists and is not overwritten; choose another name or remove it");
+  }
+  for (const std::string& warning : json_read_as_text(recipe, files)) terminal.warn(warning);
   const InterruptScope interrupts;
-  const nlohmann::json done = tokenize(
-      {recipe, options.model.empty() ? recipe.model.path : options.model, stage, options.out},
-      terminal);
-  if (done.is_null()) return ExitCode::kInterrupted;
-  terminal.print(options.out + ": " + tokens_text(done));
-  terminal.print_json(done);
+  nlohmann::json answer;
+  for (const storage::TokensOf& of : files) {
+    const fs::path out = out_of(options, of);
+    const nlohmann::json done = tokenize({recipe, model, of, out}, terminal);
+    if (done.is_null()) return ExitCode::kInterrupted;
+    terminal.print(out.string() + ": " + tokens_text(done));
+    if (of.text.empty()) {
+      answer = done;
+    } else {
+      answer["texts"][of.text] = done;
+    }
+  }
+  terminal.print_json(answer);
   return ExitCode::kOk;
 }
 
@@ -48,7 +70,9 @@ RunCommand declare_tokenize(CLI::App& app) {
   one_of(app.add_option("--stage", options->stage, "which data section"),
          {"transfer", "finetune", "evaluate"})
       ->required();
-  app.add_option("--out", options->out, "the tokens file to write (HDF5)")
+  app.add_option("--out",
+                 options->out,
+                 "the tokens file to write (HDF5); beside it OUT-NAME.h5 of each named text")
       ->type_name("FILE")
       ->required();
   app.add_option("--model", options->model, "another tokenizer than the recipe's model's")

@@ -75,12 +75,8 @@ void inspect_tokens(const RunLayout& layout,
                     int vocab_size,
                     const RunInputs& inputs,
                     Inspection& inspection) {
-  for (const auto stage : {storage::DataStage::kTransfer,
-                           storage::DataStage::kFinetune,
-                           storage::DataStage::kEvaluate}) {
-    const std::string name = RunLayout::tokens(stage);
+  for (const std::string& name : layout.existing_tokens()) {
     const fs::path path = layout.root() / name;
-    if (!fs::exists(path)) continue;
     ++inspection.num_files;
     inspection.num_bytes += fs::file_size(path);
     try {

@@ -46,6 +46,27 @@ TokensInfo expected_evaluation(const DataSection& data) {
   return {0, data.validation_sequences > 0 ? data.validation_sequences : all, data.seq_len};
 }
 
+// Of text, after unpacking; 0 where it is missing (check_sources names it) or comes as tokens.
+std::uint64_t unpacked_bytes(const storage::DataSource& source) {
+  constexpr std::uint64_t kGzipRatio = 3;  // of English
+  std::error_code missing;
+  const std::uint64_t size = fs::file_size(source.path, missing);
+  if (missing || source.format == "tokens") return 0;
+  return source.path.ends_with(".gz") ? kGzipRatio * size : size;
+}
+
+// English text under the usual vocabularies. Only to say about how much it is.
+constexpr std::uint64_t kBytesPerToken = 4;
+
+// A text is evaluated whole, as far as max_sequences goes.
+TokensInfo expected_text(const DataSection& data, const storage::DataSource& source) {
+  const auto rough = static_cast<std::int64_t>(unpacked_bytes(source) / kBytesPerToken) /
+                     std::max(1, data.seq_len);
+  const std::int64_t most =
+      data.max_sequences > 0 ? std::min<std::int64_t>(data.max_sequences, rough) : rough;
+  return {0, std::max<std::int64_t>(1, most), data.seq_len};
+}
+
 void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
   if (tokens.transfer.num_sequences == 0) {
     tokens.transfer = expected_tokens(
@@ -60,15 +81,19 @@ void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
   if (tokens.evaluate.num_sequences == 0 && !recipe.data_evaluate.sources.empty()) {
     tokens.evaluate = expected_evaluation(recipe.data_evaluate);
   }
+  for (std::size_t i = 0; i < tokens.texts.size(); ++i) {
+    if (tokens.texts[i].num_sequences == 0)
+      tokens.texts[i] = expected_text(recipe.data_evaluate, recipe.texts[i].source);
+  }
 }
 
 // What is still to be tokenized must be there: a plan that rests on nothing would promise a run
 // that ends at its first step. The content is make_tokens.py's to judge.
 void check_sources(const Recipe& recipe, const storage::RunLayout& layout) {
-  for (const storage::DataStage stage : stages_without_tokens(layout, recipe)) {
-    const std::string where = std::string("data.") + storage::to_string(stage) + ".sources: ";
-    for (const storage::DataSource& source : recipe.data(stage).sources) {
-      const std::string file = where + source.path;
+  for (const storage::TokensOf& of : missing_tokens(layout, recipe)) {
+    const Recipe::Sources sources = recipe.sources(of);
+    for (const storage::DataSource& source : sources.list) {
+      const std::string file = sources.field + ": " + source.path;
       std::error_code unreadable;  // whoever reads it says why
       const fs::file_status status = fs::status(source.path, unreadable);
       require(status.type() != fs::file_type::not_found,
@@ -81,21 +106,12 @@ void check_sources(const Recipe& recipe, const storage::RunLayout& layout) {
   }
 }
 
-// Of text, after unpacking; 0 where it is missing (check_sources names it) or comes as tokens.
-std::uint64_t unpacked_bytes(const storage::DataSource& source) {
-  constexpr std::uint64_t kGzipRatio = 3;  // of English
-  std::error_code missing;
-  const std::uint64_t size = fs::file_size(source.path, missing);
-  if (missing || source.format == "tokens") return 0;
-  return source.path.ends_with(".gz") ? kGzipRatio * size : size;
-}
-
-StageEstimate tokenizing(const Recipe& recipe, const std::vector<storage::DataStage>& stages) {
+StageEstimate tokenizing(const Recipe& recipe, const std::vector<storage::TokensOf>& files) {
   StageEstimate estimate{"tokenize"};
-  for (const storage::DataStage stage : stages) {
+  for (const storage::TokensOf& of : files) {
     std::uint64_t bytes = 0;
-    for (const storage::DataSource& source : recipe.data(stage).sources)
-      bytes += unpacked_bytes(source);
+    const Recipe::Sources sources = recipe.sources(of);
+    for (const storage::DataSource& source : sources.list) bytes += unpacked_bytes(source);
     estimate.seconds += tokenizing_seconds(bytes);
   }
   return estimate;
@@ -135,14 +151,14 @@ Plan plan_of(const Recipe& recipe, const fs::path& directory) {
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
   const storage::RunLayout layout(directory);
   check_sources(recipe, layout);
-  PlanTokens tokens = read_plan_tokens(layout, model.config().vocab_size);
+  PlanTokens tokens = read_plan_tokens(layout, recipe, model.config().vocab_size);
   fill_missing(tokens, recipe);
   PlanLimits limits = limits_of_this_machine(nearest_existing(directory), recipe.workers.local);
   limits.stored_bytes = stored_bytes(layout);
   // Nothing has been measured on a GPU that a time could be told from.
   if (computes_on_gpus(recipe, storage::has_cuda(), wire::num_visible_gpus())) limits.core = {};
   Plan plan = make_plan(recipe, model.config(), tokens, limits);
-  const std::vector<storage::DataStage> untokenized = stages_without_tokens(layout, recipe);
+  const std::vector<storage::TokensOf> untokenized = missing_tokens(layout, recipe);
   plan.estimates.insert(plan.estimates.begin(), tokenizing(recipe, untokenized));
   for (std::string& warning : json_read_as_text(recipe, untokenized))
     plan.warnings.push_back(std::move(warning));
@@ -150,8 +166,6 @@ Plan plan_of(const Recipe& recipe, const fs::path& directory) {
 }
 
 std::optional<UnreadText> unread_text(const Recipe& recipe, const fs::path& directory) {
-  // English text under the usual vocabularies. Only to say whether it is likely to be enough.
-  constexpr std::uint64_t kBytesPerToken = 4;
   const auto tokens = storage::RunLayout::tokens(storage::DataStage::kTransfer);
   if (fs::exists(directory / tokens)) return std::nullopt;
   UnreadText text;

@@ -162,16 +162,17 @@ SourceFormat look_at_source(const std::filesystem::path& path) {
 }
 
 std::vector<std::string> json_read_as_text(const storage::Recipe& recipe,
-                                           const std::vector<storage::DataStage>& stages) {
+                                           const std::vector<storage::TokensOf>& files) {
   std::vector<std::string> found;
   std::set<std::string> seen;
-  for (const storage::DataStage stage : stages) {
-    for (const storage::DataSource& source : recipe.data(stage).sources) {
+  for (const storage::TokensOf& of : files) {
+    const storage::Recipe::Sources sources = recipe.sources(of);
+    for (const storage::DataSource& source : sources.list) {
       if (source.format != "text" || !seen.insert(source.path).second) continue;
       const SourceFormat looks = look_at_source(source.path);
       if (looks.format == "text") continue;
-      found.push_back(std::string("data.") + to_string(stage) + ".sources: " + source.path +
-                      ": holds " + looks.what + ", but its format is \"text\", so keys and " +
+      found.push_back(sources.field + ": " + source.path + ": holds " + looks.what +
+                      ", but its format is \"text\", so keys and " +
                       "braces are learned like prose; set " +
                       (looks.format.empty() ? "the format that fits, for jsonl with a template"
                                             : "format = \"" + looks.format + "\""));

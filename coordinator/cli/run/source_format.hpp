@@ -25,6 +25,6 @@ struct SourceFormat {
 // "data.transfer.sources: a.jsonl: holds ..." for each source of format "text" that is JSON; once
 // for a file that several of the stages read.
 [[nodiscard]] std::vector<std::string> json_read_as_text(
-    const storage::Recipe& recipe, const std::vector<storage::DataStage>& stages);
+    const storage::Recipe& recipe, const std::vector<storage::TokensOf>& files);
 
 }  // namespace hedgerow::coordinator::cli

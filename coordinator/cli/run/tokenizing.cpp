@@ -8,10 +8,18 @@
 namespace hedgerow::coordinator::cli {
 
 namespace fs = std::filesystem;
-using storage::DataStage;
+using storage::TokensOf;
+
+namespace {
+
+// "evaluate", "evaluate wikitext2".
+std::string name_of(const TokensOf& of) {
+  return storage::to_string(of.stage) + (of.text.empty() ? "" : " " + of.text);
+}
+
+}  // namespace
 
 nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal) {
-  const std::string stage = storage::to_string(request.stage);
   // The script reads a file; what the recipe inherits and where its paths start is resolved in this
   // one.
   fs::path resolved = request.out;
@@ -20,48 +28,48 @@ nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal) {
   storage::write_atomically(resolved, request.recipe.to_toml());
   nlohmann::json done;
   const storage::ScopedFile goes_again(resolved);
-  run_python(
-      terminal,
-      "tokenize " + stage,
-      "make_tokens.py",
-      {"--recipe", resolved, "--model", request.model, "--stage", stage, "--out", request.out},
-      [&](const nlohmann::json& object) {
-        if (object.value("event", "") == "done") done = object;
-      });
+  std::vector<std::string> words{"--recipe",
+                                 resolved,
+                                 "--model",
+                                 request.model,
+                                 "--stage",
+                                 storage::to_string(request.of.stage),
+                                 "--out",
+                                 request.out};
+  if (!request.of.text.empty()) words.insert(words.end(), {"--text", request.of.text});
+  run_python(terminal,
+             "tokenize " + name_of(request.of),
+             "make_tokens.py",
+             words,
+             [&](const nlohmann::json& object) {
+               if (object.value("event", "") == "done") done = object;
+             });
   return done;
 }
 
-std::vector<DataStage> stages_of(const storage::Recipe& recipe) {
-  std::vector<DataStage> stages{DataStage::kTransfer};
-  if (recipe.finetune.enabled) stages.push_back(DataStage::kFinetune);
-  if (!recipe.data_evaluate.sources.empty()) stages.push_back(DataStage::kEvaluate);
-  return stages;
-}
-
-std::vector<DataStage> stages_without_tokens(const storage::RunLayout& layout,
-                                             const storage::Recipe& recipe) {
-  std::vector<DataStage> stages = stages_of(recipe);
-  std::erase_if(stages, [&](DataStage stage) {
-    return fs::exists(layout.root() / storage::RunLayout::tokens(stage));
+std::vector<TokensOf> missing_tokens(const storage::RunLayout& layout,
+                                     const storage::Recipe& recipe) {
+  std::vector<TokensOf> files = recipe.tokens_files();
+  std::erase_if(files, [&](const TokensOf& of) {
+    return fs::exists(layout.root() / storage::RunLayout::tokens(of));
   });
-  return stages;
+  return files;
 }
 
 bool tokenize_missing(const storage::RunLayout& layout,
                       const storage::Recipe& recipe,
                       Terminal& terminal) {
-  for (const std::string& warning :
-       json_read_as_text(recipe, stages_without_tokens(layout, recipe)))
+  for (const std::string& warning : json_read_as_text(recipe, missing_tokens(layout, recipe)))
     terminal.warn(warning);
-  for (const DataStage stage : stages_of(recipe)) {
-    const fs::path out = layout.resolve(storage::RunLayout::tokens(stage));
+  for (const TokensOf& of : recipe.tokens_files()) {
+    const fs::path out = layout.resolve(storage::RunLayout::tokens(of));
     if (fs::exists(out)) {
       terminal.detail(out.string() + ": there already");
       continue;
     }
-    const nlohmann::json done = tokenize({recipe, recipe.model.path, stage, out}, terminal);
+    const nlohmann::json done = tokenize({recipe, recipe.model.path, of, out}, terminal);
     if (done.is_null()) return false;
-    terminal.say("tokenized " + std::string(storage::to_string(stage)) + ": " + tokens_text(done));
+    terminal.say("tokenized " + name_of(of) + ": " + tokens_text(done));
   }
   return true;
 }

@@ -16,7 +16,7 @@ namespace hedgerow::coordinator::cli {
 struct TokenizeRequest {
   storage::Recipe recipe;
   std::string model;  // whose tokenizer
-  storage::DataStage stage = storage::DataStage::kTransfer;
+  storage::TokensOf of = storage::DataStage::kTransfer;
   std::filesystem::path out;  // appears when it is complete
 };
 
@@ -24,13 +24,10 @@ struct TokenizeRequest {
 // interrupted. Throws child_error.
 [[nodiscard]] nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal);
 
-// The stages whose tokens this recipe needs: transfer always, finetune if enabled, evaluate if it
-// has sources.
-[[nodiscard]] std::vector<storage::DataStage> stages_of(const storage::Recipe& recipe);
-
-// Those of them whose tokens are still to be made at `layout`, which need not exist yet.
-[[nodiscard]] std::vector<storage::DataStage> stages_without_tokens(
-    const storage::RunLayout& layout, const storage::Recipe& recipe);
+// Those of the recipe's tokens files that are still to be made at `layout`, which need not exist
+// yet.
+[[nodiscard]] std::vector<storage::TokensOf> missing_tokens(const storage::RunLayout& layout,
+                                                            const storage::Recipe& recipe);
 
 // Makes the tokens files of a run that are missing. false: interrupted.
 bool tokenize_missing(const storage::RunLayout& layout,

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "coordinator/cli/terminal/format.hpp"
+#include "storage/recipe/recipe_sections.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -29,6 +30,28 @@ std::string share_text(double share) {
   text.precision(1);
   text << 100.0 * share << "%";
   return text.str();
+}
+
+// An evaluation by text: the section's own split, which stands at its top, and the named ones.
+std::vector<std::pair<std::string, json>> texts_of(const json& evaluation) {
+  std::vector<std::pair<std::string, json>> texts{{storage::kValidation, evaluation}};
+  const json named = member(evaluation, {"texts"});
+  for (const auto& [name, text] : named.items()) texts.emplace_back(name, text);
+  return texts;
+}
+
+std::string domain_text(const json& text) {
+  if (!text.is_object() || !text.contains("in_domain")) return "-";
+  return text.value("in_domain", false) ? "in domain" : "not in domain";
+}
+
+// Of the first of these subjects that has one; else empty.
+json last_evaluation(const RunStatus& status, std::initializer_list<const char*> subjects) {
+  for (const char* subject : subjects) {
+    const TaskStatus* task = status.task(std::string("evaluate/") + subject);
+    if (task != nullptr && task->result.is_object() && !task->result.empty()) return task->result;
+  }
+  return json::object();
 }
 
 std::string untrained_text(const json& layer) {
@@ -74,29 +97,56 @@ std::vector<std::string> column_lines(const json& evaluation, int width) {
   return table.render(width);
 }
 
+std::vector<std::string> text_lines(const json& evaluation, int width) {
+  const auto texts = texts_of(evaluation);
+  if (texts.size() < 2) return {};
+  const std::string subject = evaluation.value("subject", "");
+  const bool has_student = member(evaluation, {"columns"}).contains("student");
+  Table table;
+  table.column("text", 9).column("domain", 8).column("teacher", 6, true);
+  table.column("control", 5, true);
+  if (has_student) table.column(subject, 7, true).column("gap closed", 4, true);
+  for (const auto& [name, text] : texts) {
+    const auto perplexity = [&text = text](const char* column) {
+      return number_text(number_or_nan(member(text, {"columns", column}), "perplexity"));
+    };
+    std::vector<std::string> cells{
+        name, domain_text(text), perplexity("teacher"), perplexity("control")};
+    if (has_student) cells.insert(cells.end(), {perplexity("student"), gap_text(text)});
+    table.row(std::move(cells));
+  }
+  return table.render(width);
+}
+
+std::vector<std::string> text_lines(const RunStatus& status, int width) {
+  return text_lines(last_evaluation(status, {"lora", "transfer", "teacher"}), width);
+}
+
 std::string control_verdict(const json& evaluation) {
-  const double student =
-      number_or_nan(member(evaluation, {"columns", "student", "beyond"}), "perplexity");
-  const double control =
-      number_or_nan(member(evaluation, {"columns", "control", "beyond"}), "perplexity");
-  if (!std::isfinite(control) || !std::isfinite(student) || student < control) return "";
+  const auto texts = texts_of(evaluation);
+  std::string behind;
+  for (const auto& [name, text] : texts) {
+    const double student =
+        number_or_nan(member(text, {"columns", "student", "beyond"}), "perplexity");
+    const double control =
+        number_or_nan(member(text, {"columns", "control", "beyond"}), "perplexity");
+    if (!std::isfinite(control) || !std::isfinite(student) || student < control) continue;
+    behind +=
+        (behind.empty() ? "" : ", ") + number_text(student) + " against " + number_text(control);
+    if (texts.size() > 1) behind += " on " + name + " (" + domain_text(text) + ")";
+  }
+  if (behind.empty()) return "";
   const json window = member(evaluation, {"control"});
   const int sinks = window.value("num_sinks", 0);
   return "the student does not beat its control (window of " +
          std::to_string(window.value("window_size", 0)) +
          (sinks > 0 ? " and " + counted(sinks, "sink") : "") + ", untrained): perplexity beyond " +
-         std::to_string(evaluation.value("beyond", 0)) + " tokens " + number_text(student) +
-         " against " + number_text(control) +
+         std::to_string(evaluation.value("beyond", 0)) + " tokens " + behind +
          "; more steps (transfer.max_steps) help most, then attention.feature_dim";
 }
 
 std::string control_verdict(const RunStatus& status) {
-  for (const char* subject : {"lora", "transfer"}) {
-    const TaskStatus* task = status.task(std::string("evaluate/") + subject);
-    if (task != nullptr && task->result.is_object() && !task->result.empty())
-      return control_verdict(task->result);
-  }
-  return "";
+  return control_verdict(last_evaluation(status, {"lora", "transfer"}));
 }
 
 std::vector<std::string> untrained_lines(const RunStatus& status, int width) {

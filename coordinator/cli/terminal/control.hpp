@@ -13,11 +13,18 @@ namespace hedgerow::coordinator::cli {
 // The columns of an evaluation as a table; none: it has none, being an earlier build's.
 [[nodiscard]] std::vector<std::string> column_lines(const nlohmann::json& evaluation, int width);
 
+// The texts of an evaluation, one a row with the section's own split first: whether it is in
+// domain, perplexities and the gap closed. None: it has no named texts.
+[[nodiscard]] std::vector<std::string> text_lines(const nlohmann::json& evaluation, int width);
+// Of a run's last evaluation.
+[[nodiscard]] std::vector<std::string> text_lines(const RunStatus& status, int width);
+
 // "94.2%" of (control - student) / (control - teacher); "-" where the evaluation has none.
 [[nodiscard]] std::string gap_text(const nlohmann::json& evaluation);
 
-// One sentence if the student of an evaluation, or of a run's last one, does not beat its control;
-// empty: it does, or that is not known.
+// One sentence if the student of an evaluation, or of a run's last one, does not beat its control,
+// with the texts on which it does not where there are several; empty: it does, or that is not
+// known.
 [[nodiscard]] std::string control_verdict(const nlohmann::json& evaluation);
 [[nodiscard]] std::string control_verdict(const RunStatus& status);
 

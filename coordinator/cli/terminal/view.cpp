@@ -442,6 +442,7 @@ std::vector<std::string> result_lines(const RunStatus& status, int width) {
     table.row(std::move(cells));
   }
   std::vector<std::string> lines = table.empty() ? std::vector<std::string>{} : table.render(width);
+  for (std::string& line : text_lines(status, width)) lines.push_back(std::move(line));
   for (std::string& line : untrained_lines(status, width)) lines.push_back(std::move(line));
   return lines;
 }

@@ -57,6 +57,20 @@ class PlanTest : public ::testing::Test {
   PlanLimits limits_;
 };
 
+TEST_F(PlanTest, NamedTextsCountInTheEvaluationsTimeMemoryAndDisk) {
+  limits_.core = {0.3e12, 0.06e12};
+  const auto evaluate_seconds = [](const Plan& plan) { return plan.estimates.back().seconds; };
+  recipe_.evaluate.max_sequences = 4;
+  const Plan before = make();
+  tokens_.texts = {{0, 8, 512}, {0, 2, 512}};
+  EXPECT_EQ(tokens_.evaluated(4), 4 + 4 + 2);
+  const Plan plan = make();
+  EXPECT_GT(evaluate_seconds(plan), 2.0 * evaluate_seconds(before));
+  EXPECT_GT(plan.evaluate_memory_bytes, before.evaluate_memory_bytes);
+  EXPECT_EQ(plan.peak_disk_bytes - before.peak_disk_bytes, 10U * 512 * 6);
+  EXPECT_EQ(plan.final_disk_bytes - before.final_disk_bytes, 10U * 512 * 6);
+}
+
 TEST_F(PlanTest, ARunThatGoesOnNeedsNoRoomForWhatItStoredAlready) {
   const std::uint64_t peak = make().peak_disk_bytes;
   limits_.free_disk_bytes = peak / 2;

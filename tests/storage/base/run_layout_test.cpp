@@ -18,6 +18,7 @@ TEST(RunLayout, NamesAreThoseOfTheDesign) {
   EXPECT_EQ(layout.journal_segment(7), fs::path("/runs/a/journal/000007.jsonl"));
   EXPECT_EQ(layout.snapshot(7), fs::path("/runs/a/journal/000007.snapshot.json"));
   EXPECT_EQ(RunLayout::tokens(DataStage::kFinetune), "tokens/finetune.h5");
+  EXPECT_EQ(RunLayout::tokens({DataStage::kEvaluate, "wiki-2"}), "tokens/evaluate-wiki-2.h5");
   EXPECT_EQ(RunLayout::hidden_shard(3, 12, 41), "hidden/b0003/s00012.t41.h5");
   EXPECT_EQ(RunLayout::block_artifact(3, 41), "blocks/b0003/artifact.t41.safetensors");
   EXPECT_EQ(RunLayout::attempt_directory(41), "attempts/t41");
@@ -132,6 +133,20 @@ TEST(RunLayout, KnowsItsOwnDirectoriesFromThoseOfOthers) {
   for (const char* other :
        {"hidden", "hidden/b", "hidden/b0003x", "hidden/notes", "student/t4", "x/b0003"})
     EXPECT_FALSE(RunLayout::is_own_directory(other)) << other;
+}
+
+TEST(RunLayout, TokensFilesThatAreThereAreNamedWithThoseOfTextsLast) {
+  const tests::TemporaryDirectory root;
+  std::filesystem::create_directories(root / "tokens");
+  for (const char* name :
+       {"evaluate-b.h5", "evaluate.h5", "evaluate-a.h5", "transfer.h5", "evaluate-a.h5.partial"})
+    std::ofstream(root / "tokens" / name) << "x";
+  EXPECT_EQ(RunLayout(root.path()).existing_tokens(),
+            (std::vector<std::string>{"tokens/transfer.h5",
+                                      "tokens/evaluate.h5",
+                                      "tokens/evaluate-a.h5",
+                                      "tokens/evaluate-b.h5"}));
+  EXPECT_TRUE(RunLayout(root / "elsewhere").existing_tokens().empty());
 }
 
 }  // namespace

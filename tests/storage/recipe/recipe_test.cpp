@@ -99,6 +99,9 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                      .threads = 3,
                      .exchange = "mpi",
                      .launch = "elsewhere"};
+  recipe.texts = {
+      {.name = "wiki-2", .source = {.path = "w \"2\".txt"}},
+      {.name = "own", .source = {.path = "o.json", .format = "alpaca"}, .in_domain = true}};
   recipe.evaluate = {.max_sequences = 5, .prompts = {"caf\xc3\xa9", ""}, .max_new_tokens = 41};
   recipe.workers = {.local = 3,
                     .threads = 4,
@@ -456,6 +459,49 @@ TEST(Recipe, OneTextInTwoStagesIsHeldOutAlikeOrRefused) {
   EXPECT_THAT(stages(one, "validation_sequences = 0"), HasSubstr("evaluates all of a.txt"));
   EXPECT_THAT(stages("sources = [{ path = \"a.txt\" }, { path = \"a.txt\" }]", ""),
               HasSubstr("data.transfer.sources names a.txt twice"));
+}
+
+TEST(Recipe, NamedTextsHaveTheKeysOfASourceAndOthersAreRefusedByField) {
+  const auto texts = [](const std::string& list) {
+    return refusal(
+        "[model]\npath = \"t\"\n[data.transfer]\nsources = [{ path = \"a.txt\" }]\n"
+        "[data.evaluate]\ntexts = [" +
+        list + "]\n");
+  };
+  EXPECT_EQ(texts("{ name = \"wiki_2\", path = \"b.json\", format = \"jsonl\" }, "
+                  "{ name = \"own\", path = \"c.txt\", in_domain = true }"),
+            "accepted");
+  EXPECT_THAT(texts("{ name = \"a\", path = \"b.txt\", formt = \"text\" }"),
+              HasSubstr("data.evaluate.texts[0].formt is not a known key; did you mean "
+                        "data.evaluate.texts[0].format?"));
+  EXPECT_THAT(texts("\"b.txt\""), HasSubstr("data.evaluate.texts[0] expected a table, as { name"));
+  EXPECT_THAT(texts("{ path = \"b.txt\" }"), HasSubstr("data.evaluate.texts[0].name = \"\""));
+  EXPECT_THAT(texts("{ name = \"a/b\", path = \"b.txt\" }"), HasSubstr("letters, digits, - and _"));
+  EXPECT_THAT(texts("{ name = \"a\" }"), HasSubstr("data.evaluate.texts[0].path is not set"));
+  EXPECT_THAT(texts("{ name = \"validation\", path = \"b.txt\" }"),
+              HasSubstr("is what the section's own split is called"));
+  EXPECT_THAT(texts("{ name = \"a\", path = \"b.txt\" }, { name = \"a\", path = \"c.txt\" }"),
+              HasSubstr("data.evaluate.texts[1].name = \"a\" is given twice"));
+  EXPECT_THAT(texts("{ name = \"a\", path = \"./a.txt\" }"),
+              HasSubstr("data.evaluate.texts[0].path names ./a.txt, which data.transfer learns"));
+  std::string many;
+  for (int i = 0; i < 17; ++i)
+    many += "{ name = \"a" + std::to_string(i) + "\", path = \"b.txt\" }, ";
+  EXPECT_THAT(texts(many), HasSubstr("names 17 texts, at most 16"));
+}
+
+TEST(Recipe, EachNamedTextHasATokensFileOfItsOwnAndTheValidationPartADomain) {
+  Recipe recipe = minimal();
+  recipe.texts = {{.name = "wiki", .source = {.path = "w.txt"}}};
+  const auto files = recipe.tokens_files();
+  ASSERT_EQ(files.size(), 4U);
+  EXPECT_EQ(RunLayout::tokens(files.back()), "tokens/evaluate-wiki.h5");
+  EXPECT_EQ(recipe.sources(files.back()).field, "data.evaluate.texts[0]");
+  EXPECT_EQ(recipe.sources(files.back()).list.at(0).path, "w.txt");
+  EXPECT_EQ(recipe.sources(files.front()).field, "data.transfer.sources");
+  EXPECT_TRUE(recipe.validates_in_domain());
+  recipe.data_evaluate.sources[0].path = "elsewhere.txt";
+  EXPECT_FALSE(recipe.validates_in_domain());
 }
 
 TEST(Recipe, DifferenceTellsSafeChangesFromUnsafeOnes) {

@@ -4,6 +4,7 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "storage/base/error.hpp"
@@ -192,6 +193,42 @@ TEST_F(Evaluate, EachColumnIsToTheLastDigitWhatItsOwnEvaluationGives) {
   EXPECT_NE(lora.column(kLinearOff)->all.loss, lora.figures().loss);
   EXPECT_EQ(transfer.layers.size(), 3U);
   EXPECT_TRUE(lora.layers.empty());
+}
+
+// Catches: figures of one text in another's, and weights that are read once for each.
+TEST_F(Evaluate, EachTextHasTheFiguresOfItsOwnEvaluationAndTheLayersAreReadOnce) {
+  const auto teacher = model();
+  const worker::Student made = student(4);
+  storage::TokenSequences other = tokens_;
+  std::reverse(other.input_ids.begin(), other.input_ids.end());
+  int loaded = 0;
+  worker::EvaluateOptions options;
+  options.student = &made;
+  options.check_hash = [&](int layer, const storage::Hash128&) { loaded += layer == 0; };
+  const auto alone = worker::evaluate(teacher, tokens_, {0, 1}, options);
+  const auto beside = worker::evaluate(teacher, other, {2, 3, 4}, options);
+  EXPECT_EQ(loaded, 2);
+  options.texts = {{"other", true, &other, {2, 3, 4}}};
+  const auto both = worker::evaluate(teacher, tokens_, {0, 1}, options);
+  EXPECT_EQ(loaded, 3);
+  ASSERT_EQ(both.texts.size(), 1U);
+  nlohmann::json json = worker::to_json(both, "transfer");
+  const nlohmann::json text = json.at("texts").at("other");
+  json.erase("texts");
+  EXPECT_EQ(json, worker::to_json(alone, "transfer"));
+  const nlohmann::json expected = worker::to_json(beside, "transfer");
+  for (const char* key : {"perplexity", "loss", "targets", "columns", "beyond", "mse_mean"})
+    EXPECT_EQ(text.at(key), expected.at(key)) << key;
+  EXPECT_EQ(text.at("in_domain"), true);
+  EXPECT_FALSE(text.contains("layers"));
+}
+
+TEST_F(Evaluate, ATextWithoutSequencesIsNamed) {
+  worker::EvaluateOptions options;
+  options.texts = {{"empty", false, &tokens_, {}}};
+  const std::string said = refusal([&] { worker::evaluate(model(), tokens_, {0}, options); },
+                                   storage::ErrorKind::kUsage);
+  EXPECT_NE(said.find("the tokens file of empty has no sequence"), std::string::npos) << said;
 }
 
 TEST_F(Evaluate, AStudentWithItsLinearBranchOffIsItsControl) {

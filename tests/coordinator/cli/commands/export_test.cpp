@@ -173,6 +173,17 @@ TEST_F(Export, EvaluateRefusesTokensOfARunThatAreNotThoseItBeganWith) {
   EXPECT_EQ(run_here({"evaluate", "--subject", "teacher"}).code, 0);
   EXPECT_NE(storage::read_text(run_.scratch / "asked").find("--recipe "), std::string::npos)
       << "the teacher's control is that of the run";
+  EXPECT_EQ(storage::read_text(run_.scratch / "asked").find("--texts"), std::string::npos);
+  const storage::Recipe before = storage::Recipe::load(run_.layout.recipe());
+  storage::Recipe named = before;
+  named.texts = {{.name = "wiki", .source = {.path = "/wiki.txt"}}};
+  std::ofstream(run_.layout.recipe()) << named.to_run_toml();
+  EXPECT_NE(run_here({"evaluate"}).err.find("evaluate-wiki.h5: no such tokens file"),
+            std::string::npos);
+  fs::copy_file(run_.layout.root() / name, run_.layout.root() / "tokens/evaluate-wiki.h5");
+  EXPECT_EQ(run_here({"evaluate", "--subject", "teacher"}).code, 0);
+  EXPECT_NE(storage::read_text(run_.scratch / "asked").find("--texts"), std::string::npos);
+  std::ofstream(run_.layout.recipe()) << before.to_run_toml();
   run_.flip_byte(name, 200);
   const Answer damaged = run_here({"evaluate", "--subject", "teacher"});
   EXPECT_EQ(damaged.code, 1);
@@ -271,8 +282,9 @@ TEST_F(Export, EvaluateShowsTheWorkersResultAndItsError) {
                "\"student\":{\"perplexity\":15.25,\"beyond\":{\"perplexity\":15}}}}'\n");
   const Answer behind = run_here({"evaluate", "--tokens", tokens});
   EXPECT_NE(behind.out.find("beyond 128"), std::string::npos) << behind.out;
-  EXPECT_TRUE(behind.out.ends_with("more steps (transfer.max_steps) help most, then "
-                                   "attention.feature_dim\n"))
+  EXPECT_TRUE(
+      behind.out.ends_with("more steps (transfer.max_steps) help most, then "
+                           "attention.feature_dim\n"))
       << behind.out;
   write_script("worker", "echo 'hedgerow-worker: no such tokens file' >&2; exit 1\n");
   const Answer failed = run_here({"evaluate", "--tokens", tokens});

@@ -1,3 +1,4 @@
+#include "storage/base/file.hpp"
 #include "storage/recipe/recipe.hpp"
 #include "tests/coordinator/cli/fake_console.hpp"
 #include "tests/coordinator/cli/tiny_model.hpp"
@@ -21,7 +22,9 @@ class Tokenize : public ::testing::Test {
     std::ofstream(scratch_ / "recipe.toml") << recipe.to_toml();
   }
 
-  Answer run_with(const std::string& script, const std::vector<std::string>& more = {}) {
+  Answer run_with(const std::string& script,
+                  const std::vector<std::string>& more = {},
+                  const std::string& stage = "transfer") {
     std::ofstream(scratch_ / "make_tokens.py") << script;
     FakeConsole console;
     console.variables["HEDGEROW_PYTHON"] = "/bin/sh";
@@ -30,7 +33,7 @@ class Tokenize : public ::testing::Test {
                                        "--recipe",
                                        scratch_ / "recipe.toml",
                                        "--stage",
-                                       "transfer",
+                                       stage,
                                        "--out",
                                        scratch_ / "out/t.h5"};
     arguments.insert(arguments.end(), more.begin(), more.end());
@@ -54,6 +57,19 @@ TEST_F(Tokenize, PassesTheResolvedRecipeAndReportsWhatCameOut) {
   EXPECT_EQ(answer.json[0]["stage"], "transfer");
   EXPECT_EQ(answer.json[0]["sequences"], 12);
   EXPECT_TRUE(fs::is_empty(scratch_ / "out")) << "the resolved recipe was left behind";
+}
+
+TEST_F(Tokenize, TheTextsOfEvaluateGetFilesBesideItsOwn) {
+  storage::Recipe recipe = storage::Recipe::load(scratch_ / "recipe.toml");
+  recipe.texts = {{.name = "wiki", .source = {.path = scratch_ / "wiki.txt"}}};
+  std::ofstream(scratch_ / "recipe.toml") << recipe.to_toml();
+  const std::string script = "echo \"$8 ${10}\" >>" + (scratch_ / "asked").string() +
+                             "; echo '{\"event\":\"done\",\"sequences\":3}'\n";
+  const Answer answer = run_with(script, {"--json"}, "evaluate");
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  EXPECT_EQ(answer.json[0]["texts"]["wiki"]["sequences"], 3);
+  const std::string out = scratch_ / "out/t";
+  EXPECT_EQ(storage::read_text(scratch_ / "asked"), out + ".h5 \n" + out + "-wiki.h5 wiki\n");
 }
 
 // Catches: tokens of braces and keys, and nobody said so.

@@ -1,5 +1,6 @@
 #include "coordinator/cli/terminal/control.hpp"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
@@ -103,6 +104,24 @@ evaluated  perplexity  control  gap closed
 teacher          12.5    13.75           -
 transfer        14.25    13.75       62.5%
 )");
+}
+
+TEST(Control, EachTextHasARowWithItsDomainAndIsNamedWhereTheControlIsNotBeaten) {
+  nlohmann::json evaluation = evaluation_of("lora", 12.0);
+  EXPECT_TRUE(text_lines(evaluation, 80).empty()) << "it has no named texts";
+  evaluation["in_domain"] = true;
+  evaluation["texts"]["devils-dictionary"] = evaluation_of("lora", 15.1);
+  evaluation["texts"]["devils-dictionary"]["in_domain"] = false;
+  evaluation["texts"]["devils-dictionary"].erase("gap_closed");
+  EXPECT_EQ(text_of(text_lines(evaluation, 80)), R"(
+text               domain         teacher  control   lora  gap closed
+validation         in domain         12.5    13.75  14.25       62.5%
+devils-dictionary  not in domain     12.5    13.75  14.25           -
+)");
+  EXPECT_THAT(control_verdict(evaluation),
+              ::testing::HasSubstr("beyond 128 tokens 15.1 against 13.4 on devils-dictionary (not "
+                                   "in domain); more steps"));
+  EXPECT_EQ(text_lines(run_with("lora", evaluation), 80), text_lines(evaluation, 80));
 }
 
 TEST(Control, LayersThatAreKeptUntrainedAreToldInStatusWithBothErrors) {
