@@ -60,6 +60,11 @@ def shown(value: float | None, form: str) -> str:
     return "-" if value is None else format(value, form)
 
 
+def perplexity_of(value: float | None) -> str:
+    """Of a model that predicts nothing it has eight digits, which no column has room for."""
+    return shown(value, ".2f" if value is None or value < 1e5 else ".3g")
+
+
 def stage_lines(table: dict[str, dict[str, Any]]) -> list[str]:
     lines = [f"{'':15}{'MSE mean':>10}{'MSE worst':>11}{'tokens/s':>10}{'seconds':>9}   stage"]
     for subject, (name, stage) in ROWS.items():
@@ -81,9 +86,9 @@ def text_lines(table: dict[str, dict[str, Any]]) -> list[str]:
         rows = {subject: table[subject] if name == "validation" else table[subject]["texts"].get(name) or text_results({})
                 for subject in ROWS}
         domain = {None: "-", True: "in domain", False: "not in domain"}[rows[last]["in_domain"]]
-        lines.append(f"{name[:LONGEST_NAME]:{max(width, 15)}}{domain:14}{shown(rows['teacher']['perplexity'], '.2f'):>9}"
-                     f"{shown(rows[last]['control'], '.2f'):>9}{shown(rows['transfer']['perplexity'], '.2f'):>16}"
-                     f"{shown(rows['lora']['perplexity'], '.2f'):>12}{shown(rows[last]['gap_closed'], '.1%'):>12}")
+        lines.append(f"{name[:LONGEST_NAME]:{max(width, 15)}}{domain:14}{perplexity_of(rows['teacher']['perplexity']):>9}"
+                     f"{perplexity_of(rows[last]['control']):>9}{perplexity_of(rows['transfer']['perplexity']):>16}"
+                     f"{perplexity_of(rows['lora']['perplexity']):>12}{shown(rows[last]['gap_closed'], '.1%'):>12}")
     return lines
 
 

@@ -74,7 +74,7 @@ class MainJob(unittest.TestCase):
         shown = subprocess.run([sys.executable, job.HUGGINGFACE / "show_results.py", "--status", status, "--recipe",
                                 self.job.run_directory / "run.toml", "--json", out], capture_output=True, text=True, timeout=60)
         self.assertEqual(shown.returncode, 0, shown.stderr)
-        self.assertRegex(shown.stdout, r"license +not in domain( +[0-9.]+){4}")
+        self.assertRegex(shown.stdout, r"license +not in domain( +[0-9.e+]+){4}")
         self.assertLessEqual(max(map(len, shown.stdout.splitlines())), 100, shown.stdout)
         lora, recorded = json.loads(out.read_text())["lora"], self.result("evaluate/lora")
         for found, expected in ((lora, recorded), (lora["texts"]["license"], recorded["texts"]["license"])):

@@ -61,6 +61,15 @@ void print_table(const nlohmann::json& result) {
                 column["kl"].get<double>(),
                 column["top1"].get<double>());
   }
+  if (result.contains("texts")) {
+    for (const auto& [name, text] : result["texts"].items()) {
+      std::printf("on %s (%s): perplexity %.4f over %lld targets\n",
+                  name.c_str(),
+                  text["in_domain"].get<bool>() ? "in domain" : "not in domain",
+                  text["perplexity"].get<double>(),
+                  text["targets"].get<long long>());
+    }
+  }
   if (!result.contains("layers")) return;
   std::printf("layer MSE: mean %.5f, worst %.5f\n",
               result["mse_mean"].get<double>(),
