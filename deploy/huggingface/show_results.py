@@ -101,8 +101,8 @@ def main() -> int:
     status, recipe = read_json(options.status), tomllib.loads(options.recipe.read_text(encoding="utf-8"))
     table = results(status, recipe)
     print("\n".join([*text_lines(table), "", *stage_lines(table)]))
-    print("control: the student's window and sinks, untrained; gap closed: from it to the teacher, beyond two windows;\n"
-          "MSE of a layer's attention output against the teacher's")
+    print("control: the student's window and sinks, untrained; gap closed: beyond two windows, from it to the\n"
+          "teacher; MSE of a layer's attention output against the teacher's")
     if options.json:
         write_json(options.json, table)
     return 0

@@ -74,12 +74,15 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
   const ModelChoice choice = choose_model(options.model);
   std::string tokens = options.tokens;
   bool has_texts = false;
+  int max_sequences = options.max_sequences;
   if (tokens.empty()) {
     require(!options.model.run.empty(),
             "--tokens FILE is needed with --model; 'hedgerow tokenize' makes one");
     const storage::Recipe recipe = recipe_of_run(storage::RunLayout(options.model.run));
     tokens = tokens_of(options.model.run, recipe);
     has_texts = !recipe.texts.empty();
+    // As many as the run itself took: its texts may be whole books.
+    if (max_sequences == 0) max_sequences = recipe.evaluate.max_sequences;
   }
   require(std::filesystem::exists(tokens),
           tokens + ": no such tokens file; 'hedgerow tokenize' makes one");
@@ -99,9 +102,9 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
                              {"--recipe", storage::RunLayout(options.model.run).recipe().string()});
   }
   if (has_texts) command.arguments.push_back("--texts");
-  if (options.max_sequences > 0) {
+  if (max_sequences > 0) {
     command.arguments.insert(command.arguments.end(),
-                             {"--max-sequences", std::to_string(options.max_sequences)});
+                             {"--max-sequences", std::to_string(max_sequences)});
   }
   const InterruptScope interrupts;
   terminal.status("evaluating " + choice.subject + " ...");
@@ -130,7 +133,9 @@ RunCommand declare_evaluate(CLI::App& app) {
   add_device_option(app, options->device);
   app.add_option("--tokens", options->tokens, "a tokens file; the run's evaluate split unless told")
       ->type_name("FILE");
-  app.add_option("--max-sequences", options->max_sequences, "at most so many of its sequences")
+  app.add_option("--max-sequences",
+                 options->max_sequences,
+                 "at most so many of its sequences; of a run's own: evaluate.max_sequences")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 30).description(""));
   return [options](Terminal& terminal) { return run_evaluate(*options, terminal); };
