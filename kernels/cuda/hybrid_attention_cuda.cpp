@@ -30,8 +30,7 @@ std::string why_not(const at::Tensor& q,
                     "; there are head_dim 64 and 128, with 32, 64 or 128 columns with negation, 64 "
                     "or 128 without");
   }
-  if (needs_aten(parameters, options, q.size(1)))
-    return "the fused CUDA kernels have no sinks and no key maps of kv heads yet";
+  if (options.num_sinks > 0) return "the fused CUDA kernels have no sinks yet";
   if (std::string reason = why_not_rows(q); !reason.empty()) {
     return reason;
   }

@@ -54,16 +54,17 @@ FeatureMapWeights Partials::fold() const {
 
 Partials make_partials(const Prepared& p,
                        const FeatureMapWeights& map,
+                       std::int64_t heads,
                        bool needed,
                        std::int64_t parts,
                        const at::TensorOptions& options) {
-  const std::int64_t B = p.inputs.B, H = p.inputs.H, f = p.shape.projected;
+  const std::int64_t B = p.inputs.B, f = p.shape.projected;
   Partials out;
   if (needed && map.layer.defined()) {
-    out.layer = at::empty({parts, B, H, p.shape.head_dim, f}, options.dtype(at::kFloat));
+    out.layer = at::empty({parts, B, heads, p.shape.head_dim, f}, options.dtype(at::kFloat));
   }
   if (needed && map.bias.defined()) {
-    out.bias = at::empty({parts, B, H, f}, options.dtype(at::kFloat));
+    out.bias = at::empty({parts, B, heads, f}, options.dtype(at::kFloat));
   }
   return out;
 }
@@ -101,8 +102,9 @@ HybridGradients gradients_of(const HybridProblem& problem,
   a.ties = floats(rows.ties);
   a.tiles_per_part = inputs ? 1 : tiles_per_part(p);
   const std::int64_t parts = (p.tiles + a.tiles_per_part - 1) / a.tiles_per_part;
-  const Partials map_q = make_partials(p, problem.map_q, needs.map_q, parts, options);
-  const Partials map_k = make_partials(p, problem.map_k, needs.map_k, parts, options);
+  const Partials map_q = make_partials(p, problem.map_q, H, needs.map_q, parts, options);
+  const Partials map_k =
+      make_partials(p, problem.map_k, problem.key_heads, needs.map_k, parts, options);
   a.layer_q = floats(map_q.layer);
   a.bias_q = floats(map_q.bias);
   a.layer_k = floats(map_k.layer);

@@ -19,12 +19,13 @@ RowGradients prepare_rows(const HybridProblem& problem,
 
 // Partial gradients of one side's map, a part of the tiles each; undefined where not needed.
 struct Partials {
-  at::Tensor layer, bias;  // [parts, B, H, D, f], [parts, B, H, f]
+  at::Tensor layer, bias;  // [parts, B, H or U, D, f], [parts, B, H or U, f]
   [[nodiscard]] FeatureMapWeights fold() const;
 };
 
 Partials make_partials(const Prepared& p,
                        const FeatureMapWeights& map,
+                       std::int64_t heads,
                        bool needed,
                        std::int64_t parts,
                        const at::TensorOptions& options);

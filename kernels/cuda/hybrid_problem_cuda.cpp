@@ -33,16 +33,17 @@ Map map_of(const HybridProblem& problem,
 }
 
 // As many walks beside one another as fill the card, but none shorter than four tiles.
-int segments_for(const Prepared& p) {
+int segments_for(const Prepared& p, int heads) {
   constexpr int kTilesOfSegment = 4, kWavesOfCard = 2;
-  const int rows = p.inputs.B * p.inputs.H * (p.shape.head_dim / 64);
+  const int rows = p.inputs.B * heads * (p.shape.head_dim / 64);
   const int wanted = (kWavesOfCard * device_limits().multiprocessors + rows - 1) / rows;
   const int possible = (p.inputs.tiles() + kTilesOfSegment - 1) / kTilesOfSegment;
   return std::clamp(wanted, 1, std::max(possible, 1));
 }
 
 Walked walk(const Prepared& p, StatesArguments arguments, const at::TensorOptions& options) {
-  const std::int64_t B = p.inputs.B, H = p.inputs.H, F = p.shape.features(), D = p.shape.head_dim;
+  const std::int64_t B = p.inputs.B, H = arguments.heads, F = p.shape.features(),
+                     D = p.shape.head_dim;
   Walked out;
   out.states = at::empty({B, H, p.tiles, F, D}, options.dtype(at::kBFloat16));
   out.sums = at::empty({B, H, p.tiles, F}, options.dtype(at::kFloat));
@@ -52,7 +53,7 @@ Walked walk(const Prepared& p, StatesArguments arguments, const at::TensorOption
   arguments.inputs = p.inputs;
   arguments.out = out.pointers();
   arguments.features = out.features.defined() ? bf16_out(out.features) : nullptr;
-  arguments.segments = segments_for(p);
+  arguments.segments = segments_for(p, arguments.heads);
   at::Tensor totals;
   if (arguments.segments > 1) {
     totals = at::empty({B, H, arguments.segments, F, D + 1}, options.dtype(at::kFloat));
@@ -134,6 +135,7 @@ Prepared prepare(const HybridProblem& problem) {
   in.B = static_cast<int>(problem.shape.B);
   in.H = static_cast<int>(problem.shape.H);
   in.G = static_cast<int>(problem.shape.G);
+  in.U = static_cast<int>(problem.key_heads);
   in.T = static_cast<int>(problem.shape.T);
   in.layout = problem.options.layout;
   // A window of the whole sequence and a longer one are the same, and fit an int.
@@ -162,6 +164,7 @@ Walked walk_keys(const Prepared& p, const at::TensorOptions& options) {
   arguments.x = p.inputs.k;
   arguments.values = p.inputs.v.data != nullptr ? p.inputs.v : p.inputs.k;
   arguments.x_heads = p.inputs.G;
+  arguments.heads = p.inputs.U;
   arguments.map = p.inputs.map_k;
   return walk(p, arguments, options);
 }
@@ -178,6 +181,7 @@ Walked walk_queries(Prepared& p,
   arguments.x = p.inputs.q;
   arguments.values = rows_of(dn, p.kept);
   arguments.x_heads = p.inputs.H;
+  arguments.heads = p.inputs.H;
   arguments.map = p.inputs.map_q;
   arguments.weights = floats(beta);
   return walk(p, arguments, options);

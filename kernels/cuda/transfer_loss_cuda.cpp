@@ -33,12 +33,14 @@ FeatureMapWeights side_gradient(const HybridProblem& problem,
                                 const Prepared& p,
                                 CrossEntropyBackwardArguments a,
                                 Side side) {
-  const FeatureMapWeights& map = side == Side::kQueries ? problem.map_q : problem.map_k;
+  const bool of_queries = side == Side::kQueries;
+  const FeatureMapWeights& map = of_queries ? problem.map_q : problem.map_k;
+  const std::int64_t heads = of_queries ? problem.shape.H : problem.key_heads;
   if (!map.layer.defined() && !map.bias.defined()) {
     return {};
   }
   const std::int64_t parts = (p.tiles + a.tiles_per_part - 1) / a.tiles_per_part;
-  const Partials partials = make_partials(p, map, true, parts, problem.q.options());
+  const Partials partials = make_partials(p, map, heads, true, parts, problem.q.options());
   a.layer = floats(partials.layer);
   a.bias = floats(partials.bias);
   launch_cross_entropy_backward(p.shape, side, a, p.stream);

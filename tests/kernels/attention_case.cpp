@@ -18,8 +18,9 @@ std::string AttentionCase::name() const {
          std::to_string(static_cast<int>(options.feature_map.kind)) + " negation " +
          std::to_string(options.feature_map.negation) + " layout " +
          std::to_string(static_cast<int>(options.layout)) + " w " +
-         std::to_string(options.window_size) + " scale " + std::to_string(scale) + " seed " +
-         std::to_string(seed);
+         std::to_string(options.window_size) + " sinks " + std::to_string(options.num_sinks) +
+         " shares_key_maps " + std::to_string(shares_key_maps) + " scale " + std::to_string(scale) +
+         " seed " + std::to_string(seed);
 }
 
 AttentionInputs AttentionInputs::as(at::ScalarType inputs,
@@ -152,6 +153,12 @@ Outcome reference_outcome(const AttentionCase& shape,
 at::Tensor plain_bfloat16_weights(const AttentionInputs& x, const HybridOptions& options) {
   const std::int64_t H = x.q.size(1), T = x.q.size(2), group = H / x.k.size(1);
   const at::Tensor keys = x.k.repeat_interleave(group, 1);
+  // A key map of a kv head is that of each of its query heads.
+  const auto of_query_heads = [H](const at::Tensor& map) {
+    return map.defined() ? map.repeat_interleave(H / map.size(0), 0) : map;
+  };
+  const FeatureMapWeights map_k{of_query_heads(x.parameters.k.layer),
+                                of_query_heads(x.parameters.k.bias)};
   const auto features =
       [&](const at::Tensor& rows, const FeatureMapWeights& weights, FeatureMapRole role) {
         if (options.feature_map.kind == FeatureMapKind::kPositiveRandom) {
@@ -172,17 +179,20 @@ at::Tensor plain_bfloat16_weights(const AttentionInputs& x, const HybridOptions&
   }
   const at::Tensor begins = at::tensor(first).unsqueeze(1);
   const at::Tensor i = at::arange(T).unsqueeze(1), j = at::arange(T).unsqueeze(0);
+  const at::Tensor causal = j.le(i), sinks = j.lt(options.num_sinks);
+  const at::Tensor in_linear = j.lt(begins).logical_and(causal).logical_and(sinks.logical_not());
+  const at::Tensor in_window = causal.logical_and(in_linear.logical_not());
   const at::Tensor linear =
       at::matmul(features(x.q, x.parameters.q, FeatureMapRole::kQuery),
-                 features(keys, x.parameters.k, FeatureMapRole::kKey).transpose(-1, -2))
+                 features(keys, map_k, FeatureMapRole::kKey).transpose(-1, -2))
           .to(at::kFloat)
-          .masked_fill(j.lt(begins).logical_and(j.le(i)).logical_not(), 0.0);
+          .masked_fill(in_linear.logical_not(), 0.0);
   at::Tensor weights = linear;
   if (options.layout != WindowLayout::kNone) {
     const at::Tensor scores =
         (at::matmul(x.q, keys.transpose(-1, -2)) / std::sqrt(static_cast<double>(x.q.size(3))))
             .to(at::kFloat)
-            .masked_fill(j.ge(begins).logical_and(j.le(i)).logical_not(), -INFINITY);
+            .masked_fill(in_window.logical_not(), -INFINITY);
     const at::Tensor gate = at::sigmoid(x.parameters.window_factors).reshape({H, 1, 1});
     weights = linear + gate * at::exp(scores - scores.amax(-1, true));
   }

@@ -29,17 +29,17 @@ struct BackwardArguments {
   States far;                                 // of keys: prefix sums
   States far_gradient;                        // of queries: suffix sums
   const std::uint16_t* features_q = nullptr;  // [B, H, 64 tiles, F], where there are near pairs
-  const std::uint16_t* features_k = nullptr;
-  Rows dn;                        // [B, H, T, D]
-  const float* beta = nullptr;    // [B, H, T]
-  const float* maxima = nullptr;  // [B, H, T], of the forward; for dq, dk and dv
-  const float* ties = nullptr;    // [B, H, T]
-  const float* totals = nullptr;  // [B, H, T] t_i
-  int tiles_per_part = 1;         // without dq, dk, dv: tiles that share a partial gradient
-  float* layer_q = nullptr;       // [parts, B, H, D, f]; null: not wanted
-  float* bias_q = nullptr;        // [parts, B, H, f]
-  float* layer_k = nullptr;
-  float* bias_k = nullptr;
+  const std::uint16_t* features_k = nullptr;  // [B, U, 64 tiles, F]
+  Rows dn;                                    // [B, H, T, D]
+  const float* beta = nullptr;                // [B, H, T]
+  const float* maxima = nullptr;              // [B, H, T], of the forward; for dq, dk and dv
+  const float* ties = nullptr;                // [B, H, T]
+  const float* totals = nullptr;              // [B, H, T] t_i
+  int tiles_per_part = 1;       // without dq, dk, dv: tiles that share a partial gradient
+  float* layer_q = nullptr;     // [parts, B, H, D, f]; null: not wanted
+  float* bias_q = nullptr;      // [parts, B, H, f]
+  float* layer_k = nullptr;     // [parts, B, U, D, f]
+  float* bias_k = nullptr;      // [parts, B, U, f]
   std::uint16_t* dq = nullptr;  // [B, H, T, D]
   std::uint16_t* dk = nullptr;  // [B, G, T, D]
   std::uint16_t* dv = nullptr;  // [B, G, T, D]

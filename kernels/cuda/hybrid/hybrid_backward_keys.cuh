@@ -1,6 +1,6 @@
-// The keys' side of the hybrid's backward (derivation: hybrid_backward_walker.hpp), a tile of 64 keys
-// at a time. With R, r the queries' sums of phi_q dn and phi_q beta from the first tile that sees
-// these keys through the state:
+// The keys' side of the hybrid's backward (derivation: hybrid_backward_walker.hpp), a tile of 64
+// keys at a time. With R, r the queries' sums of phi_q dn and phi_q beta from the first tile that
+// sees these keys through the state:
 //
 //   dphi_k = v R^T + r + sum over near pairs of dl phi_q        dz, the partial dW_k and db_k
 //   dv = phi_k R + sum over the tile's pairs of (p + l) dn
@@ -10,10 +10,11 @@
 // through shared memory to be read transposed.
 //
 // 256 threads (map_backward.cuh says how they share a tile; of a tile of pairs a warp holds 16
-// queries and half of the keys, of dk and dv 16 keys and half of D). Without kInputs (attention
-// transfer): grid (parts, B H), dW_k in registers over the tiles of a part, no score. With kInputs:
-// grid (tiles, B G); a threadblock walks the query heads of its kv head in ascending order with dk
-// and dv in registers, so K and V are never expanded.
+// queries and half of the keys, of dk and dv 16 keys and half of D). The query heads that share a
+// key head are met in ascending order; z, phi_k and dz are its own, once. Without kInputs
+// (attention transfer): grid (parts, B U), dW_k in registers over the tiles of a part, no score.
+// With kInputs: grid (tiles, B G); a threadblock walks the key heads of its kv head in ascending
+// order with dk and dv in registers, so K and V are never expanded.
 #pragma once
 
 #include "kernels/cuda/hybrid/map_backward.cuh"
@@ -45,10 +46,10 @@ class BackwardKeys {
 
   HEDGEROW_TILE BackwardKeys(const BackwardArguments& arguments, Shared& shared, int part, int row)
       : a_(arguments), in_(arguments.inputs), shared_(shared), map_(shared.map), part_(part) {
-    const int heads = kInputs ? in_.G : in_.H, group = in_.H / in_.G;
+    const int heads = kInputs ? in_.G : in_.U, of_row = in_.U / heads;
     batch_ = row / heads;
-    head_ = kInputs ? row % heads * group : row % heads;
-    last_head_ = kInputs ? head_ + group : head_ + 1;
+    key_head_ = row % heads * of_row;
+    last_key_head_ = key_head_ + of_row;
   }
 
   HEDGEROW_TILE void run() {
@@ -57,7 +58,7 @@ class BackwardKeys {
     dk_.clear();
     dv_.clear();
     HEDGEROW_NO_UNROLL
-    for (; head_ < last_head_; ++head_) {
+    for (; key_head_ < last_key_head_; ++key_head_) {
       if constexpr (!kInputs) {
         map_.clear_part();
       }
@@ -65,7 +66,7 @@ class BackwardKeys {
       for (tile_ = first; tile_ < last && tile_ < in_.tiles(); ++tile_) {
         walk_tile();
       }
-      const std::int64_t index = static_cast<std::int64_t>(part_) * in_.B * in_.H + row_index();
+      const std::int64_t index = static_cast<std::int64_t>(part_) * in_.B * in_.U + key_row_index();
       map_.store_part(a_.layer_k != nullptr ? a_.layer_k + index * kLayerSize : nullptr,
                       a_.bias_k != nullptr ? a_.bias_k + index * S::kProjected : nullptr);
     }
@@ -86,10 +87,16 @@ class BackwardKeys {
                 static_cast<std::int64_t>(tile) * kTile * x.token,
             x.token};
   }
-  HEDGEROW_TILE int kv_head() const { return head_ / (in_.H / in_.G); }
+  HEDGEROW_TILE int kv_head() const { return key_head_ / (in_.U / in_.G); }
   HEDGEROW_TILE std::int64_t row_index() const {
     return static_cast<std::int64_t>(batch_) * in_.H + head_;
   }
+  HEDGEROW_TILE std::int64_t key_row_index() const {
+    return static_cast<std::int64_t>(batch_) * in_.U + key_head_;
+  }
+  // The query heads of the key head.
+  HEDGEROW_TILE int first_head() const { return key_head_ * in_.key_group(); }
+  HEDGEROW_TILE int last_head() const { return first_head() + in_.key_group(); }
   HEDGEROW_TILE float of_row(const float* x, const QueryRows& rows, int r) const {
     return rows.query[r] < in_.T ? x[row_index() * in_.T + rows.query[r]] : 0.0F;
   }
@@ -120,10 +127,15 @@ class BackwardKeys {
     bool linear = has_far;
     HEDGEROW_NO_UNROLL
     for (int c = tile_; c < far && c < in_.tiles(); ++c) {
-      const bool near = is_near(c);
-      linear = linear || near;
-      if constexpr (kInputs) {
-        walk_pairs(c, near);
+      linear = linear || is_near(c);
+    }
+    if constexpr (kInputs) {
+      HEDGEROW_NO_UNROLL
+      for (head_ = first_head(); head_ < last_head(); ++head_) {
+        HEDGEROW_NO_UNROLL
+        for (int c = tile_; c < far && c < in_.tiles(); ++c) {
+          walk_pairs(c, is_near(c));
+        }
       }
     }
     if (kInputs && !linear) {
@@ -132,9 +144,12 @@ class BackwardKeys {
     if (linear) {
       map_.clear_tile();
       HEDGEROW_NO_UNROLL
-      for (int c = tile_; c < far && c < in_.tiles(); ++c) {
-        if (is_near(c)) {
-          take_near(c);
+      for (head_ = first_head(); head_ < last_head(); ++head_) {
+        HEDGEROW_NO_UNROLL
+        for (int c = tile_; c < far && c < in_.tiles(); ++c) {
+          if (is_near(c)) {
+            take_near(c);
+          }
         }
       }
       finish_linear(far, has_far);
@@ -148,7 +163,7 @@ class BackwardKeys {
 
   HEDGEROW_TILE void copy_query_tile(int c, bool with_queries, bool with_features) {
     sync_threads();
-    const std::int64_t first = row_index() * in_.tiles();
+    const std::int64_t first = row_index() * in_.tiles(), own = key_row_index() * in_.tiles();
     if (with_queries) {
       copy_rows<kTile, S::kHeadDim, kThreads>(queries(), rows_of(in_.q, head_, c), valid_rows(c));
     }
@@ -158,7 +173,7 @@ class BackwardKeys {
           features_q(), {a_.features_q + (first + c) * kFeaturesSize, S::kFeatures}, kTile);
       if (with_queries) {
         copy_rows<kTile, S::kFeatures, kThreads>(
-            features_k(), {a_.features_k + (first + tile_) * kFeaturesSize, S::kFeatures}, kTile);
+            features_k(), {a_.features_k + (own + tile_) * kFeaturesSize, S::kFeatures}, kTile);
       }
     }
     commit_copies();
@@ -267,27 +282,24 @@ class BackwardKeys {
   HEDGEROW_TILE void finish_linear(int far, bool has_far) {
     sync_threads();
     if (in_.map_k.layer != nullptr) {
-      const GlobalRows rows{in_.map_k.layer + static_cast<std::int64_t>(head_) * kLayerSize,
+      const GlobalRows rows{in_.map_k.layer + static_cast<std::int64_t>(key_head_) * kLayerSize,
                             S::kProjected};
       copy_rows<S::kHeadDim, S::kProjected, kThreads>(layer(), rows, S::kHeadDim);
     }
     if (has_far) {
-      const std::int64_t index = row_index() * in_.tiles() + far;
-      copy_rows<S::kFeatures, S::kHeadDim, kThreads>(
-          state(), {a_.far_gradient.states + index * kStateSize, S::kHeadDim}, S::kFeatures);
-      for (int f = thread(); f < S::kFeatures; f += kThreads) {
-        shared_.state_sum[f] = a_.far_gradient.sums[index * S::kFeatures + f];
+      HEDGEROW_NO_UNROLL
+      for (head_ = first_head(); head_ < last_head(); ++head_) {
+        load_state(far);
+        map_.add_state(values(), state(), shared_.state_sum, RowPair{{1.0F, 1.0F}});
       }
-    }
-    commit_copies();
-    wait_for_copies<0>();
-    sync_threads();
-    if (has_far) {
-      map_.add_state(values(), state(), shared_.state_sum, RowPair{{1.0F, 1.0F}});
+    } else {
+      commit_copies();
+      wait_for_copies<0>();
+      sync_threads();
     }
     const Tile<S::kFeatures> features = phi();
     map_.run(in_.map_k,
-             head_,
+             key_head_,
              keys(),
              layer(),
              valid_rows(tile_),
@@ -300,13 +312,39 @@ class BackwardKeys {
     if constexpr (kInputs) {
       map_.add_input_gradient(dk_, in_.map_k, layer());
       if (has_far) {
-        HEDGEROW_UNROLL_TWICE
-        for (int k = 0; k < S::kFeatures / 16; ++k) {
-          Word left[4];
-          load_left(left, features, group_row(), k);
-          multiply_step(dv_, left, state(), 16 * k, half() * kHalfDim);
+        // From the last head back: its R is still here.
+        HEDGEROW_NO_UNROLL
+        for (head_ = last_head() - 1; head_ >= first_head(); --head_) {
+          if (head_ + 1 < last_head()) {
+            load_state(far);
+          }
+          add_features_state(features);
         }
       }
+    }
+  }
+
+  // R and r of head_, behind a barrier; and what was copied before.
+  HEDGEROW_TILE void load_state(int far) {
+    sync_threads();  // what lay here has been read
+    const std::int64_t index = row_index() * in_.tiles() + far;
+    copy_rows<S::kFeatures, S::kHeadDim, kThreads>(
+        state(), {a_.far_gradient.states + index * kStateSize, S::kHeadDim}, S::kFeatures);
+    for (int f = thread(); f < S::kFeatures; f += kThreads) {
+      shared_.state_sum[f] = a_.far_gradient.sums[index * S::kFeatures + f];
+    }
+    commit_copies();
+    wait_for_copies<0>();
+    sync_threads();
+  }
+
+  // dv += phi_k R.
+  HEDGEROW_TILE void add_features_state(Tile<S::kFeatures> features) {
+    HEDGEROW_UNROLL_TWICE
+    for (int k = 0; k < S::kFeatures / 16; ++k) {
+      Word left[4];
+      load_left(left, features, group_row(), k);
+      multiply_step(dv_, left, state(), 16 * k, half() * kHalfDim);
     }
   }
 
@@ -320,7 +358,7 @@ class BackwardKeys {
     store_sums(keys(), sums, group_row(), half() * kHalfDim);
     sync_threads();
     const std::int64_t row =
-        static_cast<std::int64_t>(batch_) * in_.G + (last_head_ - 1) / (in_.H / in_.G);
+        static_cast<std::int64_t>(batch_) * in_.G + (last_key_head_ - 1) / (in_.U / in_.G);
     for (int i = thread(); i < kTile * kUnits; i += kThreads) {
       const int key = tile_ * kTile + i / kUnits, unit = i % kUnits;
       if (key < in_.T) {
@@ -334,7 +372,7 @@ class BackwardKeys {
   const HybridInputs& in_;
   Shared& shared_;
   MapBackward<S> map_;
-  int part_, batch_, head_ = 0, last_head_ = 0, tile_ = 0;
+  int part_, batch_, key_head_ = 0, last_key_head_ = 0, head_ = 0, tile_ = 0;
   Sums<kHalfDim> dk_, dv_;
 };
 

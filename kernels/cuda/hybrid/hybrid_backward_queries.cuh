@@ -74,9 +74,12 @@ class BackwardQueries {
                 static_cast<std::int64_t>(tile) * kTile * x.token,
             x.token};
   }
-  HEDGEROW_TILE int kv_head() const { return head_ / (in_.H / in_.G); }
+  HEDGEROW_TILE int kv_head() const { return head_ / in_.group(); }
   HEDGEROW_TILE std::int64_t row_index() const {
     return static_cast<std::int64_t>(batch_) * in_.H + head_;
+  }
+  HEDGEROW_TILE std::int64_t key_row_index() const {
+    return static_cast<std::int64_t>(batch_) * in_.U + head_ / in_.key_group();
   }
   HEDGEROW_TILE float of_row(const float* x, int r) const {
     return rows_.query[r] < in_.T ? x[row_index() * in_.T + rows_.query[r]] : 0.0F;
@@ -94,7 +97,7 @@ class BackwardQueries {
         queries(), rows_of(in_.q, head_, tile), valid_rows(tile));
     copy_rows<kTile, S::kHeadDim, kThreads>(dn(), rows_of(a_.dn, head_, tile), valid_rows(tile));
     if (far > 0) {
-      const std::int64_t index = row_index() * in_.tiles() + far;
+      const std::int64_t index = key_row_index() * in_.tiles() + far;
       copy_rows<S::kFeatures, S::kHeadDim, kThreads>(
           Tile<S::kHeadDim>{shared_.pool},
           {a_.far.states + index * kStateSize, S::kHeadDim},
@@ -144,7 +147,7 @@ class BackwardQueries {
     HEDGEROW_NO_UNROLL
     for (int t = far; t < in_.near_linear_end(tile) && t <= tile; ++t) {
       sync_threads();
-      const std::int64_t index = row_index() * in_.tiles() + t;
+      const std::int64_t index = key_row_index() * in_.tiles() + t;
       copy_rows<kTile, S::kFeatures, kThreads>(
           features, {a_.features_k + index * kFeaturesSize, S::kFeatures}, kTile);
       copy_rows<kTile, S::kHeadDim, kThreads>(values, rows_of(in_.v, kv_head(), t), valid_rows(t));

@@ -29,7 +29,7 @@ struct StatesKernel {
   using Shared = typename Walk::Shared;
   static constexpr int kThreads = Walk::kThreads;
   static Grid grid(const Arguments& a) {
-    return {a.segments, S::kHeadDim / Walk::kColumns, a.inputs.B * a.inputs.H};
+    return {a.segments, S::kHeadDim / Walk::kColumns, a.inputs.B * a.heads};
   }
   HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Walk walk(a, shared, at.x, at.y, at.z);
@@ -74,7 +74,7 @@ struct BackwardKeysKernel {
   using Shared = typename Walk::Shared;
   static constexpr int kThreads = Walk::kThreads;
   static Grid grid(const Arguments& a) {
-    return {parts_of(a), a.inputs.B * (kInputs ? a.inputs.G : a.inputs.H), 1};
+    return {parts_of(a), a.inputs.B * (kInputs ? a.inputs.G : a.inputs.U), 1};
   }
   HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Walk walk(a, shared, at.x, at.y);

@@ -3,10 +3,10 @@
 // Backward: queries with dn = dy / Z, a suffix sum (the dS that the keys' gradients read). LoLCATs
 // eq. 3.
 //
-// Grid (segments, D / 64, B H), 128 threads. A threadblock walks the tiles of its segment with 64
-// columns of S in registers (fp32) and writes S as it stands at every tile (bf16: what a product
-// reads; the sum itself is never rounded). Where B H is too small for the card, a first launch
-// (kTotals) makes each segment's sum and the second one starts from the sums of the segments
+// Grid (segments, D / 64, B U or B H), 128 threads. A threadblock walks the tiles of its segment
+// with 64 columns of S in registers (fp32) and writes S as it stands at every tile (bf16: what a
+// product reads; the sum itself is never rounded). Where that is too small for the card, a first
+// launch (kTotals) makes each segment's sum and the second one starts from the sums of the segments
 // before, in ascending order: the bytes depend on the number of segments, never on timing.
 //
 // Shared memory: W [D, f], two stages of x [64, D] and v [64, 64], phi [64, F], sums of four warps.
@@ -38,8 +38,8 @@ class StatesWalk {
         shared_(shared),
         segment_(segment),
         half_(half),
-        batch_(row / a_.inputs.H),
-        head_(row % a_.inputs.H) {
+        batch_(row / a_.heads),
+        head_(row % a_.heads) {
     const int tiles = a_.inputs.tiles();
     const int per_segment = (tiles + a_.segments - 1) / a_.segments;
     begin_ = segment * per_segment;
@@ -108,7 +108,7 @@ class StatesWalk {
   }
 
   HEDGEROW_TILE GlobalRows rows_of(const Rows& x, int tile, int column) const {
-    const int head = head_ / (a_.inputs.H / a_.x_heads);
+    const int head = head_ / (a_.heads / a_.x_heads);
     return {x.data + batch_ * x.batch + head * x.head +
                 static_cast<std::int64_t>(tile) * kTile * x.token + column,
             x.token};
@@ -204,7 +204,7 @@ class StatesWalk {
   }
 
   HEDGEROW_TILE std::int64_t row_index() const {
-    return static_cast<std::int64_t>(batch_) * a_.inputs.H + head_;
+    return static_cast<std::int64_t>(batch_) * a_.heads + head_;
   }
 
   template <typename Visit>

@@ -49,9 +49,13 @@ class HybridTile {
     const int left = in_.T - tile * kTile;
     return left < kTile ? left : kTile;
   }
-  HEDGEROW_TILE int kv_head() const { return head_ / (in_.H / in_.G); }
+  HEDGEROW_TILE int kv_head() const { return head_ / in_.group(); }
   HEDGEROW_TILE std::int64_t row_index() const {
     return static_cast<std::int64_t>(batch_) * in_.H + head_;
+  }
+  // Of the key head, in features and states.
+  HEDGEROW_TILE std::int64_t key_row_index() const {
+    return static_cast<std::int64_t>(batch_) * in_.U + head_ / in_.key_group();
   }
   HEDGEROW_TILE std::int64_t token_index(int r) const {
     return row_index() * in_.T + rows_.query[r];
@@ -134,7 +138,7 @@ class HybridTile {
     }
     commit_copies();
     if (far_ > 0) {
-      const float* sums = tile_a_.far.sums + (row_index() * in_.tiles() + far_) * S::kFeatures;
+      const float* sums = tile_a_.far.sums + (key_row_index() * in_.tiles() + far_) * S::kFeatures;
       for (int f = thread(); f < S::kFeatures; f += kThreads) {
         shared_.state_sum[f] = sums[f];
       }
@@ -161,7 +165,7 @@ class HybridTile {
     const Tile<S::kHeadDim> values{shared_.linear + Sizes::kFeatures};
     HEDGEROW_NO_UNROLL
     for (int t = far_; t < in_.near_linear_end(tile_) && t <= tile_; ++t) {
-      const std::int64_t index = row_index() * in_.tiles() + t;
+      const std::int64_t index = key_row_index() * in_.tiles() + t;
       copy_rows<kTile, S::kFeatures, kThreads>(
           features, {tile_a_.features_k + index * Sizes::kFeatures, S::kFeatures}, kTile);
       if (has_values_) {
@@ -191,7 +195,7 @@ class HybridTile {
       return;
     }
     const Tile<S::kHeadDim> state{shared_.linear};
-    const Bf16* from = tile_a_.far.states + (row_index() * in_.tiles() + far_) * Sizes::kState;
+    const Bf16* from = tile_a_.far.states + (key_row_index() * in_.tiles() + far_) * Sizes::kState;
     copy_rows<S::kFeatures, S::kHeadDim, kThreads>(state, {from, S::kHeadDim}, S::kFeatures);
     commit_copies();
     wait_for_copies<0>();

@@ -60,19 +60,23 @@ struct OutputRows {  // the same, written
 
 struct Map {
   MapKind kind = MapKind::kHedgehogSoftmax;
-  const std::uint16_t* layer = nullptr;  // [H, D, f] bf16; null: x itself, f = D
-  const float* bias = nullptr;           // [H, f]; null: none
+  const std::uint16_t* layer = nullptr;  // [H or U, D, f] bf16; null: x itself, f = D
+  const float* bias = nullptr;           // [H or U, f]; null: none
 };
 
 // Sizes and inputs that all kernels of a problem share.
 struct HybridInputs {
   int B = 0, H = 0, G = 0, T = 0;
+  int U = 0;  // key heads, of map_k and the states of keys: H or G
   Layout layout = Layout::kNone;
   int window = 0;
   Rows q, k, v;
   Map map_q, map_k;
   const float* gate = nullptr;  // [H] sigmoid(window_factors); null with kNone
 
+  // Query heads that share a kv head, and that share a key head.
+  [[nodiscard]] HEDGEROW_BOTH int group() const { return H / G; }
+  [[nodiscard]] HEDGEROW_BOTH int key_group() const { return H / U; }
   [[nodiscard]] HEDGEROW_BOTH int tiles() const { return (T + kTile - 1) / kTile; }
   [[nodiscard]] HEDGEROW_BOTH int far_tiles(int tile) const {
     return window_begin(layout, window, 64 * tile) / 64;
@@ -93,9 +97,10 @@ struct HybridInputs {
 };
 
 // S and z, as sums over tiles: `prefix` entries hold the tiles before, else those from here on.
+// Of U heads for keys, of H for queries.
 struct States {
-  std::uint16_t* states = nullptr;  // [B, H, tiles, F, D] bf16
-  float* sums = nullptr;            // [B, H, tiles, F]
+  std::uint16_t* states = nullptr;  // [B, U or H, tiles, F, D] bf16
+  float* sums = nullptr;            // [B, U or H, tiles, F]
 };
 
 // The walk that makes States of one side: phi(x) and the values that it carries.
@@ -104,19 +109,21 @@ struct StatesArguments {
   bool prefix = true;  // keys with their values; else queries with dn, from the end
   Rows x, values;      // x [B, H or G, T, D]; values [B, H or G, T, D]
   int x_heads = 0;     // of both
+  int heads = 0;       // of map and states: U or H
   Map map;
-  const float* weights = nullptr;  // [B, H, T]: what sums adds up per token; null: 1
+  const float* weights = nullptr;  // [B, heads, T]: what sums adds up per token; null: 1
   States out;
-  std::uint16_t* features = nullptr;  // [B, H, 64 tiles, F] bf16, kept for near pairs; may be null
-  int segments = 1;                   // walks that run beside one another
-  float* totals = nullptr;            // [B, H, segments, F, D + 1] fp32 where segments > 1
+  std::uint16_t* features =
+      nullptr;              // [B, heads, 64 tiles, F] bf16, kept for near pairs; may be null
+  int segments = 1;         // walks that run beside one another
+  float* totals = nullptr;  // [B, heads, segments, F, D + 1] fp32 where segments > 1
 };
 
 // What a tile of queries attends to.
 struct TileArguments {
   HybridInputs inputs;
   States far;
-  const std::uint16_t* features_k = nullptr;  // where a tile has near linear pairs
+  const std::uint16_t* features_k = nullptr;  // [B, U, 64 tiles, F], where there are near pairs
 };
 
 struct ForwardArguments : TileArguments {

@@ -32,11 +32,11 @@ struct CrossEntropyArguments : TileArguments {
 struct CrossEntropyBackwardArguments {
   HybridInputs inputs;
   const std::uint16_t* features_q = nullptr;  // [B, H, 64 tiles, F]
-  const std::uint16_t* features_k = nullptr;
+  const std::uint16_t* features_k = nullptr;  // [B, U, 64 tiles, F]
   CrossEntropyRows rows;
   int tiles_per_part = 1;
-  float* layer = nullptr;  // of the side: [parts, B, H, D, f]; null: not wanted
-  float* bias = nullptr;   // [parts, B, H, f]
+  float* layer = nullptr;  // of the side: [parts, B, H or U, D, f]; null: not wanted
+  float* bias = nullptr;   // [parts, B, H or U, f]
 };
 
 }  // namespace hedgerow::kernels::cuda

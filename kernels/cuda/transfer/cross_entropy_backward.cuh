@@ -6,8 +6,10 @@
 //
 // dl goes through shared memory as [queries, keys], bf16, to be read straight or transposed.
 //
-// Grid (parts, B H), 256 threads (map_backward.cuh says how they share a tile; of a tile of pairs a
-// warp holds 16 queries and half of the keys). Per token (D + 2 F) T + 4 D f FLOPs.
+// The keys' side meets the query heads that share its map in ascending order.
+//
+// Grid (parts, B H or B U), 256 threads (map_backward.cuh says how they share a tile; of a tile of
+// pairs a warp holds 16 queries and half of the keys). Per token (D + 2 F) T + 4 D f FLOPs.
 #pragma once
 
 #include "kernels/cuda/hybrid/map_backward.cuh"
@@ -42,12 +44,12 @@ class CrossEntropyBackward {
         shared_(shared),
         map_(shared.map),
         part_(part),
-        batch_(row / in_.H),
-        head_(row % in_.H) {}
+        batch_(row / heads()),
+        own_head_(row % heads()) {}
 
   HEDGEROW_TILE void run() {
     if (map().layer != nullptr) {
-      const GlobalRows rows{map().layer + static_cast<std::int64_t>(head_) * kLayerSize,
+      const GlobalRows rows{map().layer + static_cast<std::int64_t>(own_head_) * kLayerSize,
                             S::kProjected};
       copy_rows<S::kHeadDim, S::kProjected, kThreads>(layer(), rows, S::kHeadDim);
     }
@@ -57,15 +59,22 @@ class CrossEntropyBackward {
     for (int tile = first; tile < first + a_.tiles_per_part && tile < in_.tiles(); ++tile) {
       walk_tile(tile);
     }
-    const std::int64_t index = static_cast<std::int64_t>(part_) * in_.B * in_.H + row_index();
+    const std::int64_t index =
+        (static_cast<std::int64_t>(part_) * in_.B + batch_) * heads() + own_head_;
     map_.store_part(a_.layer != nullptr ? a_.layer + index * kLayerSize : nullptr,
                     a_.bias != nullptr ? a_.bias + index * S::kProjected : nullptr);
   }
 
  private:
   HEDGEROW_TILE const Map& map() const { return kSide == Side::kQueries ? in_.map_q : in_.map_k; }
+  // Heads of the side's map.
+  HEDGEROW_TILE int heads() const { return kSide == Side::kQueries ? in_.H : in_.U; }
+  HEDGEROW_TILE int key_head() const { return head_ / in_.key_group(); }
   HEDGEROW_TILE std::int64_t row_index() const {
     return static_cast<std::int64_t>(batch_) * in_.H + head_;
+  }
+  HEDGEROW_TILE std::int64_t key_row_index() const {
+    return static_cast<std::int64_t>(batch_) * in_.U + key_head();
   }
   HEDGEROW_TILE int valid_rows(int tile) const {
     const int left = in_.T - tile * kTile;
@@ -81,15 +90,18 @@ class CrossEntropyBackward {
   HEDGEROW_TILE void copy_queries(int tile) {
     copy_rows<kTile, S::kHeadDim, kThreads>(
         queries(), rows_from(in_.q, batch_, head_, tile * kTile), valid_rows(tile));
-    copy_features(features_q(), a_.features_q, tile);
+    copy_features(features_q(), a_.features_q, row_index(), tile);
   }
   HEDGEROW_TILE void copy_keys(int tile) {
     copy_rows<kTile, S::kHeadDim, kThreads>(
-        keys(), rows_from(in_.k, batch_, head_ / (in_.H / in_.G), tile * kTile), valid_rows(tile));
-    copy_features(features_k(), a_.features_k, tile);
+        keys(), rows_from(in_.k, batch_, head_ / in_.group(), tile * kTile), valid_rows(tile));
+    copy_features(features_k(), a_.features_k, key_row_index(), tile);
   }
-  HEDGEROW_TILE void copy_features(Tile<S::kFeatures> to, const Bf16* from, int tile) {
-    const std::int64_t index = row_index() * in_.tiles() + tile;
+  HEDGEROW_TILE void copy_features(Tile<S::kFeatures> to,
+                                   const Bf16* from,
+                                   std::int64_t row,
+                                   int tile) {
+    const std::int64_t index = row * in_.tiles() + tile;
     copy_rows<kTile, S::kFeatures, kThreads>(
         to, {from + index * kFeaturesSize, S::kFeatures}, kTile);
   }
@@ -101,14 +113,35 @@ class CrossEntropyBackward {
 
   HEDGEROW_TILE void walk_tile(int tile) {
     const bool of_queries = kSide == Side::kQueries;
-    const int first = of_queries ? 0 : tile, last = of_queries ? tile + 1 : in_.tiles();
+    const int group = of_queries ? 1 : in_.key_group();
     bool any = false;
     map_.clear_tile();
+    head_ = own_head_ * group;
     if (of_queries) {
       copy_queries(tile);
     } else {
       copy_keys(tile);
     }
+    HEDGEROW_NO_UNROLL
+    for (; head_ < (own_head_ + 1) * group; ++head_) {
+      any = meet_others(tile) || any;
+    }
+    commit_copies();
+    wait_for_copies<0>();
+    sync_threads();
+    if (any) {
+      const Tile<S::kHeadDim> x = of_queries ? queries() : keys();
+      map_.run(map(), own_head_, x, layer(), valid_rows(tile), a_.bias != nullptr, nullptr);
+      map_.add_gradients(x, a_.layer != nullptr, a_.bias != nullptr);
+      sync_threads();
+    }
+  }
+
+  // dphi += the pairs with all tiles of the other side under head_; whether there are any.
+  HEDGEROW_TILE bool meet_others(int tile) {
+    const bool of_queries = kSide == Side::kQueries;
+    const int first = of_queries ? 0 : tile, last = of_queries ? tile + 1 : in_.tiles();
+    bool any = false;
     HEDGEROW_NO_UNROLL
     for (int other = first; other < last; ++other) {
       const int queries_tile = of_queries ? tile : other, keys_tile = of_queries ? other : tile;
@@ -128,15 +161,7 @@ class CrossEntropyBackward {
         sync_threads();
       }
     }
-    commit_copies();
-    wait_for_copies<0>();
-    sync_threads();
-    if (any) {
-      const Tile<S::kHeadDim> x = of_queries ? queries() : keys();
-      map_.run(map(), head_, x, layer(), valid_rows(tile), a_.bias != nullptr, nullptr);
-      map_.add_gradients(x, a_.layer != nullptr, a_.bias != nullptr);
-      sync_threads();
-    }
+    return any;
   }
 
   // dl of this warp's 16 queries and its half of the keys.
@@ -193,7 +218,8 @@ class CrossEntropyBackward {
   const HybridInputs& in_;
   Shared& shared_;
   MapBackward<S> map_;
-  int part_, batch_, head_;
+  int part_, batch_, own_head_;  // of the side's map
+  int head_ = 0;                 // of the queries
 };
 
 }  // namespace hedgerow::kernels::cuda

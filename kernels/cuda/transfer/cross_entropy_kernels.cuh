@@ -29,7 +29,7 @@ struct CrossEntropyBackwardKernel {
   static constexpr int kThreads = Walk::kThreads;
   static Grid grid(const Arguments& a) {
     const int parts = (a.inputs.tiles() + a.tiles_per_part - 1) / a.tiles_per_part;
-    return {parts, a.inputs.B * a.inputs.H, 1};
+    return {parts, a.inputs.B * (kSide == Side::kQueries ? a.inputs.H : a.inputs.U), 1};
   }
   HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Walk walk(a, shared, at.x, at.y);

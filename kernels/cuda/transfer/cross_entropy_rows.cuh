@@ -93,7 +93,7 @@ class CrossEntropyTile : HybridTile<S, CrossEntropyShared<S>> {
       copy_rows<kTile, S::kHeadDim, kThreads>(
           keys, rows_from(in_.k, batch_, this->kv_head(), t * kTile), this->valid_rows(t));
       if (linear) {
-        const std::int64_t index = row_index() * in_.tiles() + t;
+        const std::int64_t index = this->key_row_index() * in_.tiles() + t;
         copy_rows<kTile, S::kFeatures, kThreads>(
             features, {a_.features_k + index * kTile * S::kFeatures, S::kFeatures}, kTile);
       }

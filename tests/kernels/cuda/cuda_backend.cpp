@@ -148,6 +148,19 @@ void CudaBackend::expect_maps(ProgramsOf programs_of) const {
   }
 }
 
+void CudaBackend::expect_shared_key_maps(ProgramsOf programs_of) const {
+  for (const WindowLayout layout : kWindowLayouts) {
+    for (const std::int64_t T : {150, 330}) {
+      AttentionCase shape = small(layout, T);
+      shape.H = T == 150 ? 6 : 3;
+      shape.G = T == 150 ? 2 : 1;
+      shape.bias = T == 150;
+      shape.shares_key_maps = true;
+      expect_programs(shape, programs_of(shape));
+    }
+  }
+}
+
 void CudaBackend::expect_unread_window_factors(ProgramsOf programs_of) const {
   const AttentionCase shape = small(WindowLayout::kNone, 80);
   AttentionInputs inputs = make_bfloat16_inputs(shape);

@@ -47,6 +47,8 @@ class CudaBackend : public ::testing::TestWithParam<at::DeviceType> {
                       const std::vector<std::int64_t>& windows) const;
   void expect_sizes(ProgramsOf programs_of, std::uint64_t draws = 3) const;
   void expect_maps(ProgramsOf programs_of) const;
+  // Key maps of kv heads, every query head of which adds to their gradients.
+  void expect_shared_key_maps(ProgramsOf programs_of) const;
   // Window factors that a caller gives where there is no window: they get no gradient and change
   // none.
   void expect_unread_window_factors(ProgramsOf programs_of) const;

@@ -44,6 +44,10 @@ TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorInSegments) {
 
 TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorForEveryMap) { expect_maps(programs); }
 
+TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorForKeyMapsOfKvHeads) {
+  expect_shared_key_maps(programs);
+}
+
 TEST_P(CudaCrossEntropy, GivesNoGradientToWindowFactorsThatNoWindowReads) {
   expect_unread_window_factors(programs);
 }

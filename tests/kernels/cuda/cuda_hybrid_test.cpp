@@ -112,6 +112,10 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForAnyWindow) {
   }
 }
 
+TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForKeyMapsOfKvHeads) {
+  expect_shared_key_maps(programs);
+}
+
 TEST_P(CudaHybrid, GivesNoGradientToWindowFactorsThatNoWindowReads) {
   expect_unread_window_factors(programs);
 }

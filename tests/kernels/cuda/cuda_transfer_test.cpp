@@ -85,6 +85,10 @@ TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorInSegments) {
 
 TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorForEveryMap) { expect_maps(transfer_programs); }
 
+TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorForKeyMapsOfKvHeads) {
+  expect_shared_key_maps(transfer_programs);
+}
+
 TEST_P(CudaTransfer, GivesNoGradientToWindowFactorsThatNoWindowReads) {
   expect_unread_window_factors(transfer_programs);
 }
@@ -173,7 +177,7 @@ TEST_P(CudaTransfer, PropagatesNanToTheLossAndToTheTeachersLaterTokensOnly) {
   const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
   const AttentionTransfer found =
       cuda::attention_transfer(x.q, x.k, x.v, x.parameters, shape.options);
-  EXPECT_TRUE(std::isnan(found.mse.item<double>()));
+  EXPECT_TRUE(std::isnan(found.loss.item<double>()));
   const at::Tensor nan = found.y_true.cpu().isnan();
   EXPECT_TRUE(nan.narrow(2, 70, 130).all().item<bool>());
   EXPECT_FALSE(nan.narrow(2, 0, 64).any().item<bool>());
