@@ -30,7 +30,6 @@ std::string why_not(const at::Tensor& q,
                     "; there are head_dim 64 and 128, with 32, 64 or 128 columns with negation, 64 "
                     "or 128 without");
   }
-  if (options.num_sinks > 0) return "the fused CUDA kernels have no sinks yet";
   if (std::string reason = why_not_rows(q); !reason.empty()) {
     return reason;
   }

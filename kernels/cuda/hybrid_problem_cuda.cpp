@@ -140,6 +140,7 @@ Prepared prepare(const HybridProblem& problem) {
   in.layout = problem.options.layout;
   // A window of the whole sequence and a longer one are the same, and fit an int.
   in.window = static_cast<int>(std::min(problem.options.window_size, problem.shape.T));
+  in.sinks = static_cast<int>(problem.num_sinks());
   in.q = rows_of(problem.q, p.kept);
   in.k = rows_of(problem.k, p.kept);
   in.v = rows_of(problem.v, p.kept);
@@ -166,6 +167,7 @@ Walked walk_keys(const Prepared& p, const at::TensorOptions& options) {
   arguments.x_heads = p.inputs.G;
   arguments.heads = p.inputs.U;
   arguments.map = p.inputs.map_k;
+  arguments.skipped = p.inputs.sinks;
   return walk(p, arguments, options);
 }
 

@@ -6,6 +6,8 @@
 //   dv = phi_k R + sum over the tile's pairs of (p + l) dn
 //   dk = dz W^T + sum over the window's pairs of ds q
 //
+// A tile that holds sinks meets all later tiles of queries pair by pair too, for dv and dk.
+//
 // Scores lie [queries, keys] as in the forward, so that they are the same bits; P, dS and dL go
 // through shared memory to be read transposed.
 //
@@ -130,11 +132,13 @@ class BackwardKeys {
       linear = linear || is_near(c);
     }
     if constexpr (kInputs) {
+      // All queries see a sink in their window.
+      const int met = tile_ < in_.sink_tiles() ? in_.tiles() : far;
       HEDGEROW_NO_UNROLL
       for (head_ = first_head(); head_ < last_head(); ++head_) {
         HEDGEROW_NO_UNROLL
-        for (int c = tile_; c < far && c < in_.tiles(); ++c) {
-          walk_pairs(c, is_near(c));
+        for (int c = tile_; c < met && c < in_.tiles(); ++c) {
+          walk_pairs(c, c < far && is_near(c));
         }
       }
     }
@@ -302,7 +306,7 @@ class BackwardKeys {
              key_head_,
              keys(),
              layer(),
-             valid_rows(tile_),
+             {in_.sinks - tile_ * kTile, valid_rows(tile_)},
              a_.bias_k != nullptr,
              kInputs && has_far ? &features : nullptr);
     if constexpr (kInputs) {

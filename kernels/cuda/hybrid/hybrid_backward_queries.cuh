@@ -5,7 +5,8 @@
 //
 // Grid (parts, B H), 256 threads (map_backward.cuh says how they share a tile; of a tile of pairs a
 // warp holds 16 queries and half of the keys, of dq half of D). Without kInputs no score is
-// computed at all. Per query 2 F D + 4 D f FLOPs, with kInputs + 6 D (keys of its tiles) + 2 D f.
+// computed at all. Per query 2 F D + 4 D f FLOPs, with kInputs + 6 D (keys of its tiles and of far
+// tiles of sinks) + 2 D f.
 #pragma once
 
 #include "kernels/cuda/hybrid/map_backward.cuh"
@@ -116,8 +117,13 @@ class BackwardQueries {
         map_.add_state(dn(), Tile<S::kHeadDim>{shared_.pool}, shared_.state_sum, beta_);
       }
       take_near(tile, far);
-      map_.run(
-          in_.map_q, head_, queries(), layer(), valid_rows(tile), a_.bias_q != nullptr, nullptr);
+      map_.run(in_.map_q,
+               head_,
+               queries(),
+               layer(),
+               {0, valid_rows(tile)},
+               a_.bias_q != nullptr,
+               nullptr);
       map_.add_gradients(queries(), a_.layer_q != nullptr, a_.bias_q != nullptr);
     }
     if constexpr (kInputs) {
@@ -200,8 +206,10 @@ class BackwardQueries {
       maxima.values[r] = of_row(a_.maxima, r);
       shares.values[r] = rows_.query[r] < in_.T ? of_row(a_.totals, r) / of_row(a_.ties, r) : 0.0F;
     }
+    const int sinks = in_.far_sink_tiles(tile);  // tiles of them; then the window's
     HEDGEROW_NO_UNROLL
-    for (int t = far; t <= tile; ++t) {
+    for (int step = 0; step < sinks + tile + 1 - far; ++step) {
+      const int t = step < sinks ? step : far + step - sinks;
       sync_threads();
       copy_rows<kTile, S::kHeadDim, kThreads>(keys, rows_of(in_.k, kv_head(), t), valid_rows(t));
       copy_rows<kTile, S::kHeadDim, kThreads>(values, rows_of(in_.v, kv_head(), t), valid_rows(t));

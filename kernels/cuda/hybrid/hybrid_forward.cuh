@@ -58,7 +58,8 @@ class ForwardTile : HybridTile<S, ForwardShared<S>> {
   // p = g e^(s - m) of the window, with values.
   HEDGEROW_TILE void walk_window() {
     RunningSoftmax softmax;
-    this->keys().walk(y_, softmax, queries(), first_row(), rows_, tile_, far_);
+    this->keys().walk(
+        y_, softmax, queries(), first_row(), rows_, tile_, far_, in_.far_sink_tiles(tile_));
     softmax.finish();
     const float gate = in_.gate[head_];
     scale_rows(y_, RowPair{{gate, gate}});

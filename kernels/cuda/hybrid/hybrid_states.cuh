@@ -124,7 +124,8 @@ class StatesWalk {
     commit_copies();
   }
 
-  // phi of the tile into shared memory, zero beyond the last token; and its sums by column.
+  // phi of the tile into shared memory, zero of skipped tokens and beyond the last one; and its
+  // sums by column.
   HEDGEROW_TILE void make_features(int step, bool keep) {
     const int tile = tile_of(step), row = warp() * kWarpRows;
     Sums<S::kProjected> z, phi;
@@ -138,7 +139,7 @@ class StatesWalk {
     HEDGEROW_UNROLL
     for (int r = 0; r < 2; ++r) {
       const int token = tile * kTile + row + row_of(2 * r);
-      inside.values[r] = token < a_.inputs.T ? 1.0F : 0.0F;
+      inside.values[r] = token >= a_.skipped && token < a_.inputs.T ? 1.0F : 0.0F;
       weights.values[r] = 1.0F;
       if (a_.weights != nullptr) {
         weights.values[r] =

@@ -84,12 +84,13 @@ class HybridTile {
 
   // All keys, from the diagonal back: the teacher's sums, in y_ and in what is returned. On the way
   // at_window(softmax) is called, once y_ and softmax hold the window's. Where the window ends with
-  // a tile those are the teacher's own sums at that place, and no pair is formed twice; elsewhere,
-  // as in a sliding window, the teacher starts anew behind the window's walk. A loop of two passes,
-  // so that the walk is in a kernel's code once.
+  // a tile and no sink lies before it, those are the teacher's own sums at that place, and no pair
+  // is formed twice; elsewhere, as in a sliding window, the teacher starts anew behind the window's
+  // walk. A loop of two passes, so that the walk is in a kernel's code once.
   template <typename AtWindow>
   HEDGEROW_TILE RunningSoftmax walk_teacher(const AtWindow& at_window) {
-    const bool window_is_tiles = in_.near_linear_end(tile_) <= far_;
+    int sinks = in_.far_sink_tiles(tile_);
+    const bool window_is_tiles = in_.near_linear_end(tile_) <= far_ && sinks == 0;
     RunningSoftmax softmax;
     y_.clear();
     QueryRows rows = rows_;
@@ -99,8 +100,9 @@ class HybridTile {
       if (pass == 1) {
         rows = QueryRows::causal(tile_, first_row());
         to = 0;
+        sinks = 0;
       }
-      keys().walk(y_, softmax, queries(), first_row(), rows, from, to);
+      keys().walk(y_, softmax, queries(), first_row(), rows, from, to, sinks);
       if (pass == 0) {
         at_window(softmax);
         from = far_ - 1;

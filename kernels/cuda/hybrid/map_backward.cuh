@@ -19,6 +19,12 @@ HEDGEROW_TILE int row_group() { return warp() % 4; }
 HEDGEROW_TILE int half() { return warp() / 4; }
 HEDGEROW_TILE int group_row() { return row_group() * kWarpRows; }
 
+// Rows of a tile that have features: of keys neither sinks nor rows beyond the last token.
+struct RowRange {
+  int begin, end;
+  HEDGEROW_TILE bool holds(int row) const { return row >= begin && row < end; }
+};
+
 template <typename S>
 class MapBackward {
  public:
@@ -78,13 +84,13 @@ class MapBackward {
     }
   }
 
-  // From dphi to the tile's dz. phi, if given, receives the features as well. All threads; ends
-  // behind a barrier.
+  // From dphi to the tile's dz, 0 outside `inside`. phi, if given, receives the features as well,
+  // likewise. All threads; ends behind a barrier.
   HEDGEROW_TILE void run(const Map& map,
                          int head,
                          Tile<S::kHeadDim> x,
                          Tile<S::kProjected> layer,
-                         int valid_rows,
+                         RowRange inside,
                          bool wants_bias,
                          const Tile<S::kFeatures>* phi_out) {
     RowStatistics statistics[S::kSigns];
@@ -96,6 +102,7 @@ class MapBackward {
       activate(phi, z, map.kind, sign_of(s), statistics[s]);
       add_row_dots(rows[s], phi, dphi_[s]);
       if (phi_out != nullptr) {
+        keep_rows(phi, inside);
         store_sums(*phi_out, phi, group_row(), s * S::kProjected + first_column());
       }
     }
@@ -107,14 +114,7 @@ class MapBackward {
       activate(phi, z, map.kind, sign_of(s), statistics[s]);
       activate_backward(dz_sums, phi, dphi_[s], map.kind, sign_of(s), rows[s]);
     }
-    // Rows beyond the last token have features too, but nobody attends to them.
-    HEDGEROW_UNROLL
-    for (int n = 0; n < dz_sums.kGroups; ++n) {
-      HEDGEROW_UNROLL
-      for (int i = 0; i < 4; ++i) {
-        dz_sums.values[n][i] = group_row() + row_of(i) < valid_rows ? dz_sums.values[n][i] : 0.0F;
-      }
-    }
+    keep_rows(dz_sums, inside);
     store_sums(dz(), dz_sums, group_row(), first_column());
     if (wants_bias) {
       add_column_sums(dz_sums, RowPair{{1.0F, 1.0F}}, shared_.sums[row_group()] + first_column());
@@ -216,6 +216,16 @@ class MapBackward {
       }
     }
     return rows;
+  }
+
+  HEDGEROW_TILE static void keep_rows(Sums<kOwn>& sums, RowRange inside) {
+    HEDGEROW_UNROLL
+    for (int n = 0; n < sums.kGroups; ++n) {
+      HEDGEROW_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        sums.values[n][i] = inside.holds(group_row() + row_of(i)) ? sums.values[n][i] : 0.0F;
+      }
+    }
   }
 
   // A half's share of a value of the lane's rows, for the other half to read behind a barrier.

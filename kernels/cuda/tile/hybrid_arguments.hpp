@@ -7,6 +7,9 @@
 //   tiles 0 .. far_tiles(c) - 1   linear for every query of the tile: they come in through the
 //                                 state S[far_tiles(c)] = sum of phi_k v^T over the tiles before
 //   tiles far_tiles(c) .. c       pair by pair: softmax at or after window_begin(i), linear before
+//
+// Sinks, a sequence's first tokens, are softmax wherever they lie: states hold no feature of them,
+// and where a tile of them is far (sink_tiles), it is met pair by pair too.
 #pragma once
 
 #include <cstdint>
@@ -70,6 +73,7 @@ struct HybridInputs {
   int U = 0;  // key heads, of map_k and the states of keys: H or G
   Layout layout = Layout::kNone;
   int window = 0;
+  int sinks = 0;  // that the sequence has
   Rows q, k, v;
   Map map_q, map_k;
   const float* gate = nullptr;  // [H] sigmoid(window_factors); null with kNone
@@ -85,6 +89,12 @@ struct HybridInputs {
   [[nodiscard]] HEDGEROW_BOTH int near_linear_end(int tile) const {
     const int last = 64 * tile + 63;
     return (window_begin(layout, window, last) + 63) / 64;
+  }
+  // Tiles of keys, from the first on, that hold sinks; of those that are far for a tile of queries.
+  [[nodiscard]] HEDGEROW_BOTH int sink_tiles() const { return (sinks + kTile - 1) / kTile; }
+  [[nodiscard]] HEDGEROW_BOTH int far_sink_tiles(int tile) const {
+    const int far = far_tiles(tile), tiles_of_sinks = sink_tiles();
+    return far < tiles_of_sinks ? far : tiles_of_sinks;
   }
   // The first tile of queries whose state holds this tile of keys; tiles() if there is none.
   [[nodiscard]] HEDGEROW_BOTH int first_far_query_tile(int tile) const {
@@ -111,6 +121,7 @@ struct StatesArguments {
   int x_heads = 0;     // of both
   int heads = 0;       // of map and states: U or H
   Map map;
+  int skipped = 0;                 // tokens, from the first on, whose features are 0
   const float* weights = nullptr;  // [B, heads, T]: what sums adds up per token; null: 1
   States out;
   std::uint16_t* features =

@@ -6,32 +6,41 @@
 
 namespace hedgerow::kernels::cuda {
 
-// The two queries of a lane.
+// The two queries of a lane. Linear keys of a query are one run behind the sinks: one comparison
+// finds them, whether there are sinks or not.
 struct QueryRows {
-  int query[2];  // may lie beyond the last token; then nothing of them is stored
-  int begin[2];  // window_begin
+  int query[2];   // may lie beyond the last token; then nothing of them is stored
+  int linear[2];  // keys `sinks` .. sinks + linear - 1 are linear
+  int sinks;
 
   HEDGEROW_TILE static QueryRows of(const HybridInputs& inputs, int tile, int row) {
     QueryRows rows;
+    rows.sinks = inputs.sinks;
     HEDGEROW_UNROLL
     for (int r = 0; r < 2; ++r) {
       rows.query[r] = tile * kTile + row + row_of(2 * r);
-      rows.begin[r] = window_begin(inputs.layout, inputs.window, rows.query[r]);
+      const int behind = window_begin(inputs.layout, inputs.window, rows.query[r]) - inputs.sinks;
+      rows.linear[r] = behind > 0 ? behind : 0;
     }
     return rows;
   }
   // Of the teacher, whose window is everything.
   HEDGEROW_TILE static QueryRows causal(int tile, int row) {
     QueryRows rows;
+    rows.sinks = 0;
     HEDGEROW_UNROLL
     for (int r = 0; r < 2; ++r) {
       rows.query[r] = tile * kTile + row + row_of(2 * r);
-      rows.begin[r] = 0;
+      rows.linear[r] = 0;
     }
     return rows;
   }
-  HEDGEROW_TILE bool in_window(int r, int key) const { return key >= begin[r] && key <= query[r]; }
-  HEDGEROW_TILE bool is_linear(int r, int key) const { return key < begin[r] && key <= query[r]; }
+  HEDGEROW_TILE bool is_linear(int r, int key) const {
+    return static_cast<unsigned>(key - sinks) < static_cast<unsigned>(linear[r]);
+  }
+  HEDGEROW_TILE bool in_window(int r, int key) const {
+    return key <= query[r] && !is_linear(r, key);
+  }
 };
 
 // s log2(e) of 16 queries and kKeys keys of a tile from first_key on; -infinity outside the window.

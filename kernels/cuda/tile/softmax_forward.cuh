@@ -22,24 +22,27 @@ struct KeyTiles {
   Bf16* stages;  // [4][kRowsSize]
   bool has_values;
 
-  // The pairs of 16 queries with the keys of tiles from, from - 1, .. to. All threads; ends with a
-  // barrier.
+  // The pairs of 16 queries with the keys of tiles from, from - 1, .. to, and then of tiles
+  // sinks - 1, .. 0, which lie before `to`. All threads; ends with a barrier.
   HEDGEROW_TILE void walk(Sums<kHeadDim>& y,
                           RunningSoftmax& softmax,
                           Tile<kHeadDim> queries,
                           int query_row,
                           const QueryRows& rows,
                           int from,
-                          int to) const {
+                          int to,
+                          int sinks) const {
     const float scale = kLog2E / sqrtf(static_cast<float>(kHeadDim));
-    if (from >= to) {
-      copy(0, from);
+    const int tiles = from >= to ? from - to + 1 : 0, steps = tiles + sinks;
+    const auto tile_at = [&](int step) { return step < tiles ? from - step : steps - 1 - step; };
+    if (steps > 0) {
+      copy(0, tile_at(0));
     }
     HEDGEROW_NO_UNROLL
-    for (int t = from; t >= to; --t) {
-      const int stage = (from - t) % 2;
-      if (t > to) {
-        copy(1 - stage, t - 1);
+    for (int step = 0; step < steps; ++step) {
+      const int t = tile_at(step), stage = step % 2;
+      if (step + 1 < steps) {
+        copy(1 - stage, tile_at(step + 1));
         wait_for_copies<1>();
       } else {
         wait_for_copies<0>();
@@ -114,7 +117,7 @@ class SoftmaxTile {
     Sums<kHeadDim> y;
     y.clear();
     RunningSoftmax softmax;
-    keys.walk(y, softmax, queries, first_row, QueryRows::causal(tile, first_row), tile, 0);
+    keys.walk(y, softmax, queries, first_row, QueryRows::causal(tile, first_row), tile, 0, 0);
     finish_softmax(y, softmax);
     Bf16* out = a.y.data + batch * a.y.batch + head * a.y.head +
                 static_cast<std::int64_t>(tile) * kTile * a.y.token;

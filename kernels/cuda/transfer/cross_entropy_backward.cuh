@@ -131,7 +131,7 @@ class CrossEntropyBackward {
     sync_threads();
     if (any) {
       const Tile<S::kHeadDim> x = of_queries ? queries() : keys();
-      map_.run(map(), own_head_, x, layer(), valid_rows(tile), a_.bias != nullptr, nullptr);
+      map_.run(map(), own_head_, x, layer(), {0, valid_rows(tile)}, a_.bias != nullptr, nullptr);
       map_.add_gradients(x, a_.layer != nullptr, a_.bias != nullptr);
       sync_threads();
     }

@@ -161,6 +161,30 @@ void CudaBackend::expect_shared_key_maps(ProgramsOf programs_of) const {
   }
 }
 
+void CudaBackend::expect_sinks(ProgramsOf programs_of) const {
+  struct Sinks {
+    std::int64_t window, count, T;
+    bool shares_key_maps;
+  };
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    for (const Sinks sinks : {Sinks{16, 1, 17, false},
+                              Sinks{16, 16, 150, true},
+                              Sinks{20, 3, 200, false},
+                              Sinks{64, 4, 65, true},
+                              Sinks{64, 4, 330, true},
+                              Sinks{64, 64, 200, false},
+                              Sinks{128, 100, 330, true}}) {
+      AttentionCase shape = small(layout, sinks.T);
+      shape.options.window_size = sinks.window;
+      shape.options.num_sinks = sinks.count;
+      shape.shares_key_maps = sinks.shares_key_maps;
+      // The only linear pairs of a head are the last token's.
+      if (sinks.T < 100) shape.H = 8;
+      expect_programs(shape, programs_of(shape));
+    }
+  }
+}
+
 void CudaBackend::expect_unread_window_factors(ProgramsOf programs_of) const {
   const AttentionCase shape = small(WindowLayout::kNone, 80);
   AttentionInputs inputs = make_bfloat16_inputs(shape);

@@ -49,6 +49,9 @@ class CudaBackend : public ::testing::TestWithParam<at::DeviceType> {
   void expect_maps(ProgramsOf programs_of) const;
   // Key maps of kv heads, every query head of which adds to their gradients.
   void expect_shared_key_maps(ProgramsOf programs_of) const;
+  // Sinks: one to as many as the window holds, in one tile of keys and two, of maps of query heads
+  // and of kv heads.
+  void expect_sinks(ProgramsOf programs_of) const;
   // Window factors that a caller gives where there is no window: they get no gradient and change
   // none.
   void expect_unread_window_factors(ProgramsOf programs_of) const;

@@ -48,6 +48,8 @@ TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorForKeyMapsOfKvHeads) {
   expect_shared_key_maps(programs);
 }
 
+TEST_P(CudaCrossEntropy, StaysWithinTwiceThePlainErrorWithSinks) { expect_sinks(programs); }
+
 TEST_P(CudaCrossEntropy, GivesNoGradientToWindowFactorsThatNoWindowReads) {
   expect_unread_window_factors(programs);
 }

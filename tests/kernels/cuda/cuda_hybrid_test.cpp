@@ -116,6 +116,8 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForKeyMapsOfKvHeads) {
   expect_shared_key_maps(programs);
 }
 
+TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorWithSinks) { expect_sinks(programs); }
+
 TEST_P(CudaHybrid, GivesNoGradientToWindowFactorsThatNoWindowReads) {
   expect_unread_window_factors(programs);
 }
@@ -152,7 +154,8 @@ TEST_P(CudaHybrid, SharesTheGradientOfTheMaximumAmongTies) {
 TEST_P(CudaHybrid, IsCausalBitForBit) {
   const c10::NoGradGuard no_grad;
   for (const WindowLayout layout : kWindowLayouts) {
-    const AttentionCase shape = small(layout, 200);
+    AttentionCase shape = small(layout, 200);
+    shape.options.num_sinks = layout == WindowLayout::kSliding ? 4 : 0;
     const AttentionInputs x = make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
     const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
       return cuda::hybrid_attention(q, k, v, x.parameters, shape.options);
@@ -175,24 +178,28 @@ TEST_P(CudaHybrid, IsCausalBitForBit) {
 
 // Emulated, the order of threadblocks, warps and lanes is another one in every launch.
 TEST_P(CudaHybrid, GivesTheSameBytesFromRunToRunAndWhenOtherGradientsAreNotWanted) {
-  for (const WindowLayout layout : kWindowLayouts) {
-    const AttentionCase shape = small(layout, 330);
-    const AttentionInputs inputs = make_bfloat16_inputs(shape);
-    const Outcome one = outcome(shape, inputs), again = outcome(shape, inputs);
-    EXPECT_TRUE(at::equal(one.value, again.value)) << shape.name();
-    for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
-      EXPECT_TRUE(!one.gradients[i].defined() || at::equal(one.gradients[i], again.gradients[i]))
-          << shape.name() << ", d" << kLeafNames[i];
+  for (const bool with_sinks : {false, true}) {
+    for (const WindowLayout layout : kWindowLayouts) {
+      AttentionCase shape = small(layout, 330);
+      shape.options.num_sinks = with_sinks && layout != WindowLayout::kNone ? 4 : 0;
+      shape.shares_key_maps = with_sinks;
+      const AttentionInputs inputs = make_bfloat16_inputs(shape);
+      const Outcome one = outcome(shape, inputs), again = outcome(shape, inputs);
+      EXPECT_TRUE(at::equal(one.value, again.value)) << shape.name();
+      for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
+        EXPECT_TRUE(!one.gradients[i].defined() || at::equal(one.gradients[i], again.gradients[i]))
+            << shape.name() << ", d" << kLeafNames[i];
+      }
+      AttentionInputs maps = inputs.as(at::kBFloat16, at::kFloat, GetParam());
+      const at::Tensor y = cuda::hybrid_attention(
+          maps.q.detach(), maps.k.detach(), maps.v.detach(), maps.parameters, shape.options);
+      const std::vector<at::Tensor> alone = torch::autograd::grad(
+          {y}, {maps.parameters.q.layer, maps.parameters.k.layer}, {maps.dy.to(y.scalar_type())});
+      EXPECT_LT((alone[0].cpu() - one.gradients[3]).abs().max().item<double>(),
+                1e-5 * one.gradients[3].abs().max().item<double>());
+      EXPECT_LT((alone[1].cpu() - one.gradients[4]).abs().max().item<double>(),
+                1e-5 * one.gradients[4].abs().max().item<double>());
     }
-    AttentionInputs maps = inputs.as(at::kBFloat16, at::kFloat, GetParam());
-    const at::Tensor y = cuda::hybrid_attention(
-        maps.q.detach(), maps.k.detach(), maps.v.detach(), maps.parameters, shape.options);
-    const std::vector<at::Tensor> alone = torch::autograd::grad(
-        {y}, {maps.parameters.q.layer, maps.parameters.k.layer}, {maps.dy.to(y.scalar_type())});
-    EXPECT_LT((alone[0].cpu() - one.gradients[3]).abs().max().item<double>(),
-              1e-5 * one.gradients[3].abs().max().item<double>());
-    EXPECT_LT((alone[1].cpu() - one.gradients[4]).abs().max().item<double>(),
-              1e-5 * one.gradients[4].abs().max().item<double>());
   }
 }
 
@@ -221,7 +228,9 @@ TEST_P(CudaHybrid, TakesRowsOfAnyStrideAndAlignment) {
 
 TEST_P(CudaHybrid, GivesTheLinearShareOfTheReference) {
   for (const WindowLayout layout : kWindowLayouts) {
-    const AttentionCase shape = small(layout, 200);
+    AttentionCase shape = small(layout, 200);
+    shape.options.num_sinks = layout == WindowLayout::kTerraced ? 4 : 0;
+    shape.shares_key_maps = layout == WindowLayout::kTerraced;
     const AttentionInputs inputs = make_bfloat16_inputs(shape);
     const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
     const AttentionInputs exact = inputs.as(at::kDouble, at::kDouble);

@@ -89,6 +89,8 @@ TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorForKeyMapsOfKvHeads) {
   expect_shared_key_maps(transfer_programs);
 }
 
+TEST_P(CudaTransfer, StaysWithinTwiceThePlainErrorWithSinks) { expect_sinks(transfer_programs); }
+
 TEST_P(CudaTransfer, GivesNoGradientToWindowFactorsThatNoWindowReads) {
   expect_unread_window_factors(transfer_programs);
 }
@@ -131,6 +133,7 @@ TEST_P(CudaTransfer, GivesTheTeachersBytesOfEachSequenceAlone) {
     shape.B = 2;
     for (const std::int64_t window : {64, 20, 128}) {
       shape.options.window_size = window;
+      shape.options.num_sinks = layout == WindowLayout::kNone || window == 20 ? 0 : 4;
       const AttentionInputs x =
           make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
       const at::Tensor y =
