@@ -160,12 +160,6 @@ std::int64_t num_query_heads(const HybridParameters& parameters, std::int64_t ot
   return map.bias.defined() && map.bias.dim() > 0 ? map.bias.size(0) : otherwise;
 }
 
-bool needs_aten(const HybridParameters& parameters,
-                const HybridOptions& options,
-                std::int64_t num_heads) {
-  return options.num_sinks > 0 || num_key_heads(parameters, num_heads) != num_heads;
-}
-
 void check_window(const HybridOptions& options) {
   if (options.layout == WindowLayout::kNone) {
     TORCH_CHECK(options.num_sinks == 0,

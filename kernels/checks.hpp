@@ -33,10 +33,6 @@ std::int64_t check_parameters(const HybridParameters& parameters,
                               std::int64_t num_kv_heads,
                               std::int64_t head_dim,
                               const at::Device& device);
-// Sinks and key maps of kv heads, which the CUDA kernels do not have yet.
-[[nodiscard]] bool needs_aten(const HybridParameters& parameters,
-                              const HybridOptions& options,
-                              std::int64_t num_heads);
 // H as the parameters tell it, where there are no queries; else `otherwise`.
 [[nodiscard]] std::int64_t num_query_heads(const HybridParameters& parameters,
                                            std::int64_t otherwise);

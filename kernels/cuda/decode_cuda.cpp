@@ -45,10 +45,9 @@ std::string why_not(const DecodeState& state,
                     " features; there are head_dim 64 and 128, for a multiple of 4 columns and at "
                     "most 256 features");
   }
-  if (needs_aten(parameters, options, num_query_heads(parameters, state.kv_state.size(1))))
-    return "the CUDA decode kernels have no sinks and no key maps of kv heads yet";
-  for (const at::Tensor* tensor : {&state.kv_state, &state.window_k, &state.window_v}) {
-    if (!is_aligned(*tensor)) {
+  for (const at::Tensor* tensor :
+       {&state.kv_state, &state.window_k, &state.window_v, &state.sink_k, &state.sink_v}) {
+    if (tensor->defined() && !is_aligned(*tensor)) {
       return "the CUDA decode kernels want a state that is aligned to 16 bytes";
     }
   }
@@ -82,11 +81,13 @@ struct Call {
   }
 
   Call(const DecodeState& state,
+       std::int64_t num_heads,
        std::int64_t kv_heads,
        const HybridParameters& parameters,
        const HybridOptions& options) {
     batch.B = static_cast<int>(state.kv_state.size(0));
-    batch.H = static_cast<int>(state.kv_state.size(1));
+    batch.H = static_cast<int>(num_heads);
+    batch.U = static_cast<int>(state.kv_state.size(1));
     batch.G = static_cast<int>(kv_heads);
     batch.F = static_cast<int>(state.kv_state.size(2));
     batch.D = static_cast<int>(state.kv_state.size(3));
@@ -98,6 +99,11 @@ struct Call {
     batch.k_state = state.k_state.data_ptr<float>();
     batch.ring_k = bf16_out(state.window_k);
     batch.ring_v = bf16_out(state.window_v);
+    if (options.num_sinks > 0) {
+      batch.sinks = static_cast<int>(options.num_sinks);
+      batch.sink_k = bf16_out(state.sink_k);
+      batch.sink_v = bf16_out(state.sink_v);
+    }
     map_q = map_of(parameters.q, options.feature_map);
     map_k = map_of(parameters.k, options.feature_map);
     stream = current_stream(state.kv_state.device());
@@ -118,7 +124,8 @@ void prefill(const at::Tensor& k,
              const DecodeState& state) {
   const c10::NoGradGuard no_grad;
   const c10::DeviceGuard guard(k.device());
-  Call call(state, k.size(1), parameters, options);
+  // Queries play no part.
+  Call call(state, state.kv_state.size(1), k.size(1), parameters, options);
   const Rows keys = rows_of(k, call.kept), values = rows_of(v, call.kept);
   DecodeStateArguments prompt;
   prompt.batch = call.batch;
@@ -138,17 +145,26 @@ void prefill(const at::Tensor& k,
   }
 }
 
-void flush_chunk(const Call& call) {
+// What joins (S, z) before the step: of the ring or, without a window, the new token.
+void join_state(const Call& call, const Rows& k, const Rows& v) {
   const DecodeBatch& batch = call.batch;
   const std::int64_t token = batch.D, head = batch.slots * token;
   DecodeStateArguments flush;
   flush.batch = batch;
   flush.map_k = call.map_k;
-  flush.k = {batch.ring_k, batch.G * head, head, token};
-  flush.v = {batch.ring_v, batch.G * head, head, token};
-  flush.rows = batch.slots;
-  // Of most rows there is nothing to flush: few threadblocks ask.
-  flush.slices = call.fills_card(batch.B * batch.G) ? batch.group() * call.slices_of_head() : 1;
+  if (batch.layout == WindowLayout::kNone) {
+    flush.k = k;
+    flush.v = v;
+    flush.rows = 1;
+  } else {
+    flush.k = {batch.ring_k, batch.G * head, head, token};
+    flush.v = {batch.ring_v, batch.G * head, head, token};
+    flush.rows = batch.slots;
+  }
+  // Of most rows of a terraced window there is nothing to flush: few threadblocks ask.
+  if (batch.layout == WindowLayout::kTerraced && call.fills_card(batch.B * batch.G)) {
+    flush.slices = batch.key_heads() * call.slices_of_head();
+  }
   launch_decode_state(flush, call.stream);
 }
 
@@ -160,11 +176,8 @@ at::Tensor step(const at::Tensor& q,
                 const DecodeState& state) {
   const c10::NoGradGuard no_grad;
   const c10::DeviceGuard guard(q.device());
-  Call call(state, k.size(1), parameters, options);
+  Call call(state, q.size(1), k.size(1), parameters, options);
   const at::Tensor y = at::empty(q.sizes(), q.options());
-  if (options.layout == WindowLayout::kTerraced) {
-    flush_chunk(call);
-  }
   DecodeStepArguments token;
   token.batch = call.batch;
   token.map_q = call.map_q;
@@ -176,6 +189,9 @@ at::Tensor step(const at::Tensor& q,
     token.factors = call.floats_of(parameters.window_factors);
   }
   token.y = bf16_out(y);
+  if (options.layout == WindowLayout::kTerraced || call.batch.shares_states()) {
+    join_state(call, token.k, token.v);
+  }
   for (const int heads : {2, 4}) {
     const int parts = (call.batch.group() + heads - 1) / heads;
     if (call.batch.group() > heads / 2 && call.fills_card(call.batch.B * call.batch.G * parts)) {

@@ -14,36 +14,50 @@ struct DecodeMap {
   MapKind kind = MapKind::kHedgehogSoftmax;
   bool negation = false;
   int columns = 0;
-  const float* layer = nullptr;  // [H, D, f]; null: x itself, f = D
-  const float* bias = nullptr;   // [H, f]; null: none
+  const float* layer = nullptr;  // [H or U, D, f]; null: x itself, f = D
+  const float* bias = nullptr;   // [H or U, f]; null: none
 };
 
 // A batch of rows, each at its own position, and their state (kernels/decode.hpp).
 struct DecodeBatch {
   int B = 0, H = 0, G = 0, D = 0, F = 0;
+  int U = 0;  // key heads, of map_k and the state: H or G
   Layout layout = Layout::kNone;
   int window = 0, slots = 0;          // slots of the ring; token t lies at slot t mod slots
+  int sinks = 0;                      // the first tokens of a row, which no state holds
   std::int64_t* positions = nullptr;  // [B]: tokens that each row has seen
-  float* kv_state = nullptr;          // [B, H, F, D]
-  float* k_state = nullptr;           // [B, H, F]
+  float* kv_state = nullptr;          // [B, U, F, D]
+  float* k_state = nullptr;           // [B, U, F]
   std::uint16_t *ring_k = nullptr, *ring_v = nullptr;  // [B, G, slots, D]
+  std::uint16_t *sink_k = nullptr, *sink_v = nullptr;  // [B, G, sinks, D]; null without sinks
 
   [[nodiscard]] HEDGEROW_BOTH int group() const { return H / G; }
-  // Tokens in (S, z) once a row has seen `tokens` of them: those before its last token's window.
+  // Key heads of a kv head.
+  [[nodiscard]] HEDGEROW_BOTH int key_heads() const { return U / G; }
+  // Whether several query heads read one state. A step's kernel then writes none: tokens join in a
+  // launch before it.
+  [[nodiscard]] HEDGEROW_BOTH bool shares_states() const { return U < H; }
+  // Once a row has seen `tokens` tokens, those before this one are in (S, z), but for sinks: they
+  // lie before its last token's window.
   [[nodiscard]] HEDGEROW_BOTH int begin_after(int tokens) const {
     return tokens == 0 ? 0 : window_begin(layout, window, tokens - 1);
+  }
+  // The first of tokens first, first + 1, .. that can join (S, z).
+  [[nodiscard]] HEDGEROW_BOTH int behind_sinks(int first) const {
+    return first > sinks ? first : sinks;
   }
 };
 
 // (S, z) += phi_k [v, 1] of tokens that leave the window together: all that a prompt leaves behind
-// (`prompt`), or the chunk that a terraced window flushes before this step.
+// (`prompt`), or before a step the chunk that a terraced window flushes; where states are shared,
+// also the one token that joins in another layout.
 struct DecodeStateArguments {
   DecodeBatch batch;
   DecodeMap map_k;
   bool prompt = false;
-  Rows k, v;       // [B, G, rows, D]: the prompt, or the ring
+  Rows k, v;       // [B, G, rows, D]: the prompt, the ring or, without a window, the new token
   int rows = 0;    // token t lies in row t mod rows
-  int slices = 1;  // parts (64 columns of one query head's S) that a threadblock walks
+  int slices = 1;  // parts (64 columns of one key head's S) that a threadblock walks
 };
 
 // One token a row.
@@ -57,7 +71,8 @@ struct DecodeStepArguments {
 };
 
 // Tokens that stay in the window into the ring: a prompt's last ones, or a step's new one, after
-// which positions advance.
+// which positions advance. Those of them that are sinks, and a prompt's first ones, likewise into
+// sink_k and sink_v.
 struct DecodeRingArguments {
   DecodeBatch batch;
   bool prompt = false;

@@ -18,7 +18,7 @@ struct DecodeStateKernel {
   static constexpr int kThreads = Walk::kThreads;
   static constexpr int kThreadblocks = Walk::kThreadblocks;
   static Grid grid(const Arguments& a) {
-    return {a.batch.B * a.batch.H * Walk::kSlices / a.slices, 1, 1};
+    return {a.batch.B * a.batch.U * Walk::kSlices / a.slices, 1, 1};
   }
   HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
     Walk walk(a, shared);

@@ -1,9 +1,10 @@
 // (S, z) += phi_k [v, 1] over a run of tokens (LoLCATs eq. 3): what a prompt leaves before the
-// window, and the chunk that a terraced window flushes. fp32 throughout, so that a state is the
-// same whether its tokens came by prefill or step by step, up to the order of sums; a row's sums
-// never depend on other rows, nor on how many parts a threadblock walks.
+// window, the chunk that a terraced window flushes, and a token that joins a shared S. fp32
+// throughout, so that a state is the same whether its tokens came by prefill or step by step, up to
+// the order of sums; a row's sums never depend on other rows, nor on how many parts a threadblock
+// walks.
 //
-// One part is 64 columns of the S of one (row, query head): in registers, 4 columns and kRows
+// One part is 64 columns of the S of one (row, key head): in registers, 4 columns and kRows
 // features a thread, from where the run begins to where it ends. Grid (parts / slices), 256
 // threads. Which tokens is read from the row's position on the device: a part without any returns
 // at once.
@@ -51,11 +52,11 @@ class DecodeStateWalk {
 
   HEDGEROW_TILE void walk(int part) {
     const int slice = part % kSlices;
-    head_ = part / kSlices % a_.batch.H;
-    batch_ = part / kSlices / a_.batch.H;
+    head_ = part / kSlices % a_.batch.U;
+    batch_ = part / kSlices / a_.batch.U;
     column_ = slice * kColumns;
     const int tokens = static_cast<int>(a_.batch.positions[batch_]);
-    const int first = a_.prompt ? 0 : a_.batch.begin_after(tokens);
+    const int first = a_.batch.behind_sinks(a_.prompt ? 0 : a_.batch.begin_after(tokens));
     const int last = a_.batch.begin_after(a_.prompt ? tokens : tokens + 1);
     if (first >= last) {
       return;
@@ -84,7 +85,7 @@ class DecodeStateWalk {
   }
 
   HEDGEROW_TILE const Bf16* row_of(const Rows& x, int token) const {
-    return x.data + batch_ * x.batch + head_ / a_.batch.group() * x.head +
+    return x.data + batch_ * x.batch + head_ / a_.batch.key_heads() * x.head +
            token % a_.rows * x.token;
   }
 
@@ -150,7 +151,7 @@ class DecodeStateWalk {
   // z belongs to the first part of a head, a feature a thread.
   HEDGEROW_TILE bool owns_sum() const { return column_ == 0 && thread() < a_.batch.F; }
   HEDGEROW_TILE std::int64_t first_feature() const {
-    return (static_cast<std::int64_t>(batch_) * a_.batch.H + head_) * a_.batch.F;
+    return (static_cast<std::int64_t>(batch_) * a_.batch.U + head_) * a_.batch.F;
   }
   template <typename Visit>
   HEDGEROW_TILE void for_state(const Visit& visit) {

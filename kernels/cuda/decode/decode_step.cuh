@@ -1,4 +1,4 @@
-// One token a row (LoLCATs eq. 3 and 6): window softmax over the ring and the new key, linear
+// One token a row (LoLCATs eq. 3 and 6): window softmax over sinks, ring and the new key, linear
 // branch through (S, z), one denominator. fp32 throughout; q, k, v, the ring and y are bf16.
 //
 // A threadblock of 256 threads walks up to four query heads of one (row, kv head), so that the
@@ -6,7 +6,9 @@
 // (F D floats a query head, 16 bytes a lane), and written once where a key joins it, in the same
 // pass: y += phi_q (S + phi_k v). A sliding window's oldest key joins as it leaves, and without a
 // window the new one; what a terraced window flushes has joined before (decode_state.cuh), so that
-// most of its steps only read. A row is computed alike whatever the batch and `heads` are.
+// most of its steps only read. So does what joins an S that the query heads of a kv head share: it
+// is read once for those of a threadblock, and written by none of them. A row is computed alike
+// whatever the batch and `heads` are.
 //
 // The ring is not written here: the new key's slot may be the leaving one's, which other
 // threadblocks of the row still read. decode_ring.cuh writes it afterwards, and advances.
@@ -57,8 +59,11 @@ class DecodeStep {
     position_ = static_cast<int>(a_.batch.positions[batch_]);
     begin_ = a_.batch.begin_after(position_ + 1);
     const int before = a_.batch.begin_after(position_);
-    joins_ = a_.batch.layout != Layout::kTerraced && before < begin_;
+    joins_ = a_.batch.layout != Layout::kTerraced && !a_.batch.shares_states() && before < begin_ &&
+             before >= a_.batch.sinks;
     joining_ = before;
+    has_state_ = begin_ > a_.batch.sinks;
+    far_sinks_ = begin_ < a_.batch.sinks ? begin_ : a_.batch.sinks;
   }
 
   HEDGEROW_TILE void run() {
@@ -67,18 +72,20 @@ class DecodeStep {
     if (a_.batch.layout != Layout::kNone) {
       attend_window();
     }
-    if (begin_ > 0) {
+    if (has_state_) {
       make_features();
     }
     sync_threads();
     Items items;
     join_window(items);
-    if (begin_ > 0) {
+    if (has_state_) {
       add_masses();
     }
     sync_threads();
-    if (begin_ > 0) {
-      if (joins_) {
+    if (has_state_) {
+      if (a_.batch.shares_states()) {
+        read_shared_state();
+      } else if (joins_) {
         read_states<true>();
       } else {
         read_states<false>();
@@ -100,10 +107,13 @@ class DecodeStep {
   HEDGEROW_TILE const Bf16* new_row(const Rows& x, int head) const {
     return x.data + batch_ * x.batch + head * x.head;
   }
+  // Of the ring, or of the sinks: `rows` rows a kv head.
+  HEDGEROW_TILE const Bf16* kept_row(const Bf16* kept, int rows, int row) const {
+    return kept +
+           ((static_cast<std::int64_t>(batch_) * a_.batch.G + kv_head_) * rows + row) * kHeadDim;
+  }
   HEDGEROW_TILE const Bf16* ring_row(const Bf16* ring, int slot) const {
-    return ring +
-           ((static_cast<std::int64_t>(batch_) * a_.batch.G + kv_head_) * a_.batch.slots + slot) *
-               kHeadDim;
+    return kept_row(ring, a_.batch.slots, slot);
   }
 
   HEDGEROW_TILE static void widen_pair(float* to, const Bf16* from) {
@@ -129,13 +139,18 @@ class DecodeStep {
     }
   }
 
-  // Columns d .. of key and value number i of the window, oldest first; zeros beyond the last.
+  // Columns d .. of key and value number i of far sinks and window, oldest first; zeros beyond the
+  // last.
   HEDGEROW_TILE void load_token(KeyWords& key, KeyWords& value, int i, int d) const {
     key = KeyWords{};
     value = KeyWords{};
-    if (begin_ + i <= position_) {
-      const bool is_new = begin_ + i == position_;
-      const int slot = (begin_ + i) % a_.batch.slots;
+    const int token = begin_ + i - far_sinks_;
+    if (i < far_sinks_) {
+      key = *reinterpret_cast<const KeyWords*>(kept_row(a_.batch.sink_k, a_.batch.sinks, i) + d);
+      value = *reinterpret_cast<const KeyWords*>(kept_row(a_.batch.sink_v, a_.batch.sinks, i) + d);
+    } else if (token <= position_) {
+      const bool is_new = token == position_;
+      const int slot = token % a_.batch.slots;
       key = *reinterpret_cast<const KeyWords*>(
           (is_new ? new_row(a_.k, kv_head_) : ring_row(a_.batch.ring_k, slot)) + d);
       value = *reinterpret_cast<const KeyWords*>(
@@ -191,7 +206,7 @@ class DecodeStep {
 
   // Every warp meets every eighth key of the window, four at a time, for all of the query heads.
   HEDGEROW_TILE void attend_window() {
-    const int column = lane() * kColumns, keys = position_ + 1 - begin_;
+    const int column = lane() * kColumns, keys = far_sinks_ + position_ + 1 - begin_;
     Share shares[kHeads];
     HEDGEROW_NO_UNROLL
     for (int first = warp(); first < keys; first += kWarps * kKeysOfTurn) {
@@ -269,7 +284,8 @@ class DecodeStep {
   }
 
   HEDGEROW_TILE std::int64_t first_feature(int h) const {
-    return (static_cast<std::int64_t>(batch_) * a_.batch.H + first_head_ + h) * a_.batch.F;
+    const int key_head = a_.batch.shares_states() ? kv_head_ : first_head_ + h;
+    return (static_cast<std::int64_t>(batch_) * a_.batch.U + key_head) * a_.batch.F;
   }
 
   // z += phi_k; phi_q.z. A warp a head.
@@ -311,14 +327,54 @@ class DecodeStep {
       for (int first = row; first < a_.batch.F; first += kWarps * kRowsOfWarp * kRowsInFlight) {
         read_rows<kJoins>(y, state, value, h * kMostDecodeFeatures, first);
       }
-      if constexpr (kRowsOfWarp == 2) {
+      store_share(y, h, column);
+    }
+  }
+  // A warp's sum over its rows of S, for head h.
+  HEDGEROW_TILE void store_share(Four& y, int h, int column) {
+    if constexpr (kRowsOfWarp == 2) {
+      HEDGEROW_UNROLL
+      for (int c = 0; c < 4; ++c) {
+        y.values[c] += shuffle_xor(y.values[c], kRowLanes);
+      }
+    }
+    if (lane() < kRowLanes) {
+      store_four(shared_.y[warp()] + h * kHeadDim + column, y);
+    }
+  }
+
+  // phi_q S of the heads, which share S: each of its rows is read once.
+  HEDGEROW_TILE void read_shared_state() {
+    const int row = (warp() * 32 + lane()) / kRowLanes, column = lane() % kRowLanes * 4;
+    const float* state = a_.batch.kv_state + first_feature(0) * kHeadDim + column;
+    Four y[kHeads] = {};
+    HEDGEROW_NO_UNROLL
+    for (int first = row; first < a_.batch.F; first += kWarps * kRowsOfWarp * kRowsInFlight) {
+      Four rows[kRowsInFlight];
+      HEDGEROW_UNROLL
+      for (int i = 0; i < kRowsInFlight; ++i) {
+        const int f = first + i * kWarps * kRowsOfWarp;
+        rows[i] = load_once(state + (f < a_.batch.F ? f : first) * kHeadDim);
+      }
+      HEDGEROW_UNROLL
+      for (int i = 0; i < kRowsInFlight; ++i) {
+        const int f = first + i * kWarps * kRowsOfWarp;
         HEDGEROW_UNROLL
-        for (int c = 0; c < 4; ++c) {
-          y.values[c] += shuffle_xor(y.values[c], kRowLanes);
+        for (int h = 0; h < kHeads; ++h) {
+          if (f < a_.batch.F && h < heads_) {
+            const float phi_q = shared_.phi_q[h * kMostDecodeFeatures + f];
+            HEDGEROW_UNROLL
+            for (int c = 0; c < 4; ++c) {
+              y[h].values[c] += phi_q * rows[i].values[c];
+            }
+          }
         }
       }
-      if (lane() < kRowLanes) {
-        store_four(shared_.y[warp()] + h * kHeadDim + column, y);
+    }
+    HEDGEROW_UNROLL
+    for (int h = 0; h < kHeads; ++h) {
+      if (h < heads_) {
+        store_share(y[h], h, column);
       }
     }
   }
@@ -365,7 +421,7 @@ class DecodeStep {
         y = gate * items.values[i];
         sum = gate * items.sums[i];
       }
-      if (begin_ > 0) {
+      if (has_state_) {
         float linear = 0.0F;
         for (int w = 0; w < kWarps; ++w) {
           linear += shared_.y[w][item];
@@ -381,9 +437,11 @@ class DecodeStep {
   const DecodeStepArguments& a_;
   Shared& shared_;
   int kv_head_, batch_, first_head_, heads_, position_;
-  int begin_;    // first token of the new token's window: (S, z) holds those before it
-  bool joins_;   // whether a token joins (S, z) here
-  int joining_;  // which
+  int begin_;       // first token of the new token's window: (S, z) holds those before it
+  int far_sinks_;   // of those, the sinks, which it does not hold
+  bool has_state_;  // whether it holds any
+  bool joins_;      // whether a token joins (S, z) here
+  int joining_;     // which
 };
 
 }  // namespace hedgerow::kernels::cuda

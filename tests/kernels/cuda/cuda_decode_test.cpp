@@ -6,7 +6,7 @@ namespace hedgerow::kernels::testing {
 
 DecodeState CudaDecode::empty_state(const AttentionCase& shape, const AttentionInputs& x) const {
   return make_decode_state(shape.B,
-                           shape.H,
+                           shape.shares_key_maps ? shape.G : shape.H,
                            shape.G,
                            shape.D,
                            feature_dim(x.parameters.q, shape.options.feature_map, shape.D),
@@ -58,6 +58,31 @@ AttentionCase short_window(WindowLayout layout, std::int64_t T) {
   shape.options.layout = layout;
   shape.options.window_size = 8;
   return shape;
+}
+
+// With sinks: one that leaves the window as any token, as many as the window holds; a state of each
+// query head and one of all, more of them than a threadblock walks.
+TEST_P(CudaDecode, ContinuesThePrefillWithSinksAndKeyMapsOfKvHeads) {
+  for (const WindowLayout layout : kWindowLayouts) {
+    for (const std::int64_t num_sinks : {0, 1, 4, 8}) {
+      for (const bool shares : {false, true}) {
+        if (layout == WindowLayout::kNone && num_sinks > 0) continue;
+        if (num_sinks == 0 && !shares) continue;
+        AttentionCase shape = short_window(layout, 40);
+        shape.options.num_sinks = num_sinks;
+        shape.shares_key_maps = shares;
+        shape.H = num_sinks == 4 ? 5 : 4;
+        shape.G = num_sinks == 4 ? 1 : 2;
+        shape.D = num_sinks == 4 ? 128 : 64;
+        shape.bias = num_sinks == 8;
+        const AttentionInputs inputs = make_inputs(shape);
+        expect_continuation(shape, inputs, 0, 40);
+        for (const std::int64_t split : {1, 7, 8, 16, 17}) {
+          expect_continuation(shape, inputs, split, split + 10);
+        }
+      }
+    }
+  }
 }
 
 // Every state that a step can begin in: empty, window not full, at a border, after a flush.
@@ -165,9 +190,15 @@ TEST_P(CudaDecode, HoldsWhereEveryFeatureIsFarBelowZero) {
 // step. (The CPU's own backend multiplies in bf16 where there is AMX.)
 TEST_P(CudaDecode, LeavesTheStateThatTheAtenBackendLeaves) {
   const c10::NoGradGuard no_grad;
-  for (const WindowLayout layout : kWindowLayouts) {
+  for (const auto& [layout, with_sinks] : {std::pair{WindowLayout::kTerraced, false},
+                                           std::pair{WindowLayout::kSliding, false},
+                                           std::pair{WindowLayout::kNone, false},
+                                           std::pair{WindowLayout::kTerraced, true},
+                                           std::pair{WindowLayout::kSliding, true}}) {
     AttentionCase shape = short_window(layout, 40);
     shape.B = 2;
+    shape.options.num_sinks = with_sinks ? 3 : 0;
+    shape.shares_key_maps = with_sinks;
     const AttentionInputs inputs = make_inputs(shape), x = on_device(inputs);
     const at::Tensor lengths = at::tensor({13L, 20L});
     const auto prompt = [](const at::Tensor& y) { return y.narrow(2, 0, 20); };
@@ -181,6 +212,10 @@ TEST_P(CudaDecode, LeavesTheStateThatTheAtenBackendLeaves) {
       if (layout != WindowLayout::kNone) {  // else nothing reads the ring
         EXPECT_TRUE(at::equal(ours.window_k.cpu(), theirs.window_k)) << what;
         EXPECT_TRUE(at::equal(ours.window_v.cpu(), theirs.window_v)) << what;
+      }
+      if (shape.options.num_sinks > 0) {
+        EXPECT_TRUE(at::equal(ours.sink_k.cpu(), theirs.sink_k)) << what;
+        EXPECT_TRUE(at::equal(ours.sink_v.cpu(), theirs.sink_v)) << what;
       }
       EXPECT_TRUE(at::allclose(ours.kv_state.cpu(), theirs.kv_state, 1e-5, 1e-6)) << what;
       EXPECT_TRUE(at::allclose(ours.k_state.cpu(), theirs.k_state, 1e-5, 1e-6)) << what;
@@ -207,8 +242,14 @@ TEST_P(CudaDecode, LeavesTheStateThatTheAtenBackendLeaves) {
 // is large: none of it may show. The padding holds what a careless reader would trip over.
 TEST_P(CudaDecode, GivesARowOfARaggedBatchTheBytesThatItGivesAlone) {
   const c10::NoGradGuard no_grad;
-  for (const WindowLayout layout : kWindowLayouts) {
+  for (const auto& [layout, with_sinks] : {std::pair{WindowLayout::kTerraced, false},
+                                           std::pair{WindowLayout::kSliding, false},
+                                           std::pair{WindowLayout::kNone, false},
+                                           std::pair{WindowLayout::kTerraced, true},
+                                           std::pair{WindowLayout::kSliding, true}}) {
     AttentionCase shape = short_window(layout, 44);
+    shape.options.num_sinks = with_sinks ? 8 : 0;
+    shape.shares_key_maps = with_sinks;
     shape.B = 9;
     shape.H = 8;
     shape.G = 2;
