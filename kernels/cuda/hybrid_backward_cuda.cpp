@@ -89,7 +89,15 @@ HybridGradients gradients_of(const HybridProblem& problem,
   const auto [B, H, G, T, D] = problem.shape;
   const at::TensorOptions options = problem.q.options();
   const bool inputs = needs.q || needs.k || needs.v;
-  const Walked queries = walk_queries(p, rows.dn, rows.beta, options);
+  Walked queries = walk_queries(p, rows.dn, rows.beta, options);
+  if (queries.states.defined() && problem.key_heads < H) {
+    // What reaches the keys of a shared map: its query heads' sums, in their order.
+    const auto fold = [&](const at::Tensor& x) {
+      return x.unflatten(1, {problem.key_heads, problem.key_group()}).sum(2);
+    };
+    queries.states = fold(queries.states);
+    queries.sums = fold(queries.sums);
+  }
   BackwardArguments a;
   a.inputs = p.inputs;
   a.far = keys.pointers();

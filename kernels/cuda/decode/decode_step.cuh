@@ -62,8 +62,6 @@ class DecodeStep {
     joins_ = a_.batch.layout != Layout::kTerraced && !a_.batch.shares_states() && before < begin_ &&
              before >= a_.batch.sinks;
     joining_ = before;
-    has_state_ = begin_ > a_.batch.sinks;
-    far_sinks_ = begin_ < a_.batch.sinks ? begin_ : a_.batch.sinks;
   }
 
   HEDGEROW_TILE void run() {
@@ -72,17 +70,17 @@ class DecodeStep {
     if (a_.batch.layout != Layout::kNone) {
       attend_window();
     }
-    if (has_state_) {
+    if (has_state()) {
       make_features();
     }
     sync_threads();
     Items items;
     join_window(items);
-    if (has_state_) {
+    if (has_state()) {
       add_masses();
     }
     sync_threads();
-    if (has_state_) {
+    if (has_state()) {
       if (a_.batch.shares_states()) {
         read_shared_state();
       } else if (joins_) {
@@ -103,6 +101,10 @@ class DecodeStep {
   struct alignas(4 * kColumns / 2) KeyWords {
     Word words[kColumns / 2];
   };
+
+  // Sinks before the window; whether (S, z) holds other tokens.
+  HEDGEROW_TILE int far_sinks() const { return begin_ < a_.batch.sinks ? begin_ : a_.batch.sinks; }
+  HEDGEROW_TILE bool has_state() const { return begin_ > a_.batch.sinks; }
 
   HEDGEROW_TILE const Bf16* new_row(const Rows& x, int head) const {
     return x.data + batch_ * x.batch + head * x.head;
@@ -144,8 +146,8 @@ class DecodeStep {
   HEDGEROW_TILE void load_token(KeyWords& key, KeyWords& value, int i, int d) const {
     key = KeyWords{};
     value = KeyWords{};
-    const int token = begin_ + i - far_sinks_;
-    if (i < far_sinks_) {
+    const int token = begin_ + i - far_sinks();
+    if (i < far_sinks()) {
       key = *reinterpret_cast<const KeyWords*>(kept_row(a_.batch.sink_k, a_.batch.sinks, i) + d);
       value = *reinterpret_cast<const KeyWords*>(kept_row(a_.batch.sink_v, a_.batch.sinks, i) + d);
     } else if (token <= position_) {
@@ -206,7 +208,7 @@ class DecodeStep {
 
   // Every warp meets every eighth key of the window, four at a time, for all of the query heads.
   HEDGEROW_TILE void attend_window() {
-    const int column = lane() * kColumns, keys = far_sinks_ + position_ + 1 - begin_;
+    const int column = lane() * kColumns, keys = far_sinks() + position_ + 1 - begin_;
     Share shares[kHeads];
     HEDGEROW_NO_UNROLL
     for (int first = warp(); first < keys; first += kWarps * kKeysOfTurn) {
@@ -421,7 +423,7 @@ class DecodeStep {
         y = gate * items.values[i];
         sum = gate * items.sums[i];
       }
-      if (has_state_) {
+      if (has_state()) {
         float linear = 0.0F;
         for (int w = 0; w < kWarps; ++w) {
           linear += shared_.y[w][item];
@@ -437,11 +439,9 @@ class DecodeStep {
   const DecodeStepArguments& a_;
   Shared& shared_;
   int kv_head_, batch_, first_head_, heads_, position_;
-  int begin_;       // first token of the new token's window: (S, z) holds those before it
-  int far_sinks_;   // of those, the sinks, which it does not hold
-  bool has_state_;  // whether it holds any
-  bool joins_;      // whether a token joins (S, z) here
-  int joining_;     // which
+  int begin_;    // first token of the new token's window: (S, z) holds those before it, but sinks
+  bool joins_;   // whether a token joins (S, z) here
+  int joining_;  // which
 };
 
 }  // namespace hedgerow::kernels::cuda

@@ -26,8 +26,8 @@ struct PrepareArguments {
 // The gradients' two kernels. Partial results are folded by the caller in a fixed order.
 struct BackwardArguments {
   HybridInputs inputs;
-  States far;                                 // of keys: prefix sums
-  States far_gradient;                        // of queries: suffix sums
+  States far;           // of keys: prefix sums
+  States far_gradient;  // of queries: suffix sums, over the query heads of a key head: [B, U, ...]
   const std::uint16_t* features_q = nullptr;  // [B, H, 64 tiles, F], where there are near pairs
   const std::uint16_t* features_k = nullptr;  // [B, U, 64 tiles, F]
   Rows dn;                                    // [B, H, T, D]

@@ -1,6 +1,6 @@
 // The keys' side of the hybrid's backward (derivation: hybrid_backward_walker.hpp), a tile of 64
-// keys at a time. With R, r the queries' sums of phi_q dn and phi_q beta from the first tile that
-// sees these keys through the state:
+// keys at a time. With R, r the sums of phi_q dn and phi_q beta over the queries, of all query
+// heads that share the key head, from the first tile that sees these keys through the state:
 //
 //   dphi_k = v R^T + r + sum over near pairs of dl phi_q        dz, the partial dW_k and db_k
 //   dv = phi_k R + sum over the tile's pairs of (p + l) dn
@@ -134,32 +134,39 @@ class BackwardKeys {
     if constexpr (kInputs) {
       // All queries see a sink in their window.
       const int met = tile_ < in_.sink_tiles() ? in_.tiles() : far;
-      HEDGEROW_NO_UNROLL
-      for (head_ = first_head(); head_ < last_head(); ++head_) {
-        HEDGEROW_NO_UNROLL
-        for (int c = tile_; c < met && c < in_.tiles(); ++c) {
-          walk_pairs(c, c < far && is_near(c));
-        }
-      }
+      each_pair(met, [&](int c) { walk_pairs(c, c < far && is_near(c)); });
     }
     if (kInputs && !linear) {
       map_.clear_part();
     }
     if (linear) {
       map_.clear_tile();
-      HEDGEROW_NO_UNROLL
-      for (head_ = first_head(); head_ < last_head(); ++head_) {
-        HEDGEROW_NO_UNROLL
-        for (int c = tile_; c < far && c < in_.tiles(); ++c) {
-          if (is_near(c)) {
-            take_near(c);
-          }
+      each_pair(far, [&](int c) {
+        if (is_near(c)) {
+          take_near(c);
         }
-      }
+      });
       finish_linear(far, has_far);
     }
     wait_for_copies<0>();
     sync_threads();
+  }
+
+  // visit(c) of the tiles of queries tile_ .. end - 1, for each query head of the key head. One
+  // loop: what depends on the head alone would be kept in registers over a loop of its own.
+  template <typename Visit>
+  HEDGEROW_TILE void each_pair(int end, const Visit& visit) {
+    const int last = end < in_.tiles() ? end : in_.tiles();
+    int c = tile_;
+    head_ = first_head();
+    HEDGEROW_NO_UNROLL
+    while (head_ < last_head()) {
+      visit(c);
+      if (++c >= last) {
+        c = tile_;
+        ++head_;
+      }
+    }
   }
 
   // Whether a tile of queries has linear pairs with these keys, one by one.
@@ -291,15 +298,18 @@ class BackwardKeys {
       copy_rows<S::kHeadDim, S::kProjected, kThreads>(layer(), rows, S::kHeadDim);
     }
     if (has_far) {
-      HEDGEROW_NO_UNROLL
-      for (head_ = first_head(); head_ < last_head(); ++head_) {
-        load_state(far);
-        map_.add_state(values(), state(), shared_.state_sum, RowPair{{1.0F, 1.0F}});
+      const std::int64_t index = key_row_index() * in_.tiles() + far;
+      copy_rows<S::kFeatures, S::kHeadDim, kThreads>(
+          state(), {a_.far_gradient.states + index * kStateSize, S::kHeadDim}, S::kFeatures);
+      for (int f = thread(); f < S::kFeatures; f += kThreads) {
+        shared_.state_sum[f] = a_.far_gradient.sums[index * S::kFeatures + f];
       }
-    } else {
-      commit_copies();
-      wait_for_copies<0>();
-      sync_threads();
+    }
+    commit_copies();
+    wait_for_copies<0>();
+    sync_threads();
+    if (has_far) {
+      map_.add_state(values(), state(), shared_.state_sum, RowPair{{1.0F, 1.0F}});
     }
     const Tile<S::kFeatures> features = phi();
     map_.run(in_.map_k,
@@ -316,39 +326,13 @@ class BackwardKeys {
     if constexpr (kInputs) {
       map_.add_input_gradient(dk_, in_.map_k, layer());
       if (has_far) {
-        // From the last head back: its R is still here.
-        HEDGEROW_NO_UNROLL
-        for (head_ = last_head() - 1; head_ >= first_head(); --head_) {
-          if (head_ + 1 < last_head()) {
-            load_state(far);
-          }
-          add_features_state(features);
+        HEDGEROW_UNROLL_TWICE
+        for (int k = 0; k < S::kFeatures / 16; ++k) {
+          Word left[4];
+          load_left(left, features, group_row(), k);
+          multiply_step(dv_, left, state(), 16 * k, half() * kHalfDim);
         }
       }
-    }
-  }
-
-  // R and r of head_, behind a barrier; and what was copied before.
-  HEDGEROW_TILE void load_state(int far) {
-    sync_threads();  // what lay here has been read
-    const std::int64_t index = row_index() * in_.tiles() + far;
-    copy_rows<S::kFeatures, S::kHeadDim, kThreads>(
-        state(), {a_.far_gradient.states + index * kStateSize, S::kHeadDim}, S::kFeatures);
-    for (int f = thread(); f < S::kFeatures; f += kThreads) {
-      shared_.state_sum[f] = a_.far_gradient.sums[index * S::kFeatures + f];
-    }
-    commit_copies();
-    wait_for_copies<0>();
-    sync_threads();
-  }
-
-  // dv += phi_k R.
-  HEDGEROW_TILE void add_features_state(Tile<S::kFeatures> features) {
-    HEDGEROW_UNROLL_TWICE
-    for (int k = 0; k < S::kFeatures / 16; ++k) {
-      Word left[4];
-      load_left(left, features, group_row(), k);
-      multiply_step(dv_, left, state(), 16 * k, half() * kHalfDim);
     }
   }
 
