@@ -178,7 +178,8 @@ TEST_F(Export, EvaluateRefusesTokensOfARunThatAreNotThoseItBeganWith) {
   storage::Recipe named = before;
   named.texts = {{.name = "wiki", .source = {.path = "/wiki.txt"}}};
   std::ofstream(run_.layout.recipe()) << named.to_run_toml();
-  EXPECT_NE(run_here({"evaluate"}).err.find("evaluate-wiki.h5: no such tokens file"),
+  EXPECT_NE(run_here({"evaluate", "--subject", "teacher"})
+                .err.find("evaluate-wiki.h5: no such tokens file"),
             std::string::npos);
   fs::copy_file(run_.layout.root() / name, run_.layout.root() / "tokens/evaluate-wiki.h5");
   EXPECT_EQ(run_here({"evaluate", "--subject", "teacher"}).code, 0);
