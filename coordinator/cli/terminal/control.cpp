@@ -5,7 +5,6 @@
 #include <sstream>
 
 #include "coordinator/cli/terminal/format.hpp"
-#include "storage/recipe/recipe_sections.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -13,6 +12,7 @@ namespace {
 using nlohmann::json;
 
 constexpr std::size_t kMostLayers = 8;  // lines: a run in which all stay untrained has hundreds
+constexpr const char* kOwnSplit = "validation";  // as recipes call that of [data.evaluate]
 
 // result[a][b] ..., an object; an empty one where something is absent.
 json member(json object, std::initializer_list<const char*> keys) {
@@ -34,7 +34,7 @@ std::string share_text(double share) {
 
 // An evaluation by text: the section's own split, which stands at its top, and the named ones.
 std::vector<std::pair<std::string, json>> texts_of(const json& evaluation) {
-  std::vector<std::pair<std::string, json>> texts{{storage::kValidation, evaluation}};
+  std::vector<std::pair<std::string, json>> texts{{kOwnSplit, evaluation}};
   const json named = member(evaluation, {"texts"});
   for (const auto& [name, text] : named.items()) texts.emplace_back(name, text);
   return texts;
