@@ -231,7 +231,7 @@ class Terraced(OnePrecision, unittest.TestCase):
 class WithoutSinksAndAKeyMapAQueryHead(ExportParity, unittest.TestCase):
     """LoLCATs' form, which imports and the exports of earlier builds have."""
 
-    attention = {"window": "terraced", "num_sinks": 0, "key_maps": "query_head"}
+    attention = {"window": "terraced", "num_sinks": 0, "key_maps": "query_head", "bias": True}
 
 
 class PositiveRandom(ExportParity, unittest.TestCase):

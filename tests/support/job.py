@@ -53,7 +53,7 @@ sources = [{ path = "%(text)s", format = "text" }]
 [attention]
 window = "terraced"
 window_size = 16    # of 128 and 64 tokens: with 64 a terraced window would leave the feature maps nothing to do
-bias = true
+bias = false    # with biases, layers that stay behind their control in these few steps would be kept untrained, whatever they learned
 [plan]
 layers_per_block = 2
 sequences_per_forward = 4
