@@ -157,15 +157,11 @@ class BackwardKeys {
   template <typename Visit>
   HEDGEROW_TILE void each_pair(int end, const Visit& visit) {
     const int last = end < in_.tiles() ? end : in_.tiles();
-    int c = tile_;
-    head_ = first_head();
+    const int tiles = last - tile_;
     HEDGEROW_NO_UNROLL
-    while (head_ < last_head()) {
-      visit(c);
-      if (++c >= last) {
-        c = tile_;
-        ++head_;
-      }
+    for (int i = 0; i < tiles * in_.key_group(); ++i) {
+      head_ = first_head() + i / tiles;
+      visit(tile_ + i % tiles);
     }
   }
 
