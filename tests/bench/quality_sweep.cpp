@@ -206,7 +206,8 @@ int main(int argc, char** argv) {
   app.add_option("--tokens", options.tokens, "tokens file to train on and validate with")
       ->required();
   app.add_option("--text", options.texts, "name=FILE, a tokens file to evaluate; any number")
-      ->required();
+      ->required()
+      ->allow_extra_args(false);
   app.add_option("--seeds", options.seeds)->delimiter(',');
   app.add_option("--layers", options.layers, "which are trained; the others keep softmax")
       ->delimiter(',');
