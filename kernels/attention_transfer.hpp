@@ -3,10 +3,10 @@
 // with its gradient for the maps. Fused on CUDA; elsewhere softmax_attention, hybrid_attention and
 // transfer_mse after one another.
 //
-// A map that only has to mend what the window leaves can hide behind it. The linear term asks the
-// linear branch alone, sum l v / sum l, for softmax over the keys outside window and sinks: its
-// mean squared error over the queries that have such keys, `linear_factor` times in the loss. No
-// paper of ours has it; it costs nothing at inference.
+// The linear term, which LoLCATs does not have, is the error of the linear branch alone: the mean
+// squared difference between sum l v / sum l and softmax over the keys outside window and sinks,
+// over the queries that have such keys. The loss has it linear_factor times. Without it a map is
+// only trained for its share beside the window's.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,8 +24,8 @@ struct AttentionTransfer {
 
 // q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32; parameters and options as hybrid_attention's
 // (fp32_output counts for nothing). loss is differentiable in the maps and window_factors alone: q,
-// k and v are constants. A NaN in q, k or v reaches both results. Memory O(T). With linear_factor >
-// 0, which needs a window, CUDA has the ATen backend. Any thread; on CUDA the current stream,
+// k and v are constants. A NaN in q, k or v reaches both results. Memory O(T). linear_factor > 0
+// needs a window, and takes the ATen backend on CUDA. Any thread; on CUDA the current stream,
 // without waiting for it; throws c10::Error naming the argument, what was expected and what was
 // found.
 AttentionTransfer attention_transfer(const at::Tensor& q,

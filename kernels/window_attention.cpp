@@ -22,6 +22,16 @@ at::Tensor seen(const at::Tensor& x, std::int64_t sinks, std::int64_t first, std
   return sinks == 0 ? near : at::cat({x.narrow(1, 0, sinks), near}, 1);
 }
 
+// [count, 1] int64: where the windows of the queries begin, begin + 1, ... begin.
+at::Tensor window_begins(const HybridOptions& options, std::int64_t begin, std::int64_t count) {
+  const at::Tensor begins = at::empty({count, 1}, at::kLong);
+  for (std::int64_t i = 0; i < count; ++i) {
+    begins.data_ptr<std::int64_t>()[i] =
+        window_begin(options.layout, options.window_size, begin + i);
+  }
+  return begins;
+}
+
 // q [H, T, D] scaled, k and v [G, T, D] -> y [H, T, D], all of the sums' dtype.
 void attend(const at::Tensor& q,
             const at::Tensor& k,
@@ -38,11 +48,7 @@ void attend(const at::Tensor& q,
     const at::Tensor keys =
         sinks == 0 ? tokens.narrow(0, first, end - first)
                    : at::cat({tokens.narrow(0, 0, sinks), tokens.narrow(0, first, end - first)});
-    const at::Tensor begins = at::empty({count, 1}, at::kLong);
-    for (std::int64_t i = 0; i < count; ++i) {
-      begins.data_ptr<std::int64_t>()[i] =
-          window_begin(options.layout, options.window_size, begin + i);
-    }
+    const at::Tensor begins = window_begins(options, begin, count);
     const at::Tensor queries = tokens.narrow(0, begin, count).unsqueeze(1);
     const at::Tensor unseen =
         keys.gt(queries)
@@ -73,11 +79,7 @@ void attend_outside(const at::Tensor& q,
   for (; begin < T; begin += kMostQueries) {
     const std::int64_t count = std::min(kMostQueries, T - begin);
     const std::int64_t end = window_begin(options.layout, options.window_size, begin + count - 1);
-    const at::Tensor begins = at::empty({count, 1}, at::kLong);
-    for (std::int64_t i = 0; i < count; ++i) {
-      begins.data_ptr<std::int64_t>()[i] =
-          window_begin(options.layout, options.window_size, begin + i);
-    }
+    const at::Tensor begins = window_begins(options, begin, count);
     const at::Tensor unseen = at::arange(S, end).ge(begins).to(q.device()).repeat({R, 1});
     const at::Tensor rows = q.narrow(1, begin, count).unflatten(0, {G, R}).flatten(1, 2);
     const at::Tensor weights = at::softmax(

@@ -38,7 +38,7 @@ namespace hedgerow::kernels::cpu {
 struct BackwardPartials {
   at::Tensor dq;                // [B, H, T, D] of q's dtype: final
   at::Tensor dk, dv;            // [B, U, T, D] fp32, before the fold over a kv head's key heads
-  at::Tensor sink_k, sink_v;    // [B, N, U, sinks, padded(D)]: what dk and dv of sinks lack
+  at::Tensor sink_k, sink_v;    // [B, N, U, sinks, padded(D)]: to be added to dk and dv
   at::Tensor layer_q, layer_k;  // [B, N, H or U, f, padded(D)]
   at::Tensor bias_q, bias_k;    // [B, N, H or U, f]
   at::Tensor totals;            // [B, N, H] fp64: sum of t_i over the segment's queries

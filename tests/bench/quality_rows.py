@@ -35,7 +35,8 @@ def recipe_text(context: Context, name: str, seed: int) -> str:
     toml = with_values(toml, "data.transfer", {"sources": source, "split": '"sequences"', "eos_token_id": "2",
                                                "seq_len": "512", "validation_sequences": "8"})
     other = f'[{{ name = "{OTHER}", path = "{context.data("wikitext2_valid.txt")}", format = "text" }}]'
-    return with_values(with_values(toml, "data.evaluate", {"texts": other}), "evaluate", {"max_sequences": "16"})
+    toml = with_values(toml, "data.evaluate", {"texts": other, "max_sequences": "16"})
+    return with_values(toml, "evaluate", {"max_sequences": "16"})
 
 
 def run_recipe(context: Context, label: str, toml: str) -> dict[str, Any]:
