@@ -15,6 +15,7 @@
 #include "worker/client/task_inputs.hpp"
 #include "worker/device/large_blocks.hpp"
 #include "worker/evaluate/evaluate.hpp"
+#include "worker/logits/logits.hpp"
 #include "worker/task/failure.hpp"
 #include "worker/transfer/capture.hpp"
 #include "worker/transfer/transfer.hpp"
@@ -59,6 +60,8 @@ TaskResult run_task(RunContext& run, TaskContext& context, const wire::Task& tas
       return run_capture(run, context, task);
     case wire::TaskKind::kTransfer:
       return run_transfer(run, context, task);
+    case wire::TaskKind::kLogits:
+      return run_logits(run, context, task);
     case wire::TaskKind::kEvaluate:
       return run_evaluate(run, context, task);
     case wire::TaskKind::kAssemble:

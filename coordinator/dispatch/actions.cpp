@@ -44,6 +44,29 @@ void add_boundary_intents(const State& state,
   }
 }
 
+void add_logits_intents(const State& state,
+                        const KeepBoundaries& keep,
+                        std::vector<Intent>& intents) {
+  const auto count = [&state](TaskState of) { return state.index.count(Stage::kLogits, of); };
+  if (logits_needed(state)) {
+    for (int piece = 0; piece < state.geometry->num_logit_pieces; ++piece) {
+      const TaskId id = TaskId::logits(piece);
+      if (state.task(id).state == TaskState::kDropped)
+        intents.push_back(
+            {.kind = IntentKind::kRecapture, .task = id, .reason = "finetune needs them again"});
+    }
+  }
+  const bool is_read = state.index.count(Stage::kFinetune, TaskState::kDone) == 0;
+  const int settled = count(TaskState::kDone) + count(TaskState::kDropped);
+  if (!is_read && !keep.keeps_logits() && count(TaskState::kDone) > 0 &&
+      settled == state.geometry->num_logit_pieces) {
+    intents.push_back({.kind = IntentKind::kDropBoundary,
+                       .task = {},
+                       .boundary = state.geometry->logits_boundary(),
+                       .reason = {}});
+  }
+}
+
 // A transfer that its workers gave up themselves (a loss that is not finite) three times fails for
 // its seed, not for where it ran. Seeds count up from the recipe's.
 bool may_reseed(const Geometry& geometry, const TaskRecord& task, int retries_with_new_seed) {
@@ -82,6 +105,7 @@ std::vector<Intent> actions_for(const State& state,
   begin_if_ready(TaskId::assemble(), IntentKind::kAssemble);
   begin_if_ready(TaskId::finetune(), IntentKind::kLaunchFinetune);
   add_boundary_intents(state, keep, intents);
+  add_logits_intents(state, keep, intents);
   if (!intents.empty()) return intents;
   RunPhase phase = phase_of(state);
   if (phase == RunPhase::kRunning && state.grants.empty() && !anything_to_grant(state, keep))

@@ -90,6 +90,8 @@ std::vector<std::string> output_names(const TaskId& id, std::uint64_t token) {
       return {RunLayout::student_directory(token) + "/feature_maps.safetensors",
               RunLayout::student_directory(token) + "/hedgerow.json",
               RunLayout::student_directory(token) + "/provenance.json"};
+    case Stage::kLogits:
+      return {RunLayout::logits(id.piece, token)};
     case Stage::kFinetune:
       return {RunLayout::adapter_directory(token) + "/adapter_config.json",
               RunLayout::adapter_directory(token) + "/adapter_model.safetensors"};
@@ -109,6 +111,12 @@ void delete_dropped_shards(const RunLayout& layout,
       if (shard.state == ShardState::kDropped && !shard.file.name.empty())
         disk.remove(layout.resolve(shard.file.name));
     }
+  }
+  if (!state.geometry || (boundary != 0 && boundary != state.geometry->logits_boundary())) return;
+  for (int piece = 0; piece < state.geometry->num_logit_pieces; ++piece) {
+    const TaskRecord& task = state.task(TaskId::logits(piece));
+    if (task.state != TaskState::kDropped) continue;
+    for (const storage::FileRecord& file : task.files) disk.remove(layout.resolve(file.name));
   }
 }
 
@@ -135,7 +143,8 @@ void largest_token_below(const RunLayout& layout,
 
 std::uint64_t largest_token_on_disk(const RunLayout& layout, const storage::Disk& disk) {
   std::uint64_t largest = 0;
-  for (const char* folder : {"attempts", "hidden", "blocks", "student", "adapter", "evaluate"})
+  for (const char* folder :
+       {"attempts", "hidden", "logits", "blocks", "student", "adapter", "evaluate"})
     largest_token_below(layout, folder, disk, largest);
   return largest;
 }

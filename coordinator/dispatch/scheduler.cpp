@@ -76,6 +76,24 @@ void append_files(const State& state, const TaskId& id, std::vector<storage::Fil
   files.insert(files.end(), task.files.begin(), task.files.end());
 }
 
+// The layers behind the last boundary and its shards, or all layers.
+void fill_logits_range(const State& state, const TaskId& id, wire::Task& task) {
+  const Geometry& geometry = *state.geometry;
+  task.first_shard = id.piece;
+  task.num_shards = 1;
+  task.sequences_per_shard = geometry.sequences_per_logit_piece;
+  if (geometry.logits_from_boundary) {
+    const ShardRange range = shards_of_piece(geometry, id.piece);
+    task.block = geometry.last_boundary();
+    task.first_layer = geometry.first_layer(task.block);
+    task.first_shard = range.first;
+    task.num_shards = range.count;
+    task.sequences_per_shard = geometry.sequences_per_shard;
+    task.inputs = shard_files(state, task.block, range.first, range.count);
+  }
+  task.num_layers = geometry.num_layers - task.first_layer;
+}
+
 }  // namespace
 
 std::uint64_t need_of(const TaskId& id, const MemoryNeeds& needs) {
@@ -84,6 +102,8 @@ std::uint64_t need_of(const TaskId& id, const MemoryNeeds& needs) {
       return needs.capture;
     case Stage::kTransfer:
       return needs.transfer;
+    case Stage::kLogits:
+      return needs.logits;
     case Stage::kEvaluate:
       return needs.evaluate;
     case Stage::kFinetune:
@@ -111,7 +131,7 @@ std::optional<TaskId> choose_task(const State& state,
     }
     return std::nullopt;
   };
-  for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kEvaluate}) {
+  for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kLogits, Stage::kEvaluate}) {
     const auto from = [stage](int block) { return TaskId{stage, block, -1, {}}; };
     if (worker.held_block >= 0) {
       if (const auto held = first_of(from(worker.held_block), from(worker.held_block + 1)))
@@ -145,7 +165,8 @@ std::vector<Misfit> misfits(const State& state,
       connected.begin(), connected.end(), [&](const WorkerView& a, const WorkerView& b) {
         return offer(a) < offer(b);
       });
-  const std::uint64_t most = std::max({needs.capture, needs.transfer, needs.evaluate});
+  const std::uint64_t most =
+      std::max({needs.capture, needs.transfer, needs.logits, needs.evaluate});
   // As a rule everything fits, and a run of many tasks is looked at many times a second.
   if (largest.memory_bytes == 0 || most <= largest.memory_bytes) return list;
   for (const TaskId& id : state.index.ready) {
@@ -182,6 +203,11 @@ wire::Task make_wire_task(const State& state, const TaskId& id, std::uint64_t to
       task.kind = wire::TaskKind::kTransfer;
       task.inputs = shard_files(state, id.block, 0, geometry.num_shards);
       break;
+    case Stage::kLogits:
+      task.kind = wire::TaskKind::kLogits;
+      task.piece = id.piece;
+      fill_logits_range(state, id, task);
+      break;
     case Stage::kEvaluate:
       task.kind = wire::TaskKind::kEvaluate;
       if (id.subject != Subject::kTeacher) append_files(state, TaskId::assemble(), task.inputs);
@@ -191,6 +217,8 @@ wire::Task make_wire_task(const State& state, const TaskId& id, std::uint64_t to
     case Stage::kAssemble:
       task.kind = wire::TaskKind::kFinetune;
       append_files(state, TaskId::assemble(), task.inputs);
+      for (int piece = 0; piece < geometry.num_logit_pieces; ++piece)
+        append_files(state, TaskId::logits(piece), task.inputs);
       break;
   }
   return task;

@@ -1,9 +1,9 @@
 // Which task a worker that asks for one gets. Pure: the same state and workers give the same
 // answer. Workers pull one task at a time (credit 1). Captures go ahead of transfers (everything
-// waits for them), transfers ahead of evaluations; within a kind a worker prefers the block whose
-// weights it holds; a task must fit the worker's memory; one that failed goes to another worker if
-// there is one; and while a boundary is to be deleted soon, no capture runs more than one boundary
-// ahead of it, so that the disk holds what the plan said.
+// waits for them), transfers ahead of the teacher's logits and those ahead of evaluations; within a
+// kind a worker prefers the block whose weights it holds; a task must fit the worker's memory; one
+// that failed goes to another worker if there is one; and while a boundary is to be deleted soon,
+// no capture runs more than one boundary ahead of it, so that the disk holds what the plan said.
 #pragma once
 
 #include <optional>
@@ -24,7 +24,7 @@ struct WorkerView {
 
 // Memory that one task of a stage takes, from the plan.
 struct MemoryNeeds {
-  std::uint64_t capture = 0, transfer = 0, evaluate = 0;
+  std::uint64_t capture = 0, transfer = 0, logits = 0, evaluate = 0;
   std::uint64_t finetune = 0;  // of one rank; mpirun places those, not the scheduler
 };
 [[nodiscard]] std::uint64_t need_of(const TaskId& id, const MemoryNeeds& needs);

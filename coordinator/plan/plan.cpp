@@ -123,6 +123,12 @@ void check_memory(const Recipe& recipe,
             : "not even one layer fits; lower plan.sequences_per_forward or data.transfer.seq_len";
     plan.problems.push_back(std::move(problem));
   }
+  if (plan.logits && plan.logits_memory_bytes > per_worker) {
+    plan.problems.push_back({"the teacher's logits for finetune need " +
+                                 gib(plan.logits_memory_bytes) + " of memory, a worker has " +
+                                 gib(per_worker),
+                             "lower plan.layers_per_block, or set finetune.objective = \"ce\""});
+  }
   if (plan.evaluates && plan.evaluate_memory_bytes > per_worker) {
     plan.problems.push_back(
         {"evaluation needs " + gib(plan.evaluate_memory_bytes) + ", a worker has " +
@@ -175,6 +181,25 @@ void check_disk(const Recipe& recipe, const Costs& costs, const PlanLimits& limi
     problem.remedy = "free disk space, or put the run directory on another file system";
   }
   plan.problems.push_back(std::move(problem));
+}
+
+void plan_logits(const Recipe& recipe,
+                 const ModelConfig& model,
+                 const TokensInfo& finetune,
+                 Plan& plan) {
+  const int top_k = recipe.finetune.top_k;
+  if (top_k > model.vocab_size) {
+    throw Error(ErrorKind::kUsage,
+                "finetune.top_k = " + std::to_string(top_k) + ", but the model's vocabulary has " +
+                    std::to_string(model.vocab_size) + " tokens; lower it");
+  }
+  plan.logits = storage::make_logits_plan(
+      recipe, plan.capture, finetune.num_train, finetune.num_sequences, model.hidden_size);
+  const storage::CapturePlan& sequences = plan.logits->sequences;
+  const int shards_per_piece = plan.logits->from_boundary ? plan.shards_per_capture : 1;
+  plan.num_logit_pieces = (sequences.num_shards() + shards_per_piece - 1) / shards_per_piece;
+  plan.logits_bytes = static_cast<std::uint64_t>(sequences.num_sequences() * finetune.seq_len *
+                                                 storage::logits_bytes(top_k));
 }
 
 }  // namespace
@@ -243,18 +268,25 @@ Plan make_plan(const Recipe& recipe,
   plan.evaluates = tokens.evaluate.num_sequences > 0;
   plan.finetunes = recipe.finetune.enabled && tokens.finetune.num_sequences > 0;
   plan.shards_per_capture = shards_per_capture(plan, costs, recipe, tokens, limits);
+  if (plan.finetunes && recipe.finetune.learns_from_teacher())
+    plan_logits(recipe, model, tokens.finetune, plan);
   plan.boundary_bytes =
       static_cast<std::uint64_t>(plan.capture.num_sequences()) * costs.sequence_bytes();
   const auto boundaries = [&plan](int count) {
     return plan.boundary_bytes * static_cast<std::uint64_t>(count);
   };
-  plan.peak_disk_bytes =
-      costs.other_disk() + boundaries(boundaries_at_once(keep, last, plan.num_blocks()));
-  plan.final_disk_bytes =
-      costs.final_disk() + boundaries(boundaries_at_end(keep, last, plan.num_blocks()));
+  plan.peak_disk_bytes = costs.other_disk() + plan.logits_bytes +
+                         boundaries(boundaries_at_once(keep, last, plan.num_blocks()));
+  plan.final_disk_bytes = costs.final_disk() + (keep.keeps_logits() ? plan.logits_bytes : 0) +
+                          boundaries(boundaries_at_end(keep, last, plan.num_blocks()));
   const int largest = std::min(recipe.plan.layers_per_block, plan.num_layers);
   plan.capture_memory_bytes = plan.captures ? costs.capture_memory(largest) : 0;
   plan.transfer_memory_bytes = costs.transfer_memory(largest);
+  plan.logits_memory_bytes =
+      plan.logits ? costs.logits_memory(
+                        *plan.logits,
+                        plan.num_layers - plan.blocks[static_cast<std::size_t>(last)].first_layer)
+                  : 0;
   plan.evaluate_memory_bytes = plan.evaluates ? costs.evaluate_memory() : 0;
   plan.finetune_memory_bytes = plan.finetunes ? costs.finetune_memory() : 0;
   check_memory(recipe, model, costs, limits, plan);
@@ -299,6 +331,8 @@ void to_json(nlohmann::json& json, const Plan& plan) {
           {"final_disk_bytes", plan.final_disk_bytes},
           {"capture_memory_bytes", plan.capture_memory_bytes},
           {"transfer_memory_bytes", plan.transfer_memory_bytes},
+          {"logits_bytes", plan.logits_bytes},
+          {"logits_memory_bytes", plan.logits_memory_bytes},
           {"evaluate_memory_bytes", plan.evaluate_memory_bytes},
           {"finetune_memory_bytes", plan.finetune_memory_bytes},
           {"captures", plan.captures},

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,8 @@ struct KeepBoundaries {
   static KeepBoundaries parse(
       const std::string& word);  // "none", "last", "every:N", "all". Throws kUsage.
   [[nodiscard]] bool keeps(int boundary, int num_blocks) const;
+  // The teacher's logits, once finetune is done.
+  [[nodiscard]] bool keeps_logits() const { return kind == Kind::kAll; }
 };
 
 // The counts of one tokens file; all zero when the recipe has no such data.
@@ -62,7 +65,8 @@ struct PlanProblem {
 };
 
 struct StageEstimate {
-  std::string stage;  // "tokenize", "capture", "transfer", "assemble", "finetune", "evaluate"
+  std::string
+      stage;  // "tokenize", "capture", "transfer", "assemble", "logits", "finetune", "evaluate"
   double flops = 0.0;
   double seconds = 0.0;  // on this machine alone, starts included; 0 if its speed is not known
 };
@@ -71,13 +75,18 @@ struct Plan {
   int num_layers = 0;
   std::vector<BlockPlan> blocks;
   storage::CapturePlan capture;
-  int shards_per_capture = 1;        // of one capture task: 30 to 300 s of work
+  int shards_per_capture = 1;  // of one capture task: 30 to 300 s of work
+  // The teacher's logits for finetune; nullopt: its objective needs none.
+  std::optional<storage::LogitsPlan> logits = std::nullopt;
+  int num_logit_pieces = 0;
+  std::uint64_t logits_bytes = 0;    // on disk
   std::uint64_t boundary_bytes = 0;  // one boundary on disk
   std::uint64_t peak_disk_bytes =
       0;  // boundaries alive at once by keep_boundaries, artifacts, checkpoints, adapter
   std::uint64_t final_disk_bytes = 0;       // what is left when the run is done
   std::uint64_t capture_memory_bytes = 0;   // like those below 0 for a stage that is left out
   std::uint64_t transfer_memory_bytes = 0;  // of the largest block
+  std::uint64_t logits_memory_bytes = 0;
   std::uint64_t evaluate_memory_bytes = 0;
   std::uint64_t finetune_memory_bytes = 0;  // of one rank
   // captures: one block alone is fed by the embeddings, and no boundary is stored.

@@ -66,6 +66,7 @@ Costs::Costs(const storage::Recipe& recipe,
       texts_bytes_(tokens_bytes(tokens)),
       finetune_tokens_(
           static_cast<double>(recipe.finetune.sequences_per_micro_batch * tokens.finetune.seq_len)),
+      finetune_seq_len_(static_cast<double>(tokens.finetune.seq_len)),
       transfer_seq_len_(static_cast<double>(tokens.transfer.seq_len)),
       lora_rank_(recipe.finetune.rank),
       tied_(model.tie_word_embeddings),
@@ -124,6 +125,16 @@ std::uint64_t Costs::transfer_memory(int layers) const {
 
 std::uint64_t Costs::block_memory(int layers) const {
   return std::max(capture_memory(layers), transfer_memory(layers));
+}
+
+std::uint64_t Costs::logits_memory(const storage::LogitsPlan& plan, int layers) const {
+  const double streams = static_cast<double>(plan.sequences.sequences_per_shard) *
+                         finetune_seq_len_ * hidden_ * compute_bytes_;
+  const double held = plan.from_boundary ? layers * layer_parameters() * compute_bytes_
+                                         : layer_parameters() * compute_bytes_ + streams;
+  return whole(kProcessBytes + held + outer_bytes() +
+               2.0 * layer_activation_bytes(finetune_seq_len_) +
+               2.0 * kLogitRows * vocabulary_ * kFloat);
 }
 
 // Evaluation streams the layers: one at a time, its attention twice with LoRA, over a group of

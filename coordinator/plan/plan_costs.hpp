@@ -37,6 +37,8 @@ class Costs {
   [[nodiscard]] std::uint64_t capture_memory(int layers) const;
   [[nodiscard]] std::uint64_t transfer_memory(int layers) const;
   [[nodiscard]] std::uint64_t block_memory(int layers) const;  // the larger of both
+  // From the last boundary: `layers` of them at once. From tokens: one at a time.
+  [[nodiscard]] std::uint64_t logits_memory(const storage::LogitsPlan& plan, int layers) const;
   [[nodiscard]] std::uint64_t evaluate_memory() const;
   [[nodiscard]] std::uint64_t finetune_memory() const;  // of one rank
 
@@ -49,7 +51,8 @@ class Costs {
   [[nodiscard]] Work layer_forward(std::int64_t seq_len) const;   // the teacher's
   [[nodiscard]] Work layer_student() const;                       // its maps and hybrid attention
   [[nodiscard]] Work layer_transfer(std::int64_t seq_len) const;  // a step: both, and gradients
-  [[nodiscard]] Work model_forward(std::int64_t seq_len) const;   // the teacher with its head
+  [[nodiscard]] Work head() const;
+  [[nodiscard]] Work model_forward(std::int64_t seq_len) const;  // the teacher with its head
   [[nodiscard]] Work model_student() const;
   [[nodiscard]] Work model_training() const;  // a step of LoRA
 
@@ -64,7 +67,6 @@ class Costs {
   [[nodiscard]] double lora_parameters() const;
   [[nodiscard]] double outer_bytes() const;
   [[nodiscard]] double layer_activation_bytes(double tokens) const;
-  [[nodiscard]] Work head() const;
   [[nodiscard]] double attention_training_bytes(double tokens) const;
 
   double layers_, hidden_, intermediate_, vocabulary_;
@@ -75,6 +77,7 @@ class Costs {
   double evaluate_sequences_;                 // of all texts
   double texts_bytes_;                        // tokens files of data.evaluate.texts
   double finetune_tokens_;                    // of one forward
+  double finetune_seq_len_;
   double transfer_seq_len_;
   double lora_rank_;
   bool tied_, has_bias_;

@@ -80,6 +80,23 @@ class Times {
 
   [[nodiscard]] StageEstimate assemble() const { return timed("assemble", {}, 1.0, kTaskSeconds); }
 
+  [[nodiscard]] StageEstimate logits() const {
+    const storage::CapturePlan& sequences = plan_.logits->sequences;
+    const int first =
+        plan_.logits->from_boundary
+            ? plan_.blocks[static_cast<std::size_t>(plan_.last_boundary())].first_layer
+            : 0;
+    const int layers = plan_.num_layers - first;
+    const Work work = static_cast<double>(sequences.num_sequences() * tokens_.finetune.seq_len) *
+                      (layers * costs_.layer_forward(tokens_.finetune.seq_len) + costs_.head());
+    const int busy = std::min(workers(), plan_.num_logit_pieces);
+    const int rounds = (plan_.num_logit_pieces + busy - 1) / busy;
+    return timed("logits",
+                 work,
+                 cores_of(busy),
+                 rounds * (kTaskSeconds + loading(layers * costs_.layer_bytes())));
+  }
+
   // Each rank holds the whole base; the workers end before it and start again after.
   [[nodiscard]] StageEstimate finetune() const {
     const storage::FinetuneSection& finetune = recipe_.finetune;
@@ -151,6 +168,7 @@ std::vector<StageEstimate> estimate_times(const Plan& plan,
                                           const PlanLimits& limits) {
   const Times times(plan, costs, recipe, tokens, limits);
   std::vector<StageEstimate> estimates{times.capture(), times.transfer(), times.assemble()};
+  if (plan.logits) estimates.push_back(times.logits());
   if (plan.finetunes) estimates.push_back(times.finetune());
   if (plan.evaluates) estimates.push_back(times.evaluate());
   return estimates;

@@ -196,7 +196,7 @@ bool Coordinator::workers_are_wanted() const {
   if (stopping_ || stage_) return false;
   const StateIndex& index = dispatcher_.state().index;
   int open = 0;
-  for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kEvaluate})
+  for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kLogits, Stage::kEvaluate})
     open += index.count(stage, TaskState::kPending) + index.count(stage, TaskState::kGranted);
   // The last evaluation comes after finetune has had the machine for itself.
   const auto lora = dispatcher_.state().tasks.find(TaskId::evaluate(Subject::kLora));

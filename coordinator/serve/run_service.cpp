@@ -35,6 +35,11 @@ Geometry geometry_of(const Plan& plan, const storage::Recipe& recipe) {
   geometry.sequences_per_shard = plan.capture.sequences_per_shard;
   geometry.seed = recipe.seed;
   geometry.finetunes = plan.finetunes;
+  geometry.num_logit_pieces = plan.num_logit_pieces;
+  if (plan.logits) {
+    geometry.logits_from_boundary = plan.logits->from_boundary;
+    geometry.sequences_per_logit_piece = plan.logits->sequences.sequences_per_shard;
+  }
   for (const BlockPlan& block : plan.blocks) {
     if (!block.trains) geometry.untrained_blocks.push_back(block.block);
   }
@@ -72,6 +77,7 @@ DispatcherConfig dispatcher_config(const RunParts& run) {
   config.needs_external_workers = local_workers == 0 && options.worker_launcher.empty();
   config.needs = {.capture = plan.capture_memory_bytes,
                   .transfer = plan.transfer_memory_bytes,
+                  .logits = plan.logits_memory_bytes,
                   .evaluate = plan.evaluate_memory_bytes,
                   .finetune = plan.finetune_memory_bytes};
   config.keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);

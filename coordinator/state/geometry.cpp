@@ -48,15 +48,21 @@ int Geometry::last_boundary() const {
 json geometry_to_json(const Geometry& g) {
   json subjects = json::array();
   for (const Subject subject : g.evaluates) subjects.push_back(to_string(subject));
-  return {{"num_layers", g.num_layers},
-          {"layers_per_block", g.layers_per_block},
-          {"num_shards", g.num_shards},
-          {"shards_per_capture", g.shards_per_capture},
-          {"sequences_per_shard", g.sequences_per_shard},
-          {"seed", g.seed},
-          {"finetunes", g.finetunes},
-          {"untrained_blocks", g.untrained_blocks},
-          {"evaluates", subjects}};
+  json out = {{"num_layers", g.num_layers},
+              {"layers_per_block", g.layers_per_block},
+              {"num_shards", g.num_shards},
+              {"shards_per_capture", g.shards_per_capture},
+              {"sequences_per_shard", g.sequences_per_shard},
+              {"seed", g.seed},
+              {"finetunes", g.finetunes},
+              {"untrained_blocks", g.untrained_blocks},
+              {"evaluates", subjects}};
+  if (g.num_logit_pieces > 0) {
+    out["logits"] = {{"pieces", g.num_logit_pieces},
+                     {"from_boundary", g.logits_from_boundary},
+                     {"sequences_per_piece", g.sequences_per_logit_piece}};
+  }
+  return out;
 }
 
 Geometry geometry_from_json(const json& in) {
@@ -78,6 +84,12 @@ Geometry geometry_from_json(const json& in) {
     }
     g.evaluates.push_back(*subject);
   }
+  if (in.contains("logits")) {
+    const json& logits = object_field(in, "logits");
+    g.num_logit_pieces = int_field(logits, "pieces");
+    g.logits_from_boundary = bool_field(logits, "from_boundary");
+    g.sequences_per_logit_piece = int64_field(logits, "sequences_per_piece");
+  }
   if (g.num_layers < 1 || g.layers_per_block < 1 || g.num_shards < 1 || g.shards_per_capture < 1) {
     throw Error(ErrorKind::kCorrupt, "journal: run_started describes an empty run");
   }
@@ -85,6 +97,8 @@ Geometry geometry_from_json(const json& in) {
   const std::int64_t blocks =
       (std::int64_t{g.num_layers} + g.layers_per_block - 1) / g.layers_per_block;
   if (g.num_layers > kMaxLayers || (blocks + 1) * g.num_shards > kMaxShards ||
+      g.num_logit_pieces > kMaxShards ||
+      (g.logits_from_boundary && g.num_logit_pieces != g.num_pieces()) ||
       g.evaluates.size() > kMaxEvaluations) {
     throw Error(ErrorKind::kCorrupt, "journal: run_started describes a run that no disk holds");
   }

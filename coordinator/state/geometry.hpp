@@ -20,6 +20,12 @@ struct Geometry {
   std::int64_t sequences_per_shard = 0;
   std::uint64_t seed = 0;
   bool finetunes = false;
+  // Files of the teacher's top logits, which finetune learns from; 0: none. From a boundary, piece
+  // i is of the sequences of capture piece i and is computed from the last boundary; else of
+  // sequences_per_logit_piece sequences of finetune's own text.
+  int num_logit_pieces = 0;
+  bool logits_from_boundary = false;
+  std::int64_t sequences_per_logit_piece = 0;
   std::vector<int> untrained_blocks;  // all their layers stay softmax
   std::vector<Subject> evaluates;     // in order
   bool operator==(const Geometry&) const = default;
@@ -36,6 +42,8 @@ struct Geometry {
   // The last boundary that some block trains on; 0 when only block 0 trains. Later ones are never
   // captured.
   [[nodiscard]] int last_boundary() const;
+  // By which the logits go where a boundary is named: one that hidden states never have.
+  [[nodiscard]] int logits_boundary() const { return num_blocks(); }
 };
 
 // The files that a run is made from, as they were when it began.

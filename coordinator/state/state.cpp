@@ -91,6 +91,7 @@ struct Applier {
     if (const TaskRecord* reader = find(TaskId::capture(boundary, piece)))
       look_again(state, *reader);
     if (const TaskRecord* reader = find(TaskId::transfer(boundary))) look_again(state, *reader);
+    if (const TaskRecord* reader = logits_of(state, boundary, piece)) look_again(state, *reader);
   }
 
   static void forget_failures(TaskRecord& task) {
@@ -148,6 +149,7 @@ struct Applier {
       if (geometry.trains(block)) add(TaskId::transfer(block), geometry.seed);
     }
     add(TaskId::assemble());
+    for (int piece = 0; piece < geometry.num_logit_pieces; ++piece) add(TaskId::logits(piece));
     if (geometry.finetunes) add(TaskId::finetune());
     for (const Subject subject : geometry.evaluates) add(TaskId::evaluate(subject));
     rebuild_index(state);
@@ -303,6 +305,9 @@ struct Applier {
   }
 
   Verdict operator()(const BoundaryDropped& event) {
+    if (state.geometry && event.boundary == state.geometry->logits_boundary() &&
+        state.geometry->num_logit_pieces > 0)
+      return drop_logits();
     if (!state.geometry || event.boundary < 1 ||
         event.boundary >= static_cast<int>(state.shards.size())) {
       return impossible("there is no boundary " + std::to_string(event.boundary));
@@ -325,10 +330,30 @@ struct Applier {
     return std::nullopt;
   }
 
+  // The names of their files stay, as those of shards do.
+  Verdict drop_logits() {
+    std::vector<TaskRecord*> done;
+    for (int piece = 0; piece < state.geometry->num_logit_pieces; ++piece) {
+      TaskRecord* task = find(TaskId::logits(piece));
+      if (task->state == TaskState::kDropped) continue;
+      if (task->state != TaskState::kDone) return wrong_state(*task, "dropped");
+      done.push_back(task);
+    }
+    for (TaskRecord* task : done) set_state(*task, TaskState::kDropped);
+    return std::nullopt;
+  }
+
   Verdict operator()(const Recaptured& event) {
     TaskRecord* task = find(event.task);
     if (task == nullptr) return impossible("there is no task " + to_string(event.task));
     if (task->state != TaskState::kDropped) return wrong_state(*task, "recaptured");
+    if (task->id.stage == Stage::kLogits) {
+      task->files.clear();
+      task->result.clear();
+      task->reason = event.reason;
+      set_state(*task, TaskState::kPending);
+      return std::nullopt;
+    }
     const ShardRange range = shards_of_piece(*state.geometry, task->id.piece);
     for (int shard = range.first; shard < range.first + range.count; ++shard)
       set_shard(task->id.block + 1, shard, {});

@@ -121,6 +121,10 @@ struct ShardRange {
 [[nodiscard]] bool boundary_complete(const State& state, int boundary);  // true for boundary 0
 // The piece's shards of `boundary` are all there; true for boundary 0.
 [[nodiscard]] bool piece_complete(const State& state, int boundary, int piece);
+// The logits that are computed from this piece of `boundary`; null if none are.
+[[nodiscard]] const TaskRecord* logits_of(const State& state, int boundary, int piece);
+// They were deleted, and finetune is to be done again.
+[[nodiscard]] bool logits_needed(const State& state);
 // Something that is not done yet reads this piece of `boundary`.
 [[nodiscard]] bool piece_needed(const State& state, int boundary, int piece);
 // False: no piece of it is. True says only that the pieces are worth asking for.

@@ -19,7 +19,7 @@ struct TaskRecord;
 enum class TaskState;
 
 inline constexpr std::size_t kNumTaskStates = 5;
-inline constexpr std::size_t kNumStages = 5;
+inline constexpr std::size_t kNumStages = 6;
 
 struct BoundaryIndex {
   int missing = 0;                    // shards that are not committed

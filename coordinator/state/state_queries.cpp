@@ -31,6 +31,10 @@ std::string waits_for_transfers(const State& state) {
   return open == 0 ? "" : std::to_string(open) + " blocks are not transferred yet";
 }
 
+int open_logits(const State& state) {
+  return state.geometry->num_logit_pieces - state.index.count(Stage::kLogits, TaskState::kDone);
+}
+
 std::string waits_for_finetune(const State& state) {
   if (!done(find(state, TaskId::assemble()))) return "the student is not assembled yet";
   // Evaluations run on the workers that the finetune stage is about to take the machine from.
@@ -38,6 +42,8 @@ std::string waits_for_finetune(const State& state) {
     const TaskId id = TaskId::evaluate(subject);
     if (!settled(find(state, id))) return to_string(id) + " is not done yet";
   }
+  if (const int open = open_logits(state); open > 0)
+    return std::to_string(open) + " pieces of the teacher's logits are not there yet";
   return "";
 }
 
@@ -59,7 +65,19 @@ bool boundary_complete(const State& state, int boundary) {
          state.index.boundaries.at(static_cast<std::size_t>(boundary)).missing == 0;
 }
 
+const TaskRecord* logits_of(const State& state, int boundary, int piece) {
+  const Geometry& geometry = *state.geometry;
+  if (!geometry.logits_from_boundary || boundary != geometry.last_boundary()) return nullptr;
+  return find(state, TaskId::logits(piece));
+}
+
+bool logits_needed(const State& state) {
+  return state.index.count(Stage::kLogits, TaskState::kDropped) > 0 &&
+         still_reads(find(state, TaskId::finetune()));
+}
+
 bool piece_needed(const State& state, int boundary, int piece) {
+  if (still_reads(logits_of(state, boundary, piece))) return true;
   const TaskRecord* capture = find(state, TaskId::capture(boundary, piece));
   if (still_reads(find(state, TaskId::transfer(boundary))) || still_reads(capture)) return true;
   return capture != nullptr && capture->state == TaskState::kDropped &&
@@ -69,6 +87,12 @@ bool piece_needed(const State& state, int boundary, int piece) {
 bool boundary_may_be_needed(const State& state, int boundary) {
   for (std::size_t b = static_cast<std::size_t>(boundary);; ++b) {
     if (still_reads(find(state, TaskId::transfer(static_cast<int>(b))))) return true;
+    if (state.geometry->logits_from_boundary &&
+        static_cast<int>(b) == state.geometry->last_boundary() &&
+        state.index.count(Stage::kLogits, TaskState::kPending) +
+                state.index.count(Stage::kLogits, TaskState::kGranted) >
+            0)
+      return true;
     if (b + 1 >= state.index.boundaries.size()) return false;  // nothing is captured from it
     const auto& readers = state.index.boundaries[b + 1].captures;
     if (readers[static_cast<std::size_t>(TaskState::kPending)] > 0 ||
@@ -89,6 +113,12 @@ std::string waits_for(const State& state, const TaskRecord& task) {
       return "boundary " + std::to_string(task.id.block) + " is not complete";
     case Stage::kAssemble:
       return waits_for_transfers(state);
+    case Stage::kLogits: {
+      const int boundary = state.geometry->last_boundary();
+      if (!state.geometry->logits_from_boundary || piece_complete(state, boundary, task.id.piece))
+        return "";
+      return "shards of boundary " + std::to_string(boundary) + " are missing";
+    }
     case Stage::kFinetune:
       return waits_for_finetune(state);
     case Stage::kEvaluate:
@@ -113,6 +143,10 @@ RunPhase phase_of(const State& state) {
   for (const auto& [id, task] : state.tasks) {
     if (task.state == TaskState::kDone) continue;
     if (task.state == TaskState::kDropped) {
+      if (id.stage == Stage::kLogits) {
+        if (logits_needed(state)) return RunPhase::kRunning;
+        continue;
+      }
       if (piece_needed(state, id.block + 1, id.piece))
         return RunPhase::kRunning;  // it will be recaptured
       continue;

@@ -55,6 +55,8 @@ TaskId task_id_from_string(const std::string& text) {
     id = TaskId::transfer(block);
   } else if (text == "assemble") {
     id = TaskId::assemble();
+  } else if (std::sscanf(text.c_str(), "logits/p%d", &piece) == 1) {
+    id = TaskId::logits(piece);
   } else if (text == "finetune") {
     id = TaskId::finetune();
   } else if (text.rfind("evaluate/", 0) == 0) {

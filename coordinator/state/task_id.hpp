@@ -24,7 +24,7 @@ enum class Subject { kNone, kLora, kTeacher, kTransfer };
 struct TaskId {
   Stage stage = Stage::kCapture;
   int block = -1;                    // capture, transfer
-  int piece = -1;                    // capture: which range of shards of boundary block + 1
+  int piece = -1;                    // capture: which range of shards of boundary block + 1; logits
   Subject subject = Subject::kNone;  // evaluate
 
   static TaskId capture(int block, int piece) {
@@ -32,6 +32,7 @@ struct TaskId {
   }
   static TaskId transfer(int block) { return {Stage::kTransfer, block, -1, Subject::kNone}; }
   static TaskId assemble() { return {Stage::kAssemble, -1, -1, Subject::kNone}; }
+  static TaskId logits(int piece) { return {Stage::kLogits, -1, piece, Subject::kNone}; }
   static TaskId finetune() { return {Stage::kFinetune, -1, -1, Subject::kNone}; }
   static TaskId evaluate(Subject subject) { return {Stage::kEvaluate, -1, -1, subject}; }
 
@@ -39,7 +40,7 @@ struct TaskId {
 };
 static_assert(sizeof(TaskId) == 16);
 
-// "capture/b0003/p00", "transfer/b0003", "assemble", "finetune", "evaluate/teacher".
+// "capture/b0003/p00", "transfer/b0003", "assemble", "logits/p00", "finetune", "evaluate/teacher".
 [[nodiscard]] std::string to_string(const TaskId& id);
 [[nodiscard]] TaskId task_id_from_string(const std::string& text);  // Throws kCorrupt
 

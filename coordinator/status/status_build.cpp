@@ -8,8 +8,12 @@
 namespace hedgerow::coordinator {
 namespace {
 
-constexpr std::array<Stage, 5> kStages = {
-    Stage::kCapture, Stage::kTransfer, Stage::kAssemble, Stage::kFinetune, Stage::kEvaluate};
+constexpr std::array<Stage, kNumStages> kStages = {Stage::kCapture,
+                                                   Stage::kTransfer,
+                                                   Stage::kAssemble,
+                                                   Stage::kLogits,
+                                                   Stage::kFinetune,
+                                                   Stage::kEvaluate};
 
 // The journal's words, but for two: people ask whether a task could begin, and call a granted one
 // running.

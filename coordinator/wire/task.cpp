@@ -11,10 +11,11 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-constexpr std::array<std::pair<TaskKind, std::string_view>, 5> kTaskKinds = {{
+constexpr std::array<std::pair<TaskKind, std::string_view>, 6> kTaskKinds = {{
     {TaskKind::kCapture, "capture"},
     {TaskKind::kTransfer, "transfer"},
     {TaskKind::kAssemble, "assemble"},
+    {TaskKind::kLogits, "logits"},
     {TaskKind::kFinetune, "finetune"},
     {TaskKind::kEvaluate, "evaluate"},
 }};

@@ -16,7 +16,7 @@ namespace hedgerow::wire {
 // The kinds of task, in the order of the stages that are named after them. kFinetune is granted to
 // the MPI stage that the coordinator launched: its rank 0 joins with Hello{held}. kAssemble is the
 // coordinator's own and is never sent.
-enum class TaskKind { kCapture, kTransfer, kAssemble, kFinetune, kEvaluate };
+enum class TaskKind { kCapture, kTransfer, kAssemble, kLogits, kFinetune, kEvaluate };
 
 struct Task {
   TaskKind kind = TaskKind::kCapture;
@@ -27,8 +27,12 @@ struct Task {
   // Capture: the shards of boundary block + 1 to write.
   int first_shard = 0, num_shards = 0;
   std::int64_t sequences_per_shard = 0;
-  // Capture, transfer: committed shards of boundary `block` (none for block 0), a capture only
-  // those it reads. Evaluate, finetune: the student's files, then the adapter's.
+  // Logits: which file to write, of the sequences of those shards; block -1: they are numbered by
+  // storage::LogitsPlan and enter the first layer as tokens.
+  int piece = -1;
+  // Capture, transfer, logits: committed shards of boundary `block` (none for block 0), a capture
+  // only those it reads. Evaluate: the student's files, then the adapter's. Finetune: the student's
+  // files, then those of the logits.
   std::vector<storage::FileRecord> inputs;
   // A list of inputs too long for one message lies in this file of the run directory;
   // CoordinatorClient fills `inputs` from it, so that whoever executes the task never sees the
@@ -86,6 +90,7 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("first_shard", m.first_shard);
   visitor.field("num_shards", m.num_shards);
   visitor.field("sequences_per_shard", m.sequences_per_shard);
+  visitor.optional_field("piece", m.piece);
   visitor.field("inputs", m.inputs);
   visitor.field("inputs_file", m.inputs_file);
   visitor.field("resume", m.resume);

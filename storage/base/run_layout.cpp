@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <map>
 #include <string_view>
 
 #include "storage/base/error.hpp"
@@ -130,6 +131,25 @@ std::vector<std::string> RunLayout::existing_tokens() const {
 std::string RunLayout::hidden_shard(int boundary, int shard, FencingToken token) {
   return "hidden/b" + padded(boundary, 4) + "/s" + padded(shard, 5) + "." + token_part(token) +
          ".h5";
+}
+
+std::string RunLayout::logits(int piece, FencingToken token) {
+  return std::string(kLogits) + "/p" + padded(piece, 5) + "." + token_part(token) + ".h5";
+}
+
+std::vector<std::string> RunLayout::existing_logits() const {
+  std::map<std::string, std::pair<FencingToken, std::string>> last;  // by piece
+  std::error_code none;
+  for (const auto& entry : fs::directory_iterator(root_ / kLogits, none)) {
+    const std::string name = std::string(kLogits) + "/" + entry.path().filename().string();
+    const FencingToken token = token_in_name(name);
+    if (token == 0 || !name.ends_with(".h5")) continue;
+    auto& found = last[name.substr(0, name.find('.'))];
+    if (token > found.first) found = {token, name};
+  }
+  std::vector<std::string> names;
+  for (const auto& [piece, found] : last) names.push_back(found.second);
+  return names;
 }
 
 std::string RunLayout::block_artifact(int block, FencingToken token) {

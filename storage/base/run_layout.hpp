@@ -73,6 +73,11 @@ class RunLayout {
   [[nodiscard]] static std::string hidden_shard(int boundary,
                                                 int shard,
                                                 FencingToken token);  // hidden/b0003/s00012.t41.h5
+  // What finetune learns from: the teacher's top logits of a range of sequences.
+  static constexpr const char* kLogits = "logits";
+  [[nodiscard]] static std::string logits(int piece, FencingToken token);  // logits/p00012.t41.h5
+  // The last of each piece that is there, whatever the journal says: for a finetune without it.
+  [[nodiscard]] std::vector<std::string> existing_logits() const;
   [[nodiscard]] static std::string block_artifact(
       int block, FencingToken token);  // blocks/b0003/artifact.t41.safetensors
   [[nodiscard]] static std::string attempt_directory(FencingToken token);  // attempts/t41

@@ -12,6 +12,10 @@ namespace {
 
 constexpr std::int64_t kBytesPerMib = 1 << 20;
 constexpr std::int64_t kShuffleWindow = 1024;  // sequences
+constexpr std::int64_t kFloat = 4;             // bytes
+// Of one file of logits that is computed from tokens.
+constexpr std::int64_t kLogitsGroupBytes = std::int64_t{1} << 30;
+constexpr std::int64_t kSequencesPerLogits = 64;
 // The third word of the shuffle's random streams: the order of windows, then each window's own.
 constexpr std::uint32_t kWindowOrder = 0xFFFFFFFF;
 constexpr std::uint32_t kShuffleStream =
@@ -104,6 +108,41 @@ CapturePlan make_capture_plan(const Recipe& recipe,
   const std::int64_t fitting = recipe.plan.shard_mib * kBytesPerMib / bytes_per_sequence;
   plan.sequences_per_shard =
       std::max(fitting / plan.sequences_per_forward, std::int64_t{1}) * plan.sequences_per_forward;
+  return plan;
+}
+
+LogitsPlan make_logits_plan(const Recipe& recipe,
+                            const CapturePlan& capture,
+                            std::int64_t tokens_num_train,
+                            std::int64_t tokens_num_sequences,
+                            std::int64_t hidden_size) {
+  const std::int64_t per_step = recipe.finetune.sequences_per_step;
+  if (recipe.data_finetune == recipe.data_transfer) {
+    if (capture.num_train < per_step) {
+      throw Error(ErrorKind::kUsage,
+                  "finetune.sequences_per_step = " + std::to_string(per_step) +
+                      ", but the transfer captures " + std::to_string(capture.num_train) +
+                      " training sequences, whose logits finetune learns from; raise "
+                      "transfer.max_steps, or give data.finetune a text of its own");
+    }
+    return {true, capture};
+  }
+  LogitsPlan plan;
+  CapturePlan& sequences = plan.sequences;
+  const std::int64_t budget = std::int64_t{recipe.finetune.max_steps} * per_step;
+  sequences.num_train = std::min(budget, tokens_num_train / per_step * per_step);
+  if (sequences.num_train == 0) {
+    throw Error(ErrorKind::kUsage,
+                "tokens/finetune.h5 has " + std::to_string(tokens_num_train) +
+                    " training sequences, but one step takes " + std::to_string(per_step) +
+                    "; give data.finetune more text, or a smaller seq_len");
+  }
+  sequences.num_validation = tokens_num_sequences - tokens_num_train;
+  sequences.validation_begin = tokens_num_train;
+  // One pass of all layers over the residual streams of a file's sequences, which stay in memory.
+  const std::int64_t stream = std::int64_t{recipe.data_finetune.seq_len} * hidden_size * kFloat;
+  const std::int64_t fitting = std::max<std::int64_t>(1, kLogitsGroupBytes / stream);
+  sequences.sequences_per_shard = std::min(fitting, kSequencesPerLogits);
   return plan;
 }
 

@@ -38,11 +38,32 @@ struct CapturePlan {
                                             std::int64_t tokens_num_sequences,
                                             std::int64_t hidden_size);
 
+// Of which sequences finetune learns from the teacher's logits, in their own numbering: the
+// training sequences that it visits, then validation. Finetune draws its steps from these alone.
+struct LogitsPlan {
+  // The finetune text is the transfer's: the sequences are those that were captured, numbered by
+  // capture index, and the logits are computed from the last boundary instead of from the tokens.
+  bool from_boundary = false;
+  // sequences_per_shard: of one file, where they are not those of a capture task.
+  CapturePlan sequences;
+};
+
+// Of a recipe whose finetune.objective needs logits. `capture` is that of the run, tokens_* count
+// data.finetune's file. Throws kUsage when the tokens cannot serve the recipe.
+[[nodiscard]] LogitsPlan make_logits_plan(const Recipe& recipe,
+                                          const CapturePlan& capture,
+                                          std::int64_t tokens_num_train,
+                                          std::int64_t tokens_num_sequences,
+                                          std::int64_t hidden_size);
+
 // The order in which step `step` of a layer visits training capture indices: sequences_per_step of
 // them. File order, or with recipe.transfer.shuffle windows of 1,024 permuted by Philox keyed by
 // (seed, epoch); an epoch's tail that does not fill a step is dropped.
 [[nodiscard]] std::vector<std::int64_t> step_sequences(const Recipe& recipe,
                                                        const CapturePlan& plan,
                                                        std::int64_t step);
+
+// Of one position of a file of logits (storage/README.md "Logits").
+[[nodiscard]] constexpr std::int64_t logits_bytes(int top_k) { return 6 * std::int64_t{top_k} + 4; }
 
 }  // namespace hedgerow::storage

@@ -307,6 +307,10 @@ void check_finetune(const Recipe& recipe, RecipeProblems& problems) {
     problems.add("finetune.exchange",
                  "= \"nccl\" needs GPUs, and plan.device = \"cpu\"; set it to \"auto\"");
   }
+  if (finetune.objective == "mixed" && finetune.ce_weight + finetune.kl_weight <= 0.0) {
+    problems.add("finetune.ce_weight",
+                 "and finetune.kl_weight are both 0, so that nothing is learned; set one of them");
+  }
   const int per_micro_batch = finetune.sequences_per_micro_batch;
   const int micro_batches = finetune.sequences_per_step / per_micro_batch;
   if (finetune.sequences_per_step % per_micro_batch != 0 ||

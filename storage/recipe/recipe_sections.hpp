@@ -94,6 +94,14 @@ struct TransferSection {
 
 struct FinetuneSection {
   bool enabled = true;
+  // ce: cross-entropy of the text; kl: KL divergence from the teacher's next-token probabilities;
+  // mixed: ce_weight times the one plus kl_weight times the other
+  std::string objective = "ce";
+  double ce_weight = 1.0;
+  double kl_weight = 1.0;
+  // K: of a position, the K likeliest tokens keep their log-probability, the rest their sum's.
+  // A position takes 6 K + 4 bytes of disk.
+  int top_k = 256;
   int rank = 8;
   double alpha = 16.0;
   std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj"};
@@ -114,6 +122,8 @@ struct FinetuneSection {
   // Kubernetes MPIJob or another job's mpirun, and ask for the stage
   std::string launch = "here";
   bool operator==(const FinetuneSection&) const = default;
+
+  [[nodiscard]] bool learns_from_teacher() const { return objective != "ce"; }
 };
 
 struct EvaluateSection {

@@ -82,6 +82,16 @@ void visit_transfer(Transfer& transfer, Visitor& visitor) {
 template <typename Finetune, typename Visitor>
 void visit_finetune(Finetune& finetune, Visitor& visitor) {
   visitor.field("enabled", finetune.enabled, {"false: stop after the transfer"});
+  visitor.field("objective",
+                finetune.objective,
+                {.comment = "ce: the text; kl: the teacher's top_k logits; mixed: both",
+                 .choices = "ce|kl|mixed"});
+  visitor.field("ce_weight", finetune.ce_weight, {"mixed: of the cross-entropy", 0, 1e6});
+  visitor.field("kl_weight", finetune.kl_weight, {"mixed: of the KL divergence", 0, 1e6});
+  visitor.field(
+      "top_k",
+      finetune.top_k,
+      {"kl, mixed: tokens of a position that are kept; 6 top_k + 4 bytes each", 1, 65536});
   visitor.field("rank", finetune.rank, {"LoRA r", 1, 4096});
   visitor.field("alpha", finetune.alpha, {"LoRA alpha: updates count alpha / r", 0, 1e6, true});
   visitor.field("target_modules",

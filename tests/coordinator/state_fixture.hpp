@@ -34,6 +34,14 @@ inline RunStarted small_run() {
   return {small_geometry(), "test", {"f00d", {{"tokens/transfer.h5", 10, {1, 2}}}}};
 }
 
+// The same, whose finetune learns from the teacher's logits, computed from boundary 2.
+inline RunStarted run_with_logits() {
+  RunStarted run = small_run();
+  run.geometry.num_logit_pieces = 2;
+  run.geometry.logits_from_boundary = true;
+  return run;
+}
+
 inline State started_state() {
   State state;
   must(state, small_run());

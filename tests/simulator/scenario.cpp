@@ -64,6 +64,13 @@ Scenario small_scenario(std::uint64_t seed) {
   if (scenario.reseeds > 0) scenario.faults &= ~(std::uint64_t{1} << kDamageJournal);
   scenario.between_faults = random.duration(milliseconds(1500), milliseconds(15'000));
   scenario.chaos_ends = random.duration(milliseconds(30'000), milliseconds(200'000));
+  if (geometry.finetunes && random.chance(0.5)) {
+    geometry.logits_from_boundary = random.chance(0.6);
+    geometry.num_logit_pieces = geometry.logits_from_boundary
+                                    ? geometry.num_pieces()
+                                    : static_cast<int>(random.between(1, 4));
+    geometry.sequences_per_logit_piece = 4;
+  }
   return scenario;
 }
 

@@ -147,6 +147,8 @@ std::string SimWorker::subject() const {
       return "capture/" + std::to_string(task_.block);
     case wire::TaskKind::kTransfer:
       return to_string(TaskId::transfer(task_.block));
+    case wire::TaskKind::kLogits:
+      return to_string(TaskId::logits(task_.piece));
     case wire::TaskKind::kEvaluate:
       return to_string(TaskId::evaluate(coordinator::subject_from_string(task_.subject).value()));
     case wire::TaskKind::kAssemble:
@@ -202,6 +204,8 @@ void SimWorker::work(Time now) {
     case wire::TaskKind::kTransfer:
     case wire::TaskKind::kFinetune:
       return train_one(now);
+    case wire::TaskKind::kLogits:
+      return write_logits(now);
     case wire::TaskKind::kEvaluate:
       return evaluate(now);
     case wire::TaskKind::kAssemble:
@@ -261,7 +265,9 @@ void SimWorker::train_one(Time now) {
     std::uint64_t start =
         is_transfer ? mix(task_.seed, static_cast<std::uint64_t>(task_.block)) : 77;
     for (const storage::FileRecord& input : task_.inputs) {
-      const auto value = read_input(input, is_transfer ? "shard" : "student", now);
+      const bool is_logits = input.name.starts_with(RunLayout::kLogits);
+      const auto value =
+          read_input(input, is_transfer ? "shard" : (is_logits ? "logits" : "student"), now);
       if (!value) return;
       start = mix(start, *value);
     }
@@ -297,6 +303,23 @@ void SimWorker::train_one(Time now) {
   }
   const std::string first = done.files.front().name;
   submit(std::move(done), first, true, now);
+}
+
+void SimWorker::write_logits(Time now) {
+  report("capturing");
+  std::uint64_t value = logits_start(task_.piece);
+  for (const storage::FileRecord& input : task_.inputs) {
+    const auto read = read_input(input, "shard", now);
+    if (!read) return;
+    value = mix(value, *read);
+  }
+  const std::string name = RunLayout::logits(task_.piece, task_.fencing_token);
+  const std::string text = file_text("logits", value);
+  write(base_of(name), text);
+  submit(wire::Done{session_.worker(), session_.token(), {record_of(name, text)}, {}},
+         name,
+         true,
+         now);
 }
 
 void SimWorker::evaluate(Time now) {

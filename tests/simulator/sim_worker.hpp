@@ -83,6 +83,7 @@ class SimWorker {
   void work(Time now);
   void capture_one(Time now);
   void train_one(Time now);
+  void write_logits(Time now);
   void evaluate(Time now);
   void write_checkpoint(Time now);
   void delete_old_checkpoints();

@@ -1,5 +1,6 @@
 #include "tests/simulator/values.hpp"
 
+#include <algorithm>
 #include <charconv>
 #include <span>
 
@@ -22,6 +23,18 @@ std::uint64_t artifact_value(int block, int num_shards, std::uint64_t seed, int 
   for (int shard = 0; shard < num_shards && block > 0; ++shard)
     value = mix(value, shard_value(block, shard));
   for (int step = 0; step < steps; ++step) value = mix(value, static_cast<std::uint64_t>(step));
+  return value;
+}
+
+std::uint64_t logits_start(int piece) { return mix(33, static_cast<std::uint64_t>(piece)); }
+
+std::uint64_t logits_value(const coordinator::Geometry& geometry, int piece) {
+  std::uint64_t value = logits_start(piece);
+  const int boundary = geometry.last_boundary();
+  if (!geometry.logits_from_boundary || boundary == 0) return value;
+  const int first = piece * geometry.shards_per_capture;
+  const int end = std::min(first + geometry.shards_per_capture, geometry.num_shards);
+  for (int shard = first; shard < end; ++shard) value = mix(value, shard_value(boundary, shard));
   return value;
 }
 

@@ -340,6 +340,8 @@ void World::check_end() const {
     return value;
   };
   adapter = with_files_of(TaskId::assemble(), adapter, student);
+  for (int piece = 0; piece < geometry.num_logit_pieces; ++piece)
+    adapter = mix(adapter, logits_value(geometry, piece));
   for (int step = 0; step < scenario_.load.finetune_steps; ++step)
     adapter = mix(adapter, static_cast<std::uint64_t>(step));
   const auto check = [&](const TaskId& id, const std::string& kind, std::uint64_t value) {
@@ -348,6 +350,8 @@ void World::check_end() const {
     for (const storage::FileRecord& file : task->second.files) check_file(file, kind, value);
   };
   check(TaskId::assemble(), "student", student);
+  for (int piece = 0; piece < geometry.num_logit_pieces; ++piece)
+    check(TaskId::logits(piece), "logits", logits_value(geometry, piece));
   check(TaskId::finetune(), "adapter", adapter);
   check(TaskId::evaluate(Subject::kTeacher), "evaluation", evaluated);
   evaluated = with_files_of(TaskId::assemble(), evaluated, student);

@@ -125,7 +125,7 @@ TEST_F(OtherDevice, LoraStepsFollowTheCpus) {
         *alone);
     std::vector<double> all;
     for (int step = 0; step < 5; ++step) all.push_back(trainer.step().loss);
-    all.push_back(trainer.validation_loss());
+    all.push_back(trainer.validate().loss);
     return all;
   };
   const auto expected = losses(at::kCPU), found = losses(other_);

@@ -77,6 +77,7 @@ wire::Task task_of(const FinetuneArguments& options, const RunLayout& layout) {
     static_cast<void>(layout.resolve(record.name));
     task.inputs.push_back(record);
   }
+  for (const std::string& name : layout.existing_logits()) task.inputs.push_back({name, 0, {}});
   if (!options.resume.empty()) {
     task.resume.emplace();
     task.resume->name = options.resume;

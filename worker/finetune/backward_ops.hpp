@@ -7,6 +7,7 @@
 
 #include <cstdint>
 
+#include "worker/logits/top_logits.hpp"
 #include "worker/model/elementwise.hpp"
 
 namespace hedgerow::worker {
@@ -48,6 +49,27 @@ CrossEntropy cross_entropy(const at::Tensor& logits,
                            double scale,
                            bool with_gradient);
 
+// What the loss of a position is made of: `ce` times the cross-entropy of the text's next token
+// plus `kl` times the KL divergence from the teacher's probabilities, over its top tokens and the
+// rest as one: sum_i p_i (log p_i - log q_i) + p_rest (log p_rest - log q_rest).
+struct LossWeights {
+  double ce = 1.0, kl = 0.0;
+};
+
+// logits [n, V], tokens [n] int64, teacher's [n, K]: both sums without their weights, and the
+// gradient of scale times the weighted loss in the logits, in their dtype (undefined unless asked
+// for). The sums run in row order.
+struct TeacherLoss {
+  double ce_sum = 0.0, kl_sum = 0.0;
+  at::Tensor gradient;
+};
+TeacherLoss teacher_loss(const at::Tensor& logits,
+                         const at::Tensor& tokens,
+                         const TopLogits& teacher,
+                         const LossWeights& weights,
+                         double scale,
+                         bool with_gradient);
+
 // The same by ATen operations in fp32, on any device.
 at::Tensor plain_rms_norm_backward(const at::Tensor& residual_gradient,
                                    const at::Tensor& output_gradient,
@@ -65,5 +87,11 @@ CrossEntropy plain_cross_entropy(const at::Tensor& logits,
                                  const at::Tensor& tokens,
                                  double scale,
                                  bool with_gradient);
+TeacherLoss plain_teacher_loss(const at::Tensor& logits,
+                               const at::Tensor& tokens,
+                               const TopLogits& teacher,
+                               const LossWeights& weights,
+                               double scale,
+                               bool with_gradient);
 
 }  // namespace hedgerow::worker

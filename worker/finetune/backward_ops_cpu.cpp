@@ -144,58 +144,164 @@ HEDGEROW_INLINE float cross_entropy_row(
   return loss;
 }
 
+// The largest of x, whose values go to `wide`.
+template <typename T>
+HEDGEROW_INLINE float widen_row(const T* __restrict x, float* __restrict wide, std::int64_t size) {
+  float lanes[kLanes];
+  for (float& lane : lanes) lane = widen(x[0]);
+  std::int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (std::int64_t j = 0; j < kLanes; ++j) {
+      const float value = widen(x[i + j]);
+      wide[i + j] = value;
+      lanes[j] = value > lanes[j] ? value : lanes[j];
+    }
+  }
+  for (; i < size; ++i) {
+    wide[i] = widen(x[i]);
+    lanes[0] = wide[i] > lanes[0] ? wide[i] : lanes[0];
+  }
+  float top = lanes[0];
+  for (std::int64_t j = 1; j < kLanes; ++j) top = lanes[j] > top ? lanes[j] : top;
+  return top;
+}
+
+// The teacher of one row.
+struct TeacherRow {
+  const std::int32_t* ids;
+  const float* log_p;
+  float log_rest;
+  std::int64_t top_k;
+};
+
+struct RowLoss {
+  float ce = 0.0F, kl = 0.0F;
+};
+
+// TeacherLoss of one row; out unless it is null. `wide` is room for a row, `chosen` for K values:
+// e^(x - max) of the rest stays in the one, of the teacher's top in the other, so that the rest's
+// sum is no difference of large numbers.
+template <typename T>
+HEDGEROW_INLINE RowLoss teacher_row(const T* __restrict x,
+                                    std::int64_t token,
+                                    const TeacherRow& teacher,
+                                    float ce_weight,
+                                    float kl_weight,
+                                    float scale,
+                                    T* __restrict out,
+                                    std::int64_t size,
+                                    float* __restrict wide,
+                                    float* __restrict chosen) {
+  const float top = widen_row(x, wide, size);
+  for (std::int64_t k = 0; k < teacher.top_k; ++k) wide[teacher.ids[k]] = top - 100.0F;
+  float lanes[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (std::int64_t j = 0; j < kLanes; ++j) {
+      const float value = wide[i + j] - top;
+      wide[i + j] = value < -87.0F ? 0.0F : exponential(value);
+      lanes[j] += wide[i + j];
+    }
+  }
+  for (; i < size; ++i) {
+    const float value = wide[i] - top;
+    wide[i] = value < -87.0F ? 0.0F : exponential(value);
+    lanes[i % kLanes] += wide[i];
+  }
+  const float rest = sum_lanes(lanes);
+  float total = rest;
+  for (std::int64_t k = 0; k < teacher.top_k; ++k) {
+    chosen[k] = exponential(widen(x[teacher.ids[k]]) - top);
+    total += chosen[k];
+  }
+  const float normalizer = std::log(total) + top;
+  RowLoss loss;
+  loss.ce = normalizer - widen(x[token]);
+  for (std::int64_t k = 0; k < teacher.top_k; ++k) {
+    const float p = exponential(teacher.log_p[k]);
+    loss.kl += p * (teacher.log_p[k] - (widen(x[teacher.ids[k]]) - normalizer));
+  }
+  const bool has_rest = teacher.log_rest > -87.0F && rest > 0.0F;
+  const float p_rest = has_rest ? exponential(teacher.log_rest) : 0.0F;
+  if (has_rest) loss.kl += p_rest * (teacher.log_rest - (std::log(rest) + top - normalizer));
+  if (out == nullptr) return loss;
+  const float share = scale * (ce_weight + kl_weight) / total;
+  const float rest_share = has_rest ? share - scale * kl_weight * p_rest / rest : share;
+  for (i = 0; i < size; ++i) narrow(rest_share * wide[i], out[i]);
+  const float hit = scale * ce_weight;
+  narrow(rest_share * wide[token] - hit, out[token]);
+  for (std::int64_t k = 0; k < teacher.top_k; ++k) {
+    const std::int64_t id = teacher.ids[k];
+    const float gradient = share * chosen[k] - scale * kl_weight * exponential(teacher.log_p[k]);
+    narrow(id == token ? gradient - hit : gradient, out[id]);
+  }
+  return loss;
+}
+
 // One entry per element type, because a template cannot be cloned.
-#define HEDGEROW_ROWS(T)                                                                       \
-  HEDGEROW_CLONES void norm_rows(const T* residual,                                            \
-                                 const T* dy,                                                  \
-                                 const float* low_rank,                                        \
-                                 const T* x,                                                   \
-                                 const float* weight,                                          \
-                                 float* wide,                                                  \
-                                 T* out,                                                       \
-                                 std::int64_t rows,                                            \
-                                 std::int64_t m,                                               \
-                                 float eps) {                                                  \
-    for (std::int64_t at = 0; at < rows * m; at += m) {                                        \
-      norm_row(residual + at,                                                                  \
-               dy + at,                                                                        \
-               low_rank == nullptr ? nullptr : low_rank + at,                                  \
-               x + at,                                                                         \
-               weight,                                                                         \
-               wide,                                                                           \
-               out + at,                                                                       \
-               m,                                                                              \
-               eps);                                                                           \
-    }                                                                                          \
-  }                                                                                            \
-  HEDGEROW_CLONES void swiglu_rows(                                                            \
-      const T* dy, const T* x, T* out, std::int64_t rows, std::int64_t m) {                    \
-    for (std::int64_t r = 0; r < rows; ++r) {                                                  \
-      const std::int64_t at = 2 * r * m;                                                       \
-      swiglu_row(dy + r * m, x + at, x + at + m, out + at, out + at + m, m);                   \
-    }                                                                                          \
-  }                                                                                            \
-  HEDGEROW_CLONES void head(const T* dy,                                                       \
-                            const float* norm,                                                 \
-                            const T* x,                                                        \
-                            float eps,                                                         \
-                            const float* cos,                                                  \
-                            const float* sin,                                                  \
-                            T* out,                                                            \
-                            std::int64_t dim) {                                                \
-    head_row(dy, norm, x, eps, cos, sin, out, dim);                                            \
-  }                                                                                            \
-  HEDGEROW_CLONES void add_rows(T* y,                                                          \
-                                std::int64_t stride,                                           \
-                                const float* update,                                           \
-                                std::int64_t rows,                                             \
-                                std::int64_t m,                                                \
-                                float scale) {                                                 \
-    for (std::int64_t r = 0; r < rows; ++r) add_row(y + r * stride, update + r * m, scale, m); \
-  }                                                                                            \
-  HEDGEROW_CLONES float cross_entropy_one(                                                     \
-      const T* x, std::int64_t token, float scale, T* out, std::int64_t size) {                \
-    return cross_entropy_row(x, token, scale, out, size);                                      \
+#define HEDGEROW_ROWS(T)                                                                         \
+  HEDGEROW_CLONES void norm_rows(const T* residual,                                              \
+                                 const T* dy,                                                    \
+                                 const float* low_rank,                                          \
+                                 const T* x,                                                     \
+                                 const float* weight,                                            \
+                                 float* wide,                                                    \
+                                 T* out,                                                         \
+                                 std::int64_t rows,                                              \
+                                 std::int64_t m,                                                 \
+                                 float eps) {                                                    \
+    for (std::int64_t at = 0; at < rows * m; at += m) {                                          \
+      norm_row(residual + at,                                                                    \
+               dy + at,                                                                          \
+               low_rank == nullptr ? nullptr : low_rank + at,                                    \
+               x + at,                                                                           \
+               weight,                                                                           \
+               wide,                                                                             \
+               out + at,                                                                         \
+               m,                                                                                \
+               eps);                                                                             \
+    }                                                                                            \
+  }                                                                                              \
+  HEDGEROW_CLONES void swiglu_rows(                                                              \
+      const T* dy, const T* x, T* out, std::int64_t rows, std::int64_t m) {                      \
+    for (std::int64_t r = 0; r < rows; ++r) {                                                    \
+      const std::int64_t at = 2 * r * m;                                                         \
+      swiglu_row(dy + r * m, x + at, x + at + m, out + at, out + at + m, m);                     \
+    }                                                                                            \
+  }                                                                                              \
+  HEDGEROW_CLONES void head(const T* dy,                                                         \
+                            const float* norm,                                                   \
+                            const T* x,                                                          \
+                            float eps,                                                           \
+                            const float* cos,                                                    \
+                            const float* sin,                                                    \
+                            T* out,                                                              \
+                            std::int64_t dim) {                                                  \
+    head_row(dy, norm, x, eps, cos, sin, out, dim);                                              \
+  }                                                                                              \
+  HEDGEROW_CLONES void add_rows(T* y,                                                            \
+                                std::int64_t stride,                                             \
+                                const float* update,                                             \
+                                std::int64_t rows,                                               \
+                                std::int64_t m,                                                  \
+                                float scale) {                                                   \
+    for (std::int64_t r = 0; r < rows; ++r) add_row(y + r * stride, update + r * m, scale, m);   \
+  }                                                                                              \
+  HEDGEROW_CLONES float cross_entropy_one(                                                       \
+      const T* x, std::int64_t token, float scale, T* out, std::int64_t size) {                  \
+    return cross_entropy_row(x, token, scale, out, size);                                        \
+  }                                                                                              \
+  HEDGEROW_CLONES RowLoss teacher_one(const T* x,                                                \
+                                      std::int64_t token,                                        \
+                                      const TeacherRow& teacher,                                 \
+                                      float ce_weight,                                           \
+                                      float kl_weight,                                           \
+                                      float scale,                                               \
+                                      T* out,                                                    \
+                                      std::int64_t size,                                         \
+                                      float* wide,                                               \
+                                      float* chosen) {                                           \
+    return teacher_row(x, token, teacher, ce_weight, kl_weight, scale, out, size, wide, chosen); \
   }
 HEDGEROW_ROWS(float)
 HEDGEROW_ROWS(bf16)
@@ -328,6 +434,54 @@ CrossEntropy cross_entropy(const at::Tensor& logits,
   });
   // In row order, whatever the threads.
   for (const float loss : losses) result.loss_sum += loss;
+  return result;
+}
+
+TeacherLoss teacher_loss(const at::Tensor& logits,
+                         const at::Tensor& tokens,
+                         const TopLogits& teacher,
+                         const LossWeights& weights,
+                         double scale,
+                         bool with_gradient) {
+  const std::int64_t rows = logits.size(0), size = logits.size(1);
+  const std::int64_t top_k = teacher.ids.size(1);
+  TeacherLoss result;
+  if (with_gradient) result.gradient = at::empty_like(logits);
+  std::vector<RowLoss> losses(static_cast<std::size_t>(rows));
+  const auto* token = tokens.const_data_ptr<std::int64_t>();
+  at::parallel_for(0, rows, 1, [&](std::int64_t begin, std::int64_t end) {
+    std::vector<float> wide(static_cast<std::size_t>(size));
+    std::vector<float> chosen(static_cast<std::size_t>(top_k));
+    const auto run = [&](auto tag) {
+      using T = decltype(tag);
+      for (std::int64_t r = begin; r < end; ++r) {
+        const TeacherRow row{teacher.ids.const_data_ptr<std::int32_t>() + r * top_k,
+                             teacher.log_probabilities.const_data_ptr<float>() + r * top_k,
+                             teacher.log_rest.const_data_ptr<float>()[r],
+                             top_k};
+        losses[static_cast<std::size_t>(r)] =
+            teacher_one(data<T>(logits) + r * size,
+                        token[r],
+                        row,
+                        static_cast<float>(weights.ce),
+                        static_cast<float>(weights.kl),
+                        static_cast<float>(scale),
+                        with_gradient ? data<T>(result.gradient) + r * size : nullptr,
+                        size,
+                        wide.data(),
+                        chosen.data());
+      }
+    };
+    if (logits.scalar_type() == at::kFloat) {
+      run(float{});
+    } else {
+      run(bf16{});
+    }
+  });
+  for (const RowLoss& loss : losses) {
+    result.ce_sum += loss.ce;
+    result.kl_sum += loss.kl;
+  }
   return result;
 }
 

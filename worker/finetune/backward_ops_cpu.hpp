@@ -23,5 +23,11 @@ CrossEntropy cross_entropy(const at::Tensor& logits,
                            const at::Tensor& tokens,
                            double scale,
                            bool with_gradient);
+TeacherLoss teacher_loss(const at::Tensor& logits,
+                         const at::Tensor& tokens,
+                         const TopLogits& teacher,
+                         const LossWeights& weights,
+                         double scale,
+                         bool with_gradient);
 
 }  // namespace hedgerow::worker::cpu

@@ -14,6 +14,7 @@
 #include "storage/tensors/checkpoint.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/finetune/trainer.hpp"
+#include "worker/logits/logits_reader.hpp"
 #include "worker/task/attempt_files.hpp"
 #include "worker/task/stopwatch.hpp"
 
@@ -54,6 +55,7 @@ class Finetune {
         finetune_(run.recipe().finetune),
         student_(student_directory(task)),
         files_(run.layout(), context, task),
+        logits_(logits_of(run, task)),
         trainer_(
             run.config(),
             load_student(run.layout().resolve(student_), run.model(), run.device()),
@@ -64,6 +66,16 @@ class Finetune {
             run.tokens(DataStage::kFinetune),
             trainer_options(),
             communicator) {}
+
+  // Of an objective that needs them.
+  static std::optional<LogitsReader> logits_of(RunContext& run, const wire::Task& task) {
+    if (!run.recipe().finetune.learns_from_teacher()) return std::nullopt;
+    return LogitsReader(run.layout(),
+                        task.inputs,
+                        run.tokens(DataStage::kFinetune).seq_len,
+                        run.config().vocab_size,
+                        std::chrono::seconds(run.recipe().workers.file_patience_s));
+  }
 
   TaskResult run() {
     if (is_root()) fs::create_directories(attempt_directory());
@@ -122,6 +134,10 @@ class Finetune {
     options.finetune = finetune_;
     options.seed = run_.recipe().seed;
     options.stream = run_.stream();
+    if (logits_) {
+      options.teacher = [this](std::int64_t sequence) { return logits_->read(sequence); };
+      options.sequences = run_.logits_plan().sequences;
+    }
     options.check_cancelled = [this] {
       tell();
       part_if_overdue();
@@ -181,8 +197,12 @@ class Finetune {
     if (!has_validation()) return;
     const storage::FaultScope scope("worker.finetune.validating");
     progress_.phase = "validating";
-    validation_loss_ = trainer_.validation_loss();
-    record({{"step", step()}, {"validation_loss", validation_loss_}});
+    const FinetuneTrainer::Validation validation = trainer_.validate();
+    validation_loss_ = validation.cross_entropy;
+    record({{"step", step()},
+            {"validation_loss", validation.loss},
+            {"validation_cross_entropy", validation.cross_entropy},
+            {"validation_kl", validation.kl}});
   }
 
   // One line of metrics.jsonl.
@@ -274,6 +294,7 @@ class Finetune {
   bool validated_ = false;
   std::optional<std::chrono::steady_clock::time_point> told_to_stop_;
   AttemptFiles files_;
+  std::optional<LogitsReader> logits_;
   FinetuneTrainer trainer_;
 };
 

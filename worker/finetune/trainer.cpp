@@ -24,6 +24,12 @@ int micro_batches(const storage::FinetuneSection& finetune) {
   return finetune.sequences_per_step / finetune.sequences_per_micro_batch;
 }
 
+LossWeights loss_weights(const storage::FinetuneSection& finetune) {
+  if (finetune.objective == "ce") return {1.0, 0.0};
+  if (finetune.objective == "kl") return {0.0, 1.0};
+  return {finetune.ce_weight, finetune.kl_weight};
+}
+
 }  // namespace
 
 FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
@@ -41,13 +47,13 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       tokens_(tokens),
       options_(std::move(options)),
       communicator_(communicator),
-      order_(options_.seed, tokens.num_train, options_.finetune.sequences_per_step),
+      order_(options_.seed, num_train(), options_.finetune.sequences_per_step),
       exchange_(make_tensor_exchange(communicator, device(), options_.finetune.exchange)),
       reducer_(communicator, *exchange_, micro_batches(options_.finetune)),
       parameters_(start_adapter(config, options_.finetune, options_.seed),
                   device(),
                   options_.finetune.weight_decay),
-      head_(config, outer_) {
+      head_(config, outer_, loss_weights(options_.finetune)) {
   const std::int64_t rows = options_.finetune.sequences_per_micro_batch * tokens.seq_len;
   layers_.reserve(student.layers.size());
   for (std::size_t i = 0; i < student.layers.size(); ++i) {
@@ -82,6 +88,29 @@ at::Tensor FinetuneTrainer::embedded(std::span<const std::int64_t> sequences) co
   return round_to_stream(embed(input_ids.to(device()), outer_.embed_tokens), options_.stream);
 }
 
+std::int64_t FinetuneTrainer::num_train() const {
+  return options_.sequences ? options_.sequences->num_train : tokens_.num_train;
+}
+
+std::int64_t FinetuneTrainer::num_validation() const {
+  return options_.sequences ? options_.sequences->num_validation : tokens_.num_validation();
+}
+
+std::int64_t FinetuneTrainer::first_validation() const {
+  return options_.sequences ? options_.sequences->validation_begin : tokens_.num_train;
+}
+
+Targets FinetuneTrainer::targets(std::span<const std::int64_t> sequences) const {
+  Targets targets = targets_of(tokens_, sequences);
+  if (!options_.teacher) return targets;
+  add_teacher(targets, std::ssize(sequences), tokens_.seq_len, [&](std::int64_t i) {
+    const std::int64_t sequence = sequences[static_cast<std::size_t>(i)];
+    const std::int64_t past = sequence - first_validation();
+    return options_.teacher(past < 0 ? sequence : num_train() + past);
+  });
+  return targets;
+}
+
 double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
                                    double scale,
                                    const at::Tensor& gradient) {
@@ -98,8 +127,9 @@ double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
         hidden, lora, static_cast<int>(i), keeps_activations_ ? &kept[i] : nullptr);
     options_.check_cancelled();
   }
-  auto [loss, flowing] =
-      head_.run(hidden, targets_of(tokens_, sequences), scale, true, options_.check_cancelled);
+  LossHead::Result head =
+      head_.run(hidden, targets(sequences), scale, true, options_.check_cancelled);
+  at::Tensor flowing = std::move(head.gradient);
   for (std::size_t i = depth; i-- > 0;) {
     const int layer = static_cast<int>(i);
     LayerActivations activations =
@@ -108,7 +138,7 @@ double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
     inputs[i] = at::Tensor();
     options_.check_cancelled();
   }
-  return loss;
+  return head.loss_sum;
 }
 
 FinetuneTrainer::StepResult FinetuneTrainer::step() {
@@ -136,17 +166,17 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
   return result;
 }
 
-double FinetuneTrainer::validation_loss() {
+FinetuneTrainer::Validation FinetuneTrainer::validate() {
   const at::NoGradGuard no_gradients;
   const std::int64_t per_batch = options_.finetune.sequences_per_micro_batch;
-  const std::int64_t batches = (tokens_.num_validation() + per_batch - 1) / per_batch;
-  std::vector<double> sums(static_cast<std::size_t>(batches));
+  const std::int64_t batches = (num_validation() + per_batch - 1) / per_batch;
+  const std::int64_t end = first_validation() + num_validation();
+  std::vector<Validation> sums(static_cast<std::size_t>(batches));
   std::int64_t counted = 0;
   for (std::int64_t batch = 0; batch < batches; ++batch) {
-    const std::int64_t first = tokens_.num_train + batch * per_batch;
+    const std::int64_t first = first_validation() + batch * per_batch;
     std::vector<std::int64_t> real;
-    for (std::int64_t i = first; i < std::min(first + per_batch, tokens_.num_sequences); ++i)
-      real.push_back(i);
+    for (std::int64_t i = first; i < std::min(first + per_batch, end); ++i) real.push_back(i);
     counted += count_targets(tokens_, real);
     if (batch % communicator_.world_size() != communicator_.rank()) continue;
     // One shape for every product: a short last batch repeats its last sequence, whose rows are
@@ -158,17 +188,23 @@ double FinetuneTrainer::validation_loss() {
       hidden = layers_[i].forward(hidden, parameters_.adapter(), static_cast<int>(i), nullptr);
       options_.check_cancelled();
     }
-    sums[static_cast<std::size_t>(batch)] =
-        head_.run(hidden, targets_of(tokens_, real), 1.0, false, options_.check_cancelled).loss_sum;
+    const LossHead::Result head =
+        head_.run(hidden, targets(real), 1.0, false, options_.check_cancelled);
+    sums[static_cast<std::size_t>(batch)] = {head.loss_sum, head.ce_sum, head.kl_sum};
   }
-  if (counted == 0) return 0.0;
+  if (counted == 0) return {};
   const auto all = communicator_.all_gather(std::as_bytes(std::span(sums)));
-  double total = 0.0;
+  Validation mean;
   for (std::size_t batch = 0; batch < sums.size(); ++batch) {
     const std::size_t owner = batch % static_cast<std::size_t>(communicator_.world_size());
-    total += reinterpret_cast<const double*>(all.data())[owner * sums.size() + batch];
+    const auto& sum = reinterpret_cast<const Validation*>(all.data())[owner * sums.size() + batch];
+    mean.loss += sum.loss;
+    mean.cross_entropy += sum.cross_entropy;
+    mean.kl += sum.kl;
   }
-  return total / static_cast<double>(counted);
+  for (double* value : {&mean.loss, &mean.cross_entropy, &mean.kl})
+    *value /= static_cast<double>(counted);
+  return mean;
 }
 
 }  // namespace hedgerow::worker

@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
+#include "storage/recipe/capture_plan.hpp"
 #include "storage/recipe/recipe.hpp"
 #include "worker/comm/tensor_exchange.hpp"
 #include "worker/comm/tree_reduce.hpp"
@@ -31,6 +33,10 @@ struct TrainerOptions {
   std::uint64_t seed = 0;
   at::ScalarType stream = at::kBFloat16;  // the residual stream is rounded to it after every layer
   std::int64_t activation_budget_bytes = kActivationBudgetBytes;
+  // Where the objective needs the teacher: its logits [T, K] of a sequence, and the sequences that
+  // have any, in whose numbering they are. Steps and validation are then of those sequences alone.
+  std::function<TopLogits(std::int64_t)> teacher = {};
+  std::optional<storage::CapturePlan> sequences = std::nullopt;
   // Called on the computing thread after each layer of each pass and in the loss: it is
   // check_cancelled. What it throws ends the step, whose update is then not made.
   std::function<void()> check_cancelled = [] {};
@@ -59,8 +65,13 @@ class FinetuneTrainer {
   };
   // Collective. The next step after parameters().num_steps().
   StepResult step();
-  // Collective. Mean loss over the validation sequences; 0 when there are none.
-  double validation_loss();
+  // Collective. Means over the validation sequences; 0 when there are none.
+  struct Validation {
+    double loss = 0.0;  // of the objective
+    double cross_entropy = 0.0;
+    double kl = 0.0;  // from the teacher; 0 without its logits
+  };
+  Validation validate();
 
   [[nodiscard]] LoraParameters& parameters() { return parameters_; }
   // The loss sum of one micro-batch; its gradient times `scale` goes to `gradient`
@@ -73,6 +84,12 @@ class FinetuneTrainer {
   [[nodiscard]] at::Device device() const { return outer_.embed_tokens.device(); }
   [[nodiscard]] at::Tensor embedded(std::span<const std::int64_t> sequences) const;
   [[nodiscard]] std::int64_t activation_bytes() const;
+  [[nodiscard]] std::int64_t num_train() const;
+  // Sequences of the tokens file.
+  [[nodiscard]] std::int64_t num_validation() const;
+  [[nodiscard]] std::int64_t first_validation() const;
+  // With the teacher's logits where the objective needs them.
+  [[nodiscard]] Targets targets(std::span<const std::int64_t> sequences) const;
 
   StudentModel model_;
   OuterWeights outer_;

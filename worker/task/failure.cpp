@@ -94,6 +94,10 @@ Work work_of(const wire::Task& task) {
           "begin a run with a smaller plan.sequences_per_forward or "
           "plan.layers_per_block";
       break;
+    case wire::TaskKind::kLogits:
+      work.name += " of piece " + std::to_string(task.piece);
+      work.smaller = "begin a run with a smaller plan.layers_per_block, or shorter sequences";
+      break;
     case wire::TaskKind::kEvaluate:
       work.name += " of " + task.subject;
       work.smaller = "begin a run with shorter sequences in data.evaluate";

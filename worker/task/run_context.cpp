@@ -52,6 +52,21 @@ storage::CapturePlan RunContext::capture_plan() {
       recipe_, transfer.num_train, transfer.num_sequences, config().hidden_size);
 }
 
+storage::LogitsPlan RunContext::logits_plan() {
+  const storage::TokenSequences& finetune = tokens(storage::DataStage::kFinetune);
+  const storage::LogitsPlan plan = storage::make_logits_plan(
+      recipe_, capture_plan(), finetune.num_train, finetune.num_sequences, config().hidden_size);
+  const auto hash = [this](storage::DataStage stage) { return tokens(stage).content_hash; };
+  if (plan.from_boundary &&
+      hash(storage::DataStage::kFinetune) != hash(storage::DataStage::kTransfer)) {
+    throw Error(
+        ErrorKind::kUsage,
+        "tokens/finetune.h5 is not the text of tokens/transfer.h5, which the recipe gives to "
+        "both stages; make both from it again, or write down data.finetune.sources");
+  }
+  return plan;
+}
+
 const at::Tensor& RunContext::embedding() {
   if (!embedding_.defined())
     embedding_ = load_embedding(model_, compute_dtype_, device(), load_hooks({}));

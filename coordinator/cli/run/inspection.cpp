@@ -142,6 +142,22 @@ void add_surplus_boundaries(const State& state, std::vector<Surplus>& surplus) {
   }
 }
 
+// Once finetune is done. The next finetune, should its adapter be lost, makes them again.
+void add_surplus_logits(const State& state, std::vector<Surplus>& surplus) {
+  if (state.index.count(Stage::kFinetune, TaskState::kDone) == 0) return;
+  std::uint64_t bytes = 0;
+  for (int piece = 0; piece < state.geometry->num_logit_pieces; ++piece) {
+    const TaskRecord& task = state.task(TaskId::logits(piece));
+    if (task.state != TaskState::kDone) continue;
+    for (const FileRecord& file : task.files) bytes += file.size;
+  }
+  if (bytes == 0) return;
+  surplus.push_back({RunLayout::kLogits,
+                     "the finetune stage, which read these logits, is done",
+                     bytes,
+                     state.geometry->logits_boundary()});
+}
+
 void add_surplus_attempts(const RunLayout& layout,
                           const State& state,
                           std::vector<Surplus>& surplus) {
@@ -219,6 +235,7 @@ std::vector<Surplus> find_surplus(const RunLayout& layout, const State& state) {
   std::vector<Surplus> surplus;
   if (!state.geometry) return surplus;
   add_surplus_boundaries(state, surplus);
+  add_surplus_logits(state, surplus);
   add_surplus_attempts(layout, state, surplus);
   add_nameless_shards(layout, state, surplus);
   return surplus;

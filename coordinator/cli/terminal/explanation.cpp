@@ -109,7 +109,7 @@ std::vector<std::string> explain_block(const RunStatus& status, int block) {
 std::vector<std::string> explain_run(const RunStatus& status) {
   std::vector<std::string> lines;
   add_capture(status, "capture", -1, lines);
-  for (const char* stage : {"transfer", "assemble", "finetune", "evaluate"}) {
+  for (const char* stage : {"transfer", "assemble", "logits", "finetune", "evaluate"}) {
     for (const TaskStatus& task : status.tasks) {
       if (task.stage != stage) continue;
       lines.push_back(task.stage == "transfer" ? block_sentence(status, task)

@@ -29,6 +29,50 @@ TEST(Scheduler, CapturesGoAheadOfTransfersAndTransfersAheadOfEvaluations) {
   EXPECT_EQ(choose(state, worker("w4")), std::nullopt);
 }
 
+TEST(Scheduler, LogitsGoBehindTransfersAndReadTheLastBoundaryThroughTheLastLayer) {
+  State state;
+  must(state, run_with_logits());
+  for (int block = 0; block < 2; ++block) {
+    for (int piece = 0; piece < 2; ++piece)
+      complete(state, TaskId::capture(block, piece), state.last_token + 1);
+  }
+  for (int block = 0; block < 3; ++block) {
+    EXPECT_EQ(choose(state, worker("w1")), TaskId::transfer(block));
+    complete(state, TaskId::transfer(block), state.last_token + 1);
+  }
+  ASSERT_EQ(choose(state, worker("w1")), TaskId::logits(0));
+  grant(state, TaskId::logits(0), 50);
+  const wire::Task task = make_wire_task(state, TaskId::logits(0), 50);
+  EXPECT_EQ(task.kind, wire::TaskKind::kLogits);
+  EXPECT_EQ(task.piece, 0);
+  EXPECT_EQ(task.block, 2);
+  EXPECT_EQ(task.first_layer, 4);
+  EXPECT_EQ(task.num_layers, 1);
+  EXPECT_EQ(task.inputs, std::vector{state.shards[2][0].file});
+  EXPECT_EQ(choose_task(state, worker("w2", -1, kGiB), {}, {.logits = 2 * kGiB}, kKeepAll),
+            TaskId::evaluate(Subject::kTeacher));
+}
+
+TEST(Scheduler, FinetuneReadsTheStudentThenTheLogitsInTheirOrder) {
+  State state;
+  RunStarted run = run_with_logits();
+  run.geometry.logits_from_boundary = false;
+  run.geometry.num_logit_pieces = 3;
+  run.geometry.sequences_per_logit_piece = 8;
+  must(state, run);
+  EXPECT_TRUE(is_ready(state, state.task(TaskId::logits(2)))) << "from tokens: nothing to wait for";
+  const wire::Task piece = make_wire_task(state, TaskId::logits(2), 1);
+  EXPECT_EQ(piece.block, -1);
+  EXPECT_EQ(piece.num_layers, 5);
+  EXPECT_EQ(piece.first_shard, 2);
+  EXPECT_EQ(piece.sequences_per_shard, 8);
+  for (const int index : {2, 0, 1}) complete(state, TaskId::logits(index), state.last_token + 1);
+  std::vector<std::string> names;
+  for (const auto& file : make_wire_task(state, TaskId::finetune(), 9).inputs)
+    names.push_back(file.name);
+  EXPECT_EQ(names, (std::vector<std::string>{"out.t2", "out.t3", "out.t1"}));
+}
+
 TEST(Scheduler, AWorkerGetsTheBlockWhoseWeightsItHolds) {
   State state = started_state();
   std::uint64_t token = 0;

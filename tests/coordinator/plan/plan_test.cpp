@@ -296,6 +296,41 @@ TEST_F(PlanTest, KeyMapsCountOnceAKvHeadAndSinksAreKeysOfEveryWindow) {
   EXPECT_GT(seconds_of(make(), "transfer"), seconds_of(own, "transfer"));
 }
 
+TEST_F(PlanTest, LogitsOfTheTransfersTextAreOfWhatWasCapturedAndOthersOfWhatFinetuneVisits) {
+  recipe_.finetune.objective = "kl";
+  recipe_.data_finetune = recipe_.data_transfer;
+  recipe_.finetune.max_steps = 10;
+  const std::uint64_t without = [&] {
+    storage::Recipe plain = recipe_;
+    plain.finetune.objective = "ce";
+    return make_plan(plain, model_, tokens_, limits_).peak_disk_bytes;
+  }();
+  Plan plan = make();
+  ASSERT_TRUE(plan.logits);
+  EXPECT_TRUE(plan.logits->from_boundary);
+  EXPECT_EQ(plan.num_logit_pieces,
+            (plan.capture.num_shards() + plan.shards_per_capture - 1) / plan.shards_per_capture);
+  EXPECT_EQ(plan.logits_bytes, 244U * 512 * (6 * 256 + 4)) << "240 to train on, 4 of validation";
+  EXPECT_EQ(plan.peak_disk_bytes, without + plan.logits_bytes);
+  recipe_.data_finetune.sources = {{.path = "other.txt"}};
+  plan = make();
+  EXPECT_FALSE(plan.logits->from_boundary);
+  EXPECT_EQ(plan.logits_bytes, (40U + 8) * 512 * (6 * 256 + 4)) << "10 steps of 4";
+  EXPECT_EQ(plan.num_logit_pieces, 1);
+}
+
+TEST_F(PlanTest, MoreTopLogitsThanTheVocabularyHasAreRefused) {
+  recipe_.finetune.objective = "kl";
+  recipe_.finetune.top_k = 60000;
+  try {
+    static_cast<void>(make());
+    FAIL() << "planned";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("finetune.top_k = 60000"), std::string::npos);
+  }
+}
+
 TEST_F(PlanTest, ABlockOfSoftmaxLayersDoesNotTrain) {
   recipe_.plan.layers_per_block = 5;
   recipe_.transfer.softmax_layers = {25, 26, 27, 28, 29, 3};

@@ -111,6 +111,10 @@ class CoordinatorRun : public RunFixture {
         }
         client.done({}, nlohmann::json::object());
         break;
+      case wire::TaskKind::kLogits:
+        client.done({write_attempt(token, storage::RunLayout::logits(task.piece, token), "logits")},
+                    nlohmann::json::object());
+        break;
       case wire::TaskKind::kTransfer:
         client.done({write_artifact(task.block, token)}, {{"layers", nlohmann::json::array()}});
         break;

@@ -150,6 +150,84 @@ TEST(State, UnkeptBoundariesAreDroppedWhenNobodyNeedsThemAndComeBackWhenOneDoes)
   EXPECT_FALSE(is_ready(state, state.task(TaskId::capture(1, 1))));
 }
 
+State state_with_logits() {
+  State state;
+  must(state, run_with_logits());
+  return state;
+}
+
+TEST(State, FinetuneWaitsForTheLogitsAndThoseForTheirPieceOfTheLastBoundary) {
+  State state = state_with_logits();
+  EXPECT_EQ(waits_for(state, state.task(TaskId::logits(0))), "shards of boundary 2 are missing");
+  std::uint64_t token = 0;
+  complete(state, TaskId::capture(0, 0), ++token);
+  complete(state, TaskId::capture(1, 0), ++token);
+  EXPECT_TRUE(is_ready(state, state.task(TaskId::logits(0))));
+  EXPECT_FALSE(is_ready(state, state.task(TaskId::logits(1))));
+  complete(state, TaskId::logits(0), ++token);
+  complete(state, TaskId::capture(0, 1), ++token);
+  complete(state, TaskId::capture(1, 1), ++token);
+  for (int block = 0; block < 3; ++block) complete(state, TaskId::transfer(block), ++token);
+  complete(state, TaskId::evaluate(Subject::kTeacher), ++token);
+  complete(state, TaskId::assemble(), ++token);
+  complete(state, TaskId::evaluate(Subject::kTransfer), ++token);
+  EXPECT_EQ(waits_for(state, state.task(TaskId::finetune())),
+            "1 pieces of the teacher's logits are not there yet");
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kLaunchFinetune));
+  complete(state, TaskId::logits(1), ++token);
+  EXPECT_TRUE(wants(actions_for(state, kKeepAll), IntentKind::kLaunchFinetune));
+}
+
+TEST(State, TheLastBoundaryStaysWhileLogitsAreToBeComputedFromIt) {
+  State state = state_with_logits();
+  std::uint64_t token = 0;
+  for (int block = 0; block < 2; ++block) {
+    for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
+  }
+  for (int block = 1; block < 3; ++block) complete(state, TaskId::transfer(block), ++token);
+  const auto dropped = [&] {
+    std::vector<int> boundaries;
+    for (const Intent& intent : actions_for(state, kKeepNone)) {
+      if (intent.kind == IntentKind::kDropBoundary) boundaries.push_back(intent.boundary);
+    }
+    return boundaries;
+  };
+  EXPECT_EQ(dropped(), std::vector<int>{1});
+  for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::logits(piece), ++token);
+  EXPECT_EQ(dropped(), (std::vector<int>{1, 2}));
+}
+
+TEST(State, LogitsAreDroppedAfterFinetuneAndComeBackWithTheirBoundaryWhenItIsLost) {
+  State state = state_with_logits();
+  std::uint64_t token = 0;
+  for (int block = 0; block < 2; ++block) {
+    for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
+  }
+  for (int block = 0; block < 3; ++block) complete(state, TaskId::transfer(block), ++token);
+  for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::logits(piece), ++token);
+  for (int boundary = 1; boundary < 3; ++boundary) must(state, BoundaryDropped{boundary});
+  EXPECT_TRUE(coordinator::apply(state, BoundaryDropped{4})) << "no such boundary";
+  complete(state, TaskId::assemble(), ++token);
+  complete(state, TaskId::finetune(), ++token);
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kDropBoundary));
+  ASSERT_TRUE(wants(actions_for(state, kKeepNone), IntentKind::kDropBoundary));
+  must(state, BoundaryDropped{state.geometry->logits_boundary()});
+  EXPECT_EQ(state.task(TaskId::logits(1)).state, TaskState::kDropped);
+  EXPECT_FALSE(wants(actions_for(state, kKeepNone), IntentKind::kDropBoundary));
+  must(state, FileLost{state.task(TaskId::finetune()).files.at(0).name, "missing"});
+  const auto recaptured = [&] {
+    std::vector<TaskId> tasks;
+    for (const Intent& intent : actions_for(state, kKeepNone)) {
+      if (intent.kind == IntentKind::kRecapture) tasks.push_back(intent.task);
+    }
+    for (const TaskId& task : tasks) must(state, Recaptured{task, "test"});
+    return tasks;
+  };
+  EXPECT_EQ(recaptured(), (std::vector<TaskId>{TaskId::logits(0), TaskId::logits(1)}));
+  EXPECT_FALSE(is_ready(state, state.task(TaskId::logits(0))));
+  EXPECT_EQ(recaptured().size(), 4U) << "boundaries 1 and 2, two pieces each";
+}
+
 TEST(State, ACoordinatorThatDiedAssemblingLeavesTheTaskToTheNext) {
   State state = started_state();
   grant(state, TaskId::assemble(), 1, "coordinator");
@@ -363,6 +441,7 @@ TEST(TaskIds, SpellAndReadBackAndRefuseOthers) {
   for (const TaskId& id : {TaskId::capture(3, 12),
                            TaskId::transfer(0),
                            TaskId::assemble(),
+                           TaskId::logits(7),
                            TaskId::finetune(),
                            TaskId::evaluate(Subject::kLora)}) {
     EXPECT_EQ(task_id_from_string(to_string(id)), id);

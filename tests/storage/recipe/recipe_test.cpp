@@ -207,6 +207,10 @@ TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
   EXPECT_EQ(refusal_of("[plan]\ndevice = \"cpu\"\n[finetune]\nexchange = \"nccl\"\n"),
             "recipe.toml:9: finetune.exchange = \"nccl\" needs GPUs, and plan.device = \"cpu\"; "
             "set it to \"auto\"");
+  EXPECT_THAT(refusal_of("[finetune]\nobjective = \"mixed\"\nce_weight = 0\nkl_weight = 0.0\n"),
+              HasSubstr("finetune.ce_weight and finetune.kl_weight are both 0"));
+  EXPECT_THAT(refusal_of("[finetune]\nobjective = \"kd\"\n"),
+              HasSubstr("expected one of ce, kl, mixed"));
   EXPECT_THAT(refusal_of("[finetune]\nsequences_per_step = 6\n"),
               HasSubstr("times a power of two"));
   EXPECT_THAT(refusal_of("[finetune]\nranks = 3\n"), HasSubstr("must divide the 4 micro-batches"));

@@ -102,6 +102,52 @@ TEST_P(BackwardOps, CrossEntropyIsThatOfTheWholeRowAndItsGradient) {
   EXPECT_FALSE(cross_entropy(logits, tokens, 0.25, false).gradient.defined());
 }
 
+TEST_P(BackwardOps, TeacherLossIsItsDefinitionOverTheTopTokensAndTheRestAndItsGradient) {
+  constexpr std::int64_t kVocab = 101;
+  constexpr int kTop = 7;
+  const at::Tensor logits = uniform({5, kVocab}, 9.0, 55).to(GetParam());
+  const at::Tensor of_teacher = uniform({5, kVocab}, 9.0, 56);
+  const TopLogits teacher = top_logits(of_teacher, kTop);
+  const at::Tensor ids = teacher.ids.to(at::kLong);
+  // Tokens among the teacher's top and outside.
+  const at::Tensor tokens =
+      at::stack({ids[0][0], ids[1][6], at::tensor(3), at::tensor(100), ids[4][2]}).to(at::kLong);
+  const LossWeights weights{0.7, 1.9};
+  const at::Tensor wide = logits.to(at::kFloat).requires_grad_(true);
+  const at::Tensor ce = at::cross_entropy_loss(wide, tokens, {}, at::Reduction::Sum);
+  const at::Tensor log_q = at::log_softmax(wide, -1);
+  const at::Tensor log_p = at::log_softmax(of_teacher, -1);
+  const at::Tensor is_rest = at::ones_like(wide).scatter(1, ids, 0.0);
+  const at::Tensor p_rest = (log_p.exp() * is_rest).sum(-1);
+  const at::Tensor q_rest = (log_q.exp() * is_rest).sum(-1);
+  const at::Tensor kl = (log_p.exp() * (log_p - log_q) * (1.0 - is_rest)).sum() +
+                        (p_rest * (p_rest.log() - q_rest.log())).sum();
+  const auto expected =
+      torch::autograd::grad({(weights.ce * ce + weights.kl * kl) * 0.25}, {wide})[0];
+  for (const auto& loss : {teacher_loss(logits, tokens, teacher, weights, 0.25, true),
+                           plain_teacher_loss(logits, tokens, teacher, weights, 0.25, true)}) {
+    EXPECT_NEAR(loss.ce_sum, ce.item<double>(), 1e-5 * ce.item<double>());
+    EXPECT_NEAR(loss.kl_sum, kl.item<double>(), 1e-5 * kl.item<double>());
+    expect_close(loss.gradient, expected, tolerance(GetParam()));
+  }
+  EXPECT_FALSE(teacher_loss(logits, tokens, teacher, weights, 1.0, false).gradient.defined());
+}
+
+TEST_P(BackwardOps, TheKlOfATeacherWithoutARestIsThatOfItsWholeVocabulary) {
+  const at::Tensor logits = uniform({4, 40}, 5.0, 57).to(GetParam());
+  const at::Tensor of_teacher = uniform({4, 40}, 5.0, 58);
+  const TopLogits teacher = top_logits(of_teacher, 40);
+  const at::Tensor log_p = at::log_softmax(of_teacher, -1);
+  const at::Tensor log_q = at::log_softmax(logits.to(at::kFloat), -1);
+  const double kl = (log_p.exp() * (log_p - log_q)).sum().item<double>();
+  const at::Tensor tokens = at::zeros({4}, at::kLong);
+  for (const auto& loss : {teacher_loss(logits, tokens, teacher, {0.0, 1.0}, 1.0, true),
+                           plain_teacher_loss(logits, tokens, teacher, {0.0, 1.0}, 1.0, true)}) {
+    EXPECT_NEAR(loss.kl_sum, kl, 1e-4 * kl);
+    expect_close(loss.gradient, log_q.exp() - log_p.exp(), 2 * tolerance(GetParam()));
+  }
+}
+
 TEST_P(BackwardOps, AddScaledTouchesItsColumnsOnly) {
   const at::Tensor y = uniform({5, 40}, 1.0, 60).to(GetParam());
   const at::Tensor update = uniform({5, 17}, 1.0, 61);

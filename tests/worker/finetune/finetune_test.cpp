@@ -205,7 +205,7 @@ TEST(Finetune, OneTwoFourAndEightRanksGiveTheSameBytesAndLosses) {
       Trained trained({.dtype = at::kBFloat16}, trainer_options(section()), communicator);
       double loss = 0.0;
       for (int i = 0; i < 3; ++i) loss = trained->step().loss;
-      const double validation = trained->validation_loss();
+      const double validation = trained->validate().loss;
       const auto bytes = bytes_of(trained->parameters().checkpoint());
       if (world_size == 1) {
         expected = bytes;
@@ -219,6 +219,49 @@ TEST(Finetune, OneTwoFourAndEightRanksGiveTheSameBytesAndLosses) {
     });
   }
   EXPECT_GT(expected_validation, 0.0);
+}
+
+// A teacher that is sure of what the text says: of each position its next token alone.
+TopLogits text_as_teacher(const storage::TokenSequences& tokens, std::int64_t sequence) {
+  const auto row = tokens.sequence(sequence);
+  std::vector<std::int32_t> next(row.begin() + 1, row.end());
+  next.push_back(0);
+  const std::int64_t count = std::ssize(next);
+  return {at::tensor(next, at::kInt).unsqueeze(1),
+          at::zeros({count, 1}),
+          at::full({count}, -std::numeric_limits<float>::infinity())};
+}
+
+TEST(Finetune, TheKlFromATeacherThatIsSureOfTheTextIsTheCrossEntropy) {
+  const auto communicator = make_single_communicator();
+  Trained plain({}, trainer_options(section()), *communicator);
+  storage::FinetuneSection finetune = section();
+  finetune.objective = "kl";
+  TrainerOptions options = trainer_options(finetune);
+  storage::CapturePlan sequences;
+  sequences.num_train = 24;  // of 37: steps and validation are of these alone
+  sequences.num_validation = 2;
+  sequences.validation_begin = 37;
+  options.sequences = sequences;
+  const auto tokens = make_tiny_tokens(40, 3, 21, plain.student().config.vocab_size);
+  std::vector<std::int64_t> asked;
+  options.teacher = [&](std::int64_t sequence) {
+    asked.push_back(sequence);
+    return text_as_teacher(tokens, sequence < 24 ? sequence : 37 + sequence - 24);
+  };
+  Trained taught({}, options, *communicator);
+  const std::vector<std::int64_t> sequence{5};
+  const at::Tensor of_ce = at::zeros({plain->parameters().size()});
+  const at::Tensor of_kl = at::zeros({plain->parameters().size()});
+  EXPECT_NEAR(
+      plain->accumulate(sequence, 0.1, of_ce), taught->accumulate(sequence, 0.1, of_kl), 1e-3);
+  EXPECT_TRUE(at::allclose(of_ce, of_kl, 1e-4, 1e-6));
+  const FinetuneTrainer::Validation validation = taught->validate();
+  EXPECT_NEAR(validation.kl, validation.cross_entropy, 1e-5);
+  EXPECT_EQ(validation.loss, validation.kl);
+  EXPECT_EQ(asked, (std::vector<std::int64_t>{5, 24, 25}));
+  taught->step();
+  EXPECT_LT(*std::max_element(asked.begin(), asked.end()), 26);
 }
 
 TEST(Finetune, AResumeAtAnotherWorldSizeGivesTheBytesOfAnUndisturbedRun) {
