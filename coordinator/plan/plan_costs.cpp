@@ -158,7 +158,7 @@ std::uint64_t Costs::finetune_memory() const {
                         2.0 * vocabulary_ * hidden_ * compute_bytes_;
   return whole(kProcessBytes + packed + layers_ * map_parameters() * kFloat + outer_bytes() +
                checkpoints + activations + 2.0 * layer_activation_bytes(finetune_tokens_) +
-               attention_training_bytes(finetune_tokens_) + lora_parameters() * 4.0 * kFloat +
+               attention_training_bytes(finetune_tokens_) + lora_parameters() * 5.0 * kFloat +
                3.0 * kLogitRows * vocabulary_ * kFloat);
 }
 
@@ -167,10 +167,10 @@ std::uint64_t Costs::sequence_bytes() const {
 }
 
 std::uint64_t Costs::other_disk() const {
-  // Artifacts and the student; checkpoints of every layer at once (maps, moments, best copy); LoRA
-  // checkpoints.
+  // Artifacts and the student; checkpoints of every layer at once (maps, moments, best copy); three
+  // LoRA checkpoints of the same.
   const double maps = layers_ * map_parameters() * kFloat;
-  return whole(2.0 * maps + 2.0 * 4.0 * maps + 3.0 * 3.0 * lora_parameters() * kFloat +
+  return whole(2.0 * maps + 2.0 * 4.0 * maps + 3.0 * 4.0 * lora_parameters() * kFloat +
                texts_bytes_ + 16.0 * 1024 * 1024);
 }
 

@@ -100,9 +100,11 @@ class Times {
   // Each rank holds the whole base; the workers end before it and start again after.
   [[nodiscard]] StageEstimate finetune() const {
     const storage::FinetuneSection& finetune = recipe_.finetune;
+    // At the end, before the first step, and between.
     const double validations =
-        1.0 +
-        (finetune.validate_every > 0 ? (finetune.max_steps - 1) / finetune.validate_every : 0);
+        finetune.validate_every == 0
+            ? 1.0
+            : 2.0 + (finetune.max_steps - 1) / finetune.validate_every;  // whole ones
     const auto validation = tokens_.finetune.num_sequences - tokens_.finetune.num_train;
     const double seq_len = static_cast<double>(tokens_.finetune.seq_len);
     const Work work =

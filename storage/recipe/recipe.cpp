@@ -293,8 +293,44 @@ void check_transfer(const Recipe& recipe, RecipeProblems& problems) {
   }
 }
 
+// What only validations can decide needs some.
+void check_validations(const Recipe& recipe, RecipeProblems& problems) {
+  const FinetuneSection& finetune = recipe.finetune;
+  std::string without;
+  if (recipe.data_finetune.validation_sequences == 0)
+    without = "data.finetune.validation_sequences = 0 leaves nothing to validate on";
+  if (finetune.validate_every == 0)
+    without = "finetune.validate_every = 0 validates only at the end";
+  if (without.empty()) return;
+  without += "; set it to 1 or more, or ";
+  if (finetune.early_stop_patience > 0) {
+    problems.add("finetune.early_stop_patience",
+                 equals(finetune.early_stop_patience) + " counts validations, but " + without +
+                     "leave the patience at 0");
+  }
+  if (finetune.schedule == "plateau") {
+    problems.add("finetune.schedule",
+                 "= \"plateau\" goes by validations, but " + without + "take another schedule");
+  }
+}
+
+void check_rates(const FinetuneSection& finetune, RecipeProblems& problems) {
+  if (finetune.schedule != "constant" && finetune.min_learning_rate > finetune.learning_rate) {
+    problems.add("finetune.min_learning_rate",
+                 "= " + short_number(finetune.min_learning_rate) +
+                     " is above finetune.learning_rate = " + short_number(finetune.learning_rate));
+  }
+  if (finetune.warmup_steps > 0 && finetune.warmup_steps >= finetune.max_steps) {
+    problems.add("finetune.warmup_steps",
+                 equals(finetune.warmup_steps) +
+                     " must be below finetune.max_steps = " + std::to_string(finetune.max_steps));
+  }
+}
+
 void check_finetune(const Recipe& recipe, RecipeProblems& problems) {
   const FinetuneSection& finetune = recipe.finetune;
+  check_rates(finetune, problems);
+  check_validations(recipe, problems);
   if (finetune.target_modules.empty())
     problems.add("finetune.target_modules", "is empty; set finetune.enabled = false instead");
   for (auto module = finetune.target_modules.begin(); module != finetune.target_modules.end();

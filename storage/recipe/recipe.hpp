@@ -70,8 +70,8 @@ struct Recipe {
 };
 
 // The dotted names of fields whose values differ, split by whether a resume may change them
-// (workers.*, made_by.*, finetune.max_steps upward, finetune.threads, finetune.exchange,
-// finetune.launch, evaluate.*, plan.keep_boundaries are safe).
+// (workers.*, made_by.*, finetune.max_steps upward unless the schedule spans it, finetune.threads,
+// finetune.exchange, finetune.launch, evaluate.*, plan.keep_boundaries are safe).
 struct RecipeDifference {
   std::vector<std::string> safe;
   std::vector<std::string> unsafe;  // "transfer.learning_rate: 0.01 -> 0.02"

@@ -78,7 +78,7 @@ struct TransferSection {
   bool shuffle = false;               // by windows of the sequence index from (seed, epoch)
   int validate_every = 10;            // optimizer steps
   int validation_sequences = 4;       // of the validation split, for MSE
-  std::string schedule = "constant";  // constant | plateau | cosine
+  std::string schedule = "constant";  // constant | plateau | cosine | linear
   double plateau_factor = 0.1;
   int plateau_patience = 10;  // validations
   double min_learning_rate = 1e-5;
@@ -112,7 +112,15 @@ struct FinetuneSection {
   int sequences_per_step = 4;  // the global batch: a power of two micro-batches
   int sequences_per_micro_batch = 1;
   int checkpoint_every = 10;  // optimizer steps
-  int validate_every = 20;    // optimizer steps; 0: only at the end
+  // Optimizer steps; before the first one too; 0: only at the end. The adapter is that of the best
+  // validation, the last one where data.finetune.validation_sequences = 0.
+  int validate_every = 20;
+  std::string schedule = "constant";  // constant | plateau | cosine | linear
+  int warmup_steps = 0;               // over which the rate rises linearly
+  double plateau_factor = 0.1;
+  int plateau_patience = 10;        // validations
+  double min_learning_rate = 1e-5;  // of every schedule but constant
+  int early_stop_patience = 0;      // validations without improvement; 0: never
   int ranks = 2;  // data ranks launched locally; must divide the micro-batches of a step
   // Per rank; 0: cores / ranks, elsewhere all. Part of what byte-equality is promised for.
   int threads = 0;

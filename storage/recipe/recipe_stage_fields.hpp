@@ -53,18 +53,17 @@ void visit_transfer(Transfer& transfer, Visitor& visitor) {
   visitor.field("validation_sequences",
                 transfer.validation_sequences,
                 {"of the validation split, for the error", 1, 1e6});
-  visitor.field(
-      "schedule",
-      transfer.schedule,
-      {.comment = "of the learning rate; cosine: down to min_learning_rate over max_steps",
-       .choices = "constant|plateau|cosine"});
+  visitor.field("schedule",
+                transfer.schedule,
+                {.comment = "cosine and linear: down to min_learning_rate over max_steps",
+                 .choices = "constant|plateau|cosine|linear"});
   visitor.field(
       "plateau_factor", transfer.plateau_factor, {"plateau: rate times this", 0, 1, true});
   visitor.field("plateau_patience",
                 transfer.plateau_patience,
                 {"plateau: after so many validations", 0, 1e9});
   visitor.field(
-      "min_learning_rate", transfer.min_learning_rate, {"plateau and cosine: not below", 0, 10});
+      "min_learning_rate", transfer.min_learning_rate, {"all but constant: not below", 0, 10});
   visitor.field("early_stop_patience",
                 transfer.early_stop_patience,
                 {"validations without improvement; 0: never", 0, 1e9});
@@ -103,7 +102,7 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
       "gradient_clip", finetune.gradient_clip, {"norm over all parameters; 0: none", 0, 1e9});
   visitor.field("max_steps",
                 finetune.max_steps,
-                {"optimizer steps; may grow until the stage is done", 1, 1e9});
+                {"may grow until the stage is done, unless the schedule spans it", 1, 1e9});
   visitor.field("sequences_per_step", finetune.sequences_per_step, {"the global batch", 1, 1e6});
   visitor.field("sequences_per_micro_batch",
                 finetune.sequences_per_micro_batch,
@@ -113,6 +112,23 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
                 {"optimizer steps that a kill can cost", 1, 1e9});
   visitor.field(
       "validate_every", finetune.validate_every, {"optimizer steps; 0: only at the end", 0, 1e9});
+  visitor.field("schedule",
+                finetune.schedule,
+                {.comment = "cosine and linear: down to min_learning_rate over max_steps",
+                 .choices = "constant|plateau|cosine|linear"});
+  visitor.field("warmup_steps",
+                finetune.warmup_steps,
+                {"steps over which the rate rises from nothing", 0, 1e9});
+  visitor.field(
+      "plateau_factor", finetune.plateau_factor, {"plateau: rate times this", 0, 1, true});
+  visitor.field("plateau_patience",
+                finetune.plateau_patience,
+                {"plateau: after so many validations", 0, 1e9});
+  visitor.field(
+      "min_learning_rate", finetune.min_learning_rate, {"all but constant: not below", 0, 10});
+  visitor.field("early_stop_patience",
+                finetune.early_stop_patience,
+                {"validations without improvement; 0: never", 0, 1e9});
   visitor.field(
       "ranks", finetune.ranks, {"MPI processes; divides the micro-batches of a step", 1, 1e6});
   visitor.field("threads",

@@ -194,11 +194,18 @@ RecipeDifference difference(const Recipe& before, const Recipe& after) {
     const FieldText& was = old_fields.fields()[i];
     const FieldText& is = new_fields.fields()[i];
     if (was.text == is.text) continue;
-    // More steps go on from the last checkpoint; fewer would undo steps that were taken.
+    // More steps go on from the last checkpoint; fewer would undo steps that were taken, and a
+    // schedule over all steps gave those that were taken their rate.
+    const std::string& schedule = before.finetune.schedule;
     const bool grows =
         was.name == "finetune.max_steps" && after.finetune.max_steps > before.finetune.max_steps;
-    const bool safe = was.safe_to_change || grows;
-    (safe ? result.safe : result.unsafe).push_back(was.name + ": " + was.text + " -> " + is.text);
+    const bool is_spanned = schedule == "cosine" || schedule == "linear";
+    const bool safe = was.safe_to_change || (grows && !is_spanned);
+    (safe ? result.safe : result.unsafe)
+        .push_back(was.name + ": " + was.text + " -> " + is.text +
+                   (grows && is_spanned ? " (finetune.schedule = \"" + schedule +
+                                              "\" spans them: steps taken had another rate)"
+                                        : ""));
   }
   return result;
 }

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
-#include <cmath>
 #include <filesystem>
 #include <optional>
 
@@ -14,6 +13,7 @@
 #include "storage/tensors/checkpoint.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/finetune/trainer.hpp"
+#include "worker/finetune/validation_rules.hpp"
 #include "worker/logits/logits_reader.hpp"
 #include "worker/task/attempt_files.hpp"
 #include "worker/task/stopwatch.hpp"
@@ -28,7 +28,8 @@ using storage::FileRecord;
 using storage::RunLayout;
 namespace fs = std::filesystem;
 
-constexpr const char* kCheckpointKind = "finetune/1";
+constexpr const char* kCheckpointKind = "finetune/2";
+constexpr const char* kKindWithoutBest = "finetune/1";  // an older build's
 
 std::string student_directory(const wire::Task& task) {
   for (const FileRecord& input : task.inputs) {
@@ -65,7 +66,8 @@ class Finetune {
             [this](int layer) { return load(layer); },
             run.tokens(DataStage::kFinetune),
             trainer_options(),
-            communicator) {}
+            communicator),
+        rules_(finetune_, run.tokens(DataStage::kFinetune).num_validation() > 0) {}
 
   // Of an objective that needs them.
   static std::optional<LogitsReader> logits_of(RunContext& run, const wire::Task& task) {
@@ -103,27 +105,21 @@ class Finetune {
   }
 
   TaskResult train_to_the_end() {
-    while (step() < finetune_.max_steps) {
+    // Of the untouched student, or what a stop cut off.
+    validate_if_due();
+    while (!rules_.is_over(step())) {
       if (everyone_stops()) {
         checkpoint();
         return {};
       }
       train_step();
-      const bool last = step() == finetune_.max_steps;
-      if (last || (finetune_.validate_every > 0 && step() % finetune_.validate_every == 0))
-        validate();
-      if (!last && step() % finetune_.checkpoint_every == 0) checkpoint();
+      validate_if_due();
+      if (!rules_.is_over(step()) && step() % finetune_.checkpoint_every == 0) checkpoint();
     }
-    // A resume from the last step has validated nothing yet.
-    if (!validated_) validate();
     return finish();
   }
 
   [[nodiscard]] bool is_root() const { return communicator_.rank() == 0; }
-  // data.finetune.validation_sequences = 0 leaves nothing to measure.
-  [[nodiscard]] bool has_validation() {
-    return run_.tokens(DataStage::kFinetune).num_validation() > 0;
-  }
   [[nodiscard]] std::int64_t step() { return trainer_.parameters().num_steps(); }
   [[nodiscard]] fs::path attempt_directory() const {
     return run_.layout().resolve(RunLayout::attempt_directory(task_.fencing_token));
@@ -180,29 +176,34 @@ class Finetune {
     const storage::FaultScope scope("worker.finetune.training");
     progress_.phase = "training";
     const Stopwatch clock;
+    const double learning_rate = rules_.learning_rate(step());
+    trainer_.set_learning_rate(learning_rate);
     const auto result = trainer_.step();
     progress_.tokens += result.tokens;
     progress_.loss = result.loss;
     record({{"step", step()},
             {"loss", result.loss},
             {"gradient_norm", result.gradient_norm},
+            {"learning_rate", learning_rate},
             {"tokens", result.tokens},
             {"seconds", clock.seconds()}});
     storage::fault_step(step());
     storage::fault_point("worker.finetune.stepped");
   }
 
-  void validate() {
-    validated_ = true;
-    if (!has_validation()) return;
+  void validate_if_due() {
+    if (!rules_.is_due(step())) return;
     const storage::FaultScope scope("worker.finetune.validating");
     progress_.phase = "validating";
-    const FinetuneTrainer::Validation validation = trainer_.validate();
-    validation_loss_ = validation.cross_entropy;
-    record({{"step", step()},
-            {"validation_loss", validation.loss},
-            {"validation_cross_entropy", validation.cross_entropy},
-            {"validation_kl", validation.kl}});
+    const Stopwatch clock;
+    const Validation validation = trainer_.validate();
+    if (rules_.update(step(), validation)) trainer_.parameters().keep_best();
+    nlohmann::json metrics = {{"step", step()},
+                              {"validation_loss", validation.loss},
+                              {"validation_cross_entropy", validation.cross_entropy},
+                              {"seconds", clock.seconds()}};
+    if (logits_) metrics["validation_kl"] = validation.kl;
+    record(metrics);
   }
 
   // One line of metrics.jsonl.
@@ -222,7 +223,8 @@ class Finetune {
                              {"data", run_.tokens(DataStage::kFinetune).content_hash},
                              {"tokens", progress_.tokens},
                              {"loss", progress_.loss},
-                             {"seconds", seconds_before_ + clock_.seconds()}});
+                             {"seconds", seconds_before_ + clock_.seconds()},
+                             {"validation", rules_.state()}});
     files_.write_checkpoint(
         checkpoint, step(), [] { storage::fault_point("worker.finetune.checkpoint.written"); });
   }
@@ -232,12 +234,15 @@ class Finetune {
         run_.layout(),
         task_,
         "the stage",
-        {{"kind", kCheckpointKind, "not a checkpoint of a finetune"},
-         {"student", student_, "belongs to "},
+        {{"student", student_, "belongs to "},
          {"seed", run_.recipe().seed, "was started from seed "},
          {"data", run_.tokens(DataStage::kFinetune).content_hash, "was trained on other tokens"}},
-        [this](const storage::Checkpoint& checkpoint, const RefuseCheckpoint& /*refuse*/) {
+        [this](const storage::Checkpoint& checkpoint, const RefuseCheckpoint& refuse) {
+          const nlohmann::json& kind = checkpoint.state.at("kind");
+          if (kind != kCheckpointKind && kind != kKindWithoutBest)
+            refuse("not a checkpoint of a finetune");
           trainer_.parameters().restore(checkpoint);
+          if (kind == kCheckpointKind) rules_.restore(checkpoint.state.at("validation"));
           checkpoint.state.at("tokens").get_to(progress_.tokens);
           checkpoint.state.at("loss").get_to(progress_.loss);
           checkpoint.state.at("seconds").get_to(seconds_before_);
@@ -247,7 +252,8 @@ class Finetune {
   TaskResult finish() {
     TaskResult result{.finished = true};
     if (!is_root()) return result;
-    save_adapter(attempt_directory(), trainer_.parameters().adapter(), run_.recipe().model.path);
+    save_adapter(
+        attempt_directory(), trainer_.parameters().best_adapter(), run_.recipe().model.path);
     for (const char* file : {"adapter_config.json", "adapter_model.safetensors"}) {
       const fs::path path = attempt_directory() / file;
       result.files.push_back({RunLayout::adapter_directory(task_.fencing_token) + "/" + file,
@@ -262,10 +268,7 @@ class Finetune {
                      {"seconds", seconds},
                      {"tokens_per_second", static_cast<double>(progress_.tokens) / seconds},
                      {"ranks", communicator_.world_size()}};
-    if (has_validation()) {
-      result.result["validation_loss"] = validation_loss_;
-      result.result["validation_perplexity"] = std::exp(validation_loss_);
-    }
+    result.result.update(rules_.result());
     return result;
   }
 
@@ -290,12 +293,11 @@ class Finetune {
   Stopwatch clock_;
   double seconds_before_ = 0.0;  // of the attempts that this one continues
   wire::Progress progress_;
-  double validation_loss_ = 0.0;
-  bool validated_ = false;
   std::optional<std::chrono::steady_clock::time_point> told_to_stop_;
   AttemptFiles files_;
   std::optional<LogitsReader> logits_;
   FinetuneTrainer trainer_;
+  ValidationRules rules_;
 };
 
 }  // namespace

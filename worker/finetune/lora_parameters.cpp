@@ -99,17 +99,21 @@ storage::Checkpoint LoraParameters::checkpoint() const {
     checkpoint.tensors[entry.name] = slice(values_);
     checkpoint.tensors[entry.name + ".exp_avg"] = slice(optimizer_->exp_avg().front());
     checkpoint.tensors[entry.name + ".exp_avg_sq"] = slice(optimizer_->exp_avg_sq().front());
+    if (best_.defined()) checkpoint.tensors[entry.name + ".best"] = slice(best_);
   }
   checkpoint.state = {{"step", num_steps()}};
   return checkpoint;
 }
 
 void LoraParameters::restore(const storage::Checkpoint& checkpoint) {
-  if (checkpoint.tensors.size() != 3 * entries_.size()) {
+  const bool has_best = checkpoint.tensors.contains(entries_.front().name + ".best");
+  const std::size_t expected = (has_best ? 4 : 3) * entries_.size();
+  if (checkpoint.tensors.size() != expected) {
     throw Error(ErrorKind::kCorrupt,
-                "finetune checkpoint: expected " + std::to_string(3 * entries_.size()) +
-                    " tensors, found " + std::to_string(checkpoint.tensors.size()));
+                "finetune checkpoint: expected " + std::to_string(expected) + " tensors, found " +
+                    std::to_string(checkpoint.tensors.size()));
   }
+  best_ = has_best ? at::empty_like(values_) : at::Tensor();
   for (const Entry& entry : entries_) {
     const auto take = [&](const std::string& name, const at::Tensor& flat) {
       const auto found = checkpoint.tensors.find(name);
@@ -125,6 +129,7 @@ void LoraParameters::restore(const storage::Checkpoint& checkpoint) {
     take(entry.name, values_);
     take(entry.name + ".exp_avg", optimizer_->exp_avg().front());
     take(entry.name + ".exp_avg_sq", optimizer_->exp_avg_sq().front());
+    if (has_best) take(entry.name + ".best", best_);
   }
   update_device_values();
   optimizer_->set_num_steps(checkpoint.state.at("step").get<std::int64_t>());

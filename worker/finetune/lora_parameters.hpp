@@ -37,8 +37,15 @@ class LoraParameters {
   double step(const at::Tensor& gradient, const StepOptions& options);
   [[nodiscard]] std::int64_t num_steps() const { return optimizer_->num_steps(); }
 
-  // Values and moments by name: "<PEFT name>", "<PEFT name>.exp_avg", "<PEFT name>.exp_avg_sq";
-  // state: "step".
+  // Remembers the values as the best so far.
+  void keep_best() { best_ = values_.clone(); }
+  // On the CPU: the values of the last keep_best(), the present ones before the first.
+  [[nodiscard]] LoraAdapter best_adapter() const {
+    return views_of(best_.defined() ? best_ : values_);
+  }
+
+  // Values and moments by name: "<PEFT name>", "<PEFT name>.exp_avg", "<PEFT name>.exp_avg_sq", and
+  // "<PEFT name>.best" once there is a best; state: "step".
   [[nodiscard]] storage::Checkpoint checkpoint() const;
   // Throws kCorrupt naming a missing, surplus or misshaped tensor.
   void restore(const storage::Checkpoint& checkpoint);
@@ -53,6 +60,7 @@ class LoraParameters {
   };
 
   at::Tensor values_;         // [size()] fp32, on the CPU
+  at::Tensor best_;           // [size()] fp32, on the CPU; undefined before keep_best()
   at::Tensor device_values_;  // values_ itself where the layers are on the CPU
   std::optional<AdamW> optimizer_;
   std::vector<Entry> entries_;

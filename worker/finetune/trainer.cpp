@@ -166,7 +166,7 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
   return result;
 }
 
-FinetuneTrainer::Validation FinetuneTrainer::validate() {
+Validation FinetuneTrainer::validate() {
   const at::NoGradGuard no_gradients;
   const std::int64_t per_batch = options_.finetune.sequences_per_micro_batch;
   const std::int64_t batches = (num_validation() + per_batch - 1) / per_batch;

@@ -42,6 +42,13 @@ struct TrainerOptions {
   std::function<void()> check_cancelled = [] {};
 };
 
+// Means over the positions of the validation sequences that count.
+struct Validation {
+  double loss = 0.0;           // what the steps lower
+  double cross_entropy = 0.0;  // nats
+  double kl = 0.0;             // from the teacher, nats; 0 without its logits
+};
+
 class FinetuneTrainer {
  public:
   // Collective, as is the destructor (tensor_exchange.hpp). `load(i)` gives the weights of layer i,
@@ -65,12 +72,9 @@ class FinetuneTrainer {
   };
   // Collective. The next step after parameters().num_steps().
   StepResult step();
-  // Collective. Means over the validation sequences; 0 when there are none.
-  struct Validation {
-    double loss = 0.0;  // of the objective
-    double cross_entropy = 0.0;
-    double kl = 0.0;  // from the teacher; 0 without its logits
-  };
+  // Of the steps to come; before the first call it is finetune.learning_rate.
+  void set_learning_rate(double learning_rate) { options_.finetune.learning_rate = learning_rate; }
+  // Collective. Over the validation sequences; zeros when there are none.
   Validation validate();
 
   [[nodiscard]] LoraParameters& parameters() { return parameters_; }

@@ -71,6 +71,7 @@ LayerTrainer::LayerTrainer(int layer_idx,
                            const at::Device& device)
     : layer_idx_(layer_idx),
       transfer_(recipe.transfer),
+      rates_(recipe.transfer),
       attention_(recipe.attention),
       seed_(seed),
       options_(hybrid_options(recipe.attention)),
@@ -152,8 +153,7 @@ void LayerTrainer::fail_not_finite(const std::string& what, const at::Tensor& y_
 void LayerTrainer::step() {
   gradient_norm_ = optimizer_->clip_gradients(transfer_.gradient_clip);
   if (!std::isfinite(gradient_norm_)) fail_not_finite("gradient", {});
-  if (transfer_.schedule == "cosine")
-    learning_rate_ = cosine_rate(optimizer_->num_steps(), transfer_);
+  learning_rate_ = rate_after(optimizer_->num_steps(), learning_rate_, rates_);
   optimizer_->step(learning_rate_);
   const std::int64_t every = transfer_.redraw_every;
   if (every > 0 && optimizer_->num_steps() % every == 0) {
@@ -220,7 +220,7 @@ const LayerMetrics& LayerTrainer::finish_validation(std::int64_t step) {
     for (std::size_t i = 0; i < tensors_.size(); ++i) best_[i] = tensors_[i].detach().clone();
   }
   if (transfer_.schedule == "plateau")
-    learning_rate_ = plateau_.update(loss, learning_rate_, transfer_);
+    learning_rate_ = plateau_.update(loss, learning_rate_, rates_);
   stopped_ = stopper_.should_stop(transfer_.early_stop_patience);
   history_.push_back(metrics);
   return history_.back();

@@ -115,6 +115,7 @@ class LayerTrainer {
 
   int layer_idx_;
   storage::TransferSection transfer_;
+  RateSettings rates_;
   storage::AttentionSpec attention_;
   std::uint64_t seed_;
   kernels::HybridOptions options_;

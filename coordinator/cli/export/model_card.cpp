@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/view.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
 #include "storage/base/build_info.hpp"
@@ -40,7 +41,7 @@ std::string attention_text(const fs::path& student) {
          "\n```\n\n";
 }
 
-std::string steps_text(const Recipe& recipe, bool has_lora) {
+std::string steps_text(const Recipe& recipe, const RunStatus& status, bool has_lora) {
   const auto steps = [](int count, int sequences, int seq_len) {
     return std::to_string(count) + " steps of " + std::to_string(sequences) + " x " +
            std::to_string(seq_len) + " tokens";
@@ -54,8 +55,10 @@ std::string steps_text(const Recipe& recipe, bool has_lora) {
     text += "- LoRA of rank " + std::to_string(recipe.finetune.rank) + ", merged: " +
             steps(recipe.finetune.max_steps,
                   recipe.finetune.sequences_per_step,
-                  recipe.data_finetune.seq_len) +
-            "\n";
+                  recipe.data_finetune.seq_len);
+    const TaskStatus* finetune = status.task("finetune");
+    const std::string adapter = finetune == nullptr ? "" : adapter_text(*finetune);
+    text += (adapter.empty() ? "" : "; " + adapter) + "\n";
   }
   return "## Training\n\n" + text + "\n";
 }
@@ -156,8 +159,8 @@ std::string model_card(const ModelChoice& choice, const fs::path& out) {
                      attention_text(choice.student);
   if (!choice.run.empty()) {
     const storage::RunLayout layout(choice.run);
-    text +=
-        steps_text(recipe_of_run(layout), has_lora) + quality_text(read_status(layout), has_lora);
+    const RunStatus status = read_status(layout);
+    text += steps_text(recipe_of_run(layout), status, has_lora) + quality_text(status, has_lora);
   }
   return text + loading_text(name, choice.compute_dtype);
 }

@@ -52,9 +52,14 @@ std::string memory_clause(const TaskStatus& task) {
   return text.empty() ? "" : "; took at most " + text;
 }
 
+std::string adapter_clause(const TaskStatus& task) {
+  const std::string text = task.stage == "finetune" ? adapter_text(task) : "";
+  return text.empty() ? "" : "; " + text;
+}
+
 std::string sentence(const RunStatus& status, const TaskStatus& task, const std::string& name) {
   std::string text = name + " " + doing_text(status, task) + step_clause(task) + mse_text(task) +
-                     memory_clause(task);
+                     adapter_clause(task) + memory_clause(task);
   if (task.tries() > 1) text += "; try " + std::to_string(task.tries());
   if (task.lost_steps > 0) text += "; lost to failures: " + counted(task.lost_steps, "step");
   if (task.state == "ready" && !task.reason.empty()) text += "; before: " + task.reason;

@@ -419,6 +419,18 @@ std::vector<std::string> worker_lines(const RunStatus& status, int width) {
   return table.empty() ? std::vector<std::string>{} : table.render(width);
 }
 
+std::string adapter_text(const TaskStatus& finetune) {
+  const double best = number_or_nan(finetune.result, "best_step");
+  const double steps = number_or_nan(finetune.result, "steps");
+  if (std::isnan(best) || std::isnan(steps)) return "";
+  const auto stopped = finetune.result.find("stopped_early");
+  const bool is_stopped = stopped != finetune.result.end() && *stopped == true;
+  return "adapter of step " + std::to_string(std::llround(best)) + " of " +
+         std::to_string(std::llround(steps)) + ", the best by validation" +
+         (is_stopped ? "; stopped early" : "") +
+         (best == 0.0 ? "; no step made the student better" : "");
+}
+
 std::vector<std::string> result_lines(const RunStatus& status, int width) {
   std::vector<std::pair<std::string, const nlohmann::json*>> results;
   bool has_control = false;
@@ -443,6 +455,10 @@ std::vector<std::string> result_lines(const RunStatus& status, int width) {
   }
   std::vector<std::string> lines = table.empty() ? std::vector<std::string>{} : table.render(width);
   for (std::string& line : text_lines(status, width)) lines.push_back(std::move(line));
+  if (const TaskStatus* finetune = status.task("finetune")) {
+    const std::string adapter = adapter_text(*finetune);
+    if (!adapter.empty()) lines.push_back(fit_words(adapter, width));
+  }
   for (std::string& line : untrained_lines(status, width)) lines.push_back(std::move(line));
   return lines;
 }

@@ -22,6 +22,10 @@ struct BlockMse {
 };
 [[nodiscard]] BlockMse mse_of(const TaskStatus& transfer);
 
+// "adapter of step 40 of 60, the best by validation", of the task finetune; empty: it is not done,
+// validated nothing, or is an earlier build's.
+[[nodiscard]] std::string adapter_text(const TaskStatus& finetune);
+
 // "blocks 9/14 done, 3 running | transfer 64%  1.04 s/step | total 40% | elapsed 12m05s | eta
 // 2h10m". Where the width does not suffice, whole parts go, the least important first and the ETA
 // never.
@@ -44,8 +48,8 @@ struct BlockMse {
 [[nodiscard]] std::vector<std::string> worker_lines(const RunStatus& status, int width);
 // What killed and failed attempts cost, one line; none: nothing.
 [[nodiscard]] std::vector<std::string> loss_lines(const RunStatus& status, int width);
-// Perplexities beside the control's with the share of its gap that is closed, and the layers that
-// are kept untrained.
+// Perplexities beside the control's with the share of its gap that is closed, which step the
+// adapter is of, and the layers that are kept untrained.
 [[nodiscard]] std::vector<std::string> result_lines(const RunStatus& status, int width);
 [[nodiscard]] std::vector<std::string> warning_lines(const RunStatus& status, int width);
 

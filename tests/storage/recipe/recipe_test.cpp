@@ -94,7 +94,13 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                      .sequences_per_step = 8,
                      .sequences_per_micro_batch = 2,
                      .checkpoint_every = 11,
-                     .validate_every = 0,
+                     .validate_every = 13,
+                     .schedule = "linear",
+                     .warmup_steps = 7,
+                     .plateau_factor = 0.25,
+                     .plateau_patience = 12,
+                     .min_learning_rate = 1e-7,
+                     .early_stop_patience = 4,
                      .ranks = 4,
                      .threads = 3,
                      .exchange = "mpi",
@@ -531,6 +537,49 @@ TEST(Recipe, DifferenceTellsSafeChangesFromUnsafeOnes) {
   after = before;
   after.finetune.max_steps = 20;
   EXPECT_THAT(difference(before, after).unsafe, ElementsAre("finetune.max_steps: 40 -> 20"));
+}
+
+TEST(Recipe, MoreFinetuneStepsAreNoSafeChangeWhereTheScheduleSpansThem) {
+  for (const char* schedule : {"constant", "plateau", "cosine", "linear"}) {
+    Recipe before = minimal();
+    before.finetune.schedule = schedule;
+    Recipe after = before;
+    after.finetune.max_steps = 60;
+    const RecipeDifference changed = difference(before, after);
+    const bool is_safe = schedule == std::string("constant") || schedule == std::string("plateau");
+    EXPECT_EQ(changed.safe.size(), is_safe ? 1U : 0U) << schedule;
+    if (is_safe) continue;
+    EXPECT_THAT(changed.unsafe,
+                ElementsAre(AllOf(HasSubstr("finetune.max_steps: 40 -> 60 (finetune.schedule = \""),
+                                  HasSubstr(schedule))));
+  }
+}
+
+TEST(Recipe, RulesOfTheFinetuneThatNeedValidationsAreRefusedWithoutAny) {
+  const std::string never = "[finetune]\nvalidate_every = 0\n";
+  EXPECT_EQ(refusal_of(never + "early_stop_patience = 3\n"),
+            "recipe.toml:8: finetune.early_stop_patience = 3 counts validations, but "
+            "finetune.validate_every = 0 validates only at the end; set it to 1 or more, or leave "
+            "the patience at 0");
+  EXPECT_THAT(refusal_of(never + "schedule = \"plateau\"\n"),
+              HasSubstr("finetune.schedule = \"plateau\" goes by validations, but "
+                        "finetune.validate_every = 0"));
+  const std::string none = "[data.finetune]\nvalidation_sequences = 0\n[finetune]\n";
+  EXPECT_THAT(refusal_of(none + "early_stop_patience = 1\n"),
+              HasSubstr("finetune.early_stop_patience = 1 counts validations, but "
+                        "data.finetune.validation_sequences = 0"));
+  EXPECT_THAT(refusal_of(none + "schedule = \"plateau\"\n"), HasSubstr("finetune.schedule"));
+  EXPECT_EQ(refusal_of(never + "schedule = \"cosine\"\n"), "accepted");
+}
+
+TEST(Recipe, RatesOfTheFinetuneFitEachOther) {
+  const std::string low = "[finetune]\nlearning_rate = 1e-6\n";
+  EXPECT_EQ(refusal_of(low), "accepted") << "a constant rate has no lowest one";
+  EXPECT_EQ(refusal_of(low + "schedule = \"linear\"\n"),
+            "recipe.toml: finetune.min_learning_rate = 1e-05 is above finetune.learning_rate = "
+            "1e-06");
+  EXPECT_EQ(refusal_of("[finetune]\nwarmup_steps = 40\n"),
+            "recipe.toml:7: finetune.warmup_steps = 40 must be below finetune.max_steps = 40");
 }
 
 TEST(Recipe, TheShippedRecipesAreValidAndTheReferenceIsThePublishedSchedule) {

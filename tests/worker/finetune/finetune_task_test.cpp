@@ -7,11 +7,13 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <cmath>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
+#include "storage/tensors/checkpoint.hpp"
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
@@ -39,8 +41,24 @@ class FinetuneTask : public testing::Test {
     recipe.finetune.sequences_per_step = 4;
     recipe.finetune.checkpoint_every = 2;
     recipe.finetune.validate_every = 3;
-    tests::write_tiny_run(root(), recipe, 12);
+    recipe_ = recipe;
+    write_run();
     write_student("student/t5");
+  }
+
+  void write_run() const { tests::write_tiny_run(root(), recipe_, 12); }
+  // Rules that all have something to decide: on random tokens the validation loss soon rises.
+  void use_all_rules() {
+    recipe_.finetune.learning_rate = 3e-2;
+    recipe_.finetune.max_steps = 20;
+    recipe_.finetune.checkpoint_every = 3;
+    recipe_.finetune.validate_every = 2;
+    recipe_.finetune.warmup_steps = 3;
+    recipe_.finetune.schedule = "plateau";
+    recipe_.finetune.plateau_patience = 0;
+    recipe_.finetune.plateau_factor = 0.5;
+    recipe_.finetune.early_stop_patience = 4;
+    write_run();
   }
 
   [[nodiscard]] fs::path root() const { return directory_ / "run"; }
@@ -85,8 +103,27 @@ class FinetuneTask : public testing::Test {
     return outcome;
   }
 
+  // The lines of an attempt's metrics.jsonl that have this key.
+  [[nodiscard]] std::vector<nlohmann::json> metrics(storage::FencingToken token,
+                                                    const char* key) const {
+    std::ifstream file(root() / ("attempts/t" + std::to_string(token)) / "metrics.jsonl");
+    std::vector<nlohmann::json> lines;
+    for (std::string line; std::getline(file, line);) {
+      auto parsed = nlohmann::json::parse(line);
+      if (parsed.contains(key)) lines.push_back(std::move(parsed));
+    }
+    return lines;
+  }
+
   tests::TemporaryDirectory directory_;
+  storage::Recipe recipe_;
 };
+
+// Of a result, what has to be the same after a resume.
+nlohmann::json without_times(nlohmann::json result) {
+  for (const char* key : {"seconds", "tokens_per_second", "ranks"}) result.erase(key);
+  return result;
+}
 
 TEST_F(FinetuneTask, AnyNumberOfRanksLeavesTheSameAdapterAndResult) {
   const Outcome one = run(1, task(1));
@@ -103,14 +140,146 @@ TEST_F(FinetuneTask, AnyNumberOfRanksLeavesTheSameAdapterAndResult) {
     EXPECT_EQ(many.result.result["validation_loss"], one.result.result["validation_loss"]);
     EXPECT_EQ(many.result.result["ranks"], world_size);
   }
-  std::ifstream metrics(root() / "attempts/t1/metrics.jsonl");
-  int losses = 0, validations = 0;
-  for (std::string line; std::getline(metrics, line);) {
-    losses += static_cast<int>(nlohmann::json::parse(line).count("loss"));
-    validations += static_cast<int>(nlohmann::json::parse(line).count("validation_loss"));
+  EXPECT_EQ(metrics(1, "loss").size(), static_cast<std::size_t>(kMaxSteps));
+  std::vector<int> validated;
+  for (const auto& line : metrics(1, "validation_loss")) validated.push_back(line.at("step"));
+  EXPECT_THAT(validated, testing::ElementsAre(0, 3, 6));
+}
+
+TEST_F(FinetuneTask, TheAdapterOfTheBestValidationIsPublishedAndItsFiguresAreThoseOfTheResult) {
+  use_all_rules();
+  const Outcome outcome = run(1, task(1));
+  ASSERT_TRUE(outcome.result.finished);
+  const nlohmann::json& result = outcome.result.result;
+  const auto validations = metrics(1, "validation_loss");
+  const auto best =
+      std::min_element(validations.begin(), validations.end(), [](const auto& a, const auto& b) {
+        return a.at("validation_loss") < b.at("validation_loss");
+      });
+  const int best_step = best->at("step");
+  EXPECT_EQ(result.at("best_step"), best_step);
+  EXPECT_EQ(result.at("validation_loss"), best->at("validation_loss"));
+  EXPECT_DOUBLE_EQ(result.at("validation_perplexity").get<double>(),
+                   std::exp(best->at("validation_cross_entropy").get<double>()));
+  EXPECT_EQ(result.at("last_validation_loss"), validations.back().at("validation_loss"));
+  // Four validations of two steps each brought nothing better.
+  EXPECT_EQ(result.at("steps"), best_step + 8);
+  EXPECT_EQ(result.at("stopped_early"), true);
+  // The same steps and no more: their last adapter is that of the best step.
+  ASSERT_GT(best_step, 0);
+  recipe_.finetune.max_steps = best_step;
+  write_run();
+  EXPECT_EQ(run(1, task(2)).adapter, outcome.adapter);
+}
+
+TEST_F(FinetuneTask, WhereNoStepHelpsTheAdapterIsThatOfTheUntouchedStudent) {
+  recipe_.finetune.learning_rate = 1.0;
+  write_run();
+  const Outcome outcome = run(2, task(1));
+  EXPECT_EQ(outcome.result.result.at("best_step"), 0);
+  EXPECT_FALSE(outcome.result.result.contains("stopped_early"));
+  const LoraAdapter adapter = load_adapter(root() / "adapter/t1", RunContext(root()).config());
+  for (const auto& layer : adapter.layers) {
+    for (const auto& [module, pair] : layer)
+      EXPECT_EQ(pair.b.abs().max().item<double>(), 0.0) << module;
   }
-  EXPECT_EQ(losses, kMaxSteps);
-  EXPECT_EQ(validations, 2);
+}
+
+TEST_F(FinetuneTask, WithoutAValidationSplitTheLastAdapterIsPublished) {
+  recipe_.finetune.learning_rate = 1.0;
+  recipe_.data_finetune.validation_sequences = 0;
+  write_run();
+  const fs::path file = root() / storage::RunLayout::tokens(storage::DataStage::kFinetune);
+  storage::TokenSequences tokens =
+      storage::load_tokens(file, RunContext(root()).config().vocab_size);
+  tokens.num_train = tokens.num_sequences;
+  storage::write_tokens(file, tokens);
+  const Outcome outcome = run(1, task(1));
+  ASSERT_TRUE(outcome.result.finished);
+  EXPECT_TRUE(metrics(1, "validation_loss").empty());
+  for (const char* key : {"best_step", "validation_loss", "last_validation_loss"})
+    EXPECT_FALSE(outcome.result.result.contains(key)) << key;
+  const LoraAdapter adapter = load_adapter(root() / "adapter/t1", RunContext(root()).config());
+  EXPECT_GT(adapter.find(3, "o_proj")->b.abs().max().item<double>(), 0.0);
+}
+
+TEST_F(FinetuneTask, AResumeAtAnyCheckpointGivesTheBestAdapterAndResultOfAnUndisturbedRun) {
+  use_all_rules();
+  const Outcome undisturbed = run(2, task(1));
+  const int last = undisturbed.result.result.at("steps");
+  storage::FencingToken token = 10;
+  for (int stop = 0; stop < last; stop += 1) {
+    const int world_size = stop % 2 == 0 ? 1 : 4;
+    const Outcome stopped = run(2, task(++token), [stop](const tests::LocalTaskContext& context) {
+      return context.reports.back().phase == "training" && context.reports.back().step >= stop;
+    });
+    ASSERT_FALSE(stopped.result.finished);
+    wire::Task again = task(++token);
+    again.resume = stopped.checkpoints.rbegin()->second;
+    const Outcome resumed = run(world_size, again);
+    EXPECT_EQ(resumed.adapter, undisturbed.adapter) << "stopped at step " << stop;
+    EXPECT_EQ(without_times(resumed.result.result), without_times(undisturbed.result.result));
+    const auto rates = metrics(token, "learning_rate"), all = metrics(1, "learning_rate");
+    ASSERT_FALSE(rates.empty());
+    EXPECT_EQ(rates.back().at("learning_rate"), all.back().at("learning_rate"));
+  }
+}
+
+TEST_F(FinetuneTask, AValidationThatAStopCutsOffIsMadeAfterTheResume) {
+  use_all_rules();
+  const Outcome undisturbed = run(1, task(1));
+  Outcome stopped;
+  run_on_threads(1, [&](Communicator& communicator) {
+    at::set_num_threads(1);
+    RunContext run(root());
+    tests::LocalTaskContext context(run.layout(), 2);
+    context.stop_when = [](const tests::LocalTaskContext& seen) {
+      return seen.reports.back().phase == "validating" && seen.reports.back().step == 4;
+    };
+    const StopTimeout none{std::chrono::milliseconds(0), std::chrono::hours(1)};
+    stopped.result = run_finetune(run, context, task(2), communicator, none);
+    stopped.checkpoints = context.checkpoints;
+  });
+  ASSERT_FALSE(stopped.result.finished);
+  ASSERT_EQ(stopped.checkpoints.rbegin()->first, 4);
+  ASSERT_EQ(metrics(2, "validation_loss").back().at("step"), 2) << "it was not cut off";
+  wire::Task again = task(3);
+  again.resume = stopped.checkpoints.rbegin()->second;
+  const Outcome resumed = run(1, again);
+  EXPECT_EQ(resumed.adapter, undisturbed.adapter);
+  EXPECT_EQ(without_times(resumed.result.result), without_times(undisturbed.result.result));
+}
+
+TEST_F(FinetuneTask, ACheckpointOfABuildWithoutABestAdapterGoesOn) {
+  const Outcome first = run(1, task(1));
+  const RunContext run_context(root());
+  const storage::FileRecord& file = first.checkpoints.at(4);
+  storage::Checkpoint old = storage::read_checkpoint(root() / file.name, file);
+  ASSERT_EQ(old.state.at("kind"), "finetune/2");
+  old.state["kind"] = "finetune/1";
+  old.state.erase("validation");
+  std::erase_if(old.tensors, [](const auto& entry) { return entry.first.ends_with(".best"); });
+  wire::Task again = task(2);
+  fs::create_directories(root() / "attempts/t2");
+  again.resume = storage::write_checkpoint(run_context.layout(), 2, 4, old);
+  const Outcome resumed = run(1, again);
+  EXPECT_TRUE(resumed.result.finished);
+  EXPECT_EQ(resumed.result.result.at("best_step"), kMaxSteps) << "of the validations it has made";
+  EXPECT_EQ(resumed.result.result.at("last_validation_loss"),
+            first.result.result.at("last_validation_loss"));
+}
+
+TEST_F(FinetuneTask, EachStepSaysTheRateOfItsSchedule) {
+  recipe_.finetune.schedule = "linear";
+  recipe_.finetune.min_learning_rate = 0.0;
+  recipe_.finetune.warmup_steps = 2;
+  write_run();
+  static_cast<void>(run(1, task(1)));
+  std::vector<double> rates;
+  for (const auto& line : metrics(1, "learning_rate")) rates.push_back(line.at("learning_rate"));
+  EXPECT_THAT(rates,
+              testing::Pointwise(testing::DoubleNear(1e-12),
+                                 std::vector<double>{5e-3, 1e-2, 1e-2, 7.5e-3, 5e-3, 2.5e-3}));
 }
 
 TEST_F(FinetuneTask, AStoppedStageGoesOnAtAnotherWorldSizeToTheSameAdapter) {

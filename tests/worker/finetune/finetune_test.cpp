@@ -256,7 +256,7 @@ TEST(Finetune, TheKlFromATeacherThatIsSureOfTheTextIsTheCrossEntropy) {
   EXPECT_NEAR(
       plain->accumulate(sequence, 0.1, of_ce), taught->accumulate(sequence, 0.1, of_kl), 1e-3);
   EXPECT_TRUE(at::allclose(of_ce, of_kl, 1e-4, 1e-6));
-  const FinetuneTrainer::Validation validation = taught->validate();
+  const Validation validation = taught->validate();
   EXPECT_NEAR(validation.kl, validation.cross_entropy, 1e-5);
   EXPECT_EQ(validation.loss, validation.kl);
   EXPECT_EQ(asked, (std::vector<std::int64_t>{5, 24, 25}));

@@ -55,14 +55,41 @@ TEST(Plateau, DropsTheRateOnlyAfterMoreThanPatienceBadValidations) {
   transfer.plateau_patience = 2;
   transfer.plateau_factor = 0.1;
   transfer.min_learning_rate = 5e-4;
+  const RateSettings settings(transfer);
   Plateau plateau;
-  double rate = plateau.update(1.0, 1e-2, transfer);
-  for (int i = 0; i < 2; ++i) rate = plateau.update(1.0, rate, transfer);
+  double rate = plateau.update(1.0, 1e-2, settings);
+  for (int i = 0; i < 2; ++i) rate = plateau.update(1.0, rate, settings);
   EXPECT_DOUBLE_EQ(rate, 1e-2);
-  rate = plateau.update(1.0, rate, transfer);
+  rate = plateau.update(1.0, rate, settings);
   EXPECT_DOUBLE_EQ(rate, 1e-3);
-  for (int i = 0; i < 3; ++i) rate = plateau.update(1.0, rate, transfer);
+  for (int i = 0; i < 3; ++i) rate = plateau.update(1.0, rate, settings);
   EXPECT_DOUBLE_EQ(rate, 5e-4) << "not below min_learning_rate";
+}
+
+TEST(Schedule, TheRateRisesOverTheWarmupAndThenFallsOverTheStepsThatAreLeft) {
+  storage::FinetuneSection finetune;
+  finetune.learning_rate = 0.8;
+  finetune.min_learning_rate = 0.2;
+  finetune.max_steps = 12;
+  finetune.warmup_steps = 4;
+  const auto rates = [&finetune](const std::string& schedule, double plateau_rate) {
+    finetune.schedule = schedule;
+    const RateSettings settings(finetune);
+    std::vector<double> at;
+    for (const int step : {0, 3, 4, 6, 8, 12, 20})
+      at.push_back(rate_after(step, plateau_rate, settings));
+    return at;
+  };
+  const auto expect_near = [](const std::vector<double>& found, std::vector<double> expected) {
+    for (std::size_t i = 0; i < expected.size(); ++i) EXPECT_NEAR(found[i], expected[i], 1e-12);
+  };
+  expect_near(rates("linear", 9.0), {0.2, 0.8, 0.8, 0.65, 0.5, 0.2, 0.2});
+  const double quarter = 0.2 + 0.6 * 0.5 * (1.0 + std::sqrt(0.5));
+  expect_near(rates("cosine", 9.0), {0.2, 0.8, 0.8, quarter, 0.5, 0.2, 0.2});
+  expect_near(rates("constant", 0.8), {0.2, 0.8, 0.8, 0.8, 0.8, 0.8, 0.8});
+  expect_near(rates("plateau", 0.4), {0.1, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4});
+  finetune.warmup_steps = 0;
+  EXPECT_DOUBLE_EQ(rates("linear", 9.0)[0], 0.8);
 }
 
 TEST(Stopper, CountsValidationsWithoutImprovementInARow) {

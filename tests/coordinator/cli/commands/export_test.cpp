@@ -93,6 +93,19 @@ TEST_F(Export, ModelCardSaysWhatTheRunKnowsAndIsNotTheTeachers) {
   EXPECT_EQ(card.find("LoRA of rank"), std::string::npos) << "the student has none";
 }
 
+TEST_F(Export, ModelCardSaysWhichStepTheAdapterIsOf) {
+  run_.append({Granted{TaskId::finetune(), 5, "mpi", 1, "cpu"},
+               TaskDone{5, {}, {{"steps", 40}, {"best_step", 20}}}});
+  ModelChoice choice;
+  choice.model = run_.scratch / "model";
+  choice.student = run_.layout.root() / SmallRun::student();
+  choice.run = run_.directory();
+  choice.lora = "adapter";
+  EXPECT_NE(model_card(choice, run_.scratch / "out")
+                .find("; adapter of step 20 of 40, the best by validation\n"),
+            std::string::npos);
+}
+
 TEST_F(Export, ModelCardNamesTheTeacherAsItsHubDoes) {
   EXPECT_EQ(teacher_name("org/name"), "org/name");
   EXPECT_EQ(teacher_name("/cache/models--org--a-name/snapshots/1f/"), "org/a-name");

@@ -364,6 +364,25 @@ TEST(View, FinetuneShowsItsStepAndLossAndTheWholeItsEta) {
       << line;
 }
 
+TEST(View, AFinetuneThatIsDoneSaysWhichStepItsAdapterIsOf) {
+  RunStatus status = status_of_a_run();
+  TaskStatus task;
+  task.id = task.stage = "finetune";
+  task.state = "done";
+  task.result = {{"steps", 60}, {"best_step", 40}, {"stopped_early", true}};
+  status.tasks.push_back(task);
+  const std::string text = "adapter of step 40 of 60, the best by validation; stopped early";
+  EXPECT_EQ(result_lines(status, 80).back(), text);
+  EXPECT_EQ(explain_run(status).back(), "finetune is done; " + text);
+  task.result = {{"steps", 60}, {"best_step", 0}};
+  EXPECT_EQ(adapter_text(task),
+            "adapter of step 0 of 60, the best by validation; no step made the student better");
+  for (const nlohmann::json& other : {nlohmann::json{{"steps", 60}}, nlohmann::json()}) {
+    task.result = other;  // of an earlier build; of a task that runs
+    EXPECT_EQ(adapter_text(task), "");
+  }
+}
+
 TEST(View, ANarrowStatusLineLosesWholePartsAndNeverItsEta) {
   const RunStatus status = status_of_a_run();
   EXPECT_EQ(status_line(status, 111),
