@@ -26,7 +26,8 @@ def stage_tokens(subject: str, recipe: dict[str, Any], status: dict[str, Any]) -
     """Tokens that the stage went through: each layer sees them once a step."""
     data, transfer, finetune = recipe["data"], recipe["transfer"], recipe["finetune"]
     if subject == "lora":
-        return finetune["max_steps"] * finetune["sequences_per_step"] * data["finetune"]["seq_len"]
+        done = next((task["result"] for task in status["tasks"] if task["stage"] == "finetune" and task.get("result")), {})
+        return done.get("steps", finetune["max_steps"]) * finetune["sequences_per_step"] * data["finetune"]["seq_len"]
     steps = transfer["max_steps"] * transfer["sequences_per_step"]
     held = min(transfer["validation_sequences"], data["transfer"]["validation_sequences"]) if subject == "teacher" else 0
     return (steps + held) * data["transfer"]["seq_len"]

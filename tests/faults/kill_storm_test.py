@@ -38,6 +38,8 @@ RECIPE = {  # on top of job.RECIPE: more blocks, steps and workers to kill in
     "transfer.checkpoint_every": CHECKPOINT_EVERY["transfer"],
     "finetune.max_steps": 8,
     "finetune.validate_every": 4,
+    "finetune.schedule": "plateau",
+    "finetune.plateau_patience": 0,
     "finetune.checkpoint_every": CHECKPOINT_EVERY["finetune"],
     "workers.local": 4,
     "workers.orphan_timeout_s": 60,
