@@ -101,6 +101,19 @@ std::vector<std::string> output_names(const TaskId& id, std::uint64_t token) {
   return {};
 }
 
+bool are_outputs(const TaskId& id,
+                 std::uint64_t token,
+                 const std::vector<storage::FileRecord>& files) {
+  std::vector<std::string> announced;
+  for (const storage::FileRecord& file : files) announced.push_back(file.name);
+  std::sort(announced.begin(), announced.end());
+  std::vector<std::string> names = output_names(id, token);
+  if (announced == names) return true;
+  if (id.stage != Stage::kFinetune) return false;
+  names.push_back(RunLayout::adapter_directory(token) + "/trained_parameters.safetensors");
+  return announced == names;
+}
+
 void delete_dropped_shards(const RunLayout& layout,
                            const State& state,
                            int boundary,

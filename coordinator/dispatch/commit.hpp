@@ -45,6 +45,11 @@ struct FoundCheckpoint {
 // path of a message ever leads elsewhere. Capture: shard `shard`.
 [[nodiscard]] std::string shard_name(const TaskId& id, int shard, std::uint64_t token);
 [[nodiscard]] std::vector<std::string> output_names(const TaskId& id, std::uint64_t token);
+// Whether a task is done with these: all of output_names(), in any order, and of a finetune that
+// trained more than LoRA trained_parameters.safetensors too.
+[[nodiscard]] bool are_outputs(const TaskId& id,
+                               std::uint64_t token,
+                               const std::vector<storage::FileRecord>& files);
 
 // Deletes the files of dropped shards that still exist: those of one boundary after its record,
 // all (0) after a restart.

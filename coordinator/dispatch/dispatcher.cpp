@@ -564,11 +564,7 @@ void Dispatcher::done(const std::string& peer, const wire::Done& message) {
     return;
   }
   try {
-    const std::vector<std::string> names = output_names(task->id, token);
-    std::vector<std::string> announced;
-    for (const storage::FileRecord& file : message.files) announced.push_back(file.name);
-    std::sort(announced.begin(), announced.end());
-    if (announced != names) {
+    if (!are_outputs(task->id, token, message.files)) {
       throw Error(ErrorKind::kInternal,
                   to_string(task->id) + " was done with other files than it must give");
     }

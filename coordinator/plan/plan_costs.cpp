@@ -68,7 +68,7 @@ Costs::Costs(const storage::Recipe& recipe,
           static_cast<double>(recipe.finetune.sequences_per_micro_batch * tokens.finetune.seq_len)),
       finetune_seq_len_(static_cast<double>(tokens.finetune.seq_len)),
       transfer_seq_len_(static_cast<double>(tokens.transfer.seq_len)),
-      lora_rank_(recipe.finetune.rank),
+      finetune_(recipe.finetune),
       tied_(model.tie_word_embeddings),
       has_bias_(recipe.attention.bias) {}
 
@@ -84,10 +84,20 @@ double Costs::map_parameters() const {
   return (heads_ + key_maps_) * projected_ * (head_dim_ + (has_bias_ ? 1.0 : 0.0)) + heads_;
 }
 
-double Costs::lora_parameters() const {
-  const double q_and_o = 2.0 * (hidden_ + heads_ * head_dim_);
-  const double k_and_v = 2.0 * (hidden_ + kv_heads_ * head_dim_);
-  return layers_ * lora_rank_ * (q_and_o + k_and_v);
+double Costs::trained_parameters() const {
+  double parameters = 0.0;  // of a layer
+  const double query = heads_ * head_dim_, key = kv_heads_ * head_dim_;
+  for (const std::string& module : finetune_.target_modules) {
+    if (!finetune_.trains("lora")) break;
+    const double other = module == "q_proj" || module == "o_proj"   ? query
+                         : module == "k_proj" || module == "v_proj" ? key
+                                                                    : intermediate_;
+    parameters += finetune_.rank * (hidden_ + other);
+  }
+  if (finetune_.trains("maps")) parameters += map_parameters();
+  if (finetune_.trains("window_factors")) parameters += heads_;
+  if (finetune_.trains("norms")) parameters += 2.0 * (hidden_ + head_dim_);
+  return layers_ * parameters;
 }
 
 double Costs::outer_bytes() const {
@@ -137,12 +147,16 @@ std::uint64_t Costs::logits_memory(const storage::LogitsPlan& plan, int layers) 
                2.0 * kLogitRows * vocabulary_ * kFloat);
 }
 
-// Evaluation streams the layers: one at a time, its attention twice with LoRA, over a group of
+// Evaluation streams the layers: one at a time, what has LoRA of it twice, over a group of
 // sequences. The residual streams of a group fill kEvaluateGroup, or one sequence more than does.
 std::uint64_t Costs::evaluate_memory() const {
   const double group = std::min(std::max(kEvaluateGroup, kColumns * evaluate_stream_bytes_),
                                 kColumns * evaluate_sequences_ * evaluate_stream_bytes_);
-  return whole(kProcessBytes + (layer_parameters() + attention_parameters()) * compute_bytes_ +
+  const bool has_mlp_lora = std::ranges::any_of(finetune_.target_modules, [](const auto& module) {
+    return module == "gate_proj" || module == "up_proj" || module == "down_proj";
+  });
+  const double with_lora = has_mlp_lora ? layer_parameters() : attention_parameters();
+  return whole(kProcessBytes + (layer_parameters() + with_lora) * compute_bytes_ +
                layers_ * map_parameters() * kFloat + outer_bytes() + group +
                4.0 * layer_activation_bytes(evaluate_tokens_) +
                2.0 * kLogitRows * vocabulary_ * kFloat);
@@ -158,7 +172,7 @@ std::uint64_t Costs::finetune_memory() const {
                         2.0 * vocabulary_ * hidden_ * compute_bytes_;
   return whole(kProcessBytes + packed + layers_ * map_parameters() * kFloat + outer_bytes() +
                checkpoints + activations + 2.0 * layer_activation_bytes(finetune_tokens_) +
-               attention_training_bytes(finetune_tokens_) + lora_parameters() * 5.0 * kFloat +
+               attention_training_bytes(finetune_tokens_) + trained_parameters() * 5.0 * kFloat +
                3.0 * kLogitRows * vocabulary_ * kFloat);
 }
 
@@ -170,12 +184,12 @@ std::uint64_t Costs::other_disk() const {
   // Artifacts and the student; checkpoints of every layer at once (maps, moments, best copy); three
   // LoRA checkpoints of the same.
   const double maps = layers_ * map_parameters() * kFloat;
-  return whole(2.0 * maps + 2.0 * 4.0 * maps + 3.0 * 4.0 * lora_parameters() * kFloat +
+  return whole(2.0 * maps + 2.0 * 4.0 * maps + 3.0 * 4.0 * trained_parameters() * kFloat +
                texts_bytes_ + 16.0 * 1024 * 1024);
 }
 
 std::uint64_t Costs::final_disk() const {
-  return whole(2.0 * layers_ * map_parameters() * kFloat + lora_parameters() * kFloat +
+  return whole(2.0 * layers_ * map_parameters() * kFloat + trained_parameters() * kFloat +
                texts_bytes_ + 16.0 * 1024 * 1024);
 }
 
@@ -210,7 +224,7 @@ Work Costs::model_training() const {
   const double again = 1.0 - std::min(1.0, kActivationBudget / activations);
   const Work products{2.0 * layer_parameters(), 0.0};
   return layers_ * ((2.0 + again) * products + (3.0 + again) * layer_student()) + 2.0 * head() +
-         Work{0.0, 6.0 * lora_parameters()};
+         Work{0.0, 6.0 * trained_parameters()};
 }
 
 double Costs::layer_bytes() const { return layer_parameters() * compute_bytes_; }

@@ -64,7 +64,7 @@ class Costs {
   [[nodiscard]] double layer_parameters() const;
   [[nodiscard]] double attention_parameters() const;
   [[nodiscard]] double map_parameters() const;  // of one layer: both maps, biases, window factors
-  [[nodiscard]] double lora_parameters() const;
+  [[nodiscard]] double trained_parameters() const;  // of the finetune
   [[nodiscard]] double outer_bytes() const;
   [[nodiscard]] double layer_activation_bytes(double tokens) const;
   [[nodiscard]] double attention_training_bytes(double tokens) const;
@@ -79,7 +79,7 @@ class Costs {
   double finetune_tokens_;                    // of one forward
   double finetune_seq_len_;
   double transfer_seq_len_;
-  double lora_rank_;
+  storage::FinetuneSection finetune_;
   bool tied_, has_bias_;
 };
 

@@ -88,7 +88,7 @@ CapturePlan make_capture_plan(const Recipe& recipe,
   const std::int64_t budget = std::int64_t{recipe.transfer.max_steps} * per_step;
   CapturePlan plan;
   plan.num_train = std::min(budget, tokens_num_train / per_step * per_step);
-  if (plan.num_train == 0) {
+  if (plan.num_train == 0 && budget > 0) {
     throw Error(ErrorKind::kUsage,
                 "tokens/transfer.h5 has " + std::to_string(tokens_num_train) +
                     " training sequences, but one step takes " + std::to_string(per_step) +

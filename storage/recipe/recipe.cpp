@@ -263,6 +263,14 @@ void check_transfer(const Recipe& recipe, RecipeProblems& problems) {
         equals(transfer.validation_sequences) + ", but data.transfer.validation_sequences = " +
             std::to_string(recipe.data_transfer.validation_sequences) + "; raise that one");
   }
+  const bool has_trained_maps =
+      recipe.attention.has_projection() && recipe.attention.train_feature_map;
+  if (transfer.max_steps == 0 && has_trained_maps &&
+      !(recipe.finetune.enabled && recipe.finetune.trains("maps"))) {
+    problems.add("transfer.max_steps",
+                 "= 0 leaves the maps untrained; add \"maps\" to finetune.trainable (and set "
+                 "finetune.enabled = true), or give the transfer steps");
+  }
   if (transfer.min_learning_rate > transfer.learning_rate) {
     problems.add("transfer.min_learning_rate",
                  "= " + short_number(transfer.min_learning_rate) +
@@ -327,18 +335,50 @@ void check_rates(const FinetuneSection& finetune, RecipeProblems& problems) {
   }
 }
 
+void check_no_word_twice(const char* field,
+                         const std::vector<std::string>& words,
+                         RecipeProblems& problems) {
+  for (auto word = words.begin(); word != words.end(); ++word) {
+    if (std::find(words.begin(), word, *word) != word)
+      problems.add(field, "names " + *word + " twice");
+  }
+}
+
+void check_trainable(const Recipe& recipe, RecipeProblems& problems) {
+  const FinetuneSection& finetune = recipe.finetune;
+  const AttentionSpec& attention = recipe.attention;
+  constexpr const char* kField = "finetune.trainable";
+  if (finetune.trainable.empty())
+    problems.add(kField, "is empty; set finetune.enabled = false instead");
+  check_no_word_twice(kField, finetune.trainable, problems);
+  if (finetune.trains("maps") && !attention.has_projection()) {
+    problems.add(kField,
+                 "names maps, but the feature map of this attention (attention.feature_map) has no "
+                 "projection; leave it out");
+  } else if (finetune.trains("maps") && !attention.train_feature_map) {
+    problems.add(
+        kField,
+        "names maps, but attention.train_feature_map = false keeps them as they are drawn; "
+        "set that to true, or leave it out");
+  }
+  if (finetune.trains("window_factors") && attention.window == WindowLayout::kNone) {
+    problems.add(kField,
+                 "names window_factors, but attention.window = none has none; leave it out");
+  } else if (finetune.trains("window_factors") && !attention.train_window_factor) {
+    problems.add(kField,
+                 "names window_factors, but attention.train_window_factor = false fixes them; set "
+                 "that to true, or leave it out");
+  }
+}
+
 void check_finetune(const Recipe& recipe, RecipeProblems& problems) {
   const FinetuneSection& finetune = recipe.finetune;
   check_rates(finetune, problems);
   check_validations(recipe, problems);
   if (finetune.target_modules.empty())
     problems.add("finetune.target_modules", "is empty; set finetune.enabled = false instead");
-  for (auto module = finetune.target_modules.begin(); module != finetune.target_modules.end();
-       ++module) {
-    if (std::find(finetune.target_modules.begin(), module, *module) != module) {
-      problems.add("finetune.target_modules", "names " + *module + " twice");
-    }
-  }
+  check_no_word_twice("finetune.target_modules", finetune.target_modules, problems);
+  check_trainable(recipe, problems);
   if (finetune.exchange == "nccl" && recipe.plan.device == "cpu") {
     problems.add("finetune.exchange",
                  "= \"nccl\" needs GPUs, and plan.device = \"cpu\"; set it to \"auto\"");

@@ -4,7 +4,9 @@
 // Recipe::validate().
 #pragma once
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace hedgerow::storage {
@@ -105,6 +107,7 @@ struct FinetuneSection {
   int rank = 8;
   double alpha = 16.0;
   std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj"};
+  std::vector<std::string> trainable = {"lora"};  // lora | maps | window_factors | norms
   double learning_rate = 1e-4;
   double weight_decay = 0.0;
   double gradient_clip = 1.0;
@@ -129,6 +132,9 @@ struct FinetuneSection {
   // here: the coordinator starts the ranks with mpirun; elsewhere: they come from outside, as a
   // Kubernetes MPIJob or another job's mpirun, and ask for the stage
   std::string launch = "here";
+  [[nodiscard]] bool trains(std::string_view part) const {
+    return std::find(trainable.begin(), trainable.end(), part) != trainable.end();
+  }
   bool operator==(const FinetuneSection&) const = default;
 
   [[nodiscard]] bool learns_from_teacher() const { return objective != "ce"; }

@@ -33,7 +33,10 @@ void visit_plan(Plan& plan, Visitor& visitor) {
 template <typename Transfer, typename Visitor>
 void visit_transfer(Transfer& transfer, Visitor& visitor) {
   visitor.field("learning_rate", transfer.learning_rate, {"AdamW", 0, 10, true});
-  visitor.field("max_steps", transfer.max_steps, {"optimizer steps a layer", 1, 1e9});
+  visitor.field(
+      "max_steps",
+      transfer.max_steps,
+      {"optimizer steps a layer; 0: maps start untrained and the finetune trains them", 0, 1e9});
   visitor.field("sequences_per_step",
                 transfer.sequences_per_step,
                 {"a multiple of plan.sequences_per_forward", 1, 1e6});
@@ -95,7 +98,11 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
   visitor.field("alpha", finetune.alpha, {"LoRA alpha: updates count alpha / r", 0, 1e6, true});
   visitor.field("target_modules",
                 finetune.target_modules,
-                {.comment = "which projections learn", .choices = "q_proj|k_proj|v_proj|o_proj"});
+                {.comment = "which projections learn",
+                 .choices = "q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj"});
+  visitor.field("trainable",
+                finetune.trainable,
+                {.comment = "what is trained", .choices = "lora|maps|window_factors|norms"});
   visitor.field("learning_rate", finetune.learning_rate, {"AdamW", 0, 10, true});
   visitor.field("weight_decay", finetune.weight_decay, {"AdamW", 0, 1});
   visitor.field(

@@ -26,7 +26,7 @@ except ImportError as missing:
     raise unittest.SkipTest(f"{missing}; deploy/setup --tests installs the packages of these tests") from None
 
 WORKER = Path(os.environ["HEDGEROW_BIN"]) / "hedgerow-worker"
-TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj"]
+TARGETS = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
 LAYERS, HEADS, HEAD_DIM, SEQ_LEN, VOCABULARY = 2, 4, 16, 24, 97
 
 RECIPE = """
@@ -52,6 +52,7 @@ max_steps = 3
 validate_every = 0    # the last adapter is published: on random tokens no step is better than none
 sequences_per_step = 2
 ranks = 1
+target_modules = {targets}
 learning_rate = 0.01
 """
 
@@ -119,7 +120,7 @@ class LoraPeftTest(unittest.TestCase):
     def test_an_adapter_that_we_wrote_opens_in_peft(self) -> None:
         run = self.directory / "run"
         write_tokens(run / "tokens" / "finetune.h5")
-        (run / "run.toml").write_text(RECIPE.format(model=self.model))
+        (run / "run.toml").write_text(RECIPE.format(model=self.model, targets=json.dumps(TARGETS)))
         student = run / "student" / "t1"
         command = ("finetune", "--run", run, "--student", "student/t1", "--token", 2, "--threads", 1)
         # The refusal of a student of another teacher names the fingerprint that would be right.

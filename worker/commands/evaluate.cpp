@@ -101,6 +101,7 @@ storage::ExitCode evaluate_command(const EvaluateArguments& given) {
   if (!given.adapter.empty())
     options.adapter = &adapter.emplace(
         storage::read_given([&] { return load_adapter(given.adapter, model.config()); }));
+  if (student && adapter) storage::read_given([&] { put_in_place(*student, adapter->trained); });
   std::optional<storage::Recipe> recipe;
   if (!given.recipe.empty()) recipe = storage::Recipe::load(given.recipe);
   if (recipe) options.control = control_of(*recipe);

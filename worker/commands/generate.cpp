@@ -80,6 +80,7 @@ storage::ExitCode generate_command(const GenerateArguments& options) {
   std::optional<LoraAdapter> adapter;
   if (!options.adapter.empty())
     adapter = storage::read_given([&] { return load_adapter(options.adapter, model.config()); });
+  if (student && adapter) storage::read_given([&] { put_in_place(*student, adapter->trained); });
   const at::ScalarType compute_dtype = resolve_compute_dtype(options.compute_dtype, device);
   print_line({{"compute_dtype", dtype_word(compute_dtype)}});
   Generator generator =

@@ -24,7 +24,9 @@ storage::ExitCode merge_command(const MergeArguments& options) {
   std::optional<Student> student;
   const LoraAdapter adapter = storage::read_given([&] {
     if (!options.student.empty()) student = load_student(options.student, model, at::kCPU);
-    return load_adapter(options.adapter, model.config());
+    LoraAdapter loaded = load_adapter(options.adapter, model.config());
+    if (student) put_in_place(*student, loaded.trained);  // that the maps are this student's
+    return loaded;
   });
   std::optional<at::ScalarType> dtype;
   if (options.compute_dtype != "auto")

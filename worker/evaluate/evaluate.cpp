@@ -92,8 +92,11 @@ class Evaluator {
       : model_(model),
         options_(options),
         outer_(load_outer(model, options.compute_dtype, options.device, hooks())),
+        students_outer_(outer_),
         control_(control_for(options)),
         subject_(options.student == nullptr ? Column::kTeacher : Column::kStudent) {
+    if (options.adapter != nullptr)
+      put_in_place(parts_of(students_outer_), options.adapter->trained);
     const auto add = [&](const storage::TokenSequences& of, const std::string& name) {
       texts_.push_back({of, name, make_rope_table(model.config(), of.seq_len, options.device)});
     };
@@ -219,10 +222,15 @@ class Evaluator {
     }
     pack_layer(layer, texts_.front().tokens.seq_len);
     if (adapted) {
-      adapted->gate_up_proj = layer.gate_up_proj;
-      adapted->gate_up_packed = layer.gate_up_packed;
-      adapted->down_proj = layer.down_proj;
-      adapted->down_packed = layer.down_packed;
+      const LoraAdapter& lora = *options_.adapter;
+      if (!lora.find(layer_idx, "gate_proj") && !lora.find(layer_idx, "up_proj")) {
+        adapted->gate_up_proj = layer.gate_up_proj;
+        adapted->gate_up_packed = layer.gate_up_packed;
+      }
+      if (!lora.find(layer_idx, "down_proj")) {
+        adapted->down_proj = layer.down_proj;
+        adapted->down_packed = layer.down_packed;
+      }
       pack_layer(*adapted, texts_.front().tokens.seq_len);
     }
     const auto runner = [&](LayerWeights weights) {
@@ -294,9 +302,13 @@ class Evaluator {
     };
   }
 
-  [[nodiscard]] Scores scores(const at::Tensor& stream, std::int64_t first, std::int64_t count) {
+  [[nodiscard]] Scores scores(Column column,
+                              const at::Tensor& stream,
+                              std::int64_t first,
+                              std::int64_t count) {
     const at::Tensor rows = stream.squeeze(0).narrow(0, first, count);
-    const at::Tensor of_rows = logits(rows, outer_, model_.config());
+    const OuterWeights& outer = has_students_weights(column) ? students_outer_ : outer_;
+    const at::Tensor of_rows = logits(rows, outer, model_.config());
     return {of_rows, of_rows.logsumexp(-1)};
   }
 
@@ -309,7 +321,7 @@ class Evaluator {
       const at::Tensor targets = next.narrow(0, first, count);
       const auto of = [&](Column column) {
         options_.check_cancelled();
-        Scores found = scores(streams[at_column(column)][in_group], first, count);
+        Scores found = scores(column, streams[at_column(column)][in_group], first, count);
         if (column == subject_ && place.text == 0 && options_.logits)
           options_.logits(place.index, first, found.logits);
         return found;
@@ -360,6 +372,7 @@ class Evaluator {
   const storage::ModelDirectory& model_;
   const EvaluateOptions& options_;
   OuterWeights outer_;
+  OuterWeights students_outer_;  // with the final norm that its finetune trained
   std::optional<Control> control_;
   Column subject_;
   std::vector<Column> columns_;  // those that are computed, the teacher first
@@ -553,6 +566,7 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
     student = load_student(directory_of(run, task, "hedgerow.json"), run.model(), run.device());
   if (task.subject == "lora")
     adapter = load_adapter(directory_of(run, task, "adapter_config.json"), run.config());
+  if (student && adapter) put_in_place(*student, adapter->trained);
   options.student = student ? &*student : nullptr;
   options.adapter = adapter ? &*adapter : nullptr;
   options.control = control_of(run.recipe());

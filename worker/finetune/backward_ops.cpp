@@ -21,6 +21,15 @@ at::Tensor norm_gradient(const at::Tensor& dy,
   return inverse * weighted - x * (inverse.pow(3) * mean);
 }
 
+// dy and x fp32 [..., n] of the same shape.
+void add_weight_gradient(const at::Tensor& weight,
+                         const at::Tensor& dy,
+                         const at::Tensor& x,
+                         double eps) {
+  const at::Tensor inverse = at::rsqrt(x.square().mean(-1, true) + eps);
+  weight.mutable_grad().add_((dy * x * inverse).reshape({-1, x.size(-1)}).sum(0));
+}
+
 // The transpose of the rotation (x1, x2) -> (x1 cos - x2 sin, x2 cos + x1 sin).
 at::Tensor rotate_back(const at::Tensor& dy, const at::Tensor& cos, const at::Tensor& sin) {
   const auto halves = dy.chunk(2, -1);
@@ -40,6 +49,11 @@ at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
                              const at::Tensor& weight,
                              double eps) {
   RECORD_USER_SCOPE("hedgerow::rms_norm_backward");
+  if (is_trained(weight)) {
+    at::Tensor dy = output_gradient.to(at::kFloat);
+    if (low_rank.defined()) dy = dy + low_rank.view(dy.sizes());
+    add_weight_gradient(weight, dy, x.to(at::kFloat), eps);
+  }
   if (!fast(x))
     return plain_rms_norm_backward(residual_gradient, output_gradient, low_rank, x, weight, eps);
   return cpu::rms_norm_backward(residual_gradient.contiguous(),
@@ -62,6 +76,21 @@ at::Tensor split_heads_backward(const Qkv& gradient,
                                 const at::Tensor& sin,
                                 const HeadNorms& norms) {
   RECORD_USER_SCOPE("hedgerow::split_heads_backward");
+  if (is_trained(norms.q) || is_trained(norms.k)) {
+    const std::int64_t num_heads = gradient.q.size(1);
+    const std::int64_t num_kv_heads = gradient.k.size(1);
+    const at::Tensor heads =
+        qkv.unflatten(-1, {num_heads + 2 * num_kv_heads, -1}).transpose(1, 2).to(at::kFloat);
+    const auto add = [&](const at::Tensor& weight, const at::Tensor& dy, std::int64_t first) {
+      if (!is_trained(weight)) return;
+      add_weight_gradient(weight,
+                          rotate_back(dy.to(at::kFloat), cos, sin),
+                          heads.narrow(1, first, dy.size(1)),
+                          norms.eps);
+    };
+    add(norms.q, gradient.q, 0);
+    add(norms.k, gradient.k, num_heads);
+  }
   if (!fast(gradient.q)) return plain_split_heads_backward(gradient, qkv, cos, sin, norms);
   return cpu::split_heads_backward(
       {gradient.q.contiguous(), gradient.k.contiguous(), gradient.v.contiguous()},

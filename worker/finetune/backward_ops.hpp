@@ -1,6 +1,8 @@
 // Gradients of worker/model/elementwise.hpp, written out because autograd over it would keep and
-// convert far more than is needed: the base is frozen, so only inputs have gradients. Computed in
-// fp32, rounded once to the dtype of the activation; layouts as there. No autograd.
+// convert far more than is needed: of the base at most the norms have gradients. Computed in
+// fp32, rounded once to the dtype of the activation; layouts as there. No autograd. A norm's weight
+// is trained where its .grad() is defined: its gradient, the sum over rows of dy * x_hat in fp32,
+// is added to that.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,6 +13,10 @@
 #include "worker/model/elementwise.hpp"
 
 namespace hedgerow::worker {
+
+[[nodiscard]] inline bool is_trained(const at::Tensor& weight) {
+  return weight.defined() && weight.grad().defined();
+}
 
 // residual_gradient + the gradient of rms_norm(x, weight, eps) in x, given that of its output. x
 // [..., M]; output_gradient in x's dtype; `low_rank` [rows, M] fp32 or undefined is added

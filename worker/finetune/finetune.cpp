@@ -183,7 +183,8 @@ class Finetune {
     progress_.loss = result.loss;
     record({{"step", step()},
             {"loss", result.loss},
-            {"gradient_norm", result.gradient_norm},
+            {"gradient_norm", result.norms.gradient},
+            {"update_norms", result.norms.updates},
             {"learning_rate", learning_rate},
             {"tokens", result.tokens},
             {"seconds", clock.seconds()}});
@@ -252,9 +253,18 @@ class Finetune {
   TaskResult finish() {
     TaskResult result{.finished = true};
     if (!is_root()) return result;
-    save_adapter(
-        attempt_directory(), trainer_.parameters().best_adapter(), run_.recipe().model.path);
-    for (const char* file : {"adapter_config.json", "adapter_model.safetensors"}) {
+    // Without trained LoRA the adapter is its start, whose B is zero.
+    save_adapter(attempt_directory(),
+                 finetune_.trains("lora")
+                     ? trainer_.parameters().best_adapter()
+                     : start_adapter(run_.config(), finetune_, run_.recipe().seed),
+                 run_.recipe().model.path);
+    std::vector<std::string> files = {"adapter_config.json", "adapter_model.safetensors"};
+    if (const TrainedTensors parts = trainer_.parameters().best_parts(); !parts.empty()) {
+      save_trained(attempt_directory(), parts);
+      files.emplace_back("trained_parameters.safetensors");
+    }
+    for (const std::string& file : files) {
       const fs::path path = attempt_directory() / file;
       result.files.push_back({RunLayout::adapter_directory(task_.fencing_token) + "/" + file,
                               fs::file_size(path),

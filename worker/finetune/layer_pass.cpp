@@ -9,38 +9,83 @@
 
 #include "kernels/softmax_attention.hpp"
 #include "worker/finetune/backward_ops.hpp"
+#include "worker/model/linear_branch.hpp"
 
 namespace hedgerow::worker {
 namespace {
 
-constexpr std::array<const char*, 3> kInputModules = {"q_proj", "k_proj", "v_proj"};
+constexpr std::initializer_list<const char*> kInputModules = {"q_proj", "k_proj", "v_proj"};
+constexpr std::initializer_list<const char*> kMlpInputModules = {"gate_proj", "up_proj"};
 
 at::Tensor rows_of(const at::Tensor& x) { return x.reshape({-1, x.size(-1)}); }
 
-// The LoRA matrices of the products that read x1, in q, k, v order, with the rows of qkv that each
-// one updates.
-struct InputUpdate {
-  const LoraPair* pair;
-  const char* module;
-  std::int64_t first_row;
-};
-
-std::vector<InputUpdate> input_updates(const LoraAdapter& lora,
-                                       int layer_idx,
-                                       const storage::ModelConfig& config) {
-  std::vector<InputUpdate> updates;
-  std::int64_t row = 0;
-  for (const char* module : kInputModules) {
-    if (const LoraPair* pair = lora.find(layer_idx, module)) updates.push_back({pair, module, row});
-    row += projection_shape(config, module).first;
-  }
-  return updates;
-}
-
-at::Tensor stacked_a(const std::vector<InputUpdate>& updates) {
+at::Tensor stacked_a(const std::vector<LoraUpdate>& updates) {
+  if (updates.size() == 1) return updates.front().pair->a;
   std::vector<at::Tensor> matrices;
   for (const auto& update : updates) matrices.push_back(update.pair->a);
   return at::cat(matrices);
+}
+
+LoraInput lora_input(const at::Tensor& x, const std::vector<LoraUpdate>& updates) {
+  const at::Tensor wide = rows_of(x).to(at::kFloat);
+  return {wide, at::linear(wide, stacked_a(updates))};
+}
+
+// The modules' LoRA of x added to their columns of y.
+void add_lora(const at::Tensor& y,
+              const at::Tensor& x,
+              const std::vector<LoraUpdate>& updates,
+              const LoraAdapter& lora,
+              LoraInput* kept) {
+  if (updates.empty()) return;
+  RECORD_USER_SCOPE("hedgerow::lora");
+  LoraInput input = lora_input(x, updates);
+  std::int64_t column = 0;
+  for (const auto& update : updates) {
+    const at::Tensor delta =
+        at::linear(input.low_rank.narrow(1, column, lora.rank), update.pair->b);
+    add_scaled(rows_of(y), update.first_column, delta, lora.scaling());
+    column += lora.rank;
+  }
+  if (kept != nullptr) *kept = std::move(input);
+}
+
+// Writes the gradients of the modules' matrices from that of their product's output; returns LoRA's
+// part of the gradient of its input [B T, in] fp32, undefined where nobody needs it.
+at::Tensor lora_gradient(const at::Tensor& output_gradient,
+                         const LoraInput& input,
+                         const std::vector<LoraUpdate>& updates,
+                         const LoraAdapter& lora,
+                         LoraAdapter& gradient,
+                         int layer_idx,
+                         bool needs_input) {
+  if (updates.empty()) return {};
+  RECORD_USER_SCOPE("hedgerow::lora");
+  std::vector<at::Tensor> columns;
+  for (std::size_t i = 0; i < updates.size(); ++i) {
+    const LoraPair& pair = *updates[i].pair;
+    const at::Tensor dout =
+        rows_of(output_gradient).narrow(1, updates[i].first_column, pair.b.size(0)).to(at::kFloat);
+    columns.push_back(at::mm(dout, pair.b).mul_(lora.scaling()));
+    const LoraPair* out = gradient.find(layer_idx, updates[i].module);
+    at::Tensor da = out->a, db = out->b;
+    at::mm_out(da, columns.back().t(), input.x);
+    at::mm_out(db,
+               dout.t(),
+               input.low_rank.narrow(1, static_cast<std::int64_t>(i) * lora.rank, lora.rank));
+    db.mul_(lora.scaling());
+  }
+  if (!needs_input) return {};
+  return at::mm(columns.size() == 1 ? columns.front() : at::cat(columns, 1), stacked_a(updates));
+}
+
+// In the order of their gradients.
+std::array<at::Tensor*, 5> tensors_of(kernels::HybridParameters& parameters) {
+  return {&parameters.q.layer,
+          &parameters.q.bias,
+          &parameters.k.layer,
+          &parameters.k.bias,
+          &parameters.window_factors};
 }
 
 }  // namespace
@@ -66,40 +111,50 @@ HeadNorms StudentLayer::head_norms() const {
   return {weights_.q_norm, weights_.k_norm, model_.config.rms_norm_eps};
 }
 
-at::Tensor StudentLayer::project(const at::Tensor& normed,
-                                 const LoraAdapter& lora,
-                                 int layer_idx,
-                                 LayerActivations* activations) const {
-  at::Tensor qkv = qkv_.forward(normed);
-  const auto updates = input_updates(lora, layer_idx, model_.config);
-  if (updates.empty()) return qkv;
-  RECORD_USER_SCOPE("hedgerow::lora");
-  const at::Tensor wide = rows_of(normed).to(at::kFloat);
-  const at::Tensor low_rank = at::linear(wide, stacked_a(updates));
+std::vector<TrainedPart> StudentLayer::parts(int layer_idx) {
+  std::vector<TrainedPart> parts;
+  if (parameters_ && !is_linear_branch_off(*parameters_)) parts = parts_of(*parameters_, layer_idx);
+  const auto norms = parts_of(weights_, layer_idx);
+  parts.insert(parts.end(), norms.begin(), norms.end());
+  return parts;
+}
+
+std::vector<LoraUpdate> StudentLayer::updates(const LoraAdapter& lora,
+                                              int layer_idx,
+                                              std::initializer_list<const char*> modules) const {
+  std::vector<LoraUpdate> found;
   std::int64_t column = 0;
-  for (const auto& update : updates) {
-    const at::Tensor delta = at::linear(low_rank.narrow(1, column, lora.rank), update.pair->b);
-    add_scaled(rows_of(qkv), update.first_row, delta, lora.scaling());
-    column += lora.rank;
+  for (const char* module : modules) {
+    if (const LoraPair* pair = lora.find(layer_idx, module))
+      found.push_back({pair, module, column});
+    column += projection_shape(model_.config, module).first;
   }
-  if (activations != nullptr) {
-    activations->normed = wide;
-    activations->low_rank = low_rank;
-  }
-  return qkv;
+  return found;
 }
 
 at::Tensor StudentLayer::attend(const Qkv& heads, LayerActivations* activations) const {
-  const auto attention = [&](const Qkv& x) {
-    return parameters_ ? kernels::hybrid_attention(x.q, x.k, x.v, *parameters_, model_.attention)
-                       : kernels::softmax_attention_trainable(x.q, x.k, x.v);
-  };
-  if (activations == nullptr) return attention(heads);
+  if (activations == nullptr) {
+    return parameters_ ? kernels::hybrid_attention(
+                             heads.q, heads.k, heads.v, *parameters_, model_.attention)
+                       : kernels::softmax_attention_trainable(heads.q, heads.k, heads.v);
+  }
   const at::AutoGradMode with_gradients(true);
-  activations->heads = {heads.q.detach().requires_grad_(true),
-                        heads.k.detach().requires_grad_(true),
-                        heads.v.detach().requires_grad_(true)};
-  activations->attended = attention(activations->heads);
+  std::vector<at::Tensor>& leaves = activations->leaves;
+  leaves = {heads.q.detach().requires_grad_(true),
+            heads.k.detach().requires_grad_(true),
+            heads.v.detach().requires_grad_(true)};
+  if (!parameters_) {
+    activations->attended = kernels::softmax_attention_trainable(leaves[0], leaves[1], leaves[2]);
+    return activations->attended.detach();
+  }
+  kernels::HybridParameters parameters = *parameters_;
+  for (at::Tensor* tensor : tensors_of(parameters)) {
+    if (!is_trained(*tensor)) continue;
+    *tensor = tensor->detach().requires_grad_(true);
+    leaves.push_back(*tensor);
+  }
+  activations->attended =
+      kernels::hybrid_attention(leaves[0], leaves[1], leaves[2], parameters, model_.attention);
   return activations->attended.detach();
 }
 
@@ -110,8 +165,13 @@ at::Tensor StudentLayer::through_mlp_input(const at::Tensor& hidden_states,
                                            bool keep) const {
   LayerActivations* kept = keep ? &activations : nullptr;
   const double eps = model_.config.rms_norm_eps;
-  const at::Tensor qkv =
-      project(rms_norm(hidden_states, weights_.input_norm, eps), lora, layer_idx, kept);
+  const at::Tensor normed = rms_norm(hidden_states, weights_.input_norm, eps);
+  const at::Tensor qkv = qkv_.forward(normed);
+  add_lora(qkv,
+           normed,
+           updates(lora, layer_idx, kInputModules),
+           lora,
+           keep ? &activations.qkv_lora : nullptr);
   const Qkv heads = split_heads(qkv,
                                 model_.config.num_attention_heads,
                                 model_.config.num_key_value_heads,
@@ -120,20 +180,17 @@ at::Tensor StudentLayer::through_mlp_input(const at::Tensor& hidden_states,
                                 head_norms());
   if (keep && weights_.q_norm.defined()) activations.qkv = qkv;
   const at::Tensor y = attend(heads, kept).transpose(1, 2).flatten(2);
-  at::Tensor update = o_.forward(y);
-  if (const LoraPair* pair = lora.find(layer_idx, "o_proj")) {
-    RECORD_USER_SCOPE("hedgerow::lora");
-    const at::Tensor wide = rows_of(y).to(at::kFloat);
-    const at::Tensor low_rank = at::linear(wide, pair->a);
-    add_scaled(rows_of(update), 0, at::linear(low_rank, pair->b), lora.scaling());
-    if (keep) {
-      activations.merged = wide;
-      activations.merged_low_rank = low_rank;
-    }
-  }
+  const at::Tensor update = o_.forward(y);
+  add_lora(
+      update, y, updates(lora, layer_idx, {"o_proj"}), lora, keep ? &activations.o_lora : nullptr);
   const Normed mid = add_rms_norm(hidden_states, update, weights_.post_norm, eps);
   activations.mid = mid.hidden_states;
   activations.gate_up = gate_up_.forward(mid.normed);
+  add_lora(activations.gate_up,
+           mid.normed,
+           updates(lora, layer_idx, kMlpInputModules),
+           lora,
+           keep ? &activations.gate_up_lora : nullptr);
   return mid.hidden_states;
 }
 
@@ -146,7 +203,10 @@ at::Tensor StudentLayer::forward(const at::Tensor& hidden_states,
   LayerActivations& used = activations == nullptr ? passing : *activations;
   const at::Tensor mid =
       through_mlp_input(hidden_states, lora, layer_idx, used, activations != nullptr);
-  return add_round(mid, down_.forward(swiglu(used.gate_up)), model_.stream);
+  const at::Tensor x = swiglu(used.gate_up);
+  const at::Tensor update = down_.forward(x);
+  add_lora(update, x, updates(lora, layer_idx, {"down_proj"}), lora, nullptr);
+  return add_round(mid, update, model_.stream);
 }
 
 LayerActivations StudentLayer::recompute(const at::Tensor& hidden_states,
@@ -164,52 +224,33 @@ Qkv StudentLayer::attention_gradient(const at::Tensor& mid_gradient,
                                      LoraAdapter& gradient,
                                      int layer_idx) const {
   const auto& config = model_.config;
-  at::Tensor dy = o_.backward(mid_gradient);
-  if (const LoraPair* pair = lora.find(layer_idx, "o_proj")) {
-    RECORD_USER_SCOPE("hedgerow::lora");
-    const at::Tensor dout = rows_of(mid_gradient).to(at::kFloat);
-    const at::Tensor du = at::mm(dout, pair->b).mul_(lora.scaling());
-    const LoraPair* out = gradient.find(layer_idx, "o_proj");
-    at::Tensor da = out->a, db = out->b;
-    at::mm_out(da, du.t(), activations.merged);
-    at::mm_out(db, dout.t(), activations.merged_low_rank);
-    db.mul_(lora.scaling());
-    add_scaled(rows_of(dy), 0, at::mm(du, pair->a), 1.0);
-  }
+  const at::Tensor dy = o_.backward(mid_gradient);
+  const at::Tensor low_rank = lora_gradient(mid_gradient,
+                                            activations.o_lora,
+                                            updates(lora, layer_idx, {"o_proj"}),
+                                            lora,
+                                            gradient,
+                                            layer_idx,
+                                            true);
+  if (low_rank.defined()) add_scaled(rows_of(dy), 0, low_rank, 1.0);
   const at::Tensor by_head =
       dy.unflatten(-1, {config.num_attention_heads, config.head_dim}).transpose(1, 2).contiguous();
-  const at::AutoGradMode with_gradients(true);
-  const auto gradients =
-      torch::autograd::grad({activations.attended},
-                            {activations.heads.q, activations.heads.k, activations.heads.v},
-                            {by_head.to(activations.attended.scalar_type())});
-  activations.attended = at::Tensor();
-  return {gradients[0], gradients[1], gradients[2]};
-}
-
-at::Tensor StudentLayer::projection_gradient(const at::Tensor& dqkv,
-                                             const LayerActivations& activations,
-                                             const LoraAdapter& lora,
-                                             LoraAdapter& gradient,
-                                             int layer_idx,
-                                             bool needs_input) const {
-  RECORD_USER_SCOPE("hedgerow::lora");
-  const auto updates = input_updates(lora, layer_idx, model_.config);
-  std::vector<at::Tensor> columns;
-  for (std::size_t i = 0; i < updates.size(); ++i) {
-    const at::Tensor dout =
-        rows_of(dqkv).narrow(1, updates[i].first_row, updates[i].pair->b.size(0)).to(at::kFloat);
-    columns.push_back(at::mm(dout, updates[i].pair->b).mul_(lora.scaling()));
-    const LoraPair* out = gradient.find(layer_idx, updates[i].module);
-    at::Tensor da = out->a, db = out->b;
-    at::mm_out(da, columns.back().t(), activations.normed);
-    at::mm_out(db,
-               dout.t(),
-               activations.low_rank.narrow(1, static_cast<std::int64_t>(i) * lora.rank, lora.rank));
-    db.mul_(lora.scaling());
+  std::vector<at::Tensor> gradients;
+  {
+    const at::AutoGradMode with_gradients(true);
+    gradients = torch::autograd::grad({activations.attended},
+                                      activations.leaves,
+                                      {by_head.to(activations.attended.scalar_type())});
   }
-  if (!needs_input || columns.empty()) return {};
-  return at::mm(at::cat(columns, 1), stacked_a(updates));
+  activations.attended = at::Tensor();
+  if (parameters_) {
+    kernels::HybridParameters parameters = *parameters_;
+    std::size_t next = 3;
+    for (at::Tensor* tensor : tensors_of(parameters)) {
+      if (is_trained(*tensor)) tensor->mutable_grad().add_(gradients[next++]);
+    }
+  }
+  return {gradients[0], gradients[1], gradients[2]};
 }
 
 at::Tensor StudentLayer::backward(const at::Tensor& output_gradient,
@@ -221,16 +262,40 @@ at::Tensor StudentLayer::backward(const at::Tensor& output_gradient,
                                   bool needs_input) const {
   const at::NoGradGuard no_gradients;
   const double eps = model_.config.rms_norm_eps;
-  const at::Tensor dgate_up = swiglu_backward(down_.backward(output_gradient), activations.gate_up);
-  const at::Tensor dmid = rms_norm_backward(
-      output_gradient, gate_up_.backward(dgate_up), {}, activations.mid, weights_.post_norm, eps);
+  const at::Tensor dx = down_.backward(output_gradient);
+  if (const auto down = updates(lora, layer_idx, {"down_proj"}); !down.empty()) {
+    const LoraInput input = lora_input(swiglu(activations.gate_up), down);
+    add_scaled(rows_of(dx),
+               0,
+               lora_gradient(output_gradient, input, down, lora, gradient, layer_idx, true),
+               1.0);
+  }
+  const at::Tensor dgate_up = swiglu_backward(dx, activations.gate_up);
+  const at::Tensor mlp_low_rank = lora_gradient(dgate_up,
+                                                activations.gate_up_lora,
+                                                updates(lora, layer_idx, kMlpInputModules),
+                                                lora,
+                                                gradient,
+                                                layer_idx,
+                                                true);
+  const at::Tensor dmid = rms_norm_backward(output_gradient,
+                                            gate_up_.backward(dgate_up),
+                                            mlp_low_rank,
+                                            activations.mid,
+                                            weights_.post_norm,
+                                            eps);
   const Qkv dheads = attention_gradient(dmid, activations, lora, gradient, layer_idx);
   const at::Tensor dqkv =
       split_heads_backward(dheads, activations.qkv, model_.rope.cos, model_.rope.sin, head_norms());
-
-  const at::Tensor low_rank =
-      projection_gradient(dqkv, activations, lora, gradient, layer_idx, needs_input);
-  if (!needs_input) return {};
+  const bool needs_norm = needs_input || is_trained(weights_.input_norm);
+  const at::Tensor low_rank = lora_gradient(dqkv,
+                                            activations.qkv_lora,
+                                            updates(lora, layer_idx, kInputModules),
+                                            lora,
+                                            gradient,
+                                            layer_idx,
+                                            needs_norm);
+  if (!needs_norm) return {};
   return rms_norm_backward(
       dmid, qkv_.backward(dqkv), low_rank, hidden_states, weights_.input_norm, eps);
 }

@@ -30,6 +30,25 @@ LossWeights loss_weights(const storage::FinetuneSection& finetune) {
   return {finetune.ce_weight, finetune.kl_weight};
 }
 
+std::vector<StudentLayer> make_layers(
+    const StudentModel& model,
+    std::vector<std::optional<kernels::HybridParameters>> parameters,
+    const std::function<LayerWeights(int)>& load,
+    std::int64_t rows) {
+  std::vector<StudentLayer> layers;
+  layers.reserve(parameters.size());
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    layers.emplace_back(model, load(static_cast<int>(i)), std::move(parameters[i]), rows);
+  return layers;
+}
+
+// Without targets where LoRA is not trained.
+LoraAdapter start_of(const storage::ModelConfig& config, const TrainerOptions& options) {
+  storage::FinetuneSection finetune = options.finetune;
+  if (!finetune.trains("lora")) finetune.target_modules.clear();
+  return start_adapter(config, finetune, options.seed);
+}
+
 }  // namespace
 
 FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
@@ -50,16 +69,26 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       order_(options_.seed, num_train(), options_.finetune.sequences_per_step),
       exchange_(make_tensor_exchange(communicator, device(), options_.finetune.exchange)),
       reducer_(communicator, *exchange_, micro_batches(options_.finetune)),
-      parameters_(start_adapter(config, options_.finetune, options_.seed),
-                  device(),
-                  options_.finetune.weight_decay),
+      layers_(make_layers(model_,
+                          std::move(student.layers),
+                          load,
+                          options_.finetune.sequences_per_micro_batch * tokens.seq_len)),
+      parameters_(
+          start_of(config, options_), parts_to_train(), device(), options_.finetune.weight_decay),
       head_(config, outer_, loss_weights(options_.finetune)) {
-  const std::int64_t rows = options_.finetune.sequences_per_micro_batch * tokens.seq_len;
-  layers_.reserve(student.layers.size());
-  for (std::size_t i = 0; i < student.layers.size(); ++i) {
-    layers_.emplace_back(model_, load(static_cast<int>(i)), std::move(student.layers[i]), rows);
-  }
   keeps_activations_ = activation_bytes() <= options_.activation_budget_bytes;
+}
+
+std::vector<TrainedPart> FinetuneTrainer::parts_to_train() {
+  std::vector<TrainedPart> chosen;
+  const auto choose = [&](const std::vector<TrainedPart>& parts) {
+    for (const TrainedPart& part : parts) {
+      if (options_.finetune.trains(part.group)) chosen.push_back(part);
+    }
+  };
+  for (std::size_t i = 0; i < layers_.size(); ++i) choose(layers_[i].parts(static_cast<int>(i)));
+  choose(parts_of(outer_));
+  return chosen;
 }
 
 // What LayerActivations holds, with the attention's graph counted as its inputs and output once
@@ -69,7 +98,11 @@ std::int64_t FinetuneTrainer::activation_bytes() const {
   const std::int64_t element = outer_.embed_tokens.element_size();
   const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
   const std::int64_t key = std::int64_t{config.num_key_value_heads} * config.head_dim;
-  const std::int64_t wide = config.hidden_size + query + 4 * parameters_.adapter().rank;
+  const LoraAdapter& lora = parameters_.adapter();
+  const bool has_mlp_lora =
+      lora.find(0, "gate_proj") != nullptr || lora.find(0, "up_proj") != nullptr;
+  const std::int64_t wide = config.hidden_size + query + 4 * lora.rank +
+                            (has_mlp_lora ? config.hidden_size + 2 * lora.rank : 0);
   const std::int64_t narrow =
       4 * (query + key) + config.hidden_size + 2 * std::int64_t{config.intermediate_size};
   const std::int64_t rows = options_.finetune.sequences_per_micro_batch * tokens_.seq_len;
@@ -117,6 +150,7 @@ double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
   const at::NoGradGuard no_gradients;
   const LoraAdapter& lora = parameters_.adapter();
   LoraAdapter gradients = parameters_.views_of(gradient);
+  parameters_.collect_part_gradients(gradient);
   const std::size_t depth = layers_.size();
   std::vector<at::Tensor> inputs(depth);
   std::vector<LayerActivations> kept(keeps_activations_ ? depth : 0);
@@ -138,6 +172,7 @@ double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
     inputs[i] = at::Tensor();
     options_.check_cancelled();
   }
+  parameters_.collect_part_gradients({});
   return head.loss_sum;
 }
 
@@ -161,7 +196,7 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
   result.loss = static_cast<double>(sum.const_data_ptr<float>()[size]) * scale;
   result.tokens = options_.finetune.sequences_per_step * tokens_.seq_len;
   const auto& finetune = options_.finetune;
-  result.gradient_norm =
+  result.norms =
       parameters_.step(sum.narrow(0, 0, size), {finetune.learning_rate, finetune.gradient_clip});
   return result;
 }

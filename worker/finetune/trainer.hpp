@@ -1,8 +1,9 @@
-// The finetune stage without its files: a student in memory, LoRA on its attention projections,
-// trained in steps that all ranks take together. A step's gradient is the mean over the positions
-// that count in the whole step, summed over micro-batches in the order of one fixed tree
-// (worker/comm/tree_reduce.hpp); every rank then makes the same update. So the parameters are a
-// function of (seed, data, recipe, threads a rank), never of the number of ranks.
+// The finetune stage without its files: a student in memory, of which LoRA on its projections,
+// maps, window factors and norms (finetune.trainable) are trained in steps that all ranks take
+// together. A step's gradient is the mean over the positions that count in the whole step, summed
+// over micro-batches in the order of one fixed tree (worker/comm/tree_reduce.hpp); every rank then
+// makes the same update. So the parameters are a function of (seed, data, recipe, threads a rank),
+// never of the number of ranks.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +19,8 @@
 #include "worker/comm/tree_reduce.hpp"
 #include "worker/finetune/data_order.hpp"
 #include "worker/finetune/layer_pass.hpp"
-#include "worker/finetune/lora_parameters.hpp"
 #include "worker/finetune/loss_head.hpp"
+#include "worker/finetune/trained_parameters.hpp"
 #include "worker/model/student.hpp"
 
 namespace hedgerow::worker {
@@ -66,9 +67,9 @@ class FinetuneTrainer {
   FinetuneTrainer& operator=(const FinetuneTrainer&) = delete;
 
   struct StepResult {
-    double loss = 0.0;           // mean over the step's positions that count, before the update
-    double gradient_norm = 0.0;  // before the clip
-    std::int64_t tokens = 0;     // of all ranks
+    double loss = 0.0;  // mean over the step's positions that count, before the update
+    TrainedParameters::StepNorms norms;
+    std::int64_t tokens = 0;  // of all ranks
   };
   // Collective. The next step after parameters().num_steps().
   StepResult step();
@@ -77,7 +78,7 @@ class FinetuneTrainer {
   // Collective. Over the validation sequences; zeros when there are none.
   Validation validate();
 
-  [[nodiscard]] LoraParameters& parameters() { return parameters_; }
+  [[nodiscard]] TrainedParameters& parameters() { return parameters_; }
   // The loss sum of one micro-batch; its gradient times `scale` goes to `gradient`
   // [parameters().size()] fp32, on the layers' device.
   double accumulate(std::span<const std::int64_t> sequences,
@@ -94,6 +95,7 @@ class FinetuneTrainer {
   [[nodiscard]] std::int64_t first_validation() const;
   // With the teacher's logits where the objective needs them.
   [[nodiscard]] Targets targets(std::span<const std::int64_t> sequences) const;
+  [[nodiscard]] std::vector<TrainedPart> parts_to_train();
 
   StudentModel model_;
   OuterWeights outer_;
@@ -103,9 +105,10 @@ class FinetuneTrainer {
   DataOrder order_;
   std::unique_ptr<TensorExchange> exchange_;
   TreeReducer reducer_;
-  LoraParameters parameters_;
-  LossHead head_;
   std::vector<StudentLayer> layers_;
+  // Makes what it trains of layers_ and outer_ its own, before head_ takes the final norm.
+  TrainedParameters parameters_;
+  LossHead head_;
   bool keeps_activations_ = false;
 };
 

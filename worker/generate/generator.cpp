@@ -69,6 +69,7 @@ Generator Generator::load(const storage::ModelDirectory& model,
     if (progress) progress(static_cast<double>(i + 1) / model.config().num_hidden_layers);
   }
   OuterWeights outer = load_outer(model, compute_dtype, device, hooks);
+  if (adapter != nullptr) put_in_place(parts_of(outer), adapter->trained);
   return {model.config(), std::move(outer), std::move(layers), std::move(student)};
 }
 

@@ -27,7 +27,8 @@ int module_index(const std::string& module) {
   if (found == std::end(kLoraModules)) {
     throw Error(ErrorKind::kUsage,
                 "LoRA target '" + module +
-                    "' is not supported; known targets: q_proj, k_proj, v_proj, o_proj");
+                    "' is not supported; known targets: q_proj, k_proj, v_proj, o_proj, gate_proj, "
+                    "up_proj, down_proj");
   }
   return static_cast<int>(std::distance(std::begin(kLoraModules), found));
 }
@@ -75,7 +76,9 @@ LoraAdapter parse_config(const fs::path& path, const storage::ModelConfig& model
   if (adapter.rank < 1) throw Error(ErrorKind::kCorrupt, path.string() + ": r must be at least 1");
   // PEFT may spell a target by a suffix with its parent.
   for (auto& module : adapter.target_modules) {
-    if (module.starts_with("self_attn.")) module = module.substr(std::string("self_attn.").size());
+    for (const std::string parent : {"self_attn.", "mlp."}) {
+      if (module.starts_with(parent)) module = module.substr(parent.size());
+    }
   }
   adapter.target_modules = in_fixed_order(adapter.target_modules);
   adapter.layers.resize(static_cast<std::size_t>(model.num_hidden_layers));
@@ -118,6 +121,11 @@ std::pair<std::int64_t, std::int64_t> projection_shape(const storage::ModelConfi
       return {query, hidden};
     case 3:
       return {hidden, query};
+    case 4:
+    case 5:
+      return {config.intermediate_size, hidden};
+    case 6:
+      return {hidden, config.intermediate_size};
     default:
       return {key, hidden};
   }
@@ -146,8 +154,13 @@ LoraAdapter start_adapter(const storage::ModelConfig& config,
   return adapter;
 }
 
+std::string module_path(const std::string& module) {
+  constexpr int kFirstOfMlp = 4;
+  return (module_index(module) < kFirstOfMlp ? "self_attn." : "mlp.") + module;
+}
+
 std::string lora_name(int layer_idx, const std::string& module, const std::string& matrix) {
-  return "base_model.model.model.layers." + std::to_string(layer_idx) + ".self_attn." + module +
+  return "base_model.model.model.layers." + std::to_string(layer_idx) + "." + module_path(module) +
          "." + matrix + ".weight";
 }
 
@@ -204,6 +217,7 @@ LoraAdapter load_adapter(const fs::path& directory, const storage::ModelConfig& 
                     std::to_string(file.tensors().size()) +
                     "; the adapter is of another model or has surplus tensors");
   }
+  adapter.trained = load_trained(directory, config);
   return adapter;
 }
 
@@ -220,19 +234,26 @@ void merge_into(LayerWeights& layer,
                 const LoraAdapter& adapter,
                 int layer_idx,
                 const storage::ModelConfig& config) {
-  std::vector<at::Tensor> rows;
-  std::int64_t begin = 0;
-  for (const char* module : {"q_proj", "k_proj", "v_proj"}) {
-    const std::int64_t out = projection_shape(config, module).first;
-    const at::Tensor weight = layer.qkv_proj.narrow(0, begin, out);
-    begin += out;
-    const LoraPair* pair = adapter.find(layer_idx, module);
-    rows.push_back(pair == nullptr ? weight : merged_weight(weight, *pair, adapter.scaling()));
-  }
-  layer.qkv_proj = at::cat(rows);
-  if (const LoraPair* pair = adapter.find(layer_idx, "o_proj")) {
-    layer.o_proj = merged_weight(layer.o_proj, *pair, adapter.scaling());
-  }
+  // A matrix of several modules' rows, made anew where one of them has LoRA.
+  const auto merge = [&](at::Tensor& matrix, std::initializer_list<const char*> modules) {
+    std::vector<at::Tensor> rows;
+    std::int64_t begin = 0;
+    bool is_merged = false;
+    for (const char* module : modules) {
+      const std::int64_t out = projection_shape(config, module).first;
+      const at::Tensor weight = matrix.narrow(0, begin, out);
+      begin += out;
+      const LoraPair* pair = adapter.find(layer_idx, module);
+      rows.push_back(pair == nullptr ? weight : merged_weight(weight, *pair, adapter.scaling()));
+      is_merged = is_merged || pair != nullptr;
+    }
+    if (is_merged) matrix = rows.size() == 1 ? rows.front() : at::cat(rows);
+  };
+  merge(layer.qkv_proj, {"q_proj", "k_proj", "v_proj"});
+  merge(layer.o_proj, {"o_proj"});
+  merge(layer.gate_up_proj, {"gate_proj", "up_proj"});
+  merge(layer.down_proj, {"down_proj"});
+  put_in_place(parts_of(layer, layer_idx), adapter.trained);
 }
 
 }  // namespace hedgerow::worker

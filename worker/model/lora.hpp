@@ -1,5 +1,5 @@
-// LoRA (arXiv 2106.09685) on the attention projections: y = W x + (alpha / r) B (A x), W frozen.
-// The adapter on disk is PEFT's: adapter_config.json + adapter_model.safetensors with names
+// LoRA (arXiv 2106.09685) on the projections of attention and MLP: y = W x + (alpha / r) B (A x), W
+// frozen. The adapter on disk is PEFT's: adapter_config.json + adapter_model.safetensors with names
 // `base_model.model.model.layers.{i}.self_attn.q_proj.lora_A.weight` [r, in] and `lora_B` [out, r],
 // fp32. Trained by worker/finetune, read by evaluate, generate and merge.
 #pragma once
@@ -15,6 +15,7 @@
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
 #include "worker/model/decoder.hpp"
+#include "worker/model/trained_parts.hpp"
 
 namespace hedgerow::worker {
 
@@ -24,14 +25,16 @@ struct LoraPair {
 };
 
 // The projections that can carry LoRA, in the fixed order of parameters, gradients and norms.
-inline constexpr const char* kLoraModules[] = {"q_proj", "k_proj", "v_proj", "o_proj"};
+inline constexpr const char* kLoraModules[] = {
+    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
 
 struct LoraAdapter {
   int rank = 8;
   double alpha = 16.0;
   std::vector<std::string> target_modules;  // a subset of kLoraModules, in that order
   std::vector<std::map<std::string, LoraPair>>
-      layers;  // by layer, then module; every target is there
+      layers;                // by layer, then module; every target is there
+  TrainedTensors trained{};  // what the finetune trained besides (trained_parts.hpp)
 
   [[nodiscard]] double scaling() const { return alpha / rank; }
   [[nodiscard]] const LoraPair* find(int layer_idx,
@@ -49,6 +52,9 @@ struct LoraAdapter {
                                         const storage::FinetuneSection& finetune,
                                         std::uint64_t seed);
 
+// "self_attn.q_proj", "mlp.up_proj": a module's name within its layer.
+[[nodiscard]] std::string module_path(const std::string& module);
+
 // PEFT's name of "lora_A" or "lora_B", as it stands in adapter_model.safetensors and in
 // checkpoints.
 [[nodiscard]] std::string lora_name(int layer_idx,
@@ -65,9 +71,10 @@ void save_adapter(const std::filesystem::path& directory,
                   const LoraAdapter& adapter,
                   const std::string& base_model);
 
-// Strict: exactly the expected names and shapes. Throws kUsage for a PEFT feature that we do not
-// compute (rank_pattern, rslora, dora, bias, modules outside attention), kCorrupt naming the first
-// missing, surplus or misshaped tensor.
+// With its trained_parameters.safetensors, if it has one. Strict: exactly the expected names and
+// shapes. Throws kUsage for a PEFT feature that we do not compute (rank_pattern, rslora, dora,
+// bias, modules outside attention and MLP), kCorrupt naming the first missing, surplus or misshaped
+// tensor.
 [[nodiscard]] LoraAdapter load_adapter(const std::filesystem::path& directory,
                                        const storage::ModelConfig& config);
 
@@ -76,8 +83,8 @@ void save_adapter(const std::filesystem::path& directory,
                                        const LoraPair& pair,
                                        double scaling);
 
-// Adds the adapter of one layer to its weights, rounded once: what generate, evaluate and a merged
-// export compute with.
+// Adds the adapter of one layer to its weights, rounded once, and puts its trained norms in place:
+// what generate, evaluate and a merged export compute with.
 void merge_into(LayerWeights& layer,
                 const LoraAdapter& adapter,
                 int layer_idx,

@@ -46,7 +46,8 @@ void write_merged(const storage::ModelDirectory& model,
   std::map<std::string, const LoraPair*> targets;
   for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
     for (const auto& [module, pair] : adapter.layers[layer]) {
-      targets["model.layers." + std::to_string(layer) + ".self_attn." + module + ".weight"] = &pair;
+      targets["model.layers." + std::to_string(layer) + "." + module_path(module) + ".weight"] =
+          &pair;
     }
   }
   std::size_t num_merged = 0;
@@ -67,6 +68,10 @@ void write_merged(const storage::ModelDirectory& model,
       // Half of a file's work is the merging, half the writing.
       report(bytes_done + 0.5 * file_bytes * static_cast<double>(num_seen++) /
                               static_cast<double>(tensors.size()));
+      if (const auto norm = adapter.trained.find(tensor); norm != adapter.trained.end()) {
+        view = view_of(norm->second);
+        continue;
+      }
       const auto target = targets.find(tensor);
       if (target == targets.end()) continue;
       const at::Tensor weight = to_tensor(view);

@@ -1,6 +1,6 @@
 // A model directory's weights with a LoRA adapter added: the same files with the same tensors, the
-// targets replaced by W + (alpha / r) B A, computed in fp32 and rounded once. Everything else is
-// copied byte for byte.
+// targets replaced by W + (alpha / r) B A, computed in fp32 and rounded once, and norms that the
+// finetune trained by theirs, in fp32. Everything else is copied byte for byte.
 #pragma once
 
 #include <filesystem>

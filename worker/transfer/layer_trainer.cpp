@@ -275,7 +275,8 @@ void LayerTrainer::restore(const std::map<std::string, storage::OwnedTensor>& te
 }
 
 bool LayerTrainer::is_behind_control() const {
-  if (control_mse_ == 0.0) return false;
+  // Without a transfer the start is what the finetune trains: it is compared to nothing.
+  if (control_mse_ == 0.0 || transfer_.max_steps == 0) return false;
   const LayerMetrics& best = best_metrics();
   if (best.mse <= control_mse_) return false;
   return best.relative_mse * (1.0 - control_mse_ / best.mse) > kRounding;

@@ -38,6 +38,9 @@ constexpr std::array kOurModeling{"attention_hedgerow.py",
                                   "modeling_hedgerow.py",
                                   "operators_hedgerow.py"};
 
+constexpr const char* kFeatureMaps = "feature_maps.safetensors";
+constexpr const char* kTrainedParameters = "trained_parameters.safetensors";
+
 // AutoTokenizer asks no question only about a model_type of transformers' own, so config.json keeps
 // the teacher's. Whoever then takes the body's own class would compute softmax attention with these
 // weights without a word; of an activation that does not exist it stumbles, and says this.
@@ -160,6 +163,41 @@ std::vector<fs::path> merged_weights(const ExportRequest& request,
   return files;
 }
 
+// feature_maps.safetensors of the student, with the maps and window factors that the finetune
+// trained, in fp32, in place of its own.
+void write_feature_maps(const ModelChoice& model, const fs::path& to) {
+  const fs::path from = model.student / kFeatureMaps;
+  const fs::path trained = model.lora / kTrainedParameters;
+  if (model.lora.empty() || !fs::exists(trained)) return copy_bytes(from, to);
+  const storage::SafetensorsFile maps(from), parameters(trained);
+  auto tensors = maps.tensors();
+  for (auto& [name, view] : tensors) {
+    const auto found = parameters.tensors().find(name);
+    if (found == parameters.tensors().end()) continue;
+    if (found->second.shape != view.shape) {
+      throw Error(ErrorKind::kCorrupt,
+                  trained.string() + ": tensor " + name +
+                      " has another shape than the student's; name the student that it was "
+                      "trained on");
+    }
+    view = found->second;
+  }
+  storage::write_safetensors(to, tensors, maps.metadata());
+}
+
+// The adapter form leaves the base as it is, so it has no place for norms.
+void require_no_trained_norms(const ModelChoice& model) {
+  const fs::path trained = model.lora / kTrainedParameters;
+  if (model.lora.empty() || !fs::exists(trained)) return;
+  const storage::SafetensorsFile parameters(trained);
+  for (const auto& [name, view] : parameters.tensors()) {
+    require(!name.ends_with("norm.weight"),
+            trained.string() + ": norms were trained (" + name +
+                "), which --adapter cannot carry without the teacher's weights; export without "
+                "--adapter");
+  }
+}
+
 std::string shard_name(std::size_t index, std::size_t count) {
   std::array<char, 64> name{};
   std::snprintf(name.data(), name.size(), "model-%05zu-of-%05zu.safetensors", index + 1, count);
@@ -233,7 +271,9 @@ std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal
     for (const fs::path& file : weight_files(teacher))
       files.push_back({file, request.links_weights ? Bring::kLink : Bring::kCopy});
   }
-  files.push_back({request.model.student / "feature_maps.safetensors", Bring::kCopy});
+  const fs::path maps = partial.path() / kFeatureMaps;
+  write_feature_maps(request.model, maps);
+  files.push_back({maps, Bring::kMove});
   terminal.status("writing " + request.out.string() + " ...");
   ExportSummary summary = write_weights(files, partial.path(), terminal);
   fs::remove_all(merged);
@@ -244,24 +284,25 @@ std::optional<ExportSummary> export_model(const ExportRequest& request, Terminal
 }
 
 std::optional<ExportSummary> export_adapter(const ExportRequest& request) {
+  require_no_trained_norms(request.model);
   PartialDirectory partial(request.out);
   ExportSummary summary;
-  const auto take = [&](const fs::path& from, const fs::path& name) {
-    fs::create_directories((partial.path() / name).parent_path());
-    copy_bytes(from, partial.path() / name);
-    if (name.extension() != ".safetensors") return;
-    const storage::SafetensorsFile file(from);
+  const auto count = [&](const fs::path& name) {
+    const storage::SafetensorsFile file(partial.path() / name);
     for (const auto& [tensor, view] : file.tensors()) {
       summary.num_bytes += view.bytes.size();
       ++summary.num_tensors;
     }
   };
-  for (const char* name : {"hedgerow.json", "feature_maps.safetensors"})
-    take(request.model.student / name, name);
+  copy_bytes(request.model.student / "hedgerow.json", partial.path() / "hedgerow.json");
+  write_feature_maps(request.model, partial.path() / kFeatureMaps);
+  count(kFeatureMaps);
   if (!request.model.lora.empty()) {
-    for (const char* name : {"adapter_config.json", "adapter_model.safetensors"}) {
-      take(request.model.lora / name, fs::path("adapter") / name);
-    }
+    const fs::path adapter = partial.path() / "adapter";
+    fs::create_directories(adapter);
+    for (const char* name : {"adapter_config.json", "adapter_model.safetensors"})
+      copy_bytes(request.model.lora / name, adapter / name);
+    count("adapter/adapter_model.safetensors");
   }
   if (is_interrupted()) return std::nullopt;  // a copy may have ended early
   partial.publish();

@@ -47,12 +47,22 @@ std::string steps_text(const Recipe& recipe, const RunStatus& status, bool has_l
            std::to_string(seq_len) + " tokens";
   };
   std::string text = "- attention transfer, each layer alone: " +
-                     steps(recipe.transfer.max_steps,
-                           recipe.transfer.sequences_per_step,
-                           recipe.data_transfer.seq_len) +
+                     (recipe.transfer.max_steps == 0 ? "none"
+                                                     : steps(recipe.transfer.max_steps,
+                                                             recipe.transfer.sequences_per_step,
+                                                             recipe.data_transfer.seq_len)) +
                      "\n";
   if (has_lora) {
-    text += "- LoRA of rank " + std::to_string(recipe.finetune.rank) + ", merged: " +
+    std::string trained;
+    for (const std::string& part : recipe.finetune.trainable) {
+      if (!trained.empty()) trained += ", ";
+      if (part == "lora") {
+        trained += "LoRA of rank " + std::to_string(recipe.finetune.rank) + ", merged";
+      } else {
+        trained += part == "window_factors" ? "window factors" : part;
+      }
+    }
+    text += "- " + trained + ": " +
             steps(recipe.finetune.max_steps,
                   recipe.finetune.sequences_per_step,
                   recipe.data_finetune.seq_len);

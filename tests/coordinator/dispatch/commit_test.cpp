@@ -36,6 +36,23 @@ TEST_F(TokensOnDisk, TheLargestIsFoundInEveryFolder) {
   ++token, expect_found(storage::RunLayout::evaluation("teacher", token));
 }
 
+TEST(Outputs, AFinetuneMayLeaveTrainedParametersBesideItsAdapterAndNothingElse) {
+  const auto files = [](std::initializer_list<const char*> names) {
+    std::vector<storage::FileRecord> records;
+    for (const char* name : names)
+      records.emplace_back().name = storage::RunLayout::adapter_directory(3) + "/" + name;
+    return records;
+  };
+  const char *config = "adapter_config.json", *model = "adapter_model.safetensors",
+             *trained = "trained_parameters.safetensors";
+  EXPECT_TRUE(are_outputs(TaskId::finetune(), 3, files({model, config})));
+  EXPECT_TRUE(are_outputs(TaskId::finetune(), 3, files({trained, model, config})));
+  EXPECT_FALSE(are_outputs(TaskId::finetune(), 3, files({trained, config})));
+  EXPECT_FALSE(are_outputs(TaskId::finetune(), 3, files({model, config, "more.safetensors"})));
+  EXPECT_FALSE(are_outputs(TaskId::finetune(), 4, files({model, config})));
+  EXPECT_FALSE(are_outputs(TaskId::assemble(), 3, files({trained, model, config})));
+}
+
 // A person's notes, an editor's lock, a link into nowhere: a run must start beside them.
 TEST_F(TokensOnDisk, NamesOfOthersAreNoObstacle) {
   touch("hidden/b0001/s00000.t7.h5");

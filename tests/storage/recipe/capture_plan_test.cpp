@@ -32,6 +32,14 @@ TEST(CapturePlan, CapturesOnlyWhatTheStepBudgetVisitsAndThenValidation) {
   EXPECT_THROW((void)plan.token_sequence(-1), Error);
 }
 
+TEST(CapturePlan, WithoutTransferStepsOnlyValidationIsCaptured) {
+  const CapturePlan plan = make_capture_plan(recipe_with(0), 1000, 1008, kHidden);
+  EXPECT_EQ(plan.num_train, 0);
+  EXPECT_EQ(plan.num_sequences(), 4);
+  EXPECT_EQ(plan.token_sequence(0), 1000);
+  EXPECT_EQ(plan.validation_capture_index(3), 3);
+}
+
 TEST(CapturePlan, ShardsCoverEverySequenceOnceAndStartAtForwardBorders) {
   for (const int shard_mib : {1, 3, 8, 256}) {
     Recipe recipe = recipe_with(60);

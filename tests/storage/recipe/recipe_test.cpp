@@ -186,8 +186,8 @@ TEST(Recipe, AnIntegerIsANumber) {
 }
 
 TEST(Recipe, AValueOutOfRangeNamesKeyLineAndRange) {
-  EXPECT_EQ(refusal_of("[transfer]\nmax_steps = 0\n"),
-            "recipe.toml:7: transfer.max_steps = 0: expected at least 1 and at most 1000000000");
+  EXPECT_EQ(refusal_of("[finetune]\nmax_steps = 0\n"),
+            "recipe.toml:7: finetune.max_steps = 0: expected at least 1 and at most 1000000000");
   EXPECT_THAT(refusal_of("[transfer]\nlearning_rate = 0.0\n"), HasSubstr("expected more than 0"));
   EXPECT_THAT(refusal_of("[transfer]\nlearning_rate = nan\n"),
               HasSubstr("recipe.toml:7: transfer.learning_rate = nan"));
@@ -244,6 +244,49 @@ TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
   }
   EXPECT_THAT(refusal_of("[workers]\nadvertise = \"*\"\n"),
               HasSubstr("recipe.toml:7: workers.advertise = \"*\": expected a host's name"));
+}
+
+TEST(Recipe, WhatTheFinetuneTrainsMustBeThereToTrain) {
+  const auto trainable = [](const std::string& list, const std::string& attention = "") {
+    return refusal_of("[finetune]\ntrainable = " + list + "\n" + attention);
+  };
+  EXPECT_EQ(trainable("[]"),
+            "recipe.toml:7: finetune.trainable is empty; set finetune.enabled = false instead");
+  EXPECT_THAT(trainable("[\"map\"]"),
+              HasSubstr("expected one of lora, maps, window_factors, norms"));
+  EXPECT_THAT(trainable("[\"maps\", \"maps\"]"),
+              HasSubstr("recipe.toml:7: finetune.trainable names maps twice"));
+  EXPECT_THAT(trainable("[\"maps\"]", "[attention]\ntrain_feature_map = false\n"),
+              HasSubstr("names maps, but attention.train_feature_map = false"));
+  EXPECT_THAT(trainable("[\"maps\"]",
+                        "[attention]\nfeature_map = \"taylor\"\nnegation = false\n"
+                        "bias = false\norder = 2\n"),
+              HasSubstr("recipe.toml:7: finetune.trainable names maps, but the feature map"));
+  EXPECT_THAT(trainable("[\"window_factors\"]", "[attention]\nwindow = \"none\"\n"),
+              HasSubstr("recipe.toml:7: finetune.trainable names window_factors, but "
+                        "attention.window = none"));
+  EXPECT_THAT(trainable("[\"window_factors\"]", "[attention]\ntrain_window_factor = false\n"),
+              HasSubstr("attention.train_window_factor = false"));
+  const Recipe all = Recipe::parse(
+      std::string(kMinimal) +
+          "[finetune]\ntrainable = [\"lora\", \"maps\", \"window_factors\", \"norms\"]\n"
+          "target_modules = [\"gate_proj\", \"up_proj\", \"down_proj\"]\n",
+      "r");
+  EXPECT_TRUE(all.finetune.trains("norms"));
+}
+
+TEST(Recipe, NoTransferStepsNeedAFinetuneThatTrainsTheMaps) {
+  EXPECT_EQ(refusal_of("[transfer]\nmax_steps = 0\n"),
+            "recipe.toml:7: transfer.max_steps = 0 leaves the maps untrained; add \"maps\" to "
+            "finetune.trainable (and set finetune.enabled = true), or give the transfer steps");
+  EXPECT_THAT(refusal_of("[transfer]\nmax_steps = 0\n[finetune]\nenabled = false\n"
+                         "trainable = [\"maps\"]\n"),
+              HasSubstr("transfer.max_steps = 0 leaves the maps untrained"));
+  EXPECT_EQ(Recipe::parse(std::string(kMinimal) +
+                              "[transfer]\nmax_steps = 0\n[finetune]\ntrainable = [\"maps\"]\n",
+                          "r")
+                .transfer.max_steps,
+            0);
 }
 
 // Catches: a run whose error is rounding from the first step on, and that nobody warns of.

@@ -282,6 +282,34 @@ TEST_F(FinetuneTask, EachStepSaysTheRateOfItsSchedule) {
                                  std::vector<double>{5e-3, 1e-2, 1e-2, 7.5e-3, 5e-3, 2.5e-3}));
 }
 
+TEST_F(FinetuneTask, WhatIsTrainedBesidesLoraIsAFileOfItsOwnAndTheSameAtAnyNumberOfRanks) {
+  storage::Recipe recipe = RunContext(root(), at::kCPU).recipe();
+  recipe.finetune.trainable = {"maps", "window_factors", "norms"};
+  storage::write_atomically(root() / "run.toml", recipe.to_toml());
+  const Outcome one = run(1, task(1));
+  ASSERT_TRUE(one.result.finished);
+  ASSERT_EQ(one.result.files.size(), 3U);
+  EXPECT_EQ(one.result.files[2].name, "adapter/t1/trained_parameters.safetensors");
+  const RunContext run_context(root(), at::kCPU);
+  const LoraAdapter adapter = load_adapter(root() / "adapter/t1", run_context.config());
+  EXPECT_EQ(adapter.find(3, "o_proj")->b.abs().max().item<double>(), 0.0) << "LoRA is not trained";
+  EXPECT_TRUE(adapter.trained.contains("model.norm.weight"));
+  EXPECT_TRUE(adapter.trained.contains("model.layers.0.self_attn.feature_map_q.mlp.layer"));
+  EXPECT_FALSE(adapter.trained.contains("model.layers.2.self_attn.window_factors"))
+      << "layer 2 keeps its softmax";
+  Student student = load_student(root() / "student/t5", run_context.model(), at::kCPU);
+  const at::Tensor before = student.layers[0]->q.layer.clone();
+  put_in_place(student, adapter.trained);
+  EXPECT_FALSE(at::equal(student.layers[0]->q.layer, before)) << "nothing was learned";
+  EXPECT_EQ(run(4, task(4)).adapter, one.adapter);
+  std::ifstream metrics(root() / "attempts/t1/metrics.jsonl");
+  std::string line;
+  std::getline(metrics, line);
+  const auto norms = nlohmann::json::parse(line).at("update_norms");
+  EXPECT_EQ(norms.size(), 3U) << norms;
+  EXPECT_GT(norms.at("maps").get<double>(), 0.0);
+}
+
 TEST_F(FinetuneTask, AStoppedStageGoesOnAtAnotherWorldSizeToTheSameAdapter) {
   const Outcome undisturbed = run(2, task(1));
   for (const int world_size : {1, 4}) {

@@ -11,6 +11,7 @@
 #include "storage/base/error.hpp"
 #include "tests/support/tiny_student.hpp"
 #include "worker/finetune/trainer.hpp"
+#include "worker/model/linear_branch.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -92,6 +93,10 @@ at::Tensor plain_loss_sum(const TinyStudent& tiny,
   }
   const auto low_rank = [&](const at::Tensor& x, int layer, const char* module) {
     const LoraPair* pair = lora.find(layer, module);
+    if (pair == nullptr)
+      return at::zeros(x.sizes().slice(0, 2).vec())
+          .unsqueeze(-1)
+          .expand({-1, -1, projection_shape(config, module).first});
     return at::linear(at::linear(x, pair->a), pair->b) * lora.scaling();
   };
   const auto batch = static_cast<std::int64_t>(sequences.size());
@@ -117,11 +122,13 @@ at::Tensor plain_loss_sum(const TinyStudent& tiny,
             .transpose(1, 2)
             .flatten(2);
     hidden = hidden + at::linear(y, layer.o_proj, layer.o_bias) + low_rank(y, i, "o_proj");
+    const at::Tensor normed = plain_rms_norm(hidden, layer.post_norm, config.rms_norm_eps);
     const at::Tensor gate_up =
-        at::linear(plain_rms_norm(hidden, layer.post_norm, config.rms_norm_eps),
-                   layer.gate_up_proj,
-                   layer.gate_up_bias);
-    hidden = hidden + at::linear(plain_swiglu(gate_up), layer.down_proj, layer.down_bias);
+        at::linear(normed, layer.gate_up_proj, layer.gate_up_bias) +
+        at::cat({low_rank(normed, i, "gate_proj"), low_rank(normed, i, "up_proj")}, -1);
+    const at::Tensor inner = plain_swiglu(gate_up);
+    hidden = hidden + at::linear(inner, layer.down_proj, layer.down_bias) +
+             low_rank(inner, i, "down_proj");
   }
   const at::Tensor logits = at::linear(
       plain_rms_norm(hidden, tiny.outer.final_norm, config.rms_norm_eps), tiny.outer.lm_head);
@@ -130,7 +137,7 @@ at::Tensor plain_loss_sum(const TinyStudent& tiny,
 }
 
 // B is zero at the start, so that A would have no gradient: move it away.
-void draw_b(LoraParameters& parameters) {
+void draw_b(TrainedParameters& parameters) {
   std::uint32_t stream = 7000;
   for (const auto& layer : parameters.adapter().layers) {
     for (const auto& [module, pair] : layer) {
@@ -140,69 +147,198 @@ void draw_b(LoraParameters& parameters) {
   }
 }
 
-TEST(Finetune, GradientsOfLoraEqualThoseOfAPlainAutogradModel) {
-  for (const auto& tiny :
-       {TinyOptions{},
-        TinyOptions{.window = storage::WindowLayout::kSliding, .softmax_layers = {1}},
-        TinyOptions{.qk_norm = true, .biases = true}}) {
-    const auto alone = make_single_communicator();
-    Trained trained(tiny, trainer_options(section()), *alone);
-    auto& parameters = trained->parameters();
-    draw_b(parameters);
-    const std::vector<std::int64_t> sequences = {5, 2};
-    at::Tensor gradient =
-        at::full({parameters.size()}, std::numeric_limits<float>::quiet_NaN(), at::kFloat);
-    const double loss = trained->accumulate(sequences, 0.25, gradient);
+storage::FinetuneSection everything() {
+  storage::FinetuneSection finetune = section();
+  finetune.target_modules = {std::begin(kLoraModules), std::end(kLoraModules)};
+  finetune.trainable = {"lora", "maps", "window_factors", "norms"};
+  return finetune;
+}
 
-    LoraAdapter leaves = parameters.adapter();
-    std::vector<at::Tensor> inputs;
-    for (auto& layer : leaves.layers) {
-      for (auto& [module, pair] : layer) {
-        pair = {pair.a.clone().requires_grad_(true), pair.b.clone().requires_grad_(true)};
-        inputs.insert(inputs.end(), {pair.a, pair.b});
-      }
-    }
-    const at::Tensor expected_loss =
-        plain_loss_sum(trained.student(), trained.tokens(), sequences, leaves);
-    const auto expected = torch::autograd::grad({expected_loss * 0.25}, inputs);
-    EXPECT_NEAR(loss, expected_loss.item<double>(), 1e-4 * loss);
-    std::size_t next = 0;
-    const LoraAdapter found = parameters.views_of(gradient);
-    for (std::size_t layer = 0; layer < found.layers.size(); ++layer) {
-      for (const auto& [module, pair] : found.layers[layer]) {
-        for (const at::Tensor& matrix : {pair.a, pair.b}) {
-          const at::Tensor& reference = expected[next++];
-          EXPECT_TRUE(
-              at::allclose(matrix, reference, 1e-3, 2e-5 * reference.abs().max().item<double>()))
-              << "layer " << layer << ' ' << module << (matrix.is_same(pair.a) ? " A" : " B")
-              << ": error " << (matrix - reference).abs().max().item<double>() << " of "
-              << reference.abs().max().item<double>();
+// The parts of a student in the order of the flat vector.
+std::vector<TrainedPart> parts_of(TinyStudent& tiny) {
+  std::vector<TrainedPart> all;
+  const auto add = [&](const std::vector<TrainedPart>& parts) {
+    all.insert(all.end(), parts.begin(), parts.end());
+  };
+  for (std::size_t i = 0; i < tiny.layers.size(); ++i) {
+    const int layer = static_cast<int>(i);
+    if (tiny.student.layers[i]) add(worker::parts_of(*tiny.student.layers[i], layer));
+    add(worker::parts_of(tiny.layers[i], layer));
+  }
+  add(worker::parts_of(tiny.outer));
+  return all;
+}
+
+void expect_gradient(const at::Tensor& found, const at::Tensor& expected, const std::string& name) {
+  const double largest = expected.abs().max().item<double>();
+  EXPECT_TRUE(at::allclose(found, expected, 1e-3, 2e-5 * largest))
+      << name << ": error " << (found - expected).abs().max().item<double>() << " of " << largest;
+}
+
+TEST(Finetune, GradientsEqualThoseOfAPlainAutogradModel) {
+  for (const auto& finetune : {section(), everything()}) {
+    for (const auto& tiny :
+         {TinyOptions{},
+          TinyOptions{.window = storage::WindowLayout::kSliding, .softmax_layers = {1}},
+          TinyOptions{.qk_norm = true, .biases = true}}) {
+      const auto alone = make_single_communicator();
+      Trained trained(tiny, trainer_options(finetune), *alone);
+      auto& parameters = trained->parameters();
+      draw_b(parameters);
+      const std::vector<std::int64_t> sequences = {5, 2};
+      at::Tensor gradient =
+          at::full({parameters.size()}, std::numeric_limits<float>::quiet_NaN(), at::kFloat);
+      const double loss = trained->accumulate(sequences, 0.25, gradient);
+
+      // In the order of the flat vector.
+      std::vector<std::string> names;
+      std::vector<at::Tensor> inputs;
+      const auto add = [&](const std::string& name, at::Tensor& value) {
+        value = value.clone().requires_grad_(true);
+        names.push_back(name);
+        inputs.push_back(value);
+      };
+      LoraAdapter leaves = parameters.adapter();
+      for (std::size_t layer = 0; layer < leaves.layers.size(); ++layer) {
+        for (const auto& module : leaves.target_modules) {
+          LoraPair& pair = leaves.layers[layer].at(module);
+          add(lora_name(static_cast<int>(layer), module, "lora_A"), pair.a);
+          add(lora_name(static_cast<int>(layer), module, "lora_B"), pair.b);
         }
       }
+      TinyStudent student = trained.student();
+      if (finetune.trains("maps")) {
+        for (const TrainedPart& part : parts_of(student)) add(part.name, *part.value);
+      }
+      const at::Tensor expected_loss = plain_loss_sum(student, trained.tokens(), sequences, leaves);
+      const auto expected = torch::autograd::grad({expected_loss * 0.25}, inputs);
+      EXPECT_NEAR(loss, expected_loss.item<double>(), 1e-4 * loss);
+      std::int64_t begin = 0;
+      for (std::size_t i = 0; i < expected.size(); ++i) {
+        const std::int64_t size = expected[i].numel();
+        expect_gradient(
+            gradient.narrow(0, begin, size).view(expected[i].sizes()), expected[i], names[i]);
+        begin += size;
+      }
+      EXPECT_EQ(begin, parameters.size());
     }
+  }
+}
+
+TEST(Finetune, MapsFactorsAndNormsAreTrainedWithoutLora) {
+  auto finetune = everything();
+  finetune.trainable = {"maps", "window_factors", "norms"};
+  const auto alone = make_single_communicator();
+  Trained trained({.softmax_layers = {1}}, trainer_options(finetune), *alone);
+  const TrainedTensors before = trained->parameters().best_parts();
+  TinyStudent student = trained.student();
+  EXPECT_EQ(before.size(), parts_of(student).size());
+  EXPECT_FALSE(before.contains("model.layers.1.self_attn.window_factors"));
+  const double first = trained->step().loss;
+  const TrainedTensors after = trained->parameters().best_parts();
+  for (const auto& [name, value] : after) {
+    EXPECT_FALSE(value.equal(before.at(name))) << name;
+  }
+  EXPECT_EQ(after.at("model.layers.0.self_attn.window_factors").sizes(),
+            (std::vector<std::int64_t>{1, student.config.num_attention_heads, 1, 1}));
+  double last = first;
+  for (int i = 0; i < 29; ++i) last = trained->step().loss;
+  EXPECT_LT(last, first - 0.1);
+}
+
+TEST(Finetune, LayersWhoseLinearBranchIsOffKeepTheirMapsAndFactors) {
+  const auto alone = make_single_communicator();
+  TinyStudent tiny = make_tiny_student({});
+  for (auto& parameters : tiny.student.layers) {
+    for (kernels::FeatureMapWeights* map : {&parameters->q, &parameters->k})
+      map->bias = at::zeros({map->layer.size(0), map->layer.size(2)});
+  }
+  ASSERT_TRUE(switch_off_linear_branch(*tiny.student.layers[1], tiny.student.options.feature_map));
+  const auto tokens = make_tiny_tokens(40, 3, 21, tiny.config.vocab_size);
+  FinetuneTrainer trainer(
+      tiny.config,
+      tiny.student,
+      tiny.outer,
+      [&](int layer) { return tiny.layers[static_cast<std::size_t>(layer)]; },
+      tokens,
+      trainer_options(everything()),
+      *alone);
+  const TrainedTensors parts = trainer.parameters().best_parts();
+  EXPECT_TRUE(parts.contains("model.layers.0.self_attn.window_factors"));
+  EXPECT_FALSE(parts.contains("model.layers.1.self_attn.window_factors"));
+  EXPECT_FALSE(parts.contains("model.layers.1.self_attn.feature_map_q.mlp.layer"));
+  EXPECT_TRUE(parts.contains("model.layers.1.input_layernorm.weight"));
+}
+
+TEST(Finetune, UpdateNormsAreThoseOfTheChangeByModuleAndPart) {
+  const auto alone = make_single_communicator();
+  Trained trained({}, trainer_options(everything()), *alone);
+  auto& parameters = trained->parameters();
+  trained->step();
+  std::map<std::string, double> expected;
+  const auto copies = [&] {
+    std::map<std::string, std::vector<at::Tensor>> values;
+    for (const auto& layer : parameters.adapter().layers) {
+      for (const auto& [module, pair] : layer) {
+        values[module].push_back(pair.a.reshape(-1).clone());
+        values[module].push_back(pair.b.reshape(-1).clone());
+      }
+    }
+    for (const auto& [name, value] : parameters.best_parts()) {
+      const char* group = name.ends_with("norm.weight")      ? "norms"
+                          : name.ends_with("window_factors") ? "window_factors"
+                                                             : "maps";
+      values[group].push_back(value.reshape(-1));
+    }
+    return values;
+  };
+  const auto before = copies();
+  const auto norms = trained->step().norms.updates;
+  const auto after = copies();
+  ASSERT_EQ(norms.size(), 10U);
+  for (const auto& [group, values] : after) {
+    const double expected_norm =
+        (at::cat(values) - at::cat(before.at(group))).norm().item<double>();
+    EXPECT_GT(norms.at(group), 0.0) << group;
+    EXPECT_NEAR(norms.at(group), expected_norm, 1e-5 * expected_norm) << group;
+  }
+}
+
+TEST(Finetune, AStudentWithoutAnythingToTrainIsRefused) {
+  auto finetune = section();
+  finetune.trainable = {"maps"};
+  const auto alone = make_single_communicator();
+  try {
+    Trained trained({.softmax_layers = {0, 1, 2}}, trainer_options(finetune), *alone);
+    FAIL() << "nothing was trained";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("finetune.trainable"), std::string::npos);
   }
 }
 
 TEST(Finetune, KeptAndRemadeActivationsGiveTheSameBytes) {
-  std::vector<std::vector<std::byte>> results;
-  for (const std::int64_t budget : {std::int64_t{0}, kActivationBudgetBytes}) {
-    const auto alone = make_single_communicator();
-    TrainerOptions options = trainer_options(section());
-    options.activation_budget_bytes = budget;
-    options.stream = at::kBFloat16;
-    Trained trained({.dtype = at::kBFloat16}, options, *alone);
-    for (int i = 0; i < 2; ++i) trained->step();
-    results.push_back(bytes_of(trained->parameters().checkpoint()));
+  for (const auto& finetune : {section(), everything()}) {
+    std::vector<std::vector<std::byte>> results;
+    for (const std::int64_t budget : {std::int64_t{0}, kActivationBudgetBytes}) {
+      const auto alone = make_single_communicator();
+      TrainerOptions options = trainer_options(finetune);
+      options.activation_budget_bytes = budget;
+      options.stream = at::kBFloat16;
+      Trained trained({.dtype = at::kBFloat16}, options, *alone);
+      for (int i = 0; i < 2; ++i) trained->step();
+      results.push_back(bytes_of(trained->parameters().checkpoint()));
+    }
+    EXPECT_EQ(results[0], results[1]);
   }
-  EXPECT_EQ(results[0], results[1]);
 }
 
-TEST(Finetune, OneTwoFourAndEightRanksGiveTheSameBytesAndLosses) {
+void expect_equal_ranks(const storage::FinetuneSection& finetune) {
   std::vector<std::byte> expected;
   double expected_validation = 0.0, expected_loss = 0.0;
   for (const int world_size : {1, 2, 4, 8}) {
     run_on_threads(world_size, [&](Communicator& communicator) {
-      Trained trained({.dtype = at::kBFloat16}, trainer_options(section()), communicator);
+      Trained trained({.dtype = at::kBFloat16}, trainer_options(finetune), communicator);
       double loss = 0.0;
       for (int i = 0; i < 3; ++i) loss = trained->step().loss;
       const double validation = trained->validate().loss;
@@ -264,11 +400,15 @@ TEST(Finetune, TheKlFromATeacherThatIsSureOfTheTextIsTheCrossEntropy) {
   EXPECT_LT(*std::max_element(asked.begin(), asked.end()), 26);
 }
 
+TEST(Finetune, OneTwoFourAndEightRanksGiveTheSameBytesAndLosses) {
+  for (const auto& finetune : {section(), everything()}) expect_equal_ranks(finetune);
+}
+
 TEST(Finetune, AResumeAtAnotherWorldSizeGivesTheBytesOfAnUndisturbedRun) {
   std::vector<std::byte> undisturbed;
   storage::Checkpoint half;
   run_on_threads(2, [&](Communicator& communicator) {
-    Trained trained({}, trainer_options(section()), communicator);
+    Trained trained({}, trainer_options(everything()), communicator);
     for (int i = 0; i < 6; ++i) {
       if (i == 3 && communicator.rank() == 0) half = trained->parameters().checkpoint();
       trained->step();
@@ -277,7 +417,7 @@ TEST(Finetune, AResumeAtAnotherWorldSizeGivesTheBytesOfAnUndisturbedRun) {
   });
   for (const int world_size : {1, 4}) {
     run_on_threads(world_size, [&](Communicator& communicator) {
-      Trained trained({}, trainer_options(section()), communicator);
+      Trained trained({}, trainer_options(everything()), communicator);
       trained->parameters().restore(half);
       EXPECT_EQ(trained->parameters().num_steps(), 3);
       for (int i = 0; i < 3; ++i) trained->step();
@@ -321,7 +461,7 @@ TEST(Finetune, AdamWEqualsTorchsOwn) {
   const at::Tensor value = at::cat([&] {
     std::vector<at::Tensor> parts;
     for (const auto& layer : parameters.adapter().layers) {
-      for (const char* module : kLoraModules) {
+      for (const auto& module : parameters.adapter().target_modules) {
         parts.push_back(layer.at(module).a.reshape(-1));
         parts.push_back(layer.at(module).b.reshape(-1));
       }
@@ -333,7 +473,7 @@ TEST(Finetune, AdamWEqualsTorchsOwn) {
     at::Tensor gradient =
         tests::uniform({parameters.size()}, 0.5, static_cast<std::uint32_t>(9000 + step));
     const double norm =
-        parameters.step(gradient.clone(), {.learning_rate = 0.01, .gradient_clip = 1.0});
+        parameters.step(gradient.clone(), {.learning_rate = 0.01, .gradient_clip = 1.0}).gradient;
     EXPECT_NEAR(norm, gradient.norm().item<double>(), 1e-4 * norm);
     gradient.div_(gradient.norm() + 1e-6);
     std::vector<at::Tensor> values = {value}, gradients = {gradient}, averages = {average},
@@ -345,7 +485,7 @@ TEST(Finetune, AdamWEqualsTorchsOwn) {
   const auto checkpoint = parameters.checkpoint();
   std::int64_t begin = 0;
   for (int layer = 0; layer < 3; ++layer) {
-    for (const char* module : kLoraModules) {
+    for (const auto& module : parameters.adapter().target_modules) {
       for (const char* matrix : {"lora_A", "lora_B"}) {
         const auto& tensor = checkpoint.tensors.at(lora_name(layer, module, matrix));
         for (std::size_t i = 0; i < tensor.bytes.size() / sizeof(float); ++i, ++begin) {

@@ -98,7 +98,7 @@ TEST(Lora, APeftFeatureThatWouldChangeTheNumbersIsRefused) {
   for (const auto& [key, value] : {std::pair<std::string, nlohmann::json>{"use_rslora", true},
                                    {"rank_pattern", {{"q_proj", 16}}},
                                    {"bias", "all"},
-                                   {"target_modules", {"gate_proj"}}}) {
+                                   {"target_modules", {"lm_head"}}}) {
     auto json = adapter_config(made, "teacher");
     json[key] = value;
     storage::write_atomically(directory / "adapter_config.json", json.dump());
@@ -150,6 +150,102 @@ TEST(Lora, MergingAddsTheScaledProductAndRoundsOnce) {
   check(merged.qkv_proj.narrow(0, 32, 16),
         expected(tiny.layers[1].qkv_proj.narrow(0, 32, 16), "k_proj"));
   check(merged.o_proj, expected(tiny.layers[1].o_proj, "o_proj"));
+}
+
+TEST(Lora, MergingReachesTheProjectionsOfTheMlp) {
+  auto tiny = tests::make_tiny_student();
+  const LoraAdapter made = adapter(tiny.config, {"down_proj", "up_proj", "gate_proj"});
+  EXPECT_EQ(lora_name(1, "up_proj", "lora_A"),
+            "base_model.model.model.layers.1.mlp.up_proj.lora_A.weight");
+  const tests::TemporaryDirectory directory;
+  save_adapter(directory.path(), made, "teacher");
+  const LoraAdapter read = load_adapter(directory.path(), tiny.config);
+  EXPECT_THAT(read.target_modules, testing::ElementsAre("gate_proj", "up_proj", "down_proj"));
+  LayerWeights merged = tiny.layers[1];
+  merge_into(merged, read, 1, tiny.config);
+  const auto update = [&](const char* module) {
+    return 2.0 * at::mm(made.find(1, module)->b, made.find(1, module)->a);
+  };
+  EXPECT_TRUE(at::allclose(merged.gate_up_proj - tiny.layers[1].gate_up_proj,
+                           at::cat({update("gate_proj"), update("up_proj")}),
+                           1e-4,
+                           1e-5));
+  EXPECT_TRUE(
+      at::allclose(merged.down_proj - tiny.layers[1].down_proj, update("down_proj"), 1e-4, 1e-5));
+  EXPECT_TRUE(merged.qkv_proj.is_same(tiny.layers[1].qkv_proj)) << "a copy for nothing";
+}
+
+// The tensors that a finetune of everything would have left, drawn.
+TrainedTensors draw_parts(tests::TinyStudent& tiny) {
+  TrainedTensors drawn;
+  std::uint32_t stream = 500;
+  const auto draw = [&](const std::vector<TrainedPart>& parts) {
+    for (const TrainedPart& part : parts)
+      drawn[part.name] = tests::uniform(part.shape, 0.5, ++stream);
+  };
+  for (int layer = 0; layer < tiny.config.num_hidden_layers; ++layer) {
+    const auto index = static_cast<std::size_t>(layer);
+    if (tiny.student.layers[index]) draw(parts_of(*tiny.student.layers[index], layer));
+    draw(parts_of(tiny.layers[index], layer));
+  }
+  draw(parts_of(tiny.outer));
+  return drawn;
+}
+
+TEST(TrainedParts, WhatWasWrittenBesideTheAdapterIsPutInPlaceOfStudentsAndTeachersOwn) {
+  for (const tests::TinyOptions& options : {tests::TinyOptions{.softmax_layers = {1}},
+                                            tests::TinyOptions{.qk_norm = true, .biases = true}}) {
+    auto tiny = tests::make_tiny_student(options);
+    const tests::TemporaryDirectory directory;
+    save_adapter(directory.path(), adapter(tiny.config), "teacher");
+    EXPECT_TRUE(load_adapter(directory.path(), tiny.config).trained.empty());
+    const TrainedTensors drawn = draw_parts(tiny);
+    save_trained(directory.path(), drawn);
+    const LoraAdapter read = load_adapter(directory.path(), tiny.config);
+    ASSERT_EQ(read.trained.size(), drawn.size());
+    put_in_place(tiny.student, read.trained);
+    put_in_place(parts_of(tiny.outer), read.trained);
+    for (int layer = 0; layer < tiny.config.num_hidden_layers; ++layer)
+      merge_into(tiny.layers[static_cast<std::size_t>(layer)], read, layer, tiny.config);
+    const auto expect_in_place = [&](const std::vector<TrainedPart>& parts) {
+      for (const TrainedPart& part : parts)
+        EXPECT_TRUE(at::equal(part.value->view(part.shape), drawn.at(part.name))) << part.name;
+    };
+    for (int layer = 0; layer < tiny.config.num_hidden_layers; ++layer) {
+      const auto index = static_cast<std::size_t>(layer);
+      if (tiny.student.layers[index]) {
+        expect_in_place(parts_of(*tiny.student.layers[index], layer));
+        EXPECT_EQ(tiny.student.layers[index]->window_factors.dim(), 1);
+      }
+      expect_in_place(parts_of(tiny.layers[index], layer));
+    }
+    expect_in_place(parts_of(tiny.outer));
+  }
+}
+
+TEST(TrainedParts, ATensorOfAnotherStudentOrModelIsNamed) {
+  auto tiny = tests::make_tiny_student({.softmax_layers = {1}});
+  const auto refusal = [&](const std::string& name, const at::Tensor& tensor) {
+    const tests::TemporaryDirectory directory;
+    save_adapter(directory.path(), adapter(tiny.config), "teacher");
+    save_trained(directory.path(), {{name, tensor}});
+    try {
+      put_in_place(tiny.student, load_adapter(directory.path(), tiny.config).trained);
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kCorrupt);
+      return std::string(error.what());
+    }
+    return std::string("no error");
+  };
+  const at::Tensor wrong = at::zeros({3});
+  EXPECT_THAT(refusal("model.embed_tokens.weight", wrong), testing::HasSubstr("not a norm"));
+  EXPECT_THAT(refusal("model.norm.weight", wrong), testing::HasSubstr("another shape"));
+  EXPECT_THAT(refusal("model.norm.weight", at::zeros({32}, at::kBFloat16)),
+              testing::HasSubstr("is not fp32"));
+  EXPECT_THAT(refusal("model.layers.0.self_attn.window_factors", wrong),
+              testing::HasSubstr("another shape"));
+  EXPECT_THAT(refusal("model.layers.1.self_attn.window_factors", wrong),
+              testing::HasSubstr("model.layers.1.self_attn.window_factors is not in"));
 }
 
 }  // namespace

@@ -234,6 +234,54 @@ TEST_F(Export, AdapterIsTheStudentAlone) {
   EXPECT_FALSE(fs::exists(run_.scratch / "out/provenance.json")) << "names files of the run";
 }
 
+// The student's own maps would be those before the finetune.
+TEST_F(Export, AdapterCarriesTrainedMapsAndRefusesTrainedNorms) {
+  const fs::path student = run_.layout.root() / SmallRun::student(), lora = run_.scratch / "lora";
+  fs::create_directories(lora);
+  std::ofstream(lora / "adapter_config.json") << "{}";
+  storage::write_safetensors(lora / "adapter_model.safetensors", {});
+  const std::string name = "model.layers.0.self_attn.feature_map_q.mlp.layer";
+  std::vector<std::byte> bytes;
+  std::vector<std::int64_t> shape;
+  {
+    const storage::SafetensorsFile maps(student / "feature_maps.safetensors");
+    const storage::TensorView& view = maps.tensors().at(name);
+    shape = view.shape;
+    bytes.assign(view.bytes.size(), std::byte{1});
+    ASSERT_FALSE(std::ranges::equal(bytes, view.bytes));
+  }
+  const auto export_with = [&](const std::string& trained, const std::string& out) {
+    storage::write_safetensors(lora / "trained_parameters.safetensors",
+                               {{trained, {storage::DType::kF32, shape, bytes}}});
+    return run_line({"export",
+                     "--adapter",
+                     "--model",
+                     run_.scratch / "model",
+                     "--student",
+                     student,
+                     "--lora",
+                     lora,
+                     "--out",
+                     run_.scratch / out});
+  };
+  const Answer answer = export_with(name, "out");
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  const storage::SafetensorsFile before(student / "feature_maps.safetensors");
+  const storage::SafetensorsFile after(run_.scratch / "out/feature_maps.safetensors");
+  ASSERT_EQ(after.tensors().size(), before.tensors().size());
+  for (const auto& [tensor, view] : after.tensors()) {
+    EXPECT_TRUE(std::ranges::equal(
+        view.bytes,
+        tensor == name ? std::span<const std::byte>(bytes) : before.tensors().at(tensor).bytes))
+        << tensor;
+  }
+  const Answer refused = export_with("model.norm.weight", "other");
+  EXPECT_EQ(refused.code, 2);
+  EXPECT_NE(refused.err.find("norms were trained (model.norm.weight)"), std::string::npos)
+      << refused.err;
+  EXPECT_FALSE(fs::exists(run_.scratch / "other"));
+}
+
 TEST_F(Export, StageThatTheRunHasNotComeToIsNamed) {
   const Answer answer = run_here({"export", "--subject", "lora", "--out", run_.scratch / "out"});
   EXPECT_EQ(answer.code, 2);

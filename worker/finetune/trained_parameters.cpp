@@ -1,4 +1,4 @@
-#include "worker/finetune/lora_parameters.hpp"
+#include "worker/finetune/trained_parameters.hpp"
 
 #include <ATen/ATen.h>
 
@@ -22,35 +22,54 @@ std::int64_t product(const std::vector<std::int64_t>& shape) {
 
 }  // namespace
 
-LoraParameters::LoraParameters(const LoraAdapter& start,
-                               const at::Device& device,
-                               double weight_decay) {
-  std::vector<at::Tensor> parts;
+TrainedParameters::TrainedParameters(const LoraAdapter& start,
+                                     const std::vector<TrainedPart>& parts,
+                                     const at::Device& device,
+                                     double weight_decay) {
+  std::vector<at::Tensor> pieces;
   std::int64_t begin = 0;
-  const auto add = [&](const std::string& name, const at::Tensor& matrix) {
-    entries_.push_back({name, matrix.sizes().vec(), begin});
-    begin += matrix.numel();
-    parts.push_back(matrix.reshape(-1));
+  const auto add = [&](const std::string& name,
+                       const std::string& group,
+                       const std::vector<std::int64_t>& shape,
+                       const at::Tensor& value) {
+    entries_.push_back({name, group, shape, begin});
+    begin += value.numel();
+    pieces.push_back(value.reshape(-1).cpu());
   };
   for (std::size_t layer = 0; layer < start.layers.size(); ++layer) {
+    const int layer_idx = static_cast<int>(layer);
     for (const auto& module : start.target_modules) {
       const LoraPair& pair = start.layers[layer].at(module);
-      add(lora_name(static_cast<int>(layer), module, "lora_A"), pair.a);
-      add(lora_name(static_cast<int>(layer), module, "lora_B"), pair.b);
+      add(lora_name(layer_idx, module, "lora_A"), module, pair.a.sizes().vec(), pair.a);
+      add(lora_name(layer_idx, module, "lora_B"), module, pair.b.sizes().vec(), pair.b);
     }
   }
-  values_ = at::cat(parts);
+  num_lora_entries_ = entries_.size();
+  for (const TrainedPart& part : parts) add(part.name, part.group, part.shape, *part.value);
+  if (pieces.empty()) {
+    throw Error(ErrorKind::kUsage,
+                "finetune.trainable: no layer of this student has anything of what it names; add "
+                "\"lora\"");
+  }
+  values_ = at::cat(pieces);
   optimizer_.emplace(std::vector{values_}, AdamWOptions{.weight_decay = weight_decay});
   adapter_ = start;
   device_values_ = values_.to(device);
   adapter_ = views_of(device_values_);
+  auto entry = entries_.begin() + static_cast<std::ptrdiff_t>(num_lora_entries_);
+  for (const TrainedPart& part : parts) {
+    *part.value =
+        device_values_.narrow(0, entry->begin, part.value->numel()).view(part.value->sizes());
+    parts_.push_back(*part.value);
+    ++entry;
+  }
 }
 
-void LoraParameters::update_device_values() {
+void TrainedParameters::update_device_values() {
   if (!device_values_.is_same(values_)) device_values_.copy_(values_);
 }
 
-LoraAdapter LoraParameters::views_of(const at::Tensor& flat) const {
+LoraAdapter TrainedParameters::views_of(const at::Tensor& flat) const {
   LoraAdapter views{adapter_.rank, adapter_.alpha, adapter_.target_modules, {}};
   views.layers.resize(adapter_.layers.size());
   auto entry = entries_.begin();
@@ -68,7 +87,42 @@ LoraAdapter LoraParameters::views_of(const at::Tensor& flat) const {
   return views;
 }
 
-double LoraParameters::step(const at::Tensor& gradient, const StepOptions& options) {
+void TrainedParameters::collect_part_gradients(const at::Tensor& flat) const {
+  for (std::size_t i = 0; i < parts_.size(); ++i) {
+    at::Tensor& gradient = parts_[i].mutable_grad();
+    if (!flat.defined()) {
+      gradient = at::Tensor();
+      continue;
+    }
+    gradient = flat.narrow(0, entries_[num_lora_entries_ + i].begin, parts_[i].numel())
+                   .view(parts_[i].sizes());
+    gradient.zero_();
+  }
+}
+
+TrainedTensors TrainedParameters::best_parts() const {
+  TrainedTensors values;
+  for (std::size_t i = num_lora_entries_; i < entries_.size(); ++i) {
+    const Entry& entry = entries_[i];
+    values[entry.name] =
+        best_values().narrow(0, entry.begin, product(entry.shape)).view(entry.shape).clone();
+  }
+  return values;
+}
+
+std::map<std::string, double> TrainedParameters::update_norms(const at::Tensor& before) const {
+  const at::Tensor change = values_ - before;
+  std::map<std::string, double> norms;
+  for (const Entry& entry : entries_) {
+    const double norm = change.narrow(0, entry.begin, product(entry.shape)).norm().item<double>();
+    norms[entry.group] += norm * norm;
+  }
+  for (auto& [group, norm] : norms) norm = std::sqrt(norm);
+  return norms;
+}
+
+TrainedParameters::StepNorms TrainedParameters::step(const at::Tensor& gradient,
+                                                     const StepOptions& options) {
   TORCH_CHECK(gradient.numel() == size(),
               "gradient of ",
               gradient.numel(),
@@ -84,12 +138,13 @@ double LoraParameters::step(const at::Tensor& gradient, const StepOptions& optio
                     ": the gradient is not finite; lower finetune.learning_rate or resume from an "
                     "earlier checkpoint");
   }
+  const at::Tensor before = values_.clone();
   optimizer_->step(options.learning_rate);
   update_device_values();
-  return norm;
+  return {norm, update_norms(before)};
 }
 
-storage::Checkpoint LoraParameters::checkpoint() const {
+storage::Checkpoint TrainedParameters::checkpoint() const {
   storage::Checkpoint checkpoint;
   for (const Entry& entry : entries_) {
     const std::int64_t numel = product(entry.shape);
@@ -105,7 +160,7 @@ storage::Checkpoint LoraParameters::checkpoint() const {
   return checkpoint;
 }
 
-void LoraParameters::restore(const storage::Checkpoint& checkpoint) {
+void TrainedParameters::restore(const storage::Checkpoint& checkpoint) {
   const bool has_best = checkpoint.tensors.contains(entries_.front().name + ".best");
   const std::size_t expected = (has_best ? 4 : 3) * entries_.size();
   if (checkpoint.tensors.size() != expected) {

@@ -1,0 +1,121 @@
+"""A job without a transfer whose finetune trains everything it can: LoRA of attention and MLP, maps, window factors, norms.
+
+Catches: a part that is trained but not published, published but not loaded, or loaded by one command and not by the next;
+teacher and control measured with the student's norms; a kill that changes a byte of what is trained.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+import job  # noqa: E402
+
+TRAINED = "adapter/*/trained_parameters.safetensors"
+CHANGES = {
+    **job.MORE_EVALUATION,
+    "plan.compute_dtype": "fp32",
+    "transfer.max_steps": 0,
+    "finetune.trainable": ["lora", "maps", "window_factors", "norms"],
+    "finetune.target_modules": ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"],
+    "finetune.learning_rate": 1e-3,
+}
+
+
+def trained_of(run: Path) -> Path:
+    return max(run.glob(TRAINED), key=lambda path: int(path.parent.name.lstrip("t")))
+
+
+class EverythingTrained(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls) -> None:
+        cls.job = job.Job(CHANGES)
+        cls.addClassCleanup(cls.job.close)
+        ended = cls.job.run()
+        if ended.code != 0:
+            raise AssertionError(f"hedgerow run: {ended}")
+        cls.run_directory = cls.job.run_directory
+
+    def evaluated(self, subject: str) -> dict:
+        ended = self.job.command("evaluate", "--run", self.run_directory, "--subject", subject, "--json")
+        self.assertEqual(ended.code, 0, ended)
+        return json.loads(ended.out)
+
+    def worker(self, *words: object) -> None:
+        done = subprocess.run([self.job.bin / "hedgerow-worker", *map(str, words)], capture_output=True, text=True)
+        self.assertEqual(done.returncode, 0, done.stderr)
+
+    def test_the_start_is_the_student_and_the_finetune_moves_it(self) -> None:
+        status = self.job.status()
+        layers = [layer for task in status["tasks"] if task["stage"] == "transfer"
+                  for layer in (task.get("result") or {}).get("layers", [])]
+        self.assertFalse([layer for layer in layers if "kept_untrained" in layer])
+        for line in next(self.run_directory.glob("attempts/*/metrics.jsonl")).parent.parent.glob("*/metrics.jsonl"):
+            for metrics in map(json.loads, line.read_text().splitlines()):
+                if "update_norms" in metrics:
+                    self.assertEqual(set(metrics["update_norms"]),
+                                     {*CHANGES["finetune.target_modules"], "maps", "window_factors", "norms"})
+                    self.assertGreater(min(metrics["update_norms"].values()), 0)
+        self.assertLess(self.evaluated("lora")["perplexity"], self.evaluated("transfer")["perplexity"])
+
+    def test_teacher_and_control_are_measured_with_the_norms_that_they_had(self) -> None:
+        lora, transfer = self.evaluated("lora"), self.evaluated("transfer")
+        for column in ("teacher", "control"):
+            self.assertEqual(lora["columns"][column], transfer["columns"][column])
+        self.assertNotEqual(lora["columns"]["student"], transfer["columns"]["student"])
+
+    def test_a_killed_stage_resumes_to_the_same_bytes(self) -> None:
+        other = job.Job(CHANGES)
+        self.addCleanup(other.close)
+        fault = "worker.finetune.checkpoint.written:2"
+        other.run(fault=fault)
+        self.assertTrue(other.fault_was_hit(fault))
+        ended = other.run()
+        self.assertEqual(ended.code, 0, ended)
+        self.assertEqual(other.artifacts(), self.job.artifacts())
+        self.assertEqual(job.digest(trained_of(other.run_directory)), job.digest(trained_of(self.run_directory)))
+
+    def test_generate_goes_on_from_a_prompt(self) -> None:
+        ended = self.job.command("generate", "--run", self.run_directory, "--json", "--max-new-tokens", "4", "A hacker is")
+        self.assertEqual(ended.code, 0, ended)
+
+    def test_the_adapter_form_cannot_carry_norms_and_says_so(self) -> None:
+        out = self.job.root / "adapter-form"
+        ended = self.job.command("export", "--run", self.run_directory, "--adapter", "--out", out)
+        self.assertEqual(ended.code, 2, ended)
+        self.assertIn("norms were trained", ended.err)
+        self.assertFalse(out.exists())
+
+    def test_the_export_has_the_logits_of_the_evaluated_student(self) -> None:
+        try:
+            import h5py
+            import torch
+            import transformers
+            from safetensors.torch import load_file
+        except ImportError as missing:
+            self.skipTest(f"{missing}; deploy/setup --tests installs the packages of these tests")
+        out, logits = self.job.root / "export", self.job.root / "logits.safetensors"
+        ended = self.job.command("export", "--run", self.run_directory, "--out", out)
+        self.assertEqual(ended.code, 0, ended)
+        tokens = self.run_directory / "tokens" / "evaluate.h5"
+        adapter = trained_of(self.run_directory).parent
+        self.worker("evaluate", "--model", self.job.model, "--tokens", tokens, "--compute-dtype", "fp32", "--logits", logits,
+                    "--student", next(self.run_directory.glob("student/*")), "--adapter", adapter)
+        with h5py.File(tokens) as file:
+            ids = torch.from_numpy(file["input_ids"][:].astype("int64"))
+        model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True, dtype=torch.float32).eval()
+        with torch.no_grad():
+            found = model(ids, use_cache=False).logits
+        self.assertLessEqual(float((found - load_file(logits)["logits"]).abs().max()), 1e-3)
+        parts = load_file(adapter / "trained_parameters.safetensors")
+        written = {name: tensor for file in out.glob("model-*.safetensors") for name, tensor in load_file(file).items()}
+        for name, tensor in parts.items():
+            self.assertTrue(torch.equal(written[name], tensor), name)
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,86 @@
+// The trained parameters of the finetune stage as one flat fp32 vector in a fixed order (LoRA by
+// layer; q, k, v, o, gate, up, down; A, B; then maps, window factors and norms by layer), with
+// Adam's moments beside it, on the CPU; layers read a copy on their device. Every rank holds and
+// updates all of it from the same gradient bytes, so all ranks stay equal without a message. On
+// disk they are keyed by name (PEFT's, the student's, Hugging Face's), so that any mesh loads them.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "storage/tensors/checkpoint.hpp"
+#include "worker/model/lora.hpp"
+#include "worker/model/trained_parts.hpp"
+#include "worker/optim/adamw.hpp"
+
+namespace hedgerow::worker {
+
+class TrainedParameters {
+ public:
+  // `start` without targets: LoRA is not trained. `parts` become views of the device's copy, which
+  // is why the objects that they lie in stay where they are. Throws kUsage if there is nothing.
+  TrainedParameters(const LoraAdapter& start,
+                    const std::vector<TrainedPart>& parts,
+                    const at::Device& device,
+                    double weight_decay);
+
+  [[nodiscard]] std::int64_t size() const { return values_.numel(); }
+  // Views of the device's copy: updated in place by step() and restore().
+  [[nodiscard]] const LoraAdapter& adapter() const { return adapter_; }
+  // The same layout over another flat vector [size()], for gradients.
+  [[nodiscard]] LoraAdapter views_of(const at::Tensor& flat) const;
+  // From here on a backward pass adds the parts' gradients, which are zeroed, to `flat`: it is
+  // their .grad(). Undefined: nowhere.
+  void collect_part_gradients(const at::Tensor& flat) const;
+  // Remembers the values as the best so far.
+  void keep_best() { best_ = values_.clone(); }
+  // On the CPU: the values of the last keep_best(), the present ones before the first. Parts have
+  // the shapes that they have on disk.
+  [[nodiscard]] LoraAdapter best_adapter() const { return views_of(best_values()); }
+  [[nodiscard]] TrainedTensors best_parts() const;
+
+  struct StepOptions {
+    double learning_rate = 1e-4;
+    double gradient_clip = 1.0;  // global norm over all parameters; 0: none
+  };
+  struct StepNorms {
+    double gradient = 0.0;                  // before the clip
+    std::map<std::string, double> updates;  // of the change, by group: a module or a kind of part
+  };
+  // One AdamW update from a gradient [size()] fp32 on the CPU, which the clip may scale. Throws
+  // kCorrupt when the gradient is not finite: the update would destroy the parameters.
+  StepNorms step(const at::Tensor& gradient, const StepOptions& options);
+  [[nodiscard]] std::int64_t num_steps() const { return optimizer_->num_steps(); }
+
+  // Values and moments by name: "<name>", "<name>.exp_avg", "<name>.exp_avg_sq", and "<name>.best"
+  // once there is a best; state: "step".
+  [[nodiscard]] storage::Checkpoint checkpoint() const;
+  // Throws kCorrupt naming a missing, surplus or misshaped tensor.
+  void restore(const storage::Checkpoint& checkpoint);
+
+ private:
+  void update_device_values();
+  [[nodiscard]] const at::Tensor& best_values() const { return best_.defined() ? best_ : values_; }
+  [[nodiscard]] std::map<std::string, double> update_norms(const at::Tensor& before) const;
+
+  struct Entry {
+    std::string name, group;
+    std::vector<std::int64_t> shape;
+    std::int64_t begin = 0;
+  };
+
+  at::Tensor values_;         // [size()] fp32, on the CPU
+  at::Tensor best_;           // [size()] fp32, on the CPU; undefined before keep_best()
+  at::Tensor device_values_;  // values_ itself where the layers are on the CPU
+  std::optional<AdamW> optimizer_;
+  std::vector<Entry> entries_;
+  LoraAdapter adapter_;
+  std::size_t num_lora_entries_ = 0;  // the rest is of parts_, in their order
+  std::vector<at::Tensor> parts_;     // the objects' own tensors: views of device_values_
+};
+
+}  // namespace hedgerow::worker
