@@ -206,6 +206,9 @@ def write(options: argparse.Namespace) -> dict:
     state: dict[str, torch.Tensor] = {}
     files = [options.student / "feature_maps.safetensors"]
     if options.adapter:
+        if (options.adapter / "trained_parameters.safetensors").exists():
+            raise UsageError(f"{options.adapter}: its finetune trained more than LoRA (trained_parameters.safetensors), which a "
+                             "LoLCATs checkpoint has no place for; 'hedgerow export' writes it")
         files.append(options.adapter / "adapter_model.safetensors")
     for file in files:
         if not file.is_file():

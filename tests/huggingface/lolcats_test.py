@@ -178,6 +178,10 @@ class Lolcats(unittest.TestCase):
         self.assertEqual((out / "adapter" / "adapter_model.safetensors").read_bytes(), adapter)
         self.assertEqual((done := self.read(*blocks)).returncode, 0, done.stderr)
         self.assertEqual((out / "feature_maps.safetensors").read_bytes(), first)
+        (out / "adapter" / "trained_parameters.safetensors").write_bytes(b"")
+        done = self.run_program("write", "--student", out, "--adapter", out / "adapter", "--out", flat)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("trained more than LoRA", done.stderr)
 
 
 if __name__ == "__main__":
