@@ -200,12 +200,18 @@ RecipeDifference difference(const Recipe& before, const Recipe& after) {
     const bool grows =
         was.name == "finetune.max_steps" && after.finetune.max_steps > before.finetune.max_steps;
     const bool is_spanned = schedule == "cosine" || schedule == "linear";
-    const bool safe = was.safe_to_change || (grows && !is_spanned);
+    // Of a text of finetune's own, logits are captured of what the first number of steps visits.
+    const bool limits_logits =
+        before.finetune.learns_from_teacher() && !(before.data_finetune == before.data_transfer);
+    std::string why;
+    if (grows && is_spanned) {
+      why = " (finetune.schedule = \"" + schedule + "\" spans them: steps taken had another rate)";
+    } else if (grows && limits_logits) {
+      why = " (the teacher's logits are of the sequences that the first number of steps visits)";
+    }
+    const bool safe = was.safe_to_change || (grows && why.empty());
     (safe ? result.safe : result.unsafe)
-        .push_back(was.name + ": " + was.text + " -> " + is.text +
-                   (grows && is_spanned ? " (finetune.schedule = \"" + schedule +
-                                              "\" spans them: steps taken had another rate)"
-                                        : ""));
+        .push_back(was.name + ": " + was.text + " -> " + is.text + why);
   }
   return result;
 }

@@ -77,6 +77,25 @@ def lora(context: Context) -> Iterator[Row]:
                       f"PyTorch and PEFT, T x T fp32 maps, {name} base", other)
 
 
+def teacher(context: Context) -> Iterator[Row]:
+    """What it costs to keep the teacher's top logits, and to learn from them."""
+    model = context.model(layers=5)
+    command = (context.program("steps_bench"), "logits", "--model", model, "--tokens", context.tokens(model),
+               "--sequences", "4", "--rows", "1", "--seq-len", "512")
+    with Contestant(*command) as ours, Contestant(*command, "--top-k", "0") as theirs:
+        mine, other = duel(ours, theirs, 3 * context.repeats)
+        size = ours.ask("go")["bytes"] / (4 * 512)
+    yield Row("top 256 logits on disk, a token", size, "B", "<= 1600")
+    yield against("a block of 5 layers and the head with the top 256 logits", mine, "s", "<= 1.03",
+                  "the same without keeping them", other)
+    model = context.model()
+    command = (context.program("steps_bench"), "finetune", "--model", model, "--tokens", context.tokens(model),
+               "--sequences", "4", "--rows", "1", "--seq-len", "512")
+    with Contestant(*command, "--objective", "kl") as ours, Contestant(*command) as theirs:
+        mine, other = duel(ours, theirs, context.repeats)
+    yield against("LoRA step, 4 x 512 tokens, by KL from the teacher", mine, "s", "<= 1.03", "by cross-entropy", other)
+
+
 SPIN_COUNT = "2000"  # kOpenMpSpinCount (storage/base/openmp_spin.hpp)
 DEFAULT_SPIN_COUNT = "300000"  # libgomp's
 

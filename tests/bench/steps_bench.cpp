@@ -1,6 +1,6 @@
 // One repeat of what a worker spends its life on, timed on request, so that tests/bench/run can
 // alternate it with a PyTorch opponent (tests/bench/opponents/protocol.py has the protocol):
-//   steps_bench capture|transfer|finetune --model DIR --tokens FILE [--sequences N --seq-len T ...]
+//   steps_bench capture|transfer|logits|finetune --model DIR --tokens FILE [--sequences N ...]
 // prints {"ready": true, ...}; for each line "go" on stdin one repeat and {"seconds": ..., ...};
 // for "phases" one repeat and {"phases": {"attention": seconds, ...}}; for "memory" one repeat that
 // begins with nothing kept, and {"step_mib": ...}, its peak beside the weights.
@@ -19,6 +19,7 @@
 #include "storage/shards/tokens_file.hpp"
 #include "worker/device/large_blocks.hpp"
 #include "worker/finetune/trainer.hpp"
+#include "worker/logits/top_logits.hpp"
 #include "worker/model/attention_options.hpp"
 #include "worker/model/block_runner.hpp"
 #include "worker/model/weights.hpp"
@@ -32,7 +33,8 @@ using nlohmann::json;
 
 struct Options {
   std::string model, tokens, window = "terraced", compute_dtype = "auto";
-  int sequences = 4, seq_len = 512, rows = 4, threads = 0, layers = 0;
+  std::string objective = "ce";
+  int sequences = 4, seq_len = 512, rows = 4, threads = 0, layers = 0, top_k = 256;
   bool bias = false;
 };
 
@@ -76,6 +78,7 @@ struct Bench {
     recipe.attention.bias = given.bias;
     recipe.attention.feature_dim = config.head_dim;
     recipe.finetune.sequences_per_step = given.sequences;
+    recipe.finetune.objective = given.objective;
   }
 
   std::vector<worker::LayerWeights> load_layers() const {
@@ -141,6 +144,27 @@ Repeat transfer_repeat(const std::shared_ptr<Bench>& bench) {
   };
 }
 
+// The teacher's logits of all rows, and with top_k their top as it is stored.
+Repeat logits_repeat(const std::shared_ptr<Bench>& bench) {
+  const auto runner =
+      std::make_shared<worker::BlockRunner>(bench->config, 0, bench->load_layers(), at::kBFloat16);
+  return [bench, runner] {
+    std::size_t bytes = 0;
+    bench->each_forward([&](const at::Tensor& hidden_states) {
+      const at::Tensor out =
+          runner->run(hidden_states, bench->rope, [](int, const worker::Qkv& qkv) {
+            return worker::teacher_attention(qkv);
+          });
+      for (const at::Tensor& rows : out.flatten(0, 1).split(256)) {
+        const at::Tensor logits = worker::logits(rows, bench->outer, bench->config);
+        if (bench->options.top_k > 0)
+          bytes += encode(worker::top_logits(logits, bench->options.top_k)).size();
+      }
+    });
+    return json{{"bytes", bytes}};
+  };
+}
+
 worker::Student untrained_student(const Bench& bench) {
   const auto& spec = bench.recipe.attention;
   worker::Student student{.attention = spec, .options = worker::hybrid_options(spec)};
@@ -164,13 +188,21 @@ worker::Student untrained_student(const Bench& bench) {
 
 Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
   const std::shared_ptr<worker::Communicator> alone = worker::make_single_communicator();
+  worker::TrainerOptions options{.finetune = bench->recipe.finetune};
+  if (bench->recipe.finetune.learns_from_teacher()) {
+    // Whose probabilities they are makes no difference to the time.
+    const auto top = worker::top_logits(
+        at::randn({bench->options.seq_len, bench->config.vocab_size}) * 4.0, bench->options.top_k);
+    options.teacher = [top](std::int64_t) { return top; };
+    options.sequences.emplace().num_train = bench->tokens.num_train;
+  }
   const auto trainer = std::make_shared<worker::FinetuneTrainer>(
       bench->config,
       untrained_student(*bench),
       bench->outer,
       [&](int i) { return worker::load_layer(bench->model, i, bench->dtype, at::kCPU); },
       bench->tokens,
-      worker::TrainerOptions{.finetune = bench->recipe.finetune},
+      options,
       *alone);
   return [bench, alone, trainer] { return json{{"loss", trainer->step().loss}}; };
 }
@@ -217,7 +249,7 @@ int run(int argc, char** argv) {
   std::string what;
   app.add_option("stage", what)
       ->required()
-      ->check(CLI::IsMember({"capture", "transfer", "finetune"}));
+      ->check(CLI::IsMember({"capture", "transfer", "logits", "finetune"}));
   app.add_option("--model", options.model)->required();
   app.add_option("--tokens", options.tokens)->required();
   app.add_option("--sequences", options.sequences, "A repeat's sequences");
@@ -227,6 +259,8 @@ int run(int argc, char** argv) {
   app.add_option("--layers", options.layers, "Only the first layers; 0: all");
   app.add_option("--window", options.window);
   app.add_flag("--bias", options.bias);
+  app.add_option("--top-k", options.top_k, "logits: kept of a position; 0: none");
+  app.add_option("--objective", options.objective, "finetune")->check(CLI::IsMember({"ce", "kl"}));
   app.add_option("--compute-dtype", options.compute_dtype)
       ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
   CLI11_PARSE(app, argc, argv);
@@ -235,6 +269,7 @@ int run(int argc, char** argv) {
   const auto bench = std::make_shared<Bench>(options);
   serve(what == "capture"    ? capture_repeat(bench)
         : what == "transfer" ? transfer_repeat(bench)
+        : what == "logits"   ? logits_repeat(bench)
                              : finetune_repeat(bench),
         options);
   return 0;

@@ -582,6 +582,17 @@ TEST(Recipe, DifferenceTellsSafeChangesFromUnsafeOnes) {
   EXPECT_THAT(difference(before, after).unsafe, ElementsAre("finetune.max_steps: 40 -> 20"));
 }
 
+TEST(Recipe, MoreFinetuneStepsAreNoSafeChangeWhereLogitsAreOfTheStepsOfATextOfItsOwn) {
+  Recipe before = minimal();
+  before.finetune.objective = "kl";
+  Recipe after = before;
+  after.finetune.max_steps = 60;
+  EXPECT_THAT(difference(before, after).unsafe, IsEmpty()) << "of what the transfer captured";
+  before.data_finetune.max_sequences = after.data_finetune.max_sequences = 100;
+  EXPECT_THAT(difference(before, after).unsafe,
+              ElementsAre(HasSubstr("finetune.max_steps: 40 -> 60 (the teacher's logits")));
+}
+
 TEST(Recipe, MoreFinetuneStepsAreNoSafeChangeWhereTheScheduleSpansThem) {
   for (const char* schedule : {"constant", "plateau", "cosine", "linear"}) {
     Recipe before = minimal();
