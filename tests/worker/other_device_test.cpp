@@ -104,7 +104,7 @@ TEST_F(OtherDevice, GreedyTextIsTheCpus) {
   EXPECT_EQ(text(other_), text(at::kCPU));
 }
 
-TEST_F(OtherDevice, LoraStepsFollowTheCpus) {
+TEST_F(OtherDevice, FinetuneStepsFollowTheCpus) {
   const tests::TinyStudent tiny = tests::make_tiny_student({.softmax_layers = {2}});
   const auto tokens = tests::make_tiny_tokens(40, 3, 21, tiny.config.vocab_size);
   const auto losses = [&](const at::Device& device) {
@@ -112,6 +112,7 @@ TEST_F(OtherDevice, LoraStepsFollowTheCpus) {
     TrainerOptions options;
     options.finetune.sequences_per_step = 8;
     options.finetune.learning_rate = 1e-2;
+    options.finetune.trainable = {"lora", "maps", "window_factors", "norms"};
     options.seed = 11;
     options.stream = at::kFloat;
     const auto alone = make_single_communicator();
@@ -134,7 +135,7 @@ TEST_F(OtherDevice, LoraStepsFollowTheCpus) {
 }
 
 // The sum of the ranks' gradients is made on the device, exchanged, and made ready there.
-TEST_F(OtherDevice, TwoAndFourRanksLeaveTheLoraParametersOfOne) {
+TEST_F(OtherDevice, TwoAndFourRanksLeaveTheTrainedParametersOfOne) {
   const tests::TinyStudent tiny = tests::make_tiny_student({.softmax_layers = {2}});
   const auto tokens = tests::make_tiny_tokens(40, 3, 21, tiny.config.vocab_size);
   std::map<std::string, std::vector<std::byte>> expected;
@@ -144,6 +145,7 @@ TEST_F(OtherDevice, TwoAndFourRanksLeaveTheLoraParametersOfOne) {
       const tests::TinyStudent own = tests::on_device(tiny, other_);
       TrainerOptions options;
       options.finetune.sequences_per_step = 8;
+      options.finetune.trainable = {"lora", "maps", "window_factors", "norms"};
       options.seed = 11;
       options.stream = at::kFloat;
       FinetuneTrainer trainer(
@@ -171,6 +173,7 @@ TEST_F(OtherDevice, AResumedLoraTaskLeavesTheAdapterOfAnUndisturbedOneWithTheCpu
     storage::Recipe recipe = tests::tiny_recipe(model());
     recipe.finetune.rank = 4;
     recipe.finetune.learning_rate = 1e-2;
+    recipe.finetune.trainable = {"lora", "maps", "window_factors", "norms"};
     recipe.finetune.max_steps = 4;
     recipe.finetune.validate_every = 0;  // else step 0, on random tokens the best, is published
     recipe.finetune.sequences_per_step = 4;

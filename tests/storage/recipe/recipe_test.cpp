@@ -384,7 +384,7 @@ TEST(Recipe, ARunInWhichNothingTrainsIsRefused) {
 }
 
 TEST(Recipe, AllProblemsAreReportedAtOnce) {
-  const std::string text = refusal("seed = -1\nmodle = 1\n[transfer]\nmax_steps = 0\n");
+  const std::string text = refusal("seed = -1\nmodle = 1\n[transfer]\nmax_steps = -1\n");
   EXPECT_THAT(text, HasSubstr("recipe.toml:1: seed"));
   EXPECT_THAT(text, HasSubstr("recipe.toml:2: modle is not a known key; did you mean model?"));
   EXPECT_THAT(text, HasSubstr("recipe.toml:4: transfer.max_steps"));

@@ -350,8 +350,9 @@ TEST_F(Trainer, WithoutATransferTheStartIsExportedHoweverFarBehindItsControl) {
   recipe_.transfer.max_steps = 0;
   LayerTrainer trainer = make(0);
   const TensorMap start = maps(trainer);
-  trainer.validate(qkv_, teacher_attention(qkv_) * 1.0);
-  ASSERT_GT(trainer.finish_validation(0).mse, trainer.history().back().control_mse);
+  trainer.validate(qkv_, teacher_attention(qkv_));
+  const LayerMetrics metrics = trainer.finish_validation(0);
+  ASSERT_GT(metrics.mse, metrics.control_mse);
   EXPECT_EQ(maps(trainer).at("model.layers.0.self_attn.feature_map_q.mlp.layer").bytes,
             start.at("model.layers.0.self_attn.feature_map_q.mlp.layer").bytes);
   EXPECT_FALSE(trainer.result().contains("kept_untrained"));
