@@ -36,6 +36,8 @@ RECIPE = {  # on top of job.RECIPE: more blocks, steps and workers to kill in
     "transfer.max_steps": 30,
     "transfer.validate_every": 6,
     "transfer.checkpoint_every": CHECKPOINT_EVERY["transfer"],
+    "finetune.objective": "mixed",
+    "finetune.top_k": 16,
     "finetune.max_steps": 8,
     "finetune.validate_every": 4,
     "finetune.schedule": "plateau",
