@@ -288,6 +288,7 @@ std::optional<ExportSummary> export_adapter(const ExportRequest& request) {
   PartialDirectory partial(request.out);
   ExportSummary summary;
   const auto count = [&](const fs::path& name) {
+    if (is_interrupted()) return;  // the copy may have ended early
     const storage::SafetensorsFile file(partial.path() / name);
     for (const auto& [tensor, view] : file.tensors()) {
       summary.num_bytes += view.bytes.size();
@@ -304,7 +305,7 @@ std::optional<ExportSummary> export_adapter(const ExportRequest& request) {
       copy_bytes(request.model.lora / name, adapter / name);
     count("adapter/adapter_model.safetensors");
   }
-  if (is_interrupted()) return std::nullopt;  // a copy may have ended early
+  if (is_interrupted()) return std::nullopt;
   partial.publish();
   return summary;
 }

@@ -155,17 +155,17 @@ storage::FinetuneSection everything() {
 }
 
 // The parts of a student in the order of the flat vector.
-std::vector<TrainedPart> parts_of(TinyStudent& tiny) {
+std::vector<TrainedPart> all_parts(TinyStudent& tiny) {
   std::vector<TrainedPart> all;
   const auto add = [&](const std::vector<TrainedPart>& parts) {
     all.insert(all.end(), parts.begin(), parts.end());
   };
   for (std::size_t i = 0; i < tiny.layers.size(); ++i) {
     const int layer = static_cast<int>(i);
-    if (tiny.student.layers[i]) add(worker::parts_of(*tiny.student.layers[i], layer));
-    add(worker::parts_of(tiny.layers[i], layer));
+    if (tiny.student.layers[i]) add(parts_of(*tiny.student.layers[i], layer));
+    add(parts_of(tiny.layers[i], layer));
   }
-  add(worker::parts_of(tiny.outer));
+  add(parts_of(tiny.outer));
   return all;
 }
 
@@ -208,7 +208,7 @@ TEST(Finetune, GradientsEqualThoseOfAPlainAutogradModel) {
       }
       TinyStudent student = trained.student();
       if (finetune.trains("maps")) {
-        for (const TrainedPart& part : parts_of(student)) add(part.name, *part.value);
+        for (const TrainedPart& part : all_parts(student)) add(part.name, *part.value);
       }
       const at::Tensor expected_loss = plain_loss_sum(student, trained.tokens(), sequences, leaves);
       const auto expected = torch::autograd::grad({expected_loss * 0.25}, inputs);
@@ -232,7 +232,7 @@ TEST(Finetune, MapsFactorsAndNormsAreTrainedWithoutLora) {
   Trained trained({.softmax_layers = {1}}, trainer_options(finetune), *alone);
   const TrainedTensors before = trained->parameters().best_parts();
   TinyStudent student = trained.student();
-  EXPECT_EQ(before.size(), parts_of(student).size());
+  EXPECT_EQ(before.size(), all_parts(student).size());
   EXPECT_FALSE(before.contains("model.layers.1.self_attn.window_factors"));
   const double first = trained->step().loss;
   const TrainedTensors after = trained->parameters().best_parts();
