@@ -7,6 +7,8 @@ teacher and control measured with the student's norms; a kill that changes a byt
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import unittest
@@ -53,13 +55,15 @@ class EverythingTrained(unittest.TestCase):
         status = self.job.status()
         layers = [layer for task in status["tasks"] if task["stage"] == "transfer"
                   for layer in (task.get("result") or {}).get("layers", [])]
+        self.assertEqual(len(layers), 4)
         self.assertFalse([layer for layer in layers if "kept_untrained" in layer])
-        for line in next(self.run_directory.glob("attempts/*/metrics.jsonl")).parent.parent.glob("*/metrics.jsonl"):
-            for metrics in map(json.loads, line.read_text().splitlines()):
-                if "update_norms" in metrics:
-                    self.assertEqual(set(metrics["update_norms"]),
-                                     {*CHANGES["finetune.target_modules"], "maps", "window_factors", "norms"})
-                    self.assertGreater(min(metrics["update_norms"].values()), 0)
+        metrics = [json.loads(line) for file in self.run_directory.glob("attempts/*/metrics.jsonl")
+                   for line in file.read_text().splitlines()]
+        norms = [line["update_norms"] for line in metrics if "update_norms" in line]
+        self.assertTrue(norms)
+        for of_step in norms:
+            self.assertEqual(set(of_step), {*CHANGES["finetune.target_modules"], "maps", "window_factors", "norms"})
+            self.assertGreater(min(of_step.values()), 0)
         self.assertLess(self.evaluated("lora")["perplexity"], self.evaluated("transfer")["perplexity"])
 
     def test_teacher_and_control_are_measured_with_the_norms_that_they_had(self) -> None:
@@ -78,6 +82,26 @@ class EverythingTrained(unittest.TestCase):
         self.assertEqual(ended.code, 0, ended)
         self.assertEqual(other.artifacts(), self.job.artifacts())
         self.assertEqual(job.digest(trained_of(other.run_directory)), job.digest(trained_of(self.run_directory)))
+
+    @unittest.skipUnless(shutil.which("mpirun"), "no mpirun on this machine")
+    def test_one_two_and_four_ranks_leave_the_same_bytes(self) -> None:
+        student = next(self.run_directory.glob("student/*"))
+        found = []
+        for ranks in (1, 2, 4):
+            run = self.job.root / f"ranks{ranks}"
+            shutil.copytree(self.run_directory, run)
+            done = subprocess.run(
+                ["mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none",
+                 "-n", str(ranks), self.job.bin / "hedgerow-worker", "finetune", "--run", run, "--student",
+                 f"student/{student.name}", "--token", "900", "--threads", "1"],
+                env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+                capture_output=True, text=True, timeout=120)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            files = sorted((run / "adapter/t900").iterdir())
+            found.append({file.name: job.digest(file) for file in files})
+        self.assertIn("trained_parameters.safetensors", found[0])
+        self.assertEqual(found[1], found[0])
+        self.assertEqual(found[2], found[0])
 
     def test_generate_goes_on_from_a_prompt(self) -> None:
         ended = self.job.command("generate", "--run", self.run_directory, "--json", "--max-new-tokens", "4", "A hacker is")
