@@ -110,8 +110,12 @@ TEST_P(BackwardOps, TeacherLossIsItsDefinitionOverTheTopTokensAndTheRestAndItsGr
   const TopLogits teacher = top_logits(of_teacher, kTop);
   const at::Tensor ids = teacher.ids.to(at::kLong);
   // Tokens among the teacher's top and outside.
-  const at::Tensor tokens =
-      at::stack({ids[0][0], ids[1][6], at::tensor(3), at::tensor(100), ids[4][2]}).to(at::kLong);
+  const at::Tensor tokens = at::tensor({ids[0][0].item<std::int64_t>(),
+                                        ids[1][6].item<std::int64_t>(),
+                                        std::int64_t{3},
+                                        std::int64_t{100},
+                                        ids[4][2].item<std::int64_t>()},
+                                       at::kLong);
   const LossWeights weights{0.7, 1.9};
   const at::Tensor wide = logits.to(at::kFloat).requires_grad_(true);
   const at::Tensor ce = at::cross_entropy_loss(wide, tokens, {}, at::Reduction::Sum);

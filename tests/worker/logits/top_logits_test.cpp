@@ -41,9 +41,9 @@ INSTANTIATE_TEST_SUITE_P(Sizes,
                                          std::pair{1001, 250},
                                          std::pair{130, 100},
                                          std::pair{64, 64}),
-                         [](const auto& info) {
-                           return std::to_string(info.param.first) + "_" +
-                                  std::to_string(info.param.second);
+                         [](const auto& size) {
+                           return std::to_string(size.param.first) + "_" +
+                                  std::to_string(size.param.second);
                          });
 
 TEST(TopLogits, ReadBackAsTheyWereWrittenButForHalfPrecisionAndSumToOne) {
