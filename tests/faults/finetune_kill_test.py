@@ -12,7 +12,8 @@ import job  # noqa: E402
 
 RECIPE = {
     "transfer.max_steps": 2,
-    "finetune.learning_rate": 0.03,
+    "data.finetune.max_sequences": 12,
+    "finetune.learning_rate": 0.012,  # at which the validation loss goes up and down
     "finetune.max_steps": 40,
     "finetune.checkpoint_every": 3,
     "finetune.validate_every": 2,
@@ -20,7 +21,7 @@ RECIPE = {
     "finetune.warmup_steps": 2,
     "finetune.plateau_patience": 0,
     "finetune.plateau_factor": 0.5,
-    "finetune.early_stop_patience": 4,
+    "finetune.early_stop_patience": 2,
     "finetune.threads": 1,
 }
 PLACES = ("worker.finetune.stepped:6", "worker.finetune.validating:4", "worker.finetune.checkpoint.written:2",
