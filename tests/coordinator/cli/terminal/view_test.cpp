@@ -373,6 +373,7 @@ TEST(View, AFinetuneThatIsDoneSaysWhichStepItsAdapterIsOf) {
   status.tasks.push_back(task);
   const std::string text = "adapter of step 40 of 60, the best by validation; stopped early";
   EXPECT_EQ(result_lines(status, 80).back(), text);
+  status.tasks = {task};
   EXPECT_EQ(explain_run(status).back(), "finetune is done; " + text);
   task.result = {{"steps", 60}, {"best_step", 0}};
   EXPECT_EQ(adapter_text(task),
