@@ -3,8 +3,8 @@
   show_results.py --status STATUS.json --recipe run.toml [--json FILE]
 
 --json writes {teacher, transfer, lora: {perplexity, control, gap_closed, in_domain, mse_mean, mse_worst, tokens_per_s, seconds,
-texts: {NAME: {perplexity, control, gap_closed, in_domain}}}}: those outside texts are of the validation part of [data.evaluate],
-`control` is the perplexity of the untrained control. null where a number does not exist (the teacher has no error, an unfinished
+texts: {NAME: {perplexity, control, kl, control_kl, gap_closed, in_domain}}}}, kl and control_kl too: those outside texts are of
+the validation part of [data.evaluate], `control` is the perplexity of the untrained control, `kl` the divergence from the teacher. null where a number does not exist (the teacher has no error, an unfinished
 stage no speed, an earlier build's run no control).
 """
 
@@ -35,8 +35,10 @@ def stage_tokens(subject: str, recipe: dict[str, Any], status: dict[str, Any]) -
 
 def text_results(found: dict[str, Any]) -> dict[str, Any]:
     """Of one text of an evaluation, or of its own split, whose keys stand beside the others."""
-    control = (found.get("columns") or {}).get("control") or {}
+    columns = found.get("columns") or {}
+    control, student = columns.get("control") or {}, columns.get("student") or {}
     return {"perplexity": found.get("perplexity"), "control": control.get("perplexity"),
+            "kl": student.get("kl"), "control_kl": control.get("kl"),
             "gap_closed": found.get("gap_closed"), "in_domain": found.get("in_domain")}
 
 
@@ -79,6 +81,7 @@ def text_lines(table: dict[str, dict[str, Any]]) -> list[str]:
     """A row a text; the control is of the last evaluation, and the gap closed is that of the student after LoRA, or after
     transfer where there is no LoRA."""
     last = next((subject for subject in ("lora", "transfer") if table[subject]["perplexity"] is not None), "teacher")
+    kl_lines = []
     names = ["validation", *(table[last]["texts"] or table["teacher"]["texts"])]
     width = min(max(map(len, names)), LONGEST_NAME) + 2
     lines = [f"{'perplexity on':{max(width, 15)}}{'':14}{'teacher':>9}{'control':>9}{'after transfer':>16}{'after LoRA':>12}"
@@ -90,7 +93,9 @@ def text_lines(table: dict[str, dict[str, Any]]) -> list[str]:
         lines.append(f"{name[:LONGEST_NAME]:{max(width, 15)}}{domain:14}{perplexity_of(rows['teacher']['perplexity']):>9}"
                      f"{perplexity_of(rows[last]['control']):>9}{perplexity_of(rows['transfer']['perplexity']):>16}"
                      f"{perplexity_of(rows['lora']['perplexity']):>12}{shown(rows[last]['gap_closed'], '.1%'):>12}")
-    return lines
+        kl_lines.append(f"{'  KL to the teacher':{max(width, 15) + 14}}{'':9}{shown(rows[last]['control_kl'], '.4f'):>9}"
+                        f"{shown(rows['transfer']['kl'], '.4f'):>16}{shown(rows['lora']['kl'], '.4f'):>12}")
+    return lines[:1] + [line for pair in zip(lines[1:], kl_lines) for line in pair]
 
 
 def main() -> int:

@@ -81,6 +81,7 @@ class MainJob(unittest.TestCase):
             self.assertEqual(found["perplexity"], expected["perplexity"])
             self.assertEqual(found["control"], expected["columns"]["control"]["perplexity"])
             self.assertEqual(found["gap_closed"], expected.get("gap_closed"))
+            self.assertEqual(found["kl"], expected["columns"]["student"]["kl"])
 
     def test_a_second_run_does_nothing_and_takes_seconds(self) -> None:
         began = time.monotonic()

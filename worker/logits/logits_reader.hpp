@@ -23,7 +23,8 @@ class LogitsReader {
                std::int64_t vocab_size,
                std::chrono::milliseconds timeout);
 
-  // [T, K] on the CPU. Throws kNotFound naming a sequence that no file holds, kCorrupt.
+  // [T, K] on the CPU. Throws kNotFound naming a sequence that no file holds, kCorrupt, kUsage
+  // (another vocabulary).
   [[nodiscard]] TopLogits read(std::int64_t sequence);
 
  private:

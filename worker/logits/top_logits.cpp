@@ -67,11 +67,11 @@ TopLogits decode(std::span<const std::byte> bytes,
   }
   const std::int64_t largest = top.ids.max().item<std::int32_t>();
   if (largest >= vocab_size || top.ids.min().item<std::int32_t>() < 0) {
-    throw Error(ErrorKind::kCorrupt,
+    throw Error(ErrorKind::kUsage,
                 name + ": names token " + std::to_string(largest) +
-                    " of another vocabulary, this "
-                    "model's has " +
-                    std::to_string(vocab_size));
+                    ", the model's vocabulary has " + std::to_string(vocab_size) +
+                    ": the logits are of another teacher; begin a run with this one, or set "
+                    "finetune.objective = \"ce\"");
   }
   const at::Tensor values = halves.to(at::kFloat);
   const at::Tensor sum = at::cat({values, top.log_rest.unsqueeze(1)}, 1).logsumexp(1);

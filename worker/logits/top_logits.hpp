@@ -24,8 +24,8 @@ struct TopLogits {
 
 // [T, K] as the bytes of one chunk: ids, log_rest, then log_probabilities in fp16.
 [[nodiscard]] std::vector<std::byte> encode(const TopLogits& top);
-// Back, on the CPU, with probabilities that sum to 1 again. Throws kCorrupt for an id beyond the
-// vocabulary: `name` says of which file.
+// Back, on the CPU, with probabilities that sum to 1 again. `name` says of which file. Throws
+// kCorrupt for another number of bytes, kUsage for an id beyond the vocabulary.
 [[nodiscard]] TopLogits decode(std::span<const std::byte> bytes,
                                std::int64_t seq_len,
                                std::int64_t vocab_size,

@@ -66,6 +66,13 @@ storage::DataSource source_of(const InitOptions& options, const SourceFormat& lo
   return source;
 }
 
+// kernels/README.md "Choice of features": twice the head dimension pays; beyond 128 the state of a
+// key head leaves a GPU's registers.
+int chosen_features(int head_dim) {
+  constexpr int kMost = 128;
+  return std::max(head_dim, std::min(2 * head_dim, kMost));
+}
+
 // Our own recipe is Recipe's defaults; only what depends on the model is filled in.
 storage::Recipe recipe_for(const InitOptions& options,
                            const storage::DataSource& source,
@@ -74,7 +81,7 @@ storage::Recipe recipe_for(const InitOptions& options,
   const bool is_directory = fs::is_directory(options.model);
   recipe.model.path =
       is_directory ? fs::absolute(options.model).lexically_normal().string() : options.model;
-  recipe.attention.feature_dim = model.config().head_dim;
+  recipe.attention.feature_dim = chosen_features(model.config().head_dim);
   recipe.plan.layers_per_block =
       std::min(recipe.plan.layers_per_block, model.config().num_hidden_layers);
   const int longest = longest_sequence(model, recipe.attention);

@@ -39,7 +39,7 @@ TEST_F(Init, WritesARecipeThatLoadsAndFitsTheModel) {
   ASSERT_EQ(answer.code, 0) << answer.err;
   const storage::Recipe recipe = storage::Recipe::load(scratch_ / "recipe.toml");
   EXPECT_EQ(recipe.model.path, (scratch_ / "model").string());
-  EXPECT_EQ(recipe.attention.feature_dim, 8) << "the head dimension of the model";
+  EXPECT_EQ(recipe.attention.feature_dim, 16) << "twice the head dimension of the model";
   EXPECT_EQ(recipe.data_transfer.seq_len, 256) << "no more than the model's positions";
   EXPECT_EQ(recipe.data_transfer.sources.at(0).path, (scratch_ / "text.txt").string());
   EXPECT_EQ(recipe.attention.start, storage::FeatureMapStart::kOrthogonal);
