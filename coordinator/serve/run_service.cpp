@@ -141,13 +141,14 @@ CoordinatorConfig coordinator_config(const RunParts& run) {
 }
 
 // Of a run that is done, just now or already: the results have the sizes, and then the hashes, that
-// the journal recorded. Hidden states, which nothing reads any more, are left to `check`. Throws
-// kCorrupt; false: stopped.
+// the journal recorded. What nothing reads any more, hidden states and logits, is left to `check`.
+// Throws kCorrupt; false: stopped.
 bool verify_results(const storage::RunLayout& layout,
                     const State& state,
                     const RunOptions& options) {
   std::vector<storage::CommittedFile> files;
   for (const auto& [id, task] : state.tasks) {
+    if (id.stage == Stage::kLogits) continue;
     for (const storage::FileRecord& file : task.files)
       files.push_back({storage::FileKind::kWhole, file});
   }

@@ -34,7 +34,9 @@ std::vector<CommittedFile> committed_files(const State& state) {
     }
   }
   for (const auto& [id, task] : state.tasks) {
-    for (const FileRecord& file : task.files) files.push_back({FileKind::kWhole, file});
+    if (task.state == TaskState::kDropped) continue;  // the names stay, the files are gone
+    const FileKind kind = id.stage == Stage::kLogits ? FileKind::kHiddenShard : FileKind::kWhole;
+    for (const FileRecord& file : task.files) files.push_back({kind, file});
     if (task.checkpoint && task.state != TaskState::kDone)
       files.push_back({FileKind::kWhole, task.checkpoint->file});
   }
