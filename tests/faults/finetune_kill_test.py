@@ -2,6 +2,7 @@
 or only in memory: it ends as an undisturbed one does, with the same bytes and the same result."""
 
 import json
+import os
 import shutil
 import sys
 import unittest
@@ -24,8 +25,9 @@ RECIPE = {
     "finetune.early_stop_patience": 2,
     "finetune.threads": 1,
 }
-PLACES = ("worker.finetune.stepped:6", "worker.finetune.validating:4", "worker.finetune.checkpoint.written:2",
-          "coordinator.checkpoint.finetune:2", "worker.finetune.adapter.written:1")
+PLACES = ["worker.finetune.validating:4", "coordinator.checkpoint.finetune:2"]
+if os.environ.get("HEDGEROW_TEST_RELEASE"):
+    PLACES += ["worker.finetune.stepped:6", "worker.finetune.checkpoint.written:2", "worker.finetune.adapter.written:1"]
 RESULT = ("best_step", "steps", "stopped_early", "validation_loss", "last_validation_loss", "tokens", "loss")
 
 
