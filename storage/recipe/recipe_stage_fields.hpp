@@ -30,6 +30,23 @@ void visit_plan(Plan& plan, Visitor& visitor) {
                 {.comment = "auto: a GPU if there is one", .choices = "auto|cpu|cuda"});
 }
 
+// How the learning rate falls, and when validations end the training.
+template <typename Section, typename Visitor>
+void visit_rules(Section& section, Visitor& visitor) {
+  visitor.field("schedule",
+                section.schedule,
+                {.comment = "cosine and linear: down to min_learning_rate over max_steps",
+                 .choices = "constant|plateau|cosine|linear"});
+  visitor.field("plateau_factor", section.plateau_factor, {"plateau: rate times this", 0, 1, true});
+  visitor.field(
+      "plateau_patience", section.plateau_patience, {"plateau: after so many validations", 0, 1e9});
+  visitor.field(
+      "min_learning_rate", section.min_learning_rate, {"all but constant: not below", 0, 10});
+  visitor.field("early_stop_patience",
+                section.early_stop_patience,
+                {"validations without improvement; 0: never", 0, 1e9});
+}
+
 template <typename Transfer, typename Visitor>
 void visit_transfer(Transfer& transfer, Visitor& visitor) {
   visitor.field("learning_rate", transfer.learning_rate, {"AdamW", 0, 10, true});
@@ -56,20 +73,7 @@ void visit_transfer(Transfer& transfer, Visitor& visitor) {
   visitor.field("validation_sequences",
                 transfer.validation_sequences,
                 {"of the validation split, for the error", 1, 1e6});
-  visitor.field("schedule",
-                transfer.schedule,
-                {.comment = "cosine and linear: down to min_learning_rate over max_steps",
-                 .choices = "constant|plateau|cosine|linear"});
-  visitor.field(
-      "plateau_factor", transfer.plateau_factor, {"plateau: rate times this", 0, 1, true});
-  visitor.field("plateau_patience",
-                transfer.plateau_patience,
-                {"plateau: after so many validations", 0, 1e9});
-  visitor.field(
-      "min_learning_rate", transfer.min_learning_rate, {"all but constant: not below", 0, 10});
-  visitor.field("early_stop_patience",
-                transfer.early_stop_patience,
-                {"validations without improvement; 0: never", 0, 1e9});
+  visit_rules(transfer, visitor);
   visitor.field("checkpoint_every",
                 transfer.checkpoint_every,
                 {"optimizer steps that a kill can cost", 1, 1e9});
@@ -119,23 +123,10 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
                 {"optimizer steps that a kill can cost", 1, 1e9});
   visitor.field(
       "validate_every", finetune.validate_every, {"optimizer steps; 0: only at the end", 0, 1e9});
-  visitor.field("schedule",
-                finetune.schedule,
-                {.comment = "cosine and linear: down to min_learning_rate over max_steps",
-                 .choices = "constant|plateau|cosine|linear"});
+  visit_rules(finetune, visitor);
   visitor.field("warmup_steps",
                 finetune.warmup_steps,
                 {"steps over which the rate rises from nothing", 0, 1e9});
-  visitor.field(
-      "plateau_factor", finetune.plateau_factor, {"plateau: rate times this", 0, 1, true});
-  visitor.field("plateau_patience",
-                finetune.plateau_patience,
-                {"plateau: after so many validations", 0, 1e9});
-  visitor.field(
-      "min_learning_rate", finetune.min_learning_rate, {"all but constant: not below", 0, 10});
-  visitor.field("early_stop_patience",
-                finetune.early_stop_patience,
-                {"validations without improvement; 0: never", 0, 1e9});
   visitor.field(
       "ranks", finetune.ranks, {"MPI processes; divides the micro-batches of a step", 1, 1e6});
   visitor.field("threads",

@@ -224,7 +224,9 @@ class Sliding(OnePrecision, unittest.TestCase):
 
 
 class Terraced(OnePrecision, unittest.TestCase):
-    attention = {"window": "terraced"}
+    """As the quickstart's."""
+
+    attention = {"window": "terraced", "feature_dim": 128}
     compute_dtype = "bf16"
 
 

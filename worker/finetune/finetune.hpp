@@ -23,10 +23,11 @@ struct StopTimeout {
 // task.inputs: the student's files; task.resume: a checkpoint, made at any world size. Collective.
 // Writes checkpoints (storage/tensors/checkpoint.hpp), metrics.jsonl and adapter_* into
 // attempts/t<token>/. result: {"steps", "loss", "tokens", "seconds", "tokens_per_second", "ranks"}
-// and, if the tokens have a validation split, "validation_loss", "validation_perplexity". `context`
-// of the other ranks is only asked whether to stop. If this rank abandoned a step, the communicator
-// is abandoned too, and result.ranks_parted is true: the process leaves without MPI_Finalize.
-// Throws kUsage (ranks or data that do not fit the recipe), kCorrupt, kUnavailable (a lost rank).
+// and what ValidationRules::result() gives. Where finetune.objective needs the teacher's logits,
+// their files are among the inputs. `context` of the other ranks is only asked whether to stop. If
+// this rank abandoned a step, the communicator is abandoned too, and result.ranks_parted is true:
+// the process leaves without MPI_Finalize. Throws kUsage (ranks or data that do not fit the
+// recipe), kCorrupt, kUnavailable (a lost rank).
 TaskResult run_finetune(RunContext& run,
                         TaskContext& context,
                         const wire::Task& task,

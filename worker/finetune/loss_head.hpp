@@ -1,7 +1,6 @@
 // The end of a student: final norm, lm_head and the loss of the next token (cross-entropy, KL
-// divergence from the teacher or both) with its gradient, in
-// chunks of rows, so that logits [T, V] are never whole. Only positions that count are computed at
-// all.
+// divergence from the teacher, or both) with its gradient, in chunks of rows, so that logits [T, V]
+// are never whole. Only positions that count are computed at all.
 #pragma once
 
 #include <ATen/core/Tensor.h>
