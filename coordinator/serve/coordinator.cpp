@@ -53,6 +53,8 @@ Coordinator::Coordinator(CoordinatorConfig config,
   if (published) measured_ = MeasuredMse(*published);
   for (const auto& [id, task] : dispatcher_.state().tasks)
     workers_.note_incarnation(task.worker, task.incarnation);
+  if (observer_ != nullptr)
+    recorder_.emplace(config_.layout, dispatcher_.term(), environment_.host);
   const bool was_here = previous && previous->host == environment_.host;
   const auto children = was_here ? previous->children : std::vector<wire::ChildRecord>{};
   workers_.adopt(children);
@@ -183,6 +185,7 @@ void Coordinator::send_all() {
     changed_ = dirty_ = true;
     if (observer_ == nullptr) continue;
     folded_.times.observe(storage::wall_seconds(), dispatcher_.state());
+    recorder_->on_event(recorded, storage::wall_seconds());
     observer_->on_event({dispatcher_.term(),
                          recorded.seq,
                          clock_.utc(),
@@ -379,12 +382,19 @@ void Coordinator::publish(bool always) {
   const TimePoint now = clock_.now();
   if (!always && (!dirty_ || now < next_publish_)) return;
   dirty_ = false;
+  record_history();
   const RunStatus current = status();
   write_status(config_.layout, current);
   next_publish_ =
       now + std::clamp<TimePoint::duration>(
                 kPublishingShare * (clock_.now() - now), kPublishEvery, kPublishAtLeastEvery);
   observer_->on_status(current);
+}
+
+void Coordinator::record_history() {
+  if (!recorder_) return;
+  const std::string problem = recorder_->update(dispatcher_, storage::wall_seconds());
+  if (!problem.empty()) dispatcher_.log("history", "the run's history is not recorded: " + problem);
 }
 
 void Coordinator::write_coordinator_file() {
@@ -415,12 +425,14 @@ RunStatus Coordinator::status() {
                       .measured = measured_,
                       .size = config_.size,
                       .stage = stage_.get(),
+                      .web = config_.web,
                       .is_stopping = is_asked_to_stop_,
                       .has_room = !stage_ && !stopping_,
                       .now = clock_.now()});
 }
 
 RunOutcome Coordinator::outcome(RunPhase phase) {
+  record_history();
   RunOutcome outcome = outcome_of(phase, dispatcher_.state(), status(), leaves_finetune_);
   write_status(config_.layout, outcome.status);
   if (observer_ != nullptr) observer_->on_status(outcome.status);

@@ -14,6 +14,7 @@
 #include "coordinator/host/launcher.hpp"
 #include "coordinator/serve/environment.hpp"
 #include "coordinator/serve/finetune_stage.hpp"
+#include "coordinator/serve/history_recorder.hpp"
 #include "coordinator/serve/live_status.hpp"
 #include "coordinator/serve/run_service.hpp"
 #include "coordinator/state/fold.hpp"
@@ -30,6 +31,7 @@ struct CoordinatorConfig {
   const std::atomic<int>* stop_requests = nullptr;
   bool stops_before_finetune = false;
   bool finetune_elsewhere = false;  // its ranks are started by somebody else
+  std::string web = {};             // address of the run's page, for the status
 };
 
 class Coordinator {
@@ -72,6 +74,7 @@ class Coordinator {
   void reload_allowed_keys();
   void begin_stop(const std::string& reason, bool is_over);
   void publish(bool always);
+  void record_history();
   void write_coordinator_file();
   void check_still_ours();
   [[nodiscard]] bool workers_are_wanted() const;
@@ -84,6 +87,7 @@ class Coordinator {
   Environment environment_;
   const Clock& clock_;
   RunObserver* observer_;
+  std::optional<HistoryRecorder> recorder_;  // with an observer
   MeasuredMse measured_;
   FoldedRun folded_;  // times and warnings; the state moves into dispatcher_
   Dispatcher dispatcher_;

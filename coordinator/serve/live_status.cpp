@@ -52,6 +52,7 @@ RunStatus live_status(const LiveRun& run) {
   status.term = dispatcher.term();
   status.host = run.file.host;
   status.endpoint = run.file.endpoint;
+  status.web = run.web;
   status.pid = run.file.process.pid;
   status.updated_at = storage::utc_now();
   status.warnings = run.folded.warnings;

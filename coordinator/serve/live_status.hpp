@@ -19,6 +19,7 @@ struct LiveRun {
   MeasuredMse& measured;  // learns from the status what was measured
   const JobSize& size;
   const FinetuneStage* stage = nullptr;  // null: none is under way
+  std::string web = {};  // address of the run's page
   bool is_stopping = false;
   bool has_room = true;  // for workers
   TimePoint now;

@@ -12,6 +12,9 @@
 #include "coordinator/serve/coordinator.hpp"
 #include "coordinator/serve/run_inputs.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
+#include "coordinator/status/status_build.hpp"
+#include "coordinator/web/access.hpp"
+#include "coordinator/web/server.hpp"
 #include "storage/base/build_info.hpp"
 #include "storage/base/file.hpp"
 #include "storage/check.hpp"
@@ -188,6 +191,35 @@ void say_takeover(const wire::CoordinatorFile& previous, const RunOptions& optio
               ")");
 }
 
+// Null: it was not wanted, or nobody asked for it and it cannot be had.
+std::unique_ptr<WebServer> start_page(const RunOptions& options, const storage::RunLayout& layout) {
+  if (options.web == "none") return nullptr;
+  const auto start = [&layout](const WebAddress& address, const std::string& secret) {
+    return std::make_unique<WebServer>(
+        WebConfig{.layout = layout, .host = address.host, .port = address.port, .secret = secret});
+  };
+  try {
+    const std::string secret = web_secret(layout);
+    std::unique_ptr<WebServer> page;
+    if (options.web.empty()) {
+      const std::optional<RunStatus> before = published_status(layout);
+      try {
+        page = start({.port = before ? port_of_address(before->web) : std::uint16_t{0}}, secret);
+      } catch (const Error&) {
+        page = start({}, secret);
+      }
+    } else {
+      page = start(parse_web_address(options.web), secret);
+    }
+    if (options.say) options.say("page: " + address_to_open(page->address(), secret));
+    return page;
+  } catch (const Error& error) {
+    if (!options.web.empty()) throw;
+    if (options.say) options.say(std::string("the run has no page: ") + error.what());
+    return nullptr;
+  }
+}
+
 // run(), once nobody else was seen at it. `has_begun`: its coordinator is at work.
 RunOutcome coordinate(const RunOptions& options,
                       const storage::RunLayout& layout,
@@ -223,9 +255,11 @@ RunOutcome coordinate(const RunOptions& options,
     check_same_shape(*folded.state.geometry, geometry);
   }
   if (previous) say_takeover(*previous, options);
+  const std::unique_ptr<WebServer> page = start_page(options, layout);
   storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
   CoordinatorConfig config =
       coordinator_config({options, layout, replayed, recipe, plan, local_workers});
+  if (page) config.web = page->address();
   config.dispatcher.log = [&observer](const std::string& line) { observer.on_log(line); };
   const SteadyClock clock;
   Term term = open_term(layout, replayed, std::move(folded), clock);

@@ -28,6 +28,9 @@ struct RunOptions {
   bool stops_before_finetune =
       false;          // everything else is done here, that stage by another command
   std::string build;  // version and git hash, for the hello and the journal
+  // Where the run's page listens: "HOST:PORT", "none"; empty: on loopback, at the port that it had
+  // before, or any.
+  std::string web = {};
   // Raised by signal handlers. 1: grant nothing more, children checkpoint and exit, then return
   // kInterrupted; 2: do not wait for them. Null: never.
   const std::atomic<int>* stop_requests = nullptr;

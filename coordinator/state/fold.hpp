@@ -28,7 +28,7 @@ class StageTimes {
     void observe(double at, bool is_running);
     [[nodiscard]] double seconds(double now) const;
   };
-  std::array<Interval, 5> stages_;
+  std::array<Interval, kNumStages> stages_;
   Interval any_;
 };
 

@@ -271,6 +271,7 @@ void to_json(json& out, const RunStatus& status) {
          {"stages", json::array()},
          {"tasks", json::array()},
          {"workers", json::array()}};
+  if (!status.web.empty()) out["web"] = status.web;
   if (status.tasks_left_out > 0) out["tasks_left_out"] = status.tasks_left_out;
   if (status.workers_left_out > 0) out["workers_left_out"] = status.workers_left_out;
   if (status.fraction) out["fraction"] = *status.fraction;
@@ -290,6 +291,7 @@ void from_json(const json& in, RunStatus& status) {
                      .term = uint_field(in, "term"),
                      .host = string_field(in, "host"),
                      .endpoint = string_field(in, "endpoint"),
+                     .web = in.value("web", ""),
                      .pid = int_field(in, "pid"),
                      .updated_at = string_field(in, "updated_at"),
                      .num_layers = int_field(in, "num_layers"),

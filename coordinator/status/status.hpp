@@ -73,6 +73,7 @@ struct RunStatus {
   bool has_room = true;      // for workers: not while finetune has their place, or is to have it
   std::uint64_t term = 0;
   std::string host, endpoint;  // of the live coordinator
+  std::string web;  // address of its page, without the secret; empty: it has none
   int pid = 0;
   std::string updated_at;  // UTC
   int num_layers = 0, num_blocks = 0;

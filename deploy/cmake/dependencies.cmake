@@ -24,6 +24,12 @@ set_target_properties(PkgConfig::zmq PROPERTIES
 
 find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h REQUIRED)
 
+# Beast and Asio, of headers alone.
+find_package(Boost 1.74 REQUIRED)
+add_library(hedgerow_beast INTERFACE)
+target_include_directories(hedgerow_beast SYSTEM INTERFACE ${Boost_INCLUDE_DIRS})
+find_package(prometheus-cpp REQUIRED)
+
 set(HEDGEROW_HAVE_MPI OFF)
 if(NOT HEDGEROW_MPI STREQUAL "OFF")
   find_package(MPI COMPONENTS CXX)

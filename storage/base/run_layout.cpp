@@ -102,6 +102,10 @@ fs::path RunLayout::journal_segment(std::uint64_t term) const {
   return journal_directory() / (padded(term, 6) + ".jsonl");
 }
 
+fs::path RunLayout::history_segment(std::uint64_t term) const {
+  return history_directory() / (padded(term, 6) + ".history");
+}
+
 fs::path RunLayout::snapshot(std::uint64_t term) const {
   return journal_directory() / (padded(term, 6) + ".snapshot.json");
 }

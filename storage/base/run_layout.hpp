@@ -41,6 +41,10 @@ class RunLayout {
       std::uint64_t term) const;  // journal/000007.jsonl
   [[nodiscard]] std::filesystem::path snapshot(
       std::uint64_t term) const;  // journal/000007.snapshot.json
+  // What was measured: storage/history/history_file.hpp.
+  [[nodiscard]] std::filesystem::path history_directory() const { return root_ / "history"; }
+  [[nodiscard]] std::filesystem::path history_segment(
+      std::uint64_t term) const;  // history/000007.history
   [[nodiscard]] std::filesystem::path coordinator_file() const {
     return root_ / "coordinator.json";
   }
@@ -51,6 +55,8 @@ class RunLayout {
   [[nodiscard]] std::filesystem::path logs() const { return root_ / "logs"; }
   // Of 'hedgerow keygen'; what is in it: coordinator/wire/run_keys.hpp.
   [[nodiscard]] std::filesystem::path keys_directory() const { return root_ / "keys"; }
+  // Who knows it may see the run's page: coordinator/web/access.hpp.
+  [[nodiscard]] std::filesystem::path web_secret_file() const { return root_ / "web.secret"; }
   // Of 'hedgerow submit': job scripts, their logs, the recipe that the run begins with. The name
   // alone is for scripts, to which the run is a variable, and for resolve().
   static constexpr const char* kSlurm = "slurm";

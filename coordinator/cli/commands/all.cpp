@@ -15,6 +15,8 @@ std::span<const Command> all_commands() {
       Command{"worker", "join a run with a worker on this machine", declare_worker},
       Command{"status", "show where a run stands", declare_status},
       Command{"watch", "show a run live, block by block", declare_watch},
+      Command{"metrics", "print what each layer's training measured, over time", declare_metrics},
+      Command{"report", "write a run as one HTML file", declare_report},
       Command{"explain", "say why a block is in its state", declare_explain},
       Command{"logs", "show what workers wrote", declare_logs},
       Command{"check", "verify every file that a run has committed", declare_check},

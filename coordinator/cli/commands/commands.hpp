@@ -14,6 +14,8 @@ RunCommand declare_stop(CLI::App& app);
 RunCommand declare_worker(CLI::App& app);
 RunCommand declare_status(CLI::App& app);
 RunCommand declare_watch(CLI::App& app);
+RunCommand declare_metrics(CLI::App& app);
+RunCommand declare_report(CLI::App& app);
 RunCommand declare_explain(CLI::App& app);
 RunCommand declare_logs(CLI::App& app);
 RunCommand declare_check(CLI::App& app);

@@ -20,6 +20,7 @@
 #include "coordinator/net/binding.hpp"
 #include "coordinator/serve/run_service.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
+#include "coordinator/web/server.hpp"
 #include "coordinator/wire/run_keys.hpp"
 #include "storage/base/build_info.hpp"
 #include "storage/base/file.hpp"
@@ -33,7 +34,7 @@ using storage::Recipe;
 using storage::RunLayout;
 
 struct RunCommandOptions {
-  std::string run, recipe, device, worker_launcher, stop_before;
+  std::string run, recipe, device, worker_launcher, stop_before, web;
   std::optional<int> workers;
 };
 
@@ -347,6 +348,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   run_options.local_workers = options.workers;
   run_options.worker_launcher = options.worker_launcher;
   run_options.stops_before_finetune = options.stop_before == "finetune";
+  run_options.web = options.web;
   run_options.build = storage::build();
   run_options.stop_requests = &num_interrupts();
   run_options.reload_requests = &num_reloads();
@@ -391,8 +393,15 @@ RunCommand declare_run(CLI::App& app) {
                         options->stop_before,
                         "leave this stage to another command, once all before it is done"),
          {"finetune"});
+  app.add_option("--web",
+                 options->web,
+                 "where the run's page listens, or none; by default on loopback, at a port that is "
+                 "free")
+      ->type_name("HOST:PORT");
   return [options](Terminal& terminal) {
     options->run = run_or_here(options->run);
+    if (!options->web.empty() && options->web != "none")
+      static_cast<void>(parse_web_address(options->web));
     require(options->worker_launcher.empty() || fs::exists(options->worker_launcher),
             "--worker-launcher " + options->worker_launcher + ": no such file");
     return run_run(*options, terminal);

@@ -51,7 +51,11 @@ void cut(Lines& part, std::size_t max_rows) {
 void cut_table(Lines& part, std::size_t max_rows) { cut(part, max_rows < 3 ? 0 : max_rows); }
 
 // The first of them is served first.
-void share_out(Parts& parts, const RunStatus& status, int width, std::size_t max_rows) {
+void share_out(Parts& parts,
+               const RunStatus& status,
+               int width,
+               std::size_t max_rows,
+               const storage::History* history) {
   std::size_t left = max_rows - std::min(max_rows, parts.head.size());
   const auto room = [&] { return left == 0 ? 0 : left - 1; };
   const auto take = [&](const Lines& part) { left -= std::min(left, rows_of(part)); };
@@ -65,14 +69,17 @@ void share_out(Parts& parts, const RunStatus& status, int width, std::size_t max
   take(parts.results);
   cut(parts.losses, room());
   take(parts.losses);
-  parts.blocks = room() < 3 ? Lines{} : block_lines(status, width, room());
+  parts.blocks = room() < 3 ? Lines{} : block_lines(status, width, room(), history);
 }
 
 }  // namespace
 
-std::vector<std::string> whole_view(const RunStatus& status, int width, std::size_t max_rows) {
+std::vector<std::string> whole_view(const RunStatus& status,
+                                    int width,
+                                    std::size_t max_rows,
+                                    const storage::History* history) {
   Parts parts{.head = {head_line(status, width)},
-              .blocks = block_lines(status, width),
+              .blocks = block_lines(status, width, kUnlimitedRows, history),
               .layers = {},
               .losses = loss_lines(status, width),
               .workers = worker_lines(status, width),
@@ -82,10 +89,10 @@ std::vector<std::string> whole_view(const RunStatus& status, int width, std::siz
     parts.head.emplace_back();
     parts.head.insert(parts.head.end(), stages.begin(), stages.end());
   }
-  const bool tells_layers = status.num_layers == status.num_blocks;
+  const bool tells_layers = status.num_layers == status.num_blocks && history == nullptr;
   if (tells_layers && rows_of(parts) <= max_rows) return joined(parts);
-  parts.layers = layer_lines(status, width);
-  if (rows_of(parts) > max_rows) share_out(parts, status, width, max_rows);
+  parts.layers = layer_lines(status, width, history);
+  if (rows_of(parts) > max_rows) share_out(parts, status, width, max_rows, history);
   return joined(parts);
 }
 

@@ -16,6 +16,7 @@ namespace hedgerow::coordinator::cli {
 // unless each block is one layer and all of them are there.
 [[nodiscard]] std::vector<std::string> whole_view(const RunStatus& status,
                                                   int width,
-                                                  std::size_t max_rows = kUnlimitedRows);
+                                                  std::size_t max_rows = kUnlimitedRows,
+                                                  const storage::History* history = nullptr);
 
 }  // namespace hedgerow::coordinator::cli

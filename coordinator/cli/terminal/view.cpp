@@ -11,6 +11,7 @@
 
 #include "coordinator/cli/terminal/control.hpp"
 #include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/history_lines.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -327,7 +328,10 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
   return lines;
 }
 
-std::vector<std::string> block_lines(const RunStatus& status, int width, std::size_t max_rows) {
+std::vector<std::string> block_lines(const RunStatus& status,
+                                     int width,
+                                     std::size_t max_rows,
+                                     const storage::History* history) {
   Table table;
   table.column("block", 9, true).column("layers", 4).column("state", 8).column("step", 5, true);
   table.column("MSE", 7, true).column("worst", 6, true).column("at", 3, true);
@@ -339,6 +343,8 @@ std::vector<std::string> block_lines(const RunStatus& status, int width, std::si
                             std::any_of(tasks.begin(), tasks.end(), [](const TaskStatus* task) {
                               return !memory_text(*task).empty();
                             });
+  const bool shows_heat = history != nullptr && !history->series.empty();
+  if (shows_heat) table.column("heat", 6);
   if (shows_memory) table.column("memory", 1, true);
   for (const TaskStatus* task : tasks) {
     const BlockMse mse = mse_of(*task);
@@ -351,6 +357,8 @@ std::vector<std::string> block_lines(const RunStatus& status, int width, std::si
         number_text(mse.worst()),
         mse.worst_layer() < 0 ? "" : "L" + std::to_string(mse.worst_layer()),
         std::to_string(task->tries())};
+    if (shows_heat)
+      cells.push_back("|" + heat_line(*history, task->first_layer, task->num_layers) + "|");
     if (shows_memory) cells.push_back(memory_text(*task));
     table.row(std::move(cells));
   }
@@ -369,24 +377,38 @@ std::vector<std::string> block_lines(const RunStatus& status, int width, std::si
   return lines;
 }
 
-std::vector<std::string> layer_lines(const RunStatus& status, int width) {
+std::vector<std::string> layer_lines(const RunStatus& status,
+                                     int width,
+                                     const storage::History* history) {
   constexpr std::size_t kGap = 2;
   constexpr int kDigits = 3;  // as many as fit, and enough to compare layers by
+  constexpr int kSparkline = 10;
+  std::map<int, std::string> sparklines;  // by the number of the cell
   std::vector<std::pair<std::string, std::string>> cells;
   for (const TaskStatus* task : transfers(status)) {
     const BlockMse mse = mse_of(*task);
     for (std::size_t i = 0; i < mse.layers.size(); ++i) {
-      cells.emplace_back("L" + std::to_string(task->first_layer + static_cast<int>(i)),
-                         number_text(mse.layers[i], kDigits));
+      const int layer = task->first_layer + static_cast<int>(i);
+      if (history != nullptr) {
+        const std::string line = sparkline(*history, layer, kSparkline);
+        if (!line.empty()) sparklines[static_cast<int>(cells.size())] = "|" + line + "|";
+      }
+      cells.emplace_back("L" + std::to_string(layer), number_text(mse.layers[i], kDigits));
     }
   }
   if (cells.empty()) return {};
   std::size_t name_width = 0, cell_width = 0;
   for (const auto& [name, mse] : cells) name_width = std::max(name_width, name.size() + 1);
   for (const auto& [name, mse] : cells) cell_width = std::max(cell_width, name_width + mse.size());
+  const std::size_t value_width = cell_width + 1;
+  if (!sparklines.empty()) cell_width = value_width + kSparkline + 2;
   const std::size_t num_columns = std::max<std::size_t>(
       1, (static_cast<std::size_t>(std::max(0, width)) + kGap) / (cell_width + kGap));
-  std::vector<std::string> lines{fit_words("MSE of each layer at its last validation", width)};
+  std::vector<std::string> lines{fit_words(
+      sparklines.empty()
+          ? "MSE of each layer at its last validation"
+          : "MSE of each layer at its last validation; relative MSE so far, '@' is 1, '.' 0.001",
+      width)};
   for (std::size_t i = 0; i < cells.size(); ++i) {
     const std::size_t column = i % num_columns;
     if (column == 0) lines.emplace_back();
@@ -394,7 +416,12 @@ std::vector<std::string> layer_lines(const RunStatus& status, int width) {
     line.resize(column * (cell_width + kGap), ' ');
     line += cells[i].first;
     line.resize(column * (cell_width + kGap) + name_width, ' ');
-    line = fit(line + cells[i].second, width);
+    line += cells[i].second;
+    if (const auto found = sparklines.find(static_cast<int>(i)); found != sparklines.end()) {
+      line.resize(column * (cell_width + kGap) + value_width, ' ');
+      line += found->second;
+    }
+    line = fit(line, width);
   }
   return lines;
 }

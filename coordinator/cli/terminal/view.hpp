@@ -7,6 +7,7 @@
 
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/status/status.hpp"
+#include "storage/history/history.hpp"
 
 namespace hedgerow::coordinator::cli {
 
@@ -39,11 +40,15 @@ struct BlockMse {
 [[nodiscard]] std::vector<std::string> stage_lines(const RunStatus& status, int width);
 // A table of the blocks: layers, state, step, MSE, attempts, where there is room peak memory, and
 // worker or reason. Of more blocks than rows those are there that run or are in trouble.
+// With a history, one character a layer, too (history_lines.hpp).
 [[nodiscard]] std::vector<std::string> block_lines(const RunStatus& status,
                                                    int width,
-                                                   std::size_t max_rows = kUnlimitedRows);
-// The last validation MSE of each layer, in as many columns as fit.
-[[nodiscard]] std::vector<std::string> layer_lines(const RunStatus& status, int width);
+                                                   std::size_t max_rows = kUnlimitedRows,
+                                                   const storage::History* history = nullptr);
+// The last validation MSE of each layer, in as many columns as fit; with a history, its way there.
+[[nodiscard]] std::vector<std::string> layer_lines(const RunStatus& status,
+                                                   int width,
+                                                   const storage::History* history = nullptr);
 // With the speed of each: seconds a step where it trains, else tokens a second.
 [[nodiscard]] std::vector<std::string> worker_lines(const RunStatus& status, int width);
 // What killed and failed attempts cost, one line; none: nothing.

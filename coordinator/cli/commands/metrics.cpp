@@ -1,0 +1,131 @@
+#include <CLI/CLI.hpp>
+#include <cmath>
+#include <memory>
+
+#include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/terminal/history_lines.hpp"
+#include "coordinator/status/status.hpp"
+#include "coordinator/web/snapshot.hpp"
+#include "storage/history/history_file.hpp"
+#include "storage/history/tensorboard.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+using storage::ExitCode;
+
+struct MetricsOptions {
+  std::string run, tensorboard;
+  int block = -1;
+  bool csv = false;
+};
+
+// What concerns one block alone.
+storage::History of_block(const storage::History& history, const TaskStatus& transfer) {
+  storage::History part;
+  for (int layer = transfer.first_layer; layer < transfer.first_layer + transfer.num_layers;
+       ++layer)
+    if (const auto series = history.series.find("layer/" + std::to_string(layer));
+        series != history.series.end())
+      part.series.insert(*series);
+  for (const auto& [token, attempt] : history.attempts)
+    if (attempt.task == transfer.id) part.attempts.emplace(token, attempt);
+  for (const storage::HistoryEvent& event : history.events)
+    if (event.subject == transfer.id) part.events.push_back(event);
+  for (const auto& [key, map] : history.attention)
+    if (key.first >= transfer.first_layer && key.first < transfer.first_layer + transfer.num_layers)
+      part.attention.emplace(key, map);
+  return part;
+}
+
+void print_csv(const storage::History& history, Terminal& terminal) {
+  terminal.print("series,step,unix_time,column,value");
+  for (const auto& [name, series] : history.series)
+    for (const storage::HistoryRow& row : series.rows)
+      for (std::size_t i = 0; i < series.columns.size() && i < row.values.size(); ++i)
+        if (std::isfinite(row.values[i]))
+          terminal.print(name + "," + std::to_string(row.step) + "," +
+                         std::to_string(static_cast<std::int64_t>(row.time)) + "," +
+                         series.columns[i] + "," + number_text(row.values[i], 7));
+}
+
+void print_finetune(const storage::History& history, Terminal& terminal) {
+  for (const char* name : {"finetune", "finetune/validation"}) {
+    const auto found = history.series.find(name);
+    if (found == history.series.end() || found->second.rows.empty()) continue;
+    const storage::HistorySeries& series = found->second;
+    std::string line = std::string(name) + ": step " + std::to_string(series.rows.back().step);
+    for (const char* column : {"loss", "kl", "cross_entropy", "gradient_norm", "learning_rate"}) {
+      const std::size_t index = column_of(series, column);
+      if (index < series.rows.back().values.size())
+        line += std::string(", ") + column + " " + number_text(series.rows.front().values[index]) +
+                " -> " + number_text(series.rows.back().values[index]);
+    }
+    terminal.print(line);
+  }
+}
+
+ExitCode run_metrics(const MetricsOptions& options, Terminal& terminal) {
+  const storage::RunLayout layout(options.run);
+  require(!options.csv || !terminal.options().json, "--csv and --json exclude each other");
+  require_run(layout);
+  storage::HistoryReader reader(layout);
+  static_cast<void>(reader.poll());
+  storage::History history = reader.history();
+  require(!history.series.empty() || !history.attempts.empty(),
+          options.run +
+              " has no history: nothing was measured in it yet, or it was made by a build "
+              "that kept none");
+  int first_layer = 0, num_layers = 0;
+  if (options.block >= 0) {
+    const RunStatus status = read_status(layout);
+    const TaskStatus* transfer = nullptr;
+    for (const TaskStatus& task : status.tasks)
+      if (task.stage == "transfer" && task.block == options.block) transfer = &task;
+    require(transfer != nullptr,
+            "block " + std::to_string(options.block) +
+                " does not exist: this run has blocks 0 to " +
+                std::to_string(status.num_blocks - 1));
+    history = of_block(history, *transfer);
+    first_layer = transfer->first_layer;
+    num_layers = transfer->num_layers;
+  }
+  if (!options.tensorboard.empty()) {
+    storage::write_tensorboard(options.tensorboard, history);
+    terminal.say("TensorBoard reads " + options.tensorboard + ": tensorboard --logdir " +
+                 options.tensorboard);
+  }
+  if (options.csv) {
+    print_csv(history, terminal);
+    return ExitCode::kOk;
+  }
+  terminal.print_json(nlohmann::json::parse(history_json(history)));
+  const int width = terminal.answer_width();
+  const auto lines = options.block < 0 ? metrics_lines(history, width)
+                                       : metrics_lines(history, first_layer, num_layers, width);
+  for (const std::string& line : lines)
+    terminal.print(terminal.has_colour() ? coloured_heat(line) : line);
+  print_finetune(history, terminal);
+  for (const storage::HistoryEvent& event : history.events)
+    if (options.block >= 0) terminal.print(event.subject + ": " + one_line(event.text));
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+RunCommand declare_metrics(CLI::App& app) {
+  const auto options = std::make_shared<MetricsOptions>();
+  add_run(app, options->run);
+  app.add_option("--block", options->block, "every validation of this block's layers")
+      ->type_name("N")
+      ->check(CLI::NonNegativeNumber.description(""));
+  app.add_flag("--csv", options->csv, "print series, step, time, column and value, a line each");
+  app.add_option("--tensorboard", options->tensorboard, "write event files for TensorBoard there")
+      ->type_name("DIR");
+  return [options](Terminal& terminal) {
+    options->run = run_or_here(options->run);
+    return run_metrics(*options, terminal);
+  };
+}
+
+}  // namespace hedgerow::coordinator::cli

@@ -1,0 +1,289 @@
+#include "coordinator/serve/history_recorder.hpp"
+
+#include <algorithm>
+#include <limits>
+#include <span>
+
+#include "coordinator/state/fold.hpp"
+#include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/base/utc.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr double kRunRowEvery = 10.0;  // seconds
+constexpr std::size_t kMaxReadAtOnce = 4U << 20, kMaxLine = 1U << 20;
+constexpr std::size_t kMaxAttentionBytes = 64U << 10;
+
+const std::vector<std::string> kLayerColumns = {"mse",
+                                                "relative_mse",
+                                                "control_mse",
+                                                "linear_share",
+                                                "window_share",
+                                                "sink_share",
+                                                "window_factor",
+                                                "gradient_norm",
+                                                "learning_rate",
+                                                "cross_entropy"};
+const std::vector<std::string> kRunColumns = {
+    "workers", "running", "disk_free_bytes", "tokens_per_second"};
+
+float number_of(const nlohmann::json& json) {
+  return json.is_number() ? json.get<float>() : std::numeric_limits<float>::quiet_NaN();
+}
+
+float number_at(const nlohmann::json& json, const std::string& key) {
+  const auto found = json.find(key);
+  return found == json.end() ? std::numeric_limits<float>::quiet_NaN() : number_of(*found);
+}
+
+// Every number of a line but its step, "update_norms": {"q_proj": 1} as "update_norm/q_proj".
+void flatten(const nlohmann::json& json,
+             std::vector<std::string>& columns,
+             std::vector<float>& values) {
+  const auto add = [&](std::string name, const nlohmann::json& value) {
+    columns.push_back(std::move(name));
+    values.push_back(number_of(value));
+  };
+  for (const auto& [key, value] : json.items()) {
+    if (key == "step") continue;
+    if (key == "update_norms" && value.is_object()) {
+      for (const auto& [projection, norm] : value.items()) add("update_norm/" + projection, norm);
+    } else {
+      constexpr std::string_view kValidation = "validation_";
+      add(key.starts_with(kValidation) ? key.substr(kValidation.size()) : key, value);
+    }
+  }
+}
+
+void copy_progress(const wire::Progress& progress, storage::HistoryAttempt& attempt) {
+  attempt.steps = progress.step;
+  attempt.tokens = progress.tokens;
+  attempt.seconds = progress.seconds;
+  attempt.seconds_waited_on_data = progress.seconds_waited_on_data;
+  attempt.host_bytes = progress.peak_memory.host_bytes;
+  attempt.device_bytes = progress.peak_memory.device_bytes;
+}
+
+// What is worth a line to somebody who was not there: not each grant, shard and checkpoint.
+bool is_told(const Event& event) {
+  return !std::holds_alternative<Granted>(event) &&
+         !std::holds_alternative<ShardCommitted>(event) &&
+         !std::holds_alternative<CheckpointCommitted>(event) &&
+         !std::holds_alternative<BoundaryDropped>(event);
+}
+
+}  // namespace
+
+HistoryRecorder::HistoryRecorder(storage::RunLayout layout,
+                                 std::uint64_t term,
+                                 const std::string& host)
+    : layout_(std::move(layout)) {
+  try {
+    writer_.emplace(layout_, term);
+    writer_->append(
+        storage::HistoryEvent{storage::wall_seconds(),
+                              "run",
+                              "term_started",
+                              "coordinator of term " + std::to_string(term) + " began on " + host});
+  } catch (const std::exception& error) {
+    problem_ = error.what();
+  }
+}
+
+void HistoryRecorder::on_event(const RecordedEvent& recorded, double now) {
+  if (!writer_) return;
+  const auto end = [&](std::uint64_t token, const char* outcome, const std::string& reason) {
+    if (const auto open = open_.find(token); open != open_.end()) {
+      open->second.outcome = outcome;
+      open->second.reason = reason;
+    }
+  };
+  if (const auto* done = std::get_if<TaskDone>(&recorded.event)) {
+    end(done->token, "done", "");
+    if (recorded.subject.starts_with("capture/") || recorded.subject.starts_with("logits/")) return;
+  } else if (const auto* failed = std::get_if<TaskFailed>(&recorded.event)) {
+    end(failed->token, "failed", failed->message);
+  } else if (const auto* released = std::get_if<TaskReleased>(&recorded.event)) {
+    end(released->token, "released", released->reason);
+  } else if (const auto* revoked = std::get_if<LeaseRevoked>(&recorded.event)) {
+    end(revoked->token, "revoked", revoked->reason);
+  }
+  if (!is_told(recorded.event)) return;
+  writer_->append(storage::HistoryEvent{now,
+                                        recorded.subject.empty() ? "run" : recorded.subject,
+                                        std::string(type_of(recorded.event)),
+                                        describe(recorded.event)});
+}
+
+std::string HistoryRecorder::update(const Dispatcher& dispatcher, double now) {
+  if (writer_) {
+    try {
+      open_attempts(dispatcher, now);
+      for (auto& [token, open] : open_) {
+        const wire::Progress* progress = dispatcher.leases().progress(token);
+        if (progress == nullptr) continue;
+        copy_progress(*progress, open.attempt);
+        if (progress->step == open.seen_step && progress->phase == open.seen_phase) continue;
+        open.seen_step = progress->step;
+        open.seen_phase = progress->phase;
+        follow(token, open, now);
+      }
+      for (auto open = open_.begin(); open != open_.end();) {
+        if (dispatcher.state().grants.contains(open->first)) {
+          ++open;
+          continue;
+        }
+        close(open->first, open->second, dispatcher, now);
+        open = open_.erase(open);
+      }
+      record_run(dispatcher, now);
+      writer_->flush();
+    } catch (const std::exception& error) {
+      // A frame that is half there ends the segment: the next term begins another.
+      problem_ = error.what();
+      writer_.reset();
+    }
+  }
+  return std::exchange(problem_, {});
+}
+
+// Those of earlier terms, too.
+void HistoryRecorder::open_attempts(const Dispatcher& dispatcher, double now) {
+  const storage::History& history = writer_->history();
+  for (const auto& [token, id] : dispatcher.state().grants) {
+    if (open_.contains(token)) continue;
+    Open open{
+        .task = id, .attempt = {}, .seen_phase = {}, .outcome = {}, .reason = {}, .series = {}};
+    if (const auto known = history.attempts.find(token); known != history.attempts.end()) {
+      open.attempt = known->second;
+    } else {
+      const TaskRecord& task = dispatcher.state().task(id);
+      open.attempt.token = token;
+      open.attempt.task = to_string(id);
+      open.attempt.worker = task.worker;
+      const auto worker = dispatcher.workers().find(open.attempt.worker);
+      if (worker != dispatcher.workers().end()) open.attempt.host = worker->second.host;
+      open.attempt.started = now;
+      writer_->append(open.attempt);
+    }
+    open_.emplace(token, std::move(open));
+  }
+  // Begun in an earlier term, and over before this one looked.
+  if (std::exchange(has_looked_back_, true)) return;
+  for (const auto& [token, attempt] : history.attempts) {
+    if (attempt.ended != 0.0 || open_.contains(token)) continue;
+    Open open{.task = task_id_from_string(attempt.task),
+              .attempt = attempt,
+              .seen_phase = {},
+              .outcome = {},
+              .reason = {},
+              .series = {}};
+    open_.emplace(token, std::move(open));
+  }
+}
+
+void HistoryRecorder::follow(std::uint64_t token, Open& open, double now) {
+  if (open.task.stage != Stage::kTransfer && open.task.stage != Stage::kFinetune) return;
+  const fs::path path =
+      layout_.resolve(storage::RunLayout::attempt_directory(token) + "/metrics.jsonl");
+  const auto noted = writer_->history().metrics_read.find(token);
+  const std::uint64_t begin = noted == writer_->history().metrics_read.end() ? 0 : noted->second;
+  std::error_code none;
+  const std::uint64_t size = fs::file_size(path, none);
+  if (none || size <= begin) return;
+  const storage::File file = storage::File::open_read(path);
+  std::string bytes(std::min<std::uint64_t>(size - begin, kMaxReadAtOnce), '\0');
+  bytes.resize(file.read_some(std::as_writable_bytes(std::span(bytes)), begin));
+  std::size_t end = bytes.rfind('\n');  // the last line may not be whole yet
+  if (end == std::string::npos) {
+    if (bytes.size() < kMaxLine) return;
+    end = bytes.size() - 1;  // no line of ours is so long
+  }
+  for (std::size_t at = 0; at <= end;) {
+    const std::size_t stop = std::min(bytes.find('\n', at), end);
+    take_line(bytes.substr(at, stop - at), open, now);
+    at = stop + 1;
+  }
+  writer_->note_metrics_read(token, begin + end + 1);
+}
+
+void HistoryRecorder::take_line(const std::string& line, Open& open, double now) {
+  const nlohmann::json json = nlohmann::json::parse(line, nullptr, /*allow_exceptions=*/false);
+  if (!json.is_object()) return;
+  if (const auto map = json.find("attention"); map != json.end()) {
+    storage::HistoryAttention attention;
+    try {
+      map->get_to(attention);
+    } catch (const nlohmann::json::exception&) {
+      return;
+    }
+    if (attention.softmax.size() + attention.student.size() <= kMaxAttentionBytes)
+      writer_->append(attention);
+    return;
+  }
+  const auto step = json.find("step");
+  if (step == json.end() || !step->is_number_integer()) return;
+  std::string name;
+  std::vector<std::string> columns;
+  storage::HistoryRow row{step->get<std::int64_t>(), now, {}};
+  if (open.task.stage == Stage::kTransfer) {
+    const auto layer = json.find("layer");
+    if (layer == json.end() || !layer->is_number_integer()) return;
+    name = "layer/" + std::to_string(layer->get<int>());
+    columns = kLayerColumns;
+    for (const std::string& column : columns) row.values.push_back(number_at(json, column));
+  } else {
+    name = json.contains("validation_loss") ? "finetune/validation" : "finetune";
+    flatten(json, columns, row.values);
+  }
+  writer_->offer(name, columns, std::move(row));
+  open.series.insert(name);
+}
+
+void HistoryRecorder::close(std::uint64_t token,
+                            Open& open,
+                            const Dispatcher& dispatcher,
+                            double now) {
+  follow(token, open, now);
+  for (const std::string& series : open.series) writer_->take_last(series);
+  open.attempt.ended = now;
+  const auto task = dispatcher.state().tasks.find(open.task);
+  const bool is_done = task != dispatcher.state().tasks.end() &&
+                       task->second.state == TaskState::kDone && task->second.token == token;
+  open.attempt.outcome = !open.outcome.empty() ? open.outcome : is_done ? "done" : "revoked";
+  open.attempt.reason = open.reason;
+  if (is_done) {
+    const nlohmann::json result = result_of(task->second);
+    if (result.is_object()) {
+      open.attempt.tokens = result.value("tokens", open.attempt.tokens);
+      open.attempt.steps = result.value("steps", open.attempt.steps);
+      open.attempt.seconds = result.value("seconds", open.attempt.seconds);
+      open.attempt.seconds_waited_on_data =
+          result.value("seconds_waited_on_data", open.attempt.seconds_waited_on_data);
+    }
+  }
+  writer_->append(open.attempt);
+}
+
+void HistoryRecorder::record_run(const Dispatcher& dispatcher, double now) {
+  if (now < next_run_row_) return;
+  next_run_row_ = now + kRunRowEvery;
+  double tokens_per_second = 0.0;
+  for (const auto& [token, open] : open_) {
+    if (const auto speed = dispatcher.leases().speed(token)) {
+      tokens_per_second += speed->tokens_per_second;
+    }
+  }
+  storage::HistoryRow row{static_cast<std::int64_t>(now), now, {}};
+  row.values = {static_cast<float>(dispatcher.workers().size()),
+                static_cast<float>(dispatcher.state().grants.size()),
+                static_cast<float>(storage::free_bytes(layout_.root())),
+                static_cast<float>(tokens_per_second)};
+  writer_->offer("run", kRunColumns, std::move(row));
+}
+
+}  // namespace hedgerow::coordinator

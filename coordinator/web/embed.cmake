@@ -1,0 +1,47 @@
+# Writes web_assets.cpp, which holds the page's files as the assembler includes them: hedgerow serves them from itself.
+# Chart.js is the system's (Debian's libjs-chart.js).
+find_file(HEDGEROW_CHART_JS chart.min.js
+  PATHS /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist
+  DOC "Chart.js 3, minified, with which the run's page draws its curves" NO_DEFAULT_PATH)
+if(NOT HEDGEROW_CHART_JS)
+  message(FATAL_ERROR "chart.min.js was not found; install libjs-chart.js, or name it: -DHEDGEROW_CHART_JS=FILE")
+endif()
+
+set(_page ${CMAKE_CURRENT_SOURCE_DIR}/web/page)
+set(_files ${_page}/index.html ${_page}/page.css ${_page}/base.js ${_page}/page.js ${HEDGEROW_CHART_JS})
+set(_names index.html page.css base.js page.js chart.js)
+set(_types "text/html\; charset=utf-8" "text/css\; charset=utf-8"
+  "text/javascript\; charset=utf-8" "text/javascript\; charset=utf-8" "text/javascript\; charset=utf-8")
+set(_assembler "")
+set(_declarations "")
+set(_entries "")
+foreach(_file _name _type IN ZIP_LISTS _files _names _types)
+  string(MAKE_C_IDENTIFIER "hedgerow_asset_${_name}" _symbol)
+  string(APPEND _assembler
+    "asm(\".section .rodata\\n.balign 16\\n.global ${_symbol}\\n${_symbol}:\\n.incbin \\\"${_file}\\\"\\n\"\n"
+    "    \".global ${_symbol}_end\\n${_symbol}_end:\\n.byte 0\\n.text\\n\");\n")
+  string(APPEND _declarations "extern \"C\" const char ${_symbol}[], ${_symbol}_end[];\n")
+  string(APPEND _entries
+    "      {\"/${_name}\", \"${_type}\", {${_symbol}, static_cast<std::size_t>(${_symbol}_end - ${_symbol})}},\n")
+endforeach()
+set(_output ${CMAKE_CURRENT_BINARY_DIR}/web_assets.cpp)
+file(CONFIGURE OUTPUT ${_output} @ONLY CONTENT [[// Made by coordinator/web/embed.cmake.
+#include <array>
+
+#include "coordinator/web/assets.hpp"
+
+@_assembler@
+@_declarations@
+namespace hedgerow::coordinator {
+
+std::span<const Asset> web_assets() {
+  static const std::array assets = std::to_array<Asset>({
+@_entries@  });
+  return assets;
+}
+
+}  // namespace hedgerow::coordinator
+]])
+# By itself: its assembler text leaves the section that the rest of a unit is in.
+set_source_files_properties(${_output} PROPERTIES OBJECT_DEPENDS "${_files}" SKIP_UNITY_BUILD_INCLUSION ON)
+target_sources(hedgerow_coordinator PRIVATE ${_output})

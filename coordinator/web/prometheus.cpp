@@ -1,0 +1,193 @@
+#include "coordinator/web/prometheus.hpp"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <cmath>
+#include <map>
+
+#include "storage/base/build_info.hpp"
+#include "storage/base/utc.hpp"
+
+namespace hedgerow::coordinator {
+namespace {
+
+using Labels = prometheus::Labels;
+
+// Made for one answer and thrown away: the run's files are the state.
+class Metrics {
+ public:
+  void gauge(const char* name, const char* help, const Labels& labels, double value) {
+    if (std::isfinite(value))
+      prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Add(labels).Set(value);
+  }
+  void counter(const char* name, const char* help, const Labels& labels, double value) {
+    prometheus::BuildCounter().Name(name).Help(help).Register(registry_).Add(labels).Increment(
+        value);
+  }
+  [[nodiscard]] std::string text() const {
+    return prometheus::TextSerializer().Serialize(registry_.Collect());
+  }
+
+ private:
+  prometheus::Registry registry_{prometheus::Registry::InsertBehavior::Merge};
+};
+
+std::string stage_of(const std::string& task) { return task.substr(0, task.find('/')); }
+
+void add_tasks(const RunStatus& status, Metrics& metrics) {
+  for (const StageStatus& stage : status.stages) {
+    const int waiting = stage.total - stage.done - stage.running - stage.quarantined;
+    for (const auto& [state, count] : {std::pair("waiting", waiting),
+                                       std::pair("running", stage.running),
+                                       std::pair("done", stage.done),
+                                       std::pair("quarantined", stage.quarantined)})
+      metrics.gauge("hedgerow_tasks",
+                    "Tasks of a stage by their state.",
+                    {{"stage", stage.stage}, {"state", state}},
+                    count);
+    metrics.gauge("hedgerow_stage_progress_ratio",
+                  "Share of a stage's work that is done, 0 to 1.",
+                  {{"stage", stage.stage}},
+                  stage.fraction);
+    metrics.counter("hedgerow_stage_seconds_total",
+                    "Seconds in which a task of the stage was under way.",
+                    {{"stage", stage.stage}},
+                    stage.seconds);
+    if (stage.eta_seconds)
+      metrics.gauge("hedgerow_eta_seconds",
+                    "Seconds until the stage is done, as far as is known.",
+                    {{"stage", stage.stage}},
+                    *stage.eta_seconds);
+  }
+  for (const TaskStatus& task : status.tasks) {
+    if (task.stage != "transfer") continue;
+    const Labels block{{"block", std::to_string(task.block)}};
+    metrics.gauge("hedgerow_block_step",
+                  "Steps of attention transfer that a block has behind it.",
+                  block,
+                  static_cast<double>(task.steps().done));
+    metrics.gauge("hedgerow_block_steps_planned",
+                  "Steps of attention transfer that a block is to do.",
+                  block,
+                  static_cast<double>(task.steps().all));
+    if (task.state == "running")
+      metrics.gauge("hedgerow_block_seconds_since_progress",
+                    "Seconds since a running block has got further.",
+                    block,
+                    task.seconds_since_progress);
+  }
+}
+
+void add_layers(const storage::History& history, Metrics& metrics) {
+  constexpr std::string_view kLayer = "layer/";
+  for (const auto& [name, series] : history.series) {
+    if (!name.starts_with(kLayer) || series.rows.empty()) continue;
+    const Labels layer{{"layer", name.substr(kLayer.size())}};
+    for (std::size_t i = 0; i < series.columns.size(); ++i) {
+      const double value = series.rows.back().values.at(i);
+      if (series.columns[i] == "mse")
+        metrics.gauge("hedgerow_layer_mse",
+                      "MSE of the attention output on the validation split, last measured.",
+                      layer,
+                      value);
+      if (series.columns[i] == "relative_mse")
+        metrics.gauge("hedgerow_layer_relative_mse_ratio",
+                      "The same over the mean square of the teacher's output.",
+                      layer,
+                      value);
+      if (series.columns[i] == "linear_share")
+        metrics.gauge("hedgerow_layer_linear_share_ratio",
+                      "Share of the attention weight that the linear branch carries, 0 to 1.",
+                      layer,
+                      value);
+    }
+  }
+  const auto finetune = history.series.find("finetune");
+  if (finetune == history.series.end() || finetune->second.rows.empty()) return;
+  const storage::HistoryRow& last = finetune->second.rows.back();
+  metrics.gauge("hedgerow_finetune_step",
+                "Steps of the LoRA stage that are done.",
+                {},
+                static_cast<double>(last.step));
+  for (std::size_t i = 0; i < finetune->second.columns.size(); ++i)
+    if (finetune->second.columns[i] == "loss")
+      metrics.gauge(
+          "hedgerow_finetune_loss", "Its training loss, last step.", {}, last.values.at(i));
+}
+
+void add_attempts(const storage::History& history, Metrics& metrics) {
+  std::map<std::pair<std::string, std::string>, int> outcomes;
+  std::map<std::string, double> tokens, waited;
+  for (const auto& [token, attempt] : history.attempts) {
+    const std::string stage = stage_of(attempt.task);
+    tokens[stage] += static_cast<double>(attempt.tokens);
+    waited[stage] += attempt.seconds_waited_on_data;
+    if (attempt.ended != 0.0) ++outcomes[{stage, attempt.outcome}];
+  }
+  for (const auto& [key, count] : outcomes)
+    metrics.counter("hedgerow_task_attempts_total",
+                    "Attempts at tasks that have ended.",
+                    {{"stage", key.first}, {"outcome", key.second}},
+                    count);
+  for (const auto& [stage, count] : tokens)
+    metrics.counter(
+        "hedgerow_tokens_total", "Tokens that were worked on.", {{"stage", stage}}, count);
+  for (const auto& [stage, sum] : waited)
+    metrics.counter("hedgerow_data_wait_seconds_total",
+                    "Seconds in which workers waited on data.",
+                    {{"stage", stage}},
+                    sum);
+  int revoked = 0, lost = 0;
+  for (const storage::HistoryEvent& event : history.events) {
+    revoked += event.type == "revoked";
+    lost += event.type == "lost";
+  }
+  metrics.counter(
+      "hedgerow_lease_revocations_total", "Leases that ran out or whose holder died.", {}, revoked);
+  metrics.counter(
+      "hedgerow_files_lost_total", "Committed files that were found missing or damaged.", {}, lost);
+}
+
+}  // namespace
+
+std::string prometheus_text(const RunStatus& status, const storage::History& history) {
+  Metrics metrics;
+  metrics.gauge("hedgerow_build_info", "Always 1.", {{"version", storage::build()}}, 1);
+  metrics.gauge(
+      "hedgerow_run_info", "Always 1.", {{"run", status.run}, {"state", status.state}}, 1);
+  metrics.gauge("hedgerow_coordinator_term",
+                "Terms of coordinators that the run has had.",
+                {},
+                static_cast<double>(status.term));
+  metrics.gauge("hedgerow_run_progress_ratio",
+                "Share of the run's work that is done, 0 to 1.",
+                {},
+                status.fraction.value_or(0.0));
+  add_tasks(status, metrics);
+  add_layers(history, metrics);
+  add_attempts(history, metrics);
+  metrics.gauge("hedgerow_workers",
+                "Workers that are connected.",
+                {},
+                static_cast<double>(status.workers.size()) + status.workers_left_out);
+  for (const WorkerStatus& worker : status.workers)
+    metrics.gauge("hedgerow_worker_last_heartbeat_timestamp_seconds",
+                  "When the worker was heard of last, UTC.",
+                  {{"worker", worker.uuid}},
+                  storage::seconds_of_utc(status.updated_at) - worker.seconds_since_heartbeat);
+  if (const auto run = history.series.find("run");
+      run != history.series.end() && !run->second.rows.empty()) {
+    for (std::size_t i = 0; i < run->second.columns.size(); ++i)
+      if (run->second.columns[i] == "disk_free_bytes")
+        metrics.gauge("hedgerow_disk_free_bytes",
+                      "Free space where the run directory lies.",
+                      {},
+                      run->second.rows.back().values.at(i));
+  }
+  return metrics.text();
+}
+
+}  // namespace hedgerow::coordinator
