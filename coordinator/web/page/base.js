@@ -34,6 +34,12 @@ function shown(value) {
   return size >= 100 ? value.toFixed(1) : size >= 1 ? value.toFixed(2) : value.toPrecision(3);
 }
 
+// The same for an axis, whose numbers are round.
+function shortly(value) {
+  const size = Math.abs(value);
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? Number(value.toPrecision(3)).toExponential().replace('e+', 'e') : String(Number(value.toPrecision(3)));
+}
+
 function percent(value, digits = 0) {
   return isNumber(value) ? (100 * value).toFixed(digits) + ' %' : NONE;
 }
@@ -187,7 +193,7 @@ function ticks(low, high, wanted) {
   return found;
 }
 
-// A lighter colour bar with its ends and the powers of ten between them.
+// A colour bar with its ends and the powers of ten between them.
 function drawScale(canvas, low, high, isLog, form) {
   const width = Math.min(300, canvas.parentElement.clientWidth), height = 30, context = sized(canvas, width, height);
   const left = 2, right = width - 2;

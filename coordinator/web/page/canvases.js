@@ -94,7 +94,7 @@ class Chartboard {
   }
 }
 
-// A row a layer, downwards. A cell ends at its validation's step and begins at the one before.
+// A row a layer, downwards; a cell a validation, around its step.
 class HeatMap extends Chartboard {
   constructor(choose) {
     super('heat');
@@ -112,8 +112,10 @@ class HeatMap extends Chartboard {
     this.row = Math.max(4, Math.min(17, Math.floor(560 / model.layers)));
     this.plotWidth = this.width - this.left - this.right;
     this.plotHeight = this.row * model.layers;
-    this.height = this.plotHeight + 34;
+    this.top = 6;
+    this.height = this.top + this.plotHeight + 34;
     const context = sized(this.under, this.width, this.height);
+    context.translate(0, this.top);
     this.scale();
     this.cells(context);
     this.axes(context);
@@ -148,7 +150,13 @@ class HeatMap extends Chartboard {
   }
 
   x(step) {  // CSS pixels from the left edge of the plot
-    return this.plotWidth * (step + this.gap) / (this.maxStep + this.gap);
+    return this.plotWidth * (step + this.gap / 2) / (this.maxStep + this.gap);
+  }
+
+  // Where the cell of a row begins and ends.
+  edges(steps, row) {
+    const step = steps[row], last = steps.length - 1;
+    return [this.x(row > 0 ? (steps[row - 1] + step) / 2 : step - this.gap / 2), this.x(row < last ? (step + steps[row + 1]) / 2 : step + this.gap / 2)];
   }
 
   cells(context) {
@@ -156,12 +164,10 @@ class HeatMap extends Chartboard {
     const ratio = window.devicePixelRatio || 1, width = Math.max(1, Math.round(this.plotWidth * ratio));
     const image = new ImageData(width, layers), pixels = new Uint32Array(image.data.buffer);
     for (let layer = 0; layer < layers; layer += 1) {
-      let from = 0;
       for (let i = 0; i < steps[layer].length; i += 1) {
-        const to = Math.min(width, Math.max(from + 1, Math.round(this.x(steps[layer][i]) * ratio)));
+        const [from, to] = this.edges(steps[layer], i).map((x) => Math.min(width, Math.max(0, Math.round(x * ratio))));
         const level = this.level(values[layer][i]);
-        if (level >= 0) pixels.fill(PALETTE[level], layer * width + from, layer * width + to);
-        from = to;
+        if (level >= 0) pixels.fill(PALETTE[level], layer * width + Math.min(from, width - 1), layer * width + Math.min(width, Math.max(from + 1, to)));
       }
     }
     const strip = document.createElement('canvas');
@@ -209,6 +215,7 @@ class HeatMap extends Chartboard {
 
   over(context) {
     const {chosen, layers} = this.model;
+    context.translate(0, this.top);
     if (chosen >= 0 && chosen < layers) {
       this.frame(context, this.left, chosen * this.row, this.plotWidth, this.row - (this.row > 6 ? 1 : 0));
       context.fillStyle = themed('accent');
@@ -216,14 +223,14 @@ class HeatMap extends Chartboard {
     }
     if (!this.cursor) return;
     const {layer, row} = this.cursor, known = this.model.steps[layer];
-    const from = row > 0 ? this.x(known[row - 1]) : 0, to = known.length > 0 ? this.x(known[row]) : this.plotWidth;
+    const [from, to] = known.length > 0 ? this.edges(known, row) : [0, this.plotWidth];
     this.frame(context, this.left + from, layer * this.row, Math.max(3, to - from), this.row);
   }
 
   at(x, y) {
-    const layer = Math.floor(y / this.row), inside = x - this.left;
+    const layer = Math.floor((y - this.top) / this.row), inside = x - this.left;
     if (!this.model || layer < 0 || layer >= this.model.layers || inside < 0 || inside > this.plotWidth) return null;
-    const known = this.model.steps[layer], row = known.findIndex((step) => this.x(step) >= inside);
+    const known = this.model.steps[layer], row = known.findIndex((_, i) => this.edges(known, i)[1] >= inside);
     return {layer, row: row < 0 ? Math.max(0, known.length - 1) : row};
   }
 
@@ -251,7 +258,7 @@ class HeatMap extends Chartboard {
 
   middle({layer, row}) {
     const known = this.model.steps[layer];
-    return [this.left + (known.length > 0 ? this.x(known[row]) : 0), (layer + 1) * this.row];
+    return [this.left + (known.length > 0 ? this.x(known[row]) : 0), this.top + (layer + 1) * this.row];
   }
 
   describe({layer, row}) {
@@ -303,8 +310,7 @@ class Lanes extends Chartboard {
     if (this.cursor) this.cursor = this.bars.find(({attempt}) => attempt.token === this.cursor.attempt.token) || null;
     const context = sized(this.under, this.width, this.height);
     this.grid(context, names, model.isLive);
-    const revoked = hatch(context, null, themed('surface'), 5);
-    for (const bar of this.bars) this.bar(context, bar, revoked);
+    for (const bar of this.bars) this.bar(context, bar);
     this.lay();
     return newest.size - names.length;
   }
@@ -336,12 +342,12 @@ class Lanes extends Chartboard {
     context.fillRect(this.x(this.now) - 0.75, 0, 1.5, bottom);
   }
 
-  bar(context, {attempt, lane, x, width}, revoked) {
+  bar(context, {attempt, lane, x, width}) {
     const y = lane * this.row + 2, height = this.row - 4;
     context.fillStyle = STAGE_COLORS[stageOf(attempt.task)] || '#8c8c8c';
     context.fillRect(x, y, Math.max(1, width - 0.75), height);
     if (attempt.outcome === 'revoked') {
-      context.fillStyle = revoked;
+      context.fillStyle = hatch(context, null, themed('surface'), 5);
       context.fillRect(x, y, width, height);
     }
     if (attempt.outcome === 'released' && width > 6) {
@@ -360,6 +366,12 @@ class Lanes extends Chartboard {
       context.lineTo(end + reach, middle - reach);
       context.stroke();
     }
+  }
+
+  // How an attempt ended, as the bars show it.
+  key(canvas, outcome) {
+    this.row = this.row || 16;
+    this.bar(sized(canvas, 24, this.row), {attempt: {task: 'transfer', outcome}, lane: 0, x: 1, width: 16});
   }
 
   over(context) {

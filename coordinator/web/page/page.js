@@ -100,12 +100,13 @@ function drawHeat() {
   const planned = (run.status.tasks || []).filter(({stage}) => stage === 'transfer').map((task) => task.num_steps || 0);
   const maxStep = Math.max(0, ...planned, ...steps.map((row) => (row.length > 0 ? row[row.length - 1] : 0)));
   heat.draw({layers: run.numLayers, blocks: run.layers.map(({block}) => block), steps, values, kept: run.kept, chosen: run.layer, maxStep, metric, words: heatWords});
-  drawScale(byId('heat-scale'), heat.low, heat.high, metric.isLog, shown);
+  drawScale(byId('heat-scale'), heat.low, heat.high, metric.isLog, shortly);
 }
 
 function drawLanes() {
   const left = lanes.draw({attempts: [...run.attempts.values()], now: run.now(), isLive: run.isLive});
   byId('lanes-legend').hidden = run.attempts.size === 0;
+  drawLanesLegend(lanes);
   setText(byId('workers-note'), run.attempts.size === 0 ? 'No attempts yet.' : left > 0 ? `the newest ${MAX_LANES} workers of ${MAX_LANES + left}` : '');
 }
 
@@ -263,7 +264,6 @@ function start() {
     };
   }
   makeLayerHead(run, () => drawLayers(run, choose));
-  makeLanesLegend(Object.keys(STAGE_COLORS));
   document.addEventListener('visibilitychange', redraw);
   window.addEventListener('resize', redraw);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);

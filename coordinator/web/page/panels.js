@@ -66,10 +66,10 @@ function axisOf(isLog, color, line, form) {
   return {
     type: isLog ? 'logarithmic' : 'linear', grid: {color: line, drawBorder: false, tickLength: 4},
     ticks: {
-      color, maxTicksLimit: 6, autoSkip: true, maxRotation: 0, font: {size: 11},
+      color, maxTicksLimit: 6, autoSkip: !isLog, maxRotation: 0, font: {size: 11},
       callback: isLog ? (value, i, all) => {
         const mantissa = Math.round(value / 10 ** Math.floor(Math.log10(value) + 1e-9));
-        return (all.length > 15 ? mantissa === 1 : [1, 2, 5].includes(mantissa)) ? form(value) : null;
+        return (all.length > 28 ? mantissa === 1 : [1, 2, 5].includes(mantissa)) ? form(value) : null;
       } : form,
     },
   };
@@ -79,7 +79,11 @@ function axisOf(isLog, color, line, form) {
 // name), dash}]; a line without points is left out, a chart without lines hidden. Returns whether
 // it shows anything.
 function drawChart(parent, id, title, lines, {isLog = false, top} = {}) {
+  const usable = lines.map((line) => ({...line, points: line.points.filter(({y}) => isNumber(y) && (!isLog || y > 0))}))
+    .filter(({points}) => points.length > 0);
   let figure = byId(id + '-figure');
+  if (figure) figure.hidden = usable.length === 0;
+  if (usable.length === 0) return false;
   if (!figure) {
     figure = make('figure');
     figure.id = id + '-figure';
@@ -90,20 +94,18 @@ function drawChart(parent, id, title, lines, {isLog = false, top} = {}) {
     figure.append(make('figcaption', '', title), place);
     parent.append(figure);
   }
-  const usable = lines.map((line) => ({...line, points: line.points.filter(({y}) => isNumber(y) && (!isLog || y > 0))}))
-    .filter(({points}) => points.length > 0);
-  figure.hidden = usable.length === 0;
-  if (figure.hidden) return false;
   byId(id).setAttribute('aria-label', title + ': ' + usable.map(({label, points}) =>
     `${label} ${shown(points[0].y)} at step ${points[0].x}, ${shown(points[points.length - 1].y)} at step ${points[points.length - 1].x}`).join('; '));
-  const muted = themed('muted'), line = themed('line');
+  const muted = themed('muted'), line = themed('line'), first = usable[0].points[0].y;
+  const isFlat = !isLog && first > 0 && usable.every(({points}) => points.every(({y}) => y === first));
+  const limits = top ? {min: 0, max: top} : isFlat ? {min: 0, max: 2 * first} : {};
   const data = {datasets: usable.map(({label, points, color, dash}) => ({
     label, data: points, borderColor: themed(color), backgroundColor: themed(color), borderWidth: 1.75, borderDash: dash ? [5, 4] : [],
-    pointRadius: points.length > 40 || dash ? 0 : 2, pointHoverRadius: 4, tension: 0}))};
+    pointRadius: points.length <= 3 ? 3 : points.length > 40 || dash ? 0 : 2, pointHoverRadius: 4, tension: 0}))};
   const options = {
     animation: false, responsive: true, maintainAspectRatio: false, parsing: false, normalized: true,
     interaction: {mode: 'index', axis: 'x', intersect: false}, layout: {padding: {right: 4}},
-    scales: {x: axisOf(false, muted, line, (value) => String(value)), y: {...axisOf(isLog, muted, line, shown), ...(top ? {min: 0, max: top} : {})}},
+    scales: {x: axisOf(false, muted, line, (value) => String(value)), y: {...axisOf(isLog, muted, line, shortly), ...limits}},
     plugins: {
       legend: {display: true, align: 'start', labels: {color: muted, boxWidth: 14, boxHeight: 1, padding: 8, font: {size: 11}}},
       tooltip: {animation: false, callbacks: {title: (items) => 'step ' + items[0].parsed.x, label: (item) => `${item.dataset.label} ${shown(item.parsed.y)}`}},
@@ -181,11 +183,11 @@ function drawQuality(run) {
     const column = (result, key) => (result.columns || {})[key] || {};
     const domain = here.in_domain === undefined || here.in_domain === null ? '' : here.in_domain ? ' (in domain)' : ' (not in domain)';
     const nats = (value) => number(isNumber(value) ? value.toFixed(4) : NONE), perplexity = (value) => number(shown(value));
-    rows.push([{text: (name || 'validation') + domain, className: 'group clip', title: name}, 'perplexity',
-      perplexity(teacher.perplexity ?? column(here, 'teacher').perplexity), perplexity(column(here, 'control').perplexity),
+    rows.push([{text: (name || 'validation') + domain, className: 'group clip', title: name}, '', '', '', '']);
+    rows.push(['perplexity', perplexity(teacher.perplexity ?? column(here, 'teacher').perplexity), perplexity(column(here, 'control').perplexity),
       perplexity(transfer.perplexity), perplexity(lora.perplexity)]);
-    rows.push(['', {text: 'gap closed', className: 'quiet'}, number(NONE), number(NONE), number(percent(transfer.gap_closed, 1)), number(percent(lora.gap_closed, 1))]);
-    rows.push(['', {text: 'KL to the teacher', className: 'quiet'}, number(NONE), nats(column(here, 'control').kl), nats(column(transfer, 'student').kl), nats(column(lora, 'student').kl)]);
+    rows.push(['gap closed', number(NONE), number(NONE), number(percent(transfer.gap_closed, 1)), number(percent(lora.gap_closed, 1))]);
+    rows.push(['KL to the teacher', number(NONE), nats(column(here, 'control').kl), nats(column(transfer, 'student').kl), nats(column(lora, 'student').kl)]);
   }
   fillTable(byId('quality').tBodies[0], rows);
 }
@@ -272,16 +274,23 @@ function drawAttempts(run) {
     {text: attempt.reason || '', className: 'wrap'}]));
 }
 
-// A key of the lanes' colours and shapes, once.
-function makeLanesLegend(stages) {
-  const legend = byId('lanes-legend');
-  for (const stage of stages) {
-    const swatch = make('i', 'swatch'), key = make('span', 'key');
-    swatch.style.background = STAGE_COLORS[stage];
-    key.append(swatch, STAGE_WORDS[stage]);
-    legend.append(key);
+// A key of the lanes' colours and shapes.
+function drawLanesLegend(lanes) {
+  const legend = byId('lanes-legend'), outcomes = {failed: 'failed', revoked: 'revoked', released: 'given back'};
+  if (!legend.firstChild) {
+    for (const [stage, color] of Object.entries(STAGE_COLORS)) {
+      const swatch = make('i', 'swatch'), key = make('span', 'key');
+      swatch.style.background = color;
+      key.append(swatch, STAGE_WORDS[stage]);
+      legend.append(key);
+    }
+    for (const text of Object.values(outcomes)) {
+      const key = make('span', 'key');
+      key.append(make('canvas'), text);
+      legend.append(key);
+    }
   }
-  for (const text of ['\u00d7 failed', '/// revoked', '\u2290 given back', '| now']) legend.append(make('span', 'key', text));
+  legend.querySelectorAll('canvas').forEach((canvas, i) => lanes.key(canvas, Object.keys(outcomes)[i]));
 }
 
 function drawEvents(run) {
