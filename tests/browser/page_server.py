@@ -16,6 +16,7 @@ import queue
 import re
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,8 +27,8 @@ CSP = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' 
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 BEGAN = time.time() - 1000.0
 
-LAYER_COLUMNS = ["mse", "relative_mse", "control_mse", "linear_share", "window_share", "sink_share", "window_factor", "gradient_norm",
-                 "learning_rate", "cross_entropy"]
+LAYER_COLUMNS = ["mse", "relative_mse", "control_mse", "linear_share", "window_share", "sink_share", "window_factor",
+                 "gradient_norm", "learning_rate", "cross_entropy"]
 
 
 def layer_row(layer: int, step: int) -> list[float]:
@@ -35,52 +36,73 @@ def layer_row(layer: int, step: int) -> list[float]:
     control = 1e-4 * 1.05 ** layer
     mse = control * (0.2 + 40 * math.exp(-step / (300 + 10 * layer)))
     linear = 0.2 + 0.5 * math.exp(-step / 400)
-    return [step, BEGAN + step + 5 * layer, mse, mse * 30, control, linear, 0.7 * (1 - linear), 0.3 * (1 - linear), 0.1, mse * 90, 0.01, 0.0]
+    window, sinks = 0.7 * (1 - linear), 0.3 * (1 - linear)
+    return [step, BEGAN + step + 5 * layer, mse, mse * 30, control, linear, window, sinks, 0.1, mse * 90, 0.01, 0.0]
+
+
+def task(name: str, state: str, **fields: Any) -> dict[str, Any]:
+    return {"id": name, "stage": name.split("/")[0], "block": -1, "first_layer": 0, "num_layers": 0, "state": state, "worker": "vm-0",
+            "token": 1, "attempts": 1, "failures": 0, "wasted": 0, "lost_steps": 0, "checkpoint_step": 0, "num_steps": 0,
+            "reason": "", "seconds_since_progress": 0.0, "result": None, **fields}
+
+
+def evaluation(perplexity: float) -> dict[str, Any]:
+    columns = {"teacher": {"perplexity": 11.7, "kl": 0.0}, "control": {"perplexity": 13.36, "kl": 0.1399},
+               "student": {"perplexity": 12.64, "kl": 0.0786}}
+    return {"perplexity": perplexity, "columns": columns, "in_domain": True, "gap_closed": 0.413,
+            "texts": {"wiki": {"perplexity": 3 * perplexity, "columns": columns, "in_domain": False, "gap_closed": 0.2}}}
+
+
+def stage(name: str, total: int, **fields: Any) -> dict[str, Any]:
+    return {"stage": name, "total": total, "done": 0, "running": 0, "quarantined": 0, "seconds": 90.0, "fraction": 0.0, **fields}
+
+
+def attempt(token: int, outcome: str, **fields: Any) -> dict[str, Any]:
+    started = BEGAN + 100 * token
+    return {"token": token, "task": "transfer/b0001", "worker": f"vm-{token % 4}", "host": "vm", "started": started,
+            "ended": started + 300 if outcome else 0, "outcome": outcome, "reason": "", "steps": 60, "tokens": 122880,
+            "seconds": 31.5, "seconds_waited_on_data": 0.1, "host_bytes": 5e8, "device_bytes": 0, **fields}
+
+
+def attention(layer: int, head: int) -> dict[str, Any]:
+    levels = bytes(max(0, 255 - 4 * abs(row - key)) for row in range(64) for key in range(64))
+    coded = base64.b64encode(levels).decode()
+    return {"layer": layer, "head": head, "step": 60, "rows": 64, "columns": 64, "softmax": coded, "student": coded}
 
 
 def snapshot(layers: int = 12, rows: int = 20, per_block: int = 3) -> dict[str, Any]:
-    """A run in the middle of its transfer: the last block has not begun, layer 1 keeps softmax, t3 failed."""
-    blocks, last = range(layers // per_block), (rows - 1) * 20
+    """A run in the middle of its transfer: the last block has not begun, layer 1 keeps softmax, an attempt failed."""
+    blocks, last = layers // per_block, (rows - 1) * 20
     begun = [layer for layer in range(layers - per_block) if layer != 1]
-    tasks: list[dict[str, Any]] = [
-        {"id": f"transfer/b{block:04}", "stage": "transfer", "block": block, "first_layer": block * per_block, "num_layers": per_block,
-         "state": "running" if block + 1 < len(blocks) else "waiting", "worker": f"vm-{block}", "token": block + 1,
-         "attempts": 1, "failures": 0, "wasted": 0, "lost_steps": 0, "checkpoint_step": 0, "num_steps": last, "reason": "",
-         "seconds_since_progress": 0.0, "result": None} for block in blocks]
-    columns = {"teacher": {"perplexity": 11.7, "kl": 0.0}, "control": {"perplexity": 13.36, "kl": 0.1399}, "student": {"perplexity": 12.64, "kl": 0.0786}}
-    for subject, perplexity in (("teacher", 11.7), ("transfer", 12.64)):
-        result = {"perplexity": perplexity, "columns": columns, "in_domain": True, "gap_closed": 0.413,
-                  "texts": {"wiki": {"perplexity": 3 * perplexity, "columns": columns, "in_domain": False, "gap_closed": 0.2}}}
-        tasks.append({"id": f"evaluate/{subject}", "stage": "evaluate", "block": -1, "first_layer": 0, "num_layers": 0, "state": "done",
-                      "worker": "vm-0", "token": 90, "attempts": 1, "num_steps": 0, "result": result})
-    outcomes = ["done", "failed", "revoked", "released", ""]
-    attempts = [{"token": token, "task": ("capture/b0000/p00", "transfer/b0001")[token % 2], "worker": f"vm-{token % 4}", "host": "vm",
-                 "started": BEGAN + 100 * token, "ended": 0 if token == 4 else BEGAN + 100 * token + 300, "outcome": outcomes[token % 5],
-                 "reason": "shard damaged" if token % 5 == 1 else "", "steps": 60, "tokens": 122880, "seconds": 31.5,
-                 "seconds_waited_on_data": 0.1, "host_bytes": 5e8, "device_bytes": 0} for token in range(5)]
-    picture = base64.b64encode(bytes(max(0, 255 - 4 * abs(i // 64 - i % 64)) if i % 64 <= i // 64 else 0 for i in range(64 * 64))).decode()
+    transfers = [task(f"transfer/b{block:04}", "running" if block + 1 < blocks else "waiting", block=block,
+                      first_layer=block * per_block, num_layers=per_block, num_steps=last) for block in range(blocks)]
     return {
         "version": "0.1.0+test", "live": True, "id": 17,
-        "recipe": 'seed = 0\n\n[transfer]\nmax_steps = 380\nsoftmax_layers = [1]  # kept\n',
-        "status": {"command": "status", "format": "status/1", "run": "/runs/smol", "state": "running", "stopping": False, "term": 2,
-                   "host": "vm", "endpoint": "tcp://127.0.0.1:1", "updated_at": "2026-09-21T14:13:20.000Z", "num_layers": layers,
-                   "num_blocks": len(blocks), "elapsed_seconds": 3725.0, "eta_seconds": 812.0, "fraction": 0.62, "warnings": ["vm-1 hangs"],
-                   "stages": [{"stage": "capture", "total": 5, "done": 5, "running": 0, "quarantined": 0, "seconds": 120.0, "fraction": 1.0},
-                              {"stage": "transfer", "total": len(blocks), "done": 0, "running": 3, "quarantined": 0, "seconds": 90.0,
-                               "fraction": 0.4, "eta_seconds": 700.0}],
-                   "tasks": tasks, "workers": [{"uuid": "vm-0", "host": "vm", "tokens_per_second": 1500.0}]},
+        "recipe": "seed = 0\n\n[transfer]\nmax_steps = 380\nsoftmax_layers = [1]  # kept\n",
+        "status": {
+            "command": "status", "format": "status/1", "run": "/runs/smol", "state": "running", "stopping": False, "term": 2,
+            "host": "vm", "endpoint": "tcp://127.0.0.1:1", "updated_at": "2026-09-21T14:13:20.000Z", "num_layers": layers,
+            "num_blocks": blocks, "elapsed_seconds": 3725.0, "eta_seconds": 812.0, "fraction": 0.62, "warnings": ["vm-1 hangs"],
+            "stages": [stage("capture", 5, done=5, fraction=1.0),
+                       stage("transfer", blocks, running=blocks - 1, fraction=0.4, eta_seconds=700.0)],
+            "tasks": [*transfers, task("evaluate/teacher", "done", result=evaluation(11.7)),
+                      task("evaluate/transfer", "done", result=evaluation(12.64))],
+            "workers": [{"uuid": "vm-0", "host": "vm", "tokens_per_second": 1500.0}]},
         "history": {
             "series": {
-                **{f"layer/{layer}": {"columns": LAYER_COLUMNS, "rows": [layer_row(layer, 20 * i) for i in range(rows)]} for layer in begun},
+                **{f"layer/{layer}": {"columns": LAYER_COLUMNS, "rows": [layer_row(layer, 20 * i) for i in range(rows)]}
+                   for layer in begun},
                 "finetune": {"columns": ["loss", "gradient_norm", "learning_rate", "tokens", "seconds", "update_norm/q_proj"],
                              "rows": [[step, BEGAN + step, 1 / step, 0.1, 1e-4, 2048, 4.0, 0.06] for step in range(1, 20)]},
-                "finetune/validation": {"columns": ["loss", "cross_entropy", "kl"], "rows": [[10, BEGAN, 0.1, 2.5, 0.07], [20, BEGAN, 0.09, 2.4, 0.06]]},
-                "run": {"columns": ["workers", "running", "disk_free_bytes", "tokens_per_second"], "rows": [[10, BEGAN, 4, 3, 5.5e10, 2900]]}},
-            "attempts": attempts,
+                "finetune/validation": {"columns": ["loss", "cross_entropy", "kl"],
+                                        "rows": [[10, BEGAN, 0.1, 2.5, 0.07], [20, BEGAN, 0.09, 2.4, 0.06]]},
+                "run": {"columns": ["workers", "running", "disk_free_bytes", "tokens_per_second"],
+                        "rows": [[10, BEGAN, 4, 3, 5.5e10, 2900]]}},
+            "attempts": [attempt(0, "done", task="capture/b0000/p00"), attempt(1, "failed", reason="shard damaged"),
+                         attempt(2, "revoked"), attempt(3, "released"), attempt(4, "")],
             "events": [{"time": BEGAN + 10, "subject": "transfer/b0001", "type": "failed", "text": "failed (corrupt): shard damaged"},
                        {"time": BEGAN + 20, "subject": "", "type": "started", "text": "coordinator started"}],
-            "attention": [{"layer": layer, "head": head, "step": 60, "rows": 64, "columns": 64, "softmax": picture, "student": picture}
-                          for layer in (0, 2) for head in (0, 1)]},
+            "attention": [attention(layer, head) for layer in (0, 2) for head in (0, 1)]},
     }
 
 
@@ -104,6 +126,9 @@ class PageServer:
         self.run, self.requests, self.last_ids = run, [], []
         self._encoded: tuple[Any, int, bytes] = (None, 0, b"")
         self._streams: list[queue.Queue[str | None]] = []
+        # what happens between the request of the run and its answer; and whether the answer has it
+        self.before_run: Callable[[], None] = lambda: None
+        self.holds_event = False
         self._id = 17
         owner = self
 
@@ -121,7 +146,9 @@ class PageServer:
                     if owner.run is None:
                         self.answer(401, "text/plain", b"no secret")
                     else:
-                        self.answer(200, "application/json", owner._body())
+                        body = owner._body()
+                        owner.before_run()
+                        self.answer(200, "application/json", owner._body() if owner.holds_event else body)
                 else:
                     name = "index.html" if self.path == "/" else self.path[1:]
                     file = CHART if name == "chart.js" else PAGE / name

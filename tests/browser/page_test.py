@@ -1,8 +1,9 @@
-"""The page in a real browser (chromium, headless), served by page_server.py: what it shows of a run, what it does with each answer
-and event of the coordinator, and the same page as a report."""
+"""The page in a real browser (chromium, headless), served by page_server.py: what it shows of a run, what it does with each
+answer and event of the coordinator, and the same page as a report."""
 
 from __future__ import annotations
 
+import base64
 import copy
 import re
 import shutil
@@ -30,6 +31,8 @@ if not CHART.is_file():
 
 HOSTILE = "<img src=x onerror=alert(1)>"
 WAIT_SECONDS = 15.0
+TEXTS = ["h1", "h2", "#state", "#connection", ".tiles dt", ".tiles dd", "#warnings li", "th", "#stages td", ".note", ".legend",
+         "button.link", ".bad", ".quiet", "label", "select", "summary", ".provenance dt", "pre", ".charts figcaption"]
 
 
 def open_browser() -> webdriver.Chrome:
@@ -115,6 +118,49 @@ class PageTest(unittest.TestCase):
         self.assertGreater(colors, 50)
         self.assertEqual(self.errors(), [])
 
+    def test_of_many_workers_the_newest_200_have_lanes(self) -> None:
+        run = snapshot()
+        attempt = run["history"]["attempts"][0]
+        run["history"]["attempts"] = [
+            {**attempt, "token": token, "worker": f"gpu-{token % 250}", "started": BEGAN + 60 * (token // 250) + token % 250,
+             "ended": BEGAN + 60 * (token // 250) + token % 250 + 55, "outcome": ("done", "failed", "revoked")[token % 3]}
+            for token in range(5000)]
+        self.open(run)
+        self.assertIn("newest 200 workers of 250", self.text("workers-note"))
+        self.assertIn("newest 200 of 5000", self.text("attempts-note"))
+        self.assertEqual(self.js("return new Set(lanes.bars.map((bar) => bar.attempt.worker)).size"), 200)
+        self.assertLess(self.js("const from = performance.now(); drawLanes(); return performance.now() - from"), 250.0)
+        lanes = self.browser.find_element("id", "lanes")
+        lanes.send_keys(Keys.HOME, Keys.ARROW_DOWN, Keys.ARROW_RIGHT)
+        self.assertIn("gpu-51", self.text("lanes-live"))
+
+    def test_attention_maps_are_chosen_by_layer_and_head(self) -> None:
+        run = snapshot()
+        run["history"]["attention"][3]["student"] = base64.b64encode(bytes([200] * 4096)).decode()
+        self.open(run)
+        picture = "return document.getElementById('attention-student').toDataURL()"
+        before = self.js(picture)
+        self.browser.find_element("css selector", "#attention-layer option[value='2']").click()
+        self.browser.find_element("css selector", "#attention-head option[value='1']").click()
+        self.assertNotEqual(self.js(picture), before)
+        label = self.js("return document.getElementById('attention-student').getAttribute('aria-label')")
+        self.assertEqual(label, "attention weights of layer 2, head 1, student")
+
+    def test_what_happens_while_the_run_is_fetched_is_not_lost_and_not_taken_twice(self) -> None:
+        run = snapshot()
+        server = self.serve(run)
+        event = {"time": BEGAN + 40, "subject": "transfer/b0001", "type": "done", "text": "meanwhile"}
+        server.before_run = lambda: server.send("history", {"events": [event]})
+        server.holds_event = False
+        self.browser.get(server.address)
+        self.until(lambda: self.text("events").count("meanwhile") == 1)
+        server.holds_event = True
+        run["history"]["events"].append(event)
+        self.browser.get(server.address)
+        self.until(lambda: self.text("connection") == "live")
+        time.sleep(0.7)
+        self.assertEqual(self.text("events").count("meanwhile"), 1)
+
     def test_126_layers_of_500_validations_are_painted_within_a_second(self) -> None:
         best = float("inf")
         for _ in range(3):  # the machine may be busy with other tests
@@ -175,7 +221,7 @@ class PageTest(unittest.TestCase):
     def test_a_click_chooses_a_layer_and_the_colour_has_five_measures(self) -> None:
         self.open(snapshot())
         self.js("""const heat = document.getElementById('heat'), box = heat.getBoundingClientRect();
-            heat.dispatchEvent(new MouseEvent('click', {clientX: box.left + 100, clientY: box.top + 6 + 17 * 5.5, bubbles: true}));""")
+            heat.dispatchEvent(new MouseEvent('click', {clientX: box.left + 100, clientY: box.top + 6 + 17 * 5.5}));""")
         self.assertEqual(self.text("layer-title"), "Layer 5")
         pictures = set()
         for option in self.browser.find_elements("css selector", "#metric option"):
@@ -186,7 +232,8 @@ class PageTest(unittest.TestCase):
     def test_the_layers_sort_by_their_error(self) -> None:
         self.open(snapshot())
         self.browser.find_element("css selector", "#layers th[data-key=mse] button").click()
-        self.assertEqual(self.js("return document.querySelector('#layers th[data-key=mse]').getAttribute('aria-sort')"), "descending")
+        head = self.browser.find_element("css selector", "#layers th[data-key=mse]")
+        self.assertEqual(head.get_attribute("aria-sort"), "descending")
         shown = self.js("return [...document.querySelectorAll('#layers tbody tr')].map((row) => row.cells[3].textContent)")
         errors = [float(value) for value in shown if value[0].isdigit()]
         self.assertEqual(errors, sorted(errors, reverse=True))
@@ -199,8 +246,8 @@ class PageTest(unittest.TestCase):
         columns = run["history"]["series"]["layer/0"]["columns"]
         fresh = {f"layer/{layer}": {"columns": columns, "rows": [layer_row(layer, 0)]} for layer in (9, 10, 11)}
         server.send("history", {"series": fresh, "attempts": [{**run["history"]["attempts"][4], "token": 50, "worker": "new"}],
-                                "events": [{"time": BEGAN + 30, "subject": "transfer/b0003", "type": "granted", "text": "granted to new"}],
-                                "attention": []})
+                                "events": [{"time": BEGAN + 30, "subject": "transfer/b0003", "type": "granted",
+                                            "text": "granted to new"}]})
         self.until(lambda: self.heat() != before)
         self.assertIn("granted to new", self.text("events"))
         server.send("status", {**run["status"], "fraction": 0.75, "eta_seconds": 100.0})
@@ -211,7 +258,8 @@ class PageTest(unittest.TestCase):
         run = snapshot()
         server = self.open(run)
         series = run["history"]["series"]["layer/2"]
-        server.send("history", {"series": {"layer/2": {"columns": series["columns"], "rows": [layer_row(2, 100), layer_row(2, 120)]}}})
+        rows = [layer_row(2, 100), layer_row(2, 120)]
+        server.send("history", {"series": {"layer/2": {"columns": series["columns"], "rows": rows}}})
         self.until(lambda: self.js("return run.series.get('layer/2').rows.length") == 7)
         self.assertEqual(self.js("return run.series.get('layer/2').rows.map((row) => row[0])"), [0, 20, 40, 60, 80, 100, 120])
 
@@ -228,7 +276,8 @@ class PageTest(unittest.TestCase):
     def test_a_hidden_page_draws_nothing_until_it_is_seen(self) -> None:
         run = snapshot()
         server = self.open(run)
-        hide = "Object.defineProperty(document, 'hidden', {value: arguments[0], configurable: true}); document.dispatchEvent(new Event('visibilitychange'))"
+        hide = """Object.defineProperty(document, 'hidden', {value: arguments[0], configurable: true});
+            document.dispatchEvent(new Event('visibilitychange'));"""
         time.sleep(0.6)
         self.js(hide, True)
         server.send("status", {**run["status"], "fraction": 0.9})
@@ -253,8 +302,9 @@ class PageTest(unittest.TestCase):
         server = self.open(run)
         server.send("status", {**run["status"], "fraction": 0.63})
         self.until(lambda: "63 %" in self.text("tiles"))
-        self.js("""window.said = []; new MutationObserver(() => window.said.push(document.getElementById('connection').textContent))
-            .observe(document.getElementById('connection'), {childList: true, characterData: true, subtree: true});""")
+        self.js("""window.said = []; const place = document.getElementById('connection');
+            new MutationObserver(() => window.said.push(place.textContent))
+                .observe(place, {childList: true, characterData: true, subtree: true});""")
         server.hang_up()
         self.until(lambda: "disconnected, retrying" in self.js("return window.said"))
         self.until(lambda: self.text("connection") == "live")
@@ -273,9 +323,10 @@ class PageTest(unittest.TestCase):
 
     def test_a_run_that_has_nothing_yet_says_so_in_each_section(self) -> None:
         self.errors()
-        self.open({"version": "0", "live": True, "id": 0, "recipe": "", "status": {"run": "/runs/young", "state": "preparing"}, "history": {}})
-        for place, words in {"layer-note": "No layers yet", "workers-note": "No attempts yet", "quality-note": "Nothing evaluated",
-                             "events-note": "No events", "lora-note": "ends after the transfer"}.items():
+        self.open({"version": "0", "live": True, "id": 0, "recipe": "", "history": {},
+                   "status": {"run": "/runs/young", "state": "preparing"}})
+        for place, words in {"layer-note": "No layers yet", "workers-note": "No attempts yet", "events-note": "No events",
+                             "quality-note": "Nothing evaluated", "attention-note": "None yet"}.items():
             with self.subTest(place=place):
                 self.assertIn(words, self.text(place))
         self.assertEqual(self.errors(), [])
@@ -284,36 +335,40 @@ class PageTest(unittest.TestCase):
         """Of each kind of text to the ground behind it, by WCAG."""
         return self.js("""
             const parse = (color) => color.match(/[\\d.]+/g).map(Number);
-            const light = (rgb) => { const [r, g, b] = rgb.slice(0, 3).map((v) => v / 255).map((v) => (v <= 0.03928 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
-              return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
-            const ground = (element) => { for (let at = element; at; at = at.parentElement) { const color = parse(getComputedStyle(at).backgroundColor);
-              if (color.length < 4 || color[3] > 0) return color; } return [255, 255, 255]; };
-            const found = {};
-            for (const name of ['h1', 'h2', '#state', '#connection', '.tiles dt', '.tiles dd', '#warnings li', 'th', '#stages td', '.note', '.legend',
-                'button.link', '.bad', '.quiet', 'label', 'select', 'summary', '.provenance dt', 'pre', '.charts figcaption']) {
-              const element = document.querySelector(name), [a, b] = [light(parse(getComputedStyle(element).color)), light(ground(element))].sort((x, y) => y - x);
-              found[name] = (a + 0.05) / (b + 0.05);
-            }
-            return found;""")
+            const linear = (part) => (part <= 0.03928 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4);
+            const light = ([r, g, b]) => 0.2126 * linear(r / 255) + 0.7152 * linear(g / 255) + 0.0722 * linear(b / 255);
+            const ground = (element) => {
+              const color = parse(getComputedStyle(element).backgroundColor);
+              return color.length < 4 || color[3] > 0 || !element.parentElement ? color : ground(element.parentElement);
+            };
+            return Object.fromEntries(arguments[0].map((name) => {
+              const element = document.querySelector(name);
+              const [high, low] = [parse(getComputedStyle(element).color), ground(element)].map(light).sort((x, y) => y - x);
+              return [name, (high + 0.05) / (low + 0.05)];
+            }));""", TEXTS)
 
     def test_light_and_dark_are_readable_and_follow_the_system(self) -> None:
         self.open(snapshot())
         grounds = []
         for scheme in ("light", "dark"):
-            self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": scheme}]})
+            feature = {"name": "prefers-color-scheme", "value": scheme}
+            self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
             time.sleep(0.7)
             grounds.append(self.js("return getComputedStyle(document.body).backgroundColor"))
             for name, contrast in self.contrasts().items():
                 with self.subTest(scheme=scheme, name=name):
                     self.assertGreaterEqual(contrast, 4.5)
-            self.assertEqual(self.js("return charts.get('chart-mse').options.scales.x.ticks.color"), self.js("return themed('muted')"))
+            drawn = self.js("return charts.get('chart-mse').options.scales.x.ticks.color")
+            self.assertEqual(drawn, self.js("return themed('muted')"))
         self.assertNotEqual(*grounds)
 
     def test_all_that_can_be_used_has_a_name_and_a_place_in_the_order_of_tabs(self) -> None:
         self.open(snapshot())
-        nameless = self.js("""return [...document.querySelectorAll('select, button, [tabindex], [role=img], [role=progressbar], section')].filter((element) =>
-            !element.getAttribute('aria-label') && !element.getAttribute('aria-labelledby') && !element.textContent.trim() && !element.closest('label'))
-            .map((element) => element.outerHTML.slice(0, 80))""")
+        nameless = self.js("""
+            const isNamed = (element) => element.getAttribute('aria-label') || element.getAttribute('aria-labelledby') ||
+                element.textContent.trim() || element.closest('label');
+            return [...document.querySelectorAll('select, button, [tabindex], [role=img], [role=progressbar], section')]
+                .filter((element) => !isNamed(element)).map((element) => element.outerHTML.slice(0, 80));""")
         self.assertEqual(nameless, [])
         self.assertEqual(self.js("return document.querySelectorAll('[tabindex]:not([tabindex=\"0\"])').length"), 0)
 
@@ -321,6 +376,8 @@ class PageTest(unittest.TestCase):
         self.errors()
         run = snapshot(layers=30, per_block=5)
         run["history"]["events"][0]["text"] = "</script>" + HOSTILE
+        resources = """return performance.getEntriesByType('resource').map((entry) => entry.name)
+            .filter((name) => !name.startsWith('data:'))"""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "report.html"
             file.write_text(report(run), encoding="utf-8")
@@ -329,7 +386,7 @@ class PageTest(unittest.TestCase):
             self.assertIn("report of 2026-09-21", self.text("connection"))
             self.assertIn("</script>" + HOSTILE, self.text("events"))
             self.assertEqual(self.js("return [...charts.keys()].length"), 8)
-            self.assertEqual(self.js("return performance.getEntriesByType('resource').filter((entry) => !entry.name.startsWith('data:')).map((entry) => entry.name)"), [])
+            self.assertEqual(self.js(resources), [])
             self.browser.find_element("id", "heat").send_keys(Keys.ARROW_DOWN, Keys.ENTER)
         self.assertEqual(self.errors(), [])
 

@@ -36,8 +36,8 @@ function shown(value) {
 
 // The same for an axis, whose numbers are round.
 function shortly(value) {
-  const size = Math.abs(value);
-  return size !== 0 && (size < 1e-3 || size >= 1e6) ? Number(value.toPrecision(3)).toExponential().replace('e+', 'e') : String(Number(value.toPrecision(3)));
+  const size = Math.abs(value), rounded = Number(value.toPrecision(3));
+  return size !== 0 && (size < 1e-3 || size >= 1e6) ? rounded.toExponential().replace('e+', 'e') : String(rounded);
 }
 
 function percent(value, digits = 0) {
@@ -205,9 +205,10 @@ function drawScale(canvas, low, high, isLog, form) {
   context.drawImage(strip, left, 0, right - left, 10);
   if (low === high) return;
   context.fillStyle = themed('muted');
-  const place = (value) => left + (right - left) * (isLog ? Math.log10(value / low) / Math.log10(high / low) : (value - low) / (high - low));
-  const inner = isLog ? ticks(Math.ceil(Math.log10(low)), Math.floor(Math.log10(high)), 4).filter(Number.isInteger).map((p) => 10 ** p)
-    : ticks(low, high, 4);
+  const of = isLog ? Math.log10 : Number;
+  const place = (value) => left + (right - left) * (of(value) - of(low)) / (of(high) - of(low));
+  const powers = () => ticks(Math.ceil(of(low)), Math.floor(of(high)), 4).filter(Number.isInteger).map((power) => 10 ** power);
+  const inner = isLog ? powers() : ticks(low, high, 4);
   let free = -Infinity;
   const put = (value, limit) => {
     const text = form(value), half = context.measureText(text).width / 2;

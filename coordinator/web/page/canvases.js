@@ -26,8 +26,9 @@ function placeTip(tip, box, text, x, y) {
   tip.hidden = !text;
   if (!text) return;
   setText(tip, text);
+  const above = y - tip.offsetHeight - 10, below = y + 16;
   tip.style.left = Math.max(0, Math.min(x + 14, box.clientWidth - tip.offsetWidth)) + 'px';
-  tip.style.top = (y + 16 + tip.offsetHeight > box.offsetHeight && y > tip.offsetHeight + 10 ? y - tip.offsetHeight - 10 : y + 16) + 'px';
+  tip.style.top = (below + tip.offsetHeight > box.offsetHeight && above > 0 ? above : below) + 'px';
 }
 
 // What heat map and lanes share: a drawing under a cursor that the mouse and the keys move.
@@ -39,13 +40,13 @@ class Chartboard {
     this.live = byId(name + '-live');
     this.under = document.createElement('canvas');
     this.cursor = null;
-    this.canvas.addEventListener('mousemove', (event) => this.point(this.at(event.offsetX, event.offsetY), event.offsetX, event.offsetY));
+    this.canvas.addEventListener('mousemove', ({offsetX: x, offsetY: y}) => this.point(this.at(x, y), x, y));
     this.canvas.addEventListener('mouseleave', () => this.point(null));
     this.canvas.addEventListener('blur', () => this.point(null));
     this.canvas.addEventListener('focus', () => {
       if (this.canvas.matches(':focus-visible')) this.moveTo(this.cursor || this.first());
     });
-    this.canvas.addEventListener('click', (event) => this.choose(this.at(event.offsetX, event.offsetY)));
+    this.canvas.addEventListener('click', ({offsetX: x, offsetY: y}) => this.choose(this.at(x, y)));
     this.canvas.addEventListener('keydown', (event) => {
       if (event.ctrlKey || event.altKey || event.metaKey) return;
       const here = this.cursor || this.first();
@@ -137,15 +138,16 @@ class HeatMap extends Chartboard {
     if (!metric.isLog) [low, high] = [Math.min(0, low), Math.max(high, low + 1e-9)];
     if (metric.isLog && high < low * 1.01) [low, high] = [low / 1.5, high * 1.5];
     [this.low, this.high] = [low, high];
-    const longest = steps.reduce((a, b) => (b.length > a.length ? b : a), []);
-    this.gap = longest.length > 1 ? Math.max(1, (longest[longest.length - 1] - longest[0]) / (longest.length - 1)) : Math.max(1, maxStep / 20);
+    const longest = steps.reduce((a, b) => (b.length > a.length ? b : a), []), gaps = longest.length - 1;
+    this.gap = Math.max(1, gaps > 0 ? (longest[gaps] - longest[0]) / gaps : maxStep / 20);  // steps between validations
     this.maxStep = Math.max(1, maxStep);
   }
 
   level(value) {
     if (!isNumber(value)) return -1;
-    if (this.model.metric.isLog && value <= 0) return 0;
-    const part = this.model.metric.isLog ? Math.log(value / this.low) / Math.log(this.high / this.low) : (value - this.low) / (this.high - this.low);
+    const {isLog} = this.model.metric, of = isLog ? Math.log : Number;
+    if (isLog && value <= 0) return 0;
+    const part = (of(value) - of(this.low)) / (of(this.high) - of(this.low));
     return Math.max(0, Math.min(255, Math.round(255 * part)));
   }
 
@@ -156,7 +158,9 @@ class HeatMap extends Chartboard {
   // Where the cell of a row begins and ends.
   edges(steps, row) {
     const step = steps[row], last = steps.length - 1;
-    return [this.x(row > 0 ? (steps[row - 1] + step) / 2 : step - this.gap / 2), this.x(row < last ? (step + steps[row + 1]) / 2 : step + this.gap / 2)];
+    const from = row > 0 ? (steps[row - 1] + step) / 2 : step - this.gap / 2;
+    const to = row < last ? (step + steps[row + 1]) / 2 : step + this.gap / 2;
+    return [this.x(from), this.x(to)];
   }
 
   cells(context) {
@@ -165,9 +169,11 @@ class HeatMap extends Chartboard {
     const image = new ImageData(width, layers), pixels = new Uint32Array(image.data.buffer);
     for (let layer = 0; layer < layers; layer += 1) {
       for (let i = 0; i < steps[layer].length; i += 1) {
-        const [from, to] = this.edges(steps[layer], i).map((x) => Math.min(width, Math.max(0, Math.round(x * ratio))));
-        const level = this.level(values[layer][i]);
-        if (level >= 0) pixels.fill(PALETTE[level], layer * width + Math.min(from, width - 1), layer * width + Math.min(width, Math.max(from + 1, to)));
+        const level = this.level(values[layer][i]), start = layer * width;
+        if (level < 0) continue;
+        const [left, right] = this.edges(steps[layer], i).map((x) => Math.round(x * ratio));
+        const from = Math.min(Math.max(0, left), width - 1), to = Math.min(Math.max(from + 1, right), width);
+        pixels.fill(PALETTE[level], start + from, start + to);
       }
     }
     const strip = document.createElement('canvas');
@@ -183,7 +189,7 @@ class HeatMap extends Chartboard {
     context.drawImage(strip, this.left, 0, this.plotWidth, this.plotHeight);
     if (this.row > 6) {  // a hair between rows
       context.fillStyle = themed('surface');
-      for (let layer = 1; layer <= layers; layer += 1) context.fillRect(this.left, layer * this.row - 1, this.plotWidth, 1);
+      for (let y = this.row; y <= this.plotHeight; y += this.row) context.fillRect(this.left, y - 1, this.plotWidth, 1);
     }
   }
 
@@ -191,23 +197,24 @@ class HeatMap extends Chartboard {
     const {layers, blocks, steps, values} = this.model;
     context.fillStyle = themed('text');
     for (let layer = 1; layer < layers; layer += 1)
-      if (blocks[layer] !== blocks[layer - 1]) context.fillRect(this.left - 6, layer * this.row - (this.row > 6 ? 1 : 0), 6, 1);
+      if (blocks[layer] !== blocks[layer - 1]) context.fillRect(this.left - 6, layer * this.row - 1, 6, 1);
     context.fillStyle = themed('muted');
     context.textAlign = 'right';
     const every = [1, 2, 5, 10, 20, 50, 100].find((n) => n * this.row >= 13);
-    for (let layer = 0; layer < layers; layer += every) context.fillText(String(layer), this.left - 8, (layer + 0.5) * this.row);
+    const middle = (layer) => (layer + 0.5) * this.row;
+    for (let layer = 0; layer < layers; layer += every) context.fillText(String(layer), this.left - 8, middle(layer));
     context.textAlign = 'left';
     if (this.right > 20 && this.row >= 11) {  // where each layer is now
       for (let layer = 0; layer < layers; layer += 1) {
         const last = values[layer].length - 1;
-        if (last >= 0) context.fillText(shown(values[layer][last]), this.left + this.plotWidth + 6, (layer + 0.5) * this.row);
+        if (last >= 0) context.fillText(shown(values[layer][last]), this.left + this.plotWidth + 6, middle(layer));
       }
     }
     context.textAlign = 'center';
     for (const step of ticks(0, this.maxStep, Math.max(2, this.plotWidth / 110))) {
-      const x = this.left + this.x(step);
+      const x = this.left + this.x(step), half = context.measureText(String(step)).width / 2;
       context.fillRect(x - 0.5, this.plotHeight, 1, 4);
-      context.fillText(String(step), Math.min(x, this.width - context.measureText(String(step)).width / 2), this.plotHeight + 11);
+      context.fillText(String(step), Math.min(x, this.width - half), this.plotHeight + 11);
     }
     context.fillText('optimizer step', this.left + this.plotWidth / 2, this.plotHeight + 26);
     context.textAlign = 'left';
@@ -250,8 +257,10 @@ class HeatMap extends Chartboard {
       return {layer: next, row: found < 0 ? end(next) : found};
     };
     return {
-      ArrowUp: () => to(layer - 1), ArrowDown: () => to(layer + 1), PageUp: () => to(layer - 10), PageDown: () => to(layer + 10),
-      ArrowLeft: () => ({layer, row: Math.max(0, row - 1)}), ArrowRight: () => ({layer, row: Math.min(end(layer), row + 1)}),
+      ArrowUp: () => to(layer - 1), ArrowDown: () => to(layer + 1),
+      PageUp: () => to(layer - 10), PageDown: () => to(layer + 10),
+      ArrowLeft: () => ({layer, row: Math.max(0, row - 1)}),
+      ArrowRight: () => ({layer, row: Math.min(end(layer), row + 1)}),
       Home: () => ({layer, row: 0}), End: () => ({layer, row: end(layer)}),
     }[key]?.();
   }
@@ -270,7 +279,9 @@ class HeatMap extends Chartboard {
   }
 }
 
-const STAGE_COLORS = {capture: '#56b4e9', logits: '#cc79a7', transfer: '#009e73', assemble: '#8c8c8c', finetune: '#e69f00', evaluate: '#0072b2'};
+const STAGE_COLORS = {
+  capture: '#56b4e9', logits: '#cc79a7', transfer: '#009e73', assemble: '#8c8c8c', finetune: '#e69f00', evaluate: '#0072b2',
+};
 const MAX_LANES = 200;
 
 function stageOf(task) {
@@ -296,12 +307,15 @@ class Lanes extends Chartboard {
     this.row = Math.max(14, Math.min(24, Math.floor(320 / Math.max(1, names.length))));
     this.height = names.length * this.row + 24;
     this.left = Math.min(130, Math.round(this.width * 0.24));
+    this.lines = null;  // of the colours that hold now
     this.box.parentElement.hidden = names.length === 0;
     if (this.width === 0 || names.length === 0) return newest.size - names.length;
     const shownAttempts = model.attempts.filter(({worker}) => lane.has(worker));
     this.now = model.now;
     this.from = shownAttempts.reduce((low, {started}) => Math.min(low, started), model.now);
-    this.to = Math.max(this.from + 1, shownAttempts.reduce((high, {ended}) => Math.max(high, ended), model.isLive || shownAttempts.some(({ended}) => !ended) ? model.now : 0));
+    const isOpen = model.isLive || shownAttempts.some(({ended}) => !ended);
+    this.to = shownAttempts.reduce((high, {ended}) => Math.max(high, ended), isOpen ? model.now : 0);
+    this.to = Math.max(this.to, this.from + 1);
     this.plotWidth = this.width - this.left - 8;
     this.bars = shownAttempts.map((attempt) => {
       const x = this.x(attempt.started);
@@ -347,7 +361,8 @@ class Lanes extends Chartboard {
     context.fillStyle = STAGE_COLORS[stageOf(attempt.task)] || '#8c8c8c';
     context.fillRect(x, y, Math.max(1, width - 0.75), height);
     if (attempt.outcome === 'revoked') {
-      context.fillStyle = hatch(context, null, themed('surface'), 5);
+      this.lines = this.lines || hatch(context, null, themed('surface'), 5);
+      context.fillStyle = this.lines;
       context.fillRect(x, y, width, height);
     }
     if (attempt.outcome === 'released' && width > 6) {
@@ -375,7 +390,9 @@ class Lanes extends Chartboard {
   }
 
   over(context) {
-    if (this.cursor) this.frame(context, this.cursor.x, this.cursor.lane * this.row + 2, this.cursor.width, this.row - 4);
+    if (!this.cursor) return;
+    const {x, width, lane} = this.cursor;
+    this.frame(context, x, lane * this.row + 2, width, this.row - 4);
   }
 
   at(x, y) {
@@ -390,12 +407,13 @@ class Lanes extends Chartboard {
   moved(here, key) {
     const at = this.bars.indexOf(here), last = this.bars.length - 1;
     const beside = (lane) => {
-      const found = this.bars.filter((bar) => bar.lane === lane);
-      return found.reduce((best, bar) => (Math.abs(bar.x - here.x) < Math.abs(best.x - here.x) ? bar : best), found[0] || here);
+      const found = this.bars.filter((bar) => bar.lane === lane), far = (bar) => Math.abs(bar.x - here.x);
+      return found.reduce((best, bar) => (far(bar) < far(best) ? bar : best), found[0] || here);
     };
     return {
       ArrowLeft: () => this.bars[Math.max(0, at - 1)], ArrowRight: () => this.bars[Math.min(last, at + 1)],
-      ArrowUp: () => beside(here.lane - 1), ArrowDown: () => beside(here.lane + 1), Home: () => this.bars[0], End: () => this.bars[last],
+      ArrowUp: () => beside(here.lane - 1), ArrowDown: () => beside(here.lane + 1),
+      Home: () => this.bars[0], End: () => this.bars[last],
     }[key]?.();
   }
 
@@ -404,20 +422,24 @@ class Lanes extends Chartboard {
   }
 
   describe({attempt}) {
-    const lines = [`${attempt.task}, ${attempt.worker}`,
-      `${attempt.outcome || 'running'}, ${clock(attempt.started, this.to)}, ${duration((attempt.ended || this.now) - attempt.started)}`];
+    const took = duration((attempt.ended || this.now) - attempt.started), began = clock(attempt.started, this.to);
+    const lines = [`${attempt.task}, ${attempt.worker}`, `${attempt.outcome || 'running'}, ${began}, ${took}`];
     if (attempt.tokens > 0 && attempt.seconds > 0) lines.push(`${shown(attempt.tokens / attempt.seconds)} tokens/s`);
     if (attempt.reason) lines.push(attempt.reason);
     return lines.join('\n');
   }
 }
 
-// One attention map: bytes on a log scale, drawn a pixel a weight and stretched by the style sheet.
+// One attention map: bytes on a log scale, drawn a pixel a weight and stretched by the style sheet. Keys
+// after a row's last query have no weight and no colour.
 function drawAttention(canvas, {rows, columns}, coded) {
   const levels = Uint8Array.from(atob(coded), (c) => c.charCodeAt(0));
   [canvas.width, canvas.height] = [columns, rows];
   canvas.style.aspectRatio = `${columns} / ${rows}`;
   const image = new ImageData(columns, rows), pixels = new Uint32Array(image.data.buffer);
-  for (let i = 0; i < Math.min(levels.length, pixels.length); i += 1) pixels[i] = PALETTE[levels[i]];
+  for (let i = 0; i < Math.min(levels.length, pixels.length); i += 1) {
+    const row = Math.floor(i / columns), key = i % columns;
+    if (key * rows < (row + 1) * columns) pixels[i] = PALETTE[levels[i]];
+  }
   canvas.getContext('2d').putImageData(image, 0, 0);
 }

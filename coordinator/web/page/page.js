@@ -17,7 +17,8 @@ const METRICS = {
 
 const run = {
   snapshot: {}, status: {}, isLive: false, series: new Map(), attempts: new Map(), events: [], attention: new Map(),
-  numLayers: 0, kept: new Set(), layers: [], layer: -1, metric: 'relative_mse', order: {key: 'layer', isDown: false}, shownMap: {},
+  numLayers: 0, kept: new Set(), layers: [],  // of the last drawing
+  layer: -1, metric: 'relative_mse', order: {field: 'layer', isDown: false}, shownMap: {},  // what the viewer chose
   now() {
     return this.isLive ? Date.now() / 1000 : Date.parse(this.status.updated_at) / 1000
       || [...this.attempts.values()].reduce((last, {started, ended}) => Math.max(last, started, ended), 0);
@@ -47,17 +48,19 @@ function takeStatus(status) {
 function takeHistory({series = {}, attempts = [], events = [], attention = []}) {
   for (const [name, {columns, rows}] of Object.entries(series)) {
     let known = run.series.get(name);
-    if (!known || known.columns.join() !== columns.join()) run.series.set(name, known = {columns, rows: known ? widened(known, columns) : []});
+    if (!known || known.columns.join() !== columns.join()) {
+      known = {columns, rows: known ? widened(known, columns) : []};
+      run.series.set(name, known);
+    }
     for (const row of rows) {
       // an attempt that began again: what stands at that step and after it has not happened
       while (known.rows.length > 0 && known.rows[known.rows.length - 1][0] >= row[0]) known.rows.pop();
       known.rows.push(row);
     }
-    while (known.rows.length > MAX_ROWS) known.rows = known.rows.filter((_, i) => i % 2 === (known.rows.length - 1) % 2);
+    while (known.rows.length > MAX_ROWS) known.rows = known.rows.filter((_, i, all) => i % 2 === (all.length - 1) % 2);
   }
   for (const attempt of attempts) run.attempts.set(attempt.token, attempt);
-  run.events.push(...events);
-  if (run.events.length > MAX_EVENTS) run.events = run.events.slice(-MAX_EVENTS);
+  run.events = run.events.concat(events).slice(-MAX_EVENTS);
   for (const map of attention) run.attention.set(`${map.layer}/${map.head}`, map);
 }
 
@@ -79,12 +82,11 @@ function choose(layer) {
 const heat = new HeatMap(choose), lanes = new Lanes();
 
 function heatWords(layer, row) {
-  const series = run.series.get('layer/' + layer), known = run.layers[layer], lines = [`layer ${layer}` + (known && known.block >= 0 ? `, block ${known.block}` : '')];
-  const values = series && series.rows[row], get = (name) => (values ? values[2 + series.columns.indexOf(name)] : undefined);
-  if (!values) return lines[0] + '\n' + (run.kept.has(layer) ? 'softmax kept' : 'not begun');
-  lines[0] += `, step ${values[0]}`;
-  const metric = METRICS[run.metric];
-  lines.push(`${metric.label} ${shown(metric.of(get))}`);
+  const series = run.series.get('layer/' + layer), values = series && series.rows[row], {block} = run.layers[layer];
+  const place = `layer ${layer}` + (block >= 0 ? `, block ${block}` : '');
+  if (!values) return place + '\n' + (run.kept.has(layer) ? 'softmax kept' : 'not begun');
+  const metric = METRICS[run.metric], get = (name) => values[2 + series.columns.indexOf(name)] ?? undefined;
+  const lines = [`${place}, step ${values[0]}`, `${metric.label} ${shown(metric.of(get))}`];
   if (run.metric !== 'mse') lines.push(`MSE ${shown(get('mse'))}, control ${shown(get('control_mse'))}`);
   return lines.join('\n');
 }
@@ -99,7 +101,10 @@ function drawHeat() {
   }
   const planned = (run.status.tasks || []).filter(({stage}) => stage === 'transfer').map((task) => task.num_steps || 0);
   const maxStep = Math.max(0, ...planned, ...steps.map((row) => (row.length > 0 ? row[row.length - 1] : 0)));
-  heat.draw({layers: run.numLayers, blocks: run.layers.map(({block}) => block), steps, values, kept: run.kept, chosen: run.layer, maxStep, metric, words: heatWords});
+  heat.draw({
+    layers: run.numLayers, blocks: run.layers.map(({block}) => block), steps, values, kept: run.kept, chosen: run.layer,
+    maxStep, metric, words: heatWords,
+  });
   drawScale(byId('heat-scale'), heat.low, heat.high, metric.isLog, shortly);
 }
 
@@ -107,18 +112,20 @@ function drawLanes() {
   const left = lanes.draw({attempts: [...run.attempts.values()], now: run.now(), isLive: run.isLive});
   byId('lanes-legend').hidden = run.attempts.size === 0;
   drawLanesLegend(lanes);
-  setText(byId('workers-note'), run.attempts.size === 0 ? 'No attempts yet.' : left > 0 ? `the newest ${MAX_LANES} workers of ${MAX_LANES + left}` : '');
+  const bound = left > 0 ? `the newest ${MAX_LANES} workers of ${MAX_LANES + left}` : '';
+  setText(byId('workers-note'), run.attempts.size === 0 ? 'No attempts yet.' : bound);
 }
 
-const SECTIONS = [drawHeader, drawWarnings, drawStages, drawHeat, drawLayer, drawLanes, drawAttempts, drawLora, drawQuality, drawAttentionMaps,
+const SECTIONS = [drawHeader, drawWarnings, drawStages, drawHeat, drawLayer, drawLanes, drawAttempts, drawLora,
+  drawQuality, drawAttentionMaps,
   (all) => drawLayers(all, choose), drawEvents, drawProvenance];
 
 function draw() {
-  const seen = [...run.series.keys()].filter((name) => name.startsWith('layer/')).map((name) => 1 + Number(name.slice(6)));
-  run.numLayers = Math.min(10000, Math.max(run.status.num_layers || 0, 0, ...seen));
+  run.numLayers = run.status.num_layers || 0;
   run.layers = layersOf(run);
-  if (run.layer < 0 || run.layer >= run.numLayers) {  // the worst that is known
-    run.layer = run.layers.reduce((worst, row) => ((row.relative ?? -1) > (worst < 0 ? -1 : run.layers[worst].relative ?? -1) ? row.layer : worst), run.numLayers > 0 ? 0 : -1);
+  if (run.layer < 0 || run.layer >= run.numLayers) {  // nobody has chosen: the worst that is known
+    const errors = run.layers.map(({relative}) => relative ?? -1);
+    run.layer = errors.indexOf(Math.max(...errors));
   }
   byId('main').hidden = false;
   for (const section of SECTIONS) {
@@ -194,7 +201,7 @@ async function fetchRun(mine) {
   if (mine !== source) return;
   take(snapshot);
   fetched = true;
-  for (const {id, apply} of queue.splice(0)) if (!(id <= snapshot.id)) apply();
+  for (const apply of queue.splice(0)) apply();
   message('');
   if (mine.readyState === EventSource.CLOSED) retry();
   else connected(mine);
@@ -202,11 +209,14 @@ async function fetchRun(mine) {
 }
 
 function connected(mine) {
-  if (mine.readyState === EventSource.OPEN) connection(run.isLive ? 'live' : 'no coordinator', run.isLive ? 'live' : '');
+  if (mine.readyState !== EventSource.OPEN) return;
+  if (run.isLive) connection('live', 'live');
+  else connection('no coordinator', '');
 }
 
 function lost() {
   const isOver = ['done', 'partial'].includes(run.status.state);
+  if (isOver) run.isLive = false;
   connection(isOver ? 'the run is over' : 'disconnected, retrying', isOver ? '' : 'lost');
 }
 
@@ -236,9 +246,10 @@ function follow() {
   const on = (type, take) => mine.addEventListener(type, (event) => {
     if (mine !== source) return;
     hasId = hasId || event.lastEventId !== '';
-    const data = JSON.parse(event.data), apply = () => take(data);
+    const data = JSON.parse(event.data), id = event.lastEventId === '' ? Infinity : Number(event.lastEventId);
+    const apply = () => { if (!(id <= run.snapshot.id)) take(data); };
     if (!fetched) {
-      queue.push({id: event.lastEventId === '' ? Infinity : Number(event.lastEventId), apply});
+      queue.push(apply);
       return;
     }
     apply();
