@@ -41,8 +41,8 @@ def layer_row(layer: int, step: int) -> list[float]:
 
 
 def task(name: str, state: str, **fields: Any) -> dict[str, Any]:
-    return {"id": name, "stage": name.split("/")[0], "block": -1, "first_layer": 0, "num_layers": 0, "state": state, "worker": "vm-0",
-            "token": 1, "attempts": 1, "failures": 0, "wasted": 0, "lost_steps": 0, "checkpoint_step": 0, "num_steps": 0,
+    return {"id": name, "stage": name.split("/")[0], "block": -1, "first_layer": 0, "num_layers": 0, "state": state,
+            "worker": "vm-0", "token": 1, "attempts": 1, "failures": 0, "wasted": 0, "lost_steps": 0, "checkpoint_step": 0, "num_steps": 0,
             "reason": "", "seconds_since_progress": 0.0, "result": None, **fields}
 
 
@@ -100,7 +100,8 @@ def snapshot(layers: int = 12, rows: int = 20, per_block: int = 3) -> dict[str, 
                         "rows": [[10, BEGAN, 4, 3, 5.5e10, 2900]]}},
             "attempts": [attempt(0, "done", task="capture/b0000/p00"), attempt(1, "failed", reason="shard damaged"),
                          attempt(2, "revoked"), attempt(3, "released"), attempt(4, "")],
-            "events": [{"time": BEGAN + 10, "subject": "transfer/b0001", "type": "failed", "text": "failed (corrupt): shard damaged"},
+            "events": [{"time": BEGAN + 10, "subject": "transfer/b0001", "type": "failed",
+                        "text": "failed (corrupt): shard damaged"},
                        {"time": BEGAN + 20, "subject": "", "type": "started", "text": "coordinator started"}],
             "attention": [attention(layer, head) for layer in (0, 2) for head in (0, 1)]},
     }
