@@ -215,6 +215,7 @@ function drawLanesLegend(lanes) {
       add(swatch, STAGE_WORDS[stage]);
     }
     for (const text of Object.values(outcomes)) add(make('canvas'), text);
+    add(make('i', 'now-line'), 'now');
   }
   legend.querySelectorAll('canvas').forEach((canvas, i) => lanes.key(canvas, Object.keys(outcomes)[i]));
 }
