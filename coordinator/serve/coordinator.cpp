@@ -53,8 +53,10 @@ Coordinator::Coordinator(CoordinatorConfig config,
   if (published) measured_ = MeasuredMse(*published);
   for (const auto& [id, task] : dispatcher_.state().tasks)
     workers_.note_incarnation(task.worker, task.incarnation);
-  if (observer_ != nullptr)
-    recorder_.emplace(config_.layout, dispatcher_.term(), environment_.host);
+  if (observer_ != nullptr) {
+    recorder_.emplace(config_.layout, dispatcher_.term());
+    recorder_->note_start(dispatcher_.term(), environment_.host, storage::wall_seconds());
+  }
   const bool was_here = previous && previous->host == environment_.host;
   const auto children = was_here ? previous->children : std::vector<wire::ChildRecord>{};
   workers_.adopt(children);

@@ -78,20 +78,41 @@ bool is_told(const Event& event) {
 
 }  // namespace
 
-HistoryRecorder::HistoryRecorder(storage::RunLayout layout,
-                                 std::uint64_t term,
-                                 const std::string& host)
+HistoryRecorder::HistoryRecorder(storage::RunLayout layout, std::uint64_t term)
     : layout_(std::move(layout)) {
   try {
     writer_.emplace(layout_, term);
-    writer_->append(
-        storage::HistoryEvent{storage::wall_seconds(),
-                              "run",
-                              "term_started",
-                              "coordinator of term " + std::to_string(term) + " began on " + host});
   } catch (const std::exception& error) {
     problem_ = error.what();
   }
+}
+
+void HistoryRecorder::note_start(std::uint64_t term, const std::string& host, double now) {
+  if (writer_)
+    writer_->append(
+        storage::HistoryEvent{now,
+                              "run",
+                              "term_started",
+                              "coordinator of term " + std::to_string(term) + " began on " + host});
+}
+
+template <typename Work>
+std::string HistoryRecorder::guarded(const Work& work) {
+  if (writer_) {
+    try {
+      work();
+      writer_->flush();
+    } catch (const std::exception& error) {
+      // A frame that is half there ends the segment: the next term begins another.
+      problem_ = error.what();
+      writer_.reset();
+    }
+  }
+  return std::exchange(problem_, {});
+}
+
+std::string HistoryRecorder::catch_up(const State& state, double now) {
+  return guarded([&] { look_back(state, now); });
 }
 
 void HistoryRecorder::on_event(const RecordedEvent& recorded, double now) {
@@ -120,44 +141,41 @@ void HistoryRecorder::on_event(const RecordedEvent& recorded, double now) {
 }
 
 std::string HistoryRecorder::update(const Dispatcher& dispatcher, double now) {
-  if (writer_) {
-    try {
-      open_attempts(dispatcher, now);
-      for (auto& [token, open] : open_) {
-        const wire::Progress* progress = dispatcher.leases().progress(token);
-        if (progress == nullptr) continue;
-        copy_progress(*progress, open.attempt);
-        if (progress->step == open.seen_step && progress->phase == open.seen_phase) continue;
-        open.seen_step = progress->step;
-        open.seen_phase = progress->phase;
-        follow(token, open, now);
-      }
-      for (auto open = open_.begin(); open != open_.end();) {
-        if (dispatcher.state().grants.contains(open->first)) {
-          ++open;
-          continue;
-        }
-        close(open->first, open->second, dispatcher, now);
-        open = open_.erase(open);
-      }
-      record_run(dispatcher, now);
-      writer_->flush();
-    } catch (const std::exception& error) {
-      // A frame that is half there ends the segment: the next term begins another.
-      problem_ = error.what();
-      writer_.reset();
+  return guarded([&] {
+    if (!std::exchange(has_looked_back_, true)) look_back(dispatcher.state(), now);
+    open_attempts(dispatcher, now);
+    for (auto& [token, open] : open_) {
+      const wire::Progress* progress = dispatcher.leases().progress(token);
+      if (progress == nullptr) continue;
+      copy_progress(*progress, open.attempt);
+      if (progress->step == open.seen_step && progress->phase == open.seen_phase) continue;
+      open.seen_step = progress->step;
+      open.seen_phase = progress->phase;
+      follow(token, open, now);
     }
-  }
-  return std::exchange(problem_, {});
+    for (auto open = open_.begin(); open != open_.end();) {
+      if (dispatcher.state().grants.contains(open->first)) {
+        ++open;
+        continue;
+      }
+      close(open->first, open->second, dispatcher.state(), now);
+      open = open_.erase(open);
+    }
+    record_run(dispatcher, now);
+  });
 }
 
-// Those of earlier terms, too.
+HistoryRecorder::Open HistoryRecorder::opened(const TaskId& task) {
+  Open open;
+  open.task = task;
+  return open;
+}
+
 void HistoryRecorder::open_attempts(const Dispatcher& dispatcher, double now) {
   const storage::History& history = writer_->history();
   for (const auto& [token, id] : dispatcher.state().grants) {
     if (open_.contains(token)) continue;
-    Open open{
-        .task = id, .attempt = {}, .seen_phase = {}, .outcome = {}, .reason = {}, .series = {}};
+    Open open = opened(id);
     if (const auto known = history.attempts.find(token); known != history.attempts.end()) {
       open.attempt = known->second;
     } else {
@@ -172,17 +190,36 @@ void HistoryRecorder::open_attempts(const Dispatcher& dispatcher, double now) {
     }
     open_.emplace(token, std::move(open));
   }
-  // Begun in an earlier term, and over before this one looked.
-  if (std::exchange(has_looked_back_, true)) return;
-  for (const auto& [token, attempt] : history.attempts) {
-    if (attempt.ended != 0.0 || open_.contains(token)) continue;
-    Open open{.task = task_id_from_string(attempt.task),
-              .attempt = attempt,
-              .seen_phase = {},
-              .outcome = {},
-              .reason = {},
-              .series = {}};
-    open_.emplace(token, std::move(open));
+}
+
+void HistoryRecorder::look_back(const State& state, double now) {
+  const auto& known = writer_->history().attempts;
+  // The last attempt at each task: its numbers may not be there yet.
+  std::set<std::uint64_t> last;
+  for (const auto& [id, task] : state.tasks) {
+    if (task.token == 0) continue;
+    last.insert(task.token);
+    const auto found = known.find(task.token);
+    if (state.grants.contains(task.token) || (found != known.end() && found->second.ended != 0.0))
+      continue;
+    Open open = opened(id);
+    if (found != known.end()) {
+      open.attempt = found->second;
+    } else {
+      open.attempt.token = task.token;
+      open.attempt.task = to_string(id);
+      open.attempt.worker = task.worker;
+    }
+    close(task.token, open, state, now);
+  }
+  // Earlier ones: the next attempt has their numbers, or went on from them.
+  std::vector<storage::HistoryAttempt> left;
+  for (const auto& [token, attempt] : known)
+    if (attempt.ended == 0.0 && !last.contains(token)) left.push_back(attempt);
+  for (storage::HistoryAttempt& attempt : left) {
+    attempt.ended = now;
+    attempt.outcome = "revoked";
+    writer_->append(attempt);
   }
 }
 
@@ -244,16 +281,13 @@ void HistoryRecorder::take_line(const std::string& line, Open& open, double now)
   open.series.insert(name);
 }
 
-void HistoryRecorder::close(std::uint64_t token,
-                            Open& open,
-                            const Dispatcher& dispatcher,
-                            double now) {
+void HistoryRecorder::close(std::uint64_t token, Open& open, const State& state, double now) {
   follow(token, open, now);
   for (const std::string& series : open.series) writer_->take_last(series);
   open.attempt.ended = now;
-  const auto task = dispatcher.state().tasks.find(open.task);
-  const bool is_done = task != dispatcher.state().tasks.end() &&
-                       task->second.state == TaskState::kDone && task->second.token == token;
+  const auto task = state.tasks.find(open.task);
+  const bool is_done = task != state.tasks.end() && task->second.state == TaskState::kDone &&
+                       task->second.token == token;
   open.attempt.outcome = !open.outcome.empty() ? open.outcome : is_done ? "done" : "revoked";
   open.attempt.reason = open.reason;
   if (is_done) {
@@ -266,6 +300,7 @@ void HistoryRecorder::close(std::uint64_t token,
           result.value("seconds_waited_on_data", open.attempt.seconds_waited_on_data);
     }
   }
+  if (open.attempt.started == 0.0) open.attempt.started = now - open.attempt.seconds;
   writer_->append(open.attempt);
 }
 

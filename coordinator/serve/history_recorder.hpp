@@ -15,13 +15,17 @@ namespace hedgerow::coordinator {
 
 class HistoryRecorder {
  public:
-  HistoryRecorder(storage::RunLayout layout, std::uint64_t term, const std::string& host);
+  HistoryRecorder(storage::RunLayout layout, std::uint64_t term);
 
+  void note_start(std::uint64_t term, const std::string& host, double now);
   // One that is on disk; `now`: UTC, seconds.
   void on_event(const RecordedEvent& recorded, double now);
   // Reads what attempts have written since the last call, and writes the history's file. About
   // once a second. Returns what went wrong, once; empty: nothing.
   std::string update(const Dispatcher& dispatcher, double now);
+  // Takes up what attempts had written that are over, and that a coordinator which was killed did
+  // not record. update() begins with it; alone it is for a run that is done.
+  std::string catch_up(const State& state, double now);
 
  private:
   struct Open {
@@ -32,10 +36,14 @@ class HistoryRecorder {
     std::string outcome, reason;  // of its end, by an event
     std::set<std::string> series;
   };
+  static Open opened(const TaskId& task);
   void open_attempts(const Dispatcher& dispatcher, double now);
+  void look_back(const State& state, double now);
   void follow(std::uint64_t token, Open& open, double now);
   void take_line(const std::string& line, Open& open, double now);
-  void close(std::uint64_t token, Open& open, const Dispatcher& dispatcher, double now);
+  void close(std::uint64_t token, Open& open, const State& state, double now);
+  template <typename Work>
+  std::string guarded(const Work& work);
   void record_run(const Dispatcher& dispatcher, double now);
 
   storage::RunLayout layout_;

@@ -10,6 +10,7 @@
 #include "coordinator/net/router_socket.hpp"
 #include "coordinator/serve/assembler.hpp"
 #include "coordinator/serve/coordinator.hpp"
+#include "coordinator/serve/history_recorder.hpp"
 #include "coordinator/serve/run_inputs.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status_build.hpp"
@@ -231,6 +232,10 @@ RunOutcome coordinate(const RunOptions& options,
   const storage::Recipe recipe = recipe_of_run(layout, folded.state);
   if (phase_of(folded.state) == RunPhase::kDone) {  // whatever became of its model since
     const bool finished = verify_results(layout, folded.state, options);
+    // A coordinator that was killed at its very end has not recorded it.
+    const std::string problem =
+        HistoryRecorder(layout, folded.term).catch_up(folded.state, storage::wall_seconds());
+    if (!problem.empty()) observer.on_log("the run's history is not recorded: " + problem);
     RunOutcome done{finished ? storage::ExitCode::kOk : storage::ExitCode::kInterrupted,
                     "everything is done already",
                     read_status(layout)};

@@ -21,7 +21,7 @@ namespace hedgerow::coordinator {
 [[nodiscard]] std::string address_to_open(const std::string& address, const std::string& secret);
 
 struct WebRequest {
-  std::string_view method, target, host, origin, cookie, authorization;  // absent: empty
+  std::string_view method{}, target{}, host{}, origin{}, cookie{}, authorization{};  // absent: empty
 };
 
 struct WebAccess {

@@ -8,21 +8,26 @@ if(NOT HEDGEROW_CHART_JS)
 endif()
 
 set(_page ${CMAKE_CURRENT_SOURCE_DIR}/web/page)
-set(_files ${_page}/index.html ${_page}/page.css ${_page}/base.js ${_page}/page.js ${HEDGEROW_CHART_JS})
-set(_names index.html page.css base.js page.js chart.js)
-set(_types "text/html\; charset=utf-8" "text/css\; charset=utf-8"
-  "text/javascript\; charset=utf-8" "text/javascript\; charset=utf-8" "text/javascript\; charset=utf-8")
+set(_files ${HEDGEROW_CHART_JS})
+set(_names chart.js)
+foreach(_name index.html page.css base.js canvases.js curves.js panels.js page.js)
+  list(APPEND _files ${_page}/${_name})
+  list(APPEND _names ${_name})
+endforeach()
 set(_assembler "")
 set(_declarations "")
 set(_entries "")
-foreach(_file _name _type IN ZIP_LISTS _files _names _types)
+foreach(_file _name IN ZIP_LISTS _files _names)
+  cmake_path(GET _name EXTENSION LAST_ONLY _type)
+  string(REPLACE "." "" _type ${_type})
+  string(REPLACE "js" "javascript" _type ${_type})
   string(MAKE_C_IDENTIFIER "hedgerow_asset_${_name}" _symbol)
   string(APPEND _assembler
     "asm(\".section .rodata\\n.balign 16\\n.global ${_symbol}\\n${_symbol}:\\n.incbin \\\"${_file}\\\"\\n\"\n"
     "    \".global ${_symbol}_end\\n${_symbol}_end:\\n.byte 0\\n.text\\n\");\n")
   string(APPEND _declarations "extern \"C\" const char ${_symbol}[], ${_symbol}_end[];\n")
   string(APPEND _entries
-    "      {\"/${_name}\", \"${_type}\", {${_symbol}, static_cast<std::size_t>(${_symbol}_end - ${_symbol})}},\n")
+    "      {\"/${_name}\", \"text/${_type}; charset=utf-8\", {${_symbol}, static_cast<std::size_t>(${_symbol}_end - ${_symbol})}},\n")
 endforeach()
 set(_output ${CMAKE_CURRENT_BINARY_DIR}/web_assets.cpp)
 file(CONFIGURE OUTPUT ${_output} @ONLY CONTENT [[// Made by coordinator/web/embed.cmake.

@@ -5,7 +5,6 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
-#include <cmath>
 #include <map>
 
 #include "storage/base/build_info.hpp"
@@ -20,8 +19,7 @@ using Labels = prometheus::Labels;
 class Metrics {
  public:
   void gauge(const char* name, const char* help, const Labels& labels, double value) {
-    if (std::isfinite(value))
-      prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Add(labels).Set(value);
+    prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Add(labels).Set(value);
   }
   void counter(const char* name, const char* help, const Labels& labels, double value) {
     prometheus::BuildCounter().Name(name).Help(help).Register(registry_).Add(labels).Increment(

@@ -102,8 +102,9 @@ fs::path RunLayout::journal_segment(std::uint64_t term) const {
   return journal_directory() / (padded(term, 6) + ".jsonl");
 }
 
-fs::path RunLayout::history_segment(std::uint64_t term) const {
-  return history_directory() / (padded(term, 6) + ".history");
+fs::path RunLayout::history_segment(std::uint64_t term, int part) const {
+  return history_directory() /
+         (padded(term, 6) + (part == 1 ? "" : "_" + std::to_string(part)) + ".history");
 }
 
 fs::path RunLayout::snapshot(std::uint64_t term) const {

@@ -43,8 +43,9 @@ class RunLayout {
       std::uint64_t term) const;  // journal/000007.snapshot.json
   // What was measured: storage/history/history_file.hpp.
   [[nodiscard]] std::filesystem::path history_directory() const { return root_ / "history"; }
-  [[nodiscard]] std::filesystem::path history_segment(
-      std::uint64_t term) const;  // history/000007.history
+  // history/000007.history; of a term that has several, history/000007_2.history and so on, which
+  // names sort behind it.
+  [[nodiscard]] std::filesystem::path history_segment(std::uint64_t term, int part = 1) const;
   [[nodiscard]] std::filesystem::path coordinator_file() const {
     return root_ / "coordinator.json";
   }

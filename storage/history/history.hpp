@@ -39,10 +39,10 @@ struct HistorySeries {
 
 struct HistoryAttempt {
   std::uint64_t token = 0;
-  std::string task, worker, host;     // "transfer/b0003", a worker's uuid, its host
+  std::string task{}, worker{}, host{};     // "transfer/b0003", a worker's uuid, its host
   double started = 0.0, ended = 0.0;  // ended 0: it is under way
-  std::string outcome;                // "", "done", "failed", "released", "revoked"
-  std::string reason;                 // of a failure
+  std::string outcome{};                // "", "done", "failed", "released", "revoked"
+  std::string reason{};                 // of a failure
   std::int64_t steps = 0, tokens = 0;
   double seconds = 0.0, seconds_waited_on_data = 0.0;
   std::uint64_t host_bytes = 0, device_bytes = 0;  // peaks
@@ -59,7 +59,7 @@ struct HistoryAttention {
   int layer = 0, head = 0;
   std::int64_t step = 0;
   int rows = 0, columns = 0;
-  std::string softmax, student;  // base64 of rows x columns bytes, queries down, keys across
+  std::string softmax{}, student{};  // base64 of rows x columns bytes, queries down, keys across
 };
 
 struct History {

@@ -166,9 +166,6 @@ HistoryWriter::HistoryWriter(const RunLayout& layout, std::uint64_t term)
   static_cast<void>(reader.poll());
   history_ = reader.history();
   num_bytes_ = reader.num_bytes();
-  if (fs::exists(layout.history_segment(term)))
-    throw Error(ErrorKind::kUsage,
-                layout.history_segment(term).string() + " is there already, of this very term");
 }
 
 bool HistoryWriter::has_room() const { return num_bytes_ + buffer_.size() < kMaxBytes; }
@@ -249,7 +246,9 @@ void HistoryWriter::flush() {
   if (buffer_.empty()) return;
   if (!file_) {
     fs::create_directories(layout_.history_directory());
-    file_ = File::create_exclusive(layout_.history_segment(term_));
+    int part = 1;
+    while (fs::exists(layout_.history_segment(term_, part))) ++part;
+    file_ = File::create_exclusive(layout_.history_segment(term_, part));
     buffer_.insert(0, kMagic);
   }
   fault_point("coordinator.history.write");

@@ -59,7 +59,7 @@ class HistoryReader {
 // One thread. Buffers until flush().
 class HistoryWriter {
  public:
-  // Goes on from what `layout`'s history holds. Throws kUsage if the segment of `term` is there.
+  // Goes on from what `layout`'s history holds, in a segment of its own.
   HistoryWriter(const RunLayout& layout, std::uint64_t term);
 
   // Rows of one series, offered: a long series takes every so many-th of them, and hold_back()

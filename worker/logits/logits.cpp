@@ -38,7 +38,9 @@ class LogitsTask {
   // Throws Stopped.
   TaskResult run() {
     const c10::NoGradGuard no_grad;
-    progress_.num_steps = end_ - begin_;
+    // A sequence through a layer, or through the head.
+    const std::int64_t num_layers = plan_.from_boundary ? 0 : task_.num_layers;
+    progress_.num_steps = (end_ - begin_) * (num_layers + 1);
     tell("loading");
     outer_ = load_outer(run_.model(), run_.compute_dtype(), run_.device(), run_.load_hooks([this] {
       stop_if_told(context_);
@@ -112,10 +114,12 @@ class LogitsTask {
                                         run_.load_hooks(check_cancelled));
       pack_layer(weights, seq_len_);
       const BlockRunner runner(run_.config(), layer, {std::move(weights)}, run_.stream());
-      for (at::Tensor& stream : streams)
+      for (at::Tensor& stream : streams) {
         stream =
             runner.run(stream, run_.rope(seq_len_), attend, {.check_cancelled = check_cancelled});
-      tell("capturing");
+        ++progress_.step;
+        tell("capturing");
+      }
     }
     for (at::Tensor& stream : streams) {
       append(stream);

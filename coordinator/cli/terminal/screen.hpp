@@ -7,6 +7,7 @@
 
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/status/status.hpp"
+#include "storage/history/history.hpp"
 
 namespace hedgerow::coordinator::cli {
 

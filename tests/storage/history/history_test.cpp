@@ -78,7 +78,11 @@ TEST_F(HistoryFile, ANextTermGoesOn) {
   second.offer("layer/0", kColumns, row(40, 0.5F));
   second.flush();
   EXPECT_EQ(steps(read().series.at("layer/0")), (std::vector<std::int64_t>{0, 20, 40}));
-  EXPECT_THROW(HistoryWriter(layout_, 2), Error) << "a segment has one writer";
+  HistoryWriter third(layout_, 2);  // a run that is done has no new term
+  third.offer("layer/0", kColumns, row(60, 0.5F));
+  third.flush();
+  EXPECT_EQ(steps(read().series.at("layer/0")), (std::vector<std::int64_t>{0, 20, 40, 60}))
+      << "a segment has one writer, and they are read in their order";
 }
 
 TEST_F(HistoryFile, AnAttemptThatGoesOnFromACheckpointReplacesWhatCameAfterIt) {
