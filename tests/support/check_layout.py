@@ -80,6 +80,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels/dispatch": {"kernels", "kernels/aten", "kernels/cpu", "kernels/cuda"},
     "kernels/ops": {"kernels", "kernels/aten", "kernels/cpu", "kernels/cuda"},
     "storage": {"storage/base", "storage/shards"},
+    "storage/history": {"storage/base"},
     "storage/journal": {"storage/base", "storage/shards"},
     "storage/model": {"storage/base", "storage/tensors"},
     "storage/recipe": {"kernels/options", "storage/base", "storage/model"},

@@ -188,6 +188,11 @@ void LayerTrainer::validate(const Qkv& qkv, const at::Tensor& y_true) {
     sums_.cross_entropy +=
         kernels::transfer_cross_entropy(qkv.q, qkv.k, parameters_, options_).item<double>() * batch;
   }
+  if (sums_.sequences == 0) {
+    const at::Tensor q = qkv.q[0], k = qkv.k[0];
+    sums_.shares = attention_shares(
+        student_rows(q, k, parameters_, options_, sampled_rows(q.size(1))), options_.num_sinks);
+  }
   sums_.elements += y_true.numel();
   sums_.sequences += y_true.size(0);
 }
@@ -204,6 +209,8 @@ const LayerMetrics& LayerTrainer::finish_validation(std::int64_t step) {
   metrics.relative_mse = sums_.squared_error / sums_.energy;
   metrics.cross_entropy = sums_.cross_entropy / static_cast<double>(sums_.sequences);
   metrics.linear_share = sums_.linear_share / static_cast<double>(sums_.sequences);
+  metrics.window_share = sums_.shares.window;
+  metrics.sink_share = sums_.shares.sinks;
   if (parameters_.window_factors.defined()) {
     metrics.window_factor = parameters_.window_factors.detach().sigmoid().mean().item<double>();
   }
@@ -282,20 +289,23 @@ bool LayerTrainer::is_behind_control() const {
   return best.relative_mse * (1.0 - control_mse_ / best.mse) > kRounding;
 }
 
-std::pair<std::vector<at::Tensor>, bool> LayerTrainer::exported() const {
-  std::vector<at::Tensor> tensors;
-  for (const at::Tensor& best : best_) tensors.push_back(best.clone());
+kernels::HybridParameters LayerTrainer::as_parameters(
+    const std::vector<at::Tensor>& tensors) const {
   const auto find = [&](const std::string& name) {
     const auto found = std::find(names_.begin(), names_.end(), name);
     return found == names_.end() ? at::Tensor()
                                  : tensors[static_cast<std::size_t>(found - names_.begin())];
   };
-  const kernels::HybridParameters parameters{
-      .q = {find("feature_map_q.mlp.layer"), find("feature_map_q.mlp.bias")},
-      .k = {find("feature_map_k.mlp.layer"), find("feature_map_k.mlp.bias")},
-      .window_factors = find("window_factors")};
+  return {.q = {find("feature_map_q.mlp.layer"), find("feature_map_q.mlp.bias")},
+          .k = {find("feature_map_k.mlp.layer"), find("feature_map_k.mlp.bias")},
+          .window_factors = find("window_factors")};
+}
+
+std::pair<std::vector<at::Tensor>, bool> LayerTrainer::exported() const {
+  std::vector<at::Tensor> tensors;
+  for (const at::Tensor& best : best_) tensors.push_back(best.clone());
   const bool is_untrained =
-      is_behind_control() && switch_off_linear_branch(parameters, options_.feature_map);
+      is_behind_control() && switch_off_linear_branch(as_parameters(tensors), options_.feature_map);
   return {std::move(tensors), is_untrained};
 }
 
@@ -307,6 +317,12 @@ nlohmann::json LayerTrainer::result() const {
     metrics.relative_mse *= control_mse_ / trained_mse;
     metrics.mse = control_mse_;
     metrics.linear_share = 0.0;
+    // Of the mean, not the mean of each row's: the rows are gone.
+    const double kept = metrics.window_share + metrics.sink_share;
+    if (kept > 0.0) {
+      metrics.window_share /= kept;
+      metrics.sink_share /= kept;
+    }
   }
   nlohmann::json result = metrics;
   result["stopped_early"] = stopped_;
@@ -315,6 +331,19 @@ nlohmann::json LayerTrainer::result() const {
     result["kept_untrained"] = is_untrained;
   }
   return result;
+}
+
+std::vector<nlohmann::json> LayerTrainer::attention_maps(const Qkv& qkv) const {
+  const at::Tensor q = qkv.q[0], k = qkv.k[0];
+  const std::vector<std::int64_t> rows = sampled_rows(q.size(1));
+  const StudentRows student = student_rows(q, k, as_parameters(exported().first), options_, rows);
+  std::vector<nlohmann::json> maps =
+      worker::attention_maps(teacher_rows(q, k, rows), student.window + student.linear);
+  for (nlohmann::json& map : maps) {
+    map["layer"] = layer_idx_;
+    map["step"] = best_metrics().step;
+  }
+  return maps;
 }
 
 void LayerTrainer::export_best(std::map<std::string, storage::OwnedTensor>& tensors) const {

@@ -20,6 +20,7 @@
 #include "worker/model/elementwise.hpp"
 #include "worker/optim/adamw.hpp"
 #include "worker/optim/schedule.hpp"
+#include "worker/transfer/attention_rows.hpp"
 
 namespace hedgerow::worker {
 
@@ -32,8 +33,11 @@ struct LayerMetrics {
       0.0;  // MSE / mean square of the teacher's output: comparable between layers
   double cross_entropy = 0.0;  // with xent_factor only
   double linear_share = 0.0;   // mean over heads of the weight that the linear branch carries
-  double window_factor = 0.0;  // mean over heads of sigmoid(window_factors)
-  double gradient_norm = 0.0;  // of the last step, before the clip
+  // The weight of the window, but for the sinks, and of the sinks: means over heads and at most 64
+  // queries of the first validation sequence (attention_rows.hpp), while linear_share is of all.
+  double window_share = 0.0, sink_share = 0.0;  // 0: from a checkpoint of an earlier build
+  double window_factor = 0.0;                   // mean over heads of sigmoid(window_factors)
+  double gradient_norm = 0.0;                   // of the last step, before the clip
   double learning_rate = 0.0;
   // MSE of the window and sinks alone on the same sequences (kernels::window_attention), the same
   // at every validation; 0: without a window, or from a checkpoint of an earlier build.
@@ -45,6 +49,8 @@ struct LayerMetrics {
                                               relative_mse,
                                               cross_entropy,
                                               linear_share,
+                                              window_share,
+                                              sink_share,
                                               window_factor,
                                               gradient_norm,
                                               learning_rate,
@@ -83,6 +89,9 @@ class LayerTrainer {
   // had, and "kept_untrained", whether the control is exported in its place (false: the maps cannot
   // express it).
   [[nodiscard]] nlohmann::json result() const;
+  // What the exported parameters attend to beside the teacher, on one sequence (qkv [1, ...]): a
+  // map a head (attention_rows.hpp), with "layer" and "step", that of the best validation.
+  [[nodiscard]] std::vector<nlohmann::json> attention_maps(const Qkv& qkv) const;
 
   // "layers.3." + parameter, exp_avg, exp_avg_sq and best copy into `tensors`; the rest into the
   // returned object.
@@ -98,12 +107,16 @@ class LayerTrainer {
   struct Sums {
     double squared_error = 0.0, energy = 0.0, cross_entropy = 0.0, linear_share = 0.0;
     double control_squared_error = 0.0;
+    AttentionShares shares;  // of the first sequence
     std::int64_t elements = 0, sequences = 0;
   };
   void create_parameters(const storage::ModelConfig& config, const at::Device& device);
   // The control's MSE was not measured yet, and there is a control.
   [[nodiscard]] bool needs_control() const;
   [[nodiscard]] bool is_behind_control() const;
+  // Values in the order of names_, as the kernels take them.
+  [[nodiscard]] kernels::HybridParameters as_parameters(
+      const std::vector<at::Tensor>& tensors) const;
   // What export_best() writes, in the order of names_; and whether it is kept untrained.
   [[nodiscard]] std::pair<std::vector<at::Tensor>, bool> exported() const;
   // Omega of both maps becomes draw number `draw`; the start is number 0.

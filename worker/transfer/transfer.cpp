@@ -72,11 +72,40 @@ class Transfer {
   void train_to_the_end() {
     while (true) {
       if (is_validation_due()) validate();
-      if (step_ == transfer_.max_steps || num_needed_layers() == 0) return;
+      if (step_ == transfer_.max_steps || num_needed_layers() == 0) break;
       if (step_ > first_step_ && step_ % transfer_.checkpoint_every == 0) checkpoint();
       stop_if_told(context_);
       train_step();
     }
+    write_attention_maps();
+  }
+
+  // Of those layers of the model at 0, 1/4, 1/2 and 3/4 of its depth, and of the last, that this
+  // block trains.
+  void write_attention_maps() {
+    const int num_layers = run_.config().num_hidden_layers;
+    std::map<int, const LayerTrainer*> shown;
+    for (int i = 0; i <= 4; ++i) {
+      const auto found = trainers_.find(std::min(num_layers * i / 4, num_layers - 1));
+      if (found != trainers_.end()) shown[found->first] = &found->second;
+    }
+    if (shown.empty()) return;
+    std::string lines;
+    validation_input_->plan({plan_.validation_capture_index(0)});
+    const at::Tensor hidden_states = validation_input_->next(1);
+    block_->run(hidden_states,
+                run_.rope(hidden_states.size(1)),
+                [&](int layer, const Qkv& qkv) {
+                  if (const auto found = shown.find(layer); found != shown.end()) {
+                    for (nlohmann::json& map : found->second->attention_maps(qkv))
+                      lines += nlohmann::json{{"attention", std::move(map)}}.dump() + "\n";
+                  }
+                  return teacher_attention(qkv);
+                },
+                {.num_layers = shown.rbegin()->first - task_.first_layer + 1,
+                 .finish_last = false,
+                 .check_cancelled = [this] { stop_if_told(context_); }});
+    files_.append_metrics(lines);
   }
 
   void load_block() {

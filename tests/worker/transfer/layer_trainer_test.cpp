@@ -319,6 +319,59 @@ TEST_F(Trainer, ReportsTheMseOfItsWindowAloneAsItsControlAtEveryValidation) {
   EXPECT_EQ(without.finish_validation(0).control_mse, 0.0);
 }
 
+TEST_F(Trainer, ReportsTheSharesOfWindowAndSinksOfTheFirstSequenceHoweverItIsBatched) {
+  const at::Tensor y_true = teacher_attention(qkv_);
+  LayerTrainer whole = make(0), parts = make(0);
+  whole.validate(qkv_, y_true);
+  for (std::int64_t b = 0; b < 2; ++b) {
+    const Qkv part{qkv_.q.narrow(0, b, 1), qkv_.k.narrow(0, b, 1), qkv_.v.narrow(0, b, 1)};
+    parts.validate(part, y_true.narrow(0, b, 1));
+  }
+  const LayerMetrics found = whole.finish_validation(0);
+  const LayerMetrics& again = parts.finish_validation(0);
+  EXPECT_EQ(found.window_share, again.window_share);
+  EXPECT_EQ(found.sink_share, again.sink_share);
+  EXPECT_GT(found.window_share, 0.0);
+  EXPECT_GT(found.sink_share, 0.0);
+  // The whole sequence fits into the rows that are sampled.
+  LayerTrainer alone = make(0);
+  alone.validate({qkv_.q.narrow(0, 0, 1), qkv_.k.narrow(0, 0, 1), qkv_.v.narrow(0, 0, 1)},
+                 y_true.narrow(0, 0, 1));
+  const LayerMetrics& first = alone.finish_validation(0);
+  EXPECT_NEAR(first.window_share + first.sink_share + first.linear_share, 1.0, 1e-5);
+  const nlohmann::json result = alone.result();
+  EXPECT_NEAR(result.at("window_share").get<double>() + result.at("sink_share").get<double>() +
+                  result.at("linear_share").get<double>(),
+              1.0,
+              1e-5)
+      << "also of a layer that is kept untrained";
+}
+
+TEST_F(Trainer, AttentionMapsAreThoseOfTheExportedParametersAndChangeNothing) {
+  const at::Tensor y_true = teacher_attention(qkv_);
+  LayerTrainer trainer = make(0);
+  trainer.validate(qkv_, y_true);
+  trainer.finish_validation(0);
+  train(trainer, qkv_, 100);
+  trainer.validate(qkv_, y_true);
+  trainer.finish_validation(100);
+  TensorMap before, after;
+  const nlohmann::json state = trainer.save(before);
+  const std::vector<nlohmann::json> maps = trainer.attention_maps(qkv_);
+  EXPECT_EQ(trainer.save(after), state);
+  for (const auto& [name, value] : before) EXPECT_TRUE(value.bytes == after.at(name).bytes) << name;
+  ASSERT_EQ(maps.size(), 4U);
+  for (const nlohmann::json& map : maps) {
+    EXPECT_EQ(map.at("layer"), 0);
+    EXPECT_EQ(map.at("step"), trainer.best_metrics().step);
+    EXPECT_EQ(map.at("rows"), 24);
+    EXPECT_EQ(map.at("columns"), 24);
+    EXPECT_EQ(map.at("student").get<std::string>().size(), 24U * 24 / 3 * 4);
+  }
+  train(trainer, qkv_, 5);
+  EXPECT_EQ(trainer.attention_maps(qkv_), maps) << "of the best copy, not of the last step";
+}
+
 // A teacher that attends as the control does cannot be learned in no step.
 TEST_F(Trainer, ALayerThatEndsBehindItsControlIsItsControl) {
   const at::Tensor control = window_output();
@@ -384,9 +437,12 @@ TEST_F(Trainer, ACheckpointOfAnEarlierBuildHasItsControlMeasuredAgain) {
   TensorMap saved;
   nlohmann::json state = trainer.save(saved);
   state.erase("control_mse");
-  for (nlohmann::json& metrics : state.at("history")) metrics.erase("control_mse");
+  for (nlohmann::json& metrics : state.at("history")) {
+    for (const char* field : {"control_mse", "window_share", "sink_share"}) metrics.erase(field);
+  }
   LayerTrainer restored = make(0);
   restored.restore(saved, state);
+  EXPECT_EQ(restored.history().back().window_share, 0.0);
   restored.validate(qkv_, y_true);
   EXPECT_EQ(restored.finish_validation(1).control_mse, control_mse);
 }

@@ -119,6 +119,9 @@ TEST_F(Pipeline, TransferLearnsAndKeepsTheBestValidation) {
   std::map<int, std::vector<double>> history;
   for (std::string line; std::getline(lines, line);) {
     const auto metrics = nlohmann::json::parse(line);
+    if (metrics.contains("attention")) continue;
+    EXPECT_GT(metrics.at("window_share").get<double>(), 0.0);
+    EXPECT_GT(metrics.at("sink_share").get<double>(), 0.0);
     history[metrics.at("layer")].push_back(metrics.at("mse"));
     EXPECT_GT(metrics.at("linear_share").get<double>(), 0.0);
     EXPECT_LT(metrics.at("linear_share").get<double>(), 1.0);
@@ -133,6 +136,90 @@ TEST_F(Pipeline, TransferLearnsAndKeepsTheBestValidation) {
     EXPECT_EQ(reported.at(trained).get<double>(), *std::min_element(mse.begin(), mse.end()));
     EXPECT_GT(reported.at("control_mse").get<double>(), 0.0);
   }
+}
+
+// The attention maps that an attempt wrote, by layer and head.
+std::map<std::pair<int, int>, nlohmann::json> attention_maps(const std::filesystem::path& root,
+                                                             storage::FencingToken token) {
+  std::map<std::pair<int, int>, nlohmann::json> maps;
+  std::ifstream lines(root / storage::RunLayout::attempt_directory(token) / "metrics.jsonl");
+  for (std::string line; std::getline(lines, line);) {
+    const auto metrics = nlohmann::json::parse(line);
+    if (!metrics.contains("attention")) continue;
+    const nlohmann::json& map = metrics.at("attention");
+    EXPECT_TRUE(maps.emplace(std::pair<int, int>(map.at("layer"), map.at("head")), map).second);
+  }
+  return maps;
+}
+
+TEST_F(Pipeline, AttentionMapsOfAFewLayersComeOnceAtTheEndAndLayersPerBlockNeverChangesThem) {
+  std::map<std::pair<int, int>, nlohmann::json> expected;
+  for (const int k : {4, 2, 1}) {
+    const auto root = make_run("k" + std::to_string(k), [k](storage::Recipe& recipe) {
+      recipe.plan.layers_per_block = k;
+      recipe.transfer.softmax_layers = {2};
+    });
+    run_pipeline(root);
+    std::map<std::pair<int, int>, nlohmann::json> maps;
+    // Captures have attempts of their own.
+    for (storage::FencingToken token = 1;
+         std::filesystem::exists(root / storage::RunLayout::attempt_directory(token));
+         ++token) {
+      maps.merge(attention_maps(root, token));
+    }
+    if (k == 4) {
+      const std::int64_t heads = worker::RunContext(root).config().num_attention_heads;
+      ASSERT_EQ(std::ssize(maps), 3 * heads) << "layers 0, 1 and 3; 2 keeps its softmax";
+      const std::int64_t T = worker::RunContext(root).tokens(storage::DataStage::kTransfer).seq_len;
+      const std::int64_t side = std::min<std::int64_t>(T, 64);
+      for (const auto& [place, map] : maps) {
+        EXPECT_EQ(map.at("rows"), side);
+        EXPECT_EQ(map.at("columns"), side);
+        for (const char* weights : {"softmax", "student"})
+          EXPECT_EQ(std::ssize(map.at(weights).get<std::string>()), (side * side + 2) / 3 * 4);
+      }
+      expected = maps;
+    }
+    EXPECT_EQ(maps, expected) << k << " layers a block";
+  }
+}
+
+TEST_F(Pipeline, AttentionMapsComeAlsoOfLayersThatHaveStoppedEarly) {
+  const auto root = make_run("run", [](storage::Recipe& recipe) {
+    recipe.transfer.learning_rate = 1e-30;
+    recipe.transfer.min_learning_rate = 0;
+    recipe.transfer.early_stop_patience = 1;
+  });
+  worker::RunContext run(root);
+  LocalTaskContext context(run.layout(), 1);
+  const auto done = run_transfer(run, context, transfer_task(run, 0, {0, 2}, 1, {}));
+  for (const auto& layer : done.result.at("layers")) EXPECT_EQ(layer.at("stopped_early"), true);
+  const auto maps = attention_maps(root, 1);
+  EXPECT_TRUE(maps.contains({0, 0}) && maps.contains({1, 0}));
+}
+
+TEST_F(Pipeline, AttentionMapsComeAlsoAfterAStopAmongThemAndAreTheSame) {
+  const auto root = make_run("run");
+  worker::RunContext run(root);
+  LocalTaskContext straight(run.layout(), 1);
+  int asked_in_all = 0;
+  straight.stop_when = [&](const LocalTaskContext&) { return ++asked_in_all < 0; };
+  const auto whole = run_transfer(run, straight, transfer_task(run, 0, {0, 2}, 1, {}));
+  const auto expected = attention_maps(root, 1);
+  ASSERT_FALSE(expected.empty());
+
+  LocalTaskContext first(run.layout(), 2);
+  int asked = 0;  // the last looks are those of the maps' own forward
+  first.stop_when = [&](const LocalTaskContext&) { return ++asked >= asked_in_all; };
+  worker::RunContext another(root);
+  ASSERT_FALSE(run_transfer(another, first, transfer_task(run, 0, {0, 2}, 2, {})).finished);
+  EXPECT_TRUE(attention_maps(root, 2).empty());
+  wire::Task task = transfer_task(run, 0, {0, 2}, 3, {});
+  task.resume = first.checkpoints.rbegin()->second;
+  LocalTaskContext second(run.layout(), 3);
+  const auto finished = run_transfer(run, second, task);
+  EXPECT_EQ(attention_maps(root, 3), expected);
+  EXPECT_EQ(finished.result.at("layers"), whole.result.at("layers"));
 }
 
 TEST_F(Pipeline, ResumingAtAnyCheckpointGivesTheSameArtifact) {
