@@ -212,7 +212,11 @@ std::unique_ptr<WebServer> start_page(const RunOptions& options, const storage::
     } else {
       page = start(parse_web_address(options.web), secret);
     }
-    if (options.say) options.say("page: " + address_to_open(page->address(), secret));
+    if (options.say)
+      options.say("page: " + (options.says_web_secret
+                                  ? address_to_open(page->address(), secret)
+                                  : page->address() + " ('hedgerow watch --web --run " +
+                                        layout.root().string() + "' says its secret)"));
     return page;
   } catch (const Error& error) {
     if (!options.web.empty()) throw;

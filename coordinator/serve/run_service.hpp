@@ -31,6 +31,7 @@ struct RunOptions {
   // Where the run's page listens: "HOST:PORT", "none"; empty: on loopback, at the port that it had
   // before, or any.
   std::string web = {};
+  bool says_web_secret = false;  // in the address that is said: to a terminal, not to a log
   // Raised by signal handlers. 1: grant nothing more, children checkpoint and exit, then return
   // kInterrupted; 2: do not wait for them. Null: never.
   const std::atomic<int>* stop_requests = nullptr;

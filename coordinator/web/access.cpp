@@ -1,29 +1,17 @@
 #include "coordinator/web/access.hpp"
 
-#include <sys/random.h>
-
 #include <algorithm>
-#include <array>
+#include <filesystem>
 
+#include "coordinator/wire/run_keys.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
+#include "storage/base/random.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
 
-constexpr std::size_t kSecretBytes = 16;
-
-std::string random_hex() {
-  std::array<unsigned char, kSecretBytes> bytes{};
-  if (getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size()))
-    throw storage::Error(storage::ErrorKind::kUnavailable, "the system gives no random bytes");
-  std::string text;
-  for (const unsigned char byte : bytes) {
-    text += "0123456789abcdef"[byte >> 4];
-    text += "0123456789abcdef"[byte & 15];
-  }
-  return text;
-}
+constexpr std::size_t kSecretBytes = 32, kFewestCharacters = 16;
 
 // In a time that does not depend on where they differ.
 bool is_same(std::string_view given, std::string_view secret) {
@@ -61,14 +49,15 @@ std::string_view cookie_value(std::string_view cookies, std::string_view name) {
 }  // namespace
 
 std::string web_secret(const storage::RunLayout& layout) {
-  const std::filesystem::path path = layout.web_secret_file();
-  if (!std::filesystem::exists(path)) storage::write_atomically(path, random_hex() + "\n", 0600);
-  std::string text = storage::read_text(path, /*max_bytes=*/4096);
-  while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  const bool is_word =
-      text.size() >= kSecretBytes && std::all_of(text.begin(), text.end(), [](unsigned char c) {
-        return std::isalnum(c) != 0 || c == '-' || c == '_';
-      });
+  std::filesystem::path path = wire::http_secret_file(layout);
+  if (!std::filesystem::exists(path)) path = layout.web_secret_file();
+  if (!std::filesystem::exists(path))
+    storage::write_atomically(path, storage::random_hex(kSecretBytes) + "\n", 0600);
+  std::string text = wire::read_secret_file(path);
+  const bool is_word = text.size() >= kFewestCharacters &&
+                       std::all_of(text.begin(), text.end(), [](unsigned char c) {
+                         return std::isalnum(c) != 0 || c == '-' || c == '_';
+                       });
   if (!is_word)
     throw storage::Error(storage::ErrorKind::kUsage,
                          path.string() +

@@ -13,15 +13,16 @@
 
 namespace hedgerow::coordinator {
 
-// Of web.secret in the run directory (0600); made if it is not there. 32 hexadecimal digits.
-// Throws kUnavailable, kUsage.
+// Of keys/http.secret where the run has keys, else of web.secret in the run directory (0600), which
+// is made if it is not there. Throws kUnavailable, kUsage (others may read it).
 [[nodiscard]] std::string web_secret(const storage::RunLayout& layout);
 
 // "http://127.0.0.1:8080/" with the secret: what is printed to be opened.
 [[nodiscard]] std::string address_to_open(const std::string& address, const std::string& secret);
 
 struct WebRequest {
-  std::string_view method{}, target{}, host{}, origin{}, cookie{}, authorization{};  // absent: empty
+  std::string_view method{}, target{}, host{}, origin{}, cookie{},
+      authorization{};  // absent: empty
 };
 
 struct WebAccess {

@@ -73,7 +73,8 @@ int chosen_features(int head_dim) {
   return std::max(head_dim, std::min(2 * head_dim, kMost));
 }
 
-// Our own recipe is Recipe's defaults; only what depends on the model is filled in.
+// Our own recipe is Recipe's defaults and what measured best in the last stage
+// (worker/finetune/README.md "Which objective"); what depends on the model is filled in.
 storage::Recipe recipe_for(const InitOptions& options,
                            const storage::DataSource& source,
                            const storage::ModelDirectory& model) {
@@ -90,6 +91,10 @@ storage::Recipe recipe_for(const InitOptions& options,
     data->sources = {source};
     data->seq_len = std::min(data->seq_len, longest);
   }
+  recipe.finetune.objective = "kl";
+  recipe.finetune.trainable = {"lora", "maps", "window_factors"};
+  recipe.finetune.learning_rate = 1e-3;
+  recipe.finetune.top_k = std::min(recipe.finetune.top_k, model.config().vocab_size);
   recipe.validate(options.out);
   return recipe;
 }

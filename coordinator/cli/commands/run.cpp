@@ -349,6 +349,7 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   run_options.worker_launcher = options.worker_launcher;
   run_options.stops_before_finetune = options.stop_before == "finetune";
   run_options.web = options.web;
+  run_options.says_web_secret = terminal.console().err_is_tty();
   run_options.build = storage::build();
   run_options.stop_requests = &num_interrupts();
   run_options.reload_requests = &num_reloads();

@@ -68,12 +68,12 @@ TEST(WebAccess, TheSecretIsMadeOnceAndReadableByItsOwnerAlone) {
   const tests::TemporaryDirectory directory;
   const storage::RunLayout layout(directory.path());
   const std::string secret = web_secret(layout);
-  EXPECT_EQ(secret.size(), 32U);
+  EXPECT_EQ(secret.size(), 64U) << "256 bits in hexadecimal digits";
   EXPECT_EQ(web_secret(layout), secret);
   struct stat file {};
   ASSERT_EQ(stat(layout.web_secret_file().c_str(), &file), 0);
   EXPECT_EQ(file.st_mode & 0777, 0600U);
-  storage::write_atomically(layout.web_secret_file(), "\n");
+  storage::write_atomically(layout.web_secret_file(), "\n", 0600);
   EXPECT_THROW(static_cast<void>(web_secret(layout)), storage::Error)
       << "an empty one would open to all";
 }
