@@ -11,8 +11,9 @@ namespace hedgerow::storage {
 
 // Writes directory/events.out.tfevents.<second of the first row>.hedgerow, atomically; the
 // directory is made. A tag is series/column, "layer/12/mse"; what was not measured (NaN) is left
-// out. An equal history gives equal bytes, and a file of the same first row is replaced:
-// TensorBoard would draw both. Throws kUsage, kUnavailable or kExhausted as write_atomically does.
+// out. An equal history gives equal bytes. A later history of the same run replaces the file, since
+// TensorBoard would draw both. Throws what write_atomically does, and
+// std::filesystem::filesystem_error if the directory cannot be made.
 void write_tensorboard(const std::filesystem::path& directory, const History& history);
 
 }  // namespace hedgerow::storage

@@ -100,8 +100,7 @@ TEST(AttentionRows, OfTeacherAndStudentSumToOneAndNeverSeeALaterKey) {
     for (const at::Tensor& weights :
          {teacher_rows(made.q, made.k, rows), student.window + student.linear}) {
       EXPECT_EQ(weights.sizes(), (std::vector<std::int64_t>{kHeads, std::ssize(rows), T})) << name;
-      // With features that are all clamped a row of pure linear attention has no weight.
-      EXPECT_LT((weights.sum(-1) - 1).abs().max().item<double>(), 1e-4) << name;
+      EXPECT_LT((weights.sum(-1) - 1).abs().max().item<double>(), 1e-5) << name;
       EXPECT_EQ(weights.masked_select(later).abs().sum().item<double>(), 0.0) << name;
     }
   });
