@@ -69,11 +69,10 @@ std::size_t column_of(const storage::HistorySeries& series, std::string_view nam
 
 char heat_of(double relative_mse) {
   if (std::isnan(relative_mse)) return ' ';
-  const double share =
-      relative_mse <= kLeastError ? 0.0 : 1.0 - std::log10(relative_mse) / std::log10(kLeastError);
-  const auto last = static_cast<double>(kRamp.size() - 1);
+  const double error = std::clamp(relative_mse, kLeastError, 1.0);
+  const double share = 1.0 - std::log10(error) / std::log10(kLeastError);
   return kRamp[static_cast<std::size_t>(
-      std::clamp(std::lround(share * last), 0L, std::lround(last)))];
+      std::lround(share * static_cast<double>(kRamp.size() - 1)))];
 }
 
 std::string sparkline(const storage::History& history, int layer, int width) {
@@ -113,7 +112,7 @@ std::vector<std::string> metrics_lines(const storage::History& history, int widt
   const int room = std::min(kSparkline, width - static_cast<int>(begin) - 2);
   if (room < 4) return lines;
   lines.front().resize(begin, ' ');
-  lines.front() += fit("relative, first to last", room + 2);
+  lines.front() += "history";
   for (std::size_t i = 0; i < layers.size(); ++i) {
     lines[i + 1].resize(begin, ' ');
     lines[i + 1] += "|" + sparkline(history, layers[i], room) + "|";

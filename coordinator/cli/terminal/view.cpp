@@ -407,7 +407,7 @@ std::vector<std::string> layer_lines(const RunStatus& status,
   std::vector<std::string> lines{fit_words(
       sparklines.empty()
           ? "MSE of each layer at its last validation"
-          : "MSE of each layer at its last validation; relative MSE so far, '@' is 1, '.' 0.001",
+          : "MSE of each layer, and its relative MSE so far: '@' is 1 and more, '.' 0.001",
       width)};
   for (std::size_t i = 0; i < cells.size(); ++i) {
     const std::size_t column = i % num_columns;
