@@ -25,6 +25,7 @@ RunFeed::RunFeed(storage::RunLayout layout, std::uint64_t first_id)
   static_cast<void>(history_.poll());
   status_ = read_status(layout_);
   status_text_ = text_of(status_);
+  provenance_ = provenance_of(layout_);
 }
 
 RunFeed::Message RunFeed::message(const char* event, const std::string& data) {
@@ -70,6 +71,7 @@ std::string RunFeed::snapshot() const {
   return snapshot_json({.status = status_,
                         .history = history_.history(),
                         .recipe = recipe,
+                        .provenance = provenance_,
                         .is_live = !status_.endpoint.empty() && status_.state == "running",
                         .id = last_id_});
 }

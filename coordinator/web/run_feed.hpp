@@ -44,6 +44,7 @@ class RunFeed {
   std::uint64_t last_id_;
   storage::HistoryReader history_;
   RunStatus status_;
+  nlohmann::json provenance_;
   std::string status_text_;
   std::filesystem::file_time_type status_time_{};
   int polls_since_status_ = 0;

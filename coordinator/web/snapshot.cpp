@@ -6,7 +6,9 @@
 #include <iterator>
 #include <span>
 
+#include "coordinator/state/fold.hpp"
 #include "storage/base/build_info.hpp"
+#include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -111,13 +113,29 @@ std::string news_json(const storage::History& history, const storage::HistoryNew
   return text + "}";
 }
 
+nlohmann::json provenance_of(const storage::RunLayout& layout) {
+  nlohmann::json provenance = {{"hedgerow", storage::build()}};
+  try {
+    const State state = fold(replay_if_any(layout)).state;
+    if (!state.build.empty()) provenance["begun by"] = state.build;
+    if (!state.inputs.teacher.empty()) provenance["teacher"] = state.inputs.teacher;
+    for (const storage::FileRecord& tokens : state.inputs.tokens)
+      provenance[tokens.name] = tokens.root_hash.hex();
+  } catch (const storage::Error&) {
+    // A journal that cannot be read is what status says; the rest is shown all the same.
+  }
+  return provenance;
+}
+
 std::string snapshot_json(const Snapshot& snapshot) {
   return fmt::format(
-      "{{\"version\":{},\"live\":{},\"id\":{},\"recipe\":{},\"status\":{},\"history\":{}}}",
+      "{{\"version\":{},\"live\":{},\"id\":{},\"recipe\":{},\"provenance\":{},\"status\":{},"
+      "\"history\":{}}}",
       text_of(storage::build()),
       snapshot.is_live,
       snapshot.id,
       text_of(snapshot.recipe),
+      text_of(snapshot.provenance),
       text_of(snapshot.status),
       history_json(snapshot.history));
 }

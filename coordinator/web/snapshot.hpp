@@ -18,10 +18,15 @@ inline constexpr std::size_t kMaxShownRows = 256;
 struct Snapshot {
   const RunStatus& status;
   const storage::History& history;
-  const std::string& recipe;  // text of run.toml
-  bool is_live = false;       // a coordinator is at work
-  std::uint64_t id = 0;       // of the last message that it includes
+  const std::string& recipe;         // text of run.toml
+  const nlohmann::json& provenance;  // provenance_of()
+  bool is_live = false;              // a coordinator is at work
+  std::uint64_t id = 0;              // of the last message that it includes
 };
+
+// By name: this build, the teacher's fingerprint and the hashes of the tokens that the run began
+// with. Reads the journal.
+[[nodiscard]] nlohmann::json provenance_of(const storage::RunLayout& layout);
 
 [[nodiscard]] std::string snapshot_json(const Snapshot& snapshot);
 [[nodiscard]] std::string history_json(const storage::History& history,

@@ -24,8 +24,11 @@ storage::ExitCode run_report(const ReportOptions& options, Terminal& terminal) {
           "--out " + out.string() + " is a directory; name a file in it");
   const std::string recipe =
       std::filesystem::exists(layout.recipe()) ? storage::read_text(layout.recipe()) : "";
-  storage::write_atomically(
-      out, report_html({.status = status, .history = history.history(), .recipe = recipe}));
+  storage::write_atomically(out,
+                            report_html({.status = status,
+                                         .history = history.history(),
+                                         .recipe = recipe,
+                                         .provenance = provenance_of(layout)}));
   terminal.print("report: " + out.string());
   if (history.history().series.empty())
     terminal.say("the run has no history, so the report has no curves");

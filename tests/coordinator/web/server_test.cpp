@@ -166,8 +166,10 @@ TEST_F(WebServerTest, AReportHoldsEverythingAndNoNameInItEndsItsScript) {
   storage::HistoryReader reader(layout_);
   static_cast<void>(reader.poll());
   const RunStatus status = read_status(layout_);
-  const std::string html =
-      report_html({.status = status, .history = reader.history(), .recipe = "seed = 0\n"});
+  const std::string html = report_html({.status = status,
+                                        .history = reader.history(),
+                                        .recipe = "seed = 0\n",
+                                        .provenance = provenance_of(layout_)});
   EXPECT_THAT(html, Not(HasSubstr("alert(1)</script>")));
   EXPECT_THAT(html, HasSubstr("\\u003c/script>\\u003cscript>alert(1)"));
   EXPECT_THAT(html, Not(HasSubstr("src=\"/")));
