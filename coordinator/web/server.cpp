@@ -1,12 +1,15 @@
 #include "coordinator/web/server.hpp"
 
+#include <fcntl.h>
 #include <pthread.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #include <boost/beast/core.hpp>
 #include <boost/beast/http.hpp>
@@ -40,6 +43,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr milliseconds kPollEvery{500};
+constexpr milliseconds kEndTimeout{1000}, kEndPollEvery{10};
 constexpr seconds kRequestTimeout{20};
 constexpr seconds kKeepAliveEvery{10};
 constexpr std::size_t kMaxConnections = 512;
@@ -98,7 +102,10 @@ class WebServer::Impl {
     pthread_setname_np(thread_.native_handle(), "page");  // what watching costs is measured by it
   }
   ~Impl() {
-    context_.stop();
+    asio::post(context_, [this] {
+      tick();  // viewers are told how the run ended before they lose it
+      stop_when_sent(kEndTimeout);
+    });
     thread_.join();
   }
 
@@ -111,6 +118,7 @@ class WebServer::Impl {
   void accept();
   void wait();
   void tick();
+  void stop_when_sent(milliseconds left);
   [[nodiscard]] Response answer(const Request& request);
   void poll();
 
@@ -155,6 +163,7 @@ class WebServer::Impl::Session : public std::enable_shared_from_this<Session> {
     queue_.push_back(std::move(text));
     if (queue_.size() == 1) write_next();
   }
+  [[nodiscard]] bool is_sending() const { return !queue_.empty(); }
 
  private:
   void serve() {
@@ -241,6 +250,10 @@ void WebServer::Impl::listen() {
   if (error || found.empty()) refuse("no such address (" + error.message() + ")");
   const tcp::endpoint endpoint = found.begin()->endpoint();
   acceptor_.open(endpoint.protocol());
+  // Workers that are started later must not hold the port: they outlive a coordinator that is
+  // killed, and the next one is to have it.
+  fcntl(acceptor_.native_handle(), F_SETFD, FD_CLOEXEC);
+  acceptor_.native_non_blocking(true);
   acceptor_.set_option(tcp::acceptor::reuse_address(true));
   acceptor_.bind(endpoint, error);
   if (!error) acceptor_.listen(asio::socket_base::max_listen_connections, error);
@@ -263,11 +276,18 @@ void WebServer::Impl::listen() {
              .cookie_name = "hedgerow_" + port};
 }
 
+// accept4, because a connection that asio accepts would be inherited by a worker that is started at
+// that moment: its viewer would not learn of the coordinator's death.
 void WebServer::Impl::accept() {
-  acceptor_.async_accept([this](error_code error, tcp::socket socket) {
-    if (!error && num_connections_ < kMaxConnections)
-      std::make_shared<Session>(*this, std::move(socket))->read();
-    if (error != asio::error::operation_aborted) accept();
+  acceptor_.async_wait(tcp::acceptor::wait_read, [this](error_code error) {
+    if (error == asio::error::operation_aborted) return;
+    const int descriptor = accept4(acceptor_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC);
+    if (descriptor >= 0) {
+      tcp::socket socket(context_, acceptor_.local_endpoint().protocol(), descriptor);
+      if (num_connections_ < kMaxConnections)
+        std::make_shared<Session>(*this, std::move(socket))->read();
+    }
+    accept();
   });
 }
 
@@ -299,6 +319,15 @@ void WebServer::Impl::tick() {
   const auto comment = std::make_shared<const std::string>(": still there\n\n");
   const auto viewers = viewers_;
   for (const auto& viewer : viewers) viewer->send(comment);
+}
+
+// Its timer is that of wait(), which ends with that.
+void WebServer::Impl::stop_when_sent(milliseconds left) {
+  const bool is_sending = std::any_of(
+      viewers_.begin(), viewers_.end(), [](const auto& viewer) { return viewer->is_sending(); });
+  if (!is_sending || left <= milliseconds::zero()) return context_.stop();
+  timer_.expires_after(kEndPollEvery);
+  timer_.async_wait([this, left](error_code) { stop_when_sent(left - kEndPollEvery); });
 }
 
 Response WebServer::Impl::answer(const Request& request) {

@@ -31,7 +31,7 @@ class WebServer {
  public:
   // Listens when it returns. Throws kUsage: the port is taken, or the address is not of this host.
   explicit WebServer(WebConfig config);
-  ~WebServer();  // ends its thread; open streams are cut
+  ~WebServer();  // ends its thread; open streams are told what is new, and cut
   WebServer(const WebServer&) = delete;
   WebServer& operator=(const WebServer&) = delete;
 

@@ -6,60 +6,24 @@ from __future__ import annotations
 import base64
 import copy
 import re
-import shutil
 import tempfile
 import time
 import unittest
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from browser import HOSTILE, BrowserTest
 from page_server import BEGAN, CHART, PAGE, PageServer, layer_row, report, snapshot
+from selenium.webdriver.common.keys import Keys
 
-try:
-    from selenium import webdriver
-    from selenium.webdriver.chrome.service import Service
-    from selenium.webdriver.common.keys import Keys
-except ImportError as error:
-    raise unittest.SkipTest("selenium is missing: deploy/setup installs it into its Python") from error
-
-CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
-if not CHROMIUM or not DRIVER:
-    raise unittest.SkipTest("chromium or chromedriver is missing: install the packages chromium and chromium-driver")
 if not CHART.is_file():
     raise unittest.SkipTest(f"{CHART} is missing: install the package libjs-chart.js")
 
-HOSTILE = "<img src=x onerror=alert(1)>"
-WAIT_SECONDS = 15.0
 TEXTS = ["h1", "h2", "#state", "#connection", ".tiles dt", ".tiles dd", "#warnings li", "th", "#stages td", ".note", ".legend",
          "button.link", ".bad", ".quiet", "label", "select", "summary", ".provenance dt", "pre", ".charts figcaption"]
 
 
-def open_browser() -> webdriver.Chrome:
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    for switch in ("--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1360,900"):
-        options.add_argument(switch)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=Service(DRIVER))
-
-
-class PageTest(unittest.TestCase):
-    browser: webdriver.Chrome
-
-    @classmethod
-    def setUpClass(cls) -> None:
-        cls.browser = open_browser()
-        cls.addClassCleanup(cls.browser.quit)
-
-    def setUp(self) -> None:
-        self.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": []})
-        self.screen(1360, 900)
-
-    def screen(self, width: int, height: int) -> None:
-        self.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride",
-                                     {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 500})
-
+class PageTest(BrowserTest):
     def serve(self, run: dict[str, Any] | None) -> PageServer:
         server = PageServer(run)
         self.enterContext(server)
@@ -72,29 +36,6 @@ class PageTest(unittest.TestCase):
         self.until(lambda: self.painted_at() is not None)
         self.until(lambda: self.text("connection") == "live")
         return server
-
-    def js(self, code: str, *arguments: Any) -> Any:
-        return self.browser.execute_script(code, *arguments)
-
-    def text(self, name: str) -> str:
-        return self.js("return document.getElementById(arguments[0]).textContent", name)
-
-    def painted_at(self) -> float | None:
-        """Milliseconds since the page was asked for."""
-        return self.js("return performance.getEntriesByName('hedgerow-painted')[0]?.startTime ?? null")
-
-    def heat(self) -> str:
-        return self.js("return document.getElementById('heat').toDataURL()")
-
-    def until(self, holds: Callable[[], Any], seconds: float = WAIT_SECONDS) -> None:
-        deadline = time.monotonic() + seconds
-        while not holds():
-            self.assertLess(time.monotonic(), deadline, f"not within {seconds} s; connection: {self.text('connection')}")
-            time.sleep(0.05)
-
-    def errors(self) -> list[str]:
-        """Of the browser's console, those of refused and lost connections apart, since the last call."""
-        return [entry["message"] for entry in self.browser.get_log("browser") if "/api/" not in entry["message"]]
 
     def test_every_section_shows_its_part_of_the_run_without_an_error(self) -> None:
         self.errors()
@@ -304,9 +245,7 @@ class PageTest(unittest.TestCase):
         server = self.open(run)
         server.send("status", {**run["status"], "fraction": 0.63})
         self.until(lambda: "63 %" in self.text("tiles"))
-        self.js("""window.said = []; const place = document.getElementById('connection');
-            new MutationObserver(() => window.said.push(place.textContent))
-                .observe(place, {childList: true, characterData: true, subtree: true});""")
+        self.collect_connections()
         server.hang_up()
         self.until(lambda: "disconnected, retrying" in self.js("return window.said"))
         self.until(lambda: self.text("connection") == "live")
@@ -378,8 +317,6 @@ class PageTest(unittest.TestCase):
         self.errors()
         run = snapshot(layers=30, per_block=5)
         run["history"]["events"][0]["text"] = "</script>" + HOSTILE
-        resources = """return performance.getEntriesByType('resource').map((entry) => entry.name)
-            .filter((name) => !name.startsWith('data:'))"""
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "report.html"
             file.write_text(report(run), encoding="utf-8")
@@ -388,7 +325,7 @@ class PageTest(unittest.TestCase):
             self.assertIn("report of 2026-09-21", self.text("connection"))
             self.assertIn("</script>" + HOSTILE, self.text("events"))
             self.assertEqual(self.js("return [...charts.keys()].length"), 8)
-            self.assertEqual(self.js(resources), [])
+            self.assertEqual(self.requests(), [])
             self.browser.find_element("id", "heat").send_keys(Keys.ARROW_DOWN, Keys.ENTER)
         self.assertEqual(self.errors(), [])
 
