@@ -35,6 +35,15 @@ class Metrics {
 
 std::string stage_of(const std::string& task) { return task.substr(0, task.find('/')); }
 
+// Of a task that is done they stand in its result, which is the worker's own.
+double steps_behind(const TaskStatus& task) {
+  if (task.state == "done" && task.result.is_object()) {
+    const auto found = task.result.find("steps");
+    if (found != task.result.end() && found->is_number()) return found->get<double>();
+  }
+  return static_cast<double>(task.steps().done);
+}
+
 void add_tasks(const RunStatus& status, Metrics& metrics) {
   for (const StageStatus& stage : status.stages) {
     const int waiting = stage.total - stage.done - stage.running - stage.quarantined;
@@ -66,7 +75,7 @@ void add_tasks(const RunStatus& status, Metrics& metrics) {
     metrics.gauge("hedgerow_block_step",
                   "Steps of attention transfer that a block has behind it.",
                   block,
-                  static_cast<double>(task.steps().done));
+                  steps_behind(task));
     metrics.gauge("hedgerow_block_steps_planned",
                   "Steps of attention transfer that a block is to do.",
                   block,
@@ -164,6 +173,11 @@ std::string prometheus_text(const RunStatus& status, const storage::History& his
                 "Share of the run's work that is done, 0 to 1.",
                 {},
                 status.fraction.value_or(0.0));
+  if (status.eta_seconds)
+    metrics.gauge("hedgerow_run_eta_seconds",
+                  "Seconds until the run is done, as far as is known.",
+                  {},
+                  *status.eta_seconds);
   add_tasks(status, metrics);
   add_layers(history, metrics);
   add_attempts(history, metrics);
@@ -178,12 +192,16 @@ std::string prometheus_text(const RunStatus& status, const storage::History& his
                   storage::seconds_of_utc(status.updated_at) - worker.seconds_since_heartbeat);
   if (const auto run = history.series.find("run");
       run != history.series.end() && !run->second.rows.empty()) {
-    for (std::size_t i = 0; i < run->second.columns.size(); ++i)
-      if (run->second.columns[i] == "disk_free_bytes")
-        metrics.gauge("hedgerow_disk_free_bytes",
-                      "Free space where the run directory lies.",
-                      {},
-                      run->second.rows.back().values.at(i));
+    const storage::HistorySeries& series = run->second;
+    for (std::size_t i = 0; i < series.columns.size(); ++i) {
+      const double value = series.rows.back().values.at(i);
+      if (series.columns[i] == "disk_free_bytes")
+        metrics.gauge(
+            "hedgerow_disk_free_bytes", "Free space where the run directory lies.", {}, value);
+      if (series.columns[i] == "tokens_per_second" && status.state == "running")
+        metrics.gauge(
+            "hedgerow_tokens_per_second", "Speed of all workers, last measured.", {}, value);
+    }
   }
   return metrics.text();
 }
