@@ -24,11 +24,11 @@ from browser import HOSTILE, BrowserTest  # noqa: E402
 LIVE = {"transfer.max_steps": 100, "finetune.max_steps": 12, "finetune.validate_every": 4, "workers.local": 1, "workers.lease_s": 5}
 
 
-def address_in(lines: Iterable[str]) -> str:
-    """What `run` (on stderr) and `watch --web` (on stdout) print to be opened."""
+def address_in(lines: Iterable[str], run: Path) -> str:
+    """What `run` (on stderr) and `watch --web` (on stdout) print, with the secret, which does not go into a log."""
     for line in lines:
         if line.startswith("page: "):
-            return line.removeprefix("page: ").strip()
+            return line.split()[1].partition("?")[0] + "?token=" + (run / "web.secret").read_text().strip()
     raise AssertionError("no line tells the page's address")
 
 
@@ -97,7 +97,7 @@ class LivePageTest(BrowserTest):
         self.addCleanup(self.job.close)
         command = ("run", "--run", self.job.run_directory, "--recipe", self.job.recipe)
         with self.job.started(*command) as run:
-            address = address_in(run.stderr)
+            address = address_in(run.stderr, self.job.run_directory)
             held = self.job.wait_for_coordinator(self.job.run_directory, run)
             worker = self.hostile_worker(held["endpoint"])
             self.a_wrong_secret_shows_one_sentence(address)
@@ -120,7 +120,7 @@ class LivePageTest(BrowserTest):
                                      stderr=subprocess.PIPE, text=True, stdin=subprocess.DEVNULL)
             self.addCleanup(again.wait)
             self.addCleanup(again.kill)
-            self.assertEqual(address_in(again.stderr), address, "the page's viewers have this one open")
+            self.assertEqual(address_in(again.stderr, self.job.run_directory), address, "the page's viewers have this one open")
             self.until(lambda: self.text("connection") == "live")
             self.until_rows("layer/0", known + 1, again)
             self.its_name_is_shown_as_text()
@@ -154,7 +154,7 @@ class LivePageTest(BrowserTest):
 
     def a_finished_run_is_shown_without_a_coordinator(self) -> None:
         with self.job.started("watch", "--web", "--run", self.job.run_directory) as watch:
-            address = address_in(watch.stdout)
+            address = address_in(watch.stdout, self.job.run_directory)
             self.open(address)
             self.assertEqual((self.text("connection"), self.text("state")), ("no coordinator", "done"))
             self.strangers_are_refused(address)

@@ -121,9 +121,9 @@ class Scraped(Folder):
         self.addCleanup(one.close)
         seen: dict[str, str] = {}  # all that was ever served, by the name of a metric
         with one.started("run", "--run", one.run_directory, "--recipe", one.recipe) as run:
-            printed = next(line.split("page: ")[1].strip() for line in run.stderr if line.startswith("page: "))
+            printed = next(line.split()[1] for line in run.stderr if line.startswith("page: "))
             address = urllib.parse.urlsplit(printed)
-            secret = urllib.parse.parse_qs(address.query)["token"][0]
+            secret = (one.run_directory / "web.secret").read_text().strip()
             metrics = f"http://{address.netloc}/metrics"
             self.scrape(address.netloc, secret)
 
