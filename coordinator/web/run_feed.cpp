@@ -22,7 +22,7 @@ std::string text_of(const RunStatus& status) {
 
 RunFeed::RunFeed(storage::RunLayout layout, std::uint64_t first_id)
     : layout_(std::move(layout)), last_id_(first_id), history_(layout_), forgotten_id_(first_id) {
-  static_cast<void>(history_.poll());
+  history_.read_all();
   status_ = read_status(layout_);
   status_text_ = text_of(status_);
   provenance_ = provenance_of(layout_);

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <iterator>
+#include <ranges>
 #include <span>
 
 #include "coordinator/state/fold.hpp"
@@ -60,6 +62,12 @@ void append_series(std::string& text,
   text += "]}";
 }
 
+template <typename Values>
+auto newest(const Values& values, std::size_t count) {
+  const auto skipped = static_cast<std::ptrdiff_t>(values.size() - std::min(values.size(), count));
+  return std::ranges::subrange(std::next(values.begin(), skipped), values.end());
+}
+
 template <typename Values, typename Visit>
 void append_list(std::string& text, const Values& values, const Visit& value_of) {
   text += '[';
@@ -82,10 +90,13 @@ std::string history_json(const storage::History& history, std::size_t max_rows) 
     append_series(text, series, series.rows, max_rows);
   }
   text += "},\"attempts\":";
-  append_list(
-      text, history.attempts, [](const auto& entry) { return nlohmann::json(entry.second); });
+  append_list(text, newest(history.attempts, kMaxShownAttempts), [](const auto& entry) {
+    return nlohmann::json(entry.second);
+  });
   text += ",\"events\":";
-  append_list(text, history.events, [](const auto& event) { return nlohmann::json(event); });
+  append_list(text, newest(history.events, kMaxShownEvents), [](const auto& event) {
+    return nlohmann::json(event);
+  });
   text += ",\"attention\":";
   append_list(
       text, history.attention, [](const auto& entry) { return nlohmann::json(entry.second); });

@@ -14,6 +14,8 @@ namespace hedgerow::coordinator {
 
 // Rows a series; of a longer one, evenly spread, the first and the last among them.
 inline constexpr std::size_t kMaxShownRows = 256;
+// Attempts and events: the newest.
+inline constexpr std::size_t kMaxShownAttempts = 5000, kMaxShownEvents = 1000;
 
 struct Snapshot {
   const RunStatus& status;

@@ -25,7 +25,7 @@ struct HistoryRow {
 
 // "layer/12", "finetune", "finetune/validation", "run" (of the whole run; its step is a second).
 struct HistorySeries {
-  static constexpr std::size_t kMaxRows = 512;
+  static constexpr std::size_t kMaxRows = 256;
 
   std::vector<std::string> columns;
   std::vector<HistoryRow> rows;  // steps only grow

@@ -64,54 +64,72 @@ T value_at(std::string_view bytes) {
   return value;
 }
 
+}  // namespace
+
+HistoryNews HistoryReader::poll() {
+  HistoryNews news;
+  read_segments(&news);
+  return news;
+}
+
+void HistoryReader::read_all() { read_segments(nullptr); }
+
+void HistoryReader::read_segments(HistoryNews* news) {
+  std::error_code none;
+  for (const fs::directory_entry& entry : fs::directory_iterator(layout_.history_directory(), none))
+    if (entry.path().extension() == ".history" && entry.is_regular_file(none))
+      segments_.try_emplace(entry.path().filename().string());
+  for (auto& [name, segment] : segments_) read(layout_.history_directory() / name, segment, news);
+}
+
 // One frame's content into the history. Throws what nlohmann-json throws for text of another form.
-void apply(std::uint32_t kind,
-           std::string_view payload,
-           std::vector<std::string>& numbered,
-           History& history,
-           HistoryNews& news) {
+void HistoryReader::apply(std::uint32_t kind,
+                          std::string_view payload,
+                          Segment& segment,
+                          HistoryNews* news) {
   switch (kind) {
     case kSeries: {
       const nlohmann::json json = nlohmann::json::parse(payload);
-      numbered.push_back(json.at("name").get<std::string>());
       auto columns = json.at("columns").get<std::vector<std::string>>();
-      HistorySeries& series = history.series[numbered.back()];
-      if (series.columns != columns) series = beginning(std::move(columns));
+      auto& named = *history_.series.try_emplace(json.at("name").get<std::string>()).first;
+      segment.series.push_back(&named);
+      if (named.second.columns != columns) named.second = beginning(std::move(columns));
       return;
     }
     case kRow: {
       if (payload.size() < sizeof(RowHeader)) return;
       const auto header = value_at<RowHeader>(payload);
       payload.remove_prefix(sizeof(RowHeader));
-      if (header.series >= numbered.size() || payload.size() != header.num_values * sizeof(float))
+      if (header.series >= segment.series.size() ||
+          payload.size() != header.num_values * sizeof(float))
         return;
       HistoryRow row{header.step, header.time, std::vector<float>(header.num_values)};
       std::memcpy(row.values.data(), payload.data(), payload.size());
-      const std::string& name = numbered[header.series];
-      news.rows[name].push_back(row);
-      history.series[name].append(std::move(row));
+      auto& [name, series] = *segment.series[header.series];
+      if (news != nullptr) news->rows[name].push_back(row);
+      series.append(std::move(row));
       return;
     }
     case kAttempt: {
       auto attempt = nlohmann::json::parse(payload).get<HistoryAttempt>();
-      news.attempts.push_back(attempt.token);
-      history.attempts[attempt.token] = std::move(attempt);
+      if (news != nullptr) news->attempts.push_back(attempt.token);
+      history_.attempts[attempt.token] = std::move(attempt);
       return;
     }
     case kEvent:
-      history.events.push_back(nlohmann::json::parse(payload).get<HistoryEvent>());
-      news.events.push_back(history.events.back());
+      history_.events.push_back(nlohmann::json::parse(payload).get<HistoryEvent>());
+      if (news != nullptr) news->events.push_back(history_.events.back());
       return;
     case kAttention: {
       auto map = nlohmann::json::parse(payload).get<HistoryAttention>();
       const std::pair key(map.layer, map.head);
-      news.attention.insert(key);
-      history.attention[key] = std::move(map);
+      if (news != nullptr) news->attention.insert(key);
+      history_.attention[key] = std::move(map);
       return;
     }
     case kMetricsRead:
       if (payload.size() == 2 * sizeof(std::uint64_t))
-        history.metrics_read[value_at<std::uint64_t>(payload)] =
+        history_.metrics_read[value_at<std::uint64_t>(payload)] =
             value_at<std::uint64_t>(payload.substr(sizeof(std::uint64_t)));
       return;
     default:
@@ -119,19 +137,7 @@ void apply(std::uint32_t kind,
   }
 }
 
-}  // namespace
-
-HistoryNews HistoryReader::poll() {
-  HistoryNews news;
-  std::error_code none;
-  for (const fs::directory_entry& entry : fs::directory_iterator(layout_.history_directory(), none))
-    if (entry.path().extension() == ".history" && entry.is_regular_file(none))
-      segments_.try_emplace(entry.path().filename().string());
-  for (auto& [name, segment] : segments_) read(layout_.history_directory() / name, segment, news);
-  return news;
-}
-
-void HistoryReader::read(const fs::path& path, Segment& segment, HistoryNews& news) {
+void HistoryReader::read(const fs::path& path, Segment& segment, HistoryNews* news) {
   std::error_code gone;
   const std::uint64_t size = fs::file_size(path, gone);
   if (gone || size <= segment.read) return;
@@ -149,7 +155,7 @@ void HistoryReader::read(const fs::path& path, Segment& segment, HistoryNews& ne
     const std::string_view payload = rest.substr(sizeof(FrameHeader), header.size);
     if (hash_of(header.kind, payload) != header.hash) break;
     try {
-      apply(header.kind, payload, segment.series, history_, news);
+      apply(header.kind, payload, segment, news);
     } catch (const nlohmann::json::exception&) {
       // Whole, and of another form: what a later build wrote.
     }
@@ -163,7 +169,7 @@ void HistoryReader::read(const fs::path& path, Segment& segment, HistoryNews& ne
 HistoryWriter::HistoryWriter(const RunLayout& layout, std::uint64_t term)
     : layout_(layout), term_(term) {
   HistoryReader reader(layout);
-  static_cast<void>(reader.poll());
+  reader.read_all();
   history_ = reader.history();
   num_bytes_ = reader.num_bytes();
 }

@@ -11,6 +11,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -40,15 +41,20 @@ class HistoryReader {
   // Reads what is there since the last call. A run without a history: nothing. Throws what File
   // throws but for a file that is not there.
   HistoryNews poll();
+  // The same for whoever wants no news: several times as fast.
+  void read_all();
   [[nodiscard]] const History& history() const { return history_; }
   [[nodiscard]] std::uint64_t num_bytes() const { return num_bytes_; }  // of what was read
 
  private:
   struct Segment {
-    std::uint64_t read = 0;           // bytes of whole frames
-    std::vector<std::string> series;  // by their number in this segment
+    std::uint64_t read = 0;  // bytes of whole frames
+    // By their number in this segment.
+    std::vector<std::pair<const std::string, HistorySeries>*> series;
   };
-  void read(const std::filesystem::path& path, Segment& segment, HistoryNews& news);
+  void read_segments(HistoryNews* news);
+  void read(const std::filesystem::path& path, Segment& segment, HistoryNews* news);
+  void apply(std::uint32_t kind, std::string_view payload, Segment& segment, HistoryNews* news);
 
   RunLayout layout_;
   History history_;

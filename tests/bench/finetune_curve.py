@@ -15,13 +15,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import statistics
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Any, Iterator
 
-from bench_common import Context
+from bench_common import Context, Row, against
 from quality_rows import OTHER, recipe_text, with_values
 
 TOKENS_PER_STEP = 4 * 512
@@ -111,6 +112,21 @@ def measure(context: Context, seed: int, steps: int) -> Iterator[dict[str, Any]]
             write_adapter(kept / str(step), config, adapter)
         for text in ("roleplay", OTHER):
             yield {"seed": seed, "step": step, "tokens": step * TOKENS_PER_STEP, **evaluated(context, run, adapter, text)}
+
+
+def rows(context: Context) -> Iterator[Row]:
+    """The last stage of three seeds after 1 M tokens, beside the control's KL."""
+    found: dict[str, list[dict[str, Any]]] = {"roleplay": [], OTHER: []}
+    for seed in context.seeds:
+        for line in measure(context, seed, 8 * CHECKPOINT_EVERY):
+            if line["step"] == 8 * CHECKPOINT_EVERY:
+                found[line["text"]].append(line)
+    for text, where, gap, kl in (("roleplay", "in domain", ">= 0.9", "<= 0.333"), (OTHER, "on WikiText-2", ">= 0.4", "<= 0.5")):
+        lines = found[text]
+        yield Row(f"last stage, 1 M tokens: gap closed {where}, median of {len(lines)} seeds",
+                  statistics.median(line["gap_closed"] for line in lines), "", gap)
+        yield against(f"last stage, 1 M tokens: KL to the teacher {where}", statistics.median(line["kl"] for line in lines), "", kl,
+                      "the control's", statistics.median(line["control_kl"] for line in lines))
 
 
 def main() -> None:

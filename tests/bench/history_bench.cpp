@@ -57,7 +57,7 @@ int main(int argc, char** argv) {
   const double written = seconds(begin);
   const auto read_from = Clock::now();
   HistoryReader reader(layout);
-  static_cast<void>(reader.poll());
+  reader.read_all();
   std::uint64_t bytes = 0;
   for (const auto& entry : std::filesystem::directory_iterator(layout.history_directory()))
     bytes += entry.file_size();

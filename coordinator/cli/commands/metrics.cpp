@@ -70,7 +70,7 @@ ExitCode run_metrics(const MetricsOptions& options, Terminal& terminal) {
   require(!options.csv || !terminal.options().json, "--csv and --json exclude each other");
   require_run(layout);
   storage::HistoryReader reader(layout);
-  static_cast<void>(reader.poll());
+  reader.read_all();
   storage::History history = reader.history();
   require(!history.series.empty() || !history.attempts.empty(),
           options.run +

@@ -17,7 +17,7 @@ storage::ExitCode run_report(const ReportOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
   const RunStatus status = read_status(layout);
   storage::HistoryReader history(layout);
-  static_cast<void>(history.poll());
+  history.read_all();
   const std::filesystem::path out =
       options.out.empty() ? layout.root() / "report.html" : std::filesystem::path(options.out);
   require(!std::filesystem::is_directory(out),

@@ -60,7 +60,7 @@ void draw_until_left(const storage::RunLayout& layout, Terminal& terminal) {
   storage::HistoryReader history(layout);
   while (!is_interrupted()) {
     const RunStatus status = read_status(layout);
-    static_cast<void>(history.poll());
+    history.read_all();
     screen.draw(status, history.history(), terminal.has_colour());
     if (has_ended(status)) return;
     const auto key = terminal.console().wait_for_key(kRefresh);
@@ -118,7 +118,7 @@ ExitCode run_watch(const std::string& directory, Terminal& terminal) {
   }
   if (!has_ended(first)) draw_until_left(layout, terminal);
   storage::HistoryReader history(layout);
-  static_cast<void>(history.poll());
+  history.read_all();
   for (const std::string& line :
        whole_view(read_status(layout), terminal.answer_width(), kUnlimitedRows, &history.history()))
     terminal.print(terminal.has_colour() ? coloured_heat(line) : line);
