@@ -51,7 +51,9 @@ struct CoreSpeed {
 struct PlanLimits {
   std::uint64_t free_disk_bytes = 0;
   std::uint64_t stored_bytes = 0;  // of the plan's disk, what a run that goes on has there already
-  std::uint64_t memory_bytes = 0;  // of this machine (or GPU), shared by the local workers
+  // Of this machine, shared by the local workers; 0 without any: it says nothing of those
+  // elsewhere.
+  std::uint64_t memory_bytes = 0;
   int local_workers = 1;
   int compute_bytes = 2;  // of plan.compute_dtype = auto: 2 where bf16 is fast, else 4
   int cores = 1;

@@ -52,7 +52,8 @@ PlanLimits limits_of_this_machine(const std::filesystem::path& directory, int lo
   while (!std::filesystem::exists(existing) && existing.has_relative_path())
     existing = existing.parent_path();
   limits.free_disk_bytes = storage::free_bytes(existing);
-  limits.memory_bytes = wire::usable_memory_bytes();
+  // Of workers elsewhere the scheduler judges, by what each says that it has.
+  if (local_workers > 0) limits.memory_bytes = wire::usable_memory_bytes();
   limits.local_workers = local_workers;
   const wire::MatrixUnits units = wire::matrix_units();
   limits.compute_bytes = wire::multiplies_bfloat16_faster(units) ? 2 : 4;

@@ -18,6 +18,7 @@ using storage::ExitCode;
 
 struct PlanOptions {
   std::string run, recipe, device;
+  std::optional<int> workers;
 };
 
 // What it rests on is said with it: nobody has measured this machine.
@@ -38,7 +39,11 @@ std::string time_text(const Plan& plan) {
          " in attention";
 }
 
-void print_plan(const Plan& plan, const std::optional<UnreadText>& unread, Terminal& terminal) {
+// `is_judged`: the workers are of this machine, whose memory they have.
+void print_plan(const Plan& plan,
+                const std::optional<UnreadText>& unread,
+                bool is_judged,
+                Terminal& terminal) {
   const auto line = [&](std::string label, const std::string& text) {
     constexpr int kLabelWidth = 10;
     label.resize(kLabelWidth, ' ');
@@ -70,7 +75,7 @@ void print_plan(const Plan& plan, const std::optional<UnreadText>& unread, Termi
   memory += "transfer " + bytes_text(plan.transfer_memory_bytes);
   if (plan.evaluates) memory += ", evaluate " + bytes_text(plan.evaluate_memory_bytes);
   if (plan.finetunes) memory += ", finetune " + bytes_text(plan.finetune_memory_bytes) + " a rank";
-  line("memory", memory);
+  line("memory", memory + (is_judged ? "" : "; each worker is asked for its own when it joins"));
   line("time", time_text(plan));
   for (const std::string& warning : plan.warnings) line("warning", warning);
   for (const PlanProblem& problem : plan.problems)
@@ -91,6 +96,7 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
       options.recipe.empty() ? recipe_of_run(layout) : storage::Recipe::load(options.recipe);
   if (!options.device.empty()) recipe.plan.device = options.device;
   resolve_for_this_machine(recipe);
+  recipe.workers.local = options.workers.value_or(recipe.workers.local);
   Plan plan = plan_of(recipe, options.run);
   const std::optional<UnreadText> text = unread_text(recipe, options.run);
   if (text) {
@@ -101,7 +107,7 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
   const std::string run = options.run == "." && !fs::exists(recorded) ? "DIR" : options.run;
   if (auto problem = missing_keys(recipe.workers.bind, wire::has_keys(layout), run))
     plan.warnings.push_back(std::move(*problem));
-  print_plan(plan, text, terminal);
+  print_plan(plan, text, recipe.workers.local > 0, terminal);
   nlohmann::json answer = plan;
   if (text) answer["unread_text"] = {{"bytes", text->bytes}, {"sequences", text->rough_sequences}};
   terminal.print_json(answer);
@@ -117,6 +123,12 @@ RunCommand declare_plan(CLI::App& app) {
   one_of(app.add_option(
              "--device", options->device, "where to compute, in place of the recipe's plan.device"),
          {"auto", "cpu", "cuda"});
+  app.add_option("--workers",
+                 options->workers,
+                 "local workers in place of the recipe's; 0: those that join from elsewhere, whose "
+                 "memory this machine's does not limit")
+      ->type_name("N")
+      ->check(CLI::Range(0, 4096).description(""));
   add_run(app, options->run);
   return [options](Terminal& terminal) {
     // With a recipe it is where the run will lie, which need not be a run yet.

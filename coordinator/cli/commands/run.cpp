@@ -56,7 +56,9 @@ Recipe ready_recipe(const RunCommandOptions& options, const RunLayout& layout) {
   resolve_for_this_machine(recipe);
   recipe.made_by = {storage::version(), storage::git_hash()};
   require_keys_for(recipe.workers.bind, wire::has_keys(layout), layout);
-  require_fits(plan_of(recipe, layout.root()));
+  Recipe judged = recipe;
+  judged.workers.local = options.workers.value_or(recipe.workers.local);
+  require_fits(plan_of(judged, layout.root()));
   return recipe;
 }
 

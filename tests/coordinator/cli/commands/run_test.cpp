@@ -360,6 +360,16 @@ TEST_F(BeforeARun, PlanOfARunAsksOnlyForTheTextThatItHasYetToTokenize) {
       << "its transfer tokens are there";
 }
 
+TEST_F(BeforeARun, TheMemoryOfThisMachineDoesNotLimitWorkersElsewhere) {
+  const std::string recipe = recipe_with([](auto& r) { r.workers.local = 100'000; });
+  const Answer here = run_line({"plan", "--recipe", recipe}, {});
+  EXPECT_EQ(here.code, 2);
+  EXPECT_NE(here.out.find("a worker has"), std::string::npos) << here.out;
+  const Answer elsewhere = run_line({"plan", "--recipe", recipe, "--workers", "0"}, {});
+  EXPECT_EQ(elsewhere.code, 0) << elsewhere.out << elsewhere.err;
+  EXPECT_NE(elsewhere.out.find("each worker is asked"), std::string::npos) << elsewhere.out;
+}
+
 TEST_F(BeforeARun, PlanWarnsOfTheKeysWithoutWhichRunRefusesToListen) {
   const auto planned = [&](const std::string& bind) {
     const std::string recipe = recipe_with([&](auto& r) { r.workers.bind = bind; });
