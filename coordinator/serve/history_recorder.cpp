@@ -123,7 +123,14 @@ void HistoryRecorder::on_event(const RecordedEvent& recorded, double now) {
       open->second.reason = reason;
     }
   };
-  if (const auto* done = std::get_if<TaskDone>(&recorded.event)) {
+  if (const auto* granted = std::get_if<Granted>(&recorded.event)) {
+    Open open = opened(granted->task);
+    open.attempt.token = granted->token;
+    open.attempt.task = to_string(granted->task);
+    open.attempt.worker = granted->worker;
+    open.attempt.started = now;
+    open_.emplace(granted->token, std::move(open));
+  } else if (const auto* done = std::get_if<TaskDone>(&recorded.event)) {
     end(done->token, "done", "");
     if (recorded.subject.starts_with("capture/") || recorded.subject.starts_with("logits/")) return;
   } else if (const auto* failed = std::get_if<TaskFailed>(&recorded.event)) {
@@ -174,21 +181,22 @@ HistoryRecorder::Open HistoryRecorder::opened(const TaskId& task) {
 void HistoryRecorder::open_attempts(const Dispatcher& dispatcher, double now) {
   const storage::History& history = writer_->history();
   for (const auto& [token, id] : dispatcher.state().grants) {
-    if (open_.contains(token)) continue;
-    Open open = opened(id);
+    const auto [entry, is_new] = open_.try_emplace(token, opened(id));
+    Open& open = entry->second;
+    if (std::exchange(open.is_written, true)) continue;
     if (const auto known = history.attempts.find(token); known != history.attempts.end()) {
       open.attempt = known->second;
-    } else {
-      const TaskRecord& task = dispatcher.state().task(id);
+      continue;
+    }
+    if (is_new) {
       open.attempt.token = token;
       open.attempt.task = to_string(id);
-      open.attempt.worker = task.worker;
-      const auto worker = dispatcher.workers().find(open.attempt.worker);
-      if (worker != dispatcher.workers().end()) open.attempt.host = worker->second.host;
+      open.attempt.worker = dispatcher.state().task(id).worker;
       open.attempt.started = now;
-      writer_->append(open.attempt);
     }
-    open_.emplace(token, std::move(open));
+    const auto worker = dispatcher.workers().find(open.attempt.worker);
+    if (worker != dispatcher.workers().end()) open.attempt.host = worker->second.host;
+    writer_->append(open.attempt);
   }
 }
 

@@ -31,6 +31,7 @@ class HistoryRecorder {
   struct Open {
     TaskId task;
     storage::HistoryAttempt attempt;
+    bool is_written = false;      // its beginning is in the history
     std::int64_t seen_step = -1;  // when metrics.jsonl was read last
     std::string seen_phase;
     std::string outcome, reason;  // of its end, by an event

@@ -17,6 +17,9 @@ def measured(made: job.Job) -> dict[str, list[list]]:
     ended = made.command("metrics", "--run", made.run_directory, "--json")
     history = json.loads(ended.out)
     assert all(attempt["ended"] for attempt in history["attempts"]), history["attempts"]
+    done = {attempt["task"] for attempt in history["attempts"] if attempt["outcome"] == "done"}
+    tasks = {task["id"] for task in made.status()["tasks"]}
+    assert done == tasks, (done, tasks)
     # Seconds are no result, and a step that a kill made to be done again took its own.
     skipped = {name: [i for i, column in enumerate(series["columns"]) if column == "seconds"]
                for name, series in history["series"].items()}

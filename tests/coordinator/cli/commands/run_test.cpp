@@ -361,10 +361,13 @@ TEST_F(BeforeARun, PlanOfARunAsksOnlyForTheTextThatItHasYetToTokenize) {
 }
 
 TEST_F(BeforeARun, TheMemoryOfThisMachineDoesNotLimitWorkersElsewhere) {
-  const std::string recipe = recipe_with([](auto& r) { r.workers.local = 100'000; });
+  const std::string recipe = recipe_with([](auto& r) {
+    r.workers.local = 4096;
+    r.plan.sequences_per_forward = r.transfer.sequences_per_step = 1 << 14;
+  });
   const Answer here = run_line({"plan", "--recipe", recipe}, {});
   EXPECT_EQ(here.code, 2);
-  EXPECT_NE(here.out.find("a worker has"), std::string::npos) << here.out;
+  EXPECT_NE(here.out.find("a worker has"), std::string::npos) << here.out << here.err;
   const Answer elsewhere = run_line({"plan", "--recipe", recipe, "--workers", "0"}, {});
   EXPECT_EQ(elsewhere.code, 0) << elsewhere.out << elsewhere.err;
   EXPECT_NE(elsewhere.out.find("each worker is asked"), std::string::npos) << elsewhere.out;
