@@ -127,7 +127,7 @@ def watched_run(context: Context) -> Iterator[Row]:
     run, recipe = context.work / "watched", context.work / "watched.toml"
     shutil.rmtree(run, ignore_errors=True)
     toml = with_values(recipe_text(context, "smollm2_quickstart", 0), "finetune", {"enabled": "false"})
-    recipe.write_text(with_values(toml, "transfer", {"max_steps": "20", "validate_every": "5"}))
+    recipe.write_text(with_values(toml, "transfer", {"validate_every": "4"}))
     job = subprocess.Popen([context.program("hedgerow"), "run", "--run", run, "--recipe", recipe], stdout=subprocess.PIPE,
                            stderr=subprocess.STDOUT, text=True)
     address, secret = served(job, context, run)
