@@ -99,7 +99,7 @@ ExitCode run_metrics(const MetricsOptions& options, Terminal& terminal) {
     print_csv(history, terminal);
     return ExitCode::kOk;
   }
-  terminal.print_json(nlohmann::json::parse(history_json(history)));
+  if (terminal.options().json) terminal.print_json(nlohmann::json::parse(history_json(history)));
   const int width = terminal.answer_width();
   const auto lines = options.block < 0 ? metrics_lines(history, width)
                                        : metrics_lines(history, first_layer, num_layers, width);
