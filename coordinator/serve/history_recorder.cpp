@@ -17,6 +17,8 @@ namespace fs = std::filesystem;
 constexpr double kRunRowEvery = 10.0;  // seconds
 constexpr std::size_t kMaxReadAtOnce = 4U << 20, kMaxLine = 1U << 20;
 constexpr std::size_t kMaxAttentionBytes = 64U << 10;
+// More than any model has layers: what a worker calls a layer is its own.
+constexpr std::size_t kMaxSeries = 4096, kMaxColumns = 256;
 
 const std::vector<std::string> kLayerColumns = {"mse",
                                                 "relative_mse",
@@ -68,6 +70,13 @@ void copy_progress(const wire::Progress& progress, storage::HistoryAttempt& atte
   attempt.device_bytes = progress.peak_memory.device_bytes;
 }
 
+// Of a result, which is its worker's own and may hold anything.
+template <typename Number>
+void copy_number(const nlohmann::json& result, const char* key, Number& number) {
+  const auto found = result.find(key);
+  if (found != result.end() && found->is_number()) found->get_to(number);
+}
+
 // What is worth a line to somebody who was not there: not each grant, shard and checkpoint.
 bool is_told(const Event& event) {
   return !std::holds_alternative<Granted>(event) &&
@@ -104,7 +113,10 @@ std::string HistoryRecorder::guarded(const Work& work) {
       writer_->flush();
     } catch (const std::exception& error) {
       // A frame that is half there ends the segment: the next term begins another.
-      problem_ = error.what();
+      const auto* ours = dynamic_cast<const storage::Error*>(&error);
+      // A full disk ends the run, which then says so itself.
+      if (ours == nullptr || ours->kind() != storage::ErrorKind::kExhausted)
+        problem_ = error.what();
       writer_.reset();
     }
   }
@@ -231,21 +243,25 @@ void HistoryRecorder::look_back(const State& state, double now) {
   }
 }
 
-void HistoryRecorder::follow(std::uint64_t token, Open& open, double now) {
-  if (open.task.stage != Stage::kTransfer && open.task.stage != Stage::kFinetune) return;
+bool HistoryRecorder::follow(std::uint64_t token, Open& open, double now) {
+  if (open.task.stage != Stage::kTransfer && open.task.stage != Stage::kFinetune) return false;
   const fs::path path =
       layout_.resolve(storage::RunLayout::attempt_directory(token) + "/metrics.jsonl");
   const auto noted = writer_->history().metrics_read.find(token);
   const std::uint64_t begin = noted == writer_->history().metrics_read.end() ? 0 : noted->second;
   std::error_code none;
   const std::uint64_t size = fs::file_size(path, none);
-  if (none || size <= begin) return;
-  const storage::File file = storage::File::open_read(path);
+  if (none || size <= begin) return false;
   std::string bytes(std::min<std::uint64_t>(size - begin, kMaxReadAtOnce), '\0');
-  bytes.resize(file.read_some(std::as_writable_bytes(std::span(bytes)), begin));
+  try {
+    const storage::File file = storage::File::open_read(path);
+    bytes.resize(file.read_some(std::as_writable_bytes(std::span(bytes)), begin));
+  } catch (const storage::Error&) {
+    return false;  // what is no file, or cannot be read now, costs this attempt's numbers alone
+  }
   std::size_t end = bytes.rfind('\n');  // the last line may not be whole yet
   if (end == std::string::npos) {
-    if (bytes.size() < kMaxLine) return;
+    if (bytes.size() < kMaxLine) return false;
     end = bytes.size() - 1;  // no line of ours is so long
   }
   for (std::size_t at = 0; at <= end;) {
@@ -254,6 +270,7 @@ void HistoryRecorder::follow(std::uint64_t token, Open& open, double now) {
     at = stop + 1;
   }
   writer_->note_metrics_read(token, begin + end + 1);
+  return true;
 }
 
 void HistoryRecorder::take_line(const std::string& line, Open& open, double now) {
@@ -285,12 +302,16 @@ void HistoryRecorder::take_line(const std::string& line, Open& open, double now)
     name = json.contains("validation_loss") ? "finetune/validation" : "finetune";
     flatten(json, columns, row.values);
   }
+  const bool is_known = writer_->history().series.contains(name);
+  if (columns.size() > kMaxColumns || (!is_known && writer_->history().series.size() >= kMaxSeries))
+    return;
   writer_->offer(name, columns, std::move(row));
   open.series.insert(name);
 }
 
 void HistoryRecorder::close(std::uint64_t token, Open& open, const State& state, double now) {
-  follow(token, open, now);
+  while (follow(token, open, now)) {
+  }
   for (const std::string& series : open.series) writer_->take_last(series);
   open.attempt.ended = now;
   const auto task = state.tasks.find(open.task);
@@ -301,11 +322,10 @@ void HistoryRecorder::close(std::uint64_t token, Open& open, const State& state,
   if (is_done) {
     const nlohmann::json result = result_of(task->second);
     if (result.is_object()) {
-      open.attempt.tokens = result.value("tokens", open.attempt.tokens);
-      open.attempt.steps = result.value("steps", open.attempt.steps);
-      open.attempt.seconds = result.value("seconds", open.attempt.seconds);
-      open.attempt.seconds_waited_on_data =
-          result.value("seconds_waited_on_data", open.attempt.seconds_waited_on_data);
+      copy_number(result, "tokens", open.attempt.tokens);
+      copy_number(result, "steps", open.attempt.steps);
+      copy_number(result, "seconds", open.attempt.seconds);
+      copy_number(result, "seconds_waited_on_data", open.attempt.seconds_waited_on_data);
     }
   }
   if (open.attempt.started == 0.0) open.attempt.started = now - open.attempt.seconds;

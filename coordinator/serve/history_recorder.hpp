@@ -40,7 +40,8 @@ class HistoryRecorder {
   static Open opened(const TaskId& task);
   void open_attempts(const Dispatcher& dispatcher, double now);
   void look_back(const State& state, double now);
-  void follow(std::uint64_t token, Open& open, double now);
+  // False: there was nothing new.
+  bool follow(std::uint64_t token, Open& open, double now);
   void take_line(const std::string& line, Open& open, double now);
   void close(std::uint64_t token, Open& open, const State& state, double now);
   template <typename Work>

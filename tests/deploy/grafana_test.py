@@ -117,7 +117,7 @@ class Scraped(Folder):
         self.addCleanup(process.kill)
 
     def test_a_prometheus_scrapes_a_run_and_answers_what_dashboard_and_rules_ask(self) -> None:
-        one = job.Job({"transfer.max_steps": 40, "finetune.max_steps": 6})
+        one = job.Job({"transfer.max_steps": 40, "finetune.max_steps": 100})  # under way until all was asked
         self.addCleanup(one.close)
         seen: dict[str, str] = {}  # all that was ever served, by the name of a metric
         with one.started("run", "--run", one.run_directory, "--recipe", one.recipe) as run:

@@ -40,6 +40,17 @@ class TeacherLogits(unittest.TestCase):
         self.assertEqual(self.files(made), [])
         self.check(made)
 
+    def test_a_worker_that_is_killed_while_it_makes_them_changes_no_byte(self) -> None:
+        expected = self.run_with("none").artifacts()
+        for place in ("worker.logits.file:1", "worker.logits.written:1"):
+            with self.subTest(place):
+                killed = job.Job({**CHANGES, "plan.keep_boundaries": "none"})
+                self.addCleanup(killed.close)
+                ended = killed.command("run", "--run", killed.run_directory, "--recipe", killed.recipe, fault=place)
+                self.assertEqual(ended.code, 0, ended)
+                self.assertTrue(killed.fault_was_hit(place), "nobody came by")
+                self.assertEqual(killed.artifacts(), expected)
+
     def test_kept_they_are_checked_by_their_bytes_and_cleaned_when_finetune_is_done(self) -> None:
         made = self.run_with("all")
         result = {task["id"]: task for task in made.status()["tasks"]}["finetune"]["result"]
