@@ -105,10 +105,12 @@ def measure(context: Context, seed: int, steps: int) -> Iterator[dict[str, Any]]
     if job.returncode:
         raise RuntimeError(f"hedgerow run --run {run} exits {job.returncode}; see {log.name}")
     keep_checkpoints(run, kept)
-    config = next(run.glob("adapter/t*/adapter_config.json")).read_text()
-    for step in [0, *sorted(int(file.name) for file in kept.iterdir() if file.name.isdigit())]:
-        adapter = kept / f"adapter-{step}" if step else None
-        if adapter is not None:
+    published = sorted(run.glob("adapter/t*"))[-1]
+    config = (published / "adapter_config.json").read_text()
+    # The last step has no checkpoint: its line is that of the adapter that the run publishes, the best by validation.
+    for step in [0, *sorted(int(file.name) for file in kept.iterdir() if file.name.isdigit()), steps]:
+        adapter = published if step == steps else kept / f"adapter-{step}" if step else None
+        if adapter is not None and adapter != published:
             write_adapter(kept / str(step), config, adapter)
         for text in ("roleplay", OTHER):
             yield {"seed": seed, "step": step, "tokens": step * TOKENS_PER_STEP, **evaluated(context, run, adapter, text)}
