@@ -7,6 +7,7 @@
 #include <csignal>
 #include <cstdio>
 #include <ctime>
+#include <optional>
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/build_info.hpp"
@@ -16,6 +17,7 @@
 #include "worker/device/large_blocks.hpp"
 #include "worker/evaluate/evaluate.hpp"
 #include "worker/logits/logits.hpp"
+#include "worker/model/decoder.hpp"
 #include "worker/task/failure.hpp"
 #include "worker/transfer/capture.hpp"
 #include "worker/transfer/transfer.hpp"
@@ -150,6 +152,8 @@ wire::Hello make_hello(const std::string& uuid,
   hello.pid = ::getpid();
   hello.threads = at::get_num_threads();
   hello.memory_bytes = device_memory_bytes(device);
+  hello.on_gpu = device.is_cuda();
+  hello.auto_dtype = dtype_word(resolve_compute_dtype("auto", device));
   return hello;
 }
 
@@ -163,20 +167,24 @@ const std::atomic<bool>& stop_signal() {
 storage::ExitCode serve(const ServeOptions& options) {
   const std::atomic<bool>& stop = stop_signal();
   storage::fault_point("worker.started");
-  RunContext run(options.run_directory, options.local_rank);
-  const storage::WorkersSection& workers = run.recipe().workers;
-  CoordinatorClient client({.layout = run.layout(),
+  std::optional<RunContext> run(std::in_place, options.run_directory, options.local_rank);
+  const storage::WorkersSection workers = run->recipe().workers;
+  CoordinatorClient client({.layout = run->layout(),
                             .endpoint = options.endpoint,
-                            .hello = make_hello(options.uuid, options.incarnation, run.device()),
+                            .hello = make_hello(options.uuid, options.incarnation, run->device()),
                             .key_pair = options.key_pair,
                             .orphan_timeout = std::chrono::seconds(workers.orphan_timeout_s),
                             .stop_signal = &stop});
   const auto held_block = [&run] {
-    return run.held_first_layer() < 0 ? -1
-                                      : run.held_first_layer() / run.recipe().plan.layers_per_block;
+    return run->held_first_layer() < 0
+               ? -1
+               : run->held_first_layer() / run->recipe().plan.layers_per_block;
   };
-  while (const std::optional<wire::Task> task = client.next_task(held_block()))
-    execute(run, client, *task);
+  while (const std::optional<wire::Task> task = client.next_task(held_block())) {
+    // What the recipe left open was decided when the coordinator knew its workers.
+    if (run->recipe().plan.is_open()) run.emplace(options.run_directory, options.local_rank);
+    execute(*run, client, *task);
+  }
   if (client.run_is_over()) return storage::ExitCode::kOk;
   log_line("leaves, and may come again: " + client.stop_reason());
   return storage::ExitCode::kInterrupted;

@@ -384,6 +384,8 @@ void Dispatcher::hello(const std::string& peer, const wire::Hello& message) {
     note_once("workers of build " + message.build + " joined, the coordinator is " + config_.build +
               ": equal bytes are no longer promised");
   }
+  if (const std::string text = contradiction(message, config_.planned); !text.empty())
+    note_once(text);
   // An earlier incarnation died without a word, and with it what it held.
   for (const std::uint64_t token : tokens_of(uuid)) {
     const TaskRecord& task = *state_.holder(token);

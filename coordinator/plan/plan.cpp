@@ -1,9 +1,10 @@
 #include "coordinator/plan/plan.hpp"
 
 #include <algorithm>
-#include <cmath>
 
+#include "coordinator/plan/bytes_text.hpp"
 #include "coordinator/plan/plan_costs.hpp"
+#include "coordinator/plan/plan_memory.hpp"
 #include "coordinator/plan/plan_times.hpp"
 #include "storage/base/error.hpp"
 
@@ -14,19 +15,6 @@ using storage::Error;
 using storage::ErrorKind;
 using storage::ModelConfig;
 using storage::Recipe;
-
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
-std::string gib(std::uint64_t bytes) {
-  constexpr std::uint64_t kMiB = 1U << 20;
-  if (bytes < 100 * kMiB) return std::to_string((bytes + kMiB - 1) / kMiB) + " MiB";
-  const double value = static_cast<double>(bytes) / kGiB;
-  const double rounded = value >= 10.0 ? std::round(value) : std::round(value * 100.0) / 100.0;
-  std::string text = std::to_string(rounded);
-  text.erase(text.find_last_not_of('0') + 1);
-  if (text.back() == '.') text.pop_back();
-  return text + " GiB";
-}
 
 std::vector<BlockPlan> make_blocks(const Recipe& recipe, int num_layers) {
   const std::vector<int>& softmax = recipe.transfer.softmax_layers;
@@ -101,74 +89,59 @@ void check_data(const Recipe& recipe, const ModelConfig& model, const PlanTokens
   require_linear_layer(recipe, model);
 }
 
-void check_memory(const Recipe& recipe,
-                  const ModelConfig& model,
-                  const Costs& costs,
-                  const PlanLimits& limits,
-                  Plan& plan) {
-  if (limits.memory_bytes == 0) return;
-  const std::uint64_t per_worker =
-      limits.memory_bytes / static_cast<std::uint64_t>(std::max(1, limits.local_workers));
-  const std::uint64_t need = std::max(plan.capture_memory_bytes, plan.transfer_memory_bytes);
-  if (need > per_worker) {
-    PlanProblem problem{"a block of " + std::to_string(recipe.plan.layers_per_block) +
-                            " layers needs " + gib(need) + " of memory, a worker has " +
-                            gib(per_worker),
-                        ""};
-    int k = std::min(recipe.plan.layers_per_block, model.num_hidden_layers) - 1;
-    while (k > 0 && costs.block_memory(k) > per_worker) --k;
-    problem.remedy =
-        k > 0
-            ? "the largest plan.layers_per_block that fits is " + std::to_string(k)
-            : "not even one layer fits; lower plan.sequences_per_forward or data.transfer.seq_len";
-    plan.problems.push_back(std::move(problem));
-  }
-  if (plan.logits && plan.logits_memory_bytes > per_worker) {
-    plan.problems.push_back({"the teacher's logits for finetune need " +
-                                 gib(plan.logits_memory_bytes) + " of memory, a worker has " +
-                                 gib(per_worker),
-                             "lower plan.layers_per_block, or set finetune.objective = \"ce\""});
-  }
-  if (plan.evaluates && plan.evaluate_memory_bytes > per_worker) {
-    plan.problems.push_back(
-        {"evaluation needs " + gib(plan.evaluate_memory_bytes) + ", a worker has " +
-             gib(per_worker),
-         "lower plan.sequences_per_forward or data.evaluate.seq_len, or use fewer workers.local"});
-  }
-  const std::uint64_t per_rank =
-      limits.memory_bytes / static_cast<std::uint64_t>(std::max(1, recipe.finetune.ranks));
-  if (plan.finetunes && plan.finetune_memory_bytes > per_rank) {
-    std::uint64_t ranks = limits.memory_bytes / plan.finetune_memory_bytes;
-    while (ranks > 1 && (ranks & (ranks - 1)) != 0) --ranks;  // ranks divide a power of two
-    plan.problems.push_back(
-        {"finetune needs " + gib(plan.finetune_memory_bytes) + " a rank, a rank has " +
-             gib(per_rank),
-         ranks > 0 ? "finetune.ranks = " + std::to_string(ranks) + " fits"
-                   : "lower data.finetune.seq_len, or set finetune.enabled = false and train "
-                     "the adapter elsewhere"});
+// The run directory's bytes at most, by stage, and at the end.
+void plan_disk(const Recipe& recipe, const Costs& costs, Plan& plan) {
+  const KeepBoundaries keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);
+  const int last = plan.last_boundary(), blocks = plan.num_blocks();
+  const Costs::Disk disk = costs.disk();
+  const auto boundaries = [&plan](int count) {
+    return plan.boundary_bytes * static_cast<std::uint64_t>(count);
+  };
+  const int kept = boundaries_at_end(keep, last, blocks);
+  const std::uint64_t trained = disk.always + disk.artifacts + disk.transfer_checkpoints;
+  const std::uint64_t assembled = trained + disk.artifacts;
+  const bool from_boundary = plan.logits && plan.logits->from_boundary;
+  const int read_by_logits = std::max(kept, from_boundary ? std::min(last, kept + 1) : 0);
+  const std::uint64_t adapter = plan.finetunes ? disk.adapter + disk.finetune_checkpoints : 0;
+  plan.final_disk_bytes =
+      assembled + boundaries(kept) + adapter + (keep.keeps_logits() ? plan.logits_bytes : 0);
+  for (StageEstimate& stage : plan.estimates) {
+    if (stage.stage == "capture" || stage.stage == "transfer")
+      stage.disk_bytes = trained + boundaries(boundaries_at_once(keep, last, blocks));
+    else if (stage.stage == "assemble")
+      stage.disk_bytes = assembled + boundaries(read_by_logits);
+    else if (stage.stage == "logits")
+      stage.disk_bytes = assembled + boundaries(read_by_logits) + plan.logits_bytes;
+    else if (stage.stage == "finetune")
+      stage.disk_bytes =
+          assembled + boundaries(kept) + plan.logits_bytes + adapter + disk.third_checkpoint;
+    else
+      stage.disk_bytes = plan.final_disk_bytes;
+    plan.peak_disk_bytes = std::max(plan.peak_disk_bytes, stage.disk_bytes);
   }
 }
 
 void check_disk(const Recipe& recipe, const Costs& costs, const PlanLimits& limits, Plan& plan) {
   const std::uint64_t room = limits.free_disk_bytes + limits.stored_bytes;
   if (limits.free_disk_bytes == 0 || plan.peak_disk_bytes <= room) return;
-  const std::string held =
-      limits.stored_bytes > 0 ? " and it holds " + gib(limits.stored_bytes) + " already" : "";
-  PlanProblem problem{"the run needs " + gib(plan.peak_disk_bytes) + " of disk, " +
-                          gib(limits.free_disk_bytes) + " are free" + held,
+  const std::string held = limits.stored_bytes > 0
+                               ? " and it holds " + bytes_text(limits.stored_bytes) + " already"
+                               : "";
+  PlanProblem problem{"the run needs " + bytes_text(plan.peak_disk_bytes) + " of disk, " +
+                          bytes_text(limits.free_disk_bytes) + " are free" + held,
                       ""};
+  const std::uint64_t other = costs.disk().at_peak() + plan.logits_bytes;
   const int last = plan.last_boundary();
   const auto peak_with = [&](const KeepBoundaries& keep, int boundaries, int num_blocks) {
-    return costs.other_disk() + plan.boundary_bytes * static_cast<std::uint64_t>(boundaries_at_once(
-                                                          keep, boundaries, num_blocks));
+    return other + plan.boundary_bytes *
+                       static_cast<std::uint64_t>(boundaries_at_once(keep, boundaries, num_blocks));
   };
   const KeepBoundaries none{KeepBoundaries::Kind::kNone, 1};
   if (recipe.plan.keep_boundaries != "none" && peak_with(none, last, plan.num_blocks()) <= room) {
-    problem.remedy =
-        "plan.keep_boundaries = \"none\" needs " + gib(peak_with(none, last, plan.num_blocks()));
-  } else if (costs.other_disk() < room) {
-    const std::uint64_t fit =
-        (room - costs.other_disk()) / std::max<std::uint64_t>(1, plan.boundary_bytes);
+    problem.remedy = "plan.keep_boundaries = \"none\" needs " +
+                     bytes_text(peak_with(none, last, plan.num_blocks()));
+  } else if (other < room) {
+    const std::uint64_t fit = (room - other) / std::max<std::uint64_t>(1, plan.boundary_bytes);
     int k = recipe.plan.layers_per_block;
     const auto boundaries_with = [&](int layers) {
       const int boundaries = (plan.num_layers + layers - 1) / layers - 1;
@@ -250,6 +223,24 @@ int Plan::last_boundary() const {
   return last;
 }
 
+bool Plan::knows_times() const {
+  return !workers.empty() && std::all_of(workers.begin(), workers.end(), [](const auto& kind) {
+    return kind.speed.is_known();
+  });
+}
+
+namespace {
+double total(const Plan& plan, double StageEstimate::*figure) {
+  double sum = 0.0;
+  for (const StageEstimate& stage : plan.estimates) sum += stage.*figure;
+  return sum;
+}
+}  // namespace
+
+double Plan::seconds() const { return total(*this, &StageEstimate::seconds); }
+double Plan::gpu_hours() const { return total(*this, &StageEstimate::gpu_hours); }
+double Plan::cost() const { return total(*this, &StageEstimate::cost); }
+
 Plan make_plan(const Recipe& recipe,
                const ModelConfig& model,
                const PlanTokens& tokens,
@@ -257,8 +248,8 @@ Plan make_plan(const Recipe& recipe,
   recipe.attention.validate(model.head_dim);
   check_data(recipe, model, tokens);
   const Costs costs(recipe, model, tokens, limits);
-  const KeepBoundaries keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);
   Plan plan;
+  plan.workers = limits.workers;
   plan.num_layers = model.num_hidden_layers;
   plan.blocks = make_blocks(recipe, plan.num_layers);
   plan.capture = storage::make_capture_plan(
@@ -267,32 +258,31 @@ Plan make_plan(const Recipe& recipe,
   plan.captures = last > 0;
   plan.evaluates = tokens.evaluate.num_sequences > 0;
   plan.finetunes = recipe.finetune.enabled && tokens.finetune.num_sequences > 0;
-  plan.shards_per_capture = shards_per_capture(plan, costs, recipe, tokens, limits);
+  plan.shards_per_capture = limits.shards_per_capture > 0
+                                ? limits.shards_per_capture
+                                : shards_per_capture(plan, costs, recipe, tokens, limits);
   if (plan.finetunes && recipe.finetune.learns_from_teacher())
     plan_logits(recipe, model, tokens.finetune, plan);
   plan.boundary_bytes =
       static_cast<std::uint64_t>(plan.capture.num_sequences()) * costs.sequence_bytes();
-  const auto boundaries = [&plan](int count) {
-    return plan.boundary_bytes * static_cast<std::uint64_t>(count);
-  };
-  plan.peak_disk_bytes = costs.other_disk() + plan.logits_bytes +
-                         boundaries(boundaries_at_once(keep, last, plan.num_blocks()));
-  plan.final_disk_bytes = costs.final_disk() + (keep.keeps_logits() ? plan.logits_bytes : 0) +
-                          boundaries(boundaries_at_end(keep, last, plan.num_blocks()));
   const int largest = std::min(recipe.plan.layers_per_block, plan.num_layers);
-  plan.capture_memory_bytes = plan.captures ? costs.capture_memory(largest) : 0;
-  plan.transfer_memory_bytes = costs.transfer_memory(largest);
+  const bool on_gpu = std::any_of(
+      plan.workers.begin(), plan.workers.end(), [](const auto& kind) { return kind.on_gpu; });
+  plan.host_memory_bytes = on_gpu ? costs.gpu_process_memory() : 0;
+  plan.capture_memory_bytes = plan.captures ? costs.capture_memory(largest, on_gpu) : 0;
+  plan.transfer_memory_bytes = costs.transfer_memory(largest, on_gpu);
   plan.logits_memory_bytes =
       plan.logits ? costs.logits_memory(
                         *plan.logits,
-                        plan.num_layers - plan.blocks[static_cast<std::size_t>(last)].first_layer)
+                        plan.num_layers - plan.blocks[static_cast<std::size_t>(last)].first_layer,
+                        on_gpu)
                   : 0;
-  plan.evaluate_memory_bytes = plan.evaluates ? costs.evaluate_memory() : 0;
-  plan.finetune_memory_bytes = plan.finetunes ? costs.finetune_memory() : 0;
-  check_memory(recipe, model, costs, limits, plan);
-  check_disk(recipe, costs, limits, plan);
-  plan.core = limits.core;
+  plan.evaluate_memory_bytes = plan.evaluates ? costs.evaluate_memory(on_gpu) : 0;
+  plan.finetune_memory_bytes = plan.finetunes ? costs.finetune_memory(on_gpu) : 0;
+  check_memory(recipe, model, tokens, limits, plan);
   plan.estimates = estimate_times(plan, costs, recipe, tokens, limits);
+  plan_disk(recipe, costs, plan);
+  check_disk(recipe, costs, limits, plan);
   if (recipe.finetune.enabled && !plan.finetunes) {
     plan.warnings.push_back(
         "finetune.enabled is true, but data.finetune has no sequences: the run ends after "
@@ -339,8 +329,11 @@ void to_json(nlohmann::json& json, const Plan& plan) {
           {"evaluates", plan.evaluates},
           {"finetunes", plan.finetunes},
           {"estimates", nlohmann::json::array()},
-          {"assumed_core_flops",
-           {{"products", plan.core.product_flops}, {"other", plan.core.other_flops}}},
+          {"workers", plan.workers},
+          {"host_memory_bytes", plan.host_memory_bytes},
+          {"seconds", plan.seconds()},
+          {"gpu_hours", plan.gpu_hours()},
+          {"cost", plan.cost()},
           {"problems", nlohmann::json::array()},
           {"warnings", plan.warnings},
           {"fits", plan.fits()}};
@@ -351,8 +344,13 @@ void to_json(nlohmann::json& json, const Plan& plan) {
                               {"trains", block.trains}});
   }
   for (const StageEstimate& stage : plan.estimates) {
-    json["estimates"].push_back(
-        {{"stage", stage.stage}, {"flops", stage.flops}, {"seconds", stage.seconds}});
+    json["estimates"].push_back({{"stage", stage.stage},
+                                 {"flops", stage.flops},
+                                 {"seconds", stage.seconds},
+                                 {"gpu_hours", stage.gpu_hours},
+                                 {"cost", stage.cost},
+                                 {"memory_bytes", stage.memory_bytes},
+                                 {"disk_bytes", stage.disk_bytes}});
   }
   for (const PlanProblem& problem : plan.problems) {
     json["problems"].push_back({{"message", problem.message}, {"remedy", problem.remedy}});

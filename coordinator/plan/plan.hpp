@@ -1,7 +1,7 @@
-// What a job will be before it starts: blocks, shards, bytes on disk, memory of a worker, and
-// whether all of that fits. Pure arithmetic over the recipe, the model's configuration and the
-// machine; `hedgerow plan` prints it, the run service refuses to start what does not fit, and the
-// scheduler compares a worker's memory with it.
+// What a job will be before it starts: blocks, shards, bytes on disk, memory of a worker, hours and
+// money, and whether all of that fits. Pure arithmetic over the recipe, the model's configuration
+// and the workers that will compute (plan_workers.hpp); `hedgerow plan` prints it, `run` and
+// `submit` refuse what does not fit, and the scheduler compares a worker's memory with it.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/plan/plan_workers.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/capture_plan.hpp"
 #include "storage/recipe/recipe.hpp"
@@ -39,25 +40,17 @@ struct TokensInfo {
   std::int64_t num_train = 0, num_sequences = 0, seq_len = 0;
 };
 
-// What a core does a second, assumed from its kind and never measured; 0: not known.
-struct CoreSpeed {
-  double product_flops = 0.0;  // in products with the model's weights
-  double other_flops = 0.0;    // in all else, attention above all
-
-  [[nodiscard]] bool is_known() const { return product_flops > 0.0 && other_flops > 0.0; }
-};
-
 // What the plan is held against. 0: unknown, not checked.
 struct PlanLimits {
   std::uint64_t free_disk_bytes = 0;
   std::uint64_t stored_bytes = 0;  // of the plan's disk, what a run that goes on has there already
-  // Of this machine, shared by the local workers; 0 without any: it says nothing of those
-  // elsewhere.
-  std::uint64_t memory_bytes = 0;
-  int local_workers = 1;
+  int shards_per_capture = 0;      // of a run that has begun; 0: the plan chooses
+  double disk_bytes_per_second = 0.0;  // of the run's file system, all nodes together
+  // Between two ranks on one node, and on two.
+  double inside_bytes_per_second = 0.0, between_bytes_per_second = 0.0;
   int compute_bytes = 2;  // of plan.compute_dtype = auto: 2 where bf16 is fast, else 4
-  int cores = 1;
-  CoreSpeed core{};  // for the estimates of time
+  // What will compute; none: nothing is known of it, and no memory is judged and no time told.
+  std::vector<WorkerKind> workers{};
 };
 
 // Why a plan cannot run, and what would fit.
@@ -70,7 +63,11 @@ struct StageEstimate {
   std::string
       stage;  // "tokenize", "capture", "transfer", "assemble", "logits", "finetune", "evaluate"
   double flops = 0.0;
-  double seconds = 0.0;  // on this machine alone, starts included; 0 if its speed is not known
+  double seconds = 0.0;            // starts included; 0 if no speed is known
+  double gpu_hours = 0.0;          // of the GPUs at work, not of those that are held meanwhile
+  double cost = 0.0;               // of all nodes meanwhile, in the currency of their prices
+  std::uint64_t memory_bytes = 0;  // of one process, where it computes; 0: next to none
+  std::uint64_t disk_bytes = 0;    // of the run directory, at most, up to its end
 };
 
 struct Plan {
@@ -91,16 +88,21 @@ struct Plan {
   std::uint64_t logits_memory_bytes = 0;
   std::uint64_t evaluate_memory_bytes = 0;
   std::uint64_t finetune_memory_bytes = 0;  // of one rank
+  std::uint64_t host_memory_bytes = 0;      // of a process whose memory above is a GPU's; else 0
   // captures: one block alone is fed by the embeddings, and no boundary is stored.
   bool captures = false, evaluates = false, finetunes = false;
   std::vector<StageEstimate> estimates;
-  CoreSpeed core{};  // that their seconds rest on
+  std::vector<WorkerKind> workers{};  // that all of this is of
   std::vector<PlanProblem> problems;
   std::vector<std::string> warnings;
 
   [[nodiscard]] int last_boundary() const;  // that a block trains on; 0: only block 0 trains
   [[nodiscard]] int num_blocks() const { return static_cast<int>(blocks.size()); }
   [[nodiscard]] bool fits() const { return problems.empty(); }
+  [[nodiscard]] bool knows_times() const;
+  [[nodiscard]] double seconds() const;  // of all stages, one after the other
+  [[nodiscard]] double gpu_hours() const;
+  [[nodiscard]] double cost() const;
 };
 
 struct PlanTokens {
@@ -123,9 +125,27 @@ struct PlanTokens {
 [[nodiscard]] PlanTokens read_plan_tokens(const storage::RunLayout& layout,
                                           const storage::Recipe& recipe,
                                           int vocab_size);
-// Memory, cores and an assumed speed of this machine, free disk at `directory`.
-[[nodiscard]] PlanLimits limits_of_this_machine(const std::filesystem::path& directory,
-                                                int local_workers);
+// What another k comes to, with the boundaries kept that the recipe says.
+struct KChoice {
+  int layers_per_block = 1, num_blocks = 1;
+  std::uint64_t memory_bytes = 0;  // of a worker: the larger of capture and transfer
+  std::uint64_t peak_disk_bytes = 0;
+  double seconds = 0.0, gpu_hours = 0.0, cost = 0.0;  // of the whole run
+  int num_problems = 0;                               // 0: it fits
+};
+// The smallest k of each number of blocks, up to the first that does not fit a worker.
+[[nodiscard]] std::vector<KChoice> compare_k(const storage::Recipe& recipe,
+                                             const storage::ModelConfig& model,
+                                             const PlanTokens& tokens,
+                                             const PlanLimits& limits);
+
+// Decides what the recipe leaves to the plan. layers_per_block = 0: of those that fit, the one
+// whose run ends first, and of those within 2 % of it the largest, which stores least.
+// keep_boundaries = "auto": all of them where the disk has the room, else the last, else none.
+void choose(storage::Recipe& recipe,
+            const storage::ModelConfig& model,
+            const PlanTokens& tokens,
+            const PlanLimits& limits);
 
 void require_fits(const Plan& plan);  // Throws kUsage listing every problem with its remedy
 void to_json(nlohmann::json& json, const Plan& plan);

@@ -8,12 +8,18 @@ namespace {
 constexpr double kFloat = 4.0;
 // What a worker process takes before it loads anything: code, allocator, HDF5, read buffers.
 constexpr double kProcessBytes = 400.0 * 1024 * 1024;
+// Assumed, no GPU having been at hand: CUDA's context with the kernels of LibTorch and ours on the
+// GPU, and what their libraries take of the host.
+constexpr double kGpuContextBytes = 1024.0 * 1024 * 1024;
+constexpr double kGpuHostBytes = 3.0 * 1024 * 1024 * 1024;
 // Of one logit in the cross-entropy: conversions, maximum, exponential, sum.
 constexpr double kLogitFlops = 200.0;
 // Logits exist for this many positions at a time.
 constexpr double kLogitRows = 1024.0;
 
 std::uint64_t whole(double bytes) { return static_cast<std::uint64_t>(bytes); }
+
+double process_bytes(bool on_gpu) { return on_gpu ? kGpuContextBytes : kProcessBytes; }
 
 double bytes_of(const std::string& dtype, int automatic) {
   if (dtype == "auto") return automatic;
@@ -26,10 +32,16 @@ constexpr double kColumns = 4.0;
 // Of a position in a tokens file: its id and two flags.
 constexpr double kTokenBytes = 6.0;
 
+// Journal, history, status and report of a small run.
+constexpr double kRecordBytes = 2e6;
+
 double tokens_bytes(const PlanTokens& tokens) {
   double positions = 0.0;
-  for (const TokensInfo& text : tokens.texts)
-    positions += static_cast<double>(text.num_sequences * text.seq_len);
+  const auto add = [&positions](const TokensInfo& info) {
+    positions += static_cast<double>(info.num_sequences * info.seq_len);
+  };
+  for (const TokensInfo* info : {&tokens.transfer, &tokens.finetune, &tokens.evaluate}) add(*info);
+  for (const TokensInfo& text : tokens.texts) add(text);
   return kTokenBytes * positions;
 }
 
@@ -63,11 +75,12 @@ Costs::Costs(const storage::Recipe& recipe,
       evaluate_stream_bytes_(static_cast<double>(tokens.evaluate.seq_len) * hidden_ *
                              compute_bytes_),
       evaluate_sequences_(static_cast<double>(tokens.evaluated(recipe.evaluate.max_sequences))),
-      texts_bytes_(tokens_bytes(tokens)),
+      tokens_bytes_(tokens_bytes(tokens)),
       finetune_tokens_(
           static_cast<double>(recipe.finetune.sequences_per_micro_batch * tokens.finetune.seq_len)),
       finetune_seq_len_(static_cast<double>(tokens.finetune.seq_len)),
       transfer_seq_len_(static_cast<double>(tokens.transfer.seq_len)),
+      transfer_(recipe.transfer),
       finetune_(recipe.finetune),
       tied_(model.tie_word_embeddings),
       has_bias_(recipe.attention.bias) {}
@@ -120,77 +133,91 @@ double Costs::attention_training_bytes(double tokens) const {
           2.0 * (heads_ + key_maps_) * features_);
 }
 
-std::uint64_t Costs::capture_memory(int layers) const {
-  return whole(kProcessBytes + layers * layer_parameters() * compute_bytes_ +
+std::uint64_t Costs::capture_memory(int layers, bool on_gpu) const {
+  return whole(process_bytes(on_gpu) + layers * layer_parameters() * compute_bytes_ +
                layer_activation_bytes(transfer_tokens_) + vocabulary_ * hidden_ * compute_bytes_);
 }
 
-std::uint64_t Costs::transfer_memory(int layers) const {
+std::uint64_t Costs::transfer_memory(int layers, bool on_gpu) const {
   // Parameters, gradients, two Adam moments and the best copy, all fp32.
   const double training_state = layers * map_parameters() * 5.0 * kFloat;
-  return whole(kProcessBytes + layers * layer_parameters() * compute_bytes_ + training_state +
-               layer_activation_bytes(transfer_tokens_) +
+  return whole(process_bytes(on_gpu) + layers * layer_parameters() * compute_bytes_ +
+               training_state + layer_activation_bytes(transfer_tokens_) +
                attention_training_bytes(transfer_tokens_) + vocabulary_ * hidden_ * compute_bytes_);
 }
 
-std::uint64_t Costs::block_memory(int layers) const {
-  return std::max(capture_memory(layers), transfer_memory(layers));
+std::uint64_t Costs::block_memory(int layers, bool on_gpu) const {
+  return std::max(capture_memory(layers, on_gpu), transfer_memory(layers, on_gpu));
 }
 
-std::uint64_t Costs::logits_memory(const storage::LogitsPlan& plan, int layers) const {
+std::uint64_t Costs::logits_memory(const storage::LogitsPlan& plan, int layers, bool on_gpu) const {
   const double streams = static_cast<double>(plan.sequences.sequences_per_shard) *
                          finetune_seq_len_ * hidden_ * compute_bytes_;
   const double held = plan.from_boundary ? layers * layer_parameters() * compute_bytes_
                                          : layer_parameters() * compute_bytes_ + streams;
-  return whole(kProcessBytes + held + outer_bytes() +
+  return whole(process_bytes(on_gpu) + held + outer_bytes() +
                2.0 * layer_activation_bytes(finetune_seq_len_) +
                2.0 * kLogitRows * vocabulary_ * kFloat);
 }
 
 // Evaluation streams the layers: one at a time, what has LoRA of it twice, over a group of
 // sequences. The residual streams of a group fill kEvaluateGroup, or one sequence more than does.
-std::uint64_t Costs::evaluate_memory() const {
+std::uint64_t Costs::evaluate_memory(bool on_gpu) const {
   const double group = std::min(std::max(kEvaluateGroup, kColumns * evaluate_stream_bytes_),
                                 kColumns * evaluate_sequences_ * evaluate_stream_bytes_);
   const bool has_mlp_lora = std::ranges::any_of(finetune_.target_modules, [](const auto& module) {
     return module == "gate_proj" || module == "up_proj" || module == "down_proj";
   });
   const double with_lora = has_mlp_lora ? layer_parameters() : attention_parameters();
-  return whole(kProcessBytes + (layer_parameters() + with_lora) * compute_bytes_ +
+  return whole(process_bytes(on_gpu) + (layer_parameters() + with_lora) * compute_bytes_ +
                layers_ * map_parameters() * kFloat + outer_bytes() + group +
                4.0 * layer_activation_bytes(evaluate_tokens_) +
                2.0 * kLogitRows * vocabulary_ * kFloat);
 }
 
-std::uint64_t Costs::finetune_memory() const {
+std::uint64_t Costs::finetune_memory(bool on_gpu) const {
   const double checkpoints = layers_ * finetune_tokens_ * hidden_ * compute_bytes_;
   // Activations that the worker keeps rather than makes again (worker/finetune/README.md).
   const double activations =
       std::min(kActivationBudget, layers_ * layer_activation_bytes(finetune_tokens_));
   // The CPU keeps each matrix packed for the forward and for the backward product.
-  const double packed = 2.0 * layers_ * layer_parameters() * compute_bytes_ +
-                        2.0 * vocabulary_ * hidden_ * compute_bytes_;
-  return whole(kProcessBytes + packed + layers_ * map_parameters() * kFloat + outer_bytes() +
-               checkpoints + activations + 2.0 * layer_activation_bytes(finetune_tokens_) +
+  const double copies = on_gpu ? 1.0 : 2.0;
+  const double packed = copies * layers_ * layer_parameters() * compute_bytes_ +
+                        (copies - 1.0) * 2.0 * vocabulary_ * hidden_ * compute_bytes_;
+  return whole(process_bytes(on_gpu) + packed + layers_ * map_parameters() * kFloat +
+               outer_bytes() + checkpoints + activations +
+               2.0 * layer_activation_bytes(finetune_tokens_) +
                attention_training_bytes(finetune_tokens_) + trained_parameters() * 5.0 * kFloat +
                3.0 * kLogitRows * vocabulary_ * kFloat);
+}
+
+// One tensor at a time goes through the host.
+std::uint64_t Costs::gpu_process_memory() const {
+  const double largest = std::max(hidden_ * intermediate_, vocabulary_ * hidden_);
+  return whole(kGpuHostBytes + largest * compute_bytes_);
 }
 
 std::uint64_t Costs::sequence_bytes() const {
   return whole(transfer_seq_len_ * hidden_ * shard_bytes_);
 }
 
-std::uint64_t Costs::other_disk() const {
-  // Artifacts and the student; checkpoints of every layer at once (maps, moments, best copy); three
-  // LoRA checkpoints of the same.
+// Two checkpoints of an attempt are kept, and a third while it is written; none at the last step.
+Costs::Disk Costs::disk() const {
   const double maps = layers_ * map_parameters() * kFloat;
-  return whole(2.0 * maps + 2.0 * 4.0 * maps + 3.0 * 4.0 * trained_parameters() * kFloat +
-               texts_bytes_ + 16.0 * 1024 * 1024);
-}
-
-std::uint64_t Costs::final_disk() const {
-  return whole(2.0 * layers_ * map_parameters() * kFloat + trained_parameters() * kFloat +
-               texts_bytes_ + 16.0 * 1024 * 1024);
+  // Values, two moments and the best copy.
+  constexpr double kCopies = 4.0;
+  const auto written = [](int steps, int every) { return every > 0 ? (steps - 1) / every : 0; };
+  const int of_transfer = written(transfer_.max_steps, transfer_.checkpoint_every);
+  const int of_finetune = written(finetune_.max_steps, finetune_.checkpoint_every);
+  const double trained = trained_parameters() * kFloat;
+  Disk disk;
+  disk.always = whole(tokens_bytes_ + kRecordBytes);
+  disk.artifacts = whole(maps);
+  disk.transfer_checkpoints = whole(kCopies * maps * std::clamp(of_transfer, 0, 2));
+  disk.adapter = whole(trained);
+  disk.finetune_checkpoints = whole(kCopies * trained * std::clamp(of_finetune, 0, 2));
+  disk.third_checkpoint = whole(of_finetune > 2 ? kCopies * trained : 0.0);
+  return disk;
 }
 
 Work Costs::layer_forward(std::int64_t seq_len) const {

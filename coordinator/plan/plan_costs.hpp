@@ -15,8 +15,8 @@ struct Work {
   double products = 0.0, other = 0.0;
 
   [[nodiscard]] double flops() const { return products + other; }
-  [[nodiscard]] double seconds(const CoreSpeed& core) const {  // of one core
-    return products / core.product_flops + other / core.other_flops;
+  [[nodiscard]] double seconds(const ComputeSpeed& speed) const {  // of one GPU or core
+    return products / speed.product_flops + other / speed.other_flops;
   }
 };
 [[nodiscard]] inline Work operator+(const Work& a, const Work& b) {
@@ -33,19 +33,34 @@ class Costs {
         const PlanTokens& tokens,
         const PlanLimits& limits);
 
-  // Memory of one worker process, bytes.
-  [[nodiscard]] std::uint64_t capture_memory(int layers) const;
-  [[nodiscard]] std::uint64_t transfer_memory(int layers) const;
-  [[nodiscard]] std::uint64_t block_memory(int layers) const;  // the larger of both
+  // Memory of one worker process where it computes, bytes: of its GPU, or of its host.
+  [[nodiscard]] std::uint64_t capture_memory(int layers, bool on_gpu) const;
+  [[nodiscard]] std::uint64_t transfer_memory(int layers, bool on_gpu) const;
+  [[nodiscard]] std::uint64_t block_memory(int layers, bool on_gpu) const;  // the larger of both
   // From the last boundary: `layers` of them at once. From tokens: one at a time.
-  [[nodiscard]] std::uint64_t logits_memory(const storage::LogitsPlan& plan, int layers) const;
-  [[nodiscard]] std::uint64_t evaluate_memory() const;
-  [[nodiscard]] std::uint64_t finetune_memory() const;  // of one rank
+  [[nodiscard]] std::uint64_t logits_memory(const storage::LogitsPlan& plan,
+                                            int layers,
+                                            bool on_gpu) const;
+  [[nodiscard]] std::uint64_t evaluate_memory(bool on_gpu) const;
+  [[nodiscard]] std::uint64_t finetune_memory(bool on_gpu) const;  // of one rank
+  // Of its host, where it computes on a GPU.
+  [[nodiscard]] std::uint64_t gpu_process_memory() const;
 
   // Disk, bytes.
   [[nodiscard]] std::uint64_t sequence_bytes() const;  // of one sequence of one boundary
-  [[nodiscard]] std::uint64_t other_disk() const;  // everything that is not a boundary, at its peak
-  [[nodiscard]] std::uint64_t final_disk() const;
+  // All that is neither a boundary nor logits.
+  struct Disk {
+    std::uint64_t always = 0;     // tokens and records
+    std::uint64_t artifacts = 0;  // of all layers; the student has as much again
+    std::uint64_t transfer_checkpoints = 0, finetune_checkpoints = 0;  // these stay until `clean`
+    std::uint64_t third_checkpoint = 0;                                // of finetune, for a moment
+    std::uint64_t adapter = 0;
+    [[nodiscard]] std::uint64_t at_peak() const {
+      return always + 2 * artifacts + transfer_checkpoints + finetune_checkpoints +
+             third_checkpoint + adapter;
+    }
+  };
+  [[nodiscard]] Disk disk() const;
 
   // Of a token; attention at sequence length `seq_len`.
   [[nodiscard]] Work layer_forward(std::int64_t seq_len) const;   // the teacher's
@@ -59,6 +74,8 @@ class Costs {
   // What is read of the model's weights.
   [[nodiscard]] double layer_bytes() const;
   [[nodiscard]] double model_bytes() const;
+  // What one rank tells the others of a step, and hears.
+  [[nodiscard]] double gradient_bytes() const { return 4.0 * trained_parameters(); }
 
  private:
   [[nodiscard]] double layer_parameters() const;
@@ -75,10 +92,11 @@ class Costs {
   double transfer_tokens_, evaluate_tokens_;  // of one forward
   double evaluate_stream_bytes_;              // of one sequence between two layers
   double evaluate_sequences_;                 // of all texts
-  double texts_bytes_;                        // tokens files of data.evaluate.texts
+  double tokens_bytes_;                       // of all tokens files
   double finetune_tokens_;                    // of one forward
   double finetune_seq_len_;
   double transfer_seq_len_;
+  storage::TransferSection transfer_;
   storage::FinetuneSection finetune_;
   bool tied_, has_bias_;
 };

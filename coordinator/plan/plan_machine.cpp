@@ -13,7 +13,7 @@ namespace {
 // Assumed: what a core of this kind of processor sustains, in the dtype that "auto" takes there.
 // Only estimates of time rest on it. AVX512_BF16 as measured on an EPYC (Zen 5), the others in
 // proportion.
-CoreSpeed core_speed(wire::MatrixUnits units) {
+ComputeSpeed core_speed(wire::MatrixUnits units) {
   switch (units) {
     case wire::MatrixUnits::kAmx:
     case wire::MatrixUnits::kAvx512Bfloat:
@@ -46,19 +46,26 @@ PlanTokens read_plan_tokens(const storage::RunLayout& layout,
   return tokens;
 }
 
-PlanLimits limits_of_this_machine(const std::filesystem::path& directory, int local_workers) {
+std::vector<WorkerKind> workers_of_this_machine(int local_workers, bool on_gpus) {
+  if (local_workers == 0) return {};
+  WorkerKind kind;
+  kind.name = "this machine";
+  kind.workers_per_node = local_workers;
+  kind.on_gpu = on_gpus;
+  kind.host_memory_bytes = wire::usable_memory_bytes();
+  kind.cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
+  // Of a GPU nothing is known without its driver; each worker says what it has when it joins.
+  if (!on_gpus) kind.speed = core_speed(wire::matrix_units());
+  return {kind};
+}
+
+PlanLimits limits_of_this_machine(const std::filesystem::path& directory) {
   PlanLimits limits;
   std::filesystem::path existing = std::filesystem::absolute(directory);
   while (!std::filesystem::exists(existing) && existing.has_relative_path())
     existing = existing.parent_path();
   limits.free_disk_bytes = storage::free_bytes(existing);
-  // Of workers elsewhere the scheduler judges, by what each says that it has.
-  if (local_workers > 0) limits.memory_bytes = wire::usable_memory_bytes();
-  limits.local_workers = local_workers;
-  const wire::MatrixUnits units = wire::matrix_units();
-  limits.compute_bytes = wire::multiplies_bfloat16_faster(units) ? 2 : 4;
-  limits.cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  limits.core = core_speed(units);
+  limits.compute_bytes = wire::multiplies_bfloat16_faster(wire::matrix_units()) ? 2 : 4;
   return limits;
 }
 

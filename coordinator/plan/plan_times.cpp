@@ -1,6 +1,8 @@
 #include "coordinator/plan/plan_times.hpp"
 
 #include <algorithm>
+#include <cmath>
+#include <queue>
 
 #include "coordinator/plan/plan_costs.hpp"
 
@@ -15,18 +17,25 @@ constexpr double kCaptureTaskSeconds = 60.0;
 constexpr double kUnknownFlops = 1e12;  // of a worker, for the size of such a task alone
 
 // As SmolLM2's first four layers and a model of 0.2 M parameters took on two cores of an EPYC.
-constexpr double kWorkerStartSeconds = 0.4;  // LibTorch, connection, first grant
-constexpr double kRankStartSeconds = 1.0;    // mpirun, LibTorch, MPI's own start
-constexpr double kTaskSeconds = 0.05;        // grant, files, commit
+constexpr double kRankStartSeconds = 1.0;  // mpirun, LibTorch, MPI's own start
+constexpr double kTaskSeconds = 0.05;      // grant, files, commit
 constexpr double kTokenizerStartSeconds = 0.4;
 constexpr double kTextBytesPerSecond = 1e6;
-constexpr double kWeightBytesPerSecond = 1e9;  // read and packed by one process
-
-int threads_of(int wanted, int processes, const PlanLimits& limits) {
-  return wanted > 0 ? wanted : std::max(1, limits.cores / std::max(1, processes));
-}
+constexpr double kSecondsPerHour = 3600.0;
 
 double divided(double count, double by) { return by > 0 ? count / by : 0.0; }
+
+// Work that one worker does, and bytes that it reads meanwhile and before.
+struct Job {
+  Work work{};
+  double read_ahead = 0.0;  // hidden through prefetching
+  double loaded = 0.0;      // weights, before it begins
+};
+
+// What a stage took: wall seconds, and seconds of GPUs that were at work.
+struct Taken {
+  double seconds = 0.0, gpu_seconds = 0.0;
+};
 
 class Times {
  public:
@@ -41,117 +50,318 @@ class Times {
     int layers = 0;
     const int last = plan_.last_boundary();
     for (const BlockPlan& block : plan_.blocks) layers += block.block < last ? block.num_layers : 0;
-    const double tokens =
-        static_cast<double>(plan_.capture.num_sequences() * tokens_.transfer.seq_len);
-    const Work work = tokens * layers * costs_.layer_forward(tokens_.transfer.seq_len);
-    const int pieces = (plan_.capture.num_shards() + plan_.shards_per_capture - 1) /
-                       std::max(1, plan_.shards_per_capture);
-    const int busy = std::min(workers(), pieces);
+    const Job job{
+        capture_work(layers, plan_.capture.num_sequences()), 0.0, layers * costs_.layer_bytes()};
     if (!plan_.captures) return {"capture"};
-    const double start = kWorkerStartSeconds + kTaskSeconds * last;
-    return timed("capture", work, cores_of(busy), start + loading(layers * costs_.layer_bytes()));
+    const int pieces = pieces_of(plan_.capture.num_shards(), plan_.shards_per_capture);
+    Taken taken = spread(job, pieces, plan_.capture_memory_bytes);
+    taken.seconds =
+        start() + kTaskSeconds * last +
+        std::max(taken.seconds,
+                 disk_seconds((2.0 * last - 1.0) * static_cast<double>(plan_.boundary_bytes)));
+    return told("capture", job.work, taken, plan_.capture_memory_bytes);
   }
 
   // A block is one worker's: with fewer blocks than workers some have none.
   [[nodiscard]] StageEstimate transfer() const {
-    int blocks = 0, layers = 0;
+    std::vector<Job> jobs;
+    Work all;
+    double read = 0.0;
     for (const BlockPlan& block : plan_.blocks) {
-      blocks += block.trains ? 1 : 0;
-      layers += block.trains ? block.num_layers : 0;
+      if (!block.trains) continue;
+      jobs.push_back(transfer_job(block));
+      all = all + jobs.back().work;
+      read += jobs.back().read_ahead;
     }
-    const storage::TransferSection& transfer = recipe_.transfer;
-    const double validations = transfer.max_steps / transfer.validate_every + 1.0;
-    const double seq_len = static_cast<double>(tokens_.transfer.seq_len);
-    const Work work =
-        layers * seq_len *
-        (1.0 * transfer.max_steps * transfer.sequences_per_step *
-             costs_.layer_transfer(tokens_.transfer.seq_len) +
-         validations * transfer.validation_sequences *
-             (costs_.layer_forward(tokens_.transfer.seq_len) + costs_.layer_student()));
-    const int rounds = (blocks + workers() - 1) / workers();
-    const double start = plan_.captures ? 0.0 : kWorkerStartSeconds;
-    const double busy = divided(blocks, rounds);  // on the average
-    return timed(
-        "transfer",
-        work,
-        cores_of(busy),
-        start + rounds * kTaskSeconds + divided(loading(layers * costs_.layer_bytes()), busy));
+    Taken taken = one_by_one(jobs, plan_.transfer_memory_bytes);
+    taken.seconds = std::max(taken.seconds, disk_seconds(read)) + (plan_.captures ? 0.0 : start());
+    return told("transfer", all, taken, plan_.transfer_memory_bytes);
   }
 
-  [[nodiscard]] StageEstimate assemble() const { return timed("assemble", {}, 1.0, kTaskSeconds); }
+  [[nodiscard]] StageEstimate assemble() const {
+    return told("assemble", {}, {kTaskSeconds, 0.0}, 0);
+  }
 
   [[nodiscard]] StageEstimate logits() const {
-    const storage::CapturePlan& sequences = plan_.logits->sequences;
-    const int first =
-        plan_.logits->from_boundary
-            ? plan_.blocks[static_cast<std::size_t>(plan_.last_boundary())].first_layer
-            : 0;
-    const int layers = plan_.num_layers - first;
-    const Work work = static_cast<double>(sequences.num_sequences() * tokens_.finetune.seq_len) *
-                      (layers * costs_.layer_forward(tokens_.finetune.seq_len) + costs_.head());
-    const int busy = std::min(workers(), plan_.num_logit_pieces);
-    const int rounds = (plan_.num_logit_pieces + busy - 1) / busy;
-    return timed("logits",
-                 work,
-                 cores_of(busy),
-                 rounds * (kTaskSeconds + loading(layers * costs_.layer_bytes())));
+    const Job job = logits_job(plan_.logits->sequences.num_sequences());
+    const int busy = std::min(num_workers(), plan_.num_logit_pieces);
+    const int rounds = pieces_of(plan_.num_logit_pieces, std::max(1, busy));
+    Taken taken = spread(job, plan_.num_logit_pieces, plan_.logits_memory_bytes);
+    taken.seconds += rounds * kTaskSeconds;
+    return told("logits", job.work, taken, plan_.logits_memory_bytes);
   }
 
   // Each rank holds the whole base; the workers end before it and start again after.
   [[nodiscard]] StageEstimate finetune() const {
     const storage::FinetuneSection& finetune = recipe_.finetune;
-    // At the end, before the first step, and between.
-    const double validations =
-        finetune.validate_every == 0
-            ? 1.0
-            : 2.0 + (finetune.max_steps - 1) / finetune.validate_every;  // whole ones
-    const auto validation = tokens_.finetune.num_sequences - tokens_.finetune.num_train;
     const double seq_len = static_cast<double>(tokens_.finetune.seq_len);
-    const Work work =
-        seq_len *
-        (1.0 * finetune.max_steps * finetune.sequences_per_step * costs_.model_training() +
-         validations * static_cast<double>(validation) * costs_.model_student());
-    const int threads = threads_of(finetune.threads, finetune.ranks, limits_);
-    return timed("finetune",
-                 work,
-                 std::min<double>(finetune.ranks * threads, limits_.cores),
-                 kRankStartSeconds + kWorkerStartSeconds + loading(costs_.model_bytes()));
+    const double micro_batches =
+        divided(finetune.sequences_per_step, finetune.sequences_per_micro_batch);
+    // Of the rank that has the most.
+    const double rounds = std::ceil(micro_batches / finetune.ranks);
+    const double step_sequences = rounds * finetune.sequences_per_micro_batch;
+    const double validation =
+        std::ceil(static_cast<double>(tokens_.finetune.num_sequences - tokens_.finetune.num_train) /
+                  finetune.ranks);
+    const auto work_of = [&](double steps_sequences, double validated) {
+      return seq_len * (1.0 * finetune.max_steps * steps_sequences * costs_.model_training() +
+                        validations() * validated * costs_.model_student());
+    };
+    const Work of_a_rank = work_of(step_sequences, validation);
+    const Work all =
+        work_of(finetune.sequences_per_step,
+                static_cast<double>(tokens_.finetune.num_sequences - tokens_.finetune.num_train));
+    const WorkerKind* kind = rank_kind();
+    if (kind == nullptr || !kind->speed.is_known())
+      return told("finetune", all, {}, plan_.finetune_memory_bytes);
+    const double own = rank_seconds(*kind, of_a_rank);
+    const double told_bytes = finetune.ranks > 1 ? 2.0 * costs_.gradient_bytes() : 0.0;
+    const double rate = finetune.ranks <= ranks_per_node(*kind) ? limits_.inside_bytes_per_second
+                                                                : limits_.between_bytes_per_second;
+    Taken taken;
+    taken.seconds = kRankStartSeconds + kind->worker_start_seconds +
+                    costs_.model_bytes() / kind->disk_bytes_per_second + own +
+                    finetune.max_steps * divided(told_bytes, rate);
+    taken.gpu_seconds = kind->on_gpu ? finetune.ranks * taken.seconds : 0.0;
+    return told("finetune", all, taken, plan_.finetune_memory_bytes);
   }
 
-  // Teacher, student, and student with LoRA, one after the other, each by one worker. Of the
-  // student without LoRA each layer's error is measured too.
+  // Each subject is one worker's. The teacher's and the student's come before the finetune, that of
+  // the student with LoRA after it.
   [[nodiscard]] StageEstimate evaluate() const {
-    const std::int64_t sequences = tokens_.evaluated(recipe_.evaluate.max_sequences);
-    const double students = plan_.finetunes ? 2.0 : 1.0;
-    const bool has_control = recipe_.attention.window != storage::WindowLayout::kNone;
-    // Columns of the three: the teacher stands in each, the control too, and with LoRA also the
-    // student with its linear branch off.
-    const double columns = plan_.finetunes ? (has_control ? 2.0 + 3.0 + 4.0 : 1.0 + 2.0 + 2.0)
-                                           : (has_control ? 2.0 + 3.0 : 1.0 + 2.0);
-    const Work work = static_cast<double>(sequences * tokens_.evaluate.seq_len) *
-                      (columns * costs_.model_forward(tokens_.evaluate.seq_len) +
-                       (1.0 + students) * plan_.num_layers * costs_.layer_student());
-    return timed("evaluate",
-                 work,
-                 cores_of(1),
-                 (1.0 + students) * (kTaskSeconds + loading(costs_.model_bytes())));
+    std::vector<Job> before{evaluate_job(Subject::kTeacher), evaluate_job(Subject::kTransfer)};
+    Taken taken = one_by_one(before, plan_.evaluate_memory_bytes);
+    Work all = before[0].work + before[1].work;
+    if (plan_.finetunes) {
+      const Job lora = evaluate_job(Subject::kLora);
+      const Taken after = one_by_one({lora}, plan_.evaluate_memory_bytes);
+      taken.seconds += after.seconds;
+      taken.gpu_seconds += after.gpu_seconds;
+      all = all + lora.work;
+    }
+    return told("evaluate", all, taken, plan_.evaluate_memory_bytes);
+  }
+
+  // Of one task.
+  [[nodiscard]] double task(const TaskId& id, const WorkerKind& kind) const {
+    switch (id.stage) {
+      case Stage::kCapture: {
+        const int first = id.piece * plan_.shards_per_capture;
+        std::int64_t sequences = 0;
+        for (int shard = first;
+             shard < std::min(first + plan_.shards_per_capture, plan_.capture.num_shards());
+             ++shard)
+          sequences += plan_.capture.shard_size(shard);
+        const int layers = plan_.blocks[static_cast<std::size_t>(id.block)].num_layers;
+        return job_seconds(
+            kind,
+            {capture_work(layers, sequences),
+             static_cast<double>(sequences) * static_cast<double>(costs_.sequence_bytes()),
+             layers * costs_.layer_bytes()});
+      }
+      case Stage::kTransfer:
+        return job_seconds(kind, transfer_job(plan_.blocks[static_cast<std::size_t>(id.block)]));
+      case Stage::kLogits:
+        return job_seconds(
+            kind, logits_job(plan_.logits->sequences.num_sequences() / plan_.num_logit_pieces));
+      case Stage::kEvaluate:
+        return job_seconds(kind, evaluate_job(id.subject));
+      case Stage::kFinetune:
+        return finetune().seconds;
+      case Stage::kAssemble:
+        break;
+    }
+    return kTaskSeconds;
+  }
+
+  [[nodiscard]] int num_workers() const {
+    int count = 0;
+    for (const WorkerKind& kind : limits_.workers) count += kind.workers();
+    return std::max(1, count);
+  }
+
+  // Of a worker: a GPU, or its threads.
+  [[nodiscard]] double worker_seconds(const WorkerKind& kind, const Work& work) const {
+    return work.seconds(kind.speed) / units(kind, recipe_.workers.threads, kind.workers_per_node);
   }
 
  private:
-  [[nodiscard]] int workers() const { return std::max(1, limits_.local_workers); }
-  // Of workers that are at work at once.
-  [[nodiscard]] double cores_of(double busy) const {
-    return std::min<double>(busy * threads_of(recipe_.workers.threads, workers(), limits_),
-                            limits_.cores);
+  [[nodiscard]] static int pieces_of(int count, int each) {
+    return (count + each - 1) / std::max(1, each);
   }
-  [[nodiscard]] static double loading(double bytes) { return bytes / kWeightBytesPerSecond; }
 
-  [[nodiscard]] StageEstimate timed(const char* stage,
-                                    const Work& work,
-                                    double cores,
-                                    double start) const {
-    if (!limits_.core.is_known()) return {stage, work.flops(), 0.0};
-    return {stage, work.flops(), start + divided(work.seconds(limits_.core), cores)};
+  [[nodiscard]] Work capture_work(int layers, std::int64_t sequences) const {
+    const double tokens = static_cast<double>(sequences * tokens_.transfer.seq_len);
+    return tokens * layers * costs_.layer_forward(tokens_.transfer.seq_len);
+  }
+
+  [[nodiscard]] Job transfer_job(const BlockPlan& block) const {
+    const storage::TransferSection& transfer = recipe_.transfer;
+    const double validations = transfer.max_steps / transfer.validate_every + 1.0;
+    const std::int64_t seq_len = tokens_.transfer.seq_len;
+    const double trained = 1.0 * transfer.max_steps * transfer.sequences_per_step;
+    const double validated = validations * transfer.validation_sequences;
+    const Work work = block.num_layers * static_cast<double>(seq_len) *
+                      (trained * costs_.layer_transfer(seq_len) +
+                       validated * (costs_.layer_forward(seq_len) + costs_.layer_student()));
+    return {work,
+            (trained + validated) * static_cast<double>(costs_.sequence_bytes()),
+            block.num_layers * costs_.layer_bytes()};
+  }
+
+  [[nodiscard]] Job logits_job(std::int64_t sequences) const {
+    const int first =
+        plan_.logits->from_boundary
+            ? plan_.blocks[static_cast<std::size_t>(plan_.last_boundary())].first_layer
+            : 0;
+    const int layers = plan_.num_layers - first;
+    const double tokens = static_cast<double>(sequences * tokens_.finetune.seq_len);
+    return {tokens * (layers * costs_.layer_forward(tokens_.finetune.seq_len) + costs_.head()),
+            0.0,
+            layers * costs_.layer_bytes()};
+  }
+
+  // Columns: the teacher stands in each, the control too, and with LoRA also the student with its
+  // linear branch off. Of the student without LoRA each layer's error is measured too.
+  [[nodiscard]] Job evaluate_job(Subject subject) const {
+    const bool has_control = recipe_.attention.window != storage::WindowLayout::kNone;
+    const double columns = subject == Subject::kTeacher    ? (has_control ? 2.0 : 1.0)
+                           : subject == Subject::kTransfer ? (has_control ? 3.0 : 2.0)
+                                                           : (has_control ? 4.0 : 2.0);
+    const double students = subject == Subject::kTransfer ? 2.0
+                            : subject == Subject::kLora   ? 1.0
+                                                          : 0.0;
+    const std::int64_t sequences = tokens_.evaluated(recipe_.evaluate.max_sequences);
+    const Work work = static_cast<double>(sequences * tokens_.evaluate.seq_len) *
+                      (columns * costs_.model_forward(tokens_.evaluate.seq_len) +
+                       students * plan_.num_layers * costs_.layer_student());
+    return {work, 0.0, costs_.model_bytes()};
+  }
+
+  // Before the first step, at the end, and between.
+  [[nodiscard]] double validations() const {
+    const storage::FinetuneSection& finetune = recipe_.finetune;
+    const int between =
+        finetune.validate_every == 0 ? 0 : (finetune.max_steps - 1) / finetune.validate_every;
+    return finetune.validate_every == 0 ? 1.0 : 2.0 + between;
+  }
+
+  // Cores of a process, or its GPU.
+  [[nodiscard]] static double units(const WorkerKind& kind, int threads, int processes_per_node) {
+    if (kind.on_gpu) return 1.0;
+    const double share = 1.0 * kind.cores / std::max(1, processes_per_node);
+    return threads > 0 ? std::min<double>(threads, std::max(share, 1e-3)) : std::max(1.0, share);
+  }
+
+  [[nodiscard]] double job_seconds(const WorkerKind& kind, const Job& job) const {
+    if (!kind.speed.is_known()) return 0.0;
+    return kTaskSeconds + job.loaded / kind.disk_bytes_per_second +
+           std::max(worker_seconds(kind, job.work), job.read_ahead / kind.disk_bytes_per_second);
+  }
+
+  [[nodiscard]] int ranks_per_node(const WorkerKind& kind) const {
+    return kind.on_gpu ? kind.workers_per_node
+                       : pieces_of(recipe_.finetune.ranks, std::max(1, kind.nodes));
+  }
+  [[nodiscard]] double rank_seconds(const WorkerKind& kind, const Work& work) const {
+    return work.seconds(kind.speed) / units(kind, recipe_.finetune.threads, ranks_per_node(kind));
+  }
+
+  // Those whose memory a task fits; all of them if it fits none, which is refused elsewhere.
+  [[nodiscard]] std::vector<const WorkerKind*> able(std::uint64_t need) const {
+    std::vector<const WorkerKind*> kinds, all;
+    for (const WorkerKind& kind : limits_.workers) {
+      all.push_back(&kind);
+      const std::uint64_t has = kind.worker_memory_bytes();
+      if (has == 0 || need <= has) kinds.push_back(&kind);
+    }
+    return kinds.empty() ? all : kinds;
+  }
+  // The fastest of those that hold a rank.
+  [[nodiscard]] const WorkerKind* rank_kind() const {
+    const WorkerKind* best = nullptr;
+    for (const WorkerKind* kind : able(plan_.finetune_memory_bytes)) {
+      if (!kind->speed.is_known()) return kind;
+      const auto seconds = [this](const WorkerKind& of) { return rank_seconds(of, {1e12, 1e12}); };
+      if (best == nullptr || seconds(*kind) < seconds(*best)) best = kind;
+    }
+    return best;
+  }
+
+  // A job that is cut in `pieces`, of which any worker takes the next: all of them end together.
+  [[nodiscard]] Taken spread(const Job& job, int pieces, std::uint64_t need) const {
+    if (!plan_.knows_times()) return {};
+    std::vector<const WorkerKind*> kinds = able(need);
+    const Work unit = job.work;
+    std::sort(kinds.begin(), kinds.end(), [&](const WorkerKind* a, const WorkerKind* b) {
+      return worker_seconds(*a, unit) < worker_seconds(*b, unit);
+    });
+    double jobs_a_second = 0.0, gpus = 0.0, loading = 0.0;
+    int left = pieces;
+    for (const WorkerKind* kind : kinds) {
+      const int busy = std::min(left, kind->workers());
+      if (busy == 0) break;
+      left -= busy;
+      jobs_a_second += busy / std::max(1e-12, worker_seconds(*kind, unit));
+      gpus += kind->on_gpu ? busy : 0;
+      // Each loads all of them, at the same time.
+      loading = std::max(loading, job.loaded / kind->disk_bytes_per_second);
+    }
+    const double seconds = loading + divided(1.0, jobs_a_second);
+    return {seconds, gpus * seconds};
+  }
+
+  // Jobs that are one worker's each, in their order, to whoever would end first.
+  [[nodiscard]] Taken one_by_one(const std::vector<Job>& jobs, std::uint64_t need) const {
+    if (!plan_.knows_times()) return {};
+    std::vector<std::priority_queue<double, std::vector<double>, std::greater<>>> free;
+    const std::vector<const WorkerKind*> kinds = able(need);
+    for (const WorkerKind* kind : kinds) {
+      const std::vector<double> zeros(
+          static_cast<std::size_t>(std::min<int>(kind->workers(), static_cast<int>(jobs.size()))),
+          0.0);
+      free.emplace_back(std::greater<>(), zeros);
+    }
+    Taken taken;
+    for (const Job& job : jobs) {
+      std::size_t best = 0;
+      double end = 0.0;
+      for (std::size_t i = 0; i < kinds.size(); ++i) {
+        const double would_end = free[i].top() + job_seconds(*kinds[i], job);
+        if (i > 0 && would_end >= end) continue;
+        best = i;
+        end = would_end;
+      }
+      taken.gpu_seconds += kinds[best]->on_gpu ? end - free[best].top() : 0.0;
+      free[best].pop();
+      free[best].push(end);
+      taken.seconds = std::max(taken.seconds, end);
+    }
+    return taken;
+  }
+
+  [[nodiscard]] double disk_seconds(double bytes) const {
+    return divided(bytes, limits_.disk_bytes_per_second);
+  }
+  [[nodiscard]] double start() const {
+    double seconds = 0.0;
+    for (const WorkerKind& kind : limits_.workers)
+      seconds = std::max(seconds, kind.worker_start_seconds);
+    return seconds;
+  }
+
+  [[nodiscard]] StageEstimate told(const char* stage,
+                                   const Work& work,
+                                   const Taken& taken,
+                                   std::uint64_t memory_bytes) const {
+    StageEstimate estimate{stage, work.flops()};
+    estimate.memory_bytes = memory_bytes;
+    if (!plan_.knows_times()) return estimate;
+    estimate.seconds = taken.seconds;
+    estimate.gpu_hours = taken.gpu_seconds / kSecondsPerHour;
+    for (const WorkerKind& kind : limits_.workers)
+      estimate.cost += kind.nodes * kind.price_per_hour * taken.seconds / kSecondsPerHour;
+    return estimate;
   }
 
   const Plan& plan_;
@@ -176,21 +386,35 @@ std::vector<StageEstimate> estimate_times(const Plan& plan,
   return estimates;
 }
 
+double task_seconds(const Plan& plan,
+                    const Costs& costs,
+                    const Recipe& recipe,
+                    const PlanTokens& tokens,
+                    const PlanLimits& limits,
+                    const TaskId& task,
+                    std::size_t kind) {
+  return Times(plan, costs, recipe, tokens, limits).task(task, limits.workers[kind]);
+}
+
 int shards_per_capture(const Plan& plan,
                        const Costs& costs,
                        const Recipe& recipe,
                        const PlanTokens& tokens,
                        const PlanLimits& limits) {
-  const int shards = plan.capture.num_shards(), workers = std::max(1, limits.local_workers);
+  const Times times(plan, costs, recipe, tokens, limits);
+  const int shards = plan.capture.num_shards();
   const double layers_and_tokens =
       static_cast<double>(plan.capture.sequences_per_shard * tokens.transfer.seq_len) *
       plan.blocks.front().num_layers;
   const Work work = layers_and_tokens * costs.layer_forward(tokens.transfer.seq_len);
-  const int threads = threads_of(recipe.workers.threads, workers, limits);
-  const double seconds =
-      limits.core.is_known() ? work.seconds(limits.core) / threads : work.flops() / kUnknownFlops;
+  double seconds = work.flops() / kUnknownFlops;
+  if (plan.knows_times()) {
+    seconds = 0.0;  // of the slowest
+    for (const WorkerKind& kind : limits.workers)
+      seconds = std::max(seconds, times.worker_seconds(kind, work));
+  }
   const int by_time = static_cast<int>(std::clamp(kCaptureTaskSeconds / seconds, 1.0, 1e6));
-  return std::clamp(std::min(by_time, shards / (2 * workers)), 1, std::max(1, shards));
+  return std::clamp(std::min(by_time, shards / (2 * times.num_workers())), 1, std::max(1, shards));
 }
 
 double tokenizing_seconds(std::uint64_t text_bytes) {

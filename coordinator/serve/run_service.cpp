@@ -11,6 +11,7 @@
 #include "coordinator/serve/assembler.hpp"
 #include "coordinator/serve/coordinator.hpp"
 #include "coordinator/serve/history_recorder.hpp"
+#include "coordinator/serve/roll_call.hpp"
 #include "coordinator/serve/run_inputs.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status_build.hpp"
@@ -94,13 +95,14 @@ DispatcherConfig dispatcher_config(const RunParts& run) {
       kRoomBesideAShard;
   config.version = storage::version();
   config.build = options.build;
+  if (fs::exists(layout.cluster())) config.planned = plan.workers;
   return config;
 }
 
 JobSize size_of(const storage::Recipe& recipe, const Plan& plan) {
   JobSize size{recipe.transfer.max_steps, recipe.finetune.max_steps, {}};
   for (const StageEstimate& estimate : plan.estimates)
-    size.work[estimate.stage] = plan.core.is_known() ? estimate.seconds : estimate.flops;
+    size.work[estimate.stage] = plan.knows_times() ? estimate.seconds : estimate.flops;
   return size;
 }
 
@@ -225,6 +227,32 @@ std::unique_ptr<WebServer> start_page(const RunOptions& options, const storage::
   }
 }
 
+// What the run is planned for: the machines of its cluster file, the local workers, or nothing that
+// is known.
+PlanLimits limits_of_run(const RunOptions& options,
+                         const storage::RunLayout& layout,
+                         int local_workers,
+                         const storage::Recipe& recipe) {
+  PlanLimits limits = limits_of_this_machine(layout.root());
+  if (fs::exists(layout.cluster())) {
+    hold_against(storage::Cluster::load(layout.cluster()), limits);
+  } else if (options.worker_launcher.empty()) {
+    limits.workers = workers_of_this_machine(local_workers, recipe.plan.device == "cuda");
+  }
+  return limits;
+}
+
+// Decides for the workers that came what the recipe left open.
+void close(storage::Recipe& recipe,
+           const std::vector<wire::Hello>& workers,
+           const storage::ModelConfig& model,
+           const PlanTokens& tokens,
+           PlanLimits& limits) {
+  limits.workers = workers_of(workers);
+  if (recipe.plan.compute_dtype == "auto") recipe.plan.compute_dtype = common_dtype(workers);
+  choose(recipe, model, tokens, limits);
+}
+
 // run(), once nobody else was seen at it. `has_begun`: its coordinator is at work.
 RunOutcome coordinate(const RunOptions& options,
                       const storage::RunLayout& layout,
@@ -233,7 +261,7 @@ RunOutcome coordinate(const RunOptions& options,
                       bool& has_begun) {
   storage::ReplayResult replayed = replay_if_any(layout);
   FoldedRun folded = fold(replayed);
-  const storage::Recipe recipe = recipe_of_run(layout, folded.state);
+  storage::Recipe recipe = recipe_of_run(layout, folded.state);
   if (phase_of(folded.state) == RunPhase::kDone) {  // whatever became of its model since
     const bool finished = verify_results(layout, folded.state, options);
     // A coordinator that was killed at its very end has not recorded it.
@@ -252,9 +280,32 @@ RunOutcome coordinate(const RunOptions& options,
   require_keys_for(recipe.workers.bind, keys.has_value(), layout);
   const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
   const int local_workers = options.local_workers.value_or(recipe.workers.local);
-  const PlanTokens tokens = read_plan_tokens(layout, recipe, model.config().vocab_size);
-  const Plan plan = make_plan(
-      recipe, model.config(), tokens, limits_of_this_machine(layout.root(), local_workers));
+  PlanTokens tokens = read_plan_tokens(layout, recipe, model.config().vocab_size);
+  PlanLimits limits = limits_of_run(options, layout, local_workers, recipe);
+  std::unique_ptr<RouterSocket> socket;
+  const auto listen = [&] {
+    socket = std::make_unique<RouterSocket>(
+        RouterOptions{.bind = recipe.workers.bind,
+                      .advertise = recipe.workers.advertise,
+                      .port = recipe.workers.port,
+                      .preferred_port = previous ? wire::port_of(previous->endpoint) : 0,
+                      .keys = std::move(keys)});
+  };
+  if (folded.state.geometry) {
+    limits.shards_per_capture = folded.state.geometry->shards_per_capture;
+  } else if (recipe.plan.is_open()) {
+    listen();
+    const std::vector<wire::Hello> workers = call_roll({.layout = layout,
+                                                        .mailbox = *socket,
+                                                        .public_key = socket->public_key(),
+                                                        .stop_requests = options.stop_requests,
+                                                        .say = options.say});
+    if (workers.empty())
+      return {storage::ExitCode::kInterrupted, "stopped before a worker came", read_status(layout)};
+    close(recipe, workers, model.config(), tokens, limits);
+    storage::write_atomically(layout.recipe(), recipe.to_run_toml());
+  }
+  const Plan plan = make_plan(recipe, model.config(), tokens, limits);
   const Geometry geometry = geometry_of(plan, recipe);
   const RunInputs inputs = inputs_of(layout, model);
   if (!folded.state.geometry) {
@@ -273,21 +324,17 @@ RunOutcome coordinate(const RunOptions& options,
   const SteadyClock clock;
   Term term = open_term(layout, replayed, std::move(folded), clock);
   release(std::move(replayed));
-  RouterSocket socket({.bind = recipe.workers.bind,
-                       .advertise = recipe.workers.advertise,
-                       .port = recipe.workers.port,
-                       .preferred_port = previous ? wire::port_of(previous->endpoint) : 0,
-                       .keys = std::move(keys)});
-  AllowedKeysReloader allowed_keys_reloader(layout, socket, options.reload_requests);
+  if (!socket) listen();
+  AllowedKeysReloader allowed_keys_reloader(layout, *socket, options.reload_requests);
   const AssemblyInput assembly{recipe, model.config(), model.path().string(), model.fingerprint()};
   const Environment environment{
-      .mailbox = socket,
+      .mailbox = *socket,
       .clock = clock,
       .assemble =
           [&](const State& state, std::uint64_t token) {
             return assemble_student(layout, state, assembly, token);
           },
-      .public_key = socket.public_key(),
+      .public_key = socket->public_key(),
       .allowed_keys_news = [&] { return allowed_keys_reloader.look(clock.now()); }};
   Coordinator coordinator(std::move(config), environment, std::move(term), previous, &observer);
   open_books(coordinator.dispatcher(),

@@ -17,6 +17,8 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("pid", m.pid);
   visitor.field("threads", m.threads);
   visitor.field("memory_bytes", m.memory_bytes);
+  visitor.field("on_gpu", m.on_gpu);
+  visitor.field("auto_dtype", m.auto_dtype);
   visitor.field("held", m.held);
   visitor.field("held_block", m.held_block);
 }

@@ -34,6 +34,8 @@ struct Hello {
   std::string version, build, host, device;  // device model: byte-equality is promised within one
   int pid = 0, threads = 0;
   std::uint64_t memory_bytes = 0;
+  bool on_gpu = false;     // where memory_bytes are
+  std::string auto_dtype;  // what plan.compute_dtype = "auto" comes to there: bf16 | fp32
   std::optional<Task> held;  // reconnecting with a lease: keeps it if nobody else was granted it
   int held_block = -1;       // whose weights are loaded (affinity)
 };

@@ -36,6 +36,8 @@ class RunLayout {
 
   [[nodiscard]] const std::filesystem::path& root() const noexcept { return root_; }
   [[nodiscard]] std::filesystem::path recipe() const { return root_ / "run.toml"; }
+  // The cluster file that the run was planned for, where there was one.
+  [[nodiscard]] std::filesystem::path cluster() const { return root_ / "cluster.toml"; }
   [[nodiscard]] std::filesystem::path journal_directory() const { return root_ / "journal"; }
   [[nodiscard]] std::filesystem::path journal_segment(
       std::uint64_t term) const;  // journal/000007.jsonl

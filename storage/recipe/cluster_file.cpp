@@ -1,5 +1,7 @@
 #include "storage/recipe/cluster_file.hpp"
 
+#include <algorithm>
+
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 #include "storage/recipe/toml_reader.hpp"
@@ -101,13 +103,69 @@ void read_slurm(TomlReader& reader, SlurmSection& slurm, RecipeProblems& problem
   for (const std::string& module : slurm.modules) check_line("slurm.modules", module, problems);
 }
 
+void check_node(const NodeKind& node, const std::string& name, RecipeProblems& problems) {
+  if (node.name.empty()) problems.add(name + ".name", "is missing; name this kind of node");
+  if (node.memory_gb <= 0)
+    problems.add(name + ".memory_gb", "is missing: the host memory of such a node");
+  if (node.gpus > 0 && node.gpu_memory_gb <= 0)
+    problems.add(name + ".gpu_memory_gb", "is missing: the memory of one of its GPUs");
+  if (node.gpus == 0 && node.gpu_memory_gb > 0)
+    problems.add(name + ".gpu_memory_gb", "is given, but gpus is 0; say how many a node has");
+  if ((node.product_tflops > 0) != (node.other_tflops > 0))
+    problems.add(name + ".product_tflops", "and other_tflops go together; give both or neither");
+}
+
+void read_nodes(TomlReader& reader, std::vector<NodeKind>& nodes, RecipeProblems& problems) {
+  reader.tables<TomlReader>(
+      "nodes", "[nodes] name = \"...\"", nodes, [](NodeKind& node, TomlReader& fields) {
+        constexpr double kMost = 1e9;
+        fields.field("name", node.name, {""});
+        fields.field("count", node.count, {"", 1, 1e6});
+        fields.field("gpus", node.gpus, {"", 0, 1024});
+        fields.field("cores", node.cores, {"", 1, 1e5});
+        for (auto [key, value] : {std::pair("gpu_memory_gb", &node.gpu_memory_gb),
+                                  {"memory_gb", &node.memory_gb},
+                                  {"local_disk_gb", &node.local_disk_gb},
+                                  {"price_per_hour", &node.price_per_hour},
+                                  {"mtbf_hours", &node.mtbf_hours},
+                                  {"product_tflops", &node.product_tflops},
+                                  {"other_tflops", &node.other_tflops},
+                                  {"disk_gb_s", &node.disk_gb_s},
+                                  {"worker_start_s", &node.worker_start_s}})
+          fields.field(key, *value, {"", 0, kMost});
+        fields.field("measured", node.measured, {""});
+      });
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    const std::string name = "nodes[" + std::to_string(i) + "]";
+    check_node(nodes[i], name, problems);
+    for (std::size_t before = 0; before < i; ++before) {
+      if (nodes[before].name == nodes[i].name && !nodes[i].name.empty())
+        problems.add(name + ".name", "= \"" + nodes[i].name + "\" is named twice");
+    }
+  }
+}
+
 }  // namespace
+
+std::optional<bool> Cluster::has_gpus() const {
+  const auto has = [](const NodeKind& node) { return node.gpus > 0; };
+  if (!nodes.empty()) return std::any_of(nodes.begin(), nodes.end(), has);
+  if (workers.gpus_per_task > 0 || workers.gres.starts_with("gpu")) return true;
+  return std::nullopt;
+}
 
 Cluster Cluster::parse(const std::string& toml, const std::string& name) {
   const toml::table root = parse_toml(toml, name);
   Cluster cluster;
   RecipeProblems problems(name);
   TomlReader reader(root, problems);
+  read_nodes(reader, cluster.nodes, problems);
+  reader.section("shared", "");
+  reader.field("capacity_gb", cluster.shared.capacity_gb, {"", 0, 1e12});
+  reader.field("bandwidth_gb_s", cluster.shared.bandwidth_gb_s, {"", 0, 1e6});
+  reader.section("network", "");
+  reader.field("inside_gb_s", cluster.network.inside_gb_s, {"", 0, 1e6});
+  reader.field("between_gb_s", cluster.network.between_gb_s, {"", 0, 1e6});
   read_slurm(reader, cluster.slurm, problems);
   read_shape(reader, "workers", cluster.workers, false, problems);
   read_shape(reader, "coordinator", cluster.coordinator, true, problems);
@@ -121,10 +179,10 @@ Cluster Cluster::parse(const std::string& toml, const std::string& name) {
 
 Cluster Cluster::load(const std::filesystem::path& path) {
   if (!std::filesystem::exists(path)) {
-    throw Error(
-        ErrorKind::kUsage,
-        path.string() +
-            ": no such cluster file; deploy/slurm/cluster.example.toml is one to begin from");
+    throw Error(ErrorKind::kUsage,
+                path.string() +
+                    ": no such cluster file; deploy/clusters has some to begin from, "
+                    "deploy/slurm/cluster.example.toml one for Slurm");
   }
   return parse(read_toml(path), path.string());
 }

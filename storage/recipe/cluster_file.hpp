@@ -1,10 +1,12 @@
-// What `hedgerow submit --slurm` knows of a cluster: a TOML file that people write once
-// (deploy/slurm/cluster.example.toml), read as strictly as a recipe. Plain data: the job scripts
-// are made of it in coordinator/cli/run/slurm_scripts. Nothing in it has a say in what a run
-// computes.
+// What people know of a cluster: a TOML file that they write once (deploy/clusters, and
+// deploy/slurm/cluster.example.toml), read as strictly as a recipe. Its machines are what a plan is
+// held against (coordinator/plan); the job scripts of `hedgerow submit --slurm` are made of the
+// rest (coordinator/cli/run/slurm_scripts). Of what a run computes it decides one thing, the dtype
+// that plan.compute_dtype = "auto" comes to.
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,13 +41,53 @@ struct SlurmShape {
   bool operator==(const SlurmShape&) const = default;
 };
 
+// [[nodes]]: equal machines. Gigabytes are 10^9 bytes.
+struct NodeKind {
+  std::string name{};
+  int count = 1;
+  int gpus = 0;                // of a node; 0: its workers compute on its cores
+  double gpu_memory_gb = 0.0;  // of one GPU
+  double memory_gb = 0.0;      // of the host
+  int cores = 1;
+  double local_disk_gb = 0.0;   // 0: not told
+  double price_per_hour = 0.0;  // of a node, in any currency; 0: not told
+  double mtbf_hours = 0.0;      // mean time between failures of a node; 0: not told
+  double product_tflops = 0.0;  // in products with a model's weights: of a GPU, or of a core where
+                                // there is none; 0: assumed
+  double other_tflops = 0.0;    // in all else, attention above all
+  double disk_gb_s = 0.0;       // that one process reads of the run's file system; 0: assumed
+  double worker_start_s = 0.0;  // until a worker asks for its first task; 0: assumed
+  std::string measured{};       // when and on what; empty: these figures are somebody's word
+  bool operator==(const NodeKind&) const = default;
+};
+
+// [shared]: the file system that all nodes see. 0: not told.
+struct SharedDisk {
+  double capacity_gb = 0.0;
+  double bandwidth_gb_s = 0.0;  // of all nodes together
+  bool operator==(const SharedDisk&) const = default;
+};
+
+// [network], by GPU or worker and direction. 0: not told.
+struct Network {
+  double inside_gb_s = 0.0;  // a node
+  double between_gb_s = 0.0;
+  bool operator==(const Network&) const = default;
+};
+
 struct Cluster {
+  std::vector<NodeKind> nodes{};  // none: the file is of Slurm alone
+  SharedDisk shared;
+  Network network;
   SlurmSection slurm;
   SlurmShape workers{.nodes = 1, .tasks_per_node = 1};
   SlurmShape coordinator{.nodes = 1, .tasks_per_node = 1};  // with --array
   SlurmShape finetune;                                      // what it leaves out is [workers]'s
   std::string finetune_allocation = "auto";                 // auto | same | own
   bool operator==(const Cluster&) const = default;
+
+  // Whether workers of it compute on GPUs; nullopt: the file does not say.
+  [[nodiscard]] std::optional<bool> has_gpus() const;
 
   // Throws kUsage, one line a problem with its place and key, as Recipe::parse.
   static Cluster parse(const std::string& toml, const std::string& name);

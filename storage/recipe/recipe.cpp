@@ -237,7 +237,7 @@ void check_that_something_trains(const Recipe& recipe, RecipeProblems& problems)
 
 void check_plan(const PlanSection& plan, RecipeProblems& problems) {
   const std::string& keep = plan.keep_boundaries;
-  if (keep == "none" || keep == "last" || keep == "all") return;
+  if (keep == "none" || keep == "last" || keep == "all" || keep == "auto") return;
   int every = 0;
   const std::string_view number =
       std::string_view(keep).substr(std::min<std::size_t>(6, keep.size()));
@@ -245,7 +245,7 @@ void check_plan(const PlanSection& plan, RecipeProblems& problems) {
   const bool is_number = error == std::errc() && end == number.data() + number.size() && every >= 1;
   if (!keep.starts_with("every:") || !is_number) {
     problems.add("plan.keep_boundaries",
-                 "= \"" + keep + "\": expected none, last, every:N with N at least 1, or all");
+                 "= \"" + keep + "\": expected none, last, every:N with N at least 1, all or auto");
   }
 }
 

@@ -23,15 +23,16 @@ class RecipeReader : public TomlReader {
   using TomlReader::TomlReader;
 
   void sources(std::vector<DataSource>& sources) {
-    tables("sources", "{ path = \"...\" }", sources, [](DataSource& source, RecipeReader& reader) {
-      visit_source(source, reader);
-      complete(source);
-    });
+    tables<RecipeReader>(
+        "sources", "{ path = \"...\" }", sources, [](DataSource& source, RecipeReader& reader) {
+          visit_source(source, reader);
+          complete(source);
+        });
   }
 
   void texts(std::vector<NamedText>& texts) {
     const char* const form = "{ name = \"...\", path = \"...\" }";
-    tables("texts", form, texts, [](NamedText& text, RecipeReader& reader) {
+    tables<RecipeReader>("texts", form, texts, [](NamedText& text, RecipeReader& reader) {
       visit_text(text, reader);
       complete(text.source);
     });
@@ -45,32 +46,6 @@ class RecipeReader : public TomlReader {
  private:
   static void complete(DataSource& source) {
     if (source.format == "jsonl" && source.template_.empty()) source.template_ = kTextTemplate;
-  }
-
-  // A list of tables, each of the form `form`.
-  template <typename Entry, typename Visit>
-  void tables(const char* key,
-              const std::string& form,
-              std::vector<Entry>& entries,
-              const Visit& visit) {
-    const std::string name = section_ + key;
-    const toml::node* node = take(key, name);
-    if (node == nullptr) return;
-    const toml::array* list = node->as_array();
-    if (list == nullptr) return wrong_type(*node, name, "a list of tables, as [" + form + "]");
-    entries.clear();
-    for (const toml::node& entry : *list) {
-      const std::string own = name + "[" + std::to_string(entries.size()) + "]";
-      Entry& made = entries.emplace_back();
-      if (!entry.is_table()) {
-        wrong_type(entry, own, "a table, as " + form);
-        continue;
-      }
-      RecipeReader reader(*entry.as_table(), problems_);
-      reader.section_ = own + ".";
-      visit(made, reader);
-      reader.report_unknown(*entry.as_table(), reader.section_);
-    }
   }
 };
 

@@ -56,14 +56,20 @@ inline constexpr const char* kValidation = "validation";
 inline constexpr std::size_t kMaxTexts = 16;
 
 struct PlanSection {
-  int layers_per_block = 5;             // k: a deployment choice, never changes the result
+  int layers_per_block = 5;             // k: a deployment choice, never changes the result; 0: the
+                                        // plan chooses when a run begins
   int sequences_per_forward = 4;        // the canonical forward's rows; memory grows with it
   int shard_mib = 256;                  // larger: fewer files, more redone work after a loss
   std::string compute_dtype = "auto";   // auto | bf16 | fp32
   std::string shard_dtype = "bf16";     // bf16 | fp16 | fp32: the residual stream after every layer
-  std::string keep_boundaries = "all";  // none | last | every:N | all
+  std::string keep_boundaries = "all";  // none | last | every:N | all | auto
   std::string device = "auto";          // auto | cpu | cuda
   bool operator==(const PlanSection&) const = default;
+
+  // What results or files depend on is still left to whoever will compute.
+  [[nodiscard]] bool is_open() const {
+    return compute_dtype == "auto" || layers_per_block == 0 || keep_boundaries == "auto";
+  }
 };
 
 struct TransferSection {

@@ -8,9 +8,10 @@ namespace hedgerow::storage {
 
 template <typename Plan, typename Visitor>
 void visit_plan(Plan& plan, Visitor& visitor) {
-  visitor.field("layers_per_block",
-                plan.layers_per_block,
-                {"never changes the result; fewer: more disk, more blocks", 1, 1e6});
+  visitor.field(
+      "layers_per_block",
+      plan.layers_per_block,
+      {"never changes the result; fewer: more disk, more blocks; 0: as the plan chooses", 0, 1e6});
   visitor.field(
       "sequences_per_forward", plan.sequences_per_forward, {"memory grows with it", 1, 1e6});
   visitor.field(
@@ -24,7 +25,8 @@ void visit_plan(Plan& plan, Visitor& visitor) {
                  .choices = "bf16|fp16|fp32"});
   visitor.field("keep_boundaries",
                 plan.keep_boundaries,
-                {.comment = "none, last, every:N or all", .safe_to_change = true});
+                {.comment = "none, last, every:N or all; auto: as the disk has room",
+                 .safe_to_change = true});
   visitor.field("device",
                 plan.device,
                 {.comment = "auto: a GPU if there is one", .choices = "auto|cpu|cuda"});

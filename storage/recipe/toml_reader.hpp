@@ -52,6 +52,33 @@ class TomlReader {
     check_field(name, value, rules, problems_);
   }
 
+  // Reads section.key, a list of tables of the form `form`; visit(entry, reader) reads the fields
+  // of one, whose keys are known as key[i].field.
+  template <typename Reader, typename Entry, typename Visit>
+  void tables(const char* key,
+              const std::string& form,
+              std::vector<Entry>& entries,
+              const Visit& visit) {
+    const std::string name = section_ + key;
+    const toml::node* node = take(key, name);
+    if (node == nullptr) return;
+    const toml::array* list = node->as_array();
+    if (list == nullptr) return wrong_type(*node, name, "a list of tables, as [" + form + "]");
+    entries.clear();
+    for (const toml::node& entry : *list) {
+      const std::string own = name + "[" + std::to_string(entries.size()) + "]";
+      Entry& made = entries.emplace_back();
+      if (!entry.is_table()) {
+        wrong_type(entry, own, "a table, as " + form);
+        continue;
+      }
+      Reader reader(*entry.as_table(), problems_);
+      reader.section_ = own + ".";
+      visit(made, reader);
+      reader.report_unknown(*entry.as_table(), reader.section_);
+    }
+  }
+
   // When all fields have been visited: each key of the file that none of them took is a problem.
   void report_unknown() { report_unknown(root_, ""); }
 

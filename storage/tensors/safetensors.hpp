@@ -27,6 +27,10 @@ struct TensorView {
   [[nodiscard]] std::int64_t num_elements() const;
 };
 
+// Bytes of a view that will not be read again soon: their pages leave this process's memory (not
+// the system's cache) until they are.
+void release_pages(std::span<const std::byte> mapped);
+
 // One memory-mapped file. Const methods: any thread. Throws kCorrupt naming file, tensor and rule;
 // kNotFound. A file that is cut while it is mapped ends the process (SIGBUS): model files and
 // committed files never change.

@@ -107,6 +107,7 @@ class Expected {
       }
     });
     if (out.defined() && !copies_chunks) out.copy_(in);
+    storage::release_pages(view.bytes);
     hashes_[index] = chunks.digest();
   }
 

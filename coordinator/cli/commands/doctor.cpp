@@ -116,7 +116,7 @@ std::optional<std::uint64_t> needed_bytes(const DoctorOptions& options,
                                           Report& report) {
   if (!recipe) return std::nullopt;
   try {
-    return plan_of(*recipe, options.directory).peak_disk_bytes;
+    return plan_of(*recipe, plan_for(*recipe, options.directory)).peak_disk_bytes;
   } catch (const storage::Error& error) {
     if (!options.recipe.empty()) throw;
     report.take({{"plan",

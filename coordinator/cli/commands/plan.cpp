@@ -17,32 +17,90 @@ namespace fs = std::filesystem;
 using storage::ExitCode;
 
 struct PlanOptions {
-  std::string run, recipe, device;
+  std::string run, recipe, cluster, device;
   std::optional<int> workers;
 };
 
-// What it rests on is said with it: nobody has measured this machine.
-std::string time_text(const Plan& plan) {
-  if (!plan.core.is_known()) return "not known: nothing has been measured on a GPU yet";
-  std::string text;
-  double seconds = 0.0;
-  for (const StageEstimate& estimate : plan.estimates) {
-    if (estimate.seconds <= 0) continue;
-    text += estimate.stage + " " + duration_text(estimate.seconds) + ", ";
-    seconds += estimate.seconds;
-  }
+std::string money_text(double amount) { return number_text(amount, amount < 1000.0 ? 3 : 6); }
+
+// What the figures rest on is said with them.
+std::string speed_text(const WorkerKind& kind) {
   constexpr double kGiga = 1e9;
-  return text + "in all about " + duration_text(seconds) +
-         "; assumed and not measured: a core of this kind does " +
-         number_text(plan.core.product_flops / kGiga) +
-         " x 10^9 operations a second in products, " + number_text(plan.core.other_flops / kGiga) +
-         " in attention";
+  return std::string(kind.on_gpu ? "a GPU" : "a core") + " of " + kind.name + " does " +
+         number_text(kind.speed.product_flops / kGiga) +
+         " x 10^9 operations a second in products, " + number_text(kind.speed.other_flops / kGiga) +
+         " in attention" +
+         (kind.measured.empty() ? " (assumed, not measured)" : " (measured " + kind.measured + ")");
 }
 
-// `is_judged`: the workers are of this machine, whose memory they have.
+std::string time_text(const Plan& plan) {
+  if (plan.workers.empty()) return "not known before the workers are; --cluster FILE tells of them";
+  if (!plan.knows_times()) return "not known: nothing has been measured on a GPU yet";
+  std::string text = "in all about " + duration_text(plan.seconds());
+  if (plan.gpu_hours() > 0) text += ", " + number_text(plan.gpu_hours(), 3) + " GPU-hours";
+  if (plan.cost() > 0) text += ", cost " + money_text(plan.cost());
+  for (const WorkerKind& kind : plan.workers) text += "; " + speed_text(kind);
+  return text;
+}
+
+std::string workers_text(const WorkerKind& kind) {
+  std::string text = counted(kind.workers(), "worker") + " on " + counted(kind.nodes, "node") +
+                     " (" + kind.name + ")";
+  if (kind.worker_memory_bytes() > 0)
+    text += ", " + bytes_text(kind.worker_memory_bytes()) + (kind.on_gpu ? " of GPU memory" : "") +
+            " each";
+  return text;
+}
+
+// GPU-hours and money have a column where there is any.
+void print_stages(const Plan& plan, Terminal& terminal) {
+  Table table;
+  table.column("stage", 9)
+      .column("memory", 8, true)
+      .column("disk", 6, true)
+      .column("time", 7, true)
+      .column("GPU-hours", 5, true)
+      .column("cost", 4, true);
+  for (const StageEstimate& stage : plan.estimates) {
+    table.row({stage.stage,
+               stage.memory_bytes > 0 ? bytes_text(stage.memory_bytes) : "-",
+               stage.disk_bytes > 0 ? bytes_text(stage.disk_bytes) : "-",
+               stage.seconds > 0 ? duration_text(stage.seconds) : "-",
+               plan.gpu_hours() > 0 ? number_text(stage.gpu_hours, 3) : "-",
+               plan.cost() > 0 ? money_text(stage.cost) : "-"});
+  }
+  for (const std::string& row : table.render(terminal.answer_width())) terminal.print(row);
+}
+
+void print_choices(const std::vector<KChoice>& choices, int chosen, Terminal& terminal) {
+  Table table;
+  table.column("k", 9, true)
+      .column("blocks", 8, true)
+      .column("memory", 7, true)
+      .column("disk", 6, true)
+      .column("time", 5, true)
+      .column("GPU-hours", 4, true)
+      .column("cost", 3, true)
+      .column("", 2);
+  for (const KChoice& choice : choices) {
+    const bool is_own = choice.layers_per_block == chosen;
+    table.row({std::to_string(choice.layers_per_block),
+               std::to_string(choice.num_blocks),
+               bytes_text(choice.memory_bytes),
+               bytes_text(choice.peak_disk_bytes),
+               choice.seconds > 0 ? duration_text(choice.seconds) : "-",
+               choice.gpu_hours > 0 ? number_text(choice.gpu_hours, 3) : "-",
+               choice.cost > 0 ? money_text(choice.cost) : "-",
+               std::string(choice.num_problems > 0 ? "does not fit" : "") +
+                   (is_own ? (choice.num_problems > 0 ? ", the recipe's" : "the recipe's") : "")});
+  }
+  for (const std::string& row : table.render(terminal.answer_width())) terminal.print(row);
+}
+
 void print_plan(const Plan& plan,
                 const std::optional<UnreadText>& unread,
-                bool is_judged,
+                const std::vector<KChoice>& choices,
+                int layers_per_block,
                 Terminal& terminal) {
   const auto line = [&](std::string label, const std::string& text) {
     constexpr int kLabelWidth = 10;
@@ -65,6 +123,7 @@ void print_plan(const Plan& plan,
              std::to_string(plan.capture.num_train + plan.capture.num_validation) +
              " above; a shorter text is gone through more than once");
   }
+  for (const WorkerKind& kind : plan.workers) line("workers", workers_text(kind));
   line("disk",
        bytes_text(plan.peak_disk_bytes) + " at most, " + bytes_text(plan.final_disk_bytes) +
            " at the end; " +
@@ -75,14 +134,34 @@ void print_plan(const Plan& plan,
   memory += "transfer " + bytes_text(plan.transfer_memory_bytes);
   if (plan.evaluates) memory += ", evaluate " + bytes_text(plan.evaluate_memory_bytes);
   if (plan.finetunes) memory += ", finetune " + bytes_text(plan.finetune_memory_bytes) + " a rank";
-  line("memory", memory + (is_judged ? "" : "; each worker is asked for its own when it joins"));
+  if (plan.host_memory_bytes > 0)
+    memory += "; of the host " + bytes_text(plan.host_memory_bytes) + " each";
+  line("memory",
+       memory + (plan.workers.empty() ? "; each worker is asked for its own when it joins" : ""));
   line("time", time_text(plan));
+  print_stages(plan, terminal);
+  if (choices.size() > 1) print_choices(choices, layers_per_block, terminal);
   for (const std::string& warning : plan.warnings) line("warning", warning);
   for (const PlanProblem& problem : plan.problems)
     line("problem", problem.message + "; " + problem.remedy);
   terminal.print(!plan.fits() ? "it does not fit"
                  : unread     ? "model, memory and disk: it fits; the text was not read"
                               : "it fits");
+}
+
+nlohmann::json json_of(const std::vector<KChoice>& choices) {
+  nlohmann::json list = nlohmann::json::array();
+  for (const KChoice& choice : choices) {
+    list.push_back({{"layers_per_block", choice.layers_per_block},
+                    {"num_blocks", choice.num_blocks},
+                    {"memory_bytes", choice.memory_bytes},
+                    {"peak_disk_bytes", choice.peak_disk_bytes},
+                    {"seconds", choice.seconds},
+                    {"gpu_hours", choice.gpu_hours},
+                    {"cost", choice.cost},
+                    {"fits", choice.num_problems == 0}});
+  }
+  return list;
 }
 
 ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
@@ -95,9 +174,14 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
   storage::Recipe recipe =
       options.recipe.empty() ? recipe_of_run(layout) : storage::Recipe::load(options.recipe);
   if (!options.device.empty()) recipe.plan.device = options.device;
-  resolve_for_this_machine(recipe);
-  recipe.workers.local = options.workers.value_or(recipe.workers.local);
-  Plan plan = plan_of(recipe, options.run);
+  // A run's own cluster file, where it has one.
+  const std::string cluster = options.cluster.empty() && fs::exists(layout.cluster())
+                                  ? layout.cluster().string()
+                                  : options.cluster;
+  const PlanFor planned = plan_for(recipe, options.run, cluster, options.workers);
+  resolve(recipe, planned);
+  Plan plan = plan_of(recipe, planned);
+  const std::vector<KChoice> choices = choices_of(recipe, planned);
   const std::optional<UnreadText> text = unread_text(recipe, options.run);
   if (text) {
     if (auto problem = text_problem(*text, recipe.data_transfer))
@@ -107,8 +191,11 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
   const std::string run = options.run == "." && !fs::exists(recorded) ? "DIR" : options.run;
   if (auto problem = missing_keys(recipe.workers.bind, wire::has_keys(layout), run))
     plan.warnings.push_back(std::move(*problem));
-  print_plan(plan, text, recipe.workers.local > 0, terminal);
+  print_plan(plan, text, choices, recipe.plan.layers_per_block, terminal);
   nlohmann::json answer = plan;
+  answer["layers_per_block"] = recipe.plan.layers_per_block;
+  answer["keep_boundaries"] = recipe.plan.keep_boundaries;
+  answer["choices"] = json_of(choices);
   if (text) answer["unread_text"] = {{"bytes", text->bytes}, {"sequences", text->rough_sequences}};
   terminal.print_json(answer);
   return plan.fits() ? ExitCode::kOk : ExitCode::kUsage;
@@ -123,6 +210,10 @@ RunCommand declare_plan(CLI::App& app) {
   one_of(app.add_option(
              "--device", options->device, "where to compute, in place of the recipe's plan.device"),
          {"auto", "cpu", "cuda"});
+  app.add_option("--cluster",
+                 options->cluster,
+                 "the machines that will compute, in place of this one; deploy/clusters has some")
+      ->type_name("FILE");
   app.add_option("--workers",
                  options->workers,
                  "local workers in place of the recipe's; 0: those that join from elsewhere, whose "

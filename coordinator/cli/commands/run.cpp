@@ -34,7 +34,7 @@ using storage::Recipe;
 using storage::RunLayout;
 
 struct RunCommandOptions {
-  std::string run, recipe, device, worker_launcher, stop_before, web;
+  std::string run, recipe, cluster, device, worker_launcher, stop_before, web;
   std::optional<int> workers;
 };
 
@@ -49,16 +49,24 @@ Recipe asked_recipe(const RunCommandOptions& options, const RunLayout& layout) {
   return recipe;
 }
 
-// The recipe as this machine will run it. Throws what is wrong with it or its model, before
+// Whom the run is planned for: of --cluster, else the run's own.
+PlanFor planned_for(const RunCommandOptions& options,
+                    const RunLayout& layout,
+                    const Recipe& recipe) {
+  PlanFor planned = plan_for(recipe, layout.root(), options.cluster, options.workers);
+  planned.in_allocation = !planned.cluster && !options.worker_launcher.empty();
+  return planned;
+}
+
+// The recipe as its workers will run it. Throws what is wrong with it or its model, before
 // anything is written.
 Recipe ready_recipe(const RunCommandOptions& options, const RunLayout& layout) {
   Recipe recipe = asked_recipe(options, layout);
-  resolve_for_this_machine(recipe);
+  const PlanFor planned = planned_for(options, layout, recipe);
+  resolve(recipe, planned);
   recipe.made_by = {storage::version(), storage::git_hash()};
   require_keys_for(recipe.workers.bind, wire::has_keys(layout), layout);
-  Recipe judged = recipe;
-  judged.workers.local = options.workers.value_or(recipe.workers.local);
-  require_fits(plan_of(judged, layout.root()));
+  require_fits(plan_of(recipe, planned));
   return recipe;
 }
 
@@ -110,6 +118,8 @@ Recipe begin_run(const RunCommandOptions& options,
               " was begun by another 'hedgerow run' a moment ago; the same command "
               "goes on with it");
   write_recipe(layout, recipe);
+  if (!options.cluster.empty())
+    storage::write_atomically(layout.cluster(), storage::read_text(options.cluster));
   terminal.say("new run in " + options.run);
   return recipe;
 }
@@ -117,6 +127,10 @@ Recipe begin_run(const RunCommandOptions& options,
 // What "auto" meant when the run began is what it means now.
 void keep_resolved(Recipe& recipe, const Recipe& recorded) {
   if (recipe.plan.compute_dtype == "auto") recipe.plan.compute_dtype = recorded.plan.compute_dtype;
+  if (recipe.plan.layers_per_block == 0)
+    recipe.plan.layers_per_block = recorded.plan.layers_per_block;
+  if (recipe.plan.keep_boundaries == "auto")
+    recipe.plan.keep_boundaries = recorded.plan.keep_boundaries;
   if (recipe.workers.threads == 0) recipe.workers.threads = recorded.workers.threads;
   if (recipe.finetune.threads == 0) recipe.finetune.threads = recorded.finetune.threads;
   recipe.made_by = recorded.made_by;
@@ -387,6 +401,12 @@ RunCommand declare_run(CLI::App& app) {
                  "local workers in place of the recipe's; 0: only those that join from elsewhere")
       ->type_name("N")
       ->check(CLI::Range(0, 4096).description(""));
+  app.add_option(
+         "--cluster",
+         options->cluster,
+         "the machines that will compute: the run is planned for them, and no local workers "
+         "start unless --workers says so")
+      ->type_name("FILE");
   app.add_option("--worker-launcher",
                  options->worker_launcher,
                  "a program that starts workers elsewhere, as by srun, and ends with them; started "
@@ -403,6 +423,9 @@ RunCommand declare_run(CLI::App& app) {
       ->type_name("HOST:PORT");
   return [options](Terminal& terminal) {
     options->run = run_or_here(options->run);
+    // Also when it goes on.
+    if (!options->cluster.empty() || fs::exists(RunLayout(options->run).cluster()))
+      options->workers = options->workers.value_or(0);
     if (!options->web.empty() && options->web != "none")
       static_cast<void>(parse_web_address(options->web));
     require(options->worker_launcher.empty() || fs::exists(options->worker_launcher),

@@ -6,6 +6,7 @@
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/run/slurm_scripts.hpp"
 #include "coordinator/net/binding.hpp"
 #include "coordinator/net/key_maker.hpp"
@@ -67,6 +68,15 @@ void fit_to_cluster(Recipe& recipe, const Cluster& cluster) {
     recipe.finetune.threads = cluster.finetune.cpus_per_task > 0 ? cluster.finetune.cpus_per_task
                                                                  : cluster.workers.cpus_per_task;
   }
+}
+
+// The part of the cluster that the job asks for. Of several kinds of nodes Slurm takes which it
+// will, so none is left out.
+Cluster allocated(const SlurmJob& job) {
+  Cluster part = job.cluster;
+  const int nodes = job.array_tasks > 0 ? job.array_tasks : part.workers.nodes;
+  if (part.nodes.size() == 1) part.nodes.front().count = std::min(part.nodes.front().count, nodes);
+  return part;
 }
 
 // Workers of other nodes need an address that they reach, and the coordinator then needs keys:
@@ -192,11 +202,14 @@ std::vector<Submitted> submit_all(const std::vector<SlurmScript>& scripts,
 
 void write_scripts(const std::vector<SlurmScript>& scripts,
                    const Recipe& recipe,
+                   const std::string& cluster,
                    const fs::path& folder) {
   std::error_code error;
   fs::create_directories(folder, error);
   if (error) throw storage::system_error("make the directory", folder.string(), error.value());
   storage::write_atomically(folder / kSlurmRecipe, recipe.to_toml());
+  if (!cluster.empty())
+    storage::write_atomically(folder / kSlurmCluster, storage::read_text(cluster));
   constexpr int kExecutable = 0755;
   for (const SlurmScript& script : scripts)
     storage::write_atomically(folder / script.file, script.text, kExecutable);
@@ -234,9 +247,14 @@ ExitCode run_submit(const SubmitOptions& options, Terminal& terminal) {
     return ExitCode::kOk;
   }
   fit_to_cluster(recipe, job.cluster);
+  if (!job.cluster.nodes.empty()) {
+    const PlanFor planned{.directory = layout.root(), .cluster = allocated(job)};
+    if (!fs::exists(layout.recipe())) resolve(recipe, planned);
+    require_fits(plan_of(recipe, planned));
+  }
   std::ignore = program("sbatch", terminal);  // before anything is written
   prepare_connections(layout, recipe, job);
-  write_scripts(scripts, recipe, folder);
+  write_scripts(scripts, recipe, job.cluster.nodes.empty() ? "" : options.cluster, folder);
   const std::vector<Submitted> jobs = submit_all(scripts, folder, terminal);
   nlohmann::json list = nlohmann::json::array();
   for (const Submitted& submitted : jobs) {

@@ -23,6 +23,7 @@ namespace {
 
 namespace fs = std::filesystem;
 using storage::DataSection;
+using storage::PlanSection;
 using storage::Recipe;
 
 fs::path nearest_existing(fs::path directory) {
@@ -122,13 +123,81 @@ std::uint64_t stored_bytes(const storage::RunLayout& layout) {
   return committed_bytes(fold(storage::replay_journal(layout)).state);
 }
 
+bool computes_on_gpus_here(const Recipe& recipe) {
+  return computes_on_gpus(recipe, storage::has_cuda(), wire::num_visible_gpus());
+}
+
+bool has_machines(const PlanFor& planned) {
+  return planned.cluster && !planned.cluster->nodes.empty();
+}
+
+std::vector<WorkerKind> workers_of_allocation(const Recipe& recipe) {
+  const std::optional<wire::Allocation> allocation = wire::own_allocation();
+  if (!allocation) return {};
+  std::vector<WorkerKind> kinds = workers_of_this_machine(std::max(1, allocation->tasks_per_node),
+                                                          computes_on_gpus_here(recipe));
+  kinds.front().name = "nodes of the allocation";
+  kinds.front().nodes = allocation->nodes;
+  return kinds;
+}
+
+PlanLimits limits_of(const Recipe& recipe, const PlanFor& planned) {
+  PlanLimits limits = limits_of_this_machine(nearest_existing(planned.directory));
+  limits.stored_bytes = stored_bytes(storage::RunLayout(planned.directory));
+  if (has_machines(planned)) {
+    hold_against(*planned.cluster, limits);
+  } else if (planned.in_allocation) {
+    limits.workers = workers_of_allocation(recipe);
+  } else {
+    limits.workers = workers_of_this_machine(planned.local_workers, computes_on_gpus_here(recipe));
+  }
+  return limits;
+}
+
+// A recipe brought together with its model and what there is of its tokens.
+struct Subject {
+  storage::ModelDirectory model;
+  PlanTokens tokens;
+  PlanLimits limits;
+};
+
+Subject subject_of(const Recipe& recipe, const PlanFor& planned) {
+  storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
+  const storage::RunLayout layout(planned.directory);
+  check_sources(recipe, layout);
+  PlanTokens tokens = read_plan_tokens(layout, recipe, model.config().vocab_size);
+  fill_missing(tokens, recipe);
+  return {std::move(model), std::move(tokens), limits_of(recipe, planned)};
+}
+
+// What the machine that plans would take, where the workers are yet to say.
+Recipe closed(const Recipe& recipe) {
+  Recipe filled = recipe;
+  if (filled.plan.layers_per_block == 0)
+    filled.plan.layers_per_block = PlanSection{}.layers_per_block;
+  if (filled.plan.keep_boundaries == "auto") filled.plan.keep_boundaries = "last";
+  return filled;
+}
+
 }  // namespace
 
-void resolve_for_this_machine(Recipe& recipe) {
-  if (recipe.plan.compute_dtype == "auto") {
-    const bool has_fast_bf16 =
-        computes_on_gpus(recipe, storage::has_cuda(), wire::num_visible_gpus()) ||
-        wire::multiplies_bfloat16_faster(wire::matrix_units());
+PlanFor plan_for(const Recipe& recipe,
+                 const fs::path& directory,
+                 const std::string& cluster_file,
+                 std::optional<int> workers) {
+  PlanFor planned{directory};
+  if (!cluster_file.empty()) planned.cluster = storage::Cluster::load(cluster_file);
+  planned.local_workers = workers.value_or(recipe.workers.local);
+  return planned;
+}
+
+void resolve(Recipe& recipe, const PlanFor& planned) {
+  const bool are_known =
+      has_machines(planned) || planned.in_allocation || planned.local_workers > 0;
+  const std::optional<bool> has_gpus = planned.cluster ? planned.cluster->has_gpus() : std::nullopt;
+  if (recipe.plan.compute_dtype == "auto" && (are_known || has_gpus)) {
+    const bool has_fast_bf16 = has_gpus.value_or(computes_on_gpus_here(recipe)) ||
+                               wire::multiplies_bfloat16_faster(wire::matrix_units());
     recipe.plan.compute_dtype = has_fast_bf16 ? "bf16" : "fp32";
   }
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
@@ -138,31 +207,35 @@ void resolve_for_this_machine(Recipe& recipe) {
                       : std::max(1, cores / std::max(1, processes));
   };
   // The cores of this machine say nothing of those that other machines have.
-  const bool workers_are_here = allocation || recipe.workers.local > 0;
-  const bool ranks_are_here = allocation || recipe.finetune.launch == "here";
+  const bool workers_are_here = allocation || (!has_machines(planned) && recipe.workers.local > 0);
+  const bool ranks_are_here =
+      allocation || (!has_machines(planned) && recipe.finetune.launch == "here");
   if (recipe.workers.threads == 0 && workers_are_here)
     recipe.workers.threads = share(recipe.workers.local);
   if (recipe.finetune.threads == 0 && ranks_are_here)
     recipe.finetune.threads = share(recipe.finetune.ranks);
+  const bool chooses = recipe.plan.layers_per_block == 0 || recipe.plan.keep_boundaries == "auto";
+  if (!chooses || !are_known) return;
+  const Subject subject = subject_of(recipe, planned);
+  choose(recipe, subject.model.config(), subject.tokens, subject.limits);
 }
 
-Plan plan_of(const Recipe& recipe, const fs::path& directory) {
-  require_device(recipe, storage::has_cuda(), wire::num_visible_gpus());
-  const storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
-  const storage::RunLayout layout(directory);
-  check_sources(recipe, layout);
-  PlanTokens tokens = read_plan_tokens(layout, recipe, model.config().vocab_size);
-  fill_missing(tokens, recipe);
-  PlanLimits limits = limits_of_this_machine(nearest_existing(directory), recipe.workers.local);
-  limits.stored_bytes = stored_bytes(layout);
-  // Nothing has been measured on a GPU that a time could be told from.
-  if (computes_on_gpus(recipe, storage::has_cuda(), wire::num_visible_gpus())) limits.core = {};
-  Plan plan = make_plan(recipe, model.config(), tokens, limits);
+Plan plan_of(const Recipe& recipe, const PlanFor& planned) {
+  if (!planned.cluster && !planned.in_allocation)
+    require_device(recipe, storage::has_cuda(), wire::num_visible_gpus());
+  const Subject subject = subject_of(recipe, planned);
+  const storage::RunLayout layout(planned.directory);
+  Plan plan = make_plan(closed(recipe), subject.model.config(), subject.tokens, subject.limits);
   const std::vector<storage::TokensOf> untokenized = missing_tokens(layout, recipe);
   plan.estimates.insert(plan.estimates.begin(), tokenizing(recipe, untokenized));
   for (std::string& warning : json_read_as_text(recipe, untokenized))
     plan.warnings.push_back(std::move(warning));
   return plan;
+}
+
+std::vector<KChoice> choices_of(const Recipe& recipe, const PlanFor& planned) {
+  const Subject subject = subject_of(recipe, planned);
+  return compare_k(closed(recipe), subject.model.config(), subject.tokens, subject.limits);
 }
 
 std::optional<UnreadText> unread_text(const Recipe& recipe, const fs::path& directory) {

@@ -7,20 +7,40 @@
 #include <string>
 
 #include "coordinator/plan/plan.hpp"
+#include "storage/recipe/cluster_file.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 
-// What "auto" and 0 mean on this machine is decided once and written into the run, because results
-// depend on it: plan.compute_dtype, and the threads of workers and ranks that run here.
-void resolve_for_this_machine(storage::Recipe& recipe);
+// What a recipe is planned for, and where.
+struct PlanFor {
+  std::filesystem::path directory;            // of the run, which need not exist yet
+  std::optional<storage::Cluster> cluster{};  // what it says of nodes stands for this machine
+  int local_workers = 0;       // without a cluster; 0: nothing is known of the others
+  bool in_allocation = false;  // without either: workers like this node, as many as
+                               // the batch system gave
+};
+// PlanFor of recipe.workers.local, or `workers` in their place.
+[[nodiscard]] PlanFor plan_for(const storage::Recipe& recipe,
+                               const std::filesystem::path& directory,
+                               const std::string& cluster_file = "",
+                               std::optional<int> workers = {});
+
+// What "auto" and 0 mean for those who will compute is decided once and written into the run,
+// because results depend on it (plan.compute_dtype, the threads of workers and ranks that run here)
+// or because the run is cut by it (plan.layers_per_block, plan.keep_boundaries). Where nothing is
+// known of the workers, dtype and cut stay open for them (coordinator/serve/roll_call.hpp).
+void resolve(storage::Recipe& recipe, const PlanFor& planned);
 
 // Throws kUsage or kUnavailable for a device that the local workers cannot have, and kUsage naming
-// a source that is missing or empty and whose tokens the run does not have yet. The plan of a run
-// at `directory`, which need not exist yet. Where tokens files are missing, the number of sequences
-// is what the recipe's step budget visits. What the run has stored there already is room that it
-// need not find.
-[[nodiscard]] Plan plan_of(const storage::Recipe& recipe, const std::filesystem::path& directory);
+// a source that is missing or empty and whose tokens the run does not have yet. Where tokens files
+// are missing, the number of sequences is what the recipe's step budget visits. What the run has
+// stored there already is room that it need not find. What resolve() left open is taken as this
+// machine would have it.
+[[nodiscard]] Plan plan_of(const storage::Recipe& recipe, const PlanFor& planned);
+// The same for other k; the recipe's own among them.
+[[nodiscard]] std::vector<KChoice> choices_of(const storage::Recipe& recipe,
+                                              const PlanFor& planned);
 
 // The text of the transfer while nobody has tokenized it: what a plan rests on without having seen.
 struct UnreadText {

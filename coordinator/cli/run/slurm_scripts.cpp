@@ -183,7 +183,7 @@ exit "$code"
 
 constexpr const char* kRecipe =
     R"sh(# The recipe is for the run's beginning, or what was changed since; later rounds go on with what the run recorded.
-[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$run/run.toml" ] || arguments+=(--recipe "$run/@folder@/@file@")
+[ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$run/run.toml" ] || arguments+=(--recipe "$run/@folder@/@file@"@cluster@)
 )sh";
 
 constexpr const char* kArrayWorker = R"sh(
@@ -243,8 +243,14 @@ SlurmScript coordinating(const SlurmJob& job,
     options +=
         " --worker-launcher \"$run/" + std::string(RunLayout::kSlurm) + "/" + launcher_file + "\"";
   if (job.finetunes_apart && role != SlurmRole::kFinetune) options += " --stop-before finetune";
-  if (role != SlurmRole::kFinetune)
-    recipe = filled(kRecipe, {{"folder", RunLayout::kSlurm}, {"file", kSlurmRecipe}});
+  if (role != SlurmRole::kFinetune) {
+    const std::string cluster =
+        job.cluster.nodes.empty() ? ""
+                                  : " --cluster \"$run/" + std::string(RunLayout::kSlurm) + "/" +
+                                        kSlurmCluster + "\"";
+    recipe = filled(
+        kRecipe, {{"folder", RunLayout::kSlurm}, {"file", kSlurmRecipe}, {"cluster", cluster}});
+  }
   return {role,
           name + ".sbatch",
           head(job, shape, role, name + "-%j.log") + begin(job) + functions(job) +

@@ -47,6 +47,7 @@ struct SlurmScript {
 
 // Names in the folder slurm/ of a run that the scripts themselves know.
 inline constexpr const char* kSlurmRecipe = "recipe.toml";
+inline constexpr const char* kSlurmCluster = "cluster.toml";  // where it tells of [[nodes]]
 inline constexpr const char* kCoordinatorJob = "coordinator.job";  // the number of that job
 
 }  // namespace hedgerow::coordinator::cli

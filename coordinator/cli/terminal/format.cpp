@@ -21,18 +21,6 @@ constexpr std::size_t kColumnGap = 2;
 
 }  // namespace
 
-std::string bytes_text(std::uint64_t bytes) {
-  constexpr std::array<const char*, 5> kUnits{"kB", "MB", "GB", "TB", "PB"};
-  if (bytes < 1000) return std::to_string(bytes) + " B";
-  double value = static_cast<double>(bytes) / 1000.0;
-  std::size_t unit = 0;
-  while (value >= 999.5 && unit + 1 < kUnits.size()) {
-    value /= 1000.0;
-    ++unit;
-  }
-  return print(value < 99.95 ? "%.1f %s" : "%.0f %s", value, kUnits[unit]);
-}
-
 std::string counted(std::int64_t count, const std::string& what) {
   return std::to_string(count) + " " + what + (count == 1 ? "" : "s");
 }

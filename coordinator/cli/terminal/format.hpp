@@ -10,13 +10,14 @@
 #include <string_view>
 #include <vector>
 
+#include "coordinator/plan/bytes_text.hpp"
+
 namespace hedgerow::coordinator::cli {
 
 // Of lines that no terminal shows, which are neither wrapped nor cut.
 inline constexpr int kUnlimitedWidth = 1'000'000;
 inline constexpr std::size_t kUnlimitedRows = 1'000'000;
 
-[[nodiscard]] std::string bytes_text(std::uint64_t bytes);  // "812 B", "33.6 MB", "9.2 TB"
 [[nodiscard]] std::string counted(std::int64_t count,
                                   const std::string& what);  // "1 step", "2 steps"
 [[nodiscard]] std::string duration_text(

@@ -49,6 +49,22 @@ class PlanTest : public ::testing::Test {
     tokens_.evaluate = {};
   }
 
+  // Of one node, as a core of an EPYC (Zen 5) is assumed to compute.
+  static std::vector<WorkerKind> machine(int workers, int cores, std::uint64_t memory_bytes = 0) {
+    return {{.name = "here",
+             .workers_per_node = workers,
+             .host_memory_bytes = memory_bytes,
+             .cores = cores,
+             .speed = {0.3e12, 0.06e12}}};
+  }
+  static std::vector<WorkerKind> gpus(int count, std::uint64_t memory_bytes) {
+    return {{.name = "gpus",
+             .workers_per_node = count,
+             .on_gpu = true,
+             .gpu_memory_bytes = memory_bytes,
+             .speed = {400e12, 13e12}}};
+  }
+
   Plan make() const { return make_plan(recipe_, model_, tokens_, limits_); }
 
   storage::Recipe recipe_;
@@ -58,7 +74,7 @@ class PlanTest : public ::testing::Test {
 };
 
 TEST_F(PlanTest, NamedTextsCountInTheEvaluationsTimeMemoryAndDisk) {
-  limits_.core = {0.3e12, 0.06e12};
+  limits_.workers = machine(1, 1);
   const auto evaluate_seconds = [](const Plan& plan) { return plan.estimates.back().seconds; };
   recipe_.evaluate.max_sequences = 4;
   const Plan before = make();
@@ -95,11 +111,7 @@ TEST_F(PlanTest, LayersNeedNotBeDivisibleByTheBlockSize) {
 }
 
 TEST_F(PlanTest, SmolLm2OnALaptopFits) {
-  limits_ = {.free_disk_bytes = 20 * kGiB,
-             .memory_bytes = 24 * kGiB,
-             .local_workers = 2,
-             .cores = 2,
-             .core = {0.3e12, 0.06e12}};
+  limits_ = {.free_disk_bytes = 20 * kGiB, .workers = machine(2, 2, 24 * kGiB)};
   const Plan plan = make();
   EXPECT_TRUE(plan.fits()) << plan.problems.front().message;
   EXPECT_EQ(plan.boundary_bytes,
@@ -147,7 +159,7 @@ std::vector<MeasuredRun> measured_runs() {
 // Catches: a time of operations alone, which was a tenth of what a small model takes, and workers
 // counted that have no block to train.
 TEST_F(PlanTest, TheTimesOfRunsThatWereMeasuredAreMetWithinTwofold) {
-  limits_ = {.local_workers = 2, .cores = 2, .core = {0.3e12, 0.06e12}};
+  limits_.workers = machine(2, 2);
   tokens_ = {{217, 225, 1024}, {217, 225, 1024}, {0, 8, 1024}};
   for (const auto& [model, measured] : measured_runs()) {
     model_ = model;
@@ -166,7 +178,7 @@ TEST_F(PlanTest, TheTimesOfRunsThatWereMeasuredAreMetWithinTwofold) {
 TEST_F(PlanTest, WorkersWithoutABlockOfTheirOwnSaveNoTime) {
   recipe_.workers.threads = 1;
   const auto transfer_with = [this](int workers, int layers_per_block) {
-    limits_ = {.local_workers = workers, .cores = 16, .core = {0.3e12, 0.06e12}};
+    limits_.workers = machine(workers, 16);
     recipe_.plan.layers_per_block = layers_per_block;
     return seconds_of(make(), "transfer");
   };
@@ -178,7 +190,9 @@ TEST_F(PlanTest, WorkersWithoutABlockOfTheirOwnSaveNoTime) {
 
 TEST_F(PlanTest, WhereTheSpeedIsNotKnownNoTimeIsTold) {
   for (const StageEstimate& estimate : make().estimates) EXPECT_EQ(estimate.seconds, 0.0);
-  EXPECT_EQ(nlohmann::json(make())["assumed_core_flops"]["products"], 0.0);
+  limits_.workers = machine(2, 2);
+  limits_.workers.front().speed = {};
+  for (const StageEstimate& estimate : make().estimates) EXPECT_EQ(estimate.seconds, 0.0);
 }
 
 // 20 M tokens, k = 9, bf16: 33.6 MB a sequence, 13 stored boundaries of 0.66 TB.
@@ -198,7 +212,7 @@ TEST_F(PlanTest, ABoundaryOf405BTakesWhatArithmeticSays) {
 TEST_F(PlanTest, ABlockThatDoesNotFitNamesTheLargestThatDoes) {
   become_405b();
   recipe_.plan.layers_per_block = 18;
-  limits_.memory_bytes = 80'000'000'000ULL;
+  limits_.workers = gpus(1, 80'000'000'000ULL);
   const Plan plan = make();
   ASSERT_EQ(plan.problems.size(), 1U);
   EXPECT_NE(plan.problems[0].message.find("a block of 18 layers"), std::string::npos)
@@ -223,7 +237,7 @@ TEST_F(PlanTest, AFullDiskIsRefusedWithTheSettingThatFits) {
   EXPECT_NE(plan.problems[0].remedy.find("keep_boundaries = \"none\""), std::string::npos)
       << plan.problems[0].remedy;
   limits_.free_disk_bytes = 3 << 20;
-  EXPECT_NE(make().problems[0].message.find(" of disk, 3 MiB are free"), std::string::npos)
+  EXPECT_NE(make().problems[0].message.find(" of disk, 3.1 MB are free"), std::string::npos)
       << make().problems[0].message;
   limits_.free_disk_bytes = 3000 * kGiB;
   recipe_.plan.keep_boundaries = "none";
@@ -231,9 +245,8 @@ TEST_F(PlanTest, AFullDiskIsRefusedWithTheSettingThatFits) {
 }
 
 TEST_F(PlanTest, FinetuneThatDoesNotFitNamesTheRanksThatDo) {
-  limits_.memory_bytes = 4 * kGiB;
+  limits_.workers = machine(1, 2, 4 * kGiB);
   recipe_.finetune.ranks = 4;
-  limits_.local_workers = 1;
   const Plan plan = make();
   ASSERT_EQ(plan.problems.size(), 1U) << plan.problems.front().message;
   EXPECT_NE(plan.problems[0].message.find("finetune needs"), std::string::npos);
@@ -282,7 +295,7 @@ TEST_F(PlanTest, AnEvaluationThatTheWindowCoversIsWarnedOf) {
 
 // Catches: key maps of kv heads that are counted once a query head, and sinks that cost nothing.
 TEST_F(PlanTest, KeyMapsCountOnceAKvHeadAndSinksAreKeysOfEveryWindow) {
-  limits_ = {.local_workers = 1, .cores = 1, .core = {0.3e12, 0.06e12}};
+  limits_.workers = machine(1, 1);
   recipe_.attention.num_sinks = 0;
   const Plan shared = make();
   recipe_.attention.key_maps = storage::KeyMaps::kQueryHead;

@@ -38,7 +38,7 @@ Progress progress() {
 }
 
 std::vector<Message> one_of_each() {
-  Hello hello{kWorker, "0.1.0", "0.1.0+abc", "node7", "Xeon", 42, 2, 1ULL << 40, task(), 3};
+  Hello hello{kWorker, "0.1.0", "0.1.0+abc", "node7", "Xeon", 42, 2, 1ULL << 40, true, "bf16", task(), 3};
   return {
       hello,
       Request{kWorker, -1},

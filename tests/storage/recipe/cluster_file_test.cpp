@@ -140,6 +140,95 @@ TEST(Cluster, TheShippedExampleIsValid) {
   EXPECT_EQ(cluster.finetune_allocation, "auto");
 }
 
+TEST(Cluster, NodesAreReadWithTheirDiskAndNetwork) {
+  const Cluster cluster = Cluster::parse(R"([[nodes]]
+name = "big"
+count = 3
+gpus = 8
+gpu_memory_gb = 80
+memory_gb = 1000
+cores = 96
+local_disk_gb = 5
+price_per_hour = 31.5
+mtbf_hours = 6250
+product_tflops = 400
+other_tflops = 13.5
+disk_gb_s = 2
+worker_start_s = 0.5
+measured = "then"
+[[nodes]]
+name = "small"
+memory_gb = 64
+[shared]
+capacity_gb = 1
+bandwidth_gb_s = 2
+[network]
+inside_gb_s = 3
+between_gb_s = 4
+)",
+                                         "cluster.toml");
+  ASSERT_EQ(cluster.nodes.size(), 2U);
+  const NodeKind expected{.name = "big",
+                          .count = 3,
+                          .gpus = 8,
+                          .gpu_memory_gb = 80,
+                          .memory_gb = 1000,
+                          .cores = 96,
+                          .local_disk_gb = 5,
+                          .price_per_hour = 31.5,
+                          .mtbf_hours = 6250,
+                          .product_tflops = 400,
+                          .other_tflops = 13.5,
+                          .disk_gb_s = 2,
+                          .worker_start_s = 0.5,
+                          .measured = "then"};
+  EXPECT_EQ(cluster.nodes[0], expected);
+  EXPECT_EQ(cluster.nodes[1], (NodeKind{.name = "small", .memory_gb = 64}));
+  EXPECT_EQ(cluster.shared, (SharedDisk{1, 2}));
+  EXPECT_EQ(cluster.network, (Network{3, 4}));
+  EXPECT_EQ(cluster.has_gpus(), true);
+  EXPECT_EQ(Cluster::parse("", "cluster.toml").has_gpus(), std::nullopt);
+  EXPECT_EQ(Cluster::parse("[workers]\ngpus_per_task = 1\n", "cluster.toml").has_gpus(), true);
+}
+
+TEST(Cluster, NodesThatCannotBeAreRefusedWithTheirKeys) {
+  const std::string text = refusal(R"([[nodes]]
+name = "a"
+gpus = 8
+memory_gb = 100
+price_per_hour = -1
+mtbf_hours = -2
+[[nodes]]
+name = "a"
+gpu_memory_gb = 80
+product_tflops = 1
+gpu = 2
+)");
+  for (const char* part :
+       {"cluster.toml:5: nodes[0].price_per_hour = -1: expected at least 0",
+        "cluster.toml:6: nodes[0].mtbf_hours = -2: expected at least 0",
+        "nodes[0].gpu_memory_gb is missing: the memory of one of its GPUs",
+        "nodes[1].memory_gb is missing",
+        "cluster.toml:9: nodes[1].gpu_memory_gb is given, but gpus is 0",
+        "cluster.toml:10: nodes[1].product_tflops and other_tflops go together",
+        "cluster.toml:8: nodes[1].name = \"a\" is named twice",
+        "cluster.toml:11: nodes[1].gpu is not a known key; did you mean nodes[1].gpus?"}) {
+    EXPECT_THAT(text, HasSubstr(part));
+  }
+  EXPECT_THAT(refusal("[[node]]\nname = \"a\"\n"),
+              HasSubstr("node is not a known key; did you mean nodes?"));
+}
+
+TEST(Cluster, TheShippedClustersAreValid) {
+  const auto load = [](const char* name) {
+    return Cluster::load(std::string(HEDGEROW_SOURCE_DIR "/deploy/clusters/") + name);
+  };
+  EXPECT_EQ(load("1x8x80gb.toml").nodes.front().gpus, 8);
+  EXPECT_EQ(load("3x8x80gb.toml").nodes.front().count, 3);
+  EXPECT_EQ(load("16x141gb.toml").nodes.front().gpu_memory_gb, 141);
+  EXPECT_EQ(load("2x_cpu.toml").nodes.front().gpus, 0);
+}
+
 TEST(Cluster, AMissingFileSaysWhereAnExampleIs) {
   try {
     (void)Cluster::load("/no/such/cluster.toml");

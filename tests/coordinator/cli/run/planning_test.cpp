@@ -1,4 +1,4 @@
-// What a recipe leaves open, as the machine of the coordinator decides it.
+// What a recipe leaves open, as those who will compute decide it.
 #include "coordinator/cli/run/planning.hpp"
 
 #include <gtest/gtest.h>
@@ -17,22 +17,22 @@ storage::Recipe open_recipe() {
 
 // Otherwise a coordinator on a small node would have every GPU node of its run compute with as few
 // threads as it has cores itself.
-TEST(ResolveForThisMachine, LeavesThreadsOpenThatAreOfOtherMachines) {
+TEST(Resolve, LeavesThreadsOpenThatAreOfOtherMachines) {
   ::unsetenv("SLURM_JOB_ID");
   storage::Recipe recipe = open_recipe();
-  resolve_for_this_machine(recipe);
+  resolve(recipe, plan_for(recipe, "."));
   EXPECT_GT(recipe.workers.threads, 0);
   EXPECT_GT(recipe.finetune.threads, 0);
 
   recipe = open_recipe();
   recipe.workers.local = 0;
   recipe.finetune.launch = "elsewhere";
-  resolve_for_this_machine(recipe);
+  resolve(recipe, plan_for(recipe, "."));
   EXPECT_EQ(recipe.workers.threads, 0);
   EXPECT_EQ(recipe.finetune.threads, 0);
 
   recipe.workers.threads = recipe.finetune.threads = 8;
-  resolve_for_this_machine(recipe);
+  resolve(recipe, plan_for(recipe, "."));
   EXPECT_EQ(recipe.workers.threads, 8);
   EXPECT_EQ(recipe.finetune.threads, 8);
 }

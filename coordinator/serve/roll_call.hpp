@@ -1,0 +1,35 @@
+// Before a run begins whose workers all come from elsewhere and of which no cluster file tells: who
+// they are decides what the recipe leaves open (dtype, k, boundaries to keep), so the coordinator
+// waits for them first. It listens where they look for it and answers nobody; a worker says hello
+// again until it is welcomed.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "coordinator/net/mailbox.hpp"
+#include "coordinator/wire/messages.hpp"
+#include "storage/base/run_layout.hpp"
+
+namespace hedgerow::coordinator {
+
+struct RollCall {
+  const storage::RunLayout& layout;
+  Mailbox& mailbox;
+  std::string public_key{};
+  // Workers are started one after the other: it ends when none has come for so long.
+  std::chrono::milliseconds settle{3000};
+  const std::atomic<int>* stop_requests = nullptr;
+  std::function<void(const std::string&)> say{};
+};
+
+// The first hello of each worker; none: it was asked to stop. Writes coordinator.json.
+[[nodiscard]] std::vector<wire::Hello> call_roll(const RollCall& call);
+
+// The dtype that all of them multiply fast.
+[[nodiscard]] std::string common_dtype(const std::vector<wire::Hello>& hellos);
+
+}  // namespace hedgerow::coordinator
