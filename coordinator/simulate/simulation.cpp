@@ -58,6 +58,10 @@ void check_count(int count, int least, const std::string& field) {
 }
 
 void check_input(const SimulationInput& input) {
+  check_count(input.geometry.num_layers, 1, "geometry.num_layers");
+  check_count(input.geometry.layers_per_block, 1, "geometry.layers_per_block");
+  check_count(input.geometry.num_shards, 1, "geometry.num_shards");
+  check_count(input.geometry.shards_per_capture, 1, "geometry.shards_per_capture");
   if (input.workers.empty())
     throw Error(ErrorKind::kUsage, "simulation: there are no workers; name at least one kind");
   for (std::size_t i = 0; i < input.workers.size(); ++i) {
@@ -337,10 +341,14 @@ class Simulator {
     stage_of(id).last_end = now_;
     ++stage_of(id).tasks;
     set_idle(attempt.workers, id.block);
-    // The intents walk all boundaries, and most of many pieces change nothing for them.
-    const bool is_one_of_many =
-        id.stage == Stage::kCapture && !boundary_complete(state_, id.block + 1);
-    has_news_ = has_news_ || !is_one_of_many || state_.grants.empty();
+    has_news_ = has_news_ || !is_one_of_many(id) || state_.grants.empty();
+  }
+
+  // The intents walk all boundaries, and follow from the last piece of a boundary or of the logits.
+  [[nodiscard]] bool is_one_of_many(const TaskId& id) const {
+    if (id.stage == Stage::kCapture) return !boundary_complete(state_, id.block + 1);
+    return id.stage == Stage::kLogits &&
+           state_.index.count(id.stage, TaskState::kDone) < state_.geometry->num_logit_pieces;
   }
 
   void set_idle(const std::vector<std::size_t>& workers, int held_block) {
@@ -408,7 +416,7 @@ class Simulator {
     Node& node = nodes_[number];
     node.is_up = true;
     for_each_worker(node, [this](std::size_t index) { set_idle({index}, -1); });
-    has_news_ = true;
+    has_news_ = has_news_ || state_.index.ready.contains(TaskId::finetune());  // waits for nodes
     await_failure(number);
   }
 
@@ -422,19 +430,19 @@ class Simulator {
   [[nodiscard]] std::string problem() const {
     const bool is_endless = failures_ >= kMostNodeFailures;
     const TaskRecord* first = nullptr;
-    int others = 0;
+    int count = 0;
     for (const auto& [id, task] : state_.tasks) {
       const bool is_open = task.state == TaskState::kPending || task.state == TaskState::kGranted;
       if (task.state != TaskState::kQuarantined && !(is_endless && is_open)) continue;
-      others += first == nullptr ? 0 : 1;
-      if (first == nullptr) first = &task;
+      if (count++ == 0) first = &task;
     }
-    if (first == nullptr) return "";
+    if (first == nullptr)
+      throw Error(ErrorKind::kInternal, "simulation: the run is partial, and no task was given up");
     const std::string why =
         is_endless ? "is not done after " + std::to_string(failures_) + " failures of nodes"
                    : "is given up: " + first->reason;
     return to_string(first->id) + " " + why +
-           (others > 0 ? " (and " + std::to_string(others) + " tasks more)" : "");
+           (count > 1 ? " (and " + std::to_string(count - 1) + " tasks more)" : "");
   }
 
   [[nodiscard]] Simulation result() const {

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <numeric>
+#include <utility>
 
 #include "coordinator/state/state.hpp"
 
@@ -140,6 +141,8 @@ RunPhase phase_of(const State& state) {
   if (!state.geometry) return RunPhase::kNew;
   if (!state.grants.empty() || !state.index.ready.empty()) return RunPhase::kRunning;
   bool all_done = true;
+  int boundary = 0;  // the last that was asked about: its captures follow one another
+  bool may_be_needed = false;
   for (const auto& [id, task] : state.tasks) {
     if (task.state == TaskState::kDone) continue;
     if (task.state == TaskState::kDropped) {
@@ -147,7 +150,9 @@ RunPhase phase_of(const State& state) {
         if (logits_needed(state)) return RunPhase::kRunning;
         continue;
       }
-      if (piece_needed(state, id.block + 1, id.piece))
+      if (std::exchange(boundary, id.block + 1) != id.block + 1)
+        may_be_needed = boundary_may_be_needed(state, boundary);
+      if (may_be_needed && piece_needed(state, boundary, id.piece))
         return RunPhase::kRunning;  // it will be recaptured
       continue;
     }

@@ -65,6 +65,7 @@ ALLOWED: dict[str, set[str]] = {
         "coordinator/plan", "coordinator/state", "coordinator/status", "coordinator/web", "coordinator/wire",
         "storage", "storage/base", "storage/history", "storage/journal", "storage/model", "storage/recipe",
         "storage/tensors"},
+    "coordinator/simulate": {"coordinator/dispatch", "coordinator/plan", "coordinator/state", "storage/base"},
     "coordinator/state": {"coordinator/wire", "storage/base", "storage/journal"},
     "coordinator/status": {"coordinator/dispatch", "coordinator/host", "coordinator/state", "coordinator/wire",
         "storage/base", "storage/journal", "storage/recipe"},

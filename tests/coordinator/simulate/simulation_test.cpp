@@ -312,6 +312,8 @@ TEST(Simulation, InputThatMakesNoSenseIsRefusedByItsName) {
             "simulation: there are no workers; name at least one kind");
   EXPECT_EQ(refusal([](SimulationInput& input) { input.workers[0].nodes = 0; }),
             "simulation: workers[0].nodes is 0, expected 1 or more");
+  EXPECT_EQ(refusal([](SimulationInput& input) { input.geometry.num_shards = 0; }),
+            "simulation: geometry.num_shards is 0, expected 1 or more");
   EXPECT_EQ(refusal([](SimulationInput& input) { input.lease_seconds = -1.0; }),
             "simulation: lease_seconds is -1.000000 s, expected a finite time of 0 or more");
   EXPECT_EQ(refusal([](SimulationInput& input) {
