@@ -1,7 +1,6 @@
 #include "storage/recipe/recipe.hpp"
 
 #include <algorithm>
-#include <bit>
 #include <cctype>
 #include <charconv>
 #include <cmath>
@@ -389,18 +388,17 @@ void check_finetune(const Recipe& recipe, RecipeProblems& problems) {
   }
   const int per_micro_batch = finetune.sequences_per_micro_batch;
   const int micro_batches = finetune.sequences_per_step / per_micro_batch;
-  if (finetune.sequences_per_step % per_micro_batch != 0 ||
-      !std::has_single_bit(static_cast<unsigned>(micro_batches))) {
-    // The gradient of a step is summed as a binary tree over micro-batches, so that any number of
-    // ranks gives the same bytes.
+  if (finetune.sequences_per_step % per_micro_batch != 0) {
     problems.add("finetune.sequences_per_step",
                  equals(finetune.sequences_per_step) +
-                     " must be finetune.sequences_per_micro_batch = " +
-                     std::to_string(per_micro_batch) + " times a power of two");
-  } else if (micro_batches % finetune.ranks != 0) {
+                     " must be a multiple of finetune.sequences_per_micro_batch = " +
+                     std::to_string(per_micro_batch));
+  } else if (finetune.ranks > micro_batches) {
     problems.add("finetune.ranks",
-                 equals(finetune.ranks) + " must divide the " + std::to_string(micro_batches) +
-                     " micro-batches of a step");
+                 equals(finetune.ranks) + ", but a step has " + std::to_string(micro_batches) +
+                     " micro-batches (sequences_per_step / sequences_per_micro_batch) and each "
+                     "rank needs one; lower it to " +
+                     std::to_string(micro_batches) + " or raise finetune.sequences_per_step");
   }
 }
 

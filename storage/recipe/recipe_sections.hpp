@@ -118,7 +118,7 @@ struct FinetuneSection {
   double weight_decay = 0.0;
   double gradient_clip = 1.0;
   int max_steps = 40;
-  int sequences_per_step = 4;  // the global batch: a power of two micro-batches
+  int sequences_per_step = 4;  // the global batch: a multiple of the next
   int sequences_per_micro_batch = 1;
   int checkpoint_every = 10;  // optimizer steps
   // Optimizer steps; before the first one too; 0: only at the end. The adapter is that of the best
@@ -130,7 +130,7 @@ struct FinetuneSection {
   int plateau_patience = 10;        // validations
   double min_learning_rate = 1e-5;  // of every schedule but constant
   int early_stop_patience = 0;      // validations without improvement; 0: never
-  int ranks = 2;  // data ranks launched locally; must divide the micro-batches of a step
+  int ranks = 2;  // data ranks launched locally; at most the micro-batches of a step
   // Per rank; 0: cores / ranks, elsewhere all. Part of what byte-equality is promised for.
   int threads = 0;
   // auto | mpi | nccl: how gradients go between ranks on GPUs; the bytes are the same

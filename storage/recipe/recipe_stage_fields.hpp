@@ -130,7 +130,7 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
                 finetune.warmup_steps,
                 {"steps over which the rate rises from nothing", 0, 1e9});
   visitor.field(
-      "ranks", finetune.ranks, {"MPI processes; divides the micro-batches of a step", 1, 1e6});
+      "ranks", finetune.ranks, {"MPI processes; at most the micro-batches of a step", 1, 1e6});
   visitor.field("threads",
                 finetune.threads,
                 {.comment = "each; 0: cores / ranks, elsewhere all; equal bytes need equal threads",

@@ -85,8 +85,9 @@ inline constexpr std::chrono::minutes kLoadDeadline{30};
 // A longer deadline for as long as it lives.
 class DeadlineScope {
  public:
-  explicit DeadlineScope(Communicator& communicator)
-      : communicator_(communicator), before_(communicator.set_deadline(kLoadDeadline)) {}
+  explicit DeadlineScope(Communicator& communicator,
+                         std::chrono::milliseconds deadline = kLoadDeadline)
+      : communicator_(communicator), before_(communicator.set_deadline(deadline)) {}
   ~DeadlineScope() { communicator_.set_deadline(before_); }
   DeadlineScope(const DeadlineScope&) = delete;
   DeadlineScope& operator=(const DeadlineScope&) = delete;

@@ -71,13 +71,19 @@ class NcclExchange final : public TensorExchange {
     const auto stream = c10::cuda::getCurrentCUDAStream(device_.index());
     // The time that this rank still computes is none that its peer is late.
     stream.synchronize();
-    const auto count = static_cast<std::size_t>(own.numel());
+    const auto send = [&] {
+      const auto count = static_cast<std::size_t>(own.numel());
+      return ncclSend(own.const_data_ptr(), count, ncclFloat, peer, comm_, stream);
+    };
+    const auto receive = [&] {
+      const auto count = static_cast<std::size_t>(other.numel());
+      return ncclRecv(other.mutable_data_ptr(), count, ncclFloat, peer, comm_, stream);
+    };
     started(ncclGroupStart(), "ncclGroupStart");
     // The group is closed whatever becomes of its calls.
-    const std::array results = {
-        ncclSend(own.const_data_ptr(), count, ncclFloat, peer, comm_, stream),
-        ncclRecv(other.mutable_data_ptr(), count, ncclFloat, peer, comm_, stream),
-        ncclGroupEnd()};
+    const std::array results = {own.defined() ? send() : ncclSuccess,
+                                other.defined() ? receive() : ncclSuccess,
+                                ncclGroupEnd()};
     for (const ncclResult_t result : results) started(result, call);
     // Its kernel is in the stream only once the state is a success.
     settle(call, communicator_.deadline(), [&] { return stream.query(); });

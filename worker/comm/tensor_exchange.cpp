@@ -32,14 +32,19 @@ Text text_of(std::string_view words) {
 
 std::string_view view(const Text& text) { return text.data(); }
 
-// Lower rank first: two sends that wait for their receives would wait for each other.
-void swap_bytes(Communicator& communicator,
-                std::span<const std::byte> own,
-                std::span<std::byte> other,
-                int peer) {
-  if (communicator.rank() < peer) communicator.send(own, peer, kExchangeTag);
-  communicator.receive(other, peer, kExchangeTag);
-  if (communicator.rank() > peer) communicator.send(own, peer, kExchangeTag);
+void send(Communicator& communicator, const at::Tensor& own, int peer) {
+  const at::Tensor sent = own.to(at::kCPU);  // itself on the CPU
+  communicator.send(
+      {static_cast<const std::byte*>(sent.const_data_ptr()), sent.nbytes()}, peer, kExchangeTag);
+}
+
+void receive(Communicator& communicator, const at::Tensor& other, int peer) {
+  const at::Tensor received =
+      other.is_cpu() ? other : at::empty(other.sizes(), at::TensorOptions(at::kFloat));
+  communicator.receive({static_cast<std::byte*>(received.mutable_data_ptr()), received.nbytes()},
+                       peer,
+                       kExchangeTag);
+  if (!received.is_same(other)) other.copy_(received);
 }
 
 class HostExchange final : public TensorExchange {
@@ -48,15 +53,11 @@ class HostExchange final : public TensorExchange {
 
   void exchange(const at::Tensor& own, const at::Tensor& other, int peer) override {
     check_exchanged(own, other);
-    // Both are themselves on the CPU.
-    const at::Tensor sent = own.to(at::kCPU);
-    const at::Tensor received =
-        other.is_cpu() ? other : at::empty(other.sizes(), at::TensorOptions(at::kFloat));
-    swap_bytes(communicator_,
-               {static_cast<const std::byte*>(sent.const_data_ptr()), sent.nbytes()},
-               {static_cast<std::byte*>(received.mutable_data_ptr()), received.nbytes()},
-               peer);
-    if (!received.is_same(other)) other.copy_(received);
+    // Lower rank first: two sends that wait for their receives would wait for each other.
+    const bool sends_first = communicator_.rank() < peer;
+    if (own.defined() && sends_first) send(communicator_, own, peer);
+    if (other.defined()) receive(communicator_, other, peer);
+    if (own.defined() && !sends_first) send(communicator_, own, peer);
   }
   [[nodiscard]] std::string name() const override { return "MPI"; }
 
@@ -119,7 +120,9 @@ std::vector<RankPlace> gather_places(Communicator& communicator, const RankPlace
 
 }  // namespace
 
-void check_exchanged(const at::Tensor& own, const at::Tensor& other) {
+void check_exchanged(const at::Tensor& sent, const at::Tensor& received) {
+  const at::Tensor& own = sent.defined() ? sent : received;
+  const at::Tensor& other = received.defined() ? received : sent;
   const auto fits = [](const at::Tensor& tensor) {
     return tensor.scalar_type() == at::kFloat && tensor.is_contiguous();
   };

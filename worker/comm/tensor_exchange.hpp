@@ -1,6 +1,6 @@
-// Pairs of ranks that exchange fp32 tensors, on the device where they lie: all that the tree of a
-// step (worker/comm/tree_reduce.hpp) needs of its peers. Two ways, which move the same bytes, so
-// that the choice never shows in a result:
+// Pairs of ranks that send each other fp32 tensors, on the device where they lie: all that the tree
+// of a step (worker/comm/tree_reduce.hpp) needs of its peers. Two ways, which move the same bytes,
+// so that the choice never shows in a result:
 //   mpi   through the Communicator; a tensor of a GPU is staged through the host
 //   nccl  from GPU to GPU (worker/comm/nccl_exchange.hpp), where every rank has one of its own
 // The ranks choose together, from what each of them tells about itself.
@@ -22,8 +22,9 @@ class TensorExchange {
  public:
   virtual ~TensorExchange() = default;
   // Sends `own` to the peer and fills `other` with what the peer sends in its own call: fp32,
-  // contiguous, of one shape on both sides and of one device here. What was computed in the current
-  // stream goes into it; when it returns, both may be used. Waits for the peer up to the
+  // contiguous, of one shape on both sides and of one device here. An undefined one of the two (the
+  // peer's counterpart is then undefined too): nothing goes that way. What was computed in the
+  // current stream goes into it; when it returns, both may be used. Waits for the peer up to the
   // communicator's deadline. Throws storage::Error kUnavailable naming the peer, after which every
   // later call throws; kInternal for tensors that do not fit.
   virtual void exchange(const at::Tensor& own, const at::Tensor& other, int peer) = 0;
@@ -62,7 +63,8 @@ struct ExchangeChoice {
 // Through the communicator, of any device.
 [[nodiscard]] std::unique_ptr<TensorExchange> make_host_exchange(Communicator& communicator);
 
-// Throws kInternal unless they are as exchange() takes them. For implementations.
-void check_exchanged(const at::Tensor& own, const at::Tensor& other);
+// Throws kInternal unless they are as exchange() takes them; one at least is defined. For
+// implementations.
+void check_exchanged(const at::Tensor& sent, const at::Tensor& received);
 
 }  // namespace hedgerow::worker

@@ -4,6 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
 
 #include "storage/base/error.hpp"
 
@@ -182,7 +183,9 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
   const double scale = counted == 0 ? 0.0 : 1.0 / static_cast<double>(counted);
   const auto per_leaf = static_cast<std::size_t>(options_.finetune.sequences_per_micro_batch);
   const std::int64_t size = parameters_.size();
+  std::chrono::milliseconds longest{0};  // a micro-batch
   for (int i = 0; i < reducer_.num_own_leaves(); ++i) {
+    const auto begin = std::chrono::steady_clock::now();
     const auto first = static_cast<std::size_t>(reducer_.first_leaf() + i) * per_leaf;
     const at::Tensor leaf = at::empty({size + 1}, at::TensorOptions(at::kFloat).device(device()));
     // The loss travels as one more leaf value.
@@ -190,7 +193,16 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
         .fill_(accumulate(
             std::span(sequences).subspan(first, per_leaf), scale, leaf.narrow(0, 0, size)));
     reducer_.add(leaf);
+    longest = std::max(
+        longest,
+        std::chrono::ceil<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin));
   }
+  // Ranks with a micro-batch less are ready before the others by its time, which is then no sign
+  // that a peer is lost.
+  const DeadlineScope patience(
+      communicator_,
+      communicator_.deadline() +
+          (reducer_.has_unequal_shares() ? longest : std::chrono::milliseconds(0)));
   const at::Tensor sum = reducer_.finish().to(at::kCPU);  // the only copy from a device
   StepResult result;
   result.loss = static_cast<double>(sum.const_data_ptr<float>()[size]) * scale;

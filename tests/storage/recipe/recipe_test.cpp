@@ -217,9 +217,14 @@ TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
               HasSubstr("finetune.ce_weight and finetune.kl_weight are both 0"));
   EXPECT_THAT(refusal_of("[finetune]\nobjective = \"kd\"\n"),
               HasSubstr("expected one of ce, kl, mixed"));
-  EXPECT_THAT(refusal_of("[finetune]\nsequences_per_step = 6\n"),
-              HasSubstr("times a power of two"));
-  EXPECT_THAT(refusal_of("[finetune]\nranks = 3\n"), HasSubstr("must divide the 4 micro-batches"));
+  EXPECT_EQ(refusal_of("[finetune]\nsequences_per_step = 6\nranks = 4\n"), "accepted");
+  EXPECT_EQ(refusal_of("[finetune]\nsequences_per_step = 6\nsequences_per_micro_batch = 4\n"),
+            "recipe.toml:7: finetune.sequences_per_step = 6 must be a multiple of "
+            "finetune.sequences_per_micro_batch = 4");
+  EXPECT_EQ(refusal_of("[finetune]\nranks = 5\n"),
+            "recipe.toml:7: finetune.ranks = 5, but a step has 4 micro-batches "
+            "(sequences_per_step / sequences_per_micro_batch) and each rank needs one; lower it to "
+            "4 or raise finetune.sequences_per_step");
   EXPECT_THAT(refusal_of("[plan]\nkeep_boundaries = \"every:0\"\n"),
               HasSubstr("every:N with N at least 1"));
   EXPECT_THAT(refusal_of("[plan]\nkeep_boundaries = \"some\"\n"),

@@ -1,4 +1,5 @@
-// The MPI communicator, run by every rank of an mpirun of 2 and of 4. Each test is collective.
+// The MPI communicator, run by every rank of an mpirun of 2, of 3 and of 4. Each test is
+// collective.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -108,6 +108,22 @@ TEST(HostExchange, NcclIsRefusedOnEveryRankOfTheCpu) {
   });
 }
 
+TEST(HostExchange, AnUndefinedTensorIsNotSentAndNotReceived) {
+  run_on_threads(2, [](Communicator& communicator) {
+    const auto exchange = make_host_exchange(communicator);
+    for (const int sender : {0, 1}) {
+      const at::Tensor sent = at::arange(4, at::kFloat) + sender;
+      const at::Tensor received = at::empty_like(sent);
+      if (communicator.rank() == sender) {
+        exchange->exchange(sent, {}, 1 - sender);
+      } else {
+        exchange->exchange({}, received, sender);
+        EXPECT_TRUE(received.equal(sent));
+      }
+    }
+  });
+}
+
 TEST(HostExchange, LengthsThatDifferBetweenRanksAreABug) {
   try {
     run_on_threads(2, [](Communicator& communicator) {

@@ -1,9 +1,12 @@
 #include "worker/comm/tree_reduce.hpp"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <bit>
+#include <chrono>
 #include <cmath>
 
 #include "storage/base/error.hpp"
@@ -41,52 +44,113 @@ std::vector<std::uint32_t> bits(const std::vector<float>& values) {
   return list;
 }
 
-// With plain numbers, one after the other: what a sum of tensors must be on every device.
-std::vector<float> tree_sum(int first, int count) {
-  if (count == 1) return leaf(first);
-  auto left = tree_sum(first, count / 2);
-  const auto right = tree_sum(first + count / 2, count / 2);
+std::vector<float> operator+(std::vector<float> left, const std::vector<float>& right) {
   for (std::size_t i = 0; i < kLength; ++i) left[i] += right[i];
   return left;
 }
 
-TEST(TreeReduce, OneTwoFourAndEightRanksGiveTheBytesOfTheTreeOnEveryRank) {
-  for (const int num_leaves : {8, 16}) {
-    const auto expected = bits(tree_sum(0, num_leaves));
-    for (const int world_size : {1, 2, 4, 8}) {
-      run_on_threads(world_size, [&](Communicator& communicator) {
-        const auto exchange = make_host_exchange(communicator);
-        TreeReducer reducer(communicator, *exchange, num_leaves);
-        for (int step = 0; step < 2; ++step) {
-          for (int i = 0; i < reducer.num_own_leaves(); ++i)
-            reducer.add(tensor_of(leaf(reducer.first_leaf() + i)));
-          EXPECT_EQ(bits(reducer.finish()), expected)
-              << num_leaves << " leaves, " << world_size << " ranks, rank " << communicator.rank()
-              << ", step " << step;
-        }
-      });
+// With plain numbers, one after the other: what a sum of tensors must be on every device. A node of
+// `width` leaves, of which those below num_leaves are there.
+std::vector<float> tree_sum(int first, int width, int num_leaves) {
+  if (width == 1) return leaf(first);
+  const int middle = first + width / 2;
+  const auto left = tree_sum(first, width / 2, num_leaves);
+  return middle < num_leaves ? left + tree_sum(middle, width / 2, num_leaves) : left;
+}
+
+// The sums of two steps have these bytes on every rank.
+void expect_sum(int world_size, int num_leaves, const std::vector<float>& expected) {
+  run_on_threads(world_size, [&](Communicator& communicator) {
+    const auto exchange = make_host_exchange(communicator);
+    TreeReducer reducer(communicator, *exchange, num_leaves);
+    for (int step = 0; step < 2; ++step) {
+      for (int i = 0; i < reducer.num_own_leaves(); ++i)
+        reducer.add(tensor_of(leaf(reducer.first_leaf() + i)));
+      EXPECT_EQ(bits(reducer.finish()), bits(expected))
+          << num_leaves << " leaves, " << world_size << " ranks, rank " << communicator.rank()
+          << ", step " << step;
     }
+  });
+}
+
+TEST(TreeReduce, AnyNumberOfRanksGivesTheBytesOfTheTreeForAnyNumberOfLeaves) {
+  for (const int num_leaves : {1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 16, 24}) {
+    const auto expected = tree_sum(0, 32, num_leaves);
+    for (const int world_size : {1, 2, 3, 4, 5, 8, 24})
+      if (world_size <= num_leaves) expect_sum(world_size, num_leaves, expected);
+  }
+}
+
+TEST(TreeReduce, TheOrderOfAdditionsIsThisOne) {
+  const auto pair = [](int first) { return leaf(first) + leaf(first + 1); };
+  const auto four = pair(0) + pair(2);
+  for (const int world_size : {1, 2, 3, 4}) {
+    expect_sum(world_size, 8, four + (pair(4) + pair(6)));
+    expect_sum(world_size, 7, four + (pair(4) + leaf(6)));
+    expect_sum(world_size, 6, four + pair(4));
+    expect_sum(world_size, 5, four + leaf(4));
   }
 }
 
 TEST(TreeReduce, TheTestCanFailARunningSumHasOtherBytes) {
-  std::vector<float> running = leaf(0);
-  for (int i = 1; i < 8; ++i) {
-    const auto next = leaf(i);
-    for (std::size_t j = 0; j < kLength; ++j) running[j] += next[j];
+  for (const int num_leaves : {6, 8}) {
+    std::vector<float> running = leaf(0);
+    for (int i = 1; i < num_leaves; ++i) running = running + leaf(i);
+    EXPECT_NE(bits(running), bits(tree_sum(0, 8, num_leaves))) << num_leaves;
   }
-  EXPECT_NE(bits(running), bits(tree_sum(0, 8)));
 }
 
-TEST(TreeReduce, AWorldThatCannotShareTheMicroBatchesIsRefusedBeforeAnyWork) {
+TEST(TreeReduce, RanksOwnRunsOfLeavesThatDifferByOneAtMost) {
+  for (const int num_leaves : {5, 6, 24, 31}) {
+    std::atomic<int> num_owned = 0;
+    run_on_threads(5, [&](Communicator& communicator) {
+      const auto exchange = make_host_exchange(communicator);
+      const TreeReducer reducer(communicator, *exchange, num_leaves);
+      num_owned += reducer.num_own_leaves();
+      EXPECT_THAT(reducer.num_own_leaves() - num_leaves / 5, testing::AnyOf(0, 1));
+      EXPECT_EQ(reducer.has_unequal_shares(), num_leaves % 5 != 0);
+    });
+    EXPECT_EQ(num_owned, num_leaves);
+  }
+}
+
+TEST(TreeReduce, MoreRanksThanMicroBatchesAreRefusedBeforeAnyWork) {
   run_on_threads(3, [](Communicator& communicator) {
     const auto exchange = make_host_exchange(communicator);
-    EXPECT_THROW(TreeReducer(communicator, *exchange, 8), storage::Error);
+    try {
+      static_cast<void>(TreeReducer(communicator, *exchange, 2));
+      ADD_FAILURE() << "3 ranks shared 2 micro-batches";
+    } catch (const storage::Error& error) {
+      EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+      EXPECT_THAT(error.what(), testing::HasSubstr("3 ranks, but a step has 2 micro-batches"));
+    }
   });
   const auto alone = make_single_communicator();
   const auto exchange = make_host_exchange(*alone);
-  EXPECT_THROW(TreeReducer(*alone, *exchange, 6), storage::Error);
   EXPECT_THROW(TreeReducer(*alone, *exchange, 0), storage::Error);
+}
+
+TEST(TreeReduce, ALostPeerIsAnErrorOnEveryRankWithinTheDeadline) {
+  const auto begin = std::chrono::steady_clock::now();
+  std::atomic<int> num_errors = 0;
+  const auto body = [&](Communicator& communicator) {
+    const auto exchange = make_host_exchange(communicator);
+    TreeReducer reducer(communicator, *exchange, 5);
+    for (int i = 0; i < reducer.num_own_leaves(); ++i) reducer.add(at::ones({3}));
+    try {
+      if (communicator.rank() == 1) {  // alive, but it does not come
+        std::vector<std::byte> bytes(1);
+        communicator.receive(bytes, 0, 7);
+      }
+      static_cast<void>(reducer.finish());
+    } catch (const storage::Error& error) {
+      EXPECT_EQ(error.kind(), storage::ErrorKind::kUnavailable);
+      ++num_errors;
+    }
+  };
+  run_on_threads(3, body, std::chrono::milliseconds(50));
+  EXPECT_EQ(num_errors, 3);
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
 }
 
 TEST(TreeReduce, OneRankSumsInTheMemoryOfItsFirstLeaf) {
