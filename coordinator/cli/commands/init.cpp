@@ -1,5 +1,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <charconv>
+#include <limits>
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
@@ -15,7 +17,7 @@ namespace fs = std::filesystem;
 using storage::ExitCode;
 
 struct InitOptions {
-  std::string model, data, format, template_, out = "recipe.toml";
+  std::string model, data, format, template_, tokens, like = "own", out = "recipe.toml";
 };
 
 // Tokens of the longest sequence that the teacher can be asked for. Throws kUsage if our window
@@ -73,16 +75,73 @@ int chosen_features(int head_dim) {
   return std::max(head_dim, std::min(2 * head_dim, kMost));
 }
 
-// Our own recipe is Recipe's defaults and what measured best in the last stage
-// (worker/finetune/README.md "Which objective"); what depends on the model is filled in.
+// Recipe's defaults and what measured best in the last stage (worker/finetune/README.md "Which
+// objective").
+void set_own(storage::Recipe& recipe, int head_dim) {
+  recipe.attention.feature_dim = chosen_features(head_dim);
+  recipe.finetune.objective = "kl";
+  recipe.finetune.trainable = {"lora", "maps", "window_factors"};
+  recipe.finetune.learning_rate = 1e-3;
+}
+
+// LoLCATs (arXiv 2410.10254) with the attention of its eq. 6, as
+// deploy/recipes/smollm2_reference.toml: the rest of it are Recipe's defaults, which a test
+// compares.
+void set_published(storage::Recipe& recipe, int head_dim) {
+  recipe.attention.feature_dim = head_dim;  // half of it columns, mapped twice
+  recipe.attention.bias = false;
+  recipe.attention.start = storage::FeatureMapStart::kKaiming;
+  recipe.attention.key_maps = storage::KeyMaps::kQueryHead;
+  recipe.attention.window = storage::WindowLayout::kSliding;
+  recipe.attention.num_sinks = 0;
+  recipe.transfer.sequences_per_step = 8;  // one at a time, accumulated
+  recipe.finetune.sequences_per_step = 8;
+}
+
+// The number in "500000", "20M". Throws kUsage.
+std::int64_t number_of_tokens(const std::string& text) {
+  constexpr std::int64_t kMost = 1'000'000'000'000;
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789"), text.size());
+  const std::string suffix = text.substr(digits);
+  const std::int64_t scale = suffix.empty()  ? 1
+                             : suffix == "K" ? 1'000
+                             : suffix == "M" ? 1'000'000
+                             : suffix == "G" ? 1'000'000'000
+                                             : 0;
+  std::int64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + digits, number);
+  require(digits > 0 && error == std::errc() && scale > 0 && number > 0 && number <= kMost / scale,
+          "--tokens " + text +
+              ": expected how many tokens each stage visits, from 1 to 1000G: a whole number, or "
+              "one of thousands, millions or billions as 500K, 20M, 1G");
+  return number * scale;
+}
+
+// Whole steps that visit `tokens`, and a line that says so.
+std::string set_steps(const std::string& field,
+                      std::int64_t tokens,
+                      int seq_len,
+                      int sequences_per_step,
+                      int& max_steps) {
+  const std::int64_t per_step = std::int64_t{seq_len} * sequences_per_step;
+  // In int: Recipe::validate() says what is too many.
+  max_steps = static_cast<int>(
+      std::min<std::int64_t>((tokens + per_step - 1) / per_step, std::numeric_limits<int>::max()));
+  return field + " = " + std::to_string(max_steps) + ": " + std::to_string(max_steps * per_step) +
+         " tokens, in steps of " + std::to_string(sequences_per_step) + " x " +
+         std::to_string(seq_len);
+}
+
+// What depends on the model or on the options is filled in.
 storage::Recipe recipe_for(const InitOptions& options,
                            const storage::DataSource& source,
                            const storage::ModelDirectory& model) {
   storage::Recipe recipe;
+  const int head_dim = model.config().head_dim;
+  options.like == "published" ? set_published(recipe, head_dim) : set_own(recipe, head_dim);
   const bool is_directory = fs::is_directory(options.model);
   recipe.model.path =
       is_directory ? fs::absolute(options.model).lexically_normal().string() : options.model;
-  recipe.attention.feature_dim = chosen_features(model.config().head_dim);
   recipe.plan.layers_per_block =
       std::min(recipe.plan.layers_per_block, model.config().num_hidden_layers);
   const int longest = longest_sequence(model, recipe.attention);
@@ -91,11 +150,7 @@ storage::Recipe recipe_for(const InitOptions& options,
     data->sources = {source};
     data->seq_len = std::min(data->seq_len, longest);
   }
-  recipe.finetune.objective = "kl";
-  recipe.finetune.trainable = {"lora", "maps", "window_factors"};
-  recipe.finetune.learning_rate = 1e-3;
   recipe.finetune.top_k = std::min(recipe.finetune.top_k, model.config().vocab_size);
-  recipe.validate(options.out);
   return recipe;
 }
 
@@ -115,7 +170,22 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
   const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);
   const SourceFormat looks = look_at_source(options.data);
   const storage::DataSource source = source_of(options, looks);
-  const storage::Recipe recipe = recipe_for(options, source, model);
+  storage::Recipe recipe = recipe_for(options, source, model);
+  std::vector<std::string> steps;
+  if (!options.tokens.empty()) {
+    const std::int64_t tokens = number_of_tokens(options.tokens);
+    steps = {set_steps("transfer.max_steps",
+                       tokens,
+                       recipe.data_transfer.seq_len,
+                       recipe.transfer.sequences_per_step,
+                       recipe.transfer.max_steps),
+             set_steps("finetune.max_steps",
+                       tokens,
+                       recipe.data_finetune.seq_len,
+                       recipe.finetune.sequences_per_step,
+                       recipe.finetune.max_steps)};
+  }
+  recipe.validate(options.out);
   const std::string toml = recipe.to_toml();
   storage::File file = storage::File::create_exclusive(options.out);
   file.write_all(std::as_bytes(std::span(toml)));
@@ -125,12 +195,16 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
                  std::to_string(model.config().num_hidden_layers) + " layers");
   terminal.print(options.data + ": " + looks.what + ", read as format \"" + source.format + "\"" +
                  (source.template_.empty() ? "" : ", template \"" + source.template_ + "\""));
+  for (const std::string& line : steps) terminal.print(line);
   terminal.say("next: hedgerow plan --recipe " + options.out + "   what it will take");
   terminal.say("      hedgerow run --run DIR --recipe " + options.out);
   terminal.print_json({{"recipe", options.out},
                        {"model", recipe.model.path},
                        {"format", source.format},
                        {"template", source.template_},
+                       {"like", options.like},
+                       {"transfer_steps", recipe.transfer.max_steps},
+                       {"finetune_steps", recipe.finetune.max_steps},
                        {"architecture", model.config().architecture},
                        {"num_layers", model.config().num_hidden_layers}});
   return ExitCode::kOk;
@@ -155,6 +229,14 @@ RunCommand declare_init(CLI::App& app) {
                  "of jsonl: the text of a record, its fields in braces, as '{question} {answer}'; "
                  "unless told '{text}'")
       ->type_name("TEXT");
+  app.add_option("--tokens",
+                 options->tokens,
+                 "how many each stage visits, in whole steps: 500000, 20M (K, M, G: thousands, "
+                 "millions, billions); of a shorter text more than once")
+      ->type_name("N");
+  one_of(app.add_option("--like", options->like, "settings: our own, or the published method's")
+             ->capture_default_str(),
+         {"own", "published"});
   app.add_option("--out", options->out, "the recipe to write")
       ->type_name("FILE")
       ->capture_default_str();

@@ -97,6 +97,7 @@ TEST(Cli, AMistypedLineIsAnsweredWithWhatWasExpectedFoundAndMeant) {
       {{"completion", "tcsh"}, "shell: tcsh not in {bash,zsh,fish}"},
       {{"status", "surplus"}, "The following argument was not expected: surplus"},
       {{"init", "model"}, "--data is required"},
+      {{"init", "model", "--like", "publishd"}, "--like: publishd not in {own,published}"},
       {{"evaluate", "--max-sequences", "0"},
        "--max-sequences: Value 0 not in range 1 to 1073741824"},
       // Behind a command "stop" is its argument.

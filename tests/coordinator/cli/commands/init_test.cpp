@@ -49,6 +49,69 @@ TEST_F(Init, WritesARecipeThatLoadsAndFitsTheModel) {
     EXPECT_NE(text.find(line), std::string::npos) << line;
 }
 
+TEST_F(Init, LikePublishedIsTheReferenceRecipeForAnotherModel) {
+  const Answer answer = run_line(line({"--like", "published"}));
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  const storage::Recipe recipe = storage::Recipe::load(scratch_ / "recipe.toml");
+  storage::Recipe reference = storage::Recipe::load(std::string(HEDGEROW_SOURCE_DIR) +
+                                                    "/deploy/recipes/smollm2_reference.toml");
+  EXPECT_EQ(recipe.transfer.sequences_per_step, 8);
+  EXPECT_EQ(recipe.finetune.sequences_per_step, 8);
+  reference.attention.feature_dim = 8;  // the head dimension of the model
+  reference.transfer.sequences_per_step = 8;
+  reference.finetune.sequences_per_step = 8;
+  reference.finetune.top_k = recipe.finetune.top_k;  // the vocabulary's size; ce does not use it
+  EXPECT_EQ(recipe.attention, reference.attention);
+  EXPECT_EQ(recipe.transfer, reference.transfer);
+  EXPECT_EQ(recipe.finetune, reference.finetune);
+  std::ofstream(scratch_ / "text.txt") << std::string(256 * 12, 'x');
+  const Answer plan = run_line({"plan", "--recipe", scratch_ / "recipe.toml"});
+  EXPECT_EQ(plan.code, 0) << plan.out << plan.err;
+}
+
+TEST_F(Init, TokensAreRoundedUpToWholeStepsOfEachStageAndSaid) {
+  struct Case {
+    std::string tokens, like;
+    int steps;
+  };
+  // A step of our own is 4 sequences of 256 tokens, one of the published method 8.
+  for (const Case& one : {Case{"1", "own", 1},
+                          Case{"1024", "own", 1},
+                          Case{"1025", "own", 2},
+                          Case{"5K", "own", 5},
+                          Case{"20M", "own", 19532},
+                          Case{"20M", "published", 9766},
+                          Case{"1G", "own", 976563}}) {
+    fs::remove(scratch_ / "recipe.toml");
+    const Answer answer = run_line(line({"--tokens", one.tokens, "--like", one.like}));
+    ASSERT_EQ(answer.code, 0) << answer.err;
+    const storage::Recipe recipe = storage::Recipe::load(scratch_ / "recipe.toml");
+    EXPECT_EQ(recipe.transfer.max_steps, one.steps) << one.tokens;
+    EXPECT_EQ(recipe.finetune.max_steps, one.steps) << one.tokens;
+    const int sequences = one.like == "own" ? 4 : 8;
+    for (const char* field : {"transfer.max_steps", "finetune.max_steps"}) {
+      const std::string said = std::string("\n") + field + " = " + std::to_string(one.steps) +
+                               ": " + std::to_string(one.steps * sequences * 256) +
+                               " tokens, in steps of " + std::to_string(sequences) + " x 256\n";
+      EXPECT_NE(answer.out.find(said), std::string::npos) << answer.out;
+    }
+  }
+}
+
+TEST_F(Init, TokensThatAreNoNumberAreRefusedWithWhatIsExpected) {
+  for (const std::string text :
+       {"0", "M", "-5", "20m", "20 M", "20MB", "1.5G", "ten", "1001G", "99999999999999999999"}) {
+    const Answer answer = run_line(line({"--tokens=" + text}));
+    EXPECT_EQ(answer.code, 2) << text;
+    EXPECT_NE(answer.err.find("--tokens " + text + ": expected how many tokens each stage visits"),
+              std::string::npos)
+        << answer.err;
+    EXPECT_FALSE(fs::exists(scratch_ / "recipe.toml")) << text;
+  }
+  const Answer steps = run_line(line({"--tokens", "1000G", "--like", "own"}));
+  EXPECT_EQ(steps.code, 0) << steps.err;
+}
+
 // Catches: a recipe of init's own that plan then refuses.
 TEST_F(Init, ATeachersOwnWindowLimitsTheSequencesOrIsSaidToBeTooShort) {
   const auto write_config = [this](int sliding_window) {
