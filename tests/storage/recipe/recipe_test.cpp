@@ -659,5 +659,41 @@ TEST(Recipe, TheShippedRecipesAreValidAndTheReferenceIsThePublishedSchedule) {
                 "shared/data/roleplay_alpaca.json");
 }
 
+TEST(Recipe, TheShippedLlamaRecipesAreThePublishedStudentsIn20MillionTokens) {
+  struct Published {
+    std::string name, model;
+    int layers_per_block;
+    double xent_factor;
+    int rank;
+  };
+  for (const Published& published : {Published{"llama3_8b", "8B", 5, 0.0, 8},
+                                     Published{"llama3_70b", "70B", 5, 0.0, 8},
+                                     Published{"llama3_405b", "405B", 9, 1.0, 4}}) {
+    SCOPED_TRACE(published.name);
+    const Recipe recipe = Recipe::load(std::string(HEDGEROW_SOURCE_DIR) + "/deploy/recipes/" +
+                                       published.name + ".toml");
+    EXPECT_EQ(recipe.model.path, "meta-llama/Meta-Llama-3.1-" + published.model);
+    EXPECT_EQ(recipe.plan.layers_per_block, published.layers_per_block);
+    EXPECT_EQ(recipe.transfer.mse_factor, 1000.0);
+    EXPECT_EQ(recipe.transfer.xent_factor, published.xent_factor);
+    EXPECT_EQ(recipe.finetune.rank, published.rank);
+    EXPECT_EQ(recipe.finetune.alpha, 2.0 * published.rank);
+    EXPECT_EQ(recipe.attention.projected_dim(), 64);
+    EXPECT_EQ(recipe.attention.window, WindowLayout::kTerraced);
+    EXPECT_EQ(recipe.attention.window_size, 64);
+    EXPECT_EQ(recipe.attention.num_sinks, 0);
+    const auto expect_20m = [](int steps, int sequences_per_step, int seq_len) {
+      const double tokens = static_cast<double>(steps) * sequences_per_step * seq_len;
+      EXPECT_NEAR(tokens, 20e6, sequences_per_step * seq_len);
+    };
+    expect_20m(recipe.transfer.max_steps,
+               recipe.transfer.sequences_per_step,
+               recipe.data_transfer.seq_len);
+    expect_20m(recipe.finetune.max_steps,
+               recipe.finetune.sequences_per_step,
+               recipe.data_finetune.seq_len);
+  }
+}
+
 }  // namespace
 }  // namespace hedgerow::storage
