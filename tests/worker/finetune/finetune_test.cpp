@@ -4,8 +4,10 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <limits>
+#include <thread>
 
 #include "kernels/softmax_attention.hpp"
 #include "storage/base/error.hpp"
@@ -406,6 +408,26 @@ TEST(Finetune, AnyNumberOfRanksGivesTheSameBytesAndLosses) {
   storage::FinetuneSection six = section();
   six.sequences_per_step = 6;
   expect_equal_ranks(six);
+}
+
+// Catches: a rank with a micro-batch less that takes the others for lost while they compute theirs.
+TEST(Finetune, ARankWithOneMicroBatchLessWaitsForTheOthersLongerThanTheDeadline) {
+  storage::FinetuneSection three = section();
+  three.sequences_per_step = 3;
+  TrainerOptions options = trainer_options(three);
+  options.check_cancelled = [] { std::this_thread::sleep_for(std::chrono::milliseconds(50)); };
+  run_on_threads(
+      2,
+      [&](Communicator& communicator) {
+        Trained trained({}, options, communicator);
+        const auto begin = std::chrono::steady_clock::now();
+        EXPECT_GT(trained->step().loss, 0.0);
+        // The ranks have one and two.
+        EXPECT_GT(std::chrono::steady_clock::now() - begin, 2 * communicator.deadline())
+            << "a micro-batch does not last longer than the deadline";
+        EXPECT_EQ(communicator.deadline(), std::chrono::milliseconds(300));
+      },
+      std::chrono::milliseconds(300));
 }
 
 TEST(Finetune, AResumeAtAnotherWorldSizeGivesTheBytesOfAnUndisturbedRun) {
