@@ -96,6 +96,14 @@ void fill_logits_range(const State& state, const TaskId& id, wire::Task& task) {
 
 }  // namespace
 
+MemoryNeeds needs_of(const Plan& plan) {
+  return {.capture = plan.capture_memory_bytes,
+          .transfer = plan.transfer_memory_bytes,
+          .logits = plan.logits_memory_bytes,
+          .evaluate = plan.evaluate_memory_bytes,
+          .finetune = plan.finetune_memory_bytes};
+}
+
 std::uint64_t need_of(const TaskId& id, const MemoryNeeds& needs) {
   switch (id.stage) {
     case Stage::kCapture:

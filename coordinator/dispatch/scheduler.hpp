@@ -27,6 +27,7 @@ struct MemoryNeeds {
   std::uint64_t capture = 0, transfer = 0, logits = 0, evaluate = 0;
   std::uint64_t finetune = 0;  // of one rank; mpirun places those, not the scheduler
 };
+[[nodiscard]] MemoryNeeds needs_of(const Plan& plan);
 [[nodiscard]] std::uint64_t need_of(const TaskId& id, const MemoryNeeds& needs);
 
 // `connected` includes the asking worker. nullopt: nothing for it now.

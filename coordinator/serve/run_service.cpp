@@ -8,6 +8,7 @@
 #include "coordinator/machine/allocation.hpp"
 #include "coordinator/net/binding.hpp"
 #include "coordinator/net/router_socket.hpp"
+#include "coordinator/plan/plan_geometry.hpp"
 #include "coordinator/serve/assembler.hpp"
 #include "coordinator/serve/coordinator.hpp"
 #include "coordinator/serve/history_recorder.hpp"
@@ -30,28 +31,6 @@ using storage::ErrorKind;
 
 constexpr std::uint64_t kRoomBesideAShard = 64ULL << 20;
 constexpr int kVerifyThreads = 4;  // one file each: network file systems answer several at once
-
-Geometry geometry_of(const Plan& plan, const storage::Recipe& recipe) {
-  Geometry geometry;
-  geometry.num_layers = plan.num_layers;
-  geometry.layers_per_block = recipe.plan.layers_per_block;
-  geometry.num_shards = plan.capture.num_shards();
-  geometry.shards_per_capture = plan.shards_per_capture;
-  geometry.sequences_per_shard = plan.capture.sequences_per_shard;
-  geometry.seed = recipe.seed;
-  geometry.finetunes = plan.finetunes;
-  geometry.num_logit_pieces = plan.num_logit_pieces;
-  if (plan.logits) {
-    geometry.logits_from_boundary = plan.logits->from_boundary;
-    geometry.sequences_per_logit_piece = plan.logits->sequences.sequences_per_shard;
-  }
-  for (const BlockPlan& block : plan.blocks) {
-    if (!block.trains) geometry.untrained_blocks.push_back(block.block);
-  }
-  if (plan.evaluates) geometry.evaluates = {Subject::kTeacher, Subject::kTransfer};
-  if (plan.evaluates && plan.finetunes) geometry.evaluates.push_back(Subject::kLora);
-  return geometry;
-}
 
 fs::path find_worker(const RunOptions& options) {
   const fs::path path = options.worker_binary.empty()
@@ -80,11 +59,7 @@ DispatcherConfig dispatcher_config(const RunParts& run) {
   for (int slot = 0; slot < local_workers; ++slot)
     config.own_workers.push_back(local_worker_uuid(slot));
   config.needs_external_workers = local_workers == 0 && options.worker_launcher.empty();
-  config.needs = {.capture = plan.capture_memory_bytes,
-                  .transfer = plan.transfer_memory_bytes,
-                  .logits = plan.logits_memory_bytes,
-                  .evaluate = plan.evaluate_memory_bytes,
-                  .finetune = plan.finetune_memory_bytes};
+  config.needs = needs_of(plan);
   config.keep = KeepBoundaries::parse(recipe.plan.keep_boundaries);
   config.leases.lease = std::chrono::seconds(recipe.workers.lease_s);
   config.leases.min_progress_timeout = std::chrono::seconds(recipe.workers.hang_timeout_s);

@@ -1,6 +1,7 @@
 #include "coordinator/plan/plan.hpp"
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
@@ -19,6 +20,7 @@ using storage::ExitCode;
 struct PlanOptions {
   std::string run, recipe, cluster, device;
   std::optional<int> workers;
+  bool simulate = false;
 };
 
 std::string money_text(double amount) { return number_text(amount, amount < 1000.0 ? 3 : 6); }
@@ -27,9 +29,9 @@ std::string money_text(double amount) { return number_text(amount, amount < 1000
 std::string speed_text(const WorkerKind& kind) {
   constexpr double kGiga = 1e9;
   return std::string(kind.on_gpu ? "a GPU" : "a core") + " of " + kind.name + " does " +
-         number_text(kind.speed.product_flops / kGiga) +
-         " x 10^9 operations a second in products, " + number_text(kind.speed.other_flops / kGiga) +
-         " in attention" +
+         number_text(kind.speed.product_flops / kGiga, 6) +
+         " x 10^9 operations a second in products, " +
+         number_text(kind.speed.other_flops / kGiga, 6) + " in attention" +
          (kind.measured.empty() ? " (assumed, not measured)" : " (measured " + kind.measured + ")");
 }
 
@@ -58,16 +60,18 @@ void print_stages(const Plan& plan, Terminal& terminal) {
   table.column("stage", 9)
       .column("memory", 8, true)
       .column("disk", 6, true)
-      .column("time", 7, true)
-      .column("GPU-hours", 5, true)
-      .column("cost", 4, true);
+      .column("time", 7, true);
+  const bool has_gpus = plan.gpu_hours() > 0, has_cost = plan.cost() > 0;
+  if (has_gpus) table.column("GPU-hours", 5, true);
+  if (has_cost) table.column("cost", 4, true);
   for (const StageEstimate& stage : plan.estimates) {
-    table.row({stage.stage,
-               stage.memory_bytes > 0 ? bytes_text(stage.memory_bytes) : "-",
-               stage.disk_bytes > 0 ? bytes_text(stage.disk_bytes) : "-",
-               stage.seconds > 0 ? duration_text(stage.seconds) : "-",
-               plan.gpu_hours() > 0 ? number_text(stage.gpu_hours, 3) : "-",
-               plan.cost() > 0 ? money_text(stage.cost) : "-"});
+    std::vector<std::string> cells{stage.stage,
+                                   stage.memory_bytes > 0 ? bytes_text(stage.memory_bytes) : "-",
+                                   stage.disk_bytes > 0 ? bytes_text(stage.disk_bytes) : "-",
+                                   stage.seconds > 0 ? duration_text(stage.seconds) : "-"};
+    if (has_gpus) cells.push_back(number_text(stage.gpu_hours, 3));
+    if (has_cost) cells.push_back(money_text(stage.cost));
+    table.row(std::move(cells));
   }
   for (const std::string& row : table.render(terminal.answer_width())) terminal.print(row);
 }
@@ -78,29 +82,77 @@ void print_choices(const std::vector<KChoice>& choices, int chosen, Terminal& te
       .column("blocks", 8, true)
       .column("memory", 7, true)
       .column("disk", 6, true)
-      .column("time", 5, true)
-      .column("GPU-hours", 4, true)
-      .column("cost", 3, true)
-      .column("", 2);
+      .column("time", 5, true);
+  const bool has_gpus = choices.front().gpu_hours > 0, has_cost = choices.front().cost > 0;
+  if (has_gpus) table.column("GPU-hours", 4, true);
+  if (has_cost) table.column("cost", 3, true);
+  table.column("", 2);
   for (const KChoice& choice : choices) {
     const bool is_own = choice.layers_per_block == chosen;
-    table.row({std::to_string(choice.layers_per_block),
-               std::to_string(choice.num_blocks),
-               bytes_text(choice.memory_bytes),
-               bytes_text(choice.peak_disk_bytes),
-               choice.seconds > 0 ? duration_text(choice.seconds) : "-",
-               choice.gpu_hours > 0 ? number_text(choice.gpu_hours, 3) : "-",
-               choice.cost > 0 ? money_text(choice.cost) : "-",
-               std::string(choice.num_problems > 0 ? "does not fit" : "") +
-                   (is_own ? (choice.num_problems > 0 ? ", the recipe's" : "the recipe's") : "")});
+    std::vector<std::string> cells{std::to_string(choice.layers_per_block),
+                                   std::to_string(choice.num_blocks),
+                                   bytes_text(choice.memory_bytes),
+                                   bytes_text(choice.peak_disk_bytes),
+                                   choice.seconds > 0 ? duration_text(choice.seconds) : "-"};
+    if (has_gpus) cells.push_back(number_text(choice.gpu_hours, 3));
+    if (has_cost) cells.push_back(money_text(choice.cost));
+    cells.push_back(std::string(choice.num_problems > 0 ? "does not fit" : "") +
+                    (is_own && choice.num_problems > 0 ? ", " : "") +
+                    (is_own ? "the recipe's" : ""));
+    table.row(std::move(cells));
   }
   for (const std::string& row : table.render(terminal.answer_width())) terminal.print(row);
+}
+
+// Of several courses that failures may take: the middle one, and the longest.
+struct Simulated {
+  Simulation typical, worst;
+  int courses = 1;
+};
+
+Simulated simulate_plan(const storage::Recipe& recipe, const PlanFor& planned, const Plan& plan) {
+  const bool fails = std::any_of(plan.workers.begin(), plan.workers.end(), [](const auto& kind) {
+    return kind.mtbf_hours > 0;
+  });
+  constexpr int kCourses = 11;
+  std::vector<Simulation> courses;
+  for (int seed = 0; seed < (fails ? kCourses : 1); ++seed)
+    courses.push_back(simulated(recipe, planned, static_cast<std::uint64_t>(seed)));
+  std::sort(courses.begin(), courses.end(), [](const Simulation& a, const Simulation& b) {
+    return a.makespan_seconds < b.makespan_seconds;
+  });
+  return {courses[courses.size() / 2], courses.back(), static_cast<int>(courses.size())};
+}
+
+std::string simulated_text(const Simulated& simulated, const Plan& plan) {
+  const Simulation& typical = simulated.typical;
+  if (!typical.finished) return "it does not end: " + typical.problem;
+  constexpr double kPercent = 100.0;
+  std::string text = duration_text(typical.makespan_seconds) + " from first to last, " +
+                     number_text(kPercent * typical.utilization, 3) +
+                     " % of the workers' time used";
+  if (typical.gpu_hours_held > 0) {
+    text += "; GPU-hours: " + number_text(typical.gpu_hours_held, 3) + " held, " +
+            number_text(typical.gpu_hours_useful, 3) + " useful, " +
+            number_text(typical.gpu_hours_lost, 3) + " done twice";
+  }
+  double price = 0.0;
+  for (const WorkerKind& kind : plan.workers) price += kind.nodes * kind.price_per_hour;
+  constexpr double kSecondsPerHour = 3600.0;
+  if (price > 0) text += "; cost " + money_text(price * typical.makespan_seconds / kSecondsPerHour);
+  if (simulated.courses > 1) {
+    text += "; " + counted(typical.failures, "node") + " failed; the middle of " +
+            std::to_string(simulated.courses) + " courses, the longest took " +
+            duration_text(simulated.worst.makespan_seconds);
+  }
+  return text;
 }
 
 void print_plan(const Plan& plan,
                 const std::optional<UnreadText>& unread,
                 const std::vector<KChoice>& choices,
                 int layers_per_block,
+                const std::optional<Simulated>& course,
                 Terminal& terminal) {
   const auto line = [&](std::string label, const std::string& text) {
     constexpr int kLabelWidth = 10;
@@ -141,12 +193,34 @@ void print_plan(const Plan& plan,
   line("time", time_text(plan));
   print_stages(plan, terminal);
   if (choices.size() > 1) print_choices(choices, layers_per_block, terminal);
+  if (course) line("simulated", simulated_text(*course, plan));
   for (const std::string& warning : plan.warnings) line("warning", warning);
   for (const PlanProblem& problem : plan.problems)
     line("problem", problem.message + "; " + problem.remedy);
   terminal.print(!plan.fits() ? "it does not fit"
                  : unread     ? "model, memory and disk: it fits; the text was not read"
                               : "it fits");
+}
+
+nlohmann::json json_of(const Simulation& simulation) {
+  nlohmann::json stages = nlohmann::json::array();
+  for (const SimulatedStage& stage : simulation.stages) {
+    stages.push_back({{"stage", stage.stage},
+                      {"first_start", stage.first_start},
+                      {"last_end", stage.last_end},
+                      {"busy_worker_seconds", stage.busy_worker_seconds},
+                      {"lost_worker_seconds", stage.lost_worker_seconds},
+                      {"tasks", stage.tasks}});
+  }
+  return {{"makespan_seconds", simulation.makespan_seconds},
+          {"utilization", simulation.utilization},
+          {"gpu_hours_held", simulation.gpu_hours_held},
+          {"gpu_hours_useful", simulation.gpu_hours_useful},
+          {"gpu_hours_lost", simulation.gpu_hours_lost},
+          {"failures", simulation.failures},
+          {"finished", simulation.finished},
+          {"problem", simulation.problem},
+          {"stages", std::move(stages)}};
 }
 
 nlohmann::json json_of(const std::vector<KChoice>& choices) {
@@ -191,11 +265,17 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
   const std::string run = options.run == "." && !fs::exists(recorded) ? "DIR" : options.run;
   if (auto problem = missing_keys(recipe.workers.bind, wire::has_keys(layout), run))
     plan.warnings.push_back(std::move(*problem));
-  print_plan(plan, text, choices, recipe.plan.layers_per_block, terminal);
+  std::optional<Simulated> course;
+  if (options.simulate) course = simulate_plan(recipe, planned, plan);
+  print_plan(plan, text, choices, recipe.plan.layers_per_block, course, terminal);
   nlohmann::json answer = plan;
   answer["layers_per_block"] = recipe.plan.layers_per_block;
   answer["keep_boundaries"] = recipe.plan.keep_boundaries;
   answer["choices"] = json_of(choices);
+  if (course) {
+    answer["simulation"] = json_of(course->typical);
+    answer["simulation"]["longest_makespan_seconds"] = course->worst.makespan_seconds;
+  }
   if (text) answer["unread_text"] = {{"bytes", text->bytes}, {"sequences", text->rough_sequences}};
   terminal.print_json(answer);
   return plan.fits() ? ExitCode::kOk : ExitCode::kUsage;
@@ -214,6 +294,11 @@ RunCommand declare_plan(CLI::App& app) {
                  options->cluster,
                  "the machines that will compute, in place of this one; deploy/clusters has some")
       ->type_name("FILE");
+  app.add_flag(
+      "--simulate",
+      options->simulate,
+      "drive the run in virtual time, with the scheduler of a real one and failures at the "
+      "cluster file's rate");
   app.add_option("--workers",
                  options->workers,
                  "local workers in place of the recipe's; 0: those that join from elsewhere, whose "

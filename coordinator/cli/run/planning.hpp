@@ -7,6 +7,7 @@
 #include <string>
 
 #include "coordinator/plan/plan.hpp"
+#include "coordinator/simulate/simulation.hpp"
 #include "storage/recipe/cluster_file.hpp"
 #include "storage/recipe/recipe.hpp"
 
@@ -41,6 +42,12 @@ void resolve(storage::Recipe& recipe, const PlanFor& planned);
 // The same for other k; the recipe's own among them.
 [[nodiscard]] std::vector<KChoice> choices_of(const storage::Recipe& recipe,
                                               const PlanFor& planned);
+
+// The run as the scheduler would drive it on those workers, with failures at the rate that the
+// cluster file gives, drawn from `seed`. Throws kUsage where no time is known.
+[[nodiscard]] Simulation simulated(const storage::Recipe& recipe,
+                                   const PlanFor& planned,
+                                   std::uint64_t seed);
 
 // The text of the transfer while nobody has tokenized it: what a plan rests on without having seen.
 struct UnreadText {
