@@ -192,8 +192,11 @@ class MemoryCheck {
     changed.finetune.sequences_per_micro_batch = 1;
     if (recipe_.finetune.sequences_per_micro_batch > 1 && fits(changed))
       return "it fits with finetune.sequences_per_micro_batch = 1";
-    return "each rank holds the whole model, so nodes with more memory, or lower "
-           "data.finetune.seq_len, or set finetune.enabled = false and train the adapter elsewhere";
+    const bool weights_fit =
+        costs_.model_bytes() <= static_cast<double>(rank_memory(largest(), recipe_.finetune.ranks));
+    return std::string("each rank holds the whole model, so use nodes with more memory") +
+           (weights_fit ? ", or lower data.finetune.seq_len" : "") +
+           ", or set finetune.enabled = false and train the adapter elsewhere";
   }
 
   // A kind of node that would stand idle from the beginning to the end.

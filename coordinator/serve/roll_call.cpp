@@ -6,8 +6,10 @@
 
 #include "coordinator/host/clock.hpp"
 #include "coordinator/host/process.hpp"
+#include "coordinator/serve/live_status.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/error.hpp"
+#include "storage/base/utc.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -22,13 +24,23 @@ std::vector<wire::Hello> call_roll(const RollCall& call) {
                              .started_at = clock.utc(),
                              .heartbeat_count = 0,
                              .children = {}};
-  wire::write_coordinator_file(call.layout, file);
-  if (call.say) {
-    call.say(
-        "waiting for a worker, whose memory and device decide the rest of the recipe; "
-        "'hedgerow worker --run " +
-        call.layout.root().string() + "' joins, on any machine that sees the directory");
-  }
+  RunStatus status;
+  status.run = call.layout.root().string();
+  status.state = "running";
+  status.host = file.host;
+  status.endpoint = file.endpoint;
+  status.pid = file.process.pid;
+  status.warnings = {
+      "waits for a worker, whose memory and device decide the rest of the recipe; "
+      "'hedgerow worker --run " +
+      status.run + "' joins, on any machine that sees the directory"};
+  const auto publish = [&] {
+    wire::write_coordinator_file(call.layout, file);
+    status.updated_at = storage::utc_now();
+    write_status(call.layout, status);
+    if (call.on_status) call.on_status(status);
+  };
+  publish();
   std::map<std::string, wire::Hello> workers;
   TimePoint last_news = clock.now(), next_heartbeat = clock.now() + wire::kHeartbeatInterval;
   while (workers.empty() || clock.now() - last_news < call.settle) {
@@ -36,7 +48,7 @@ std::vector<wire::Hello> call_roll(const RollCall& call) {
     if (clock.now() >= next_heartbeat) {
       next_heartbeat = clock.now() + wire::kHeartbeatInterval;
       ++file.heartbeat_count;
-      wire::write_coordinator_file(call.layout, file);
+      publish();
     }
     const auto incoming = call.mailbox.receive(kTurn);
     if (!incoming) continue;

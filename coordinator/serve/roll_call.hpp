@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "coordinator/net/mailbox.hpp"
+#include "coordinator/status/status.hpp"
 #include "coordinator/wire/messages.hpp"
 #include "storage/base/run_layout.hpp"
 
@@ -23,10 +24,12 @@ struct RollCall {
   // Workers are started one after the other: it ends when none has come for so long.
   std::chrono::milliseconds settle{3000};
   const std::atomic<int>* stop_requests = nullptr;
-  std::function<void(const std::string&)> say{};
+  // Hears what is published: that the run waits, and where workers find it.
+  std::function<void(const RunStatus&)> on_status{};
 };
 
-// The first hello of each worker; none: it was asked to stop. Writes coordinator.json.
+// The first hello of each worker; none: it was asked to stop. Writes coordinator.json and
+// logs/status.json.
 [[nodiscard]] std::vector<wire::Hello> call_roll(const RollCall& call);
 
 // The dtype that all of them multiply fast.

@@ -269,12 +269,14 @@ RunOutcome coordinate(const RunOptions& options,
   if (folded.state.geometry) {
     limits.shards_per_capture = folded.state.geometry->shards_per_capture;
   } else if (recipe.plan.is_open()) {
+    storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
     listen();
-    const std::vector<wire::Hello> workers = call_roll({.layout = layout,
-                                                        .mailbox = *socket,
-                                                        .public_key = socket->public_key(),
-                                                        .stop_requests = options.stop_requests,
-                                                        .say = options.say});
+    const std::vector<wire::Hello> workers = call_roll(
+        {.layout = layout,
+         .mailbox = *socket,
+         .public_key = socket->public_key(),
+         .stop_requests = options.stop_requests,
+         .on_status = [&observer](const RunStatus& status) { observer.on_status(status); }});
     if (workers.empty())
       return {storage::ExitCode::kInterrupted, "stopped before a worker came", read_status(layout)};
     close(recipe, workers, model.config(), tokens, limits);

@@ -87,8 +87,12 @@ void print_choices(const std::vector<KChoice>& choices, int chosen, Terminal& te
   if (has_gpus) table.column("GPU-hours", 4, true);
   if (has_cost) table.column("cost", 3, true);
   table.column("", 2);
+  // Problems that every k has are not k's.
+  int fewest = choices.front().num_problems;
+  for (const KChoice& choice : choices) fewest = std::min(fewest, choice.num_problems);
   for (const KChoice& choice : choices) {
     const bool is_own = choice.layers_per_block == chosen;
+    const bool fits = choice.num_problems == fewest;
     std::vector<std::string> cells{std::to_string(choice.layers_per_block),
                                    std::to_string(choice.num_blocks),
                                    bytes_text(choice.memory_bytes),
@@ -96,8 +100,7 @@ void print_choices(const std::vector<KChoice>& choices, int chosen, Terminal& te
                                    choice.seconds > 0 ? duration_text(choice.seconds) : "-"};
     if (has_gpus) cells.push_back(number_text(choice.gpu_hours, 3));
     if (has_cost) cells.push_back(money_text(choice.cost));
-    cells.push_back(std::string(choice.num_problems > 0 ? "does not fit" : "") +
-                    (is_own && choice.num_problems > 0 ? ", " : "") +
+    cells.push_back(std::string(fits ? "" : "does not fit") + (is_own && !fits ? ", " : "") +
                     (is_own ? "the recipe's" : ""));
     table.row(std::move(cells));
   }

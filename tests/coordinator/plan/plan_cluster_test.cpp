@@ -139,9 +139,7 @@ TEST(PlanForCluster, SingleLayersOf405BWith50MTokensStoreThePapers206Terabytes) 
   recipe.plan.layers_per_block = 1;
   recipe.finetune.enabled = false;
   recipe.transfer.max_steps = 6104;  // x 8 x 1024 = 50.0 M
-  const PlanTokens tokens{{48832, 48832, 1024}, {}, {}};
-  recipe.data_transfer.validation_sequences = 0;
-  recipe.transfer.validation_sequences = 0;
+  const PlanTokens tokens{{48832, 48836, 1024}, {}, {}};
   const Plan plan = make_plan(recipe, model.config, tokens, {});
   EXPECT_EQ(plan.last_boundary(), 125);
   EXPECT_NEAR(126.0 * static_cast<double>(plan.boundary_bytes) / 1e12, 206.4, 0.5);
@@ -211,8 +209,9 @@ TEST(PlanForCluster, KIsTheFastestThatFitsAndOfEquallyFastOnesTheLargest) {
   }
   ASSERT_GT(chosen, 0.0) << k;
   for (const KChoice& choice : choices) {
-    if (choice.num_problems == 0)
+    if (choice.num_problems == 0) {
       EXPECT_GE(choice.seconds * 1.02, chosen) << choice.layers_per_block;
+    }
   }
   EXPECT_GT(choices.back().num_problems, 0) << "the list ends with the first that does not fit";
   EXPECT_TRUE(make_plan(recipe, model.config, tokens_of_20m(), limits).fits());
