@@ -65,6 +65,8 @@ TaskResult run_task(RunContext& run, TaskContext& context, const wire::Task& tas
     case wire::TaskKind::kLogits:
       return run_logits(run, context, task);
     case wire::TaskKind::kEvaluate:
+      // It streams all layers and needs none of the block that an earlier task has left.
+      run.release_memory();
       return run_evaluate(run, context, task);
     case wire::TaskKind::kAssemble:
     case wire::TaskKind::kFinetune:

@@ -7,7 +7,7 @@ namespace {
 
 constexpr double kFloat = 4.0;
 // What a worker process takes before it loads anything: code, allocator, HDF5, read buffers.
-constexpr double kProcessBytes = 400.0 * 1024 * 1024;
+constexpr double kProcessBytes = 195e6;
 // Assumed, no GPU having been at hand: CUDA's context with the kernels of LibTorch and ours on the
 // GPU, and what their libraries take of the host.
 constexpr double kGpuContextBytes = 1024.0 * 1024 * 1024;
@@ -117,33 +117,46 @@ double Costs::outer_bytes() const {
   return vocabulary_ * hidden_ * compute_bytes_ * (tied_ ? 1.0 : 2.0);
 }
 
-// Residual stream in and out, normed input, q, k, v, attention output, gate, up and their product;
-// the softmax attention's fp32 tiles are linear in tokens as well.
+// What a layer's forward computes for its tokens, all of it: residual stream in and out, normed
+// input, q, k, v, attention output, gate, up and their product; the softmax attention's fp32 tiles
+// are linear in tokens as well.
 double Costs::layer_activation_bytes(double tokens) const {
   const double projections = (2.0 * heads_ + 2.0 * kv_heads_) * head_dim_;
   return tokens * (compute_bytes_ * (4.0 * hidden_ + projections + 3.0 * intermediate_) +
                    kFloat * heads_ * (2.0 * head_dim_ + 128.0));
 }
 
-// fp32 q, k, v, both outputs and their gradients, features with gradients, and the scores of
-// window and sinks with theirs.
+// At once in a forward that nobody needs the activations of. On the CPU the MLP goes over a few
+// rows at a time; keys and values are there in fp32 too.
+double Costs::forward_bytes(double tokens, bool on_gpu) const {
+  if (on_gpu) return layer_activation_bytes(tokens);
+  const double projections = (2.0 * heads_ + 2.0 * kv_heads_) * head_dim_;
+  return tokens *
+         (compute_bytes_ * (4.0 * hidden_ + projections) + kFloat * 2.0 * kv_heads_ * head_dim_);
+}
+
+// The residual stream, fp32 q, k, v, both outputs and their gradients, and features with gradients;
+// the scores of window and sinks are there a chunk at a time.
 double Costs::attention_training_bytes(double tokens) const {
-  return tokens * kFloat *
-         (heads_ * (8.0 * head_dim_ + 4.0 * (2.0 * window_ + sinks_)) +
-          2.0 * (heads_ + key_maps_) * features_);
+  return tokens * (2.0 * compute_bytes_ * hidden_ +
+                   kFloat * (heads_ * 8.0 * head_dim_ + 2.0 * (heads_ + key_maps_) * features_));
 }
 
 std::uint64_t Costs::capture_memory(int layers, bool on_gpu) const {
-  return whole(process_bytes(on_gpu) + layers * layer_parameters() * compute_bytes_ +
-               layer_activation_bytes(transfer_tokens_) + vocabulary_ * hidden_ * compute_bytes_);
+  // The CPU has q, k and v packed and as they were read.
+  const double unpacked = on_gpu ? 0.0 : hidden_ * (heads_ + 2.0 * kv_heads_) * head_dim_;
+  return whole(process_bytes(on_gpu) + layers * (layer_parameters() + unpacked) * compute_bytes_ +
+               forward_bytes(transfer_tokens_, on_gpu) + vocabulary_ * hidden_ * compute_bytes_);
 }
 
 std::uint64_t Costs::transfer_memory(int layers, bool on_gpu) const {
   // Parameters, gradients, two Adam moments and the best copy, all fp32.
   const double training_state = layers * map_parameters() * 5.0 * kFloat;
   return whole(process_bytes(on_gpu) + layers * layer_parameters() * compute_bytes_ +
-               training_state + layer_activation_bytes(transfer_tokens_) +
-               attention_training_bytes(transfer_tokens_) + vocabulary_ * hidden_ * compute_bytes_);
+               training_state +
+               std::max(forward_bytes(transfer_tokens_, on_gpu),
+                        attention_training_bytes(transfer_tokens_)) +
+               vocabulary_ * hidden_ * compute_bytes_);
 }
 
 std::uint64_t Costs::block_memory(int layers, bool on_gpu) const {
@@ -156,8 +169,9 @@ std::uint64_t Costs::logits_memory(const storage::LogitsPlan& plan, int layers, 
   const double held = plan.from_boundary ? layers * layer_parameters() * compute_bytes_
                                          : layer_parameters() * compute_bytes_ + streams;
   return whole(process_bytes(on_gpu) + held + outer_bytes() +
-               2.0 * layer_activation_bytes(finetune_seq_len_) +
-               2.0 * kLogitRows * vocabulary_ * kFloat);
+               2.0 * forward_bytes(finetune_seq_len_, on_gpu) +
+               2.0 * std::clamp(finetune_seq_len_, 0.5 * kLogitRows, kLogitRows) * vocabulary_ *
+                   kFloat);
 }
 
 // Evaluation streams the layers: one at a time, what has LoRA of it twice, over a group of
@@ -169,26 +183,33 @@ std::uint64_t Costs::evaluate_memory(bool on_gpu) const {
     return module == "gate_proj" || module == "up_proj" || module == "down_proj";
   });
   const double with_lora = has_mlp_lora ? layer_parameters() : attention_parameters();
+  // Logits of teacher and student; of one of them some are gone before the other's are there.
+  constexpr double kChunks = 1.6;
   return whole(process_bytes(on_gpu) + (layer_parameters() + with_lora) * compute_bytes_ +
                layers_ * map_parameters() * kFloat + outer_bytes() + group +
-               4.0 * layer_activation_bytes(evaluate_tokens_) +
-               2.0 * kLogitRows * vocabulary_ * kFloat);
+               2.0 * layer_activation_bytes(evaluate_tokens_) +
+               kChunks * kLogitRows * vocabulary_ * kFloat);
+}
+
+bool Costs::keeps_activations() const {
+  return layers_ * layer_activation_bytes(finetune_tokens_) <= kActivationBudget;
 }
 
 std::uint64_t Costs::finetune_memory(bool on_gpu) const {
+  // Of what a forward computes, what the backward reads.
+  constexpr double kRead = 0.85;
+  constexpr double kLossRows = 256.0;
   const double checkpoints = layers_ * finetune_tokens_ * hidden_ * compute_bytes_;
-  // Activations that the worker keeps rather than makes again (worker/finetune/README.md).
-  const double activations =
-      std::min(kActivationBudget, layers_ * layer_activation_bytes(finetune_tokens_));
+  const double activations = keeps_activations()
+                                 ? kRead * layers_ * layer_activation_bytes(finetune_tokens_)
+                                 : checkpoints + 2.0 * layer_activation_bytes(finetune_tokens_) +
+                                       attention_training_bytes(finetune_tokens_);
   // The CPU keeps each matrix packed for the forward and for the backward product.
   const double copies = on_gpu ? 1.0 : 2.0;
-  const double packed = copies * layers_ * layer_parameters() * compute_bytes_ +
-                        (copies - 1.0) * 2.0 * vocabulary_ * hidden_ * compute_bytes_;
-  return whole(process_bytes(on_gpu) + packed + layers_ * map_parameters() * kFloat +
-               outer_bytes() + checkpoints + activations +
-               2.0 * layer_activation_bytes(finetune_tokens_) +
-               attention_training_bytes(finetune_tokens_) + trained_parameters() * 5.0 * kFloat +
-               3.0 * kLogitRows * vocabulary_ * kFloat);
+  return whole(process_bytes(on_gpu) + copies * layers_ * layer_parameters() * compute_bytes_ +
+               layers_ * map_parameters() * kFloat + outer_bytes() +
+               (copies - 1.0) * vocabulary_ * hidden_ * compute_bytes_ + activations +
+               trained_parameters() * 5.0 * kFloat + 2.0 * kLossRows * vocabulary_ * kFloat);
 }
 
 // One tensor at a time goes through the host.
@@ -247,8 +268,7 @@ Work Costs::model_student() const {
 // Frozen weights have no gradient of their own: a product backward for one forward. What is not
 // kept of a forward is computed again.
 Work Costs::model_training() const {
-  const double activations = layers_ * layer_activation_bytes(finetune_tokens_);
-  const double again = 1.0 - std::min(1.0, kActivationBudget / activations);
+  const double again = keeps_activations() ? 0.0 : 1.0;
   const Work products{2.0 * layer_parameters(), 0.0};
   return layers_ * ((2.0 + again) * products + (3.0 + again) * layer_student()) + 2.0 * head() +
          Work{0.0, 6.0 * trained_parameters()};

@@ -268,7 +268,7 @@ RunOutcome coordinate(const RunOptions& options,
   };
   if (folded.state.geometry) {
     limits.shards_per_capture = folded.state.geometry->shards_per_capture;
-  } else if (recipe.plan.is_open()) {
+  } else if (recipe.plan.is_open() && local_workers == 0 && options.worker_launcher.empty()) {
     storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
     listen();
     const std::vector<wire::Hello> workers = call_roll(
