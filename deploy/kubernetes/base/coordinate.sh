@@ -4,6 +4,8 @@
 #   0 done, 2 usage, 3 partial   starting again would help nobody (3: it would retry what is quarantined, for ever): stay,
 #                             so that `kubectl exec` and `kubectl logs` still answer; the readiness probe says no
 #   4 interrupted             after SIGTERM (eviction, deletion) end; else `hedgerow stop` asked for it: stay
+# A file cluster.toml beside the recipe says what the workers' nodes are: then what does not fit them is refused at once. Without
+# it the run waits for the first workers and is cut for those.
 # Usage: coordinate.sh RUN_DIRECTORY RECIPE
 set -u
 
@@ -14,7 +16,11 @@ tell() {
 }
 trap tell TERM INT
 
-hedgerow run --run "$1" --recipe "$2" --workers 0 &
+cluster=$(dirname "$2")/cluster.toml
+[ -e "$cluster" ] && set -- "$1" "$2" --cluster "$cluster"
+run=$1 recipe=$2
+shift 2
+hedgerow run --run "$run" --recipe "$recipe" --workers 0 "$@" &
 child=$!
 [ "$signals" = 0 ] || kill -TERM "$child"  # the signal came before there was a child
 while :; do  # a signal ends `wait`, not the child, whose code sh keeps; `kill -0` would miss one that sh has reaped already

@@ -306,7 +306,6 @@ TEST_F(PlanTest, KeyMapsCountOnceAKvHeadAndSinksAreKeysOfEveryWindow) {
   EXPECT_GT(own.transfer_memory_bytes, shared.transfer_memory_bytes);
   EXPECT_GT(seconds_of(own, "transfer"), seconds_of(shared, "transfer"));
   recipe_.attention.num_sinks = 16;
-  EXPECT_GT(make().transfer_memory_bytes, own.transfer_memory_bytes);
   EXPECT_GT(seconds_of(make(), "transfer"), seconds_of(own, "transfer"));
 }
 
