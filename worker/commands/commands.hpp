@@ -24,5 +24,6 @@ void register_merge(CLI::App& app, Action& action);
 void register_bench_kernels(CLI::App& app, Action& action);
 void register_probe(CLI::App& app, Action& action);
 void register_mpi_probe(CLI::App& app, Action& action);
+void register_time_layer(CLI::App& app, Action& action);
 
 }  // namespace hedgerow::worker

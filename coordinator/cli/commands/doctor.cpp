@@ -5,12 +5,19 @@
 #include <array>
 #include <memory>
 
+#include "coordinator/cli/command.hpp"
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/doctor/calibration.hpp"
+#include "coordinator/cli/doctor/machine_speed.hpp"
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/error.hpp"
+#include "storage/base/file.hpp"
+#include "storage/model/model_config.hpp"
+#include "storage/recipe/cluster_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -22,7 +29,7 @@ namespace fs = std::filesystem;
 constexpr int kMostPeers = 4096;
 
 struct DoctorOptions {
-  std::string directory = ".", recipe;
+  std::string directory = ".", recipe, calibrate, node;
   int peers = 0;
 };
 
@@ -154,6 +161,104 @@ ExitCode run_doctor(const DoctorOptions& options, Terminal& terminal) {
   return report.end();
 }
 
+// A cluster file before its figures are measured, whole, and where they go.
+struct ClusterText {
+  std::string text;
+  std::size_t entry = 0;
+  std::string name;  // of its nodes
+  bool is_new = false;
+};
+
+// What is wrong with the file or --node is said before anything is measured. An entry that is yet
+// to be made says nothing but its name.
+ClusterText find_entry(const DoctorOptions& options) {
+  const fs::path path = fs::absolute(options.calibrate);
+  require(fs::is_directory(path.parent_path()),
+          options.calibrate + ": there is no folder " + path.parent_path().string() +
+              "; make it, or name a file elsewhere");
+  storage::require_file(path);
+  ClusterText found;
+  if (fs::exists(path)) found.text = storage::read_text(path);
+  const auto cluster = storage::Cluster::parse(found.text, options.calibrate);
+  found.is_new = cluster.nodes.empty();
+  if (found.is_new) {
+    found.name = options.node.empty() ? wire::this_host() : options.node;
+  } else {
+    found.entry = entry_of(cluster, options.node, has_usable_gpus(), options.calibrate);
+    const storage::NodeKind& node = cluster.nodes[found.entry];
+    static_cast<void>(with_figures(found.text, found.entry, node, options.calibrate));
+    found.name = node.name;
+  }
+  return found;
+}
+
+void show(const MeasuredMachine& machine, const std::string& file, Terminal& terminal) {
+  const storage::NodeKind& node = machine.node;
+  const auto figure = [&](const std::string& name, double value, const std::string& what) {
+    constexpr std::size_t kNameWidth = 16, kValueWidth = 8;
+    std::string line = name;
+    line.resize(kNameWidth, ' ');
+    const std::string text = number_text(value, 3);
+    line += std::string(kValueWidth - std::min(kValueWidth, text.size()), ' ') + text;
+    terminal.print(line + "  " + what);
+  };
+  const wire::LayerProbe& probe = machine.probe;
+  const std::string one = node.gpus > 0 ? "of a GPU" : "of a core";
+  figure("memory_gb", node.memory_gb, "that a process may use");
+  if (node.gpus > 0) figure("gpu_memory_gb", node.gpu_memory_gb, "of a GPU");
+  figure("cores", node.cores, "that a process may use");
+  figure("product_tflops",
+         node.product_tflops,
+         one + ", " + machine.device.compute_dtype + ", in products with a model's weights");
+  figure("other_tflops", node.other_tflops, one + ", in attention and all else");
+  figure("disk_gb_s", node.disk_gb_s, "that one process reads of the run's file system");
+  figure("worker_start_s", node.worker_start_s, "until a worker computes");
+  terminal.say("a layer of hidden size " + std::to_string(probe.hidden_size) + " over " +
+               std::to_string(probe.sequences) + " x " + std::to_string(probe.seq_len) +
+               " tokens took " + number_text(1e3 * machine.seconds.capture, 3) +
+               " ms in capture, " + number_text(1e3 * machine.seconds.transfer, 3) +
+               " ms in a step of transfer; " + std::to_string(machine.processes) +
+               " at once, each on " + counted(probe.threads, "thread"));
+  terminal.print(file + ": nodes \"" + node.name + "\" measured " + node.measured);
+}
+
+ExitCode run_calibration(const DoctorOptions& options, Terminal& terminal) {
+  ClusterText cluster = find_entry(options);
+  std::optional<storage::Recipe> recipe;
+  std::optional<storage::ModelConfig> model;
+  if (!options.recipe.empty()) {
+    recipe = storage::Recipe::load(options.recipe);
+    model = storage::ModelDirectory::open(recipe->model.path).config();
+  }
+  const InterruptScope interrupts;
+  auto machine = measure_machine(recipe, model, options.directory, terminal);
+  if (!machine) {
+    terminal.warn("interrupted; " + options.calibrate + " is as it was");
+    return ExitCode::kInterrupted;
+  }
+  storage::NodeKind& node = machine->node;
+  node.name = cluster.name;
+  if (cluster.is_new) cluster.text = with_new_entry(cluster.text, node);
+  storage::write_atomically(options.calibrate,
+                            with_figures(cluster.text, cluster.entry, node, options.calibrate));
+  show(*machine, options.calibrate, terminal);
+  terminal.print_json({{"file", options.calibrate},
+                       {"node", node.name},
+                       {"memory_gb", node.memory_gb},
+                       {"gpu_memory_gb", node.gpu_memory_gb},
+                       {"cores", node.cores},
+                       {"product_tflops", node.product_tflops},
+                       {"other_tflops", node.other_tflops},
+                       {"disk_gb_s", node.disk_gb_s},
+                       {"worker_start_s", node.worker_start_s},
+                       {"measured", node.measured},
+                       {"compute_dtype", machine->device.compute_dtype},
+                       {"processes", machine->processes},
+                       {"layer", machine->probe},
+                       {"seconds", machine->seconds}});
+  return ExitCode::kOk;
+}
+
 }  // namespace
 
 RunCommand declare_doctor(CLI::App& app) {
@@ -165,12 +270,26 @@ RunCommand declare_doctor(CLI::App& app) {
                  options->recipe,
                  "hold the free space against this recipe's plan; else the run's in DIR")
       ->type_name("FILE");
-  app.add_option("--peers",
-                 options->peers,
-                 "only what nodes see of each other: N processes run this at once, one a node")
-      ->type_name("N")
-      ->check(CLI::Range(2, kMostPeers).description(""));
-  return [options](Terminal& terminal) { return run_doctor(*options, terminal); };
+  CLI::Option* peers =
+      app.add_option("--peers",
+                     options->peers,
+                     "only what nodes see of each other: N processes run this at once, one a node")
+          ->type_name("N")
+          ->check(CLI::Range(2, kMostPeers).description(""));
+  CLI::Option* calibrate =
+      app.add_option("--calibrate",
+                     options->calibrate,
+                     "only measure this machine, at --recipe's shapes if given, and write its "
+                     "figures into this cluster file, which is made if absent")
+          ->type_name("FILE")
+          ->excludes(peers);
+  app.add_option("--node", options->node, "with --calibrate: the [[nodes]] that this machine is of")
+      ->type_name("NAME")
+      ->needs(calibrate);
+  return [options](Terminal& terminal) {
+    return options->calibrate.empty() ? run_doctor(*options, terminal)
+                                      : run_calibration(*options, terminal);
+  };
 }
 
 }  // namespace hedgerow::coordinator::cli

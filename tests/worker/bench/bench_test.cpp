@@ -1,4 +1,5 @@
-// What `bench kernels` computes with: costs, the clock, the opponents, and a sweep on the CPU.
+// What `bench kernels` computes with: costs, the clock, the opponents, and a sweep on the CPU; and
+// the layer that `doctor --calibrate` times.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <c10/core/Allocator.h>
@@ -14,9 +15,11 @@
 #include <nlohmann/json.hpp>
 
 #include "kernels/softmax_attention.hpp"
+#include "storage/base/error.hpp"
 #include "worker/bench/alternate.hpp"
 #include "worker/bench/kernel_costs.hpp"
 #include "worker/bench/kernel_sweep.hpp"
+#include "worker/bench/layer_times.hpp"
 #include "worker/bench/softmax_opponents.hpp"
 
 namespace hedgerow::worker::bench {
@@ -312,6 +315,43 @@ TEST(KernelSweep, AnErrorThatIsNotLibTorchsRefusesItsVariantAlone) {
   EXPECT_EQ(rows["terraced"]["event"], "refused") << rows["terraced"];
   EXPECT_EQ(rows["terraced"]["reason"], "launch failed: invalid argument");
   EXPECT_EQ(rows["none"]["event"], "measured") << rows["none"];
+}
+
+wire::LayerProbe small_layer() {
+  wire::LayerProbe probe{.hidden_size = 32,
+                         .intermediate_size = 64,
+                         .num_attention_heads = 4,
+                         .num_key_value_heads = 2,
+                         .head_dim = 8,
+                         .seq_len = 64,
+                         .sequences = 2};
+  probe.attention.feature_dim = 8;
+  probe.attention.window_size = 16;
+  return probe;
+}
+
+TEST(LayerTimes, AStepOfTransferTakesLongerThanCaptureAndThatLongerThanItsProductsInBothDtypes) {
+  for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
+    const wire::LayerSeconds seconds = time_layer(small_layer(), at::kCPU, dtype);
+    EXPECT_GT(seconds.products, 0.0);
+    EXPECT_GT(seconds.capture, seconds.products);
+    EXPECT_GT(seconds.transfer, seconds.capture);
+  }
+}
+
+TEST(LayerTimes, AShapeThatNoLayerHasIsRefused) {
+  wire::LayerProbe heads = small_layer(), length = small_layer(), features = small_layer();
+  heads.num_attention_heads = 3;
+  length.seq_len = 0;
+  features.attention.feature_dim = -1;
+  for (const wire::LayerProbe& probe : {heads, length, features}) {
+    try {
+      (void)time_layer(probe, at::kCPU, at::kFloat);
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const storage::Error& error) {
+      EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage) << error.what();
+    }
+  }
 }
 
 }  // namespace

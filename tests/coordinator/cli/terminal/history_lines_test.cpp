@@ -11,7 +11,7 @@ namespace hedgerow::coordinator::cli {
 namespace {
 
 // Two blocks of three layers, the second half way; layer 4 gets worse, layer 5 keeps softmax.
-RunStatus status_of_a_run() {
+RunStatus status_to_compare() {
   RunStatus status;
   status.run = "runs/small";
   status.state = "running";
@@ -54,7 +54,7 @@ storage::History history_of_a_run() {
 std::string screen(int width, std::size_t rows = kUnlimitedRows) {
   const storage::History history = history_of_a_run();
   std::string text;
-  for (const std::string& line : whole_view(status_of_a_run(), width, rows, &history)) {
+  for (const std::string& line : whole_view(status_to_compare(), width, rows, &history)) {
     EXPECT_LE(line.size(), static_cast<std::size_t>(width)) << line;
     text += line + "\n";
   }
