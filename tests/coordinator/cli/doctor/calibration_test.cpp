@@ -122,7 +122,7 @@ TEST(Calibration, TheEntryOfAMachineIsTheOneAlikeOrTheOneThatIsNamed) {
   EXPECT_EQ(entry_of(two, "old", false, "c.toml"), 0U);
   EXPECT_THAT(failure_of([&] { (void)entry_of(two, "", false, "c.toml"); }),
               AllOf(HasSubstr("\"old\", \"new # not a comment\""), HasSubstr("--node NAME")));
-  EXPECT_THAT(failure_of([&] { (void)entry_of(two, "odl", false, "c.toml"); }),
+  EXPECT_THAT(failure_of([&] { (void)entry_of(two, "olds", false, "c.toml"); }),
               HasSubstr("did you mean 'old'?"));
   EXPECT_THAT(failure_of([&] { (void)entry_of(two, "", true, "c.toml"); }),
               HasSubstr("this machine computes on GPUs"));
