@@ -118,6 +118,27 @@ TEST_F(Submit, ASlurmThatDoesNotAnswerIsNoFaultOfTheClusterFile) {
   }
 }
 
+TEST_F(Submit, IsPlannedForTheNodesOfTheClusterFileBeforeAnythingIsQueued) {
+  const std::string cluster = run_.scratch / "cluster.toml";
+  const auto submit_on = [&](const std::string& memory_gb) {
+    storage::write_atomically(cluster,
+                              "[[nodes]]\nname = \"n\"\ncount = 2\nmemory_gb = " + memory_gb +
+                                  "\n[workers]\ntasks_per_node = 2\n");
+    return submit({"--run", new_run(), "--recipe", recipe(), "--cluster", cluster});
+  };
+  const Answer refused = submit_on("0.01");
+  EXPECT_EQ(refused.code, 2) << refused.err;
+  EXPECT_THAT(refused.err, HasSubstr("not even one layer fits"));
+  EXPECT_FALSE(fs::exists(new_run()));
+  EXPECT_FALSE(fs::exists(run_.scratch / "sbatch.notes"));
+  const Answer answer = submit_on("64");
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  const fs::path folder = fs::path(new_run()) / "slurm";
+  EXPECT_EQ(text_of(folder / kSlurmCluster), text_of(cluster));
+  EXPECT_THAT(text_of(folder / "run.sbatch"), HasSubstr("--cluster \"$run/slurm/cluster.toml\""));
+  EXPECT_NE(storage::Recipe::load(folder / kSlurmRecipe).plan.compute_dtype, "auto");
+}
+
 TEST_F(Submit, WithoutSlurmItSaysWhereToGoAndWritesNothing) {
   const Answer answer =
       submit({"--run", new_run(), "--recipe", recipe(), "--nodes", "2"}, /*has_slurm=*/false);
