@@ -9,6 +9,7 @@
 #include "coordinator/net/binding.hpp"
 #include "coordinator/net/router_socket.hpp"
 #include "coordinator/plan/plan_geometry.hpp"
+#include "coordinator/plan/recorded_plan.hpp"
 #include "coordinator/serve/assembler.hpp"
 #include "coordinator/serve/coordinator.hpp"
 #include "coordinator/serve/history_recorder.hpp"
@@ -50,11 +51,12 @@ struct RunParts {
   const storage::ReplayResult& replayed;
   const storage::Recipe& recipe;
   const Plan& plan;
+  const std::optional<RecordedPlan>& planned;
   int local_workers = 0;
 };
 
 DispatcherConfig dispatcher_config(const RunParts& run) {
-  const auto& [options, layout, replayed, recipe, plan, local_workers] = run;
+  const auto& [options, layout, replayed, recipe, plan, planned, local_workers] = run;
   DispatcherConfig config;
   for (int slot = 0; slot < local_workers; ++slot)
     config.own_workers.push_back(local_worker_uuid(slot));
@@ -74,8 +76,13 @@ DispatcherConfig dispatcher_config(const RunParts& run) {
   return config;
 }
 
-JobSize size_of(const storage::Recipe& recipe, const Plan& plan) {
-  JobSize size{recipe.transfer.max_steps, recipe.finetune.max_steps, {}};
+JobSize size_of(const RunParts& run) {
+  const auto& [options, layout, replayed, recipe, plan, planned, local_workers] = run;
+  JobSize size{.transfer_steps = recipe.transfer.max_steps,
+               .finetune_steps = recipe.finetune.max_steps,
+               .work = {},
+               .finetune_ranks = recipe.finetune.ranks,
+               .plan = planned};
   for (const StageEstimate& estimate : plan.estimates)
     size.work[estimate.stage] = plan.knows_times() ? estimate.seconds : estimate.flops;
   return size;
@@ -99,7 +106,7 @@ int threads_per_rank(const storage::FinetuneSection& finetune) {
 
 // Throws kUsage without a worker program.
 CoordinatorConfig coordinator_config(const RunParts& run) {
-  const auto& [options, layout, replayed, recipe, plan, local_workers] = run;
+  const auto& [options, layout, replayed, recipe, plan, planned, local_workers] = run;
   const std::optional<wire::Allocation> allocation = wire::own_allocation();
   return {.layout = layout,
           .dispatcher = dispatcher_config(run),
@@ -115,7 +122,7 @@ CoordinatorConfig coordinator_config(const RunParts& run) {
                        .threads_per_rank = threads_per_rank(recipe.finetune),
                        .nodes = allocation ? allocation->nodes : 1},
           .retries_with_new_seed = recipe.transfer.retries_with_new_seed,
-          .size = size_of(recipe, plan),
+          .size = size_of(run),
           .stop_requests = options.stop_requests,
           .stops_before_finetune = options.stops_before_finetune,
           .finetune_elsewhere = starts_elsewhere(recipe.finetune)};
@@ -287,15 +294,20 @@ RunOutcome coordinate(const RunOptions& options,
   const RunInputs inputs = inputs_of(layout, model);
   if (!folded.state.geometry) {
     require_fits(plan);
+    write_plan(layout, recorded(plan));
   } else {
     check_same_inputs(folded.state.inputs, inputs, layout, model.path());
     check_same_shape(*folded.state.geometry, geometry);
   }
+  // What was planned at the run's beginning, whatever this term would plan.
+  std::string damaged_plan;
+  const std::optional<RecordedPlan> planned = read_plan(layout, damaged_plan);
+  if (!damaged_plan.empty()) add_warning(folded.warnings, damaged_plan);
   if (previous) say_takeover(*previous, options);
   const std::unique_ptr<WebServer> page = start_page(options, layout);
   storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
   CoordinatorConfig config =
-      coordinator_config({options, layout, replayed, recipe, plan, local_workers});
+      coordinator_config({options, layout, replayed, recipe, plan, planned, local_workers});
   if (page) config.web = page->address();
   config.dispatcher.log = [&observer](const std::string& line) { observer.on_log(line); };
   const SteadyClock clock;

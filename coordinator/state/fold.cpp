@@ -75,35 +75,48 @@ std::string task_of_file(const State& state, const std::string& name) {
 
 }  // namespace
 
-void StageTimes::Interval::observe(double at, bool is_running) {
-  if (is_running && since < 0) since = at;
-  if (!is_running && since >= 0) {
-    total += std::max(0.0, at - since);
-    since = -1.0;
-  }
+void StageTimes::Interval::observe(double at, int now_running, std::uint64_t stored_bytes) {
+  // What the last task commits is there when nothing runs any more.
+  if (running > 0 || now_running > 0) disk_bytes = std::max(disk_bytes, stored_bytes);
+  if (now_running == running) return;
+  if (running > 0) total += passed(at);
+  task_total += running * passed(at);
+  since = at;
+  running = now_running;
 }
 
-double StageTimes::Interval::seconds(double now) const {
-  return total + (since >= 0 ? std::max(0.0, now - since) : 0.0);
-}
+double StageTimes::Interval::passed(double now) const { return std::max(0.0, now - since); }
 
 void StageTimes::observe(double at, const State& state) {
   for (std::size_t stage = 0; stage < stages_.size(); ++stage)
     stages_[stage].observe(at,
-                           state.index.count(static_cast<Stage>(stage), TaskState::kGranted) > 0);
-  any_.observe(at, !state.grants.empty());
+                           state.index.count(static_cast<Stage>(stage), TaskState::kGranted),
+                           state.index.stored_bytes);
+  any_.observe(at, static_cast<int>(state.grants.size()), state.index.stored_bytes);
 }
 
 void StageTimes::close(double at) {
-  for (Interval& interval : stages_) interval.observe(at, false);
-  any_.observe(at, false);
+  for (Interval& interval : stages_) interval.observe(at, 0, 0);
+  any_.observe(at, 0, 0);
 }
 
 double StageTimes::seconds(Stage stage, double now) const {
-  return stages_[static_cast<std::size_t>(stage)].seconds(now);
+  const Interval& interval = stages_[static_cast<std::size_t>(stage)];
+  return interval.total + (interval.running > 0 ? interval.passed(now) : 0.0);
 }
 
-double StageTimes::busy_seconds(double now) const { return any_.seconds(now); }
+double StageTimes::task_seconds(Stage stage, double now) const {
+  const Interval& interval = stages_[static_cast<std::size_t>(stage)];
+  return interval.task_total + interval.running * interval.passed(now);
+}
+
+std::uint64_t StageTimes::disk_bytes(Stage stage) const {
+  return stages_[static_cast<std::size_t>(stage)].disk_bytes;
+}
+
+double StageTimes::busy_seconds(double now) const {
+  return any_.total + (any_.running > 0 ? any_.passed(now) : 0.0);
+}
 
 void add_warning(std::vector<std::string>& warnings, const std::string& warning) {
   warnings.push_back(warning);

@@ -13,20 +13,28 @@
 
 namespace hedgerow::coordinator {
 
-// Wall seconds in which at least one task of a stage was granted, summed over terms.
+// What each stage has taken so far, summed over terms. A journal's snapshot has none of it: what
+// lies before one is not counted again.
 class StageTimes {
  public:
   void observe(double at, const State& state);  // after each event, in order
   void close(double at);  // the coordinator's life ended: nothing runs any more
+  // Wall seconds in which at least one of its tasks was granted.
   [[nodiscard]] double seconds(Stage stage, double now) const;
+  // That its tasks were granted, each for itself.
+  [[nodiscard]] double task_seconds(Stage stage, double now) const;
+  // The most that the run's committed files came to while one of its tasks was granted.
+  [[nodiscard]] std::uint64_t disk_bytes(Stage stage) const;
   [[nodiscard]] double busy_seconds(double now) const;  // of any stage
 
  private:
   struct Interval {
-    double total = 0.0;
-    double since = -1.0;  // < 0: not running
-    void observe(double at, bool is_running);
-    [[nodiscard]] double seconds(double now) const;
+    double total = 0.0, task_total = 0.0;
+    double since = 0.0;  // that so many run
+    int running = 0;
+    std::uint64_t disk_bytes = 0;
+    void observe(double at, int now_running, std::uint64_t stored_bytes);
+    [[nodiscard]] double passed(double now) const;  // since `since`
   };
   std::array<Interval, kNumStages> stages_;
   Interval any_;

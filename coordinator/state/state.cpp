@@ -55,6 +55,10 @@ struct Applier {
       ++counts[static_cast<std::size_t>(next)];
     };
     recount(index.counts[static_cast<std::size_t>(task.id.stage)]);
+    for (const storage::FileRecord& file : task.files) {
+      if (before == TaskState::kDone) index.stored_bytes -= file.size;
+      if (next == TaskState::kDone) index.stored_bytes += file.size;
+    }
     if (task.id.stage == Stage::kCapture)
       recount(index.boundaries[static_cast<std::size_t>(task.id.block) + 1].captures);
     if (next == TaskState::kGranted) index.tokens_of[task.worker].insert(task.token);
@@ -81,6 +85,8 @@ struct Applier {
     BoundaryIndex& index = state.index.boundaries[static_cast<std::size_t>(boundary)];
     ShardRecord& record =
         state.shards[static_cast<std::size_t>(boundary)][static_cast<std::size_t>(shard)];
+    if (record.state == ShardState::kCommitted) state.index.stored_bytes -= record.file.size;
+    if (next.state == ShardState::kCommitted) state.index.stored_bytes += next.file.size;
     const int missing =
         (next.state != ShardState::kCommitted) - (record.state != ShardState::kCommitted);
     record = std::move(next);
@@ -92,6 +98,14 @@ struct Applier {
       look_again(state, *reader);
     if (const TaskRecord* reader = find(TaskId::transfer(boundary))) look_again(state, *reader);
     if (const TaskRecord* reader = logits_of(state, boundary, piece)) look_again(state, *reader);
+  }
+
+  // The only way to another checkpoint, or to none.
+  void set_checkpoint(TaskRecord& task, std::optional<Checkpoint> next) {
+    if (task.checkpoint) state.index.stored_bytes -= task.checkpoint->file.size;
+    if (next) state.index.stored_bytes += next->file.size;
+    task.checkpoint.reset();
+    if (next) task.checkpoint = *std::move(next);
   }
 
   static void forget_failures(TaskRecord& task) {
@@ -212,7 +226,7 @@ struct Applier {
       return impossible("checkpoint at step " + std::to_string(event.step) + " is behind step " +
                         std::to_string(first_step(*task)));
     }
-    task->checkpoint = Checkpoint{event.file, event.step};
+    set_checkpoint(*task, Checkpoint{event.file, event.step});
     forget_failures(*task);
     return std::nullopt;
   }
@@ -228,10 +242,10 @@ struct Applier {
       return std::nullopt;
     }
     forget_failures(*task);
-    end_grant(*task, TaskState::kDone, "");
     task->files = event.files;
+    end_grant(*task, TaskState::kDone, "");
     task->result = packed_result(event.result);
-    task->checkpoint.reset();
+    set_checkpoint(*task, std::nullopt);
     return std::nullopt;
   }
 
@@ -282,7 +296,7 @@ struct Applier {
     }
     for (auto& [id, task] : state.tasks) {
       if (task.checkpoint && task.checkpoint->file.name == event.name) {
-        task.checkpoint.reset();
+        set_checkpoint(task, std::nullopt);
         return std::nullopt;
       }
       const auto named = [&event](const storage::FileRecord& file) {
@@ -383,7 +397,7 @@ struct Applier {
     if (event.seed) {
       task->seed = *event.seed;
       // A checkpoint is of the seed that began it.
-      task->checkpoint.reset();
+      set_checkpoint(*task, std::nullopt);
     }
     return std::nullopt;
   }

@@ -16,6 +16,13 @@ void keep(Set& set, const Value& value, bool is_in) {
 
 }  // namespace
 
+std::uint64_t stored_bytes(const TaskRecord& task) {
+  std::uint64_t bytes = task.checkpoint ? task.checkpoint->file.size : 0;
+  if (task.state != TaskState::kDone) return bytes;
+  for (const storage::FileRecord& file : task.files) bytes += file.size;
+  return bytes;
+}
+
 void look_again(State& state, const TaskRecord& task) {
   keep(state.index.ready, task.id, is_ready(state, task));
   const bool has_failed = !task.failures.empty() || task.expiries > 0;
@@ -30,7 +37,10 @@ void rebuild_index(State& state) {
     BoundaryIndex& own = index.boundaries[boundary];
     own.missing_of_piece.resize(static_cast<std::size_t>(state.geometry->num_pieces()));
     for (std::size_t shard = 0; shard < state.shards[boundary].size(); ++shard) {
-      if (state.shards[boundary][shard].state == ShardState::kCommitted) continue;
+      if (state.shards[boundary][shard].state == ShardState::kCommitted) {
+        index.stored_bytes += state.shards[boundary][shard].file.size;
+        continue;
+      }
       ++own.missing;
       ++own.missing_of_piece[shard / static_cast<std::size_t>(state.geometry->shards_per_capture)];
     }
@@ -41,6 +51,7 @@ void rebuild_index(State& state) {
       ++index.boundaries[boundary].captures[static_cast<std::size_t>(task.state)];
     }
     ++index.counts[static_cast<std::size_t>(id.stage)][static_cast<std::size_t>(task.state)];
+    index.stored_bytes += stored_bytes(task);
     if (task.state == TaskState::kGranted) index.tokens_of[task.worker].insert(task.token);
   }
   // Only now: whether a task is ready is asked of the counts.

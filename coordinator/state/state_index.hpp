@@ -36,6 +36,7 @@ struct StateIndex {
   std::set<TaskId> ready;     // pending, and everything they read is committed
   std::set<TaskId> troubled;  // pending, and failed before
   std::map<std::string, std::set<std::uint64_t>> tokens_of;  // current grants by worker
+  std::uint64_t stored_bytes = 0;  // of committed files that are not deleted, checkpoints included
   bool operator==(const StateIndex&) const = default;
 
   [[nodiscard]] int count(Stage stage, TaskState state) const {
@@ -43,6 +44,8 @@ struct StateIndex {
   }
 };
 
+// Of a task's checkpoint and, while it is done, its files.
+[[nodiscard]] std::uint64_t stored_bytes(const TaskRecord& task);
 // Whether `task` belongs into `ready` and `troubled`; the counts are right already.
 void look_again(State& state, const TaskRecord& task);
 void rebuild_index(State& state);

@@ -91,6 +91,10 @@ json stage_json(const StageStatus& stage) {
               {"fraction", stage.fraction},
               {"work", stage.work}};
   if (stage.eta_seconds) out["eta_seconds"] = *stage.eta_seconds;
+  out["gpu_hours"] = stage.gpu_hours;
+  out["memory_bytes"] = stage.memory_bytes;
+  out["disk_bytes"] = stage.disk_bytes;
+  if (stage.planned) out["planned"] = *stage.planned;
   return out;
 }
 
@@ -103,9 +107,28 @@ StageStatus stage_of(const json& in) {
                     .seconds = double_field(in, "seconds"),
                     .fraction = double_field(in, "fraction"),
                     .work = in.value("work", 0.0),
-                    .eta_seconds = std::nullopt};
+                    .eta_seconds = std::nullopt,
+                    .gpu_hours = in.value("gpu_hours", 0.0),
+                    .memory_bytes = in.value("memory_bytes", std::uint64_t{0}),
+                    .disk_bytes = in.value("disk_bytes", std::uint64_t{0}),
+                    .planned = std::nullopt};
   if (in.contains("eta_seconds")) stage.eta_seconds = double_field(in, "eta_seconds");
+  if (in.contains("planned")) stage.planned = object_field(in, "planned").get<PlannedStage>();
   return stage;
+}
+
+json spending_json(const Spending& spending) {
+  json out = {{"gpu_hours", spending.gpu_hours}};
+  if (spending.cost) out["cost"] = *spending.cost;
+  return out;
+}
+
+std::optional<Spending> spending_of(const json& in, const char* key) {
+  if (!in.contains(key)) return std::nullopt;
+  const json& object = object_field(in, key);
+  Spending spending{.gpu_hours = double_field(object, "gpu_hours"), .cost = std::nullopt};
+  if (object.contains("cost")) spending.cost = double_field(object, "cost");
+  return spending;
 }
 
 json worker_json(const WorkerStatus& worker) {
@@ -183,6 +206,7 @@ void warn_of_recipe(const storage::RunLayout& layout, RunStatus& status) {
 // When a run ends that nobody coordinates, nobody can say.
 void drop_etas(RunStatus& status) {
   status.eta_seconds.reset();
+  status.to_come.reset();
   for (StageStatus& stage : status.stages) stage.eta_seconds.reset();
 }
 
@@ -193,6 +217,7 @@ JobSize size_of(const storage::RunLayout& layout, const std::optional<RunStatus>
     const storage::Recipe recipe = storage::Recipe::load_of_run(layout.recipe());
     size.transfer_steps = recipe.transfer.max_steps;
     size.finetune_steps = recipe.finetune.max_steps;
+    size.finetune_ranks = recipe.finetune.ranks;
   } catch (const Error&) {
     // `run` says what is wrong with it; the state needs no recipe.
   }
@@ -276,6 +301,8 @@ void to_json(json& out, const RunStatus& status) {
   if (status.workers_left_out > 0) out["workers_left_out"] = status.workers_left_out;
   if (status.fraction) out["fraction"] = *status.fraction;
   if (status.eta_seconds) out["eta_seconds"] = *status.eta_seconds;
+  if (status.so_far) out["so_far"] = spending_json(*status.so_far);
+  if (status.to_come) out["to_come"] = spending_json(*status.to_come);
   for (const StageStatus& stage : status.stages) out["stages"].push_back(stage_json(stage));
   for (const TaskStatus& task : status.tasks) out["tasks"].push_back(task_json(task));
   for (const WorkerStatus& worker : status.workers) out["workers"].push_back(worker_json(worker));
@@ -299,6 +326,8 @@ void from_json(const json& in, RunStatus& status) {
                      .fraction = std::nullopt,
                      .elapsed_seconds = in.value("elapsed_seconds", 0.0),
                      .eta_seconds = std::nullopt,
+                     .so_far = spending_of(in, "so_far"),
+                     .to_come = spending_of(in, "to_come"),
                      .stages = {},
                      .tasks = {},
                      .workers = {},
@@ -386,6 +415,10 @@ RunStatus read_status(const storage::RunLayout& layout) {
     if (!tokenize_stage) warn_of_death(*file, folded.state, status);
     revoke_of_dead(*file, folded.state);
   }
+  JobSize size = size_of(layout, published);
+  std::string damaged_plan;
+  size.plan = read_plan(layout, damaged_plan);
+  if (!damaged_plan.empty()) status.warnings.push_back(damaged_plan);
   fill_status(
       status,
       folded.state,
@@ -396,7 +429,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
         return found->second;
       },
       folded.last_at,
-      size_of(layout, published));
+      size);
   drop_etas(status);
   if (published) MeasuredMse(*published).fill(status);
   return status;

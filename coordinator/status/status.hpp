@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "coordinator/dispatch/speed.hpp"
+#include "coordinator/plan/recorded_plan.hpp"
 #include "coordinator/wire/messages.hpp"
 #include "storage/base/run_layout.hpp"
 
@@ -63,6 +64,16 @@ struct StageStatus {
   double fraction = 0.0;  // of its work, partial tasks counted by their steps
   double work = 0.0;      // floating-point operations that it was planned with; 0: unknown
   std::optional<double> eta_seconds;
+  // What it has taken, beside what it was planned to take.
+  double gpu_hours = 0.0;               // that attempts held GPUs; 0 on processors
+  std::uint64_t memory_bytes = 0;       // the largest peak of its listed tasks; 0: nobody measured
+  std::uint64_t disk_bytes = 0;         // the most of committed files while it ran
+  std::optional<PlannedStage> planned;  // nullopt: the run has no plan.json
+};
+
+struct Spending {
+  double gpu_hours = 0.0;
+  std::optional<double> cost;  // of all nodes, in the currency of their prices; nullopt: no prices
 };
 
 struct RunStatus {
@@ -73,14 +84,16 @@ struct RunStatus {
   bool has_room = true;      // for workers: not while finetune has their place, or is to have it
   std::uint64_t term = 0;
   std::string host, endpoint;  // of the live coordinator
-  std::string web;  // address of its page, without the secret; empty: it has none
+  std::string web;             // address of its page, without the secret; empty: it has none
   int pid = 0;
   std::string updated_at;  // UTC
   int num_layers = 0, num_blocks = 0;
   std::optional<double> fraction;     // of the whole run, its stages weighed by their work
   double elapsed_seconds = 0.0;       // in which any task was granted, over all terms
   std::optional<double> eta_seconds;  // to its end, while it runs and once something is measured
-  std::vector<StageStatus> stages;    // capture, transfer, assemble, finetune, evaluate
+  // Until now, and from now to the end, once that is known; of a run without plan.json neither.
+  std::optional<Spending> so_far, to_come;
+  std::vector<StageStatus> stages;  // capture, transfer, assemble, finetune, evaluate
   std::vector<TaskStatus> tasks;
   std::vector<WorkerStatus> workers;
   int tasks_left_out = 0, workers_left_out = 0;  // of a run of thousands (status_build.hpp)

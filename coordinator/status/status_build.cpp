@@ -127,6 +127,50 @@ void fill_whole(RunStatus& status, const Paces& paces) {
   if (is_running && *status.fraction < 1.0) status.eta_seconds = whole_eta(status, paces);
 }
 
+// What the tasks of a stage have used at most, each where it computes.
+struct Peak {
+  std::uint64_t bytes = 0;
+  bool on_gpu = false;
+
+  void add(const wire::PeakMemory& peak) {
+    // What a process used before it came to its GPU is no peak of the other kind.
+    if (peak.device_bytes > 0 && !on_gpu) bytes = 0;
+    on_gpu |= peak.device_bytes > 0;
+    if (on_gpu && peak.device_bytes == 0) return;
+    bytes = std::max(bytes, peak.device_bytes > 0 ? peak.device_bytes : peak.host_bytes);
+  }
+};
+
+constexpr double kSecondsOfAnHour = 3600.0;
+
+// The coordinator assembles by itself, without a GPU.
+double gpu_hours_of(Stage stage, double task_seconds, const Peak& peak, const JobSize& size) {
+  const bool on_gpu = peak.on_gpu || (size.plan && size.plan->on_gpus);
+  if (stage == Stage::kAssemble || !on_gpu) return 0.0;
+  const int gpus = stage == Stage::kFinetune ? std::max(1, size.finetune_ranks) : 1;
+  return gpus * task_seconds / kSecondsOfAnHour;
+}
+
+// A stage that was measured goes on as it did, the others as planned.
+double gpu_hours_left(const StageStatus& stage) {
+  const double left = 1.0 - stage.fraction;
+  if (stage.fraction > 0.0) return stage.gpu_hours * left / stage.fraction;
+  return stage.planned ? std::max(0.0, stage.planned->gpu_hours - stage.gpu_hours) : 0.0;
+}
+
+void fill_spending(RunStatus& status, const RecordedPlan& plan) {
+  const auto spending = [&plan](double seconds) {
+    Spending spent;
+    if (plan.price_per_hour > 0.0) spent.cost = plan.price_per_hour * seconds / kSecondsOfAnHour;
+    return spent;
+  };
+  status.so_far = spending(status.elapsed_seconds);
+  for (const StageStatus& stage : status.stages) status.so_far->gpu_hours += stage.gpu_hours;
+  if (!status.eta_seconds) return;
+  status.to_come = spending(*status.eta_seconds);
+  for (const StageStatus& stage : status.stages) status.to_come->gpu_hours += gpu_hours_left(stage);
+}
+
 // How many tasks are where; `fraction` is the number of those done, partial captures included.
 std::array<StageStatus, kNumStages> stages_of(const State& state) {
   std::array<StageStatus, kNumStages> stages;
@@ -182,6 +226,7 @@ void fill_status(RunStatus& status,
   status.num_blocks = state.geometry->num_blocks();
   std::array<StageStatus, kNumStages> stages = stages_of(state);
   std::array<double, kNumStages> tasks_per_second{};  // of those that run now
+  std::array<Peak, kNumStages> peaks;
   status.tasks_left_out = static_cast<int>(state.tasks.size());
   for (const TaskRecord* task : listed(state)) {
     TaskStatus item = task_status(state, *task, size);
@@ -203,6 +248,7 @@ void fill_status(RunStatus& status,
     } else if (is_open) {
       done += fraction_by_steps(item);
     }
+    peaks[static_cast<std::size_t>(task->id.stage)].add(item.peak_memory());
     status.tasks.push_back(std::move(item));
     --status.tasks_left_out;
   }
@@ -212,6 +258,12 @@ void fill_status(RunStatus& status,
     if (stage.total == 0) continue;
     stage.seconds = times.seconds(id, now);
     stage.fraction /= stage.total;
+    const Peak& peak = peaks[static_cast<std::size_t>(id)];
+    stage.gpu_hours = gpu_hours_of(id, times.task_seconds(id, now), peak, size);
+    stage.memory_bytes = peak.bytes;
+    stage.disk_bytes = times.disk_bytes(id);
+    if (const PlannedStage* planned = size.plan ? size.plan->find(stage.stage) : nullptr)
+      stage.planned = *planned;
     const auto work = size.work.find(stage.stage);
     if (work != size.work.end()) stage.work = work->second;
     if (const auto pace = pace_of(stage, tasks_per_second[static_cast<std::size_t>(id)])) {
@@ -223,6 +275,7 @@ void fill_status(RunStatus& status,
   }
   status.elapsed_seconds = times.busy_seconds(now);
   fill_whole(status, paces);
+  if (size.plan) fill_spending(status, *size.plan);
 }
 
 void MeasuredMse::fill_from(const RunStatus& status) {

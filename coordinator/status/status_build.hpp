@@ -24,6 +24,8 @@ using ProgressOf = std::function<std::optional<LiveProgress>(std::uint64_t token
 struct JobSize {
   std::int64_t transfer_steps = 0, finetune_steps = 0;
   std::map<std::string, double> work;  // by stage: floating-point operations, as planned
+  int finetune_ranks = 1;              // each has a GPU, where there are any
+  std::optional<RecordedPlan> plan{};
 };
 
 // What is written every second must not grow with the run: no more tasks than this are listed, nor
@@ -32,7 +34,7 @@ struct JobSize {
 inline constexpr std::size_t kMaxListed = 1'000;
 
 // `progress` may be empty; `now` in wall seconds. Fills num_layers, num_blocks, stages, tasks,
-// tasks_left_out, fraction, elapsed_seconds and eta_seconds.
+// tasks_left_out, fraction, elapsed_seconds, eta_seconds, so_far and to_come.
 void fill_status(RunStatus& status,
                  const State& state,
                  const StageTimes& times,

@@ -63,6 +63,11 @@ void add_tasks(const RunStatus& status, Metrics& metrics) {
                     "Seconds in which a task of the stage was under way.",
                     {{"stage", stage.stage}},
                     stage.seconds);
+    if (stage.planned && stage.planned->seconds > 0.0)
+      metrics.gauge("hedgerow_planned_seconds",
+                    "Seconds that the stage was planned to take when the run began.",
+                    {{"stage", stage.stage}},
+                    stage.planned->seconds);
     if (stage.eta_seconds)
       metrics.gauge("hedgerow_eta_seconds",
                     "Seconds until the stage is done, as far as is known.",
@@ -178,6 +183,11 @@ std::string prometheus_text(const RunStatus& status, const storage::History& his
                   "Seconds until the run is done, as far as is known.",
                   {},
                   *status.eta_seconds);
+  if (status.so_far)
+    metrics.counter("hedgerow_gpu_hours_total",
+                    "Hours that attempts at tasks held GPUs.",
+                    {},
+                    status.so_far->gpu_hours);
   add_tasks(status, metrics);
   add_layers(history, metrics);
   add_attempts(history, metrics);

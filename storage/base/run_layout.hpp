@@ -38,6 +38,8 @@ class RunLayout {
   [[nodiscard]] std::filesystem::path recipe() const { return root_ / "run.toml"; }
   // The cluster file that the run was planned for, where there was one.
   [[nodiscard]] std::filesystem::path cluster() const { return root_ / "cluster.toml"; }
+  // What it was planned to take when it began: coordinator/plan/recorded_plan.hpp.
+  [[nodiscard]] std::filesystem::path plan() const { return root_ / "plan.json"; }
   [[nodiscard]] std::filesystem::path journal_directory() const { return root_ / "journal"; }
   [[nodiscard]] std::filesystem::path journal_segment(
       std::uint64_t term) const;  // journal/000007.jsonl

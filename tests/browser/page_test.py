@@ -45,6 +45,9 @@ class PageTest(BrowserTest):
         self.assertIn("13 min 32 s", self.text("tiles"))
         self.assertIn("vm-1 hangs", self.text("warnings"))
         self.assertIn("0/4", self.text("stages"))
+        self.assertIn("capture1 min 30 s1 min 15 s581 MiB672 MiB3.0 GiB4.0 GiB12.3011.00", self.text("plan"))
+        self.assertEqual(self.text("plan-note"),
+                         "so far 12.30 GPU-hours, cost 41.00; to come 30.10 GPU-hours, cost 100.0")
         self.assertIn("13.36", self.text("quality"))
         self.assertIn("41.3 %", self.text("quality"))
         self.assertIn("wiki (not in domain)", self.text("quality"))

@@ -47,6 +47,25 @@ class MainJob(unittest.TestCase):
         self.assertLess(abs(math.log(transfer["perplexity"] / teacher["perplexity"])), 0.5)
         self.assertLess(lora["perplexity"], transfer["perplexity"])
 
+    def test_what_each_stage_took_stands_beside_the_plan(self) -> None:
+        recorded = json.loads((self.job.run_directory / "plan.json").read_text())
+        stages = {stage["stage"]: stage for stage in self.job.status()["stages"]}
+        self.assertEqual(set(stages), {stage["stage"] for stage in recorded["stages"]})
+        for planned in recorded["stages"]:
+            with self.subTest(stage=planned["stage"]):
+                stage = stages[planned["stage"]]
+                self.assertEqual(stage["planned"], planned)
+                self.assertGreater(stage["seconds"], 0.0)
+                self.assertGreater(stage["disk_bytes"], 0)
+                self.assertLessEqual(stage["disk_bytes"], planned["disk_bytes"])
+                self.assertEqual(stage["gpu_hours"], 0.0)
+                if planned["memory_bytes"] > 0:
+                    self.assertGreater(stage["memory_bytes"], 0)
+                    self.assertLess(stage["memory_bytes"], planned["memory_bytes"])
+        told = self.job.command("status", "--run", self.job.run_directory)
+        self.assertRegex(told.out, r"transfer .* elapsed \S+ of \S+ planned  \S+ MB of")
+        self.assertRegex(self.job.command("explain", "--run", self.job.run_directory).out, r"stage +time +planned +memory +planned")
+
     def test_each_text_is_evaluated_and_told_with_its_domain(self) -> None:
         with h5py.File(self.job.run_directory / "tokens" / "evaluate-license.h5") as file:
             self.assertEqual(file["input_ids"].shape, (3, 128))

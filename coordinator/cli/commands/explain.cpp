@@ -30,6 +30,11 @@ ExitCode run_explain(const ExplainOptions& options, Terminal& terminal) {
   for (const std::string& line :
        options.block >= 0 ? explain_block(status, options.block) : explain_run(status))
     terminal.print(wrap(line, width, 4));
+  if (options.block < 0) {
+    const std::vector<std::string> planned = plan_lines(status, width);
+    if (!planned.empty()) terminal.print("");
+    for (const std::string& line : planned) terminal.print(line);
+  }
   nlohmann::json tasks = nlohmann::json::array(), events = nlohmann::json::array();
   for (const TaskStatus& task : status.tasks) {
     if (options.block >= 0 && task.block != options.block) continue;

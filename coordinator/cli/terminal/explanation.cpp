@@ -124,6 +124,33 @@ std::vector<std::string> explain_run(const RunStatus& status) {
   return lines;
 }
 
+std::vector<std::string> plan_lines(const RunStatus& status, int width) {
+  Table table;
+  table.column("stage", 9).column("time", 8, true).column("planned", 8, true);
+  table.column("memory", 7, true).column("planned", 7, true);
+  table.column("disk", 6, true).column("planned", 6, true);
+  const bool on_gpus = status.so_far && status.so_far->gpu_hours > 0.0;
+  if (on_gpus) table.column("GPU-hours", 5, true).column("planned", 5, true);
+  const auto time = [](double seconds) { return seconds > 0.0 ? duration_text(seconds) : "-"; };
+  const auto size = [](std::uint64_t bytes) { return bytes > 0 ? bytes_text(bytes) : "-"; };
+  for (const StageStatus& stage : status.stages) {
+    if (!stage.planned || stage.total == 0) continue;
+    std::vector<std::string> cells = {stage.stage,
+                                      time(stage.seconds),
+                                      time(stage.planned->seconds),
+                                      size(stage.memory_bytes),
+                                      size(stage.planned->memory_bytes),
+                                      size(stage.disk_bytes),
+                                      size(stage.planned->disk_bytes)};
+    if (on_gpus) {
+      cells.push_back(number_text(stage.gpu_hours, 3));
+      cells.push_back(number_text(stage.planned->gpu_hours, 3));
+    }
+    table.row(std::move(cells));
+  }
+  return table.empty() ? std::vector<std::string>{} : table.render(width);
+}
+
 bool is_trouble(const ExplainedEvent& event) {
   constexpr std::array<const char*, 7> kQuiet = {"term_started",
                                                  "run_started",

@@ -16,6 +16,10 @@ namespace hedgerow::coordinator::cli {
 // One sentence a block, and one for each other stage.
 [[nodiscard]] std::vector<std::string> explain_run(const RunStatus& status);
 
+// A table of what each stage has taken (time, memory of a process, disk and, on GPUs, GPU-hours)
+// beside what it was planned to take; empty for a run without a plan.
+[[nodiscard]] std::vector<std::string> plan_lines(const RunStatus& status, int width);
+
 // Whether an event tells of something that went wrong, was given back or came back, and so belongs
 // to the story of a run that nobody asked to hear whole.
 [[nodiscard]] bool is_trouble(const ExplainedEvent& event);

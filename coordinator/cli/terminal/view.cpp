@@ -290,6 +290,42 @@ std::string head_line(const RunStatus& status, int width) {
   return join(std::move(fields), width);
 }
 
+namespace {
+
+std::string spending_text(const Spending& spending) {
+  std::string text;
+  if (spending.gpu_hours > 0.0) text = number_text(spending.gpu_hours, 3) + " GPU-hours";
+  if (spending.cost) text += (text.empty() ? "cost " : ", cost ") + number_text(*spending.cost, 3);
+  return text;
+}
+
+// "so far 12.3 GPU-hours, cost 41; to come 30.1 GPU-hours, cost 100"; empty: neither is known.
+std::string spending_line(const RunStatus& status, int width) {
+  std::vector<Field> fields;
+  if (status.so_far) {
+    if (const std::string text = spending_text(*status.so_far); !text.empty())
+      fields.push_back({"", "so far " + text, 2});
+  }
+  if (status.to_come) {
+    if (const std::string text = spending_text(*status.to_come); !text.empty())
+      fields.push_back({"; ", "to come " + text, 1});
+  }
+  return join(std::move(fields), width);
+}
+
+// Beside what a stage has taken: " of 1m02s planned", and its memory. The first to go.
+void add_planned(const StageStatus& stage, std::vector<Field>& fields) {
+  if (!stage.planned) return;
+  if (stage.planned->seconds > 0.0 && stage.seconds >= 0.1)
+    fields.push_back({" ", "of " + duration_text(stage.planned->seconds) + " planned", 3});
+  if (stage.memory_bytes == 0) return;
+  std::string text = bytes_text(stage.memory_bytes);
+  if (stage.planned->memory_bytes > 0) text += " of " + bytes_text(stage.planned->memory_bytes);
+  fields.push_back({"  ", text, 2});
+}
+
+}  // namespace
+
 std::vector<std::string> stage_lines(const RunStatus& status, int width) {
   std::vector<std::string> lines;
   const auto begin_of = [width](std::string name, double fraction) {
@@ -312,6 +348,7 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
       fields.push_back({"  ", "eta " + duration_text(*stage.eta_seconds), 10});
     if (stage.seconds >= 0.1)
       fields.push_back({"  ", "elapsed " + duration_text(stage.seconds), 8});
+    add_planned(stage, fields);
     if (stage.running > 0) fields.push_back({"  ", std::to_string(stage.running) + " running", 6});
     if (stage.quarantined > 0)
       fields.push_back({"  ", std::to_string(stage.quarantined) + " quarantined", 7});
@@ -325,6 +362,8 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
     }
     lines.push_back(join(std::move(fields), width));
   }
+  if (std::string line = spending_line(status, width); !line.empty())
+    lines.push_back(std::move(line));
   return lines;
 }
 

@@ -36,7 +36,7 @@ struct BlockMse {
 
 // Which run, its state, elapsed time and coordinator.
 [[nodiscard]] std::string head_line(const RunStatus& status, int width);
-// One bar a stage.
+// One bar a stage, with what it has taken of what was planned, and a line for GPU-hours and money.
 [[nodiscard]] std::vector<std::string> stage_lines(const RunStatus& status, int width);
 // A table of the blocks: layers, state, step, MSE, attempts, where there is room peak memory, and
 // worker or reason. Of more blocks than rows those are there that run or are in trouble.

@@ -116,7 +116,7 @@ function drawLanes() {
   setText(byId('workers-note'), run.attempts.size === 0 ? 'No attempts yet.' : bound);
 }
 
-const SECTIONS = [drawHeader, drawWarnings, drawStages, drawHeat, drawLayer, drawLanes, drawAttempts, drawLora,
+const SECTIONS = [drawHeader, drawWarnings, drawStages, drawPlan, drawHeat, drawLayer, drawLanes, drawAttempts, drawLora,
   drawQuality, drawAttentionMaps,
   (all) => drawLayers(all, choose), drawEvents, drawProvenance];
 

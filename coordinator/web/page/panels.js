@@ -74,6 +74,25 @@ function drawStages(run) {
   }));
 }
 
+// What each stage has taken beside what it was planned to take; hidden for a run without a plan.
+function drawPlan(run) {
+  const {so_far: soFar, to_come: toCome} = run.status;
+  const stages = (run.status.stages || []).filter(({planned}) => planned);
+  byId('plan-section').hidden = stages.length === 0;
+  const time = (seconds) => number(seconds > 0 ? duration(seconds) : NONE);
+  const hours = (value) => number(value > 0 ? shown(value) : NONE);
+  fillTable(byId('plan').tBodies[0], stages.map(({planned, ...stage}) => [
+    STAGE_WORDS[stage.stage] || stage.stage, time(stage.seconds), time(planned.seconds),
+    number(bytes(stage.memory_bytes)), number(bytes(planned.memory_bytes)),
+    number(bytes(stage.disk_bytes)), number(bytes(planned.disk_bytes)),
+    hours(stage.gpu_hours), hours(planned.gpu_hours),
+  ]));
+  const words = ({gpu_hours: gpuHours, cost}) => [gpuHours > 0 ? `${shown(gpuHours)} GPU-hours` : '',
+    isNumber(cost) ? `cost ${shown(cost)}` : ''].filter(Boolean).join(', ');
+  const spent = [['so far', soFar], ['to come', toCome]].filter(([, each]) => each && words(each));
+  setText(byId('plan-note'), spent.map(([when, each]) => `${when} ${words(each)}`).join('; '));
+}
+
 // As deploy/huggingface/show_results.py reads the results: the control is that of the last
 // evaluation, a text's numbers stand under the same keys as those of the validation part.
 function drawQuality(run) {

@@ -46,6 +46,36 @@ TEST_F(StatusTest, ADoneRunIsDoneAlsoForTheRunThatFindsItSo) {
   EXPECT_EQ(read_status(layout_).state, "done");
 }
 
+TEST_F(StatusTest, WhatWasPlannedIsShownAndADamagedPlanIsAWarningAlone) {
+  write_journal({RunStarted{geometry_, "test"},
+                 Granted{TaskId::transfer(0), 1, "w1", 1, "cpu"},
+                 TaskReleased{1, "stopped"}});
+  const auto transfer = [](const RunStatus& status) {
+    return std::find_if(status.stages.begin(),
+                        status.stages.end(),
+                        [](const auto& stage) { return stage.stage == "transfer"; })
+        ->planned;
+  };
+  const RunStatus unplanned = read_status(layout_);
+  EXPECT_FALSE(transfer(unplanned));
+  EXPECT_FALSE(unplanned.so_far);
+  EXPECT_TRUE(unplanned.warnings.empty());
+  write_plan(layout_,
+             {.stages = {{.stage = "transfer", .seconds = 62.0, .memory_bytes = 672}},
+              .price_per_hour = 4.0});
+  const RunStatus planned = read_status(layout_);
+  ASSERT_TRUE(transfer(planned));
+  EXPECT_DOUBLE_EQ(transfer(planned)->seconds, 62.0);
+  ASSERT_TRUE(planned.so_far);
+  EXPECT_TRUE(planned.so_far->cost);
+  EXPECT_FALSE(planned.to_come) << "nobody knows when a stopped run ends";
+  storage::write_atomically(layout_.plan(), "{");
+  const RunStatus damaged = read_status(layout_);
+  EXPECT_FALSE(transfer(damaged));
+  ASSERT_EQ(damaged.warnings.size(), 1U);
+  EXPECT_NE(damaged.warnings[0].find("plan.json cannot be read"), std::string::npos);
+}
+
 TEST_F(StatusTest, AStoppedRunTellsWhatEachTaskWaitsFor) {
   write_journal(
       {RunStarted{geometry_, "test"},
@@ -358,6 +388,84 @@ TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
   EXPECT_DOUBLE_EQ(times.busy_seconds(35), 25) << "both at once are one time";
   times.close(40);
   EXPECT_DOUBLE_EQ(times.seconds(Stage::kTransfer, 1000), 20);
+}
+
+TEST(FillStatus, WhatAStageTookStandsBesideWhatWasPlanned) {
+  State state;
+  const Geometry geometry = four_layers(2);
+  StageTimes times;
+  const auto at = [&](double seconds, const Event& event) {
+    EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
+    times.observe(seconds, state);
+  };
+  const auto result = [](std::uint64_t host, std::uint64_t device) {
+    return nlohmann::json{{"peak_memory", wire::PeakMemory{host, device, device}}};
+  };
+  at(0, RunStarted{geometry, "test"});
+  at(0, Granted{TaskId::capture(0, 0), 1, "w1", 1, ""});
+  at(900, ShardCommitted{1, 0, {"s", 1'000, {}}});
+  at(1'800, TaskDone{1, {}, result(70, 50)});
+  at(1'800, Granted{TaskId::transfer(0), 2, "w1", 1, ""});
+  at(1'800, Granted{TaskId::transfer(1), 3, "w2", 1, ""});
+  at(2'700, CheckpointCommitted{2, 30, {"c", 500, {}}});
+  at(3'600, TaskDone{2, {{"a", 200, {}}}, result(80, 60)});
+  JobSize size{.work = {{"capture", 1.0}, {"transfer", 1.0}}};
+  size.plan = RecordedPlan{
+      .stages = {{.stage = "capture", .seconds = 1'000.0, .gpu_hours = 0.25, .memory_bytes = 55},
+                 {.stage = "transfer", .seconds = 7'200.0, .gpu_hours = 2.0},
+                 {.stage = "finetune", .gpu_hours = 8.0}},
+      .price_per_hour = 3.0};
+  RunStatus status;
+  fill_status(status, state, times, {}, 5'400.0, size);
+  const StageStatus& capture = status.stages[0];
+  EXPECT_EQ(capture.memory_bytes, 50U) << "of the GPU, where it computes";
+  EXPECT_EQ(capture.disk_bytes, 1'000U);
+  EXPECT_DOUBLE_EQ(capture.gpu_hours, 0.5);
+  ASSERT_TRUE(capture.planned);
+  EXPECT_EQ(capture.planned->memory_bytes, 55U);
+  const StageStatus& transfer = status.stages[1];
+  EXPECT_EQ(transfer.disk_bytes, 1'500U) << "the checkpoint goes when its block is done";
+  EXPECT_DOUBLE_EQ(transfer.seconds, 3'600.0);
+  EXPECT_DOUBLE_EQ(transfer.gpu_hours, 1.5) << "two workers for half an hour, one for another";
+  ASSERT_TRUE(status.so_far);
+  EXPECT_DOUBLE_EQ(status.so_far->gpu_hours, 2.0);
+  EXPECT_DOUBLE_EQ(status.so_far->cost.value_or(0.0), 4.5);
+  ASSERT_TRUE(status.eta_seconds && status.to_come);
+  EXPECT_DOUBLE_EQ(status.to_come->cost.value_or(0.0), 3.0 * *status.eta_seconds / 3'600.0);
+  EXPECT_DOUBLE_EQ(status.to_come->gpu_hours, 1.5) << "half of the transfer is done";
+  const auto again = nlohmann::json(status).get<RunStatus>();
+  EXPECT_EQ(nlohmann::json(again), nlohmann::json(status));
+}
+
+// A status.json of an older build.
+TEST(FillStatus, AStatusWithoutFiguresIsReadAsOneThatHasNone) {
+  RunStatus status;
+  status.stages.emplace_back().stage = "capture";
+  nlohmann::json json = status;
+  for (const char* key : {"gpu_hours", "memory_bytes", "disk_bytes"}) json["stages"][0].erase(key);
+  const auto read = json.get<RunStatus>();
+  EXPECT_FALSE(read.so_far || read.to_come || read.stages[0].planned);
+  EXPECT_EQ(read.stages[0].memory_bytes, 0U);
+}
+
+TEST(FillStatus, OnProcessorsThereAreNoGpuHours) {
+  State state;
+  StageTimes times;
+  for (const Event& event : std::vector<Event>{RunStarted{four_layers(2), "test"},
+                                               Granted{TaskId::transfer(0), 1, "w1", 1, ""}}) {
+    EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
+    times.observe(0.0, state);
+  }
+  const auto gpu_hours = [&](bool on_gpus) {
+    JobSize size;
+    size.plan = RecordedPlan{.on_gpus = on_gpus};
+    RunStatus status;
+    fill_status(status, state, times, {}, 3'600.0, size);
+    EXPECT_FALSE(status.so_far->cost) << "no node has a price";
+    return status.so_far->gpu_hours;
+  };
+  EXPECT_DOUBLE_EQ(gpu_hours(false), 0.0);
+  EXPECT_DOUBLE_EQ(gpu_hours(true), 1.0) << "as planned, until somebody has measured";
 }
 
 // As many captures as a large model's run has; what one second shows of it must stay small.

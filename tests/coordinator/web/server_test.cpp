@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "coordinator/web/access.hpp"
+#include "coordinator/web/prometheus.hpp"
 #include "coordinator/web/report.hpp"
 #include "coordinator/web/snapshot.hpp"
 #include "storage/base/error.hpp"
@@ -82,6 +83,18 @@ TEST_F(WebServerTest, ServesThePageItsScriptsTheRunAndItsMetrics) {
   EXPECT_EQ(json["history"]["series"]["layer/0"]["rows"][0][2], 0.5);
   EXPECT_EQ(json["recipe"], "seed = 0\n");
   EXPECT_THAT(get(server, "/nothing"), StartsWith("HTTP/1.1 404"));
+}
+
+TEST(Prometheus, TellsPlannedSecondsAndGpuHoursOfARunThatHasAPlan) {
+  RunStatus status;
+  status.updated_at = "2026-09-21T14:13:20.000Z";
+  status.stages.emplace_back().stage = "capture";
+  EXPECT_THAT(prometheus_text(status, {}), Not(HasSubstr("planned_seconds")));
+  status.stages[0].planned = PlannedStage{.stage = "capture", .seconds = 62.0};
+  status.so_far = Spending{.gpu_hours = 12.5, .cost = std::nullopt};
+  const std::string text = prometheus_text(status, {});
+  EXPECT_THAT(text, HasSubstr("hedgerow_planned_seconds{stage=\"capture\"} 62"));
+  EXPECT_THAT(text, HasSubstr("hedgerow_gpu_hours_total 12.5"));
 }
 
 TEST_F(WebServerTest, TheSecretMovesFromTheAddressIntoACookie) {

@@ -247,8 +247,10 @@ TEST_F(RunDirectory, CleanAsksShowsBytesAndDropsBoundaryBeforeItsFiles) {
   EXPECT_EQ(answer.json.at(0)["removed"], true);
   EXPECT_FALSE(fs::exists(run_.layout.root() / SmallRun::shard()));
   EXPECT_FALSE(fs::exists(run_.layout.root() / "attempts/t2"));
+  for (const fs::path& file : {run_.layout.plan(), run_.layout.cluster()})
+    std::ofstream(file) << "\n";
   EXPECT_EQ(run_here({"check"}).code, 0) << "a dropped boundary is not missing";
-  EXPECT_EQ(run_here({"clean"}).out, "nothing to remove\n");
+  EXPECT_EQ(run_here({"clean"}).out, "nothing to remove\n") << "the plan's files belong to the run";
 }
 
 // The journal would reject its drop, and its files would be gone all the same.

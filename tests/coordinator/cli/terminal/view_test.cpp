@@ -364,6 +364,44 @@ TEST(View, FinetuneShowsItsStepAndLossAndTheWholeItsEta) {
       << line;
 }
 
+// What each stage took, beside what it was planned to take.
+RunStatus planned_status() {
+  RunStatus status = status_of_a_run();
+  status.stages[0].planned = PlannedStage{
+      .stage = "capture", .seconds = 62, .memory_bytes = 672'000'000, .disk_bytes = 4'000'000'000};
+  status.stages[0].memory_bytes = 581'000'000;
+  status.stages[0].disk_bytes = 3'000'000'000;
+  status.so_far = Spending{.gpu_hours = 12.3, .cost = 41.0};
+  status.to_come = Spending{.gpu_hours = 30.1, .cost = 100.0};
+  return status;
+}
+
+TEST(View, StagesShowTimeAndMemoryBesideThePlanWhereThereIsRoom) {
+  const RunStatus status = planned_status();
+  const std::vector<std::string> lines = stage_lines(status, 100);
+  EXPECT_EQ(lines[0],
+            "capture  [################] 100% 10/10  elapsed 31s of 1m02s planned  "
+            "581.0 MB of 672.0 MB");
+  EXPECT_EQ(lines.back(), "so far 12.3 GPU-hours, cost 41; to come 30.1 GPU-hours, cost 100");
+  for (const std::string& line : stage_lines(status, 50)) {
+    EXPECT_LE(line.size(), 50U);
+    EXPECT_EQ(line.find("planned"), std::string::npos) << line;
+    EXPECT_EQ(line.find("to come"), std::string::npos) << line;
+  }
+  for (const std::string& line : stage_lines(status_of_a_run(), 100))
+    EXPECT_EQ(line.find("planned"), std::string::npos) << line;
+}
+
+TEST(Explanation, OneTableHoldsWhatWasTakenAgainstThePlan) {
+  const std::vector<std::string> lines = plan_lines(planned_status(), 120);
+  ASSERT_EQ(lines.size(), 2U) << "only what was planned";
+  EXPECT_NE(lines[0].find("GPU-hours"), std::string::npos) << lines[0];
+  EXPECT_TRUE(lines[1].starts_with("capture")) << lines[1];
+  for (const char* cell : {"31s", "1m02s", "581.0 MB", "672.0 MB", "3.0 GB", "4.0 GB"})
+    EXPECT_NE(lines[1].find(cell), std::string::npos) << lines[1];
+  EXPECT_TRUE(plan_lines(status_of_a_run(), 120).empty());
+}
+
 TEST(View, AFinetuneThatIsDoneSaysWhichStepItsAdapterIsOf) {
   RunStatus status = status_of_a_run();
   TaskStatus task;

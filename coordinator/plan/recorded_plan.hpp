@@ -1,0 +1,51 @@
+// What a run was planned to take, kept in plan.json from its beginning on, so that status can hold
+// what happens against it. Nothing is decided by it: a run without it, or with a damaged one, goes
+// on and shows less.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "coordinator/plan/plan.hpp"
+#include "storage/base/run_layout.hpp"
+
+namespace hedgerow::coordinator {
+
+// Of StageEstimate what can be measured.
+struct PlannedStage {
+  std::string stage;
+  double seconds = 0.0;  // 0: no speed was known
+  double gpu_hours = 0.0;
+  double cost = 0.0;               // in the currency of the nodes' prices
+  std::uint64_t memory_bytes = 0;  // of one process, where it computes; 0: next to none
+  std::uint64_t disk_bytes = 0;    // of the run directory, at most, up to its end
+  bool operator==(const PlannedStage&) const = default;
+};
+void to_json(nlohmann::json& json, const PlannedStage& stage);
+void from_json(const nlohmann::json& json, PlannedStage& stage);  // Throws kCorrupt
+
+struct RecordedPlan {
+  double seconds = 0.0;
+  std::vector<PlannedStage> stages{};
+  nlohmann::json workers = nlohmann::json::array();  // WorkerKind, for people
+  bool on_gpus = false;                              // they compute on GPUs, all of them
+  double price_per_hour = 0.0;                       // of all nodes together; 0: not known
+  bool measured = false;                             // their speed was, of all of them
+  bool operator==(const RecordedPlan&) const = default;
+
+  [[nodiscard]] const PlannedStage* find(const std::string& stage) const;  // null: not planned
+};
+
+[[nodiscard]] RecordedPlan recorded(const Plan& plan);
+// Durable once it returns. Throws as storage::write_atomically.
+void write_plan(const storage::RunLayout& layout, const RecordedPlan& plan);
+// nullopt: there is none, as of a run that an older build began. Throws kCorrupt for a damaged one.
+[[nodiscard]] std::optional<RecordedPlan> read_plan(const storage::RunLayout& layout);
+// The same without throwing: `problem` becomes what is wrong with it.
+[[nodiscard]] std::optional<RecordedPlan> read_plan(const storage::RunLayout& layout,
+                                                    std::string& problem);
+
+}  // namespace hedgerow::coordinator
