@@ -379,9 +379,9 @@ RunStatus planned_status() {
 TEST(View, StagesShowTimeAndMemoryBesideThePlanWhereThereIsRoom) {
   const RunStatus status = planned_status();
   const std::vector<std::string> lines = stage_lines(status, 100);
-  EXPECT_EQ(lines[0],
-            "capture  [################] 100% 10/10  elapsed 31s of 1m02s planned  "
-            "581.0 MB of 672.0 MB");
+  EXPECT_EQ(
+      lines[0],
+      "capture  [################]100% 10/10  elapsed 31s of 1m02s planned  581 MB of 672 MB");
   EXPECT_EQ(lines.back(), "so far 12.3 GPU-hours, cost 41; to come 30.1 GPU-hours, cost 100");
   for (const std::string& line : stage_lines(status, 50)) {
     EXPECT_LE(line.size(), 50U);
@@ -397,7 +397,7 @@ TEST(Explanation, OneTableHoldsWhatWasTakenAgainstThePlan) {
   ASSERT_EQ(lines.size(), 2U) << "only what was planned";
   EXPECT_NE(lines[0].find("GPU-hours"), std::string::npos) << lines[0];
   EXPECT_TRUE(lines[1].starts_with("capture")) << lines[1];
-  for (const char* cell : {"31s", "1m02s", "581.0 MB", "672.0 MB", "3.0 GB", "4.0 GB"})
+  for (const char* cell : {"31s", "1m02s", "581 MB", "672 MB", "3.0 GB", "4.0 GB"})
     EXPECT_NE(lines[1].find(cell), std::string::npos) << lines[1];
   EXPECT_TRUE(plan_lines(status_of_a_run(), 120).empty());
 }
