@@ -65,8 +65,6 @@ TaskResult run_task(RunContext& run, TaskContext& context, const wire::Task& tas
     case wire::TaskKind::kLogits:
       return run_logits(run, context, task);
     case wire::TaskKind::kEvaluate:
-      // It streams all layers and needs none of the block that an earlier task has left.
-      run.release_memory();
       return run_evaluate(run, context, task);
     case wire::TaskKind::kAssemble:
     case wire::TaskKind::kFinetune:
@@ -132,6 +130,11 @@ TaskEnd execute(CoordinatorClient& client,
 TaskEnd execute(RunContext& run, CoordinatorClient& client, const wire::Task& task) {
   // Completed inside: an input list that cannot be read fails the task, not the worker.
   wire::Task complete = task;
+  // It streams all layers and needs none of the block that an earlier task has left.
+  if (task.kind == wire::TaskKind::kEvaluate) {
+    run.release_memory();
+    release_kept_blocks();
+  }
   const TaskEnd end = execute(client, run.device(), complete, [&](TaskContext& context) {
     complete = with_inputs(run.layout(), task);
     return run_task(run, context, complete);

@@ -237,9 +237,14 @@ double total(const Plan& plan, double StageEstimate::*figure) {
 }
 }  // namespace
 
-double Plan::seconds() const { return total(*this, &StageEstimate::seconds); }
+double Plan::seconds() const { return total(*this, &StageEstimate::seconds) - overlap_seconds; }
 double Plan::gpu_hours() const { return total(*this, &StageEstimate::gpu_hours); }
-double Plan::cost() const { return total(*this, &StageEstimate::cost); }
+double Plan::cost() const {
+  constexpr double kSecondsPerHour = 3600.0;
+  double price = 0.0;
+  for (const WorkerKind& kind : workers) price += kind.nodes * kind.price_per_hour;
+  return price * seconds() / kSecondsPerHour;
+}
 
 Plan make_plan(const Recipe& recipe,
                const ModelConfig& model,

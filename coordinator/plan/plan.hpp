@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
@@ -92,6 +93,7 @@ struct Plan {
   // captures: one block alone is fed by the embeddings, and no boundary is stored.
   bool captures = false, evaluates = false, finetunes = false;
   std::vector<StageEstimate> estimates;
+  double overlap_seconds = 0.0;       // in which two of them go on
   std::vector<WorkerKind> workers{};  // that all of this is of
   std::vector<PlanProblem> problems;
   std::vector<std::string> warnings;
@@ -100,7 +102,7 @@ struct Plan {
   [[nodiscard]] int num_blocks() const { return static_cast<int>(blocks.size()); }
   [[nodiscard]] bool fits() const { return problems.empty(); }
   [[nodiscard]] bool knows_times() const;
-  [[nodiscard]] double seconds() const;  // of all stages, one after the other
+  [[nodiscard]] double seconds() const;  // of the whole run
   [[nodiscard]] double gpu_hours() const;
   [[nodiscard]] double cost() const;
 };
@@ -133,11 +135,15 @@ struct KChoice {
   double seconds = 0.0, gpu_hours = 0.0, cost = 0.0;  // of the whole run
   int num_problems = 0;                               // 0: it fits
 };
+// Makes the times of a plan better than make_plan() knows them (simulate/scheduled_plan.hpp).
+using PlanTimer = std::function<void(Plan& plan, const storage::Recipe& recipe)>;
+
 // The smallest k of each number of blocks, up to the first that does not fit a worker.
 [[nodiscard]] std::vector<KChoice> compare_k(const storage::Recipe& recipe,
                                              const storage::ModelConfig& model,
                                              const PlanTokens& tokens,
-                                             const PlanLimits& limits);
+                                             const PlanLimits& limits,
+                                             const PlanTimer& timer = {});
 
 // Decides what the recipe leaves to the plan. layers_per_block = 0: of those that fit, the one
 // whose run ends first, and of those within 2 % of it the largest, which stores least.
@@ -145,7 +151,8 @@ struct KChoice {
 void choose(storage::Recipe& recipe,
             const storage::ModelConfig& model,
             const PlanTokens& tokens,
-            const PlanLimits& limits);
+            const PlanLimits& limits,
+            const PlanTimer& timer = {});
 
 void require_fits(const Plan& plan);  // Throws kUsage listing every problem with its remedy
 void to_json(nlohmann::json& json, const Plan& plan);

@@ -34,12 +34,14 @@ bool fits_a_worker(const Plan& plan) {
 std::vector<KChoice> compare_k(const Recipe& recipe,
                                const ModelConfig& model,
                                const PlanTokens& tokens,
-                               const PlanLimits& limits) {
+                               const PlanLimits& limits,
+                               const PlanTimer& timer) {
   std::vector<KChoice> choices;
   for (const int k : candidates(model.num_hidden_layers)) {
     Recipe changed = recipe;
     changed.plan.layers_per_block = k;
-    const Plan plan = make_plan(changed, model, tokens, limits);
+    Plan plan = make_plan(changed, model, tokens, limits);
+    if (timer) timer(plan, changed);
     choices.push_back({k,
                        plan.num_blocks(),
                        std::max(plan.capture_memory_bytes, plan.transfer_memory_bytes),
@@ -56,7 +58,8 @@ std::vector<KChoice> compare_k(const Recipe& recipe,
 void choose(Recipe& recipe,
             const ModelConfig& model,
             const PlanTokens& tokens,
-            const PlanLimits& limits) {
+            const PlanLimits& limits,
+            const PlanTimer& timer) {
   constexpr double kAsFast = 1.02;
   const bool chooses_boundaries = recipe.plan.keep_boundaries == "auto";
   if (recipe.plan.layers_per_block == 0 && limits.workers.empty()) {
@@ -65,7 +68,7 @@ void choose(Recipe& recipe,
   } else if (recipe.plan.layers_per_block == 0) {
     // Where only the fewest boundaries leave room, k is chosen for those.
     if (chooses_boundaries) recipe.plan.keep_boundaries = "none";
-    const std::vector<KChoice> choices = compare_k(recipe, model, tokens, limits);
+    const std::vector<KChoice> choices = compare_k(recipe, model, tokens, limits, timer);
     // Of the last stage's problems no k is to blame.
     int fewest = choices.front().num_problems;
     for (const KChoice& choice : choices) fewest = std::min(fewest, choice.num_problems);

@@ -146,12 +146,7 @@ class Times {
   [[nodiscard]] double task(const TaskId& id, const WorkerKind& kind) const {
     switch (id.stage) {
       case Stage::kCapture: {
-        const int first = id.piece * plan_.shards_per_capture;
-        std::int64_t sequences = 0;
-        for (int shard = first;
-             shard < std::min(first + plan_.shards_per_capture, plan_.capture.num_shards());
-             ++shard)
-          sequences += plan_.capture.shard_size(shard);
+        const std::int64_t sequences = sequences_of_piece(id.piece);
         const int layers = plan_.blocks[static_cast<std::size_t>(id.block)].num_layers;
         return job_seconds(
             kind,
@@ -163,7 +158,9 @@ class Times {
         return job_seconds(kind, transfer_job(plan_.blocks[static_cast<std::size_t>(id.block)]));
       case Stage::kLogits:
         return job_seconds(
-            kind, logits_job(plan_.logits->sequences.num_sequences() / plan_.num_logit_pieces));
+            kind,
+            logits_job(plan_.logits->from_boundary ? sequences_of_piece(id.piece)
+                                                   : plan_.logits->sequences.shard_size(id.piece)));
       case Stage::kEvaluate:
         return job_seconds(kind, evaluate_job(id.subject));
       case Stage::kFinetune:
@@ -188,6 +185,14 @@ class Times {
  private:
   [[nodiscard]] static int pieces_of(int count, int each) {
     return (count + each - 1) / std::max(1, each);
+  }
+
+  [[nodiscard]] std::int64_t sequences_of_piece(int piece) const {
+    const int first = piece * plan_.shards_per_capture;
+    const int end = std::min(first + plan_.shards_per_capture, plan_.capture.num_shards());
+    std::int64_t sequences = 0;
+    for (int shard = first; shard < end; ++shard) sequences += plan_.capture.shard_size(shard);
+    return sequences;
   }
 
   [[nodiscard]] Work capture_work(int layers, std::int64_t sequences) const {

@@ -15,6 +15,7 @@
 #include "coordinator/serve/history_recorder.hpp"
 #include "coordinator/serve/roll_call.hpp"
 #include "coordinator/serve/run_inputs.hpp"
+#include "coordinator/simulate/scheduled_plan.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status_build.hpp"
 #include "coordinator/web/access.hpp"
@@ -232,7 +233,7 @@ void close(storage::Recipe& recipe,
            PlanLimits& limits) {
   limits.workers = workers_of(workers);
   if (recipe.plan.compute_dtype == "auto") recipe.plan.compute_dtype = common_dtype(workers);
-  choose(recipe, model, tokens, limits);
+  choose(recipe, model, tokens, limits, scheduling({model, tokens, limits}));
 }
 
 // run(), once nobody else was seen at it. `has_begun`: its coordinator is at work.
@@ -289,7 +290,8 @@ RunOutcome coordinate(const RunOptions& options,
     close(recipe, workers, model.config(), tokens, limits);
     storage::write_atomically(layout.recipe(), recipe.to_run_toml());
   }
-  const Plan plan = make_plan(recipe, model.config(), tokens, limits);
+  Plan plan = make_plan(recipe, model.config(), tokens, limits);
+  schedule_stages(plan, recipe, {model.config(), tokens, limits});
   const Geometry geometry = geometry_of(plan, recipe);
   const RunInputs inputs = inputs_of(layout, model);
   if (!folded.state.geometry) {

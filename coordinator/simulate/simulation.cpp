@@ -128,6 +128,10 @@ class Simulator {
       offer();
       if (moments_.empty())
         throw Error(ErrorKind::kInternal, "simulation: nothing happens any more");
+      for (std::size_t i = 0; i < stages_.size(); ++i) {
+        if (state_.index.count(static_cast<Stage>(i), TaskState::kGranted) > 0)
+          stages_[i].granted_seconds += moments_.top().time - now_;
+      }
       now_ = moments_.top().time;
       while (!moments_.empty() && moments_.top().time == now_) {
         const Moment moment = moments_.top();
@@ -295,6 +299,13 @@ class Simulator {
             ? 0.0
             : checked_seconds(input_.task_seconds(id, nodes_[workers_[workers.front()].node].kind),
                               "task_seconds of " + to_string(id));
+    const bool holds = input_.load_seconds && !workers.empty() && id.block >= 0 &&
+                       views_[workers.front()].held_block == id.block;
+    const double loaded =
+        holds
+            ? checked_seconds(input_.load_seconds(id, nodes_[workers_[workers.front()].node].kind),
+                              "load_seconds of " + to_string(id))
+            : 0.0;
     record(Granted{id, token, holder, 1, ""});
     for (const std::size_t worker : workers) {
       workers_[worker].token = token;
@@ -303,7 +314,8 @@ class Simulator {
     SimulatedStage& stage = stage_of(id);
     if (!has_begun_[static_cast<std::size_t>(id.stage)]) stage.first_start = now_;
     has_begun_[static_cast<std::size_t>(id.stage)] = true;
-    if (!workers.empty()) schedule(whole * open_share(id), MomentKind::kTaskEnds, token);
+    if (!workers.empty())
+      schedule(std::max(0.0, whole - loaded) * open_share(id), MomentKind::kTaskEnds, token);
     attempts_[token] = {id, std::move(workers), now_, whole, gpus};
     return token;
   }
@@ -324,6 +336,7 @@ class Simulator {
     const double lost = std::max(0.0, now_ - attempt.began - kept);
     const auto workers = static_cast<double>(attempt.workers.size());
     stage_of(attempt.id).busy_worker_seconds += kept * workers;
+    stage_of(attempt.id).busy_gpu_seconds += kept * attempt.gpus;
     stage_of(attempt.id).lost_worker_seconds += lost * workers;
     gpu_seconds_useful_ += kept * attempt.gpus;
     gpu_seconds_lost_ += lost * attempt.gpus;

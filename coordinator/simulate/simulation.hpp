@@ -33,6 +33,9 @@ struct SimulationInput {
   // Seconds that a worker of workers[kind] takes for all of a pulled task; for finetune: the whole
   // stage over all its ranks, where `kind` is that of its first node.
   std::function<double(const TaskId& task, std::size_t kind)> task_seconds;
+  // Of that, what a worker that holds the block of its last task does not spend again. Null:
+  // nothing.
+  std::function<double(const TaskId& task, std::size_t kind)> load_seconds{};
   double checkpoint_seconds = 60.0;  // between two of a transfer or of finetune; 0: nothing is lost
   double lease_seconds = 30.0;       // until the death of a worker is noticed
   double restart_seconds = 120.0;    // until a node's workers are back
@@ -44,7 +47,9 @@ struct SimulationInput {
 struct SimulatedStage {
   std::string stage;                         // "capture", ...
   double first_start = 0.0, last_end = 0.0;  // 0 if none began, if none was done
+  double granted_seconds = 0.0;              // in which one of its tasks was granted
   double busy_worker_seconds = 0.0;          // whose result was kept
+  double busy_gpu_seconds = 0.0;             // of those, on GPUs
   double lost_worker_seconds = 0.0;          // whose result died with a node
   int tasks = 0;                             // done
 };

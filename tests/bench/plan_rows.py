@@ -49,7 +49,7 @@ sources = [{{ path = "{text}", format = "text" }}]
 [data.finetune]
 sources = [{{ path = "{text}", format = "text" }}]
 [data.evaluate]
-max_sequences = 4
+validation_sequences = 4
 sources = [{{ path = "{text}", format = "text" }}]
 [attention]
 feature_dim = 128

@@ -12,9 +12,8 @@
 #include "coordinator/machine/allocation.hpp"
 #include "coordinator/machine/gpus.hpp"
 #include "coordinator/machine/processor.hpp"
-#include "coordinator/plan/plan_costs.hpp"
-#include "coordinator/plan/plan_geometry.hpp"
 #include "coordinator/plan/plan_times.hpp"
+#include "coordinator/simulate/scheduled_plan.hpp"
 #include "coordinator/state/fold.hpp"
 #include "storage/base/build_info.hpp"
 #include "storage/base/file.hpp"
@@ -219,7 +218,11 @@ void resolve(Recipe& recipe, const PlanFor& planned) {
   const bool chooses = recipe.plan.layers_per_block == 0 || recipe.plan.keep_boundaries == "auto";
   if (!chooses || !are_known) return;
   const Subject subject = subject_of(recipe, planned);
-  choose(recipe, subject.model.config(), subject.tokens, subject.limits);
+  choose(recipe,
+         subject.model.config(),
+         subject.tokens,
+         subject.limits,
+         scheduling({subject.model.config(), subject.tokens, subject.limits}));
 }
 
 Plan plan_of(const Recipe& recipe, const PlanFor& planned) {
@@ -227,7 +230,9 @@ Plan plan_of(const Recipe& recipe, const PlanFor& planned) {
     require_device(recipe, storage::has_cuda(), wire::num_visible_gpus());
   const Subject subject = subject_of(recipe, planned);
   const storage::RunLayout layout(planned.directory);
-  Plan plan = make_plan(closed(recipe), subject.model.config(), subject.tokens, subject.limits);
+  const Recipe cut = closed(recipe);
+  Plan plan = make_plan(cut, subject.model.config(), subject.tokens, subject.limits);
+  schedule_stages(plan, cut, {subject.model.config(), subject.tokens, subject.limits});
   const std::vector<storage::TokensOf> untokenized = missing_tokens(layout, recipe);
   plan.estimates.insert(plan.estimates.begin(), tokenizing(recipe, untokenized));
   for (std::string& warning : json_read_as_text(recipe, untokenized))
@@ -237,52 +242,19 @@ Plan plan_of(const Recipe& recipe, const PlanFor& planned) {
 
 std::vector<KChoice> choices_of(const Recipe& recipe, const PlanFor& planned) {
   const Subject subject = subject_of(recipe, planned);
-  return compare_k(closed(recipe), subject.model.config(), subject.tokens, subject.limits);
+  return compare_k(closed(recipe),
+                   subject.model.config(),
+                   subject.tokens,
+                   subject.limits,
+                   scheduling({subject.model.config(), subject.tokens, subject.limits}));
 }
 
 Simulation simulated(const Recipe& recipe, const PlanFor& planned, std::uint64_t seed) {
-  constexpr double kSecondsPerHour = 3600.0;
   const Subject subject = subject_of(recipe, planned);
   const Recipe cut = closed(recipe);
-  const PlanLimits& limits = subject.limits;
-  const Plan plan = make_plan(cut, subject.model.config(), subject.tokens, limits);
-  require(plan.knows_times(),
-          "--simulate needs the speed of the workers; give --cluster FILE with product_tflops and "
-          "other_tflops, which 'hedgerow doctor --calibrate' measures");
-  const Costs costs(cut, subject.model.config(), subject.tokens, limits);
-  SimulationInput input;
-  input.geometry = geometry_of(plan, cut);
-  input.needs = needs_of(plan);
-  input.keep = KeepBoundaries::parse(cut.plan.keep_boundaries);
-  for (const WorkerKind& kind : limits.workers) {
-    input.workers.push_back({.name = kind.name,
-                             .nodes = kind.nodes,
-                             .workers_per_node = kind.workers_per_node,
-                             .gpus_per_worker = kind.on_gpu ? 1 : 0,
-                             .memory_bytes = kind.worker_memory_bytes(),
-                             .mean_seconds_between_failures = kind.mtbf_hours * kSecondsPerHour});
-  }
-  input.task_seconds = [&](const TaskId& task, std::size_t kind) {
-    return task_seconds(plan, costs, cut, subject.tokens, limits, task, kind);
-  };
-  input.lease_seconds = recipe.workers.lease_s;
-  const storage::TransferSection& transfer = cut.transfer;
-  if (transfer.max_steps > 0) {
-    input.checkpoint_seconds = task_seconds(plan,
-                                            costs,
-                                            cut,
-                                            subject.tokens,
-                                            limits,
-                                            TaskId::transfer(plan.blocks.back().block),
-                                            0) *
-                               transfer.checkpoint_every / transfer.max_steps;
-  }
-  const WorkerKind& first = limits.workers.front();
-  const int ranks = cut.finetune.ranks;
-  input.finetune_nodes = first.on_gpu
-                             ? (ranks + first.workers_per_node - 1) / first.workers_per_node
-                             : std::min(ranks, first.nodes);
-  input.finetune_gpus = first.on_gpu ? ranks : 0;
+  const Plan plan = make_plan(cut, subject.model.config(), subject.tokens, subject.limits);
+  SimulationInput input =
+      simulation_of(plan, cut, {subject.model.config(), subject.tokens, subject.limits});
   input.seed = seed;
   return simulate(input);
 }
