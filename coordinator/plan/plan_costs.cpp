@@ -170,8 +170,7 @@ std::uint64_t Costs::logits_memory(const storage::LogitsPlan& plan, int layers, 
                                          : layer_parameters() * compute_bytes_ + streams;
   return whole(process_bytes(on_gpu) + held + outer_bytes() +
                2.0 * forward_bytes(finetune_seq_len_, on_gpu) +
-               2.0 * std::clamp(finetune_seq_len_, 0.5 * kLogitRows, kLogitRows) * vocabulary_ *
-                   kFloat);
+               std::min(finetune_seq_len_, kLogitRows) * vocabulary_ * (kFloat + compute_bytes_));
 }
 
 // Evaluation streams the layers: one at a time, what has LoRA of it twice, over a group of

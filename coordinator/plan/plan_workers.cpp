@@ -117,7 +117,11 @@ void hold_against(const storage::Cluster& cluster, PlanLimits& limits) {
   // One node needs no file system that others see.
   if (capacity <= 0 && cluster.nodes.size() == 1 && cluster.nodes.front().count == 1)
     capacity = cluster.nodes.front().local_disk_gb;
-  if (capacity > 0) limits.free_disk_bytes = gigabytes(capacity);
+  if (capacity > 0) {
+    const std::uint64_t told = gigabytes(capacity);
+    limits.free_disk_bytes =
+        limits.free_disk_bytes > 0 ? std::min(limits.free_disk_bytes, told) : told;
+  }
 }
 
 void to_json(nlohmann::json& json, const WorkerKind& kind) {

@@ -63,7 +63,8 @@ struct WorkerKind {
 // Free disk at `directory` (which need not exist yet), the dtype that "auto" means here.
 [[nodiscard]] PlanLimits limits_of_this_machine(const std::filesystem::path& directory);
 
-// `limits` for the machines of a cluster file: its workers, disk and network.
+// `limits` for the machines of a cluster file: its workers, disk and network. What is free where
+// the run will lie (0: not known) counts where it is less than the file says.
 void hold_against(const storage::Cluster& cluster, PlanLimits& limits);
 
 void to_json(nlohmann::json& json, const WorkerKind& kind);

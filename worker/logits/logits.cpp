@@ -129,12 +129,20 @@ class LogitsTask {
 
   // The residual stream [1, T, M] behind the last layer.
   void append(const at::Tensor& stream) {
+    // One buffer for all of them: a new one each time would not fit where the last one lay once a
+    // smaller tensor has taken a part of it.
+    if (!chunk_.defined()) {
+      chunk_ = at::empty({std::min(kLogitRows, seq_len_), run_.config().vocab_size},
+                         stream.options().dtype(at::kFloat));
+    }
     std::vector<at::Tensor> ids, values, rest;
     for (std::int64_t first = 0; first < seq_len_; first += kLogitRows) {
       stop_if_told(context_);
       const std::int64_t count = std::min(kLogitRows, seq_len_ - first);
       const at::Tensor rows = stream.squeeze(0).narrow(0, first, count);
-      const TopLogits top = top_logits(logits(rows, outer_, run_.config()), top_k_);
+      const at::Tensor chunk = chunk_.narrow(0, 0, count);
+      chunk.copy_(head(rows, outer_, run_.config()));
+      const TopLogits top = top_logits(chunk, top_k_);
       ids.push_back(top.ids);
       values.push_back(top.log_probabilities);
       rest.push_back(top.log_rest);
@@ -159,6 +167,7 @@ class LogitsTask {
   int top_k_;
   std::int64_t seq_len_, begin_, end_;
   OuterWeights outer_;
+  at::Tensor chunk_;  // logits of some positions, fp32 [rows, V]
   std::optional<storage::ShardWriter> writer_;
   wire::Progress progress_;
 };

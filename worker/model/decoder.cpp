@@ -84,11 +84,16 @@ at::Tensor finish_layer(const at::Tensor& hidden_states,
   return add_round(mid.hidden_states, down, stream);
 }
 
+at::Tensor head(const at::Tensor& hidden_states,
+                const OuterWeights& outer,
+                const storage::ModelConfig& config) {
+  return at::linear(rms_norm(hidden_states, outer.final_norm, config.rms_norm_eps), outer.lm_head);
+}
+
 at::Tensor logits(const at::Tensor& hidden_states,
                   const OuterWeights& outer,
                   const storage::ModelConfig& config) {
-  return at::linear(rms_norm(hidden_states, outer.final_norm, config.rms_norm_eps), outer.lm_head)
-      .to(at::kFloat);
+  return head(hidden_states, outer, config).to(at::kFloat);
 }
 
 at::Tensor round_to_stream(const at::Tensor& x, at::ScalarType stream) {

@@ -50,7 +50,11 @@ at::Tensor decoder_layer(const at::Tensor& hidden_states,
   const at::Tensor y = attend(project_qkv(hidden_states, layer, rope, config));
   return finish_layer(hidden_states, y, layer, config, stream);
 }
-// Final norm and lm_head: [..., M] -> [..., V] in fp32.
+// Final norm and lm_head: [..., M] -> [..., V] in the compute dtype.
+at::Tensor head(const at::Tensor& hidden_states,
+                const OuterWeights& outer,
+                const storage::ModelConfig& config);
+// The same in fp32.
 at::Tensor logits(const at::Tensor& hidden_states,
                   const OuterWeights& outer,
                   const storage::ModelConfig& config);

@@ -54,6 +54,7 @@ PlanFor planned_for(const RunCommandOptions& options,
                     const RunLayout& layout,
                     const Recipe& recipe) {
   PlanFor planned = plan_for(recipe, layout.root(), options.cluster, options.workers);
+  planned.is_there = true;
   planned.in_allocation = !planned.cluster && !options.worker_launcher.empty();
   return planned;
 }

@@ -248,7 +248,7 @@ ExitCode run_submit(const SubmitOptions& options, Terminal& terminal) {
   }
   fit_to_cluster(recipe, job.cluster);
   if (!job.cluster.nodes.empty()) {
-    const PlanFor planned{.directory = layout.root(), .cluster = allocated(job)};
+    const PlanFor planned{.directory = layout.root(), .cluster = allocated(job), .is_there = true};
     if (!fs::exists(layout.recipe())) resolve(recipe, planned);
     require_fits(plan_of(recipe, planned));
   }

@@ -146,6 +146,7 @@ PlanLimits limits_of(const Recipe& recipe, const PlanFor& planned) {
   PlanLimits limits = limits_of_this_machine(nearest_existing(planned.directory));
   limits.stored_bytes = stored_bytes(storage::RunLayout(planned.directory));
   if (has_machines(planned)) {
+    if (!planned.is_there) limits.free_disk_bytes = 0;
     hold_against(*planned.cluster, limits);
   } else if (planned.in_allocation) {
     limits.workers = workers_of_allocation(recipe);

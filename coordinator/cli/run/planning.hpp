@@ -17,7 +17,9 @@ namespace hedgerow::coordinator::cli {
 struct PlanFor {
   std::filesystem::path directory;            // of the run, which need not exist yet
   std::optional<storage::Cluster> cluster{};  // what it says of nodes stands for this machine
-  int local_workers = 0;       // without a cluster; 0: nothing is known of the others
+  int local_workers = 0;  // without a cluster; 0: nothing is known of the others
+  // Its directory is where the run will lie, also for the machines of a cluster file.
+  bool is_there = false;
   bool in_allocation = false;  // without either: workers like this node, as many as
                                // the batch system gave
 };
