@@ -67,6 +67,7 @@ struct StageEstimate {
   double seconds = 0.0;            // starts included; 0 if no speed is known
   double gpu_hours = 0.0;          // of the GPUs at work, not of those that are held meanwhile
   double cost = 0.0;               // of all nodes meanwhile, in the currency of their prices
+  double disk_seconds = 0.0;       // that the shared disk takes at least; part of `seconds`
   std::uint64_t memory_bytes = 0;  // of one process, where it computes; 0: next to none
   std::uint64_t disk_bytes = 0;    // of the run directory, at most, up to its end
 };

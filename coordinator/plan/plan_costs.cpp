@@ -70,8 +70,10 @@ Costs::Costs(const storage::Recipe& recipe,
       shard_bytes_(bytes_of(recipe.plan.shard_dtype, 2)),
       transfer_tokens_(
           static_cast<double>(recipe.plan.sequences_per_forward * tokens.transfer.seq_len)),
-      evaluate_tokens_(
-          static_cast<double>(recipe.plan.sequences_per_forward * tokens.evaluate.seq_len)),
+      evaluate_tokens_(static_cast<double>(
+          std::min<std::int64_t>(recipe.plan.sequences_per_forward,
+                                 tokens.evaluated(recipe.evaluate.max_sequences)) *
+          tokens.evaluate.seq_len)),
       evaluate_stream_bytes_(static_cast<double>(tokens.evaluate.seq_len) * hidden_ *
                              compute_bytes_),
       evaluate_sequences_(static_cast<double>(tokens.evaluated(recipe.evaluate.max_sequences))),

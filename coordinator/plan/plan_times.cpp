@@ -55,11 +55,12 @@ class Times {
     if (!plan_.captures) return {"capture"};
     const int pieces = pieces_of(plan_.capture.num_shards(), plan_.shards_per_capture);
     Taken taken = spread(job, pieces, plan_.capture_memory_bytes);
-    taken.seconds =
-        start() + kTaskSeconds * last +
-        std::max(taken.seconds,
-                 disk_seconds((2.0 * last - 1.0) * static_cast<double>(plan_.boundary_bytes)));
-    return told("capture", job.work, taken, plan_.capture_memory_bytes);
+    const double disk =
+        disk_seconds((2.0 * last - 1.0) * static_cast<double>(plan_.boundary_bytes));
+    taken.seconds = start() + kTaskSeconds * last + std::max(taken.seconds, disk);
+    StageEstimate estimate = told("capture", job.work, taken, plan_.capture_memory_bytes);
+    estimate.disk_seconds = disk;
+    return estimate;
   }
 
   // A block is one worker's: with fewer blocks than workers some have none.
@@ -75,7 +76,9 @@ class Times {
     }
     Taken taken = one_by_one(jobs, plan_.transfer_memory_bytes);
     taken.seconds = std::max(taken.seconds, disk_seconds(read)) + (plan_.captures ? 0.0 : start());
-    return told("transfer", all, taken, plan_.transfer_memory_bytes);
+    StageEstimate estimate = told("transfer", all, taken, plan_.transfer_memory_bytes);
+    estimate.disk_seconds = disk_seconds(read);
+    return estimate;
   }
 
   [[nodiscard]] StageEstimate assemble() const {

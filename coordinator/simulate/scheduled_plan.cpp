@@ -79,9 +79,10 @@ void schedule_stages(Plan& plan, const storage::Recipe& recipe, const PlanSubjec
     together += stage.granted_seconds;
     for (StageEstimate& estimate : plan.estimates) {
       if (estimate.stage != stage.stage || stage.stage == "assemble") continue;
-      estimate.seconds = stage.granted_seconds;
+      // Workers of a simulation do not share a disk.
+      estimate.seconds = std::max(stage.granted_seconds, estimate.disk_seconds);
       estimate.gpu_hours = stage.busy_gpu_seconds / kSecondsPerHour;
-      estimate.cost = price * stage.granted_seconds / kSecondsPerHour;
+      estimate.cost = price * estimate.seconds / kSecondsPerHour;
     }
   }
   // The workers' start is nobody's task.

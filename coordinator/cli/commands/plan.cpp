@@ -191,7 +191,8 @@ void print_plan(const Plan& plan,
   if (plan.evaluates) memory += ", evaluate " + bytes_text(plan.evaluate_memory_bytes);
   if (plan.finetunes) memory += ", finetune " + bytes_text(plan.finetune_memory_bytes) + " a rank";
   if (plan.host_memory_bytes > 0)
-    memory += "; of the host " + bytes_text(plan.host_memory_bytes) + " each";
+    memory += "; of the host " + bytes_text(plan.host_memory_bytes) +
+              " each; assumed, nothing was measured on a GPU";
   line("memory",
        memory + (plan.workers.empty() ? "; each worker is asked for its own when it joins" : ""));
   line("time", time_text(plan));
