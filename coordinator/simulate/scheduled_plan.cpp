@@ -65,7 +65,10 @@ SimulationInput simulation_of(const Plan& plan,
 }
 
 void schedule_stages(Plan& plan, const storage::Recipe& recipe, const PlanSubject& subject) {
-  if (!plan.knows_times()) return;
+  // More shards take a simulation longer than whoever asks for a plan waits.
+  constexpr std::int64_t kMostShards = 500'000;
+  const std::int64_t shards = std::int64_t{plan.last_boundary()} * plan.capture.num_shards();
+  if (!plan.knows_times() || shards > kMostShards || plan.num_logit_pieces > kMostShards) return;
   SimulationInput input = simulation_of(plan, recipe, subject);
   for (SimulatedWorkers& workers : input.workers) workers.mean_seconds_between_failures = 0.0;
   const Simulation simulation = simulate(input);

@@ -23,8 +23,8 @@ struct PlanSubject {
                                             const PlanSubject& subject);
 
 // Puts into plan.estimates how long one of each stage's tasks is granted, and plan.overlap_seconds
-// in which two stages go on. Leaves a plan as it is that no speed is known of, or that a simulation
-// does not end.
+// in which two stages go on. Leaves a plan as it is that no speed is known of, that a simulation
+// does not end, or that has more than 500,000 shards.
 void schedule_stages(Plan& plan, const storage::Recipe& recipe, const PlanSubject& subject);
 
 // The same for each k that is compared.

@@ -79,6 +79,16 @@ TEST_F(ScheduledPlan, NoStageIsFasterThanTheSharedDisk) {
   EXPECT_LT(scheduled().seconds(), plan.seconds() / 10.0);
 }
 
+// Catches: a plan of a billion steps that simulates for hours what it refuses anyway.
+TEST_F(ScheduledPlan, AreToldStageByStageWhereThereAreMillionsOfShards) {
+  recipe_.transfer.max_steps = 1'000'000'000;
+  tokens_.transfer = {4'000'000'000, 4'000'000'008, 512};
+  const Plan plan = scheduled();
+  EXPECT_GT(plan.capture.num_shards(), 1'000'000);
+  EXPECT_GT(stage(plan, "capture").seconds, 1e6);
+  EXPECT_EQ(plan.overlap_seconds, 0.0);
+}
+
 TEST_F(ScheduledPlan, WithoutASpeedNothingIsToldAndASimulationIsRefused) {
   limits_.workers.front().speed = {};
   const Plan plan = scheduled();
