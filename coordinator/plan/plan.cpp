@@ -151,7 +151,9 @@ void check_disk(const Recipe& recipe, const Costs& costs, const PlanLimits& limi
     problem.remedy = "fewer sequences (data.transfer.max_sequences), or plan.layers_per_block = " +
                      std::to_string(k) + " with plan.keep_boundaries = \"none\"";
   } else {
-    problem.remedy = "free disk space, or put the run directory on another file system";
+    problem.remedy =
+        "free disk space, put the run directory on another file system, or take fewer "
+        "sequences (data.transfer.max_sequences)";
   }
   plan.problems.push_back(std::move(problem));
 }

@@ -105,7 +105,7 @@ class PlansOfClusters(unittest.TestCase):
         for text, expected in ((begin + "price_per_hour = -2\n", "nodes[0].price_per_hour = -2: expected at least 0"),
                                (begin + "mtbf_hour = 2\n", "did you mean nodes[0].mtbf_hours?"),
                                ("[[nodes]\n", "cluster.toml:1"),
-                               ('[[nodes]]\nname = "a"\nmemory_gb = 2\n', "not even one layer fits")):
+                               ('[[nodes]]\nname = "a"\nmemory_gb = 1\n', "not even one layer fits")):
             with self.subTest(expected=expected):
                 cluster.write_text(text)
                 done = self.plan(recipe, cluster)
