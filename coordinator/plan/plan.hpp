@@ -95,7 +95,7 @@ struct Plan {
   bool captures = false, evaluates = false, finetunes = false;
   std::vector<StageEstimate> estimates;
   double overlap_seconds = 0.0;       // in which two of them go on
-  std::vector<WorkerKind> workers{};  // that all of this is of
+  std::vector<WorkerKind> workers{};  // whom it is planned for
   std::vector<PlanProblem> problems;
   std::vector<std::string> warnings;
 

@@ -1,6 +1,6 @@
-// Bytes and FLOPs of a job's parts, from shapes alone. Memory is met within 10 % on the CPU
-// (tests/bench/plan_rows.py); of GPUs nothing has been measured. The formulas stand in
-// coordinator/README.md "What a plan counts".
+// Bytes and FLOPs of a job's parts, from shapes alone. Memory is fitted to runs on the CPU
+// (tests/bench/plan_rows.py holds it to 10 %); of GPUs nothing has been measured. The formulas
+// stand in coordinator/README.md "What a plan counts".
 #pragma once
 
 #include <cstdint>

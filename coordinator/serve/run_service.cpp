@@ -226,11 +226,11 @@ PlanLimits limits_of_run(const RunOptions& options,
 }
 
 // Decides for the workers that came what the recipe left open.
-void close(storage::Recipe& recipe,
-           const std::vector<wire::Hello>& workers,
-           const storage::ModelConfig& model,
-           const PlanTokens& tokens,
-           PlanLimits& limits) {
+void decide_for(storage::Recipe& recipe,
+                const std::vector<wire::Hello>& workers,
+                const storage::ModelConfig& model,
+                const PlanTokens& tokens,
+                PlanLimits& limits) {
   limits.workers = workers_of(workers);
   if (recipe.plan.compute_dtype == "auto") recipe.plan.compute_dtype = common_dtype(workers);
   choose(recipe, model, tokens, limits, scheduling({model, tokens, limits}));
@@ -287,7 +287,7 @@ RunOutcome coordinate(const RunOptions& options,
          .on_status = [&observer](const RunStatus& status) { observer.on_status(status); }});
     if (workers.empty())
       return {storage::ExitCode::kInterrupted, "stopped before a worker came", read_status(layout)};
-    close(recipe, workers, model.config(), tokens, limits);
+    decide_for(recipe, workers, model.config(), tokens, limits);
     storage::write_atomically(layout.recipe(), recipe.to_run_toml());
   }
   Plan plan = make_plan(recipe, model.config(), tokens, limits);
