@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import resource
+import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -20,6 +23,7 @@ from sparse_model import write_sparse_model  # noqa: E402
 
 CLUSTERS = job.REPOSITORY / "deploy" / "clusters"
 MODELS = {
+    "1B": {"layers": 16, "hidden": 2048, "intermediate": 8192, "heads": 32, "kv_heads": 8, "head_dim": 64},
     "8B": {"layers": 32, "hidden": 4096, "intermediate": 14336, "heads": 32, "kv_heads": 8},
     "70B": {"layers": 80, "hidden": 8192, "intermediate": 28672, "heads": 64, "kv_heads": 8},
     "405B": {"layers": 126, "hidden": 16384, "intermediate": 53248, "heads": 128, "kv_heads": 8},
@@ -54,10 +58,13 @@ ranks = 2
 """
 
 
-def limited(command: list[str | Path], bytes_of_memory: int = 4 << 30) -> subprocess.CompletedProcess:
+def of_4_gib() -> None:
     """As on a small node: a process that needs more than that beside the files that it maps dies."""
-    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False,
-                          preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_DATA, (bytes_of_memory, bytes_of_memory)))
+    resource.setrlimit(resource.RLIMIT_DATA, (4 << 30, 4 << 30))
+
+
+def limited(command: list[str | Path]) -> subprocess.CompletedProcess:
+    return subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False, preexec_fn=of_4_gib)
 
 
 class PlansOfClusters(unittest.TestCase):
@@ -76,9 +83,9 @@ class PlansOfClusters(unittest.TestCase):
         return limited([self.hedgerow, "plan", "--recipe", recipe, "--cluster", cluster, "--json", *more])
 
     def test_a_coordinator_of_4_gib_accepts_what_fits_the_cluster_and_nothing_else(self) -> None:
-        for name, shape in MODELS.items():
-            model = write_sparse_model(self.folder / name, **shape)
-            for cluster, fits in FITS[name].items():
+        for name, fitting in FITS.items():
+            model = write_sparse_model(self.folder / name, **MODELS[name])
+            for cluster, fits in fitting.items():
                 with self.subTest(model=name, cluster=cluster):
                     k = 9 if name == "405B" else 5  # as published; with 5 its boundaries fill the disk of one node
                     with_lora = self.plan(self.recipe(model, True, k), CLUSTERS / f"{cluster}.toml")
@@ -112,6 +119,48 @@ class PlansOfClusters(unittest.TestCase):
                 self.assertEqual(done.returncode, 2)
                 self.assertIn(expected, done.stdout + done.stderr)
         self.assertIn("no such cluster file", self.plan(recipe, self.folder / "none.toml").stderr)
+
+
+class CoordinatorsOfLargeModels(unittest.TestCase):
+    """What starts on a node that computes nothing says nothing of its own memory, for a 1B and for an 8B."""
+
+    def setUp(self) -> None:
+        self.job = job.Job()
+        self.addCleanup(self.job.close)
+
+    def recipe(self, name: str) -> Path:
+        model = write_sparse_model(self.job.root / name, **MODELS[name])
+        shutil.copy(self.job.model / "tokenizer.json", model)
+        text = self.job.root / "text.txt"
+        text.write_text("A hedge grows. " * 40000)
+        recipe = self.job.root / f"{name}.toml"
+        recipe.write_text(RECIPE.format(model=model, text=text, k=0, finetunes="true")
+                          .replace("max_steps = 2441", "max_steps = 4"))
+        return recipe
+
+    def test_the_pod_of_the_kubernetes_manifests_waits_for_its_workers(self) -> None:
+        script = job.REPOSITORY / "deploy" / "kubernetes" / "base" / "coordinate.sh"
+        for name in ("1B", "8B"):
+            with self.subTest(model=name):
+                run = self.job.root / f"run-{name}"
+                path = f"{self.job.bin}:{os.environ['PATH']}"
+                pod = subprocess.Popen(["sh", script, run, self.recipe(name)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                       text=True, env={**os.environ, "PATH": path}, preexec_fn=of_4_gib)
+                job.wait_until(lambda: True if (run / "coordinator.json").exists() else None, pod, 120)
+                pod.send_signal(signal.SIGTERM)
+                said, _ = pod.communicate(timeout=60)
+                self.assertEqual(pod.returncode, 4, said)
+                self.assertNotIn("needs", said)  # how a plan that does not fit begins
+
+    def test_the_array_of_the_slurm_example_is_submitted(self) -> None:
+        for name in ("1B", "8B"):
+            with self.subTest(model=name):
+                done = limited([self.job.bin / "hedgerow", "submit", "--slurm", "--run", self.job.root / f"run-{name}", "--recipe",
+                                self.recipe(name), "--cluster", job.REPOSITORY / "deploy" / "slurm" / "cluster.example.toml",
+                                "--array", "4", "--dry-run"])
+                self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+                self.assertIn("run --run", done.stdout)
+                self.assertNotIn("needs", done.stderr)
 
 
 class RunsOfOtherMachines(unittest.TestCase):
