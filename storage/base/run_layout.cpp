@@ -170,6 +170,14 @@ std::string RunLayout::checkpoint(FencingToken token, std::int64_t step, const H
          "." + hash.hex() + std::string(kCheckpointSuffix);
 }
 
+std::string RunLayout::checkpoint_part(FencingToken token,
+                                       std::int64_t step,
+                                       int stage,
+                                       const Hash128& hash) {
+  return attempt_directory(token) + "/part.s" + std::to_string(step) + ".p" +
+         std::to_string(stage) + "." + hash.hex() + std::string(kCheckpointSuffix);
+}
+
 std::optional<RunLayout::CheckpointName> RunLayout::parse_checkpoint(const std::string& base_name) {
   std::string_view rest = base_name;
   if (!rest.starts_with(kCheckpointPrefix)) return std::nullopt;

@@ -97,6 +97,12 @@ class RunLayout {
   [[nodiscard]] static std::string checkpoint(FencingToken token,
                                               std::int64_t step,
                                               const Hash128& hash);
+  // Where several ranks hold a state (`stage` above 0), the file of one of them, which the
+  // checkpoint names: attempts/t41/part.s8.p1.<hash>.safetensors.
+  [[nodiscard]] static std::string checkpoint_part(FencingToken token,
+                                                   std::int64_t step,
+                                                   int stage,
+                                                   const Hash128& hash);
   struct CheckpointName {
     std::int64_t step = 0;
     Hash128 hash;

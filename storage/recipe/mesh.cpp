@@ -60,6 +60,12 @@ std::string mesh_text(const Mesh& mesh) {
   return text;
 }
 
+Mesh shortest_mesh(int ranks, int num_micro_batches) {
+  int stages = 1;
+  while (ranks % stages != 0 || ranks / stages > num_micro_batches) ++stages;
+  return {ranks / stages, stages};
+}
+
 double head_in_layers(const ModelConfig& model) {
   return static_cast<double>(model.vocab_size) * model.hidden_size / layer_weights(model);
 }

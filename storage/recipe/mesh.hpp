@@ -32,6 +32,9 @@ struct Mesh {
 // "2x4": 2 pipelines of 4 stages; "2x4x3": of 3 ranges of layers each. nullopt: no mesh.
 [[nodiscard]] std::optional<Mesh> parse_mesh(std::string_view text);
 [[nodiscard]] std::string mesh_text(const Mesh& mesh);
+// Of so many ranks, with as few stages as give each pipeline a micro-batch of a step: what "auto"
+// means where no plan says better.
+[[nodiscard]] Mesh shortest_mesh(int ranks, int num_micro_batches);
 
 struct LayerRange {
   int begin = 0, end = 0;  // layers begin to end - 1

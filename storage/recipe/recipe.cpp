@@ -7,6 +7,7 @@
 #include <filesystem>
 
 #include "storage/base/error.hpp"
+#include "storage/recipe/mesh.hpp"
 #include "storage/recipe/recipe_check.hpp"
 #include "storage/recipe/recipe_fields.hpp"
 #include "storage/recipe/recipe_text.hpp"
@@ -370,6 +371,27 @@ void check_trainable(const Recipe& recipe, RecipeProblems& problems) {
   }
 }
 
+void check_mesh(const FinetuneSection& finetune, int micro_batches, RecipeProblems& problems) {
+  if (finetune.mesh == "auto") return;
+  const auto mesh = parse_mesh(finetune.mesh);
+  const std::string given = "= " + toml_text(finetune.mesh);
+  if (!mesh) {
+    problems.add("finetune.mesh",
+                 given + R"(: expected "auto", or pipelines x stages of each, as "2x4")");
+  } else if (mesh->ranks() != finetune.ranks) {
+    problems.add("finetune.mesh",
+                 given + " has " + std::to_string(mesh->ranks()) +
+                     " ranks, but finetune.ranks = " + std::to_string(finetune.ranks) +
+                     "; make them equal, or set it to \"auto\"");
+  } else if (mesh->data > micro_batches) {
+    problems.add("finetune.mesh",
+                 given + " has " + std::to_string(mesh->data) + " pipelines, but a step has " +
+                     std::to_string(micro_batches) +
+                     " micro-batches (sequences_per_step / sequences_per_micro_batch) and each "
+                     "pipeline needs one; use more stages, or raise finetune.sequences_per_step");
+  }
+}
+
 void check_finetune(const Recipe& recipe, RecipeProblems& problems) {
   const FinetuneSection& finetune = recipe.finetune;
   check_rates(finetune, problems);
@@ -393,12 +415,8 @@ void check_finetune(const Recipe& recipe, RecipeProblems& problems) {
                  equals(finetune.sequences_per_step) +
                      " must be a multiple of finetune.sequences_per_micro_batch = " +
                      std::to_string(per_micro_batch));
-  } else if (finetune.ranks > micro_batches) {
-    problems.add("finetune.ranks",
-                 equals(finetune.ranks) + ", but a step has " + std::to_string(micro_batches) +
-                     " micro-batches (sequences_per_step / sequences_per_micro_batch) and each "
-                     "rank needs one; lower it to " +
-                     std::to_string(micro_batches) + " or raise finetune.sequences_per_step");
+  } else {
+    check_mesh(finetune, micro_batches, problems);
   }
 }
 

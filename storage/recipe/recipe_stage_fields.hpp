@@ -129,8 +129,17 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
   visitor.field("warmup_steps",
                 finetune.warmup_steps,
                 {"steps over which the rate rises from nothing", 0, 1e9});
+  visitor.field("ranks",
+                finetune.ranks,
+                {.comment = "MPI processes; any number gives the same bytes",
+                 .min = 1,
+                 .max = 1e6,
+                 .safe_to_change = true});
   visitor.field(
-      "ranks", finetune.ranks, {"MPI processes; at most the micro-batches of a step", 1, 1e6});
+      "mesh",
+      finetune.mesh,
+      {.comment = "of the ranks: pipelines x stages of each, as \"2x4\"; auto: the plan chooses",
+       .safe_to_change = true});
   visitor.field("threads",
                 finetune.threads,
                 {.comment = "each; 0: cores / ranks, elsewhere all; equal bytes need equal threads",

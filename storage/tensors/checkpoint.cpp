@@ -52,9 +52,13 @@ bool has_only_finite_numbers(const nlohmann::json& value) {
 FileRecord write_checkpoint(const RunLayout& layout,
                             FencingToken token,
                             std::int64_t step,
-                            const Checkpoint& checkpoint) {
-  const std::filesystem::path path = layout.resolve(
-      fmt::format("{}/checkpoint.s{}.partial", RunLayout::attempt_directory(token), step));
+                            const Checkpoint& checkpoint,
+                            int stage) {
+  const std::filesystem::path path =
+      layout.resolve(fmt::format("{}/{}.s{}.partial",
+                                 RunLayout::attempt_directory(token),
+                                 stage == 0 ? "checkpoint" : fmt::format("part{}", stage),
+                                 step));
   std::map<std::string, TensorView> views;
   for (const auto& [name, tensor] : checkpoint.tensors)
     views.emplace(name, TensorView{tensor.dtype, tensor.shape, tensor.bytes});
@@ -67,7 +71,9 @@ FileRecord write_checkpoint(const RunLayout& layout,
   state[kFormatKey] = kFormat;
   write_safetensors(path, views, {{kFormatKey, kFormat}, {kStateKey, state.dump()}});
   FileRecord record{"", std::filesystem::file_size(path), hash_file(path)};
-  record.name = RunLayout::checkpoint(token, step, record.root_hash);
+  record.name = stage == 0
+                    ? RunLayout::checkpoint(token, step, record.root_hash)
+                    : RunLayout::checkpoint_part(token, step, stage, record.root_hash);
   publish(path, layout.resolve(record.name));
   return record;
 }

@@ -20,6 +20,18 @@
 
 namespace hedgerow::worker {
 
+// A message on its way. It has the communicator's deadline from wait() on, and may be dropped: the
+// communicator then keeps its memory until it is through. The communicator outlives it.
+class Message {
+ public:
+  virtual ~Message() = default;
+  // Moves it on: a library computes nothing between calls, so whoever computes meanwhile asks now
+  // and then. Throws as send and receive.
+  virtual bool is_done() = 0;
+  // What was received; nothing of a message that was sent.
+  virtual std::vector<std::byte> wait() = 0;
+};
+
 class Communicator {
  public:
   virtual ~Communicator() = default;
@@ -31,6 +43,12 @@ class Communicator {
   // kInternal for a wrong peer, tag or size.
   virtual void send(std::span<const std::byte> bytes, int destination, int tag) = 0;
   virtual void receive(std::span<std::byte> bytes, int source, int tag) = 0;
+  // The same without waiting: of one (peer, tag), messages are matched in the order in which they
+  // were started.
+  virtual std::unique_ptr<Message> start_send(std::vector<std::byte> bytes,
+                                              int destination,
+                                              int tag) = 0;
+  virtual std::unique_ptr<Message> start_receive(std::size_t size, int source, int tag) = 0;
   // Collectives: every rank calls them in the same order with the same sizes.
   virtual void broadcast(std::span<std::byte> bytes, int root) = 0;
   // All ranks' bytes in rank order, on every rank; bytes.size() equal on all.
@@ -98,6 +116,8 @@ class DeadlineScope {
 };
 
 inline constexpr int kMaxTag = 9999;
+// Of groups' collectives; nobody else uses it.
+inline constexpr int kFirstGroupTag = kMaxTag - 1;
 
 // Initialises MPI (MPI_THREAD_MULTIPLE) on first use; finalises in the destructor of the last one,
 // after a barrier, unless a peer was lost: MPI_Finalize would wait for it, so the process exits
@@ -106,6 +126,10 @@ inline constexpr int kMaxTag = 9999;
 std::unique_ptr<Communicator> make_mpi_communicator(
     std::chrono::milliseconds deadline = kCommDeadline);
 std::unique_ptr<Communicator> make_single_communicator();
+// Some of a communicator's ranks, of which this one is one, in their order. Its calls are calls of
+// `whole`, with its deadline and its interrupt, and count among them where messages are matched in
+// order. Not collective. `whole` outlives it.
+std::unique_ptr<Communicator> make_group(Communicator& whole, std::vector<int> ranks);
 // What this was compiled with and what the process has loaded: "Open MPI v4.1.4". Both empty in a
 // build without MPI. Does not initialise MPI.
 struct MpiVersions {

@@ -92,7 +92,14 @@ class MpiCommunicator final : public PointToPointCommunicator {
     MPI_Request request = MPI_REQUEST_NULL;
     try {
       succeed(MPI_Comm_idup(MPI_COMM_WORLD, &comm_, &request), "MPI_Comm_idup", -1);
-      wait(request, "MPI_Comm_idup", -1, 0);
+      await(
+          [&] {
+            int done = 0;
+            succeed(MPI_Test(&request, &done, MPI_STATUS_IGNORE), "MPI_Comm_idup", -1);
+            return done != 0;
+          },
+          "MPI_Comm_idup",
+          -1);
     } catch (const Error&) {
       library().leave(true, "");
       throw;
@@ -133,56 +140,93 @@ class MpiCommunicator final : public PointToPointCommunicator {
     MPI_Comm_free(&comm_);
   }
 
-  // Both directions go through buffers of our own: when the deadline passes the library still holds
-  // the request, and may write long after the caller's memory is gone.
-  void send_message(std::span<const std::byte> bytes, int destination, int tag) override {
-    for (auto part : parts(bytes)) {
-      auto& buffer = buffers_.emplace_back(part.begin(), part.end());
-      MPI_Request request = MPI_REQUEST_NULL;
-      succeed(MPI_Isend(buffer.data(), count(buffer), MPI_BYTE, destination, tag, comm_, &request),
-              "MPI_Isend",
-              destination);
-      wait(request, "MPI_Isend", destination, buffer.size());
-      buffers_.pop_back();
-    }
-  }
+  // Of a message, in parts, because MPI counts are int. An empty message still travels: it is an
+  // order of events. The buffer is our own: when the deadline passes the library still holds the
+  // requests, and may write long after a caller's memory is gone.
+  struct Transfer {
+    std::vector<std::byte> buffer;
+    std::vector<MPI_Request> requests;
+    std::vector<std::size_t> sizes;
+  };
 
-  void receive_message(std::span<std::byte> bytes, int source, int tag) override {
-    for (auto part : parts(bytes)) {
-      auto& buffer = buffers_.emplace_back(part.size());
-      MPI_Request request = MPI_REQUEST_NULL;
-      succeed(MPI_Irecv(buffer.data(), count(buffer), MPI_BYTE, source, tag, comm_, &request),
-              "MPI_Irecv",
-              source);
-      wait(request, "MPI_Irecv", source, buffer.size());
-      std::ranges::copy(buffer, part.begin());
-      buffers_.pop_back();
+  class MpiMessage final : public Message {
+   public:
+    MpiMessage(MpiCommunicator& communicator, const char* call, int peer)
+        : communicator_(communicator), call_(call), peer_(peer) {}
+    ~MpiMessage() override {
+      if (next_ < transfer->requests.size()) communicator_.dropped_.push_back(std::move(transfer));
     }
-  }
+    MpiMessage(const MpiMessage&) = delete;
+    MpiMessage& operator=(const MpiMessage&) = delete;
 
-  // MPI counts are int. An empty message still travels: it is an order of events.
-  template <typename Byte>
-  static std::vector<std::span<Byte> > parts(std::span<Byte> bytes) {
+    bool is_done() override {
+      while (next_ < transfer->requests.size()) {
+        int done = 0;
+        MPI_Status status;
+        communicator_.succeed(
+            MPI_Test(&transfer->requests[next_], &done, &status), call_, peer_);
+        if (done == 0) return false;
+        communicator_.check_size(status, call_, peer_, transfer->sizes[next_]);
+        ++next_;
+      }
+      return true;
+    }
+    std::vector<std::byte> wait() override {
+      communicator_.await([this] { return is_done(); }, call_, peer_);
+      return std::move(transfer->buffer);
+    }
+
+    std::unique_ptr<Transfer> transfer = std::make_unique<Transfer>();
+
+   private:
+    MpiCommunicator& communicator_;
+    const char* call_;
+    int peer_;
+    std::size_t next_ = 0;  // the first request that is not done
+  };
+
+  // `start(bytes, count, request)` is MPI_Isend or MPI_Irecv of one part.
+  template <typename Start>
+  std::unique_ptr<Message> start_message(std::vector<std::byte> buffer,
+                                         const char* call,
+                                         int peer,
+                                         const Start& start) {
     constexpr std::size_t kMaxPart = 1U << 30;
-    std::vector<std::span<Byte> > list;
+    auto message = std::make_unique<MpiMessage>(*this, call, peer);
+    Transfer& transfer = *message->transfer;
+    transfer.buffer = std::move(buffer);
     std::size_t begin = 0;
     do {
-      list.push_back(bytes.subspan(begin, std::min(kMaxPart, bytes.size() - begin)));
+      const std::size_t size = std::min(kMaxPart, transfer.buffer.size() - begin);
+      MPI_Request request = MPI_REQUEST_NULL;
+      succeed(start(transfer.buffer.data() + begin, static_cast<int>(size), &request), call, peer);
+      transfer.requests.push_back(request);
+      transfer.sizes.push_back(size);
       begin += kMaxPart;
-    } while (begin < bytes.size());
-    return list;
+    } while (begin < transfer.buffer.size());
+    return message;
   }
 
-  static int count(const std::vector<std::byte>& buffer) { return static_cast<int>(buffer.size()); }
+  std::unique_ptr<Message> post(std::vector<std::byte> bytes, int destination, int tag) override {
+    return start_message(std::move(bytes),
+                         "MPI_Isend",
+                         destination,
+                         [&](const std::byte* part, int count, MPI_Request* request) {
+                           return MPI_Isend(
+                               part, count, MPI_BYTE, destination, tag, comm_, request);
+                         });
+  }
 
-  void wait(MPI_Request request, const char* call, int peer, std::size_t expected_bytes) {
-    const auto is_done = [&] {
-      int done = 0;
-      MPI_Status status;
-      succeed(MPI_Test(&request, &done, &status), call, peer);
-      if (done != 0) check_size(status, call, peer, expected_bytes);
-      return done != 0;
-    };
+  std::unique_ptr<Message> expect(std::size_t size, int source, int tag) override {
+    return start_message(std::vector<std::byte>(size),
+                         "MPI_Irecv",
+                         source,
+                         [&](std::byte* part, int count, MPI_Request* request) {
+                           return MPI_Irecv(part, count, MPI_BYTE, source, tag, comm_, request);
+                         });
+  }
+
+  void await(const std::function<bool()>& is_done, const char* call, int peer) {
     const auto interrupt = [this] { check_interrupt(); };
     const auto give_up = [this](const std::string&) { lost_ = true; };
     await_completion(label(call, peer),
@@ -229,8 +273,7 @@ class MpiCommunicator final : public PointToPointCommunicator {
   bool lost_ = false;
   const int exceptions_before_ = std::uncaught_exceptions();
   MPI_Comm comm_ = MPI_COMM_NULL;
-  std::vector<std::vector<std::byte> >
-      buffers_;  // of the request in flight, or of one that was abandoned
+  std::vector<std::unique_ptr<Transfer>> dropped_;  // which the library still holds
 };
 
 }  // namespace

@@ -32,6 +32,30 @@ void PointToPointCommunicator::receive(std::span<std::byte> bytes, int source, i
   receive_message(bytes, source, tag);
 }
 
+std::unique_ptr<Message> PointToPointCommunicator::start_send(std::vector<std::byte> bytes,
+                                                              int destination,
+                                                              int tag) {
+  check(destination, tag);
+  return post(std::move(bytes), destination, tag);
+}
+
+std::unique_ptr<Message> PointToPointCommunicator::start_receive(std::size_t size,
+                                                                 int source,
+                                                                 int tag) {
+  check(source, tag);
+  return expect(size, source, tag);
+}
+
+void PointToPointCommunicator::send_message(std::span<const std::byte> bytes,
+                                            int destination,
+                                            int tag) {
+  post({bytes.begin(), bytes.end()}, destination, tag)->wait();
+}
+
+void PointToPointCommunicator::receive_message(std::span<std::byte> bytes, int source, int tag) {
+  std::ranges::copy(expect(bytes.size(), source, tag)->wait(), bytes.begin());
+}
+
 // A binomial tree around the root: log2(world_size) messages deep.
 void PointToPointCommunicator::broadcast(std::span<std::byte> bytes, int root) {
   const int size = world_size();

@@ -24,11 +24,16 @@ constexpr std::chrono::milliseconds kLookEvery{20};
 
 class Exchange {
  public:
-  void post(std::span<const std::byte> bytes, int source, int destination, int tag) {
+  void post(std::vector<std::byte> bytes, int source, int destination, int tag) {
     const std::lock_guard lock(mutex_);
     if (lost_.contains(destination)) throw lost(source, destination);
-    mail_[{source, destination, tag}].emplace_back(bytes.begin(), bytes.end());
+    mail_[{source, destination, tag}].push_back(std::move(bytes));
     arrived_.notify_all();
+  }
+
+  bool has(int source, int destination, int tag) {
+    const std::lock_guard lock(mutex_);
+    return !mail_[{source, destination, tag}].empty();
   }
 
   void take(std::span<std::byte> bytes,
@@ -99,13 +104,43 @@ class ThreadCommunicator final : public PointToPointCommunicator {
   }
 
  private:
-  void send_message(std::span<const std::byte> bytes, int destination, int tag) override {
+  // A message that is sent is done: the mailbox has it.
+  struct Posted final : Message {
+    bool is_done() override { return true; }
+    std::vector<std::byte> wait() override { return {}; }
+  };
+  class Expected final : public Message {
+   public:
+    Expected(ThreadCommunicator& communicator, std::size_t size, int source, int tag)
+        : communicator_(communicator), bytes_(size), source_(source), tag_(tag) {}
+    bool is_done() override {
+      return communicator_.exchange_.has(source_, communicator_.rank_, tag_);
+    }
+    std::vector<std::byte> wait() override {
+      communicator_.check_not_abandoned();
+      communicator_.exchange_.take(bytes_,
+                                   source_,
+                                   communicator_.rank_,
+                                   tag_,
+                                   communicator_.deadline_,
+                                   [this] { communicator_.check_interrupt(); });
+      return std::move(bytes_);
+    }
+
+   private:
+    ThreadCommunicator& communicator_;
+    std::vector<std::byte> bytes_;
+    int source_, tag_;
+  };
+
+  std::unique_ptr<Message> post(std::vector<std::byte> bytes, int destination, int tag) override {
     check_not_abandoned();
-    exchange_.post(bytes, rank_, destination, tag);
+    exchange_.post(std::move(bytes), rank_, destination, tag);
+    return std::make_unique<Posted>();
   }
-  void receive_message(std::span<std::byte> bytes, int source, int tag) override {
+  std::unique_ptr<Message> expect(std::size_t size, int source, int tag) override {
     check_not_abandoned();
-    exchange_.take(bytes, source, rank_, tag, deadline_, [this] { check_interrupt(); });
+    return std::make_unique<Expected>(*this, size, source, tag);
   }
   void check_not_abandoned() const {
     if (!is_abandoned_) return;
@@ -118,6 +153,40 @@ class ThreadCommunicator final : public PointToPointCommunicator {
   const int world_size_;
   std::chrono::milliseconds deadline_;
   bool is_abandoned_ = false;
+};
+
+class Group final : public PointToPointCommunicator {
+ public:
+  Group(Communicator& whole, std::vector<int> ranks) : whole_(whole), ranks_(std::move(ranks)) {
+    const auto own = std::ranges::find(ranks_, whole_.rank());
+    if (own == ranks_.end()) {
+      throw Error(ErrorKind::kInternal,
+                  "rank " + std::to_string(whole_.rank()) + " is none of its group's");
+    }
+    rank_ = static_cast<int>(own - ranks_.begin());
+  }
+  [[nodiscard]] int rank() const override { return rank_; }
+  [[nodiscard]] int world_size() const override { return static_cast<int>(ranks_.size()); }
+  [[nodiscard]] std::chrono::milliseconds deadline() const override { return whole_.deadline(); }
+  std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) override {
+    return whole_.set_deadline(deadline);
+  }
+  void abandon() override { whole_.abandon(); }
+
+ private:
+  // The collectives' tags lie above what `whole` takes of its callers.
+  static int tag_of(int tag) { return tag > kMaxTag ? kFirstGroupTag + tag - kMaxTag - 1 : tag; }
+  [[nodiscard]] int whole_rank(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  std::unique_ptr<Message> post(std::vector<std::byte> bytes, int destination, int tag) override {
+    return whole_.start_send(std::move(bytes), whole_rank(destination), tag_of(tag));
+  }
+  std::unique_ptr<Message> expect(std::size_t size, int source, int tag) override {
+    return whole_.start_receive(size, whole_rank(source), tag_of(tag));
+  }
+
+  Communicator& whole_;
+  std::vector<int> ranks_;
+  int rank_ = 0;
 };
 
 }  // namespace
@@ -158,14 +227,22 @@ std::unique_ptr<Communicator> make_single_communicator() {
       return std::exchange(deadline_, deadline);
     }
     void abandon() override {}
-    void send_message(std::span<const std::byte> /*bytes*/,
-                      int /*destination*/,
-                      int /*tag*/) override {}
-    void receive_message(std::span<std::byte> /*bytes*/, int /*source*/, int /*tag*/) override {}
+    std::unique_ptr<Message> post(std::vector<std::byte> /*bytes*/,
+                                  int /*destination*/,
+                                  int /*tag*/) override {
+      return nullptr;
+    }
+    std::unique_ptr<Message> expect(std::size_t /*size*/, int /*source*/, int /*tag*/) override {
+      return nullptr;
+    }
 
     std::chrono::milliseconds deadline_ = kCommDeadline;
   };
   return std::make_unique<Alone>();
+}
+
+std::unique_ptr<Communicator> make_group(Communicator& whole, std::vector<int> ranks) {
+  return std::make_unique<Group>(whole, std::move(ranks));
 }
 
 }  // namespace hedgerow::worker

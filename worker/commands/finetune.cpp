@@ -11,6 +11,7 @@
 #include <memory>
 #include <optional>
 
+#include "storage/base/error.hpp"
 #include "storage/base/fault_point.hpp"
 #include "storage/base/file.hpp"
 #include "worker/client/stage_request.hpp"
@@ -31,7 +32,7 @@ using storage::RunLayout;
 constexpr int kLongestWait = 1500;
 
 struct FinetuneArguments {
-  std::string run, student, endpoint, resume;
+  std::string run, student, endpoint, resume, mesh;
   std::uint64_t token = 0;
   int threads = 0;
   int wait_s = 600;
@@ -85,10 +86,26 @@ wire::Task task_of(const FinetuneArguments& options, const RunLayout& layout) {
   return task;
 }
 
+// As told, else the recipe's, else with the fewest stages that can be.
+storage::Mesh mesh_of(const FinetuneArguments& options,
+                      const RunContext& run,
+                      const Communicator& communicator) {
+  const storage::FinetuneSection& finetune = run.recipe().finetune;
+  const std::string& text = options.mesh.empty() ? finetune.mesh : options.mesh;
+  if (text == "auto") {
+    return storage::shortest_mesh(communicator.world_size(),
+                                  finetune.sequences_per_step / finetune.sequences_per_micro_batch);
+  }
+  if (const auto mesh = storage::parse_mesh(text)) return *mesh;
+  throw storage::Error(storage::ErrorKind::kUsage,
+                       "--mesh " + text + R"(: expected "auto", or pipelines x stages, as "2x4")");
+}
+
 ExitCode run_alone(RunContext& run, const FinetuneArguments& options, Communicator& communicator) {
   StandaloneContext context;
   const MemoryPeakMeter memory(run.device());
-  auto result = run_finetune(run, context, task_of(options, run.layout()), communicator);
+  const storage::Mesh mesh = mesh_of(options, run, communicator);
+  auto result = run_finetune(run, context, task_of(options, run.layout()), mesh, communicator);
   if (!result.finished) return ExitCode::kInterrupted;
   if (communicator.rank() == 0) {
     result.result["peak_memory"] = memory.peak();
@@ -122,12 +139,13 @@ void settle(Communicator& communicator) {
 
 // Rank 0 joins the coordinator as a worker that already holds the task; the others follow it.
 ExitCode run_joined(RunContext& run, const FinetuneArguments& options, Communicator& communicator) {
+  const storage::Mesh mesh = mesh_of(options, run, communicator);
   if (communicator.rank() != 0) {
     const std::string text = shared({}, communicator);
     if (text.empty()) return ExitCode::kInterrupted;
     StandaloneContext unused;
     const auto task = nlohmann::json::parse(text).get<wire::Task>();
-    const TaskResult result = run_finetune(run, unused, task, communicator);
+    const TaskResult result = run_finetune(run, unused, task, mesh, communicator);
     if (result.ranks_parted) leave(ExitCode::kInterrupted);
     settle(communicator);
     return result.finished ? ExitCode::kOk : ExitCode::kInterrupted;
@@ -146,7 +164,7 @@ ExitCode run_joined(RunContext& run, const FinetuneArguments& options, Communica
   bool parted = false;
   const TaskEnd end = execute(*client, run.device(), *task, [&](TaskContext& context) {
     try {
-      TaskResult result = run_finetune(run, context, *task, communicator);
+      TaskResult result = run_finetune(run, context, *task, mesh, communicator);
       parted = result.ranks_parted;
       return result;
     } catch (const storage::Error& error) {
@@ -242,6 +260,9 @@ void register_finetune(CLI::App& app, Action& action) {
                       options->resume,
                       "Without a coordinator: checkpoint to go on from, relative to the run "
                       "directory; of any number of ranks");
+  command->add_option("--mesh",
+                      options->mesh,
+                      "Of the ranks: pipelines x stages of each, as 2x4; none: the recipe's");
   command->add_option(
       "--threads", options->threads, "Of this rank; 0: the recipe's, or as many as cores");
   command->callback(

@@ -1,20 +1,26 @@
 #include "worker/finetune/finetune.hpp"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstring>
 #include <filesystem>
 #include <optional>
 
+#include "storage/base/build_info.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/fault_point.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/hash.hpp"
 #include "storage/tensors/checkpoint.hpp"
 #include "worker/client/task_inputs.hpp"
+#include "worker/finetune/stage_checkpoint.hpp"
 #include "worker/finetune/trainer.hpp"
 #include "worker/finetune/validation_rules.hpp"
 #include "worker/logits/logits_reader.hpp"
+#include "worker/model/tensor_bytes.hpp"
 #include "worker/task/attempt_files.hpp"
 #include "worker/task/stopwatch.hpp"
 
@@ -40,17 +46,79 @@ std::string student_directory(const wire::Task& task) {
               "a finetune task without a student's hedgerow.json among its inputs");
 }
 
+// A step of several stages is not abandoned as soon: no rank could write its checkpoint.
+constexpr int kStagesPatience = 20;
+
+// The best values of a whole checkpoint: LoRA's into `adapter`; returns the other parts'.
+TrainedTensors take_best(const storage::Checkpoint& whole, LoraAdapter& adapter) {
+  const auto best = [&](const std::string& name) {
+    const auto found = whole.tensors.find(name + ".best");
+    return to_tensor(found != whole.tensors.end() ? found->second : whole.tensors.at(name));
+  };
+  for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
+    for (auto& [module, pair] : adapter.layers[layer]) {
+      const std::string a = lora_name(static_cast<int>(layer), module, "lora_A");
+      if (!whole.tensors.contains(a)) continue;  // LoRA is not trained
+      pair = {best(a), best(lora_name(static_cast<int>(layer), module, "lora_B"))};
+    }
+  }
+  TrainedTensors parts;
+  for (const auto& [name, tensor] : whole.tensors) {
+    const bool is_value = whole.tensors.contains(name + ".exp_avg");
+    if (is_value && !name.starts_with("base_model.")) parts[name] = best(name);
+  }
+  return parts;
+}
+
+// What must be the same on all ranks, as a rank sees it.
+struct RankView {
+  std::array<char, 64> host{};
+  std::array<storage::Hash128, 4> hashes{};
+};
+constexpr std::array<const char*, 4> kViewed = {
+    "another build of hedgerow-worker", "another run.toml", "another model", "another student"};
+
+// Ranks of nodes that do not share their files, or that were installed at different times.
+void require_same_view(RunContext& run, const wire::Task& task, Communicator& communicator) {
+  const auto hashed = [](const std::string& text) {
+    return storage::hash128(std::as_bytes(std::span(text)));
+  };
+  RankView own;
+  ::gethostname(own.host.data(), own.host.size() - 1);
+  own.hashes = {hashed(storage::build()),
+                storage::hash_file(run.layout().recipe()),
+                hashed(run.model().fingerprint()),
+                storage::hash_file(run.layout().resolve(student_directory(task)) / "hedgerow.json")};
+  const auto bytes = communicator.all_gather(std::as_bytes(std::span(&own, 1)));
+  for (int rank = 1; rank < communicator.world_size(); ++rank) {
+    RankView view;
+    std::memcpy(&view, bytes.data() + static_cast<std::size_t>(rank) * sizeof view, sizeof view);
+    RankView root;
+    std::memcpy(&root, bytes.data(), sizeof root);
+    for (std::size_t i = 0; i < kViewed.size(); ++i) {
+      if (view.hashes[i] == root.hashes[i]) continue;
+      throw Error(ErrorKind::kUsage,
+                  "rank " + std::to_string(rank) + " on " + view.host.data() + " has " +
+                      kViewed[i] + " than rank 0 on " + root.host.data() +
+                      "; give all nodes the same installation and the same file system");
+    }
+  }
+}
+
 // One finetune task on one rank, from its start or its checkpoint to its end.
 class Finetune {
  public:
   Finetune(RunContext& run,
            TaskContext& context,
            const wire::Task& task,
+           const storage::Mesh& mesh,
            Communicator& communicator,
            const StopTimeout& timeout)
       : run_(run),
         context_(context),
         task_(task),
+        mesh_(mesh),
+        held_(run.config(), mesh, communicator.rank()),
         communicator_(communicator),
         timeout_(timeout),
         finetune_(run.recipe().finetune),
@@ -60,14 +128,13 @@ class Finetune {
         trainer_(
             run.config(),
             load_student(run.layout().resolve(student_), run.model(), run.device()),
-            load_outer(run.model(), run.compute_dtype(), run.device(), run.load_hooks([this] {
-              loading(0);
-            })),
+            load_outside_layers(),
             [this](int layer) { return load(layer); },
             run.tokens(DataStage::kFinetune),
             trainer_options(),
             communicator),
-        rules_(finetune_, run.tokens(DataStage::kFinetune).num_validation() > 0) {}
+        rules_(finetune_, run.tokens(DataStage::kFinetune).num_validation() > 0),
+        checkpoints_(run.layout(), task.fencing_token, mesh_, communicator, files_) {}
 
   // Of an objective that needs them.
   static std::optional<LogitsReader> logits_of(RunContext& run, const wire::Task& task) {
@@ -81,6 +148,7 @@ class Finetune {
 
   TaskResult run() {
     if (is_root()) fs::create_directories(attempt_directory());
+    communicator_.barrier();  // each stage writes there
     if (task_.resume) resume();
     storage::fault_step(step());
     progress_.phase = "training";
@@ -97,10 +165,14 @@ class Finetune {
   }
 
  private:
-  // Of whole steps: what the abandoned one has summed up is in no parameter yet.
+  // Of whole steps: what the abandoned one has summed up is in no parameter yet. With several
+  // stages no rank has the whole state, and the last checkpoint must do.
   TaskResult part() {
     communicator_.abandon();
-    checkpoint();
+    if (is_root() && mesh_.pipeline == 1) {
+      checkpoint();
+      checkpoints_.finish_alone();
+    }
     return {.ranks_parted = true};
   }
 
@@ -108,8 +180,9 @@ class Finetune {
     // Of the untouched student, or what a stop cut off.
     validate_if_due();
     while (!rules_.is_over(step())) {
-      if (everyone_stops()) {
+      if (checkpoints_.meet(context_.should_stop())) {
         checkpoint();
+        checkpoints_.finish();
         return {};
       }
       train_step();
@@ -128,6 +201,8 @@ class Finetune {
   TrainerOptions trainer_options() {
     TrainerOptions options;
     options.finetune = finetune_;
+    options.mesh = mesh_;
+    options.device = run_.device();
     options.seed = run_.recipe().seed;
     options.stream = run_.stream();
     if (logits_) {
@@ -145,16 +220,30 @@ class Finetune {
   void loading(int num_layers) {
     progress_.phase = "loading";
     progress_.step = num_layers;
-    progress_.num_steps = run_.config().num_hidden_layers;
+    progress_.num_steps = std::ssize(held_.layers);
     tell();
     stop_if_told(context_);
   }
 
   LayerWeights load(int layer) {
-    return load_layer(
-        run_.model(), layer, run_.compute_dtype(), run_.device(), run_.load_hooks([this, layer] {
-          loading(layer);
-        }));
+    const auto num_loaded = std::ranges::lower_bound(held_.layers, layer) - held_.layers.begin();
+    return load_layer(run_.model(),
+                      layer,
+                      run_.compute_dtype(),
+                      run_.device(),
+                      run_.load_hooks([this, num_loaded] { loading(static_cast<int>(num_loaded)); }));
+  }
+
+  OuterWeights load_outside_layers() {
+    const LoadHooks hooks = run_.load_hooks([this] { loading(0); });
+    const auto& model = run_.model();
+    if (held_.has_embedding && held_.has_head)
+      return load_outer(model, run_.compute_dtype(), run_.device(), hooks);
+    if (held_.has_head) return load_head(model, run_.compute_dtype(), run_.device(), hooks);
+    OuterWeights outer;
+    if (held_.has_embedding)
+      outer.embed_tokens = load_embedding(model, run_.compute_dtype(), run_.device(), hooks);
+    return outer;
   }
 
   // Throws Stopped.
@@ -162,14 +251,9 @@ class Finetune {
     if (!context_.should_stop()) return;
     const auto now = std::chrono::steady_clock::now();
     if (!told_to_stop_) told_to_stop_ = now;
-    if (now - *told_to_stop_ >= (is_root() ? timeout_.root : timeout_.other)) throw Stopped{};
-  }
-
-  bool everyone_stops() {
-    const std::array<std::byte, 1> own = {std::byte{context_.should_stop()}};
-    const std::vector<std::byte> all = communicator_.all_gather(own);
-    return std::any_of(
-        all.begin(), all.end(), [](std::byte stops) { return stops != std::byte{0}; });
+    const auto limit = is_root() ? timeout_.root : timeout_.other;
+    if (now - *told_to_stop_ >= limit * (mesh_.pipeline == 1 ? 1 : kStagesPatience))
+      throw Stopped{};
   }
 
   void train_step() {
@@ -214,9 +298,11 @@ class Finetune {
     tell();
   }
 
+  // Goes on in the background. Collective with several stages.
   void checkpoint() {
-    if (!is_root() || files_.has_checkpoint(step())) return;
+    if (checkpoints_.has(step())) return;
     const storage::FaultScope scope("worker.finetune.checkpoint");
+    if (mesh_.pipeline == 1 && !is_root()) return;
     storage::Checkpoint checkpoint = trainer_.parameters().checkpoint();
     checkpoint.state.update({{"kind", kCheckpointKind},
                              {"student", student_},
@@ -226,8 +312,7 @@ class Finetune {
                              {"loss", progress_.loss},
                              {"seconds", seconds_before_ + clock_.seconds()},
                              {"validation", rules_.state()}});
-    files_.write_checkpoint(
-        checkpoint, step(), [] { storage::fault_point("worker.finetune.checkpoint.written"); });
+    checkpoints_.begin(step(), std::move(checkpoint));
   }
 
   void resume() {
@@ -242,7 +327,13 @@ class Finetune {
           const nlohmann::json& kind = checkpoint.state.at("kind");
           if (kind != kCheckpointKind && kind != kKindWithoutBest)
             refuse("not a checkpoint of a finetune");
-          trainer_.parameters().restore(checkpoint);
+          storage::Checkpoint whole = checkpoint;
+          try {
+            read_parts(run_.layout(), whole);
+          } catch (const Error& error) {
+            refuse(std::string("a part of it cannot be read: ") + error.what());
+          }
+          trainer_.parameters().restore(whole);
           if (kind == kCheckpointKind) rules_.restore(checkpoint.state.at("validation"));
           checkpoint.state.at("tokens").get_to(progress_.tokens);
           checkpoint.state.at("loss").get_to(progress_.loss);
@@ -252,15 +343,16 @@ class Finetune {
 
   TaskResult finish() {
     TaskResult result{.finished = true};
+    const storage::Checkpoint whole =
+        checkpoints_.gather(step(), trainer_.parameters().checkpoint());
     if (!is_root()) return result;
+    checkpoints_.finish_alone();
     // Without trained LoRA the adapter is its start, whose B is zero.
-    save_adapter(attempt_directory(),
-                 finetune_.trains("lora")
-                     ? trainer_.parameters().best_adapter()
-                     : start_adapter(run_.config(), finetune_, run_.recipe().seed),
-                 run_.recipe().model.path);
+    LoraAdapter adapter = start_adapter(run_.config(), finetune_, run_.recipe().seed);
+    const TrainedTensors parts = take_best(whole, adapter);
+    save_adapter(attempt_directory(), adapter, run_.recipe().model.path);
     std::vector<std::string> files = {"adapter_config.json", "adapter_model.safetensors"};
-    if (const TrainedTensors parts = trainer_.parameters().best_parts(); !parts.empty()) {
+    if (!parts.empty()) {
       save_trained(attempt_directory(), parts);
       files.emplace_back("trained_parameters.safetensors");
     }
@@ -277,7 +369,8 @@ class Finetune {
                      {"tokens", progress_.tokens},
                      {"seconds", seconds},
                      {"tokens_per_second", static_cast<double>(progress_.tokens) / seconds},
-                     {"ranks", communicator_.world_size()}};
+                     {"ranks", communicator_.world_size()},
+                     {"mesh", storage::mesh_text(mesh_)}};
     result.result.update(rules_.result());
     return result;
   }
@@ -295,6 +388,8 @@ class Finetune {
   RunContext& run_;
   TaskContext& context_;
   const wire::Task& task_;
+  const storage::Mesh mesh_;
+  const HeldLayers held_;
   Communicator& communicator_;
   StopTimeout timeout_;
   storage::FinetuneSection finetune_;
@@ -308,6 +403,7 @@ class Finetune {
   std::optional<LogitsReader> logits_;
   FinetuneTrainer trainer_;
   ValidationRules rules_;
+  StageCheckpoint checkpoints_;
 };
 
 }  // namespace
@@ -315,6 +411,7 @@ class Finetune {
 TaskResult run_finetune(RunContext& run,
                         TaskContext& context,
                         const wire::Task& task,
+                        const storage::Mesh& mesh,
                         Communicator& communicator,
                         const StopTimeout& stop_patience) {
   std::optional<DeadlineScope> timeout(communicator);
@@ -326,7 +423,8 @@ TaskResult run_finetune(RunContext& run,
     const std::chrono::seconds file_timeout(run.recipe().workers.file_patience_s);
     if (communicator.rank() == 0) verify_inputs(run.layout(), task, file_timeout);
     communicator.barrier();
-    stage.emplace(run, context, task, communicator, stop_patience);
+    require_same_view(run, task, communicator);
+    stage.emplace(run, context, task, mesh, communicator, stop_patience);
     communicator.barrier();  // each has its model: from here on they go step by step
   } catch (const Stopped&) {
     communicator.abandon();

@@ -2,8 +2,11 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
+#include <numeric>
 
 #include "storage/base/error.hpp"
 #include "worker/model/tensor_bytes.hpp"
@@ -20,6 +23,24 @@ std::int64_t product(const std::vector<std::int64_t>& shape) {
   return numel;
 }
 
+// Of a squares() row, in this order.
+constexpr std::array<const char*, 10> kGroups = {"q_proj",
+                                                 "k_proj",
+                                                 "v_proj",
+                                                 "o_proj",
+                                                 "gate_proj",
+                                                 "up_proj",
+                                                 "down_proj",
+                                                 "maps",
+                                                 "window_factors",
+                                                 "norms"};
+
+std::size_t group_index(const std::string& group) {
+  const auto* found = std::ranges::find(kGroups, group);
+  TORCH_CHECK(found != kGroups.end(), "no group of trained parameters is called ", group);
+  return static_cast<std::size_t>(found - kGroups.begin());
+}
+
 }  // namespace
 
 TrainedParameters::TrainedParameters(const LoraAdapter& start,
@@ -28,24 +49,32 @@ TrainedParameters::TrainedParameters(const LoraAdapter& start,
                                      double weight_decay) {
   std::vector<at::Tensor> pieces;
   std::int64_t begin = 0;
+  num_layers_ = start.layers.size();
   const auto add = [&](const std::string& name,
                        const std::string& group,
+                       std::size_t layer,
                        const std::vector<std::int64_t>& shape,
                        const at::Tensor& value) {
-    entries_.push_back({name, group, shape, begin});
+    entries_.push_back(
+        {name, group, shape, layer * kGroups.size() + group_index(group), begin});
     begin += value.numel();
     pieces.push_back(value.reshape(-1).cpu());
   };
-  for (std::size_t layer = 0; layer < start.layers.size(); ++layer) {
+  for (std::size_t layer = 0; layer < num_layers_; ++layer) {
     const int layer_idx = static_cast<int>(layer);
+    if (start.layers[layer].empty()) continue;
     for (const auto& module : start.target_modules) {
       const LoraPair& pair = start.layers[layer].at(module);
-      add(lora_name(layer_idx, module, "lora_A"), module, pair.a.sizes().vec(), pair.a);
-      add(lora_name(layer_idx, module, "lora_B"), module, pair.b.sizes().vec(), pair.b);
+      add(lora_name(layer_idx, module, "lora_A"), module, layer, pair.a.sizes().vec(), pair.a);
+      add(lora_name(layer_idx, module, "lora_B"), module, layer, pair.b.sizes().vec(), pair.b);
     }
   }
   num_lora_entries_ = entries_.size();
-  for (const TrainedPart& part : parts) add(part.name, part.group, part.shape, *part.value);
+  for (const TrainedPart& part : parts) {
+    const std::size_t layer =
+        part.layer_idx < 0 ? num_layers_ : static_cast<std::size_t>(part.layer_idx);
+    add(part.name, part.group, layer, part.shape, *part.value);
+  }
   if (pieces.empty()) {
     throw Error(ErrorKind::kUsage,
                 "finetune.trainable: no layer of this student has anything of what it names; add "
@@ -78,10 +107,11 @@ LoraAdapter TrainedParameters::views_of(const at::Tensor& flat) const {
     ++entry;
     return view;
   };
-  for (auto& layer : views.layers) {
+  for (std::size_t i = 0; i < views.layers.size(); ++i) {
+    if (adapter_.layers[i].empty()) continue;
     for (const auto& module : views.target_modules) {
       const at::Tensor a = next();
-      layer[module] = {a, next()};
+      views.layers[i][module] = {a, next()};
     }
   }
   return views;
@@ -96,8 +126,13 @@ void TrainedParameters::collect_part_gradients(const at::Tensor& flat) const {
     }
     gradient = flat.narrow(0, entries_[num_lora_entries_ + i].begin, parts_[i].numel())
                    .view(parts_[i].sizes());
-    gradient.zero_();
   }
+}
+
+void TrainedParameters::zero_part_gradients(const at::Tensor& flat) const {
+  if (parts_.empty()) return;
+  const std::int64_t begin = entries_[num_lora_entries_].begin;
+  flat.narrow(0, begin, size() - begin).zero_();
 }
 
 TrainedTensors TrainedParameters::best_parts() const {
@@ -110,38 +145,51 @@ TrainedTensors TrainedParameters::best_parts() const {
   return values;
 }
 
-std::map<std::string, double> TrainedParameters::update_norms(const at::Tensor& before) const {
-  const at::Tensor change = values_ - before;
-  std::map<std::string, double> norms;
+std::vector<double> TrainedParameters::squares(const at::Tensor& flat) const {
+  std::vector<double> sums((num_layers_ + 1) * kGroups.size());
   for (const Entry& entry : entries_) {
-    const double norm = change.narrow(0, entry.begin, product(entry.shape)).norm().item<double>();
-    norms[entry.group] += norm * norm;
+    sums[entry.slot] += flat.narrow(0, entry.begin, product(entry.shape))
+                            .to(at::kDouble)
+                            .square()
+                            .sum()
+                            .item<double>();
   }
-  for (auto& [group, norm] : norms) norm = std::sqrt(norm);
-  return norms;
+  return sums;
 }
 
 TrainedParameters::StepNorms TrainedParameters::step(const at::Tensor& gradient,
-                                                     const StepOptions& options) {
+                                                     const StepOptions& options,
+                                                     const SumOverStages& sum) {
   TORCH_CHECK(gradient.numel() == size(),
               "gradient of ",
               gradient.numel(),
               " values for ",
               size(),
               " parameters");
-  values_.mutable_grad() = gradient;
-  const double norm = optimizer_->clip_gradients(options.gradient_clip);
+  std::vector<double> of_gradient = squares(gradient);
+  if (sum) sum(of_gradient);
+  const double norm = std::sqrt(std::accumulate(of_gradient.begin(), of_gradient.end(), 0.0));
   if (!std::isfinite(norm)) {
-    values_.mutable_grad() = at::Tensor();
     throw Error(ErrorKind::kCorrupt,
                 "finetune step " + std::to_string(num_steps() + 1) +
                     ": the gradient is not finite; lower finetune.learning_rate or resume from an "
                     "earlier checkpoint");
   }
+  const double factor = clip_factor(norm, options.gradient_clip);
+  if (factor != 1.0) gradient.mul_(factor);
+  values_.mutable_grad() = gradient;
   const at::Tensor before = values_.clone();
   optimizer_->step(options.learning_rate);
   update_device_values();
-  return {norm, update_norms(before)};
+  std::vector<double> of_change = squares(values_ - before);
+  if (sum) sum(of_change);
+  StepNorms norms{norm, {}};
+  for (const Entry& entry : entries_) norms.updates[entry.group] = 0.0;
+  for (std::size_t i = 0; i < of_change.size(); ++i) {
+    if (of_change[i] > 0.0) norms.updates[kGroups[i % kGroups.size()]] += of_change[i];
+  }
+  for (auto& [group, update] : norms.updates) update = std::sqrt(update);
+  return norms;
 }
 
 storage::Checkpoint TrainedParameters::checkpoint() const {
@@ -162,12 +210,6 @@ storage::Checkpoint TrainedParameters::checkpoint() const {
 
 void TrainedParameters::restore(const storage::Checkpoint& checkpoint) {
   const bool has_best = checkpoint.tensors.contains(entries_.front().name + ".best");
-  const std::size_t expected = (has_best ? 4 : 3) * entries_.size();
-  if (checkpoint.tensors.size() != expected) {
-    throw Error(ErrorKind::kCorrupt,
-                "finetune checkpoint: expected " + std::to_string(expected) + " tensors, found " +
-                    std::to_string(checkpoint.tensors.size()));
-  }
   best_ = has_best ? at::empty_like(values_) : at::Tensor();
   for (const Entry& entry : entries_) {
     const auto take = [&](const std::string& name, const at::Tensor& flat) {

@@ -1,12 +1,15 @@
 // The trained parameters of the finetune stage as one flat fp32 vector in a fixed order (LoRA by
 // layer; q, k, v, o, gate, up, down; A, B; then maps, window factors and norms by layer), with
-// Adam's moments beside it, on the CPU; layers read a copy on their device. Every rank holds and
-// updates all of it from the same gradient bytes, so all ranks stay equal without a message. On
-// disk they are keyed by name (PEFT's, the student's, Hugging Face's), so that any mesh loads them.
+// Adam's moments beside it, on the CPU; layers read a copy on their device. A rank holds those of
+// its layers; ranks with the same layers update them from the same gradient bytes, so they stay
+// equal without a message. Norms over all parameters are sums over layers, in their order, whoever
+// holds them. On disk they are keyed by name (PEFT's, the student's, Hugging Face's), so that any
+// mesh loads them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -21,7 +24,7 @@ namespace hedgerow::worker {
 
 class TrainedParameters {
  public:
-  // `start` without targets: LoRA is not trained. `parts` become views of the device's copy, which
+  // `start` without targets: LoRA is not trained; its layers without modules lie on other ranks. `parts` become views of the device's copy, which
   // is why the objects that they lie in stay where they are. Throws kUsage if there is nothing.
   TrainedParameters(const LoraAdapter& start,
                     const std::vector<TrainedPart>& parts,
@@ -33,9 +36,11 @@ class TrainedParameters {
   [[nodiscard]] const LoraAdapter& adapter() const { return adapter_; }
   // The same layout over another flat vector [size()], for gradients.
   [[nodiscard]] LoraAdapter views_of(const at::Tensor& flat) const;
-  // From here on a backward pass adds the parts' gradients, which are zeroed, to `flat`: it is
-  // their .grad(). Undefined: nowhere.
+  // From here on a backward pass adds the parts' gradients to `flat`: it is their .grad().
+  // Undefined: nowhere.
   void collect_part_gradients(const at::Tensor& flat) const;
+  // The parts' gradients in `flat` begin at zero; those of LoRA are written.
+  void zero_part_gradients(const at::Tensor& flat) const;
   // Remembers the values as the best so far.
   void keep_best() { best_ = values_.clone(); }
   // On the CPU: the values of the last keep_best(), the present ones before the first. Parts have
@@ -51,25 +56,33 @@ class TrainedParameters {
     double gradient = 0.0;                  // before the clip
     std::map<std::string, double> updates;  // of the change, by group: a module or a kind of part
   };
-  // One AdamW update from a gradient [size()] fp32 on the CPU, which the clip may scale. Throws
-  // kCorrupt when the gradient is not finite: the update would destroy the parameters.
-  StepNorms step(const at::Tensor& gradient, const StepOptions& options);
+  // A number for each layer and group, summed over the ranks that hold a part of the layers.
+  using SumOverStages = std::function<void(std::vector<double>& values)>;
+  // One AdamW update from a gradient [size()] fp32 on the CPU, which the clip may scale. Collective
+  // over a pipeline's ranks where there is `sum`. Throws kCorrupt when the gradient is not finite:
+  // the update would destroy the parameters.
+  StepNorms step(const at::Tensor& gradient,
+                 const StepOptions& options,
+                 const SumOverStages& sum = {});
   [[nodiscard]] std::int64_t num_steps() const { return optimizer_->num_steps(); }
 
   // Values and moments by name: "<name>", "<name>.exp_avg", "<name>.exp_avg_sq", and "<name>.best"
   // once there is a best; state: "step".
   [[nodiscard]] storage::Checkpoint checkpoint() const;
-  // Throws kCorrupt naming a missing, surplus or misshaped tensor.
+  // Of this rank's layers. Throws kCorrupt naming a missing or misshaped tensor.
   void restore(const storage::Checkpoint& checkpoint);
 
  private:
   void update_device_values();
   [[nodiscard]] const at::Tensor& best_values() const { return best_.defined() ? best_ : values_; }
-  [[nodiscard]] std::map<std::string, double> update_norms(const at::Tensor& before) const;
+  // Of a flat vector: the squares of each layer's (and, behind the last one, of what lies outside
+  // the layers), by group [layers + 1, groups].
+  [[nodiscard]] std::vector<double> squares(const at::Tensor& flat) const;
 
   struct Entry {
     std::string name, group;
     std::vector<std::int64_t> shape;
+    std::size_t slot;  // in squares()
     std::int64_t begin = 0;
   };
 
@@ -79,6 +92,7 @@ class TrainedParameters {
   std::optional<AdamW> optimizer_;
   std::vector<Entry> entries_;
   LoraAdapter adapter_;
+  std::size_t num_layers_ = 0;  // of the model
   std::size_t num_lora_entries_ = 0;  // the rest is of parts_, in their order
   std::vector<at::Tensor> parts_;     // the objects' own tensors: views of device_values_
 };

@@ -4,7 +4,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
-#include <chrono>
+#include <map>
 
 #include "storage/base/error.hpp"
 
@@ -33,24 +33,65 @@ LossWeights loss_weights(const storage::FinetuneSection& finetune) {
 
 std::vector<StudentLayer> make_layers(
     const StudentModel& model,
+    const HeldLayers& held,
     std::vector<std::optional<kernels::HybridParameters>> parameters,
     const std::function<LayerWeights(int)>& load,
     std::int64_t rows) {
   std::vector<StudentLayer> layers;
-  layers.reserve(parameters.size());
-  for (std::size_t i = 0; i < parameters.size(); ++i)
-    layers.emplace_back(model, load(static_cast<int>(i)), std::move(parameters[i]), rows);
+  layers.reserve(held.layers.size());
+  for (const int layer : held.layers) {
+    layers.emplace_back(
+        model, load(layer), std::move(parameters[static_cast<std::size_t>(layer)]), rows);
+  }
   return layers;
 }
 
 // Without targets where LoRA is not trained.
-LoraAdapter start_of(const storage::ModelConfig& config, const TrainerOptions& options) {
+LoraAdapter start_of(const storage::ModelConfig& config,
+                     const HeldLayers& held,
+                     const TrainerOptions& options) {
   storage::FinetuneSection finetune = options.finetune;
   if (!finetune.trains("lora")) finetune.target_modules.clear();
-  return start_adapter(config, finetune, options.seed);
+  return start_adapter(
+      config, finetune, options.seed, [&](int layer) { return held.has(layer); });
+}
+
+const storage::Mesh& fitting(const storage::Mesh& mesh, const Communicator& communicator) {
+  if (mesh.ranks() == communicator.world_size()) return mesh;
+  throw Error(ErrorKind::kUsage,
+              "finetune.mesh = \"" + storage::mesh_text(mesh) + "\" has " +
+                  std::to_string(mesh.ranks()) + " ranks, but " +
+                  std::to_string(communicator.world_size()) +
+                  " were started; make them equal, or set it to \"auto\"");
+}
+
+// Ranks of the mesh that have the same data index, or the same stage.
+std::vector<int> ranks_of_pipeline(const storage::Mesh& mesh, int rank) {
+  std::vector<int> ranks;
+  for (int stage = 0; stage < mesh.pipeline; ++stage)
+    ranks.push_back(mesh.rank(mesh.data_index(rank), stage));
+  return ranks;
+}
+std::vector<int> ranks_of_stage(const storage::Mesh& mesh, int rank) {
+  std::vector<int> ranks;
+  for (int index = 0; index < mesh.data; ++index)
+    ranks.push_back(mesh.rank(index, mesh.stage(rank)));
+  return ranks;
 }
 
 }  // namespace
+
+HeldLayers::HeldLayers(const storage::ModelConfig& config, const storage::Mesh& mesh, int rank)
+    : ranges(storage::ranges_of_stage(
+          storage::split_layers(config, mesh), mesh, mesh.stage(rank))),
+      has_embedding(mesh.stage(rank) == 0),
+      has_head(mesh.stage(rank) == mesh.pipeline - 1) {
+  for (const storage::LayerRange& range : ranges) {
+    for (int layer = range.begin; layer < range.end; ++layer) layers.push_back(layer);
+  }
+}
+
+bool HeldLayers::has(int layer_idx) const { return std::ranges::binary_search(layers, layer_idx); }
 
 FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
                                  Student student,
@@ -59,25 +100,47 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
                                  const storage::TokenSequences& tokens,
                                  TrainerOptions options,
                                  Communicator& communicator)
-    : model_{config,
+    : options_(std::move(options)),
+      communicator_(communicator),
+      held_(config, fitting(options_.mesh, communicator), communicator.rank()),
+      model_{config,
              student.options,
-             make_rope_table(config, tokens.seq_len, outer.embed_tokens.device()),
-             options.stream},
+             make_rope_table(config, tokens.seq_len, device()),
+             options_.stream},
       outer_(std::move(outer)),
       tokens_(tokens),
-      options_(std::move(options)),
-      communicator_(communicator),
       order_(options_.seed, num_train(), options_.finetune.sequences_per_step),
-      exchange_(make_tensor_exchange(communicator, device(), options_.finetune.exchange)),
-      reducer_(communicator, *exchange_, micro_batches(options_.finetune)),
+      stages_(make_group(communicator, ranks_of_pipeline(options_.mesh, communicator.rank()))),
+      replicas_(make_group(communicator, ranks_of_stage(options_.mesh, communicator.rank()))),
+      exchange_(make_tensor_exchange(*replicas_, device(), options_.finetune.exchange)),
+      reducer_(*replicas_, *exchange_, micro_batches(options_.finetune)),
       layers_(make_layers(model_,
+                          held_,
                           std::move(student.layers),
-                          load,
+                          [&](int layer) {
+                            LayerWeights weights = load(layer);
+                            compute_ = weights.qkv_proj.scalar_type();
+                            return weights;
+                          },
                           options_.finetune.sequences_per_micro_batch * tokens.seq_len)),
-      parameters_(
-          start_of(config, options_), parts_to_train(), device(), options_.finetune.weight_decay),
-      head_(config, outer_, loss_weights(options_.finetune)) {
-  keeps_activations_ = activation_bytes() <= options_.activation_budget_bytes;
+      parameters_(start_of(config, held_, options_),
+                  parts_to_train(),
+                  device(),
+                  options_.finetune.weight_decay) {
+  if (held_.has_head) head_.emplace(config, outer_, loss_weights(options_.finetune));
+  pipeline_ = std::make_unique<Pipeline>(
+      options_.mesh,
+      *stages_,
+      StreamShape{{options_.finetune.sequences_per_micro_batch, tokens.seq_len, config.hidden_size},
+                  options_.stream,
+                  compute_,
+                  device()});
+  const int in_flight = storage::most_in_flight(
+      storage::pipeline_order(options_.mesh, reducer_.num_own_leaves(), true)
+          .at(static_cast<std::size_t>(stages_->rank())));
+  // In flight are passes of single ranges.
+  keeps_activations_ = activation_bytes() * in_flight / options_.mesh.chunks <=
+                       options_.activation_budget_bytes;
 }
 
 std::vector<TrainedPart> FinetuneTrainer::parts_to_train() {
@@ -87,27 +150,28 @@ std::vector<TrainedPart> FinetuneTrainer::parts_to_train() {
       if (options_.finetune.trains(part.group)) chosen.push_back(part);
     }
   };
-  for (std::size_t i = 0; i < layers_.size(); ++i) choose(layers_[i].parts(static_cast<int>(i)));
-  choose(parts_of(outer_));
+  for (std::size_t i = 0; i < layers_.size(); ++i) choose(layers_[i].parts(held_.layers[i]));
+  if (held_.has_head) choose(parts_of(outer_));
   return chosen;
 }
 
-// What LayerActivations holds, with the attention's graph counted as its inputs and output once
-// more.
+// What LayerActivations holds of this rank's layers, with the attention's graph counted as its
+// inputs and output once more.
 std::int64_t FinetuneTrainer::activation_bytes() const {
   const auto& config = model_.config;
-  const std::int64_t element = outer_.embed_tokens.element_size();
+  const auto element = static_cast<std::int64_t>(c10::elementSize(compute_));
   const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
   const std::int64_t key = std::int64_t{config.num_key_value_heads} * config.head_dim;
   const LoraAdapter& lora = parameters_.adapter();
   const bool has_mlp_lora =
-      lora.find(0, "gate_proj") != nullptr || lora.find(0, "up_proj") != nullptr;
+      lora.find(held_.layers.front(), "gate_proj") != nullptr ||
+      lora.find(held_.layers.front(), "up_proj") != nullptr;
   const std::int64_t wide = config.hidden_size + query + 4 * lora.rank +
                             (has_mlp_lora ? config.hidden_size + 2 * lora.rank : 0);
   const std::int64_t narrow =
       4 * (query + key) + config.hidden_size + 2 * std::int64_t{config.intermediate_size};
   const std::int64_t rows = options_.finetune.sequences_per_micro_batch * tokens_.seq_len;
-  return config.num_hidden_layers * rows * (4 * wide + element * narrow);
+  return std::ssize(held_.layers) * rows * (4 * wide + element * narrow);
 }
 
 at::Tensor FinetuneTrainer::embedded(std::span<const std::int64_t> sequences) const {
@@ -145,71 +209,168 @@ Targets FinetuneTrainer::targets(std::span<const std::int64_t> sequences) const 
   return targets;
 }
 
+FinetuneTrainer::MicroBatch FinetuneTrainer::begin(std::span<const std::int64_t> sequences,
+                                                   double scale,
+                                                   const at::Tensor& gradient) const {
+  if (gradient.defined()) parameters_.zero_part_gradients(gradient);
+  return {sequences,
+          scale,
+          gradient,
+          0.0,
+          std::vector<at::Tensor>(layers_.size()),
+          std::vector<LayerActivations>(keeps_activations_ ? layers_.size() : 0)};
+}
+
+void FinetuneTrainer::look_up() const {
+  pipeline_->progress();
+  options_.check_cancelled();
+}
+
+at::Tensor FinetuneTrainer::forward(int chunk, MicroBatch& batch, at::Tensor hidden) const {
+  parameters_.collect_part_gradients(batch.gradient);
+  const storage::LayerRange& range = held_.ranges[static_cast<std::size_t>(chunk)];
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    const int layer = held_.layers[i];
+    if (!range.contains(layer)) continue;
+    const bool trains = batch.gradient.defined();
+    if (trains) batch.inputs[i] = hidden;
+    hidden = layers_[i].forward(hidden,
+                                parameters_.adapter(),
+                                layer,
+                                trains && keeps_activations_ ? &batch.kept[i] : nullptr);
+    look_up();
+  }
+  return hidden;
+}
+
+at::Tensor FinetuneTrainer::backward(int chunk, MicroBatch& batch, at::Tensor gradient) {
+  parameters_.collect_part_gradients(batch.gradient);
+  const LoraAdapter& lora = parameters_.adapter();
+  LoraAdapter gradients = parameters_.views_of(batch.gradient);
+  const storage::LayerRange& range = held_.ranges[static_cast<std::size_t>(chunk)];
+  for (std::size_t i = layers_.size(); i-- > 0;) {
+    const int layer = held_.layers[i];
+    if (!range.contains(layer)) continue;
+    LayerActivations activations = keeps_activations_
+                                       ? std::move(batch.kept[i])
+                                       : layers_[i].recompute(batch.inputs[i], lora, layer);
+    gradient = layers_[i].backward(
+        gradient, batch.inputs[i], activations, lora, gradients, layer, layer > 0);
+    batch.inputs[i] = at::Tensor();
+    look_up();
+  }
+  return gradient;
+}
+
+at::Tensor FinetuneTrainer::lose(MicroBatch& batch, const at::Tensor& hidden) const {
+  LossHead::Result result = head_->run(
+      hidden, targets(batch.sequences), batch.scale, true, [this] { look_up(); });
+  batch.loss_sum = result.loss_sum;
+  return std::move(result.gradient);
+}
+
 double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
                                    double scale,
                                    const at::Tensor& gradient) {
   const at::NoGradGuard no_gradients;
-  const LoraAdapter& lora = parameters_.adapter();
-  LoraAdapter gradients = parameters_.views_of(gradient);
-  parameters_.collect_part_gradients(gradient);
-  const std::size_t depth = layers_.size();
-  std::vector<at::Tensor> inputs(depth);
-  std::vector<LayerActivations> kept(keeps_activations_ ? depth : 0);
-  at::Tensor hidden = embedded(sequences);
-  for (std::size_t i = 0; i < depth; ++i) {
-    inputs[i] = hidden;
-    hidden = layers_[i].forward(
-        hidden, lora, static_cast<int>(i), keeps_activations_ ? &kept[i] : nullptr);
-    options_.check_cancelled();
-  }
-  LossHead::Result head =
-      head_.run(hidden, targets(sequences), scale, true, options_.check_cancelled);
-  at::Tensor flowing = std::move(head.gradient);
-  for (std::size_t i = depth; i-- > 0;) {
-    const int layer = static_cast<int>(i);
-    LayerActivations activations =
-        keeps_activations_ ? std::move(kept[i]) : layers_[i].recompute(inputs[i], lora, layer);
-    flowing = layers_[i].backward(flowing, inputs[i], activations, lora, gradients, layer, i > 0);
-    inputs[i] = at::Tensor();
-    options_.check_cancelled();
-  }
+  MicroBatch batch = begin(sequences, scale, gradient);
+  pipeline_->run(
+      1,
+      true,
+      {.embed = [&](int) { return embedded(sequences); },
+       .forward = [&](int chunk, int, const at::Tensor& h) { return forward(chunk, batch, h); },
+       .lose = [&](int, const at::Tensor& h) { return lose(batch, h); },
+       .backward = [&](int chunk, int, const at::Tensor& g) { return backward(chunk, batch, g); }});
   parameters_.collect_part_gradients({});
-  return head.loss_sum;
+  return batch.loss_sum;
+}
+
+void FinetuneTrainer::run_step(const std::vector<std::int64_t>& sequences, double scale) {
+  const at::NoGradGuard no_gradients;
+  const auto per_leaf = static_cast<std::size_t>(options_.finetune.sequences_per_micro_batch);
+  const std::int64_t size = parameters_.size();
+  std::map<int, MicroBatch> batches;  // in flight
+  std::map<int, at::Tensor> leaves;
+  const auto sequences_of = [&](int micro_batch) {
+    const auto first = static_cast<std::size_t>(reducer_.first_leaf() + micro_batch) * per_leaf;
+    return std::span(sequences).subspan(first, per_leaf);
+  };
+  const auto forward_of = [&](int chunk, int micro_batch, const at::Tensor& hidden) {
+    if (chunk == 0) {
+      // The loss travels as one more leaf value.
+      leaves[micro_batch] = at::empty({size + 1}, at::TensorOptions(at::kFloat).device(device()));
+      batches[micro_batch] =
+          begin(sequences_of(micro_batch), scale, leaves[micro_batch].narrow(0, 0, size));
+    }
+    return forward(chunk, batches.at(micro_batch), hidden);
+  };
+  const auto backward_of = [&](int chunk, int micro_batch, const at::Tensor& gradient) {
+    const auto batch = batches.find(micro_batch);
+    at::Tensor flowing = backward(chunk, batch->second, gradient);
+    if (chunk > 0) return flowing;
+    const auto leaf = leaves.find(micro_batch);
+    leaf->second.narrow(0, size, 1).fill_(batch->second.loss_sum);
+    reducer_.add(leaf->second);
+    batches.erase(batch);
+    leaves.erase(leaf);
+    return flowing;
+  };
+  pipeline_->run(reducer_.num_own_leaves(),
+                 true,
+                 {.embed = [&](int i) { return embedded(sequences_of(i)); },
+                  .forward = forward_of,
+                  .lose = [&](int i, const at::Tensor& h) { return lose(batches.at(i), h); },
+                  .backward = backward_of});
+  parameters_.collect_part_gradients({});
+}
+
+void FinetuneTrainer::sum_over_stages(std::vector<double>& values) {
+  const auto all = stages_->all_gather(std::as_bytes(std::span(values)));
+  const auto* of_stage = reinterpret_cast<const double*>(all.data());
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    double sum = 0.0;
+    for (int stage = 0; stage < stages_->world_size(); ++stage)
+      sum += of_stage[static_cast<std::size_t>(stage) * values.size() + i];
+    values[i] = sum;
+  }
+}
+
+std::chrono::milliseconds FinetuneTrainer::patience() const {
+  return options_.mesh.pipeline == 1 ? std::chrono::milliseconds(0) : longest_step_;
 }
 
 FinetuneTrainer::StepResult FinetuneTrainer::step() {
+  const auto now = [] { return std::chrono::steady_clock::now(); };
+  const auto since = [&](std::chrono::steady_clock::time_point begin) {
+    return std::chrono::ceil<std::chrono::milliseconds>(now() - begin);
+  };
   const auto sequences = order_.step(parameters_.num_steps());
   const std::int64_t counted = count_targets(tokens_, sequences);
   const double scale = counted == 0 ? 0.0 : 1.0 / static_cast<double>(counted);
-  const auto per_leaf = static_cast<std::size_t>(options_.finetune.sequences_per_micro_batch);
   const std::int64_t size = parameters_.size();
-  std::chrono::milliseconds longest{0};  // a micro-batch
-  for (int i = 0; i < reducer_.num_own_leaves(); ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    const auto first = static_cast<std::size_t>(reducer_.first_leaf() + i) * per_leaf;
-    const at::Tensor leaf = at::empty({size + 1}, at::TensorOptions(at::kFloat).device(device()));
-    // The loss travels as one more leaf value.
-    leaf.narrow(0, size, 1)
-        .fill_(accumulate(
-            std::span(sequences).subspan(first, per_leaf), scale, leaf.narrow(0, 0, size)));
-    reducer_.add(leaf);
-    longest = std::max(
-        longest,
-        std::chrono::ceil<std::chrono::milliseconds>(std::chrono::steady_clock::now() - begin));
-  }
+  const DeadlineScope waiting(communicator_, communicator_.deadline() + patience());
+  const auto begin = now();
+  run_step(sequences, scale);
   // Ranks with a micro-batch less are ready before the others by its time, which is then no sign
   // that a peer is lost.
-  const DeadlineScope patience(
+  const DeadlineScope for_others(
       communicator_,
-      communicator_.deadline() +
-          (reducer_.has_unequal_shares() ? longest : std::chrono::milliseconds(0)));
+      communicator_.deadline() + (reducer_.has_unequal_shares()
+                                      ? since(begin) / reducer_.num_own_leaves()
+                                      : std::chrono::milliseconds(0)));
   const at::Tensor sum = reducer_.finish().to(at::kCPU);  // the only copy from a device
+  std::vector<double> loss = {held_.has_head
+                                  ? static_cast<double>(sum.const_data_ptr<float>()[size])
+                                  : 0.0};
+  sum_over_stages(loss);
   StepResult result;
-  result.loss = static_cast<double>(sum.const_data_ptr<float>()[size]) * scale;
+  result.loss = loss.front() * scale;
   result.tokens = options_.finetune.sequences_per_step * tokens_.seq_len;
   const auto& finetune = options_.finetune;
-  result.norms =
-      parameters_.step(sum.narrow(0, 0, size), {finetune.learning_rate, finetune.gradient_clip});
+  result.norms = parameters_.step(sum.narrow(0, 0, size),
+                                  {finetune.learning_rate, finetune.gradient_clip},
+                                  [this](std::vector<double>& values) { sum_over_stages(values); });
+  longest_step_ = 2 * since(begin);
   return result;
 }
 
@@ -218,33 +379,49 @@ Validation FinetuneTrainer::validate() {
   const std::int64_t per_batch = options_.finetune.sequences_per_micro_batch;
   const std::int64_t batches = (num_validation() + per_batch - 1) / per_batch;
   const std::int64_t end = first_validation() + num_validation();
-  std::vector<Validation> sums(static_cast<std::size_t>(batches));
-  std::int64_t counted = 0;
-  for (std::int64_t batch = 0; batch < batches; ++batch) {
-    const std::int64_t first = first_validation() + batch * per_batch;
+  const auto sequences_of = [&](std::int64_t batch) {
     std::vector<std::int64_t> real;
+    const std::int64_t first = first_validation() + batch * per_batch;
     for (std::int64_t i = first; i < std::min(first + per_batch, end); ++i) real.push_back(i);
-    counted += count_targets(tokens_, real);
-    if (batch % communicator_.world_size() != communicator_.rank()) continue;
+    return real;
+  };
+  std::int64_t counted = 0;
+  for (std::int64_t batch = 0; batch < batches; ++batch)
+    counted += count_targets(tokens_, sequences_of(batch));
+  if (counted == 0) return {};
+  // Pipelines take turns.
+  const std::int64_t pipelines = options_.mesh.data;
+  const std::int64_t own = replicas_->rank();
+  std::vector<Validation> sums(static_cast<std::size_t>(batches));
+  const DeadlineScope waiting(communicator_, communicator_.deadline() + patience());
+  MicroBatch batch = begin({}, 1.0, {});
+  const auto embed = [&](int i) {
     // One shape for every product: a short last batch repeats its last sequence, whose rows are
     // then not counted.
-    std::vector<std::int64_t> padded = real;
-    padded.resize(static_cast<std::size_t>(per_batch), real.back());
-    at::Tensor hidden = embedded(padded);
-    for (std::size_t i = 0; i < layers_.size(); ++i) {
-      hidden = layers_[i].forward(hidden, parameters_.adapter(), static_cast<int>(i), nullptr);
-      options_.check_cancelled();
-    }
-    const LossHead::Result head =
-        head_.run(hidden, targets(real), 1.0, false, options_.check_cancelled);
-    sums[static_cast<std::size_t>(batch)] = {head.loss_sum, head.ce_sum, head.kl_sum};
-  }
-  if (counted == 0) return {};
+    std::vector<std::int64_t> padded = sequences_of(own + i * pipelines);
+    padded.resize(static_cast<std::size_t>(per_batch), padded.back());
+    return embedded(padded);
+  };
+  const auto lose_of = [&](int i, const at::Tensor& hidden) {
+    const std::int64_t index = own + i * pipelines;
+    const LossHead::Result result =
+        head_->run(hidden, targets(sequences_of(index)), 1.0, false, [this] { look_up(); });
+    sums[static_cast<std::size_t>(index)] = {result.loss_sum, result.ce_sum, result.kl_sum};
+    return at::Tensor();
+  };
+  pipeline_->run(
+      static_cast<int>((batches - own + pipelines - 1) / pipelines),
+      false,
+      {.embed = embed,
+       .forward = [&](int chunk, int, const at::Tensor& h) { return forward(chunk, batch, h); },
+       .lose = lose_of,
+       .backward = {}});
   const auto all = communicator_.all_gather(std::as_bytes(std::span(sums)));
   Validation mean;
-  for (std::size_t batch = 0; batch < sums.size(); ++batch) {
-    const std::size_t owner = batch % static_cast<std::size_t>(communicator_.world_size());
-    const auto& sum = reinterpret_cast<const Validation*>(all.data())[owner * sums.size() + batch];
+  for (std::size_t i = 0; i < sums.size(); ++i) {
+    const auto owner = static_cast<std::size_t>(options_.mesh.rank(
+        static_cast<int>(i) % options_.mesh.data, options_.mesh.pipeline - 1));
+    const auto& sum = reinterpret_cast<const Validation*>(all.data())[owner * sums.size() + i];
     mean.loss += sum.loss;
     mean.cross_entropy += sum.cross_entropy;
     mean.kl += sum.kl;

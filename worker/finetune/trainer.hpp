@@ -1,11 +1,13 @@
 // The finetune stage without its files: a student in memory, of which LoRA on its projections,
 // maps, window factors and norms (finetune.trainable) are trained in steps that all ranks take
-// together. A step's gradient is the mean over the positions that count in the whole step, summed
-// over micro-batches in the order of one fixed tree (worker/comm/tree_reduce.hpp); every rank then
-// makes the same update. So the parameters are a function of (seed, data, recipe, threads a rank),
-// never of the number of ranks.
+// together. The ranks are a mesh: a rank holds the layers of its stage alone, and computes them for
+// the micro-batches of its pipeline. A step's gradient is the mean over the positions that count in
+// the whole step, summed over micro-batches in the order of one fixed tree
+// (worker/comm/tree_reduce.hpp); every rank of a stage then makes the same update. So the parameters
+// are a function of (seed, data, recipe, threads a rank), never of the mesh.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -14,12 +16,14 @@
 #include <vector>
 
 #include "storage/recipe/capture_plan.hpp"
+#include "storage/recipe/mesh.hpp"
 #include "storage/recipe/recipe.hpp"
 #include "worker/comm/tensor_exchange.hpp"
 #include "worker/comm/tree_reduce.hpp"
 #include "worker/finetune/data_order.hpp"
 #include "worker/finetune/layer_pass.hpp"
 #include "worker/finetune/loss_head.hpp"
+#include "worker/finetune/pipeline.hpp"
 #include "worker/finetune/trained_parameters.hpp"
 #include "worker/model/student.hpp"
 
@@ -29,9 +33,22 @@ namespace hedgerow::worker {
 // again from its input in the backward pass, for a third more work.
 inline constexpr std::int64_t kActivationBudgetBytes = std::int64_t{1} << 30;
 
+// What a rank of a mesh holds of a model.
+struct HeldLayers {
+  HeldLayers(const storage::ModelConfig& config, const storage::Mesh& mesh, int rank);
+
+  std::vector<storage::LayerRange> ranges;  // of each chunk
+  std::vector<int> layers;                  // of all of them, ascending
+  bool has_embedding = false;               // the first stage
+  bool has_head = false;                    // the last one: final norm and lm_head
+  [[nodiscard]] bool has(int layer_idx) const;
+};
+
 struct TrainerOptions {
   storage::FinetuneSection finetune;
+  storage::Mesh mesh{};  // of the communicator's ranks
   std::uint64_t seed = 0;
+  at::Device device = at::kCPU;
   at::ScalarType stream = at::kBFloat16;  // the residual stream is rounded to it after every layer
   std::int64_t activation_budget_bytes = kActivationBudgetBytes;
   // Where the objective needs the teacher: its logits [T, K] of a sequence, and the sequences that
@@ -53,8 +70,9 @@ struct Validation {
 class FinetuneTrainer {
  public:
   // Collective, as is the destructor (tensor_exchange.hpp). `load(i)` gives the weights of layer i,
-  // once each, in order. tokens and communicator outlive the trainer. Throws kUsage when ranks or
-  // sequences do not fit (tree_reduce.hpp, data_order.hpp, micro-batches), and as
+  // once each of this rank's, in order. `outer` has what HeldLayers says that the rank needs, on
+  // options.device. tokens and communicator outlive the trainer. Throws kUsage when ranks, layers or
+  // sequences do not fit (mesh.hpp, tree_reduce.hpp, data_order.hpp, micro-batches), and as
   // make_tensor_exchange.
   FinetuneTrainer(const storage::ModelConfig& config,
                   Student student,
@@ -78,15 +96,39 @@ class FinetuneTrainer {
   // Collective. Over the validation sequences; zeros when there are none.
   Validation validate();
 
+  // Of this rank's layers.
   [[nodiscard]] TrainedParameters& parameters() { return parameters_; }
   // The loss sum of one micro-batch; its gradient times `scale` goes to `gradient`
-  // [parameters().size()] fp32, on the layers' device.
+  // [parameters().size()] fp32, on the layers' device. Collective over a pipeline; its last stage
+  // alone knows the loss, the others return 0.
   double accumulate(std::span<const std::int64_t> sequences,
                     double scale,
                     const at::Tensor& gradient);
+  [[nodiscard]] const Pipeline& pipeline() const { return *pipeline_; }
 
  private:
-  [[nodiscard]] at::Device device() const { return outer_.embed_tokens.device(); }
+  // One that this rank has begun and not ended.
+  struct MicroBatch {
+    std::span<const std::int64_t> sequences;
+    double scale = 0.0;
+    at::Tensor gradient;  // [parameters_.size()], a view of the leaf
+    double loss_sum = 0.0;
+    std::vector<at::Tensor> inputs;  // by own layer
+    std::vector<LayerActivations> kept;
+  };
+
+  [[nodiscard]] at::Device device() const { return options_.device; }
+  [[nodiscard]] MicroBatch begin(std::span<const std::int64_t> sequences,
+                                 double scale,
+                                 const at::Tensor& gradient) const;
+  [[nodiscard]] at::Tensor forward(int chunk, MicroBatch& batch, at::Tensor hidden) const;
+  [[nodiscard]] at::Tensor backward(int chunk, MicroBatch& batch, at::Tensor gradient);
+  [[nodiscard]] at::Tensor lose(MicroBatch& batch, const at::Tensor& hidden) const;
+  // After a layer of a pass.
+  void look_up() const;
+  // The pipeline's ranks' values added up; each is not zero on one of them alone.
+  void sum_over_stages(std::vector<double>& values);
+  void run_step(const std::vector<std::int64_t>& sequences, double scale);
   [[nodiscard]] at::Tensor embedded(std::span<const std::int64_t> sequences) const;
   [[nodiscard]] std::int64_t activation_bytes() const;
   [[nodiscard]] std::int64_t num_train() const;
@@ -96,20 +138,27 @@ class FinetuneTrainer {
   // With the teacher's logits where the objective needs them.
   [[nodiscard]] Targets targets(std::span<const std::int64_t> sequences) const;
   [[nodiscard]] std::vector<TrainedPart> parts_to_train();
+  // A mesh has time for the pipeline to fill; a longer wait is a lost peer.
+  [[nodiscard]] std::chrono::milliseconds patience() const;
 
+  TrainerOptions options_;
+  Communicator& communicator_;
+  HeldLayers held_;
   StudentModel model_;
   OuterWeights outer_;
   const storage::TokenSequences& tokens_;
-  TrainerOptions options_;
-  Communicator& communicator_;
   DataOrder order_;
+  std::unique_ptr<Communicator> stages_, replicas_;  // of the pipeline; of the stage
   std::unique_ptr<TensorExchange> exchange_;
-  TreeReducer reducer_;
-  std::vector<StudentLayer> layers_;
+  TreeReducer reducer_;  // of the replicas
+  at::ScalarType compute_ = at::kBFloat16;  // of the weights
+  std::vector<StudentLayer> layers_;        // held_.layers
   // Makes what it trains of layers_ and outer_ its own, before head_ takes the final norm.
   TrainedParameters parameters_;
-  LossHead head_;
+  std::optional<LossHead> head_;  // at the last stage
+  std::unique_ptr<Pipeline> pipeline_;
   bool keeps_activations_ = false;
+  std::chrono::milliseconds longest_step_ = kLoadDeadline;  // the first one is not known
 };
 
 }  // namespace hedgerow::worker

@@ -133,10 +133,12 @@ std::pair<std::int64_t, std::int64_t> projection_shape(const storage::ModelConfi
 
 LoraAdapter start_adapter(const storage::ModelConfig& config,
                           const storage::FinetuneSection& finetune,
-                          std::uint64_t seed) {
+                          std::uint64_t seed,
+                          const std::function<bool(int layer_idx)>& has) {
   LoraAdapter adapter{finetune.rank, finetune.alpha, in_fixed_order(finetune.target_modules), {}};
   adapter.layers.resize(static_cast<std::size_t>(config.num_hidden_layers));
   for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
+    if (has && !has(static_cast<int>(layer))) continue;
     for (const auto& module : adapter.target_modules) {
       const auto [out, in] = projection_shape(config, module);
       at::Tensor a = at::empty({adapter.rank, in}, at::kFloat);

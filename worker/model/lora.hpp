@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -32,8 +33,8 @@ struct LoraAdapter {
   int rank = 8;
   double alpha = 16.0;
   std::vector<std::string> target_modules;  // a subset of kLoraModules, in that order
-  std::vector<std::map<std::string, LoraPair>>
-      layers;                // by layer, then module; every target is there
+  // By layer, then module; every target is there, but for layers that lie on other ranks.
+  std::vector<std::map<std::string, LoraPair>> layers;
   TrainedTensors trained{};  // what the finetune trained besides (trained_parts.hpp)
 
   [[nodiscard]] double scaling() const { return alpha / rank; }
@@ -46,11 +47,12 @@ struct LoraAdapter {
     const storage::ModelConfig& config, const std::string& module);
 
 // A of every target drawn as PEFT draws it, U(-sqrt(1/in), sqrt(1/in)) (kaiming_uniform with a =
-// sqrt(5)), but from Philox keyed by (seed, layer, module): any mesh starts the same. B is zero.
-// Throws kUsage for an unknown module.
+// sqrt(5)), but from Philox keyed by (seed, layer, module): any mesh starts the same. B is zero. Of
+// the layers that `has` names alone, if it is given. Throws kUsage for an unknown module.
 [[nodiscard]] LoraAdapter start_adapter(const storage::ModelConfig& config,
                                         const storage::FinetuneSection& finetune,
-                                        std::uint64_t seed);
+                                        std::uint64_t seed,
+                                        const std::function<bool(int layer_idx)>& has = {});
 
 // "self_attn.q_proj", "mlp.up_proj": a module's name within its layer.
 [[nodiscard]] std::string module_path(const std::string& module);

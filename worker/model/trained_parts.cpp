@@ -22,8 +22,9 @@ std::string layer_prefix(int layer_idx) {
 void add(std::vector<TrainedPart>& parts,
          const std::string& name,
          const char* group,
-         at::Tensor& value) {
-  if (value.defined()) parts.push_back({name, group, value.sizes().vec(), &value});
+         at::Tensor& value,
+         int layer_idx = -1) {
+  if (value.defined()) parts.push_back({name, group, value.sizes().vec(), &value, layer_idx});
 }
 
 bool is_of_attention(const std::string& name) {
@@ -42,14 +43,14 @@ bool is_of_attention(const std::string& name) {
 std::vector<TrainedPart> parts_of(kernels::HybridParameters& parameters, int layer_idx) {
   const std::string prefix = layer_prefix(layer_idx) + "self_attn.";
   std::vector<TrainedPart> parts;
-  add(parts, prefix + "feature_map_q.mlp.layer", "maps", parameters.q.layer);
-  add(parts, prefix + "feature_map_q.mlp.bias", "maps", parameters.q.bias);
-  add(parts, prefix + "feature_map_k.mlp.layer", "maps", parameters.k.layer);
-  add(parts, prefix + "feature_map_k.mlp.bias", "maps", parameters.k.bias);
+  add(parts, prefix + "feature_map_q.mlp.layer", "maps", parameters.q.layer, layer_idx);
+  add(parts, prefix + "feature_map_q.mlp.bias", "maps", parameters.q.bias, layer_idx);
+  add(parts, prefix + "feature_map_k.mlp.layer", "maps", parameters.k.layer, layer_idx);
+  add(parts, prefix + "feature_map_k.mlp.bias", "maps", parameters.k.bias, layer_idx);
   at::Tensor& factors = parameters.window_factors;
   if (factors.defined()) {
     parts.push_back(
-        {prefix + "window_factors", "window_factors", {1, factors.size(0), 1, 1}, &factors});
+        {prefix + "window_factors", "window_factors", {1, factors.size(0), 1, 1}, &factors, layer_idx});
   }
   return parts;
 }
@@ -57,10 +58,10 @@ std::vector<TrainedPart> parts_of(kernels::HybridParameters& parameters, int lay
 std::vector<TrainedPart> parts_of(LayerWeights& layer, int layer_idx) {
   const std::string prefix = layer_prefix(layer_idx);
   std::vector<TrainedPart> parts;
-  add(parts, prefix + "input_layernorm.weight", "norms", layer.input_norm);
-  add(parts, prefix + "self_attn.q_norm.weight", "norms", layer.q_norm);
-  add(parts, prefix + "self_attn.k_norm.weight", "norms", layer.k_norm);
-  add(parts, prefix + "post_attention_layernorm.weight", "norms", layer.post_norm);
+  add(parts, prefix + "input_layernorm.weight", "norms", layer.input_norm, layer_idx);
+  add(parts, prefix + "self_attn.q_norm.weight", "norms", layer.q_norm, layer_idx);
+  add(parts, prefix + "self_attn.k_norm.weight", "norms", layer.k_norm, layer_idx);
+  add(parts, prefix + "post_attention_layernorm.weight", "norms", layer.post_norm, layer_idx);
   return parts;
 }
 

@@ -21,6 +21,7 @@ struct TrainedPart {
   std::string group;  // as finetune.trainable spells it: "maps", "window_factors", "norms"
   std::vector<std::int64_t> shape;  // on disk; of the window factors [1, H, 1, 1]
   at::Tensor* value;                // fp32, in the object that the part was asked of
+  int layer_idx = -1;               // -1: outside the layers
 };
 
 // In a fixed order; what a layer lacks is left out. The object outlives the parts and stays where

@@ -175,6 +175,21 @@ at::Tensor load_embedding(const storage::ModelDirectory& model,
   return embed_tokens;
 }
 
+OuterWeights load_head(const storage::ModelDirectory& model,
+                       at::ScalarType compute_dtype,
+                       const at::Device& device,
+                       const LoadHooks& hooks) {
+  Expected tensors(model, storage::kOuterWeights, hooks);
+  OuterWeights outer;
+  outer.final_norm = tensors.required("model.norm.weight", at::kFloat, device);
+  outer.lm_head = tensors.required(
+      model.config().tie_word_embeddings ? "embed_tokens.weight" : "lm_head.weight",
+      compute_dtype,
+      device);
+  tensors.check_hash();
+  return outer;
+}
+
 OuterWeights load_outer(const storage::ModelDirectory& model,
                         at::ScalarType compute_dtype,
                         const at::Device& device,

@@ -57,6 +57,12 @@ OuterWeights load_outer(const storage::ModelDirectory& model,
                         at::ScalarType compute_dtype,
                         const at::Device& device,
                         const LoadHooks& hooks = {});
+// Final norm and head alone: what the last stage of a pipeline needs. The embedding is read too, as
+// below, unless it is the head.
+OuterWeights load_head(const storage::ModelDirectory& model,
+                       at::ScalarType compute_dtype,
+                       const at::Device& device,
+                       const LoadHooks& hooks = {});
 // The embedding alone: what capture of block 0 needs. The head is read too, so that one that is
 // not finite or another's is found before the work and not behind it.
 at::Tensor load_embedding(const storage::ModelDirectory& model,

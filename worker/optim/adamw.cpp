@@ -16,6 +16,11 @@ AdamW::AdamW(std::vector<at::Tensor> parameters, const AdamWOptions& options)
   }
 }
 
+double clip_factor(double norm, double max_norm) {
+  constexpr double kTorchEpsilon = 1e-6;  // of torch.nn.utils.clip_grad_norm_
+  return max_norm > 0.0 && norm > max_norm ? max_norm / (norm + kTorchEpsilon) : 1.0;
+}
+
 double AdamW::clip_gradients(double max_norm) {
   RECORD_USER_SCOPE("hedgerow::clip_gradients");
   const c10::NoGradGuard no_grad;
@@ -25,11 +30,9 @@ double AdamW::clip_gradients(double max_norm) {
       squares += parameter.grad().to(at::kDouble).square().sum().item<double>();
   }
   const double norm = std::sqrt(squares);
-  constexpr double kTorchEpsilon = 1e-6;  // of torch.nn.utils.clip_grad_norm_
-  if (max_norm > 0.0 && norm > max_norm) {
+  if (const double factor = clip_factor(norm, max_norm); factor != 1.0) {
     for (at::Tensor& parameter : parameters_) {
-      if (parameter.grad().defined())
-        parameter.mutable_grad().mul_(max_norm / (norm + kTorchEpsilon));
+      if (parameter.grad().defined()) parameter.mutable_grad().mul_(factor);
     }
   }
   return norm;

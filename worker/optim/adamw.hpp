@@ -17,6 +17,9 @@ struct AdamWOptions {
   double epsilon = 1e-8;
 };
 
+// What gradients of this joint norm are multiplied by so that it is at most max_norm (0: no limit).
+[[nodiscard]] double clip_factor(double norm, double max_norm);
+
 class AdamW {
  public:
   // Leaves that require gradients, in an order that never changes: it is the order of the clip's

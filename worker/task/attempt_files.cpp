@@ -20,10 +20,18 @@ void AttemptFiles::write_checkpoint(const storage::Checkpoint& checkpoint,
   const storage::FileRecord record =
       storage::write_checkpoint(layout_, task_.fencing_token, step, checkpoint);
   written();
+  publish_checkpoint(record, step);
+}
+
+void AttemptFiles::publish_checkpoint(const storage::FileRecord& record,
+                                      std::int64_t step,
+                                      const std::vector<std::string>& parts) {
   context_.publish_checkpoint(record, step);
-  checkpoints_.emplace_back(step, layout_.resolve(record.name));
-  while (checkpoints_.size() > 1 && checkpoints_.front().first < context_.committed_step()) {
-    std::filesystem::remove(checkpoints_.front().second);
+  Written written{step, {layout_.resolve(record.name)}};
+  for (const std::string& part : parts) written.files.push_back(layout_.resolve(part));
+  checkpoints_.push_back(std::move(written));
+  while (checkpoints_.size() > 1 && checkpoints_.front().step < context_.committed_step()) {
+    for (const auto& file : checkpoints_.front().files) std::filesystem::remove(file);
     checkpoints_.erase(checkpoints_.begin());
   }
 }

@@ -7,7 +7,6 @@
 #include <filesystem>
 #include <functional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "storage/tensors/checkpoint.hpp"
@@ -26,19 +25,27 @@ class AttemptFiles {
   // Whether the newest checkpoint of this attempt is of this step: a stop right after a periodic
   // one need not write it again, and somebody may be reading it.
   [[nodiscard]] bool has_checkpoint(std::int64_t step) const {
-    return !checkpoints_.empty() && checkpoints_.back().first == step;
+    return !checkpoints_.empty() && checkpoints_.back().step == step;
   }
-  // Writes and publishes it. The newest that the journal names stays, and those after it, which it
-  // may not name yet; older ones are removed. `written`: the fault point between the two.
+  // Writes and publishes it. `written`: the fault point between the two.
   void write_checkpoint(const storage::Checkpoint& checkpoint,
                         std::int64_t step,
                         const std::function<void()>& written);
+  // One that is written, with the files that it names. The newest that the journal names stays, and
+  // those after it, which it may not name yet; older ones are removed.
+  void publish_checkpoint(const storage::FileRecord& record,
+                          std::int64_t step,
+                          const std::vector<std::string>& parts = {});
 
  private:
   const storage::RunLayout& layout_;
   TaskContext& context_;
   const wire::Task& task_;
-  std::vector<std::pair<std::int64_t, std::filesystem::path>> checkpoints_;  // step, file
+  struct Written {
+    std::int64_t step;
+    std::vector<std::filesystem::path> files;  // the checkpoint first
+  };
+  std::vector<Written> checkpoints_;
 };
 
 // What a checkpoint's state must say.
