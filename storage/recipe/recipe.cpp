@@ -380,9 +380,8 @@ void check_mesh(const FinetuneSection& finetune, int micro_batches, RecipeProble
                  given + R"(: expected "auto", or pipelines x stages of each, as "2x4")");
   } else if (mesh->ranks() != finetune.ranks) {
     problems.add("finetune.mesh",
-                 given + " has " + std::to_string(mesh->ranks()) +
-                     " ranks, but finetune.ranks = " + std::to_string(finetune.ranks) +
-                     "; make them equal, or set it to \"auto\"");
+                 given + " has " + std::to_string(mesh->ranks()) + " ranks, but finetune.ranks = " +
+                     std::to_string(finetune.ranks) + "; make them equal, or set it to \"auto\"");
   } else if (mesh->data > micro_batches) {
     problems.add("finetune.mesh",
                  given + " has " + std::to_string(mesh->data) + " pipelines, but a step has " +

@@ -130,7 +130,7 @@ struct FinetuneSection {
   int plateau_patience = 10;        // validations
   double min_learning_rate = 1e-5;  // of every schedule but constant
   int early_stop_patience = 0;      // validations without improvement; 0: never
-  int ranks = 2;  // processes
+  int ranks = 2;                    // processes
   // auto: the plan chooses. "2x4": 2 pipelines of 4 stages, each of which has every micro-batch of
   // its pipeline pass through its layers alone (storage/recipe/mesh.hpp); the bytes are the same
   std::string mesh = "auto";

@@ -71,9 +71,8 @@ FileRecord write_checkpoint(const RunLayout& layout,
   state[kFormatKey] = kFormat;
   write_safetensors(path, views, {{kFormatKey, kFormat}, {kStateKey, state.dump()}});
   FileRecord record{"", std::filesystem::file_size(path), hash_file(path)};
-  record.name = stage == 0
-                    ? RunLayout::checkpoint(token, step, record.root_hash)
-                    : RunLayout::checkpoint_part(token, step, stage, record.root_hash);
+  record.name = stage == 0 ? RunLayout::checkpoint(token, step, record.root_hash)
+                           : RunLayout::checkpoint_part(token, step, stage, record.root_hash);
   publish(path, layout.resolve(record.name));
   return record;
 }

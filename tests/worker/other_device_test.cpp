@@ -115,6 +115,7 @@ TEST_F(OtherDevice, FinetuneStepsFollowTheCpus) {
     options.finetune.trainable = {"lora", "maps", "window_factors", "norms"};
     options.seed = 11;
     options.stream = at::kFloat;
+    options.device = device;
     const auto alone = make_single_communicator();
     FinetuneTrainer trainer(
         there.config,
@@ -148,6 +149,8 @@ TEST_F(OtherDevice, TwoAndFourRanksLeaveTheTrainedParametersOfOne) {
       options.finetune.trainable = {"lora", "maps", "window_factors", "norms"};
       options.seed = 11;
       options.stream = at::kFloat;
+      options.device = other_;
+      options.mesh = {world_size, 1};
       FinetuneTrainer trainer(
           own.config,
           own.student,
@@ -182,7 +185,7 @@ TEST_F(OtherDevice, AResumedLoraTaskLeavesTheAdapterOfAnUndisturbedOneWithTheCpu
     tests::write_tiny_student(run, "student/t5");
     const auto alone = make_single_communicator();
     const auto finetune = [&](tests::LocalTaskContext& context, const wire::Task& task) {
-      const TaskResult result = run_finetune(run, context, task, *alone);
+      const TaskResult result = run_finetune(run, context, task, {}, *alone);
       for (const auto& file : result.files) context.commit(file);
       return result;
     };

@@ -163,8 +163,7 @@ class MpiCommunicator final : public PointToPointCommunicator {
       while (next_ < transfer->requests.size()) {
         int done = 0;
         MPI_Status status;
-        communicator_.succeed(
-            MPI_Test(&transfer->requests[next_], &done, &status), call_, peer_);
+        communicator_.succeed(MPI_Test(&transfer->requests[next_], &done, &status), call_, peer_);
         if (done == 0) return false;
         communicator_.check_size(status, call_, peer_, transfer->sizes[next_]);
         ++next_;
@@ -273,7 +272,7 @@ class MpiCommunicator final : public PointToPointCommunicator {
   bool lost_ = false;
   const int exceptions_before_ = std::uncaught_exceptions();
   MPI_Comm comm_ = MPI_COMM_NULL;
-  std::vector<std::unique_ptr<Transfer>> dropped_;  // which the library still holds
+  std::vector<std::unique_ptr<Transfer> > dropped_;  // which the library still holds
 };
 
 }  // namespace

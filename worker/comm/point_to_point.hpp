@@ -10,9 +10,7 @@ class PointToPointCommunicator : public Communicator {
  public:
   void send(std::span<const std::byte> bytes, int destination, int tag) final;
   void receive(std::span<std::byte> bytes, int source, int tag) final;
-  std::unique_ptr<Message> start_send(std::vector<std::byte> bytes,
-                                      int destination,
-                                      int tag) final;
+  std::unique_ptr<Message> start_send(std::vector<std::byte> bytes, int destination, int tag) final;
   std::unique_ptr<Message> start_receive(std::size_t size, int source, int tag) final;
   void broadcast(std::span<std::byte> bytes, int root) final;
   std::vector<std::byte> all_gather(std::span<const std::byte> bytes) final;
@@ -21,9 +19,7 @@ class PointToPointCommunicator : public Communicator {
  protected:
   // As start_send and start_receive, with checked arguments; tags above kMaxTag are the
   // collectives'.
-  virtual std::unique_ptr<Message> post(std::vector<std::byte> bytes,
-                                        int destination,
-                                        int tag) = 0;
+  virtual std::unique_ptr<Message> post(std::vector<std::byte> bytes, int destination, int tag) = 0;
   virtual std::unique_ptr<Message> expect(std::size_t size, int source, int tag) = 0;
 
  private:

@@ -118,12 +118,10 @@ class ThreadCommunicator final : public PointToPointCommunicator {
     }
     std::vector<std::byte> wait() override {
       communicator_.check_not_abandoned();
-      communicator_.exchange_.take(bytes_,
-                                   source_,
-                                   communicator_.rank_,
-                                   tag_,
-                                   communicator_.deadline_,
-                                   [this] { communicator_.check_interrupt(); });
+      communicator_.exchange_.take(
+          bytes_, source_, communicator_.rank_, tag_, communicator_.deadline_, [this] {
+            communicator_.check_interrupt();
+          });
       return std::move(bytes_);
     }
 

@@ -85,10 +85,11 @@ void require_same_view(RunContext& run, const wire::Task& task, Communicator& co
   };
   RankView own;
   ::gethostname(own.host.data(), own.host.size() - 1);
-  own.hashes = {hashed(storage::build()),
-                storage::hash_file(run.layout().recipe()),
-                hashed(run.model().fingerprint()),
-                storage::hash_file(run.layout().resolve(student_directory(task)) / "hedgerow.json")};
+  own.hashes = {
+      hashed(storage::build()),
+      storage::hash_file(run.layout().recipe()),
+      hashed(run.model().fingerprint()),
+      storage::hash_file(run.layout().resolve(student_directory(task)) / "hedgerow.json")};
   const auto bytes = communicator.all_gather(std::as_bytes(std::span(&own, 1)));
   for (int rank = 1; rank < communicator.world_size(); ++rank) {
     RankView view;
@@ -227,11 +228,12 @@ class Finetune {
 
   LayerWeights load(int layer) {
     const auto num_loaded = std::ranges::lower_bound(held_.layers, layer) - held_.layers.begin();
-    return load_layer(run_.model(),
-                      layer,
-                      run_.compute_dtype(),
-                      run_.device(),
-                      run_.load_hooks([this, num_loaded] { loading(static_cast<int>(num_loaded)); }));
+    return load_layer(
+        run_.model(),
+        layer,
+        run_.compute_dtype(),
+        run_.device(),
+        run_.load_hooks([this, num_loaded] { loading(static_cast<int>(num_loaded)); }));
   }
 
   OuterWeights load_outside_layers() {

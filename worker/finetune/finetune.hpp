@@ -24,12 +24,12 @@ struct StopTimeout {
 // task.inputs: the student's files; task.resume: a checkpoint, made at any world size. Collective.
 // Writes checkpoints (storage/tensors/checkpoint.hpp), metrics.jsonl and adapter_* into
 // attempts/t<token>/. result: {"steps", "loss", "tokens", "seconds", "tokens_per_second", "ranks",
-// "mesh"} and what ValidationRules::result() gives. Where finetune.objective needs the teacher's logits,
-// their files are among the inputs. `context` of the other ranks is only asked whether to stop. If
-// this rank abandoned a step (of a mesh with several stages none does before it had 20 times as
-// long, and no checkpoint is written then), the communicator is abandoned too, and result.ranks_parted is true:
-// the process leaves without MPI_Finalize. Throws kUsage (ranks or data that do not fit the
-// recipe), kCorrupt, kUnavailable (a lost rank).
+// "mesh"} and what ValidationRules::result() gives. Where finetune.objective needs the teacher's
+// logits, their files are among the inputs. `context` of the other ranks is only asked whether to
+// stop. If this rank abandoned a step (of a mesh with several stages none does before it had 20
+// times as long, and no checkpoint is written then), the communicator is abandoned too, and
+// result.ranks_parted is true: the process leaves without MPI_Finalize. Throws kUsage (ranks or
+// data that do not fit the recipe), kCorrupt, kUnavailable (a lost rank).
 TaskResult run_finetune(RunContext& run,
                         TaskContext& context,
                         const wire::Task& task,

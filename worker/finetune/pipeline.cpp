@@ -48,25 +48,22 @@ at::ScalarType Pipeline::wire_dtype(bool is_forward) const {
 std::unique_ptr<Message> Pipeline::expect(const PipelineOperation& operation) {
   std::size_t size = c10::elementSize(wire_dtype(operation.is_forward));
   for (const auto length : shape_.sizes) size *= static_cast<std::size_t>(length);
-  return operation.is_forward
-             ? ranks_.start_receive(size, peer(-1), kForwardTag + operation.chunk)
-             : ranks_.start_receive(size, peer(1), kBackwardTag + operation.chunk);
+  return operation.is_forward ? ranks_.start_receive(size, peer(-1), kForwardTag + operation.chunk)
+                              : ranks_.start_receive(size, peer(1), kBackwardTag + operation.chunk);
 }
 
 at::Tensor Pipeline::received(Message& message, bool is_forward) {
   const Stopwatch clock;
   const std::vector<std::byte> bytes = message.wait();
   seconds_waited_ += clock.seconds();
-  const at::Tensor tensor =
-      at::empty(shape_.sizes, at::TensorOptions(wire_dtype(is_forward)));
+  const at::Tensor tensor = at::empty(shape_.sizes, at::TensorOptions(wire_dtype(is_forward)));
   std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
   return tensor.to(shape_.device, shape_.compute);
 }
 
 void Pipeline::send(const at::Tensor& tensor, const PipelineOperation& operation) {
   // The range after the last of a round of stages is the next chunk's.
-  const bool wraps =
-      operation.is_forward ? stage() == mesh_.pipeline - 1 : stage() == 0;
+  const bool wraps = operation.is_forward ? stage() == mesh_.pipeline - 1 : stage() == 0;
   const int chunk = operation.chunk + (!wraps ? 0 : operation.is_forward ? 1 : -1);
   std::vector<std::byte> bytes = bytes_of(tensor.to(wire_dtype(operation.is_forward)));
   bytes_sent_ += std::ssize(bytes);
@@ -83,8 +80,8 @@ void Pipeline::progress() {
 }
 
 void Pipeline::run(int num_micro_batches, bool trains, const PipelinePasses& passes) {
-  const auto operations = storage::pipeline_order(mesh_, num_micro_batches, trains).at(
-      static_cast<std::size_t>(stage()));
+  const auto operations = storage::pipeline_order(mesh_, num_micro_batches, trains)
+                              .at(static_cast<std::size_t>(stage()));
   incoming_.clear();
   incoming_.resize(operations.size());
   std::size_t num_expected = 0;

@@ -21,26 +21,22 @@ StageCheckpoint::StageCheckpoint(const storage::RunLayout& layout,
                                  const storage::Mesh& mesh,
                                  Communicator& communicator,
                                  AttemptFiles& files)
-    : layout_(layout),
-      token_(token),
-      mesh_(mesh),
-      communicator_(communicator),
-      files_(files) {}
+    : layout_(layout), token_(token), mesh_(mesh), communicator_(communicator), files_(files) {}
 
 StageCheckpoint::~StageCheckpoint() = default;
 
 bool StageCheckpoint::has(std::int64_t step) const { return step_ == step; }
 
 std::future<storage::FileRecord> StageCheckpoint::write(storage::Checkpoint state) {
-  return std::async(std::launch::async,
-                    [&layout = layout_, token = token_, stage = stage(), step = step_](
-                        const storage::Checkpoint& checkpoint) {
-                      auto record =
-                          storage::write_checkpoint(layout, token, step, checkpoint, stage);
-                      storage::fault_point("worker.finetune.checkpoint.written");
-                      return record;
-                    },
-                    std::move(state));
+  return std::async(
+      std::launch::async,
+      [&layout = layout_, token = token_, stage = stage(), step = step_](
+          const storage::Checkpoint& checkpoint) {
+        auto record = storage::write_checkpoint(layout, token, step, checkpoint, stage);
+        storage::fault_point("worker.finetune.checkpoint.written");
+        return record;
+      },
+      std::move(state));
 }
 
 void StageCheckpoint::begin(std::int64_t step, storage::Checkpoint state) {
@@ -54,9 +50,9 @@ void StageCheckpoint::begin(std::int64_t step, storage::Checkpoint state) {
 }
 
 StageCheckpoint::Word StageCheckpoint::own_word(bool stops, bool waits) {
-  const bool is_written = !is_root() && file_.valid() &&
-                          (waits || file_.wait_for(std::chrono::seconds(0)) ==
-                                        std::future_status::ready);
+  const bool is_written =
+      !is_root() && file_.valid() &&
+      (waits || file_.wait_for(std::chrono::seconds(0)) == std::future_status::ready);
   if (is_written) {
     const storage::FileRecord record = file_.get();
     written_ = {step_, record.size, record.root_hash};
@@ -135,11 +131,11 @@ void read_parts(const storage::RunLayout& layout, storage::Checkpoint& checkpoin
   if (parts == checkpoint.state.end()) return;
   for (const auto& part : *parts) {
     const auto name = part.at("name").get<std::string>();
-    storage::Checkpoint read = storage::read_checkpoint(
-        layout.resolve(name),
-        {name,
-         part.at("size").get<std::uint64_t>(),
-         storage::Hash128::from_hex(part.at("hash").get<std::string>())});
+    storage::Checkpoint read =
+        storage::read_checkpoint(layout.resolve(name),
+                                 {name,
+                                  part.at("size").get<std::uint64_t>(),
+                                  storage::Hash128::from_hex(part.at("hash").get<std::string>())});
     checkpoint.tensors.merge(read.tensors);
   }
 }

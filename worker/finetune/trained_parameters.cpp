@@ -55,8 +55,7 @@ TrainedParameters::TrainedParameters(const LoraAdapter& start,
                        std::size_t layer,
                        const std::vector<std::int64_t>& shape,
                        const at::Tensor& value) {
-    entries_.push_back(
-        {name, group, shape, layer * kGroups.size() + group_index(group), begin});
+    entries_.push_back({name, group, shape, layer * kGroups.size() + group_index(group), begin});
     begin += value.numel();
     pieces.push_back(value.reshape(-1).cpu());
   };

@@ -24,8 +24,9 @@ namespace hedgerow::worker {
 
 class TrainedParameters {
  public:
-  // `start` without targets: LoRA is not trained; its layers without modules lie on other ranks. `parts` become views of the device's copy, which
-  // is why the objects that they lie in stay where they are. Throws kUsage if there is nothing.
+  // `start` without targets: LoRA is not trained; its layers without modules lie on other ranks.
+  // `parts` become views of the device's copy, which is why the objects that they lie in stay where
+  // they are. Throws kUsage if there is nothing.
   TrainedParameters(const LoraAdapter& start,
                     const std::vector<TrainedPart>& parts,
                     const at::Device& device,
@@ -92,7 +93,7 @@ class TrainedParameters {
   std::optional<AdamW> optimizer_;
   std::vector<Entry> entries_;
   LoraAdapter adapter_;
-  std::size_t num_layers_ = 0;  // of the model
+  std::size_t num_layers_ = 0;        // of the model
   std::size_t num_lora_entries_ = 0;  // the rest is of parts_, in their order
   std::vector<at::Tensor> parts_;     // the objects' own tensors: views of device_values_
 };

@@ -52,8 +52,7 @@ LoraAdapter start_of(const storage::ModelConfig& config,
                      const TrainerOptions& options) {
   storage::FinetuneSection finetune = options.finetune;
   if (!finetune.trains("lora")) finetune.target_modules.clear();
-  return start_adapter(
-      config, finetune, options.seed, [&](int layer) { return held.has(layer); });
+  return start_adapter(config, finetune, options.seed, [&](int layer) { return held.has(layer); });
 }
 
 const storage::Mesh& fitting(const storage::Mesh& mesh, const Communicator& communicator) {
@@ -82,8 +81,7 @@ std::vector<int> ranks_of_stage(const storage::Mesh& mesh, int rank) {
 }  // namespace
 
 HeldLayers::HeldLayers(const storage::ModelConfig& config, const storage::Mesh& mesh, int rank)
-    : ranges(storage::ranges_of_stage(
-          storage::split_layers(config, mesh), mesh, mesh.stage(rank))),
+    : ranges(storage::ranges_of_stage(storage::split_layers(config, mesh), mesh, mesh.stage(rank))),
       has_embedding(mesh.stage(rank) == 0),
       has_head(mesh.stage(rank) == mesh.pipeline - 1) {
   for (const storage::LayerRange& range : ranges) {
@@ -114,15 +112,16 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       replicas_(make_group(communicator, ranks_of_stage(options_.mesh, communicator.rank()))),
       exchange_(make_tensor_exchange(*replicas_, device(), options_.finetune.exchange)),
       reducer_(*replicas_, *exchange_, micro_batches(options_.finetune)),
-      layers_(make_layers(model_,
-                          held_,
-                          std::move(student.layers),
-                          [&](int layer) {
-                            LayerWeights weights = load(layer);
-                            compute_ = weights.qkv_proj.scalar_type();
-                            return weights;
-                          },
-                          options_.finetune.sequences_per_micro_batch * tokens.seq_len)),
+      layers_(make_layers(
+          model_,
+          held_,
+          std::move(student.layers),
+          [&](int layer) {
+            LayerWeights weights = load(layer);
+            compute_ = weights.qkv_proj.scalar_type();
+            return weights;
+          },
+          options_.finetune.sequences_per_micro_batch * tokens.seq_len)),
       parameters_(start_of(config, held_, options_),
                   parts_to_train(),
                   device(),
@@ -139,8 +138,8 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       storage::pipeline_order(options_.mesh, reducer_.num_own_leaves(), true)
           .at(static_cast<std::size_t>(stages_->rank())));
   // In flight are passes of single ranges.
-  keeps_activations_ = activation_bytes() * in_flight / options_.mesh.chunks <=
-                       options_.activation_budget_bytes;
+  keeps_activations_ =
+      activation_bytes() * in_flight / options_.mesh.chunks <= options_.activation_budget_bytes;
 }
 
 std::vector<TrainedPart> FinetuneTrainer::parts_to_train() {
@@ -163,9 +162,8 @@ std::int64_t FinetuneTrainer::activation_bytes() const {
   const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
   const std::int64_t key = std::int64_t{config.num_key_value_heads} * config.head_dim;
   const LoraAdapter& lora = parameters_.adapter();
-  const bool has_mlp_lora =
-      lora.find(held_.layers.front(), "gate_proj") != nullptr ||
-      lora.find(held_.layers.front(), "up_proj") != nullptr;
+  const bool has_mlp_lora = lora.find(held_.layers.front(), "gate_proj") != nullptr ||
+                            lora.find(held_.layers.front(), "up_proj") != nullptr;
   const std::int64_t wide = config.hidden_size + query + 4 * lora.rank +
                             (has_mlp_lora ? config.hidden_size + 2 * lora.rank : 0);
   const std::int64_t narrow =
@@ -263,8 +261,8 @@ at::Tensor FinetuneTrainer::backward(int chunk, MicroBatch& batch, at::Tensor gr
 }
 
 at::Tensor FinetuneTrainer::lose(MicroBatch& batch, const at::Tensor& hidden) const {
-  LossHead::Result result = head_->run(
-      hidden, targets(batch.sequences), batch.scale, true, [this] { look_up(); });
+  LossHead::Result result =
+      head_->run(hidden, targets(batch.sequences), batch.scale, true, [this] { look_up(); });
   batch.loss_sum = result.loss_sum;
   return std::move(result.gradient);
 }
@@ -359,9 +357,8 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
                                       ? since(begin) / reducer_.num_own_leaves()
                                       : std::chrono::milliseconds(0)));
   const at::Tensor sum = reducer_.finish().to(at::kCPU);  // the only copy from a device
-  std::vector<double> loss = {held_.has_head
-                                  ? static_cast<double>(sum.const_data_ptr<float>()[size])
-                                  : 0.0};
+  std::vector<double> loss = {
+      held_.has_head ? static_cast<double>(sum.const_data_ptr<float>()[size]) : 0.0};
   sum_over_stages(loss);
   StepResult result;
   result.loss = loss.front() * scale;
@@ -419,8 +416,8 @@ Validation FinetuneTrainer::validate() {
   const auto all = communicator_.all_gather(std::as_bytes(std::span(sums)));
   Validation mean;
   for (std::size_t i = 0; i < sums.size(); ++i) {
-    const auto owner = static_cast<std::size_t>(options_.mesh.rank(
-        static_cast<int>(i) % options_.mesh.data, options_.mesh.pipeline - 1));
+    const auto owner = static_cast<std::size_t>(
+        options_.mesh.rank(static_cast<int>(i) % options_.mesh.data, options_.mesh.pipeline - 1));
     const auto& sum = reinterpret_cast<const Validation*>(all.data())[owner * sums.size() + i];
     mean.loss += sum.loss;
     mean.cross_entropy += sum.cross_entropy;

@@ -3,8 +3,8 @@
 // together. The ranks are a mesh: a rank holds the layers of its stage alone, and computes them for
 // the micro-batches of its pipeline. A step's gradient is the mean over the positions that count in
 // the whole step, summed over micro-batches in the order of one fixed tree
-// (worker/comm/tree_reduce.hpp); every rank of a stage then makes the same update. So the parameters
-// are a function of (seed, data, recipe, threads a rank), never of the mesh.
+// (worker/comm/tree_reduce.hpp); every rank of a stage then makes the same update. So the
+// parameters are a function of (seed, data, recipe, threads a rank), never of the mesh.
 #pragma once
 
 #include <chrono>
@@ -71,8 +71,8 @@ class FinetuneTrainer {
  public:
   // Collective, as is the destructor (tensor_exchange.hpp). `load(i)` gives the weights of layer i,
   // once each of this rank's, in order. `outer` has what HeldLayers says that the rank needs, on
-  // options.device. tokens and communicator outlive the trainer. Throws kUsage when ranks, layers or
-  // sequences do not fit (mesh.hpp, tree_reduce.hpp, data_order.hpp, micro-batches), and as
+  // options.device. tokens and communicator outlive the trainer. Throws kUsage when ranks, layers
+  // or sequences do not fit (mesh.hpp, tree_reduce.hpp, data_order.hpp, micro-batches), and as
   // make_tensor_exchange.
   FinetuneTrainer(const storage::ModelConfig& config,
                   Student student,
@@ -150,7 +150,7 @@ class FinetuneTrainer {
   DataOrder order_;
   std::unique_ptr<Communicator> stages_, replicas_;  // of the pipeline; of the stage
   std::unique_ptr<TensorExchange> exchange_;
-  TreeReducer reducer_;  // of the replicas
+  TreeReducer reducer_;                     // of the replicas
   at::ScalarType compute_ = at::kBFloat16;  // of the weights
   std::vector<StudentLayer> layers_;        // held_.layers
   // Makes what it trains of layers_ and outer_ its own, before head_ takes the final norm.

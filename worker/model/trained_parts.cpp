@@ -49,8 +49,11 @@ std::vector<TrainedPart> parts_of(kernels::HybridParameters& parameters, int lay
   add(parts, prefix + "feature_map_k.mlp.bias", "maps", parameters.k.bias, layer_idx);
   at::Tensor& factors = parameters.window_factors;
   if (factors.defined()) {
-    parts.push_back(
-        {prefix + "window_factors", "window_factors", {1, factors.size(0), 1, 1}, &factors, layer_idx});
+    parts.push_back({prefix + "window_factors",
+                     "window_factors",
+                     {1, factors.size(0), 1, 1},
+                     &factors,
+                     layer_idx});
   }
   return parts;
 }

@@ -221,10 +221,17 @@ TEST(Recipe, RulesBetweenFieldsNameTheLineOfTheFieldToChange) {
   EXPECT_EQ(refusal_of("[finetune]\nsequences_per_step = 6\nsequences_per_micro_batch = 4\n"),
             "recipe.toml:7: finetune.sequences_per_step = 6 must be a multiple of "
             "finetune.sequences_per_micro_batch = 4");
-  EXPECT_EQ(refusal_of("[finetune]\nranks = 5\n"),
-            "recipe.toml:7: finetune.ranks = 5, but a step has 4 micro-batches "
-            "(sequences_per_step / sequences_per_micro_batch) and each rank needs one; lower it to "
-            "4 or raise finetune.sequences_per_step");
+  EXPECT_EQ(refusal_of("[finetune]\nranks = 5\n"), "accepted");
+  EXPECT_EQ(refusal_of("[finetune]\nranks = 4\nmesh = \"2x2\"\n"), "accepted");
+  EXPECT_EQ(refusal_of("[finetune]\nranks = 5\nmesh = \"5x1\"\n"),
+            "recipe.toml:8: finetune.mesh = \"5x1\" has 5 pipelines, but a step has 4 "
+            "micro-batches (sequences_per_step / sequences_per_micro_batch) and each pipeline "
+            "needs one; use more stages, or raise finetune.sequences_per_step");
+  EXPECT_EQ(refusal_of("[finetune]\nranks = 3\nmesh = \"2x2\"\n"),
+            "recipe.toml:8: finetune.mesh = \"2x2\" has 4 ranks, but finetune.ranks = 3; make them "
+            "equal, or set it to \"auto\"");
+  EXPECT_THAT(refusal_of("[finetune]\nmesh = \"two\"\n"),
+              HasSubstr("finetune.mesh = \"two\": expected \"auto\", or pipelines x stages"));
   EXPECT_THAT(refusal_of("[plan]\nkeep_boundaries = \"every:0\"\n"),
               HasSubstr("every:N with N at least 1"));
   EXPECT_THAT(refusal_of("[plan]\nkeep_boundaries = \"some\"\n"),

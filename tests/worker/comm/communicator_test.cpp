@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <numeric>
@@ -35,6 +36,48 @@ TEST(Communicator, MessagesOfOneTagKeepTheirOrderAndTagsDoNotMix) {
       EXPECT_EQ(got, bytes_of({1}));
       communicator.receive(got, 0, 7);
       EXPECT_EQ(got, bytes_of({3}));
+    }
+  });
+}
+
+TEST(Communicator, MessagesThatWereStartedArriveInTheirOrderWhileOthersAreSent) {
+  run_on_threads(2, [](Communicator& communicator) {
+    const auto word = [](int value) { return std::vector<std::byte>(3, std::byte(value)); };
+    if (communicator.rank() == 0) {
+      std::vector<std::unique_ptr<Message>> sent;
+      for (int i = 0; i < 4; ++i) sent.push_back(communicator.start_send(word(i), 1, 7));
+      for (const auto& message : sent) EXPECT_TRUE(message->wait().empty());
+      return;
+    }
+    const auto first = communicator.start_receive(3, 0, 7);
+    const auto second = communicator.start_receive(3, 0, 7);
+    EXPECT_EQ(first->wait(), word(0));
+    EXPECT_EQ(second->wait(), word(1));
+    std::vector<std::byte> third(3);
+    communicator.receive(third, 0, 7);
+    EXPECT_EQ(third, word(2));
+    communicator.receive(third, 0, 7);
+  });
+}
+
+TEST(Communicator, GroupsOfRanksHaveCollectivesOfTheirOwn) {
+  run_on_threads(6, [](Communicator& communicator) {
+    // As a mesh of 2 x 3: pipelines 0 1 2 and 3 4 5, stages 0 3, 1 4, 2 5.
+    const int rank = communicator.rank();
+    const auto pipeline =
+        make_group(communicator, {rank / 3 * 3, rank / 3 * 3 + 1, rank / 3 * 3 + 2});
+    const auto stage = make_group(communicator, {rank % 3, rank % 3 + 3});
+    EXPECT_EQ(pipeline->rank(), rank % 3);
+    EXPECT_EQ(stage->world_size(), 2);
+    const std::array<std::byte, 1> own = {std::byte(rank)};
+    const auto base = std::byte(rank / 3 * 3);
+    for (int round = 0; round < 3; ++round) {
+      const auto of_pipeline = pipeline->all_gather(own);
+      EXPECT_EQ(of_pipeline.front(), base);
+      EXPECT_EQ(of_pipeline.size(), 3U);
+      const auto of_stage = stage->all_gather(own);
+      EXPECT_EQ(of_stage.back(), std::byte(rank % 3 + 3));
+      EXPECT_EQ(communicator.all_gather(own).size(), 6U);
     }
   });
 }

@@ -4,9 +4,11 @@
 #include <torch/csrc/autograd/autograd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cmath>
 #include <limits>
+#include <mutex>
 #include <thread>
 
 #include "kernels/softmax_attention.hpp"
@@ -50,6 +52,7 @@ class Trained {
       : student_(make_tiny_student(tiny)),
         tokens_(make_tiny_tokens(40, 3, 21, student_.config.vocab_size)) {
     at::set_num_threads(1);
+    if (options.mesh.ranks() == 1) options.mesh.data = communicator.world_size();
     trainer_ = std::make_unique<FinetuneTrainer>(
         student_.config,
         student_.student,
@@ -401,6 +404,95 @@ TEST(Finetune, TheKlFromATeacherThatIsSureOfTheTextIsTheCrossEntropy) {
   EXPECT_EQ(asked, (std::vector<std::int64_t>{5, 24, 25}));
   taught->step();
   EXPECT_LT(*std::max_element(asked.begin(), asked.end()), 26);
+}
+
+// What a mesh leaves: every rank's tensors, of which ranks of one stage have the same.
+struct Left {
+  std::map<std::string, std::vector<std::byte>> tensors;
+  double loss = 0.0, gradient_norm = 0.0, validation = 0.0;
+  std::map<std::string, double> update_norms;
+  bool operator==(const Left&) const = default;
+};
+
+Left train_over(const storage::Mesh& mesh,
+                const storage::FinetuneSection& finetune,
+                const TinyOptions& tiny,
+                std::int64_t budget) {
+  Left left;
+  std::mutex mutex;
+  run_on_threads(mesh.ranks(), [&](Communicator& communicator) {
+    TrainerOptions options = trainer_options(finetune);
+    options.mesh = mesh;
+    options.activation_budget_bytes = budget;
+    Trained trained(tiny, options, communicator);
+    FinetuneTrainer::StepResult result;
+    for (int i = 0; i < 3; ++i) result = trained->step();
+    const double validation = trained->validate().loss;
+    const std::lock_guard lock(mutex);
+    for (const auto& [name, tensor] : trained->parameters().checkpoint().tensors) {
+      const auto [found, is_new] = left.tensors.emplace(name, tensor.bytes);
+      EXPECT_TRUE(is_new || found->second == tensor.bytes)
+          << name << " differs between the replicas of " << storage::mesh_text(mesh);
+    }
+    left.loss = result.loss;
+    left.gradient_norm = result.norms.gradient;
+    left.validation = validation;
+    if (communicator.rank() == 0) left.update_norms = result.norms.updates;
+  });
+  return left;
+}
+
+TEST(Finetune, EveryMeshGivesTheBytesLossesAndNormsOfOneRank) {
+  const TinyOptions tiny{.num_layers = 5, .dtype = at::kBFloat16, .softmax_layers = {1}};
+  for (const auto& finetune : {section(), everything()}) {
+    for (const std::int64_t budget : {std::int64_t{0}, kActivationBudgetBytes}) {
+      const Left one = train_over({}, finetune, tiny, budget);
+      ASSERT_GT(one.validation, 0.0);
+      for (const char* text :
+           {"2x1", "1x2", "3x1", "1x3", "4x1", "2x2", "1x4", "1x5", "3x2", "1x2x2", "2x2x2"}) {
+        EXPECT_EQ(train_over(*storage::parse_mesh(text), finetune, tiny, budget), one) << text;
+      }
+    }
+  }
+}
+
+TEST(Finetune, BytesBetweenStagesAreThoseOfTheFormula) {
+  const TinyOptions tiny{.num_layers = 5};
+  const storage::FinetuneSection finetune = section();
+  const storage::Mesh mesh{2, 2};
+  std::atomic<std::int64_t> sent = 0, expected = 0;
+  run_on_threads(mesh.ranks(), [&](Communicator& communicator) {
+    TrainerOptions options = trainer_options(finetune);
+    options.mesh = mesh;
+    options.stream = at::kBFloat16;  // fp32 weights: the stream goes in half the bytes
+    Trained trained(tiny, options, communicator);
+    trained->step();
+    sent += trained->pipeline().bytes_sent();
+    const auto& config = trained.student().config;
+    // Each micro-batch crosses the one border forward in bf16 and backward in fp32.
+    expected =
+        finetune.sequences_per_step * trained.tokens().seq_len * config.hidden_size * (2 + 4);
+  });
+  EXPECT_EQ(sent, expected);
+}
+
+TEST(Finetune, AMeshThatDoesNotFitTheRanksOrTheLayersIsRefused) {
+  const auto refusal = [](const storage::Mesh& mesh, int ranks) {
+    std::string said;
+    try {
+      run_on_threads(ranks, [&](Communicator& communicator) {
+        TrainerOptions options = trainer_options(section());
+        options.mesh = mesh;
+        Trained trained({}, options, communicator);
+      });
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+      said = error.what();
+    }
+    return said;
+  };
+  EXPECT_NE(refusal({2, 2}, 3).find("\"2x2\" has 4 ranks, but 3 were started"), std::string::npos);
+  EXPECT_NE(refusal({1, 4}, 4).find("the model has 3 layers"), std::string::npos);
 }
 
 TEST(Finetune, AnyNumberOfRanksGivesTheSameBytesAndLosses) {

@@ -116,7 +116,8 @@ TEST_F(Logits, AFinetuneLearnsFromThemOnAnyNumberOfRanksWithTheSameBytes) {
           tests::finetune_task(static_cast<storage::FencingToken>(40 + world_size), "student/t5");
       task.inputs.push_back(logits);
       tests::LocalTaskContext context(own.layout(), task.fencing_token);
-      const TaskResult result = run_finetune(own, context, task, communicator);
+      const TaskResult result =
+          run_finetune(own, context, task, {communicator.world_size(), 1}, communicator);
       if (communicator.rank() != 0) return;
       for (const auto& file : result.files) context.commit(file);
       adapters[world_size] = storage::read_text(root / result.files.at(1).name);
@@ -134,7 +135,7 @@ TEST_F(Logits, AFinetuneWithoutThemSaysWhatIsMissing) {
   const auto communicator = make_single_communicator();
   try {
     static_cast<void>(
-        run_finetune(run, context, tests::finetune_task(41, "student/t5"), *communicator));
+        run_finetune(run, context, tests::finetune_task(41, "student/t5"), {}, *communicator));
     FAIL() << "learnt from nothing";
   } catch (const storage::Error& error) {
     EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
