@@ -32,14 +32,15 @@ struct Checkpoint {
 // The checkpoint of `step` of the attempt that holds `token`, durably, under the name that says its
 // step and its hash (RunLayout::checkpoint): a file that is not whole never has such a name, so a
 // coordinator may go by it when whoever wrote it is dead. Same checkpoint, same bytes. Throws
-// kExhausted (the partial file is removed), kInternal (a state that JSON cannot hold). `stage`
-// above 0: a part of one, under RunLayout::checkpoint_part, which whoever writes the checkpoint
-// itself names there.
+// kExhausted (the partial file is removed), kInternal (a state that JSON cannot hold). `part`: the
+// file of one of the ranks that hold the state together, under RunLayout::checkpoint_part; the
+// checkpoint itself then names its parts.
+inline constexpr int kWholeCheckpoint = -1;
 FileRecord write_checkpoint(const RunLayout& layout,
                             FencingToken token,
                             std::int64_t step,
                             const Checkpoint& checkpoint,
-                            int stage = 0);
+                            int part = kWholeCheckpoint);
 // Verifies size and hash first when `expected` has a non-zero size. Throws kCorrupt, kNotFound.
 [[nodiscard]] Checkpoint read_checkpoint(const std::filesystem::path& path,
                                          const FileRecord& expected = {});

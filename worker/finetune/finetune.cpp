@@ -170,10 +170,8 @@ class Finetune {
   // stages no rank has the whole state, and the last checkpoint must do.
   TaskResult part() {
     communicator_.abandon();
-    if (is_root() && mesh_.pipeline == 1) {
-      checkpoint();
-      checkpoints_.finish_alone();
-    }
+    if (is_root() && mesh_.pipeline == 1) checkpoint();
+    if (mesh_.pipeline == 1) checkpoints_.settle();
     return {.ranks_parted = true};
   }
 
@@ -181,9 +179,9 @@ class Finetune {
     // Of the untouched student, or what a stop cut off.
     validate_if_due();
     while (!rules_.is_over(step())) {
-      if (checkpoints_.meet(context_.should_stop())) {
+      if (everyone_stops()) {
         checkpoint();
-        checkpoints_.finish();
+        checkpoints_.settle();
         return {};
       }
       train_step();
@@ -258,6 +256,13 @@ class Finetune {
       throw Stopped{};
   }
 
+  bool everyone_stops() {
+    const std::array<std::byte, 1> own = {std::byte{context_.should_stop()}};
+    const std::vector<std::byte> all = communicator_.all_gather(own);
+    return std::any_of(
+        all.begin(), all.end(), [](std::byte stops) { return stops != std::byte{0}; });
+  }
+
   void train_step() {
     const storage::FaultScope scope("worker.finetune.training");
     progress_.phase = "training";
@@ -265,6 +270,7 @@ class Finetune {
     const double learning_rate = rules_.learning_rate(step());
     trainer_.set_learning_rate(learning_rate);
     const auto result = trainer_.step();
+    checkpoints_.settle();  // that of the step before, before this one counts
     progress_.tokens += result.tokens;
     progress_.loss = result.loss;
     record({{"step", step()},
@@ -300,11 +306,11 @@ class Finetune {
     tell();
   }
 
-  // Goes on in the background. Collective with several stages.
+  // Written in the background; all ranks come here at the same steps.
   void checkpoint() {
-    if (checkpoints_.has(step())) return;
+    if (!checkpoints_.writes() || checkpoints_.step() == step()) return;
     const storage::FaultScope scope("worker.finetune.checkpoint");
-    if (mesh_.pipeline == 1 && !is_root()) return;
+    checkpoints_.settle();
     storage::Checkpoint checkpoint = trainer_.parameters().checkpoint();
     checkpoint.state.update({{"kind", kCheckpointKind},
                              {"student", student_},
@@ -348,7 +354,6 @@ class Finetune {
     const storage::Checkpoint whole =
         checkpoints_.gather(step(), trainer_.parameters().checkpoint());
     if (!is_root()) return result;
-    checkpoints_.finish_alone();
     // Without trained LoRA the adapter is its start, whose B is zero.
     LoraAdapter adapter = start_adapter(run_.config(), finetune_, run_.recipe().seed);
     const TrainedTensors parts = take_best(whole, adapter);

@@ -1,14 +1,13 @@
-// Checkpoints of the finetune stage, written while it trains on. Each stage of the mesh has a part
-// (its first replica writes it); that of rank 0 names the others with their hashes, and is written
-// and published last, once all ranks have heard that the parts lie on disk. Who meets whom is said
-// in the word that the ranks exchange before each step. Called on the computing thread of every
-// rank.
+// Checkpoints of the finetune stage, written in the background of the step that follows. With one
+// stage rank 0 writes all of it. With several each stage of the first pipeline writes a part, its
+// layers' parameters and moments by name, and rank 0 the checkpoint itself: the task's state and the
+// parts' names and hashes. It is whole before the step that follows counts as done, so that a kill
+// costs one interval at most. Called on the computing thread of every rank.
 #pragma once
 
 #include <cstdint>
 #include <future>
-#include <optional>
-#include <string>
+#include <memory>
 #include <vector>
 
 #include "storage/recipe/mesh.hpp"
@@ -28,52 +27,32 @@ class StageCheckpoint {
                   AttemptFiles& files);
   ~StageCheckpoint();
 
-  // Begins one of this rank's state; rank 0's has the task's besides. Waits for the one before.
-  // Collective.
-  void begin(std::int64_t step, storage::Checkpoint state);
-  [[nodiscard]] bool has(std::int64_t step) const;
-  // Before each step, with whether this rank was told to stop. Collective. Whether any was.
-  bool meet(bool stops);
-  // Until the one that is under way is published. Collective.
-  void finish();
-  // The same on rank 0 without the others, which are given up: of one stage.
-  void finish_alone();
-  // All stages' states of this step as one, on rank 0 alone. Collective.
-  [[nodiscard]] storage::Checkpoint gather(std::int64_t step, storage::Checkpoint state);
+  // Whether this rank writes anything: rank 0, or the stages of the first pipeline.
+  [[nodiscard]] bool writes() const { return is_writer_; }
+  // Begins one: this rank's parameters, and the task's state. settle() comes between two of them.
+  void begin(std::int64_t step, storage::Checkpoint checkpoint);
+  // The newest that was begun; -1: none.
+  [[nodiscard]] std::int64_t step() const { return step_; }
+  // Waits until the one that was begun is whole, and publishes it; nothing where none was. With
+  // several stages it is collective over those that write.
+  void settle();
+  // All stages' tensors of a checkpoint of this step, on rank 0; nothing elsewhere. As settle().
+  [[nodiscard]] storage::Checkpoint gather(std::int64_t step, storage::Checkpoint checkpoint);
 
  private:
-  struct Part {
-    std::int64_t step = -1;
-    std::uint64_t size = 0;
-    storage::Hash128 hash{};
-  };
-  // What a rank says before a step.
-  struct Word {
-    std::int64_t stops = 0;
-    Part written;
-  };
-  [[nodiscard]] bool writes() const { return mesh_.data_index(communicator_.rank()) == 0; }
-  [[nodiscard]] bool is_root() const { return communicator_.rank() == 0; }
-  [[nodiscard]] int stage() const { return mesh_.stage(communicator_.rank()); }
-  [[nodiscard]] std::future<storage::FileRecord> write(storage::Checkpoint state);
-  [[nodiscard]] Word own_word(bool stops, bool waits);
-  [[nodiscard]] std::vector<Word> exchange(const Word& own);
-  // On rank 0.
-  void go_on(const std::vector<Word>& words);
-  void publish_if_written(bool waits);
-  [[nodiscard]] std::string part_name(int of_stage, const Part& part) const;
+  [[nodiscard]] bool has_parts() const { return mesh_.pipeline > 1; }
+  // Each stage's part, in order, on all that write.
+  [[nodiscard]] std::vector<storage::FileRecord> parts();
 
   const storage::RunLayout& layout_;
   storage::FencingToken token_;
   const storage::Mesh& mesh_;
-  Communicator& communicator_;
   AttemptFiles& files_;
-
-  std::int64_t step_ = -1;                    // of the newest that was begun
-  std::optional<storage::Checkpoint> state_;  // rank 0's, until the parts are there
-  std::future<storage::FileRecord> file_;     // of this rank, while it is written
-  Part written_;                              // of this rank
-  std::vector<std::string> parts_;            // of the one that rank 0 writes
+  bool is_writer_;
+  std::unique_ptr<Communicator> stages_;  // the first pipeline's ranks, where it has several
+  std::int64_t step_ = -1;
+  nlohmann::json state_;
+  std::future<storage::FileRecord> file_;  // of this rank, until it is settled
 };
 
 // Adds the tensors of the parts that a checkpoint names. Throws kCorrupt, kNotFound, and what JSON
