@@ -168,12 +168,13 @@ std::unique_ptr<TensorExchange> make_host_exchange(Communicator& communicator) {
 
 std::unique_ptr<TensorExchange> make_tensor_exchange(Communicator& communicator,
                                                      const at::Device& device,
-                                                     const std::string& setting) {
+                                                     const std::string& setting,
+                                                     bool tells) {
   const auto places = gather_places(communicator, place_of(device));
   const ExchangeChoice choice = choose_exchange(setting, places);
   auto exchange =
       choice.is_nccl ? nccl::connect(communicator, device) : make_host_exchange(communicator);
-  if (communicator.rank() == 0 && (choice.is_nccl || places.size() > 1)) {
+  if (tells && (choice.is_nccl || places.size() > 1)) {
     std::fprintf(stderr,
                  "hedgerow-worker: gradients of %d ranks meet through %s: %s\n",
                  communicator.world_size(),

@@ -53,13 +53,14 @@ struct ExchangeChoice {
 [[nodiscard]] ExchangeChoice choose_exchange(const std::string& setting,
                                              std::span<const RankPlace> ranks);
 
-// Collective: chooses for tensors of this device, and connects. Rank 0 says on stderr which way it
-// is and why, where there is anything to say. The communicator must outlive the result, whose
-// destructor is collective too. Throws as choose_exchange; kUnavailable when ranks do not connect
-// within kCommDeadline.
+// Collective: chooses for tensors of this device, and connects. Whoever `tells` says on stderr
+// which way it is and why, where there is anything to say. The communicator must outlive the
+// result, whose destructor is collective too. Throws as choose_exchange; kUnavailable when ranks do
+// not connect within kCommDeadline.
 [[nodiscard]] std::unique_ptr<TensorExchange> make_tensor_exchange(Communicator& communicator,
                                                                    const at::Device& device,
-                                                                   const std::string& setting);
+                                                                   const std::string& setting,
+                                                                   bool tells = true);
 // Through the communicator, of any device.
 [[nodiscard]] std::unique_ptr<TensorExchange> make_host_exchange(Communicator& communicator);
 

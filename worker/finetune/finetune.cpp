@@ -273,13 +273,18 @@ class Finetune {
     checkpoints_.settle();  // that of the step before, before this one counts
     progress_.tokens += result.tokens;
     progress_.loss = result.loss;
-    record({{"step", step()},
-            {"loss", result.loss},
-            {"gradient_norm", result.norms.gradient},
-            {"update_norms", result.norms.updates},
-            {"learning_rate", learning_rate},
-            {"tokens", result.tokens},
-            {"seconds", clock.seconds()}});
+    nlohmann::json metrics = {{"step", step()},
+                              {"loss", result.loss},
+                              {"gradient_norm", result.norms.gradient},
+                              {"update_norms", result.norms.updates},
+                              {"learning_rate", learning_rate},
+                              {"tokens", result.tokens},
+                              {"seconds", clock.seconds()}};
+    if (mesh_.pipeline > 1) {
+      metrics["idle_seconds"] = result.idle_seconds;
+      metrics["bytes_between_stages"] = result.bytes_between_stages;
+    }
+    record(metrics);
     storage::fault_step(step());
     storage::fault_point("worker.finetune.stepped");
   }

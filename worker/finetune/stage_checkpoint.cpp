@@ -40,14 +40,14 @@ void StageCheckpoint::begin(std::int64_t step, storage::Checkpoint checkpoint) {
   if (!writes()) return;
   const int part = has_parts() ? stages_->rank() : storage::kWholeCheckpoint;
   if (has_parts()) state_ = std::exchange(checkpoint.state, nlohmann::json::object());
-  file_ = std::async(std::launch::async,
-                     [&layout = layout_, token = token_, step, part](
-                         const storage::Checkpoint& written) {
-                       auto record = storage::write_checkpoint(layout, token, step, written, part);
-                       storage::fault_point("worker.finetune.checkpoint.written");
-                       return record;
-                     },
-                     std::move(checkpoint));
+  file_ = std::async(
+      std::launch::async,
+      [&layout = layout_, token = token_, step, part](const storage::Checkpoint& written) {
+        auto record = storage::write_checkpoint(layout, token, step, written, part);
+        storage::fault_point("worker.finetune.checkpoint.written");
+        return record;
+      },
+      std::move(checkpoint));
 }
 
 std::vector<storage::FileRecord> StageCheckpoint::parts() {
@@ -112,8 +112,7 @@ void read_parts(const storage::RunLayout& layout, storage::Checkpoint& checkpoin
         part.at("name").get<std::string>(),
         part.at("size").get<std::uint64_t>(),
         storage::Hash128::from_hex(part.at("hash").get<std::string>())};
-    checkpoint.tensors.merge(
-        storage::read_checkpoint(layout.resolve(record.name), record).tensors);
+    checkpoint.tensors.merge(storage::read_checkpoint(layout.resolve(record.name), record).tensors);
   }
 }
 

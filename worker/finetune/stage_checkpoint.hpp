@@ -1,8 +1,8 @@
 // Checkpoints of the finetune stage, written in the background of the step that follows. With one
 // stage rank 0 writes all of it. With several each stage of the first pipeline writes a part, its
-// layers' parameters and moments by name, and rank 0 the checkpoint itself: the task's state and the
-// parts' names and hashes. It is whole before the step that follows counts as done, so that a kill
-// costs one interval at most. Called on the computing thread of every rank.
+// layers' parameters and moments by name, and rank 0 the checkpoint itself: the task's state and
+// the parts' names and hashes. It is whole before the step that follows counts as done, so that a
+// kill costs one interval at most. Called on the computing thread of every rank.
 #pragma once
 
 #include <cstdint>

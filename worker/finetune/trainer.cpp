@@ -110,7 +110,8 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       order_(options_.seed, num_train(), options_.finetune.sequences_per_step),
       stages_(make_group(communicator, ranks_of_pipeline(options_.mesh, communicator.rank()))),
       replicas_(make_group(communicator, ranks_of_stage(options_.mesh, communicator.rank()))),
-      exchange_(make_tensor_exchange(*replicas_, device(), options_.finetune.exchange)),
+      exchange_(make_tensor_exchange(
+          *replicas_, device(), options_.finetune.exchange, communicator.rank() == 0)),
       reducer_(*replicas_, *exchange_, micro_batches(options_.finetune)),
       layers_(make_layers(
           model_,
@@ -347,6 +348,8 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
   const double scale = counted == 0 ? 0.0 : 1.0 / static_cast<double>(counted);
   const std::int64_t size = parameters_.size();
   const DeadlineScope waiting(communicator_, communicator_.deadline() + patience());
+  const double waited_before = pipeline_->seconds_waited();
+  const std::int64_t sent_before = pipeline_->bytes_sent();
   const auto begin = now();
   run_step(sequences, scale);
   // Ranks with a micro-batch less are ready before the others by its time, which is then no sign
@@ -357,11 +360,15 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
                                       ? since(begin) / reducer_.num_own_leaves()
                                       : std::chrono::milliseconds(0)));
   const at::Tensor sum = reducer_.finish().to(at::kCPU);  // the only copy from a device
-  std::vector<double> loss = {
-      held_.has_head ? static_cast<double>(sum.const_data_ptr<float>()[size]) : 0.0};
-  sum_over_stages(loss);
+  std::vector<double> sums = {
+      held_.has_head ? static_cast<double>(sum.const_data_ptr<float>()[size]) : 0.0,
+      pipeline_->seconds_waited() - waited_before,
+      static_cast<double>(pipeline_->bytes_sent() - sent_before)};
+  sum_over_stages(sums);
   StepResult result;
-  result.loss = loss.front() * scale;
+  result.loss = sums[0] * scale;
+  result.idle_seconds = sums[1] / options_.mesh.pipeline;
+  result.bytes_between_stages = static_cast<std::int64_t>(sums[2]);
   result.tokens = options_.finetune.sequences_per_step * tokens_.seq_len;
   const auto& finetune = options_.finetune;
   result.norms = parameters_.step(sum.narrow(0, 0, size),

@@ -88,6 +88,10 @@ class FinetuneTrainer {
     double loss = 0.0;  // mean over the step's positions that count, before the update
     TrainedParameters::StepNorms norms;
     std::int64_t tokens = 0;  // of all ranks
+    // Of a mesh with several stages: how long a stage of this pipeline waited for others' passes,
+    // the mean over them, and what they sent each other.
+    double idle_seconds = 0.0;
+    std::int64_t bytes_between_stages = 0;
   };
   // Collective. The next step after parameters().num_steps().
   StepResult step();
