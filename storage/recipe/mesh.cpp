@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <cmath>
 
 #include "storage/base/error.hpp"
 
@@ -14,22 +13,6 @@ double layer_weights(const ModelConfig& model) {
   const double head_dim = model.head_dim;
   return hidden * head_dim * 2.0 * (model.num_attention_heads + model.num_key_value_heads) +
          3.0 * hidden * model.intermediate_size;
-}
-
-// Ranges of at most `most` cost each, filled from the first layer on; empty: more than `num_ranges`
-// would be needed.
-std::vector<LayerRange> filled(int num_layers, int num_ranges, double head, double most) {
-  std::vector<LayerRange> ranges;
-  int begin = 0;
-  for (int range = 0; range < num_ranges; ++range) {
-    const int left = num_ranges - range - 1;  // each takes a layer at least
-    const auto room = static_cast<int>(std::floor(most + 1e-9));
-    const int end = left == 0 ? num_layers : std::min(begin + room, num_layers - left);
-    if (end <= begin || (left == 0 && end - begin + head > most + 1e-9)) return {};
-    ranges.push_back({begin, end});
-    begin = end;
-  }
-  return ranges;
 }
 
 }  // namespace
@@ -79,22 +62,25 @@ std::vector<LayerRange> split_layers(const ModelConfig& model, const Mesh& mesh)
                     " ranges of layers in a pipeline, but the model has " +
                     std::to_string(num_layers) + " layers; lower the pipeline's stages");
   }
+  // All but the last range differ by one layer at most; it has as many as cost least.
   const double head = head_in_layers(model);
-  // The cheapest maximum is a whole number of layers, or the head with some.
-  std::vector<LayerRange> best;
-  double best_cost = 0.0;
-  const auto consider = [&](double most) {
-    if (!best.empty() && most >= best_cost) return;
-    const auto ranges = filled(num_layers, num_ranges, head, most);
-    if (ranges.empty()) return;
-    best = ranges;
-    best_cost = most;
+  const int others = num_ranges - 1;
+  int last = others == 0 ? num_layers : 1;
+  const auto cost = [&](int of_last) {
+    const int longest = (num_layers - of_last + others - 1) / others;
+    return std::max(static_cast<double>(longest), of_last + head);
   };
-  for (int layers = 1; layers <= num_layers; ++layers) {
-    consider(layers);
-    consider(layers + head);
+  while (others > 0 && last + 1 <= num_layers - others && cost(last + 1) < cost(last)) ++last;
+  std::vector<LayerRange> ranges;
+  int begin = 0;
+  for (int range = 0; range < others; ++range) {
+    const int left = num_layers - last - begin;
+    const int size = (left + others - range - 1) / (others - range);
+    ranges.push_back({begin, begin + size});
+    begin += size;
   }
-  return best;
+  ranges.push_back({begin, num_layers});
+  return ranges;
 }
 
 std::vector<LayerRange> ranges_of_stage(const std::vector<LayerRange>& ranges,

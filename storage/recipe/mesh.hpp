@@ -49,8 +49,8 @@ struct LayerRange {
 [[nodiscard]] double head_in_layers(const ModelConfig& model);
 
 // All layers in mesh.num_ranges() contiguous ranges, none empty, such that the most expensive one,
-// with the head counted to the last, is as cheap as can be; of equals, that whose first ranges are
-// longest. Throws kUsage when there are more ranges than layers.
+// with the head counted to the last, is as cheap as can be; the others differ by one layer at most,
+// the longer ones first. Throws kUsage when there are more ranges than layers.
 [[nodiscard]] std::vector<LayerRange> split_layers(const ModelConfig& model, const Mesh& mesh);
 
 // Of one stage, in the order of its chunks.

@@ -46,6 +46,7 @@ max_steps = 0
 max_steps = {steps}
 sequences_per_step = {micro_batches}
 validate_every = 0
+trainable = ["lora", "maps"]
 ranks = {ranks}
 threads = 1
 [workers]
@@ -169,7 +170,7 @@ def larger_than_a_rank(context: Context) -> Iterator[Row]:
     model, run, recipe = context.work / "large-model", context.work / "large", context.work / "large.toml"
     shutil.rmtree(run, ignore_errors=True)
     size = write_large_model(model, context.model())
-    recipe.write_text(RECIPE.format(model=model, text=context.cache / "data" / "jargon.txt.gz", seq_len=128, k=1, steps=2, micro_batches=4,
+    recipe.write_text(RECIPE.format(model=model, text=context.cache / "data" / "jargon.txt.gz", seq_len=192, k=1, steps=2, micro_batches=4,
                                     ranks=LARGE_RANKS) + f'[evaluate]\nprompts = ["A hacker is"]\nmax_new_tokens = 4\n')
     hedgerow = context.program("hedgerow")
 

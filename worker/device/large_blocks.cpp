@@ -18,11 +18,14 @@ void keep_large_blocks() {
   mallopt(M_TRIM_THRESHOLD, -1);  // never by itself
 }
 
+void return_large_blocks() { mallopt(M_MMAP_THRESHOLD, 1 << 20); }
+
 void release_kept_blocks() { malloc_trim(0); }
 
 #else
 
 void keep_large_blocks() {}
+void return_large_blocks() {}
 void release_kept_blocks() {}
 
 #endif

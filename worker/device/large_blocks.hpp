@@ -11,6 +11,10 @@ namespace hedgerow::worker {
 // where an older glibc allows no more. Without glibc nothing happens.
 void keep_large_blocks();
 
+// Until the next keep_large_blocks(): blocks of a megabyte and more go back at once. While a model
+// is loaded, what each tensor was read into would else lie unused between those that stay.
+void return_large_blocks();
+
 // What is kept and unused, to the system: between tasks, whose shapes differ.
 void release_kept_blocks();
 

@@ -16,6 +16,7 @@
 #include "storage/base/hash.hpp"
 #include "storage/tensors/checkpoint.hpp"
 #include "worker/client/task_inputs.hpp"
+#include "worker/device/large_blocks.hpp"
 #include "worker/finetune/stage_checkpoint.hpp"
 #include "worker/finetune/trainer.hpp"
 #include "worker/finetune/validation_rules.hpp"
@@ -436,7 +437,9 @@ TaskResult run_finetune(RunContext& run,
     if (communicator.rank() == 0) verify_inputs(run.layout(), task, file_timeout);
     communicator.barrier();
     require_same_view(run, task, communicator);
+    return_large_blocks();
     stage.emplace(run, context, task, mesh, communicator, stop_patience);
+    keep_large_blocks();
     communicator.barrier();  // each has its model: from here on they go step by step
   } catch (const Stopped&) {
     communicator.abandon();

@@ -128,6 +128,7 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
                   device(),
                   options_.finetune.weight_decay) {
   if (held_.has_head) head_.emplace(config, outer_, loss_weights(options_.finetune));
+  outer_.lm_head = at::Tensor();  // the head has what it needs of it
   pipeline_ = std::make_unique<Pipeline>(
       options_.mesh,
       *stages_,
