@@ -108,6 +108,17 @@ class EverythingTrained(unittest.TestCase):
         ended = self.job.command("generate", "--run", self.run_directory, "--json", "--max-new-tokens", "4", "A hacker is")
         self.assertEqual(ended.code, 0, ended)
 
+    @unittest.skipUnless(shutil.which("mpirun"), "no mpirun on this machine")
+    def test_ranks_that_share_the_layers_generate_what_one_process_does(self) -> None:
+        words = ("generate", "--run", self.run_directory, "--json", "--max-new-tokens", "12", "A hacker is",
+                 "The file that holds it all was first written at a laboratory in which nobody slept")
+        alone = self.job.command(*words)
+        self.assertEqual(alone.code, 0, alone)
+        self.assertEqual(len(alone.out.splitlines()), 2)
+        for ranks in ("2", "3"):
+            together = self.job.command(*words, "--ranks", ranks)
+            self.assertEqual((together.code, together.out), (0, alone.out), together)
+
     def test_the_adapter_form_cannot_carry_norms_and_says_so(self) -> None:
         out = self.job.root / "adapter-form"
         ended = self.job.command("export", "--run", self.run_directory, "--adapter", "--out", out)

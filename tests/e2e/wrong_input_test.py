@@ -451,6 +451,16 @@ class Recipes(WrongInput):
                 self.assertIn(ended.code, (2, 5), "a build without CUDA; a machine without a GPU")
         self.assertFalse(self.new_run.exists())
 
+    def test_more_ranks_than_layers_a_machine_without_mpirun_and_a_number_that_is_none(self) -> None:
+        for ranks, code, words in (("5", 2, ("--ranks 5", "at least one layer", "has 4", "lower --ranks")),
+                                   ("2", 5, ("mpirun", "hedgerow doctor")),
+                                   ("0", 2, ("--ranks", "not in range"))):
+            with self.subTest(ranks=ranks):
+                ended = self.job.command("generate", "--run", prepared.finished, "--ranks", ranks, "A hacker", PATH="/no/such")
+                self.assert_refused(ended, code)
+                for word in words:
+                    self.assertIn(word, " ".join(ended.err.split()))
+
     def test_another_device_than_the_run_began_with(self) -> None:
         ended = self.job.command("run", "--run", prepared.finished, "--device", "cpu")
         self.assert_refused(ended, 2, "--device cpu differs from the recipe", "plan.device", "begin a new run")

@@ -1,5 +1,5 @@
 """A model directory of any size whose weights are holes in files: its shapes are real, and it takes no disk. For whoever reads
-headers alone, as a plan does."""
+headers alone, as a plan does, or for layers that hand on what they get, because their weights are zeros."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ storage::ExitCode evaluate_command(const EvaluateArguments& given) {
   std::optional<LoraAdapter> adapter;
   if (!given.student.empty())
     options.student = &student.emplace(
-        storage::read_given([&] { return load_student(given.student, model, device); }));
+        storage::read_given([&] { return load_student(given.student, model, at::kCPU); }));
   if (!given.adapter.empty())
     options.adapter = &adapter.emplace(
         storage::read_given([&] { return load_adapter(given.adapter, model.config()); }));

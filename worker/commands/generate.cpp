@@ -2,6 +2,8 @@
 #include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>
+#include <cstdio>
+#include <cstdlib>
 #include <iostream>
 #include <iterator>
 #include <memory>
@@ -13,6 +15,7 @@
 #include "worker/device/device.hpp"
 #include "worker/generate/generator.hpp"
 #include "worker/model/decoder.hpp"
+#include "worker/task/failure.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -24,20 +27,41 @@ struct GenerateArguments {
   std::string model, student, adapter;
   std::string device = "auto", compute_dtype = "auto";
   GenerateOptions generate;
-  int threads = 0;
+  int threads = 0, ranks = 1;
   bool progress = false;
 };
 
-std::vector<std::vector<std::int64_t>> read_prompts(std::istream& in) {
-  const std::string text(std::istreambuf_iterator<char>(in), {});
+using Prompts = std::vector<std::vector<std::int64_t>>;
+
+Prompts parse_prompts(const std::string& text) {
   try {
-    return nlohmann::json::parse(text).at("prompts").get<std::vector<std::vector<std::int64_t>>>();
+    return nlohmann::json::parse(text).at("prompts").get<Prompts>();
   } catch (const nlohmann::json::exception& error) {
     throw Error(
         ErrorKind::kUsage,
         std::string("standard input: expected {\"prompts\": [[token ids], ...]}: ") + error.what());
   }
 }
+
+// mpirun gives its standard input to rank 0.
+Prompts read_prompts(Communicator* ranks) {
+  std::string text;
+  if (ranks == nullptr || ranks->rank() == 0)
+    text.assign(std::istreambuf_iterator<char>(std::cin), {});
+  if (ranks != nullptr) {
+    const DeadlineScope timeout(*ranks);
+    std::uint64_t size = text.size();
+    ranks->broadcast(std::as_writable_bytes(std::span(&size, 1)), 0);
+    text.resize(size);
+    ranks->broadcast(std::as_writable_bytes(std::span(text)), 0);
+  }
+  return parse_prompts(text);
+}
+
+// Of a rank that does not print.
+struct Silent final : GenerationObserver {
+  void on_row(std::int64_t /*row*/, const std::vector<std::int64_t>& /*ids*/) override {}
+};
 
 // One JSON line a row, as soon as it ends, and how far all of them are.
 class Printer final : public GenerationObserver {
@@ -48,7 +72,7 @@ class Printer final : public GenerationObserver {
         num_tokens_(static_cast<std::int64_t>(num_rows) * max_new_tokens) {}
 
   void on_prefill(double share) override { progress_("reading the prompts", share); }
-  void on_logits(std::int64_t /*row*/, std::int64_t /*position*/, const at::Tensor&) override {
+  void on_token(std::int64_t /*row*/, std::int64_t /*position*/, std::int64_t /*token*/) override {
     show(num_done_ + 1);
   }
   void on_row(std::int64_t row, const std::vector<std::int64_t>& ids) override {
@@ -67,32 +91,64 @@ class Printer final : public GenerationObserver {
   std::int64_t max_new_tokens_, num_tokens_, num_done_ = 0;
 };
 
-storage::ExitCode generate_command(const GenerateArguments& options) {
+// `ranks` nullptr: alone.
+storage::ExitCode generate(const GenerateArguments& options, Communicator* ranks) {
   if (options.threads > 0) at::set_num_threads(options.threads);
   options.generate.sampling.validate();
-  const ProgressLines progress(options.progress);
-  const auto prompts = read_prompts(std::cin);
+  const bool prints = ranks == nullptr || ranks->rank() == 0;
+  const ProgressLines progress(options.progress && prints);
+  const Prompts prompts = read_prompts(ranks);
   const at::Device device = resolve_device(options.device);
   const auto model = storage::ModelDirectory::open(options.model);
+  const PipelinePlace place = place_among(ranks, model.config());
+  const auto is_held = [&place](int layer) { return place.layers.contains(layer); };
   std::optional<Student> student;
-  if (!options.student.empty())
-    student = storage::read_given([&] { return load_student(options.student, model, device); });
+  if (!options.student.empty()) {
+    student =
+        storage::read_given([&] { return load_student(options.student, model, device, is_held); });
+  }
   std::optional<LoraAdapter> adapter;
-  if (!options.adapter.empty())
-    adapter = storage::read_given([&] { return load_adapter(options.adapter, model.config()); });
+  if (!options.adapter.empty()) {
+    adapter =
+        storage::read_given([&] { return load_adapter(options.adapter, model.config(), is_held); });
+  }
   if (student && adapter) storage::read_given([&] { put_in_place(*student, adapter->trained); });
   const at::ScalarType compute_dtype = resolve_compute_dtype(options.compute_dtype, device);
-  print_line({{"compute_dtype", dtype_word(compute_dtype)}});
-  Generator generator =
-      Generator::load(model,
-                      std::move(student),
-                      adapter ? &*adapter : nullptr,
-                      device,
-                      compute_dtype,
-                      [&](double share) { progress("loading the model", share); });
+  if (prints) print_line({{"compute_dtype", dtype_word(compute_dtype)}});
+  Generator generator = Generator::load(
+      model,
+      std::move(student),
+      adapter ? &*adapter : nullptr,
+      device,
+      compute_dtype,
+      [&](double share) { progress("loading the model", share); },
+      place);
+  adapter.reset();  // its LoRA is in the weights
   Printer printer(progress, prompts.size(), options.generate.max_new_tokens);
-  generator.run(prompts, options.generate, printer);
+  Silent silent;
+  generator.run(
+      prompts, options.generate, prints ? static_cast<GenerationObserver&>(printer) : silent);
   return storage::ExitCode::kOk;
+}
+
+storage::ExitCode generate_command(const GenerateArguments& options) {
+  if (options.ranks == 1) return generate(options, nullptr);
+  const auto ranks = make_mpi_communicator();
+  try {
+    if (ranks->world_size() != options.ranks) {
+      throw Error(ErrorKind::kUsage,
+                  "--ranks " + std::to_string(options.ranks) + ", but mpirun started " +
+                      std::to_string(ranks->world_size()) +
+                      "; give mpirun -n and --ranks the same number");
+    }
+    return generate(options, ranks.get());
+  } catch (...) {
+    // At once, without MPI_Finalize, which would wait for the others: mpirun ends them.
+    const Failure failure = current_failure({.name = "generate"});
+    std::fprintf(stderr, "hedgerow-worker: rank %d: %s\n", ranks->rank(), failure.message.c_str());
+    std::fflush(nullptr);
+    std::_Exit(static_cast<int>(storage::exit_code(failure.kind)));
+  }
 }
 
 }  // namespace
@@ -127,6 +183,12 @@ void register_generate(CLI::App& app, Action& action) {
   command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32")
       ->capture_default_str();
   command->add_option("--threads", options->threads, "0: as many as cores");
+  command
+      ->add_option("--ranks",
+                   options->ranks,
+                   "As many as mpirun starts of this, each with its share of the layers; 1: alone, "
+                   "without mpirun")
+      ->check(CLI::PositiveNumber);
   command->add_flag("--progress", options->progress, kProgressHelp);
   command->callback(
       [options, &action] { action = [options] { return generate_command(*options); }; });

@@ -127,6 +127,7 @@ class Evaluator {
     const int num_layers = model_.config().num_hidden_layers;
     for (int layer = 0; layer < num_layers; ++layer) {
       const LayerPair pair = load(layer);
+      maps_ = maps_on_device(layer);
       for (const Column column : columns_) {
         const BlockRunner& runner =
             pair.adapted && has_students_weights(column) ? *pair.adapted : pair.teacher;
@@ -259,6 +260,15 @@ class Evaluator {
     return found ? &*found : nullptr;
   }
 
+  // Of one layer alone: those of all would grow with the model.
+  [[nodiscard]] std::optional<kernels::HybridParameters> maps_on_device(int layer) const {
+    if (parameters(layer) == nullptr) return std::nullopt;
+    kernels::HybridParameters maps = *parameters(layer);
+    for (const TrainedPart& part : parts_of(maps, layer))
+      *part.value = part.value->to(options_.device);
+    return maps;
+  }
+
   Attend attention(Column column, TextSums& text) {
     switch (column) {
       case Column::kTeacher:
@@ -276,22 +286,19 @@ class Evaluator {
   }
 
   Attend subject_attention() const {
-    return [this](int layer, const Qkv& qkv) {
-      const kernels::HybridParameters* hybrid = parameters(layer);
-      if (hybrid == nullptr) return teacher_attention(qkv);
-      return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *hybrid, options_.student->options);
+    return [this](int /*layer*/, const Qkv& qkv) {
+      if (!maps_) return teacher_attention(qkv);
+      return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *maps_, options_.student->options);
     };
   }
 
   Attend measuring_teacher(TextSums& text) {
     return [this, &text](int layer, const Qkv& qkv) {
       const at::Tensor y_true = teacher_attention(qkv);
-      const kernels::HybridParameters* hybrid = measures_layers() ? parameters(layer) : nullptr;
-      if (hybrid != nullptr) {
+      if (measures_layers() && maps_) {
         kernels::HybridOptions unrounded = options_.student->options;
         unrounded.fp32_output = true;
-        const at::Tensor y_pred =
-            kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *hybrid, unrounded);
+        const at::Tensor y_pred = kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *maps_, unrounded);
         const at::Tensor truth = y_true.to(at::kFloat);
         ErrorSums& sums = text.errors[layer];
         sums.squared_error += (y_pred - truth).square().sum(at::kDouble).item<double>();
@@ -377,7 +384,8 @@ class Evaluator {
   Column subject_;
   std::vector<Column> columns_;  // those that are computed, the teacher first
   std::int64_t beyond_ = 0;
-  std::vector<TextSums> texts_;  // the first, then options_.texts
+  std::optional<kernels::HybridParameters> maps_;  // of the layer that is computed
+  std::vector<TextSums> texts_;                    // the first, then options_.texts
 };
 
 nlohmann::json figures_json(const ColumnFigures& figures) {
@@ -563,7 +571,7 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
   if (task.subject != "teacher")
-    student = load_student(directory_of(run, task, "hedgerow.json"), run.model(), run.device());
+    student = load_student(directory_of(run, task, "hedgerow.json"), run.model(), at::kCPU);
   if (task.subject == "lora")
     adapter = load_adapter(directory_of(run, task, "adapter_config.json"), run.config());
   if (student && adapter) put_in_place(*student, adapter->trained);

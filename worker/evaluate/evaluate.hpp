@@ -43,7 +43,7 @@ struct EvaluationText {
 };
 
 struct EvaluateOptions {
-  at::Device device = at::kCPU;               // the student's too
+  at::Device device = at::kCPU;               // the student and the adapter may lie elsewhere
   at::ScalarType compute_dtype = at::kFloat;  // between layers too: nothing is stored here
   const Student* student = nullptr;           // none: the teacher
   const LoraAdapter* adapter = nullptr;       // merged into the student's weights alone

@@ -4,6 +4,8 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <chrono>
+#include <utility>
 
 #include "storage/base/error.hpp"
 
@@ -15,6 +17,30 @@ using storage::ErrorKind;
 
 std::span<const float> values(const at::Tensor& logits) {
   return {logits.const_data_ptr<float>(), static_cast<std::size_t>(logits.numel())};
+}
+
+constexpr int kHiddenTag = 1, kTokenTag = 2;
+// Whoever waits for a rank that hangs gives up before those that wait for him: so it is the one at
+// fault that is named.
+std::chrono::milliseconds later(const Communicator& ranks, int num_hops) {
+  constexpr int kHopsOfADeadline = 30;
+  return ranks.deadline() + ranks.deadline() * num_hops / kHopsOfADeadline;
+}
+
+std::span<std::byte> bytes_of(const at::Tensor& tensor) {
+  return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
+}
+
+OuterWeights load_outside_layers(const storage::ModelDirectory& model,
+                                 at::ScalarType compute_dtype,
+                                 const at::Device& device,
+                                 const LoadHooks& hooks,
+                                 const PipelinePlace& place) {
+  if (place.is_first() && place.is_last()) return load_outer(model, compute_dtype, device, hooks);
+  if (place.is_last()) return load_head(model, compute_dtype, device, hooks);
+  OuterWeights outer;
+  if (place.is_first()) outer.embed_tokens = load_embedding(model, compute_dtype, device, hooks);
+  return outer;
 }
 
 }  // namespace
@@ -41,21 +67,31 @@ struct Generator::Batch {
   }
 };
 
+PipelinePlace place_among(Communicator* ranks, const storage::ModelConfig& config) {
+  if (ranks == nullptr) return {nullptr, {0, config.num_hidden_layers}};
+  const storage::Mesh mesh{.data = 1, .pipeline = ranks->world_size()};
+  return {ranks, storage::split_layers(config, mesh)[static_cast<std::size_t>(ranks->rank())]};
+}
+
 Generator::Generator(const storage::ModelConfig& config,
                      OuterWeights outer,
                      std::vector<LayerWeights> layers,
-                     std::optional<Student> student)
+                     std::optional<Student> student,
+                     PipelinePlace place)
     : config_(config),
       outer_(std::move(outer)),
       layers_(std::move(layers)),
-      student_(std::move(student)) {}
+      student_(std::move(student)),
+      place_(place) {}
 
 Generator Generator::load(const storage::ModelDirectory& model,
                           std::optional<Student> student,
                           const LoraAdapter* adapter,
                           const at::Device& device,
                           at::ScalarType compute_dtype,
-                          const std::function<void(double)>& progress) {
+                          const std::function<void(double)>& progress,
+                          std::optional<PipelinePlace> given) {
+  const PipelinePlace place = given ? *given : place_among(nullptr, model.config());
   LoadHooks hooks;
   if (student) {
     hooks.check_hash = [&](int layer, const storage::Hash128& hash) {
@@ -63,19 +99,20 @@ Generator Generator::load(const storage::ModelDirectory& model,
     };
   }
   std::vector<LayerWeights> layers;
-  for (int i = 0; i < model.config().num_hidden_layers; ++i) {
+  for (int i = place.layers.begin; i < place.layers.end; ++i) {
     layers.push_back(load_layer(model, i, compute_dtype, device, hooks));
     if (adapter != nullptr) merge_into(layers.back(), *adapter, i, model.config());
-    if (progress) progress(static_cast<double>(i + 1) / model.config().num_hidden_layers);
+    if (progress) progress(static_cast<double>(layers.size()) / place.layers.size());
   }
-  OuterWeights outer = load_outer(model, compute_dtype, device, hooks);
+  OuterWeights outer = load_outside_layers(model, compute_dtype, device, hooks, place);
   if (adapter != nullptr) put_in_place(parts_of(outer), adapter->trained);
-  return {model.config(), std::move(outer), std::move(layers), std::move(student)};
+  return {model.config(), std::move(outer), std::move(layers), std::move(student), place};
 }
 
 const std::optional<kernels::HybridParameters>& Generator::parameters(std::size_t layer) const {
   static const std::optional<kernels::HybridParameters> kSoftmax;
-  return student_ ? student_->layers[layer] : kSoftmax;
+  const std::size_t first = static_cast<std::size_t>(place_.layers.begin);
+  return student_ ? student_->layers[first + layer] : kSoftmax;
 }
 
 void Generator::check(const std::vector<std::vector<std::int64_t>>& prompts,
@@ -104,14 +141,47 @@ at::Tensor Generator::embedded(const std::vector<std::int64_t>& ids) const {
   return embed(at::tensor(ids, at::kLong).unsqueeze(0).to(device()), outer_.embed_tokens);
 }
 
-// [1, V] logits after the prompt's last token.
+// [1, rows, M] of the rank before.
+at::Tensor Generator::received(std::int64_t num_rows) const {
+  Communicator& ranks = *place_.ranks;
+  const DeadlineScope timeout(ranks, later(ranks, ranks.rank()));
+  const at::Tensor hidden =
+      at::empty({1, num_rows, config_.hidden_size}, layers_.front().qkv_proj.scalar_type());
+  ranks.receive(bytes_of(hidden), ranks.rank() - 1, kHiddenTag);
+  return hidden.to(device());
+}
+
+// Goes on while this rank computes; one at a time, so that a slow rank does not fill our memory.
+void Generator::hand_on(const at::Tensor& hidden) {
+  const at::Tensor on_host = hidden.cpu().contiguous();
+  const auto bytes = bytes_of(on_host);
+  if (outgoing_) outgoing_->wait();
+  outgoing_ =
+      place_.ranks->start_send({bytes.begin(), bytes.end()}, place_.ranks->rank() + 1, kHiddenTag);
+}
+
+// The last rank's tokens on every rank.
+void Generator::share(std::vector<std::int64_t>& tokens) {
+  if (place_.ranks == nullptr) return;
+  Communicator& ranks = *place_.ranks;
+  const int last = ranks.world_size() - 1;
+  const auto bytes = std::as_writable_bytes(std::span(tokens));
+  if (ranks.rank() == last) {
+    for (int rank = 0; rank < last; ++rank) ranks.send(bytes, rank, kTokenTag);
+  } else {
+    const DeadlineScope timeout(ranks, later(ranks, ranks.world_size()));
+    ranks.receive(bytes, last, kTokenTag);
+  }
+}
+
+// [1, V] logits after the prompt's last token, on the last rank.
 at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
                               std::vector<AttentionCache>& caches,
-                              const std::function<void()>& on_layer) const {
+                              const std::function<void()>& on_layer) {
   const auto length = static_cast<std::int64_t>(prompt.size());
   const RopeTable rope{rope_.cos.narrow(0, 0, length), rope_.sin.narrow(0, 0, length)};
   const auto options = student_ ? student_->options : kernels::HybridOptions{};
-  at::Tensor hidden = embedded(prompt);
+  at::Tensor hidden = place_.is_first() ? embedded(prompt) : received(length);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     hidden = decoder_layer(
         hidden, layers_[i], rope, config_, hidden.scalar_type(), [&](const Qkv& heads) {
@@ -120,17 +190,19 @@ at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
         });
     on_layer();
   }
-  return logits(hidden.select(1, length - 1), outer_, config_);
+  if (place_.is_last()) return logits(hidden.select(1, length - 1), outer_, config_);
+  hand_on(hidden);
+  return {};
 }
 
-// [B, V] logits on the CPU after one more token a row.
+// [B, V] logits on the CPU after one more token a row, on the last rank.
 at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
                            const std::vector<std::int64_t>& positions,
-                           std::vector<AttentionCache>& caches) const {
+                           std::vector<AttentionCache>& caches) {
   // The rows stand where a sequence's tokens would, each with its own line of the rotary table.
   const at::Tensor index = at::tensor(positions, at::kLong).to(device());
   const RopeTable rope{rope_.cos.index_select(0, index), rope_.sin.index_select(0, index)};
-  at::Tensor hidden = embedded(tokens);
+  at::Tensor hidden = place_.is_first() ? embedded(tokens) : received(std::ssize(tokens));
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto by_row = [](const at::Tensor& x) {
       return x.squeeze(0).transpose(0, 1).contiguous();
@@ -141,19 +213,22 @@ at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
           return y.transpose(0, 1).unsqueeze(0);
         });
   }
-  return logits(hidden.squeeze(0), outer_, config_).cpu();
+  if (place_.is_last()) return logits(hidden.squeeze(0), outer_, config_).cpu();
+  hand_on(hidden);
+  return {};
 }
 
 // Every prompt run through the layers; `first` gets the logits [rows, V] of the first new
-// tokens, on the CPU.
+// tokens, on the CPU, on the last rank. Ranks work on different prompts at once.
 Generator::Batch Generator::start(const std::vector<std::vector<std::int64_t>>& prompts,
                                   at::Tensor& first,
-                                  GenerationObserver& observer) const {
+                                  GenerationObserver& observer) {
   Batch batch;
   std::vector<std::vector<AttentionCache>> by_layer(layers_.size());
   std::vector<at::Tensor> rows;
   std::size_t num_layers_done = 0;
   const auto on_layer = [&] {
+    if (outgoing_) outgoing_->is_done();  // moves it on
     observer.on_prefill(static_cast<double>(++num_layers_done) /
                         static_cast<double>(prompts.size() * layers_.size()));
   };
@@ -166,8 +241,28 @@ Generator::Batch Generator::start(const std::vector<std::vector<std::int64_t>>& 
     batch.position.push_back(static_cast<std::int64_t>(prompts[row].size()) - 1);
   }
   for (auto& layer : by_layer) batch.caches.push_back(AttentionCache::joined(std::move(layer)));
-  first = at::cat(rows).cpu();
+  if (place_.is_last()) first = at::cat(rows).cpu();
   return batch;
+}
+
+// The next token of each row.
+std::vector<std::int64_t> Generator::choose(const Batch& batch,
+                                            const at::Tensor& logits,
+                                            const SamplingOptions& sampling,
+                                            GenerationObserver& observer) const {
+  std::vector<std::int64_t> tokens;
+  for (std::size_t i = 0; i < batch.row.size(); ++i) {
+    const at::Tensor row_logits = logits[static_cast<std::int64_t>(i)];
+    const std::int64_t row = batch.row[i], position = batch.position[i];
+    if (!at::isfinite(row_logits).all().item<bool>()) {
+      throw Error(ErrorKind::kUsage,
+                  "the logits of prompt " + std::to_string(row) + " at position " +
+                      std::to_string(position) + " are not finite; check the model's weights");
+    }
+    observer.on_logits(row, position, row_logits);
+    tokens.push_back(sample(values(row_logits), sampling, row, position));
+  }
+  return tokens;
 }
 
 void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,
@@ -186,19 +281,19 @@ void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,
 
   std::vector<std::vector<std::int64_t>> generated(prompts.size());
   at::Tensor next;  // logits [rows of the batch, V]
+  // Until the first tokens: long prompts take long, and a rank may have loaded before another one.
+  std::optional<DeadlineScope> timeout;
+  if (place_.ranks != nullptr) timeout.emplace(*place_.ranks);
   Batch batch = start(prompts, next, observer);
   for (std::int64_t count = 1; !batch.row.empty(); ++count) {
+    for (std::int64_t& position : batch.position) ++position;
+    if (place_.is_last()) batch.token = choose(batch, next, options.sampling, observer);
+    share(batch.token);
+    timeout.reset();
     std::vector<std::int64_t> going;
     for (std::size_t i = 0; i < batch.row.size(); ++i) {
-      const at::Tensor row_logits = next[static_cast<std::int64_t>(i)];
-      const std::int64_t row = batch.row[i], position = ++batch.position[i];
-      if (!at::isfinite(row_logits).all().item<bool>()) {
-        throw Error(ErrorKind::kUsage,
-                    "the logits of prompt " + std::to_string(row) + " at position " +
-                        std::to_string(position) + " are not finite; check the model's weights");
-      }
-      observer.on_logits(row, position, row_logits);
-      batch.token[i] = sample(values(row_logits), options.sampling, row, position);
+      const std::int64_t row = batch.row[i];
+      observer.on_token(row, batch.position[i], batch.token[i]);
       auto& ids = generated[static_cast<std::size_t>(row)];
       ids.push_back(batch.token[i]);
       if (count == options.max_new_tokens || std::ranges::count(ends, batch.token[i]) > 0) {
@@ -212,6 +307,7 @@ void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,
     batch.keep(going);
     if (!going.empty()) next = step(batch.token, batch.position, batch.caches);
   }
+  outgoing_.reset();
 }
 
 }  // namespace hedgerow::worker

@@ -1,16 +1,21 @@
 // Text from a student (recurrent, constant memory but for layers that keep softmax) or from its
 // teacher (a plain KV cache), for a batch of prompts of different lengths. A prompt is run through
 // the layers alone, at its own length, so that it gives what it gives alone; then all rows step
-// together, and a row leaves the batch when it ends.
+// together, and a row leaves the batch when it ends. A model that one device cannot hold lies on
+// the ranks of a pipeline, each with its layers and their caches; tokens and logits are the same
+// bytes for any number of them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <vector>
 
+#include "storage/recipe/mesh.hpp"
+#include "worker/comm/communicator.hpp"
 #include "worker/generate/attention_cache.hpp"
 #include "worker/generate/sampler.hpp"
 #include "worker/model/lora.hpp"
@@ -25,15 +30,30 @@ struct GenerateOptions {
   std::vector<std::int64_t> end_tokens;
 };
 
+// Where a process stands among those that hold a model together. Rank 0 has the embedding, the last
+// one the final norm, the head and the sampler.
+struct PipelinePlace {
+  Communicator* ranks = nullptr;  // outlives whoever has the place; nullptr: this process is alone
+  storage::LayerRange layers = {};
+
+  [[nodiscard]] bool is_first() const { return ranks == nullptr || ranks->rank() == 0; }
+  [[nodiscard]] bool is_last() const {
+    return ranks == nullptr || ranks->rank() == ranks->world_size() - 1;
+  }
+};
+// `ranks` nullptr: all layers. Throws kUsage for more ranks than layers.
+[[nodiscard]] PipelinePlace place_among(Communicator* ranks, const storage::ModelConfig& config);
+
 class GenerationObserver {
  public:
   virtual ~GenerationObserver() = default;
   // The logits [V] fp32 on the CPU from which a row's token at `position` (from 0, prompt included)
-  // is chosen.
+  // is chosen. On the last rank alone; what follows is called on every rank.
   virtual void on_logits(std::int64_t /*row*/,
                          std::int64_t /*position*/,
                          const at::Tensor& /*logits*/) {}
-  // The share of the prompts' layers that have been run, 0 to 1.
+  virtual void on_token(std::int64_t /*row*/, std::int64_t /*position*/, std::int64_t /*token*/) {}
+  // The share of the prompts' layers that have been run, 0 to 1, of those of this rank.
   virtual void on_prefill(double /*share*/) {}
   virtual void on_row(std::int64_t row,
                       const std::vector<std::int64_t>& ids) = 0;  // new tokens, at a row's end
@@ -42,43 +62,55 @@ class GenerationObserver {
 // Weights in memory; used by one thread.
 class Generator {
  public:
-  // No student: the teacher. Computes in the dtype of the weights, between layers too, as
-  // `evaluate` does.
+  // No student: the teacher. Computes in the dtype of the weights, between layers and ranks too, as
+  // `evaluate` does. `layers` and `outer` are those of the place, by default of a process that is
+  // alone; the student has an entry for every layer.
   Generator(const storage::ModelConfig& config,
             OuterWeights outer,
             std::vector<LayerWeights> layers,
-            std::optional<Student> student);
-  // Loads the model onto `device`, where the student is, with the adapter merged into its weights;
-  // `progress` gets the share done.
+            std::optional<Student> student,
+            PipelinePlace place = {});
+  // Loads what the place has of the model onto `device`, where the student is, with the adapter
+  // merged into its weights; `progress` gets the share done.
   static Generator load(const storage::ModelDirectory& model,
                         std::optional<Student> student,
                         const LoraAdapter* adapter,
                         const at::Device& device,
                         at::ScalarType compute_dtype,
-                        const std::function<void(double)>& progress = {});
+                        const std::function<void(double)>& progress = {},
+                        std::optional<PipelinePlace> place = std::nullopt);
 
-  // Throws kUsage naming an empty prompt, a token outside the vocabulary, logits that are not
+  // Every rank calls it with the same prompts and options. Throws as Communicator::receive; kUsage
+  // naming an empty prompt, a token outside the vocabulary, logits that are not
   // finite, or what is beyond the window of a softmax layer.
   void run(const std::vector<std::vector<std::int64_t>>& prompts,
            const GenerateOptions& options,
            GenerationObserver& observer);
 
-  // Of the caches after the last run's last step: what constant memory means.
+  // Of this rank's caches after the last run's last step: what constant memory means.
   [[nodiscard]] std::int64_t cache_bytes() const { return cache_bytes_; }
 
  private:
   struct Batch;
   Batch start(const std::vector<std::vector<std::int64_t>>& prompts,
               at::Tensor& first,
-              GenerationObserver& observer) const;
-  [[nodiscard]] at::Device device() const { return outer_.embed_tokens.device(); }
+              GenerationObserver& observer);
+  [[nodiscard]] at::Device device() const { return layers_.front().input_norm.device(); }
   [[nodiscard]] at::Tensor embedded(const std::vector<std::int64_t>& ids) const;
   at::Tensor prefill(const std::vector<std::int64_t>& prompt,
                      std::vector<AttentionCache>& caches,
-                     const std::function<void()>& on_layer) const;
+                     const std::function<void()>& on_layer);
   at::Tensor step(const std::vector<std::int64_t>& tokens,
                   const std::vector<std::int64_t>& positions,
-                  std::vector<AttentionCache>& caches) const;
+                  std::vector<AttentionCache>& caches);
+  // Of one rank to the next and back.
+  [[nodiscard]] at::Tensor received(std::int64_t num_rows) const;
+  void hand_on(const at::Tensor& hidden);
+  void share(std::vector<std::int64_t>& tokens);
+  [[nodiscard]] std::vector<std::int64_t> choose(const Batch& batch,
+                                                 const at::Tensor& logits,
+                                                 const SamplingOptions& sampling,
+                                                 GenerationObserver& observer) const;
   [[nodiscard]] const std::optional<kernels::HybridParameters>& parameters(std::size_t layer) const;
   void check(const std::vector<std::vector<std::int64_t>>& prompts,
              std::int64_t max_new_tokens) const;
@@ -87,7 +119,9 @@ class Generator {
   OuterWeights outer_;
   std::vector<LayerWeights> layers_;
   std::optional<Student> student_;
+  PipelinePlace place_;
   RopeTable rope_;
+  std::unique_ptr<Message> outgoing_;  // to the next rank, the last one
   std::int64_t cache_bytes_ = 0;
 };
 

@@ -85,22 +85,24 @@ LoraAdapter parse_config(const fs::path& path, const storage::ModelConfig& model
   return adapter;
 }
 
+// Undefined if it is only checked.
 at::Tensor read_matrix(const storage::SafetensorsFile& file,
                        const fs::path& path,
                        const std::string& name,
                        std::int64_t rows,
-                       std::int64_t columns) {
+                       std::int64_t columns,
+                       bool is_held) {
   const auto found = file.tensors().find(name);
   if (found == file.tensors().end())
     throw Error(ErrorKind::kCorrupt, path.string() + ": tensor " + name + " is missing");
-  const at::Tensor tensor = to_tensor(found->second);
-  if (tensor.dim() != 2 || tensor.size(0) != rows || tensor.size(1) != columns ||
-      !tensor.is_floating_point()) {
+  const storage::TensorView& view = found->second;
+  if (view.shape != std::vector<std::int64_t>{rows, columns} ||
+      !at::isFloatingType(scalar_type(view.dtype))) {
     throw Error(ErrorKind::kCorrupt,
                 path.string() + ": tensor " + name + ": expected [" + std::to_string(rows) + ", " +
                     std::to_string(columns) + "] floating point, found another shape or dtype");
   }
-  return tensor.to(at::kFloat);
+  return is_held ? to_tensor(view).to(at::kFloat) : at::Tensor();
 }
 
 }  // namespace
@@ -199,17 +201,21 @@ void save_adapter(const fs::path& directory,
                             adapter_config(adapter, base_model).dump(2) + "\n");
 }
 
-LoraAdapter load_adapter(const fs::path& directory, const storage::ModelConfig& config) {
+LoraAdapter load_adapter(const fs::path& directory,
+                         const storage::ModelConfig& config,
+                         const std::function<bool(int layer_idx)>& has) {
   LoraAdapter adapter = parse_config(directory / "adapter_config.json", config);
   const fs::path path = directory / "adapter_model.safetensors";
   const storage::SafetensorsFile file(path);
   std::size_t num_expected = 0;
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
+    const bool is_held = !has || has(layer);
     for (const auto& module : adapter.target_modules) {
       const auto [out, in] = projection_shape(config, module);
-      adapter.layers[static_cast<std::size_t>(layer)][module] = {
-          read_matrix(file, path, lora_name(layer, module, "lora_A"), adapter.rank, in),
-          read_matrix(file, path, lora_name(layer, module, "lora_B"), out, adapter.rank)};
+      LoraPair pair{
+          read_matrix(file, path, lora_name(layer, module, "lora_A"), adapter.rank, in, is_held),
+          read_matrix(file, path, lora_name(layer, module, "lora_B"), out, adapter.rank, is_held)};
+      if (is_held) adapter.layers[static_cast<std::size_t>(layer)][module] = std::move(pair);
       num_expected += 2;
     }
   }
@@ -219,7 +225,7 @@ LoraAdapter load_adapter(const fs::path& directory, const storage::ModelConfig& 
                     std::to_string(file.tensors().size()) +
                     "; the adapter is of another model or has surplus tensors");
   }
-  adapter.trained = load_trained(directory, config);
+  adapter.trained = load_trained(directory, config, has);
   return adapter;
 }
 

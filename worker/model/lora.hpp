@@ -73,12 +73,13 @@ void save_adapter(const std::filesystem::path& directory,
                   const LoraAdapter& adapter,
                   const std::string& base_model);
 
-// With its trained_parameters.safetensors, if it has one. Strict: exactly the expected names and
-// shapes. Throws kUsage for a PEFT feature that we do not compute (rank_pattern, rslora, dora,
-// bias, modules outside attention and MLP), kCorrupt naming the first missing, surplus or misshaped
-// tensor.
+// With its trained_parameters.safetensors, if it has one. Of the layers that `has` names alone, if
+// it is given. Strict: exactly the expected names and shapes. Throws kUsage for a PEFT feature that
+// we do not compute (rank_pattern, rslora, dora, bias, modules outside attention and MLP), kCorrupt
+// naming the first missing, surplus or misshaped tensor.
 [[nodiscard]] LoraAdapter load_adapter(const std::filesystem::path& directory,
-                                       const storage::ModelConfig& config);
+                                       const storage::ModelConfig& config,
+                                       const std::function<bool(int layer_idx)>& has = {});
 
 // W + (alpha / r) B A, computed in fp32 and rounded once to W's dtype; W [out, in].
 [[nodiscard]] at::Tensor merged_weight(const at::Tensor& weight,

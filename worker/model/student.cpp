@@ -61,9 +61,10 @@ class StrictReader {
   StrictReader(const fs::path& path, const at::Device& device)
       : path_(path), file_(path), device_(device) {}
 
-  // `setting`: what the shape comes of, for the message.
+  // `setting`: what the shape comes of, for the message. Undefined if it is only checked.
   at::Tensor take(const std::string& name,
                   const std::vector<std::int64_t>& shape,
+                  bool is_held,
                   const std::string& setting = "") {
     const auto found = file_.tensors().find(name);
     if (found == file_.tensors().end()) fail(name + " is missing");
@@ -71,6 +72,7 @@ class StrictReader {
       fail(name + ": expected " + text(shape) + setting + ", found " + text(found->second.shape));
     }
     taken_.insert(name);
+    if (!is_held) return {};
     return to_tensor(found->second).to(device_, at::kFloat);
   }
 
@@ -102,7 +104,8 @@ class StrictReader {
 
 Student load_student(const fs::path& directory,
                      const storage::ModelDirectory& teacher,
-                     const at::Device& device) {
+                     const at::Device& device,
+                     const std::function<bool(int layer_idx)>& has) {
   const auto description = read_description(directory / "hedgerow.json", teacher);
   const auto& spec = description.attention;
   const auto& config = teacher.config();
@@ -115,14 +118,18 @@ Student load_student(const fs::path& directory,
   StrictReader reader(directory / "feature_maps.safetensors", device);
   const auto map = [&](const std::string& prefix,
                        std::int64_t num_maps,
+                       bool is_held,
                        const std::string& setting) {
     kernels::FeatureMapWeights weights;
     if (spec.has_projection()) {
-      weights.layer = reader.take(
-          prefix + ".mlp.layer", {num_maps, config.head_dim, spec.projected_dim()}, setting);
+      weights.layer = reader.take(prefix + ".mlp.layer",
+                                  {num_maps, config.head_dim, spec.projected_dim()},
+                                  is_held,
+                                  setting);
     }
     if (spec.bias)
-      weights.bias = reader.take(prefix + ".mlp.bias", {num_maps, spec.projected_dim()}, setting);
+      weights.bias =
+          reader.take(prefix + ".mlp.bias", {num_maps, spec.projected_dim()}, is_held, setting);
     return weights;
   };
   const std::int64_t key_maps = spec.num_key_maps(heads, config.num_key_value_heads);
@@ -134,12 +141,13 @@ Student load_student(const fs::path& directory,
       continue;
     }
     const std::string prefix = "model.layers." + std::to_string(layer) + ".self_attn.";
-    kernels::HybridParameters parameters{map(prefix + "feature_map_q", heads, ""),
-                                         map(prefix + "feature_map_k", key_maps, setting),
+    const bool is_held = !has || has(layer);
+    kernels::HybridParameters parameters{map(prefix + "feature_map_q", heads, is_held, ""),
+                                         map(prefix + "feature_map_k", key_maps, is_held, setting),
                                          {}};
     if (spec.window != storage::WindowLayout::kNone) {
-      parameters.window_factors =
-          reader.take(prefix + "window_factors", {1, heads, 1, 1}).reshape({heads});
+      const at::Tensor factors = reader.take(prefix + "window_factors", {1, heads, 1, 1}, is_held);
+      if (is_held) parameters.window_factors = factors.reshape({heads});
     }
     student.layers.emplace_back(std::move(parameters));
   }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -18,7 +19,7 @@ namespace hedgerow::worker {
 struct Student {
   storage::AttentionSpec attention;
   kernels::HybridOptions options;
-  // By layer; nullopt: the layer keeps its softmax attention.
+  // By layer; nullopt: the layer keeps its softmax attention. Without tensors: another rank has it.
   std::vector<std::optional<kernels::HybridParameters>> layers{};
   // Of the teacher that it was trained on; empty: of one that was assembled before they were kept.
   storage::WeightHashes teacher_weights{};
@@ -32,13 +33,14 @@ struct Student {
   }
 };
 
-// The maps lie on `device`. Strict: exactly the tensors that the specification and softmax_layers
-// demand, with their shapes. Throws kUsage if the student was made from another teacher
-// (fingerprint), kCorrupt naming the file and the first missing, surplus or misshaped tensor,
-// kNotFound.
+// The maps lie on `device`, those of the layers that `has` names alone, if it is given. Strict:
+// exactly the tensors that the specification and softmax_layers demand, with their shapes. Throws
+// kUsage if the student was made from another teacher (fingerprint), kCorrupt naming the file and
+// the first missing, surplus or misshaped tensor, kNotFound.
 [[nodiscard]] Student load_student(const std::filesystem::path& directory,
                                    const storage::ModelDirectory& teacher,
-                                   const at::Device& device);
+                                   const at::Device& device,
+                                   const std::function<bool(int layer_idx)>& has = {});
 
 // The attention of a student's layer, without autograd: hybrid, or softmax where it has no maps.
 [[nodiscard]] at::Tensor student_attention(

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <set>
+
 #include "storage/base/error.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "worker/model/tensor_bytes.hpp"
@@ -74,7 +76,9 @@ std::vector<TrainedPart> parts_of(OuterWeights& outer) {
   return parts;
 }
 
-TrainedTensors load_trained(const fs::path& directory, const storage::ModelConfig& config) {
+TrainedTensors load_trained(const fs::path& directory,
+                            const storage::ModelConfig& config,
+                            const std::function<bool(int layer_idx)>& has) {
   if (!fs::exists(directory / kFile)) return {};
   std::map<std::string, std::vector<std::int64_t>> norms;
   const auto collect = [&](const std::vector<storage::TensorShape>& tensors) {
@@ -85,6 +89,10 @@ TrainedTensors load_trained(const fs::path& directory, const storage::ModelConfi
   for (int layer = 0; layer < config.num_hidden_layers; ++layer)
     collect(storage::layer_tensors(config, layer));
   collect(storage::outer_tensors(config));
+  std::set<std::string> elsewhere;  // the layers of other ranks, by "model.layers.7."
+  for (int layer = 0; has && layer < config.num_hidden_layers; ++layer) {
+    if (!has(layer)) elsewhere.insert(layer_prefix(layer));
+  }
   TrainedTensors tensors;
   const storage::SafetensorsFile file(directory / kFile);
   for (const auto& [name, view] : file.tensors()) {
@@ -94,6 +102,8 @@ TrainedTensors load_trained(const fs::path& directory, const storage::ModelConfi
       if (norm->second != view.shape) refuse(name, "has another shape than the model's");
     }
     if (view.dtype != storage::DType::kF32) refuse(name, "is not fp32");
+    const std::size_t end = name.find('.', std::string_view("model.layers.").size());
+    if (end != std::string::npos && elsewhere.contains(name.substr(0, end + 1))) continue;
     tensors[name] = to_tensor(view);
   }
   return tensors;

@@ -7,6 +7,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <string>
 #include <vector>
@@ -33,10 +34,12 @@ struct TrainedPart {
 
 using TrainedTensors = std::map<std::string, at::Tensor>;  // by name, fp32
 
-// Of an adapter's directory; empty: it has no such file. Throws kCorrupt naming a norm that
-// `config` lacks or that has another shape; maps are checked by put_in_place(Student&).
+// Of an adapter's directory; empty: it has no such file. What belongs to a layer that `has`, if it
+// is given, does not name is left out. Throws kCorrupt naming a norm that `config` lacks or that
+// has another shape; maps are checked by put_in_place(Student&).
 [[nodiscard]] TrainedTensors load_trained(const std::filesystem::path& directory,
-                                          const storage::ModelConfig& config);
+                                          const storage::ModelConfig& config,
+                                          const std::function<bool(int layer_idx)>& has = {});
 void save_trained(const std::filesystem::path& directory, const TrainedTensors& tensors);
 
 // New tensors on the old ones' device, in place of those that have a name in `tensors`.

@@ -8,8 +8,10 @@
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/host/launcher.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "storage/base/run_layout.hpp"
+#include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -26,6 +28,7 @@ struct GenerateOptions {
   std::vector<std::string> prompts;
   bool chat = false;
   int max_new_tokens = 0;  // 0: the recipe's, or 40
+  int ranks = 1;
   double temperature = 0.0, top_p = 1.0;
   std::uint64_t seed = 0;
 };
@@ -67,6 +70,14 @@ std::string whole_number_problem(const std::string& word) {
   return "expected a whole number from 0 to 18446744073709551615, found " + word;
 }
 
+// Before a tokenizer and MPI start.
+void require_a_layer_for_each_rank(const std::string& model, int ranks) {
+  const int layers = storage::ModelDirectory::open(model).config().num_hidden_layers;
+  require(ranks <= layers,
+          "--ranks " + std::to_string(ranks) + ": each rank holds at least one layer, and " +
+              model + " has " + std::to_string(layers) + "; lower --ranks");
+}
+
 struct Generated {
   std::vector<json> ids;  // the new ones of each prompt, in order; empty if interrupted
   std::string compute_dtype;
@@ -76,20 +87,28 @@ Generated generate_ids(const GenerateOptions& options,
                        const ModelChoice& choice,
                        const json& prompts,
                        Terminal& terminal) {
-  ChildCommand command{.arguments = {worker_binary(terminal.console()),
-                                     "generate",
-                                     "--progress",
-                                     "--device",
-                                     options.device.empty() ? choice.device : options.device,
-                                     "--max-new-tokens",
-                                     std::to_string(options.max_new_tokens),
-                                     "--temperature",
-                                     std::to_string(options.temperature),
-                                     "--top-p",
-                                     std::to_string(options.top_p),
-                                     "--seed",
-                                     std::to_string(options.seed)},
-                       .input = json{{"prompts", prompts}}.dump() + "\n"};
+  const std::string ranks = std::to_string(options.ranks);
+  ChildCommand command{.arguments = {}, .input = json{{"prompts", prompts}}.dump() + "\n"};
+  if (options.ranks > 1) {
+    command.arguments = mpirun_words();
+    command.arguments.insert(command.arguments.end(), {"-n", ranks});
+  }
+  command.arguments.insert(command.arguments.end(),
+                           {worker_binary(terminal.console()),
+                            "generate",
+                            "--progress",
+                            "--ranks",
+                            ranks,
+                            "--device",
+                            options.device.empty() ? choice.device : options.device,
+                            "--max-new-tokens",
+                            std::to_string(options.max_new_tokens),
+                            "--temperature",
+                            std::to_string(options.temperature),
+                            "--top-p",
+                            std::to_string(options.top_p),
+                            "--seed",
+                            std::to_string(options.seed)});
   const auto more = choice.worker_arguments();
   command.arguments.insert(command.arguments.end(), more.begin(), more.end());
   Generated generated{std::vector<json>(prompts.size()), ""};
@@ -129,6 +148,7 @@ void fill_from_recipe(GenerateOptions& options) {
 ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   const ModelChoice choice = choose_model(options.model);
   fill_from_recipe(options);
+  if (options.ranks > 1) require_a_layer_for_each_rank(choice.model, options.ranks);
   for (std::size_t i = 0; i < options.prompts.size(); ++i) {
     const std::string name = "prompt " + std::to_string(i);
     require(!options.prompts[i].empty(), name + " is empty; give it some text");
@@ -184,6 +204,13 @@ RunCommand declare_generate(CLI::App& app) {
                  "tokens to generate for each prompt; the recipe's, or 40, unless told")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 24).description(""));
+  app.add_option("--ranks",
+                 options->ranks,
+                 "processes that hold the layers together, started by mpirun: for a model that one "
+                 "device cannot hold")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 16).description(""))
+      ->capture_default_str();
   app.add_option("--temperature", options->temperature, "0: always the likeliest token")
       ->type_name("X")
       ->check(CLI::Range(0.0, 100.0).description(""))

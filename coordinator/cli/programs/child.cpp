@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -156,14 +157,38 @@ class Conversation {
   ChildResult result_;
 };
 
+// The first line that begins with `words`; empty: none does.
+std::string line_with(const std::string& text, std::string_view words) {
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size());
+    const std::string_view line(text.data() + begin, end - begin);
+    if (line.starts_with(words)) return std::string(line);
+    begin = end + 1;
+  }
+  return "";
+}
+
+constexpr std::string_view kOurWorker = "hedgerow-worker: ";
+// mpirun's of a rank that crashed or was killed. The others end because of it.
+constexpr std::string_view kLostRank = "mpirun noticed that process rank ";
+constexpr std::string_view kFailedRank = "hedgerow-worker: rank ";
+
 // Without the words that our own helpers begin it with.
 std::string last_line(std::string text) {
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
   text.erase(0, text.find_last_of('\n') + 1);  // npos + 1 == 0
-  for (const std::string_view prefix : {"error: ", "hedgerow-worker: "}) {
+  for (const std::string_view prefix : {std::string_view("error: "), kOurWorker}) {
     if (text.starts_with(prefix)) text.erase(0, prefix.size());
   }
   return text;
+}
+
+// Of several ranks the cause: what stands behind it, mpirun's own lines too, follows from it.
+std::string reason_in(const std::string& text) {
+  if (const std::string lost = line_with(text, kLostRank); !lost.empty()) return lost;
+  if (const std::string failed = line_with(text, kFailedRank); !failed.empty())
+    return failed.substr(kOurWorker.size());
+  return last_line(text);
 }
 
 }  // namespace
@@ -198,7 +223,8 @@ Error child_error(std::string_view what, const ChildResult& result) {
   if (result.exit_code == static_cast<int>(storage::ExitCode::kUsage)) kind = ErrorKind::kUsage;
   if (result.exit_code == static_cast<int>(storage::ExitCode::kEnvironment))
     kind = ErrorKind::kUnavailable;
-  const std::string reason = last_line(result.stderr_tail);
+  const std::string reason = reason_in(result.stderr_tail);
+  if (reason.starts_with(kLostRank)) kind = ErrorKind::kUnavailable;
   if (result.timed_out) {
     return {ErrorKind::kUnavailable,
             std::string(what) + " did not end in time and was stopped" +

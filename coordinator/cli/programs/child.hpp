@@ -42,8 +42,9 @@ ChildResult run_child(const ChildCommand& command,
 [[noreturn]] void become(const std::vector<std::string>& arguments);
 
 // The error of a child that failed, of the kind its exit code means: "<what> failed (exit code 1):
-// <last stderr line>"; of kind kUsage that line alone, which says what to mend; of
-// one that outran its limit kUnavailable.
+// <last stderr line>"; of kind kUsage that line alone, which says what to mend; of one that outran
+// its limit kUnavailable. Of ranks under mpirun the line is that of the rank that failed; one that
+// a signal ended is kUnavailable.
 [[nodiscard]] storage::Error child_error(std::string_view what, const ChildResult& result);
 
 }  // namespace hedgerow::coordinator::cli

@@ -47,6 +47,31 @@ TEST(Child, FailureKeepsItsCodeAndTheLastLineOfStderr) {
   EXPECT_STREQ(error.what(), "no such recipe");
 }
 
+// Catches: mpirun's frame as the reason, or what a rank says that failed because another did.
+TEST(Child, OfRanksTheReasonIsThatOfTheOneThatFailed) {
+  std::string out;
+  const auto error_of = [&out](const std::vector<std::string>& lines, int code) {
+    std::string script;
+    for (const std::string& line : lines) script += "echo '" + line + "' >&2; ";
+    return child_error("hedgerow-worker generate",
+                       shell(script + "exit " + std::to_string(code), "", &out));
+  };
+  const storage::Error failed = error_of({"hedgerow-worker: a note",
+                                          "hedgerow-worker: rank 2: no such layer",
+                                          "hedgerow-worker: rank 0: rank 2 is lost",
+                                          "--------",
+                                          "mpirun detected that one or more processes exited",
+                                          "--------"},
+                                         2);
+  EXPECT_EQ(failed.kind(), storage::ErrorKind::kUsage);
+  EXPECT_STREQ(failed.what(), "rank 2: no such layer");
+  const std::string notice = "mpirun noticed that process rank 1 with PID 7 on node a exited";
+  const storage::Error killed =
+      error_of({"hedgerow-worker: rank 0: rank 1 is lost", "--------", notice, "--------"}, 137);
+  EXPECT_EQ(killed.kind(), storage::ErrorKind::kUnavailable);
+  EXPECT_NE(std::string(killed.what()).find(notice), std::string::npos) << killed.what();
+}
+
 TEST(Child, OneThatOutrunsItsLimitIsEndedAndCalledUnavailable) {
   FakeConsole console;
   Terminal terminal(console);
