@@ -85,7 +85,8 @@ class TheCommand(unittest.TestCase):
             self.assertEqual(ended.err.count("hedgerow generate:"), 1, ended)
 
     def test_a_number_that_is_not_mpiruns_is_refused(self) -> None:
-        done = subprocess.run([*MPIRUN, "-n", "2", self.job.bin / "hedgerow-worker", "generate", "--ranks", "3", "--model", self.model],
+        done = subprocess.run([*MPIRUN, "-n", "2", self.job.bin / "hedgerow-worker", "generate", "--ranks", "3", "--model",
+                               self.model],
                               input="{}", capture_output=True, text=True, timeout=60, env={**os.environ, **AS_ROOT})
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertIn("--ranks 3, but mpirun started 2", done.stderr)
@@ -99,8 +100,8 @@ class AModelThatNoRankCouldHold(unittest.TestCase):
         cls.bin = job.binary_directory()
         temporary = tempfile.TemporaryDirectory(prefix="hedgerow-ranks-")
         cls.addClassCleanup(temporary.cleanup)
-        cls.model = sparse_model.write_sparse_model(Path(temporary.name) / "model", layers=LAYERS, hidden=HIDDEN, intermediate=8192,
-                                                    heads=16, kv_heads=4, vocabulary=VOCABULARY)
+        cls.model = sparse_model.write_sparse_model(Path(temporary.name) / "model", layers=LAYERS, hidden=HIDDEN,
+                                                    intermediate=8192, heads=16, kv_heads=4, vocabulary=VOCABULARY)
         one = struct.pack("<H", 0x3F80)  # 1.0 in bf16
         with (cls.model / "outer.safetensors").open("r+b") as file:
             size = struct.unpack("<Q", file.read(8))[0]

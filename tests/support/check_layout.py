@@ -108,7 +108,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker/finetune": {"coordinator/wire", "kernels", "storage/base", "storage/recipe", "storage/shards",
         "storage/tensors", "worker/client", "worker/comm", "worker/logits", "worker/model", "worker/optim",
         "worker/task"},
-    "worker/generate": {"kernels", "storage/base", "worker/model"},
+    "worker/generate": {"kernels", "storage/base", "storage/recipe", "worker/comm", "worker/model"},
     "worker/logits": {"coordinator/wire", "storage/base", "storage/recipe", "storage/shards", "worker/model",
         "worker/task", "worker/transfer"},
     "worker/model": {"coordinator/machine", "kernels", "storage/base", "storage/model", "storage/recipe",

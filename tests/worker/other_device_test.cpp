@@ -104,6 +104,34 @@ TEST_F(OtherDevice, GreedyTextIsTheCpus) {
   EXPECT_EQ(text(other_), text(at::kCPU));
 }
 
+TEST_F(OtherDevice, GreedyTextOfTwoRanksIsThatOfOne) {
+  struct Rows final : GenerationObserver {
+    std::map<std::int64_t, std::vector<std::int64_t>> ids;
+    void on_row(std::int64_t row, const std::vector<std::int64_t>& generated) override {
+      ids[row] = generated;
+    }
+  };
+  const auto teacher = storage::ModelDirectory::open(model());
+  const auto text = [&](int num_ranks) {
+    std::vector<Rows> rows(static_cast<std::size_t>(num_ranks));
+    run_on_threads(num_ranks, [&](Communicator& ranks) {
+      GenerateOptions options;
+      options.max_new_tokens = 12;
+      options.end_tokens = {-1};
+      Generator::load(teacher,
+                      std::nullopt,
+                      nullptr,
+                      other_,
+                      at::kFloat,
+                      {},
+                      place_among(&ranks, teacher.config()))
+          .run({{5, 9, 11}, {7}}, options, rows[static_cast<std::size_t>(ranks.rank())]);
+    });
+    return rows.front().ids;
+  };
+  EXPECT_EQ(text(2), text(1));
+}
+
 TEST_F(OtherDevice, FinetuneStepsFollowTheCpus) {
   const tests::TinyStudent tiny = tests::make_tiny_student({.softmax_layers = {2}});
   const auto tokens = tests::make_tiny_tokens(40, 3, 21, tiny.config.vocab_size);
