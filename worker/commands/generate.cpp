@@ -58,6 +58,19 @@ Prompts read_prompts(Communicator* ranks) {
   return parse_prompts(text);
 }
 
+// Rank 0's on every rank: "auto" is what a machine multiplies faster, and they may be different
+// ones.
+at::ScalarType compute_dtype_of(const std::string& word,
+                                const at::Device& device,
+                                Communicator* ranks) {
+  at::ScalarType dtype = resolve_compute_dtype(word, device);
+  if (ranks != nullptr) {
+    const DeadlineScope timeout(*ranks);  // one may still read its student
+    ranks->broadcast(std::as_writable_bytes(std::span(&dtype, 1)), 0);
+  }
+  return dtype;
+}
+
 // Of a rank that does not print.
 struct Silent final : GenerationObserver {
   void on_row(std::int64_t /*row*/, const std::vector<std::int64_t>& /*ids*/) override {}
@@ -113,7 +126,7 @@ storage::ExitCode generate(const GenerateArguments& options, Communicator* ranks
         storage::read_given([&] { return load_adapter(options.adapter, model.config(), is_held); });
   }
   if (student && adapter) storage::read_given([&] { put_in_place(*student, adapter->trained); });
-  const at::ScalarType compute_dtype = resolve_compute_dtype(options.compute_dtype, device);
+  const at::ScalarType compute_dtype = compute_dtype_of(options.compute_dtype, device, ranks);
   if (prints) print_line({{"compute_dtype", dtype_word(compute_dtype)}});
   Generator generator = Generator::load(
       model,

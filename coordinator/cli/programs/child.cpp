@@ -188,7 +188,11 @@ std::string reason_in(const std::string& text) {
   if (const std::string lost = line_with(text, kLostRank); !lost.empty()) return lost;
   if (const std::string failed = line_with(text, kFailedRank); !failed.empty())
     return failed.substr(kOurWorker.size());
-  return last_line(text);
+  std::string last = last_line(text);
+  if (last.find_first_not_of('-') != std::string::npos) return last;
+  // mpirun's frame: none of them came as far as to have a rank.
+  const std::string first = line_with(text, kOurWorker);
+  return first.empty() ? last : first.substr(kOurWorker.size());
 }
 
 }  // namespace

@@ -65,6 +65,9 @@ TEST(Child, OfRanksTheReasonIsThatOfTheOneThatFailed) {
                                          2);
   EXPECT_EQ(failed.kind(), storage::ErrorKind::kUsage);
   EXPECT_STREQ(failed.what(), "rank 2: no such layer");
+  const storage::Error unranked = error_of(
+      {"hedgerow-worker: built without MPI", "hedgerow-worker: built without MPI", "--------"}, 2);
+  EXPECT_STREQ(unranked.what(), "built without MPI");
   const std::string notice = "mpirun noticed that process rank 1 with PID 7 on node a exited";
   const storage::Error killed =
       error_of({"hedgerow-worker: rank 0: rank 1 is lost", "--------", notice, "--------"}, 137);
