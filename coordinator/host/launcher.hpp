@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -27,6 +28,9 @@ struct LauncherConfig {
   int ranks = 1;    // of the MPI stage
   int threads_per_rank = 1;
   int nodes = 1;  // that mpirun has
+  // The mesh that so many ranks make, as "2x4"; throws kUsage where they make none. Empty: nothing
+  // is planned, and the ranks decide.
+  std::function<std::string(int ranks)> mesh_of_ranks{};
   Processes* processes = &host_processes();
   std::string host = wire::this_host();
 };

@@ -5,6 +5,7 @@
 #include "coordinator/plan/bytes_text.hpp"
 #include "coordinator/plan/plan_costs.hpp"
 #include "coordinator/plan/plan_memory.hpp"
+#include "coordinator/plan/plan_mesh.hpp"
 #include "coordinator/plan/plan_times.hpp"
 #include "storage/base/error.hpp"
 
@@ -251,7 +252,8 @@ double Plan::cost() const {
 Plan make_plan(const Recipe& recipe,
                const ModelConfig& model,
                const PlanTokens& tokens,
-               const PlanLimits& limits) {
+               const PlanLimits& limits,
+               const MeshPlan* mesh) {
   recipe.attention.validate(model.head_dim);
   check_data(recipe, model, tokens);
   const Costs costs(recipe, model, tokens, limits);
@@ -285,7 +287,12 @@ Plan make_plan(const Recipe& recipe,
                         on_gpu)
                   : 0;
   plan.evaluate_memory_bytes = plan.evaluates ? costs.evaluate_memory(on_gpu) : 0;
-  plan.finetune_memory_bytes = plan.finetunes ? costs.finetune_memory(on_gpu) : 0;
+  if (plan.finetunes) {
+    plan.mesh = mesh != nullptr ? *mesh : MeshPlanner(recipe, model, tokens, limits).plan();
+    for (const RankShare& share : plan.mesh.shares)
+      plan.finetune_memory_bytes =
+          std::max(plan.finetune_memory_bytes, costs.finetune_memory(share, on_gpu));
+  }
   check_memory(recipe, model, tokens, limits, plan);
   plan.estimates = estimate_times(plan, costs, recipe, tokens, limits);
   plan_disk(recipe, costs, plan);
@@ -332,6 +339,10 @@ void to_json(nlohmann::json& json, const Plan& plan) {
           {"logits_memory_bytes", plan.logits_memory_bytes},
           {"evaluate_memory_bytes", plan.evaluate_memory_bytes},
           {"finetune_memory_bytes", plan.finetune_memory_bytes},
+          {"mesh", plan.finetunes ? storage::mesh_text(plan.mesh.mesh) : ""},
+          {"mesh_idle", plan.mesh.idle},
+          {"mesh_bytes_per_step", plan.mesh.bytes_per_step},
+          {"gradient_bytes_per_step", plan.mesh.gradient_bytes_per_step},
           {"captures", plan.captures},
           {"evaluates", plan.evaluates},
           {"finetunes", plan.finetunes},

@@ -14,6 +14,7 @@
 #include "coordinator/plan/plan_workers.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/capture_plan.hpp"
+#include "storage/recipe/mesh.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator {
@@ -72,6 +73,29 @@ struct StageEstimate {
   std::uint64_t disk_bytes = 0;    // of the run directory, at most, up to its end
 };
 
+// What a rank of the finetune has of the model: the ranges of layers of its stage of the mesh.
+struct RankShare {
+  int layers = 0;
+  bool has_embedding = true, has_head = true;  // of the first stage, of the last
+  int num_ranges = 1;
+  int in_flight = 1;  // passes of a range whose backward passes are to come, at most
+};
+
+// The ranks of the finetune (storage/recipe/mesh.hpp) and what a step of them comes to
+// (plan_mesh.hpp).
+struct MeshPlan {
+  storage::Mesh mesh{};
+  std::vector<RankShare> shares{};   // of each stage
+  int most_layers = 0;               // of a rank
+  bool recomputes = false;           // a rank keeps each layer's input alone for the backward pass
+  double idle = 0.0;                 // the share of a step in which stages wait for each other
+  std::uint64_t bytes_per_step = 0;  // between stages, both ways, of all pipelines
+  std::uint64_t gradient_bytes_per_step = 0;  // between pipelines, of all ranks
+  std::uint64_t read_bytes = 0;               // of weights, by the rank that reads most
+  std::size_t kind = 0;                       // of PlanLimits::workers, on which the ranks run
+  double step_seconds = 0.0, validation_seconds = 0.0;  // 0: no speed is known
+};
+
 struct Plan {
   int num_layers = 0;
   std::vector<BlockPlan> blocks;
@@ -89,7 +113,8 @@ struct Plan {
   std::uint64_t transfer_memory_bytes = 0;  // of the largest block
   std::uint64_t logits_memory_bytes = 0;
   std::uint64_t evaluate_memory_bytes = 0;
-  std::uint64_t finetune_memory_bytes = 0;  // of one rank
+  std::uint64_t finetune_memory_bytes = 0;  // of one rank, of the stage that needs most
+  MeshPlan mesh{};                          // of the finetune, if there is one
   std::uint64_t host_memory_bytes = 0;      // of a process whose memory above is a GPU's; else 0
   // captures: one block alone is fed by the embeddings, and no boundary is stored.
   bool captures = false, evaluates = false, finetunes = false;
@@ -119,10 +144,13 @@ struct PlanTokens {
 // Throws kUsage for a recipe that contradicts model or data (no training sequence, seq_len beyond
 // the model's positions, a softmax layer that does not exist). What merely does not fit is reported
 // in `problems`.
+// `mesh`: of a plan of the same but for k and boundaries, on which it does not depend; null: it is
+// chosen.
 [[nodiscard]] Plan make_plan(const storage::Recipe& recipe,
                              const storage::ModelConfig& model,
                              const PlanTokens& tokens,
-                             const PlanLimits& limits);
+                             const PlanLimits& limits,
+                             const MeshPlan* mesh = nullptr);
 
 // Opens the recipe's tokens files in a run for their counts. Missing files give zeros.
 [[nodiscard]] PlanTokens read_plan_tokens(const storage::RunLayout& layout,

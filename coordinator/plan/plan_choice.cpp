@@ -37,11 +37,13 @@ std::vector<KChoice> compare_k(const Recipe& recipe,
                                const PlanLimits& limits,
                                const PlanTimer& timer) {
   std::vector<KChoice> choices;
+  std::optional<MeshPlan> mesh;  // the same for every k
   for (const int k : candidates(model.num_hidden_layers)) {
     Recipe changed = recipe;
     changed.plan.layers_per_block = k;
-    Plan plan = make_plan(changed, model, tokens, limits);
+    Plan plan = make_plan(changed, model, tokens, limits, mesh ? &*mesh : nullptr);
     if (timer) timer(plan, changed);
+    if (plan.finetunes) mesh = plan.mesh;
     choices.push_back({k,
                        plan.num_blocks(),
                        std::max(plan.capture_memory_bytes, plan.transfer_memory_bytes),
@@ -84,9 +86,12 @@ void choose(Recipe& recipe,
     recipe.plan.layers_per_block = k;
   }
   if (!chooses_boundaries) return;
+  std::optional<MeshPlan> mesh;
   for (const char* keep : {"all", "last", "none"}) {
     recipe.plan.keep_boundaries = keep;
-    if (make_plan(recipe, model, tokens, limits).fits()) return;
+    const Plan plan = make_plan(recipe, model, tokens, limits, mesh ? &*mesh : nullptr);
+    if (plan.fits()) return;
+    if (plan.finetunes) mesh = plan.mesh;
   }
 }
 

@@ -194,25 +194,35 @@ std::uint64_t Costs::evaluate_memory(bool on_gpu) const {
                kChunks * kLogitRows * vocabulary_ * kFloat);
 }
 
-bool Costs::keeps_activations() const {
-  return layers_ * layer_activation_bytes(finetune_tokens_) <= kActivationBudget;
+// Every pass of a range that waits for its backward pass holds something of each of its layers.
+double Costs::activations_in_flight(const RankShare& share) const {
+  return 1.0 * share.layers * share.in_flight / share.num_ranges;
 }
 
-std::uint64_t Costs::finetune_memory(bool on_gpu) const {
+bool Costs::keeps_activations(const RankShare& share) const {
+  return activations_in_flight(share) * layer_activation_bytes(finetune_tokens_) <=
+         kActivationBudget;
+}
+
+std::uint64_t Costs::finetune_memory(const RankShare& share, bool on_gpu) const {
   // Of what a forward computes, what the backward reads.
   constexpr double kRead = 0.85;
   constexpr double kLossRows = 256.0;
-  const double checkpoints = layers_ * finetune_tokens_ * hidden_ * compute_bytes_;
-  const double activations = keeps_activations()
-                                 ? kRead * layers_ * layer_activation_bytes(finetune_tokens_)
-                                 : checkpoints + 2.0 * layer_activation_bytes(finetune_tokens_) +
+  const double kept = activations_in_flight(share);
+  const double activations = keeps_activations(share)
+                                 ? kRead * kept * layer_activation_bytes(finetune_tokens_)
+                                 : kept * finetune_tokens_ * hidden_ * compute_bytes_ +
+                                       2.0 * layer_activation_bytes(finetune_tokens_) +
                                        attention_training_bytes(finetune_tokens_);
   // The CPU keeps each matrix packed for the forward and for the backward product.
   const double copies = on_gpu ? 1.0 : 2.0;
-  return whole(process_bytes(on_gpu) + copies * layers_ * layer_parameters() * compute_bytes_ +
-               layers_ * map_parameters() * kFloat + outer_bytes() +
-               (copies - 1.0) * vocabulary_ * hidden_ * compute_bytes_ + activations +
-               trained_parameters() * 5.0 * kFloat + 2.0 * kLossRows * vocabulary_ * kFloat);
+  const double head = share.has_head ? (copies - 1.0) * vocabulary_ * hidden_ * compute_bytes_ +
+                                           2.0 * kLossRows * vocabulary_ * kFloat
+                                     : 0.0;
+  const double layers = share.layers;
+  return whole(process_bytes(on_gpu) + (copies - 1.0) * layers * layer_bytes() + rank_bytes(share) +
+               layers * map_parameters() * kFloat + activations + head +
+               layers / layers_ * trained_parameters() * 5.0 * kFloat);
 }
 
 // One tensor at a time goes through the host.
@@ -270,14 +280,44 @@ Work Costs::model_student() const {
 
 // Frozen weights have no gradient of their own: a product backward for one forward. What is not
 // kept of a forward is computed again.
-Work Costs::model_training() const {
-  const double again = keeps_activations() ? 0.0 : 1.0;
+Work Costs::model_training(bool recomputes) const {
+  const int layers = static_cast<int>(layers_);
+  return range_forward(layers, true) + range_backward(layers, true, recomputes);
+}
+
+Work Costs::range_forward(int layers, bool has_head) const {
+  const Work own = layers * (Work{2.0 * layer_parameters(), 0.0} + layer_student()) +
+                   Work{0.0, 2.0 * layers / layers_ * trained_parameters()};
+  return has_head ? own + head() : own;
+}
+
+Work Costs::range_backward(int layers, bool has_head, bool recomputes) const {
+  const double again = recomputes ? 1.0 : 0.0;
   const Work products{2.0 * layer_parameters(), 0.0};
-  return layers_ * ((2.0 + again) * products + (3.0 + again) * layer_student()) + 2.0 * head() +
-         Work{0.0, 6.0 * trained_parameters()};
+  const Work own = layers * ((1.0 + again) * products + (2.0 + again) * layer_student()) +
+                   Work{0.0, 4.0 * layers / layers_ * trained_parameters()};
+  return has_head ? own + head() : own;
 }
 
 double Costs::layer_bytes() const { return layer_parameters() * compute_bytes_; }
 double Costs::model_bytes() const { return layers_ * layer_bytes() + outer_bytes(); }
+
+double Costs::rank_bytes(const RankShare& share) const {
+  const double embedding = vocabulary_ * hidden_ * compute_bytes_;
+  const double outer = share.has_embedding && share.has_head   ? outer_bytes()
+                       : share.has_embedding || share.has_head ? embedding
+                                                               : 0.0;
+  return share.layers * layer_bytes() + outer;
+}
+
+double Costs::gradient_bytes(int layers) const {
+  return kFloat * layers / layers_ * trained_parameters();
+}
+
+double Costs::forward_message_bytes() const {
+  return finetune_tokens_ * hidden_ * std::min(shard_bytes_, compute_bytes_);
+}
+
+double Costs::backward_message_bytes() const { return finetune_tokens_ * hidden_ * compute_bytes_; }
 
 }  // namespace hedgerow::coordinator

@@ -42,7 +42,7 @@ class Costs {
                                             int layers,
                                             bool on_gpu) const;
   [[nodiscard]] std::uint64_t evaluate_memory(bool on_gpu) const;
-  [[nodiscard]] std::uint64_t finetune_memory(bool on_gpu) const;  // of one rank
+  [[nodiscard]] std::uint64_t finetune_memory(const RankShare& share, bool on_gpu) const;
   // Of its host, where it computes on a GPU.
   [[nodiscard]] std::uint64_t gpu_process_memory() const;
 
@@ -69,13 +69,24 @@ class Costs {
   [[nodiscard]] Work head() const;
   [[nodiscard]] Work model_forward(std::int64_t seq_len) const;  // the teacher with its head
   [[nodiscard]] Work model_student() const;
-  [[nodiscard]] Work model_training() const;  // a step of LoRA
+  // A step of LoRA; what is not kept of a forward is computed again.
+  [[nodiscard]] Work model_training(bool recomputes) const;
+  // The same of a range of layers, the last of which have the head behind them.
+  [[nodiscard]] Work range_forward(int layers, bool has_head) const;
+  [[nodiscard]] Work range_backward(int layers, bool has_head, bool recomputes) const;
 
   // What is read of the model's weights.
   [[nodiscard]] double layer_bytes() const;
   [[nodiscard]] double model_bytes() const;
-  // What one rank tells the others of a step, and hears.
-  [[nodiscard]] double gradient_bytes() const { return 4.0 * trained_parameters(); }
+  [[nodiscard]] double rank_bytes(const RankShare& share) const;
+  // What one rank of so many layers tells the others of a step, and hears.
+  [[nodiscard]] double gradient_bytes(int layers) const;
+  // Of a micro-batch between two stages of the finetune: its residual stream, in the narrower of
+  // both dtypes, and the gradient of it.
+  [[nodiscard]] double forward_message_bytes() const;
+  [[nodiscard]] double backward_message_bytes() const;
+  // Whether a rank keeps what its layers computed from the forward pass to the backward pass.
+  [[nodiscard]] bool keeps_activations(const RankShare& share) const;
 
  private:
   [[nodiscard]] double layer_parameters() const;
@@ -85,7 +96,7 @@ class Costs {
   [[nodiscard]] double outer_bytes() const;
   [[nodiscard]] double layer_activation_bytes(double tokens) const;
   [[nodiscard]] double forward_bytes(double tokens, bool on_gpu) const;
-  [[nodiscard]] bool keeps_activations() const;  // of a LoRA step, from its forward to its backward
+  [[nodiscard]] double activations_in_flight(const RankShare& share) const;  // of one layer each
   [[nodiscard]] double attention_training_bytes(double tokens) const;
 
   double layers_, hidden_, intermediate_, vocabulary_;

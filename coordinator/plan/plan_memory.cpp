@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <functional>
-#include <limits>
+#include <optional>
+#include <set>
 
 #include "coordinator/plan/bytes_text.hpp"
 #include "coordinator/plan/plan_costs.hpp"
+#include "coordinator/plan/plan_mesh.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -41,6 +43,7 @@ class MemoryCheck {
         tokens_(tokens),
         limits_(limits),
         costs_(recipe, model, tokens, limits),
+        planner_(recipe, model, tokens, limits),
         plan_(plan) {}
 
   void run() {
@@ -143,48 +146,70 @@ class MemoryCheck {
     return "not even one layer fits; lower plan.sequences_per_forward or data.transfer.seq_len";
   }
 
-  // Ranks are of one kind of node, as many on each of its nodes.
+  // Ranks are of one kind of node.
   void check_ranks() {
-    const int ranks = recipe_.finetune.ranks;
-    const Costs& costs = costs_;
-    if (std::any_of(limits_.workers.begin(), limits_.workers.end(), [&](const auto& kind) {
-          return fits_in(costs.finetune_memory(kind.on_gpu), rank_memory(kind, ranks)) &&
-                 ranks <= most_ranks(kind);
-        }))
-      return;
+    const storage::Mesh& mesh = plan_.mesh.mesh;
+    const auto takes_all = [this](const WorkerKind& kind) {
+      return planner_.fits(plan_.mesh, kind);
+    };
+    // A GPU's host is judged by check_hosts().
+    if (std::ranges::any_of(limits_.workers, takes_all)) return;
     const WorkerKind& kind = largest();
-    const std::uint64_t need = costs.finetune_memory(kind.on_gpu);
-    const std::uint64_t has = rank_memory(kind, ranks);
-    if (fits_in(need, has)) {
-      plan_.problems.push_back({"finetune.ranks = " + std::to_string(ranks) + ", but nodes \"" +
-                                    kind.name + "\" have " + std::to_string(most_ranks(kind)) +
-                                    " GPUs",
-                                "finetune.ranks = " + std::to_string(most_ranks(kind)) + " fits"});
+    const int ranks = mesh.ranks();
+    const std::string set = "finetune.ranks = " + std::to_string(ranks);
+    if (kind.on_gpu && ranks > kind.workers()) {
+      plan_.problems.push_back({set + ", but nodes \"" + kind.name + "\" have " +
+                                    std::to_string(kind.workers()) + " GPUs",
+                                other_ranks(kind)});
       return;
     }
-    const auto fitting =
-        kind.on_gpu ? 0 : kind.host_memory_bytes / need * static_cast<std::uint64_t>(kind.nodes);
-    plan_.problems.push_back(
-        {"finetune needs " + bytes_text(need) + " a rank, a rank has " + bytes_text(has),
-         fitting > 0 ? "finetune.ranks = " + std::to_string(fitting) + " fits" : smaller_rank()});
+    const std::vector<std::uint64_t> needs = planner_.stage_memory(mesh, kind.on_gpu);
+    const auto largest_stage = std::ranges::max_element(needs);
+    const std::uint64_t has = rank_memory(kind, ranks);
+    if (fits_in(*largest_stage, has)) return;
+    const int stage = static_cast<int>(largest_stage - needs.begin());
+    plan_.problems.push_back({"finetune needs " + bytes_text(*largest_stage) + " a rank in " +
+                                  planner_.stage_text(mesh, stage) + " of finetune.mesh = \"" +
+                                  storage::mesh_text(mesh) + "\", a rank has " + bytes_text(has) +
+                                  ": " + bytes_text(*largest_stage - has) + " are missing",
+                              smaller_rank(kind)});
   }
 
-  [[nodiscard]] static int most_ranks(const WorkerKind& kind) {
-    return kind.on_gpu ? kind.workers() : std::numeric_limits<int>::max();
+  // Powers of two, and all workers of some nodes: the next above the recipe's, else the next below.
+  [[nodiscard]] std::optional<storage::Mesh> other_mesh(const WorkerKind& kind) const {
+    constexpr int kMost = 1024;
+    const int most = std::min(kMost, kind.on_gpu ? kind.workers() : kind.nodes * kind.cores);
+    std::set<int> counts;
+    for (int count = 1; count <= most; count *= 2) counts.insert(count);
+    for (int nodes = 1; nodes <= kind.nodes && nodes * kind.workers_per_node <= most; ++nodes)
+      counts.insert(nodes * kind.workers_per_node);
+    const int ranks = recipe_.finetune.ranks;
+    if (ranks <= most) counts.insert(ranks);  // in another mesh than the recipe's own
+    for (auto count = counts.lower_bound(ranks); count != counts.end(); ++count) {
+      if (const auto mesh = planner_.shortest_fitting(*count, kind)) return mesh;
+    }
+    for (auto count = counts.lower_bound(ranks); count != counts.begin();) {
+      if (const auto mesh = planner_.shortest_fitting(*--count, kind)) return mesh;
+    }
+    return std::nullopt;
   }
-  [[nodiscard]] static std::uint64_t rank_memory(const WorkerKind& kind, int ranks) {
-    return room_of(kind, (ranks + kind.nodes - 1) / kind.nodes).memory;
+  [[nodiscard]] std::string other_ranks(const WorkerKind& kind) const {
+    const std::string otherwise =
+        ", or set finetune.enabled = false and train the adapter elsewhere";
+    if (const auto mesh = other_mesh(kind)) {
+      return "finetune.ranks = " + std::to_string(mesh->ranks()) + " fits, as finetune.mesh = \"" +
+             storage::mesh_text(*mesh) + "\" or \"auto\"";
+    }
+    return "no other number of ranks fits there; use more nodes, or nodes with more memory" +
+           otherwise;
   }
 
-  [[nodiscard]] std::string smaller_rank() const {
+  [[nodiscard]] std::string smaller_rank(const WorkerKind& kind) const {
+    if (other_mesh(kind)) return other_ranks(kind);
     Recipe changed = recipe_;
     changed.plan.compute_dtype = "bf16";
     const auto fits = [this](const Recipe& recipe) {
-      const Costs costs(recipe, model_, tokens_, limits_);
-      return std::any_of(limits_.workers.begin(), limits_.workers.end(), [&](const auto& kind) {
-        return fits_in(costs.finetune_memory(kind.on_gpu),
-                       rank_memory(kind, recipe.finetune.ranks));
-      });
+      return MeshPlanner(recipe, model_, tokens_, limits_).fits_somewhere();
     };
     if (recipe_.plan.compute_dtype != "bf16" && fits(changed))
       return "it fits with plan.compute_dtype = \"bf16\"";
@@ -192,11 +217,7 @@ class MemoryCheck {
     changed.finetune.sequences_per_micro_batch = 1;
     if (recipe_.finetune.sequences_per_micro_batch > 1 && fits(changed))
       return "it fits with finetune.sequences_per_micro_batch = 1";
-    const bool weights_fit =
-        costs_.model_bytes() <= static_cast<double>(rank_memory(largest(), recipe_.finetune.ranks));
-    return std::string("each rank holds the whole model, so use nodes with more memory") +
-           (weights_fit ? ", or lower data.finetune.seq_len" : "") +
-           ", or set finetune.enabled = false and train the adapter elsewhere";
+    return other_ranks(kind);
   }
 
   // A kind of node that would stand idle from the beginning to the end.
@@ -208,8 +229,7 @@ class MemoryCheck {
           (plan_.captures && fits_in(costs_.capture_memory(largest_block(), kind.on_gpu), has)) ||
           (plan_.logits && fits_in(logits_need(kind.on_gpu), has)) ||
           (plan_.evaluates && fits_in(costs_.evaluate_memory(kind.on_gpu), has)) ||
-          (plan_.finetunes &&
-           fits_in(costs_.finetune_memory(kind.on_gpu), rank_memory(kind, recipe_.finetune.ranks)));
+          (plan_.finetunes && planner_.fits(plan_.mesh, kind));
       if (works) continue;
       plan_.problems.push_back(
           {"no stage fits a worker on nodes \"" + kind.name + "\", which has " + bytes_text(has) +
@@ -227,6 +247,7 @@ class MemoryCheck {
   const PlanTokens& tokens_;
   const PlanLimits& limits_;
   Costs costs_;
+  MeshPlanner planner_;
   Plan& plan_;
 };
 

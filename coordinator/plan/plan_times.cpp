@@ -94,38 +94,24 @@ class Times {
     return told("logits", job.work, taken, plan_.logits_memory_bytes);
   }
 
-  // Each rank holds the whole base; the workers end before it and start again after.
+  // The workers end before it and start again after.
   [[nodiscard]] StageEstimate finetune() const {
     const storage::FinetuneSection& finetune = recipe_.finetune;
+    const MeshPlan& mesh = plan_.mesh;
     const double seq_len = static_cast<double>(tokens_.finetune.seq_len);
-    const double micro_batches =
-        divided(finetune.sequences_per_step, finetune.sequences_per_micro_batch);
-    // Of the rank that has the most.
-    const double rounds = std::ceil(micro_batches / finetune.ranks);
-    const double step_sequences = rounds * finetune.sequences_per_micro_batch;
-    const double validation =
-        std::ceil(static_cast<double>(tokens_.finetune.num_sequences - tokens_.finetune.num_train) /
-                  finetune.ranks);
-    const auto work_of = [&](double steps_sequences, double validated) {
-      return seq_len * (1.0 * finetune.max_steps * steps_sequences * costs_.model_training() +
-                        validations() * validated * costs_.model_student());
-    };
-    const Work of_a_rank = work_of(step_sequences, validation);
-    const Work all =
-        work_of(finetune.sequences_per_step,
-                static_cast<double>(tokens_.finetune.num_sequences - tokens_.finetune.num_train));
-    const WorkerKind* kind = rank_kind();
-    if (kind == nullptr || !kind->speed.is_known())
-      return told("finetune", all, {}, plan_.finetune_memory_bytes);
-    const double own = rank_seconds(*kind, of_a_rank);
-    const double told_bytes = finetune.ranks > 1 ? 2.0 * costs_.gradient_bytes() : 0.0;
-    const double rate = finetune.ranks <= ranks_per_node(*kind) ? limits_.inside_bytes_per_second
-                                                                : limits_.between_bytes_per_second;
+    const double trained = 1.0 * finetune.max_steps * finetune.sequences_per_step;
+    const auto validated =
+        static_cast<double>(tokens_.finetune.num_sequences - tokens_.finetune.num_train);
+    const Work all = seq_len * (trained * costs_.model_training(mesh.recomputes) +
+                                validations() * validated * costs_.model_student());
+    if (mesh.step_seconds == 0.0) return told("finetune", all, {}, plan_.finetune_memory_bytes);
+    const WorkerKind& kind = limits_.workers[mesh.kind];
     Taken taken;
-    taken.seconds = kRankStartSeconds + kind->worker_start_seconds +
-                    costs_.model_bytes() / kind->disk_bytes_per_second + own +
-                    finetune.max_steps * divided(told_bytes, rate);
-    taken.gpu_seconds = kind->on_gpu ? finetune.ranks * taken.seconds : 0.0;
+    taken.seconds = kRankStartSeconds + kind.worker_start_seconds +
+                    static_cast<double>(mesh.read_bytes) / kind.disk_bytes_per_second +
+                    finetune.max_steps * mesh.step_seconds +
+                    validations() * mesh.validation_seconds;
+    taken.gpu_seconds = kind.on_gpu ? finetune.ranks * taken.seconds : 0.0;
     return told("finetune", all, taken, plan_.finetune_memory_bytes);
   }
 
@@ -182,7 +168,7 @@ class Times {
 
   // Of a worker: a GPU, or its threads.
   [[nodiscard]] double worker_seconds(const WorkerKind& kind, const Work& work) const {
-    return work.seconds(kind.speed) / units(kind, recipe_.workers.threads, kind.workers_per_node);
+    return work.seconds(kind.speed) / kind.units(recipe_.workers.threads, kind.workers_per_node);
   }
 
  private:
@@ -254,25 +240,10 @@ class Times {
     return finetune.validate_every == 0 ? 1.0 : 2.0 + between;
   }
 
-  // Cores of a process, or its GPU.
-  [[nodiscard]] static double units(const WorkerKind& kind, int threads, int processes_per_node) {
-    if (kind.on_gpu) return 1.0;
-    const double share = 1.0 * kind.cores / std::max(1, processes_per_node);
-    return threads > 0 ? std::min<double>(threads, std::max(share, 1e-3)) : std::max(1.0, share);
-  }
-
   [[nodiscard]] double job_seconds(const WorkerKind& kind, const Job& job) const {
     if (!kind.speed.is_known()) return 0.0;
     return kTaskSeconds + job.loaded / kind.disk_bytes_per_second +
            std::max(worker_seconds(kind, job.work), job.read_ahead / kind.disk_bytes_per_second);
-  }
-
-  [[nodiscard]] int ranks_per_node(const WorkerKind& kind) const {
-    return kind.on_gpu ? kind.workers_per_node
-                       : pieces_of(recipe_.finetune.ranks, std::max(1, kind.nodes));
-  }
-  [[nodiscard]] double rank_seconds(const WorkerKind& kind, const Work& work) const {
-    return work.seconds(kind.speed) / units(kind, recipe_.finetune.threads, ranks_per_node(kind));
   }
 
   // Those whose memory a task fits; all of them if it fits none, which is refused elsewhere.
@@ -284,16 +255,6 @@ class Times {
       if (has == 0 || need <= has) kinds.push_back(&kind);
     }
     return kinds.empty() ? all : kinds;
-  }
-  // The fastest of those that hold a rank.
-  [[nodiscard]] const WorkerKind* rank_kind() const {
-    const WorkerKind* best = nullptr;
-    for (const WorkerKind* kind : able(plan_.finetune_memory_bytes)) {
-      if (!kind->speed.is_known()) return kind;
-      const auto seconds = [this](const WorkerKind& of) { return rank_seconds(of, {1e12, 1e12}); };
-      if (best == nullptr || seconds(*kind) < seconds(*best)) best = kind;
-    }
-    return best;
   }
 
   // A job that is cut in `pieces`, of which any worker takes the next: all of them end together.

@@ -49,6 +49,12 @@ std::uint64_t WorkerKind::worker_memory_bytes() const {
                 : host_memory_bytes / static_cast<std::uint64_t>(std::max(1, workers_per_node));
 }
 
+double WorkerKind::units(int threads, int processes_per_node) const {
+  if (on_gpu) return 1.0;
+  const double share = 1.0 * cores / std::max(1, processes_per_node);
+  return threads > 0 ? std::min<double>(threads, std::max(share, 1e-3)) : std::max(1.0, share);
+}
+
 std::vector<WorkerKind> workers_of(const storage::Cluster& cluster) {
   std::vector<WorkerKind> kinds;
   for (const storage::NodeKind& node : cluster.nodes)

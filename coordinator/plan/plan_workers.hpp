@@ -42,6 +42,8 @@ struct WorkerKind {
   [[nodiscard]] int workers() const { return nodes * workers_per_node; }
   // Of one worker, where it computes.
   [[nodiscard]] std::uint64_t worker_memory_bytes() const;
+  // Cores of one of so many processes on a node, or its GPU. `threads`: as told; 0: its share.
+  [[nodiscard]] double units(int threads, int processes_per_node) const;
 };
 
 // `local_workers` of this machine, with its memory, cores and the speed that is assumed of such

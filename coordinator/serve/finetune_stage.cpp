@@ -29,6 +29,10 @@ std::string first_error_in(const std::filesystem::path& log, std::uint64_t begin
   return "";
 }
 
+std::string mesh_of(const LauncherConfig& config, int ranks) {
+  return config.mesh_of_ranks ? config.mesh_of_ranks(ranks) : "auto";
+}
+
 class MpirunStage final : public FinetuneStage {
  public:
   explicit MpirunStage(LauncherConfig config) : config_(std::move(config)) {}
@@ -55,6 +59,7 @@ class MpirunStage final : public FinetuneStage {
     argv.insert(argv.end(),
                 {"--student", student, "--token", std::to_string(token), "--connect", endpoint});
     argv.insert(argv.end(), {"--threads", std::to_string(config_.threads_per_rank)});
+    argv.insert(argv.end(), {"--mesh", mesh_of(config_, config_.ranks)});
     // A batch system that takes the machine back sends SIGTERM to every process of the job. The
     // ranks take it as a request; mpirun would kill them two seconds later.
     std::error_code is_absent;
@@ -114,7 +119,7 @@ class MpirunStage final : public FinetuneStage {
 class ExternalStage final : public FinetuneStage {
  public:
   ExternalStage(const LauncherConfig& config, const storage::RunLayout& layout)
-      : layout_(layout), ranks_(config.ranks), threads_per_rank_(config.threads_per_rank) {}
+      : layout_(layout), config_(config) {}
 
   void adopt(std::uint64_t token) {
     token_ = token;
@@ -132,12 +137,21 @@ class ExternalStage final : public FinetuneStage {
     const bool lives = request_ && before && request_->launch == before->launch &&
                        request_->heartbeat_count > before->heartbeat_count;
     is_waiting_ = !lives;
-    return lives;
+    refusal_.clear();
+    if (!lives) return false;
+    try {
+      mesh_ = mesh_of(config_, request_->ranks);
+    } catch (const storage::Error& error) {
+      refusal_ = error.what();
+    }
+    return refusal_.empty();
   }
 
   std::string wants() const override {
+    if (!refusal_.empty())
+      return "waits for other ranks than those from " + request_->host + ": " + refusal_;
     if (!is_waiting_) return "";
-    return "waits for its ranks: 'mpirun -n " + std::to_string(ranks_) +
+    return "waits for its ranks: 'mpirun -n " + std::to_string(config_.ranks) +
            " hedgerow-worker finetune --run " + layout_.root().string() +
            "', or the MPIJob that does it";
   }
@@ -150,12 +164,13 @@ class ExternalStage final : public FinetuneStage {
                              .fencing_token = token,
                              .student = student,
                              .endpoint = endpoint,
-                             .threads = threads_per_rank_});
+                             .threads = config_.threads_per_rank,
+                             .mesh = mesh_});
     // Last: whoever asked still asks if this coordinator dies before it has answered.
     wire::withdraw_stage_request(layout_, request_->launch);
     token_ = token;
-    return "the finetune stage goes to " + std::to_string(request_->ranks) + " ranks from " +
-           request_->host;
+    return "the finetune stage goes to " + std::to_string(request_->ranks) + " ranks (mesh " +
+           mesh_ + ") from " + request_->host;
   }
 
   std::optional<std::uint64_t> token() const override { return token_; }
@@ -172,10 +187,11 @@ class ExternalStage final : public FinetuneStage {
 
  private:
   const storage::RunLayout& layout_;
-  int ranks_, threads_per_rank_;
+  LauncherConfig config_;
   std::optional<std::uint64_t> token_;
   std::optional<wire::StageRequest> request_;  // at the last look
   bool is_waiting_ = false;
+  std::string mesh_ = "auto", refusal_;  // of those that ask; why they do not get the stage
   TimePoint next_look_;
 };
 

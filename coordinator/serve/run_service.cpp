@@ -9,6 +9,7 @@
 #include "coordinator/net/binding.hpp"
 #include "coordinator/net/router_socket.hpp"
 #include "coordinator/plan/plan_geometry.hpp"
+#include "coordinator/plan/plan_mesh.hpp"
 #include "coordinator/plan/recorded_plan.hpp"
 #include "coordinator/serve/assembler.hpp"
 #include "coordinator/serve/coordinator.hpp"
@@ -310,6 +311,11 @@ RunOutcome coordinate(const RunOptions& options,
   storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
   CoordinatorConfig config =
       coordinator_config({options, layout, replayed, recipe, plan, planned, local_workers});
+  if (plan.finetunes) {
+    config.launcher.mesh_of_ranks = [recipe, shape = model.config(), tokens, limits](int ranks) {
+      return mesh_of_ranks(recipe, shape, tokens, limits, ranks);
+    };
+  }
   if (page) config.web = page->address();
   config.dispatcher.log = [&observer](const std::string& line) { observer.on_log(line); };
   const SteadyClock clock;

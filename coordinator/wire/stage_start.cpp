@@ -20,6 +20,7 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("student", m.student);
   visitor.field("endpoint", m.endpoint);
   visitor.field("threads", m.threads);
+  visitor.optional_field("mesh", m.mesh);
 }
 
 namespace {

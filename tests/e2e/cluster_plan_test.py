@@ -28,11 +28,12 @@ MODELS = {
     "70B": {"layers": 80, "hidden": 8192, "intermediate": 28672, "heads": 64, "kv_heads": 8},
     "405B": {"layers": 126, "hidden": 16384, "intermediate": 53248, "heads": 128, "kv_heads": 8},
 }
-# Whether LoRA fits too; without it each fits. The arithmetic is in tests/coordinator/plan/plan_cluster_test.cpp.
+# Ranks of LoRA, and whether it fits too; without it each fits. The arithmetic is in tests/coordinator/plan/plan_cluster_test.cpp.
+RANKS = {"1B": 2, "8B": 2, "70B": 8, "405B": 16}
 FITS = {
     "8B": {"1x8x80gb": True, "3x8x80gb": True, "16x141gb": True, "2x_cpu": True},
-    "70B": {"1x8x80gb": False, "3x8x80gb": False, "16x141gb": False, "2x_cpu": True},
-    "405B": {"1x8x80gb": False, "3x8x80gb": False, "16x141gb": False, "2x_cpu": False},
+    "70B": {"1x8x80gb": True, "3x8x80gb": True, "16x141gb": True, "2x_cpu": True},
+    "405B": {"1x8x80gb": False, "3x8x80gb": True, "16x141gb": True, "2x_cpu": False},
 }
 RECIPE = """[model]
 path = "{model}"
@@ -54,7 +55,7 @@ sequences_per_step = 8
 enabled = {finetunes}
 max_steps = 2441
 sequences_per_step = 8
-ranks = 2
+ranks = {ranks}
 """
 
 
@@ -76,7 +77,8 @@ class PlansOfClusters(unittest.TestCase):
 
     def recipe(self, model: Path, finetunes: bool, k: int = 5) -> Path:
         path = self.folder / f"{model.name}-{finetunes}.toml"
-        path.write_text(RECIPE.format(model=model, text=self.text, k=k, finetunes=str(finetunes).lower()))
+        path.write_text(RECIPE.format(model=model, text=self.text, k=k, finetunes=str(finetunes).lower(),
+                                      ranks=RANKS[model.name]))
         return path
 
     def plan(self, recipe: Path, cluster: Path, *more: str) -> subprocess.CompletedProcess:
@@ -90,6 +92,8 @@ class PlansOfClusters(unittest.TestCase):
                     k = 9 if name == "405B" else 5  # as published; with 5 its boundaries fill the disk of one node
                     with_lora = self.plan(self.recipe(model, True, k), CLUSTERS / f"{cluster}.toml")
                     self.assertEqual(with_lora.returncode, 0 if fits else 2, with_lora.stdout + with_lora.stderr)
+                    mesh = json.loads(with_lora.stdout)["mesh"]
+                    self.assertRegex(mesh, r"^\d+x\d+(x\d+)?$")
                     without = self.plan(self.recipe(model, False, k), CLUSTERS / f"{cluster}.toml")
                     self.assertEqual(without.returncode, 0, without.stdout + without.stderr)
 
@@ -134,7 +138,7 @@ class CoordinatorsOfLargeModels(unittest.TestCase):
         text = self.job.root / "text.txt"
         text.write_text("A hedge grows. " * 40000)
         recipe = self.job.root / f"{name}.toml"
-        recipe.write_text(RECIPE.format(model=model, text=text, k=0, finetunes="true")
+        recipe.write_text(RECIPE.format(model=model, text=text, k=0, finetunes="true", ranks=RANKS[name])
                           .replace("max_steps = 2441", "max_steps = 4"))
         return recipe
 

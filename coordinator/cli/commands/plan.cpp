@@ -54,6 +54,23 @@ std::string workers_text(const WorkerKind& kind) {
   return text;
 }
 
+std::string mesh_text(const MeshPlan& plan) {
+  constexpr double kPercent = 100.0;
+  const int ranks = plan.mesh.ranks();
+  std::string text = storage::mesh_text(plan.mesh) + ": " + counted(ranks, "rank") + ", " +
+                     counted(plan.most_layers, "layer") + " a rank at most";
+  if (plan.mesh.pipeline > 1) {
+    text += "; idle " + number_text(kPercent * plan.idle, 2) +
+            " % of the time (the pipeline fills and drains)";
+  }
+  std::string sent;
+  if (plan.bytes_per_step > 0) sent = bytes_text(plan.bytes_per_step) + " between stages";
+  if (plan.gradient_bytes_per_step > 0)
+    sent +=
+        (sent.empty() ? "" : " and ") + bytes_text(plan.gradient_bytes_per_step) + " of gradients";
+  return sent.empty() ? text : text + "; " + sent + " a step";
+}
+
 // GPU-hours and money have a column where there is any.
 void print_stages(const Plan& plan, Terminal& terminal) {
   Table table;
@@ -195,6 +212,7 @@ void print_plan(const Plan& plan,
               " each; assumed, nothing was measured on a GPU";
   line("memory",
        memory + (plan.workers.empty() ? "; each worker is asked for its own when it joins" : ""));
+  if (plan.finetunes && plan.mesh.mesh.ranks() > 1) line("lora", mesh_text(plan.mesh));
   line("time", time_text(plan));
   print_stages(plan, terminal);
   if (choices.size() > 1) print_choices(choices, layers_per_block, terminal);

@@ -72,45 +72,53 @@ std::string problems_of(const Plan& plan) {
 //   8B    2 x 4096^2  + 2 x 4096 x 1024  + 3 x 4096 x 14336  = 0.218 x 10^9 ->  0.44 GB
 //   70B   2 x 8192^2  + 2 x 8192 x 1024  + 3 x 8192 x 28672  = 0.856 x 10^9 ->  1.71 GB
 //   405B  2 x 16384^2 + 2 x 16384 x 1024 + 3 x 16384 x 53248 = 3.188 x 10^9 ->  6.38 GB
-// so a block of k = 5, 5, 9 is 2.2, 8.6 and 57.4 GB, and fits each worker. A rank of finetune holds
-// all layers and two embeddings (1.05, 2.1, 4.2 GB each): 16.1, 141.1 and 811 GB. On the CPU each
-// layer's matrices lie there twice: 30, 276 and 1615 GB and more, of a node's 512.
+// so a block of k = 5, 5, 9 is 2.2, 8.6 and 57.4 GB, and fits each worker. All layers and two
+// embeddings (1.05, 2.1, 4.2 GB each) are 16.1, 141.1 and 811 GB, on the CPU, where each layer's
+// matrices lie twice, 30, 276 and 1615 GB and more. The ranks of finetune share the layers:
+//   8B    2 ranks as 2x1: all of it, 16.1 of 80 GB; 30 of a node's 512
+//   70B   8 ranks as 1x8: 10 layers and an embedding, 17.1 + 2.1 GB of 80; as 2x4 20 layers, 34.2 +
+//         2.1. Four ranks a CPU node as 1x8: 34.2 + 2 x 2.1 GB of 128
+//   405B  16 ranks as 1x16: 8 layers and an embedding, 51.0 + 4.2 GB of 80. One node of 8 GPUs has
+//         640 GB, as 1x8 16 layers would be 102 GB. Two CPU nodes have 1024 GB of 1615
 // Boundaries of 20 M tokens are 19,544 x 1024 x h x 2 bytes: 0.16, 0.33 and 0.66 TB, stored
 // 6, 15 and 13 times: 1.0, 4.9 and 8.5 TB, of 15, 50, 50 and 20 TB.
 TEST(PlanForCluster, IsAcceptedWhereArithmeticByHandSays) {
   struct Case {
     Model model;
     const char* cluster;
-    bool transfer_fits, finetune_fits;
+    int ranks;
+    bool finetune_fits;
   };
   const Case cases[] = {
-      {model_8b(), "1x8x80gb", true, true},
-      {model_8b(), "3x8x80gb", true, true},
-      {model_8b(), "16x141gb", true, true},
-      {model_8b(), "2x_cpu", true, true},
-      {model_70b(), "1x8x80gb", true, false},
-      {model_70b(), "3x8x80gb", true, false},
-      {model_70b(), "16x141gb", true, false},  // 141.1 of 141
-      {model_70b(), "2x_cpu", true, true},     // a rank a node
-      {model_405b(), "1x8x80gb", true, false},
-      {model_405b(), "3x8x80gb", true, false},
-      {model_405b(), "16x141gb", true, false},
-      {model_405b(), "2x_cpu", true, false},
+      {model_8b(), "1x8x80gb", 2, true},
+      {model_8b(), "3x8x80gb", 2, true},
+      {model_8b(), "16x141gb", 2, true},
+      {model_8b(), "2x_cpu", 2, true},
+      {model_70b(), "1x8x80gb", 8, true},
+      {model_70b(), "3x8x80gb", 8, true},
+      {model_70b(), "16x141gb", 8, true},
+      {model_70b(), "2x_cpu", 8, true},
+      {model_405b(), "1x8x80gb", 16, false},
+      {model_405b(), "1x8x80gb", 8, false},
+      {model_405b(), "3x8x80gb", 16, true},
+      {model_405b(), "16x141gb", 16, true},
+      {model_405b(), "2x_cpu", 16, false},
   };
   for (const Case& tried : cases) {
     SCOPED_TRACE(std::string(tried.model.name) + " on " + tried.cluster);
     storage::Recipe recipe = recipe_of(tried.model);
-    recipe.finetune.ranks = 2;
+    recipe.finetune.ranks = tried.ranks;
     const PlanLimits limits = cluster_limits(tried.cluster);
     Plan plan = make_plan(recipe, tried.model.config, tokens_of_20m(), limits);
     EXPECT_EQ(plan.fits(), tried.finetune_fits) << problems_of(plan);
     if (!plan.fits()) {
-      EXPECT_THAT(problems_of(plan), HasSubstr("finetune needs"));
+      EXPECT_EQ(plan.problems.size(), 1U) << problems_of(plan);
+      EXPECT_THAT(problems_of(plan), HasSubstr("finetune"));
       EXPECT_THAT(problems_of(plan), HasSubstr("finetune.enabled = false"));
     }
     recipe.finetune.enabled = false;
     plan = make_plan(recipe, tried.model.config, tokens_of_20m(), limits);
-    EXPECT_EQ(plan.fits(), tried.transfer_fits) << problems_of(plan);
+    EXPECT_TRUE(plan.fits()) << problems_of(plan);
   }
 }
 
@@ -165,6 +173,7 @@ TEST(PlanForCluster, ThePapersRatesGiveIts454GpuHours) {
   recipe.transfer.sequences_per_step = recipe.finetune.sequences_per_step = 24;
   recipe.transfer.validate_every = recipe.finetune.validate_every = 1000;
   recipe.finetune.ranks = 24;
+  recipe.finetune.mesh = "24x1";  // what their ranks waited is in their rate; memory is not asked
   const PlanTokens tokens{{19536, 19540, 1024}, {19536, 19540, 1024}, {}};
   PlanLimits limits = cluster_limits("3x8x80gb");
   const auto plan_at = [&](double flops) {
@@ -181,6 +190,44 @@ TEST(PlanForCluster, ThePapersRatesGiveIts454GpuHours) {
   EXPECT_NEAR(blocks, 70.0, 2.0);
   EXPECT_NEAR(lora, 384.0, 12.0);
   EXPECT_NEAR(blocks + lora, 454.0, 14.0);
+}
+
+// Beside the 384 GPU-hours of the test above, what LoRA of 405B is planned to take on 128 GPUs at
+// the speeds that are assumed of an H100. Of 153 steps of 128 x 1024 tokens, 20.05 M, by hand:
+//   products   6 x 405.9 x 10^9 FLOPs a token at 400 x 10^12 a second: 33.9 GPU-hours
+//   attention  a layer's maps 2 x 136 x 64 x 129 = 2.2, its linear part 2 x 136 x 128 x 128 = 4.5,
+//              its window 4 x 128 x 128 x 128 = 8.4 x 10^6 FLOPs a token and pass, of which there
+//              are four (the forward twice, the backward counts as two): 126 x 4 x 15.1 x 10^6 at
+//              13 x 10^12: 3.3
+//   the bubble 8 pipelines of 16 stages have 16 micro-batches each: with one range a stage they
+//              wait for 15 of 31 slots; with four for less (Narayanan et al.: a fourth as long)
+//   weights    every rank reads its 8 layers, 51 GB at 1 GB/s: 128 x 51 s are 1.8
+TEST(PlanForCluster, LoraOf405BOn128GpusIsPlannedBelowThePapers384GpuHours) {
+  const Model model = model_405b();
+  storage::Recipe recipe = recipe_of(model);
+  recipe.finetune.ranks = 128;
+  recipe.finetune.max_steps = 153;
+  recipe.finetune.sequences_per_step = 128;
+  recipe.finetune.validate_every = 0;
+  const PlanTokens tokens{{19584, 19588, 1024}, {19584, 19588, 1024}, {}};
+  PlanLimits limits = cluster_limits("16x8x80gb");
+  const double products = 6 * 405.9e9 * 153 * 128 * 1024 / 400e12 / 3600;
+  EXPECT_NEAR(products, 33.9, 0.1);
+  EXPECT_NEAR(6 * 405e9 * 20e6 / 400e12 / 3600, 33.75, 0.01) << "of 20 M tokens exactly";
+  recipe.finetune.mesh = "8x16";
+  const Plan plain = make_plan(recipe, model.config, tokens, limits);
+  EXPECT_TRUE(plain.fits()) << problems_of(plain);
+  EXPECT_NEAR(plain.mesh.idle, 15.0 / 31.0, 0.05);
+  EXPECT_NEAR(gpu_hours_of(plain, "finetune"), (33.9 + 3.3) / (1 - plain.mesh.idle) + 1.8, 2.0);
+  recipe.finetune.mesh = "auto";
+  const Plan plan = make_plan(recipe, model.config, tokens, limits);
+  EXPECT_TRUE(plan.fits()) << problems_of(plan);
+  EXPECT_GE(plan.mesh.mesh.pipeline, 16) << "126 layers of 6.38 GB in 80 GB";
+  EXPECT_LT(plan.mesh.idle, plain.mesh.idle);
+  const double hours = gpu_hours_of(plan, "finetune");
+  EXPECT_NEAR(hours, (33.9 + 3.3) / (1 - plan.mesh.idle) + 1.8, 2.0);
+  EXPECT_GT(hours, products);
+  EXPECT_LT(hours, 384.0);
 }
 
 TEST(PlanForCluster, MoneyIsOfAllNodesForTheTimeOfTheStages) {

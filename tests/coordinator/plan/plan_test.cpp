@@ -245,11 +245,15 @@ TEST_F(PlanTest, AFullDiskIsRefusedWithTheSettingThatFits) {
 }
 
 TEST_F(PlanTest, FinetuneThatDoesNotFitNamesTheRanksThatDo) {
-  limits_.workers = machine(1, 2, 4 * kGiB);
+  limits_.workers = machine(1, 2, 3 * kGiB);
   recipe_.finetune.ranks = 4;
+  recipe_.finetune.mesh = "4x1";
   const Plan plan = make();
-  ASSERT_EQ(plan.problems.size(), 1U) << plan.problems.front().message;
-  EXPECT_NE(plan.problems[0].message.find("finetune needs"), std::string::npos);
+  ASSERT_EQ(plan.problems.size(), 1U);
+  EXPECT_NE(plan.problems[0].message.find("finetune needs"), std::string::npos)
+      << plan.problems[0].message;
+  EXPECT_NE(plan.problems[0].remedy.find("finetune.ranks = "), std::string::npos)
+      << plan.problems[0].remedy;
 }
 
 TEST_F(PlanTest, WhatContradictsTheModelIsAUsageError) {

@@ -1,6 +1,7 @@
 // A finetune stage whose ranks the coordinator does not start itself: an MPIJob of Kubernetes, or
 // another job's mpirun.
 #include "coordinator_fixture.hpp"
+#include "storage/base/file.hpp"
 #include "tests/support/forked_process.hpp"
 #include "worker/client/stage_request.hpp"
 
@@ -15,10 +16,11 @@ class StageElsewhere : public CoordinatorRun {
   }
 
   // Rank 0 of a finetune stage that somebody else started, as far as the coordinator sees it.
-  std::unique_ptr<worker::CoordinatorClient> launch_ranks() const {
+  std::unique_ptr<worker::CoordinatorClient> launch_ranks() {
     const std::atomic<bool> never{false};
     const auto start = worker::ask_for_stage(
         layout_, 2, never, {.limit = seconds(20), .look_every = milliseconds(1)});
+    mesh_told_ = start->mesh;
     worker::ClientOptions options{.layout = layout_, .endpoint = start->endpoint, .hello = {}};
     options.hello.worker = {"mpi", start->fencing_token};
     options.hello.version = "1";
@@ -30,12 +32,12 @@ class StageElsewhere : public CoordinatorRun {
   }
 
   // What people see, and what tells them to start the ranks.
-  void await_that_the_stage_is_said_to_wait() const {
+  void await_that_the_stage_is_said_to_wait(const std::string& why = "waits for its ranks") const {
     const auto deadline = std::chrono::steady_clock::now() + seconds(20);
     while (std::chrono::steady_clock::now() < deadline) {
       const RunStatus status = read_status(layout_);
       const auto* task = status.task("finetune");
-      if (task != nullptr && task->reason.find("waits for its ranks") != std::string::npos &&
+      if (task != nullptr && task->reason.find(why) != std::string::npos &&
           !status.warnings.empty()) {
         EXPECT_EQ(find_opening(layout_).kind, Opening::Kind::kBusy) << "workers would come and go";
         return;
@@ -51,6 +53,8 @@ class StageElsewhere : public CoordinatorRun {
                  write_attempt(token, adapter + "/adapter_config.json", "{}")},
                 nlohmann::json::object());
   }
+
+  std::string mesh_told_;
 };
 
 // A launch that fails is followed by another one, which gets a token of its own.
@@ -114,6 +118,40 @@ TEST_F(StageElsewhere, ItIsNotGivenToALaunchThatIsDead) {
   const RunOutcome outcome = coordinate();
   EXPECT_EQ(outcome.exit_code, storage::ExitCode::kOk) << outcome.summary;
   EXPECT_EQ(replayed().task(TaskId::finetune()).attempts, 1);
+}
+
+TEST_F(StageElsewhere, RanksThatMakeNoMeshAreRefusedAndOthersAreToldTheirs) {
+  launcher_.mesh_of_ranks = [](int ranks) -> std::string {
+    if (ranks != 2) throw storage::Error(storage::ErrorKind::kUsage, "the mesh has 2 ranks");
+    return "1x2";
+  };
+  std::jthread worker(
+      [&] { static_cast<void>(serve(*connect("w", endpoint_of_next_coordinator()))); });
+  std::jthread ranks([&] {
+    std::atomic<bool> stops{false};
+    std::jthread wrong([&] {
+      EXPECT_EQ(worker::ask_for_stage(
+                    layout_, 3, stops, {.limit = seconds(20), .look_every = milliseconds(1)}),
+                std::nullopt);
+    });
+    await_that_the_stage_is_said_to_wait("the mesh has 2 ranks");
+    stops = true;
+    wrong.join();
+    const auto client = launch_ranks();
+    if (const auto task = client->join()) finish_finetune(*client, task->fencing_token);
+  });
+  const RunOutcome outcome = coordinate();
+  ranks.join();
+  EXPECT_EQ(outcome.exit_code, storage::ExitCode::kOk) << outcome.summary;
+  EXPECT_EQ(mesh_told_, "1x2");
+}
+
+TEST_F(StageElsewhere, AnAnswerOfAnOlderBuildLeavesTheMeshToTheRanks) {
+  storage::write_atomically(layout_.stage_start_file(),
+                            R"({"format": "stage/1", "launch": "l", "fencing_token": 7,
+                                "student": "student/t1", "endpoint": "tcp://h:1", "threads": 2})");
+  ASSERT_TRUE(wire::read_stage_start(layout_));
+  EXPECT_EQ(wire::read_stage_start(layout_)->mesh, "auto");
 }
 
 TEST_F(StageElsewhere, RanksThatNobodyAnswersTakeTheirQuestionBack) {

@@ -58,6 +58,14 @@ TEST_F(MpirunStageTest, WhatTheFirstRankSaysIsTheReasonAndMpirunsWordsAreNot) {
   EXPECT_FALSE(end.is_interrupted);
 }
 
+TEST_F(MpirunStageTest, RanksAreToldTheMeshThatWasPlannedOrToDecide) {
+  config_.ranks = 8;
+  const std::string script = "echo \"$@\" >&2\nexit 5\n";
+  EXPECT_THAT(end_of(script).how, HasSubstr("--mesh auto"));
+  config_.mesh_of_ranks = [](int ranks) { return "2x" + std::to_string(ranks / 2); };
+  EXPECT_THAT(end_of(script).how, HasSubstr("--mesh 2x4"));
+}
+
 TEST_F(MpirunStageTest, RanksThatDieWithoutAWordLeaveTheEndOfTheLog) {
   static_cast<void>(end_of("echo 'hedgerow-worker: rank 1: of the launch before' >&2\nexit 2\n"));
   const StageEnd end = end_of(std::string(kBoilerplate) + "exit 137\n");
