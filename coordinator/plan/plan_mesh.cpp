@@ -208,6 +208,14 @@ Mesh MeshPlanner::smallest() const {
 MeshPlan MeshPlanner::plan() const {
   const int ranks = recipe_.finetune.ranks;
   if (const auto own = storage::parse_mesh(recipe_.finetune.mesh)) {
+    if (own->num_ranges() > model_.num_hidden_layers) {
+      throw Error(ErrorKind::kUsage,
+                  "finetune.mesh = \"" + recipe_.finetune.mesh + "\" has " +
+                      std::to_string(own->num_ranges()) +
+                      " ranges of layers in a pipeline, but the model has " +
+                      std::to_string(model_.num_hidden_layers) +
+                      " layers; use fewer stages and more pipelines, or set it to \"auto\"");
+    }
     std::size_t kind = 0;
     double least = std::numeric_limits<double>::infinity();
     for (std::size_t i = 0; i < limits_.workers.size(); ++i) {

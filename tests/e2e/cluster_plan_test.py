@@ -97,6 +97,17 @@ class PlansOfClusters(unittest.TestCase):
                     without = self.plan(self.recipe(model, False, k), CLUSTERS / f"{cluster}.toml")
                     self.assertEqual(without.returncode, 0, without.stdout + without.stderr)
 
+    def test_the_mesh_of_the_ranks_is_said_with_what_it_waits_and_sends(self) -> None:
+        plan = [self.hedgerow, "plan", "--recipe", self.recipe(write_sparse_model(self.folder / "70B", **MODELS["70B"]), True)]
+        said = " ".join(limited([*plan, "--cluster", CLUSTERS / "1x8x80gb.toml"]).stdout.split())
+        self.assertRegex(said, r"lora \d+x\d+(x\d+)?: 8 ranks, \d+ layers a rank at most; idle [\d.]+ % of the time")
+        self.assertRegex(said, r"GB between stages and [\d.]+ MB of gradients a step")
+        unknown = " ".join(limited([*plan, "--workers", "0"]).stdout.split())
+        self.assertIn("lora 8x1: 8 ranks, 80 layers a rank at most; ", unknown)
+        answer = json.loads(limited([*plan, "--workers", "0", "--json"]).stdout)
+        self.assertEqual((answer["mesh"], answer["mesh_idle"], answer["mesh_bytes_per_step"]), ("8x1", 0.0, 0))
+        self.assertGreater(answer["gradient_bytes_per_step"], 0)
+
     def test_a_simulation_and_the_list_of_k_are_in_the_answer(self) -> None:
         model = write_sparse_model(self.folder / "405B", **MODELS["405B"])
         planned = self.plan(self.recipe(model, False, k=0), CLUSTERS / "3x8x80gb.toml", "--simulate")

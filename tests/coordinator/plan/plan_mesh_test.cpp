@@ -189,7 +189,8 @@ TEST_F(PlanMesh, MoreStagesThanLayersAreAUsageError) {
   };
   recipe_.finetune.ranks = 96;
   recipe_.finetune.mesh = "1x96";
-  EXPECT_THAT(refused(), HasSubstr("80 layers"));
+  EXPECT_THAT(refused(), HasSubstr("finetune.mesh = \"1x96\" has 96 ranges of layers"));
+  EXPECT_THAT(refused(), HasSubstr("the model has 80 layers"));
   recipe_.finetune.ranks = 83;  // a prime
   recipe_.finetune.mesh = "auto";
   EXPECT_THAT(refused(), HasSubstr("at least 83 stages"));
