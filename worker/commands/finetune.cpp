@@ -198,6 +198,7 @@ bool complete(FinetuneArguments& options, Communicator& communicator) {
       text = nlohmann::json{{"token", start->fencing_token},
                             {"student", start->student},
                             {"endpoint", start->endpoint},
+                            {"mesh", start->mesh},
                             {"threads", start->threads}}
                  .dump();
     }
@@ -208,6 +209,7 @@ bool complete(FinetuneArguments& options, Communicator& communicator) {
   options.token = answer["token"];
   options.student = answer["student"];
   options.endpoint = answer["endpoint"];
+  if (options.mesh.empty()) options.mesh = answer["mesh"];
   if (options.threads == 0) options.threads = answer["threads"];
   return true;
 }

@@ -464,6 +464,30 @@ TEST_F(FinetuneTask, AStopRightAfterACheckpointDoesNotWriteItAgain) {
   EXPECT_EQ(std::ranges::adjacent_find(steps), steps.end()) << "one was written twice";
 }
 
+TEST_F(FinetuneTask, ARankThatSeesAnotherRecipeThanRankZeroIsNamed) {
+  tests::TemporaryDirectory elsewhere;
+  fs::copy(directory_.path(), elsewhere.path(), fs::copy_options::recursive);
+  storage::Recipe other = recipe_;
+  other.seed += 1;
+  tests::write_tiny_run(elsewhere.path() / "run", other, 12);
+  std::atomic<int> num_refused = 0;
+  run_on_threads(2, [&](Communicator& communicator) {
+    at::set_num_threads(1);
+    RunContext run(communicator.rank() == 0 ? root() : elsewhere.path() / "run");
+    tests::LocalTaskContext context(run.layout(), 1);
+    try {
+      static_cast<void>(run_finetune(run, context, task(1), {2, 1}, communicator));
+      ADD_FAILURE() << "rank " << communicator.rank();
+    } catch (const storage::Error& error) {
+      EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+      EXPECT_THAT(error.what(), testing::HasSubstr("rank 1 on "));
+      EXPECT_THAT(error.what(), testing::HasSubstr("another run.toml than rank 0"));
+      ++num_refused;
+    }
+  });
+  EXPECT_EQ(num_refused, 2);
+}
+
 TEST_F(FinetuneTask, ACheckpointOfAnotherStudentIsRefused) {
   const Outcome first = run(1, task(1));
   write_student("student/t6");

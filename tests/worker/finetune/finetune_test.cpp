@@ -363,17 +363,6 @@ void expect_equal_ranks(const storage::FinetuneSection& finetune) {
   EXPECT_GT(expected_validation, 0.0);
 }
 
-// A teacher that is sure of what the text says: of each position its next token alone.
-TopLogits text_as_teacher(const storage::TokenSequences& tokens, std::int64_t sequence) {
-  const auto row = tokens.sequence(sequence);
-  std::vector<std::int32_t> next(row.begin() + 1, row.end());
-  next.push_back(0);
-  const std::int64_t count = std::ssize(next);
-  return {at::tensor(next, at::kInt).unsqueeze(1),
-          at::zeros({count, 1}),
-          at::full({count}, -std::numeric_limits<float>::infinity())};
-}
-
 TEST(Finetune, TheKlFromATeacherThatIsSureOfTheTextIsTheCrossEntropy) {
   const auto communicator = make_single_communicator();
   Trained plain({}, trainer_options(section()), *communicator);
@@ -406,6 +395,17 @@ TEST(Finetune, TheKlFromATeacherThatIsSureOfTheTextIsTheCrossEntropy) {
   EXPECT_LT(*std::max_element(asked.begin(), asked.end()), 26);
 }
 
+// A teacher that is sure of what the text says: of each position its next token alone.
+TopLogits text_as_teacher(const storage::TokenSequences& tokens, std::int64_t sequence) {
+  const auto row = tokens.sequence(sequence);
+  std::vector<std::int32_t> next(row.begin() + 1, row.end());
+  next.push_back(0);
+  const std::int64_t count = std::ssize(next);
+  return {at::tensor(next, at::kInt).unsqueeze(1),
+          at::zeros({count, 1}),
+          at::full({count}, -std::numeric_limits<float>::infinity())};
+}
+
 // What a mesh leaves: every rank's tensors, of which ranks of one stage have the same.
 struct Left {
   std::map<std::string, std::vector<std::byte>> tensors;
@@ -424,6 +424,14 @@ Left train_over(const storage::Mesh& mesh,
     TrainerOptions options = trainer_options(finetune);
     options.mesh = mesh;
     options.activation_budget_bytes = budget;
+    const auto tokens = make_tiny_tokens(40, 3, 21, make_tiny_student(tiny).config.vocab_size);
+    if (finetune.learns_from_teacher()) {
+      options.sequences.emplace();
+      options.sequences->num_train = tokens.num_train;
+      options.sequences->num_validation = tokens.num_validation();
+      options.sequences->validation_begin = tokens.num_train;
+      options.teacher = [&](std::int64_t sequence) { return text_as_teacher(tokens, sequence); };
+    }
     Trained trained(tiny, options, communicator);
     FinetuneTrainer::StepResult result;
     for (int i = 0; i < 3; ++i) result = trained->step();
@@ -444,7 +452,9 @@ Left train_over(const storage::Mesh& mesh,
 
 TEST(Finetune, EveryMeshGivesTheBytesLossesAndNormsOfOneRank) {
   const TinyOptions tiny{.num_layers = 5, .dtype = at::kBFloat16, .softmax_layers = {1}};
-  for (const auto& finetune : {section(), everything()}) {
+  storage::FinetuneSection mixed = everything();
+  mixed.objective = "mixed";
+  for (const auto& finetune : {section(), everything(), mixed}) {
     for (const std::int64_t budget : {std::int64_t{0}, kActivationBudgetBytes}) {
       const Left one = train_over({}, finetune, tiny, budget);
       ASSERT_GT(one.validation, 0.0);
