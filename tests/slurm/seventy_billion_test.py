@@ -34,7 +34,7 @@ from narrow_model import LAYERS, write_narrow_model  # noqa: E402
 
 PAGE = job.REPOSITORY / "deploy" / "seventy-billion.md"
 LEAST_BLOCKS = 9
-COMMANDS = {"init", "doctor", "plan", "submit", "watch", "status", "explain", "logs", "report", "generate", "export", "clean"}
+COMMANDS = {"init", "doctor", "plan", "submit", "stop", "watch", "status", "explain", "logs", "report", "generate", "export", "clean"}
 NODES = ["s1", "s2"]
 TIMEOUT_S = 300  # of a block; other work may have the machine
 
@@ -122,7 +122,7 @@ class SeventyBillion(unittest.TestCase):
         for pattern, replacement in SUBSTITUTIONS:
             commands, count = re.subn(pattern, replacement.replace("@", str(cls.shared)), commands)
             cls.fitted |= {pattern} if count else set()
-        if "hedgerow watch" in block:  # as a person waits who looks at squeue
+        if "squeue" in block:  # as a person waits who looks at it
             wait_until(lambda: True if (cls.run_directory / "coordinator.json").exists() else None, 60, "the coordinator's start")
         begun = time.monotonic()
         done = subprocess.run(["bash", "-euo", "pipefail", "-c", commands], cwd=cls.folder, env=cls.environment, timeout=TIMEOUT_S,
@@ -159,7 +159,7 @@ class SeventyBillion(unittest.TestCase):
 
     def test_the_run_is_done_over_all_layers_with_figures_of_teacher_and_students(self) -> None:
         said = self.output_of("hedgerow status")
-        self.assertRegex(said.splitlines()[0], r": done\b")
+        self.assertRegex(said, r"(?m)^run .*: done\b")
         self.assertIn(f"{LAYERS - 5}-{LAYERS - 1}", said)
         for subject in ("teacher", "transfer", "lora"):
             perplexity = re.search(rf"(?m)^{subject} +([0-9.e+]+) ", said)
@@ -170,6 +170,10 @@ class SeventyBillion(unittest.TestCase):
         finetune = tomllib.loads((self.run_directory / "run.toml").read_text())["finetune"]
         self.assertEqual((finetune["ranks"], finetune["mesh"]), (4, "2x2"))
         self.assertEqual(self.ranks_on, set(NODES))
+
+    def test_the_run_was_stopped_and_went_on(self) -> None:
+        self.assertEqual(len(list((self.run_directory / "slurm").glob("run-*.log"))), 2)
+        self.assertIn("job ", self.output_of("hedgerow stop"))
 
     def test_the_student_goes_on_from_a_prompt(self) -> None:
         self.assertGreater(len(self.output_of("hedgerow generate").strip()), len("A hedge is"))
