@@ -17,7 +17,7 @@ from pathlib import Path
 import kustomize
 
 TOP = Path(__file__).resolve().parents[2]
-PAGES = [TOP / "README.md", TOP / "deploy/README.md"] + sorted(TOP.glob("deploy/*/README.md"))
+PAGES = [TOP / "README.md", TOP / "deploy/README.md", TOP / "deploy/seventy-billion.md"] + sorted(TOP.glob("deploy/*/README.md"))
 BIN = Path(os.environ["HEDGEROW_BIN"])
 MODEL = os.environ.get("HEDGEROW_TEST_MODEL")
 

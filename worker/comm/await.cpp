@@ -7,8 +7,6 @@
 namespace hedgerow::worker {
 namespace {
 
-constexpr const char* kResumes = "; the stage resumes from its last checkpoint";
-
 [[noreturn]] void give_up(const Awaited& awaited, const std::string& message) {
   awaited.give_up(message);
   throw storage::Error(storage::ErrorKind::kUnavailable, message);
@@ -27,14 +25,14 @@ void await_completion(const std::string& call,
   for (int turn = 0;; ++turn) {
     if (awaited.failure) {
       const std::string failure = awaited.failure();
-      if (!failure.empty()) give_up(awaited, call + " failed: " + failure + kResumes);
+      if (!failure.empty()) give_up(awaited, call + " failed: " + failure);
     }
     if (awaited.is_done()) return;
     if (awaited.interrupt) awaited.interrupt();
     if (std::chrono::steady_clock::now() - begin > deadline) {
       give_up(awaited,
               call + " did not complete within " + std::to_string(deadline.count()) +
-                  " ms: the peer is lost or stopped" + kResumes);
+                  " ms: the peer is lost or stopped");
     }
     if (turn >= kSpins) std::this_thread::sleep_for(kNap);
   }

@@ -231,8 +231,12 @@ ExitCode finetune_command(FinetuneArguments options) {
     wire::Task task;
     task.kind = wire::TaskKind::kFinetune;
     const Failure failure = current_failure(work_of(task));
-    std::fprintf(
-        stderr, "hedgerow-worker: rank %d: %s\n", communicator->rank(), failure.message.c_str());
+    const bool resumes = failure.kind == storage::ErrorKind::kUnavailable;
+    std::fprintf(stderr,
+                 "hedgerow-worker: rank %d: %s%s\n",
+                 communicator->rank(),
+                 failure.message.c_str(),
+                 resumes ? "; the stage resumes from its last checkpoint" : "");
     leave(storage::exit_code(failure.kind));
   }
 }
