@@ -363,6 +363,17 @@ void expect_equal_ranks(const storage::FinetuneSection& finetune) {
   EXPECT_GT(expected_validation, 0.0);
 }
 
+// A teacher that is sure of what the text says: of each position its next token alone.
+TopLogits text_as_teacher(const storage::TokenSequences& tokens, std::int64_t sequence) {
+  const auto row = tokens.sequence(sequence);
+  std::vector<std::int32_t> next(row.begin() + 1, row.end());
+  next.push_back(0);
+  const std::int64_t count = std::ssize(next);
+  return {at::tensor(next, at::kInt).unsqueeze(1),
+          at::zeros({count, 1}),
+          at::full({count}, -std::numeric_limits<float>::infinity())};
+}
+
 TEST(Finetune, TheKlFromATeacherThatIsSureOfTheTextIsTheCrossEntropy) {
   const auto communicator = make_single_communicator();
   Trained plain({}, trainer_options(section()), *communicator);
@@ -393,17 +404,6 @@ TEST(Finetune, TheKlFromATeacherThatIsSureOfTheTextIsTheCrossEntropy) {
   EXPECT_EQ(asked, (std::vector<std::int64_t>{5, 24, 25}));
   taught->step();
   EXPECT_LT(*std::max_element(asked.begin(), asked.end()), 26);
-}
-
-// A teacher that is sure of what the text says: of each position its next token alone.
-TopLogits text_as_teacher(const storage::TokenSequences& tokens, std::int64_t sequence) {
-  const auto row = tokens.sequence(sequence);
-  std::vector<std::int32_t> next(row.begin() + 1, row.end());
-  next.push_back(0);
-  const std::int64_t count = std::ssize(next);
-  return {at::tensor(next, at::kInt).unsqueeze(1),
-          at::zeros({count, 1}),
-          at::full({count}, -std::numeric_limits<float>::infinity())};
 }
 
 // What a mesh leaves: every rank's tensors, of which ranks of one stage have the same.
