@@ -70,7 +70,7 @@ std::vector<LayerRange> split_layers(const ModelConfig& model, const Mesh& mesh)
     const int longest = (num_layers - of_last + others - 1) / others;
     return std::max(static_cast<double>(longest), of_last + head);
   };
-  while (others > 0 && last + 1 <= num_layers - others && cost(last + 1) < cost(last)) ++last;
+  while (others > 0 && last + 1 <= num_layers - others && cost(last + 1) <= cost(last)) ++last;
   std::vector<LayerRange> ranges;
   int begin = 0;
   for (int range = 0; range < others; ++range) {

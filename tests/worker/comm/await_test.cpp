@@ -77,7 +77,7 @@ TEST(Await, AFailureIsGivenUpAtOnceAlsoWhenItLooksDone) {
     FAIL() << "a failure was taken for a success";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kUnavailable);
-    EXPECT_THAT(error.what(), HasSubstr("a call failed: remote error; the stage resumes"));
+    EXPECT_THAT(error.what(), HasSubstr("a call failed: remote error"));
     EXPECT_THAT(given_up, ElementsAre(error.what()));
   }
 }
