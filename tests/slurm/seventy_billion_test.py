@@ -50,7 +50,7 @@ SUBSTITUTIONS = (
     (r"\bcpus_per_task = 12\b", "cpus_per_task = 1"),
     (r"--cpus-per-task=96\b", "--cpus-per-task=1"),
     (r"ranks = 24 ", "ranks = 4 "),                             # still a pipeline a node
-    (r'mesh = "3x8"', 'mesh = "2x2"'),
+    (r'mesh = "8x3"', 'mesh = "2x2"'),
     (r"--tokens 20M\b", "--tokens 16384"),                      # two steps
     (r"(?m)^gpus_per_task = .*\n", ""),                         # no GPUs
     (r"(?m)^gpus = .*\n", ""),

@@ -129,7 +129,10 @@ class Finetune {
         logits_(logits_of(run, task)),
         trainer_(
             run.config(),
-            load_student(run.layout().resolve(student_), run.model(), run.device()),
+            load_student(run.layout().resolve(student_),
+                         run.model(),
+                         run.device(),
+                         [this](int layer) { return held_.has(layer); }),
             load_outside_layers(),
             [this](int layer) { return load(layer); },
             run.tokens(DataStage::kFinetune),
