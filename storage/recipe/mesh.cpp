@@ -75,7 +75,7 @@ std::vector<LayerRange> split_layers(const ModelConfig& model, const Mesh& mesh)
   int begin = 0;
   for (int range = 0; range < others; ++range) {
     const int left = num_layers - last - begin;
-    const int size = (left + others - range - 1) / (others - range);
+    const int size = left / (others - range);
     ranges.push_back({begin, begin + size});
     begin += size;
   }

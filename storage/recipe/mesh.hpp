@@ -50,7 +50,8 @@ struct LayerRange {
 
 // All layers in mesh.num_ranges() contiguous ranges, none empty, such that the most expensive one,
 // with the head counted to the last, is as cheap as can be; the others differ by one layer at most,
-// the longer ones first. Throws kUsage when there are more ranges than layers.
+// the longer ones last, since the first stages have the embedding and hold most micro-batches.
+// Throws kUsage when there are more ranges than layers.
 [[nodiscard]] std::vector<LayerRange> split_layers(const ModelConfig& model, const Mesh& mesh);
 
 // Of one stage, in the order of its chunks.

@@ -10,8 +10,9 @@ namespace hedgerow::worker {
 FrozenProduct::FrozenProduct(const at::Tensor& weight, const at::Tensor& bias, std::int64_t rows)
     : packed_(can_pack(weight)), weight_(weight), bias_(bias) {
   if (!packed_) return;
-  weight_ = pack(weight, rows);
+  // In this order three of the matrix are in memory at a time, not four.
   transposed_ = pack(weight.t().contiguous(), rows);
+  weight_ = pack(weight, rows);
 }
 
 at::Tensor FrozenProduct::forward(const at::Tensor& x) const {
