@@ -87,8 +87,7 @@ std::vector<PipelineOperation> candidates(const Mesh& mesh,
   // The deepest first: a micro-batch that is under way goes on before another begins.
   for (int chunk = mesh.chunks - 1; chunk >= 0; --chunk) {
     const int next = stage.forwards[static_cast<std::size_t>(chunk)];
-    const bool is_full =
-        trains && chunk == 0 && stage.in_flight() >= most_begun(mesh, stage.index);
+    const bool is_full = trains && chunk == 0 && stage.in_flight() >= most_begun(mesh, stage.index);
     if (next < num_micro_batches && !is_full) list.push_back({true, chunk, next});
   }
   return list;

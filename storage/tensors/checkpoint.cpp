@@ -54,11 +54,11 @@ FileRecord write_checkpoint(const RunLayout& layout,
                             std::int64_t step,
                             const Checkpoint& checkpoint,
                             int part) {
-  const std::filesystem::path path =
-      layout.resolve(fmt::format("{}/{}.s{}.partial",
-                                 RunLayout::attempt_directory(token),
-                                 part == kWholeCheckpoint ? "checkpoint" : fmt::format("part{}", part),
-                                 step));
+  const std::filesystem::path path = layout.resolve(
+      fmt::format("{}/{}.s{}.partial",
+                  RunLayout::attempt_directory(token),
+                  part == kWholeCheckpoint ? "checkpoint" : fmt::format("part{}", part),
+                  step));
   std::map<std::string, TensorView> views;
   for (const auto& [name, tensor] : checkpoint.tensors)
     views.emplace(name, TensorView{tensor.dtype, tensor.shape, tensor.bytes});
@@ -71,8 +71,9 @@ FileRecord write_checkpoint(const RunLayout& layout,
   state[kFormatKey] = kFormat;
   write_safetensors(path, views, {{kFormatKey, kFormat}, {kStateKey, state.dump()}});
   FileRecord record{"", std::filesystem::file_size(path), hash_file(path)};
-  record.name = part == kWholeCheckpoint ? RunLayout::checkpoint(token, step, record.root_hash)
-                           : RunLayout::checkpoint_part(token, step, part, record.root_hash);
+  record.name = part == kWholeCheckpoint
+                    ? RunLayout::checkpoint(token, step, record.root_hash)
+                    : RunLayout::checkpoint_part(token, step, part, record.root_hash);
   publish(path, layout.resolve(record.name));
   return record;
 }
