@@ -14,6 +14,10 @@ using storage::ErrorKind;
 using storage::LayerRange;
 using storage::Mesh;
 
+// Of a GPU's memory, which nothing has measured and an allocator cuts into pieces: "auto" takes a
+// mesh that needs more only where no other fits.
+constexpr double kComfortable = 0.9;
+
 // Ranges of a stage that "auto" tries.
 constexpr int kChunks[] = {1, 2, 3, 4, 6, 8};
 
@@ -146,15 +150,16 @@ std::vector<std::uint64_t> MeshPlanner::stage_memory(const Mesh& mesh, bool on_g
 
 bool MeshPlanner::fits(const Mesh& mesh,
                        const std::vector<RankShare>& shares,
-                       const WorkerKind& kind) const {
+                       const WorkerKind& kind,
+                       double usable) const {
   if (kind.on_gpu && mesh.ranks() > kind.workers()) return false;
   const std::uint64_t host = kind.on_gpu ? kind.host_memory_bytes : 0;
   if (host > 0 && costs_.gpu_process_memory() >
                       host / static_cast<std::uint64_t>(std::max(1, kind.workers_per_node)))
     return false;
-  const std::uint64_t has = rank_memory(kind, mesh.ranks());
-  return has == 0 || std::ranges::all_of(shares, [&](const RankShare& share) {
-           return costs_.finetune_memory(share, kind.on_gpu) <= has;
+  const double has = usable * static_cast<double>(rank_memory(kind, mesh.ranks()));
+  return has == 0.0 || std::ranges::all_of(shares, [&](const RankShare& share) {
+           return static_cast<double>(costs_.finetune_memory(share, kind.on_gpu)) <= has;
          });
 }
 
@@ -264,15 +269,20 @@ MeshPlan MeshPlanner::choose() const {
   }
   // A mesh that cannot be faster than the best so far need not be looked at.
   std::ranges::stable_sort(choices, {}, &Choice::least);
-  std::optional<MeshPlan> best;
-  for (const Choice& choice : choices) {
-    if (best && choice.least >= best->step_seconds) break;
-    Stages stages = stages_of(choice.mesh);
-    if (!fits(choice.mesh, stages.shares, limits_.workers[choice.kind])) continue;
-    MeshPlan plan = measured(std::move(stages), choice.kind);
-    if (!best || plan.step_seconds < best->step_seconds) best = std::move(plan);
-  }
-  if (best) return *best;
+  const auto fastest = [&](double usable_of_gpu) {
+    std::optional<MeshPlan> best;
+    for (const Choice& choice : choices) {
+      if (best && choice.least >= best->step_seconds) break;
+      const WorkerKind& kind = limits_.workers[choice.kind];
+      Stages stages = stages_of(choice.mesh);
+      if (!fits(choice.mesh, stages.shares, kind, kind.on_gpu ? usable_of_gpu : 1.0)) continue;
+      MeshPlan plan = measured(std::move(stages), choice.kind);
+      if (!best || plan.step_seconds < best->step_seconds) best = std::move(plan);
+    }
+    return best;
+  };
+  if (const auto best = fastest(kComfortable)) return *best;
+  if (const auto best = fastest(1.0)) return *best;
   const auto known = std::ranges::find_if(limits_.workers, is_known);
   return measured(stages_of(smallest()), static_cast<std::size_t>(known - limits_.workers.begin()));
 }

@@ -1,6 +1,7 @@
 // The mesh of the finetune's ranks: that of the recipe, or with finetune.mesh = "auto" the one with
-// the shortest step of those whose every stage fits a rank. Pure arithmetic; make_plan() uses it,
-// the check of memory asks it what would fit, and whoever launches ranks which mesh they make.
+// the shortest step of those whose every stage fits a rank, in nine tenths of a GPU if it can be.
+// Pure arithmetic; make_plan() uses it, the check of memory asks it what would fit, and whoever
+// launches ranks which mesh they make.
 #pragma once
 
 #include <cstdint>
@@ -48,7 +49,8 @@ class MeshPlanner {
   [[nodiscard]] Stages stages_of(const storage::Mesh& mesh) const;
   [[nodiscard]] bool fits(const storage::Mesh& mesh,
                           const std::vector<RankShare>& shares,
-                          const WorkerKind& kind) const;
+                          const WorkerKind& kind,
+                          double usable = 1.0) const;  // of a rank's memory
   [[nodiscard]] MeshPlan choose() const;
   [[nodiscard]] storage::Mesh smallest() const;
   [[nodiscard]] double least_seconds(const storage::Mesh& mesh, const WorkerKind& kind) const;
