@@ -132,7 +132,7 @@ class LivePageTest(BrowserTest):
             out, err = again.communicate(timeout=90)
         self.assertEqual(again.returncode, 0, err)
         self.until(lambda: self.text("connection") == "the run is over")
-        self.assertEqual(self.text("state"), "done")
+        self.until(lambda: self.text("state") == "done")  # it is painted with the next frame
         self.assertTrue(self.js("return window.isSamePage"), "it was loaded again")
         self.assertEqual(self.js("return run.status.term"), 2)
         self.assertIn("1 revoked", self.text("faults"))
