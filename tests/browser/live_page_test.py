@@ -21,7 +21,7 @@ import job  # noqa: E402
 from browser import HOSTILE, BrowserTest  # noqa: E402
 
 # Long enough to be watched and killed in each stage; the worker that is killed is given up after a lease.
-LIVE = {"transfer.max_steps": 100, "finetune.max_steps": 12, "finetune.validate_every": 4, "workers.local": 1, "workers.lease_s": 5}
+LIVE = {"transfer.max_steps": 300, "finetune.max_steps": 12, "finetune.validate_every": 4, "workers.local": 1, "workers.lease_s": 5}
 
 
 def address_in(lines: Iterable[str], run: Path) -> str:
