@@ -65,6 +65,9 @@ class KilledMesh(unittest.TestCase):
         for run in (alone, stormy):
             shutil.copytree(self.job.run_directory, run)
         expected = self.finished(alone, self.recipe_of(1, "1x1"))
+        status = json.loads(self.job.command("status", "--run", alone, "--json").out)
+        result = next(task["result"] for task in status["tasks"] if task["stage"] == "finetune")
+        self.assertGreater(result["best_step"], 30, "the adapter is that of a step before the storm")
 
         killed: dict[str, int] = {}
         process: subprocess.Popen | None = None

@@ -133,7 +133,11 @@ class Finetune {
                          run.model(),
                          run.device(),
                          [this](int layer) { return held_.has(layer); }),
-            load_outside_layers(),
+            load_outer(run.model(),
+                       run.compute_dtype(),
+                       run.device(),
+                       run.load_hooks([this] { loading(0); }),
+                       {held_.has_embedding, held_.has_head}),
             [this](int layer) { return load(layer); },
             run.tokens(DataStage::kFinetune),
             trainer_options(),
@@ -236,18 +240,6 @@ class Finetune {
         run_.compute_dtype(),
         run_.device(),
         run_.load_hooks([this, num_loaded] { loading(static_cast<int>(num_loaded)); }));
-  }
-
-  OuterWeights load_outside_layers() {
-    const LoadHooks hooks = run_.load_hooks([this] { loading(0); });
-    const auto& model = run_.model();
-    if (held_.has_embedding && held_.has_head)
-      return load_outer(model, run_.compute_dtype(), run_.device(), hooks);
-    if (held_.has_head) return load_head(model, run_.compute_dtype(), run_.device(), hooks);
-    OuterWeights outer;
-    if (held_.has_embedding)
-      outer.embed_tokens = load_embedding(model, run_.compute_dtype(), run_.device(), hooks);
-    return outer;
   }
 
   // Throws Stopped.

@@ -336,7 +336,7 @@ void FinetuneTrainer::sum_over_stages(std::vector<double>& values) {
 }
 
 std::chrono::milliseconds FinetuneTrainer::patience() const {
-  return options_.mesh.pipeline == 1 ? std::chrono::milliseconds(0) : longest_step_;
+  return options_.mesh.pipeline == 1 ? std::chrono::milliseconds(0) : next_patience_;
 }
 
 FinetuneTrainer::StepResult FinetuneTrainer::step() {
@@ -375,7 +375,7 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
   result.norms = parameters_.step(sum.narrow(0, 0, size),
                                   {finetune.learning_rate, finetune.gradient_clip},
                                   [this](std::vector<double>& values) { sum_over_stages(values); });
-  longest_step_ = 2 * since(begin);
+  next_patience_ = 2 * since(begin);
   return result;
 }
 

@@ -142,7 +142,7 @@ class FinetuneTrainer {
   // With the teacher's logits where the objective needs them.
   [[nodiscard]] Targets targets(std::span<const std::int64_t> sequences) const;
   [[nodiscard]] std::vector<TrainedPart> parts_to_train();
-  // A mesh has time for the pipeline to fill; a longer wait is a lost peer.
+  // Beyond the deadline: a rank of several stages waits for others' passes, up to two steps' time.
   [[nodiscard]] std::chrono::milliseconds patience() const;
 
   TrainerOptions options_;
@@ -162,7 +162,7 @@ class FinetuneTrainer {
   std::optional<LossHead> head_;  // at the last stage
   std::unique_ptr<Pipeline> pipeline_;
   bool keeps_activations_ = false;
-  std::chrono::milliseconds longest_step_ = kLoadDeadline;  // the first one is not known
+  std::chrono::milliseconds next_patience_ = kLoadDeadline;  // the first step's time is not known
 };
 
 }  // namespace hedgerow::worker

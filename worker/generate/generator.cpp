@@ -31,18 +31,6 @@ std::span<std::byte> bytes_of(const at::Tensor& tensor) {
   return {static_cast<std::byte*>(tensor.mutable_data_ptr()), tensor.nbytes()};
 }
 
-OuterWeights load_outside_layers(const storage::ModelDirectory& model,
-                                 at::ScalarType compute_dtype,
-                                 const at::Device& device,
-                                 const LoadHooks& hooks,
-                                 const PipelinePlace& place) {
-  if (place.is_first() && place.is_last()) return load_outer(model, compute_dtype, device, hooks);
-  if (place.is_last()) return load_head(model, compute_dtype, device, hooks);
-  OuterWeights outer;
-  if (place.is_first()) outer.embed_tokens = load_embedding(model, compute_dtype, device, hooks);
-  return outer;
-}
-
 }  // namespace
 
 // The rows that have not ended.
@@ -104,7 +92,8 @@ Generator Generator::load(const storage::ModelDirectory& model,
     if (adapter != nullptr) merge_into(layers.back(), *adapter, i, model.config());
     if (progress) progress(static_cast<double>(layers.size()) / place.layers.size());
   }
-  OuterWeights outer = load_outside_layers(model, compute_dtype, device, hooks, place);
+  OuterWeights outer =
+      load_outer(model, compute_dtype, device, hooks, {place.is_first(), place.is_last()});
   if (adapter != nullptr) put_in_place(parts_of(outer), adapter->trained);
   return {model.config(), std::move(outer), std::move(layers), std::move(student), place};
 }

@@ -165,44 +165,33 @@ void pack_layer(LayerWeights& layer, std::int64_t rows) {
   move(layer.down_proj, layer.down_packed);
 }
 
+OuterWeights load_outer(const storage::ModelDirectory& model,
+                        at::ScalarType compute_dtype,
+                        const at::Device& device,
+                        const LoadHooks& hooks,
+                        const OuterParts& parts) {
+  OuterWeights outer;
+  if (!parts.embedding && !parts.head) return outer;
+  const std::string embedding = "embed_tokens.weight";
+  Expected tensors(model, storage::kOuterWeights, hooks);
+  if (parts.embedding) outer.embed_tokens = tensors.required(embedding, compute_dtype, device);
+  if (parts.head) {
+    const bool is_tied = model.config().tie_word_embeddings;
+    outer.final_norm = tensors.required("model.norm.weight", at::kFloat, device);
+    outer.lm_head =
+        is_tied && parts.embedding
+            ? outer.embed_tokens
+            : tensors.required(is_tied ? embedding : "lm_head.weight", compute_dtype, device);
+  }
+  tensors.check_hash();
+  return outer;
+}
+
 at::Tensor load_embedding(const storage::ModelDirectory& model,
                           at::ScalarType compute_dtype,
                           const at::Device& device,
                           const LoadHooks& hooks) {
-  Expected tensors(model, storage::kOuterWeights, hooks);
-  at::Tensor embed_tokens = tensors.required("embed_tokens.weight", compute_dtype, device);
-  tensors.check_hash();
-  return embed_tokens;
-}
-
-OuterWeights load_head(const storage::ModelDirectory& model,
-                       at::ScalarType compute_dtype,
-                       const at::Device& device,
-                       const LoadHooks& hooks) {
-  Expected tensors(model, storage::kOuterWeights, hooks);
-  OuterWeights outer;
-  outer.final_norm = tensors.required("model.norm.weight", at::kFloat, device);
-  outer.lm_head = tensors.required(
-      model.config().tie_word_embeddings ? "embed_tokens.weight" : "lm_head.weight",
-      compute_dtype,
-      device);
-  tensors.check_hash();
-  return outer;
-}
-
-OuterWeights load_outer(const storage::ModelDirectory& model,
-                        at::ScalarType compute_dtype,
-                        const at::Device& device,
-                        const LoadHooks& hooks) {
-  Expected tensors(model, storage::kOuterWeights, hooks);
-  OuterWeights outer;
-  outer.embed_tokens = tensors.required("embed_tokens.weight", compute_dtype, device);
-  outer.final_norm = tensors.required("model.norm.weight", at::kFloat, device);
-  outer.lm_head = model.config().tie_word_embeddings
-                      ? outer.embed_tokens
-                      : tensors.required("lm_head.weight", compute_dtype, device);
-  tensors.check_hash();
-  return outer;
+  return load_outer(model, compute_dtype, device, hooks, {.head = false}).embed_tokens;
 }
 
 }  // namespace hedgerow::worker

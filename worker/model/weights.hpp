@@ -53,18 +53,19 @@ struct OuterWeights {
   at::Tensor final_norm;    // [M] fp32
   at::Tensor lm_head;       // [V, M]; the embedding itself when tied
 };
+// What the first and the last stage of a pipeline need; a stage between them needs neither.
+struct OuterParts {
+  bool embedding = true;
+  bool head = true;  // final norm and lm_head
+};
+// The parts that are left out are read too, so that one that is not finite or another's is found
+// before the work and not behind it; without any nothing is.
 OuterWeights load_outer(const storage::ModelDirectory& model,
                         at::ScalarType compute_dtype,
                         const at::Device& device,
-                        const LoadHooks& hooks = {});
-// Final norm and head alone: what the last stage of a pipeline needs. The embedding is read too, as
-// below, unless it is the head.
-OuterWeights load_head(const storage::ModelDirectory& model,
-                       at::ScalarType compute_dtype,
-                       const at::Device& device,
-                       const LoadHooks& hooks = {});
-// The embedding alone: what capture of block 0 needs. The head is read too, so that one that is
-// not finite or another's is found before the work and not behind it.
+                        const LoadHooks& hooks = {},
+                        const OuterParts& parts = {});
+// The embedding alone: what capture of block 0 needs.
 at::Tensor load_embedding(const storage::ModelDirectory& model,
                           at::ScalarType compute_dtype,
                           const at::Device& device,
