@@ -15,22 +15,66 @@ namespace {
 
 using Json = nlohmann::json;
 
+// What a family's class in transformers takes where config.json says nothing, and which of the keys
+// it reads. A key that a class does not read changes nothing there and nothing here.
 struct Family {
+  enum class Sliding { kNever, kAllLayers, kByLayer };
+  enum class Bias { kNone, kQkv, kByKey };  // kByKey: attention_bias, of o_proj too
+
   const char* architecture;
   const char* model_type;
+  int num_key_value_heads;   // 0: as many as query heads
+  int head_dim;              // 0: hidden_size / num_attention_heads
+  bool takes_null_head_dim;  // as an absent one; the others end with an error
+  Bias bias;
+  bool reads_mlp_bias;
+  bool qk_norm;
+  Sliding sliding;
 };
 constexpr std::array<Family, 4> kFamilies{{
-    {"LlamaForCausalLM", "llama"},
-    {"MistralForCausalLM", "mistral"},
-    {"Qwen2ForCausalLM", "qwen2"},
-    {"Qwen3ForCausalLM", "qwen3"},
+    {"LlamaForCausalLM",
+     "llama",
+     0,
+     0,
+     true,
+     Family::Bias::kByKey,
+     true,
+     false,
+     Family::Sliding::kNever},
+    {"MistralForCausalLM",
+     "mistral",
+     8,
+     0,
+     true,
+     Family::Bias::kNone,
+     false,
+     false,
+     Family::Sliding::kAllLayers},
+    {"Qwen2ForCausalLM",
+     "qwen2",
+     32,
+     0,
+     false,
+     Family::Bias::kQkv,
+     false,
+     false,
+     Family::Sliding::kByLayer},
+    {"Qwen3ForCausalLM",
+     "qwen3",
+     32,
+     128,
+     false,
+     Family::Bias::kByKey,
+     false,
+     true,
+     Family::Sliding::kByLayer},
 }};
 constexpr const char* kSupported =
     "LlamaForCausalLM (Llama 2, 3, 3.1, SmolLM2), MistralForCausalLM, Qwen2ForCausalLM, "
     "Qwen3ForCausalLM";
 
-// config.json with typed access; a missing and a null key are the same, as transformers treats
-// them.
+// config.json with typed access; a missing and a null key are the same but where is_null() is
+// asked.
 class Reader {
  public:
   Reader(const Json& json, std::string name) : json_(json), name_(std::move(name)) {}
@@ -42,6 +86,15 @@ class Reader {
   [[nodiscard]] const Json* find(const char* key) const {
     const auto found = json_.find(key);
     return found == json_.end() || found->is_null() ? nullptr : &*found;
+  }
+
+  // Present, and null: transformers takes no default then.
+  [[nodiscard]] bool is_null(const char* key) const {
+    const auto found = json_.find(key);
+    return found != json_.end() && found->is_null();
+  }
+  void refuse_null(const char* key) const {
+    if (is_null(key)) refuse(fmt::format("'{}' is null; give its value, or leave it out", key));
   }
 
   [[nodiscard]] int positive(const char* key) const {
@@ -99,7 +152,7 @@ class Reader {
   std::string name_;
 };
 
-void read_family(const Reader& reader, ModelConfig& config) {
+const Family& read_family(const Reader& reader, ModelConfig& config) {
   std::string architecture;
   if (const Json* list = reader.find("architectures"); list != nullptr) {
     if (!list->is_array() || list->empty() || !list->front().is_string()) {
@@ -110,31 +163,37 @@ void read_family(const Reader& reader, ModelConfig& config) {
   }
   const std::string model_type = reader.text("model_type", "");
   for (const Family& family : kFamilies) {
-    if (architecture == family.architecture ||
-        (architecture.empty() && model_type == family.model_type)) {
-      config.architecture = family.architecture;
-      config.model_type = family.model_type;
+    if (architecture != family.architecture &&
+        !(architecture.empty() && model_type == family.model_type)) {
+      continue;
     }
+    config.architecture = family.architecture;
+    config.model_type = family.model_type;
+    if (!model_type.empty() && model_type != config.model_type) {
+      reader.refuse(
+          fmt::format("model_type '{}' does not belong to architecture '{}', expected '{}'",
+                      model_type,
+                      config.architecture,
+                      config.model_type));
+    }
+    return family;
   }
-  if (config.architecture.empty()) {
-    reader.refuse(fmt::format("architecture {} is not supported; supported are {}",
-                              architecture.empty()
-                                  ? "(none named) of model_type '" + model_type + "'"
-                                  : "'" + architecture + "'",
-                              kSupported));
-  }
-  if (!model_type.empty() && model_type != config.model_type) {
-    reader.refuse(fmt::format("model_type '{}' does not belong to architecture '{}', expected '{}'",
-                              model_type,
-                              config.architecture,
-                              config.model_type));
-  }
+  reader.refuse(fmt::format("architecture {} is not supported; supported are {}",
+                            architecture.empty() ? "(none named) of model_type '" + model_type + "'"
+                                                 : "'" + architecture + "'",
+                            kSupported));
 }
 
-// What we would compute otherwise than transformers is refused, never ignored.
+void refuse_partial_rotation(const Reader& reader) {
+  if (reader.number("partial_rotary_factor", 1.0) != 1.0)
+    reader.refuse("partial_rotary_factor other than 1 is not supported");
+}
+
+// What we would compute otherwise than transformers is refused, never ignored. The keys are those
+// that the four classes, or what they share (masks, RoPE, loading), look at.
 void refuse_unsupported_variants(const Reader& reader) {
   const std::string activation = reader.text("hidden_act", "silu");
-  if (activation != "silu") {
+  if (activation != "silu" && activation != "swish") {  // two names of one function
     reader.refuse(fmt::format("hidden_act '{}' is not supported; supported is 'silu'", activation));
   }
   if (reader.find("quantization_config") != nullptr) {
@@ -142,39 +201,58 @@ void refuse_unsupported_variants(const Reader& reader) {
         "the weights are quantised (quantization_config); save them as bfloat16 with transformers "
         "first");
   }
-  if (reader.number("partial_rotary_factor", 1.0) != 1.0) {
-    reader.refuse("partial_rotary_factor other than 1 is not supported");
-  }
+  refuse_partial_rotation(reader);
+  if (!reader.boolean("is_causal", true))
+    reader.refuse("is_causal = false is not supported: attention here is causal");
+  if (const Json* layers = reader.find("per_layer_config"); layers != nullptr && !layers->empty())
+    reader.refuse("per_layer_config is not supported: all layers have one configuration here");
 }
 
-// transformers 5 writes rope_parameters (theta inside); earlier releases write rope_theta and
-// rope_scaling.
+// The class is LlamaRotaryEmbedding's and its copies'. transformers 5 writes rope_parameters (theta
+// inside); earlier releases write rope_theta and rope_scaling, which goes before where both stand.
 RopeConfig read_rope(const Reader& reader, int max_position_embeddings) {
   RopeConfig rope;
+  reader.refuse_null("rope_theta");
   rope.theta = reader.number("rope_theta", rope.theta);
-  const Json* scaling = reader.find("rope_parameters");
-  if (scaling == nullptr) scaling = reader.find("rope_scaling");
+  const char* key = "rope_scaling";
+  const Json* scaling = reader.find(key);
+  if (scaling == nullptr || scaling->empty()) {
+    key = "rope_parameters";
+    scaling = reader.find(key);
+  }
   if (scaling == nullptr) return rope;
-  if (!scaling->is_object()) reader.refuse("rope_scaling is not an object");
-  const Reader inner(*scaling, reader.name() + ", rope_scaling");
+  if (!scaling->is_object()) reader.refuse(fmt::format("{} is not an object", key));
+  const Reader inner(*scaling, reader.name() + ", " + key);
+  for (const char* never : {"rope_theta", "rope_type"}) inner.refuse_null(never);
+  for (const auto& [name, value] : scaling->items()) {
+    if (value.is_object())
+      inner.refuse(
+          fmt::format("'{}' is an object: RoPE of each type of layer is not supported", name));
+  }
+  refuse_partial_rotation(inner);
   rope.theta = inner.number("rope_theta", rope.theta);
   const std::string kind = inner.text("rope_type", inner.text("type", "default").c_str());
   if (kind == "default") return rope;
   if (kind != "linear" && kind != "llama3") {
-    reader.refuse(fmt::format(
+    inner.refuse(fmt::format(
         "rope_type '{}' is not supported; supported are default, linear, llama3", kind));
   }
   rope.kind = kind == "linear" ? RopeConfig::Kind::kLinear : RopeConfig::Kind::kLlama3;
   if (inner.find("factor") == nullptr) inner.refuse("the key 'factor' is missing");
   rope.factor = inner.number("factor", 1.0);
   if (rope.kind == RopeConfig::Kind::kLlama3) {
-    for (const char* key : {"low_freq_factor", "high_freq_factor"}) {
-      if (inner.find(key) == nullptr) inner.refuse(fmt::format("the key '{}' is missing", key));
+    for (const char* needed : {"low_freq_factor", "high_freq_factor"}) {
+      if (inner.find(needed) == nullptr)
+        inner.refuse(fmt::format("the key '{}' is missing", needed));
     }
     rope.low_freq_factor = inner.number("low_freq_factor", 1.0);
     rope.high_freq_factor = inner.number("high_freq_factor", 4.0);
+    // Beside the object, as Phi 3 writes it, it goes before.
+    constexpr const char* kOriginal = "original_max_position_embeddings";
+    for (const Reader& place : {reader, inner}) place.refuse_null(kOriginal);
     rope.original_max_position_embeddings =
-        inner.integer("original_max_position_embeddings", 1).value_or(max_position_embeddings);
+        reader.integer(kOriginal, 1)
+            .value_or(inner.integer(kOriginal, 1).value_or(max_position_embeddings));
     if (rope.high_freq_factor <= rope.low_freq_factor) {
       inner.refuse("high_freq_factor must be greater than low_freq_factor");
     }
@@ -182,18 +260,22 @@ RopeConfig read_rope(const Reader& reader, int max_position_embeddings) {
   return rope;
 }
 
-void read_heads(const Reader& reader, ModelConfig& config) {
+void read_heads(const Reader& reader, const Family& family, ModelConfig& config) {
   config.num_attention_heads = reader.positive("num_attention_heads");
+  const bool takes_default =
+      family.num_key_value_heads > 0 && !reader.is_null("num_key_value_heads");
   config.num_key_value_heads =
-      reader.integer("num_key_value_heads", 1).value_or(config.num_attention_heads);
+      reader.integer("num_key_value_heads", 1)
+          .value_or(takes_default ? family.num_key_value_heads : config.num_attention_heads);
   if (config.num_attention_heads % config.num_key_value_heads != 0) {
     reader.refuse(fmt::format("num_attention_heads {} is not a multiple of num_key_value_heads {}",
                               config.num_attention_heads,
                               config.num_key_value_heads));
   }
+  if (!family.takes_null_head_dim) reader.refuse_null("head_dim");
   const std::optional<int> head_dim = reader.integer("head_dim", 1);
-  if (!head_dim && config.model_type == "qwen3") {
-    config.head_dim = 128;  // Qwen3's class default, not hidden_size / num_attention_heads
+  if (!head_dim && family.head_dim > 0) {
+    config.head_dim = family.head_dim;
   } else if (!head_dim && config.hidden_size % config.num_attention_heads != 0) {
     reader.refuse(fmt::format(
         "hidden_size {} is not a multiple of num_attention_heads {}, and head_dim is missing",
@@ -206,19 +288,60 @@ void read_heads(const Reader& reader, ModelConfig& config) {
     reader.refuse(fmt::format("head_dim {} is odd, RoPE needs pairs", config.head_dim));
 }
 
-// The narrowest window any layer of the teacher has; none if every layer sees everything.
-std::optional<int> read_sliding_window(const Reader& reader,
-                                       const ModelConfig& config,
-                                       const Json& json) {
-  if (config.model_type == "llama") return std::nullopt;
-  if (config.model_type == "mistral") {
-    return json.contains("sliding_window") ? reader.integer("sliding_window", 1)
-                                           : std::optional<int>(4096);
+// Null if there are none.
+const Json* layer_types(const Reader& reader, int num_layers) {
+  const Json* types = reader.find("layer_types");
+  if (types == nullptr) return nullptr;
+  if (!types->is_array() || types->size() != static_cast<std::size_t>(num_layers)) {
+    reader.refuse(fmt::format("'layer_types' is {}, expected one for each of {} layers",
+                              Reader::shown(*types),
+                              num_layers));
   }
-  if (!reader.boolean("use_sliding_window", false)) return std::nullopt;
-  if (reader.integer("max_window_layers", 0).value_or(28) >= config.num_hidden_layers)
-    return std::nullopt;
-  return reader.integer("sliding_window", 1).value_or(4096);
+  return types;
+}
+
+// Whether some layer slides; by layer_types, or where they are not given by max_window_layers.
+bool has_sliding_layer(const Reader& reader, const Json* types, int num_layers) {
+  if (types == nullptr) return reader.integer("max_window_layers", 0).value_or(28) < num_layers;
+  bool slides = false;
+  for (int i = 0; i < num_layers; ++i) {
+    const Json& type = (*types)[static_cast<std::size_t>(i)];
+    const bool is_full = type == "full_attention" || type == "attention";
+    if (!is_full && type != "sliding_attention") {
+      reader.refuse(
+          fmt::format("layer_types names {} for layer {}; supported are "
+                      "full_attention and sliding_attention",
+                      Reader::shown(type),
+                      i));
+    }
+    slides |= !is_full;
+  }
+  return slides;
+}
+
+// The narrowest window any layer of the teacher has; none if every layer sees everything.
+std::optional<int> read_sliding_window(const Reader& reader, const Family& family, int num_layers) {
+  constexpr int kDefault = 4096;
+  const auto window = [&]() -> std::optional<int> {
+    if (reader.is_null("sliding_window")) return std::nullopt;
+    return reader.integer("sliding_window", 1).value_or(kDefault);
+  };
+  const Json* types = layer_types(reader, num_layers);
+  if (family.sliding == Family::Sliding::kNever) return std::nullopt;
+  if (family.sliding == Family::Sliding::kAllLayers) {
+    if (types != nullptr)
+      reader.refuse("layer_types is not supported with this architecture; take it out");
+    return window();
+  }
+  const bool is_used = reader.boolean("use_sliding_window", false) && window();
+  if (!is_used && types == nullptr) return std::nullopt;
+  if (!has_sliding_layer(reader, types, num_layers)) return std::nullopt;
+  if (!is_used) {
+    reader.refuse(
+        "layer_types has sliding_attention, but use_sliding_window and sliding_window give it no "
+        "window");
+  }
+  return window();
 }
 
 void read_special_tokens(const Reader& reader, ModelConfig& config) {
@@ -237,7 +360,7 @@ ModelConfig ModelConfig::parse(const std::string& config_json, const std::string
   if (!json.is_object()) throw Error(ErrorKind::kCorrupt, name + ": not a JSON object");
   const Reader reader(json, name);
   ModelConfig config;
-  read_family(reader, config);
+  const Family& family = read_family(reader, config);
   refuse_unsupported_variants(reader);
   config.dtype = reader.text("dtype", reader.text("torch_dtype", "").c_str());
   config.vocab_size = reader.positive("vocab_size");
@@ -247,16 +370,14 @@ ModelConfig ModelConfig::parse(const std::string& config_json, const std::string
   config.max_position_embeddings = reader.positive("max_position_embeddings");
   config.rms_norm_eps = reader.number("rms_norm_eps", 1e-6);
   config.tie_word_embeddings = reader.boolean("tie_word_embeddings", false);
-  read_heads(reader, config);
-  const bool attention_bias = reader.boolean("attention_bias", false);
-  if (config.model_type == "llama" || config.model_type == "qwen3") {
-    config.qkv_bias = config.o_bias = attention_bias;
-  } else {
-    config.qkv_bias = config.model_type == "qwen2";
-  }
-  config.mlp_bias = config.model_type == "llama" && reader.boolean("mlp_bias", false);
-  config.qk_norm = config.model_type == "qwen3";
-  config.sliding_window = read_sliding_window(reader, config, json);
+  read_heads(reader, family, config);
+  const bool attention_bias =
+      family.bias == Family::Bias::kByKey && reader.boolean("attention_bias", false);
+  config.qkv_bias = attention_bias || family.bias == Family::Bias::kQkv;
+  config.o_bias = attention_bias;
+  config.mlp_bias = family.reads_mlp_bias && reader.boolean("mlp_bias", false);
+  config.qk_norm = family.qk_norm;
+  config.sliding_window = read_sliding_window(reader, family, config.num_hidden_layers);
   config.rope = read_rope(reader, config.max_position_embeddings);
   read_special_tokens(reader, config);
   return config;
@@ -265,8 +386,8 @@ ModelConfig ModelConfig::parse(const std::string& config_json, const std::string
 void ModelConfig::require_within_window(std::int64_t num_tokens, const std::string& what) const {
   if (!sliding_window || num_tokens <= *sliding_window) return;
   throw Error(ErrorKind::kUsage,
-              fmt::format("{} is beyond the teacher's own attention window of {}, which is not "
-                          "computed; use at most that",
+              fmt::format("{} is beyond the teacher's own attention window (sliding_window = {} in "
+                          "its config.json), which is not computed; use at most that",
                           what,
                           *sliding_window));
 }

@@ -66,6 +66,9 @@ struct TensorShape {
 [[nodiscard]] std::vector<TensorShape> layer_tensors(const ModelConfig& config, int layer_idx);
 [[nodiscard]] std::vector<TensorShape> outer_tensors(const ModelConfig& config);
 
+// kOptional: config.json alone will do, as for a plan; what is there is checked all the same.
+enum class Weights { kRequired, kOptional };
+
 class ModelDirectory {
  public:
   // `reference` is a directory, or org/name found in the local Hugging Face cache (HF_HUB_CACHE,
@@ -75,7 +78,7 @@ class ModelDirectory {
   // resolved file may be a symbolic link (cache snapshots link into blobs). Throws kUsage for
   // whatever is missing or wrong in it, such as a FIFO or a device: it is its owner's to mend, also
   // where it was damaged.
-  static ModelDirectory open(const std::string& reference);
+  static ModelDirectory open(const std::string& reference, Weights weights = Weights::kRequired);
   // Of the form org/name; such a directory, where there is one, goes before the cache.
   [[nodiscard]] static bool is_hub_name(const std::string& reference);
   ModelDirectory(ModelDirectory&&) noexcept;
@@ -87,9 +90,10 @@ class ModelDirectory {
   // Throws kUsage naming the tensor, its file, expected and found shape.
   [[nodiscard]] TensorView tensor(const TensorShape& expected) const;
   [[nodiscard]] bool has(const std::string& name) const;
+  // Weight files that are missing, by Weights::kOptional: of the index, or the one file.
+  [[nodiscard]] const std::vector<std::string>& unseen() const;
   // The weight file that holds a tensor, without its directory.
   [[nodiscard]] const std::string& file_of(const std::string& name) const;
-  [[nodiscard]] std::uint64_t weight_bytes() const;
   // Of config.json and of all weight files' names, sizes and headers: identifies the teacher in
   // artifacts.
   [[nodiscard]] std::string fingerprint() const;

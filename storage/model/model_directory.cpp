@@ -112,7 +112,8 @@ void require_files(const fs::path& directory) {
   }
 }
 
-[[noreturn]] void refuse_without_safetensors(const fs::path& directory) {
+// The first of the weight files that are no safetensors; "" if there is none.
+std::string foreign_weights(const fs::path& directory) {
   std::string foreign;
   std::error_code error;
   for (const auto& entry : fs::directory_iterator(directory, error)) {
@@ -123,6 +124,11 @@ void require_files(const fs::path& directory) {
       }
     }
   }
+  return foreign;
+}
+
+[[noreturn]] void refuse_without_safetensors(const fs::path& directory,
+                                             const std::string& foreign) {
   if (foreign.empty()) {
     throw Error(ErrorKind::kUsage,
                 fmt::format("model directory {}: neither {} nor {} is there",
@@ -174,6 +180,31 @@ bool is_float(DType dtype) {
          dtype == DType::kF64;
 }
 
+// "; the names in it ...": where the tensor stands under another prefix, how to rename it. Files
+// saved from torch.compile, from a model's body alone or from the text part of another model do.
+std::string renaming(const std::string& wanted,
+                     const std::map<std::string, const TensorView*>& tensors) {
+  constexpr std::string_view kPrefix = "model.";
+  if (!wanted.starts_with(kPrefix)) return "";
+  const std::string tail = wanted.substr(kPrefix.size());
+  for (const auto& [name, view] : tensors) {
+    if (!name.ends_with(tail)) continue;
+    const std::string prefix = name.substr(0, name.size() - tail.size());
+    if (!prefix.empty() && !prefix.ends_with('.')) continue;
+    std::string body = prefix;
+    if (body.ends_with(kPrefix)) body.erase(body.size() - kPrefix.size());
+    const bool is_before = body.size() < prefix.size() && body.ends_with('.');
+    return fmt::format(
+        "; it is there as '{}': in all names {} (load_file and save_file of Python's "
+        "safetensors)",
+        name,
+        is_before        ? fmt::format("take '{}' off the front", body)
+        : prefix.empty() ? fmt::format("but lm_head's put '{}' before", kPrefix)
+                         : fmt::format("write '{}' for '{}'", kPrefix, prefix));
+  }
+  return "";
+}
+
 // The layer number in "model.layers.<n>.", or -1.
 long layer_of(const std::string& tensor) {
   constexpr std::string_view kPrefix = "model.layers.";
@@ -190,9 +221,17 @@ struct ModelDirectory::Impl {
   std::map<std::string, SafetensorsFile> files;          // by base name
   std::map<std::string, const TensorView*> tensors;      // of all files
   std::map<std::string, const std::string*> file_names;  // tensor -> key of `files`
+  std::map<std::string, std::string> unread;             // of an element type that is not read
+  std::vector<std::string> unseen;                       // weight files that are not there
 
-  void open_file(const std::string& name) {
+  // False where it is not there and need not be.
+  bool open_file(const std::string& name, Weights weights) {
+    if (files.contains(name)) return true;
     std::error_code error;
+    if (!fs::exists(path / name, error) && weights == Weights::kOptional) {
+      if (std::find(unseen.begin(), unseen.end(), name) == unseen.end()) unseen.push_back(name);
+      return false;
+    }
     if (!fs::exists(path / name, error)) {
       throw Error(ErrorKind::kCorrupt,
                   fmt::format("model directory {}: {} names the weight file {}, which is missing; "
@@ -201,13 +240,17 @@ struct ModelDirectory::Impl {
                               kIndexFile,
                               name));
     }
-    files.emplace(name, SafetensorsFile(path / name));
+    const auto opened = files.emplace(name, SafetensorsFile(path / name)).first;
+    const auto& others = opened->second.unread();
+    unread.insert(others.begin(), others.end());
+    return true;
   }
 
   void add(const std::string& tensor, const std::string& file_name) {
     const auto file = files.find(file_name);
     const auto& in_file = file->second.tensors();
     const auto found = in_file.find(tensor);
+    if (found == in_file.end() && file->second.unread().contains(tensor)) return;
     if (found == in_file.end()) {
       throw Error(
           ErrorKind::kCorrupt,
@@ -221,18 +264,34 @@ struct ModelDirectory::Impl {
     file_names.emplace(tensor, &file->first);
   }
 
-  void open_weights() {
+  void open_weights(Weights weights) {
     std::error_code error;
     if (fs::exists(path / kSingleFile, error)) {
-      open_file(kSingleFile);
+      open_file(kSingleFile, weights);
       for (const auto& [tensor, view] : files.at(kSingleFile).tensors()) add(tensor, kSingleFile);
       return;
     }
-    if (!fs::exists(path / kIndexFile, error)) refuse_without_safetensors(path);
-    for (const auto& [tensor, file] : read_index(path / kIndexFile)) {
-      if (!files.contains(file)) open_file(file);
-      add(tensor, file);
+    if (!fs::exists(path / kIndexFile, error)) {
+      const std::string foreign = foreign_weights(path);
+      if (weights == Weights::kRequired || !foreign.empty())
+        refuse_without_safetensors(path, foreign);
+      unseen.emplace_back(kSingleFile);
+      return;
     }
+    for (const auto& [tensor, file] : read_index(path / kIndexFile)) {
+      if (open_file(file, weights)) add(tensor, file);
+    }
+  }
+
+  // A file may hold a head of its own beside tie_word_embeddings = true. As transformers takes it:
+  // tied where the two are equal, else the file's own.
+  void untie_own_head() {
+    const std::vector<TensorShape> outer = outer_tensors(config);
+    const auto head = tensors.find("lm_head.weight"), table = tensors.find(outer.front().name);
+    if (!config.tie_word_embeddings || head == tensors.end() || table == tensors.end()) return;
+    const TensorView &own = *head->second, &tied = *table->second;
+    config.tie_word_embeddings = own.dtype == tied.dtype && own.shape == tied.shape &&
+                                 std::ranges::equal(own.bytes, tied.bytes);
   }
 
   // generation_config.json is where transformers takes the end tokens of an instruction-tuned model
@@ -258,7 +317,7 @@ struct ModelDirectory::Impl {
     config.eos_token_ids = std::move(ids);
   }
 
-  void open(const std::string& reference) {
+  void open(const std::string& reference, Weights weights) {
     path = locate(reference);
     require_files(path);
     const fs::path config_file = path / "config.json";
@@ -273,7 +332,8 @@ struct ModelDirectory::Impl {
     config_text = read_text(config_file, kMaxConfigBytes);
     config = ModelConfig::parse(config_text, config_file.string());
     read_generation_config();
-    open_weights();
+    open_weights(weights);
+    untie_own_head();
   }
 };
 
@@ -287,10 +347,10 @@ bool ModelDirectory::is_hub_name(const std::string& reference) {
          is_plain_name(reference.substr(slash + 1));
 }
 
-ModelDirectory ModelDirectory::open(const std::string& reference) {
+ModelDirectory ModelDirectory::open(const std::string& reference, Weights weights) {
   return read_given([&] {
     auto impl = std::make_unique<Impl>();
-    impl->open(reference);
+    impl->open(reference, weights);
     ModelDirectory model(std::move(impl));
     model.check_complete();
     return model;
@@ -299,6 +359,7 @@ ModelDirectory ModelDirectory::open(const std::string& reference) {
 
 const fs::path& ModelDirectory::path() const { return impl_->path; }
 const ModelConfig& ModelDirectory::config() const { return impl_->config; }
+const std::vector<std::string>& ModelDirectory::unseen() const { return impl_->unseen; }
 bool ModelDirectory::has(const std::string& name) const { return impl_->tensors.contains(name); }
 const std::string& ModelDirectory::file_of(const std::string& name) const {
   return *impl_->file_names.at(name);
@@ -306,15 +367,26 @@ const std::string& ModelDirectory::file_of(const std::string& name) const {
 
 TensorView ModelDirectory::tensor(const TensorShape& expected) const {
   const auto found = impl_->tensors.find(expected.name);
+  if (const auto other = impl_->unread.find(expected.name);
+      found == impl_->tensors.end() && other != impl_->unread.end()) {
+    throw Error(ErrorKind::kUsage,
+                fmt::format("model directory {}: tensor '{}' is of dtype {}, which is not read; "
+                            "quantised weights and 8-bit floats must be saved as BF16 first",
+                            impl_->path.string(),
+                            expected.name,
+                            other->second));
+  }
   if (found == impl_->tensors.end()) {
     throw Error(
         ErrorKind::kUsage,
-        fmt::format("model directory {}: tensor '{}' {} is missing, which {} with {} layers needs",
-                    impl_->path.string(),
-                    expected.name,
-                    shape_text(expected.shape),
-                    impl_->config.architecture,
-                    impl_->config.num_hidden_layers));
+        fmt::format(
+            "model directory {}: tensor '{}' {} is missing, which {} with {} layers needs{}",
+            impl_->path.string(),
+            expected.name,
+            shape_text(expected.shape),
+            impl_->config.architecture,
+            impl_->config.num_hidden_layers,
+            renaming(expected.name, impl_->tensors)));
   }
   const TensorView& view = *found->second;
   if (view.shape != expected.shape || !is_float(view.dtype)) {
@@ -332,28 +404,26 @@ TensorView ModelDirectory::tensor(const TensorShape& expected) const {
   return view;
 }
 
-std::uint64_t ModelDirectory::weight_bytes() const {
-  std::uint64_t sum = 0;
-  for (const auto& [name, view] : impl_->tensors) sum += view->bytes.size();
-  return sum;
-}
-
 void ModelDirectory::check_complete() const {
   const ModelConfig& config = impl_->config;
-  for (const TensorShape& expected : outer_tensors(config)) static_cast<void>(tensor(expected));
-  for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
-    for (const TensorShape& expected : layer_tensors(config, layer))
-      static_cast<void>(tensor(expected));
-  }
+  const auto check = [&](const std::vector<TensorShape>& expected) {
+    for (const TensorShape& one : expected) {
+      if (impl_->unseen.empty() || has(one.name)) static_cast<void>(tensor(one));
+    }
+  };
+  check(outer_tensors(config));
+  for (int layer = 0; layer < config.num_hidden_layers; ++layer)
+    check(layer_tensors(config, layer));
   for (const auto& [name, view] : impl_->tensors) {
     if (layer_of(name) >= config.num_hidden_layers) {
-      throw Error(ErrorKind::kUsage,
-                  fmt::format("model directory {}: tensor '{}' belongs to a layer beyond the {} of "
-                              "config.json; the "
-                              "configuration and the weights are of two models",
-                              impl_->path.string(),
-                              name,
-                              config.num_hidden_layers));
+      throw Error(
+          ErrorKind::kUsage,
+          fmt::format("model directory {}: tensor '{}' belongs to a layer beyond the {} of "
+                      "config.json; if the two are of one model, set num_hidden_layers or take the "
+                      "tensor out of the file",
+                      impl_->path.string(),
+                      name,
+                      config.num_hidden_layers));
     }
   }
 }

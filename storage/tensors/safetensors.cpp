@@ -131,6 +131,7 @@ struct SafetensorsFile::Impl {
                                  std::move(entry.shape),
                                  buffer.subspan(entry.begin, entry.end - entry.begin)});
     }
+    unread = std::move(header.unread);
     metadata = std::move(header.metadata);
   }
 
@@ -138,6 +139,7 @@ struct SafetensorsFile::Impl {
   Mapping mapping;
   std::size_t header_bytes = 0;
   std::map<std::string, TensorView> tensors;
+  std::map<std::string, std::string> unread;
   std::map<std::string, std::string> metadata;
 };
 
@@ -160,6 +162,8 @@ const TensorView& SafetensorsFile::at(const std::string& name) const {
   }
   return found->second;
 }
+
+const std::map<std::string, std::string>& SafetensorsFile::unread() const { return impl_->unread; }
 
 const std::map<std::string, std::string>& SafetensorsFile::metadata() const {
   return impl_->metadata;

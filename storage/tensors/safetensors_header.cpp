@@ -7,6 +7,7 @@
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 #include <utility>
 
 #include "storage/base/error.hpp"
@@ -29,6 +30,11 @@ std::string printable(std::string_view name) {
       ErrorKind::kCorrupt,
       fmt::format("safetensors file {}: {}; get the file again, or write it again", file, rule));
 }
+
+struct TensorSpan {
+  std::string name;
+  std::uint64_t begin = 0, end = 0;
+};
 
 // Walks the header's events. nlohmann's DOM keeps the last of two equal keys silently, so that two
 // parsers may see two different tensors in one file: here the second one is an error. The grammar
@@ -108,10 +114,11 @@ class HeaderReader {
     }
     if (place_ == Place::kTop) {
       name_ = key;
-      if (key == "__metadata__" ? has_metadata_ : header_.tensors.contains(key)) {
+      const bool is_known = header_.tensors.contains(key) || header_.unread.contains(key);
+      if (key == "__metadata__" ? has_metadata_ : is_known) {
         refuse_safetensors(file_, fmt::format("the key {} stands twice", printable(key)));
       }
-      if (header_.tensors.size() == kMaxSafetensorsTensors) {
+      if (header_.tensors.size() + header_.unread.size() == kMaxSafetensorsTensors) {
         refuse_safetensors(file_, fmt::format("more than {} tensors", kMaxSafetensorsTensors));
       }
     } else if (place_ == Place::kMetadata) {
@@ -168,6 +175,7 @@ class HeaderReader {
   }
 
   SafetensorsHeader take() { return std::move(header_); }
+  std::vector<TensorSpan> take_spans() { return std::move(spans_); }
 
  private:
   enum class Place { kStart, kTop, kMetadata, kTensor, kShape, kOffsets, kEnd };
@@ -195,14 +203,8 @@ class HeaderReader {
         refuse_tensor(fmt::format("the key '{}' is missing", required));
     }
     const std::optional<DType> dtype = dtype_from_string(dtype_word_);
-    if (!dtype) {
-      refuse_tensor(
-          "dtype " + printable(dtype_word_) +
-          " is not one of F64, F32, F16, BF16, I64, I32, I16, I8, U8, BOOL (8-bit floats and "
-          "quantised weights must be converted to BF16 first)");
-    }
     if (num_offsets_ != 2) refuse_tensor("data_offsets must be two numbers");
-    std::uint64_t bytes = size_of(*dtype);
+    std::uint64_t bytes = dtype ? size_of(*dtype) : 1;
     for (const std::int64_t dimension : shape_) {
       if (__builtin_mul_overflow(bytes, static_cast<std::uint64_t>(dimension), &bytes)) {
         refuse_tensor("the product of its shape overflows 64 bits");
@@ -215,6 +217,11 @@ class HeaderReader {
       refuse_tensor(
           fmt::format("data_offsets end at {}, but the data has {} bytes", end, buffer_bytes_));
     }
+    spans_.push_back({name_, begin, end});
+    if (!dtype) {  // of a size that only its readers know
+      header_.unread.emplace(name_, printable(dtype_word_));
+      return;
+    }
     if (end - begin != bytes) {
       refuse_tensor(fmt::format(
           "data_offsets span {} bytes, but dtype and shape need {}", end - begin, bytes));
@@ -226,6 +233,7 @@ class HeaderReader {
   std::uint64_t buffer_bytes_;
   Place place_ = Place::kStart;
   SafetensorsHeader header_;
+  std::vector<TensorSpan> spans_;
   bool has_metadata_ = false;
   std::string name_;  // of the entry of the top object that is being read
   std::string key_;   // inside that entry
@@ -238,35 +246,31 @@ class HeaderReader {
 
 // No overlap, no hole, nothing before the first and nothing after the last tensor: every byte
 // belongs to one name, so that no two readers can disagree and nothing can be smuggled.
-void check_coverage(const SafetensorsHeader& header,
+void check_coverage(std::vector<TensorSpan> spans,
                     std::uint64_t buffer_bytes,
                     const std::string& file) {
-  std::vector<decltype(&*header.tensors.begin())> order;
-  order.reserve(header.tensors.size());
-  for (const auto& item : header.tensors) order.push_back(&item);
-  std::sort(order.begin(), order.end(), [](const auto* a, const auto* b) {
-    return std::pair(a->second.begin, a->second.end) < std::pair(b->second.begin, b->second.end);
+  std::sort(spans.begin(), spans.end(), [](const TensorSpan& a, const TensorSpan& b) {
+    return std::tie(a.begin, a.end, a.name) < std::tie(b.begin, b.end, b.name);
   });
   std::uint64_t covered = 0;
-  for (const auto* item : order) {
-    const std::uint64_t begin = item->second.begin;
+  for (const auto& [name, begin, end] : spans) {
     if (begin < covered) {
       refuse_safetensors(
           file,
           fmt::format("tensor {}: its data begins at {} and overlaps the tensor before it, "
                       "which ends at {}",
-                      printable(item->first),
+                      printable(name),
                       begin,
                       covered));
     }
     if (begin > covered) {
       refuse_safetensors(file,
                          fmt::format("tensor {}: a hole of {} bytes lies before its data at {}",
-                                     printable(item->first),
+                                     printable(name),
                                      begin - covered,
                                      begin));
     }
-    covered = item->second.end;
+    covered = end;
   }
   if (covered != buffer_bytes) {
     refuse_safetensors(file,
@@ -319,9 +323,8 @@ SafetensorsHeader parse_safetensors_header(std::string_view json,
     refuse_safetensors(file, "the header does not begin with '{'");
   HeaderReader reader(file, buffer_bytes);
   Json::sax_parse(json.begin(), json.end(), &reader);
-  SafetensorsHeader header = reader.take();
-  check_coverage(header, buffer_bytes, file);
-  return header;
+  check_coverage(reader.take_spans(), buffer_bytes, file);
+  return reader.take();
 }
 
 }  // namespace hedgerow::storage

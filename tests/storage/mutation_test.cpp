@@ -126,7 +126,9 @@ TEST(Mutation, SafetensorsHeadersNeverCrashAndAcceptedOnesCoverTheirBufferExactl
         ASSERT_EQ(bytes, entry.end - entry.begin) << text;
         covered += bytes;
       }
-      ASSERT_EQ(covered, kBuffer) << text;
+      // The rest belongs to tensors of types that are not read.
+      ASSERT_LE(covered, kBuffer) << text;
+      if (header.unread.empty()) ASSERT_EQ(covered, kBuffer) << text;
     };
     accepted += accepts(parse, i == 0 ? good : mutator.mutate(good), i) ? 1 : 0;
   }

@@ -102,6 +102,54 @@ TEST(ModelConfig, KnowsWhatQwenAndMistralDoOtherwise) {
       << "the class default";
 }
 
+// Which of the keys goes before is transformers'; tests/huggingface/config_walk.py compares all.
+TEST(ModelConfig, RopeScalingGoesBeforeRopeParameters) {
+  Json json = tiny_config();
+  json.erase("rope_theta");
+  json["rope_parameters"] = {{"rope_type", "default"}, {"rope_theta", 2e5}};
+  json["rope_scaling"] = {{"type", "linear"}, {"factor", 4.0}};
+  const RopeConfig both = ModelConfig::parse(json.dump(), "config.json").rope;
+  EXPECT_EQ(both.kind, RopeConfig::Kind::kLinear);
+  EXPECT_EQ(both.theta, 10000.0) << "the theta of the object that is not taken is not either";
+  json["rope_scaling"] = Json::object();
+  EXPECT_EQ(ModelConfig::parse(json.dump(), "config.json").rope.theta, 2e5);
+}
+
+TEST(ModelConfig, LayerTypesSayWhichLayersSlide) {
+  Json json = tiny_config();
+  json.update({{"architectures", {"Qwen2ForCausalLM"}},
+               {"model_type", "qwen2"},
+               {"use_sliding_window", true},
+               {"sliding_window", 32},
+               {"max_window_layers", 28},
+               {"layer_types", {"full_attention", "sliding_attention"}}});
+  EXPECT_EQ(ModelConfig::parse(json.dump(), "config.json").sliding_window, 32);
+  json.update({{"max_window_layers", 0}, {"layer_types", {"full_attention", "full_attention"}}});
+  EXPECT_FALSE(ModelConfig::parse(json.dump(), "config.json").sliding_window.has_value());
+  EXPECT_THAT(refusal_of(json, {{"layer_types", {"full_attention"}}}), HasSubstr("layer_types"));
+  EXPECT_THAT(refusal_of(json, {{"layer_types", {"chunked_attention", "full_attention"}}}),
+              HasSubstr("chunked_attention"));
+  EXPECT_THAT(refusal_of(json,
+                         {{"use_sliding_window", false},
+                          {"layer_types", {"full_attention", "sliding_attention"}}}),
+              HasSubstr("use_sliding_window"));
+}
+
+TEST(ModelConfig, AbsentAndNullKeysAreTheFamilysDefaultsOrRefused) {
+  Json json = tiny_config();
+  json.update({{"architectures", {"MistralForCausalLM"}},
+               {"model_type", "mistral"},
+               {"hidden_size", 64},
+               {"num_attention_heads", 16}});
+  json.erase("num_key_value_heads");
+  EXPECT_EQ(ModelConfig::parse(json.dump(), "config.json").num_key_value_heads, 8);
+  json["num_key_value_heads"] = nullptr;
+  EXPECT_EQ(ModelConfig::parse(json.dump(), "config.json").num_key_value_heads, 16);
+  json.update({{"architectures", {"Qwen3ForCausalLM"}}, {"model_type", "qwen3"}});
+  EXPECT_THAT(refusal_of(json, {{"head_dim", nullptr}}), HasSubstr("'head_dim' is null"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"rope_theta", nullptr}}), HasSubstr("'rope_theta'"));
+}
+
 TEST(ModelConfig, UnsupportedArchitectureIsNamedWithTheSupportedList) {
   EXPECT_THAT(refusal_of(tiny_config(), {{"architectures", {"GPT2LMHeadModel"}}}),
               AllOf(HasSubstr("GPT2LMHeadModel"),
@@ -122,6 +170,13 @@ TEST(ModelConfig, WhatWouldBeComputedOtherwiseIsRefusedAndNamed) {
               HasSubstr("factor"));
   EXPECT_THAT(refusal_of(tiny_config(), {{"partial_rotary_factor", 0.5}}),
               HasSubstr("partial_rotary_factor"));
+  EXPECT_THAT(refusal_of(tiny_config(),
+                         {{"rope_scaling",
+                           {{"type", "linear"}, {"factor", 2.0}, {"partial_rotary_factor", 0.5}}}}),
+              HasSubstr("partial_rotary_factor"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"is_causal", false}}), HasSubstr("is_causal"));
+  EXPECT_THAT(refusal_of(tiny_config(), {{"per_layer_config", {{"0", Json::object()}}}}),
+              HasSubstr("per_layer_config"));
 }
 
 TEST(ModelConfig, MissingAndIllTypedKeysAreNamed) {
@@ -196,12 +251,46 @@ TEST_F(ModelDirectoryTest, OneFileAndShardedWithIndexHoldTheSameTensors) {
   const ModelDirectory sharded = ModelDirectory::open(root().string());
   EXPECT_TRUE(sharded.has("model.layers.1.mlp.up_proj.weight"));
   const std::string fingerprint = sharded.fingerprint();
-  const std::uint64_t bytes = sharded.weight_bytes();
 
   write_safetensors(root() / "model.safetensors", all_tensors(0, 2, true));
   const ModelDirectory single = ModelDirectory::open(root().string());
-  EXPECT_EQ(single.weight_bytes(), bytes);
+  EXPECT_TRUE(single.has("model.layers.1.mlp.up_proj.weight"));
   EXPECT_NE(single.fingerprint(), fingerprint) << "other files are another teacher";
+}
+
+TEST_F(ModelDirectoryTest, AHeadOfItsOwnBesideTiedEmbeddingsIsTaken) {
+  auto tensors = all_tensors(0, 2, true);
+  tensors["lm_head.weight"] = tensors.at("model.embed_tokens.weight");
+  write_safetensors(root() / "model.safetensors", tensors);
+  EXPECT_TRUE(ModelDirectory::open(root().string()).config().tie_word_embeddings);
+  std::vector<std::byte> other(tensors["lm_head.weight"].bytes.size(), std::byte{1});
+  tensors["lm_head.weight"].bytes = other;
+  write_safetensors(root() / "model.safetensors", tensors);
+  EXPECT_FALSE(ModelDirectory::open(root().string()).config().tie_word_embeddings);
+}
+
+TEST_F(ModelDirectoryTest, APlanNeedsTheConfigurationAlone) {
+  EXPECT_EQ(ModelDirectory::open(root().string(), Weights::kOptional).unseen(),
+            std::vector<std::string>{"model.safetensors"});
+  write_sharded();
+  fs::remove(root() / "model-00002-of-00002.safetensors");
+  EXPECT_EQ(ModelDirectory::open(root().string(), Weights::kOptional).unseen(),
+            std::vector<std::string>{"model-00002-of-00002.safetensors"});
+  EXPECT_THAT(open_refusal(root().string(), ErrorKind::kUsage), HasSubstr("model-00002"));
+}
+
+TEST_F(ModelDirectoryTest, NamesWithAnotherPrefixAreToldWithTheRenameThatHelps) {
+  const auto with_prefix = [&](const std::string& cut, const std::string& prefix) {
+    std::map<std::string, TensorView> tensors;
+    for (const auto& [name, view] : all_tensors(0, 2, true))
+      tensors.emplace(name.starts_with(cut) ? prefix + name.substr(cut.size()) : name, view);
+    write_safetensors(root() / "model.safetensors", tensors);
+    return open_refusal(root().string(), ErrorKind::kUsage);
+  };
+  EXPECT_THAT(with_prefix("", "_orig_mod."), HasSubstr("take '_orig_mod.' off the front"));
+  EXPECT_THAT(with_prefix("model.", ""), HasSubstr("put 'model.' before"));
+  EXPECT_THAT(with_prefix("model.", "model.language_model."),
+              HasSubstr("write 'model.' for 'model.language_model.'"));
 }
 
 TEST_F(ModelDirectoryTest, HuggingFaceCacheSnapshotsWithLinksOpenOffline) {

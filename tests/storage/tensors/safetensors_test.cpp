@@ -78,7 +78,13 @@ std::vector<BadHeader> bad_headers() {
       {"'dtype' is missing", R"({"a":{"shape":[2],"data_offsets":[0,8]}})", 8},
       {"'shape' is missing", R"({"a":{"dtype":"F32","data_offsets":[0,8]}})", 8},
       {"'data_offsets' is missing", R"({"a":{"dtype":"F32","shape":[2]}})", 8},
-      {"dtype 'F8_E4M3'", R"({"a":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[0,2]}})", 2},
+      {"overlaps",
+       R"({"a":)" + tensor + R"(,"b":{"dtype":"F8_E4M3","shape":[2],"data_offsets":[4,12]}})",
+       12},
+      {"stands twice",
+       R"({"b":{"dtype":"C64","shape":[1],"data_offsets":[0,8]},)"
+       R"("b":{"dtype":"C64","shape":[1],"data_offsets":[8,16]}})",
+       16},
       {"negative number -1", R"({"a":{"dtype":"F32","shape":[-1,-2],"data_offsets":[0,8]}})", 8},
       {"negative number -8", R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[-8,0]}})", 0},
       {"the number 2.0", R"({"a":{"dtype":"F32","shape":[2.0],"data_offsets":[0,8]}})", 8},
@@ -107,6 +113,18 @@ std::vector<BadHeader> bad_headers() {
       {"belong to no tensor", "{}", 1},
       {"is 1025 bytes long", "{\"" + std::string(1025, 'n') + "\":" + tensor + "}", 8},
   };
+}
+
+TEST(Safetensors, TensorsOfOtherTypesAreListedApart) {
+  const SafetensorsHeader header =
+      parse_safetensors_header(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
+                               R"("scale":{"dtype":"F8_E4M3","shape":[3],"data_offsets":[8,11]},)"
+                               R"("packed":{"dtype":"F4","shape":[4],"data_offsets":[11,13]}})",
+                               13,
+                               "m.safetensors");
+  EXPECT_EQ(header.tensors.size(), 1U);
+  EXPECT_EQ(header.unread,
+            (std::map<std::string, std::string>{{"packed", "'F4'"}, {"scale", "'F8_E4M3'"}}));
 }
 
 TEST(SafetensorsHeader, EachRuleIsEnforcedAndTheErrorNamesFileAndRule) {
