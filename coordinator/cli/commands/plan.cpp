@@ -18,7 +18,7 @@ namespace fs = std::filesystem;
 using storage::ExitCode;
 
 struct PlanOptions {
-  std::string run, recipe, cluster, device;
+  std::string run, recipe, model, cluster, device;
   std::optional<int> workers;
   bool simulate = false;
 };
@@ -270,12 +270,17 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
           "--device goes with --recipe FILE; a run keeps the device that it was begun with");
   storage::Recipe recipe =
       options.recipe.empty() ? recipe_of_run(layout) : storage::Recipe::load(options.recipe);
+  require(options.model.empty() || !options.recipe.empty(),
+          "--model goes with --recipe FILE; a run keeps the model that it was begun with");
   if (!options.device.empty()) recipe.plan.device = options.device;
+  if (!options.model.empty()) recipe.model.path = options.model;
   // A run's own cluster file, where it has one.
   const std::string cluster = options.cluster.empty() && fs::exists(layout.cluster())
                                   ? layout.cluster().string()
                                   : options.cluster;
-  const PlanFor planned = plan_for(recipe, options.run, cluster, options.workers);
+  PlanFor planned = plan_for(recipe, options.run, cluster, options.workers);
+  planned.before_download = true;
+  if (!has_weights(recipe) && !options.workers) planned.local_workers = 0;  // they are elsewhere
   resolve(recipe, planned);
   Plan plan = plan_of(recipe, planned);
   const std::vector<KChoice> choices = choices_of(recipe, planned);
@@ -310,6 +315,11 @@ RunCommand declare_plan(CLI::App& app) {
   const auto options = std::make_shared<PlanOptions>();
   app.add_option("--recipe", options->recipe, "the recipe; without it the run's own")
       ->type_name("FILE");
+  app.add_option("--model",
+                 options->model,
+                 "a directory or org/name in place of the recipe's model.path; its config.json "
+                 "will do")
+      ->type_name("DIR");
   one_of(app.add_option(
              "--device", options->device, "where to compute, in place of the recipe's plan.device"),
          {"auto", "cpu", "cuda"});

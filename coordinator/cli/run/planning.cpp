@@ -6,7 +6,6 @@
 #include "coordinator/cli/command.hpp"
 #include "coordinator/cli/run/gpu.hpp"
 #include "coordinator/cli/run/inspection.hpp"
-#include "coordinator/cli/run/source_format.hpp"
 #include "coordinator/cli/run/tokenizing.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/machine/allocation.hpp"
@@ -89,15 +88,24 @@ void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
   }
 }
 
-// What is still to be tokenized must be there: a plan that rests on nothing would promise a run
-// that ends at its first step. The content is make_tokens.py's to judge.
-void check_sources(const Recipe& recipe, const storage::RunLayout& layout) {
+// What is still to be tokenized must be there: a run would end at its first step. The content is
+// make_tokens.py's to judge. What may be missing, a line for each.
+std::vector<std::string> check_sources(const Recipe& recipe,
+                                       const storage::RunLayout& layout,
+                                       bool may_be_missing) {
+  std::vector<std::string> missing;
   for (const storage::TokensOf& of : missing_tokens(layout, recipe)) {
     const Recipe::Sources sources = recipe.sources(of);
     for (const storage::DataSource& source : sources.list) {
       const std::string file = sources.field + ": " + source.path;
       std::error_code unreadable;  // whoever reads it says why
       const fs::file_status status = fs::status(source.path, unreadable);
+      if (may_be_missing && status.type() == fs::file_type::not_found) {
+        const std::string line = source.path + ": not here, so its length is not known";
+        if (std::find(missing.begin(), missing.end(), line) == missing.end())
+          missing.push_back(line);
+        continue;
+      }
       require(status.type() != fs::file_type::not_found,
               file + ": no such file; put it there, or correct its path in the recipe");
       const std::string why = storage::why_not_a_file(source.path);
@@ -106,6 +114,18 @@ void check_sources(const Recipe& recipe, const storage::RunLayout& layout) {
               file + ": is empty; give it some text, or take it out of the recipe");
     }
   }
+  return missing;
+}
+
+// Of the weight files that were not there; empty if all were.
+std::string unseen_text(const storage::ModelDirectory& model) {
+  const std::vector<std::string>& files = model.unseen();
+  if (files.empty()) return "";
+  std::string text = files.front();
+  if (files.size() > 1)
+    text += " to " + files.back() + " (" + std::to_string(files.size()) + " files)";
+  return model.path().string() + " has no " + text +
+         ": planned by its config.json alone; the weights were not seen";
 }
 
 StageEstimate tokenizing(const Recipe& recipe, const std::vector<storage::TokensOf>& files) {
@@ -142,7 +162,7 @@ std::vector<WorkerKind> workers_of_allocation(const Recipe& recipe) {
   return kinds;
 }
 
-PlanLimits limits_of(const Recipe& recipe, const PlanFor& planned) {
+PlanLimits limits_of(const Recipe& recipe, const PlanFor& planned, bool has_weights) {
   PlanLimits limits = limits_of_this_machine(nearest_existing(planned.directory));
   limits.stored_bytes = stored_bytes(storage::RunLayout(planned.directory));
   if (has_machines(planned)) {
@@ -150,6 +170,8 @@ PlanLimits limits_of(const Recipe& recipe, const PlanFor& planned) {
     hold_against(*planned.cluster, limits);
   } else if (planned.in_allocation) {
     limits.workers = workers_of_allocation(recipe);
+  } else if (!has_weights) {
+    limits.free_disk_bytes = 0;
   } else {
     limits.workers = workers_of_this_machine(planned.local_workers, computes_on_gpus_here(recipe));
   }
@@ -161,15 +183,21 @@ struct Subject {
   storage::ModelDirectory model;
   PlanTokens tokens;
   PlanLimits limits;
+  std::vector<std::string> unseen{};  // a line for each thing that the plan rests on unseen
 };
 
 Subject subject_of(const Recipe& recipe, const PlanFor& planned) {
-  storage::ModelDirectory model = storage::ModelDirectory::open(recipe.model.path);
+  storage::ModelDirectory model = storage::ModelDirectory::open(
+      recipe.model.path,
+      planned.before_download ? storage::Weights::kOptional : storage::Weights::kRequired);
   const storage::RunLayout layout(planned.directory);
-  check_sources(recipe, layout);
+  std::vector<std::string> unseen = check_sources(recipe, layout, planned.before_download);
+  const std::string weights = unseen_text(model);
+  if (!weights.empty()) unseen.insert(unseen.begin(), weights);
   PlanTokens tokens = read_plan_tokens(layout, recipe, model.config().vocab_size);
   fill_missing(tokens, recipe);
-  return {std::move(model), std::move(tokens), limits_of(recipe, planned)};
+  PlanLimits limits = limits_of(recipe, planned, weights.empty());
+  return {std::move(model), std::move(tokens), std::move(limits), std::move(unseen)};
 }
 
 // What the machine that plans would take, where the workers are yet to say.
@@ -191,6 +219,12 @@ PlanFor plan_for(const Recipe& recipe,
   if (!cluster_file.empty()) planned.cluster = storage::Cluster::load(cluster_file);
   planned.local_workers = workers.value_or(recipe.workers.local);
   return planned;
+}
+
+bool has_weights(const Recipe& recipe) {
+  return storage::ModelDirectory::open(recipe.model.path, storage::Weights::kOptional)
+      .unseen()
+      .empty();
 }
 
 void resolve(Recipe& recipe, const PlanFor& planned) {
@@ -236,8 +270,7 @@ Plan plan_of(const Recipe& recipe, const PlanFor& planned) {
   schedule_stages(plan, cut, {subject.model.config(), subject.tokens, subject.limits});
   const std::vector<storage::TokensOf> untokenized = missing_tokens(layout, recipe);
   plan.estimates.insert(plan.estimates.begin(), tokenizing(recipe, untokenized));
-  for (std::string& warning : json_read_as_text(recipe, untokenized))
-    plan.warnings.push_back(std::move(warning));
+  plan.warnings.insert(plan.warnings.end(), subject.unseen.begin(), subject.unseen.end());
   return plan;
 }
 

@@ -22,12 +22,18 @@ struct PlanFor {
   bool is_there = false;
   bool in_allocation = false;  // without either: workers like this node, as many as
                                // the batch system gave
+  // What is planned before it is downloaded: weights and texts may be missing, and the plan says
+  // which were. Without the weights this machine is not taken for the one that will compute.
+  bool before_download = false;
 };
 // PlanFor of recipe.workers.local, or `workers` in their place.
 [[nodiscard]] PlanFor plan_for(const storage::Recipe& recipe,
                                const std::filesystem::path& directory,
                                const std::string& cluster_file = "",
                                std::optional<int> workers = {});
+
+// Whether all weight files of the recipe's model are here. Throws as ModelDirectory::open() does.
+[[nodiscard]] bool has_weights(const storage::Recipe& recipe);
 
 // What "auto" and 0 mean for those who will compute is decided once and written into the run,
 // because results depend on it (plan.compute_dtype, the threads of workers and ranks that run here)
