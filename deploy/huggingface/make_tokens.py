@@ -26,7 +26,7 @@ import xxhash
 
 from common import UsageError, model_directory, partial_file, require_file, run_main
 from model_tokenizer import ModelTokenizer
-from packing import Packer, split_documents, tokenize_documents
+from packing import Ends, Packer, split_documents, tokenize_documents
 from reading import READ_BYTES
 from sources import Document, Source, documents, parse_source
 
@@ -43,7 +43,7 @@ class DataSection:
     validation_sequences: int = 8
     max_sequences: int = 0
     split: str = "documents"
-    add_bos: bool = False
+    add_bos: bool | str = "auto"
     eos_token_id: int = -1
     # Tokens at the end of the text that no stage trains on: the most that a stage with these sources holds out.
     held_out: int = 0
@@ -115,8 +115,8 @@ def text_section(recipe: Path, data: dict[str, Any], table: dict[str, Any], name
 
 
 def section_of(recipe: Path, data: dict[str, Any], stage: str, table: dict[str, Any], base: Path) -> DataSection:
-    types = {"seq_len": int, "validation_sequences": int, "max_sequences": int, "split": str, "add_bos": bool,
-             "eos_token_id": int}
+    types = {"seq_len": int, "validation_sequences": int, "max_sequences": int, "split": str,
+             "add_bos": bool, "eos_token_id": int}
     values: dict[str, Any] = {}
     for key, value in table.items():
         name = f"{recipe}: data.{stage}.{key}"
@@ -126,7 +126,7 @@ def section_of(recipe: Path, data: dict[str, Any], stage: str, table: dict[str, 
             values[key] = tuple(parse_source(s, f"{name}[{i}]", base) for i, s in enumerate(value))
         elif key not in types:
             raise UsageError(f"{name} is not a known key; known: sources, {', '.join(types)}")
-        elif type(value) is not types[key]:
+        elif type(value) is not types[key] and not (key == "add_bos" and value == "auto"):
             raise UsageError(f"{name}: expected {types[key].__name__}, found {value!r}")
         else:
             values[key] = value
@@ -191,7 +191,7 @@ def end_token(section: DataSection, tokenizer: ModelTokenizer) -> int | None:
         return None
     token = tokenizer.eos_id if section.eos_token_id == -1 else section.eos_token_id
     if token is None:
-        raise UsageError(f"{tokenizer.directory}: config.json has no eos_token_id; set eos_token_id in the data section "
+        raise UsageError(f"{tokenizer.directory}: neither config.json nor the tokenizer has an end token; set eos_token_id in the data section "
                          "(-2: none)")
     if token >= tokenizer.vocab_size:
         raise UsageError(f"eos_token_id {token} is outside the vocabulary ({tokenizer.vocab_size} entries)")
@@ -206,10 +206,7 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
         for number, source in enumerate(section.sources):
             yield from documents(source, tokenizer.render_chat, functools.partial(progress.read, number))
 
-    bos = tokenizer.bos_id if section.add_bos else None
-    if section.add_bos and bos is None:
-        raise UsageError(f"{tokenizer.directory}: add_bos is set, but config.json has no bos_token_id")
-    eos = end_token(section, tokenizer)
+    ends = Ends(tokenizer.begin_of(section.add_bos), section.add_bos is True, end_token(section, tokenizer))
     count = section.validation_sequences
     everything = stage == "evaluate" and count == 0
     training, validation = read, []
@@ -224,7 +221,7 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
     limit = 0 if by_sequences else section.max_sequences
     if stage != "evaluate" or by_sequences or everything:
         progress.begin(f"tokenize {stage}")
-        for document in tokenize_documents(training(), tokenizer, bos, eos):
+        for document in tokenize_documents(training(), tokenizer, ends):
             train.add(document)
             if limit and train.num_sequences >= limit:
                 break
@@ -238,7 +235,7 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
         arrays = tuple(a[:-held][:section.max_sequences or None] for a in arrays)
     else:
         held = Packer(section.seq_len)
-        for document in tokenize_documents(validation, tokenizer, bos, eos):
+        for document in tokenize_documents(validation, tokenizer, ends):
             held.add(document)
         valid = held.arrays(count) if count else tuple(a[:0] for a in arrays)
         if len(valid[0]) < count:

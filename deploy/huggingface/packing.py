@@ -10,7 +10,7 @@ import collections
 import itertools
 import re
 from dataclasses import dataclass, replace
-from typing import Callable, Iterable, Iterator
+from typing import Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -30,13 +30,22 @@ class TokenizedDocument:
     begins: bool = True
 
 
-def tokenize_documents(documents: Iterable[Document], tokenizer: ModelTokenizer, bos: int | None,
-                       eos: int | None) -> Iterator[TokenizedDocument]:
+@dataclass(frozen=True)
+class Ends:
+    """What is put around a document: ids before it, an id after it (None: nothing). A chat's template says what begins and
+    ends it; `of_chats`: the ids stand before those too, unless the template has put them there."""
+
+    begin: Sequence[int] = ()
+    of_chats: bool = False
+    eos: int | None = None
+
+
+def tokenize_documents(documents: Iterable[Document], tokenizer: ModelTokenizer, ends: Ends) -> Iterator[TokenizedDocument]:
     """One TokenizedDocument for each document, in order; batches go through the tokenizer's own threads."""
     for batch in _batches(documents):
         encodings = iter(tokenizer.encode_batch([piece for document in batch for piece in document.pieces]))
         for document in batch:
-            yield _join(document, [next(encodings) for _ in document.pieces], bos, eos)
+            yield _join(document, [next(encodings) for _ in document.pieces], ends)
 
 
 def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -52,16 +61,19 @@ def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
         yield batch
 
 
-def _join(document: Document, encodings: list, bos: int | None, eos: int | None) -> TokenizedDocument:
+def _join(document: Document, encodings: list, ends: Ends) -> TokenizedDocument:
     ids, masks = [], []
-    if bos is not None and document.begins:
-        ids.append([bos])
-        masks.append(np.full(1, document.answers is None, dtype=np.uint8))
+    begin = list(ends.begin)
+    if document.own_end and not (ends.of_chats and encodings[0].ids[:len(begin)] != begin):
+        begin = []
+    if begin and document.begins:
+        ids.append(begin)
+        masks.append(np.full(len(begin), document.answers is None, dtype=np.uint8))
     for number, encoding in enumerate(encodings):
         ids.append(encoding.ids)
         masks.append(_mask(document, number, encoding))
-    if eos is not None and document.ends and not document.own_end:
-        ids.append([eos])
+    if ends.eos is not None and document.ends and not document.own_end:
+        ids.append([ends.eos])
         # The end of text is part of the answer: a model that never learns it never stops.
         masks.append(np.ones(1, dtype=np.uint8))
     return TokenizedDocument(np.concatenate([np.asarray(i, dtype=np.int32) for i in ids]), np.concatenate(masks), document.begins)

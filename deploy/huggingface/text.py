@@ -1,8 +1,11 @@
 """Text to token ids and back, one JSON object a line on stdin, one reply a line on stdout, until end of file.
 
-  {"encode": "text"}                      -> {"ids": [...]}
+  {"encode": "text"}                      -> {"ids": [...]}     as AutoTokenizer(...)(text) gives them
   {"chat": [{"role":..., "content":...}]} -> {"ids": [...]}     the chat template with the assistant's turn opened
-  {"decode": [ids]}                       -> {"text": "..."}    without special tokens; "keep_special": true keeps them
+  {"decode": [ids], "after": [ids]}       -> {"text": "..."}    of the first ids, which follow the others; without special
+                                                                tokens unless "keep_special" is true
+
+"add_bos" of the first two is "auto", as the tokenizer or the template has it, or true or false in its place.
 
 A request that cannot be served is answered {"error": "..."}; the exchange goes on.
 """
@@ -25,13 +28,20 @@ def answer(tokenizer: ModelTokenizer, line: str) -> dict:
         raise UsageError(f"not valid JSON: {error}") from None
     if not isinstance(request, dict):
         raise UsageError(f"expected a JSON object, found {type(request).__name__}")
+    add_bos = request.get("add_bos", "auto")
+    if add_bos not in ("auto", True, False):
+        raise UsageError(f'add_bos: expected "auto", true or false, found {add_bos!r}')
     if isinstance(request.get("encode"), str):
-        return {"ids": tokenizer.encode(request["encode"])}
+        return {"ids": tokenizer.prompt_ids(request["encode"], add_bos)}
     if isinstance(request.get("chat"), list):
-        return {"ids": tokenizer.encode(tokenizer.render_chat(request["chat"], add_generation_prompt=True))}
-    if isinstance(request.get("decode"), list) and all(isinstance(i, int) for i in request["decode"]):
-        return {"text": tokenizer.decode(request["decode"], not request.get("keep_special", False))}
-    raise UsageError('expected {"encode": text}, {"chat": [messages]} or {"decode": [ids]}')
+        return {"ids": tokenizer.chat_ids(request["chat"], add_bos)}
+    if "decode" in request and all(_are_ids(request.get(key, [])) for key in ("decode", "after")):
+        return {"text": tokenizer.decode(request["decode"], not request.get("keep_special", False), request.get("after", []))}
+    raise UsageError('expected {"encode": text}, {"chat": [messages]} or {"decode": [ids], "after": [ids]}')
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(i, int) for i in value)
 
 
 def main() -> int:

@@ -36,6 +36,9 @@ class Words:
     def encode_batch(self, texts):
         return [self.Encoding(text) for text in texts]
 
+    def begin_of(self, add_bos):
+        return []
+
 
 class Reading(unittest.TestCase):
     def setUp(self):
@@ -97,7 +100,7 @@ class Reading(unittest.TestCase):
         for part in parts[:-1]:
             self.assertTrue(part.pieces[0].endswith("\n\n"), part)
         packer = packing.Packer(2)
-        for tokens in packing.tokenize_documents(parts, Words(), 7001, 7002):
+        for tokens in packing.tokenize_documents(parts, Words(), packing.Ends([7001], eos=7002)):
             packer.add(tokens)
         ids, _, starts = packer.arrays()
         self.assertEqual([(ids == i).sum() for i in (7001, 7002)], [1, 1])
@@ -168,7 +171,7 @@ class Reading(unittest.TestCase):
                 read = lambda: sources.documents(each, None)
                 tracemalloc.start()
                 split = packing.split_documents(read, 300, Words())
-                for _ in itertools.islice(packing.tokenize_documents(split.training(read()), Words(), None, None), 200):
+                for _ in itertools.islice(packing.tokenize_documents(split.training(read()), Words(), packing.Ends()), 200):
                     pass
                 peak = tracemalloc.get_traced_memory()[1]
                 tracemalloc.stop()
