@@ -10,11 +10,11 @@ import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
 from .attention_hedgerow import HedgerowAttention
 from .cache_hedgerow import HedgerowCache, Step
@@ -81,6 +81,14 @@ class HedgerowModel(HedgerowPreTrainedModel):
         self.norm = HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_init()
 
+    def _refuse(self, kwargs: dict[str, Any]) -> None:
+        """Throws ValueError of arguments that would change the result of transformers' own models and cannot change ours."""
+        asked = kwargs.get("output_attentions")
+        if self.config.output_attentions if asked is None else asked:
+            raise ValueError("output_attentions: linear attention has no attention weights to give; leave it out")
+        if kwargs.get("is_causal", getattr(self.config, "is_causal", None)) is False:
+            raise ValueError("is_causal: the student's attention is causal; is_causal=False cannot be computed")
+
     def _step(self, shape: tuple[int, int], attention_mask: torch.Tensor | None, cache: HedgerowCache | None,
               device: torch.device) -> Step:
         """Reads the 2-D attention mask (1: real). A row's real new tokens must be contiguous: left- or right-padded."""
@@ -112,6 +120,7 @@ class HedgerowModel(HedgerowPreTrainedModel):
             count_to_read = count.cpu() if padded else torch.full((batch,), length, device="cpu")
         return Step(first, count, count_to_read, seen, real, length == 1, not padded, padded and bool((count == 0).any()))
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -123,12 +132,18 @@ class HedgerowModel(HedgerowPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
+        """Hidden states [B, T, M] behind the last norm."""
+        self._refuse(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         x = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if past_key_values is not None and not isinstance(past_key_values, HedgerowCache):
             raise ValueError(f"past_key_values: expected a HedgerowCache, found {type(past_key_values).__name__}")
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
+        elif not isinstance(output_hidden_states, bool):
+            raise ValueError(f"output_hidden_states: expected True or False, found {output_hidden_states!r}")
         cache = past_key_values
         if cache is None and use_cache:
             cache = HedgerowCache(self.config.num_hidden_layers)
@@ -162,6 +177,7 @@ class HedgerowForCausalLM(HedgerowPreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # forward makes a HedgerowCache itself
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor | None = None,
@@ -171,23 +187,25 @@ class HedgerowForCausalLM(HedgerowPreTrainedModel, GenerationMixin):
         inputs_embeds: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         use_cache: bool | None = None,
-        output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
+        output_hidden_states: bool | None = None,
         **kwargs: Any,
-    ) -> CausalLMOutputWithPast | tuple:
-        """Logits [B, T or logits_to_keep, V]; with labels (-100: ignored) the mean next-token cross-entropy."""
+    ) -> CausalLMOutputWithPast:
+        """Logits [B, T or logits_to_keep, V]; with labels also the loss, as transformers' own causal models have it.
+
+        That is the next-token cross-entropy over labels other than ignore_index (-100): the mean, or with num_items_in_batch
+        the sum divided by it, as accumulation of gradients needs; shift_labels [B, T], if given, are already shifted.
+        """
         body = self.model(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache,
-                          output_hidden_states)
+                          output_hidden_states, return_dict=True, **kwargs)
         kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) and logits_to_keep else slice(None)
         kept = logits_to_keep if torch.is_tensor(logits_to_keep) else kept
         logits = self.lm_head(body.last_hidden_state[:, kept])
         loss = None
         if labels is not None:
-            loss = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100)
-        output = CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=body.past_key_values,
-                                        hidden_states=body.hidden_states)
-        return output.to_tuple() if return_dict is False else output
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, past_key_values=body.past_key_values,
+                                      hidden_states=body.hidden_states)
 
 
 HedgerowForCausalLM.register_for_auto_class("AutoModelForCausalLM")
