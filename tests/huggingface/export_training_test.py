@@ -71,6 +71,42 @@ class Loss(unittest.TestCase):
                 assert_close(found[1], found[0], rtol=1e-3, atol=0.0)
 
 
+class Checkpointing(unittest.TestCase):
+    def gradients(self, model, ids, **arguments):
+        model.zero_grad()
+        model(ids, labels=ids, **arguments).loss.backward()
+        return {name: p.grad.clone() for name, p in model.named_parameters()}
+
+    def test_gradients_are_those_without_it_whichever_way_it_recomputes(self):
+        ids = torch.randint(3, 97, (2, 33))
+        for softmax_layers in ((), (1,)):
+            with self.subTest(softmax_layers=softmax_layers), tempfile.TemporaryDirectory() as directory:
+                model = make_model(directory, ATTENTION, softmax_layers).train()
+                for arguments in ({},):
+                    model.gradient_checkpointing_disable()
+                    expected = self.gradients(model, ids, **arguments)
+                    for reentrant in (False, True):
+                        model.gradient_checkpointing_enable({"use_reentrant": reentrant})
+                        calls = []
+                        hook = model.model.layers[0].input_layernorm.register_forward_hook(lambda *_: calls.append(1))
+                        found = self.gradients(model, ids, **arguments)
+                        hook.remove()
+                        self.assertEqual(len(calls), 2)  # it did compute the layer again
+                        for name in expected:
+                            assert_close(found[name], expected[name], rtol=1e-5, atol=1e-6, msg=lambda m: f"{name}: {m}")
+
+    def test_it_makes_no_cache_and_takes_none(self):
+        ids = torch.randint(3, 97, (1, 20))
+        with tempfile.TemporaryDirectory() as directory:
+            model = make_model(directory, ATTENTION)
+            cache = model(ids).past_key_values
+            model.train().gradient_checkpointing_enable()
+            self.assertIsNone(model(ids, use_cache=True).past_key_values)
+            with self.assertRaisesRegex(ValueError, "past_key_values: gradient checkpointing"):
+                model(ids, past_key_values=cache)
+            self.assertIsNotNone(model.eval()(ids, use_cache=True).past_key_values)
+
+
 class Arguments(unittest.TestCase):
     @torch.no_grad()
     def test_what_would_change_llamas_result_and_cannot_change_ours_is_refused_by_name(self):

@@ -13,14 +13,17 @@ import torch
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 from transformers.activations import ACT2FN
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 
 from .attention_hedgerow import HedgerowAttention
 from .cache_hedgerow import HedgerowCache, Step
 from .configuration_hedgerow import HedgerowConfig
 from .feature_maps_hedgerow import FeatureMapProjection
 from .layers_hedgerow import HedgerowRMSNorm, rope_tables
+
+logger = logging.get_logger("transformers.hedgerow")
 
 
 class HedgerowMLP(nn.Module):
@@ -35,7 +38,7 @@ class HedgerowMLP(nn.Module):
         return self.down_proj(self.activation(self.gate_proj(x)) * self.up_proj(x))
 
 
-class HedgerowDecoderLayer(nn.Module):
+class HedgerowDecoderLayer(GradientCheckpointingLayer):
     def __init__(self, config: HedgerowConfig, layer_idx: int):
         super().__init__()
         self.self_attn = HedgerowAttention(config, layer_idx)
@@ -43,14 +46,15 @@ class HedgerowDecoderLayer(nn.Module):
         self.input_layernorm = HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps)
         self.post_attention_layernorm = HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps)
 
-    def forward(self, x: torch.Tensor, cos, sin, step: Step, cache: HedgerowCache | None) -> torch.Tensor:
-        x = x + self.self_attn(self.input_layernorm(x), cos, sin, step, cache)
+    def forward(self, x: torch.Tensor, cos, sin, step: Step, past_key_values: HedgerowCache | None = None) -> torch.Tensor:
+        x = x + self.self_attn(self.input_layernorm(x), cos, sin, step, past_key_values)
         return x + self.mlp(self.post_attention_layernorm(x))
 
 
 class HedgerowPreTrainedModel(PreTrainedModel):
     config_class = HedgerowConfig
     base_model_prefix = "model"
+    supports_gradient_checkpointing = True
     _no_split_modules = ["HedgerowDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _is_stateful = True  # sums cannot be rolled back: no assisted generation
@@ -79,6 +83,7 @@ class HedgerowModel(HedgerowPreTrainedModel):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.layers = nn.ModuleList(HedgerowDecoderLayer(config, i) for i in range(config.num_hidden_layers))
         self.norm = HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.gradient_checkpointing = False
         self.post_init()
 
     def _refuse(self, kwargs: dict[str, Any]) -> None:
@@ -140,6 +145,13 @@ class HedgerowModel(HedgerowPreTrainedModel):
         if past_key_values is not None and not isinstance(past_key_values, HedgerowCache):
             raise ValueError(f"past_key_values: expected a HedgerowCache, found {type(past_key_values).__name__}")
         use_cache = (self.config.use_cache and not self.training) if use_cache is None else use_cache
+        if self.gradient_checkpointing and self.training:
+            if past_key_values is not None:
+                raise ValueError("past_key_values: gradient checkpointing computes layers twice, and would advance it twice")
+            if use_cache:
+                logger.warning_once("`use_cache=True` is incompatible with gradient checkpointing. "
+                                    "Setting `use_cache=False`.")
+                use_cache = False
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         elif not isinstance(output_hidden_states, bool):
@@ -155,7 +167,7 @@ class HedgerowModel(HedgerowPreTrainedModel):
         hidden = []
         for layer in self.layers:
             hidden.append(x) if output_hidden_states else None
-            x = layer(x, cos, sin, step, cache)
+            x = layer(x, cos, sin, step, past_key_values=cache)
         x = self.norm(x)
         if cache is not None:
             cache.seen, cache.real = step.seen + step.count, step.real
