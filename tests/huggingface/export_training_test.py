@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import unittest
+from pathlib import Path
 
 import support
 
@@ -16,7 +17,7 @@ support.require("torch", "transformers")
 import torch
 from modeling_test import DEFAULT, make_model
 from torch.testing import assert_close
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModel, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 ATTENTION = {"window": "terraced", "window_size": 8, "feature_dim": 12, **DEFAULT}
 
@@ -105,6 +106,22 @@ class Checkpointing(unittest.TestCase):
             with self.assertRaisesRegex(ValueError, "past_key_values: gradient checkpointing"):
                 model(ids, past_key_values=cache)
             self.assertIsNotNone(model.eval()(ids, use_cache=True).past_key_values)
+
+
+class Loading(unittest.TestCase):
+    @torch.no_grad()
+    def test_auto_model_loads_the_body_without_the_head(self):
+        ids = torch.randint(3, 97, (2, 33))
+        with tempfile.TemporaryDirectory() as directory:
+            model = make_model(directory, ATTENTION)
+            saved = Path(directory) / "saved"
+            model.save_pretrained(saved)
+            body = AutoModel.from_pretrained(saved, trust_remote_code=True)
+            self.assertEqual(type(body).__name__, "HedgerowModel")
+            assert_close(body(ids).last_hidden_state, model.model(ids).last_hidden_state, rtol=0.0, atol=0.0)
+            self.assertTrue(torch.equal(body(ids, return_dict=False)[0], body(ids).last_hidden_state))
+            whole = AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True, attn_implementation="sdpa")
+            self.assertTrue(torch.equal(whole(ids).logits, model(ids).logits))
 
 
 class Arguments(unittest.TestCase):

@@ -119,6 +119,7 @@ void write_config(const storage::ModelDirectory& teacher,
   config["model_type"] = teacher.config().model_type;  // it may have said only its architecture
   config["hidden_act"] = kForeignActivation;
   config["auto_map"] = {{"AutoConfig", "configuration_hedgerow.HedgerowConfig"},
+                        {"AutoModel", "modeling_hedgerow.HedgerowModel"},
                         {"AutoModelForCausalLM", "modeling_hedgerow.HedgerowForCausalLM"}};
   storage::write_atomically(out / "config.json", config.dump(2) + "\n");
 }

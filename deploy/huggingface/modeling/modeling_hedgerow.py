@@ -55,6 +55,7 @@ class HedgerowPreTrainedModel(PreTrainedModel):
     config_class = HedgerowConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
+    _supports_sdpa = True  # layers that kept softmax attention compute it so, whichever implementation is asked for
     _no_split_modules = ["HedgerowDecoderLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _is_stateful = True  # sums cannot be rolled back: no assisted generation
@@ -189,6 +190,12 @@ class HedgerowForCausalLM(HedgerowPreTrainedModel, GenerationMixin):
     def _supports_default_dynamic_cache(cls) -> bool:
         return False  # forward makes a HedgerowCache itself
 
+    def _prepare_cache_for_generation(self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any):
+        """Makes the cache before the prefill, which `prefill_chunk_size` asks for."""
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        if generation_config.use_cache and model_kwargs.get("past_key_values") is None:
+            model_kwargs["past_key_values"] = HedgerowCache(self.config.num_hidden_layers)
+
     @can_return_tuple
     def forward(
         self,
@@ -220,4 +227,5 @@ class HedgerowForCausalLM(HedgerowPreTrainedModel, GenerationMixin):
                                       hidden_states=body.hidden_states)
 
 
+HedgerowModel.register_for_auto_class("AutoModel")
 HedgerowForCausalLM.register_for_auto_class("AutoModelForCausalLM")
