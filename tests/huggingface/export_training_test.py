@@ -80,10 +80,11 @@ class Checkpointing(unittest.TestCase):
 
     def test_gradients_are_those_without_it_whichever_way_it_recomputes(self):
         ids = torch.randint(3, 97, (2, 33))
+        restarting = torch.cat((torch.arange(20), torch.arange(13)))[None]
         for softmax_layers in ((), (1,)):
             with self.subTest(softmax_layers=softmax_layers), tempfile.TemporaryDirectory() as directory:
                 model = make_model(directory, ATTENTION, softmax_layers).train()
-                for arguments in ({},):
+                for arguments in ({}, {"position_ids": restarting}):
                     model.gradient_checkpointing_disable()
                     expected = self.gradients(model, ids, **arguments)
                     for reentrant in (False, True):
@@ -132,7 +133,7 @@ class Arguments(unittest.TestCase):
             model = make_model(directory, ATTENTION)
             for body in (model, model.model):
                 for name, value in (("output_attentions", True), ("is_causal", False), ("output_hidden_states", [1]),
-                                    ("attention_mask", torch.ones(1, 1, 12, 12))):
+                                    ("attention_mask", torch.ones(1, 1, 12, 12)), ("attention_mask", torch.ones(1, 11))):
                     with self.assertRaisesRegex(ValueError, name):
                         body(ids, **{name: value})
                 allowed = body(ids, output_attentions=False, is_causal=True, token_type_ids=torch.zeros_like(ids))[0]

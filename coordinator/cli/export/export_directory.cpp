@@ -36,7 +36,8 @@ constexpr std::array kOurModeling{"attention_hedgerow.py",
                                   "hybrid_hedgerow.py",
                                   "layers_hedgerow.py",
                                   "modeling_hedgerow.py",
-                                  "operators_hedgerow.py"};
+                                  "operators_hedgerow.py",
+                                  "packing_hedgerow.py"};
 
 constexpr const char* kFeatureMaps = "feature_maps.safetensors";
 constexpr const char* kTrainedParameters = "trained_parameters.safetensors";

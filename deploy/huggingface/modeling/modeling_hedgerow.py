@@ -22,6 +22,7 @@ from .cache_hedgerow import HedgerowCache, Step
 from .configuration_hedgerow import HedgerowConfig
 from .feature_maps_hedgerow import FeatureMapProjection
 from .layers_hedgerow import HedgerowRMSNorm, rope_tables
+from .packing_hedgerow import APART, BORDERS, check_positions, expand_positions, pack, packed_starts
 
 logger = logging.get_logger("transformers.hedgerow")
 
@@ -96,35 +97,57 @@ class HedgerowModel(HedgerowPreTrainedModel):
             raise ValueError("is_causal: the student's attention is causal; is_causal=False cannot be computed")
 
     def _step(self, shape: tuple[int, int], attention_mask: torch.Tensor | None, cache: HedgerowCache | None,
-              device: torch.device) -> Step:
-        """Reads the 2-D attention mask (1: real). A row's real new tokens must be contiguous: left- or right-padded."""
+              device: torch.device, position_ids: torch.Tensor | None = None,
+              borders: dict[str, torch.Tensor] | None = None) -> Step:
+        """Reads the 2-D attention mask (1: real), the caller's positions, and borders of packed sequences by their names.
+
+        A row's real new tokens must be contiguous: left- or right-padded.
+        """
         batch, length = shape
         zeros = torch.zeros(batch, dtype=torch.int64, device=device)
-        seen = zeros if cache is None or cache.seen is None else cache.seen
-        past = None if cache is None else cache.real
-        if attention_mask is None:
-            new = torch.ones(batch, length, dtype=torch.bool, device=device)
-        elif attention_mask.dim() != 2:
-            raise ValueError(f"attention_mask: expected [batch, tokens], found {list(attention_mask.shape)}")
-        else:
-            new = attention_mask[:, -length:].bool()
-        first, count = zeros, zeros + length
-        padded = attention_mask is not None and length > 1 and not bool(new.all())
-        if padded:
+        fresh = cache is None or cache.seen is None
+        seen, offset = (zeros, zeros) if fresh else (cache.seen, cache.offset)
+        past, past_columns = (None, 0) if cache is None else (cache.real, cache.columns)
+        if position_ids is not None:
+            position_ids = expand_positions(position_ids, shape)
+        if attention_mask is not None and attention_mask.shape != (batch, past_columns + length):
+            raise ValueError(f"attention_mask: expected [batch, tokens so far], {[batch, past_columns + length]}, "
+                             f"found {list(attention_mask.shape)}")
+        starts = None
+        if attention_mask is None and cache is None:
+            starts = packed_starts(shape, position_ids, borders or {})
+        elif borders:
+            raise ValueError(f"{next(iter(borders))}: {APART}")
+        first, count, padded = zeros, zeros + length, False
+        new = torch.ones(batch, length, dtype=torch.bool, device=device)
+        if attention_mask is not None:
+            new, old = attention_mask[:, past_columns:].bool(), attention_mask[:, :past_columns].bool()
             count, first = new.sum(1), new.int().argmax(1)
             last = length - 1 - new.int().flip(1).argmax(1)
-            if bool(((last - first + 1 != count) & (count > 0)).any()):
+            gaps, changed = (last - first + 1 != count) & (count > 0), old.sum(1) != seen
+            # One wait for the device: a GPU that decodes is not to wait for each of them.
+            padded, has_gaps, has_changed = torch.stack((~new.all(), gaps.any(), changed.any())).tolist()
+            if has_gaps:
                 raise ValueError("attention_mask: a row has padding between its tokens; pad left or right")
+            if has_changed:
+                raise ValueError("attention_mask: of the columns in past_key_values it marks other tokens as real than when "
+                                 "they were computed; give the mask that they were computed with and the new columns")
+        if starts is not None:
+            packed, positions = pack(starts.to(device))
+        else:
+            packed, positions = None, seen[:, None] + torch.arange(length, device=device)[None] - first[:, None]
+            if position_ids is not None and (attention_mask is not None or cache is not None):
+                offset = check_positions(position_ids, positions, new, seen, offset)
         real = None
         if self.config.hedgerow.get("softmax_layers") and (padded or past is not None):
-            columns = 0 if cache is None else cache.columns
-            before = past if past is not None else torch.ones(batch, columns, dtype=torch.bool, device=device)
+            before = past if past is not None else torch.ones(batch, past_columns, dtype=torch.bool, device=device)
             real = torch.cat((before, new), dim=1)
         if torch.compiler.is_compiling():  # a traced operator takes tensors of one device
             count_to_read = count
         else:  # once a forward: every layer's prefill reads it
             count_to_read = count.cpu() if padded else torch.full((batch,), length, device="cpu")
-        return Step(first, count, count_to_read, seen, real, length == 1, not padded, padded and bool((count == 0).any()))
+        return Step(first, count, count_to_read, seen, real, length == 1 and not padded, not padded,
+                    padded and bool((count == 0).any()), positions.clamp(min=0), offset, packed)
 
     @can_return_tuple
     def forward(
@@ -138,7 +161,7 @@ class HedgerowModel(HedgerowPreTrainedModel):
         output_hidden_states: bool | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Hidden states [B, T, M] behind the last norm."""
+        """Hidden states [B, T, M] behind the last norm. What position_ids and cu_seq_lens_q do: packing_hedgerow.py."""
         self._refuse(kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
@@ -160,18 +183,16 @@ class HedgerowModel(HedgerowPreTrainedModel):
         cache = past_key_values
         if cache is None and use_cache:
             cache = HedgerowCache(self.config.num_hidden_layers)
-        step = self._step((x.shape[0], x.shape[1]), attention_mask, cache, x.device)
-        # Positions count a row's real tokens, whatever stands around them.
-        columns = torch.arange(x.shape[1], device=x.device)[None]
-        positions = (step.seen[:, None] + columns - step.first[:, None]).clamp(min=0)
-        cos, sin = rope_tables(self.config, positions if position_ids is None else position_ids, x.dtype)
+        borders = {name: kwargs[name] for name in BORDERS if kwargs.get(name) is not None}
+        step = self._step((x.shape[0], x.shape[1]), attention_mask, cache, x.device, position_ids, borders)
+        cos, sin = rope_tables(self.config, step.positions, x.dtype)
         hidden = []
         for layer in self.layers:
             hidden.append(x) if output_hidden_states else None
             x = layer(x, cos, sin, step, past_key_values=cache)
         x = self.norm(x)
         if cache is not None:
-            cache.seen, cache.real = step.seen + step.count, step.real
+            cache.seen, cache.offset, cache.real = step.seen + step.count, step.offset, step.real
             cache.columns += x.shape[1]
         return BaseModelOutputWithPast(last_hidden_state=x, past_key_values=cache,
                                        hidden_states=(*hidden, x) if output_hidden_states else None)
