@@ -121,6 +121,9 @@ class Loading(unittest.TestCase):
             self.assertEqual(type(body).__name__, "HedgerowModel")
             assert_close(body(ids).last_hidden_state, model.model(ids).last_hidden_state, rtol=0.0, atol=0.0)
             self.assertTrue(torch.equal(body(ids, return_dict=False)[0], body(ids).last_hidden_state))
+            model.model.save_pretrained(Path(directory) / "body")  # no auto class loaded this one
+            again = AutoModel.from_pretrained(Path(directory) / "body", trust_remote_code=True)
+            self.assertTrue(torch.equal(again(ids).last_hidden_state, body(ids).last_hidden_state))
             whole = AutoModelForCausalLM.from_pretrained(saved, trust_remote_code=True, attn_implementation="sdpa")
             self.assertTrue(torch.equal(whole(ids).logits, model(ids).logits))
 
