@@ -78,7 +78,9 @@ class ExportParity:
 
     def test_its_config_says_sinks_and_key_maps_and_the_weights_have_that_form(self) -> None:
         random = self.attention.get("feature_map") == "positive_random"
-        found = json.loads((self.export / "config.json").read_text())["hedgerow"]["attention"]
+        config = json.loads((self.export / "config.json").read_text())
+        self.assertEqual(config["auto_map"]["AutoModel"], "modeling_hedgerow.HedgerowModel")
+        found = config["hedgerow"]["attention"]
         expected = {"num_sinks": 4, "key_maps": "query_head" if random else "kv_head", **self.attention}
         self.assertEqual({key: found[key] for key in expected}, expected)
         card = (self.export / "README.md").read_text()

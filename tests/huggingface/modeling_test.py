@@ -6,6 +6,7 @@ anchored at padding, a body that differs from transformers', RoPE scaling read f
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 import unittest
@@ -179,6 +180,62 @@ class Generation(unittest.TestCase):
                 alone = model.generate(prompt[None], attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
                                        max_new_tokens=30, do_sample=False, eos_token_id=None, pad_token_id=2)
                 self.assertEqual(batch[row, 30:].tolist(), alone[0, len(prompt):].tolist(), f"seed {support.SEED}")
+
+    @torch.no_grad()
+    def test_decode_steps_across_the_windows_border_of_a_left_padded_batch_equal_the_forward_of_each_row(self):
+        specs = [(layout, kept, sinks, maps) for layout, kept, sinks, maps in itertools.product(
+            LAYOUTS, ((), (1,)), (0, 4), ("query_head", "kv_head")) if layout != "none" or not sinks]
+        for layout, kept, sinks, maps in specs:
+            attention = {"window": layout, "window_size": 8, "feature_dim": 12, "num_sinks": sinks, "key_maps": maps}
+            with self.subTest(kept=kept, **attention), tempfile.TemporaryDirectory() as directory:
+                # The body's own window, of the layers that kept softmax, is crossed too.
+                model = make_model(directory, attention, kept, {"sliding_window": 12}, "mistral")
+                lengths, steps = (1, 3, 7, 8, 9, 15, 16), 11
+                rows = [torch.randint(3, 97, (n + steps,)) for n in lengths]
+                longest = max(lengths) + steps
+                ids = torch.stack([torch.nn.functional.pad(row, (longest - len(row), 0), value=2) for row in rows])
+                mask = torch.stack([torch.arange(longest) >= longest - len(row) for row in rows]).long()
+                cache, found, begin = None, [], 0
+                for end in range(longest - steps, longest + 1):
+                    output = model(ids[:, begin:end], attention_mask=mask[:, :end], past_key_values=cache, use_cache=True)
+                    cache, begin = output.past_key_values, end
+                    found.append(output.logits)
+                found = torch.cat(found, 1)
+                whole = model(ids, attention_mask=mask, use_cache=False).logits
+                for row, tokens in enumerate(rows):
+                    alone = model(tokens[None], use_cache=False).logits[0]
+                    for logits in (found, whole):
+                        assert_close(logits[row, -len(tokens):], alone, rtol=1e-4, atol=3e-5)
+                # What generate() leaves goes on too: its last token was not computed yet.
+                prompt = longest - steps
+                made = model.generate(ids[:, :prompt], attention_mask=mask[:, :prompt], max_new_tokens=steps, do_sample=False,
+                                      eos_token_id=None, return_dict_in_generate=True)
+                mask = torch.cat((mask[:, :prompt], torch.ones(len(rows), steps, dtype=torch.int64)), dim=1)
+                output = model(made.sequences[:, -1:], attention_mask=mask, past_key_values=made.past_key_values)
+                for row, length in enumerate(lengths):
+                    alone = model(made.sequences[row:row + 1, prompt - length:], use_cache=False).logits[0, -1]
+                    assert_close(output.logits[row, -1], alone, rtol=1e-4, atol=3e-5)
+
+    @torch.no_grad()
+    def test_one_new_column_may_be_padding_in_some_rows(self):
+        for model in self.models():
+            ids, mask = torch.randint(3, 97, (2, 25)), torch.ones(2, 25, dtype=torch.int64)
+            mask[0, 20:] = 0
+            cache = model(ids[:, :20], attention_mask=mask[:, :20], use_cache=True).past_key_values
+            for end in range(21, 26):
+                logits = model(ids[:, end - 1:end], attention_mask=mask[:, :end], past_key_values=cache).logits
+            assert_close(logits[1], model(ids[1:], use_cache=False).logits[0, -1:], rtol=1e-4, atol=1e-4)
+            mask = torch.nn.functional.pad(mask, (0, 1), value=1)
+            following = model(ids[:, 20:21], attention_mask=mask, past_key_values=cache)
+            assert_close(following.logits[0], model(ids[:1, :21], use_cache=False).logits[0, -1:], rtol=1e-4, atol=1e-4)
+
+    @torch.no_grad()
+    def test_a_prefill_in_chunks_generates_the_same(self):
+        prompts = [torch.randint(3, 97, (n,)) for n in (1, 5, 30)]
+        given = dict(attention_mask=self.left_mask(prompts), max_new_tokens=12, do_sample=False, eos_token_id=None)
+        for model in self.models():
+            ids = torch.tensor(self.left_pad(prompts))
+            self.assertEqual(model.generate(ids, prefill_chunk_size=7, **given).tolist(), model.generate(ids, **given).tolist())
 
     @staticmethod
     def left_pad(prompts):

@@ -54,6 +54,7 @@ def write_export(directory: Path, config: dict, attention: dict, softmax_layers:
     full = {**config, "model_type": body, "architectures": ["HedgerowForCausalLM"],
             "hidden_act": "hedgerow, which needs trust_remote_code=True",
             "auto_map": {"AutoConfig": "configuration_hedgerow.HedgerowConfig",
+                         "AutoModel": "modeling_hedgerow.HedgerowModel",
                          "AutoModelForCausalLM": "modeling_hedgerow.HedgerowForCausalLM"},
             "hedgerow": {"format": "export/1", "body": body, "hidden_act": config.get("hidden_act", "silu"),
                          "attention": attention, "softmax_layers": softmax_layers}}

@@ -36,7 +36,8 @@ constexpr std::array kOurModeling{"attention_hedgerow.py",
                                   "hybrid_hedgerow.py",
                                   "layers_hedgerow.py",
                                   "modeling_hedgerow.py",
-                                  "operators_hedgerow.py"};
+                                  "operators_hedgerow.py",
+                                  "packing_hedgerow.py"};
 
 constexpr const char* kFeatureMaps = "feature_maps.safetensors";
 constexpr const char* kTrainedParameters = "trained_parameters.safetensors";
@@ -119,6 +120,7 @@ void write_config(const storage::ModelDirectory& teacher,
   config["model_type"] = teacher.config().model_type;  // it may have said only its architecture
   config["hidden_act"] = kForeignActivation;
   config["auto_map"] = {{"AutoConfig", "configuration_hedgerow.HedgerowConfig"},
+                        {"AutoModel", "modeling_hedgerow.HedgerowModel"},
                         {"AutoModelForCausalLM", "modeling_hedgerow.HedgerowForCausalLM"}};
   storage::write_atomically(out / "config.json", config.dump(2) + "\n");
 }

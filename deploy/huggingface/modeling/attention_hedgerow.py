@@ -54,10 +54,8 @@ class HedgerowAttention(nn.Module, HybridInTorch):
         if self.config.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = apply_rope(q.transpose(1, 2), cos, sin), apply_rope(k.transpose(1, 2), cos, sin)
-        if self.softmax:
-            y = self._softmax_attention(q, k, v, step, cache)
-        else:
-            y = self._hybrid_attention(q, k, v, step, cache)
+        attend = self._softmax_attention if self.softmax else self._hybrid_attention
+        y = attend(q, k, v, step, cache) if step.packed is None else step.packed.apart(attend, q, k, v)
         return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))
 
     def _softmax_attention(self, q, k, v, step: Step, cache: HedgerowCache | None) -> torch.Tensor:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
+
+if TYPE_CHECKING:
+    from .packing_hedgerow import Packing
 
 
 @dataclass
@@ -34,6 +38,7 @@ class HedgerowCache:
         self.layers: list[LinearState | SoftmaxState | None] = [None] * num_layers
         self.columns = 0  # columns of input seen, padding included
         self.seen: torch.Tensor | None = None  # int64 [B]: real tokens seen by each row
+        self.offset: torch.Tensor | None = None  # int64 [B]: the caller's position_ids less that count
         self.real: torch.Tensor | None = None  # bool [B, columns], kept only for softmax layers
         self.is_compileable = False
 
@@ -60,8 +65,9 @@ class HedgerowCache:
             if state is not None:
                 for name, tensor in vars(state).items():
                     setattr(state, name, None if tensor is None else change(tensor))
-        self.seen = None if self.seen is None else change(self.seen)
-        self.real = None if self.real is None else change(self.real)
+        for name in ("seen", "offset", "real"):
+            tensor = getattr(self, name)
+            setattr(self, name, None if tensor is None else change(tensor))
 
 
 @dataclass
@@ -76,3 +82,7 @@ class Step:
     one_each: bool  # every row has exactly one new token
     whole: bool = False  # no padding among the new columns
     empty_rows: bool = False  # some row has no new token
+    # int64 [B, T], for RoPE: the count of real tokens before each in its row or packed sequence, whatever stands around them
+    positions: torch.Tensor | None = None
+    offset: torch.Tensor | None = None  # int64 [B]: the caller's position_ids less those
+    packed: Packing | None = None  # several sequences in a row, which do not see each other
