@@ -7,6 +7,7 @@
 #include <deque>
 #include <fstream>
 
+#include "coordinator/machine/allocation.hpp"
 #include "coordinator/state/events.hpp"
 #include "storage/base/error.hpp"
 
@@ -187,8 +188,11 @@ std::vector<wire::ChildRecord> LocalWorkers::children() const {
   return records;
 }
 
-std::vector<std::string> mpirun_words() {
-  std::vector<std::string> words = {"mpirun", "--oversubscribe", "--bind-to", "none"};
+std::vector<std::string> mpirun_words(bool in_allocation) {
+  std::vector<std::string> words = {"env"};
+  for (const std::string& name : wire::variables_of_other_jobs(in_allocation))
+    words.insert(words.end(), {"-u", name});
+  words.insert(words.end(), {"mpirun", "--oversubscribe", "--bind-to", "none"});
   if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
   // Containers deny the ptrace that the single-copy path needs; gradients are small.
   words.insert(words.end(), {"--mca", "btl_vader_single_copy_mechanism", "none"});

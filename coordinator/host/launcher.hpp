@@ -85,7 +85,8 @@ class LocalWorkers {
 };
 
 // The words that start ranks of ours with mpirun; how many and which program come behind them.
-[[nodiscard]] std::vector<std::string> mpirun_words();
+// `in_allocation`: on the nodes of the job that this process is in, and not on this host alone.
+[[nodiscard]] std::vector<std::string> mpirun_words(bool in_allocation);
 
 // The last lines of a log file, for error messages.
 [[nodiscard]] std::string tail_of(const std::filesystem::path& log, int lines = 5);

@@ -5,6 +5,8 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
+#include <vector>
 
 namespace hedgerow::wire {
 
@@ -21,5 +23,14 @@ struct Allocation {
 // The same of any environment: the value of a variable, or nullptr.
 [[nodiscard]] std::optional<Allocation> allocation_of(
     const std::function<const char*(const char* name)>& variable);
+
+// The names in this process's environment that `fits`, in its order.
+[[nodiscard]] std::vector<std::string> variables_with(
+    const std::function<bool(std::string_view name)>& fits);
+
+// Variables by which mpirun would take a job of a batch system or the ranks of another mpirun for
+// its own, and that it must not see: those of other ranks always; those of Slurm, PBS, LSF and Grid
+// Engine unless `in_allocation`, as far as no job of several nodes stands behind them.
+[[nodiscard]] std::vector<std::string> variables_of_other_jobs(bool in_allocation);
 
 }  // namespace hedgerow::wire

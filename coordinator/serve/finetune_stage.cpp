@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <string_view>
@@ -29,6 +30,17 @@ std::string first_error_in(const std::filesystem::path& log, std::uint64_t begin
   return "";
 }
 
+// A shell keeps the variables of a job that has ended, and mpirun believes them.
+std::string job_in_environment() {
+  for (const char* name : {"SLURM_JOB_ID", "PBS_JOBID"}) {
+    if (const char* value = std::getenv(name); value != nullptr) {
+      return std::string(" (") + name + " = " + value +
+             " is set here: unless this shell is in that job, unset its variables)";
+    }
+  }
+  return "";
+}
+
 std::string mesh_of(const LauncherConfig& config, int ranks) {
   return config.mesh_of_ranks ? config.mesh_of_ranks(ranks) : "auto";
 }
@@ -48,7 +60,7 @@ class MpirunStage final : public FinetuneStage {
   std::string start(std::uint64_t token,
                     const std::string& student,
                     const std::string& endpoint) override {
-    std::vector<std::string> argv = mpirun_words();
+    std::vector<std::string> argv = mpirun_words(!config_.worker_launcher.empty());
     // Time between the warning and the kill where a node's daemon goes down with its node: rank 0
     // is elsewhere and writes the checkpoint. A second on one host, where all ranks hear of it
     // themselves.
@@ -87,9 +99,10 @@ class MpirunStage final : public FinetuneStage {
     const std::string said = first_error_in(log(), log_begins_at_);
     return StageEnd{.is_interrupted = exit->known ? has_code(storage::ExitCode::kInterrupted)
                                                   : lease.was_given_back,
-                    .how = said.empty() ? "the finetune stage " + exit->text() +
-                                              "; its log ends:" + tail_of(log())
-                                        : "the finetune stage: " + said,
+                    .how = said.empty()
+                               ? "the finetune stage " + exit->text() + job_in_environment() +
+                                     "; its log ends:" + tail_of(log())
+                               : "the finetune stage: " + said,
                     .kind = exit->known && !said.empty() && has_code(storage::ExitCode::kUsage)
                                 ? storage::ErrorKind::kUsage
                                 : storage::ErrorKind::kUnavailable};

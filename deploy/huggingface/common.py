@@ -120,31 +120,16 @@ def write_json(path: Path, value: object) -> None:
 
 
 def model_directory(reference: str) -> Path:
-    """A directory as it is, or the snapshot of `org/name` in the local Hugging Face cache; never the network. All of its
-    files can be read."""
-    directory = _locate(reference)
+    """A directory, all of whose files can be read. (A name of the Hugging Face cache is hedgerow's to find,
+    storage/model/model_config.hpp, which passes the directory.)"""
+    directory = Path(reference).expanduser()
+    if not directory.is_dir():
+        raise UsageError(f"{reference}: no such model directory; a name of the Hugging Face cache is not looked up here: give "
+                         "the directory of its snapshot")
     for path in directory.iterdir():
         if not path.is_dir():
             require_file(path)
     return directory
-
-
-def _locate(reference: str) -> Path:
-    path = Path(reference).expanduser()
-    if path.is_dir():
-        return path
-    if reference.count("/") == 1 and not reference.startswith((".", "/", "~")):
-        home = Path(os.environ.get("HF_HOME", "~/.cache/huggingface")).expanduser()
-        hub = Path(os.environ.get("HF_HUB_CACHE", home / "hub"))
-        repository = hub / ("models--" + reference.replace("/", "--"))
-        ref = repository / "refs" / "main"
-        if ref.is_file():
-            snapshot = repository / "snapshots" / ref.read_text().strip()
-            if snapshot.is_dir():
-                return snapshot
-        raise UsageError(f"{reference}: neither a directory nor in the Hugging Face cache {hub}; nothing is downloaded "
-                         f"here: fetch it first (hf download {reference}) or give a directory")
-    raise UsageError(f"{reference}: no such model directory")
 
 
 @dataclass(frozen=True)

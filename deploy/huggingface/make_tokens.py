@@ -337,7 +337,7 @@ def write_tokens(path: Path, sequences: Sequences, tokenizer: ModelTokenizer) ->
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--recipe", required=True, type=Path)
-    parser.add_argument("--model", required=True, help="Hugging Face directory, or org/name in the local cache")
+    parser.add_argument("--model", required=True, help="Hugging Face directory")
     parser.add_argument("--stage", required=True, choices=STAGES)
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--base", type=Path, help="folder that relative source paths start from")

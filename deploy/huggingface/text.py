@@ -46,7 +46,7 @@ def _are_ids(value: object) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, help="Hugging Face directory, or org/name in the local cache")
+    parser.add_argument("--model", required=True, help="Hugging Face directory")
     tokenizer = ModelTokenizer(model_directory(parser.parse_args().model))
     for line in sys.stdin:
         if line.strip():

@@ -79,6 +79,8 @@ class ModelDirectory {
   // whatever is missing or wrong in it, such as a FIFO or a device: it is its owner's to mend, also
   // where it was damaged.
   static ModelDirectory open(const std::string& reference, Weights weights = Weights::kRequired);
+  // Where that is, whatever it holds: what other programs are given. Throws kUsage.
+  static std::filesystem::path locate(const std::string& reference);
   // Of the form org/name; such a directory, where there is one, goes before the cache.
   [[nodiscard]] static bool is_hub_name(const std::string& reference);
   ModelDirectory(ModelDirectory&&) noexcept;

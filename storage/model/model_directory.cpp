@@ -72,7 +72,7 @@ fs::path snapshot_of(const fs::path& repository, const std::string& reference) {
                           reference));
 }
 
-fs::path locate(const std::string& reference) {
+fs::path find_directory(const std::string& reference) {
   std::error_code error;
   if (fs::is_directory(reference, error)) return reference;
   if (fs::exists(reference, error)) {
@@ -318,7 +318,7 @@ struct ModelDirectory::Impl {
   }
 
   void open(const std::string& reference, Weights weights) {
-    path = locate(reference);
+    path = find_directory(reference);
     require_files(path);
     const fs::path config_file = path / "config.json";
     std::error_code error;
@@ -345,6 +345,10 @@ bool ModelDirectory::is_hub_name(const std::string& reference) {
   const std::size_t slash = reference.find('/');
   return slash != std::string::npos && is_plain_name(reference.substr(0, slash)) &&
          is_plain_name(reference.substr(slash + 1));
+}
+
+fs::path ModelDirectory::locate(const std::string& reference) {
+  return read_given([&] { return find_directory(reference); });
 }
 
 ModelDirectory ModelDirectory::open(const std::string& reference, Weights weights) {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -28,6 +29,10 @@ struct DataSource {
   bool operator==(const DataSource&) const = default;
 };
 
+// Whether BOS begins each document: as the model's tokenizer has it (TOML "auto"), or whatever that
+// does (true, false).
+enum class AddBos : std::uint8_t { kAuto, kYes, kNo };
+
 // [data.transfer], [data.finetune], [data.evaluate]. Evaluation reads the validation part of its
 // split.
 struct DataSection {
@@ -39,7 +44,7 @@ struct DataSection {
   // measurements did.
   std::string split = "documents";
   int max_sequences = 0;  // 0: all; more are never tokenized nor captured
-  bool add_bos = false;
+  AddBos add_bos = AddBos::kAuto;
   int eos_token_id = -1;  // appended after each document; -1: the model's own; -2: none
   bool operator==(const DataSection&) const = default;
 };

@@ -25,6 +25,7 @@ inline constexpr std::string_view kRunHashLine = "# XXH3-128 of the lines below:
 [[nodiscard]] std::string toml_text(FeatureMapStart value);
 [[nodiscard]] std::string toml_text(WindowLayout value);
 [[nodiscard]] std::string toml_text(KeyMaps value);
+[[nodiscard]] std::string toml_text(AddBos value);
 [[nodiscard]] std::string toml_text(const std::vector<int>& values);
 [[nodiscard]] std::string toml_text(const std::vector<std::string>& values);
 [[nodiscard]] std::string toml_text(const DataSource& source);  // an inline table

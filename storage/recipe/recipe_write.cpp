@@ -109,6 +109,9 @@ class Collector {
 }  // namespace
 
 std::string toml_text(bool value) { return value ? "true" : "false"; }
+std::string toml_text(AddBos value) {
+  return value == AddBos::kAuto ? "\"auto\"" : toml_text(value == AddBos::kYes);
+}
 std::string toml_text(int value) { return std::to_string(value); }
 std::string toml_text(std::uint64_t value) { return std::to_string(value); }
 

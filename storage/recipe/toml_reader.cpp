@@ -177,6 +177,15 @@ void TomlReader::read(const toml::node& node, const std::string& name, bool& val
   if (!node.is_boolean()) return wrong_type(node, name, "true or false");
   value = **node.as_boolean();
 }
+void TomlReader::read(const toml::node& node, const std::string& name, AddBos& value) {
+  if (node.is_string() && **node.as_string() == "auto") {
+    value = AddBos::kAuto;
+  } else if (node.is_boolean()) {
+    value = **node.as_boolean() ? AddBos::kYes : AddBos::kNo;
+  } else {
+    wrong_type(node, name, "\"auto\", true or false");
+  }
+}
 void TomlReader::read(const toml::node& node, const std::string& name, double& value) {
   if (!node.is_number()) return wrong_type(node, name, "a number");
   value = *node.value<double>();

@@ -128,7 +128,7 @@ TEST(Mutation, SafetensorsHeadersNeverCrashAndAcceptedOnesCoverTheirBufferExactl
       }
       // The rest belongs to tensors of types that are not read.
       ASSERT_LE(covered, kBuffer) << text;
-      if (header.unread.empty()) ASSERT_EQ(covered, kBuffer) << text;
+      ASSERT_TRUE(covered == kBuffer || !header.unread.empty()) << text;
     };
     accepted += accepts(parse, i == 0 ? good : mutator.mutate(good), i) ? 1 : 0;
   }

@@ -9,6 +9,7 @@
 #include "storage/base/file.hpp"
 #include "storage/base/philox.hpp"
 #include "storage/tensors/safetensors.hpp"
+#include "worker/model/peft_config.hpp"
 #include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
@@ -36,53 +37,6 @@ int module_index(const std::string& module) {
 std::vector<std::string> in_fixed_order(std::vector<std::string> modules) {
   std::ranges::sort(modules, {}, module_index);
   return modules;
-}
-
-// A value of adapter_config.json that changes the computation must be absent or neutral.
-void require_neutral(const nlohmann::json& config,
-                     const char* key,
-                     const nlohmann::json& neutral,
-                     const fs::path& path) {
-  const auto found = config.find(key);
-  if (found == config.end() || found->is_null() || *found == neutral) return;
-  throw Error(ErrorKind::kUsage,
-              path.string() + ": " + key + " = " + found->dump() + " is not supported; expected " +
-                  neutral.dump());
-}
-
-LoraAdapter parse_config(const fs::path& path, const storage::ModelConfig& model) {
-  LoraAdapter adapter;
-  try {
-    const auto config = nlohmann::json::parse(storage::read_text(path, 1U << 20));
-    require_neutral(config, "peft_type", "LORA", path);
-    for (const char* key : {"use_rslora", "use_dora", "fan_in_fan_out", "lora_bias"}) {
-      require_neutral(config, key, false, path);
-    }
-    for (const char* key : {"rank_pattern", "alpha_pattern"}) {
-      require_neutral(config, key, nlohmann::json::object(), path);
-    }
-    require_neutral(config, "bias", "none", path);
-    for (const char* key : {"modules_to_save", "layers_to_transform"})
-      require_neutral(config, key, nullptr, path);
-    if (!config.at("r").is_number_integer())
-      throw Error(ErrorKind::kCorrupt, path.string() + ": r must be a whole number");
-    config.at("r").get_to(adapter.rank);
-    config.at("lora_alpha").get_to(adapter.alpha);
-    config.at("target_modules").get_to(adapter.target_modules);
-  } catch (const nlohmann::json::exception& error) {
-    throw Error(ErrorKind::kCorrupt,
-                path.string() + ": not a PEFT adapter configuration: " + error.what());
-  }
-  if (adapter.rank < 1) throw Error(ErrorKind::kCorrupt, path.string() + ": r must be at least 1");
-  // PEFT may spell a target by a suffix with its parent.
-  for (auto& module : adapter.target_modules) {
-    for (const std::string parent : {"self_attn.", "mlp."}) {
-      if (module.starts_with(parent)) module = module.substr(parent.size());
-    }
-  }
-  adapter.target_modules = in_fixed_order(adapter.target_modules);
-  adapter.layers.resize(static_cast<std::size_t>(model.num_hidden_layers));
-  return adapter;
 }
 
 // Undefined if it is only checked.
@@ -204,27 +158,34 @@ void save_adapter(const fs::path& directory,
 LoraAdapter load_adapter(const fs::path& directory,
                          const storage::ModelConfig& config,
                          const std::function<bool(int layer_idx)>& has) {
-  LoraAdapter adapter = parse_config(directory / "adapter_config.json", config);
+  const PeftConfig peft = read_peft_config(directory / "adapter_config.json", config);
+  LoraAdapter adapter{peft.rank, peft.alpha, {}, {}};
+  adapter.layers.resize(static_cast<std::size_t>(config.num_hidden_layers));
   const fs::path path = directory / "adapter_model.safetensors";
   const storage::SafetensorsFile file(path);
-  std::size_t num_expected = 0;
+  std::set<std::string> expected, modules;
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
     const bool is_held = !has || has(layer);
-    for (const auto& module : adapter.target_modules) {
+    for (const auto& module : peft.targets[static_cast<std::size_t>(layer)]) {
       const auto [out, in] = projection_shape(config, module);
-      LoraPair pair{
-          read_matrix(file, path, lora_name(layer, module, "lora_A"), adapter.rank, in, is_held),
-          read_matrix(file, path, lora_name(layer, module, "lora_B"), out, adapter.rank, is_held)};
+      const std::string a = lora_name(layer, module, "lora_A"),
+                        b = lora_name(layer, module, "lora_B");
+      LoraPair pair{read_matrix(file, path, a, adapter.rank, in, is_held),
+                    read_matrix(file, path, b, out, adapter.rank, is_held)};
       if (is_held) adapter.layers[static_cast<std::size_t>(layer)][module] = std::move(pair);
-      num_expected += 2;
+      expected.insert({a, b});
+      modules.insert(module);
     }
   }
-  if (file.tensors().size() != num_expected) {
-    throw Error(ErrorKind::kCorrupt,
-                path.string() + ": expected " + std::to_string(num_expected) + " tensors, found " +
-                    std::to_string(file.tensors().size()) +
-                    "; the adapter is of another model or has surplus tensors");
+  for (const auto& [name, view] : file.tensors()) {
+    if (!expected.contains(name)) {
+      throw Error(ErrorKind::kCorrupt,
+                  path.string() + ": tensor " + name +
+                      " is of no module that target_modules of its adapter_config.json names; the "
+                      "two do not belong together, or the model has fewer layers");
+    }
   }
+  adapter.target_modules = in_fixed_order({modules.begin(), modules.end()});
   adapter.trained = load_trained(directory, config, has);
   return adapter;
 }

@@ -33,7 +33,8 @@ struct LoraAdapter {
   int rank = 8;
   double alpha = 16.0;
   std::vector<std::string> target_modules;  // a subset of kLoraModules, in that order
-  // By layer, then module; every target is there, but for layers that lie on other ranks.
+  // By layer, then module. Of our own every target is there, of PEFT's those that it names in a
+  // layer; of layers that lie on other ranks none.
   std::vector<std::map<std::string, LoraPair>> layers;
   TrainedTensors trained{};  // what the finetune trained besides (trained_parts.hpp)
 
@@ -74,9 +75,9 @@ void save_adapter(const std::filesystem::path& directory,
                   const std::string& base_model);
 
 // With its trained_parameters.safetensors, if it has one. Of the layers that `has` names alone, if
-// it is given. Strict: exactly the expected names and shapes. Throws kUsage for a PEFT feature that
-// we do not compute (rank_pattern, rslora, dora, bias, modules outside attention and MLP), kCorrupt
-// naming the first missing, surplus or misshaped tensor.
+// it is given. Strict: exactly the names and shapes that its adapter_config.json asks for
+// (peft_config.hpp, whose errors it throws). Throws kCorrupt naming the first missing, surplus or
+// misshaped tensor.
 [[nodiscard]] LoraAdapter load_adapter(const std::filesystem::path& directory,
                                        const storage::ModelConfig& config,
                                        const std::function<bool(int layer_idx)>& has = {});

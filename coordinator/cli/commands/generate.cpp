@@ -31,6 +31,7 @@ struct GenerateOptions {
   int ranks = 1;
   double temperature = 0.0, top_p = 1.0;
   std::uint64_t seed = 0;
+  json add_bos = "auto";  // the recipe's of a run, as text.py takes it
 };
 
 // One request a line through text.py; one reply object each. Throws kUsage for a request that it
@@ -45,7 +46,7 @@ std::vector<json> ask_tokenizer(const std::string& model,
       terminal,
       "tokenize",
       "text.py",
-      {"--model", model},
+      {"--model", storage::ModelDirectory::locate(model)},
       [&](const json& reply) { replies.push_back(reply); },
       input);
   if (!finished) return {};
@@ -90,7 +91,7 @@ Generated generate_ids(const GenerateOptions& options,
   const std::string ranks = std::to_string(options.ranks);
   ChildCommand command{.arguments = {}, .input = json{{"prompts", prompts}}.dump() + "\n"};
   if (options.ranks > 1) {
-    command.arguments = mpirun_words();
+    command.arguments = mpirun_words(/*in_allocation=*/false);
     command.arguments.insert(command.arguments.end(), {"-n", ranks});
   }
   command.arguments.insert(command.arguments.end(),
@@ -133,8 +134,13 @@ Generated generate_ids(const GenerateOptions& options,
 // What the command line leaves open comes from the run's recipe.
 void fill_from_recipe(GenerateOptions& options) {
   storage::EvaluateSection section;
-  if (!options.model.run.empty())
-    section = recipe_of_run(storage::RunLayout(options.model.run)).evaluate;
+  if (!options.model.run.empty()) {
+    const storage::Recipe recipe = recipe_of_run(storage::RunLayout(options.model.run));
+    section = recipe.evaluate;
+    // The student begins as the texts that it learned from.
+    const storage::AddBos add_bos = recipe.data_transfer.add_bos;
+    if (add_bos != storage::AddBos::kAuto) options.add_bos = add_bos == storage::AddBos::kYes;
+  }
   if (options.max_new_tokens == 0) options.max_new_tokens = section.max_new_tokens;
   if (options.prompts.empty()) options.prompts = section.prompts;
   const std::string& run = options.model.run;
@@ -156,11 +162,13 @@ ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   const InterruptScope interrupts;
   std::vector<json> requests;
   for (const std::string& prompt : options.prompts) {
+    json request{{"add_bos", options.add_bos}};
     if (options.chat) {
-      requests.push_back({{"chat", json::array({{{"role", "user"}, {"content", prompt}}})}});
+      request["chat"] = json::array({{{"role", "user"}, {"content", prompt}}});
     } else {
-      requests.push_back({{"encode", prompt}});
+      request["encode"] = prompt;
     }
+    requests.push_back(std::move(request));
   }
   json prompts = json::array();
   for (const json& reply : ask_tokenizer(choice.model, requests, terminal))
@@ -169,7 +177,8 @@ ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   const Generated generated = generate_ids(options, choice, prompts, terminal);
   const std::vector<json>& rows = generated.ids;
   std::vector<json> decode;
-  for (const json& ids : rows) decode.push_back({{"decode", ids}});
+  for (std::size_t row = 0; row < rows.size(); ++row)
+    decode.push_back({{"decode", rows[row]}, {"after", prompts[row]}});
   if (is_interrupted()) return ExitCode::kInterrupted;
   const std::vector<json> texts = ask_tokenizer(choice.model, decode, terminal);
   if (is_interrupted()) return ExitCode::kInterrupted;

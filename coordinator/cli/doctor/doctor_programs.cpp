@@ -18,7 +18,8 @@ using nlohmann::json;
 using Words = std::vector<std::string>;
 
 constexpr const char* kPackages =
-    "import numpy, h5py, tokenizers, xxhash, jinja2, gguf; print('numpy', numpy.__version__)";
+    "import numpy, h5py, tokenizers, transformers, xxhash, jinja2, gguf; print('numpy', "
+    "numpy.__version__)";
 // A cold shared file system brings libraries slowly, a launcher that is kept from a node hangs.
 constexpr std::chrono::seconds kLimit{60}, kPeersLimit{150};
 constexpr const char* kWithoutMpi = "or set finetune.ranks = 1 in the recipe";
@@ -120,11 +121,12 @@ std::vector<Finding> examine_programs(Terminal& terminal) {
                "from LD_LIBRARY_PATH",
                [&] { return judged(probe, judge_nccl); }}};
   }
-  checks.push_back(
-      {"Python packages", "run deploy/setup", [&]() -> Outcome {
-         const Words lines = lines_of(terminal, {python_interpreter(console), "-c", kPackages});
-         return {Level::kOk, lines.empty() ? "" : lines[0]};
-       }});
+  checks.push_back({"Python packages", "run deploy/setup", [&]() -> Outcome {
+                      Words words = python_words(console);
+                      words.insert(words.end(), {"-c", kPackages});
+                      const Words lines = lines_of(terminal, words);
+                      return {Level::kOk, lines.empty() ? "" : lines[0]};
+                    }});
   checks.push_back(
       {"Python scripts", "set HEDGEROW_HUGGINGFACE to deploy/huggingface", [&]() -> Outcome {
          const fs::path folder = huggingface_directory(console);
@@ -193,8 +195,10 @@ std::vector<Finding> examine_mpi_launch(Terminal& terminal) {
     const bool is_alone = console.environment("SLURM_JOB_NUM_NODES").value_or("1") == "1";
     by_srun = start("srun, two ranks", srun(is_alone ? "1" : "2", {"--mpi=pmix", "-n", "2"}), {});
   }
-  return weigh_launchers(
-      start("mpirun, two ranks", mpirun_words(), {"--map-by", "node", "-n", "2"}), by_srun);
+  return weigh_launchers(start("mpirun, two ranks",
+                               mpirun_words(console.environment("SLURM_JOB_ID").has_value()),
+                               {"--map-by", "node", "-n", "2"}),
+                         by_srun);
 }
 
 std::vector<Finding> worst_of_each(const Words& reports) {

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/machine/allocation.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -68,6 +69,15 @@ fs::path python_interpreter(const Console& console) {
                         "run deploy/setup, or set HEDGEROW_PYTHON");
 }
 
+std::vector<std::string> python_words(const Console& console) {
+  std::vector<std::string> words{"env"};
+  for (const std::string& name : wire::variables_with(
+           [](std::string_view variable) { return variable.starts_with("PYTHON"); }))
+    words.insert(words.end(), {"-u", name});
+  words.insert(words.end(), {"PYTHONUTF8=1", "PYTHONNOUSERSITE=1", python_interpreter(console)});
+  return words;
+}
+
 bool run_helper(Terminal& terminal,
                 const std::string& label,
                 const std::string& name,
@@ -102,7 +112,8 @@ bool run_python(Terminal& terminal,
                 const std::string& input) {
   const Console& console = terminal.console();
   ChildCommand command;
-  command.arguments = {python_interpreter(console), huggingface_directory(console) / script};
+  command.arguments = python_words(console);
+  command.arguments.push_back(huggingface_directory(console) / script);
   command.arguments.insert(command.arguments.end(), arguments.begin(), arguments.end());
   command.input = input;
   return run_helper(terminal, label, script, command, on_object);

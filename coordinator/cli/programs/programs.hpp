@@ -20,6 +20,9 @@ namespace hedgerow::coordinator::cli {
 [[nodiscard]] std::filesystem::path worker_binary(const Console& console);
 [[nodiscard]] std::filesystem::path huggingface_directory(const Console& console);
 [[nodiscard]] std::filesystem::path python_interpreter(const Console& console);
+// The words that start that interpreter in UTF-8, whatever the shell's PYTHONPATH, PYTHONHOME,
+// PYTHONSAFEPATH, PYTHONIOENCODING and locale are.
+[[nodiscard]] std::vector<std::string> python_words(const Console& console);
 
 // Runs a program whose stdout is JSON lines: {"event":"progress","phase","progress":0..1,"note"}
 // moves a bar, which begins anew with every phase; every other object goes to on_object. The bar is

@@ -4,6 +4,7 @@
 #include "coordinator/cli/run/source_format.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/scoped_file.hpp"
+#include "storage/model/model_config.hpp"
 
 namespace hedgerow::coordinator::cli {
 
@@ -31,7 +32,7 @@ nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal) {
   std::vector<std::string> words{"--recipe",
                                  resolved,
                                  "--model",
-                                 request.model,
+                                 storage::ModelDirectory::locate(request.model),
                                  "--stage",
                                  storage::to_string(request.of.stage),
                                  "--out",

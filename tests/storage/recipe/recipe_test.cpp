@@ -42,7 +42,7 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                           .validation_sequences = 3,
                           .split = "sequences",
                           .max_sequences = 99,
-                          .add_bos = true,
+                          .add_bos = AddBos::kYes,
                           .eos_token_id = 2};
   // (Nothing but 2 is an order that a student can have.)
   recipe.attention = {.feature_map = FeatureMapKind::kPositiveRandom,

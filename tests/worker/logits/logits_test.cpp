@@ -88,8 +88,8 @@ TEST_F(Logits, FromTheLastBoundaryAreThoseThatAllLayersGiveFromTheTokens) {
   EXPECT_EQ(first.name, "logits/p00000.t30.h5");
 
   storage::Recipe apart = recipe();
-  apart.data_finetune.add_bos =
-      !apart.data_finetune.add_bos;  // the same tokens, as far as it knows other text
+  // The same tokens; as far as it knows, other text.
+  apart.data_finetune.add_bos = storage::AddBos::kNo;
   const fs::path other = write_run("other", apart);
   RunContext from_tokens(other);
   ASSERT_FALSE(from_tokens.logits_plan().from_boundary);
@@ -103,7 +103,7 @@ TEST_F(Logits, FromTheLastBoundaryAreThoseThatAllLayersGiveFromTheTokens) {
 
 TEST_F(Logits, AFinetuneLearnsFromThemOnAnyNumberOfRanksWithTheSameBytes) {
   storage::Recipe apart = recipe();
-  apart.data_finetune.add_bos = !apart.data_finetune.add_bos;
+  apart.data_finetune.add_bos = storage::AddBos::kNo;
   const fs::path root = write_run("run", apart);
   RunContext run(root);
   const auto logits = run_task(run, task_of(run, {}));
