@@ -116,7 +116,8 @@ class Sources(unittest.TestCase):
                             {"role": "user", "content": "c"}], "completion": [{"role": "assistant", "content": "d"}]}]
         self.assertEqual(self.texts(chat), ["<user>a\n<assistant>b\n<user>c\n<assistant>d\n"])
         self.assertEqual(self.answers(chat), [["d\n"]])
-        self.assertEqual(self.answers([{**chat[0], "system": "s"}]), [["d\n"]])
+        turns = [[{"role": "assistant", "content": said}] for said in "bd"]
+        self.assertEqual(self.answers([{"prompt": turns[0], "completion": turns[1], "system": "s"}]), [["d\n"]])
 
     def test_turns_are_read_in_each_spelling(self):
         wanted = ["<user>a\n<assistant>b\n"]
@@ -147,8 +148,10 @@ class Sources(unittest.TestCase):
         record = {"conversations": turns, "tools": json.dumps([{"name": "f", "parameters": {}}])}
         tools = '[tools [{"type": "function", "function": {"name": "f", "parameters": {}}}]]'
         self.assertEqual(self.texts([record]), [tools + "<user>a\n<assistant>(call f {'x': 1})\n<tool>3\n<assistant>b\n"])
-        turns[1]["value"] = "{}"
-        self.assert_refused([record], "jsonl:1", "'conversations' 1", "'function_call'", "name")
+        self.assertEqual(self.read([record])[1], [])
+        for value in ("{}", '{"arguments": {}}', '{"name": "f"}', "f(1)"):
+            turns[1]["value"] = value
+            self.assert_refused([record], "jsonl:1", "'conversations' 1", "'function_call'", "name")
         turns[1]["from"] = "narrator"
         self.assert_refused([record], "jsonl:1", "'narrator'", "human")
 
@@ -245,6 +248,7 @@ class Sources(unittest.TestCase):
                                   ("cut.txt", '[{"text": "a"}, {"te', ("record 1", "not valid JSON")),
                                   ("qa.txt", '{"question": "a", "answer": "b"}\n', ("JSON records with 'question', 'answer'",
                                    "no format takes them as they are", "--template '{question} {answer}'", "--format")),
+                                  ("turns.jsonl", '{"role": "user", "content": "a"}\n', ("'role', 'content'", "--template")),
                                   ("none.json", "[]", ("no record",)), ("empty.jsonl", "", ("empty",)),
                                   ("prose.json", "Once upon a time\n", ("not valid JSON",))):
             with self.subTest(name):
@@ -294,6 +298,10 @@ class Sources(unittest.TestCase):
         self.assertEqual(self.texts(path), [f"<user>a{i}\n<assistant>b\n" for i in range(700)])
         self.assertEqual(self.look(path)["what"], "chat messages")
         self.assert_refused(path, "chat", format_="text")
+        calls = [{"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {name: 1}}}]}]}
+                 for name in "xy"]
+        parquet.write_table(pyarrow.Table.from_pylist(calls), path)
+        self.assertEqual(self.texts(path), [f"<assistant>-(call f {{'{name}': 1}})\n" for name in "xy"])
         parquet.write_table(pyarrow.table({"text": ["a", None]}), path)
         self.assert_refused(path, "row 1", "'text'", "null", format_="jsonl", template="{text}")
         self.assert_refused(path.read_bytes()[:-9], "Parquet", name="cut.parquet", format_="jsonl", template="{text}")
