@@ -21,6 +21,7 @@ from tables import csv_records, names, optional_package, parquet_records
 READ_BYTES = 4 << 20
 ZSTD_BYTES = 1 << 16  # packed bytes at a time; they may unpack to a thousand times as many
 FIRST_VALUE_CHARACTERS = 16 << 20  # how much of a file tells whether it is one object around a list of records
+DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\r\n]*")
 OnBytes = Callable[[int], None]
 
@@ -177,7 +178,7 @@ def check_record(where: str, record: Any) -> tuple[str, dict]:
 def _decode(text: str, begin: int = 0) -> tuple[Any, int]:
     """(value, where it ends). ValueError also for what Python does not hold."""
     try:
-        return json.JSONDecoder().raw_decode(text, begin)
+        return DECODER.raw_decode(text, begin)
     except RecursionError:
         raise ValueError("values are nested too deeply") from None
 
@@ -341,8 +342,8 @@ def _at_least(parts: Iterator[str], characters: int) -> Iterator[str]:
 
 
 def _begins_json(parts: Iterator[str]) -> bool:
-    """Whether the text begins with a JSON object, or with an array whose first elements parse and are no numbers: prose may
-    begin with a [1] or a {brace}."""
+    """Whether the text begins with a JSON object, or with an array whose first elements parse: prose may begin with a [1] or
+    a {brace}, or go on behind what parses."""
     text = ""
     while not text.strip():
         part = next(parts, None)
@@ -386,8 +387,14 @@ def _first_elements(text: str, most: int = 3) -> int | None:
     begin += 1
     for index in range(most):
         element, begin = _element(text, begin, index)
-        if element is None and not index or element and isinstance(element[0], (int, float, type(None))):
-            raise ValueError("nothing that a text might not say in brackets")
+        if element is None and not index:
+            raise ValueError("nothing in it")
+        if element and isinstance(element[0], (int, float, type(None))):
+            # A list of numbers alone on a line, but no footnote's.
+            value, end = _decode(text, SPACE.match(text).end())
+            if len(value) > 1:
+                return end
+            raise ValueError("one number")
         if element is None:
             return begin
     return None

@@ -261,13 +261,15 @@ class Sources(unittest.TestCase):
                                  ("c.jsonl", '{"instruction": "a", "output": "b"}\n', '"alpaca"'),
                                  ("d.csv", "text,n\na,1\n", '"jsonl"'), ("e.txt", '{\n "text": "a"\n}', '"jsonl"'),
                                  ("f.txt", '["a", "b"]', "a string"), ("g.txt", '{"data": [{"text": "a"}]}', '"jsonl"'),
+                                 ("numbers.txt", "[1, 2, 3, 4]\n[5, 6]\n", "expected a JSON object"),
                                  ("h.json.gz", gzip.compress(b'[{"text": "a"}]'), '"jsonl"'),
                                  ("i.json", "Once upon a time", "not valid JSON")):
             with self.subTest(name):
                 self.assert_refused(data, word, name=name, format_="text")
                 self.assertIn(word, self.look(self.write(name, data), "--format", "text"))
         for text in ("{see below} is no JSON, and [1] is none\n", "[1] a footnote\n", "[1]\nSmith et al.\n",
-                     "[Verse 1]\nLa\n", '["Yes," she said]\n', '{"a": 1} is an object\n', "[", "{", "[]\n",
+                     "[1, 2, 3, 4] showed it\n", "[Verse 1]\nLa\n",
+                     '["Yes," she said]\n', '{"a": 1} is an object\n', "[", "{", "[]\n",
                      '"quoted"\n', '["Yes"] she said\n'):
             with self.subTest(text):
                 self.assertEqual(self.texts(text, name="prose.txt"), [text])
