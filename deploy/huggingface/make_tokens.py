@@ -5,8 +5,9 @@
 
 --text NAME, with --stage evaluate: that one of data.evaluate.texts, whole, in place of the section's own split. Relative
 source paths are taken from --base, by default the recipe's folder. The same input gives the same bytes.
-stdout is JSON lines: {"event":"progress","stage":...,"phase":...,"progress":0..1} at most twice a second, then
-{"event":"done",...}. A wrong input is one line on stderr and exit code 2.
+stdout is JSON lines: {"event":"progress","stage":...,"phase":...,"progress":0..1} at most twice a second,
+{"event":"warning","text":...} once for a field of a source that holds text and is not read, then {"event":"done",...}.
+A wrong input is one line on stderr and exit code 2.
 """
 
 from __future__ import annotations
@@ -201,10 +202,16 @@ def end_token(section: DataSection, tokenizer: ModelTokenizer) -> int | None:
 def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Sequences:
     """Documents to packed sequences, validation apart from training."""
     progress = Progress(stage, section.sources)
+    warned: set[str] = set()
+
+    def warn(_field: str, text: str) -> None:
+        if text not in warned:  # the text may be read more than once
+            warned.add(text)
+            print(json.dumps({"event": "warning", "text": text}), flush=True)
 
     def read() -> Iterator[Document]:
         for number, source in enumerate(section.sources):
-            yield from documents(source, tokenizer.render_chat, functools.partial(progress.read, number))
+            yield from documents(source, tokenizer.render_chat, functools.partial(progress.read, number), warn)
 
     ends = Ends(tokenizer.begin_of(section.add_bos), section.add_bos is True, end_token(section, tokenizer))
     count = section.validation_sequences

@@ -6,16 +6,23 @@ targets of the finetune loss. Formats: README.md "Sources".
 
 from __future__ import annotations
 
+import json
 import string
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, Iterable, Iterator
 
 from common import UsageError
-from reading import OnBytes, check_record, read_parts, read_records
+from reading import TURNS, OnBytes, check_record, kind, read_parts, read_records
+from source_shape import refuse_records_as_text
+from tables import names
 
 FORMATS = ("text", "jsonl", "alpaca", "records", "chat", "tokens")
 LABEL_MASKS = ("all", "answer")
+OnUnused = Callable[[str, str], None]  # (field, a sentence about it)
+UNUSED_CHARACTERS = 20
+# Fields that change what a record says, however short they are.
+MEANT = ("system", "history", "tools", "documents", "chat_template_kwargs")
 # A plain text is tokenized in pieces of about this many characters (less than twice as many), cut at paragraphs.
 TEXT_PIECE_CHARACTERS = 8 << 20
 
@@ -76,16 +83,65 @@ def parse_source(entry: Any, where: str, base: Path) -> Source:
     return source
 
 
+def checked_text(where: str, name: str, text: str) -> str:
+    """UsageError for what a tokenizer raises at or takes for the end of a string."""
+    if "\0" in text:
+        raise UsageError(f"{where}: {name}: holds a NUL (\\u0000) at character {text.index(chr(0))}; take it out")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(text[error.start]):04x}"
+        raise UsageError(f"{where}: {name}: holds half of a character (the lone surrogate {half}) at character "
+                         f"{error.start}; write the whole character or leave it out") from None
+    return text
+
+
 def _string(where: str, record: dict, key: str, default: str | None = None) -> str:
-    value = record.get(key, default)
+    """UsageError if it is no text. With a default, null is as if the key were missing."""
+    value = record.get(key)
+    if value is None and default is not None:
+        return default
     if not isinstance(value, str):
-        found = "nothing" if value is None else type(value).__name__
-        raise UsageError(f"{where}: key '{key}': expected a string, found {found}")
-    return value
+        found = kind(value) if key in record else "nothing"
+        advice = "leave the record out or write a string" if value is None else "write it as a string"
+        raise UsageError(f"{where}: key '{key}': expected a string, found {found}; {advice}")
+    return checked_text(where, f"key '{key}'", value)
+
+
+class Unused:
+    """Says once for each field of a source that it holds text which is not read.
+
+    Numbers, ids and labels are not worth it: text has more than UNUSED_CHARACTERS and a space, or is no ASCII. Nor is what
+    the document holds anyway.
+    """
+
+    def __init__(self, source: Source, warn: OnUnused):
+        self._source, self._warn, self._said = source, warn, set()
+
+    def see(self, where: str, record: dict, used: Iterable[str], text: str) -> None:
+        for key, value in record.items():
+            if key not in used and key not in self._said and (value and key in MEANT or _holds_text(value, text)):
+                self.say(key, f"{where}: the field {key!r} holds text that format \"{self._source.format}\" does not read")
+
+    def say(self, key: str, text: str) -> None:
+        """Once for each key; "" is no field."""
+        if key not in self._said:
+            self._said.add(key)
+            self._warn(key, text)
+
+
+def _holds_text(value: Any, text: str, depth: int = 4) -> bool:
+    if isinstance(value, str):
+        return (len(value) > UNUSED_CHARACTERS and (not value.isascii() or any(map(str.isspace, value)))
+                and value.strip() not in text)
+    if isinstance(value, dict):
+        value = list(value.values())
+    return isinstance(value, list) and depth > 0 and any(_holds_text(inner, text, depth - 1) for inner in value)
 
 
 def _text(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
     """One document, in fragments where it is long."""
+    refuse_records_as_text(source.path)
     previous = None
     for piece in _pieces(read_parts(source.path, on_bytes)):
         if previous is not None:
@@ -120,7 +176,7 @@ def _cut(text: str) -> int:
     return 2 * TEXT_PIECE_CHARACTERS
 
 
-def _jsonl(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
+def _jsonl(source: Source, on_bytes: OnBytes, unused: Unused) -> Iterator[Document]:
     try:
         parsed = list(string.Formatter().parse(source.template))
     except ValueError as error:
@@ -134,62 +190,193 @@ def _jsonl(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
             text += literal
             if field is not None and field not in record:
                 raise UsageError(f"{where}: the template {source.template!r} names '{field}', the record has "
-                                 f"{', '.join(map(repr, record)) or 'nothing'}; set another template")
+                                 f"{names(record) or 'nothing'}; set another template")
             if field is not None:
                 answer = len(text)
                 text += _string(where, record, field)
+        unused.see(where, record, fields, text)
         yield Document((text,), ((0, answer, len(text)),) if source.label_mask == "answer" else None)
 
 
-def _alpaca(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
+def _alpaca_fields(where: str, record: dict) -> tuple[str, str, str, tuple[str, ...]]:
+    """(instruction, input, output, the record's names of them): Alpaca's names, or Dolly's."""
+    given = "input" if record.get("input") is not None or record.get("context") is None else "context"
+    output = "output" if "output" in record or "response" not in record else "response"
+    return (_string(where, record, "instruction"), _string(where, record, given, ""), _string(where, record, output),
+            ("instruction", given, output))
+
+
+def _alpaca(source: Source, on_bytes: OnBytes, unused: Unused) -> Iterator[Document]:
     for where, record in read_records(source.path, on_bytes):
-        given = {"instruction": _string(where, record, "instruction"), "input": _string(where, record, "input", "")}
-        prompt = (ALPACA_WITH_INPUT if given["input"] else ALPACA_WITHOUT_INPUT).format(**given)
-        answer = _string(where, record, "output")
+        instruction, given, answer, used = _alpaca_fields(where, record)
+        template = ALPACA_WITH_INPUT if given else ALPACA_WITHOUT_INPUT
+        preamble, turn = template.split("### Instruction:", 1)
+        # LLaMA-Factory's fields: a system text in place of the preamble, and turns that came before.
+        system = _string(where, record, "system", "")
+        prompt = (system + "\n\n" if system else preamble) + _history(where, record)
+        prompt += ("### Instruction:" + turn).format(instruction=instruction, input=given)
+        unused.see(where, record, (*used, "system", "history"), prompt + answer)
         yield Document((prompt, answer), ((1, 0, len(answer)),) if source.label_mask == "answer" else None)
 
 
-def _plain_records(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
+def _history(where: str, record: dict) -> str:
+    """The turns of `history`, [[instruction, response], ...], as Alpaca's prompt writes one."""
+    pairs, text = record.get("history"), ""
+    if pairs is None or pairs == "":
+        return text
+    for index, pair in enumerate(pairs if isinstance(pairs, list) else [pairs]):
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(said, str) for said in pair):
+            raise UsageError(f"{where}: key 'history': expected a list of [instruction, response], found {kind(pair)} at "
+                             f"{index}; write two strings there")
+        asked, answered = (checked_text(where, f"key 'history', turn {index}", said) for said in pair)
+        text += f"### Instruction:\n{asked}\n\n### Response:\n{answered}\n\n"
+    return text
+
+
+def _plain_records(source: Source, on_bytes: OnBytes, unused: Unused) -> Iterator[Document]:
     for where, record in read_records(source.path, on_bytes):
-        prompt = _string(where, record, "instruction") + "\n" + _string(where, record, "input", "") + "\n"
-        text = prompt + _string(where, record, "output")
+        instruction, given, output, used = _alpaca_fields(where, record)
+        prompt = f"{instruction}\n{given}\n"
+        text = prompt + output
+        unused.see(where, record, used, text)
         yield Document((text,), ((0, len(prompt), len(text)),) if source.label_mask == "answer" else None)
 
 
-# ShareGPT's words for who speaks.
-SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant"}
+# ShareGPT's words for who speaks; the last three are LLaMA-Factory's.
+SHAREGPT_ROLES = {"system": "system", "human": "user", "user": "user", "gpt": "assistant", "assistant": "assistant",
+                  "function_call": "assistant", "observation": "tool", "tool": "tool"}
+# Keys of an assistant's turn that may stand in place of its content.
+IN_PLACE_OF_CONTENT = ("tool_calls", "function_call", "reasoning_content", "thinking", "reasoning")
 
 
-def _turn(where: str, turn: dict) -> dict[str, str]:
-    """{"role", "content"} of a message in this spelling or in ShareGPT's, {"from", "value"}."""
+def _turn(where: str, turn: dict) -> dict[str, Any]:
+    """A message as a chat template takes it, from this spelling or from ShareGPT's, {"from", "value"}. A key with null is
+    left out, as transformers does."""
+    turn = {key: value for key, value in turn.items() if value is not None}
     if "from" not in turn:
-        return {**turn, "role": _string(where, turn, "role"), "content": _string(where, turn, "content")}
+        role = _string(where, turn, "role")
+        if "content" not in turn and any(turn.get(key) for key in IN_PLACE_OF_CONTENT):
+            return turn
+        return {**turn, "role": role, "content": _content(where, turn, "content")}
     role = _string(where, turn, "from")
     if role not in SHAREGPT_ROLES:
         raise UsageError(f"{where}: key 'from': expected one of {', '.join(SHAREGPT_ROLES)}, found '{role}'")
-    return {"role": SHAREGPT_ROLES[role], "content": _string(where, turn, "value")}
+    content = _content(where, turn, "content" if "value" not in turn and "content" in turn else "value")
+    if role == "function_call":
+        return {"role": "assistant", "content": "", "tool_calls": _tool_calls(where, content)}
+    return {"role": SHAREGPT_ROLES[role], "content": content}
 
 
-def _chat(source: Source, on_bytes: OnBytes, render: Callable[..., str]) -> Iterator[Document]:
+def _content(where: str, turn: dict, key: str) -> str | list[dict]:
+    """A string, or a list of parts that all are text; a template gets them as they are."""
+    parts = turn.get(key)
+    if not isinstance(parts, list):
+        return _string(where, turn, key)
+    found = []
+    for part in parts:
+        part = {k: v for k, v in part.items() if v is not None} if isinstance(part, dict) else {"type": kind(part)}
+        if part.get("type") != "text" or not isinstance(part.get("text"), str):
+            raise UsageError(f"{where}: key '{key}': expected text parts, {{\"type\": \"text\", \"text\": \"...\"}}, found "
+                             f"{str(part.get('type'))!r}; a language model takes text only, so leave the record out")
+        checked_text(where, f"key '{key}'", part["text"])
+        found.append(part)
+    return found
+
+
+def _tool_calls(where: str, value: Any) -> list[dict]:
+    """LLaMA-Factory's function_call, {"name", "arguments"} as JSON or a list of them, as transformers' tool_calls."""
+    try:
+        calls = json.loads(value)
+    except (TypeError, ValueError, RecursionError):
+        calls = None
+    calls = [calls] if isinstance(calls, dict) else calls
+    if not isinstance(calls, list) or not calls or not all(
+            isinstance(call, dict) and isinstance(call.get("name"), str) and "arguments" in call for call in calls):
+        raise UsageError(f"{where}: role 'function_call': expected JSON as {{\"name\": \"...\", \"arguments\": {{...}}}}, "
+                         f"found {str(value)[:60]!r}; mend the record or leave it out")
+    return [{"type": "function", "function": {"name": call["name"], "arguments": call["arguments"]}} for call in calls]
+
+
+def _tools(where: str, record: dict, is_sharegpt: bool) -> list[dict] | None:
+    """The functions of a record for the template, from a list or from JSON."""
+    tools = record.get("tools")
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools) if tools.strip() else None
+        except (ValueError, RecursionError) as error:
+            raise UsageError(f"{where}: key 'tools': not valid JSON ({error}); write a list of functions") from None
+    if tools is None:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(tool, dict) for tool in tools):
+        raise UsageError(f"{where}: key 'tools': expected a list of objects, found {kind(tools)}; write a list of functions")
+    # LLaMA-Factory's files name the functions alone; templates get OpenAI's {"type", "function"}.
+    return [{"type": "function", "function": tool} if is_sharegpt and "name" in tool and "function" not in tool else tool
+            for tool in tools]
+
+
+def _messages(where: str, record: dict) -> tuple[list[dict], int, list[str]]:
+    """(messages, the first that may be an answer, the fields they came from)."""
+    key = next((key for key in TURNS if record.get(key) is not None), None)
+    if key is None and isinstance(record.get("prompt"), list) and isinstance(record.get("completion"), list):
+        lists = ["prompt", "completion"]  # TRL's
+    else:
+        lists = [key or "messages"]
+    messages: list[dict] = []
+    for name in lists:
+        first = len(messages) if name == "completion" else 0
+        if not isinstance(record.get(name), list) or not record[name]:
+            raise UsageError(f"{where}: key '{name}': expected a list of turns ('messages', or 'conversations' as in "
+                             f"ShareGPT), found {kind(record[name]) if name in record else 'nothing'}")
+        for index, turn in enumerate(record[name]):
+            place = f"{where}, '{name}' {index}"
+            messages.append(_turn(*check_record(place, turn)))
+    system = _string(where, record, "system", "")
+    if system and messages[0]["role"] != "system":
+        messages.insert(0, {"role": "system", "content": system})
+        first += len(lists) > 1
+    elif system and messages[0].get("content") != system:
+        raise UsageError(f"{where}: key 'system' and the first turn both are system texts, and they differ; leave one out")
+    return messages, first, [*lists, "system", "tools"]
+
+
+def _chat(source: Source, on_bytes: OnBytes, unused: Unused, render_chat: Callable[..., str]) -> Iterator[Document]:
     for where, record in read_records(source.path, on_bytes):
-        key = "messages" if "messages" in record else "conversations"
-        if not isinstance(record.get(key), list) or not record[key]:
-            raise UsageError(f"{where}: key 'messages' (or 'conversations', as in ShareGPT): expected a list of turns")
-        messages = [_turn(*check_record(where, turn)) for turn in record[key]]
-        text, answers = render(messages), []
+        messages, first_answer, used = _messages(where, record)
+        tools = _tools(where, record, any(isinstance(t, dict) and t.get("from") is not None for t in record[used[0]]))
+
+        def render(count: int, add_generation_prompt: bool = False) -> str:
+            extra = {} if tools is None else {"tools": tools}
+            try:
+                return render_chat(messages[:count], add_generation_prompt, **extra)
+            except UsageError as error:
+                raise UsageError(f"{where}: {' '.join(str(error).split())}") from None
+            except RecursionError:
+                raise UsageError(f"{where}: values are nested too deeply for the chat template") from None
+
+        text, answers = checked_text(where, "its chat", render(len(messages))), []
         for index, message in enumerate(messages):
-            if message["role"] == "assistant":
-                before, after = render(messages[:index], True), render(messages[:index + 1])
+            if isinstance(message.get("content"), list) and str(message["content"]) in text:
+                raise UsageError(f"{where}: the model's chat template takes only strings, and the content of message "
+                                 f"{index} is a list of parts, which it would print with its braces; write the text as "
+                                 "a string")
+            if source.label_mask == "answer" and index >= first_answer and message["role"] == "assistant":
+                before, after = render(index, True), render(index + 1)
                 if not (after.startswith(before) and text.startswith(after)):
                     raise UsageError(f"{where}: this chat template rewrites earlier turns, so answers cannot be masked; "
                                      "use label_mask = \"all\"")
                 answers.append((0, len(before), len(after)))
+        unused.see(where, record, used, text)
+        if source.label_mask == "answer" and not answers:
+            unused.say("", f"{where}: has no turn of the assistant, so label_mask = \"answer\" leaves it out")
         yield Document((text,), tuple(answers) if source.label_mask == "answer" else None, own_end=True)
 
 
-def documents(source: Source, render_chat: Callable[..., str],
-              on_bytes: OnBytes = lambda done: None) -> Iterator[Document]:
+def documents(source: Source, render_chat: Callable[..., str], on_bytes: OnBytes = lambda done: None,
+              on_unused: OnUnused = lambda field, text: None) -> Iterator[Document]:
     """The documents of one source in file order, read as they are asked for. UsageError names file and record."""
+    if source.format == "text":
+        return _text(source, on_bytes)
+    unused = Unused(source, on_unused)
     if source.format == "chat":
-        return _chat(source, on_bytes, render_chat)
-    return {"text": _text, "jsonl": _jsonl, "alpaca": _alpaca, "records": _plain_records}[source.format](source, on_bytes)
+        return _chat(source, on_bytes, unused, render_chat)
+    return {"jsonl": _jsonl, "alpaca": _alpaca, "records": _plain_records}[source.format](source, on_bytes, unused)

@@ -326,6 +326,15 @@ class Tokens(unittest.TestCase):
             file["input_ids"][1, 5] ^= 1
         self.assert_refused(section, "ready.h5", "content hash", "damaged")
 
+    def test_a_field_with_text_that_is_not_read_is_one_warning(self):
+        path = self.write("w.jsonl", "".join(json.dumps({"text": sentence(i, 9), "summary": f"what {i} says, in a few words"})
+                                             + "\n" for i in range(40)))
+        done = self.run_program(f'sources = [{{path = "{path}", format = "jsonl"}}]\nseq_len = 16\nvalidation_sequences = 1')
+        self.assertEqual(done.returncode, 0, done.stderr)
+        events = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual([event["text"] for event in events if event["event"] == "warning"],
+                         [f"{path}:1: the field 'summary' holds text that format \"jsonl\" does not read"])
+
     def test_gzip_text_is_read(self):
         path = self.root / "t.txt.gz"
         path.write_bytes(gzip.compress("\n\n".join(sentence(i, 30) for i in range(20)).encode()))
@@ -337,7 +346,7 @@ class Tokens(unittest.TestCase):
         text = self.write("t.txt", sentence(1, 30))
         source = f'sources = [{{path = "{good}", format = "records"}}]\n'
         bad_json = self.write("bad.jsonl", '{"q": "x"}\n{"q": \n')
-        strange = self.write("share.jsonl", '{"conversations": [{"from": "observation", "value": "x"}]}')
+        strange = self.write("share.jsonl", '{"conversations": [{"from": "narrator", "value": "x"}]}')
         fifo = self.root / "fifo"
         os.mkfifo(fifo)
         not_utf8 = self.root / "latin.txt"
@@ -358,7 +367,7 @@ class Tokens(unittest.TestCase):
             (f'sources = [{{path = "{text}", label_mask = "answer"}}]', ("no answers",)),
             (f'sources = [{{path = "{text}", template = "{{q}}"}}]', ("template", "is for format jsonl, not for text")),
             (f'sources = [{{path = "{good}", format = "jsonl"}}]', ("record 0", "names 'text'", "'instruction'")),
-            (f'sources = [{{path = "{strange}", format = "chat"}}]', ("share.jsonl:1", "'from'", "human", "'observation'")),
+            (f'sources = [{{path = "{strange}", format = "chat"}}]', ("share.jsonl:1", "'from'", "human", "'narrator'")),
             (f'sources = [{{path = "{good}", format = "jsonl", template = "{{missing}}"}}]', ("record 0", "'missing'")),
             (f'sources = [{{path = "{bad_json}", format = "jsonl", template = "{{q}}"}}]', ("bad.jsonl:2", "JSON")),
             (f'sources = [{{path = "{not_utf8}"}}]', ("byte 3", "UTF-8")),
