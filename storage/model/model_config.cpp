@@ -178,7 +178,7 @@ const Family& read_family(const Reader& reader, ModelConfig& config) {
     }
     return family;
   }
-  reader.refuse(fmt::format("architecture {} is not supported; supported are {}",
+  reader.refuse(fmt::format("architectures: {} is not supported; supported are {}",
                             architecture.empty() ? "(none named) of model_type '" + model_type + "'"
                                                  : "'" + architecture + "'",
                             kSupported));

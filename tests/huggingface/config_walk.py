@@ -31,6 +31,10 @@ LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_fr
           "original_max_position_embeddings": 64}
 FULL, SLIDING = "full_attention", "sliding_attention"
 
+# Attributes that say where a model comes from, or what its outputs are wrapped in.
+NOT_COMPUTED_WITH = {"architectures", "id2label", "initializer_range", "is_encoder_decoder", "label2id", "output_hidden_states",
+                     "problem_type", "return_dict", "transformers_version"}
+
 # Changes of config.json: what is said in one place, and in two that transformers weighs against each other.
 CHANGES: list[dict[str, Any]] = [
     *({"rope_theta": theta} for theta in (1e4, 5e5, None)),

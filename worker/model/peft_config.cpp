@@ -14,7 +14,7 @@
 namespace hedgerow::worker {
 namespace {
 
-using nlohmann::json;
+using Json = nlohmann::json;
 using storage::Error;
 using storage::ErrorKind;
 
@@ -50,24 +50,24 @@ constexpr std::array kHarmless = {
   throw Error(ErrorKind::kUsage, path.string() + ": " + what);
 }
 
-bool is_neutral(const json& value) {
+bool is_neutral(const Json& value) {
   return value.is_null() || value == false || (value.is_structured() && value.empty());
 }
 
-void refuse_other_computations(const json& config, const std::filesystem::path& path) {
+void refuse_other_computations(const Json& config, const std::filesystem::path& path) {
   for (const auto& [key, value] : config.items()) {
     const bool is_harmless = std::ranges::find(kHarmless, key) != kHarmless.end();
     if (!is_harmless && !is_neutral(value)) {
       refuse(path, key + " = " + value.dump(-1, ' ', true).substr(0, 60) + " is not supported");
     }
   }
-  const json type = config.value("peft_type", json("LORA"));
+  const Json type = config.value("peft_type", Json("LORA"));
   if (type != "LORA") refuse(path, "peft_type " + type.dump() + " is not supported, LORA is");
-  const json bias = config.value("bias", json("none"));
+  const Json bias = config.value("bias", Json("none"));
   if (bias != "none" && !bias.is_null())
     refuse(path, "bias = " + bias.dump() + " is not supported; expected \"none\"");
   // The others ("pissa", "olora", "corda", "loftq") change the base's weights when PEFT loads them.
-  const json start = config.value("init_lora_weights", json(true));
+  const Json start = config.value("init_lora_weights", Json(true));
   const bool leaves_base =
       start.is_boolean() || start == "gaussian" || start == "eva" || start == "orthogonal";
   if (!leaves_base) {
@@ -86,7 +86,7 @@ bool is_named(const std::string& module, const std::string& target) {
 }
 
 // PEFT's rule for "all-linear": every linear layer but the head.
-Matches matcher_of(const json& targets, const std::filesystem::path& path) {
+Matches matcher_of(const Json& targets, const std::filesystem::path& path) {
   if (targets == "all-linear")
     return [](const std::string& module) { return module.starts_with("model.layers."); };
   if (targets.is_string()) {
@@ -110,7 +110,7 @@ std::string full_name(int layer_idx, const std::string& module) {
 }
 
 // What is asked for besides projections of decoder layers.
-void refuse_other_targets(const json& targets,
+void refuse_other_targets(const Json& targets,
                           const Matches& matches,
                           int num_layers,
                           const std::filesystem::path& path) {
@@ -138,13 +138,13 @@ void refuse_other_targets(const json& targets,
 PeftConfig read_peft_config(const std::filesystem::path& path, const storage::ModelConfig& model) {
   PeftConfig adapter;
   try {
-    const json config = json::parse(storage::read_text(path, kMaxConfigBytes));
+    const Json config = Json::parse(storage::read_text(path, kMaxConfigBytes));
     refuse_other_computations(config, path);
     if (!config.at("r").is_number_integer())
       throw Error(ErrorKind::kCorrupt, path.string() + ": r must be a whole number");
     config.at("r").get_to(adapter.rank);
     config.at("lora_alpha").get_to(adapter.alpha);
-    const json& targets = config.at("target_modules");
+    const Json& targets = config.at("target_modules");
     const Matches matches = matcher_of(targets, path);
     refuse_other_targets(targets, matches, model.num_hidden_layers, path);
     for (int layer = 0; layer < model.num_hidden_layers; ++layer) {
@@ -156,7 +156,7 @@ PeftConfig read_peft_config(const std::filesystem::path& path, const storage::Mo
     if (std::ranges::all_of(adapter.targets, &std::vector<std::string>::empty)) {
       refuse(path, "target_modules = " + targets.dump() + " names no module of this model");
     }
-  } catch (const json::exception& error) {
+  } catch (const Json::exception& error) {
     throw Error(ErrorKind::kCorrupt,
                 path.string() + ": not a PEFT adapter configuration: " + error.what());
   }

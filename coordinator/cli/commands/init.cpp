@@ -5,7 +5,8 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/run/source_format.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
 #include "storage/base/file.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
@@ -14,6 +15,7 @@ namespace hedgerow::coordinator::cli {
 namespace {
 
 namespace fs = std::filesystem;
+using nlohmann::json;
 using storage::ExitCode;
 
 struct InitOptions {
@@ -39,32 +41,39 @@ int longest_sequence(const storage::ModelDirectory& model,
   return longest;
 }
 
-std::string listed(const std::vector<std::string>& fields) {
-  std::string text;
-  for (const std::string& field : fields) text += (text.empty() ? "" : ", ") + field;
-  return text;
+// What look_at_source.py says of the text, by the readers that will tokenize it. Without the
+// model's tokenizer chats are not rendered. nullopt: interrupted. Throws kUsage for a text that no
+// reader takes.
+std::optional<json> look_at_source(const InitOptions& options,
+                                   const fs::path& model,
+                                   Terminal& terminal) {
+  std::vector<std::string> words{fs::absolute(options.data).lexically_normal()};
+  if (!options.format.empty()) words.insert(words.end(), {"--format", options.format});
+  if (!options.template_.empty()) words.insert(words.end(), {"--template", options.template_});
+  if (fs::exists(model / "tokenizer.json")) {
+    words.insert(words.end(), {"--model", model});
+  } else {
+    terminal.warn(model.string() +
+                  " has no tokenizer.json: whether the text can be tokenized was not seen");
+  }
+  json seen;
+  const bool finished =
+      run_python(terminal, "look at the text", "look_at_source.py", words, [&](const json& object) {
+        if (object.value("event", "") == "source") seen = object;
+      });
+  if (!finished) return std::nullopt;
+  for (const auto& field : seen.value("unused", json::array())) {
+    terminal.warn(options.data + ": the field '" + field.get<std::string>() +
+                  "' holds text that is not learned");
+  }
+  return seen;
 }
 
-// The source as the options say, or as its first records look.
-storage::DataSource source_of(const InitOptions& options, const SourceFormat& looks) {
+storage::DataSource source_of(const InitOptions& options, const json& seen) {
   storage::DataSource source;
   source.path = fs::absolute(options.data).lexically_normal().string();
-  source.format = options.format;
-  source.template_ = options.template_;
-  if (source.format.empty() && looks.format != "text" && !source.template_.empty())
-    source.format = "jsonl";
-  if (source.format.empty()) source.format = looks.format;
-  require(!source.format.empty(),
-          options.data + ": holds " + looks.what +
-              (looks.fields.empty() ? "" : " with " + listed(looks.fields)) +
-              (looks.advice.empty()
-                   ? ", and no format takes them as they are; say which text a record is, as "
-                     "--template '{question} {answer}', or another --format"
-                   : "; " + looks.advice));
-  if (source.format == "jsonl" && source.template_.empty())
-    source.template_ = storage::kTextTemplate;
-  require(source.format == "jsonl" || source.template_.empty(),
-          "--template is for --format jsonl, not for " + source.format);
+  source.format = seen.value("format", "text");
+  source.template_ = seen.value("template", "");
   return source;
 }
 
@@ -167,10 +176,17 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
           "--out " + options.out + ": the folder " + folder.string() + " does not exist; make it");
   require(!fs::exists(options.out),
           options.out + " exists and is not overwritten; choose another name with --out");
-  const storage::ModelDirectory model = storage::ModelDirectory::open(options.model);
-  const SourceFormat looks = look_at_source(options.data);
-  const storage::DataSource source = source_of(options, looks);
+  const auto model = storage::ModelDirectory::open(options.model, storage::Weights::kOptional);
+  const InterruptScope interrupts;
+  const std::optional<json> seen = look_at_source(options, model.path(), terminal);
+  if (!seen) return ExitCode::kInterrupted;
+  const storage::DataSource source = source_of(options, *seen);
   storage::Recipe recipe = recipe_for(options, source, model);
+  if (!model.unseen().empty()) {
+    terminal.say(model.path().string() + " has no " + model.unseen().front() +
+                 (model.unseen().size() > 1 ? " and others" : "") +
+                 ": the recipe is by its config.json; the weights were not seen");
+  }
   std::vector<std::string> steps;
   if (!options.tokens.empty()) {
     const std::int64_t tokens = number_of_tokens(options.tokens);
@@ -193,7 +209,8 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
   file.close();
   terminal.print("wrote " + options.out + " for " + model.config().architecture + ", " +
                  std::to_string(model.config().num_hidden_layers) + " layers");
-  terminal.print(options.data + ": " + looks.what + ", read as format \"" + source.format + "\"" +
+  terminal.print(options.data + ": " + seen->value("what", "") + ", read as format \"" +
+                 source.format + "\"" +
                  (source.template_.empty() ? "" : ", template \"" + source.template_ + "\""));
   for (const std::string& line : steps) terminal.print(line);
   terminal.say("next: hedgerow plan --recipe " + options.out + "   what it will take");

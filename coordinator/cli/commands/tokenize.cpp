@@ -2,7 +2,6 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/run/source_format.hpp"
 #include "coordinator/cli/run/tokenizing.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 
@@ -42,7 +41,6 @@ ExitCode run_tokenize(const TokenizeOptions& options, Terminal& terminal) {
     require(!fs::exists(out),
             out.string() + " exists and is not overwritten; choose another name or remove it");
   }
-  for (const std::string& warning : json_read_as_text(recipe, files)) terminal.warn(warning);
   const InterruptScope interrupts;
   nlohmann::json answer;
   for (const storage::TokensOf& of : files) {

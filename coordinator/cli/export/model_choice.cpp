@@ -119,7 +119,12 @@ void require_made_for(const storage::ModelDirectory& model, const fs::path& lora
     constexpr std::string_view kPrefix = "base_model.model.";
     const std::size_t end = name.find(".lora_");
     if (!name.starts_with(kPrefix) || end == std::string::npos || view.shape.size() != 2) continue;
-    const auto matrix = shapes.find(name.substr(kPrefix.size(), end - kPrefix.size()) + ".weight");
+    const std::string module = name.substr(kPrefix.size(), end - kPrefix.size());
+    require(module.starts_with("model.layers."),
+            path.string() + ": " + name + ": LoRA of " + module +
+                " is not supported; it is computed in the projections of attention and MLP of the "
+                "decoder layers");
+    const auto matrix = shapes.find(module + ".weight");
     const std::size_t side = name.substr(end).starts_with(".lora_A") ? 1 : 0;
     const bool fits = matrix != shapes.end() && matrix->second.at(side) == view.shape[side];
     require(fits,

@@ -95,6 +95,8 @@ bool run_helper(Terminal& terminal,
       if (now != phase) bar.emplace(terminal, now);
       phase = now;
       bar->update(object.value("progress", 0.0), object.value("note", ""));
+    } else if (object.value("event", "") == "warning") {
+      terminal.warn(object.value("text", ""));
     } else {
       on_object(object);
     }

@@ -25,7 +25,8 @@ namespace hedgerow::coordinator::cli {
 [[nodiscard]] std::vector<std::string> python_words(const Console& console);
 
 // Runs a program whose stdout is JSON lines: {"event":"progress","phase","progress":0..1,"note"}
-// moves a bar, which begins anew with every phase; every other object goes to on_object. The bar is
+// moves a bar, which begins anew with every phase; {"event":"warning","text"} is one; every other
+// object goes to on_object. The bar is
 // called `label`, or by its phase. Throws child_error(name) if it fails; returns false when it was
 // interrupted.
 bool run_helper(Terminal& terminal,

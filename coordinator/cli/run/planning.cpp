@@ -191,7 +191,8 @@ Subject subject_of(const Recipe& recipe, const PlanFor& planned) {
       recipe.model.path,
       planned.before_download ? storage::Weights::kOptional : storage::Weights::kRequired);
   const storage::RunLayout layout(planned.directory);
-  std::vector<std::string> unseen = check_sources(recipe, layout, planned.before_download);
+  // Who has the weights has begun: a text that is missing then is a wrong path.
+  std::vector<std::string> unseen = check_sources(recipe, layout, !model.unseen().empty());
   const std::string weights = unseen_text(model);
   if (!weights.empty()) unseen.insert(unseen.begin(), weights);
   PlanTokens tokens = read_plan_tokens(layout, recipe, model.config().vocab_size);

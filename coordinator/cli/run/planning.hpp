@@ -22,8 +22,8 @@ struct PlanFor {
   bool is_there = false;
   bool in_allocation = false;  // without either: workers like this node, as many as
                                // the batch system gave
-  // What is planned before it is downloaded: weights and texts may be missing, and the plan says
-  // which were. Without the weights this machine is not taken for the one that will compute.
+  // What is planned before it is downloaded: weights may be missing, then texts too, and the plan
+  // says which were. Without the weights this machine is not taken for the one that will compute.
   bool before_download = false;
 };
 // PlanFor of recipe.workers.local, or `workers` in their place.

@@ -245,11 +245,11 @@ SlurmScript coordinating(const SlurmJob& job,
   if (job.finetunes_apart && role != SlurmRole::kFinetune) options += " --stop-before finetune";
   if (role != SlurmRole::kFinetune) {
     const std::string cluster =
-        job.cluster.nodes.empty() ? ""
-                                  : " --cluster \"$run/" + std::string(RunLayout::kSlurm) + "/" +
-                                        kSlurmCluster + "\"";
-    recipe = filled(
-        kRecipe, {{"folder", RunLayout::kSlurm}, {"file", kSlurmRecipe}, {"cluster", cluster}});
+        job.cluster.nodes.empty()
+            ? ""
+            : " --cluster \"$run/" + std::string(RunLayout::kSlurm) + "/" + kSlurmCluster + "\"";
+    recipe = filled(kRecipe,
+                    {{"folder", RunLayout::kSlurm}, {"file", kSlurmRecipe}, {"cluster", cluster}});
   }
   return {role,
           name + ".sbatch",

@@ -1,7 +1,6 @@
 #include "coordinator/cli/run/tokenizing.hpp"
 
 #include "coordinator/cli/programs/programs.hpp"
-#include "coordinator/cli/run/source_format.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/scoped_file.hpp"
 #include "storage/model/model_config.hpp"
@@ -60,8 +59,6 @@ std::vector<TokensOf> missing_tokens(const storage::RunLayout& layout,
 bool tokenize_missing(const storage::RunLayout& layout,
                       const storage::Recipe& recipe,
                       Terminal& terminal) {
-  for (const std::string& warning : json_read_as_text(recipe, missing_tokens(layout, recipe)))
-    terminal.warn(warning);
   for (const TokensOf& of : recipe.tokens_files()) {
     const fs::path out = layout.resolve(storage::RunLayout::tokens(of));
     if (fs::exists(out)) {

@@ -18,6 +18,19 @@ class Init : public ::testing::Test {
   Init() {
     write_tiny_model(scratch_ / "model");
     std::ofstream(scratch_ / "text.txt") << "some text\n";
+    look_answers(R"(echo '{"event":"source","format":"text","what":"plain text"}')");
+  }
+
+  // look_at_source.py is replaced by a script, run by /bin/sh in place of Python; its own test is
+  // tests/huggingface/sources_test.py.
+  void look_answers(const std::string& script) const {
+    std::ofstream(scratch_ / "look_at_source.py") << script << "\n";
+  }
+  [[nodiscard]] Answer run_line(const std::vector<std::string>& arguments) const {
+    FakeConsole console;
+    console.variables["HEDGEROW_PYTHON"] = "/bin/sh";
+    console.variables["HEDGEROW_HUGGINGFACE"] = (scratch_ / "").string();
+    return cli::run_line(arguments, console);
   }
 
   [[nodiscard]] std::vector<std::string> line(const std::vector<std::string>& more = {}) const {
@@ -162,66 +175,37 @@ TEST_F(Init, AModelWithAFifoIsRefusedAlsoWhereInitDoesNotReadIt) {
       << answer.err;
 }
 
-// Catches: a run that trains on the braces of its records.
-TEST_F(Init, TheFormatIsWhatTheFirstRecordsLookLikeAndIsSaid) {
-  const auto taken = [this](const std::string& text) {
-    std::ofstream(scratch_ / "text.txt") << text;
-    fs::remove(scratch_ / "recipe.toml");
-    const Answer answer = run_line(line({"--json"}));
-    if (answer.code != 0) return answer.json.at(0)["error"]["message"].get<std::string>();
-    const auto source = storage::Recipe::load(scratch_ / "recipe.toml").data_finetune.sources.at(0);
-    EXPECT_EQ(answer.json.at(0)["format"], source.format);
-    return source.format + "|" + source.template_;
-  };
-  EXPECT_EQ(taken("some text\n"), "text|");
-  EXPECT_EQ(taken("{see below} is no JSON, and [1] is none\n"), "text|");
-  EXPECT_EQ(taken("[1] a footnote\n"), "text|");
-  EXPECT_EQ(taken("{\"text\": \"a\", \"id\": 1}\n{\"text\": \"b }\\\"{\"}\n"), "jsonl|{text}");
-  EXPECT_EQ(taken("\xef\xbb\xbf \n[ {\"text\": \"a\"},\n {\"text\": \"b\"} ]"), "jsonl|{text}");
-  EXPECT_EQ(
-      taken("[{\"instruction\": \"a\", \"input\": \"\", \"output\": \"b\", \"text\": \"a b\"}]"),
-      "alpaca|");
-  EXPECT_EQ(taken("{\"messages\": [{\"role\": \"user\", \"content\": \"hi\"}]}"), "chat|");
-  EXPECT_EQ(taken("{\"conversations\": [{\"from\": \"human\", \"value\": \"hi\"}]}"), "chat|");
-  EXPECT_NE(taken("{\"question\": \"a\", \"answer\": \"b\"}\n")
-                .find("holds JSON records with answer, question, and no format takes them as they "
-                      "are; say which text a record is, as --template"),
-            std::string::npos);
-  EXPECT_NE(taken("{\"text\": \"a\"}\n{\"q\": \"b\"}\n").find("holds JSON records with text,"),
-            std::string::npos);
-  EXPECT_NE(taken("{\n \"text\": \"a\"\n}\n").find("neither an array nor a line each"),
-            std::string::npos);
-  EXPECT_NE(taken("[[\"a\"], [\"b\"").find("JSON that is no list of records"), std::string::npos);
-  EXPECT_NE(taken("[\"a\", \"b\"]").find("holds a list of strings; no format takes it; write"),
-            std::string::npos);
-  const std::string megabytes(3U << 20, 'a');
-  EXPECT_EQ(taken("{\"text\": \"" + megabytes + "\"}\n{\"text\": \"b\"}\n"), "jsonl|{text}");
+TEST_F(Init, WhatTheReaderSaysOfTheTextGoesIntoTheRecipe) {
+  look_answers(
+      R"(echo "$@" >"$(dirname "$0")/words"
+echo '{"event":"source","format":"jsonl","template":"{a}","what":"JSON records","unused":["b"]}')");
+  const Answer answer = run_line(line({"--format", "jsonl", "--template", "{a}"}));
+  ASSERT_EQ(answer.code, 0) << answer.err;
+  const auto source = storage::Recipe::load(scratch_ / "recipe.toml").data_transfer.sources.at(0);
+  EXPECT_EQ(source.format + "|" + source.template_, "jsonl|{a}");
+  EXPECT_NE(answer.out.find("text.txt: JSON records, read as format \"jsonl\""), std::string::npos)
+      << answer.out;
+  EXPECT_NE(answer.err.find("the field 'b' holds text that is not learned"), std::string::npos)
+      << answer.err;
+  EXPECT_EQ(storage::read_text(scratch_ / "words"),
+            (scratch_ / "text.txt").string() + " --format jsonl --template {a}\n");
 }
 
-TEST_F(Init, WhatTheOptionsSayGoesBeforeWhatTheFileLooksLike) {
-  std::ofstream(scratch_ / "text.txt") << "{\"question\": \"a\", \"answer\": \"b\"}\n";
-  const auto taken = [this](const std::vector<std::string>& options) {
-    fs::remove(scratch_ / "recipe.toml");
-    const Answer answer = run_line(line(options));
-    EXPECT_EQ(answer.code, 0) << answer.err;
-    EXPECT_NE(answer.out.find("text.txt: JSON records, read as format"), std::string::npos)
-        << answer.out;
-    const auto source = storage::Recipe::load(scratch_ / "recipe.toml").data_transfer.sources.at(0);
-    return source.format + "|" + source.template_;
-  };
-  EXPECT_EQ(taken({"--template", "{question} {answer}"}), "jsonl|{question} {answer}");
-  EXPECT_EQ(taken({"--format", "jsonl"}), "jsonl|{text}");
-  EXPECT_EQ(taken({"--format", "text"}), "text|");
-  const Answer plan = run_line({"plan", "--recipe", scratch_ / "recipe.toml", "--json"});
-  EXPECT_NE(plan.json.at(0)["warnings"].dump().find(
-                "text.txt: holds JSON records, but its format is \\\"text\\\", so keys and braces"),
-            std::string::npos)
-      << plan.json.at(0)["warnings"];
-  fs::remove(scratch_ / "recipe.toml");
-  const Answer other = run_line(line({"--format", "alpaca", "--template", "{a}"}));
-  EXPECT_EQ(other.code, 2);
-  EXPECT_NE(other.err.find("--template is for --format jsonl, not for alpaca"), std::string::npos)
-      << other.err;
+TEST_F(Init, ATextThatNoReaderTakesIsTheReadersOneLine) {
+  look_answers("echo 'error: text.txt: holds a list of strings' >&2; exit 2");
+  const Answer answer = run_line(line());
+  EXPECT_EQ(answer.code, 2);
+  EXPECT_EQ(answer.err.substr(answer.err.find("hedgerow init:")),
+            "hedgerow init: text.txt: holds a list of strings\n");
+  EXPECT_FALSE(fs::exists(scratch_ / "recipe.toml"));
+}
+
+TEST_F(Init, OfAModelItsConfigurationWillDo) {
+  fs::remove(scratch_ / "model/model.safetensors");
+  const Answer answer = run_line(line());
+  EXPECT_EQ(answer.code, 0) << answer.err;
+  EXPECT_NE((answer.out + answer.err).find("the weights were not seen"), std::string::npos)
+      << answer.out << answer.err;
 }
 
 TEST_F(Init, WritesNoMoreThanAPersonWouldChange) {

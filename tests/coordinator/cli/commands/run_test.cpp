@@ -9,6 +9,7 @@
 #include "storage/recipe/recipe.hpp"
 #include "tests/coordinator/cli/fake_console.hpp"
 #include "tests/coordinator/cli/small_run.hpp"
+#include "tests/coordinator/cli/tiny_model.hpp"
 #include "tests/support/forked_process.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -352,6 +353,29 @@ TEST_F(BeforeARun, PlanAndRunRefuseASourceThatIsMissingOrEmptyOrNoFileOfWhatever
           "data.transfer.sources: /dev/zero: is a device; name a regular file");
   refuses(fifo, fifo + ": is a FIFO; name a regular file");
   EXPECT_FALSE(fs::exists(run_.scratch / "new")) << "began a run without its text";
+}
+
+// Catches: a model of 141 GB that must be downloaded to learn what it costs.
+TEST_F(BeforeARun, PlanOfAConfigurationAloneSaysWhatItDidNotSeeAndRunRefusesIt) {
+  const fs::path model = run_.scratch / "config-alone";
+  fs::create_directories(model);
+  std::ofstream(model / "config.json") << kTinyConfig;
+  const std::string none = run_.scratch / "none.txt";
+  const std::string recipe = recipe_with([&](auto& r) {
+    r.data_transfer.sources[0].path = r.data_finetune.sources[0].path =
+        r.data_evaluate.sources[0].path = none;
+    r.workers.local = 4096;
+  });
+  const Answer answer = run_line({"plan", "--recipe", recipe, "--model", model, "--json"});
+  ASSERT_EQ(answer.code, 0) << answer.out << answer.err;
+  const std::string warnings = answer.json.at(0)["warnings"].dump();
+  for (const std::string text : {"has no model.safetensors", "none.txt: not here"})
+    EXPECT_NE(warnings.find(text), std::string::npos) << warnings;
+  EXPECT_EQ(run_line({"plan", "--recipe", recipe, "--model", model, "--workers", "2"}).code, 0);
+  const std::string same = recipe_with([&](auto& r) { r.model.path = model; });
+  const Answer run = run_line({"run", "--recipe", same, "--run", run_.scratch / "new"});
+  EXPECT_EQ(run.code, 2);
+  EXPECT_NE(run.err.find("neither model.safetensors nor"), std::string::npos) << run.err;
 }
 
 TEST_F(BeforeARun, PlanOfARunAsksOnlyForTheTextThatItHasYetToTokenize) {

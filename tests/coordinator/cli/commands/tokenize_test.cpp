@@ -15,6 +15,7 @@ class Tokenize : public ::testing::Test {
   Tokenize() {
     storage::Recipe recipe;
     recipe.model.path = scratch_ / "model";
+    fs::create_directories(recipe.model.path);
     storage::DataSource source;
     source.path = scratch_ / "text.txt";
     recipe.data_transfer.sources = recipe.data_finetune.sources =
@@ -72,19 +73,12 @@ TEST_F(Tokenize, TheTextsOfEvaluateGetFilesBesideItsOwn) {
   EXPECT_EQ(storage::read_text(scratch_ / "asked"), out + ".h5 \n" + out + "-wiki.h5 wiki\n");
 }
 
-// Catches: tokens of braces and keys, and nobody said so.
-TEST_F(Tokenize, ATextThatIsJsonIsWarnedOf) {
-  const std::string done = "echo '{\"event\":\"done\",\"sequences\":1}'\n";
-  std::ofstream(scratch_ / "text.txt") << "plain\n";
-  EXPECT_EQ(run_with(done).err.find("warning"), std::string::npos);
-  std::ofstream(scratch_ / "text.txt") << "[{\"instruction\": \"a\", \"output\": \"b\"}]";
-  const Answer answer = run_with(done);
+TEST_F(Tokenize, WhatTheReaderWarnsOfIsAWarning) {
+  const Answer answer = run_with(
+      "echo '{\"event\":\"warning\",\"text\":\"a.jsonl: the field q is not read\"}'\n"
+      "echo '{\"event\":\"done\",\"sequences\":1}'\n");
   EXPECT_EQ(answer.code, 0) << answer.err;
-  EXPECT_NE(
-      answer.err.find("text.txt: holds Alpaca records, but its format is \"text\", so keys and "
-                      "braces are learned like prose; set format = \"alpaca\""),
-      std::string::npos)
-      << answer.err;
+  EXPECT_NE(answer.err.find("a.jsonl: the field q is not read"), std::string::npos) << answer.err;
 }
 
 TEST_F(Tokenize, UsageErrorOfTheScriptIsTheCommandsOwn) {
