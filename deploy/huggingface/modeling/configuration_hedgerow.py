@@ -22,7 +22,9 @@ WINDOWS = ("none", "sliding", "terraced")
 KEY_MAPS = ("query_head", "kv_head")
 ROPE_TYPES = ("default", "linear", "llama3")
 FOREIGN_ACTIVATION = "hedgerow, which needs trust_remote_code=True"
-ABSENT = 0  # sliding_window is not in the file; null says that there is none
+ABSENT = 0  # the key is not in the file, which is not what null says
+# What the body's own class in transformers takes where the file says nothing (storage/model/model_config.cpp).
+NUM_KEY_VALUE_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
@@ -44,7 +46,7 @@ class HedgerowConfig(PreTrainedConfig):
         intermediate_size: int = 1536,
         num_hidden_layers: int = 30,
         num_attention_heads: int = 9,
-        num_key_value_heads: int | None = None,
+        num_key_value_heads: int | None = ABSENT,
         head_dim: int | None = None,
         max_position_embeddings: int = 8192,
         rms_norm_eps: float = 1e-6,
@@ -55,6 +57,7 @@ class HedgerowConfig(PreTrainedConfig):
         sliding_window: int | None = ABSENT,
         use_sliding_window: bool = False,
         max_window_layers: int = 28,
+        layer_types: list[str] | None = None,
         rope_theta: float | None = None,
         rope_scaling: dict[str, Any] | None = None,
         rope_parameters: dict[str, Any] | None = None,
@@ -67,9 +70,10 @@ class HedgerowConfig(PreTrainedConfig):
         self.intermediate_size = intermediate_size
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
-        self.num_key_value_heads = num_key_value_heads or num_attention_heads
-        # What a file leaves out is what the body's own class in transformers takes (storage/model/model_config.cpp).
         body = (hedgerow or {}).get("body", "llama")
+        if num_key_value_heads == ABSENT:
+            num_key_value_heads = NUM_KEY_VALUE_HEADS.get(body)
+        self.num_key_value_heads = num_key_value_heads or num_attention_heads
         self.head_dim = head_dim or (128 if body == "qwen3" else hidden_size // num_attention_heads)
         self.max_position_embeddings = max_position_embeddings
         self.rms_norm_eps = rms_norm_eps
@@ -81,15 +85,18 @@ class HedgerowConfig(PreTrainedConfig):
         self.sliding_window = sliding_window
         self.use_sliding_window = use_sliding_window
         self.max_window_layers = max_window_layers
+        self.layer_types = layer_types
         self.use_cache = use_cache
 
-        # Older files write rope_theta and rope_scaling, newer ones rope_parameters.
-        rope = dict(rope_parameters or rope_scaling or {})
+        # Older files write rope_theta and rope_scaling, newer ones rope_parameters; where both stand, the former counts.
+        rope = dict(rope_scaling or rope_parameters or {})
         rope["rope_type"] = one_of("rope_type", rope.pop("rope_type", rope.pop("type", "default")), ROPE_TYPES)
         rope.pop("type", None)
         rope.setdefault("rope_theta", rope_theta if rope_theta is not None else 10000.0)
         if rope["rope_type"] == "llama3":
-            rope.setdefault("original_max_position_embeddings", max_position_embeddings)
+            beside = kwargs.get("original_max_position_embeddings")
+            original = rope.get("original_max_position_embeddings", max_position_embeddings)
+            rope["original_max_position_embeddings"] = original if beside is None else beside
         self.rope_parameters = rope
 
         self.hedgerow = {"body": "llama", "attention": {}, "softmax_layers": [], "hidden_act": hidden_act, **(hedgerow or {})}
@@ -148,7 +155,10 @@ class HedgerowConfig(PreTrainedConfig):
         if self.hedgerow["body"] == "mistral":
             return self.sliding_window
         if self.hedgerow["body"] in ("qwen2", "qwen3") and self.use_sliding_window:
-            return self.sliding_window if layer_idx >= self.max_window_layers else None
+            slides = layer_idx >= self.max_window_layers
+            if self.layer_types is not None:
+                slides = self.layer_types[layer_idx] == "sliding_attention"
+            return self.sliding_window if slides else None
         return None
 
     @property
