@@ -9,11 +9,11 @@ free to do either.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import io
 import json
 import logging
-import shutil
 import subprocess
 from pathlib import Path
 from typing import Any, Iterator
@@ -170,23 +170,27 @@ def verdict(change: dict[str, Any], expected: Any, found: Any) -> str:
     return "" if difference <= LARGEST_DIFFERENCE else f"computed otherwise: logits differ by {difference:.2g}"
 
 
+def changed_model(base: Path, original: dict[str, Any], change: dict[str, Any], directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "model.safetensors").symlink_to(base / "model.safetensors")
+    keys = {key: value for key, value in {**original, **change}.items() if value is not ABSENT}
+    (directory / "config.json").write_text(json.dumps(keys))
+    return directory
+
+
 def walk(worker: str, scratch: Path, make_model: Any, write_tokens: Any) -> list[str]:
-    """The disagreements, one line each."""
+    """The disagreements, one line each. The worker computes beside transformers."""
     problems = []
-    tokens = scratch / "tokens.h5"
-    write_tokens(tokens, token_ids(), COMMON["vocab_size"])
-    for family, config in configurations():
-        base = scratch / family
-        make_model(config, base)
-        original = json.loads((base / "config.json").read_text())
-        changed = scratch / "changed"
-        for change in [{}, *CHANGES]:
-            shutil.rmtree(changed, ignore_errors=True)
-            changed.mkdir()
-            (changed / "model.safetensors").symlink_to(base / "model.safetensors")
-            keys = {key: value for key, value in {**original, **change}.items() if value is not ABSENT}
-            (changed / "config.json").write_text(json.dumps(keys))
-            expected, found = theirs(changed), ours(worker, changed, tokens)
-            if problem := verdict(change, expected, found):
-                problems.append(f"{family} with {shown(change) or 'nothing changed'}: {problem}")
+    write_tokens(scratch / "tokens.h5", token_ids(), COMMON["vocab_size"])
+    changes = [{}, *CHANGES]
+    with concurrent.futures.ThreadPoolExecutor(1) as beside:
+        for family, config in configurations():
+            base = scratch / family
+            make_model(config, base)
+            original = json.loads((base / "config.json").read_text())
+            models = [changed_model(base, original, change, scratch / f"{family}-{i}") for i, change in enumerate(changes)]
+            for change, model, found in zip(changes, models, beside.map(
+                    lambda model: ours(worker, model, scratch / "tokens.h5"), models)):
+                if problem := verdict(change, theirs(model), found):
+                    problems.append(f"{family} with {shown(change) or 'nothing changed'}: {problem}")
     return problems

@@ -196,7 +196,7 @@ std::vector<Finding> examine_mpi_launch(Terminal& terminal) {
     by_srun = start("srun, two ranks", srun(is_alone ? "1" : "2", {"--mpi=pmix", "-n", "2"}), {});
   }
   return weigh_launchers(start("mpirun, two ranks",
-                               mpirun_words(console.environment("SLURM_JOB_ID").has_value()),
+                               mpirun_words(/*in_allocation=*/false),
                                {"--map-by", "node", "-n", "2"}),
                          by_srun);
 }
