@@ -165,6 +165,9 @@ void check_window(const HybridOptions& options) {
     TORCH_CHECK(options.num_sinks == 0,
                 "attention: num_sinks must be 0 without a window, found ",
                 options.num_sinks);
+    TORCH_CHECK(options.recall_cache == 0,
+                "attention: recall_cache must be 0 without a window, found ",
+                options.recall_cache);
     return;
   }
   TORCH_CHECK(options.window_size >= 1,
@@ -175,6 +178,13 @@ void check_window(const HybridOptions& options) {
               options.window_size,
               ", found ",
               options.num_sinks);
+  TORCH_CHECK(options.recall_cache >= 0 && options.recall_cache <= options.window_size,
+              "attention: recall_cache must lie in 0..window_size = ",
+              options.window_size,
+              ", found ",
+              options.recall_cache);
+  TORCH_CHECK(options.recall_cache == 0 || !options.linear_output,
+              "attention: recall_cache goes without linear_output, which only training reads");
 }
 
 std::int64_t check_parameters(const HybridParameters& parameters,

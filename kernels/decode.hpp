@@ -23,6 +23,11 @@ struct DecodeState {
   // [B, G, num_sinks, D] input dtype: the first tokens, once they are seen; undefined without
   // sinks.
   at::Tensor sink_k{}, sink_v{};
+  // [B, G, recall_cache, D] input dtype and [B, G, recall_cache] int64: keys that left the window
+  // and stay exact, with their tokens, by token (kernels/recall_cache.hpp); -1, of no key, come
+  // first. Of a sliding window's chunk some may still be in the window: they count there.
+  // Undefined without a cache.
+  at::Tensor recall_k{}, recall_v{}, recall_positions{};
 };
 
 // C: slots of a window's ring; 1 without a window.

@@ -6,6 +6,7 @@
 
 #include "kernels/checks.hpp"
 #include "kernels/linear_attention.hpp"
+#include "kernels/recall_cache.hpp"
 #include "kernels/transfer_loss.hpp"
 
 namespace hedgerow::kernels {
@@ -33,10 +34,35 @@ at::Tensor window_begins(const AttentionShape& shape,
   return begins.to(device);
 }
 
+// Pairs whose key the cache holds at the query, [B, H, T, T]: false without one.
+at::Tensor recalled_pairs(const at::Tensor& k,
+                          const at::Tensor& v,
+                          const at::Tensor& key,
+                          const at::Tensor& query,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options,
+                          const AttentionShape& shape) {
+  const at::Tensor none = at::zeros({1, 1, 1, 1}, key.options().dtype(at::kBool));
+  if (options.recall_cache == 0) return none;
+  TORCH_CHECK(v.defined(), "hybrid attention: the cache's choices need v");
+  at::Tensor kept;  // [choices, B, G, N]
+  recall_attention(k.repeat_interleave(shape.group(), 1), k, v, parameters, options, &kept);
+  if (kept.size(0) == 0) return none;
+  const at::Tensor holds = kept.unsqueeze(-1).eq(key.reshape({-1})).any(3);  // [choices, B, G, T]
+  const std::int64_t behind = options.layout == WindowLayout::kSliding ? 0 : 1;
+  const at::Tensor choice =
+      query.reshape({-1}).div(options.window_size, "floor") - behind - 1;  // [T]
+  const at::Tensor of_query = holds
+                                  .index_select(0, choice.clamp_min(0))  // [T, B, G, T]
+                                  .logical_and(choice.ge(0).reshape({-1, 1, 1, 1}));
+  return of_query.permute({1, 2, 0, 3}).repeat_interleave(shape.group(), 1);
+}
+
 }  // namespace
 
 HybridWeights hybrid_weights_reference(const at::Tensor& q,
                                        const at::Tensor& k,
+                                       const at::Tensor& v,
                                        const HybridParameters& parameters,
                                        const HybridOptions& options) {
   const AttentionShape shape = check_attention(q, k, {});
@@ -53,7 +79,9 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
       apply_feature_map(k, parameters.k, options.feature_map, key_heads, FeatureMapRole::kKey)
           .repeat_interleave(shape.H / key_heads, 1);
   const at::Tensor sink = key.lt(options.num_sinks);
-  const at::Tensor before = key.lt(begins).logical_and(key.le(query)).logical_and(~sink);
+  const at::Tensor recalled = recalled_pairs(k, v, key, query, parameters, options, shape);
+  const at::Tensor before =
+      key.lt(begins).logical_and(key.le(query)).logical_and(~sink).logical_and(~recalled);
   weights.linear =
       at::matmul(phi_q, phi_k.transpose(-1, -2)).masked_fill(before.logical_not(), 0.0);
   if (options.layout == WindowLayout::kNone) {
@@ -61,7 +89,8 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
     weights.denominator = weights.linear.sum(-1, true) + kLinearEpsilon;
     return weights;
   }
-  const at::Tensor inside = key.ge(begins).logical_or(sink).logical_and(key.le(query));
+  const at::Tensor inside =
+      key.ge(begins).logical_or(sink).logical_or(recalled).logical_and(key.le(query));
   const at::Tensor s = scores(q, k, shape).masked_fill(inside.logical_not(), -INFINITY);
   const at::Tensor g =
       at::sigmoid(parameters.window_factors.to(s.scalar_type())).reshape({shape.H, 1, 1});
@@ -76,7 +105,7 @@ at::Tensor hybrid_attention_reference(const at::Tensor& q,
                                       const HybridParameters& parameters,
                                       const HybridOptions& options) {
   const AttentionShape shape = check_attention(q, k, v);
-  const HybridWeights weights = hybrid_weights_reference(q, k, parameters, options);
+  const HybridWeights weights = hybrid_weights_reference(q, k, v, parameters, options);
   const at::Tensor values = v.to(weights.linear.scalar_type()).repeat_interleave(shape.group(), 1);
   const at::Tensor y = at::matmul(weights.window + weights.linear, values) / weights.denominator;
   return options.fp32_output ? y : y.to(q.scalar_type());
@@ -87,7 +116,7 @@ at::Tensor transfer_cross_entropy_reference(const at::Tensor& q,
                                             const HybridParameters& parameters,
                                             const HybridOptions& options) {
   const AttentionShape shape = check_attention(q, k, {});
-  const HybridWeights weights = hybrid_weights_reference(q, k, parameters, options);
+  const HybridWeights weights = hybrid_weights_reference(q, k, {}, parameters, options);
   const at::Tensor future = at::ones({shape.T, shape.T}, q.options().dtype(at::kBool)).triu(1);
   const at::Tensor teacher =
       at::softmax(scores(q, k, shape).masked_fill(future, -INFINITY), -1).detach();

@@ -13,6 +13,7 @@
 
 #include "kernels/aten/chunks_aten.hpp"
 #include "kernels/linear_attention.hpp"
+#include "kernels/recall_cache.hpp"
 
 namespace hedgerow::kernels::aten {
 namespace {
@@ -66,7 +67,16 @@ std::pair<at::Tensor, at::Tensor> attend_window(const at::Tensor& q,
     keys = at::cat({keys, state.sink_k.to(at::kFloat)}, 2);
     values = at::cat({values, state.sink_v.to(at::kFloat)}, 2);
   }
-  const at::Tensor mask = outside.unsqueeze(1).unsqueeze(1);
+  at::Tensor mask = outside.unsqueeze(1).unsqueeze(1);
+  if (options.recall_cache > 0) {
+    // Those that are in the window yet count there.
+    const at::Tensor& held_exactly = state.recall_positions;
+    const at::Tensor counts =
+        held_exactly.ge(0) & held_exactly.lt(begins.reshape({begins.size(0), 1, 1}));
+    mask = at::cat({mask.expand({-1, keys.size(1), 1, -1}), counts.bitwise_not().unsqueeze(2)}, 3);
+    keys = at::cat({keys, state.recall_k.to(at::kFloat)}, 2);
+    values = at::cat({values, state.recall_v.to(at::kFloat)}, 2);
+  }
   at::Tensor weights = at::matmul(q, keys.transpose(-1, -2)).masked_fill_(mask, -INFINITY);
   weights.sub_(weights.amax(-1, true)).exp_();
   return {at::matmul(weights, values), weights.sum(-1, true)};
@@ -83,7 +93,11 @@ void prefill_state_aten(const at::Tensor& k,
   const at::Tensor& lengths = state.positions;
   const at::Tensor begins = begin_after(lengths, options).unsqueeze(1);
   const at::Tensor tokens = at::arange(k.size(2), lengths.options());
-  join_state(k, v, tokens.lt(begins) & tokens.ge(options.num_sinks), parameters, options, state);
+  if (options.recall_cache > 0) {
+    prefill_recalled(k, v, parameters, options, state);
+  } else {
+    join_state(k, v, tokens.lt(begins) & tokens.ge(options.num_sinks), parameters, options, state);
+  }
   if (options.layout == WindowLayout::kNone) {
     return;
   }
@@ -123,7 +137,11 @@ at::Tensor decode_step_aten(const at::Tensor& q,
     };
     const at::Tensor leaves =
         from.lt(begin_after(tokens, options).unsqueeze(1)) & from.ge(options.num_sinks);
-    join_state(read(state.window_k), read(state.window_v), leaves, parameters, options, state);
+    if (options.recall_cache > 0) {
+      leave_window(parameters, options, state);
+    } else {
+      join_state(read(state.window_k), read(state.window_v), leaves, parameters, options, state);
+    }
     const at::Tensor target = seen.remainder(slots).unsqueeze(1);
     state.window_k.transpose(1, 2).index_put_({rows, target}, k.unsqueeze(1));
     state.window_v.transpose(1, 2).index_put_({rows, target}, v.unsqueeze(1));

@@ -12,6 +12,7 @@
 
 #include "kernels/cpu/hybrid_head_cpu.hpp"
 #include "kernels/linear_attention.hpp"
+#include "kernels/recall_cache.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {
@@ -30,13 +31,14 @@ class DecodeHead {
         map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.key_group() * kLanePad),
         map_k_(problem, problem.map_k, FeatureMapRole::kKey, kFlushTokens),
         num_sinks_(state.sink_k.defined() ? state.sink_k.size(2) : 0),
-        keys_(std::max(num_sinks_ + slots_, kFlushTokens) * width_),
-        values_(std::max(num_sinks_ + slots_, kFlushTokens) * width_),
+        num_recalled_(state.recall_k.defined() ? state.recall_k.size(2) : 0),
+        keys_(std::max(num_sinks_ + num_recalled_ + slots_, kFlushTokens) * width_),
+        values_(std::max(num_sinks_ + num_recalled_ + slots_, kFlushTokens) * width_),
         phi_(problem.F * std::max(kFlushTokens, problem.key_group() * kLanePad)),
         kv_state_(problem.F * width_),
         q_(lanes_ * width_),
         q_transposed_(problem.shape.D * lanes_),
-        weights_((num_sinks_ + slots_) * lanes_),
+        weights_((num_sinks_ + num_recalled_ + slots_) * lanes_),
         y_(lanes_ * width_),
         sums_(3 * lanes_),
         masses_(problem.key_group() * kLanePad) {}
@@ -147,15 +149,17 @@ class DecodeHead {
 
  private:
   // Queries of the group are the lanes. y_ = g sum e^(s - m) v and window_sums = g sum e^(s - m)
-  // over the tokens begin .. end and the sinks before them.
+  // over the tokens begin .. end, and the sinks and the cache's tokens before them.
   void attend_window(std::int64_t begin, std::int64_t end, float* window_sums) {
     const std::int64_t D = problem_.shape.D, group = problem_.shape.group();
-    const std::int64_t sinks = std::min(num_sinks_, begin), keys = sinks + end - begin;
-    for (std::int64_t token = 0; token < sinks; ++token) {
+    std::int64_t before = std::min(num_sinks_, begin);
+    for (std::int64_t token = 0; token < before; ++token) {
       widen(state_.sink_k, b_, g_, token, keys_.data() + token * width_);
       widen(state_.sink_v, b_, g_, token, values_.data() + token * width_);
     }
-    read_ring(begin, end, sinks);
+    before = read_recalled(begin, before);
+    read_ring(begin, end, before);
+    const std::int64_t keys = before + end - begin;
     transpose(q_.data(), width_, group, D, q_transposed_.data(), lanes_);
     multiply(problem_.products,
              {keys, group, D},
@@ -219,6 +223,20 @@ class DecodeHead {
     }
   }
 
+  // Copies the cache's tokens before `begin` to rows `at`, at + 1, ...; the row behind them.
+  std::int64_t read_recalled(std::int64_t begin, std::int64_t at) {
+    if (num_recalled_ == 0) return at;
+    const auto* positions = state_.recall_positions.const_data_ptr<std::int64_t>() +
+                            (b_ * problem_.shape.G + g_) * num_recalled_;
+    for (std::int64_t slot = 0; slot < num_recalled_; ++slot) {
+      if (positions[slot] < 0 || positions[slot] >= begin) continue;
+      widen(state_.recall_k, b_, g_, slot, keys_.data() + at * width_);
+      widen(state_.recall_v, b_, g_, slot, values_.data() + at * width_);
+      ++at;
+    }
+    return at;
+  }
+
   static constexpr std::int64_t kLanePad = padded(1);
 
   // S of one key head with rows of whole vectors: in place where D fills them.
@@ -278,7 +296,7 @@ class DecodeHead {
   const DecodeState& state_;
   std::int64_t slots_, width_, lanes_, b_ = 0, g_ = 0;
   TileMap map_q_, map_k_;
-  std::int64_t num_sinks_;
+  std::int64_t num_sinks_, num_recalled_;
   Scratch keys_, values_, phi_, kv_state_, q_, q_transposed_, weights_, y_, sums_, masses_;
 };
 
@@ -332,6 +350,10 @@ at::Tensor decode_step_cpu(const at::Tensor& q,
   const HybridProblem problem =
       make_problem(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), parameters, options);
   const at::Tensor y = at::empty(q.sizes(), q.options());
+  const bool recalls = options.recall_cache > 0;
+  if (recalls) {
+    leave_window(parameters, options, state);
+  }
   for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t position) {
     // Without a window a token goes straight to the state; with one, what leaves must be read
     // before its slot is reused.
@@ -340,7 +362,7 @@ at::Tensor decode_step_cpu(const at::Tensor& q,
     }
     const std::int64_t leaving = head.behind_sinks(head.begin_after(position)),
                        staying = head.begin_after(position + 1);
-    for (std::int64_t first = leaving; first < staying; first += kFlushTokens) {
+    for (std::int64_t first = leaving; first < staying && !recalls; first += kFlushTokens) {
       const std::int64_t last = std::min(first + kFlushTokens, staying);
       head.read_ring(first, last, 0);
       head.flush(last - first);

@@ -73,6 +73,23 @@ void check_state(const DecodeState& state,
               "decode: sink_k and sink_v must be contiguous ",
               describe(sinks),
               " of window_k's dtype and on its device");
+  const std::vector<std::int64_t> recall = {shape.B, shape.G, options.recall_cache, shape.D};
+  TORCH_CHECK(options.recall_cache == 0
+                  ? !state.recall_k.defined()
+                  : state.recall_k.defined() && state.recall_v.defined() &&
+                        state.recall_positions.defined() &&
+                        state.recall_k.sizes() == at::IntArrayRef(recall) &&
+                        state.recall_v.sizes() == at::IntArrayRef(recall) &&
+                        state.recall_k.is_contiguous() && state.recall_v.is_contiguous() &&
+                        state.recall_positions.is_contiguous() &&
+                        state.recall_positions.sizes() == at::IntArrayRef(recall).slice(0, 3) &&
+                        state.recall_k.scalar_type() == state.window_k.scalar_type() &&
+                        state.recall_v.scalar_type() == state.window_k.scalar_type() &&
+                        state.recall_positions.scalar_type() == at::kLong,
+              "decode: the state must have recall_k and recall_v of window_k's dtype, contiguous ",
+              describe(recall),
+              ", and int64 recall_positions, as recall_cache says; one made without a cache does "
+              "not go on with one");
   TORCH_CHECK(
       state.kv_state.scalar_type() == at::kFloat && state.k_state.scalar_type() == at::kFloat,
       "decode: kv_state and k_state must be float32, found ",
@@ -151,6 +168,10 @@ void fill(Backend backend,
           const HybridParameters& parameters,
           const HybridOptions& options,
           const DecodeState& state) {
+  // Choices are the same operations on every device.
+  if (options.recall_cache > 0) {
+    return aten::prefill_state_aten(k, v, parameters, options, state);
+  }
   switch (backend) {
     case Backend::kCpu:
       return cpu::prefill_state_cpu(k, v, parameters, options, state);
@@ -204,7 +225,8 @@ at::Tensor step(Backend backend,
 Backend choose_backend(const DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
-  const bool fused = state.kv_state.is_cuda() && cuda::decode_backend() != nullptr &&
+  const bool fused = options.recall_cache == 0 && state.kv_state.is_cuda() &&
+                     cuda::decode_backend() != nullptr &&
                      cuda::decode_backend()->why_not(state, parameters, options).empty();
   return fused ? Backend::kCuda : backend_for(state.kv_state);
 }
@@ -270,6 +292,13 @@ DecodeState make_decode_state(std::int64_t batch,
     state.sink_k =
         at::zeros({batch, num_kv_heads, options.num_sinks, head_dim}, floats.dtype(dtype));
     state.sink_v = at::zeros_like(state.sink_k);
+  }
+  if (options.recall_cache > 0) {
+    state.recall_k =
+        at::zeros({batch, num_kv_heads, options.recall_cache, head_dim}, floats.dtype(dtype));
+    state.recall_v = at::zeros_like(state.recall_k);
+    state.recall_positions =
+        at::full({batch, num_kv_heads, options.recall_cache}, -1, floats.dtype(at::kLong));
   }
   state.positions = at::zeros({batch}, floats.dtype(at::kLong));
   return state;

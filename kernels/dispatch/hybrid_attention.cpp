@@ -12,6 +12,7 @@
 #include "kernels/cpu/hybrid_attention_cpu.hpp"
 #include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "kernels/hybrid_passes.hpp"
+#include "kernels/recall_cache.hpp"
 #include "kernels/reference.hpp"
 
 namespace hedgerow::kernels {
@@ -239,6 +240,9 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                             const HybridParameters& parameters,
                             const HybridOptions& options) {
   check_problem(q, k, v, parameters, options);
+  if (options.recall_cache > 0 && q.scalar_type() != at::kDouble) {
+    return recall_attention(q, k, v, parameters, options);
+  }
   return q.scalar_type() == at::kDouble
              ? hybrid_attention_reference(q, k, v, parameters, options)
              : attend(hybrid_backend_for(q, parameters, options, any_requires_grad({q, k, v})),
@@ -256,7 +260,7 @@ at::Tensor linear_share(const at::Tensor& q,
   check_problem(q, k, {}, parameters, options);
   if (q.scalar_type() == at::kDouble) {
     const c10::NoGradGuard no_grad;
-    const HybridWeights weights = hybrid_weights_reference(q, k, parameters, options);
+    const HybridWeights weights = hybrid_weights_reference(q, k, {}, parameters, options);
     return (weights.linear.sum(-1, true) / weights.denominator).mean(at::IntArrayRef{0, 2, 3});
   }
   return share_of(hybrid_backend_for(q, parameters, options, false), q, k, parameters, options);

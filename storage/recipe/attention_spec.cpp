@@ -104,6 +104,26 @@ void check_sinks(const AttentionSpec& spec) {
   }
 }
 
+void check_recall_cache(const AttentionSpec& spec) {
+  const std::string found = "= " + std::to_string(spec.recall_cache);
+  if (spec.recall_cache < 0) refuse_spec("recall_cache", found + ": expected 0 (none) or more");
+  if (spec.window == WindowLayout::kNone && spec.recall_cache > 0) {
+    refuse_spec("recall_cache",
+                found + ": the cache holds keys that left a window, and attention.window is none; "
+                        "use 0");
+  }
+  if (spec.window != WindowLayout::kNone && spec.recall_cache > spec.window_size) {
+    refuse_spec("recall_cache",
+                found + ": more than attention.window_size = " + std::to_string(spec.window_size) +
+                    ", a chunk's keys; use at most that");
+  }
+  if (spec.recall_cache > 0 && spec.feature_map == FeatureMapKind::kIdentity) {
+    refuse_spec("recall_cache",
+                found + ": features of the identity have signs, so what the state recalls of a key "
+                        "divides by what may be 0; use 0, or another feature_map");
+  }
+}
+
 }  // namespace
 
 bool AttentionSpec::has_projection() const {
@@ -119,6 +139,11 @@ std::int64_t AttentionSpec::num_key_maps(std::int64_t num_attention_heads,
 
 int AttentionSpec::default_sinks() const {
   return window == WindowLayout::kNone ? 0 : std::min(AttentionSpec{}.num_sinks, window_size);
+}
+
+int AttentionSpec::default_recall_cache() const {
+  const bool has_cache = window != WindowLayout::kNone && feature_map != FeatureMapKind::kIdentity;
+  return has_cache ? std::min(feature_dim / 2, window_size) : 0;
 }
 
 KeyMaps AttentionSpec::default_key_maps() const {
@@ -177,6 +202,7 @@ void AttentionSpec::validate(int head_dim) const {
     refuse_spec("window_size", "= " + std::to_string(window_size) + ": expected 1 to 65536");
   }
   check_sinks(*this);
+  check_recall_cache(*this);
   if (!std::isfinite(window_factor) || std::abs(window_factor) > 30.0) {
     refuse_spec(
         "window_factor",
@@ -208,6 +234,7 @@ void to_json(nlohmann::json& json, const AttentionSpec& spec) {
           {"window", to_string(spec.window)},
           {"window_size", spec.window_size},
           {"num_sinks", spec.num_sinks},
+          {"recall_cache", spec.recall_cache},
           {"window_factor", spec.window_factor},
           {"train_window_factor", spec.train_window_factor},
           {"train_feature_map", spec.train_feature_map},
@@ -227,6 +254,7 @@ void from_json(const nlohmann::json& json, AttentionSpec& spec) {
   spec.train_feature_map = json.value("train_feature_map", spec.train_feature_map);
   if (json.contains("order")) spec.order = integer_of<int>(json, "order");
   spec.num_sinks = json.contains("num_sinks") ? integer_of<int>(json, "num_sinks") : 0;
+  spec.recall_cache = json.contains("recall_cache") ? integer_of<int>(json, "recall_cache") : 0;
   spec.key_maps =
       key_maps_from_string(json.value("key_maps", std::string(to_string(KeyMaps::kQueryHead))));
 }

@@ -46,6 +46,9 @@ struct AttentionSpec {
   // The first tokens of a sequence, which every later one attends to inside its window and which no
   // state holds (StreamingLLM, arXiv 2309.17453). At most window_size; 0 without a window.
   int num_sinks = 4;
+  // Keys a kv head that left the window and stay exact, those that the state recalls worst
+  // (kernels/recall_cache.hpp). At most window_size; 0 without a window. Training does not know it.
+  int recall_cache = 0;
   double window_factor =
       -2.1972245773362196;  // the logit of g = sigmoid(window_factors) at the start: g = 0.1
   bool train_window_factor = true;
@@ -62,6 +65,9 @@ struct AttentionSpec {
   // takes, and a map a kv head but where a map of keys is that of their queries.
   [[nodiscard]] int default_sinks() const;
   [[nodiscard]] KeyMaps default_key_maps() const;
+  // What `init` writes: half of the features, whose bytes are about half of a bf16 state's, and at
+  // most the window.
+  [[nodiscard]] int default_recall_cache() const;
   // The most tokens that a sequence can have while all its pairs of query and key are under
   // softmax: up to here the linear branch has no key, and what trains it has no gradient. `sliding`
   // keeps the last w keys, `terraced` the own chunk and the whole one before
@@ -85,8 +91,8 @@ struct AttentionSpec {
 // {"feature_map": "hedgehog_softmax", ...}, by recipe key and spelling: the "attention" of
 // hedgerow.json. from_json throws kUsage for an unknown word and nlohmann's own exceptions for an
 // absent or ill-typed key. Files of earlier builds lack `order` and `train_feature_map`, which then
-// have their defaults, and `num_sinks` and `key_maps`: such a student has no sinks and a key map a
-// query head.
+// have their defaults, and `num_sinks`, `key_maps` and `recall_cache`: such a student has no sinks,
+// a key map a query head and no cache.
 void to_json(nlohmann::json& json, const AttentionSpec& spec);
 void from_json(const nlohmann::json& json, AttentionSpec& spec);
 

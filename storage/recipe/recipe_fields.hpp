@@ -56,6 +56,11 @@ void visit_attention(Spec& spec, Visitor& visitor) {
                 {"keys under softmax; terraced sees up to twice as many", 1, 65536});
   visitor.field(
       "num_sinks", spec.num_sinks, {"first tokens that stay under softmax; 0 for none", 0, 16});
+  visitor.field("recall_cache",
+                spec.recall_cache,
+                {"keys a kv head that left the window and stay exact; the state recalls them worst",
+                 0,
+                 65536});
   visitor.field(
       "window_factor", spec.window_factor, {"logit of the window's share at the start", -30, 30});
   visitor.field("train_window_factor", spec.train_window_factor, {"learn that share per head"});

@@ -62,7 +62,7 @@ at::Tensor loss_with_linear_term(const AttentionInputs& x,
                                  const HybridOptions& options,
                                  double linear_factor) {
   const auto [window, linear, denominator] =
-      hybrid_weights_reference(x.q.detach(), x.k.detach(), x.parameters, options);
+      hybrid_weights_reference(x.q.detach(), x.k.detach(), {}, x.parameters, options);
   const std::int64_t group = x.q.size(1) / x.k.size(1), T = x.q.size(2);
   const at::Tensor q = x.q.detach().to(linear.scalar_type());
   const auto heads = [&](const at::Tensor& values) {

@@ -190,7 +190,7 @@ TEST(HybridAttention, MeasuresTheLinearBranchesShare) {
     const at::Tensor share = linear_share(
         inputs.q.to(at::kFloat), inputs.k.to(at::kFloat), inputs.parameters, shape.options);
     const HybridWeights weights =
-        hybrid_weights_reference(inputs.q, inputs.k, inputs.parameters, shape.options);
+        hybrid_weights_reference(inputs.q, inputs.k, {}, inputs.parameters, shape.options);
     const at::Tensor exact =
         (weights.linear.sum(-1, true) / weights.denominator).mean({0, 2, 3}).detach();
     EXPECT_LT((share - exact).abs().max().item<double>(), 1e-6) << shape.name();

@@ -76,7 +76,7 @@ TEST(Sinks, EveryCausalPairIsInOneBranch) {
   for_each_case([](const AttentionCase& shape) {
     const AttentionInputs inputs = make_inputs(shape);
     const HybridWeights weights =
-        hybrid_weights_reference(inputs.q, inputs.k, inputs.parameters, shape.options);
+        hybrid_weights_reference(inputs.q, inputs.k, {}, inputs.parameters, shape.options);
     const at::Tensor i = at::arange(shape.T).unsqueeze(1), j = at::arange(shape.T).unsqueeze(0);
     const at::Tensor in_window = weights.window.ne(0), in_linear = weights.linear.ne(0);
     EXPECT_TRUE(

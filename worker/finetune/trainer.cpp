@@ -7,6 +7,7 @@
 #include <map>
 
 #include "storage/base/error.hpp"
+#include "worker/model/attention_options.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -102,7 +103,7 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
       communicator_(communicator),
       held_(config, fitting(options_.mesh, communicator), communicator.rank()),
       model_{config,
-             student.options,
+             training_options(student.options),
              make_rope_table(config, tokens.seq_len, device()),
              options_.stream},
       outer_(std::move(outer)),

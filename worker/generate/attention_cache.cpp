@@ -18,6 +18,9 @@ std::vector<at::Tensor*> fields(DecodeState& state) {
                                   &state.window_v,
                                   &state.sink_k,
                                   &state.sink_v,
+                                  &state.recall_k,
+                                  &state.recall_v,
+                                  &state.recall_positions,
                                   &state.positions};
   std::erase_if(all, [](const at::Tensor* tensor) { return !tensor->defined(); });
   return all;

@@ -9,7 +9,14 @@ kernels::HybridOptions hybrid_options(const storage::AttentionSpec& spec) {
   options.layout = spec.window;
   options.window_size = spec.window_size;
   options.num_sinks = spec.num_sinks;
+  options.recall_cache = spec.recall_cache;
   return options;
+}
+
+kernels::HybridOptions training_options(const kernels::HybridOptions& options) {
+  kernels::HybridOptions without = options;
+  without.recall_cache = 0;
+  return without;
 }
 
 }  // namespace hedgerow::worker

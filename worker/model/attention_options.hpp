@@ -8,4 +8,7 @@ namespace hedgerow::worker {
 
 [[nodiscard]] kernels::HybridOptions hybrid_options(const storage::AttentionSpec& spec);
 
+// Those of the losses, which do not know the cache of recalled keys.
+[[nodiscard]] kernels::HybridOptions training_options(const kernels::HybridOptions& options);
+
 }  // namespace hedgerow::worker

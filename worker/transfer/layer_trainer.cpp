@@ -74,7 +74,7 @@ LayerTrainer::LayerTrainer(int layer_idx,
       rates_(recipe.transfer),
       attention_(recipe.attention),
       seed_(seed),
-      options_(hybrid_options(recipe.attention)),
+      options_(training_options(hybrid_options(recipe.attention))),
       learning_rate_(recipe.transfer.learning_rate) {
   options_.fp32_output = true;
   create_parameters(config, device);

@@ -22,7 +22,7 @@ struct Case {
   HybridOptions options;
 
   [[nodiscard]] kernels::HybridWeights reference() const {
-    return kernels::hybrid_weights_reference(q.unsqueeze(0), k.unsqueeze(0), parameters, options);
+    return kernels::hybrid_weights_reference(q.unsqueeze(0), k.unsqueeze(0), {}, parameters, options);
   }
 };
 
