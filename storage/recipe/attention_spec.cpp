@@ -109,8 +109,9 @@ void check_recall_cache(const AttentionSpec& spec) {
   if (spec.recall_cache < 0) refuse_spec("recall_cache", found + ": expected 0 (none) or more");
   if (spec.window == WindowLayout::kNone && spec.recall_cache > 0) {
     refuse_spec("recall_cache",
-                found + ": the cache holds keys that left a window, and attention.window is none; "
-                        "use 0");
+                found +
+                    ": the cache holds keys that left a window, and attention.window is none; "
+                    "use 0");
   }
   if (spec.window != WindowLayout::kNone && spec.recall_cache > spec.window_size) {
     refuse_spec("recall_cache",
@@ -119,8 +120,9 @@ void check_recall_cache(const AttentionSpec& spec) {
   }
   if (spec.recall_cache > 0 && spec.feature_map == FeatureMapKind::kIdentity) {
     refuse_spec("recall_cache",
-                found + ": features of the identity have signs, so what the state recalls of a key "
-                        "divides by what may be 0; use 0, or another feature_map");
+                found +
+                    ": features of the identity have signs, so what the state recalls of a key "
+                    "divides by what may be 0; use 0, or another feature_map");
   }
 }
 

@@ -25,7 +25,8 @@ void visit_data(Data& data, Visitor& visitor) {
                 {.comment = "validation is cut before packing (documents) or after it (sequences)",
                  .choices = "documents|sequences"});
   visitor.field("max_sequences", data.max_sequences, {"0: all", 0, 1e9});
-  visitor.field("add_bos", data.add_bos, {"before each document; auto: as the model's tokenizer does"});
+  visitor.field(
+      "add_bos", data.add_bos, {"before each document; auto: as the model's tokenizer does"});
   visitor.field("eos_token_id",
                 data.eos_token_id,
                 {"after each document; -1: the model's own, -2: none", -2, 1e9});

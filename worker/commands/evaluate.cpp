@@ -26,6 +26,7 @@ struct EvaluateArguments {
   std::string model, tokens, student, adapter, recipe, logits;
   std::string device = "auto", compute_dtype = "auto";
   int max_sequences = 0, threads = 0;
+  int recall_cache = kOwnRecallCache;
   bool json = false, progress = false, texts = false;
 };
 
@@ -102,6 +103,7 @@ storage::ExitCode evaluate_command(const EvaluateArguments& given) {
     options.adapter = &adapter.emplace(
         storage::read_given([&] { return load_adapter(given.adapter, model.config()); }));
   if (student && adapter) storage::read_given([&] { put_in_place(*student, adapter->trained); });
+  if (student) set_recall_cache(*student, given.recall_cache);
   std::optional<storage::Recipe> recipe;
   if (!given.recipe.empty()) recipe = storage::Recipe::load(given.recipe);
   if (recipe) options.control = control_of(*recipe);
@@ -172,6 +174,7 @@ void register_evaluate(CLI::App& app, Action& action) {
   command->add_option(
       "--student", options->student, "Directory with hedgerow.json and feature_maps.safetensors");
   command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
+  command->add_option("--recall-cache", options->recall_cache, kRecallCacheHelp);
   command->add_option(
       "--recipe", options->recipe, "Of a student: gives the teacher alone its control");
   command

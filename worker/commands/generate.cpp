@@ -28,6 +28,7 @@ struct GenerateArguments {
   std::string device = "auto", compute_dtype = "auto";
   GenerateOptions generate;
   int threads = 0, ranks = 1;
+  int recall_cache = kOwnRecallCache;
   bool progress = false;
 };
 
@@ -126,6 +127,7 @@ storage::ExitCode generate(const GenerateArguments& options, Communicator* ranks
         storage::read_given([&] { return load_adapter(options.adapter, model.config(), is_held); });
   }
   if (student && adapter) storage::read_given([&] { put_in_place(*student, adapter->trained); });
+  if (student) set_recall_cache(*student, options.recall_cache);
   const at::ScalarType compute_dtype = compute_dtype_of(options.compute_dtype, device, ranks);
   if (prints) print_line({{"compute_dtype", dtype_word(compute_dtype)}});
   Generator generator = Generator::load(
@@ -180,6 +182,7 @@ void register_generate(CLI::App& app, Action& action) {
   command->add_option(
       "--student", options->student, "Directory with hedgerow.json and feature_maps.safetensors");
   command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
+  command->add_option("--recall-cache", options->recall_cache, kRecallCacheHelp);
   command
       ->add_option("--max-new-tokens", generate.max_new_tokens, "At most this many tokens a prompt")
       ->check(CLI::PositiveNumber)

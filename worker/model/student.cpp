@@ -102,6 +102,13 @@ class StrictReader {
 
 }  // namespace
 
+void set_recall_cache(Student& student, int recall_cache) {
+  if (recall_cache == kOwnRecallCache) return;
+  student.attention.recall_cache = recall_cache;
+  student.attention.validate(0);
+  student.options = hybrid_options(student.attention);
+}
+
 Student load_student(const fs::path& directory,
                      const storage::ModelDirectory& teacher,
                      const at::Device& device,

@@ -42,6 +42,14 @@ struct Student {
                                    const at::Device& device,
                                    const std::function<bool(int layer_idx)>& has = {});
 
+// Attends with a cache of so many recalled keys in place of the student's own, which
+// kOwnRecallCache leaves. Throws kUsage naming attention.recall_cache for a number that its window
+// or map does not take.
+inline constexpr int kOwnRecallCache = -1;
+inline constexpr const char* kRecallCacheHelp =
+    "Keys a kv head that stay exact behind the window, in place of the student's own; -1: those";
+void set_recall_cache(Student& student, int recall_cache);
+
 // The attention of a student's layer, without autograd: hybrid, or softmax where it has no maps.
 [[nodiscard]] at::Tensor student_attention(
     const Qkv& heads,

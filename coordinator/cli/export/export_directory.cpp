@@ -15,6 +15,7 @@
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "storage/base/file.hpp"
 #include "storage/model/weight_hashes.hpp"
+#include "storage/recipe/attention_spec.hpp"
 #include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -111,10 +112,15 @@ void write_config(const storage::ModelDirectory& teacher,
     config.erase("torch_dtype");  // what transformers read before version 5
     config["dtype"] = choice.compute_dtype == "bf16" ? "bfloat16" : "float32";
   }
+  json attention = description.at("attention");
+  if (choice.recall_cache) {
+    attention["recall_cache"] = *choice.recall_cache;
+    attention.get<storage::AttentionSpec>().validate(teacher.config().head_dim);
+  }
   config["hedgerow"] = {{"format", "export/1"},
                         {"body", teacher.config().model_type},
                         {"hidden_act", config.value("hidden_act", "silu")},
-                        {"attention", description.at("attention")},
+                        {"attention", attention},
                         {"softmax_layers", description.at("softmax_layers")}};
   config["architectures"] = json::array({"HedgerowForCausalLM"});
   config["model_type"] = teacher.config().model_type;  // it may have said only its architecture

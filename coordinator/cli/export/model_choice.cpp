@@ -134,6 +134,8 @@ void require_made_for(const storage::ModelDirectory& model, const fs::path& lora
 }
 
 void require_fit(const ModelChoice& choice) {
+  require(!choice.recall_cache || !choice.student.empty(),
+          "--recall-cache is a student's; the teacher has none");
   if (choice.student.empty()) return;
   const auto model = storage::ModelDirectory::open(choice.model);
   storage::read_given([&] {
@@ -156,6 +158,12 @@ void add_model_options(CLI::App& app, ModelOptions& options) {
   app.add_option("--student", options.student, "with --model: the student's feature maps")
       ->type_name("DIR");
   app.add_option("--lora", options.lora, "with --student: a PEFT adapter")->type_name("DIR");
+  app.add_option("--recall-cache",
+                 options.recall_cache,
+                 "keys a kv head that stay exact behind the window, in place of the student's "
+                 "attention.recall_cache; also for a student that was made without")
+      ->type_name("N")
+      ->check(CLI::Range(0, 65536).description(""));
 }
 
 void add_device_option(CLI::App& app, std::string& device) {
@@ -167,6 +175,8 @@ std::vector<std::string> ModelChoice::worker_arguments() const {
   std::vector<std::string> arguments{"--model", model};
   if (!student.empty()) arguments.insert(arguments.end(), {"--student", student.string()});
   if (!lora.empty()) arguments.insert(arguments.end(), {"--adapter", lora.string()});
+  if (recall_cache)
+    arguments.insert(arguments.end(), {"--recall-cache", std::to_string(*recall_cache)});
   arguments.insert(arguments.end(), {"--compute-dtype", compute_dtype});
   return arguments;
 }
@@ -187,6 +197,7 @@ ModelChoice choose_model(ModelOptions& options) {
     require(options.student.empty() && options.lora.empty(),
             "--student and --lora belong to --model, not to --run");
     ModelChoice choice = choose_from_run(options);
+    choice.recall_cache = options.recall_cache;
     require_fit(choice);
     return choice;
   }
@@ -200,6 +211,7 @@ ModelChoice choose_model(ModelOptions& options) {
   choice.model = options.model;
   choice.student = options.student;
   choice.lora = options.lora;
+  choice.recall_cache = options.recall_cache;
   choice.compute_dtype = recorded_compute_dtype(options.student);
   for (const fs::path& directory : {choice.student, choice.lora}) {
     require(directory.empty() || fs::is_directory(directory),

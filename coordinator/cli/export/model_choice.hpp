@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,8 @@ namespace hedgerow::coordinator::cli {
 
 struct ModelOptions {
   std::string run, subject, model, student, lora;
-  bool takes_teacher = true;  // false: only a student will do
+  bool takes_teacher = true;          // false: only a student will do
+  std::optional<int> recall_cache{};  // in place of the student's attention.recall_cache
 };
 
 // --device, for commands that compute: empty unless told, which means the run's.
@@ -29,6 +31,7 @@ struct ModelChoice {
   std::filesystem::path student, lora;  // empty: without
   std::string device = "auto";          // of the run
   std::string compute_dtype = "auto";  // of the run or the student: "bf16", "fp32"; auto: none said
+  std::optional<int> recall_cache{};   // of ModelOptions
 
   // --model, --student, --adapter and --compute-dtype as hedgerow-worker takes them.
   [[nodiscard]] std::vector<std::string> worker_arguments() const;
