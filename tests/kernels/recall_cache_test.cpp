@@ -23,16 +23,16 @@ using testing::AttentionCase;
 using testing::AttentionInputs;
 using testing::make_inputs;
 
-constexpr std::int64_t kWindow = 8;
+constexpr std::int64_t kChunk = 8;
 
-void for_each_case(const std::function<void(const AttentionCase&)>& visit) {
+void for_each_recall_case(const std::function<void(const AttentionCase&)>& visit) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     for (const std::int64_t T : {1, 7, 8, 9, 16, 17, 24, 25, 41, 67}) {
       for (const std::int64_t recall : {1, 3, 8}) {
         for (const bool shares : {false, true}) {
           AttentionCase shape{.T = T, .bias = true, .shares_key_maps = shares};
           shape.options.layout = layout;
-          shape.options.window_size = kWindow;
+          shape.options.window_size = kChunk;
           shape.options.num_sinks = recall == 3 ? 0 : 2;
           shape.options.recall_cache = recall;
           visit(shape);
@@ -50,7 +50,7 @@ class NaiveChooser {
 
   void choose(std::int64_t chunk) {
     std::set<std::int64_t> candidates = cache_;
-    for (std::int64_t t = chunk * kWindow; t < (chunk + 1) * kWindow; ++t) {
+    for (std::int64_t t = chunk * kChunk; t < (chunk + 1) * kChunk; ++t) {
       if (t >= options_.num_sinks) candidates.insert(t);
     }
     std::vector<std::pair<double, std::int64_t>> ranked;
@@ -110,12 +110,12 @@ Naive naive_attention(const AttentionCase& shape, const AttentionInputs& given) 
       const std::int64_t maps = U / shape.G;
       NaiveChooser chooser(phi_k[b].narrow(0, g * maps, maps), x.v[b][g], options);
       for (std::int64_t i = 0; i < shape.T; ++i) {
-        const std::int64_t chunk = i / kWindow - (sliding ? 1 : 2);
-        if (i % kWindow == 0 && chunk >= 0) {
+        const std::int64_t chunk = i / kChunk - (sliding ? 1 : 2);
+        if (i % kChunk == 0 && chunk >= 0) {
           chooser.choose(chunk);
           naive.kept[{chunk, b, g}] = chooser.cache();
         }
-        const std::int64_t begin = window_begin(options.layout, kWindow, i);
+        const std::int64_t begin = window_begin(options.layout, kChunk, i);
         for (std::int64_t h = g * group; h < (g + 1) * group; ++h) {
           const std::int64_t u = shape.shares_key_maps ? g : h;
           const double gate = at::sigmoid(x.parameters.window_factors[h]).item<double>();
@@ -161,7 +161,7 @@ void expect_kept(const at::Tensor& positions,
 }
 
 TEST(RecallCache, AttendsAndChoosesAsTheDefinitionDoesTokenByToken) {
-  for_each_case([](const AttentionCase& shape) {
+  for_each_recall_case([](const AttentionCase& shape) {
     const AttentionInputs inputs = make_inputs(shape);
     const Naive naive = naive_attention(shape, inputs);
     at::Tensor kept;
@@ -183,7 +183,7 @@ TEST(RecallCache, AttendsAndChoosesAsTheDefinitionDoesTokenByToken) {
 
 TEST(RecallCache, TheReferenceOfPairsGivesTheSame) {
   AttentionCase shape{.T = 67, .shares_key_maps = true};
-  shape.options.window_size = kWindow;
+  shape.options.window_size = kChunk;
   shape.options.num_sinks = 2;
   shape.options.recall_cache = 5;
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
@@ -212,7 +212,7 @@ using Step = at::Tensor (*)(const at::Tensor&,
                             const HybridParameters&,
                             const HybridOptions&);
 
-void expect_steps(const AttentionCase& shape, Prefill prefill, Step step) {
+void expect_recall_steps(const AttentionCase& shape, Prefill prefill, Step step) {
   const AttentionInputs inputs = make_inputs(shape);
   at::Tensor kept;
   const at::Tensor whole =
@@ -240,13 +240,13 @@ void expect_steps(const AttentionCase& shape, Prefill prefill, Step step) {
 }
 
 TEST(RecallCache, PrefillAndStepsChooseAndGiveWhatTheWholeSequenceGives) {
-  for_each_case(
-      [](const AttentionCase& shape) { expect_steps(shape, prefill_state, decode_step); });
+  for_each_recall_case(
+      [](const AttentionCase& shape) { expect_recall_steps(shape, prefill_state, decode_step); });
 }
 
 TEST(RecallCache, OperationsOfAnyDeviceChooseAndGiveTheSame) {
-  for_each_case([](const AttentionCase& shape) {
-    if (shape.T == 67) expect_steps(shape, aten::prefill_state, aten::decode_step);
+  for_each_recall_case([](const AttentionCase& shape) {
+    if (shape.T == 67) expect_recall_steps(shape, aten::prefill_state, aten::decode_step);
   });
 }
 
@@ -255,7 +255,7 @@ TEST(RecallCache, ARowsChoicesDependNeitherOnTheBatchNorOnPadding) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     AttentionCase shape{.B = 3, .T = 60, .shares_key_maps = true};
     shape.options.layout = layout;
-    shape.options.window_size = kWindow;
+    shape.options.window_size = kChunk;
     shape.options.num_sinks = 1;
     shape.options.recall_cache = 4;
     const AttentionInputs inputs = make_inputs(shape);
@@ -277,12 +277,12 @@ TEST(RecallCache, ARowsChoicesDependNeitherOnTheBatchNorOnPadding) {
 
 TEST(RecallCache, WithoutAWindowOrWithMoreKeysThanItHoldsIsRefused) {
   AttentionCase shape;
-  shape.options.window_size = kWindow;
+  shape.options.window_size = kChunk;
   const AttentionInputs inputs = make_inputs(shape);
   const auto attend = [&] {
     hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
   };
-  for (const std::int64_t keys : {std::int64_t{-1}, kWindow + 1}) {
+  for (const std::int64_t keys : {std::int64_t{-1}, kChunk + 1}) {
     shape.options.recall_cache = keys;
     EXPECT_THAT(attend,
                 ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr(
@@ -297,7 +297,7 @@ TEST(RecallCache, WithoutAWindowOrWithMoreKeysThanItHoldsIsRefused) {
 
 TEST(RecallCache, AStateThatWasMadeWithoutOneDoesNotGoOnWithOne) {
   AttentionCase shape{.T = 20};
-  shape.options.window_size = kWindow;
+  shape.options.window_size = kChunk;
   const AttentionInputs inputs = make_inputs(shape);
   DecodeState state = prefill_state(inputs.k,
                                     inputs.v,
