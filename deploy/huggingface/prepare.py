@@ -129,7 +129,7 @@ def complete(out: Path, identity: dict) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="GGUF file, Hugging Face directory or org/name in the local cache")
+    parser.add_argument("--model", help="GGUF file or Hugging Face directory")
     parser.add_argument("--out", required=True, type=Path)
     parser.add_argument("--layers", type=int, default=0, help="keep only the first N decoder layers (0: all)")
     options = parser.parse_args()

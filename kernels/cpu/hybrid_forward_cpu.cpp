@@ -295,9 +295,11 @@ HybridProblem make_problem(const at::Tensor& q,
                            const HybridParameters& parameters,
                            const HybridOptions& options) {
   // The Taylor series' monomials have signs and cancel: rounded to bf16 they lose what the sum is.
-  const Products products = options.feature_map.kind == FeatureMapKind::kTaylor
-                                ? Products::kFloat
-                                : products_for(q.scalar_type());
+  // The features of ELU+1 are large, so the linear side's sum, from which a window factor has its
+  // gradient, cancels: in bf16 that gradient was off by a fifth.
+  const FeatureMapKind kind = options.feature_map.kind;
+  const bool cancels = kind == FeatureMapKind::kTaylor || kind == FeatureMapKind::kEluPlusOne;
+  const Products products = cancels ? Products::kFloat : products_for(q.scalar_type());
   return {kernels::make_hybrid_problem(q, k, v, parameters, options), products};
 }
 

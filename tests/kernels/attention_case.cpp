@@ -221,8 +221,9 @@ at::Tensor plain_bfloat16_cross_entropy(const AttentionInputs& inputs,
 namespace {
 
 bool multiplies_in_bfloat16(const AttentionCase& shape) {
+  const FeatureMapKind kind = shape.options.feature_map.kind;
   return cpu::products_for(shape.dtype) == cpu::Products::kBFloat16 &&
-         shape.options.feature_map.kind != FeatureMapKind::kTaylor;
+         kind != FeatureMapKind::kTaylor && kind != FeatureMapKind::kEluPlusOne;
 }
 
 }  // namespace

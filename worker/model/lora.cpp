@@ -180,7 +180,7 @@ LoraAdapter load_adapter(const fs::path& directory,
   for (const auto& [name, view] : file.tensors()) {
     if (!expected.contains(name)) {
       throw Error(ErrorKind::kCorrupt,
-                  path.string() + ": tensor " + name +
+                  path.string() + ": surplus tensor " + name +
                       " is of no module that target_modules of its adapter_config.json names; the "
                       "two do not belong together, or the model has fewer layers");
     }

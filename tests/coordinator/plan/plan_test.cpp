@@ -276,7 +276,7 @@ TEST_F(PlanTest, WhatContradictsTheModelIsAUsageError) {
   expect_usage("data.evaluate.seq_len = 10000");
   tokens_.evaluate.seq_len = 512;
   model_.sliding_window = 256;
-  expect_usage("attention window of 256");
+  expect_usage("sliding_window = 256");
   model_.sliding_window.reset();
   recipe_.attention = {
       .feature_map = storage::FeatureMapKind::kTaylor, .negation = false, .bias = false};
