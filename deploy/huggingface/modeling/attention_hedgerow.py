@@ -35,6 +35,7 @@ class HedgerowAttention(nn.Module, HybridInTorch):
         self.softmax = config.is_softmax_layer(layer_idx)
         self.window, self.window_size = config.attention["window"], config.attention["window_size"]
         self.num_sinks, self.key_heads = config.attention["num_sinks"], config.num_key_maps
+        self.recall_cache = config.attention["recall_cache"]
         # Slots of the ring of raw keys; without a window one, which nobody reads, as decode_step has it.
         self.capacity = max({"none": 0, "sliding": 1, "terraced": 2}[self.window] * self.window_size, 1)
         self.by_operators = not self.softmax and have_operators()
@@ -78,6 +79,12 @@ class HedgerowAttention(nn.Module, HybridInTorch):
         return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
 
     def _hybrid_attention(self, q, k, v, step: Step, cache: HedgerowCache | None) -> torch.Tensor:
+        if not self.recall_cache:
+            return self._hybrid(q, k, v, step, cache)
+        with torch.autocast(q.device.type, enabled=False):  # bf16 products would choose other keys
+            return self._hybrid(q, k, v, step, cache)
+
+    def _hybrid(self, q, k, v, step: Step, cache: HedgerowCache | None) -> torch.Tensor:
         state = None if cache is None else cache.layers[self.layer_idx]
         by_operators = self.by_operators and operators_take(self, q, k, v, with_state=cache is not None)
         if state is not None and step.one_each:
@@ -88,6 +95,10 @@ class HedgerowAttention(nn.Module, HybridInTorch):
             y = hybrid_by_operators(self, q_local, k_local, v_local)
             if cache is not None:
                 cache.layers[self.layer_idx] = prefill_by_operators(self, k_local, v_local, step.count_to_read)
+        elif self.recall_cache:
+            y, state_after = self._chunked_with_recall(q_local, k_local, v_local, state, step.seen, base, step.count)
+            if cache is not None:
+                cache.layers[self.layer_idx] = state_after
         else:  # also tokens that continue a state, several at once
             y, phi_k = self._chunked(q_local, k_local, v_local, state, base)
             if cache is not None:

@@ -21,6 +21,10 @@ class LinearState:
     ring_v: torch.Tensor
     sink_k: torch.Tensor | None = None  # [B, G, S, D]: a row's first tokens, once it has seen them; None without sinks
     sink_v: torch.Tensor | None = None
+    # Of recall_cache, None with 0: the keys before the window that stay exact, by position; empty slots first, of zeros.
+    recalled_k: torch.Tensor | None = None  # [B, G, N, D]
+    recalled_v: torch.Tensor | None = None
+    recalled: torch.Tensor | None = None  # int64 [B, G, N]: their positions, from 0 at a row's first real token; -1: empty
 
 
 @dataclass
@@ -50,6 +54,21 @@ class HedgerowCache:
 
     def __len__(self) -> int:
         return len(self.layers)
+
+    def recalled(self, layer_idx: int) -> torch.Tensor:
+        """Which tokens the layer keeps exactly beside window and sinks: int64 [B, G, N], ascending, -1 for an empty slot.
+
+        Positions count a row's real tokens from 0. The choices are those that the last query so far saw: what the next one
+        finds at a border of chunks is not among them yet. N is 0 without recall_cache. Throws ValueError where there is no
+        such state: before the first forward, and in layers that kept softmax attention.
+        """
+        state = self.layers[layer_idx]
+        if not isinstance(state, LinearState):
+            raise ValueError(f"recalled: layer {layer_idx} " + ("has seen no tokens" if state is None else "kept softmax "
+                             "attention, and with it all tokens"))
+        if state.recalled is None:
+            return state.ring_k.new_empty((*state.ring_k.shape[:2], 0), dtype=torch.int64)
+        return state.recalled
 
     def reorder_cache(self, beam_idx: torch.Tensor) -> None:
         self._map(lambda t: t.index_select(0, beam_idx.to(t.device)))

@@ -3,7 +3,8 @@
 The teacher's keys keep their names and places, model_type included, so that AutoTokenizer loads as the teacher's does. One
 more, "hedgerow", says what the attention is:
   {"format": "export/1", "body": "llama" | "mistral" | "qwen2" | "qwen3", "hidden_act": the teacher's,
-   "attention": {"feature_map", "negation", "feature_dim", "bias", "key_maps", "window", "window_size", "num_sinks", ...},
+   "attention": {"feature_map", "negation", "feature_dim", "bias", "key_maps", "window", "window_size", "num_sinks",
+                 "recall_cache", ...},
    "softmax_layers": [layers that kept softmax attention]}
 In place of the teacher's hidden_act stands FOREIGN_ACTIVATION: the body's own class in transformers, which would compute
 softmax attention, ends with an error that names it.
@@ -110,6 +111,13 @@ class HedgerowConfig(PreTrainedConfig):
         if not 0 <= attention["num_sinks"] <= most:
             raise ValueError(f"config.json: hedgerow.attention.num_sinks is {attention['num_sinks']}; a window of "
                              f"{most} tokens takes 0 to {most}. Export the model again")
+        recall = attention["recall_cache"]
+        if type(recall) is not int or not 0 <= recall <= most:
+            raise ValueError(f"config.json: hedgerow.attention.recall_cache is {recall!r}; a window of "
+                             f"{most} tokens takes 0 to {most}. Export the model again")
+        if recall and attention["feature_map"] == "taylor" and attention["order"] % 2:
+            raise ValueError(f"config.json: hedgerow.attention.recall_cache is {recall}; taylor of the odd order "
+                             f"{attention['order']} takes 0: a key's weights may sum to 0 or less. Export the model again")
         super().__init__(**kwargs)
 
     @classmethod
@@ -125,11 +133,11 @@ class HedgerowConfig(PreTrainedConfig):
     def attention(self) -> dict[str, Any]:
         """What the student attends with, defaults filled in as in a hedgerow.json (storage/recipe/attention_spec.hpp).
 
-        Exports that say nothing of sinks and key maps have none and one a query head.
+        Exports that say nothing of sinks, key maps and recall_cache have none, one a query head and 0.
         """
         given = self.hedgerow.get("attention", {})
         filled = {"feature_map": "hedgehog_softmax", "feature_dim": 64, "bias": False, "window": "terraced",
-                  "window_size": 64, "order": 2, "num_sinks": 0, "key_maps": "query_head", **given}
+                  "window_size": 64, "order": 2, "num_sinks": 0, "key_maps": "query_head", "recall_cache": 0, **given}
         filled.setdefault("negation", filled["feature_map"].startswith("hedgehog"))
         filled.setdefault("projection", filled["feature_map"] in PROJECTED_FEATURE_MAPS)
         return filled

@@ -7,13 +7,22 @@ with s = q.k / sqrt(D), m the maximum over the window, g = sigmoid(window_factor
 terraced (own chunk of W tokens and the whole previous one, borders anchored at each row's first real token). The first S
 real tokens of a row, its sinks, belong to the window of every later query and to no linear sum.
 
+With recall_cache N, N keys a kv head that the sums recall worst stay exact too (LoLA, arXiv 2505.23666; HOLA, 2607.02303).
+A row's tokens come in chunks of W from its first one on. Choice c, c = 0, 1, ...: of the kept keys and those of chunk c that
+are no sinks, the N with the largest
+  r_j = sum over the key maps u of the kv head of |v_j - phi_u(k_j)^T S_u / max(phi_u(k_j)^T z_u, 1e-12)|^2
+stay (of equal ones the earlier); S, z are the sums over all that earlier choices dropped. Choice c is made before query
+(c + 1) W (sliding) or (c + 2) W (terraced), which is where chunk c begins to leave the window. A dropped key goes into the
+sums when it has left the window.
+
 Letters: B batch, T new tokens, H query heads, G key-value heads, U heads of the key map and of the sums (H, or G where query
-heads share them), D head_dim, F features, W window size, S sinks, L local length.
+heads share them), D head_dim, F features, W window size, S sinks, L local length, N keys of the recall cache.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +30,7 @@ import torch.nn.functional as F
 from .cache_hedgerow import LinearState, Step
 
 LINEAR_EPSILON = 1e-12
+SMALLEST_MASS = 1e-12
 PURE_LINEAR_CHUNK = 64  # tokens a step where no window sets it
 
 
@@ -45,6 +55,16 @@ class HybridInTorch:
             return (seen - self.window_size).clamp(min=0)
         return ((seen + self.window_size - 1) // self.window_size - 2).clamp(min=0) * self.window_size
 
+    def _local_base(self, seen: torch.Tensor, state: LinearState | None) -> torch.Tensor:
+        """Position of local token 0: the window's base; for choices the border of chunks at or before it in every row.
+
+        That is a sliding window's: the chunk before the last query's. Its tokens before the window are no longer raw, and
+        before a row's second chunk there are none (-W).
+        """
+        if not self.recall_cache or self.window != "sliding" or state is None:
+            return self._window_base(seen)
+        return (((seen - 1) // self.window_size).clamp(min=0) - 1) * self.window_size
+
     def _localize(self, q, k, v, state: LinearState | None, step: Step):
         """Lines each row up at local position 0 = its window base: cached raw keys, then the new tokens.
 
@@ -52,7 +72,7 @@ class HybridInTorch:
         What lies behind a row's last token is some real token again; causality keeps it out of everything.
         """
         length = q.shape[2]
-        base = self._window_base(step.seen)
+        base = self._local_base(step.seen, state)
         begin = step.seen - base
         if step.whole and state is None:
             return q, k, v, begin, base
@@ -70,8 +90,8 @@ class HybridInTorch:
     def _wide(self, x: torch.Tensor, heads: int) -> torch.Tensor:
         return repeat_heads(x.to(torch.promote_types(x.dtype, torch.float32)), heads)
 
-    def _sinks(self, k, v, state: LinearState | None, base: torch.Tensor) -> list[torch.Tensor]:
-        """Keys and values of the sinks, [B, G, S, D] each: from the state if before `base` [B], else from the local tokens.
+    def _sinks(self, k, v, state: LinearState | None, base: torch.Tensor, known: torch.Tensor) -> list[torch.Tensor]:
+        """Keys and values of the sinks, [B, G, S, D] each: from the state if before `known` [B], else from the local tokens.
 
         Where a row has not seen a sink yet, some other token stands for it; nothing attends to that.
         """
@@ -80,7 +100,7 @@ class HybridInTorch:
         found = [gather_tokens(x, index) for x in (k, v)]
         if state is None or not self.num_sinks:
             return found
-        is_kept = (sinks < base[:, None])[:, None, :, None]
+        is_kept = (sinks < known[:, None])[:, None, :, None]
         return [torch.where(is_kept, kept, x) for kept, x in zip((state.sink_k, state.sink_v), found)]
 
     def _gate(self, dtype: torch.dtype) -> torch.Tensor:
@@ -92,7 +112,7 @@ class HybridInTorch:
         Returns y [B, H, L, D] and phi_k [B, U, L, F], 0 for sinks, both fp32.
         """
         length = q.shape[2]
-        sink_k, sink_v = (self._wide(x, self.heads) for x in self._sinks(k, v, state, base))
+        sink_k, sink_v = (self._wide(x, self.heads) for x in self._sinks(k, v, state, base, base))
         width = self.window_size if self.window != "none" else PURE_LINEAR_CHUNK
         pad = -length % width
         q, k, v = (F.pad(self._wide(x, self.heads), (0, 0, 0, pad)) for x in (q, k, v))
@@ -152,19 +172,131 @@ class HybridInTorch:
         kv, k_sum = kept.transpose(2, 3) @ self._wide(v, self.key_heads), kept.sum(2)
         if state is not None:
             kv, k_sum = kv + state.kv, k_sum + state.k
+        return LinearState(kv, k_sum, *self._raw(k, v, state, seen, base, base))
+
+    def _raw(self, k, v, state: LinearState | None, seen: torch.Tensor, base: torch.Tensor,
+             known: torch.Tensor) -> list[torch.Tensor]:
+        """Keys and values of the ring, and of the sinks if there are any, after `seen` [B] tokens; `known` as in _sinks."""
         # Slot s holds the last token t < seen with t mod C = s.
         slots = torch.arange(self.capacity, device=k.device)[None]
         tokens = seen[:, None] - 1 - (seen[:, None] - 1 - slots) % self.capacity
         index = (tokens - base[:, None]).clamp(0, k.shape[2] - 1)
-        sinks = self._sinks(k, v, state, base) if self.num_sinks else ()
-        return LinearState(kv, k_sum, gather_tokens(k, index), gather_tokens(v, index), *sinks)
+        sinks = self._sinks(k, v, state, base, known) if self.num_sinks else []
+        return [gather_tokens(k, index), gather_tokens(v, index), *sinks]
+
+    def _chunked_with_recall(self, q, k, v, state: LinearState | None, seen: torch.Tensor, base: torch.Tensor,
+                             count: torch.Tensor) -> tuple[torch.Tensor, LinearState]:
+        """As _chunked, with a choice before each chunk's queries; `seen` [B] tokens before, `count` [B] new ones.
+
+        Returns y [B, H, L, D], fp32, of which only the new tokens' counts, and the state after them.
+        """
+        length, width, sliding = q.shape[2], self.window_size, self.window == "sliding"
+        end, pad = seen + count, -length % width
+        raw = self._raw(k, v, state, end, base, seen)
+        sink_k, sink_v = (self._wide(x, self.heads) for x in self._sinks(k, v, state, base, seen))
+        q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (self._wide(q, self.heads), k, v))
+        tokens = base[:, None] + torch.arange(length + pad, device=q.device)[None]
+        phi_q = self.feature_map_q(q)
+        now = self._empty(phi_q, k) if state is None else replace(state)
+        # A sliding state comes from its first local chunk's choice, and no query there is new.
+        start = width if sliding and state is not None else 0
+        outputs = [torch.zeros_like(q[:, :, :start])]
+        for begin in range(start, length, width):
+            chosen = begin - (width if sliding else 2 * width)
+            if chosen >= start:
+                chunk = slice(chosen, chosen + width)
+                self._choose(now, k[:, :, chunk], v[:, :, chunk], tokens[:, chunk], end > base + begin)
+            first = max(begin - width, 0)
+            here, keys, before = slice(begin, begin + width), slice(first, begin + width), slice(first, begin)
+            softmax, linear = self._masks(width, begin - first, q.device)
+            columns_k, columns_v = (
+                torch.cat((sink, self._wide(recalled, self.heads), self._wide(x[:, :, keys], self.heads)), dim=2)
+                for sink, recalled, x in ((sink_k, now.recalled_k, k), (sink_v, now.recalled_v, v)))
+            scores = (q[:, :, here] @ columns_k.transpose(2, 3)) / math.sqrt(self.head_dim)
+            scores = scores.masked_fill(~self._exact(now, tokens[:, here], tokens[:, keys], softmax), float("-inf"))
+            weights = self._gate(q.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
+            if linear is not None and begin:
+                # Of the chunk before, what is neither chosen nor in the state's sums, as far as it has left the window.
+                phi = self.feature_map_k(self._wide(k[:, :, before], self.key_heads))
+                phi = self._only(phi, self._unchosen(now, tokens[:, before], self._window_base(seen)))
+                pairs = phi_q[:, :, here] @ repeat_heads(phi, self.heads).transpose(2, 3)
+                pairs = pairs.masked_fill(~linear[:, :width], 0.0)
+                weights = weights + F.pad(pairs, (self.num_sinks + self.recall_cache, width))
+            numerator, denominator = weights @ columns_v, weights.sum(-1, keepdim=True)
+            numerator = numerator + phi_q[:, :, here] @ repeat_heads(now.kv, self.heads)
+            denominator = denominator + phi_q[:, :, here] @ repeat_heads(now.k, self.heads)[..., None]
+            outputs.append(numerator / denominator)
+            if linear is not None and begin:
+                left = (tokens[:, before] < self._window_base(end)[:, None])[:, None]
+                self._add_features(now, self._only(phi, left), self._wide(v[:, :, before], self.key_heads))
+        after = LinearState(now.kv, now.k, *raw)
+        after.recalled_k, after.recalled_v, after.recalled = now.recalled_k, now.recalled_v, now.recalled
+        return torch.cat(outputs, dim=2)[:, :, :length], after
+
+    def _empty(self, phi: torch.Tensor, k: torch.Tensor) -> LinearState:
+        """Sums and recall cache of no tokens, for features like phi [B, H, L, F] and keys like k [B, G, L, D]."""
+        batch, features = phi.shape[0], phi.shape[-1]
+        sums = phi.new_zeros(batch, self.key_heads, features, self.head_dim)
+        kept = k.new_zeros(batch, self.kv_heads, self.recall_cache, self.head_dim)
+        positions = torch.full(kept.shape[:3], -1, dtype=torch.int64, device=k.device)
+        return LinearState(sums, sums[..., 0], kept[:, :, :0], kept[:, :, :0], None, None, kept, kept, positions)
+
+    def _exact(self, state: LinearState, queries: torch.Tensor, keys: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+        """bool [B, H, n, S + N + m]: which sinks, recalled keys and raw keys at [B, m] the queries at [B, n] see by softmax.
+
+        `window` bool [n, m]. A sink and a recalled key stand in columns of their own, except the latter while in the window.
+        """
+        sinks = torch.arange(self.num_sinks, device=queries.device)
+        recalled, query = state.recalled[:, :, None], queries[:, None, :, None]
+        seen = ((sinks <= query), (recalled >= 0) & (recalled <= query - self.window_size),
+                window & (keys >= self.num_sinks)[:, None, None])
+        return repeat_heads(torch.cat([x.expand(-1, self.kv_heads, -1, -1) for x in seen], dim=-1), self.heads)
+
+    def _unchosen(self, state: LinearState, tokens: torch.Tensor, begin: torch.Tensor) -> torch.Tensor:
+        """bool [B, G, n]: of positions `tokens` [B, n], those from begin [B] on that are neither sinks nor recalled."""
+        is_recalled = (tokens[:, None, :, None] == state.recalled[:, :, None]).any(-1)
+        return ((tokens >= begin[:, None]) & (tokens >= self.num_sinks))[:, None] & ~is_recalled
+
+    def _only(self, phi: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+        """Features [B, U, n, F], 0 where `counts` bool [B, 1 or G, n] is not set."""
+        return phi * repeat_heads(counts, self.key_heads)[..., None]
+
+    def _choose(self, state: LinearState, k, v, tokens: torch.Tensor, due: torch.Tensor) -> None:
+        """A choice in rows that are `due` bool [B], among what `state` recalls and a chunk [B, G, W, D] at `tokens` [B, W].
+
+        Dropped keys go into the sums, but those of a sliding window's chunk later, when they leave the window. Which keys
+        stay is a constant of the graph.
+        """
+        num, due = self.recall_cache, due[:, None, None]
+        k, v = torch.cat((state.recalled_k, k), dim=2), torch.cat((state.recalled_v, v), dim=2)
+        positions = torch.cat((state.recalled, tokens[:, None].expand(-1, self.kv_heads, -1)), dim=2)  # ascending
+        is_candidate = positions >= self.num_sinks
+        phi, wide_v = self.feature_map_k(self._wide(k, self.key_heads)), self._wide(v, self.key_heads)
+        with torch.no_grad():
+            recalled_v = (phi @ state.kv) / (phi @ state.k[..., None]).clamp(min=SMALLEST_MASS)
+            residual = (wide_v - recalled_v).pow(2).sum(-1).unflatten(1, (self.kv_heads, -1)).sum(2)
+            residual = residual.masked_fill(~is_candidate, float("-inf"))
+            # Where keys are too few, empty slots stay empty: they stand before the chunk's sinks.
+            stay = residual.sort(dim=-1, descending=True, stable=True).indices[..., :num]
+            chosen, order = positions.gather(2, stay).sort(dim=-1)
+            stay = stay.gather(2, order)
+            drops = due & is_candidate.scatter(2, stay, False)
+        most = num if self.window == "sliding" else num + self.window_size
+        self._add_features(state, self._only(phi[:, :, :most], drops[..., :most]), wide_v[:, :, :most])
+        index = stay[..., None].expand(-1, -1, -1, self.head_dim)
+        state.recalled_k = torch.where(due[..., None], k.gather(2, index), state.recalled_k)
+        state.recalled_v = torch.where(due[..., None], v.gather(2, index), state.recalled_v)
+        state.recalled = torch.where(due, chosen, state.recalled)
 
     def _decode(self, q, k, v, state: LinearState, step: Step) -> torch.Tensor:
         """One token a row; the state advances in place. q [B, H, 1, D], k and v [B, G, 1, D]."""
         position = step.seen  # of the new token
         base = self._window_base(position + 1)
         if self.window != "none":
-            self._leave(state, self._window_base(position), base)
+            if self.recall_cache:
+                self._choose_from_ring(state, position)
+            if self.window == "sliding" or not self.recall_cache:
+                self._leave(state, self._window_base(position), base)
             slot = (position % self.capacity)[:, None, None, None].expand(-1, self.kv_heads, 1, self.head_dim)
             state.ring_k = state.ring_k.scatter(2, slot, k)
             state.ring_v = state.ring_v.scatter(2, slot, v)
@@ -186,11 +318,29 @@ class HybridInTorch:
             state.sink_k, state.sink_v = torch.where(is_new, k, state.sink_k), torch.where(is_new, v, state.sink_v)
             inside = torch.cat((sinks < base[:, None], inside), dim=1)  # the ring has those that are in the window yet
             window_k, window_v = torch.cat((state.sink_k, window_k), dim=2), torch.cat((state.sink_v, window_v), dim=2)
+        inside = inside[:, None, None, :]
+        if self.recall_cache:
+            is_recalled = (state.recalled >= 0) & (state.recalled < base[:, None, None])
+            inside = torch.cat((is_recalled[:, :, None], inside.expand(-1, self.kv_heads, -1, -1)), dim=-1)
+            inside = repeat_heads(inside, self.heads)
+            window_k = torch.cat((state.recalled_k, window_k), dim=2)
+            window_v = torch.cat((state.recalled_v, window_v), dim=2)
         scores = (wide_q @ self._wide(window_k, self.heads).transpose(2, 3)) / math.sqrt(self.head_dim)
-        scores = scores.masked_fill(~inside[:, None, None, :], float("-inf"))
+        scores = scores.masked_fill(~inside, float("-inf"))
         p = self._gate(scores.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
         y = (numerator + p @ self._wide(window_v, self.heads)) / (denominator + p.sum(-1, keepdim=True))
         return y.to(q.dtype)
+
+    def _choose_from_ring(self, state: LinearState, position: torch.Tensor) -> None:
+        """The choice that is due before the query at `position` [B], in rows where one is."""
+        width = self.window_size
+        begin = position - (width if self.window == "sliding" else 2 * width)
+        due = (position % width == 0) & (begin >= 0)
+        if not bool(due.any()):
+            return
+        tokens = begin[:, None] + torch.arange(width, device=begin.device)[None]
+        slots = tokens % self.capacity
+        self._choose(state, gather_tokens(state.ring_k, slots), gather_tokens(state.ring_v, slots), tokens, due)
 
     def _leave(self, state: LinearState, begin: torch.Tensor, end: torch.Tensor) -> None:
         """Adds the raw keys begin <= t < end [B], less sinks, to the sums: one (sliding), a whole chunk (terraced), or none."""
@@ -199,11 +349,18 @@ class HybridInTorch:
             return
         tokens = begin[:, None] + torch.arange(most, device=begin.device)[None]
         slots = tokens % self.capacity
-        leaves = (tokens < end[:, None]) & (tokens >= self.num_sinks)
+        leaves = ((tokens < end[:, None]) & (tokens >= self.num_sinks))[:, None]
+        if self.recall_cache:
+            leaves = leaves & self._unchosen(state, tokens, begin)
         self._add(state, gather_tokens(state.ring_k, slots), gather_tokens(state.ring_v, slots), leaves)
 
     def _add(self, state: LinearState, k: torch.Tensor, v: torch.Tensor, counts: torch.Tensor | None = None) -> None:
-        """Adds n keys and values [B, G, n, D] to the sums: all, or those that `counts` bool [B, n] marks."""
+        """Adds n keys and values [B, G, n, D] to the sums: all, or those that `counts` bool [B, 1 or G, n] marks."""
         phi = self.feature_map_k(self._wide(k, self.key_heads))
-        phi = phi if counts is None else phi * counts[:, None, :, None]
-        state.kv, state.k = state.kv + phi.transpose(2, 3) @ self._wide(v, self.key_heads), state.k + phi.sum(2)
+        phi = phi if counts is None else self._only(phi, counts)
+        self._add_features(state, phi, self._wide(v, self.key_heads))
+
+    @staticmethod
+    def _add_features(state: LinearState, phi: torch.Tensor, v: torch.Tensor) -> None:
+        """Adds n keys by their features [B, U, n, F], and their values [B, U, n, D], to the sums."""
+        state.kv, state.k = state.kv + phi.transpose(2, 3) @ v, state.k + phi.sum(2)

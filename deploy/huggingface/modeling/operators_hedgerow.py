@@ -60,7 +60,10 @@ def warn_once(what: str, remedy: str) -> None:
 
 
 def operators_take(layer, *tensors: torch.Tensor, with_state: bool) -> bool:
-    """Whether the operators compute this. They keep no graph through a state: that is for generation."""
+    """Whether the operators compute this. They keep no graph through a state: that is for generation. Nor a recall_cache."""
+    if layer.recall_cache:
+        say_once("in plain PyTorch in layers with a recall_cache, which the kernels do not know")
+        return False
     first = tensors[0]
     if first.device.type not in DEVICES or first.dtype not in DTYPES or any(x.dtype != first.dtype for x in tensors):
         return False
