@@ -189,9 +189,11 @@ std::vector<wire::ChildRecord> LocalWorkers::children() const {
 }
 
 std::vector<std::string> mpirun_words(bool in_allocation) {
-  std::vector<std::string> words = {"env"};
-  for (const std::string& name : wire::variables_of_other_jobs(in_allocation))
+  std::vector<std::string> words;
+  for (const std::string& name : wire::variables_of_other_jobs(in_allocation)) {
+    if (words.empty()) words.emplace_back("/usr/bin/env");
     words.insert(words.end(), {"-u", name});
+  }
   words.insert(words.end(), {"mpirun", "--oversubscribe", "--bind-to", "none"});
   if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
   // Containers deny the ptrace that the single-copy path needs; gradients are small.

@@ -67,7 +67,7 @@ class ModelTokenizer:
         try:
             self._tokenizer = _auto_tokenizer().from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # transformers raises whatever it met
-            raise UsageError(f"{path}: transformers' AutoTokenizer does not read the tokenizer ({_one_line(error)})") from None
+            raise UsageError(f"{path}: not a readable tokenizer, says transformers' AutoTokenizer ({_one_line(error)})") from None
         self.backend = getattr(self._tokenizer, "backend_tokenizer", None)
         if self.backend is None:
             raise UsageError(f"{path}: AutoTokenizer takes {type(self._tokenizer).__name__}, which is no fast tokenizer")

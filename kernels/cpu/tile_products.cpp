@@ -137,7 +137,9 @@ void multiply_bfloat16(Size size, Left left, Right right, float* c, std::int64_t
   const std::int64_t n = padded(size.n), even = size.k + (size.k & 1);
   left_space.resize(static_cast<std::size_t>(size.m * even));
   right_space.resize(static_cast<std::size_t>(even * n));
-  if (left.col_stride == 1) {
+  // A transpose of what is stored is turned first; anything else (the features of the query heads
+  // that share a state) is read as it lies.
+  if (left.col_stride == 1 || left.row_stride != 1) {
     pack_left(left, size.m, size.k, left_space.data());
   } else {
     static thread_local std::vector<float> rows;

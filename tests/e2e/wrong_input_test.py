@@ -174,15 +174,24 @@ class ModelFiles(OwnModel):
         path.unlink()
         return [self.model / name for name in names]
 
-    def check(self, *words: str) -> None:
-        """All commands that open a model refuse it in the same words, and none leaves anything behind."""
+    def check(self, *words: str, unseen: str = "") -> None:
+        """All commands that open a model refuse it in the same words, and none leaves anything behind. `unseen`: plan and
+        init, to which config.json will do, say that they did not see this file."""
         recipe = self.recipe((str(self.job.model), str(self.model)))
         before = contents(self.scratch)
+        written = self.scratch / "init.toml"
         for words_of_command in (("plan", "--recipe", recipe, "--run", self.new_run),
                                  ("run", "--run", self.new_run, "--recipe", recipe),
-                                 ("init", self.model, "--data", job.TEXT, "--out", self.scratch / "init.toml")):
+                                 ("init", self.model, "--data", job.TEXT, "--out", written)):
             with self.subTest(words_of_command[0]):
-                self.assert_refused(self.job.command(*words_of_command), 2, *words)
+                ended = self.job.command(*words_of_command)
+                if unseen and words_of_command[0] != "run":
+                    self.assertEqual(ended.code, 0, ended)
+                    self.assertIn(f"has no {unseen}", ended.out + ended.err)
+                    self.assertIn("the weights were not seen", ended.out + ended.err)
+                    written.unlink(missing_ok=True)
+                else:
+                    self.assert_refused(ended, 2, *words)
         with self.subTest("hedgerow-worker"):
             tokens = prepared.finished / "tokens" / "evaluate.h5"
             ended = self.worker("evaluate", "--model", self.model, "--tokens", tokens)
@@ -220,7 +229,8 @@ class ModelFiles(OwnModel):
         source = (self.model / "model.safetensors").resolve()
         path = self.model / "model.safetensors"
         path.unlink()
-        self.check(str(self.model), "neither model.safetensors nor model.safetensors.index.json is there")
+        self.check(str(self.model), "neither model.safetensors nor model.safetensors.index.json is there",
+                   unseen="model.safetensors")
         with open(source, "rb") as file:
             begin = file.read(200_000)
         path.write_bytes(begin)
@@ -244,7 +254,7 @@ class ModelFiles(OwnModel):
         ended = self.job.command("plan", "--recipe", self.recipe((str(self.job.model), str(self.model))))
         self.assertEqual(ended.code, 0, ended)
         shard.unlink()
-        self.check(str(self.model), shard.name, "which is missing")
+        self.check(str(self.model), shard.name, "which is missing", unseen=shard.name)
         shard.write_bytes(whole[:-1])
         self.check(str(shard), "truncated")
         shard.write_bytes(whole[:30] + b'"' + whole[31:])

@@ -49,11 +49,15 @@ TEST(TileProduct, EqualsMatmulForAnySizeAndSide) {
           }
           const at::Tensor right = pad_columns(b), a_transposed = a.t().contiguous();
           const at::Tensor expected = at::matmul(a.to(at::kDouble), b.to(at::kDouble));
-          for (const bool flip : {false, true}) {
+          // Rows that lie 16 apart, as decode has the features of heads that share a state.
+          at::Tensor apart = at::randn({k, m, padded(1)});
+          apart.select(2, 0).copy_(a_transposed);
+          const Left ways[] = {as_stored(a.data_ptr<float>(), k),
+                               transposed(a_transposed.data_ptr<float>(), m),
+                               {apart.data_ptr<float>(), padded(1), m * padded(1)}};
+          for (const Left& left : ways) {
             for (const bool add : {false, true}) {
               at::Tensor found = c.clone();
-              const Left left = flip ? transposed(a_transposed.data_ptr<float>(), m)
-                                     : as_stored(a.data_ptr<float>(), k);
               multiply(products,
                        {m, n, k},
                        left,
@@ -64,8 +68,9 @@ TEST(TileProduct, EqualsMatmulForAnySizeAndSide) {
               const at::Tensor target = add ? expected + c.narrow(1, 0, n) : expected;
               EXPECT_LT((found.narrow(1, 0, n) - target).abs().max().item<double>(),
                         1e-5 * static_cast<double>(k))
-                  << m << " x " << n << " x " << k << " flip " << flip << " add " << add
-                  << " products " << static_cast<int>(products);
+                  << m << " x " << n << " x " << k << " strides " << left.row_stride << " "
+                  << left.col_stride << " add " << add << " products "
+                  << static_cast<int>(products);
             }
           }
         }
