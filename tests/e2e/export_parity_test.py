@@ -232,6 +232,34 @@ class Terraced(OnePrecision, unittest.TestCase):
     compute_dtype = "bf16"
 
 
+class WithARecallCache(ExportParity, unittest.TestCase):
+    """Keys that left the window and stay exact: both sides choose the same."""
+
+    attention = {"window": "terraced", "recall_cache": 16}
+
+    @torch.no_grad()
+    def test_a_student_of_a_run_without_one_gains_it_by_an_option(self) -> None:
+        out = self.job.root / "without"
+        ended = self.job.command("export", "--run", self.job.run_directory, "--subject", "transfer", "--recall-cache", "0",
+                                 "--out", out)
+        self.assertEqual(ended.code, 0, ended)
+        without = load(out, dtype=torch.float32)
+        self.assertEqual(json.loads((out / "config.json").read_text())["hedgerow"]["attention"]["recall_cache"], 0)
+        difference = (without(self.ids, use_cache=False).logits - self.model(self.ids, use_cache=False).logits).abs().max()
+        self.assertGreater(float(difference), TOLERANCE, "the cache changes nothing")
+        words = ["generate", "--run", self.job.run_directory, "--subject", "transfer", "--json", "--max-new-tokens", "40",
+                 *PROMPTS]
+        with_it, told, alone = (
+            [json.loads(line)["ids"] for line in self.job.command(*words, *more).out.splitlines()]
+            for more in ((), ("--recall-cache", "16"), ("--recall-cache", "0")))
+        self.assertEqual(with_it, told)
+        self.assertNotEqual(with_it, alone)
+
+
+class WithARecallCacheOfASlidingWindow(ExportParity, unittest.TestCase):
+    attention = {"window": "sliding", "recall_cache": 8}
+
+
 class WithoutSinksAndAKeyMapAQueryHead(ExportParity, unittest.TestCase):
     """LoLCATs' form, which imports and the exports of earlier builds have."""
 
