@@ -143,11 +143,6 @@ int AttentionSpec::default_sinks() const {
   return window == WindowLayout::kNone ? 0 : std::min(AttentionSpec{}.num_sinks, window_size);
 }
 
-int AttentionSpec::default_recall_cache() const {
-  const bool has_cache = window != WindowLayout::kNone && feature_map != FeatureMapKind::kIdentity;
-  return has_cache ? std::min(feature_dim / 2, window_size) : 0;
-}
-
 KeyMaps AttentionSpec::default_key_maps() const {
   return feature_map == FeatureMapKind::kPositiveRandom ? KeyMaps::kQueryHead : KeyMaps::kKvHead;
 }

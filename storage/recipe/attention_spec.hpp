@@ -65,9 +65,6 @@ struct AttentionSpec {
   // takes, and a map a kv head but where a map of keys is that of their queries.
   [[nodiscard]] int default_sinks() const;
   [[nodiscard]] KeyMaps default_key_maps() const;
-  // What `init` writes: half of the features, whose bytes are about half of a bf16 state's, and at
-  // most the window.
-  [[nodiscard]] int default_recall_cache() const;
   // The most tokens that a sequence can have while all its pairs of query and key are under
   // softmax: up to here the linear branch has no key, and what trains it has no gradient. `sliding`
   // keeps the last w keys, `terraced` the own chunk and the whole one before

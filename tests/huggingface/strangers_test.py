@@ -54,6 +54,11 @@ window_size = 8
 validation_sequences = 1
 """
 NEW_TOKENS = 8
+# Data that is wrong, or says too little: half a character, a null or a number for text, columns, a call without a name, a
+# file that is no zstd.
+REFUSED_DATA = {"alpaca_number", "json_columns", "jsonl_null_text", "lone_surrogate", "lone_surrogate_alpaca",
+                "sharegpt_function", "zst"}
+CHATS = {"chatml", "content_parts", "generation_tag", "qwen3_think_all", "tools_not_none"}
 TIE = 0.1  # of the logits' standard deviation: where two are as good as equal, rounding to bf16 decides
 
 
@@ -364,19 +369,28 @@ class Strangers(unittest.TestCase):
         if case.name.startswith("config_"):
             recipe = support.REPOSITORY / "deploy" / "recipes" / "llama3_70b.toml"
             done = hedgerow("plan", "--recipe", recipe, "--model", case, "--workers", 0)
-            self.assertIn(done.returncode, (0, 2), done.stderr)
-            if done.returncode:
-                self.assertTrue("config.json" in done.stderr or "problem" in done.stdout, done.stdout + done.stderr)
+            if case.name == "config_Qwen3-30B-A3B":  # a mixture of experts
+                self.refused(done, "config.json", "Qwen3MoeForCausalLM")
+            else:
+                self.ok(done)
         elif case.name.startswith("peft_") and (case / "adapter_config.json").exists():
-            self.assertEqual(self.merged(case, self.plain).returncode, 0)
+            done = self.merged(case, self.plain)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            base = transformers.AutoModelForCausalLM.from_pretrained(self.plain, dtype=torch.float32)
+            expected = peft.PeftModel.from_pretrained(base, case).merge_and_unload().state_dict()
+            for name, value in load_file(self.root / f"merged-{case.name}" / "model.safetensors").items():
+                self.assertTrue(torch.allclose(value.float(), expected[name], atol=1e-5), name)
         elif data := next((path for path in sorted(case.iterdir()) if path.name.startswith("data.")), None):
             model = self.model_of(case)
             done = self.init(model, data)
-            self.assertIn(done.returncode, (0, 2), done.stderr)
-            if done.returncode:
+            if case.name in REFUSED_DATA:
                 self.refused(done, data.name)
             else:
-                self.assertGreater(self.rows(model, data).size, 0)
+                self.ok(done)
+                rows = self.rows(model, data)
+                self.assertGreater(rows.size, 0)
+                if case.name in CHATS:
+                    self.compare_chats(model, data, rows)
         elif (case / "config.json").exists():
             model = self.model_of(case)
             tokens = self.root / "tokens.h5"
@@ -388,6 +402,13 @@ class Strangers(unittest.TestCase):
         else:
             return False
         return True
+
+    def compare_chats(self, model: Path, data: Path, found: np.ndarray) -> None:
+        """The tokens of records with `messages` are those of apply_chat_template, one record after another."""
+        tokenizer = transformers.AutoTokenizer.from_pretrained(model)
+        expected = [token for record in map(json.loads, data.read_text().splitlines())
+                    for token in tokenizer.apply_chat_template(record["messages"], return_dict=False)]
+        self.assertEqual(found.ravel().tolist(), expected[:found.size])
 
     def model_of(self, case: Path) -> Path:
         """The plain model's weights as the case's configuration asks for them, and its tokenizer files."""
