@@ -6,6 +6,7 @@
 #include <array>
 #include <csignal>
 #include <cstdio>
+#include <cstdlib>
 #include <ctime>
 #include <optional>
 
@@ -14,6 +15,7 @@
 #include "storage/base/fault_point.hpp"
 #include "storage/base/random.hpp"
 #include "worker/client/task_inputs.hpp"
+#include "worker/device/cuda_device.hpp"
 #include "worker/device/large_blocks.hpp"
 #include "worker/evaluate/evaluate.hpp"
 #include "worker/logits/logits.hpp"
@@ -88,9 +90,9 @@ void tell_failure(CoordinatorClient& client,
 }
 
 // Without a coordinator the lease runs out by itself, and the checkpoint is found on disk.
-TaskEnd give_back(CoordinatorClient& client) {
+TaskEnd give_back(CoordinatorClient& client, const std::string& reason) {
   try {
-    client.released(client.stop_reason());
+    client.released(reason);
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kFenced) return TaskEnd::kFenced;
   }
@@ -105,23 +107,30 @@ TaskEnd execute(CoordinatorClient& client,
                 const std::function<TaskResult(TaskContext&)>& body) {
   const storage::FaultScope scope("worker.task");
   storage::fault_step(-1);
-  const MemoryPeakMeter memory(device);
-  RemoteContext context(client, memory);
   log_line(task, "begins");
   try {
+    const MemoryPeakMeter memory(device);
+    RemoteContext context(client, memory);
     TaskResult result = body(context);
     if (client.lease_lost()) {
       log_line(task, "its lease is lost; the work is dropped");
       return TaskEnd::kFenced;
     }
     log_line(task, result.finished ? "done" : "given back: " + client.stop_reason());
-    if (!result.finished) return give_back(client);
+    if (!result.finished) return give_back(client, client.stop_reason());
     result.result["peak_memory"] = memory.peak();
     client.done(std::move(result.files), std::move(result.result));
     return TaskEnd::kDone;
   } catch (const std::exception&) {
     const Failure failure = current_failure(work_of(task));
     if (failure.kind == ErrorKind::kFenced || client.lease_lost()) return TaskEnd::kFenced;
+    // One bad card would else spend a failure of every block, in milliseconds each.
+    if (device.is_cuda() && !cuda::why_unusable(device).empty()) {
+      log_line(task, "given back: " + failure.message);
+      return give_back(client, "the device fails: " + failure.message) == TaskEnd::kFenced
+                 ? TaskEnd::kFenced
+                 : TaskEnd::kDeviceLost;
+    }
     tell_failure(client, task, failure.kind, failure.message);
   }
   return TaskEnd::kFailed;
@@ -188,7 +197,13 @@ storage::ExitCode serve(const ServeOptions& options) {
   while (const std::optional<wire::Task> task = client.next_task(held_block())) {
     // What the recipe left open was decided when the coordinator knew its workers.
     if (run->recipe().plan.is_open()) run.emplace(options.run_directory, options.local_rank);
-    execute(*run, client, *task);
+    if (execute(*run, client, *task) == TaskEnd::kDeviceLost) {
+      log_line("leaves: after '" + cuda::why_unusable(run->device()) +
+               "' every CUDA call of this process fails; a new process may go on. To find the "
+               "kernel, run with CUDA_LAUNCH_BLOCKING=1");
+      std::fflush(nullptr);
+      std::_Exit(static_cast<int>(storage::ExitCode::kEnvironment));  // freeing would fail, too
+    }
   }
   if (client.run_is_over()) return storage::ExitCode::kOk;
   log_line("leaves, and may come again: " + client.stop_reason());

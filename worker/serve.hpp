@@ -64,7 +64,8 @@ class RemoteContext final : public TaskContext {
   const MemoryPeakMeter& memory_;
 };
 
-enum class TaskEnd { kDone, kReleased, kFailed, kFenced };
+// kDeviceLost: given back, because every CUDA call of this process fails from now on.
+enum class TaskEnd { kDone, kReleased, kFailed, kFenced, kDeviceLost };
 
 // Runs `body` as the task on `device` and tells the coordinator how it ended, with the memory that
 // it took. Never throws for a failed task.

@@ -29,6 +29,13 @@ if(NOT _with_cuda STREQUAL "OFF")
       set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION "-std=c++20")
       set(CMAKE_CUDA20_EXTENSION_COMPILE_OPTION "-std=c++20")
     endif()
+    file(STRINGS ${HEDGEROW_TORCH_DIR}/version.py _torch_cuda REGEX "^cuda[^=]*= *'[0-9.]+'")
+    string(REGEX MATCH "[0-9]+[.]" _torch_cuda "${_torch_cuda}")
+    if(_torch_cuda AND NOT CMAKE_CUDA_COMPILER_VERSION MATCHES "^${_torch_cuda}")
+      # Two CUDA runtimes in a process, and structures read through the other's headers.
+      message(FATAL_ERROR "LibTorch is of CUDA ${_torch_cuda}x, but ${CMAKE_CUDA_COMPILER} is ${CMAKE_CUDA_COMPILER_VERSION}; "
+        "unload that toolkit (module unload cuda) and run deploy/setup --cuda, or load the CUDA toolkit ${_torch_cuda}x")
+    endif()
     find_package(CUDAToolkit REQUIRED)
   elseif(HEDGEROW_CUDA STREQUAL "ON")
     message(FATAL_ERROR "HEDGEROW_CUDA=ON, but no CUDA compiler was found; run deploy/setup --cuda, or install the CUDA "

@@ -6,6 +6,7 @@
 // begins with nothing kept, and {"step_mib": ...}, its peak beside the weights.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <CLI/CLI.hpp>
 #include <cstdio>
@@ -17,6 +18,7 @@
 #include "step_phases.hpp"
 #include "storage/base/error.hpp"
 #include "storage/shards/tokens_file.hpp"
+#include "worker/device/device.hpp"
 #include "worker/device/large_blocks.hpp"
 #include "worker/finetune/trainer.hpp"
 #include "worker/logits/top_logits.hpp"
@@ -33,7 +35,7 @@ using nlohmann::json;
 
 struct Options {
   std::string model, tokens, window = "terraced", compute_dtype = "auto";
-  std::string objective = "ce";
+  std::string objective = "ce", device = "cpu";
   int sequences = 4, seq_len = 512, rows = 4, threads = 0, layers = 0, top_k = 256;
   bool bias = false;
 };
@@ -69,10 +71,11 @@ struct Bench {
         model(storage::ModelDirectory::open(given.model)),
         config(model.config()),
         tokens(cut_tokens(given, config.vocab_size)),
-        input_ids(ids_of(tokens)),
-        dtype(worker::resolve_compute_dtype(given.compute_dtype, at::kCPU)),
-        outer(worker::load_outer(model, dtype, at::kCPU)),
-        rope(worker::make_rope_table(config, given.seq_len, at::kCPU)) {
+        device(worker::resolve_device(given.device)),
+        input_ids(ids_of(tokens).to(device)),
+        dtype(worker::resolve_compute_dtype(given.compute_dtype, device)),
+        outer(worker::load_outer(model, dtype, device)),
+        rope(worker::make_rope_table(config, given.seq_len, device)) {
     if (given.layers > 0) config.num_hidden_layers = given.layers;
     recipe.attention.window = storage::window_layout_from_string(given.window);
     recipe.attention.bias = given.bias;
@@ -84,7 +87,7 @@ struct Bench {
   std::vector<worker::LayerWeights> load_layers() const {
     std::vector<worker::LayerWeights> layers;
     for (int i = 0; i < config.num_hidden_layers; ++i) {
-      layers.push_back(worker::load_layer(model, i, dtype, at::kCPU));
+      layers.push_back(worker::load_layer(model, i, dtype, device));
       worker::pack_layer(layers.back(), options.seq_len);
     }
     return layers;
@@ -100,6 +103,7 @@ struct Bench {
   storage::ModelDirectory model;
   storage::ModelConfig config;
   storage::TokenSequences tokens;
+  at::Device device;
   at::Tensor input_ids;
   at::ScalarType dtype;
   worker::OuterWeights outer;
@@ -129,7 +133,7 @@ Repeat transfer_repeat(const std::shared_ptr<Bench>& bench) {
       std::make_shared<worker::BlockRunner>(bench->config, 0, bench->load_layers(), at::kBFloat16);
   const auto trainers = std::make_shared<std::vector<worker::LayerTrainer>>();
   for (int i = 0; i < bench->config.num_hidden_layers; ++i)
-    trainers->emplace_back(i, bench->recipe, bench->config, 0, at::kCPU);
+    trainers->emplace_back(i, bench->recipe, bench->config, 0, bench->device);
   return [bench, runner, trainers] {
     const double share = static_cast<double>(bench->options.rows) / bench->options.sequences;
     const worker::Attend attend = [&](int layer, const worker::Qkv& qkv) {
@@ -173,22 +177,23 @@ worker::Student untrained_student(const Bench& bench) {
   for (int i = 0; i < bench.config.num_hidden_layers; ++i) {
     const at::Tensor noise =
         at::randn({heads, bench.config.head_dim, spec.projected_dim()}, at::kDouble);
-    const at::Tensor layer = kernels::start_feature_map(spec.start, noise);
-    const at::Tensor bias = spec.bias ? at::zeros({heads, spec.projected_dim()}) : at::Tensor();
+    const at::Tensor layer = kernels::start_feature_map(spec.start, noise).to(bench.device);
+    const at::Tensor bias =
+        spec.bias ? at::zeros({heads, spec.projected_dim()}, bench.device) : at::Tensor();
     const auto of_keys = [&](const at::Tensor& x) {
       return x.defined() ? x.slice(0, 0, heads, heads / key_maps).clone() : x;
     };
     student.layers.emplace_back(
         kernels::HybridParameters{{layer, bias},
                                   {of_keys(layer), of_keys(bias)},
-                                  at::full({heads}, spec.window_factor, at::kFloat)});
+                                  at::full({heads}, spec.window_factor, at::device(bench.device).dtype(at::kFloat))});
   }
   return student;
 }
 
 Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
   const std::shared_ptr<worker::Communicator> alone = worker::make_single_communicator();
-  worker::TrainerOptions options{.finetune = bench->recipe.finetune};
+  worker::TrainerOptions options{.finetune = bench->recipe.finetune, .device = bench->device};
   if (bench->recipe.finetune.learns_from_teacher()) {
     // Whose probabilities they are makes no difference to the time.
     const auto top = worker::top_logits(
@@ -200,16 +205,17 @@ Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
       bench->config,
       untrained_student(*bench),
       bench->outer,
-      [&](int i) { return worker::load_layer(bench->model, i, bench->dtype, at::kCPU); },
+      [&](int i) { return worker::load_layer(bench->model, i, bench->dtype, bench->device); },
       bench->tokens,
       options,
       *alone);
   return [bench, alone, trainer] { return json{{"loss", trainer->step().loss}}; };
 }
 
-json timed(const Repeat& repeat) {
+json timed(const Repeat& repeat, const at::Device& device) {
   const worker::Stopwatch clock;
   json reply = repeat();
+  if (!device.is_cpu()) c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
   reply["seconds"] = clock.seconds();
   return reply;
 }
@@ -222,7 +228,7 @@ json measured(const Repeat& repeat) {
   return {{"step_mib", static_cast<double>(wire::resident_memory().peak - before) / (1 << 20)}};
 }
 
-void serve(const Repeat& repeat, const Options& options) {
+void serve(const Repeat& repeat, const Options& options, const at::Device& device) {
   repeat();
   std::cout << json{{"ready", true},
                     {"tokens", options.sequences * options.seq_len},
@@ -231,7 +237,7 @@ void serve(const Repeat& repeat, const Options& options) {
             << std::endl;
   for (std::string line; std::getline(std::cin, line);) {
     if (line == "go") {
-      std::cout << timed(repeat) << std::endl;
+      std::cout << timed(repeat, device) << std::endl;
     } else if (line == "phases") {
       std::cout << json{{"phases", bench::phases_of([&] { repeat(); })}} << std::endl;
     } else if (line == "memory") {
@@ -261,6 +267,7 @@ int run(int argc, char** argv) {
   app.add_flag("--bias", options.bias);
   app.add_option("--top-k", options.top_k, "logits: kept of a position; 0: none");
   app.add_option("--objective", options.objective, "finetune")->check(CLI::IsMember({"ce", "kl"}));
+  app.add_option("--device", options.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}));
   app.add_option("--compute-dtype", options.compute_dtype)
       ->check(CLI::IsMember({"auto", "bf16", "fp32"}));
   CLI11_PARSE(app, argc, argv);
@@ -271,7 +278,8 @@ int run(int argc, char** argv) {
         : what == "transfer" ? transfer_repeat(bench)
         : what == "logits"   ? logits_repeat(bench)
                              : finetune_repeat(bench),
-        options);
+        options,
+        bench->device);
   return 0;
 }
 

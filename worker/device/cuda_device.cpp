@@ -26,11 +26,15 @@ void make_deterministic() {
   context.setDeterministicFillUninitializedMemory(false);
 }
 
+// Until then it has no devices, and every question about one throws.
+bool allocator_is_initialized() { return c10::cuda::CUDACachingAllocator::get()->initialized(); }
+
 // Of all pools.
 struct Stats {
   c10::CachingAllocator::Stat allocated, reserved;
 };
 Stats stats(const at::Device& device) {
+  if (!allocator_is_initialized()) return {};
   const auto found = c10::cuda::CUDACachingAllocator::getDeviceStats(device.index());
   constexpr auto kAll = static_cast<std::size_t>(c10::CachingAllocator::StatType::AGGREGATE);
   return {found.allocated_bytes[kAll], found.reserved_bytes[kAll]};
@@ -44,11 +48,28 @@ bool is_built() { return true; }
 
 int num_devices() { return c10::cuda::device_count(); }
 
+std::string why_no_device() {
+  try {
+    c10::cuda::device_count_ensure_non_zero();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
 at::Device use_device(int index) {
   make_deterministic();
+  // The first CUDA tensor would do this; the allocator's counters are asked for before.
+  at::globalContext().lazyInitDevice(at::kCUDA);
   const auto device = static_cast<c10::DeviceIndex>(index);
   c10::cuda::set_device(device);
   return {at::kCUDA, device};
+}
+
+std::string why_unusable(const at::Device& device) {
+  const c10::cuda::CUDAGuard guard(device);
+  const cudaError_t found = cudaDeviceSynchronize();
+  return found == cudaSuccess ? "" : cudaGetErrorString(found);
 }
 
 at::Device current_device() { return {at::kCUDA, c10::cuda::current_device()}; }
@@ -74,7 +95,7 @@ Peaks peaks(const at::Device& device) {
 }
 
 void reset_peaks(const at::Device& device) {
-  c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
+  if (allocator_is_initialized()) c10::cuda::CUDACachingAllocator::resetPeakStats(device.index());
 }
 
 void release_reserve() { c10::cuda::CUDACachingAllocator::emptyCache(); }

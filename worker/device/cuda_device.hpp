@@ -11,6 +11,11 @@ namespace hedgerow::worker::cuda {
 
 [[nodiscard]] bool is_built();
 [[nodiscard]] int num_devices();  // visible ones; 0 without a driver
+// CUDA's own words for num_devices() == 0 ("driver too old ..."); empty where there is a device.
+[[nodiscard]] std::string why_no_device();
+// CUDA's words where every call of this process fails from now on (an illegal address, a failed
+// launch, an ECC error); empty where the device computes. Waits for what was launched.
+[[nodiscard]] std::string why_unusable(const at::Device& device);
 // The calling thread's device from here on, with the settings that resolve_device promises.
 [[nodiscard]] at::Device use_device(int index);
 [[nodiscard]] at::Device current_device();  // of the calling thread
@@ -27,7 +32,7 @@ struct Memory {
 struct Peaks {
   std::uint64_t allocated = 0, reserved = 0;
 };
-[[nodiscard]] Peaks peaks(const at::Device& device);
+[[nodiscard]] Peaks peaks(const at::Device& device);  // zeros before the first tensor
 void reset_peaks(const at::Device& device);
 // Gives what is reserved and holds no tensor back to the device.
 void release_reserve();

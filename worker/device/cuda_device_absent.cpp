@@ -14,6 +14,8 @@ namespace {
 
 bool is_built() { return false; }
 int num_devices() { return 0; }
+std::string why_no_device() { return "this build has no CUDA"; }
+std::string why_unusable(const at::Device& /*device*/) { fail(); }
 at::Device use_device(int /*index*/) { fail(); }
 at::Device current_device() { fail(); }
 std::string model(const at::Device& /*device*/) { fail(); }

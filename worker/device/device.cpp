@@ -57,6 +57,14 @@ at::Device resolve_device(const std::string& word, int local_rank) {
   }
   if (word == "cpu") return at::kCPU;
   if (const int count = cuda::num_devices(); count > 0) return cuda::use_device(local_rank % count);
+  if (cuda::is_built() && wire::num_visible_gpus() > 0) {
+    // The CPU in its place would spend hours of a paid GPU without a word.
+    throw Error(ErrorKind::kUnavailable,
+                "device: this machine has " + std::to_string(wire::num_visible_gpus()) +
+                    " GPUs, but CUDA cannot start: " + cuda::why_no_device() +
+                    "; mend the driver ('hedgerow doctor' says which one is needed), or compute "
+                    "on the processor with --device cpu");
+  }
   if (word == "auto") {
     note_idle_gpu();
     return at::kCPU;

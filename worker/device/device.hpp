@@ -17,7 +17,8 @@ namespace hedgerow::worker {
 // them. Choosing CUDA makes it the calling thread's device and turns off what makes bytes differ
 // from run to run or fp32 products lose bits (TF32, reduced-precision sums, growing cuBLAS
 // workspaces): call it before any other use of the device. Throws kUsage for another word and for
-// "cuda" in a build without it, kUnavailable for "cuda" where no device is visible.
+// "cuda" in a build without it, kUnavailable for "cuda" where no device is visible and for "auto"
+// too where there is one that CUDA cannot start.
 [[nodiscard]] at::Device resolve_device(const std::string& word,
                                         int local_rank = local_rank_of_environment());
 

@@ -22,7 +22,7 @@ using storage::ErrorKind;
 // LibTorch has a type for its own CUDA allocator's failure alone. cuBLAS's workspace, a kernel's
 // stack, the CUDA context and the CPU's allocator say it in words.
 constexpr std::array<std::string_view, 4> kWordsOfExhaustion = {
-    "CUDA error: out of memory",
+    "CUDA error: out of memory",  // LibTorch's words and those of kernels/cuda/tile/launch.cuh
     "CUBLAS_STATUS_ALLOC_FAILED",
     "DefaultCPUAllocator: can't allocate",
     "DefaultCPUAllocator: not enough"};
@@ -149,6 +149,7 @@ Failure current_failure(const Work& work) {
     const storage::Error known = storage::system_error(error);
     return {known.kind(), known.what()};
   } catch (const std::exception& error) {
+    if (says_out_of_memory(error.what())) return exhausted(work, error.what());
     return {ErrorKind::kInternal, error.what()};
   } catch (...) {
     return {ErrorKind::kInternal, "an exception of unknown type"};

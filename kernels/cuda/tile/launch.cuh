@@ -1,6 +1,5 @@
 // Starts a kernel (*_kernels.cuh) on a CUDA stream and checks the launch. Every error is thrown
-// with the call's text. What is launched is one row of threadblocks, each of which finds its place:
-// of y and z CUDA knows 65,535, and a batch may have more heads.
+// with the call's text.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -16,7 +15,8 @@ namespace hedgerow::kernels::cuda {
 
 inline void check_cuda(cudaError_t status, const char* call) {
   if (status != cudaSuccess) {
-    throw std::runtime_error(std::string(call) + ": " + cudaGetErrorString(status));
+    throw std::runtime_error(std::string("CUDA error: ") + cudaGetErrorString(status) + ", from " +
+                             call);
   }
 }
 
