@@ -76,6 +76,29 @@ int tiles_per_part(const Prepared& p) {
   return std::max(1, (p.inputs.tiles() + parts - 1) / parts);
 }
 
+// What tiles of queries send to the dk and dv of far sinks; undefined where there are none.
+struct SinkGradients {
+  SinkGradients(const Prepared& p, bool needed, const at::TensorOptions& options) {
+    const HybridInputs& in = p.inputs;
+    const int first = in.first_far_query_tile(0);
+    if (!needed || in.sinks == 0 || first >= in.tiles()) return;
+    const auto partial = [&] {
+      // A tile of queries may find some of the sinks far and others near.
+      return at::zeros({in.tiles() - first, in.B, in.H, in.sinks, p.shape.head_dim},
+                       options.dtype(at::kFloat));
+    };
+    k = partial();
+    v = partial();
+  }
+  // [B, G, sinks, D]: over the tiles, and the query heads of a kv head.
+  void fold(const Prepared& p) {
+    for (at::Tensor* x : {&k, &v}) {
+      if (x->defined()) *x = x->unflatten(2, {p.inputs.G, p.inputs.group()}).sum(at::IntArrayRef{0, 3});
+    }
+  }
+  at::Tensor k, v;
+};
+
 at::Tensor factor_gradient(const HybridProblem& problem, const at::Tensor& totals) {
   const at::Tensor sum = totals.sum(at::IntArrayRef{0, 2}, false, at::kDouble);
   return ((1.0 - problem.gate.to(at::kDouble)) * sum).to(at::kFloat);
@@ -127,9 +150,15 @@ HybridGradients gradients_of(const HybridProblem& problem,
   gradients.q = like(needs.q, H, a.dq);
   gradients.k = like(needs.k, G, a.dk);
   gradients.v = like(needs.v, G, a.dv);
-  if (needs.q || needs.map_q) {
+  SinkGradients sinks(p, needs.k || needs.v, options);
+  a.sink_k = floats(sinks.k);
+  a.sink_v = floats(sinks.v);
+  if (needs.q || needs.map_q || sinks.k.defined()) {
     launch_backward_queries(p.shape, inputs, a, p.stream);
   }
+  sinks.fold(p);
+  a.sink_k_sum = floats(sinks.k);
+  a.sink_v_sum = floats(sinks.v);
   if (needs.k || needs.v || needs.map_k) {
     launch_backward_keys(p.shape, inputs, a, p.stream);
   }

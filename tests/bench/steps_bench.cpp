@@ -1,6 +1,6 @@
 // One repeat of what a worker spends its life on, timed on request, so that tests/bench/run can
 // alternate it with a PyTorch opponent (tests/bench/opponents/protocol.py has the protocol):
-//   steps_bench capture|transfer|logits|finetune --model DIR --tokens FILE [--sequences N ...]
+//   steps_bench capture|transfer|logits|finetune|decode --model DIR --tokens FILE [--sequences N ...]
 // prints {"ready": true, ...}; for each line "go" on stdin one repeat and {"seconds": ..., ...};
 // for "phases" one repeat and {"phases": {"attention": seconds, ...}}; for "memory" one repeat that
 // begins with nothing kept, and {"step_mib": ...}, its peak beside the weights.
@@ -21,6 +21,7 @@
 #include "worker/device/device.hpp"
 #include "worker/device/large_blocks.hpp"
 #include "worker/finetune/trainer.hpp"
+#include "worker/generate/generator.hpp"
 #include "worker/logits/top_logits.hpp"
 #include "worker/model/attention_options.hpp"
 #include "worker/model/block_runner.hpp"
@@ -84,10 +85,15 @@ struct Bench {
     recipe.finetune.objective = given.objective;
   }
 
+  // Of a model deeper than the one on disk, that one's layers again.
+  worker::LayerWeights load_layer(int i) const {
+    return worker::load_layer(model, i % model.config().num_hidden_layers, dtype, device);
+  }
+
   std::vector<worker::LayerWeights> load_layers() const {
     std::vector<worker::LayerWeights> layers;
     for (int i = 0; i < config.num_hidden_layers; ++i) {
-      layers.push_back(worker::load_layer(model, i, dtype, device));
+      layers.push_back(load_layer(i));
       worker::pack_layer(layers.back(), options.seq_len);
     }
     return layers;
@@ -205,11 +211,37 @@ Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
       bench->config,
       untrained_student(*bench),
       bench->outer,
-      [&](int i) { return worker::load_layer(bench->model, i, bench->dtype, bench->device); },
+      [&](int i) { return bench->load_layer(i); },
       bench->tokens,
       options,
       *alone);
   return [bench, alone, trainer] { return json{{"loss", trainer->step().loss}}; };
+}
+
+// --seq-len new tokens for each of --sequences prompts.
+Repeat decode_repeat(const std::shared_ptr<Bench>& bench) {
+  constexpr std::int64_t kPromptLength = 32;
+  const auto generator = std::make_shared<worker::Generator>(
+      bench->config, bench->outer, bench->load_layers(), untrained_student(*bench));
+  std::vector<std::vector<std::int64_t>> prompts;
+  for (int row = 0; row < bench->options.sequences; ++row) {
+    prompts.emplace_back();
+    for (std::int64_t i = 0; i < kPromptLength; ++i)
+      prompts.back().push_back((7 * i + row) % bench->config.vocab_size);
+  }
+  worker::GenerateOptions options;
+  options.max_new_tokens = bench->options.seq_len;
+  options.end_tokens = {-1};
+  return [generator, prompts, options] {
+    struct Rows final : worker::GenerationObserver {
+      void on_row(std::int64_t /*row*/, const std::vector<std::int64_t>& ids) override {
+        tokens += std::ssize(ids);
+      }
+      std::int64_t tokens = 0;
+    } rows;
+    generator->run(prompts, options, rows);
+    return json{{"new_tokens", rows.tokens}};
+  };
 }
 
 json timed(const Repeat& repeat, const at::Device& device) {
@@ -255,14 +287,14 @@ int run(int argc, char** argv) {
   std::string what;
   app.add_option("stage", what)
       ->required()
-      ->check(CLI::IsMember({"capture", "transfer", "logits", "finetune"}));
+      ->check(CLI::IsMember({"capture", "transfer", "logits", "finetune", "decode"}));
   app.add_option("--model", options.model)->required();
   app.add_option("--tokens", options.tokens)->required();
   app.add_option("--sequences", options.sequences, "A repeat's sequences");
   app.add_option("--seq-len", options.seq_len);
   app.add_option("--rows", options.rows, "Sequences of one forward");
   app.add_option("--threads", options.threads);
-  app.add_option("--layers", options.layers, "Only the first layers; 0: all");
+  app.add_option("--layers", options.layers, "So many layers, of a deeper model those on disk again; 0: all");
   app.add_option("--window", options.window);
   app.add_flag("--bias", options.bias);
   app.add_option("--top-k", options.top_k, "logits: kept of a position; 0: none");
@@ -277,6 +309,7 @@ int run(int argc, char** argv) {
   serve(what == "capture"    ? capture_repeat(bench)
         : what == "transfer" ? transfer_repeat(bench)
         : what == "logits"   ? logits_repeat(bench)
+        : what == "decode"   ? decode_repeat(bench)
                              : finetune_repeat(bench),
         options,
         bench->device);

@@ -71,6 +71,27 @@ TEST_F(OtherDevice, NeitherARepetitionNorLayersPerBlockChangesAByteOfTheMaps) {
   for (const int k : {1, 3, 4}) EXPECT_EQ(pipeline(other_, k).maps, expected) << "k = " << k;
 }
 
+// As a GPU's job is: bf16, F = 128, a head_dim of the fused kernels, sinks and a key map a kv head.
+TEST_F(OtherDevice, LayersPerBlockChangeNoByteOfBfloat16MapsOfHeadDims64And128) {
+  for (const int head_dim : {64, 128}) {
+    const auto model = directory_ / ("model" + std::to_string(head_dim));
+    tests::write_tiny_model(model, {.num_layers = 2, .hidden_size = 128, .head_dim = head_dim});
+    const auto maps = [&](int layers_per_block) {
+      const auto root = directory_ / ("run" + std::to_string(num_runs_++));
+      storage::Recipe recipe = tests::tiny_recipe(model);
+      recipe.plan.compute_dtype = "bf16";
+      recipe.plan.layers_per_block = layers_per_block;
+      recipe.attention.feature_dim = 128;
+      recipe.attention.num_sinks = 4;
+      tests::write_tiny_run(root, recipe, 14);
+      return tests::run_pipeline(root, other_).maps;
+    };
+    const auto expected = maps(1);
+    EXPECT_EQ(maps(1), expected) << head_dim << ": the same run again";
+    EXPECT_EQ(maps(2), expected) << head_dim << ": k = 2";
+  }
+}
+
 TEST_F(OtherDevice, AnEvaluationGivesTheCpusLoss) {
   const auto teacher = storage::ModelDirectory::open(model());
   const auto tokens = tests::make_tiny_tokens(4, 3, 40, teacher.config().vocab_size);
@@ -102,6 +123,31 @@ TEST_F(OtherDevice, GreedyTextIsTheCpus) {
     return rows.ids;
   };
   EXPECT_EQ(text(other_), text(at::kCPU));
+}
+
+// Chosen on the device: by temperature alone, and among the likeliest.
+TEST_F(OtherDevice, SampledTextIsTheCpus) {
+  at::manual_seed(5);
+  const at::Tensor logits = at::randn({6, 3000}) * 3.0;
+  const std::vector<std::int64_t> rows{0, 1, 2, 3, 4, 5}, positions{9, 9, 7, 7, 30, 2};
+  for (const SamplingOptions& options : {SamplingOptions{},
+                                         SamplingOptions{.temperature = 0.7, .seed = 3},
+                                         SamplingOptions{.temperature = 1.0, .top_p = 0.9, .seed = 3},
+                                         // Flat: more tokens than are looked at first.
+                                         SamplingOptions{.temperature = 50.0, .top_p = 0.95}}) {
+    EXPECT_EQ(sample_rows(logits.to(other_), options, rows, positions),
+              sample_rows(logits, options, rows, positions))
+        << options.temperature << ", " << options.top_p;
+  }
+  logits[2][17] = std::nan("");
+  logits[4][3] = -HUGE_VAL;
+  for (const double temperature : {0.0, 1.0}) {
+    const auto chosen =
+        sample_rows(logits.to(other_), {.temperature = temperature}, rows, positions);
+    EXPECT_EQ(chosen, sample_rows(logits, {.temperature = temperature}, rows, positions));
+    EXPECT_EQ(chosen[2], -1);
+    EXPECT_EQ(chosen[4], -1);
+  }
 }
 
 TEST_F(OtherDevice, GreedyTextOfTwoRanksIsThatOfOne) {

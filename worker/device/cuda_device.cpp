@@ -86,7 +86,19 @@ Memory memory(const at::Device& device) {
   const c10::cuda::CUDAGuard guard(device);
   std::size_t free = 0, total = 0;
   C10_CUDA_CHECK(cudaMemGetInfo(&free, &total));
-  return {.total = total, .free = free, .reserved = whole(stats(device).reserved.current)};
+  const Stats found = stats(device);
+  return {.total = total,
+          .free = free,
+          .reserved = whole(found.reserved.current),
+          .allocated = whole(found.allocated.current)};
+}
+
+std::uint64_t slot(const at::Device& device) {
+  const auto* properties = at::cuda::getDeviceProperties(device.index());
+  constexpr int kByte = 8;
+  return (static_cast<std::uint64_t>(properties->pciDomainID) << 2 * kByte) |
+         (static_cast<std::uint64_t>(properties->pciBusID) << kByte) |
+         static_cast<std::uint64_t>(properties->pciDeviceID);
 }
 
 Peaks peaks(const at::Device& device) {

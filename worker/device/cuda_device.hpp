@@ -25,9 +25,11 @@ namespace hedgerow::worker::cuda {
 // Bytes. LibTorch reserves in large pieces and allocates tensors from them; what others took, and
 // the contexts of all, is the rest: total - free - reserved.
 struct Memory {
-  std::uint64_t total = 0, free = 0, reserved = 0;
+  std::uint64_t total = 0, free = 0, reserved = 0, allocated = 0;
 };
 [[nodiscard]] Memory memory(const at::Device& device);  // asks the driver
+// Where the device sits in its host: two processes with the same one share its memory.
+[[nodiscard]] std::uint64_t slot(const at::Device& device);
 // Of tensors and of the reserve, bytes, since reset_peaks.
 struct Peaks {
   std::uint64_t allocated = 0, reserved = 0;

@@ -21,6 +21,7 @@ at::Device current_device() { fail(); }
 std::string model(const at::Device& /*device*/) { fail(); }
 std::uint64_t memory_bytes(const at::Device& /*device*/) { fail(); }
 Memory memory(const at::Device& /*device*/) { fail(); }
+std::uint64_t slot(const at::Device& /*device*/) { fail(); }
 Peaks peaks(const at::Device& /*device*/) { fail(); }
 void reset_peaks(const at::Device& /*device*/) { fail(); }
 void release_reserve() { fail(); }

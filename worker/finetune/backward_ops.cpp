@@ -54,6 +54,8 @@ at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
     if (low_rank.defined()) dy = dy + low_rank.view(dy.sizes());
     add_weight_gradient(weight, dy, x.to(at::kFloat), eps);
   }
+  if (const auto* cuda = fused_for(x))
+    return cuda->rms_norm_backward(residual_gradient, output_gradient, low_rank, x, weight, eps);
   if (!fast(x))
     return plain_rms_norm_backward(residual_gradient, output_gradient, low_rank, x, weight, eps);
   return cpu::rms_norm_backward(residual_gradient.contiguous(),
@@ -66,6 +68,8 @@ at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
 
 at::Tensor swiglu_backward(const at::Tensor& output_gradient, const at::Tensor& gate_up) {
   RECORD_USER_SCOPE("hedgerow::swiglu_backward");
+  if (const auto* cuda = fused_for(gate_up); cuda != nullptr && gate_up.size(-1) % 16 == 0)
+    return cuda->swiglu_backward(output_gradient, gate_up);
   if (!fast(gate_up)) return plain_swiglu_backward(output_gradient, gate_up);
   return cpu::swiglu_backward(output_gradient.contiguous(), gate_up.contiguous());
 }
@@ -90,6 +94,13 @@ at::Tensor split_heads_backward(const Qkv& gradient,
     };
     add(norms.q, gradient.q, 0);
     add(norms.k, gradient.k, num_heads);
+  }
+  if (const auto* cuda = fused_for(gradient.q);
+      cuda != nullptr && cuda->takes_heads(gradient.q, gradient.q.size(3))) {
+    return cuda->split_heads_backward(
+        {gradient.q, gradient.k, gradient.v},
+        qkv,
+        {gradient.q.size(1), gradient.k.size(1), cos, sin, norms.q, norms.k, norms.eps});
   }
   if (!fast(gradient.q)) return plain_split_heads_backward(gradient, qkv, cos, sin, norms);
   return cpu::split_heads_backward(

@@ -11,8 +11,9 @@
 namespace hedgerow::worker {
 namespace {
 
-// Rows of logits at a time: 128 x 49,152 in fp32 is 25 MB.
-constexpr std::int64_t kChunkRows = 128;
+// Rows of logits at a time: 128 x 49,152 in fp32 is 25 MB. A GPU wants more of them in a product, and
+// waits for the host once a chunk.
+constexpr std::int64_t kChunkRows = 128, kChunkRowsOnDevice = 1024;
 
 }  // namespace
 
@@ -97,9 +98,10 @@ LossHead::Result LossHead::run(const at::Tensor& hidden_states,
   Result result;
   const at::Tensor rows = hidden_states.reshape({-1, hidden_states.size(-1)});
   at::Tensor gradient = with_gradient ? at::zeros_like(rows) : at::Tensor();
-  for (std::int64_t begin = 0; begin < targets.count(); begin += kChunkRows) {
+  const std::int64_t most = rows.is_cpu() ? kChunkRows : kChunkRowsOnDevice;
+  for (std::int64_t begin = 0; begin < targets.count(); begin += most) {
     check_cancelled();
-    const std::int64_t count = std::min(kChunkRows, targets.count() - begin);
+    const std::int64_t count = std::min(most, targets.count() - begin);
     const at::Tensor index = targets.rows.narrow(0, begin, count).to(rows.device());
     const at::Tensor token = targets.token.narrow(0, begin, count).to(rows.device());
     const at::Tensor x = rows.index_select(0, index);

@@ -57,7 +57,7 @@ TrainedParameters::TrainedParameters(const LoraAdapter& start,
                        const at::Tensor& value) {
     entries_.push_back({name, group, shape, layer * kGroups.size() + group_index(group), begin});
     begin += value.numel();
-    pieces.push_back(value.reshape(-1).cpu());
+    pieces.push_back(value.reshape(-1).to(device));
   };
   for (std::size_t layer = 0; layer < num_layers_; ++layer) {
     const int layer_idx = static_cast<int>(layer);
@@ -82,19 +82,13 @@ TrainedParameters::TrainedParameters(const LoraAdapter& start,
   values_ = at::cat(pieces);
   optimizer_.emplace(std::vector{values_}, AdamWOptions{.weight_decay = weight_decay});
   adapter_ = start;
-  device_values_ = values_.to(device);
-  adapter_ = views_of(device_values_);
+  adapter_ = views_of(values_);
   auto entry = entries_.begin() + static_cast<std::ptrdiff_t>(num_lora_entries_);
   for (const TrainedPart& part : parts) {
-    *part.value =
-        device_values_.narrow(0, entry->begin, part.value->numel()).view(part.value->sizes());
+    *part.value = values_.narrow(0, entry->begin, part.value->numel()).view(part.value->sizes());
     parts_.push_back(*part.value);
     ++entry;
   }
-}
-
-void TrainedParameters::update_device_values() {
-  if (!device_values_.is_same(values_)) device_values_.copy_(values_);
 }
 
 LoraAdapter TrainedParameters::views_of(const at::Tensor& flat) const {
@@ -146,6 +140,18 @@ TrainedTensors TrainedParameters::best_parts() const {
 
 std::vector<double> TrainedParameters::squares(const at::Tensor& flat) const {
   std::vector<double> sums((num_layers_ + 1) * kGroups.size());
+  if (flat.is_cuda()) {
+    // A launch for all of them and one wait, where each entry's own sum would be one of hundreds.
+    std::vector<at::Tensor> parts;
+    for (const Entry& entry : entries_)
+      parts.push_back(flat.narrow(0, entry.begin, product(entry.shape)));
+    const at::Tensor norms = at::stack(at::_foreach_norm(parts, 2, at::kDouble)).cpu();
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      const double norm = norms.const_data_ptr<double>()[i];
+      sums[entries_[i].slot] += norm * norm;
+    }
+    return sums;
+  }
   for (const Entry& entry : entries_) {
     sums[entry.slot] += flat.narrow(0, entry.begin, product(entry.shape))
                             .to(at::kDouble)
@@ -179,7 +185,6 @@ TrainedParameters::StepNorms TrainedParameters::step(const at::Tensor& gradient,
   values_.mutable_grad() = gradient;
   const at::Tensor before = values_.clone();
   optimizer_->step(options.learning_rate);
-  update_device_values();
   std::vector<double> of_change = squares(values_ - before);
   if (sum) sum(of_change);
   StepNorms norms{norm, {}};
@@ -227,7 +232,6 @@ void TrainedParameters::restore(const storage::Checkpoint& checkpoint) {
     take(entry.name + ".exp_avg_sq", optimizer_->exp_avg_sq().front());
     if (has_best) take(entry.name + ".best", best_);
   }
-  update_device_values();
   optimizer_->set_num_steps(checkpoint.state.at("step").get<std::int64_t>());
 }
 

@@ -1,6 +1,6 @@
 // The trained parameters of the finetune stage as one flat fp32 vector in a fixed order (LoRA by
 // layer; q, k, v, o, gate, up, down; A, B; then maps, window factors and norms by layer), with
-// Adam's moments beside it, on the CPU; layers read a copy on their device. A rank holds those of
+// Adam's moments beside it, on the layers' device; layers read views of it. A rank holds those of
 // its layers; ranks with the same layers update them from the same gradient bytes, so they stay
 // equal without a message. Norms over all parameters are sums over layers, in their order, whoever
 // holds them. On disk they are keyed by name (PEFT's, the student's, Hugging Face's), so that any
@@ -25,7 +25,7 @@ namespace hedgerow::worker {
 class TrainedParameters {
  public:
   // `start` without targets: LoRA is not trained; its layers without modules lie on other ranks.
-  // `parts` become views of the device's copy, which is why the objects that they lie in stay where
+  // `parts` become views of the vector, which is why the objects that they lie in stay where
   // they are. Throws kUsage if there is nothing.
   TrainedParameters(const LoraAdapter& start,
                     const std::vector<TrainedPart>& parts,
@@ -33,7 +33,7 @@ class TrainedParameters {
                     double weight_decay);
 
   [[nodiscard]] std::int64_t size() const { return values_.numel(); }
-  // Views of the device's copy: updated in place by step() and restore().
+  // Views: updated in place by step() and restore().
   [[nodiscard]] const LoraAdapter& adapter() const { return adapter_; }
   // The same layout over another flat vector [size()], for gradients.
   [[nodiscard]] LoraAdapter views_of(const at::Tensor& flat) const;
@@ -59,7 +59,7 @@ class TrainedParameters {
   };
   // A number for each layer and group, summed over the ranks that hold a part of the layers.
   using SumOverStages = std::function<void(std::vector<double>& values)>;
-  // One AdamW update from a gradient [size()] fp32 on the CPU, which the clip may scale. Collective
+  // One AdamW update from a gradient [size()] fp32 where the values are, which the clip may scale. Collective
   // over a pipeline's ranks where there is `sum`. Throws kCorrupt when the gradient is not finite:
   // the update would destroy the parameters.
   StepNorms step(const at::Tensor& gradient,
@@ -74,8 +74,9 @@ class TrainedParameters {
   void restore(const storage::Checkpoint& checkpoint);
 
  private:
-  void update_device_values();
-  [[nodiscard]] const at::Tensor& best_values() const { return best_.defined() ? best_ : values_; }
+  [[nodiscard]] at::Tensor best_values() const {
+    return (best_.defined() ? best_ : values_).to(at::kCPU);
+  }
   // Of a flat vector: the squares of each layer's (and, behind the last one, of what lies outside
   // the layers), by group [layers + 1, groups].
   [[nodiscard]] std::vector<double> squares(const at::Tensor& flat) const;
@@ -87,15 +88,14 @@ class TrainedParameters {
     std::int64_t begin = 0;
   };
 
-  at::Tensor values_;         // [size()] fp32, on the CPU
-  at::Tensor best_;           // [size()] fp32, on the CPU; undefined before keep_best()
-  at::Tensor device_values_;  // values_ itself where the layers are on the CPU
+  at::Tensor values_;  // [size()] fp32, where the layers are
+  at::Tensor best_;    // the same; undefined before keep_best()
   std::optional<AdamW> optimizer_;
   std::vector<Entry> entries_;
   LoraAdapter adapter_;
   std::size_t num_layers_ = 0;        // of the model
   std::size_t num_lora_entries_ = 0;  // the rest is of parts_, in their order
-  std::vector<at::Tensor> parts_;     // the objects' own tensors: views of device_values_
+  std::vector<at::Tensor> parts_;     // the objects' own tensors: views of values_
 };
 
 }  // namespace hedgerow::worker

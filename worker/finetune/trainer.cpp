@@ -4,9 +4,13 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <map>
 
+#include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/error.hpp"
+#include "worker/device/cuda_device.hpp"
 #include "worker/model/attention_options.hpp"
 
 namespace hedgerow::worker {
@@ -79,6 +83,26 @@ std::vector<int> ranks_of_stage(const storage::Mesh& mesh, int rank) {
   return ranks;
 }
 
+// Of a GPU that several ranks compute on, each has its share. Collective.
+std::int64_t activation_budget(const at::Device& device, Communicator& communicator) {
+  const bool on_gpu = device.is_cuda();
+  struct Place {
+    std::array<char, 64> host{};
+    std::uint64_t slot = 0;
+  };
+  Place own{.slot = on_gpu ? cuda::slot(device) : 0};
+  wire::this_host().copy(own.host.data(), own.host.size() - 1);
+  const std::vector<std::byte> all = communicator.all_gather(std::as_bytes(std::span(&own, 1)));
+  if (!on_gpu) return storage::kHostActivationBytes;
+  std::uint64_t ranks = 0;
+  for (std::size_t at = 0; at < all.size(); at += sizeof(Place))
+    ranks += std::memcmp(&all[at], &own, sizeof(Place)) == 0 ? 1U : 0U;
+  const cuda::Memory memory = cuda::memory(device);
+  const std::uint64_t free = memory.free + memory.reserved - memory.allocated;
+  return static_cast<std::int64_t>(
+      storage::gpu_activation_bytes(memory.total / ranks, free / ranks));
+}
+
 }  // namespace
 
 HeldLayers::HeldLayers(const storage::ModelConfig& config, const storage::Mesh& mesh, int rank)
@@ -140,9 +164,11 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
   const int in_flight = storage::most_in_flight(
       storage::pipeline_order(options_.mesh, reducer_.num_own_leaves(), true)
           .at(static_cast<std::size_t>(stages_->rank())));
+  const std::int64_t budget = options_.activation_budget_bytes
+                                  ? *options_.activation_budget_bytes
+                                  : activation_budget(device(), communicator_);
   // In flight are passes of single ranges.
-  keeps_activations_ =
-      activation_bytes() * in_flight / options_.mesh.chunks <= options_.activation_budget_bytes;
+  keeps_activations_ = activation_bytes() * in_flight / options_.mesh.chunks <= budget;
 }
 
 std::vector<TrainedPart> FinetuneTrainer::parts_to_train() {
@@ -361,9 +387,9 @@ FinetuneTrainer::StepResult FinetuneTrainer::step() {
       communicator_.deadline() + (reducer_.has_unequal_shares()
                                       ? since(begin) / reducer_.num_own_leaves()
                                       : std::chrono::milliseconds(0)));
-  const at::Tensor sum = reducer_.finish().to(at::kCPU);  // the only copy from a device
+  const at::Tensor sum = reducer_.finish().to(device());
   std::vector<double> sums = {
-      held_.has_head ? static_cast<double>(sum.const_data_ptr<float>()[size]) : 0.0,
+      held_.has_head ? static_cast<double>(sum[size].item<float>()) : 0.0,
       pipeline_->seconds_waited() - waited_before,
       static_cast<double>(pipeline_->bytes_sent() - sent_before)};
   sum_over_stages(sums);

@@ -29,10 +29,6 @@
 
 namespace hedgerow::worker {
 
-// Activations of all layers of a micro-batch are kept up to this size; beyond it each layer is made
-// again from its input in the backward pass, for a third more work.
-inline constexpr std::int64_t kActivationBudgetBytes = std::int64_t{1} << 30;
-
 // What a rank of a mesh holds of a model.
 struct HeldLayers {
   HeldLayers(const storage::ModelConfig& config, const storage::Mesh& mesh, int rank);
@@ -50,7 +46,9 @@ struct TrainerOptions {
   std::uint64_t seed = 0;
   at::Device device = at::kCPU;
   at::ScalarType stream = at::kBFloat16;  // the residual stream is rounded to it after every layer
-  std::int64_t activation_budget_bytes = kActivationBudgetBytes;
+  // Activations are kept up to this size (storage/recipe/pipeline_order.hpp); absent: what the
+  // device has for them once the layers are loaded.
+  std::optional<std::int64_t> activation_budget_bytes = std::nullopt;
   // Where the objective needs the teacher: its logits [T, K] of a sequence, and the sequences that
   // have any, in whose numbering they are. Steps and validation are then of those sequences alone.
   std::function<TopLogits(std::int64_t)> teacher = {};

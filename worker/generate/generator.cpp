@@ -15,10 +15,6 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-std::span<const float> values(const at::Tensor& logits) {
-  return {logits.const_data_ptr<float>(), static_cast<std::size_t>(logits.numel())};
-}
-
 constexpr int kHiddenTag = 1, kTokenTag = 2;
 // Whoever waits for a rank that hangs gives up before those that wait for him: so it is the one at
 // fault that is named.
@@ -184,7 +180,7 @@ at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
   return {};
 }
 
-// [B, V] logits on the CPU after one more token a row, on the last rank.
+// [B, V] logits after one more token a row, on the last rank.
 at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
                            const std::vector<std::int64_t>& positions,
                            std::vector<AttentionCache>& caches) {
@@ -202,13 +198,13 @@ at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
           return y.transpose(0, 1).unsqueeze(0);
         });
   }
-  if (place_.is_last()) return logits(hidden.squeeze(0), outer_, config_).cpu();
+  if (place_.is_last()) return logits(hidden.squeeze(0), outer_, config_);
   hand_on(hidden);
   return {};
 }
 
 // Every prompt run through the layers; `first` gets the logits [rows, V] of the first new
-// tokens, on the CPU, on the last rank. Ranks work on different prompts at once.
+// tokens, on the last rank. Ranks work on different prompts at once.
 Generator::Batch Generator::start(const std::vector<std::vector<std::int64_t>>& prompts,
                                   at::Tensor& first,
                                   GenerationObserver& observer) {
@@ -230,7 +226,7 @@ Generator::Batch Generator::start(const std::vector<std::vector<std::int64_t>>& 
     batch.position.push_back(static_cast<std::int64_t>(prompts[row].size()) - 1);
   }
   for (auto& layer : by_layer) batch.caches.push_back(AttentionCache::joined(std::move(layer)));
-  if (place_.is_last()) first = at::cat(rows).cpu();
+  if (place_.is_last()) first = at::cat(rows);
   return batch;
 }
 
@@ -239,17 +235,19 @@ std::vector<std::int64_t> Generator::choose(const Batch& batch,
                                             const at::Tensor& logits,
                                             const SamplingOptions& sampling,
                                             GenerationObserver& observer) const {
-  std::vector<std::int64_t> tokens;
+  std::vector<std::int64_t> tokens = sample_rows(logits, sampling, batch.row, batch.position);
   for (std::size_t i = 0; i < batch.row.size(); ++i) {
-    const at::Tensor row_logits = logits[static_cast<std::int64_t>(i)];
-    const std::int64_t row = batch.row[i], position = batch.position[i];
-    if (!at::isfinite(row_logits).all().item<bool>()) {
-      throw Error(ErrorKind::kUsage,
-                  "the logits of prompt " + std::to_string(row) + " at position " +
-                      std::to_string(position) + " are not finite; check the model's weights");
-    }
-    observer.on_logits(row, position, row_logits);
-    tokens.push_back(sample(values(row_logits), sampling, row, position));
+    if (tokens[i] >= 0) continue;
+    throw Error(ErrorKind::kUsage,
+                "the logits of prompt " + std::to_string(batch.row[i]) + " at position " +
+                    std::to_string(batch.position[i]) +
+                    " are not finite; check the model's weights");
+  }
+  if (observer.wants_logits()) {
+    const at::Tensor on_host = logits.cpu();
+    for (std::size_t i = 0; i < batch.row.size(); ++i)
+      observer.on_logits(
+          batch.row[i], batch.position[i], on_host[static_cast<std::int64_t>(i)]);
   }
   return tokens;
 }

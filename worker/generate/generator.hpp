@@ -47,6 +47,8 @@ struct PipelinePlace {
 class GenerationObserver {
  public:
   virtual ~GenerationObserver() = default;
+  // Whether on_logits is called: the logits of every step then come to the host.
+  [[nodiscard]] virtual bool wants_logits() const { return false; }
   // The logits [V] fp32 on the CPU from which a row's token at `position` (from 0, prompt included)
   // is chosen. On the last rank alone; what follows is called on every rank.
   virtual void on_logits(std::int64_t /*row*/,

@@ -3,8 +3,11 @@
 // else is in the batch.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <span>
+#include <vector>
 
 namespace hedgerow::worker {
 
@@ -19,5 +22,14 @@ struct SamplingOptions {
                                   const SamplingOptions& options,
                                   std::int64_t row,
                                   std::int64_t position);
+
+// The choice of each row of logits [B, V] fp32, as sample() of it with its row and position; -1
+// where one of its logits is not finite. On a device the choice is made there: B numbers come to
+// the host with temperature 0, else about a thousand weights a row. Weights are summed in another
+// order there: a draw that falls within the last bit of a sum may differ from the CPU's.
+[[nodiscard]] std::vector<std::int64_t> sample_rows(const at::Tensor& logits,
+                                                    const SamplingOptions& options,
+                                                    std::span<const std::int64_t> rows,
+                                                    std::span<const std::int64_t> positions);
 
 }  // namespace hedgerow::worker

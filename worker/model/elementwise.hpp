@@ -2,8 +2,9 @@
 // autograd: RMSNorm, rotary embedding with the head split, SwiGLU, residual addition. Every value
 // is computed in fp32 and rounded once, where transformers rounds after each operation in bf16; in
 // fp32 the two agree to the last bits. A row's result depends on that row alone, never on the
-// number of rows or of threads. On the CPU these are hand-written loops (elementwise_cpu.cpp); on
-// other devices the plain_ forms run, which are also the tests' reference.
+// number of rows or of threads. On the CPU these are hand-written loops (elementwise_cpu.cpp), on
+// CUDA in bf16 fused kernels (kernels/cuda/elementwise_cuda.hpp); elsewhere the plain_ forms run,
+// which are also the tests' reference.
 //
 // Rows are tokens: B sequences of T tokens are [B, T, ...], contiguous. dtype: bf16 or fp32. Norm
 // weights are fp32.
@@ -13,7 +14,12 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/elementwise_cuda.hpp"
+
 namespace hedgerow::worker {
+
+// The fused CUDA backend where it takes these rows, else null.
+[[nodiscard]] const kernels::cuda::ElementwiseBackend* fused_for(const at::Tensor& rows);
 
 // x / sqrt(mean(x^2) + eps) * weight over the last dimension; x [..., M], weight [M] fp32 -> x's
 // dtype.

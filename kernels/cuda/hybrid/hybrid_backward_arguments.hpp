@@ -43,6 +43,11 @@ struct BackwardArguments {
   std::uint16_t* dq = nullptr;  // [B, H, T, D]
   std::uint16_t* dk = nullptr;  // [B, G, T, D]
   std::uint16_t* dv = nullptr;  // [B, G, T, D]
+  // Of sinks whose tile is far: what each tile of queries sends to their dk and dv, from the tile
+  // first_far_query_tile(0) on, [those tiles, B, H, sinks, D]; and the sums over tiles and the
+  // query heads of a kv head, [B, G, sinks, D], which the keys' kernel adds. Null: none.
+  float *sink_k = nullptr, *sink_v = nullptr;
+  const float *sink_k_sum = nullptr, *sink_v_sum = nullptr;
 };
 
 }  // namespace hedgerow::kernels::cuda

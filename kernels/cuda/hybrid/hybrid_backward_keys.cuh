@@ -6,7 +6,7 @@
 //   dv = phi_k R + sum over the tile's pairs of (p + l) dn
 //   dk = dz W^T + sum over the window's pairs of ds q
 //
-// A tile that holds sinks meets all later tiles of queries pair by pair too, for dv and dk.
+// What later tiles of queries send to the sinks of a far tile comes summed from the queries' side.
 //
 // Scores lie [queries, keys] as in the forward, so that they are the same bits; P, dS and dL go
 // through shared memory to be read transposed.
@@ -74,8 +74,8 @@ class BackwardKeys {
     }
     if constexpr (kInputs) {
       tile_ = part_;
-      store_inputs(dk_, a_.dk);
-      store_inputs(dv_, a_.dv);
+      store_inputs(dk_, a_.sink_k_sum, a_.dk);
+      store_inputs(dv_, a_.sink_v_sum, a_.dv);
     }
   }
 
@@ -132,9 +132,7 @@ class BackwardKeys {
       linear = linear || is_near(c);
     }
     if constexpr (kInputs) {
-      // All queries see a sink in their window.
-      const int met = tile_ < in_.sink_tiles() ? in_.tiles() : far;
-      each_pair(met, [&](int c) { walk_pairs(c, c < far && is_near(c)); });
+      each_pair(far, [&](int c) { walk_pairs(c, is_near(c)); });
     }
     if (kInputs && !linear) {
       map_.clear_part();
@@ -332,17 +330,34 @@ class BackwardKeys {
     }
   }
 
+  HEDGEROW_TILE void add_sinks(Sums<kHalfDim>& sums, const float* from, std::int64_t row) {
+    HEDGEROW_UNROLL
+    for (int n = 0; n < sums.kGroups; ++n) {
+      HEDGEROW_UNROLL
+      for (int i = 0; i < 4; ++i) {
+        const int key = tile_ * kTile + group_row() + row_of(i);
+        if (key < in_.sinks) {
+          sums.values[n][i] +=
+              from[(row * in_.sinks + key) * S::kHeadDim + half() * kHalfDim + column_of(n, i)];
+        }
+      }
+    }
+  }
+
   // One of dk and dv, through the tile of keys, which nobody needs any more.
-  HEDGEROW_TILE void store_inputs(const Sums<kHalfDim>& sums, Bf16* out) {
+  HEDGEROW_TILE void store_inputs(Sums<kHalfDim>& sums, const float* of_sinks, Bf16* out) {
     if (out == nullptr) {
       return;
     }
     constexpr int kUnits = S::kHeadDim / kUnit;
+    const std::int64_t row =
+        static_cast<std::int64_t>(batch_) * in_.G + (last_key_head_ - 1) / (in_.U / in_.G);
+    if (of_sinks != nullptr && tile_ < in_.sink_tiles()) {
+      add_sinks(sums, of_sinks, row);
+    }
     sync_threads();
     store_sums(keys(), sums, group_row(), half() * kHalfDim);
     sync_threads();
-    const std::int64_t row =
-        static_cast<std::int64_t>(batch_) * in_.G + (last_key_head_ - 1) / (in_.U / in_.G);
     for (int i = thread(); i < kTile * kUnits; i += kThreads) {
       const int key = tile_ * kTile + i / kUnits, unit = i % kUnits;
       if (key < in_.T) {

@@ -1,7 +1,8 @@
 // The queries' side of the hybrid's backward (derivation: hybrid_backward_walker.hpp), a tile of 64
 // queries at a time: dphi_q = dn S^T + beta z (and near pairs), dz, the partial dW_q and db_q. With
 // kInputs also dq, from scores that are computed again as the forward did, so that the maximum is
-// met bit for bit.
+// met bit for bit. A far tile of sinks, whose pairs are at hand there, gets its part of dk and dv
+// too: written for each tile of queries, folded by the caller.
 //
 // Grid (parts, B H), 256 threads (map_backward.cuh says how they share a tile; of a tile of pairs a
 // warp holds 16 queries and half of the keys, of dq half of D). Without kInputs no score is
@@ -127,7 +128,7 @@ class BackwardQueries {
       map_.add_gradients(queries(), a_.layer_q != nullptr, a_.bias_q != nullptr);
     }
     if constexpr (kInputs) {
-      if (a_.dq != nullptr) {
+      if (a_.dq != nullptr || a_.sink_k != nullptr) {
         input_gradient(tile, far, linear);
       }
     }
@@ -184,6 +185,9 @@ class BackwardQueries {
     if (in_.layout != Layout::kNone) {
       window_gradient(dq, tile, far);
     }
+    if (a_.dq == nullptr) {
+      return;
+    }
     constexpr int kUnits = S::kHeadDim / kUnit;
     sync_threads();
     store_sums(queries(), dq, group_row(), half() * kHalfDim);
@@ -225,6 +229,46 @@ class BackwardQueries {
       store_sums(pairs(), da, group_row(), column);
       sync_threads();
       multiply(dq, pairs(), group_row(), keys, half() * kHalfDim);
+      if (step < sinks && a_.sink_k != nullptr) {
+        add_to_sinks(a_.sink_k, tile, t, queries());
+        sync_threads();
+        store_sums(pairs(), scores, group_row(), column);
+        sync_threads();
+        add_to_sinks(a_.sink_v, tile, t, dn());
+      }
+    }
+  }
+
+  // pairs^T x of the sinks in tile t of keys, 16 of them and 16 columns a warp at a time: a tile of
+  // queries has all of its pairs with them at once.
+  HEDGEROW_TILE void add_to_sinks(float* out, int tile, int t, Tile<S::kHeadDim> x) {
+    constexpr int kColumns = 16;
+    const int column = warp() * kColumns;
+    const int first = t * kTile, count = in_.sinks - first < kTile ? in_.sinks - first : kTile;
+    if (column >= S::kHeadDim) {
+      return;
+    }
+    const std::int64_t from = tile - in_.first_far_query_tile(0);
+    float* rows = out + ((from * in_.B * in_.H + row_index()) * in_.sinks + first) * S::kHeadDim;
+    HEDGEROW_NO_UNROLL
+    for (int row = 0; row < count; row += kWarpRows) {
+      Sums<kColumns> sums;
+      sums.clear();
+      HEDGEROW_UNROLL
+      for (int k = 0; k < kTile / 16; ++k) {
+        Word left[4];
+        load_left_transposed(left, pairs(), row, k);
+        multiply_step(sums, left, x, 16 * k, column);
+      }
+      HEDGEROW_UNROLL
+      for (int n = 0; n < sums.kGroups; ++n) {
+        HEDGEROW_UNROLL
+        for (int i = 0; i < 4; ++i) {
+          if (row + row_of(i) < count) {
+            rows[(row + row_of(i)) * S::kHeadDim + column + column_of(n, i)] = sums.values[n][i];
+          }
+        }
+      }
     }
   }
 

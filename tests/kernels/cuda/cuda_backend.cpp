@@ -82,7 +82,8 @@ void CudaBackend::expect_programs(const AttentionCase& shape,
     }
   }
   for (std::size_t i = 0; i < count; ++i) {
-    EXPECT_LE(ours[i], 2.0 * plain[i] + 1e-6 * std::max(1.0, largest[i]))
+    // A gradient that cancels to 0 keeps the last bits of a GPU's ex2.approx: 1.04e-6 on an H100.
+    EXPECT_LE(ours[i], 2.0 * plain[i] + 2e-6 * std::max(1.0, largest[i]))
         << shape.name() << ", " << (i == 0 ? "value" : "d" + kLeafNames[i - 1]);
   }
 }

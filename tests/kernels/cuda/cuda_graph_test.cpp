@@ -14,11 +14,14 @@ namespace {
 
 #if defined(HEDGEROW_CUDA_KERNELS)
 DecodeState copy_of(const DecodeState& state) {
+  const auto cloned = [](const at::Tensor& x) { return x.defined() ? x.clone() : x; };
   return {state.kv_state.clone(),
           state.k_state.clone(),
           state.window_k.clone(),
           state.window_v.clone(),
-          state.positions.clone()};
+          state.positions.clone(),
+          cloned(state.sink_k),
+          cloned(state.sink_v)};
 }
 
 // Rows of different lengths, so that each replay meets other evictions and flushes than the
@@ -60,6 +63,10 @@ TEST(CudaGraph, ReplaysADecodeStepAtEveryPosition) {
       AttentionCase shape{.B = 3, .H = 4, .G = 2, .T = 40, .D = 64, .f = 32, .dtype = dtype};
       shape.options.layout = layout;
       shape.options.window_size = 8;
+      expect_replay(shape);
+      // As a recipe has it: sinks, and a key map a kv head.
+      shape.options.num_sinks = layout == WindowLayout::kNone ? 0 : 4;
+      shape.shares_key_maps = true;
       expect_replay(shape);
     }
   }

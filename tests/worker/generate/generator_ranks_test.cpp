@@ -29,6 +29,7 @@ struct RankRecorder final : GenerationObserver {
   std::map<std::int64_t, Ids> rows, tokens;
   std::map<std::pair<std::int64_t, std::int64_t>, at::Tensor> logits;
   double prefilled = 0.0;
+  [[nodiscard]] bool wants_logits() const override { return true; }
   void on_logits(std::int64_t row, std::int64_t position, const at::Tensor& values) override {
     logits[{row, position}] = values.clone();
   }

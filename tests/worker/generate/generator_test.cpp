@@ -23,6 +23,7 @@ using tests::TinyStudent;
 struct Recorder final : GenerationObserver {
   std::map<std::int64_t, Ids> rows;
   std::map<std::pair<std::int64_t, std::int64_t>, at::Tensor> logits;
+  [[nodiscard]] bool wants_logits() const override { return true; }
   void on_logits(std::int64_t row, std::int64_t position, const at::Tensor& values) override {
     logits[{row, position}] = values.clone();
   }
