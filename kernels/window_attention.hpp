@@ -5,7 +5,8 @@
 //   y_i = sum_j softmax(s)_ij v_j,  s_ij = q_i.k_j / sqrt(D),  j in window(i) or j < num_sinks <= i
 //
 // (a sink that lies in the window counts once). Tiles of queries against the keys that any of them
-// sees: O(T (W + tile) D), memory O(T) and a tile's weights. Any device; any thread.
+// sees: O(T (W + tile) D), memory O(T) and a tile's weights. Any device (on CUDA in bf16 by the
+// hybrid's kernel with its linear branch off); any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -77,6 +77,54 @@ HybridForward hybrid_forward_cuda(const HybridProblem& problem, bool keep_for_ba
   return out;
 }
 
+// Any compiled kernel of the head_dim: without a linear branch nothing of a map is read.
+KernelShape window_shape(const at::Tensor& q) {
+  const int head_dim = static_cast<int>(q.size(3));
+  return {head_dim, head_dim, false};
+}
+
+std::string why_not_window(const at::Tensor& q) {
+  const c10::DeviceGuard guard(q.device());
+  if (q.scalar_type() != at::kBFloat16) {
+    return c10::str("the fused CUDA kernels take bfloat16, not ", q.scalar_type());
+  }
+  if (!has_kernel(window_shape(q))) {
+    return c10::str(
+        "no fused CUDA kernel for head_dim ", q.size(3), "; there are head_dim 64 and 128");
+  }
+  if (std::string reason = why_not_rows(q); !reason.empty()) {
+    return reason;
+  }
+  return why_not_shared("the fused CUDA kernels", shared_bytes_needed(window_shape(q), false));
+}
+
+at::Tensor window_cuda(const at::Tensor& q,
+                       const at::Tensor& k,
+                       const at::Tensor& v,
+                       const HybridOptions& options) {
+  const c10::DeviceGuard guard(q.device());
+  HybridOptions alone = options;
+  alone.feature_map = {.kind = FeatureMapKind::kRelu, .negation = false};
+  alone.linear_output = false;
+  HybridParameters none;
+  none.window_factors = at::zeros({q.size(1)}, q.options().dtype(at::kFloat));
+  const HybridProblem problem = make_hybrid_problem(q, k, v, none, alone);
+  const Prepared p = prepare(problem);
+  HybridForward out = make_hybrid_forward(problem, false);
+  ForwardArguments arguments;
+  arguments.inputs = p.inputs;
+  arguments.linear = false;
+  arguments.y = out.y.data_ptr();
+  arguments.y_is_float = out.y.scalar_type() == at::kFloat;
+  arguments.y_batch = out.y.stride(0);
+  arguments.y_head = out.y.stride(1);
+  arguments.y_token = out.y.stride(2);
+  arguments.denominator = floats(out.denominator);
+  arguments.linear_mass = floats(out.linear_mass);
+  launch_forward(window_shape(q), arguments, p.stream);
+  return out.y;
+}
+
 HybridGradients hybrid_backward_cuda(const HybridProblem& problem,
                                      const HybridForward& forward,
                                      const at::Tensor& dy,
@@ -91,7 +139,8 @@ HybridGradients hybrid_backward_cuda(const HybridProblem& problem,
 }  // namespace
 
 const HybridBackend* hybrid_backend() {
-  static constexpr HybridBackend kBackend{&why_not, &hybrid_forward_cuda, &hybrid_backward_cuda};
+  static constexpr HybridBackend kBackend{
+      &why_not, &hybrid_forward_cuda, &why_not_window, &window_cuda, &hybrid_backward_cuda};
   return &kBackend;
 }
 

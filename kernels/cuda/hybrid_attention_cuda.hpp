@@ -27,6 +27,12 @@ struct HybridBackend {
                          const HybridOptions& options,
                          bool input_gradients);
   HybridForward (*forward)(const HybridProblem& problem, bool keep_for_backward);
+  // window_attention.hpp; why_not_window as why_not.
+  std::string (*why_not_window)(const at::Tensor& q);
+  at::Tensor (*window)(const at::Tensor& q,
+                       const at::Tensor& k,
+                       const at::Tensor& v,
+                       const HybridOptions& options);
   HybridGradients (*backward)(const HybridProblem& problem,
                               const HybridForward& forward,
                               const at::Tensor& dy,

@@ -79,6 +79,9 @@ class Ledger {
   // LibTorch swallows what a callback throws, so an unknown range is remembered.
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& range) {
     if (!is_ours(range)) return nullptr;
+    // Autograd runs a device's backward on a thread of its own, while ours waits: its time is that of
+    // the range that is open here.
+    if (current_ == nullptr) return nullptr;
     const auto phase = kPhases.find(range.name());
     if (phase == kPhases.end()) current_->unknown_ = range.name();
     current_->turn();
@@ -87,7 +90,7 @@ class Ledger {
   }
 
   static void end(const at::RecordFunction& range, at::ObserverContext* /*context*/) {
-    if (!is_ours(range)) return;
+    if (!is_ours(range) || current_ == nullptr) return;
     current_->turn();
     current_->open_.pop_back();
   }

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/cuda/decode_cuda.hpp"
+
 namespace hedgerow::worker {
 namespace {
 
@@ -110,6 +112,13 @@ void AttentionCache::keep(const at::Tensor& index) {
           *field = field->index_select(0, index.to(field->device()));
       },
       state_);
+}
+
+bool AttentionCache::is_fused() const {
+  const auto* state = std::get_if<DecodeState>(&state_);
+  const kernels::cuda::DecodeBackend* backend = kernels::cuda::decode_backend();
+  return state != nullptr && backend != nullptr && options_.recall_cache == 0 &&
+         backend->why_not(*state, *parameters_, options_).empty();
 }
 
 at::Tensor AttentionCache::step(const Qkv& token) {

@@ -34,6 +34,9 @@ class AttentionCache {
   // One token a row: q [B, H, D], k and v [B, G, D] -> [B, H, D].
   at::Tensor step(const Qkv& token);
 
+  // Whether a step launches the same fused kernels on the same tensors at every position.
+  [[nodiscard]] bool is_fused() const;
+
   [[nodiscard]] std::int64_t bytes() const;
 
  private:

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "storage/base/error.hpp"
+#include "worker/device/step_graph.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -35,6 +36,10 @@ struct Generator::Batch {
   std::vector<std::int64_t> token;     // chosen last
   std::vector<std::int64_t> position;  // of `token`
   std::vector<AttentionCache> caches;  // by layer
+  int unchanged_steps = 0;             // since a row ended
+  // A step as a CUDA graph, with what it reads ([B] int64) and writes.
+  at::Tensor ids, positions, logits;
+  std::unique_ptr<StepGraph> graph;
 
   void keep(const std::vector<std::int64_t>& kept) {
     if (kept.size() == row.size()) return;
@@ -46,6 +51,8 @@ struct Generator::Batch {
     select(row);
     select(token);
     select(position);
+    graph.reset();  // it works on the tensors of the batch before
+    unchanged_steps = 0;
     const at::Tensor index = at::tensor(kept, at::kLong);
     for (auto& cache : caches) cache.keep(index);
   }
@@ -180,14 +187,13 @@ at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
   return {};
 }
 
-// [B, V] logits after one more token a row, on the last rank.
-at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
-                           const std::vector<std::int64_t>& positions,
-                           std::vector<AttentionCache>& caches) {
+// Of the rows' tokens at their positions [B], on the device.
+at::Tensor Generator::run_layers(const at::Tensor& embedded_rows,
+                                 const at::Tensor& positions,
+                                 std::vector<AttentionCache>& caches) {
   // The rows stand where a sequence's tokens would, each with its own line of the rotary table.
-  const at::Tensor index = at::tensor(positions, at::kLong).to(device());
-  const RopeTable rope{rope_.cos.index_select(0, index), rope_.sin.index_select(0, index)};
-  at::Tensor hidden = place_.is_first() ? embedded(tokens) : received(std::ssize(tokens));
+  const RopeTable rope{rope_.cos.index_select(0, positions), rope_.sin.index_select(0, positions)};
+  at::Tensor hidden = embedded_rows;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto by_row = [](const at::Tensor& x) {
       return x.squeeze(0).transpose(0, 1).contiguous();
@@ -198,6 +204,40 @@ at::Tensor Generator::step(const std::vector<std::int64_t>& tokens,
           return y.transpose(0, 1).unsqueeze(0);
         });
   }
+  return hidden;
+}
+
+bool Generator::can_record(const Batch& batch) const {
+  constexpr int kUnchangedSteps = 4;  // a recording takes about as long as two steps
+  return place_.ranks == nullptr && batch.unchanged_steps >= kUnchangedSteps &&
+         device().is_cuda() && std::ranges::all_of(batch.caches, [](const AttentionCache& cache) {
+           return cache.is_fused();
+         });
+}
+
+// [B, V] logits after one more token a row, on the last rank.
+at::Tensor Generator::step(Batch& batch) {
+  const at::Tensor positions = at::tensor(batch.position, at::kLong).to(device());
+  ++batch.unchanged_steps;
+  if (!batch.graph && can_record(batch)) {
+    batch.ids = at::empty_like(positions);
+    batch.positions = at::empty_like(positions);
+    batch.graph = record_step(device(), [&] {
+      const at::Tensor rows = embed(batch.ids.unsqueeze(0), outer_.embed_tokens);
+      const at::Tensor hidden = run_layers(rows, batch.positions, batch.caches);
+      batch.logits = logits(hidden.squeeze(0), outer_, config_);
+    });
+  }
+  if (batch.graph) {
+    batch.ids.copy_(at::tensor(batch.token, at::kLong));
+    batch.positions.copy_(positions);
+    batch.graph->replay();
+    return batch.logits;
+  }
+  const at::Tensor hidden =
+      run_layers(place_.is_first() ? embedded(batch.token) : received(std::ssize(batch.token)),
+                 positions,
+                 batch.caches);
   if (place_.is_last()) return logits(hidden.squeeze(0), outer_, config_);
   hand_on(hidden);
   return {};
@@ -292,7 +332,7 @@ void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,
     cache_bytes_ = 0;
     for (const auto& cache : batch.caches) cache_bytes_ += cache.bytes();
     batch.keep(going);
-    if (!going.empty()) next = step(batch.token, batch.position, batch.caches);
+    if (!going.empty()) next = step(batch);
   }
   outgoing_.reset();
 }

@@ -102,9 +102,12 @@ class Generator {
   at::Tensor prefill(const std::vector<std::int64_t>& prompt,
                      std::vector<AttentionCache>& caches,
                      const std::function<void()>& on_layer);
-  at::Tensor step(const std::vector<std::int64_t>& tokens,
-                  const std::vector<std::int64_t>& positions,
-                  std::vector<AttentionCache>& caches);
+  at::Tensor step(Batch& batch);
+  at::Tensor run_layers(const at::Tensor& hidden,
+                        const at::Tensor& positions,
+                        std::vector<AttentionCache>& caches);
+  // Of a batch that has kept its rows for some steps.
+  [[nodiscard]] bool can_record(const Batch& batch) const;
   // Of one rank to the next and back.
   [[nodiscard]] at::Tensor received(std::int64_t num_rows) const;
   void hand_on(const at::Tensor& hidden);

@@ -62,7 +62,9 @@ class HybridTile {
   }
   HEDGEROW_TILE bool stores_row(int r) const { return rows_.query[r] < in_.T && lane() % 4 == 0; }
   HEDGEROW_TILE bool has_window() const { return in_.layout != Layout::kNone; }
-  HEDGEROW_TILE bool has_linear() const { return far_ > 0 || in_.near_linear_end(tile_) > far_; }
+  HEDGEROW_TILE bool has_linear() const {
+    return tile_a_.linear && (far_ > 0 || in_.near_linear_end(tile_) > far_);
+  }
   HEDGEROW_TILE Tile<S::kHeadDim> queries() const { return {shared_.q}; }
 
   HEDGEROW_TILE void copy_queries() {

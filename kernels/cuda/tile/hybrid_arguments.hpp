@@ -133,6 +133,7 @@ struct StatesArguments {
 // What a tile of queries attends to.
 struct TileArguments {
   HybridInputs inputs;
+  bool linear = true;  // else the window and the sinks alone (window_attention.hpp)
   States far;
   const std::uint16_t* features_k = nullptr;  // [B, U, 64 tiles, F], where there are near pairs
 };

@@ -2,6 +2,9 @@
 
 #include <c10/core/GradMode.h>
 
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
+#include "kernels/window_attention.hpp"
+
 namespace hedgerow::kernels::testing {
 
 Outcome CudaHybrid::outcome(const AttentionCase& shape, const AttentionInputs& inputs) const {
@@ -238,6 +241,28 @@ TEST_P(CudaHybrid, GivesTheLinearShareOfTheReference) {
     const at::Tensor expected = linear_share(exact.q, exact.k, exact.parameters, shape.options);
     EXPECT_LT((found.to(at::kCPU, at::kDouble) - expected).abs().max().item<double>(), 2e-3)
         << shape.name();
+  }
+}
+
+TEST_P(CudaHybrid, GivesTheWindowAndTheSinksAlone) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    for (const bool fp32_output : {false, true}) {
+      AttentionCase shape = small(layout, 200);
+      shape.D = fp32_output ? 128 : 64;
+      shape.options.num_sinks = layout == WindowLayout::kTerraced ? 4 : 0;
+      shape.options.fp32_output = fp32_output;
+      const AttentionInputs inputs = make_bfloat16_inputs(shape);
+      const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
+      const AttentionInputs exact = inputs.as(at::kDouble, at::kDouble);
+      ASSERT_EQ(cuda::hybrid_backend()->why_not_window(x.q), "");
+      const at::Tensor found = cuda::hybrid_backend()->window(x.q, x.k, x.v, shape.options);
+      EXPECT_EQ(found.scalar_type(), fp32_output ? at::kFloat : at::kBFloat16);
+      const at::Tensor expected = window_attention(exact.q, exact.k, exact.v, shape.options);
+      const double largest = expected.abs().max().item<double>();
+      EXPECT_LT((found.to(at::kCPU, at::kDouble) - expected).abs().max().item<double>(),
+                largest / 128)
+          << shape.name();
+    }
   }
 }
 
