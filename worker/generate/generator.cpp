@@ -36,7 +36,8 @@ struct Generator::Batch {
   std::vector<std::int64_t> token;     // chosen last
   std::vector<std::int64_t> position;  // of `token`
   std::vector<AttentionCache> caches;  // by layer
-  int unchanged_steps = 0;             // since a row ended
+  bool may_record = true;
+  int unchanged_steps = 0;  // since a row ended
   // A step as a CUDA graph, with what it reads ([B] int64) and writes.
   at::Tensor ids, positions, logits;
   std::unique_ptr<StepGraph> graph;
@@ -209,7 +210,7 @@ at::Tensor Generator::run_layers(const at::Tensor& embedded_rows,
 
 bool Generator::can_record(const Batch& batch) const {
   constexpr int kUnchangedSteps = 4;  // a recording takes about as long as two steps
-  return place_.ranks == nullptr && batch.unchanged_steps >= kUnchangedSteps &&
+  return batch.may_record && place_.ranks == nullptr && batch.unchanged_steps >= kUnchangedSteps &&
          device().is_cuda() && std::ranges::all_of(batch.caches, [](const AttentionCache& cache) {
            return cache.is_fused();
          });
@@ -312,6 +313,7 @@ void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,
   std::optional<DeadlineScope> timeout;
   if (place_.ranks != nullptr) timeout.emplace(*place_.ranks);
   Batch batch = start(prompts, next, observer);
+  batch.may_record = options.records_steps;
   for (std::int64_t count = 1; !batch.row.empty(); ++count) {
     for (std::int64_t& position : batch.position) ++position;
     if (place_.is_last()) batch.token = choose(batch, next, options.sampling, observer);
