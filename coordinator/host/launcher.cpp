@@ -188,7 +188,7 @@ std::vector<wire::ChildRecord> LocalWorkers::children() const {
   return records;
 }
 
-std::vector<std::string> mpirun_words(bool in_allocation) {
+std::vector<std::string> mpirun_words(bool in_allocation, bool copies) {
   std::vector<std::string> words;
   for (const std::string& name : wire::variables_of_other_jobs(in_allocation)) {
     if (words.empty()) words.emplace_back("/usr/bin/env");
@@ -196,8 +196,7 @@ std::vector<std::string> mpirun_words(bool in_allocation) {
   }
   words.insert(words.end(), {"mpirun", "--oversubscribe", "--bind-to", "none"});
   if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
-  // Containers deny the ptrace that the single-copy path needs; gradients are small.
-  words.insert(words.end(), {"--mca", "btl_vader_single_copy_mechanism", "none"});
+  if (!copies) words.insert(words.end(), {"--mca", "btl_vader_single_copy_mechanism", "none"});
   return words;
 }
 

@@ -13,6 +13,7 @@
 
 #include "coordinator/host/clock.hpp"
 #include "coordinator/host/process.hpp"
+#include "coordinator/machine/ptrace.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -86,7 +87,10 @@ class LocalWorkers {
 
 // The words that start ranks of ours with mpirun; how many and which program come behind them.
 // `in_allocation`: on the nodes of the job that this process is in, and not on this host alone.
-[[nodiscard]] std::vector<std::string> mpirun_words(bool in_allocation);
+// `copies`: ranks may copy out of each other's memory; else messages go through shared memory, with
+// a copy more each.
+[[nodiscard]] std::vector<std::string> mpirun_words(
+    bool in_allocation, bool copies = wire::may_copy_between_processes());
 
 // The last lines of a log file, for error messages.
 [[nodiscard]] std::string tail_of(const std::filesystem::path& log, int lines = 5);
