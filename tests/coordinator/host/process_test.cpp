@@ -183,6 +183,31 @@ TEST_F(LocalWorkersTest, LivingOnesAreAdoptedAndNotStartedTwice) {
   static_cast<void>(tend_until_one_ends(first));
 }
 
+// Catches: two workers on one card that each claim all of its memory, so that both get a block.
+TEST_F(LocalWorkersTest, WorkersThatShareAGpuAreToldHowMany) {
+  EXPECT_EQ(workers_on_device(0, 2, 1), 2);
+  EXPECT_EQ(workers_on_device(1, 2, 1), 2);
+  EXPECT_EQ(workers_on_device(0, 5, 2), 3) << "slots 0, 2 and 4";
+  EXPECT_EQ(workers_on_device(3, 5, 2), 2) << "slots 1 and 3";
+  EXPECT_EQ(workers_on_device(7, 8, 8), 1);
+  EXPECT_EQ(workers_on_device(1, 2, 0), 1) << "on the processors";
+  const auto arguments = [this](int local_workers, int num_gpus) {
+    std::filesystem::remove(directory_ / "starts");
+    LauncherConfig shared = config("exit 7");
+    shared.local_workers = local_workers;
+    shared.num_gpus = num_gpus;
+    LocalWorkers workers(shared, clock_);
+    std::size_t ended = 0;
+    while (ended < static_cast<std::size_t>(local_workers))
+      ended += workers.tend(true, "tcp://127.0.0.1:1").size();
+    std::ifstream file(directory_ / "starts");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  EXPECT_NE(arguments(2, 1).find("--workers-on-device 2"), std::string::npos);
+  EXPECT_EQ(arguments(1, 1).find("--workers-on-device"), std::string::npos);
+  EXPECT_EQ(arguments(2, 0).find("--workers-on-device"), std::string::npos);
+}
+
 class WorkerLauncherTest : public LocalWorkersTest {
  protected:
   LauncherConfig launched(const std::string& body) {
