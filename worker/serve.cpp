@@ -156,7 +156,8 @@ TaskEnd execute(RunContext& run, CoordinatorClient& client, const wire::Task& ta
 
 wire::Hello make_hello(const std::string& uuid,
                        std::uint64_t incarnation,
-                       const at::Device& device) {
+                       const at::Device& device,
+                       int workers_on_device) {
   wire::Hello hello;
   hello.worker = {uuid.empty() ? drawn_uuid() : uuid, incarnation};
   hello.version = storage::version();
@@ -165,7 +166,7 @@ wire::Hello make_hello(const std::string& uuid,
   hello.device = device_model(device);
   hello.pid = ::getpid();
   hello.threads = at::get_num_threads();
-  hello.memory_bytes = device_memory_bytes(device);
+  hello.memory_bytes = device_memory_bytes(device) / static_cast<std::uint64_t>(workers_on_device);
   hello.on_gpu = device.is_cuda();
   hello.auto_dtype = dtype_word(resolve_compute_dtype("auto", device));
   return hello;
@@ -183,12 +184,14 @@ storage::ExitCode serve(const ServeOptions& options) {
   storage::fault_point("worker.started");
   std::optional<RunContext> run(std::in_place, options.run_directory, options.local_rank);
   const storage::WorkersSection workers = run->recipe().workers;
-  CoordinatorClient client({.layout = run->layout(),
-                            .endpoint = options.endpoint,
-                            .hello = make_hello(options.uuid, options.incarnation, run->device()),
-                            .key_pair = options.key_pair,
-                            .orphan_timeout = std::chrono::seconds(workers.orphan_timeout_s),
-                            .stop_signal = &stop});
+  CoordinatorClient client(
+      {.layout = run->layout(),
+       .endpoint = options.endpoint,
+       .hello =
+           make_hello(options.uuid, options.incarnation, run->device(), options.workers_on_device),
+       .key_pair = options.key_pair,
+       .orphan_timeout = std::chrono::seconds(workers.orphan_timeout_s),
+       .stop_signal = &stop});
   const auto held_block = [&run] {
     return run->held_first_layer() < 0
                ? -1

@@ -22,6 +22,7 @@ struct ServeOptions {
   std::uint64_t incarnation = 1;
   std::string key_pair = wire::kDefaultWorkerKey;  // in the run's keys/, if it has keys
   int local_rank = local_rank_of_environment();    // picks among several GPUs
+  int workers_on_device = 1;                       // that share its memory, this one among them
 };
 
 // kOk: the coordinator says that the run is over; kInterrupted: told to go, by it (the finetune
@@ -30,10 +31,12 @@ struct ServeOptions {
 // run directory).
 [[nodiscard]] storage::ExitCode serve(const ServeOptions& options);
 
-// This process as it introduces itself: what it computes on, and how much memory that has.
+// This process as it introduces itself: what it computes on, and how much memory that has for each
+// of the workers that share it: the scheduler grants each of them tasks of that size at once.
 [[nodiscard]] wire::Hello make_hello(const std::string& uuid,
                                      std::uint64_t incarnation,
-                                     const at::Device& device);
+                                     const at::Device& device,
+                                     int workers_on_device = 1);
 
 // Raised by SIGTERM, SIGINT and SIGUSR1 from now on; installs the handlers. SIGUSR1 because mpirun
 // hands it on to its ranks, whereas it answers SIGTERM by killing them a second later.

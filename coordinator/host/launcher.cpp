@@ -40,6 +40,11 @@ std::string local_worker_uuid(int slot, const std::string& host) {
   return host + "-" + std::to_string(slot);
 }
 
+int workers_on_device(int slot, int local_workers, int num_gpus) {
+  if (num_gpus == 0 || slot >= local_workers) return 1;
+  return (local_workers - 1 - slot % num_gpus) / num_gpus + 1;
+}
+
 LocalWorkers::LocalWorkers(LauncherConfig config, const Clock& clock)
     : config_(std::move(config)), clock_(clock) {
   for (int slot = 0; slot < config_.local_workers; ++slot) {
@@ -157,6 +162,9 @@ void LocalWorkers::start(Slot& slot, const std::string& endpoint) {
                                    std::to_string(config_.threads),
                                    "--local-rank",
                                    std::to_string(&slot - slots_.data())};
+  const int sharing = workers_on_device(
+      static_cast<int>(&slot - slots_.data()), config_.local_workers, config_.num_gpus);
+  if (sharing > 1) argv.insert(argv.end(), {"--workers-on-device", std::to_string(sharing)});
   slot.process = ChildProcess::start(argv, log_of(slot), *config_.processes);
 }
 
@@ -188,7 +196,7 @@ std::vector<wire::ChildRecord> LocalWorkers::children() const {
   return records;
 }
 
-std::vector<std::string> mpirun_words(bool in_allocation) {
+std::vector<std::string> mpirun_words(bool in_allocation, bool copies) {
   std::vector<std::string> words;
   for (const std::string& name : wire::variables_of_other_jobs(in_allocation)) {
     if (words.empty()) words.emplace_back("/usr/bin/env");
@@ -196,8 +204,7 @@ std::vector<std::string> mpirun_words(bool in_allocation) {
   }
   words.insert(words.end(), {"mpirun", "--oversubscribe", "--bind-to", "none"});
   if (::geteuid() == 0) words.emplace_back("--allow-run-as-root");
-  // Containers deny the ptrace that the single-copy path needs; gradients are small.
-  words.insert(words.end(), {"--mca", "btl_vader_single_copy_mechanism", "none"});
+  if (!copies) words.insert(words.end(), {"--mca", "btl_vader_single_copy_mechanism", "none"});
   return words;
 }
 

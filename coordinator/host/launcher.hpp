@@ -13,6 +13,7 @@
 
 #include "coordinator/host/clock.hpp"
 #include "coordinator/host/process.hpp"
+#include "coordinator/machine/ptrace.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -24,8 +25,9 @@ struct LauncherConfig {
   // A program that starts workers elsewhere, as srun does, hands SIGUSR1 on to them (the request to
   // stop), and ends when they have ended; empty: none.
   std::filesystem::path worker_launcher{};
-  int threads = 1;  // of a worker process
-  int ranks = 1;    // of the MPI stage
+  int num_gpus = 0;  // that the local workers spread over; 0: they compute on the processors
+  int threads = 1;   // of a worker process
+  int ranks = 1;     // of the MPI stage
   int threads_per_rank = 1;
   int nodes = 1;  // that mpirun has
   // The mesh that so many ranks make, as "2x4"; throws kUsage where they make none. Empty: nothing
@@ -46,6 +48,10 @@ struct EndedWorker {
 // worker. The worker launcher is tended like one of them, but is none: its workers say who they
 // are.
 [[nodiscard]] std::string local_worker_uuid(int slot, const std::string& host = wire::this_host());
+
+// Of workers that spread over GPUs by their slot (worker/device/device.hpp): how many the GPU of
+// this one has, itself among them; 1 without GPUs.
+[[nodiscard]] int workers_on_device(int slot, int local_workers, int num_gpus);
 
 class LocalWorkers {
  public:
@@ -86,7 +92,10 @@ class LocalWorkers {
 
 // The words that start ranks of ours with mpirun; how many and which program come behind them.
 // `in_allocation`: on the nodes of the job that this process is in, and not on this host alone.
-[[nodiscard]] std::vector<std::string> mpirun_words(bool in_allocation);
+// `copies`: ranks may copy out of each other's memory; else messages go through shared memory, with
+// a copy more each.
+[[nodiscard]] std::vector<std::string> mpirun_words(
+    bool in_allocation, bool copies = wire::may_copy_between_processes());
 
 // The last lines of a log file, for error messages.
 [[nodiscard]] std::string tail_of(const std::filesystem::path& log, int lines = 5);

@@ -238,6 +238,38 @@ double total(const Plan& plan, double StageEstimate::*figure) {
   for (const StageEstimate& stage : plan.estimates) sum += stage.*figure;
   return sum;
 }
+// What the fused CUDA kernels of attention do not take, all in one sentence; empty: nothing. The
+// kernels themselves (HybridBackend::why_not in kernels/cuda) have the last word, on their device:
+// shared memory is not known here. The factor is arithmetic, not measured.
+std::string slow_attention(const Recipe& recipe, int head_dim) {
+  const storage::AttentionSpec& attention = recipe.attention;
+  std::vector<std::string> reasons;
+  const auto set = [&reasons](bool is_slow, const std::string& setting) {
+    if (is_slow) reasons.push_back(setting);
+  };
+  const bool is_series = attention.feature_map == storage::FeatureMapKind::kPositiveRandom ||
+                         attention.feature_map == storage::FeatureMapKind::kTaylor;
+  constexpr int kMostDecodeFeatures = 256;
+  const int columns = attention.projected_dim();
+  const bool has_columns = !attention.has_projection() || columns == 64 || columns == 128 ||
+                           (attention.negation && columns == 32);
+  set(head_dim != 64 && head_dim != 128, "head_dim " + std::to_string(head_dim));
+  set(is_series,
+      "attention.feature_map = \"" + std::string(storage::to_string(attention.feature_map)) + "\"");
+  set(!is_series && !has_columns && attention.feature_dim <= kMostDecodeFeatures,
+      "attention.feature_dim = " + std::to_string(attention.feature_dim));
+  set(!is_series && attention.feature_dim > kMostDecodeFeatures,
+      "attention.feature_dim = " + std::to_string(attention.feature_dim) + " (more than " +
+          std::to_string(kMostDecodeFeatures) + " in decode)");
+  set(recipe.plan.compute_dtype == "fp32", "plan.compute_dtype = \"fp32\"");
+  set(recipe.transfer.linear_factor > 0.0, "transfer.linear_factor > 0");
+  if (reasons.empty()) return "";
+  std::string text = "attention at " + reasons.front();
+  for (std::size_t i = 1; i < reasons.size(); ++i)
+    text += (i + 1 < reasons.size() ? ", " : " and ") + reasons[i];
+  return text + " has no fused kernel on GPUs: about 3 to 6 times slower attention";
+}
+
 }  // namespace
 
 double Plan::seconds() const { return total(*this, &StageEstimate::seconds) - overlap_seconds; }
@@ -290,8 +322,12 @@ Plan make_plan(const Recipe& recipe,
   if (plan.finetunes) {
     plan.mesh = mesh != nullptr ? *mesh : MeshPlanner(recipe, model, tokens, limits).plan();
     for (const RankShare& share : plan.mesh.shares)
-      plan.finetune_memory_bytes =
-          std::max(plan.finetune_memory_bytes, costs.finetune_memory(share, on_gpu));
+      plan.finetune_memory_bytes = std::max(
+          plan.finetune_memory_bytes, costs.finetune_memory(share, plan.mesh.mesh.ranks(), on_gpu));
+  }
+  if (on_gpu) {
+    const std::string slow = slow_attention(recipe, model.head_dim);
+    if (!slow.empty()) plan.warnings.push_back(slow);
   }
   check_memory(recipe, model, tokens, limits, plan);
   plan.estimates = estimate_times(plan, costs, recipe, tokens, limits);

@@ -14,6 +14,8 @@ constexpr double kProcessBytes = 195e6;
 // GPU, and what their libraries take of the host.
 constexpr double kGpuContextBytes = 1024.0 * 1024 * 1024;
 constexpr double kGpuHostBytes = 3.0 * 1024 * 1024 * 1024;
+// Assumed: NCCL's buffers and kernels on the GPU of a rank with others, 0.3 to 1 GB a communicator.
+constexpr double kNcclBytes = 512.0 * 1024 * 1024;
 // Of one logit in the cross-entropy: conversions, maximum, exponential, sum.
 constexpr double kLogitFlops = 200.0;
 // Logits exist for this many positions at a time.
@@ -204,7 +206,7 @@ bool Costs::keeps_activations(const RankShare& share) const {
          kActivationBudget;
 }
 
-std::uint64_t Costs::finetune_memory(const RankShare& share, bool on_gpu) const {
+std::uint64_t Costs::finetune_memory(const RankShare& share, int ranks, bool on_gpu) const {
   // Of what a forward computes, what the backward reads.
   constexpr double kRead = 0.85;
   constexpr double kLossRows = 256.0;
@@ -220,8 +222,9 @@ std::uint64_t Costs::finetune_memory(const RankShare& share, bool on_gpu) const 
                                            2.0 * kLossRows * vocabulary_ * kFloat
                                      : 0.0;
   const double layers = share.layers;
-  return whole(process_bytes(on_gpu) + (copies - 1.0) * layers * layer_bytes() + rank_bytes(share) +
-               layers * map_parameters() * kFloat + activations + head +
+  const double nccl = on_gpu && ranks > 1 && finetune_.exchange != "mpi" ? kNcclBytes : 0.0;
+  return whole(process_bytes(on_gpu) + nccl + (copies - 1.0) * layers * layer_bytes() +
+               rank_bytes(share) + layers * map_parameters() * kFloat + activations + head +
                layers / layers_ * trained_parameters() * 5.0 * kFloat);
 }
 

@@ -42,7 +42,8 @@ class Costs {
                                             int layers,
                                             bool on_gpu) const;
   [[nodiscard]] std::uint64_t evaluate_memory(bool on_gpu) const;
-  [[nodiscard]] std::uint64_t finetune_memory(const RankShare& share, bool on_gpu) const;
+  // Of one of `ranks`.
+  [[nodiscard]] std::uint64_t finetune_memory(const RankShare& share, int ranks, bool on_gpu) const;
   // Of its host, where it computes on a GPU.
   [[nodiscard]] std::uint64_t gpu_process_memory() const;
 

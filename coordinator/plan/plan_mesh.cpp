@@ -144,7 +144,7 @@ MeshPlanner::Stages MeshPlanner::stages_of(const Mesh& mesh) const {
 std::vector<std::uint64_t> MeshPlanner::stage_memory(const Mesh& mesh, bool on_gpu) const {
   std::vector<std::uint64_t> bytes;
   for (const RankShare& share : stages_of(mesh).shares)
-    bytes.push_back(costs_.finetune_memory(share, on_gpu));
+    bytes.push_back(costs_.finetune_memory(share, mesh.ranks(), on_gpu));
   return bytes;
 }
 
@@ -159,7 +159,8 @@ bool MeshPlanner::fits(const Mesh& mesh,
     return false;
   const double has = usable * static_cast<double>(rank_memory(kind, mesh.ranks()));
   return has == 0.0 || std::ranges::all_of(shares, [&](const RankShare& share) {
-           return static_cast<double>(costs_.finetune_memory(share, kind.on_gpu)) <= has;
+           return static_cast<double>(costs_.finetune_memory(share, mesh.ranks(), kind.on_gpu)) <=
+                  has;
          });
 }
 

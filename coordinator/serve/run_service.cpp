@@ -6,6 +6,7 @@
 #include "coordinator/dispatch/commit.hpp"
 #include "coordinator/dispatch/term.hpp"
 #include "coordinator/machine/allocation.hpp"
+#include "coordinator/machine/gpus.hpp"
 #include "coordinator/net/binding.hpp"
 #include "coordinator/net/router_socket.hpp"
 #include "coordinator/plan/plan_geometry.hpp"
@@ -44,6 +45,11 @@ fs::path find_worker(const RunOptions& options) {
                 "the worker program " + path.string() + " does not exist; build or install it");
   }
   return path;
+}
+
+// That the local workers compute on.
+int local_gpus(const storage::Recipe& recipe) {
+  return storage::has_cuda() && recipe.plan.device != "cpu" ? wire::num_visible_gpus() : 0;
 }
 
 // What a coordinator is configured from; all of them outlive it.
@@ -119,6 +125,7 @@ CoordinatorConfig coordinator_config(const RunParts& run) {
                        .worker_launcher = options.worker_launcher.empty()
                                               ? fs::path()
                                               : fs::absolute(options.worker_launcher),
+                       .num_gpus = local_gpus(recipe),
                        .threads = threads_per_process(recipe.workers.threads, local_workers),
                        .ranks = recipe.finetune.ranks,
                        .threads_per_rank = threads_per_rank(recipe.finetune),
@@ -221,7 +228,8 @@ PlanLimits limits_of_run(const RunOptions& options,
   if (fs::exists(layout.cluster())) {
     hold_against(storage::Cluster::load(layout.cluster()), limits);
   } else if (options.worker_launcher.empty()) {
-    limits.workers = workers_of_this_machine(local_workers, recipe.plan.device == "cuda");
+    limits.workers = workers_of_this_machine(
+        local_workers, recipe.plan.device == "cuda" || local_gpus(recipe) > 0);
   }
   return limits;
 }

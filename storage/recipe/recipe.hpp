@@ -16,6 +16,14 @@
 
 namespace hedgerow::storage {
 
+// What a recipe that leaves them out means by workers.local and finetune.ranks: the machine that
+// will compute decides (coordinator/cli/run/gpu.hpp).
+struct ProcessCounts {
+  int workers = WorkersSection{}.local;
+  int ranks = FinetuneSection{}.ranks;
+  bool operator==(const ProcessCounts&) const = default;
+};
+
 struct Recipe {
   std::uint64_t seed = 0;
   ModelSection model;
@@ -32,16 +40,18 @@ struct Recipe {
   bool operator==(const Recipe&) const = default;
 
   // Keys that [data.finetune] or [data.evaluate] leave out are those of [data.transfer]; other
-  // absent keys keep their defaults. Where [made_by] says that a build resolved this text, keys of
-  // [attention] that it lacks came later and mean what that build did: no sinks, and a key map a
-  // query head. Throws kUsage, one line a problem, each with its place and
-  // key: "recipe.toml:12: transfer.learning_rat is not a known key; did you mean
-  // transfer.learning_rate?"
-  static Recipe parse(const std::string& toml, const std::string& name);
+  // absent keys keep their defaults, workers.local and finetune.ranks those given. Where [made_by]
+  // says that a build resolved this text, keys of [attention] that it lacks came later and mean
+  // what that build did: no sinks, and a key map a query head. Throws kUsage, one line a problem,
+  // each with its place and key: "recipe.toml:12: transfer.learning_rat is not a known key; did you
+  // mean transfer.learning_rate?"
+  static Recipe parse(const std::string& toml,
+                      const std::string& name,
+                      const ProcessCounts& left_out = {});
   // parse() of a file. "~/" stands for the home directory; relative paths start from the recipe's
   // folder and become absolute. A model path of the form org/name is the Hugging Face cache's
   // unless that folder holds such a directory.
-  static Recipe load(const std::filesystem::path& path);
+  static Recipe load(const std::filesystem::path& path, const ProcessCounts& left_out = {});
   // load() of a run's own run.toml. Throws kCorrupt too: its text does not have the hash in its
   // first line, so it was damaged or edited. Without such a line (an older build's) it is taken as
   // it is.

@@ -85,9 +85,13 @@ void complete_attention(const toml::table& root, AttentionSpec& attention) {
 
 }  // namespace
 
-Recipe Recipe::parse(const std::string& toml, const std::string& name) {
+Recipe Recipe::parse(const std::string& toml,
+                     const std::string& name,
+                     const ProcessCounts& left_out) {
   const toml::table root = parse_toml(toml, name);
   Recipe recipe;
+  recipe.workers.local = left_out.workers;
+  recipe.finetune.ranks = left_out.ranks;
   RecipeProblems problems(name);
   RecipeReader reader(root, problems);
   visit_recipe(recipe, reader);
@@ -102,8 +106,8 @@ Recipe Recipe::parse(const std::string& toml, const std::string& name) {
 namespace {
 
 // parse() of a file's text, with its paths absolute.
-Recipe placed(const std::string& text, const fs::path& path) {
-  Recipe recipe = Recipe::parse(text, path.string());
+Recipe placed(const std::string& text, const fs::path& path, const ProcessCounts& left_out = {}) {
+  Recipe recipe = Recipe::parse(text, path.string(), left_out);
   const fs::path folder = fs::absolute(path).parent_path();
   const auto absolute = [&](std::string& name) {
     name = (folder / expand_home(name)).lexically_normal().string();
@@ -118,14 +122,14 @@ Recipe placed(const std::string& text, const fs::path& path) {
 
 }  // namespace
 
-Recipe Recipe::load(const fs::path& path) {
+Recipe Recipe::load(const fs::path& path, const ProcessCounts& left_out) {
   if (!fs::exists(path)) {
     throw Error(ErrorKind::kUsage,
                 path.string() +
                     ": no such recipe; 'hedgerow init' writes one, and a run directory "
                     "has its own, run.toml");
   }
-  return placed(read_toml(path), path);
+  return placed(read_toml(path), path, left_out);
 }
 
 Recipe Recipe::load_of_run(const fs::path& path) {

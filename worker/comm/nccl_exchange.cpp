@@ -4,6 +4,7 @@
 #include "worker/comm/nccl_exchange.hpp"
 
 #include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAFunctions.h>
 #include <c10/cuda/CUDAGuard.h>
 #include <c10/cuda/CUDAStream.h>
 #include <nccl.h>
@@ -193,6 +194,7 @@ Gpu gpu_of(const at::Device& device) {
                 static_cast<unsigned>(properties->pciBusID),
                 static_cast<unsigned>(properties->pciDeviceID));
   gpu.slot = text.data();
+  gpu.num_visible = c10::cuda::device_count();
   return gpu;
 }
 

@@ -17,8 +17,9 @@ namespace hedgerow::worker::nccl {
 [[nodiscard]] int built_version();
 
 struct Gpu {
-  std::string uuid;  // 32 hexadecimal digits
-  std::string slot;  // on the bus of its host: "0000:3b:00"
+  std::string uuid;     // 32 hexadecimal digits
+  std::string slot;     // on the bus of its host: "0000:3b:00"
+  int num_visible = 0;  // that this process may choose from, this one among them
 };
 [[nodiscard]] Gpu gpu_of(const at::Device& device);
 

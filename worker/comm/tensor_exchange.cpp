@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <set>
 #include <string_view>
 #include <type_traits>
 #include <vector>
@@ -107,6 +108,7 @@ RankPlace place_of(const at::Device& device) {
   const nccl::Gpu gpu = nccl::gpu_of(device);
   place.gpu_uuid = text_of(gpu.uuid);
   place.gpu_slot = text_of(gpu.slot);
+  place.num_visible_gpus = gpu.num_visible;
   return place;
 }
 
@@ -162,6 +164,39 @@ ExchangeChoice choose_exchange(const std::string& setting, std::span<const RankP
   return {true, "every rank has a GPU of its own"};
 }
 
+void refuse_needless_sharing(std::span<const RankPlace> ranks) {
+  for (std::size_t i = 0; i < ranks.size(); ++i) {
+    const RankPlace& place = ranks[i];
+    std::set<std::string_view> taken;
+    std::int32_t visible = 0;
+    std::size_t other = i;
+    for (std::size_t j = 0; j < ranks.size(); ++j) {
+      if (ranks[j].host != place.host || ranks[j].num_visible_gpus == 0) continue;
+      taken.insert(view(ranks[j].gpu_slot));
+      visible = std::max(visible, ranks[j].num_visible_gpus);
+      if (j > i && other == i && share_a_gpu(place, ranks[j])) other = j;
+    }
+    if (other == i || taken.size() >= static_cast<std::size_t>(visible)) continue;
+    throw Error(ErrorKind::kUsage,
+                c10::str("ranks ",
+                         i,
+                         " and ",
+                         other,
+                         " compute on one GPU, ",
+                         view(place.gpu_slot),
+                         " of ",
+                         view(place.host),
+                         ", where ",
+                         visible,
+                         " are visible and ",
+                         taken.size(),
+                         taken.size() == 1 ? " is" : " are",
+                         " in use: the ranks do not know their numbers on the host; start them "
+                         "with mpirun or srun, or set SLURM_LOCALID or CUDA_VISIBLE_DEVICES of "
+                         "each to a number of its own"));
+  }
+}
+
 std::unique_ptr<TensorExchange> make_host_exchange(Communicator& communicator) {
   return std::make_unique<HostExchange>(communicator);
 }
@@ -171,6 +206,7 @@ std::unique_ptr<TensorExchange> make_tensor_exchange(Communicator& communicator,
                                                      const std::string& setting,
                                                      bool tells) {
   const auto places = gather_places(communicator, place_of(device));
+  refuse_needless_sharing(places);
   const ExchangeChoice choice = choose_exchange(setting, places);
   auto exchange =
       choice.is_nccl ? nccl::connect(communicator, device) : make_host_exchange(communicator);

@@ -35,7 +35,8 @@ class TensorExchange {
 // all ranks.
 struct RankPlace {
   std::int32_t is_on_gpu = 0;
-  std::int32_t nccl_version = 0;  // 22809 is 2.28.9; 0: a build without
+  std::int32_t nccl_version = 0;      // 22809 is 2.28.9; 0: a build without
+  std::int32_t num_visible_gpus = 0;  // that CUDA gives this rank to choose from; 0: not known
   // Texts, closed by zeros; of a GPU: its UUID and its place on the bus, empty without NCCL.
   std::array<char, 64> host{}, gpu_uuid{}, gpu_slot{};
 };
@@ -53,10 +54,14 @@ struct ExchangeChoice {
 [[nodiscard]] ExchangeChoice choose_exchange(const std::string& setting,
                                              std::span<const RankPlace> ranks);
 
+// Throws kUsage where two ranks of a host compute on one GPU while it has others that no rank took:
+// they do not know their numbers on the host.
+void refuse_needless_sharing(std::span<const RankPlace> ranks);
+
 // Collective: chooses for tensors of this device, and connects. Whoever `tells` says on stderr
 // which way it is and why, where there is anything to say. The communicator must outlive the
-// result, whose destructor is collective too. Throws as choose_exchange; kUnavailable when ranks do
-// not connect within kCommDeadline.
+// result, whose destructor is collective too. Throws as choose_exchange and
+// refuse_needless_sharing; kUnavailable when ranks do not connect within kCommDeadline.
 [[nodiscard]] std::unique_ptr<TensorExchange> make_tensor_exchange(Communicator& communicator,
                                                                    const at::Device& device,
                                                                    const std::string& setting,

@@ -14,6 +14,7 @@
 #include "worker/commands/progress_lines.hpp"
 #include "worker/device/device.hpp"
 #include "worker/generate/generator.hpp"
+#include "worker/model/attention_path.hpp"
 #include "worker/model/decoder.hpp"
 #include "worker/task/failure.hpp"
 
@@ -130,6 +131,15 @@ storage::ExitCode generate(const GenerateArguments& options, Communicator* ranks
   if (student) set_recall_cache(*student, options.recall_cache);
   const at::ScalarType compute_dtype = compute_dtype_of(options.compute_dtype, device, ranks);
   if (prints) print_line({{"compute_dtype", dtype_word(compute_dtype)}});
+  if (prints) {
+    AttentionPath path =
+        attention_path(AttentionUse::kGenerate, model.config(), device, compute_dtype);
+    if (student) {
+      path.parameters = first_parameters(student->layers);
+      path.options = student->options;
+    }
+    say_attention(path);
+  }
   Generator generator = Generator::load(
       model,
       std::move(student),

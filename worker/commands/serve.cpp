@@ -26,6 +26,12 @@ void register_serve(CLI::App& app, Action& action) {
                    options->local_rank,
                    "Number of this worker on its host: picks among several GPUs")
       ->check(CLI::Range(0, kLargestLocalRank));
+  command
+      ->add_option("--workers-on-device",
+                   options->workers_on_device,
+                   "Workers that share this one's device, itself among them: each counts on its "
+                   "part of the memory")
+      ->check(CLI::Range(1, kLargestLocalRank + 1));
   command->add_option(
       "--worker", options->uuid, "Name of this worker in the run; drawn if not given");
   command->add_option(

@@ -1,5 +1,6 @@
 #include "worker/device/device.hpp"
 
+#include <array>
 #include <charconv>
 #include <cstdio>
 #include <cstdlib>
@@ -18,6 +19,14 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
+// Open MPI, Slurm, Intel MPI and MPICH (hydra), Cray PMI, Cray PALS, MVAPICH2. A launcher of MPI
+// inside a Slurm job may set both, and then Slurm's may be of the launcher's daemon.
+constexpr std::array kLocalRankVariables = {"OMPI_COMM_WORLD_LOCAL_RANK",
+                                            "SLURM_LOCALID",
+                                            "MPI_LOCALRANKID",
+                                            "PMI_LOCAL_RANK",
+                                            "PALS_LOCAL_RANKID",
+                                            "MV2_COMM_WORLD_LOCAL_RANK"};
 constexpr const char* kOtherDevice = "set plan.device (or --device) to \"auto\" or \"cpu\"";
 
 void note_idle_gpu() {
@@ -39,7 +48,7 @@ std::string processor_model() {
 }  // namespace
 
 int local_rank_of_environment() {
-  for (const char* name : {"OMPI_COMM_WORLD_LOCAL_RANK", "SLURM_LOCALID"}) {
+  for (const char* name : kLocalRankVariables) {
     const char* value = std::getenv(name);
     int rank = 0;
     if (value == nullptr) continue;

@@ -13,6 +13,7 @@
 #include "storage/base/file.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/model/attention_options.hpp"
+#include "worker/model/attention_path.hpp"
 #include "worker/model/block_runner.hpp"
 #include "worker/model/linear_branch.hpp"
 #include "worker/task/stopwatch.hpp"
@@ -475,6 +476,13 @@ Evaluation evaluate(const storage::ModelDirectory& model,
   add(tokens, sequences, 0);
   for (std::size_t i = 0; i < options.texts.size(); ++i)
     add(*options.texts[i].tokens, options.texts[i].sequences, i + 1);
+  AttentionPath path = attention_path(
+      AttentionUse::kEvaluate, model.config(), options.device, options.compute_dtype);
+  if (options.student != nullptr) {
+    path.parameters = first_parameters(options.student->layers);
+    path.options = options.student->options;
+  }
+  say_attention(path);
   Evaluator evaluator(model, tokens, options);
   const std::int64_t bytes = evaluator.num_columns() * longest * model.config().hidden_size *
                              static_cast<std::int64_t>(c10::elementSize(options.compute_dtype));

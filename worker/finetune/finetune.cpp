@@ -21,6 +21,7 @@
 #include "worker/finetune/trainer.hpp"
 #include "worker/finetune/validation_rules.hpp"
 #include "worker/logits/logits_reader.hpp"
+#include "worker/model/attention_path.hpp"
 #include "worker/model/tensor_bytes.hpp"
 #include "worker/task/attempt_files.hpp"
 #include "worker/task/stopwatch.hpp"
@@ -129,10 +130,10 @@ class Finetune {
         logits_(logits_of(run, task)),
         trainer_(
             run.config(),
-            load_student(run.layout().resolve(student_),
-                         run.model(),
-                         run.device(),
-                         [this](int layer) { return held_.has(layer); }),
+            said(load_student(run.layout().resolve(student_),
+                              run.model(),
+                              run.device(),
+                              [this](int layer) { return held_.has(layer); })),
             load_outer(run.model(),
                        run.compute_dtype(),
                        run.device(),
@@ -144,6 +145,16 @@ class Finetune {
             communicator),
         rules_(finetune_, run.tokens(DataStage::kFinetune).num_validation() > 0),
         checkpoints_(run.layout(), task.fencing_token, mesh_, communicator, files_) {}
+
+  // Rank 0 for all: they are of one build, and mostly of one kind of GPU.
+  Student said(Student student) const {
+    AttentionPath path =
+        attention_path(AttentionUse::kFinetune, run_.config(), run_.device(), run_.compute_dtype());
+    path.parameters = first_parameters(student.layers);
+    path.options = student.options;
+    if (communicator_.rank() == 0) say_attention(path);
+    return student;
+  }
 
   // Of an objective that needs them.
   static std::optional<LogitsReader> logits_of(RunContext& run, const wire::Task& task) {

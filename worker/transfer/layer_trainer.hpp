@@ -81,6 +81,8 @@ class LayerTrainer {
   const LayerMetrics& finish_validation(std::int64_t step);
 
   [[nodiscard]] int layer_idx() const noexcept { return layer_idx_; }
+  [[nodiscard]] const kernels::HybridParameters& parameters() const noexcept { return parameters_; }
+  [[nodiscard]] const kernels::HybridOptions& options() const noexcept { return options_; }
   [[nodiscard]] bool stopped() const noexcept { return stopped_; }
   [[nodiscard]] const std::vector<LayerMetrics>& history() const noexcept { return history_; }
   [[nodiscard]] const LayerMetrics& best_metrics() const;

@@ -11,6 +11,7 @@
 #include "storage/base/fault_point.hpp"
 #include "storage/base/file.hpp"
 #include "storage/tensors/checkpoint.hpp"
+#include "worker/model/attention_path.hpp"
 #include "worker/task/attempt_files.hpp"
 #include "worker/task/stopwatch.hpp"
 #include "worker/transfer/block_input.hpp"
@@ -52,6 +53,7 @@ class Transfer {
     } catch (const Stopped&) {
       return {};  // it has done nothing yet
     }
+    say_path();
     if (task_.resume) resume();
     storage::fault_step(step_);
     BlockInput train(run_, task_), validation(run_, task_);
@@ -106,6 +108,18 @@ class Transfer {
                  .finish_last = false,
                  .check_cancelled = [this] { stop_if_told(context_); }});
     files_.append_metrics(lines);
+  }
+
+  void say_path() const {
+    AttentionPath path =
+        attention_path(AttentionUse::kTransfer, run_.config(), run_.device(), run_.compute_dtype());
+    path.linear_factor = transfer_.linear_factor;
+    path.xent_factor = transfer_.xent_factor;
+    if (!trainers_.empty()) {
+      path.parameters = &trainers_.begin()->second.parameters();
+      path.options = trainers_.begin()->second.options();
+    }
+    say_attention(path);
   }
 
   void load_block() {

@@ -9,6 +9,7 @@
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/doctor/calibration.hpp"
 #include "coordinator/cli/doctor/machine_speed.hpp"
+#include "coordinator/cli/run/gpu.hpp"
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
@@ -90,7 +91,7 @@ class Report {
 
 // The recipe that is given, else that of the run that lies in the directory.
 std::optional<storage::Recipe> recipe_of(const DoctorOptions& options) {
-  if (!options.recipe.empty()) return storage::Recipe::load(options.recipe);
+  if (!options.recipe.empty()) return load_for_this_machine(options.recipe, "", std::nullopt);
   const storage::RunLayout run(options.directory);
   if (fs::exists(run.recipe())) return recipe_of_run(run);
   return std::nullopt;

@@ -6,6 +6,7 @@
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/run/gpu.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "storage/base/file.hpp"
 #include "storage/model/model_config.hpp"
@@ -160,6 +161,9 @@ storage::Recipe recipe_for(const InitOptions& options,
     data->seq_len = std::min(data->seq_len, longest);
   }
   recipe.finetune.top_k = std::min(recipe.finetune.top_k, model.config().vocab_size);
+  const MachineGpus gpus = gpus_of_this_machine();
+  recipe.workers.local = processes_for(recipe, std::nullopt, gpus).workers;
+  recipe.finetune.ranks = processes_for(recipe, std::nullopt, gpus).ranks;
   return recipe;
 }
 

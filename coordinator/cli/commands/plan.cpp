@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/run/gpu.hpp"
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/net/binding.hpp"
@@ -261,6 +262,15 @@ nlohmann::json json_of(const std::vector<KChoice>& choices) {
   return list;
 }
 
+// This machine counts where no cluster file names others.
+storage::Recipe planned_recipe(const PlanOptions& options, const storage::RunLayout& layout) {
+  if (options.recipe.empty()) return recipe_of_run(layout);
+  const bool computes_here =
+      options.cluster.empty() && !fs::exists(layout.cluster()) && options.workers != 0;
+  return computes_here ? load_for_this_machine(options.recipe, options.device, options.workers)
+                       : storage::Recipe::load(options.recipe);
+}
+
 ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
   const fs::path recorded = layout.recipe();
@@ -268,8 +278,7 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
           options.run + " holds no run.toml; give --recipe FILE, or --run DIR of a run");
   require(options.device.empty() || !options.recipe.empty(),
           "--device goes with --recipe FILE; a run keeps the device that it was begun with");
-  storage::Recipe recipe =
-      options.recipe.empty() ? recipe_of_run(layout) : storage::Recipe::load(options.recipe);
+  storage::Recipe recipe = planned_recipe(options, layout);
   require(options.model.empty() || !options.recipe.empty(),
           "--model goes with --recipe FILE; a run keeps the model that it was begun with");
   if (!options.device.empty()) recipe.plan.device = options.device;

@@ -7,6 +7,7 @@
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/run/gpu.hpp"
 #include "coordinator/cli/run/inspection.hpp"
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/run/stop_request.hpp"
@@ -42,9 +43,16 @@ void write_recipe(const RunLayout& layout, const Recipe& recipe) {
   storage::write_atomically(layout.recipe(), recipe.to_run_toml());
 }
 
+// The recipe of --recipe. This machine counts only where its own workers compute.
+Recipe loaded_recipe(const RunCommandOptions& options) {
+  const bool computes_here = options.workers != 0 && options.worker_launcher.empty();
+  return computes_here ? load_for_this_machine(options.recipe, options.device, options.workers)
+                       : Recipe::load(options.recipe);
+}
+
 // What the command line asks for: the recipe of --recipe, else the run's own, on --device.
 Recipe asked_recipe(const RunCommandOptions& options, const RunLayout& layout) {
-  Recipe recipe = options.recipe.empty() ? recipe_of_run(layout) : Recipe::load(options.recipe);
+  Recipe recipe = options.recipe.empty() ? recipe_of_run(layout) : loaded_recipe(options);
   if (!options.device.empty()) recipe.plan.device = options.device;
   return recipe;
 }
@@ -352,8 +360,11 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   const bool has_keys = wire::read_coordinator_keys(layout).has_value();
   require_keys_for(recipe.workers.bind, has_keys, layout);
   // Said once, and not by each worker that is started and cannot connect.
-  const bool has_workers = options.workers.value_or(recipe.workers.local) > 0;
+  const int local_workers = options.workers.value_or(recipe.workers.local);
+  const bool has_workers = local_workers > 0;
   if (has_keys && has_workers) static_cast<void>(wire::read_worker_keys(layout));
+  const std::string idle = idle_gpus_warning(recipe, local_workers, gpus_of_this_machine());
+  if (!idle.empty()) terminal.warn(idle);
   std::optional<ReloadScope> reloads;
   if (has_keys) reloads.emplace();
   const StopWatcher watcher(layout);

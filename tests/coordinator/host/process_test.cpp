@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <csignal>
 #include <fstream>
 #include <thread>
@@ -97,6 +98,27 @@ TEST(ChildProcess, AnAdoptedOneIsWatchedByPidAndStartTime) {
   EXPECT_TRUE(adopted.poll());
 }
 
+// Catches: messages of 16 to 34 MB between pipeline stages copied twice on every machine, and ranks
+// whose every message fails in a container.
+TEST(MpirunWords, SetTheSingleCopyOffOnlyWhereItIsDenied) {
+  const auto turns_off = [](bool copies) {
+    const std::vector<std::string> words = mpirun_words(/*in_allocation=*/false, copies);
+    return std::find(words.begin(), words.end(), "btl_vader_single_copy_mechanism") != words.end();
+  };
+  EXPECT_TRUE(turns_off(false));
+  EXPECT_FALSE(turns_off(true));
+  const tests::TemporaryDirectory directory;
+  const auto may_copy = [&directory](const std::string& scope, bool copies) {
+    if (!scope.empty()) std::ofstream(directory / "ptrace_scope") << scope << "\n";
+    return wire::may_copy_between_processes(directory / "ptrace_scope",
+                                            [copies] { return copies; });
+  };
+  EXPECT_TRUE(may_copy("", true)) << "a kernel without Yama";
+  EXPECT_FALSE(may_copy("", false)) << "a container that filters the call";
+  EXPECT_TRUE(may_copy("0", true));
+  for (const char* scope : {"1", "2", "3", "?"}) EXPECT_FALSE(may_copy(scope, true)) << scope;
+}
+
 class LocalWorkersTest : public ::testing::Test {
  protected:
   // A "worker" that writes its arguments and then does what `body` says.
@@ -159,6 +181,31 @@ TEST_F(LocalWorkersTest, LivingOnesAreAdoptedAndNotStartedTwice) {
   EXPECT_EQ(second.children()[0].process, children[0].process);
   second.signal_all(SIGKILL);
   static_cast<void>(tend_until_one_ends(first));
+}
+
+// Catches: two workers on one card that each claim all of its memory, so that both get a block.
+TEST_F(LocalWorkersTest, WorkersThatShareAGpuAreToldHowMany) {
+  EXPECT_EQ(workers_on_device(0, 2, 1), 2);
+  EXPECT_EQ(workers_on_device(1, 2, 1), 2);
+  EXPECT_EQ(workers_on_device(0, 5, 2), 3) << "slots 0, 2 and 4";
+  EXPECT_EQ(workers_on_device(3, 5, 2), 2) << "slots 1 and 3";
+  EXPECT_EQ(workers_on_device(7, 8, 8), 1);
+  EXPECT_EQ(workers_on_device(1, 2, 0), 1) << "on the processors";
+  const auto arguments = [this](int local_workers, int num_gpus) {
+    std::filesystem::remove(directory_ / "starts");
+    LauncherConfig shared = config("exit 7");
+    shared.local_workers = local_workers;
+    shared.num_gpus = num_gpus;
+    LocalWorkers workers(shared, clock_);
+    std::size_t ended = 0;
+    while (ended < static_cast<std::size_t>(local_workers))
+      ended += workers.tend(true, "tcp://127.0.0.1:1").size();
+    std::ifstream file(directory_ / "starts");
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  EXPECT_NE(arguments(2, 1).find("--workers-on-device 2"), std::string::npos);
+  EXPECT_EQ(arguments(1, 1).find("--workers-on-device"), std::string::npos);
+  EXPECT_EQ(arguments(2, 0).find("--workers-on-device"), std::string::npos);
 }
 
 class WorkerLauncherTest : public LocalWorkersTest {

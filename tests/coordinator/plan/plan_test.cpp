@@ -256,6 +256,25 @@ TEST_F(PlanTest, FinetuneThatDoesNotFitNamesTheRanksThatDo) {
       << plan.problems[0].remedy;
 }
 
+TEST_F(PlanTest, RanksOnGpusCountNcclsMemory) {
+  limits_.workers = gpus(2, 0);
+  recipe_.finetune.ranks = 2;
+  recipe_.finetune.mesh = "2x1";
+  const std::uint64_t with = make().finetune_memory_bytes;
+  recipe_.finetune.exchange = "mpi";
+  const std::uint64_t without = make().finetune_memory_bytes;
+  EXPECT_EQ(with - without, kGiB / 2);
+  recipe_.finetune.exchange = "auto";
+  recipe_.finetune.ranks = 1;
+  recipe_.finetune.mesh = "1x1";
+  EXPECT_EQ(make().finetune_memory_bytes, without) << "one rank has no communicator";
+  limits_.workers = machine(2, 2);
+  const std::uint64_t alone = make().finetune_memory_bytes;
+  recipe_.finetune.ranks = 2;
+  recipe_.finetune.mesh = "2x1";
+  EXPECT_EQ(make().finetune_memory_bytes, alone) << "on processors";
+}
+
 TEST_F(PlanTest, WhatContradictsTheModelIsAUsageError) {
   const auto expect_usage = [this](const std::string& words) {
     try {
@@ -295,6 +314,49 @@ TEST_F(PlanTest, AnEvaluationThatTheWindowCoversIsWarnedOf) {
   EXPECT_NE(make().warnings[0].find("data.evaluate.seq_len = 128: with attention.window_size = 64"),
             std::string::npos)
       << make().warnings[0];
+}
+
+// Catches: a GPU paid for hours of attention at a sixth of its speed, of which nobody was told.
+TEST_F(PlanTest, AttentionWithoutAFusedKernelIsWarnedOfOnGpus) {
+  const auto warned = [this](int head_dim, const auto& change) {
+    const auto recipe = recipe_;
+    const auto limits = limits_;
+    const auto model = model_;
+    model_.head_dim = head_dim;
+    limits_.workers = gpus(2, 0);
+    change(recipe_);
+    const std::vector<std::string> warnings = make().warnings;
+    recipe_ = recipe;
+    limits_ = limits;
+    model_ = model;
+    return warnings.empty() ? std::string() : warnings.front();
+  };
+  const std::string slow = " has no fused kernel on GPUs: about 3 to 6 times slower attention";
+  const auto nothing = [](storage::Recipe&) {};
+  EXPECT_EQ(warned(64, nothing), "");
+  EXPECT_EQ(warned(128, [](auto& r) { r.attention.feature_dim = 128; }), "") << "init's own";
+  EXPECT_EQ(warned(64, [](auto& r) { r.plan.compute_dtype = "bf16"; }), "");
+  EXPECT_EQ(warned(96, nothing), "attention at head_dim 96" + slow);
+  EXPECT_EQ(warned(64, [](auto& r) { r.plan.compute_dtype = "fp32"; }),
+            "attention at plan.compute_dtype = \"fp32\"" + slow);
+  EXPECT_EQ(warned(64, [](auto& r) { r.attention.feature_dim = 512; }),
+            "attention at attention.feature_dim = 512 (more than 256 in decode)" + slow);
+  EXPECT_EQ(warned(64, [](auto& r) { r.attention.feature_dim = 96; }),
+            "attention at attention.feature_dim = 96" + slow);
+  EXPECT_EQ(warned(80,
+                   [](auto& r) {
+                     r.attention.feature_map = storage::FeatureMapKind::kPositiveRandom;
+                     r.attention.negation = false;
+                     r.attention.bias = false;
+                     r.attention.start = storage::FeatureMapStart::kGaussian;
+                     r.attention.key_maps = storage::KeyMaps::kQueryHead;
+                     r.transfer.linear_factor = 0.5;
+                   }),
+            "attention at head_dim 80, attention.feature_map = \"positive_random\" and "
+            "transfer.linear_factor > 0" +
+                slow);
+  model_.head_dim = 96;
+  EXPECT_TRUE(make().warnings.empty()) << "the processors' kernels take every head_dim";
 }
 
 // Catches: key maps of kv heads that are counted once a query head, and sinks that cost nothing.

@@ -80,6 +80,37 @@ TEST(ExchangeChoice, OneRankNeedsNoneButMayAskForIt) {
   EXPECT_TRUE(choose_exchange("nccl", one).is_nccl);
 }
 
+std::string sharing_problem(const std::vector<RankPlace>& ranks) {
+  try {
+    refuse_needless_sharing(ranks);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    return error.what();
+  }
+  return "";
+}
+
+// Catches: eight ranks on a node's first GPU, because none of them knew its number there.
+TEST(RankPlaces, TwoRanksOnOneGpuAreRefusedWhileAnotherIsFree) {
+  const auto on_host_of = [](int visible, std::vector<RankPlace> ranks) {
+    for (RankPlace& rank : ranks) rank.num_visible_gpus = visible;
+    return ranks;
+  };
+  const RankPlace first = gpu("a", "00", "0000:01:00"), second = gpu("a", "01", "0000:02:00");
+  EXPECT_EQ(sharing_problem(on_host_of(8, {second, first, first})),
+            "ranks 1 and 2 compute on one GPU, 0000:01:00 of a, where 8 are visible and 2 are in "
+            "use: the ranks do not know their numbers on the host; start them with mpirun or srun, "
+            "or set SLURM_LOCALID or CUDA_VISIBLE_DEVICES of each to a number of its own");
+  EXPECT_THAT(sharing_problem(on_host_of(2, {first, first})),
+              HasSubstr("2 are visible and 1 is in use"));
+  EXPECT_EQ(sharing_problem(on_host_of(2, {first, second, first})), "") << "none is free";
+  EXPECT_EQ(sharing_problem(on_host_of(1, {first, first})), "") << "one card for both";
+  EXPECT_EQ(sharing_problem(on_host_of(8, {first, second})), "");
+  EXPECT_EQ(sharing_problem(on_host_of(8, {first, gpu("b", "02", "0000:01:00")})), "")
+      << "the same place on two hosts";
+  EXPECT_EQ(sharing_problem({RankPlace{}, RankPlace{}}), "") << "on processors";
+}
+
 at::Tensor numbers(int rank) { return at::arange(5, at::kFloat) + 10 * rank; }
 
 TEST(HostExchange, GivesBothRanksThePeersTensor) {

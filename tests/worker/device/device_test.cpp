@@ -3,12 +3,15 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cstdlib>
+#include <string>
 
 #include "coordinator/machine/memory.hpp"
 #include "storage/base/error.hpp"
 #include "worker/device/cuda_device.hpp"
 #include "worker/model/decoder.hpp"
+#include "worker/serve.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -45,16 +48,36 @@ TEST(Device, AnUnknownWordNamesTheKnownOnes) {
   }
 }
 
-TEST(Device, TheLocalRankIsMpirunsBeforeSlurms) {
-  ::unsetenv("OMPI_COMM_WORLD_LOCAL_RANK");
-  ::unsetenv("SLURM_LOCALID");
+constexpr std::array kLocalRanks = {"OMPI_COMM_WORLD_LOCAL_RANK",
+                                    "SLURM_LOCALID",
+                                    "MPI_LOCALRANKID",
+                                    "PMI_LOCAL_RANK",
+                                    "PALS_LOCAL_RANKID",
+                                    "MV2_COMM_WORLD_LOCAL_RANK"};
+
+// Catches: all ranks of a node on its first GPU, because mpirun is not Open MPI's.
+TEST(Device, TheLocalRankIsThatOfAnyLauncherAndOpenMpisBeforeSlurms) {
+  for (const char* name : kLocalRanks) ::unsetenv(name);
   EXPECT_EQ(local_rank_of_environment(), 0);
-  ::setenv("SLURM_LOCALID", "3", 1);
-  EXPECT_EQ(local_rank_of_environment(), 3);
-  ::setenv("OMPI_COMM_WORLD_LOCAL_RANK", "1", 1);
-  EXPECT_EQ(local_rank_of_environment(), 1);
-  ::unsetenv("OMPI_COMM_WORLD_LOCAL_RANK");
-  ::unsetenv("SLURM_LOCALID");
+  for (const char* name : kLocalRanks) {
+    ::setenv(name, "3", 1);
+    EXPECT_EQ(local_rank_of_environment(), 3) << name;
+    ::setenv(name, "none", 1);
+    EXPECT_EQ(local_rank_of_environment(), 0) << name << " that is no number";
+    ::unsetenv(name);
+  }
+  for (std::size_t i = 0; i < kLocalRanks.size(); ++i)
+    ::setenv(kLocalRanks[i], std::to_string(i + 1).c_str(), 1);
+  for (std::size_t i = 0; i < kLocalRanks.size(); ++i) {
+    EXPECT_EQ(local_rank_of_environment(), static_cast<int>(i + 1)) << kLocalRanks[i];
+    ::unsetenv(kLocalRanks[i]);
+  }
+}
+
+TEST(Device, AWorkerThatSharesItsDeviceSaysItsPartOfTheMemory) {
+  const std::uint64_t whole = make_hello("w", 1, at::kCPU).memory_bytes;
+  EXPECT_EQ(whole, wire::usable_memory_bytes());
+  EXPECT_EQ(make_hello("w", 1, at::kCPU, /*workers_on_device=*/3).memory_bytes, whole / 3);
 }
 
 TEST(Device, GpusComputeInBf16UnlessToldOtherwise) {
