@@ -32,6 +32,11 @@ at::Tensor linear_share(const at::Tensor& q,
                         const HybridParameters& parameters,
                         const HybridOptions& options);
 
+at::Tensor window_attention(const at::Tensor& q,
+                            const at::Tensor& k,
+                            const at::Tensor& v,
+                            const HybridOptions& options);
+
 at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 at::Tensor softmax_attention_trainable(const at::Tensor& q,
                                        const at::Tensor& k,

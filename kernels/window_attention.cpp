@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "kernels/backend.hpp"
 #include "kernels/checks.hpp"
-#include "kernels/cuda/hybrid_attention_cuda.hpp"
 
 namespace hedgerow::kernels {
 namespace {
@@ -114,21 +114,16 @@ at::Tensor each_sequence(const at::Tensor& q,
 
 }  // namespace
 
+namespace aten {
+
 at::Tensor window_attention(const at::Tensor& q,
                             const at::Tensor& k,
                             const at::Tensor& v,
                             const HybridOptions& options) {
-  RECORD_USER_SCOPE("hedgerow::window_attention");
-  if (const cuda::HybridBackend* fused = q.is_cuda() ? cuda::hybrid_backend() : nullptr;
-      fused != nullptr && options.layout != WindowLayout::kNone &&
-      fused->why_not_window(q).empty()) {
-    check_attention(q, k, v);
-    check_window(options);
-    const c10::NoGradGuard no_grad;
-    return fused->window(q, k, v, options);
-  }
   return each_sequence(q, k, v, options, attend);
 }
+
+}  // namespace aten
 
 at::Tensor outside_attention(const at::Tensor& q,
                              const at::Tensor& k,

@@ -321,9 +321,11 @@ Plan make_plan(const Recipe& recipe,
   plan.evaluate_memory_bytes = plan.evaluates ? costs.evaluate_memory(on_gpu) : 0;
   if (plan.finetunes) {
     plan.mesh = mesh != nullptr ? *mesh : MeshPlanner(recipe, model, tokens, limits).plan();
+    RankDevice device{.on_gpu = on_gpu};
+    if (plan.mesh.kind < limits.workers.size()) device = rank_device(limits.workers[plan.mesh.kind]);
     for (const RankShare& share : plan.mesh.shares)
       plan.finetune_memory_bytes = std::max(
-          plan.finetune_memory_bytes, costs.finetune_memory(share, plan.mesh.mesh.ranks(), on_gpu));
+          plan.finetune_memory_bytes, costs.finetune_memory(share, plan.mesh.mesh.ranks(), device));
   }
   if (on_gpu) {
     const std::string slow = slow_attention(recipe, model.head_dim);

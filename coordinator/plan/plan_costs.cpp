@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "storage/recipe/pipeline_order.hpp"
+
 namespace hedgerow::coordinator {
 namespace {
 
@@ -29,7 +31,6 @@ double bytes_of(const std::string& dtype, int automatic) {
   if (dtype == "auto") return automatic;
   return dtype == "fp32" ? 4.0 : 2.0;
 }
-constexpr double kActivationBudget = 1024.0 * 1024.0 * 1024.0;
 // worker/evaluate: teacher, control, student and student with its linear branch off, side by side.
 constexpr double kEvaluateGroup = 1024.0 * 1024.0 * 1024.0;
 constexpr double kColumns = 4.0;
@@ -201,31 +202,45 @@ double Costs::activations_in_flight(const RankShare& share) const {
   return 1.0 * share.layers * share.in_flight / share.num_ranges;
 }
 
-bool Costs::keeps_activations(const RankShare& share) const {
+bool Costs::keeps_activations(const RankShare& share, int ranks, const RankDevice& device) const {
+  std::uint64_t budget = storage::kHostActivationBytes;
+  if (device.on_gpu && device.gpu_memory_bytes > 0) {
+    const std::uint64_t loaded = whole(loaded_bytes(share, ranks, true));
+    budget = storage::gpu_activation_bytes(
+        device.gpu_memory_bytes,
+        device.gpu_memory_bytes - std::min(loaded, device.gpu_memory_bytes));
+  }
   return activations_in_flight(share) * layer_activation_bytes(finetune_tokens_) <=
-         kActivationBudget;
+         static_cast<double>(budget);
 }
 
-std::uint64_t Costs::finetune_memory(const RankShare& share, int ranks, bool on_gpu) const {
+double Costs::loaded_bytes(const RankShare& share, int ranks, bool on_gpu) const {
+  // The CPU keeps each matrix packed for the forward and for the backward product.
+  const double copies = on_gpu ? 1.0 : 2.0;
+  // Rows of logits at a time: worker/finetune/loss_head.cpp.
+  const double rows = on_gpu ? kLogitRows : 128.0;
+  const double head = share.has_head ? (copies - 1.0) * vocabulary_ * hidden_ * compute_bytes_ +
+                                           4.0 * rows * vocabulary_ * kFloat
+                                     : 0.0;
+  const double layers = share.layers;
+  const double nccl = on_gpu && ranks > 1 && finetune_.exchange != "mpi" ? kNcclBytes : 0.0;
+  return process_bytes(on_gpu) + nccl + (copies - 1.0) * layers * layer_bytes() +
+         rank_bytes(share) + layers * map_parameters() * kFloat + head +
+         layers / layers_ * trained_parameters() * 5.0 * kFloat;
+}
+
+std::uint64_t Costs::finetune_memory(const RankShare& share,
+                                     int ranks,
+                                     const RankDevice& device) const {
   // Of what a forward computes, what the backward reads.
   constexpr double kRead = 0.85;
-  constexpr double kLossRows = 256.0;
   const double kept = activations_in_flight(share);
-  const double activations = keeps_activations(share)
+  const double activations = keeps_activations(share, ranks, device)
                                  ? kRead * kept * layer_activation_bytes(finetune_tokens_)
                                  : kept * finetune_tokens_ * hidden_ * compute_bytes_ +
                                        2.0 * layer_activation_bytes(finetune_tokens_) +
                                        attention_training_bytes(finetune_tokens_);
-  // The CPU keeps each matrix packed for the forward and for the backward product.
-  const double copies = on_gpu ? 1.0 : 2.0;
-  const double head = share.has_head ? (copies - 1.0) * vocabulary_ * hidden_ * compute_bytes_ +
-                                           2.0 * kLossRows * vocabulary_ * kFloat
-                                     : 0.0;
-  const double layers = share.layers;
-  const double nccl = on_gpu && ranks > 1 && finetune_.exchange != "mpi" ? kNcclBytes : 0.0;
-  return whole(process_bytes(on_gpu) + nccl + (copies - 1.0) * layers * layer_bytes() +
-               rank_bytes(share) + layers * map_parameters() * kFloat + activations + head +
-               layers / layers_ * trained_parameters() * 5.0 * kFloat);
+  return whole(loaded_bytes(share, ranks, device.on_gpu) + activations);
 }
 
 // One tensor at a time goes through the host.

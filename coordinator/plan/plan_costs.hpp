@@ -43,7 +43,9 @@ class Costs {
                                             bool on_gpu) const;
   [[nodiscard]] std::uint64_t evaluate_memory(bool on_gpu) const;
   // Of one of `ranks`.
-  [[nodiscard]] std::uint64_t finetune_memory(const RankShare& share, int ranks, bool on_gpu) const;
+  [[nodiscard]] std::uint64_t finetune_memory(const RankShare& share,
+                                              int ranks,
+                                              const RankDevice& device) const;
   // Of its host, where it computes on a GPU.
   [[nodiscard]] std::uint64_t gpu_process_memory() const;
 
@@ -86,8 +88,12 @@ class Costs {
   // both dtypes, and the gradient of it.
   [[nodiscard]] double forward_message_bytes() const;
   [[nodiscard]] double backward_message_bytes() const;
-  // Whether a rank keeps what its layers computed from the forward pass to the backward pass.
-  [[nodiscard]] bool keeps_activations(const RankShare& share) const;
+  // Whether a rank keeps what its layers computed from the forward pass to the backward pass: by
+  // the trainer's own rule (storage/recipe/pipeline_order.hpp), of a GPU whose memory is not known
+  // as on the CPU.
+  [[nodiscard]] bool keeps_activations(const RankShare& share,
+                                       int ranks,
+                                       const RankDevice& device) const;
 
  private:
   [[nodiscard]] double layer_parameters() const;
@@ -98,6 +104,8 @@ class Costs {
   [[nodiscard]] double layer_activation_bytes(double tokens) const;
   [[nodiscard]] double forward_bytes(double tokens, bool on_gpu) const;
   [[nodiscard]] double activations_in_flight(const RankShare& share) const;  // of one layer each
+  // Of a rank of the finetune, but for activations.
+  [[nodiscard]] double loaded_bytes(const RankShare& share, int ranks, bool on_gpu) const;
   [[nodiscard]] double attention_training_bytes(double tokens) const;
 
   double layers_, hidden_, intermediate_, vocabulary_;

@@ -163,7 +163,7 @@ class MemoryCheck {
                                 other_ranks(kind)});
       return;
     }
-    const std::vector<std::uint64_t> needs = planner_.stage_memory(mesh, kind.on_gpu);
+    const std::vector<std::uint64_t> needs = planner_.stage_memory(mesh, rank_device(kind));
     const auto largest_stage = std::ranges::max_element(needs);
     const std::uint64_t has = rank_memory(kind, ranks);
     if (fits_in(*largest_stage, has)) return;

@@ -141,10 +141,11 @@ MeshPlanner::Stages MeshPlanner::stages_of(const Mesh& mesh) const {
   return stages;
 }
 
-std::vector<std::uint64_t> MeshPlanner::stage_memory(const Mesh& mesh, bool on_gpu) const {
+std::vector<std::uint64_t> MeshPlanner::stage_memory(const Mesh& mesh,
+                                                     const RankDevice& device) const {
   std::vector<std::uint64_t> bytes;
   for (const RankShare& share : stages_of(mesh).shares)
-    bytes.push_back(costs_.finetune_memory(share, mesh.ranks(), on_gpu));
+    bytes.push_back(costs_.finetune_memory(share, mesh.ranks(), device));
   return bytes;
 }
 
@@ -159,8 +160,8 @@ bool MeshPlanner::fits(const Mesh& mesh,
     return false;
   const double has = usable * static_cast<double>(rank_memory(kind, mesh.ranks()));
   return has == 0.0 || std::ranges::all_of(shares, [&](const RankShare& share) {
-           return static_cast<double>(costs_.finetune_memory(share, mesh.ranks(), kind.on_gpu)) <=
-                  has;
+           return static_cast<double>(
+                      costs_.finetune_memory(share, mesh.ranks(), rank_device(kind))) <= has;
          });
 }
 
@@ -203,7 +204,7 @@ Mesh MeshPlanner::smallest() const {
   std::optional<Mesh> best;
   std::uint64_t least = 0;
   for (const Mesh& mesh : candidates(recipe_.finetune.ranks, 1)) {
-    const std::uint64_t need = std::ranges::max(stage_memory(mesh, on_gpu));
+    const std::uint64_t need = std::ranges::max(stage_memory(mesh, {.on_gpu = on_gpu}));
     if (best && need >= least) continue;
     best = mesh;
     least = need;
@@ -313,10 +314,11 @@ MeshPlan MeshPlanner::measured(Stages stages, std::size_t kind) const {
   if (stages.order.empty())
     stages.order = storage::pipeline_order(mesh, num_ordered(mesh, micro_batches(mesh)), true);
   MeshPlan plan{.mesh = mesh, .shares = stages.shares, .kind = kind};
+  const RankDevice device = limits_.workers.empty() ? RankDevice{} : rank_device(limits_.workers[kind]);
   int trained = 0;  // layers whose gradients go between pipelines
   for (const RankShare& share : stages.shares) {
     plan.most_layers = std::max(plan.most_layers, share.layers);
-    plan.recomputes |= !costs_.keeps_activations(share);
+    plan.recomputes |= !costs_.keeps_activations(share, mesh.ranks(), device);
     plan.read_bytes =
         std::max(plan.read_bytes, static_cast<std::uint64_t>(costs_.rank_bytes(share)));
     trained += share.layers;
@@ -350,7 +352,8 @@ void MeshPlanner::time(const Stages& stages, MeshPlan& plan) const {
     const RankShare& share = stages.shares[range % stages.shares.size()];
     const int layers = stages.ranges[range].size();
     const double forward = cost(costs_.range_forward(layers, has_head));
-    const bool recomputes = !costs_.keeps_activations(share);
+    const bool recomputes = !costs_.keeps_activations(
+        share, mesh.ranks(), kind == nullptr ? RankDevice{} : rank_device(*kind));
     training.push_back({forward, cost(costs_.range_backward(layers, has_head, recomputes))});
     validation.push_back({forward * share_of_one, 0.0});
   }

@@ -29,7 +29,7 @@ class MeshPlanner {
 
   // Bytes of a rank of each stage, where it computes.
   [[nodiscard]] std::vector<std::uint64_t> stage_memory(const storage::Mesh& mesh,
-                                                        bool on_gpu) const;
+                                                        const RankDevice& device) const;
   // Every stage, and the processes on the host; more ranks than GPUs never do.
   [[nodiscard]] bool fits(const storage::Mesh& mesh, const WorkerKind& kind) const;
   [[nodiscard]] bool fits(const MeshPlan& plan, const WorkerKind& kind) const;

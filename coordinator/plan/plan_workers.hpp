@@ -46,6 +46,15 @@ struct WorkerKind {
   [[nodiscard]] double units(int threads, int processes_per_node) const;
 };
 
+// Where one rank of the finetune computes.
+struct RankDevice {
+  bool on_gpu = false;
+  std::uint64_t gpu_memory_bytes = 0;  // 0: not known, or no GPU
+};
+[[nodiscard]] inline RankDevice rank_device(const WorkerKind& kind) {
+  return {kind.on_gpu, kind.on_gpu ? kind.gpu_memory_bytes : 0};
+}
+
 // `local_workers` of this machine, with its memory, cores and the speed that is assumed of such
 // cores; on its GPUs if `on_gpus`. None without workers.
 [[nodiscard]] std::vector<WorkerKind> workers_of_this_machine(int local_workers, bool on_gpus);

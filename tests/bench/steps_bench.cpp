@@ -38,7 +38,7 @@ struct Options {
   std::string model, tokens, window = "terraced", compute_dtype = "auto";
   std::string objective = "ce", device = "cpu";
   int sequences = 4, seq_len = 512, rows = 4, threads = 0, layers = 0, top_k = 256;
-  bool bias = false, eager = false;
+  bool bias = false, graph = false;
 };
 
 // The first tokens of the file, joined and cut anew to the wanted length.
@@ -232,7 +232,7 @@ Repeat decode_repeat(const std::shared_ptr<Bench>& bench) {
   worker::GenerateOptions options;
   options.max_new_tokens = bench->options.seq_len;
   options.end_tokens = {-1};
-  options.records_steps = !bench->options.eager;
+  options.records_steps = bench->options.graph;
   return [generator, prompts, options] {
     struct Rows final : worker::GenerationObserver {
       void on_row(std::int64_t /*row*/, const std::vector<std::int64_t>& ids) override {
@@ -300,7 +300,7 @@ int run(int argc, char** argv) {
   app.add_option("--layers", options.layers, "So many layers, of a deeper model those on disk again; 0: all");
   app.add_option("--window", options.window);
   app.add_flag("--bias", options.bias);
-  app.add_flag("--eager", options.eager, "decode: no CUDA graph");
+  app.add_flag("--graph", options.graph, "decode: steps as one CUDA graph");
   app.add_option("--top-k", options.top_k, "logits: kept of a position; 0: none");
   app.add_option("--objective", options.objective, "finetune")->check(CLI::IsMember({"ce", "kl"}));
   app.add_option("--device", options.device)->check(CLI::IsMember({"auto", "cpu", "cuda"}));

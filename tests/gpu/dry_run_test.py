@@ -50,6 +50,7 @@ class DryRun(unittest.TestCase):
     def test_the_job_gives_equal_bytes_again_and_with_another_number_of_layers_a_block(self) -> None:
         figures = {step["step"]: step["figures"] for step in self.result("all")["steps"]}["job, head_dim 128"]
         self.assertEqual((figures["state"], figures["bytes, again"], figures["bytes, two workers, k = 2"]), ("done", "equal", "equal"))
+        self.assertEqual((figures["bytes, a worker killed in transfer"], figures["bytes, a rank killed in LoRA"]), ("equal", "equal"))
 
     def test_the_table_has_a_row_for_each_step_with_its_limit(self) -> None:
         table = (self.root / "all" / "gpu.md").read_text()

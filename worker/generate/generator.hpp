@@ -28,8 +28,9 @@ struct GenerateOptions {
   SamplingOptions sampling;
   // A row ends with its first one of these, which is part of its result. Empty: the model's own.
   std::vector<std::int64_t> end_tokens;
-  // On CUDA, a step that repeats becomes one graph; else its kernels are launched one by one.
-  bool records_steps = true;
+  // On CUDA, a step that repeats becomes one graph; else its kernels are launched one by one. Off:
+  // on an H100 a graph's tokens at batch 1 were others than those of the launches (tests/gpu).
+  bool records_steps = false;
 };
 
 // Where a process stands among those that hold a model together. Rank 0 has the embedding, the last

@@ -199,6 +199,8 @@ TEST(PlanForCluster, ThePapersRatesGiveIts454GpuHours) {
 //              its window 4 x 128 x 128 x 128 = 8.4 x 10^6 FLOPs a token and pass, of which there
 //              are four (the forward twice, the backward counts as two): 126 x 4 x 15.1 x 10^6 at
 //              13 x 10^12: 3.3
+//   of both a fourth part or a third is the forward computed again, where activations do not fit:
+//              not on the last stages, which have few passes in flight
 //   the bubble 8 pipelines of 16 stages have 16 micro-batches each: with one range a stage they
 //              wait for 15 of 31 slots; with four for less (Narayanan et al.: a fourth as long)
 //   weights    every rank reads its 8 layers, 51 GB at 1 GB/s: 128 x 51 s are 1.8
@@ -218,14 +220,18 @@ TEST(PlanForCluster, LoraOf405BOn128GpusIsPlannedBelowThePapers384GpuHours) {
   const Plan plain = make_plan(recipe, model.config, tokens, limits);
   EXPECT_TRUE(plain.fits()) << problems_of(plain);
   EXPECT_NEAR(plain.mesh.idle, 15.0 / 31.0, 0.05);
-  EXPECT_NEAR(gpu_hours_of(plain, "finetune"), (33.9 + 3.3) / (1 - plain.mesh.idle) + 1.8, 2.0);
+  const auto expect_between = [](double hours, double idle) {
+    EXPECT_LT(hours, (33.9 + 3.3) / (1 - idle) + 1.8 + 0.5) << "all of it computed again";
+    EXPECT_GT(hours, (33.9 * 2 / 3 + 3.3 * 3 / 4) / (1 - idle) + 1.8) << "nothing";
+  };
+  expect_between(gpu_hours_of(plain, "finetune"), plain.mesh.idle);
   recipe.finetune.mesh = "auto";
   const Plan plan = make_plan(recipe, model.config, tokens, limits);
   EXPECT_TRUE(plan.fits()) << problems_of(plan);
   EXPECT_GE(plan.mesh.mesh.pipeline, 16) << "126 layers of 6.38 GB in 80 GB";
   EXPECT_LT(plan.mesh.idle, plain.mesh.idle);
   const double hours = gpu_hours_of(plan, "finetune");
-  EXPECT_NEAR(hours, (33.9 + 3.3) / (1 - plan.mesh.idle) + 1.8, 2.0);
+  expect_between(hours, plan.mesh.idle);
   EXPECT_GT(hours, products);
   EXPECT_LT(hours, 384.0);
 }

@@ -29,6 +29,8 @@ constexpr kernels::cuda::HybridBackend kHybrid{
       return answer(input_gradients ? "backward" : "forward");
     },
     .forward = nullptr,
+    .why_not_window = nullptr,
+    .window = nullptr,
     .backward = nullptr};
 constexpr kernels::cuda::TransferBackend kTransfer{
     .why_no_softmax = [](const at::Tensor&) { return answer("softmax"); },
