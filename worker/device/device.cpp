@@ -19,14 +19,14 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-// Open MPI, Slurm, Intel MPI and MPICH (hydra), Cray PMI, Cray PALS, MVAPICH2. A launcher of MPI
-// inside a Slurm job may set both, and then Slurm's may be of the launcher's daemon.
+// Open MPI, Intel MPI and MPICH (hydra), Cray PMI, Cray PALS, MVAPICH2, Slurm. Slurm's last: where
+// an MPI launcher starts its daemon by srun, all ranks of a node inherit the daemon's.
 constexpr std::array kLocalRankVariables = {"OMPI_COMM_WORLD_LOCAL_RANK",
-                                            "SLURM_LOCALID",
                                             "MPI_LOCALRANKID",
                                             "PMI_LOCAL_RANK",
                                             "PALS_LOCAL_RANKID",
-                                            "MV2_COMM_WORLD_LOCAL_RANK"};
+                                            "MV2_COMM_WORLD_LOCAL_RANK",
+                                            "SLURM_LOCALID"};
 constexpr const char* kOtherDevice = "set plan.device (or --device) to \"auto\" or \"cpu\"";
 
 void note_idle_gpu() {

@@ -9,8 +9,8 @@
 
 namespace hedgerow::worker {
 
-// This process's number among those of one host, as the launcher says: Open MPI's, Slurm's, then
-// that of MPICH, Intel MPI, Cray or MVAPICH2; else 0.
+// This process's number among those of one host, as the launcher says: that of Open MPI, MPICH,
+// Intel MPI, Cray or MVAPICH2, then Slurm's; else 0.
 [[nodiscard]] int local_rank_of_environment();
 
 // "cpu", "cuda", or "auto": CUDA where this build has it and a device is visible. Of several

@@ -49,14 +49,14 @@ TEST(Device, AnUnknownWordNamesTheKnownOnes) {
 }
 
 constexpr std::array kLocalRanks = {"OMPI_COMM_WORLD_LOCAL_RANK",
-                                    "SLURM_LOCALID",
                                     "MPI_LOCALRANKID",
                                     "PMI_LOCAL_RANK",
                                     "PALS_LOCAL_RANKID",
-                                    "MV2_COMM_WORLD_LOCAL_RANK"};
+                                    "MV2_COMM_WORLD_LOCAL_RANK",
+                                    "SLURM_LOCALID"};
 
 // Catches: all ranks of a node on its first GPU, because mpirun is not Open MPI's.
-TEST(Device, TheLocalRankIsThatOfAnyLauncherAndOpenMpisBeforeSlurms) {
+TEST(Device, TheLocalRankIsThatOfAnyLauncherAndAnMpiLaunchersBeforeSlurms) {
   for (const char* name : kLocalRanks) ::unsetenv(name);
   EXPECT_EQ(local_rank_of_environment(), 0);
   for (const char* name : kLocalRanks) {
