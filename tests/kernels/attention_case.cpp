@@ -8,6 +8,7 @@
 #include "kernels/cpu/tile_products.hpp"
 #include "kernels/reference.hpp"
 #include "kernels/transfer_loss.hpp"
+#include "kernels/vector_math.hpp"
 
 namespace hedgerow::kernels::testing {
 
@@ -219,6 +220,9 @@ at::Tensor plain_bfloat16_cross_entropy(const AttentionInputs& inputs,
 }
 
 namespace {
+
+// Before a test of a process computes on several threads, as the worker's main() does.
+[[maybe_unused]] const bool kIsResolved = (resolve_vector_math(), true);
 
 bool multiplies_in_bfloat16(const AttentionCase& shape) {
   const FeatureMapKind kind = shape.options.feature_map.kind;

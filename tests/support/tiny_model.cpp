@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/vector_math.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/philox.hpp"
 #include "storage/model/model_config.hpp"
@@ -14,6 +15,9 @@
 
 namespace hedgerow::tests {
 namespace {
+
+// Before a test of a process computes on several threads, as the worker's main() does.
+[[maybe_unused]] const bool kIsResolved = (kernels::resolve_vector_math(), true);
 
 nlohmann::json config_json(const TinyModel& options) {
   const char* architecture = options.qk_norm    ? "Qwen3ForCausalLM"

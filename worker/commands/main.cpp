@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <iostream>
 
+#include "kernels/vector_math.hpp"
 #include "storage/base/build_info.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/openmp_spin.hpp"
@@ -48,6 +49,7 @@ int run(int argc, char** argv) {
   }
   try {
     hedgerow::worker::keep_large_blocks();
+    hedgerow::kernels::resolve_vector_math();
     return static_cast<int>(action());
   } catch (...) {
     const auto failure =
