@@ -11,8 +11,8 @@
 namespace hedgerow::worker {
 namespace {
 
-// Rows of logits at a time: 128 x 49,152 in fp32 is 25 MB. A GPU wants more of them in a product, and
-// waits for the host once a chunk.
+// Rows of logits at a time: 128 x 49,152 in fp32 is 25 MB. A GPU wants more of them in a product,
+// and waits for the host once a chunk.
 constexpr std::int64_t kChunkRows = 128, kChunkRowsOnDevice = 1024;
 
 }  // namespace

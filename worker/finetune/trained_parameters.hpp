@@ -59,7 +59,8 @@ class TrainedParameters {
   };
   // A number for each layer and group, summed over the ranks that hold a part of the layers.
   using SumOverStages = std::function<void(std::vector<double>& values)>;
-  // One AdamW update from a gradient [size()] fp32 where the values are, which the clip may scale. Collective
+  // One AdamW update from a gradient [size()] fp32, where the values are, which the clip may
+  // scale. Collective
   // over a pipeline's ranks where there is `sum`. Throws kCorrupt when the gradient is not finite:
   // the update would destroy the parameters.
   StepNorms step(const at::Tensor& gradient,

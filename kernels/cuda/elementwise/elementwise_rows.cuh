@@ -225,6 +225,23 @@ HEDGEROW_TILE float dot_of_head(const EightFloats& a_low,
   return sum_of_lanes(sum, threads);
 }
 
+// The rotary embedding, direction 1, or its transpose, -1.
+HEDGEROW_TILE void turn(const HeadsArguments& a,
+                        int t,
+                        const HeadPlace& place,
+                        EightFloats& low,
+                        EightFloats& high,
+                        float direction) {
+  const std::int64_t line = static_cast<std::int64_t>(t) * a.D + place.low;
+  const EightFloats cos = load_eight(a.cos + line), sin = load_eight(a.sin + line);
+  HEDGEROW_UNROLL
+  for (int j = 0; j < kUnit; ++j) {
+    const float x = low.values[j], y = high.values[j], s = direction * sin.values[j];
+    low.values[j] = x * cos.values[j] - y * s;
+    high.values[j] = y * cos.values[j] + x * s;
+  }
+}
+
 HEDGEROW_TILE void split_token(const HeadsArguments& a, int token) {
   const int half = a.D / 2, threads = half / kUnit, t = token % a.T;
   const int count = (a.H + 2 * a.G) * threads, rounded = (count + 31) / 32 * 32;
@@ -248,14 +265,7 @@ HEDGEROW_TILE void split_token(const HeadsArguments& a, int token) {
       }
     }
     if (place.is_query || place.is_key) {
-      const std::int64_t line = static_cast<std::int64_t>(t) * a.D + place.low;
-      const EightFloats cos = load_eight(a.cos + line), sin = load_eight(a.sin + line);
-      HEDGEROW_UNROLL
-      for (int j = 0; j < kUnit; ++j) {
-        const float x = low.values[j], y = high.values[j];
-        low.values[j] = x * cos.values[j] - y * sin.values[j];
-        high.values[j] = y * cos.values[j] + x * sin.values[j];
-      }
+      turn(a, t, place, low, high, 1.0F);
     }
     if (place.inside) {
       Bf16* to = (place.is_query ? a.q : place.is_key ? a.k : a.v) + place.split;
@@ -273,14 +283,7 @@ HEDGEROW_TILE void split_backward_token(const HeadsArguments& a, int token) {
     const Bf16* from = (place.is_query ? a.q : place.is_key ? a.k : a.v) + place.split;
     EightFloats low = load_eight(from), high = load_eight(from + half);
     if (place.is_query || place.is_key) {
-      const std::int64_t line = static_cast<std::int64_t>(t) * a.D + place.low;
-      const EightFloats cos = load_eight(a.cos + line), sin = load_eight(a.sin + line);
-      HEDGEROW_UNROLL
-      for (int j = 0; j < kUnit; ++j) {
-        const float x = low.values[j], y = high.values[j];
-        low.values[j] = x * cos.values[j] + y * sin.values[j];
-        high.values[j] = y * cos.values[j] - x * sin.values[j];
-      }
+      turn(a, t, place, low, high, -1.0F);
     }
     if (a.q_norm != nullptr || a.k_norm != nullptr) {
       const float* norm = place.is_query ? a.q_norm : place.is_key ? a.k_norm : nullptr;
