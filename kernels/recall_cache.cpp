@@ -12,9 +12,6 @@
 namespace hedgerow::kernels {
 namespace {
 
-// Keeps a state's division finite where a map's features are all 0.
-constexpr double kLeastMass = 1e-12;
-
 at::ScalarType sums_dtype(const at::Tensor& x) {
   return x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
 }
@@ -50,7 +47,7 @@ at::Tensor residuals(const RecallState& state, const at::Tensor& phi, const at::
   const c10::NoGradGuard no_grad;
   const std::int64_t G = v.size(1);
   const at::Tensor mass =
-      at::matmul(phi, state.k_state.unsqueeze(-1)).clamp_min(kLeastMass);  // [B, U, n, 1]
+      at::matmul(phi, state.k_state.unsqueeze(-1)).clamp_min(kLeastRecallMass);  // [B, U, n, 1]
   const at::Tensor recalled = by_kv_head(at::matmul(phi, state.kv_state) / mass, G);
   const at::Tensor missed = v.to(phi.scalar_type()).unsqueeze(2) - recalled;
   return (missed * missed).sum(-1).sum(2);

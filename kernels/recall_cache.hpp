@@ -16,8 +16,8 @@
 // No key is in both branches or in none. Prefill and decode, split anywhere, choose as the whole
 // sequence does, because a choice reads complete chunks alone.
 //
-// Called by all backends, so that they choose alike: ATen operations on the inputs' device, nothing
-// waits for it. Autograd passes a choice as a constant.
+// ATen operations on the inputs' device, nothing waits for it; autograd passes a choice as a constant.
+// On the CPU the same is done by tiles (kernels/cpu/recall_cpu.hpp).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -28,6 +28,9 @@
 #include "kernels/hybrid_attention.hpp"
 
 namespace hedgerow::kernels {
+
+// Keeps a state's division finite where a map's features are all 0.
+inline constexpr double kLeastRecallMass = 1e-12;
 
 // What one choice reads and changes. Rows are sequences; U key maps, M = W candidates of a chunk.
 struct RecallState {

@@ -1,7 +1,7 @@
 // A step reads sinks and window (<= 2 W keys), the states (F x D) and one token a head: (2 W + F) D
 // multiply-adds a query head, and the bytes of states and window once. Between steps: tokens that
 // leave the window join (S, z), one at a time (sliding) or a chunk at once (terraced); before =
-// window_begin(last token) says which have.
+// window_begin(last token) says which have. With a recall cache a choice comes first, once a chunk.
 #include "kernels/cpu/decode_cpu.hpp"
 
 #include <ATen/ATen.h>
@@ -9,10 +9,11 @@
 
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "kernels/cpu/hybrid_head_cpu.hpp"
+#include "kernels/cpu/recall_cpu.hpp"
 #include "kernels/linear_attention.hpp"
-#include "kernels/recall_cache.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {
@@ -35,17 +36,61 @@ class DecodeHead {
         keys_(std::max(num_sinks_ + num_recalled_ + slots_, kFlushTokens) * width_),
         values_(std::max(num_sinks_ + num_recalled_ + slots_, kFlushTokens) * width_),
         phi_(problem.F * std::max(kFlushTokens, problem.key_group() * kLanePad)),
-        kv_state_(problem.F * width_),
+        kv_state_(problem.key_heads_of_kv() * problem.F * width_),
         q_(lanes_ * width_),
         q_transposed_(problem.shape.D * lanes_),
         weights_((num_sinks_ + num_recalled_ + slots_) * lanes_),
         y_(lanes_ * width_),
         sums_(3 * lanes_),
-        masses_(problem.key_group() * kLanePad) {}
+        masses_(problem.key_group() * kLanePad) {
+    if (num_recalled_ > 0) recall_.emplace(problem);
+  }
 
   void select(std::int64_t b, std::int64_t g) {
     b_ = b;
     g_ = g;
+  }
+
+  // A prompt's choices, and what left its window: k, v [B, G, T, D].
+  void recall_prompt(const at::Tensor& k, const at::Tensor& v, std::int64_t length) {
+    const std::int64_t W = problem_.options.window_size;
+    const std::int64_t choices = choices_at(length - 1);
+    begin_recall();
+    for (std::int64_t choice = 0; choice < choices; ++choice) {
+      const std::int64_t first = choice * W;
+      if (slides() && choice > 0) recall_->fold_left(first - W, first);
+      for (std::int64_t i = 0; i < W; ++i) {
+        widen(k, b_, g_, first + i, recall_->chunk_k() + i * width_);
+        widen(v, b_, g_, first + i, recall_->chunk_v() + i * width_);
+      }
+      recall_->choose(first);
+    }
+    if (slides() && choices > 0) recall_->fold_left((choices - 1) * W, begin_after(length));
+    end_recall();
+  }
+
+  // What comes before the key of the token at `position` is written to the ring: the choice where a
+  // chunk begins, and a sliding window's token that leaves.
+  void recall_before(std::int64_t position) {
+    const std::int64_t W = problem_.options.window_size, chunk = choices_at(position) - 1;
+    const bool chooses = position % W == 0 && chunk >= 0;
+    if (!chooses && (!slides() || position < W)) return;
+    begin_recall();
+    if (chooses) {
+      for (std::int64_t i = 0; i < W; ++i) {
+        const std::int64_t slot = (chunk * W + i) % slots_;
+        widen(state_.window_k, b_, g_, slot, recall_->chunk_k() + i * width_);
+        widen(state_.window_v, b_, g_, slot, recall_->chunk_v() + i * width_);
+      }
+      recall_->choose(chunk * W);
+    }
+    if (const std::int64_t leaving = position - W;
+        slides() && leaving >= num_sinks_ && !recall_->holds(leaving)) {
+      widen(state_.window_k, b_, g_, leaving % slots_, keys_.data());
+      widen(state_.window_v, b_, g_, leaving % slots_, values_.data());
+      recall_->fold(keys_.data(), values_.data());
+    }
+    end_recall();
   }
 
   [[nodiscard]] std::int64_t begin_after(std::int64_t tokens) const {
@@ -88,7 +133,7 @@ class DecodeHead {
       map_k_.select_head(u);
       map_k_.features(keys, 0, tokens, nullptr, phi_.data(), ld);
       add_row_sums(phi_.data(), ld, problem_.F, tokens, nullptr, k_state(u));
-      float* state = load_state(u);
+      float* state = load_state(u, kv_state_.data());
       multiply(problem_.products,
                {problem_.F, problem_.shape.D, tokens},
                as_stored(phi_.data(), ld),
@@ -96,7 +141,7 @@ class DecodeHead {
                state,
                width_,
                true);
-      store_state(u);
+      store_state(u, kv_state_.data());
     }
   }
 
@@ -214,7 +259,7 @@ class DecodeHead {
     multiply(problem_.products,
              {R, problem_.shape.D, problem_.F},
              Left{phi_.data(), kLanePad, ld},
-             {load_state(key_head), width_},
+             {load_state(key_head, kv_state_.data()), width_},
              y_.data() + first * width_,
              width_,
              true);
@@ -226,8 +271,7 @@ class DecodeHead {
   // Copies the cache's tokens before `begin` to rows `at`, at + 1, ...; the row behind them.
   std::int64_t read_recalled(std::int64_t begin, std::int64_t at) {
     if (num_recalled_ == 0) return at;
-    const auto* positions = state_.recall_positions.const_data_ptr<std::int64_t>() +
-                            (b_ * problem_.shape.G + g_) * num_recalled_;
+    const std::int64_t* positions = recall_positions();
     for (std::int64_t slot = 0; slot < num_recalled_; ++slot) {
       if (positions[slot] < 0 || positions[slot] >= begin) continue;
       widen(state_.recall_k, b_, g_, slot, keys_.data() + at * width_);
@@ -239,8 +283,35 @@ class DecodeHead {
 
   static constexpr std::int64_t kLanePad = padded(1);
 
-  // S of one key head with rows of whole vectors: in place where D fills them.
-  float* load_state(std::int64_t u) {
+  [[nodiscard]] bool slides() const {
+    return problem_.options.layout == WindowLayout::kSliding;
+  }
+  // How many choices count for the token at `position`.
+  [[nodiscard]] std::int64_t choices_at(std::int64_t position) const {
+    return std::max<std::int64_t>(
+        0, choice_of_chunk(problem_, position / problem_.options.window_size) + 1);
+  }
+  void begin_recall() {
+    recall_->load(g_, recall_positions(), state_.recall_k[b_][g_], state_.recall_v[b_][g_]);
+    for (std::int64_t i = 0; i < problem_.key_heads_of_kv(); ++i) {
+      const std::int64_t u = g_ * problem_.key_heads_of_kv() + i;
+      recall_->use_state(i, load_state(u, room_for(i)), k_state(u));
+    }
+  }
+  void end_recall() {
+    recall_->store(recall_positions(), state_.recall_k[b_][g_], state_.recall_v[b_][g_]);
+    for (std::int64_t i = 0; i < problem_.key_heads_of_kv(); ++i) {
+      store_state(g_ * problem_.key_heads_of_kv() + i, room_for(i));
+    }
+  }
+  float* room_for(std::int64_t i) { return kv_state_.data() + i * problem_.F * width_; }
+  [[nodiscard]] std::int64_t* recall_positions() const {
+    return state_.recall_positions.data_ptr<std::int64_t>() +
+           (b_ * problem_.shape.G + g_) * num_recalled_;
+  }
+
+  // S of one key head with rows of whole vectors: in place where D fills them, else in `room`.
+  float* load_state(std::int64_t u, float* room) {
     float* state = state_.kv_state.data_ptr<float>() +
                    (b_ * problem_.key_heads + u) * problem_.F * problem_.shape.D;
     if (width_ == problem_.shape.D) {
@@ -251,15 +322,15 @@ class DecodeHead {
                problem_.shape.D,
                problem_.F,
                problem_.shape.D,
-               kv_state_.data(),
+               room,
                width_);
-    return kv_state_.data();
+    return room;
   }
-  void store_state(std::int64_t u) {
+  void store_state(std::int64_t u, const float* room) {
     if (width_ != problem_.shape.D) {
       float* state = state_.kv_state.data_ptr<float>() +
                      (b_ * problem_.key_heads + u) * problem_.F * problem_.shape.D;
-      narrow_rows(kv_state_.data(),
+      narrow_rows(room,
                   width_,
                   problem_.F,
                   problem_.shape.D,
@@ -297,6 +368,7 @@ class DecodeHead {
   std::int64_t slots_, width_, lanes_, b_ = 0, g_ = 0;
   TileMap map_q_, map_k_;
   std::int64_t num_sinks_, num_recalled_;
+  std::optional<RecallHead> recall_;
   Scratch keys_, values_, phi_, kv_state_, q_, q_transposed_, weights_, y_, sums_, masses_;
 };
 
@@ -327,7 +399,10 @@ void prefill_state_cpu(const at::Tensor& k,
   const HybridProblem problem = make_problem(heads, k, v, parameters, options);
   for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t length) {
     const std::int64_t begin = head.begin_after(length);
-    for (std::int64_t first = head.behind_sinks(0); first < begin; first += kFlushTokens) {
+    const bool recalls = options.recall_cache > 0;
+    if (recalls) head.recall_prompt(problem.k, problem.v, length);
+    for (std::int64_t first = head.behind_sinks(0); first < begin && !recalls;
+         first += kFlushTokens) {
       const std::int64_t last = std::min(first + kFlushTokens, begin);
       head.read_prompt(problem.k, problem.v, first, last);
       head.flush(last - first);
@@ -351,15 +426,13 @@ at::Tensor decode_step_cpu(const at::Tensor& q,
       make_problem(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), parameters, options);
   const at::Tensor y = at::empty(q.sizes(), q.options());
   const bool recalls = options.recall_cache > 0;
-  if (recalls) {
-    leave_window(parameters, options, state);
-  }
   for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t position) {
     // Without a window a token goes straight to the state; with one, what leaves must be read
     // before its slot is reused.
     if (!problem.windowed()) {
       head.insert(problem.k, problem.v, 0, position);
     }
+    if (recalls) head.recall_before(position);
     const std::int64_t leaving = head.behind_sinks(head.begin_after(position)),
                        staying = head.begin_after(position + 1);
     for (std::int64_t first = leaving; first < staying && !recalls; first += kFlushTokens) {

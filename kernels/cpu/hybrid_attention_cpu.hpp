@@ -14,6 +14,8 @@ namespace hedgerow::kernels::cpu {
 // The problem, and how this processor walks it.
 struct HybridProblem : kernels::HybridProblem {
   Products products = Products::kFloat;
+  // What a forward's recall cache holds after each choice (recall_choices()); undefined: no cache.
+  at::Tensor recalled = {};
 
   // Queries are walked in chunks; the state before chunk c holds the keys of the chunks before c -
   // state_lag().
@@ -50,6 +52,7 @@ HybridProblem make_problem(const at::Tensor& q,
                            const HybridParameters& parameters,
                            const HybridOptions& options);
 
+// Makes the choices of options.recall_cache itself. Its backward knows no cache.
 HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_for_backward);
 // (S, z) at the inner borders of each head's segments, fp32 (hybrid_segments_cpu.hpp): the one
 // entry of `saved`, the same bytes. Undefined with one segment.

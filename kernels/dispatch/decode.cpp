@@ -168,10 +168,6 @@ void fill(Backend backend,
           const HybridParameters& parameters,
           const HybridOptions& options,
           const DecodeState& state) {
-  // Choices are the same operations on every device.
-  if (options.recall_cache > 0) {
-    return aten::prefill_state_aten(k, v, parameters, options, state);
-  }
   switch (backend) {
     case Backend::kCpu:
       return cpu::prefill_state_cpu(k, v, parameters, options, state);

@@ -241,7 +241,9 @@ at::Tensor hybrid_attention(const at::Tensor& q,
                             const HybridOptions& options) {
   check_problem(q, k, v, parameters, options);
   if (options.recall_cache > 0 && q.scalar_type() != at::kDouble) {
-    return recall_attention(q, k, v, parameters, options);
+    return q.is_cpu() && !any_requires_grad({q, k, v}) && !needs_any(needs_of(parameters))
+               ? hybrid_forward(Backend::kCpu, q, k, v, parameters, options, false).y
+               : recall_attention(q, k, v, parameters, options);
   }
   return q.scalar_type() == at::kDouble
              ? hybrid_attention_reference(q, k, v, parameters, options)

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "kernels/backend.hpp"
+#include "kernels/cpu/recall_cpu.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/hybrid_attention.hpp"
 #include "tests/kernels/attention_case.hpp"
@@ -145,6 +146,10 @@ Naive naive_attention(const AttentionCase& shape, const AttentionInputs& given) 
   return naive;
 }
 
+at::Tensor choices_by_tiles(const AttentionInputs& x, const HybridOptions& options) {
+  return cpu::recall_choices(cpu::make_problem(x.q, x.k, x.v, x.parameters, options));
+}
+
 void expect_kept(const at::Tensor& positions,
                  const std::set<std::int64_t>& expected,
                  const std::string& what) {
@@ -176,9 +181,43 @@ TEST(RecallCache, AttendsAndChoosesAsTheDefinitionDoesTokenByToken) {
       const auto [choice, b, g] = key;
       expect_kept(kept[choice][b][g], tokens, shape.name());
     }
-    EXPECT_TRUE(at::equal(
-        y, hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options)));
+    const at::Tensor tiles =
+        hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
+    EXPECT_TRUE(at::allclose(tiles.to(at::kDouble), naive.y, 1e-4, 1e-5))
+        << shape.name() << ", recall " << shape.options.recall_cache << ", by tiles: "
+        << (tiles.to(at::kDouble) - naive.y).abs().max().item<double>();
+    const at::Tensor of_tiles = choices_by_tiles(inputs, shape.options);
+    EXPECT_EQ(of_tiles.defined(), kept.numel() > 0);
+    EXPECT_TRUE(kept.numel() == 0 || at::equal(of_tiles, kept)) << shape.name();
   });
+}
+
+// Several segments a head, walked side by side.
+TEST(RecallCache, TilesGiveTheSameInSegmentsAndInBf16) {
+  for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
+    for (const bool shares : {false, true}) {
+      AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 2107, .bias = true, .shares_key_maps = shares};
+      shape.options.layout = layout;
+      shape.options.window_size = kChunk;
+      shape.options.num_sinks = 2;
+      shape.options.recall_cache = 5;
+      const AttentionInputs inputs = make_inputs(shape);
+      at::Tensor kept;
+      const at::Tensor y = recall_attention(
+          inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options, &kept);
+      const at::Tensor tiles =
+          hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
+      EXPECT_TRUE(at::allclose(tiles, y, 1e-3, 1e-4))
+          << shape.name() << (tiles - y).abs().max().item<double>();
+      EXPECT_TRUE(at::equal(choices_by_tiles(inputs, shape.options), kept)) << shape.name();
+      const AttentionInputs low = inputs.as(at::kBFloat16, at::kFloat);
+      const at::Tensor exact = recall_attention(
+          low.q.to(at::kFloat), low.k.to(at::kFloat), low.v.to(at::kFloat), low.parameters, shape.options);
+      const at::Tensor rounded =
+          hybrid_attention(low.q, low.k, low.v, low.parameters, shape.options).to(at::kFloat);
+      EXPECT_LT((rounded - exact).abs().max().item<double>(), 0.03) << shape.name();
+    }
+  }
 }
 
 TEST(RecallCache, TheReferenceOfPairsGivesTheSame) {
