@@ -8,6 +8,7 @@
 #include "coordinator/plan/plan_mesh.hpp"
 #include "coordinator/plan/plan_times.hpp"
 #include "storage/base/error.hpp"
+#include "storage/recipe/state_bytes.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -304,6 +305,11 @@ Plan make_plan(const Recipe& recipe,
                                 : shards_per_capture(plan, costs, recipe, tokens, limits);
   if (plan.finetunes && recipe.finetune.learns_from_teacher())
     plan_logits(recipe, model, tokens.finetune, plan);
+  const auto num_softmax = static_cast<int>(recipe.transfer.softmax_layers.size());
+  plan.state_bytes = storage::state_bytes(recipe.attention, model, num_softmax, 0);
+  plan.state_bytes_per_token =
+      storage::state_bytes(recipe.attention, model, num_softmax, 1) - plan.state_bytes;
+  plan.equal_window = storage::equal_window(recipe.attention, model);
   plan.boundary_bytes =
       static_cast<std::uint64_t>(plan.capture.num_sequences()) * costs.sequence_bytes();
   const int largest = std::min(recipe.plan.layers_per_block, plan.num_layers);
@@ -381,6 +387,9 @@ void to_json(nlohmann::json& json, const Plan& plan) {
           {"mesh_idle", plan.mesh.idle},
           {"mesh_bytes_per_step", plan.mesh.bytes_per_step},
           {"gradient_bytes_per_step", plan.mesh.gradient_bytes_per_step},
+          {"state_bytes", plan.state_bytes},
+          {"state_bytes_per_token", plan.state_bytes_per_token},
+          {"equal_window", plan.equal_window},
           {"captures", plan.captures},
           {"evaluates", plan.evaluates},
           {"finetunes", plan.finetunes},

@@ -31,9 +31,9 @@ double bytes_of(const std::string& dtype, int automatic) {
   if (dtype == "auto") return automatic;
   return dtype == "fp32" ? 4.0 : 2.0;
 }
-// worker/evaluate: teacher, control, student and student with its linear branch off, side by side.
+// worker/evaluate: all its columns, side by side.
 constexpr double kEvaluateGroup = 1024.0 * 1024.0 * 1024.0;
-constexpr double kColumns = 4.0;
+constexpr double kColumns = 6.0;
 // Of a position in a tokens file: its id and two flags.
 constexpr double kTokenBytes = 6.0;
 

@@ -215,13 +215,14 @@ class Times {
             layers * costs_.layer_bytes()};
   }
 
-  // Columns: the teacher stands in each, the control too, and with LoRA also the student with its
-  // linear branch off. Of the student without LoRA each layer's error is measured too.
+  // Columns: the teacher stands in each, the two untrained windows too, beside a student with a
+  // recall cache the one without, and with LoRA also the student with its linear branch off. Of the
+  // student without LoRA each layer's error is measured too.
   [[nodiscard]] Job evaluate_job(Subject subject) const {
     const bool has_control = recipe_.attention.window != storage::WindowLayout::kNone;
-    const double columns = subject == Subject::kTeacher    ? (has_control ? 2.0 : 1.0)
-                           : subject == Subject::kTransfer ? (has_control ? 3.0 : 2.0)
-                                                           : (has_control ? 4.0 : 2.0);
+    double columns = has_control ? 3.0 : 1.0;
+    if (subject != Subject::kTeacher) columns += recipe_.attention.recall_cache > 0 ? 2.0 : 1.0;
+    if (subject == Subject::kLora && has_control) columns += 1.0;
     const double students = subject == Subject::kTransfer ? 2.0
                             : subject == Subject::kLora   ? 1.0
                                                           : 0.0;

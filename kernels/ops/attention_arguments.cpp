@@ -45,7 +45,8 @@ HybridOptions AttentionArguments::options() const {
   return {.feature_map = feature_map_options(feature_map, negation, order),
           .layout = value_of("window", window, kWindowLayouts),
           .window_size = window_size,
-          .num_sinks = num_sinks};
+          .num_sinks = num_sinks,
+          .recall_cache = recall_cache};
 }
 
 }  // namespace hedgerow::kernels::ops

@@ -20,7 +20,8 @@ namespace hedgerow::kernels::ops {
 #define HEDGEROW_ATTENTION_SCHEMA                                                           \
   "Tensor? layer_q=None, Tensor? bias_q=None, Tensor? layer_k=None, Tensor? bias_k=None, "  \
   "Tensor? window_factors=None, str feature_map=\"hedgehog_softmax\", bool negation=True, " \
-  "int order=2, str window=\"terraced\", int window_size=64, int num_sinks=0"
+  "int order=2, str window=\"terraced\", int window_size=64, int num_sinks=0, int " \
+  "recall_cache=0"
 
 struct AttentionArguments {
   std::optional<at::Tensor> layer_q, bias_q, layer_k, bias_k, window_factors;
@@ -30,6 +31,7 @@ struct AttentionArguments {
   std::string window;
   std::int64_t window_size = 64;
   std::int64_t num_sinks = 0;
+  std::int64_t recall_cache = 0;
 
   [[nodiscard]] HybridParameters parameters() const;
   // Throws c10::Error naming the known maps or windows where it has another.
@@ -67,7 +69,8 @@ struct AttentionOp<function> {
                 std::int64_t order,
                 std::string_view window,
                 std::int64_t window_size,
-                std::int64_t num_sinks) {
+                std::int64_t num_sinks,
+                std::int64_t recall_cache) {
     return function({layer_q,
                      bias_q,
                      layer_k,
@@ -78,7 +81,8 @@ struct AttentionOp<function> {
                      order,
                      std::string(window),
                      window_size,
-                     num_sinks},
+                     num_sinks,
+                     recall_cache},
                     own...);
   }
 
@@ -95,7 +99,8 @@ struct AttentionOp<function> {
                                          a.order,
                                          a.window,
                                          a.window_size,
-                                         a.num_sinks);
+                                         a.num_sinks,
+                                         a.recall_cache);
   }
 };
 

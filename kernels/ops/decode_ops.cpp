@@ -1,5 +1,5 @@
-// hedgerow::prefill_state and decode_step: the state of recurrent inference as five tensors, or
-// seven with sinks, which a step advances in place. No autograd.
+// hedgerow::prefill_state and decode_step: the state of recurrent inference as five tensors, two
+// more with sinks and three more with a recall cache, which a step advances in place. No autograd.
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/GradMode.h>
@@ -62,6 +62,9 @@ State prefill(const AttentionArguments& a,
   if (a.num_sinks > 0) {
     out.insert(out.end(), {state.sink_k, state.sink_v});
   }
+  if (a.recall_cache > 0) {
+    out.insert(out.end(), {state.recall_k, state.recall_v, state.recall_positions});
+  }
   return out;
 }
 
@@ -109,6 +112,12 @@ State prefill_shape(const AttentionArguments& a,
   if (a.num_sinks > 0) {
     out.insert(out.end(), {raw(a.num_sinks), raw(a.num_sinks)});
   }
+  if (a.recall_cache > 0) {
+    out.insert(out.end(),
+               {raw(a.recall_cache),
+                raw(a.recall_cache),
+                empty_of(k, {B, k.sym_size(1), a.recall_cache}, at::kLong)});
+  }
   return out;
 }
 
@@ -121,15 +130,19 @@ State prefill_autograd(const AttentionArguments& a,
   return AttentionOp<&prefill>::dispatch("hedgerow::prefill_state", a, k, v, lengths, num_heads);
 }
 
-// decode_step would make a state of other heads anew, and read none of sinks that the options do
-// not have; these tensors are the caller's.
+// What a state may have beside its five tensors.
+struct Extras {
+  std::optional<Tensor> sink_k, sink_v, recall_k, recall_v, recall_positions;
+};
+
+// decode_step would make a state of other heads anew, and read none of sinks and cache that the
+// options do not have; these tensors are the caller's.
 void check_caller_state(const AttentionArguments& a,
                         const Tensor& q,
                         const Tensor& kv_state,
                         const Tensor& k_state,
                         const Tensor& positions,
-                        const std::optional<Tensor>& sink_k,
-                        const std::optional<Tensor>& sink_v) {
+                        const Extras& extras) {
   if (q.dim() == 3 && kv_state.dim() == 4) {
     const std::int64_t heads = num_key_heads(a.parameters(), q.size(1));
     TORCH_CHECK(kv_state.size(1) == heads,
@@ -140,8 +153,12 @@ void check_caller_state(const AttentionArguments& a,
                 kv_state.size(1),
                 tells_heads(a) ? "" : "; give prefill_state num_heads");
   }
-  TORCH_CHECK(a.num_sinks != 0 || (!sink_k.has_value() && !sink_v.has_value()),
+  TORCH_CHECK(a.num_sinks != 0 || (!extras.sink_k.has_value() && !extras.sink_v.has_value()),
               "decode: num_sinks must be that of the state, which has sinks, found 0");
+  TORCH_CHECK(a.recall_cache != 0 ||
+                  (!extras.recall_k.has_value() && !extras.recall_v.has_value() &&
+                   !extras.recall_positions.has_value()),
+              "decode: recall_cache must be that of the state, which has one, found 0");
   TORCH_CHECK(kv_state.scalar_type() == at::kFloat && k_state.scalar_type() == at::kFloat &&
                   positions.scalar_type() == at::kLong,
               "decode: kv_state and k_state must be float32 and positions int64, found ",
@@ -162,16 +179,27 @@ Tensor step(const AttentionArguments& a,
             const Tensor& window_v,
             const Tensor& positions,
             const std::optional<Tensor>& sink_k,
-            const std::optional<Tensor>& sink_v) {
+            const std::optional<Tensor>& sink_v,
+            const std::optional<Tensor>& recall_k,
+            const std::optional<Tensor>& recall_v,
+            const std::optional<Tensor>& recall_positions) {
   const c10::NoGradGuard no_grad;
-  check_caller_state(a, q, kv_state, k_state, positions, sink_k, sink_v);
+  check_caller_state(a,
+                     q,
+                     kv_state,
+                     k_state,
+                     positions,
+                     {sink_k, sink_v, recall_k, recall_v, recall_positions});
   DecodeState state{kv_state,
                     k_state,
                     window_k,
                     window_v,
                     positions,
                     sink_k.value_or(Tensor()),
-                    sink_v.value_or(Tensor())};
+                    sink_v.value_or(Tensor()),
+                    recall_k.value_or(Tensor()),
+                    recall_v.value_or(Tensor()),
+                    recall_positions.value_or(Tensor())};
   return decode_step(q, k, v, state, a.parameters(), a.options()).contiguous();
 }
 
@@ -185,10 +213,18 @@ Tensor step_shape(const AttentionArguments& a,
                   const Tensor& /*window_v*/,
                   const Tensor& positions,
                   const std::optional<Tensor>& sink_k,
-                  const std::optional<Tensor>& sink_v) {
+                  const std::optional<Tensor>& sink_v,
+                  const std::optional<Tensor>& recall_k,
+                  const std::optional<Tensor>& recall_v,
+                  const std::optional<Tensor>& recall_positions) {
   const HybridParameters p = a.parameters();
   if (sizes_are_known({q, k, v, kv_state, p.k.layer, p.k.bias})) {
-    check_caller_state(a, q, kv_state, k_state, positions, sink_k, sink_v);
+    check_caller_state(a,
+                       q,
+                       kv_state,
+                       k_state,
+                       positions,
+                       {sink_k, sink_v, recall_k, recall_v, recall_positions});
     check_token(q, k, v);
     check_known(a, q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
   }
@@ -207,7 +243,10 @@ Tensor step_autograd(const AttentionArguments& a,
                      const Tensor& window_v,
                      const Tensor& positions,
                      const std::optional<Tensor>& sink_k,
-                     const std::optional<Tensor>& sink_v) {
+                     const std::optional<Tensor>& sink_v,
+                     const std::optional<Tensor>& recall_k,
+                     const std::optional<Tensor>& recall_v,
+                     const std::optional<Tensor>& recall_positions) {
   const at::AutoDispatchBelowADInplaceOrView below;
   Tensor y = AttentionOp<&step>::dispatch("hedgerow::decode_step",
                                           a,
@@ -220,11 +259,14 @@ Tensor step_autograd(const AttentionArguments& a,
                                           window_v,
                                           positions,
                                           sink_k,
-                                          sink_v);
+                                          sink_v,
+                                          recall_k,
+                                          recall_v,
+                                          recall_positions);
   for (const Tensor& x : {kv_state, k_state, window_k, window_v, positions}) {
     torch::autograd::impl::bump_version(x);
   }
-  for (const std::optional<Tensor>& x : {sink_k, sink_v}) {
+  for (const std::optional<Tensor>& x : {sink_k, sink_v, recall_k, recall_v, recall_positions}) {
     if (x.has_value()) torch::autograd::impl::bump_version(*x);
   }
   return y;
@@ -239,7 +281,8 @@ TORCH_LIBRARY_FRAGMENT(hedgerow, library) {
   library.def(
       "decode_step(Tensor q, Tensor k, Tensor v, Tensor(a!) kv_state, Tensor(b!) k_state, "
       "Tensor(c!) window_k, Tensor(d!) window_v, Tensor(e!) positions, Tensor(f!)? sink_k=None, "
-      "Tensor(g!)? sink_v=None, *, " HEDGEROW_ATTENTION_SCHEMA ") -> Tensor",
+      "Tensor(g!)? sink_v=None, Tensor(h!)? recall_k=None, Tensor(i!)? recall_v=None, Tensor(j!)? "
+      "recall_positions=None, *, " HEDGEROW_ATTENTION_SCHEMA ") -> Tensor",
       tags);
 }
 

@@ -57,6 +57,13 @@ Backend backend_of(const AttentionArguments& a,
   return q.scalar_type() == at::kDouble ? Backend::kAten : backend_for(q);
 }
 
+// The backward knows no cache.
+void check_no_recall(const AttentionArguments& a) {
+  TORCH_CHECK(a.recall_cache == 0,
+              "hybrid attention: recall_cache must be 0 where a gradient is wanted, found ",
+              a.recall_cache);
+}
+
 at::ScalarType output_dtype(const Tensor& q, bool fp32_output) {
   return fp32_output ? sum_dtype_of(q) : q.scalar_type();
 }
@@ -71,6 +78,7 @@ Tensor attend(const AttentionArguments& a,
   const HybridParameters parameters = a.parameters();
   const HybridOptions options = options_of(a, fp32_output);
   check_known(a, q, k, v);
+  if (options.recall_cache > 0) return in_rows(hybrid_attention(q, k, v, parameters, options));
   const Backend backend =
       q.scalar_type() == at::kDouble
           ? Backend::kAten
@@ -84,6 +92,7 @@ Forward forward(const AttentionArguments& a,
                 const Tensor& v,
                 bool fp32_output,
                 bool fused) {
+  check_no_recall(a);
   const Backend backend = backend_of(a, q, k, v, fused, /*input_gradients=*/false);
   const HybridForward out =
       hybrid_forward(backend, q, k, v, a.parameters(), options_of(a, fp32_output), true);
@@ -322,7 +331,8 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
             context->saved_data["order"].toInt(),
             context->saved_data["window"].toStringRef(),
             context->saved_data["window_size"].toInt(),
-            context->saved_data["num_sinks"].toInt()};
+            context->saved_data["num_sinks"].toInt(),
+            0};
   }
 };
 
@@ -335,6 +345,7 @@ Tensor attend_autograd(const AttentionArguments& a,
     const at::AutoDispatchBelowADInplaceOrView below;
     return AttentionOp<&attend>::dispatch("hedgerow::hybrid_attention", a, q, k, v, fp32_output);
   }
+  check_no_recall(a);
   check_known(a, q, k, v);
   // While tracing with symbolic sizes nothing can be asked of them; then the ATen backend it is.
   const bool fused =

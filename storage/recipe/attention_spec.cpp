@@ -143,6 +143,14 @@ int AttentionSpec::default_sinks() const {
   return window == WindowLayout::kNone ? 0 : std::min(AttentionSpec{}.num_sinks, window_size);
 }
 
+int AttentionSpec::default_recall_cache() const {
+  return recalls() ? std::clamp(feature_dim / 2, 0, window_size) : 0;
+}
+
+bool AttentionSpec::recalls() const {
+  return window != WindowLayout::kNone && feature_map != FeatureMapKind::kIdentity;
+}
+
 KeyMaps AttentionSpec::default_key_maps() const {
   return feature_map == FeatureMapKind::kPositiveRandom ? KeyMaps::kQueryHead : KeyMaps::kKvHead;
 }

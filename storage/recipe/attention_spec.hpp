@@ -61,10 +61,15 @@ struct AttentionSpec {
   // Heads of phi_k, and states of a layer, in a model with so many heads.
   [[nodiscard]] std::int64_t num_key_maps(std::int64_t num_attention_heads,
                                           std::int64_t num_key_value_heads) const;
-  // num_sinks and key_maps of a recipe that leaves them out: 4 sinks or as many as the window
-  // takes, and a map a kv head but where a map of keys is that of their queries.
+  // num_sinks, recall_cache and key_maps of a recipe that leaves them out: 4 sinks or as many as
+  // the window takes; half as many keys as the state has features, at most the window's, and none
+  // where the state recalls no key (recalls()); a map a kv head but where a map of keys is that of
+  // their queries.
   [[nodiscard]] int default_sinks() const;
+  [[nodiscard]] int default_recall_cache() const;
   [[nodiscard]] KeyMaps default_key_maps() const;
+  // Whether the residual of a key is defined: there is a window to leave, and no feature is < 0.
+  [[nodiscard]] bool recalls() const;
   // The most tokens that a sequence can have while all its pairs of query and key are under
   // softmax: up to here the linear branch has no key, and what trains it has no gradient. `sliding`
   // keeps the last w keys, `terraced` the own chunk and the whole one before

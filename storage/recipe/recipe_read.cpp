@@ -79,6 +79,8 @@ void complete_attention(const toml::table& root, AttentionSpec& attention) {
   const bool is_resolved = root.contains("made_by");
   if (!root.at_path("attention.num_sinks"))
     attention.num_sinks = is_resolved ? 0 : attention.default_sinks();
+  if (!root.at_path("attention.recall_cache"))
+    attention.recall_cache = is_resolved ? 0 : attention.default_recall_cache();
   if (!root.at_path("attention.key_maps"))
     attention.key_maps = is_resolved ? KeyMaps::kQueryHead : attention.default_key_maps();
 }

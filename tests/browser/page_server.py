@@ -48,8 +48,9 @@ def task(name: str, state: str, **fields: Any) -> dict[str, Any]:
 
 def evaluation(perplexity: float) -> dict[str, Any]:
     columns = {"teacher": {"perplexity": 11.7, "kl": 0.0}, "control": {"perplexity": 13.36, "kl": 0.1399},
-               "student": {"perplexity": 12.64, "kl": 0.0786}}
+               "equal_window": {"perplexity": 12.05, "kl": 0.0431}, "student": {"perplexity": 12.64, "kl": 0.0786}}
     return {"perplexity": perplexity, "columns": columns, "in_domain": True, "gap_closed": 0.413,
+            "control": {"window_size": 64, "num_sinks": 4, "equal_window": 162},
             "texts": {"wiki": {"perplexity": 3 * perplexity, "columns": columns, "in_domain": False, "gap_closed": 0.2}}}
 
 

@@ -49,6 +49,8 @@ class PageTest(BrowserTest):
         self.assertEqual(self.text("plan-note"),
                          "so far 12.30 GPU-hours, cost 41.00; to come 30.10 GPU-hours, cost 100.0")
         self.assertIn("13.36", self.text("quality"))
+        self.assertIn("12.05", self.text("quality"))
+        self.assertIn("window of 162 tokens", self.text("quality-note"))
         self.assertIn("41.3 %", self.text("quality"))
         self.assertIn("wiki (not in domain)", self.text("quality"))
         self.assertIn("softmax kept", self.text("layers"))

@@ -182,6 +182,11 @@ class Registration(unittest.TestCase):
             torch.library.opcheck(ops.prefill_state, (still.k, still.v, torch.tensor([20, T])), still.keywords)
             state = ops.prefill_state(still.k, still.v, torch.tensor([20, T]), **still.keywords)
             torch.library.opcheck(ops.decode_step, (*(x[:, :, 0] for x in still.inputs), *state), still.keywords)
+        still = Case(learns=False, num_sinks=3, recall_cache=5)
+        torch.library.opcheck(ops.hybrid_attention, still.inputs, still.keywords)
+        torch.library.opcheck(ops.prefill_state, (still.k, still.v, torch.tensor([20, T])), still.keywords)
+        state = ops.prefill_state(still.k, still.v, torch.tensor([20, T]), **still.keywords)
+        torch.library.opcheck(ops.decode_step, (*(x[:, :, 0] for x in still.inputs), *state), still.keywords)
 
     def test_fake_tensors_have_the_kernels_shapes_and_cost_nothing(self):
         with FakeTensorMode():  # a million tokens: nothing may be computed
@@ -443,11 +448,16 @@ class Decode(unittest.TestCase):
                 self.assert_steps_equal_the_forward(case, torch.tensor([20, 13]))
                 if "num_sinks" in spec:  # some of them come by steps
                     self.assert_steps_equal_the_forward(case, torch.tensor([2, 1]))
+        for layout in ("terraced", "sliding"):  # what a chunk keeps is in the state that a step finds
+            for recall in ({"num_sinks": 3, "recall_cache": 5}, {"num_sinks": 1, "recall_cache": 8, "shared": True}):
+                case = Case(layout, learns=False, **recall)
+                self.assert_steps_equal_the_forward(case, torch.tensor([20, 13]))
+                self.assert_steps_equal_the_forward(case, torch.tensor([2, 1]))
 
     def assert_steps_equal_the_forward(self, case: Case, lengths: torch.Tensor) -> None:
         expected = ops.hybrid_attention(*case.inputs, **case.keywords)
         state = ops.prefill_state(case.k, case.v, lengths, num_heads=H, **case.keywords)
-        self.assertEqual(len(state), 7 if case.told.get("num_sinks") else 5)
+        self.assertEqual(len(state), 5 + 2 * bool(case.told.get("num_sinks")) + 3 * bool(case.told.get("recall_cache")))
         versions, places = [x._version for x in state], [x.data_ptr() for x in state]
         for step in range(25):
             now = lengths + step
@@ -491,6 +501,10 @@ class WrongArguments(unittest.TestCase):
             self.refused("num_sinks must lie in 0..window_size = 8, found 9", hybrid, q, k, v, **{**told, "num_sinks": 9})
             self.refused("num_sinks must be 0 without a window, found 1", hybrid, q, k, v,
                          **{**told, "window": "none", "num_sinks": 1})
+            self.refused("recall_cache must lie in 0..window_size = 8, found 9", hybrid, q, k, v, **{**told, "recall_cache": 9})
+            if learns:
+                self.refused("recall_cache must be 0 where a gradient is wanted, found 4", hybrid, q, k, v,
+                             **{**told, "recall_cache": 4})
             self.refused("feature_map must be one of hedgehog_softmax, .*taylor, found 'performer'", hybrid, q, k, v,
                          **{**told, "feature_map": "performer"})
             self.refused("window must be one of none, sliding, terraced, found 'full'", hybrid, q, k, v,
@@ -525,6 +539,9 @@ class WrongArguments(unittest.TestCase):
         self.refused(r"sink_k and sink_v must be contiguous \[2, 2, 3, 16\]", ops.decode_step, *one, *state, *sinks,
                      **{**told, "num_sinks": 3})
         self.refused("num_sinks must be that of the state, which has sinks, found 0", ops.decode_step, *one, *state, *sinks, **told)
+        self.refused("the state must have recall_k and recall_v", ops.decode_step, *one, *state, **{**told, "recall_cache": 4})
+        self.refused("recall_cache must be that of the state, which has one, found 0", ops.decode_step, *one, *state,
+                     recall_k=sinks[0], recall_v=sinks[1], recall_positions=torch.zeros(B, G, 4).long(), **told)
 
 
 if __name__ == "__main__":

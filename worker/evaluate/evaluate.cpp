@@ -11,6 +11,7 @@
 #include "kernels/window_attention.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
+#include "storage/recipe/state_bytes.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/model/attention_options.hpp"
 #include "worker/model/attention_path.hpp"
@@ -44,7 +45,7 @@ std::optional<Control> control_for(const EvaluateOptions& options) {
   if (options.student == nullptr) return options.control;
   const Student& student = *options.student;
   if (student.options.layout == kernels::WindowLayout::kNone) return std::nullopt;
-  Control control{student.options};
+  Control control{student.attention};
   for (std::size_t layer = 0; layer < student.layers.size(); ++layer) {
     if (!student.layers[layer]) control.softmax_layers.insert(static_cast<int>(layer));
   }
@@ -104,11 +105,19 @@ class Evaluator {
     add(tokens, "the tokens file");
     for (const EvaluationText& text : options.texts) add(*text.tokens, "the text " + text.name);
     columns_ = {Column::kTeacher};
-    if (control_) columns_.push_back(Column::kControl);
+    if (control_) {
+      columns_.push_back(Column::kControl);
+      columns_.push_back(Column::kEqualWindow);
+      window_ = hybrid_options(control_->attention);
+      equal_window_ = window_;
+      equal_window_.window_size = storage::equal_window(control_->attention, model.config());
+    }
     if (options.student != nullptr) columns_.push_back(Column::kStudent);
+    if (options.student != nullptr && options.student->options.recall_cache > 0)
+      columns_.push_back(Column::kRecallOff);
     // Without an adapter it is the control.
     if (control_ && options.adapter != nullptr) columns_.push_back(Column::kLinearOff);
-    if (control_) beyond_ = 2 * control_->options.window_size;
+    if (control_) beyond_ = 2 * window_.window_size;
   }
 
   [[nodiscard]] std::int64_t num_columns() const {
@@ -169,6 +178,13 @@ class Evaluator {
                           .control = control_,
                           .beyond = beyond_,
                           .texts = {}};
+    if (control_) {
+      evaluation.equal_window = static_cast<int>(equal_window_.window_size);
+      evaluation.state_bytes = storage::state_bytes(control_->attention,
+                                                    model_.config(),
+                                                    static_cast<int>(control_->softmax_layers.size()),
+                                                    text.tokens.seq_len);
+    }
     for (const Column column : columns_) {
       const ColumnFigures& sums = text.columns[at_column(column)];
       evaluation.columns[at_column(column)] = {mean_of(sums.all), mean_of(sums.beyond)};
@@ -200,7 +216,8 @@ class Evaluator {
   }
 
   static bool has_students_weights(Column column) {
-    return column == Column::kStudent || column == Column::kLinearOff;
+    return column == Column::kStudent || column == Column::kRecallOff ||
+           column == Column::kLinearOff;
   }
 
   void require_finite(const Place& place) const {
@@ -275,21 +292,29 @@ class Evaluator {
       case Column::kTeacher:
         return measuring_teacher(text);
       case Column::kStudent:
-        return subject_attention();
+        return student_with(options_.student->options);
+      case Column::kRecallOff:
+        return student_with(training_options(options_.student->options));
+      case Column::kEqualWindow:
+        return untrained(equal_window_);
       case Column::kControl:
       case Column::kLinearOff:
         break;
     }
-    return [this](int layer, const Qkv& qkv) {
+    return untrained(window_);
+  }
+
+  Attend untrained(const kernels::HybridOptions& window) const {
+    return [this, &window](int layer, const Qkv& qkv) {
       if (control_->softmax_layers.contains(layer)) return teacher_attention(qkv);
-      return kernels::window_attention(qkv.q, qkv.k, qkv.v, control_->options);
+      return kernels::window_attention(qkv.q, qkv.k, qkv.v, window);
     };
   }
 
-  Attend subject_attention() const {
-    return [this](int /*layer*/, const Qkv& qkv) {
+  Attend student_with(const kernels::HybridOptions& options) const {
+    return [this, options](int /*layer*/, const Qkv& qkv) {
       if (!maps_) return teacher_attention(qkv);
-      return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *maps_, options_.student->options);
+      return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *maps_, options);
     };
   }
 
@@ -384,6 +409,7 @@ class Evaluator {
   std::optional<Control> control_;
   Column subject_;
   std::vector<Column> columns_;  // those that are computed, the teacher first
+  kernels::HybridOptions window_{}, equal_window_{};  // of the untrained columns
   std::int64_t beyond_ = 0;
   std::optional<kernels::HybridParameters> maps_;  // of the layer that is computed
   std::vector<TextSums> texts_;                    // the first, then options_.texts
@@ -419,7 +445,7 @@ std::optional<double> Evaluation::gap_closed() const {
 std::optional<Control> control_of(const storage::Recipe& recipe) {
   if (recipe.attention.window == storage::WindowLayout::kNone) return std::nullopt;
   const auto& kept = recipe.transfer.softmax_layers;
-  return Control{hybrid_options(recipe.attention), {kept.begin(), kept.end()}};
+  return Control{recipe.attention, {kept.begin(), kept.end()}};
 }
 
 std::int64_t tokens_in(const storage::TokenSequences& tokens,
@@ -509,8 +535,12 @@ nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject)
       json["columns"][kColumnNames[i]] = figures_json(*evaluation.columns[i]);
   }
   if (evaluation.control) {
-    const kernels::HybridOptions& options = evaluation.control->options;
-    json["control"] = {{"window_size", options.window_size}, {"num_sinks", options.num_sinks}};
+    const storage::AttentionSpec& attention = evaluation.control->attention;
+    json["control"] = {{"window_size", attention.window_size},
+                       {"num_sinks", attention.num_sinks},
+                       {"equal_window", evaluation.equal_window},
+                       {"state_bytes", evaluation.state_bytes}};
+    if (attention.recall_cache > 0) json["control"]["recall_cache"] = attention.recall_cache;
     json["beyond"] = evaluation.beyond;
   }
   if (const auto closed = evaluation.gap_closed()) json["gap_closed"] = *closed;

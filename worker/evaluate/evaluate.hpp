@@ -1,6 +1,7 @@
-// The figures of the teacher, of the student after transfer or with LoRA, and beside them of its
-// control: the student's window and sinks with nothing trained (kernels::window_attention). An
-// untrained control costs nothing, so a student has to beat it. One streamed pass: one layer's
+// The figures of the teacher, of the student after transfer or with LoRA, and beside them of what
+// costs nothing: its control, the student's window and sinks with nothing trained
+// (kernels::window_attention), and the untrained window of the student's bytes
+// (storage/recipe/state_bytes.hpp). One streamed pass: one layer's
 // weights at a time, through which the hidden states of all columns go side by side; then the
 // cross-entropy and the distance to the teacher over chunks of rows. Each layer's transfer error
 // too.
@@ -28,7 +29,7 @@ namespace hedgerow::worker {
 
 // Softmax over window and sinks alone, but for the layers that keep their softmax attention.
 struct Control {
-  kernels::HybridOptions options;
+  storage::AttentionSpec attention;  // the student's
   std::set<int> softmax_layers{};
 };
 // Of a recipe's student; nullopt: it has no window.
@@ -70,12 +71,12 @@ struct LayerError {
   bool kept_untrained = false;  // its linear branch is off (worker/model/linear_branch.hpp)
 };
 
-// Whose hidden states an evaluation carries. The teacher and the control have the teacher's
-// weights, the other two the student's, LoRA included; linear_off is the student with its linear
-// branch off.
-enum class Column { kTeacher, kControl, kStudent, kLinearOff };
-inline constexpr std::array<const char*, 4> kColumnNames{
-    "teacher", "control", "student", "linear_off"};
+// Whose hidden states an evaluation carries. The teacher and the untrained windows have the
+// teacher's weights, the others the student's, LoRA included: recall_off is a student with a recall
+// cache without it, linear_off the student with its linear branch off (and with it the cache).
+enum class Column { kTeacher, kControl, kEqualWindow, kStudent, kRecallOff, kLinearOff };
+inline constexpr std::array<const char*, 6> kColumnNames{
+    "teacher", "control", "equal_window", "student", "recall_off", "linear_off"};
 
 // Means over positions, which are those of the targets.
 struct Figures {
@@ -97,6 +98,8 @@ struct Evaluation {
   std::array<std::optional<ColumnFigures>, kColumnNames.size()> columns = {};
   std::optional<Control> control = {};
   std::int64_t beyond = 0;  // position in its sequence, 2 W; 0: without a control
+  int equal_window = 0;          // storage::equal_window(); 0: without a control
+  std::int64_t state_bytes = 0;  // of the student at the sequences' length; 0: without a control
   std::vector<LayerError> layers =
       {};  // of a student without adapter; kept softmax layers are absent
   struct Text;

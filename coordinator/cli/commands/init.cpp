@@ -104,6 +104,7 @@ void set_published(storage::Recipe& recipe, int head_dim) {
   recipe.attention.key_maps = storage::KeyMaps::kQueryHead;
   recipe.attention.window = storage::WindowLayout::kSliding;
   recipe.attention.num_sinks = 0;
+  recipe.attention.recall_cache = 0;
   recipe.transfer.sequences_per_step = 8;  // one at a time, accumulated
   recipe.finetune.sequences_per_step = 8;
 }

@@ -213,6 +213,15 @@ void print_plan(const Plan& plan,
               " each; assumed, nothing was measured on a GPU";
   line("memory",
        memory + (plan.workers.empty() ? "; each worker is asked for its own when it joins" : ""));
+  std::string state = bytes_text(static_cast<std::uint64_t>(plan.state_bytes)) +
+                      " a sequence in generation, whatever its length";
+  if (plan.state_bytes_per_token > 0)
+    state += ", and " + bytes_text(static_cast<std::uint64_t>(plan.state_bytes_per_token)) +
+             " a token of the layers that keep softmax";
+  if (plan.equal_window > 0)
+    state += "; an untrained window of " + std::to_string(plan.equal_window) +
+             " tokens has as much a layer";
+  line("state", state);
   if (plan.finetunes && plan.mesh.mesh.ranks() > 1) line("lora", mesh_text(plan.mesh));
   line("time", time_text(plan));
   print_stages(plan, terminal);

@@ -66,6 +66,10 @@ std::string untrained_text(const json& layer) {
 
 }  // namespace
 
+int equal_window_of(const json& evaluation) {
+  return member(evaluation, {"control"}).value("equal_window", 0);
+}
+
 std::string gap_text(const json& evaluation) {
   return share_text(number_or_nan(evaluation, "gap_closed"));
 }
@@ -80,13 +84,19 @@ std::vector<std::string> column_lines(const json& evaluation, int width) {
   table.column("KL", 4, true).column("top-1", 3, true);
   const bool has_gap = evaluation.contains("gap_closed");
   if (has_gap) table.column("gap closed", 5, true);
-  for (const char* name : {"teacher", "control", "student", "linear_off"}) {
+  // By the names of worker/evaluate; a student's own is that of the evaluation.
+  const std::pair<const char*, std::string> kNamed[] = {
+      {"teacher", "teacher"},
+      {"control", "control"},
+      {"equal_window", "window of " + std::to_string(equal_window_of(evaluation))},
+      {"recall_off", "without recall"},
+      {"student", evaluation.value("subject", "student")},
+      {"linear_off", "linear off"}};
+  for (const auto& [name, shown] : kNamed) {
     if (!columns.contains(name)) continue;
     const json& column = columns[name];
     const bool is_student = std::string_view(name) == "student";
-    std::vector<std::string> cells{is_student ? evaluation.value("subject", name) : name,
-                                   number_text(number_or_nan(column, "perplexity"))};
-    if (std::string_view(name) == "linear_off") cells[0] = "linear off";
+    std::vector<std::string> cells{shown, number_text(number_or_nan(column, "perplexity"))};
     if (has_control)
       cells.push_back(number_text(number_or_nan(member(column, {"beyond"}), "perplexity")));
     cells.push_back(number_text(number_or_nan(column, "kl")));
@@ -105,6 +115,8 @@ std::vector<std::string> text_lines(const json& evaluation, int width) {
   Table table;
   table.column("text", 9).column("domain", 8).column("teacher", 6, true);
   table.column("control", 5, true);
+  const int equal = equal_window_of(evaluation);
+  if (equal > 0) table.column("window of " + std::to_string(equal), 5, true);
   if (has_student) table.column(subject, 7, true).column("gap closed", 4, true);
   for (const auto& [name, text] : texts) {
     const auto perplexity = [&text = text](const char* column) {
@@ -112,6 +124,7 @@ std::vector<std::string> text_lines(const json& evaluation, int width) {
     };
     std::vector<std::string> cells{
         name, domain_text(text), perplexity("teacher"), perplexity("control")};
+    if (equal > 0) cells.push_back(perplexity("equal_window"));
     if (has_student) cells.insert(cells.end(), {perplexity("student"), gap_text(text)});
     table.row(std::move(cells));
   }

@@ -19,6 +19,9 @@ namespace hedgerow::coordinator::cli {
 // Of a run's last evaluation.
 [[nodiscard]] std::vector<std::string> text_lines(const RunStatus& status, int width);
 
+// The window of an evaluation's column equal_window, which has the student's bytes; 0: it has none.
+[[nodiscard]] int equal_window_of(const nlohmann::json& evaluation);
+
 // "94.2%" of (control - student) / (control - teacher); "-" where the evaluation has none.
 [[nodiscard]] std::string gap_text(const nlohmann::json& evaluation);
 

@@ -101,8 +101,10 @@ function drawQuality(run) {
     if (stage === 'evaluate' && result) found[id.replace('evaluate/', '')] = result;
   const subjects = [found.lora, found.transfer, found.teacher], last = subjects.find(Boolean);
   byId('quality').hidden = !last;
-  setText(byId('quality-note'), last ? 'Control: the untrained model with the student\'s window and sinks. Gap closed: beyond '
-    + 'two windows, from the control to the teacher.' : 'Nothing evaluated yet.');
+  const {equal_window: window} = (last && last.control) || {};
+  setText(byId('quality-note'), last ? 'Control: the untrained model with the student\'s window and sinks. Equal bytes: the same with '
+    + `a window ${window ? `of ${window} tokens ` : ''}that takes the bytes of the student's state. Gap closed: beyond two windows, `
+    + 'from the control to the teacher.' : 'Nothing evaluated yet.');
   if (!last) return;
   const none = number(NONE), nats = (value) => number(isNumber(value) ? value.toFixed(4) : NONE);
   const column = (result, name) => (result.columns || {})[name] || {};
@@ -111,11 +113,12 @@ function drawQuality(run) {
     const part = (result) => (result && name ? (result.texts || {})[name] : result) || {};
     const [lora, transfer, teacher] = subjects.map(part), here = part(last), control = column(here, 'control');
     const domain = {true: ' (in domain)', false: ' (not in domain)'}[here.in_domain] || '';
-    rows.push([{text: (name || 'validation') + domain, className: 'group clip', title: name}, '', '', '', '']);
+    const equal = column(here, 'equal_window');
+    rows.push([{text: (name || 'validation') + domain, className: 'group clip', title: name}, '', '', '', '', '']);
     rows.push(['perplexity', ...[teacher.perplexity ?? column(here, 'teacher').perplexity, control.perplexity,
-      transfer.perplexity, lora.perplexity].map((value) => number(shown(value)))]);
-    rows.push(['gap closed', none, none, ...[transfer, lora].map(({gap_closed: part}) => number(percent(part, 1)))]);
-    rows.push(['KL to the teacher', none, nats(control.kl), ...[transfer, lora].map((of) => nats(column(of, 'student').kl))]);
+      equal.perplexity, transfer.perplexity, lora.perplexity].map((value) => number(shown(value)))]);
+    rows.push(['gap closed', none, none, none, ...[transfer, lora].map(({gap_closed: part}) => number(percent(part, 1)))]);
+    rows.push(['KL to the teacher', none, nats(control.kl), nats(equal.kl), ...[transfer, lora].map((of) => nats(column(of, 'student').kl))]);
   }
   fillTable(byId('quality').tBodies[0], rows);
 }

@@ -60,15 +60,21 @@ def warn_once(what: str, remedy: str) -> None:
 
 
 def operators_take(layer, *tensors: torch.Tensor, with_state: bool) -> bool:
-    """Whether the operators compute this. They keep no graph through a state: that is for generation. Nor a recall_cache."""
-    if layer.recall_cache:
-        say_once("in plain PyTorch in layers with a recall_cache, which the kernels do not know")
+    """Whether the operators compute this. They keep no graph through a state, which is for generation, nor through a
+    recall_cache."""
+    if layer.recall_cache and not know_recall():
+        warn_once("the library of HEDGEROW_OPS knows no recall_cache", "build it from a later hedgerow")
         return False
     first = tensors[0]
     if first.device.type not in DEVICES or first.dtype not in DTYPES or any(x.dtype != first.dtype for x in tensors):
         return False
     learns = torch.is_grad_enabled() and any(x.requires_grad for x in (*tensors, *layer.parameters()))
-    return not (with_state and learns)
+    return not ((with_state or layer.recall_cache) and learns)
+
+
+@functools.cache
+def know_recall() -> bool:
+    return any(each.name == "recall_cache" for each in torch.ops.hedgerow.decode_step.default._schema.arguments)
 
 
 def arguments_of(layer) -> dict[str, Any]:
@@ -77,6 +83,8 @@ def arguments_of(layer) -> dict[str, Any]:
     found = {"feature_map": spec["feature_map"], "negation": spec["negation"], "order": spec["order"],
              "window": spec["window"], "window_size": spec["window_size"], "num_sinks": spec["num_sinks"],
              "window_factors": getattr(layer, "window_factors", None)}
+    if layer.recall_cache:  # earlier libraries have no such argument
+        found["recall_cache"] = layer.recall_cache
     for side, feature_map in (("q", layer.feature_map_q), ("k", layer.feature_map_k)):
         if feature_map.mlp is not None:
             found[f"layer_{side}"], found[f"bias_{side}"] = feature_map.mlp.layer, feature_map.mlp.bias
@@ -91,14 +99,16 @@ def hybrid_by_operators(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 def prefill_by_operators(layer, k: torch.Tensor, v: torch.Tensor, count: torch.Tensor) -> LinearState:
     """The state after each row's first `count` [B] tokens, each at least 1; on the CPU, since the operator reads them."""
     found = torch.ops.hedgerow.prefill_state(k, v, count, num_heads=layer.heads, **arguments_of(layer))
-    kv, k_sum, ring_k, ring_v, _, *sinks = found
-    return LinearState(kv, k_sum, ring_k, ring_v, *sinks)
+    kv, k_sum, ring_k, ring_v, _, *rest = found
+    sinks = (rest.pop(0), rest.pop(0)) if layer.num_sinks else (None, None)
+    return LinearState(kv, k_sum, ring_k, ring_v, *sinks, *rest)
 
 
 def decode_by_operators(layer, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, state: LinearState,
                         seen: torch.Tensor) -> torch.Tensor:
     """One token a row, q [B, H, 1, D], k and v [B, G, 1, D], after `seen` [B]; the state's tensors change in place."""
     positions = seen.clone()  # the operator counts too, and all layers share what they are given
+    recalled = (state.recalled_k, state.recalled_v, state.recalled) if layer.recall_cache else ()
     y = torch.ops.hedgerow.decode_step(q[:, :, 0], k[:, :, 0], v[:, :, 0], state.kv, state.k, state.ring_k, state.ring_v,
-                                       positions, state.sink_k, state.sink_v, **arguments_of(layer))
+                                       positions, state.sink_k, state.sink_v, *recalled, **arguments_of(layer))
     return y[:, :, None]

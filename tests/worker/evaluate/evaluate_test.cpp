@@ -9,6 +9,7 @@
 
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
+#include "storage/recipe/state_bytes.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "tests/support/refusal.hpp"
 #include "tests/support/temporary_directory.hpp"
@@ -37,8 +38,10 @@ class Evaluate : public ::testing::Test {
   worker::Student student(int window_size) const {
     worker::Student made;
     made.attention = recipe_.attention;
-    made.options.layout = kernels::WindowLayout::kSliding;
-    made.options.window_size = window_size;
+    made.attention.window = storage::WindowLayout::kSliding;
+    made.attention.window_size = window_size;
+    made.attention.num_sinks = 0;
+    made.options = worker::hybrid_options(made.attention);
     at::manual_seed(5);
     for (int layer = 0; layer < 3; ++layer) {
       kernels::HybridParameters parameters;
@@ -169,7 +172,7 @@ TEST_F(Evaluate, EachColumnIsToTheLastDigitWhatItsOwnEvaluationGives) {
   const worker::LoraAdapter adapter = this->adapter();
   const auto alone = worker::evaluate(teacher, tokens_, sequences, {});
   worker::EvaluateOptions options;
-  options.control = worker::Control{made.options};
+  options.control = worker::Control{made.attention};
   const auto controlled = worker::evaluate(teacher, tokens_, sequences, options);
   options.student = &made;
   const auto transfer = worker::evaluate(teacher, tokens_, sequences, options);
@@ -193,6 +196,37 @@ TEST_F(Evaluate, EachColumnIsToTheLastDigitWhatItsOwnEvaluationGives) {
   EXPECT_NE(lora.column(kLinearOff)->all.loss, lora.figures().loss);
   EXPECT_EQ(transfer.layers.size(), 3U);
   EXPECT_TRUE(lora.layers.empty());
+}
+
+// Catches: an opponent of another window, a cache that stays on in the column without it.
+TEST_F(Evaluate, TheWindowOfEqualBytesAndTheStudentWithoutItsCacheAreColumns) {
+  const auto teacher = model();
+  worker::Student recalling = student(4);
+  recalling.attention.recall_cache = 3;
+  recalling.options.recall_cache = 3;
+  worker::EvaluateOptions options;
+  options.student = &recalling;
+  const auto found = worker::evaluate(teacher, tokens_, {0, 1}, options);
+  const worker::Student plain = student(4);
+  options.student = &plain;
+  const auto without = worker::evaluate(teacher, tokens_, {0, 1}, options);
+  using enum worker::Column;
+  EXPECT_EQ(found.column(kRecallOff)->all.loss, without.column(kStudent)->all.loss);
+  EXPECT_NE(found.column(kStudent)->all.loss, without.column(kStudent)->all.loss);
+  EXPECT_FALSE(without.column(kRecallOff));
+
+  ASSERT_EQ(found.equal_window, storage::equal_window(recalling.attention, teacher.config()));
+  ASSERT_GT(found.equal_window, without.equal_window);
+  worker::EvaluateOptions untrained;
+  untrained.control = worker::Control{recalling.attention};
+  untrained.control->attention.window_size = found.equal_window;
+  const auto alone = worker::evaluate(teacher, tokens_, {0, 1}, untrained);
+  EXPECT_EQ(found.column(kEqualWindow)->all.loss, alone.column(kControl)->all.loss);
+  const nlohmann::json json = worker::to_json(found, "transfer");
+  EXPECT_EQ(json.at("control").at("equal_window"), found.equal_window);
+  EXPECT_EQ(json.at("control").at("recall_cache"), 3);
+  EXPECT_GT(json.at("control").at("state_bytes"), 0);
+  EXPECT_TRUE(json.at("columns").contains("recall_off"));
 }
 
 // Catches: figures of one text in another's, and weights that are read once for each.

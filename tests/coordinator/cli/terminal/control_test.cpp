@@ -50,6 +50,22 @@ std::string text_of(const std::vector<std::string>& lines) {
   return text;
 }
 
+TEST(Control, TheWindowOfEqualBytesAndTheStudentWithoutItsCacheHaveALine) {
+  nlohmann::json evaluation = evaluation_of("transfer", 12.0);
+  evaluation["control"]["equal_window"] = 162;
+  evaluation["columns"].erase("linear_off");
+  evaluation["columns"]["equal_window"] = column(13.0, 12.5, 0.0625, 0.875);
+  evaluation["columns"]["recall_off"] = column(14.5, 12.75, 0.125, 0.75);
+  EXPECT_EQ(text_of(column_lines(evaluation, 80)), R"(
+column          perplexity  beyond 128      KL   top-1  gap closed
+teacher               12.5        11.5       0  100.0%
+control              13.75        13.4   0.125   75.0%
+window of 162           13        12.5  0.0625   87.5%
+without recall        14.5       12.75   0.125   75.0%
+transfer             14.25          12  0.0625   87.5%       62.5%
+)");
+}
+
 TEST(Control, ColumnsStandBelowEachOtherWithTheGapOfTheStudent) {
   EXPECT_EQ(text_of(column_lines(evaluation_of("lora", 12.0), 80)), R"(
 column      perplexity  beyond 128      KL   top-1  gap closed
