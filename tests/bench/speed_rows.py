@@ -132,6 +132,32 @@ def memory(context: Context) -> Iterator[Row]:
     yield Row(f"transfer memory's growth, 1 K to 8 K tokens ({shown})", growth, "of linear", "<= 1.3")
 
 
+def recall(context: Context) -> Iterator[Row]:
+    """Generation with a recall cache of half the features, over the same without one."""
+    model = context.model()
+
+    def generating(keys: int, sequences: int, prompt: int, new: int) -> Contestant:
+        return Contestant(context.program("steps_bench"), "decode", "--model", model, "--tokens", context.tokens(model),
+                          "--sequences", str(sequences), "--seq-len", str(new), "--prompt", str(prompt), "--threads",
+                          str(os.cpu_count()), "--recall-cache", str(keys))
+
+    shapes = (("decode, batch 1, 256 tokens behind a prompt of 256", 1, 256, 256, "<= 1.15"),
+              ("decode, batch 64, 128 tokens behind prompts of 192", 64, 192, 128, "<= 1.15"),
+              ("prefill of 4,096 tokens", 1, 4096, 1, "<= 1.2"))
+    for name, sequences, prompt, new, goal in shapes[:1] if context.is_quick else shapes:
+        with generating(32, sequences, prompt, new) as ours, generating(0, sequences, prompt, new) as theirs:
+            mine, other = duel(ours, theirs, context.repeats)
+        yield against(f"recall cache of 32, {name}: seconds", mine, "s", goal, "the same student without a cache", other)
+    if context.is_quick:
+        return
+    took = []
+    for prompt in (1024, 7936):
+        with generating(32, 1, prompt, 1) as first, generating(32, 1, prompt, 129) as all_of_them:
+            one, many = duel(first, all_of_them, context.repeats)
+        took.append((many - one) / 128)
+    yield against("recall cache of 32: seconds of a token behind 7,936", took[1], "s", "<= 1.1", "behind 1,024", took[0])
+
+
 def _status(context: Context) -> tuple[float, dict[str, Any]]:
     """Seconds that `hedgerow status` of the first recipe run took, and what it says."""
     run = next(iter(sorted(context.work.glob("run-*/run.toml"))), None)

@@ -38,6 +38,7 @@ struct Options {
   std::string model, tokens, window = "terraced", compute_dtype = "auto";
   std::string objective = "ce", device = "cpu";
   int sequences = 4, seq_len = 512, rows = 4, threads = 0, layers = 0, top_k = 256;
+  int prompt = 32, recall_cache = 0;
   bool bias = false, graph = false;
 };
 
@@ -176,7 +177,8 @@ Repeat logits_repeat(const std::shared_ptr<Bench>& bench) {
 }
 
 worker::Student untrained_student(const Bench& bench) {
-  const auto& spec = bench.recipe.attention;
+  storage::AttentionSpec spec = bench.recipe.attention;
+  spec.recall_cache = bench.options.recall_cache;
   worker::Student student{.attention = spec, .options = worker::hybrid_options(spec)};
   const std::int64_t heads = bench.config.num_attention_heads;
   const std::int64_t key_maps = spec.num_key_maps(heads, bench.config.num_key_value_heads);
@@ -218,15 +220,14 @@ Repeat finetune_repeat(const std::shared_ptr<Bench>& bench) {
   return [bench, alone, trainer] { return json{{"loss", trainer->step().loss}}; };
 }
 
-// --seq-len new tokens for each of --sequences prompts.
+// --seq-len new tokens for each of --sequences prompts of --prompt tokens.
 Repeat decode_repeat(const std::shared_ptr<Bench>& bench) {
-  constexpr std::int64_t kPromptLength = 32;
   const auto generator = std::make_shared<worker::Generator>(
       bench->config, bench->outer, bench->load_layers(), untrained_student(*bench));
   std::vector<std::vector<std::int64_t>> prompts;
   for (int row = 0; row < bench->options.sequences; ++row) {
     prompts.emplace_back();
-    for (std::int64_t i = 0; i < kPromptLength; ++i)
+    for (std::int64_t i = 0; i < bench->options.prompt; ++i)
       prompts.back().push_back((7 * i + row) % bench->config.vocab_size);
   }
   worker::GenerateOptions options;
@@ -300,6 +301,8 @@ int run(int argc, char** argv) {
   app.add_option("--layers", options.layers, "So many layers, of a deeper model those on disk again; 0: all");
   app.add_option("--window", options.window);
   app.add_flag("--bias", options.bias);
+  app.add_option("--prompt", options.prompt, "decode: tokens of a prompt");
+  app.add_option("--recall-cache", options.recall_cache, "decode: keys a kv head that stay exact behind the window");
   app.add_flag("--graph", options.graph, "decode: steps as one CUDA graph");
   app.add_option("--top-k", options.top_k, "logits: kept of a position; 0: none");
   app.add_option("--objective", options.objective, "finetune")->check(CLI::IsMember({"ce", "kl"}));

@@ -89,6 +89,7 @@ int chosen_features(int head_dim) {
 // objective").
 void set_own(storage::Recipe& recipe, int head_dim) {
   recipe.attention.feature_dim = chosen_features(head_dim);
+  recipe.attention.recall_cache = recipe.attention.default_recall_cache();
   recipe.finetune.objective = "kl";
   recipe.finetune.trainable = {"lora", "maps", "window_factors"};
   recipe.finetune.learning_rate = 1e-3;

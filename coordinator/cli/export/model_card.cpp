@@ -89,6 +89,22 @@ json transfer_errors(const RunStatus& status) {
   return count == 0 ? json::object() : json{{"mse_mean", sum / count}, {"mse_worst", worst}};
 }
 
+// What costs nothing, beside the student: its own window untrained, and that of its bytes.
+std::string untrained_rows(const json& result) {
+  const json columns = result.value("columns", json::object());
+  const json window = result.value("control", json::object());
+  std::string rows;
+  const auto add = [&](const char* column, int size, const std::string& what) {
+    if (!columns.contains(column)) return;
+    rows += "| a window of " + std::to_string(size) + " and " +
+            counted(window.value("num_sinks", 0), "sink") + ", untrained" + what + " | " +
+            number_text(number_or_nan(columns[column], "perplexity")) + " | | |\n";
+  };
+  add("control", window.value("window_size", 0), "");
+  add("equal_window", window.value("equal_window", 0), ", which takes the student's bytes");
+  return rows;
+}
+
 std::string quality_text(const RunStatus& status, bool has_lora) {
   const auto cell = [](const json& result, const char* key) {
     return " | " + number_text(number_or_nan(result, key));
@@ -96,7 +112,7 @@ std::string quality_text(const RunStatus& status, bool has_lora) {
   std::vector<std::pair<const char*, const char*>> rows{{"teacher", "the teacher"},
                                                         {"transfer", "after the transfer"}};
   if (has_lora) rows.emplace_back("lora", "after LoRA");
-  std::string table;
+  std::string table, untrained;
   for (const auto& [subject, label] : rows) {
     const TaskStatus* task = status.task(std::string("evaluate/") + subject);
     json result = json::object();
@@ -105,7 +121,9 @@ std::string quality_text(const RunStatus& status, bool has_lora) {
     if (result.empty()) continue;
     table += std::string("| ") + label + cell(result, "perplexity") + cell(result, "mse_mean") +
              cell(result, "mse_worst") + " |\n";
+    untrained = untrained_rows(result);  // the same in each
   }
+  table += untrained;
   if (table.empty()) return "";
   return "## Quality\n\nOn held-out text of the run; MSE is that of a layer's attention output "
          "against the teacher's.\n\n"

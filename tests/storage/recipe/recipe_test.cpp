@@ -23,6 +23,7 @@ TEST(Recipe, AbsentKeysKeepTheDefaultsAndDefaultsAreOurOwnAttention) {
        {&expected.data_transfer, &expected.data_finetune, &expected.data_evaluate}) {
     data->sources = {DataSource{.path = "corpus.txt"}};
   }
+  expected.attention.recall_cache = 32;  // half of 64 features
   EXPECT_EQ(minimal(), expected);
   EXPECT_EQ(expected.attention.start, FeatureMapStart::kOrthogonal);
   EXPECT_EQ(expected.attention.window, WindowLayout::kTerraced);
@@ -372,7 +373,7 @@ TEST(Recipe, KeyMapsOfKvHeadsAreTheDefaultButWhereKeysHaveTheMapOfTheirQueries) 
 }
 
 // Catches: a run of an earlier build that goes on with the sinks of this one.
-TEST(Recipe, ARecipeThatAnEarlierBuildResolvedHasNeitherSinksNorSharedKeyMaps) {
+TEST(Recipe, ARecipeThatAnEarlierBuildResolvedHasNeitherSinksNorACacheNorSharedKeyMaps) {
   const std::string earlier = std::string(kMinimal) + "[made_by]\nversion = \"1.0.0\"\n";
   const Recipe recipe = Recipe::parse(earlier, "run.toml");
   EXPECT_EQ(recipe.attention.num_sinks, 0);
@@ -380,7 +381,20 @@ TEST(Recipe, ARecipeThatAnEarlierBuildResolvedHasNeitherSinksNorSharedKeyMaps) {
   EXPECT_EQ(Recipe::parse(recipe.to_toml(), "run.toml"), recipe);
   EXPECT_THAT(difference(recipe, minimal()).unsafe,
               ElementsAre("attention.key_maps: \"query_head\" -> \"kv_head\"",
-                          "attention.num_sinks: 0 -> 4"));
+                          "attention.num_sinks: 0 -> 4",
+                          "attention.recall_cache: 0 -> 32"));
+}
+
+TEST(Recipe, ACacheThatIsLeftOutHasHalfOfTheFeaturesAsFarAsTheWindowGoes) {
+  const auto cache = [](const std::string& attention) {
+    return Recipe::parse(std::string(kMinimal) + "[attention]\n" + attention, "r")
+        .attention.recall_cache;
+  };
+  EXPECT_EQ(cache("feature_dim = 128\n"), 64);
+  EXPECT_EQ(cache("feature_dim = 128\nwindow_size = 48\n"), 48);
+  EXPECT_EQ(cache("feature_dim = 128\nrecall_cache = 0\n"), 0);
+  EXPECT_EQ(cache("window = \"none\"\n"), 0);
+  EXPECT_EQ(cache("feature_map = \"identity\"\nnegation = false\n"), 0);
 }
 
 TEST(Recipe, ARunInWhichNothingTrainsIsRefused) {
