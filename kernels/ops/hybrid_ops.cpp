@@ -345,8 +345,8 @@ Tensor attend_autograd(const AttentionArguments& a,
     const at::AutoDispatchBelowADInplaceOrView below;
     return AttentionOp<&attend>::dispatch("hedgerow::hybrid_attention", a, q, k, v, fp32_output);
   }
-  check_no_recall(a);
   check_known(a, q, k, v);
+  check_no_recall(a);
   // While tracing with symbolic sizes nothing can be asked of them; then the ATen backend it is.
   const bool fused =
       q.is_cuda() && sizes_are_known(inputs_of(a, q, k, v)) &&

@@ -394,7 +394,7 @@ TEST(Recipe, ACacheThatIsLeftOutHasHalfOfTheFeaturesAsFarAsTheWindowGoes) {
   EXPECT_EQ(cache("feature_dim = 128\nwindow_size = 48\n"), 48);
   EXPECT_EQ(cache("feature_dim = 128\nrecall_cache = 0\n"), 0);
   EXPECT_EQ(cache("window = \"none\"\n"), 0);
-  EXPECT_EQ(cache("feature_map = \"identity\"\nnegation = false\n"), 0);
+  EXPECT_EQ(cache("feature_map = \"identity\"\nnegation = false\nbias = false\n"), 0);
 }
 
 TEST(Recipe, ARunInWhichNothingTrainsIsRefused) {
