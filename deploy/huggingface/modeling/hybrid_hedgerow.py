@@ -273,11 +273,9 @@ class HybridInTorch:
         is_candidate = positions >= self.num_sinks
         phi, wide_v = self.feature_map_k(self._wide(k, self.key_heads)), self._wide(v, self.key_heads)
         with torch.no_grad():
-            recalled_v = (phi @ state.kv) / (phi @ state.k[..., None]).clamp(min=SMALLEST_MASS)
-            residual = (wide_v - recalled_v).pow(2).sum(-1).unflatten(1, (self.kv_heads, -1)).sum(2)
-            residual = residual.masked_fill(~is_candidate, float("-inf"))
+            scores = self._scores(state, phi, wide_v, positions).masked_fill(~is_candidate, float("-inf"))
             # Where keys are too few, empty slots stay empty: they stand before the chunk's sinks.
-            stay = residual.sort(dim=-1, descending=True, stable=True).indices[..., :num]
+            stay = scores.sort(dim=-1, descending=True, stable=True).indices[..., :num]
             chosen, order = positions.gather(2, stay).sort(dim=-1)
             stay = stay.gather(2, order)
             drops = due & is_candidate.scatter(2, stay, False)
@@ -287,6 +285,12 @@ class HybridInTorch:
         state.recalled_k = torch.where(due[..., None], k.gather(2, index), state.recalled_k)
         state.recalled_v = torch.where(due[..., None], v.gather(2, index), state.recalled_v)
         state.recalled = torch.where(due, chosen, state.recalled)
+
+    def _scores(self, state: LinearState, phi: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        """[B, G, n] of keys by their features [B, U, n, F], values [B, U, n, D] and positions [B, G, n]: how badly the sums
+        recall each, |v - phi S / phi z|^2 over the key maps of a kv head. The largest stay."""
+        recalled_v = (phi @ state.kv) / (phi @ state.k[..., None]).clamp(min=SMALLEST_MASS)
+        return (v - recalled_v).pow(2).sum(-1).unflatten(1, (self.kv_heads, -1)).sum(2)
 
     def _decode(self, q, k, v, state: LinearState, step: Step) -> torch.Tensor:
         """One token a row; the state advances in place. q [B, H, 1, D], k and v [B, G, 1, D]."""
