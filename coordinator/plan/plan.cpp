@@ -8,7 +8,7 @@
 #include "coordinator/plan/plan_mesh.hpp"
 #include "coordinator/plan/plan_times.hpp"
 #include "storage/base/error.hpp"
-#include "storage/recipe/state_bytes.hpp"
+#include "storage/shape/state_bytes.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

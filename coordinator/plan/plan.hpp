@@ -14,7 +14,7 @@
 #include "coordinator/plan/plan_workers.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/capture_plan.hpp"
-#include "storage/recipe/mesh.hpp"
+#include "storage/shape/mesh.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator {
@@ -81,7 +81,7 @@ struct RankShare {
   int in_flight = 1;  // passes of a range whose backward passes are to come, at most
 };
 
-// The ranks of the finetune (storage/recipe/mesh.hpp) and what a step of them comes to
+// The ranks of the finetune (storage/shape/mesh.hpp) and what a step of them comes to
 // (plan_mesh.hpp).
 struct MeshPlan {
   storage::Mesh mesh{};

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "storage/recipe/pipeline_order.hpp"
+#include "storage/shape/budgets.hpp"
+#include "storage/shape/layer_shape.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -20,8 +21,9 @@ constexpr double kGpuHostBytes = 3.0 * 1024 * 1024 * 1024;
 constexpr double kNcclBytes = 512.0 * 1024 * 1024;
 // Of one logit in the cross-entropy: conversions, maximum, exponential, sum.
 constexpr double kLogitFlops = 200.0;
-// Logits exist for this many positions at a time.
-constexpr double kLogitRows = 1024.0;
+// Positions whose logits the logits stage and an evaluation are planned with: with what is made of
+// them, as peaks of SmolLM2 were, four times those that exist at a time.
+constexpr double kLogitRows = 4.0 * storage::kLogitRows;
 
 std::uint64_t whole(double bytes) { return static_cast<std::uint64_t>(bytes); }
 
@@ -32,8 +34,8 @@ double bytes_of(const std::string& dtype, int automatic) {
   return dtype == "fp32" ? 4.0 : 2.0;
 }
 // worker/evaluate: all its columns, side by side.
-constexpr double kEvaluateGroup = 1024.0 * 1024.0 * 1024.0;
-constexpr double kColumns = 6.0;
+constexpr double kEvaluateGroup = storage::kEvaluateGroupBytes;
+constexpr double kColumns = storage::kMostEvaluateColumns;
 // Of a position in a tokens file: its id and two flags.
 constexpr double kTokenBytes = 6.0;
 
@@ -56,7 +58,9 @@ Costs::Costs(const storage::Recipe& recipe,
              const storage::ModelConfig& model,
              const PlanTokens& tokens,
              const PlanLimits& limits)
-    : layers_(model.num_hidden_layers),
+    : model_(model),
+      attention_(recipe.attention),
+      layers_(model.num_hidden_layers),
       hidden_(model.hidden_size),
       intermediate_(model.intermediate_size),
       vocabulary_(model.vocab_size),
@@ -66,7 +70,6 @@ Costs::Costs(const storage::Recipe& recipe,
           recipe.attention.num_key_maps(model.num_attention_heads, model.num_key_value_heads))),
       head_dim_(model.head_dim),
       features_(recipe.attention.feature_dim),
-      projected_(recipe.attention.has_projection() ? recipe.attention.projected_dim() : 0),
       window_(recipe.attention.window == storage::WindowLayout::kNone
                   ? 0
                   : recipe.attention.window_size),
@@ -89,31 +92,27 @@ Costs::Costs(const storage::Recipe& recipe,
       transfer_seq_len_(static_cast<double>(tokens.transfer.seq_len)),
       transfer_(recipe.transfer),
       finetune_(recipe.finetune),
-      tied_(model.tie_word_embeddings),
-      has_bias_(recipe.attention.bias) {}
+      tied_(model.tie_word_embeddings) {}
 
 double Costs::attention_parameters() const {
-  return 2.0 * hidden_ * heads_ * head_dim_ + 2.0 * hidden_ * kv_heads_ * head_dim_;
+  return static_cast<double>(storage::attention_parameters(model_));
 }
 
 double Costs::layer_parameters() const {
-  return attention_parameters() + 3.0 * hidden_ * intermediate_ + 2.0 * hidden_;
+  return static_cast<double>(storage::layer_parameters(model_));
 }
 
 double Costs::map_parameters() const {
-  return (heads_ + key_maps_) * projected_ * (head_dim_ + (has_bias_ ? 1.0 : 0.0)) + heads_;
+  return static_cast<double>(storage::map_parameters(attention_, model_));
+}
+
+std::vector<std::string> Costs::lora_modules() const {
+  return finetune_.trains("lora") ? finetune_.target_modules : std::vector<std::string>{};
 }
 
 double Costs::trained_parameters() const {
-  double parameters = 0.0;  // of a layer
-  const double query = heads_ * head_dim_, key = kv_heads_ * head_dim_;
-  for (const std::string& module : finetune_.target_modules) {
-    if (!finetune_.trains("lora")) break;
-    const double other = module == "q_proj" || module == "o_proj"   ? query
-                         : module == "k_proj" || module == "v_proj" ? key
-                                                                    : intermediate_;
-    parameters += finetune_.rank * (hidden_ + other);
-  }
+  double parameters = static_cast<double>(  // of a layer
+      storage::lora_parameters(model_, lora_modules(), finetune_.rank));
   if (finetune_.trains("maps")) parameters += map_parameters();
   if (finetune_.trains("window_factors")) parameters += heads_;
   if (finetune_.trains("norms")) parameters += 2.0 * (hidden_ + head_dim_);
@@ -203,22 +202,25 @@ double Costs::activations_in_flight(const RankShare& share) const {
 }
 
 bool Costs::keeps_activations(const RankShare& share, int ranks, const RankDevice& device) const {
-  std::uint64_t budget = storage::kHostActivationBytes;
+  std::int64_t budget = storage::kHostActivationBytes;
   if (device.on_gpu && device.gpu_memory_bytes > 0) {
-    const std::uint64_t loaded = whole(loaded_bytes(share, ranks, true));
+    const auto gpu = static_cast<std::int64_t>(device.gpu_memory_bytes);
     budget = storage::gpu_activation_bytes(
-        device.gpu_memory_bytes,
-        device.gpu_memory_bytes - std::min(loaded, device.gpu_memory_bytes));
+        gpu, gpu - static_cast<std::int64_t>(loaded_bytes(share, ranks, true)));
   }
-  return activations_in_flight(share) * layer_activation_bytes(finetune_tokens_) <=
-         static_cast<double>(budget);
+  const std::int64_t of_token =
+      storage::kept_activation_bytes(model_,
+                                     static_cast<std::int64_t>(compute_bytes_),
+                                     lora_modules(),
+                                     finetune_.rank);
+  const std::int64_t bytes = share.layers * static_cast<std::int64_t>(finetune_tokens_) * of_token;
+  return storage::keeps_activations(bytes, share.in_flight, share.num_ranges, budget);
 }
 
 double Costs::loaded_bytes(const RankShare& share, int ranks, bool on_gpu) const {
   // The CPU keeps each matrix packed for the forward and for the backward product.
   const double copies = on_gpu ? 1.0 : 2.0;
-  // Rows of logits at a time: worker/finetune/loss_head.cpp.
-  const double rows = on_gpu ? kLogitRows : 128.0;
+  const auto rows = static_cast<double>(on_gpu ? storage::kLossRowsOnGpu : storage::kLossRows);
   const double head = share.has_head ? (copies - 1.0) * vocabulary_ * hidden_ * compute_bytes_ +
                                            4.0 * rows * vocabulary_ * kFloat
                                      : 0.0;

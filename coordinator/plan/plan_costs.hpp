@@ -89,7 +89,7 @@ class Costs {
   [[nodiscard]] double forward_message_bytes() const;
   [[nodiscard]] double backward_message_bytes() const;
   // Whether a rank keeps what its layers computed from the forward pass to the backward pass: by
-  // the trainer's own rule (storage/recipe/pipeline_order.hpp), of a GPU whose memory is not known
+  // the trainer's own rule (storage/shape/budgets.hpp), of a GPU whose memory is not known
   // as on the CPU.
   [[nodiscard]] bool keeps_activations(const RankShare& share,
                                        int ranks,
@@ -100,6 +100,7 @@ class Costs {
   [[nodiscard]] double attention_parameters() const;
   [[nodiscard]] double map_parameters() const;  // of one layer: both maps, biases, window factors
   [[nodiscard]] double trained_parameters() const;  // of the finetune
+  [[nodiscard]] std::vector<std::string> lora_modules() const;  // none where LoRA does not train
   [[nodiscard]] double outer_bytes() const;
   [[nodiscard]] double layer_activation_bytes(double tokens) const;
   [[nodiscard]] double forward_bytes(double tokens, bool on_gpu) const;
@@ -108,8 +109,10 @@ class Costs {
   [[nodiscard]] double loaded_bytes(const RankShare& share, int ranks, bool on_gpu) const;
   [[nodiscard]] double attention_training_bytes(double tokens) const;
 
+  storage::ModelConfig model_;
+  storage::AttentionSpec attention_;
   double layers_, hidden_, intermediate_, vocabulary_;
-  double heads_, kv_heads_, key_maps_, head_dim_, features_, projected_, window_, sinks_;
+  double heads_, kv_heads_, key_maps_, head_dim_, features_, window_, sinks_;
   double compute_bytes_, shard_bytes_;
   double transfer_tokens_, evaluate_tokens_;  // of one forward
   double evaluate_stream_bytes_;              // of one sequence between two layers
@@ -120,7 +123,7 @@ class Costs {
   double transfer_seq_len_;
   storage::TransferSection transfer_;
   storage::FinetuneSection finetune_;
-  bool tied_, has_bias_;
+  bool tied_;
 };
 
 }  // namespace hedgerow::coordinator

@@ -4,7 +4,7 @@
 #include <limits>
 
 #include "storage/base/error.hpp"
-#include "storage/recipe/pipeline_order.hpp"
+#include "storage/shape/pipeline_order.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

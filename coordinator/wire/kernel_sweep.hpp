@@ -11,7 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 
 namespace hedgerow::wire {
 

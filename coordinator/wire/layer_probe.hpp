@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 
 namespace hedgerow::wire {
 

@@ -2,8 +2,8 @@
 
   show_results.py --status STATUS.json --recipe run.toml [--json FILE]
 
---json writes {teacher, transfer, lora: {perplexity, control, equal_window, gap_closed, in_domain, mse_mean, mse_worst, tokens_per_s, seconds,
-texts: {NAME: {perplexity, control, kl, control_kl, gap_closed, in_domain}}}}, kl and control_kl too: those outside texts are of
+--json writes {teacher, transfer, lora: {perplexity, control, equal_window, gap_closed, in_domain, mse_mean, mse_worst,
+tokens_per_s, seconds, texts: {NAME: {perplexity, control, kl, control_kl, gap_closed, in_domain}}}}, kl and control_kl too: those outside texts are of
 the validation part of [data.evaluate], `control` is the perplexity of the untrained control, `kl` the divergence from the teacher. null where a number does not exist (the teacher has no error, an unfinished
 stage no speed, an earlier build's run no control).
 """
@@ -85,7 +85,7 @@ def text_lines(table: dict[str, dict[str, Any]]) -> list[str]:
     kl_lines = []
     names = ["validation", *(table[last]["texts"] or table["teacher"]["texts"])]
     width = min(max(map(len, names)), LONGEST_NAME) + 2
-    lines = [f"{'perplexity on':{max(width, 15)}}{'':14}{'teacher':>9}{'control':>9}{'equal bytes':>13}{'after transfer':>16}{'after LoRA':>12}"
+    lines = [f"{'perplexity on':{max(width, 15)}}{'':14}{'teacher':>9}{'control':>9}{'equal':>9}{'transfer':>10}{'LoRA':>9}"
              f"{'gap closed':>12}"]
     for name in names:
         rows = {subject: table[subject] if name == "validation" else table[subject]["texts"].get(name) or text_results({})
@@ -93,10 +93,10 @@ def text_lines(table: dict[str, dict[str, Any]]) -> list[str]:
         domain = {None: "-", True: "in domain", False: "not in domain"}[rows[last]["in_domain"]]
         lines.append(f"{name[:LONGEST_NAME]:{max(width, 15)}}{domain:14}{perplexity_of(rows['teacher']['perplexity']):>9}"
                      f"{perplexity_of(rows[last]['control']):>9}"
-                     f"{perplexity_of(rows[last]['equal_window']):>13}{perplexity_of(rows['transfer']['perplexity']):>16}"
-                     f"{perplexity_of(rows['lora']['perplexity']):>12}{shown(rows[last]['gap_closed'], '.1%'):>12}")
+                     f"{perplexity_of(rows[last]['equal_window']):>9}{perplexity_of(rows['transfer']['perplexity']):>10}"
+                     f"{perplexity_of(rows['lora']['perplexity']):>9}{shown(rows[last]['gap_closed'], '.1%'):>12}")
         kl_lines.append(f"{'  KL to the teacher':{max(width, 15) + 14}}{'':9}{shown(rows[last]['control_kl'], '.4f'):>9}"
-                        f"{'':13}{shown(rows['transfer']['kl'], '.4f'):>16}{shown(rows['lora']['kl'], '.4f'):>12}")
+                        f"{'':9}{shown(rows['transfer']['kl'], '.4f'):>10}{shown(rows['lora']['kl'], '.4f'):>9}")
     return lines[:1] + [line for pair in zip(lines[1:], kl_lines) for line in pair]
 
 
@@ -109,8 +109,9 @@ def main() -> int:
     status, recipe = read_json(options.status), tomllib.loads(options.recipe.read_text(encoding="utf-8"))
     table = results(status, recipe)
     print("\n".join([*text_lines(table), "", *stage_lines(table)]))
-    print("control: the student's window and sinks, untrained; equal bytes: the untrained window that takes the bytes\n"
-          "of the student's state; gap closed: beyond two windows, from the control to the teacher; MSE of a layer's attention output against the teacher's")
+    print("control: the student's window and sinks, untrained; equal: the untrained window that takes the bytes of\n"
+          "the student's state; transfer, LoRA: the student after these stages; gap closed: beyond two windows, from\n"
+          "the control to the teacher; MSE of a layer's attention output against the teacher's")
     if options.json:
         write_json(options.json, table)
     return 0

@@ -392,31 +392,48 @@ void ModelConfig::require_within_window(std::int64_t num_tokens, const std::stri
                           *sliding_window));
 }
 
+std::array<LinearModule, 7> linear_modules(const ModelConfig& config) {
+  const std::int64_t hidden = config.hidden_size, intermediate = config.intermediate_size;
+  const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
+  const std::int64_t key = std::int64_t{config.num_key_value_heads} * config.head_dim;
+  return {{{"self_attn", "q_proj", query, hidden, config.qkv_bias},
+           {"self_attn", "k_proj", key, hidden, config.qkv_bias},
+           {"self_attn", "v_proj", key, hidden, config.qkv_bias},
+           {"self_attn", "o_proj", hidden, query, config.o_bias},
+           {"mlp", "gate_proj", intermediate, hidden, config.mlp_bias},
+           {"mlp", "up_proj", intermediate, hidden, config.mlp_bias},
+           {"mlp", "down_proj", hidden, intermediate, config.mlp_bias}}};
+}
+
+LinearModule linear_module(const ModelConfig& config, std::string_view name) {
+  std::string known;
+  for (const LinearModule& module : linear_modules(config)) {
+    if (module.name == name) return module;
+    known += (known.empty() ? "" : ", ") + std::string(module.name);
+  }
+  throw Error(ErrorKind::kUsage,
+              fmt::format("a decoder layer has no module '{}'; it has {}", name, known));
+}
+
 std::vector<TensorShape> layer_tensors(const ModelConfig& config, int layer_idx) {
   const std::string prefix = fmt::format("model.layers.{}.", layer_idx);
-  const std::int64_t hidden = config.hidden_size;
-  const std::int64_t intermediate = config.intermediate_size;
-  const std::int64_t head_dim = config.head_dim;
-  const std::int64_t q_rows = config.num_attention_heads * head_dim;
-  const std::int64_t kv_rows = config.num_key_value_heads * head_dim;
   std::vector<TensorShape> tensors;
-  const auto linear = [&](const char* module, std::int64_t rows, std::int64_t columns, bool bias) {
-    tensors.push_back({prefix + module + ".weight", {rows, columns}});
-    if (bias) tensors.push_back({prefix + module + ".bias", {rows}});
+  const auto norm = [&](const char* name, std::int64_t size) {
+    tensors.push_back({prefix + name + ".weight", {size}});
   };
-  tensors.push_back({prefix + "input_layernorm.weight", {hidden}});
-  linear("self_attn.q_proj", q_rows, hidden, config.qkv_bias);
-  linear("self_attn.k_proj", kv_rows, hidden, config.qkv_bias);
-  linear("self_attn.v_proj", kv_rows, hidden, config.qkv_bias);
-  linear("self_attn.o_proj", hidden, q_rows, config.o_bias);
-  if (config.qk_norm) {
-    tensors.push_back({prefix + "self_attn.q_norm.weight", {head_dim}});
-    tensors.push_back({prefix + "self_attn.k_norm.weight", {head_dim}});
+  norm("input_layernorm", config.hidden_size);
+  for (const LinearModule& module : linear_modules(config)) {
+    if (module.name == "gate_proj") {
+      if (config.qk_norm) {
+        norm("self_attn.q_norm", config.head_dim);
+        norm("self_attn.k_norm", config.head_dim);
+      }
+      norm("post_attention_layernorm", config.hidden_size);
+    }
+    const std::string name = fmt::format("{}{}.{}", prefix, module.parent, module.name);
+    tensors.push_back({name + ".weight", {module.rows, module.columns}});
+    if (module.has_bias) tensors.push_back({name + ".bias", {module.rows}});
   }
-  tensors.push_back({prefix + "post_attention_layernorm.weight", {hidden}});
-  linear("mlp.gate_proj", intermediate, hidden, config.mlp_bias);
-  linear("mlp.up_proj", intermediate, hidden, config.mlp_bias);
-  linear("mlp.down_proj", hidden, intermediate, config.mlp_bias);
   return tensors;
 }
 

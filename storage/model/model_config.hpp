@@ -3,11 +3,13 @@
 // SmolLM2, Qwen2, Qwen3).
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "storage/tensors/safetensors.hpp"
@@ -57,6 +59,17 @@ struct ModelConfig {
   // ("data.transfer.seq_len = 512"), where the model's own would see fewer of `num_tokens`.
   void require_within_window(std::int64_t num_tokens, const std::string& what) const;
 };
+
+// A matrix [rows, columns] of a decoder layer, by PEFT's name: layer module `parent`.`name`.
+struct LinearModule {
+  std::string_view parent, name;
+  std::int64_t rows = 0, columns = 0;
+  bool has_bias = false;
+};
+// The seven of a layer, in the order in which LoRA numbers them.
+[[nodiscard]] std::array<LinearModule, 7> linear_modules(const ModelConfig& config);
+// Throws kUsage listing them for another name.
+[[nodiscard]] LinearModule linear_module(const ModelConfig& config, std::string_view name);
 
 struct TensorShape {
   std::string name;

@@ -7,7 +7,7 @@
 #include <filesystem>
 
 #include "storage/base/error.hpp"
-#include "storage/recipe/mesh.hpp"
+#include "storage/shape/mesh.hpp"
 #include "storage/recipe/recipe_check.hpp"
 #include "storage/recipe/recipe_fields.hpp"
 #include "storage/recipe/recipe_text.hpp"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "storage/base/run_layout.hpp"
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 #include "storage/recipe/recipe_sections.hpp"
 
 namespace hedgerow::storage {

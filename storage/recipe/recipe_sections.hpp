@@ -137,7 +137,7 @@ struct FinetuneSection {
   int early_stop_patience = 0;      // validations without improvement; 0: never
   int ranks = 2;                    // processes
   // auto: the plan chooses. "2x4": 2 pipelines of 4 stages, each of which has every micro-batch of
-  // its pipeline pass through its layers alone (storage/recipe/mesh.hpp); the bytes are the same
+  // its pipeline pass through its layers alone (storage/shape/mesh.hpp); the bytes are the same
   std::string mesh = "auto";
   // Per rank; 0: cores / ranks, elsewhere all. Part of what byte-equality is promised for.
   int threads = 0;

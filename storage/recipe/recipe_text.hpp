@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 #include "storage/recipe/recipe_sections.hpp"
 
 namespace hedgerow::storage {

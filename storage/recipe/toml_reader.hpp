@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "storage/base/error.hpp"
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 #include "storage/recipe/recipe_check.hpp"
 
 namespace hedgerow::storage {

@@ -43,7 +43,7 @@ class Attention:
     key_maps: int
 
     def bytes_of_layer(self, recall: int, sum_bytes: int) -> int:
-        """As storage/recipe/state_bytes: a terraced ring, sinks, cache, S and z."""
+        """As storage/shape/state_bytes: a terraced ring, sinks, cache, S and z."""
         pair = 2 * self.kv_heads * self.head_dim * KEY_BYTES
         keys = (2 * self.window_size + self.num_sinks + recall) * pair + recall * self.kv_heads * POSITION_BYTES
         return keys + self.key_maps * self.feature_dim * (self.head_dim + 1) * sum_bytes

@@ -70,7 +70,7 @@ class MainJob(unittest.TestCase):
     def test_each_text_is_evaluated_and_told_with_its_domain(self) -> None:
         with h5py.File(self.job.run_directory / "tokens" / "evaluate-license.h5") as file:
             self.assertEqual(file["input_ids"].shape, (3, 128))
-        for subject, columns in (("teacher", 2), ("transfer", 4), ("lora", 4)):
+        for subject, columns in (("teacher", 3), ("transfer", 6), ("lora", 6)):
             result = self.result(f"evaluate/{subject}")
             text = result["texts"]["license"]
             self.assertEqual((result["in_domain"], text["in_domain"]), (True, False))
@@ -94,12 +94,13 @@ class MainJob(unittest.TestCase):
         shown = subprocess.run([sys.executable, job.HUGGINGFACE / "show_results.py", "--status", status, "--recipe",
                                 self.job.run_directory / "run.toml", "--json", out], capture_output=True, text=True, timeout=60)
         self.assertEqual(shown.returncode, 0, shown.stderr)
-        self.assertRegex(shown.stdout, r"license +not in domain( +[0-9.e+]+){4}")
+        self.assertRegex(shown.stdout, r"license +not in domain( +[0-9.e+]+){5}")
         self.assertLessEqual(max(map(len, shown.stdout.splitlines())), 100, shown.stdout)
         lora, recorded = json.loads(out.read_text())["lora"], self.result("evaluate/lora")
         for found, expected in ((lora, recorded), (lora["texts"]["license"], recorded["texts"]["license"])):
             self.assertEqual(found["perplexity"], expected["perplexity"])
             self.assertEqual(found["control"], expected["columns"]["control"]["perplexity"])
+            self.assertEqual(found["equal_window"], expected["columns"]["equal_window"]["perplexity"])
             self.assertEqual(found["gap_closed"], expected.get("gap_closed"))
             self.assertEqual(found["kl"], expected["columns"]["student"]["kl"])
 

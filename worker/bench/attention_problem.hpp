@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "kernels/hybrid_attention.hpp"
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 #include "worker/bench/kernel_costs.hpp"
 
 namespace hedgerow::worker::bench {

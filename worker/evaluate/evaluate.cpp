@@ -11,7 +11,8 @@
 #include "kernels/window_attention.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
-#include "storage/recipe/state_bytes.hpp"
+#include "storage/shape/budgets.hpp"
+#include "storage/shape/state_bytes.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/model/attention_options.hpp"
 #include "worker/model/attention_path.hpp"
@@ -25,12 +26,9 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-// Rows of logits at once: [256, V] fp32 is 50 MB for SmolLM2, 131 MB for Llama 3. The teacher's,
-// its probabilities, a column's and their difference lie side by side.
-constexpr std::int64_t kLogitRows = 256;
-// The residual streams of one group of sequences, in all columns, stay in memory while all layers
-// pass over them.
-constexpr std::int64_t kGroupBytes = std::int64_t{1} << 30;
+// Of logits the teacher's, its probabilities, a column's and their difference lie side by side.
+using storage::kLogitRows;
+static_assert(kColumnNames.size() == storage::kMostEvaluateColumns, "as the plan counts them");
 
 using Streams = std::array<std::vector<at::Tensor>, kColumnNames.size()>;  // by column, sequence
 
@@ -512,7 +510,7 @@ Evaluation evaluate(const storage::ModelDirectory& model,
   Evaluator evaluator(model, tokens, options);
   const std::int64_t bytes = evaluator.num_columns() * longest * model.config().hidden_size *
                              static_cast<std::int64_t>(c10::elementSize(options.compute_dtype));
-  const auto per_group = static_cast<std::size_t>(std::max<std::int64_t>(1, kGroupBytes / bytes));
+  const auto per_group = static_cast<std::size_t>(std::max<std::int64_t>(1, storage::kEvaluateGroupBytes / bytes));
   const std::int64_t num_layers = model.config().num_hidden_layers;
   const auto groups = static_cast<std::int64_t>((places.size() + per_group - 1) / per_group);
   for (std::int64_t group = 0; group < groups; ++group) {

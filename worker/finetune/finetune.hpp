@@ -7,7 +7,7 @@
 #include <chrono>
 
 #include "coordinator/wire/messages.hpp"
-#include "storage/recipe/mesh.hpp"
+#include "storage/shape/mesh.hpp"
 #include "worker/comm/communicator.hpp"
 #include "worker/task/run_context.hpp"
 #include "worker/task/task_context.hpp"

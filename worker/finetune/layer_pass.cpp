@@ -127,7 +127,7 @@ std::vector<LoraUpdate> StudentLayer::updates(const LoraAdapter& lora,
   for (const char* module : modules) {
     if (const LoraPair* pair = lora.find(layer_idx, module))
       found.push_back({pair, module, column});
-    column += projection_shape(model_.config, module).first;
+    column += storage::linear_module(model_.config, module).rows;
   }
   return found;
 }

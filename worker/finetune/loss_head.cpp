@@ -6,17 +6,10 @@
 #include <algorithm>
 #include <vector>
 
+#include "storage/shape/budgets.hpp"
 #include "worker/finetune/backward_ops.hpp"
 
 namespace hedgerow::worker {
-namespace {
-
-// Rows of logits at a time: 128 x 49,152 in fp32 is 25 MB. A GPU wants more of them in a product,
-// and waits for the host once a chunk.
-constexpr std::int64_t kChunkRows = 128, kChunkRowsOnDevice = 1024;
-
-}  // namespace
-
 Targets targets_of(const storage::TokenSequences& tokens, std::span<const std::int64_t> sequences) {
   std::vector<std::int64_t> rows, next;
   for (std::size_t i = 0; i < sequences.size(); ++i) {
@@ -68,7 +61,7 @@ LossHead::LossHead(const storage::ModelConfig& config,
     : weights_(weights),
       rms_norm_eps_(config.rms_norm_eps),
       final_norm_(outer.final_norm),
-      lm_head_(outer.lm_head, {}, kChunkRows) {}
+      lm_head_(outer.lm_head, {}, storage::kLossRows) {}
 
 TeacherLoss LossHead::loss_of(const Targets& targets,
                               std::int64_t begin,
@@ -98,7 +91,7 @@ LossHead::Result LossHead::run(const at::Tensor& hidden_states,
   Result result;
   const at::Tensor rows = hidden_states.reshape({-1, hidden_states.size(-1)});
   at::Tensor gradient = with_gradient ? at::zeros_like(rows) : at::Tensor();
-  const std::int64_t most = rows.is_cpu() ? kChunkRows : kChunkRowsOnDevice;
+  const std::int64_t most = rows.is_cpu() ? storage::kLossRows : storage::kLossRowsOnGpu;
   for (std::int64_t begin = 0; begin < targets.count(); begin += most) {
     check_cancelled();
     const std::int64_t count = std::min(most, targets.count() - begin);

@@ -1,5 +1,5 @@
 // One pipeline of the mesh: the ranks whose ranges of layers a micro-batch passes, forward and
-// backward. Runs this rank's passes in the order of storage/recipe/pipeline_order.hpp; what leaves
+// backward. Runs this rank's passes in the order of storage/shape/pipeline_order.hpp; what leaves
 // a range goes to the rank of the next one while this one computes on. A message is raw bytes of a
 // tensor [B, T, M], the residual stream in the narrower of the stream's and the compute dtype
 // (which it was rounded to anyway) and its gradient in the compute dtype, so where layers lie never
@@ -13,7 +13,7 @@
 #include <memory>
 #include <vector>
 
-#include "storage/recipe/pipeline_order.hpp"
+#include "storage/shape/pipeline_order.hpp"
 #include "worker/comm/communicator.hpp"
 
 namespace hedgerow::worker {

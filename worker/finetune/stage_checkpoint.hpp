@@ -10,7 +10,7 @@
 #include <memory>
 #include <vector>
 
-#include "storage/recipe/mesh.hpp"
+#include "storage/shape/mesh.hpp"
 #include "storage/tensors/checkpoint.hpp"
 #include "worker/comm/communicator.hpp"
 #include "worker/task/attempt_files.hpp"

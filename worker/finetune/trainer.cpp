@@ -10,6 +10,8 @@
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/error.hpp"
+#include "storage/shape/budgets.hpp"
+#include "storage/shape/layer_shape.hpp"
 #include "worker/device/cuda_device.hpp"
 #include "worker/model/attention_options.hpp"
 
@@ -94,13 +96,13 @@ std::int64_t activation_budget(const at::Device& device, Communicator& communica
   wire::this_host().copy(own.host.data(), own.host.size() - 1);
   const std::vector<std::byte> all = communicator.all_gather(std::as_bytes(std::span(&own, 1)));
   if (!on_gpu) return storage::kHostActivationBytes;
-  std::uint64_t ranks = 0;
+  std::int64_t ranks = 0;
   for (std::size_t at = 0; at < all.size(); at += sizeof(Place))
-    ranks += std::memcmp(&all[at], &own, sizeof(Place)) == 0 ? 1U : 0U;
+    ranks += std::memcmp(&all[at], &own, sizeof(Place)) == 0 ? 1 : 0;
   const cuda::Memory memory = cuda::memory(device);
-  const std::uint64_t free = memory.free + memory.reserved - memory.allocated;
-  return static_cast<std::int64_t>(
-      storage::gpu_activation_bytes(memory.total / ranks, free / ranks));
+  const auto free = static_cast<std::int64_t>(memory.free + memory.reserved - memory.allocated);
+  return storage::gpu_activation_bytes(static_cast<std::int64_t>(memory.total) / ranks,
+                                       free / ranks);
 }
 
 }  // namespace
@@ -167,8 +169,8 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
   const std::int64_t budget = options_.activation_budget_bytes
                                   ? *options_.activation_budget_bytes
                                   : activation_budget(device(), communicator_);
-  // In flight are passes of single ranges.
-  keeps_activations_ = activation_bytes() * in_flight / options_.mesh.chunks <= budget;
+  keeps_activations_ =
+      storage::keeps_activations(activation_bytes(), in_flight, options_.mesh.chunks, budget);
 }
 
 std::vector<TrainedPart> FinetuneTrainer::parts_to_train() {
@@ -183,22 +185,15 @@ std::vector<TrainedPart> FinetuneTrainer::parts_to_train() {
   return chosen;
 }
 
-// What LayerActivations holds of this rank's layers, with the attention's graph counted as its
-// inputs and output once more.
 std::int64_t FinetuneTrainer::activation_bytes() const {
-  const auto& config = model_.config;
-  const auto element = static_cast<std::int64_t>(c10::elementSize(compute_));
-  const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
-  const std::int64_t key = std::int64_t{config.num_key_value_heads} * config.head_dim;
   const LoraAdapter& lora = parameters_.adapter();
-  const bool has_mlp_lora = lora.find(held_.layers.front(), "gate_proj") != nullptr ||
-                            lora.find(held_.layers.front(), "up_proj") != nullptr;
-  const std::int64_t wide = config.hidden_size + query + 4 * lora.rank +
-                            (has_mlp_lora ? config.hidden_size + 2 * lora.rank : 0);
-  const std::int64_t narrow =
-      4 * (query + key) + config.hidden_size + 2 * std::int64_t{config.intermediate_size};
+  const std::int64_t of_token =
+      storage::kept_activation_bytes(model_.config,
+                                     static_cast<std::int64_t>(c10::elementSize(compute_)),
+                                     lora.target_modules,
+                                     lora.rank);
   const std::int64_t rows = options_.finetune.sequences_per_micro_batch * tokens_.seq_len;
-  return std::ssize(held_.layers) * rows * (4 * wide + element * narrow);
+  return std::ssize(held_.layers) * rows * of_token;
 }
 
 at::Tensor FinetuneTrainer::embedded(std::span<const std::int64_t> sequences) const {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "storage/recipe/capture_plan.hpp"
-#include "storage/recipe/mesh.hpp"
+#include "storage/shape/mesh.hpp"
 #include "storage/recipe/recipe.hpp"
 #include "worker/comm/tensor_exchange.hpp"
 #include "worker/comm/tree_reduce.hpp"
@@ -46,7 +46,7 @@ struct TrainerOptions {
   std::uint64_t seed = 0;
   at::Device device = at::kCPU;
   at::ScalarType stream = at::kBFloat16;  // the residual stream is rounded to it after every layer
-  // Activations are kept up to this size (storage/recipe/pipeline_order.hpp); absent: what the
+  // Activations are kept up to this size (storage/shape/pipeline_order.hpp); absent: what the
   // device has for them once the layers are loaded.
   std::optional<std::int64_t> activation_budget_bytes = std::nullopt;
   // Where the objective needs the teacher: its logits [T, K] of a sequence, and the sequences that

@@ -14,7 +14,7 @@
 #include <optional>
 #include <vector>
 
-#include "storage/recipe/mesh.hpp"
+#include "storage/shape/mesh.hpp"
 #include "worker/comm/communicator.hpp"
 #include "worker/generate/attention_cache.hpp"
 #include "worker/generate/sampler.hpp"

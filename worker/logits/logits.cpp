@@ -9,6 +9,7 @@
 
 #include "storage/base/error.hpp"
 #include "storage/base/fault_point.hpp"
+#include "storage/shape/budgets.hpp"
 #include "storage/shards/hidden_shard.hpp"
 #include "worker/logits/top_logits.hpp"
 #include "worker/task/stopwatch.hpp"
@@ -19,8 +20,6 @@ namespace {
 
 using storage::DataStage;
 
-// Rows of logits at once, as evaluation has them.
-constexpr std::int64_t kLogitRows = 256;
 
 class LogitsTask {
  public:
@@ -132,13 +131,13 @@ class LogitsTask {
     // One buffer for all of them: a new one each time would not fit where the last one lay once a
     // smaller tensor has taken a part of it.
     if (!chunk_.defined()) {
-      chunk_ = at::empty({std::min(kLogitRows, seq_len_), run_.config().vocab_size},
+      chunk_ = at::empty({std::min(storage::kLogitRows, seq_len_), run_.config().vocab_size},
                          stream.options().dtype(at::kFloat));
     }
     std::vector<at::Tensor> ids, values, rest;
-    for (std::int64_t first = 0; first < seq_len_; first += kLogitRows) {
+    for (std::int64_t first = 0; first < seq_len_; first += storage::kLogitRows) {
       stop_if_told(context_);
-      const std::int64_t count = std::min(kLogitRows, seq_len_ - first);
+      const std::int64_t count = std::min(storage::kLogitRows, seq_len_ - first);
       const at::Tensor rows = stream.squeeze(0).narrow(0, first, count);
       const at::Tensor chunk = chunk_.narrow(0, 0, count);
       chunk.copy_(head(rows, outer_, run_.config()));

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "kernels/hybrid_attention.hpp"
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 
 namespace hedgerow::worker {
 

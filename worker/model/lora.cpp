@@ -67,26 +67,6 @@ const LoraPair* LoraAdapter::find(int layer_idx, const std::string& module) cons
   return found == modules.end() ? nullptr : &found->second;
 }
 
-std::pair<std::int64_t, std::int64_t> projection_shape(const storage::ModelConfig& config,
-                                                       const std::string& module) {
-  const std::int64_t hidden = config.hidden_size;
-  const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
-  const std::int64_t key = std::int64_t{config.num_key_value_heads} * config.head_dim;
-  switch (module_index(module)) {
-    case 0:
-      return {query, hidden};
-    case 3:
-      return {hidden, query};
-    case 4:
-    case 5:
-      return {config.intermediate_size, hidden};
-    case 6:
-      return {hidden, config.intermediate_size};
-    default:
-      return {key, hidden};
-  }
-}
-
 LoraAdapter start_adapter(const storage::ModelConfig& config,
                           const storage::FinetuneSection& finetune,
                           std::uint64_t seed,
@@ -96,7 +76,7 @@ LoraAdapter start_adapter(const storage::ModelConfig& config,
   for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
     if (has && !has(static_cast<int>(layer))) continue;
     for (const auto& module : adapter.target_modules) {
-      const auto [out, in] = projection_shape(config, module);
+      const auto [parent, name, out, in, has_bias] = storage::linear_module(config, module);
       at::Tensor a = at::empty({adapter.rank, in}, at::kFloat);
       storage::PhiloxStream stream(seed,
                                    kLoraStream,
@@ -167,7 +147,7 @@ LoraAdapter load_adapter(const fs::path& directory,
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
     const bool is_held = !has || has(layer);
     for (const auto& module : peft.targets[static_cast<std::size_t>(layer)]) {
-      const auto [out, in] = projection_shape(config, module);
+      const auto [parent, name, out, in, has_bias] = storage::linear_module(config, module);
       const std::string a = lora_name(layer, module, "lora_A"),
                         b = lora_name(layer, module, "lora_B");
       LoraPair pair{read_matrix(file, path, a, adapter.rank, in, is_held),
@@ -209,7 +189,7 @@ void merge_into(LayerWeights& layer,
     std::int64_t begin = 0;
     bool is_merged = false;
     for (const char* module : modules) {
-      const std::int64_t out = projection_shape(config, module).first;
+      const std::int64_t out = storage::linear_module(config, module).rows;
       const at::Tensor weight = matrix.narrow(0, begin, out);
       begin += out;
       const LoraPair* pair = adapter.find(layer_idx, module);

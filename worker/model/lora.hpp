@@ -43,10 +43,6 @@ struct LoraAdapter {
                                      const std::string& module) const;  // nullptr: not a target
 };
 
-// [out, in] of a projection.
-[[nodiscard]] std::pair<std::int64_t, std::int64_t> projection_shape(
-    const storage::ModelConfig& config, const std::string& module);
-
 // A of every target drawn as PEFT draws it, U(-sqrt(1/in), sqrt(1/in)) (kaiming_uniform with a =
 // sqrt(5)), but from Philox keyed by (seed, layer, module): any mesh starts the same. B is zero. Of
 // the layers that `has` names alone, if it is given. Throws kUsage for an unknown module.

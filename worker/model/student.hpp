@@ -11,7 +11,7 @@
 
 #include "kernels/hybrid_attention.hpp"
 #include "storage/model/weight_hashes.hpp"
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 #include "worker/model/elementwise.hpp"
 
 namespace hedgerow::worker {

@@ -7,7 +7,7 @@
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "storage/base/file.hpp"
 #include "storage/model/model_config.hpp"
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {

@@ -15,7 +15,7 @@
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "storage/base/file.hpp"
 #include "storage/model/weight_hashes.hpp"
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 #include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator::cli {

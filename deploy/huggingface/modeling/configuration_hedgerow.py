@@ -131,7 +131,7 @@ class HedgerowConfig(PreTrainedConfig):
 
     @property
     def attention(self) -> dict[str, Any]:
-        """What the student attends with, defaults filled in as in a hedgerow.json (storage/recipe/attention_spec.hpp).
+        """What the student attends with, defaults filled in as in a hedgerow.json (storage/model/attention_spec.hpp).
 
         Exports that say nothing of sinks, key maps and recall_cache have none, one a query head and 0.
         """

@@ -9,7 +9,7 @@
 
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
-#include "storage/recipe/state_bytes.hpp"
+#include "storage/shape/state_bytes.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "tests/support/refusal.hpp"
 #include "tests/support/temporary_directory.hpp"

@@ -101,7 +101,7 @@ at::Tensor plain_loss_sum(const TinyStudent& tiny,
     if (pair == nullptr)
       return at::zeros(x.sizes().slice(0, 2).vec())
           .unsqueeze(-1)
-          .expand({-1, -1, projection_shape(config, module).first});
+          .expand({-1, -1, storage::linear_module(config, module).rows});
     return at::linear(at::linear(x, pair->a), pair->b) * lora.scaling();
   };
   const auto batch = static_cast<std::int64_t>(sequences.size());

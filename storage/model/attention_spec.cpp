@@ -1,4 +1,4 @@
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 
 #include <algorithm>
 #include <array>

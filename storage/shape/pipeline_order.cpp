@@ -1,4 +1,4 @@
-#include "storage/recipe/pipeline_order.hpp"
+#include "storage/shape/pipeline_order.hpp"
 
 #include <algorithm>
 #include <limits>
@@ -137,12 +137,6 @@ int most_in_flight(const std::vector<PipelineOperation>& operations) {
     most = std::max(most, now);
   }
   return most;
-}
-
-std::uint64_t gpu_activation_bytes(std::uint64_t gpu_bytes, std::uint64_t free_bytes) {
-  constexpr std::uint64_t kLeast = std::uint64_t{4} << 30U, kTenth = 10;
-  const std::uint64_t left_free = std::max(gpu_bytes / kTenth, kLeast);
-  return free_bytes > left_free ? free_bytes - left_free : 0;
 }
 
 PipelineTimes pipeline_times(const PipelineOrder& order,

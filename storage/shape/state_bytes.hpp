@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "storage/model/model_config.hpp"
-#include "storage/recipe/attention_spec.hpp"
+#include "storage/model/attention_spec.hpp"
 
 namespace hedgerow::storage {
 

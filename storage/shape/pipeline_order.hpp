@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "storage/recipe/mesh.hpp"
+#include "storage/shape/mesh.hpp"
 
 namespace hedgerow::storage {
 
@@ -28,14 +28,6 @@ using PipelineOrder = std::vector<std::vector<PipelineOperation>>;
 
 // Forward passes of a stage's ranges whose backward passes are to come, at most.
 [[nodiscard]] int most_in_flight(const std::vector<PipelineOperation>& operations);
-
-// Bytes of activations that a rank keeps for its backward passes at most; beyond them each layer is
-// computed again from its input, for a third more work and the same bytes of results. The trainer
-// and the plan ask here. On the CPU a GiB, since the memory is everybody's. Of a GPU what is free
-// once a rank has loaded, less a tenth of the GPU, at least 4 GiB: for what one layer's backward
-// pass and some rows of logits take for a moment. `gpu_bytes` and `free_bytes` are a rank's share.
-inline constexpr std::uint64_t kHostActivationBytes = std::uint64_t{1} << 30U;
-[[nodiscard]] std::uint64_t gpu_activation_bytes(std::uint64_t gpu_bytes, std::uint64_t free_bytes);
 
 // Seconds, or any other unit, of one micro-batch.
 struct RangeCost {

@@ -1,11 +1,11 @@
-#include "storage/recipe/mesh.hpp"
+#include "storage/shape/mesh.hpp"
 
 #include <gtest/gtest.h>
 
 #include <numeric>
 
 #include "storage/base/error.hpp"
-#include "storage/recipe/pipeline_order.hpp"
+#include "storage/shape/pipeline_order.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,4 +1,4 @@
-#include "storage/recipe/state_bytes.hpp"
+#include "storage/shape/state_bytes.hpp"
 
 namespace hedgerow::storage {
 namespace {

@@ -1,7 +1,7 @@
 // What a sequence keeps in generation, by hand for SmolLM2-135M; and the untrained window that keeps
 // as much. Catches: a state a query head counted where there is one a kv head, a ring of one window
 // where a terraced one has two, an opponent that is rounded down.
-#include "storage/recipe/state_bytes.hpp"
+#include "storage/shape/state_bytes.hpp"
 
 #include <gtest/gtest.h>
 

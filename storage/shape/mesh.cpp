@@ -1,22 +1,12 @@
-#include "storage/recipe/mesh.hpp"
+#include "storage/shape/mesh.hpp"
 
 #include <algorithm>
 #include <charconv>
 
 #include "storage/base/error.hpp"
+#include "storage/shape/layer_shape.hpp"
 
 namespace hedgerow::storage {
-namespace {
-
-double layer_weights(const ModelConfig& model) {
-  const double hidden = model.hidden_size;
-  const double head_dim = model.head_dim;
-  return hidden * head_dim * 2.0 * (model.num_attention_heads + model.num_key_value_heads) +
-         3.0 * hidden * model.intermediate_size;
-}
-
-}  // namespace
-
 std::optional<Mesh> parse_mesh(std::string_view text) {
   std::vector<int> sizes;
   const char* next = text.data();
@@ -50,7 +40,8 @@ Mesh shortest_mesh(int ranks, int num_micro_batches) {
 }
 
 double head_in_layers(const ModelConfig& model) {
-  return static_cast<double>(model.vocab_size) * model.hidden_size / layer_weights(model);
+  return static_cast<double>(model.vocab_size) * model.hidden_size /
+         static_cast<double>(matrix_parameters(model));
 }
 
 std::vector<LayerRange> split_layers(const ModelConfig& model, const Mesh& mesh) {
