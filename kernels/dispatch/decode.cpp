@@ -217,14 +217,22 @@ at::Tensor step(Backend backend,
   return aten::decode_step_aten(q, k, v, parameters, options, state);
 }
 
-// Of the entries: the fused backend of the device where it takes the problem.
+// Of the steps: the fused backend of the device where it takes the problem.
 Backend choose_backend(const DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
-  const bool fused = options.recall_cache == 0 && state.kv_state.is_cuda() &&
-                     cuda::decode_backend() != nullptr &&
+  const bool fused = state.kv_state.is_cuda() && cuda::decode_backend() != nullptr &&
                      cuda::decode_backend()->why_not(state, parameters, options).empty();
   return fused ? Backend::kCuda : backend_for(state.kv_state);
+}
+
+// CUDA has no fused prefill with a recall cache: a prompt's choices, one after another, are ATen
+// operations there. They leave the state that a fused step goes on with.
+Backend choose_prefill_backend(const DecodeState& state,
+                               const HybridParameters& parameters,
+                               const HybridOptions& options) {
+  return options.recall_cache > 0 ? backend_for(state.kv_state)
+                                  : choose_backend(state, parameters, options);
 }
 
 void require_cuda_backend(const DecodeState& state,
@@ -306,7 +314,7 @@ DecodeState prefill_state(const at::Tensor& k,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
   DecodeState state = checked_state(k, v, lengths, parameters, options);
-  fill(choose_backend(state, parameters, options), k, v, parameters, options, state);
+  fill(choose_prefill_backend(state, parameters, options), k, v, parameters, options, state);
   return state;
 }
 
@@ -353,6 +361,10 @@ DecodeState prefill_state(const at::Tensor& k,
                           const HybridOptions& options) {
   DecodeState state = checked_state(k, v, lengths, parameters, options);
   require_cuda_backend(state, parameters, options);
+  TORCH_CHECK(options.recall_cache == 0,
+              "decode: no CUDA kernel prefills with a recall cache; found recall_cache ",
+              options.recall_cache,
+              ", which prefill_state() and aten::prefill_state() take");
   fill(Backend::kCuda, k, v, parameters, options, state);
   return state;
 }
