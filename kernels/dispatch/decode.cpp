@@ -85,10 +85,14 @@ void check_state(const DecodeState& state,
                         state.recall_positions.sizes() == at::IntArrayRef(recall).slice(0, 3) &&
                         state.recall_k.scalar_type() == state.window_k.scalar_type() &&
                         state.recall_v.scalar_type() == state.window_k.scalar_type() &&
-                        state.recall_positions.scalar_type() == at::kLong,
+                        state.recall_positions.scalar_type() == at::kLong &&
+                        state.recall_k.device() == state.window_k.device() &&
+                        state.recall_v.device() == state.window_k.device() &&
+                        state.recall_positions.device() == state.window_k.device(),
               "decode: the state must have recall_k and recall_v of window_k's dtype, contiguous ",
               describe(recall),
-              ", and int64 recall_positions, as recall_cache says; one made without a cache does "
+              ", and int64 recall_positions, on its device, as recall_cache says; one made without "
+              "a cache does "
               "not go on with one");
   TORCH_CHECK(
       state.kv_state.scalar_type() == at::kFloat && state.k_state.scalar_type() == at::kFloat,
