@@ -37,7 +37,8 @@ void add_to_state(RecallState& state,
   const std::int64_t G = v.size(1);
   const at::Tensor marked =
       by_kv_head(phi, G) * counts.unsqueeze(2).unsqueeze(-1).to(phi.scalar_type());
-  const at::Tensor values = v.to(phi.scalar_type()).unsqueeze(2);
+  const at::Tensor values =
+      v.masked_fill(counts.bitwise_not().unsqueeze(-1), 0.0).to(phi.scalar_type()).unsqueeze(2);
   state.kv_state = state.kv_state + at::matmul(marked.transpose(-1, -2), values).flatten(1, 2);
   state.k_state = state.k_state + marked.sum(3).flatten(1, 2);
 }
@@ -50,7 +51,9 @@ at::Tensor residuals(const RecallState& state, const at::Tensor& phi, const at::
       at::matmul(phi, state.k_state.unsqueeze(-1)).clamp_min(kLeastRecallMass);  // [B, U, n, 1]
   const at::Tensor recalled = by_kv_head(at::matmul(phi, state.kv_state) / mass, G);
   const at::Tensor missed = v.to(phi.scalar_type()).unsqueeze(2) - recalled;
-  return (missed * missed).sum(-1).sum(2);
+  // Of scores that are no numbers there is no order: such a key is recalled worst of all.
+  const at::Tensor score = (missed * missed).sum(-1).sum(2);
+  return score.masked_fill(score.isnan(), std::numeric_limits<double>::infinity());
 }
 
 at::Tensor entries_at(const at::Tensor& x, const at::Tensor& index) {

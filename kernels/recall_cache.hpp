@@ -16,8 +16,9 @@
 // No key is in both branches or in none. Prefill and decode, split anywhere, choose as the whole
 // sequence does, because a choice reads complete chunks alone.
 //
-// ATen operations on the inputs' device, nothing waits for it; autograd passes a choice as a constant.
-// On the CPU the same is done by tiles (kernels/cpu/recall_cpu.hpp).
+// ATen operations on the inputs' device, nothing waits for it; autograd passes a choice as a
+// constant. On the CPU the same is done by tiles (kernels/cpu/recall_cpu.hpp), and at a decode step
+// on CUDA by a kernel (kernels/cuda/decode/decode_recall.cuh).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,11 +27,9 @@
 
 #include "kernels/decode.hpp"
 #include "kernels/hybrid_attention.hpp"
+#include "kernels/options/recall_mass.hpp"
 
 namespace hedgerow::kernels {
-
-// Keeps a state's division finite where a map's features are all 0.
-inline constexpr double kLeastRecallMass = 1e-12;
 
 // What one choice reads and changes. Rows are sequences; U key maps, M = W candidates of a chunk.
 struct RecallState {

@@ -34,7 +34,7 @@ def short(name: str) -> tuple[str, int]:
     kernel = re.search(r"cuda::(\w+Kernel)(?:<.*?Shape<(\d+), (\d+), (true|false)>(?:, (true|false|\([\w:]+\)\d))?)?", name)
     if not kernel:
         return name, 0
-    if numbers := re.search(r"cuda::(\w+Kernel<\d+(?:, \d+)*>)", name):
+    if numbers := re.search(r"cuda::(\w+Kernel<\d+(?:, (?:\d+|true|false))*>)", name):
         return numbers.group(1), 0
     arguments = [re.sub(r"\(.*\)", "", a) for a in kernel.groups()[1:] if a is not None]
     features = int(arguments[1]) * (2 if arguments[2] == "true" else 1) if arguments else 0

@@ -4,6 +4,8 @@
 #include <ATen/Parallel.h>
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 #include <numeric>
 
 #include "kernels/recall_cache.hpp"
@@ -142,6 +144,10 @@ void RecallHead::score_candidates() {
     row_dots(recalled_.data(), width_, recalled_.data(), width_, rows_, D, squares);
     for (std::int64_t row = 0; row < rows_; ++row) scores[row] += squares[row];
   }
+  // Of scores that are no numbers there is no order: such a key is recalled worst of all.
+  for (std::int64_t row = 0; row < rows_; ++row) {
+    if (std::isnan(scores[row])) scores[row] = std::numeric_limits<float>::infinity();
+  }
 }
 
 void RecallHead::fold_dropped() {
@@ -156,7 +162,11 @@ void RecallHead::fold_dropped() {
     drops = drops || dropped;
   }
   if (!drops) return;
-  scale_rows(v_.data(), width_, is_dropped, rows_, D, recalled_.data(), width_);
+  recalled_.clear();  // the dropped rows' values alone: 0 times what is no number is none
+  for (std::int64_t row = 0; row < rows_; ++row) {
+    if (is_dropped[row] > 0.0F)
+      std::copy_n(v_.data() + row * width_, D, recalled_.data() + row * width_);
+  }
   for (std::int64_t u = 0; u < maps_; ++u) {
     const auto map = static_cast<std::size_t>(u);
     const float* phi = phi_.data() + u * F * lanes_;

@@ -45,13 +45,26 @@ std::string why_not(const DecodeState& state,
                     " features; there are head_dim 64 and 128, for a multiple of 4 columns and at "
                     "most 256 features");
   }
-  for (const at::Tensor* tensor :
-       {&state.kv_state, &state.window_k, &state.window_v, &state.sink_k, &state.sink_v}) {
+  const bool recalls = options.recall_cache > 0;
+  if (recalls && options.window_size > kMostRecallWindow) {
+    return c10::str("the CUDA decode kernels choose a recall cache from windows of at most ",
+                    kMostRecallWindow,
+                    " tokens, not ",
+                    options.window_size);
+  }
+  for (const at::Tensor* tensor : {&state.kv_state,
+                                   &state.window_k,
+                                   &state.window_v,
+                                   &state.sink_k,
+                                   &state.sink_v,
+                                   &state.recall_k,
+                                   &state.recall_v}) {
     if (tensor->defined() && !is_aligned(*tensor)) {
       return "the CUDA decode kernels want a state that is aligned to 16 bytes";
     }
   }
-  return why_not_shared("the CUDA decode kernels", decode_shared_bytes(head_dim, features));
+  return why_not_shared("the CUDA decode kernels",
+                        decode_shared_bytes(head_dim, features, recalls));
 }
 
 // A call in the kernels' terms, with what backs the pointers.
@@ -103,6 +116,12 @@ struct Call {
       batch.sinks = static_cast<int>(options.num_sinks);
       batch.sink_k = bf16_out(state.sink_k);
       batch.sink_v = bf16_out(state.sink_v);
+    }
+    if (options.recall_cache > 0) {
+      batch.recalled = static_cast<int>(options.recall_cache);
+      batch.recall_positions = state.recall_positions.data_ptr<std::int64_t>();
+      batch.recall_k = bf16_out(state.recall_k);
+      batch.recall_v = bf16_out(state.recall_v);
     }
     map_q = map_of(parameters.q, options.feature_map);
     map_k = map_of(parameters.k, options.feature_map);
@@ -189,7 +208,15 @@ at::Tensor step(const at::Tensor& q,
     token.factors = call.floats_of(parameters.window_factors);
   }
   token.y = bf16_out(y);
-  if (options.layout == WindowLayout::kTerraced || call.batch.shares_states()) {
+  const bool recalls = options.recall_cache > 0;
+  if (recalls) {
+    DecodeRecallArguments choice;
+    choice.batch = call.batch;
+    choice.map_k = call.map_k;
+    launch_decode_recall(choice, call.stream);
+  }
+  // What leaves a terraced window is in the choice.
+  if (options.layout == WindowLayout::kTerraced ? !recalls : call.batch.shares_states()) {
     join_state(call, token.k, token.v);
   }
   for (const int heads : {2, 4}) {

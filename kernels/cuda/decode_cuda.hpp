@@ -11,12 +11,12 @@ namespace hedgerow::kernels::cuda {
 
 struct DecodeBackend {
   // Empty where the kernels take this state and these parameters; else why not, in words. They want
-  // a bf16 ring, head_dim 64 or 128, maps of a multiple of 4 columns, at most 256 features, and
-  // shared memory for a threadblock.
+  // a bf16 ring, head_dim 64 or 128, maps of a multiple of 4 columns, at most 256 features, with a
+  // recall cache a window of at most 128 tokens, and shared memory for a threadblock.
   std::string (*why_not)(const DecodeState& state,
                          const HybridParameters& parameters,
                          const HybridOptions& options);
-  // Fills an empty state whose positions hold each row's length.
+  // Fills an empty state whose positions hold each row's length; without a recall cache.
   void (*prefill)(const at::Tensor& k,
                   const at::Tensor& v,
                   const HybridParameters& parameters,

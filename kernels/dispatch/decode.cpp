@@ -85,10 +85,14 @@ void check_state(const DecodeState& state,
                         state.recall_positions.sizes() == at::IntArrayRef(recall).slice(0, 3) &&
                         state.recall_k.scalar_type() == state.window_k.scalar_type() &&
                         state.recall_v.scalar_type() == state.window_k.scalar_type() &&
-                        state.recall_positions.scalar_type() == at::kLong,
+                        state.recall_positions.scalar_type() == at::kLong &&
+                        state.recall_k.device() == state.window_k.device() &&
+                        state.recall_v.device() == state.window_k.device() &&
+                        state.recall_positions.device() == state.window_k.device(),
               "decode: the state must have recall_k and recall_v of window_k's dtype, contiguous ",
               describe(recall),
-              ", and int64 recall_positions, as recall_cache says; one made without a cache does "
+              ", and int64 recall_positions, on its device, as recall_cache says; one made without "
+              "a cache does "
               "not go on with one");
   TORCH_CHECK(
       state.kv_state.scalar_type() == at::kFloat && state.k_state.scalar_type() == at::kFloat,
@@ -217,14 +221,22 @@ at::Tensor step(Backend backend,
   return aten::decode_step_aten(q, k, v, parameters, options, state);
 }
 
-// Of the entries: the fused backend of the device where it takes the problem.
+// Of the steps: the fused backend of the device where it takes the problem.
 Backend choose_backend(const DecodeState& state,
                        const HybridParameters& parameters,
                        const HybridOptions& options) {
-  const bool fused = options.recall_cache == 0 && state.kv_state.is_cuda() &&
-                     cuda::decode_backend() != nullptr &&
+  const bool fused = state.kv_state.is_cuda() && cuda::decode_backend() != nullptr &&
                      cuda::decode_backend()->why_not(state, parameters, options).empty();
   return fused ? Backend::kCuda : backend_for(state.kv_state);
+}
+
+// CUDA has no fused prefill with a recall cache: a prompt's choices, one after another, are ATen
+// operations there. They leave the state that a fused step goes on with.
+Backend choose_prefill_backend(const DecodeState& state,
+                               const HybridParameters& parameters,
+                               const HybridOptions& options) {
+  return options.recall_cache > 0 ? backend_for(state.kv_state)
+                                  : choose_backend(state, parameters, options);
 }
 
 void require_cuda_backend(const DecodeState& state,
@@ -306,7 +318,7 @@ DecodeState prefill_state(const at::Tensor& k,
                           const HybridParameters& parameters,
                           const HybridOptions& options) {
   DecodeState state = checked_state(k, v, lengths, parameters, options);
-  fill(choose_backend(state, parameters, options), k, v, parameters, options, state);
+  fill(choose_prefill_backend(state, parameters, options), k, v, parameters, options, state);
   return state;
 }
 
@@ -353,6 +365,10 @@ DecodeState prefill_state(const at::Tensor& k,
                           const HybridOptions& options) {
   DecodeState state = checked_state(k, v, lengths, parameters, options);
   require_cuda_backend(state, parameters, options);
+  TORCH_CHECK(options.recall_cache == 0,
+              "decode: no CUDA kernel prefills with a recall cache; found recall_cache ",
+              options.recall_cache,
+              ", which prefill_state() and aten::prefill_state() take");
   fill(Backend::kCuda, k, v, parameters, options, state);
   return state;
 }

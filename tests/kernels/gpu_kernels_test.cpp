@@ -10,6 +10,7 @@ namespace {
 HEDGEROW_INSTANTIATE_DEVICE_BACKENDS(Cuda, Backend::kAten, at::kCUDA);
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaHybrid, ::testing::Values(at::kCUDA));
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaDecode, ::testing::Values(at::kCUDA));
+INSTANTIATE_TEST_SUITE_P(Cuda, CudaRecall, ::testing::Values(at::kCUDA));
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaTransfer, ::testing::Values(at::kCUDA));
 INSTANTIATE_TEST_SUITE_P(Cuda, CudaCrossEntropy, ::testing::Values(at::kCUDA));
 

@@ -356,5 +356,31 @@ TEST(RecallCache, AStateThatWasMadeWithoutOneDoesNotGoOnWithOne) {
               ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("as recall_cache says")));
 }
 
+TEST(RecallCache, AStateWhoseCacheIsOnAnotherDeviceIsRefused) {
+  AttentionCase shape{.T = 20};
+  shape.options.window_size = kChunk;
+  shape.options.recall_cache = 4;
+  const AttentionInputs inputs = make_inputs(shape);
+  const DecodeState state = prefill_state(inputs.k,
+                                          inputs.v,
+                                          at::full({shape.B}, shape.T, at::kLong),
+                                          inputs.parameters,
+                                          shape.options);
+  for (at::Tensor DecodeState::*const part :
+       {&DecodeState::recall_k, &DecodeState::recall_v, &DecodeState::recall_positions}) {
+    DecodeState other = state;
+    other.*part = (state.*part).to(at::kMeta);
+    EXPECT_THAT(([&] {
+                  decode_step(inputs.q.select(2, 0),
+                              inputs.k.select(2, 0),
+                              inputs.v.select(2, 0),
+                              other,
+                              inputs.parameters,
+                              shape.options);
+                }),
+                ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("on its device")));
+  }
+}
+
 }  // namespace
 }  // namespace hedgerow::kernels

@@ -117,7 +117,7 @@ void AttentionCache::keep(const at::Tensor& index) {
 bool AttentionCache::is_fused() const {
   const auto* state = std::get_if<DecodeState>(&state_);
   const kernels::cuda::DecodeBackend* backend = kernels::cuda::decode_backend();
-  return state != nullptr && backend != nullptr && options_.recall_cache == 0 &&
+  return state != nullptr && backend != nullptr &&
          backend->why_not(*state, *parameters_, options_).empty();
 }
 

@@ -74,7 +74,10 @@ std::string why_not_fused(const AttentionPath& path, const AttentionBackends& ba
   const HybridParameters& parameters = *path.parameters;
   const bool infers = path.use == AttentionUse::kEvaluate || path.use == AttentionUse::kGenerate;
   if (infers && path.options.recall_cache > 0)
-    reason.unless([] { return "a recall cache (attention.recall_cache > 0) has no fused kernel"; });
+    reason.unless([] {
+      return "a recall cache (attention.recall_cache > 0) has no fused kernel but the decode "
+             "step's";
+    });
   if (path.use == AttentionUse::kTransfer && path.linear_factor > 0.0)
     reason.unless([] { return "transfer.linear_factor > 0 has no fused kernel"; });
   reason.unless([&] {

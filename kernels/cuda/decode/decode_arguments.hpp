@@ -8,6 +8,8 @@
 namespace hedgerow::kernels::cuda {
 
 inline constexpr int kMostDecodeFeatures = 256;
+// Of a window with a recall cache, and so of its cache: a thread ranks one candidate.
+inline constexpr int kMostRecallWindow = 128;
 
 // A map in fp32, of a multiple of 4 columns.
 struct DecodeMap {
@@ -30,6 +32,9 @@ struct DecodeBatch {
   float* k_state = nullptr;           // [B, U, F]
   std::uint16_t *ring_k = nullptr, *ring_v = nullptr;  // [B, G, slots, D]
   std::uint16_t *sink_k = nullptr, *sink_v = nullptr;  // [B, G, sinks, D]; null without sinks
+  int recalled = 0;  // entries of the recall cache, <= window; 0: none, and what follows is null
+  std::int64_t* recall_positions = nullptr;                // [B, G, recalled] ascending, from -1 on
+  std::uint16_t *recall_k = nullptr, *recall_v = nullptr;  // [B, G, recalled, D]
 
   [[nodiscard]] HEDGEROW_BOTH int group() const { return H / G; }
   // Key heads of a kv head.
@@ -46,11 +51,34 @@ struct DecodeBatch {
   [[nodiscard]] HEDGEROW_BOTH int behind_sinks(int first) const {
     return first > sinks ? first : sinks;
   }
+  // How many entries of a row's recall cache lie before `token`; those of no key do.
+  [[nodiscard]] HEDGEROW_BOTH int recalled_before(int row, int kv_head, int token) const {
+    int first = 0, last = recalled;
+    while (first < last) {
+      const int middle = (first + last) / 2;
+      if (recall_entry(row, kv_head, middle) < token) {
+        first = middle + 1;
+      } else {
+        last = middle;
+      }
+    }
+    return first;
+  }
+  [[nodiscard]] HEDGEROW_BOTH bool recalls(int row, int kv_head, int token) const {
+    const int entry = recalled_before(row, kv_head, token);
+    return entry < recalled && recall_entry(row, kv_head, entry) == token;
+  }
+  // The token of an entry; -1: none.
+  [[nodiscard]] HEDGEROW_BOTH int recall_entry(int row, int kv_head, int entry) const {
+    return static_cast<int>(
+        recall_positions[(static_cast<std::int64_t>(row) * G + kv_head) * recalled + entry]);
+  }
 };
 
 // (S, z) += phi_k [v, 1] of tokens that leave the window together: all that a prompt leaves behind
 // (`prompt`), or before a step the chunk that a terraced window flushes; where states are shared,
-// also the one token that joins in another layout.
+// also the one token that joins in another layout, unless the recall cache holds it. A terraced
+// window with a recall cache flushes nothing: DecodeRecallArguments.
 struct DecodeStateArguments {
   DecodeBatch batch;
   DecodeMap map_k;
@@ -58,6 +86,13 @@ struct DecodeStateArguments {
   Rows k, v;       // [B, G, rows, D]: the prompt, the ring or, without a window, the new token
   int rows = 0;    // token t lies in row t mod rows
   int slices = 1;  // parts (64 columns of one key head's S) that a threadblock walks
+};
+
+// The choice of the recall cache (kernels/recall_cache.hpp) in the rows that begin a chunk, before
+// the step's token is written: what is dropped joins (S, z), but for a sliding window's own tokens.
+struct DecodeRecallArguments {
+  DecodeBatch batch;
+  DecodeMap map_k;
 };
 
 // One token a row.

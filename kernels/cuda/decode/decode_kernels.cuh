@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/decode/decode_launch.hpp"
+#include "kernels/cuda/decode/decode_recall.cuh"
 #include "kernels/cuda/decode/decode_ring.cuh"
 #include "kernels/cuda/decode/decode_state.cuh"
 #include "kernels/cuda/decode/decode_step.cuh"
@@ -27,9 +28,23 @@ struct DecodeStateKernel {
 };
 
 template <int kHeadDim>
+struct DecodeRecallKernel {
+  using Arguments = DecodeRecallArguments;
+  using Choice = DecodeRecall<kHeadDim>;
+  using Shared = typename Choice::Shared;
+  static constexpr int kThreads = Choice::kThreads;
+  static constexpr int kThreadblocks = Choice::kThreadblocks;
+  static Grid grid(const Arguments& a) { return {a.batch.B * a.batch.G, 1, 1}; }
+  HEDGEROW_TILE static void run(const Arguments& a, Shared& shared, Grid at) {
+    Choice choice(a, shared, at.x);
+    choice.run();
+  }
+};
+
+template <int kHeadDim, bool kRecalls>
 struct DecodeStepKernel {
   using Arguments = DecodeStepArguments;
-  using Step = DecodeStep<kHeadDim>;
+  using Step = DecodeStep<kHeadDim, kRecalls>;
   using Shared = typename Step::Shared;
   static constexpr int kThreads = Step::kThreads;
   static constexpr int kThreadblocks = Step::kThreadblocks;
@@ -51,6 +66,16 @@ struct DecodeRingKernel {
     copy_to_ring(a, at.x);
   }
 };
+
+// visit<head_dim>() for one that has_decode_kernel.
+template <typename Visit>
+void for_head_dim(int head_dim, const Visit& visit) {
+  if (head_dim == 64) {
+    visit.template operator()<64>();
+  } else {
+    visit.template operator()<128>();
+  }
+}
 
 // visit(DecodeStateKernel<...>{}) for a head_dim that has_decode_kernel and its features.
 template <typename Visit>
@@ -74,12 +99,18 @@ void for_decode_state(int head_dim, int features, const Visit& visit) {
 // What decode_launch.hpp declares; Backend::run<Kernel>(arguments, stream) starts a kernel.
 template <typename Backend>
 struct DecodeLaunches {
-  static std::size_t shared_bytes(int head_dim, int features) {
-    std::size_t bytes = head_dim == 64 ? sizeof(typename DecodeStepKernel<64>::Shared)
-                                       : sizeof(typename DecodeStepKernel<128>::Shared);
-    for_decode_state(head_dim, features, [&]<typename Kernel>(Kernel) {
+  static std::size_t shared_bytes(int head_dim, int features, bool recalls) {
+    std::size_t bytes = 0;
+    const auto need = [&]<typename Kernel>(Kernel) {
       bytes = sizeof(typename Kernel::Shared) > bytes ? sizeof(typename Kernel::Shared) : bytes;
+    };
+    for_head_dim(head_dim, [&]<int kHeadDim>() {
+      need(DecodeStepKernel<kHeadDim, false>{});
+      if (recalls) {
+        need(DecodeRecallKernel<kHeadDim>{});
+      }
     });
+    for_decode_state(head_dim, features, need);
     return bytes;
   }
   static void state(const DecodeStateArguments& a, Stream stream) {
@@ -87,12 +118,19 @@ struct DecodeLaunches {
       Backend::template run<Kernel>(a, stream);
     });
   }
+  static void recall(const DecodeRecallArguments& a, Stream stream) {
+    for_head_dim(a.batch.D, [&]<int kHeadDim>() {
+      Backend::template run<DecodeRecallKernel<kHeadDim>>(a, stream);
+    });
+  }
   static void step(const DecodeStepArguments& a, Stream stream) {
-    if (a.batch.D == 64) {
-      Backend::template run<DecodeStepKernel<64>>(a, stream);
-    } else {
-      Backend::template run<DecodeStepKernel<128>>(a, stream);
-    }
+    for_head_dim(a.batch.D, [&]<int kHeadDim>() {
+      if (a.batch.recalled > 0) {
+        Backend::template run<DecodeStepKernel<kHeadDim, true>>(a, stream);
+      } else {
+        Backend::template run<DecodeStepKernel<kHeadDim, false>>(a, stream);
+      }
+    });
   }
 };
 

@@ -6,11 +6,14 @@ namespace hedgerow::kernels::cuda {
 
 using CudaDecode = DecodeLaunches<CudaBackend>;
 
-std::size_t decode_shared_bytes(int head_dim, int features) {
-  return CudaDecode::shared_bytes(head_dim, features);
+std::size_t decode_shared_bytes(int head_dim, int features, bool recalls) {
+  return CudaDecode::shared_bytes(head_dim, features, recalls);
 }
 void launch_decode_state(const DecodeStateArguments& arguments, Stream stream) {
   CudaDecode::state(arguments, stream);
+}
+void launch_decode_recall(const DecodeRecallArguments& arguments, Stream stream) {
+  CudaDecode::recall(arguments, stream);
 }
 void launch_decode_step(const DecodeStepArguments& arguments, Stream stream) {
   CudaDecode::step(arguments, stream);

@@ -13,10 +13,11 @@ namespace hedgerow::kernels::cuda {
   return (head_dim == 64 || head_dim == 128) && columns % 4 == 0 && features <= kMostDecodeFeatures;
 }
 
-// The largest threadblock, in bytes of shared memory.
-[[nodiscard]] std::size_t decode_shared_bytes(int head_dim, int features);
+// The largest threadblock, in bytes of shared memory; with a recall cache that of its choice too.
+[[nodiscard]] std::size_t decode_shared_bytes(int head_dim, int features, bool recalls);
 
 void launch_decode_state(const DecodeStateArguments& arguments, Stream stream);
+void launch_decode_recall(const DecodeRecallArguments& arguments, Stream stream);
 void launch_decode_step(const DecodeStepArguments& arguments, Stream stream);
 void launch_decode_ring(const DecodeRingArguments& arguments, Stream stream);
 

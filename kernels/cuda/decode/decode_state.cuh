@@ -58,7 +58,7 @@ class DecodeStateWalk {
     const int tokens = static_cast<int>(a_.batch.positions[batch_]);
     const int first = a_.batch.behind_sinks(a_.prompt ? 0 : a_.batch.begin_after(tokens));
     const int last = a_.batch.begin_after(a_.prompt ? tokens : tokens + 1);
-    if (first >= last) {
+    if (first >= last || is_recalled(first)) {
       return;
     }
     load_state();
@@ -82,6 +82,11 @@ class DecodeStateWalk {
       add_tokens(count);
     }
     store_state();
+  }
+
+  // Of the one token that joins where there is a recall cache.
+  HEDGEROW_TILE bool is_recalled(int token) const {
+    return a_.batch.recalled > 0 && a_.batch.recalls(batch_, head_ / a_.batch.key_heads(), token);
   }
 
   HEDGEROW_TILE const Bf16* row_of(const Rows& x, int token) const {

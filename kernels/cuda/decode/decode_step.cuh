@@ -10,6 +10,9 @@
 // is read once for those of a threadblock, and written by none of them. A row is computed alike
 // whatever the batch and `heads` are.
 //
+// With a recall cache (kRecalls, a kernel of its own, so that nobody else pays for it) its keys
+// before the window stand between sinks and window, and a token that it holds does not join.
+//
 // The ring is not written here: the new key's slot may be the leaving one's, which other
 // threadblocks of the row still read. decode_ring.cuh writes it afterwards, and advances.
 //
@@ -21,7 +24,7 @@
 
 namespace hedgerow::kernels::cuda {
 
-template <int kHeadDim>
+template <int kHeadDim, bool kRecalls>
 class DecodeStep {
  public:
   static constexpr int kThreads = 256;
@@ -62,6 +65,11 @@ class DecodeStep {
     joins_ = a_.batch.layout != Layout::kTerraced && !a_.batch.shares_states() && before < begin_ &&
              before >= a_.batch.sinks;
     joining_ = before;
+    if constexpr (kRecalls) {
+      first_recalled_ = a_.batch.recalled_before(batch_, kv_head_, 0);
+      recalled_ = a_.batch.recalled_before(batch_, kv_head_, begin_) - first_recalled_;
+      joins_ = joins_ && !a_.batch.recalls(batch_, kv_head_, joining_);
+    }
   }
 
   HEDGEROW_TILE void run() {
@@ -105,11 +113,13 @@ class DecodeStep {
   // Sinks before the window; whether (S, z) holds other tokens.
   HEDGEROW_TILE int far_sinks() const { return begin_ < a_.batch.sinks ? begin_ : a_.batch.sinks; }
   HEDGEROW_TILE bool has_state() const { return begin_ > a_.batch.sinks; }
+  // Keys before the window's, those of the recall cache behind the sinks.
+  HEDGEROW_TILE int far_keys() const { return kRecalls ? far_sinks() + recalled_ : far_sinks(); }
 
   HEDGEROW_TILE const Bf16* new_row(const Rows& x, int head) const {
     return x.data + batch_ * x.batch + head * x.head;
   }
-  // Of the ring, or of the sinks: `rows` rows a kv head.
+  // Of the ring, the sinks or the recall cache: `rows` rows a kv head.
   HEDGEROW_TILE const Bf16* kept_row(const Bf16* kept, int rows, int row) const {
     return kept +
            ((static_cast<std::int64_t>(batch_) * a_.batch.G + kv_head_) * rows + row) * kHeadDim;
@@ -141,15 +151,19 @@ class DecodeStep {
     }
   }
 
-  // Columns d .. of key and value number i of far sinks and window, oldest first; zeros beyond the
-  // last.
+  // Columns d .. of key and value number i of far sinks, recall cache and window, each oldest
+  // first; zeros beyond the last.
   HEDGEROW_TILE void load_token(KeyWords& key, KeyWords& value, int i, int d) const {
     key = KeyWords{};
     value = KeyWords{};
-    const int token = begin_ + i - far_sinks();
+    const int token = begin_ + i - far_keys();
     if (i < far_sinks()) {
       key = *reinterpret_cast<const KeyWords*>(kept_row(a_.batch.sink_k, a_.batch.sinks, i) + d);
       value = *reinterpret_cast<const KeyWords*>(kept_row(a_.batch.sink_v, a_.batch.sinks, i) + d);
+    } else if (kRecalls && i < far_keys()) {
+      const int entry = first_recalled_ + i - far_sinks(), entries = a_.batch.recalled;
+      key = *reinterpret_cast<const KeyWords*>(kept_row(a_.batch.recall_k, entries, entry) + d);
+      value = *reinterpret_cast<const KeyWords*>(kept_row(a_.batch.recall_v, entries, entry) + d);
     } else if (token <= position_) {
       const bool is_new = token == position_;
       const int slot = token % a_.batch.slots;
@@ -208,7 +222,7 @@ class DecodeStep {
 
   // Every warp meets every eighth key of the window, four at a time, for all of the query heads.
   HEDGEROW_TILE void attend_window() {
-    const int column = lane() * kColumns, keys = far_sinks() + position_ + 1 - begin_;
+    const int column = lane() * kColumns, keys = far_keys() + position_ + 1 - begin_;
     Share shares[kHeads];
     HEDGEROW_NO_UNROLL
     for (int first = warp(); first < keys; first += kWarps * kKeysOfTurn) {
@@ -442,6 +456,7 @@ class DecodeStep {
   int begin_;    // first token of the new token's window: (S, z) holds those before it, but sinks
   bool joins_;   // whether a token joins (S, z) here
   int joining_;  // which
+  int first_recalled_ = 0, recalled_ = 0;  // entries of the recall cache before the window
 };
 
 }  // namespace hedgerow::kernels::cuda

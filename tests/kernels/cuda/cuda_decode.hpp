@@ -27,4 +27,13 @@ class CudaDecode : public CudaBackend {
                            std::int64_t end) const;
 };
 
+class CudaRecall : public CudaDecode {
+ protected:
+  // Decodes the last `steps` tokens in rows of prompts of `lengths`: after each step the ATen
+  // backend's y, choices and state.
+  void expect_steps(const AttentionCase& shape,
+                    const std::vector<std::int64_t>& lengths,
+                    std::int64_t steps) const;
+};
+
 }  // namespace hedgerow::kernels::testing

@@ -21,7 +21,10 @@ DecodeState copy_of(const DecodeState& state) {
           state.window_v.clone(),
           state.positions.clone(),
           cloned(state.sink_k),
-          cloned(state.sink_v)};
+          cloned(state.sink_v),
+          cloned(state.recall_k),
+          cloned(state.recall_v),
+          cloned(state.recall_positions)};
 }
 
 // Rows of different lengths, so that each replay meets other evictions and flushes than the
@@ -68,6 +71,10 @@ TEST(CudaGraph, ReplaysADecodeStepAtEveryPosition) {
       shape.options.num_sinks = layout == WindowLayout::kNone ? 0 : 4;
       shape.shares_key_maps = true;
       expect_replay(shape);
+      if (layout != WindowLayout::kNone && dtype == at::kBFloat16) {
+        shape.options.recall_cache = 3;
+        expect_replay(shape);
+      }
     }
   }
 #else

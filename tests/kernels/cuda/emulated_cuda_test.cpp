@@ -20,6 +20,7 @@ INSTANTIATE_TEST_SUITE_P(Emulated, CudaHybrid, ::testing::Values(at::kCPU));
 INSTANTIATE_TEST_SUITE_P(Emulated, CudaTransfer, ::testing::Values(at::kCPU));
 INSTANTIATE_TEST_SUITE_P(Emulated, CudaCrossEntropy, ::testing::Values(at::kCPU));
 INSTANTIATE_TEST_SUITE_P(Emulated, CudaDecode, ::testing::Values(at::kCPU));
+INSTANTIATE_TEST_SUITE_P(Emulated, CudaRecall, ::testing::Values(at::kCPU));
 
 }  // namespace
 }  // namespace hedgerow::kernels::testing

@@ -6,11 +6,14 @@ namespace hedgerow::kernels::cuda {
 
 using EmulatedDecode = DecodeLaunches<EmulatedBackend>;
 
-std::size_t decode_shared_bytes(int head_dim, int features) {
-  return EmulatedDecode::shared_bytes(head_dim, features);
+std::size_t decode_shared_bytes(int head_dim, int features, bool recalls) {
+  return EmulatedDecode::shared_bytes(head_dim, features, recalls);
 }
 void launch_decode_state(const DecodeStateArguments& arguments, Stream stream) {
   EmulatedDecode::state(arguments, stream);
+}
+void launch_decode_recall(const DecodeRecallArguments& arguments, Stream stream) {
+  EmulatedDecode::recall(arguments, stream);
 }
 void launch_decode_step(const DecodeStepArguments& arguments, Stream stream) {
   EmulatedDecode::step(arguments, stream);

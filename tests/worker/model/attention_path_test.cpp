@@ -109,8 +109,9 @@ TEST_F(AttentionPathTest, SettingsThatNoFusedKernelKnowsAreNamed) {
   EXPECT_EQ(why_not_fused(transfer, all), "transfer.linear_factor > 0 has no fused kernel");
   AttentionPath generate = path(AttentionUse::kGenerate);
   generate.options.recall_cache = 4;
-  EXPECT_EQ(why_not_fused(generate, all),
-            "a recall cache (attention.recall_cache > 0) has no fused kernel");
+  EXPECT_EQ(
+      why_not_fused(generate, all),
+      "a recall cache (attention.recall_cache > 0) has no fused kernel but the decode step's");
   EXPECT_EQ(why_not_fused(generate, {nullptr, nullptr, nullptr}),
             "this build has no CUDA kernels; build with HEDGEROW_CUDA=ON");
 }
