@@ -158,12 +158,5 @@ TEST(PipelineOrder, AMessageIsOnTheWayOncePerPassAndBorder) {
   EXPECT_DOUBLE_EQ(pipeline_times(order, mesh, equal_costs(mesh), 0.5).makespan, 9.0 + 4 * 0.5);
 }
 
-TEST(Activations, OfAGpuAreWhatIsFreeLessATenthOrFourGigabytes) {
-  constexpr std::uint64_t kGiB = std::uint64_t{1} << 30U;
-  EXPECT_EQ(gpu_activation_bytes(80 * kGiB, 60 * kGiB), 52 * kGiB);
-  EXPECT_EQ(gpu_activation_bytes(24 * kGiB, 20 * kGiB), 16 * kGiB);
-  EXPECT_EQ(gpu_activation_bytes(24 * kGiB, 3 * kGiB), 0U);
-}
-
 }  // namespace
 }  // namespace hedgerow::storage
