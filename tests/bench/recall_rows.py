@@ -1,39 +1,50 @@
-"""What an exact cache of keys is worth: recall behind the window, and perplexity, beside windows of equal bytes.
+"""What an exact cache of keys is worth: recall behind the window, and perplexity, beside untrained windows of equal bytes.
 
-A student is an export in plain PyTorch, fp32 on the CPU, as are the teacher and the untrained windows (the teacher's weights
-under a mask). A key is recalled where greedy decoding says it whole: each of its tokens is the likeliest after those before it,
-which one forward of the prompt and the key tells.
+  tests/bench/recall_rows.py --table FILE     the Markdown table of a recall.json, which the row writes beside its export
+
+Everything is fp32 on the CPU in transformers. The untrained windows are the teacher under a terraced window and sinks. The
+student is an export in plain PyTorch, whose layers are given other cache sizes, and for comparison another choice of keys.
+Recall is judged by greedy generation: the prompt is read, then a token is decoded at a time, with what each subject carries
+from step to step. The right token is given in place of a wrong one, which by then is a miss, so that every token of the key
+has its likelihood.
 """
 
 from __future__ import annotations
 
+import argparse
+import copy
 import functools
 import gzip
 import json
 import math
 import os
 import random
-import re
 import shutil
 import subprocess
-from contextlib import ExitStack, contextmanager
+import sys
+import time
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterator
+from typing import Any, Callable, ContextManager, Iterator
 from unittest import mock
 
-from bench_common import Context, Row, Skip, against, require_packages
+from bench_common import REPOSITORY, Context, Row, Skip, against, require_packages
 
-# Tokens of a prompt, and how many of each kind of task.
-TASKS = {768: 8, 2048: 8, 4096: 4}
-# Tokens of a sequence, and how many of each text.
-TEXTS = {512: 8, 2048: 4}
-KEY_BYTES, POSITION_BYTES = 2, 8
+# Tokens of a prompt with its question, and how many contexts of each kind; of key-value pairs each context has four questions.
+TASKS = {"passkey": {768: 8, 2048: 6, 4096: 6}, "key-value": {768: 3, 2048: 3, 4096: 2}}
+QUICK_TASKS = {"passkey": {768: 4}, "key-value": {768: 1}}
+# Tokens of a sequence, of whose second half the perplexity is, and how many of each text.
+TEXTS = {512: 6, 2048: 3}
+QUICK_TEXTS = {512: 2}
+HITS_OF_HALF = (768, 2048)  # lengths at which the student must have half of the teacher's passkeys
+KEY_BYTES, POSITION_BYTES = 2, 8  # bf16, int64
+SUM_BYTES = {"fp32": 4, "bf16": 2}
 
 
 @dataclass
 class Attention:
-    """A student's, as config.json says it."""
+    """A student's attention, as its config.json says it, and the bytes that a sequence keeps in a layer."""
 
     window_size: int
     num_sinks: int
@@ -42,102 +53,198 @@ class Attention:
     head_dim: int
     key_maps: int
 
-    def bytes_of_layer(self, recall: int, sum_bytes: int) -> int:
-        """As storage/shape/state_bytes: a terraced ring, sinks, cache, S and z."""
-        pair = 2 * self.kv_heads * self.head_dim * KEY_BYTES
-        keys = (2 * self.window_size + self.num_sinks + recall) * pair + recall * self.kv_heads * POSITION_BYTES
-        return keys + self.key_maps * self.feature_dim * (self.head_dim + 1) * sum_bytes
+    def bytes_of_window(self, window: int) -> int:
+        """A terraced ring and the sinks, keys and values of all kv heads."""
+        return (2 * window + self.num_sinks) * 2 * self.kv_heads * self.head_dim * KEY_BYTES
 
-    def equal_window(self, recall: int, sum_bytes: int) -> int:
-        pair = 2 * self.kv_heads * self.head_dim * KEY_BYTES
-        return math.ceil((self.bytes_of_layer(recall, sum_bytes) - self.num_sinks * pair) / (2 * pair))
+    def bytes_of_student(self, recall: int, sums: str) -> int:
+        """As storage/shape/state_bytes: the same, the cache with its positions, S and z in "fp32" or "bf16"."""
+        cache = recall * self.kv_heads * (2 * self.head_dim * KEY_BYTES + POSITION_BYTES)
+        state = self.key_maps * self.feature_dim * (self.head_dim + 1) * SUM_BYTES[sums]
+        return self.bytes_of_window(self.window_size) + cache + state
+
+    def equal_window(self, recall: int, sums: str) -> int:
+        """The smallest untrained window with at least the student's bytes."""
+        of_token = self.bytes_of_window(1) - self.bytes_of_window(0)
+        return math.ceil((self.bytes_of_student(recall, sums) - self.bytes_of_window(0)) / of_token)
+
+    def equal_windows(self) -> list[int]:
+        """Of the student without a cache, and of a full one with sums in bf16 and in fp32."""
+        cases = ((0, "fp32"), (self.window_size, "bf16"), (self.window_size, "fp32"))
+        found = {self.equal_window(*case) for case in cases}
+        return sorted(window for window in found if window + 1 not in found)  # the larger of two neighbors stands for both
+
+    def opponent(self, recall: int, sums: str) -> int:
+        """The one of these windows that stands for the student's bytes."""
+        return min(window for window in self.equal_windows() if window >= self.equal_window(recall, sums))
+
+
+@dataclass
+class Task:
+    """A context in which something is hidden, and questions about it with their answers; context + question: the length."""
+
+    context: list[int]
+    questions: list[tuple[list[int], list[int]]]
 
 
 @dataclass
 class Subject:
+    """One column of figures: a model and how it attends."""
+
     name: str
-    logits: Callable[[Any], Any]  # input_ids [1, T] -> [T, V]
-    bytes_of_layer: int | None
+    model: Any
+    bytes_of_layer: int | None  # None: grows with the tokens
+    setting: Callable[[], ContextManager[None]] = nullcontext  # holds while the model computes
     found: dict[str, float] = field(default_factory=dict)
 
+    def read(self, ids: list[int], cache: Any = None, keep: int = 1) -> tuple[Any, Any]:
+        """Log-probabilities [keep, V] behind the last tokens, and the cache after them. `cache` may change in place."""
+        import torch
+        with self.setting(), torch.inference_mode():
+            out = self.model(torch.tensor([ids]), past_key_values=cache, use_cache=True, logits_to_keep=keep)
+            return out.logits[0].float().log_softmax(-1), out.past_key_values
+
+    def answers(self, task: Task) -> Iterator[tuple[bool, float]]:
+        """Of each question: whether greedy decoding gives the answer, and the answer's mean negative log-likelihood."""
+        _, context = self.read(task.context)
+        for left, (question, answer) in reversed(list(enumerate(reversed(task.questions)))):
+            log_p, cache = self.read(question, copy.deepcopy(context) if left else context)
+            hit, loss = True, 0.0
+            for index, token in enumerate(answer):
+                hit, loss = hit and int(log_p[-1].argmax()) == token, loss - float(log_p[-1, token])
+                if index + 1 < len(answer):
+                    log_p, cache = self.read([token], cache)
+            yield hit, loss / len(answer)
+
+    def loss_of_second_half(self, ids: list[int]) -> float:
+        half = len(ids) // 2
+        log_p, _ = self.read(ids, keep=half + 1)
+        return -sum(float(log_p[i, token]) for i, token in enumerate(ids[-half:])) / half
+
+
+# The tasks.
 
 def text_of(path: Path) -> str:
+    if not path.exists():
+        raise Skip(f"{path} is not there")
     data = path.read_bytes()
     return (gzip.decompress(data) if path.suffix in (".gz", ".dz") else data).decode("utf-8", "replace")
 
 
-def passkey(rng: random.Random) -> tuple[str, str, str]:
-    """What is hidden, the question, the answer."""
-    key = str(rng.randrange(10000, 100000))
-    return f"\n\nThe pass key is {key}. Remember it. {key} is the pass key.\n\n", "\n\nWhat is the pass key? The pass key is", f" {key}"
+def passkey(rng: random.Random) -> tuple[str, list[tuple[str, str]]]:
+    """What is hidden, and the questions with their answers. A question ends in a space, or whether the model writes it would
+    decide over digits that it knows."""
+    key = rng.randrange(10000, 100000)
+    return (f"\n\nThe pass key is {key}. Remember it. {key} is the pass key.\n\n",
+            [("\n\nWhat is the pass key? The pass key is ", str(key))])
 
 
-def pair_of_many(rng: random.Random) -> tuple[str, str, str]:
-    names = ["apple", "river", "candle", "window", "garden", "silver", "thunder", "copper", "violet", "harbor"]
-    rng.shuffle(names)
-    values = {name: str(rng.randrange(100, 1000)) for name in names[:6]}
-    asked = rng.choice(sorted(values))
+def key_value(rng: random.Random) -> tuple[str, list[tuple[str, str]]]:
+    """Four lines of a name and a number, each of which is asked for. A name is one token: questions are equally long."""
+    names = ["Alice", "Robert", "Maria", "Peter", "Laura", "Thomas", "Helen", "Martin", "Sarah", "David"]
+    values = {name: rng.randrange(100, 1000) for name in rng.sample(names, 4)}
     lines = "".join(f"The number of {name} is {value}.\n" for name, value in values.items())
-    return f"\n\n{lines}\n", f"\n\nThe number of {asked} is", f" {values[asked]}"
+    return f"\n\n{lines}\n", [(f"\n\nRemember the numbers above.\nThe number of {name} is ", str(values[name]))
+                              for name in values]
 
 
-def make_tasks(tokenizer: Any, filler: list[int], length: int, count: int, make: Callable) -> list[tuple[list[int], int]]:
-    """Prompts of `length` tokens with the answer's tokens behind them, and how many those are; the same for every subject."""
-    tasks = []
+KINDS = {"passkey": passkey, "key-value": key_value}
+
+
+def make_tasks(tokenizer: Any, filler: list[int], length: int, count: int, kind: str, last: int) -> list[Task]:
+    """Tasks of `length` tokens. What is hidden lies in front of the context's `last` tokens, if those are not nearly all."""
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False).input_ids
+    tasks: list[Task] = []
     for index in range(count):
-        rng = random.Random(f"{make.__name__} {length} {index}")
-        hidden, question, answer = (tokenizer(text, add_special_tokens=False).input_ids for text in make(rng))
-        room = length - len(hidden) - len(question)
-        first = rng.randrange(0, len(filler) - room)
-        # Never in the sinks, nor in the last window, where everybody sees it.
-        at = rng.randrange(room // 10, room * 7 // 10)
+        rng = random.Random(f"{kind} {length} {index}")
+        hidden, asked = KINDS[kind](rng)
+        pairs, needle = [(encode(question), encode(answer)) for question, answer in asked], encode(hidden)
+        room = length - len(needle) - len(pairs[0][0])
+        if any(len(question) != len(pairs[0][0]) for question, _ in pairs):
+            raise RuntimeError(f"{kind}: this tokenizer makes questions of different lengths")
+        first = rng.randrange(len(filler) - room)
+        at = rng.randrange(room // 10, max(room // 10 + 1, min(room * 7 // 10, room - last)))
         prose = filler[first:first + room]
-        tasks.append((prose[:at] + hidden + prose[at:] + question + answer, len(answer)))
+        tasks.append(Task(prose[:at] + needle + prose[at:], pairs))
     return tasks
 
 
+def sequences_of(ids: list[int], length: int, count: int) -> list[list[int]]:
+    """Evenly spread over a text, without overlap; fewer where the text is short."""
+    step = max(length, (len(ids) - length) // max(1, count))
+    return [ids[at:at + length] for at in range(0, len(ids) - length + 1, step)][:count]
+
+
+# The subjects.
+
+def attend_in_window(window: int, sinks: int, module: Any, q: Any, k: Any, v: Any, _mask: Any, scaling: float | None = None,
+                     **_: Any) -> tuple[Any, None]:
+    """Attention of transformers' interface under a terraced window and sinks, in O(T (2 W + S)); q [1, H, n, D], the last n of
+    k and v [1, G, T, D]. Query i sees the sinks and its own and the previous chunk, causally."""
+    import torch
+    import torch.nn.functional as F
+    k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
+    new, length = q.shape[2], k.shape[2]
+    if new < length:
+        i, j = torch.arange(length - new, length)[:, None], torch.arange(length)[None]
+        seen = (j <= i) & ((j // window >= i // window - 1) | (j < sinks))
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=scaling).transpose(1, 2), None
+    chunks = -(-length // window)
+    # Chunks are the batch: [chunks, H, W, D], and of keys the sinks, the previous chunk, the own one.
+    q, own_k, own_v = (F.pad(x[0], (0, 0, 0, chunks * window - length)).unflatten(1, (chunks, window)).transpose(0, 1)
+                       for x in (q, k, v))
+    keys, values = (torch.cat((
+        x[:, :, :sinks].expand(chunks, -1, -1, -1), F.pad(own, (0, 0, 0, 0, 0, 0, 1, 0))[:-1], own), dim=2)
+        for x, own in ((k, own_k), (v, own_v)))
+    i = torch.arange(chunks * window).view(chunks, window, 1)
+    j = (torch.arange(chunks) * window)[:, None, None] + torch.arange(-window, window)
+    seen = torch.cat((torch.arange(k[:, :, :sinks].shape[2]) <= i, (j <= i) & (j >= sinks)), dim=-1)[:, None]
+    y = F.scaled_dot_product_attention(q, keys, values, attn_mask=seen, scale=scaling)
+    return y.transpose(0, 1).flatten(1, 2)[None, :, :length].transpose(1, 2), None
+
+
 class Bench:
-    def __init__(self, context: Context, run: Path):
+    """Teacher and student, and what either is under each setting."""
+
+    def __init__(self, context: Context, export: Path):
         import torch
         from transformers import AutoModelForCausalLM, AutoTokenizer
-        self.torch, self.context = torch, context
-        torch.set_num_threads(os.cpu_count() or 1)
-        export = context.work / "recall-export"
-        shutil.rmtree(export, ignore_errors=True)
-        done = subprocess.run([context.program("hedgerow"), "export", "--run", run, "--out", export, "--recall-cache", "0"],
-                              capture_output=True, text=True)
-        if done.returncode:
-            raise RuntimeError(f"hedgerow export --run {run} exits {done.returncode}: {done.stderr.strip()[-500:]}")
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or os.cpu_count() or 1))
         self.tokenizer = AutoTokenizer.from_pretrained(context.model())
         self.teacher = AutoModelForCausalLM.from_pretrained(context.model(), dtype=torch.float32).eval()
-        with mock.patch.dict(os.environ, HEDGEROW_OPS="off"):  # recency and rounding are Python's here
+        with mock.patch.dict(os.environ, HEDGEROW_OPS="off"):  # the choice by recency and the rounded sums are Python's
             self.student = AutoModelForCausalLM.from_pretrained(export, dtype=torch.float32, trust_remote_code=True).eval()
         config = self.student.config
         spec = config.attention
         if spec["window"] != "terraced":
-            raise Skip(f"the run's window is {spec['window']}; windows of equal bytes are those of a terraced one here")
+            raise Skip(f"the student's window is {spec['window']}; windows of equal bytes are terraced here")
         self.attention = Attention(spec["window_size"], spec["num_sinks"], spec["feature_dim"], config.num_key_value_heads,
                                    config.head_dim, config.num_key_maps)
-
-    def of_teacher(self, window: int | None) -> Callable:
-        @functools.lru_cache(maxsize=2)
-        def mask_of(length: int):
-            torch = self.torch
-            i, j = torch.arange(length)[:, None], torch.arange(length)[None]
-            seen = (j <= i) & ((j // window >= i // window - 1) | (j < self.attention.num_sinks))
-            return torch.zeros(length, length).masked_fill(~seen, float("-inf"))[None, None]
-
-        def logits(ids):
-            keywords = {} if window is None else {"attention_mask": mask_of(ids.shape[1])}
-            return self.teacher(ids, use_cache=False, **keywords).logits[0]
-        return logits
+        self._layers = [layer.self_attn for layer in self.student.model.layers if not layer.self_attn.softmax]
+        if len(self._layers) < len(self.student.model.layers):
+            raise Skip("the student has layers of softmax attention, which keep all tokens; the bytes here are of linear ones")
+        # The class of the export's hybrid_hedgerow.py, which is loaded with the export.
+        self._hybrid = next((one for one in type(self._layers[0]).__mro__ if "_scores" in vars(one)), None)
+        if self._hybrid is None:
+            raise Skip("the export's code is of an earlier build, without _scores; export again")
 
     @contextmanager
-    def cache_of(self, keys: int, by_recency: bool, is_rounded: bool) -> Iterator[None]:
-        """The student's layers with so many recalled keys; the most recent, or a state that is rounded to bf16 after each sum."""
-        layers = [layer.self_attn for layer in self.student.model.layers if not layer.self_attn.softmax]
-        owner = next(one for one in type(layers[0]).__mro__ if "_add_features" in vars(one))
-        add = owner._add_features
+    def _windowed(self, window: int) -> Iterator[None]:
+        from transformers import AttentionInterface
+        before, name = self.teacher.config._attn_implementation, f"hedgerow_window_{window}"
+        AttentionInterface.register(name, functools.partial(attend_in_window, window, self.attention.num_sinks))
+        self.teacher.set_attn_implementation(name)
+        try:
+            yield
+        finally:
+            self.teacher.set_attn_implementation(before)
+
+    @contextmanager
+    def _recalling(self, keys: int, by_recency: bool, sums: str) -> Iterator[None]:
+        """The student's layers with so many recalled keys, those that left the window last or those that the sums recall worst;
+        "bf16": the sums are rounded after each addition."""
+        add = self._hybrid._add_features
 
         def rounding(state, phi, v):
             add(state, phi, v)
@@ -146,124 +253,155 @@ class Bench:
         def recency(_self, _state, _phi, _v, positions):
             return positions.float()
         with ExitStack() as changed:
-            for layer in layers:
+            for layer in self._layers:
                 changed.enter_context(mock.patch.object(layer, "recall_cache", keys))
             if by_recency:
-                changed.enter_context(mock.patch.object(owner, "_scores", recency))
-            if is_rounded:
-                changed.enter_context(mock.patch.object(owner, "_add_features", staticmethod(rounding)))
+                changed.enter_context(mock.patch.object(self._hybrid, "_scores", recency))
+            if sums == "bf16":
+                changed.enter_context(mock.patch.object(self._hybrid, "_add_features", staticmethod(rounding)))
             yield
-
-    def of_student(self, keys: int = 0, by_recency: bool = False, is_rounded: bool = False) -> Callable:
-        def logits(ids):
-            with self.cache_of(keys, by_recency, is_rounded):
-                return self.student(ids, use_cache=False).logits[0]
-        return logits
 
     def subjects(self) -> list[Subject]:
         attention, most = self.attention, self.attention.window_size
-        found = [Subject("teacher", self.of_teacher(None), None),
-                 Subject(f"control: window of {most}", self.of_teacher(most),
-                         (2 * most + attention.num_sinks) * 4 * attention.kv_heads * attention.head_dim)]
-        # A window for each size of state that stands beside it: of no cache in fp32 and of a full one in bf16, and in fp32.
-        for window in sorted({attention.equal_window(0, 4), attention.equal_window(most, 2), attention.equal_window(most, 4)}):
-            found.append(Subject(f"window of {window}", self.of_teacher(window),
-                                 (2 * window + attention.num_sinks) * 4 * attention.kv_heads * attention.head_dim))
-        found.append(Subject("student", self.of_student(), attention.bytes_of_layer(0, 4)))
-        for keys in sorted({most // 2, most}):
-            for word, by_recency in (("by recency", True), ("by residual", False)):
-                found.append(Subject(f"student, {keys} keys {word}", self.of_student(keys, by_recency),
-                                     attention.bytes_of_layer(keys, 4)))
-        found.append(Subject(f"student, {most} keys by residual, bf16 sums", self.of_student(most, False, True),
-                             attention.bytes_of_layer(most, 2)))
+        found = [Subject("teacher", self.teacher, None)]
+        for window in (most, *attention.equal_windows()):
+            found.append(Subject(window_name(window), self.teacher, attention.bytes_of_window(window),
+                                 functools.partial(self._windowed, window)))
+        cases = [(0, False, "fp32")]
+        cases += [(keys, by_recency, "fp32") for keys in cache_sizes(most) for by_recency in (True, False)]
+        for case in (*cases, (most, False, "bf16")):
+            found.append(Subject(student_name(*case), self.student, attention.bytes_of_student(case[0], case[2]),
+                                 functools.partial(self._recalling, *case)))
         return found
 
-    def losses(self, subject: Subject, ids: list[int], last: int) -> tuple[float, bool]:
-        """Mean negative log-likelihood of the last tokens, and whether each is the likeliest."""
-        torch = self.torch
-        with torch.inference_mode():
-            logits = subject.logits(torch.tensor([ids]))[-last - 1:-1].float()
-        targets = torch.tensor(ids[-last:])
-        nll = torch.nn.functional.cross_entropy(logits, targets)
-        return float(nll), bool((logits.argmax(-1) == targets).all())
+
+def cache_sizes(window_size: int) -> list[int]:
+    """At most the window may be kept."""
+    return sorted({max(1, window_size // 2), window_size})
 
 
-def measure(bench: Bench, subject: Subject, tasks: dict[str, list], texts: dict[str, list]) -> None:
+def window_name(window: int) -> str:
+    return f"untrained window of {window}"
+
+
+def student_name(keys: int, by_recency: bool = False, sums: str = "fp32") -> str:
+    name = f"student, {keys} keys by {'recency' if by_recency else 'residual'}" if keys else "student"
+    return name + (", bf16 sums" if sums == "bf16" else "")
+
+
+# The measurement.
+
+def measure(subject: Subject, tasks: dict[str, list[Task]], texts: dict[str, list]) -> None:
+    """Fills subject.found, and says each figure when it is there."""
+    print(f"  {subject.name}", flush=True)
+    begin = time.monotonic()
     for name, samples in tasks.items():
-        found = [bench.losses(subject, ids, last) for ids, last in samples]
-        subject.found[f"{name} hits"] = sum(hit for _, hit in found)
-        subject.found[f"{name} nll"] = sum(nll for nll, _ in found) / len(found)
+        found = [answer for task in samples for answer in subject.answers(task)]
+        hits, loss = sum(hit for hit, _ in found), sum(loss for _, loss in found) / len(found)
+        subject.found |= {f"{name}: hits": hits, f"{name}: questions": len(found), f"{name}: nll": loss}
+        print(f"    {name}: {hits} of {len(found)}, nll {loss:.3f}", flush=True)
     for name, sequences in texts.items():
-        found = [bench.losses(subject, ids, len(ids) // 2)[0] for ids in sequences]
-        subject.found[f"{name} perplexity"] = math.exp(sum(found) / len(found))
+        loss = sum(subject.loss_of_second_half(ids) for ids in sequences) / len(sequences)
+        subject.found[f"{name}: perplexity"] = math.exp(loss)
+        print(f"    {name}: perplexity {math.exp(loss):.2f}", flush=True)
+    print(f"    {time.monotonic() - begin:.0f} s", flush=True)
 
 
-def table(subjects: list[Subject], tasks: dict[str, list], texts: dict[str, list]) -> str:
-    """Markdown, for READMEs."""
-    heads = [f"{name} (of {len(samples)})" for name, samples in tasks.items()] + list(texts)
-    lines = ["| | KB a layer | " + " | ".join(heads) + " |", "|---" * (len(heads) + 2) + "|"]
-    for subject in subjects:
-        size = "T" if subject.bytes_of_layer is None else f"{subject.bytes_of_layer / 1000:.0f}"
-        cells = [f"{subject.found[f'{name} hits']:.0f}, {subject.found[f'{name} nll']:.2f}" for name in tasks]
-        cells += [f"{subject.found[f'{name} perplexity']:.2f}" for name in texts]
-        lines.append(f"| {subject.name} | {size} | " + " | ".join(cells) + " |")
+def table(figures: dict[str, dict[str, Any]]) -> str:
+    """Markdown, for READMEs: a subject a line, of recall.json."""
+    first = next(iter(figures.values()))
+    tasks = [key.removesuffix(": hits") for key in first if key.endswith(": hits")]
+    texts = [key.removesuffix(": perplexity") for key in first if key.endswith(": perplexity")]
+    heads = ["", "KB a layer", *(f"{name} (of {first[f'{name}: questions']})" for name in tasks), *texts]
+    lines = [f"| {' | '.join(heads)} |".replace("|  |", "| |", 1), "|" + " --- |" * len(heads)]
+    for subject, found in figures.items():
+        size = "all tokens" if found["bytes_of_layer"] is None else f"{found['bytes_of_layer'] / 1000:.0f}"
+        cells = [f"{found[f'{name}: hits']}, {found[f'{name}: nll']:.2f}" for name in tasks]
+        cells += [f"{found[f'{name}: perplexity']:.2f}" for name in texts]
+        lines.append(f"| {' | '.join((subject, size, *cells))} |")
     return "\n".join(lines)
 
 
-def sequences_of(ids: list[int], length: int, count: int) -> list[list[int]]:
-    """Evenly spread over a text."""
-    step = max(length, (len(ids) - length) // max(1, count))
-    return [ids[at:at + length] for at in range(0, len(ids) - length + 1, step)][:count]
-
-
 def recall(context: Context) -> Iterator[Row]:
-    """HEDGEROW_RECALL_RUN: a finished run; else the quickstart's recipe is run."""
+    """The rows. HEDGEROW_RECALL_RUN: a finished run or an export, in place of a run of the quickstart's recipe;
+    HEDGEROW_RECALL_TEXT: another second text."""
     require_packages("torch", "transformers")
-    filler_path = context.data("wikitext2_valid.txt")
-    other_path = Path(os.environ.get("HEDGEROW_RECALL_TEXT", context.cache / "data" / "devils-dictionary.txt.gz"))
-    bench = Bench(context, run_of(context))
-    ids = {name: bench.tokenizer(text_of(path), add_special_tokens=False).input_ids
-           for name, path in (("WikiText-2", filler_path), (re.sub(r"\..*", "", other_path.name), other_path))}
-    lengths = dict(list(TASKS.items())[:1]) if context.is_quick else TASKS
-    spans = dict(list(TEXTS.items())[:1]) if context.is_quick else TEXTS
-    tasks = {f"{word} at {length:,}": make_tasks(bench.tokenizer, ids["WikiText-2"], length, count, make)
-             for word, make in (("passkey", passkey), ("key-value", pair_of_many)) for length, count in lengths.items()}
+    other = Path(os.environ.get("HEDGEROW_RECALL_TEXT") or context.cache / "data" / "devils-dictionary.txt.gz")
+    texts_of_names = {"WikiText-2": text_of(context.data("wikitext2_valid.txt")), other.name.split(".")[0]: text_of(other)}
+    bench = Bench(context, export_of(context))
+    ids = {name: bench.tokenizer(text, add_special_tokens=False, verbose=False).input_ids
+           for name, text in texts_of_names.items()}
+    contexts, spans = (QUICK_TASKS, QUICK_TEXTS) if context.is_quick else (TASKS, TEXTS)
+    last = 2 * max(bench.attention.equal_windows())  # so that no window here sees what is hidden
+    tasks = {task_name(kind, length): make_tasks(bench.tokenizer, ids["WikiText-2"], length, count, kind, last)
+             for kind, counts in contexts.items() for length, count in counts.items()}
     texts = {f"{name}, T = {length:,}": sequences_of(own, length, count) for name, own in ids.items()
              for length, count in spans.items()}
-    subjects = bench.subjects()
-    for subject in subjects:
-        measure(bench, subject, tasks, texts)
-        print(f"  {subject.name}: " + ", ".join(f"{name} {value:.3g}" for name, value in subject.found.items()), flush=True)
-    print(table(subjects, tasks, texts), flush=True)
-    (context.work / "recall.json").write_text(json.dumps({subject.name: {"bytes": subject.bytes_of_layer, **subject.found}
-                                                          for subject in subjects}, indent=1))
-    yield from rows_of(bench, {subject.name: subject.found for subject in subjects}, tasks, texts)
+    figures: dict[str, dict[str, Any]] = {}
+    for subject in bench.subjects():
+        measure(subject, tasks, texts)
+        figures[subject.name] = {"bytes_of_layer": subject.bytes_of_layer, **subject.found}
+        (context.work / "recall.json").write_text(json.dumps(figures, indent=1) + "\n")
+    print(f"{table(figures)}\nkept in {context.work / 'recall.json'}", flush=True)
+    yield from rows_of(bench.attention, figures, list(tasks), list(texts), list(contexts["passkey"]))
 
 
-def rows_of(bench: Bench, found: dict[str, dict[str, float]], tasks: dict[str, list], texts: dict[str, list]) -> Iterator[Row]:
-    most = bench.attention.window_size
-    teacher, full = found["teacher"], found[f"student, {most} keys by residual"]
-    rounded, window = found[f"student, {most} keys by residual, bf16 sums"], bench.attention.equal_window(most, 2)
+def task_name(kind: str, length: int) -> str:
+    return f"{kind} at {length:,}"
+
+
+def rows_of(attention: Attention, figures: dict[str, dict[str, Any]], tasks: list[str], texts: list[str],
+            passkey_lengths: list[int]) -> Iterator[Row]:
+    most = attention.window_size
+    for keys in cache_sizes(most):
+        ours, theirs = figures[student_name(keys)], figures[student_name(keys, by_recency=True)]
+        for name in tasks:
+            key = f"{name}: hits"
+            yield Row(f"{name}: hits with {keys} keys by residual, less those by recency", ours[key] - theirs[key], "", ">= 0")
+            key = f"{name}: nll"
+            yield against(f"{name}: nll a token with {keys} keys by residual", ours[key], "", "<= 1", "by recency", theirs[key])
+        for name in texts:
+            key = f"{name}: perplexity"
+            yield against(f"{name}: perplexity with {keys} keys by residual", ours[key], "", "<= 1", "by recency", theirs[key])
+    window = attention.opponent(most, "bf16")
     for name in texts:
-        for keys in sorted({most // 2, most}):
-            yield against(f"{name}: perplexity with {keys} keys by residual", found[f"student, {keys} keys by residual"]
-                          [f"{name} perplexity"], "", "<= 1", "by recency", found[f"student, {keys} keys by recency"]
-                          [f"{name} perplexity"])
-        yield against(f"{name}: perplexity with {most} keys and bf16 sums", rounded[f"{name} perplexity"], "", "<= 1",
-                      f"untrained window of {window}, of equal bytes", found[f"window of {window}"][f"{name} perplexity"])
-    for name in tasks:
-        if name.startswith("passkey") and not name.endswith("4,096"):
-            yield against(f"{name}: hits with {most} keys", full[f"{name} hits"], "", ">= 0.5", "teacher",
-                          max(1.0, teacher[f"{name} hits"]))
+        key = f"{name}: perplexity"
+        yield against(f"{name}: perplexity with {most} keys, bf16 sums", figures[student_name(most, sums="bf16")][key], "",
+                      "<= 1", f"{window_name(window)}, of equal bytes", figures[window_name(window)][key])
+    for length in (length for length in HITS_OF_HALF if length in passkey_lengths):
+        key = f"{task_name('passkey', length)}: hits"
+        hits, name = figures["teacher"][key], f"{task_name('passkey', length)}: hits with {most} keys"
+        if hits:
+            yield against(name, figures[student_name(most)][key], "", ">= 0.5", "teacher", hits)
+        else:
+            yield Row(name, None, "", ">= 0.5", skipped_reason="the teacher answers none")
 
 
-def run_of(context: Context) -> Path:
+def export_of(context: Context) -> Path:
+    """The student's export: HEDGEROW_RECALL_RUN if that is one, else of that run or of the quickstart's."""
     given = os.environ.get("HEDGEROW_RECALL_RUN")
-    if given:
-        return Path(given)
-    run = context.work / "run-quickstart"
-    recipe = Path(__file__).parents[2] / "deploy" / "recipes" / "smollm2_quickstart.toml"
-    done = subprocess.run([context.program("hedgerow"), "run", "--run", run, "--recipe", recipe], capture_output=True, text=True)
+    run = Path(given).expanduser() if given else context.work / "run-quickstart"
+    if (run / "config.json").exists():
+        return run
+    if not given:
+        recipe = REPOSITORY / "deploy" / "recipes" / "smollm2_quickstart.toml"
+        call(context, "run", "--run", run, "--recipe", recipe)
+    elif not run.is_dir():
+        raise Skip(f"HEDGEROW_RECALL_RUN: {run} is not there")
+    export = context.work / "recall-export"
+    shutil.rmtree(export, ignore_errors=True)
+    call(context, "export", "--run", run, "--out", export, "--recall-cache", "0")
+    return export
+
+
+def call(context: Context, *words: str | Path) -> None:
+    done = subprocess.run([context.program("hedgerow"), *words], capture_output=True, text=True)
     if done.returncode:
-        raise RuntimeError(f"hedgerow run --run {run} exits {done.returncode}: {done.stderr.strip()[-500:]}")
-    return run
+        raise RuntimeError(f"hedgerow {' '.join(map(str, words))} exits {done.returncode}: {done.stderr.strip()[-500:]}")
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--table", type=Path, metavar="FILE", required=True, help="print the table of this recall.json")
+    print(table(json.loads(parser.parse_args().table.read_text())))
+    sys.exit(0)
