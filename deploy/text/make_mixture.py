@@ -232,7 +232,7 @@ def run(given: argparse.Namespace) -> int:
     wanted = identity(given)
     try:
         target.mkdir(parents=True, exist_ok=True)
-        lock = (target.parent / "mixture.lock").open("w")
+        lock = (target.parent / "mixture.lock").open("a")
     except OSError as error:
         raise packages.EnvironmentFault(f"{target} cannot be made ({error.strerror}); set HEDGEROW_CACHE to a folder where you may write") from error
     with lock:

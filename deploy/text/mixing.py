@@ -26,8 +26,10 @@ class Filter:
 
     def clean(self, document: str) -> str:
         kept = []
-        for paragraph in _without_control(document).split("\n\n"):
-            reason = self._reason(paragraph)
+        paragraphs = _without_control(document).split("\n\n")
+        shared = self._shared(paragraphs)
+        for index, paragraph in enumerate(paragraphs):
+            reason = "held_out" if index in shared else self._reason(paragraph)
             if reason:
                 self.dropped[reason] += len(paragraph.encode())
             elif paragraph.strip():
@@ -44,11 +46,20 @@ class Filter:
             if paragraph in self.seen:
                 return "repeated"
             self.seen.add(paragraph)
-        words = words_of(paragraph)
+        return None
+
+    def _shared(self, paragraphs: list[str]) -> set[int]:
+        """Which of them hold a run of words of a held-out text, also one that begins in the paragraph before."""
+        words, owner = [], []
+        for index, paragraph in enumerate(paragraphs):
+            found = words_of(paragraph)
+            words += found
+            owner += [index] * len(found)
+        shared: set[int] = set()
         for at in range(0, len(words) - _WINDOW + 1, _STRIDE):
             if " ".join(words[at:at + _WINDOW]) in self.held_out:
-                return "held_out"
-        return None
+                shared.update(owner[at:at + _WINDOW])
+        return shared
 
 
 def _without_control(text: str) -> str:
