@@ -82,14 +82,12 @@ def read_package(name: str, described: dict, work):
     """What `work` reads from that package; an error of its files becomes one that names it."""
     try:
         return work()
-    except (OSError, ValueError, IndexError, KeyError, ArithmeticError) as error:
-        raise packages.EnvironmentFault(f"package {name} {described[name]['version']}: {error}; this program knows Debian 12's, "
-                                        "give that one by --packages") from error
-    except Exception as error:
-        if isinstance(error, (packages.EnvironmentFault, Interrupted)):
-            raise
-        raise packages.EnvironmentFault(f"package {name} {described[name]['version']}: its files are not as expected ({error!r}); this "
-                                        "program knows Debian 12's, give that one by --packages") from error
+    except Interrupted:
+        raise
+    except Exception as error:  # whatever a reader trips over, the cause is the package
+        what = str(error) if isinstance(error, (OSError, ValueError)) else repr(error)
+        raise packages.EnvironmentFault(f"package {name} {described[name]['version']}: its files are not as expected ({what}); this program "
+                                        "knows Debian 12's, give that one by --packages") from error
 
 
 def held_out_texts(folders: kinds.Folders, described: dict) -> dict[str, str]:

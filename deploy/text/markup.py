@@ -35,8 +35,20 @@ def osis(text: str) -> list[str]:
     text = re.sub(r'<(?:div\b[^>]*type="(?:x-p|paragraph|introduction|section)"[^>]*|/?title\b[^>]*|/?p\b[^>]*|/?lg?\b[^>]*|lb\b[^>]*|chapter\b[^>]*)>',
                   "\n\n", text)
     text = html.unescape(re.sub(r"<[^>]+>", "", text))
-    text = re.sub(r'(?<=[,.;:!?]) ""(?=\w)|(?<=[,.;:!?]) "\s*"(?=\w)', '" "', text)
-    return [paragraph for run in blocks(text) if (paragraph := join_lines(run))]
+    return [_closing_quotes(paragraph) for run in blocks(text) if (paragraph := join_lines(run))]
+
+
+def _closing_quotes(text: str) -> str:
+    """The modules have a space before many a closing quotation mark, and none behind it: 'go, "but' becomes 'go," but'."""
+    parts = text.split('"')
+    made = parts[0]
+    for index, part in enumerate(parts[1:]):
+        closes = index % 2 == 1
+        if closes and re.search(r"[,.;:!?] $", made) and re.match(r"\w| |$", part):
+            made = made[:-1] + '"' + (part if part[:1] == " " else " " + part)
+        else:
+            made += '"' + part
+    return made.rstrip()
 
 
 def markdown(text: str) -> list[str]:
@@ -180,7 +192,7 @@ def asciidoc(text: str) -> list[str]:
             kept.append("")
         else:
             kept.append(bare)
-    return [paragraph for run in blocks("\n".join(kept)) for part in _asciidoc_items(run) if (paragraph := _asciidoc_run(part))]
+    return [paragraph for run in blocks("\n".join(kept)) for part in _asciidoc_items(run) if (paragraph := _asciidoc_run(part)) and paragraph not in ("NAME", "SYNOPSIS")]
 
 
 def _asciidoc_items(run: list[str]) -> list[list[str]]:
@@ -200,7 +212,7 @@ def _asciidoc_run(run: list[str]) -> str:
     if all(line[:1] in " \t" for line in run) and not prose:
         return "".join(_listing(run)) if len(run) > 1 or len(run[0]) < 60 else join_lines(run)
     text = join_lines(run)
-    text = re.sub(r"^=+\s+|\s+=+$|\[\[[\w-]+\]\]", "", text)
+    text = re.sub(r"^[=#]+\s+|\s+=+$|\[\[[\w-]+\]\]", "", text)
     text = re.sub(r"\{(\w+)\}", lambda found: _ASCIIDOC_NAMES.get(found[1], found[0]), text)
     text = re.sub(r"link(?:git)?:([\w.-]+)\[(\d)\]", r"\1(\2)", text)
     text = re.sub(r"(?:link:|xref:)?(?:https?://)?[^\s\[\]]*\[\[?([^\[\]]*)\]\]?(?=\W|$)", _asciidoc_link, text)

@@ -129,6 +129,10 @@ class Markup(unittest.TestCase):
                 '<note>a note</note> <div eID="g1" type="x-p"/><div sID="g2" type="x-p"/>Two.')
         self.assertEqual(markup.osis(text), ["TITLE.", "Verse 1. Blessed is & was.", "Two."])
 
+    def test_osis_closing_quotation_marks_stand_before_the_space(self):
+        self.assertEqual(markup.osis('He said, "save me, ""help, "and left, "In a Book, "1633. He said, "Go."'),
+                         ['He said, "save me," "help," and left, "In a Book," 1633. He said, "Go."'])
+
     def test_markdown_leaves_no_emphasis_no_links_no_navigation(self):
         text = ("# B.3 Why?\n\nThe _\"maxim\"_ of **Proudhon** , see [section B.3.2](secB3.md#b) on decision-\nmaking 1\\. again.\n\n> quoted **here**\n> "
                 "and on\n\n  * one\n  * two\n\n[\u2039 A.3](secA3.md \"Go to previous page\")\n[up](s.md \"Go to parent page\")\n")
@@ -142,7 +146,7 @@ class Markup(unittest.TestCase):
         self.assertEqual(markup.pod(text), ["NAME", "Use -0xHHH or $a->{b} > 1, the manual, <tag>.", "    my $x;\n    exit;", "- first", "name", "Its text."])
 
     def test_asciidoc_leaves_no_fences_links_or_underlines(self):
-        text = ("git-x(1)\n========\n\nSee linkgit:git-y[1] and `code` of\n'git x'.\n\n--onto <new>::\n\tStarting point of\n\tthe work.\n\n[verse]\n'git x' [-a]\n\n"
+        text = ("git-x(1)\n========\n\nSee linkgit:git-y[1] and `code` of\n'git x'.\n\n--onto <new>::\n\tStarting point of\n\tthe work.\n\nSYNOPSIS\n--------\n[verse]\n'git x' [-a]\n\n"
                 "----\nA---B\n----\n\ninclude::z.txt[]\n* one\n* two\n")
         self.assertEqual(markup.asciidoc(text), ["git-x(1)", "See git-y(1) and code of git x.", "--onto <new>: Starting point of the work.", "    A---B",
                                                  "- one", "- two"])
