@@ -157,13 +157,13 @@ def make_card(wanted: dict, described: dict, files: dict, mixed: list[tuple[str,
 def card_page(card: dict) -> str:
     lines = ["# Mixture of English text from Debian packages", "",
              f"`mixture.txt`: {card['files']['mixture.txt']['bytes']:,} bytes, about {card['files']['mixture.txt']['tokens']:,} tokens "
-             f"({card['bytes_per_token']} bytes a token), cut into pieces of about {card['made_with']['piece_tokens']:,} tokens. Made by "
+             f"({card['bytes_per_token']} bytes a token), SHA-256 `{card['files']['mixture.txt']['sha256']}`, cut into pieces of about {card['made_with']['piece_tokens']:,} tokens. Made by "
              "`deploy/text/make_mixture.py`; `card.json` is this page for programs.", "",
-             "| kind | share | bytes in the mixture | bytes of its file | tokens of its file | SHA-256 of its file | what |",
+             "| kind | share | bytes in the mixture | bytes of its file | tokens of its file | SHA-256, 16 digits | what |",
              "| --- | ---: | ---: | ---: | ---: | --- | --- |"]
     lines += [f"| `{name}.txt` | {kind['share']:.1%} | {kind['bytes_in_mixture']:,} | {kind['bytes']:,} | {kind['tokens']:,} | `{kind['sha256'][:16]}` | "
               f"{kind['what']} |" for name, kind in card["kinds"].items()]
-    lines += ["", "| held out, in no other file | bytes | tokens | SHA-256 | what |", "| --- | ---: | ---: | --- | --- |"]
+    lines += ["", "| held out, in no other file | bytes | tokens | SHA-256, 16 digits | what |", "| --- | ---: | ---: | --- | --- |"]
     lines += [f"| `held_out/{name}.txt` | {text['bytes']:,} | {text['tokens']:,} | `{text['sha256'][:16]}` | {text['what']} |"
               for name, text in card["held_out"].items()]
     lines += ["", "| package | version | licence | upstream | bytes taken |", "| --- | --- | --- | --- | ---: |"]
