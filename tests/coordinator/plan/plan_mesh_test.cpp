@@ -6,6 +6,9 @@
 #include <gtest/gtest.h>
 
 #include "storage/base/error.hpp"
+#include "storage/shape/budgets.hpp"
+#include "storage/shape/layer_shape.hpp"
+#include "storage/shape/pipeline_order.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -91,6 +94,57 @@ TEST_F(PlanMesh, AGpuKeepsActivationsWhereTheyFitAndElseComputesThemAgain) {
   EXPECT_GT(chosen().step_seconds, 1.1 * roomy.step_seconds);
   limits_.workers = {gpus(1, 0)};
   EXPECT_TRUE(chosen().recomputes) << "a GPU whose memory is not known";
+}
+
+// The trainer's rule (worker/finetune/trainer.cpp), from the numbers that a rank has: a plan that
+// decides otherwise tells another memory and another time than the run takes.
+TEST_F(PlanMesh, WhetherActivationsAreKeptIsDecidedAsTheTrainerDoes) {
+  struct Shape {
+    int layers, hidden, intermediate, heads, kv_heads, head_dim;
+  };
+  int kept = 0, recomputed = 0;
+  recipe_.finetune.sequences_per_micro_batch = 1;
+  limits_.workers = {{.name = "cpus", .nodes = 1, .workers_per_node = 8, .cores = 96}};
+  for (const Shape& shape : {Shape{30, 576, 1536, 9, 3, 64},
+                             {32, 4096, 14336, 32, 8, 128},
+                             {80, 8192, 28672, 64, 8, 128},
+                             {126, 16384, 53248, 128, 8, 128}}) {
+    model_.num_hidden_layers = shape.layers;
+    model_.hidden_size = shape.hidden;
+    model_.intermediate_size = shape.intermediate;
+    model_.num_attention_heads = shape.heads;
+    model_.num_key_value_heads = shape.kv_heads;
+    model_.head_dim = shape.head_dim;
+    for (const Mesh mesh : {Mesh{1, 1}, {2, 1}, {1, 4}, {2, 4}, {1, 4, 3}, {1, 8}}) {
+      for (const int seq_len : {64, 128, 512, 2048}) {
+        tokens_ = {{800, 816, seq_len}, {800, 816, seq_len}, {}};
+        recipe_.finetune.mesh = storage::mesh_text(mesh);
+        recipe_.finetune.ranks = mesh.ranks();
+        const int passes = recipe_.finetune.sequences_per_step / mesh.data;
+        const auto ranges = storage::split_layers(model_, mesh);
+        const auto order = storage::pipeline_order(mesh, passes, true);
+        const std::int64_t of_token = storage::kept_activation_bytes(
+            model_, 2, recipe_.finetune.target_modules, recipe_.finetune.rank);
+        bool recomputes = false;
+        for (int stage = 0; stage < mesh.pipeline; ++stage) {
+          std::int64_t layers = 0;
+          for (const auto& range : storage::ranges_of_stage(ranges, mesh, stage))
+            layers += range.size();
+          const int in_flight =
+              storage::most_in_flight(order[static_cast<std::size_t>(stage)]);
+          recomputes |= !storage::keeps_activations(layers * seq_len * of_token,
+                                                    in_flight,
+                                                    mesh.chunks,
+                                                    storage::kHostActivationBytes);
+        }
+        EXPECT_EQ(chosen().recomputes, recomputes)
+            << shape.hidden << ", " << storage::mesh_text(mesh) << ", " << seq_len;
+        ++(recomputes ? recomputed : kept);
+      }
+    }
+  }
+  EXPECT_GT(kept, 10);
+  EXPECT_GT(recomputed, 10);
 }
 
 TEST_F(PlanMesh, AStageHoldsItsLayersItsEndOfTheModelAndWhatIsInFlight) {
