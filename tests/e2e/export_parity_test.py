@@ -254,6 +254,10 @@ class WithARecallCache(ExportParity, unittest.TestCase):
             for more in ((), ("--recall-cache", "16"), ("--recall-cache", "0")))
         self.assertEqual(with_it, told)
         self.assertNotEqual(with_it, alone)
+        merged = self.job.root / "merged"  # the run's last student, whose LoRA a worker merges first
+        ended = self.job.command("export", "--run", self.job.run_directory, "--recall-cache", "8", "--out", merged)
+        self.assertEqual(ended.code, 0, ended)
+        self.assertEqual(json.loads((merged / "config.json").read_text())["hedgerow"]["attention"]["recall_cache"], 8)
 
 
 class WithARecallCacheOfASlidingWindow(ExportParity, unittest.TestCase):

@@ -156,7 +156,9 @@ std::vector<fs::path> merged_weights(const ExportRequest& request,
   ChildCommand command{
       .arguments = {
           worker_binary(terminal.console()), "merge", "--progress", "--out", into.string()}};
-  const auto more = request.model.worker_arguments();
+  ModelChoice model = request.model;
+  model.recall_cache.reset();  // no weight depends on it
+  const auto more = model.worker_arguments();
   command.arguments.insert(command.arguments.end(), more.begin(), more.end());
   terminal.status("merging LoRA into the weights ...");
   if (!run_helper(terminal, "merging", "hedgerow-worker merge", command, [](const json&) {}))
