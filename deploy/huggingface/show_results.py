@@ -109,9 +109,9 @@ def main() -> int:
     status, recipe = read_json(options.status), tomllib.loads(options.recipe.read_text(encoding="utf-8"))
     table = results(status, recipe)
     print("\n".join([*text_lines(table), "", *stage_lines(table)]))
-    print("control: the student's window and sinks, untrained; equal: the untrained window that takes the bytes of\n"
-          "the student's state; transfer, LoRA: the student after these stages; gap closed: beyond two windows, from\n"
-          "the control to the teacher; MSE of a layer's attention output against the teacher's")
+    print("control: the student's window and sinks, untrained; equal: the untrained window of the bytes of the\n"
+          "student's state; transfer, LoRA: the student after these stages; gap closed: beyond two windows,\n"
+          "from the control to the teacher; MSE of a layer's attention output against the teacher's")
     if options.json:
         write_json(options.json, table)
     return 0

@@ -4,6 +4,7 @@
 // batch or on padding, a cached key counted again in a sliding window.
 #include "kernels/recall_cache.hpp"
 
+#include <ATen/Parallel.h>
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -25,6 +26,18 @@ using testing::AttentionInputs;
 using testing::make_inputs;
 
 constexpr std::int64_t kChunk = 8;
+
+// Thousands of small operations, in which several threads wait for each other.
+class RecallCache : public ::testing::Test {
+ protected:
+  RecallCache() { at::set_num_threads(1); }
+  ~RecallCache() override { at::set_num_threads(before_); }
+  RecallCache(const RecallCache&) = delete;
+  RecallCache& operator=(const RecallCache&) = delete;
+
+ private:
+  int before_ = at::get_num_threads();
+};
 
 void for_each_recall_case(const std::function<void(const AttentionCase&)>& visit) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
@@ -165,7 +178,7 @@ void expect_kept(const at::Tensor& positions,
   EXPECT_EQ(found, expected) << what;
 }
 
-TEST(RecallCache, AttendsAndChoosesAsTheDefinitionDoesTokenByToken) {
+TEST_F(RecallCache, AttendsAndChoosesAsTheDefinitionDoesTokenByToken) {
   for_each_recall_case([](const AttentionCase& shape) {
     const AttentionInputs inputs = make_inputs(shape);
     const Naive naive = naive_attention(shape, inputs);
@@ -193,10 +206,10 @@ TEST(RecallCache, AttendsAndChoosesAsTheDefinitionDoesTokenByToken) {
 }
 
 // Several segments a head, walked side by side.
-TEST(RecallCache, TilesGiveTheSameInSegmentsAndInBf16) {
+TEST_F(RecallCache, TilesGiveTheSameInSegmentsAndInBf16) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     for (const bool shares : {false, true}) {
-      AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 2107, .bias = true, .shares_key_maps = shares};
+      AttentionCase shape{.B = 1, .H = 1, .G = 1, .T = 2107, .bias = true, .shares_key_maps = shares};
       shape.options.layout = layout;
       shape.options.window_size = kChunk;
       shape.options.num_sinks = 2;
@@ -205,8 +218,10 @@ TEST(RecallCache, TilesGiveTheSameInSegmentsAndInBf16) {
       at::Tensor kept;
       const at::Tensor y = recall_attention(
           inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options, &kept);
+      at::set_num_threads(2);  // more than heads
       const at::Tensor tiles =
           hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
+      at::set_num_threads(1);
       EXPECT_TRUE(at::allclose(tiles, y, 1e-3, 1e-4))
           << shape.name() << (tiles - y).abs().max().item<double>();
       EXPECT_TRUE(at::equal(choices_by_tiles(inputs, shape.options), kept)) << shape.name();
@@ -220,7 +235,7 @@ TEST(RecallCache, TilesGiveTheSameInSegmentsAndInBf16) {
   }
 }
 
-TEST(RecallCache, TheReferenceOfPairsGivesTheSame) {
+TEST_F(RecallCache, TheReferenceOfPairsGivesTheSame) {
   AttentionCase shape{.T = 67, .shares_key_maps = true};
   shape.options.window_size = kChunk;
   shape.options.num_sinks = 2;
@@ -278,19 +293,19 @@ void expect_recall_steps(const AttentionCase& shape, Prefill prefill, Step step)
   }
 }
 
-TEST(RecallCache, PrefillAndStepsChooseAndGiveWhatTheWholeSequenceGives) {
+TEST_F(RecallCache, PrefillAndStepsChooseAndGiveWhatTheWholeSequenceGives) {
   for_each_recall_case(
       [](const AttentionCase& shape) { expect_recall_steps(shape, prefill_state, decode_step); });
 }
 
-TEST(RecallCache, OperationsOfAnyDeviceChooseAndGiveTheSame) {
+TEST_F(RecallCache, OperationsOfAnyDeviceChooseAndGiveTheSame) {
   for_each_recall_case([](const AttentionCase& shape) {
     if (shape.T == 67) expect_recall_steps(shape, aten::prefill_state, aten::decode_step);
   });
 }
 
 // Rows of other lengths, and what lies behind a row's end.
-TEST(RecallCache, ARowsChoicesDependNeitherOnTheBatchNorOnPadding) {
+TEST_F(RecallCache, ARowsChoicesDependNeitherOnTheBatchNorOnPadding) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     AttentionCase shape{.B = 3, .T = 60, .shares_key_maps = true};
     shape.options.layout = layout;
@@ -314,7 +329,7 @@ TEST(RecallCache, ARowsChoicesDependNeitherOnTheBatchNorOnPadding) {
   }
 }
 
-TEST(RecallCache, WithoutAWindowOrWithMoreKeysThanItHoldsIsRefused) {
+TEST_F(RecallCache, WithoutAWindowOrWithMoreKeysThanItHoldsIsRefused) {
   AttentionCase shape;
   shape.options.window_size = kChunk;
   const AttentionInputs inputs = make_inputs(shape);
@@ -334,7 +349,7 @@ TEST(RecallCache, WithoutAWindowOrWithMoreKeysThanItHoldsIsRefused) {
                   ::testing::HasSubstr("recall_cache must be 0 without a window, found 1")));
 }
 
-TEST(RecallCache, AStateThatWasMadeWithoutOneDoesNotGoOnWithOne) {
+TEST_F(RecallCache, AStateThatWasMadeWithoutOneDoesNotGoOnWithOne) {
   AttentionCase shape{.T = 20};
   shape.options.window_size = kChunk;
   const AttentionInputs inputs = make_inputs(shape);
@@ -356,7 +371,7 @@ TEST(RecallCache, AStateThatWasMadeWithoutOneDoesNotGoOnWithOne) {
               ::testing::ThrowsMessage<c10::Error>(::testing::HasSubstr("as recall_cache says")));
 }
 
-TEST(RecallCache, AStateWhoseCacheIsOnAnotherDeviceIsRefused) {
+TEST_F(RecallCache, AStateWhoseCacheIsOnAnotherDeviceIsRefused) {
   AttentionCase shape{.T = 20};
   shape.options.window_size = kChunk;
   shape.options.recall_cache = 4;
