@@ -122,11 +122,11 @@ class ExportParity:
                 file.attrs[key] = value
         return out
 
-    def generated(self, subject: str) -> tuple[list[list[int]], list[list[int]]]:
+    def generated(self, subject: str, *more: str) -> tuple[list[list[int]], list[list[int]]]:
         """Ids of the prompts, and what `hedgerow generate` goes on with."""
         tokenizer = AutoTokenizer.from_pretrained(self.export)
         ended = self.job.command("generate", "--run", self.job.run_directory, "--subject", subject, "--json",
-                                 "--max-new-tokens", str(NEW_TOKENS), *PROMPTS)
+                                 "--max-new-tokens", str(NEW_TOKENS), *more, *PROMPTS)
         self.assertEqual(ended.code, 0, ended)
         replies = [json.loads(line) for line in ended.out.splitlines()]
         self.assertEqual({reply["compute_dtype"] for reply in replies}, {self.compute_dtype})
@@ -175,8 +175,15 @@ class ExportParity:
 
     @torch.no_grad()
     def test_our_generation_equals_theirs(self) -> None:
-        model = self.model if self.compute_dtype == "fp32" else load(self.export)
-        for prompt, row in zip(*self.generated("transfer")):
+        more: tuple[str, ...] = ()
+        model = self.model
+        if self.compute_dtype == "bf16":
+            # transformers rounds q and k elsewhere, and of two keys that are recalled as badly another may stay.
+            more, out = ("--recall-cache", "0"), self.job.root / "rounded"
+            ended = self.job.command("export", "--run", self.job.run_directory, "--subject", "transfer", *more, "--out", out)
+            self.assertEqual(ended.code, 0, ended)
+            model = load(out)
+        for prompt, row in zip(*self.generated("transfer", *more)):
             logits = model(torch.tensor([prompt + row]), use_cache=False).logits
             self.assertLessEqual(farthest_behind(logits, [prompt], [row]), TIE[self.compute_dtype])
 
