@@ -21,8 +21,8 @@ constexpr double kGpuHostBytes = 3.0 * 1024 * 1024 * 1024;
 constexpr double kNcclBytes = 512.0 * 1024 * 1024;
 // Of one logit in the cross-entropy: conversions, maximum, exponential, sum.
 constexpr double kLogitFlops = 200.0;
-// Positions whose logits the logits stage and an evaluation are planned with: with what is made of
-// them, as peaks of SmolLM2 were, four times those that exist at a time.
+// Rows of logits that the logits stage and an evaluation are planned with. Four times those that
+// exist at a time: fitted to peaks of SmolLM2, it covers what is computed from them too.
 constexpr double kLogitRows = 4.0 * storage::kLogitRows;
 
 std::uint64_t whole(double bytes) { return static_cast<std::uint64_t>(bytes); }

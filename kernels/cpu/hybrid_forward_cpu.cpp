@@ -106,7 +106,8 @@ class ForwardWalker {
     const std::int64_t first = chunk * problem_.chunk();
     for (const std::int64_t token : kept_by(chunk)) {
       if (token < first) continue;
-      for (std::int64_t f = 0; f < problem_.F; ++f) phi_k_.data()[f * ld_chunk_ + token - first] = 0.0F;
+      for (std::int64_t f = 0; f < problem_.F; ++f)
+        phi_k_.data()[f * ld_chunk_ + token - first] = 0.0F;
     }
   }
 
@@ -166,8 +167,8 @@ class ForwardWalker {
     if (near_linear || flushes) {
       read_features(far);
     }
-    kept_near_ = problem_.options.layout == WindowLayout::kSliding ? kept_by(far)
-                                                                   : std::span<const std::int64_t>{};
+    kept_near_ = {};
+    if (problem_.options.layout == WindowLayout::kSliding) kept_near_ = kept_by(far);
     for (std::int64_t r = 0; r < problem_.key_group(); ++r) {
       h_ = key_head_ * problem_.key_group() + r;
       map_q_.select_head(h_);

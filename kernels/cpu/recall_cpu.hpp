@@ -22,7 +22,10 @@ class RecallHead {
   void use_state(std::int64_t u, float* matrix, float* column);
   // The cache of kv head g as positions, k and v hold it, [N] and [N, D] of the inputs' dtype, and
   // back. Its state is to be said.
-  void load(std::int64_t g, const std::int64_t* positions, const at::Tensor& k, const at::Tensor& v);
+  void load(std::int64_t g,
+            const std::int64_t* positions,
+            const at::Tensor& k,
+            const at::Tensor& v);
   void store(std::int64_t* positions, const at::Tensor& k, const at::Tensor& v);
 
   // Where the W keys and values of the chunk go that the next choice is about, rows of width().

@@ -18,8 +18,8 @@ from pathlib import Path
 BIN = Path(os.environ["HEDGEROW_BIN"])
 MODEL = os.environ.get("HEDGEROW_TEST_MODEL")
 STEPS = 8
-SMALL = {"max_steps": "2", "seq_len": "128", "window_size": "16", "recall_cache": "16", "validate_every": "2", "max_sequences": "24",
-         "layers_per_block": "2", "checkpoint_every": "2", "threads": "1", "local": "1", "lease_s": "12"}
+SMALL = {"max_steps": "2", "seq_len": "128", "window_size": "16", "recall_cache": "16", "validate_every": "2",
+         "max_sequences": "24", "layers_per_block": "2", "checkpoint_every": "2", "threads": "1", "local": "1", "lease_s": "12"}
 MPIRUN = ["mpirun", "--oversubscribe", "--bind-to", "none", "--mca", "btl_vader_single_copy_mechanism", "none", "-n", "2"]
 
 

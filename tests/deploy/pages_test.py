@@ -144,8 +144,8 @@ class Steps(unittest.TestCase):
         """What `init` wrote, with fewer steps, and what the page says to change."""
         path = self.folder / "recipe.toml"
         text = path.read_text()
-        small = {"max_steps": "2", "seq_len": "128", "window_size": "16", "recall_cache": "16", "validate_every": "1", "max_sequences": "24",
-                 "enabled": "false"}
+        small = {"max_steps": "2", "seq_len": "128", "window_size": "16", "recall_cache": "16", "validate_every": "1",
+                 "max_sequences": "24", "enabled": "false"}
         for key, value in (small | changes).items():
             text, count = re.subn(rf"(?m)^{key} = [^#\n]*", f"{key} = {value} ", text)
             self.assertGreater(count, 0, f"init writes no {key}")

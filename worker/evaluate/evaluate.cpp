@@ -178,10 +178,9 @@ class Evaluator {
                           .texts = {}};
     if (control_) {
       evaluation.equal_window = static_cast<int>(equal_window_.window_size);
-      evaluation.state_bytes = storage::state_bytes(control_->attention,
-                                                    model_.config(),
-                                                    static_cast<int>(control_->softmax_layers.size()),
-                                                    text.tokens.seq_len);
+      const auto num_softmax = static_cast<int>(control_->softmax_layers.size());
+      evaluation.state_bytes = storage::state_bytes(
+          control_->attention, model_.config(), num_softmax, text.tokens.seq_len);
     }
     for (const Column column : columns_) {
       const ColumnFigures& sums = text.columns[at_column(column)];
@@ -510,7 +509,8 @@ Evaluation evaluate(const storage::ModelDirectory& model,
   Evaluator evaluator(model, tokens, options);
   const std::int64_t bytes = evaluator.num_columns() * longest * model.config().hidden_size *
                              static_cast<std::int64_t>(c10::elementSize(options.compute_dtype));
-  const auto per_group = static_cast<std::size_t>(std::max<std::int64_t>(1, storage::kEvaluateGroupBytes / bytes));
+  const auto per_group = static_cast<std::size_t>(
+      std::max<std::int64_t>(1, storage::kEvaluateGroupBytes / bytes));
   const std::int64_t num_layers = model.config().num_hidden_layers;
   const auto groups = static_cast<std::int64_t>((places.size() + per_group - 1) / per_group);
   for (std::int64_t group = 0; group < groups; ++group) {
