@@ -185,7 +185,7 @@ std::uint64_t Costs::evaluate_memory(bool on_gpu) const {
   const double group = std::min(std::max(kEvaluateGroup, kColumns * evaluate_stream_bytes_),
                                 kColumns * evaluate_sequences_ * evaluate_stream_bytes_);
   const bool has_mlp_lora = std::ranges::any_of(finetune_.target_modules, [](const auto& module) {
-    return module == "gate_proj" || module == "up_proj" || module == "down_proj";
+    return std::string_view(storage::module_name(module).parent) == "mlp";
   });
   const double with_lora = has_mlp_lora ? layer_parameters() : attention_parameters();
   // Logits of teacher and student; of one of them some are gone before the other's are there.

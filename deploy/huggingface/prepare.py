@@ -23,7 +23,6 @@ from pathlib import Path
 from common import StoredTensor, UsageError, model_directory, read_json, run_main, stored_tensors, write_json, \
     write_safetensors
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 COMPANIONS = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
               "chat_template.jinja", "vocab.json", "merges.txt", "tokenizer.model")
 STAMP = ".hedgerow_prepared.json"  # hidden: an export copies what lies beside the weights
@@ -86,9 +85,6 @@ def check_tensors(config: dict, tensors: dict[str, StoredTensor], source: Path) 
 def from_directory(source: Path, out: Path, layers: int) -> int:
     """Checks an existing directory and links its files; with fewer layers the weights are copied."""
     config = read_json(source / "config.json")
-    architecture = (config.get("architectures") or ["unnamed"])[0]
-    if architecture not in ARCHITECTURES:
-        raise UsageError(f"{source}: architecture {architecture} is not supported; supported: {', '.join(ARCHITECTURES)}")
     if not (source / "tokenizer.json").is_file():
         raise UsageError(f"{source}: no tokenizer.json; save the model's fast tokenizer there")
     available = config["num_hidden_layers"]

@@ -1,7 +1,6 @@
 // What a decoder layer does between its matrix products, and its gradients, fused for CUDA: tensors
-// to the kernels of kernels/cuda/elementwise. worker/model/elementwise.hpp and
-// worker/finetune/backward_ops.hpp say what is computed and take ATen operations where this backend
-// does not apply. A build without CUDA has no backend; the tests give it one that runs the same
+// to the kernels of kernels/cuda/elementwise. worker/model/layer says what is computed and takes ATen
+// operations where this backend does not apply. A build without CUDA has no backend; the tests give it one that runs the same
 // kernels on the host.
 #pragma once
 

@@ -15,63 +15,14 @@ namespace {
 
 using Json = nlohmann::json;
 
-// What a family's class in transformers takes where config.json says nothing, and which of the keys
-// it reads. A key that a class does not read changes nothing there and nothing here.
-struct Family {
-  enum class Sliding { kNever, kAllLayers, kByLayer };
-  enum class Bias { kNone, kQkv, kByKey };  // kByKey: attention_bias, of o_proj too
-
-  const char* architecture;
-  const char* model_type;
-  int num_key_value_heads;   // 0: as many as query heads
-  int head_dim;              // 0: hidden_size / num_attention_heads
-  bool takes_null_head_dim;  // as an absent one; the others end with an error
-  Bias bias;
-  bool reads_mlp_bias;
-  bool qk_norm;
-  Sliding sliding;
-};
-constexpr std::array<Family, 4> kFamilies{{
-    {"LlamaForCausalLM",
-     "llama",
-     0,
-     0,
-     true,
-     Family::Bias::kByKey,
-     true,
-     false,
-     Family::Sliding::kNever},
-    {"MistralForCausalLM",
-     "mistral",
-     8,
-     0,
-     true,
-     Family::Bias::kNone,
-     false,
-     false,
-     Family::Sliding::kAllLayers},
-    {"Qwen2ForCausalLM",
-     "qwen2",
-     32,
-     0,
-     false,
-     Family::Bias::kQkv,
-     false,
-     false,
-     Family::Sliding::kByLayer},
-    {"Qwen3ForCausalLM",
-     "qwen3",
-     32,
-     128,
-     false,
-     Family::Bias::kByKey,
-     false,
-     true,
-     Family::Sliding::kByLayer},
-}};
-constexpr const char* kSupported =
-    "LlamaForCausalLM (Llama 2, 3, 3.1, SmolLM2), MistralForCausalLM, Qwen2ForCausalLM, "
-    "Qwen3ForCausalLM";
+std::string supported() {
+  std::string list;
+  for (const Architecture& row : architectures()) {
+    list += fmt::format("{}{}", list.empty() ? "" : ", ", row.name);
+    if (!row.models.empty()) list += fmt::format(" ({})", row.models);
+  }
+  return list;
+}
 
 // config.json with typed access; a missing and a null key are the same but where is_null() is
 // asked.
@@ -152,7 +103,7 @@ class Reader {
   std::string name_;
 };
 
-const Family& read_family(const Reader& reader, ModelConfig& config) {
+const Architecture& read_architecture(const Reader& reader, ModelConfig& config) {
   std::string architecture;
   if (const Json* list = reader.find("architectures"); list != nullptr) {
     if (!list->is_array() || list->empty() || !list->front().is_string()) {
@@ -162,12 +113,12 @@ const Family& read_family(const Reader& reader, ModelConfig& config) {
     architecture = list->front().get<std::string>();
   }
   const std::string model_type = reader.text("model_type", "");
-  for (const Family& family : kFamilies) {
-    if (architecture != family.architecture &&
+  for (const Architecture& family : architectures()) {
+    if (architecture != family.name &&
         !(architecture.empty() && model_type == family.model_type)) {
       continue;
     }
-    config.architecture = family.architecture;
+    config.architecture = family.name;
     config.model_type = family.model_type;
     if (!model_type.empty() && model_type != config.model_type) {
       reader.refuse(
@@ -181,7 +132,7 @@ const Family& read_family(const Reader& reader, ModelConfig& config) {
   reader.refuse(fmt::format("architectures: {} is not supported; supported are {}",
                             architecture.empty() ? "(none named) of model_type '" + model_type + "'"
                                                  : "'" + architecture + "'",
-                            kSupported));
+                            supported()));
 }
 
 void refuse_partial_rotation(const Reader& reader) {
@@ -190,7 +141,7 @@ void refuse_partial_rotation(const Reader& reader) {
 }
 
 // What we would compute otherwise than transformers is refused, never ignored. The keys are those
-// that the four classes, or what they share (masks, RoPE, loading), look at.
+// that the classes, or what they share (masks, RoPE, loading), look at.
 void refuse_unsupported_variants(const Reader& reader) {
   const std::string activation = reader.text("hidden_act", "silu");
   if (activation != "silu" && activation != "swish") {  // two names of one function
@@ -210,8 +161,11 @@ void refuse_unsupported_variants(const Reader& reader) {
 
 // The class is LlamaRotaryEmbedding's and its copies'. transformers 5 writes rope_parameters (theta
 // inside); earlier releases write rope_theta and rope_scaling, which goes before where both stand.
-RopeConfig read_rope(const Reader& reader, int max_position_embeddings) {
+RopeConfig read_rope(const Reader& reader,
+                     const Architecture& family,
+                     int max_position_embeddings) {
   RopeConfig rope;
+  rope.theta = family.rope_theta;
   reader.refuse_null("rope_theta");
   rope.theta = reader.number("rope_theta", rope.theta);
   const char* key = "rope_scaling";
@@ -260,7 +214,7 @@ RopeConfig read_rope(const Reader& reader, int max_position_embeddings) {
   return rope;
 }
 
-void read_heads(const Reader& reader, const Family& family, ModelConfig& config) {
+void read_heads(const Reader& reader, const Architecture& family, ModelConfig& config) {
   config.num_attention_heads = reader.positive("num_attention_heads");
   const bool takes_default =
       family.num_key_value_heads > 0 && !reader.is_null("num_key_value_heads");
@@ -300,48 +254,98 @@ const Json* layer_types(const Reader& reader, int num_layers) {
   return types;
 }
 
-// Whether some layer slides; by layer_types, or where they are not given by max_window_layers.
-bool has_sliding_layer(const Reader& reader, const Json* types, int num_layers) {
-  if (types == nullptr) return reader.integer("max_window_layers", 0).value_or(28) < num_layers;
-  bool slides = false;
-  for (int i = 0; i < num_layers; ++i) {
-    const Json& type = (*types)[static_cast<std::size_t>(i)];
-    const bool is_full = type == "full_attention" || type == "attention";
-    if (!is_full && type != "sliding_attention") {
+// Those that layer_types names.
+std::vector<int> sliding_types(const Reader& reader, const Json& types) {
+  std::vector<int> sliding;
+  for (int i = 0; i < static_cast<int>(types.size()); ++i) {
+    const Json& type = types[static_cast<std::size_t>(i)];
+    if (type == "sliding_attention") {
+      sliding.push_back(i);
+    } else if (type != "full_attention" && type != "attention") {
       reader.refuse(
           fmt::format("layer_types names {} for layer {}; supported are "
                       "full_attention and sliding_attention",
                       Reader::shown(type),
                       i));
     }
-    slides |= !is_full;
   }
-  return slides;
+  return sliding;
 }
 
-// The narrowest window any layer of the teacher has; none if every layer sees everything.
-std::optional<int> read_sliding_window(const Reader& reader, const Family& family, int num_layers) {
-  constexpr int kDefault = 4096;
-  const auto window = [&]() -> std::optional<int> {
-    if (reader.is_null("sliding_window")) return std::nullopt;
-    return reader.integer("sliding_window", 1).value_or(kDefault);
-  };
+std::vector<int> layers_from(int first, int num_layers) {
+  std::vector<int> layers;
+  for (int i = first; i < num_layers; ++i) layers.push_back(i);
+  return layers;
+}
+
+std::vector<int> read_sliding_layers(const Reader& reader,
+                                     const Architecture& family,
+                                     const ModelConfig& config,
+                                     bool has_window) {
+  using Sliding = Architecture::Sliding;
+  const int num_layers = config.num_hidden_layers;
   const Json* types = layer_types(reader, num_layers);
-  if (family.sliding == Family::Sliding::kNever) return std::nullopt;
-  if (family.sliding == Family::Sliding::kAllLayers) {
+  if (family.sliding == Sliding::kNever) return {};
+  if (family.sliding == Sliding::kAllLayers) {
     if (types != nullptr)
       reader.refuse("layer_types is not supported with this architecture; take it out");
-    return window();
+    return has_window ? layers_from(0, num_layers) : std::vector<int>{};
   }
-  const bool is_used = reader.boolean("use_sliding_window", false) && window();
-  if (!is_used && types == nullptr) return std::nullopt;
-  if (!has_sliding_layer(reader, types, num_layers)) return std::nullopt;
-  if (!is_used) {
-    reader.refuse(
-        "layer_types has sliding_attention, but use_sliding_window and sliding_window give it no "
-        "window");
+  const bool uses_window = reader.boolean("use_sliding_window", false) && has_window;
+  if (types != nullptr) {
+    std::vector<int> sliding = sliding_types(reader, *types);
+    const bool has_width = family.sliding == Sliding::kWithoutRope ? has_window : uses_window;
+    if (!sliding.empty() && !has_width) {
+      reader.refuse(
+          "layer_types has sliding_attention, but use_sliding_window and sliding_window give it no "
+          "window");
+    }
+    return sliding;
   }
-  return window();
+  if (!uses_window) return {};
+  if (family.sliding == Sliding::kWithoutRope) return config.layers_without_rope;
+  return layers_from(reader.integer("max_window_layers", 0).value_or(28), num_layers);
+}
+
+void read_sliding_window(const Reader& reader, const Architecture& family, ModelConfig& config) {
+  std::optional<int> window;
+  if (family.sliding != Architecture::Sliding::kNever && !reader.is_null("sliding_window")) {
+    window = reader.integer("sliding_window", 1);
+    if (!window && family.sliding_window > 0) window = family.sliding_window;
+  }
+  config.sliding_layers = read_sliding_layers(reader, family, config, window.has_value());
+  if (!config.sliding_layers.empty()) config.sliding_window = window;
+}
+
+// no_rope_layers has a 1 where a layer turns q and k.
+std::vector<int> read_layers_without_rope(const Reader& reader,
+                                          const Architecture& family,
+                                          int num_layers) {
+  std::vector<int> layers;
+  if (!family.reads_no_rope_layers) return layers;
+  const Json* turns = reader.find("no_rope_layers");
+  if (turns == nullptr) {
+    reader.refuse_null("no_rope_layer_interval");
+    const int interval = reader.integer("no_rope_layer_interval", 1).value_or(4);
+    for (int i = interval - 1; i < num_layers; i += interval) layers.push_back(i);
+    return layers;
+  }
+  if (!turns->is_array() || turns->size() < static_cast<std::size_t>(num_layers)) {
+    reader.refuse(fmt::format("'no_rope_layers' is {}, expected 1 (RoPE) or 0 for each of {} layers",
+                              Reader::shown(*turns),
+                              num_layers));
+  }
+  for (int i = 0; i < num_layers; ++i) {
+    const Json& turn = (*turns)[static_cast<std::size_t>(i)];
+    if (turn == 0 || turn == false) {
+      layers.push_back(i);
+    } else if (turn != 1 && turn != true) {
+      reader.refuse(fmt::format("'no_rope_layers' has {} for layer {}, expected 1 (RoPE) or 0",
+                                Reader::shown(turn),
+                                i));
+    }
+  }
+  return layers;
 }
 
 void read_special_tokens(const Reader& reader, ModelConfig& config) {
@@ -360,7 +364,7 @@ ModelConfig ModelConfig::parse(const std::string& config_json, const std::string
   if (!json.is_object()) throw Error(ErrorKind::kCorrupt, name + ": not a JSON object");
   const Reader reader(json, name);
   ModelConfig config;
-  const Family& family = read_family(reader, config);
+  const Architecture& family = read_architecture(reader, config);
   refuse_unsupported_variants(reader);
   config.dtype = reader.text("dtype", reader.text("torch_dtype", "").c_str());
   config.vocab_size = reader.positive("vocab_size");
@@ -368,19 +372,25 @@ ModelConfig ModelConfig::parse(const std::string& config_json, const std::string
   config.intermediate_size = reader.positive("intermediate_size");
   config.num_hidden_layers = reader.positive("num_hidden_layers");
   config.max_position_embeddings = reader.positive("max_position_embeddings");
-  config.rms_norm_eps = reader.number("rms_norm_eps", 1e-6);
-  config.tie_word_embeddings = reader.boolean("tie_word_embeddings", false);
+  config.rms_norm_eps = reader.number("rms_norm_eps", family.rms_norm_eps);
+  config.tie_word_embeddings = reader.boolean("tie_word_embeddings", family.ties_embeddings);
   read_heads(reader, family, config);
   const bool attention_bias =
-      family.bias == Family::Bias::kByKey && reader.boolean("attention_bias", false);
-  config.qkv_bias = attention_bias || family.bias == Family::Bias::kQkv;
+      family.bias == Architecture::Bias::kByKey && reader.boolean("attention_bias", false);
+  config.qkv_bias = attention_bias || family.bias == Architecture::Bias::kQkv;
   config.o_bias = attention_bias;
   config.mlp_bias = family.reads_mlp_bias && reader.boolean("mlp_bias", false);
+  config.norm_place = family.norm_place;
   config.qk_norm = family.qk_norm;
-  config.sliding_window = read_sliding_window(reader, family, config.num_hidden_layers);
-  config.rope = read_rope(reader, config.max_position_embeddings);
+  config.layers_without_rope = read_layers_without_rope(reader, family, config.num_hidden_layers);
+  read_sliding_window(reader, family, config);
+  config.rope = read_rope(reader, family, config.max_position_embeddings);
   read_special_tokens(reader, config);
   return config;
+}
+
+bool ModelConfig::has_rope(int layer_idx) const {
+  return !std::ranges::binary_search(layers_without_rope, layer_idx);
 }
 
 void ModelConfig::require_within_window(std::int64_t num_tokens, const std::string& what) const {
@@ -392,48 +402,10 @@ void ModelConfig::require_within_window(std::int64_t num_tokens, const std::stri
                           *sliding_window));
 }
 
-std::array<LinearModule, 7> linear_modules(const ModelConfig& config) {
-  const std::int64_t hidden = config.hidden_size, intermediate = config.intermediate_size;
-  const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
-  const std::int64_t key = std::int64_t{config.num_key_value_heads} * config.head_dim;
-  return {{{"self_attn", "q_proj", query, hidden, config.qkv_bias},
-           {"self_attn", "k_proj", key, hidden, config.qkv_bias},
-           {"self_attn", "v_proj", key, hidden, config.qkv_bias},
-           {"self_attn", "o_proj", hidden, query, config.o_bias},
-           {"mlp", "gate_proj", intermediate, hidden, config.mlp_bias},
-           {"mlp", "up_proj", intermediate, hidden, config.mlp_bias},
-           {"mlp", "down_proj", hidden, intermediate, config.mlp_bias}}};
-}
-
-LinearModule linear_module(const ModelConfig& config, std::string_view name) {
-  std::string known;
-  for (const LinearModule& module : linear_modules(config)) {
-    if (module.name == name) return module;
-    known += (known.empty() ? "" : ", ") + std::string(module.name);
-  }
-  throw Error(ErrorKind::kUsage,
-              fmt::format("a decoder layer has no module '{}'; it has {}", name, known));
-}
-
 std::vector<TensorShape> layer_tensors(const ModelConfig& config, int layer_idx) {
-  const std::string prefix = fmt::format("model.layers.{}.", layer_idx);
   std::vector<TensorShape> tensors;
-  const auto norm = [&](const char* name, std::int64_t size) {
-    tensors.push_back({prefix + name + ".weight", {size}});
-  };
-  norm("input_layernorm", config.hidden_size);
-  for (const LinearModule& module : linear_modules(config)) {
-    if (module.name == "gate_proj") {
-      if (config.qk_norm) {
-        norm("self_attn.q_norm", config.head_dim);
-        norm("self_attn.k_norm", config.head_dim);
-      }
-      norm("post_attention_layernorm", config.hidden_size);
-    }
-    const std::string name = fmt::format("{}{}.{}", prefix, module.parent, module.name);
-    tensors.push_back({name + ".weight", {module.rows, module.columns}});
-    if (module.has_bias) tensors.push_back({name + ".bias", {module.rows}});
-  }
+  for (LayerTensor& tensor : layer_slots(config))
+    tensors.push_back({layer_prefix(layer_idx) + tensor.name, std::move(tensor.shape)});
   return tensors;
 }
 

@@ -1,9 +1,7 @@
 // A Hugging Face model directory, opened and checked: config.json as a typed value, and every
-// tensor of its safetensors shards by name. Knows the Llama family (Llama 2/3/3.1, Mistral,
-// SmolLM2, Qwen2, Qwen3).
+// tensor of its safetensors shards by name. The families that are known: architecture.hpp.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -12,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "storage/model/architecture.hpp"
 #include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::storage {
@@ -29,7 +28,7 @@ struct RopeConfig {
 
 struct ModelConfig {
   std::string architecture;  // "LlamaForCausalLM", ...
-  std::string model_type;    // "llama", "mistral", "qwen2", "qwen3"
+  std::string model_type;    // "llama", "mistral", ...
   std::string dtype;         // "bfloat16", ... as stored
   int vocab_size = 0;
   int hidden_size = 0;
@@ -44,8 +43,12 @@ struct ModelConfig {
   bool qkv_bias = false;  // Qwen2; Llama's attention_bias
   bool o_bias = false;    // Llama's attention_bias
   bool mlp_bias = false;
-  bool qk_norm = false;               // Qwen3
-  std::optional<int> sliding_window;  // of softmax; see require_within_window()
+  NormPlace norm_place = NormPlace::kBefore;
+  QkNorm qk_norm = QkNorm::kNone;
+  std::vector<int> layers_without_rope;  // ascending, as the next
+  // Of softmax, in these layers; see require_within_window().
+  std::optional<int> sliding_window;
+  std::vector<int> sliding_layers;
   RopeConfig rope;
   std::vector<int> eos_token_ids;
   std::optional<int> bos_token_id;
@@ -55,21 +58,11 @@ struct ModelConfig {
   // or a key that stands twice.
   static ModelConfig parse(const std::string& config_json, const std::string& name);
 
+  [[nodiscard]] bool has_rope(int layer_idx) const;
   // The softmax that we compute sees every token before it. Throws kUsage, beginning with `what`
   // ("data.transfer.seq_len = 512"), where the model's own would see fewer of `num_tokens`.
   void require_within_window(std::int64_t num_tokens, const std::string& what) const;
 };
-
-// A matrix [rows, columns] of a decoder layer, by PEFT's name: layer module `parent`.`name`.
-struct LinearModule {
-  std::string_view parent, name;
-  std::int64_t rows = 0, columns = 0;
-  bool has_bias = false;
-};
-// The seven of a layer, in the order in which LoRA numbers them.
-[[nodiscard]] std::array<LinearModule, 7> linear_modules(const ModelConfig& config);
-// Throws kUsage listing them for another name.
-[[nodiscard]] LinearModule linear_module(const ModelConfig& config, std::string_view name);
 
 struct TensorShape {
   std::string name;

@@ -21,7 +21,7 @@ std::int64_t attention_parameters(const ModelConfig& model) {
 
 std::int64_t layer_parameters(const ModelConfig& model) {
   std::int64_t parameters = 0;
-  for (const TensorShape& tensor : layer_tensors(model, 0)) {
+  for (const LayerTensor& tensor : layer_slots(model)) {
     std::int64_t elements = 1;
     for (const std::int64_t size : tensor.shape) elements *= size;
     parameters += elements;
@@ -55,13 +55,17 @@ std::int64_t kept_activation_bytes(const ModelConfig& model,
   const std::int64_t query = std::int64_t{model.num_attention_heads} * model.head_dim;
   const std::int64_t key = std::int64_t{model.num_key_value_heads} * model.head_dim;
   const bool has_mlp_lora = rank > 0 && std::ranges::any_of(lora_modules, [](const auto& name) {
-    return name == "gate_proj" || name == "up_proj";
+    const Slot slot = module_name(name).slot;
+    return slot == Slot::kGate || slot == Slot::kUp;
   });
   const std::int64_t wide = model.hidden_size + query + std::int64_t{4} * rank +
                             (has_mlp_lora ? model.hidden_size + std::int64_t{2} * rank : 0);
   const std::int64_t narrow =
       4 * (query + key) + model.hidden_size + 2 * std::int64_t{model.intermediate_size};
-  return kFloat * wide + element_bytes * narrow;
+  const std::int64_t for_norms =
+      (model.qk_norm == QkNorm::kNone ? 0 : query + 2 * key) +
+      (model.norm_place == NormPlace::kBefore ? 0 : std::int64_t{2} * model.hidden_size);
+  return kFloat * wide + element_bytes * (narrow + for_norms);
 }
 
 }  // namespace hedgerow::storage

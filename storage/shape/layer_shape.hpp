@@ -16,7 +16,7 @@ namespace hedgerow::storage {
 // Weights of a layer's seven matrices, without biases and norms; of the four around the attention.
 [[nodiscard]] std::int64_t matrix_parameters(const ModelConfig& model);
 [[nodiscard]] std::int64_t attention_parameters(const ModelConfig& model);
-// All of a layer, as layer_tensors() lists them.
+// All of a layer, as layer_slots() lists them.
 [[nodiscard]] std::int64_t layer_parameters(const ModelConfig& model);
 
 // A student's layer: both maps, their biases and the window factors.

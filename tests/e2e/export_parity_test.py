@@ -9,8 +9,10 @@ command that computes a run's model in another precision than the run.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+import tempfile
 import unittest
 import warnings
 from pathlib import Path
@@ -29,13 +31,17 @@ import numpy as np  # noqa: E402
 import torch  # noqa: E402
 from make_tokens import content_hash  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline  # noqa: E402
+from stranger_models import random_model  # noqa: E402
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline  # noqa: E402
 
 TOLERANCE = 1e-3  # of a logit, fp32 on both sides
 # How far a greedy token's logit may lie behind the largest of the same subject's full forward: where two are as good as
 # equal, rounding decides. A logit of 16 to 32 is a multiple of 0.125 in bf16, and each side may round it up or down.
 TIE = {"fp32": TOLERANCE, "bf16": 0.25}
 NEW_TOKENS = 40
+SMALL = dict(hidden_size=64, intermediate_size=128, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+             vocab_size=49152, max_position_embeddings=2048, bos_token_id=1, eos_token_id=2, pad_token_id=2,
+             tie_word_embeddings=True)
 PROMPTS = ("A hacker is", "In a Unix system, the origin of the word bug is told as follows: when",
            "The file that holds it all was first written at a laboratory in which nobody slept, and where everyone who came "
            "in by day left a note on the blackboard for those who came in by night; over the years the notes grew into")
@@ -58,13 +64,16 @@ class ExportParity:
     """The tests of one window and feature map; a run, its exports, and our logits are made once."""
 
     attention: dict[str, object] = {}  # of the recipe, where it is not the job's own
+    family: dict[str, object] = {}  # transformers' configuration of a random teacher; empty: SmolLM2
     compute_dtype = "fp32"
 
     @classmethod
     def setUpClass(cls) -> None:
-        cls.job = job.Job({**job.MORE_EVALUATION, "plan.compute_dtype": cls.compute_dtype,
+        teacher = {"model.path": str(cls.random_teacher())} if cls.family else {}
+        cls.job = job.Job({**job.MORE_EVALUATION, **teacher, "plan.compute_dtype": cls.compute_dtype,
                            **{f"attention.{key}": value for key, value in cls.attention.items()}})
         cls.addClassCleanup(cls.job.close)
+        cls.job.model = Path(teacher.get("model.path", cls.job.model))
         ended = cls.job.run()
         if ended.code != 0:
             raise AssertionError(f"hedgerow run: {ended}")
@@ -75,6 +84,17 @@ class ExportParity:
         cls.model = load(cls.export, dtype=torch.float32)
         with h5py.File(cls.job.run_directory / "tokens" / "evaluate.h5") as file:
             cls.ids = torch.from_numpy(file["input_ids"][:].astype("int64"))
+
+    @classmethod
+    def random_teacher(cls) -> Path:
+        """Random weights of `family`, with SmolLM2's tokenizer."""
+        directory = Path(tempfile.mkdtemp(prefix="hedgerow-teacher-"))
+        cls.addClassCleanup(shutil.rmtree, directory)
+        config = AutoConfig.for_model(**SMALL, **cls.family)
+        random_model(config).to(torch.bfloat16).save_pretrained(directory)
+        for file in job.cut_model(4).glob("*token*"):
+            shutil.copy(file, directory)
+        return directory
 
     def test_its_config_says_sinks_and_key_maps_and_the_weights_have_that_form(self) -> None:
         random = self.attention.get("feature_map") == "positive_random"
@@ -279,6 +299,18 @@ class WithoutSinksAndAKeyMapAQueryHead(ExportParity, unittest.TestCase):
 
 class PositiveRandom(ExportParity, unittest.TestCase):
     attention = {"feature_map": "positive_random", "start": "orthogonal_chi", "feature_dim": 64, "negation": False, "bias": False}
+
+
+class Olmo2(ExportParity, unittest.TestCase):
+    """Norms behind attention and MLP, and over the whole width of q and k."""
+
+    family = {"model_type": "olmo2"}
+
+
+class SmolLm3(ExportParity, unittest.TestCase):
+    """Layers without RoPE: the second and the fourth."""
+
+    family = {"model_type": "smollm3", "no_rope_layer_interval": 2}
 
 
 class Taylor(ExportParity, unittest.TestCase):

@@ -68,6 +68,11 @@ CHANGES: list[dict[str, Any]] = [
     {"use_sliding_window": False, "sliding_window": 16, "layer_types": [SLIDING] * 3},
     {"layer_types": [FULL] * 3}, {"layer_types": [SLIDING] * 3}, {"layer_types": ["chunked_attention"] * 3},
     {"layer_types": ["linear_attention"] * 3}, {"layer_types": [FULL]}, {"sliding_window": 16, "layer_types": [FULL] * 3},
+    # Layers without RoPE.
+    {"no_rope_layers": [1, 0, 1]}, {"no_rope_layers": [0, 0, 0, 1]}, {"no_rope_layers": [1, 1]}, {"no_rope_layers": []},
+    {"no_rope_layers": [True, False, True]}, {"no_rope_layers": [2, 1, 0]}, {"no_rope_layers": None, "no_rope_layer_interval": 3},
+    *({"no_rope_layers": None, "no_rope_layer_interval": interval} for interval in (1, 0, None, ABSENT)),
+    {"no_rope_layers": None, "no_rope_layer_interval": 2, "use_sliding_window": True, "sliding_window": 16, "layer_types": None},
     # RoPE in old and new spelling, and both.
     *({"rope_scaling": scaling} for scaling in (
         LINEAR, LLAMA3, {"type": "linear", "factor": 4.0}, {**LINEAR, "rope_theta": 3e5}, {"type": "default"}, {},
@@ -106,6 +111,8 @@ def configurations() -> Iterator[tuple[str, Any]]:
     yield "mistral", transformers.MistralConfig(**COMMON, sliding_window=None)
     yield "qwen2", transformers.Qwen2Config(**COMMON)
     yield "qwen3", transformers.Qwen3Config(**COMMON, head_dim=32)
+    yield "olmo2", transformers.Olmo2Config(**COMMON)
+    yield "smollm3", transformers.SmolLM3Config(**COMMON, no_rope_layer_interval=2)
 
 
 def attributes_of(config: Any) -> set[str]:

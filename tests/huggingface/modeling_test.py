@@ -387,6 +387,12 @@ class Bodies(unittest.TestCase):
     def test_qwen3(self):
         self.assert_same("qwen3", "Qwen3", {})
 
+    def test_olmo2(self):
+        self.assert_same("olmo2", "Olmo2", {})
+
+    def test_smollm3_with_its_window_in_layers_without_rope(self):
+        self.assert_same("smollm3", "SmolLM3", {"no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 16})
+
 
 if __name__ == "__main__":
     unittest.main()

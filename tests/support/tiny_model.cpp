@@ -1,5 +1,6 @@
 #include "tests/support/tiny_model.hpp"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <map>
@@ -20,12 +21,10 @@ namespace {
 [[maybe_unused]] const bool kIsResolved = (kernels::resolve_vector_math(), true);
 
 nlohmann::json config_json(const TinyModel& options) {
-  const char* architecture = options.qk_norm    ? "Qwen3ForCausalLM"
-                             : options.qkv_bias ? "Qwen2ForCausalLM"
-                                                : "LlamaForCausalLM";
-  const char* type = options.qk_norm ? "qwen3" : options.qkv_bias ? "qwen2" : "llama";
-  nlohmann::json config = {{"architectures", {architecture}},
-                           {"model_type", type},
+  const auto family = std::ranges::find(
+      storage::architectures(), options.model_type, &storage::Architecture::model_type);
+  nlohmann::json config = {{"architectures", {family->name}},
+                           {"model_type", family->model_type},
                            {"torch_dtype", "bfloat16"},
                            {"hidden_act", "silu"},
                            {"vocab_size", options.vocab_size},

@@ -1,9 +1,10 @@
-// A random Llama-family model small enough for unit tests, written as a Hugging Face directory:
+// A random model small enough for unit tests, written as a Hugging Face directory:
 // config.json and model.safetensors, as load_layer reads them.
 #pragma once
 
 #include <cstdint>
 #include <filesystem>
+#include <string>
 
 namespace hedgerow::tests {
 
@@ -15,8 +16,7 @@ struct TinyModel {
   int num_key_value_heads = 2;
   int head_dim = 16;
   int vocab_size = 101;
-  bool qkv_bias = false;  // a Qwen2
-  bool qk_norm = false;   // a Qwen3
+  std::string model_type = "llama";  // of storage::architectures()
   bool tied = true;
   bool llama3_rope = false;
   std::uint64_t seed = 1;

@@ -16,6 +16,7 @@
 namespace hedgerow::tests {
 namespace {
 
+using worker::FrozenProduct;
 using worker::LayerWeights;
 
 constexpr int kHidden = 32, kHeads = 4, kKvHeads = 2, kHeadDim = 8, kInner = 48, kVocabulary = 61;
@@ -28,24 +29,27 @@ LayerWeights layer_weights(const TinyOptions& options, std::uint32_t stream) {
   const auto draw = [&](std::vector<std::int64_t> shape, double scale) {
     return uniform(std::move(shape), scale, ++stream).to(options.dtype);
   };
+  const auto norm = [&](std::int64_t size) { return 1.0 + uniform({size}, 0.2, ++stream); };
   constexpr std::int64_t kQkv = (kHeads + 2 * kKvHeads) * kHeadDim;
+  const std::int64_t heads = options.qk_norm == storage::QkNorm::kWidth ? kHeads : 1;
+  const std::int64_t kv_heads = options.qk_norm == storage::QkNorm::kWidth ? kKvHeads : 1;
   LayerWeights layer;
-  layer.input_norm = 1.0 + uniform({kHidden}, 0.2, ++stream);
-  layer.post_norm = 1.0 + uniform({kHidden}, 0.2, ++stream);
-  layer.qkv_proj = draw({kQkv, kHidden}, 0.4);
-  layer.o_proj = draw({kHidden, kHeads * kHeadDim}, 0.3);
-  layer.gate_up_proj = draw({2 * kInner, kHidden}, 0.3);
-  layer.down_proj = draw({kHidden, kInner}, 0.3);
-  if (options.qk_norm) {
-    layer.q_norm = 1.0 + uniform({kHeadDim}, 0.2, ++stream);
-    layer.k_norm = 1.0 + uniform({kHeadDim}, 0.2, ++stream);
+  layer.attention_norm = norm(kHidden);
+  layer.mlp_norm = norm(kHidden);
+  const at::Tensor qkv = draw({kQkv, kHidden}, 0.4), o = draw({kHidden, kHeads * kHeadDim}, 0.3),
+                   gate_up = draw({2 * kInner, kHidden}, 0.3),
+                   down = draw({kHidden, kInner}, 0.3);
+  if (options.qk_norm != storage::QkNorm::kNone) {
+    layer.q_norm = norm(heads * kHeadDim);
+    layer.k_norm = norm(kv_heads * kHeadDim);
   }
-  if (options.biases) {
-    layer.qkv_bias = draw({kQkv}, 0.2);
-    layer.o_bias = draw({kHidden}, 0.2);
-    layer.gate_up_bias = draw({2 * kInner}, 0.2);
-    layer.down_bias = draw({kHidden}, 0.2);
-  }
+  const auto bias = [&](std::int64_t size) {
+    return options.biases ? draw({size}, 0.2) : at::Tensor();
+  };
+  layer.qkv = FrozenProduct(qkv, bias(kQkv));
+  layer.o = FrozenProduct(o, bias(kHidden));
+  layer.gate_up = FrozenProduct(gate_up, bias(2 * kInner));
+  layer.down = FrozenProduct(down, bias(kHidden));
   return layer;
 }
 
@@ -75,6 +79,8 @@ TinyStudent make_tiny_student(const TinyOptions& options) {
   config.max_position_embeddings = 512;
   config.tie_word_embeddings = true;
   config.qk_norm = options.qk_norm;
+  config.norm_place = options.norm_place;
+  config.layers_without_rope = options.layers_without_rope;
   config.eos_token_ids = {2};
   tiny.outer.embed_tokens = uniform({kVocabulary, kHidden}, 1.0, 1).to(options.dtype);
   tiny.outer.lm_head = tiny.outer.embed_tokens;
@@ -89,6 +95,7 @@ TinyStudent make_tiny_student(const TinyOptions& options) {
   for (int i = 0; i < options.num_layers; ++i) {
     const auto stream = static_cast<std::uint32_t>(1000 * (i + 1));
     tiny.layers.push_back(layer_weights(options, stream));
+    tiny.layers.back().has_rope = config.has_rope(i);
     if (std::ranges::count(options.softmax_layers, i) > 0) {
       tiny.student.layers.emplace_back(std::nullopt);
     } else {
@@ -142,9 +149,12 @@ TinyStudent on_device(const TinyStudent& tiny, const at::Device& device) {
   };
   move(moved.outer.embed_tokens, moved.outer.lm_head, moved.outer.final_norm);
   for (LayerWeights& layer : moved.layers) {
-    move(layer.input_norm, layer.post_norm, layer.q_norm, layer.k_norm);
-    move(layer.qkv_proj, layer.o_proj, layer.gate_up_proj, layer.down_proj);
-    move(layer.qkv_bias, layer.o_bias, layer.gate_up_bias, layer.down_bias);
+    for (const worker::NormSlot& norm : worker::kNorms) move(layer.*norm.norm);
+    for (const worker::ProductSlots& product : worker::kProducts) {
+      at::Tensor weight = (layer.*product.product).weight(), bias = (layer.*product.product).bias();
+      move(weight, bias);
+      layer.*product.product = FrozenProduct(weight, bias);
+    }
   }
   for (auto& layer : moved.student.layers) {
     if (!layer) continue;

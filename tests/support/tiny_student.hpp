@@ -12,7 +12,9 @@ namespace hedgerow::tests {
 
 struct TinyOptions {
   int num_layers = 3;
-  bool qk_norm = false;  // as Qwen3
+  storage::QkNorm qk_norm = storage::QkNorm::kNone;
+  storage::NormPlace norm_place = storage::NormPlace::kBefore;
+  std::vector<int> layers_without_rope = {};
   bool biases = false;   // as Qwen2, and on o_proj and the MLP as Llama's flags allow
   at::ScalarType dtype = at::kFloat;
   storage::WindowLayout window = storage::WindowLayout::kTerraced;

@@ -48,6 +48,9 @@ def variants():
     yield "mistral", transformers.MistralConfig(**common, sliding_window=None)
     yield "qwen2", transformers.Qwen2Config(**common)
     yield "qwen3", transformers.Qwen3Config(**common, head_dim=32)
+    yield "olmo2", transformers.Olmo2Config(**common)
+    yield "olmo2 biases", transformers.Olmo2Config(**common, attention_bias=True)
+    yield "smollm3", transformers.SmolLM3Config(**common, no_rope_layer_interval=2)
 
 
 def randomized(model):

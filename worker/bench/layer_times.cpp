@@ -49,18 +49,20 @@ storage::ModelConfig config_of(const wire::LayerProbe& probe) {
 
 // Rows that keep the variance of what they multiply.
 LayerWeights random_layer(const storage::ModelConfig& config, const at::TensorOptions& options) {
-  const auto matrix = [&](std::int64_t out, std::int64_t in) {
-    return at::randn({out, in}, options).mul_(1.0 / std::sqrt(static_cast<double>(in)));
-  };
-  const std::int64_t hidden = config.hidden_size, intermediate = config.intermediate_size;
-  const std::int64_t heads = config.num_attention_heads, kv_heads = config.num_key_value_heads;
   LayerWeights layer;
-  layer.input_norm = at::ones({hidden}, options.dtype(at::kFloat));
-  layer.post_norm = at::ones({hidden}, options.dtype(at::kFloat));
-  layer.qkv_proj = matrix((heads + 2 * kv_heads) * config.head_dim, hidden);
-  layer.o_proj = matrix(hidden, heads * config.head_dim);
-  layer.gate_up_proj = matrix(2 * intermediate, hidden);
-  layer.down_proj = matrix(hidden, intermediate);
+  layer.attention_norm = at::ones({config.hidden_size}, options.dtype(at::kFloat));
+  layer.mlp_norm = layer.attention_norm;
+  for (const ProductSlots& product : kProducts) {
+    std::int64_t rows = 0, columns = 0;
+    for (const storage::Slot slot : product.all()) {
+      const storage::LinearModule module = storage::linear_module(config, slot);
+      rows += module.rows;
+      columns = module.columns;
+    }
+    layer.*product.product =
+        FrozenProduct(at::randn({rows, columns}, options)
+                          .mul_(1.0 / std::sqrt(static_cast<double>(columns))));
+  }
   return layer;
 }
 

@@ -238,14 +238,11 @@ class Evaluator {
     }
     pack_layer(layer, texts_.front().tokens.seq_len);
     if (adapted) {
-      const LoraAdapter& lora = *options_.adapter;
-      if (!lora.find(layer_idx, "gate_proj") && !lora.find(layer_idx, "up_proj")) {
-        adapted->gate_up_proj = layer.gate_up_proj;
-        adapted->gate_up_packed = layer.gate_up_packed;
-      }
-      if (!lora.find(layer_idx, "down_proj")) {
-        adapted->down_proj = layer.down_proj;
-        adapted->down_packed = layer.down_packed;
+      // What the adapter does not change is packed once.
+      const LayerLora lora = options_.adapter->of_layer(layer_idx);
+      for (const ProductSlots& product : kProducts) {
+        if (std::ranges::none_of(product.all(), [&](auto slot) { return lora.pairs.contains(slot); }))
+          *adapted.*product.product = layer.*product.product;
       }
       pack_layer(*adapted, texts_.front().tokens.seq_len);
     }

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "storage/shape/budgets.hpp"
-#include "worker/finetune/backward_ops.hpp"
+#include "worker/model/layer/norm.hpp"
 
 namespace hedgerow::worker {
 Targets targets_of(const storage::TokenSequences& tokens, std::span<const std::int64_t> sequences) {
@@ -61,7 +61,9 @@ LossHead::LossHead(const storage::ModelConfig& config,
     : weights_(weights),
       rms_norm_eps_(config.rms_norm_eps),
       final_norm_(outer.final_norm),
-      lm_head_(outer.lm_head, {}, storage::kLossRows) {}
+      lm_head_(outer.lm_head) {
+  lm_head_.pack_with_transpose(storage::kLossRows);
+}
 
 TeacherLoss LossHead::loss_of(const Targets& targets,
                               std::int64_t begin,

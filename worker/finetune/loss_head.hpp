@@ -9,9 +9,9 @@
 #include <optional>
 
 #include "storage/shards/tokens_file.hpp"
-#include "worker/finetune/backward_ops.hpp"
-#include "worker/finetune/frozen_product.hpp"
-#include "worker/model/decoder.hpp"
+#include "worker/finetune/token_loss.hpp"
+#include "worker/model/layer/frozen_product.hpp"
+#include "worker/model/weights.hpp"
 
 namespace hedgerow::worker {
 

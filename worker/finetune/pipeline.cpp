@@ -104,7 +104,7 @@ void Pipeline::run(int num_micro_batches, bool trains, const PipelinePasses& pas
     const at::Tensor output = is_forward ? passes.forward(chunk, micro_batch, input)
                                          : passes.backward(chunk, micro_batch, input);
     if (is_forward && has_last_range(chunk)) {
-      losses[batch] = passes.lose(micro_batch, output);
+      losses[batch] = passes.compute_loss(micro_batch, output);
     } else if (is_forward || !has_first_range(chunk)) {
       send(output, operations[i]);
     }

@@ -24,7 +24,7 @@ struct PipelinePasses {
   std::function<at::Tensor(int micro_batch)> embed;
   std::function<at::Tensor(int chunk, int micro_batch, const at::Tensor& hidden)> forward;
   // The loss of the last range's output. Returns its gradient, undefined without a backward pass.
-  std::function<at::Tensor(int micro_batch, const at::Tensor& hidden)> lose;
+  std::function<at::Tensor(int micro_batch, const at::Tensor& hidden)> compute_loss;
   // Returns the gradient of the range's input; of the first range's nobody needs it.
   std::function<at::Tensor(int chunk, int micro_batch, const at::Tensor& gradient)> backward;
 };

@@ -23,22 +23,23 @@ std::int64_t product(const std::vector<std::int64_t>& shape) {
   return numel;
 }
 
-// Of a squares() row, in this order.
-constexpr std::array<const char*, 10> kGroups = {"q_proj",
-                                                 "k_proj",
-                                                 "v_proj",
-                                                 "o_proj",
-                                                 "gate_proj",
-                                                 "up_proj",
-                                                 "down_proj",
-                                                 "maps",
-                                                 "window_factors",
-                                                 "norms"};
+// What a squares() row has behind the modules.
+constexpr std::array<std::string_view, 3> kOtherGroups = {"maps", "window_factors", "norms"};
+
+const std::vector<std::string>& groups() {
+  static const std::vector<std::string> all = [] {
+    std::vector<std::string> names;
+    for (const storage::ModuleName& module : storage::module_names()) names.emplace_back(module.name);
+    names.insert(names.end(), kOtherGroups.begin(), kOtherGroups.end());
+    return names;
+  }();
+  return all;
+}
 
 std::size_t group_index(const std::string& group) {
-  const auto* found = std::ranges::find(kGroups, group);
-  TORCH_CHECK(found != kGroups.end(), "no group of trained parameters is called ", group);
-  return static_cast<std::size_t>(found - kGroups.begin());
+  const auto found = std::ranges::find(groups(), group);
+  TORCH_CHECK(found != groups().end(), "no group of trained parameters is called ", group);
+  return static_cast<std::size_t>(found - groups().begin());
 }
 
 }  // namespace
@@ -55,7 +56,7 @@ TrainedParameters::TrainedParameters(const LoraAdapter& start,
                        std::size_t layer,
                        const std::vector<std::int64_t>& shape,
                        const at::Tensor& value) {
-    entries_.push_back({name, group, shape, layer * kGroups.size() + group_index(group), begin});
+    entries_.push_back({name, group, shape, layer * groups().size() + group_index(group), begin});
     begin += value.numel();
     pieces.push_back(value.reshape(-1).to(device));
   };
@@ -139,7 +140,7 @@ TrainedTensors TrainedParameters::best_parts() const {
 }
 
 std::vector<double> TrainedParameters::squares(const at::Tensor& flat) const {
-  std::vector<double> sums((num_layers_ + 1) * kGroups.size());
+  std::vector<double> sums((num_layers_ + 1) * groups().size());
   if (flat.is_cuda()) {
     // A launch for all of them and one wait, where each entry's own sum would be one of hundreds.
     std::vector<at::Tensor> parts;
@@ -190,7 +191,7 @@ TrainedParameters::StepNorms TrainedParameters::step(const at::Tensor& gradient,
   StepNorms norms{norm, {}};
   for (const Entry& entry : entries_) norms.updates[entry.group] = 0.0;
   for (std::size_t i = 0; i < of_change.size(); ++i) {
-    if (of_change[i] > 0.0) norms.updates[kGroups[i % kGroups.size()]] += of_change[i];
+    if (of_change[i] > 0.0) norms.updates[groups()[i % groups().size()]] += of_change[i];
   }
   for (auto& [group, update] : norms.updates) update = std::sqrt(update);
   return norms;

@@ -14,6 +14,7 @@
 #include "storage/shape/layer_shape.hpp"
 #include "worker/device/cuda_device.hpp"
 #include "worker/model/attention_options.hpp"
+#include "worker/model/decoder.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -128,10 +129,8 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
     : options_(std::move(options)),
       communicator_(communicator),
       held_(config, fitting(options_.mesh, communicator), communicator.rank()),
-      model_{config,
-             training_options(student.options),
-             make_rope_table(config, tokens.seq_len, device()),
-             options_.stream},
+      model_{{config, make_rope_table(config, tokens.seq_len, device()), options_.stream},
+             training_options(student.options)},
       outer_(std::move(outer)),
       tokens_(tokens),
       order_(options_.seed, num_train(), options_.finetune.sequences_per_step),
@@ -146,7 +145,7 @@ FinetuneTrainer::FinetuneTrainer(const storage::ModelConfig& config,
           std::move(student.layers),
           [&](int layer) {
             LayerWeights weights = load(layer);
-            compute_ = weights.qkv_proj.scalar_type();
+            compute_ = weights.qkv.weight().scalar_type();
             return weights;
           },
           options_.finetune.sequences_per_micro_batch * tokens.seq_len)),
@@ -188,7 +187,7 @@ std::vector<TrainedPart> FinetuneTrainer::parts_to_train() {
 std::int64_t FinetuneTrainer::activation_bytes() const {
   const LoraAdapter& lora = parameters_.adapter();
   const std::int64_t of_token =
-      storage::kept_activation_bytes(model_.config,
+      storage::kept_activation_bytes(model_.layers.config,
                                      static_cast<std::int64_t>(c10::elementSize(compute_)),
                                      lora.target_modules,
                                      lora.rank);
@@ -243,7 +242,7 @@ FinetuneTrainer::MicroBatch FinetuneTrainer::begin(std::span<const std::int64_t>
           std::vector<LayerActivations>(keeps_activations_ ? layers_.size() : 0)};
 }
 
-void FinetuneTrainer::look_up() const {
+void FinetuneTrainer::after_layer() const {
   pipeline_->progress();
   options_.check_cancelled();
 }
@@ -257,36 +256,34 @@ at::Tensor FinetuneTrainer::forward(int chunk, MicroBatch& batch, at::Tensor hid
     const bool trains = batch.gradient.defined();
     if (trains) batch.inputs[i] = hidden;
     hidden = layers_[i].forward(hidden,
-                                parameters_.adapter(),
-                                layer,
+                                parameters_.adapter().of_layer(layer),
                                 trains && keeps_activations_ ? &batch.kept[i] : nullptr);
-    look_up();
+    after_layer();
   }
   return hidden;
 }
 
 at::Tensor FinetuneTrainer::backward(int chunk, MicroBatch& batch, at::Tensor gradient) {
   parameters_.collect_part_gradients(batch.gradient);
-  const LoraAdapter& lora = parameters_.adapter();
-  LoraAdapter gradients = parameters_.views_of(batch.gradient);
+  const LoraAdapter gradients = parameters_.views_of(batch.gradient);
   const storage::LayerRange& range = held_.ranges[static_cast<std::size_t>(chunk)];
   for (std::size_t i = layers_.size(); i-- > 0;) {
     const int layer = held_.layers[i];
     if (!range.contains(layer)) continue;
-    LayerActivations activations = keeps_activations_
-                                       ? std::move(batch.kept[i])
-                                       : layers_[i].recompute(batch.inputs[i], lora, layer);
+    const LayerLora lora = parameters_.adapter().of_layer(layer);
+    LayerActivations activations =
+        keeps_activations_ ? std::move(batch.kept[i]) : layers_[i].recompute(batch.inputs[i], lora);
     gradient = layers_[i].backward(
-        gradient, batch.inputs[i], activations, lora, gradients, layer, layer > 0);
+        gradient, batch.inputs[i], activations, lora, gradients.of_layer(layer), layer > 0);
     batch.inputs[i] = at::Tensor();
-    look_up();
+    after_layer();
   }
   return gradient;
 }
 
-at::Tensor FinetuneTrainer::lose(MicroBatch& batch, const at::Tensor& hidden) const {
+at::Tensor FinetuneTrainer::compute_loss(MicroBatch& batch, const at::Tensor& hidden) const {
   LossHead::Result result =
-      head_->run(hidden, targets(batch.sequences), batch.scale, true, [this] { look_up(); });
+      head_->run(hidden, targets(batch.sequences), batch.scale, true, [this] { after_layer(); });
   batch.loss_sum = result.loss_sum;
   return std::move(result.gradient);
 }
@@ -301,7 +298,7 @@ double FinetuneTrainer::accumulate(std::span<const std::int64_t> sequences,
       true,
       {.embed = [&](int) { return embedded(sequences); },
        .forward = [&](int chunk, int, const at::Tensor& h) { return forward(chunk, batch, h); },
-       .lose = [&](int, const at::Tensor& h) { return lose(batch, h); },
+       .compute_loss = [&](int, const at::Tensor& h) { return compute_loss(batch, h); },
        .backward = [&](int chunk, int, const at::Tensor& g) { return backward(chunk, batch, g); }});
   parameters_.collect_part_gradients({});
   return batch.loss_sum;
@@ -341,7 +338,8 @@ void FinetuneTrainer::run_step(const std::vector<std::int64_t>& sequences, doubl
                  true,
                  {.embed = [&](int i) { return embedded(sequences_of(i)); },
                   .forward = forward_of,
-                  .lose = [&](int i, const at::Tensor& h) { return lose(batches.at(i), h); },
+                  .compute_loss =
+                      [&](int i, const at::Tensor& h) { return compute_loss(batches.at(i), h); },
                   .backward = backward_of});
   parameters_.collect_part_gradients({});
 }
@@ -429,10 +427,10 @@ Validation FinetuneTrainer::validate() {
     padded.resize(static_cast<std::size_t>(per_batch), padded.back());
     return embedded(padded);
   };
-  const auto lose_of = [&](int i, const at::Tensor& hidden) {
+  const auto loss_of_batch = [&](int i, const at::Tensor& hidden) {
     const std::int64_t index = own + i * pipelines;
     const LossHead::Result result =
-        head_->run(hidden, targets(sequences_of(index)), 1.0, false, [this] { look_up(); });
+        head_->run(hidden, targets(sequences_of(index)), 1.0, false, [this] { after_layer(); });
     sums[static_cast<std::size_t>(index)] = {result.loss_sum, result.ce_sum, result.kl_sum};
     return at::Tensor();
   };
@@ -441,7 +439,7 @@ Validation FinetuneTrainer::validate() {
       false,
       {.embed = embed,
        .forward = [&](int chunk, int, const at::Tensor& h) { return forward(chunk, batch, h); },
-       .lose = lose_of,
+       .compute_loss = loss_of_batch,
        .backward = {}});
   const auto all = communicator_.all_gather(std::as_bytes(std::span(sums)));
   Validation mean;

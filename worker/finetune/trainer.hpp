@@ -21,7 +21,7 @@
 #include "worker/comm/tensor_exchange.hpp"
 #include "worker/comm/tree_reduce.hpp"
 #include "worker/finetune/data_order.hpp"
-#include "worker/finetune/layer_pass.hpp"
+#include "worker/finetune/student_layer.hpp"
 #include "worker/finetune/loss_head.hpp"
 #include "worker/finetune/pipeline.hpp"
 #include "worker/finetune/trained_parameters.hpp"
@@ -125,9 +125,10 @@ class FinetuneTrainer {
                                  const at::Tensor& gradient) const;
   [[nodiscard]] at::Tensor forward(int chunk, MicroBatch& batch, at::Tensor hidden) const;
   [[nodiscard]] at::Tensor backward(int chunk, MicroBatch& batch, at::Tensor gradient);
-  [[nodiscard]] at::Tensor lose(MicroBatch& batch, const at::Tensor& hidden) const;
-  // After a layer of a pass.
-  void look_up() const;
+  // The gradient of the loss in the last layer's output; the loss goes into `batch`.
+  [[nodiscard]] at::Tensor compute_loss(MicroBatch& batch, const at::Tensor& hidden) const;
+  // Serves the pipeline's messages and checks for a stop.
+  void after_layer() const;
   // The pipeline's ranks' values added up; each is not zero on one of them alone.
   void sum_over_stages(std::vector<double>& values);
   void run_step(const std::vector<std::int64_t>& sequences, double scale);

@@ -9,7 +9,7 @@
 #include <variant>
 
 #include "kernels/decode.hpp"
-#include "worker/model/elementwise.hpp"
+#include "worker/model/layer/rotary.hpp"
 
 namespace hedgerow::worker {
 

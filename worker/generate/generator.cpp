@@ -9,6 +9,7 @@
 
 #include "storage/base/error.hpp"
 #include "worker/device/step_graph.hpp"
+#include "worker/model/decoder.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -74,7 +75,8 @@ Generator::Generator(const storage::ModelConfig& config,
       outer_(std::move(outer)),
       layers_(std::move(layers)),
       student_(std::move(student)),
-      place_(place) {}
+      place_(place),
+      dtype_(layers_.front().qkv.weight().scalar_type()) {}
 
 Generator Generator::load(const storage::ModelDirectory& model,
                           std::optional<Student> student,
@@ -139,7 +141,7 @@ at::Tensor Generator::received(std::int64_t num_rows) const {
   Communicator& ranks = *place_.ranks;
   const DeadlineScope timeout(ranks, later(ranks, ranks.rank()));
   const at::Tensor hidden =
-      at::empty({1, num_rows, config_.hidden_size}, layers_.front().qkv_proj.scalar_type());
+      at::empty({1, num_rows, config_.hidden_size}, dtype());
   ranks.receive(bytes_of(hidden), ranks.rank() - 1, kHiddenTag);
   return hidden.to(device());
 }
@@ -173,14 +175,14 @@ at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
                               const std::function<void()>& on_layer) {
   const auto length = static_cast<std::int64_t>(prompt.size());
   const RopeTable rope{rope_.cos.narrow(0, 0, length), rope_.sin.narrow(0, 0, length)};
+  const LayerContext context{config_, rope, dtype()};
   const auto options = student_ ? student_->options : kernels::HybridOptions{};
   at::Tensor hidden = place_.is_first() ? embedded(prompt) : received(length);
   for (std::size_t i = 0; i < layers_.size(); ++i) {
-    hidden = decoder_layer(
-        hidden, layers_[i], rope, config_, hidden.scalar_type(), [&](const Qkv& heads) {
-          caches.emplace_back(heads, parameters(i), options);
-          return student_attention(heads, parameters(i), options);
-        });
+    hidden = run_layer(hidden, layers_[i], context, [&](const Qkv& heads) {
+      caches.emplace_back(heads, parameters(i), options);
+      return student_attention(heads, parameters(i), options);
+    });
     on_layer();
   }
   if (place_.is_last()) return logits(hidden.select(1, length - 1), outer_, config_);
@@ -194,16 +196,16 @@ at::Tensor Generator::run_layers(const at::Tensor& embedded_rows,
                                  std::vector<AttentionCache>& caches) {
   // The rows stand where a sequence's tokens would, each with its own line of the rotary table.
   const RopeTable rope{rope_.cos.index_select(0, positions), rope_.sin.index_select(0, positions)};
+  const LayerContext context{config_, rope, dtype()};
   at::Tensor hidden = embedded_rows;
   for (std::size_t i = 0; i < layers_.size(); ++i) {
     const auto by_row = [](const at::Tensor& x) {
       return x.squeeze(0).transpose(0, 1).contiguous();
     };
-    hidden = decoder_layer(
-        hidden, layers_[i], rope, config_, hidden.scalar_type(), [&](const Qkv& heads) {
-          const at::Tensor y = caches[i].step({by_row(heads.q), by_row(heads.k), by_row(heads.v)});
-          return y.transpose(0, 1).unsqueeze(0);
-        });
+    hidden = run_layer(hidden, layers_[i], context, [&](const Qkv& heads) {
+      const at::Tensor y = caches[i].step({by_row(heads.q), by_row(heads.k), by_row(heads.v)});
+      return y.transpose(0, 1).unsqueeze(0);
+    });
   }
   return hidden;
 }

@@ -100,7 +100,8 @@ class Generator {
   Batch start(const std::vector<std::vector<std::int64_t>>& prompts,
               at::Tensor& first,
               GenerationObserver& observer);
-  [[nodiscard]] at::Device device() const { return layers_.front().input_norm.device(); }
+  [[nodiscard]] at::Device device() const { return layers_.front().attention_norm.device(); }
+  [[nodiscard]] at::ScalarType dtype() const { return dtype_; }
   [[nodiscard]] at::Tensor embedded(const std::vector<std::int64_t>& ids) const;
   at::Tensor prefill(const std::vector<std::int64_t>& prompt,
                      std::vector<AttentionCache>& caches,
@@ -128,6 +129,7 @@ class Generator {
   std::vector<LayerWeights> layers_;
   std::optional<Student> student_;
   PipelinePlace place_;
+  at::ScalarType dtype_;  // of the weights
   RopeTable rope_;
   std::unique_ptr<Message> outgoing_;  // to the next rank, the last one
   std::int64_t cache_bytes_ = 0;

@@ -1,4 +1,4 @@
-// Loops that the compiler vectorises; see worker/model/row_math.hpp.
+// Loops that the compiler vectorises; see worker/model/layer/row_math.hpp.
 #include "worker/logits/top_logits_cpu.hpp"
 
 #include <ATen/ATen.h>
@@ -9,7 +9,7 @@
 #include <limits>
 #include <vector>
 
-#include "worker/model/row_math.hpp"
+#include "worker/model/layer/row_math.hpp"
 
 namespace hedgerow::worker::cpu {
 namespace {

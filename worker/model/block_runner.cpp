@@ -42,7 +42,8 @@ at::Tensor BlockRunner::run(const at::Tensor& hidden_states,
                             const RunOptions& options) const {
   const c10::NoGradGuard no_grad;
   const std::int64_t tokens = hidden_states.size(1);
-  const RopeTable rope{table.cos.narrow(0, 0, tokens), table.sin.narrow(0, 0, tokens)};
+  const LayerContext context{
+      config_, {table.cos.narrow(0, 0, tokens), table.sin.narrow(0, 0, tokens)}, stream_};
   const int count = options.num_layers < 0 ? num_layers() : options.num_layers;
   std::vector<at::Tensor> streams = split_batch(hidden_states);
   for (int i = 0; i < count; ++i) {
@@ -54,7 +55,7 @@ at::Tensor BlockRunner::run(const at::Tensor& hidden_states,
       std::vector<Qkv> parts;
       for (const at::Tensor& stream : streams) {
         if (options.check_cancelled) options.check_cancelled();
-        parts.push_back(project_qkv(stream, layer, rope, config_));
+        parts.push_back(layer_qkv(stream, layer, context));
       }
       const at::Tensor output = attend(layer_idx, join(parts));
       if (finish) attended = split_batch(output);
@@ -63,11 +64,11 @@ at::Tensor BlockRunner::run(const at::Tensor& hidden_states,
       if (options.check_cancelled) options.check_cancelled();
       const auto attention = [&](const Qkv& qkv) { return attend(layer_idx, qkv); };
       if (finish && !options.attend_batched) {
-        streams[b] = decoder_layer(streams[b], layer, rope, config_, stream_, attention);
+        streams[b] = run_layer(streams[b], layer, context, attention);
       } else if (finish) {
-        streams[b] = finish_layer(streams[b], attended[b], layer, config_, stream_);
+        streams[b] = layer_output(streams[b], attended[b], layer, context);
       } else if (!options.attend_batched) {
-        static_cast<void>(attention(project_qkv(streams[b], layer, rope, config_)));
+        static_cast<void>(attention(layer_qkv(streams[b], layer, context)));
       }
     }
     if (!finish) return {};

@@ -13,6 +13,7 @@
 
 #include "storage/model/model_config.hpp"
 #include "worker/model/decoder.hpp"
+#include "worker/model/layer/layer.hpp"
 
 namespace hedgerow::worker {
 

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <iterator>
 #include <set>
 
 #include "storage/base/error.hpp"
@@ -24,14 +23,7 @@ namespace fs = std::filesystem;
 constexpr std::uint32_t kLoraStream = 0x4c6f5241;
 
 int module_index(const std::string& module) {
-  const auto* found = std::ranges::find(kLoraModules, module);
-  if (found == std::end(kLoraModules)) {
-    throw Error(ErrorKind::kUsage,
-                "LoRA target '" + module +
-                    "' is not supported; known targets: q_proj, k_proj, v_proj, o_proj, gate_proj, "
-                    "up_proj, down_proj");
-  }
-  return static_cast<int>(std::distance(std::begin(kLoraModules), found));
+  return static_cast<int>(&storage::module_name(module) - storage::module_names().data());
 }
 
 std::vector<std::string> in_fixed_order(std::vector<std::string> modules) {
@@ -67,6 +59,13 @@ const LoraPair* LoraAdapter::find(int layer_idx, const std::string& module) cons
   return found == modules.end() ? nullptr : &found->second;
 }
 
+LayerLora LoraAdapter::of_layer(int layer_idx) const {
+  LayerLora lora{rank, scaling()};
+  for (const auto& [module, pair] : layers.at(static_cast<std::size_t>(layer_idx)))
+    lora.pairs.emplace(storage::module_name(module).slot, pair);
+  return lora;
+}
+
 LoraAdapter start_adapter(const storage::ModelConfig& config,
                           const storage::FinetuneSection& finetune,
                           std::uint64_t seed,
@@ -76,7 +75,7 @@ LoraAdapter start_adapter(const storage::ModelConfig& config,
   for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
     if (has && !has(static_cast<int>(layer))) continue;
     for (const auto& module : adapter.target_modules) {
-      const auto [parent, name, out, in, has_bias] = storage::linear_module(config, module);
+      const auto [slot, parent, name, out, in, has_bias] = storage::linear_module(config, module);
       at::Tensor a = at::empty({adapter.rank, in}, at::kFloat);
       storage::PhiloxStream stream(seed,
                                    kLoraStream,
@@ -92,14 +91,9 @@ LoraAdapter start_adapter(const storage::ModelConfig& config,
   return adapter;
 }
 
-std::string module_path(const std::string& module) {
-  constexpr int kFirstOfMlp = 4;
-  return (module_index(module) < kFirstOfMlp ? "self_attn." : "mlp.") + module;
-}
-
 std::string lora_name(int layer_idx, const std::string& module, const std::string& matrix) {
-  return "base_model.model.model.layers." + std::to_string(layer_idx) + "." + module_path(module) +
-         "." + matrix + ".weight";
+  return "base_model.model." + storage::layer_prefix(layer_idx) +
+         storage::module_name(module).path() + "." + matrix + ".weight";
 }
 
 nlohmann::json adapter_config(const LoraAdapter& adapter, const std::string& base_model) {
@@ -147,7 +141,7 @@ LoraAdapter load_adapter(const fs::path& directory,
   for (int layer = 0; layer < config.num_hidden_layers; ++layer) {
     const bool is_held = !has || has(layer);
     for (const auto& module : peft.targets[static_cast<std::size_t>(layer)]) {
-      const auto [parent, name, out, in, has_bias] = storage::linear_module(config, module);
+      const auto [slot, parent, name, out, in, has_bias] = storage::linear_module(config, module);
       const std::string a = lora_name(layer, module, "lora_A"),
                         b = lora_name(layer, module, "lora_B");
       LoraPair pair{read_matrix(file, path, a, adapter.rank, in, is_held),
@@ -183,26 +177,25 @@ void merge_into(LayerWeights& layer,
                 const LoraAdapter& adapter,
                 int layer_idx,
                 const storage::ModelConfig& config) {
-  // A matrix of several modules' rows, made anew where one of them has LoRA.
-  const auto merge = [&](at::Tensor& matrix, std::initializer_list<const char*> modules) {
+  const LayerLora lora = adapter.of_layer(layer_idx);
+  for (const ProductSlots& product : kProducts) {
+    FrozenProduct& frozen = layer.*product.product;
     std::vector<at::Tensor> rows;
     std::int64_t begin = 0;
     bool is_merged = false;
-    for (const char* module : modules) {
-      const std::int64_t out = storage::linear_module(config, module).rows;
-      const at::Tensor weight = matrix.narrow(0, begin, out);
+    for (const storage::Slot slot : product.all()) {
+      const std::int64_t out = storage::linear_module(config, slot).rows;
+      const at::Tensor weight = frozen.weight().narrow(0, begin, out);
       begin += out;
-      const LoraPair* pair = adapter.find(layer_idx, module);
-      rows.push_back(pair == nullptr ? weight : merged_weight(weight, *pair, adapter.scaling()));
-      is_merged = is_merged || pair != nullptr;
+      const auto pair = lora.pairs.find(slot);
+      is_merged |= pair != lora.pairs.end();
+      rows.push_back(pair == lora.pairs.end() ? weight
+                                              : merged_weight(weight, pair->second, lora.scaling));
     }
-    if (is_merged) matrix = rows.size() == 1 ? rows.front() : at::cat(rows);
-  };
-  merge(layer.qkv_proj, {"q_proj", "k_proj", "v_proj"});
-  merge(layer.o_proj, {"o_proj"});
-  merge(layer.gate_up_proj, {"gate_proj", "up_proj"});
-  merge(layer.down_proj, {"down_proj"});
-  put_in_place(parts_of(layer, layer_idx), adapter.trained);
+    if (is_merged)
+      frozen = FrozenProduct(rows.size() == 1 ? rows.front() : at::cat(rows), frozen.bias());
+  }
+  put_in_place(parts_of(layer, config, layer_idx), adapter.trained);
 }
 
 }  // namespace hedgerow::worker

@@ -15,24 +15,15 @@
 
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
-#include "worker/model/decoder.hpp"
+#include "worker/model/layer/layer.hpp"
 #include "worker/model/trained_parts.hpp"
 
 namespace hedgerow::worker {
 
-struct LoraPair {
-  at::Tensor a;  // [r, in] fp32
-  at::Tensor b;  // [out, r] fp32
-};
-
-// The projections that can carry LoRA, in the fixed order of parameters, gradients and norms.
-inline constexpr const char* kLoraModules[] = {
-    "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
-
 struct LoraAdapter {
   int rank = 8;
   double alpha = 16.0;
-  std::vector<std::string> target_modules;  // a subset of kLoraModules, in that order
+  std::vector<std::string> target_modules;  // a subset of storage::module_names(), in that order
   // By layer, then module. Of our own every target is there, of PEFT's those that it names in a
   // layer; of layers that lie on other ranks none.
   std::vector<std::map<std::string, LoraPair>> layers;
@@ -41,6 +32,7 @@ struct LoraAdapter {
   [[nodiscard]] double scaling() const { return alpha / rank; }
   [[nodiscard]] const LoraPair* find(int layer_idx,
                                      const std::string& module) const;  // nullptr: not a target
+  [[nodiscard]] LayerLora of_layer(int layer_idx) const;
 };
 
 // A of every target drawn as PEFT draws it, U(-sqrt(1/in), sqrt(1/in)) (kaiming_uniform with a =
@@ -50,9 +42,6 @@ struct LoraAdapter {
                                         const storage::FinetuneSection& finetune,
                                         std::uint64_t seed,
                                         const std::function<bool(int layer_idx)>& has = {});
-
-// "self_attn.q_proj", "mlp.up_proj": a module's name within its layer.
-[[nodiscard]] std::string module_path(const std::string& module);
 
 // PEFT's name of "lora_A" or "lora_B", as it stands in adapter_model.safetensors and in
 // checkpoints.
@@ -84,7 +73,8 @@ void save_adapter(const std::filesystem::path& directory,
                                        double scaling);
 
 // Adds the adapter of one layer to its weights, rounded once, and puts its trained norms in place:
-// what generate, evaluate and a merged export compute with.
+// what generate, evaluate and a merged export compute with. Products without LoRA stay as they are.
+// The weights are not packed.
 void merge_into(LayerWeights& layer,
                 const LoraAdapter& adapter,
                 int layer_idx,

@@ -46,8 +46,8 @@ void write_merged(const storage::ModelDirectory& model,
   std::map<std::string, const LoraPair*> targets;
   for (std::size_t layer = 0; layer < adapter.layers.size(); ++layer) {
     for (const auto& [module, pair] : adapter.layers[layer]) {
-      targets["model.layers." + std::to_string(layer) + "." + module_path(module) + ".weight"] =
-          &pair;
+      targets[storage::layer_prefix(static_cast<int>(layer)) + storage::module_name(module).path() +
+              ".weight"] = &pair;
     }
   }
   std::size_t num_merged = 0;

@@ -105,10 +105,6 @@ Matches matcher_of(const Json& targets, const std::filesystem::path& path) {
   };
 }
 
-std::string full_name(int layer_idx, const std::string& module) {
-  return "model.layers." + std::to_string(layer_idx) + "." + module_path(module);
-}
-
 // What is asked for besides projections of decoder layers.
 void refuse_other_targets(const Json& targets,
                           const Matches& matches,
@@ -125,8 +121,8 @@ void refuse_other_targets(const Json& targets,
     const auto name = target.get<std::string>();
     bool is_known = false;
     for (int layer = 0; layer < num_layers && !is_known; ++layer) {
-      is_known = std::ranges::any_of(kLoraModules, [&](const char* module) {
-        return is_named(full_name(layer, module), name);
+      is_known = std::ranges::any_of(storage::module_names(), [&](const auto& module) {
+        return is_named(storage::layer_prefix(layer) + module.path(), name);
       });
     }
     if (!is_known) refuse(path, "target_modules: '" + name + "'" + std::string(kComputed));
@@ -149,8 +145,8 @@ PeftConfig read_peft_config(const std::filesystem::path& path, const storage::Mo
     refuse_other_targets(targets, matches, model.num_hidden_layers, path);
     for (int layer = 0; layer < model.num_hidden_layers; ++layer) {
       auto& modules = adapter.targets.emplace_back();
-      for (const char* module : kLoraModules) {
-        if (matches(full_name(layer, module))) modules.emplace_back(module);
+      for (const storage::ModuleName& module : storage::module_names()) {
+        if (matches(storage::layer_prefix(layer) + module.path())) modules.emplace_back(module.name);
       }
     }
     if (std::ranges::all_of(adapter.targets, &std::vector<std::string>::empty)) {

@@ -13,7 +13,7 @@ namespace hedgerow::worker {
 struct PeftConfig {
   int rank = 8;
   double alpha = 16.0;
-  // By layer, a subset of kLoraModules (lora.hpp) in that order.
+  // By layer, a subset of storage::module_names() in that order.
   std::vector<std::vector<std::string>> targets;
 };
 

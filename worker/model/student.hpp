@@ -12,7 +12,7 @@
 #include "kernels/hybrid_attention.hpp"
 #include "storage/model/weight_hashes.hpp"
 #include "storage/model/attention_spec.hpp"
-#include "worker/model/elementwise.hpp"
+#include "worker/model/layer/rotary.hpp"
 
 namespace hedgerow::worker {
 

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <set>
 
 #include "storage/base/error.hpp"
@@ -16,10 +17,6 @@ using storage::ErrorKind;
 namespace fs = std::filesystem;
 
 constexpr const char* kFile = "trained_parameters.safetensors";
-
-std::string layer_prefix(int layer_idx) {
-  return "model.layers." + std::to_string(layer_idx) + ".";
-}
 
 void add(std::vector<TrainedPart>& parts,
          const std::string& name,
@@ -43,7 +40,7 @@ bool is_of_attention(const std::string& name) {
 }  // namespace
 
 std::vector<TrainedPart> parts_of(kernels::HybridParameters& parameters, int layer_idx) {
-  const std::string prefix = layer_prefix(layer_idx) + "self_attn.";
+  const std::string prefix = storage::layer_prefix(layer_idx) + "self_attn.";
   std::vector<TrainedPart> parts;
   add(parts, prefix + "feature_map_q.mlp.layer", "maps", parameters.q.layer, layer_idx);
   add(parts, prefix + "feature_map_q.mlp.bias", "maps", parameters.q.bias, layer_idx);
@@ -60,13 +57,17 @@ std::vector<TrainedPart> parts_of(kernels::HybridParameters& parameters, int lay
   return parts;
 }
 
-std::vector<TrainedPart> parts_of(LayerWeights& layer, int layer_idx) {
-  const std::string prefix = layer_prefix(layer_idx);
+std::vector<TrainedPart> parts_of(LayerWeights& layer,
+                                  const storage::ModelConfig& config,
+                                  int layer_idx) {
+  const auto slots = storage::layer_slots(config);
   std::vector<TrainedPart> parts;
-  add(parts, prefix + "input_layernorm.weight", "norms", layer.input_norm, layer_idx);
-  add(parts, prefix + "self_attn.q_norm.weight", "norms", layer.q_norm, layer_idx);
-  add(parts, prefix + "self_attn.k_norm.weight", "norms", layer.k_norm, layer_idx);
-  add(parts, prefix + "post_attention_layernorm.weight", "norms", layer.post_norm, layer_idx);
+  for (const NormSlot& norm : kNorms) {
+    const auto slot = std::ranges::find(slots, norm.slot, &storage::LayerTensor::slot);
+    if (slot == slots.end()) continue;
+    const std::string name = storage::layer_prefix(layer_idx) + slot->name;
+    add(parts, name, "norms", layer.*norm.norm, layer_idx);
+  }
   return parts;
 }
 
@@ -91,7 +92,7 @@ TrainedTensors load_trained(const fs::path& directory,
   collect(storage::outer_tensors(config));
   std::set<std::string> elsewhere;  // the layers of other ranks, by "model.layers.7."
   for (int layer = 0; has && layer < config.num_hidden_layers; ++layer) {
-    if (!has(layer)) elsewhere.insert(layer_prefix(layer));
+    if (!has(layer)) elsewhere.insert(storage::layer_prefix(layer));
   }
   TrainedTensors tensors;
   const storage::SafetensorsFile file(directory / kFile);

@@ -29,7 +29,9 @@ struct TrainedPart {
 // it is.
 [[nodiscard]] std::vector<TrainedPart> parts_of(kernels::HybridParameters& parameters,
                                                 int layer_idx);
-[[nodiscard]] std::vector<TrainedPart> parts_of(LayerWeights& layer, int layer_idx);
+[[nodiscard]] std::vector<TrainedPart> parts_of(LayerWeights& layer,
+                                                const storage::ModelConfig& config,
+                                                int layer_idx);
 [[nodiscard]] std::vector<TrainedPart> parts_of(OuterWeights& outer);
 
 using TrainedTensors = std::map<std::string, at::Tensor>;  // by name, fp32

@@ -4,10 +4,11 @@
 #include <ATen/Parallel.h>
 
 #include <optional>
+#include <span>
+#include <utility>
 #include <vector>
 
 #include "storage/base/error.hpp"
-#include "worker/model/packed_product.hpp"
 #include "worker/model/tensor_bytes.hpp"
 
 namespace hedgerow::worker {
@@ -16,8 +17,7 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-// The tensors of one layer, or those outside the layers, by the end of their names
-// ("self_attn.q_proj.weight"), read on demand and hashed on the way.
+// The tensors of one layer, or those outside the layers, read on demand and hashed on the way.
 class Expected {
  public:
   Expected(const storage::ModelDirectory& model, int layer_idx, const LoadHooks& hooks)
@@ -29,30 +29,24 @@ class Expected {
                      : storage::layer_tensors(model.config(), layer_idx)),
         hashes_(tensors_.size()) {}
 
-  // Undefined when the architecture has no such tensor.
-  [[nodiscard]] at::Tensor optional(const std::string& suffix,
+  [[nodiscard]] at::Tensor required(const std::string& name,
                                     at::ScalarType dtype,
                                     const at::Device& device) {
-    return stacked({suffix}, dtype, device);
-  }
-
-  [[nodiscard]] at::Tensor required(const std::string& suffix,
-                                    at::ScalarType dtype,
-                                    const at::Device& device) {
-    at::Tensor tensor = optional(suffix, dtype, device);
+    at::Tensor tensor = stacked({name}, dtype, device);
     if (!tensor.defined())
-      throw Error(ErrorKind::kInternal, "no tensor named *" + suffix + " among the expected ones");
+      throw Error(ErrorKind::kInternal, "no tensor named " + name + " among the expected ones");
     return tensor;
   }
 
-  // Rows of several tensors, one after the other, converted straight into their place.
-  [[nodiscard]] at::Tensor stacked(const std::vector<std::string>& suffixes,
+  // Rows of several tensors, one after the other, converted straight into their place. Undefined
+  // when the architecture has no such tensors.
+  [[nodiscard]] at::Tensor stacked(const std::vector<std::string>& names,
                                    at::ScalarType dtype,
                                    const at::Device& device) {
     std::int64_t rows = 0;
     std::vector<std::int64_t> shape;
-    for (const std::string& suffix : suffixes) {
-      const std::optional<std::size_t> found = find(suffix);
+    for (const std::string& name : names) {
+      const std::optional<std::size_t> found = find(name);
       if (!found) return {};
       shape = tensors_[*found].shape;
       rows += shape.front();
@@ -60,8 +54,8 @@ class Expected {
     shape.front() = rows;
     at::Tensor all = at::empty(shape, at::TensorOptions(dtype).device(device));
     std::int64_t row = 0;
-    for (const std::string& suffix : suffixes) {
-      const std::size_t index = *find(suffix);
+    for (const std::string& name : names) {
+      const std::size_t index = *find(name);
       const std::int64_t count = tensors_[index].shape.front();
       read(index, all.narrow(0, row, count));
       row += count;
@@ -69,7 +63,7 @@ class Expected {
     return all;
   }
 
-  // Of all tensors, those that nobody asked for too.
+  // Checks the hash of all tensors, those that nobody asked for too.
   void check_hash() {
     if (!hooks_.check_hash) return;
     storage::LayerHasher hasher;
@@ -81,9 +75,9 @@ class Expected {
   }
 
  private:
-  [[nodiscard]] std::optional<std::size_t> find(const std::string& suffix) const {
+  [[nodiscard]] std::optional<std::size_t> find(const std::string& name) const {
     for (std::size_t i = 0; i < tensors_.size(); ++i) {
-      if (tensors_[i].name.ends_with(suffix)) return i;
+      if (tensors_[i].name == name) return i;
     }
     return std::nullopt;
   }
@@ -126,43 +120,36 @@ LayerWeights load_layer(const storage::ModelDirectory& model,
                         const at::Device& device,
                         const LoadHooks& hooks) {
   Expected tensors(model, layer_idx, hooks);
-  const std::string attention = ".self_attn.";
+  const auto slots = storage::layer_slots(model.config());
+  const auto names = [&](std::span<const storage::Slot> wanted, bool is_bias) {
+    std::vector<std::string> found;
+    for (const storage::Slot slot : wanted) {
+      for (const storage::LayerTensor& tensor : slots) {
+        if (tensor.slot == slot && tensor.is_bias == is_bias)
+          found.push_back(storage::layer_prefix(layer_idx) + tensor.name);
+      }
+    }
+    return found;
+  };
   LayerWeights layer;
-  layer.input_norm = tensors.required(".input_layernorm.weight", at::kFloat, device);
-  layer.post_norm = tensors.required(".post_attention_layernorm.weight", at::kFloat, device);
-  layer.q_norm = tensors.optional(attention + "q_norm.weight", at::kFloat, device);
-  layer.k_norm = tensors.optional(attention + "k_norm.weight", at::kFloat, device);
-  layer.qkv_proj = tensors.stacked(
-      {attention + "q_proj.weight", attention + "k_proj.weight", attention + "v_proj.weight"},
-      compute_dtype,
-      device);
-  layer.qkv_bias = tensors.stacked(
-      {attention + "q_proj.bias", attention + "k_proj.bias", attention + "v_proj.bias"},
-      compute_dtype,
-      device);
-  layer.o_proj = tensors.required(attention + "o_proj.weight", compute_dtype, device);
-  layer.o_bias = tensors.optional(attention + "o_proj.bias", compute_dtype, device);
-  layer.gate_up_proj =
-      tensors.stacked({".mlp.gate_proj.weight", ".mlp.up_proj.weight"}, compute_dtype, device);
-  layer.gate_up_bias =
-      tensors.stacked({".mlp.gate_proj.bias", ".mlp.up_proj.bias"}, compute_dtype, device);
-  layer.down_proj = tensors.required(".mlp.down_proj.weight", compute_dtype, device);
-  layer.down_bias = tensors.optional(".mlp.down_proj.bias", compute_dtype, device);
+  layer.has_rope = model.config().has_rope(layer_idx);
+  for (const NormSlot& norm : kNorms) {
+    if (const auto name = names({&norm.slot, 1}, false); !name.empty())
+      layer.*norm.norm = tensors.required(name.front(), at::kFloat, device);
+  }
+  for (const ProductSlots& product : kProducts) {
+    at::Tensor weight = tensors.stacked(names(product.all(), false), compute_dtype, device);
+    at::Tensor bias;
+    if (const auto name = names(product.all(), true); !name.empty())
+      bias = tensors.stacked(name, compute_dtype, device);
+    layer.*product.product = FrozenProduct(std::move(weight), std::move(bias));
+  }
   tensors.check_hash();
   return layer;
 }
 
 void pack_layer(LayerWeights& layer, std::int64_t rows) {
-  if (!can_pack(layer.qkv_proj)) return;
-  const auto move = [rows](at::Tensor& plain, at::Tensor& packed) {
-    if (!plain.defined()) return;  // packed already: it is shared with another layer
-    packed = pack(plain, rows);
-    plain = at::Tensor();
-  };
-  move(layer.qkv_proj, layer.qkv_packed);
-  move(layer.o_proj, layer.o_packed);
-  move(layer.gate_up_proj, layer.gate_up_packed);
-  move(layer.down_proj, layer.down_packed);
+  for (const ProductSlots& product : kProducts) (layer.*product.product).pack(rows);
 }
 
 OuterWeights load_outer(const storage::ModelDirectory& model,
@@ -172,7 +159,7 @@ OuterWeights load_outer(const storage::ModelDirectory& model,
                         const OuterParts& parts) {
   OuterWeights outer;
   if (!parts.embedding && !parts.head) return outer;
-  const std::string embedding = "embed_tokens.weight";
+  const std::string embedding = "model.embed_tokens.weight";
   Expected tensors(model, storage::kOuterWeights, hooks);
   if (parts.embedding) outer.embed_tokens = tensors.required(embedding, compute_dtype, device);
   if (parts.head) {

@@ -7,27 +7,10 @@
 #include <functional>
 
 #include "storage/model/weight_hashes.hpp"
+#include "worker/model/layer/layer_weights.hpp"
 
 namespace hedgerow::worker {
 
-// Weights of one decoder layer, fused where products share their input. Matrices and biases in the
-// compute dtype, norms in fp32 (they are read once a row, and a norm rounded to bf16 would differ
-// from the stored one for nothing).
-struct LayerWeights {
-  at::Tensor input_norm;               // [M]
-  at::Tensor qkv_proj;                 // [(H + 2 G) D, M]: q, k, v rows one after the other
-  at::Tensor qkv_bias;                 // [(H + 2 G) D] or undefined
-  at::Tensor q_norm, k_norm;           // [D] or undefined (Qwen3)
-  at::Tensor o_proj;                   // [M, H D]
-  at::Tensor o_bias;                   // [M] or undefined
-  at::Tensor post_norm;                // [M]
-  at::Tensor gate_up_proj;             // [2 I, M]: gate rows, then up rows
-  at::Tensor gate_up_bias, down_bias;  // or undefined
-  at::Tensor down_proj;                // [M, I]
-
-  // The matrices once more in oneDNN's blocked layout (bf16 on the CPU), or undefined.
-  at::Tensor qkv_packed, o_packed, gate_up_packed, down_packed;
-};
 // What a load calls on its way. Both may throw.
 struct LoadHooks {
   // Before each tensor is read: one of a large model takes seconds.

@@ -17,7 +17,7 @@
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
 #include "storage/tensors/checkpoint.hpp"
-#include "worker/model/elementwise.hpp"
+#include "worker/model/layer/rotary.hpp"
 #include "worker/optim/adamw.hpp"
 #include "worker/optim/schedule.hpp"
 #include "worker/transfer/attention_rows.hpp"

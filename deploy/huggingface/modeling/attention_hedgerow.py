@@ -29,9 +29,11 @@ class HedgerowAttention(nn.Module, HybridInTorch):
         self.k_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=config.qkv_bias)
         self.v_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=config.qkv_bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, hidden, bias=o_bias)
-        if config.qk_norm:
-            self.q_norm = HedgerowRMSNorm(self.head_dim, config.rms_norm_eps)
-            self.k_norm = HedgerowRMSNorm(self.head_dim, config.rms_norm_eps)
+        self.qk_norm, self.has_rope = config.body.qk_norm, config.has_rope(layer_idx)
+        if self.qk_norm != "none":
+            wide = self.qk_norm == "width"  # one norm over all heads
+            self.q_norm = HedgerowRMSNorm(self.head_dim * (self.heads if wide else 1), config.rms_norm_eps)
+            self.k_norm = HedgerowRMSNorm(self.head_dim * (self.kv_heads if wide else 1), config.rms_norm_eps)
         self.softmax = config.is_softmax_layer(layer_idx)
         self.window, self.window_size = config.attention["window"], config.attention["window_size"]
         self.num_sinks, self.key_heads = config.attention["num_sinks"], config.num_key_maps
@@ -49,12 +51,17 @@ class HedgerowAttention(nn.Module, HybridInTorch):
                 cache: HedgerowCache | None) -> torch.Tensor:
         """[B, T, M] -> [B, T, M]."""
         batch, length, _ = hidden_states.shape
-        q = self.q_proj(hidden_states).view(batch, length, self.heads, self.head_dim)
-        k = self.k_proj(hidden_states).view(batch, length, self.kv_heads, self.head_dim)
-        v = self.v_proj(hidden_states).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
-        if self.config.qk_norm:
+        q, k = self.q_proj(hidden_states), self.k_proj(hidden_states)
+        if self.qk_norm == "width":
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k = apply_rope(q.transpose(1, 2), cos, sin), apply_rope(k.transpose(1, 2), cos, sin)
+        q = q.view(batch, length, self.heads, self.head_dim)
+        k = k.view(batch, length, self.kv_heads, self.head_dim)
+        v = self.v_proj(hidden_states).view(batch, length, self.kv_heads, self.head_dim).transpose(1, 2)
+        if self.qk_norm == "head":
+            q, k = self.q_norm(q), self.k_norm(k)
+        q, k = q.transpose(1, 2), k.transpose(1, 2)
+        if self.has_rope:
+            q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
         attend = self._softmax_attention if self.softmax else self._hybrid_attention
         y = attend(q, k, v, step, cache) if step.packed is None else step.packed.apart(attend, q, k, v)
         return self.o_proj(y.transpose(1, 2).reshape(batch, length, -1))

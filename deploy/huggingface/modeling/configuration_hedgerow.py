@@ -2,7 +2,7 @@
 
 The teacher's keys keep their names and places, model_type included, so that AutoTokenizer loads as the teacher's does. One
 more, "hedgerow", says what the attention is:
-  {"format": "export/1", "body": "llama" | "mistral" | "qwen2" | "qwen3", "hidden_act": the teacher's,
+  {"format": "export/1", "body": the teacher's model_type, "hidden_act": the teacher's,
    "attention": {"feature_map", "negation", "feature_dim", "bias", "key_maps", "window", "window_size", "num_sinks",
                  "recall_cache", ...},
    "softmax_layers": [layers that kept softmax attention]}
@@ -12,11 +12,11 @@ softmax attention, ends with an error that names it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedConfig
 
-BODIES = ("llama", "mistral", "qwen2", "qwen3")
 FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity", "positive_random", "taylor")
 PROJECTED_FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "positive_random")
 WINDOWS = ("none", "sliding", "terraced")
@@ -24,8 +24,37 @@ KEY_MAPS = ("query_head", "kv_head")
 ROPE_TYPES = ("default", "linear", "llama3")
 FOREIGN_ACTIVATION = "hedgerow, which needs trust_remote_code=True"
 ABSENT = 0  # the key is not in the file, which is not what null says
-# What the body's own class in transformers takes where the file says nothing (storage/model/model_config.cpp).
-NUM_KEY_VALUE_HEADS = {"mistral": 8, "qwen2": 32, "qwen3": 32}
+
+
+@dataclass(frozen=True)
+class Body:
+    """What a family does otherwise than Llama, and what its class takes where the file says nothing.
+
+    The row of storage/model/architecture.cpp; tests/huggingface/export_config_test.py compares with transformers.
+    """
+
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    qkv_bias: bool = False  # whatever attention_bias says
+    tie_word_embeddings: bool = False
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    sliding: str = "never"  # or all, by_layer, without_rope
+    sliding_window: int | None = None
+    skips_rope: bool = False  # in some layers
+    norms_after: bool = False  # of attention and MLP, where Llama's stand before
+    qk_norm: str = "none"  # or head, width
+
+
+BODIES = {
+    "llama": Body(),
+    "mistral": Body(num_key_value_heads=8, sliding="all", sliding_window=4096),
+    "qwen2": Body(num_key_value_heads=32, qkv_bias=True, sliding="by_layer", sliding_window=4096),
+    "qwen3": Body(num_key_value_heads=32, head_dim=128, sliding="by_layer", sliding_window=4096, qk_norm="head"),
+    "olmo2": Body(rms_norm_eps=1e-5, norms_after=True, qk_norm="width"),
+    "smollm3": Body(num_key_value_heads=4, tie_word_embeddings=True, rope_theta=2000000.0, skips_rope=True,
+                    sliding="without_rope"),
+}
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
@@ -50,7 +79,7 @@ class HedgerowConfig(PreTrainedConfig):
         num_key_value_heads: int | None = ABSENT,
         head_dim: int | None = None,
         max_position_embeddings: int = 8192,
-        rms_norm_eps: float = 1e-6,
+        rms_norm_eps: float | None = None,
         initializer_range: float = 0.02,
         hidden_act: str = "silu",
         attention_bias: bool = False,
@@ -59,6 +88,9 @@ class HedgerowConfig(PreTrainedConfig):
         use_sliding_window: bool = False,
         max_window_layers: int = 28,
         layer_types: list[str] | None = None,
+        no_rope_layers: list[int] | None = None,
+        no_rope_layer_interval: int = 4,
+        tie_word_embeddings: bool | None = None,
         rope_theta: float | None = None,
         rope_scaling: dict[str, Any] | None = None,
         rope_parameters: dict[str, Any] | None = None,
@@ -71,38 +103,40 @@ class HedgerowConfig(PreTrainedConfig):
         self.intermediate_size = intermediate_size
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
-        body = (hedgerow or {}).get("body", "llama")
+        self.hedgerow = {"body": "llama", "attention": {}, "softmax_layers": [], "hidden_act": hidden_act, **(hedgerow or {})}
+        one_of("hedgerow.body", self.hedgerow["body"], tuple(BODIES))
+        body = self.body
         if num_key_value_heads == ABSENT:
-            num_key_value_heads = NUM_KEY_VALUE_HEADS.get(body)
+            num_key_value_heads = body.num_key_value_heads
         self.num_key_value_heads = num_key_value_heads or num_attention_heads
-        self.head_dim = head_dim or (128 if body == "qwen3" else hidden_size // num_attention_heads)
+        self.head_dim = head_dim or body.head_dim or hidden_size // num_attention_heads
         self.max_position_embeddings = max_position_embeddings
-        self.rms_norm_eps = rms_norm_eps
+        self.rms_norm_eps = body.rms_norm_eps if rms_norm_eps is None else rms_norm_eps
         self.initializer_range = initializer_range
         self.attention_bias = attention_bias
         self.mlp_bias = mlp_bias
         if sliding_window == ABSENT:
-            sliding_window = 4096 if body == "mistral" or use_sliding_window else None
+            sliding_window = body.sliding_window
         self.sliding_window = sliding_window
         self.use_sliding_window = use_sliding_window
         self.max_window_layers = max_window_layers
         self.layer_types = layer_types
+        self.no_rope_layers = no_rope_layers
+        self.no_rope_layer_interval = no_rope_layer_interval
         self.use_cache = use_cache
 
         # Older files write rope_theta and rope_scaling, newer ones rope_parameters; where both stand, the former counts.
         rope = dict(rope_scaling or rope_parameters or {})
         rope["rope_type"] = one_of("rope_type", rope.pop("rope_type", rope.pop("type", "default")), ROPE_TYPES)
         rope.pop("type", None)
-        rope.setdefault("rope_theta", rope_theta if rope_theta is not None else 10000.0)
+        rope.setdefault("rope_theta", rope_theta if rope_theta is not None else body.rope_theta)
         if rope["rope_type"] == "llama3":
             beside = kwargs.get("original_max_position_embeddings")
             original = rope.get("original_max_position_embeddings", max_position_embeddings)
             rope["original_max_position_embeddings"] = original if beside is None else beside
         self.rope_parameters = rope
 
-        self.hedgerow = {"body": "llama", "attention": {}, "softmax_layers": [], "hidden_act": hidden_act, **(hedgerow or {})}
         self.hidden_act = self.hedgerow["hidden_act"]
-        one_of("hedgerow.body", self.hedgerow["body"], BODIES)
         attention = self.attention
         one_of("hedgerow.attention.feature_map", attention["feature_map"], FEATURE_MAPS)
         one_of("hedgerow.attention.window", attention["window"], WINDOWS)
@@ -118,7 +152,8 @@ class HedgerowConfig(PreTrainedConfig):
         if recall and attention["feature_map"] == "taylor" and attention["order"] % 2:
             raise ValueError(f"config.json: hedgerow.attention.recall_cache is {recall}; taylor of the odd order "
                              f"{attention['order']} takes 0: a key's weights may sum to 0 or less. Export the model again")
-        super().__init__(**kwargs)
+        tied = body.tie_word_embeddings if tie_word_embeddings is None else tie_word_embeddings
+        super().__init__(tie_word_embeddings=tied, **kwargs)
 
     @classmethod
     def get_config_dict(cls, *args: Any, **kwargs: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -128,6 +163,10 @@ class HedgerowConfig(PreTrainedConfig):
     def to_dict(self) -> dict[str, Any]:
         """As an export's config.json has it, so that a saved model is one too."""
         return {**super().to_dict(), "model_type": self.hedgerow["body"], "hidden_act": FOREIGN_ACTIVATION}
+
+    @property
+    def body(self) -> Body:
+        return BODIES[self.hedgerow["body"]]
 
     @property
     def attention(self) -> dict[str, Any]:
@@ -160,22 +199,30 @@ class HedgerowConfig(PreTrainedConfig):
 
     def teacher_window(self, layer_idx: int) -> int | None:
         """The teacher's own sliding window in this layer, for layers that kept softmax attention."""
-        if self.hedgerow["body"] == "mistral":
-            return self.sliding_window
-        if self.hedgerow["body"] in ("qwen2", "qwen3") and self.use_sliding_window:
+        sliding = self.body.sliding
+        if sliding == "never" or self.sliding_window is None:
+            return None
+        slides = True
+        if sliding != "all" and self.layer_types is not None:
+            slides = self.layer_types[layer_idx] == "sliding_attention"
+        elif sliding == "without_rope":
+            slides = self.use_sliding_window and not self.has_rope(layer_idx)
+        elif sliding == "by_layer":
             slides = layer_idx >= self.max_window_layers
-            if self.layer_types is not None:
-                slides = self.layer_types[layer_idx] == "sliding_attention"
-            return self.sliding_window if slides else None
-        return None
+        if sliding == "by_layer":
+            slides = slides and self.use_sliding_window
+        return self.sliding_window if slides else None
+
+    def has_rope(self, layer_idx: int) -> bool:
+        if not self.body.skips_rope:
+            return True
+        if self.no_rope_layers is not None:
+            return bool(self.no_rope_layers[layer_idx])
+        return (layer_idx + 1) % self.no_rope_layer_interval != 0
 
     @property
     def qkv_bias(self) -> bool:
-        return self.hedgerow["body"] == "qwen2" or self.attention_bias
-
-    @property
-    def qk_norm(self) -> bool:
-        return self.hedgerow["body"] == "qwen3"
+        return self.body.qkv_bias or self.attention_bias
 
 
 HedgerowConfig.register_for_auto_class()

@@ -1,6 +1,6 @@
 """A linearized language model in plain PyTorch: the teacher's body with the student's attention.
 
-Bodies: Llama 2 / 3 / 3.1, Mistral, SmolLM2, Qwen2, Qwen3. Copied into every export with the other *_hedgerow.py;
+Bodies: configuration_hedgerow.py. Copied into every export with the other *_hedgerow.py;
 needs torch and transformers alone. Letters as in hybrid_hedgerow.py; M hidden_size, V vocab.
 """
 
@@ -44,10 +44,15 @@ class HedgerowDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.self_attn = HedgerowAttention(config, layer_idx)
         self.mlp = HedgerowMLP(config)
-        self.input_layernorm = HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps)
-        self.post_attention_layernorm = HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.norms_after = config.body.norms_after
+        for name in (("post_attention_layernorm", "post_feedforward_layernorm") if self.norms_after
+                     else ("input_layernorm", "post_attention_layernorm")):
+            setattr(self, name, HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps))
 
     def forward(self, x: torch.Tensor, cos, sin, step: Step, past_key_values: HedgerowCache | None = None) -> torch.Tensor:
+        if self.norms_after:
+            x = x + self.post_attention_layernorm(self.self_attn(x, cos, sin, step, past_key_values))
+            return x + self.post_feedforward_layernorm(self.mlp(x))
         x = x + self.self_attn(self.input_layernorm(x), cos, sin, step, past_key_values)
         return x + self.mlp(self.post_attention_layernorm(x))
 

@@ -62,7 +62,7 @@ TEST(ModelConfig, ReadsLlama31WithItsRopeScaling) {
   EXPECT_EQ(config.rope.factor, 8.0);
   EXPECT_EQ(config.rope.original_max_position_embeddings, 8192);
   EXPECT_EQ(config.eos_token_ids, (std::vector<int>{1, 2}));
-  EXPECT_TRUE(config.qkv_bias && config.o_bias && config.mlp_bias && !config.qk_norm);
+  EXPECT_TRUE(config.qkv_bias && config.o_bias && config.mlp_bias && config.qk_norm == QkNorm::kNone);
   EXPECT_FALSE(config.sliding_window.has_value());
 }
 
@@ -81,7 +81,7 @@ TEST(ModelConfig, KnowsWhatQwenAndMistralDoOtherwise) {
   json.update(
       {{"architectures", {"Qwen2ForCausalLM"}}, {"model_type", "qwen2"}, {"sliding_window", 4096}});
   const ModelConfig qwen2 = ModelConfig::parse(json.dump(), "config.json");
-  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.o_bias && !qwen2.qk_norm);
+  EXPECT_TRUE(qwen2.qkv_bias && !qwen2.o_bias && qwen2.qk_norm == QkNorm::kNone);
   EXPECT_FALSE(qwen2.sliding_window.has_value()) << "use_sliding_window is off by default";
   json.update({{"use_sliding_window", true}, {"max_window_layers", 1}});
   EXPECT_EQ(ModelConfig::parse(json.dump(), "config.json").sliding_window, 4096);
@@ -90,7 +90,7 @@ TEST(ModelConfig, KnowsWhatQwenAndMistralDoOtherwise) {
                {"model_type", "qwen3"},
                {"use_sliding_window", false}});
   const ModelConfig qwen3 = ModelConfig::parse(json.dump(), "config.json");
-  EXPECT_TRUE(qwen3.qk_norm && !qwen3.qkv_bias);
+  EXPECT_TRUE(qwen3.qk_norm == QkNorm::kHead && !qwen3.qkv_bias);
   EXPECT_EQ(qwen3.head_dim, 128) << "the class default, not hidden_size / heads";
 
   json.update({{"architectures", {"MistralForCausalLM"}},
@@ -148,6 +148,42 @@ TEST(ModelConfig, AbsentAndNullKeysAreTheFamilysDefaultsOrRefused) {
   json.update({{"architectures", {"Qwen3ForCausalLM"}}, {"model_type", "qwen3"}});
   EXPECT_THAT(refusal_of(json, {{"head_dim", nullptr}}), HasSubstr("'head_dim' is null"));
   EXPECT_THAT(refusal_of(tiny_config(), {{"rope_theta", nullptr}}), HasSubstr("'rope_theta'"));
+}
+
+TEST(ModelConfig, Olmo2HasItsNormsBehindAttentionAndMlpAndOverAllHeads) {
+  Json json = tiny_config();
+  json.update({{"architectures", {"Olmo2ForCausalLM"}}, {"model_type", "olmo2"}});
+  json.erase("rms_norm_eps");
+  const ModelConfig config = ModelConfig::parse(json.dump(), "config.json");
+  EXPECT_EQ(config.norm_place, NormPlace::kAfter);
+  EXPECT_EQ(config.rms_norm_eps, 1e-5) << "the class default";
+  std::map<std::string, std::vector<std::int64_t>> shapes;
+  for (const TensorShape& tensor : layer_tensors(config, 1)) shapes[tensor.name] = tensor.shape;
+  const std::int64_t query = std::int64_t{config.num_attention_heads} * config.head_dim;
+  EXPECT_EQ(shapes.at("model.layers.1.self_attn.q_norm.weight"), (std::vector{query}));
+  EXPECT_TRUE(shapes.contains("model.layers.1.post_feedforward_layernorm.weight"));
+  EXPECT_FALSE(shapes.contains("model.layers.1.input_layernorm.weight"));
+}
+
+TEST(ModelConfig, SmolLm3NamesTheLayersThatDoNotTurn) {
+  Json json = tiny_config();
+  json.update({{"architectures", {"SmolLM3ForCausalLM"}},
+               {"model_type", "smollm3"},
+               {"no_rope_layer_interval", 2}});
+  json.erase("rope_theta");
+  const auto parsed = [&](const Json& changed) {
+    Json all = json;
+    all.update(changed);
+    return ModelConfig::parse(all.dump(), "config.json");
+  };
+  EXPECT_EQ(parsed({}).layers_without_rope, (std::vector{1})) << "every second layer";
+  EXPECT_FALSE(parsed({}).has_rope(1));
+  EXPECT_EQ(parsed({{"rope_scaling", nullptr}}).rope.theta, 2e6) << "the class default";
+  EXPECT_EQ(parsed({{"no_rope_layers", {0, 1}}}).layers_without_rope, (std::vector{0}));
+  const Json sliding{{"use_sliding_window", true}, {"sliding_window", 32}};
+  EXPECT_EQ(parsed(sliding).sliding_layers, (std::vector{1})) << "those that do not turn";
+  EXPECT_THAT(refusal_of(json, {{"no_rope_layers", {1}}}), HasSubstr("no_rope_layers"));
+  EXPECT_THAT(refusal_of(json, {{"no_rope_layers", {1, 2}}}), HasSubstr("expected 1 (RoPE) or 0"));
 }
 
 TEST(ModelConfig, UnsupportedArchitectureIsNamedWithTheSupportedList) {

@@ -28,7 +28,8 @@ TEST(LayerShape, ALayersParametersAreThoseOfItsTensors) {
   EXPECT_EQ(attention_parameters(model), attention);
   EXPECT_EQ(matrix_parameters(model), attention + 3LL * 4096 * 14336);
   EXPECT_EQ(layer_parameters(model), matrix_parameters(model) + 2 * 4096);
-  model.qkv_bias = model.qk_norm = true;
+  model.qkv_bias = true;
+  model.qk_norm = QkNorm::kHead;
   EXPECT_EQ(layer_parameters(model),
             matrix_parameters(model) + 2 * 4096 + 4096 + 2 * 1024 + 2 * 128);
 }

@@ -15,6 +15,7 @@
 #include "storage/base/error.hpp"
 #include "tests/support/tiny_student.hpp"
 #include "worker/finetune/trainer.hpp"
+#include "worker/model/layer/plain_layer.hpp"
 #include "worker/model/linear_branch.hpp"
 
 namespace hedgerow::worker {
@@ -86,7 +87,8 @@ at::Tensor plain_loss_sum(const TinyStudent& tiny,
                           std::span<const std::int64_t> sequences,
                           const LoraAdapter& lora) {
   const auto& config = tiny.config;
-  const RopeTable rope = make_rope_table(config, tokens.seq_len, at::kCPU);
+  const LayerContext context{
+      config, make_rope_table(config, tokens.seq_len, at::kCPU), at::kFloat};
   std::vector<std::int64_t> ids, targets;
   for (const auto sequence : sequences) {
     const auto row = tokens.sequence(sequence);
@@ -96,44 +98,18 @@ at::Tensor plain_loss_sum(const TinyStudent& tiny,
       targets.push_back(t < row.size() && mask[t] != 0 ? row[t] : -100);
     }
   }
-  const auto low_rank = [&](const at::Tensor& x, int layer, const char* module) {
-    const LoraPair* pair = lora.find(layer, module);
-    if (pair == nullptr)
-      return at::zeros(x.sizes().slice(0, 2).vec())
-          .unsqueeze(-1)
-          .expand({-1, -1, storage::linear_module(config, module).rows});
-    return at::linear(at::linear(x, pair->a), pair->b) * lora.scaling();
-  };
   const auto batch = static_cast<std::int64_t>(sequences.size());
   at::Tensor hidden =
       at::embedding(tiny.outer.embed_tokens, at::tensor(ids, at::kLong).view({batch, -1}));
   for (int i = 0; i < config.num_hidden_layers; ++i) {
-    const auto& layer = tiny.layers[static_cast<std::size_t>(i)];
-    const at::Tensor x = plain_rms_norm(hidden, layer.input_norm, config.rms_norm_eps);
-    const at::Tensor qkv =
-        at::linear(x, layer.qkv_proj, layer.qkv_bias) +
-        at::cat({low_rank(x, i, "q_proj"), low_rank(x, i, "k_proj"), low_rank(x, i, "v_proj")}, -1);
-    const Qkv heads = plain_split_heads(qkv,
-                                        config.num_attention_heads,
-                                        config.num_key_value_heads,
-                                        rope.cos,
-                                        rope.sin,
-                                        {layer.q_norm, layer.k_norm, config.rms_norm_eps});
-    const auto& parameters = tiny.student.layers[static_cast<std::size_t>(i)];
-    const at::Tensor y =
-        (parameters ? kernels::hybrid_attention_reference(
-                          heads.q, heads.k, heads.v, *parameters, tiny.student.options)
-                    : kernels::softmax_attention_reference(heads.q, heads.k, heads.v))
-            .transpose(1, 2)
-            .flatten(2);
-    hidden = hidden + at::linear(y, layer.o_proj, layer.o_bias) + low_rank(y, i, "o_proj");
-    const at::Tensor normed = plain_rms_norm(hidden, layer.post_norm, config.rms_norm_eps);
-    const at::Tensor gate_up =
-        at::linear(normed, layer.gate_up_proj, layer.gate_up_bias) +
-        at::cat({low_rank(normed, i, "gate_proj"), low_rank(normed, i, "up_proj")}, -1);
-    const at::Tensor inner = plain_swiglu(gate_up);
-    hidden = hidden + at::linear(inner, layer.down_proj, layer.down_bias) +
-             low_rank(inner, i, "down_proj");
+    const auto layer = static_cast<std::size_t>(i);
+    const auto& parameters = tiny.student.layers[layer];
+    const auto attend = [&](const Qkv& heads) {
+      return parameters ? kernels::hybrid_attention_reference(
+                              heads.q, heads.k, heads.v, *parameters, tiny.student.options)
+                        : kernels::softmax_attention_reference(heads.q, heads.k, heads.v);
+    };
+    hidden = plain_layer(hidden, tiny.layers[layer], context, attend, lora.of_layer(i));
   }
   const at::Tensor logits = at::linear(
       plain_rms_norm(hidden, tiny.outer.final_norm, config.rms_norm_eps), tiny.outer.lm_head);
@@ -154,7 +130,7 @@ void draw_b(TrainedParameters& parameters) {
 
 storage::FinetuneSection everything() {
   storage::FinetuneSection finetune = section();
-  finetune.target_modules = {std::begin(kLoraModules), std::end(kLoraModules)};
+  finetune.target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
   finetune.trainable = {"lora", "maps", "window_factors", "norms"};
   return finetune;
 }
@@ -168,7 +144,7 @@ std::vector<TrainedPart> all_parts(TinyStudent& tiny) {
   for (std::size_t i = 0; i < tiny.layers.size(); ++i) {
     const int layer = static_cast<int>(i);
     if (tiny.student.layers[i]) add(parts_of(*tiny.student.layers[i], layer));
-    add(parts_of(tiny.layers[i], layer));
+    add(parts_of(tiny.layers[i], tiny.config, layer));
   }
   add(parts_of(tiny.outer));
   return all;
@@ -185,7 +161,11 @@ TEST(Finetune, GradientsEqualThoseOfAPlainAutogradModel) {
     for (const auto& tiny :
          {TinyOptions{},
           TinyOptions{.window = storage::WindowLayout::kSliding, .softmax_layers = {1}},
-          TinyOptions{.qk_norm = true, .biases = true}}) {
+          TinyOptions{.qk_norm = storage::QkNorm::kHead, .biases = true},
+          TinyOptions{.qk_norm = storage::QkNorm::kWidth,
+                      .norm_place = storage::NormPlace::kAfter,
+                      .biases = true},
+          TinyOptions{.layers_without_rope = {1}}}) {
       const auto alone = make_single_communicator();
       Trained trained(tiny, trainer_options(finetune), *alone);
       auto& parameters = trained->parameters();

@@ -76,7 +76,7 @@ class GeneratorRanks : public testing::Test {
       auto& parameters = student.layers[static_cast<std::size_t>(i)];
       if (parameters) draw(parts_of(*parameters, i));
       LayerWeights layer = load_layer(model, i, at::kFloat, at::kCPU);
-      draw(parts_of(layer, i));
+      draw(parts_of(layer, model.config(), i));
     }
     OuterWeights outer = load_outer(model, at::kFloat, at::kCPU);
     draw(parts_of(outer));

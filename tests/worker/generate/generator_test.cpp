@@ -53,16 +53,17 @@ GenerateOptions greedy(std::int64_t max_new_tokens) {
 // [T, V] of the whole sequence at once.
 at::Tensor full_forward(const TinyStudent& tiny, bool with_student, const Ids& ids) {
   const auto length = static_cast<std::int64_t>(ids.size());
-  const RopeTable rope = make_rope_table(tiny.config, length, at::kCPU);
+  const LayerContext context{
+      tiny.config, make_rope_table(tiny.config, length, at::kCPU), at::kFloat};
   at::Tensor hidden = embed(at::tensor(ids, at::kLong).unsqueeze(0), tiny.outer.embed_tokens);
   for (std::size_t i = 0; i < tiny.layers.size(); ++i) {
-    const Qkv x = project_qkv(hidden, tiny.layers[i], rope, tiny.config);
+    const Qkv x = layer_qkv(hidden, tiny.layers[i], context);
     const auto& parameters = tiny.student.layers[i];
     const at::Tensor y =
         with_student && parameters
             ? kernels::hybrid_attention_reference(x.q, x.k, x.v, *parameters, tiny.student.options)
             : kernels::softmax_attention_reference(x.q, x.k, x.v);
-    hidden = finish_layer(hidden, y, tiny.layers[i], tiny.config, at::kFloat);
+    hidden = layer_output(hidden, y, tiny.layers[i], context);
   }
   return logits(hidden.squeeze(0), tiny.outer, tiny.config);
 }
@@ -117,11 +118,18 @@ TEST(Generator, AStateOfAKvHeadTakesItsShareOfTheBytes) {
 }
 
 TEST(Generator, LayersThatKeepSoftmaxAndTheTeacherAloneEqualTheFullForward) {
-  const TinyStudent tiny =
-      make_tiny_student({.qk_norm = true, .biases = true, .softmax_layers = {0, 2}});
-  for (const std::int64_t length : {1, 13}) {
-    expect_equals_full_forward(tiny, true, length);
-    expect_equals_full_forward(tiny, false, length);
+  for (const TinyOptions& options : {TinyOptions{.qk_norm = storage::QkNorm::kHead,
+                                                 .biases = true,
+                                                 .softmax_layers = {0, 2}},
+                                     TinyOptions{.qk_norm = storage::QkNorm::kWidth,
+                                                 .norm_place = storage::NormPlace::kAfter,
+                                                 .layers_without_rope = {0},
+                                                 .softmax_layers = {2}}}) {
+    const TinyStudent tiny = make_tiny_student(options);
+    for (const std::int64_t length : {1, 13}) {
+      expect_equals_full_forward(tiny, true, length);
+      expect_equals_full_forward(tiny, false, length);
+    }
   }
 }
 

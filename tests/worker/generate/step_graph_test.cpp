@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/other_device.hpp"
-#include "worker/model/elementwise.hpp"
+#include "worker/model/layer/rotary.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -139,17 +139,17 @@ TEST(Lora, MergingAddsTheScaledProductAndRoundsOnce) {
   };
   // q rows and v rows stay; k rows and o move.
   EXPECT_TRUE(
-      at::equal(merged.qkv_proj.narrow(0, 0, 32), tiny.layers[1].qkv_proj.narrow(0, 0, 32)));
+      at::equal(merged.qkv.weight().narrow(0, 0, 32), tiny.layers[1].qkv.weight().narrow(0, 0, 32)));
   EXPECT_TRUE(
-      at::equal(merged.qkv_proj.narrow(0, 48, 16), tiny.layers[1].qkv_proj.narrow(0, 48, 16)));
+      at::equal(merged.qkv.weight().narrow(0, 48, 16), tiny.layers[1].qkv.weight().narrow(0, 48, 16)));
   const auto check = [](const at::Tensor& found, const at::Tensor& exact) {
     const at::Tensor error = (found.to(at::kDouble) - exact).abs();
     EXPECT_LE((error / (exact.abs() + 1e-3)).max().item<double>(),
               1.0 / 256);  // one rounding to 8 bits
   };
-  check(merged.qkv_proj.narrow(0, 32, 16),
-        expected(tiny.layers[1].qkv_proj.narrow(0, 32, 16), "k_proj"));
-  check(merged.o_proj, expected(tiny.layers[1].o_proj, "o_proj"));
+  check(merged.qkv.weight().narrow(0, 32, 16),
+        expected(tiny.layers[1].qkv.weight().narrow(0, 32, 16), "k_proj"));
+  check(merged.o.weight(), expected(tiny.layers[1].o.weight(), "o_proj"));
 }
 
 TEST(Lora, MergingReachesTheProjectionsOfTheMlp) {
@@ -166,13 +166,13 @@ TEST(Lora, MergingReachesTheProjectionsOfTheMlp) {
   const auto update = [&](const char* module) {
     return 2.0 * at::mm(made.find(1, module)->b, made.find(1, module)->a);
   };
-  EXPECT_TRUE(at::allclose(merged.gate_up_proj - tiny.layers[1].gate_up_proj,
+  EXPECT_TRUE(at::allclose(merged.gate_up.weight() - tiny.layers[1].gate_up.weight(),
                            at::cat({update("gate_proj"), update("up_proj")}),
                            1e-4,
                            1e-5));
   EXPECT_TRUE(
-      at::allclose(merged.down_proj - tiny.layers[1].down_proj, update("down_proj"), 1e-4, 1e-5));
-  EXPECT_TRUE(merged.qkv_proj.is_same(tiny.layers[1].qkv_proj)) << "a copy for nothing";
+      at::allclose(merged.down.weight() - tiny.layers[1].down.weight(), update("down_proj"), 1e-4, 1e-5));
+  EXPECT_TRUE(merged.qkv.weight().is_same(tiny.layers[1].qkv.weight())) << "a copy for nothing";
 }
 
 // The tensors that a finetune of everything would have left, drawn.
@@ -186,7 +186,7 @@ TrainedTensors draw_parts(tests::TinyStudent& tiny) {
   for (int layer = 0; layer < tiny.config.num_hidden_layers; ++layer) {
     const auto index = static_cast<std::size_t>(layer);
     if (tiny.student.layers[index]) draw(parts_of(*tiny.student.layers[index], layer));
-    draw(parts_of(tiny.layers[index], layer));
+    draw(parts_of(tiny.layers[index], tiny.config, layer));
   }
   draw(parts_of(tiny.outer));
   return drawn;
@@ -194,7 +194,11 @@ TrainedTensors draw_parts(tests::TinyStudent& tiny) {
 
 TEST(TrainedParts, WhatWasWrittenBesideTheAdapterIsPutInPlaceOfStudentsAndTeachersOwn) {
   for (const tests::TinyOptions& options : {tests::TinyOptions{.softmax_layers = {1}},
-                                            tests::TinyOptions{.qk_norm = true, .biases = true}}) {
+                                            tests::TinyOptions{.qk_norm = storage::QkNorm::kHead,
+                                                               .biases = true},
+                                            tests::TinyOptions{
+                                                .qk_norm = storage::QkNorm::kWidth,
+                                                .norm_place = storage::NormPlace::kAfter}}) {
     auto tiny = tests::make_tiny_student(options);
     const tests::TemporaryDirectory directory;
     save_adapter(directory.path(), adapter(tiny.config), "teacher");
@@ -217,7 +221,7 @@ TEST(TrainedParts, WhatWasWrittenBesideTheAdapterIsPutInPlaceOfStudentsAndTeache
         expect_in_place(parts_of(*tiny.student.layers[index], layer));
         EXPECT_EQ(tiny.student.layers[index]->window_factors.dim(), 1);
       }
-      expect_in_place(parts_of(tiny.layers[index], layer));
+      expect_in_place(parts_of(tiny.layers[index], tiny.config, layer));
     }
     expect_in_place(parts_of(tiny.outer));
   }

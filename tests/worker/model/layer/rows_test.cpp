@@ -1,4 +1,5 @@
-#include "worker/model/elementwise.hpp"
+#include "worker/model/layer/mlp.hpp"
+#include "worker/model/layer/rotary.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -19,7 +20,7 @@ void expect_close(const at::Tensor& actual, const at::Tensor& expected, at::Scal
       << "largest difference " << difference.max().item<double>();
 }
 
-class Elementwise : public ::testing::TestWithParam<std::tuple<at::ScalarType, std::int64_t>> {
+class LayerRows : public ::testing::TestWithParam<std::tuple<at::ScalarType, std::int64_t>> {
  protected:
   void SetUp() override { at::manual_seed(3); }
   at::ScalarType dtype() const { return std::get<0>(GetParam()); }
@@ -27,13 +28,13 @@ class Elementwise : public ::testing::TestWithParam<std::tuple<at::ScalarType, s
   at::Tensor random(at::IntArrayRef sizes) const { return (at::randn(sizes) * 3).to(dtype()); }
 };
 
-TEST_P(Elementwise, RmsNormEqualsThePlainForm) {
+TEST_P(LayerRows, RmsNormEqualsThePlainForm) {
   const at::Tensor x = random({2, 7, width()});
   const at::Tensor weight = at::randn({width()});
   expect_close(rms_norm(x, weight, 1e-5), plain_rms_norm(x, weight, 1e-5), dtype());
 }
 
-TEST_P(Elementwise, TheNormOfASumReadsTheRoundedSum) {
+TEST_P(LayerRows, TheNormOfASumReadsTheRoundedSum) {
   const at::Tensor residual = random({1, 5, width()}), update = random({1, 5, width()});
   const at::Tensor weight = at::randn({width()});
   const Normed both = add_rms_norm(residual, update, weight, 1e-5);
@@ -41,7 +42,7 @@ TEST_P(Elementwise, TheNormOfASumReadsTheRoundedSum) {
   EXPECT_TRUE(at::equal(both.normed, rms_norm(both.hidden_states, weight, 1e-5)));
 }
 
-TEST_P(Elementwise, ResidualIsRoundedToTheStreamAsAShardWouldRoundIt) {
+TEST_P(LayerRows, ResidualIsRoundedToTheStreamAsAShardWouldRoundIt) {
   const at::Tensor residual = random({1, 5, width()}), update = random({1, 5, width()});
   for (const at::ScalarType stream : {at::kBFloat16, at::kHalf, at::kFloat}) {
     EXPECT_TRUE(
@@ -50,13 +51,13 @@ TEST_P(Elementwise, ResidualIsRoundedToTheStreamAsAShardWouldRoundIt) {
   }
 }
 
-TEST_P(Elementwise, SwigluEqualsThePlainFormAlsoFarFromZero) {
+TEST_P(LayerRows, SwigluEqualsThePlainFormAlsoFarFromZero) {
   at::Tensor x = random({3, 4, 2 * width()});
   x[0] *= 40;  // exp(-gate) overflows or vanishes
   expect_close(swiglu(x), plain_swiglu(x), dtype());
 }
 
-TEST_P(Elementwise, HeadsAreSplitNormedAndRotatedAsThePlainForm) {
+TEST_P(LayerRows, HeadsAreSplitNormedAndRotatedAsThePlainForm) {
   const std::int64_t heads = 6, kv_heads = 2, dim = 16, tokens = 9;
   const at::Tensor qkv = random({3, tokens, (heads + 2 * kv_heads) * dim});
   const at::Tensor angles = at::randn({tokens, dim / 2});
@@ -65,8 +66,8 @@ TEST_P(Elementwise, HeadsAreSplitNormedAndRotatedAsThePlainForm) {
   for (const bool normed : {false, true}) {
     const HeadNorms norms{
         normed ? at::randn({dim}) : at::Tensor(), normed ? at::randn({dim}) : at::Tensor(), 1e-6};
-    const Qkv fused = split_heads(qkv, heads, kv_heads, cos, sin, norms);
-    const Qkv plain = plain_split_heads(qkv, heads, kv_heads, cos, sin, norms);
+    const Qkv fused = split_heads(qkv, heads, kv_heads, {cos, sin}, norms);
+    const Qkv plain = plain_split_heads(qkv, heads, kv_heads, {cos, sin}, norms);
     // Rotation subtracts: the error is relative to the vector's length, not to the difference.
     const double allowed = tolerance(dtype()) * 12;
     EXPECT_LT((fused.q.to(at::kFloat) - plain.q.to(at::kFloat)).abs().max().item<double>(),
@@ -77,7 +78,7 @@ TEST_P(Elementwise, HeadsAreSplitNormedAndRotatedAsThePlainForm) {
   }
 }
 
-TEST_P(Elementwise, ARowDoesNotDependOnItsNeighboursNorOnTheThreads) {
+TEST_P(LayerRows, ARowDoesNotDependOnItsNeighboursNorOnTheThreads) {
   const at::Tensor x = random({64, width()});
   const at::Tensor weight = at::randn({width()});
   const at::Tensor all = rms_norm(x, weight, 1e-5);
@@ -88,13 +89,13 @@ TEST_P(Elementwise, ARowDoesNotDependOnItsNeighboursNorOnTheThreads) {
   at::set_num_threads(threads);
 }
 
-TEST(ElementwiseSpecial, NanStaysNanInBf16) {
+TEST(LayerRowsSpecial, NanStaysNanInBf16) {
   const at::Tensor x = at::full({1, 32}, std::numeric_limits<float>::quiet_NaN()).to(at::kBFloat16);
   EXPECT_TRUE(add_round(x, x, at::kBFloat16).isnan().all().item<bool>());
 }
 
 INSTANTIATE_TEST_SUITE_P(All,
-                         Elementwise,
+                         LayerRows,
                          ::testing::Combine(::testing::Values(at::kFloat, at::kBFloat16),
                                             ::testing::Values(64, 53, 576)));
 

@@ -1,12 +1,13 @@
-#include "worker/finetune/backward_ops.hpp"
+#include "worker/finetune/token_loss.hpp"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tests/support/tiny_student.hpp"
-#include "worker/finetune/frozen_product.hpp"
-#include "worker/model/decoder.hpp"
+#include "worker/model/layer/frozen_product.hpp"
+#include "worker/model/layer/mlp.hpp"
+#include "worker/model/layer/rotary.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -23,9 +24,9 @@ void expect_close(const at::Tensor& actual, const at::Tensor& expected, double t
 // bf16 results are rounded once: half a unit of its 8 bits, relative to the largest value.
 double tolerance(at::ScalarType dtype) { return dtype == at::kFloat ? 2e-6 : 1.0 / 256; }
 
-class BackwardOps : public testing::TestWithParam<at::ScalarType> {};
+class LayerGradients : public testing::TestWithParam<at::ScalarType> {};
 
-TEST_P(BackwardOps, RmsNormIsTheGradientOfThePlainFormPlusResidualAndLowRank) {
+TEST_P(LayerGradients, RmsNormIsTheGradientOfThePlainFormPlusResidualAndLowRank) {
   const at::Tensor x = uniform({2, 5, 37}, 2.0, 10).to(GetParam()).requires_grad_(true);
   const at::Tensor weight = uniform({37}, 1.0, 11);
   const at::Tensor dy = uniform({2, 5, 37}, 1.0, 12).to(GetParam());
@@ -40,7 +41,7 @@ TEST_P(BackwardOps, RmsNormIsTheGradientOfThePlainFormPlusResidualAndLowRank) {
                tolerance(GetParam()));
 }
 
-TEST_P(BackwardOps, SwigluIsTheGradientOfThePlainForm) {
+TEST_P(LayerGradients, SwigluIsTheGradientOfThePlainForm) {
   const at::Tensor x =
       uniform({2, 5, 46}, 6.0, 20).to(GetParam()).to(at::kFloat).requires_grad_(true);
   const at::Tensor dy = uniform({2, 5, 23}, 1.0, 21).to(GetParam());
@@ -48,19 +49,21 @@ TEST_P(BackwardOps, SwigluIsTheGradientOfThePlainForm) {
   expect_close(swiglu_backward(dy, x.detach().to(GetParam())), expected, tolerance(GetParam()));
 }
 
-TEST_P(BackwardOps, SplitHeadsIsTheGradientOfThePlainFormWithAndWithoutHeadNorms) {
+TEST_P(LayerGradients, SplitHeadsIsTheGradientOfThePlainFormWithNormsOfAHeadOfAllHeadsOrWithout) {
   constexpr int kHeads = 4, kKvHeads = 2, kDim = 8, kTokens = 7;
   storage::ModelConfig config;
   config.head_dim = kDim;
   const RopeTable rope = make_rope_table(config, kTokens, at::kCPU);
-  for (const bool with_norms : {false, true}) {
+  for (const auto& [q_width, k_width] :
+       {std::pair{0, 0}, {kDim, kDim}, {kHeads * kDim, kKvHeads * kDim}}) {
+    const bool with_norms = q_width > 0;
     HeadNorms norms;
-    if (with_norms) norms = {uniform({kDim}, 1.0, 30), uniform({kDim}, 1.0, 31), 1e-6};
+    if (with_norms) norms = {uniform({q_width}, 1.0, 30), uniform({k_width}, 1.0, 31), 1e-6};
     const at::Tensor qkv = uniform({3, kTokens, (kHeads + 2 * kKvHeads) * kDim}, 1.0, 32)
                                .to(GetParam())
                                .to(at::kFloat)
                                .requires_grad_(true);
-    const Qkv heads = plain_split_heads(qkv, kHeads, kKvHeads, rope.cos, rope.sin, norms);
+    const Qkv heads = plain_split_heads(qkv, kHeads, kKvHeads, rope, norms);
     const Qkv gradient{uniform({3, kHeads, kTokens, kDim}, 1.0, 33).to(GetParam()),
                        uniform({3, kKvHeads, kTokens, kDim}, 1.0, 34).to(GetParam()),
                        uniform({3, kKvHeads, kTokens, kDim}, 1.0, 35).to(GetParam())};
@@ -69,16 +72,17 @@ TEST_P(BackwardOps, SplitHeadsIsTheGradientOfThePlainFormWithAndWithoutHeadNorms
         {qkv},
         {gradient.q.to(at::kFloat), gradient.k.to(at::kFloat), gradient.v.to(at::kFloat)})[0];
     const at::Tensor seen = with_norms ? qkv.detach().to(GetParam()) : at::Tensor();
-    expect_close(split_heads_backward(gradient, seen, rope.cos, rope.sin, norms),
+    expect_close(split_heads_backward(gradient, seen, rope, norms),
                  expected,
                  2 * tolerance(GetParam()));
   }
 }
 
-TEST_P(BackwardOps, FrozenProductGoesBothWays) {
+TEST_P(LayerGradients, FrozenProductGoesBothWays) {
   const at::Tensor weight = uniform({24, 40}, 1.0, 40).to(GetParam());
   const at::Tensor bias = uniform({24}, 1.0, 41).to(GetParam());
-  const FrozenProduct product(weight, bias, 16);
+  FrozenProduct product(weight, bias);
+  product.pack_with_transpose(16);
   const at::Tensor wide = weight.to(at::kFloat);
   for (const std::int64_t rows : {16, 9}) {
     const at::Tensor x = uniform({rows, 40}, 1.0, 42).to(GetParam());
@@ -90,7 +94,7 @@ TEST_P(BackwardOps, FrozenProductGoesBothWays) {
   }
 }
 
-TEST_P(BackwardOps, CrossEntropyIsThatOfTheWholeRowAndItsGradient) {
+TEST_P(LayerGradients, CrossEntropyIsThatOfTheWholeRowAndItsGradient) {
   const at::Tensor logits = uniform({7, 101}, 9.0, 50).to(GetParam());
   const at::Tensor tokens = at::tensor({0, 100, 3, 96, 95, 17, 17}, at::kLong);
   const at::Tensor wide = logits.to(at::kFloat).requires_grad_(true);
@@ -102,7 +106,7 @@ TEST_P(BackwardOps, CrossEntropyIsThatOfTheWholeRowAndItsGradient) {
   EXPECT_FALSE(cross_entropy(logits, tokens, 0.25, false).gradient.defined());
 }
 
-TEST_P(BackwardOps, TeacherLossIsItsDefinitionOverTheTopTokensAndTheRestAndItsGradient) {
+TEST_P(LayerGradients, TeacherLossIsItsDefinitionOverTheTopTokensAndTheRestAndItsGradient) {
   constexpr std::int64_t kVocab = 101;
   constexpr int kTop = 7;
   const at::Tensor logits = uniform({5, kVocab}, 9.0, 55).to(GetParam());
@@ -137,7 +141,7 @@ TEST_P(BackwardOps, TeacherLossIsItsDefinitionOverTheTopTokensAndTheRestAndItsGr
   EXPECT_FALSE(teacher_loss(logits, tokens, teacher, weights, 1.0, false).gradient.defined());
 }
 
-TEST_P(BackwardOps, TheKlOfATeacherWithoutARestIsThatOfItsWholeVocabulary) {
+TEST_P(LayerGradients, TheKlOfATeacherWithoutARestIsThatOfItsWholeVocabulary) {
   const at::Tensor logits = uniform({4, 40}, 5.0, 57).to(GetParam());
   const at::Tensor of_teacher = uniform({4, 40}, 5.0, 58);
   const TopLogits teacher = top_logits(of_teacher, 40);
@@ -152,7 +156,7 @@ TEST_P(BackwardOps, TheKlOfATeacherWithoutARestIsThatOfItsWholeVocabulary) {
   }
 }
 
-TEST_P(BackwardOps, AddScaledTouchesItsColumnsOnly) {
+TEST_P(LayerGradients, AddScaledTouchesItsColumnsOnly) {
   const at::Tensor y = uniform({5, 40}, 1.0, 60).to(GetParam());
   const at::Tensor update = uniform({5, 17}, 1.0, 61);
   const at::Tensor expected = y.to(at::kFloat, false, true);
@@ -164,7 +168,7 @@ TEST_P(BackwardOps, AddScaledTouchesItsColumnsOnly) {
   EXPECT_TRUE(at::equal(found.narrow(1, 26, 14), y.narrow(1, 26, 14)));
 }
 
-TEST_P(BackwardOps, TheFastFormsEqualThePlainOnes) {
+TEST_P(LayerGradients, TheFastFormsEqualThePlainOnes) {
   const at::Tensor x = uniform({3, 4, 50}, 2.0, 70).to(GetParam());
   const at::Tensor dy = uniform({3, 4, 50}, 1.0, 71).to(GetParam());
   const at::Tensor weight = uniform({50}, 1.0, 72);
@@ -180,7 +184,7 @@ TEST_P(BackwardOps, TheFastFormsEqualThePlainOnes) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Dtypes,
-                         BackwardOps,
+                         LayerGradients,
                          testing::Values(at::kFloat, at::kBFloat16),
                          [](const auto& dtype) { return std::string(toString(dtype.param)); });
 

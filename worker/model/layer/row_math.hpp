@@ -80,9 +80,29 @@ HEDGEROW_INLINE float inverse_rms(const T* x, std::int64_t size, float eps) {
   return 1.0F / std::sqrt(sum_lanes(lanes) / static_cast<float>(size) + eps);
 }
 
+// sum_i weight_i dy_i x_i
+template <typename D, typename T>
+HEDGEROW_INLINE float weighted_dot(const D* __restrict dy,
+                                   const float* __restrict weight,
+                                   const T* __restrict x,
+                                   std::int64_t size) {
+  float lanes[kLanes] = {};
+  std::int64_t i = 0;
+  for (; i + kLanes <= size; i += kLanes) {
+    for (std::int64_t j = 0; j < kLanes; ++j)
+      lanes[j] += widen(dy[i + j]) * weight[i + j] * widen(x[i + j]);
+  }
+  for (; i < size; ++i) lanes[i % kLanes] += widen(dy[i]) * weight[i] * widen(x[i]);
+  return sum_lanes(lanes);
+}
+
 template <typename T>
 T* data(const at::Tensor& tensor) {
   return static_cast<T*>(tensor.data_ptr());
+}
+
+inline const float* floats_or_null(const at::Tensor& tensor) {
+  return tensor.defined() ? tensor.const_data_ptr<float>() : nullptr;
 }
 
 // body(first, count, type tag) over rows, in parallel; rows are cheap, so a thread takes at least

@@ -1,4 +1,4 @@
-// The fused CUDA kernels of worker/model/elementwise.hpp and worker/finetune/backward_ops.hpp beside
+// The fused CUDA kernels of worker/model/layer beside
 // their plain forms, in bf16: emulated on the CPU, and on a GPU where there is one.
 #include "kernels/cuda/elementwise_cuda.hpp"
 
@@ -6,8 +6,9 @@
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
-#include "worker/finetune/backward_ops.hpp"
-#include "worker/model/elementwise.hpp"
+#include "worker/finetune/token_loss.hpp"
+#include "worker/model/layer/mlp.hpp"
+#include "worker/model/layer/rotary.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -96,14 +97,14 @@ TEST_F(FusedElementwise, SplitsTurnsAndNormsHeadsAndTurnsGradientsBack) {
     const kernels::cuda::HeadLayout layout{
         heads.H, heads.G, cos, sin, norms.q, norms.k, norms.eps};
     const auto found = cuda_->split_heads(qkv, layout);
-    const Qkv expected = plain_split_heads(qkv, heads.H, heads.G, cos, sin, norms);
+    const Qkv expected = plain_split_heads(qkv, heads.H, heads.G, {cos, sin}, norms);
     expect_close(found[0], expected.q, "q");
     expect_close(found[1], expected.k, "k");
     EXPECT_TRUE(at::equal(found[2], expected.v));
     const Qkv gradient{draw(expected.q.sizes()), draw(expected.k.sizes()), draw(expected.v.sizes())};
     expect_close(
         cuda_->split_heads_backward({gradient.q, gradient.k, gradient.v}, qkv, layout),
-        plain_split_heads_backward(gradient, qkv, cos, sin, norms),
+        plain_split_heads_backward(gradient, qkv, {cos, sin}, norms),
         heads.norms ? "dqkv through norms" : "dqkv");
   }
 }
