@@ -2,6 +2,7 @@
 #pragma once
 
 #include "kernels/maps/elu_plus_one.hpp"
+#include "kernels/maps/exp.hpp"
 #include "kernels/maps/hedgehog_exp.hpp"
 #include "kernels/maps/hedgehog_softmax.hpp"
 #include "kernels/maps/identity.hpp"
@@ -12,7 +13,7 @@ namespace hedgerow::kernels::maps {
 template <typename... Maps>
 struct List {};
 using OfRows = List<HedgehogSoftmax, HedgehogExp>;
-using Elementwise = List<Relu, EluPlusOne, Identity>;
+using Elementwise = List<Relu, EluPlusOne, Exp, Identity>;
 
 template <typename... Maps>
 HEDGEROW_MAP bool is_one_of(FeatureMapKind activation, List<Maps...> /*of*/) {

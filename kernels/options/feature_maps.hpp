@@ -20,7 +20,9 @@ enum class FeatureMapKind {
   kRelu,
   kIdentity,
   kPositiveRandom,
-  kTaylor
+  kTaylor,
+  kExp,
+  kProjectedEluPlusOne
 };
 
 struct FeatureMapRow {
@@ -43,7 +45,7 @@ struct FeatureMapRow {
 };
 
 // In the order of the enumerators.
-inline constexpr std::array<FeatureMapRow, 8> kFeatureMaps{{
+inline constexpr std::array<FeatureMapRow, 10> kFeatureMaps{{
     {.value = FeatureMapKind::kHedgehogSoftmax,
      .word = "hedgehog_softmax",
      .activation = FeatureMapKind::kHedgehogSoftmax,
@@ -80,6 +82,16 @@ inline constexpr std::array<FeatureMapRow, 8> kFeatureMaps{{
      .clamped = false,
      .fp32_products = true,
      .series = true},
+    {.value = FeatureMapKind::kExp,
+     .word = "exp",
+     .activation = FeatureMapKind::kExp,
+     .temperature = true,
+     .fp32_products = true},
+    {.value = FeatureMapKind::kProjectedEluPlusOne,
+     .word = "projected_elu_plus_one",
+     .activation = FeatureMapKind::kEluPlusOne,
+     .projection = true,
+     .fp32_products = true},
 }};
 
 // Throws std::out_of_range for a value that is none of the enum's.

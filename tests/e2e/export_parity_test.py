@@ -281,6 +281,14 @@ class PositiveRandom(ExportParity, unittest.TestCase):
     attention = {"feature_map": "positive_random", "start": "orthogonal_chi", "feature_dim": 64, "negation": False, "bias": False}
 
 
+class Exp(ExportParity, unittest.TestCase):
+    attention = {"feature_map": "exp", "feature_dim": 64, "negation": False, "bias": False, "temperature": 1.5}
+
+
+class ProjectedEluPlusOne(ExportParity, unittest.TestCase):
+    attention = {"feature_map": "projected_elu_plus_one", "feature_dim": 64, "negation": False}
+
+
 class Taylor(ExportParity, unittest.TestCase):
     attention = {"feature_map": "taylor", "feature_dim": 1 + 64 + 64 * 65 // 2, "negation": False, "bias": False}
 

@@ -28,4 +28,6 @@ FEATURE_MAPS = {
     "identity": FeatureMapRow("identity", clamped=False, positive=False),
     "positive_random": FeatureMapRow("positive_random", projection=True, clamped=False, one_draw=True),
     "taylor": FeatureMapRow("taylor", clamped=False, series=True),
+    "exp": FeatureMapRow("exp", temperature=True),
+    "projected_elu_plus_one": FeatureMapRow("elu_plus_one", projection=True),
 }

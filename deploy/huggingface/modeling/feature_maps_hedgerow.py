@@ -22,6 +22,7 @@ ACTIVATIONS = {
     "hedgehog_exp": lambda z, t: (z - z.amax(-1, keepdim=True)).exp(),
     "relu": lambda z, t: F.relu(z),
     "elu_plus_one": lambda z, t: 1 + F.elu(z),
+    "exp": lambda z, t: (z * t).exp(),
     "identity": lambda z, t: z,
 }
 

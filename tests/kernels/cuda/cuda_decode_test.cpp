@@ -137,7 +137,8 @@ TEST_P(CudaDecode, StaysWithinTwiceThePlainErrorForEveryMap) {
             short_window(f == 0 ? WindowLayout::kSliding : WindowLayout::kTerraced, 30);
         shape.f = f;
         shape.bias = f != 0;
-        shape.options.feature_map = {.kind = row.value, .negation = negation};
+        shape.options.feature_map = {
+            .kind = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0};
         expect_continuation(shape, make_inputs(shape), 22, 27);
       }
     }

@@ -91,7 +91,8 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForEveryMap) {
         AttentionCase shape = small(f == 0 ? WindowLayout::kSliding : WindowLayout::kTerraced, 150);
         shape.f = f;
         shape.bias = f != 0;
-        shape.options.feature_map = {.kind = row.value, .negation = negation};
+        shape.options.feature_map = {
+            .kind = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0};
         expect_hybrid(shape);
       }
     }
