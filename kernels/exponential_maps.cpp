@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <cmath>
-#include <limits>
 
 namespace hedgerow::kernels {
 
@@ -14,8 +13,8 @@ double exponential_map_scale(std::int64_t head_dim) {
 void check_exponential_map(const std::string& what,
                            const FeatureMapWeights& weights,
                            const FeatureMapOptions& options) {
-  const bool random = options.kind == FeatureMapKind::kPositiveRandom;
-  if (!random && options.kind != FeatureMapKind::kTaylor) {
+  const bool random = row_of(options.kind).one_draw;
+  if (row_of(options.kind).is_activation()) {
     return;
   }
   TORCH_CHECK(!weights.bias.defined(),
@@ -42,18 +41,6 @@ at::Tensor positive_random_features(const at::Tensor& z, const at::Tensor& x, Fe
     return at::exp((z - at::amax(z, -1, true)) * scale) * normaliser;
   }
   return at::exp(z * scale - x.square().sum(-1, true) * (0.5 * scale * scale)) * normaliser;
-}
-
-std::int64_t num_monomials(std::int64_t variables, std::int64_t order) {
-  std::int64_t count = 1;
-  for (std::int64_t n = 1; n <= order; ++n) {
-    // C(variables + n, n) from that of n - 1; the division is exact.
-    if (__builtin_mul_overflow(count, variables + n, &count)) {
-      return std::numeric_limits<std::int64_t>::max();
-    }
-    count /= n;
-  }
-  return count;
 }
 
 // Those of degree n whose first variable is i, x_i^k / sqrt(k!) times those of degree n - k in the

@@ -25,10 +25,6 @@ void check_exponential_map(const std::string& what,
 // z = x Omega [B, H, T, f] and x [B, H, T, D], neither scaled yet -> phi [B, H, T, f].
 at::Tensor positive_random_features(const at::Tensor& z, const at::Tensor& x, FeatureMapRole role);
 
-// Monomials of degree <= order in so many variables: C(variables + order, order). Saturates at the
-// largest value.
-[[nodiscard]] std::int64_t num_monomials(std::int64_t variables, std::int64_t order);
-
 // x [.., d] -> by degree n = 0 .. order, [.., C(d + n - 1, n)]: x^a / sqrt(a!) for every
 // multi-index a of degree n, in lexicographic order (x_0 x_0, x_0 x_1, ..). The products of equal
 // degree of two tokens sum to (q.k)^n / n!: symmetric products are merged, and n! / a! of them are

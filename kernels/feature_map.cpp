@@ -9,33 +9,17 @@
 
 #include "kernels/checks.hpp"
 #include "kernels/exponential_maps.hpp"
+#include "kernels/maps/maps.hpp"
 
 namespace hedgerow::kernels {
 namespace {
 
-bool is_hedgehog(FeatureMapKind kind) {
-  return kind == FeatureMapKind::kHedgehogSoftmax || kind == FeatureMapKind::kHedgehogExp;
-}
-
 // The activation of one sign of z, before the clamp.
-at::Tensor activate(const at::Tensor& z, FeatureMapKind kind) {
-  switch (kind) {
-    case FeatureMapKind::kHedgehogSoftmax:
-      return at::softmax(z, -1);
-    case FeatureMapKind::kHedgehogExp:
-      return at::exp(z - at::amax(z, -1, true));
-    case FeatureMapKind::kT2R:
-    case FeatureMapKind::kRelu:
-      return at::relu(z);
-    case FeatureMapKind::kEluPlusOne:
-      return at::elu(z) + 1;
-    case FeatureMapKind::kIdentity:
-      return z;
-    case FeatureMapKind::kPositiveRandom:
-    case FeatureMapKind::kTaylor:
-      break;  // not one z at a time: exponential_maps.hpp
-  }
-  C10_THROW_ERROR(Error, c10::str("feature map: unknown kind ", static_cast<int>(kind)));
+at::Tensor activate(const at::Tensor& z, const FeatureMapOptions& options) {
+  const auto of_tensor = [&](auto map) { return map.of_tensor(z, options.temperature); };
+  const FeatureMapKind activation = row_of(options.kind).activation;
+  return maps::is_of_row(activation) ? maps::visit(of_tensor, activation, maps::OfRows{})
+                                     : maps::visit(of_tensor, activation, maps::Elementwise{});
 }
 
 // Orthonormal vectors by Gram-Schmidt in fp64, each projected twice: once is not enough when two
@@ -131,10 +115,11 @@ std::int64_t feature_dim(const FeatureMapWeights& weights,
                          const FeatureMapOptions& options,
                          std::int64_t head_dim) {
   const std::int64_t projected = weights.layer.defined() ? weights.layer.size(2) : head_dim;
-  if (options.kind == FeatureMapKind::kTaylor) {
+  const FeatureMapRow& row = row_of(options.kind);
+  if (row.series) {
     return num_monomials(projected, options.order);
   }
-  return is_hedgehog(options.kind) && options.negation ? 2 * projected : projected;
+  return row.negation && options.negation ? 2 * projected : projected;
 }
 
 at::Tensor apply_feature_map(const at::Tensor& x,
@@ -155,18 +140,18 @@ at::Tensor apply_feature_map(const at::Tensor& x,
   if (weights.bias.defined()) {
     z = z + weights.bias.to(dtype).unsqueeze(1);
   }
-  if (options.kind == FeatureMapKind::kPositiveRandom) {
+  const FeatureMapRow& row = row_of(options.kind);
+  if (row.one_draw) {
     return positive_random_features(z, rows, role);
   }
-  if (options.kind == FeatureMapKind::kTaylor) {
+  if (row.series) {
     return at::cat(monomials(z * exponential_map_scale(x.size(3)), options.order), -1);
   }
-  at::Tensor phi = activate(z, options.kind);
-  if (is_hedgehog(options.kind) && options.negation) {
-    phi = at::cat({phi, activate(-z, options.kind)}, -1);
+  at::Tensor phi = activate(z, options);
+  if (row.negation && options.negation) {
+    phi = at::cat({phi, activate(-z, options)}, -1);
   }
-  // The identity keeps its sign: it is for linear attention on the raw q and k, and for tests.
-  return options.kind == FeatureMapKind::kIdentity ? phi : at::clamp_min(phi, kFeatureClamp);
+  return row.clamped ? at::clamp_min(phi, kFeatureClamp) : phi;
 }
 
 at::Tensor start_feature_map(FeatureMapStart start, const at::Tensor& noise) {

@@ -248,8 +248,7 @@ std::string slow_attention(const Recipe& recipe, int head_dim) {
   const auto set = [&reasons](bool is_slow, const std::string& setting) {
     if (is_slow) reasons.push_back(setting);
   };
-  const bool is_series = attention.feature_map == storage::FeatureMapKind::kPositiveRandom ||
-                         attention.feature_map == storage::FeatureMapKind::kTaylor;
+  const bool is_series = !attention.row().is_activation();
   constexpr int kMostDecodeFeatures = 256;
   const int columns = attention.projected_dim();
   const bool has_columns = !attention.has_projection() || columns == 64 || columns == 128 ||
@@ -328,7 +327,8 @@ Plan make_plan(const Recipe& recipe,
   if (plan.finetunes) {
     plan.mesh = mesh != nullptr ? *mesh : MeshPlanner(recipe, model, tokens, limits).plan();
     RankDevice device{.on_gpu = on_gpu};
-    if (plan.mesh.kind < limits.workers.size()) device = rank_device(limits.workers[plan.mesh.kind]);
+    if (plan.mesh.kind < limits.workers.size())
+      device = rank_device(limits.workers[plan.mesh.kind]);
     for (const RankShare& share : plan.mesh.shares)
       plan.finetune_memory_bytes = std::max(
           plan.finetune_memory_bytes, costs.finetune_memory(share, plan.mesh.mesh.ranks(), device));

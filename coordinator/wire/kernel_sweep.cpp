@@ -62,9 +62,9 @@ storage::AttentionSpec KernelSweep::attention(FeatureMapKind map,
                                               storage::WindowLayout layout) const {
   storage::AttentionSpec spec;
   spec.feature_map = map;
-  spec.negation = map == FeatureMapKind::kHedgehogSoftmax || map == FeatureMapKind::kHedgehogExp;
-  spec.bias = spec.has_projection() && map != FeatureMapKind::kPositiveRandom;
-  if (map == FeatureMapKind::kPositiveRandom) spec.start = storage::FeatureMapStart::kOrthogonalChi;
+  spec.negation = spec.row().negation;
+  spec.bias = spec.row().takes_bias();
+  if (spec.row().one_draw) spec.start = storage::FeatureMapStart::kOrthogonalChi;
   spec.feature_dim = num_features;
   spec.window = layout;
   spec.window_size = window;
@@ -77,8 +77,7 @@ std::vector<int> KernelSweep::features_of(FeatureMapKind map) const {
   storage::AttentionSpec spec;
   spec.feature_map = map;
   if (spec.has_projection()) return features;
-  const bool series = map == FeatureMapKind::kTaylor;
-  return {series ? 1 + head_dim + head_dim * (head_dim + 1) / 2 : head_dim};
+  return {static_cast<int>(spec.features_of_head(head_dim))};
 }
 
 std::int64_t KernelSweep::num_sequences(std::int64_t length, BenchDirection direction) const {

@@ -3,7 +3,9 @@
 // `hedgerow` looks for mistakes before anything runs.
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <nlohmann/json_fwd.hpp>
 #include <optional>
@@ -28,13 +30,16 @@ inline constexpr std::array kBenchLayouts{storage::WindowLayout::kTerraced,
                                           storage::WindowLayout::kSliding,
                                           storage::WindowLayout::kNone};
 inline constexpr std::array kBenchKeyMaps{storage::KeyMaps::kKvHead, storage::KeyMaps::kQueryHead};
-inline constexpr std::array kBenchMaps{storage::FeatureMapKind::kHedgehogSoftmax,
-                                       storage::FeatureMapKind::kHedgehogExp,
-                                       storage::FeatureMapKind::kT2R,
-                                       storage::FeatureMapKind::kEluPlusOne,
-                                       storage::FeatureMapKind::kRelu,
-                                       storage::FeatureMapKind::kPositiveRandom,
-                                       storage::FeatureMapKind::kTaylor};
+inline constexpr auto kBenchMaps = [] {
+  constexpr auto is_swept = [](const kernels::FeatureMapRow& row) { return row.positive; };
+  constexpr auto count = std::ranges::count_if(kernels::kFeatureMaps, is_swept);
+  std::array<storage::FeatureMapKind, count> maps{};
+  std::size_t next = 0;
+  for (const kernels::FeatureMapRow& row : kernels::kFeatureMaps) {
+    if (is_swept(row)) maps[next++] = row.value;
+  }
+  return maps;
+}();
 
 struct HeadCounts {
   std::int64_t query = 9, kv = 3;

@@ -273,7 +273,7 @@ class BackwardPart {
   // Taylor features have signs, and terms of phi_q.dphi_q cancel: there the window's own sum is the
   // better one. Without a linear pair t_i is 0 exactly, and only the linear side says so.
   [[nodiscard]] bool totals_from_pairs() const {
-    return problem_.options.feature_map.kind == FeatureMapKind::kTaylor &&
+    return row_of(problem_.options.feature_map.kind).series &&
            (x_.c.with_state() > 0 || x_.c.has_near());
   }
 

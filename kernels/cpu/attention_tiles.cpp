@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "kernels/cpu/cpu_vector.hpp"
+#include "kernels/maps/maps.hpp"
 #include "kernels/transfer_loss.hpp"
 
 namespace hedgerow::kernels::cpu {
@@ -66,58 +67,17 @@ HEDGEROW_INLINE void clamp_and_scale(float* phi,
   }
 }
 
-HEDGEROW_INLINE Lanes activate_one(FeatureMapKind kind, Lanes z) {
-  switch (kind) {
-    case FeatureMapKind::kT2R:
-    case FeatureMapKind::kRelu:
-      return z < kClamp ? splat(kClamp) : z;
-    case FeatureMapKind::kEluPlusOne: {
-      const Lanes below = exp_lanes(z > 0.0F ? Lanes{} : z);
-      const Lanes phi = z > 0.0F ? z + 1.0F : below;
-      return phi < kClamp ? splat(kClamp) : phi;
-    }
-    default:
-      return z;
-  }
+template <typename Map>
+HEDGEROW_INLINE Lanes clamped(Lanes phi) {
+  if constexpr (!Map::kClamped) return phi;
+  return phi < kClamp ? splat(kClamp) : phi;
 }
 
-// The derivative, from the clamped value alone: no z is kept.
-HEDGEROW_INLINE Lanes derivative_one(FeatureMapKind kind, Lanes phi) {
-  switch (kind) {
-    case FeatureMapKind::kT2R:
-    case FeatureMapKind::kRelu:
-      return phi > kClamp ? splat(1.0F) : Lanes{};
-    case FeatureMapKind::kEluPlusOne:
-      return phi > 1.0F ? splat(1.0F) : (phi > kClamp ? phi : Lanes{});
-    default:
-      return splat(1.0F);
-  }
-}
-
-// One sign of the softmax backend: d(sign z) = phi (u - sum u phi); u is 0 where the clamp acts.
-HEDGEROW_INLINE void softmax_backward(const float* phi,
-                                      const float* dphi,
-                                      std::int64_t ld,
-                                      std::int64_t projected,
-                                      float sign,
-                                      bool add,
-                                      float* dz) {
-  Lanes dot{};
-  for (std::int64_t f = 0; f < projected; ++f) {
-    const Lanes p = load(phi + f * ld);
-    dot += p > kClamp ? p * load(dphi + f * ld) : Lanes{};
-  }
-  for (std::int64_t f = 0; f < projected; ++f) {
-    const Lanes p = load(phi + f * ld);
-    const Lanes u = p > kClamp ? load(dphi + f * ld) : Lanes{};
-    const Lanes gradient = p * (u - dot) * sign;
-    store(dz + f * ld, add ? load(dz + f * ld) + gradient : gradient);
-  }
-}
-
-// One sign of the exp backend: phi = exp(sign z - max): d(sign z) = u phi, and the features at the
-// maximum (phi = 1) give back the sum, sharing alike.
-HEDGEROW_INLINE void exp_backward(const float* phi,
+// One sign of a map of rows: dz = sign times the map's gradient of sign z, from phi and dphi; what
+// reaches a feature is 0 where the clamp acts.
+template <typename Map>
+HEDGEROW_INLINE void row_backward(Map map,
+                                  const float* phi,
                                   const float* dphi,
                                   std::int64_t ld,
                                   std::int64_t projected,
@@ -128,19 +88,15 @@ HEDGEROW_INLINE void exp_backward(const float* phi,
   for (std::int64_t f = 0; f < projected; ++f) {
     const Lanes p = load(phi + f * ld);
     dot += p > kClamp ? p * load(dphi + f * ld) : Lanes{};
-    ties += p == 1.0F ? splat(1.0F) : Lanes{};
+    if constexpr (Map::kShares) ties += p == 1.0F ? splat(1.0F) : Lanes{};
   }
-  const Lanes share = dot / ties;
+  const Lanes share = Map::kShares ? dot / ties : Lanes{};
   for (std::int64_t f = 0; f < projected; ++f) {
     const Lanes p = load(phi + f * ld);
-    const Lanes direct = p > kClamp ? p * load(dphi + f * ld) : Lanes{};
-    const Lanes gradient = (direct - (p == 1.0F ? share : Lanes{})) * sign;
+    const Lanes u = p > kClamp ? load(dphi + f * ld) : Lanes{};
+    const Lanes gradient = map.gradient(p, u, dot, share) * sign;
     store(dz + f * ld, add ? load(dz + f * ld) + gradient : gradient);
   }
-}
-
-bool is_hedgehog(FeatureMapKind kind) {
-  return kind == FeatureMapKind::kHedgehogSoftmax || kind == FeatureMapKind::kHedgehogExp;
 }
 
 }  // namespace
@@ -260,21 +216,32 @@ HEDGEROW_CLONES void activate_tile(const FeatureMapOptions& options,
                                    std::int64_t projected,
                                    std::int64_t lanes,
                                    float* phi) {
-  for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
-    if (!is_hedgehog(options.kind)) {
-      for (std::int64_t f = 0; f < projected; ++f) {
-        store(phi + f * ld + lane, activate_one(options.kind, load(z + f * ld + lane)));
+  const FeatureMapKind activation = row_of(options.kind).activation;
+  if (maps::is_of_row(activation)) {
+    const auto of_row = [&](auto map) HEDGEROW_INLINE_LAMBDA {
+      const int num_signs = options.negation ? 2 : 1;
+      for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+        for (int sign = 0; sign < num_signs; ++sign) {
+          float* half = phi + sign * projected * ld + lane;
+          const Lanes sum = exponentials(z + lane, ld, projected, sign == 0 ? 1.0F : -1.0F, half);
+          clamp_and_scale(half, ld, projected, map.kNormalised ? 1.0F / sum : splat(1.0F));
+        }
       }
-      continue;
-    }
-    const bool normalise = options.kind == FeatureMapKind::kHedgehogSoftmax;
-    const int num_signs = options.negation ? 2 : 1;
-    for (int sign = 0; sign < num_signs; ++sign) {
-      float* half = phi + sign * projected * ld + lane;
-      const Lanes sum = exponentials(z + lane, ld, projected, sign == 0 ? 1.0F : -1.0F, half);
-      clamp_and_scale(half, ld, projected, normalise ? 1.0F / sum : splat(1.0F));
-    }
+    };
+    maps::visit(of_row, activation, maps::OfRows{});
+    return;
   }
+  const auto t = static_cast<float>(options.temperature);
+  const auto exponential = [](Lanes x) HEDGEROW_INLINE_LAMBDA { return exp_lanes_any(x); };
+  const auto elementwise = [&](auto map) HEDGEROW_INLINE_LAMBDA {
+    for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+      for (std::int64_t f = 0; f < projected; ++f) {
+        const Lanes x = map.activate(load(z + f * ld + lane), t, exponential);
+        store(phi + f * ld + lane, clamped<decltype(map)>(x));
+      }
+    }
+  };
+  maps::visit(elementwise, activation, maps::Elementwise{});
 }
 
 HEDGEROW_CLONES void activate_tile_backward(const FeatureMapOptions& options,
@@ -284,25 +251,33 @@ HEDGEROW_CLONES void activate_tile_backward(const FeatureMapOptions& options,
                                             std::int64_t projected,
                                             std::int64_t lanes,
                                             float* dz) {
-  const int num_signs = options.negation ? 2 : 1;
-  for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
-    if (!is_hedgehog(options.kind)) {
+  const FeatureMapKind activation = row_of(options.kind).activation;
+  if (maps::is_of_row(activation)) {
+    const auto of_row = [&](auto map) HEDGEROW_INLINE_LAMBDA {
+      const int num_signs = options.negation ? 2 : 1;
+      for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
+        for (int sign = 0; sign < num_signs; ++sign) {
+          const std::int64_t half = sign * projected * ld + lane;
+          const float factor = sign == 0 ? 1.0F : -1.0F;
+          row_backward(map, phi + half, dphi + half, ld, projected, factor, sign == 1, dz + lane);
+        }
+      }
+    };
+    maps::visit(of_row, activation, maps::OfRows{});
+    return;
+  }
+  const auto t = static_cast<float>(options.temperature);
+  const auto elementwise = [&](auto map) HEDGEROW_INLINE_LAMBDA {
+    for (std::int64_t lane = 0; lane < lanes; lane += kLanes) {
       for (std::int64_t f = 0; f < projected; ++f) {
-        const Lanes slope = derivative_one(options.kind, load(phi + f * ld + lane));
+        const Lanes p = load(phi + f * ld + lane);
+        Lanes slope = map.derivative(p, t);
+        if constexpr (decltype(map)::kClamped) slope = p > kClamp ? slope : Lanes{};
         store(dz + f * ld + lane, slope * load(dphi + f * ld + lane));
       }
-      continue;
     }
-    for (int sign = 0; sign < num_signs; ++sign) {
-      const std::int64_t half = sign * projected * ld + lane;
-      const float factor = sign == 0 ? 1.0F : -1.0F;
-      if (options.kind == FeatureMapKind::kHedgehogSoftmax) {
-        softmax_backward(phi + half, dphi + half, ld, projected, factor, sign == 1, dz + lane);
-      } else {
-        exp_backward(phi + half, dphi + half, ld, projected, factor, sign == 1, dz + lane);
-      }
-    }
-  }
+  };
+  maps::visit(elementwise, activation, maps::Elementwise{});
 }
 
 }  // namespace hedgerow::kernels::cpu

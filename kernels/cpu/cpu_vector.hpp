@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #define HEDGEROW_INLINE __attribute__((always_inline)) inline
+#define HEDGEROW_INLINE_LAMBDA __attribute__((always_inline))
 
 // Sanitizers instrument the resolvers that target_clones makes, which run before the sanitizer's
 // own start.

@@ -154,10 +154,7 @@ class ForwardWalker {
                     nullptr,
                     phi_dropped_.data(),
                     ld);
-    add_to_state(phi_dropped_.data(),
-                 ld,
-                 dropped,
-                 {recalled_v_.data(), padded(problem_.shape.D)});
+    add_to_state(phi_dropped_.data(), ld, dropped, {recalled_v_.data(), padded(problem_.shape.D)});
   }
 
   void walk_chunk(std::int64_t chunk) {
@@ -388,8 +385,7 @@ HybridProblem make_problem(const at::Tensor& q,
   // The Taylor series' monomials have signs and cancel: rounded to bf16 they lose what the sum is.
   // The features of ELU+1 are large, so the linear side's sum, from which a window factor has its
   // gradient, cancels: in bf16 that gradient was off by a fifth.
-  const FeatureMapKind kind = options.feature_map.kind;
-  const bool cancels = kind == FeatureMapKind::kTaylor || kind == FeatureMapKind::kEluPlusOne;
+  const bool cancels = row_of(options.feature_map.kind).fp32_products;
   const Products products = cancels ? Products::kFloat : products_for(q.scalar_type());
   return {kernels::make_hybrid_problem(q, k, v, parameters, options), products, {}};
 }

@@ -129,13 +129,13 @@ void TileMap::activate(
     const float* z, const float* x_transposed, std::int64_t ld, std::int64_t lanes, float* phi) {
   const FeatureMapOptions& map = problem_.options.feature_map;
   const std::int64_t f = problem_.projected;
-  if (map.kind == FeatureMapKind::kPositiveRandom) {
+  if (row_of(map.kind).one_draw) {
     float* squares = role_ == FeatureMapRole::kKey ? lane_values_.data() : nullptr;
     if (squares != nullptr) {
       column_dots(x_transposed, x_transposed, ld, problem_.shape.D, lanes, squares);
     }
     positive_random_tile(z, squares, scale_, ld, f, lanes, phi);
-  } else if (map.kind == FeatureMapKind::kTaylor) {
+  } else if (row_of(map.kind).series) {
     taylor_tile(z, scale_, map.order, ld, f, lanes, phi);
   } else {
     activate_tile(map, z, ld, f, lanes, phi);
@@ -148,10 +148,10 @@ void TileMap::activate_backward(const float* phi,
                                 std::int64_t lanes) {
   const FeatureMapOptions& map = problem_.options.feature_map;
   const std::int64_t f = problem_.projected;
-  if (map.kind == FeatureMapKind::kPositiveRandom) {
+  if (row_of(map.kind).one_draw) {
     float* sums = role_ == FeatureMapRole::kKey ? lane_values_.data() : nullptr;
     positive_random_tile_backward(phi, dphi, scale_, ld, f, lanes, z_.data(), sums);
-  } else if (map.kind == FeatureMapKind::kTaylor) {
+  } else if (row_of(map.kind).series) {
     taylor_tile_backward(phi, dphi, scale_, map.order, ld, f, lanes, z_.data());
   } else {
     activate_tile_backward(map, phi, dphi, ld, f, lanes, z_.data());
@@ -219,8 +219,7 @@ void TileMap::backward(const float* phi,
   if (dx == nullptr) {
     return;
   }
-  if (problem_.options.feature_map.kind == FeatureMapKind::kPositiveRandom &&
-      role_ == FeatureMapRole::kKey) {
+  if (row_of(problem_.options.feature_map.kind).one_draw && role_ == FeatureMapRole::kKey) {
     subtract_scaled_rows(
         x.row(first), x.ld, lane_values_.data(), scale_ * scale_, tokens, D, dx, ld_dx);
   }

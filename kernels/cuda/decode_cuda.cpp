@@ -25,7 +25,7 @@ std::string why_not(const DecodeState& state,
   if (state.window_k.scalar_type() != at::kBFloat16) {
     return c10::str("the CUDA decode kernels take bfloat16, not ", state.window_k.scalar_type());
   }
-  if (!map_kind(options.feature_map.kind).has_value()) {
+  if (!row_of(options.feature_map.kind).is_activation()) {
     return "the CUDA decode kernels have no positive random and no Taylor features";
   }
   const std::int64_t columns_q = columns_of(parameters.q, D),
@@ -85,7 +85,7 @@ struct Call {
 
   DecodeMap map_of(const FeatureMapWeights& weights, const FeatureMapOptions& options) {
     DecodeMap map;
-    map.kind = map_kind(options.kind).value();
+    map.function = map_function(options);
     map.columns = static_cast<int>(columns_of(weights, batch.D));
     map.negation = batch.F == 2 * map.columns;
     map.layer = floats_of(weights.layer);

@@ -16,7 +16,7 @@ std::string why_not(const at::Tensor& q,
   if (q.scalar_type() != at::kBFloat16) {
     return c10::str("the fused CUDA kernels take bfloat16, not ", q.scalar_type());
   }
-  if (!map_kind(options.feature_map.kind).has_value()) {
+  if (!row_of(options.feature_map.kind).is_activation()) {
     return "the fused CUDA kernels have no positive random and no Taylor features";
   }
   const KernelShape shape = kernel_shape(q, parameters, options);

@@ -21,7 +21,7 @@ Map map_of(const HybridProblem& problem,
            const FeatureMapWeights& weights,
            std::vector<at::Tensor>& kept) {
   Map map;
-  map.kind = map_kind(problem.options.feature_map.kind).value();
+  map.function = map_function(problem.options.feature_map);
   if (weights.layer.defined()) {
     kept.push_back(weights.layer.to(at::kBFloat16));
     map.layer = bf16(kept.back());
@@ -65,22 +65,8 @@ Walked walk(const Prepared& p, StatesArguments arguments, const at::TensorOption
 
 }  // namespace
 
-std::optional<MapKind> map_kind(FeatureMapKind kind) {
-  switch (kind) {
-    case FeatureMapKind::kHedgehogSoftmax:
-      return MapKind::kHedgehogSoftmax;
-    case FeatureMapKind::kHedgehogExp:
-      return MapKind::kHedgehogExp;
-    case FeatureMapKind::kT2R:
-    case FeatureMapKind::kRelu:
-      return MapKind::kRelu;
-    case FeatureMapKind::kEluPlusOne:
-      return MapKind::kEluPlusOne;
-    case FeatureMapKind::kIdentity:
-      return MapKind::kIdentity;
-    default:
-      return std::nullopt;
-  }
+MapFunction map_function(const FeatureMapOptions& options) {
+  return {row_of(options.kind).activation, static_cast<float>(options.temperature)};
 }
 
 std::int64_t columns_of(const FeatureMapWeights& map, std::int64_t head_dim) {

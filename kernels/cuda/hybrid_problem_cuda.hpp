@@ -2,7 +2,6 @@
 // fused backends; columns, rows and shared memory for decode_cuda.cpp too.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -11,8 +10,8 @@
 
 namespace hedgerow::kernels::cuda {
 
-// Of a map that the kernels know.
-[[nodiscard]] std::optional<MapKind> map_kind(FeatureMapKind kind);
+// Of a map that is an activation.
+[[nodiscard]] MapFunction map_function(const FeatureMapOptions& options);
 
 // Columns of a map's projection: head_dim without one.
 [[nodiscard]] std::int64_t columns_of(const FeatureMapWeights& map, std::int64_t head_dim);

@@ -173,6 +173,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     context->saved_data["kind"] = static_cast<std::int64_t>(options.feature_map.kind);
     context->saved_data["negation"] = options.feature_map.negation;
     context->saved_data["order"] = options.feature_map.order;
+    context->saved_data["temperature"] = options.feature_map.temperature;
     context->saved_data["layout"] = static_cast<std::int64_t>(options.layout);
     context->saved_data["window_size"] = options.window_size;
     context->saved_data["num_sinks"] = options.num_sinks;
@@ -184,6 +185,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     options.feature_map.kind = static_cast<FeatureMapKind>(context->saved_data["kind"].toInt());
     options.feature_map.negation = context->saved_data["negation"].toBool();
     options.feature_map.order = context->saved_data["order"].toInt();
+    options.feature_map.temperature = context->saved_data["temperature"].toDouble();
     options.layout = static_cast<WindowLayout>(context->saved_data["layout"].toInt());
     options.window_size = context->saved_data["window_size"].toInt();
     options.num_sinks = context->saved_data["num_sinks"].toInt();

@@ -29,10 +29,12 @@ at::Tensor or_undefined(const std::optional<at::Tensor>& x) { return x.value_or(
 
 FeatureMapOptions feature_map_options(std::string_view feature_map,
                                       bool negation,
-                                      std::int64_t order) {
-  return {.kind = value_of("feature_map", feature_map, kFeatureMapKinds),
+                                      std::int64_t order,
+                                      double temperature) {
+  return {.kind = value_of("feature_map", feature_map, kFeatureMaps),
           .negation = negation,
-          .order = order};
+          .order = order,
+          .temperature = temperature};
 }
 
 HybridParameters AttentionArguments::parameters() const {
@@ -42,7 +44,7 @@ HybridParameters AttentionArguments::parameters() const {
 }
 
 HybridOptions AttentionArguments::options() const {
-  return {.feature_map = feature_map_options(feature_map, negation, order),
+  return {.feature_map = feature_map_options(feature_map, negation, order, temperature),
           .layout = value_of("window", window, kWindowLayouts),
           .window_size = window_size,
           .num_sinks = num_sinks,

@@ -20,8 +20,8 @@ namespace hedgerow::kernels::ops {
 #define HEDGEROW_ATTENTION_SCHEMA                                                           \
   "Tensor? layer_q=None, Tensor? bias_q=None, Tensor? layer_k=None, Tensor? bias_k=None, "  \
   "Tensor? window_factors=None, str feature_map=\"hedgehog_softmax\", bool negation=True, " \
-  "int order=2, str window=\"terraced\", int window_size=64, int num_sinks=0, int " \
-  "recall_cache=0"
+  "int order=2, str window=\"terraced\", int window_size=64, int num_sinks=0, int "         \
+  "recall_cache=0, float temperature=1.0"
 
 struct AttentionArguments {
   std::optional<at::Tensor> layer_q, bias_q, layer_k, bias_k, window_factors;
@@ -32,6 +32,7 @@ struct AttentionArguments {
   std::int64_t window_size = 64;
   std::int64_t num_sinks = 0;
   std::int64_t recall_cache = 0;
+  double temperature = 1.0;
 
   [[nodiscard]] HybridParameters parameters() const;
   // Throws c10::Error naming the known maps or windows where it has another.
@@ -42,7 +43,8 @@ struct AttentionArguments {
 // Throws c10::Error naming the known maps.
 [[nodiscard]] FeatureMapOptions feature_map_options(std::string_view feature_map,
                                                     bool negation,
-                                                    std::int64_t order);
+                                                    std::int64_t order,
+                                                    double temperature);
 
 // The operator that `kernel` is registered as, through the dispatcher.
 template <auto kernel>
@@ -70,7 +72,8 @@ struct AttentionOp<function> {
                 std::string_view window,
                 std::int64_t window_size,
                 std::int64_t num_sinks,
-                std::int64_t recall_cache) {
+                std::int64_t recall_cache,
+                double temperature) {
     return function({layer_q,
                      bias_q,
                      layer_k,
@@ -82,7 +85,8 @@ struct AttentionOp<function> {
                      std::string(window),
                      window_size,
                      num_sinks,
-                     recall_cache},
+                     recall_cache,
+                     temperature},
                     own...);
   }
 
@@ -100,7 +104,8 @@ struct AttentionOp<function> {
                                          a.window,
                                          a.window_size,
                                          a.num_sinks,
-                                         a.recall_cache);
+                                         a.recall_cache,
+                                         a.temperature);
   }
 };
 

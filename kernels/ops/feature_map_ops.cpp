@@ -22,11 +22,12 @@ struct Map {
   std::string feature_map;
   bool negation;
   std::int64_t order;
+  double temperature;
   std::int64_t num_heads;
   bool of_queries;
 
   [[nodiscard]] FeatureMapOptions options() const {
-    return feature_map_options(feature_map, negation, order);
+    return feature_map_options(feature_map, negation, order, temperature);
   }
 };
 
@@ -37,10 +38,11 @@ Tensor map_features(const Tensor& x,
                     bool of_queries,
                     std::string_view feature_map,
                     bool negation,
-                    std::int64_t order) {
+                    std::int64_t order,
+                    double temperature) {
   return apply_feature_map(x,
                            {layer.value_or(Tensor()), bias.value_or(Tensor())},
-                           feature_map_options(feature_map, negation, order),
+                           feature_map_options(feature_map, negation, order, temperature),
                            num_heads,
                            of_queries ? FeatureMapRole::kQuery : FeatureMapRole::kKey)
       .contiguous();
@@ -53,8 +55,9 @@ Tensor map_features_shape(const Tensor& x,
                           bool /*of_queries*/,
                           std::string_view feature_map,
                           bool negation,
-                          std::int64_t order) {
-  const FeatureMapOptions options = feature_map_options(feature_map, negation, order);
+                          std::int64_t order,
+                          double temperature) {
+  const FeatureMapOptions options = feature_map_options(feature_map, negation, order, temperature);
   const FeatureMapWeights weights{layer.value_or(Tensor()), bias.value_or(Tensor())};
   if (sizes_are_known({x, weights.layer, weights.bias}))
     check_feature_map(x, weights, options, num_heads);
@@ -72,7 +75,8 @@ Three map_features_backward(const Tensor& dphi,
                             bool of_queries,
                             std::string_view feature_map,
                             bool negation,
-                            std::int64_t order) {
+                            std::int64_t order,
+                            double temperature) {
   const auto given = [](const Tensor& leaf) {
     return leaf.defined() ? std::optional<Tensor>(leaf) : std::nullopt;
   };
@@ -85,7 +89,8 @@ Three map_features_backward(const Tensor& dphi,
                             of_queries,
                             feature_map,
                             negation,
-                            order);
+                            order,
+                            temperature);
       });
 }
 
@@ -97,7 +102,8 @@ Three map_features_backward_shape(const Tensor& /*dphi*/,
                                   bool /*of_queries*/,
                                   std::string_view /*feature_map*/,
                                   bool /*negation*/,
-                                  std::int64_t /*order*/) {
+                                  std::int64_t /*order*/,
+                                  double /*temperature*/) {
   const auto like = [&](const std::optional<Tensor>& given) {
     return given.has_value() ? empty_of(*given, given->sym_sizes(), given->scalar_type())
                              : absent(x);
@@ -117,6 +123,7 @@ class FeatureMapFunction : public torch::autograd::Function<FeatureMapFunction> 
     context->saved_data["feature_map"] = map.feature_map;
     context->saved_data["negation"] = map.negation;
     context->saved_data["order"] = map.order;
+    context->saved_data["temperature"] = map.temperature;
     context->saved_data["num_heads"] = map.num_heads;
     context->saved_data["of_queries"] = map.of_queries;
     return operator_of<&map_features>("hedgerow::feature_map")
@@ -127,7 +134,8 @@ class FeatureMapFunction : public torch::autograd::Function<FeatureMapFunction> 
               map.of_queries,
               map.feature_map,
               map.negation,
-              map.order);
+              map.order,
+              map.temperature);
   }
   static variable_list backward(AutogradContext* context, const variable_list& dphi) {
     const variable_list saved = context->get_saved_variables();
@@ -144,7 +152,8 @@ class FeatureMapFunction : public torch::autograd::Function<FeatureMapFunction> 
                   context->saved_data["of_queries"].toBool(),
                   context->saved_data["feature_map"].toStringRef(),
                   context->saved_data["negation"].toBool(),
-                  context->saved_data["order"].toInt());
+                  context->saved_data["order"].toInt(),
+                  context->saved_data["temperature"].toDouble());
     return {dx,
             saved[1].defined() ? dlayer : Tensor(),
             saved[2].defined() ? dbias : Tensor(),
@@ -159,14 +168,18 @@ Tensor map_features_autograd(const Tensor& x,
                              bool of_queries,
                              std::string_view feature_map,
                              bool negation,
-                             std::int64_t order) {
+                             std::int64_t order,
+                             double temperature) {
   return FeatureMapFunction::apply(
-      x, layer, bias, Map{std::string(feature_map), negation, order, num_heads, of_queries});
+      x,
+      layer,
+      bias,
+      Map{std::string(feature_map), negation, order, temperature, num_heads, of_queries});
 }
 
 #define HEDGEROW_MAP_SCHEMA                                                        \
   "Tensor? layer=None, Tensor? bias=None, *, int num_heads, bool of_queries, str " \
-  "feature_map=\"hedgehog_softmax\", bool negation=True, int order=2"
+  "feature_map=\"hedgehog_softmax\", bool negation=True, int order=2, float temperature=1.0"
 
 TORCH_LIBRARY_FRAGMENT(hedgerow, library) {
   const std::vector<at::Tag> tags = {at::Tag::pt2_compliant_tag};

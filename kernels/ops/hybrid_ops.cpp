@@ -275,6 +275,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     context->saved_data["feature_map"] = a.feature_map;
     context->saved_data["negation"] = a.negation;
     context->saved_data["order"] = a.order;
+    context->saved_data["temperature"] = a.temperature;
     context->saved_data["window"] = a.window;
     context->saved_data["window_size"] = a.window_size;
     context->saved_data["num_sinks"] = a.num_sinks;
@@ -332,7 +333,8 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
             context->saved_data["window"].toStringRef(),
             context->saved_data["window_size"].toInt(),
             context->saved_data["num_sinks"].toInt(),
-            0};
+            0,
+            context->saved_data["temperature"].toDouble()};
   }
 };
 

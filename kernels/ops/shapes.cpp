@@ -5,7 +5,6 @@
 #include <algorithm>
 
 #include "kernels/checks.hpp"
-#include "kernels/exponential_maps.hpp"
 
 namespace hedgerow::kernels::ops {
 
@@ -57,12 +56,11 @@ c10::SymInt num_features(const std::optional<at::Tensor>& layer,
                          const FeatureMapOptions& options,
                          const c10::SymInt& head_dim) {
   const c10::SymInt projected = layer.has_value() ? layer->sym_size(2) : head_dim;
-  if (options.kind == FeatureMapKind::kTaylor) {
+  const FeatureMapRow& row = row_of(options.kind);
+  if (row.series) {
     return num_monomials(projected.guard_int(__FILE__, __LINE__), options.order);
   }
-  const bool hedgehog = options.kind == FeatureMapKind::kHedgehogSoftmax ||
-                        options.kind == FeatureMapKind::kHedgehogExp;
-  return hedgehog && options.negation ? projected * 2 : projected;
+  return row.negation && options.negation ? projected * 2 : projected;
 }
 
 }  // namespace hedgerow::kernels::ops

@@ -1,24 +1,17 @@
 // What attention is to be computed, as plain values: the enums, their spellings in recipes, exports
-// and operators, and the options of an entry. The one definition of each; includes nothing of ours,
-// so that the recipe (storage), device code and the operators for PyTorch share it.
+// and operators, and the options of an entry. The one definition of each (the maps' is in
+// feature_maps.hpp); without LibTorch, so that the recipe (storage), device code and the operators
+// for PyTorch share it.
 #pragma once
 
 #include <array>
 #include <cstdint>
 #include <string_view>
 
+#include "kernels/options/feature_maps.hpp"
+
 namespace hedgerow::kernels {
 
-enum class FeatureMapKind {
-  kHedgehogSoftmax,
-  kHedgehogExp,
-  kT2R,
-  kEluPlusOne,
-  kRelu,
-  kIdentity,
-  kPositiveRandom,
-  kTaylor
-};
 enum class FeatureMapStart { kKaiming, kIdentity, kOrthogonal, kGaussian, kOrthogonalChi };
 // Sliding: the last W keys; terraced: the own chunk of W tokens and the whole previous one, borders
 // anchored at token 0; none: linear attention alone.
@@ -30,16 +23,6 @@ struct Spelling {
   std::string_view word;
 };
 
-inline constexpr std::array<Spelling<FeatureMapKind>, 8> kFeatureMapKinds{{
-    {FeatureMapKind::kHedgehogSoftmax, "hedgehog_softmax"},
-    {FeatureMapKind::kHedgehogExp, "hedgehog_exp"},
-    {FeatureMapKind::kT2R, "t2r"},
-    {FeatureMapKind::kEluPlusOne, "elu_plus_one"},
-    {FeatureMapKind::kRelu, "relu"},
-    {FeatureMapKind::kIdentity, "identity"},
-    {FeatureMapKind::kPositiveRandom, "positive_random"},
-    {FeatureMapKind::kTaylor, "taylor"},
-}};
 inline constexpr std::array<Spelling<FeatureMapStart>, 5> kFeatureMapStarts{{
     {FeatureMapStart::kKaiming, "kaiming"},
     {FeatureMapStart::kIdentity, "identity"},
@@ -62,7 +45,7 @@ template <typename Spellings, typename Enum>
   return {};
 }
 [[nodiscard]] constexpr std::string_view to_string(FeatureMapKind kind) {
-  return word_of(kFeatureMapKinds, kind);
+  return word_of(kFeatureMaps, kind);
 }
 [[nodiscard]] constexpr std::string_view to_string(FeatureMapStart start) {
   return word_of(kFeatureMapStarts, start);
@@ -78,8 +61,9 @@ enum class FeatureMapRole { kQuery, kKey };
 
 struct FeatureMapOptions {
   FeatureMapKind kind = FeatureMapKind::kHedgehogSoftmax;
-  bool negation = true;    // F = 2 f; the two Hedgehog kinds only
+  bool negation = true;    // F = 2 f; of a map that has it (FeatureMapRow::negation)
   std::int64_t order = 2;  // kTaylor only, 1 to 3: F = C(f + order, order). Odd orders can be < 0.
+  double temperature = 1.0;  // t, of a map that has it (FeatureMapRow::temperature)
 };
 
 struct HybridOptions {

@@ -20,9 +20,9 @@ constexpr int kMaxTaylorFeatures = 65536;  // 8,385 for a head dimension of 128
 template <typename Spellings>
 auto value_of(const Spellings& spellings, std::string_view word, std::string_view what) {
   std::string known_words;
-  for (const auto& [value, known] : spellings) {
-    if (known == word) return value;
-    known_words += (known_words.empty() ? "" : ", ") + std::string(known);
+  for (const auto& known : spellings) {
+    if (known.word == word) return known.value;
+    known_words += (known_words.empty() ? "" : ", ") + std::string(known.word);
   }
   throw Error(
       ErrorKind::kUsage,
@@ -33,19 +33,14 @@ auto value_of(const Spellings& spellings, std::string_view word, std::string_vie
   throw Error(ErrorKind::kUsage, "attention." + key + " " + why);
 }
 
-bool is_hedgehog(FeatureMapKind kind) {
-  return kind == FeatureMapKind::kHedgehogSoftmax || kind == FeatureMapKind::kHedgehogExp;
-}
-
 bool draws_omega(FeatureMapStart start) {
   return start == FeatureMapStart::kGaussian || start == FeatureMapStart::kOrthogonalChi;
 }
 
 // Of a map without a projection: what its features are, given the head dimension.
 void check_features_of_head(const AttentionSpec& spec, int head_dim) {
-  const bool series = spec.feature_map == FeatureMapKind::kTaylor;
-  const std::int64_t dim = head_dim;
-  const std::int64_t expected = series ? 1 + dim + dim * (dim + 1) / 2 : dim;
+  const bool series = spec.row().series;
+  const std::int64_t expected = spec.features_of_head(head_dim);
   if (spec.feature_dim == expected) return;
   refuse_spec("feature_dim",
               "= " + std::to_string(spec.feature_dim) + ": " +
@@ -57,7 +52,7 @@ void check_features_of_head(const AttentionSpec& spec, int head_dim) {
 }
 
 void check_maps_of_the_exponential(const AttentionSpec& spec) {
-  const bool random = spec.feature_map == FeatureMapKind::kPositiveRandom;
+  const bool random = spec.row().one_draw;
   const std::string start(to_string(spec.start));
   if (random && !draws_omega(spec.start)) {
     refuse_spec(
@@ -75,7 +70,7 @@ void check_maps_of_the_exponential(const AttentionSpec& spec) {
         "= " + start + ": only positive_random starts so; use orthogonal, kaiming or identity");
   }
   const std::string order = "= " + std::to_string(spec.order);
-  if (spec.feature_map != FeatureMapKind::kTaylor) {
+  if (!spec.row().series) {
     if (spec.order != AttentionSpec{}.order)
       refuse_spec("order", order + ": only taylor has an order; leave it out");
   } else if (spec.order % 2 != 0) {
@@ -86,6 +81,20 @@ void check_maps_of_the_exponential(const AttentionSpec& spec) {
             "not positive; use 2");
   } else if (spec.order != 2) {
     refuse_spec("order", order + ": expected 2, the one even order whose features are held");
+  }
+}
+
+void check_temperature(const AttentionSpec& spec) {
+  const std::string found = "= " + std::to_string(spec.temperature);
+  if (!spec.row().temperature && spec.temperature != AttentionSpec{}.temperature) {
+    refuse_spec("temperature",
+                found + ": " + std::string(to_string(spec.feature_map)) +
+                    " has no temperature; leave it out");
+  }
+  if (!(spec.temperature > 0.0 && spec.temperature <= AttentionSpec::kMaxTemperature)) {
+    refuse_spec("temperature",
+                found + ": expected more than 0, and at most " +
+                    std::to_string(static_cast<int>(AttentionSpec::kMaxTemperature)));
   }
 }
 
@@ -118,19 +127,20 @@ void check_recall_cache(const AttentionSpec& spec) {
                 found + ": more than attention.window_size = " + std::to_string(spec.window_size) +
                     ", a chunk's keys; use at most that");
   }
-  if (spec.recall_cache > 0 && spec.feature_map == FeatureMapKind::kIdentity) {
+  if (spec.recall_cache > 0 && !spec.row().positive) {
     refuse_spec("recall_cache",
-                found +
-                    ": features of the identity have signs, so what the state recalls of a key "
-                    "divides by what may be 0; use 0, or another feature_map");
+                found + ": features of " + std::string(to_string(spec.feature_map)) +
+                    " have signs, so what the state recalls of a key divides by what may be 0; "
+                    "use 0, or another feature_map");
   }
 }
 
 }  // namespace
 
-bool AttentionSpec::has_projection() const {
-  return is_hedgehog(feature_map) || feature_map == FeatureMapKind::kT2R ||
-         feature_map == FeatureMapKind::kPositiveRandom;
+bool AttentionSpec::has_projection() const { return row().projection; }
+
+std::int64_t AttentionSpec::features_of_head(int head_dim) const {
+  return row().series ? kernels::num_monomials(head_dim, AttentionSpec{}.order) : head_dim;
 }
 
 std::int64_t AttentionSpec::num_key_maps(std::int64_t num_attention_heads,
@@ -147,12 +157,10 @@ int AttentionSpec::default_recall_cache() const {
   return recalls() ? std::clamp(feature_dim / 2, 0, window_size) : 0;
 }
 
-bool AttentionSpec::recalls() const {
-  return window != WindowLayout::kNone && feature_map != FeatureMapKind::kIdentity;
-}
+bool AttentionSpec::recalls() const { return window != WindowLayout::kNone && row().positive; }
 
 KeyMaps AttentionSpec::default_key_maps() const {
-  return feature_map == FeatureMapKind::kPositiveRandom ? KeyMaps::kQueryHead : KeyMaps::kKvHead;
+  return row().one_draw ? KeyMaps::kQueryHead : KeyMaps::kKvHead;
 }
 
 // Whole while each query's window begins at a sink or at the token behind them.
@@ -180,12 +188,12 @@ std::string AttentionSpec::exact_settings() const {
 
 void AttentionSpec::validate(int head_dim) const {
   const std::string kind(to_string(feature_map));
-  if (negation && !is_hedgehog(feature_map)) {
+  if (negation && !row().negation) {
     refuse_spec(
         "negation",
         "= true: only the hedgehog maps concatenate the map of -xW; set it to false for " + kind);
   }
-  const int most = feature_map == FeatureMapKind::kTaylor ? kMaxTaylorFeatures : kMaxFeatures;
+  const int most = row().series ? kMaxTaylorFeatures : kMaxFeatures;
   if (feature_dim < 1 || feature_dim > most) {
     refuse_spec("feature_dim",
                 "= " + std::to_string(feature_dim) + ": expected 1 to " + std::to_string(most));
@@ -198,10 +206,11 @@ void AttentionSpec::validate(int head_dim) const {
   if (bias && !has_projection()) {
     refuse_spec("bias", "= true: " + kind + " has no projection to add a bias to; set it to false");
   }
-  if (bias && feature_map == FeatureMapKind::kPositiveRandom) {
-    refuse_spec("bias", "= true: positive_random has none; set it to false");
+  if (bias && !row().takes_bias()) {
+    refuse_spec("bias", "= true: " + kind + " has none; set it to false");
   }
   check_maps_of_the_exponential(*this);
+  check_temperature(*this);
   if (!has_projection() && head_dim > 0) check_features_of_head(*this, head_dim);
   if (window != WindowLayout::kNone && (window_size < 1 || window_size > 65536)) {
     refuse_spec("window_size", "= " + std::to_string(window_size) + ": expected 1 to 65536");
@@ -217,7 +226,7 @@ void AttentionSpec::validate(int head_dim) const {
 }
 
 FeatureMapKind feature_map_kind_from_string(std::string_view word) {
-  return value_of(kernels::kFeatureMapKinds, word, "attention.feature_map");
+  return value_of(kernels::kFeatureMaps, word, "attention.feature_map");
 }
 FeatureMapStart feature_map_start_from_string(std::string_view word) {
   return value_of(kernels::kFeatureMapStarts, word, "attention.start");
@@ -227,6 +236,15 @@ WindowLayout window_layout_from_string(std::string_view word) {
 }
 KeyMaps key_maps_from_string(std::string_view word) {
   return value_of(kKeyMaps, word, "attention.key_maps");
+}
+
+std::string feature_map_words() {
+  std::string words;
+  for (const kernels::FeatureMapRow& row : kernels::kFeatureMaps) {
+    const bool is_last = &row == &kernels::kFeatureMaps.back();
+    words += (words.empty() ? "" : is_last ? " or " : ", ") + std::string(row.word);
+  }
+  return words;
 }
 
 void to_json(nlohmann::json& json, const AttentionSpec& spec) {
@@ -243,7 +261,8 @@ void to_json(nlohmann::json& json, const AttentionSpec& spec) {
           {"window_factor", spec.window_factor},
           {"train_window_factor", spec.train_window_factor},
           {"train_feature_map", spec.train_feature_map},
-          {"order", spec.order}};
+          {"order", spec.order},
+          {"temperature", spec.temperature}};
 }
 
 void from_json(const nlohmann::json& json, AttentionSpec& spec) {
@@ -258,6 +277,7 @@ void from_json(const nlohmann::json& json, AttentionSpec& spec) {
   json.at("train_window_factor").get_to(spec.train_window_factor);
   spec.train_feature_map = json.value("train_feature_map", spec.train_feature_map);
   if (json.contains("order")) spec.order = integer_of<int>(json, "order");
+  spec.temperature = json.value("temperature", spec.temperature);
   spec.num_sinks = json.contains("num_sinks") ? integer_of<int>(json, "num_sinks") : 0;
   spec.recall_cache = json.contains("recall_cache") ? integer_of<int>(json, "recall_cache") : 0;
   spec.key_maps =

@@ -30,6 +30,8 @@ inline constexpr std::array<kernels::Spelling<KeyMaps>, 2> kKeyMaps{{
 }
 
 struct AttentionSpec {
+  static constexpr double kMaxTemperature = 16.0;
+
   FeatureMapKind feature_map = FeatureMapKind::kHedgehogSoftmax;
   // Concatenate the map of -xW (Hedgehog eq. 5). The two Hedgehog kinds only.
   bool negation = true;
@@ -37,8 +39,9 @@ struct AttentionSpec {
   // linearly with F. Maps without a projection have it of the head dimension D alone: D, or for
   // kTaylor C(D + order, order).
   int feature_dim = 64;
-  int order = 2;     // of the Taylor series; only even orders have positive denominators
-  bool bias = true;  // one bias per head and feature, [H, f], zero at the start
+  int order = 2;             // of the Taylor series; only even orders have positive denominators
+  double temperature = 1.0;  // t of exp(t x): larger ones are spikier, and nearer to fp32's limit
+  bool bias = true;          // one bias per head and feature, [H, f], zero at the start
   FeatureMapStart start = FeatureMapStart::kOrthogonal;
   KeyMaps key_maps = KeyMaps::kKvHead;
   WindowLayout window = WindowLayout::kTerraced;
@@ -57,7 +60,11 @@ struct AttentionSpec {
 
   // Columns of W: feature_dim, halved with negation.
   [[nodiscard]] int projected_dim() const { return negation ? feature_dim / 2 : feature_dim; }
+  // What is known of the map.
+  [[nodiscard]] const kernels::FeatureMapRow& row() const { return kernels::row_of(feature_map); }
   [[nodiscard]] bool has_projection() const;  // false: F follows from the head dimension
+  // That F: D, or of the Taylor series the monomials of degree <= 2.
+  [[nodiscard]] std::int64_t features_of_head(int head_dim) const;
   // Heads of phi_k, and states of a layer, in a model with so many heads.
   [[nodiscard]] std::int64_t num_key_maps(std::int64_t num_attention_heads,
                                           std::int64_t num_key_value_heads) const;
@@ -86,15 +93,17 @@ struct AttentionSpec {
 
 // From the spellings of kernels/options/attention_options.hpp; throw kUsage listing them.
 [[nodiscard]] FeatureMapKind feature_map_kind_from_string(std::string_view word);
+// "hedgehog_softmax, .. or taylor": all of them.
+[[nodiscard]] std::string feature_map_words();
 [[nodiscard]] FeatureMapStart feature_map_start_from_string(std::string_view word);
 [[nodiscard]] WindowLayout window_layout_from_string(std::string_view word);
 [[nodiscard]] KeyMaps key_maps_from_string(std::string_view word);
 
 // {"feature_map": "hedgehog_softmax", ...}, by recipe key and spelling: the "attention" of
 // hedgerow.json. from_json throws kUsage for an unknown word and nlohmann's own exceptions for an
-// absent or ill-typed key. Files of earlier builds lack `order` and `train_feature_map`, which then
-// have their defaults, and `num_sinks`, `key_maps` and `recall_cache`: such a student has no sinks,
-// a key map a query head and no cache.
+// absent or ill-typed key. Files of earlier builds lack `order`, `temperature` and
+// `train_feature_map`, which then have their defaults, and `num_sinks`, `key_maps` and
+// `recall_cache`: such a student has no sinks, a key map a query head and no cache.
 void to_json(nlohmann::json& json, const AttentionSpec& spec);
 void from_json(const nlohmann::json& json, AttentionSpec& spec);
 

@@ -7,10 +7,10 @@
 #include <filesystem>
 
 #include "storage/base/error.hpp"
-#include "storage/shape/mesh.hpp"
 #include "storage/recipe/recipe_check.hpp"
 #include "storage/recipe/recipe_fields.hpp"
 #include "storage/recipe/recipe_text.hpp"
+#include "storage/shape/mesh.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -287,8 +287,7 @@ void check_transfer(const Recipe& recipe, RecipeProblems& problems) {
                      ": without a window (attention.window = none) the linear branch is all there "
                      "is, and mse_factor has its error; use 0");
   }
-  if (transfer.redraw_every > 0 &&
-      (attention.feature_map != FeatureMapKind::kPositiveRandom || attention.train_feature_map)) {
+  if (transfer.redraw_every > 0 && (!attention.row().one_draw || attention.train_feature_map)) {
     problems.add("transfer.redraw_every",
                  equals(transfer.redraw_every) +
                      ": only positive_random that is not trained is drawn again; set "

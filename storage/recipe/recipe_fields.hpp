@@ -5,6 +5,8 @@
 // storage/recipe/recipe*.cpp.
 #pragma once
 
+#include <string>
+
 #include "storage/recipe/recipe.hpp"
 #include "storage/recipe/recipe_rules.hpp"
 #include "storage/recipe/recipe_stage_fields.hpp"
@@ -35,15 +37,16 @@ void visit_data(Data& data, Visitor& visitor) {
 
 template <typename Spec, typename Visitor>
 void visit_attention(Spec& spec, Visitor& visitor) {
-  visitor.field("feature_map",
-                spec.feature_map,
-                {"hedgehog_softmax, hedgehog_exp, t2r, elu_plus_one, relu, identity, "
-                 "positive_random or taylor"});
+  static const std::string words = feature_map_words();
+  visitor.field("feature_map", spec.feature_map, {words});
   visitor.field("negation", spec.negation, {"also map -xW (the hedgehog maps)"});
   visitor.field("feature_dim",
                 spec.feature_dim,
                 {"F, after that concatenation; cost grows with it", 1, 65536});
   visitor.field("order", spec.order, {"of taylor's series; 2 is what a student can have", 1, 3});
+  visitor.field("temperature",
+                spec.temperature,
+                {"t of exp's exp(t x)", 0, AttentionSpec::kMaxTemperature, /*above_min=*/true});
   visitor.field("bias", spec.bias, {"one per head and feature"});
   visitor.field("start",
                 spec.start,

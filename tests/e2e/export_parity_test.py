@@ -302,15 +302,17 @@ class PositiveRandom(ExportParity, unittest.TestCase):
 
 
 class Olmo2(ExportParity, unittest.TestCase):
-    """Norms behind attention and MLP, and over the whole width of q and k."""
+    """Norms behind attention and MLP, and over the whole width of q and k; features exp(t x)."""
 
     family = {"model_type": "olmo2"}
+    attention = {"feature_map": "exp", "feature_dim": 64, "negation": False, "bias": False, "temperature": 1.5}
 
 
 class SmolLm3(ExportParity, unittest.TestCase):
-    """Layers without RoPE: the second and the fourth."""
+    """Layers without RoPE, the second and the fourth; features elu + 1 of a projection."""
 
     family = {"model_type": "smollm3", "no_rope_layer_interval": 2}
+    attention = {"feature_map": "projected_elu_plus_one", "feature_dim": 64, "negation": False}
 
 
 class Taylor(ExportParity, unittest.TestCase):

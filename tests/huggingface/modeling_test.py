@@ -24,10 +24,10 @@ from transformers.utils import logging as transformers_logging
 transformers_logging.disable_progress_bar()
 LAYOUTS = ("sliding", "terraced", "none")
 DEFAULT = {"num_sinks": 4, "key_maps": "kv_head"}  # of a recipe
-MAPS = ({"feature_map": "hedgehog_softmax", "negation": True}, {"feature_map": "hedgehog_softmax", "negation": False},
-        {"feature_map": "hedgehog_exp", "negation": True}, {"feature_map": "hedgehog_exp", "negation": False},
-        {"feature_map": "t2r", "bias": True}, {"feature_map": "elu_plus_one"}, {"feature_map": "relu"},
-        {"feature_map": "identity"}, {"feature_map": "positive_random"}, {"feature_map": "taylor"})
+ROWS = support.feature_maps()
+MAPS = tuple({"feature_map": word, "negation": negation, "bias": row.projection and not row.negation and not row.one_draw,
+              **({"temperature": 1.5} if row.temperature else {})}
+             for word, row in ROWS.items() for negation in ((True, False) if row.negation else (False,)))
 
 
 def make_model(directory: str, attention: dict, softmax_layers=(), config=None, body="llama", dtype=torch.float32):
@@ -72,11 +72,11 @@ class Attention(unittest.TestCase):
     def test_chunks_give_the_quadratic_definition_for_every_map_and_layout(self):
         for layout in LAYOUTS:
             for spec in MAPS:
-                dim = 16 if spec["feature_map"] in ("elu_plus_one", "relu", "identity") else 12
+                dim = 12 if ROWS[spec["feature_map"]].projection else 16
                 with self.subTest(layout=layout, **spec), tempfile.TemporaryDirectory() as directory:
                     attention = {"window": layout, "window_size": 8, "feature_dim": dim, **spec}
                     layer = make_model(directory, attention).double().model.layers[0].self_attn
-                    self.assert_definition(layer, (1, 7, 8, 9, 16, 17, 41), positive=spec["feature_map"] == "identity")
+                    self.assert_definition(layer, (1, 7, 8, 9, 16, 17, 41), positive=not ROWS[spec["feature_map"]].positive)
 
     def test_chunks_give_it_with_sinks_and_key_maps_of_kv_heads(self):
         cases = [(layout, sinks, maps) for layout in ("sliding", "terraced") for sinks in (0, 1, 3, 8)

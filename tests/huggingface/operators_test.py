@@ -20,7 +20,7 @@ support.require("torch", "transformers", "safetensors")
 LIBRARY = support.operators_library()
 
 import torch  # noqa: E402
-from modeling_test import DEFAULT, LAYOUTS, MAPS, make_model  # noqa: E402
+from modeling_test import DEFAULT, LAYOUTS, MAPS, ROWS, make_model  # noqa: E402
 from safetensors.torch import load_file  # noqa: E402
 from torch.testing import assert_close  # noqa: E402
 
@@ -76,7 +76,7 @@ class WithOperators(unittest.TestCase):
         cases += [("terraced", (1,), {**DEFAULT, "num_sinks": 8}), ("none", (), {"key_maps": "kv_head"})]
         cases += [("terraced", (), {**DEFAULT, "bias": True, "recall_cache": 6}), ("sliding", (1,), {"recall_cache": 3})]
         for layout, softmax_layers, spec in cases:
-            dim = 16 if spec.get("feature_map") in ("elu_plus_one", "relu") else 12
+            dim = 12 if ROWS[spec.get("feature_map", "hedgehog_softmax")].projection else 16
             with self.subTest(layout=layout, softmax_layers=softmax_layers, **spec), tempfile.TemporaryDirectory() as directory:
                 attention = {"window": layout, "window_size": 8, "feature_dim": dim, **spec}
                 yield make_model(directory, attention, softmax_layers)

@@ -6,10 +6,12 @@ import importlib
 import importlib.util
 import json
 import os
+import runpy
 import shutil
 import sys
 import unittest
 from pathlib import Path
+from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HUGGINGFACE = REPOSITORY / "deploy" / "huggingface"
@@ -46,6 +48,12 @@ def add_huggingface_to_path() -> None:
     # Last, so that no file of ours can shadow a module of the standard library.
     if str(HUGGINGFACE) not in sys.path:
         sys.path.append(str(HUGGINGFACE))
+
+
+def feature_maps() -> dict[str, Any]:
+    """Every map's row, as exports have it."""
+    module: dict[str, Any] = runpy.run_path(str(HUGGINGFACE / "modeling" / "feature_map_rows_hedgerow.py"))
+    return module["FEATURE_MAPS"]
 
 
 def write_export(directory: Path, config: dict, attention: dict, softmax_layers: list[int], body: str = "llama") -> None:

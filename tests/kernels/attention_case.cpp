@@ -225,9 +225,8 @@ namespace {
 [[maybe_unused]] const bool kIsResolved = (resolve_vector_math(), true);
 
 bool multiplies_in_bfloat16(const AttentionCase& shape) {
-  const FeatureMapKind kind = shape.options.feature_map.kind;
   return cpu::products_for(shape.dtype) == cpu::Products::kBFloat16 &&
-         kind != FeatureMapKind::kTaylor && kind != FeatureMapKind::kEluPlusOne;
+         !row_of(shape.options.feature_map.kind).fp32_products;
 }
 
 }  // namespace

@@ -35,15 +35,13 @@ TEST_P(DeviceHybrid, EqualsTheReferenceForHeadDimsFeaturesAndGroups) {
 }
 
 TEST_P(DeviceHybrid, EqualsTheReferenceForEveryMap) {
-  for (const FeatureMapKind kind : {FeatureMapKind::kHedgehogSoftmax,
-                                    FeatureMapKind::kHedgehogExp,
-                                    FeatureMapKind::kT2R,
-                                    FeatureMapKind::kEluPlusOne,
-                                    FeatureMapKind::kRelu}) {
+  for (const FeatureMapRow& row : kFeatureMaps) {
+    if (!row.is_activation() || !row.positive) continue;
     for (const bool negation : {false, true}) {
       for (const std::int64_t f : {0, 8}) {
         AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 70, .f = f, .bias = negation};
-        shape.options.feature_map = {.kind = kind, .negation = negation};
+        shape.options.feature_map = {
+            .kind = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0};
         shape.options.window_size = 16;
         shape.options.layout = negation ? WindowLayout::kSliding : WindowLayout::kTerraced;
         expect_hybrid(shape, make_inputs(shape));

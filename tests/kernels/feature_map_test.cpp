@@ -89,6 +89,11 @@ TEST(FeatureMap, FollowsItsFormulaAndClamp) {
   expect(map(FeatureMapKind::kRelu, true), {1e-12, 1e-12, 1e-12, 2.0});
   expect(map(FeatureMapKind::kT2R, false), {1e-12, 1e-12, 1e-12, 2.0});
   expect(map(FeatureMapKind::kEluPlusOne, false), {1e-12, std::exp(-1.0), 1.0, 3.0});
+  expect(map(FeatureMapKind::kProjectedEluPlusOne, false), {1e-12, std::exp(-1.0), 1.0, 3.0});
+  expect(map(FeatureMapKind::kExp, false), {1e-12, std::exp(-1.0), 1.0, std::exp(2.0)});
+  const FeatureMapOptions spiky{.kind = FeatureMapKind::kExp, .temperature = 1.5};
+  expect(apply_feature_map(x, {}, spiky, 1, FeatureMapRole::kKey).flatten().to(at::kDouble),
+         {1e-12, std::exp(-1.5), 1.0, std::exp(3.0)});
   expect(map(FeatureMapKind::kIdentity, false), {-100.0, -1.0, 0.0, 2.0});
   const double sum = std::exp(-3.0) + std::exp(-2.0) + 1.0;
   expect(map(FeatureMapKind::kHedgehogSoftmax, false),

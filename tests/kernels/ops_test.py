@@ -24,14 +24,18 @@ import torch  # noqa: E402
 from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
 from torch.testing import assert_close  # noqa: E402
 
+support.add_huggingface_to_path()
+from modeling.feature_maps_hedgerow import ACTIVATIONS  # noqa: E402
+
 torch.ops.load_library(str(LIBRARY))
 ops = torch.ops.hedgerow
 
 KERNELS = support.REPOSITORY / "kernels"
 LAYOUTS = ("sliding", "terraced", "none")
-MAPS = ({}, {"negation": False}, {"feature_map": "hedgehog_exp"}, {"feature_map": "t2r", "bias": True},
-        {"feature_map": "elu_plus_one", "projection": False}, {"feature_map": "positive_random"},
-        {"feature_map": "taylor", "projection": False})
+ROWS = support.feature_maps()
+MAPS = ({"negation": False}, *({"feature_map": word, "projection": row.projection, "bias": word != "hedgehog_softmax" and
+                                row.projection and not row.one_draw, **({"temperature": 1.5} if row.temperature else {})}
+                               for word, row in ROWS.items() if row.positive))
 DEFAULT = {"num_sinks": 4, "shared": True}  # a recipe's; shared: one key map a kv head
 STUDENTS = ({"num_sinks": 3}, DEFAULT, {**DEFAULT, "num_sinks": 8, "feature_map": "t2r", "bias": True})
 B, H, G, T, D, f, W = 2, 4, 2, 45, 16, 8, 8
@@ -86,24 +90,20 @@ class Case:
 def features(case: Case, x: torch.Tensor, side: str) -> torch.Tensor:
     """phi of the definition, x [B, heads of the map, T, D] in fp64."""
     layer, bias = case.learned.get(f"layer_{side}"), case.learned.get(f"bias_{side}")
-    kind, negation = case.told.get("feature_map", "hedgehog_softmax"), case.told.get("negation", True)
-    if kind == "taylor":  # order 2, all D^2 products: phi.phi = 1 + s + s^2 / 2
+    row = ROWS[case.told.get("feature_map", "hedgehog_softmax")]
+    if row.series:  # order 2, all D^2 products: phi.phi = 1 + s + s^2 / 2
         x = x / D**0.25
         square = (x[..., :, None] * x[..., None, :]).flatten(-2) / math.sqrt(2)
         return torch.cat((torch.ones_like(x[..., :1]), x, square), -1)
-    scaled = x / D**0.25 if kind == "positive_random" else x
+    scaled = x / D**0.25 if row.one_draw else x
     z = scaled if layer is None else scaled @ layer
     z = z if bias is None else z + bias[:, None]
-    if kind == "positive_random":
+    if row.one_draw:
         shift = z.amax(-1, keepdim=True) if side == "q" else scaled.pow(2).sum(-1, keepdim=True) / 2
         return (z - shift).exp() / math.sqrt(f)
-    if kind == "hedgehog_softmax":
-        z = torch.cat((z.softmax(-1), (-z).softmax(-1)), -1) if negation else z.softmax(-1)
-    elif kind == "hedgehog_exp":
-        z = torch.cat(((z - z.amax(-1, keepdim=True)).exp(), (z.amin(-1, keepdim=True) - z).exp()), -1)
-    else:
-        z = torch.relu(z) if kind == "t2r" else 1 + torch.nn.functional.elu(z)
-    return z.clamp(min=1e-12)
+    signs = (z, -z) if row.negation and case.told.get("negation", True) else (z,)
+    activation, t = ACTIVATIONS[row.activation], case.told.get("temperature", 1.0)
+    return torch.cat([activation(each, t) for each in signs], -1).clamp(min=1e-12)
 
 
 def weights(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
@@ -505,7 +505,7 @@ class WrongArguments(unittest.TestCase):
             if learns:
                 self.refused("recall_cache must be 0 where a gradient is wanted, found 4", hybrid, q, k, v,
                              **{**told, "recall_cache": 4})
-            self.refused("feature_map must be one of hedgehog_softmax, .*taylor, found 'performer'", hybrid, q, k, v,
+            self.refused("feature_map must be one of hedgehog_softmax, .*taylor.*, found 'performer'", hybrid, q, k, v,
                          **{**told, "feature_map": "performer"})
             self.refused("window must be one of none, sliding, terraced, found 'full'", hybrid, q, k, v,
                          **{**told, "window": "full"})

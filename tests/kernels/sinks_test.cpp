@@ -91,22 +91,15 @@ TEST(Sinks, HybridEqualsTheReferenceInValueAndEveryGradient) { for_each_case(exp
 
 // A sink's features are 0, which no map gives otherwise: neither value nor gradient may show it.
 TEST(Sinks, HybridEqualsTheReferenceForEveryMapAndPrecision) {
-  for (const FeatureMapKind kind : {FeatureMapKind::kHedgehogSoftmax,
-                                    FeatureMapKind::kHedgehogExp,
-                                    FeatureMapKind::kT2R,
-                                    FeatureMapKind::kEluPlusOne,
-                                    FeatureMapKind::kRelu,
-                                    FeatureMapKind::kPositiveRandom,
-                                    FeatureMapKind::kTaylor}) {
+  for (const FeatureMapRow& row : kFeatureMaps) {
+    if (!row.positive) continue;
     for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-      const bool exponential =
-          kind == FeatureMapKind::kPositiveRandom || kind == FeatureMapKind::kTaylor;
       AttentionCase shape{.T = 70,
-                          .f = kind == FeatureMapKind::kTaylor ? 0 : 8,
+                          .f = row.series ? 0 : 8,
                           .dtype = dtype,
-                          .bias = !exponential,
-                          .shares_key_maps = kind != FeatureMapKind::kTaylor};
-      shape.options.feature_map = {.kind = kind, .negation = !exponential};
+                          .bias = row.is_activation(),
+                          .shares_key_maps = !row.series};
+      shape.options.feature_map = {.kind = row.value, .negation = row.is_activation()};
       shape.options.layout = dtype == at::kFloat ? WindowLayout::kSliding : WindowLayout::kTerraced;
       shape.options.window_size = kWindow;
       shape.options.num_sinks = 3;

@@ -57,7 +57,7 @@ HybridCase draw_hybrid(const storage::AttentionSpec& spec,
   const at::TensorOptions options = at::TensorOptions(device).dtype(at::kFloat);
   HybridCase hybrid;
   hybrid.options = hybrid_options(spec);
-  const bool is_random = spec.feature_map == storage::FeatureMapKind::kPositiveRandom;
+  const bool is_random = spec.row().one_draw;
   // Omega is drawn standard normal, and both sides of that map are one draw.
   const double scale = is_random ? 1.0 : 1.0 / std::sqrt(static_cast<double>(head_dim));
   for (kernels::FeatureMapWeights* side : {&hybrid.parameters.q, &hybrid.parameters.k}) {

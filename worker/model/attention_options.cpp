@@ -6,6 +6,7 @@ kernels::HybridOptions hybrid_options(const storage::AttentionSpec& spec) {
   options.feature_map.kind = spec.feature_map;
   options.feature_map.negation = spec.negation;
   options.feature_map.order = spec.order;
+  options.feature_map.temperature = spec.temperature;
   options.layout = spec.window;
   options.window_size = spec.window_size;
   options.num_sinks = spec.num_sinks;

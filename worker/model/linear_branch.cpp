@@ -6,8 +6,6 @@
 namespace hedgerow::worker {
 namespace {
 
-using kernels::FeatureMapKind;
-
 constexpr double kOffFactor = 10.0;  // g = sigmoid(10) = 0.99995
 constexpr double kOffBias = 50.0;    // exp(-50) = 2e-22 lies far below the clamp
 
@@ -19,24 +17,20 @@ void point(const at::Tensor& bias, std::int64_t high, std::int64_t low) {
   bias.select(1, low).fill_(-kOffBias);
 }
 
+// Whether phi(0) is above the clamp, so that only a bias brings the features below it.
+bool needs_bias(const kernels::FeatureMapOptions& map) {
+  const at::Tensor phi = kernels::apply_feature_map(
+      at::zeros({1, 1, 1, 1}), {}, map, /*num_heads=*/1, kernels::FeatureMapRole::kKey);
+  return (phi > kernels::kFeatureClamp).any().item<bool>();
+}
+
 bool can_switch_off(const kernels::HybridParameters& parameters,
                     const kernels::FeatureMapOptions& map) {
+  const kernels::FeatureMapRow& row = kernels::row_of(map.kind);
   if (!parameters.q.layer.defined() || !parameters.window_factors.defined()) return false;
-  switch (map.kind) {
-    case FeatureMapKind::kHedgehogSoftmax:
-    case FeatureMapKind::kHedgehogExp:
-      return parameters.q.bias.defined() && parameters.q.layer.size(2) >= 4;
-    case FeatureMapKind::kEluPlusOne:
-      return parameters.q.bias.defined();
-    case FeatureMapKind::kT2R:
-    case FeatureMapKind::kRelu:
-    case FeatureMapKind::kIdentity:
-      return true;
-    case FeatureMapKind::kPositiveRandom:
-    case FeatureMapKind::kTaylor:
-      break;
-  }
-  return false;
+  if (!row.is_activation()) return false;
+  if (row.negation) return parameters.q.bias.defined() && parameters.q.layer.size(2) >= 4;
+  return parameters.q.bias.defined() || !needs_bias(map);
 }
 
 }  // namespace
@@ -49,19 +43,14 @@ bool switch_off_linear_branch(const kernels::HybridParameters& parameters,
   parameters.q.layer.zero_();
   parameters.k.layer.zero_();
   parameters.window_factors.fill_(kOffFactor);
-  switch (map.kind) {
-    case FeatureMapKind::kHedgehogSoftmax:
-    case FeatureMapKind::kHedgehogExp:
-      point(bias_q, 0, 1);
-      point(bias_k, 2, 3);
-      break;
-    default: {
-      const double bias = map.kind == FeatureMapKind::kIdentity     ? 0.0
-                          : map.kind == FeatureMapKind::kEluPlusOne ? -kOffBias
-                                                                    : -1.0;
-      if (bias_q.defined()) bias_q.fill_(bias);
-      if (bias_k.defined()) bias_k.fill_(bias);
-    }
+  const kernels::FeatureMapRow& row = kernels::row_of(map.kind);
+  if (row.negation) {
+    point(bias_q, 0, 1);
+    point(bias_k, 2, 3);
+  } else {
+    const double bias = needs_bias(map) ? -kOffBias : row.clamped ? -1.0 : 0.0;
+    if (bias_q.defined()) bias_q.fill_(bias);
+    if (bias_k.defined()) bias_k.fill_(bias);
   }
   return true;
 }

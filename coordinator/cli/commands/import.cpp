@@ -6,8 +6,8 @@
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "storage/base/file.hpp"
-#include "storage/model/model_config.hpp"
 #include "storage/model/attention_spec.hpp"
+#include "storage/model/model_config.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -29,8 +29,7 @@ struct ImportOptions {
 storage::AttentionSpec attention_of(const ImportOptions& options, const json& found, int head_dim) {
   storage::AttentionSpec spec;
   spec.feature_map = storage::feature_map_kind_from_string(options.feature_map);
-  spec.negation = spec.feature_map == storage::FeatureMapKind::kHedgehogSoftmax ||
-                  spec.feature_map == storage::FeatureMapKind::kHedgehogExp;
+  spec.negation = spec.row().negation;
   spec.window = storage::window_layout_from_string(options.window);
   spec.window_size = options.window_size;
   spec.num_sinks = 0;

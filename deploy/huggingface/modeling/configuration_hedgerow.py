@@ -17,8 +17,8 @@ from typing import Any
 
 from transformers import PreTrainedConfig
 
-FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "elu_plus_one", "relu", "identity", "positive_random", "taylor")
-PROJECTED_FEATURE_MAPS = ("hedgehog_softmax", "hedgehog_exp", "t2r", "positive_random")
+from .feature_map_rows_hedgerow import FEATURE_MAPS
+
 WINDOWS = ("none", "sliding", "terraced")
 KEY_MAPS = ("query_head", "kv_head")
 ROPE_TYPES = ("default", "linear", "llama3")
@@ -138,7 +138,7 @@ class HedgerowConfig(PreTrainedConfig):
 
         self.hidden_act = self.hedgerow["hidden_act"]
         attention = self.attention
-        one_of("hedgerow.attention.feature_map", attention["feature_map"], FEATURE_MAPS)
+        one_of("hedgerow.attention.feature_map", attention["feature_map"], tuple(FEATURE_MAPS))
         one_of("hedgerow.attention.window", attention["window"], WINDOWS)
         one_of("hedgerow.attention.key_maps", attention["key_maps"], KEY_MAPS)
         most = 0 if attention["window"] == "none" else attention["window_size"]
@@ -149,7 +149,7 @@ class HedgerowConfig(PreTrainedConfig):
         if type(recall) is not int or not 0 <= recall <= most:
             raise ValueError(f"config.json: hedgerow.attention.recall_cache is {recall!r}; a window of "
                              f"{most} tokens takes 0 to {most}. Export the model again")
-        if recall and attention["feature_map"] == "taylor" and attention["order"] % 2:
+        if recall and FEATURE_MAPS[attention["feature_map"]].series and attention["order"] % 2:
             raise ValueError(f"config.json: hedgerow.attention.recall_cache is {recall}; taylor of the odd order "
                              f"{attention['order']} takes 0: a key's weights may sum to 0 or less. Export the model again")
         tied = body.tie_word_embeddings if tie_word_embeddings is None else tie_word_embeddings
@@ -176,9 +176,11 @@ class HedgerowConfig(PreTrainedConfig):
         """
         given = self.hedgerow.get("attention", {})
         filled = {"feature_map": "hedgehog_softmax", "feature_dim": 64, "bias": False, "window": "terraced",
-                  "window_size": 64, "order": 2, "num_sinks": 0, "key_maps": "query_head", "recall_cache": 0, **given}
-        filled.setdefault("negation", filled["feature_map"].startswith("hedgehog"))
-        filled.setdefault("projection", filled["feature_map"] in PROJECTED_FEATURE_MAPS)
+                  "window_size": 64, "order": 2, "num_sinks": 0, "key_maps": "query_head", "recall_cache": 0,
+                  "temperature": 1.0, **given}
+        row = FEATURE_MAPS.get(filled["feature_map"])  # none: __init__ refuses the name
+        filled.setdefault("negation", row is not None and row.negation)
+        filled.setdefault("projection", row is not None and row.projection)
         return filled
 
     @property

@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .configuration_hedgerow import HedgerowConfig
+from .feature_map_rows_hedgerow import FEATURE_MAPS
+
+if TYPE_CHECKING:
+    from .configuration_hedgerow import HedgerowConfig
 
 FEATURE_CLAMP = 1e-12
+# phi(z) before the clamp, t being the attention's temperature: kernels/maps. tests/kernels/ops_test.py reads it too.
+ACTIVATIONS = {
+    "hedgehog_softmax": lambda z, t: z.softmax(-1),
+    "hedgehog_exp": lambda z, t: (z - z.amax(-1, keepdim=True)).exp(),
+    "relu": lambda z, t: F.relu(z),
+    "elu_plus_one": lambda z, t: 1 + F.elu(z),
+    "exp": lambda z, t: (z * t).exp(),
+    "identity": lambda z, t: z,
+}
 
 
 class FeatureMapProjection(nn.Module):
@@ -45,7 +58,8 @@ class FeatureMap(nn.Module):
     def __init__(self, config: HedgerowConfig, of_queries: bool):
         super().__init__()
         spec = config.attention
-        self.kind, self.negation, self.order = spec["feature_map"], spec["negation"], spec["order"]
+        self.row = FEATURE_MAPS[spec["feature_map"]]
+        self.negation, self.order, self.temperature = spec["negation"], spec["order"], spec["temperature"]
         self.of_queries = of_queries
         self.mlp = None
         if spec["projection"]:
@@ -53,27 +67,21 @@ class FeatureMap(nn.Module):
             self.mlp = FeatureMapProjection(heads, config.head_dim, config.projected_dim, spec["bias"])
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self.kind in ("positive_random", "taylor"):
+        if self.row.one_draw or self.row.series:
             x = x * x.shape[-1] ** -0.25
         half_square = x.pow(2).sum(-1, keepdim=True) / 2
         if self.mlp is not None:
             x = torch.einsum("bhtd,hdf->bhtf", x, self.mlp.layer.to(x.dtype))
             if self.mlp.bias is not None:
                 x = x + self.mlp.bias.to(x.dtype)[:, None]
-        if self.kind == "positive_random":
+        if self.row.one_draw:
             return (x - (x.amax(-1, keepdim=True) if self.of_queries else half_square)).exp() / math.sqrt(x.shape[-1])
-        if self.kind == "taylor":
+        if self.row.series:
             return taylor_features(x, self.order)
         phi = self._activate(x)
-        return phi if self.kind == "identity" else phi.clamp(min=FEATURE_CLAMP)
+        return phi.clamp(min=FEATURE_CLAMP) if self.row.clamped else phi
 
     def _activate(self, z: torch.Tensor) -> torch.Tensor:
-        if self.kind == "hedgehog_softmax":
-            positive = z.softmax(-1)
-            return torch.cat((positive, (-z).softmax(-1)), dim=-1) if self.negation else positive
-        if self.kind == "hedgehog_exp":
-            positive = (z - z.amax(-1, keepdim=True)).exp()
-            return torch.cat((positive, (z.amin(-1, keepdim=True) - z).exp()), dim=-1) if self.negation else positive
-        if self.kind == "elu_plus_one":
-            return 1 + F.elu(z)
-        return z if self.kind == "identity" else F.relu(z)
+        activation = ACTIVATIONS[self.row.activation]
+        positive = activation(z, self.temperature)
+        return torch.cat((positive, activation(-z, self.temperature)), dim=-1) if self.negation else positive

@@ -20,6 +20,7 @@ from transformers.utils import can_return_tuple, logging
 from .attention_hedgerow import HedgerowAttention
 from .cache_hedgerow import HedgerowCache, Step
 from .configuration_hedgerow import HedgerowConfig
+from .feature_map_rows_hedgerow import FEATURE_MAPS
 from .feature_maps_hedgerow import FeatureMapProjection
 from .layers_hedgerow import HedgerowRMSNorm, rope_tables
 from .packing_hedgerow import APART, BORDERS, check_positions, expand_positions, pack, packed_starts
@@ -74,7 +75,7 @@ class HedgerowPreTrainedModel(PreTrainedModel):
         if isinstance(module, FeatureMapProjection):
             heads, head_dim, features = module.layer.shape
             bound = math.sqrt(6 / (head_dim * features))
-            if self.config.attention["feature_map"] == "positive_random":
+            if FEATURE_MAPS[self.config.attention["feature_map"]].one_draw:
                 nn.init.normal_(module.layer)
             else:
                 nn.init.uniform_(module.layer, -bound, bound)

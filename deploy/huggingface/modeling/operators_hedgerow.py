@@ -85,6 +85,8 @@ def arguments_of(layer) -> dict[str, Any]:
              "window_factors": getattr(layer, "window_factors", None)}
     if layer.recall_cache:  # earlier libraries have no such argument
         found["recall_cache"] = layer.recall_cache
+    if spec["temperature"] != 1.0:  # nor this one
+        found["temperature"] = spec["temperature"]
     for side, feature_map in (("q", layer.feature_map_q), ("k", layer.feature_map_k)):
         if feature_map.mlp is not None:
             found[f"layer_{side}"], found[f"bias_{side}"] = feature_map.mlp.layer, feature_map.mlp.bias

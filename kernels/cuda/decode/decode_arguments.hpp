@@ -13,7 +13,7 @@ inline constexpr int kMostRecallWindow = 128;
 
 // A map in fp32, of a multiple of 4 columns.
 struct DecodeMap {
-  MapKind kind = MapKind::kHedgehogSoftmax;
+  MapFunction function;
   bool negation = false;
   int columns = 0;
   const float* layer = nullptr;  // [H or U, D, f]; null: x itself, f = D

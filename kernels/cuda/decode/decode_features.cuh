@@ -1,6 +1,6 @@
 // phi of single tokens in fp32, by one warp and without a barrier: what a decode step and a prefill
 // read of a map. Half a warp takes half of the rows of W, a lane four columns a pass; then each
-// half has z and activates one sign of it. Formulas: feature_map.hpp.
+// half has z and activates one sign of it. Formulas: kernels/maps.
 #pragma once
 
 #include "kernels/cuda/decode/decode_arguments.hpp"
@@ -69,8 +69,9 @@ HEDGEROW_TILE void activate_token(
     float* phi, const float (&z)[kPasses][4], const DecodeMap& map, int lane_of_half, int half) {
   const float sign = map.negation && half == 1 ? -1.0F : 1.0F;
   const auto inside = [&](int p) { return p * kColumnsOfPass + 4 * lane_of_half < map.columns; };
+  const bool is_of_row = maps::is_of_row(map.function.kind);
   float largest = minus_infinity(), sum = 0.0F;
-  if (is_hedgehog(map.kind)) {
+  if (is_of_row) {
     HEDGEROW_UNROLL
     for (int p = 0; p < kPasses; ++p) {
       HEDGEROW_UNROLL
@@ -91,17 +92,16 @@ HEDGEROW_TILE void activate_token(
     HEDGEROW_UNROLL
     for (int c = 0; c < 4; ++c) {
       const float x = sign * z[p][c];
-      y[p][c] = x;
-      if (is_hedgehog(map.kind)) {
+      if (is_of_row) {
         y[p][c] = exponential(x - largest);
         sum += inside(p) ? y[p][c] : 0.0F;
-      } else if (map.kind == MapKind::kEluPlusOne) {
-        y[p][c] = x > 0.0F ? x + 1.0F : exponential(x);
+      } else {
+        y[p][c] = activate_one(map.function, x);
       }
     }
   }
-  const float factor =
-      map.kind == MapKind::kHedgehogSoftmax ? 1.0F / sum_of_lanes(sum, kHalfWarp) : 1.0F;
+  const bool divides = is_of_row && is_normalised(map.function);
+  const float factor = divides ? 1.0F / sum_of_lanes(sum, kHalfWarp) : 1.0F;
   if (half == 1 && !map.negation) {
     return;
   }
@@ -111,8 +111,7 @@ HEDGEROW_TILE void activate_token(
       Four out;
       HEDGEROW_UNROLL
       for (int c = 0; c < 4; ++c) {
-        const float value = y[p][c] * factor;
-        out.values[c] = map.kind == MapKind::kIdentity ? value : clamped(value);
+        out.values[c] = is_of_row ? clamped(y[p][c] * factor) : y[p][c];
       }
       store_four(phi + half * map.columns + p * kColumnsOfPass + 4 * lane_of_half, out);
     }

@@ -148,7 +148,8 @@ class StatesWalk {
     }
     HEDGEROW_UNROLL
     for (int s = 0; s < S::kSigns; ++s) {
-      activate(phi, z, a_.map.kind, sign_of(s), row_statistics(z, a_.map.kind, sign_of(s)));
+      const MapFunction function = a_.map.function;
+      activate(phi, z, function, sign_of(s), row_statistics(z, function, sign_of(s)));
       HEDGEROW_UNROLL
       for (int n = 0; n < phi.kGroups; ++n) {
         HEDGEROW_UNROLL

@@ -153,8 +153,8 @@ class HybridTile {
     project<S>(z, in_.map_q, head_, queries(), first_row(), layer);
     HEDGEROW_UNROLL
     for (int s = 0; s < S::kSigns; ++s) {
-      const MapKind kind = in_.map_q.kind;
-      activate(phi, z, kind, sign_of(s), row_statistics(z, kind, sign_of(s)));
+      const MapFunction function = in_.map_q.function;
+      activate(phi, z, function, sign_of(s), row_statistics(z, function, sign_of(s)));
       round_to_bf16(phi);
       place<S>(phi_, phi, s);
       if (far_ > 0) {

@@ -99,7 +99,7 @@ class MapBackward {
     RowDots rows[S::kSigns];
     HEDGEROW_UNROLL
     for (int s = 0; s < S::kSigns; ++s) {
-      activate(phi, z, map.kind, sign_of(s), statistics[s]);
+      activate(phi, z, map.function, sign_of(s), statistics[s]);
       add_row_dots(rows[s], phi, dphi_[s]);
       if (phi_out != nullptr) {
         keep_rows(phi, inside);
@@ -111,8 +111,8 @@ class MapBackward {
     HEDGEROW_UNROLL
     for (int s = 0; s < S::kSigns; ++s) {
       // Again, rather than held for both signs through the barrier.
-      activate(phi, z, map.kind, sign_of(s), statistics[s]);
-      activate_backward(dz_sums, phi, dphi_[s], map.kind, sign_of(s), rows[s]);
+      activate(phi, z, map.function, sign_of(s), statistics[s]);
+      activate_backward(dz_sums, phi, dphi_[s], map.function, sign_of(s), rows[s]);
     }
     keep_rows(dz_sums, inside);
     store_sums(dz(), dz_sums, group_row(), first_column());
@@ -187,22 +187,22 @@ class MapBackward {
     project<S>(z, map, head, x, group_row(), layer, first_column());
     HEDGEROW_UNROLL
     for (int s = 0; s < S::kSigns; ++s) {
-      statistics[s] = row_statistics(z, map.kind, sign_of(s));
+      statistics[s] = row_statistics(z, map.function, sign_of(s));
       put(2 * s, statistics[s].maxima);
       put(2 * s + 1, statistics[s].sums);
     }
     sync_threads();
-    if (is_hedgehog(map.kind)) {
+    if (maps::is_of_row(map.function.kind)) {
       HEDGEROW_UNROLL
       for (int s = 0; s < S::kSigns; ++s) {
-        statistics[s] = combined(2 * s, map.kind);
+        statistics[s] = combined(2 * s, map.function);
       }
     }
     sync_threads();
     return z;
   }
 
-  HEDGEROW_TILE RowStatistics combined(int value, MapKind kind) const {
+  HEDGEROW_TILE RowStatistics combined(int value, MapFunction function) const {
     RowStatistics rows;
     HEDGEROW_UNROLL
     for (int r = 0; r < 2; ++r) {
@@ -210,7 +210,7 @@ class MapBackward {
       const float first = shared_.exchange[0][value][row], second = shared_.exchange[1][value][row];
       const float maximum = second > first ? second : first;
       rows.maxima.values[r] = maximum;
-      if (kind == MapKind::kHedgehogSoftmax) {
+      if (is_normalised(function)) {
         rows.sums.values[r] = shared_.exchange[0][value + 1][row] * exponential(first - maximum) +
                               shared_.exchange[1][value + 1][row] * exponential(second - maximum);
       }

@@ -1,10 +1,11 @@
 // Feature maps on the 16 rows of a warp: z = x W + b by tensor cores, phi and its backward in fp32
 // registers. A map with negation is two activations of one z, of either sign; callers walk the
-// signs one after the other, so that only one is in registers. Formulas: feature_map.hpp.
+// signs one after the other, so that only one is in registers. Formulas: kernels/maps.
 #pragma once
 
 #include "kernels/cuda/tile/hybrid_arguments.hpp"
 #include "kernels/cuda/tile/tiles.cuh"
+#include "kernels/maps/maps.hpp"
 
 namespace hedgerow::kernels::cuda {
 
@@ -55,20 +56,33 @@ HEDGEROW_TILE void project(Sums<kColumns>& z,
   }
 }
 
-// What a Hedgehog map needs of a whole row of sign z: its maximum and the sum of e^(sign z -
+// phi(x) of an elementwise map.
+HEDGEROW_TILE float activate_one(MapFunction function, float x) {
+  const auto clamped_phi = [&](auto map) {
+    const float phi =
+        map.activate(x, function.temperature, [](float power) { return exponential(power); });
+    return map.kClamped ? clamped(phi) : phi;
+  };
+  return maps::visit(clamped_phi, function.kind, maps::Elementwise{});
+}
+
+// Whether the exponentials of a map of rows are divided by their sum.
+HEDGEROW_TILE bool is_normalised(MapFunction function) {
+  return maps::visit([](auto map) { return map.kNormalised; }, function.kind, maps::OfRows{});
+}
+
+// What a map of rows needs of a whole row of sign z: its maximum and the sum of e^(sign z -
 // maximum).
 struct RowStatistics {
   RowPair maxima{{0.0F, 0.0F}}, sums{{1.0F, 1.0F}};
 };
 
-HEDGEROW_TILE bool is_hedgehog(MapKind kind) {
-  return kind == MapKind::kHedgehogSoftmax || kind == MapKind::kHedgehogExp;
-}
-
 template <int kColumns>
-HEDGEROW_TILE RowStatistics row_statistics(const Sums<kColumns>& z, MapKind kind, float sign) {
+HEDGEROW_TILE RowStatistics row_statistics(const Sums<kColumns>& z,
+                                           MapFunction function,
+                                           float sign) {
   RowStatistics rows;
-  if (!is_hedgehog(kind)) {
+  if (!maps::is_of_row(function.kind)) {
     return rows;
   }
   rows.maxima = {{minus_infinity(), minus_infinity()}};
@@ -81,7 +95,7 @@ HEDGEROW_TILE RowStatistics row_statistics(const Sums<kColumns>& z, MapKind kind
     }
   }
   rows.maxima = row_maxima_of_quad(rows.maxima);
-  if (kind == MapKind::kHedgehogSoftmax) {
+  if (is_normalised(function)) {
     rows.sums = {{0.0F, 0.0F}};
     HEDGEROW_UNROLL
     for (int n = 0; n < z.kGroups; ++n) {
@@ -97,27 +111,27 @@ HEDGEROW_TILE RowStatistics row_statistics(const Sums<kColumns>& z, MapKind kind
 
 // phi of one sign, of all columns or some.
 template <int kColumns>
-HEDGEROW_TILE void activate(
-    Sums<kColumns>& phi, const Sums<kColumns>& z, MapKind kind, float sign, RowStatistics rows) {
+HEDGEROW_TILE void activate(Sums<kColumns>& phi,
+                            const Sums<kColumns>& z,
+                            MapFunction function,
+                            float sign,
+                            RowStatistics rows) {
   const RowPair factors{{1.0F / rows.sums.values[0], 1.0F / rows.sums.values[1]}};
   HEDGEROW_UNROLL
   for (int n = 0; n < z.kGroups; ++n) {
     HEDGEROW_UNROLL
     for (int i = 0; i < 4; ++i) {
       const float x = sign * z.values[n][i];
-      float y = x;
-      if (is_hedgehog(kind)) {
-        y = exponential(x - rows.maxima.values[i / 2]) * factors.values[i / 2];
-      } else if (kind == MapKind::kEluPlusOne) {
-        y = x > 0.0F ? x + 1.0F : exponential(x);
-      }
-      phi.values[n][i] = kind == MapKind::kIdentity ? y : clamped(y);
+      phi.values[n][i] =
+          maps::is_of_row(function.kind)
+              ? clamped(exponential(x - rows.maxima.values[i / 2]) * factors.values[i / 2])
+              : activate_one(function, x);
     }
   }
 }
 
-// What a Hedgehog map's backward needs of a whole row: the dot of phi with what reaches it, and how
-// many features are 1 (the exp backend's maximum).
+// What the backward of a map of rows needs of a whole row: the dot of phi with what reaches it, and
+// how many features are 1 (the maximum, where it is not divided by the sum).
 struct RowDots {
   RowPair dots{{0.0F, 0.0F}}, ties{{0.0F, 0.0F}};
 };
@@ -138,32 +152,39 @@ HEDGEROW_TILE void add_row_dots(RowDots& rows,
   }
 }
 
-// dz += the gradient through one sign, from phi and dphi; nothing below the clamp. rows: of the
-// whole row, for the Hedgehog kinds.
+// The gradient of x in phi(x) = p, dphi reaching p; nothing below the clamp. dot, ties: of the
+// whole row, for maps of rows.
+HEDGEROW_TILE float gradient_of_one(
+    MapFunction function, float p, float dphi, float dot, float ties) {
+  const float direct = p > kClamp ? dphi : 0.0F;
+  const auto of_row = [&](auto map) {
+    return map.gradient(p, direct, dot, map.kShares ? dot / ties : 0.0F);
+  };
+  const auto elementwise = [&](auto map) {
+    return map.derivative(p, function.temperature) * (map.kClamped ? direct : dphi);
+  };
+  return maps::is_of_row(function.kind)
+             ? maps::visit(of_row, function.kind, maps::OfRows{})
+             : maps::visit(elementwise, function.kind, maps::Elementwise{});
+}
+
+// dz += the gradient through one sign, from phi and dphi.
 template <int kColumns>
 HEDGEROW_TILE void activate_backward(Sums<kColumns>& dz,
                                      const Sums<kColumns>& phi,
                                      const Sums<kColumns>& dphi,
-                                     MapKind kind,
+                                     MapFunction function,
                                      float sign,
                                      RowDots rows) {
   HEDGEROW_UNROLL
   for (int n = 0; n < phi.kGroups; ++n) {
     HEDGEROW_UNROLL
     for (int i = 0; i < 4; ++i) {
-      const float p = phi.values[n][i], dot = rows.dots.values[i / 2];
-      const float direct = p > kClamp ? dphi.values[n][i] : 0.0F;
-      float gradient = direct;  // ReLU
-      if (kind == MapKind::kHedgehogSoftmax) {
-        gradient = p * (direct - dot);
-      } else if (kind == MapKind::kHedgehogExp) {
-        gradient = p * direct - (p == 1.0F ? dot / rows.ties.values[i / 2] : 0.0F);
-      } else if (kind == MapKind::kEluPlusOne) {
-        gradient = p > 1.0F ? direct : p * direct;
-      } else if (kind == MapKind::kIdentity) {
-        gradient = dphi.values[n][i];
-      }
-      dz.values[n][i] += sign * gradient;
+      dz.values[n][i] += sign * gradient_of_one(function,
+                                                phi.values[n][i],
+                                                dphi.values[n][i],
+                                                rows.dots.values[i / 2],
+                                                rows.ties.values[i / 2]);
     }
   }
 }

@@ -31,7 +31,12 @@ inline constexpr float kEpsilon =
     1e-12F;  // kLinearEpsilon: beside the denominator without a window
 
 using Layout = WindowLayout;
-enum class MapKind : int { kHedgehogSoftmax, kHedgehogExp, kRelu, kEluPlusOne, kIdentity };
+
+// phi(z): an activation of kernels/maps, as FeatureMapRow::activation names it, and its t.
+struct MapFunction {
+  FeatureMapKind kind = FeatureMapKind::kHedgehogSoftmax;
+  float temperature = 1.0F;
+};
 
 // First key of query i's window; keys before it are linear.
 HEDGEROW_BOTH int window_begin(Layout layout, int window, int query) {
@@ -62,7 +67,7 @@ struct OutputRows {  // the same, written
 };
 
 struct Map {
-  MapKind kind = MapKind::kHedgehogSoftmax;
+  MapFunction function;
   const std::uint16_t* layer = nullptr;  // [H or U, D, f] bf16; null: x itself, f = D
   const float* bias = nullptr;           // [H or U, f]; null: none
 };

@@ -139,12 +139,15 @@ void CudaBackend::expect_sizes(ProgramsOf programs_of, std::uint64_t draws) cons
 }
 
 void CudaBackend::expect_maps(ProgramsOf programs_of) const {
-  for (const FeatureMapKind kind :
-       {FeatureMapKind::kHedgehogExp, FeatureMapKind::kEluPlusOne, FeatureMapKind::kRelu}) {
+  for (const FeatureMapRow& row :
+       kFeatureMaps) {  // each activation once; the default is everywhere
+    if (!row.is_activation() || !row.positive || row.activation != row.value) continue;
+    if (row.value == FeatureMapOptions{}.kind) continue;
     AttentionCase shape = small(WindowLayout::kTerraced, 150);
     shape.f = 64;
     shape.bias = true;
-    shape.options.feature_map = {.kind = kind, .negation = false};
+    shape.options.feature_map = {
+        .kind = row.value, .negation = false, .temperature = row.temperature ? 1.5 : 1.0};
     expect_programs(shape, programs_of(shape));
   }
 }

@@ -126,23 +126,19 @@ TEST_P(CudaDecode, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
 }
 
 TEST_P(CudaDecode, StaysWithinTwiceThePlainErrorForEveryMap) {
-  for (const FeatureMapKind kind : {FeatureMapKind::kHedgehogSoftmax,
-                                    FeatureMapKind::kHedgehogExp,
-                                    FeatureMapKind::kT2R,
-                                    FeatureMapKind::kEluPlusOne,
-                                    FeatureMapKind::kRelu}) {
-    const bool hedgehog =
-        kind == FeatureMapKind::kHedgehogSoftmax || kind == FeatureMapKind::kHedgehogExp;
+  for (const FeatureMapRow& row : kFeatureMaps) {
+    if (!row.is_activation() || !row.positive) continue;
     for (const bool negation : {false, true}) {
       for (const std::int64_t f : {0, 24}) {
-        if (negation && !hedgehog) {
+        if (negation && !row.negation) {
           continue;
         }
         AttentionCase shape =
             short_window(f == 0 ? WindowLayout::kSliding : WindowLayout::kTerraced, 30);
         shape.f = f;
         shape.bias = f != 0;
-        shape.options.feature_map = {.kind = kind, .negation = negation};
+        shape.options.feature_map = {
+            .kind = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0};
         expect_continuation(shape, make_inputs(shape), 22, 27);
       }
     }

@@ -81,22 +81,18 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
 }
 
 TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForEveryMap) {
-  for (const FeatureMapKind kind : {FeatureMapKind::kHedgehogSoftmax,
-                                    FeatureMapKind::kHedgehogExp,
-                                    FeatureMapKind::kT2R,
-                                    FeatureMapKind::kEluPlusOne,
-                                    FeatureMapKind::kRelu}) {
-    const bool hedgehog =
-        kind == FeatureMapKind::kHedgehogSoftmax || kind == FeatureMapKind::kHedgehogExp;
+  for (const FeatureMapRow& row : kFeatureMaps) {
+    if (!row.is_activation() || !row.positive) continue;
     for (const bool negation : {false, true}) {
       for (const std::int64_t f : {0, 64}) {
-        if (negation && !hedgehog) {
+        if (negation && !row.negation) {
           continue;
         }
         AttentionCase shape = small(f == 0 ? WindowLayout::kSliding : WindowLayout::kTerraced, 150);
         shape.f = f;
         shape.bias = f != 0;
-        shape.options.feature_map = {.kind = kind, .negation = negation};
+        shape.options.feature_map = {
+            .kind = row.value, .negation = negation, .temperature = row.temperature ? 1.5 : 1.0};
         expect_hybrid(shape);
       }
     }

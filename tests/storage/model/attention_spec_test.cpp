@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <functional>
 #include <nlohmann/json.hpp>
 
@@ -19,16 +20,8 @@ TEST(AttentionSpec, DefaultIsOurOwnAndValid) {
 }
 
 TEST(AttentionSpec, SpellingsRoundTrip) {
-  for (const char* word : {"hedgehog_softmax",
-                           "hedgehog_exp",
-                           "t2r",
-                           "elu_plus_one",
-                           "relu",
-                           "identity",
-                           "positive_random",
-                           "taylor"}) {
-    EXPECT_EQ(to_string(feature_map_kind_from_string(word)), word);
-  }
+  for (const kernels::FeatureMapRow& row : kernels::kFeatureMaps)
+    EXPECT_EQ(feature_map_kind_from_string(row.word), row.value);
   for (const char* word : {"kaiming", "identity", "orthogonal", "gaussian", "orthogonal_chi"}) {
     EXPECT_EQ(to_string(feature_map_start_from_string(word)), word);
   }
@@ -135,6 +128,38 @@ TEST(AttentionSpec, OfTheTaylorSeriesHasAnEvenOrderAndItsFeatures) {
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.order = 3; }, 64), "attention.order");
 }
 
+TEST(AttentionSpec, OfExpHasATemperatureAndTheFeaturesOfTheHead) {
+  const auto with = [](double temperature, int head_dim = 64) {
+    return refusal(
+        [=](AttentionSpec& s) {
+          s.feature_map = FeatureMapKind::kExp;
+          s.negation = false;
+          s.bias = false;
+          s.temperature = temperature;
+        },
+        head_dim);
+  };
+  for (const double temperature : {0.5, 1.0, 2.0, 16.0}) EXPECT_EQ(with(temperature), "accepted");
+  for (const double temperature : {0.0, -1.0, 16.5, std::nan("")})
+    EXPECT_EQ(with(temperature), "attention.temperature");
+  EXPECT_EQ(with(1.0, 128), "attention.feature_dim");
+  EXPECT_EQ(refusal([](AttentionSpec& s) { s.temperature = 2.0; }, 64), "attention.temperature");
+}
+
+TEST(AttentionSpec, OfTheProjectedEluHasWeightsAndABias) {
+  const auto of = [](bool negation) {
+    return refusal(
+        [=](AttentionSpec& s) {
+          s.feature_map = FeatureMapKind::kProjectedEluPlusOne;
+          s.negation = negation;
+          s.feature_dim = 48;
+        },
+        64);
+  };
+  EXPECT_EQ(of(false), "accepted");
+  EXPECT_EQ(of(true), "attention.negation");
+}
+
 TEST(AttentionSpec, EachImpossibleCombinationNamesItsKey) {
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.feature_dim = 63; }, 64), "attention.feature_dim");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.feature_dim = 0; }, 64), "attention.feature_dim");
@@ -179,6 +204,7 @@ TEST(AttentionSpec, JsonKeepsEveryField) {
                            .negation = false,
                            .feature_dim = 48,
                            .order = 3,
+                           .temperature = 1.25,
                            .bias = true,
                            .start = FeatureMapStart::kIdentity,
                            .key_maps = KeyMaps::kQueryHead,
@@ -193,7 +219,8 @@ TEST(AttentionSpec, JsonKeepsEveryField) {
 
 TEST(AttentionSpec, JsonOfAnEarlierBuildMeansWhatThatBuildDid) {
   nlohmann::json json = AttentionSpec{};
-  for (const char* key : {"order", "train_feature_map", "num_sinks", "key_maps"}) json.erase(key);
+  for (const char* key : {"order", "temperature", "train_feature_map", "num_sinks", "key_maps"})
+    json.erase(key);
   EXPECT_EQ(json.get<AttentionSpec>(),
             (AttentionSpec{.key_maps = KeyMaps::kQueryHead, .num_sinks = 0}));
   json.erase("bias");

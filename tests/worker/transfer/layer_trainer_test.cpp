@@ -448,19 +448,13 @@ TEST_F(Trainer, ACheckpointOfAnEarlierBuildHasItsControlMeasuredAgain) {
 }
 
 TEST_F(Trainer, EveryMapThatCanBeSwitchedOffGivesTheControl) {
-  using Kind = storage::FeatureMapKind;
   const at::Tensor control = window_output();
-  for (const Kind kind : {Kind::kHedgehogSoftmax,
-                          Kind::kHedgehogExp,
-                          Kind::kT2R,
-                          Kind::kRelu,
-                          Kind::kEluPlusOne,
-                          Kind::kIdentity}) {
-    const bool is_hedgehog = kind == Kind::kHedgehogSoftmax || kind == Kind::kHedgehogExp;
+  for (const kernels::FeatureMapRow& row : kernels::kFeatureMaps) {
+    if (!row.is_activation()) continue;
     for (const bool negation : {false, true}) {
-      if (negation && !is_hedgehog) continue;
+      if (negation && !row.negation) continue;
       kernels::HybridOptions options = hybrid_options(recipe_.attention);
-      options.feature_map = {.kind = kind, .negation = negation};
+      options.feature_map = {.kind = row.value, .negation = negation};
       options.fp32_output = true;
       kernels::HybridParameters parameters{.q = {at::randn({4, 8, 4}), at::randn({4, 4})},
                                            .k = {at::randn({4, 8, 4}), at::randn({4, 4})},
@@ -469,7 +463,7 @@ TEST_F(Trainer, EveryMapThatCanBeSwitchedOffGivesTheControl) {
       ASSERT_TRUE(switch_off_linear_branch(parameters, options.feature_map));
       EXPECT_TRUE(is_linear_branch_off(parameters));
       const at::Tensor y = kernels::hybrid_attention(qkv_.q, qkv_.k, qkv_.v, parameters, options);
-      EXPECT_LT((y - control).abs().max().item<double>(), 1e-5) << kernels::to_string(kind);
+      EXPECT_LT((y - control).abs().max().item<double>(), 1e-5) << row.word;
     }
   }
 }
