@@ -1,7 +1,7 @@
 // Every feature map once: its word in recipes, exports and operators, and what the rest of the code
 // asks of it. Recipe, plan, kernels and operators read the row; an export's Python has the rows as
 // deploy/huggingface/modeling/feature_map_rows_hedgerow.py, which a test writes from here
-// (tests/storage/model/feature_map_rows_test.cpp). phi(z) itself is in kernels/maps. No LibTorch.
+// (tests/storage/model/python_rows_test.cpp). phi(z) itself is in kernels/maps. No LibTorch.
 #pragma once
 
 #include <array>

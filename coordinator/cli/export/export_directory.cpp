@@ -33,6 +33,7 @@ constexpr std::array kLeftBehind{
 constexpr std::array kOurModeling{"attention_hedgerow.py",
                                   "cache_hedgerow.py",
                                   "configuration_hedgerow.py",
+                                  "architecture_rows_hedgerow.py",
                                   "feature_map_rows_hedgerow.py",
                                   "feature_maps_hedgerow.py",
                                   "hybrid_hedgerow.py",

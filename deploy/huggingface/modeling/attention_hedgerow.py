@@ -24,7 +24,7 @@ class HedgerowAttention(nn.Module, HybridInTorch):
         super().__init__()
         self.config, self.layer_idx = config, layer_idx
         self.heads, self.kv_heads, self.head_dim = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        hidden, o_bias = config.hidden_size, config.attention_bias
+        hidden, o_bias = config.hidden_size, config.o_bias
         self.q_proj = nn.Linear(hidden, self.heads * self.head_dim, bias=config.qkv_bias)
         self.k_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=config.qkv_bias)
         self.v_proj = nn.Linear(hidden, self.kv_heads * self.head_dim, bias=config.qkv_bias)

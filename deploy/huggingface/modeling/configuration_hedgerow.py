@@ -12,11 +12,11 @@ softmax attention, ends with an error that names it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from transformers import PreTrainedConfig
 
+from .architecture_rows_hedgerow import ARCHITECTURES, ArchitectureRow
 from .feature_map_rows_hedgerow import FEATURE_MAPS
 
 WINDOWS = ("none", "sliding", "terraced")
@@ -24,37 +24,6 @@ KEY_MAPS = ("query_head", "kv_head")
 ROPE_TYPES = ("default", "linear", "llama3")
 FOREIGN_ACTIVATION = "hedgerow, which needs trust_remote_code=True"
 ABSENT = 0  # the key is not in the file, which is not what null says
-
-
-@dataclass(frozen=True)
-class Body:
-    """What a family does otherwise than Llama, and what its class takes where the file says nothing.
-
-    The row of storage/model/architecture.cpp; tests/huggingface/export_config_test.py compares with transformers.
-    """
-
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    qkv_bias: bool = False  # whatever attention_bias says
-    tie_word_embeddings: bool = False
-    rms_norm_eps: float = 1e-6
-    rope_theta: float = 10000.0
-    sliding: str = "never"  # or all, by_layer, without_rope
-    sliding_window: int | None = None
-    skips_rope: bool = False  # in some layers
-    norms_after: bool = False  # of attention and MLP, where Llama's stand before
-    qk_norm: str = "none"  # or head, width
-
-
-BODIES = {
-    "llama": Body(),
-    "mistral": Body(num_key_value_heads=8, sliding="all", sliding_window=4096),
-    "qwen2": Body(num_key_value_heads=32, qkv_bias=True, sliding="by_layer", sliding_window=4096),
-    "qwen3": Body(num_key_value_heads=32, head_dim=128, sliding="by_layer", sliding_window=4096, qk_norm="head"),
-    "olmo2": Body(rms_norm_eps=1e-5, norms_after=True, qk_norm="width"),
-    "smollm3": Body(num_key_value_heads=4, tie_word_embeddings=True, rope_theta=2000000.0, skips_rope=True,
-                    sliding="without_rope"),
-}
 
 
 def one_of(name: str, value: Any, known: tuple[str, ...]) -> str:
@@ -104,7 +73,7 @@ class HedgerowConfig(PreTrainedConfig):
         self.num_hidden_layers = num_hidden_layers
         self.num_attention_heads = num_attention_heads
         self.hedgerow = {"body": "llama", "attention": {}, "softmax_layers": [], "hidden_act": hidden_act, **(hedgerow or {})}
-        one_of("hedgerow.body", self.hedgerow["body"], tuple(BODIES))
+        one_of("hedgerow.body", self.hedgerow["body"], tuple(ARCHITECTURES))
         body = self.body
         if num_key_value_heads == ABSENT:
             num_key_value_heads = body.num_key_value_heads
@@ -114,9 +83,9 @@ class HedgerowConfig(PreTrainedConfig):
         self.rms_norm_eps = body.rms_norm_eps if rms_norm_eps is None else rms_norm_eps
         self.initializer_range = initializer_range
         self.attention_bias = attention_bias
-        self.mlp_bias = mlp_bias
+        self.mlp_bias = body.reads_mlp_bias and mlp_bias
         if sliding_window == ABSENT:
-            sliding_window = body.sliding_window
+            sliding_window = body.sliding_window or None
         self.sliding_window = sliding_window
         self.use_sliding_window = use_sliding_window
         self.max_window_layers = max_window_layers
@@ -152,7 +121,7 @@ class HedgerowConfig(PreTrainedConfig):
         if recall and FEATURE_MAPS[attention["feature_map"]].series and attention["order"] % 2:
             raise ValueError(f"config.json: hedgerow.attention.recall_cache is {recall}; taylor of the odd order "
                              f"{attention['order']} takes 0: a key's weights may sum to 0 or less. Export the model again")
-        tied = body.tie_word_embeddings if tie_word_embeddings is None else tie_word_embeddings
+        tied = body.ties_embeddings if tie_word_embeddings is None else tie_word_embeddings
         super().__init__(tie_word_embeddings=tied, **kwargs)
 
     @classmethod
@@ -165,8 +134,8 @@ class HedgerowConfig(PreTrainedConfig):
         return {**super().to_dict(), "model_type": self.hedgerow["body"], "hidden_act": FOREIGN_ACTIVATION}
 
     @property
-    def body(self) -> Body:
-        return BODIES[self.hedgerow["body"]]
+    def body(self) -> ArchitectureRow:
+        return ARCHITECTURES[self.hedgerow["body"]]
 
     @property
     def attention(self) -> dict[str, Any]:
@@ -205,7 +174,7 @@ class HedgerowConfig(PreTrainedConfig):
         if sliding == "never" or self.sliding_window is None:
             return None
         slides = True
-        if sliding != "all" and self.layer_types is not None:
+        if sliding != "all_layers" and self.layer_types is not None:
             slides = self.layer_types[layer_idx] == "sliding_attention"
         elif sliding == "without_rope":
             slides = self.use_sliding_window and not self.has_rope(layer_idx)
@@ -216,7 +185,7 @@ class HedgerowConfig(PreTrainedConfig):
         return self.sliding_window if slides else None
 
     def has_rope(self, layer_idx: int) -> bool:
-        if not self.body.skips_rope:
+        if not self.body.reads_no_rope_layers:
             return True
         if self.no_rope_layers is not None:
             return bool(self.no_rope_layers[layer_idx])
@@ -224,7 +193,11 @@ class HedgerowConfig(PreTrainedConfig):
 
     @property
     def qkv_bias(self) -> bool:
-        return self.body.qkv_bias or self.attention_bias
+        return self.body.bias == "qkv" or self.o_bias
+
+    @property
+    def o_bias(self) -> bool:
+        return self.body.bias == "by_key" and self.attention_bias
 
 
 HedgerowConfig.register_for_auto_class()

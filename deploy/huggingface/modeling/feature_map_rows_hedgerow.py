@@ -1,6 +1,6 @@
 """Every feature map, as kernels/options/feature_maps.hpp has it and says what it means.
 
-Written from there by tests/storage/model/feature_map_rows_test.cpp (HEDGEROW_WRITE=1): not edited by hand.
+Written from there by tests/storage/model/python_rows_test.cpp (HEDGEROW_WRITE=1): not edited by hand.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ class HedgerowDecoderLayer(GradientCheckpointingLayer):
         super().__init__()
         self.self_attn = HedgerowAttention(config, layer_idx)
         self.mlp = HedgerowMLP(config)
-        self.norms_after = config.body.norms_after
+        self.norms_after = config.body.norm_place == "after"
         for name in (("post_attention_layernorm", "post_feedforward_layernorm") if self.norms_after
                      else ("input_layernorm", "post_attention_layernorm")):
             setattr(self, name, HedgerowRMSNorm(config.hidden_size, config.rms_norm_eps))
