@@ -175,7 +175,7 @@ std::optional<LostSteps> Dispatcher::close_attempt(std::uint64_t token,
                                                    const wire::Progress* last) {
   const TaskRecord& task = *state_.holder(token);
   const bool has_checkpoints =
-      task.id.stage == Stage::kTransfer || task.id.stage == Stage::kFinetune;
+      wire::has_checkpoints(task.id.stage);
   try {
     const auto found =
         has_checkpoints ? newest_checkpoint(layout_, token, *config_.disk) : std::nullopt;

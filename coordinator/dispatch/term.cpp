@@ -34,6 +34,7 @@ Term open_term(const storage::RunLayout& layout,
   storage::Journal journal =
       storage::Journal::start_term(layout, replayed, disk, clock.utc(), recipe);
   delete_dropped_shards(layout, folded.state, 0, disk);
+  delete_dropped_logits(layout, folded.state, disk);
   // The journal wrote the term's first record itself; the state follows it as replay will.
   static_cast<void>(apply(folded.state, TermStarted{recipe}));
   folded.times.close(folded.last_at);  // or the time without a coordinator would count as work

@@ -16,7 +16,7 @@ namespace hedgerow::coordinator {
 
 // Of StageEstimate what can be measured.
 struct PlannedStage {
-  std::string stage;
+  Stage stage = Stage::kCapture;
   double seconds = 0.0;  // 0: no speed was known
   double gpu_hours = 0.0;
   double cost = 0.0;               // in the currency of the nodes' prices

@@ -201,8 +201,10 @@ bool Coordinator::workers_are_wanted() const {
   if (stopping_ || stage_) return false;
   const StateIndex& index = dispatcher_.state().index;
   int open = 0;
-  for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kLogits, Stage::kEvaluate})
-    open += index.count(stage, TaskState::kPending) + index.count(stage, TaskState::kGranted);
+  for (const wire::TaskKindWord& row : wire::task_kind_words()) {
+    if (row.is_pulled)
+      open += index.count(row.kind, TaskState::kPending) + index.count(row.kind, TaskState::kGranted);
+  }
   // The last evaluation comes after finetune has had the machine for itself.
   const auto lora = dispatcher_.state().tasks.find(TaskId::evaluate(Subject::kLora));
   const bool later = lora != dispatcher_.state().tasks.end() &&
@@ -277,6 +279,11 @@ void Coordinator::act(const Intent& intent) {
       break;
     case IntentKind::kDropBoundary:
       drop_boundary(intent.boundary);
+      break;
+    case IntentKind::kDropLogits:
+      dispatcher_.record(LogitsDropped{});
+      send_all();
+      delete_dropped_logits(config_.layout, dispatcher_.state(), environment_.disk);
       break;
     case IntentKind::kRecapture:
       dispatcher_.record(Recaptured{intent.task, intent.reason});

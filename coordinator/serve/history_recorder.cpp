@@ -244,7 +244,7 @@ void HistoryRecorder::look_back(const State& state, double now) {
 }
 
 bool HistoryRecorder::follow(std::uint64_t token, Open& open, double now) {
-  if (open.task.stage != Stage::kTransfer && open.task.stage != Stage::kFinetune) return false;
+  if (!wire::has_checkpoints(open.task.stage)) return false;
   const fs::path path =
       layout_.resolve(storage::RunLayout::attempt_directory(token) + "/metrics.jsonl");
   const auto noted = writer_->history().metrics_read.find(token);

@@ -80,6 +80,7 @@ json body(const LeaseRevoked& e) {
   return with_loss(std::move(out), e.lost);
 }
 json body(const FileLost& e) { return {{"name", e.name}, {"reason", e.reason}}; }
+json body(const LogitsDropped&) { return json::object(); }
 json body(const BoundaryDropped& e) { return {{"boundary", e.boundary}}; }
 json body(const Recaptured& e) { return {{"task", to_string(e.task)}, {"reason", e.reason}}; }
 json body(const Quarantined& e) { return {{"task", to_string(e.task)}, {"reason", e.reason}}; }
@@ -165,6 +166,10 @@ FileLost parse(const json& b) {
 template <>
 BoundaryDropped parse(const json& b) {
   return {int_field(b, "boundary")};
+}
+template <>
+LogitsDropped parse(const json&) {
+  return {};
 }
 template <>
 Recaptured parse(const json& b) {

@@ -42,8 +42,6 @@ struct Geometry {
   // The last boundary that some block trains on; 0 when only block 0 trains. Later ones are never
   // captured.
   [[nodiscard]] int last_boundary() const;
-  // By which the logits go where a boundary is named: one that hidden states never have.
-  [[nodiscard]] int logits_boundary() const { return num_blocks(); }
 };
 
 // The files that a run is made from, as they were when it began.

@@ -5,7 +5,9 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "coordinator/wire/fields.hpp"
@@ -17,6 +19,18 @@ namespace hedgerow::wire {
 // the MPI stage that the coordinator launched: its rank 0 joins with Hello{held}. kAssemble is the
 // coordinator's own and is never sent.
 enum class TaskKind { kCapture, kTransfer, kAssemble, kLogits, kFinetune, kEvaluate };
+
+// What everybody knows of a kind; coordinator/dispatch/task_kinds has what the scheduler needs.
+struct TaskKindWord {
+  TaskKind kind;
+  std::string_view word;
+  bool is_pulled;        // workers ask for it; the others the coordinator begins itself
+  bool has_checkpoints;  // counts steps, and goes on from the last that is committed
+};
+// In the order of the enumerators, in which workers are offered them.
+[[nodiscard]] std::span<const TaskKindWord> task_kind_words();
+[[nodiscard]] bool is_pulled(TaskKind kind);
+[[nodiscard]] bool has_checkpoints(TaskKind kind);
 
 struct Task {
   TaskKind kind = TaskKind::kCapture;
@@ -77,6 +91,7 @@ struct Progress {
 };
 
 [[nodiscard]] std::string_view to_string(TaskKind kind);  // "capture", "transfer", ...
+[[nodiscard]] std::optional<TaskKind> task_kind_from(std::string_view word);
 // Throws kCorrupt for another word, and for "assemble".
 void from_word(std::string_view word, TaskKind& kind);
 

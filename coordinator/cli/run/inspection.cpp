@@ -157,7 +157,7 @@ void add_surplus_logits(const State& state, std::vector<Surplus>& surplus) {
   surplus.push_back({RunLayout::kLogits,
                      "the finetune stage, which read these logits, is done",
                      bytes,
-                     state.geometry->logits_boundary()});
+                     LogitsDropped{}});
 }
 
 void add_surplus_attempts(const RunLayout& layout,
