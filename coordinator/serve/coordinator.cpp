@@ -50,7 +50,6 @@ Coordinator::Coordinator(CoordinatorConfig config,
       workers_(config_.launcher, clock_) {
   std::optional<RunStatus> published;
   if (observer_ != nullptr) published = published_status(config_.layout);
-  if (published) measured_ = MeasuredMse(*published);
   for (const auto& [id, task] : dispatcher_.state().tasks)
     workers_.note_incarnation(task.worker, task.incarnation);
   if (observer_ != nullptr) {
@@ -431,7 +430,6 @@ RunStatus Coordinator::status() {
                       .file = file_,
                       .dispatcher = dispatcher_,
                       .folded = folded_,
-                      .measured = measured_,
                       .size = config_.size,
                       .stage = stage_.get(),
                       .web = config_.web,

@@ -64,7 +64,6 @@ RunStatus live_status(const LiveRun& run) {
   };
   fill_status(
       status, dispatcher.state(), run.folded.times, progress, storage::wall_seconds(), run.size);
-  run.measured.fill(status);
   std::map<std::string, std::string> misfits;
   for (const auto& [id, text] : dispatcher.fit().shown()) misfits[to_string(id)] = text;
   for (TaskStatus& task : status.tasks) {

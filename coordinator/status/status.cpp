@@ -1,7 +1,6 @@
 #include "coordinator/status/status.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <map>
 
@@ -49,7 +48,6 @@ json task_json(const TaskStatus& task) {
               {"seconds_since_progress", task.seconds_since_progress},
               {"result", task.result}};
   if (task.progress) out["progress"] = *task.progress;
-  if (!task.layer_mse.empty()) out["layer_mse"] = task.layer_mse;
   return out;
 }
 
@@ -71,12 +69,7 @@ TaskStatus task_of(const json& in) {
                   .reason = string_field(in, "reason"),
                   .progress = std::nullopt,
                   .seconds_since_progress = double_field(in, "seconds_since_progress"),
-                  .result = field(in, "result"),
-                  .layer_mse = {}};
-  if (in.contains("layer_mse")) {
-    for (const json& mse : field(in, "layer_mse"))  // JSON writes null for NaN
-      task.layer_mse.push_back(mse.is_number() ? mse.get<double>() : std::nan(""));
-  }
+                  .result = field(in, "result")};
   if (in.contains("progress")) task.progress = object_field(in, "progress").get<wire::Progress>();
   return task;
 }
@@ -431,7 +424,6 @@ RunStatus read_status(const storage::RunLayout& layout) {
       folded.last_at,
       size);
   drop_etas(status);
-  if (published) MeasuredMse(*published).fill(status);
   return status;
 }
 

@@ -35,8 +35,6 @@ struct TaskStatus {
   std::optional<wire::Progress> progress;  // of the running attempt
   double seconds_since_progress = 0.0;     // "alive, no progress 90 s"
   nlohmann::json result;                   // coordinator/README.md "Results"
-  // Transfer: what an earlier attempt measured last, until this one measures itself.
-  std::vector<double> layer_mse;
 
   struct Steps {
     std::int64_t done = 0, all = 0;

@@ -278,30 +278,6 @@ void fill_status(RunStatus& status,
   if (size.plan) fill_spending(status, *size.plan);
 }
 
-void MeasuredMse::fill_from(const RunStatus& status) {
-  for (const TaskStatus& task : status.tasks) {
-    if (task.progress && !task.progress->layer_mse.empty()) {
-      by_task_[task.id] = task.progress->layer_mse;
-    } else if (!task.layer_mse.empty()) {
-      by_task_[task.id] = task.layer_mse;
-    }
-  }
-}
-
-void MeasuredMse::fill(RunStatus& status) {
-  fill_from(status);
-  for (TaskStatus& task : status.tasks) {
-    const auto found = by_task_.find(task.id);
-    if (found == by_task_.end()) continue;
-    const bool measures = task.progress && !task.progress->layer_mse.empty();
-    if (task.checkpoint_step > 0 && task.state != "done") {
-      task.layer_mse = found->second;
-    } else if (!measures) {
-      by_task_.erase(found);  // it is done, or begins anew, and what it was says nothing
-    }
-  }
-}
-
 std::filesystem::path status_file(const storage::RunLayout& layout) {
   return layout.logs() / "status.json";
 }

@@ -42,20 +42,6 @@ void fill_status(RunStatus& status,
                  double now,
                  const JobSize& size = {});
 
-// The last validation of each transfer, which outlives the attempt that made it: a block that goes
-// on from its checkpoint is as good as it was.
-class MeasuredMse {
- public:
-  MeasuredMse() = default;
-  explicit MeasuredMse(const RunStatus& published) { fill_from(published); }
-  // Learns from the attempts that have measured, and fills layer_mse of those that have not yet.
-  void fill(RunStatus& status);
-
- private:
-  void fill_from(const RunStatus& status);
-  std::map<std::string, std::vector<double>> by_task_;
-};
-
 // As the last coordinator left it; nullopt if there is none that can be read.
 [[nodiscard]] std::optional<RunStatus> published_status(const storage::RunLayout& layout);
 

@@ -75,17 +75,13 @@ struct PeakMemory {
   bool operator==(const PeakMemory&) const = default;
 };
 
-// Measured progress; rides on heartbeats and into metrics.jsonl. Numbers of this task so far.
+// How far a task is; rides on heartbeats. What it measures stands in metrics.jsonl.
 struct Progress {
   std::string phase;  // "loading", "capturing", "training", "validating", "evaluating", "idle"
   std::int64_t step = 0, num_steps = 0;
   std::int64_t tokens = 0;
   double seconds = 0.0;
   double seconds_waited_on_data = 0.0;
-  // Transfer: of the last validation, by layer of the block; NaN: the layer keeps softmax
-  // attention.
-  std::vector<double> layer_mse;
-  std::vector<double> linear_share;
   double loss = 0.0;  // evaluate, finetune
   PeakMemory peak_memory;
 };
@@ -132,8 +128,6 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("tokens", m.tokens);
   visitor.field("seconds", m.seconds);
   visitor.field("seconds_waited_on_data", m.seconds_waited_on_data);
-  visitor.field("layer_mse", m.layer_mse);
-  visitor.field("linear_share", m.linear_share);
   visitor.field("loss", m.loss);
   visitor.optional_field("peak_memory", m.peak_memory);
 }

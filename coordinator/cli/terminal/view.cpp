@@ -157,7 +157,9 @@ const nlohmann::json* control_of(const nlohmann::json& result) {
   return control == columns->end() || !control->is_object() ? nullptr : &*control;
 }
 
-void add_blocks(const RunStatus& status, std::vector<Field>& fields) {
+void add_blocks(const RunStatus& status,
+                const storage::History* history,
+                std::vector<Field>& fields) {
   int done = 0, running = 0, retried = 0, quarantined = 0, measured = 0, begun = 0;
   BlockMse worst;
   const std::vector<const TaskStatus*> blocks = transfers(status);
@@ -166,7 +168,7 @@ void add_blocks(const RunStatus& status, std::vector<Field>& fields) {
     running += task->state == "running";
     quarantined += task->state == "quarantined";
     retried += task->tries() > 1;
-    const BlockMse mse = mse_of(*task);
+    const BlockMse mse = mse_of(*task, history);
     measured += mse.worst_layer() >= 0;
     begun += mse.worst_layer() >= 0 || task->checkpoint_step > 0;
     if (mse.worst() > (worst.layers.empty() ? 0.0 : worst.worst())) worst = mse;
@@ -217,7 +219,7 @@ int BlockMse::worst_layer() const {
   return worst < 0 ? -1 : first_layer + worst;
 }
 
-BlockMse mse_of(const TaskStatus& transfer) {
+BlockMse mse_of(const TaskStatus& transfer, const storage::History* history) {
   BlockMse mse{{}, transfer.first_layer};
   if (transfer.result.is_object() && transfer.result.contains("layers")) {
     constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -230,18 +232,20 @@ BlockMse mse_of(const TaskStatus& transfer) {
       // JSON has no infinity: an error without a number is of a layer that diverged.
       mse.layers[index] = std::isnan(found) ? std::numeric_limits<double>::infinity() : found;
     }
-  } else if (transfer.progress && !transfer.progress->layer_mse.empty()) {
-    mse.layers = transfer.progress->layer_mse;
-  } else {
-    mse.layers = transfer.layer_mse;
+  } else if (history != nullptr && transfer.state != "done") {
+    const auto attempt = history->attempts.find(transfer.token);
+    const bool measures = transfer.progress && attempt != history->attempts.end();
+    if (transfer.checkpoint_step == 0 && !measures) return mse;
+    const double since = transfer.checkpoint_step > 0 ? 0.0 : attempt->second.started;
+    mse.layers = last_mse(*history, transfer.first_layer, transfer.num_layers, since);
   }
   return mse;
 }
 
-std::string status_line(const RunStatus& status, int width) {
+std::string status_line(const RunStatus& status, int width, const storage::History* history) {
   std::vector<Field> fields;
   if (status.is_stopping) fields.push_back({" | ", stopping_text(status), 11});
-  add_blocks(status, fields);
+  add_blocks(status, history, fields);
   double eta = 0.0;
   bool is_running = false;
   for (const StageStatus& stage : status.stages) {
@@ -370,7 +374,8 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
 std::vector<std::string> block_lines(const RunStatus& status,
                                      int width,
                                      std::size_t max_rows,
-                                     const storage::History* history) {
+                                     const storage::History* history,
+                                     bool draws_heat) {
   Table table;
   table.column("block", 9, true).column("layers", 4).column("state", 8).column("step", 5, true);
   table.column("MSE", 7, true).column("worst", 6, true).column("at", 3, true);
@@ -382,11 +387,11 @@ std::vector<std::string> block_lines(const RunStatus& status,
                             std::any_of(tasks.begin(), tasks.end(), [](const TaskStatus* task) {
                               return !memory_text(*task).empty();
                             });
-  const bool shows_heat = history != nullptr && !history->series.empty();
+  const bool shows_heat = draws_heat && history != nullptr && !history->series.empty();
   if (shows_heat) table.column("heat", 6);
   if (shows_memory) table.column("memory", 1, true);
   for (const TaskStatus* task : tasks) {
-    const BlockMse mse = mse_of(*task);
+    const BlockMse mse = mse_of(*task, history);
     std::vector<std::string> cells = {
         std::to_string(task->block),
         range_text(task->first_layer, task->num_layers),
@@ -418,17 +423,18 @@ std::vector<std::string> block_lines(const RunStatus& status,
 
 std::vector<std::string> layer_lines(const RunStatus& status,
                                      int width,
-                                     const storage::History* history) {
+                                     const storage::History* history,
+                                     bool draws_heat) {
   constexpr std::size_t kGap = 2;
   constexpr int kDigits = 3;  // as many as fit, and enough to compare layers by
   constexpr int kSparkline = 10;
   std::map<int, std::string> sparklines;  // by the number of the cell
   std::vector<std::pair<std::string, std::string>> cells;
   for (const TaskStatus* task : transfers(status)) {
-    const BlockMse mse = mse_of(*task);
+    const BlockMse mse = mse_of(*task, history);
     for (std::size_t i = 0; i < mse.layers.size(); ++i) {
       const int layer = task->first_layer + static_cast<int>(i);
-      if (history != nullptr) {
+      if (draws_heat && history != nullptr) {
         const std::string line = sparkline(*history, layer, kSparkline);
         if (!line.empty()) sparklines[static_cast<int>(cells.size())] = "|" + line + "|";
       }

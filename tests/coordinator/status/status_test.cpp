@@ -99,7 +99,7 @@ TEST_F(StatusTest, StatusSurvivesJson) {
   RunStatus status = read_status(layout_);
   status.workers.push_back({"w1", "node7", "cpu", "training", "transfer/b0000", 1, 42, 0.5});
   wire::Progress progress;
-  progress.layer_mse = {0.5, 0.25};
+  progress.loss = 0.5;
   status.tasks.front().progress = progress;
   const nlohmann::json json = status;
   EXPECT_EQ(nlohmann::json(json.get<RunStatus>()), json);
@@ -348,26 +348,6 @@ TEST(FillStatus, AnEtaIsThereFromTheFirstFinishedShardOrStepOnAndStays) {
   EXPECT_NEAR(*status.stages[1].eta_seconds, 119.0, 1e-9) << "loading is no step";
   EXPECT_NEAR(*status.eta_seconds, 119.0, 1e-9);
   EXPECT_DOUBLE_EQ(status.elapsed_seconds, 16.0);
-}
-
-// What the attempt of a block measured is known after a stop, until the block begins anew.
-TEST(MeasuredMseTest, OutlivesTheAttemptThatHasACheckpoint) {
-  RunStatus before;
-  before.tasks.resize(1);
-  before.tasks[0].id = "transfer/b0000";
-  before.tasks[0].progress.emplace().layer_mse = {0.5, 0.25};
-  MeasuredMse measured(before);
-  RunStatus resumed;
-  resumed.tasks.resize(1);
-  resumed.tasks[0].id = "transfer/b0000";
-  resumed.tasks[0].checkpoint_step = 48;
-  measured.fill(resumed);
-  EXPECT_EQ(nlohmann::json(resumed).get<RunStatus>().tasks[0].layer_mse,
-            (std::vector<double>{0.5, 0.25}));
-  resumed.tasks[0].checkpoint_step = 0;
-  resumed.tasks[0].layer_mse.clear();
-  measured.fill(resumed);
-  EXPECT_TRUE(resumed.tasks[0].layer_mse.empty());
 }
 
 TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
