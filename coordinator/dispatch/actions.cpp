@@ -138,7 +138,8 @@ std::size_t num_failed_workers(const TaskRecord& task) {
 
 bool wants_second_worker(const TaskRecord& task) {
   // The MPI stage and the coordinator have no second self.
-  return wire::is_pulled(task.id.stage) && task.failures.size() >= kMaxFailures && num_failed_workers(task) < 2;
+  return wire::is_pulled(task.id.stage) && task.failures.size() >= kMaxFailures &&
+         num_failed_workers(task) < 2;
 }
 
 std::string quarantine_reason(const TaskRecord& task) {

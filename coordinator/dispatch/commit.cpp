@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "coordinator/dispatch/task_kinds.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {

@@ -108,13 +108,13 @@ void plan_disk(const Recipe& recipe, const Costs& costs, Plan& plan) {
   plan.final_disk_bytes =
       assembled + boundaries(kept) + adapter + (keep.keeps_logits() ? plan.logits_bytes : 0);
   for (StageEstimate& stage : plan.estimates) {
-    if (stage.stage == "capture" || stage.stage == "transfer")
+    if (stage.stage == Stage::kCapture || stage.stage == Stage::kTransfer)
       stage.disk_bytes = trained + boundaries(boundaries_at_once(keep, last, blocks));
-    else if (stage.stage == "assemble")
+    else if (stage.stage == Stage::kAssemble)
       stage.disk_bytes = assembled + boundaries(read_by_logits);
-    else if (stage.stage == "logits")
+    else if (stage.stage == Stage::kLogits)
       stage.disk_bytes = assembled + boundaries(read_by_logits) + plan.logits_bytes;
-    else if (stage.stage == "finetune")
+    else if (stage.stage == Stage::kFinetune)
       stage.disk_bytes =
           assembled + boundaries(kept) + plan.logits_bytes + adapter + disk.third_checkpoint;
     else

@@ -62,8 +62,7 @@ struct PlanProblem {
 };
 
 struct StageEstimate {
-  std::string
-      stage;  // "tokenize", "capture", "transfer", "assemble", "logits", "finetune", "evaluate"
+  Stage stage = Stage::kCapture;
   double flops = 0.0;
   double seconds = 0.0;            // starts included; 0 if no speed is known
   double gpu_hours = 0.0;          // of the GPUs at work, not of those that are held meanwhile

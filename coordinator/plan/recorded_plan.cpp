@@ -55,7 +55,7 @@ void to_json(json& out, const PlannedStage& stage) {
 }
 
 void from_json(const json& in, PlannedStage& stage) {
-  stage = {.stage = string_field(in, "stage"),
+  stage = {.stage = stage_field(in, "stage"),
            .seconds = figure(in, "seconds"),
            .gpu_hours = figure(in, "gpu_hours"),
            .cost = figure(in, "cost"),
@@ -63,7 +63,7 @@ void from_json(const json& in, PlannedStage& stage) {
            .disk_bytes = uint_field(in, "disk_bytes")};
 }
 
-const PlannedStage* RecordedPlan::find(const std::string& stage) const {
+const PlannedStage* RecordedPlan::find(Stage stage) const {
   const auto found = std::find_if(
       stages.begin(), stages.end(), [&stage](const auto& item) { return item.stage == stage; });
   return found == stages.end() ? nullptr : &*found;

@@ -36,7 +36,7 @@ struct RecordedPlan {
   bool measured = false;                             // their speed was, of all of them
   bool operator==(const RecordedPlan&) const = default;
 
-  [[nodiscard]] const PlannedStage* find(const std::string& stage) const;  // null: not planned
+  [[nodiscard]] const PlannedStage* find(Stage stage) const;  // null: not planned
 };
 
 [[nodiscard]] RecordedPlan recorded(const Plan& plan);

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "coordinator/dispatch/commit.hpp"
+#include "coordinator/dispatch/task_kinds.hpp"
 #include "coordinator/wire/json_fields.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/hash.hpp"

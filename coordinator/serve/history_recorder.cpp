@@ -86,7 +86,8 @@ bool is_told(const Event& event) {
   return !std::holds_alternative<Granted>(event) &&
          !std::holds_alternative<ShardCommitted>(event) &&
          !std::holds_alternative<CheckpointCommitted>(event) &&
-         !std::holds_alternative<BoundaryDropped>(event);
+         !std::holds_alternative<BoundaryDropped>(event) &&
+         !std::holds_alternative<LogitsDropped>(event);
 }
 
 }  // namespace

@@ -73,7 +73,7 @@ RunStatus live_status(const LiveRun& run) {
   if (const std::string wants = run.stage ? run.stage->wants() : ""; !wants.empty()) {
     status.warnings.push_back("finetune " + wants);
     for (TaskStatus& task : status.tasks) {
-      if (task.stage == "finetune") task.reason = wants;
+      if (task.stage == Stage::kFinetune) task.reason = wants;
     }
   }
   for (const std::string& warning : dispatcher.fit().warnings()) status.warnings.push_back(warning);

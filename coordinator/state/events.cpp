@@ -29,7 +29,8 @@ constexpr std::array<std::string_view, std::variant_size_v<Event>> kTypes = {"te
                                                                              "quarantined",
                                                                              "retried",
                                                                              "noted",
-                                                                             "recipe_recorded"};
+                                                                             "recipe_recorded",
+                                                                             "logits_dropped"};
 
 TaskId task_field(const json& object) { return task_id_from_string(string_field(object, "task")); }
 

@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "coordinator/state/task_graph.hpp"
 #include "storage/base/hash.hpp"
 
 namespace hedgerow::coordinator {

@@ -53,7 +53,7 @@ json task_json(const TaskStatus& task) {
 
 TaskStatus task_of(const json& in) {
   TaskStatus task{.id = string_field(in, "id"),
-                  .stage = string_field(in, "stage"),
+                  .stage = stage_field(in, "stage"),
                   .block = int_field(in, "block"),
                   .first_layer = int_field(in, "first_layer"),
                   .num_layers = int_field(in, "num_layers"),
@@ -92,7 +92,7 @@ json stage_json(const StageStatus& stage) {
 }
 
 StageStatus stage_of(const json& in) {
-  StageStatus stage{.stage = string_field(in, "stage"),
+  StageStatus stage{.stage = stage_field(in, "stage"),
                     .total = int_field(in, "total"),
                     .done = int_field(in, "done"),
                     .running = int_field(in, "running"),

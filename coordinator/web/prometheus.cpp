@@ -54,29 +54,29 @@ void add_tasks(const RunStatus& status, Metrics& metrics) {
                                        std::pair("quarantined", stage.quarantined)})
       metrics.gauge("hedgerow_tasks",
                     "Tasks of a stage by their state.",
-                    {{"stage", stage.stage}, {"state", state}},
+                    {{"stage", std::string(to_string(stage.stage))}, {"state", state}},
                     count);
     metrics.gauge("hedgerow_stage_progress_ratio",
                   "Share of a stage's work that is done, 0 to 1.",
-                  {{"stage", stage.stage}},
+                  {{"stage", std::string(to_string(stage.stage))}},
                   stage.fraction);
     metrics.counter("hedgerow_stage_seconds_total",
                     "Seconds in which a task of the stage was under way.",
-                    {{"stage", stage.stage}},
+                    {{"stage", std::string(to_string(stage.stage))}},
                     stage.seconds);
     if (stage.planned && stage.planned->seconds > 0.0)
       metrics.gauge("hedgerow_planned_seconds",
                     "Seconds that the stage was planned to take when the run began.",
-                    {{"stage", stage.stage}},
+                    {{"stage", std::string(to_string(stage.stage))}},
                     stage.planned->seconds);
     if (stage.eta_seconds)
       metrics.gauge("hedgerow_eta_seconds",
                     "Seconds until the stage is done, as far as is known.",
-                    {{"stage", stage.stage}},
+                    {{"stage", std::string(to_string(stage.stage))}},
                     *stage.eta_seconds);
   }
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage != "transfer") continue;
+    if (task.stage != Stage::kTransfer) continue;
     const Labels block{{"block", std::to_string(task.block)}};
     metrics.gauge("hedgerow_block_step",
                   "Steps of attention transfer that a block has behind it.",

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "coordinator/wire/json_fields.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::wire {
@@ -29,6 +30,14 @@ std::span<const TaskKindWord> task_kind_words() { return kTaskKinds; }
 bool is_pulled(TaskKind kind) { return row_of(kind).is_pulled; }
 bool has_checkpoints(TaskKind kind) { return row_of(kind).has_checkpoints; }
 std::string_view to_string(TaskKind kind) { return row_of(kind).word; }
+
+void to_json(nlohmann::json& json, TaskKind kind) { json = to_string(kind); }
+
+TaskKind stage_field(const nlohmann::json& object, const char* key) {
+  const auto kind = task_kind_from(string_field(object, key));
+  if (!kind) throw_ill_typed(key, "a stage", field(object, key));
+  return *kind;
+}
 
 std::optional<TaskKind> task_kind_from(std::string_view word) {
   const auto* row = std::ranges::find(kTaskKinds, word, &TaskKindWord::word);

@@ -87,6 +87,10 @@ struct Progress {
 };
 
 [[nodiscard]] std::string_view to_string(TaskKind kind);  // "capture", "transfer", ...
+// So that a kind in a JSON value is its word and not its number.
+void to_json(nlohmann::json& json, TaskKind kind);
+// Throws kCorrupt naming the field.
+[[nodiscard]] TaskKind stage_field(const nlohmann::json& object, const char* key);
 [[nodiscard]] std::optional<TaskKind> task_kind_from(std::string_view word);
 // Throws kCorrupt for another word, and for "assemble".
 void from_word(std::string_view word, TaskKind& kind);

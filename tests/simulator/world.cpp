@@ -5,6 +5,7 @@
 #include <ctime>
 
 #include "coordinator/dispatch/commit.hpp"
+#include "coordinator/dispatch/task_kinds.hpp"
 #include "coordinator/serve/assembler.hpp"
 #include "storage/base/error.hpp"
 #include "tests/simulator/world_parts.hpp"

@@ -86,7 +86,7 @@ ExitCode run_metrics(const MetricsOptions& options, Terminal& terminal) {
     const RunStatus status = read_status(layout);
     const TaskStatus* transfer = nullptr;
     for (const TaskStatus& task : status.tasks)
-      if (task.stage == "transfer" && task.block == options.block) transfer = &task;
+      if (task.stage == Stage::kTransfer && task.block == options.block) transfer = &task;
     require(transfer != nullptr,
             "block " + std::to_string(options.block) +
                 " does not exist: this run has blocks 0 to " +

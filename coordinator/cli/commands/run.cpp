@@ -181,8 +181,8 @@ Recipe begin_again(const RunCommandOptions& options,
 // A stage that is done is not done again, so a change to it would be accepted and have no effect.
 void refuse_what_comes_too_late(const std::vector<std::string>& changes, const RunLayout& layout) {
   const RunStatus status = read_status(layout);
-  for (const auto& [field, stage] : {std::pair("finetune.max_steps:", "finetune"),
-                                     std::pair("evaluate.max_sequences:", "evaluate")}) {
+  for (const auto& [field, stage] : {std::pair("finetune.max_steps:", Stage::kFinetune),
+                                     std::pair("evaluate.max_sequences:", Stage::kEvaluate)}) {
     const auto change =
         std::find_if(changes.begin(), changes.end(), [field = field](const std::string& text) {
           return text.starts_with(field);
@@ -192,7 +192,7 @@ void refuse_what_comes_too_late(const std::vector<std::string>& changes, const R
           return task.stage == stage && task.state == "done";
         });
     require(change == changes.end() || !is_done,
-            layout.root().string() + ": " + stage + " is done, so a change comes too late: " +
+            layout.root().string() + ": " + std::string(to_string(stage)) + " is done, so a change comes too late: " +
                 (change == changes.end() ? "" : *change) +
                 "; change it back, or begin a new run in another directory");
   }

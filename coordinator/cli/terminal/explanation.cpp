@@ -53,7 +53,7 @@ std::string memory_clause(const TaskStatus& task) {
 }
 
 std::string adapter_clause(const TaskStatus& task) {
-  const std::string text = task.stage == "finetune" ? adapter_text(task) : "";
+  const std::string text = task.stage == Stage::kFinetune ? adapter_text(task) : "";
   return text.empty() ? "" : "; " + text;
 }
 
@@ -90,7 +90,7 @@ void add_capture(const RunStatus& status,
   int all = 0, done = 0;
   std::vector<std::string> named;
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage != "capture" || (block >= 0 && task.block != block)) continue;
+    if (task.stage != Stage::kCapture || (block >= 0 && task.block != block)) continue;
     ++all;
     done += task.state == "done" || task.state == "dropped";
     if (task.state == "quarantined" || task.wasted > 0)
@@ -109,7 +109,7 @@ std::vector<std::string> explain_block(const RunStatus& status,
                                        const storage::History* history) {
   std::vector<std::string> lines;
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage == "transfer" && task.block == block)
+    if (task.stage == Stage::kTransfer && task.block == block)
       lines.push_back(block_sentence(status, task, history));
   }
   if (lines.empty())
@@ -122,10 +122,11 @@ std::vector<std::string> explain_block(const RunStatus& status,
 std::vector<std::string> explain_run(const RunStatus& status, const storage::History* history) {
   std::vector<std::string> lines;
   add_capture(status, "capture", -1, lines);
-  for (const char* stage : {"transfer", "assemble", "logits", "finetune", "evaluate"}) {
+  for (const wire::TaskKindWord& kind : wire::task_kind_words()) {
+    if (kind.kind == Stage::kCapture) continue;
     for (const TaskStatus& task : status.tasks) {
-      if (task.stage != stage) continue;
-      lines.push_back(task.stage == "transfer" ? block_sentence(status, task, history)
+      if (task.stage != kind.kind) continue;
+      lines.push_back(task.stage == Stage::kTransfer ? block_sentence(status, task, history)
                                                : sentence(status, task, task.id));
     }
   }
@@ -143,7 +144,7 @@ std::vector<std::string> plan_lines(const RunStatus& status, int width) {
   const auto size = [](std::uint64_t bytes) { return bytes > 0 ? bytes_text(bytes) : "-"; };
   for (const StageStatus& stage : status.stages) {
     if (!stage.planned || stage.total == 0) continue;
-    std::vector<std::string> cells = {stage.stage,
+    std::vector<std::string> cells = {std::string(to_string(stage.stage)),
                                       time(stage.seconds),
                                       time(stage.planned->seconds),
                                       size(stage.memory_bytes),

@@ -67,21 +67,20 @@ std::string note_of(const TaskStatus& task) {
   return note;
 }
 
-bool counts_steps(const std::string& stage) { return stage == "transfer" || stage == "finetune"; }
-
-std::string speed_text(const Speed& speed, const std::string& stage) {
-  if (!counts_steps(stage))
+std::string speed_text(const Speed& speed, Stage stage) {
+  if (!wire::has_checkpoints(stage))
     return std::to_string(std::llround(speed.tokens_per_second)) + " tokens/s";
   const double seconds = speed.seconds_per_step;
   return (seconds < 100.0 ? number_text(seconds, 3) : duration_text(seconds)) + " s/step";
 }
 
-std::string stage_of(const WorkerStatus& worker) {
-  return worker.task.substr(0, worker.task.find('/'));
+// Of the task that it has; nullopt: none.
+std::optional<Stage> stage_of(const WorkerStatus& worker) {
+  return wire::task_kind_from(worker.task.substr(0, worker.task.find('/')));
 }
 
 // Of one worker, on the average of those that are at this stage; empty: of none it is known.
-std::string mean_speed_text(const RunStatus& status, const std::string& stage) {
+std::string mean_speed_text(const RunStatus& status, Stage stage) {
   Speed mean;
   int count = 0;
   for (const WorkerStatus& worker : status.workers) {
@@ -97,7 +96,7 @@ std::string mean_speed_text(const RunStatus& status, const std::string& stage) {
 std::vector<const TaskStatus*> transfers(const RunStatus& status) {
   std::vector<const TaskStatus*> tasks;
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage == "transfer") tasks.push_back(&task);
+    if (task.stage == Stage::kTransfer) tasks.push_back(&task);
   }
   return tasks;
 }
@@ -144,7 +143,7 @@ std::string elapsed_text(const RunStatus& status) {
 std::string stopping_text(const RunStatus& status) {
   std::string stages;
   for (const StageStatus& stage : status.stages) {
-    if (stage.running > 0) stages += (stages.empty() ? "" : ", ") + stage.stage;
+    if (stage.running > 0) stages += (stages.empty() ? "" : ", ") + std::string(to_string(stage.stage));
   }
   return stages.empty() ? "stopping" : "stopping: waiting for a checkpoint of " + stages;
 }
@@ -251,9 +250,9 @@ std::string status_line(const RunStatus& status, int width, const storage::Histo
   for (const StageStatus& stage : status.stages) {
     if (stage.running == 0 || stage.done >= stage.total) continue;
     is_running = true;
-    const FinetuneText text = stage.stage == "finetune" ? finetune_text(status) : FinetuneText{};
+    const FinetuneText text = stage.stage == Stage::kFinetune ? finetune_text(status) : FinetuneText{};
     fields.push_back(
-        {" | ", stage.stage + " " + (text.step.empty() ? percent(stage.fraction) : text.step), 10});
+        {" | ", std::string(to_string(stage.stage)) + " " + (text.step.empty() ? percent(stage.fraction) : text.step), 10});
     if (!text.loss.empty()) fields.push_back({"  ", text.loss, 3});
     if (const std::string speed = mean_speed_text(status, stage.stage); !speed.empty())
       fields.push_back({"  ", speed, 5});
@@ -340,8 +339,8 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
   };
   for (const StageStatus& stage : status.stages) {
     if (stage.total == 0) continue;
-    const FinetuneText text = stage.stage == "finetune" ? finetune_text(status) : FinetuneText{};
-    std::vector<Field> fields{begin_of(stage.stage, stage.fraction)};
+    const FinetuneText text = stage.stage == Stage::kFinetune ? finetune_text(status) : FinetuneText{};
+    std::vector<Field> fields{begin_of(std::string(to_string(stage.stage)), stage.fraction)};
     fields.push_back({" ",
                       text.step.empty()
                           ? std::to_string(stage.done) + "/" + std::to_string(stage.total)
@@ -485,7 +484,7 @@ std::vector<std::string> worker_lines(const RunStatus& status, int width) {
                worker.host,
                worker.device,
                doing,
-               worker.speed ? speed_text(*worker.speed, stage_of(worker)) : "",
+               worker.speed ? speed_text(*worker.speed, stage_of(worker).value_or(Stage::kCapture)) : "",
                duration_text(worker.seconds_since_heartbeat)});
   }
   return table.empty() ? std::vector<std::string>{} : table.render(width);
@@ -537,10 +536,10 @@ std::vector<std::string> result_lines(const RunStatus& status, int width) {
 
 std::vector<std::string> loss_lines(const RunStatus& status, int width) {
   std::string text;
-  for (const char* stage : {"transfer", "finetune"}) {
+  for (const Stage stage : {Stage::kTransfer, Stage::kFinetune}) {
     std::int64_t steps = 0;
     for (const TaskStatus& task : status.tasks) steps += task.stage == stage ? task.lost_steps : 0;
-    if (steps > 0) text += (text.empty() ? "" : ", ") + counted(steps, "step") + " of " + stage;
+    if (steps > 0) text += (text.empty() ? "" : ", ") + counted(steps, "step") + " of " + std::string(to_string(stage));
   }
   if (text.empty()) return {};
   return {fit_words("lost to failures and done again: " + text, width)};
@@ -554,7 +553,7 @@ std::vector<std::string> warning_lines(const RunStatus& status, int width) {
   std::copy_if(status.tasks.begin(),
                status.tasks.end(),
                std::back_inserter(others.tasks),
-               [](const TaskStatus& task) { return task.stage != "transfer"; });
+               [](const TaskStatus& task) { return task.stage != Stage::kTransfer; });
   if (const std::string text = quarantine_text(others); !text.empty())
     warnings.insert(warnings.begin(), text);
   for (const std::string& warning : warnings) {

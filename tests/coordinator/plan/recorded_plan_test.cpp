@@ -18,13 +18,13 @@ class RecordedPlanTest : public ::testing::Test {
  protected:
   static RecordedPlan recorded_of_two_kinds() {
     Plan plan;
-    plan.estimates = {{.stage = "capture",
+    plan.estimates = {{.stage = Stage::kCapture,
                        .seconds = 60.0,
                        .gpu_hours = 0.5,
                        .cost = 3.0,
                        .memory_bytes = 672,
                        .disk_bytes = 4000},
-                      {.stage = "transfer", .seconds = 30.0, .memory_bytes = 900}};
+                      {.stage = Stage::kTransfer, .seconds = 30.0, .memory_bytes = 900}};
     WorkerKind measured{.name = "a", .nodes = 2, .on_gpu = true, .price_per_hour = 10.0};
     measured.measured = "on Monday";
     WorkerKind assumed{.name = "b", .nodes = 3, .on_gpu = true, .price_per_hour = 1.0};

@@ -1,6 +1,9 @@
 #include "coordinator/state/state.hpp"
 
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <string>
 
 #include "coordinator/dispatch/actions.hpp"
 #include "coordinator/dispatch/scheduler.hpp"
@@ -197,6 +200,25 @@ TEST(State, TheLastBoundaryStaysWhileLogitsAreToBeComputedFromIt) {
   EXPECT_EQ(dropped(), (std::vector<int>{1, 2}));
 }
 
+// The events of a job whose finetune learned from the teacher's logits and which kept no boundary,
+// as the build of 2026-11-27 wrote them: there the logits were "dropped" as boundary 2 of 2 blocks.
+TEST(State, TheJournalOfAnEarlierBuildReplaysWithItsLogitsDropped) {
+  std::ifstream file(std::filesystem::path(__FILE__).parent_path() / "recorded_events.jsonl");
+  State state;
+  int count = 0;
+  for (std::string line; std::getline(file, line); ++count) {
+    const nlohmann::json written = nlohmann::json::parse(line);
+    const Event event = event_from_json(written);
+    EXPECT_EQ(event_to_json(event), written);
+    must(state, event);
+  }
+  EXPECT_EQ(count, 40);
+  for (int piece = 0; piece < state.geometry->num_logit_pieces; ++piece)
+    EXPECT_EQ(state.task(TaskId::logits(piece)).state, TaskState::kDropped);
+  EXPECT_EQ(phase_of(state), RunPhase::kDone);
+  EXPECT_EQ(state_from_json(state_to_json(state)), state);
+}
+
 TEST(State, LogitsAreDroppedAfterFinetuneAndComeBackWithTheirBoundaryWhenItIsLost) {
   State state = state_with_logits();
   std::uint64_t token = 0;
@@ -209,11 +231,11 @@ TEST(State, LogitsAreDroppedAfterFinetuneAndComeBackWithTheirBoundaryWhenItIsLos
   EXPECT_TRUE(coordinator::apply(state, BoundaryDropped{4})) << "no such boundary";
   complete(state, TaskId::assemble(), ++token);
   complete(state, TaskId::finetune(), ++token);
-  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kDropBoundary));
-  ASSERT_TRUE(wants(actions_for(state, kKeepNone), IntentKind::kDropBoundary));
-  must(state, BoundaryDropped{state.geometry->logits_boundary()});
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kDropLogits));
+  ASSERT_TRUE(wants(actions_for(state, kKeepNone), IntentKind::kDropLogits));
+  must(state, LogitsDropped{});
   EXPECT_EQ(state.task(TaskId::logits(1)).state, TaskState::kDropped);
-  EXPECT_FALSE(wants(actions_for(state, kKeepNone), IntentKind::kDropBoundary));
+  EXPECT_FALSE(wants(actions_for(state, kKeepNone), IntentKind::kDropLogits));
   must(state, FileLost{state.task(TaskId::finetune()).files.at(0).name, "missing"});
   const auto recaptured = [&] {
     std::vector<TaskId> tasks;

@@ -53,7 +53,7 @@ TEST_F(StatusTest, WhatWasPlannedIsShownAndADamagedPlanIsAWarningAlone) {
   const auto transfer = [](const RunStatus& status) {
     return std::find_if(status.stages.begin(),
                         status.stages.end(),
-                        [](const auto& stage) { return stage.stage == "transfer"; })
+                        [](const auto& stage) { return stage.stage == Stage::kTransfer; })
         ->planned;
   };
   const RunStatus unplanned = read_status(layout_);
@@ -61,7 +61,7 @@ TEST_F(StatusTest, WhatWasPlannedIsShownAndADamagedPlanIsAWarningAlone) {
   EXPECT_FALSE(unplanned.so_far);
   EXPECT_TRUE(unplanned.warnings.empty());
   write_plan(layout_,
-             {.stages = {{.stage = "transfer", .seconds = 62.0, .memory_bytes = 672}},
+             {.stages = {{.stage = Stage::kTransfer, .seconds = 62.0, .memory_bytes = 672}},
               .price_per_hour = 4.0});
   const RunStatus planned = read_status(layout_);
   ASSERT_TRUE(transfer(planned));
@@ -243,7 +243,7 @@ TEST(FillStatus, LayersThatAreLoadedAreNotStepsThatAreDone) {
     RunStatus status;
     fill_status(status, state, {}, of_token(1, live), 0.0);
     for (const StageStatus& stage : status.stages)
-      if (stage.stage == "transfer") return stage.fraction;
+      if (stage.stage == Stage::kTransfer) return stage.fraction;
     return -1.0;
   };
   EXPECT_EQ(transferred("loading"), 0.0);
@@ -272,7 +272,7 @@ TEST(FillStatus, AnAttemptThatEndedLeavesTheStepsOfItsCheckpointAndLoadingDoesNo
   RunStatus loading;
   fill_status(loading, state, times, of_token(2, live), 30.0, size);
   for (const StageStatus& stage : loading.stages) {
-    if (stage.stage == "transfer") {
+    if (stage.stage == Stage::kTransfer) {
       EXPECT_DOUBLE_EQ(stage.fraction, 0.5);
     }
   }
@@ -391,9 +391,9 @@ TEST(FillStatus, WhatAStageTookStandsBesideWhatWasPlanned) {
   at(3'600, TaskDone{2, {{"a", 200, {}}}, result(80, 60)});
   JobSize size{.work = {{"capture", 1.0}, {"transfer", 1.0}}};
   size.plan = RecordedPlan{
-      .stages = {{.stage = "capture", .seconds = 1'000.0, .gpu_hours = 0.25, .memory_bytes = 55},
-                 {.stage = "transfer", .seconds = 7'200.0, .gpu_hours = 2.0},
-                 {.stage = "finetune", .gpu_hours = 8.0}},
+      .stages = {{.stage = Stage::kCapture, .seconds = 1'000.0, .gpu_hours = 0.25, .memory_bytes = 55},
+                 {.stage = Stage::kTransfer, .seconds = 7'200.0, .gpu_hours = 2.0},
+                 {.stage = Stage::kFinetune, .gpu_hours = 8.0}},
       .price_per_hour = 3.0};
   RunStatus status;
   fill_status(status, state, times, {}, 5'400.0, size);
@@ -420,7 +420,7 @@ TEST(FillStatus, WhatAStageTookStandsBesideWhatWasPlanned) {
 // A status.json of an older build.
 TEST(FillStatus, AStatusWithoutFiguresIsReadAsOneThatHasNone) {
   RunStatus status;
-  status.stages.emplace_back().stage = "capture";
+  status.stages.emplace_back().stage = Stage::kCapture;
   nlohmann::json json = status;
   for (const char* key : {"gpu_hours", "memory_bytes", "disk_bytes"}) json["stages"][0].erase(key);
   const auto read = json.get<RunStatus>();
@@ -474,7 +474,7 @@ TEST(FillStatus, OfManyCapturesThoseAtWorkAndInTroubleAreListedAndAllAreCounted)
   EXPECT_NE(status.task("transfer/b0003"), nullptr);
   EXPECT_NE(status.task("assemble"), nullptr);
   EXPECT_EQ(status.tasks_left_out, 6'000 - 3);
-  ASSERT_EQ(status.stages.front().stage, "capture");
+  ASSERT_EQ(status.stages.front().stage, Stage::kCapture);
   EXPECT_EQ(status.stages.front().total, 6'000);
   EXPECT_EQ(status.stages.front().done, 1);
   EXPECT_EQ(status.stages.front().running, 1);

@@ -23,7 +23,7 @@ RunStatus status_to_compare() {
   for (int block = 0; block < 2; ++block) {
     TaskStatus task;
     task.id = "transfer/b000" + std::to_string(block);
-    task.stage = "transfer";
+    task.stage = Stage::kTransfer;
     task.block = block;
     task.first_layer = 3 * block;
     task.num_layers = 3;

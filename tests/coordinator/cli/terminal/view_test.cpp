@@ -30,7 +30,7 @@ RunStatus status_of_a_run() {
                          double fraction,
                          std::optional<double> eta) {
     StageStatus value;
-    value.stage = name;
+    value.stage = wire::task_kind_from(name).value();
     value.total = total;
     value.done = done;
     value.running = running;
@@ -46,7 +46,7 @@ RunStatus status_of_a_run() {
   for (int block = 0; block < 6; ++block) {
     TaskStatus task;
     task.id = "transfer/b000" + std::to_string(block);
-    task.stage = "transfer";
+    task.stage = Stage::kTransfer;
     task.block = block;
     task.first_layer = 5 * block;
     task.num_layers = 5;
@@ -74,7 +74,7 @@ RunStatus status_of_a_run() {
   quarantined.reason = "failed three times on two workers";
   TaskStatus evaluation;
   evaluation.id = "evaluate/teacher";
-  evaluation.stage = "evaluate";
+  evaluation.stage = Stage::kEvaluate;
   evaluation.state = "done";
   evaluation.result = {{"perplexity", 12.53}, {"tokens_per_second", 2210.4}};
   status.tasks.push_back(evaluation);
@@ -214,7 +214,7 @@ RunStatus status_of_thirty_blocks() {
   status.stages[1].quarantined = 0;
   for (const char* name : {"finetune", "evaluate"}) {
     StageStatus stage;
-    stage.stage = name;
+    stage.stage = wire::task_kind_from(name).value();
     stage.total = 1;
     status.stages.push_back(stage);
   }
@@ -222,7 +222,7 @@ RunStatus status_of_thirty_blocks() {
   status.eta_seconds = 312;
   for (int block = 0; block < 30; ++block) {
     TaskStatus task;
-    task.stage = "transfer";
+    task.stage = Stage::kTransfer;
     task.block = task.first_layer = block;
     task.num_layers = 1;
     task.state = block < 22 ? "done" : block < 24 ? "running" : "ready";
@@ -387,14 +387,15 @@ TEST(View, ForeignTextCannotMoveTheCursor) {
 TEST(View, FinetuneShowsItsStepAndLossAndTheWholeItsEta) {
   RunStatus status = status_of_a_run();
   StageStatus stage;
-  stage.stage = "finetune";
+  stage.stage = Stage::kFinetune;
   stage.total = stage.running = 1;
   stage.seconds = 90;
   stage.fraction = 0.45;
   stage.eta_seconds = 110;
   status.stages.push_back(stage);
   TaskStatus task;
-  task.id = task.stage = "finetune";
+  task.id = "finetune";
+  task.stage = Stage::kFinetune;
   task.state = "running";
   task.progress.emplace();
   task.progress->phase = "training";
@@ -419,7 +420,7 @@ TEST(View, FinetuneShowsItsStepAndLossAndTheWholeItsEta) {
 RunStatus planned_status() {
   RunStatus status = status_of_a_run();
   status.stages[0].planned = PlannedStage{
-      .stage = "capture", .seconds = 62, .memory_bytes = 672'000'000, .disk_bytes = 4'000'000'000};
+      .stage = Stage::kCapture, .seconds = 62, .memory_bytes = 672'000'000, .disk_bytes = 4'000'000'000};
   status.stages[0].memory_bytes = 581'000'000;
   status.stages[0].disk_bytes = 3'000'000'000;
   status.so_far = Spending{.gpu_hours = 12.3, .cost = 41.0};
@@ -456,7 +457,8 @@ TEST(Explanation, OneTableHoldsWhatWasTakenAgainstThePlan) {
 TEST(View, AFinetuneThatIsDoneSaysWhichStepItsAdapterIsOf) {
   RunStatus status = status_of_a_run();
   TaskStatus task;
-  task.id = task.stage = "finetune";
+  task.id = "finetune";
+  task.stage = Stage::kFinetune;
   task.state = "done";
   task.result = {{"steps", 60}, {"best_step", 40}, {"stopped_early", true}};
   status.tasks.push_back(task);
