@@ -49,8 +49,8 @@ void release(storage::ReplayResult replayed) {
 void check_same_shape(const Geometry& recorded, Geometry now) {
   now.shards_per_capture = recorded.shards_per_capture;
   if (now == recorded) return;
-  const nlohmann::json before = geometry_to_json(recorded);
-  const nlohmann::json after = geometry_to_json(now);
+  const nlohmann::json before = storage::fields_to_json(recorded);
+  const nlohmann::json after = storage::fields_to_json(now);
   std::string differences;
   for (const auto& [key, value] : after.items()) {
     if (value == before.at(key)) continue;

@@ -14,8 +14,8 @@
 #include "coordinator/plan/plan_workers.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/capture_plan.hpp"
-#include "storage/shape/mesh.hpp"
 #include "storage/recipe/recipe.hpp"
+#include "storage/shape/mesh.hpp"
 
 namespace hedgerow::coordinator {
 

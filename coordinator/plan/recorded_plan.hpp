@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "coordinator/plan/plan.hpp"
+#include "storage/base/fields.hpp"
 #include "storage/base/run_layout.hpp"
 
 namespace hedgerow::coordinator {
@@ -24,8 +25,15 @@ struct PlannedStage {
   std::uint64_t disk_bytes = 0;    // of the run directory, at most, up to its end
   bool operator==(const PlannedStage&) const = default;
 };
-void to_json(nlohmann::json& json, const PlannedStage& stage);
-void from_json(const nlohmann::json& json, PlannedStage& stage);  // Throws kCorrupt
+template <typename Visitor, storage::Is<PlannedStage> T>
+void visit_fields(Visitor& visitor, T& stage) {
+  visitor.field("stage", stage.stage);
+  visitor.field("seconds", stage.seconds);
+  visitor.field("gpu_hours", stage.gpu_hours);
+  visitor.field("cost", stage.cost);
+  visitor.field("memory_bytes", stage.memory_bytes);
+  visitor.field("disk_bytes", stage.disk_bytes);
+}
 
 struct RecordedPlan {
   double seconds = 0.0;

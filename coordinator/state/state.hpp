@@ -22,6 +22,7 @@ namespace hedgerow::coordinator {
 
 enum class TaskState { kPending, kGranted, kDone, kDropped, kQuarantined };
 [[nodiscard]] std::string_view to_string(TaskState state);  // "pending", ...
+void from_word(std::string_view word, TaskState& state);    // Throws kCorrupt
 
 struct Failure {
   InternedString worker;

@@ -8,24 +8,24 @@
 #include <fstream>
 #include <sstream>
 
-#include "coordinator/wire/fields.hpp"
 #include "storage/base/error.hpp"
+#include "storage/base/fields.hpp"
 
 namespace hedgerow::wire {
 
-template <typename Visitor, Is<ProcessId> T>
+template <typename Visitor, storage::Is<ProcessId> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("pid", m.pid);
   visitor.field("start_ticks", m.start_ticks);
 }
-template <typename Visitor, Is<ChildRecord> T>
+template <typename Visitor, storage::Is<ChildRecord> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("uuid", m.uuid);
   visitor.field("incarnation", m.incarnation);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("process", m.process);
 }
-template <typename Visitor, Is<CoordinatorFile> T>
+template <typename Visitor, storage::Is<CoordinatorFile> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("host", m.host);
   visitor.field("process", m.process);

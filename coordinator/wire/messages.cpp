@@ -2,12 +2,12 @@
 
 #include <array>
 
-#include "coordinator/wire/fields.hpp"
+#include "storage/base/fields.hpp"
 
 namespace hedgerow::wire {
 
 // Each message's body, without its type.
-template <typename Visitor, Is<Hello> T>
+template <typename Visitor, storage::Is<Hello> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("version", m.version);
@@ -22,39 +22,39 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("held", m.held);
   visitor.field("held_block", m.held_block);
 }
-template <typename Visitor, Is<Request> T>
+template <typename Visitor, storage::Is<Request> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("held_block", m.held_block);
 }
-template <typename Visitor, Is<Heartbeat> T>
+template <typename Visitor, storage::Is<Heartbeat> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("progress", m.progress);
 }
-template <typename Visitor, Is<Checkpointed> T>
+template <typename Visitor, storage::Is<Checkpointed> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("file", m.file);
   visitor.field("step", m.step);
 }
-template <typename Visitor, Is<ShardReady> T>
+template <typename Visitor, storage::Is<ShardReady> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("shard", m.shard);
   visitor.field("file", m.file);
 }
-template <typename Visitor, Is<Done> T>
+template <typename Visitor, storage::Is<Done> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("files", m.files);
   visitor.field("result", m.result);
 }
-template <typename Visitor, Is<Failed> T>
+template <typename Visitor, storage::Is<Failed> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
@@ -62,55 +62,55 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("message", m.message);
   visitor.field("damaged", m.damaged);
 }
-template <typename Visitor, Is<Released> T>
+template <typename Visitor, storage::Is<Released> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("reason", m.reason);
 }
-template <typename Visitor, Is<Goodbye> T>
+template <typename Visitor, storage::Is<Goodbye> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
 }
-template <typename Visitor, Is<Welcome> T>
+template <typename Visitor, storage::Is<Welcome> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("term", m.term);
   visitor.field("lease_seconds", m.lease_seconds);
   visitor.field("heartbeat_seconds", m.heartbeat_seconds);
   visitor.field("keeps_task", m.keeps_task);
 }
-template <typename Visitor, Is<Refused> T>
+template <typename Visitor, storage::Is<Refused> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("reason", m.reason);
 }
-template <typename Visitor, Is<WhoAreYou> T>
+template <typename Visitor, storage::Is<WhoAreYou> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("term", m.term);
 }
-template <typename Visitor, Is<Grant> T>
+template <typename Visitor, storage::Is<Grant> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("task", m.task);
 }
-template <typename Visitor, Is<Idle> T>
+template <typename Visitor, storage::Is<Idle> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("retry_milliseconds", m.retry_milliseconds);
 }
-template <typename Visitor, Is<HeartbeatAck> T>
+template <typename Visitor, storage::Is<HeartbeatAck> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("lease_valid", m.lease_valid);
 }
-template <typename Visitor, Is<Committed> T>
+template <typename Visitor, storage::Is<Committed> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("name", m.name);
 }
-template <typename Visitor, Is<Fenced> T>
+template <typename Visitor, storage::Is<Fenced> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("reason", m.reason);
 }
-template <typename Visitor, Is<Stop> T>
+template <typename Visitor, storage::Is<Stop> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("reason", m.reason);
   visitor.optional_field("is_over", m.is_over);

@@ -1,19 +1,19 @@
 #include "coordinator/wire/stage_start.hpp"
 
-#include "coordinator/wire/fields.hpp"
 #include "storage/base/error.hpp"
+#include "storage/base/fields.hpp"
 #include "storage/base/file.hpp"
 
 namespace hedgerow::wire {
 
-template <typename Visitor, Is<StageRequest> T>
+template <typename Visitor, storage::Is<StageRequest> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("launch", m.launch);
   visitor.field("host", m.host);
   visitor.field("ranks", m.ranks);
   visitor.field("beat", m.heartbeat_count);
 }
-template <typename Visitor, Is<StageStart> T>
+template <typename Visitor, storage::Is<StageStart> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("launch", m.launch);
   visitor.field("fencing_token", m.fencing_token);

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "coordinator/wire/json_fields.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::wire {
@@ -33,20 +32,13 @@ std::string_view to_string(TaskKind kind) { return row_of(kind).word; }
 
 void to_json(nlohmann::json& json, TaskKind kind) { json = to_string(kind); }
 
-TaskKind stage_field(const nlohmann::json& object, const char* key) {
-  const auto kind = task_kind_from(string_field(object, key));
-  if (!kind) throw_ill_typed(key, "a stage", field(object, key));
-  return *kind;
-}
-
 std::optional<TaskKind> task_kind_from(std::string_view word) {
   const auto* row = std::ranges::find(kTaskKinds, word, &TaskKindWord::word);
   return row == kTaskKinds.end() ? std::nullopt : std::optional(row->kind);
 }
 
 void from_word(std::string_view word, TaskKind& kind) {
-  const std::optional<TaskKind> found = task_kind_from(word);
-  if (found && *found != TaskKind::kAssemble) {
+  if (const std::optional<TaskKind> found = task_kind_from(word)) {
     kind = *found;
     return;
   }

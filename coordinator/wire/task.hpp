@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "coordinator/wire/fields.hpp"
+#include "storage/base/fields.hpp"
 #include "storage/base/file_record.hpp"
 
 namespace hedgerow::wire {
@@ -89,13 +89,11 @@ struct Progress {
 [[nodiscard]] std::string_view to_string(TaskKind kind);  // "capture", "transfer", ...
 // So that a kind in a JSON value is its word and not its number.
 void to_json(nlohmann::json& json, TaskKind kind);
-// Throws kCorrupt naming the field.
-[[nodiscard]] TaskKind stage_field(const nlohmann::json& object, const char* key);
 [[nodiscard]] std::optional<TaskKind> task_kind_from(std::string_view word);
-// Throws kCorrupt for another word, and for "assemble".
+// Throws kCorrupt for another word.
 void from_word(std::string_view word, TaskKind& kind);
 
-template <typename Visitor, Is<Task> T>
+template <typename Visitor, storage::Is<Task> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("kind", m.kind);
   visitor.field("fencing_token", m.fencing_token);
@@ -113,18 +111,18 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("subject", m.subject);
   visitor.optional_field("memory_bytes", m.memory_bytes);
 }
-template <typename Visitor, Is<WorkerId> T>
+template <typename Visitor, storage::Is<WorkerId> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("uuid", m.uuid);
   visitor.field("incarnation", m.incarnation);
 }
-template <typename Visitor, Is<PeakMemory> T>
+template <typename Visitor, storage::Is<PeakMemory> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("host_bytes", m.host_bytes);
   visitor.field("device_bytes", m.device_bytes);
   visitor.field("device_reserved_bytes", m.device_reserved_bytes);
 }
-template <typename Visitor, Is<Progress> T>
+template <typename Visitor, storage::Is<Progress> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("phase", m.phase);
   visitor.field("step", m.step);

@@ -488,10 +488,10 @@ TEST(TaskIds, EvaluationsAreInTheOrderOfTheirNamesWhichIsThatOfSnapshots) {
 }
 
 TEST(TaskIds, ARunThatEvaluatesSomethingElseIsRefused) {
-  nlohmann::json geometry = geometry_to_json(*started_state().geometry);
-  EXPECT_EQ(geometry_from_json(geometry), *started_state().geometry);
+  nlohmann::json geometry = storage::fields_to_json(*started_state().geometry);
+  EXPECT_EQ(storage::fields_from_json<Geometry>(geometry), *started_state().geometry);
   geometry["evaluates"] = {"teacher", "student"};
-  EXPECT_THROW(static_cast<void>(geometry_from_json(geometry)), storage::Error);
+  EXPECT_THROW(static_cast<void>(storage::fields_from_json<Geometry>(geometry)), storage::Error);
 }
 
 }  // namespace
