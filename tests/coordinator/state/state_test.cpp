@@ -203,7 +203,8 @@ TEST(State, TheLastBoundaryStaysWhileLogitsAreToBeComputedFromIt) {
 // The events of a job whose finetune learned from the teacher's logits and which kept no boundary,
 // as the build of 2026-11-27 wrote them: there the logits were "dropped" as boundary 2 of 2 blocks.
 TEST(State, TheJournalOfAnEarlierBuildReplaysWithItsLogitsDropped) {
-  std::ifstream file(std::filesystem::path(__FILE__).parent_path() / "recorded_events.jsonl");
+  std::ifstream file(std::filesystem::path(HEDGEROW_SOURCE_DIR) /
+                     "tests/coordinator/state/recorded_events.jsonl");
   State state;
   int count = 0;
   for (std::string line; std::getline(file, line); ++count) {
