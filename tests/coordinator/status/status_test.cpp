@@ -103,6 +103,11 @@ TEST_F(StatusTest, StatusSurvivesJson) {
   status.tasks.front().progress = progress;
   const nlohmann::json json = status;
   EXPECT_EQ(nlohmann::json(json.get<RunStatus>()), json);
+  nlohmann::json earlier = json;  // of a build whose status had the errors of layers
+  earlier["tasks"][0]["layer_mse"] = {0.5, nullptr};
+  earlier["tasks"][0]["progress"]["layer_mse"] = {0.5, nullptr};
+  earlier["tasks"][0]["progress"]["linear_share"] = {0.5, nullptr};
+  EXPECT_EQ(nlohmann::json(earlier.get<RunStatus>()), json);
 }
 
 TEST_F(StatusTest, ExplainTellsABlocksStoryAndThatOfTheBoundaryItReads) {

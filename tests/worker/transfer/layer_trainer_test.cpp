@@ -143,9 +143,10 @@ TEST_F(Trainer, LearnsItsTeacherWithSinksAndMapsOfKvHeadsAndWithoutEither) {
 // What has no row is shown by nobody (storage/history/columns.hpp).
 TEST_F(Trainer, TheTableOfColumnsHasARowForEveryNumberOfALayer) {
   const nlohmann::json metrics = LayerMetrics{};
-  for (const auto& [name, value] : metrics.items())
-    if (name != "layer" && name != "step")
-      EXPECT_NE(storage::find_column("layer", name), nullptr) << name;
+  for (const auto& [name, value] : metrics.items()) {
+    if (name == "layer" || name == "step") continue;
+    EXPECT_NE(storage::find_column("layer", name), nullptr) << name;
+  }
 }
 
 TEST_F(Trainer, ReportsMeanSquaredErrorOverAllElementsOfAValidation) {

@@ -119,11 +119,11 @@ TEST(HistoryLines, MetricsAtEightyColumns) {
   std::string text;
   for (const std::string& line : metrics_lines(history_of_a_run(), 80)) text += line + "\n";
   EXPECT_EQ(text, R"(layer  step     MSE  relative  control  linear  sinks  gradient  rate  history
-    0    60  0.0001     0.001        -       -      -         -  0.01  |@%*=-.|
-    1    60  0.0001     0.001        -       -      -         -  0.01  |@%*=-.|
-    2    60  0.0001     0.001        -       -      -         -  0.01  |@%*=-.|
-    3    30    0.01    0.0316        -       -      -         -  0.01  |@%%#*+|
-    4    30     0.5     0.316        -       -      -         -  0.01  |==+**%|
+    0    60  0.0001     0.001        -       -      -         -  0.01  |@%*+=:.|
+    1    60  0.0001     0.001        -       -      -         -  0.01  |@%*+=:.|
+    2    60  0.0001     0.001        -       -      -         -  0.01  |@%*+=:.|
+    3    30    0.01    0.0316        -       -      -         -  0.01  |@%%#**+|
+    4    30     0.5     0.316        -       -      -         -  0.01  |==+**#%|
 )");
 }
 
