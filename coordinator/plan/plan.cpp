@@ -13,6 +13,8 @@
 namespace hedgerow::coordinator {
 namespace {
 
+constexpr const char* kTokenize = "tokenize";
+
 using storage::Error;
 using storage::ErrorKind;
 using storage::ModelConfig;
@@ -180,6 +182,17 @@ void plan_logits(const Recipe& recipe,
 }
 
 }  // namespace
+
+std::string word_of(PlannedFor stage) {
+  return stage ? std::string(to_string(*stage)) : kTokenize;
+}
+
+PlannedFor planned_for(const std::string& word) {
+  if (word == kTokenize) return std::nullopt;
+  Stage stage{};
+  from_word(word, stage);
+  return stage;
+}
 
 KeepBoundaries KeepBoundaries::parse(const std::string& word) {
   if (word == "none") return {Kind::kNone, 1};
@@ -409,7 +422,7 @@ void to_json(nlohmann::json& json, const Plan& plan) {
                               {"trains", block.trains}});
   }
   for (const StageEstimate& stage : plan.estimates) {
-    json["estimates"].push_back({{"stage", stage.stage},
+    json["estimates"].push_back({{"stage", word_of(stage.stage)},
                                  {"flops", stage.flops},
                                  {"seconds", stage.seconds},
                                  {"gpu_hours", stage.gpu_hours},

@@ -52,7 +52,7 @@ class Times {
     for (const BlockPlan& block : plan_.blocks) layers += block.block < last ? block.num_layers : 0;
     const Job job{
         capture_work(layers, plan_.capture.num_sequences()), 0.0, layers * costs_.layer_bytes()};
-    if (!plan_.captures) return {"capture"};
+    if (!plan_.captures) return {Stage::kCapture};
     const int pieces = pieces_of(plan_.capture.num_shards(), plan_.shards_per_capture);
     Taken taken = spread(job, pieces, plan_.capture_memory_bytes);
     const double disk =

@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "coordinator/plan/plan.hpp"
@@ -17,7 +18,7 @@ namespace hedgerow::coordinator {
 
 // Of StageEstimate what can be measured.
 struct PlannedStage {
-  Stage stage = Stage::kCapture;
+  PlannedFor stage{};
   double seconds = 0.0;  // 0: no speed was known
   double gpu_hours = 0.0;
   double cost = 0.0;               // in the currency of the nodes' prices
@@ -27,7 +28,9 @@ struct PlannedStage {
 };
 template <typename Visitor, storage::Is<PlannedStage> T>
 void visit_fields(Visitor& visitor, T& stage) {
-  visitor.field("stage", stage.stage);
+  std::string word = word_of(stage.stage);
+  visitor.field("stage", word);
+  if constexpr (!std::is_const_v<T>) stage.stage = planned_for(word);
   visitor.field("seconds", stage.seconds);
   visitor.field("gpu_hours", stage.gpu_hours);
   visitor.field("cost", stage.cost);

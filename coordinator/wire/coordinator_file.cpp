@@ -98,9 +98,9 @@ std::optional<CoordinatorFile> read_coordinator_file(const std::filesystem::path
                                                      const storage::Disk& disk) {
   if (!disk.exists(path)) return std::nullopt;
   try {
-    const json in = parse_document(disk.read(path, kMaxBytes));
-    if (string_field(in, "format") != kFormat) return std::nullopt;
-    return fields_from_json<CoordinatorFile>(in);
+    const json in = storage::parse_document(disk.read(path, kMaxBytes));
+    if (storage::string_field(in, "format") != kFormat) return std::nullopt;
+    return storage::fields_from_json<CoordinatorFile>(in);
   } catch (const storage::Error&) {
     return std::nullopt;
   }
@@ -120,7 +120,7 @@ void write_coordinator_file(const storage::RunLayout& layout,
 void write_coordinator_file(const std::filesystem::path& path,
                             const CoordinatorFile& file,
                             storage::Disk& disk) {
-  json out = fields_to_json(file);
+  json out = storage::fields_to_json(file);
   out["format"] = kFormat;
   disk.write_atomically(path, out.dump(2) + "\n");
 }

@@ -152,7 +152,7 @@ Message parse_as(std::string_view type, const json& body) {
     throw Error(ErrorKind::kCorrupt,
                 "message: unknown type '" + std::string(type.substr(0, 40)) + "'");
   } else {
-    if (type == kTypes[I]) return fields_from_json<std::variant_alternative_t<I, Message>>(body);
+    if (type == kTypes[I]) return storage::fields_from_json<std::variant_alternative_t<I, Message>>(body);
     return parse_as<I + 1>(type, body);
   }
 }
@@ -162,7 +162,7 @@ Message parse_as(std::string_view type, const json& body) {
 std::string_view type_of(const Message& message) { return kTypes[message.index()]; }
 
 std::string encode(const Message& message) {
-  json document = std::visit([](const auto& m) { return fields_to_json(m); }, message);
+  json document = std::visit([](const auto& m) { return storage::fields_to_json(m); }, message);
   document["type"] = type_of(message);
   std::string frame(kMagic);
   for (int shift = 0; shift < 32; shift += 8)
@@ -203,8 +203,8 @@ Message decode(std::string_view frame) {
                 "message: protocol " + std::to_string(*protocol) + ", this build speaks " +
                     std::to_string(kProtocol));
   }
-  const json document = parse_document(frame.substr(kHeaderBytes));
-  return parse_as(string_field(document, "type"), document);
+  const json document = storage::parse_document(frame.substr(kHeaderBytes));
+  return parse_as(storage::string_field(document, "type"), document);
 }
 
 }  // namespace hedgerow::wire

@@ -36,9 +36,9 @@ std::optional<T> read(const fs::path& path) {
   std::error_code unreadable;
   if (!fs::exists(path, unreadable)) return std::nullopt;
   try {
-    const json file = parse_document(storage::read_text(path, kMaxBytes));
-    if (string_field(file, "format") != kFormat) return std::nullopt;
-    return fields_from_json<T>(file);
+    const json file = storage::parse_document(storage::read_text(path, kMaxBytes));
+    if (storage::string_field(file, "format") != kFormat) return std::nullopt;
+    return storage::fields_from_json<T>(file);
   } catch (const storage::Error&) {
     return std::nullopt;
   }
@@ -46,7 +46,7 @@ std::optional<T> read(const fs::path& path) {
 
 template <typename T>
 void write(const fs::path& path, const T& value) {
-  json file = fields_to_json(value);
+  json file = storage::fields_to_json(value);
   file["format"] = kFormat;
   storage::write_atomically(path, file.dump(2) + "\n");
 }

@@ -134,19 +134,19 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.optional_field("peak_memory", m.peak_memory);
 }
 
-inline void to_json(nlohmann::json& json, const Task& task) { json = fields_to_json(task); }
+inline void to_json(nlohmann::json& json, const Task& task) { json = storage::fields_to_json(task); }
 inline void from_json(const nlohmann::json& json, Task& task) {
-  task = fields_from_json<Task>(json);
+  task = storage::fields_from_json<Task>(json);
 }
-inline void to_json(nlohmann::json& json, const PeakMemory& peak) { json = fields_to_json(peak); }
+inline void to_json(nlohmann::json& json, const PeakMemory& peak) { json = storage::fields_to_json(peak); }
 inline void from_json(const nlohmann::json& json, PeakMemory& peak) {
-  peak = fields_from_json<PeakMemory>(json);
+  peak = storage::fields_from_json<PeakMemory>(json);
 }
 inline void to_json(nlohmann::json& json, const Progress& progress) {
-  json = fields_to_json(progress);
+  json = storage::fields_to_json(progress);
 }
 inline void from_json(const nlohmann::json& json, Progress& progress) {
-  progress = fields_from_json<Progress>(json);
+  progress = storage::fields_from_json<Progress>(json);
 }
 
 }  // namespace hedgerow::wire

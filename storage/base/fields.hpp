@@ -188,7 +188,8 @@ void FieldReader::field(const char* key, T& value) {
       if constexpr (HasFields<typename T::value_type>) {
         item = fields_from_json<typename T::value_type>(each);
       } else {
-        FieldReader({{key, each}}).field(key, item);
+        const nlohmann::json one = {{key, each}};
+        FieldReader(one).field(key, item);
       }
     }
   }

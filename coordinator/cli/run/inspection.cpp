@@ -140,7 +140,7 @@ void add_surplus_boundaries(const State& state, std::vector<Surplus>& surplus) {
     surplus.push_back({fs::path(first).parent_path().string(),
                        "no task reads this boundary any more",
                        bytes,
-                       boundary});
+                       BoundaryDropped{boundary}});
   }
 }
 

@@ -46,9 +46,9 @@ TEST_F(RecordedPlanTest, IsReadAsItWasWritten) {
   const std::optional<RecordedPlan> read = read_plan(layout_);
   ASSERT_TRUE(read);
   EXPECT_EQ(*read, plan);
-  ASSERT_NE(read->find("transfer"), nullptr);
-  EXPECT_EQ(read->find("transfer")->memory_bytes, 900U);
-  EXPECT_EQ(read->find("finetune"), nullptr);
+  ASSERT_NE(read->find(Stage::kTransfer), nullptr);
+  EXPECT_EQ(read->find(Stage::kTransfer)->memory_bytes, 900U);
+  EXPECT_EQ(read->find(Stage::kFinetune), nullptr);
 }
 
 TEST_F(RecordedPlanTest, OfARunThatAnOlderBuildBeganThereIsNone) {

@@ -7,6 +7,7 @@
 
 #include "coordinator/dispatch/actions.hpp"
 #include "coordinator/dispatch/scheduler.hpp"
+#include "coordinator/state/task_graph.hpp"
 #include "tests/coordinator/state_fixture.hpp"
 
 namespace hedgerow::coordinator {
