@@ -60,10 +60,7 @@ void add_logits_intents(const State& state,
   const int settled = count(TaskState::kDone) + count(TaskState::kDropped);
   if (!is_read && !keep.keeps_logits() && count(TaskState::kDone) > 0 &&
       settled == state.geometry->num_logit_pieces) {
-    intents.push_back({.kind = IntentKind::kDropBoundary,
-                       .task = {},
-                       .boundary = state.geometry->logits_boundary(),
-                       .reason = {}});
+    intents.push_back({.kind = IntentKind::kDropLogits, .task = {}, .reason = {}});
   }
 }
 
@@ -141,8 +138,8 @@ std::size_t num_failed_workers(const TaskRecord& task) {
 
 bool wants_second_worker(const TaskRecord& task) {
   // The MPI stage and the coordinator have no second self.
-  const bool pulled = task.id.stage != Stage::kFinetune && task.id.stage != Stage::kAssemble;
-  return pulled && task.failures.size() >= kMaxFailures && num_failed_workers(task) < 2;
+  return wire::is_pulled(task.id.stage) && task.failures.size() >= kMaxFailures &&
+         num_failed_workers(task) < 2;
 }
 
 std::string quarantine_reason(const TaskRecord& task) {
@@ -161,7 +158,7 @@ std::string quarantine_reason(const TaskRecord& task) {
 }
 
 std::optional<LostSteps> lost_steps(const TaskRecord& task, const wire::Progress* progress) {
-  if (task.id.stage != Stage::kTransfer && task.id.stage != Stage::kFinetune) return std::nullopt;
+  if (!wire::has_checkpoints(task.id.stage)) return std::nullopt;
   // While it loads, a task counts layers.
   if (progress == nullptr || progress->phase == "loading") return std::nullopt;
   const std::int64_t since = first_step(task);

@@ -16,6 +16,7 @@ enum class IntentKind {
   kAssemble,        // grant `assemble` to ourselves and do it
   kLaunchFinetune,  // drain the workers, grant `finetune`, start the MPI stage
   kDropBoundary,    // journal, then delete the files of `boundary`
+  kDropLogits,      // the same of the teacher's logits
   kRecapture,       // `task`, dropped, is needed again
   kReseed,          // try `task`, a transfer, again with the next seed
   kQuarantine,      // give `task` up

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <filesystem>
 
+#include "coordinator/dispatch/task_kinds.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {
@@ -80,37 +81,16 @@ std::string shard_name(const TaskId& id, int shard, std::uint64_t token) {
   return RunLayout::hidden_shard(id.block + 1, shard, token);
 }
 
-std::vector<std::string> output_names(const TaskId& id, std::uint64_t token) {
-  switch (id.stage) {
-    case Stage::kCapture:
-      return {};
-    case Stage::kTransfer:
-      return {RunLayout::block_artifact(id.block, token)};
-    case Stage::kAssemble:
-      return {RunLayout::student_directory(token) + "/feature_maps.safetensors",
-              RunLayout::student_directory(token) + "/hedgerow.json",
-              RunLayout::student_directory(token) + "/provenance.json"};
-    case Stage::kLogits:
-      return {RunLayout::logits(id.piece, token)};
-    case Stage::kFinetune:
-      return {RunLayout::adapter_directory(token) + "/adapter_config.json",
-              RunLayout::adapter_directory(token) + "/adapter_model.safetensors"};
-    case Stage::kEvaluate:
-      return {RunLayout::evaluation(std::string(to_string(id.subject)), token)};
-  }
-  return {};
-}
-
 bool are_outputs(const TaskId& id,
                  std::uint64_t token,
                  const std::vector<storage::FileRecord>& files) {
   std::vector<std::string> announced;
   for (const storage::FileRecord& file : files) announced.push_back(file.name);
   std::sort(announced.begin(), announced.end());
-  std::vector<std::string> names = output_names(id, token);
+  std::vector<std::string> names = kind_of(id.stage).outputs(id, token);
   if (announced == names) return true;
-  if (id.stage != Stage::kFinetune) return false;
-  names.push_back(RunLayout::adapter_directory(token) + "/trained_parameters.safetensors");
+  for (std::string& name : kind_of(id.stage).optional_outputs(token))
+    names.push_back(std::move(name));
   return announced == names;
 }
 
@@ -125,7 +105,10 @@ void delete_dropped_shards(const RunLayout& layout,
         disk.remove(layout.resolve(shard.file.name));
     }
   }
-  if (!state.geometry || (boundary != 0 && boundary != state.geometry->logits_boundary())) return;
+}
+
+void delete_dropped_logits(const RunLayout& layout, const State& state, storage::Disk& disk) {
+  if (!state.geometry) return;
   for (int piece = 0; piece < state.geometry->num_logit_pieces; ++piece) {
     const TaskRecord& task = state.task(TaskId::logits(piece));
     if (task.state != TaskState::kDropped) continue;

@@ -41,12 +41,11 @@ struct FoundCheckpoint {
     std::uint64_t token,
     const storage::Disk& disk = storage::os_disk());
 
-// The final names that a task may publish under `token`; a worker's name must be one of them, so no
-// path of a message ever leads elsewhere. Capture: shard `shard`.
+// The final name of a capture's shard under `token`; a worker's name must be that, or one of its
+// kind's outputs, so no path of a message ever leads elsewhere.
 [[nodiscard]] std::string shard_name(const TaskId& id, int shard, std::uint64_t token);
-[[nodiscard]] std::vector<std::string> output_names(const TaskId& id, std::uint64_t token);
-// Whether a task is done with these: all of output_names(), in any order, and of a finetune that
-// trained more than LoRA trained_parameters.safetensors too.
+// Whether a task is done with these: all outputs of its kind (task_kinds), in any order, and perhaps
+// the optional ones.
 [[nodiscard]] bool are_outputs(const TaskId& id,
                                std::uint64_t token,
                                const std::vector<storage::FileRecord>& files);
@@ -56,6 +55,9 @@ struct FoundCheckpoint {
 void delete_dropped_shards(const storage::RunLayout& layout,
                            const State& state,
                            int boundary = 0,
+                           storage::Disk& disk = storage::os_disk());
+void delete_dropped_logits(const storage::RunLayout& layout,
+                           const State& state,
                            storage::Disk& disk = storage::os_disk());
 
 // The largest fencing token in any file name under attempts/, hidden/, blocks/, student/, adapter/

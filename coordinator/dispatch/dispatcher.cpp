@@ -7,10 +7,10 @@
 #include "coordinator/dispatch/actions.hpp"
 #include "coordinator/dispatch/commit.hpp"
 #include "coordinator/state/fold.hpp"
-#include "coordinator/wire/json_fields.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/fault_point.hpp"
 #include "storage/base/hash.hpp"
+#include "storage/base/json_fields.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -175,7 +175,7 @@ std::optional<LostSteps> Dispatcher::close_attempt(std::uint64_t token,
                                                    const wire::Progress* last) {
   const TaskRecord& task = *state_.holder(token);
   const bool has_checkpoints =
-      task.id.stage == Stage::kTransfer || task.id.stage == Stage::kFinetune;
+      wire::has_checkpoints(task.id.stage);
   try {
     const auto found =
         has_checkpoints ? newest_checkpoint(layout_, token, *config_.disk) : std::nullopt;
@@ -467,7 +467,7 @@ wire::Task Dispatcher::wire_task(const TaskId& id, std::uint64_t token) const {
   const std::string name = storage::RunLayout::attempt_directory(token) + "/inputs.json";
   const std::filesystem::path path = layout_.resolve(name);
   config_.disk->make_directories(path.parent_path());
-  const std::string text = nlohmann::json{{"inputs", wire::records_to_json(task.inputs)}}.dump();
+  const std::string text = nlohmann::json{{"inputs", storage::records_to_json(task.inputs)}}.dump();
   config_.disk->write_atomically(path, text);
   task.inputs.clear();
   task.inputs_file =

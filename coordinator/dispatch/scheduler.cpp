@@ -5,6 +5,7 @@
 #include <set>
 
 #include "coordinator/dispatch/actions.hpp"
+#include "coordinator/dispatch/task_kinds.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -45,55 +46,6 @@ int last_block_to_capture(const State& state, const KeepBoundaries& keep) {
   return geometry.num_blocks();
 }
 
-std::vector<storage::FileRecord> shard_files(const State& state,
-                                             int boundary,
-                                             int first,
-                                             int count) {
-  std::vector<storage::FileRecord> files;
-  if (boundary == 0) return files;
-  const auto& shards = state.shards[static_cast<std::size_t>(boundary)];
-  for (int shard = first; shard < first + count; ++shard)
-    files.push_back(shards[static_cast<std::size_t>(shard)].file);
-  return files;
-}
-
-ShardRange first_missing_run(const State& state, const TaskId& id) {
-  const auto& shards = state.shards[static_cast<std::size_t>(id.block) + 1];
-  const ShardRange piece = shards_of_piece(*state.geometry, id.piece);
-  const auto missing = [&shards](int shard) {
-    return shards[static_cast<std::size_t>(shard)].state != ShardState::kCommitted;
-  };
-  const int end = piece.first + piece.count;
-  int first = piece.first;
-  while (first < end && !missing(first)) ++first;
-  int last = first;
-  while (last < end && missing(last)) ++last;
-  return {first, last - first};
-}
-
-void append_files(const State& state, const TaskId& id, std::vector<storage::FileRecord>& files) {
-  const TaskRecord& task = state.task(id);
-  files.insert(files.end(), task.files.begin(), task.files.end());
-}
-
-// The layers behind the last boundary and its shards, or all layers.
-void fill_logits_range(const State& state, const TaskId& id, wire::Task& task) {
-  const Geometry& geometry = *state.geometry;
-  task.first_shard = id.piece;
-  task.num_shards = 1;
-  task.sequences_per_shard = geometry.sequences_per_logit_piece;
-  if (geometry.logits_from_boundary) {
-    const ShardRange range = shards_of_piece(geometry, id.piece);
-    task.block = geometry.last_boundary();
-    task.first_layer = geometry.first_layer(task.block);
-    task.first_shard = range.first;
-    task.num_shards = range.count;
-    task.sequences_per_shard = geometry.sequences_per_shard;
-    task.inputs = shard_files(state, task.block, range.first, range.count);
-  }
-  task.num_layers = geometry.num_layers - task.first_layer;
-}
-
 }  // namespace
 
 MemoryNeeds needs_of(const Plan& plan) {
@@ -105,21 +57,8 @@ MemoryNeeds needs_of(const Plan& plan) {
 }
 
 std::uint64_t need_of(const TaskId& id, const MemoryNeeds& needs) {
-  switch (id.stage) {
-    case Stage::kCapture:
-      return needs.capture;
-    case Stage::kTransfer:
-      return needs.transfer;
-    case Stage::kLogits:
-      return needs.logits;
-    case Stage::kEvaluate:
-      return needs.evaluate;
-    case Stage::kFinetune:
-      return needs.finetune;
-    case Stage::kAssemble:
-      break;  // copies bytes
-  }
-  return 0;
+  const auto memory = kind_of(id.stage).memory;
+  return memory == nullptr ? 0 : needs.*memory;
 }
 
 std::optional<TaskId> choose_task(const State& state,
@@ -139,7 +78,9 @@ std::optional<TaskId> choose_task(const State& state,
     }
     return std::nullopt;
   };
-  for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kLogits, Stage::kEvaluate}) {
+  for (const wire::TaskKindWord& kind : wire::task_kind_words()) {
+    if (!kind.is_pulled) continue;
+    const Stage stage = kind.kind;
     const auto from = [stage](int block) { return TaskId{stage, block, -1, {}}; };
     if (worker.held_block >= 0) {
       if (const auto held = first_of(from(worker.held_block), from(worker.held_block + 1)))
@@ -158,10 +99,6 @@ bool anything_to_grant(const State& state, const KeepBoundaries& keep) {
   });
 }
 
-bool is_pulled(const TaskId& id) {
-  return id.stage != Stage::kAssemble && id.stage != Stage::kFinetune;
-}
-
 std::vector<Misfit> misfits(const State& state,
                             const std::vector<WorkerView>& connected,
                             const MemoryNeeds& needs) {
@@ -178,7 +115,7 @@ std::vector<Misfit> misfits(const State& state,
   // As a rule everything fits, and a run of many tasks is looked at many times a second.
   if (largest.memory_bytes == 0 || most <= largest.memory_bytes) return list;
   for (const TaskId& id : state.index.ready) {
-    if (!is_pulled(id) || fits(largest, id, needs)) continue;
+    if (!wire::is_pulled(id.stage) || fits(largest, id, needs)) continue;
     list.push_back({id, need_of(id, needs), largest.uuid, largest.memory_bytes});
   }
   return list;
@@ -198,37 +135,8 @@ wire::Task make_wire_task(const State& state, const TaskId& id, std::uint64_t to
     task.first_layer = geometry.first_layer(id.block);
     task.num_layers = geometry.layers_of(id.block);
   }
-  switch (id.stage) {
-    case Stage::kCapture: {
-      task.kind = wire::TaskKind::kCapture;
-      const ShardRange run = first_missing_run(state, id);
-      task.first_shard = run.first;
-      task.num_shards = run.count;
-      task.inputs = shard_files(state, id.block, run.first, run.count);
-      break;
-    }
-    case Stage::kTransfer:
-      task.kind = wire::TaskKind::kTransfer;
-      task.inputs = shard_files(state, id.block, 0, geometry.num_shards);
-      break;
-    case Stage::kLogits:
-      task.kind = wire::TaskKind::kLogits;
-      task.piece = id.piece;
-      fill_logits_range(state, id, task);
-      break;
-    case Stage::kEvaluate:
-      task.kind = wire::TaskKind::kEvaluate;
-      if (id.subject != Subject::kTeacher) append_files(state, TaskId::assemble(), task.inputs);
-      if (id.subject == Subject::kLora) append_files(state, TaskId::finetune(), task.inputs);
-      break;
-    case Stage::kFinetune:
-    case Stage::kAssemble:
-      task.kind = wire::TaskKind::kFinetune;
-      append_files(state, TaskId::assemble(), task.inputs);
-      for (int piece = 0; piece < geometry.num_logit_pieces; ++piece)
-        append_files(state, TaskId::logits(piece), task.inputs);
-      break;
-  }
+  task.kind = id.stage;
+  if (const auto fill = kind_of(id.stage).fill) fill(state, id, task);
   return task;
 }
 

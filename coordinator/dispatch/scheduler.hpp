@@ -41,9 +41,6 @@ struct MemoryNeeds {
 // is granted either, that will not come: a quarantined task keeps it.
 [[nodiscard]] bool anything_to_grant(const State& state, const KeepBoundaries& keep);
 
-// By a worker; mpirun places the ranks of finetune, and the coordinator assembles.
-[[nodiscard]] bool is_pulled(const TaskId& id);
-
 // A ready task that no connected worker has the memory for.
 struct Misfit {
   TaskId task;

@@ -34,6 +34,7 @@ Term open_term(const storage::RunLayout& layout,
   storage::Journal journal =
       storage::Journal::start_term(layout, replayed, disk, clock.utc(), recipe);
   delete_dropped_shards(layout, folded.state, 0, disk);
+  delete_dropped_logits(layout, folded.state, disk);
   // The journal wrote the term's first record itself; the state follows it as replay will.
   static_cast<void>(apply(folded.state, TermStarted{recipe}));
   folded.times.close(folded.last_at);  // or the time without a coordinator would count as work
@@ -48,8 +49,8 @@ void release(storage::ReplayResult replayed) {
 void check_same_shape(const Geometry& recorded, Geometry now) {
   now.shards_per_capture = recorded.shards_per_capture;
   if (now == recorded) return;
-  const nlohmann::json before = geometry_to_json(recorded);
-  const nlohmann::json after = geometry_to_json(now);
+  const nlohmann::json before = storage::fields_to_json(recorded);
+  const nlohmann::json after = storage::fields_to_json(now);
   std::string differences;
   for (const auto& [key, value] : after.items()) {
     if (value == before.at(key)) continue;

@@ -48,7 +48,8 @@ std::vector<TaskId> UnschedulableTasks::look(const State& state,
   }
   if (connected.empty() && needs_external_workers_) {
     const std::set<TaskId>& ready = state.index.ready;
-    const auto first = std::find_if(ready.begin(), ready.end(), is_pulled);
+    const auto first = std::find_if(
+        ready.begin(), ready.end(), [](const TaskId& id) { return wire::is_pulled(id.stage); });
     if (first != ready.end() && has_waited(*first, kNoWorkerTimeout))
       shown_[*first] = kNobodyIsThere;
   }

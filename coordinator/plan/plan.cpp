@@ -13,6 +13,8 @@
 namespace hedgerow::coordinator {
 namespace {
 
+constexpr const char* kTokenize = "tokenize";
+
 using storage::Error;
 using storage::ErrorKind;
 using storage::ModelConfig;
@@ -108,13 +110,13 @@ void plan_disk(const Recipe& recipe, const Costs& costs, Plan& plan) {
   plan.final_disk_bytes =
       assembled + boundaries(kept) + adapter + (keep.keeps_logits() ? plan.logits_bytes : 0);
   for (StageEstimate& stage : plan.estimates) {
-    if (stage.stage == "capture" || stage.stage == "transfer")
+    if (stage.stage == Stage::kCapture || stage.stage == Stage::kTransfer)
       stage.disk_bytes = trained + boundaries(boundaries_at_once(keep, last, blocks));
-    else if (stage.stage == "assemble")
+    else if (stage.stage == Stage::kAssemble)
       stage.disk_bytes = assembled + boundaries(read_by_logits);
-    else if (stage.stage == "logits")
+    else if (stage.stage == Stage::kLogits)
       stage.disk_bytes = assembled + boundaries(read_by_logits) + plan.logits_bytes;
-    else if (stage.stage == "finetune")
+    else if (stage.stage == Stage::kFinetune)
       stage.disk_bytes =
           assembled + boundaries(kept) + plan.logits_bytes + adapter + disk.third_checkpoint;
     else
@@ -180,6 +182,17 @@ void plan_logits(const Recipe& recipe,
 }
 
 }  // namespace
+
+std::string word_of(PlannedFor stage) {
+  return stage ? std::string(to_string(*stage)) : kTokenize;
+}
+
+PlannedFor planned_for(const std::string& word) {
+  if (word == kTokenize) return std::nullopt;
+  Stage stage{};
+  from_word(word, stage);
+  return stage;
+}
 
 KeepBoundaries KeepBoundaries::parse(const std::string& word) {
   if (word == "none") return {Kind::kNone, 1};
@@ -409,7 +422,7 @@ void to_json(nlohmann::json& json, const Plan& plan) {
                               {"trains", block.trains}});
   }
   for (const StageEstimate& stage : plan.estimates) {
-    json["estimates"].push_back({{"stage", stage.stage},
+    json["estimates"].push_back({{"stage", word_of(stage.stage)},
                                  {"flops", stage.flops},
                                  {"seconds", stage.seconds},
                                  {"gpu_hours", stage.gpu_hours},

@@ -11,11 +11,12 @@
 #include <string>
 #include <vector>
 
+#include "coordinator/state/task_id.hpp"
 #include "coordinator/plan/plan_workers.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/capture_plan.hpp"
-#include "storage/shape/mesh.hpp"
 #include "storage/recipe/recipe.hpp"
+#include "storage/shape/mesh.hpp"
 
 namespace hedgerow::coordinator {
 
@@ -61,9 +62,14 @@ struct PlanProblem {
   std::string remedy;
 };
 
+// nullopt: before the tasks, the texts are tokenized.
+using PlannedFor = std::optional<Stage>;
+[[nodiscard]] std::string word_of(PlannedFor stage);  // "tokenize", "capture", ...
+// Throws kCorrupt for another word.
+[[nodiscard]] PlannedFor planned_for(const std::string& word);
+
 struct StageEstimate {
-  std::string
-      stage;  // "tokenize", "capture", "transfer", "assemble", "logits", "finetune", "evaluate"
+  PlannedFor stage{};
   double flops = 0.0;
   double seconds = 0.0;            // starts included; 0 if no speed is known
   double gpu_hours = 0.0;          // of the GPUs at work, not of those that are held meanwhile

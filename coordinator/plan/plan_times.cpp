@@ -52,13 +52,13 @@ class Times {
     for (const BlockPlan& block : plan_.blocks) layers += block.block < last ? block.num_layers : 0;
     const Job job{
         capture_work(layers, plan_.capture.num_sequences()), 0.0, layers * costs_.layer_bytes()};
-    if (!plan_.captures) return {"capture"};
+    if (!plan_.captures) return {Stage::kCapture};
     const int pieces = pieces_of(plan_.capture.num_shards(), plan_.shards_per_capture);
     Taken taken = spread(job, pieces, plan_.capture_memory_bytes);
     const double disk =
         disk_seconds((2.0 * last - 1.0) * static_cast<double>(plan_.boundary_bytes));
     taken.seconds = start() + kTaskSeconds * last + std::max(taken.seconds, disk);
-    StageEstimate estimate = told("capture", job.work, taken, plan_.capture_memory_bytes);
+    StageEstimate estimate = told(Stage::kCapture, job.work, taken, plan_.capture_memory_bytes);
     estimate.disk_seconds = disk;
     return estimate;
   }
@@ -76,13 +76,13 @@ class Times {
     }
     Taken taken = one_by_one(jobs, plan_.transfer_memory_bytes);
     taken.seconds = std::max(taken.seconds, disk_seconds(read)) + (plan_.captures ? 0.0 : start());
-    StageEstimate estimate = told("transfer", all, taken, plan_.transfer_memory_bytes);
+    StageEstimate estimate = told(Stage::kTransfer, all, taken, plan_.transfer_memory_bytes);
     estimate.disk_seconds = disk_seconds(read);
     return estimate;
   }
 
   [[nodiscard]] StageEstimate assemble() const {
-    return told("assemble", {}, {kTaskSeconds, 0.0}, 0);
+    return told(Stage::kAssemble, {}, {kTaskSeconds, 0.0}, 0);
   }
 
   [[nodiscard]] StageEstimate logits() const {
@@ -91,7 +91,7 @@ class Times {
     const int rounds = pieces_of(plan_.num_logit_pieces, std::max(1, busy));
     Taken taken = spread(job, plan_.num_logit_pieces, plan_.logits_memory_bytes);
     taken.seconds += rounds * kTaskSeconds;
-    return told("logits", job.work, taken, plan_.logits_memory_bytes);
+    return told(Stage::kLogits, job.work, taken, plan_.logits_memory_bytes);
   }
 
   // The workers end before it and start again after.
@@ -104,7 +104,7 @@ class Times {
         static_cast<double>(tokens_.finetune.num_sequences - tokens_.finetune.num_train);
     const Work all = seq_len * (trained * costs_.model_training(mesh.recomputes) +
                                 validations() * validated * costs_.model_student());
-    if (mesh.step_seconds == 0.0) return told("finetune", all, {}, plan_.finetune_memory_bytes);
+    if (mesh.step_seconds == 0.0) return told(Stage::kFinetune, all, {}, plan_.finetune_memory_bytes);
     const WorkerKind& kind = limits_.workers[mesh.kind];
     Taken taken;
     taken.seconds = kRankStartSeconds + kind.worker_start_seconds +
@@ -112,7 +112,7 @@ class Times {
                     finetune.max_steps * mesh.step_seconds +
                     validations() * mesh.validation_seconds;
     taken.gpu_seconds = kind.on_gpu ? finetune.ranks * taken.seconds : 0.0;
-    return told("finetune", all, taken, plan_.finetune_memory_bytes);
+    return told(Stage::kFinetune, all, taken, plan_.finetune_memory_bytes);
   }
 
   // Each subject is one worker's. The teacher's and the student's come before the finetune, that of
@@ -128,7 +128,7 @@ class Times {
       taken.gpu_seconds += after.gpu_seconds;
       all = all + lora.work;
     }
-    return told("evaluate", all, taken, plan_.evaluate_memory_bytes);
+    return told(Stage::kEvaluate, all, taken, plan_.evaluate_memory_bytes);
   }
 
   // Of one task.
@@ -320,7 +320,7 @@ class Times {
     return seconds;
   }
 
-  [[nodiscard]] StageEstimate told(const char* stage,
+  [[nodiscard]] StageEstimate told(Stage stage,
                                    const Work& work,
                                    const Taken& taken,
                                    std::uint64_t memory_bytes) const {

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <filesystem>
 
-#include "coordinator/wire/json_fields.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 
@@ -11,7 +10,7 @@ namespace hedgerow::coordinator {
 namespace {
 
 using nlohmann::json;
-using namespace wire;  // the strict field readers
+using namespace storage;  // the strict field readers
 using storage::Error;
 using storage::ErrorKind;
 
@@ -25,6 +24,11 @@ double figure(const json& in, const char* key) {
   return value;
 }
 
+PlannedStage planned_stage(const json& in) {
+  for (const char* key : {"seconds", "gpu_hours", "cost"}) static_cast<void>(figure(in, key));
+  return fields_from_json<PlannedStage>(in);
+}
+
 RecordedPlan plan_of_text(const std::string& text) {
   const json in = parse_document(text);
   if (const std::string format = string_field(in, "format"); format != kPlanFormat)
@@ -36,7 +40,7 @@ RecordedPlan plan_of_text(const std::string& text) {
                     .measured = bool_field(in, "measured")};
   const json& stages = field(in, "stages");
   if (!stages.is_array()) throw_ill_typed("stages", "a list", stages);
-  for (const json& stage : stages) plan.stages.push_back(stage.get<PlannedStage>());
+  for (const json& stage : stages) plan.stages.push_back(planned_stage(stage));
   if (!plan.workers.is_array()) throw_ill_typed("workers", "a list", plan.workers);
   plan.on_gpus = !plan.workers.empty();
   for (const json& kind : plan.workers) plan.on_gpus = bool_field(kind, "on_gpu") && plan.on_gpus;
@@ -45,25 +49,7 @@ RecordedPlan plan_of_text(const std::string& text) {
 
 }  // namespace
 
-void to_json(json& out, const PlannedStage& stage) {
-  out = {{"stage", stage.stage},
-         {"seconds", stage.seconds},
-         {"gpu_hours", stage.gpu_hours},
-         {"cost", stage.cost},
-         {"memory_bytes", stage.memory_bytes},
-         {"disk_bytes", stage.disk_bytes}};
-}
-
-void from_json(const json& in, PlannedStage& stage) {
-  stage = {.stage = string_field(in, "stage"),
-           .seconds = figure(in, "seconds"),
-           .gpu_hours = figure(in, "gpu_hours"),
-           .cost = figure(in, "cost"),
-           .memory_bytes = uint_field(in, "memory_bytes"),
-           .disk_bytes = uint_field(in, "disk_bytes")};
-}
-
-const PlannedStage* RecordedPlan::find(const std::string& stage) const {
+const PlannedStage* RecordedPlan::find(Stage stage) const {
   const auto found = std::find_if(
       stages.begin(), stages.end(), [&stage](const auto& item) { return item.stage == stage; });
   return found == stages.end() ? nullptr : &*found;
@@ -90,9 +76,11 @@ RecordedPlan recorded(const Plan& plan) {
 }
 
 void write_plan(const storage::RunLayout& layout, const RecordedPlan& plan) {
+  json stages = json::array();
+  for (const PlannedStage& stage : plan.stages) stages.push_back(fields_to_json(stage));
   const json out = {{"format", kPlanFormat},
                     {"seconds", plan.seconds},
-                    {"stages", plan.stages},
+                    {"stages", stages},
                     {"workers", plan.workers},
                     {"prices", plan.price_per_hour},
                     {"measured", plan.measured}};

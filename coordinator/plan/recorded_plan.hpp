@@ -7,16 +7,18 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "coordinator/plan/plan.hpp"
+#include "storage/base/fields.hpp"
 #include "storage/base/run_layout.hpp"
 
 namespace hedgerow::coordinator {
 
 // Of StageEstimate what can be measured.
 struct PlannedStage {
-  std::string stage;
+  PlannedFor stage{};
   double seconds = 0.0;  // 0: no speed was known
   double gpu_hours = 0.0;
   double cost = 0.0;               // in the currency of the nodes' prices
@@ -24,8 +26,17 @@ struct PlannedStage {
   std::uint64_t disk_bytes = 0;    // of the run directory, at most, up to its end
   bool operator==(const PlannedStage&) const = default;
 };
-void to_json(nlohmann::json& json, const PlannedStage& stage);
-void from_json(const nlohmann::json& json, PlannedStage& stage);  // Throws kCorrupt
+template <typename Visitor, storage::Is<PlannedStage> T>
+void visit_fields(Visitor& visitor, T& stage) {
+  std::string word = word_of(stage.stage);
+  visitor.field("stage", word);
+  if constexpr (!std::is_const_v<T>) stage.stage = planned_for(word);
+  visitor.field("seconds", stage.seconds);
+  visitor.field("gpu_hours", stage.gpu_hours);
+  visitor.field("cost", stage.cost);
+  visitor.field("memory_bytes", stage.memory_bytes);
+  visitor.field("disk_bytes", stage.disk_bytes);
+}
 
 struct RecordedPlan {
   double seconds = 0.0;
@@ -36,7 +47,7 @@ struct RecordedPlan {
   bool measured = false;                             // their speed was, of all of them
   bool operator==(const RecordedPlan&) const = default;
 
-  [[nodiscard]] const PlannedStage* find(const std::string& stage) const;  // null: not planned
+  [[nodiscard]] const PlannedStage* find(Stage stage) const;  // null: not planned
 };
 
 [[nodiscard]] RecordedPlan recorded(const Plan& plan);

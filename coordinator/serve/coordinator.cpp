@@ -50,7 +50,6 @@ Coordinator::Coordinator(CoordinatorConfig config,
       workers_(config_.launcher, clock_) {
   std::optional<RunStatus> published;
   if (observer_ != nullptr) published = published_status(config_.layout);
-  if (published) measured_ = MeasuredMse(*published);
   for (const auto& [id, task] : dispatcher_.state().tasks)
     workers_.note_incarnation(task.worker, task.incarnation);
   if (observer_ != nullptr) {
@@ -201,8 +200,10 @@ bool Coordinator::workers_are_wanted() const {
   if (stopping_ || stage_) return false;
   const StateIndex& index = dispatcher_.state().index;
   int open = 0;
-  for (const Stage stage : {Stage::kCapture, Stage::kTransfer, Stage::kLogits, Stage::kEvaluate})
-    open += index.count(stage, TaskState::kPending) + index.count(stage, TaskState::kGranted);
+  for (const wire::TaskKindWord& row : wire::task_kind_words()) {
+    if (row.is_pulled)
+      open += index.count(row.kind, TaskState::kPending) + index.count(row.kind, TaskState::kGranted);
+  }
   // The last evaluation comes after finetune has had the machine for itself.
   const auto lora = dispatcher_.state().tasks.find(TaskId::evaluate(Subject::kLora));
   const bool later = lora != dispatcher_.state().tasks.end() &&
@@ -277,6 +278,11 @@ void Coordinator::act(const Intent& intent) {
       break;
     case IntentKind::kDropBoundary:
       drop_boundary(intent.boundary);
+      break;
+    case IntentKind::kDropLogits:
+      dispatcher_.record(LogitsDropped{});
+      send_all();
+      delete_dropped_logits(config_.layout, dispatcher_.state(), environment_.disk);
       break;
     case IntentKind::kRecapture:
       dispatcher_.record(Recaptured{intent.task, intent.reason});
@@ -424,7 +430,6 @@ RunStatus Coordinator::status() {
                       .file = file_,
                       .dispatcher = dispatcher_,
                       .folded = folded_,
-                      .measured = measured_,
                       .size = config_.size,
                       .stage = stage_.get(),
                       .web = config_.web,

@@ -88,7 +88,6 @@ class Coordinator {
   const Clock& clock_;
   RunObserver* observer_;
   std::optional<HistoryRecorder> recorder_;  // with an observer
-  MeasuredMse measured_;
   FoldedRun folded_;  // times and warnings; the state moves into dispatcher_
   Dispatcher dispatcher_;
   LocalWorkers workers_;

@@ -2,12 +2,14 @@
 
 #include <algorithm>
 #include <limits>
+#include <map>
 #include <span>
 
 #include "coordinator/state/fold.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/utc.hpp"
+#include "storage/history/columns.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
@@ -17,19 +19,9 @@ namespace fs = std::filesystem;
 constexpr double kRunRowEvery = 10.0;  // seconds
 constexpr std::size_t kMaxReadAtOnce = 4U << 20, kMaxLine = 1U << 20;
 constexpr std::size_t kMaxAttentionBytes = 64U << 10;
-// More than any model has layers: what a worker calls a layer is its own.
-constexpr std::size_t kMaxSeries = 4096, kMaxColumns = 256;
+// More than any model has heads (126 layers of 128): what a worker calls a layer is its own.
+constexpr std::size_t kMaxSeries = 16'384, kMaxColumns = 256;
 
-const std::vector<std::string> kLayerColumns = {"mse",
-                                                "relative_mse",
-                                                "control_mse",
-                                                "linear_share",
-                                                "window_share",
-                                                "sink_share",
-                                                "window_factor",
-                                                "gradient_norm",
-                                                "learning_rate",
-                                                "cross_entropy"};
 const std::vector<std::string> kRunColumns = {
     "workers", "running", "disk_free_bytes", "tokens_per_second"};
 
@@ -37,28 +29,40 @@ float number_of(const nlohmann::json& json) {
   return json.is_number() ? json.get<float>() : std::numeric_limits<float>::quiet_NaN();
 }
 
-float number_at(const nlohmann::json& json, const std::string& key) {
-  const auto found = json.find(key);
-  return found == json.end() ? std::numeric_limits<float>::quiet_NaN() : number_of(*found);
-}
-
-// Every number of a line but its step, "update_norms": {"q_proj": 1} as "update_norm/q_proj".
-void flatten(const nlohmann::json& json,
-             std::vector<std::string>& columns,
-             std::vector<float>& values) {
-  const auto add = [&](std::string name, const nlohmann::json& value) {
-    columns.push_back(std::move(name));
-    values.push_back(number_of(value));
+// Every number of a line by its column, but for what says whose and when it is: "entropy": [1, 2]
+// as "entropy/0" and "entropy/1", "update_norms": {"q_proj": 1} as "update_norm/q_proj".
+std::map<std::string, float> numbers_of_line(const nlohmann::json& json) {
+  std::map<std::string, float> numbers;
+  const auto add = [&](const std::string& name, const nlohmann::json& value) {
+    if (value.is_number() || value.is_null()) numbers[name] = number_of(value);
   };
   for (const auto& [key, value] : json.items()) {
-    if (key == "step") continue;
-    if (key == "update_norms" && value.is_object()) {
-      for (const auto& [projection, norm] : value.items()) add("update_norm/" + projection, norm);
+    if (key == "step" || key == "layer" || key == "head") continue;
+    constexpr std::string_view kValidation = "validation_";
+    const std::string name = key == "update_norms"          ? "update_norm"
+                             : key.starts_with(kValidation) ? key.substr(kValidation.size())
+                                                            : key;
+    if (value.is_structured()) {
+      for (const auto& [part, number] : value.items()) add(name + "/" + part, number);
     } else {
-      constexpr std::string_view kValidation = "validation_";
-      add(key.starts_with(kValidation) ? key.substr(kValidation.size()) : key, value);
+      add(name, value);
     }
   }
+  return numbers;
+}
+
+// Whose numbers a line of a stage has; empty: that is not known.
+std::string series_of_line(Stage stage, const nlohmann::json& json) {
+  if (stage == Stage::kFinetune)
+    return json.contains("validation_loss") ? "finetune/validation" : "finetune";
+  std::string name;
+  for (const char* word : {"layer", "head"}) {
+    const auto index = json.find(word);
+    if (index == json.end()) continue;
+    if (!index->is_number_integer()) return "";
+    name += (name.empty() ? "" : "/") + std::string(word) + "/" + std::to_string(index->get<int>());
+  }
+  return name.starts_with("layer/") ? name : "";
 }
 
 void copy_progress(const wire::Progress& progress, storage::HistoryAttempt& attempt) {
@@ -82,7 +86,8 @@ bool is_told(const Event& event) {
   return !std::holds_alternative<Granted>(event) &&
          !std::holds_alternative<ShardCommitted>(event) &&
          !std::holds_alternative<CheckpointCommitted>(event) &&
-         !std::holds_alternative<BoundaryDropped>(event);
+         !std::holds_alternative<BoundaryDropped>(event) &&
+         !std::holds_alternative<LogitsDropped>(event);
 }
 
 }  // namespace
@@ -244,7 +249,7 @@ void HistoryRecorder::look_back(const State& state, double now) {
 }
 
 bool HistoryRecorder::follow(std::uint64_t token, Open& open, double now) {
-  if (open.task.stage != Stage::kTransfer && open.task.stage != Stage::kFinetune) return false;
+  if (!wire::has_checkpoints(open.task.stage)) return false;
   const fs::path path =
       layout_.resolve(storage::RunLayout::attempt_directory(token) + "/metrics.jsonl");
   const auto noted = writer_->history().metrics_read.find(token);
@@ -289,22 +294,26 @@ void HistoryRecorder::take_line(const std::string& line, Open& open, double now)
   }
   const auto step = json.find("step");
   if (step == json.end() || !step->is_number_integer()) return;
-  std::string name;
-  std::vector<std::string> columns;
+  const std::string name = series_of_line(open.task.stage, json);
+  const std::map<std::string, float> numbers = numbers_of_line(json);
+  if (name.empty() || numbers.empty()) return;
+  const auto& all = writer_->history().series;
+  const auto known = all.find(name);
+  if (known == all.end() && all.size() >= kMaxSeries) return;
+  // Those that it has, in their order, and behind them those that are new.
+  std::vector<std::string> columns, added;
+  if (known != all.end()) columns = known->second.columns;
+  for (const auto& [column, number] : numbers)
+    if (std::find(columns.begin(), columns.end(), column) == columns.end()) added.push_back(column);
+  storage::sort_columns(storage::series_key(name).kind, added);
+  columns.insert(columns.end(), added.begin(), added.end());
+  if (columns.size() > kMaxColumns) return;
   storage::HistoryRow row{step->get<std::int64_t>(), now, {}};
-  if (open.task.stage == Stage::kTransfer) {
-    const auto layer = json.find("layer");
-    if (layer == json.end() || !layer->is_number_integer()) return;
-    name = "layer/" + std::to_string(layer->get<int>());
-    columns = kLayerColumns;
-    for (const std::string& column : columns) row.values.push_back(number_at(json, column));
-  } else {
-    name = json.contains("validation_loss") ? "finetune/validation" : "finetune";
-    flatten(json, columns, row.values);
+  for (const std::string& column : columns) {
+    const auto number = numbers.find(column);
+    row.values.push_back(number == numbers.end() ? std::numeric_limits<float>::quiet_NaN()
+                                                 : number->second);
   }
-  const bool is_known = writer_->history().series.contains(name);
-  if (columns.size() > kMaxColumns || (!is_known && writer_->history().series.size() >= kMaxSeries))
-    return;
   writer_->offer(name, columns, std::move(row));
   open.series.insert(name);
 }

@@ -64,7 +64,6 @@ RunStatus live_status(const LiveRun& run) {
   };
   fill_status(
       status, dispatcher.state(), run.folded.times, progress, storage::wall_seconds(), run.size);
-  run.measured.fill(status);
   std::map<std::string, std::string> misfits;
   for (const auto& [id, text] : dispatcher.fit().shown()) misfits[to_string(id)] = text;
   for (TaskStatus& task : status.tasks) {
@@ -74,7 +73,7 @@ RunStatus live_status(const LiveRun& run) {
   if (const std::string wants = run.stage ? run.stage->wants() : ""; !wants.empty()) {
     status.warnings.push_back("finetune " + wants);
     for (TaskStatus& task : status.tasks) {
-      if (task.stage == "finetune") task.reason = wants;
+      if (task.stage == Stage::kFinetune) task.reason = wants;
     }
   }
   for (const std::string& warning : dispatcher.fit().warnings()) status.warnings.push_back(warning);

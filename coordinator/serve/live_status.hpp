@@ -16,7 +16,6 @@ struct LiveRun {
   const wire::CoordinatorFile& file;
   const Dispatcher& dispatcher;
   const FoldedRun& folded;
-  MeasuredMse& measured;  // learns from the status what was measured
   const JobSize& size;
   const FinetuneStage* stage = nullptr;  // null: none is under way
   std::string web = {};  // address of the run's page

@@ -91,8 +91,10 @@ JobSize size_of(const RunParts& run) {
                .work = {},
                .finetune_ranks = recipe.finetune.ranks,
                .plan = planned};
-  for (const StageEstimate& estimate : plan.estimates)
-    size.work[estimate.stage] = plan.knows_times() ? estimate.seconds : estimate.flops;
+  for (const StageEstimate& estimate : plan.estimates) {
+    if (estimate.stage)
+      size.work[*estimate.stage] = plan.knows_times() ? estimate.seconds : estimate.flops;
+  }
   return size;
 }
 

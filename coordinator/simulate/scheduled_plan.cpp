@@ -81,7 +81,7 @@ void schedule_stages(Plan& plan, const storage::Recipe& recipe, const PlanSubjec
   for (const SimulatedStage& stage : simulation.stages) {
     together += stage.granted_seconds;
     for (StageEstimate& estimate : plan.estimates) {
-      if (estimate.stage != stage.stage || stage.stage == "assemble") continue;
+      if (estimate.stage != stage.stage || stage.stage == Stage::kAssemble) continue;
       // Workers of a simulation do not share a disk.
       estimate.seconds = std::max(stage.granted_seconds, estimate.disk_seconds);
       estimate.gpu_hours = stage.busy_gpu_seconds / kSecondsPerHour;

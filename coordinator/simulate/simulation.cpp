@@ -216,6 +216,9 @@ class Simulator {
       case IntentKind::kDropBoundary:
         record(BoundaryDropped{intent.boundary});
         return true;
+      case IntentKind::kDropLogits:
+        record(LogitsDropped{});
+        return true;
       case IntentKind::kRecapture:
         record(Recaptured{intent.task, intent.reason});
         return true;
@@ -384,7 +387,7 @@ class Simulator {
       const double shards = of_one > 0.0 ? std::floor(elapsed / of_one) : 0.0;
       kept = shards * of_one;
       commit_shards(attempt, token, static_cast<int>(shards));
-    } else if (attempt.id.stage == Stage::kTransfer || attempt.id.stage == Stage::kFinetune) {
+    } else if (wire::has_checkpoints(attempt.id.stage)) {
       const double every = input_.checkpoint_seconds;
       kept = every > 0.0 ? std::floor(elapsed / every) * every : elapsed;
       if (kept > 0.0) {
@@ -470,7 +473,7 @@ class Simulator {
       const auto& counts = state_.index.counts[i];
       if (std::all_of(counts.begin(), counts.end(), [](int count) { return count == 0; })) continue;
       out.stages.push_back(stages_[i]);
-      out.stages.back().stage = to_string(static_cast<Stage>(i));
+      out.stages.back().stage = static_cast<Stage>(i);
       busy += stages_[i].busy_worker_seconds;
     }
     for (const Worker& worker : workers_) gpus += kind_of(nodes_[worker.node]).gpus_per_worker;

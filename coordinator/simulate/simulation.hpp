@@ -45,7 +45,7 @@ struct SimulationInput {
 };
 
 struct SimulatedStage {
-  std::string stage;                         // "capture", ...
+  Stage stage = Stage::kCapture;
   double first_start = 0.0, last_end = 0.0;  // 0 if none began, if none was done
   double granted_seconds = 0.0;              // in which one of its tasks was granted
   double busy_worker_seconds = 0.0;          // whose result was kept

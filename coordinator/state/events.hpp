@@ -86,6 +86,7 @@ struct FileLost {
 struct BoundaryDropped {
   int boundary = 0;
 };  // deleted on purpose (keep_boundaries)
+struct LogitsDropped {};  // the teacher's, all of them
 struct Recaptured {
   TaskId task;
   std::string reason;
@@ -123,7 +124,8 @@ using Event = std::variant<TermStarted,
                            Quarantined,
                            Retried,
                            Noted,
-                           RecipeRecorded>;
+                           RecipeRecorded,
+                           LogitsDropped>;
 
 // "; 12 steps since step 40 are done again", or nothing.
 [[nodiscard]] std::string loss_text(const std::optional<LostSteps>& lost);

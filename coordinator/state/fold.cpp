@@ -34,6 +34,9 @@ struct Describer {
   std::string operator()(const BoundaryDropped& e) const {
     return "deleted boundary " + std::to_string(e.boundary) + ", as plan.keep_boundaries says";
   }
+  std::string operator()(const LogitsDropped&) const {
+    return "deleted the teacher's logits, as plan.keep_boundaries says";
+  }
   std::string operator()(const Recaptured& e) const { return "to be captured again: " + e.reason; }
   std::string operator()(const Quarantined& e) const { return "quarantined: " + e.reason; }
   std::string operator()(const Retried& e) const {

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <cstdint>
-#include <nlohmann/json.hpp>
+#include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "coordinator/state/task_id.hpp"
+#include "storage/base/fields.hpp"
 #include "storage/base/file_record.hpp"
 
 namespace hedgerow::coordinator {
@@ -42,8 +44,6 @@ struct Geometry {
   // The last boundary that some block trains on; 0 when only block 0 trains. Later ones are never
   // captured.
   [[nodiscard]] int last_boundary() const;
-  // By which the logits go where a boundary is named: one that hidden states never have.
-  [[nodiscard]] int logits_boundary() const { return num_blocks(); }
 };
 
 // The files that a run is made from, as they were when it began.
@@ -53,10 +53,48 @@ struct RunInputs {
   bool operator==(const RunInputs&) const = default;
 };
 
-[[nodiscard]] nlohmann::json geometry_to_json(const Geometry& geometry);
-// Both throw kCorrupt naming the field.
-[[nodiscard]] Geometry geometry_from_json(const nlohmann::json& json);
-[[nodiscard]] nlohmann::json inputs_to_json(const RunInputs& inputs);
-[[nodiscard]] RunInputs inputs_from_json(const nlohmann::json& json);
+// The journal's object "logits" of a geometry; absent without any.
+struct LogitPieces {
+  int pieces = 0;
+  bool from_boundary = false;
+  std::int64_t sequences_per_piece = 0;
+};
+template <typename Visitor, storage::Is<LogitPieces> T>
+void visit_fields(Visitor& visitor, T& logits) {
+  visitor.field("pieces", logits.pieces);
+  visitor.field("from_boundary", logits.from_boundary);
+  visitor.field("sequences_per_piece", logits.sequences_per_piece);
+}
+// Throws kCorrupt for a run that cannot be: an empty one, or more than a disk holds.
+void check_geometry(const Geometry& geometry);
+template <typename Visitor, storage::Is<Geometry> T>
+void visit_fields(Visitor& visitor, T& g) {
+  visitor.field("num_layers", g.num_layers);
+  visitor.field("layers_per_block", g.layers_per_block);
+  visitor.field("num_shards", g.num_shards);
+  visitor.field("shards_per_capture", g.shards_per_capture);
+  visitor.field("sequences_per_shard", g.sequences_per_shard);
+  visitor.field("seed", g.seed);
+  visitor.field("finetunes", g.finetunes);
+  visitor.field("untrained_blocks", g.untrained_blocks);
+  visitor.field("evaluates", g.evaluates);
+  std::optional<LogitPieces> logits;
+  if (g.num_logit_pieces > 0)
+    logits = {g.num_logit_pieces, g.logits_from_boundary, g.sequences_per_logit_piece};
+  visitor.field("logits", logits);
+  if constexpr (!std::is_const_v<T>) {
+    if (logits) {
+      g.num_logit_pieces = logits->pieces;
+      g.logits_from_boundary = logits->from_boundary;
+      g.sequences_per_logit_piece = logits->sequences_per_piece;
+    }
+    check_geometry(g);
+  }
+}
+template <typename Visitor, storage::Is<RunInputs> T>
+void visit_fields(Visitor& visitor, T& inputs) {
+  visitor.field("teacher", inputs.teacher);
+  visitor.field("tokens", inputs.tokens);
+}
 
 }  // namespace hedgerow::coordinator

@@ -24,5 +24,9 @@ class InternedString {
  private:
   const std::string* text_;
 };
+[[nodiscard]] inline const std::string& to_string(const InternedString& text) { return text; }
+inline void from_word(const std::string& word, InternedString& text) {
+  text = InternedString(word);
+}
 
 }  // namespace hedgerow::coordinator

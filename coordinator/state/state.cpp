@@ -4,6 +4,7 @@
 #include <span>
 #include <utility>
 
+#include "coordinator/state/task_graph.hpp"
 #include "storage/base/hash.hpp"
 
 namespace hedgerow::coordinator {
@@ -71,14 +72,10 @@ struct Applier {
     if (task.id.stage != Stage::kCapture) look_at_later_stages();
   }
 
-  // They wait for one another, and for the transfers.
   void look_at_later_stages() {
-    const auto look = [this](const TaskId& id) {
+    for_each_late_task(*state.geometry, [this](const TaskId& id) {
       if (const TaskRecord* task = find(id)) look_again(state, *task);
-    };
-    look(TaskId::assemble());
-    look(TaskId::finetune());
-    for (const Subject subject : state.geometry->evaluates) look(TaskId::evaluate(subject));
+    });
   }
 
   void set_shard(int boundary, int shard, ShardRecord next) {
@@ -147,25 +144,14 @@ struct Applier {
     state.build = event.build;
     state.inputs = event.inputs;
     state.shards.assign(static_cast<std::size_t>(geometry.last_boundary()) + 1, {});
-    const auto add = [this](const TaskId& id, std::uint64_t seed = 0) {
+    for (std::size_t boundary = 1; boundary < state.shards.size(); ++boundary)
+      state.shards[boundary].resize(static_cast<std::size_t>(geometry.num_shards));
+    for (const TaskId& id : tasks_of(geometry)) {
       TaskRecord task;
       task.id = id;
-      task.seed = seed;
+      task.seed = id.stage == Stage::kTransfer ? geometry.seed : 0;
       state.tasks.emplace(id, std::move(task));
-    };
-    for (int boundary = 1; boundary <= geometry.last_boundary(); ++boundary) {
-      state.shards[static_cast<std::size_t>(boundary)].resize(
-          static_cast<std::size_t>(geometry.num_shards));
-      for (int piece = 0; piece < geometry.num_pieces(); ++piece)
-        add(TaskId::capture(boundary - 1, piece));
     }
-    for (int block = 0; block < geometry.num_blocks(); ++block) {
-      if (geometry.trains(block)) add(TaskId::transfer(block), geometry.seed);
-    }
-    add(TaskId::assemble());
-    for (int piece = 0; piece < geometry.num_logit_pieces; ++piece) add(TaskId::logits(piece));
-    if (geometry.finetunes) add(TaskId::finetune());
-    for (const Subject subject : geometry.evaluates) add(TaskId::evaluate(subject));
     rebuild_index(state);
     return std::nullopt;
   }
@@ -219,7 +205,7 @@ struct Applier {
     TaskRecord* task = holder(event.token);
     if (task == nullptr) return fenced(event.token);
     if (event.of && *event.of != task->id) return other_task(event.token, *task, *event.of);
-    if (task->id.stage != Stage::kTransfer && task->id.stage != Stage::kFinetune) {
+    if (!wire::has_checkpoints(task->id.stage)) {
       return wrong_state(*task, "checkpointed");
     }
     if (event.step < first_step(*task)) {
@@ -319,9 +305,10 @@ struct Applier {
   }
 
   Verdict operator()(const BoundaryDropped& event) {
-    if (state.geometry && event.boundary == state.geometry->logits_boundary() &&
+    // As the logits were named before they had an event: a boundary that hidden states never have.
+    if (state.geometry && event.boundary == state.geometry->num_blocks() &&
         state.geometry->num_logit_pieces > 0)
-      return drop_logits();
+      return (*this)(LogitsDropped{});
     if (!state.geometry || event.boundary < 1 ||
         event.boundary >= static_cast<int>(state.shards.size())) {
       return impossible("there is no boundary " + std::to_string(event.boundary));
@@ -345,7 +332,8 @@ struct Applier {
   }
 
   // The names of their files stay, as those of shards do.
-  Verdict drop_logits() {
+  Verdict operator()(const LogitsDropped&) {
+    if (!state.geometry) return impossible("the run has not started");
     std::vector<TaskRecord*> done;
     for (int piece = 0; piece < state.geometry->num_logit_pieces; ++piece) {
       TaskRecord* task = find(TaskId::logits(piece));

@@ -22,6 +22,7 @@ namespace hedgerow::coordinator {
 
 enum class TaskState { kPending, kGranted, kDone, kDropped, kQuarantined };
 [[nodiscard]] std::string_view to_string(TaskState state);  // "pending", ...
+void from_word(std::string_view word, TaskState& state);    // Throws kCorrupt
 
 struct Failure {
   InternedString worker;
@@ -129,10 +130,6 @@ struct ShardRange {
 [[nodiscard]] bool piece_needed(const State& state, int boundary, int piece);
 // False: no piece of it is. True says only that the pieces are worth asking for.
 [[nodiscard]] bool boundary_may_be_needed(const State& state, int boundary);
-// Pending, and everything it reads is committed.
-[[nodiscard]] bool is_ready(const State& state, const TaskRecord& task);
-// In words, for status and explain: what a pending task waits for; empty when it is ready.
-[[nodiscard]] std::string waits_for(const State& state, const TaskRecord& task);
 
 enum class RunPhase { kNew, kRunning, kDone, kPartial };
 // kPartial: nothing is granted, nothing can be granted, and not everything is done.

@@ -1,6 +1,7 @@
 #include "coordinator/state/state_index.hpp"
 
 #include "coordinator/state/state.hpp"
+#include "coordinator/state/task_graph.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

@@ -1,91 +1,81 @@
+#include <type_traits>
 #include <utility>
 
 #include "coordinator/state/state.hpp"
-#include "coordinator/wire/json_fields.hpp"
+#include "storage/base/fields.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
 
 using nlohmann::json;
-using namespace wire;  // the strict field readers
+using namespace storage;  // the strict field readers
 
 constexpr const char* kFormat = "state/2";
 constexpr const char* kOlderFormat = "state/1";  // every field written out, but for the build
 
-TaskState task_state_from_string(const std::string& word) {
-  for (const TaskState state : {TaskState::kPending,
+}  // namespace
+
+void from_word(std::string_view word, TaskState& state) {
+  for (const TaskState known : {TaskState::kPending,
                                 TaskState::kGranted,
                                 TaskState::kDone,
                                 TaskState::kDropped,
                                 TaskState::kQuarantined}) {
-    if (to_string(state) == word) return state;
+    if (to_string(known) != word) continue;
+    state = known;
+    return;
   }
-  throw storage::Error(storage::ErrorKind::kCorrupt, "snapshot: unknown task state '" + word + "'");
+  throw storage::Error(storage::ErrorKind::kCorrupt,
+                       "snapshot: unknown task state '" + std::string(word) + "'");
 }
 
+template <typename Visitor, storage::Is<Failure> T>
+void visit_fields(Visitor& visitor, T& failure) {
+  visitor.field("worker", failure.worker);
+  visitor.field("kind", failure.kind);
+  visitor.field("message", failure.message);
+}
+template <typename Visitor, storage::Is<Checkpoint> T>
+void visit_fields(Visitor& visitor, T& checkpoint) {
+  visitor.field("checkpoint", checkpoint.file);
+  visitor.optional_field("checkpoint_step", checkpoint.step);
+}
 // What has no value is left out: of a hundred thousand tasks most have little to say.
-json task_to_json(const TaskRecord& task) {
-  json out = {{"id", to_string(task.id)}, {"state", to_string(task.state)}};
-  const auto put = [&out](const char* key, const auto& value) {
-    if (value != std::decay_t<decltype(value)>{}) out[key] = value;
-  };
-  put("token", task.token);
-  put("worker", task.worker);
-  put("incarnation", task.incarnation);
-  put("attempts", task.attempts);
-  put("wasted", task.wasted);
-  put("lost_steps", task.lost_steps);
-  put("expiries", task.expiries);
-  put("seed", task.seed);
-  put("devices", task.devices);
-  put("reason", task.reason);
-  if (!task.result.empty()) out["result"] = result_of(task);
-  for (const Failure& failure : task.failures) {
-    out["failures"].push_back({{"worker", failure.worker},
-                               {"kind", storage::to_string(failure.kind)},
-                               {"message", failure.message}});
+template <typename Visitor, storage::Is<TaskRecord> T>
+void visit_fields(Visitor& visitor, T& task) {
+  visitor.field("id", task.id);
+  visitor.field("state", task.state);
+  visitor.sparse_field("token", task.token);
+  visitor.sparse_field("worker", task.worker);
+  visitor.sparse_field("incarnation", task.incarnation);
+  visitor.sparse_field("attempts", task.attempts);
+  visitor.sparse_field("wasted", task.wasted);
+  visitor.sparse_field("lost_steps", task.lost_steps);
+  visitor.sparse_field("expiries", task.expiries);
+  visitor.sparse_field("seed", task.seed);
+  visitor.sparse_field("devices", task.devices);
+  visitor.sparse_field("reason", task.reason);
+  visitor.sparse_field("failures", task.failures);
+  visitor.sparse_field("files", task.files);
+  json result = task.result.empty() ? json() : result_of(task);
+  visitor.sparse_field("result", result);
+  std::optional<Checkpoint> checkpoint;
+  if (task.checkpoint) checkpoint = *task.checkpoint;
+  visitor.fields_of("checkpoint", checkpoint);
+  if constexpr (!std::is_const_v<T>) {
+    task.result = packed_result(result);
+    if (checkpoint) task.checkpoint = *std::move(checkpoint);
   }
-  if (!task.files.empty()) out["files"] = records_to_json(task.files);
-  if (task.checkpoint) {
-    out["checkpoint"] = record_to_json(task.checkpoint->file);
-    out["checkpoint_step"] = task.checkpoint->step;
-  }
-  return out;
 }
 
-TaskRecord task_from_json(const json& in) {
-  TaskRecord task;
-  task.id = task_id_from_string(string_field(in, "id"));
-  task.state = task_state_from_string(string_field(in, "state"));
-  const auto has = [&in](const char* key) { return in.contains(key); };
-  if (has("token")) task.token = uint_field(in, "token");
-  if (has("worker")) task.worker = InternedString(string_field(in, "worker"));
-  if (has("incarnation")) task.incarnation = uint_field(in, "incarnation");
-  if (has("attempts")) task.attempts = int_field(in, "attempts");
-  if (has("wasted")) task.wasted = int_field(in, "wasted");
-  if (has("lost_steps")) task.lost_steps = int64_field(in, "lost_steps");
-  if (has("expiries")) task.expiries = int_field(in, "expiries");
-  if (has("result")) task.result = packed_result(field(in, "result"));
-  if (has("seed")) task.seed = uint_field(in, "seed");
-  if (has("devices")) {
-    for (const std::string& device : strings_field(in, "devices"))
-      task.devices.emplace_back(device);
-  }
-  if (has("reason")) task.reason = string_field(in, "reason");
-  if (has("failures")) {
-    for (const json& failure : field(in, "failures")) {
-      task.failures.push_back({InternedString(string_field(failure, "worker")),
-                               storage::error_kind_from_string(string_field(failure, "kind")),
-                               string_field(failure, "message")});
-    }
-  }
-  if (has("files")) task.files = records_from_json(in, "files");
-  if (has("checkpoint")) {
-    task.checkpoint = Checkpoint{record_from_json(object_field(in, "checkpoint")),
-                                 has("checkpoint_step") ? int64_field(in, "checkpoint_step") : 0};
-  }
-  return task;
+template <typename Visitor, storage::Is<RecordedRecipe> T>
+void visit_fields(Visitor& visitor, T& recipe) {
+  visitor.field("text", recipe.text);
+  visitor.field("hash", recipe.hash);
+  visitor.field("hash_before", recipe.hash_before);
 }
+
+namespace {
 
 // A shard: its record, with "dropped" beside it if it was; null when missing.
 json shard_to_json(const ShardRecord& shard) {
@@ -110,14 +100,11 @@ void write_state(const State& state, const storage::TextSink& sink) {
   };
   json head = {{"format", kFormat}, {"last_token", state.last_token}};
   if (state.geometry) {
-    head["geometry"] = geometry_to_json(*state.geometry);
+    head["geometry"] = fields_to_json(*state.geometry);
     head["build"] = state.build;
-    head["inputs"] = inputs_to_json(state.inputs);
+    head["inputs"] = fields_to_json(state.inputs);
   }
-  if (const RecordedRecipe& recipe = state.recipe; !recipe.hash.empty()) {
-    head["recipe"] = {
-        {"text", recipe.text}, {"hash", recipe.hash}, {"hash_before", recipe.hash_before}};
-  }
+  if (!state.recipe.hash.empty()) head["recipe"] = fields_to_json(state.recipe);
   std::string text = dump(head);
   text.back() = ',';
   sink(text);
@@ -137,7 +124,7 @@ void write_state(const State& state, const storage::TextSink& sink) {
   std::string_view before = "[";
   for (const auto& [id, task] : state.tasks) {
     sink(std::exchange(before, ","));
-    sink(dump(task_to_json(task)));
+    sink(dump(fields_to_json(task)));
   }
   sink(state.tasks.empty() ? "[]}" : "]}");
 }
@@ -159,18 +146,14 @@ State state_from_json(const json& in) {
   State state;
   state.last_token = uint_field(in, "last_token");
   if (in.contains("geometry")) {
-    state.geometry = geometry_from_json(object_field(in, "geometry"));
+    state.geometry = fields_from_json<Geometry>(object_field(in, "geometry"));
     if (in.contains("build")) state.build = string_field(in, "build");
-    state.inputs = inputs_from_json(object_field(in, "inputs"));
+    state.inputs = fields_from_json<RunInputs>(object_field(in, "inputs"));
   }
-  if (in.contains("recipe")) {
-    const json& recipe = object_field(in, "recipe");
-    state.recipe = {string_field(recipe, "text"),
-                    string_field(recipe, "hash"),
-                    string_field(recipe, "hash_before")};
-  }
+  if (in.contains("recipe"))
+    state.recipe = fields_from_json<RecordedRecipe>(object_field(in, "recipe"));
   for (const json& item : field(in, "tasks")) {
-    TaskRecord task = task_from_json(item);
+    auto task = fields_from_json<TaskRecord>(item);
     if (task.state == TaskState::kGranted) state.grants[task.token] = task.id;
     state.tasks.emplace(task.id, std::move(task));
   }

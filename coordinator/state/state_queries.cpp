@@ -1,5 +1,4 @@
 #include <algorithm>
-#include <numeric>
 #include <utility>
 
 #include "coordinator/state/state.hpp"
@@ -12,40 +11,10 @@ const TaskRecord* find(const State& state, const TaskId& id) {
   return found == state.tasks.end() ? nullptr : &found->second;
 }
 
-bool settled(const TaskRecord* task) {
-  return task == nullptr || task->state == TaskState::kDone || task->state == TaskState::kDropped ||
-         task->state == TaskState::kQuarantined;
-}
-
-bool done(const TaskRecord* task) { return task == nullptr || task->state == TaskState::kDone; }
-
 // A quarantined reader needs nothing: a retry brings the piece back by Recaptured.
 bool still_reads(const TaskRecord* task) {
   return task != nullptr &&
          (task->state == TaskState::kPending || task->state == TaskState::kGranted);
-}
-
-std::string waits_for_transfers(const State& state) {
-  const auto& counts = state.index.counts[static_cast<std::size_t>(Stage::kTransfer)];
-  const int open = std::accumulate(counts.begin(), counts.end(), 0) -
-                   state.index.count(Stage::kTransfer, TaskState::kDone);
-  return open == 0 ? "" : std::to_string(open) + " blocks are not transferred yet";
-}
-
-int open_logits(const State& state) {
-  return state.geometry->num_logit_pieces - state.index.count(Stage::kLogits, TaskState::kDone);
-}
-
-std::string waits_for_finetune(const State& state) {
-  if (!done(find(state, TaskId::assemble()))) return "the student is not assembled yet";
-  // Evaluations run on the workers that the finetune stage is about to take the machine from.
-  for (const Subject subject : {Subject::kTeacher, Subject::kTransfer}) {
-    const TaskId id = TaskId::evaluate(subject);
-    if (!settled(find(state, id))) return to_string(id) + " is not done yet";
-  }
-  if (const int open = open_logits(state); open > 0)
-    return std::to_string(open) + " pieces of the teacher's logits are not there yet";
-  return "";
 }
 
 }  // namespace
@@ -101,40 +70,6 @@ bool boundary_may_be_needed(const State& state, int boundary) {
       return true;
     if (readers[static_cast<std::size_t>(TaskState::kDropped)] == 0) return false;
   }
-}
-
-std::string waits_for(const State& state, const TaskRecord& task) {
-  if (task.state != TaskState::kPending) return "";
-  switch (task.id.stage) {
-    case Stage::kCapture:
-      if (piece_complete(state, task.id.block, task.id.piece)) return "";
-      return "shards of boundary " + std::to_string(task.id.block) + " are missing";
-    case Stage::kTransfer:
-      if (boundary_complete(state, task.id.block)) return "";
-      return "boundary " + std::to_string(task.id.block) + " is not complete";
-    case Stage::kAssemble:
-      return waits_for_transfers(state);
-    case Stage::kLogits: {
-      const int boundary = state.geometry->last_boundary();
-      if (!state.geometry->logits_from_boundary || piece_complete(state, boundary, task.id.piece))
-        return "";
-      return "shards of boundary " + std::to_string(boundary) + " are missing";
-    }
-    case Stage::kFinetune:
-      return waits_for_finetune(state);
-    case Stage::kEvaluate:
-      if (task.id.subject == Subject::kTransfer && !done(find(state, TaskId::assemble()))) {
-        return "the student is not assembled yet";
-      }
-      if (task.id.subject == Subject::kLora && !done(find(state, TaskId::finetune())))
-        return "finetune is not done yet";
-      return "";
-  }
-  return "";
-}
-
-bool is_ready(const State& state, const TaskRecord& task) {
-  return task.state == TaskState::kPending && waits_for(state, task).empty();
 }
 
 RunPhase phase_of(const State& state) {

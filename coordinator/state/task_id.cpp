@@ -37,6 +37,16 @@ std::optional<Subject> subject_from_string(std::string_view word) {
   return std::nullopt;
 }
 
+void from_word(std::string_view word, Subject& subject) {
+  const std::optional<Subject> found = subject_from_string(word);
+  if (!found) {
+    throw storage::Error(storage::ErrorKind::kCorrupt,
+                         "journal: a run that evaluates '" + std::string(word.substr(0, 80)) +
+                             "', expected lora, teacher or transfer");
+  }
+  subject = *found;
+}
+
 std::string to_string(const TaskId& id) {
   std::string text(to_string(id.stage));
   if (id.block >= 0) text += numbered('b', 4, id.block);

@@ -43,5 +43,8 @@ static_assert(sizeof(TaskId) == 16);
 // "capture/b0003/p00", "transfer/b0003", "assemble", "logits/p00", "finetune", "evaluate/teacher".
 [[nodiscard]] std::string to_string(const TaskId& id);
 [[nodiscard]] TaskId task_id_from_string(const std::string& text);  // Throws kCorrupt
+// As storage/base/fields.hpp reads what is written as a word; both throw kCorrupt.
+inline void from_word(const std::string& word, TaskId& id) { id = task_id_from_string(word); }
+void from_word(std::string_view word, Subject& subject);
 
 }  // namespace hedgerow::coordinator

@@ -1,7 +1,6 @@
 #include "coordinator/status/status.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <filesystem>
 #include <map>
 
@@ -10,8 +9,8 @@
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
-#include "coordinator/wire/json_fields.hpp"
 #include "storage/base/error.hpp"
+#include "storage/base/fields.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/utc.hpp"
 #include "storage/journal/journal.hpp"
@@ -21,7 +20,7 @@ namespace hedgerow::coordinator {
 namespace {
 
 using nlohmann::json;
-using namespace wire;  // the strict field readers
+using namespace storage;  // the strict field readers
 using storage::Error;
 using storage::ErrorKind;
 
@@ -29,137 +28,6 @@ constexpr const char* kFormat = "status/1";
 // How old a status of a coordinator on another host may be and still be shown as alive.
 constexpr double kFreshSeconds = 30.0;
 constexpr std::uint64_t kMaxStatusBytes = 256U << 20;  // some hundred thousand tasks
-
-json task_json(const TaskStatus& task) {
-  json out = {{"id", task.id},
-              {"stage", task.stage},
-              {"block", task.block},
-              {"first_layer", task.first_layer},
-              {"num_layers", task.num_layers},
-              {"state", task.state},
-              {"worker", task.worker},
-              {"token", task.token},
-              {"attempts", task.attempts},
-              {"failures", task.failures},
-              {"wasted", task.wasted},
-              {"lost_steps", task.lost_steps},
-              {"checkpoint_step", task.checkpoint_step},
-              {"num_steps", task.num_steps},
-              {"reason", task.reason},
-              {"seconds_since_progress", task.seconds_since_progress},
-              {"result", task.result}};
-  if (task.progress) out["progress"] = *task.progress;
-  if (!task.layer_mse.empty()) out["layer_mse"] = task.layer_mse;
-  return out;
-}
-
-TaskStatus task_of(const json& in) {
-  TaskStatus task{.id = string_field(in, "id"),
-                  .stage = string_field(in, "stage"),
-                  .block = int_field(in, "block"),
-                  .first_layer = int_field(in, "first_layer"),
-                  .num_layers = int_field(in, "num_layers"),
-                  .state = string_field(in, "state"),
-                  .worker = string_field(in, "worker"),
-                  .token = uint_field(in, "token"),
-                  .attempts = int_field(in, "attempts"),
-                  .failures = int_field(in, "failures"),
-                  .wasted = in.value("wasted", 0),
-                  .lost_steps = in.value("lost_steps", std::int64_t{0}),
-                  .checkpoint_step = in.value("checkpoint_step", std::int64_t{0}),
-                  .num_steps = in.value("num_steps", std::int64_t{0}),
-                  .reason = string_field(in, "reason"),
-                  .progress = std::nullopt,
-                  .seconds_since_progress = double_field(in, "seconds_since_progress"),
-                  .result = field(in, "result"),
-                  .layer_mse = {}};
-  if (in.contains("layer_mse")) {
-    for (const json& mse : field(in, "layer_mse"))  // JSON writes null for NaN
-      task.layer_mse.push_back(mse.is_number() ? mse.get<double>() : std::nan(""));
-  }
-  if (in.contains("progress")) task.progress = object_field(in, "progress").get<wire::Progress>();
-  return task;
-}
-
-json stage_json(const StageStatus& stage) {
-  json out = {{"stage", stage.stage},
-              {"total", stage.total},
-              {"done", stage.done},
-              {"running", stage.running},
-              {"quarantined", stage.quarantined},
-              {"seconds", stage.seconds},
-              {"fraction", stage.fraction},
-              {"work", stage.work}};
-  if (stage.eta_seconds) out["eta_seconds"] = *stage.eta_seconds;
-  out["gpu_hours"] = stage.gpu_hours;
-  out["memory_bytes"] = stage.memory_bytes;
-  out["disk_bytes"] = stage.disk_bytes;
-  if (stage.planned) out["planned"] = *stage.planned;
-  return out;
-}
-
-StageStatus stage_of(const json& in) {
-  StageStatus stage{.stage = string_field(in, "stage"),
-                    .total = int_field(in, "total"),
-                    .done = int_field(in, "done"),
-                    .running = int_field(in, "running"),
-                    .quarantined = int_field(in, "quarantined"),
-                    .seconds = double_field(in, "seconds"),
-                    .fraction = double_field(in, "fraction"),
-                    .work = in.value("work", 0.0),
-                    .eta_seconds = std::nullopt,
-                    .gpu_hours = in.value("gpu_hours", 0.0),
-                    .memory_bytes = in.value("memory_bytes", std::uint64_t{0}),
-                    .disk_bytes = in.value("disk_bytes", std::uint64_t{0}),
-                    .planned = std::nullopt};
-  if (in.contains("eta_seconds")) stage.eta_seconds = double_field(in, "eta_seconds");
-  if (in.contains("planned")) stage.planned = object_field(in, "planned").get<PlannedStage>();
-  return stage;
-}
-
-json spending_json(const Spending& spending) {
-  json out = {{"gpu_hours", spending.gpu_hours}};
-  if (spending.cost) out["cost"] = *spending.cost;
-  return out;
-}
-
-std::optional<Spending> spending_of(const json& in, const char* key) {
-  if (!in.contains(key)) return std::nullopt;
-  const json& object = object_field(in, key);
-  Spending spending{.gpu_hours = double_field(object, "gpu_hours"), .cost = std::nullopt};
-  if (object.contains("cost")) spending.cost = double_field(object, "cost");
-  return spending;
-}
-
-json worker_json(const WorkerStatus& worker) {
-  json out = {{"uuid", worker.uuid},
-              {"host", worker.host},
-              {"device", worker.device},
-              {"phase", worker.phase},
-              {"task", worker.task},
-              {"incarnation", worker.incarnation},
-              {"pid", worker.pid},
-              {"seconds_since_heartbeat", worker.seconds_since_heartbeat}};
-  if (worker.speed) {
-    out["seconds_per_step"] = worker.speed->seconds_per_step;
-    out["tokens_per_second"] = worker.speed->tokens_per_second;
-  }
-  return out;
-}
-
-WorkerStatus worker_of(const json& in) {
-  WorkerStatus worker{.uuid = string_field(in, "uuid"),
-                      .host = string_field(in, "host"),
-                      .device = string_field(in, "device"),
-                      .phase = string_field(in, "phase"),
-                      .task = string_field(in, "task"),
-                      .incarnation = uint_field(in, "incarnation"),
-                      .pid = int_field(in, "pid"),
-                      .seconds_since_heartbeat = double_field(in, "seconds_since_heartbeat")};
-  if (in.contains("seconds_per_step"))
-    worker.speed = {double_field(in, "seconds_per_step"), double_field(in, "tokens_per_second")};
-  return worker;
-}
 
 bool coordinator_lives(const std::optional<wire::CoordinatorFile>& file,
                        const std::optional<RunStatus>& published) {
@@ -278,67 +146,102 @@ const TaskStatus* RunStatus::task(const std::string& id) const {
   return found == tasks.end() ? nullptr : &*found;
 }
 
+// Optional fields are those that coordinators of earlier builds did not write.
+template <typename Visitor, storage::Is<TaskStatus> T>
+void visit_fields(Visitor& visitor, T& task) {
+  visitor.field("id", task.id);
+  visitor.field("stage", task.stage);
+  visitor.field("block", task.block);
+  visitor.field("first_layer", task.first_layer);
+  visitor.field("num_layers", task.num_layers);
+  visitor.field("state", task.state);
+  visitor.field("worker", task.worker);
+  visitor.field("token", task.token);
+  visitor.field("attempts", task.attempts);
+  visitor.field("failures", task.failures);
+  visitor.optional_field("wasted", task.wasted);
+  visitor.optional_field("lost_steps", task.lost_steps);
+  visitor.optional_field("checkpoint_step", task.checkpoint_step);
+  visitor.optional_field("num_steps", task.num_steps);
+  visitor.field("reason", task.reason);
+  visitor.field("progress", task.progress);
+  visitor.field("seconds_since_progress", task.seconds_since_progress);
+  visitor.field("result", task.result);
+}
+template <typename Visitor, storage::Is<StageStatus> T>
+void visit_fields(Visitor& visitor, T& stage) {
+  visitor.field("stage", stage.stage);
+  visitor.field("total", stage.total);
+  visitor.field("done", stage.done);
+  visitor.field("running", stage.running);
+  visitor.field("quarantined", stage.quarantined);
+  visitor.field("seconds", stage.seconds);
+  visitor.field("fraction", stage.fraction);
+  visitor.optional_field("work", stage.work);
+  visitor.field("eta_seconds", stage.eta_seconds);
+  visitor.optional_field("gpu_hours", stage.gpu_hours);
+  visitor.optional_field("memory_bytes", stage.memory_bytes);
+  visitor.optional_field("disk_bytes", stage.disk_bytes);
+  visitor.field("planned", stage.planned);
+}
+template <typename Visitor, storage::Is<Spending> T>
+void visit_fields(Visitor& visitor, T& spending) {
+  visitor.field("gpu_hours", spending.gpu_hours);
+  visitor.field("cost", spending.cost);
+}
+template <typename Visitor, storage::Is<Speed> T>
+void visit_fields(Visitor& visitor, T& speed) {
+  visitor.field("seconds_per_step", speed.seconds_per_step);
+  visitor.field("tokens_per_second", speed.tokens_per_second);
+}
+template <typename Visitor, storage::Is<WorkerStatus> T>
+void visit_fields(Visitor& visitor, T& worker) {
+  visitor.field("uuid", worker.uuid);
+  visitor.field("host", worker.host);
+  visitor.field("device", worker.device);
+  visitor.field("phase", worker.phase);
+  visitor.field("task", worker.task);
+  visitor.field("incarnation", worker.incarnation);
+  visitor.field("pid", worker.pid);
+  visitor.field("seconds_since_heartbeat", worker.seconds_since_heartbeat);
+  visitor.fields_of("seconds_per_step", worker.speed);
+}
+template <typename Visitor, storage::Is<RunStatus> T>
+void visit_fields(Visitor& visitor, T& status) {
+  visitor.field("run", status.run);
+  visitor.field("state", status.state);
+  visitor.optional_field("stopping", status.is_stopping);
+  visitor.optional_field("has_room", status.has_room);
+  visitor.field("term", status.term);
+  visitor.field("host", status.host);
+  visitor.field("endpoint", status.endpoint);
+  visitor.sparse_field("web", status.web);
+  visitor.field("pid", status.pid);
+  visitor.field("updated_at", status.updated_at);
+  visitor.field("num_layers", status.num_layers);
+  visitor.field("num_blocks", status.num_blocks);
+  visitor.field("fraction", status.fraction);
+  visitor.optional_field("elapsed_seconds", status.elapsed_seconds);
+  visitor.field("eta_seconds", status.eta_seconds);
+  visitor.field("so_far", status.so_far);
+  visitor.field("to_come", status.to_come);
+  visitor.field("stages", status.stages);
+  visitor.field("tasks", status.tasks);
+  visitor.field("workers", status.workers);
+  visitor.sparse_field("tasks_left_out", status.tasks_left_out);
+  visitor.sparse_field("workers_left_out", status.workers_left_out);
+  visitor.field("warnings", status.warnings);
+}
+
 void to_json(json& out, const RunStatus& status) {
-  out = {{"format", kFormat},
-         {"run", status.run},
-         {"state", status.state},
-         {"stopping", status.is_stopping},
-         {"has_room", status.has_room},
-         {"term", status.term},
-         {"host", status.host},
-         {"endpoint", status.endpoint},
-         {"pid", status.pid},
-         {"updated_at", status.updated_at},
-         {"num_layers", status.num_layers},
-         {"num_blocks", status.num_blocks},
-         {"elapsed_seconds", status.elapsed_seconds},
-         {"warnings", status.warnings},
-         {"stages", json::array()},
-         {"tasks", json::array()},
-         {"workers", json::array()}};
-  if (!status.web.empty()) out["web"] = status.web;
-  if (status.tasks_left_out > 0) out["tasks_left_out"] = status.tasks_left_out;
-  if (status.workers_left_out > 0) out["workers_left_out"] = status.workers_left_out;
-  if (status.fraction) out["fraction"] = *status.fraction;
-  if (status.eta_seconds) out["eta_seconds"] = *status.eta_seconds;
-  if (status.so_far) out["so_far"] = spending_json(*status.so_far);
-  if (status.to_come) out["to_come"] = spending_json(*status.to_come);
-  for (const StageStatus& stage : status.stages) out["stages"].push_back(stage_json(stage));
-  for (const TaskStatus& task : status.tasks) out["tasks"].push_back(task_json(task));
-  for (const WorkerStatus& worker : status.workers) out["workers"].push_back(worker_json(worker));
+  out = fields_to_json(status);
+  out["format"] = kFormat;
 }
 
 void from_json(const json& in, RunStatus& status) {
   if (string_field(in, "format") != kFormat)
     throw Error(ErrorKind::kCorrupt, "status: format is not status/1");
-  status = RunStatus{.run = string_field(in, "run"),
-                     .state = string_field(in, "state"),
-                     .is_stopping = in.value("stopping", false),
-                     .has_room = in.value("has_room", true),
-                     .term = uint_field(in, "term"),
-                     .host = string_field(in, "host"),
-                     .endpoint = string_field(in, "endpoint"),
-                     .web = in.value("web", ""),
-                     .pid = int_field(in, "pid"),
-                     .updated_at = string_field(in, "updated_at"),
-                     .num_layers = int_field(in, "num_layers"),
-                     .num_blocks = int_field(in, "num_blocks"),
-                     .fraction = std::nullopt,
-                     .elapsed_seconds = in.value("elapsed_seconds", 0.0),
-                     .eta_seconds = std::nullopt,
-                     .so_far = spending_of(in, "so_far"),
-                     .to_come = spending_of(in, "to_come"),
-                     .stages = {},
-                     .tasks = {},
-                     .workers = {},
-                     .tasks_left_out = in.value("tasks_left_out", 0),
-                     .workers_left_out = in.value("workers_left_out", 0),
-                     .warnings = strings_field(in, "warnings")};
-  if (in.contains("fraction")) status.fraction = double_field(in, "fraction");
-  if (in.contains("eta_seconds")) status.eta_seconds = double_field(in, "eta_seconds");
-  for (const json& stage : field(in, "stages")) status.stages.push_back(stage_of(stage));
-  for (const json& task : field(in, "tasks")) status.tasks.push_back(task_of(task));
-  for (const json& worker : field(in, "workers")) status.workers.push_back(worker_of(worker));
+  status = fields_from_json<RunStatus>(in);
 }
 
 void require_run(const storage::RunLayout& layout) {
@@ -431,7 +334,6 @@ RunStatus read_status(const storage::RunLayout& layout) {
       folded.last_at,
       size);
   drop_etas(status);
-  if (published) MeasuredMse(*published).fill(status);
   return status;
 }
 

@@ -20,7 +20,7 @@ namespace hedgerow::coordinator {
 struct TaskStatus {
   std::string
       id;  // "capture/b0003/p00", "transfer/b0003", "assemble", "finetune", "evaluate/teacher"
-  std::string stage;  // "capture", "transfer", "assemble", "finetune", "evaluate"
+  Stage stage = Stage::kCapture;
   int block = -1, first_layer = 0, num_layers = 0;
   std::string state;   // "waiting", "ready", "running", "done", "dropped", "quarantined"
   std::string worker;  // uuid of the holder
@@ -35,8 +35,6 @@ struct TaskStatus {
   std::optional<wire::Progress> progress;  // of the running attempt
   double seconds_since_progress = 0.0;     // "alive, no progress 90 s"
   nlohmann::json result;                   // coordinator/README.md "Results"
-  // Transfer: what an earlier attempt measured last, until this one measures itself.
-  std::vector<double> layer_mse;
 
   struct Steps {
     std::int64_t done = 0, all = 0;
@@ -58,7 +56,7 @@ struct WorkerStatus {
 };
 
 struct StageStatus {
-  std::string stage;
+  Stage stage = Stage::kCapture;
   int total = 0, done = 0, running = 0, quarantined = 0;
   double seconds = 0.0;   // in which one of its tasks was granted, over all terms
   double fraction = 0.0;  // of its work, partial tasks counted by their steps

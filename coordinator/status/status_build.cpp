@@ -5,15 +5,10 @@
 #include <numeric>
 #include <set>
 
+#include "coordinator/state/task_graph.hpp"
+
 namespace hedgerow::coordinator {
 namespace {
-
-constexpr std::array<Stage, kNumStages> kStages = {Stage::kCapture,
-                                                   Stage::kTransfer,
-                                                   Stage::kAssemble,
-                                                   Stage::kLogits,
-                                                   Stage::kFinetune,
-                                                   Stage::kEvaluate};
 
 // The journal's words, but for two: people ask whether a task could begin, and call a granted one
 // running.
@@ -60,7 +55,7 @@ double captures_done(const State& state) {
 TaskStatus task_status(const State& state, const TaskRecord& task, const JobSize& size) {
   TaskStatus status;
   status.id = to_string(task.id);
-  status.stage = to_string(task.id.stage);
+  status.stage = task.id.stage;
   status.block = task.id.block;
   if (task.id.block >= 0) {
     status.first_layer = state.geometry->first_layer(task.id.block);
@@ -89,7 +84,7 @@ std::optional<double> pace_of(const StageStatus& stage, double tasks_per_second)
   return stage.seconds / stage.fraction;
 }
 
-using Paces = std::map<std::string, double>;  // by stage
+using Paces = std::map<Stage, double>;  // by stage
 
 // A stage that was measured goes on at its own pace. The others take as long as the plan
 // estimates, times what the measured ones took of their estimates. Nullopt while nothing was
@@ -174,10 +169,10 @@ void fill_spending(RunStatus& status, const RecordedPlan& plan) {
 // How many tasks are where; `fraction` is the number of those done, partial captures included.
 std::array<StageStatus, kNumStages> stages_of(const State& state) {
   std::array<StageStatus, kNumStages> stages;
-  for (const Stage id : kStages) {
+  for (const auto& [id, word, is_pulled, has_checkpoints] : wire::task_kind_words()) {
     StageStatus& stage = stages[static_cast<std::size_t>(id)];
     const auto& counts = state.index.counts[static_cast<std::size_t>(id)];
-    stage.stage = to_string(id);
+    stage.stage = id;
     stage.total = std::accumulate(counts.begin(), counts.end(), 0);
     stage.done =
         state.index.count(id, TaskState::kDone) + state.index.count(id, TaskState::kDropped);
@@ -253,7 +248,7 @@ void fill_status(RunStatus& status,
     --status.tasks_left_out;
   }
   Paces paces;
-  for (const Stage id : kStages) {
+  for (const auto& [id, word, is_pulled, has_checkpoints] : wire::task_kind_words()) {
     StageStatus& stage = stages[static_cast<std::size_t>(id)];
     if (stage.total == 0) continue;
     stage.seconds = times.seconds(id, now);
@@ -276,30 +271,6 @@ void fill_status(RunStatus& status,
   status.elapsed_seconds = times.busy_seconds(now);
   fill_whole(status, paces);
   if (size.plan) fill_spending(status, *size.plan);
-}
-
-void MeasuredMse::fill_from(const RunStatus& status) {
-  for (const TaskStatus& task : status.tasks) {
-    if (task.progress && !task.progress->layer_mse.empty()) {
-      by_task_[task.id] = task.progress->layer_mse;
-    } else if (!task.layer_mse.empty()) {
-      by_task_[task.id] = task.layer_mse;
-    }
-  }
-}
-
-void MeasuredMse::fill(RunStatus& status) {
-  fill_from(status);
-  for (TaskStatus& task : status.tasks) {
-    const auto found = by_task_.find(task.id);
-    if (found == by_task_.end()) continue;
-    const bool measures = task.progress && !task.progress->layer_mse.empty();
-    if (task.checkpoint_step > 0 && task.state != "done") {
-      task.layer_mse = found->second;
-    } else if (!measures) {
-      by_task_.erase(found);  // it is done, or begins anew, and what it was says nothing
-    }
-  }
 }
 
 std::filesystem::path status_file(const storage::RunLayout& layout) {

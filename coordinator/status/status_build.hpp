@@ -23,7 +23,7 @@ using ProgressOf = std::function<std::optional<LiveProgress>(std::uint64_t token
 // What the journal does not tell of the work ahead. All of it may be unknown.
 struct JobSize {
   std::int64_t transfer_steps = 0, finetune_steps = 0;
-  std::map<std::string, double> work;  // by stage: floating-point operations, as planned
+  std::map<Stage, double> work;  // by stage: floating-point operations, as planned
   int finetune_ranks = 1;              // each has a GPU, where there are any
   std::optional<RecordedPlan> plan{};
 };
@@ -41,20 +41,6 @@ void fill_status(RunStatus& status,
                  const ProgressOf& progress,
                  double now,
                  const JobSize& size = {});
-
-// The last validation of each transfer, which outlives the attempt that made it: a block that goes
-// on from its checkpoint is as good as it was.
-class MeasuredMse {
- public:
-  MeasuredMse() = default;
-  explicit MeasuredMse(const RunStatus& published) { fill_from(published); }
-  // Learns from the attempts that have measured, and fills layer_mse of those that have not yet.
-  void fill(RunStatus& status);
-
- private:
-  void fill_from(const RunStatus& status);
-  std::map<std::string, std::vector<double>> by_task_;
-};
 
 // As the last coordinator left it; nullopt if there is none that can be read.
 [[nodiscard]] std::optional<RunStatus> published_status(const storage::RunLayout& layout);

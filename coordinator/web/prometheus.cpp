@@ -5,6 +5,7 @@
 #include <prometheus/registry.h>
 #include <prometheus/text_serializer.h>
 
+#include <algorithm>
 #include <map>
 
 #include "storage/base/build_info.hpp"
@@ -18,7 +19,7 @@ using Labels = prometheus::Labels;
 // Made for one answer and thrown away: the run's files are the state.
 class Metrics {
  public:
-  void gauge(const char* name, const char* help, const Labels& labels, double value) {
+  void gauge(const std::string& name, const std::string& help, const Labels& labels, double value) {
     prometheus::BuildGauge().Name(name).Help(help).Register(registry_).Add(labels).Set(value);
   }
   void counter(const char* name, const char* help, const Labels& labels, double value) {
@@ -53,29 +54,29 @@ void add_tasks(const RunStatus& status, Metrics& metrics) {
                                        std::pair("quarantined", stage.quarantined)})
       metrics.gauge("hedgerow_tasks",
                     "Tasks of a stage by their state.",
-                    {{"stage", stage.stage}, {"state", state}},
+                    {{"stage", std::string(to_string(stage.stage))}, {"state", state}},
                     count);
     metrics.gauge("hedgerow_stage_progress_ratio",
                   "Share of a stage's work that is done, 0 to 1.",
-                  {{"stage", stage.stage}},
+                  {{"stage", std::string(to_string(stage.stage))}},
                   stage.fraction);
     metrics.counter("hedgerow_stage_seconds_total",
                     "Seconds in which a task of the stage was under way.",
-                    {{"stage", stage.stage}},
+                    {{"stage", std::string(to_string(stage.stage))}},
                     stage.seconds);
     if (stage.planned && stage.planned->seconds > 0.0)
       metrics.gauge("hedgerow_planned_seconds",
                     "Seconds that the stage was planned to take when the run began.",
-                    {{"stage", stage.stage}},
+                    {{"stage", std::string(to_string(stage.stage))}},
                     stage.planned->seconds);
     if (stage.eta_seconds)
       metrics.gauge("hedgerow_eta_seconds",
                     "Seconds until the stage is done, as far as is known.",
-                    {{"stage", stage.stage}},
+                    {{"stage", std::string(to_string(stage.stage))}},
                     *stage.eta_seconds);
   }
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage != "transfer") continue;
+    if (task.stage != Stage::kTransfer) continue;
     const Labels block{{"block", std::to_string(task.block)}};
     metrics.gauge("hedgerow_block_step",
                   "Steps of attention transfer that a block has behind it.",
@@ -93,41 +94,31 @@ void add_tasks(const RunStatus& status, Metrics& metrics) {
   }
 }
 
-void add_layers(const storage::History& history, Metrics& metrics) {
-  constexpr std::string_view kLayer = "layer/";
+// The last value of every column that the table has a name for.
+void add_columns(const storage::History& history,
+                 std::span<const storage::HistoryColumn> columns,
+                 bool is_running,
+                 Metrics& metrics) {
   for (const auto& [name, series] : history.series) {
-    if (!name.starts_with(kLayer) || series.rows.empty()) continue;
-    const Labels layer{{"layer", name.substr(kLayer.size())}};
-    for (std::size_t i = 0; i < series.columns.size(); ++i) {
-      const double value = series.rows.back().values.at(i);
-      if (series.columns[i] == "mse")
-        metrics.gauge("hedgerow_layer_mse",
-                      "MSE of the attention output on the validation split, last measured.",
-                      layer,
-                      value);
-      if (series.columns[i] == "relative_mse")
-        metrics.gauge("hedgerow_layer_relative_mse_ratio",
-                      "The same over the mean square of the teacher's output.",
-                      layer,
-                      value);
-      if (series.columns[i] == "linear_share")
-        metrics.gauge("hedgerow_layer_linear_share_ratio",
-                      "Share of the attention weight that the linear branch carries, 0 to 1.",
-                      layer,
-                      value);
+    if (series.rows.empty()) continue;
+    const storage::SeriesKey key = storage::series_key(name);
+    const std::vector<float>& last = series.rows.back().values;
+    for (std::size_t i = 0; i < std::min(last.size(), series.columns.size()); ++i) {
+      const auto* column = storage::find_column(key.kind, series.columns[i], columns);
+      if (column == nullptr || column->prometheus.empty()) continue;
+      if (column->is_of_running_run && !is_running) continue;
+      Labels labels(key.labels.begin(), key.labels.end());
+      if (!column->index.empty())
+        labels.emplace(column->index, series.columns[i].substr(column->name.size()));
+      metrics.gauge(std::string(column->prometheus), std::string(column->help), labels, last[i]);
     }
   }
   const auto finetune = history.series.find("finetune");
   if (finetune == history.series.end() || finetune->second.rows.empty()) return;
-  const storage::HistoryRow& last = finetune->second.rows.back();
   metrics.gauge("hedgerow_finetune_step",
                 "Steps of the LoRA stage that are done.",
                 {},
-                static_cast<double>(last.step));
-  for (std::size_t i = 0; i < finetune->second.columns.size(); ++i)
-    if (finetune->second.columns[i] == "loss")
-      metrics.gauge(
-          "hedgerow_finetune_loss", "Its training loss, last step.", {}, last.values.at(i));
+                static_cast<double>(finetune->second.rows.back().step));
 }
 
 void add_attempts(const storage::History& history, Metrics& metrics) {
@@ -165,7 +156,9 @@ void add_attempts(const storage::History& history, Metrics& metrics) {
 
 }  // namespace
 
-std::string prometheus_text(const RunStatus& status, const storage::History& history) {
+std::string prometheus_text(const RunStatus& status,
+                            const storage::History& history,
+                            std::span<const storage::HistoryColumn> columns) {
   Metrics metrics;
   metrics.gauge("hedgerow_build_info", "Always 1.", {{"version", storage::build()}}, 1);
   metrics.gauge(
@@ -189,7 +182,7 @@ std::string prometheus_text(const RunStatus& status, const storage::History& his
                     {},
                     3600.0 * status.so_far->gpu_hours);
   add_tasks(status, metrics);
-  add_layers(history, metrics);
+  add_columns(history, columns, status.state == "running", metrics);
   add_attempts(history, metrics);
   metrics.gauge("hedgerow_workers",
                 "Workers that are connected.",
@@ -200,19 +193,6 @@ std::string prometheus_text(const RunStatus& status, const storage::History& his
                   "When the worker was heard of last, UTC.",
                   {{"worker", worker.uuid}},
                   storage::seconds_of_utc(status.updated_at) - worker.seconds_since_heartbeat);
-  if (const auto run = history.series.find("run");
-      run != history.series.end() && !run->second.rows.empty()) {
-    const storage::HistorySeries& series = run->second;
-    for (std::size_t i = 0; i < series.columns.size(); ++i) {
-      const double value = series.rows.back().values.at(i);
-      if (series.columns[i] == "disk_free_bytes")
-        metrics.gauge(
-            "hedgerow_disk_free_bytes", "Free space where the run directory lies.", {}, value);
-      if (series.columns[i] == "tokens_per_second" && status.state == "running")
-        metrics.gauge(
-            "hedgerow_tokens_per_second", "Speed of all workers, last measured.", {}, value);
-    }
-  }
   return metrics.text();
 }
 

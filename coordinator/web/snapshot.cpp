@@ -140,13 +140,14 @@ nlohmann::json provenance_of(const storage::RunLayout& layout) {
 
 std::string snapshot_json(const Snapshot& snapshot) {
   return fmt::format(
-      "{{\"version\":{},\"live\":{},\"id\":{},\"recipe\":{},\"provenance\":{},\"status\":{},"
-      "\"history\":{}}}",
+      "{{\"version\":{},\"live\":{},\"id\":{},\"recipe\":{},\"provenance\":{},\"columns\":{},"
+      "\"status\":{},\"history\":{}}}",
       text_of(storage::build()),
       snapshot.is_live,
       snapshot.id,
       text_of(snapshot.recipe),
       text_of(snapshot.provenance),
+      text_of(storage::columns_json(snapshot.columns)),
       text_of(snapshot.status),
       history_json(snapshot.history));
 }

@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 
 #include "coordinator/status/status.hpp"
+#include "storage/history/columns.hpp"
 #include "storage/history/history_file.hpp"
 
 namespace hedgerow::coordinator {
@@ -24,6 +26,7 @@ struct Snapshot {
   const nlohmann::json& provenance;  // provenance_of()
   bool is_live = false;              // a coordinator is at work
   std::uint64_t id = 0;              // of the last message that it includes
+  std::span<const storage::HistoryColumn> columns = storage::history_columns();
 };
 
 // By name: this build, the teacher's fingerprint and the hashes of the tokens that the run began

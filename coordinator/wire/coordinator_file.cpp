@@ -8,24 +8,24 @@
 #include <fstream>
 #include <sstream>
 
-#include "coordinator/wire/fields.hpp"
 #include "storage/base/error.hpp"
+#include "storage/base/fields.hpp"
 
 namespace hedgerow::wire {
 
-template <typename Visitor, Is<ProcessId> T>
+template <typename Visitor, storage::Is<ProcessId> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("pid", m.pid);
   visitor.field("start_ticks", m.start_ticks);
 }
-template <typename Visitor, Is<ChildRecord> T>
+template <typename Visitor, storage::Is<ChildRecord> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("uuid", m.uuid);
   visitor.field("incarnation", m.incarnation);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("process", m.process);
 }
-template <typename Visitor, Is<CoordinatorFile> T>
+template <typename Visitor, storage::Is<CoordinatorFile> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("host", m.host);
   visitor.field("process", m.process);
@@ -98,9 +98,9 @@ std::optional<CoordinatorFile> read_coordinator_file(const std::filesystem::path
                                                      const storage::Disk& disk) {
   if (!disk.exists(path)) return std::nullopt;
   try {
-    const json in = parse_document(disk.read(path, kMaxBytes));
-    if (string_field(in, "format") != kFormat) return std::nullopt;
-    return fields_from_json<CoordinatorFile>(in);
+    const json in = storage::parse_document(disk.read(path, kMaxBytes));
+    if (storage::string_field(in, "format") != kFormat) return std::nullopt;
+    return storage::fields_from_json<CoordinatorFile>(in);
   } catch (const storage::Error&) {
     return std::nullopt;
   }
@@ -120,7 +120,7 @@ void write_coordinator_file(const storage::RunLayout& layout,
 void write_coordinator_file(const std::filesystem::path& path,
                             const CoordinatorFile& file,
                             storage::Disk& disk) {
-  json out = fields_to_json(file);
+  json out = storage::fields_to_json(file);
   out["format"] = kFormat;
   disk.write_atomically(path, out.dump(2) + "\n");
 }

@@ -2,12 +2,12 @@
 
 #include <array>
 
-#include "coordinator/wire/fields.hpp"
+#include "storage/base/fields.hpp"
 
 namespace hedgerow::wire {
 
 // Each message's body, without its type.
-template <typename Visitor, Is<Hello> T>
+template <typename Visitor, storage::Is<Hello> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("version", m.version);
@@ -22,39 +22,39 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("held", m.held);
   visitor.field("held_block", m.held_block);
 }
-template <typename Visitor, Is<Request> T>
+template <typename Visitor, storage::Is<Request> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("held_block", m.held_block);
 }
-template <typename Visitor, Is<Heartbeat> T>
+template <typename Visitor, storage::Is<Heartbeat> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("progress", m.progress);
 }
-template <typename Visitor, Is<Checkpointed> T>
+template <typename Visitor, storage::Is<Checkpointed> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("file", m.file);
   visitor.field("step", m.step);
 }
-template <typename Visitor, Is<ShardReady> T>
+template <typename Visitor, storage::Is<ShardReady> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("shard", m.shard);
   visitor.field("file", m.file);
 }
-template <typename Visitor, Is<Done> T>
+template <typename Visitor, storage::Is<Done> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("files", m.files);
   visitor.field("result", m.result);
 }
-template <typename Visitor, Is<Failed> T>
+template <typename Visitor, storage::Is<Failed> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
@@ -62,55 +62,55 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("message", m.message);
   visitor.field("damaged", m.damaged);
 }
-template <typename Visitor, Is<Released> T>
+template <typename Visitor, storage::Is<Released> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("reason", m.reason);
 }
-template <typename Visitor, Is<Goodbye> T>
+template <typename Visitor, storage::Is<Goodbye> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("worker", m.worker);
 }
-template <typename Visitor, Is<Welcome> T>
+template <typename Visitor, storage::Is<Welcome> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("term", m.term);
   visitor.field("lease_seconds", m.lease_seconds);
   visitor.field("heartbeat_seconds", m.heartbeat_seconds);
   visitor.field("keeps_task", m.keeps_task);
 }
-template <typename Visitor, Is<Refused> T>
+template <typename Visitor, storage::Is<Refused> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("reason", m.reason);
 }
-template <typename Visitor, Is<WhoAreYou> T>
+template <typename Visitor, storage::Is<WhoAreYou> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("term", m.term);
 }
-template <typename Visitor, Is<Grant> T>
+template <typename Visitor, storage::Is<Grant> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("task", m.task);
 }
-template <typename Visitor, Is<Idle> T>
+template <typename Visitor, storage::Is<Idle> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("retry_milliseconds", m.retry_milliseconds);
 }
-template <typename Visitor, Is<HeartbeatAck> T>
+template <typename Visitor, storage::Is<HeartbeatAck> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("lease_valid", m.lease_valid);
 }
-template <typename Visitor, Is<Committed> T>
+template <typename Visitor, storage::Is<Committed> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("name", m.name);
 }
-template <typename Visitor, Is<Fenced> T>
+template <typename Visitor, storage::Is<Fenced> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("fencing_token", m.fencing_token);
   visitor.field("reason", m.reason);
 }
-template <typename Visitor, Is<Stop> T>
+template <typename Visitor, storage::Is<Stop> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("reason", m.reason);
   visitor.optional_field("is_over", m.is_over);
@@ -152,7 +152,7 @@ Message parse_as(std::string_view type, const json& body) {
     throw Error(ErrorKind::kCorrupt,
                 "message: unknown type '" + std::string(type.substr(0, 40)) + "'");
   } else {
-    if (type == kTypes[I]) return fields_from_json<std::variant_alternative_t<I, Message>>(body);
+    if (type == kTypes[I]) return storage::fields_from_json<std::variant_alternative_t<I, Message>>(body);
     return parse_as<I + 1>(type, body);
   }
 }
@@ -162,7 +162,7 @@ Message parse_as(std::string_view type, const json& body) {
 std::string_view type_of(const Message& message) { return kTypes[message.index()]; }
 
 std::string encode(const Message& message) {
-  json document = std::visit([](const auto& m) { return fields_to_json(m); }, message);
+  json document = std::visit([](const auto& m) { return storage::fields_to_json(m); }, message);
   document["type"] = type_of(message);
   std::string frame(kMagic);
   for (int shift = 0; shift < 32; shift += 8)
@@ -203,8 +203,8 @@ Message decode(std::string_view frame) {
                 "message: protocol " + std::to_string(*protocol) + ", this build speaks " +
                     std::to_string(kProtocol));
   }
-  const json document = parse_document(frame.substr(kHeaderBytes));
-  return parse_as(string_field(document, "type"), document);
+  const json document = storage::parse_document(frame.substr(kHeaderBytes));
+  return parse_as(storage::string_field(document, "type"), document);
 }
 
 }  // namespace hedgerow::wire

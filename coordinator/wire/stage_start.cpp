@@ -1,19 +1,19 @@
 #include "coordinator/wire/stage_start.hpp"
 
-#include "coordinator/wire/fields.hpp"
 #include "storage/base/error.hpp"
+#include "storage/base/fields.hpp"
 #include "storage/base/file.hpp"
 
 namespace hedgerow::wire {
 
-template <typename Visitor, Is<StageRequest> T>
+template <typename Visitor, storage::Is<StageRequest> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("launch", m.launch);
   visitor.field("host", m.host);
   visitor.field("ranks", m.ranks);
   visitor.field("beat", m.heartbeat_count);
 }
-template <typename Visitor, Is<StageStart> T>
+template <typename Visitor, storage::Is<StageStart> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("launch", m.launch);
   visitor.field("fencing_token", m.fencing_token);
@@ -36,9 +36,9 @@ std::optional<T> read(const fs::path& path) {
   std::error_code unreadable;
   if (!fs::exists(path, unreadable)) return std::nullopt;
   try {
-    const json file = parse_document(storage::read_text(path, kMaxBytes));
-    if (string_field(file, "format") != kFormat) return std::nullopt;
-    return fields_from_json<T>(file);
+    const json file = storage::parse_document(storage::read_text(path, kMaxBytes));
+    if (storage::string_field(file, "format") != kFormat) return std::nullopt;
+    return storage::fields_from_json<T>(file);
   } catch (const storage::Error&) {
     return std::nullopt;
   }
@@ -46,7 +46,7 @@ std::optional<T> read(const fs::path& path) {
 
 template <typename T>
 void write(const fs::path& path, const T& value) {
-  json file = fields_to_json(value);
+  json file = storage::fields_to_json(value);
   file["format"] = kFormat;
   storage::write_atomically(path, file.dump(2) + "\n");
 }

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
-#include "coordinator/wire/fields.hpp"
+#include "storage/base/fields.hpp"
 #include "storage/base/file_record.hpp"
 
 namespace hedgerow::wire {
@@ -17,6 +19,18 @@ namespace hedgerow::wire {
 // the MPI stage that the coordinator launched: its rank 0 joins with Hello{held}. kAssemble is the
 // coordinator's own and is never sent.
 enum class TaskKind { kCapture, kTransfer, kAssemble, kLogits, kFinetune, kEvaluate };
+
+// What everybody knows of a kind; coordinator/dispatch/task_kinds has what the scheduler needs.
+struct TaskKindWord {
+  TaskKind kind;
+  std::string_view word;
+  bool is_pulled;        // workers ask for it; the others the coordinator begins itself
+  bool has_checkpoints;  // counts steps, and goes on from the last that is committed
+};
+// In the order of the enumerators, in which workers are offered them.
+[[nodiscard]] std::span<const TaskKindWord> task_kind_words();
+[[nodiscard]] bool is_pulled(TaskKind kind);
+[[nodiscard]] bool has_checkpoints(TaskKind kind);
 
 struct Task {
   TaskKind kind = TaskKind::kCapture;
@@ -61,26 +75,25 @@ struct PeakMemory {
   bool operator==(const PeakMemory&) const = default;
 };
 
-// Measured progress; rides on heartbeats and into metrics.jsonl. Numbers of this task so far.
+// How far a task is; rides on heartbeats. What it measures stands in metrics.jsonl.
 struct Progress {
   std::string phase;  // "loading", "capturing", "training", "validating", "evaluating", "idle"
   std::int64_t step = 0, num_steps = 0;
   std::int64_t tokens = 0;
   double seconds = 0.0;
   double seconds_waited_on_data = 0.0;
-  // Transfer: of the last validation, by layer of the block; NaN: the layer keeps softmax
-  // attention.
-  std::vector<double> layer_mse;
-  std::vector<double> linear_share;
   double loss = 0.0;  // evaluate, finetune
   PeakMemory peak_memory;
 };
 
 [[nodiscard]] std::string_view to_string(TaskKind kind);  // "capture", "transfer", ...
-// Throws kCorrupt for another word, and for "assemble".
+// So that a kind in a JSON value is its word and not its number.
+void to_json(nlohmann::json& json, TaskKind kind);
+[[nodiscard]] std::optional<TaskKind> task_kind_from(std::string_view word);
+// Throws kCorrupt for another word.
 void from_word(std::string_view word, TaskKind& kind);
 
-template <typename Visitor, Is<Task> T>
+template <typename Visitor, storage::Is<Task> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("kind", m.kind);
   visitor.field("fencing_token", m.fencing_token);
@@ -98,18 +111,18 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("subject", m.subject);
   visitor.optional_field("memory_bytes", m.memory_bytes);
 }
-template <typename Visitor, Is<WorkerId> T>
+template <typename Visitor, storage::Is<WorkerId> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("uuid", m.uuid);
   visitor.field("incarnation", m.incarnation);
 }
-template <typename Visitor, Is<PeakMemory> T>
+template <typename Visitor, storage::Is<PeakMemory> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("host_bytes", m.host_bytes);
   visitor.field("device_bytes", m.device_bytes);
   visitor.field("device_reserved_bytes", m.device_reserved_bytes);
 }
-template <typename Visitor, Is<Progress> T>
+template <typename Visitor, storage::Is<Progress> T>
 void visit_fields(Visitor& visitor, T& m) {
   visitor.field("phase", m.phase);
   visitor.field("step", m.step);
@@ -117,25 +130,23 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("tokens", m.tokens);
   visitor.field("seconds", m.seconds);
   visitor.field("seconds_waited_on_data", m.seconds_waited_on_data);
-  visitor.field("layer_mse", m.layer_mse);
-  visitor.field("linear_share", m.linear_share);
   visitor.field("loss", m.loss);
   visitor.optional_field("peak_memory", m.peak_memory);
 }
 
-inline void to_json(nlohmann::json& json, const Task& task) { json = fields_to_json(task); }
+inline void to_json(nlohmann::json& json, const Task& task) { json = storage::fields_to_json(task); }
 inline void from_json(const nlohmann::json& json, Task& task) {
-  task = fields_from_json<Task>(json);
+  task = storage::fields_from_json<Task>(json);
 }
-inline void to_json(nlohmann::json& json, const PeakMemory& peak) { json = fields_to_json(peak); }
+inline void to_json(nlohmann::json& json, const PeakMemory& peak) { json = storage::fields_to_json(peak); }
 inline void from_json(const nlohmann::json& json, PeakMemory& peak) {
-  peak = fields_from_json<PeakMemory>(json);
+  peak = storage::fields_from_json<PeakMemory>(json);
 }
 inline void to_json(nlohmann::json& json, const Progress& progress) {
-  json = fields_to_json(progress);
+  json = storage::fields_to_json(progress);
 }
 inline void from_json(const nlohmann::json& json, Progress& progress) {
-  progress = fields_from_json<Progress>(json);
+  progress = storage::fields_from_json<Progress>(json);
 }
 
 }  // namespace hedgerow::wire

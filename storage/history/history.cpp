@@ -1,6 +1,7 @@
 #include "storage/history/history.hpp"
 
 #include <algorithm>
+#include <limits>
 
 namespace hedgerow::storage {
 
@@ -13,6 +14,26 @@ void HistorySeries::append(HistoryRow row) {
   rows.resize(kMaxRows + 1);
   stride *= 2;
   num_offered = 1;  // the last one
+}
+
+void HistorySeries::change_columns(std::vector<std::string> changed) {
+  if (changed == columns) return;
+  std::vector<std::size_t> places;  // before the change
+  bool is_any_left = false;
+  for (const std::string& column : changed) {
+    const auto found = std::find(columns.begin(), columns.end(), column);
+    places.push_back(static_cast<std::size_t>(found - columns.begin()));
+    is_any_left |= found != columns.end();
+  }
+  if (!is_any_left) *this = {};
+  for (HistoryRow& row : rows) {
+    std::vector<float> values;
+    for (const std::size_t place : places)
+      values.push_back(place < row.values.size() ? row.values[place]
+                                                 : std::numeric_limits<float>::quiet_NaN());
+    row.values = std::move(values);
+  }
+  columns = std::move(changed);
 }
 
 void to_json(nlohmann::json& json, const HistoryAttempt& attempt) {

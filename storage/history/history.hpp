@@ -23,7 +23,8 @@ struct HistoryRow {
   std::vector<float> values;  // one a column; NaN: not measured
 };
 
-// "layer/12", "finetune", "finetune/validation", "run" (of the whole run; its step is a second).
+// "layer/12", "layer/12/head/3", "finetune", "finetune/validation", "run" (of the whole run; its
+// step is a second). What their columns are: storage/history/columns.hpp.
 struct HistorySeries {
   static constexpr std::size_t kMaxRows = 256;
 
@@ -35,6 +36,9 @@ struct HistorySeries {
   // A step that is not above the last: an attempt went on from a checkpoint, or began again, and
   // what stands at that step and after it has not happened.
   void append(HistoryRow row);
+  // Other columns from here on. Rows keep the values of those that stay, and have NaN for those
+  // that are new; where none stays, the series begins again.
+  void change_columns(std::vector<std::string> changed);
 };
 
 struct HistoryAttempt {

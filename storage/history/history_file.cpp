@@ -41,12 +41,6 @@ std::uint64_t hash_of(std::uint32_t kind, std::string_view payload) {
                 (static_cast<std::uint64_t>(kind) << 32) | payload.size());
 }
 
-HistorySeries beginning(std::vector<std::string> columns) {
-  HistorySeries series;
-  series.columns = std::move(columns);
-  return series;
-}
-
 // Names come from other hosts.
 std::string text_of(const nlohmann::json& json) {
   return json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
@@ -74,6 +68,14 @@ HistoryNews HistoryReader::poll() {
 
 void HistoryReader::read_all() { read_segments(nullptr); }
 
+void HistoryReader::read_what_it_can() {
+  try {
+    read_all();
+  } catch (const Error&) {
+  } catch (const fs::filesystem_error&) {
+  }
+}
+
 void HistoryReader::read_segments(HistoryNews* news) {
   std::error_code none;
   for (const fs::directory_entry& entry : fs::directory_iterator(layout_.history_directory(), none))
@@ -93,7 +95,7 @@ void HistoryReader::apply(std::uint32_t kind,
       auto columns = json.at("columns").get<std::vector<std::string>>();
       auto& named = *history_.series.try_emplace(json.at("name").get<std::string>()).first;
       segment.series.push_back(&named);
-      if (named.second.columns != columns) named.second = beginning(std::move(columns));
+      named.second.change_columns(std::move(columns));
       return;
     }
     case kRow: {
@@ -203,7 +205,8 @@ void HistoryWriter::offer(const std::string& name,
                           HistoryRow row) {
   HistorySeries& series = history_.series[name];
   if (series.columns != columns) {
-    series = beginning(columns);
+    take_last(name);  // it has the columns of before
+    series.change_columns(columns);
     numbers_.erase(name);
   }
   const auto held = held_back_.find(name);

@@ -43,6 +43,8 @@ class HistoryReader {
   HistoryNews poll();
   // The same for whoever wants no news: several times as fast.
   void read_all();
+  // The same for whoever can do without: never throws for a disk, and what it refuses is left out.
+  void read_what_it_can();
   [[nodiscard]] const History& history() const { return history_; }
   [[nodiscard]] std::uint64_t num_bytes() const { return num_bytes_; }  // of what was read
 
@@ -70,7 +72,7 @@ class HistoryWriter {
 
   // Rows of one series, offered: a long series takes every so many-th of them, and hold_back()
   // keeps the newest that it did not take. `columns` are the same at each call for a series, or
-  // the series begins again.
+  // its rows change with them (HistorySeries::change_columns).
   void offer(const std::string& series, const std::vector<std::string>& columns, HistoryRow row);
   // Writes what offer() held back of a series: its attempt has ended, and this is its last row.
   void take_last(const std::string& series);

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 
 #include "storage/base/file.hpp"
+#include "storage/history/columns.hpp"
 #include "storage/history/history_file.hpp"
 
 int main(int argc, char** argv) {
@@ -24,16 +25,10 @@ int main(int argc, char** argv) {
   const RunLayout layout(directory);
   std::filesystem::create_directories(layout.root());
   write_atomically(layout.recipe(), "seed = 0\n");
-  const std::vector<std::string> columns = {"mse",
-                                            "relative_mse",
-                                            "control_mse",
-                                            "linear_share",
-                                            "window_share",
-                                            "sink_share",
-                                            "window_factor",
-                                            "gradient_norm",
-                                            "learning_rate",
-                                            "cross_entropy"};
+  std::vector<std::string> columns;
+  for (const HistoryColumn& column : history_columns())
+    if (column.series == "layer") columns.emplace_back(column.name);
+  std::vector<float> values(columns.size(), 0.1F);
   const auto seconds = [](Clock::time_point begin) {
     return std::chrono::duration<double>(Clock::now() - begin).count();
   };
@@ -44,10 +39,8 @@ int main(int argc, char** argv) {
       for (int layer = 0; layer < layers; ++layer) {
         const auto error =
             static_cast<float>(std::exp(-3.0 * step / steps) * (1.0 + layer % 7) / 8);
-        writer.offer(
-            "layer/" + std::to_string(layer),
-            columns,
-            {step, 1.8e9 + step, {error, error, 0.1F, 0.2F, 0.5F, 0.3F, 0.1F, 1.0F, 0.01F, 0}});
+        values[0] = values[1] = error;
+        writer.offer("layer/" + std::to_string(layer), columns, {step, 1.8e9 + step, values});
       }
       writer.flush();
     }

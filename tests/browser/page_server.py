@@ -27,8 +27,32 @@ CSP = ("default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' 
 TYPES = {".html": "text/html; charset=utf-8", ".js": "text/javascript; charset=utf-8", ".css": "text/css; charset=utf-8"}
 BEGAN = time.time() - 1000.0
 
-LAYER_COLUMNS = ["mse", "relative_mse", "control_mse", "linear_share", "window_share", "sink_share", "window_factor",
-                 "gradient_norm", "learning_rate", "cross_entropy"]
+
+def column(series: str, name: str, label: str, **fields: Any) -> dict[str, Any]:
+    """A row of the table of columns, as storage/history/columns.cpp has it."""
+    return {"series": series, "name": name, "label": label, "help": "", "unit": "", "log": False, "importance": -1, "heat": False,
+            "chart": "", "line": label, "dashed": False, "color": 0, **fields}
+
+
+ERRORS, SHARES = "MSE of the attention output", "share of the attention mass"
+COLUMNS = [
+    column("layer", "mse", "MSE", log=True, importance=7, heat=True, chart=ERRORS, line="student"),
+    column("layer", "relative_mse", "relative MSE", log=True, importance=6, heat=True),
+    column("layer", "control_mse", "control's MSE", log=True, importance=5, chart=ERRORS, line="control", dashed=True),
+    column("layer", "linear_share", "linear share", unit="share", importance=4, heat=True, chart=SHARES),
+    column("layer", "window_share", "window share", unit="share", chart=SHARES),
+    column("layer", "sink_share", "sink share", unit="share", importance=2, chart=SHARES),
+    column("layer", "window_factor", "window factor"),
+    column("layer", "gradient_norm", "gradient norm", log=True, importance=1, heat=True, chart="gradient norm", color=4),
+    column("layer", "learning_rate", "learning rate", importance=0, chart="learning rate"),
+    column("layer", "cross_entropy", "cross-entropy", unit="nats"),
+    column("finetune", "loss", "training loss", importance=3, chart="loss", line="training"),
+    column("finetune", "gradient_norm", "gradient norm", log=True, importance=1, chart="gradient norm", color=4),
+    column("finetune", "update_norm/", "norm of a step's update", log=True, chart="norm of a step's update"),
+    column("finetune/validation", "loss", "validation loss", importance=3, chart="loss", line="validation"),
+    column("finetune/validation", "kl", "KL to the teacher", importance=2, chart="validation: KL to the teacher, nats a token", color=3),
+    column("finetune/validation", "cross_entropy", "cross-entropy", importance=2, chart="validation: cross-entropy", color=3)]
+LAYER_COLUMNS = [row["name"] for row in COLUMNS if row["series"] == "layer"]
 
 
 def layer_row(layer: int, step: int) -> list[float]:
@@ -78,7 +102,7 @@ def snapshot(layers: int = 12, rows: int = 20, per_block: int = 3) -> dict[str, 
     transfers = [task(f"transfer/b{block:04}", "running" if block + 1 < blocks else "waiting", block=block,
                       first_layer=block * per_block, num_layers=per_block, num_steps=last) for block in range(blocks)]
     return {
-        "version": "0.1.0+test", "live": True, "id": 17,
+        "version": "0.1.0+test", "live": True, "id": 17, "columns": COLUMNS,
         "recipe": "seed = 0\n\n[transfer]\nmax_steps = 380\nsoftmax_layers = [1]  # kept\n",
         "status": {
             "command": "status", "format": "status/1", "run": "/runs/smol", "state": "running", "stopping": False, "term": 2,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from browser import HOSTILE, BrowserTest
-from page_server import BEGAN, CHART, PAGE, PageServer, layer_row, report, snapshot
+from page_server import BEGAN, CHART, COLUMNS, PAGE, PageServer, column, layer_row, report, snapshot
 from selenium.webdriver.common.keys import Keys
 
 if not CHART.is_file():
@@ -177,6 +177,21 @@ class PageTest(BrowserTest):
             pictures.add(self.js("return document.getElementById('heat-scale').toDataURL()"))
         self.assertEqual(len(pictures), 5)
 
+    def test_a_column_that_the_table_names_is_drawn_without_a_change_of_the_page(self) -> None:
+        run = snapshot()
+        run["columns"] = [*COLUMNS, column("layer", "drift", "drift of the maps", importance=9, heat=True, chart="drift")]
+        for layer in (0, 2):
+            series = run["history"]["series"][f"layer/{layer}"]
+            series["columns"] = [*series["columns"], "drift"]
+            series["rows"] = [[*row, 0.125 * (i + 1)] for i, row in enumerate(series["rows"])]
+        run["history"]["series"]["layer/0/head/5"] = {"columns": ["entropy"], "rows": [[0, BEGAN, 2.5]]}
+        self.open(run)
+        self.assertIn("drift of the maps", self.text("metric"))
+        self.assertIn("drift of the maps", self.js("return document.getElementById('layers').tHead.textContent"))
+        self.assertEqual(self.js("return document.querySelector('#layers tbody tr').cells[3].textContent"), "2.50")
+        self.js("choose(2)")
+        self.assertEqual(self.js("return charts.get('chart-layer-drift').data.datasets[0].data.length"), 20)
+
     def test_the_layers_sort_by_their_error(self) -> None:
         self.open(snapshot())
         self.browser.find_element("css selector", "#layers th[data-key=mse] button").click()
@@ -269,7 +284,7 @@ class PageTest(BrowserTest):
 
     def test_a_run_that_has_nothing_yet_says_so_in_each_section(self) -> None:
         self.errors()
-        self.open({"version": "0", "live": True, "id": 0, "recipe": "", "history": {},
+        self.open({"version": "0", "live": True, "id": 0, "recipe": "", "columns": COLUMNS, "history": {},
                    "status": {"run": "/runs/young", "state": "preparing"}})
         for place, words in {"layer-note": "No layers yet", "workers-note": "No attempts yet", "events-note": "No events",
                              "quality-note": "Nothing evaluated", "attention-note": "None yet"}.items():
@@ -304,7 +319,7 @@ class PageTest(BrowserTest):
             for name, contrast in self.contrasts().items():
                 with self.subTest(scheme=scheme, name=name):
                     self.assertGreaterEqual(contrast, 4.5)
-            drawn = self.js("return charts.get('chart-mse').options.scales.x.ticks.color")
+            drawn = self.js("return charts.get('chart-layer-mse').options.scales.x.ticks.color")
             self.assertEqual(drawn, self.js("return themed('muted')"))
         self.assertNotEqual(*grounds)
 

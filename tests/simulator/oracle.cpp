@@ -39,7 +39,8 @@ std::string difference(const State& expected, const State& found) {
 
 bool may_undo(const Event& event) {
   return std::holds_alternative<coordinator::FileLost>(event) ||
-         std::holds_alternative<coordinator::BoundaryDropped>(event);
+         std::holds_alternative<coordinator::BoundaryDropped>(event) ||
+         std::holds_alternative<coordinator::LogitsDropped>(event);
 }
 
 }  // namespace
@@ -92,7 +93,12 @@ void Oracle::take(const nlohmann::json& record, bool is_found) {
   const Event event = coordinator::event_from_json(record.at("event"));
   ++coverage_.records;
   if (log) {
-    const std::string subject = coordinator::subject_of(event, state_);
+    if (std::holds_alternative<coordinator::LogitsDropped>(event)) {
+    for (int piece = 0; piece < state_.geometry->num_logit_pieces; ++piece)
+      met(TaskId::logits(piece));
+    return;
+  }
+  const std::string subject = coordinator::subject_of(event, state_);
     log(std::string(type_of(event)) + " " + subject + ": " + coordinator::describe(event));
   }
   count(event);
@@ -165,6 +171,11 @@ void Oracle::count(const Event& event) {
   if (const auto* dropped = std::get_if<coordinator::BoundaryDropped>(&event)) {
     for (int piece = 0; piece < state_.geometry->num_pieces(); ++piece)
       met(TaskId::capture(dropped->boundary - 1, piece));
+    return;
+  }
+  if (std::holds_alternative<coordinator::LogitsDropped>(event)) {
+    for (int piece = 0; piece < state_.geometry->num_logit_pieces; ++piece)
+      met(TaskId::logits(piece));
     return;
   }
   const std::string subject = coordinator::subject_of(event, state_);

@@ -5,8 +5,8 @@
 
 #include "coordinator/dispatch/scheduler.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
-#include "coordinator/wire/json_fields.hpp"
 #include "storage/base/error.hpp"
+#include "storage/base/json_fields.hpp"
 
 namespace hedgerow::simulator {
 namespace {
@@ -195,7 +195,7 @@ void SimWorker::work(Time now) {
   if (task_.inputs_file) {
     const std::string* list = disk_.content((layout_.root() / task_.inputs_file->name).native());
     if (list == nullptr) return fail(ErrorKind::kNotFound, "no list of inputs", {}, now);
-    task_.inputs = wire::records_from_json(wire::parse_document(*list), "inputs");
+    task_.inputs = storage::records_from_json(storage::parse_document(*list), "inputs");
     task_.inputs_file.reset();
   }
   switch (task_.kind) {

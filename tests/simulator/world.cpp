@@ -5,6 +5,7 @@
 #include <ctime>
 
 #include "coordinator/dispatch/commit.hpp"
+#include "coordinator/dispatch/task_kinds.hpp"
 #include "coordinator/serve/assembler.hpp"
 #include "storage/base/error.hpp"
 #include "tests/simulator/world_parts.hpp"
@@ -335,7 +336,7 @@ void World::check_end() const {
   }
   // What a task reads of another is each of its files.
   const auto with_files_of = [](const TaskId& id, std::uint64_t value, std::uint64_t of_each) {
-    for (std::size_t i = 0; i < coordinator::output_names(id, 1).size(); ++i)
+    for (std::size_t i = 0; i < coordinator::kind_of(id.stage).outputs(id, 1).size(); ++i)
       value = mix(value, of_each);
     return value;
   };

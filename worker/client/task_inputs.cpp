@@ -2,10 +2,10 @@
 
 #include <chrono>
 
-#include "coordinator/wire/json_fields.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/hash.hpp"
+#include "storage/base/json_fields.hpp"
 #include "storage/check.hpp"
 
 namespace hedgerow::worker {
@@ -23,8 +23,8 @@ wire::Task with_inputs(const storage::RunLayout& layout, wire::Task task) {
     throw storage::Error(storage::ErrorKind::kCorrupt,
                          path.string() + ": not the list that the coordinator wrote");
   }
-  task.inputs = wire::records_from_json(
-      wire::parse_document(storage::read_text(path, kMaxInputsBytes)), "inputs");
+  task.inputs = storage::records_from_json(
+      storage::parse_document(storage::read_text(path, kMaxInputsBytes)), "inputs");
   return task;
 }
 

@@ -28,9 +28,9 @@ using storage::ErrorKind;
 
 // Of logits the teacher's, its probabilities, a column's and their difference lie side by side.
 using storage::kLogitRows;
-static_assert(kColumnNames.size() == storage::kMostEvaluateColumns, "as the plan counts them");
+static_assert(kNumColumns == storage::kMostEvaluateColumns, "as the plan counts them");
 
-using Streams = std::array<std::vector<at::Tensor>, kColumnNames.size()>;  // by column, sequence
+using Streams = std::array<std::vector<at::Tensor>, kNumColumns>;  // by column, sequence
 
 constexpr std::size_t at_column(Column column) { return static_cast<std::size_t>(column); }
 
@@ -76,7 +76,7 @@ struct TextSums {
   std::string of;  // for messages
   RopeTable rope;
   std::map<int, ErrorSums> errors = {};
-  std::array<ColumnFigures, kColumnNames.size()> columns = {};
+  std::array<ColumnFigures, kNumColumns> columns = {};
 };
 
 // Rows of one column's logits [rows, V] fp32 with their log-sum-exp [rows].
@@ -223,7 +223,8 @@ class Evaluator {
       if (std::isfinite(text.columns[at_column(column)].all.loss)) continue;
       throw Error(ErrorKind::kUsage,
                   "the loss of sequence " + std::to_string(place.index) + " of " + text.of +
-                      " is not finite (" + kColumnNames[at_column(column)] +
+                      " is not finite (" +
+                      std::string(storage::kEvaluateColumns[at_column(column)].name) +
                       "); check the model's weights");
     }
   }
@@ -525,9 +526,9 @@ nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject)
                          {"perplexity", figures.perplexity()},
                          {"loss", figures.loss},
                          {"targets", figures.targets}};
-  for (std::size_t i = 0; i < kColumnNames.size(); ++i) {
+  for (std::size_t i = 0; i < kNumColumns; ++i) {
     if (evaluation.columns[i])
-      json["columns"][kColumnNames[i]] = figures_json(*evaluation.columns[i]);
+      json["columns"][storage::kEvaluateColumns[i].name] = figures_json(*evaluation.columns[i]);
   }
   if (evaluation.control) {
     const storage::AttentionSpec& attention = evaluation.control->attention;

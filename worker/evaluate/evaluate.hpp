@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "coordinator/wire/messages.hpp"
+#include "storage/history/columns.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
 #include "storage/shards/tokens_file.hpp"
@@ -74,9 +75,9 @@ struct LayerError {
 // Whose hidden states an evaluation carries. The teacher and the untrained windows have the
 // teacher's weights, the others the student's, LoRA included: recall_off is a student with a recall
 // cache without it, linear_off the student with its linear branch off (and with it the cache).
-enum class Column { kTeacher, kControl, kEqualWindow, kStudent, kRecallOff, kLinearOff };
-inline constexpr std::array<const char*, 6> kColumnNames{
-    "teacher", "control", "equal_window", "student", "recall_off", "linear_off"};
+// In the order of storage::kEvaluateColumns.
+enum class Column { kTeacher, kControl, kEqualWindow, kRecallOff, kStudent, kLinearOff };
+inline constexpr std::size_t kNumColumns = storage::kEvaluateColumns.size();
 
 // Means over positions, which are those of the targets.
 struct Figures {
@@ -95,7 +96,7 @@ struct Evaluation {
   bool finished = false;
   at::ScalarType compute_dtype = at::kFloat;
   Column subject = Column::kTeacher;  // or kStudent
-  std::array<std::optional<ColumnFigures>, kColumnNames.size()> columns = {};
+  std::array<std::optional<ColumnFigures>, kNumColumns> columns = {};
   std::optional<Control> control = {};
   std::int64_t beyond = 0;  // position in its sequence, 2 W; 0: without a control
   int equal_window = 0;          // storage::equal_window(); 0: without a control

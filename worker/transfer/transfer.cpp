@@ -3,7 +3,6 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <set>
 
@@ -219,15 +218,9 @@ class Transfer {
       tell();
     }
     std::string lines;
-    const double none = std::numeric_limits<double>::quiet_NaN();
-    progress_.layer_mse.assign(static_cast<std::size_t>(task_.num_layers), none);
-    progress_.linear_share = progress_.layer_mse;
     for (auto& [layer, trainer] : trainers_) {
       if (!trainer.stopped())
         lines += nlohmann::json(trainer.finish_validation(step_)).dump() + "\n";
-      const auto index = static_cast<std::size_t>(layer - task_.first_layer);
-      progress_.layer_mse[index] = trainer.history().back().mse;
-      progress_.linear_share[index] = trainer.history().back().linear_share;
     }
     files_.append_metrics(lines);
     validated_ = step_;

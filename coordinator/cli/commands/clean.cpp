@@ -25,7 +25,7 @@ void remove(const storage::RunLayout& layout,
             const std::vector<Surplus>& surplus) {
   std::vector<Event> events;
   for (const Surplus& item : surplus) {
-    if (item.boundary >= 0) events.emplace_back(BoundaryDropped{item.boundary});
+    if (item.record) events.push_back(*item.record);
   }
   if (!events.empty()) append_events(layout, replayed, state, events);
   for (const Surplus& item : surplus) fs::remove_all(layout.resolve(item.path));

@@ -5,6 +5,7 @@
 #include "coordinator/cli/terminal/explanation.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/status/status.hpp"
+#include "storage/history/history_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -27,8 +28,11 @@ ExitCode run_explain(const ExplainOptions& options, Terminal& terminal) {
           "block " + std::to_string(options.block) + " does not exist: this run has blocks 0 to " +
               std::to_string(status.num_blocks - 1));
   const int width = terminal.answer_width();
-  for (const std::string& line :
-       options.block >= 0 ? explain_block(status, options.block) : explain_run(status))
+  storage::HistoryReader history(layout);
+  history.read_what_it_can();
+  for (const std::string& line : options.block >= 0
+                                     ? explain_block(status, options.block, &history.history())
+                                     : explain_run(status, &history.history()))
     terminal.print(wrap(line, width, 4));
   if (options.block < 0) {
     const std::vector<std::string> planned = plan_lines(status, width);

@@ -1,4 +1,5 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cmath>
 #include <memory>
 
@@ -6,6 +7,7 @@
 #include "coordinator/cli/terminal/history_lines.hpp"
 #include "coordinator/status/status.hpp"
 #include "coordinator/web/snapshot.hpp"
+#include "storage/history/columns.hpp"
 #include "storage/history/history_file.hpp"
 #include "storage/history/tensorboard.hpp"
 
@@ -23,11 +25,13 @@ struct MetricsOptions {
 // What concerns one block alone.
 storage::History of_block(const storage::History& history, const TaskStatus& transfer) {
   storage::History part;
-  for (int layer = transfer.first_layer; layer < transfer.first_layer + transfer.num_layers;
-       ++layer)
-    if (const auto series = history.series.find("layer/" + std::to_string(layer));
-        series != history.series.end())
-      part.series.insert(*series);
+  const auto is_of_block = [&](const std::pair<std::string, std::string>& label) {
+    const int layer = label.first == "layer" ? std::atoi(label.second.c_str()) : -1;
+    return layer >= transfer.first_layer && layer < transfer.first_layer + transfer.num_layers;
+  };
+  for (const auto& [name, series] : history.series)
+    if (std::ranges::any_of(storage::series_key(name).labels, is_of_block))
+      part.series.emplace(name, series);
   for (const auto& [token, attempt] : history.attempts)
     if (attempt.task == transfer.id) part.attempts.emplace(token, attempt);
   for (const storage::HistoryEvent& event : history.events)
@@ -55,11 +59,12 @@ void print_finetune(const storage::History& history, Terminal& terminal) {
     if (found == history.series.end() || found->second.rows.empty()) continue;
     const storage::HistorySeries& series = found->second;
     std::string line = std::string(name) + ": step " + std::to_string(series.rows.back().step);
-    for (const char* column : {"loss", "kl", "cross_entropy", "gradient_norm", "learning_rate"}) {
-      const std::size_t index = column_of(series, column);
+    for (const storage::HistoryColumn& column : storage::columns_of_tables(name)) {
+      const std::size_t index = column_of(series, column.name);
       if (index < series.rows.back().values.size())
-        line += std::string(", ") + column + " " + number_text(series.rows.front().values[index]) +
-                " -> " + number_text(series.rows.back().values[index]);
+        line += ", " + std::string(column.name) + " " +
+                number_text(series.rows.front().values[index]) + " -> " +
+                number_text(series.rows.back().values[index]);
     }
     terminal.print(line);
   }
@@ -81,7 +86,7 @@ ExitCode run_metrics(const MetricsOptions& options, Terminal& terminal) {
     const RunStatus status = read_status(layout);
     const TaskStatus* transfer = nullptr;
     for (const TaskStatus& task : status.tasks)
-      if (task.stage == "transfer" && task.block == options.block) transfer = &task;
+      if (task.stage == Stage::kTransfer && task.block == options.block) transfer = &task;
     require(transfer != nullptr,
             "block " + std::to_string(options.block) +
                 " does not exist: this run has blocks 0 to " +

@@ -83,8 +83,8 @@ void print_stages(const Plan& plan, Terminal& terminal) {
   if (has_gpus) table.column("GPU-hours", 5, true);
   if (has_cost) table.column("cost", 4, true);
   for (const StageEstimate& stage : plan.estimates) {
-    if (stage.stage == "capture" && !plan.captures) continue;
-    std::vector<std::string> cells{stage.stage,
+    if (stage.stage == Stage::kCapture && !plan.captures) continue;
+    std::vector<std::string> cells{word_of(stage.stage),
                                    stage.memory_bytes > 0 ? bytes_text(stage.memory_bytes) : "-",
                                    stage.disk_bytes > 0 ? bytes_text(stage.disk_bytes) : "-",
                                    stage.seconds > 0 ? duration_text(stage.seconds) : "-"};

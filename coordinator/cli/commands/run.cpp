@@ -25,6 +25,7 @@
 #include "coordinator/wire/run_keys.hpp"
 #include "storage/base/build_info.hpp"
 #include "storage/base/file.hpp"
+#include "storage/history/history_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -180,8 +181,8 @@ Recipe begin_again(const RunCommandOptions& options,
 // A stage that is done is not done again, so a change to it would be accepted and have no effect.
 void refuse_what_comes_too_late(const std::vector<std::string>& changes, const RunLayout& layout) {
   const RunStatus status = read_status(layout);
-  for (const auto& [field, stage] : {std::pair("finetune.max_steps:", "finetune"),
-                                     std::pair("evaluate.max_sequences:", "evaluate")}) {
+  for (const auto& [field, stage] : {std::pair("finetune.max_steps:", Stage::kFinetune),
+                                     std::pair("evaluate.max_sequences:", Stage::kEvaluate)}) {
     const auto change =
         std::find_if(changes.begin(), changes.end(), [field = field](const std::string& text) {
           return text.starts_with(field);
@@ -191,7 +192,7 @@ void refuse_what_comes_too_late(const std::vector<std::string>& changes, const R
           return task.stage == stage && task.state == "done";
         });
     require(change == changes.end() || !is_done,
-            layout.root().string() + ": " + stage + " is done, so a change comes too late: " +
+            layout.root().string() + ": " + std::string(to_string(stage)) + " is done, so a change comes too late: " +
                 (change == changes.end() ? "" : *change) +
                 "; change it back, or begin a new run in another directory");
   }
@@ -287,17 +288,20 @@ Recipe resume_run(const RunCommandOptions& options, const RunLayout& layout, Ter
 // --json.
 class Reporter final : public RunObserver {
  public:
-  Reporter(Terminal& terminal, std::optional<TokenizeStage>& tokenize_stage)
-      : terminal_(terminal), tokenize_stage_(tokenize_stage) {}
+  Reporter(const RunLayout& layout,
+           Terminal& terminal,
+           std::optional<TokenizeStage>& tokenize_stage)
+      : history_(layout), terminal_(terminal), tokenize_stage_(tokenize_stage) {}
 
   void on_status(const RunStatus& status) override {
     for (const std::string& warning : status.warnings) {
       if (warned_of_.insert(warning).second) terminal_.warn(warning);
     }
     tokenize_stage_.reset();
+    const storage::History& measured = history();
     if (status.is_stopping && !std::exchange(said_stopping_, true) && !terminal_.can_redraw())
-      terminal_.say(status_line(status));
-    terminal_.status(status_line(status, terminal_.width() - 1));
+      terminal_.say(status_line(status, kUnlimitedWidth, &measured));
+    terminal_.status(status_line(status, terminal_.width() - 1, &measured));
     nlohmann::json object = status;
     terminal_.print_json({{"status", std::move(object)}});
   }
@@ -314,7 +318,14 @@ class Reporter final : public RunObserver {
 
   void on_log(const std::string& line) override { terminal_.say(one_line(line)); }
 
+  // As it is now.
+  const storage::History& history() {
+    history_.read_what_it_can();
+    return history_.history();
+  }
+
  private:
+  storage::HistoryReader history_;
   Terminal& terminal_;
   std::optional<TokenizeStage>& tokenize_stage_;
   std::set<std::string> warned_of_;
@@ -325,7 +336,10 @@ void say_what_is_done(const RunLayout& layout, Terminal& terminal) {
   const RunStatus status = read_status(layout);
   if (status.num_blocks == 0) return;  // it has not begun
   // That a run is done is said once its results are verified.
-  if (status.state != "done") terminal.say("going on: " + status_line(status));
+  if (status.state == "done") return;
+  storage::HistoryReader history(layout);
+  history.read_what_it_can();
+  terminal.say("going on: " + status_line(status, kUnlimitedWidth, &history.history()));
 }
 
 ExitCode interrupted(const RunCommandOptions& options, Terminal& terminal) {
@@ -383,11 +397,15 @@ ExitCode run_run(const RunCommandOptions& options, Terminal& terminal) {
   run_options.reload_requests = &num_reloads();
   run_options.leftovers = leftovers;
   run_options.say = say;
-  Reporter reporter(terminal, tokenize_stage);
+  Reporter reporter(layout, terminal, tokenize_stage);
   const RunOutcome outcome = coordinator::run(run_options, reporter);
   terminal.clear_status();
   if (outcome.exit_code == ExitCode::kInterrupted) return interrupted(options, terminal);
-  for (const std::string& line : whole_view(outcome.status, terminal.answer_width()))
+  for (const std::string& line : whole_view(outcome.status,
+                                            terminal.answer_width(),
+                                            kUnlimitedRows,
+                                            &reporter.history(),
+                                            /*draws_heat=*/false))
     terminal.print(line);
   terminal.say(outcome.summary);
   if (const std::string verdict = control_verdict(outcome.status); !verdict.empty())

@@ -6,13 +6,22 @@
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/terminal/control.hpp"
 #include "coordinator/cli/terminal/screen.hpp"
+#include "storage/history/history_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
 
 storage::ExitCode run_status(const std::string& directory, Terminal& terminal) {
-  const RunStatus status = read_status(storage::RunLayout(directory));
-  for (const std::string& line : whole_view(status, terminal.answer_width())) terminal.print(line);
+  const storage::RunLayout layout(directory);
+  const RunStatus status = read_status(layout);
+  storage::HistoryReader history(layout);
+  history.read_what_it_can();
+  for (const std::string& line : whole_view(status,
+                                            terminal.answer_width(),
+                                            kUnlimitedRows,
+                                            &history.history(),
+                                            /*draws_heat=*/false))
+    terminal.print(line);
   if (const std::string verdict = control_verdict(status); !verdict.empty())
     terminal.print(verdict);
   const nlohmann::json object = status;

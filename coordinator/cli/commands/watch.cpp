@@ -71,9 +71,12 @@ void draw_until_left(const storage::RunLayout& layout, Terminal& terminal) {
 // Piped, or JSON: a line whenever something changed.
 void print_until_left(const storage::RunLayout& layout, Terminal& terminal) {
   std::string last_line, last_update;
+  storage::HistoryReader history(layout);
   while (!is_interrupted()) {
     const RunStatus status = read_status(layout);
-    const std::string line = status.state + ": " + status_line(status);
+    history.read_what_it_can();
+    const std::string line =
+        status.state + ": " + status_line(status, kUnlimitedWidth, &history.history());
     if (line != last_line) terminal.print(line);
     if (status.updated_at != last_update || line != last_line) terminal.print_json(status);
     last_line = line;

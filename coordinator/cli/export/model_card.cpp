@@ -78,7 +78,7 @@ json transfer_errors(const RunStatus& status) {
   double sum = 0.0, worst = 0.0;
   int count = 0;
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage != "transfer" || !task.result.is_object()) continue;
+    if (task.stage != Stage::kTransfer || !task.result.is_object()) continue;
     for (const json& layer : task.result.value("layers", json::array())) {
       const double mse = layer.value("mse", 0.0);
       sum += mse;

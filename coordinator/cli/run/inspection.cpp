@@ -140,7 +140,7 @@ void add_surplus_boundaries(const State& state, std::vector<Surplus>& surplus) {
     surplus.push_back({fs::path(first).parent_path().string(),
                        "no task reads this boundary any more",
                        bytes,
-                       boundary});
+                       BoundaryDropped{boundary}});
   }
 }
 
@@ -157,7 +157,7 @@ void add_surplus_logits(const State& state, std::vector<Surplus>& surplus) {
   surplus.push_back({RunLayout::kLogits,
                      "the finetune stage, which read these logits, is done",
                      bytes,
-                     state.geometry->logits_boundary()});
+                     LogitsDropped{}});
 }
 
 void add_surplus_attempts(const RunLayout& layout,

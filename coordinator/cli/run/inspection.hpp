@@ -52,7 +52,7 @@ struct Surplus {
   std::string path;  // relative; a directory or a file
   std::string why;
   std::uint64_t bytes = 0;
-  int boundary = -1;  // >= 0: it is dropped in the journal first
+  std::optional<Event> record{};  // what the journal says first
 };
 
 // Boundaries that nothing reads any more, attempts that nobody holds, shards that no record names.

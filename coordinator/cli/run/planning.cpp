@@ -129,7 +129,7 @@ std::string unseen_text(const storage::ModelDirectory& model) {
 }
 
 StageEstimate tokenizing(const Recipe& recipe, const std::vector<storage::TokensOf>& files) {
-  StageEstimate estimate{"tokenize"};
+  StageEstimate estimate;
   for (const storage::TokensOf& of : files) {
     std::uint64_t bytes = 0;
     const Recipe::Sources sources = recipe.sources(of);

@@ -5,6 +5,7 @@
 #include <sstream>
 
 #include "coordinator/cli/terminal/format.hpp"
+#include "storage/history/columns.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -84,19 +85,15 @@ std::vector<std::string> column_lines(const json& evaluation, int width) {
   table.column("KL", 4, true).column("top-1", 3, true);
   const bool has_gap = evaluation.contains("gap_closed");
   if (has_gap) table.column("gap closed", 5, true);
-  // By the names of worker/evaluate; a student's own is that of the evaluation.
-  const std::pair<const char*, std::string> kNamed[] = {
-      {"teacher", "teacher"},
-      {"control", "control"},
-      {"equal_window", "window of " + std::to_string(equal_window_of(evaluation))},
-      {"recall_off", "without recall"},
-      {"student", evaluation.value("subject", "student")},
-      {"linear_off", "linear off"}};
-  for (const auto& [name, shown] : kNamed) {
-    if (!columns.contains(name)) continue;
-    const json& column = columns[name];
-    const bool is_student = std::string_view(name) == "student";
-    std::vector<std::string> cells{shown, number_text(number_or_nan(column, "perplexity"))};
+  for (const auto& [name, label] : storage::kEvaluateColumns) {
+    const auto found = columns.find(name);
+    if (found == columns.end()) continue;
+    const json& column = *found;
+    const bool is_student = name == "student";
+    std::string shown = is_student ? evaluation.value("subject", "student") : std::string(label);
+    if (name == "equal_window") shown += " " + std::to_string(equal_window_of(evaluation));
+    std::vector<std::string> cells{std::move(shown),
+                                   number_text(number_or_nan(column, "perplexity"))};
     if (has_control)
       cells.push_back(number_text(number_or_nan(member(column, {"beyond"}), "perplexity")));
     cells.push_back(number_text(number_or_nan(column, "kl")));
@@ -165,7 +162,7 @@ std::string control_verdict(const RunStatus& status) {
 std::vector<std::string> untrained_lines(const RunStatus& status, int width) {
   std::vector<std::string> texts;
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage != "transfer" || !task.result.is_object() || !task.result.contains("layers"))
+    if (task.stage != Stage::kTransfer || !task.result.is_object() || !task.result.contains("layers"))
       continue;
     for (const json& layer : task.result["layers"]) {
       if (layer.is_object() && layer.contains("trained_mse"))

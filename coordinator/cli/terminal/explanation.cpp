@@ -32,8 +32,8 @@ std::string step_clause(const TaskStatus& task) {
   return task.state == "running" ? "; at step " + at : "; it goes on from step " + at;
 }
 
-std::string mse_text(const TaskStatus& task) {
-  const BlockMse mse = mse_of(task);
+std::string mse_text(const TaskStatus& task, const storage::History* history) {
+  const BlockMse mse = mse_of(task, history);
   if (mse.worst_layer() < 0) return "";
   return std::string(task.state == "done" ? "; " : "; last measured ") + "MSE " +
          number_text(mse.mean()) + ", worst layer " + std::to_string(mse.worst_layer()) + " with " +
@@ -53,27 +53,33 @@ std::string memory_clause(const TaskStatus& task) {
 }
 
 std::string adapter_clause(const TaskStatus& task) {
-  const std::string text = task.stage == "finetune" ? adapter_text(task) : "";
+  const std::string text = task.stage == Stage::kFinetune ? adapter_text(task) : "";
   return text.empty() ? "" : "; " + text;
 }
 
-std::string sentence(const RunStatus& status, const TaskStatus& task, const std::string& name) {
-  std::string text = name + " " + doing_text(status, task) + step_clause(task) + mse_text(task) +
-                     adapter_clause(task) + memory_clause(task);
+std::string sentence(const RunStatus& status,
+                     const TaskStatus& task,
+                     const std::string& name,
+                     const storage::History* history = nullptr) {
+  std::string text = name + " " + doing_text(status, task) + step_clause(task) +
+                     mse_text(task, history) + adapter_clause(task) + memory_clause(task);
   if (task.tries() > 1) text += "; try " + std::to_string(task.tries());
   if (task.lost_steps > 0) text += "; lost to failures: " + counted(task.lost_steps, "step");
   if (task.state == "ready" && !task.reason.empty()) text += "; before: " + task.reason;
   return one_line(text);
 }
 
-std::string block_sentence(const RunStatus& status, const TaskStatus& task) {
+std::string block_sentence(const RunStatus& status,
+                           const TaskStatus& task,
+                           const storage::History* history) {
   const int last = task.first_layer + task.num_layers - 1;
   return sentence(status,
                   task,
                   "block " + std::to_string(task.block) +
                       (task.num_layers == 1 ? " (layer " + std::to_string(last) + ")"
                                             : " (layers " + std::to_string(task.first_layer) + "-" +
-                                                  std::to_string(last) + ")"));
+                                                  std::to_string(last) + ")"),
+                  history);
 }
 
 // The pieces of a capture are many and alike: they are counted, and those in need are named.
@@ -84,7 +90,7 @@ void add_capture(const RunStatus& status,
   int all = 0, done = 0;
   std::vector<std::string> named;
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage != "capture" || (block >= 0 && task.block != block)) continue;
+    if (task.stage != Stage::kCapture || (block >= 0 && task.block != block)) continue;
     ++all;
     done += task.state == "done" || task.state == "dropped";
     if (task.state == "quarantined" || task.wasted > 0)
@@ -98,11 +104,13 @@ void add_capture(const RunStatus& status,
 
 }  // namespace
 
-std::vector<std::string> explain_block(const RunStatus& status, int block) {
+std::vector<std::string> explain_block(const RunStatus& status,
+                                       int block,
+                                       const storage::History* history) {
   std::vector<std::string> lines;
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage == "transfer" && task.block == block)
-      lines.push_back(block_sentence(status, task));
+    if (task.stage == Stage::kTransfer && task.block == block)
+      lines.push_back(block_sentence(status, task, history));
   }
   if (lines.empty())
     lines.push_back("block " + std::to_string(block) +
@@ -111,13 +119,14 @@ std::vector<std::string> explain_block(const RunStatus& status, int block) {
   return lines;
 }
 
-std::vector<std::string> explain_run(const RunStatus& status) {
+std::vector<std::string> explain_run(const RunStatus& status, const storage::History* history) {
   std::vector<std::string> lines;
   add_capture(status, "capture", -1, lines);
-  for (const char* stage : {"transfer", "assemble", "logits", "finetune", "evaluate"}) {
+  for (const wire::TaskKindWord& kind : wire::task_kind_words()) {
+    if (kind.kind == Stage::kCapture) continue;
     for (const TaskStatus& task : status.tasks) {
-      if (task.stage != stage) continue;
-      lines.push_back(task.stage == "transfer" ? block_sentence(status, task)
+      if (task.stage != kind.kind) continue;
+      lines.push_back(task.stage == Stage::kTransfer ? block_sentence(status, task, history)
                                                : sentence(status, task, task.id));
     }
   }
@@ -135,7 +144,7 @@ std::vector<std::string> plan_lines(const RunStatus& status, int width) {
   const auto size = [](std::uint64_t bytes) { return bytes > 0 ? bytes_text(bytes) : "-"; };
   for (const StageStatus& stage : status.stages) {
     if (!stage.planned || stage.total == 0) continue;
-    std::vector<std::string> cells = {stage.stage,
+    std::vector<std::string> cells = {std::string(to_string(stage.stage)),
                                       time(stage.seconds),
                                       time(stage.planned->seconds),
                                       size(stage.memory_bytes),

@@ -5,6 +5,8 @@
 #include <cmath>
 #include <limits>
 
+#include "storage/history/columns.hpp"
+
 namespace hedgerow::coordinator::cli {
 namespace {
 
@@ -27,20 +29,21 @@ double value_of(const storage::HistorySeries& series,
 }
 
 std::vector<int> layers_of(const storage::History& history) {
-  constexpr std::string_view kLayer = "layer/";
   std::vector<int> layers;
-  for (const auto& [name, series] : history.series)
-    if (name.starts_with(kLayer) && !series.rows.empty())
-      layers.push_back(std::atoi(name.c_str() + kLayer.size()));
+  for (const auto& [name, series] : history.series) {
+    const storage::SeriesKey key = storage::series_key(name);
+    if (key.kind == "layer" && !series.rows.empty())
+      layers.push_back(std::atoi(key.labels.front().second.c_str()));
+  }
   std::sort(layers.begin(), layers.end());
   return layers;
 }
 
 Table table_of_values() {
   Table table;
-  table.column("layer", 9, true).column("step", 8, true).column("MSE", 7, true);
-  table.column("relative", 6, true).column("control", 5, true).column("linear", 4, true);
-  table.column("sinks", 2, true).column("gradient", 1, true).column("rate", 0, true);
+  table.column("layer", 9, true).column("step", 8, true);
+  for (const storage::HistoryColumn& column : storage::columns_of_tables("layer"))
+    table.column(std::string(column.short_label()), column.importance, true);
   return table;
 }
 
@@ -48,14 +51,8 @@ std::vector<std::string> cells_of(int layer,
                                   const storage::HistorySeries& series,
                                   const storage::HistoryRow& row) {
   std::vector<std::string> cells{std::to_string(layer), std::to_string(row.step)};
-  for (const char* column : {"mse",
-                             "relative_mse",
-                             "control_mse",
-                             "linear_share",
-                             "sink_share",
-                             "gradient_norm",
-                             "learning_rate"})
-    cells.push_back(number_text(value_of(series, row, column), 3));
+  for (const storage::HistoryColumn& column : storage::columns_of_tables("layer"))
+    cells.push_back(number_text(value_of(series, row, column.name), 3));
   return cells;
 }
 
@@ -73,6 +70,19 @@ char heat_of(double relative_mse) {
   const double share = 1.0 - std::log10(error) / std::log10(kLeastError);
   return kRamp[static_cast<std::size_t>(
       std::lround(share * static_cast<double>(kRamp.size() - 1)))];
+}
+
+std::vector<double> last_mse(const storage::History& history, int first, int count, double since) {
+  constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
+  std::vector<double> errors(static_cast<std::size_t>(std::max(0, count)), kNone);
+  bool is_any = false;
+  for (int i = 0; i < count; ++i) {
+    const storage::HistorySeries* series = series_of(history, first + i);
+    if (series == nullptr || series->rows.back().time < since) continue;
+    errors[static_cast<std::size_t>(i)] = value_of(*series, series->rows.back(), "mse");
+    is_any = true;
+  }
+  return is_any ? errors : std::vector<double>{};
 }
 
 std::string sparkline(const storage::History& history, int layer, int width) {

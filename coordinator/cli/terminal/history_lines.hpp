@@ -17,6 +17,13 @@ namespace hedgerow::coordinator::cli {
 // The index of a column; npos: the series has none of that name.
 [[nodiscard]] std::size_t column_of(const storage::HistorySeries& series, std::string_view name);
 
+// By layer from `first` on, as measured last and not before `since` (UTC, seconds); NaN: it was
+// not. Empty: none of them was.
+[[nodiscard]] std::vector<double> last_mse(const storage::History& history,
+                                           int first,
+                                           int count,
+                                           double since);
+
 // Relative MSE from the first validation to the last, in at most `width` characters; empty: there
 // is none.
 [[nodiscard]] std::string sparkline(const storage::History& history, int layer, int width);

@@ -55,7 +55,8 @@ void share_out(Parts& parts,
                const RunStatus& status,
                int width,
                std::size_t max_rows,
-               const storage::History* history) {
+               const storage::History* history,
+               bool draws_heat) {
   std::size_t left = max_rows - std::min(max_rows, parts.head.size());
   const auto room = [&] { return left == 0 ? 0 : left - 1; };
   const auto take = [&](const Lines& part) { left -= std::min(left, rows_of(part)); };
@@ -69,7 +70,7 @@ void share_out(Parts& parts,
   take(parts.results);
   cut(parts.losses, room());
   take(parts.losses);
-  parts.blocks = room() < 3 ? Lines{} : block_lines(status, width, room(), history);
+  parts.blocks = room() < 3 ? Lines{} : block_lines(status, width, room(), history, draws_heat);
 }
 
 }  // namespace
@@ -77,9 +78,10 @@ void share_out(Parts& parts,
 std::vector<std::string> whole_view(const RunStatus& status,
                                     int width,
                                     std::size_t max_rows,
-                                    const storage::History* history) {
+                                    const storage::History* history,
+                                    bool draws_heat) {
   Parts parts{.head = {head_line(status, width)},
-              .blocks = block_lines(status, width, kUnlimitedRows, history),
+              .blocks = block_lines(status, width, kUnlimitedRows, history, draws_heat),
               .layers = {},
               .losses = loss_lines(status, width),
               .workers = worker_lines(status, width),
@@ -89,10 +91,11 @@ std::vector<std::string> whole_view(const RunStatus& status,
     parts.head.emplace_back();
     parts.head.insert(parts.head.end(), stages.begin(), stages.end());
   }
-  const bool tells_layers = status.num_layers == status.num_blocks && history == nullptr;
+  const bool tells_layers =
+      status.num_layers == status.num_blocks && !(draws_heat && history != nullptr);
   if (tells_layers && rows_of(parts) <= max_rows) return joined(parts);
-  parts.layers = layer_lines(status, width, history);
-  if (rows_of(parts) > max_rows) share_out(parts, status, width, max_rows, history);
+  parts.layers = layer_lines(status, width, history, draws_heat);
+  if (rows_of(parts) > max_rows) share_out(parts, status, width, max_rows, history, draws_heat);
   return joined(parts);
 }
 

@@ -67,21 +67,20 @@ std::string note_of(const TaskStatus& task) {
   return note;
 }
 
-bool counts_steps(const std::string& stage) { return stage == "transfer" || stage == "finetune"; }
-
-std::string speed_text(const Speed& speed, const std::string& stage) {
-  if (!counts_steps(stage))
+std::string speed_text(const Speed& speed, Stage stage) {
+  if (!wire::has_checkpoints(stage))
     return std::to_string(std::llround(speed.tokens_per_second)) + " tokens/s";
   const double seconds = speed.seconds_per_step;
   return (seconds < 100.0 ? number_text(seconds, 3) : duration_text(seconds)) + " s/step";
 }
 
-std::string stage_of(const WorkerStatus& worker) {
-  return worker.task.substr(0, worker.task.find('/'));
+// Of the task that it has; nullopt: none.
+std::optional<Stage> stage_of(const WorkerStatus& worker) {
+  return wire::task_kind_from(worker.task.substr(0, worker.task.find('/')));
 }
 
 // Of one worker, on the average of those that are at this stage; empty: of none it is known.
-std::string mean_speed_text(const RunStatus& status, const std::string& stage) {
+std::string mean_speed_text(const RunStatus& status, Stage stage) {
   Speed mean;
   int count = 0;
   for (const WorkerStatus& worker : status.workers) {
@@ -97,7 +96,7 @@ std::string mean_speed_text(const RunStatus& status, const std::string& stage) {
 std::vector<const TaskStatus*> transfers(const RunStatus& status) {
   std::vector<const TaskStatus*> tasks;
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage == "transfer") tasks.push_back(&task);
+    if (task.stage == Stage::kTransfer) tasks.push_back(&task);
   }
   return tasks;
 }
@@ -144,7 +143,7 @@ std::string elapsed_text(const RunStatus& status) {
 std::string stopping_text(const RunStatus& status) {
   std::string stages;
   for (const StageStatus& stage : status.stages) {
-    if (stage.running > 0) stages += (stages.empty() ? "" : ", ") + stage.stage;
+    if (stage.running > 0) stages += (stages.empty() ? "" : ", ") + std::string(to_string(stage.stage));
   }
   return stages.empty() ? "stopping" : "stopping: waiting for a checkpoint of " + stages;
 }
@@ -157,7 +156,9 @@ const nlohmann::json* control_of(const nlohmann::json& result) {
   return control == columns->end() || !control->is_object() ? nullptr : &*control;
 }
 
-void add_blocks(const RunStatus& status, std::vector<Field>& fields) {
+void add_blocks(const RunStatus& status,
+                const storage::History* history,
+                std::vector<Field>& fields) {
   int done = 0, running = 0, retried = 0, quarantined = 0, measured = 0, begun = 0;
   BlockMse worst;
   const std::vector<const TaskStatus*> blocks = transfers(status);
@@ -166,7 +167,7 @@ void add_blocks(const RunStatus& status, std::vector<Field>& fields) {
     running += task->state == "running";
     quarantined += task->state == "quarantined";
     retried += task->tries() > 1;
-    const BlockMse mse = mse_of(*task);
+    const BlockMse mse = mse_of(*task, history);
     measured += mse.worst_layer() >= 0;
     begun += mse.worst_layer() >= 0 || task->checkpoint_step > 0;
     if (mse.worst() > (worst.layers.empty() ? 0.0 : worst.worst())) worst = mse;
@@ -217,7 +218,7 @@ int BlockMse::worst_layer() const {
   return worst < 0 ? -1 : first_layer + worst;
 }
 
-BlockMse mse_of(const TaskStatus& transfer) {
+BlockMse mse_of(const TaskStatus& transfer, const storage::History* history) {
   BlockMse mse{{}, transfer.first_layer};
   if (transfer.result.is_object() && transfer.result.contains("layers")) {
     constexpr double kNone = std::numeric_limits<double>::quiet_NaN();
@@ -230,26 +231,28 @@ BlockMse mse_of(const TaskStatus& transfer) {
       // JSON has no infinity: an error without a number is of a layer that diverged.
       mse.layers[index] = std::isnan(found) ? std::numeric_limits<double>::infinity() : found;
     }
-  } else if (transfer.progress && !transfer.progress->layer_mse.empty()) {
-    mse.layers = transfer.progress->layer_mse;
-  } else {
-    mse.layers = transfer.layer_mse;
+  } else if (history != nullptr && transfer.state != "done") {
+    const auto attempt = history->attempts.find(transfer.token);
+    const bool measures = transfer.progress && attempt != history->attempts.end();
+    if (transfer.checkpoint_step == 0 && !measures) return mse;
+    const double since = transfer.checkpoint_step > 0 ? 0.0 : attempt->second.started;
+    mse.layers = last_mse(*history, transfer.first_layer, transfer.num_layers, since);
   }
   return mse;
 }
 
-std::string status_line(const RunStatus& status, int width) {
+std::string status_line(const RunStatus& status, int width, const storage::History* history) {
   std::vector<Field> fields;
   if (status.is_stopping) fields.push_back({" | ", stopping_text(status), 11});
-  add_blocks(status, fields);
+  add_blocks(status, history, fields);
   double eta = 0.0;
   bool is_running = false;
   for (const StageStatus& stage : status.stages) {
     if (stage.running == 0 || stage.done >= stage.total) continue;
     is_running = true;
-    const FinetuneText text = stage.stage == "finetune" ? finetune_text(status) : FinetuneText{};
+    const FinetuneText text = stage.stage == Stage::kFinetune ? finetune_text(status) : FinetuneText{};
     fields.push_back(
-        {" | ", stage.stage + " " + (text.step.empty() ? percent(stage.fraction) : text.step), 10});
+        {" | ", std::string(to_string(stage.stage)) + " " + (text.step.empty() ? percent(stage.fraction) : text.step), 10});
     if (!text.loss.empty()) fields.push_back({"  ", text.loss, 3});
     if (const std::string speed = mean_speed_text(status, stage.stage); !speed.empty())
       fields.push_back({"  ", speed, 5});
@@ -336,8 +339,8 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
   };
   for (const StageStatus& stage : status.stages) {
     if (stage.total == 0) continue;
-    const FinetuneText text = stage.stage == "finetune" ? finetune_text(status) : FinetuneText{};
-    std::vector<Field> fields{begin_of(stage.stage, stage.fraction)};
+    const FinetuneText text = stage.stage == Stage::kFinetune ? finetune_text(status) : FinetuneText{};
+    std::vector<Field> fields{begin_of(std::string(to_string(stage.stage)), stage.fraction)};
     fields.push_back({" ",
                       text.step.empty()
                           ? std::to_string(stage.done) + "/" + std::to_string(stage.total)
@@ -370,7 +373,8 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
 std::vector<std::string> block_lines(const RunStatus& status,
                                      int width,
                                      std::size_t max_rows,
-                                     const storage::History* history) {
+                                     const storage::History* history,
+                                     bool draws_heat) {
   Table table;
   table.column("block", 9, true).column("layers", 4).column("state", 8).column("step", 5, true);
   table.column("MSE", 7, true).column("worst", 6, true).column("at", 3, true);
@@ -382,11 +386,11 @@ std::vector<std::string> block_lines(const RunStatus& status,
                             std::any_of(tasks.begin(), tasks.end(), [](const TaskStatus* task) {
                               return !memory_text(*task).empty();
                             });
-  const bool shows_heat = history != nullptr && !history->series.empty();
+  const bool shows_heat = draws_heat && history != nullptr && !history->series.empty();
   if (shows_heat) table.column("heat", 6);
   if (shows_memory) table.column("memory", 1, true);
   for (const TaskStatus* task : tasks) {
-    const BlockMse mse = mse_of(*task);
+    const BlockMse mse = mse_of(*task, history);
     std::vector<std::string> cells = {
         std::to_string(task->block),
         range_text(task->first_layer, task->num_layers),
@@ -418,17 +422,18 @@ std::vector<std::string> block_lines(const RunStatus& status,
 
 std::vector<std::string> layer_lines(const RunStatus& status,
                                      int width,
-                                     const storage::History* history) {
+                                     const storage::History* history,
+                                     bool draws_heat) {
   constexpr std::size_t kGap = 2;
   constexpr int kDigits = 3;  // as many as fit, and enough to compare layers by
   constexpr int kSparkline = 10;
   std::map<int, std::string> sparklines;  // by the number of the cell
   std::vector<std::pair<std::string, std::string>> cells;
   for (const TaskStatus* task : transfers(status)) {
-    const BlockMse mse = mse_of(*task);
+    const BlockMse mse = mse_of(*task, history);
     for (std::size_t i = 0; i < mse.layers.size(); ++i) {
       const int layer = task->first_layer + static_cast<int>(i);
-      if (history != nullptr) {
+      if (draws_heat && history != nullptr) {
         const std::string line = sparkline(*history, layer, kSparkline);
         if (!line.empty()) sparklines[static_cast<int>(cells.size())] = "|" + line + "|";
       }
@@ -479,7 +484,7 @@ std::vector<std::string> worker_lines(const RunStatus& status, int width) {
                worker.host,
                worker.device,
                doing,
-               worker.speed ? speed_text(*worker.speed, stage_of(worker)) : "",
+               worker.speed ? speed_text(*worker.speed, stage_of(worker).value_or(Stage::kCapture)) : "",
                duration_text(worker.seconds_since_heartbeat)});
   }
   return table.empty() ? std::vector<std::string>{} : table.render(width);
@@ -531,10 +536,10 @@ std::vector<std::string> result_lines(const RunStatus& status, int width) {
 
 std::vector<std::string> loss_lines(const RunStatus& status, int width) {
   std::string text;
-  for (const char* stage : {"transfer", "finetune"}) {
+  for (const Stage stage : {Stage::kTransfer, Stage::kFinetune}) {
     std::int64_t steps = 0;
     for (const TaskStatus& task : status.tasks) steps += task.stage == stage ? task.lost_steps : 0;
-    if (steps > 0) text += (text.empty() ? "" : ", ") + counted(steps, "step") + " of " + stage;
+    if (steps > 0) text += (text.empty() ? "" : ", ") + counted(steps, "step") + " of " + std::string(to_string(stage));
   }
   if (text.empty()) return {};
   return {fit_words("lost to failures and done again: " + text, width)};
@@ -548,7 +553,7 @@ std::vector<std::string> warning_lines(const RunStatus& status, int width) {
   std::copy_if(status.tasks.begin(),
                status.tasks.end(),
                std::back_inserter(others.tasks),
-               [](const TaskStatus& task) { return task.stage != "transfer"; });
+               [](const TaskStatus& task) { return task.stage != Stage::kTransfer; });
   if (const std::string text = quarantine_text(others); !text.empty())
     warnings.insert(warnings.begin(), text);
   for (const std::string& warning : warnings) {

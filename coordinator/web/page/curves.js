@@ -3,6 +3,12 @@
 'use strict';
 
 const charts = new Map();  // id -> Chart
+const COLORS = ['one', 'two', 'three', 'four'];  // of a chart's lines, by the theme
+
+// Of the line of a column, the table's or by its place in the chart.
+function colorOf({color}, place) {
+  return COLORS[color > 0 ? color - 1 : place % COLORS.length];
+}
 
 // [{x: step, y}] of one column; y may be null.
 function pointsOf(series, name) {
@@ -96,9 +102,9 @@ function layerNote(row, hasRows) {
   if (!row) return 'No layers yet.';
   if (row.isKept) return 'Keeps softmax attention: nothing to learn.';
   if (!hasRows) return `Nothing measured yet (${row.mark || 'waiting'}).`;
-  const behind = row.mse < row.control ? `${shown(row.control / row.mse)} times below the control` : 'not below the control';
+  const behind = row.ratio < 1 ? `${shown(1 / row.ratio)} times below the control` : 'not below the control';
   const block = row.block >= 0 ? `block ${row.block}, ` : '';
-  return `${block}step ${row.step}: relative MSE ${shown(row.relative)}, ${behind}` + (row.mark ? `; ${row.mark}` : '');
+  return `${block}step ${row.step}: relative MSE ${shown(row.relative_mse)}, ${behind}` + (row.mark ? `; ${row.mark}` : '');
 }
 
 function drawLayer(run) {
@@ -109,14 +115,13 @@ function drawLayer(run) {
   setText(byId('layer-note'), layerNote(run.layers[layer], hasRows));
   place.hidden = !hasRows;
   if (!hasRows) return;
-  const line = (label, column, color, isDashed) => ({label, points: pointsOf(series, column), color, isDashed});
-  drawChart(place, 'chart-mse', 'MSE of the attention output',
-    [line('student', 'mse', 'one'), line('control (untrained window and sinks)', 'control_mse', 'two', true)], {isLog: true});
-  drawChart(place, 'chart-shares', 'share of the attention mass',
-    [line('window', 'window_share', 'one'), line('sinks', 'sink_share', 'two'), line('linear', 'linear_share', 'three')],
-    {top: 1});
-  drawChart(place, 'chart-gradient', 'gradient norm', [line('gradient norm', 'gradient_norm', 'four')], {isLog: true});
-  drawChart(place, 'chart-rate', 'learning rate', [line('learning rate', 'learning_rate', 'one')]);
+  const drawn = columnsOf(run, 'layer').filter(({chart}) => chart);
+  for (const title of new Set(drawn.map(({chart}) => chart))) {
+    const columns = drawn.filter(({chart}) => chart === title), [{name, log, unit}] = columns;
+    const lines = columns.map((column, i) => (
+      {label: column.line, points: pointsOf(series, column.name), color: colorOf(column, i), isDashed: column.dashed}));
+    drawChart(place, 'chart-layer-' + name, title, lines, {isLog: log, top: unit === 'share' ? 1 : undefined});
+  }
 }
 
 function drawLora(run) {
@@ -126,16 +131,19 @@ function drawLora(run) {
   setText(byId('lora-note'), hasRows ? '' : isPlanned ? 'Has not begun.' : 'This recipe ends after the transfer.');
   place.hidden = !hasRows;
   if (!hasRows) return;
-  const line = (label, series, column, color, isDashed) => ({label, points: pointsOf(series, column), color, isDashed});
-  drawChart(place, 'chart-loss', 'loss',
-    [line('training', trained, 'loss', 'one'), line('validation', checked, 'loss', 'two')]);
-  const hasKl = drawChart(place, 'chart-kl', 'validation: KL to the teacher, nats a token',
-    [line('KL to the teacher', checked, 'kl', 'three')]);
-  drawChart(place, 'chart-entropy', 'validation: cross-entropy',
-    hasKl ? [] : [line('cross-entropy', checked, 'cross_entropy', 'three')]);
-  drawChart(place, 'chart-lora-gradient', 'gradient norm',
-    [line('gradient norm', trained, 'gradient_norm', 'four')], {isLog: true});
-  const norms = (trained ? trained.columns : []).filter((name) => name.startsWith('update_norm/'));
-  drawChart(place, 'chart-updates', 'norm of a step\'s update', norms.map((name, i) =>
-    line(name.slice('update_norm/'.length), trained, name, ['one', 'two', 'three', 'four'][i % 4], i >= 4)), {isLog: true});
+  // a column's line, or the lines of all that begin with its name
+  const linesOf = (series, {name, line, dashed}, color) => (name.endsWith('/')
+    ? series.columns.filter((each) => each.startsWith(name)).map((each, i) => ({label: each.slice(name.length),
+      points: pointsOf(series, each), color: COLORS[i % COLORS.length], isDashed: i >= COLORS.length}))
+    : [{label: line, points: pointsOf(series, name), color, isDashed: dashed}]);
+  const drawn = [[trained, 'finetune'], [checked, 'finetune/validation']].flatMap(([series, kind]) =>
+    columnsOf(run, kind).filter(({chart}) => series && chart).map((column) => ({...column, series})));
+  drawn.sort((a, b) => b.importance - a.importance);
+  for (const title of new Set(drawn.map(({chart}) => chart))) {
+    const columns = drawn.filter(({chart}) => chart === title), [{name, log}] = columns;
+    // beside KL, cross-entropy says nothing new
+    const isHidden = name === 'cross_entropy' && checked.columns.includes('kl');
+    const lines = columns.flatMap((column, i) => linesOf(column.series, column, colorOf(column, i)));
+    drawChart(place, 'chart-' + name.replace('/', ''), title, isHidden ? [] : lines, {isLog: log});
+  }
 }

@@ -7,18 +7,14 @@ const REDRAW_MS = 500;
 const MAX_ROWS = 1024;  // of a series that grows while the page is open; then every second one goes
 const MAX_EVENTS = 5000;
 
-const METRICS = {
-  relative_mse: {label: 'relative MSE', isLog: true, of: (get) => get('relative_mse')},
-  mse: {label: 'MSE', isLog: true, of: (get) => get('mse')},
-  ratio: {label: 'MSE / control\'s MSE', isLog: true, of: (get) => get('mse') / get('control_mse')},
-  linear_share: {label: 'linear share', isLog: false, of: (get) => get('linear_share')},
-  gradient_norm: {label: 'gradient norm', isLog: true, of: (get) => get('gradient_norm')},
-};
+const FIRST_METRIC = 'relative_mse';
 
 const run = {
   snapshot: {}, status: {}, isLive: false, series: new Map(), attempts: new Map(), events: [], attention: new Map(),
+  columns: [],  // what series' columns are: the coordinator's table
+  metrics: {},  // what the heat map can show: {label, isLog, of: of what reads a column}
   numLayers: 0, kept: new Set(), layers: [],  // of the last drawing
-  layer: -1, metric: 'relative_mse', order: {field: 'layer', isDown: false}, shownMap: {},  // what the viewer chose
+  layer: -1, metric: FIRST_METRIC, order: {field: 'layer', isDown: false}, shownMap: {},  // what the viewer chose
   now() {
     return this.isLive ? Date.now() / 1000 : Date.parse(this.status.updated_at) / 1000
       || [...this.attempts.values()].reduce((last, {started, ended}) => Math.max(last, started, ended), 0);
@@ -34,11 +30,23 @@ function take(snapshot) {
   run.attempts.clear();
   run.attention.clear();
   run.events = [];
+  takeColumns(snapshot.columns || []);
   // layers that the recipe keeps under softmax; a comment may follow the list
   const list = /^\s*softmax_layers\s*=\s*\[([^\]]*)\]/m.exec(snapshot.recipe || '');
   run.kept = new Set(list ? (list[1].match(/\d+/g) || []).map(Number) : []);
   takeStatus(snapshot.status || {});
   takeHistory(snapshot.history || {});
+}
+
+function takeColumns(columns) {
+  run.columns = columns;
+  run.metrics = {};
+  const shown = columnsOf(run, 'layer').filter(({heat}) => heat);
+  for (const {name, label, log} of shown.sort((a, b) => (b.name === FIRST_METRIC) - (a.name === FIRST_METRIC))) {
+    run.metrics[name] = {label, isLog: log, of: (get) => get(name)};
+    if (name === 'mse') run.metrics.ratio = {label: 'MSE / control\'s MSE', isLog: true, of: ratioOf};
+  }
+  fillSelect(byId('metric'), Object.entries(run.metrics).map(([key, {label}]) => [key, label]), run.metric);
 }
 
 function takeStatus(status) {
@@ -85,14 +93,14 @@ function heatWords(layer, row) {
   const series = run.series.get('layer/' + layer), values = series && series.rows[row], {block} = run.layers[layer];
   const place = `layer ${layer}` + (block >= 0 ? `, block ${block}` : '');
   if (!values) return place + '\n' + (run.kept.has(layer) ? 'softmax kept' : 'not begun');
-  const metric = METRICS[run.metric], get = (name) => values[2 + series.columns.indexOf(name)] ?? undefined;
+  const metric = run.metrics[run.metric], get = (name) => values[2 + series.columns.indexOf(name)] ?? undefined;
   const lines = [`${place}, step ${values[0]}`, `${metric.label} ${shown(metric.of(get))}`];
   if (run.metric !== 'mse') lines.push(`MSE ${shown(get('mse'))}, control ${shown(get('control_mse'))}`);
   return lines.join('\n');
 }
 
 function drawHeat() {
-  const metric = METRICS[run.metric], steps = [], values = [];
+  const metric = run.metrics[run.metric], steps = [], values = [];
   for (let layer = 0; layer < run.numLayers; layer += 1) {
     const series = run.series.get('layer/' + layer), columns = series ? series.columns : [];
     const places = Object.fromEntries(columns.map((name, i) => [name, 2 + i]));
@@ -124,7 +132,7 @@ function draw() {
   run.numLayers = run.status.num_layers || 0;
   run.layers = layersOf(run);
   if (run.layer < 0 || run.layer >= run.numLayers) {  // nobody has chosen: the worst that is known
-    const errors = run.layers.map(({relative}) => relative ?? -1);
+    const errors = run.layers.map((row) => row.relative_mse ?? -1);
     run.layer = errors.indexOf(Math.max(...errors));
   }
   byId('main').hidden = false;
@@ -262,7 +270,6 @@ function follow() {
 }
 
 function start() {
-  fillSelect(byId('metric'), Object.entries(METRICS).map(([key, {label}]) => [key, label]), run.metric);
   byId('metric').onchange = () => {
     run.metric = byId('metric').value;
     drawHeat();
@@ -274,7 +281,6 @@ function start() {
       drawAttentionMaps(run);
     };
   }
-  makeLayerHead(run, () => drawLayers(run, choose));
   document.addEventListener('visibilitychange', redraw);
   window.addEventListener('resize', redraw);
   window.matchMedia('(prefers-color-scheme: dark)').addEventListener('change', redraw);

@@ -15,6 +15,16 @@ function lastOf(series, name) {
   return undefined;
 }
 
+// The rows of the table for one kind of series, "layer" or "finetune".
+function columnsOf(run, kind) {
+  return run.columns.filter(({series}) => series === kind);
+}
+
+// How far a layer is behind its control, below 1 before it. `get`: of what a column holds.
+function ratioOf(get) {
+  return get('mse') / get('control_mse');
+}
+
 function count(n, word) {
   return `${n} ${word}${n === 1 ? '' : 's'}`;
 }
@@ -127,12 +137,13 @@ const TASK_WORDS = {done: '', running: 'learning'};  // other states are shown a
 
 // What is known of each layer now: of the finished task, else of the last row of its history.
 function layersOf(run) {
+  const columns = columnsOf(run, 'layer');
   const layers = Array.from({length: run.numLayers}, (_, layer) => {
-    const series = run.series.get('layer/' + layer), get = (name) => lastOf(series, name);
+    const series = run.series.get('layer/' + layer);
     return {
+      ...Object.fromEntries(columns.map(({name}) => [name, lastOf(series, name)])),
       layer, block: -1, attempts: undefined, mark: '', isKept: run.kept.has(layer),
       step: series && series.rows.length > 0 ? series.rows[series.rows.length - 1][0] : undefined,
-      mse: get('mse'), relative: get('relative_mse'), control: get('control_mse'), linear: get('linear_share'),
     };
   });
   for (const task of run.status.tasks || []) {
@@ -143,32 +154,39 @@ function layersOf(run) {
       const row = layers[result.layer];
       if (!row) continue;
       row.step = result.step ?? row.step;
-      row.mse = result.mse ?? row.mse;
-      row.relative = result.relative_mse ?? row.relative;
-      row.control = result.control_mse ?? row.control;
-      row.linear = result.linear_share ?? row.linear;
+      for (const {name} of columns) row[name] = result[name] ?? row[name];
       if (result.stopped_early) row.mark = 'stopped early';
       if (result.kept_untrained === true) row.mark = 'kept untrained';
       if (result.kept_untrained === false) row.mark = 'behind its control';
     }
   }
   for (const row of layers) {
-    row.ratio = row.mse / row.control;
+    row.ratio = ratioOf((name) => row[name]);
     if (row.isKept) row.mark = 'softmax kept';
   }
   return layers;
 }
 
-const LAYER_COLUMNS = [  // title, field of a layer, how it is shown
-  ['layer', 'layer', String], ['block', 'block', (block) => (block >= 0 ? String(block) : NONE)], ['step', 'step', String],
-  ['MSE', 'mse', shown], ['relative MSE', 'relative', shown], ['control\'s MSE', 'control', shown],
-  ['MSE / control', 'ratio', shown], ['linear share', 'linear', (share) => percent(share, 1)], ['attempts', 'attempts', String],
-];
+const LEAST_IMPORTANCE = 4;  // of a column that the table of layers has room for
+
+// Of the table of layers: title, field of a layer, how it is shown.
+function layerColumns(run) {
+  const measured = columnsOf(run, 'layer').filter(({importance}) => importance >= LEAST_IMPORTANCE)
+    .sort((a, b) => b.importance - a.importance)
+    .map(({name, label, unit}) => [label, name, unit === 'share' ? (share) => percent(share, 1) : shown]);
+  const control = measured.findIndex(([, name]) => name === 'control_mse');
+  if (control >= 0) measured.splice(control + 1, 0, ['MSE / control', 'ratio', shown]);
+  return [
+    ['layer', 'layer', String], ['block', 'block', (block) => (block >= 0 ? String(block) : NONE)], ['step', 'step', String],
+    ...measured, ['attempts', 'attempts', String],
+  ];
+}
 
 // The head of the table of layers, whose titles sort it.
 function makeLayerHead(run, redraw) {
   const head = byId('layers').tHead.rows[0];
-  for (const [title, field] of LAYER_COLUMNS) {
+  head.replaceChildren();
+  for (const [title, field] of layerColumns(run)) {
     const cell = make('th', 'number'), button = make('button', '', title);
     cell.scope = 'col';
     cell.dataset.key = field;
@@ -186,8 +204,10 @@ function makeLayerHead(run, redraw) {
 }
 
 function drawLayers(run, choose) {
-  const {field, isDown} = run.order, head = byId('layers').tHead.rows[0];
-  LAYER_COLUMNS.forEach(([title, name], i) => {
+  const {field, isDown} = run.order, head = byId('layers').tHead.rows[0], columns = layerColumns(run);
+  const ratio = columns.findIndex(([, name]) => name === 'ratio');
+  if (head.cells.length !== columns.length + 1) makeLayerHead(run, () => drawLayers(run, choose));
+  columns.forEach(([title, name], i) => {
     const arrow = name !== field ? '' : isDown ? ' \u2193' : ' \u2191';
     head.cells[i].setAttribute('aria-sort', name !== field ? 'none' : isDown ? 'descending' : 'ascending');
     setText(head.cells[i].firstChild, title + arrow);
@@ -195,9 +215,9 @@ function drawLayers(run, choose) {
   const valueOf = (row) => (isNumber(row[field]) ? row[field] : isDown ? -Infinity : Infinity);
   const compare = (a, b) => (valueOf(a) === valueOf(b) ? a.layer - b.layer : (valueOf(a) < valueOf(b)) === isDown ? 1 : -1);
   fillTable(byId('layers').tBodies[0], [...run.layers].sort(compare).map((row) => {
-    const cells = LAYER_COLUMNS.map(([, name, form]) => number(isNumber(row[name]) ? form(row[name]) : NONE));
+    const cells = columns.map(([, name, form]) => number(isNumber(row[name]) ? form(row[name]) : NONE));
     Object.assign(cells[0], {press: () => choose(row.layer), title: 'show its curves'});
-    if (row.ratio > 1) cells[6].className += ' bad';
+    if (row.ratio > 1) cells[ratio].className += ' bad';
     const isBad = ['quarantined', 'behind its control'].includes(row.mark);
     cells.push({text: row.mark, className: isBad ? 'bad' : 'quiet'});
     cells.rowClass = row.layer === run.layer ? 'chosen' : '';

@@ -1,5 +1,6 @@
 #include "coordinator/dispatch/scheduler.hpp"
 
+#include "coordinator/state/task_graph.hpp"
 #include "tests/coordinator/state_fixture.hpp"
 
 namespace hedgerow::coordinator {

@@ -18,13 +18,13 @@ class RecordedPlanTest : public ::testing::Test {
  protected:
   static RecordedPlan recorded_of_two_kinds() {
     Plan plan;
-    plan.estimates = {{.stage = "capture",
+    plan.estimates = {{.stage = Stage::kCapture,
                        .seconds = 60.0,
                        .gpu_hours = 0.5,
                        .cost = 3.0,
                        .memory_bytes = 672,
                        .disk_bytes = 4000},
-                      {.stage = "transfer", .seconds = 30.0, .memory_bytes = 900}};
+                      {.stage = Stage::kTransfer, .seconds = 30.0, .memory_bytes = 900}};
     WorkerKind measured{.name = "a", .nodes = 2, .on_gpu = true, .price_per_hour = 10.0};
     measured.measured = "on Monday";
     WorkerKind assumed{.name = "b", .nodes = 3, .on_gpu = true, .price_per_hour = 1.0};
@@ -46,9 +46,9 @@ TEST_F(RecordedPlanTest, IsReadAsItWasWritten) {
   const std::optional<RecordedPlan> read = read_plan(layout_);
   ASSERT_TRUE(read);
   EXPECT_EQ(*read, plan);
-  ASSERT_NE(read->find("transfer"), nullptr);
-  EXPECT_EQ(read->find("transfer")->memory_bytes, 900U);
-  EXPECT_EQ(read->find("finetune"), nullptr);
+  ASSERT_NE(read->find(Stage::kTransfer), nullptr);
+  EXPECT_EQ(read->find(Stage::kTransfer)->memory_bytes, 900U);
+  EXPECT_EQ(read->find(Stage::kFinetune), nullptr);
 }
 
 TEST_F(RecordedPlanTest, OfARunThatAnOlderBuildBeganThereIsNone) {

@@ -44,7 +44,7 @@ SimulationInput long_transfer(double mean_seconds_between_failures, std::uint64_
 // All zero if the run has no such stage.
 SimulatedStage stage_of(const Simulation& simulation, const std::string& name) {
   for (const SimulatedStage& stage : simulation.stages) {
-    if (stage.stage == name) return stage;
+    if (to_string(stage.stage) == name) return stage;
   }
   return {};
 }

@@ -1,9 +1,13 @@
 #include "coordinator/state/state.hpp"
 
+#include <filesystem>
+#include <fstream>
 #include <random>
+#include <string>
 
 #include "coordinator/dispatch/actions.hpp"
 #include "coordinator/dispatch/scheduler.hpp"
+#include "coordinator/state/task_graph.hpp"
 #include "tests/coordinator/state_fixture.hpp"
 
 namespace hedgerow::coordinator {
@@ -197,6 +201,26 @@ TEST(State, TheLastBoundaryStaysWhileLogitsAreToBeComputedFromIt) {
   EXPECT_EQ(dropped(), (std::vector<int>{1, 2}));
 }
 
+// The events of a job whose finetune learned from the teacher's logits and which kept no boundary,
+// as the build of 2026-11-27 wrote them: there the logits were "dropped" as boundary 2 of 2 blocks.
+TEST(State, TheJournalOfAnEarlierBuildReplaysWithItsLogitsDropped) {
+  std::ifstream file(std::filesystem::path(HEDGEROW_SOURCE_DIR) /
+                     "tests/coordinator/state/recorded_events.jsonl");
+  State state;
+  int count = 0;
+  for (std::string line; std::getline(file, line); ++count) {
+    const nlohmann::json written = nlohmann::json::parse(line);
+    const Event event = event_from_json(written);
+    EXPECT_EQ(event_to_json(event), written);
+    must(state, event);
+  }
+  EXPECT_EQ(count, 40);
+  for (int piece = 0; piece < state.geometry->num_logit_pieces; ++piece)
+    EXPECT_EQ(state.task(TaskId::logits(piece)).state, TaskState::kDropped);
+  EXPECT_EQ(phase_of(state), RunPhase::kDone);
+  EXPECT_EQ(state_from_json(state_to_json(state)), state);
+}
+
 TEST(State, LogitsAreDroppedAfterFinetuneAndComeBackWithTheirBoundaryWhenItIsLost) {
   State state = state_with_logits();
   std::uint64_t token = 0;
@@ -209,11 +233,11 @@ TEST(State, LogitsAreDroppedAfterFinetuneAndComeBackWithTheirBoundaryWhenItIsLos
   EXPECT_TRUE(coordinator::apply(state, BoundaryDropped{4})) << "no such boundary";
   complete(state, TaskId::assemble(), ++token);
   complete(state, TaskId::finetune(), ++token);
-  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kDropBoundary));
-  ASSERT_TRUE(wants(actions_for(state, kKeepNone), IntentKind::kDropBoundary));
-  must(state, BoundaryDropped{state.geometry->logits_boundary()});
+  EXPECT_FALSE(wants(actions_for(state, kKeepAll), IntentKind::kDropLogits));
+  ASSERT_TRUE(wants(actions_for(state, kKeepNone), IntentKind::kDropLogits));
+  must(state, LogitsDropped{});
   EXPECT_EQ(state.task(TaskId::logits(1)).state, TaskState::kDropped);
-  EXPECT_FALSE(wants(actions_for(state, kKeepNone), IntentKind::kDropBoundary));
+  EXPECT_FALSE(wants(actions_for(state, kKeepNone), IntentKind::kDropLogits));
   must(state, FileLost{state.task(TaskId::finetune()).files.at(0).name, "missing"});
   const auto recaptured = [&] {
     std::vector<TaskId> tasks;
@@ -466,10 +490,10 @@ TEST(TaskIds, EvaluationsAreInTheOrderOfTheirNamesWhichIsThatOfSnapshots) {
 }
 
 TEST(TaskIds, ARunThatEvaluatesSomethingElseIsRefused) {
-  nlohmann::json geometry = geometry_to_json(*started_state().geometry);
-  EXPECT_EQ(geometry_from_json(geometry), *started_state().geometry);
+  nlohmann::json geometry = storage::fields_to_json(*started_state().geometry);
+  EXPECT_EQ(storage::fields_from_json<Geometry>(geometry), *started_state().geometry);
   geometry["evaluates"] = {"teacher", "student"};
-  EXPECT_THROW(static_cast<void>(geometry_from_json(geometry)), storage::Error);
+  EXPECT_THROW(static_cast<void>(storage::fields_from_json<Geometry>(geometry)), storage::Error);
 }
 
 }  // namespace

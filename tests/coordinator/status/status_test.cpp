@@ -53,7 +53,7 @@ TEST_F(StatusTest, WhatWasPlannedIsShownAndADamagedPlanIsAWarningAlone) {
   const auto transfer = [](const RunStatus& status) {
     return std::find_if(status.stages.begin(),
                         status.stages.end(),
-                        [](const auto& stage) { return stage.stage == "transfer"; })
+                        [](const auto& stage) { return stage.stage == Stage::kTransfer; })
         ->planned;
   };
   const RunStatus unplanned = read_status(layout_);
@@ -61,7 +61,7 @@ TEST_F(StatusTest, WhatWasPlannedIsShownAndADamagedPlanIsAWarningAlone) {
   EXPECT_FALSE(unplanned.so_far);
   EXPECT_TRUE(unplanned.warnings.empty());
   write_plan(layout_,
-             {.stages = {{.stage = "transfer", .seconds = 62.0, .memory_bytes = 672}},
+             {.stages = {{.stage = Stage::kTransfer, .seconds = 62.0, .memory_bytes = 672}},
               .price_per_hour = 4.0});
   const RunStatus planned = read_status(layout_);
   ASSERT_TRUE(transfer(planned));
@@ -99,10 +99,15 @@ TEST_F(StatusTest, StatusSurvivesJson) {
   RunStatus status = read_status(layout_);
   status.workers.push_back({"w1", "node7", "cpu", "training", "transfer/b0000", 1, 42, 0.5});
   wire::Progress progress;
-  progress.layer_mse = {0.5, 0.25};
+  progress.loss = 0.5;
   status.tasks.front().progress = progress;
   const nlohmann::json json = status;
   EXPECT_EQ(nlohmann::json(json.get<RunStatus>()), json);
+  nlohmann::json earlier = json;  // of a build whose status had the errors of layers
+  earlier["tasks"][0]["layer_mse"] = {0.5, nullptr};
+  earlier["tasks"][0]["progress"]["layer_mse"] = {0.5, nullptr};
+  earlier["tasks"][0]["progress"]["linear_share"] = {0.5, nullptr};
+  EXPECT_EQ(nlohmann::json(earlier.get<RunStatus>()), json);
 }
 
 TEST_F(StatusTest, ExplainTellsABlocksStoryAndThatOfTheBoundaryItReads) {
@@ -243,7 +248,7 @@ TEST(FillStatus, LayersThatAreLoadedAreNotStepsThatAreDone) {
     RunStatus status;
     fill_status(status, state, {}, of_token(1, live), 0.0);
     for (const StageStatus& stage : status.stages)
-      if (stage.stage == "transfer") return stage.fraction;
+      if (stage.stage == Stage::kTransfer) return stage.fraction;
     return -1.0;
   };
   EXPECT_EQ(transferred("loading"), 0.0);
@@ -258,7 +263,7 @@ TEST(FillStatus, AnAttemptThatEndedLeavesTheStepsOfItsCheckpointAndLoadingDoesNo
                                                CheckpointCommitted{1, 30, {"c", 1, {}}},
                                                TaskReleased{1, "interrupted"}})
     EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
-  const JobSize size{.transfer_steps = 60, .work = {{"capture", 100.0}, {"transfer", 300.0}}};
+  const JobSize size{.transfer_steps = 60, .work = {{Stage::kCapture, 100.0}, {Stage::kTransfer, 300.0}}};
   RunStatus status;
   fill_status(status, state, {}, {}, 0.0, size);
   EXPECT_EQ(status.task("transfer/b0000")->steps().done, 30);
@@ -272,7 +277,7 @@ TEST(FillStatus, AnAttemptThatEndedLeavesTheStepsOfItsCheckpointAndLoadingDoesNo
   RunStatus loading;
   fill_status(loading, state, times, of_token(2, live), 30.0, size);
   for (const StageStatus& stage : loading.stages) {
-    if (stage.stage == "transfer") {
+    if (stage.stage == Stage::kTransfer) {
       EXPECT_DOUBLE_EQ(stage.fraction, 0.5);
     }
   }
@@ -293,7 +298,7 @@ TEST(FillStatus, TheWholeIsUnknownWithoutAPlanAndElseWeighsStagesByTheirWork) {
   fill_status(status, state, {}, {}, 0.0);
   EXPECT_FALSE(status.fraction);
   RunStatus planned;
-  fill_status(planned, state, {}, {}, 0.0, {.work = {{"capture", 100.0}, {"transfer", 300.0}}});
+  fill_status(planned, state, {}, {}, 0.0, {.work = {{Stage::kCapture, 100.0}, {Stage::kTransfer, 300.0}}});
   EXPECT_DOUBLE_EQ(planned.fraction.value_or(-1.0), 0.25);
 }
 
@@ -325,7 +330,7 @@ TEST(FillStatus, AnEtaIsThereFromTheFirstFinishedShardOrStepOnAndStays) {
   const auto shown = [&](double now, const ProgressOf& progress) {
     RunStatus status;
     fill_status(
-        status, state, times, progress, now, {.work = {{"capture", 100.0}, {"transfer", 900.0}}});
+        status, state, times, progress, now, {.work = {{Stage::kCapture, 100.0}, {Stage::kTransfer, 900.0}}});
     return status;
   };
   at(0, RunStarted{geometry, "test"});
@@ -348,26 +353,6 @@ TEST(FillStatus, AnEtaIsThereFromTheFirstFinishedShardOrStepOnAndStays) {
   EXPECT_NEAR(*status.stages[1].eta_seconds, 119.0, 1e-9) << "loading is no step";
   EXPECT_NEAR(*status.eta_seconds, 119.0, 1e-9);
   EXPECT_DOUBLE_EQ(status.elapsed_seconds, 16.0);
-}
-
-// What the attempt of a block measured is known after a stop, until the block begins anew.
-TEST(MeasuredMseTest, OutlivesTheAttemptThatHasACheckpoint) {
-  RunStatus before;
-  before.tasks.resize(1);
-  before.tasks[0].id = "transfer/b0000";
-  before.tasks[0].progress.emplace().layer_mse = {0.5, 0.25};
-  MeasuredMse measured(before);
-  RunStatus resumed;
-  resumed.tasks.resize(1);
-  resumed.tasks[0].id = "transfer/b0000";
-  resumed.tasks[0].checkpoint_step = 48;
-  measured.fill(resumed);
-  EXPECT_EQ(nlohmann::json(resumed).get<RunStatus>().tasks[0].layer_mse,
-            (std::vector<double>{0.5, 0.25}));
-  resumed.tasks[0].checkpoint_step = 0;
-  resumed.tasks[0].layer_mse.clear();
-  measured.fill(resumed);
-  EXPECT_TRUE(resumed.tasks[0].layer_mse.empty());
 }
 
 TEST(StageTimes, OverlappingTasksCountOnceAndTermsAddUp) {
@@ -409,11 +394,11 @@ TEST(FillStatus, WhatAStageTookStandsBesideWhatWasPlanned) {
   at(1'800, Granted{TaskId::transfer(1), 3, "w2", 1, ""});
   at(2'700, CheckpointCommitted{2, 30, {"c", 500, {}}});
   at(3'600, TaskDone{2, {{"a", 200, {}}}, result(80, 60)});
-  JobSize size{.work = {{"capture", 1.0}, {"transfer", 1.0}}};
+  JobSize size{.work = {{Stage::kCapture, 1.0}, {Stage::kTransfer, 1.0}}};
   size.plan = RecordedPlan{
-      .stages = {{.stage = "capture", .seconds = 1'000.0, .gpu_hours = 0.25, .memory_bytes = 55},
-                 {.stage = "transfer", .seconds = 7'200.0, .gpu_hours = 2.0},
-                 {.stage = "finetune", .gpu_hours = 8.0}},
+      .stages = {{.stage = Stage::kCapture, .seconds = 1'000.0, .gpu_hours = 0.25, .memory_bytes = 55},
+                 {.stage = Stage::kTransfer, .seconds = 7'200.0, .gpu_hours = 2.0},
+                 {.stage = Stage::kFinetune, .gpu_hours = 8.0}},
       .price_per_hour = 3.0};
   RunStatus status;
   fill_status(status, state, times, {}, 5'400.0, size);
@@ -440,7 +425,7 @@ TEST(FillStatus, WhatAStageTookStandsBesideWhatWasPlanned) {
 // A status.json of an older build.
 TEST(FillStatus, AStatusWithoutFiguresIsReadAsOneThatHasNone) {
   RunStatus status;
-  status.stages.emplace_back().stage = "capture";
+  status.stages.emplace_back().stage = Stage::kCapture;
   nlohmann::json json = status;
   for (const char* key : {"gpu_hours", "memory_bytes", "disk_bytes"}) json["stages"][0].erase(key);
   const auto read = json.get<RunStatus>();
@@ -494,7 +479,7 @@ TEST(FillStatus, OfManyCapturesThoseAtWorkAndInTroubleAreListedAndAllAreCounted)
   EXPECT_NE(status.task("transfer/b0003"), nullptr);
   EXPECT_NE(status.task("assemble"), nullptr);
   EXPECT_EQ(status.tasks_left_out, 6'000 - 3);
-  ASSERT_EQ(status.stages.front().stage, "capture");
+  ASSERT_EQ(status.stages.front().stage, Stage::kCapture);
   EXPECT_EQ(status.stages.front().total, 6'000);
   EXPECT_EQ(status.stages.front().done, 1);
   EXPECT_EQ(status.stages.front().running, 1);

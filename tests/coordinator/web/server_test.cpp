@@ -88,9 +88,9 @@ TEST_F(WebServerTest, ServesThePageItsScriptsTheRunAndItsMetrics) {
 TEST(Prometheus, TellsPlannedSecondsAndGpuHoursOfARunThatHasAPlan) {
   RunStatus status;
   status.updated_at = "2026-09-21T14:13:20.000Z";
-  status.stages.emplace_back().stage = "capture";
+  status.stages.emplace_back().stage = Stage::kCapture;
   EXPECT_THAT(prometheus_text(status, {}), Not(HasSubstr("planned_seconds")));
-  status.stages[0].planned = PlannedStage{.stage = "capture", .seconds = 62.0};
+  status.stages[0].planned = PlannedStage{.stage = Stage::kCapture, .seconds = 62.0};
   status.so_far = Spending{.gpu_hours = 12.5, .cost = std::nullopt};
   const std::string text = prometheus_text(status, {});
   EXPECT_THAT(text, HasSubstr("hedgerow_planned_seconds{stage=\"capture\"} 62"));

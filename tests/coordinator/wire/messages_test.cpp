@@ -31,7 +31,6 @@ Progress progress() {
   Progress progress;
   progress.phase = "training";
   progress.step = 17;
-  progress.layer_mse = {0.5, 0.25};
   progress.loss = 1e-300;
   progress.peak_memory = {1ULL << 33, 1ULL << 40, (1ULL << 40) + 1};
   return progress;

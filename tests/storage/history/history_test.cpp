@@ -108,6 +108,26 @@ TEST_F(HistoryFile, OtherColumnsBeginASeriesAgain) {
   EXPECT_EQ(history.series.at("other").rows.back().values.front(), 4.0F);
 }
 
+TEST_F(HistoryFile, AColumnThatComesLaterLeavesTheRowsBeforeItAsTheyAre) {
+  {
+    HistoryWriter writer(layout_, 1);
+    writer.offer("layer/0", kColumns, {0, 1.0, {2.0F, 0.5F}});
+    writer.flush();
+  }
+  HistoryWriter writer(layout_, 2);
+  writer.offer("layer/0", {"linear_share", "entropy", "mse"}, {20, 2.0, {0.4F, 3.0F, 1.0F}});
+  writer.flush();
+  for (const History& history : {writer.history(), read()}) {
+    const HistorySeries& series = history.series.at("layer/0");
+    EXPECT_EQ(series.columns, (std::vector<std::string>{"linear_share", "entropy", "mse"}));
+    ASSERT_EQ(series.rows.size(), 2U);
+    EXPECT_EQ(series.rows[0].values[0], 0.5F);
+    EXPECT_TRUE(std::isnan(series.rows[0].values[1]));
+    EXPECT_EQ(series.rows[0].values[2], 2.0F);
+    EXPECT_EQ(series.rows[1].values, (std::vector<float>{0.4F, 3.0F, 1.0F}));
+  }
+}
+
 TEST_F(HistoryFile, ALongSeriesIsThinnedEvenlyAndKeepsItsFirstAndItsLastRow) {
   constexpr int kSteps = 100'000;
   {

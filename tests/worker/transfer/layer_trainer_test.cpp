@@ -7,6 +7,7 @@
 #include "kernels/hybrid_attention.hpp"
 #include "kernels/window_attention.hpp"
 #include "storage/base/error.hpp"
+#include "storage/history/columns.hpp"
 #include "worker/model/attention_options.hpp"
 #include "worker/model/block_runner.hpp"
 #include "worker/model/linear_branch.hpp"
@@ -136,6 +137,15 @@ TEST_F(Trainer, LearnsItsTeacherWithSinksAndMapsOfKvHeadsAndWithoutEither) {
     trainer.validate(qkv_, y_true);
     EXPECT_LT(trainer.finish_validation(150).mse, before / 5) << is_lolcats;
     EXPECT_GT(trainer.history().back().linear_share, 0);
+  }
+}
+
+// What has no row is shown by nobody (storage/history/columns.hpp).
+TEST_F(Trainer, TheTableOfColumnsHasARowForEveryNumberOfALayer) {
+  const nlohmann::json metrics = LayerMetrics{};
+  for (const auto& [name, value] : metrics.items()) {
+    if (name == "layer" || name == "step") continue;
+    EXPECT_NE(storage::find_column("layer", name), nullptr) << name;
   }
 }
 

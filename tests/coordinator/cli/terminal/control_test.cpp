@@ -37,7 +37,7 @@ RunStatus run_with(const char* subject, const nlohmann::json& result) {
   status.state = "done";
   TaskStatus task;
   task.id = std::string("evaluate/") + subject;
-  task.stage = "evaluate";
+  task.stage = Stage::kEvaluate;
   task.state = "done";
   task.result = result;
   status.tasks.push_back(task);
@@ -143,7 +143,7 @@ devils-dictionary  not in domain     12.5    13.75  14.25           -
 TEST(Control, LayersThatAreKeptUntrainedAreToldInStatusWithBothErrors) {
   RunStatus status;
   TaskStatus task;
-  task.stage = "transfer";
+  task.stage = Stage::kTransfer;
   task.result = {{"layers",
                   {{{"layer", 6}, {"mse", 0.003}, {"control_mse", 0.004}},
                    {{"layer", 7},
@@ -167,7 +167,7 @@ warning: layer 8: MSE 0.0051 is above its control's 0.0044, and this feature map
 TEST(Control, OfManyLayersThatAreKeptUntrainedTheOthersAreCounted) {
   RunStatus status;
   TaskStatus task;
-  task.stage = "transfer";
+  task.stage = Stage::kTransfer;
   for (int layer = 0; layer < 32; ++layer) {
     task.result["layers"].push_back(
         {{"layer", layer}, {"trained_mse", 2.0}, {"control_mse", 1.0}, {"kept_untrained", true}});

@@ -23,14 +23,16 @@ RunStatus status_to_compare() {
   for (int block = 0; block < 2; ++block) {
     TaskStatus task;
     task.id = "transfer/b000" + std::to_string(block);
-    task.stage = "transfer";
+    task.stage = Stage::kTransfer;
     task.block = block;
     task.first_layer = 3 * block;
     task.num_layers = 3;
     task.state = block == 0 ? "done" : "running";
     task.attempts = 1;
-    task.layer_mse = block == 0 ? std::vector<double>{1e-5, 2e-4, 3e-3}
-                                : std::vector<double>{0.01, 0.5, std::nan("")};
+    if (block == 0)
+      task.result = {{"layers", {{{"mse", 1e-5}}, {{"mse", 2e-4}}, {{"mse", 3e-3}}}}};
+    else
+      task.progress.emplace();
     status.tasks.push_back(task);
   }
   return status;
@@ -38,6 +40,7 @@ RunStatus status_to_compare() {
 
 storage::History history_of_a_run() {
   storage::History history;
+  history.attempts[0] = {};
   for (int layer = 0; layer < 5; ++layer) {
     storage::HistorySeries& series = history.series["layer/" + std::to_string(layer)];
     series.columns = {"mse", "relative_mse", "learning_rate"};
@@ -47,6 +50,8 @@ storage::History history_of_a_run() {
       const auto relative = static_cast<float>(layer == 4 ? rising : falling);
       series.rows.push_back({step, 0.0, {relative / 10, relative, 0.01F}});
     }
+    if (layer == 3) series.rows.back().values[0] = 0.01F;
+    if (layer == 4) series.rows.back().values[0] = 0.5F;
   }
   return history;
 }
@@ -113,12 +118,12 @@ L5 -
 TEST(HistoryLines, MetricsAtEightyColumns) {
   std::string text;
   for (const std::string& line : metrics_lines(history_of_a_run(), 80)) text += line + "\n";
-  EXPECT_EQ(text, R"(layer  step      MSE  relative  control  linear  sinks  gradient  rate  history
-    0    60   0.0001     0.001        -       -      -         -  0.01  |@%*=-.|
-    1    60   0.0001     0.001        -       -      -         -  0.01  |@%*=-.|
-    2    60   0.0001     0.001        -       -      -         -  0.01  |@%*=-.|
-    3    30  0.00316    0.0316        -       -      -         -  0.01  |@%%#*+|
-    4    30   0.0316     0.316        -       -      -         -  0.01  |==+**%|
+  EXPECT_EQ(text, R"(layer  step     MSE  relative  control  linear  sinks  gradient  rate  history
+    0    60  0.0001     0.001        -       -      -         -  0.01  |@%*+=:.|
+    1    60  0.0001     0.001        -       -      -         -  0.01  |@%*+=:.|
+    2    60  0.0001     0.001        -       -      -         -  0.01  |@%*+=:.|
+    3    30    0.01    0.0316        -       -      -         -  0.01  |@%%#**+|
+    4    30     0.5     0.316        -       -      -         -  0.01  |==+**#%|
 )");
 }
 

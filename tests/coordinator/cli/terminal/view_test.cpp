@@ -30,7 +30,7 @@ RunStatus status_of_a_run() {
                          double fraction,
                          std::optional<double> eta) {
     StageStatus value;
-    value.stage = name;
+    value.stage = wire::task_kind_from(name).value();
     value.total = total;
     value.done = done;
     value.running = running;
@@ -46,7 +46,7 @@ RunStatus status_of_a_run() {
   for (int block = 0; block < 6; ++block) {
     TaskStatus task;
     task.id = "transfer/b000" + std::to_string(block);
-    task.stage = "transfer";
+    task.stage = Stage::kTransfer;
     task.block = block;
     task.first_layer = 5 * block;
     task.num_layers = 5;
@@ -68,14 +68,13 @@ RunStatus status_of_a_run() {
   running.progress->phase = "training";
   running.progress->step = 20;
   running.progress->num_steps = 60;
-  running.progress->layer_mse = {0.02, 0.03, 0.02, 0.02, 0.02};
   TaskStatus& quarantined = status.tasks[2];
   quarantined.state = "quarantined";
   quarantined.attempts = quarantined.wasted = 3;
   quarantined.reason = "failed three times on two workers";
   TaskStatus evaluation;
   evaluation.id = "evaluate/teacher";
-  evaluation.stage = "evaluate";
+  evaluation.stage = Stage::kEvaluate;
   evaluation.state = "done";
   evaluation.result = {{"perplexity", 12.53}, {"tokens_per_second", 2210.4}};
   status.tasks.push_back(evaluation);
@@ -90,6 +89,34 @@ RunStatus status_of_a_run() {
   status.workers = {worker};
   status.warnings = {"journal/000002.jsonl: torn tail, 31 bytes cut"};
   return status;
+}
+
+// Of layers `first` and on, what the attempt that runs has measured.
+storage::History measured(int first, const std::vector<float>& mse) {
+  storage::History history;
+  history.attempts[0].started = 100.0;
+  for (std::size_t i = 0; i < mse.size(); ++i) {
+    storage::HistorySeries& series =
+        history.series["layer/" + std::to_string(first + static_cast<int>(i))];
+    series.columns = {"learning_rate", "mse"};
+    series.rows = {{0, 120.0, {0.01F, mse[i]}}};
+  }
+  return history;
+}
+
+// Of status_of_a_run().
+storage::History history_of_five_layers() {
+  return measured(5, {0.02F, 0.03F, 0.02F, 0.02F, 0.02F});
+}
+// Of status_of_thirty_blocks().
+storage::History history_of_thirty_blocks() { return measured(22, {0.04054F, 0.04191F}); }
+
+// As `status` shows it.
+std::vector<std::string> whole_view_of(const RunStatus& status,
+                                       const storage::History& history,
+                                       int width,
+                                       std::size_t max_rows = kUnlimitedRows) {
+  return whole_view(status, width, max_rows, &history, /*draws_heat=*/false);
 }
 
 std::string joined(const std::vector<std::string>& lines) {
@@ -116,7 +143,7 @@ TEST(View, TheStatusLineCountsTheBlocksThatTrain) {
 }
 
 TEST(View, OfARunAtEightyColumns) {
-  EXPECT_EQ(joined(whole_view(status_of_a_run(), 80)), R"(
+  EXPECT_EQ(joined(whole_view_of(status_of_a_run(), history_of_five_layers(), 80)), R"(
 run runs/smollm2: running, elapsed 2m06s, term 3 on node7 (pid 4711)
 
 capture  [################]100% 10/10  elapsed 31s
@@ -146,7 +173,7 @@ warning: journal/000002.jsonl: torn tail, 31 bytes cut
 }
 
 TEST(View, OfARunAtFortyColumns) {
-  EXPECT_EQ(joined(whole_view(status_of_a_run(), 40)), R"(
+  EXPECT_EQ(joined(whole_view_of(status_of_a_run(), history_of_five_layers(), 40)), R"(
 run smollm2: running, elapsed 2m06s
 
 capture  [#########]100% 10/10
@@ -187,7 +214,7 @@ RunStatus status_of_thirty_blocks() {
   status.stages[1].quarantined = 0;
   for (const char* name : {"finetune", "evaluate"}) {
     StageStatus stage;
-    stage.stage = name;
+    stage.stage = wire::task_kind_from(name).value();
     stage.total = 1;
     status.stages.push_back(stage);
   }
@@ -195,7 +222,7 @@ RunStatus status_of_thirty_blocks() {
   status.eta_seconds = 312;
   for (int block = 0; block < 30; ++block) {
     TaskStatus task;
-    task.stage = "transfer";
+    task.stage = Stage::kTransfer;
     task.block = task.first_layer = block;
     task.num_layers = 1;
     task.state = block < 22 ? "done" : block < 24 ? "running" : "ready";
@@ -208,7 +235,6 @@ RunStatus status_of_thirty_blocks() {
       task.progress->phase = "training";
       task.progress->step = 12;
       task.progress->num_steps = 60;
-      task.progress->layer_mse = {mse};
     }
     status.tasks.push_back(task);
   }
@@ -223,7 +249,8 @@ RunStatus status_of_thirty_blocks() {
 
 // 23 rows and the foot.
 TEST(View, ThirtyLayersFitAScreenOfEightyColumnsAndTwentyFourRows) {
-  EXPECT_EQ(joined(whole_view(status_of_thirty_blocks(), 80, 23)), R"(
+  EXPECT_EQ(joined(whole_view_of(status_of_thirty_blocks(), history_of_thirty_blocks(), 80, 23)),
+            R"(
 run runs/smollm2: running, elapsed 2m06s, term 3 on node7 (pid 4711)
 
 capture  [################]100% 10/10  elapsed 31s
@@ -251,7 +278,8 @@ node7-1  node7  Xeon    transfer/b0023  2.08 s/step   2.2s
 }
 
 TEST(View, ThirtyLayersFitAScreenOfFortyColumnsAndTwentyFourRows) {
-  EXPECT_EQ(joined(whole_view(status_of_thirty_blocks(), 40, 23)), R"(
+  EXPECT_EQ(joined(whole_view_of(status_of_thirty_blocks(), history_of_thirty_blocks(), 40, 23)),
+            R"(
 run smollm2: running, elapsed 2m06s
 
 capture  [#########]100% 10/10
@@ -281,7 +309,8 @@ TEST(View, NoLineIsEverWiderThanTheTerminal) {
   for (const RunStatus& status : {status_of_a_run(), status_of_thirty_blocks()}) {
     for (int width = 20; width <= 140; ++width) {
       for (const std::size_t rows : {std::size_t{5}, std::size_t{23}, kUnlimitedRows}) {
-        const std::vector<std::string> lines = whole_view(status, width, rows);
+        const std::vector<std::string> lines =
+            whole_view_of(status, history_of_five_layers(), width, rows);
         EXPECT_LE(lines.size(), std::max<std::size_t>(rows, 8)) << "the stages stay";
         for (const std::string& line : lines)
           EXPECT_LE(line.size(), static_cast<std::size_t>(width)) << line;
@@ -291,9 +320,9 @@ TEST(View, NoLineIsEverWiderThanTheTerminal) {
 }
 
 TEST(View, LayersShowTheirLastValidation) {
-  RunStatus status = status_of_a_run();
-  status.tasks[1].progress->layer_mse[1] = std::nan("");
-  EXPECT_EQ(joined(layer_lines(status, 30)), R"(
+  storage::History history = history_of_five_layers();
+  history.series.erase("layer/6");
+  EXPECT_EQ(joined(layer_lines(status_of_a_run(), 30, &history, /*draws_heat=*/false)), R"(
 MSE of each layer at its last~
 L0 0.011  L1 0.012  L2 0.013
 L3 0.042  L4 0.01   L5 0.02
@@ -306,16 +335,38 @@ TEST(View, AKeptSoftmaxLayerDoesNotShiftTheNamesOfTheOthers) {
   TaskStatus transfer;
   transfer.first_layer = 5;
   transfer.result = {{"layers", {{{"layer", 6}, {"mse", 0.01}}, {{"layer", 8}, {"mse", 0.03}}}}};
-  EXPECT_EQ(mse_of(transfer).worst_layer(), 8);
-  EXPECT_DOUBLE_EQ(mse_of(transfer).mean(), 0.02);
+  storage::History history = measured(6, {0.01F, 0.5F, 0.03F});
+  EXPECT_EQ(mse_of(transfer, &history).worst_layer(), 8) << "it is done: its result counts";
+  EXPECT_DOUBLE_EQ(mse_of(transfer, nullptr).mean(), 0.02);
   transfer.result = nullptr;
+  transfer.num_layers = 5;
   transfer.progress.emplace();
-  transfer.progress->layer_mse = {std::nan(""), 0.01, std::nan(""), 0.03, std::nan("")};
-  EXPECT_EQ(mse_of(transfer).worst_layer(), 8);
-  EXPECT_DOUBLE_EQ(mse_of(transfer).worst(), 0.03);
-  transfer.progress->layer_mse = {std::nan(""), std::nan("")};
-  EXPECT_EQ(mse_of(transfer).worst_layer(), -1);
-  EXPECT_TRUE(std::isnan(mse_of(transfer).mean()));
+  history.series.erase("layer/7");
+  EXPECT_EQ(mse_of(transfer, &history).worst_layer(), 8);
+  EXPECT_FLOAT_EQ(static_cast<float>(mse_of(transfer, &history).worst()), 0.03F);
+  history.series.clear();
+  EXPECT_EQ(mse_of(transfer, &history).worst_layer(), -1);
+  EXPECT_TRUE(std::isnan(mse_of(transfer, &history).mean()));
+}
+
+// What an attempt measured is known after a stop, until the block begins anew.
+TEST(View, AnErrorOutlivesTheAttemptThatHasACheckpoint) {
+  TaskStatus transfer;
+  transfer.num_layers = 2;
+  transfer.state = "ready";
+  storage::History history = measured(0, {0.5F, 0.25F});
+  transfer.checkpoint_step = 48;
+  EXPECT_EQ(mse_of(transfer, &history).layers, (std::vector<double>{0.5, 0.25}));
+  transfer.checkpoint_step = 0;
+  EXPECT_TRUE(mse_of(transfer, &history).layers.empty());
+  transfer.state = "running";
+  transfer.token = 7;
+  transfer.progress.emplace();
+  history.attempts[7].started = 130.0;
+  EXPECT_TRUE(mse_of(transfer, &history).layers.empty()) << "it has not measured yet";
+  history.series["layer/0"].rows.push_back({0, 131.0, {0.01F, 0.75F}});
+  EXPECT_EQ(mse_of(transfer, &history).worst(), 0.75);
+  EXPECT_EQ(mse_of(transfer, &history).mean(), 0.75) << "layer 1's is of the attempt before";
 }
 
 TEST(View, StatusLineSaysHowFarHowWellAndHowLong) {
@@ -336,14 +387,15 @@ TEST(View, ForeignTextCannotMoveTheCursor) {
 TEST(View, FinetuneShowsItsStepAndLossAndTheWholeItsEta) {
   RunStatus status = status_of_a_run();
   StageStatus stage;
-  stage.stage = "finetune";
+  stage.stage = Stage::kFinetune;
   stage.total = stage.running = 1;
   stage.seconds = 90;
   stage.fraction = 0.45;
   stage.eta_seconds = 110;
   status.stages.push_back(stage);
   TaskStatus task;
-  task.id = task.stage = "finetune";
+  task.id = "finetune";
+  task.stage = Stage::kFinetune;
   task.state = "running";
   task.progress.emplace();
   task.progress->phase = "training";
@@ -368,7 +420,7 @@ TEST(View, FinetuneShowsItsStepAndLossAndTheWholeItsEta) {
 RunStatus planned_status() {
   RunStatus status = status_of_a_run();
   status.stages[0].planned = PlannedStage{
-      .stage = "capture", .seconds = 62, .memory_bytes = 672'000'000, .disk_bytes = 4'000'000'000};
+      .stage = Stage::kCapture, .seconds = 62, .memory_bytes = 672'000'000, .disk_bytes = 4'000'000'000};
   status.stages[0].memory_bytes = 581'000'000;
   status.stages[0].disk_bytes = 3'000'000'000;
   status.so_far = Spending{.gpu_hours = 12.3, .cost = 41.0};
@@ -405,7 +457,8 @@ TEST(Explanation, OneTableHoldsWhatWasTakenAgainstThePlan) {
 TEST(View, AFinetuneThatIsDoneSaysWhichStepItsAdapterIsOf) {
   RunStatus status = status_of_a_run();
   TaskStatus task;
-  task.id = task.stage = "finetune";
+  task.id = "finetune";
+  task.stage = Stage::kFinetune;
   task.state = "done";
   task.result = {{"steps", 60}, {"best_step", 40}, {"stopped_early", true}};
   status.tasks.push_back(task);
@@ -458,11 +511,11 @@ TEST(View, AStopIsAcknowledgedWithTheStageThatIsWaitedFor) {
 TEST(View, TheWorstIsKeptFromBeforeAStopOrSaysOfHowManyBlocksItIs) {
   RunStatus status = status_of_a_run();
   status.tasks[3].checkpoint_step = 48;
-  EXPECT_NE(status_line(status).find("worst MSE (2 of 6 blocks) layer 3 0.042"), std::string::npos)
-      << status_line(status);
-  status.tasks[3].layer_mse = {0.1, 0.2};
-  EXPECT_NE(status_line(status).find("worst MSE layer 16 0.2"), std::string::npos)
-      << status_line(status);
+  storage::History history = history_of_five_layers();
+  const auto line = [&] { return status_line(status, kUnlimitedWidth, &history); };
+  EXPECT_NE(line().find("worst MSE (2 of 6 blocks) layer 3 0.042"), std::string::npos) << line();
+  history.series.merge(measured(15, {0.1F, 0.2F}).series);
+  EXPECT_NE(line().find("worst MSE layer 16 0.2"), std::string::npos) << line();
 }
 
 TEST(View, EvaluationsComeInTheOrderOfTheirStages) {
@@ -560,8 +613,8 @@ TEST(View, ABlockIsExplainedInASentence) {
   TaskStatus& task = status.tasks[3];
   task.checkpoint_step = 48;
   task.num_steps = 60;
-  task.layer_mse = {0.25, 0.75};
-  EXPECT_EQ(explain_block(status, 3).front(),
+  const storage::History history = measured(15, {0.25F, 0.75F});
+  EXPECT_EQ(explain_block(status, 3, &history).front(),
             "block 3 (layers 15-19) is ready and waits for a free worker; it goes on from step 48 "
             "of 60; last measured MSE 0.5, worst layer 16 with 0.75");
   EXPECT_EQ(explain_run(status).size(), 7U) << "one a block, one for the evaluation";

@@ -12,7 +12,7 @@
 
 #include "storage/base/file_record.hpp"
 
-namespace hedgerow::wire {
+namespace hedgerow::storage {
 
 // An object, nested at most 16 deep (dump() recurses). Throws kCorrupt.
 [[nodiscard]] nlohmann::json parse_document(std::string_view text);
@@ -29,14 +29,14 @@ namespace hedgerow::wire {
 [[nodiscard]] std::vector<double> doubles_field(const nlohmann::json& object, const char* key);
 [[nodiscard]] std::vector<std::string> strings_field(const nlohmann::json& object, const char* key);
 
-[[nodiscard]] nlohmann::json record_to_json(const storage::FileRecord& record);
-[[nodiscard]] storage::FileRecord record_from_json(const nlohmann::json& object);
-[[nodiscard]] nlohmann::json records_to_json(const std::vector<storage::FileRecord>& records);
-[[nodiscard]] std::vector<storage::FileRecord> records_from_json(const nlohmann::json& object,
+[[nodiscard]] nlohmann::json record_to_json(const FileRecord& record);
+[[nodiscard]] FileRecord record_from_json(const nlohmann::json& object);
+[[nodiscard]] nlohmann::json records_to_json(const std::vector<FileRecord>& records);
+[[nodiscard]] std::vector<FileRecord> records_from_json(const nlohmann::json& object,
                                                                  const char* key);
 
 [[noreturn]] void throw_ill_typed(const char* key,
                                   const char* expected,
                                   const nlohmann::json& found);
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::storage

@@ -18,17 +18,17 @@
 #include <utility>
 #include <vector>
 
-#include "coordinator/wire/json_fields.hpp"
 #include "storage/base/error.hpp"
+#include "storage/base/json_fields.hpp"
 
-namespace hedgerow::wire {
+namespace hedgerow::storage {
 
 template <typename T, typename Struct>
 concept Is = std::same_as<std::remove_const_t<T>, Struct>;
 
 // The word of an enum; others have theirs beside them.
-inline void from_word(std::string_view word, storage::ErrorKind& kind) {
-  kind = storage::error_kind_from_string(word);
+inline void from_word(std::string_view word, ErrorKind& kind) {
+  kind = error_kind_from_string(word);
 }
 
 class FieldWriter {
@@ -47,6 +47,16 @@ class FieldWriter {
   template <typename T>
   void optional_field(const char* key, const T& value) {
     field(key, value);
+  }
+  // The fields of a value beside these; absent where it has none. `key` is one of them.
+  template <typename T>
+  void fields_of(const char* /*key*/, const std::optional<T>& value) {
+    if (value) visit_fields(*this, *value);
+  }
+  // Left out where it says nothing: the value of an object that nobody filled in.
+  template <typename T>
+  void sparse_field(const char* key, const T& value) {
+    if (!(value == T{})) field(key, value);
   }
 
   [[nodiscard]] nlohmann::json take() { return std::move(object_); }
@@ -73,6 +83,15 @@ class FieldReader {
   void optional_field(const char* key, T& value) {
     if (object_.contains(key)) field(key, value);
   }
+  template <typename T>
+  void fields_of(const char* key, std::optional<T>& value) {
+    value.reset();
+    if (object_.contains(key)) visit_fields(*this, value.emplace());
+  }
+  template <typename T>
+  void sparse_field(const char* key, T& value) {
+    optional_field(key, value);
+  }
 
  private:
   const nlohmann::json& object_;
@@ -98,19 +117,32 @@ concept HasFields = requires(FieldWriter& writer, const T& value) {
   visit_fields(writer, value);
 };
 
+// A value that is written as its word: an enum, or a name.
+template <typename T>
+concept HasWord = std::is_enum_v<T> || requires(const T& value, T& read) {
+  to_string(value);
+  from_word(std::string(), read);
+};
+
+template <typename T>
+concept IsList = requires(const T& list) {
+  typename T::value_type;
+  requires std::same_as<T, std::vector<typename T::value_type>>;
+};
+
 template <typename T>
 nlohmann::json FieldWriter::to_value(const T& value) {
   if constexpr (HasFields<T>) {
     return fields_to_json(value);
-  } else if constexpr (std::is_enum_v<T>) {
+  } else if constexpr (HasWord<T>) {
     return to_string(value);
-  } else if constexpr (std::same_as<T, storage::FileRecord>) {
+  } else if constexpr (std::same_as<T, FileRecord>) {
     return record_to_json(value);
-  } else if constexpr (std::same_as<T, std::vector<storage::FileRecord>>) {
+  } else if constexpr (std::same_as<T, std::vector<FileRecord>>) {
     return records_to_json(value);
-  } else if constexpr (requires { requires HasFields<typename T::value_type>; }) {
+  } else if constexpr (IsList<T>) {
     nlohmann::json list = nlohmann::json::array();
-    for (const auto& each : value) list.push_back(fields_to_json(each));
+    for (const auto& each : value) list.push_back(to_value(each));
     return list;
   } else {
     return value;
@@ -121,11 +153,11 @@ template <typename T>
 void FieldReader::field(const char* key, T& value) {
   if constexpr (HasFields<T>) {
     value = fields_from_json<T>(object_field(object_, key));
-  } else if constexpr (std::is_enum_v<T>) {
+  } else if constexpr (HasWord<T>) {
     from_word(string_field(object_, key), value);
-  } else if constexpr (std::same_as<T, storage::FileRecord>) {
+  } else if constexpr (std::same_as<T, FileRecord>) {
     value = record_from_json(object_field(object_, key));
-  } else if constexpr (std::same_as<T, std::vector<storage::FileRecord>>) {
+  } else if constexpr (std::same_as<T, std::vector<FileRecord>>) {
     value = records_from_json(object_, key);
   } else if constexpr (std::same_as<T, std::string>) {
     value = string_field(object_, key);
@@ -144,13 +176,23 @@ void FieldReader::field(const char* key, T& value) {
   } else if constexpr (std::same_as<T, std::vector<std::string>>) {
     value = strings_field(object_, key);
   } else if constexpr (std::same_as<T, nlohmann::json>) {
-    value = wire::field(object_, key);
-    if (!value.is_object() && !value.is_null()) throw_ill_typed(key, "an object", value);
+    value = storage::field(object_, key);
+    if (!value.is_structured() && !value.is_null()) throw_ill_typed(key, "an object", value);
   } else {
+    static_assert(IsList<T>);
     value.clear();
-    for (const auto& each : wire::field(object_, key))
-      value.push_back(fields_from_json<typename T::value_type>(each));
+    const nlohmann::json& list = storage::field(object_, key);
+    if (!list.is_array()) throw_ill_typed(key, "an array", list);
+    for (const auto& each : list) {
+      typename T::value_type& item = value.emplace_back();
+      if constexpr (HasFields<typename T::value_type>) {
+        item = fields_from_json<typename T::value_type>(each);
+      } else {
+        const nlohmann::json one = {{key, each}};
+        FieldReader(one).field(key, item);
+      }
+    }
   }
 }
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::storage

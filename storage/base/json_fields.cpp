@@ -1,17 +1,14 @@
-#include "coordinator/wire/json_fields.hpp"
+#include "storage/base/json_fields.hpp"
 
 #include <limits>
 
 #include "storage/base/error.hpp"
 #include "storage/base/strict_json.hpp"
 
-namespace hedgerow::wire {
+namespace hedgerow::storage {
 namespace {
 
 using nlohmann::json;
-using storage::Error;
-using storage::ErrorKind;
-
 constexpr std::size_t kMaxDepth = 16;
 
 double to_double(const char* key, const json& value) {
@@ -36,7 +33,7 @@ void throw_ill_typed(const char* key, const char* expected, const json& found) {
 
 json parse_document(std::string_view text) {
   // Before it is parsed: asked at each value, the parser takes a sixth longer.
-  if (storage::is_nested_deeper(text, kMaxDepth)) {
+  if (is_nested_deeper(text, kMaxDepth)) {
     throw Error(ErrorKind::kCorrupt,
                 "JSON is nested deeper than " + std::to_string(kMaxDepth) + " levels");
   }
@@ -123,7 +120,7 @@ std::vector<std::string> strings_field(const json& object, const char* key) {
   return values;
 }
 
-json record_to_json(const storage::FileRecord& record) {
+json record_to_json(const FileRecord& record) {
   json::object_t object;  // nlohmann's initializer list would make an array of every pair first
   object.emplace("name", record.name);
   object.emplace("size", record.size);
@@ -131,22 +128,22 @@ json record_to_json(const storage::FileRecord& record) {
   return object;
 }
 
-storage::FileRecord record_from_json(const json& object) {
+FileRecord record_from_json(const json& object) {
   return {string_field(object, "name"),
           uint_field(object, "size"),
-          storage::Hash128::from_hex(string_field(object, "hash"))};
+          Hash128::from_hex(string_field(object, "hash"))};
 }
 
-json records_to_json(const std::vector<storage::FileRecord>& records) {
+json records_to_json(const std::vector<FileRecord>& records) {
   json out = json::array();
-  for (const storage::FileRecord& record : records) out.push_back(record_to_json(record));
+  for (const FileRecord& record : records) out.push_back(record_to_json(record));
   return out;
 }
 
-std::vector<storage::FileRecord> records_from_json(const json& object, const char* key) {
-  std::vector<storage::FileRecord> records;
+std::vector<FileRecord> records_from_json(const json& object, const char* key) {
+  std::vector<FileRecord> records;
   for (const json& value : array_field(object, key)) records.push_back(record_from_json(value));
   return records;
 }
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::storage

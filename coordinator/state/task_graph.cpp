@@ -1,0 +1,108 @@
+#include "coordinator/state/task_graph.hpp"
+
+#include <numeric>
+
+namespace hedgerow::coordinator {
+namespace {
+
+const TaskRecord* look_up(const State& state, const TaskId& id) {
+  const auto found = state.tasks.find(id);
+  return found == state.tasks.end() ? nullptr : &found->second;
+}
+
+// A run without the task waits for nothing of it.
+bool is_done(const State& state, const TaskId& id) {
+  const TaskRecord* task = look_up(state, id);
+  return task == nullptr || task->state == TaskState::kDone;
+}
+
+bool is_settled(const State& state, const TaskId& id) {
+  const TaskRecord* task = look_up(state, id);
+  return task == nullptr || task->state == TaskState::kDone || task->state == TaskState::kDropped ||
+         task->state == TaskState::kQuarantined;
+}
+
+std::string needs_boundary(const State& state, int boundary) {
+  if (boundary_complete(state, boundary)) return "";
+  return "boundary " + std::to_string(boundary) + " is not complete";
+}
+
+std::string needs_piece(const State& state, int boundary, int piece) {
+  if (piece_complete(state, boundary, piece)) return "";
+  return "shards of boundary " + std::to_string(boundary) + " are missing";
+}
+
+std::string needs_transfers(const State& state) {
+  const auto& counts = state.index.counts[static_cast<std::size_t>(Stage::kTransfer)];
+  const int open = std::accumulate(counts.begin(), counts.end(), 0) -
+                   state.index.count(Stage::kTransfer, TaskState::kDone);
+  return open == 0 ? "" : std::to_string(open) + " blocks are not transferred yet";
+}
+
+std::string needs_student(const State& state) {
+  return is_done(state, TaskId::assemble()) ? "" : "the student is not assembled yet";
+}
+
+std::string needs_of_finetune(const State& state) {
+  if (std::string wait = needs_student(state); !wait.empty()) return wait;
+  // Evaluations run on the workers that the finetune stage is about to take the machine from.
+  for (const Subject subject : {Subject::kTeacher, Subject::kTransfer}) {
+    const TaskId id = TaskId::evaluate(subject);
+    if (!is_settled(state, id)) return to_string(id) + " is not done yet";
+  }
+  const int open =
+      state.geometry->num_logit_pieces - state.index.count(Stage::kLogits, TaskState::kDone);
+  return open > 0 ? std::to_string(open) + " pieces of the teacher's logits are not there yet" : "";
+}
+
+std::string needs_of_evaluation(const State& state, Subject subject) {
+  if (subject == Subject::kTransfer) return needs_student(state);
+  if (subject == Subject::kLora && !is_done(state, TaskId::finetune()))
+    return "finetune is not done yet";
+  return "";
+}
+
+}  // namespace
+
+std::vector<TaskId> tasks_of(const Geometry& geometry) {
+  std::vector<TaskId> tasks;
+  for (int block = 0; block < geometry.last_boundary(); ++block) {
+    for (int piece = 0; piece < geometry.num_pieces(); ++piece)
+      tasks.push_back(TaskId::capture(block, piece));
+  }
+  for (int block = 0; block < geometry.num_blocks(); ++block) {
+    if (geometry.trains(block)) tasks.push_back(TaskId::transfer(block));
+  }
+  for (int piece = 0; piece < geometry.num_logit_pieces; ++piece)
+    tasks.push_back(TaskId::logits(piece));
+  for_each_late_task(geometry, [&](const TaskId& id) { tasks.push_back(id); });
+  return tasks;
+}
+
+std::string waits_for(const State& state, const TaskRecord& task) {
+  if (task.state != TaskState::kPending) return "";
+  const TaskId& id = task.id;
+  switch (id.stage) {
+    case Stage::kCapture:
+      return needs_piece(state, id.block, id.piece);
+    case Stage::kTransfer:
+      return needs_boundary(state, id.block);
+    case Stage::kAssemble:
+      return needs_transfers(state);
+    case Stage::kLogits:
+      return state.geometry->logits_from_boundary
+                 ? needs_piece(state, state.geometry->last_boundary(), id.piece)
+                 : "";
+    case Stage::kFinetune:
+      return needs_of_finetune(state);
+    case Stage::kEvaluate:
+      return needs_of_evaluation(state, id.subject);
+  }
+  return "";
+}
+
+bool is_ready(const State& state, const TaskRecord& task) {
+  return task.state == TaskState::kPending && waits_for(state, task).empty();
+}
+
+}  // namespace hedgerow::coordinator
