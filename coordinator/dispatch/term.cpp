@@ -62,7 +62,7 @@ void check_same_shape(const Geometry& recorded, Geometry now) {
                   "; undo the change, or start a new run directory");
 }
 
-void open_books(Dispatcher& dispatcher,
+void begin_term(Dispatcher& dispatcher,
                 const Geometry& geometry,
                 const RunInputs& inputs,
                 const std::string& build,

@@ -42,7 +42,7 @@ void check_same_shape(const Geometry& recorded, Geometry now);
 // The first records of a run; in later terms, what changed since and which tasks get another
 // chance. `recipe`: the text of run.toml, recorded where the journal does not have it; empty:
 // never.
-void open_books(Dispatcher& dispatcher,
+void begin_term(Dispatcher& dispatcher,
                 const Geometry& geometry,
                 const RunInputs& inputs,
                 const std::string& build,

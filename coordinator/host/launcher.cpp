@@ -198,7 +198,7 @@ std::vector<wire::ChildRecord> LocalWorkers::children() const {
 
 std::vector<std::string> mpirun_words(bool in_allocation, bool copies) {
   std::vector<std::string> words;
-  for (const std::string& name : wire::variables_of_other_jobs(in_allocation)) {
+  for (const std::string& name : machine::variables_of_other_jobs(in_allocation)) {
     if (words.empty()) words.emplace_back("/usr/bin/env");
     words.insert(words.end(), {"-u", name});
   }

@@ -95,7 +95,7 @@ class LocalWorkers {
 // `copies`: ranks may copy out of each other's memory; else messages go through shared memory, with
 // a copy more each.
 [[nodiscard]] std::vector<std::string> mpirun_words(
-    bool in_allocation, bool copies = wire::may_copy_between_processes());
+    bool in_allocation, bool copies = machine::may_copy_between_processes());
 
 // The last lines of a log file, for error messages.
 [[nodiscard]] std::string tail_of(const std::filesystem::path& log, int lines = 5);

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <string_view>
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 namespace {
 
 // The number that the text begins with: "4(x2),1" is 4, of the first node.
@@ -77,4 +77,4 @@ std::vector<std::string> variables_of_other_jobs(bool in_allocation) {
   });
 }
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

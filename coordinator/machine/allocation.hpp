@@ -8,7 +8,7 @@
 #include <string_view>
 #include <vector>
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 
 struct Allocation {
   int nodes = 1;
@@ -33,4 +33,4 @@ struct Allocation {
 // Engine unless `in_allocation`, as far as no job of several nodes stands behind them.
 [[nodiscard]] std::vector<std::string> variables_of_other_jobs(bool in_allocation);
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

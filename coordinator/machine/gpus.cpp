@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <string_view>
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 namespace {
 
 // "nvidia3"; not "nvidiactl", "nvidia-uvm".
@@ -30,4 +30,4 @@ int num_visible_gpus(const std::filesystem::path& dev, const char* visible) {
 
 int num_visible_gpus() { return num_visible_gpus("/dev", std::getenv("CUDA_VISIBLE_DEVICES")); }
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

@@ -4,11 +4,11 @@
 
 #include <filesystem>
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 
 // `visible` is the value of CUDA_VISIBLE_DEVICES, null if it is not set; an empty list or one that
 // begins with -1 hides all. Names that are no numbers (GPU-..., MIG-...) count one each.
 [[nodiscard]] int num_visible_gpus(const std::filesystem::path& dev, const char* visible);
 [[nodiscard]] int num_visible_gpus();  // of this process
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

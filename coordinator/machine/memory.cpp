@@ -7,7 +7,7 @@
 #include <limits>
 #include <sstream>
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 namespace {
 
 namespace fs = std::filesystem;
@@ -69,4 +69,4 @@ ResidentMemory resident_memory() {
 
 void reset_resident_peak() { std::ofstream("/proc/self/clear_refs") << 5; }
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

@@ -7,7 +7,7 @@
 #include <filesystem>
 #include <string>
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 
 [[nodiscard]] std::uint64_t usable_memory_bytes();
 
@@ -24,4 +24,4 @@ void reset_resident_peak();
 [[nodiscard]] std::uint64_t cgroup_memory_limit(const std::string& groups,
                                                 const std::filesystem::path& mount);
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

@@ -1,6 +1,6 @@
 #include "coordinator/machine/processor.hpp"
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 
 MatrixUnits matrix_units() {
 // Clang before 16 does not know amx-bf16 by name; nothing that it builds here multiplies matrices.
@@ -17,4 +17,4 @@ bool multiplies_bfloat16_faster(MatrixUnits units) {
   return units == MatrixUnits::kAmx || units == MatrixUnits::kAvx512Bfloat;
 }
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

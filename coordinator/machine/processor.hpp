@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 
 enum class MatrixUnits : std::uint8_t {
   kNone,          // AVX2 and less
@@ -17,4 +17,4 @@ enum class MatrixUnits : std::uint8_t {
 // fp32).
 [[nodiscard]] bool multiplies_bfloat16_faster(MatrixUnits units);
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

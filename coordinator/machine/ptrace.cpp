@@ -5,7 +5,7 @@
 
 #include <fstream>
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 namespace {
 
 bool copies_own_memory() {
@@ -28,4 +28,4 @@ bool may_copy_between_processes() {
   return may_copy_between_processes("/proc/sys/kernel/yama/ptrace_scope", copies_own_memory);
 }
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

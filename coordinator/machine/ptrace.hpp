@@ -6,7 +6,7 @@
 #include <filesystem>
 #include <functional>
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 
 // `yama`: the kernel's file with its rule for processes of one user: 1 or more denies those that
 // are no parent. `copies`: process_vm_readv of this process's own memory works; containers whose
@@ -15,4 +15,4 @@ namespace hedgerow::wire {
                                               const std::function<bool()>& copies);
 [[nodiscard]] bool may_copy_between_processes();  // on this host
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "coordinator/plan/plan.hpp"
+#include "coordinator/plan/planner.hpp"
 #include "coordinator/plan/plan_costs.hpp"
 
 namespace hedgerow::coordinator {

@@ -3,7 +3,7 @@
 
 #include "coordinator/machine/memory.hpp"
 #include "coordinator/machine/processor.hpp"
-#include "coordinator/plan/plan.hpp"
+#include "coordinator/plan/planner.hpp"
 #include "storage/base/file.hpp"
 #include "storage/shards/tokens_file.hpp"
 
@@ -13,14 +13,14 @@ namespace {
 // Assumed: what a core of this kind of processor sustains, in the dtype that "auto" takes there.
 // Only estimates of time rest on it. AVX512_BF16 as measured on an EPYC (Zen 5), the others in
 // proportion.
-ComputeSpeed core_speed(wire::MatrixUnits units) {
+ComputeSpeed core_speed(machine::MatrixUnits units) {
   switch (units) {
-    case wire::MatrixUnits::kAmx:
-    case wire::MatrixUnits::kAvx512Bfloat:
+    case machine::MatrixUnits::kAmx:
+    case machine::MatrixUnits::kAvx512Bfloat:
       return {0.3e12, 0.06e12};
-    case wire::MatrixUnits::kAvx512:
+    case machine::MatrixUnits::kAvx512:
       return {0.1e12, 0.06e12};
-    case wire::MatrixUnits::kNone:
+    case machine::MatrixUnits::kNone:
       break;
   }
   return {0.04e12, 0.03e12};
@@ -52,10 +52,10 @@ std::vector<WorkerKind> workers_of_this_machine(int local_workers, bool on_gpus)
   kind.name = "this machine";
   kind.workers_per_node = local_workers;
   kind.on_gpu = on_gpus;
-  kind.host_memory_bytes = wire::usable_memory_bytes();
+  kind.host_memory_bytes = machine::usable_memory_bytes();
   kind.cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
   // Of a GPU nothing is known without its driver; each worker says what it has when it joins.
-  if (!on_gpus) kind.speed = core_speed(wire::matrix_units());
+  if (!on_gpus) kind.speed = core_speed(machine::matrix_units());
   return {kind};
 }
 
@@ -65,7 +65,7 @@ PlanLimits limits_of_this_machine(const std::filesystem::path& directory) {
   while (!std::filesystem::exists(existing) && existing.has_relative_path())
     existing = existing.parent_path();
   limits.free_disk_bytes = storage::free_bytes(existing);
-  limits.compute_bytes = wire::multiplies_bfloat16_faster(wire::matrix_units()) ? 2 : 4;
+  limits.compute_bytes = machine::multiplies_bfloat16_faster(machine::matrix_units()) ? 2 : 4;
   return limits;
 }
 

@@ -145,15 +145,15 @@ void Coordinator::turn(milliseconds timeout) {
   tend_children();
   tend_stage();
   send_all();
-  if (dispatcher_.fatal() && !stopping_) stop_children("there is no room for another file");
-  if (changed_ && !stopping_) {
+  if (dispatcher_.fatal() && !is_stopping()) stop_children("there is no room for another file");
+  if (changed_ && !is_stopping()) {
     changed_ = false;
     const auto intents =
         actions_for(dispatcher_.state(), config_.dispatcher.keep, config_.retries_with_new_seed);
     for (const Intent& intent : intents) act(intent);
     send_all();
   }
-  if (stage_ && !stage_->token() && !stopping_) start_stage_when_drained();
+  if (stage_ && !stage_->token() && !is_stopping()) start_stage_when_drained();
   check_stop_requests();
   reload_allowed_keys();
   check_still_ours();
@@ -197,7 +197,7 @@ void Coordinator::send_all() {
 }
 
 bool Coordinator::workers_are_wanted() const {
-  if (stopping_ || stage_) return false;
+  if (is_stopping() || stage_) return false;
   const StateIndex& index = dispatcher_.state().index;
   int open = 0;
   for (const wire::TaskKindWord& row : wire::task_kind_words()) {
@@ -227,7 +227,7 @@ void Coordinator::tend_children() {
     if (ended.in_order) continue;
     dispatcher_.worker_died(ended.uuid,
                             ended.incarnation,
-                            stopping_ ? ErrorKind::kFenced : ErrorKind::kUnavailable,
+                            is_stopping() ? ErrorKind::kFenced : ErrorKind::kUnavailable,
                             "worker " + ended.uuid + " " + ended.how);
   }
   const std::vector<wire::ChildRecord> after = workers_.children();
@@ -248,9 +248,9 @@ void Coordinator::tend_stage() {
   if (!end) return;
   stage_.reset();
   dirty_ = changed_ = true;
-  if (!stopping_) dispatcher_.resume_granting();
+  if (!is_stopping()) dispatcher_.resume_granting();
   if (dispatcher_.state().holder(token) != nullptr) {
-    const bool is_fenced = end->is_interrupted || stopping_;
+    const bool is_fenced = end->is_interrupted || is_stopping();
     dispatcher_.fail_token(token, is_fenced ? ErrorKind::kFenced : end->kind, end->how);
   }
   write_coordinator_file();
@@ -264,9 +264,8 @@ void Coordinator::act(const Intent& intent) {
     case IntentKind::kLaunchFinetune:
       if (stage_) break;
       if (config_.stops_before_finetune) {
-        leaves_finetune_ = true;
         finished_ = RunPhase::kRunning;
-        begin_stop("the finetune stage is left to another command", /*is_over=*/false);
+        begin_stop(Phase::kLeavesFinetune, "the finetune stage is left to another command");
         break;
       }
       stage_ = config_.finetune_elsewhere ? make_external_stage(config_.launcher, config_.layout)
@@ -296,7 +295,7 @@ void Coordinator::act(const Intent& intent) {
       break;
     case IntentKind::kFinish:
       finished_ = intent.phase;
-      begin_stop("the run has ended", /*is_over=*/true);
+      begin_stop(Phase::kEnds, "the run has ended");
       break;
   }
 }
@@ -359,24 +358,24 @@ bool Coordinator::everybody_left() const {
   return dispatcher_.state().grants.empty() && (heard || dispatcher_.workers().empty());
 }
 
-void Coordinator::begin_stop(const std::string& reason, bool is_over) {
-  stopping_ = true;
-  dispatcher_.stop_workers(reason, Dispatcher::Spare::kNobody, is_over);
+void Coordinator::begin_stop(Phase phase, const std::string& reason) {
+  phase_ = phase;
+  dispatcher_.stop_workers(reason, Dispatcher::Spare::kNobody, phase == Phase::kEnds);
   send_all();
   stop_deadline_ = clock_.now() + kStopTimeout;
 }
 
 void Coordinator::stop_children(const std::string& reason) {
-  is_asked_to_stop_ = true;
+  phase_ = Phase::kAskedToStop;
   publish(true);  // a step of LoRA takes seconds: whoever asked sees at once that it was heard
-  begin_stop(reason, /*is_over=*/false);
+  begin_stop(Phase::kAskedToStop, reason);
   workers_.signal_all(SIGTERM);
 }
 
 void Coordinator::check_stop_requests() {
   const int requests = num_stop_requests();
-  if (requests > 0 && !stopping_) stop_children("the run was asked to stop");
-  if (!stopping_) return;
+  if (requests > 0 && !is_stopping()) stop_children("the run was asked to stop");
+  if (!is_stopping()) return;
   if (requests > 1 || clock_.now() >= stop_deadline_) {
     if (stage_) stage_->signal(SIGKILL);
     workers_.signal_all(SIGKILL);
@@ -433,14 +432,14 @@ RunStatus Coordinator::status() {
                       .size = config_.size,
                       .stage = stage_.get(),
                       .web = config_.web,
-                      .is_stopping = is_asked_to_stop_,
-                      .has_room = !stage_ && !stopping_,
+                      .is_stopping = phase_ == Phase::kAskedToStop,
+                      .has_room = !stage_ && !is_stopping(),
                       .now = clock_.now()});
 }
 
 RunOutcome Coordinator::outcome(RunPhase phase) {
   record_history();
-  RunOutcome outcome = outcome_of(phase, dispatcher_.state(), status(), leaves_finetune_);
+  RunOutcome outcome = outcome_of(phase, dispatcher_.state(), status(), phase_ == Phase::kLeavesFinetune);
   write_status(config_.layout, outcome.status);
   if (observer_ != nullptr) observer_->on_status(outcome.status);
   return outcome;

@@ -72,7 +72,8 @@ class Coordinator {
   void await_children();
   [[nodiscard]] int num_stop_requests() const;
   void reload_allowed_keys();
-  void begin_stop(const std::string& reason, bool is_over);
+  [[nodiscard]] bool is_stopping() const { return phase_ != Phase::kRuns; }
+  void begin_stop(Phase phase, const std::string& reason);
   void publish(bool always);
   void record_history();
   void write_coordinator_file();
@@ -95,11 +96,15 @@ class Coordinator {
   std::unique_ptr<FinetuneStage> stage_;
   wire::CoordinatorFile file_;
   std::optional<RunPhase> finished_;
-  bool stopping_ = false;
-  bool leaves_finetune_ = false;   // everything else is done
-  bool is_asked_to_stop_ = false;  // by people, or a full disk; stopping_ also when all is done
-  bool changed_ = true;            // events since actions_for() was asked last
-  bool dirty_ = true;              // something to show
+  enum class Phase {
+    kRuns,
+    kEnds,            // done or partial
+    kAskedToStop,     // by people, or a full disk
+    kLeavesFinetune,  // everything else is done, and another command does that
+  };
+  Phase phase_ = Phase::kRuns;
+  bool changed_ = true;  // events since actions_for() was asked last
+  bool dirty_ = true;    // something to show
   TimePoint drain_deadline_, stop_deadline_, next_publish_, next_heartbeat_;
 };
 

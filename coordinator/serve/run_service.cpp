@@ -11,11 +11,12 @@
 #include "coordinator/net/router_socket.hpp"
 #include "coordinator/plan/plan_geometry.hpp"
 #include "coordinator/plan/plan_mesh.hpp"
+#include "coordinator/plan/planner.hpp"
 #include "coordinator/plan/recorded_plan.hpp"
 #include "coordinator/serve/assembler.hpp"
 #include "coordinator/serve/coordinator.hpp"
 #include "coordinator/serve/history_recorder.hpp"
-#include "coordinator/serve/roll_call.hpp"
+#include "coordinator/serve/workers_awaited.hpp"
 #include "coordinator/serve/run_inputs.hpp"
 #include "coordinator/simulate/scheduled_plan.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
@@ -49,7 +50,7 @@ fs::path find_worker(const RunOptions& options) {
 
 // That the local workers compute on.
 int local_gpus(const storage::Recipe& recipe) {
-  return storage::has_cuda() && recipe.plan.device != "cpu" ? wire::num_visible_gpus() : 0;
+  return storage::has_cuda() && recipe.plan.device != "cpu" ? machine::num_visible_gpus() : 0;
 }
 
 // What a coordinator is configured from; all of them outlive it.
@@ -117,7 +118,7 @@ int threads_per_rank(const storage::FinetuneSection& finetune) {
 // Throws kUsage without a worker program.
 CoordinatorConfig coordinator_config(const RunParts& run) {
   const auto& [options, layout, replayed, recipe, plan, planned, local_workers] = run;
-  const std::optional<wire::Allocation> allocation = wire::own_allocation();
+  const std::optional<machine::Allocation> allocation = machine::own_allocation();
   return {.layout = layout,
           .dispatcher = dispatcher_config(run),
           .launcher = {.worker_binary = find_worker(options),
@@ -290,7 +291,7 @@ RunOutcome coordinate(const RunOptions& options,
   } else if (recipe.plan.is_open() && local_workers == 0 && options.worker_launcher.empty()) {
     storage::os_disk().make_directories(layout.resolve(layout.logs().filename().string()));
     listen();
-    const std::vector<wire::Hello> workers = call_roll(
+    const std::vector<wire::Hello> workers = await_workers(
         {.layout = layout,
          .mailbox = *socket,
          .public_key = socket->public_key(),
@@ -344,7 +345,7 @@ RunOutcome coordinate(const RunOptions& options,
       .public_key = socket->public_key(),
       .allowed_keys_news = [&] { return allowed_keys_reloader.look(clock.now()); }};
   Coordinator coordinator(std::move(config), environment, std::move(term), previous, &observer);
-  open_books(coordinator.dispatcher(),
+  begin_term(coordinator.dispatcher(),
              geometry,
              inputs,
              options.build,

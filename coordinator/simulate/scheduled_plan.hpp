@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "coordinator/plan/plan_costs.hpp"
+#include "coordinator/plan/planner.hpp"
 #include "coordinator/simulate/simulation.hpp"
 
 namespace hedgerow::coordinator {

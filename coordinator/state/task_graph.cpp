@@ -5,19 +5,19 @@
 namespace hedgerow::coordinator {
 namespace {
 
-const TaskRecord* look_up(const State& state, const TaskId& id) {
+const TaskRecord* record_of(const State& state, const TaskId& id) {
   const auto found = state.tasks.find(id);
   return found == state.tasks.end() ? nullptr : &found->second;
 }
 
 // A run without the task waits for nothing of it.
 bool is_done(const State& state, const TaskId& id) {
-  const TaskRecord* task = look_up(state, id);
+  const TaskRecord* task = record_of(state, id);
   return task == nullptr || task->state == TaskState::kDone;
 }
 
 bool is_settled(const State& state, const TaskId& id) {
-  const TaskRecord* task = look_up(state, id);
+  const TaskRecord* task = record_of(state, id);
   return task == nullptr || task->state == TaskState::kDone || task->state == TaskState::kDropped ||
          task->state == TaskState::kQuarantined;
 }

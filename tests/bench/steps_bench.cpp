@@ -258,10 +258,10 @@ json timed(const Repeat& repeat, const at::Device& device) {
 
 json measured(const Repeat& repeat) {
   worker::release_kept_blocks();
-  wire::reset_resident_peak();  // or loading the weights would hide what a step takes
-  const std::uint64_t before = wire::resident_memory().now;
+  machine::reset_resident_peak();  // or loading the weights would hide what a step takes
+  const std::uint64_t before = machine::resident_memory().now;
   repeat();
-  return {{"step_mib", static_cast<double>(wire::resident_memory().peak - before) / (1 << 20)}};
+  return {{"step_mib", static_cast<double>(machine::resident_memory().peak - before) / (1 << 20)}};
 }
 
 void serve(const Repeat& repeat, const Options& options, const at::Device& device) {

@@ -129,7 +129,7 @@ void World::open_post(std::size_t host) {
       std::move(term),
       previous,
       nullptr);
-  open_books(
+  begin_term(
       post->core->dispatcher(), scenario_.geometry, {}, "simulated", "simulated", "seed = 0");
   post_at_[post->mailbox->endpoint()] = posts_.size();
   posts_.push_back(std::move(post));

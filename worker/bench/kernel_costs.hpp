@@ -6,13 +6,13 @@
 #include <cstdint>
 #include <string>
 
-#include "coordinator/wire/kernel_sweep.hpp"
+#include "coordinator/bench/kernel_sweep.hpp"
 #include "kernels/hybrid_attention.hpp"
 
 namespace hedgerow::worker::bench {
 
-using wire::BenchDirection;
-using wire::BenchDtype;
+using bench::BenchDirection;
+using bench::BenchDtype;
 
 struct AttentionSize {
   std::int64_t B = 1, H = 1, G = 1, T = 1, D = 64;

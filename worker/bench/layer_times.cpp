@@ -18,7 +18,7 @@ namespace {
 constexpr double kBudgetMilliseconds = 8000.0;  // of the measured repeats
 constexpr double kLeastRepeats = 3, kMostRepeats = 50;
 
-storage::ModelConfig config_of(const wire::LayerProbe& probe) {
+storage::ModelConfig config_of(const bench::LayerProbe& probe) {
   for (const int size : {probe.hidden_size,
                          probe.intermediate_size,
                          probe.num_key_value_heads,
@@ -68,7 +68,7 @@ LayerWeights random_layer(const storage::ModelConfig& config, const at::TensorOp
 
 }  // namespace
 
-wire::LayerSeconds time_layer(const wire::LayerProbe& probe,
+bench::LayerSeconds time_layer(const bench::LayerProbe& probe,
                               const at::Device& device,
                               at::ScalarType compute_dtype) {
   const storage::ModelConfig config = config_of(probe);

@@ -4,13 +4,13 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "coordinator/wire/layer_probe.hpp"
+#include "coordinator/bench/layer_probe.hpp"
 
 namespace hedgerow::worker::bench {
 
 // Some ten seconds, or as long as four forwards of each take. Throws kExhausted, and kUsage for
 // heads that are no multiple of the kv heads or an attention that does not fit the head dimension.
-[[nodiscard]] wire::LayerSeconds time_layer(const wire::LayerProbe& probe,
+[[nodiscard]] bench::LayerSeconds time_layer(const bench::LayerProbe& probe,
                                             const at::Device& device,
                                             at::ScalarType compute_dtype);
 

@@ -193,10 +193,10 @@ std::optional<SoftmaxOpponent> SoftmaxOpponents::fastest(const AttentionSize& si
                                                          CastInputs& inputs,
                                                          std::vector<LeftOut>& left_out) {
   const std::string group = std::string(wire::to_string(direction)) + " " +
-                            wire::to_string(wire::HeadCounts{size.H, size.G}) + " ";
+                            wire::to_string(bench::HeadCounts{size.H, size.G}) + " ";
   std::vector<Trial> trials;
   for (const SoftmaxBackend& backend : softmax_backends(device_)) {
-    for (const BenchDtype dtype : wire::kBenchDtypes) {
+    for (const BenchDtype dtype : bench::kBenchDtypes) {
       Trial trial{.backend = backend, .dtype = dtype};
       std::string reason = why_not_tried(trial, size, direction, group);
       if (reason.empty()) reason = time(trial, size, direction, inputs);

@@ -51,7 +51,7 @@ struct CoordinatorClient::Impl {
                  .orphan_timeout = options.orphan_timeout,
                  .heartbeat = options.heartbeat,
                  .reply_timeout = options.reply_timeout,
-                 .stop_patience = options.stop_patience,
+                 .stop_timeout = options.stop_timeout,
                  .holds = options.holds},
                 now()) {
     thread = std::thread([this] { loop(); });
@@ -99,7 +99,7 @@ struct CoordinatorClient::Impl {
     if (options.stop_signal != nullptr && options.stop_signal->load()) session.stop("SIGTERM");
     if (!session.refusal().empty() && link.finds_new_keys()) session.greet_again(now());
     if (link.take_reconnected()) session.reconnected(now());
-    heed_handshake();
+    accept_handshake();
     if (session.wants_look(now())) look_for_coordinator();
     for (const std::string& frame : session.tick(now())) {
       link.connect(session.endpoint());
@@ -109,7 +109,7 @@ struct CoordinatorClient::Impl {
 
   // Before the first welcome a person waits to hear what is wrong; after it the work goes on as
   // without a coordinator, and the next one may let us in.
-  void heed_handshake() {
+  void accept_handshake() {
     const std::optional<std::string> problem = link.problem();
     if (!problem && session.is_welcomed()) said.clear();
     if (!problem || *problem == said) return;

@@ -29,7 +29,7 @@ struct ClientOptions {
   // looked for anew.
   std::chrono::milliseconds reply_timeout{std::chrono::seconds(10)};
   // Once told to stop: a coordinator that is silent for so long is not waited for any more.
-  std::chrono::milliseconds stop_patience{std::chrono::seconds(20)};
+  std::chrono::milliseconds stop_timeout{std::chrono::seconds(20)};
   // The MPI stage: the fencing token that it holds from the start; see join().
   std::uint64_t holds = 0;
   const std::atomic<bool>* stop_signal = nullptr;  // raised by a SIGTERM handler

@@ -140,7 +140,7 @@ CoordinatorSession::Time CoordinatorSession::next_due() const {
   // The first moments at which the comparisons of tick() and is_abandoned() hold.
   const auto after = [this](milliseconds silence) { return last_heard_ + silence + kTick; };
   Time due = after(options_.orphan_timeout);
-  if (!stop_reason_.empty()) due = std::min(due, after(options_.stop_patience));
+  if (!stop_reason_.empty()) due = std::min(due, after(options_.stop_timeout));
   if (!welcomed_) return std::min({due, next_hello_, next_look_});
   due = std::min({due, next_heartbeat_, after(options_.reply_timeout)});
   return queue_.empty() ? due : std::min(due, next_send_);
@@ -221,7 +221,7 @@ void CoordinatorSession::checkpointed(const storage::FileRecord& file,
 bool CoordinatorSession::is_abandoned(Time now) const {
   const auto silence = now - last_heard_;
   return silence > options_.orphan_timeout ||
-         (!stop_reason_.empty() && silence > options_.stop_patience);
+         (!stop_reason_.empty() && silence > options_.stop_timeout);
 }
 
 void CoordinatorSession::begin_task(const wire::Task& granted) {

@@ -30,7 +30,7 @@ struct SessionOptions {
   // looked for anew.
   std::chrono::milliseconds reply_timeout{std::chrono::seconds(10)};
   // Once told to stop: a coordinator that is silent for so long is not waited for any more.
-  std::chrono::milliseconds stop_patience{std::chrono::seconds(20)};
+  std::chrono::milliseconds stop_timeout{std::chrono::seconds(20)};
   // The MPI stage: the fencing token that it holds from the start.
   std::uint64_t holds = 0;
 };

@@ -111,7 +111,7 @@ class MpiCommunicator final : public PointToPointCommunicator {
   // ends them when it exits without MPI_Finalize.
   ~MpiCommunicator() override {
     lost_ = lost_ || std::uncaught_exceptions() > exceptions_before_;
-    if (!lost_) part();
+    if (!lost_) close();
     library().leave(lost_, who());
   }
 
@@ -128,7 +128,7 @@ class MpiCommunicator final : public PointToPointCommunicator {
 
  private:
   // Everybody is here before the collective calls that have no deadline begin.
-  void part() noexcept {
+  void close() noexcept {
     try {
       barrier();
     } catch (const Error& error) {

@@ -56,7 +56,7 @@ class NcclExchange final : public TensorExchange {
     if (std::uncaught_exceptions() > exceptions_before_) {
       abort(who() + "an error");
     } else {
-      part();
+      close();
     }
   }
 
@@ -138,7 +138,7 @@ class NcclExchange final : public TensorExchange {
   }
 
   // Everybody is here before the calls that all must make, and rank 0 may still write the adapter.
-  void part() noexcept {
+  void close() noexcept {
     try {
       {
         const DeadlineScope timeout(communicator_);

@@ -1,4 +1,4 @@
-// hedgerow-worker bench-kernels: a sweep (coordinator/wire/kernel_sweep.hpp, as JSON) on stdin, its
+// hedgerow-worker bench-kernels: a sweep (coordinator/bench/kernel_sweep.hpp, as JSON) on stdin, its
 // measurements as JSON lines on stdout (bench/README.md).
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -20,10 +20,10 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-wire::KernelSweep read_sweep(std::istream& in) {
+bench::KernelSweep read_sweep(std::istream& in) {
   const std::string text(std::istreambuf_iterator<char>(in), {});
   try {
-    auto sweep = nlohmann::json::parse(text).get<wire::KernelSweep>();
+    auto sweep = nlohmann::json::parse(text).get<bench::KernelSweep>();
     sweep.validate();
     return sweep;
   } catch (const nlohmann::json::exception& error) {
@@ -35,7 +35,7 @@ wire::KernelSweep read_sweep(std::istream& in) {
 }
 
 storage::ExitCode bench_kernels_command(bool wants_progress) {
-  const wire::KernelSweep sweep = read_sweep(std::cin);
+  const bench::KernelSweep sweep = read_sweep(std::cin);
   if (sweep.threads > 0) at::set_num_threads(sweep.threads);
   const at::Device device = resolve_device(sweep.device);
   // The opponent runs as everybody runs it; ours is deterministic anyway.

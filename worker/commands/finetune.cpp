@@ -146,7 +146,7 @@ ExitCode run_joined(RunContext& run, const FinetuneArguments& options, Communica
     StandaloneContext unused;
     const auto task = nlohmann::json::parse(text).get<wire::Task>();
     const TaskResult result = run_finetune(run, unused, task, mesh, communicator);
-    if (result.ranks_parted) leave(ExitCode::kInterrupted);
+    if (result.step_abandoned) leave(ExitCode::kInterrupted);
     settle(communicator);
     return result.finished ? ExitCode::kOk : ExitCode::kInterrupted;
   }
@@ -161,11 +161,11 @@ ExitCode run_joined(RunContext& run, const FinetuneArguments& options, Communica
   const auto task = client->join();
   shared(task ? nlohmann::json(*task).dump() : std::string(), communicator);
   if (!task) return ExitCode::kInterrupted;
-  bool parted = false;
+  bool abandoned = false;
   const TaskEnd end = execute(*client, run.device(), *task, [&](TaskContext& context) {
     try {
       TaskResult result = run_finetune(run, context, *task, mesh, communicator);
-      parted = result.ranks_parted;
+      abandoned = result.step_abandoned;
       return result;
     } catch (const storage::Error& error) {
       std::fprintf(stderr, "hedgerow-worker: rank 0: %s\n", error.what());
@@ -174,7 +174,7 @@ ExitCode run_joined(RunContext& run, const FinetuneArguments& options, Communica
   });
   // MPI_Finalize would wait for the others, who wait for us: leave at once, and mpirun ends them.
   if (end == TaskEnd::kFailed && communicator.world_size() > 1) leave(ExitCode::kFailed);
-  if (parted) {
+  if (abandoned) {
     client.reset();  // says goodbye
     leave(ExitCode::kInterrupted);
   }

@@ -35,7 +35,7 @@ ExitCode probe() {
               {"git_hash", storage::git_hash()},
               {"libtorch", TORCH_VERSION},
               {"cuda", storage::has_cuda()},
-              {"gpus", wire::num_visible_gpus()},
+              {"gpus", machine::num_visible_gpus()},
               {"mpi", {{"built", mpi.built}, {"found", mpi.found}}},
               {"nccl",
                {{"built", version_text(nccl::built_version())},

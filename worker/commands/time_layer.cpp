@@ -1,4 +1,4 @@
-// hedgerow-worker time-layer: a layer's shape (coordinator/wire/layer_probe.hpp, as JSON) on stdin;
+// hedgerow-worker time-layer: a layer's shape (coordinator/bench/layer_probe.hpp, as JSON) on stdin;
 // on stdout one line with the device, as soon as it could compute there, and one with the seconds.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -17,10 +17,10 @@
 namespace hedgerow::worker {
 namespace {
 
-wire::LayerProbe read_probe(std::istream& in) {
+bench::LayerProbe read_probe(std::istream& in) {
   const std::string text(std::istreambuf_iterator<char>(in), {});
   try {
-    return nlohmann::json::parse(text).get<wire::LayerProbe>();
+    return nlohmann::json::parse(text).get<bench::LayerProbe>();
   } catch (const nlohmann::json::exception& error) {
     throw storage::Error(storage::ErrorKind::kUsage,
                          std::string("standard input: expected a layer's shape as 'hedgerow "
@@ -30,14 +30,14 @@ wire::LayerProbe read_probe(std::istream& in) {
 }
 
 storage::ExitCode time_layer_command() {
-  const wire::LayerProbe probe = read_probe(std::cin);
+  const bench::LayerProbe probe = read_probe(std::cin);
   at::set_num_threads(std::max(1, probe.threads));
   const at::Device device = resolve_device(probe.device);
   const at::ScalarType dtype = resolve_compute_dtype(probe.compute_dtype, device);
   // What a GPU needs before it computes at all belongs to a worker's start.
   static_cast<void>(at::zeros({1}, at::TensorOptions(device)).item<float>());
   print_line(
-      wire::ProbedDevice{device_model(device), device_memory_bytes(device), dtype_word(dtype)});
+      bench::ProbedDevice{device_model(device), device_memory_bytes(device), dtype_word(dtype)});
   print_line(bench::time_layer(probe, device, dtype));
   return storage::ExitCode::kOk;
 }

@@ -30,7 +30,7 @@ constexpr std::array kLocalRankVariables = {"OMPI_COMM_WORLD_LOCAL_RANK",
 constexpr const char* kOtherDevice = "set plan.device (or --device) to \"auto\" or \"cpu\"";
 
 void note_idle_gpu() {
-  if (cuda::is_built() || wire::num_visible_gpus() == 0) return;
+  if (cuda::is_built() || machine::num_visible_gpus() == 0) return;
   std::fputs(
       "hedgerow-worker: this machine has a GPU, but this build has no CUDA and computes on the "
       "CPU; build with 'cmake --preset cuda' to use it\n",
@@ -66,10 +66,10 @@ at::Device resolve_device(const std::string& word, int local_rank) {
   }
   if (word == "cpu") return at::kCPU;
   if (const int count = cuda::num_devices(); count > 0) return cuda::use_device(local_rank % count);
-  if (cuda::is_built() && wire::num_visible_gpus() > 0) {
+  if (cuda::is_built() && machine::num_visible_gpus() > 0) {
     // The CPU in its place would spend hours of a paid GPU without a word.
     throw Error(ErrorKind::kUnavailable,
-                "device: this machine has " + std::to_string(wire::num_visible_gpus()) +
+                "device: this machine has " + std::to_string(machine::num_visible_gpus()) +
                     " GPUs, but CUDA cannot start: " + cuda::why_no_device() +
                     "; mend the driver ('hedgerow doctor' says which one is needed), or compute "
                     "on the processor with --device cpu");
@@ -95,7 +95,7 @@ std::string device_model(const at::Device& device) {
 }
 
 std::uint64_t device_memory_bytes(const at::Device& device) {
-  return device.is_cuda() ? cuda::memory_bytes(device) : wire::usable_memory_bytes();
+  return device.is_cuda() ? cuda::memory_bytes(device) : machine::usable_memory_bytes();
 }
 
 }  // namespace hedgerow::worker

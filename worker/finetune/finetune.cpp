@@ -49,7 +49,7 @@ std::string student_directory(const wire::Task& task) {
 }
 
 // A step of several stages is not abandoned as soon: no rank could write its checkpoint.
-constexpr int kStagesPatience = 20;
+constexpr int kStagesTimeoutFactor = 20;
 
 // The best values of a whole checkpoint: LoRA's into `adapter`; returns the other parts'.
 TrainedTensors take_best(const storage::Checkpoint& whole, LoraAdapter& adapter) {
@@ -172,26 +172,26 @@ class Finetune {
     if (task_.resume) resume();
     storage::fault_step(step());
     progress_.phase = "training";
-    const InterruptScope interrupt(communicator_, [this] { part_if_overdue(); });
+    const InterruptScope interrupt(communicator_, [this] { abandon_if_overdue(); });
     try {
       return train_to_the_end();
     } catch (const Stopped&) {
-      return part();
+      return abandon_step();
     } catch (const Error& error) {
       // A peer that was told to stop as well may be gone before us.
       if (error.kind() != ErrorKind::kUnavailable || !context_.should_stop()) throw;
-      return part();
+      return abandon_step();
     }
   }
 
  private:
   // Of whole steps: what the abandoned one has summed up is in no parameter yet. With several
   // stages no rank has the whole state, and the last checkpoint must do.
-  TaskResult part() {
+  TaskResult abandon_step() {
     communicator_.abandon();
     if (is_root() && mesh_.pipeline == 1) checkpoint();
     if (mesh_.pipeline == 1) checkpoints_.settle();
-    return {.ranks_parted = true};
+    return {.step_abandoned = true};
   }
 
   TaskResult train_to_the_end() {
@@ -229,7 +229,7 @@ class Finetune {
     }
     options.check_cancelled = [this] {
       tell();
-      part_if_overdue();
+      abandon_if_overdue();
     };
     return options;
   }
@@ -254,12 +254,12 @@ class Finetune {
   }
 
   // Throws Stopped.
-  void part_if_overdue() {
+  void abandon_if_overdue() {
     if (!context_.should_stop()) return;
     const auto now = std::chrono::steady_clock::now();
     if (!told_to_stop_) told_to_stop_ = now;
     const auto limit = is_root() ? timeout_.root : timeout_.other;
-    if (now - *told_to_stop_ >= limit * (mesh_.pipeline == 1 ? 1 : kStagesPatience))
+    if (now - *told_to_stop_ >= limit * (mesh_.pipeline == 1 ? 1 : kStagesTimeoutFactor))
       throw Stopped{};
   }
 
@@ -432,7 +432,7 @@ TaskResult run_finetune(RunContext& run,
                         const wire::Task& task,
                         const storage::Mesh& mesh,
                         Communicator& communicator,
-                        const StopTimeout& stop_patience) {
+                        const StopTimeout& stop_timeout) {
   std::optional<DeadlineScope> timeout(communicator);
   std::optional<Finetune> stage;
   try {
@@ -444,12 +444,12 @@ TaskResult run_finetune(RunContext& run,
     communicator.barrier();
     require_same_view(run, task, communicator);
     return_large_blocks();
-    stage.emplace(run, context, task, mesh, communicator, stop_patience);
+    stage.emplace(run, context, task, mesh, communicator, stop_timeout);
     keep_large_blocks();
     communicator.barrier();  // each has its model: from here on they go step by step
   } catch (const Stopped&) {
     communicator.abandon();
-    return {.ranks_parted = true};  // nothing is lost but the loading
+    return {.step_abandoned = true};  // nothing is lost but the loading
   }
   timeout.reset();
   return stage->run();

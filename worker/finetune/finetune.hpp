@@ -28,7 +28,7 @@ struct StopTimeout {
 // logits, their files are among the inputs. `context` of the other ranks is only asked whether to
 // stop. If this rank abandoned a step (of a mesh with several stages none does before it had 20
 // times as long, and no checkpoint is written then), the communicator is abandoned too, and
-// result.ranks_parted is true: the process leaves without MPI_Finalize. Throws kUsage (ranks or
+// result.step_abandoned is true: the process leaves without MPI_Finalize. Throws kUsage (ranks or
 // data that do not fit the recipe), kCorrupt, kUnavailable (a lost rank).
 TaskResult run_finetune(RunContext& run,
                         TaskContext& context,

@@ -56,8 +56,8 @@ std::string asked_in(const std::string& text) {
 }
 
 Room host_room() {
-  Room room{.name = "this process", .total_bytes = wire::usable_memory_bytes()};
-  room.held_bytes = wire::resident_memory().now;
+  Room room{.name = "this process", .total_bytes = machine::usable_memory_bytes()};
+  room.held_bytes = machine::resident_memory().now;
   room.free_bytes = room.total_bytes - std::min(room.total_bytes, room.held_bytes);
   return room;
 }

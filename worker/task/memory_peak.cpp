@@ -6,12 +6,12 @@
 namespace hedgerow::worker {
 
 MemoryPeakMeter::MemoryPeakMeter(const at::Device& device) : device_(device) {
-  wire::reset_resident_peak();
+  machine::reset_resident_peak();
   if (device_.is_cuda()) cuda::reset_peaks(device_);
 }
 
 wire::PeakMemory MemoryPeakMeter::peak() const {
-  wire::PeakMemory peak{.host_bytes = wire::resident_memory().peak};
+  wire::PeakMemory peak{.host_bytes = machine::resident_memory().peak};
   if (!device_.is_cuda()) return peak;
   const cuda::Peaks on_device = cuda::peaks(device_);
   peak.device_bytes = on_device.allocated;

@@ -49,7 +49,7 @@ struct TaskResult {
   // the adapter's two.
   std::vector<storage::FileRecord> files = {};
   nlohmann::json result = nlohmann::json::object();  // shown by status and report
-  bool ranks_parted = false;  // finetune: stopped inside a step; this rank waits for no other
+  bool step_abandoned = false;  // finetune: stopped inside a step; this rank waits for no other
 };
 
 // Thrown inside a forward by a task that was told to stop, and caught by the task itself: no error.

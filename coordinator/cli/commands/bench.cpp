@@ -9,7 +9,7 @@
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
-#include "coordinator/wire/kernel_sweep.hpp"
+#include "coordinator/bench/kernel_sweep.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -18,7 +18,7 @@ using nlohmann::json;
 using storage::Error;
 using storage::ErrorKind;
 using storage::ExitCode;
-using wire::KernelSweep;
+using bench::KernelSweep;
 
 constexpr const char* kRowFormat = "%-9s %7s %-6s %-9s %-16s %5s %-5s %9s %10s %7s  %-9s %s";
 
@@ -152,8 +152,8 @@ RunCommand declare_bench(CLI::App& app) {
                          const char* description,
                          const auto& known,
                          const auto& otherwise) {
-    one_of(add_swept<Words>(app, sweep, name, key, description, list(wire::words_of(otherwise))),
-           wire::words_of(known));
+    one_of(add_swept<Words>(app, sweep, name, key, description, list(bench::words_of(otherwise))),
+           bench::words_of(known));
   };
   const auto numbers = [&](const char* name,
                            const char* key,
@@ -193,15 +193,15 @@ RunCommand declare_bench(CLI::App& app) {
                    "--heads",
                    "heads",
                    "query heads and key/value heads, as 32:8",
-                   list(wire::words_of(defaults.heads)))
+                   list(bench::words_of(defaults.heads)))
       ->type_name("Q:KV");
-  words("--layout", "layouts", "window layouts", wire::kBenchLayouts, defaults.layouts);
-  words("--dtype", "dtypes", "of q, k and v", wire::kBenchDtypes, defaults.dtypes);
-  words("--map", "maps", "feature maps", wire::kBenchMaps, defaults.maps);
+  words("--layout", "layouts", "window layouts", bench::kBenchLayouts, defaults.layouts);
+  words("--dtype", "dtypes", "of q, k and v", bench::kBenchDtypes, defaults.dtypes);
+  words("--map", "maps", "feature maps", bench::kBenchMaps, defaults.maps);
   words("--direction",
         "directions",
         "what is timed; training: forward and backward together",
-        wire::kBenchDirections,
+        bench::kBenchDirections,
         defaults.directions);
   number("--head-dim", "head_dim", "D", defaults.head_dim, KernelSweep::kMaxHeadDim);
   number(
@@ -222,7 +222,7 @@ RunCommand declare_bench(CLI::App& app) {
                                 "which heads have a map and a state of keys; unless told kv_head, "
                                 "of positive_random query_head",
                                 ""),
-         wire::words_of(wire::kBenchKeyMaps));
+         bench::words_of(bench::kBenchKeyMaps));
   number("--batch-tokens",
          "batch_tokens",
          "sequences times T (of decode, the greatest T), at least one sequence",

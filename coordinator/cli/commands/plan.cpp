@@ -1,4 +1,4 @@
-#include "coordinator/plan/plan.hpp"
+#include "coordinator/plan/planner.hpp"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>

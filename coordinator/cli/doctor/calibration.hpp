@@ -7,7 +7,7 @@
 #include <string>
 
 #include "coordinator/plan/plan_costs.hpp"
-#include "coordinator/wire/layer_probe.hpp"
+#include "coordinator/bench/layer_probe.hpp"
 #include "storage/recipe/cluster_file.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -16,7 +16,7 @@ namespace hedgerow::coordinator::cli {
 // what a capture forward and a transfer step took together beyond their products. `capture` and
 // `transfer` are the plan's counts of what was timed. Throws kUnavailable where the seconds
 // contradict each other, as on a machine that does much else.
-[[nodiscard]] ComputeSpeed speed_of(const wire::LayerSeconds& seconds,
+[[nodiscard]] ComputeSpeed speed_of(const bench::LayerSeconds& seconds,
                                     const Work& capture,
                                     const Work& transfer);
 

@@ -47,14 +47,14 @@ Outcome look_at_shared_memory(const MachineFacts& facts) {
 }
 
 Outcome look_at_matrix_units() {
-  const auto units = wire::matrix_units();
-  const char* const name = units == wire::MatrixUnits::kAmx            ? "AMX"
-                           : units == wire::MatrixUnits::kAvx512Bfloat ? "AVX512_BF16 of AMD"
-                           : units == wire::MatrixUnits::kAvx512       ? "AVX-512 without AMX"
+  const auto units = machine::matrix_units();
+  const char* const name = units == machine::MatrixUnits::kAmx            ? "AMX"
+                           : units == machine::MatrixUnits::kAvx512Bfloat ? "AVX512_BF16 of AMD"
+                           : units == machine::MatrixUnits::kAvx512       ? "AVX-512 without AMX"
                                                                        : "no AVX-512";
-  return {units == wire::MatrixUnits::kNone ? Level::kWarn : Level::kOk,
+  return {units == machine::MatrixUnits::kNone ? Level::kWarn : Level::kOk,
           std::string(name) + ": plan.compute_dtype = \"auto\" takes " +
-              (wire::multiplies_bfloat16_faster(units) ? "bf16" : "fp32")};
+              (machine::multiplies_bfloat16_faster(units) ? "bf16" : "fp32")};
 }
 
 // `is_bytes`: else a count.
@@ -87,7 +87,7 @@ Outcome look_at_gpus(const MachineFacts& facts) {
   const bool has_driver = fs::exists(facts.root / "proc/driver/nvidia/version");
   const auto visible = facts.variable("CUDA_VISIBLE_DEVICES");
   const int num_devices =
-      wire::num_visible_gpus(facts.root / "dev", visible ? visible->c_str() : nullptr);
+      machine::num_visible_gpus(facts.root / "dev", visible ? visible->c_str() : nullptr);
   if (num_devices == 0 && !has_driver) return {Level::kOk, "none: runs on the CPU"};
   if (num_devices == 0 && visible) {
     return {Level::kWarn,
@@ -138,7 +138,7 @@ MachineFacts facts_of_this_machine(const Console& console) {
                 ::getrlimit(static_cast<__rlimit_resource>(resource), &limit);
                 return limit;
               },
-          .memory_bytes = wire::usable_memory_bytes(),
+          .memory_bytes = machine::usable_memory_bytes(),
           .has_cuda = storage::has_cuda(),
           .cuda_driver_api = loaded_cuda_driver_api()};
 }

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "coordinator/cli/terminal/terminal.hpp"
-#include "coordinator/wire/layer_probe.hpp"
+#include "coordinator/bench/layer_probe.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/cluster_file.hpp"
 #include "storage/recipe/recipe.hpp"
@@ -19,9 +19,9 @@ namespace hedgerow::coordinator::cli {
 
 struct MeasuredMachine {
   storage::NodeKind node;  // its figures; name and count are not
-  wire::LayerProbe probe;  // what was timed, by each of `processes` at once
-  wire::LayerSeconds seconds;
-  wire::ProbedDevice device;
+  bench::LayerProbe probe;  // what was timed, by each of `processes` at once
+  bench::LayerSeconds seconds;
+  bench::ProbedDevice device;
   int processes = 1;
 };
 

@@ -71,7 +71,7 @@ fs::path python_interpreter(const Console& console) {
 
 std::vector<std::string> python_words(const Console& console) {
   std::vector<std::string> words{"/usr/bin/env"};
-  for (const std::string& name : wire::variables_with(
+  for (const std::string& name : machine::variables_with(
            [](std::string_view variable) { return variable.starts_with("PYTHON"); }))
     words.insert(words.end(), {"-u", name});
   words.insert(words.end(), {"PYTHONUTF8=1", "PYTHONNOUSERSITE=1", python_interpreter(console)});

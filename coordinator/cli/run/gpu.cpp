@@ -27,7 +27,7 @@ void require_device(const storage::Recipe& recipe, bool has_cuda, int num_gpus) 
   }
 }
 
-MachineGpus gpus_of_this_machine() { return {storage::has_cuda(), wire::num_visible_gpus()}; }
+MachineGpus gpus_of_this_machine() { return {storage::has_cuda(), machine::num_visible_gpus()}; }
 
 storage::ProcessCounts processes_for(const storage::Recipe& recipe,
                                      std::optional<int> workers,

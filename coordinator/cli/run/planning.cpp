@@ -12,6 +12,7 @@
 #include "coordinator/machine/gpus.hpp"
 #include "coordinator/machine/processor.hpp"
 #include "coordinator/plan/plan_times.hpp"
+#include "coordinator/plan/planner.hpp"
 #include "coordinator/simulate/scheduled_plan.hpp"
 #include "coordinator/state/fold.hpp"
 #include "storage/base/build_info.hpp"
@@ -145,7 +146,7 @@ std::uint64_t stored_bytes(const storage::RunLayout& layout) {
 }
 
 bool computes_on_gpus_here(const Recipe& recipe) {
-  return computes_on_gpus(recipe, storage::has_cuda(), wire::num_visible_gpus());
+  return computes_on_gpus(recipe, storage::has_cuda(), machine::num_visible_gpus());
 }
 
 bool has_machines(const PlanFor& planned) {
@@ -153,7 +154,7 @@ bool has_machines(const PlanFor& planned) {
 }
 
 std::vector<WorkerKind> workers_of_allocation(const Recipe& recipe) {
-  const std::optional<wire::Allocation> allocation = wire::own_allocation();
+  const std::optional<machine::Allocation> allocation = machine::own_allocation();
   if (!allocation) return {};
   std::vector<WorkerKind> kinds = workers_of_this_machine(std::max(1, allocation->tasks_per_node),
                                                           computes_on_gpus_here(recipe));
@@ -234,11 +235,11 @@ void resolve(Recipe& recipe, const PlanFor& planned) {
   const std::optional<bool> has_gpus = planned.cluster ? planned.cluster->has_gpus() : std::nullopt;
   if (recipe.plan.compute_dtype == "auto" && (are_known || has_gpus)) {
     const bool has_fast_bf16 = has_gpus.value_or(computes_on_gpus_here(recipe)) ||
-                               wire::multiplies_bfloat16_faster(wire::matrix_units());
+                               machine::multiplies_bfloat16_faster(machine::matrix_units());
     recipe.plan.compute_dtype = has_fast_bf16 ? "bf16" : "fp32";
   }
   const int cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  const std::optional<wire::Allocation> allocation = wire::own_allocation();
+  const std::optional<machine::Allocation> allocation = machine::own_allocation();
   const auto share = [&](int processes) {
     return allocation ? allocation->threads_per_task(cores)
                       : std::max(1, cores / std::max(1, processes));
@@ -263,7 +264,7 @@ void resolve(Recipe& recipe, const PlanFor& planned) {
 
 Plan plan_of(const Recipe& recipe, const PlanFor& planned) {
   if (!planned.cluster && !planned.in_allocation)
-    require_device(recipe, storage::has_cuda(), wire::num_visible_gpus());
+    require_device(recipe, storage::has_cuda(), machine::num_visible_gpus());
   const Subject subject = subject_of(recipe, planned);
   const storage::RunLayout layout(planned.directory);
   const Recipe cut = closed(recipe);

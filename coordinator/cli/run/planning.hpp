@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "coordinator/plan/plan.hpp"
+#include "coordinator/plan/planner.hpp"
 #include "coordinator/simulate/simulation.hpp"
 #include "storage/recipe/cluster_file.hpp"
 #include "storage/recipe/recipe.hpp"
@@ -38,7 +38,7 @@ struct PlanFor {
 // What "auto" and 0 mean for those who will compute is decided once and written into the run,
 // because results depend on it (plan.compute_dtype, the threads of workers and ranks that run here)
 // or because the run is cut by it (plan.layers_per_block, plan.keep_boundaries). Where nothing is
-// known of the workers, dtype and cut stay open for them (coordinator/serve/roll_call.hpp).
+// known of the workers, dtype and cut stay open for them (coordinator/serve/workers_awaited.hpp).
 void resolve(storage::Recipe& recipe, const PlanFor& planned);
 
 // Throws kUsage or kUnavailable for a device that the local workers cannot have, and kUsage naming

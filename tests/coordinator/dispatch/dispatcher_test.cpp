@@ -68,7 +68,7 @@ TEST_F(DispatcherTest, WorkersOfAnotherBuildAreWelcomeAndNotedOnce) {
   EXPECT_EQ(num_records("noted"), 1);
 }
 
-TEST_F(DispatcherTest, NoiseIsDroppedAndTheDeskGoesOn) {
+TEST_F(DispatcherTest, FramesThatAreNoMessageAreDroppedAndTheRestIsAnswered) {
   dispatcher_->receive("peer", "GET / HTTP/1.1");
   dispatcher_->receive("peer", wire::encode(wire::Stop{"x"}).substr(0, 12));
   hello("w1");

@@ -51,8 +51,8 @@ TEST_F(UnschedulableTasksTest, ATaskThatFitsNobodyIsShownWithTheArithmeticAfterA
 TEST_F(UnschedulableTasksTest, ItIsGivenUpWhenAllWorkersOfTheRunAreThereAndNoOther) {
   EXPECT_THAT(look({small_}, std::chrono::seconds(0)), IsEmpty());
   EXPECT_THAT(look({small_}, kUnschedulableTimeout), IsEmpty()) << "node-1 is still to come";
-  const WorkerView guest{"guest", 100 * kMiB, -1};
-  EXPECT_THAT(look({small_, guest}, kUnschedulableTimeout), IsEmpty()) << "others join this run";
+  const WorkerView external{"external", 100 * kMiB, -1};
+  EXPECT_THAT(look({small_, external}, kUnschedulableTimeout), IsEmpty()) << "others join this run";
   EXPECT_THAT(look({small_, middling_}, kUnschedulableTimeout), ElementsAre(TaskId::transfer(0)));
 }
 
@@ -83,10 +83,10 @@ TEST_F(UnschedulableTasksTest, ARunThatStartsNoWorkersSaysThatNoneIsThere) {
   EXPECT_THAT(open.shown(), IsEmpty()) << "one came";
 }
 
-class FitAtTheDesk : public RunFixture {};
+class WorkersThatFitNothing : public RunFixture {};
 
 // What a resume on a smaller machine once did: wait for ever, without a word.
-TEST_F(FitAtTheDesk, ARunWhoseOwnWorkersAreTooSmallEndsAsPartialAndSaysWhy) {
+TEST_F(WorkersThatFitNothing, ARunWhoseOwnWorkersAreTooSmallEndsAsPartialAndSaysWhy) {
   FakeClock clock;
   DispatcherConfig config;
   config.version = "1";

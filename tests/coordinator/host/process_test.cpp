@@ -110,7 +110,7 @@ TEST(MpirunWords, SetTheSingleCopyOffOnlyWhereItIsDenied) {
   const tests::TemporaryDirectory directory;
   const auto may_copy = [&directory](const std::string& scope, bool copies) {
     if (!scope.empty()) std::ofstream(directory / "ptrace_scope") << scope << "\n";
-    return wire::may_copy_between_processes(directory / "ptrace_scope",
+    return machine::may_copy_between_processes(directory / "ptrace_scope",
                                             [copies] { return copies; });
   };
   EXPECT_TRUE(may_copy("", true)) << "a kernel without Yama";

@@ -4,7 +4,7 @@
 
 #include <map>
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 namespace {
 
 std::optional<Allocation> allocation_in(const std::map<std::string, std::string>& environment) {
@@ -38,4 +38,4 @@ TEST(Allocation, WithoutProcessorsForATaskTheTasksOfANodeShareItsCores) {
 }
 
 }  // namespace
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

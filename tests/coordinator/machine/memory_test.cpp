@@ -8,7 +8,7 @@
 
 #include "tests/support/temporary_directory.hpp"
 
-namespace hedgerow::wire {
+namespace hedgerow::machine {
 namespace {
 
 constexpr std::uint64_t kNone = std::numeric_limits<std::uint64_t>::max();
@@ -49,4 +49,4 @@ TEST(UsableMemory, IsSomethingAndNoMoreThanTheMachineHas) {
 }
 
 }  // namespace
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::machine

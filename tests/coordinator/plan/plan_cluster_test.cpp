@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "coordinator/plan/plan.hpp"
+#include "coordinator/plan/planner.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {

@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "coordinator/plan/planner.hpp"
 #include "storage/base/error.hpp"
 #include "storage/shape/budgets.hpp"
 #include "storage/shape/layer_shape.hpp"

@@ -5,6 +5,7 @@
 #include <stdexcept>
 
 #include "coordinator/plan/plan_times.hpp"
+#include "coordinator/plan/planner.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {

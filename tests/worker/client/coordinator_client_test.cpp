@@ -22,7 +22,7 @@ TEST(CoordinatorClient, AStoppedWorkerDoesNotWaitOutTheOrphanTimeout) {
                             .endpoint = "ipc://" + (run / "nobody").string(),
                             .hello = {},
                             .orphan_timeout = std::chrono::hours(1),
-                            .stop_patience = milliseconds(100),
+                            .stop_timeout = milliseconds(100),
                             .holds = 7,
                             .stop_signal = &stop});
   try {

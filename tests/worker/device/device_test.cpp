@@ -24,7 +24,7 @@ TEST(Device, TheCpuIsTakenWhereItIsAskedForOrNothingElseIsVisible) {
   EXPECT_TRUE(resolve_device("cpu").is_cpu());
   EXPECT_EQ(resolve_device("auto").is_cpu(), cuda::num_devices() == 0);
   EXPECT_FALSE(device_model(at::kCPU).empty());
-  EXPECT_EQ(device_memory_bytes(at::kCPU), wire::usable_memory_bytes());
+  EXPECT_EQ(device_memory_bytes(at::kCPU), machine::usable_memory_bytes());
 }
 
 TEST(Device, CudaThatIsAskedForAndMissingIsAnErrorThatSaysWhatToDo) {
@@ -76,7 +76,7 @@ TEST(Device, TheLocalRankIsThatOfAnyLauncherAndAnMpiLaunchersBeforeSlurms) {
 
 TEST(Device, AWorkerThatSharesItsDeviceSaysItsPartOfTheMemory) {
   const std::uint64_t whole = make_hello("w", 1, at::kCPU).memory_bytes;
-  EXPECT_EQ(whole, wire::usable_memory_bytes());
+  EXPECT_EQ(whole, machine::usable_memory_bytes());
   EXPECT_EQ(make_hello("w", 1, at::kCPU, /*workers_on_device=*/3).memory_bytes, whole / 3);
 }
 

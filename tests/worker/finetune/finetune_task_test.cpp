@@ -418,7 +418,7 @@ TEST_F(FinetuneTask, AStepThatLastsTooLongForAStopIsAbandonedAndTheLastWholeOneI
     }
   });
   EXPECT_FALSE(stopped.result.finished);
-  EXPECT_TRUE(stopped.result.ranks_parted);
+  EXPECT_TRUE(stopped.result.step_abandoned);
   EXPECT_TRUE(other_found_it_lost);
   ASSERT_FALSE(stopped.checkpoints.empty());
   EXPECT_EQ(stopped.checkpoints.rbegin()->first, 3);
@@ -447,7 +447,7 @@ TEST_F(FinetuneTask, AStopThatReachesAnyRankEndsTheStageForAllAtTheNextStep) {
   });
   for (const TaskResult& result : results) {
     EXPECT_FALSE(result.finished);
-    EXPECT_FALSE(result.ranks_parted);
+    EXPECT_FALSE(result.step_abandoned);
   }
   ASSERT_FALSE(checkpoints.empty());
   EXPECT_LE(checkpoints.rbegin()->first, 2);

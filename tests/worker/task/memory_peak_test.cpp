@@ -21,7 +21,7 @@ void touch_and_forget() {
 
 TEST(MemoryPeak, IsWhatWasTakenAtMostAndNotWhatIsHeldNow) {
   const MemoryPeakMeter meter(at::kCPU);
-  const std::uint64_t before = wire::resident_memory().now;
+  const std::uint64_t before = machine::resident_memory().now;
   ASSERT_GT(before, 0U);
   touch_and_forget();
   const wire::PeakMemory peak = meter.peak();
@@ -34,8 +34,8 @@ TEST(MemoryPeak, ANewMeterForgetsWhatTheLastTaskTook) {
   const MemoryPeakMeter first(at::kCPU);
   touch_and_forget();
   const std::uint64_t largest = first.peak().host_bytes;
-  wire::reset_resident_peak();
-  if (wire::resident_memory().peak >= largest)
+  machine::reset_resident_peak();
+  if (machine::resident_memory().peak >= largest)
     GTEST_SKIP() << "this system does not let a process reset its peak (/proc/self/clear_refs)";
   touch_and_forget();
   EXPECT_LT(MemoryPeakMeter(at::kCPU).peak().host_bytes, largest - kMany / 2);

@@ -13,22 +13,22 @@ namespace {
 
 TEST(Gpu, VisibleOnesAreTheDriversNarrowedByTheEnvironment) {
   const tests::TemporaryDirectory dev;
-  EXPECT_EQ(wire::num_visible_gpus(dev.path(), nullptr), 0);
+  EXPECT_EQ(machine::num_visible_gpus(dev.path(), nullptr), 0);
   for (const char* name : {"nvidia0", "nvidia1", "nvidia2", "nvidiactl"})
     std::ofstream(dev.path() / name) << "";
-  EXPECT_EQ(wire::num_visible_gpus(dev.path(), nullptr), 3);
-  EXPECT_EQ(wire::num_visible_gpus(dev.path(), "1,2"), 2);
-  EXPECT_EQ(wire::num_visible_gpus(dev.path(), "GPU-8932f937"), 1);
-  EXPECT_EQ(wire::num_visible_gpus(dev.path(), "0,1,2,3,4,5,6,7"), 3) << "more than there are";
-  EXPECT_EQ(wire::num_visible_gpus(dev.path(), ""), 0);
-  EXPECT_EQ(wire::num_visible_gpus(dev.path(), "-1"), 0);
+  EXPECT_EQ(machine::num_visible_gpus(dev.path(), nullptr), 3);
+  EXPECT_EQ(machine::num_visible_gpus(dev.path(), "1,2"), 2);
+  EXPECT_EQ(machine::num_visible_gpus(dev.path(), "GPU-8932f937"), 1);
+  EXPECT_EQ(machine::num_visible_gpus(dev.path(), "0,1,2,3,4,5,6,7"), 3) << "more than there are";
+  EXPECT_EQ(machine::num_visible_gpus(dev.path(), ""), 0);
+  EXPECT_EQ(machine::num_visible_gpus(dev.path(), "-1"), 0);
 }
 
 TEST(Gpu, AContainerMayHaveADeviceOfAnyNumberAlone) {
   const tests::TemporaryDirectory dev;
   for (const char* name : {"nvidia3", "nvidia12", "nvidiactl", "nvidia-uvm", "nvidia", "null"})
     std::ofstream(dev.path() / name) << "";
-  EXPECT_EQ(wire::num_visible_gpus(dev.path(), nullptr), 2);
+  EXPECT_EQ(machine::num_visible_gpus(dev.path(), nullptr), 2);
 }
 
 TEST(Gpu, AutoFollowsTheBuildAndThisMachineUnlessAllWorkersAreElsewhere) {

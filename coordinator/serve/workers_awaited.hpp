@@ -17,7 +17,7 @@
 
 namespace hedgerow::coordinator {
 
-struct RollCall {
+struct WorkersAwaited {
   const storage::RunLayout& layout;
   Mailbox& mailbox;
   std::string public_key{};
@@ -30,7 +30,7 @@ struct RollCall {
 
 // The first hello of each worker; none: it was asked to stop. Writes coordinator.json and
 // logs/status.json.
-[[nodiscard]] std::vector<wire::Hello> call_roll(const RollCall& call);
+[[nodiscard]] std::vector<wire::Hello> await_workers(const WorkersAwaited& call);
 
 // The dtype that all of them multiply fast.
 [[nodiscard]] std::string common_dtype(const std::vector<wire::Hello>& hellos);

@@ -1,4 +1,4 @@
-#include "coordinator/wire/kernel_sweep.hpp"
+#include "coordinator/bench/kernel_sweep.hpp"
 
 #include <algorithm>
 #include <cstdio>
@@ -6,7 +6,7 @@
 
 #include "storage/base/error.hpp"
 
-namespace hedgerow::wire {
+namespace hedgerow::bench {
 namespace {
 
 using storage::Error;
@@ -144,4 +144,4 @@ void from_json(const nlohmann::json& json, KernelSweep& sweep) {
   take(json, "device", sweep.device);
 }
 
-}  // namespace hedgerow::wire
+}  // namespace hedgerow::bench

@@ -1,4 +1,4 @@
-#include "coordinator/serve/roll_call.hpp"
+#include "coordinator/serve/workers_awaited.hpp"
 
 #include <algorithm>
 #include <map>
@@ -13,7 +13,7 @@
 
 namespace hedgerow::coordinator {
 
-std::vector<wire::Hello> call_roll(const RollCall& call) {
+std::vector<wire::Hello> await_workers(const WorkersAwaited& call) {
   constexpr std::chrono::milliseconds kTurn{200};
   const SteadyClock clock;
   wire::CoordinatorFile file{.host = wire::this_host(),

@@ -1,4 +1,4 @@
-#include "coordinator/serve/roll_call.hpp"
+#include "coordinator/serve/workers_awaited.hpp"
 
 #include <gtest/gtest.h>
 
@@ -44,7 +44,7 @@ std::string hello_of(const std::string& uuid, const std::string& dtype) {
   return wire::encode(hello);
 }
 
-TEST(RollCall, TakesEachWorkerOnceAndAnswersNobody) {
+TEST(WorkersAwaited, TakesEachWorkerOnceAndAnswersNobody) {
   const tests::TemporaryDirectory directory;
   const storage::RunLayout layout(directory.path());
   std::filesystem::create_directories(layout.logs());
@@ -55,7 +55,7 @@ TEST(RollCall, TakesEachWorkerOnceAndAnswersNobody) {
                            hello_of("a", "bf16")});
   std::string state;
   const std::vector<wire::Hello> workers =
-      call_roll({.layout = layout,
+      await_workers({.layout = layout,
                  .mailbox = mailbox,
                  .settle = std::chrono::milliseconds(20),
                  .on_status = [&state](const RunStatus& status) { state = status.state; }});
@@ -69,13 +69,13 @@ TEST(RollCall, TakesEachWorkerOnceAndAnswersNobody) {
   EXPECT_EQ(common_dtype({workers[0]}), "bf16");
 }
 
-TEST(RollCall, EndsWhenItIsAskedToStop) {
+TEST(WorkersAwaited, EndsWhenItIsAskedToStop) {
   const tests::TemporaryDirectory directory;
   const storage::RunLayout layout(directory.path());
   std::filesystem::create_directories(layout.logs());
   ScriptedMailbox mailbox({});
   const std::atomic<int> stop{1};
-  EXPECT_TRUE(call_roll({.layout = layout, .mailbox = mailbox, .stop_requests = &stop}).empty());
+  EXPECT_TRUE(await_workers({.layout = layout, .mailbox = mailbox, .stop_requests = &stop}).empty());
 }
 
 }  // namespace
