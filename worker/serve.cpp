@@ -17,7 +17,7 @@
 #include "worker/client/task_inputs.hpp"
 #include "worker/device/cuda_device.hpp"
 #include "worker/device/large_blocks.hpp"
-#include "worker/evaluate/evaluate.hpp"
+#include "worker/evaluate/evaluate_task.hpp"
 #include "worker/logits/logits.hpp"
 #include "worker/model/decoder.hpp"
 #include "worker/task/failure.hpp"

@@ -2,16 +2,13 @@
 
 #include <algorithm>
 
-#include "coordinator/plan/bytes_text.hpp"
-#include "coordinator/plan/plan_costs.hpp"
-#include "coordinator/plan/plan_memory.hpp"
-#include "coordinator/plan/plan_mesh.hpp"
-#include "coordinator/plan/plan_times.hpp"
 #include "storage/base/error.hpp"
-#include "storage/shape/state_bytes.hpp"
 
 namespace hedgerow::coordinator {
 namespace {
+
+using storage::Error;
+using storage::ErrorKind;
 
 constexpr const char* kTokenize = "tokenize";
 

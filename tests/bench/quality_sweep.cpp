@@ -21,7 +21,7 @@
 #include "storage/recipe/recipe.hpp"
 #include "storage/shards/tokens_file.hpp"
 #include "worker/device/large_blocks.hpp"
-#include "worker/evaluate/evaluate.hpp"
+#include "worker/evaluate/evaluate_task.hpp"
 #include "worker/model/attention_options.hpp"
 #include "worker/model/block_runner.hpp"
 #include "worker/model/tensor_bytes.hpp"

@@ -9,7 +9,7 @@
 
 #include "storage/base/file.hpp"
 #include "tests/support/tiny_run.hpp"
-#include "worker/evaluate/evaluate.hpp"
+#include "worker/evaluate/evaluate_task.hpp"
 #include "worker/task/stopwatch.hpp"
 
 namespace hedgerow::tests {

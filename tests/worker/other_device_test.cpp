@@ -14,7 +14,7 @@
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
 #include "tests/support/tiny_student.hpp"
-#include "worker/evaluate/evaluate.hpp"
+#include "worker/evaluate/evaluate_task.hpp"
 #include "worker/finetune/finetune.hpp"
 #include "worker/finetune/trainer.hpp"
 #include "worker/generate/generator.hpp"

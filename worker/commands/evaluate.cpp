@@ -1,6 +1,6 @@
 // hedgerow-worker evaluate: perplexity of a model directory on a tokens file, as it is, with a
 // student's feature maps, or with a LoRA adapter on top; per-layer errors of a student.
-#include "worker/evaluate/evaluate.hpp"
+#include "worker/evaluate/evaluate_task.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

@@ -1,4 +1,4 @@
-#include "worker/evaluate/evaluate.hpp"
+#include "worker/evaluate/evaluate_task.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>

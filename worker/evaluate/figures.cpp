@@ -1,0 +1,86 @@
+#include "worker/evaluate/figures.hpp"
+
+#include <cmath>
+
+#include "worker/model/decoder.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+nlohmann::json figures_json(const ColumnFigures& figures) {
+  nlohmann::json json = {{"perplexity", figures.all.perplexity()},
+                         {"loss", figures.all.loss},
+                         {"kl", figures.all.kl},
+                         {"top1", figures.all.top1}};
+  if (figures.beyond.targets == 0) return json;
+  json["beyond"] = {{"perplexity", figures.beyond.perplexity()},
+                    {"loss", figures.beyond.loss},
+                    {"kl", figures.beyond.kl},
+                    {"top1", figures.beyond.top1},
+                    {"targets", figures.beyond.targets}};
+  return json;
+}
+
+}  // namespace
+
+double Figures::perplexity() const { return std::exp(loss); }
+
+std::optional<double> Evaluation::gap_closed() const {
+  const auto& student = column(Column::kStudent);
+  const auto& untrained = column(Column::kControl);
+  if (!untrained || !student || untrained->beyond.targets == 0) return std::nullopt;
+  const double gap = untrained->beyond.loss - column(Column::kTeacher)->beyond.loss;
+  if (!(gap > 0.0)) return std::nullopt;
+  return (untrained->beyond.loss - student->beyond.loss) / gap;
+}
+
+std::optional<Control> control_of(const storage::Recipe& recipe) {
+  if (recipe.attention.window == storage::WindowLayout::kNone) return std::nullopt;
+  const auto& kept = recipe.transfer.softmax_layers;
+  return Control{recipe.attention, {kept.begin(), kept.end()}};
+}
+
+nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject) {
+  const Figures& figures = evaluation.figures();
+  nlohmann::json json = {{"subject", subject},
+                         {"compute_dtype", dtype_word(evaluation.compute_dtype)},
+                         {"perplexity", figures.perplexity()},
+                         {"loss", figures.loss},
+                         {"targets", figures.targets}};
+  for (std::size_t i = 0; i < kNumColumns; ++i) {
+    if (evaluation.columns[i])
+      json["columns"][storage::kEvaluateColumns[i].name] = figures_json(*evaluation.columns[i]);
+  }
+  if (evaluation.control) {
+    const storage::AttentionSpec& attention = evaluation.control->attention;
+    json["control"] = {{"window_size", attention.window_size},
+                       {"num_sinks", attention.num_sinks},
+                       {"equal_window", evaluation.equal_window},
+                       {"state_bytes", evaluation.state_bytes}};
+    if (attention.recall_cache > 0) json["control"]["recall_cache"] = attention.recall_cache;
+    json["beyond"] = evaluation.beyond;
+  }
+  if (const auto closed = evaluation.gap_closed()) json["gap_closed"] = *closed;
+  for (const Evaluation::Text& text : evaluation.texts) {
+    nlohmann::json own = to_json(text.evaluation, subject);
+    // The same for every text, or as long as the rest together.
+    for (const char* key : {"subject", "compute_dtype", "control", "layers"}) own.erase(key);
+    own["in_domain"] = text.in_domain;
+    json["texts"][text.name] = std::move(own);
+  }
+  if (evaluation.layers.empty()) return json;
+  double sum = 0.0, worst = 0.0;
+  for (const LayerError& error : evaluation.layers) {
+    nlohmann::json layer = {
+        {"layer", error.layer}, {"mse", error.mse}, {"relative_mse", error.relative_mse}};
+    if (error.kept_untrained) layer["kept_untrained"] = true;
+    json["layers"].push_back(std::move(layer));
+    sum += error.mse;
+    worst = std::max(worst, error.mse);
+  }
+  json["mse_mean"] = sum / static_cast<double>(evaluation.layers.size());
+  json["mse_worst"] = worst;
+  return json;
+}
+
+}  // namespace hedgerow::worker
