@@ -24,7 +24,7 @@ constexpr std::chrono::seconds kForgetWorkerAfter{60};
 // What walks over all workers is not done at every turn of the loop.
 constexpr std::chrono::seconds kHousekeeping{1};
 constexpr std::chrono::seconds kLookForSilentEvery{10};
-// Of one line of the log, which may quote what a peer sent.
+// Characters of one line of the log, which may quote what a peer sent.
 constexpr std::size_t kLongestLine = 500;
 
 // Four in a lease, so that one that is late costs nothing; of long leases no fewer than this.

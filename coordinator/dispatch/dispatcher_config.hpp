@@ -33,7 +33,7 @@ struct DispatcherConfig {
   storage::Disk* disk = &storage::os_disk();  // where commits go; the journal has its own
   // Ours; a worker of another version is refused, of another build noted.
   std::string version, build;
-  // Of the cluster file that the run was planned for; none: there was none.
+  // Workers of the cluster file that the run was planned for; none: there was none.
   std::vector<WorkerKind> planned{};
   // Hears what is worth a line and is no event, as of a message that was dropped. Empty: nobody.
   std::function<void(const std::string& line)> log{};

@@ -14,14 +14,15 @@
 
 namespace hedgerow::coordinator {
 
-// Of its hello no more than is shown, because there may be 10,000.
+// A worker with no more of its hello than is shown, because there may be 10,000.
 struct LiveWorker {
   std::string peer;  // as the socket names it
   std::uint64_t incarnation = 0;
   std::string host, device;
   int pid = 0;
   TimePoint last_seen;
-  // Of the last task that it did: tasks may be shorter than the time between two of its reports.
+  // Speed of the last task that it did: tasks may be shorter than the time between two of its
+  // reports.
   std::optional<std::pair<Stage, Speed>> last_speed{};
   std::size_t view = 0;  // its place among those that the scheduler sees
 };

@@ -17,7 +17,8 @@ struct Speed {
   bool operator==(const Speed&) const = default;
 };
 
-// Of a whole attempt, loading included, by its result (coordinator/README.md "Results"), which is
+// Speed of a whole attempt, loading included, by its result (coordinator/README.md "Results"),
+// which is
 // its worker's own: nullopt if it does not say.
 [[nodiscard]] std::optional<Speed> speed_of(const nlohmann::json& result);
 

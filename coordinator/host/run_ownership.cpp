@@ -48,7 +48,7 @@ std::array<Claim, 2> claims_on(const storage::RunLayout& layout) {
 
 bool is_foreign(const Claim& claim) { return claim.file && claim.file->host != wire::this_host(); }
 
-// Of another process that lives, as far as one look tells.
+// Whether it is another process's that lives, as far as one look tells.
 bool is_others(const Claim& claim, const Leftovers& known) {
   if (!claim.file || claim.file->process == wire::this_process()) return false;
   if (!is_foreign(claim)) return wire::is_alive(claim.file->process);

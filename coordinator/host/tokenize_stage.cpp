@@ -52,7 +52,7 @@ void take_away_dead(const std::filesystem::path& path, const std::filesystem::pa
   if (running_at(aside)) static_cast<void>(storage::publish_first(aside, path));
 }
 
-// Of several that find nobody here, one gets through. What a dead one left is taken away; should
+// One of several that find nobody here gets through. What a dead one left is taken away; should
 // three do that at the same moment, the journal still keeps them apart.
 storage::ScopedFile claim(const storage::RunLayout& layout,
                           const wire::CoordinatorFile& file,

@@ -71,7 +71,7 @@ void choose(Recipe& recipe,
     // Where only the fewest boundaries leave room, k is chosen for those.
     if (chooses_boundaries) recipe.plan.keep_boundaries = "none";
     const std::vector<KChoice> choices = compare_k(recipe, model, tokens, limits, timer);
-    // Of the last stage's problems no k is to blame.
+    // No k is to blame for the last stage's problems.
     int fewest = choices.front().num_problems;
     for (const KChoice& choice : choices) fewest = std::min(fewest, choice.num_problems);
     double fastest = std::numeric_limits<double>::infinity();

@@ -19,7 +19,7 @@ constexpr double kGpuContextBytes = 1024.0 * 1024 * 1024;
 constexpr double kGpuHostBytes = 3.0 * 1024 * 1024 * 1024;
 // Assumed: NCCL's buffers and kernels on the GPU of a rank with others, 0.3 to 1 GB a communicator.
 constexpr double kNcclBytes = 512.0 * 1024 * 1024;
-// Of one logit in the cross-entropy: conversions, maximum, exponential, sum.
+// Operations of one logit in the cross-entropy: conversions, maximum, exponential, sum.
 constexpr double kLogitFlops = 200.0;
 // Rows of logits that the logits stage and an evaluation are planned with. Four times those that
 // exist at a time: fitted to peaks of SmolLM2, it covers what is computed from them too.
@@ -36,7 +36,7 @@ double bytes_of(const std::string& dtype, int automatic) {
 // worker/evaluate: all its columns, side by side.
 constexpr double kEvaluateGroup = storage::kEvaluateGroupBytes;
 constexpr double kColumns = storage::kMostEvaluateColumns;
-// Of a position in a tokens file: its id and two flags.
+// Bytes of a position in a tokens file: its id and two flags.
 constexpr double kTokenBytes = 6.0;
 
 // Journal, history, status and report of a small run.
@@ -234,7 +234,7 @@ double Costs::loaded_bytes(const RankShare& share, int ranks, bool on_gpu) const
 std::uint64_t Costs::finetune_memory(const RankShare& share,
                                      int ranks,
                                      const RankDevice& device) const {
-  // Of what a forward computes, what the backward reads.
+  // The share of what a forward computes that the backward reads.
   constexpr double kRead = 0.85;
   const double kept = activations_in_flight(share);
   const double activations = keeps_activations(share, ranks, device)

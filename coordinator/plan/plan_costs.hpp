@@ -42,11 +42,11 @@ class Costs {
                                             int layers,
                                             bool on_gpu) const;
   [[nodiscard]] std::uint64_t evaluate_memory(bool on_gpu) const;
-  // Of one of `ranks`.
+  // Bytes of one of `ranks`.
   [[nodiscard]] std::uint64_t finetune_memory(const RankShare& share,
                                               int ranks,
                                               const RankDevice& device) const;
-  // Of its host, where it computes on a GPU.
+  // Bytes of a process on its host, where it computes on a GPU.
   [[nodiscard]] std::uint64_t gpu_process_memory() const;
 
   // Disk, bytes.
@@ -65,7 +65,7 @@ class Costs {
   };
   [[nodiscard]] Disk disk() const;
 
-  // Of a token; attention at sequence length `seq_len`.
+  // Work of a token; attention at sequence length `seq_len`.
   [[nodiscard]] Work layer_forward(std::int64_t seq_len) const;   // the teacher's
   [[nodiscard]] Work layer_student() const;                       // its maps and hybrid attention
   [[nodiscard]] Work layer_transfer(std::int64_t seq_len) const;  // a step: both, and gradients
@@ -84,7 +84,8 @@ class Costs {
   [[nodiscard]] double rank_bytes(const RankShare& share) const;
   // What one rank of so many layers tells the others of a step, and hears.
   [[nodiscard]] double gradient_bytes(int layers) const;
-  // Of a micro-batch between two stages of the finetune: its residual stream, in the narrower of
+  // Bytes of a micro-batch between two stages of the finetune: its residual stream, in the narrower
+  // of
   // both dtypes, and the gradient of it.
   [[nodiscard]] double forward_message_bytes() const;
   [[nodiscard]] double backward_message_bytes() const;
@@ -105,7 +106,7 @@ class Costs {
   [[nodiscard]] double layer_activation_bytes(double tokens) const;
   [[nodiscard]] double forward_bytes(double tokens, bool on_gpu) const;
   [[nodiscard]] double activations_in_flight(const RankShare& share) const;  // of one layer each
-  // Of a rank of the finetune, but for activations.
+  // Bytes of a rank of the finetune, but for activations.
   [[nodiscard]] double loaded_bytes(const RankShare& share, int ranks, bool on_gpu) const;
   [[nodiscard]] double attention_training_bytes(double tokens) const;
 

@@ -54,7 +54,7 @@ std::vector<WorkerKind> workers_of_this_machine(int local_workers, bool on_gpus)
   kind.on_gpu = on_gpus;
   kind.host_memory_bytes = machine::usable_memory_bytes();
   kind.cores = static_cast<int>(std::max(1U, std::thread::hardware_concurrency()));
-  // Of a GPU nothing is known without its driver; each worker says what it has when it joins.
+  // Nothing is known of a GPU without its driver; each worker says what it has when it joins.
   if (!on_gpus) kind.speed = core_speed(machine::matrix_units());
   return {kind};
 }

@@ -78,7 +78,7 @@ class MemoryCheck {
       return fits_in(need(kind.on_gpu), room_of(kind, kind.workers_per_node).memory);
     });
   }
-  // Of the workers that have the most.
+  // The kind of workers that has the most memory.
   [[nodiscard]] const WorkerKind& largest() const {
     return *std::max_element(limits_.workers.begin(),
                              limits_.workers.end(),

@@ -14,7 +14,7 @@ using storage::ErrorKind;
 using storage::LayerRange;
 using storage::Mesh;
 
-// Of a GPU's memory, which nothing has measured and an allocator cuts into pieces: "auto" takes a
+// The share of a GPU's memory that a mesh may need. Nothing has measured it: "auto" takes a
 // mesh that needs more only where no other fits.
 constexpr double kComfortable = 0.9;
 
@@ -23,7 +23,7 @@ constexpr int kChunks[] = {1, 2, 3, 4, 6, 8};
 
 double divided(double count, double by) { return by > 0 ? count / by : 0.0; }
 
-// Of more micro-batches no order need be made: the pipeline is full, each further one takes what
+// No order need be made for more micro-batches: the pipeline is full, each further one takes what
 // the busiest stage does with it, and no more are in flight.
 int num_ordered(const Mesh& mesh, int num_micro_batches) {
   constexpr int kBeyondFull = 16;
@@ -197,7 +197,7 @@ std::string MeshPlanner::stage_text(const Mesh& mesh, int stage) const {
          text + ")";
 }
 
-// Of those that fit nothing.
+// The mesh whose largest stage needs least, where none fits.
 Mesh MeshPlanner::smallest() const {
   const bool on_gpu =
       std::ranges::any_of(limits_.workers, [](const WorkerKind& kind) { return kind.on_gpu; });

@@ -22,7 +22,8 @@ class MeshPlanner {
               const PlanTokens& tokens,
               const PlanLimits& limits);
 
-  // Of the recipe's ranks. "auto" without the memory of any worker: shortest_mesh(); without their
+  // The mesh of the recipe's ranks. "auto" without the memory of any worker: shortest_mesh();
+  // without their
   // speed the fewest stages that fit; where none fits, the mesh whose largest stage needs least.
   // Throws kUsage where the ranks can make no mesh of the model's layers.
   [[nodiscard]] MeshPlan plan() const;

@@ -131,7 +131,7 @@ class Times {
     return told(Stage::kEvaluate, all, taken, plan_.evaluate_memory_bytes);
   }
 
-  // Of one task.
+  // Seconds of one task.
   [[nodiscard]] double task(const TaskId& id, const WorkerKind& kind) const {
     switch (id.stage) {
       case Stage::kCapture: {
@@ -166,7 +166,7 @@ class Times {
     return std::max(1, count);
   }
 
-  // Of a worker: a GPU, or its threads.
+  // Seconds of a worker: a GPU, or its threads.
   [[nodiscard]] double worker_seconds(const WorkerKind& kind, const Work& work) const {
     return work.seconds(kind.speed) / kind.units(recipe_.workers.threads, kind.workers_per_node);
   }

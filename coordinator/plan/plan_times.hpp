@@ -14,7 +14,7 @@ namespace hedgerow::coordinator {
 
 class Costs;
 
-// Of every stage but the making of tokens. Seconds are 0 where no speed is known.
+// Estimates of every stage but the making of tokens. Seconds are 0 where no speed is known.
 [[nodiscard]] std::vector<StageEstimate> estimate_times(const Plan& plan,
                                                         const Costs& costs,
                                                         const storage::Recipe& recipe,
@@ -38,7 +38,7 @@ class Costs;
                                   const TaskId& task,
                                   std::size_t kind);
 
-// Of one stage's text, with Python's start.
+// Seconds for one stage's text, with Python's start.
 [[nodiscard]] double tokenizing_seconds(std::uint64_t text_bytes);
 
 }  // namespace hedgerow::coordinator

@@ -40,7 +40,7 @@ struct WorkerKind {
   std::string measured{};               // when and on what the speed was measured; empty: assumed
 
   [[nodiscard]] int workers() const { return nodes * workers_per_node; }
-  // Of one worker, where it computes.
+  // Memory of one worker, where it computes.
   [[nodiscard]] std::uint64_t worker_memory_bytes() const;
   // Cores of one of so many processes on a node, or its GPU. `threads`: as told; 0: its share.
   [[nodiscard]] double units(int threads, int processes_per_node) const;
@@ -59,10 +59,10 @@ struct RankDevice {
 // cores; on its GPUs if `on_gpus`. None without workers.
 [[nodiscard]] std::vector<WorkerKind> workers_of_this_machine(int local_workers, bool on_gpus);
 
-// Of [[nodes]], one worker a GPU, or workers.tasks_per_node a node without GPUs.
+// Workers of [[nodes]], one a GPU, or workers.tasks_per_node a node without GPUs.
 [[nodiscard]] std::vector<WorkerKind> workers_of(const storage::Cluster& cluster);
 
-// Of those that said hello: equal ones together. Each has its memory to itself.
+// Workers that said hello, equal ones together. Each has its memory to itself.
 [[nodiscard]] std::vector<WorkerKind> workers_of(const std::vector<wire::Hello>& hellos);
 
 // Where a worker has other memory than all of the cluster file's: a warning that names both

@@ -16,7 +16,7 @@
 
 namespace hedgerow::coordinator {
 
-// Of StageEstimate what can be measured.
+// What can be measured of a StageEstimate.
 struct PlannedStage {
   PlannedFor stage{};
   double seconds = 0.0;  // 0: no speed was known

@@ -25,7 +25,8 @@ constexpr seconds kDrainTimeout{60};
 constexpr seconds kStopTimeout{30};
 constexpr seconds kGracePeriod{3};
 constexpr seconds kPublishEvery{1};
-// Of the coordinator's time, what is shown takes one part in so many; but it is never so old that
+// Showing takes one part in so many of the coordinator's time; but what is shown is never so old
+// that
 // other hosts take the coordinator for dead.
 constexpr int kPublishingShare = 100;
 constexpr seconds kPublishAtLeastEvery{10};

@@ -39,7 +39,7 @@ class FinetuneStage {
   virtual std::string start(std::uint64_t token,
                             const std::string& student,
                             const std::string& endpoint) = 0;
-  // Of the ranks that were started; nullopt: none were yet.
+  // The token of the ranks that were started; nullopt: none were yet.
   [[nodiscard]] virtual std::optional<std::uint64_t> token() const = 0;
   // Their end, once.
   [[nodiscard]] virtual std::optional<StageEnd> poll(TimePoint now, const StageLease& lease) = 0;

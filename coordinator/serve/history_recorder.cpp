@@ -74,7 +74,7 @@ void copy_progress(const wire::Progress& progress, storage::HistoryAttempt& atte
   attempt.device_bytes = progress.peak_memory.device_bytes;
 }
 
-// Of a result, which is its worker's own and may hold anything.
+// A number of a result, which is its worker's own and may hold anything.
 template <typename Number>
 void copy_number(const nlohmann::json& result, const char* key, Number& number) {
   const auto found = result.find(key);

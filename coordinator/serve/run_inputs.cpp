@@ -14,7 +14,7 @@ using storage::FileRecord;
 
 constexpr const char* kWhatToDo = "; put the old one back, or start a new run directory";
 
-// Of tokens that were damaged, and not changed, the same come again.
+// Advice: tokens that were damaged, and not changed, come again the same.
 std::string what_to_do_about_tokens(const storage::RunLayout& layout) {
   const std::string run = " --run " + layout.root().string() + "'";
   return "; 'hedgerow check --repair" + run + " takes it away and 'hedgerow run" + run +

@@ -33,7 +33,7 @@ struct SimulationInput {
   // Seconds that a worker of workers[kind] takes for all of a pulled task; for finetune: the whole
   // stage over all its ranks, where `kind` is that of its first node.
   std::function<double(const TaskId& task, std::size_t kind)> task_seconds;
-  // Of that, what a worker that holds the block of its last task does not spend again. Null:
+  // The part of it that a worker that holds the block of its last task does not spend again. Null:
   // nothing.
   std::function<double(const TaskId& task, std::size_t kind)> load_seconds{};
   double checkpoint_seconds = 60.0;  // between two of a transfer or of finetune; 0: nothing is lost

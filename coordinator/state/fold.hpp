@@ -40,7 +40,8 @@ class StageTimes {
   Interval any_;
 };
 
-// Of what is shown of a run: a journal full of holes, or unknown peers, must not fill the screen.
+// Warnings that are shown of a run: a journal full of holes, or unknown peers, must not fill the
+// screen.
 inline constexpr std::size_t kMaxWarnings = 20;
 // Where there are too many the newest stay, behind a line that says so.
 void add_warning(std::vector<std::string>& warnings, const std::string& warning);

@@ -44,7 +44,7 @@ struct StateIndex {
   }
 };
 
-// Of a task's checkpoint and, while it is done, its files.
+// Bytes of a task's checkpoint and, while it is done, its files.
 [[nodiscard]] std::uint64_t stored_bytes(const TaskRecord& task);
 // Whether `task` belongs into `ready` and `troubled`; the counts are right already.
 void look_again(State& state, const TaskRecord& task);

@@ -39,9 +39,9 @@ struct TaskStatus {
   struct Steps {
     std::int64_t done = 0, all = 0;
   };
-  // Of the running attempt, or what the checkpoint holds that is left of the last one.
+  // Steps of the running attempt, or those in the checkpoint that is left of the last one.
   [[nodiscard]] Steps steps() const;
-  // Of the running attempt or, done, of the one that finished it; zeros: nobody measured.
+  // The peak of the running attempt or, done, of the one that finished it; zeros: nobody measured.
   [[nodiscard]] wire::PeakMemory peak_memory() const;
   // How often it had to be begun; going on after a stop that was asked for is the same try.
   [[nodiscard]] int tries() const;

@@ -17,7 +17,7 @@ struct LiveProgress {
   std::optional<Speed> speed{};
 };
 
-// Of the attempt under a fencing token; nullopt: it has not reported yet.
+// Progress of the attempt under a fencing token; nullopt: it has not reported yet.
 using ProgressOf = std::function<std::optional<LiveProgress>(std::uint64_t token)>;
 
 // What the journal does not tell of the work ahead. All of it may be unknown.

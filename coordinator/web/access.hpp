@@ -13,7 +13,8 @@
 
 namespace hedgerow::coordinator {
 
-// Of keys/http.secret where the run has keys, else of web.secret in the run directory (0600), which
+// The secret of keys/http.secret where the run has keys, else of web.secret in the run directory
+// (0600), which
 // is made if it is not there. Throws kUnavailable, kUsage (others may read it).
 [[nodiscard]] std::string web_secret(const storage::RunLayout& layout);
 

@@ -36,7 +36,7 @@ class Metrics {
 
 std::string stage_of(const std::string& task) { return task.substr(0, task.find('/')); }
 
-// Of a task that is done they stand in its result, which is the worker's own.
+// The steps of a task that is done stand in its result, which is the worker's own.
 double steps_behind(const TaskStatus& task) {
   if (task.state == "done" && task.result.is_object()) {
     const auto found = task.result.find("steps");

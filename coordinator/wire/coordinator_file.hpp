@@ -41,7 +41,7 @@ struct CoordinatorFile {
   ProcessId process;
   std::uint64_t term = 0;
   std::string endpoint;  // "tcp://127.0.0.1:40123"
-  // Of the coordinator, Z85: connections at the endpoint are encrypted. Empty: they are not.
+  // Key of the coordinator, Z85: connections at the endpoint are encrypted. Empty: they are not.
   std::string public_key{};
   std::string started_at;  // UTC, for people
   // Grows every kHeartbeatInterval: how another host tells a living coordinator from a dead one.
@@ -52,7 +52,7 @@ struct CoordinatorFile {
 // Processes of this host that its coordinator started and left behind: it is dead, they are not.
 [[nodiscard]] std::vector<ChildRecord> orphans_of(const CoordinatorFile& file);
 
-// Of an endpoint: 40123 of "tcp://127.0.0.1:40123"; 0 if it names none.
+// The port of an endpoint: 40123 of "tcp://127.0.0.1:40123"; 0 if it names none.
 [[nodiscard]] int port_of(const std::string& endpoint);
 
 [[nodiscard]] std::string this_host();

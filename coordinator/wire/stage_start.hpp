@@ -31,7 +31,8 @@ struct StageStart {
   std::string student{};   // of the run directory: "student/t12"
   std::string endpoint{};  // of the coordinator
   int threads = 0;         // of each rank; 0: it decides
-  // Of the ranks that asked: "2x4"; "auto": they decide. Absent from files of older builds.
+  // The mesh of the ranks that asked: "2x4"; "auto": they decide. Absent from files of older
+  // builds.
   std::string mesh = "auto";
   bool operator==(const StageStart&) const = default;
 };

@@ -35,7 +35,7 @@ struct TaskKindWord {
 struct Task {
   TaskKind kind = TaskKind::kCapture;
   std::uint64_t fencing_token = 0;
-  // Of capture and transfer. Their sequences are those of storage::CapturePlan.
+  // Capture, transfer: the block; their sequences are those of storage::CapturePlan.
   int block = -1;
   int first_layer = 0, num_layers = 0;
   // Capture: the shards of boundary block + 1 to write.

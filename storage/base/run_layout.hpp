@@ -58,11 +58,11 @@ class RunLayout {
     return root_ / "preparing.json";
   }
   [[nodiscard]] std::filesystem::path logs() const { return root_ / "logs"; }
-  // Of 'hedgerow keygen'; what is in it: coordinator/wire/run_keys.hpp.
+  // The keys that 'hedgerow keygen' makes; what is in it: coordinator/wire/run_keys.hpp.
   [[nodiscard]] std::filesystem::path keys_directory() const { return root_ / "keys"; }
   // Who knows it may see the run's page: coordinator/web/access.hpp.
   [[nodiscard]] std::filesystem::path web_secret_file() const { return root_ / "web.secret"; }
-  // Of 'hedgerow submit': job scripts, their logs, the recipe that the run begins with. The name
+  // What 'hedgerow submit' writes: job scripts, logs, the recipe that the run begins with. The name
   // alone is for scripts, to which the run is a variable, and for resolve().
   static constexpr const char* kSlurm = "slurm";
   [[nodiscard]] std::filesystem::path slurm_directory() const { return root_ / kSlurm; }

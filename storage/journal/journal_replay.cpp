@@ -33,7 +33,7 @@ struct Heads {
   }
 };
 
-// Of earlier terms, in the first record of each.
+// Seals of earlier terms, in the first record of each.
 constexpr std::size_t kSealsRepeated = 8;
 constexpr std::size_t kFirstRecordBytes = kMaxJournalLineBytes + 1;  // with its newline
 

@@ -65,7 +65,7 @@ constexpr std::array<ModuleName, 7> kModules{{{Slot::kQ, "self_attn", "q_proj"},
                                               {Slot::kUp, "mlp", "up_proj"},
                                               {Slot::kDown, "mlp", "down_proj"}}};
 
-// Of RMSNorm's weights behind or before attention and MLP.
+// Names of the norms before or behind attention and MLP.
 std::pair<const char*, const char*> norm_names(NormPlace place) {
   if (place == NormPlace::kBefore) return {"input_layernorm", "post_attention_layernorm"};
   return {"post_attention_layernorm", "post_feedforward_layernorm"};

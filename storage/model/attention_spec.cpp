@@ -37,7 +37,7 @@ bool draws_omega(FeatureMapStart start) {
   return start == FeatureMapStart::kGaussian || start == FeatureMapStart::kOrthogonalChi;
 }
 
-// Of a map without a projection: what its features are, given the head dimension.
+// The number of features of a map without a projection, given the head dimension.
 void check_features_of_head(const AttentionSpec& spec, int head_dim) {
   const bool series = spec.row().series;
   const std::int64_t expected = spec.features_of_head(head_dim);

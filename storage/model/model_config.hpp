@@ -46,7 +46,7 @@ struct ModelConfig {
   NormPlace norm_place = NormPlace::kBefore;
   QkNorm qk_norm = QkNorm::kNone;
   std::vector<int> layers_without_rope;  // ascending, as the next
-  // Of softmax, in these layers; see require_within_window().
+  // The softmax window of these layers; see require_within_window().
   std::optional<int> sliding_window;
   std::vector<int> sliding_layers;
   RopeConfig rope;
@@ -87,7 +87,7 @@ class ModelDirectory {
   static ModelDirectory open(const std::string& reference, Weights weights = Weights::kRequired);
   // Where that is, whatever it holds: what other programs are given. Throws kUsage.
   static std::filesystem::path locate(const std::string& reference);
-  // Of the form org/name; such a directory, where there is one, goes before the cache.
+  // Whether it has the form org/name; such a directory, where there is one, goes before the cache.
   [[nodiscard]] static bool is_hub_name(const std::string& reference);
   ModelDirectory(ModelDirectory&&) noexcept;
   ~ModelDirectory();
@@ -102,7 +102,8 @@ class ModelDirectory {
   [[nodiscard]] const std::vector<std::string>& unseen() const;
   // The weight file that holds a tensor, without its directory.
   [[nodiscard]] const std::string& file_of(const std::string& name) const;
-  // Of config.json and of all weight files' names, sizes and headers: identifies the teacher in
+  // Hash of config.json and of all weight files' names, sizes and headers: identifies the teacher
+  // in
   // artifacts.
   [[nodiscard]] std::string fingerprint() const;
 

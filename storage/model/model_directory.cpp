@@ -104,7 +104,7 @@ fs::path find_directory(const std::string& reference) {
   return snapshot_of(cache / folder, reference);
 }
 
-// Of all files, since most are read later: by the tokenizer, by an export.
+// Checks all files, since most are read later: by the tokenizer, by an export.
 void require_files(const fs::path& directory) {
   std::error_code error;  // what cannot be listed is said of the file that is missed
   for (const auto& entry : fs::directory_iterator(directory, error)) {

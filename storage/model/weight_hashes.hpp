@@ -84,7 +84,7 @@ void record_or_require_weights(const RunLayout& layout,
                                const ModelDirectory& model,
                                int layer_idx,
                                const Hash128& found);
-// Of all layers that were loaded so far. Throws kCorrupt naming a damaged file.
+// Hashes of all layers that were loaded so far. Throws kCorrupt naming a damaged file.
 [[nodiscard]] WeightHashes recorded_weights(const RunLayout& layout, int num_layers);
 
 }  // namespace hedgerow::storage

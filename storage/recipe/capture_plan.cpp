@@ -13,7 +13,7 @@ namespace {
 constexpr std::int64_t kBytesPerMib = 1 << 20;
 constexpr std::int64_t kShuffleWindow = 1024;  // sequences
 constexpr std::int64_t kFloat = 4;             // bytes
-// Of one file of logits that is computed from tokens.
+// Limits of one file of logits that is computed from tokens.
 constexpr std::int64_t kLogitsGroupBytes = std::int64_t{1} << 30;
 constexpr std::int64_t kSequencesPerLogits = 64;
 // The third word of the shuffle's random streams: the order of windows, then each window's own.

@@ -38,7 +38,7 @@ struct CapturePlan {
                                             std::int64_t tokens_num_sequences,
                                             std::int64_t hidden_size);
 
-// Of which sequences finetune learns from the teacher's logits, in their own numbering: the
+// The sequences of which finetune learns from the teacher's logits, in their own numbering: the
 // training sequences that it visits, then validation. Finetune draws its steps from these alone.
 struct LogitsPlan {
   // The finetune text is the transfer's: the sequences are those that were captured, numbered by
@@ -48,7 +48,8 @@ struct LogitsPlan {
   CapturePlan sequences;
 };
 
-// Of a recipe whose finetune.objective needs logits. `capture` is that of the run, tokens_* count
+// The plan of a recipe whose finetune.objective needs logits. `capture` is the run's, tokens_*
+// count
 // data.finetune's file. Throws kUsage when the tokens cannot serve the recipe.
 [[nodiscard]] LogitsPlan make_logits_plan(const Recipe& recipe,
                                           const CapturePlan& capture,
@@ -63,7 +64,7 @@ struct LogitsPlan {
                                                        const CapturePlan& plan,
                                                        std::int64_t step);
 
-// Of one position of a file of logits (storage/README.md "Logits").
+// Bytes of one position of a file of logits (storage/README.md "Logits").
 [[nodiscard]] constexpr std::int64_t logits_bytes(int top_k) { return 6 * std::int64_t{top_k} + 4; }
 
 }  // namespace hedgerow::storage

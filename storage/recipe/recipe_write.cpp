@@ -203,7 +203,8 @@ RecipeDifference difference(const Recipe& before, const Recipe& after) {
     const bool grows =
         was.name == "finetune.max_steps" && after.finetune.max_steps > before.finetune.max_steps;
     const bool is_spanned = schedule == "cosine" || schedule == "linear";
-    // Of a text of finetune's own, logits are captured of what the first number of steps visits.
+    // Where finetune has its own text, logits are captured of what the first number of steps
+    // visits.
     const bool limits_logits =
         before.finetune.learns_from_teacher() && !(before.data_finetune == before.data_transfer);
     std::string why;

@@ -32,7 +32,7 @@ struct Mesh {
 // "2x4": 2 pipelines of 4 stages; "2x4x3": of 3 ranges of layers each. nullopt: no mesh.
 [[nodiscard]] std::optional<Mesh> parse_mesh(std::string_view text);
 [[nodiscard]] std::string mesh_text(const Mesh& mesh);
-// Of so many ranks, with as few stages as give each pipeline a micro-batch of a step: what "auto"
+// A mesh of so many ranks, with as few stages as give each pipeline a micro-batch: what "auto"
 // means where no plan says better.
 [[nodiscard]] Mesh shortest_mesh(int ranks, int num_micro_batches);
 
@@ -54,7 +54,7 @@ struct LayerRange {
 // Throws kUsage when there are more ranges than layers.
 [[nodiscard]] std::vector<LayerRange> split_layers(const ModelConfig& model, const Mesh& mesh);
 
-// Of one stage, in the order of its chunks.
+// The ranges of one stage, in the order of its chunks.
 [[nodiscard]] std::vector<LayerRange> ranges_of_stage(const std::vector<LayerRange>& ranges,
                                                       const Mesh& mesh,
                                                       int stage);

@@ -18,10 +18,12 @@ struct PipelineOperation {
   bool operator==(const PipelineOperation&) const = default;
 };
 
-// Of each stage, in order. Of one range the micro-batches go forward in their order, and backward.
+// Operations of each stage, in order. The micro-batches of a range go forward, and backward, in
+// theirs.
 using PipelineOrder = std::vector<std::vector<PipelineOperation>>;
 
-// Of one pipeline of the mesh. Backward passes go first, since they give memory back: with one
+// The order of one pipeline of the mesh. Backward passes go first, since they give memory back:
+// with one
 // range a stage never holds more than pipeline - stage micro-batches. Without `trains`, forward
 // passes alone (a validation).
 [[nodiscard]] PipelineOrder pipeline_order(const Mesh& mesh, int num_micro_batches, bool trains);

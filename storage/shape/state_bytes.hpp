@@ -10,7 +10,7 @@
 
 namespace hedgerow::storage {
 
-// Of one layer.
+// The state of one layer, in bytes.
 struct LayerState {
   std::int64_t sinks = 0, ring = 0;
   std::int64_t recall = 0;  // keys, values and positions of the cache
@@ -19,7 +19,7 @@ struct LayerState {
 };
 [[nodiscard]] LayerState layer_state(const AttentionSpec& spec, const ModelConfig& model);
 
-// Of all layers; those of `num_softmax_layers` keep the keys and values of all `tokens`.
+// Bytes of all layers; those of `num_softmax_layers` keep the keys and values of all `tokens`.
 [[nodiscard]] std::int64_t state_bytes(const AttentionSpec& spec,
                                        const ModelConfig& model,
                                        int num_softmax_layers,

@@ -35,7 +35,8 @@ Hash128 chunk_hash(const ShardInfo& info, std::int64_t index, std::span<const st
   return hasher.digest();
 }
 
-// Of every byte outside the chunks: header (with zeros for its own digits), HDF5's metadata, the
+// Hash of every byte outside the chunks: header (with zeros for its own digits), HDF5's metadata,
+// the
 // table of chunk hashes.
 Hash128 root_hash(const File& file, ShardHeader header) {
   header.root_hash = {};

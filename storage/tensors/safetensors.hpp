@@ -44,7 +44,7 @@ class SafetensorsFile {
   [[nodiscard]] const std::map<std::string, TensorView>& tensors() const;
   [[nodiscard]] const TensorView& at(
       const std::string& name) const;  // Throws kNotFound naming file and tensor
-  // Of element types that are not read, by name: "'F8_E4M3'", ... Not among tensors().
+  // Tensors of element types that are not read, by name: "'F8_E4M3'", ... Not among tensors().
   [[nodiscard]] const std::map<std::string, std::string>& unread() const;
   [[nodiscard]] const std::map<std::string, std::string>& metadata() const;  // "__metadata__"
   [[nodiscard]] std::span<const std::byte> header()

@@ -51,7 +51,7 @@ struct Options {
   int repeats = 9;
   bench::BenchDtype dtype = bench::BenchDtype::kBfloat16;
 
-  // Of the maps alone, for what has no other gradients or none at all.
+  // Options of the maps alone, for what has no other gradients or none at all.
   [[nodiscard]] Options of_maps() const {
     Options options = *this;
     options.gradients = "maps";

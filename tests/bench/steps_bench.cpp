@@ -86,7 +86,7 @@ struct Bench {
     recipe.finetune.objective = given.objective;
   }
 
-  // Of a model deeper than the one on disk, that one's layers again.
+  // A model deeper than the one on disk has that one's layers again.
   worker::LayerWeights load_layer(int i) const {
     return worker::load_layer(model, i % model.config().num_hidden_layers, dtype, device);
   }

@@ -44,9 +44,10 @@ struct Scenario {
   int reseeds = 0;          // retries_with_new_seed
   int local_workers = 2;    // that the coordinator starts on its own host
   int elastic_workers = 0;  // that come and go by themselves
-  // Of a message.
+  // Probabilities of a message.
   double lost = 0.0, doubled = 0.0, delayed = 0.0;
-  // Of everything else: one fault every so often until `chaos_ends`, of the kinds in `faults`. Then
+  // Faults of everything else: one every so often until `chaos_ends`, of the kinds in `faults`.
+  // Then
   // the world is kind, and the run must end in time.
   milliseconds between_faults{20'000}, chaos_ends{0}, must_end_within{4 * 3600 * 1000};
   std::uint64_t faults = ~std::uint64_t{0};

@@ -13,7 +13,7 @@ namespace hedgerow::simulator {
 
 // What a file holds; equal in every run whatever happened on the way.
 [[nodiscard]] std::uint64_t shard_value(int boundary, int shard);
-// Of a piece of logits: before its inputs, and with those that the geometry gives it.
+// Values of a piece of logits: before its inputs, and with those that the geometry gives it.
 [[nodiscard]] std::uint64_t logits_start(int piece);
 [[nodiscard]] std::uint64_t logits_value(const coordinator::Geometry& geometry, int piece);
 [[nodiscard]] std::uint64_t artifact_value(int block,

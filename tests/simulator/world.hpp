@@ -43,7 +43,7 @@ class World {
   void log_to(std::FILE* stream);
   void run();
   [[nodiscard]] const Coverage& coverage() const { return coverage_; }
-  // Of everything that happened, in order: equal for equal seeds.
+  // Hash of everything that happened, in order: equal for equal seeds.
   [[nodiscard]] std::uint64_t trace_hash() const { return trace_; }
 
  private:

@@ -43,7 +43,7 @@ class CoordinatorClient {
   CoordinatorClient(const CoordinatorClient&) = delete;
   CoordinatorClient& operator=(const CoordinatorClient&) = delete;
 
-  // Of the run that this worker works on, as in the options.
+  // The layout of the run that this worker works on, as in the options.
   [[nodiscard]] const storage::RunLayout& layout() const;
 
   // The next task as granted (task_inputs.hpp completes it); nullopt: stop. Blocks. `held_block`:

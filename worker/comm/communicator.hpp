@@ -54,7 +54,7 @@ class Communicator {
   // All ranks' bytes in rank order, on every rank; bytes.size() equal on all.
   virtual std::vector<std::byte> all_gather(std::span<const std::byte> bytes) = 0;
   virtual void barrier() = 0;
-  // Of each call of this rank.
+  // The deadline of each call of this rank.
   [[nodiscard]] virtual std::chrono::milliseconds deadline() const = 0;
   // From now on, for this rank's own calls; returns the deadline before.
   virtual std::chrono::milliseconds set_deadline(std::chrono::milliseconds deadline) = 0;
@@ -116,7 +116,7 @@ class DeadlineScope {
 };
 
 inline constexpr int kMaxTag = 9999;
-// Of groups' collectives; nobody else uses it.
+// The tag of groups' collectives; nobody else uses it.
 inline constexpr int kFirstGroupTag = kMaxTag - 1;
 
 // Initialises MPI (MPI_THREAD_MULTIPLE) on first use; finalises in the destructor of the last one,

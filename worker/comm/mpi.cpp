@@ -140,7 +140,7 @@ class MpiCommunicator final : public PointToPointCommunicator {
     MPI_Comm_free(&comm_);
   }
 
-  // Of a message, in parts, because MPI counts are int. An empty message still travels: it is an
+  // A message in parts, because MPI counts are int. An empty message still travels: it is an
   // order of events. The buffer is our own: when the deadline passes the library still holds the
   // requests, and may write long after a caller's memory is gone.
   struct Transfer {

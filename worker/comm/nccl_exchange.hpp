@@ -11,9 +11,9 @@
 
 namespace hedgerow::worker::nccl {
 
-// Of the library that is loaded, as 22809 for 2.28.9; 0: this build has none.
+// The version of the library that is loaded, as 22809 for 2.28.9; 0: this build has none.
 [[nodiscard]] int version();
-// Of the header that this was compiled with; 0: this build has none.
+// The version of the header that this was compiled with; 0: this build has none.
 [[nodiscard]] int built_version();
 
 struct Gpu {

@@ -73,7 +73,7 @@ at::ScalarType compute_dtype_of(const std::string& word,
   return dtype;
 }
 
-// Of a rank that does not print.
+// The observer of a rank that does not print.
 struct Silent final : GenerationObserver {
   void on_row(std::int64_t /*row*/, const std::vector<std::int64_t>& /*ids*/) override {}
 };

@@ -29,7 +29,7 @@ void make_deterministic() {
 // Until then it has no devices, and every question about one throws.
 bool allocator_is_initialized() { return c10::cuda::CUDACachingAllocator::get()->initialized(); }
 
-// Of all pools.
+// Sums over all pools.
 struct Stats {
   c10::CachingAllocator::Stat allocated, reserved;
 };

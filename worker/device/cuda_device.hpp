@@ -30,7 +30,7 @@ struct Memory {
 [[nodiscard]] Memory memory(const at::Device& device);  // asks the driver
 // Where the device sits in its host: two processes with the same one share its memory.
 [[nodiscard]] std::uint64_t slot(const at::Device& device);
-// Of tensors and of the reserve, bytes, since reset_peaks.
+// Largest bytes of tensors and of the reserve since reset_peaks.
 struct Peaks {
   std::uint64_t allocated = 0, reserved = 0;
 };

@@ -22,7 +22,8 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-// Of logits the teacher's, its probabilities, a column's and their difference lie side by side.
+// Four lie side by side: the teacher's logits, its probabilities, a column's logits, their
+// difference.
 using storage::kLogitRows;
 static_assert(kNumColumns == storage::kMostEvaluateColumns, "as the plan counts them");
 
@@ -269,7 +270,7 @@ class Evaluator {
     return found ? &*found : nullptr;
   }
 
-  // Of one layer alone: those of all would grow with the model.
+  // The maps of one layer alone: those of all would grow with the model.
   [[nodiscard]] std::optional<kernels::HybridParameters> maps_on_device(int layer) const {
     if (parameters(layer) == nullptr) return std::nullopt;
     kernels::HybridParameters maps = *parameters(layer);

@@ -23,7 +23,7 @@ struct Control {
   storage::AttentionSpec attention;  // the student's
   std::set<int> softmax_layers{};
 };
-// Of a recipe's student; nullopt: it has no window.
+// The control of a recipe's student; nullopt: it has no window.
 [[nodiscard]] std::optional<Control> control_of(const storage::Recipe& recipe);
 
 struct LayerError {

@@ -156,7 +156,7 @@ class Finetune {
     return student;
   }
 
-  // Of an objective that needs them.
+  // The logits of an objective that needs them.
   static std::optional<LogitsReader> logits_of(RunContext& run, const wire::Task& task) {
     if (!run.recipe().finetune.learns_from_teacher()) return std::nullopt;
     return LogitsReader(run.layout(),
@@ -185,7 +185,7 @@ class Finetune {
   }
 
  private:
-  // Of whole steps: what the abandoned one has summed up is in no parameter yet. With several
+  // Keeps whole steps: what the abandoned one has summed up is in no parameter yet. With several
   // stages no rank has the whole state, and the last checkpoint must do.
   TaskResult abandon_step() {
     communicator_.abandon();
@@ -195,7 +195,7 @@ class Finetune {
   }
 
   TaskResult train_to_the_end() {
-    // Of the untouched student, or what a stop cut off.
+    // The validation of the untouched student, or the one that a stop cut off.
     validate_if_due();
     while (!rules_.is_over(step())) {
       if (everyone_stops()) {

@@ -55,7 +55,7 @@ class LossHead {
       const std::function<void()>& check_cancelled = [] {}) const;
 
  private:
-  // Of the rows of targets from `begin` on.
+  // The loss of the rows of targets from `begin` on.
   [[nodiscard]] TeacherLoss loss_of(const Targets& targets,
                                     std::int64_t begin,
                                     const at::Tensor& logits,

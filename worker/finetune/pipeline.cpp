@@ -16,7 +16,7 @@ using storage::PipelineOperation;
 constexpr int kForwardTag = 1000;
 constexpr int kBackwardTag = 2000;
 
-// Of operations to come, so many have their receives under way: the next one's input arrives while
+// So many operations to come have their receives under way: the next one's input arrives while
 // this one computes.
 constexpr std::size_t kAhead = 2;
 
@@ -85,7 +85,7 @@ void Pipeline::run(int num_micro_batches, bool trains, const PipelinePasses& pas
   incoming_.clear();
   incoming_.resize(operations.size());
   std::size_t num_expected = 0;
-  // Of the last range, from the end of its forward pass.
+  // Losses of the last range, from the end of its forward pass.
   std::vector<at::Tensor> losses(static_cast<std::size_t>(num_micro_batches));
   for (std::size_t i = 0; i < operations.size(); ++i) {
     for (; num_expected < std::min(i + kAhead, operations.size()); ++num_expected) {

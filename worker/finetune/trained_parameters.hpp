@@ -71,14 +71,14 @@ class TrainedParameters {
   // Values and moments by name: "<name>", "<name>.exp_avg", "<name>.exp_avg_sq", and "<name>.best"
   // once there is a best; state: "step".
   [[nodiscard]] storage::Checkpoint checkpoint() const;
-  // Of this rank's layers. Throws kCorrupt naming a missing or misshaped tensor.
+  // Restores this rank's layers. Throws kCorrupt naming a missing or misshaped tensor.
   void restore(const storage::Checkpoint& checkpoint);
 
  private:
   [[nodiscard]] at::Tensor best_values() const {
     return (best_.defined() ? best_ : values_).to(at::kCPU);
   }
-  // Of a flat vector: the squares of each layer's (and, behind the last one, of what lies outside
+  // Sums of a flat vector's squares for each layer (and, behind the last one, for what lies outside
   // the layers), by group [layers + 1, groups].
   [[nodiscard]] std::vector<double> squares(const at::Tensor& flat) const;
 

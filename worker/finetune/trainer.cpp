@@ -86,7 +86,7 @@ std::vector<int> ranks_of_stage(const storage::Mesh& mesh, int rank) {
   return ranks;
 }
 
-// Of a GPU that several ranks compute on, each has its share. Collective.
+// Each of several ranks on one GPU has its share of it. Collective.
 std::int64_t activation_budget(const at::Device& device, Communicator& communicator) {
   const bool on_gpu = device.is_cuda();
   struct Place {

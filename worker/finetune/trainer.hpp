@@ -86,19 +86,19 @@ class FinetuneTrainer {
     double loss = 0.0;  // mean over the step's positions that count, before the update
     TrainedParameters::StepNorms norms;
     std::int64_t tokens = 0;  // of all ranks
-    // Of a mesh with several stages: how long a stage of this pipeline waited for others' passes,
+    // In a mesh with several stages: how long a stage of this pipeline waited for others' passes,
     // the mean over them, and what they sent each other.
     double idle_seconds = 0.0;
     std::int64_t bytes_between_stages = 0;
   };
   // Collective. The next step after parameters().num_steps().
   StepResult step();
-  // Of the steps to come; before the first call it is finetune.learning_rate.
+  // The rate of the steps to come; before the first call it is finetune.learning_rate.
   void set_learning_rate(double learning_rate) { options_.finetune.learning_rate = learning_rate; }
   // Collective. Over the validation sequences; zeros when there are none.
   Validation validate();
 
-  // Of this rank's layers.
+  // The parameters of this rank's layers.
   [[nodiscard]] TrainedParameters& parameters() { return parameters_; }
   // The loss sum of one micro-batch; its gradient times `scale` goes to `gradient`
   // [parameters().size()] fp32, on the layers' device. Collective over a pipeline; its last stage

@@ -23,10 +23,11 @@ class ValidationRules {
   bool update(std::int64_t num_steps, const Validation& validation);
   // Whether no step follows `num_steps` others.
   [[nodiscard]] bool is_over(std::int64_t num_steps) const;
-  // Of the step that follows `num_steps` others.
+  // The rate of the step that follows `num_steps` others.
   [[nodiscard]] double learning_rate(std::int64_t num_steps) const;
 
-  // Of the task's result: best_step with its validation_loss, _cross_entropy, _perplexity and, with
+  // Fields of the task's result: best_step with its validation_loss, _cross_entropy, _perplexity
+  // and, with
   // a teacher, _kl; last_validation_loss; where it is true, stopped_early. Nothing without a
   // validation.
   [[nodiscard]] nlohmann::json result() const;

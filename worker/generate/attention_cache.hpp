@@ -21,7 +21,7 @@ struct KvCache {
 
 class AttentionCache {
  public:
-  // Of one row's prompt: k and v [1, G, T, D]. parameters nullopt: softmax.
+  // The cache of one row's prompt: k and v [1, G, T, D]. parameters nullopt: softmax.
   AttentionCache(const Qkv& prompt,
                  const std::optional<kernels::HybridParameters>& parameters,
                  const kernels::HybridOptions& options);

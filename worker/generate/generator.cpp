@@ -190,7 +190,7 @@ at::Tensor Generator::prefill(const std::vector<std::int64_t>& prompt,
   return {};
 }
 
-// Of the rows' tokens at their positions [B], on the device.
+// Runs the layers over the rows' tokens at their positions [B], on the device.
 at::Tensor Generator::run_layers(const at::Tensor& embedded_rows,
                                  const at::Tensor& positions,
                                  std::vector<AttentionCache>& caches) {

@@ -92,7 +92,7 @@ class Generator {
            const GenerateOptions& options,
            GenerationObserver& observer);
 
-  // Of this rank's caches after the last run's last step: what constant memory means.
+  // Bytes of this rank's caches after the last run's last step: what constant memory means.
   [[nodiscard]] std::int64_t cache_bytes() const { return cache_bytes_; }
 
  private:
@@ -110,9 +110,9 @@ class Generator {
   at::Tensor run_layers(const at::Tensor& hidden,
                         const at::Tensor& positions,
                         std::vector<AttentionCache>& caches);
-  // Of a batch that has kept its rows for some steps.
+  // Whether the batch has kept its rows for some steps.
   [[nodiscard]] bool can_record(const Batch& batch) const;
-  // Of one rank to the next and back.
+  // Hidden states and tokens of one rank to the next and back.
   [[nodiscard]] at::Tensor received(std::int64_t num_rows) const;
   void hand_on(const at::Tensor& hidden);
   void share(std::vector<std::int64_t>& tokens);

@@ -18,7 +18,8 @@ struct TopLogits {
   at::Tensor log_rest;           // fp32 [n]; -inf where K is the whole vocabulary
 };
 
-// Of logits [n, V] fp32, K in 1..V. Equal logits: the lower id first. On the CPU a threshold from
+// The K largest of logits [n, V] fp32, K in 1..V. Equal logits: the lower id first. On the CPU a
+// threshold from
 // the maxima of groups of logits leaves few to sort.
 [[nodiscard]] TopLogits top_logits(const at::Tensor& logits, int top_k);
 

@@ -24,7 +24,7 @@ struct AttentionPath {
   at::Device device = at::kCPU;
   at::ScalarType dtype = at::kFloat;  // of q, k and v
   std::int64_t num_attention_heads = 0, num_key_value_heads = 0, head_dim = 0;
-  // Of a layer with maps; null: softmax attention alone. The tensors may lie on another device.
+  // Parameters of a layer with maps; null: softmax attention alone. They may lie on another device.
   const kernels::HybridParameters* parameters = nullptr;
   kernels::HybridOptions options{};
   double linear_factor = 0.0, xent_factor = 0.0;  // of a transfer

@@ -19,7 +19,7 @@ using storage::Error;
 using storage::ErrorKind;
 
 constexpr std::size_t kMaxConfigBytes = 1U << 20;
-// Of PEFT 0.21, whatever their value: they say where the adapter comes from, how its matrices
+// Keys of PEFT 0.21, whatever their value: they say where the adapter comes from, how its matrices
 // began, or belong to a feature that another key turns on.
 constexpr std::array kHarmless = {
     "auto_mapping",

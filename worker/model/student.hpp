@@ -21,7 +21,7 @@ struct Student {
   kernels::HybridOptions options;
   // By layer; nullopt: the layer keeps its softmax attention. Without tensors: another rank has it.
   std::vector<std::optional<kernels::HybridParameters>> layers{};
-  // Of the teacher that it was trained on; empty: of one that was assembled before they were kept.
+  // Hashes of the teacher that it was trained on; empty: it was assembled before they were kept.
   storage::WeightHashes teacher_weights{};
   std::string name{};  // of its description, for messages
 

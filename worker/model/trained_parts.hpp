@@ -36,7 +36,8 @@ struct TrainedPart {
 
 using TrainedTensors = std::map<std::string, at::Tensor>;  // by name, fp32
 
-// Of an adapter's directory; empty: it has no such file. What belongs to a layer that `has`, if it
+// The tensors of an adapter's directory; empty: it has no such file. What belongs to a layer that
+// `has`, if it
 // is given, does not name is left out. Throws kCorrupt naming a norm that `config` lacks or that
 // has another shape; maps are checked by put_in_place(Student&).
 [[nodiscard]] TrainedTensors load_trained(const std::filesystem::path& directory,

@@ -39,7 +39,7 @@ class RunContext {
   // Loaded and verified on first use. Throws kCorrupt, kNotFound, kUsage.
   const storage::TokenSequences& tokens(const storage::TokensOf& of);
   storage::CapturePlan capture_plan();
-  // Of finetune's text, where its objective needs the teacher's logits.
+  // The plan for finetune's text, where its objective needs the teacher's logits.
   storage::LogitsPlan logits_plan();
   const at::Tensor& embedding();
   // For whoever loads weights of the run's model: they are those that the run began with, or it

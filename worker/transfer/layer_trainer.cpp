@@ -103,7 +103,7 @@ void LayerTrainer::create_parameters(const storage::ModelConfig& config, const a
   const auto add_map = [&](const std::string& prefix, std::int64_t num_maps) {
     kernels::FeatureMapWeights map;
     if (spec.has_projection()) {
-      // Of a kv head: the map of the first query head that it serves.
+      // A kv head has the map of the first query head that it serves.
       const at::Tensor own = start.slice(0, 0, heads, heads / num_maps).contiguous();
       map.layer = add(prefix + "mlp.layer", own, spec.train_feature_map);
     }
@@ -216,7 +216,7 @@ const LayerMetrics& LayerTrainer::finish_validation(std::int64_t step) {
   }
   metrics.gradient_norm = gradient_norm_;
   metrics.learning_rate = learning_rate_;
-  // Of the teacher's q, k and v alone: whenever it is measured, it is the same.
+  // It depends on the teacher's q, k and v alone: whenever it is measured, it is the same.
   if (needs_control() && sums_.elements > 0)
     control_mse_ = sums_.control_squared_error / static_cast<double>(sums_.elements);
   metrics.control_mse = control_mse_;
@@ -317,7 +317,7 @@ nlohmann::json LayerTrainer::result() const {
     metrics.relative_mse *= control_mse_ / trained_mse;
     metrics.mse = control_mse_;
     metrics.linear_share = 0.0;
-    // Of the mean, not the mean of each row's: the rows are gone.
+    // The share of the mean, not the mean of each row's share: the rows are gone.
     const double kept = metrics.window_share + metrics.sink_share;
     if (kept > 0.0) {
       metrics.window_share /= kept;

@@ -81,7 +81,8 @@ class Transfer {
     write_attention_maps();
   }
 
-  // Of those layers of the model at 0, 1/4, 1/2 and 3/4 of its depth, and of the last, that this
+  // Maps of the layers at 0, 1/4, 1/2 and 3/4 of the model's depth, and of the last, of those that
+  // this
   // block trains.
   void write_attention_maps() {
     const int num_layers = run_.config().num_hidden_layers;
@@ -171,7 +172,7 @@ class Transfer {
                  .check_cancelled = [this] { stop_if_told(context_); }});
   }
 
-  // Of whole steps: what a partial step has seen is seen again.
+  // Tokens of whole steps: what a partial step has seen is seen again.
   [[nodiscard]] std::int64_t tokens_trained() const {
     return step_ * transfer_.sequences_per_step *
            run_.tokens(storage::DataStage::kTransfer).seq_len;

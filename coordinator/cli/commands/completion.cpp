@@ -11,7 +11,7 @@ namespace {
 
 bool takes_value(const CLI::Option& option) { return option.get_items_expected_max() > 0; }
 
-// Of one_of(), separated by spaces; empty where people choose the word themselves.
+// The words of one_of(), separated by spaces; empty where people choose the word themselves.
 std::string choices_of(const CLI::Option& option) {
   const std::string type = option.get_type_name();
   if (!takes_value(option) || type.find_first_of("abcdefghijklmnopqrstuvwxyz") != 0) return "";

@@ -126,7 +126,7 @@ void print_choices(const std::vector<KChoice>& choices, int chosen, Terminal& te
   for (const std::string& row : table.render(terminal.answer_width())) terminal.print(row);
 }
 
-// Of several courses that failures may take: the middle one, and the longest.
+// Two of several courses that failures may take: the middle one, and the longest.
 struct Simulated {
   Simulation typical, worst;
   int courses = 1;

@@ -89,7 +89,7 @@ struct NetworkFacts {
 // gives the worst that they found of each check. Elsewhere nothing.
 [[nodiscard]] std::vector<Finding> examine_nodes(Terminal& terminal,
                                                  const std::filesystem::path& directory);
-// Of the JSON reports of several doctors: the worst finding of each check.
+// The worst finding of each check, from the JSON reports of several doctors.
 [[nodiscard]] std::vector<Finding> worst_of_each(const std::vector<std::string>& reports);
 
 struct PeerOptions {

@@ -79,7 +79,7 @@ Outcome look_at_locks(const Scratch& scratch, const MachineFacts& facts) {
   return {Level::kFail, "flock is refused"};
 }
 
-// Of those that go with the machine or the container; magic numbers of statfs(2).
+// Finds file systems that go with the machine or the container, by the magic numbers of statfs(2).
 Outcome look_at_file_system(const fs::path& directory) {
   constexpr std::uint64_t kTmpfs = 0x01021994, kOverlay = 0x794C7630;
   struct statfs status {};

@@ -152,7 +152,7 @@ std::string loading_text(const std::string& name, const std::string& compute_dty
                     ", in which the run itself evaluated the model; `dtype=` takes another.\n");
 }
 
-// Of "models/teacher/" too.
+// The last part of the path, of "models/teacher/" too.
 std::string own_name(const fs::path& directory) {
   const fs::path whole = fs::absolute(directory).lexically_normal();
   return (whole.has_filename() ? whole : whole.parent_path()).filename().string();

@@ -183,7 +183,8 @@ std::string last_line(std::string text) {
   return text;
 }
 
-// Of several ranks the cause: what stands behind it, mpirun's own lines too, follows from it.
+// The cause where several ranks end: what stands behind it, mpirun's own lines too, follows from
+// it.
 std::string reason_in(const std::string& text) {
   if (const std::string lost = line_with(text, kLostRank); !lost.empty()) return lost;
   if (const std::string failed = line_with(text, kFailedRank); !failed.empty())

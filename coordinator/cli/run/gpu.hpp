@@ -42,7 +42,7 @@ struct MachineGpus {
     std::optional<int> workers,
     const MachineGpus& machine = gpus_of_this_machine());
 
-// Of GPUs that no local worker will use; empty: none stands idle.
+// A warning of GPUs that no local worker will use; empty: none stands idle.
 [[nodiscard]] std::string idle_gpus_warning(const storage::Recipe& recipe,
                                             int local_workers,
                                             const MachineGpus& machine);

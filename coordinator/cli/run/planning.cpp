@@ -48,7 +48,7 @@ TokensInfo expected_evaluation(const DataSection& data) {
   return {0, data.validation_sequences > 0 ? data.validation_sequences : all, data.seq_len};
 }
 
-// Of text, after unpacking; 0 where it is missing (check_sources names it) or comes as tokens.
+// Bytes of text after unpacking; 0 where it is missing (check_sources names it) or comes as tokens.
 std::uint64_t unpacked_bytes(const storage::DataSource& source) {
   constexpr std::uint64_t kGzipRatio = 3;  // of English
   std::error_code missing;
@@ -118,7 +118,7 @@ std::vector<std::string> check_sources(const Recipe& recipe,
   return missing;
 }
 
-// Of the weight files that were not there; empty if all were.
+// A line about the weight files that were not there; empty if all were.
 std::string unseen_text(const storage::ModelDirectory& model) {
   const std::vector<std::string>& files = model.unseen();
   if (files.empty()) return "";

@@ -46,7 +46,7 @@ std::string domain_text(const json& text) {
   return text.value("in_domain", false) ? "in domain" : "not in domain";
 }
 
-// Of the first of these subjects that has one; else empty.
+// The evaluation of the first of these subjects that has one; else empty.
 json last_evaluation(const RunStatus& status, std::initializer_list<const char*> subjects) {
   for (const char* subject : subjects) {
     const TaskStatus* task = status.task(std::string("evaluate/") + subject);

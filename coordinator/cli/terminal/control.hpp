@@ -16,7 +16,7 @@ namespace hedgerow::coordinator::cli {
 // The texts of an evaluation, one a row with the section's own split first: whether it is in
 // domain, perplexities and the gap closed. None: it has no named texts.
 [[nodiscard]] std::vector<std::string> text_lines(const nlohmann::json& evaluation, int width);
-// Of a run's last evaluation.
+// A line for each text of a run's last evaluation.
 [[nodiscard]] std::vector<std::string> text_lines(const RunStatus& status, int width);
 
 // The window of an evaluation's column equal_window, which has the student's bytes; 0: it has none.

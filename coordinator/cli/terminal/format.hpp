@@ -14,7 +14,7 @@
 
 namespace hedgerow::coordinator::cli {
 
-// Of lines that no terminal shows, which are neither wrapped nor cut.
+// The width of lines that no terminal shows, which are neither wrapped nor cut.
 inline constexpr int kUnlimitedWidth = 1'000'000;
 inline constexpr std::size_t kUnlimitedRows = 1'000'000;
 

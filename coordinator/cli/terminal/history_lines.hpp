@@ -27,7 +27,7 @@ namespace hedgerow::coordinator::cli {
 // Relative MSE from the first validation to the last, in at most `width` characters; empty: there
 // is none.
 [[nodiscard]] std::string sparkline(const storage::History& history, int layer, int width);
-// Of layers `first` and on, one character each, by their last validation.
+// Layers `first` and on, one character each, by their last validation.
 [[nodiscard]] std::string heat_line(const storage::History& history, int first, int count);
 
 // Each layer with its errors and its sparkline, a row a layer.

@@ -14,7 +14,8 @@
 
 namespace hedgerow::coordinator::cli {
 
-// Of every JSON document that hedgerow prints; grows when a field changes its meaning or goes, not
+// The schema of every JSON document that hedgerow prints; grows when a field changes its meaning or
+// goes, not
 // when one joins.
 inline constexpr int kJsonSchema = 1;
 
@@ -33,7 +34,7 @@ class Terminal {
   [[nodiscard]] const TerminalOptions& options() const { return options_; }
   [[nodiscard]] Console& console() { return console_; }
   [[nodiscard]] int width() const { return console_.width(); }
-  // Of the answer: a file or a pipe has no last column.
+  // The width of the answer: a file or a pipe has no last column.
   [[nodiscard]] int answer_width() const {
     return console_.out_is_tty() ? console_.width() : kUnlimitedWidth;
   }

@@ -37,7 +37,7 @@ std::string steps_text(const TaskStatus& task) {
   return std::to_string(steps.done) + "/" + std::to_string(steps.all);
 }
 
-// Of the GPU, else of the process.
+// Memory of the GPU, else of the process.
 std::string memory_text(const TaskStatus& task) {
   const wire::PeakMemory peak = task.peak_memory();
   const std::uint64_t bytes = peak.device_bytes > 0 ? peak.device_bytes : peak.host_bytes;
@@ -74,12 +74,12 @@ std::string speed_text(const Speed& speed, Stage stage) {
   return (seconds < 100.0 ? number_text(seconds, 3) : duration_text(seconds)) + " s/step";
 }
 
-// Of the task that it has; nullopt: none.
+// The stage of the task that it has; nullopt: none.
 std::optional<Stage> stage_of(const WorkerStatus& worker) {
   return wire::task_kind_from(worker.task.substr(0, worker.task.find('/')));
 }
 
-// Of one worker, on the average of those that are at this stage; empty: of none it is known.
+// Speed of one worker, on the average of those that are at this stage; empty: of none it is known.
 std::string mean_speed_text(const RunStatus& status, Stage stage) {
   Speed mean;
   int count = 0;
@@ -148,7 +148,7 @@ std::string stopping_text(const RunStatus& status) {
   return stages.empty() ? "stopping" : "stopping: waiting for a checkpoint of " + stages;
 }
 
-// Of an evaluation; nullptr: it has none.
+// The control of an evaluation; nullptr: it has none.
 const nlohmann::json* control_of(const nlohmann::json& result) {
   const auto columns = result.find("columns");
   if (columns == result.end() || !columns->is_object()) return nullptr;
@@ -261,7 +261,7 @@ std::string status_line(const RunStatus& status, int width, const storage::Histo
   if (status.fraction) fields.push_back({" | ", "total " + percent(*status.fraction), 9});
   if (status.elapsed_seconds > 0.0) fields.push_back({" | ", elapsed_text(status), 6});
   if (status.eta_seconds) eta = *status.eta_seconds;
-  // Of one stage it is no answer where the whole is known.
+  // The time of one stage is no answer where the whole is known.
   else if (status.fraction)
     eta = 0.0;
   if (!status.is_stopping && (eta > 0.0 || (is_running && status.state == "running")))
@@ -548,7 +548,7 @@ std::vector<std::string> loss_lines(const RunStatus& status, int width) {
 std::vector<std::string> warning_lines(const RunStatus& status, int width) {
   std::vector<std::string> lines;
   std::vector<std::string> warnings = status.warnings;
-  // Of a transfer its block's line says why.
+  // The line of its block says why a transfer waits.
   RunStatus others;
   std::copy_if(status.tasks.begin(),
                status.tasks.end(),

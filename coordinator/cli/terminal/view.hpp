@@ -21,7 +21,8 @@ struct BlockMse {
   [[nodiscard]] double worst() const;     // NaN when none
   [[nodiscard]] int worst_layer() const;  // -1 when none
 };
-// Of a transfer that is done as its result has it, else as the history: what an attempt measured is
+// The MSE of a transfer that is done as its result has it, else as the history: what an attempt
+// measured is
 // known as long as its checkpoint is, or it runs.
 [[nodiscard]] BlockMse mse_of(const TaskStatus& transfer, const storage::History* history);
 

@@ -116,7 +116,7 @@ class LostRace : public RunOwnershipTest {
   std::string sentence(const Leftovers& known = {}) {
     return name_winner(layout_, storage::Overtaken("it was lost"), known, wait_);
   }
-  // Of a process of this host that lives.
+  // The claim of a process of this host that lives.
   static wire::CoordinatorFile winner(std::uint64_t term) {
     wire::CoordinatorFile file = elsewhere();
     file.host = wire::this_host();

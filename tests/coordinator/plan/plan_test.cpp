@@ -49,7 +49,7 @@ class PlanTest : public ::testing::Test {
     tokens_.evaluate = {};
   }
 
-  // Of one node, as a core of an EPYC (Zen 5) is assumed to compute.
+  // Workers of one node, as a core of an EPYC (Zen 5) is assumed to compute.
   static std::vector<WorkerKind> machine(int workers, int cores, std::uint64_t memory_bytes = 0) {
     return {{.name = "here",
              .workers_per_node = workers,

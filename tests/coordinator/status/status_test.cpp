@@ -215,7 +215,7 @@ TEST_F(StatusTest, ASnapshotOfAnotherFormatIsRefusedAndNamed) {
   }
 }
 
-// Of one shard.
+// A run of one shard.
 Geometry four_layers(int layers_per_block) {
   Geometry geometry;
   geometry.num_layers = 4;

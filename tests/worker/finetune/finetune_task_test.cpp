@@ -124,7 +124,7 @@ class FinetuneTask : public testing::Test {
   storage::Recipe recipe_;
 };
 
-// Of a result, what has to be the same after a resume.
+// What of a result has to be the same after a resume.
 nlohmann::json without_times(nlohmann::json result) {
   for (const char* key : {"seconds", "tokens_per_second", "ranks", "mesh"}) result.erase(key);
   return result;

@@ -69,7 +69,7 @@ class AttentionPathTest : public ::testing::Test {
     path.parameters = &parameters_;
     return path;
   }
-  // Of the questions to the backends, those whose refusal the task hears of.
+  // Those of the questions to the backends whose refusal the task hears of.
   [[nodiscard]] static std::vector<std::string> heard(const AttentionPath& path) {
     std::vector<std::string> heard;
     for (const char* question :

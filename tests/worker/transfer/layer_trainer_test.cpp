@@ -43,7 +43,7 @@ class Trainer : public ::testing::Test {
     recipe_.transfer.redraw_every = redraw_every;
   }
 
-  // Of layer 0, as the last checkpoint would have it.
+  // The Omega of layer 0, as the last checkpoint would have it.
   static at::Tensor omega(const LayerTrainer& trainer, const char* side) {
     TensorMap saved;
     trainer.save(saved);

@@ -10,7 +10,7 @@ namespace hedgerow::worker {
 at::Tensor swiglu(const at::Tensor& gate_up) {
   RECORD_USER_SCOPE("hedgerow::swiglu");
   if (has_cpu_rows(gate_up)) return cpu::swiglu(gate_up.contiguous());
-  // Of both halves.
+  // Both halves begin at a multiple of 16 bytes.
   if (const auto* cuda = fused_for(gate_up); cuda != nullptr && gate_up.size(-1) % 16 == 0)
     return cuda->swiglu(gate_up);
   return plain_swiglu(gate_up);

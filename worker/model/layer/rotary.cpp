@@ -61,7 +61,7 @@ at::Tensor with_norms(const at::Tensor& qkv, const HeadNorms& norms, const Norm&
                  -1);
 }
 
-// Of with_norms in qkv, given that of its output.
+// The gradient of with_norms in qkv, given that of its output.
 template <typename NormBackward>
 at::Tensor with_norms_backward(const at::Tensor& gradient,
                                const at::Tensor& qkv,

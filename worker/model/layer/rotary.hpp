@@ -15,7 +15,7 @@ struct RopeTable {
 RopeTable make_rope_table(const storage::ModelConfig& config,
                           std::int64_t num_positions,
                           const at::Device& device);
-// Of as many positions, which turns nothing: x * 1 + x' * 0 is x.
+// A table of as many positions that turns nothing: x * 1 + x' * 0 is x.
 RopeTable identity_like(const RopeTable& table);
 
 // q [B, H, T, D], k and v [B, G, T, D] of qkv's dtype, contiguous.

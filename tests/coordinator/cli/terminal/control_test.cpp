@@ -17,7 +17,8 @@ nlohmann::json column(double perplexity, double beyond, double kl, double top1) 
           {"beyond", {{"perplexity", beyond}, {"kl", kl}, {"top1", top1}, {"targets", 100}}}};
 }
 
-// Of a student whose perplexity beyond 128 tokens is `beyond`; its control's is 13.4.
+// The evaluation of a student whose perplexity beyond 128 tokens is `beyond`; its control's is
+// 13.4.
 nlohmann::json evaluation_of(const char* subject, double beyond, int num_sinks = 4) {
   return {{"subject", subject},
           {"perplexity", 14.25},

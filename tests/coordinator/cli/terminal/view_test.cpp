@@ -91,7 +91,7 @@ RunStatus status_of_a_run() {
   return status;
 }
 
-// Of layers `first` and on, what the attempt that runs has measured.
+// What the attempt that runs has measured of layers `first` and on.
 storage::History measured(int first, const std::vector<float>& mse) {
   storage::History history;
   history.attempts[0].started = 100.0;
@@ -104,11 +104,11 @@ storage::History measured(int first, const std::vector<float>& mse) {
   return history;
 }
 
-// Of status_of_a_run().
+// The history of status_of_a_run().
 storage::History history_of_five_layers() {
   return measured(5, {0.02F, 0.03F, 0.02F, 0.02F, 0.02F});
 }
-// Of status_of_thirty_blocks().
+// The history of status_of_thirty_blocks().
 storage::History history_of_thirty_blocks() { return measured(22, {0.04054F, 0.04191F}); }
 
 // As `status` shows it.
@@ -568,7 +568,7 @@ node7-1  node7  Xeon    idle                               2.2s
   EXPECT_EQ(nlohmann::json(json.get<RunStatus>()), json);
 }
 
-// Of a GPU's worker the GPU's memory counts; of a CPU's there is no other.
+// The GPU's memory counts where a worker has one; else there is no other.
 TEST(View, PeakMemoryIsAColumnWhereThereIsRoomAndAlwaysExplained) {
   RunStatus status = status_of_a_run();
   EXPECT_EQ(joined(block_lines(status, 100)).find("memory"), std::string::npos) << "not measured";
