@@ -44,8 +44,8 @@ struct FoundCheckpoint {
 // The final name of a capture's shard under `token`; a worker's name must be that, or one of its
 // kind's outputs, so no path of a message ever leads elsewhere.
 [[nodiscard]] std::string shard_name(const TaskId& id, int shard, std::uint64_t token);
-// Whether a task is done with these: all outputs of its kind (task_kinds), in any order, and perhaps
-// the optional ones.
+// Whether a task is done with these: all outputs of its kind (task_kinds), in any order, and
+// perhaps the optional ones.
 [[nodiscard]] bool are_outputs(const TaskId& id,
                                std::uint64_t token,
                                const std::vector<storage::FileRecord>& files);

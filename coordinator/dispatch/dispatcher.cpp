@@ -174,8 +174,7 @@ std::uint64_t Dispatcher::grant_unpulled(const TaskId& id,
 std::optional<LostSteps> Dispatcher::close_attempt(std::uint64_t token,
                                                    const wire::Progress* last) {
   const TaskRecord& task = *state_.holder(token);
-  const bool has_checkpoints =
-      wire::has_checkpoints(task.id.stage);
+  const bool has_checkpoints = wire::has_checkpoints(task.id.stage);
   try {
     const auto found =
         has_checkpoints ? newest_checkpoint(layout_, token, *config_.disk) : std::nullopt;

@@ -14,7 +14,7 @@ namespace hedgerow::coordinator {
 
 struct TaskKind {
   Stage stage;
-  std::uint64_t MemoryNeeds::* memory;  // null: copies bytes
+  std::uint64_t MemoryNeeds::*memory;  // null: copies bytes
   // Paths in the run directory under this token, sorted; those of a capture are its shards, which
   // it commits one by one.
   std::vector<std::string> (*outputs)(const TaskId& id, std::uint64_t token);

@@ -14,9 +14,7 @@ constexpr const char* kTokenize = "tokenize";
 
 }  // namespace
 
-std::string word_of(PlannedFor stage) {
-  return stage ? std::string(to_string(*stage)) : kTokenize;
-}
+std::string word_of(PlannedFor stage) { return stage ? std::string(to_string(*stage)) : kTokenize; }
 
 PlannedFor planned_for(const std::string& word) {
   if (word == kTokenize) return std::nullopt;

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "coordinator/state/task_id.hpp"
 #include "coordinator/plan/plan_workers.hpp"
+#include "coordinator/state/task_id.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/capture_plan.hpp"
 #include "storage/recipe/recipe.hpp"

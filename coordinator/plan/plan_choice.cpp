@@ -1,8 +1,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "coordinator/plan/planner.hpp"
 #include "coordinator/plan/plan_costs.hpp"
+#include "coordinator/plan/planner.hpp"
 
 namespace hedgerow::coordinator {
 namespace {

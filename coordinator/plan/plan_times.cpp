@@ -104,7 +104,8 @@ class Times {
         static_cast<double>(tokens_.finetune.num_sequences - tokens_.finetune.num_train);
     const Work all = seq_len * (trained * costs_.model_training(mesh.recomputes) +
                                 validations() * validated * costs_.model_student());
-    if (mesh.step_seconds == 0.0) return told(Stage::kFinetune, all, {}, plan_.finetune_memory_bytes);
+    if (mesh.step_seconds == 0.0)
+      return told(Stage::kFinetune, all, {}, plan_.finetune_memory_bytes);
     const WorkerKind& kind = limits_.workers[mesh.kind];
     Taken taken;
     taken.seconds = kRankStartSeconds + kind.worker_start_seconds +

@@ -169,7 +169,8 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
     artifacts.push_back(open_artifact(layout, transfer.files.front(), transfer.token));
     take_block(artifacts.back(), transfer.files.front().name, geometry, block, input, tensors);
   }
-  const std::vector<std::string> names = kind_of(Stage::kAssemble).outputs(TaskId::assemble(), token);
+  const std::vector<std::string> names =
+      kind_of(Stage::kAssemble).outputs(TaskId::assemble(), token);
   const std::string directory = storage::RunLayout::attempt_directory(token);
   storage::os_disk().make_directories(layout.resolve(directory));
   const fs::path maps = layout.resolve(directory + "/feature_maps.safetensors");

@@ -203,7 +203,8 @@ bool Coordinator::workers_are_wanted() const {
   int open = 0;
   for (const wire::TaskKindWord& row : wire::task_kind_words()) {
     if (row.is_pulled)
-      open += index.count(row.kind, TaskState::kPending) + index.count(row.kind, TaskState::kGranted);
+      open +=
+          index.count(row.kind, TaskState::kPending) + index.count(row.kind, TaskState::kGranted);
   }
   // The last evaluation comes after finetune has had the machine for itself.
   const auto lora = dispatcher_.state().tasks.find(TaskId::evaluate(Subject::kLora));
@@ -440,7 +441,8 @@ RunStatus Coordinator::status() {
 
 RunOutcome Coordinator::outcome(RunPhase phase) {
   record_history();
-  RunOutcome outcome = outcome_of(phase, dispatcher_.state(), status(), phase_ == Phase::kLeavesFinetune);
+  RunOutcome outcome =
+      outcome_of(phase, dispatcher_.state(), status(), phase_ == Phase::kLeavesFinetune);
   write_status(config_.layout, outcome.status);
   if (observer_ != nullptr) observer_->on_status(outcome.status);
   return outcome;

@@ -34,7 +34,7 @@ constexpr std::array<std::string_view, std::variant_size_v<Event>> kTypes = {"te
 }  // namespace
 
 // What stands in the journal of each event; `of` and `lost_steps` are absent in older records.
-#define HEDGEROW_EVENT(Type) \
+#define HEDGEROW_EVENT(Type)                       \
   template <typename Visitor, storage::Is<Type> T> \
   void visit_fields([[maybe_unused]] Visitor& visitor, [[maybe_unused]] T& e)
 

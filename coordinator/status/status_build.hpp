@@ -23,7 +23,7 @@ using ProgressOf = std::function<std::optional<LiveProgress>(std::uint64_t token
 // What the journal does not tell of the work ahead. All of it may be unknown.
 struct JobSize {
   std::int64_t transfer_steps = 0, finetune_steps = 0;
-  std::map<Stage, double> work;  // by stage: floating-point operations, as planned
+  std::map<Stage, double> work;        // by stage: floating-point operations, as planned
   int finetune_ranks = 1;              // each has a GPU, where there are any
   std::optional<RecordedPlan> plan{};
 };

@@ -152,7 +152,8 @@ Message parse_as(std::string_view type, const json& body) {
     throw Error(ErrorKind::kCorrupt,
                 "message: unknown type '" + std::string(type.substr(0, 40)) + "'");
   } else {
-    if (type == kTypes[I]) return storage::fields_from_json<std::variant_alternative_t<I, Message>>(body);
+    if (type == kTypes[I])
+      return storage::fields_from_json<std::variant_alternative_t<I, Message>>(body);
     return parse_as<I + 1>(type, body);
   }
 }

@@ -134,11 +134,15 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.optional_field("peak_memory", m.peak_memory);
 }
 
-inline void to_json(nlohmann::json& json, const Task& task) { json = storage::fields_to_json(task); }
+inline void to_json(nlohmann::json& json, const Task& task) {
+  json = storage::fields_to_json(task);
+}
 inline void from_json(const nlohmann::json& json, Task& task) {
   task = storage::fields_from_json<Task>(json);
 }
-inline void to_json(nlohmann::json& json, const PeakMemory& peak) { json = storage::fields_to_json(peak); }
+inline void to_json(nlohmann::json& json, const PeakMemory& peak) {
+  json = storage::fields_to_json(peak);
+}
 inline void from_json(const nlohmann::json& json, PeakMemory& peak) {
   peak = storage::fields_from_json<PeakMemory>(json);
 }

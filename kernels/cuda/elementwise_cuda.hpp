@@ -1,7 +1,7 @@
 // What a decoder layer does between its matrix products, and its gradients, fused for CUDA: tensors
-// to the kernels of kernels/cuda/elementwise. worker/model/layer says what is computed and takes ATen
-// operations where this backend does not apply. A build without CUDA has no backend; the tests give it one that runs the same
-// kernels on the host.
+// to the kernels of kernels/cuda/elementwise. worker/model/layer says what is computed and takes
+// ATen operations where this backend does not apply. A build without CUDA has no backend; the tests
+// give it one that runs the same kernels on the host.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -33,7 +33,7 @@ namespace hedgerow::storage {
 [[nodiscard]] FileRecord record_from_json(const nlohmann::json& object);
 [[nodiscard]] nlohmann::json records_to_json(const std::vector<FileRecord>& records);
 [[nodiscard]] std::vector<FileRecord> records_from_json(const nlohmann::json& object,
-                                                                 const char* key);
+                                                        const char* key);
 
 [[noreturn]] void throw_ill_typed(const char* key,
                                   const char* expected,

@@ -31,10 +31,10 @@ struct Architecture {
 
   std::string_view name;  // the class in transformers
   std::string_view model_type;
-  std::string_view models = {};          // of which names say less, for messages
-  int num_key_value_heads = 0;           // 0: as many as query heads
-  int head_dim = 0;                      // 0: hidden_size / num_attention_heads
-  bool takes_null_head_dim = false;      // as an absent one; the others end with an error
+  std::string_view models = {};      // of which names say less, for messages
+  int num_key_value_heads = 0;       // 0: as many as query heads
+  int head_dim = 0;                  // 0: hidden_size / num_attention_heads
+  bool takes_null_head_dim = false;  // as an absent one; the others end with an error
   Bias bias = Bias::kNone;
   bool reads_mlp_bias = false;
   bool ties_embeddings = false;
@@ -42,26 +42,14 @@ struct Architecture {
   double rope_theta = 10000.0;
   bool reads_no_rope_layers = false;
   Sliding sliding = Sliding::kNever;
-  int sliding_window = 0;                // 0: none
+  int sliding_window = 0;  // 0: none
   NormPlace norm_place = NormPlace::kBefore;
   QkNorm qk_norm = QkNorm::kNone;
 };
 [[nodiscard]] std::span<const Architecture> architectures();
 
 // What a decoder layer is made of.
-enum class Slot {
-  kAttentionNorm,
-  kQ,
-  kK,
-  kV,
-  kO,
-  kQNorm,
-  kKNorm,
-  kMlpNorm,
-  kGate,
-  kUp,
-  kDown
-};
+enum class Slot { kAttentionNorm, kQ, kK, kV, kO, kQNorm, kKNorm, kMlpNorm, kGate, kUp, kDown };
 
 // "model.layers.7."
 [[nodiscard]] std::string layer_prefix(int layer_idx);

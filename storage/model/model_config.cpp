@@ -114,8 +114,7 @@ const Architecture& read_architecture(const Reader& reader, ModelConfig& config)
   }
   const std::string model_type = reader.text("model_type", "");
   for (const Architecture& family : architectures()) {
-    if (architecture != family.name &&
-        !(architecture.empty() && model_type == family.model_type)) {
+    if (architecture != family.name && !(architecture.empty() && model_type == family.model_type)) {
       continue;
     }
     config.architecture = family.name;
@@ -331,18 +330,18 @@ std::vector<int> read_layers_without_rope(const Reader& reader,
     return layers;
   }
   if (!turns->is_array() || turns->size() < static_cast<std::size_t>(num_layers)) {
-    reader.refuse(fmt::format("'no_rope_layers' is {}, expected 1 (RoPE) or 0 for each of {} layers",
-                              Reader::shown(*turns),
-                              num_layers));
+    reader.refuse(
+        fmt::format("'no_rope_layers' is {}, expected 1 (RoPE) or 0 for each of {} layers",
+                    Reader::shown(*turns),
+                    num_layers));
   }
   for (int i = 0; i < num_layers; ++i) {
     const Json& turn = (*turns)[static_cast<std::size_t>(i)];
     if (turn == 0 || turn == false) {
       layers.push_back(i);
     } else if (turn != 1 && turn != true) {
-      reader.refuse(fmt::format("'no_rope_layers' has {} for layer {}, expected 1 (RoPE) or 0",
-                                Reader::shown(turn),
-                                i));
+      reader.refuse(fmt::format(
+          "'no_rope_layers' has {} for layer {}, expected 1 (RoPE) or 0", Reader::shown(turn), i));
     }
   }
   return layers;

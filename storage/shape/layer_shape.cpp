@@ -55,9 +55,9 @@ std::int64_t kept_activation_bytes(const ModelConfig& model,
   const std::int64_t query = std::int64_t{model.num_attention_heads} * model.head_dim;
   const std::int64_t key = std::int64_t{model.num_key_value_heads} * model.head_dim;
   const bool has_mlp_lora = rank > 0 && std::ranges::any_of(lora_modules, [](const auto& name) {
-    const Slot slot = module_name(name).slot;
-    return slot == Slot::kGate || slot == Slot::kUp;
-  });
+                              const Slot slot = module_name(name).slot;
+                              return slot == Slot::kGate || slot == Slot::kUp;
+                            });
   const std::int64_t wide = model.hidden_size + query + std::int64_t{4} * rank +
                             (has_mlp_lora ? model.hidden_size + std::int64_t{2} * rank : 0);
   const std::int64_t narrow =

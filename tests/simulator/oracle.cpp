@@ -94,11 +94,11 @@ void Oracle::take(const nlohmann::json& record, bool is_found) {
   ++coverage_.records;
   if (log) {
     if (std::holds_alternative<coordinator::LogitsDropped>(event)) {
-    for (int piece = 0; piece < state_.geometry->num_logit_pieces; ++piece)
-      met(TaskId::logits(piece));
-    return;
-  }
-  const std::string subject = coordinator::subject_of(event, state_);
+      for (int piece = 0; piece < state_.geometry->num_logit_pieces; ++piece)
+        met(TaskId::logits(piece));
+      return;
+    }
+    const std::string subject = coordinator::subject_of(event, state_);
     log(std::string(type_of(event)) + " " + subject + ": " + coordinator::describe(event));
   }
   count(event);

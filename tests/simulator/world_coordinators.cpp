@@ -217,8 +217,8 @@ std::vector<storage::FileRecord> World::assemble(const coordinator::State& state
     value = mix(value, *read);
   }
   std::vector<storage::FileRecord> files;
-  for (const std::string& name : coordinator::kind_of(coordinator::Stage::kAssemble).outputs(
-           coordinator::TaskId::assemble(), token)) {
+  for (const std::string& name : coordinator::kind_of(coordinator::Stage::kAssemble)
+                                     .outputs(coordinator::TaskId::assemble(), token)) {
     disk_.before_step();
     const std::string text = file_text("student", value);
     disk_.put(std::string(kRoot) + "/" + storage::RunLayout::attempt_directory(token) +

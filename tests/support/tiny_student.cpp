@@ -37,8 +37,7 @@ LayerWeights layer_weights(const TinyOptions& options, std::uint32_t stream) {
   layer.attention_norm = norm(kHidden);
   layer.mlp_norm = norm(kHidden);
   const at::Tensor qkv = draw({kQkv, kHidden}, 0.4), o = draw({kHidden, kHeads * kHeadDim}, 0.3),
-                   gate_up = draw({2 * kInner, kHidden}, 0.3),
-                   down = draw({kHidden, kInner}, 0.3);
+                   gate_up = draw({2 * kInner, kHidden}, 0.3), down = draw({kHidden, kInner}, 0.3);
   if (options.qk_norm != storage::QkNorm::kNone) {
     layer.q_norm = norm(heads * kHeadDim);
     layer.k_norm = norm(kv_heads * kHeadDim);

@@ -59,9 +59,8 @@ LayerWeights random_layer(const storage::ModelConfig& config, const at::TensorOp
       rows += module.rows;
       columns = module.columns;
     }
-    layer.*product.product =
-        FrozenProduct(at::randn({rows, columns}, options)
-                          .mul_(1.0 / std::sqrt(static_cast<double>(columns))));
+    layer.*product.product = FrozenProduct(
+        at::randn({rows, columns}, options).mul_(1.0 / std::sqrt(static_cast<double>(columns))));
   }
   return layer;
 }
@@ -69,8 +68,8 @@ LayerWeights random_layer(const storage::ModelConfig& config, const at::TensorOp
 }  // namespace
 
 bench::LayerSeconds time_layer(const bench::LayerProbe& probe,
-                              const at::Device& device,
-                              at::ScalarType compute_dtype) {
+                               const at::Device& device,
+                               at::ScalarType compute_dtype) {
   const storage::ModelConfig config = config_of(probe);
   const at::TensorOptions options = at::TensorOptions(compute_dtype).device(device);
   LayerWeights layer = random_layer(config, options);

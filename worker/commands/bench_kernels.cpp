@@ -1,5 +1,5 @@
-// hedgerow-worker bench-kernels: a sweep (coordinator/bench/kernel_sweep.hpp, as JSON) on stdin, its
-// measurements as JSON lines on stdout (bench/README.md).
+// hedgerow-worker bench-kernels: a sweep (coordinator/bench/kernel_sweep.hpp, as JSON) on stdin,
+// its measurements as JSON lines on stdout (bench/README.md).
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 

@@ -1,7 +1,5 @@
 // hedgerow-worker evaluate: perplexity of a model directory on a tokens file, as it is, with a
 // student's feature maps, or with a LoRA adapter on top; per-layer errors of a student.
-#include "worker/evaluate/evaluate_task.hpp"
-
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
@@ -15,6 +13,7 @@
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
 #include "worker/device/device.hpp"
+#include "worker/evaluate/evaluate_task.hpp"
 #include "worker/model/tensor_bytes.hpp"
 #include "worker/task/memory_peak.hpp"
 #include "worker/task/stopwatch.hpp"

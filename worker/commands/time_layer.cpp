@@ -1,5 +1,6 @@
-// hedgerow-worker time-layer: a layer's shape (coordinator/bench/layer_probe.hpp, as JSON) on stdin;
-// on stdout one line with the device, as soon as it could compute there, and one with the seconds.
+// hedgerow-worker time-layer: a layer's shape (coordinator/bench/layer_probe.hpp, as JSON) on
+// stdin; on stdout one line with the device, as soon as it could compute there, and one with the
+// seconds.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 

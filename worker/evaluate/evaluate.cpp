@@ -239,7 +239,8 @@ class Evaluator {
       // What the adapter does not change is packed once.
       const LayerLora lora = options_.adapter->of_layer(layer_idx);
       for (const ProductSlots& product : kProducts) {
-        if (std::ranges::none_of(product.all(), [&](auto slot) { return lora.pairs.contains(slot); }))
+        if (std::ranges::none_of(product.all(),
+                                 [&](auto slot) { return lora.pairs.contains(slot); }))
           *adapted.*product.product = layer.*product.product;
       }
       pack_layer(*adapted, texts_.front().tokens.seq_len);

@@ -59,7 +59,7 @@ struct Evaluation {
   Column subject = Column::kTeacher;  // or kStudent
   std::array<std::optional<ColumnFigures>, kNumColumns> columns = {};
   std::optional<Control> control = {};
-  std::int64_t beyond = 0;  // position in its sequence, 2 W; 0: without a control
+  std::int64_t beyond = 0;       // position in its sequence, 2 W; 0: without a control
   int equal_window = 0;          // storage::equal_window(); 0: without a control
   std::int64_t state_bytes = 0;  // of the student at the sequences' length; 0: without a control
   std::vector<LayerError> layers =

@@ -15,8 +15,9 @@ CrossEntropy cross_entropy(const at::Tensor& logits,
                            double scale,
                            bool with_gradient) {
   RECORD_USER_SCOPE("hedgerow::cross_entropy_of_tokens");
-  return has_cpu_rows(logits) ? cpu::cross_entropy(logits.contiguous(), tokens, scale, with_gradient)
-                      : plain_cross_entropy(logits, tokens, scale, with_gradient);
+  return has_cpu_rows(logits)
+             ? cpu::cross_entropy(logits.contiguous(), tokens, scale, with_gradient)
+             : plain_cross_entropy(logits, tokens, scale, with_gradient);
 }
 
 TeacherLoss teacher_loss(const at::Tensor& logits,
@@ -26,9 +27,10 @@ TeacherLoss teacher_loss(const at::Tensor& logits,
                          double scale,
                          bool with_gradient) {
   RECORD_USER_SCOPE("hedgerow::teacher_loss");
-  return has_cpu_rows(logits) ? cpu::teacher_loss(
-                            logits.contiguous(), tokens, teacher, weights, scale, with_gradient)
-                      : plain_teacher_loss(logits, tokens, teacher, weights, scale, with_gradient);
+  return has_cpu_rows(logits)
+             ? cpu::teacher_loss(
+                   logits.contiguous(), tokens, teacher, weights, scale, with_gradient)
+             : plain_teacher_loss(logits, tokens, teacher, weights, scale, with_gradient);
 }
 
 CrossEntropy plain_cross_entropy(const at::Tensor& logits,

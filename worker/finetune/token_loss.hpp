@@ -1,6 +1,6 @@
 // The losses of tokens with their gradients in the logits, written out: computed in fp32, rounded
-// once to the logits' dtype. No autograd. On the CPU vectorised loops (token_loss_cpu.cpp); elsewhere
-// the plain_ forms run, which are also the tests' reference.
+// once to the logits' dtype. No autograd. On the CPU vectorised loops (token_loss_cpu.cpp);
+// elsewhere the plain_ forms run, which are also the tests' reference.
 #pragma once
 
 #include <ATen/core/Tensor.h>

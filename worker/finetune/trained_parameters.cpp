@@ -29,7 +29,8 @@ constexpr std::array<std::string_view, 3> kOtherGroups = {"maps", "window_factor
 const std::vector<std::string>& groups() {
   static const std::vector<std::string> all = [] {
     std::vector<std::string> names;
-    for (const storage::ModuleName& module : storage::module_names()) names.emplace_back(module.name);
+    for (const storage::ModuleName& module : storage::module_names())
+      names.emplace_back(module.name);
     names.insert(names.end(), kOtherGroups.begin(), kOtherGroups.end());
     return names;
   }();

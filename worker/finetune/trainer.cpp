@@ -334,13 +334,13 @@ void FinetuneTrainer::run_step(const std::vector<std::int64_t>& sequences, doubl
     leaves.erase(leaf);
     return flowing;
   };
-  pipeline_->run(reducer_.num_own_leaves(),
-                 true,
-                 {.embed = [&](int i) { return embedded(sequences_of(i)); },
-                  .forward = forward_of,
-                  .compute_loss =
-                      [&](int i, const at::Tensor& h) { return compute_loss(batches.at(i), h); },
-                  .backward = backward_of});
+  pipeline_->run(
+      reducer_.num_own_leaves(),
+      true,
+      {.embed = [&](int i) { return embedded(sequences_of(i)); },
+       .forward = forward_of,
+       .compute_loss = [&](int i, const at::Tensor& h) { return compute_loss(batches.at(i), h); },
+       .backward = backward_of});
   parameters_.collect_part_gradients({});
 }
 

@@ -16,14 +16,14 @@
 #include <vector>
 
 #include "storage/recipe/capture_plan.hpp"
-#include "storage/shape/mesh.hpp"
 #include "storage/recipe/recipe.hpp"
+#include "storage/shape/mesh.hpp"
 #include "worker/comm/tensor_exchange.hpp"
 #include "worker/comm/tree_reduce.hpp"
 #include "worker/finetune/data_order.hpp"
-#include "worker/finetune/student_layer.hpp"
 #include "worker/finetune/loss_head.hpp"
 #include "worker/finetune/pipeline.hpp"
+#include "worker/finetune/student_layer.hpp"
 #include "worker/finetune/trained_parameters.hpp"
 #include "worker/model/student.hpp"
 

@@ -140,8 +140,7 @@ at::Tensor Generator::embedded(const std::vector<std::int64_t>& ids) const {
 at::Tensor Generator::received(std::int64_t num_rows) const {
   Communicator& ranks = *place_.ranks;
   const DeadlineScope timeout(ranks, later(ranks, ranks.rank()));
-  const at::Tensor hidden =
-      at::empty({1, num_rows, config_.hidden_size}, dtype());
+  const at::Tensor hidden = at::empty({1, num_rows, config_.hidden_size}, dtype());
   ranks.receive(bytes_of(hidden), ranks.rank() - 1, kHiddenTag);
   return hidden.to(device());
 }

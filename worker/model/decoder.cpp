@@ -34,7 +34,8 @@ at::ScalarType resolve_compute_dtype(const std::string& word, const at::Device& 
   if (word == "bf16") return at::kBFloat16;
   if (word == "fp32") return at::kFloat;
   if (word == "auto") {
-    const bool fast = !device.is_cpu() || machine::multiplies_bfloat16_faster(machine::matrix_units());
+    const bool fast =
+        !device.is_cpu() || machine::multiplies_bfloat16_faster(machine::matrix_units());
     return fast ? at::kBFloat16 : at::kFloat;
   }
   throw storage::Error(storage::ErrorKind::kUsage,

@@ -25,8 +25,8 @@ at::Tensor logits(const at::Tensor& hidden_states,
 // x rounded to `stream` and back: what a shard would do to it.
 at::Tensor round_to_stream(const at::Tensor& x, at::ScalarType stream);
 
-// "bf16" or "fp32"; "auto" is bf16 where products in it are the fast path: on GPUs, and on CPUs that
-// multiplies_bfloat16_faster() names (coordinator/machine/processor.hpp). Throws kUsage.
+// "bf16" or "fp32"; "auto" is bf16 where products in it are the fast path: on GPUs, and on CPUs
+// that multiplies_bfloat16_faster() names (coordinator/machine/processor.hpp). Throws kUsage.
 at::ScalarType resolve_compute_dtype(const std::string& word, const at::Device& device);
 // "bf16" or "fp32".
 const char* dtype_word(at::ScalarType compute_dtype);

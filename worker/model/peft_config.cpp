@@ -146,7 +146,8 @@ PeftConfig read_peft_config(const std::filesystem::path& path, const storage::Mo
     for (int layer = 0; layer < model.num_hidden_layers; ++layer) {
       auto& modules = adapter.targets.emplace_back();
       for (const storage::ModuleName& module : storage::module_names()) {
-        if (matches(storage::layer_prefix(layer) + module.path())) modules.emplace_back(module.name);
+        if (matches(storage::layer_prefix(layer) + module.path()))
+          modules.emplace_back(module.name);
       }
     }
     if (std::ranges::all_of(adapter.targets, &std::vector<std::string>::empty)) {

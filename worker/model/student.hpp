@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/hybrid_attention.hpp"
-#include "storage/model/weight_hashes.hpp"
 #include "storage/model/attention_spec.hpp"
+#include "storage/model/weight_hashes.hpp"
 #include "worker/model/layer/rotary.hpp"
 
 namespace hedgerow::worker {

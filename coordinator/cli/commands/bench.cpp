@@ -4,21 +4,21 @@
 #include <cstdio>
 #include <memory>
 
+#include "coordinator/bench/kernel_sweep.hpp"
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
-#include "coordinator/bench/kernel_sweep.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
 
+using bench::KernelSweep;
 using nlohmann::json;
 using storage::Error;
 using storage::ErrorKind;
 using storage::ExitCode;
-using bench::KernelSweep;
 
 constexpr const char* kRowFormat = "%-9s %7s %-6s %-9s %-16s %5s %-5s %9s %10s %7s  %-9s %s";
 

@@ -1,5 +1,3 @@
-#include "coordinator/plan/planner.hpp"
-
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <memory>
@@ -9,6 +7,7 @@
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/net/binding.hpp"
+#include "coordinator/plan/planner.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/wire/run_keys.hpp"
 

@@ -191,10 +191,11 @@ void refuse_what_comes_too_late(const std::vector<std::string>& changes, const R
         std::any_of(status.tasks.begin(), status.tasks.end(), [stage = stage](const auto& task) {
           return task.stage == stage && task.state == "done";
         });
-    require(change == changes.end() || !is_done,
-            layout.root().string() + ": " + std::string(to_string(stage)) + " is done, so a change comes too late: " +
-                (change == changes.end() ? "" : *change) +
-                "; change it back, or begin a new run in another directory");
+    require(
+        change == changes.end() || !is_done,
+        layout.root().string() + ": " + std::string(to_string(stage)) +
+            " is done, so a change comes too late: " + (change == changes.end() ? "" : *change) +
+            "; change it back, or begin a new run in another directory");
   }
 }
 

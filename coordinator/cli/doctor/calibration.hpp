@@ -6,8 +6,8 @@
 #include <cstddef>
 #include <string>
 
-#include "coordinator/plan/plan_costs.hpp"
 #include "coordinator/bench/layer_probe.hpp"
+#include "coordinator/plan/plan_costs.hpp"
 #include "storage/recipe/cluster_file.hpp"
 
 namespace hedgerow::coordinator::cli {

@@ -51,7 +51,7 @@ Outcome look_at_matrix_units() {
   const char* const name = units == machine::MatrixUnits::kAmx            ? "AMX"
                            : units == machine::MatrixUnits::kAvx512Bfloat ? "AVX512_BF16 of AMD"
                            : units == machine::MatrixUnits::kAvx512       ? "AVX-512 without AMX"
-                                                                       : "no AVX-512";
+                                                                          : "no AVX-512";
   return {units == machine::MatrixUnits::kNone ? Level::kWarn : Level::kOk,
           std::string(name) + ": plan.compute_dtype = \"auto\" takes " +
               (machine::multiplies_bfloat16_faster(units) ? "bf16" : "fp32")};

@@ -74,18 +74,18 @@ double disk_speed(const fs::path& folder) {
 
 bench::LayerProbe llama_3_8b() {
   bench::LayerProbe probe{.hidden_size = 4096,
-                         .intermediate_size = 14336,
-                         .num_attention_heads = 32,
-                         .num_key_value_heads = 8,
-                         .head_dim = 128,
-                         .seq_len = 1024};
+                          .intermediate_size = 14336,
+                          .num_attention_heads = 32,
+                          .num_key_value_heads = 8,
+                          .head_dim = 128,
+                          .seq_len = 1024};
   probe.attention.feature_dim = probe.head_dim;
   return probe;
 }
 
 bench::LayerProbe probe_of(const std::optional<storage::Recipe>& recipe,
-                          const std::optional<storage::ModelConfig>& model,
-                          bool on_gpu) {
+                           const std::optional<storage::ModelConfig>& model,
+                           bool on_gpu) {
   bench::LayerProbe probe = on_gpu ? llama_3_8b() : bench::LayerProbe{};
   if (!on_gpu) probe.attention.feature_dim = probe.head_dim;
   if (recipe && model) {

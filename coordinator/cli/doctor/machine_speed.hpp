@@ -6,8 +6,8 @@
 #include <filesystem>
 #include <optional>
 
-#include "coordinator/cli/terminal/terminal.hpp"
 #include "coordinator/bench/layer_probe.hpp"
+#include "coordinator/cli/terminal/terminal.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/cluster_file.hpp"
 #include "storage/recipe/recipe.hpp"

@@ -162,7 +162,8 @@ std::string control_verdict(const RunStatus& status) {
 std::vector<std::string> untrained_lines(const RunStatus& status, int width) {
   std::vector<std::string> texts;
   for (const TaskStatus& task : status.tasks) {
-    if (task.stage != Stage::kTransfer || !task.result.is_object() || !task.result.contains("layers"))
+    if (task.stage != Stage::kTransfer || !task.result.is_object() ||
+        !task.result.contains("layers"))
       continue;
     for (const json& layer : task.result["layers"]) {
       if (layer.is_object() && layer.contains("trained_mse"))

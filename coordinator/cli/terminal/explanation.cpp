@@ -127,7 +127,7 @@ std::vector<std::string> explain_run(const RunStatus& status, const storage::His
     for (const TaskStatus& task : status.tasks) {
       if (task.stage != kind.kind) continue;
       lines.push_back(task.stage == Stage::kTransfer ? block_sentence(status, task, history)
-                                               : sentence(status, task, task.id));
+                                                     : sentence(status, task, task.id));
     }
   }
   return lines;

@@ -143,7 +143,8 @@ std::string elapsed_text(const RunStatus& status) {
 std::string stopping_text(const RunStatus& status) {
   std::string stages;
   for (const StageStatus& stage : status.stages) {
-    if (stage.running > 0) stages += (stages.empty() ? "" : ", ") + std::string(to_string(stage.stage));
+    if (stage.running > 0)
+      stages += (stages.empty() ? "" : ", ") + std::string(to_string(stage.stage));
   }
   return stages.empty() ? "stopping" : "stopping: waiting for a checkpoint of " + stages;
 }
@@ -250,9 +251,12 @@ std::string status_line(const RunStatus& status, int width, const storage::Histo
   for (const StageStatus& stage : status.stages) {
     if (stage.running == 0 || stage.done >= stage.total) continue;
     is_running = true;
-    const FinetuneText text = stage.stage == Stage::kFinetune ? finetune_text(status) : FinetuneText{};
-    fields.push_back(
-        {" | ", std::string(to_string(stage.stage)) + " " + (text.step.empty() ? percent(stage.fraction) : text.step), 10});
+    const FinetuneText text =
+        stage.stage == Stage::kFinetune ? finetune_text(status) : FinetuneText{};
+    fields.push_back({" | ",
+                      std::string(to_string(stage.stage)) + " " +
+                          (text.step.empty() ? percent(stage.fraction) : text.step),
+                      10});
     if (!text.loss.empty()) fields.push_back({"  ", text.loss, 3});
     if (const std::string speed = mean_speed_text(status, stage.stage); !speed.empty())
       fields.push_back({"  ", speed, 5});
@@ -339,7 +343,8 @@ std::vector<std::string> stage_lines(const RunStatus& status, int width) {
   };
   for (const StageStatus& stage : status.stages) {
     if (stage.total == 0) continue;
-    const FinetuneText text = stage.stage == Stage::kFinetune ? finetune_text(status) : FinetuneText{};
+    const FinetuneText text =
+        stage.stage == Stage::kFinetune ? finetune_text(status) : FinetuneText{};
     std::vector<Field> fields{begin_of(std::string(to_string(stage.stage)), stage.fraction)};
     fields.push_back({" ",
                       text.step.empty()
@@ -480,12 +485,13 @@ std::vector<std::string> worker_lines(const RunStatus& status, int width) {
       .column("heard", 6, true);
   for (const WorkerStatus& worker : status.workers) {
     const std::string doing = worker.task.empty() ? worker.phase : worker.task;
-    table.row({worker.uuid,
-               worker.host,
-               worker.device,
-               doing,
-               worker.speed ? speed_text(*worker.speed, stage_of(worker).value_or(Stage::kCapture)) : "",
-               duration_text(worker.seconds_since_heartbeat)});
+    table.row(
+        {worker.uuid,
+         worker.host,
+         worker.device,
+         doing,
+         worker.speed ? speed_text(*worker.speed, stage_of(worker).value_or(Stage::kCapture)) : "",
+         duration_text(worker.seconds_since_heartbeat)});
   }
   return table.empty() ? std::vector<std::string>{} : table.render(width);
 }
@@ -539,7 +545,9 @@ std::vector<std::string> loss_lines(const RunStatus& status, int width) {
   for (const Stage stage : {Stage::kTransfer, Stage::kFinetune}) {
     std::int64_t steps = 0;
     for (const TaskStatus& task : status.tasks) steps += task.stage == stage ? task.lost_steps : 0;
-    if (steps > 0) text += (text.empty() ? "" : ", ") + counted(steps, "step") + " of " + std::string(to_string(stage));
+    if (steps > 0)
+      text += (text.empty() ? "" : ", ") + counted(steps, "step") + " of " +
+              std::string(to_string(stage));
   }
   if (text.empty()) return {};
   return {fit_words("lost to failures and done again: " + text, width)};

@@ -102,9 +102,11 @@ function layerNote(row, hasRows) {
   if (!row) return 'No layers yet.';
   if (row.isKept) return 'Keeps softmax attention: nothing to learn.';
   if (!hasRows) return `Nothing measured yet (${row.mark || 'waiting'}).`;
-  const behind = row.ratio < 1 ? `${shown(1 / row.ratio)} times below the control` : 'not below the control';
+  const behind =
+      row.ratio < 1 ? `${shown(1 / row.ratio)} times below the control` : 'not below the control';
   const block = row.block >= 0 ? `block ${row.block}, ` : '';
-  return `${block}step ${row.step}: relative MSE ${shown(row.relative_mse)}, ${behind}` + (row.mark ? `; ${row.mark}` : '');
+  return `${block}step ${row.step}: relative MSE ${shown(row.relative_mse)}, ${behind}` +
+      (row.mark ? `; ${row.mark}` : '');
 }
 
 function drawLayer(run) {
@@ -118,9 +120,16 @@ function drawLayer(run) {
   const drawn = columnsOf(run, 'layer').filter(({chart}) => chart);
   for (const title of new Set(drawn.map(({chart}) => chart))) {
     const columns = drawn.filter(({chart}) => chart === title), [{name, log, unit}] = columns;
-    const lines = columns.map((column, i) => (
-      {label: column.line, points: pointsOf(series, column.name), color: colorOf(column, i), isDashed: column.dashed}));
-    drawChart(place, 'chart-layer-' + name, title, lines, {isLog: log, top: unit === 'share' ? 1 : undefined});
+    const lines = columns.map((column, i) => ({
+                                label: column.line,
+                                points: pointsOf(series, column.name),
+                                color: colorOf(column, i),
+                                isDashed: column.dashed
+                              }));
+    drawChart(place, 'chart-layer-' + name, title, lines, {
+      isLog: log,
+      top: unit === 'share' ? 1 : undefined
+    });
   }
 }
 
@@ -132,18 +141,27 @@ function drawLora(run) {
   place.hidden = !hasRows;
   if (!hasRows) return;
   // a column's line, or the lines of all that begin with its name
-  const linesOf = (series, {name, line, dashed}, color) => (name.endsWith('/')
-    ? series.columns.filter((each) => each.startsWith(name)).map((each, i) => ({label: each.slice(name.length),
-      points: pointsOf(series, each), color: COLORS[i % COLORS.length], isDashed: i >= COLORS.length}))
-    : [{label: line, points: pointsOf(series, name), color, isDashed: dashed}]);
-  const drawn = [[trained, 'finetune'], [checked, 'finetune/validation']].flatMap(([series, kind]) =>
-    columnsOf(run, kind).filter(({chart}) => series && chart).map((column) => ({...column, series})));
+  const linesOf = (series, {name, line, dashed}, color) =>
+      (name.endsWith('/') ?
+           series.columns.filter((each) => each.startsWith(name))
+               .map((each, i) => ({
+                      label: each.slice(name.length),
+                      points: pointsOf(series, each),
+                      color: COLORS[i % COLORS.length],
+                      isDashed: i >= COLORS.length
+                    })) :
+           [{label: line, points: pointsOf(series, name), color, isDashed: dashed}]);
+  const drawn = [[trained, 'finetune'], [checked, 'finetune/validation']].flatMap(
+      ([series, kind]) => columnsOf(run, kind)
+                              .filter(({chart}) => series && chart)
+                              .map((column) => ({...column, series})));
   drawn.sort((a, b) => b.importance - a.importance);
   for (const title of new Set(drawn.map(({chart}) => chart))) {
     const columns = drawn.filter(({chart}) => chart === title), [{name, log}] = columns;
     // beside KL, cross-entropy says nothing new
     const isHidden = name === 'cross_entropy' && checked.columns.includes('kl');
-    const lines = columns.flatMap((column, i) => linesOf(column.series, column, colorOf(column, i)));
+    const lines =
+        columns.flatMap((column, i) => linesOf(column.series, column, colorOf(column, i)));
     drawChart(place, 'chart-' + name.replace('/', ''), title, isHidden ? [] : lines, {isLog: log});
   }
 }

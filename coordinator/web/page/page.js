@@ -10,11 +10,22 @@ const MAX_EVENTS = 5000;
 const FIRST_METRIC = 'relative_mse';
 
 const run = {
-  snapshot: {}, status: {}, isLive: false, series: new Map(), attempts: new Map(), events: [], attention: new Map(),
+  snapshot: {},
+  status: {},
+  isLive: false,
+  series: new Map(),
+  attempts: new Map(),
+  events: [],
+  attention: new Map(),
   columns: [],  // what series' columns are: the coordinator's table
   metrics: {},  // what the heat map can show: {label, isLog, of: of what reads a column}
-  numLayers: 0, kept: new Set(), layers: [],  // of the last drawing
-  layer: -1, metric: FIRST_METRIC, order: {field: 'layer', isDown: false}, shownMap: {},  // what the viewer chose
+  numLayers: 0,
+  kept: new Set(),
+  layers: [],  // of the last drawing
+  layer: -1,
+  metric: FIRST_METRIC,
+  order: {field: 'layer', isDown: false},
+  shownMap: {},  // what the viewer chose
   now() {
     return this.isLive ? Date.now() / 1000 : Date.parse(this.status.updated_at) / 1000
       || [...this.attempts.values()].reduce((last, {started, ended}) => Math.max(last, started, ended), 0);
@@ -42,11 +53,16 @@ function takeColumns(columns) {
   run.columns = columns;
   run.metrics = {};
   const shown = columnsOf(run, 'layer').filter(({heat}) => heat);
-  for (const {name, label, log} of shown.sort((a, b) => (b.name === FIRST_METRIC) - (a.name === FIRST_METRIC))) {
+  for (const {name, label, log} of shown.sort(
+           (a, b) => (b.name === FIRST_METRIC) - (a.name === FIRST_METRIC))) {
     run.metrics[name] = {label, isLog: log, of: (get) => get(name)};
-    if (name === 'mse') run.metrics.ratio = {label: 'MSE / control\'s MSE', isLog: true, of: ratioOf};
+    if (name === 'mse')
+      run.metrics.ratio = {label: 'MSE / control\'s MSE', isLog: true, of: ratioOf};
   }
-  fillSelect(byId('metric'), Object.entries(run.metrics).map(([key, {label}]) => [key, label]), run.metric);
+  fillSelect(
+      byId('metric'),
+      Object.entries(run.metrics).map(([key, {label}]) => [key, label]),
+      run.metric);
 }
 
 function takeStatus(status) {
@@ -93,7 +109,8 @@ function heatWords(layer, row) {
   const series = run.series.get('layer/' + layer), values = series && series.rows[row], {block} = run.layers[layer];
   const place = `layer ${layer}` + (block >= 0 ? `, block ${block}` : '');
   if (!values) return place + '\n' + (run.kept.has(layer) ? 'softmax kept' : 'not begun');
-  const metric = run.metrics[run.metric], get = (name) => values[2 + series.columns.indexOf(name)] ?? undefined;
+  const metric = run.metrics[run.metric],
+        get = (name) => values[2 + series.columns.indexOf(name)] ?? undefined;
   const lines = [`${place}, step ${values[0]}`, `${metric.label} ${shown(metric.of(get))}`];
   if (run.metric !== 'mse') lines.push(`MSE ${shown(get('mse'))}, control ${shown(get('control_mse'))}`);
   return lines.join('\n');

@@ -142,7 +142,11 @@ function layersOf(run) {
     const series = run.series.get('layer/' + layer);
     return {
       ...Object.fromEntries(columns.map(({name}) => [name, lastOf(series, name)])),
-      layer, block: -1, attempts: undefined, mark: '', isKept: run.kept.has(layer),
+      layer,
+      block: -1,
+      attempts: undefined,
+      mark: '',
+      isKept: run.kept.has(layer),
       step: series && series.rows.length > 0 ? series.rows[series.rows.length - 1][0] : undefined,
     };
   });
@@ -171,14 +175,21 @@ const LEAST_IMPORTANCE = 4;  // of a column that the table of layers has room fo
 
 // Of the table of layers: title, field of a layer, how it is shown.
 function layerColumns(run) {
-  const measured = columnsOf(run, 'layer').filter(({importance}) => importance >= LEAST_IMPORTANCE)
-    .sort((a, b) => b.importance - a.importance)
-    .map(({name, label, unit}) => [label, name, unit === 'share' ? (share) => percent(share, 1) : shown]);
+  const measured =
+      columnsOf(run, 'layer')
+          .filter(({importance}) => importance >= LEAST_IMPORTANCE)
+          .sort((a, b) => b.importance - a.importance)
+          .map(({name,
+                 label,
+                 unit}) => [label, name, unit === 'share' ? (share) => percent(share, 1) : shown]);
   const control = measured.findIndex(([, name]) => name === 'control_mse');
   if (control >= 0) measured.splice(control + 1, 0, ['MSE / control', 'ratio', shown]);
   return [
-    ['layer', 'layer', String], ['block', 'block', (block) => (block >= 0 ? String(block) : NONE)], ['step', 'step', String],
-    ...measured, ['attempts', 'attempts', String],
+    ['layer', 'layer', String],
+    ['block', 'block', (block) => (block >= 0 ? String(block) : NONE)],
+    ['step', 'step', String],
+    ...measured,
+    ['attempts', 'attempts', String],
   ];
 }
 
@@ -204,7 +215,8 @@ function makeLayerHead(run, redraw) {
 }
 
 function drawLayers(run, choose) {
-  const {field, isDown} = run.order, head = byId('layers').tHead.rows[0], columns = layerColumns(run);
+  const {field, isDown} = run.order, head = byId('layers').tHead.rows[0],
+                columns = layerColumns(run);
   const ratio = columns.findIndex(([, name]) => name === 'ratio');
   if (head.cells.length !== columns.length + 1) makeLayerHead(run, () => drawLayers(run, choose));
   columns.forEach(([title, name], i) => {
@@ -215,7 +227,8 @@ function drawLayers(run, choose) {
   const valueOf = (row) => (isNumber(row[field]) ? row[field] : isDown ? -Infinity : Infinity);
   const compare = (a, b) => (valueOf(a) === valueOf(b) ? a.layer - b.layer : (valueOf(a) < valueOf(b)) === isDown ? 1 : -1);
   fillTable(byId('layers').tBodies[0], [...run.layers].sort(compare).map((row) => {
-    const cells = columns.map(([, name, form]) => number(isNumber(row[name]) ? form(row[name]) : NONE));
+    const cells =
+        columns.map(([, name, form]) => number(isNumber(row[name]) ? form(row[name]) : NONE));
     Object.assign(cells[0], {press: () => choose(row.layer), title: 'show its curves'});
     if (row.ratio > 1) cells[ratio].className += ' bad';
     const isBad = ['quarantined', 'behind its control'].includes(row.mark);

@@ -111,7 +111,7 @@ TEST(MpirunWords, SetTheSingleCopyOffOnlyWhereItIsDenied) {
   const auto may_copy = [&directory](const std::string& scope, bool copies) {
     if (!scope.empty()) std::ofstream(directory / "ptrace_scope") << scope << "\n";
     return machine::may_copy_between_processes(directory / "ptrace_scope",
-                                            [copies] { return copies; });
+                                               [copies] { return copies; });
   };
   EXPECT_TRUE(may_copy("", true)) << "a kernel without Yama";
   EXPECT_FALSE(may_copy("", false)) << "a container that filters the call";

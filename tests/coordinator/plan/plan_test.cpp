@@ -1,10 +1,9 @@
-#include "coordinator/plan/planner.hpp"
-
 #include <gtest/gtest.h>
 
 #include <map>
 #include <numeric>
 
+#include "coordinator/plan/planner.hpp"
 #include "storage/base/error.hpp"
 
 namespace hedgerow::coordinator {

@@ -56,9 +56,9 @@ TEST(WorkersAwaited, TakesEachWorkerOnceAndAnswersNobody) {
   std::string state;
   const std::vector<wire::Hello> workers =
       await_workers({.layout = layout,
-                 .mailbox = mailbox,
-                 .settle = std::chrono::milliseconds(20),
-                 .on_status = [&state](const RunStatus& status) { state = status.state; }});
+                     .mailbox = mailbox,
+                     .settle = std::chrono::milliseconds(20),
+                     .on_status = [&state](const RunStatus& status) { state = status.state; }});
   ASSERT_EQ(workers.size(), 2U);
   EXPECT_EQ(workers[0].worker.uuid, "a");
   EXPECT_EQ(workers[1].worker.uuid, "b");
@@ -75,7 +75,8 @@ TEST(WorkersAwaited, EndsWhenItIsAskedToStop) {
   std::filesystem::create_directories(layout.logs());
   ScriptedMailbox mailbox({});
   const std::atomic<int> stop{1};
-  EXPECT_TRUE(await_workers({.layout = layout, .mailbox = mailbox, .stop_requests = &stop}).empty());
+  EXPECT_TRUE(
+      await_workers({.layout = layout, .mailbox = mailbox, .stop_requests = &stop}).empty());
 }
 
 }  // namespace

@@ -263,7 +263,8 @@ TEST(FillStatus, AnAttemptThatEndedLeavesTheStepsOfItsCheckpointAndLoadingDoesNo
                                                CheckpointCommitted{1, 30, {"c", 1, {}}},
                                                TaskReleased{1, "interrupted"}})
     EXPECT_EQ(coordinator::apply(state, event), std::nullopt);
-  const JobSize size{.transfer_steps = 60, .work = {{Stage::kCapture, 100.0}, {Stage::kTransfer, 300.0}}};
+  const JobSize size{.transfer_steps = 60,
+                     .work = {{Stage::kCapture, 100.0}, {Stage::kTransfer, 300.0}}};
   RunStatus status;
   fill_status(status, state, {}, {}, 0.0, size);
   EXPECT_EQ(status.task("transfer/b0000")->steps().done, 30);
@@ -298,7 +299,8 @@ TEST(FillStatus, TheWholeIsUnknownWithoutAPlanAndElseWeighsStagesByTheirWork) {
   fill_status(status, state, {}, {}, 0.0);
   EXPECT_FALSE(status.fraction);
   RunStatus planned;
-  fill_status(planned, state, {}, {}, 0.0, {.work = {{Stage::kCapture, 100.0}, {Stage::kTransfer, 300.0}}});
+  fill_status(
+      planned, state, {}, {}, 0.0, {.work = {{Stage::kCapture, 100.0}, {Stage::kTransfer, 300.0}}});
   EXPECT_DOUBLE_EQ(planned.fraction.value_or(-1.0), 0.25);
 }
 
@@ -329,8 +331,12 @@ TEST(FillStatus, AnEtaIsThereFromTheFirstFinishedShardOrStepOnAndStays) {
   };
   const auto shown = [&](double now, const ProgressOf& progress) {
     RunStatus status;
-    fill_status(
-        status, state, times, progress, now, {.work = {{Stage::kCapture, 100.0}, {Stage::kTransfer, 900.0}}});
+    fill_status(status,
+                state,
+                times,
+                progress,
+                now,
+                {.work = {{Stage::kCapture, 100.0}, {Stage::kTransfer, 900.0}}});
     return status;
   };
   at(0, RunStarted{geometry, "test"});
@@ -396,9 +402,10 @@ TEST(FillStatus, WhatAStageTookStandsBesideWhatWasPlanned) {
   at(3'600, TaskDone{2, {{"a", 200, {}}}, result(80, 60)});
   JobSize size{.work = {{Stage::kCapture, 1.0}, {Stage::kTransfer, 1.0}}};
   size.plan = RecordedPlan{
-      .stages = {{.stage = Stage::kCapture, .seconds = 1'000.0, .gpu_hours = 0.25, .memory_bytes = 55},
-                 {.stage = Stage::kTransfer, .seconds = 7'200.0, .gpu_hours = 2.0},
-                 {.stage = Stage::kFinetune, .gpu_hours = 8.0}},
+      .stages =
+          {{.stage = Stage::kCapture, .seconds = 1'000.0, .gpu_hours = 0.25, .memory_bytes = 55},
+           {.stage = Stage::kTransfer, .seconds = 7'200.0, .gpu_hours = 2.0},
+           {.stage = Stage::kFinetune, .gpu_hours = 8.0}},
       .price_per_hour = 3.0};
   RunStatus status;
   fill_status(status, state, times, {}, 5'400.0, size);

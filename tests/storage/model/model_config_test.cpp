@@ -62,7 +62,8 @@ TEST(ModelConfig, ReadsLlama31WithItsRopeScaling) {
   EXPECT_EQ(config.rope.factor, 8.0);
   EXPECT_EQ(config.rope.original_max_position_embeddings, 8192);
   EXPECT_EQ(config.eos_token_ids, (std::vector<int>{1, 2}));
-  EXPECT_TRUE(config.qkv_bias && config.o_bias && config.mlp_bias && config.qk_norm == QkNorm::kNone);
+  EXPECT_TRUE(config.qkv_bias && config.o_bias && config.mlp_bias &&
+              config.qk_norm == QkNorm::kNone);
   EXPECT_FALSE(config.sliding_window.has_value());
 }
 

@@ -319,12 +319,12 @@ TEST(KernelSweep, AnErrorThatIsNotLibTorchsRefusesItsVariantAlone) {
 
 bench::LayerProbe small_layer() {
   bench::LayerProbe probe{.hidden_size = 32,
-                         .intermediate_size = 64,
-                         .num_attention_heads = 4,
-                         .num_key_value_heads = 2,
-                         .head_dim = 8,
-                         .seq_len = 64,
-                         .sequences = 2};
+                          .intermediate_size = 64,
+                          .num_attention_heads = 4,
+                          .num_key_value_heads = 2,
+                          .head_dim = 8,
+                          .seq_len = 64,
+                          .sequences = 2};
   probe.attention.feature_dim = 8;
   probe.attention.window_size = 16;
   return probe;

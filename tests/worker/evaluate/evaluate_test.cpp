@@ -1,5 +1,3 @@
-#include "worker/evaluate/evaluate_task.hpp"
-
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
@@ -15,6 +13,7 @@
 #include "tests/support/temporary_directory.hpp"
 #include "tests/support/tiny_model.hpp"
 #include "tests/support/tiny_run.hpp"
+#include "worker/evaluate/evaluate_task.hpp"
 #include "worker/model/attention_options.hpp"
 #include "worker/model/linear_branch.hpp"
 

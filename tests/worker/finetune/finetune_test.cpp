@@ -87,8 +87,7 @@ at::Tensor plain_loss_sum(const TinyStudent& tiny,
                           std::span<const std::int64_t> sequences,
                           const LoraAdapter& lora) {
   const auto& config = tiny.config;
-  const LayerContext context{
-      config, make_rope_table(config, tokens.seq_len, at::kCPU), at::kFloat};
+  const LayerContext context{config, make_rope_table(config, tokens.seq_len, at::kCPU), at::kFloat};
   std::vector<std::int64_t> ids, targets;
   for (const auto sequence : sequences) {
     const auto row = tokens.sequence(sequence);
@@ -130,7 +129,8 @@ void draw_b(TrainedParameters& parameters) {
 
 storage::FinetuneSection everything() {
   storage::FinetuneSection finetune = section();
-  finetune.target_modules = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
+  finetune.target_modules = {
+      "q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"};
   finetune.trainable = {"lora", "maps", "window_factors", "norms"};
   return finetune;
 }
@@ -163,8 +163,8 @@ TEST(Finetune, GradientsEqualThoseOfAPlainAutogradModel) {
           TinyOptions{.window = storage::WindowLayout::kSliding, .softmax_layers = {1}},
           TinyOptions{.qk_norm = storage::QkNorm::kHead, .biases = true},
           TinyOptions{.qk_norm = storage::QkNorm::kWidth,
-                      .norm_place = storage::NormPlace::kAfter,
-                      .biases = true},
+          .norm_place = storage::NormPlace::kAfter,
+          .biases = true},
           TinyOptions{.layers_without_rope = {1}}}) {
       const auto alone = make_single_communicator();
       Trained trained(tiny, trainer_options(finetune), *alone);

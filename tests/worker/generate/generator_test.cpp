@@ -118,13 +118,12 @@ TEST(Generator, AStateOfAKvHeadTakesItsShareOfTheBytes) {
 }
 
 TEST(Generator, LayersThatKeepSoftmaxAndTheTeacherAloneEqualTheFullForward) {
-  for (const TinyOptions& options : {TinyOptions{.qk_norm = storage::QkNorm::kHead,
-                                                 .biases = true,
-                                                 .softmax_layers = {0, 2}},
-                                     TinyOptions{.qk_norm = storage::QkNorm::kWidth,
-                                                 .norm_place = storage::NormPlace::kAfter,
-                                                 .layers_without_rope = {0},
-                                                 .softmax_layers = {2}}}) {
+  for (const TinyOptions& options :
+       {TinyOptions{.qk_norm = storage::QkNorm::kHead, .biases = true, .softmax_layers = {0, 2}},
+        TinyOptions{.qk_norm = storage::QkNorm::kWidth,
+        .norm_place = storage::NormPlace::kAfter,
+        .layers_without_rope = {0},
+        .softmax_layers = {2}}}) {
     const TinyStudent tiny = make_tiny_student(options);
     for (const std::int64_t length : {1, 13}) {
       expect_equals_full_forward(tiny, true, length);

@@ -138,10 +138,10 @@ TEST(Lora, MergingAddsTheScaledProductAndRoundsOnce) {
     return (weight.to(at::kDouble) + 2.0 * at::mm(pair.b, pair.a).to(at::kDouble));
   };
   // q rows and v rows stay; k rows and o move.
-  EXPECT_TRUE(
-      at::equal(merged.qkv.weight().narrow(0, 0, 32), tiny.layers[1].qkv.weight().narrow(0, 0, 32)));
-  EXPECT_TRUE(
-      at::equal(merged.qkv.weight().narrow(0, 48, 16), tiny.layers[1].qkv.weight().narrow(0, 48, 16)));
+  EXPECT_TRUE(at::equal(merged.qkv.weight().narrow(0, 0, 32),
+                        tiny.layers[1].qkv.weight().narrow(0, 0, 32)));
+  EXPECT_TRUE(at::equal(merged.qkv.weight().narrow(0, 48, 16),
+                        tiny.layers[1].qkv.weight().narrow(0, 48, 16)));
   const auto check = [](const at::Tensor& found, const at::Tensor& exact) {
     const at::Tensor error = (found.to(at::kDouble) - exact).abs();
     EXPECT_LE((error / (exact.abs() + 1e-3)).max().item<double>(),
@@ -170,8 +170,8 @@ TEST(Lora, MergingReachesTheProjectionsOfTheMlp) {
                            at::cat({update("gate_proj"), update("up_proj")}),
                            1e-4,
                            1e-5));
-  EXPECT_TRUE(
-      at::allclose(merged.down.weight() - tiny.layers[1].down.weight(), update("down_proj"), 1e-4, 1e-5));
+  EXPECT_TRUE(at::allclose(
+      merged.down.weight() - tiny.layers[1].down.weight(), update("down_proj"), 1e-4, 1e-5));
   EXPECT_TRUE(merged.qkv.weight().is_same(tiny.layers[1].qkv.weight())) << "a copy for nothing";
 }
 
@@ -193,12 +193,11 @@ TrainedTensors draw_parts(tests::TinyStudent& tiny) {
 }
 
 TEST(TrainedParts, WhatWasWrittenBesideTheAdapterIsPutInPlaceOfStudentsAndTeachersOwn) {
-  for (const tests::TinyOptions& options : {tests::TinyOptions{.softmax_layers = {1}},
-                                            tests::TinyOptions{.qk_norm = storage::QkNorm::kHead,
-                                                               .biases = true},
-                                            tests::TinyOptions{
-                                                .qk_norm = storage::QkNorm::kWidth,
-                                                .norm_place = storage::NormPlace::kAfter}}) {
+  for (const tests::TinyOptions& options :
+       {tests::TinyOptions{.softmax_layers = {1}},
+        tests::TinyOptions{.qk_norm = storage::QkNorm::kHead, .biases = true},
+        tests::TinyOptions{.qk_norm = storage::QkNorm::kWidth,
+        .norm_place = storage::NormPlace::kAfter}}) {
     auto tiny = tests::make_tiny_student(options);
     const tests::TemporaryDirectory directory;
     save_adapter(directory.path(), adapter(tiny.config), "teacher");

@@ -67,7 +67,8 @@ at::Tensor FrozenProduct::forward(const at::Tensor& x) const {
 
 at::Tensor FrozenProduct::backward(const at::Tensor& dy) const {
   RECORD_USER_SCOPE("hedgerow::frozen_product");
-  TORCH_CHECK(!packed_ || transposed_.defined(), "a product without its transpose goes forward only");
+  TORCH_CHECK(!packed_ || transposed_.defined(),
+              "a product without its transpose goes forward only");
   return packed_ ? packed_linear(dy, transposed_, {}) : at::matmul(dy, weight_);
 }
 

@@ -1,7 +1,7 @@
-// A frozen linear product: y = x W^T + b and, backward, dx = dy W, never dW. Packed, a matrix is kept
-// in oneDNN's blocked layout: on the CPU in bf16, packing it anew for every product costs about half
-// as much as a product of 512 rows. The same primitive as at::linear runs, and gives the same bits.
-// A handle: copies share the matrix, but one that is packed is packed alone.
+// A frozen linear product: y = x W^T + b and, backward, dx = dy W, never dW. Packed, a matrix is
+// kept in oneDNN's blocked layout: on the CPU in bf16, packing it anew for every product costs
+// about half as much as a product of 512 rows. The same primitive as at::linear runs, and gives the
+// same bits. A handle: copies share the matrix, but one that is packed is packed alone.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ class FrozenProduct {
   void pack(std::int64_t rows);
   void pack_with_transpose(std::int64_t rows);
 
-  [[nodiscard]] at::Tensor forward(const at::Tensor& x) const;    // [..., in] -> [..., out]
+  [[nodiscard]] at::Tensor forward(const at::Tensor& x) const;  // [..., in] -> [..., out]
   // [..., out] -> [..., in]. Not after pack(), which keeps no transpose.
   [[nodiscard]] at::Tensor backward(const at::Tensor& dy) const;
 

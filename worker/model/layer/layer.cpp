@@ -24,7 +24,7 @@ struct LoraUpdate {
 };
 
 // Those of a product's modules that have LoRA.
-std::vector<LoraUpdate> updates_of(FrozenProduct LayerWeights::* product,
+std::vector<LoraUpdate> updates_of(FrozenProduct LayerWeights::*product,
                                    const LayerLora& lora,
                                    const LayerContext& context) {
   std::vector<LoraUpdate> found;
@@ -52,7 +52,7 @@ LoraInput lora_input(const at::Tensor& x, const std::vector<LoraUpdate>& updates
 }
 
 // A product of x with its modules' LoRA added to their columns.
-at::Tensor adapted_product(FrozenProduct LayerWeights::* product,
+at::Tensor adapted_product(FrozenProduct LayerWeights::*product,
                            const at::Tensor& x,
                            const LayerWeights& weights,
                            const LayerContext& context,
@@ -122,12 +122,8 @@ Qkv layer_qkv(const at::Tensor& hidden_states,
   const at::Tensor x = config.norm_place == NormPlace::kBefore
                            ? rms_norm(hidden_states, weights.attention_norm, config.rms_norm_eps)
                            : hidden_states;
-  const at::Tensor qkv = adapted_product(&LayerWeights::qkv,
-                                         x,
-                                         weights,
-                                         context,
-                                         lora,
-                                         tape == nullptr ? nullptr : &tape->qkv_lora);
+  const at::Tensor qkv = adapted_product(
+      &LayerWeights::qkv, x, weights, context, lora, tape == nullptr ? nullptr : &tape->qkv_lora);
   if (tape != nullptr && weights.q_norm.defined()) tape->qkv = qkv;
   return split_heads(qkv,
                      config.num_attention_heads,
@@ -168,8 +164,8 @@ at::Tensor layer_output(const at::Tensor& hidden_states,
                                  lora,
                                  tape == nullptr ? nullptr : &kept.gate_up_lora);
   if (only_tape && is_before) return {};
-  const at::Tensor down = adapted_product(
-      &LayerWeights::down, swiglu(kept.gate_up), weights, context, lora, nullptr);
+  const at::Tensor down =
+      adapted_product(&LayerWeights::down, swiglu(kept.gate_up), weights, context, lora, nullptr);
   if (is_before) return add_round(kept.mid, down, context.stream);
   if (tape != nullptr) kept.down = down;
   if (only_tape) return {};
@@ -194,8 +190,7 @@ OutputGradients layer_output_backward(const at::Tensor& output_gradient,
   const at::Tensor dx = weights.down.backward(ddown);
   if (const auto updates = updates_of(&LayerWeights::down, lora, context); !updates.empty()) {
     const LoraInput input = lora_input(swiglu(tape.gate_up), updates);
-    add_scaled(
-        rows_of(dx), 0, lora_gradient(ddown, input, updates, lora, gradient, true), 1.0);
+    add_scaled(rows_of(dx), 0, lora_gradient(ddown, input, updates, lora, gradient, true), 1.0);
   }
   const at::Tensor dgate_up = swiglu_backward(dx, tape.gate_up);
   const at::Tensor low_rank = lora_gradient(dgate_up,
@@ -215,12 +210,8 @@ OutputGradients layer_output_backward(const at::Tensor& output_gradient,
     dattended = through_norm(dmid, tape.attended, weights.attention_norm);
   }
   const at::Tensor dy = weights.o.backward(dattended);
-  const at::Tensor o_low_rank = lora_gradient(dattended,
-                                              tape.o_lora,
-                                              updates_of(&LayerWeights::o, lora, context),
-                                              lora,
-                                              gradient,
-                                              true);
+  const at::Tensor o_low_rank = lora_gradient(
+      dattended, tape.o_lora, updates_of(&LayerWeights::o, lora, context), lora, gradient, true);
   if (o_low_rank.defined()) add_scaled(rows_of(dy), 0, o_low_rank, 1.0);
   return {dmid, dy};
 }
@@ -236,10 +227,8 @@ at::Tensor layer_qkv_backward(const Qkv& gradient_of_heads,
                               bool needs_input) {
   const at::NoGradGuard no_gradients;
   const bool is_before = context.config.norm_place == NormPlace::kBefore;
-  const at::Tensor dqkv = split_heads_backward(gradient_of_heads,
-                                               tape.qkv,
-                                               rope_of(weights, context),
-                                               head_norms(weights, context));
+  const at::Tensor dqkv = split_heads_backward(
+      gradient_of_heads, tape.qkv, rope_of(weights, context), head_norms(weights, context));
   const bool needs_norm = needs_input || (is_before && is_trained(weights.attention_norm));
   const at::Tensor low_rank = lora_gradient(dqkv,
                                             tape.qkv_lora,

@@ -10,8 +10,8 @@
 //   after:  m = h + norm(attention(h) Wo^T),  out = m + norm(swiglu(m Wgu^T) Wd^T)
 //
 // with LoRA's update beside every product, `out` rounded to the stream. Callers that promise equal
-// bytes (capture, transfer, evaluate) go through worker/model/block_runner.hpp, which fixes the shape
-// of every product; the functions here take any shape.
+// bytes (capture, transfer, evaluate) go through worker/model/block_runner.hpp, which fixes the
+// shape of every product; the functions here take any shape.
 #pragma once
 
 #include <ATen/core/Tensor.h>

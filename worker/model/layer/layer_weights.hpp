@@ -1,6 +1,6 @@
 // Weights of one decoder layer in memory, by slot (storage/model/architecture.hpp), fused where
-// products share their input. Matrices and biases in the compute dtype, norms in fp32 (they are read
-// once a row, and a norm rounded to bf16 would differ from the stored one for nothing).
+// products share their input. Matrices and biases in the compute dtype, norms in fp32 (they are
+// read once a row, and a norm rounded to bf16 would differ from the stored one for nothing).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +25,7 @@ struct LayerWeights {
 
 // Which slots make a product, in the order of its rows.
 struct ProductSlots {
-  FrozenProduct LayerWeights::* product;
+  FrozenProduct LayerWeights::*product;
   std::array<storage::Slot, 3> slots;
   std::size_t count;
   [[nodiscard]] std::span<const storage::Slot> all() const { return {slots.data(), count}; }
@@ -37,7 +37,7 @@ inline constexpr std::array<ProductSlots, 4> kProducts{
      {&LayerWeights::down, {storage::Slot::kDown}, 1}}};
 
 struct NormSlot {
-  at::Tensor LayerWeights::* norm;
+  at::Tensor LayerWeights::*norm;
   storage::Slot slot;
 };
 inline constexpr std::array<NormSlot, 4> kNorms{

@@ -1,8 +1,7 @@
 // Loops that the compiler vectorises; see row_math.hpp.
-#include "worker/model/layer/cpu_rows.hpp"
-
 #include <ATen/ATen.h>
 
+#include "worker/model/layer/cpu_rows.hpp"
 #include "worker/model/layer/row_math.hpp"
 
 namespace hedgerow::worker::cpu {
@@ -21,11 +20,11 @@ HEDGEROW_INLINE void swiglu_row(const T* __restrict gate,
 
 template <typename T>
 HEDGEROW_INLINE void swiglu_gradient_row(const T* __restrict dy,
-                                const T* __restrict gate,
-                                const T* __restrict up,
-                                T* __restrict dgate,
-                                T* __restrict dup,
-                                std::int64_t size) {
+                                         const T* __restrict gate,
+                                         const T* __restrict up,
+                                         T* __restrict dgate,
+                                         T* __restrict dup,
+                                         std::int64_t size) {
   for (std::int64_t i = 0; i < size; ++i) {
     const float g = widen(gate[i]);
     const float d = widen(dy[i]);
@@ -75,10 +74,10 @@ at::Tensor swiglu_backward(const at::Tensor& output_gradient, const at::Tensor& 
       gate_up, output_gradient.numel() / m, [&](std::int64_t first, std::int64_t count, auto tag) {
         using T = decltype(tag);
         swiglu_gradient_rows(data<T>(output_gradient) + first * m,
-                    data<T>(gate_up) + 2 * first * m,
-                    data<T>(out) + 2 * first * m,
-                    count,
-                    m);
+                             data<T>(gate_up) + 2 * first * m,
+                             data<T>(out) + 2 * first * m,
+                             count,
+                             m);
       });
   return out;
 }

@@ -51,7 +51,8 @@ Normed add_rms_norm(const at::Tensor& residual,
   RECORD_USER_SCOPE("hedgerow::add_rms_norm");
   if (has_cpu_rows(residual))
     return cpu::add_rms_norm(residual.contiguous(), update.contiguous(), weight, eps);
-  if (const auto* cuda = fused_for(residual); cuda != nullptr && residual.sizes() == update.sizes()) {
+  if (const auto* cuda = fused_for(residual);
+      cuda != nullptr && residual.sizes() == update.sizes()) {
     auto [sum, normed] = cuda->add_rms_norm(residual, update, weight, eps);
     return {std::move(sum), std::move(normed)};
   }
@@ -65,7 +66,8 @@ at::Tensor add_round(const at::Tensor& residual, const at::Tensor& update, at::S
   if (residual.is_cuda() && residual.scalar_type() == at::kBFloat16 &&
       update.scalar_type() == at::kBFloat16 && stream != at::kHalf)
     return residual + update;
-  if (!has_cpu_rows(residual) || stream == at::kHalf) return plain_add_round(residual, update, stream);
+  if (!has_cpu_rows(residual) || stream == at::kHalf)
+    return plain_add_round(residual, update, stream);
   return cpu::add_round(residual.contiguous(), update.contiguous(), stream);
 }
 

@@ -1,9 +1,9 @@
 // RMSNorm and the residual additions of a layer, one pass over memory each, with their gradients.
 // Without autograd: every value is computed in fp32 and rounded once, where transformers rounds
 // after each operation in bf16; in fp32 the two agree to the last bits. A row's result depends on
-// that row alone, never on the number of rows or of threads. On the CPU these are hand-written loops
-// (norm_cpu.cpp), on CUDA in bf16 fused kernels (kernels/cuda/elementwise_cuda.hpp); elsewhere the
-// plain_ forms run, which are also the tests' reference.
+// that row alone, never on the number of rows or of threads. On the CPU these are hand-written
+// loops (norm_cpu.cpp), on CUDA in bf16 fused kernels (kernels/cuda/elementwise_cuda.hpp);
+// elsewhere the plain_ forms run, which are also the tests' reference.
 //
 // Rows are tokens: B sequences of T tokens are [B, T, ...], contiguous. dtype: bf16 or fp32. Norm
 // weights are fp32. A norm's weight is trained where its .grad() is defined: its gradient, the sum

@@ -1,10 +1,9 @@
 // Loops that the compiler vectorises; see row_math.hpp.
-#include "worker/model/layer/cpu_rows.hpp"
-
 #include <ATen/ATen.h>
 
 #include <vector>
 
+#include "worker/model/layer/cpu_rows.hpp"
 #include "worker/model/layer/row_math.hpp"
 
 namespace hedgerow::worker::cpu {
@@ -31,14 +30,14 @@ HEDGEROW_INLINE void add_row(const T* __restrict a,
 // With r = 1 / rms(x): out = residual + r w dy - x r^3 mean(w dy x). `wide` is room for a row.
 template <typename T>
 HEDGEROW_INLINE void norm_gradient_row(const T* __restrict residual,
-                              const T* __restrict dy,
-                              const float* __restrict low_rank,
-                              const T* __restrict x,
-                              const float* __restrict weight,
-                              float* __restrict wide,
-                              T* __restrict out,
-                              std::int64_t size,
-                              float eps) {
+                                       const T* __restrict dy,
+                                       const float* __restrict low_rank,
+                                       const T* __restrict x,
+                                       const float* __restrict weight,
+                                       float* __restrict wide,
+                                       T* __restrict out,
+                                       std::int64_t size,
+                                       float eps) {
   if (low_rank != nullptr) {
     for (std::int64_t i = 0; i < size; ++i) wide[i] = widen(dy[i]) + low_rank[i];
   } else {
@@ -53,64 +52,65 @@ HEDGEROW_INLINE void norm_gradient_row(const T* __restrict residual,
 
 template <typename T>
 HEDGEROW_INLINE void add_scaled_row(T* __restrict y,
-                             const float* __restrict update,
-                             float scale,
-                             std::int64_t size) {
+                                    const float* __restrict update,
+                                    float scale,
+                                    std::int64_t size) {
   for (std::int64_t i = 0; i < size; ++i) narrow(widen(y[i]) + scale * update[i], y[i]);
 }
 
 // One entry per element type, because a template cannot be cloned.
-#define HEDGEROW_ROWS(T)                                                                              \
-  HEDGEROW_CLONES void norm_rows(                                                                     \
-      const T* x, const float* w, T* out, std::int64_t rows, std::int64_t m, float eps) {             \
-    for (std::int64_t r = 0; r < rows; ++r) norm_row(x + r * m, w, out + r * m, m, eps);              \
-  }                                                                                                   \
-  HEDGEROW_CLONES void add_norm_rows(const T* a,                                                      \
-                                     const T* b,                                                      \
-                                     const float* w,                                                  \
-                                     T* sum,                                                          \
-                                     T* out,                                                          \
-                                     std::int64_t rows,                                               \
-                                     std::int64_t m,                                                  \
-                                     float eps) {                                                     \
-    for (std::int64_t r = 0; r < rows; ++r) {                                                         \
-      add_row(a + r * m, b + r * m, sum + r * m, m);                                                  \
-      norm_row(sum + r * m, w, out + r * m, m, eps);                                                  \
-    }                                                                                                 \
-  }                                                                                                   \
-  HEDGEROW_CLONES void add_rows(                                                                      \
-      const T* __restrict a, const T* __restrict b, T* __restrict out, std::int64_t size) {           \
-    add_row(a, b, out, size);                                                                         \
-  }                                                                                                   \
-  HEDGEROW_CLONES void norm_gradient_rows(const T* residual,                                          \
-                                 const T* dy,                                                         \
-                                 const float* low_rank,                                               \
-                                 const T* x,                                                          \
-                                 const float* weight,                                                 \
-                                 float* wide,                                                         \
-                                 T* out,                                                              \
-                                 std::int64_t rows,                                                   \
-                                 std::int64_t m,                                                      \
-                                 float eps) {                                                         \
-    for (std::int64_t at = 0; at < rows * m; at += m) {                                               \
-      norm_gradient_row(residual + at,                                                                \
-               dy + at,                                                                               \
-               low_rank == nullptr ? nullptr : low_rank + at,                                         \
-               x + at,                                                                                \
-               weight,                                                                                \
-               wide,                                                                                  \
-               out + at,                                                                              \
-               m,                                                                                     \
-               eps);                                                                                  \
-    }                                                                                                 \
-  }                                                                                                   \
-  HEDGEROW_CLONES void add_scaled_rows(T* y,                                                          \
-                                std::int64_t stride,                                                  \
-                                const float* update,                                                  \
-                                std::int64_t rows,                                                    \
-                                std::int64_t m,                                                       \
-                                float scale) {                                                        \
-    for (std::int64_t r = 0; r < rows; ++r) add_scaled_row(y + r * stride, update + r * m, scale, m); \
+#define HEDGEROW_ROWS(T)                                                                    \
+  HEDGEROW_CLONES void norm_rows(                                                           \
+      const T* x, const float* w, T* out, std::int64_t rows, std::int64_t m, float eps) {   \
+    for (std::int64_t r = 0; r < rows; ++r) norm_row(x + r * m, w, out + r * m, m, eps);    \
+  }                                                                                         \
+  HEDGEROW_CLONES void add_norm_rows(const T* a,                                            \
+                                     const T* b,                                            \
+                                     const float* w,                                        \
+                                     T* sum,                                                \
+                                     T* out,                                                \
+                                     std::int64_t rows,                                     \
+                                     std::int64_t m,                                        \
+                                     float eps) {                                           \
+    for (std::int64_t r = 0; r < rows; ++r) {                                               \
+      add_row(a + r * m, b + r * m, sum + r * m, m);                                        \
+      norm_row(sum + r * m, w, out + r * m, m, eps);                                        \
+    }                                                                                       \
+  }                                                                                         \
+  HEDGEROW_CLONES void add_rows(                                                            \
+      const T* __restrict a, const T* __restrict b, T* __restrict out, std::int64_t size) { \
+    add_row(a, b, out, size);                                                               \
+  }                                                                                         \
+  HEDGEROW_CLONES void norm_gradient_rows(const T* residual,                                \
+                                          const T* dy,                                      \
+                                          const float* low_rank,                            \
+                                          const T* x,                                       \
+                                          const float* weight,                              \
+                                          float* wide,                                      \
+                                          T* out,                                           \
+                                          std::int64_t rows,                                \
+                                          std::int64_t m,                                   \
+                                          float eps) {                                      \
+    for (std::int64_t at = 0; at < rows * m; at += m) {                                     \
+      norm_gradient_row(residual + at,                                                      \
+                        dy + at,                                                            \
+                        low_rank == nullptr ? nullptr : low_rank + at,                      \
+                        x + at,                                                             \
+                        weight,                                                             \
+                        wide,                                                               \
+                        out + at,                                                           \
+                        m,                                                                  \
+                        eps);                                                               \
+    }                                                                                       \
+  }                                                                                         \
+  HEDGEROW_CLONES void add_scaled_rows(T* y,                                                \
+                                       std::int64_t stride,                                 \
+                                       const float* update,                                 \
+                                       std::int64_t rows,                                   \
+                                       std::int64_t m,                                      \
+                                       float scale) {                                       \
+    for (std::int64_t r = 0; r < rows; ++r)                                                 \
+      add_scaled_row(y + r * stride, update + r * m, scale, m);                             \
   }
 HEDGEROW_ROWS(float)
 HEDGEROW_ROWS(bf16)
@@ -194,15 +194,15 @@ at::Tensor rms_norm_backward(const at::Tensor& residual_gradient,
     const std::int64_t at = first * m;
     std::vector<float> wide(static_cast<std::size_t>(m));
     norm_gradient_rows(data<T>(residual_gradient) + at,
-              data<T>(output_gradient) + at,
-              low == nullptr ? nullptr : low + at,
-              data<T>(x) + at,
-              weight.const_data_ptr<float>(),
-              wide.data(),
-              data<T>(out) + at,
-              count,
-              m,
-              static_cast<float>(eps));
+                       data<T>(output_gradient) + at,
+                       low == nullptr ? nullptr : low + at,
+                       data<T>(x) + at,
+                       weight.const_data_ptr<float>(),
+                       wide.data(),
+                       data<T>(out) + at,
+                       count,
+                       m,
+                       static_cast<float>(eps));
   });
   return out;
 }
@@ -212,11 +212,11 @@ void add_scaled(const at::Tensor& y, std::int64_t first, const at::Tensor& updat
   for_rows(y, y.numel() / stride, [&](std::int64_t row, std::int64_t count, auto tag) {
     using T = decltype(tag);
     add_scaled_rows(data<T>(y) + row * stride + first,
-             stride,
-             update.const_data_ptr<float>() + row * m,
-             count,
-             m,
-             static_cast<float>(scale));
+                    stride,
+                    update.const_data_ptr<float>() + row * m,
+                    count,
+                    m,
+                    static_cast<float>(scale));
   });
 }
 

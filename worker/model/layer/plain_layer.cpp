@@ -10,7 +10,7 @@
 namespace hedgerow::worker {
 namespace {
 
-at::Tensor plain_product(FrozenProduct LayerWeights::* product,
+at::Tensor plain_product(FrozenProduct LayerWeights::*product,
                          const at::Tensor& x,
                          const LayerWeights& weights,
                          const LayerContext& context,
@@ -42,23 +42,21 @@ at::Tensor plain_layer(const at::Tensor& hidden_states,
   const auto norm = [&](bool applies, const at::Tensor& x, const at::Tensor& weight) {
     return applies ? plain_rms_norm(x, weight, config.rms_norm_eps) : x;
   };
-  const auto product = [&](FrozenProduct LayerWeights::* which, const at::Tensor& x) {
+  const auto product = [&](FrozenProduct LayerWeights::*which, const at::Tensor& x) {
     return plain_product(which, x, weights, context, lora);
   };
-  const Qkv heads =
-      plain_split_heads(product(&LayerWeights::qkv,
-                                norm(is_before, hidden_states, weights.attention_norm)),
-                        config.num_attention_heads,
-                        config.num_key_value_heads,
-                        weights.has_rope ? context.rope : identity_like(context.rope),
-                        {weights.q_norm, weights.k_norm, config.rms_norm_eps});
+  const Qkv heads = plain_split_heads(
+      product(&LayerWeights::qkv, norm(is_before, hidden_states, weights.attention_norm)),
+      config.num_attention_heads,
+      config.num_key_value_heads,
+      weights.has_rope ? context.rope : identity_like(context.rope),
+      {weights.q_norm, weights.k_norm, config.rms_norm_eps});
   const at::Tensor attended = product(&LayerWeights::o, attend(heads).transpose(1, 2).flatten(2));
   const at::Tensor mid = hidden_states + norm(!is_before, attended, weights.attention_norm);
   const at::Tensor gate_up =
       product(&LayerWeights::gate_up, norm(is_before, mid, weights.mlp_norm));
-  return mid + norm(!is_before,
-                    product(&LayerWeights::down, plain_swiglu(gate_up)),
-                    weights.mlp_norm);
+  return mid +
+         norm(!is_before, product(&LayerWeights::down, plain_swiglu(gate_up)), weights.mlp_norm);
 }
 
 }  // namespace hedgerow::worker

@@ -7,8 +7,8 @@
 
 namespace hedgerow::worker {
 
-// cos and sin [T, D] fp32 of positions 0..T-1, both halves of D equal, computed as transformers does
-// (fp32) from the configuration and never from a buffer in the weights.
+// cos and sin [T, D] fp32 of positions 0..T-1, both halves of D equal, computed as transformers
+// does (fp32) from the configuration and never from a buffer in the weights.
 struct RopeTable {
   at::Tensor cos, sin;
 };

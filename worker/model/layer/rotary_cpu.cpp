@@ -1,11 +1,10 @@
 // Loops that the compiler vectorises; see row_math.hpp.
-#include "worker/model/layer/cpu_rows.hpp"
-
 #include <ATen/ATen.h>
 
 #include <algorithm>
 #include <cstring>
 
+#include "worker/model/layer/cpu_rows.hpp"
 #include "worker/model/layer/row_math.hpp"
 
 namespace hedgerow::worker::cpu {
@@ -94,13 +93,13 @@ HEDGEROW_INLINE void head_row(const T* dy,
     }                                                                                   \
   }                                                                                     \
   HEDGEROW_CLONES void rotate_head_back(const T* dy,                                    \
-                            const float* norm,                                          \
-                            const T* x,                                                 \
-                            float eps,                                                  \
-                            const float* cos,                                           \
-                            const float* sin,                                           \
-                            T* out,                                                     \
-                            std::int64_t dim) {                                         \
+                                        const float* norm,                              \
+                                        const T* x,                                     \
+                                        float eps,                                      \
+                                        const float* cos,                               \
+                                        const float* sin,                               \
+                                        T* out,                                         \
+                                        std::int64_t dim) {                             \
     head_row(dy, norm, x, eps, cos, sin, out, dim);                                     \
   }
 HEDGEROW_ROWS(float)
@@ -122,14 +121,14 @@ Qkv split_heads(const at::Tensor& qkv,
               kMaxHeadDim,
               ", got ",
               dim);
-  TORCH_CHECK(
-      rope.cos.size(0) == tokens && rope.cos.size(1) == dim && rope.cos.is_contiguous() && rope.sin.is_contiguous(),
-      "rotary table ",
-      rope.cos.sizes(),
-      " does not fit ",
-      tokens,
-      " tokens of head_dim ",
-      dim);
+  TORCH_CHECK(rope.cos.size(0) == tokens && rope.cos.size(1) == dim && rope.cos.is_contiguous() &&
+                  rope.sin.is_contiguous(),
+              "rotary table ",
+              rope.cos.sizes(),
+              " does not fit ",
+              tokens,
+              " tokens of head_dim ",
+              dim);
   const float eps = static_cast<float>(norms.eps);
   Qkv out{at::empty({batch, num_heads, tokens, dim}, qkv.options()),
           at::empty({batch, num_kv_heads, tokens, dim}, qkv.options()),
@@ -194,7 +193,8 @@ at::Tensor split_heads_backward(const Qkv& gradient,
       const float* s = rope.sin.const_data_ptr<float>() + t * dim;
       const auto rotated = [&](const at::Tensor& from, std::int64_t heads, const float* norm) {
         for (std::int64_t h = 0; h < heads; ++h, to += dim, x += dim) {
-          rotate_head_back(data<T>(from) + ((b * heads + h) * tokens + t) * dim, norm, x, eps, c, s, to, dim);
+          rotate_head_back(
+              data<T>(from) + ((b * heads + h) * tokens + t) * dim, norm, x, eps, c, s, to, dim);
         }
       };
       rotated(gradient.q, num_heads, floats_or_null(norms.q));

@@ -419,8 +419,10 @@ TEST(View, FinetuneShowsItsStepAndLossAndTheWholeItsEta) {
 // What each stage took, beside what it was planned to take.
 RunStatus planned_status() {
   RunStatus status = status_of_a_run();
-  status.stages[0].planned = PlannedStage{
-      .stage = Stage::kCapture, .seconds = 62, .memory_bytes = 672'000'000, .disk_bytes = 4'000'000'000};
+  status.stages[0].planned = PlannedStage{.stage = Stage::kCapture,
+                                          .seconds = 62,
+                                          .memory_bytes = 672'000'000,
+                                          .disk_bytes = 4'000'000'000};
   status.stages[0].memory_bytes = 581'000'000;
   status.stages[0].disk_bytes = 3'000'000'000;
   status.so_far = Spending{.gpu_hours = 12.3, .cost = 41.0};

@@ -1,10 +1,9 @@
-#include "worker/finetune/token_loss.hpp"
-
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
 #include "tests/support/tiny_student.hpp"
+#include "worker/finetune/token_loss.hpp"
 #include "worker/model/layer/frozen_product.hpp"
 #include "worker/model/layer/mlp.hpp"
 #include "worker/model/layer/rotary.hpp"
@@ -72,9 +71,8 @@ TEST_P(LayerGradients, SplitHeadsIsTheGradientOfThePlainFormWithNormsOfAHeadOfAl
         {qkv},
         {gradient.q.to(at::kFloat), gradient.k.to(at::kFloat), gradient.v.to(at::kFloat)})[0];
     const at::Tensor seen = with_norms ? qkv.detach().to(GetParam()) : at::Tensor();
-    expect_close(split_heads_backward(gradient, seen, rope, norms),
-                 expected,
-                 2 * tolerance(GetParam()));
+    expect_close(
+        split_heads_backward(gradient, seen, rope, norms), expected, 2 * tolerance(GetParam()));
   }
 }
 

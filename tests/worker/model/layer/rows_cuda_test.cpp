@@ -1,11 +1,10 @@
 // The fused CUDA kernels of worker/model/layer beside
 // their plain forms, in bf16: emulated on the CPU, and on a GPU where there is one.
-#include "kernels/cuda/elementwise_cuda.hpp"
-
 #include <ATen/ATen.h>
 #include <ATen/Context.h>
 #include <gtest/gtest.h>
 
+#include "kernels/cuda/elementwise_cuda.hpp"
 #include "worker/finetune/token_loss.hpp"
 #include "worker/model/layer/mlp.hpp"
 #include "worker/model/layer/rotary.hpp"
@@ -85,8 +84,11 @@ TEST_F(FusedElementwise, SplitsTurnsAndNormsHeadsAndTurnsGradientsBack) {
     std::int64_t H, G, D;
     bool norms;
   };
-  for (const Case& heads : {Case{9, 3, 64, false}, Case{4, 1, 128, true}, Case{2, 2, 16, true},
-                            Case{32, 8, 128, false}, Case{1, 1, 256, true}}) {
+  for (const Case& heads : {Case{9, 3, 64, false},
+                            Case{4, 1, 128, true},
+                            Case{2, 2, 16, true},
+                            Case{32, 8, 128, false},
+                            Case{1, 1, 256, true}}) {
     const std::int64_t B = 2, T = 5, packed = (heads.H + 2 * heads.G) * heads.D;
     const at::Tensor qkv = draw({B, T, packed});
     const at::Tensor angles = draw({T, heads.D / 2}, at::kFloat).repeat({1, 2});
@@ -94,18 +96,17 @@ TEST_F(FusedElementwise, SplitsTurnsAndNormsHeadsAndTurnsGradientsBack) {
     HeadNorms norms;
     if (heads.norms) norms = {draw({heads.D}, at::kFloat), draw({heads.D}, at::kFloat), 1e-6};
     ASSERT_TRUE(cuda_->takes_heads(qkv, heads.D));
-    const kernels::cuda::HeadLayout layout{
-        heads.H, heads.G, cos, sin, norms.q, norms.k, norms.eps};
+    const kernels::cuda::HeadLayout layout{heads.H, heads.G, cos, sin, norms.q, norms.k, norms.eps};
     const auto found = cuda_->split_heads(qkv, layout);
     const Qkv expected = plain_split_heads(qkv, heads.H, heads.G, {cos, sin}, norms);
     expect_close(found[0], expected.q, "q");
     expect_close(found[1], expected.k, "k");
     EXPECT_TRUE(at::equal(found[2], expected.v));
-    const Qkv gradient{draw(expected.q.sizes()), draw(expected.k.sizes()), draw(expected.v.sizes())};
-    expect_close(
-        cuda_->split_heads_backward({gradient.q, gradient.k, gradient.v}, qkv, layout),
-        plain_split_heads_backward(gradient, qkv, {cos, sin}, norms),
-        heads.norms ? "dqkv through norms" : "dqkv");
+    const Qkv gradient{
+        draw(expected.q.sizes()), draw(expected.k.sizes()), draw(expected.v.sizes())};
+    expect_close(cuda_->split_heads_backward({gradient.q, gradient.k, gradient.v}, qkv, layout),
+                 plain_split_heads_backward(gradient, qkv, {cos, sin}, norms),
+                 heads.norms ? "dqkv through norms" : "dqkv");
   }
 }
 

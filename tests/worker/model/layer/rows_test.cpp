@@ -1,9 +1,9 @@
-#include "worker/model/layer/mlp.hpp"
-#include "worker/model/layer/rotary.hpp"
-
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
+
+#include "worker/model/layer/mlp.hpp"
+#include "worker/model/layer/rotary.hpp"
 
 namespace hedgerow::worker {
 namespace {
