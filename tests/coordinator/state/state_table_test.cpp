@@ -46,6 +46,7 @@ std::map<std::string, std::map<std::string, std::string>> read_table() {
 // The task that an event is about in the walk: captures have shards and can be dropped, transfers
 // have checkpoints.
 TaskId subject(const std::string& event, const std::string& state) {
+  if (event == "logits_dropped") return TaskId::logits(0);
   const bool of_captures = state == "dropped" || event == "shard_committed" || event == "dropped" ||
                            event == "recaptured" || event == "lost";
   return of_captures ? kCapture : kTransfer;
@@ -58,7 +59,9 @@ std::string lost_name(const State& state) {
 
 // A state in which `id` is in the state `word`, and its shard is committed where it can be.
 State state_with(const TaskId& id, const std::string& word, bool has_committed_file) {
-  State state = started_state();
+  State state;
+  const bool logits = id.stage == Stage::kLogits;
+  must(state, logits ? run_with_logits() : small_run());
   const auto commit_shard = [&state](std::uint64_t token) {
     must(state,
          ShardCommitted{
@@ -78,8 +81,8 @@ State state_with(const TaskId& id, const std::string& word, bool has_committed_f
     complete(state, id, kToken);
   } else if (word == "dropped") {
     complete(state, id, kToken);
-    complete(state, TaskId::capture(0, 1), kToken + 1);
-    must(state, BoundaryDropped{1});
+    complete(state, logits ? TaskId::logits(1) : TaskId::capture(0, 1), kToken + 1);
+    must(state, logits ? Event(LogitsDropped{}) : Event(BoundaryDropped{1}));
   } else if (word == "quarantined") {
     if (capture && has_committed_file) {
       grant(state, id, kToken - 1);
@@ -103,6 +106,7 @@ Event event_of(const std::string& type, const TaskId& id, const State& state) {
   if (type == "revoked") return LeaseRevoked{kToken, "test"};
   if (type == "lost") return FileLost{lost_name(state), "test"};
   if (type == "dropped") return BoundaryDropped{1};
+  if (type == "logits_dropped") return LogitsDropped{};
   if (type == "recaptured") return Recaptured{id, "test"};
   if (type == "quarantined") return Quarantined{id, "test"};
   if (type == "retried") return Retried{id, "test", std::nullopt};
@@ -124,6 +128,8 @@ TEST(StateTable, EveryPairIsAcceptedOrRejectedAsTheReadmeSays) {
         // The other captures of the boundary are done, so that this one alone decides.
         complete(state, TaskId::capture(0, 1), 100);
       }
+      if (event_word == "logits_dropped" && state_word != "dropped")
+        complete(state, TaskId::logits(1), 100);
       const nlohmann::json before = state_to_json(state);
       const auto rejection = coordinator::apply(state, event_of(event_word, id, state));
       std::string outcome(to_string(state.task(id).state));
