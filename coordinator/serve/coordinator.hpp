@@ -50,13 +50,20 @@ class Coordinator {
   [[nodiscard]] RunOutcome run();
   // What run() repeats until is_over(). Waits at most `timeout` for a message.
   void turn(std::chrono::milliseconds timeout);
-  [[nodiscard]] bool is_over() const { return stopping_ && everybody_left(); }
+  [[nodiscard]] bool is_over() const { return is_stopping() && everybody_left(); }
   // Tells the children to stop, after an error that ends this coordinator.
   void abandon_children();
 
   [[nodiscard]] Dispatcher& dispatcher() { return dispatcher_; }
 
  private:
+  enum class Phase {
+    kRuns,
+    kEnds,            // done or partial
+    kAskedToStop,     // by people, or a full disk
+    kLeavesFinetune,  // everything else is done, and another command does that
+  };
+
   void receive_all(std::chrono::milliseconds timeout);
   void send_all();  // commits first
   void tend_children();
@@ -96,12 +103,6 @@ class Coordinator {
   std::unique_ptr<FinetuneStage> stage_;
   wire::CoordinatorFile file_;
   std::optional<RunPhase> finished_;
-  enum class Phase {
-    kRuns,
-    kEnds,            // done or partial
-    kAskedToStop,     // by people, or a full disk
-    kLeavesFinetune,  // everything else is done, and another command does that
-  };
   Phase phase_ = Phase::kRuns;
   bool changed_ = true;  // events since actions_for() was asked last
   bool dirty_ = true;    // something to show
