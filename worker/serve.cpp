@@ -3,17 +3,16 @@
 #include <ATen/Parallel.h>
 #include <unistd.h>
 
-#include <array>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <ctime>
 #include <optional>
 
 #include "coordinator/wire/coordinator_file.hpp"
 #include "storage/base/build_info.hpp"
 #include "storage/base/fault_point.hpp"
 #include "storage/base/random.hpp"
+#include "storage/base/utc.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/device/cuda_device.hpp"
 #include "worker/device/large_blocks.hpp"
@@ -41,12 +40,7 @@ std::string drawn_uuid() {
 
 // One line of this worker's log.
 void log_line(const std::string& text) {
-  std::array<char, 32> at{};
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  std::strftime(at.data(), at.size(), "%Y-%m-%dT%H:%M:%SZ", &utc);
-  std::fprintf(stderr, "%s %s\n", at.data(), text.c_str());
+  std::fprintf(stderr, "%s %s\n", storage::utc_now().c_str(), text.c_str());
 }
 
 // `hedgerow logs --block N` finds it by "token N:".

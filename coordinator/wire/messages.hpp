@@ -22,7 +22,7 @@
 namespace hedgerow::wire {
 
 // Another number is refused in the hello, with both numbers named.
-inline constexpr std::uint32_t kProtocol = 1;
+inline constexpr std::uint32_t kProtocol = 2;
 inline constexpr std::size_t kMaxMessageBytes = 64 * 1024;
 
 // One message a line.
