@@ -339,6 +339,32 @@ class Generation(unittest.TestCase):
             self.assertGreater(float((sinks(ids, use_cache=False).logits - expected)[:, 12:].abs().max()), 1e-2)
 
 
+class SeveralDevices(unittest.TestCase):
+    """Layers on two devices by accelerate's own hooks, as from_pretrained(device_map=...) sets them; the second is `meta`."""
+
+    @torch.no_grad()
+    def test_what_a_step_says_goes_with_the_hidden_states(self):
+        import accelerate
+        with tempfile.TemporaryDirectory() as directory:
+            model = make_model(directory, {"window": "terraced", "window_size": 8, "feature_dim": 12}, (1,))
+            ids, mask = torch.randint(3, 97, (2, 20)), torch.ones(2, 20, dtype=torch.long)
+            mask[0, :5] = 0
+            packed = torch.cat((torch.arange(9), torch.arange(11))).expand(2, 20)
+            for second in ("cpu", "meta"):
+                accelerate.hooks.remove_hook_from_submodules(model)
+                places = {"": "cpu", "model.layers.1": second, "model.norm": second, "lm_head": second}
+                for part in filter(None, places):
+                    model.get_submodule(part).to(second)
+                accelerate.hooks.attach_align_device_hook_on_blocks(
+                    model, {part: torch.device(device) for part, device in places.items()},
+                    offload={part: False for part in places if part}, skip_keys=model._skip_keys_device_placement)
+                accelerate.hooks.remove_hook_from_module(model)  # it brings the logits back, which meta does not have
+                for arguments in ({"attention_mask": mask}, {"position_ids": packed, "use_cache": False}):
+                    with self.subTest(second, **dict.fromkeys(arguments)):
+                        logits = model(ids, **arguments).logits
+                        self.assertEqual((logits.device.type, logits.shape), (second, (2, 20, 97)))
+
+
 class Bodies(unittest.TestCase):
     """With every layer kept softmax the model must be the teacher."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -105,3 +105,9 @@ class Step:
     positions: torch.Tensor | None = None
     offset: torch.Tensor | None = None  # int64 [B]: the caller's position_ids less those
     packed: Packing | None = None  # several sequences in a row, which do not see each other
+
+    def to(self, device: torch.device | str, non_blocking: bool = False, **_) -> Step:
+        """The same on another device, as accelerate asks before a layer that lies there; count_to_read stays on the CPU."""
+        kept = ("count_to_read",)
+        return replace(self, **{name: value.to(device, non_blocking=non_blocking) for name, value in vars(self).items()
+                                if name not in kept and hasattr(value, "to")})

@@ -36,6 +36,10 @@ class Packing:
             found.append(y.transpose(1, 2).flatten(0, 1))
         return torch.cat(found)[self.places].transpose(1, 2)
 
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Packing:
+        return Packing([row.to(device, non_blocking=non_blocking) for row in self.rows],
+                       self.places.to(device, non_blocking=non_blocking))
+
 
 def whole_rows(batch: int, length: int, device: torch.device) -> Step:
     """A step of rows without padding, from their first token on."""
