@@ -6,7 +6,7 @@
 
 #include "storage/base/error.hpp"
 
-namespace hedgerow::bench {
+namespace hedgerow::measure {
 namespace {
 
 using storage::Error;
@@ -144,4 +144,4 @@ void from_json(const nlohmann::json& json, KernelSweep& sweep) {
   take(json, "device", sweep.device);
 }
 
-}  // namespace hedgerow::bench
+}  // namespace hedgerow::measure

@@ -15,7 +15,7 @@
 
 #include "storage/model/attention_spec.hpp"
 
-namespace hedgerow::bench {
+namespace hedgerow::measure {
 
 enum class BenchDirection { kForward, kBackward, kTraining, kDecode };
 enum class BenchDtype { kBfloat16, kFloat32 };
@@ -106,4 +106,4 @@ template <typename Values>
 // Throws kUsage for an unknown word and nlohmann's own exceptions for an ill-typed value.
 void from_json(const nlohmann::json& json, KernelSweep& sweep);
 
-}  // namespace hedgerow::bench
+}  // namespace hedgerow::measure

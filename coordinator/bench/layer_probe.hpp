@@ -9,7 +9,7 @@
 
 #include "storage/model/attention_spec.hpp"
 
-namespace hedgerow::bench {
+namespace hedgerow::measure {
 
 // SmolLM2-135M's layer unless told.
 struct LayerProbe {
@@ -55,4 +55,4 @@ struct ProbedDevice {
   NLOHMANN_DEFINE_TYPE_INTRUSIVE(ProbedDevice, model, memory_bytes, compute_dtype)
 };
 
-}  // namespace hedgerow::bench
+}  // namespace hedgerow::measure

@@ -49,7 +49,7 @@ struct Options {
   std::string gradients = "maps";
   std::int64_t tokens = 2048;  // sequences = tokens / T, at least 1
   int repeats = 9;
-  bench::BenchDtype dtype = bench::BenchDtype::kBfloat16;
+  measure::BenchDtype dtype = measure::BenchDtype::kBfloat16;
 
   // Options of the maps alone, for what has no other gradients or none at all.
   [[nodiscard]] Options of_maps() const {
@@ -96,7 +96,7 @@ Problem make_problem(std::int64_t T,
                            .D = kHeadDim};
   const storage::AttentionSpec spec = spec_of(layout, form);
   worker::bench::CastInputs drawn(
-      worker::bench::draw_inputs(size, bench::BenchDirection::kTraining, at::kCPU));
+      worker::bench::draw_inputs(size, measure::BenchDirection::kTraining, at::kCPU));
   const auto& inputs = drawn.in(options.dtype);
   auto hybrid = worker::bench::draw_hybrid(spec, kHeads, kKvHeads, kHeadDim, at::kCPU);
   // The transfer's output and its gradient are fp32; a student inside a model works in one dtype.
@@ -105,7 +105,7 @@ Problem make_problem(std::int64_t T,
   Problem x{inputs.q,
             inputs.k,
             inputs.v,
-            is_transfer ? drawn.in(bench::BenchDtype::kFloat32).dy : inputs.dy,
+            is_transfer ? drawn.in(measure::BenchDtype::kFloat32).dy : inputs.dy,
             hybrid.parameters,
             hybrid.options,
             hybrid.trained()};
@@ -247,11 +247,11 @@ Decoder decoder(std::int64_t T,
                 const Form& form) {
   const AttentionSize size{.B = 1, .H = kHeads, .G = kKvHeads, .T = T, .D = kHeadDim};
   worker::bench::CastInputs drawn(
-      worker::bench::draw_inputs(size, bench::BenchDirection::kDecode, at::kCPU));
+      worker::bench::draw_inputs(size, measure::BenchDirection::kDecode, at::kCPU));
   const auto hybrid =
       worker::bench::draw_hybrid(spec_of(layout, form), kHeads, kKvHeads, kHeadDim, at::kCPU);
   const Work step =
-      worker::bench::hybrid_call(drawn.in(options.dtype), hybrid, bench::BenchDirection::kDecode);
+      worker::bench::hybrid_call(drawn.in(options.dtype), hybrid, measure::BenchDirection::kDecode);
   const std::int64_t states = form.key_maps == storage::KeyMaps::kKvHead ? kKvHeads : kHeads;
   return {[step] {
             for (int i = 0; i < kSteps; ++i) step();
@@ -359,7 +359,7 @@ int main(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag_callback(
       "--float32",
-      [&options] { options.dtype = bench::BenchDtype::kFloat32; },
+      [&options] { options.dtype = measure::BenchDtype::kFloat32; },
       "fp32 inputs instead of bf16");
   CLI11_PARSE(app, argc, argv);
   worker::keep_large_blocks();  // as the worker does

@@ -42,8 +42,8 @@ double copy_rate(const at::Device& device) {
 
 }  // namespace
 
-double DevicePeaks::flops(bench::BenchDtype dtype) const {
-  return dtype == bench::BenchDtype::kFloat32 ? fp32_flops : std::max(bf16_flops, fp32_flops);
+double DevicePeaks::flops(measure::BenchDtype dtype) const {
+  return dtype == measure::BenchDtype::kFloat32 ? fp32_flops : std::max(bf16_flops, fp32_flops);
 }
 
 DevicePeaks measure_peaks(const at::Device& device) {

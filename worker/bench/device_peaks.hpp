@@ -14,7 +14,7 @@ struct DevicePeaks {
   double fp32_flops = 0;
   // What a kernel with inputs of that dtype is held against. bf16 values may be multiplied in fp32
   // without loss, so where the processor is faster at that (no AMX), that is the ceiling.
-  [[nodiscard]] double flops(bench::BenchDtype dtype) const;
+  [[nodiscard]] double flops(measure::BenchDtype dtype) const;
 };
 
 [[nodiscard]] DevicePeaks measure_peaks(const at::Device& device);

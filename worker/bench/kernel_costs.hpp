@@ -11,8 +11,8 @@
 
 namespace hedgerow::worker::bench {
 
-using bench::BenchDirection;
-using bench::BenchDtype;
+using measure::BenchDirection;
+using measure::BenchDtype;
 
 struct AttentionSize {
   std::int64_t B = 1, H = 1, G = 1, T = 1, D = 64;

@@ -28,7 +28,7 @@ struct Variant {
   BenchDtype dtype = BenchDtype::kBfloat16;
 };
 
-std::vector<Variant> variants_of(const bench::KernelSweep& sweep) {
+std::vector<Variant> variants_of(const measure::KernelSweep& sweep) {
   std::vector<Variant> variants;
   for (const storage::WindowLayout layout : sweep.layouts) {
     for (const storage::FeatureMapKind map : sweep.maps) {
@@ -51,7 +51,7 @@ struct Entry {
 // The measurements of one (heads, direction, length).
 class Round {
  public:
-  Round(const bench::KernelSweep& sweep,
+  Round(const measure::KernelSweep& sweep,
         const AttentionSize& size,
         BenchDirection direction,
         const at::Device& device,
@@ -91,10 +91,10 @@ class Round {
  private:
   json place(const char* event) const {
     return {{"event", event},
-            {"direction", wire::to_string(direction_)},
+            {"direction", measure::to_string(direction_)},
             {"length", size_.T},
             {"sequences", size_.B},
-            {"heads", wire::to_string(bench::HeadCounts{size_.H, size_.G})},
+            {"heads", measure::to_string(measure::HeadCounts{size_.H, size_.G})},
             {"head_dim", size_.D}};
   }
 
@@ -106,7 +106,7 @@ class Round {
                    {"window", variant.attention.window_size},
                    {"sinks", variant.attention.num_sinks},
                    {"key_maps", storage::to_string(variant.attention.key_maps)},
-                   {"dtype", wire::to_string(variant.dtype)}});
+                   {"dtype", measure::to_string(variant.dtype)}});
     return object;
   }
 
@@ -182,7 +182,7 @@ class Round {
             {"tflop_per_s", cost.flops / milliseconds * 1e-9}};
   }
 
-  const bench::KernelSweep& sweep_;
+  const measure::KernelSweep& sweep_;
   AttentionSize size_;
   BenchDirection direction_;
   at::Device device_;
@@ -212,7 +212,7 @@ json describe_device(const at::Device& device, const DevicePeaks& peaks) {
           {"fp32_tflop_per_s", peaks.fp32_flops * 1e-12}};
 }
 
-void run_sweep(const bench::KernelSweep& sweep,
+void run_sweep(const measure::KernelSweep& sweep,
                const at::Device& device,
                std::uint64_t memory_bytes,
                const DevicePeaks& peaks,
@@ -226,7 +226,7 @@ void run_sweep(const bench::KernelSweep& sweep,
   lengths.erase(std::unique(lengths.begin(), lengths.end()), lengths.end());
   std::vector<Step> steps;
   double whole = 0;
-  for (const bench::HeadCounts& heads : sweep.heads) {
+  for (const measure::HeadCounts& heads : sweep.heads) {
     for (const BenchDirection direction : sweep.directions) {
       for (const std::int64_t T : lengths) {
         steps.push_back({{.B = sweep.num_sequences(T, direction),
@@ -244,7 +244,7 @@ void run_sweep(const bench::KernelSweep& sweep,
   double done = 0;
   for (const auto& [size, direction] : steps) {
     observer.on_progress(
-        done / whole, std::string(wire::to_string(direction)) + ", T = " + std::to_string(size.T));
+        done / whole, std::string(measure::to_string(direction)) + ", T = " + std::to_string(size.T));
     Round(sweep, size, direction, device, memory_bytes, peaks, observer).run(variants, opponents);
     done += weight(size, direction);
   }

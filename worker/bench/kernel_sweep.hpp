@@ -21,7 +21,7 @@ struct SweepObserver {
 [[nodiscard]] nlohmann::json describe_device(const at::Device& device, const DevicePeaks& peaks);
 
 // "measured", "left_out" and "refused", by heads, direction and length.
-void run_sweep(const bench::KernelSweep& sweep,
+void run_sweep(const measure::KernelSweep& sweep,
                const at::Device& device,
                std::uint64_t memory_bytes,
                const DevicePeaks& peaks,

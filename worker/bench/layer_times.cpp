@@ -18,7 +18,7 @@ namespace {
 constexpr double kBudgetMilliseconds = 8000.0;  // of the measured repeats
 constexpr double kLeastRepeats = 3, kMostRepeats = 50;
 
-storage::ModelConfig config_of(const bench::LayerProbe& probe) {
+storage::ModelConfig config_of(const measure::LayerProbe& probe) {
   for (const int size : {probe.hidden_size,
                          probe.intermediate_size,
                          probe.num_key_value_heads,
@@ -67,7 +67,7 @@ LayerWeights random_layer(const storage::ModelConfig& config, const at::TensorOp
 
 }  // namespace
 
-bench::LayerSeconds time_layer(const bench::LayerProbe& probe,
+measure::LayerSeconds time_layer(const measure::LayerProbe& probe,
                                const at::Device& device,
                                at::ScalarType compute_dtype) {
   const storage::ModelConfig config = config_of(probe);

@@ -10,7 +10,7 @@ namespace hedgerow::worker::bench {
 
 // Some ten seconds, or as long as four forwards of each take. Throws kExhausted, and kUsage for
 // heads that are no multiple of the kv heads or an attention that does not fit the head dimension.
-[[nodiscard]] bench::LayerSeconds time_layer(const bench::LayerProbe& probe,
+[[nodiscard]] measure::LayerSeconds time_layer(const measure::LayerProbe& probe,
                                              const at::Device& device,
                                              at::ScalarType compute_dtype);
 

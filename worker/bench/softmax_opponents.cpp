@@ -113,7 +113,7 @@ at::Tensor softmax_by(const SoftmaxBackend& backend,
 }
 
 std::string SoftmaxOpponents::Trial::kind() const {
-  return backend.name + ", " + std::string(wire::to_string(dtype));
+  return backend.name + ", " + std::string(measure::to_string(dtype));
 }
 
 std::string SoftmaxOpponents::Trial::name() const {
@@ -192,11 +192,11 @@ std::optional<SoftmaxOpponent> SoftmaxOpponents::fastest(const AttentionSize& si
                                                          BenchDirection direction,
                                                          CastInputs& inputs,
                                                          std::vector<LeftOut>& left_out) {
-  const std::string group = std::string(wire::to_string(direction)) + " " +
-                            wire::to_string(bench::HeadCounts{size.H, size.G}) + " ";
+  const std::string group = std::string(measure::to_string(direction)) + " " +
+                            measure::to_string(measure::HeadCounts{size.H, size.G}) + " ";
   std::vector<Trial> trials;
   for (const SoftmaxBackend& backend : softmax_backends(device_)) {
-    for (const BenchDtype dtype : bench::kBenchDtypes) {
+    for (const BenchDtype dtype : measure::kBenchDtypes) {
       Trial trial{.backend = backend, .dtype = dtype};
       std::string reason = why_not_tried(trial, size, direction, group);
       if (reason.empty()) reason = time(trial, size, direction, inputs);

@@ -20,10 +20,10 @@ namespace {
 using storage::Error;
 using storage::ErrorKind;
 
-bench::KernelSweep read_sweep(std::istream& in) {
+measure::KernelSweep read_sweep(std::istream& in) {
   const std::string text(std::istreambuf_iterator<char>(in), {});
   try {
-    auto sweep = nlohmann::json::parse(text).get<bench::KernelSweep>();
+    auto sweep = nlohmann::json::parse(text).get<measure::KernelSweep>();
     sweep.validate();
     return sweep;
   } catch (const nlohmann::json::exception& error) {
@@ -35,7 +35,7 @@ bench::KernelSweep read_sweep(std::istream& in) {
 }
 
 storage::ExitCode bench_kernels_command(bool wants_progress) {
-  const bench::KernelSweep sweep = read_sweep(std::cin);
+  const measure::KernelSweep sweep = read_sweep(std::cin);
   if (sweep.threads > 0) at::set_num_threads(sweep.threads);
   const at::Device device = resolve_device(sweep.device);
   // The opponent runs as everybody runs it; ours is deterministic anyway.

@@ -18,10 +18,10 @@
 namespace hedgerow::worker {
 namespace {
 
-bench::LayerProbe read_probe(std::istream& in) {
+measure::LayerProbe read_probe(std::istream& in) {
   const std::string text(std::istreambuf_iterator<char>(in), {});
   try {
-    return nlohmann::json::parse(text).get<bench::LayerProbe>();
+    return nlohmann::json::parse(text).get<measure::LayerProbe>();
   } catch (const nlohmann::json::exception& error) {
     throw storage::Error(storage::ErrorKind::kUsage,
                          std::string("standard input: expected a layer's shape as 'hedgerow "
@@ -31,14 +31,14 @@ bench::LayerProbe read_probe(std::istream& in) {
 }
 
 storage::ExitCode time_layer_command() {
-  const bench::LayerProbe probe = read_probe(std::cin);
+  const measure::LayerProbe probe = read_probe(std::cin);
   at::set_num_threads(std::max(1, probe.threads));
   const at::Device device = resolve_device(probe.device);
   const at::ScalarType dtype = resolve_compute_dtype(probe.compute_dtype, device);
   // What a GPU needs before it computes at all belongs to a worker's start.
   static_cast<void>(at::zeros({1}, at::TensorOptions(device)).item<float>());
   print_line(
-      bench::ProbedDevice{device_model(device), device_memory_bytes(device), dtype_word(dtype)});
+      measure::ProbedDevice{device_model(device), device_memory_bytes(device), dtype_word(dtype)});
   print_line(bench::time_layer(probe, device, dtype));
   return storage::ExitCode::kOk;
 }

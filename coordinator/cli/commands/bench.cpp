@@ -14,7 +14,7 @@
 namespace hedgerow::coordinator::cli {
 namespace {
 
-using bench::KernelSweep;
+using measure::KernelSweep;
 using nlohmann::json;
 using storage::Error;
 using storage::ErrorKind;
@@ -152,8 +152,8 @@ RunCommand declare_bench(CLI::App& app) {
                          const char* description,
                          const auto& known,
                          const auto& otherwise) {
-    one_of(add_swept<Words>(app, sweep, name, key, description, list(bench::words_of(otherwise))),
-           bench::words_of(known));
+    one_of(add_swept<Words>(app, sweep, name, key, description, list(measure::words_of(otherwise))),
+           measure::words_of(known));
   };
   const auto numbers = [&](const char* name,
                            const char* key,
@@ -193,15 +193,15 @@ RunCommand declare_bench(CLI::App& app) {
                    "--heads",
                    "heads",
                    "query heads and key/value heads, as 32:8",
-                   list(bench::words_of(defaults.heads)))
+                   list(measure::words_of(defaults.heads)))
       ->type_name("Q:KV");
-  words("--layout", "layouts", "window layouts", bench::kBenchLayouts, defaults.layouts);
-  words("--dtype", "dtypes", "of q, k and v", bench::kBenchDtypes, defaults.dtypes);
-  words("--map", "maps", "feature maps", bench::kBenchMaps, defaults.maps);
+  words("--layout", "layouts", "window layouts", measure::kBenchLayouts, defaults.layouts);
+  words("--dtype", "dtypes", "of q, k and v", measure::kBenchDtypes, defaults.dtypes);
+  words("--map", "maps", "feature maps", measure::kBenchMaps, defaults.maps);
   words("--direction",
         "directions",
         "what is timed; training: forward and backward together",
-        bench::kBenchDirections,
+        measure::kBenchDirections,
         defaults.directions);
   number("--head-dim", "head_dim", "D", defaults.head_dim, KernelSweep::kMaxHeadDim);
   number(
@@ -222,7 +222,7 @@ RunCommand declare_bench(CLI::App& app) {
                                 "which heads have a map and a state of keys; unless told kv_head, "
                                 "of positive_random query_head",
                                 ""),
-         bench::words_of(bench::kBenchKeyMaps));
+         measure::words_of(measure::kBenchKeyMaps));
   number("--batch-tokens",
          "batch_tokens",
          "sequences times T (of decode, the greatest T), at least one sequence",

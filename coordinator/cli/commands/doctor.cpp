@@ -203,7 +203,7 @@ void show(const MeasuredMachine& machine, const std::string& file, Terminal& ter
     line += std::string(kValueWidth - std::min(kValueWidth, text.size()), ' ') + text;
     terminal.print(line + "  " + what);
   };
-  const bench::LayerProbe& probe = machine.probe;
+  const measure::LayerProbe& probe = machine.probe;
   const std::string one = node.gpus > 0 ? "of a GPU" : "of a core";
   figure("memory_gb", node.memory_gb, "that a process may use");
   if (node.gpus > 0) figure("gpu_memory_gb", node.gpu_memory_gb, "of a GPU");

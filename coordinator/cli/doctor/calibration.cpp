@@ -157,7 +157,7 @@ std::string names(const storage::Cluster& cluster) {
 
 }  // namespace
 
-ComputeSpeed speed_of(const bench::LayerSeconds& seconds,
+ComputeSpeed speed_of(const measure::LayerSeconds& seconds,
                       const Work& capture,
                       const Work& transfer) {
   const double other = seconds.capture + seconds.transfer - 2.0 * seconds.products;

@@ -16,7 +16,7 @@ namespace hedgerow::coordinator::cli {
 // what a capture forward and a transfer step took together beyond their products. `capture` and
 // `transfer` are the plan's counts of what was timed. Throws kUnavailable where the seconds
 // contradict each other, as on a machine that does much else.
-[[nodiscard]] ComputeSpeed speed_of(const bench::LayerSeconds& seconds,
+[[nodiscard]] ComputeSpeed speed_of(const measure::LayerSeconds& seconds,
                                     const Work& capture,
                                     const Work& transfer);
 

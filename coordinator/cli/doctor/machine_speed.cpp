@@ -72,8 +72,8 @@ double disk_speed(const fs::path& folder) {
   return static_cast<double>(kFileBytes) / seconds_since(begin);
 }
 
-bench::LayerProbe llama_3_8b() {
-  bench::LayerProbe probe{.hidden_size = 4096,
+measure::LayerProbe llama_3_8b() {
+  measure::LayerProbe probe{.hidden_size = 4096,
                           .intermediate_size = 14336,
                           .num_attention_heads = 32,
                           .num_key_value_heads = 8,
@@ -83,10 +83,10 @@ bench::LayerProbe llama_3_8b() {
   return probe;
 }
 
-bench::LayerProbe probe_of(const std::optional<storage::Recipe>& recipe,
+measure::LayerProbe probe_of(const std::optional<storage::Recipe>& recipe,
                            const std::optional<storage::ModelConfig>& model,
                            bool on_gpu) {
-  bench::LayerProbe probe = on_gpu ? llama_3_8b() : bench::LayerProbe{};
+  measure::LayerProbe probe = on_gpu ? llama_3_8b() : measure::LayerProbe{};
   if (!on_gpu) probe.attention.feature_dim = probe.head_dim;
   if (recipe && model) {
     probe = {.hidden_size = model->hidden_size,
@@ -104,7 +104,7 @@ bench::LayerProbe probe_of(const std::optional<storage::Recipe>& recipe,
 }
 
 // The plan's counts of what is timed.
-Costs costs_of(const bench::LayerProbe& probe) {
+Costs costs_of(const measure::LayerProbe& probe) {
   storage::Recipe recipe;
   recipe.attention = probe.attention;
   recipe.plan.sequences_per_forward = probe.sequences;
@@ -121,7 +121,7 @@ Costs costs_of(const bench::LayerProbe& probe) {
   return {recipe, model, tokens, {.compute_bytes = 4}};
 }
 
-double forward_products(const bench::LayerProbe& probe) {
+double forward_products(const measure::LayerProbe& probe) {
   return 1.0 * probe.sequences * probe.seq_len *
          costs_of(probe).layer_forward(probe.seq_len).products;
 }
@@ -129,14 +129,14 @@ double forward_products(const bench::LayerProbe& probe) {
 // One worker program's answers.
 struct Answer {
   double start_seconds = 0.0;
-  bench::ProbedDevice device;
-  bench::LayerSeconds seconds;
+  measure::ProbedDevice device;
+  measure::LayerSeconds seconds;
   ChildResult child;
   std::exception_ptr error;
 };
 
 Answer time_layer(const std::vector<std::string>& command,
-                  const bench::LayerProbe& probe,
+                  const measure::LayerProbe& probe,
                   Console& console) {
   Answer answer;
   try {
@@ -175,7 +175,7 @@ Answer time_layer(const std::vector<std::string>& command,
 }
 
 // As many at once as a busy machine would run: a core beside others at work is slower than alone.
-std::vector<Answer> time_layers(const bench::LayerProbe& probe, int processes, Terminal& terminal) {
+std::vector<Answer> time_layers(const measure::LayerProbe& probe, int processes, Terminal& terminal) {
   const std::vector<std::string> command{worker_binary(terminal.console()), "time-layer"};
   std::vector<Answer> answers(static_cast<std::size_t>(processes));
   const ClosedPipeScope no_sigpipe;  // around those of the threads, which would undo one another
@@ -216,7 +216,7 @@ std::optional<MeasuredMachine> measure_machine(const std::optional<storage::Reci
   const std::uint64_t memory = machine::usable_memory_bytes();
   node.memory_gb = static_cast<double>(memory) / kGiga;
 
-  bench::LayerProbe& probe = machine.probe = probe_of(recipe, model, on_gpu);
+  measure::LayerProbe& probe = machine.probe = probe_of(recipe, model, on_gpu);
   if (on_gpu) {
     probe.threads = node.cores;
   } else {

@@ -19,9 +19,9 @@ namespace hedgerow::coordinator::cli {
 
 struct MeasuredMachine {
   storage::NodeKind node;  // its figures; name and count are not
-  bench::LayerProbe probe;  // what was timed, by each of `processes` at once
-  bench::LayerSeconds seconds;
-  bench::ProbedDevice device;
+  measure::LayerProbe probe;  // what was timed, by each of `processes` at once
+  measure::LayerSeconds seconds;
+  measure::ProbedDevice device;
   int processes = 1;
 };
 

@@ -212,7 +212,7 @@ TEST(SoftmaxOpponents, OneAtATimeHoldsMemory) {
   EXPECT_LT(static_cast<double>(peak.bytes()) / square, 4);
 }
 
-std::vector<json> sweep_objects(const bench::KernelSweep& sweep, std::uint64_t memory) {
+std::vector<json> sweep_objects(const measure::KernelSweep& sweep, std::uint64_t memory) {
   at::set_num_threads(1);  // tasks this small only wait for a second one
   std::vector<json> objects;
   double share = 0;
@@ -231,7 +231,7 @@ std::vector<json> sweep_objects(const bench::KernelSweep& sweep, std::uint64_t m
 
 // Catches: a map, a layout or a direction whose call the kernels refuse or autograd cannot take.
 TEST(KernelSweep, EveryMapLayoutDirectionAndDtypeIsMeasured) {
-  bench::KernelSweep sweep;
+  measure::KernelSweep sweep;
   sweep.lengths = {40};
   sweep.heads = {{4, 2}};
   sweep.head_dim = 8;
@@ -239,10 +239,10 @@ TEST(KernelSweep, EveryMapLayoutDirectionAndDtypeIsMeasured) {
   sweep.window = 16;
   sweep.batch_tokens = 40;
   sweep.repeats = 1;
-  sweep.layouts.assign(bench::kBenchLayouts.begin(), bench::kBenchLayouts.end());
-  sweep.maps.assign(bench::kBenchMaps.begin(), bench::kBenchMaps.end());
-  sweep.dtypes.assign(bench::kBenchDtypes.begin(), bench::kBenchDtypes.end());
-  sweep.directions.assign(bench::kBenchDirections.begin(), bench::kBenchDirections.end());
+  sweep.layouts.assign(measure::kBenchLayouts.begin(), measure::kBenchLayouts.end());
+  sweep.maps.assign(measure::kBenchMaps.begin(), measure::kBenchMaps.end());
+  sweep.dtypes.assign(measure::kBenchDtypes.begin(), measure::kBenchDtypes.end());
+  sweep.directions.assign(measure::kBenchDirections.begin(), measure::kBenchDirections.end());
   std::size_t num_measured = 0;
   for (const json& object : sweep_objects(sweep, 8'000'000'000)) {
     EXPECT_NE(object["event"], "refused") << object;
@@ -258,7 +258,7 @@ TEST(KernelSweep, EveryMapLayoutDirectionAndDtypeIsMeasured) {
 }
 
 TEST(KernelSweep, WhatDoesNotFitIsRefusedAndTheSweepGoesOn) {
-  bench::KernelSweep sweep;
+  measure::KernelSweep sweep;
   sweep.lengths = {8192, 32};
   sweep.batch_tokens = 32;
   sweep.repeats = 1;
@@ -277,7 +277,7 @@ TEST(KernelSweep, WhatDoesNotFitIsRefusedAndTheSweepGoesOn) {
 
 // Catches: variants that would fit alone, beside an opponent that nobody counted.
 TEST(KernelSweep, AVariantMustFitBesideTheOpponent) {
-  bench::KernelSweep sweep;
+  measure::KernelSweep sweep;
   sweep.lengths = {2048};
   sweep.batch_tokens = 2048;
   sweep.repeats = 1;
@@ -299,7 +299,7 @@ at::Tensor no_factors(c10::SymIntArrayRef,
 
 // Catches: a launch that fails on CUDA, which is no c10::Error, ending the sweep.
 TEST(KernelSweep, AnErrorThatIsNotLibTorchsRefusesItsVariantAlone) {
-  bench::KernelSweep sweep;
+  measure::KernelSweep sweep;
   sweep.lengths = {32};
   sweep.batch_tokens = 32;
   sweep.repeats = 1;
@@ -317,8 +317,8 @@ TEST(KernelSweep, AnErrorThatIsNotLibTorchsRefusesItsVariantAlone) {
   EXPECT_EQ(rows["none"]["event"], "measured") << rows["none"];
 }
 
-bench::LayerProbe small_layer() {
-  bench::LayerProbe probe{.hidden_size = 32,
+measure::LayerProbe small_layer() {
+  measure::LayerProbe probe{.hidden_size = 32,
                           .intermediate_size = 64,
                           .num_attention_heads = 4,
                           .num_key_value_heads = 2,
@@ -334,7 +334,7 @@ TEST(LayerTimes, AStepOfTransferTakesLongerThanALayersProductsInBothDtypes) {
   const int threads = at::get_num_threads();
   at::set_num_threads(1);  // as it is timed; several that wait for a busy core tell no order
   for (const at::ScalarType dtype : {at::kFloat, at::kBFloat16}) {
-    const bench::LayerSeconds seconds = time_layer(small_layer(), at::kCPU, dtype);
+    const measure::LayerSeconds seconds = time_layer(small_layer(), at::kCPU, dtype);
     EXPECT_GT(seconds.products, 0.0);
     EXPECT_GT(seconds.capture, 0.0);
     EXPECT_GT(seconds.transfer, seconds.products);
@@ -343,11 +343,11 @@ TEST(LayerTimes, AStepOfTransferTakesLongerThanALayersProductsInBothDtypes) {
 }
 
 TEST(LayerTimes, AShapeThatNoLayerHasIsRefused) {
-  bench::LayerProbe heads = small_layer(), length = small_layer(), features = small_layer();
+  measure::LayerProbe heads = small_layer(), length = small_layer(), features = small_layer();
   heads.num_attention_heads = 3;
   length.seq_len = 0;
   features.attention.feature_dim = -1;
-  for (const bench::LayerProbe& probe : {heads, length, features}) {
+  for (const measure::LayerProbe& probe : {heads, length, features}) {
     try {
       (void)time_layer(probe, at::kCPU, at::kFloat);
       ADD_FAILURE() << "nothing was thrown";

@@ -20,35 +20,35 @@ using ::testing::HasSubstr;
 
 TEST(KernelSweep, AbsentKeysKeepTheirDefaults) {
   const auto sweep = json({{"heads", {"32:8", "4:4"}}, {"maps", {"taylor"}}, {"window", 16}})
-                         .get<bench::KernelSweep>();
-  EXPECT_THAT(sweep.heads, ElementsAre(bench::HeadCounts{32, 8}, bench::HeadCounts{4, 4}));
+                         .get<measure::KernelSweep>();
+  EXPECT_THAT(sweep.heads, ElementsAre(measure::HeadCounts{32, 8}, measure::HeadCounts{4, 4}));
   EXPECT_THAT(sweep.maps, ElementsAre(storage::FeatureMapKind::kTaylor));
   EXPECT_EQ(sweep.window, 16);
   EXPECT_FALSE(sweep.sinks || sweep.key_maps);
-  EXPECT_EQ(sweep.lengths, bench::KernelSweep{}.lengths);
+  EXPECT_EQ(sweep.lengths, measure::KernelSweep{}.lengths);
 }
 
 // Catches: features that a map cannot have, and a decode batch that changes with the context.
 TEST(KernelSweep, FeaturesFollowFromTheMapAndTheDecodeBatchFromTheLongestContext) {
-  bench::KernelSweep sweep;
+  measure::KernelSweep sweep;
   sweep.features = {32, 128};
   EXPECT_THAT(sweep.features_of(storage::FeatureMapKind::kPositiveRandom), ElementsAre(32, 128));
   EXPECT_THAT(sweep.features_of(storage::FeatureMapKind::kRelu), ElementsAre(64));
   EXPECT_THAT(sweep.features_of(storage::FeatureMapKind::kTaylor), ElementsAre(2145));
-  sweep.maps.assign(bench::kBenchMaps.begin(), bench::kBenchMaps.end());
+  sweep.maps.assign(measure::kBenchMaps.begin(), measure::kBenchMaps.end());
   EXPECT_NO_THROW(sweep.validate());
   sweep.lengths = {256, 1024};
   sweep.batch_tokens = 2048;
-  EXPECT_EQ(sweep.num_sequences(256, bench::BenchDirection::kForward), 8);
-  EXPECT_EQ(sweep.num_sequences(256, bench::BenchDirection::kDecode), 2);
-  EXPECT_EQ(sweep.num_sequences(1 << 20, bench::BenchDirection::kForward), 1);
+  EXPECT_EQ(sweep.num_sequences(256, measure::BenchDirection::kForward), 8);
+  EXPECT_EQ(sweep.num_sequences(256, measure::BenchDirection::kDecode), 2);
+  EXPECT_EQ(sweep.num_sequences(1 << 20, measure::BenchDirection::kForward), 1);
 }
 
 TEST(KernelSweep, SinksAndKeyMapsAreARecipesUnlessGiven) {
   using storage::FeatureMapKind;
   using storage::KeyMaps;
   using storage::WindowLayout;
-  auto sweep = json({{"window", 3}}).get<bench::KernelSweep>();
+  auto sweep = json({{"window", 3}}).get<measure::KernelSweep>();
   const auto of = [&](FeatureMapKind map, WindowLayout layout) {
     return sweep.attention(map, 64, layout);
   };
@@ -57,7 +57,7 @@ TEST(KernelSweep, SinksAndKeyMapsAreARecipesUnlessGiven) {
   EXPECT_EQ(of(FeatureMapKind::kT2R, WindowLayout::kSliding).key_maps, KeyMaps::kKvHead);
   EXPECT_EQ(of(FeatureMapKind::kPositiveRandom, WindowLayout::kSliding).key_maps,
             KeyMaps::kQueryHead);
-  sweep = json({{"sinks", 1}, {"key_maps", "query_head"}}).get<bench::KernelSweep>();
+  sweep = json({{"sinks", 1}, {"key_maps", "query_head"}}).get<measure::KernelSweep>();
   EXPECT_EQ(of(FeatureMapKind::kT2R, WindowLayout::kTerraced).num_sinks, 1);
   EXPECT_EQ(of(FeatureMapKind::kT2R, WindowLayout::kNone).num_sinks, 0);
   EXPECT_EQ(of(FeatureMapKind::kT2R, WindowLayout::kTerraced).key_maps, KeyMaps::kQueryHead);

@@ -145,14 +145,14 @@ TEST(Calibration, SpeedsAreThoseAtWhichThePlanSaysTheSecondsThatWereMeasured) {
   EXPECT_DOUBLE_EQ(speed.product_flops, expected.product_flops);
   EXPECT_DOUBLE_EQ(speed.other_flops, expected.other_flops);
   // A kernel of softmax that outruns the student's: both stages together are still told right.
-  const bench::LayerSeconds uneven{.products = 4.0, .capture = 4.1, .transfer = 13.9};
+  const measure::LayerSeconds uneven{.products = 4.0, .capture = 4.1, .transfer = 13.9};
   const ComputeSpeed shared = speed_of(uneven, capture, transfer);
   EXPECT_DOUBLE_EQ(capture.seconds(shared) + transfer.seconds(shared), 18.0);
 }
 
 TEST(Calibration, SecondsThatContradictEachOtherAreNoSpeed) {
-  for (const bench::LayerSeconds& seconds :
-       {bench::LayerSeconds{1.0, 0.9, 1.0}, bench::LayerSeconds{0.0, 1.0, 2.0}}) {
+  for (const measure::LayerSeconds& seconds :
+       {measure::LayerSeconds{1.0, 0.9, 1.0}, measure::LayerSeconds{0.0, 1.0, 2.0}}) {
     try {
       (void)speed_of(seconds, {1e9, 1e9}, {1e9, 4e9});
       ADD_FAILURE() << "nothing was thrown";
