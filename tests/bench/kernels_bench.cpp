@@ -140,7 +140,7 @@ void report(const std::string& name,
             const std::vector<Opponent>& opponents) {
   nlohmann::json line = {{"name", name},
                          {"T", T},
-                         {"dtype", wire::to_string(options.dtype)},
+                         {"dtype", measure::to_string(options.dtype)},
                          {"layout", layout},
                          {"gradients", options.gradients},
                          {"threads", at::get_num_threads()},
