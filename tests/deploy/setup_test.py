@@ -38,9 +38,10 @@ class Offline(unittest.TestCase):
             wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
             wheel.writestr(f"{info}/RECORD", "")
 
-    def setup(self, *words: str) -> subprocess.CompletedProcess:
+    def setup(self, *words: str, **more: str) -> subprocess.CompletedProcess:
         # An index that cannot be reached: whoever asks it fails.
-        variables = dict(os.environ, HEDGEROW_CACHE=str(self.folder / "cache"), PIP_INDEX_URL="http://127.0.0.1:9/simple", PIP_FIND_LINKS="")
+        variables = {**os.environ, "HEDGEROW_CACHE": str(self.folder / "cache"), "PIP_INDEX_URL": "http://127.0.0.1:9/simple",
+                     "PIP_FIND_LINKS": "", **more}
         return subprocess.run([str(self.folder / "deploy/setup"), *words], env=variables, capture_output=True, text=True, check=False)
 
     def test_wheels_and_text_come_from_the_folder(self):
@@ -51,6 +52,20 @@ class Offline(unittest.TestCase):
         subprocess.run([str(self.folder / "cache/venv/bin/python"), "-c", f"import {NAME}"], check=True)
         for name in TEXTS:
             self.assertEqual((self.folder / "cache/data" / name).read_text(), name)
+
+    def test_where_modules_bring_the_packages_no_text_is_asked_of_apt(self):
+        self.make_wheel()
+        asked, apt = self.folder / "asked", self.folder / "bin/apt-get"
+        apt.parent.mkdir()
+        apt.write_text(f"#!/bin/sh\ntouch {asked}\nexit 127\n")
+        apt.chmod(0o755)
+        variables = {"PATH": f"{apt.parent}:{os.environ['PATH']}", "PIP_NO_INDEX": "1",
+                     "PIP_FIND_LINKS": str(self.folder / "gathered/wheels")}
+        for _ in range(2):  # the second finds the set-up complete
+            said = self.setup("--no-packages", **variables)
+            log = self.folder / "cache/setup.log"
+            self.assertEqual(said.returncode, 0, said.stdout + said.stderr + (log.read_text() if log.exists() else ""))
+        self.assertFalse(asked.exists())
 
     def test_a_wheel_that_was_not_gathered_is_named_and_not_looked_for_elsewhere(self):
         said = self.setup("--offline", str(self.folder / "gathered"), "--no-packages")
