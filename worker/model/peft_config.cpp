@@ -5,6 +5,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <regex>
+#include <span>
 #include <string_view>
 
 #include "storage/base/error.hpp"
@@ -110,11 +111,15 @@ void refuse_other_targets(const Json& targets,
                           const Matches& matches,
                           int num_layers,
                           const std::filesystem::path& path) {
-  constexpr std::string_view kComputed =
-      " is not supported: LoRA is computed in q_proj, k_proj, v_proj, o_proj, gate_proj, up_proj "
-      "and down_proj of the decoder layers";
+  std::string computed = " is not supported: LoRA is computed in ";
+  const std::span<const storage::ModuleName> modules = storage::module_names();
+  for (const storage::ModuleName& module : modules) {
+    if (&module != &modules.front()) computed += &module == &modules.back() ? " and " : ", ";
+    computed += module.name;
+  }
+  computed += " of the decoder layers";
   for (const std::string module : {"lm_head", "model.embed_tokens"}) {
-    if (matches(module)) refuse(path, "target_modules: " + module + std::string(kComputed));
+    if (matches(module)) refuse(path, "target_modules: " + module + computed);
   }
   if (!targets.is_array()) return;
   for (const auto& target : targets) {
@@ -125,7 +130,7 @@ void refuse_other_targets(const Json& targets,
         return is_named(storage::layer_prefix(layer) + module.path(), name);
       });
     }
-    if (!is_known) refuse(path, "target_modules: '" + name + "'" + std::string(kComputed));
+    if (!is_known) refuse(path, "target_modules: '" + name + "'" + computed);
   }
 }
 
