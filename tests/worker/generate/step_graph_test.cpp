@@ -7,7 +7,7 @@
 #include <gtest/gtest.h>
 
 #include "tests/support/other_device.hpp"
-#include "worker/model/layer/rotary.hpp"
+#include "worker/model/layer/mlp.hpp"
 
 namespace hedgerow::worker {
 namespace {
