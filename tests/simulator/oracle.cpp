@@ -93,11 +93,6 @@ void Oracle::take(const nlohmann::json& record, bool is_found) {
   const Event event = coordinator::event_from_json(record.at("event"));
   ++coverage_.records;
   if (log) {
-    if (std::holds_alternative<coordinator::LogitsDropped>(event)) {
-      for (int piece = 0; piece < state_.geometry->num_logit_pieces; ++piece)
-        met(TaskId::logits(piece));
-      return;
-    }
     const std::string subject = coordinator::subject_of(event, state_);
     log(std::string(type_of(event)) + " " + subject + ": " + coordinator::describe(event));
   }
