@@ -156,7 +156,7 @@ TEST(PlanForCluster, SingleLayersOf405BWith50MTokensStoreThePapers206Terabytes) 
 
 double gpu_hours_of(const Plan& plan, const std::string& stage) {
   for (const StageEstimate& estimate : plan.estimates) {
-    if (to_string(estimate.stage) == stage) return estimate.gpu_hours;
+    if (word_of(estimate.stage) == stage) return estimate.gpu_hours;
   }
   ADD_FAILURE() << "the plan has no " << stage;
   return 0.0;

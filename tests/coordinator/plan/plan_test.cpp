@@ -122,7 +122,7 @@ TEST_F(PlanTest, SmolLm2OnALaptopFits) {
 
 double seconds_of(const Plan& plan, const std::string& stage) {
   for (const StageEstimate& estimate : plan.estimates) {
-    if (to_string(estimate.stage) == stage) return estimate.seconds;
+    if (word_of(estimate.stage) == stage) return estimate.seconds;
   }
   ADD_FAILURE() << "the plan has no time for " << stage;
   return 0.0;

@@ -38,7 +38,7 @@ class ScheduledPlan : public ::testing::Test {
 
   static const StageEstimate& stage(const Plan& plan, const std::string& name) {
     for (const StageEstimate& estimate : plan.estimates) {
-      if (to_string(estimate.stage) == name) return estimate;
+      if (word_of(estimate.stage) == name) return estimate;
     }
     throw std::out_of_range(name);
   }

@@ -261,10 +261,12 @@ TEST_F(RunDirectory, CleanLeavesABoundaryOfWhichAShardIsToBeMadeAgain) {
     for (const int piece : {0, 1}) complete(state, TaskId::capture(block, piece), ++token);
   }
   complete(state, TaskId::transfer(1), ++token);
-  ASSERT_EQ(find_surplus(run_.layout, state).front().boundary, 1) << "nothing reads it any more";
+  const std::optional<Event> record = find_surplus(run_.layout, state).front().record;
+  ASSERT_TRUE(record) << "nothing reads it any more";
+  EXPECT_EQ(std::get<BoundaryDropped>(*record).boundary, 1);
   must(state, FileLost{storage::RunLayout::hidden_shard(1, 0, 1), "damaged"});
   for (const Surplus& surplus : find_surplus(run_.layout, state)) {
-    EXPECT_EQ(surplus.boundary, -1) << surplus.path;
+    EXPECT_FALSE(surplus.record) << surplus.path;
   }
 }
 
