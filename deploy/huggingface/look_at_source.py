@@ -17,11 +17,25 @@ from typing import Any, Callable
 
 from common import UsageError, model_directory, require_file, run_main
 from source_shape import Shape, recognize, refusal
-from sources import Source, documents, parse_source
+from sources import Source, documents
 
+FORMATS = ("text", "jsonl", "alpaca", "records", "chat", "tokens")
+LABEL_MASKS = ("all", "answer")
 WHOLE_BYTES = 32 << 20  # a smaller file is read to its end
 RECORDS = 256  # of a larger one
 MOST_CHARACTERS = 64 << 20
+
+
+def check_source(source: Source) -> None:
+    """UsageError for a choice that no recipe may make either (storage/recipe/recipe_fields.hpp, recipe.cpp)."""
+    if source.format not in FORMATS:
+        raise UsageError(f"{source.path}.format: '{source.format}' is not one of {', '.join(FORMATS)}")
+    if source.label_mask not in LABEL_MASKS:
+        raise UsageError(f"{source.path}.label_mask: '{source.label_mask}' is not one of {', '.join(LABEL_MASKS)}")
+    if source.format != "jsonl" and source.template:
+        raise UsageError(f"{source.path}.template: is for format jsonl, not for {source.format}")
+    if source.format == "text" and source.label_mask == "answer":
+        raise UsageError(f"{source.path}.label_mask: plain text has no answers; use label_mask = \"all\"")
 
 
 def chosen(path: Path, shape: Shape, options: argparse.Namespace) -> Source:
@@ -32,8 +46,11 @@ def chosen(path: Path, shape: Shape, options: argparse.Namespace) -> Source:
         template = template or shape.template
     if not format_:
         raise refusal(path, shape)
-    entry = {"path": str(path), "format": format_, "label_mask": options.label_mask}
-    return parse_source({**entry, "template": template} if template else entry, str(path), Path())
+    if format_ == "jsonl" and not template:
+        template = "{text}"
+    source = Source(path, format_, template, options.label_mask)
+    check_source(source)
+    return source
 
 
 def try_source(source: Source, render_chat: Callable[..., str]) -> list[str]:

@@ -1,10 +1,9 @@
 """Tokenizes one data section of a recipe into a tokens file (storage/README.md "Tokens file").
 
-  make_tokens.py --recipe run.toml --model DIR --stage transfer|finetune|evaluate --out tokens/transfer.h5 [--base DIR]
-                 [--text NAME]
+  make_tokens.py --section FILE.json --model DIR --out tokens/transfer.h5
 
---text NAME, with --stage evaluate: that one of data.evaluate.texts, whole, in place of the section's own split. Relative
-source paths are taken from --base, by default the recipe's folder. The same input gives the same bytes.
+FILE.json is the section as hedgerow resolved it: every key is there, and what is held out is decided (README.md). The same
+input gives the same bytes.
 stdout is JSON lines: {"event":"progress","stage":...,"phase":...,"progress":0..1} at most twice a second,
 {"event":"warning","text":...} once for a field of a source that holds text and is not read, then {"event":"done",...}.
 A wrong input is one line on stderr and exit code 2.
@@ -16,10 +15,9 @@ import argparse
 import functools
 import json
 import time
-import tomllib
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Iterator, Sequence
+from typing import Iterator, Sequence
 
 import h5py
 import numpy as np
@@ -29,26 +27,24 @@ from common import UsageError, model_directory, partial_file, require_file, run_
 from model_tokenizer import ModelTokenizer
 from packing import Ends, Packer, split_documents, tokenize_documents
 from reading import READ_BYTES
-from sources import Document, Source, documents, parse_source
-
-STAGES = ("transfer", "finetune", "evaluate")
-SPLITS = ("documents", "sequences")
+from sources import Document, Source, documents
 
 
 @dataclass(frozen=True)
 class DataSection:
-    """[data.<stage>] of the recipe; the fields and defaults of storage/recipe/recipe.hpp."""
+    """What storage/recipe/tokens_section.cpp writes: every field is given, and right."""
 
+    stage: str  # transfer, finetune or evaluate
+    text: str  # the name of the one of data.evaluate.texts that this is; "": the section's own split
     sources: tuple[Source, ...]
-    seq_len: int = 1024
-    validation_sequences: int = 8
-    max_sequences: int = 0
-    split: str = "documents"
-    add_bos: bool | str = "auto"
-    eos_token_id: int = -1
-    # Tokens at the end of the text that no stage trains on: the most that a stage with these sources holds out.
-    held_out: int = 0
-    text: str = ""  # the name of the one of data.evaluate.texts that this is
+    seq_len: int
+    validation_sequences: int
+    max_sequences: int  # 0: all
+    split: str  # documents or sequences
+    add_bos: bool | str
+    eos_token_id: int
+    keep: str  # both parts, only the validation part, or all as validation
+    held_out: int  # tokens at the end of the text that no stage trains on
 
 
 class Progress:
@@ -73,107 +69,15 @@ class Progress:
                               "progress": round(min(share, 1.0), 4)}), flush=True)
 
 
-def read_section(recipe: Path, stage: str, base: Path, text: str = "") -> DataSection:
-    """[data.<stage>], or with a name one of data.evaluate.texts as a section of its own, without a part held out.
-
-    UsageError names the file and the key. The full strict check of a recipe is the C++ reader's."""
+def read_section(path: Path) -> DataSection:
     try:
-        data = tomllib.loads(require_file(recipe).read_text(encoding="utf-8"))
+        values = json.loads(require_file(path).read_text(encoding="utf-8"))
+        sources = tuple(Source(**{**source, "path": Path(source["path"])}) for source in values["sources"])
+        return DataSection(**{**values, "sources": sources})
     except FileNotFoundError:
-        raise UsageError(f"{recipe}: no such recipe") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UsageError(f"{recipe}: {error}") from None
-    tables = data.get("data", {})
-    # As in storage/recipe/recipe.hpp: what finetune and evaluate leave out is transfer's.
-    table = {**tables.get("transfer", {}), **tables.get(stage, {})}
-    if not table:
-        raise UsageError(f"{recipe}: section [data.{stage}] is missing")
-    named = table.pop("texts", [])
-    if text:
-        return text_section(recipe, data, table, named, text, base)
-    return section_of(recipe, data, stage, table, base)
-
-
-def text_section(recipe: Path, data: dict[str, Any], table: dict[str, Any], named: Any, name: str, base: Path) -> DataSection:
-    """UsageError also where a stage learns it, through links too."""
-    found = [(i, entry) for i, entry in enumerate(named) if isinstance(entry, dict) and entry.get("name") == name]
-    if not found:
-        raise UsageError(f"{recipe}: data.evaluate.texts names no '{name}'")
-    number, entry = found[0]
-    source = {key: value for key, value in entry.items() if key not in ("name", "in_domain")}
-    where = f"{recipe}: data.evaluate.texts[{number}]"
-    parse_source(source, where, base)
-    ours = texts([source], base)[0][0]
-    tables = data.get("data", {})
-    for stage in ("transfer", "finetune") if data.get("finetune", {}).get("enabled", True) else ("transfer",):
-        learned = {**tables.get("transfer", {}), **tables.get(stage, {})}.get("sources")
-        if ours in [path for path, *_ in texts(learned, base)]:
-            raise UsageError(f"{where}.path names {source['path']}, which data.{stage} learns; what is held out of it is "
-                             "evaluated as \"validation\", so name another text")
-    alone = {**table, "sources": [source], "validation_sequences": 0}
-    section = section_of(recipe, {"data": {"transfer": {}, "evaluate": alone}}, "evaluate", alone, base)
-    return replace(section, text=name)
-
-
-def section_of(recipe: Path, data: dict[str, Any], stage: str, table: dict[str, Any], base: Path) -> DataSection:
-    types = {"seq_len": int, "validation_sequences": int, "max_sequences": int, "split": str,
-             "add_bos": bool, "eos_token_id": int}
-    values: dict[str, Any] = {}
-    for key, value in table.items():
-        name = f"{recipe}: data.{stage}.{key}"
-        if key == "sources":
-            if not isinstance(value, list) or not value:
-                raise UsageError(f"{name}: expected a list of at least one source")
-            values[key] = tuple(parse_source(s, f"{name}[{i}]", base) for i, s in enumerate(value))
-        elif key not in types:
-            raise UsageError(f"{name} is not a known key; known: sources, {', '.join(types)}")
-        elif type(value) is not types[key] and not (key == "add_bos" and value == "auto"):
-            raise UsageError(f"{name}: expected {types[key].__name__}, found {value!r}")
-        else:
-            values[key] = value
-    if "sources" not in values:
-        raise UsageError(f"{recipe}: data.{stage}.sources is missing")
-    section = DataSection(**values, held_out=held_out(recipe, data, stage, base))
-    for key, least in (("seq_len", 2), ("validation_sequences", 0), ("max_sequences", 0), ("eos_token_id", -2)):
-        if getattr(section, key) < least:
-            raise UsageError(f"{recipe}: data.{stage}.{key}: expected at least {least}, found {getattr(section, key)}")
-    if section.split not in SPLITS:
-        raise UsageError(f"{recipe}: data.{stage}.split: '{section.split}' is not one of {', '.join(SPLITS)}")
-    return section
-
-
-def texts(sources: Any, base: Path) -> list[tuple]:
-    """What a list of sources reads, whatever it leaves to defaults."""
-    return [((base / Path(str(s.get("path"))).expanduser()).resolve(), s.get("format", "text"), s.get("template", ""))
-            for s in sources or [] if isinstance(s, dict)]
-
-
-def held_out(recipe: Path, data: dict[str, Any], own: str, base: Path) -> int:
-    """Tokens at the end of the text that `own` may not learn: what it, or another stage with the same sources, is judged by.
-
-    UsageError: another stage names a text of this one, but not the same list of sources; then the two would not hold out
-    the same end of it. (The strict check of a whole recipe is storage/recipe/recipe.cpp's; this one sees through links.)
-    """
-    most, tables = 0, data.get("data", {})
-    whole = {stage: {**tables.get("transfer", {}), **tables.get(stage, {})} for stage in STAGES
-             if stage == own or stage in tables and (stage != "finetune" or data.get("finetune", {}).get("enabled", True))}
-    ours = texts(whole[own].get("sources"), base)
-    for stage, table in whole.items():
-        lengths = [table.get(key, getattr(DataSection, key)) for key in ("validation_sequences", "seq_len")]
-        theirs = texts(table.get("sources"), base)
-        shared = [path for path, *_ in theirs if path in [p for p, *_ in ours]]
-        if not shared or not all(type(length) is int for length in lengths):
-            continue
-        if stage == "evaluate" and own != "evaluate" and not lengths[0]:
-            raise UsageError(f"{recipe}: data.evaluate.validation_sequences = 0 evaluates all of {shared[0]}, which "
-                             f"data.{own} learns; set it to 1 or more, or name another text")
-        twice = own != "evaluate" and len(set(shared)) < len(shared)
-        if lengths[0] > 0 and (ours != theirs or twice):
-            raise UsageError(f"{recipe}: data.{own} and data.{stage} both read {shared[0]}, but not the same list of sources "
-                             "with each named once, so what one is judged by the other would learn; give both the same "
-                             "list, or separate texts")
-        most = max(most, lengths[0] * lengths[1])
-    return most
+        raise UsageError(f"{path}: no such file") from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path}: is no data section as hedgerow writes it ({error})") from None
 
 
 @dataclass
@@ -199,9 +103,9 @@ def end_token(section: DataSection, tokenizer: ModelTokenizer) -> int | None:
     return token
 
 
-def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Sequences:
+def tokenize(section: DataSection, tokenizer: ModelTokenizer) -> Sequences:
     """Documents to packed sequences, validation apart from training."""
-    progress = Progress(stage, section.sources)
+    progress = Progress(section.stage, section.sources)
     warned: set[str] = set()
 
     def warn(_field: str, text: str) -> None:
@@ -215,19 +119,17 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
 
     ends = Ends(tokenizer.begin_of(section.add_bos), section.add_bos is True, end_token(section, tokenizer))
     count = section.validation_sequences
-    everything = stage == "evaluate" and count == 0
     training, validation = read, []
-    holds_out = section.held_out > 0 and not everything
-    if holds_out and section.split == "documents":
-        progress.begin(f"tokenize {stage}, held-out end")
+    if section.held_out and section.split == "documents":
+        progress.begin(f"tokenize {section.stage}, held-out end")
         split = split_documents(read, section.held_out, tokenizer)
         training, validation = lambda: split.training(read()), split.validation
     train = Packer(section.seq_len)
-    by_sequences = holds_out and section.split == "sequences"
+    by_sequences = section.held_out > 0 and section.split == "sequences"
     # The last sequences can be known only once everything is packed; otherwise stop when there are enough.
     limit = 0 if by_sequences else section.max_sequences
-    if stage != "evaluate" or by_sequences or everything:
-        progress.begin(f"tokenize {stage}")
+    if section.keep != "validation" or by_sequences:
+        progress.begin(f"tokenize {section.stage}")
         for document in tokenize_documents(training(), tokenizer, ends):
             train.add(document)
             if limit and train.num_sequences >= limit:
@@ -235,7 +137,7 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
     arrays = train.arrays(limit)
     if by_sequences:
         if len(arrays[0]) <= count:
-            raise UsageError(too_short(section, stage, len(arrays[0]), count))
+            raise UsageError(too_short(section, len(arrays[0])))
         valid = tuple(a[len(a) - count:] for a in arrays)
         # Another stage's sequences may be longer, and its last one may end up to one of ours later or earlier.
         held = count if section.held_out == count * section.seq_len else -(-section.held_out // section.seq_len) + 1
@@ -246,33 +148,34 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Seq
             held.add(document)
         valid = held.arrays(count) if count else tuple(a[:0] for a in arrays)
         if len(valid[0]) < count:
-            raise UsageError(too_short(section, stage, len(valid[0]), count))
-    if everything:  # no training part: all of it is the evaluate split
+            raise UsageError(too_short(section, len(valid[0])))
+    if section.keep == "all":
         arrays, valid = tuple(a[:0] for a in arrays), tuple(a[:section.max_sequences or None] for a in arrays)
-    elif stage == "evaluate":
+    elif section.keep == "validation":
         arrays = tuple(a[:0] for a in arrays)
     elif not len(arrays[0]):
-        raise UsageError(too_short(section, stage, 0, count))
+        raise UsageError(too_short(section, 0))
     if not len(arrays[0]) + len(valid[0]):
-        raise UsageError(too_short(section, stage, 0, count))
+        raise UsageError(too_short(section, 0))
     ids, mask, starts = (np.concatenate(pair) for pair in zip(arrays, valid))
     return Sequences(ids, mask, starts, len(arrays[0]))
 
 
-def too_short(section: DataSection, stage: str, found: int, validation: int) -> str:
+def too_short(section: DataSection, found: int) -> str:
     names = ", ".join(str(s.path) for s in section.sources)
     if section.text:
         return (f"data.evaluate.texts: '{section.text}' ({names}) is shorter than one sequence of {section.seq_len} tokens; "
                 "name a longer text, or lower data.evaluate.seq_len")
-    return (f"data.{stage}: the sources ({names}) give {found} sequences of {section.seq_len} tokens, with {validation} "
-            "wanted for validation and at least one for training; add text, or lower seq_len or validation_sequences")
+    return (f"data.{section.stage}: the sources ({names}) give {found} sequences of {section.seq_len} tokens, with "
+            f"{section.validation_sequences} wanted for validation and at least one for training; add text, or lower seq_len "
+            "or validation_sequences")
 
 
-def reuse_tokens(section: DataSection, tokenizer: ModelTokenizer, stage: str) -> Sequences:
+def reuse_tokens(section: DataSection) -> Sequences:
     """A source that is a tokens file already: checked, limited, and copied."""
     path = section.sources[0].path
     if len(section.sources) > 1:
-        raise UsageError(f"data.{stage}.sources: a tokens file stands alone, found {len(section.sources)} sources")
+        raise UsageError(f"data.{section.stage}.sources: a tokens file stands alone, found {len(section.sources)} sources")
     try:
         with h5py.File(require_file(path), "r") as file:
             if file.attrs.get("hedgerow_format") != "tokens/1":
@@ -287,12 +190,12 @@ def reuse_tokens(section: DataSection, tokenizer: ModelTokenizer, stage: str) ->
     if (found := content_hash(ids, mask, starts)) != recorded:
         raise UsageError(f"{path}: content hash {found} != recorded {recorded}; the file is damaged, make it again")
     if ids.shape[1] != section.seq_len:
-        raise UsageError(f"{path}: sequences of {ids.shape[1]} tokens, but data.{stage}.seq_len is {section.seq_len}")
+        raise UsageError(f"{path}: sequences of {ids.shape[1]} tokens, but data.{section.stage}.seq_len is {section.seq_len}")
     limit = section.max_sequences or len(ids)
     train, valid = (slice(0, min(num_train, limit)), slice(num_train, len(ids)))
     if section.text:
         train, valid = slice(0, 0), slice(0, limit)
-    elif stage == "evaluate":
+    elif section.keep != "both":
         train, valid = slice(0, 0), slice(num_train if num_train < len(ids) else 0, len(ids))
     kept = [np.concatenate([a[train], a[valid]]) for a in (ids, mask, starts)]
     return Sequences(kept[0], kept[1], kept[2], train.stop)
@@ -343,26 +246,21 @@ def write_tokens(path: Path, sequences: Sequences, tokenizer: ModelTokenizer) ->
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipe", required=True, type=Path)
+    parser.add_argument("--section", required=True, type=Path, help="a data section as hedgerow resolved it (JSON)")
     parser.add_argument("--model", required=True, help="Hugging Face directory")
-    parser.add_argument("--stage", required=True, choices=STAGES)
     parser.add_argument("--out", required=True, type=Path)
-    parser.add_argument("--base", type=Path, help="folder that relative source paths start from")
-    parser.add_argument("--text", default="", metavar="NAME", help="one of data.evaluate.texts (with --stage evaluate)")
     options = parser.parse_args()
     begin = time.monotonic()
-    if options.text and options.stage != "evaluate":
-        raise UsageError(f"--text {options.text} goes with --stage evaluate, not with {options.stage}")
-    section = read_section(options.recipe, options.stage, options.base or options.recipe.parent, options.text)
+    section = read_section(options.section)
     tokenizer = ModelTokenizer(model_directory(options.model))
-    make = reuse_tokens if any(s.format == "tokens" for s in section.sources) else tokenize
-    sequences = make(section, tokenizer, options.stage)
+    is_tokenized = any(source.format == "tokens" for source in section.sources)
+    sequences = reuse_tokens(section) if is_tokenized else tokenize(section, tokenizer)
     sequences.sources = [{"path": str(s.path), "format": s.format, "template": s.template, "label_mask": s.label_mask,
                           "bytes": s.path.stat().st_size, "hash": file_hash(s.path)}
                          for s in section.sources]
     digest = write_tokens(options.out, sequences, tokenizer)
     total, seq_len = sequences.input_ids.shape
-    print(json.dumps({"event": "done", "stage": options.stage, "path": str(options.out), "sequences": total,
+    print(json.dumps({"event": "done", "stage": section.stage, "path": str(options.out), "sequences": total,
                       "num_train": sequences.num_train, "seq_len": seq_len, "tokens": total * seq_len,
                       "documents": int(sequences.document_starts.sum()), "content_hash": digest,
                       "seconds": round(time.monotonic() - begin, 2)}))

@@ -17,8 +17,6 @@ from reading import TURNS, OnBytes, check_record, kind, read_parts, read_records
 from source_shape import refuse_records_as_text
 from tables import names
 
-FORMATS = ("text", "jsonl", "alpaca", "records", "chat", "tokens")
-LABEL_MASKS = ("all", "answer")
 OnUnused = Callable[[str, str], None]  # (field, a sentence about it)
 UNUSED_CHARACTERS = 20
 # Fields that change what a record says, however short they are.
@@ -58,29 +56,6 @@ class Source:
     format: str
     template: str
     label_mask: str
-
-
-def parse_source(entry: Any, where: str, base: Path) -> Source:
-    """A TOML table to a Source. UsageError names the key."""
-    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str) or not entry["path"]:
-        raise UsageError(f"{where}: expected a table with a path, as {{ path = \"text.txt\" }}, found {entry!r}")
-    unknown = sorted(set(entry) - {"path", "format", "template", "label_mask"})
-    if unknown:
-        raise UsageError(f"{where}.{unknown[0]} is not a known key; known: path, format, template, label_mask")
-    path = Path(entry["path"]).expanduser()
-    source = Source(path if path.is_absolute() else base / path, entry.get("format", "text"),
-                    entry.get("template", ""), entry.get("label_mask", "all"))
-    if source.format not in FORMATS:
-        raise UsageError(f"{where}.format: '{source.format}' is not one of {', '.join(FORMATS)}")
-    if source.label_mask not in LABEL_MASKS:
-        raise UsageError(f"{where}.label_mask: '{source.label_mask}' is not one of {', '.join(LABEL_MASKS)}")
-    if source.format == "jsonl" and not source.template:
-        source = replace(source, template="{text}")
-    if source.format != "jsonl" and source.template:
-        raise UsageError(f"{where}.template: is for format jsonl, not for {source.format}")
-    if source.format == "text" and source.label_mask == "answer":
-        raise UsageError(f"{where}.label_mask: plain text has no answers; use label_mask = \"all\"")
-    return source
 
 
 def checked_text(where: str, name: str, text: str) -> str:

@@ -7,9 +7,7 @@
 #include <filesystem>
 
 #include "storage/base/error.hpp"
-#include "storage/recipe/recipe_check.hpp"
 #include "storage/recipe/recipe_fields.hpp"
-#include "storage/recipe/recipe_text.hpp"
 #include "storage/shape/mesh.hpp"
 
 namespace hedgerow::storage {
@@ -77,86 +75,6 @@ void check_data(const std::string& section, const DataSection& data, RecipeProbl
     check_source(sources + "[" + std::to_string(i) + "]", data.sources[i], problems);
 }
 
-struct Stage {
-  std::string section;
-  const DataSection& data;
-  bool trains;
-};
-
-std::string path_of(const DataSource& source) {
-  return std::filesystem::path(source.path).lexically_normal().string();
-}
-
-bool reads_the_same(const DataSource& a, const DataSource& b) {
-  return path_of(a) == path_of(b) && a.format == b.format && a.template_ == b.template_;
-}
-
-// Two stages that hold out the same number of tokens hold out the same text. Documents are counted
-// without what a stage puts around them, sequences are not.
-bool cut_alike(const DataSection& a, const DataSection& b) {
-  const auto same_targets = [](const DataSource& x, const DataSource& y) {
-    return reads_the_same(x, y) && x.label_mask == y.label_mask;
-  };
-  const auto equal = [&](const auto& same) {
-    return std::equal(a.sources.begin(), a.sources.end(), b.sources.begin(), b.sources.end(), same);
-  };
-  if (a.split != b.split) return false;
-  if (a.split == "documents") return equal(reads_the_same);
-  return equal(same_targets) && a.add_bos == b.add_bos && a.eos_token_id == b.eos_token_id;
-}
-
-// What `judge` holds out at the end of its list, a stage with the same list holds out as well
-// (deploy/huggingface/make_tokens.py). Of any other list that names one of its texts nobody can say
-// which part is learned. False: a problem was added.
-bool check_apart(const Stage& learner, const Stage& judge, RecipeProblems& problems) {
-  const bool judges_all = !judge.trains && judge.data.validation_sequences == 0;
-  for (const DataSource& source : judge.data.sources) {
-    const auto names_it = [&source](const DataSource& other) {
-      return path_of(other) == path_of(source);
-    };
-    const std::vector<DataSource>& learned = learner.data.sources;
-    const auto count = std::count_if(learned.begin(), learned.end(), names_it);
-    if (count == 0 || (count == 1 && !judges_all && cut_alike(learner.data, judge.data))) continue;
-    if (judges_all) {
-      problems.add(judge.section + ".validation_sequences",
-                   "= 0 evaluates all of " + source.path + ", which " + learner.section +
-                       " learns; set it to 1 or more, or name another text");
-    } else if (count > 1) {
-      problems.add(learner.section + ".sources",
-                   "names " + source.path +
-                       " twice: what is held out at its end would be learned from its other "
-                       "place; name it once");
-    } else {
-      problems.add(judge.section + ".sources",
-                   "names " + source.path + ", and so does " + learner.section +
-                       ".sources, but the two do not hold out the same end of it: what one is "
-                       "judged by the other would learn; give both the same list of sources and "
-                       "the same split (for \"sequences\" also label_mask, add_bos and "
-                       "eos_token_id), or separate texts");
-    }
-    return false;
-  }
-  return true;
-}
-
-// Train and validation apart, also between stages. One problem is enough: the next pair of stages
-// would say the same.
-void check_apart(const Recipe& recipe, RecipeProblems& problems) {
-  std::vector<Stage> stages = {{"data.transfer", recipe.data_transfer, true}};
-  if (recipe.finetune.enabled) stages.push_back({"data.finetune", recipe.data_finetune, true});
-  stages.push_back({"data.evaluate", recipe.data_evaluate, false});
-  for (const Stage& judge : stages) {
-    if (judge.trains && judge.data.validation_sequences == 0) continue;
-    for (const Stage& learner : stages) {
-      if (learner.trains && !check_apart(learner, judge, problems)) return;
-    }
-  }
-}
-
-std::string text_field(std::size_t index) {
-  return "data.evaluate.texts[" + std::to_string(index) + "]";
-}
-
 // It becomes a part of file names, and a word of tables.
 bool is_text_name(const std::string& name) {
   constexpr std::size_t kLongest = 64;
@@ -172,11 +90,9 @@ void check_texts(const Recipe& recipe, RecipeProblems& problems) {
                  "names " + std::to_string(texts.size()) + " texts, at most " +
                      std::to_string(kMaxTexts) + " are evaluated; leave some out");
   }
-  std::vector<Stage> learners = {{"data.transfer", recipe.data_transfer, true}};
-  if (recipe.finetune.enabled) learners.push_back({"data.finetune", recipe.data_finetune, true});
   for (std::size_t i = 0; i < texts.size(); ++i) {
     const NamedText& text = texts[i];
-    const std::string name = text_field(i) + ".name", path = text_field(i) + ".path";
+    const std::string name = text_field(i) + ".name";
     if (!is_text_name(text.name)) {
       problems.add(name,
                    "= " + toml_text(text.name) +
@@ -190,17 +106,7 @@ void check_texts(const Recipe& recipe, RecipeProblems& problems) {
       problems.add(name, "= " + toml_text(text.name) + " is given twice; name each text its own");
     }
     check_source(text_field(i), text.source, problems);
-    for (const Stage& learner : learners) {
-      if (std::ranges::none_of(learner.data.sources, [&](const DataSource& source) {
-            return path_of(source) == path_of(text.source);
-          }))
-        continue;
-      problems.add(path,
-                   "names " + text.source.path + ", which " + learner.section +
-                       " learns; what is held out of it is evaluated as \"validation\", so name "
-                       "another text");
-      break;
-    }
+    check_text_apart(recipe, i, written_path, problems);
   }
 }
 
@@ -496,7 +402,7 @@ void check_recipe(const Recipe& recipe, RecipeProblems& problems) {
     check_data("data.finetune", recipe.data_finetune, problems);
   if (has_own_sources(recipe.data_evaluate))
     check_data("data.evaluate", recipe.data_evaluate, problems);
-  check_apart(recipe, problems);
+  check_apart(recipe, written_path, problems);
   check_texts(recipe, problems);
   try {
     recipe.attention.validate(0);
@@ -550,21 +456,6 @@ Recipe::Sources Recipe::sources(const TokensOf& of) const {
     if (texts[i].name == of.text) return {text_field(i), {texts[i].source}};
   }
   throw Error(ErrorKind::kInternal, "data.evaluate.texts has no '" + of.text + "'");
-}
-
-bool Recipe::validates_in_domain() const {
-  const auto real = [](const DataSource& source) {
-    std::error_code unreadable;  // on a machine without the texts their names have to do
-    const std::filesystem::path path = std::filesystem::weakly_canonical(source.path, unreadable);
-    return unreadable ? path_of(source) : path.string();
-  };
-  std::vector<DataSource> learned = data_transfer.sources;
-  if (finetune.enabled)
-    learned.insert(learned.end(), data_finetune.sources.begin(), data_finetune.sources.end());
-  return std::ranges::any_of(data_evaluate.sources, [&](const DataSource& source) {
-    return std::ranges::any_of(
-        learned, [&](const DataSource& other) { return real(other) == real(source); });
-  });
 }
 
 }  // namespace hedgerow::storage

@@ -8,7 +8,6 @@
 #include "storage/base/run_layout.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe_fields.hpp"
-#include "storage/recipe/recipe_text.hpp"
 #include "storage/recipe/toml_reader.hpp"
 
 namespace hedgerow::storage {

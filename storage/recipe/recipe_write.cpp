@@ -8,7 +8,6 @@
 #include "storage/base/error.hpp"
 #include "storage/base/hash.hpp"
 #include "storage/recipe/recipe_fields.hpp"
-#include "storage/recipe/recipe_text.hpp"
 
 namespace hedgerow::storage {
 namespace {

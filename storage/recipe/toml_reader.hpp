@@ -18,7 +18,7 @@
 
 #include "storage/base/error.hpp"
 #include "storage/model/attention_spec.hpp"
-#include "storage/recipe/recipe_check.hpp"
+#include "storage/recipe/recipe_fields.hpp"
 
 namespace hedgerow::storage {
 

@@ -15,6 +15,9 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 HUGGINGFACE = REPOSITORY / "deploy" / "huggingface"
+sys.path.append(str(REPOSITORY / "tests" / "huggingface"))
+from tokens_section import write_section  # noqa: E402
+
 OPPONENTS = REPOSITORY / "tests" / "bench" / "opponents"
 DATA = REPOSITORY.parent / "shared" / "data"  # larger texts, where the checkout has them beside it
 
@@ -102,16 +105,15 @@ class Context:
 
     def tokens(self, model: Path) -> Path:
         """A tokens file of real text: roleplay_alpaca where it is, else the Jargon File."""
-        path, recipe = self.work / "tokens.h5", self.work / "tokens.toml"
+        path = self.work / "tokens.h5"
         if path.exists():
             return path
         source = DATA / "roleplay_alpaca.json"
         entry = {"path": source, "format": "records"} if source.exists() else \
             {"path": self.cache / "data" / "jargon.txt.gz", "format": "text"}
-        recipe.write_text(f'[data.transfer]\nsources = [{{path = "{entry["path"]}", format = "{entry["format"]}"}}]\n'
-                          'seq_len = 512\nvalidation_sequences = 8\nmax_sequences = 64\n')
-        done = subprocess.run([sys.executable, HUGGINGFACE / "make_tokens.py", "--recipe", recipe, "--model", model, "--stage",
-                               "transfer", "--out", path], capture_output=True, text=True)
+        section = write_section(self.work / "tokens.json", [entry], seq_len=512, validation_sequences=8, max_sequences=64)
+        done = subprocess.run([sys.executable, HUGGINGFACE / "make_tokens.py", "--section", section, "--model", model, "--out",
+                               path], capture_output=True, text=True)
         if done.returncode:
             raise Skip(f"no tokens: {done.stderr.strip()}")
         return path

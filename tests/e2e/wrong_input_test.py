@@ -23,7 +23,9 @@ from pathlib import Path
 from typing import Callable, Iterator
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "support"))
+sys.path.append(str(Path(__file__).resolve().parents[1] / "huggingface"))
 import job  # noqa: E402
+from tokens_section import write_section  # noqa: E402
 
 FULL = "No space left on device"
 READ_ONLY = "Read-only file system"
@@ -576,8 +578,9 @@ class Disks(WrongInput):
                             ("run", "--recipe", self.job.recipe, "--run", disk / "run")):
                 with self.subTest(command[0], out=str(command[-1])):
                     self.assert_refused(self.job.command(*command), 2, READ_ONLY, str(disk))
-            self.assert_refused(self.script("make_tokens.py", "--recipe", self.job.recipe, "--model", self.job.model,
-                                            "--stage", "transfer", "--out", disk / "t.h5"), 2, READ_ONLY, "t.h5")
+            section = write_section(self.scratch / "section.json", [{"path": job.TEXT}], max_sequences=8)
+            self.assert_refused(self.script("make_tokens.py", "--section", section, "--model", self.job.model, "--out",
+                                            disk / "t.h5"), 2, READ_ONLY, "t.h5")
             self.assert_refused(self.script("prepare.py", "--model", self.job.model, "--out", disk / "m"), 2, READ_ONLY)
 
 

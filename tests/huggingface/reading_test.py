@@ -142,13 +142,14 @@ class Reading(unittest.TestCase):
 
     def test_each_time_the_text_is_read_is_a_phase_that_begins_anew(self):
         path = self.write("text", "\n\n".join(f"a{i} b{i} c{i}" for i in range(40)))
-        section = make_tokens.DataSection((sources.Source(path, "text", "", "all"),), seq_len=4, validation_sequences=2,
-                                          eos_token_id=-2, held_out=8)
+        section = make_tokens.DataSection("transfer", "", (sources.Source(path, "text", "", "all"),), seq_len=4,
+                                          validation_sequences=2, max_sequences=0, split="documents", add_bos="auto",
+                                          eos_token_id=-2, keep="both", held_out=8)
         tokenizer, out = Words(), io.StringIO()
         tokenizer.render_chat = None
         with mock.patch.object(reading, "READ_BYTES", 16), mock.patch.object(sources, "TEXT_PIECE_CHARACTERS", 40), \
                 contextlib.redirect_stdout(out), mock.patch.object(make_tokens.time, "monotonic", itertools.count().__next__):
-            make_tokens.tokenize(section, tokenizer, "transfer")
+            make_tokens.tokenize(section, tokenizer)
         lines = [json.loads(line) for line in out.getvalue().splitlines()]
         phases = [(name, [line["progress"] for line in group])
                   for name, group in itertools.groupby(lines, key=lambda line: line["phase"])]

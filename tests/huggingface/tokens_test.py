@@ -13,6 +13,7 @@ import os
 import subprocess
 import sys
 import tempfile
+import tomllib
 import unittest
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import h5py
 import numpy as np
 import xxhash
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokens_section import write_section
 
 EOS, BOS = 0, 1
 WORDS = "alpha beta gamma delta hedge row field stone water light under over seven eight quiet river".split()
@@ -69,11 +71,12 @@ class Tokens(unittest.TestCase):
         return self.write(name, json.dumps([{"instruction": sentence(i, 3), "input": sentence(i + 1, 2) if i % 2 else "",
                                              "output": f"{i} " + sentence(i + 2, 5)} for i in range(count)]))
 
-    def run_program(self, section: str, stage: str = "transfer") -> subprocess.CompletedProcess:
-        recipe = self.write("recipe.toml", f"[data.{stage}]\n{section}\n")
-        return subprocess.run([sys.executable, support.HUGGINGFACE / "make_tokens.py", "--recipe", recipe, "--model",
-                               self.model, "--stage", stage, "--out", self.root / "out.h5"],
-                              capture_output=True, text=True, timeout=60)
+    def run_program(self, section: str | Path, stage: str = "transfer", out: str = "out.h5") -> subprocess.CompletedProcess:
+        """`section`: its keys as a recipe has them, or a file that is there already."""
+        if isinstance(section, str):
+            section = write_section(self.root / "section.json", stage=stage, **tomllib.loads(section))
+        return subprocess.run([sys.executable, support.HUGGINGFACE / "make_tokens.py", "--section", section, "--model",
+                               self.model, "--out", self.root / out], capture_output=True, text=True, timeout=60)
 
     def make(self, section: str, stage: str = "transfer"):
         """(ids, mask, starts, num_train) of a run that must succeed."""
@@ -89,7 +92,7 @@ class Tokens(unittest.TestCase):
     def decode(self, ids) -> str:
         return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
-    def assert_refused(self, section: str, *words: str, stage: str = "transfer") -> None:
+    def assert_refused(self, section: str | Path, *words: str, stage: str = "transfer") -> None:
         done = self.run_program(section, stage)
         self.assertEqual(done.returncode, 2, done.stdout + done.stderr)
         self.assertEqual(done.stderr.count("\n"), 1, done.stderr)
@@ -175,9 +178,9 @@ class Tokens(unittest.TestCase):
         self.assertEqual(self.decode(document), f"Q: {sentence(2, 3)}\nA: stone 2<end>")
         self.assertEqual(self.decode(document[keep]).strip(), "stone 2<end>")
 
-    def test_jsonl_without_a_template_takes_the_text_of_each_record(self):
+    def test_jsonl_with_one_field_takes_that_of_each_record(self):
         path = self.write("t.jsonl", "".join(json.dumps({"text": f"stone {i} alpha", "id": i}) + "\n" for i in range(20)))
-        ids, *_ = self.make(f'sources = [{{path = "{path}", format = "jsonl"}}]\nseq_len = 16\nvalidation_sequences = 0')
+        ids, *_ = self.make(f'sources = [{{path = "{path}", format = "jsonl", template = "{{text}}"}}]\nvalidation_sequences = 0')
         self.assertTrue(self.decode(ids.ravel()).startswith("stone 0 alpha<end>stone 1 alpha<end>"))
 
     def test_conversations_of_sharegpt_are_a_chat(self):
@@ -213,64 +216,26 @@ class Tokens(unittest.TestCase):
         everything, *_, num_train = self.make(source + "validation_sequences = 0\nmax_sequences = 5", stage="evaluate")
         self.assertEqual((len(everything), num_train), (5, 0))
 
-    def tokenize_text(self, sections: str, name: str) -> tuple[subprocess.CompletedProcess, Path]:
-        out = self.root / f"evaluate-{name}.h5"
-        words = [sys.executable, support.HUGGINGFACE / "make_tokens.py", "--recipe", self.write("named.toml", sections), "--model",
-                 self.model, "--stage", "evaluate", "--text", name, "--out", out]
-        return subprocess.run(words, capture_output=True, text=True, timeout=60), out
-
     def test_a_named_text_is_read_whole_as_far_as_max_sequences_goes(self):
-        learned, other = self.records("r.json", 60), self.records("other.json", 12)
-        sections = (f'[data.transfer]\nsources = [{{path = "{learned}", format = "records"}}]\nseq_len = 16\n'
-                    'validation_sequences = 4\n[data.evaluate]\nmax_sequences = %d\n'
-                    f'texts = [{{name = "other", path = "{other}", format = "records", in_domain = true}}]\n')
-        whole = self.make(f'sources = [{{path = "{other}", format = "records"}}]\nseq_len = 16\nvalidation_sequences = 0',
-                          stage="evaluate")[0]
+        source = f'sources = [{{path = "{self.records("other.json", 12)}", format = "records"}}]\n'
+        whole = self.make(source, stage="evaluate")[0]
         for most, count in ((0, len(whole)), (3, 3)):
-            done, out = self.tokenize_text(sections % most, "other")
-            self.assertEqual(done.returncode, 0, done.stderr)
-            with h5py.File(out) as file:
-                self.assertEqual(int(file.attrs["num_train"]), 0)
-                np.testing.assert_array_equal(file["input_ids"][:], whole[:count])
-
-    def test_a_named_text_that_is_learned_through_a_link_or_is_too_short_is_refused(self):
-        learned, short = self.records("r.json", 60), self.write("short.txt", "word")
-        link = self.root / "linked.json"
-        link.symlink_to(learned)
-        for path, words in ((link, ("data.evaluate.texts[0].path", "which data.transfer learns")),
-                            (short, ("'other'", "shorter than one sequence of 16 tokens"))):
-            done, _ = self.tokenize_text(
-                f'[data.transfer]\nsources = [{{path = "{learned}", format = "records"}}]\nseq_len = 16\n'
-                f'validation_sequences = 4\n[data.evaluate]\ntexts = [{{name = "other", path = "{path}"}}]\n', "other")
-            self.assertEqual(done.returncode, 2, done.stderr)
-            for word in words:
-                self.assertIn(word, done.stderr)
-
-    def test_keys_left_out_by_finetune_and_evaluate_are_those_of_transfer(self):
-        path = self.records("r.json", 60)
-        recipe = self.write("whole.toml", f'[data.transfer]\nsources = [{{path = "{path}", format = "records"}}]\n'
-                            'seq_len = 16\nvalidation_sequences = 4\n[data.finetune]\nseq_len = 32\n')
-        for stage, shape in (("finetune", 32), ("evaluate", 16)):
-            done = subprocess.run([sys.executable, support.HUGGINGFACE / "make_tokens.py", "--recipe", recipe, "--model",
-                                   self.model, "--stage", stage, "--out", self.root / "out.h5"], capture_output=True,
-                                  text=True, timeout=60)
-            self.assertEqual(done.returncode, 0, done.stderr)
-            self.assertEqual(json.loads(done.stdout.splitlines()[-1])["seq_len"], shape)
+            ids, *_, num_train = self.make(f'{source}text = "other"\nmax_sequences = {most}', stage="evaluate")
+            self.assertEqual(num_train, 0)
+            np.testing.assert_array_equal(ids, whole[:count])
+        self.assert_refused(f'sources = [{{path = "{self.write("short.txt", "word")}"}}]\ntext = "other"', "'other'",
+                            "shorter than one sequence of 16 tokens", stage="evaluate")
 
     def test_what_one_stage_is_evaluated_on_no_other_stage_learns(self):
         path = self.records("r.json", 80)
         for split in ("documents", "sequences"):
-            recipe = self.write("apart.toml", f'[data.transfer]\nsources = [{{path = "{path}", format = "records"}}]\n'
-                                f'seq_len = 16\nvalidation_sequences = 2\nsplit = "{split}"\n'
-                                '[data.finetune]\nseq_len = 24\nvalidation_sequences = 0\n'
-                                '[data.evaluate]\nseq_len = 32\nvalidation_sequences = 6\n')
             streams = {}
-            for stage in ("transfer", "finetune", "evaluate"):
-                out = self.root / f"{stage}.h5"
-                done = subprocess.run([sys.executable, support.HUGGINGFACE / "make_tokens.py", "--recipe", recipe, "--model",
-                                       self.model, "--stage", stage, "--out", out], capture_output=True, text=True, timeout=60)
+            for stage, seq_len, count in (("transfer", 16, 2), ("finetune", 24, 0), ("evaluate", 32, 6)):
+                done = self.run_program(f'sources = [{{path = "{path}", format = "records"}}]\nsplit = "{split}"\n'
+                                        f"seq_len = {seq_len}\nvalidation_sequences = {count}\nheld_out = {6 * 32}",
+                                        stage, f"{stage}.h5")
                 self.assertEqual(done.returncode, 0, done.stderr)
-                with h5py.File(out) as file:
+                with h5py.File(self.root / f"{stage}.h5") as file:
                     kept = slice(0, int(file.attrs["num_train"])) if stage != "evaluate" else slice(None)
                     streams[stage] = file["input_ids"][kept].astype("<i4").tobytes()
             window = 12 * 4  # bytes
@@ -278,19 +243,6 @@ class Tokens(unittest.TestCase):
                 seen = [i for i in range(0, len(streams["evaluate"]) - window, window)
                         if streams["evaluate"][i:i + window] in streams[stage]]
                 self.assertEqual(seen, [], f"{split}: evaluated tokens in the training part of {stage}")
-
-    def test_a_text_that_two_lists_of_sources_share_is_refused_with_the_text_named(self):
-        a, b = self.records("a.json", 40), self.records("b.json", 40)
-        link = self.root / "link.json"
-        link.symlink_to(a)
-        one = f'sources = [{{path = "{a}", format = "records"}}]\n'
-        both = f'sources = [{{path = "{b}", format = "records"}}, {{path = "{link}", format = "records"}}]\n'
-        for transfer, evaluate, words in ((both, one + "validation_sequences = 2", ("a.json", "data.evaluate", "same list")),
-                                          (both.replace(str(b), str(a)), "", ("a.json", "named once")),
-                                          (one, "validation_sequences = 0", ("evaluates all of", "a.json"))):
-            with self.subTest(evaluate=evaluate):
-                self.assert_refused(f"{transfer}seq_len = 16\nvalidation_sequences = 2\n[data.evaluate]\n{evaluate}", *words)
-        self.assertEqual(self.run_program(f"{both}seq_len = 16\nvalidation_sequences = 2\n[data.evaluate]").returncode, 0)
 
     def test_max_sequences_limits_training_only(self):
         path = self.records("r.json", 60)
@@ -329,7 +281,8 @@ class Tokens(unittest.TestCase):
     def test_a_field_with_text_that_is_not_read_is_one_warning(self):
         path = self.write("w.jsonl", "".join(json.dumps({"text": sentence(i, 9), "summary": f"what {i} says, in a few words"})
                                              + "\n" for i in range(40)))
-        done = self.run_program(f'sources = [{{path = "{path}", format = "jsonl"}}]\nseq_len = 16\nvalidation_sequences = 1')
+        done = self.run_program(f'sources = [{{path = "{path}", format = "jsonl", template = "{{text}}"}}]\n'
+                                'seq_len = 16\nvalidation_sequences = 1')
         self.assertEqual(done.returncode, 0, done.stderr)
         events = [json.loads(line) for line in done.stdout.splitlines()]
         self.assertEqual([event["text"] for event in events if event["event"] == "warning"],
@@ -352,27 +305,22 @@ class Tokens(unittest.TestCase):
         not_utf8 = self.root / "latin.txt"
         not_utf8.write_bytes(b"caf\xe9")
         for section, words in (
-            (source + "seq_length = 16", ("data.transfer.seq_length", "not a known key")),
-            (source + "seq_len = 1", ("data.transfer.seq_len", "at least 2")),
-            (source + 'seq_len = "16"', ("data.transfer.seq_len", "expected int")),
-            (source + 'split = "random"', ("split", "documents, sequences")),
             (source + "seq_len = 100000", ("give 0 sequences", "seq_len")),
-            ("seq_len = 16", ("sources is missing",)),
             ('sources = [{path = "no.txt"}]', ("no.txt", "no such file")),
             (f'sources = [{{path = "{fifo}"}}]', ("fifo: is a FIFO; name a regular file",)),
             (f'sources = [{{path = "{fifo}", format = "tokens"}}]', ("fifo: is a FIFO",)),
             ('sources = [{path = "/dev/zero"}]', ("/dev/zero: is a device",)),
             ('sources = [{path = "."}]', ("is a directory",)),
-            (f'sources = [{{path = "{text}", format = "csv"}}]', ("sources[0].format", "csv")),
-            (f'sources = [{{path = "{text}", label_mask = "answer"}}]', ("no answers",)),
-            (f'sources = [{{path = "{text}", template = "{{q}}"}}]', ("template", "is for format jsonl, not for text")),
-            (f'sources = [{{path = "{good}", format = "jsonl"}}]', ("record 0", "names 'text'", "'instruction'")),
+            (f'sources = [{{path = "{good}", format = "jsonl", template = "{{text}}"}}]',
+             ("record 0", "names 'text'", "'instruction'")),
             (f'sources = [{{path = "{strange}", format = "chat"}}]', ("share.jsonl:1", "'from'", "human", "'narrator'")),
             (f'sources = [{{path = "{good}", format = "jsonl", template = "{{missing}}"}}]', ("record 0", "'missing'")),
             (f'sources = [{{path = "{bad_json}", format = "jsonl", template = "{{q}}"}}]', ("bad.jsonl:2", "JSON")),
             (f'sources = [{{path = "{not_utf8}"}}]', ("byte 3", "UTF-8")),
             (source + "eos_token_id = 99999", ("99999", "outside the vocabulary")),
-            ("seq_len = = 3", ("recipe.toml",)),
+            (self.root / "none.json", ("none.json: no such file",)),
+            (bad_json, ("bad.jsonl: is no data section as hedgerow writes it",)),
+            (source + "seq_length = 16", ("section.json", "'seq_length'")),
         ):
             with self.subTest(section=section):
                 self.assert_refused(section, *words)

@@ -15,6 +15,9 @@ import tempfile
 import unittest
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
+sys.path.append(str(SOURCE / "tests" / "huggingface"))
+from tokens_section import write_section  # noqa: E402
+
 MODEL = os.environ.get("HEDGEROW_TEST_MODEL", "")
 CACHE = pathlib.Path(os.environ.get("HEDGEROW_CACHE", pathlib.Path.home() / ".cache" / "hedgerow"))
 TEXT = CACHE / "data" / "jargon.txt.gz"
@@ -62,8 +65,10 @@ class RealCut(unittest.TestCase):
         run = self.root / f"k{k}-{dtype}"
         (run / "tokens").mkdir(parents=True)
         (run / "run.toml").write_text(RECIPE.format(model=MODEL, text=self.root / "text.txt", k=k, dtype=dtype))
-        subprocess.run([sys.executable, SOURCE / "deploy/huggingface/make_tokens.py", "--recipe", run / "run.toml",
-                        "--model", MODEL, "--stage", "transfer", "--out", run / "tokens/transfer.h5"],
+        section = write_section(run / "section.json", [{"path": self.root / "text.txt"}], seq_len=128, validation_sequences=8,
+                                max_sequences=80)
+        subprocess.run([sys.executable, SOURCE / "deploy/huggingface/make_tokens.py", "--section", section, "--model", MODEL,
+                        "--out", run / "tokens/transfer.h5"],
                        check=True, stdout=subprocess.DEVNULL)
         binary = pathlib.Path(os.environ["HEDGEROW_BIN"], "local_run")
         subprocess.run([binary, run], check=True, stdout=subprocess.DEVNULL)

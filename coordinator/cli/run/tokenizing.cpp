@@ -4,6 +4,7 @@
 #include "storage/base/file.hpp"
 #include "storage/base/scoped_file.hpp"
 #include "storage/model/model_config.hpp"
+#include "storage/recipe/tokens_section.hpp"
 
 namespace hedgerow::coordinator::cli {
 
@@ -20,27 +21,25 @@ std::string name_of(const TokensOf& of) {
 }  // namespace
 
 nlohmann::json tokenize(const TokenizeRequest& request, Terminal& terminal) {
-  // The script reads a file; what the recipe inherits and where its paths start is resolved in this
-  // one.
-  fs::path resolved = request.out;
-  resolved += ".recipe.toml";
-  fs::create_directories(fs::absolute(resolved).parent_path());
-  storage::write_atomically(resolved, request.recipe.to_toml());
+  // A file and not stdin: where nothing can be written beside it, the text is not read first.
+  fs::path section = request.out;
+  section += ".section.json";
+  fs::create_directories(fs::absolute(section).parent_path());
+  // A path that is no UTF-8 has no JSON; the script says that it finds no such file.
+  storage::write_atomically(section,
+                            storage::tokens_section(request.recipe, request.of)
+                                .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace));
   nlohmann::json done;
-  const storage::ScopedFile goes_again(resolved);
-  std::vector<std::string> words{"--recipe",
-                                 resolved,
-                                 "--model",
-                                 storage::ModelDirectory::locate(request.model),
-                                 "--stage",
-                                 storage::to_string(request.of.stage),
-                                 "--out",
-                                 request.out};
-  if (!request.of.text.empty()) words.insert(words.end(), {"--text", request.of.text});
+  const storage::ScopedFile goes_again(section);
   run_python(terminal,
              "tokenize " + name_of(request.of),
              "make_tokens.py",
-             words,
+             {"--section",
+              section,
+              "--model",
+              storage::ModelDirectory::locate(request.model),
+              "--out",
+              request.out},
              [&](const nlohmann::json& object) {
                if (object.value("event", "") == "done") done = object;
              });

@@ -203,10 +203,11 @@ TEST_F(BeforeARun, ARunCanBeFoundWhileItsTokensAreMade) {
 
 TEST_F(BeforeARun, MissingTokensAreMadeAndAFailureIsTheRuns) {
   std::ofstream(run_.scratch / "make_tokens.py")
-      << "echo \"$6\" >> " << (run_.scratch / "made").string() << "; exit 2\n";
+      << "grep -o '\"stage\":\"[a-z]*\"' \"$2\" >> " << (run_.scratch / "made").string()
+      << "; exit 2\n";
   const Answer answer = run_with_scripts({"run", "--run", run_.directory()});
   EXPECT_EQ(answer.code, 2);
-  EXPECT_EQ(storage::read_text(run_.scratch / "made"), "finetune\n")
+  EXPECT_EQ(storage::read_text(run_.scratch / "made"), "\"stage\":\"finetune\"\n")
       << "the transfer tokens are there already";
 }
 

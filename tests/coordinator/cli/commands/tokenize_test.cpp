@@ -44,33 +44,36 @@ class Tokenize : public ::testing::Test {
   tests::TemporaryDirectory scratch_;
 };
 
-TEST_F(Tokenize, PassesTheResolvedRecipeAndReportsWhatCameOut) {
-  // $2 is the value of --recipe, $6 of --stage, $8 of --out.
+TEST_F(Tokenize, PassesTheResolvedSectionAndReportsWhatCameOut) {
+  // $2 is the value of --section, $6 of --out.
   const Answer answer = run_with(
-      "grep -q '^path = ' \"$2\" || exit 1\n"
+      "grep -q '\"held_out\":8192,' \"$2\" || exit 1\n"
       "echo '{\"event\":\"progress\",\"progress\":0.5,\"note\":\"1 of 2 documents\"}'\n"
       "echo "
-      "'{\"event\":\"done\",\"stage\":\"'$6'\",\"sequences\":12,\"num_train\":4,\"seq_len\":256}'"
+      "'{\"event\":\"done\",\"stage\":\"transfer\",\"sequences\":12,\"num_train\":4,\"seq_len\":"
+      "256}'"
       "\n",
       {"--json"});
   ASSERT_EQ(answer.code, 0) << answer.err;
   ASSERT_EQ(answer.json.size(), 1U);
   EXPECT_EQ(answer.json[0]["stage"], "transfer");
   EXPECT_EQ(answer.json[0]["sequences"], 12);
-  EXPECT_TRUE(fs::is_empty(scratch_ / "out")) << "the resolved recipe was left behind";
+  EXPECT_TRUE(fs::is_empty(scratch_ / "out")) << "the resolved section was left behind";
 }
 
 TEST_F(Tokenize, TheTextsOfEvaluateGetFilesBesideItsOwn) {
   storage::Recipe recipe = storage::Recipe::load(scratch_ / "recipe.toml");
   recipe.texts = {{.name = "wiki", .source = {.path = scratch_ / "wiki.txt"}}};
   std::ofstream(scratch_ / "recipe.toml") << recipe.to_toml();
-  const std::string script = "echo \"$8 ${10}\" >>" + (scratch_ / "asked").string() +
+  const std::string script = "echo \"$6\" $(grep -o '\"text\":\"[a-z]*\"' \"$2\") >>" +
+                             (scratch_ / "asked").string() +
                              "; echo '{\"event\":\"done\",\"sequences\":3}'\n";
   const Answer answer = run_with(script, {"--json"}, "evaluate");
   ASSERT_EQ(answer.code, 0) << answer.err;
   EXPECT_EQ(answer.json[0]["texts"]["wiki"]["sequences"], 3);
   const std::string out = scratch_ / "out/t";
-  EXPECT_EQ(storage::read_text(scratch_ / "asked"), out + ".h5 \n" + out + "-wiki.h5 wiki\n");
+  EXPECT_EQ(storage::read_text(scratch_ / "asked"),
+            out + ".h5 \"text\":\"\"\n" + out + "-wiki.h5 \"text\":\"wiki\"\n");
 }
 
 TEST_F(Tokenize, WhatTheReaderWarnsOfIsAWarning) {
