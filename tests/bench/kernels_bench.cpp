@@ -23,7 +23,9 @@
 #include <vector>
 
 #include "coordinator/machine/memory.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/decode.hpp"
+#include "kernels/softmax_attention.hpp"
+#include "kernels/transfer_loss.hpp"
 #include "worker/bench/alternate.hpp"
 #include "worker/bench/attention_problem.hpp"
 #include "worker/device/large_blocks.hpp"
@@ -213,7 +215,7 @@ void bench_hybrid(std::int64_t T, const std::string& layout, const Options& opti
     return hybrid_attention_reference(p.q, p.k, p.v, p.parameters, p.options);
   };
   const Attention chunked = [](const Problem& p) {
-    return aten::hybrid_attention(p.q, p.k, p.v, p.parameters, p.options);
+    return hybrid_attention(p.q, p.k, p.v, p.parameters, p.options, Backend::kAten);
   };
   const bool by_head = T >= kLongLength;
   for (const bool backward : {false, true}) {

@@ -1,8 +1,8 @@
 // Feature maps: phi(x) = activation(x W + b) per head, so that phi_q(q).phi_k(k) stands for
 // exp(q.k / sqrt(D)) (LoLCATs eq. 4). The activations, with their sources, are in kernels/maps, and
 // what is known of a map in kernels/options/feature_maps.hpp. W is untied per query head, also for
-// keys: phi_k belongs to the query head (as in LoLCATs' code), so a key head shared by several query
-// heads is mapped once per query head.
+// keys: phi_k belongs to the query head (as in LoLCATs' code), so a key head shared by several
+// query heads is mapped once per query head.
 //
 // Two maps stand for that exponential without learning, with x' = D^-1/4 x so that
 // q'.k' = q.k / sqrt(D). Positive random features (FAVOR+, 2009.14794 lemma 1): the layer is Omega,
@@ -50,6 +50,12 @@ at::Tensor apply_feature_map(const at::Tensor& x,
                              const FeatureMapOptions& options,
                              std::int64_t num_heads,
                              FeatureMapRole role);
+
+// The checks of apply_feature_map.
+void check_feature_map(const at::Tensor& x,
+                       const FeatureMapWeights& weights,
+                       const FeatureMapOptions& options,
+                       std::int64_t num_heads);
 
 // The start of a map, [H, D, f] fp32, as a pure function of `noise` [H, D, f] fp64 on the CPU; the
 // caller draws it from a counter-based generator keyed by (seed, layer_idx, tensor, head), so that
