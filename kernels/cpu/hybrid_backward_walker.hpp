@@ -83,14 +83,16 @@ struct WalkerScratch {
   Scratch weights{n.scores ? n.window_rows() * n.ld : 0}, da{n.window_rows() * n.ld};
   Scratch linear{n.ld_chunk * n.ld}, linear_transposed{n.ld * n.ld_chunk};
   Scratch dq_tile{n.dq ? n.ld * n.width : 0};
-  Scratch lanes{4 * n.ld};
-  // A segment: phi_q, 1 / Z, 1 / sum l and dz of every tile of every query head.
-  Scratch phi_q{n.tiles * n.F * n.ld}, inverse{n.tiles * n.ld};
-  Scratch inverse_linear{n.has_linear_gradient ? n.tiles * n.ld : 0}, dz{n.tiles * n.ld};
-  // A segment: the tiles' share of dphi_k by chunk, and dk and dv by key.
+  // A segment: phi_q of every tile of every query head, and the tiles' share of dphi_k by chunk.
+  Scratch phi_q{n.tiles * n.F * n.ld};
   Scratch dphi_near{n.near_linear ? (n.chunks + n.lag) * n.F * n.ld_chunk : 0};
+  // A segment: dk and dv by key.
   Scratch dk{n.dk ? n.key_rows * n.width : 0}, dv{n.dv ? n.key_rows * n.width : 0};
+  // A segment: 1 / Z, 1 / sum l and dz of every tile of every query head.
+  Scratch inverse{n.tiles * n.ld}, inverse_linear{n.has_linear_gradient ? n.tiles * n.ld : 0};
+  Scratch dz{n.tiles * n.ld};
   Scratch sink_dk{n.dk ? n.sinks * n.width : 0}, sink_dv{n.dv ? n.sinks * n.width : 0};
+  Scratch lanes{4 * n.ld};
 };
 
 // Used by one thread, for one segment after another; the state that walk_segments hands on is
