@@ -25,7 +25,8 @@ struct AttentionTransfer {
 // q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32; parameters and options as hybrid_attention's
 // (fp32_output counts for nothing). loss is differentiable in the maps and window_factors alone: q,
 // k and v are constants. A NaN in q, k or v reaches both results. Memory O(T). linear_factor > 0
-// needs a window, and takes the ATen backend on CUDA. Any thread; on CUDA the current stream,
+// needs a window, and takes the ATen backend on CUDA. Another backend than kAuto and kCuda is the
+// teacher's, the student's and the error's. Any thread; on CUDA the current stream,
 // without waiting for it; throws c10::Error naming the argument, what was expected and what was
 // found.
 AttentionTransfer attention_transfer(const at::Tensor& q,
@@ -33,6 +34,7 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& v,
                                      const HybridParameters& parameters,
                                      const HybridOptions& options,
-                                     double linear_factor = 0.0);
+                                     double linear_factor = 0.0,
+                                     Backend backend = Backend::kAuto);
 
 }  // namespace hedgerow::kernels

@@ -1,101 +1,33 @@
-// The backends of the entries. Each has one in ATen operations, which runs wherever ATen does, and
-// in fp64 too; and one fused for the CPU; all but the MSE alone also one fused for CUDA, for what
-// its kernels take (the ATen backend computes the rest). The entries choose by the device of their
-// first tensor; below, backends by name, so that tests and benches can run them beside one another.
-// Contracts are those of the entries, with fp64 computed in this backend and not by the reference.
-// Results are the same bytes from call to call on one device.
+// The backends of an operation, its last argument. Each operation has one in ATen operations, which
+// runs wherever ATen does, and in fp64 too. All but window_attention have one fused for the CPU,
+// and all but transfer_mse one fused for CUDA, for what its kernels take. Results are the same
+// bytes from call to call on one device.
 #pragma once
 
-#include "kernels/attention_transfer.hpp"
-#include "kernels/decode.hpp"
-#include "kernels/hybrid_attention.hpp"
-#include "kernels/softmax_attention.hpp"
-#include "kernels/transfer_loss.hpp"
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
 
 namespace hedgerow::kernels {
 
-enum class Backend { kCpu, kCuda, kAten };
+// kAuto, what everything but tests and benches asks for: the fused backend of the first tensor's
+// device where it takes the problem, else kAten; fp64 as the operation's contract says. A backend
+// by name computes the problem itself, fp64 in kAten without the reference, or the operation throws
+// c10::Error saying why it does not take the tensors.
+enum class Backend { kAuto, kCpu, kCuda, kAten };
 
+// The backend of a device where no CUDA kernel takes the problem.
 [[nodiscard]] inline Backend backend_for(const at::Tensor& x) {
   return x.is_cpu() ? Backend::kCpu : Backend::kAten;
 }
 
-namespace aten {
+// Which backend computes a problem whose first tensor is x; never kAuto. why_not_cuda says in words
+// why no CUDA kernel takes the problem, empty where one does; it is asked where the answer counts.
+// Throws c10::Error, `what` first, where `asked` does not take the problem.
+[[nodiscard]] Backend choose_backend(const char* what,
+                                     Backend asked,
+                                     const at::Tensor& x,
+                                     const std::function<std::string()>& why_not_cuda);
 
-at::Tensor hybrid_attention(const at::Tensor& q,
-                            const at::Tensor& k,
-                            const at::Tensor& v,
-                            const HybridParameters& parameters,
-                            const HybridOptions& options);
-at::Tensor linear_share(const at::Tensor& q,
-                        const at::Tensor& k,
-                        const HybridParameters& parameters,
-                        const HybridOptions& options);
-
-at::Tensor window_attention(const at::Tensor& q,
-                            const at::Tensor& k,
-                            const at::Tensor& v,
-                            const HybridOptions& options);
-
-at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
-at::Tensor softmax_attention_trainable(const at::Tensor& q,
-                                       const at::Tensor& k,
-                                       const at::Tensor& v);
-
-at::Tensor transfer_mse(const at::Tensor& y_pred, const at::Tensor& y_true);
-at::Tensor transfer_cross_entropy(const at::Tensor& q,
-                                  const at::Tensor& k,
-                                  const HybridParameters& parameters,
-                                  const HybridOptions& options);
-
-DecodeState prefill_state(const at::Tensor& k,
-                          const at::Tensor& v,
-                          const at::Tensor& lengths,
-                          const HybridParameters& parameters,
-                          const HybridOptions& options);
-at::Tensor decode_step(const at::Tensor& q,
-                       const at::Tensor& k,
-                       const at::Tensor& v,
-                       DecodeState& state,
-                       const HybridParameters& parameters,
-                       const HybridOptions& options);
-
-}  // namespace aten
-
-// The fused CUDA backends; each throws, saying why, where its kernels do not take the problem.
-namespace cuda {
-
-at::Tensor hybrid_attention(const at::Tensor& q,
-                            const at::Tensor& k,
-                            const at::Tensor& v,
-                            const HybridParameters& parameters,
-                            const HybridOptions& options);
-at::Tensor linear_share(const at::Tensor& q,
-                        const at::Tensor& k,
-                        const HybridParameters& parameters,
-                        const HybridOptions& options);
-
-DecodeState prefill_state(const at::Tensor& k,
-                          const at::Tensor& v,
-                          const at::Tensor& lengths,
-                          const HybridParameters& parameters,
-                          const HybridOptions& options);
-at::Tensor decode_step(const at::Tensor& q,
-                       const at::Tensor& k,
-                       const at::Tensor& v,
-                       DecodeState& state,
-                       const HybridParameters& parameters,
-                       const HybridOptions& options);
-at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
-AttentionTransfer attention_transfer(const at::Tensor& q,
-                                     const at::Tensor& k,
-                                     const at::Tensor& v,
-                                     const HybridParameters& parameters,
-                                     const HybridOptions& options);
-at::Tensor transfer_cross_entropy(const at::Tensor& q,
-                                  const at::Tensor& k,
-                                  const HybridParameters& parameters,
-                                  const HybridOptions& options);
-
-}  // namespace cuda
 }  // namespace hedgerow::kernels

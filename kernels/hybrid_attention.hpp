@@ -16,35 +16,23 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
-
-#include "kernels/feature_map.hpp"
+#include "kernels/backend.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels {
-
-struct HybridParameters {
-  FeatureMapWeights q;
-  // One map a query head (as LoLCATs') or one a kv head, which its query heads share with the state
-  // that is made of it: the first dimension, H or G, says which. Without parameters: H.
-  FeatureMapWeights k;
-  at::Tensor window_factors;  // [H] fp32, logits of g; undefined with kNone
-};
-
-// First key of query i's window, but for sinks: keys first..i are softmax, keys before are linear.
-[[nodiscard]] std::int64_t window_begin(WindowLayout layout,
-                                        std::int64_t window_size,
-                                        std::int64_t query);
 
 // q [B, H, T, D], k and v [B, G, T, D], bf16 or fp32 (copied where D is not contiguous) -> y
 // [B, H, T, D] of q's dtype. Any T >= 1. Differentiable in q, k, v, both maps and window_factors;
 // gradients that nobody needs are not computed. Accumulation fp32 whatever the input. The bytes do
-// not depend on the number of threads. fp64 input gives the reference below. Any thread, several at
-// once; throws c10::Error naming the argument, what was expected and what was found.
+// not depend on the number of threads. fp64 input gives the reference below, in kAten the sums of
+// that backend. With a recall cache kCpu has no gradients. Any thread, several at once; throws
+// c10::Error naming the argument, what was expected and what was found.
 at::Tensor hybrid_attention(const at::Tensor& q,
                             const at::Tensor& k,
                             const at::Tensor& v,
                             const HybridParameters& parameters,
-                            const HybridOptions& options);
+                            const HybridOptions& options,
+                            Backend backend = Backend::kAuto);
 
 // The definition above, written with T x T tensors and ATen's own autograd, in fp32 (fp64 for fp64
 // input).
@@ -59,6 +47,7 @@ at::Tensor hybrid_attention_reference(const at::Tensor& q,
 at::Tensor linear_share(const at::Tensor& q,
                         const at::Tensor& k,
                         const HybridParameters& parameters,
-                        const HybridOptions& options);
+                        const HybridOptions& options,
+                        Backend backend = Backend::kAuto);
 
 }  // namespace hedgerow::kernels

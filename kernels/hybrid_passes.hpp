@@ -1,52 +1,39 @@
 // The two directions of the hybrid, and the cross-entropy, without autograd and in whichever
-// backend: what hybrid_attention.cpp puts behind autograd, and the PyTorch operators (ops/) behind
-// theirs.
+// backend: what hybrid_attention.cpp, transfer_loss.cpp and attention_transfer.cpp put behind
+// autograd, and the PyTorch operators (ops/) behind theirs.
 #pragma once
 
 #include "kernels/backend.hpp"
-#include "kernels/parameter_loss.hpp"
+#include "kernels/problem/parameter_loss.hpp"
 
 namespace hedgerow::kernels {
 
-// The fused backend of q's device where it takes the problem, which must have passed
+// The backend that computes the hybrid, as choose_backend says. The problem must have passed
 // check_attention and check_parameters. input_gradients: whether dq, dk or dv may be asked for.
 [[nodiscard]] Backend hybrid_backend_for(const at::Tensor& q,
                                          const HybridParameters& parameters,
                                          const HybridOptions& options,
-                                         bool input_gradients);
+                                         bool input_gradients,
+                                         Backend asked = Backend::kAuto);
 
-// Both check their arguments as hybrid_attention does. v undefined: the denominators alone.
-HybridForward hybrid_forward(Backend backend,
-                             const at::Tensor& q,
-                             const at::Tensor& k,
-                             const at::Tensor& v,
-                             const HybridParameters& parameters,
-                             const HybridOptions& options,
-                             bool keep_for_backward);
+// problem.v undefined: the denominators alone. `backend` is none but what hybrid_backend_for gives.
+HybridForward hybrid_forward(Backend backend, const HybridProblem& problem, bool keep_for_backward);
 
-// `forward` is of the same backend, inputs and options, with keep_for_backward. dy_linear: the
-// gradient by y_linear (linear_output) where there is one; then for the parameters alone.
+// `forward` is of the same backend and problem, with keep_for_backward. dy_linear: the gradient by
+// y_linear (linear_output) where there is one; then for the parameters alone.
 HybridGradients hybrid_backward(Backend backend,
-                                const at::Tensor& q,
-                                const at::Tensor& k,
-                                const at::Tensor& v,
-                                const HybridParameters& parameters,
-                                const HybridOptions& options,
+                                const HybridProblem& problem,
                                 const HybridForward& forward,
                                 const at::Tensor& dy,
                                 const HybridNeeds& needs,
                                 const at::Tensor& dy_linear = {});
 
-// The same of the weights' cross-entropy (transfer_loss.cpp): value and, if wanted, gradients in
-// one pass. kCpu takes no fp64.
+// The same for the cross-entropy of the weights: value and, if wanted, gradients in one pass.
+// problem.v is undefined. kCpu takes no fp64.
 [[nodiscard]] Backend cross_entropy_backend_for(const at::Tensor& q,
                                                 const HybridParameters& parameters,
-                                                const HybridOptions& options);
-ParameterLoss cross_entropy(Backend backend,
-                            const at::Tensor& q,
-                            const at::Tensor& k,
-                            const HybridParameters& parameters,
-                            const HybridOptions& options,
-                            bool with_gradients);
+                                                const HybridOptions& options,
+                                                Backend asked = Backend::kAuto);
+ParameterLoss cross_entropy(Backend backend, const HybridProblem& problem, bool with_gradients);
 
 }  // namespace hedgerow::kernels

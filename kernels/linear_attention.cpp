@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-#include "kernels/checks.hpp"
+#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::kernels {
 namespace {

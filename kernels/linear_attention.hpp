@@ -8,9 +8,9 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace hedgerow::kernels {
+#include "kernels/problem/hybrid_parameters.hpp"
 
-inline constexpr double kLinearEpsilon = 1e-12;
+namespace hedgerow::kernels {
 
 // phi_q, phi_k [B, H, T, F] fp32 (or both fp64), v [B, H, T, D] of any floating dtype -> [B, H, T,
 // D] of v's dtype, rounded once. Differentiable in all three. Wrong shapes and dtypes throw
@@ -21,5 +21,8 @@ at::Tensor causal_linear_attention(const at::Tensor& phi_q,
 at::Tensor bidirectional_linear_attention(const at::Tensor& phi_q,
                                           const at::Tensor& phi_k,
                                           const at::Tensor& v);
+
+// The checks of both.
+void check_linear_attention(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v);
 
 }  // namespace hedgerow::kernels

@@ -4,9 +4,9 @@
 
 #include <cmath>
 
-#include "kernels/checks.hpp"
-#include "kernels/linear_attention.hpp"
-#include "kernels/recall_cache.hpp"
+#include "kernels/hybrid_attention.hpp"
+#include "kernels/problem/checks.hpp"
+#include "kernels/problem/recall_cache.hpp"
 #include "kernels/transfer_loss.hpp"
 
 namespace hedgerow::kernels {

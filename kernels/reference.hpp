@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/hybrid_attention.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels {
 

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/backend.hpp"
-#include "kernels/checks.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
+#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::kernels {
 namespace {
@@ -34,11 +34,11 @@ at::Tensor window_begins(const HybridOptions& options, std::int64_t begin, std::
 }
 
 // q [H, T, D] scaled, k and v [G, T, D] -> y [H, T, D], all of the sums' dtype.
-void attend(const at::Tensor& q,
-            const at::Tensor& k,
-            const at::Tensor& v,
-            const HybridOptions& options,
-            const at::Tensor& y) {
+void attend_window(const at::Tensor& q,
+                   const at::Tensor& k,
+                   const at::Tensor& v,
+                   const HybridOptions& options,
+                   const at::Tensor& y) {
   const std::int64_t T = q.size(1), G = k.size(0), R = q.size(0) / G;
   const std::int64_t tile = std::clamp(options.window_size, kFewestQueries, kMostQueries);
   const at::Tensor tokens = at::arange(T, at::TensorOptions(at::kLong));
@@ -91,16 +91,24 @@ void attend_outside(const at::Tensor& q,
   }
 }
 
+AttentionShape check_window_attention(const at::Tensor& q,
+                                      const at::Tensor& k,
+                                      const at::Tensor& v,
+                                      const HybridOptions& options) {
+  const AttentionShape shape = check_attention(q, k, v);
+  TORCH_CHECK(options.layout != WindowLayout::kNone,
+              "window attention: needs a window, found the layout none");
+  check_window(options);
+  return shape;
+}
+
 template <typename Attend>
 at::Tensor each_sequence(const at::Tensor& q,
                          const at::Tensor& k,
                          const at::Tensor& v,
                          const HybridOptions& options,
                          const Attend& attend_one) {
-  const AttentionShape shape = check_attention(q, k, v);
-  TORCH_CHECK(options.layout != WindowLayout::kNone,
-              "window attention: needs a window, found the layout none");
-  check_window(options);
+  const AttentionShape shape = check_window_attention(q, k, v, options);
   const c10::NoGradGuard no_grad;
   const at::ScalarType dtype = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   const double scale = 1.0 / std::sqrt(static_cast<double>(shape.D));
@@ -114,16 +122,23 @@ at::Tensor each_sequence(const at::Tensor& q,
 
 }  // namespace
 
-namespace aten {
-
 at::Tensor window_attention(const at::Tensor& q,
                             const at::Tensor& k,
                             const at::Tensor& v,
-                            const HybridOptions& options) {
-  return each_sequence(q, k, v, options, attend);
+                            const HybridOptions& options,
+                            Backend backend) {
+  RECORD_USER_SCOPE("hedgerow::window_attention");
+  check_window_attention(q, k, v, options);
+  TORCH_CHECK(backend != Backend::kCpu,
+              "window attention: no CPU backend computes it; the ATen backend does");
+  const cuda::HybridBackend* fused = cuda::hybrid_backend();
+  const Backend chosen = choose_backend("window attention", backend, q, [&]() -> std::string {
+    return fused == nullptr ? cuda::kNoCudaKernels : fused->why_not_window(q);
+  });
+  const c10::NoGradGuard no_grad;
+  return chosen == Backend::kCuda ? fused->window(q, k, v, options)
+                                  : each_sequence(q, k, v, options, attend_window);
 }
-
-}  // namespace aten
 
 at::Tensor outside_attention(const at::Tensor& q,
                              const at::Tensor& k,

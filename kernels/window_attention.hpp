@@ -11,6 +11,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "kernels/backend.hpp"
 #include "kernels/options/attention_options.hpp"
 
 namespace hedgerow::kernels {
@@ -23,7 +24,8 @@ namespace hedgerow::kernels {
 at::Tensor window_attention(const at::Tensor& q,
                             const at::Tensor& k,
                             const at::Tensor& v,
-                            const HybridOptions& options);
+                            const HybridOptions& options,
+                            Backend backend = Backend::kAuto);
 
 // What is left of the teacher without them: softmax over the keys before the window that are no
 // sinks, which the linear branch alone has to give (the target of attention_transfer's linear

@@ -15,7 +15,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/problem/hybrid_problem.hpp"
 
 namespace hedgerow::kernels::aten {
 

@@ -12,8 +12,8 @@
 #include <cmath>
 
 #include "kernels/aten/chunks_aten.hpp"
-#include "kernels/linear_attention.hpp"
-#include "kernels/recall_cache.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
+#include "kernels/problem/recall_cache.hpp"
 
 namespace hedgerow::kernels::aten {
 namespace {

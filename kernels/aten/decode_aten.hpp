@@ -2,7 +2,7 @@
 // position, without waiting for the device. Called by decode.cpp, which checks.
 #pragma once
 
-#include "kernels/decode.hpp"
+#include "kernels/problem/decode_state.hpp"
 
 namespace hedgerow::kernels::aten {
 

@@ -16,7 +16,7 @@
 #include <limits>
 
 #include "kernels/aten/chunks_aten.hpp"
-#include "kernels/linear_attention.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels::aten {
 namespace {
@@ -333,7 +333,7 @@ class BackwardPart {
   const HybridNeeds& needs_;
   DifferentiableMap map_q_, map_k_;
   Operands x_;
-  // Of linear pairs, with the gradient by y_linear, and of the window's.
+  // e_: of linear pairs, with the gradient by y_linear; e_window_: of the window's pairs.
   at::Tensor e_, e_window_, dphi_q_, dphi_k_, du_, dq_, dk_;
 };
 

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "kernels/aten/chunks_aten.hpp"
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/problem/hybrid_problem.hpp"
 
 namespace hedgerow::kernels::aten {
 

@@ -6,7 +6,7 @@
 #include <cmath>
 
 #include "kernels/aten/chunks_aten.hpp"
-#include "kernels/checks.hpp"
+#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::kernels::aten {
 

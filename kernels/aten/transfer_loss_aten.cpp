@@ -9,8 +9,7 @@
 #include <cmath>
 
 #include "kernels/aten/chunks_aten.hpp"
-#include "kernels/linear_attention.hpp"
-#include "kernels/transfer_loss.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels::aten {
 namespace {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "kernels/aten/chunks_aten.hpp"
-#include "kernels/parameter_loss.hpp"
+#include "kernels/problem/parameter_loss.hpp"
 
 namespace hedgerow::kernels::aten {
 

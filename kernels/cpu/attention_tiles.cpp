@@ -5,7 +5,7 @@
 
 #include "kernels/cpu/cpu_vector.hpp"
 #include "kernels/maps/maps.hpp"
-#include "kernels/transfer_loss.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {

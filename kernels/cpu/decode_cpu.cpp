@@ -13,7 +13,7 @@
 
 #include "kernels/cpu/hybrid_head_cpu.hpp"
 #include "kernels/cpu/recall_cpu.hpp"
-#include "kernels/linear_attention.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {
@@ -240,9 +240,9 @@ class DecodeHead {
     }
   }
 
-  // Of the query heads that share the kv head's key head u: y_ += phi_q S and linear_sums =
-  // phi_q . z. A head's features lie in lane 0 of its own kLanePad lanes, so that the state is read
-  // once for all of them.
+  // Adds the state's share for the query heads that share the kv head's key head u: y_ += phi_q S
+  // and linear_sums = phi_q . z. A head's features lie in lane 0 of its own kLanePad lanes, so that
+  // the state is read once for all of them.
   void attend_state(std::int64_t u, float* linear_sums) {
     const std::int64_t R = problem_.key_group(), ld = R * kLanePad, first = u * R;
     const std::int64_t key_head = g_ * problem_.key_heads_of_kv() + u;
@@ -283,9 +283,7 @@ class DecodeHead {
 
   static constexpr std::int64_t kLanePad = padded(1);
 
-  [[nodiscard]] bool slides() const {
-    return problem_.options.layout == WindowLayout::kSliding;
-  }
+  [[nodiscard]] bool slides() const { return problem_.options.layout == WindowLayout::kSliding; }
   // How many choices count for the token at `position`.
   [[nodiscard]] std::int64_t choices_at(std::int64_t position) const {
     return std::max<std::int64_t>(
@@ -317,27 +315,15 @@ class DecodeHead {
     if (width_ == problem_.shape.D) {
       return state;
     }
-    widen_rows(state,
-               at::kFloat,
-               problem_.shape.D,
-               problem_.F,
-               problem_.shape.D,
-               room,
-               width_);
+    widen_rows(state, at::kFloat, problem_.shape.D, problem_.F, problem_.shape.D, room, width_);
     return room;
   }
   void store_state(std::int64_t u, const float* room) {
     if (width_ != problem_.shape.D) {
       float* state = state_.kv_state.data_ptr<float>() +
                      (b_ * problem_.key_heads + u) * problem_.F * problem_.shape.D;
-      narrow_rows(room,
-                  width_,
-                  problem_.F,
-                  problem_.shape.D,
-                  nullptr,
-                  state,
-                  at::kFloat,
-                  problem_.shape.D);
+      narrow_rows(
+          room, width_, problem_.F, problem_.shape.D, nullptr, state, at::kFloat, problem_.shape.D);
     }
   }
   float* k_state(std::int64_t u) {
@@ -396,7 +382,7 @@ void prefill_state_cpu(const at::Tensor& k,
   // Queries play no part; any tensor of the right number of heads gives the problem its shape.
   const std::int64_t num_heads = num_query_heads(parameters, state.kv_state.size(1));
   const at::Tensor heads = k.select(1, 0).unsqueeze(1).expand({-1, num_heads, -1, -1});
-  const HybridProblem problem = make_problem(heads, k, v, parameters, options);
+  const HybridProblem problem = on_cpu(make_hybrid_problem(heads, k, v, parameters, options));
   for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t length) {
     const std::int64_t begin = head.begin_after(length);
     const bool recalls = options.recall_cache > 0;
@@ -422,8 +408,8 @@ at::Tensor decode_step_cpu(const at::Tensor& q,
                            const HybridParameters& parameters,
                            const HybridOptions& options,
                            const DecodeState& state) {
-  const HybridProblem problem =
-      make_problem(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), parameters, options);
+  const HybridProblem problem = on_cpu(
+      make_hybrid_problem(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2), parameters, options));
   const at::Tensor y = at::empty(q.sizes(), q.options());
   const bool recalls = options.recall_cache > 0;
   for_each_head(problem, state, [&](DecodeHead& head, std::int64_t, std::int64_t position) {

@@ -2,7 +2,7 @@
 // keys. Called by decode.cpp, which checks.
 #pragma once
 
-#include "kernels/decode.hpp"
+#include "kernels/problem/decode_state.hpp"
 
 namespace hedgerow::kernels::cpu {
 

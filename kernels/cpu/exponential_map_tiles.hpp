@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "kernels/feature_map.hpp"
+#include "kernels/problem/feature_map.hpp"
 
 namespace hedgerow::kernels::cpu {
 

@@ -7,7 +7,7 @@
 #include <algorithm>
 
 #include "kernels/cpu/cpu_tiles.hpp"
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/problem/hybrid_problem.hpp"
 
 namespace hedgerow::kernels::cpu {
 
@@ -46,11 +46,8 @@ struct HybridProblem : kernels::HybridProblem {
       64;  // queries a tile: 128 keys x 64 queries of scores are 32 KB
 };
 
-HybridProblem make_problem(const at::Tensor& q,
-                           const at::Tensor& k,
-                           const at::Tensor& v,
-                           const HybridParameters& parameters,
-                           const HybridOptions& options);
+// The problem with the products that suit this processor and the map.
+HybridProblem on_cpu(const kernels::HybridProblem& problem);
 
 // Makes the choices of options.recall_cache itself. Its backward knows no cache.
 HybridForward hybrid_forward_cpu(const HybridProblem& problem, bool keep_for_backward);

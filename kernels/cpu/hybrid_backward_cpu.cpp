@@ -8,49 +8,50 @@ namespace hedgerow::kernels::cpu {
 void BackwardWalker::descend(std::int64_t chunk) {
   const std::int64_t F = problem_.F, D = problem_.shape.D;
   const bool has_state = chunk + problem_.state_lag() + 1 < problem_.num_chunks();
-  const bool near = near_linear_ && chunk + problem_.state_lag() < problem_.num_chunks();
+  const bool near = sizes_.near_linear && chunk + problem_.state_lag() < problem_.num_chunks();
   if (has_state) {
     join_queries(chunk + problem_.state_lag() + 1);
   }
   if (has_state || near) {
     const ChunkRange keys = chunk_range(problem_, chunk);
     const std::int64_t tokens = keys.tokens();
-    float* dphi = near_linear_ ? dphi_near(chunk) : dphi_.data();
-    if (!near_linear_) {
-      std::fill(dphi, dphi + F * ld_chunk_, 0.0F);
+    float* dphi = sizes_.near_linear ? dphi_near(chunk) : scratch_.dphi.data();
+    if (!sizes_.near_linear) {
+      std::fill(dphi, dphi + F * sizes_.ld_chunk, 0.0F);
     }
-    key_features(problem_, map_k_, k_, keys, phi_k_.data(), ld_chunk_);
+    key_features(problem_, map_k_, k_, keys, scratch_.phi_k.data(), sizes_.ld_chunk);
     if (has_state) {
-      transpose(v_.row(keys.begin), v_.ld, tokens, D, v_transposed_.data(), ld_chunk_);
+      transpose(
+          v_.row(keys.begin), v_.ld, tokens, D, scratch_.v_transposed.data(), sizes_.ld_chunk);
       multiply(problem_.products,
                {F, tokens, D},
-               as_stored(state_gradient_.matrix(), width_),
-               {v_transposed_.data(), ld_chunk_},
+               as_stored(state_gradient_.matrix(), sizes_.width),
+               {scratch_.v_transposed.data(), sizes_.ld_chunk},
                dphi,
-               ld_chunk_,
+               sizes_.ld_chunk,
                true);
-      add_columns(dphi, ld_chunk_, F, padded(tokens), state_gradient_.column());
+      add_columns(dphi, sizes_.ld_chunk, F, padded(tokens), state_gradient_.column());
       if (needs_.v) {
         multiply(problem_.products,
                  {tokens, D, F},
-                 transposed(phi_k_.data(), ld_chunk_),
-                 {state_gradient_.matrix(), width_},
-                 key_row(dv_, keys.begin),
-                 width_,
+                 transposed(scratch_.phi_k.data(), sizes_.ld_chunk),
+                 {state_gradient_.matrix(), sizes_.width},
+                 key_row(scratch_.dv, keys.begin),
+                 sizes_.width,
                  true);
       }
     }
-    clear_sinks(problem_, keys.begin, dphi, ld_chunk_);
-    map_k_.backward(phi_k_.data(),
+    clear_sinks(problem_, keys.begin, dphi, sizes_.ld_chunk);
+    map_k_.backward(scratch_.phi_k.data(),
                     dphi,
-                    ld_chunk_,
+                    sizes_.ld_chunk,
                     k_,
                     keys.begin,
                     tokens,
                     partial_of(out_.layer_k, key_head_),
                     partial_of(out_.bias_k, key_head_),
-                    needs_.k ? key_row(dk_, keys.begin) : nullptr,
-                    width_);
+                    needs_.k ? key_row(scratch_.dk, keys.begin) : nullptr,
+                    sizes_.width);
   }
 }
 
@@ -60,18 +61,18 @@ void BackwardWalker::join_queries(std::int64_t chunk) {
       const std::int64_t D = problem_.shape.D, n = tile.queries();
       const float* phi = phi_q(tile.begin);
       dy_ = dy_rows_.rows(b_, h_, tile.begin, tile.end);
-      if (has_linear_gradient_) {
+      if (sizes_.has_linear_gradient) {
         dy_linear_ = dy_linear_rows_.rows(b_, h_, tile.begin, tile.end);
       }
       scale_gradients(tile);
       multiply(problem_.products,
                {problem_.F, D, n},
-               as_stored(phi, ld_),
-               {dn_.data(), width_},
+               as_stored(phi, sizes_.ld),
+               {scratch_.dn.data(), sizes_.width},
                state_gradient_.own_matrix(),
-               width_,
+               sizes_.width,
                true);
-      add_row_sums(phi, ld_, problem_.F, n, dz(tile.begin), state_gradient_.own_column());
+      add_row_sums(phi, sizes_.ld, problem_.F, n, dz(tile.begin), state_gradient_.own_column());
     });
   });
   state_gradient_.settle();
@@ -83,7 +84,7 @@ void BackwardWalker::store_segment() {
   const auto store = [&, first = begin, tokens = end - begin](Scratch& rows,
                                                               const at::Tensor& out) {
     narrow_rows(key_row(rows, first),
-                width_,
+                sizes_.width,
                 tokens,
                 D,
                 nullptr,
@@ -92,14 +93,15 @@ void BackwardWalker::store_segment() {
                 D);
   };
   if (needs_.k) {
-    store(dk_, out_.dk);
+    store(scratch_.dk, out_.dk);
   }
   if (needs_.v) {
-    store(dv_, out_.dv);
+    store(scratch_.dv, out_.dv);
   }
-  for (const auto& [rows, out] : {std::pair{&sink_dk_, &out_.sink_k}, {&sink_dv_, &out_.sink_v}}) {
+  for (const auto& [rows, out] :
+       {std::pair{&scratch_.sink_dk, &out_.sink_k}, {&scratch_.sink_dv, &out_.sink_v}}) {
     if (out->defined()) {
-      std::copy_n(rows->data(), problem_.num_sinks() * width_, partial_of(*out, key_head_));
+      std::copy_n(rows->data(), problem_.num_sinks() * sizes_.width, partial_of(*out, key_head_));
     }
   }
   if (out_.totals.defined()) {

@@ -7,6 +7,29 @@
 
 namespace hedgerow::kernels::cpu {
 
+WalkerSizes::WalkerSizes(const HybridProblem& problem,
+                         const HybridNeeds& needs,
+                         bool linear_gradient)
+    : D(problem.shape.D),
+      F(problem.F),
+      sinks(problem.num_sinks()),
+      ld(problem.tile_lanes()),
+      ld_chunk(problem.chunk_lanes()),
+      width(padded(problem.shape.D)),
+      chunks(std::min(problem.chunks_per_segment(), problem.num_chunks())),
+      lag(problem.state_lag()),
+      tiles_per_chunk((problem.chunk() + HybridProblem::kQueryTile - 1) /
+                      HybridProblem::kQueryTile),
+      tiles(problem.key_group() * query_chunks() * tiles_per_chunk),
+      key_rows((chunks + 2 * lag) * problem.chunk()),
+      has_linear_gradient(linear_gradient),
+      near_linear(problem.options.layout != WindowLayout::kTerraced),
+      scores(needs.q || needs.k || needs.v),
+      keys_side(needs.k || needs.v || needs.map_k),
+      dq(needs.q),
+      dk(needs.k),
+      dv(needs.v) {}
+
 BackwardWalker::BackwardWalker(const HybridProblem& problem,
                                const HybridForward& forward,
                                const at::Tensor& states,
@@ -17,56 +40,24 @@ BackwardWalker::BackwardWalker(const HybridProblem& problem,
     : problem_(problem),
       forward_(forward),
       states_(states),
-      has_linear_gradient_(dy_linear.defined()),
       needs_(needs),
       out_(out),
-      ld_(problem.tile_lanes()),
-      ld_chunk_(problem.chunk_lanes()),
-      width_(padded(problem.shape.D)),
-      tiles_per_chunk_((problem.chunk() + HybridProblem::kQueryTile - 1) /
-                       HybridProblem::kQueryTile),
-      chunks_(std::min(problem.chunks_per_segment(), problem.num_chunks())),
-      near_linear_(problem.options.layout != WindowLayout::kTerraced),
-      scores_(needs.q || needs.k || needs.v),
-      keys_side_(needs.k || needs.v || needs.map_k),
+      sizes_(problem, needs, dy_linear.defined()),
       q_rows_(problem.q, HybridProblem::kQueryTile),
-      k_rows_(problem.k, (chunks_ + 2 * lag()) * problem.chunk()),
-      v_rows_(problem.v, (chunks_ + 2 * lag()) * problem.chunk()),
+      k_rows_(problem.k, sizes_.key_rows),
+      v_rows_(problem.v, sizes_.key_rows),
       y_rows_(forward.y_saved, HybridProblem::kQueryTile),
       dy_rows_(dy, HybridProblem::kQueryTile),
       sink_k_rows_(problem.k, problem.num_sinks()),
       sink_v_rows_(problem.v, problem.num_sinks()),
-      y_linear_rows_(has_linear_gradient_ ? forward.y_linear : dy, HybridProblem::kQueryTile),
-      dy_linear_rows_(has_linear_gradient_ ? dy_linear : dy, HybridProblem::kQueryTile),
+      y_linear_rows_(dy_linear.defined() ? forward.y_linear : dy, HybridProblem::kQueryTile),
+      dy_linear_rows_(dy_linear.defined() ? dy_linear : dy, HybridProblem::kQueryTile),
       map_q_(problem, problem.map_q, FeatureMapRole::kQuery, problem.tile_lanes()),
       map_k_(problem, problem.map_k, FeatureMapRole::kKey, problem.chunk_lanes()),
       totals_(static_cast<std::size_t>(problem.key_group())),
       state_(problem),
       state_gradient_(problem),
-      q_transposed_(problem.shape.D * ld_),
-      dn_(ld_ * width_),
-      dn_linear_(has_linear_gradient_ ? ld_ * width_ : 0),
-      dn_transposed_(problem.shape.D * ld_),
-      phi_k_(problem.F * ld_chunk_),
-      dphi_(problem.F * std::max(ld_, ld_chunk_)),
-      v_transposed_(keys_side_ ? problem.shape.D * ld_chunk_ : 0),
-      scores_tile_(scores_ ? (problem.num_sinks() + 2 * ld_chunk_) * ld_ : 0),
-      weights_(scores_ ? (problem.num_sinks() + 2 * ld_chunk_) * ld_ : 0),
-      da_((problem.num_sinks() + 2 * ld_chunk_) * ld_),
-      linear_(ld_chunk_ * ld_),
-      linear_transposed_(ld_ * ld_chunk_),
-      dq_tile_(needs.q ? ld_ * width_ : 0),
-      phi_q_(problem.key_group() * query_chunks() * tiles_per_chunk_ * problem.F * ld_),
-      dphi_near_(near_linear_ ? (chunks_ + lag()) * problem.F * ld_chunk_ : 0),
-      dk_(needs.k ? (chunks_ + 2 * lag()) * problem.chunk() * width_ : 0),
-      dv_(needs.v ? (chunks_ + 2 * lag()) * problem.chunk() * width_ : 0),
-      inverse_(problem.key_group() * query_chunks() * tiles_per_chunk_ * ld_),
-      inverse_linear_(
-          has_linear_gradient_ ? problem.key_group() * query_chunks() * tiles_per_chunk_ * ld_ : 0),
-      dz_(problem.key_group() * query_chunks() * tiles_per_chunk_ * ld_),
-      sink_dk_(needs.k ? problem.num_sinks() * width_ : 0),
-      sink_dv_(needs.v ? problem.num_sinks() * width_ : 0),
-      lanes_(4 * ld_) {}
+      scratch_(sizes_) {}
 
 void BackwardWalker::select(std::int64_t head) {
   b_ = head / problem_.key_heads;
@@ -114,7 +105,8 @@ void BackwardWalker::enter(const Segment& segment) {
 
 void BackwardWalker::walk(const Segment& segment, const float* before, float* behind) {
   enter(segment);
-  for (Scratch* sum : {&dphi_near_, &dk_, &dv_, &sink_dk_, &sink_dv_}) {
+  for (Scratch* sum :
+       {&scratch_.dphi_near, &scratch_.dk, &scratch_.dv, &scratch_.sink_dk, &scratch_.sink_dv}) {
     sum->clear();
   }
   std::fill(totals_.begin(), totals_.end(), 0.0);
@@ -123,11 +115,11 @@ void BackwardWalker::walk(const Segment& segment, const float* before, float* be
   for (std::int64_t chunk = segment.first_chunk; chunk < segment.end_chunk; ++chunk) {
     ascend(chunk);
   }
-  if (keys_side_) {
+  if (sizes_.keys_side) {
     const std::int64_t last = std::min(segment.end_chunk + lag() + 1, problem_.num_chunks());
     for (std::int64_t chunk = segment.end_chunk; chunk < last; ++chunk) {
       const bool meets_own_keys = chunk < segment.end_chunk + lag();
-      if (meets_own_keys && (near_linear_ || scores_)) {
+      if (meets_own_keys && (sizes_.near_linear || sizes_.scores)) {
         ascend(chunk);
       } else {
         prepare_queries(chunk);
@@ -157,27 +149,33 @@ void BackwardWalker::sum(const Segment& segment, float* own) {
 
 std::int64_t BackwardWalker::tile_index(std::int64_t query) const {
   const std::int64_t chunk = query / problem_.chunk();
-  return (member_ * query_chunks() + chunk - segment_.first_chunk) * tiles_per_chunk_ +
+  return (member_ * sizes_.query_chunks() + chunk - segment_.first_chunk) * sizes_.tiles_per_chunk +
          (query - chunk * problem_.chunk()) / HybridProblem::kQueryTile;
 }
 
 void BackwardWalker::ascend(std::int64_t chunk) {
   const std::int64_t far = chunk - problem_.state_lag();
   const bool flushes = far >= 0 && chunk + 1 < problem_.num_chunks();
-  if (far >= 0 && (near_linear_ || flushes)) {
-    key_features(problem_, map_k_, k_, chunk_range(problem_, far), phi_k_.data(), ld_chunk_);
+  if (far >= 0 && (sizes_.near_linear || flushes)) {
+    key_features(
+        problem_, map_k_, k_, chunk_range(problem_, far), scratch_.phi_k.data(), sizes_.ld_chunk);
   }
   each_query_head(
       [&] { for_tiles(problem_, chunk, [&](const QueryTile& tile) { walk_tile(tile, far); }); });
   if (flushes) {
     const ChunkRange keys = chunk_range(problem_, far);
-    add_row_sums(phi_k_.data(), ld_chunk_, problem_.F, keys.tokens(), nullptr, state_.own_column());
+    add_row_sums(scratch_.phi_k.data(),
+                 sizes_.ld_chunk,
+                 problem_.F,
+                 keys.tokens(),
+                 nullptr,
+                 state_.own_column());
     multiply(problem_.products,
              {problem_.F, problem_.shape.D, keys.tokens()},
-             as_stored(phi_k_.data(), ld_chunk_),
+             as_stored(scratch_.phi_k.data(), sizes_.ld_chunk),
              v_.right(keys.begin),
              state_.own_matrix(),
-             width_,
+             sizes_.width,
              true);
     state_.settle();
   }
@@ -187,9 +185,18 @@ void BackwardWalker::prepare_queries(std::int64_t chunk) {
   each_query_head([&] {
     for_tiles(problem_, chunk, [&](const QueryTile& tile) {
       prepare_rows(tile);
-      transpose(
-          q_.row(tile.begin), q_.ld, tile.queries(), problem_.shape.D, q_transposed_.data(), ld_);
-      map_q_.features(q_, tile.begin, tile.queries(), q_transposed_.data(), phi_q(tile.begin), ld_);
+      transpose(q_.row(tile.begin),
+                q_.ld,
+                tile.queries(),
+                problem_.shape.D,
+                scratch_.q_transposed.data(),
+                sizes_.ld);
+      map_q_.features(q_,
+                      tile.begin,
+                      tile.queries(),
+                      scratch_.q_transposed.data(),
+                      phi_q(tile.begin),
+                      sizes_.ld);
     });
   });
 }
@@ -205,11 +212,11 @@ void BackwardWalker::prepare_rows(const QueryTile& tile) {
     rows_inverse[i] = 1.0F / denominator[i];
     lane_dz[i] *= -rows_inverse[i];
   }
-  if (has_linear_gradient_) {
+  if (sizes_.has_linear_gradient) {
     const std::int64_t D = problem_.shape.D;
     const float* mass = head_of(forward_.linear_mass, h_) + tile.begin;
     float* of_linear = inverse_linear(tile.begin);
-    float* deltas = lanes_.data() + 3 * ld_;
+    float* deltas = scratch_.lanes.data() + 3 * sizes_.ld;
     const Rows y_linear = y_linear_rows_.rows(b_, h_, tile.begin, tile.end);
     dy_linear_ = dy_linear_rows_.rows(b_, h_, tile.begin, tile.end);
     row_dots(dy_linear_.row(tile.begin),
@@ -225,42 +232,48 @@ void BackwardWalker::prepare_rows(const QueryTile& tile) {
     }
   }
   scale_gradients(tile);
-  transpose(dn_.data(), width_, n, problem_.shape.D, dn_transposed_.data(), ld_);
+  transpose(scratch_.dn.data(),
+            sizes_.width,
+            n,
+            problem_.shape.D,
+            scratch_.dn_transposed.data(),
+            sizes_.ld);
 }
 
 void BackwardWalker::scale_gradients(const QueryTile& tile) {
   const std::int64_t D = problem_.shape.D, n = tile.queries();
-  scale_rows(dy_.row(tile.begin), dy_.ld, inverse(tile.begin), n, D, dn_.data(), width_);
-  if (has_linear_gradient_) {
+  scale_rows(
+      dy_.row(tile.begin), dy_.ld, inverse(tile.begin), n, D, scratch_.dn.data(), sizes_.width);
+  if (sizes_.has_linear_gradient) {
     scale_rows(dy_linear_.row(tile.begin),
                dy_linear_.ld,
                inverse_linear(tile.begin),
                n,
                D,
-               dn_linear_.data(),
-               width_);
-    add_floats(dn_.data(), dn_linear_.data(), n * width_, dn_.data());
+               scratch_.dn_linear.data(),
+               sizes_.width);
+    add_floats(scratch_.dn.data(), scratch_.dn_linear.data(), n * sizes_.width, scratch_.dn.data());
   }
 }
 
 void BackwardWalker::walk_tile(const QueryTile& tile, std::int64_t far) {
   const std::int64_t D = problem_.shape.D, n = tile.queries(), lanes = padded(n);
   const bool linear = far > 0 || tile.linear_rows() > 0, own = is_own(far + lag());
-  float* totals = lanes_.data();
-  std::fill(totals, totals + ld_, 0.0F);
+  float* totals = scratch_.lanes.data();
+  std::fill(totals, totals + sizes_.ld, 0.0F);
   prepare_rows(tile);
-  if (linear || scores_) {
-    transpose(q_.row(tile.begin), q_.ld, n, D, q_transposed_.data(), ld_);
+  if (linear || sizes_.scores) {
+    transpose(q_.row(tile.begin), q_.ld, n, D, scratch_.q_transposed.data(), sizes_.ld);
   }
   pair_gradients(tile);
   if (needs_.q) {
-    std::fill(dq_tile_.data(), dq_tile_.data() + n * width_, 0.0F);
+    std::fill(scratch_.dq_tile.data(), scratch_.dq_tile.data() + n * sizes_.width, 0.0F);
   }
   if (linear) {
     float* phi = phi_q(tile.begin);
-    map_q_.features(q_, tile.begin, n, q_transposed_.data(), phi, ld_);
+    map_q_.features(q_, tile.begin, n, scratch_.q_transposed.data(), phi, sizes_.ld);
     query_features(tile, far);
-    column_dots(phi, dphi_.data(), ld_, problem_.F, lanes, totals);
+    column_dots(phi, scratch_.dphi.data(), sizes_.ld, problem_.F, lanes, totals);
     for (std::int64_t i = 0; i < lanes; ++i) {
       totals[i] = -totals[i];
     }
@@ -269,18 +282,18 @@ void BackwardWalker::walk_tile(const QueryTile& tile, std::int64_t far) {
         totals_[static_cast<std::size_t>(member_)] += static_cast<double>(totals[i]);
       }
       map_q_.backward(phi,
-                      dphi_.data(),
-                      ld_,
+                      scratch_.dphi.data(),
+                      sizes_.ld,
                       q_,
                       tile.begin,
                       n,
                       partial_of(out_.layer_q, h_),
                       partial_of(out_.bias_q, h_),
-                      needs_.q ? dq_tile_.data() : nullptr,
-                      width_);
+                      needs_.q ? scratch_.dq_tile.data() : nullptr,
+                      sizes_.width);
     }
   }
-  if (scores_) {
+  if (sizes_.scores) {
     window_side(tile, totals);
   }
   if (needs_.q && own) {
@@ -288,14 +301,15 @@ void BackwardWalker::walk_tile(const QueryTile& tile, std::int64_t far) {
     const std::int64_t offset = b_ * dq.stride(0) + h_ * dq.stride(1) + tile.begin * dq.stride(2);
     auto* to =
         static_cast<char*>(dq.data_ptr()) + offset * static_cast<std::int64_t>(dq.element_size());
-    narrow_rows(dq_tile_.data(), width_, n, D, nullptr, to, dq.scalar_type(), dq.stride(2));
+    narrow_rows(
+        scratch_.dq_tile.data(), sizes_.width, n, D, nullptr, to, dq.scalar_type(), dq.stride(2));
   }
 }
 
 void BackwardWalker::pair_gradients(const QueryTile& tile) {
   const std::int64_t n = tile.queries(), lanes = padded(n);
-  const std::int64_t rows = scores_ ? tile.keys() : tile.linear_rows();
-  const std::int64_t sinks = scores_ ? tile.num_sinks : 0;
+  const std::int64_t rows = sizes_.scores ? tile.keys() : tile.linear_rows();
+  const std::int64_t sinks = sizes_.scores ? tile.num_sinks : 0;
   if (rows == 0) {
     return;
   }
@@ -304,38 +318,42 @@ void BackwardWalker::pair_gradients(const QueryTile& tile) {
         multiply(problem_.products,
                  {count, n, problem_.shape.D},
                  as_stored(values, ld_values),
-                 {dn_transposed_.data(), ld_},
+                 {scratch_.dn_transposed.data(), sizes_.ld},
                  out,
-                 ld_,
+                 sizes_.ld,
                  false);
       };
-  float* da = da_.data() + sinks * ld_;
+  float* da = scratch_.da.data() + sinks * sizes_.ld;
   if (sinks > 0) {
-    gradients(sink_v_.row(0), sink_v_.ld, sinks, da_.data());
+    gradients(sink_v_.row(0), sink_v_.ld, sinks, scratch_.da.data());
   }
   gradients(v_.row(tile.keys_begin), v_.ld, rows, da);
-  add_outer(da_.data(), ld_, sinks + rows, lanes, nullptr, dz(tile.begin));
+  add_outer(scratch_.da.data(), sizes_.ld, sinks + rows, lanes, nullptr, dz(tile.begin));
   if (tile.linear_rows() > 0) {
-    std::copy(da, da + tile.linear_rows() * ld_, linear_.data());
-    mask_linear(
-        linear_.data(), ld_, tile.linear_rows(), lanes, tile.linear_mask, lanes_.data() + ld_);
+    std::copy(da, da + tile.linear_rows() * sizes_.ld, scratch_.linear.data());
+    mask_linear(scratch_.linear.data(),
+                sizes_.ld,
+                tile.linear_rows(),
+                lanes,
+                tile.linear_mask,
+                scratch_.lanes.data() + sizes_.ld);
   }
 }
 
 void BackwardWalker::query_features(const QueryTile& tile, std::int64_t far) {
   const std::int64_t D = problem_.shape.D, F = problem_.F, n = tile.queries(), lanes = padded(n);
-  float* dphi = dphi_.data();
+  float* dphi = scratch_.dphi.data();
   if (far > 0) {
     multiply(problem_.products,
              {F, n, D},
-             as_stored(state_.matrix(), width_),
-             {dn_transposed_.data(), ld_},
+             as_stored(state_.matrix(), sizes_.width),
+             {scratch_.dn_transposed.data(), sizes_.ld},
              dphi,
-             ld_,
+             sizes_.ld,
              false);
-    add_outer(dphi, ld_, F, lanes, state_.column(), dz(tile.begin));
+    add_outer(dphi, sizes_.ld, F, lanes, state_.column(), dz(tile.begin));
   } else {
-    std::fill(dphi, dphi + F * ld_, 0.0F);
+    std::fill(dphi, dphi + F * sizes_.ld, 0.0F);
   }
   const std::int64_t rows = tile.linear_rows();
   if (rows == 0) {
@@ -343,78 +361,84 @@ void BackwardWalker::query_features(const QueryTile& tile, std::int64_t far) {
   }
   multiply(problem_.products,
            {F, n, rows},
-           as_stored(phi_k_.data(), ld_chunk_),
-           {linear_.data(), ld_},
+           as_stored(scratch_.phi_k.data(), sizes_.ld_chunk),
+           {scratch_.linear.data(), sizes_.ld},
            dphi,
-           ld_,
+           sizes_.ld,
            true);
-  if (keys_side_) {
-    transpose(linear_.data(), ld_, rows, n, linear_transposed_.data(), ld_chunk_);
+  if (sizes_.keys_side) {
+    transpose(scratch_.linear.data(),
+              sizes_.ld,
+              rows,
+              n,
+              scratch_.linear_transposed.data(),
+              sizes_.ld_chunk);
     multiply(problem_.products,
              {F, rows, n},
-             as_stored(phi_q(tile.begin), ld_),
-             {linear_transposed_.data(), ld_chunk_},
+             as_stored(phi_q(tile.begin), sizes_.ld),
+             {scratch_.linear_transposed.data(), sizes_.ld_chunk},
              dphi_near(far),
-             ld_chunk_,
+             sizes_.ld_chunk,
              true);
   }
 }
 
 void BackwardWalker::window_side(const QueryTile& tile, const float* totals) {
   const std::int64_t D = problem_.shape.D, n = tile.queries(), lanes = padded(n);
-  float* maxima = lanes_.data() + 2 * ld_;
-  float* sums = lanes_.data() + 3 * ld_;
+  float* maxima = scratch_.lanes.data() + 2 * sizes_.ld;
+  float* sums = scratch_.lanes.data() + 3 * sizes_.ld;
   const float scale = 1.0F / std::sqrt(static_cast<float>(D));
   if (problem_.windowed()) {
     const auto score = [&](const Rows& keys, std::int64_t first, std::int64_t rows, float* out) {
       multiply(problem_.products,
                {rows, n, D},
                as_stored(keys.row(first), keys.ld),
-               {q_transposed_.data(), ld_},
+               {scratch_.q_transposed.data(), sizes_.ld},
                out,
-               ld_,
+               sizes_.ld,
                false);
     };
     if (tile.num_sinks > 0) {
-      score(sink_k_, 0, tile.num_sinks, scores_tile_.data());
+      score(sink_k_, 0, tile.num_sinks, scratch_.scores_tile.data());
     }
-    score(k_, tile.keys_begin, tile.keys(), scores_tile_.data() + tile.num_sinks * ld_);
-    window_weights(scores_tile_.data(),
-                   ld_,
+    score(
+        k_, tile.keys_begin, tile.keys(), scratch_.scores_tile.data() + tile.num_sinks * sizes_.ld);
+    window_weights(scratch_.scores_tile.data(),
+                   sizes_.ld,
                    tile.window_rows(),
                    lanes,
                    tile.window_mask,
                    scale,
                    gate_,
-                   weights_.data(),
+                   scratch_.weights.data(),
                    maxima,
                    sums);
-    window_gradient(scores_tile_.data(),
-                    weights_.data(),
-                    ld_,
+    window_gradient(scratch_.scores_tile.data(),
+                    scratch_.weights.data(),
+                    sizes_.ld,
                     tile.window_rows(),
                     lanes,
                     maxima,
                     totals,
                     scale,
-                    da_.data());
+                    scratch_.da.data());
     if (needs_.q) {
       const auto join = [&](const Rows& keys, std::int64_t first, std::int64_t rows, float* da) {
         multiply(problem_.products,
                  {n, D, rows},
-                 transposed(da, ld_),
+                 transposed(da, sizes_.ld),
                  keys.right(first),
-                 dq_tile_.data(),
-                 width_,
+                 scratch_.dq_tile.data(),
+                 sizes_.width,
                  true);
       };
       if (tile.num_sinks > 0) {
-        join(sink_k_, 0, tile.num_sinks, da_.data());
+        join(sink_k_, 0, tile.num_sinks, scratch_.da.data());
       }
-      join(k_, tile.keys_begin, tile.keys(), da_.data() + tile.num_sinks * ld_);
+      join(k_, tile.keys_begin, tile.keys(), scratch_.da.data() + tile.num_sinks * sizes_.ld);
     }
     if (needs_.k) {
-      to_keys(tile, da_.data(), q_.right(tile.begin), sink_dk_, dk_);
+      to_keys(tile, scratch_.da.data(), q_.right(tile.begin), scratch_.sink_dk, scratch_.dk);
     }
   }
   if (needs_.v) {
@@ -424,22 +448,27 @@ void BackwardWalker::window_side(const QueryTile& tile, const float* totals) {
 
 void BackwardWalker::value_side(const QueryTile& tile) {
   const std::int64_t n = tile.queries(), rows = tile.linear_rows();
-  float* keys_weights = weights_.data() + tile.num_sinks * ld_;
+  float* keys_weights = scratch_.weights.data() + tile.num_sinks * sizes_.ld;
   if (rows > 0) {
-    float* linear = problem_.windowed() ? linear_.data() : keys_weights;
+    float* linear = problem_.windowed() ? scratch_.linear.data() : keys_weights;
     multiply(problem_.products,
              {rows, n, problem_.F},
-             transposed(phi_k_.data(), ld_chunk_),
-             {phi_q(tile.begin), ld_},
+             transposed(scratch_.phi_k.data(), sizes_.ld_chunk),
+             {phi_q(tile.begin), sizes_.ld},
              linear,
-             ld_,
+             sizes_.ld,
              false);
-    mask_linear(linear, ld_, rows, padded(n), tile.linear_mask, lanes_.data() + ld_);
+    mask_linear(
+        linear, sizes_.ld, rows, padded(n), tile.linear_mask, scratch_.lanes.data() + sizes_.ld);
     if (problem_.windowed()) {
-      add_tile(keys_weights, linear, ld_, rows, padded(n));
+      add_tile(keys_weights, linear, sizes_.ld, rows, padded(n));
     }
   }
-  to_keys(tile, weights_.data(), {dn_.data(), width_}, sink_dv_, dv_);
+  to_keys(tile,
+          scratch_.weights.data(),
+          {scratch_.dn.data(), sizes_.width},
+          scratch_.sink_dv,
+          scratch_.dv);
 }
 
 void BackwardWalker::to_keys(
@@ -447,17 +476,17 @@ void BackwardWalker::to_keys(
   const auto join = [&](const float* rows, std::int64_t count, float* out) {
     multiply(problem_.products,
              {count, problem_.shape.D, tile.queries()},
-             as_stored(rows, ld_),
+             as_stored(rows, sizes_.ld),
              queries,
              out,
-             width_,
+             sizes_.width,
              true);
   };
   // The chunk behind the segment gives the sinks their share where it is an own one.
   if (tile.num_sinks > 0 && is_own(tile.begin / problem_.chunk())) {
     join(pairs, tile.num_sinks, of_sinks.data());
   }
-  join(pairs + tile.num_sinks * ld_, tile.keys(), key_row(of_keys, tile.keys_begin));
+  join(pairs + tile.num_sinks * sizes_.ld, tile.keys(), key_row(of_keys, tile.keys_begin));
 }
 
 }  // namespace hedgerow::kernels::cpu

@@ -29,6 +29,9 @@
 // with all query heads that share its map: features and (S, z) once, the rest a query head.
 #pragma once
 
+#include <algorithm>
+#include <vector>
+
 #include "kernels/cpu/hybrid_segments_cpu.hpp"
 
 namespace hedgerow::kernels::cpu {
@@ -42,6 +45,54 @@ struct BackwardPartials {
   at::Tensor layer_q, layer_k;  // [B, N, H or U, f, padded(D)]
   at::Tensor bias_q, bias_k;    // [B, N, H or U, f]
   at::Tensor totals;            // [B, N, H] fp64: sum of t_i over the segment's queries
+};
+
+// The sizes of a walk's tiles and of a segment, and what of it is asked for.
+struct WalkerSizes {
+  WalkerSizes(const HybridProblem& problem, const HybridNeeds& needs, bool linear_gradient);
+
+  std::int64_t D, F, sinks;
+  std::int64_t ld, ld_chunk;  // lanes of a tile of queries, and of a chunk of keys
+  std::int64_t width;         // padded(D)
+  std::int64_t chunks, lag, tiles_per_chunk;
+  std::int64_t tiles;     // the segment's tiles of queries, of all query heads
+  std::int64_t key_rows;  // the segment's keys, and those of a chunk before and behind it
+  bool has_linear_gradient;
+  bool near_linear;  // tiles hold linear pairs
+  bool scores;       // the window's scores are needed
+  bool keys_side, dq, dk, dv;
+
+  // Chunks of queries that meet the segment's keys.
+  [[nodiscard]] std::int64_t query_chunks() const { return chunks + lag + 1; }
+  // Rows of a tile of the window's pairs.
+  [[nodiscard]] std::int64_t window_rows() const { return sinks + 2 * ld_chunk; }
+};
+
+// What a walk computes on the way, each with its size; empty where it is not needed.
+struct WalkerScratch {
+  explicit WalkerScratch(const WalkerSizes& sizes) : n(sizes) {}
+
+  const WalkerSizes n;
+  // One tile or chunk.
+  Scratch q_transposed{n.D * n.ld};
+  Scratch dn{n.ld * n.width}, dn_linear{n.has_linear_gradient ? n.ld * n.width : 0};
+  Scratch dn_transposed{n.D * n.ld};
+  Scratch phi_k{n.F * n.ld_chunk}, dphi{n.F * std::max(n.ld, n.ld_chunk)};
+  Scratch v_transposed{n.keys_side ? n.D * n.ld_chunk : 0};
+  Scratch scores_tile{n.scores ? n.window_rows() * n.ld : 0};
+  Scratch weights{n.scores ? n.window_rows() * n.ld : 0}, da{n.window_rows() * n.ld};
+  Scratch linear{n.ld_chunk * n.ld}, linear_transposed{n.ld * n.ld_chunk};
+  Scratch dq_tile{n.dq ? n.ld * n.width : 0};
+  // A segment: phi_q of every tile of every query head, and the tiles' share of dphi_k by chunk.
+  Scratch phi_q{n.tiles * n.F * n.ld};
+  Scratch dphi_near{n.near_linear ? (n.chunks + n.lag) * n.F * n.ld_chunk : 0};
+  // A segment: dk and dv by key.
+  Scratch dk{n.dk ? n.key_rows * n.width : 0}, dv{n.dv ? n.key_rows * n.width : 0};
+  // A segment: 1 / Z, 1 / sum l and dz of every tile of every query head.
+  Scratch inverse{n.tiles * n.ld}, inverse_linear{n.has_linear_gradient ? n.tiles * n.ld : 0};
+  Scratch dz{n.tiles * n.ld};
+  Scratch sink_dk{n.dk ? n.sinks * n.width : 0}, sink_dv{n.dv ? n.sinks * n.width : 0};
+  Scratch lanes{4 * n.ld};
 };
 
 // Used by one thread, for one segment after another; the state that walk_segments hands on is
@@ -67,19 +118,19 @@ class BackwardWalker {
   // The tile's rows of q, dy and y.
   void read_rows(const QueryTile& tile);
   // The queries' side of one chunk, then (S, z) += phi_k [v, 1] of the chunk that leaves the tiles.
-  // Of a chunk behind the segment only what its pairs give to the segment's keys.
+  // A chunk behind the segment gives only its pairs' share to the segment's keys.
   void ascend(std::int64_t chunk);
   void walk_tile(const QueryTile& tile, std::int64_t far);
   // What join_queries reads of a chunk that no ascent has walked.
   void prepare_queries(std::int64_t chunk);
   // dn = r dy as stored and transposed, and dz = -r delta a lane; with e both have its share.
   void prepare_rows(const QueryTile& tile);
-  // dn_ = r dy, and the share of e.
+  // scratch_.dn = r dy, and the share of e.
   void scale_gradients(const QueryTile& tile);
   // da of the tile's pairs: all rows where the window's scores are needed, else the rows that hold
-  // linear pairs; those are also copied, masked, to linear_.
+  // linear pairs; those are also copied, masked, to scratch_.linear.
   void pair_gradients(const QueryTile& tile);
-  // dphi_ = dphi_q of the tile; and the tile's own pairs' share of dphi_k.
+  // scratch_.dphi = dphi_q of the tile; and the tile's own pairs' share of dphi_k.
   void query_features(const QueryTile& tile, std::int64_t far);
   // dq, dk and dv of the tile's pairs; totals[lane] = t_i.
   void window_side(const QueryTile& tile, const float* totals);
@@ -106,30 +157,33 @@ class BackwardWalker {
   [[nodiscard]] float* head_of(const at::Tensor& x, std::int64_t head) const;
   [[nodiscard]] float* partial_of(const at::Tensor& x, std::int64_t head) const;
   // Scratch of the segment, by the chunk, token or key that it belongs to.
-  [[nodiscard]] std::int64_t query_chunks() const { return chunks_ + lag() + 1; }
   [[nodiscard]] std::int64_t tile_index(std::int64_t query) const;  // and of the query head
-  float* phi_q(std::int64_t query) { return phi_q_.data() + tile_index(query) * problem_.F * ld_; }
-  float* dz(std::int64_t query) { return dz_.data() + tile_index(query) * ld_; }
-  float* inverse(std::int64_t query) { return inverse_.data() + tile_index(query) * ld_; }
+  float* phi_q(std::int64_t query) {
+    return scratch_.phi_q.data() + tile_index(query) * problem_.F * sizes_.ld;
+  }
+  float* dz(std::int64_t query) { return scratch_.dz.data() + tile_index(query) * sizes_.ld; }
+  float* inverse(std::int64_t query) {
+    return scratch_.inverse.data() + tile_index(query) * sizes_.ld;
+  }
   float* inverse_linear(std::int64_t query) {
-    return inverse_linear_.data() + tile_index(query) * ld_;
+    return scratch_.inverse_linear.data() + tile_index(query) * sizes_.ld;
   }
   float* dphi_near(std::int64_t chunk) {
-    return dphi_near_.data() + (chunk - segment_.first_chunk + lag()) * problem_.F * ld_chunk_;
+    return scratch_.dphi_near.data() +
+           (chunk - segment_.first_chunk + lag()) * problem_.F * sizes_.ld_chunk;
   }
   float* key_row(Scratch& x, std::int64_t key) {
-    return x.data() + (key - (segment_.first_chunk - lag()) * problem_.chunk()) * width_;
+    return x.data() + (key - (segment_.first_chunk - lag()) * problem_.chunk()) * sizes_.width;
   }
 
   const HybridProblem& problem_;
   const HybridForward& forward_;
   const at::Tensor& states_;
-  bool has_linear_gradient_;
   const HybridNeeds& needs_;
   const BackwardPartials& out_;
-  std::int64_t ld_, ld_chunk_, width_, tiles_per_chunk_, chunks_, b_ = 0;
+  const WalkerSizes sizes_;
+  std::int64_t b_ = 0;
   std::int64_t key_head_ = 0, h_ = 0, member_ = 0;  // query head h_ = key_head_ R + member_
-  bool near_linear_, scores_, keys_side_;
   Segment segment_{};
   HeadRows q_rows_, k_rows_, v_rows_, y_rows_, dy_rows_, sink_k_rows_, sink_v_rows_;
   HeadRows y_linear_rows_, dy_linear_rows_;
@@ -137,16 +191,9 @@ class BackwardWalker {
   Rows q_, k_, v_, y_, dy_, sink_k_, sink_v_;  // q_, y_ and dy_: of a tile
   Rows dy_linear_;                             // likewise
   float gate_ = 0;
-  std::vector<double> totals_;  // by member: sum over the segment's queries of t_i
-  // Tiles.
+  std::vector<double> totals_;           // by member: sum over the segment's queries of t_i
   SegmentState state_, state_gradient_;  // (S, z) and (dS, dz)
-  Scratch q_transposed_, dn_, dn_linear_, dn_transposed_, phi_k_, dphi_, v_transposed_;
-  Scratch scores_tile_, weights_, da_, linear_, linear_transposed_, dq_tile_;
-  // A segment's length: phi_q, 1 / Z, 1 / sum l and dz of every tile of every query head, the
-  // tiles' share of dphi_k, dk, dv.
-  Scratch phi_q_, dphi_near_, dk_, dv_, inverse_, inverse_linear_, dz_;
-  Scratch sink_dk_, sink_dv_;  // [sinks, padded(D)]
-  Scratch lanes_;
+  WalkerScratch scratch_;
 };
 
 }  // namespace hedgerow::kernels::cpu

@@ -16,7 +16,7 @@
 
 #include "kernels/cpu/hybrid_segments_cpu.hpp"
 #include "kernels/cpu/recall_cpu.hpp"
-#include "kernels/linear_attention.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {
@@ -377,17 +377,13 @@ class ForwardWalker {
 
 }  // namespace
 
-HybridProblem make_problem(const at::Tensor& q,
-                           const at::Tensor& k,
-                           const at::Tensor& v,
-                           const HybridParameters& parameters,
-                           const HybridOptions& options) {
+HybridProblem on_cpu(const kernels::HybridProblem& problem) {
   // The Taylor series' monomials have signs and cancel: rounded to bf16 they lose what the sum is.
   // The features of ELU+1 are large, so the linear side's sum, from which a window factor has its
   // gradient, cancels: in bf16 that gradient was off by a fifth.
-  const bool cancels = row_of(options.feature_map.kind).fp32_products;
-  const Products products = cancels ? Products::kFloat : products_for(q.scalar_type());
-  return {kernels::make_hybrid_problem(q, k, v, parameters, options), products, {}};
+  const bool cancels = row_of(problem.options.feature_map.kind).fp32_products;
+  const Products products = cancels ? Products::kFloat : products_for(problem.q.scalar_type());
+  return {problem, products, {}};
 }
 
 at::Tensor sum_states(const HybridProblem& problem) {

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "kernels/cpu/exponential_map_tiles.hpp"
-#include "kernels/exponential_maps.hpp"
+#include "kernels/problem/exponential_maps.hpp"
 
 namespace hedgerow::kernels::cpu {
 

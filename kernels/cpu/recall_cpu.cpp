@@ -8,7 +8,7 @@
 #include <limits>
 #include <numeric>
 
-#include "kernels/recall_cache.hpp"
+#include "kernels/problem/recall_cache.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {
@@ -20,9 +20,8 @@ HybridProblem in_floats(const HybridProblem& problem) {
 }
 
 void widen_row(const at::Tensor& x, std::int64_t row, std::int64_t width, float* out) {
-  const auto* from =
-      static_cast<const char*>(x.const_data_ptr()) +
-      row * x.stride(0) * static_cast<std::int64_t>(x.element_size());
+  const auto* from = static_cast<const char*>(x.const_data_ptr()) +
+                     row * x.stride(0) * static_cast<std::int64_t>(x.element_size());
   widen_rows(from, x.scalar_type(), x.stride(0), 1, x.size(1), out, width);
 }
 
@@ -59,9 +58,8 @@ void RecallHead::begin(std::int64_t g) {
   v_.clear();
   own_.clear();
   for (std::int64_t u = 0; u < maps_; ++u) {
-    use_state(u,
-              own_.data() + u * problem_.F * width_,
-              own_.data() + (maps_ * width_ + u) * problem_.F);
+    use_state(
+        u, own_.data() + u * problem_.F * width_, own_.data() + (maps_ * width_ + u) * problem_.F);
   }
 }
 
@@ -92,8 +90,7 @@ void RecallHead::store(std::int64_t* positions, const at::Tensor& k, const at::T
 void RecallHead::choose(std::int64_t first) {
   std::iota(positions_.begin() + N_, positions_.end(), first);
   for (std::size_t row = 0; row < positions_.size(); ++row) {
-    is_candidate_[row] =
-        positions_[row] >= std::max<std::int64_t>(problem_.options.num_sinks, 0);
+    is_candidate_[row] = positions_[row] >= std::max<std::int64_t>(problem_.options.num_sinks, 0);
   }
   score_candidates();
   const float* scores = lane_values_.data();
@@ -144,7 +141,7 @@ void RecallHead::score_candidates() {
     row_dots(recalled_.data(), width_, recalled_.data(), width_, rows_, D, squares);
     for (std::int64_t row = 0; row < rows_; ++row) scores[row] += squares[row];
   }
-  // Of scores that are no numbers there is no order: such a key is recalled worst of all.
+  // A score that is no number has no order: its key counts as recalled worst of all.
   for (std::int64_t row = 0; row < rows_; ++row) {
     if (std::isnan(scores[row])) scores[row] = std::numeric_limits<float>::infinity();
   }
@@ -228,12 +225,11 @@ bool RecallHead::holds(std::int64_t position) const {
 }
 
 at::Tensor recall_choices(const HybridProblem& problem) {
-  const std::int64_t B = problem.shape.B, G = problem.shape.G,
-                     N = problem.options.recall_cache, W = problem.options.window_size;
+  const std::int64_t B = problem.shape.B, G = problem.shape.G, N = problem.options.recall_cache,
+                     W = problem.options.window_size;
   const std::int64_t choices = choice_of_chunk(problem, problem.num_chunks() - 1) + 1;
   if (N == 0 || choices <= 0) return {};
-  const at::Tensor kept =
-      at::empty({choices, B, G, N}, problem.q.options().dtype(at::kLong));
+  const at::Tensor kept = at::empty({choices, B, G, N}, problem.q.options().dtype(at::kLong));
   at::parallel_for(0, B * G, 1, [&](std::int64_t begin, std::int64_t end) {
     RecallHead head(problem);
     for (std::int64_t i = begin; i < end; ++i) {
@@ -249,8 +245,7 @@ at::Tensor recall_choices(const HybridProblem& problem) {
           widen_row(v, first + token, head.width(), head.chunk_v() + token * head.width());
         }
         head.choose(first);
-        std::copy_n(
-            head.positions(), N, kept.data_ptr<std::int64_t>() + (choice * B * G + i) * N);
+        std::copy_n(head.positions(), N, kept.data_ptr<std::int64_t>() + (choice * B * G + i) * N);
       }
     }
   });

@@ -1,6 +1,7 @@
-// The choices of the recall cache on the CPU (kernels/recall_cache.hpp has the definition): one
-// kv head of one row at a time, in fp32 whatever the products of attention are in. Forward, prefill
-// and decode choose and fold by this one code, in one order, so that they agree to the last bit.
+// The choices of the recall cache on the CPU (kernels/problem/recall_cache.hpp has the definition):
+// one kv head of one row at a time, in fp32 whatever the products of attention are in. Forward,
+// prefill and decode choose and fold by this one code, in one order, so that they agree to the last
+// bit.
 #pragma once
 
 #include <ATen/core/Tensor.h>

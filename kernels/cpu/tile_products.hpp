@@ -20,7 +20,7 @@ inline constexpr std::int64_t kTermsPerRun = 256;
 // through oneDNN).
 enum class Products { kFloat, kBFloat16 };
 
-// bf16 products where the input is bf16 and the processor has AMX (make_problem() keeps Taylor maps
+// bf16 products where the input is bf16 and the processor has AMX (on_cpu() keeps Taylor maps
 // from them). Elsewhere bf16 inputs are
 // widened: oneDNN has no such tiles without AMX, and on Intel's AVX512_BF16 a bf16 product takes
 // twice the time of an fp32 one and would only lose accuracy.

@@ -14,7 +14,7 @@
 #include <cmath>
 
 #include "kernels/cpu/hybrid_head_cpu.hpp"
-#include "kernels/linear_attention.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels::cpu {
 namespace {

@@ -6,7 +6,7 @@
 
 #include <string>
 
-#include "kernels/parameter_loss.hpp"
+#include "kernels/problem/parameter_loss.hpp"
 
 namespace hedgerow::kernels::cuda {
 

@@ -180,7 +180,7 @@ void join_state(const Call& call, const Rows& k, const Rows& v) {
     flush.v = {batch.ring_v, batch.G * head, head, token};
     flush.rows = batch.slots;
   }
-  // Of most rows of a terraced window there is nothing to flush: few threadblocks ask.
+  // Most rows of a terraced window have nothing to flush: few threadblocks look at each.
   if (batch.layout == WindowLayout::kTerraced && call.fills_card(batch.B * batch.G)) {
     flush.slices = batch.key_heads() * call.slices_of_head();
   }

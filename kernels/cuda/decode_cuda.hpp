@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "kernels/decode.hpp"
+#include "kernels/problem/decode_state.hpp"
 
 namespace hedgerow::kernels::cuda {
 

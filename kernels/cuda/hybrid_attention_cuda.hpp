@@ -6,11 +6,11 @@
 
 #include <string>
 
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/problem/hybrid_problem.hpp"
 
 namespace hedgerow::kernels::cuda {
 
-// Of the entries that want a backend by name.
+// What an operation says where a caller asks for Backend::kCuda in such a build.
 inline constexpr const char* kNoCudaKernels =
     "this build has no CUDA kernels; build with HEDGEROW_CUDA=ON";
 

@@ -6,11 +6,11 @@
 #include <vector>
 
 #include "kernels/cuda/hybrid/hybrid_launch.hpp"
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/problem/hybrid_problem.hpp"
 
 namespace hedgerow::kernels::cuda {
 
-// Of a map that is an activation.
+// The activation of a map that has one, as the kernels know it.
 [[nodiscard]] MapFunction map_function(const FeatureMapOptions& options);
 
 // Columns of a map's projection: head_dim without one.

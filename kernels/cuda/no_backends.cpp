@@ -1,4 +1,5 @@
-// Linked where there are no CUDA kernels: the entries then take the ATen backend for CUDA tensors.
+// Linked where there are no CUDA kernels: the operations then take the ATen backend for CUDA
+// tensors.
 #include "kernels/cuda/attention_transfer_cuda.hpp"
 #include "kernels/cuda/decode_cuda.hpp"
 #include "kernels/cuda/elementwise_cuda.hpp"

@@ -6,7 +6,7 @@
 #include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "kernels/cuda/hybrid_backward_cuda.hpp"
 #include "kernels/cuda/transfer/cross_entropy_launch.hpp"
-#include "kernels/transfer_loss.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels::cuda {
 namespace {

@@ -6,10 +6,10 @@
 #include <torch/library.h>
 
 #include "kernels/aten/softmax_attention_aten.hpp"
-#include "kernels/checks.hpp"
 #include "kernels/linear_attention.hpp"
 #include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
+#include "kernels/problem/checks.hpp"
 #include "kernels/softmax_attention.hpp"
 
 namespace hedgerow::kernels::ops {

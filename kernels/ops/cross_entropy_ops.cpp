@@ -26,8 +26,9 @@ ParameterLoss run(const AttentionArguments& a, const Tensor& q, const Tensor& k,
   const HybridParameters parameters = a.parameters();
   const HybridOptions options = a.options();
   check_known(a, q, k, {});  // the choice of a backend reads sizes
-  return cross_entropy(
-      cross_entropy_backend_for(q, parameters, options), q, k, parameters, options, gradients);
+  return cross_entropy(cross_entropy_backend_for(q, parameters, options),
+                       make_hybrid_problem(q, k, {}, parameters, options),
+                       gradients);
 }
 
 Tensor loss(const AttentionArguments& a, const Tensor& q, const Tensor& k) {

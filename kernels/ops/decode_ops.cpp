@@ -8,9 +8,9 @@
 
 #include <vector>
 
-#include "kernels/checks.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/ops/shapes.hpp"
+#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::kernels::ops {
 namespace {
@@ -155,10 +155,10 @@ void check_caller_state(const AttentionArguments& a,
   }
   TORCH_CHECK(a.num_sinks != 0 || (!extras.sink_k.has_value() && !extras.sink_v.has_value()),
               "decode: num_sinks must be that of the state, which has sinks, found 0");
-  TORCH_CHECK(a.recall_cache != 0 ||
-                  (!extras.recall_k.has_value() && !extras.recall_v.has_value() &&
-                   !extras.recall_positions.has_value()),
-              "decode: recall_cache must be that of the state, which has one, found 0");
+  TORCH_CHECK(
+      a.recall_cache != 0 || (!extras.recall_k.has_value() && !extras.recall_v.has_value() &&
+                              !extras.recall_positions.has_value()),
+      "decode: recall_cache must be that of the state, which has one, found 0");
   TORCH_CHECK(kv_state.scalar_type() == at::kFloat && k_state.scalar_type() == at::kFloat &&
                   positions.scalar_type() == at::kLong,
               "decode: kv_state and k_state must be float32 and positions int64, found ",
@@ -184,12 +184,8 @@ Tensor step(const AttentionArguments& a,
             const std::optional<Tensor>& recall_v,
             const std::optional<Tensor>& recall_positions) {
   const c10::NoGradGuard no_grad;
-  check_caller_state(a,
-                     q,
-                     kv_state,
-                     k_state,
-                     positions,
-                     {sink_k, sink_v, recall_k, recall_v, recall_positions});
+  check_caller_state(
+      a, q, kv_state, k_state, positions, {sink_k, sink_v, recall_k, recall_v, recall_positions});
   DecodeState state{kv_state,
                     k_state,
                     window_k,
@@ -219,12 +215,8 @@ Tensor step_shape(const AttentionArguments& a,
                   const std::optional<Tensor>& recall_positions) {
   const HybridParameters p = a.parameters();
   if (sizes_are_known({q, k, v, kv_state, p.k.layer, p.k.bias})) {
-    check_caller_state(a,
-                       q,
-                       kv_state,
-                       k_state,
-                       positions,
-                       {sink_k, sink_v, recall_k, recall_v, recall_positions});
+    check_caller_state(
+        a, q, kv_state, k_state, positions, {sink_k, sink_v, recall_k, recall_v, recall_positions});
     check_token(q, k, v);
     check_known(a, q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
   }

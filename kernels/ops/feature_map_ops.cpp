@@ -5,10 +5,10 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/library.h>
 
-#include "kernels/checks.hpp"
-#include "kernels/feature_map.hpp"
 #include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
+#include "kernels/problem/checks.hpp"
+#include "kernels/problem/feature_map.hpp"
 
 namespace hedgerow::kernels::ops {
 namespace {

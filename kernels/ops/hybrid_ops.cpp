@@ -9,11 +9,11 @@
 #include <array>
 #include <tuple>
 
-#include "kernels/checks.hpp"
 #include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "kernels/hybrid_passes.hpp"
 #include "kernels/ops/own_graph.hpp"
 #include "kernels/ops/shapes.hpp"
+#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::kernels::ops {
 namespace {
@@ -83,7 +83,8 @@ Tensor attend(const AttentionArguments& a,
       q.scalar_type() == at::kDouble
           ? Backend::kAten
           : hybrid_backend_for(q, parameters, options, /*input_gradients=*/false);
-  return in_rows(hybrid_forward(backend, q, k, v, parameters, options, false).y);
+  const HybridProblem problem = make_hybrid_problem(q, k, v, parameters, options);
+  return in_rows(hybrid_forward(backend, problem, false).y);
 }
 
 Forward forward(const AttentionArguments& a,
@@ -94,8 +95,8 @@ Forward forward(const AttentionArguments& a,
                 bool fused) {
   check_no_recall(a);
   const Backend backend = backend_of(a, q, k, v, fused, /*input_gradients=*/false);
-  const HybridForward out =
-      hybrid_forward(backend, q, k, v, a.parameters(), options_of(a, fp32_output), true);
+  const HybridForward out = hybrid_forward(
+      backend, make_hybrid_problem(q, k, v, a.parameters(), options_of(a, fp32_output)), true);
   const bool own = out.y_saved.defined() && !out.y_saved.is_same(out.y);
   const auto saved = [&](cuda::Saved which) {
     return backend == Backend::kCuda ? or_absent(out.saved[which], q) : absent(q);
@@ -135,20 +136,17 @@ Gradients backward(const AttentionArguments& a,
                    undefined_if_empty(maxima),
                    undefined_if_empty(ties)};
   }
-  const HybridGradients g = hybrid_backward(backend,
-                                            q,
-                                            k,
-                                            v,
-                                            a.parameters(),
-                                            a.options(),
-                                            saved,
-                                            dy,
-                                            {.q = needs[kQ],
-                                             .k = needs[kK],
-                                             .v = needs[kV],
-                                             .map_q = needs[kLayerQ] || needs[kBiasQ],
-                                             .map_k = needs[kLayerK] || needs[kBiasK],
-                                             .window_factors = needs[kWindowFactors]});
+  const HybridGradients g =
+      hybrid_backward(backend,
+                      make_hybrid_problem(q, k, v, a.parameters(), a.options()),
+                      saved,
+                      dy,
+                      {.q = needs[kQ],
+                       .k = needs[kK],
+                       .v = needs[kV],
+                       .map_q = needs[kLayerQ] || needs[kBiasQ],
+                       .map_k = needs[kLayerK] || needs[kBiasK],
+                       .window_factors = needs[kWindowFactors]});
   const auto input = [&](Input i, const Tensor& gradient) {
     return needs[i] ? gradient.contiguous() : absent(q);
   };

@@ -7,9 +7,9 @@
 #include <torch/library.h>
 
 #include "kernels/aten/transfer_loss_aten.hpp"
-#include "kernels/checks.hpp"
 #include "kernels/cpu/transfer_loss_cpu.hpp"
 #include "kernels/ops/shapes.hpp"
+#include "kernels/problem/checks.hpp"
 #include "kernels/transfer_loss.hpp"
 
 namespace hedgerow::kernels::ops {

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "kernels/checks.hpp"
+#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::kernels::ops {
 

@@ -75,7 +75,7 @@ struct HybridOptions {
   // holds (StreamingLLM, arXiv 2309.17453); at most window_size, 0 without a window.
   std::int64_t num_sinks = 0;
   // Keys a kv head that stay exact although they left the window, those that the state recalls
-  // worst (kernels/recall_cache.hpp); at most window_size, 0 without a window.
+  // worst (kernels/problem/recall_cache.hpp); at most window_size, 0 without a window.
   std::int64_t recall_cache = 0;
   // y in fp32 instead of q's dtype (the transfer loss wants it unrounded)
   bool fp32_output = false;

@@ -1,5 +1,5 @@
-// The one constant of the recall cache (kernels/recall_cache.hpp) that device code needs too:
-// plain, so that nvcc and the host emulation include it without LibTorch.
+// The one constant of the recall cache (kernels/problem/recall_cache.hpp) that device code needs
+// too: plain, so that nvcc and the host emulation include it without LibTorch.
 #pragma once
 
 namespace hedgerow::kernels {

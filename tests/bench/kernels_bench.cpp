@@ -23,7 +23,9 @@
 #include <vector>
 
 #include "coordinator/machine/memory.hpp"
-#include "kernels/backend.hpp"
+#include "kernels/decode.hpp"
+#include "kernels/softmax_attention.hpp"
+#include "kernels/transfer_loss.hpp"
 #include "worker/bench/alternate.hpp"
 #include "worker/bench/attention_problem.hpp"
 #include "worker/device/large_blocks.hpp"
@@ -213,7 +215,7 @@ void bench_hybrid(std::int64_t T, const std::string& layout, const Options& opti
     return hybrid_attention_reference(p.q, p.k, p.v, p.parameters, p.options);
   };
   const Attention chunked = [](const Problem& p) {
-    return aten::hybrid_attention(p.q, p.k, p.v, p.parameters, p.options);
+    return hybrid_attention(p.q, p.k, p.v, p.parameters, p.options, Backend::kAten);
   };
   const bool by_head = T >= kLongLength;
   for (const bool backward : {false, true}) {
@@ -299,21 +301,17 @@ void bench_forms(std::int64_t T, const std::string& layout, const Options& optio
 void bench_cross_entropy(std::int64_t T, const std::string& layout, const Options& options) {
   const Options maps = options.of_maps();
   const Problem x = make_problem(T, layout, maps);
-  const auto gradients_of = [&x](const auto& entropy) -> Work {
-    return [&x, entropy] {
-      torch::autograd::grad({entropy(x.q, x.k, x.parameters, x.options)}, x.wanted);
-    };
+  const Work quadratic = [&x] {
+    torch::autograd::grad({transfer_cross_entropy_reference(x.q, x.k, x.parameters, x.options)},
+                          x.wanted);
+  };
+  const Work tiled = [&x] {
+    torch::autograd::grad({transfer_cross_entropy(x.q, x.k, x.parameters, x.options)}, x.wanted);
   };
   std::vector<Opponent> opponents;
   if (has(options.opponents, "quadratic"))
-    opponents.push_back(
-        {"T x T weights, autograd", gradients_of(transfer_cross_entropy_reference)});
-  report("cross_entropy_forward_backward",
-         T,
-         layout,
-         maps,
-         gradients_of(transfer_cross_entropy),
-         opponents);
+    opponents.push_back({"T x T weights, autograd", quadratic});
+  report("cross_entropy_forward_backward", T, layout, maps, tiled, opponents);
 }
 
 void bench_softmax(std::int64_t T, const Options& options) {

@@ -299,4 +299,26 @@ void expect_finite_differences(const AttentionFunction& function,
   }
 }
 
+void expect_causal(
+    const AttentionCase& shape,
+    const AttentionInputs& x,
+    const std::vector<std::int64_t>& tokens,
+    const std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>&
+        attend) {
+  const c10::NoGradGuard no_grad;
+  const at::Tensor before = attend(x.q, x.k, x.v);
+  for (const std::int64_t t : tokens) {
+    const auto changed = [&](const at::Tensor& value) {
+      at::Tensor copy = value.detach().clone();
+      copy.narrow(2, t, shape.T - t).add_(1.0);
+      return copy;
+    };
+    const at::Tensor after = attend(changed(x.q), changed(x.k), changed(x.v));
+    EXPECT_TRUE(at::equal(before.narrow(2, 0, t), after.narrow(2, 0, t)))
+        << shape.name() << ", tokens from " << t;
+    EXPECT_FALSE(at::equal(before.narrow(2, t, 1), after.narrow(2, t, 1)))
+        << shape.name() << ", tokens from " << t;
+  }
+}
+
 }  // namespace hedgerow::kernels::testing

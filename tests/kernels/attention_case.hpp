@@ -26,7 +26,7 @@ struct AttentionCase {
   HybridOptions options = {};
   bool bias = false;
   bool shares_key_maps = false;  // one a kv head
-  double scale = 1.0;  // of q and k: large values make extreme logits
+  double scale = 1.0;            // of q and k: large values make extreme logits
   std::uint64_t seed = 17;
 
   [[nodiscard]] std::string name() const;
@@ -98,6 +98,15 @@ void expect_entry_outcome(const AttentionCase& shape, Outcome ours, Outcome plai
 void expect_finite_differences(const AttentionFunction& function,
                                const AttentionInputs& inputs,
                                const std::string& what);
+
+// Each row of y = attend(q, k, v) depends on no later token: y before token t keeps its bytes when
+// the inputs from t on change, and y at t changes.
+void expect_causal(
+    const AttentionCase& shape,
+    const AttentionInputs& x,
+    const std::vector<std::int64_t>& tokens,
+    const std::function<at::Tensor(const at::Tensor&, const at::Tensor&, const at::Tensor&)>&
+        attend);
 
 inline const std::vector<std::string> kLeafNames = {
     "q", "k", "v", "layer_q", "layer_k", "window_factors", "bias_q", "bias_k"};

@@ -10,30 +10,10 @@ void DeviceBackends::SetUp() {
   }
 }
 
-const Backends& DeviceBackends::backends() const {
-  static const Backends kAtenBackends{&aten::hybrid_attention,
-                                      &aten::linear_share,
-                                      &aten::softmax_attention,
-                                      &aten::softmax_attention_trainable,
-                                      &aten::transfer_mse,
-                                      &aten::transfer_cross_entropy,
-                                      &aten::prefill_state,
-                                      &aten::decode_step};
-  static const Backends kEntries{&hybrid_attention,
-                                 &linear_share,
-                                 &softmax_attention,
-                                 &softmax_attention_trainable,
-                                 &transfer_mse,
-                                 &transfer_cross_entropy,
-                                 &prefill_state,
-                                 &decode_step};
-  return GetParam().backend == Backend::kAten ? kAtenBackends : kEntries;
-}
-
 Outcome DeviceBackends::hybrid(const AttentionCase& shape, const AttentionInputs& inputs) const {
   return differentiate(
       [&](const AttentionInputs& x) {
-        return backends().hybrid(x.q, x.k, x.v, x.parameters, shape.options);
+        return hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options, backend());
       },
       on_device(shape, inputs));
 }
@@ -41,7 +21,7 @@ Outcome DeviceBackends::hybrid(const AttentionCase& shape, const AttentionInputs
 void DeviceBackends::expect_hybrid(const AttentionCase& shape,
                                    const AttentionInputs& inputs) const {
   const Outcome exact = reference_outcome(shape, inputs, at::kDouble);
-  if (GetParam().backend == Backend::kAten) {
+  if (backend() == Backend::kAten) {
     expect_outcome(
         shape, hybrid(shape, inputs), reference_outcome(shape, inputs, shape.dtype), exact);
   } else {

@@ -1,25 +1,17 @@
 // The cases that every backend passes on every device. The tests of device_*_test.cpp are compiled
-// into two binaries: kernels_test runs them on CPU tensors, with the fused backend (the entries'
-// choice there) and with the ATen backend called by name, and gpu_kernels_test on CUDA tensors with
-// the ATen backend. What only one backend promises is in the tests that are named after it or after
-// the entries; the hybrid's fused CUDA backend, whose products are bf16, has cuda_hybrid_test.cpp.
+// into two binaries: kernels_test runs them on CPU tensors, with the fused backend (what
+// the operations choose there) and with the ATen backend asked for by name, and gpu_kernels_test on
+// CUDA tensors with the ATen backend. What only one backend promises is in the tests that are named
+// after it or after the entries; the hybrid's fused CUDA backend, whose products are bf16, has
+// cuda_hybrid_test.cpp.
 #pragma once
 
-#include "kernels/backend.hpp"
+#include "kernels/decode.hpp"
+#include "kernels/softmax_attention.hpp"
+#include "kernels/transfer_loss.hpp"
 #include "tests/kernels/attention_case.hpp"
 
 namespace hedgerow::kernels::testing {
-
-// The entries under test.
-struct Backends {
-  decltype(&hybrid_attention) hybrid;
-  decltype(&linear_share) share;
-  decltype(&softmax_attention) softmax, softmax_trainable;
-  decltype(&transfer_mse) mse;
-  decltype(&transfer_cross_entropy) cross_entropy;
-  decltype(&prefill_state) prefill;
-  decltype(&decode_step) step;
-};
 
 struct BackendOnDevice {
   Backend backend;
@@ -32,7 +24,8 @@ class DeviceBackends : public ::testing::TestWithParam<BackendOnDevice> {
   void SetUp() override;
 
   [[nodiscard]] at::DeviceType device() const { return GetParam().device; }
-  [[nodiscard]] const Backends& backends() const;
+  // What the operations under test are asked for.
+  [[nodiscard]] Backend backend() const { return GetParam().backend; }
 
   // The inputs in the case's dtype on the device, as leaves.
   [[nodiscard]] AttentionInputs on_device(const AttentionCase& shape,

@@ -6,14 +6,18 @@
 namespace hedgerow::kernels::testing {
 namespace {
 
-using Attention = decltype(&softmax_attention);
-
 TEST_P(DeviceSoftmax, StaysWithinTwiceThePlainErrorInValueAndEveryGradient) {
-  const auto outcome = [](Attention attention, const AttentionInputs& x) {
-    const at::Tensor y = attention(x.q, x.k, x.v);
+  const auto outcome = [](const AttentionFunction& attention, const AttentionInputs& x) {
+    const at::Tensor y = attention(x);
     Outcome found{y.detach(), {}};
     found.gradients = torch::autograd::grad({y}, {x.q, x.k, x.v}, {x.dy.to(y.scalar_type())});
     return found;
+  };
+  const auto trainable = [&](const AttentionInputs& x) {
+    return softmax_attention_trainable(x.q, x.k, x.v, backend());
+  };
+  const auto reference = [](const AttentionInputs& x) {
+    return softmax_attention_reference(x.q, x.k, x.v);
   };
   for (const at::ScalarType dtype : kDtypes) {
     for (const std::int64_t T : {1, 63, 64, 65, 127, 128, 200}) {
@@ -21,12 +25,12 @@ TEST_P(DeviceSoftmax, StaysWithinTwiceThePlainErrorInValueAndEveryGradient) {
         const AttentionCase shape{.B = 2, .H = 4, .G = G, .T = T, .D = 32, .dtype = dtype};
         const AttentionInputs inputs = make_inputs(shape);
         const AttentionInputs x = on_device(shape, inputs);
-        const Outcome ours = outcome(backends().softmax_trainable, x);
-        const Outcome plain = outcome(softmax_attention_reference, inputs.as(dtype, at::kFloat));
-        const Outcome exact =
-            outcome(softmax_attention_reference, inputs.as(at::kDouble, at::kDouble));
+        const Outcome ours = outcome(trainable, x);
+        const Outcome plain = outcome(reference, inputs.as(dtype, at::kFloat));
+        const Outcome exact = outcome(reference, inputs.as(at::kDouble, at::kDouble));
         expect_within_twice(ours.value.cpu(), plain.value, exact.value, shape.name() + ", y");
-        EXPECT_TRUE(at::equal(backends().softmax(x.q, x.k, x.v), ours.value)) << shape.name();
+        EXPECT_TRUE(at::equal(softmax_attention(x.q, x.k, x.v, backend()), ours.value))
+            << shape.name();
         for (std::size_t i = 0; i < 3; ++i) {
           expect_within_twice(ours.gradients[i].cpu(),
                               plain.gradients[i],
@@ -41,7 +45,7 @@ TEST_P(DeviceSoftmax, StaysWithinTwiceThePlainErrorInValueAndEveryGradient) {
 TEST_P(DeviceSoftmax, HasNoGradientUnlessItIsTheTrainableOne) {
   const AttentionCase shape;
   const AttentionInputs x = on_device(shape, make_inputs(shape));
-  EXPECT_FALSE(backends().softmax(x.q, x.k, x.v).requires_grad());
+  EXPECT_FALSE(softmax_attention(x.q, x.k, x.v, backend()).requires_grad());
 }
 
 TEST_P(DeviceLoss, OfTheWeightsEqualsTheReferenceInValueAndEveryGradient) {
@@ -62,11 +66,11 @@ TEST_P(DeviceLoss, OfTheWeightsEqualsTheReferenceInValueAndEveryGradient) {
               x.q.detach(), x.k.detach(), x.parameters, shape.options);
         };
         const auto ours = [&](const AttentionInputs& x) {
-          return backends().cross_entropy(x.q, x.k, x.parameters, shape.options);
+          return transfer_cross_entropy(x.q, x.k, x.parameters, shape.options, backend());
         };
         const Outcome exact = differentiate(reference, inputs.as(at::kDouble, at::kDouble));
         const Outcome found = differentiate(ours, on_device(shape, inputs));
-        if (GetParam().backend == Backend::kAten) {
+        if (backend() == Backend::kAten) {
           expect_outcome(
               shape, found, differentiate(reference, inputs.as(dtype, at::kFloat)), exact);
         } else {
@@ -91,7 +95,7 @@ TEST_P(DeviceLoss, OfTheOutputsIsTheMeanSquareOfAnyLayoutAndDtype) {
     const bool rounded = p.scalar_type() == at::kBFloat16;
     for (const at::Tensor& t : {truth, strided(truth), truth.to(at::kFloat)}) {
       const at::Tensor x = p.detach().set_requires_grad(true);
-      const at::Tensor loss = backends().mse(x, t) * 1000;
+      const at::Tensor loss = transfer_mse(x, t, backend()) * 1000;
       EXPECT_EQ(loss.scalar_type(), at::kFloat);
       EXPECT_NEAR(loss.item<double>(),
                   exact.item<double>(),
@@ -122,14 +126,20 @@ TEST_P(DeviceDecode, ContinuesThePrefillFromAnySplitAsTheFullForward) {
     for (const std::int64_t split : {0, 1, 7, 8, 9, 15, 16, 17, 24, 30, 36}) {
       DecodeState state =
           split == 0 ? make_decode_state(2, 6, 2, 24, 16, shape.dtype, device(), shape.options)
-                     : backends().prefill(x.k.narrow(2, 0, split),
-                                          x.v.narrow(2, 0, split),
-                                          at::full({2}, split, at::kLong),
-                                          x.parameters,
-                                          shape.options);
+                     : prefill_state(x.k.narrow(2, 0, split),
+                                     x.v.narrow(2, 0, split),
+                                     at::full({2}, split, at::kLong),
+                                     x.parameters,
+                                     shape.options,
+                                     backend());
       for (std::int64_t t = split; t < shape.T; ++t) {
-        const at::Tensor y = backends().step(
-            token(x.q, t), token(x.k, t), token(x.v, t), state, x.parameters, shape.options);
+        const at::Tensor y = decode_step(token(x.q, t),
+                                         token(x.k, t),
+                                         token(x.v, t),
+                                         state,
+                                         x.parameters,
+                                         shape.options,
+                                         backend());
         const double error = (y.cpu() - token(full, t)).abs().max().item<double>();
         EXPECT_LE(error, 1e-5) << shape.name() << ", split at " << split << ", token " << t;
       }
@@ -146,15 +156,21 @@ TEST_P(DeviceDecode, OfBfloat16StaysWithinTwiceThePlainError) {
     shape.options.window_size = 16;
     const AttentionInputs inputs = make_inputs(shape);
     const AttentionInputs x = on_device(shape, inputs), exact = inputs.as(at::kDouble, at::kDouble);
-    DecodeState state = backends().prefill(x.k.narrow(2, 0, 33),
-                                           x.v.narrow(2, 0, 33),
-                                           at::full({1}, 33, at::kLong),
-                                           x.parameters,
-                                           shape.options);
+    DecodeState state = prefill_state(x.k.narrow(2, 0, 33),
+                                      x.v.narrow(2, 0, 33),
+                                      at::full({1}, 33, at::kLong),
+                                      x.parameters,
+                                      shape.options,
+                                      backend());
     std::vector<at::Tensor> rows;
     for (std::int64_t t = 33; t < shape.T; ++t) {
-      rows.push_back(backends().step(
-          token(x.q, t), token(x.k, t), token(x.v, t), state, x.parameters, shape.options));
+      rows.push_back(decode_step(token(x.q, t),
+                                 token(x.k, t),
+                                 token(x.v, t),
+                                 state,
+                                 x.parameters,
+                                 shape.options,
+                                 backend()));
     }
     const auto tail = [&](const AttentionInputs& y) {
       return full_forward(y, shape.options).narrow(2, 33, 37);
@@ -180,7 +196,8 @@ TEST_P(DeviceDecode, GivesARowOfARaggedBatchWhatTheFullForwardGivesItAlone) {
       k[b].narrow(1, length, 40 - length).fill_(NAN);
       v[b].narrow(1, length, 40 - length).fill_(NAN);
     }
-    DecodeState state = backends().prefill(k, v, at::tensor(lengths), x.parameters, shape.options);
+    DecodeState state =
+        prefill_state(k, v, at::tensor(lengths), x.parameters, shape.options, backend());
     for (std::int64_t step = 0; step < 29; ++step) {
       const auto next = [&](const at::Tensor& values) {
         std::vector<at::Tensor> rows;
@@ -189,8 +206,8 @@ TEST_P(DeviceDecode, GivesARowOfARaggedBatchWhatTheFullForwardGivesItAlone) {
         }
         return at::stack(rows);
       };
-      const at::Tensor y =
-          backends().step(next(x.q), next(x.k), next(x.v), state, x.parameters, shape.options);
+      const at::Tensor y = decode_step(
+          next(x.q), next(x.k), next(x.v), state, x.parameters, shape.options, backend());
       EXPECT_LE((y.cpu() - next(full)).abs().max().item<double>(), 1e-5)
           << shape.name() << ", step " << step;
     }

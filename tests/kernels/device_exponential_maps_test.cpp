@@ -3,7 +3,7 @@
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
 
-#include "kernels/exponential_maps.hpp"
+#include "kernels/problem/exponential_maps.hpp"
 #include "tests/kernels/device_backends.hpp"
 
 namespace hedgerow::kernels::testing {
@@ -101,7 +101,7 @@ TEST_P(DeviceLoss, OfTheWeightsEqualsTheReferenceForTheMapsOfTheExponential) {
             x.q.detach(), x.k.detach(), x.parameters, shape.options);
       };
       const auto ours = [&](const AttentionInputs& x) {
-        return backends().cross_entropy(x.q, x.k, x.parameters, shape.options);
+        return transfer_cross_entropy(x.q, x.k, x.parameters, shape.options, backend());
       };
       if (layout == WindowLayout::kNone && map.f == 0) {
         // Nothing in this student can learn: a value alone.
@@ -127,18 +127,20 @@ TEST_P(DeviceDecode, ContinuesThePrefillForTheMapsOfTheExponential) {
       const AttentionInputs inputs = make_inputs(shape), x = on_device(shape, inputs);
       const at::Tensor full = hybrid_attention_reference(
           inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
-      DecodeState state = backends().prefill(x.k.narrow(2, 0, 23),
-                                             x.v.narrow(2, 0, 23),
-                                             at::full({1}, 23, at::kLong),
-                                             x.parameters,
-                                             shape.options);
+      DecodeState state = prefill_state(x.k.narrow(2, 0, 23),
+                                        x.v.narrow(2, 0, 23),
+                                        at::full({1}, 23, at::kLong),
+                                        x.parameters,
+                                        shape.options,
+                                        backend());
       for (std::int64_t t = 23; t < shape.T; ++t) {
-        const at::Tensor y = backends().step(x.q.select(2, t),
-                                             x.k.select(2, t),
-                                             x.v.select(2, t),
-                                             state,
-                                             x.parameters,
-                                             shape.options);
+        const at::Tensor y = decode_step(x.q.select(2, t),
+                                         x.k.select(2, t),
+                                         x.v.select(2, t),
+                                         state,
+                                         x.parameters,
+                                         shape.options,
+                                         backend());
         const at::Tensor expected = full.select(2, t);
         EXPECT_LE((y.cpu() - expected).abs().max().item<double>(),
                   1e-5 * std::max(1.0, expected.abs().max().item<double>()))

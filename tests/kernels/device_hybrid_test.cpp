@@ -116,22 +116,12 @@ TEST_P(DeviceHybrid, IsCausalBitForBit) {
       shape.options.layout = layout;
       const AttentionInputs x = on_device(shape, make_inputs(shape));
       const c10::NoGradGuard no_grad;
-      const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-        return backends().hybrid(q, k, v, x.parameters, shape.options);
-      };
-      const at::Tensor before = attend(x.q, x.k, x.v);
-      for (const std::int64_t t : {0, 1, 63, 64, 130, 199}) {
-        const auto changed = [&](const at::Tensor& value) {
-          at::Tensor copy = value.detach().clone();
-          copy.narrow(2, t, shape.T - t).add_(1.0);
-          return copy;
-        };
-        const at::Tensor after = attend(changed(x.q), changed(x.k), changed(x.v));
-        EXPECT_TRUE(at::equal(before.narrow(2, 0, t), after.narrow(2, 0, t)))
-            << shape.name() << ", tokens from " << t;
-        EXPECT_FALSE(at::equal(before.narrow(2, t, 1), after.narrow(2, t, 1)))
-            << shape.name() << ", tokens from " << t;
-      }
+      expect_causal(shape,
+                    x,
+                    {0, 1, 63, 64, 130, 199},
+                    [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+                      return hybrid_attention(q, k, v, x.parameters, shape.options, backend());
+                    });
     }
   }
 }
@@ -147,7 +137,8 @@ TEST_P(DeviceHybrid, GivesTheSameBytesFromCallToCallAndWhenOtherGradientsAreNotW
     maps.q = maps.q.detach();
     maps.k = maps.k.detach();
     maps.v = maps.v.detach();
-    const at::Tensor y = backends().hybrid(maps.q, maps.k, maps.v, maps.parameters, shape.options);
+    const at::Tensor y =
+        hybrid_attention(maps.q, maps.k, maps.v, maps.parameters, shape.options, backend());
     const std::vector<at::Tensor> leaves = maps.leaves();
     for (std::size_t i = 0; i < kLeafNames.size(); ++i) {
       if (!one.gradients[i].defined()) {
@@ -173,7 +164,7 @@ TEST_P(DeviceHybrid, ReadsStridedInputsAndKeepsFullPrecisionOnRequest) {
     return value.transpose(1, 2).contiguous().transpose(1, 2);
   };
   const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-    return backends().hybrid(q, k, v, x.parameters, shape.options);
+    return hybrid_attention(q, k, v, x.parameters, shape.options, backend());
   };
   const at::Tensor y = attend(x.q, x.k, x.v);
   EXPECT_EQ(y.scalar_type(), at::kBFloat16);
@@ -191,7 +182,7 @@ TEST_P(DeviceHybrid, MeasuresTheLinearBranchesShare) {
     shape.options.window_size = 16;
     const AttentionInputs inputs = make_inputs(shape);
     const AttentionInputs x = on_device(shape, inputs), exact = inputs.as(at::kDouble, at::kDouble);
-    const at::Tensor found = backends().share(x.q, x.k, x.parameters, shape.options);
+    const at::Tensor found = linear_share(x.q, x.k, x.parameters, shape.options, backend());
     EXPECT_EQ(found.scalar_type(), at::kFloat);
     const at::Tensor expected = linear_share(exact.q, exact.k, exact.parameters, shape.options);
     EXPECT_LT((found.to(at::kCPU, at::kDouble) - expected).abs().max().item<double>(), 1e-6)

@@ -1,6 +1,6 @@
 // What positive random features and Taylor features promise: an unbiased estimate with a known
 // variance, and the polynomial of the score.
-#include "kernels/exponential_maps.hpp"
+#include "kernels/problem/exponential_maps.hpp"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -9,8 +9,8 @@
 
 #include <cmath>
 
-#include "kernels/backend.hpp"
 #include "kernels/cpu/exponential_map_tiles.hpp"
+#include "kernels/decode.hpp"
 #include "kernels/linear_attention.hpp"
 #include "tests/kernels/attention_case.hpp"
 
@@ -229,10 +229,10 @@ TEST(ExponentialMaps, HaveTheGradientsOfFiniteDifferencesInTheReferenceAndTheAte
       shape.options.layout = layout;
       shape.options.window_size = 3;
       const AttentionInputs inputs = make_inputs(shape).as(at::kDouble, at::kDouble);
-      for (const auto& attention : {hybrid_attention_reference, aten::hybrid_attention}) {
+      for (const Backend backend : {Backend::kAuto, Backend::kAten}) {
         testing::expect_finite_differences(
             [&](const AttentionInputs& x) {
-              return attention(x.q, x.k, x.v, x.parameters, shape.options);
+              return hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options, backend);
             },
             inputs,
             shape.name());

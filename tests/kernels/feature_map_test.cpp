@@ -1,4 +1,4 @@
-#include "kernels/feature_map.hpp"
+#include "kernels/problem/feature_map.hpp"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>

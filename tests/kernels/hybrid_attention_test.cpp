@@ -131,8 +131,8 @@ TEST(HybridAttention, InBfloat16ProductsStaysWithinTwiceThePlainError) {
     shape.options.layout = layout;
     shape.options.fp32_output = true;
     const AttentionInputs inputs = make_inputs(shape);
-    cpu::HybridProblem problem =
-        cpu::make_problem(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
+    cpu::HybridProblem problem = cpu::on_cpu(
+        make_hybrid_problem(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options));
     problem.products = cpu::Products::kBFloat16;
     if (!cpu::runs(problem.products)) {
       GTEST_SKIP() << "this processor has no bf16 products";

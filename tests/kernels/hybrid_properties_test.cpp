@@ -116,9 +116,9 @@ TEST(HybridAttention, GivesTheSameBytesForAnyNumberOfThreads) {
 }
 
 // Three heads of three segments each, with a key map each or one for all, and sinks: one thread
-// walks heads, two walk a head each and share the third, five share all. Windows of one, of less than one and of more than one tile; the last chunk
-// is short, and with W = 64 the last segment is. (Long sequences are held to the reference
-// elsewhere.)
+// walks heads, two walk a head each and share the third, five share all. Windows of one, of less
+// than one and of more than one tile; the last chunk is short, and with W = 64 the last segment is.
+// (Long sequences are held to the reference elsewhere.)
 TEST(HybridAttention, GivesTheSameBytesHoweverThreadsShareItsSegments) {
   for (const WindowLayout layout : kLayouts) {
     for (const std::int64_t window : {64, 20, 96}) {
@@ -144,13 +144,12 @@ TEST(HybridAttention, SumsTheStatesOfItsSegmentsAgainWhereItsBackwardIsNotGivenT
     AttentionCase shape{.B = 1, .H = 2, .G = 1, .T = 2070};
     shape.options.layout = layout;
     const AttentionInputs x = make_inputs(shape);
+    const HybridProblem problem = make_hybrid_problem(x.q, x.k, x.v, x.parameters, shape.options);
     const auto backward = [&](const HybridForward& forward) {
       const HybridNeeds needs{.q = true, .k = true, .v = true, .map_q = true, .map_k = true};
-      return hybrid_backward(
-          Backend::kCpu, x.q, x.k, x.v, x.parameters, shape.options, forward, x.dy, needs);
+      return hybrid_backward(Backend::kCpu, problem, forward, x.dy, needs);
     };
-    HybridForward forward =
-        hybrid_forward(Backend::kCpu, x.q, x.k, x.v, x.parameters, shape.options, true);
+    HybridForward forward = hybrid_forward(Backend::kCpu, problem, true);
     ASSERT_TRUE(forward.saved.at(0).defined()) << shape.name();
     const HybridGradients given = backward(forward);
     forward.saved.clear();

@@ -2,7 +2,8 @@
 #include <fstream>
 #include <string>
 
-#include "kernels/backend.hpp"
+#include "kernels/softmax_attention.hpp"
+#include "kernels/transfer_loss.hpp"
 #include "tests/kernels/attention_case.hpp"
 
 namespace hedgerow::kernels {
@@ -83,10 +84,12 @@ TEST_F(Memory, OfTheAtenFormsHoldsNoSquare) {
     shape_.options.layout = layout;
     const AttentionInputs x = make_inputs(shape_).as(at::kFloat, at::kFloat);
     const auto hybrid = [&] {
-      differentiate(aten::hybrid_attention(x.q, x.k, x.v, x.parameters, shape_.options), x);
+      differentiate(hybrid_attention(x.q, x.k, x.v, x.parameters, shape_.options, Backend::kAten),
+                    x);
     };
     const auto cross_entropy = [&] {
-      differentiate(aten::transfer_cross_entropy(x.q, x.k, x.parameters, shape_.options), x);
+      differentiate(transfer_cross_entropy(x.q, x.k, x.parameters, shape_.options, Backend::kAten),
+                    x);
     };
     EXPECT_LT(peak_gain_kib(hybrid), kSquareKib / 2) << shape_.name();
     EXPECT_LT(peak_gain_kib(cross_entropy), kSquareKib / 2) << shape_.name();
@@ -96,9 +99,10 @@ TEST_F(Memory, OfTheAtenFormsHoldsNoSquare) {
 TEST_F(Memory, OfTheTeacherHoldsNoSquareInEitherFormNorForGroupedHeads) {
   shape_.H = 2;
   const AttentionInputs x = make_inputs(shape_).as(at::kFloat, at::kFloat);
-  for (const auto& attention : {softmax_attention_trainable, aten::softmax_attention_trainable}) {
+  for (const Backend backend : {Backend::kAuto, Backend::kAten}) {
     const auto both_ways = [&] {
-      torch::autograd::grad({attention(x.q, x.k, x.v).sum()}, {x.q, x.k, x.v});
+      torch::autograd::grad({softmax_attention_trainable(x.q, x.k, x.v, backend).sum()},
+                            {x.q, x.k, x.v});
     };
     EXPECT_LT(peak_gain_kib(both_ways), kSquareKib) << "one head's; a square backend holds several";
   }

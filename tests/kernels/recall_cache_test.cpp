@@ -2,7 +2,7 @@
 // and decode against the whole sequence. Catches: a key in both branches or in none, a choice by
 // another state than that of all folded before, one that depends on where a prompt was cut, on the
 // batch or on padding, a cached key counted again in a sliding window.
-#include "kernels/recall_cache.hpp"
+#include "kernels/problem/recall_cache.hpp"
 
 #include <ATen/Parallel.h>
 #include <gmock/gmock.h>
@@ -12,7 +12,6 @@
 #include <map>
 #include <set>
 
-#include "kernels/backend.hpp"
 #include "kernels/cpu/recall_cpu.hpp"
 #include "kernels/decode.hpp"
 #include "kernels/hybrid_attention.hpp"
@@ -160,7 +159,8 @@ Naive naive_attention(const AttentionCase& shape, const AttentionInputs& given) 
 }
 
 at::Tensor choices_by_tiles(const AttentionInputs& x, const HybridOptions& options) {
-  return cpu::recall_choices(cpu::make_problem(x.q, x.k, x.v, x.parameters, options));
+  return cpu::recall_choices(
+      cpu::on_cpu(make_hybrid_problem(x.q, x.k, x.v, x.parameters, options)));
 }
 
 void expect_kept(const at::Tensor& positions,
@@ -197,8 +197,8 @@ TEST_F(RecallCache, AttendsAndChoosesAsTheDefinitionDoesTokenByToken) {
     const at::Tensor tiles =
         hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
     EXPECT_TRUE(at::allclose(tiles.to(at::kDouble), naive.y, 1e-4, 1e-5))
-        << shape.name() << ", recall " << shape.options.recall_cache << ", by tiles: "
-        << (tiles.to(at::kDouble) - naive.y).abs().max().item<double>();
+        << shape.name() << ", recall " << shape.options.recall_cache
+        << ", by tiles: " << (tiles.to(at::kDouble) - naive.y).abs().max().item<double>();
     const at::Tensor of_tiles = choices_by_tiles(inputs, shape.options);
     EXPECT_EQ(of_tiles.defined(), kept.numel() > 0);
     EXPECT_TRUE(kept.numel() == 0 || at::equal(of_tiles, kept)) << shape.name();
@@ -209,15 +209,16 @@ TEST_F(RecallCache, AttendsAndChoosesAsTheDefinitionDoesTokenByToken) {
 TEST_F(RecallCache, TilesGiveTheSameInSegmentsAndInBf16) {
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     for (const bool shares : {false, true}) {
-      AttentionCase shape{.B = 1, .H = 1, .G = 1, .T = 2107, .bias = true, .shares_key_maps = shares};
+      AttentionCase shape{
+          .B = 1, .H = 1, .G = 1, .T = 2107, .bias = true, .shares_key_maps = shares};
       shape.options.layout = layout;
       shape.options.window_size = kChunk;
       shape.options.num_sinks = 2;
       shape.options.recall_cache = 5;
       const AttentionInputs inputs = make_inputs(shape);
       at::Tensor kept;
-      const at::Tensor y = recall_attention(
-          inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options, &kept);
+      const at::Tensor y =
+          recall_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options, &kept);
       at::set_num_threads(2);  // more than heads
       const at::Tensor tiles =
           hybrid_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options);
@@ -226,8 +227,11 @@ TEST_F(RecallCache, TilesGiveTheSameInSegmentsAndInBf16) {
           << shape.name() << (tiles - y).abs().max().item<double>();
       EXPECT_TRUE(at::equal(choices_by_tiles(inputs, shape.options), kept)) << shape.name();
       const AttentionInputs low = inputs.as(at::kBFloat16, at::kFloat);
-      const at::Tensor exact = recall_attention(
-          low.q.to(at::kFloat), low.k.to(at::kFloat), low.v.to(at::kFloat), low.parameters, shape.options);
+      const at::Tensor exact = recall_attention(low.q.to(at::kFloat),
+                                                low.k.to(at::kFloat),
+                                                low.v.to(at::kFloat),
+                                                low.parameters,
+                                                shape.options);
       const at::Tensor rounded =
           hybrid_attention(low.q, low.k, low.v, low.parameters, shape.options).to(at::kFloat);
       EXPECT_LT((rounded - exact).abs().max().item<double>(), 0.03) << shape.name();
@@ -254,36 +258,26 @@ TEST_F(RecallCache, TheReferenceOfPairsGivesTheSame) {
   }
 }
 
-using Prefill = DecodeState (*)(const at::Tensor&,
-                                const at::Tensor&,
-                                const at::Tensor&,
-                                const HybridParameters&,
-                                const HybridOptions&);
-using Step = at::Tensor (*)(const at::Tensor&,
-                            const at::Tensor&,
-                            const at::Tensor&,
-                            DecodeState&,
-                            const HybridParameters&,
-                            const HybridOptions&);
-
-void expect_recall_steps(const AttentionCase& shape, Prefill prefill, Step step) {
+void expect_recall_steps(const AttentionCase& shape, Backend backend) {
   const AttentionInputs inputs = make_inputs(shape);
   at::Tensor kept;
   const at::Tensor whole =
       recall_attention(inputs.q, inputs.k, inputs.v, inputs.parameters, shape.options, &kept);
   for (std::int64_t length = 1; length < shape.T; length += 5) {
-    DecodeState state = prefill(inputs.k.narrow(2, 0, length),
-                                inputs.v.narrow(2, 0, length),
-                                at::full({shape.B}, length, at::kLong),
-                                inputs.parameters,
-                                shape.options);
+    DecodeState state = prefill_state(inputs.k.narrow(2, 0, length),
+                                      inputs.v.narrow(2, 0, length),
+                                      at::full({shape.B}, length, at::kLong),
+                                      inputs.parameters,
+                                      shape.options,
+                                      backend);
     for (std::int64_t t = length; t < shape.T; ++t) {
-      const at::Tensor y = step(inputs.q.select(2, t),
-                                inputs.k.select(2, t),
-                                inputs.v.select(2, t),
-                                state,
-                                inputs.parameters,
-                                shape.options);
+      const at::Tensor y = decode_step(inputs.q.select(2, t),
+                                       inputs.k.select(2, t),
+                                       inputs.v.select(2, t),
+                                       state,
+                                       inputs.parameters,
+                                       shape.options,
+                                       backend);
       ASSERT_TRUE(at::allclose(y, whole.select(2, t), 1e-4, 1e-5))
           << shape.name() << ", prompt of " << length << ", token " << t;
     }
@@ -295,12 +289,12 @@ void expect_recall_steps(const AttentionCase& shape, Prefill prefill, Step step)
 
 TEST_F(RecallCache, PrefillAndStepsChooseAndGiveWhatTheWholeSequenceGives) {
   for_each_recall_case(
-      [](const AttentionCase& shape) { expect_recall_steps(shape, prefill_state, decode_step); });
+      [](const AttentionCase& shape) { expect_recall_steps(shape, Backend::kAuto); });
 }
 
 TEST_F(RecallCache, OperationsOfAnyDeviceChooseAndGiveTheSame) {
   for_each_recall_case([](const AttentionCase& shape) {
-    if (shape.T == 67) expect_recall_steps(shape, aten::prefill_state, aten::decode_step);
+    if (shape.T == 67) expect_recall_steps(shape, Backend::kAten);
   });
 }
 

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
-#include "kernels/feature_map.hpp"
+#include "kernels/problem/feature_map.hpp"
 
 namespace hedgerow::worker {
 namespace {

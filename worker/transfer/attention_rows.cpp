@@ -9,8 +9,8 @@
 #include <span>
 #include <string>
 
-#include "kernels/checks.hpp"
 #include "kernels/linear_attention.hpp"
+#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::worker {
 namespace {

@@ -8,7 +8,8 @@
 namespace hedgerow::kernels::cuda {
 
 inline constexpr int kMostDecodeFeatures = 256;
-// Of a window with a recall cache, and so of its cache: a thread ranks one candidate.
+// The longest window with a recall cache, and so the most entries of its cache: a thread ranks one
+// candidate.
 inline constexpr int kMostRecallWindow = 128;
 
 // A map in fp32, of a multiple of 4 columns.
@@ -88,8 +89,9 @@ struct DecodeStateArguments {
   int slices = 1;  // parts (64 columns of one key head's S) that a threadblock walks
 };
 
-// The choice of the recall cache (kernels/recall_cache.hpp) in the rows that begin a chunk, before
-// the step's token is written: what is dropped joins (S, z), but for a sliding window's own tokens.
+// The choice of the recall cache (kernels/problem/recall_cache.hpp) in the rows that begin a chunk,
+// before the step's token is written: what is dropped joins (S, z), but for a sliding window's own
+// tokens.
 struct DecodeRecallArguments {
   DecodeBatch batch;
   DecodeMap map_k;

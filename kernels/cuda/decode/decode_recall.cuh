@@ -1,6 +1,6 @@
-// One choice of the recall cache before a step (kernels/recall_cache.hpp has the definition): which
-// keys of the cache and of a chunk of W tokens stay exact, the others into (S, z). fp32 throughout;
-// what stays is copied as it is, bf16.
+// One choice of the recall cache before a step (kernels/problem/recall_cache.hpp has the
+// definition): which keys of the cache and of a chunk of W tokens stay exact, the others into (S,
+// z). fp32 throughout; what stays is copied as it is, bf16.
 //
 // A threadblock of 256 threads has one (row, kv head): grid (B G). Whether its row begins a chunk
 // is read from the position on the device; where it does not, it returns at once. Else
@@ -87,7 +87,7 @@ class DecodeRecall {
  private:
   HEDGEROW_TILE bool slides() const { return a_.batch.layout == Layout::kSliding; }
 
-  // Of the cache or the ring.
+  // Address of a candidate: an entry of the cache, or behind those a slot of the ring.
   HEDGEROW_TILE const Bf16* row_of(const Bf16* recalled, const Bf16* ring, int row) const {
     const std::int64_t head = static_cast<std::int64_t>(batch_) * a_.batch.G + kv_head_;
     const int slot = (first_token_ + row - entries_) % a_.batch.slots;

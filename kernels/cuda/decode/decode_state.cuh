@@ -84,7 +84,7 @@ class DecodeStateWalk {
     store_state();
   }
 
-  // Of the one token that joins where there is a recall cache.
+  // Whether the recall cache holds the token that would join (S, z).
   HEDGEROW_TILE bool is_recalled(int token) const {
     return a_.batch.recalled > 0 && a_.batch.recalls(batch_, head_ / a_.batch.key_heads(), token);
   }

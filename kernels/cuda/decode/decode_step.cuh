@@ -102,7 +102,7 @@ class DecodeStep {
   }
 
  private:
-  // Of the columns of y that a thread ends up with: the window's numerator and denominator.
+  // The window's numerator and denominator, in the columns of y that a thread ends up with.
   struct Items {
     float values[kItems] = {}, sums[kItems] = {};
   };
@@ -119,7 +119,7 @@ class DecodeStep {
   HEDGEROW_TILE const Bf16* new_row(const Rows& x, int head) const {
     return x.data + batch_ * x.batch + head * x.head;
   }
-  // Of the ring, the sinks or the recall cache: `rows` rows a kv head.
+  // Address of a row of the ring, of the sinks or of the recall cache, `rows` rows a kv head.
   HEDGEROW_TILE const Bf16* kept_row(const Bf16* kept, int rows, int row) const {
     return kept +
            ((static_cast<std::int64_t>(batch_) * a_.batch.G + kv_head_) * rows + row) * kHeadDim;

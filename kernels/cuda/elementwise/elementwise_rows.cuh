@@ -97,7 +97,7 @@ HEDGEROW_TILE void norm_row(const NormArguments& a, RowSums& shared, int row) {
   }
   sum_of_threads(squares, none, shared);
   const float scale = inverse_root(squares / static_cast<float>(a.columns) + a.eps);
-  // Of the places that this thread has read or written before.
+  // This thread reads again only places that it has read or written itself.
   const Bf16* normed = a.update != nullptr ? a.sum + begin : x;
   for (int i = thread() * kUnit; i < a.columns; i += kRowThreads * kUnit) {
     EightFloats values = load_eight(normed + i);
@@ -182,8 +182,8 @@ HEDGEROW_TILE void swiglu_backward_unit(const SwigluArguments& a, int row, int c
   store_eight(a.out + begin + a.columns + column, up);
 }
 
-// Of one token: for each head, D / 16 threads with eight elements of the lower and eight of the
-// upper half each. All lanes come through, those beyond the last head with the last one's place.
+// A thread's place in one token: D / 16 threads a head, each with eight elements of the lower half
+// and eight of the upper. All lanes get one; those beyond the last head get the last place.
 struct HeadPlace {
   int head, low;                          // low: the first of eight columns of the lower half
   bool inside;

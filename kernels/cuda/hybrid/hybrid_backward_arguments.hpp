@@ -5,8 +5,8 @@
 
 namespace hedgerow::kernels::cuda {
 
-// Of every query: dn = dy / Z and beta = -dn.y, so that da_ij = dn_i.v_j + beta_i; and t_i, the sum
-// of p_ij da_ij over the window.
+// The kernel that computes for every query dn = dy / Z and beta = -dn.y, so that da_ij = dn_i.v_j +
+// beta_i, and t_i, the sum of p_ij da_ij over the window.
 struct PrepareArguments {
   int B = 0, H = 0, T = 0, D = 0;
   const void* dy = nullptr;  // [B, H, T, D] by the strides, bf16 or fp32; elements of D adjacent
@@ -43,9 +43,10 @@ struct BackwardArguments {
   std::uint16_t* dq = nullptr;  // [B, H, T, D]
   std::uint16_t* dk = nullptr;  // [B, G, T, D]
   std::uint16_t* dv = nullptr;  // [B, G, T, D]
-  // Of sinks whose tile is far: what each tile of queries sends to their dk and dv, from the tile
-  // first_far_query_tile(0) on, [those tiles, B, H, sinks, D]; and the sums over tiles and the
-  // query heads of a kv head, [B, G, sinks, D], which the keys' kernel adds. Null: none.
+  // The gradients of sinks whose tile is far: what each tile of queries adds to their dk and dv,
+  // from the tile first_far_query_tile(0) on, [those tiles, B, H, sinks, D]; and the sums over
+  // tiles and the query heads of a kv head, [B, G, sinks, D], which the keys' kernel adds. Null:
+  // no such sinks.
   float *sink_k = nullptr, *sink_v = nullptr;
   const float *sink_k_sum = nullptr, *sink_v_sum = nullptr;
 };

@@ -34,7 +34,7 @@ HEDGEROW_TILE void prepare_row(const PrepareArguments& a, int group, int row) {
                 second = element(a.dy, a.dy_is_float, dy + d + 1);
     const Word pair = pack(first * inverse, second * inverse);
     *reinterpret_cast<Word*>(a.dn + index * a.D + d) = pair;
-    // Of the rounded dn and the unrounded y: then sum_j a_ij da_ij stays 0.
+    // The product of the rounded dn and the unrounded y keeps sum_j a_ij da_ij at 0.
     dot += unpack(static_cast<Bf16>(pair)) * output(a, y + d, index * a.D + d) +
            unpack(static_cast<Bf16>(pair >> 16)) * output(a, y + d + 1, index * a.D + d + 1);
     if (a.pull != nullptr) {

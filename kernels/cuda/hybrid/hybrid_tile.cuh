@@ -53,7 +53,7 @@ class HybridTile {
   HEDGEROW_TILE std::int64_t row_index() const {
     return static_cast<std::int64_t>(batch_) * in_.H + head_;
   }
-  // Of the key head, in features and states.
+  // Row of the key head in features and states.
   HEDGEROW_TILE std::int64_t key_row_index() const {
     return static_cast<std::int64_t>(batch_) * in_.U + head_ / in_.key_group();
   }

@@ -112,7 +112,7 @@ struct HybridInputs {
 };
 
 // S and z, as sums over tiles: `prefix` entries hold the tiles before, else those from here on.
-// Of U heads for keys, of H for queries.
+// There are U heads for keys and H for queries.
 struct States {
   std::uint16_t* states = nullptr;  // [B, U or H, tiles, F, D] bf16
   float* sums = nullptr;            // [B, U or H, tiles, F]

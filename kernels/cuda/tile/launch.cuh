@@ -47,7 +47,8 @@ struct CudaBackend {
     constexpr auto kBytes = static_cast<int>(sizeof(typename Kernel::Shared));
     constexpr int kDefaultLimit = 48 << 10;
     if (kBytes > kDefaultLimit) {
-      // Of the function on this device, so a static flag would miss the second device.
+      // The attribute belongs to the function on this device: a static flag would miss the second
+      // device.
       HEDGEROW_CUDA_CHECK(cudaFuncSetAttribute(
           run_kernel<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes));
     }

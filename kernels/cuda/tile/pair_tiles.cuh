@@ -24,7 +24,7 @@ struct QueryRows {
     }
     return rows;
   }
-  // Of the teacher, whose window is everything.
+  // The rows of the teacher, whose window is the whole sequence.
   HEDGEROW_TILE static QueryRows causal(int tile, int row) {
     QueryRows rows;
     rows.sinks = 0;

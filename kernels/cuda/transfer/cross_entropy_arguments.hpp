@@ -12,7 +12,7 @@
 
 namespace hedgerow::kernels::cuda {
 
-// Of every query [B, H, T], for the gradients.
+// What the gradients read of every query, [B, H, T] each.
 struct CrossEntropyRows {
   float* normaliser = nullptr;  // of the teacher: log2 sum_j e^s
   float* share = nullptr;       // C / Z

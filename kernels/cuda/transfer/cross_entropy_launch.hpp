@@ -16,7 +16,7 @@ void launch_cross_entropy_backward(KernelShape shape,
                                    const CrossEntropyBackwardArguments& arguments,
                                    Stream stream);
 
-// Of the largest threadblock; 0 for a shape that is not compiled.
+// Shared memory of the largest threadblock; 0 for a shape that is not compiled.
 [[nodiscard]] std::size_t cross_entropy_shared_bytes(KernelShape shape);
 
 // One head_dim's kernels; false: none of this shape.

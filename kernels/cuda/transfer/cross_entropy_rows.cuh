@@ -179,7 +179,7 @@ class CrossEntropyTile : HybridTile<S, CrossEntropyShared<S>> {
   }
 
   const CrossEntropyArguments& a_;
-  // Of the lane's rows; losses in bits, sums of this lane's columns until store().
+  // Values of the lane's rows: losses in bits; sums hold this lane's columns until store().
   RowPair offset_{{0.0F, 0.0F}}, normaliser_{{0.0F, 0.0F}}, denominator_, log_denominator_;
   RowPair losses_{{0.0F, 0.0F}}, counted_{{0.0F, 0.0F}}, counted_linear_{{0.0F, 0.0F}};
 };

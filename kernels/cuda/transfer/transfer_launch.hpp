@@ -13,7 +13,7 @@ void launch_softmax(int head_dim, const SoftmaxArguments& arguments, Stream stre
 // The shapes of has_kernel.
 void launch_transfer(KernelShape shape, const TransferArguments& arguments, Stream stream);
 
-// Of launch_transfer's threadblock; 0 for a shape that is not compiled.
+// Shared memory of launch_transfer's threadblock; 0 for a shape that is not compiled.
 [[nodiscard]] std::size_t transfer_shared_bytes(KernelShape shape);
 
 // One head_dim's kernels; false: none of this shape.

@@ -22,7 +22,7 @@ TEST(AtenBackend, OfTheHybridHaveTheGradientsOfFiniteDifferences) {
     const AttentionCase shape = small_case(layout);
     expect_finite_differences(
         [&](const AttentionInputs& x) {
-          return aten::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
+          return hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options, Backend::kAten);
         },
         make_inputs(shape).as(at::kDouble, at::kDouble),
         shape.name());
@@ -34,7 +34,7 @@ TEST(AtenBackend, OfTheCrossEntropyHaveTheGradientsOfFiniteDifferences) {
     const AttentionCase shape = small_case(layout);
     expect_finite_differences(
         [&](const AttentionInputs& x) {
-          return aten::transfer_cross_entropy(x.q, x.k, x.parameters, shape.options);
+          return transfer_cross_entropy(x.q, x.k, x.parameters, shape.options, Backend::kAten);
         },
         make_inputs(shape).as(at::kDouble, at::kDouble),
         shape.name());
@@ -73,7 +73,8 @@ TEST(AtenBackend, OfABatchInPartsGiveWhatTheyGiveAtOnce) {
     expect_close(parts.y, whole.y, "y");
     expect_close(parts.denominator, whole.denominator, "denominator");
     expect_close(parts.linear_mass, whole.linear_mass, "linear mass");
-    expect_gradients(aten::hybrid_backward_aten(problem, parts, x.dy, all, {}, elements), gradients);
+    expect_gradients(aten::hybrid_backward_aten(problem, parts, x.dy, all, {}, elements),
+                     gradients);
     const ParameterLoss in_parts = aten::cross_entropy_aten(problem, true, elements);
     expect_close(in_parts.loss, loss.loss, "loss");
     expect_gradients(in_parts.gradients, loss.gradients);

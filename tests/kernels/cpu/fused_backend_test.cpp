@@ -4,7 +4,7 @@
 namespace hedgerow::kernels::testing {
 namespace {
 
-HEDGEROW_INSTANTIATE_DEVICE_BACKENDS(FusedOnCpu, Backend::kCpu, at::kCPU);
+HEDGEROW_INSTANTIATE_DEVICE_BACKENDS(FusedOnCpu, Backend::kAuto, at::kCPU);
 
 }  // namespace
 }  // namespace hedgerow::kernels::testing

@@ -152,6 +152,20 @@ void CudaBackend::expect_maps(ProgramsOf programs_of) const {
   }
 }
 
+void CudaBackend::expect_segments(ProgramsOf programs_of) const {
+  AttentionCase shape = small(WindowLayout::kSliding, 1000);
+  shape.H = 1;
+  expect_programs(shape, programs_of(shape));
+}
+
+void CudaBackend::expect_extreme_logits(ProgramsOf programs_of) const {
+  for (const WindowLayout layout : kWindowLayouts) {
+    AttentionCase shape = small(layout, 150);
+    shape.scale = 6.0;  // scores of standard deviation 36: the largest are beyond 80
+    expect_programs(shape, programs_of(shape));
+  }
+}
+
 void CudaBackend::expect_shared_key_maps(ProgramsOf programs_of) const {
   for (const WindowLayout layout : kWindowLayouts) {
     for (const std::int64_t T : {150, 330}) {

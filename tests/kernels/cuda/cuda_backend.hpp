@@ -2,7 +2,10 @@
 // the kernels emulated; gpu_kernels_test on a card.
 #pragma once
 
-#include "kernels/backend.hpp"
+#include "kernels/attention_transfer.hpp"
+#include "kernels/decode.hpp"
+#include "kernels/softmax_attention.hpp"
+#include "kernels/transfer_loss.hpp"
 #include "tests/kernels/attention_case.hpp"
 
 namespace hedgerow::kernels::testing {
@@ -47,6 +50,9 @@ class CudaBackend : public ::testing::TestWithParam<at::DeviceType> {
                       const std::vector<std::int64_t>& windows) const;
   void expect_sizes(ProgramsOf programs_of, std::uint64_t draws = 3) const;
   void expect_maps(ProgramsOf programs_of) const;
+  // A sequence that is walked in segments; and logits whose exponentials are extreme.
+  void expect_segments(ProgramsOf programs_of) const;
+  void expect_extreme_logits(ProgramsOf programs_of) const;
   // Key maps of kv heads, every query head of which adds to their gradients.
   void expect_shared_key_maps(ProgramsOf programs_of) const;
   // Sinks: one to as many as the window holds, in one tile of keys and two, of maps of query heads

@@ -22,8 +22,13 @@ at::Tensor CudaDecode::decode(const AttentionCase& shape,
                               DecodeState& state) {
   std::vector<at::Tensor> rows;
   for (std::int64_t t = begin; t < end; ++t) {
-    rows.push_back(cuda::decode_step(
-        x.q.select(2, t), x.k.select(2, t), x.v.select(2, t), state, x.parameters, shape.options));
+    rows.push_back(decode_step(x.q.select(2, t),
+                               x.k.select(2, t),
+                               x.v.select(2, t),
+                               state,
+                               x.parameters,
+                               shape.options,
+                               Backend::kCuda));
   }
   return at::stack(rows, 2);
 }
@@ -36,11 +41,12 @@ void CudaDecode::expect_continuation(const AttentionCase& shape,
   const AttentionInputs x = on_device(inputs), exact = inputs.as(at::kDouble, at::kDouble);
   const std::int64_t B = shape.B;
   DecodeState state = split == 0 ? empty_state(shape, x)
-                                 : cuda::prefill_state(x.k.narrow(2, 0, split),
-                                                       x.v.narrow(2, 0, split),
-                                                       at::full({B}, split, at::kLong),
-                                                       x.parameters,
-                                                       shape.options);
+                                 : prefill_state(x.k.narrow(2, 0, split),
+                                                 x.v.narrow(2, 0, split),
+                                                 at::full({B}, split, at::kLong),
+                                                 x.parameters,
+                                                 shape.options,
+                                                 Backend::kCuda);
   const at::Tensor y = decode(shape, x, split, end, state);
   const auto full = [&](const AttentionInputs& z) {
     return hybrid_attention_reference(z.q, z.k, z.v, z.parameters, shape.options)
@@ -198,10 +204,14 @@ TEST_P(CudaDecode, LeavesTheStateThatTheAtenBackendLeaves) {
     const AttentionInputs inputs = make_inputs(shape), x = on_device(inputs);
     const at::Tensor lengths = at::tensor({13L, 20L});
     const auto prompt = [](const at::Tensor& y) { return y.narrow(2, 0, 20); };
-    DecodeState ours =
-        cuda::prefill_state(prompt(x.k), prompt(x.v), lengths, x.parameters, shape.options);
-    DecodeState theirs = aten::prefill_state(
-        prompt(inputs.k), prompt(inputs.v), lengths, inputs.parameters, shape.options);
+    DecodeState ours = prefill_state(
+        prompt(x.k), prompt(x.v), lengths, x.parameters, shape.options, Backend::kCuda);
+    DecodeState theirs = prefill_state(prompt(inputs.k),
+                                       prompt(inputs.v),
+                                       lengths,
+                                       inputs.parameters,
+                                       shape.options,
+                                       Backend::kAten);
     const auto expect_same = [&](std::int64_t step) {
       const std::string what = shape.name() + ", step " + std::to_string(step);
       EXPECT_TRUE(at::equal(ours.positions.cpu(), theirs.positions)) << what;
@@ -219,14 +229,15 @@ TEST_P(CudaDecode, LeavesTheStateThatTheAtenBackendLeaves) {
     expect_same(0);
     for (std::int64_t step = 0; step < 20; ++step) {
       const auto token = [&](const at::Tensor& y) { return y.select(2, 20 + step); };
-      const at::Tensor y =
-          cuda::decode_step(token(x.q), token(x.k), token(x.v), ours, x.parameters, shape.options);
-      const at::Tensor expected = aten::decode_step(token(inputs.q),
-                                                    token(inputs.k),
-                                                    token(inputs.v),
-                                                    theirs,
-                                                    inputs.parameters,
-                                                    shape.options);
+      const at::Tensor y = decode_step(
+          token(x.q), token(x.k), token(x.v), ours, x.parameters, shape.options, Backend::kCuda);
+      const at::Tensor expected = decode_step(token(inputs.q),
+                                              token(inputs.k),
+                                              token(inputs.v),
+                                              theirs,
+                                              inputs.parameters,
+                                              shape.options,
+                                              Backend::kAten);
       EXPECT_TRUE(at::allclose(y.cpu().to(at::kFloat), expected.to(at::kFloat), 0.01, 1e-5))
           << shape.name() << ", step " << step;
       expect_same(step + 1);
@@ -258,7 +269,7 @@ TEST_P(CudaDecode, GivesARowOfARaggedBatchTheBytesThatItGivesAlone) {
       v[b].narrow(1, length, 32 - length).fill_(NAN);
     }
     DecodeState together =
-        cuda::prefill_state(k, v, at::tensor(lengths), x.parameters, shape.options);
+        prefill_state(k, v, at::tensor(lengths), x.parameters, shape.options, Backend::kCuda);
     const at::Tensor y = decode(shape, x, 32, 35, together);
     for (const std::int64_t b : {0, 1, 3, 4}) {
       const std::int64_t length = lengths[static_cast<std::size_t>(b)];
@@ -266,11 +277,12 @@ TEST_P(CudaDecode, GivesARowOfARaggedBatchTheBytesThatItGivesAlone) {
       for (at::Tensor* value : {&own.q, &own.k, &own.v}) {
         *value = value->narrow(0, b, 1);
       }
-      DecodeState alone = cuda::prefill_state(own.k.narrow(2, 0, length),
-                                              own.v.narrow(2, 0, length),
-                                              at::full({1}, length, at::kLong),
-                                              x.parameters,
-                                              shape.options);
+      DecodeState alone = prefill_state(own.k.narrow(2, 0, length),
+                                        own.v.narrow(2, 0, length),
+                                        at::full({1}, length, at::kLong),
+                                        x.parameters,
+                                        shape.options,
+                                        Backend::kCuda);
       EXPECT_TRUE(at::equal(y.narrow(0, b, 1), decode(shape, own, 32, 35, alone)))
           << shape.name() << ", row " << b;
       EXPECT_TRUE(at::equal(together.kv_state[b], alone.kv_state[0])) << shape.name();
@@ -286,11 +298,12 @@ TEST_P(CudaDecode, WritesNothingThatAStepDoesNotChange) {
   const c10::NoGradGuard no_grad;
   const AttentionCase shape = short_window(WindowLayout::kTerraced, 40);
   const AttentionInputs x = on_device(make_inputs(shape));
-  DecodeState state = cuda::prefill_state(x.k.narrow(2, 0, 20),
-                                          x.v.narrow(2, 0, 20),
-                                          at::full({1}, 20L, at::kLong),
-                                          x.parameters,
-                                          shape.options);
+  DecodeState state = prefill_state(x.k.narrow(2, 0, 20),
+                                    x.v.narrow(2, 0, 20),
+                                    at::full({1}, 20L, at::kLong),
+                                    x.parameters,
+                                    shape.options,
+                                    Backend::kCuda);
   for (std::int64_t t = 20; t < 34; ++t) {
     const at::Tensor kv_state = state.kv_state.clone(), ring = state.window_k.clone();
     decode(shape, x, t, t + 1, state);
@@ -308,11 +321,12 @@ TEST_P(CudaDecode, GivesTheSameBytesFromRunToRun) {
     shape.H = 4;
     const AttentionInputs x = on_device(make_inputs(shape));
     const auto run = [&] {
-      DecodeState state = cuda::prefill_state(x.k.narrow(2, 0, 50),
-                                              x.v.narrow(2, 0, 50),
-                                              at::full({1}, 50L, at::kLong),
-                                              x.parameters,
-                                              shape.options);
+      DecodeState state = prefill_state(x.k.narrow(2, 0, 50),
+                                        x.v.narrow(2, 0, 50),
+                                        at::full({1}, 50L, at::kLong),
+                                        x.parameters,
+                                        shape.options,
+                                        Backend::kCuda);
       return std::pair{decode(shape, x, 50, 58, state), state.kv_state};
     };
     const auto [one, state] = run();
@@ -333,11 +347,12 @@ TEST_P(CudaDecode, TakesRowsOfAnyStrideAndAlignment) {
     return wide.narrow(0, 1, y.numel()).view(y.sizes()).copy_(y);
   };
   const auto run = [&](const AttentionInputs& y) {
-    DecodeState state = cuda::prefill_state(y.k.narrow(2, 0, 20),
-                                            y.v.narrow(2, 0, 20),
-                                            at::full({1}, 20L, at::kLong),
-                                            y.parameters,
-                                            shape.options);
+    DecodeState state = prefill_state(y.k.narrow(2, 0, 20),
+                                      y.v.narrow(2, 0, 20),
+                                      at::full({1}, 20L, at::kLong),
+                                      y.parameters,
+                                      shape.options,
+                                      Backend::kCuda);
     return decode(shape, y, 20, 24, state);
   };
   const auto with = [&](const auto& change) {
@@ -375,11 +390,12 @@ TEST_P(CudaDecode, PropagatesNaNAsLongAsItsTokenIsRemembered) {
       at::Tensor& value = which == 0 ? inputs.q : which == 1 ? inputs.k : inputs.v;
       value.select(2, 12).fill_(NAN);
       const AttentionInputs x = on_device(inputs);
-      DecodeState state = cuda::prefill_state(x.k.narrow(2, 0, 10),
-                                              x.v.narrow(2, 0, 10),
-                                              at::full({1}, 10L, at::kLong),
-                                              x.parameters,
-                                              shape.options);
+      DecodeState state = prefill_state(x.k.narrow(2, 0, 10),
+                                        x.v.narrow(2, 0, 10),
+                                        at::full({1}, 10L, at::kLong),
+                                        x.parameters,
+                                        shape.options,
+                                        Backend::kCuda);
       const at::Tensor nan = decode(shape, x, 10, 40, state).isnan().all(3).all(1).cpu()[0];
       for (std::int64_t t = 10; t < 40; ++t) {
         EXPECT_EQ(nan[t - 10].item<bool>(), which == 0 ? t == 12 : t >= 12)
@@ -394,7 +410,8 @@ TEST_P(CudaDecode, SaysInOneSentenceWhatItDoesNotTake) {
   const auto reason = [&](const AttentionCase& shape) {
     const AttentionInputs x = make_inputs(shape).as(shape.dtype, at::kFloat, GetParam());
     const at::Tensor lengths = at::full({shape.B}, shape.T, at::kLong);
-    return refusal([&] { cuda::prefill_state(x.k, x.v, lengths, x.parameters, shape.options); });
+    return refusal(
+        [&] { prefill_state(x.k, x.v, lengths, x.parameters, shape.options, Backend::kCuda); });
   };
   AttentionCase shape = short_window(WindowLayout::kTerraced, 20);
   shape.dtype = at::kFloat;

@@ -16,7 +16,7 @@ Programs CudaHybrid::programs(const AttentionCase& shape) {
   return {
       .ours =
           [options](const AttentionInputs& x) {
-            return cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, options);
+            return hybrid_attention(x.q, x.k, x.v, x.parameters, options, Backend::kCuda);
           },
       .plain = [options](const AttentionInputs& x) { return plain_bfloat16_hybrid(x, options); },
       .exact =
@@ -54,30 +54,7 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorOfFourThousandTokens) {
 }
 
 TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForHeadDimsColumnsAndGroups) {
-  struct Sizes {
-    std::int64_t H, G, D, f;
-    bool negation = true;
-  };
-  std::size_t next = 0;
-  for (const Sizes sizes : {Sizes{3, 3, 64, 32},
-                            Sizes{3, 1, 64, 64},
-                            Sizes{4, 1, 128, 32},
-                            Sizes{8, 1, 128, 64},
-                            Sizes{2, 1, 128, 128},
-                            Sizes{2, 2, 64, 128},
-                            Sizes{4, 2, 64, 64, false},
-                            Sizes{2, 1, 128, 128, false}}) {
-    for (const std::int64_t T : {sizes.D == 64 ? 96 : 150}) {
-      AttentionCase shape = small(kWindowLayouts[next++ % 3], T);
-      shape.H = sizes.H;
-      shape.G = sizes.G;
-      shape.D = sizes.D;
-      shape.f = sizes.f;
-      shape.options.feature_map.negation = sizes.negation;
-      shape.bias = T == 96;
-      expect_hybrid(shape);
-    }
-  }
+  expect_sizes(programs);
 }
 
 TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForEveryMap) {
@@ -121,13 +98,7 @@ TEST_P(CudaHybrid, GivesNoGradientToWindowFactorsThatNoWindowReads) {
   expect_unread_window_factors(programs);
 }
 
-TEST_P(CudaHybrid, HoldsAtExtremeLogits) {
-  for (const WindowLayout layout : kWindowLayouts) {
-    AttentionCase shape = small(layout, 150);
-    shape.scale = 6.0;  // scores of standard deviation 36: the largest are beyond 80
-    expect_hybrid(shape);
-  }
-}
+TEST_P(CudaHybrid, HoldsAtExtremeLogits) { expect_extreme_logits(programs); }
 
 TEST_P(CudaHybrid, HoldsWithDeadFeatures) {
   AttentionCase shape = small(WindowLayout::kTerraced, 200);
@@ -156,22 +127,12 @@ TEST_P(CudaHybrid, IsCausalBitForBit) {
     AttentionCase shape = small(layout, 200);
     shape.options.num_sinks = layout == WindowLayout::kSliding ? 4 : 0;
     const AttentionInputs x = make_bfloat16_inputs(shape).as(at::kBFloat16, at::kFloat, GetParam());
-    const auto attend = [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-      return cuda::hybrid_attention(q, k, v, x.parameters, shape.options);
-    };
-    const at::Tensor before = attend(x.q, x.k, x.v);
-    for (const std::int64_t t : {1, 63, 64, 130, 199}) {
-      const auto changed = [&](const at::Tensor& value) {
-        at::Tensor copy = value.clone();
-        copy.narrow(2, t, shape.T - t).add_(1.0);
-        return copy;
-      };
-      const at::Tensor after = attend(changed(x.q), changed(x.k), changed(x.v));
-      EXPECT_TRUE(at::equal(before.narrow(2, 0, t), after.narrow(2, 0, t)))
-          << shape.name() << ", tokens from " << t;
-      EXPECT_FALSE(at::equal(before.narrow(2, t, 1), after.narrow(2, t, 1)))
-          << shape.name() << ", tokens from " << t;
-    }
+    expect_causal(shape,
+                  x,
+                  {1, 63, 64, 130, 199},
+                  [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+                    return hybrid_attention(q, k, v, x.parameters, shape.options, Backend::kCuda);
+                  });
   }
 }
 
@@ -190,8 +151,12 @@ TEST_P(CudaHybrid, GivesTheSameBytesFromRunToRunAndWhenOtherGradientsAreNotWante
             << shape.name() << ", d" << kLeafNames[i];
       }
       AttentionInputs maps = inputs.as(at::kBFloat16, at::kFloat, GetParam());
-      const at::Tensor y = cuda::hybrid_attention(
-          maps.q.detach(), maps.k.detach(), maps.v.detach(), maps.parameters, shape.options);
+      const at::Tensor y = hybrid_attention(maps.q.detach(),
+                                            maps.k.detach(),
+                                            maps.v.detach(),
+                                            maps.parameters,
+                                            shape.options,
+                                            Backend::kCuda);
       const std::vector<at::Tensor> alone = torch::autograd::grad(
           {y}, {maps.parameters.q.layer, maps.parameters.k.layer}, {maps.dy.to(y.scalar_type())});
       EXPECT_LT((alone[0].cpu() - one.gradients[3]).abs().max().item<double>(),
@@ -207,7 +172,8 @@ TEST_P(CudaHybrid, TakesRowsOfAnyStrideAndAlignment) {
   const AttentionInputs inputs = make_bfloat16_inputs(shape);
   const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
   const c10::NoGradGuard no_grad;
-  const at::Tensor expected = cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options);
+  const at::Tensor expected =
+      hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options, Backend::kCuda);
   const auto strided = [](const at::Tensor& value) {
     return value.transpose(1, 2).contiguous().transpose(1, 2);
   };
@@ -215,14 +181,14 @@ TEST_P(CudaHybrid, TakesRowsOfAnyStrideAndAlignment) {
     at::Tensor wide = at::zeros({value.numel() + 1}, value.options());
     return wide.narrow(0, 1, value.numel()).view(value.sizes()).copy_(value);
   };
-  EXPECT_TRUE(
-      at::equal(expected,
-                cuda::hybrid_attention(
-                    strided(x.q), strided(x.k), strided(x.v), x.parameters, shape.options)));
-  EXPECT_TRUE(
-      at::equal(expected,
-                cuda::hybrid_attention(
-                    shifted(x.q), shifted(x.k), shifted(x.v), x.parameters, shape.options)));
+  EXPECT_TRUE(at::equal(
+      expected,
+      hybrid_attention(
+          strided(x.q), strided(x.k), strided(x.v), x.parameters, shape.options, Backend::kCuda)));
+  EXPECT_TRUE(at::equal(
+      expected,
+      hybrid_attention(
+          shifted(x.q), shifted(x.k), shifted(x.v), x.parameters, shape.options, Backend::kCuda)));
 }
 
 TEST_P(CudaHybrid, GivesTheLinearShareOfTheReference) {
@@ -233,7 +199,7 @@ TEST_P(CudaHybrid, GivesTheLinearShareOfTheReference) {
     const AttentionInputs inputs = make_bfloat16_inputs(shape);
     const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
     const AttentionInputs exact = inputs.as(at::kDouble, at::kDouble);
-    const at::Tensor found = cuda::linear_share(x.q, x.k, x.parameters, shape.options);
+    const at::Tensor found = linear_share(x.q, x.k, x.parameters, shape.options, Backend::kCuda);
     const at::Tensor expected = linear_share(exact.q, exact.k, exact.parameters, shape.options);
     EXPECT_LT((found.to(at::kCPU, at::kDouble) - expected).abs().max().item<double>(), 2e-3)
         << shape.name();
@@ -265,7 +231,8 @@ TEST_P(CudaHybrid, GivesTheWindowAndTheSinksAlone) {
 TEST_P(CudaHybrid, SaysInOneSentenceWhatItDoesNotTake) {
   const auto reason = [&](const AttentionCase& shape) {
     const AttentionInputs x = make_bfloat16_inputs(shape).as(shape.dtype, at::kFloat, GetParam());
-    return refusal([&] { cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options); });
+    return refusal(
+        [&] { hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options, Backend::kCuda); });
   };
   AttentionCase shape = small(WindowLayout::kTerraced, 80);
   shape.dtype = at::kFloat;
@@ -286,7 +253,8 @@ TEST_P(CudaHybrid, PropagatesNaNToTheTokensThatSeeIt) {
     value.select(2, 70).fill_(NAN);
     const AttentionInputs x = inputs.as(at::kBFloat16, at::kFloat, GetParam());
     const c10::NoGradGuard no_grad;
-    const at::Tensor y = cuda::hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options).cpu();
+    const at::Tensor y =
+        hybrid_attention(x.q, x.k, x.v, x.parameters, shape.options, Backend::kCuda).cpu();
     const at::Tensor nan = y.isnan().all(3);
     EXPECT_TRUE(nan.select(2, 70).all().item<bool>())
         << kLeafNames[static_cast<std::size_t>(which)];

@@ -4,7 +4,7 @@
 // that depends on the batch. Prompts are prefilled by the ATen backend, as CUDA's entry does.
 #include <c10/core/GradMode.h>
 
-#include "kernels/recall_cache.hpp"
+#include "kernels/problem/recall_cache.hpp"
 #include "tests/kernels/cuda/cuda_decode.hpp"
 
 namespace hedgerow::kernels::testing {
@@ -29,7 +29,7 @@ std::string name_of(const AttentionCase& shape) {
 DecodeState prefilled(const AttentionCase& shape,
                       const AttentionInputs& x,
                       const std::vector<std::int64_t>& lengths) {
-  return aten::prefill_state(x.k, x.v, at::tensor(lengths), x.parameters, shape.options);
+  return prefill_state(x.k, x.v, at::tensor(lengths), x.parameters, shape.options, Backend::kAten);
 }
 
 AttentionInputs row_of(const AttentionInputs& x, std::int64_t b) {
@@ -42,8 +42,13 @@ at::Tensor aten_step(const AttentionCase& shape,
                      const AttentionInputs& x,
                      std::int64_t t,
                      DecodeState& state) {
-  return aten::decode_step(
-      x.q.select(2, t), x.k.select(2, t), x.v.select(2, t), state, x.parameters, shape.options);
+  return decode_step(x.q.select(2, t),
+                     x.k.select(2, t),
+                     x.v.select(2, t),
+                     state,
+                     x.parameters,
+                     shape.options,
+                     Backend::kAten);
 }
 
 void expect_same_state(const DecodeState& ours,
@@ -276,7 +281,8 @@ TEST_P(CudaRecall, SaysWhichWindowsAndPromptsItDoesNotTake) {
   shape.options.recall_cache = 5;
   const at::Tensor lengths = at::full({shape.B}, shape.T, at::kLong);
   EXPECT_THAT(
-      refusal([&] { cuda::prefill_state(x.k, x.v, lengths, x.parameters, shape.options); }),
+      refusal(
+          [&] { prefill_state(x.k, x.v, lengths, x.parameters, shape.options, Backend::kCuda); }),
       ::testing::HasSubstr("no CUDA kernel prefills with a recall cache; found recall_cache 5"));
 }
 

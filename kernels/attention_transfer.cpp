@@ -3,21 +3,21 @@
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
-#include "kernels/backend.hpp"
-#include "kernels/checks.hpp"
 #include "kernels/cuda/attention_transfer_cuda.hpp"
 #include "kernels/cuda/hybrid_attention_cuda.hpp"
 #include "kernels/hybrid_passes.hpp"
+#include "kernels/softmax_attention.hpp"
+#include "kernels/transfer_loss.hpp"
 #include "kernels/window_attention.hpp"
 
 namespace hedgerow::kernels {
 namespace {
 
-AttentionTransfer fused(const at::Tensor& q,
-                        const at::Tensor& k,
-                        const at::Tensor& v,
-                        const HybridParameters& parameters,
-                        const HybridOptions& options) {
+AttentionTransfer transfer_fused(const at::Tensor& q,
+                                 const at::Tensor& k,
+                                 const at::Tensor& v,
+                                 const HybridParameters& parameters,
+                                 const HybridOptions& options) {
   const HybridNeeds needs = needs_of(parameters);
   const cuda::TransferResult result = [&] {
     const c10::NoGradGuard no_grad;
@@ -27,15 +27,17 @@ AttentionTransfer fused(const at::Tensor& q,
   return {result.y_true, with_gradients(result.mse, parameters)};
 }
 
-AttentionTransfer composed(const at::Tensor& q,
-                           const at::Tensor& k,
-                           const at::Tensor& v,
-                           const HybridParameters& parameters,
-                           HybridOptions options) {
+AttentionTransfer transfer_composed(const at::Tensor& q,
+                                    const at::Tensor& k,
+                                    const at::Tensor& v,
+                                    const HybridParameters& parameters,
+                                    HybridOptions options,
+                                    Backend backend) {
   options.fp32_output = true;
-  const at::Tensor y_true = softmax_attention_by_sequence(q, k, v);
-  const at::Tensor y = hybrid_attention(q.detach(), k.detach(), v.detach(), parameters, options);
-  return {y_true, transfer_mse(y, y_true)};
+  const at::Tensor y_true = softmax_attention_by_sequence(q, k, v, backend);
+  const at::Tensor y =
+      hybrid_attention(q.detach(), k.detach(), v.detach(), parameters, options, backend);
+  return {y_true, transfer_mse(y, y_true, backend)};
 }
 
 // (x - target)^2 summed and scaled; x becomes the gradient.
@@ -52,19 +54,23 @@ AttentionTransfer with_linear_term(const at::Tensor& q,
                                    const at::Tensor& v,
                                    const HybridParameters& parameters,
                                    HybridOptions options,
-                                   double linear_factor) {
+                                   double linear_factor,
+                                   Backend asked) {
   options.fp32_output = true;
   options.linear_output = true;
-  const bool is_fused = q.is_cpu() && q.scalar_type() != at::kDouble;
-  const Backend backend = is_fused ? Backend::kCpu : Backend::kAten;
+  const bool in_aten = asked == Backend::kAuto && q.scalar_type() == at::kDouble;
+  const Backend backend =
+      in_aten ? Backend::kAten : choose_backend("attention_transfer", asked, q, [] {
+        return std::string("no CUDA kernel has the linear term; linear_factor must be 0");
+      });
   const HybridNeeds needs = needs_of(parameters);
   AttentionTransfer result;
   ParameterLoss loss;
   {
     const c10::NoGradGuard no_grad;
-    result.y_true = softmax_attention_by_sequence(q, k, v);
-    const HybridForward forward =
-        hybrid_forward(backend, q, k, v, parameters, options, /*keep_for_backward=*/true);
+    result.y_true = softmax_attention_by_sequence(q, k, v, asked);
+    const HybridProblem problem = make_hybrid_problem(q, k, v, parameters, options);
+    const HybridForward forward = hybrid_forward(backend, problem, /*keep_for_backward=*/true);
     const at::Tensor dy = forward.y.clone(), dy_linear = forward.y_linear.clone();
     const std::int64_t T = q.size(2), first = first_linear_query(options, T);
     const std::int64_t rows = q.size(0) * q.size(1) * (T - first);
@@ -75,8 +81,7 @@ AttentionTransfer with_linear_term(const at::Tensor& q,
                                             linear_factor / static_cast<double>(rows * q.size(3)));
     }
     if (needs_any(needs)) {
-      loss.gradients =
-          hybrid_backward(backend, q, k, v, parameters, options, forward, dy, needs, dy_linear);
+      loss.gradients = hybrid_backward(backend, problem, forward, dy, needs, dy_linear);
     }
   }
   result.loss = with_gradients(loss, parameters);
@@ -90,40 +95,20 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& v,
                                      const HybridParameters& parameters,
                                      const HybridOptions& options,
-                                     double linear_factor) {
+                                     double linear_factor,
+                                     Backend backend) {
   check_problem(q, k, v, parameters, options);
   if (linear_factor != 0.0) {
     TORCH_CHECK(options.layout != WindowLayout::kNone,
                 "attention_transfer: linear_factor needs a window, found the layout none");
-    return with_linear_term(q, k, v, parameters, options, linear_factor);
+    return with_linear_term(q, k, v, parameters, options, linear_factor, backend);
   }
-  const cuda::TransferBackend* backend = q.is_cuda() ? cuda::transfer_backend() : nullptr;
-  const bool is_fused =
-      backend != nullptr && backend->why_no_transfer(q, parameters, options).empty();
-  return is_fused ? fused(q, k, v, parameters, options) : composed(q, k, v, parameters, options);
+  const Backend chosen = choose_backend("attention_transfer", backend, q, [&]() -> std::string {
+    const cuda::TransferBackend* fused = cuda::transfer_backend();
+    return fused == nullptr ? cuda::kNoCudaKernels : fused->why_no_transfer(q, parameters, options);
+  });
+  return chosen == Backend::kCuda ? transfer_fused(q, k, v, parameters, options)
+                                  : transfer_composed(q, k, v, parameters, options, backend);
 }
 
-namespace cuda {
-
-AttentionTransfer attention_transfer(const at::Tensor& q,
-                                     const at::Tensor& k,
-                                     const at::Tensor& v,
-                                     const HybridParameters& parameters,
-                                     const HybridOptions& options) {
-  check_problem(q, k, v, parameters, options);
-  TORCH_CHECK(transfer_backend() != nullptr, "attention_transfer: ", kNoCudaKernels);
-  const std::string reason = transfer_backend()->why_no_transfer(q, parameters, options);
-  TORCH_CHECK(reason.empty(), "attention_transfer: ", reason);
-  return fused(q, k, v, parameters, options);
-}
-
-at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  check_attention(q, k, v);
-  TORCH_CHECK(transfer_backend() != nullptr, "softmax_attention: ", kNoCudaKernels);
-  const std::string reason = transfer_backend()->why_no_softmax(q);
-  TORCH_CHECK(reason.empty(), "softmax_attention: ", reason);
-  return transfer_backend()->softmax(q, k, v);
-}
-
-}  // namespace cuda
 }  // namespace hedgerow::kernels

@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 
 #include "kernels/aten/decode_aten.hpp"
-#include "kernels/backend.hpp"
-#include "kernels/checks.hpp"
 #include "kernels/cpu/decode_cpu.hpp"
 #include "kernels/cuda/decode_cuda.hpp"
 #include "kernels/cuda/hybrid_attention_cuda.hpp"
@@ -166,22 +164,6 @@ void check_step(const at::Tensor& q,
               q.scalar_type());
 }
 
-void fill(Backend backend,
-          const at::Tensor& k,
-          const at::Tensor& v,
-          const HybridParameters& parameters,
-          const HybridOptions& options,
-          const DecodeState& state) {
-  switch (backend) {
-    case Backend::kCpu:
-      return cpu::prefill_state_cpu(k, v, parameters, options, state);
-    case Backend::kCuda:
-      return cuda::decode_backend()->prefill(k, v, parameters, options, state);
-    case Backend::kAten:
-      return aten::prefill_state_aten(k, v, parameters, options, state);
-  }
-}
-
 // A state that was filled without knowing its query heads: they share what their kv head has seen.
 void spread_over_heads(DecodeState& state, const HybridParameters& parameters, std::int64_t heads) {
   const std::int64_t held = state.kv_state.size(1);
@@ -193,58 +175,26 @@ void spread_over_heads(DecodeState& state, const HybridParameters& parameters, s
   state.k_state = state.k_state.repeat_interleave(heads / held, 1);
 }
 
-void prepare_step(const at::Tensor& q,
-                  const at::Tensor& k,
-                  const at::Tensor& v,
-                  DecodeState& state,
-                  const HybridParameters& parameters,
-                  const HybridOptions& options) {
-  if (q.dim() == 3) spread_over_heads(state, parameters, q.size(1));
-  check_step(q, k, v, state, parameters, options);
-}
-
-at::Tensor step(Backend backend,
-                const at::Tensor& q,
-                const at::Tensor& k,
-                const at::Tensor& v,
-                const DecodeState& state,
-                const HybridParameters& parameters,
-                const HybridOptions& options) {
-  switch (backend) {
-    case Backend::kCpu:
-      return cpu::decode_step_cpu(q, k, v, parameters, options, state);
-    case Backend::kCuda:
-      return cuda::decode_backend()->step(q, k, v, parameters, options, state);
-    case Backend::kAten:
-      break;
-  }
-  return aten::decode_step_aten(q, k, v, parameters, options, state);
-}
-
-// Of the steps: the fused backend of the device where it takes the problem.
-Backend choose_backend(const DecodeState& state,
-                       const HybridParameters& parameters,
-                       const HybridOptions& options) {
-  const bool fused = state.kv_state.is_cuda() && cuda::decode_backend() != nullptr &&
-                     cuda::decode_backend()->why_not(state, parameters, options).empty();
-  return fused ? Backend::kCuda : backend_for(state.kv_state);
+// Why no CUDA kernel takes the state; empty where one does.
+std::string why_no_decode(const DecodeState& state,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options) {
+  const cuda::DecodeBackend* fused = cuda::decode_backend();
+  return fused == nullptr ? cuda::kNoCudaKernels : fused->why_not(state, parameters, options);
 }
 
 // CUDA has no fused prefill with a recall cache: a prompt's choices, one after another, are ATen
 // operations there. They leave the state that a fused step goes on with.
-Backend choose_prefill_backend(const DecodeState& state,
-                               const HybridParameters& parameters,
-                               const HybridOptions& options) {
-  return options.recall_cache > 0 ? backend_for(state.kv_state)
-                                  : choose_backend(state, parameters, options);
-}
-
-void require_cuda_backend(const DecodeState& state,
-                          const HybridParameters& parameters,
-                          const HybridOptions& options) {
-  TORCH_CHECK(cuda::decode_backend() != nullptr, "decode: ", cuda::kNoCudaKernels);
-  const std::string reason = cuda::decode_backend()->why_not(state, parameters, options);
-  TORCH_CHECK(reason.empty(), "decode: ", reason);
+std::string why_no_prefill(const DecodeState& state,
+                           const HybridParameters& parameters,
+                           const HybridOptions& options) {
+  std::string reason = why_no_decode(state, parameters, options);
+  if (reason.empty() && options.recall_cache > 0) {
+    reason = c10::str("no CUDA kernel prefills with a recall cache; found recall_cache ",
+                      options.recall_cache,
+                      ", which the ATen backend takes");
+  }
+  return reason;
 }
 
 }  // namespace
@@ -271,118 +221,50 @@ AttentionShape check_token(const at::Tensor& q, const at::Tensor& k, const at::T
   return check_attention(q.unsqueeze(2), k.unsqueeze(2), v.unsqueeze(2));
 }
 
-std::int64_t ring_slots(const HybridOptions& options) {
-  if (options.layout == WindowLayout::kNone) return 1;
-  return options.layout == WindowLayout::kSliding ? options.window_size : 2 * options.window_size;
-}
-
-std::int64_t num_heads_of(const HybridParameters& parameters, std::int64_t num_kv_heads) {
-  const at::Tensor& factors = parameters.window_factors;
-  return num_key_heads(parameters, factors.defined() ? factors.numel() : num_kv_heads);
-}
-
-DecodeState make_decode_state(std::int64_t batch,
-                              std::int64_t num_key_heads,
-                              std::int64_t num_kv_heads,
-                              std::int64_t head_dim,
-                              std::int64_t feature_dim,
-                              at::ScalarType dtype,
-                              const at::Device& device,
-                              const HybridOptions& options) {
-  const at::TensorOptions floats = at::TensorOptions(device).dtype(at::kFloat);
-  DecodeState state;
-  state.kv_state = at::zeros({batch, num_key_heads, feature_dim, head_dim}, floats);
-  state.k_state = at::zeros({batch, num_key_heads, feature_dim}, floats);
-  state.window_k =
-      at::zeros({batch, num_kv_heads, ring_slots(options), head_dim}, floats.dtype(dtype));
-  state.window_v = at::zeros_like(state.window_k);
-  if (options.num_sinks > 0) {
-    state.sink_k =
-        at::zeros({batch, num_kv_heads, options.num_sinks, head_dim}, floats.dtype(dtype));
-    state.sink_v = at::zeros_like(state.sink_k);
+DecodeState prefill_state(const at::Tensor& k,
+                          const at::Tensor& v,
+                          const at::Tensor& lengths,
+                          const HybridParameters& parameters,
+                          const HybridOptions& options,
+                          Backend backend) {
+  DecodeState state = checked_state(k, v, lengths, parameters, options);
+  switch (choose_backend("decode", backend, state.kv_state, [&] {
+    return why_no_prefill(state, parameters, options);
+  })) {
+    case Backend::kCpu:
+      cpu::prefill_state_cpu(k, v, parameters, options, state);
+      break;
+    case Backend::kCuda:
+      cuda::decode_backend()->prefill(k, v, parameters, options, state);
+      break;
+    case Backend::kAuto:
+    case Backend::kAten:
+      aten::prefill_state_aten(k, v, parameters, options, state);
   }
-  if (options.recall_cache > 0) {
-    state.recall_k =
-        at::zeros({batch, num_kv_heads, options.recall_cache, head_dim}, floats.dtype(dtype));
-    state.recall_v = at::zeros_like(state.recall_k);
-    state.recall_positions =
-        at::full({batch, num_kv_heads, options.recall_cache}, -1, floats.dtype(at::kLong));
+  return state;
+}
+
+at::Tensor decode_step(const at::Tensor& q,
+                       const at::Tensor& k,
+                       const at::Tensor& v,
+                       DecodeState& state,
+                       const HybridParameters& parameters,
+                       const HybridOptions& options,
+                       Backend backend) {
+  if (q.dim() == 3) spread_over_heads(state, parameters, q.size(1));
+  check_step(q, k, v, state, parameters, options);
+  switch (choose_backend("decode", backend, state.kv_state, [&] {
+    return why_no_decode(state, parameters, options);
+  })) {
+    case Backend::kCpu:
+      return cpu::decode_step_cpu(q, k, v, parameters, options, state);
+    case Backend::kCuda:
+      return cuda::decode_backend()->step(q, k, v, parameters, options, state);
+    case Backend::kAuto:
+    case Backend::kAten:
+      break;
   }
-  state.positions = at::zeros({batch}, floats.dtype(at::kLong));
-  return state;
+  return aten::decode_step_aten(q, k, v, parameters, options, state);
 }
 
-DecodeState prefill_state(const at::Tensor& k,
-                          const at::Tensor& v,
-                          const at::Tensor& lengths,
-                          const HybridParameters& parameters,
-                          const HybridOptions& options) {
-  DecodeState state = checked_state(k, v, lengths, parameters, options);
-  fill(choose_prefill_backend(state, parameters, options), k, v, parameters, options, state);
-  return state;
-}
-
-at::Tensor decode_step(const at::Tensor& q,
-                       const at::Tensor& k,
-                       const at::Tensor& v,
-                       DecodeState& state,
-                       const HybridParameters& parameters,
-                       const HybridOptions& options) {
-  prepare_step(q, k, v, state, parameters, options);
-  return step(choose_backend(state, parameters, options), q, k, v, state, parameters, options);
-}
-
-namespace aten {
-
-DecodeState prefill_state(const at::Tensor& k,
-                          const at::Tensor& v,
-                          const at::Tensor& lengths,
-                          const HybridParameters& parameters,
-                          const HybridOptions& options) {
-  DecodeState state = checked_state(k, v, lengths, parameters, options);
-  fill(Backend::kAten, k, v, parameters, options, state);
-  return state;
-}
-
-at::Tensor decode_step(const at::Tensor& q,
-                       const at::Tensor& k,
-                       const at::Tensor& v,
-                       DecodeState& state,
-                       const HybridParameters& parameters,
-                       const HybridOptions& options) {
-  prepare_step(q, k, v, state, parameters, options);
-  return step(Backend::kAten, q, k, v, state, parameters, options);
-}
-
-}  // namespace aten
-
-namespace cuda {
-
-DecodeState prefill_state(const at::Tensor& k,
-                          const at::Tensor& v,
-                          const at::Tensor& lengths,
-                          const HybridParameters& parameters,
-                          const HybridOptions& options) {
-  DecodeState state = checked_state(k, v, lengths, parameters, options);
-  require_cuda_backend(state, parameters, options);
-  TORCH_CHECK(options.recall_cache == 0,
-              "decode: no CUDA kernel prefills with a recall cache; found recall_cache ",
-              options.recall_cache,
-              ", which prefill_state() and aten::prefill_state() take");
-  fill(Backend::kCuda, k, v, parameters, options, state);
-  return state;
-}
-
-at::Tensor decode_step(const at::Tensor& q,
-                       const at::Tensor& k,
-                       const at::Tensor& v,
-                       DecodeState& state,
-                       const HybridParameters& parameters,
-                       const HybridOptions& options) {
-  prepare_step(q, k, v, state, parameters, options);
-  require_cuda_backend(state, parameters, options);
-  return step(Backend::kCuda, q, k, v, state, parameters, options);
-}
-
-}  // namespace cuda
 }  // namespace hedgerow::kernels

@@ -4,7 +4,7 @@
 // thread.
 #pragma once
 
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/problem/hybrid_problem.hpp"
 
 namespace hedgerow::kernels {
 
@@ -15,7 +15,8 @@ struct ParameterLoss {
                               // needed; q, k, v undefined
 };
 
-// Of which parameters autograd will ask for a gradient: of none while it is off. q, k and v: false.
+// The parameters whose gradient autograd will ask for; none while autograd is off. q, k and v are
+// always false.
 [[nodiscard]] HybridNeeds needs_of(const HybridParameters& parameters);
 [[nodiscard]] bool needs_any(const HybridNeeds& needs);
 

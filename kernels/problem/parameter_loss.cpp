@@ -1,9 +1,9 @@
-#include "kernels/parameter_loss.hpp"
+#include "kernels/problem/parameter_loss.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/custom_function.h>
 
-#include "kernels/checks.hpp"
+#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::kernels {
 namespace {

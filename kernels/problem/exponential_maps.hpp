@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "kernels/feature_map.hpp"
+#include "kernels/problem/feature_map.hpp"
 
 namespace hedgerow::kernels {
 

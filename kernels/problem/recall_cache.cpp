@@ -1,4 +1,4 @@
-#include "kernels/recall_cache.hpp"
+#include "kernels/problem/recall_cache.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -7,7 +7,7 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/checks.hpp"
+#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::kernels {
 namespace {
@@ -51,7 +51,7 @@ at::Tensor residuals(const RecallState& state, const at::Tensor& phi, const at::
       at::matmul(phi, state.k_state.unsqueeze(-1)).clamp_min(kLeastRecallMass);  // [B, U, n, 1]
   const at::Tensor recalled = by_kv_head(at::matmul(phi, state.kv_state) / mass, G);
   const at::Tensor missed = v.to(phi.scalar_type()).unsqueeze(2) - recalled;
-  // Of scores that are no numbers there is no order: such a key is recalled worst of all.
+  // A score that is no number has no order: its key counts as recalled worst of all.
   const at::Tensor score = (missed * missed).sum(-1).sum(2);
   return score.masked_fill(score.isnan(), std::numeric_limits<double>::infinity());
 }
@@ -200,7 +200,7 @@ class RecallWalk {
     return positions.unsqueeze(-1).eq(tokens).any(2);
   }
 
-  // Of the chunk before the last one: what its choice did not keep has left the window.
+  // Folds what the choice of this chunk did not keep: all of it has left the window.
   void fold_evicted(std::int64_t chunk_begin) {
     const at::Tensor tokens = at::arange(chunk_begin, chunk_begin + W_, state_.positions.options());
     const at::Tensor counts = is_kept_.bitwise_not() & tokens.ge(options_.num_sinks);
@@ -260,7 +260,8 @@ class RecallWalk {
     y = y + of_heads(at::matmul(phi, state_.kv_state.unsqueeze(2)));
     sum = sum + of_heads(at::matmul(phi, state_.k_state.unsqueeze(2).unsqueeze(-1)));
     if (!sliding_ || begin == 0) return;
-    // Of the chunk before: what its choice did not keep and the window has left behind.
+    // Pairs with keys of the chunk before that its choice did not keep and that have left the
+    // window.
     const at::TensorOptions ints = state_.positions.options();
     const at::Tensor query = at::arange(begin, end, ints).unsqueeze(1);
     const at::Tensor near = at::arange(first, begin, ints).unsqueeze(0);
@@ -314,7 +315,7 @@ at::Tensor tokens_at(const at::Tensor& x, const at::Tensor& tokens) {
   return x.gather(2, index.expand({-1, x.size(1), -1, x.size(3)}));
 }
 
-// Of tokens [B, n]: those that the cache holds, [B, G, n].
+// Which of the tokens [B, n] the cache holds, [B, G, n].
 at::Tensor held(const at::Tensor& positions, const at::Tensor& tokens) {
   return positions.unsqueeze(-1).eq(tokens.unsqueeze(1).unsqueeze(1)).any(2);
 }

@@ -51,6 +51,12 @@ at::Tensor apply_feature_map(const at::Tensor& x,
                              std::int64_t num_heads,
                              FeatureMapRole role);
 
+// The checks of apply_feature_map.
+void check_feature_map(const at::Tensor& x,
+                       const FeatureMapWeights& weights,
+                       const FeatureMapOptions& options,
+                       std::int64_t num_heads);
+
 // The start of a map, [H, D, f] fp32, as a pure function of `noise` [H, D, f] fp64 on the CPU; the
 // caller draws it from a counter-based generator keyed by (seed, layer_idx, tensor, head), so that
 // any split into blocks starts the same.

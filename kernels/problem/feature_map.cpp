@@ -1,4 +1,4 @@
-#include "kernels/feature_map.hpp"
+#include "kernels/problem/feature_map.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -7,9 +7,9 @@
 #include <cmath>
 #include <vector>
 
-#include "kernels/checks.hpp"
-#include "kernels/exponential_maps.hpp"
 #include "kernels/maps/maps.hpp"
+#include "kernels/problem/checks.hpp"
+#include "kernels/problem/exponential_maps.hpp"
 
 namespace hedgerow::kernels {
 namespace {

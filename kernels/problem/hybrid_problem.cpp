@@ -1,4 +1,4 @@
-#include "kernels/hybrid_problem.hpp"
+#include "kernels/problem/hybrid_problem.hpp"
 
 #include <ATen/ATen.h>
 

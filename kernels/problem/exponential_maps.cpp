@@ -1,4 +1,4 @@
-#include "kernels/exponential_maps.hpp"
+#include "kernels/problem/exponential_maps.hpp"
 
 #include <ATen/ATen.h>
 

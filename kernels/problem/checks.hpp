@@ -1,10 +1,10 @@
-// The argument checks that the entry points of this folder share. Each throws c10::Error with one
+// The argument checks that the operations share. Each throws c10::Error with one
 // sentence that names the argument, what was expected and what was found.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
-#include "kernels/hybrid_attention.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels {
 
@@ -46,18 +46,6 @@ void check_problem(const at::Tensor& q,
                    const at::Tensor& v,
                    const HybridParameters& parameters,
                    const HybridOptions& options);
-
-// What linear_attention.hpp, feature_map.hpp, transfer_loss.hpp and decode.hpp say of their
-// arguments (each in its .cpp). Of a prefill neither the parameters nor what only the values of
-// lengths tell; of a step neither the parameters nor the state.
-void check_linear_attention(const at::Tensor& phi_q, const at::Tensor& phi_k, const at::Tensor& v);
-void check_feature_map(const at::Tensor& x,
-                       const FeatureMapWeights& weights,
-                       const FeatureMapOptions& options,
-                       std::int64_t num_heads);
-void check_mean_square(const at::Tensor& y_pred, const at::Tensor& y_true);
-void check_prefill(const at::Tensor& k, const at::Tensor& v, const at::Tensor& lengths);
-AttentionShape check_token(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v);
 
 // Whether autograd will ask for a gradient of any of these (undefined ones are skipped).
 [[nodiscard]] bool any_requires_grad(at::ArrayRef<at::Tensor> inputs);

@@ -8,8 +8,8 @@
 #include <algorithm>
 #include <vector>
 
-#include "kernels/checks.hpp"
-#include "kernels/hybrid_attention.hpp"
+#include "kernels/problem/checks.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels {
 
@@ -31,7 +31,7 @@ struct HybridProblem {
 
   // Query heads that share a key map and a state.
   [[nodiscard]] std::int64_t key_group() const { return shape.H / key_heads; }
-  // Of the key heads of a kv head.
+  // Key heads that read the same kv head.
   [[nodiscard]] std::int64_t key_heads_of_kv() const { return key_heads / shape.G; }
   // Sinks that the sequence has.
   [[nodiscard]] std::int64_t num_sinks() const { return std::min(options.num_sinks, shape.T); }

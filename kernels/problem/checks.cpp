@@ -1,4 +1,4 @@
-#include "kernels/checks.hpp"
+#include "kernels/problem/checks.hpp"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <array>
 
-#include "kernels/exponential_maps.hpp"
+#include "kernels/problem/exponential_maps.hpp"
 
 namespace hedgerow::kernels {
 namespace {

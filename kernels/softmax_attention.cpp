@@ -8,14 +8,13 @@
 #include <cmath>
 
 #include "kernels/aten/softmax_attention_aten.hpp"
-#include "kernels/backend.hpp"
-#include "kernels/checks.hpp"
 #include "kernels/cpu/cpu_tiles.hpp"
 #include "kernels/cpu/softmax_attention_cpu.hpp"
 #include "kernels/cuda/attention_transfer_cuda.hpp"
+#include "kernels/cuda/hybrid_attention_cuda.hpp"
+#include "kernels/problem/checks.hpp"
 
 namespace hedgerow::kernels {
-
 namespace {
 
 // A backend's forward behind autograd, and a backward of ours: ATen's own holds T x T for grouped
@@ -26,9 +25,9 @@ class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
                             const at::Tensor& q,
                             const at::Tensor& k,
                             const at::Tensor& v,
-                            bool in_aten) {
+                            Backend backend) {
     context->save_for_backward({q, k, v});
-    return in_aten ? aten::softmax_attention_aten(q, k, v) : softmax_attention(q, k, v);
+    return softmax_attention(q, k, v, backend);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
@@ -43,61 +42,55 @@ class SoftmaxFunction : public torch::autograd::Function<SoftmaxFunction> {
 
 }  // namespace
 
-at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+at::Tensor softmax_attention(const at::Tensor& q,
+                             const at::Tensor& k,
+                             const at::Tensor& v,
+                             Backend backend) {
   RECORD_USER_SCOPE("hedgerow::softmax_attention");
   check_attention(q, k, v);
   const c10::NoGradGuard no_grad;
-  const cuda::TransferBackend* fused = q.is_cuda() ? cuda::transfer_backend() : nullptr;
-  if (fused != nullptr && fused->why_no_softmax(q).empty()) {
-    return fused->softmax(q, k, v);
+  const cuda::TransferBackend* fused = cuda::transfer_backend();
+  switch (choose_backend("softmax_attention", backend, q, [&]() -> std::string {
+    return fused == nullptr ? cuda::kNoCudaKernels : fused->why_no_softmax(q);
+  })) {
+    case Backend::kCuda:
+      return fused->softmax(q, k, v);
+    case Backend::kCpu:
+      // ATen's own is the faster one where it has AMX tiles for bf16, and the only one for fp64.
+      return q.scalar_type() == at::kDouble ||
+                     cpu::products_for(q.scalar_type()) == cpu::Products::kBFloat16
+                 ? std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, true))
+                 : cpu::softmax_attention_cpu(q, k, v);
+    case Backend::kAuto:
+    case Backend::kAten:
+      break;
   }
-  if (backend_for(q) == Backend::kAten) {
-    return aten::softmax_attention_aten(q, k, v);
-  }
-  // ATen's own is the faster one where it has AMX tiles for bf16, and the only one for fp64.
-  if (q.scalar_type() == at::kDouble ||
-      cpu::products_for(q.scalar_type()) == cpu::Products::kBFloat16) {
-    return std::get<0>(at::_scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, true));
-  }
-  return cpu::softmax_attention_cpu(q, k, v);
+  return aten::softmax_attention_aten(q, k, v);
 }
 
 at::Tensor softmax_attention_by_sequence(const at::Tensor& q,
                                          const at::Tensor& k,
-                                         const at::Tensor& v) {
+                                         const at::Tensor& v,
+                                         Backend backend) {
   check_attention(q, k, v);
   if (q.size(0) == 1) {
-    return softmax_attention(q, k, v);
+    return softmax_attention(q, k, v, backend);
   }
   std::vector<at::Tensor> sequences;
   for (std::int64_t b = 0; b < q.size(0); ++b) {
-    sequences.push_back(softmax_attention(q.narrow(0, b, 1), k.narrow(0, b, 1), v.narrow(0, b, 1)));
+    sequences.push_back(
+        softmax_attention(q.narrow(0, b, 1), k.narrow(0, b, 1), v.narrow(0, b, 1), backend));
   }
   return at::cat(sequences);
 }
 
 at::Tensor softmax_attention_trainable(const at::Tensor& q,
                                        const at::Tensor& k,
-                                       const at::Tensor& v) {
+                                       const at::Tensor& v,
+                                       Backend backend) {
   check_attention(q, k, v);
-  return SoftmaxFunction::apply(q, k, v, false);
+  return SoftmaxFunction::apply(q, k, v, backend);
 }
-
-namespace aten {
-
-at::Tensor softmax_attention(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
-  check_attention(q, k, v);
-  return softmax_attention_aten(q, k, v);
-}
-
-at::Tensor softmax_attention_trainable(const at::Tensor& q,
-                                       const at::Tensor& k,
-                                       const at::Tensor& v) {
-  check_attention(q, k, v);
-  return SoftmaxFunction::apply(q, k, v, true);
-}
-
-}  // namespace aten
 
 at::Tensor softmax_attention_reference(const at::Tensor& q,
                                        const at::Tensor& k,

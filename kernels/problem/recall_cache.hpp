@@ -25,9 +25,9 @@
 
 #include <cstdint>
 
-#include "kernels/decode.hpp"
-#include "kernels/hybrid_attention.hpp"
 #include "kernels/options/recall_mass.hpp"
+#include "kernels/problem/decode_state.hpp"
+#include "kernels/problem/hybrid_parameters.hpp"
 
 namespace hedgerow::kernels {
 
