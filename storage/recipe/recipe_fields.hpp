@@ -44,11 +44,11 @@ inline bool is_choice(std::string_view word, std::string_view choices) {
 // The keys of one entry of `sources`.
 template <typename Source, typename Visitor>
 void visit_source(Source& source, Visitor& visitor) {
-  // Of format "tokens": a tokens file (*.h5), which is used as it is.
+  // With format "tokens" a tokens file (*.h5), which is used as it is.
   visitor.field("path", source.path, {""});
   visitor.field(
       "format", source.format, {.comment = "", .choices = "text|jsonl|alpaca|records|chat|tokens"});
-  // Of jsonl alone, as "{question}\n{answer}"; kTextTemplate where a recipe says none.
+  // For jsonl alone, as "{question}\n{answer}"; kTextTemplate where a recipe says none.
   visitor.field("template", source.template_, {""});
   // Which positions count in the finetune loss.
   visitor.field("label_mask", source.label_mask, {.comment = "", .choices = "all|answer"});

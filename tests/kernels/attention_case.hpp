@@ -53,7 +53,7 @@ struct Outcome {
 };
 using AttentionFunction = std::function<at::Tensor(const AttentionInputs&)>;
 Outcome differentiate(const AttentionFunction& function, const AttentionInputs& inputs);
-// Of the entry hybrid_attention, in the case's dtype on the CPU.
+// Output of the entry hybrid_attention, in the case's dtype on the CPU.
 Outcome hybrid_outcome(const AttentionCase& shape, const AttentionInputs& inputs);
 
 // The 2 x rule: the error of `ours` against the fp64 `exact` is at most twice that of a plain

@@ -79,7 +79,7 @@ TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForEveryMap) {
 // A tile is 64 tokens whatever the window is.
 TEST_P(CudaHybrid, StaysWithinTwiceThePlainErrorForAnyWindow) {
   expect_windows(programs, 260, {5, 96, 128});
-  // Of one key and, where it slides, of two: of one the plain program's gradient of the only score
+  // A window of one key and, where it slides, of two: of one the plain program's gradient of the only score
   // is 0 by construction, and ours a difference of rounded sums.
   for (const WindowLayout layout : {WindowLayout::kTerraced, WindowLayout::kSliding}) {
     AttentionCase shape = small(layout, 260);

@@ -178,7 +178,7 @@ TEST_P(CudaTransfer, PropagatesNanToTheLossAndToTheTeachersLaterTokensOnly) {
   EXPECT_FALSE(nan.narrow(2, 0, 64).any().item<bool>());
 }
 
-// Of grid.y CUDA knows 65,535.
+// The most that CUDA knows of grid.y is 65,535.
 TEST_P(CudaTransfer, SaysThatABatchHasTooManyHeads) {
   AttentionCase shape = small(WindowLayout::kTerraced, 1);
   shape.B = 32768;
