@@ -39,6 +39,51 @@ def block_with(page: str, text: str) -> list[str]:
     return [re.sub(r"\s+#.*$", "", line) for line in block.splitlines()]
 
 
+class HowToChange(unittest.TestCase):
+    """Steps of "How to change it" and "Add a ...": their files are there, and a name is in a file of its step."""
+
+    FILE = r"(_[a-z]+)?\.(hpp|cpp|py|cuh|js|md|toml)"
+
+    def setUp(self):
+        said = subprocess.run(["git", "ls-files"], cwd=TOP, capture_output=True, text=True, check=False)
+        if said.returncode != 0:
+            self.skipTest("no git here: the files of the project are not known")
+        self.tracked = said.stdout.split()
+
+    def files_of(self, token: str, folders: set[Path]) -> set[str]:
+        """Files that a token names, from one of the folders: itself, with an ending, or all below it."""
+        found = set()
+        for folder in folders:
+            path = re.escape(str(folder / token).removeprefix("./"))
+            found |= {file for file in self.tracked if re.fullmatch(f"{path}(/.*|{self.FILE})?", file)}
+        return found
+
+    def test_each_file_and_each_name_of_a_step_is_where_it_says(self):
+        checked = 0
+        built = "".join((TOP / file).read_text() for file in self.tracked if file.endswith("CMakeLists.txt"))
+        known = {Path(file).stem for file in self.tracked} | set(re.findall(r"\w+", built))  # tests and programs
+        for page in filter(lambda file: file.endswith("README.md"), self.tracked):
+            lists = re.findall(r"^#{2,3} (?:How to change it|Add a [^\n]+)\n(.*?)(?=^#{1,3} |\Z)", (TOP / page).read_text(), re.M | re.S)
+            for step in (step for text in lists for step in re.findall(r"^\d+\. (.*?)(?=^\d+\. |\n\n|\Z)", text, re.M | re.S)):
+                tokens = [token for token in re.findall(r"`([^`]+)`", step.replace("\n", " ")) if not re.search(r"[<>{}*= ]|^-", token)]
+                files: set[str] = set()
+                names = []
+                for token in tokens:
+                    beside = {Path(page).parent, Path(), *(Path(file).parent for file in files)}
+                    if found := self.files_of(token, beside):
+                        files |= found
+                    elif "/" in token:
+                        self.fail(f"{page}: there is no {token}")
+                    elif re.fullmatch(r"[A-Za-z_]\w{3,}(\(\))?", token):
+                        names.append(token.removesuffix("()"))
+                text = "".join((TOP / file).read_text(errors="replace") for file in files)
+                for name in names if files else []:
+                    self.assertTrue(re.search(rf"\b{name}\b", text) or name in known,
+                                    f"{page}: {name} is in none of the files that its step names")
+                    checked += 1
+        self.assertGreater(checked, 30, "the pages are read wrongly")
+
+
 class Words(unittest.TestCase):
     def test_every_option_of_our_programs_in_the_pages_is_known_to_them(self):
         known: dict[tuple[str, str], str] = {}
