@@ -119,7 +119,8 @@ std::string wrapped(std::string line, std::size_t column, int width) {
   if (line[column] != ' ' && line[column - 1] == ' ') {
     kept = indent = column;
   } else {
-    line = CLI::detail::find_and_replace(line, "|", " | ");  // choices break between two
+    line = CLI::detail::find_and_replace(line, "|", " | ");  // choices break between two,
+    line = CLI::detail::find_and_replace(line, "=", " = ");  // and before what is taken unless told
   }
   std::replace(line.begin(), line.begin() + static_cast<std::ptrdiff_t>(kept), ' ', kMask);
   line = wrap(line, width, static_cast<int>(indent));
