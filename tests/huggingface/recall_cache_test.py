@@ -179,9 +179,10 @@ class Definition(unittest.TestCase):
 
     @torch.no_grad()
     def test_equal_scores_keep_the_earlier_key(self):
-        for layout in LAYOUTS:
+        # As far as the first choice, by empty sums: later ones would be of rounding, since sums of one key recall it exactly.
+        for layout, length in (("terraced", 2 * W + 1), ("sliding", 2 * W)):
             layer = make_layer(window=layout, recall_cache=3)
-            q, k, v = random_qkv(2 * W + 1)
+            q, k, v = random_qkv(length)
             _, cache = attend(layer, q, k[:, :, :1].expand_as(k), v[:, :, :1].expand_as(v))
             self.assertEqual(chosen(cache), [[[4, 5, 6]] * 2] * 2)
 

@@ -288,9 +288,12 @@ class HybridInTorch:
 
     def _scores(self, state: LinearState, phi: torch.Tensor, v: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """[B, G, n] of keys by their features [B, U, n, F], values [B, U, n, D] and positions [B, G, n]: how badly the sums
-        recall each, |v - phi S / phi z|^2 over the key maps of a kv head. The largest stay."""
+        recall each, |v - phi S / phi z|^2 over the key maps of a kv head. The largest stay. Sums of squares are rounded once,
+        since a sum's order differs by a key's place, and equal keys have equal scores."""
         recalled_v = (phi @ state.kv) / (phi @ state.k[..., None]).clamp(min=SMALLEST_MASS)
-        return (v - recalled_v).pow(2).sum(-1).unflatten(1, (self.kv_heads, -1)).sum(2)
+        wide = torch.float32 if v.device.type == "mps" else torch.float64  # which MPS lacks
+        squares = (v - recalled_v).to(wide).pow(2).sum(-1)
+        return squares.unflatten(1, (self.kv_heads, -1)).sum(2).to(v.dtype)
 
     def _decode(self, q, k, v, state: LinearState, step: Step) -> torch.Tensor:
         """One token a row; the state advances in place. q [B, H, 1, D], k and v [B, G, 1, D]."""
