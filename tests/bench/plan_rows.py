@@ -183,7 +183,7 @@ def lora_of_405b(context: Context, model: Path) -> Row:
     text = context.cache / "data" / "jargon.txt.gz"
     head, finetune = shipped.split("[finetune]\n")
     for pattern, line in ((r"^ranks = 16", "ranks = 128"), (r"^sequences_per_step = 8", "sequences_per_step = 128"),
-                          (r"^max_steps = 2442", "max_steps = 153"), (r"^validate_every = 5", "validate_every = 50")):
+                          (r"^max_steps = 2442", "max_steps = 153"), (r"^validate_every = 100", "validate_every = 50")):
         finetune = re.sub(pattern, line, finetune, flags=re.MULTILINE)
     head = re.sub(r"^path = .*", f'path = "{model}"', head, flags=re.MULTILINE)
     head = re.sub(r"^sources = .*", f'sources = [{{ path = "{text}", format = "text" }}]', head, flags=re.MULTILINE)

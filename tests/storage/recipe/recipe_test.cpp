@@ -680,16 +680,16 @@ TEST(Recipe, TheShippedRecipesAreValidAndTheReferenceIsThePublishedSchedule) {
                 "shared/data/roleplay_alpaca.json");
 }
 
-TEST(Recipe, TheShippedLlamaRecipesAreThePublishedStudentsIn20MillionTokens) {
+TEST(Recipe, TheShippedPublishedLlamaRecipesAreThePublishedStudentsIn20MillionTokens) {
   struct Published {
     std::string name, model;
     int layers_per_block;
     double xent_factor;
     int rank;
   };
-  for (const Published& published : {Published{"llama3_8b", "8B", 5, 0.0, 8},
-                                     Published{"llama3_70b", "70B", 5, 0.0, 8},
-                                     Published{"llama3_405b", "405B", 9, 1.0, 4}}) {
+  for (const Published& published : {Published{"llama3_8b_published", "8B", 5, 0.0, 8},
+                                     Published{"llama3_70b_published", "70B", 5, 0.0, 8},
+                                     Published{"llama3_405b_published", "405B", 9, 1.0, 4}}) {
     SCOPED_TRACE(published.name);
     const Recipe recipe = Recipe::load(std::string(HEDGEROW_SOURCE_DIR) + "/deploy/recipes/" +
                                        published.name + ".toml");
@@ -713,6 +713,28 @@ TEST(Recipe, TheShippedLlamaRecipesAreThePublishedStudentsIn20MillionTokens) {
     expect_20m(recipe.finetune.max_steps,
                recipe.finetune.sequences_per_step,
                recipe.data_finetune.seq_len);
+  }
+}
+
+TEST(Recipe, TheShippedLlamaRecipesAreOurSettingsIn20MillionTokens) {
+  const std::filesystem::path recipes =
+      std::filesystem::path(HEDGEROW_SOURCE_DIR) / "deploy" / "recipes";
+  for (const std::string size : {"8b", "70b", "405b"}) {
+    SCOPED_TRACE(size);
+    const Recipe recipe = Recipe::load((recipes / ("llama3_" + size + ".toml")).string());
+    const Recipe published =
+        Recipe::load((recipes / ("llama3_" + size + "_published.toml")).string());
+    EXPECT_EQ(recipe.model.path, published.model.path);
+    EXPECT_EQ(recipe.plan.layers_per_block, published.plan.layers_per_block);
+    EXPECT_EQ(recipe.attention.feature_dim, published.attention.feature_dim);
+    EXPECT_EQ(recipe.attention.num_sinks, 4);
+    EXPECT_EQ(recipe.attention.key_maps, KeyMaps::kKvHead);
+    EXPECT_EQ(recipe.attention.recall_cache, recipe.attention.feature_dim / 2);
+    EXPECT_TRUE(recipe.attention.bias);
+    EXPECT_EQ(recipe.finetune.objective, "kl");
+    EXPECT_THAT(recipe.finetune.trainable, ElementsAre("lora", "maps", "window_factors"));
+    EXPECT_EQ(recipe.transfer.max_steps, published.transfer.max_steps);
+    EXPECT_EQ(recipe.finetune.max_steps, published.finetune.max_steps);
   }
 }
 
