@@ -1,5 +1,5 @@
 """deploy/setup --offline: wheels and text come from a folder, and nothing is asked of a network. With a wheel made here in place of the
-pinned ones, which are half a gigabyte."""
+pinned ones, which are half a gigabyte. And a preset configures where Ninja, ccache and mold are not."""
 
 from __future__ import annotations
 
@@ -77,6 +77,28 @@ class Offline(unittest.TestCase):
         said = self.setup("--offline", str(self.folder))
         self.assertEqual(said.returncode, 2)
         self.assertIn("deploy/container/gather", said.stderr)
+
+
+class WithoutFastTools(unittest.TestCase):
+    def test_a_preset_configures_by_make_and_says_what_it_did_not_find(self):
+        with tempfile.TemporaryDirectory() as holder:
+            programs, build = Path(holder) / "bin", Path(holder) / "build"
+            programs.mkdir()
+            absent = ("ccache", "ninja", "mold", "ld.mold")
+            for folder in os.environ["PATH"].split(os.pathsep):
+                for program in Path(folder).iterdir() if Path(folder).is_dir() else ():
+                    if program.name not in absent and not (programs / program.name).exists():
+                        (programs / program.name).symlink_to(program)
+            # An empty name, since CMake looks into /usr/bin whatever PATH says.
+            said = subprocess.run(["cmake", "--preset", "cpu", "-G", "Unix Makefiles", "-B", build, "-DHEDGEROW_CCACHE="],
+                                  cwd=DEPLOY.parent, env={**os.environ, "PATH": str(programs)}, capture_output=True, text=True,
+                                  check=False)
+            self.assertEqual(said.returncode, 0, said.stdout + said.stderr)
+            self.assertIn("ccache not found", said.stdout)
+            self.assertIn("mold not found", said.stdout)
+            flags = "".join(file.read_text() for file in build.rglob("link.txt"))
+            self.assertIn("hedgerow-worker", flags)
+            self.assertNotIn("mold", flags)
 
 
 if __name__ == "__main__":
