@@ -337,9 +337,9 @@ std::vector<int> read_layers_without_rope(const Reader& reader,
   }
   for (int i = 0; i < num_layers; ++i) {
     const Json& turn = (*turns)[static_cast<std::size_t>(i)];
-    if (turn == 0 || turn == false) {
+    if (turn == 0) {
       layers.push_back(i);
-    } else if (turn != 1 && turn != true) {
+    } else if (turn != 1) {
       reader.refuse(fmt::format(
           "'no_rope_layers' has {} for layer {}, expected 1 (RoPE) or 0", Reader::shown(turn), i));
     }

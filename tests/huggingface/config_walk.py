@@ -112,7 +112,7 @@ def configurations() -> Iterator[tuple[str, Any]]:
     yield "qwen2", transformers.Qwen2Config(**COMMON)
     yield "qwen3", transformers.Qwen3Config(**COMMON, head_dim=32)
     yield "olmo2", transformers.Olmo2Config(**COMMON)
-    yield "smollm3", transformers.SmolLM3Config(**COMMON, no_rope_layer_interval=2)
+    yield "smollm3", transformers.SmolLM3Config(**COMMON, no_rope_layer_interval=2, pad_token_id=0)  # 128004 unless told
 
 
 def attributes_of(config: Any) -> set[str]:

@@ -185,6 +185,7 @@ TEST(ModelConfig, SmolLm3NamesTheLayersThatDoNotTurn) {
   EXPECT_EQ(parsed(sliding).sliding_layers, (std::vector{1})) << "those that do not turn";
   EXPECT_THAT(refusal_of(json, {{"no_rope_layers", {1}}}), HasSubstr("no_rope_layers"));
   EXPECT_THAT(refusal_of(json, {{"no_rope_layers", {1, 2}}}), HasSubstr("expected 1 (RoPE) or 0"));
+  EXPECT_THAT(refusal_of(json, {{"no_rope_layers", {1, true}}}), HasSubstr("'no_rope_layers' has true"));
 }
 
 TEST(ModelConfig, UnsupportedArchitectureIsNamedWithTheSupportedList) {
