@@ -226,6 +226,8 @@ TEST(Cluster, TheShippedClustersAreValid) {
   EXPECT_EQ(load("1x8x80gb.toml").nodes.front().gpus, 8);
   EXPECT_EQ(load("3x8x80gb.toml").nodes.front().count, 3);
   EXPECT_EQ(load("16x141gb.toml").nodes.front().gpu_memory_gb, 141);
+  EXPECT_EQ(load("3x8xb200.toml").nodes.front().gpu_memory_gb, 180);
+  EXPECT_EQ(load("gb300_nvl72.toml").nodes.front().count, 18);
   EXPECT_EQ(load("2x_cpu.toml").nodes.front().gpus, 0);
 }
 
