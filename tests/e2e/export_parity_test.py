@@ -305,7 +305,7 @@ class Olmo2(ExportParity, unittest.TestCase):
     """Norms behind attention and MLP, and over the whole width of q and k; features exp(t x)."""
 
     family = {"model_type": "olmo2"}
-    attention = {"feature_map": "exp", "feature_dim": 64, "negation": False, "bias": False, "temperature": 1.5}
+    attention = {"feature_map": "exp", "feature_dim": 16, "negation": False, "bias": False, "temperature": 1.5}
 
 
 class SmolLm3(ExportParity, unittest.TestCase):
