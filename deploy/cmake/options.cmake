@@ -17,7 +17,7 @@ target_compile_options(hedgerow_warnings INTERFACE
 # the batches and two meet, one of them gets a better name. -DCMAKE_UNITY_BUILD=OFF compiles each file alone and shows an include
 # that is missing, as the presets asan and tsan do for what they build.
 
-# ccache and mold, where they are: the one keeps what was compiled, the other links in a tenth of the time. Not for a project
+# ccache and mold, where they are: the one keeps what was compiled, the other links faster. Not for a project
 # that includes this one, which chooses its own. A launcher that is given (-DCMAKE_CXX_COMPILER_LAUNCHER=) stays.
 if(PROJECT_IS_TOP_LEVEL)
   if(NOT DEFINED CMAKE_CXX_COMPILER_LAUNCHER)

@@ -75,21 +75,6 @@ from typing import NamedTuple
 
 
 class ArchitectureRow(NamedTuple):
-    num_key_value_heads: int = 0
-    head_dim: int = 0
-    bias: str = "none"
-    reads_mlp_bias: bool = False
-    ties_embeddings: bool = False
-    rms_norm_eps: float = 1e-06
-    rope_theta: float = 10000.0
-    reads_no_rope_layers: bool = False
-    sliding: str = "never"
-    sliding_window: int = 0
-    norm_place: str = "before"
-    qk_norm: str = "none"
-
-
-ARCHITECTURES = {
 )";
 
 std::string architecture_rows() {
@@ -117,27 +102,33 @@ std::string architecture_rows() {
     const bool is_whole = text.str().find_first_of(".e") == std::string::npos;
     return text.str() + (is_whole ? ".0" : "");
   };
+  const auto whole = [](int value) { return std::to_string(value); };
+  const auto each_field = [&](const auto& field) {
+    field("num_key_value_heads", "int", &Architecture::num_key_value_heads, whole);
+    field("head_dim", "int", &Architecture::head_dim, whole);
+    field("bias", "str", &Architecture::bias, bias);
+    field("reads_mlp_bias", "bool", &Architecture::reads_mlp_bias, python);
+    field("ties_embeddings", "bool", &Architecture::ties_embeddings, python);
+    field("rms_norm_eps", "float", &Architecture::rms_norm_eps, number);
+    field("rope_theta", "float", &Architecture::rope_theta, number);
+    field("reads_no_rope_layers", "bool", &Architecture::reads_no_rope_layers, python);
+    field("sliding", "str", &Architecture::sliding, sliding);
+    field("sliding_window", "int", &Architecture::sliding_window, whole);
+    field("norm_place", "str", &Architecture::norm_place, place);
+    field("qk_norm", "str", &Architecture::qk_norm, qk_norm);
+  };
   std::string text = kArchitecturesHead;
   const Architecture plain{};
+  each_field([&](std::string name, const char* type, auto member, const auto& told) {
+    text += "    " + name + ": " + type + " = " + told(plain.*member) + "\n";
+  });
+  text += "\n\nARCHITECTURES = {\n";
   for (const Architecture& row : architectures()) {
     std::string fields;
-    const auto add = [&](const char* name, const auto& value, const auto& usual, const auto& told) {
-      if (value == usual) return;
-      fields += (fields.empty() ? "" : ", ") + std::string(name) + "=" + std::string(told(value));
-    };
-    const auto whole = [](int value) { return std::to_string(value); };
-    add("num_key_value_heads", row.num_key_value_heads, plain.num_key_value_heads, whole);
-    add("head_dim", row.head_dim, plain.head_dim, whole);
-    add("bias", row.bias, plain.bias, bias);
-    add("reads_mlp_bias", row.reads_mlp_bias, plain.reads_mlp_bias, python);
-    add("ties_embeddings", row.ties_embeddings, plain.ties_embeddings, python);
-    add("rms_norm_eps", row.rms_norm_eps, plain.rms_norm_eps, number);
-    add("rope_theta", row.rope_theta, plain.rope_theta, number);
-    add("reads_no_rope_layers", row.reads_no_rope_layers, plain.reads_no_rope_layers, python);
-    add("sliding", row.sliding, plain.sliding, sliding);
-    add("sliding_window", row.sliding_window, plain.sliding_window, whole);
-    add("norm_place", row.norm_place, plain.norm_place, place);
-    add("qk_norm", row.qk_norm, plain.qk_norm, qk_norm);
+    each_field([&](std::string name, const char* /*type*/, auto member, const auto& told) {
+      if (row.*member == plain.*member) return;
+      fields += (fields.empty() ? "" : ", ") + name + "=" + told(row.*member);
+    });
     text += "    \"" + std::string(row.model_type) + "\": ArchitectureRow(" + fields + "),\n";
   }
   return text + "}\n";
