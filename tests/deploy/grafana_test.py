@@ -142,7 +142,10 @@ class Scraped(Folder):
                     if not names_in(asked) & AT_TIMES:
                         job.wait_until(lambda: self.query(asked) or None, run, 20)
             alerts = json.loads(self.get(self.prometheus + "/api/v1/rules"))["data"]["groups"][0]["rules"]
-            self.assertEqual({(rule["health"], rule["state"]) for rule in alerts}, {("ok", "inactive")}, alerts)
+            self.assertEqual({rule["health"] for rule in alerts}, {"ok"}, alerts)
+            # What else fills this machine's disk meanwhile is not the run's doing: Files asks when the disk's alerts come.
+            active = {rule["name"] for rule in alerts if rule["state"] != "inactive"}
+            self.assertEqual(active - {"HedgerowDiskFillsUp", "HedgerowDiskLow"}, set(), alerts)
             run.communicate(timeout=90)
         self.assertEqual(run.returncode, 0)
         asked = set().union(names_of_rules(), *map(names_in, expressions()))
