@@ -52,7 +52,8 @@ SUBSTITUTIONS = (
     (r"--cpus-per-task=96\b", "--cpus-per-task=1"),
     (r"ranks = 24 ", "ranks = 4 "),                             # still a pipeline a node
     (r'mesh = "8x3"', 'mesh = "2x2"'),
-    (r"--tokens 20M\b", "--tokens 16384"),                      # two steps
+    (r"--tokens 20M\b", "--tokens 16384"),
+    (r"max_steps = 4883 /max_steps = 2442 ", "max_steps = 4 /max_steps = 2 "),
     (r"(?m)^gpus_per_task = .*\n", ""),                         # no GPUs
     (r"(?m)^gpus = .*\n", ""),
     (r"(?m)^gpu_memory_gb = .*\n", ""),
