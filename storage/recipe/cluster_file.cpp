@@ -89,7 +89,8 @@ void read_slurm(TomlReader& reader, SlurmSection& slurm, RecipeProblems& problem
                             {"qos", &slurm.qos},
                             {"time", &slurm.time},
                             {"hedgerow", &slurm.hedgerow},
-                            {"bind", &slurm.bind}}) {
+                            {"bind", &slurm.bind},
+                            {"container", &slurm.container}}) {
     reader.field(key, *value, {""});
     check_line(std::string("slurm.") + key, *value, problems);
   }
@@ -184,7 +185,12 @@ Cluster Cluster::load(const std::filesystem::path& path) {
                     ": no such cluster file; deploy/clusters has some to begin from, "
                     "deploy/slurm/cluster.example.toml one for Slurm");
   }
-  return parse(read_toml(path), path.string());
+  Cluster cluster = parse(read_toml(path), path.string());
+  std::string& image = cluster.slurm.container;
+  if (!image.empty()) {
+    image = (std::filesystem::absolute(path).parent_path() / image).lexically_normal().string();
+  }
+  return cluster;
 }
 
 }  // namespace hedgerow::storage

@@ -23,6 +23,9 @@ struct SlurmSection {
   std::vector<std::string> sbatch{};    // further options of sbatch, as "--exclusive"
   std::string hedgerow{};  // the program as the nodes see it; empty: the one that submits
   std::string bind{};      // address or interface of the coordinator's node; empty: all of them
+  // An image of Apptainer, in which all of ours runs; `hedgerow` is then a path inside it. Empty:
+  // none.
+  std::string container{};
   bool operator==(const SlurmSection&) const = default;
 };
 
@@ -91,7 +94,8 @@ struct Cluster {
 
   // Throws kUsage, one line a problem with its place and key, as Recipe::parse.
   static Cluster parse(const std::string& toml, const std::string& name);
-  // parse() of a file; throws kUsage if there is none.
+  // parse() of a file, with slurm.container absolute: it is relative to the file's folder. Throws
+  // kUsage if there is none.
   static Cluster load(const std::filesystem::path& path);
 };
 

@@ -1,8 +1,9 @@
 """deploy/seventy-billion.md, rehearsed: its `sh` blocks, in their order, as they stand there but for SUBSTITUTIONS and SIZES, on a
-real Slurm of two nodes and a model of 80 layers that is narrow.
+real Slurm of two nodes and a model of 80 layers that is narrow; and its run once more in an image, by a stand-in for Apptainer.
 
 Catches: a command of the page that our programs, Slurm or the shell do not take; a step that lacks what an earlier one should
-have made; a mesh of stages that does not come together over two nodes; an export of 80 layers that transformers does not load.
+have made; a mesh of stages that does not come together over two nodes; an export of 80 layers that transformers does not load; a job
+in an image that lacks a folder, or that looks for srun and mpirun inside.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ SUBSTITUTIONS = (
     (r"--cpus-per-task=96\b", "--cpus-per-task=1"),
     (r"ranks = 24 ", "ranks = 4 "),                             # still a pipeline a node
     (r'mesh = "8x3"', 'mesh = "2x2"'),
-    (r"--tokens 20M\b", "--tokens 16384"),                      # two steps
+    (r"--tokens 20M\b", "--tokens 16384"),
+    (r"max_steps = 4883 /max_steps = 2442 ", "max_steps = 4 /max_steps = 2 "),
     (r"(?m)^gpus_per_task = .*\n", ""),                         # no GPUs
     (r"(?m)^gpus = .*\n", ""),
     (r"(?m)^gpu_memory_gb = .*\n", ""),
@@ -69,6 +71,27 @@ SIZES = (
     (r"(?m)^shard_mib = 256\b", "shard_mib = 1"),
 )
 
+# What `apptainer` is here: refuses words that it should not get, notes the rest, and runs the command behind the image's name where
+# Slurm and MPI have no programs, as in an image.
+APPTAINER = """#!/bin/bash
+refuse() { echo "apptainer: $*" >&2; exit 255; }
+echo "$SLURMD_NODENAME $*" >> '@notes@'
+[ "$1" = exec ] || refuse "expected exec, got $1"
+shift
+bound=()
+while [[ $1 == --* ]]; do
+  [ "$1" = --bind ] || refuse "unexpected $1: no node has a GPU"
+  [ -d "$2" ] || refuse "cannot bind $2"
+  bound+=("$2")
+  shift 2
+done
+[ "$1" = '@image@' ] && [ -e "$1" ] || refuse "no image $1"
+shift
+[ "${bound[*]}" = '@folders@' ] || refuse "bound are ${bound[*]}"
+PATH='@outside@':$PATH
+exec "$@"
+"""
+
 began = time.monotonic()
 
 
@@ -78,6 +101,11 @@ def say(block: str, begun: float) -> None:
 
 def blocks() -> list[str]:
     return re.findall(r"^```sh\n(.*?)^```$", PAGE.read_text(), re.S | re.M)
+
+
+def write_program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
 
 
 class SeventyBillion(unittest.TestCase):
@@ -110,6 +138,7 @@ class SeventyBillion(unittest.TestCase):
         finally:
             over.set()
             looking.join()
+        cls.run_in_an_image(binaries)
 
     @classmethod
     def look_for_ranks(cls, over: threading.Event) -> None:
@@ -139,6 +168,39 @@ class SeventyBillion(unittest.TestCase):
                 text, count = re.subn(pattern, replacement, text)
                 cls.fitted |= {pattern} if count else set()
             recipe.write_text(text)
+
+    @classmethod
+    def run_in_an_image(cls, binaries: Path) -> None:
+        cls.boxed, outside, programs = cls.shared / "runs" / "boxed", cls.shared / "outside", cls.shared / "programs"
+        image, cls.notes = cls.folder / "hedgerow.sif", cls.shared / "apptainer.notes"
+        folders = f"{cls.shared / 'models' / 'llama-3.1-70b'} {cls.boxed} {cls.folder}"
+        for folder in (outside, programs):
+            folder.mkdir()
+        for name in ("srun", "mpirun", "sbatch"):
+            write_program(outside / name, f"#!/bin/bash\necho 'there is no {name} in the image' >&2\nexit 127\n")
+        text = APPTAINER
+        for name, value in (("notes", cls.notes), ("image", image), ("folders", folders), ("outside", outside)):
+            text = text.replace(f"@{name}@", str(value))
+        write_program(programs / "apptainer", text)
+        (cls.folder / "boxed.toml").write_text(
+            re.sub(r"(?m)^layers_per_block = 5 ", "layers_per_block = 40 ", (cls.folder / "recipe.toml").read_text()))
+        (cls.folder / "boxes.toml").write_text(
+            (cls.folder / "cluster.toml").read_text().replace("[slurm]\n", f'[slurm]\ncontainer = "{image.name}"\n'))
+        environment = {**cls.environment, "PATH": f"{programs}:{cls.environment['PATH']}"}
+
+        def submit() -> subprocess.CompletedProcess:
+            return subprocess.run(
+                [binaries / "hedgerow", "submit", "--slurm", "--run", cls.boxed, "--recipe", "boxed.toml", "--cluster", "boxes.toml"],
+                cwd=cls.folder, env=environment, timeout=TIMEOUT_S, capture_output=True, text=True, check=False)
+
+        begun = time.monotonic()
+        cls.without_image = submit()
+        image.write_bytes(b"an image")
+        submitted = submit()
+        if submitted.returncode != 0:
+            raise AssertionError(submitted.stderr)
+        cls.cluster.wait_until_gone(re.findall(r"job (\d+): run", submitted.stdout)[0], TIMEOUT_S)
+        say("the run in an image", begun)
 
     @classmethod
     def log(cls) -> str:
@@ -180,6 +242,23 @@ class SeventyBillion(unittest.TestCase):
 
     def test_the_export_loads_in_transformers_and_its_logits_are_finite(self) -> None:
         self.assertIn("all finite: True", self.output_of("hedgerow export"))
+
+    def test_an_image_that_is_missing_is_refused_with_its_path(self) -> None:
+        self.assertEqual(self.without_image.returncode, 2)
+        self.assertIn(f"there is no image {self.folder / 'hedgerow.sif'}; build it", self.without_image.stderr)
+
+    def test_the_run_in_an_image_is_done_by_workers_and_ranks_of_both_nodes(self) -> None:
+        logs = [*(self.boxed / "slurm").glob("*.log"), *(self.boxed / "logs").glob("*.log")]
+        said = "\n".join(f"== {path.name}\n{path.read_text()[-2000:]}" for path in logs)
+        status = json.loads(subprocess.run(["hedgerow", "status", "--run", self.boxed, "--json"], env=self.environment,
+                                           capture_output=True, text=True, check=True).stdout)
+        self.assertEqual(status["state"], "done", said)
+        notes = self.notes.read_text().splitlines()
+        for words, nodes in (("hedgerow run --run", NODES[:1]), ("hedgerow worker --run", NODES), ("hedgerow-worker finetune", NODES)):
+            started = [note.split()[0] for note in notes if f"hedgerow.sif {words}" in note]
+            self.assertEqual(sorted(set(started)), nodes, f"{words}\n{said}")
+        self.assertEqual(sum("hedgerow-worker finetune" in note for note in notes), 4, "ranks")
+        self.assertNotRegex(said, r"there is no \w+ in the image")
 
     def test_clean_removes_the_hidden_states_alone(self) -> None:
         self.assertEqual(list(self.run_directory.glob("hidden/b*/*.h5")), [])

@@ -7,6 +7,7 @@
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/run/planning.hpp"
+#include "coordinator/cli/run/slurm_container.hpp"
 #include "coordinator/cli/run/slurm_scripts.hpp"
 #include "coordinator/net/binding.hpp"
 #include "coordinator/net/key_maker.hpp"
@@ -68,6 +69,8 @@ void fit_to_cluster(Recipe& recipe, const Cluster& cluster) {
     recipe.finetune.threads = cluster.finetune.cpus_per_task > 0 ? cluster.finetune.cpus_per_task
                                                                  : cluster.workers.cpus_per_task;
   }
+  // The job script starts the ranks: a coordinator in an image cannot.
+  if (!cluster.slurm.container.empty()) recipe.finetune.launch = "elsewhere";
 }
 
 // The part of the cluster that the job asks for. Of several kinds of nodes Slurm takes which it
@@ -99,8 +102,13 @@ SlurmJob job_of(const SubmitOptions& options, const RunLayout& layout, const Rec
   if (options.nodes > 0) job.cluster.workers.nodes = options.nodes;
   job.run = layout.root().string();
   job.name = "hedgerow-" + layout.root().filename().string();
-  job.hedgerow =
-      job.cluster.slurm.hedgerow.empty() ? own_binary().string() : job.cluster.slurm.hedgerow;
+  const storage::SlurmSection& slurm = job.cluster.slurm;
+  job.hedgerow = slurm.hedgerow.empty() ? own_binary().string() : slurm.hedgerow;
+  if (!slurm.container.empty()) {
+    require_image(slurm.container, options.cluster);
+    job.binds = folders_to_bind(layout.root(), recipe);
+    if (slurm.hedgerow.empty()) job.hedgerow = "hedgerow";
+  }
   job.array_tasks = options.array;
   job.ranks = recipe.finetune.enabled ? recipe.finetune.ranks : 1;
   const std::string& allocation = job.cluster.finetune_allocation;

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <fstream>
+#include <regex>
 #include <sstream>
 
 #include "coordinator/cli/doctor/doctor.hpp"
@@ -83,6 +84,17 @@ Outcome look_at_slurm(const MachineFacts& facts) {
       "job " + one_line(*job) + ", nodes: " + facts.variable("SLURM_JOB_NUM_NODES").value_or("1")};
 }
 
+// Of "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 ..." the number;
+// empty: the file does not tell.
+std::string driver_version(const fs::path& file) {
+  std::ifstream stream(file);
+  std::string line;
+  std::smatch found;
+  static const std::regex kNumber(R"(\s(\d+\.\d+(\.\d+)?)\s)");
+  if (!std::getline(stream, line) || !std::regex_search(line, found, kNumber)) return "";
+  return found[1];
+}
+
 Outcome look_at_gpus(const MachineFacts& facts) {
   const bool has_driver = fs::exists(facts.root / "proc/driver/nvidia/version");
   const auto visible = facts.variable("CUDA_VISIBLE_DEVICES");
@@ -95,12 +107,16 @@ Outcome look_at_gpus(const MachineFacts& facts) {
             "ask the scheduler for GPUs, or unset it"};
   }
   if (num_devices == 0) return {Level::kWarn, "a driver without devices"};
+  const std::string version = driver_version(facts.root / "proc/driver/nvidia/version");
+  const std::string driver = version.empty() ? "" : " " + version;
   const std::string found = std::to_string(num_devices) + " device(s)";
   const int api = facts.cuda_driver_api;
   const Level bad = facts.has_cuda ? Level::kFail : Level::kWarn;
-  if (api == 0) return {bad, found + ", and libcuda.so.1 cannot be loaded"};
-  const std::string offers = found + ", the driver offers CUDA " + std::to_string(api / 1000) +
-                             "." + std::to_string(api % 1000 / 10);
+  if (api == 0) {
+    return {bad, found + ", and libcuda.so.1 of the driver" + driver + " cannot be loaded"};
+  }
+  const std::string offers = found + ", the driver" + driver + " offers CUDA " +
+                             std::to_string(api / 1000) + "." + std::to_string(api % 1000 / 10);
   if (api < kNeededCuda) {
     return {bad,
             offers + "; 13.0 is needed",

@@ -1,6 +1,7 @@
 #include "coordinator/cli/run/slurm_scripts.hpp"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include "storage/base/error.hpp"
@@ -17,6 +18,9 @@ using storage::SlurmShape;
 // How long a worker of an array looks for a coordinator before it asks Slurm whether there will be
 // one.
 constexpr int kWorkerWaitSeconds = 60;
+// How long ranks wait for the stage that asked for them: a coordinator may have to start anew.
+constexpr int kRanksWaitSeconds = 600;
+constexpr const char* kRanksFile = "ranks.sh";
 
 const std::string& first_of(const std::string& a, const std::string& b) {
   return a.empty() ? b : a;
@@ -99,12 +103,56 @@ std::string head(const SlurmJob& job,
          ask.text();
 }
 
-// Variables, modules and the cluster's own lines.
+bool has_image(const SlurmJob& job) { return !job.cluster.slurm.container.empty(); }
+
+// The words before a command of ours that let it run in the image; empty: there is none.
+std::string inside(const SlurmJob& job) {
+  if (!has_image(job)) return "";
+  std::string words = "apptainer exec ";
+  if (job.cluster.has_gpus().value_or(false)) words += "--nv ";
+  for (const std::string& folder : job.binds) words += "--bind " + shell_word(folder) + " ";
+  return words + shell_word(job.cluster.slurm.container) + " ";
+}
+
+// The same in a script that has @inside, behind which the program follows.
+std::string inside_variable(const SlurmJob& job) {
+  return has_image(job) ? "\"${inside[@]}\" " : "";
+}
+
+// What a node may lack, said before anything of ours fails by it.
+constexpr const char* kImage = R"sh(inside=(@inside@)
+if ! command -v apptainer > /dev/null; then
+  echo "hedgerow: node $(hostname) has no apptainer; load its module (slurm.modules), or leave slurm.container out" >&2
+  exit 5
+fi
+if [ ! -r @image@ ]; then
+  echo "hedgerow: node $(hostname) does not see the image" @image@"; put it on a file system that all nodes share" >&2
+  exit 5
+fi
+)sh";
+
+using Words = std::vector<std::pair<std::string, std::string>>;
+
+// The text with each @name@ replaced.
+std::string filled(std::string text, const Words& words) {
+  for (const auto& [name, value] : words) {
+    const std::string place = "@" + name + "@";
+    for (std::size_t at = 0; (at = text.find(place, at)) != std::string::npos; at += value.size())
+      text.replace(at, place.size(), value);
+  }
+  return text;
+}
+
+// Variables, modules, the cluster's own lines and the image.
 std::string begin(const SlurmJob& job) {
   std::string text = "run=" + shell_word(job.run) + "\nhedgerow=" + shell_word(job.hedgerow) + "\n";
   for (const std::string& module : job.cluster.slurm.modules)
     text += "module load " + shell_word(module) + "\n";
   for (const std::string& line : job.cluster.slurm.prologue) text += line + "\n";
+  if (has_image(job)) {
+    text += filled(kImage,
+                   {{"image", shell_word(job.cluster.slurm.container)}, {"inside", inside(job)}});
+  }
   return text;
 }
 
@@ -129,8 +177,37 @@ SlurmScript launcher(const SlurmJob& job, const SlurmShape& shape, const std::st
           srun_words(shape) + " --open-mode=append --output=" +
           shell_word(without_patterns(RunLayout(job.run).logs().string()) +
                      "/worker-%N-%j.%t.log") +
-          " \\\n  " + shell_word(job.hedgerow) + " worker --run " + shell_word(job.run) +
-          " --wait " + std::to_string(kWorkerWaitSeconds) + "\n"};
+          " \\\n  " + inside(job) + shell_word(job.hedgerow) + " worker --run " +
+          shell_word(job.run) + " --wait " + std::to_string(kWorkerWaitSeconds) + "\n"};
+}
+
+constexpr const char* kRanks = R"sh(#!/bin/bash
+# Written by 'hedgerow submit --slurm'. The ranks of the finetune stage, each in a container of its own.
+words=()
+# A job that ends says TERM to all; mpirun would kill its ranks two seconds later, in the middle of a checkpoint.
+env --block-signal=TERM true 2> /dev/null && words=(env --block-signal=TERM)
+# Ranks in namespaces of their own cannot copy out of each other's memory.
+words+=(mpirun --oversubscribe --bind-to none --mca btl_vader_single_copy_mechanism none@nodes@)
+[ "$(id -u)" != 0 ] || words+=(--allow-run-as-root)
+exec "${words[@]}" -n @ranks@ \
+  @inside@@worker@ finetune --run @run@ --wait @wait@ >> @log@ 2>&1
+)sh";
+
+// With an image: what the batch step starts for the run's finetune stage, as MpirunStage does
+// without.
+SlurmScript ranks_launcher(const SlurmJob& job, const SlurmShape& shape) {
+  const std::filesystem::path worker =
+      std::filesystem::path(job.hedgerow).parent_path() / "hedgerow-worker";
+  return {SlurmRole::kLauncher,
+          kRanksFile,
+          filled(kRanks,
+                 {{"nodes", shape.nodes > 1 ? " --mca odls_base_sigkill_timeout 3" : ""},
+                  {"ranks", std::to_string(job.ranks)},
+                  {"wait", std::to_string(kRanksWaitSeconds)},
+                  {"inside", inside(job)},
+                  {"worker", shell_word(worker.string())},
+                  {"run", shell_word(job.run)},
+                  {"log", shell_word((RunLayout(job.run).logs() / "finetune.log").string())}})};
 }
 
 // Signals reach the batch shell alone. It hands them on (as SIGUSR1: srun answers SIGTERM by
@@ -176,8 +253,8 @@ back_to_the_queue() {
 
 constexpr const char* kCoordinate = R"sh(
 arguments=(run --run "$run" --workers 0@options@)
-@recipe@supervise "$hedgerow" "${arguments[@]}"
-# 4: interrupted, and can go on. Without a signal it was 'hedgerow stop', which means it.
+@recipe@@begin_tending@supervise @inside@"$hedgerow" "${arguments[@]}"
+@end_tending@# 4: interrupted, and can go on. Without a signal it was 'hedgerow stop', which means it.
 [ "$code" = 4 ] && [ -n "$told" ] && back_to_the_queue
 exit "$code"
 )sh";
@@ -185,6 +262,54 @@ exit "$code"
 constexpr const char* kRecipe =
     R"sh(# The recipe is for the run's beginning, or what was changed since; later rounds go on with what the run recorded.
 [ "${SLURM_RESTART_COUNT:-0}" -gt 0 ] && [ -e "$run/run.toml" ] || arguments+=(--recipe "$run/@folder@/@file@"@cluster@)
+)sh";
+
+// With an image. Launchers that end at once five times in a row end the job, as a coordinator would
+// that tends them itself.
+constexpr const char* kTend = R"sh(
+trap 'hand_on failed' USR2
+
+says() { grep -qs "$1" "$run/@logs@/status.json"; }
+
+# hedgerow in its image has neither srun nor mpirun. So this shell starts what the run wants, again whenever that has ended.
+tend() {
+  local over= failures=0 begun launcher code
+  trap 'over=1' USR1 TERM
+  while [ -z "$over" ]; do
+    launcher=
+    # The coordinator makes the folder of the logs, and has no room for workers while it stops.
+    [ -d "$run/@logs@" ] && ! says '"has_room":false' && launcher=@workers@
+@ranks@    if [ -z "$launcher" ]; then
+      sleep 1
+      continue
+    fi
+    begun=$SECONDS
+    "$run/@folder@/$launcher"
+    code=$?
+    [ -z "$over" ] || break
+    failures=$((failures + 1))
+    [ "$code" != 0 ] && [ "$code" != 4 ] && [ $((SECONDS - begun)) -lt 30 ] || failures=0
+    if [ "$failures" = 5 ]; then
+      echo "hedgerow: $run/@folder@/$launcher ended with $code at once, five times; $run/@logs@ says why" >&2
+      kill -USR2 $$
+      break
+    fi
+    sleep "$((failures + 1))"
+  done
+}
+
+end_tending() {
+  local second
+  kill -USR1 "$tender" 2>/dev/null
+  for second in {1..20}; do  # of workers that were just told; those that stay go with the job
+    kill -0 "$tender" 2>/dev/null || break
+    sleep 1
+  done
+  [ "$told" != failed ] || exit 5
+}
+)sh";
+
+constexpr const char* kTendRanks = R"sh(    says 'waits for its ranks' && launcher=@file@
 )sh";
 
 constexpr const char* kArrayWorker = R"sh(
@@ -198,10 +323,10 @@ coordinator_is_over() {
   fi
 }
 
-has_room() { [[ $("$hedgerow" status --run "$run" --json 2>&1) != *'"has_room":false'* ]]; }
+has_room() { [[ $(@inside@"$hedgerow" status --run "$run" --json 2>&1) != *'"has_room":false'* ]]; }
 
 while [ -z "$told" ]; do
-  supervise @srun@ "$hedgerow" worker --run "$run" --wait @wait@
+  supervise @srun@ @inside@"$hedgerow" worker --run "$run" --wait @wait@
   [ -z "$told" ] || break
   coordinator_is_over && exit 0
   [ "$code" = 2 ] && exit 2  # another version, or no such run: the same again would end the same
@@ -216,21 +341,20 @@ back_to_the_queue
 exit 4
 )sh";
 
-using Words = std::vector<std::pair<std::string, std::string>>;
-
-// The text with each @name@ replaced.
-std::string filled(std::string text, const Words& words) {
-  for (const auto& [name, value] : words) {
-    const std::string place = "@" + name + "@";
-    for (std::size_t at = 0; (at = text.find(place, at)) != std::string::npos; at += value.size())
-      text.replace(at, place.size(), value);
-  }
-  return text;
-}
-
 std::string functions(const SlurmJob& job) {
   return kSupervise + filled(kBackToTheQueue,
                              {{"max_requeues", std::to_string(job.cluster.slurm.max_requeues)}});
+}
+
+// With an image: the function that starts workers (`launcher_file`; empty: others do) and, if it is
+// here, the finetune stage.
+std::string tending(const std::string& launcher_file, bool finetunes) {
+  return filled(kTend,
+                {{"workers", launcher_file},
+                 {"ranks", finetunes ? kTendRanks : ""},
+                 {"file", kRanksFile},
+                 {"folder", RunLayout::kSlurm},
+                 {"logs", RunLayout("").logs().string()}});
 }
 
 // A job whose batch step is the coordinator.
@@ -240,9 +364,12 @@ SlurmScript coordinating(const SlurmJob& job,
                          const std::string& launcher_file) {
   const std::string name(to_string(role));
   std::string options, recipe;
-  if (!launcher_file.empty())
+  const bool finetunes = !job.finetunes_apart || role == SlurmRole::kFinetune;
+  const bool tends = has_image(job) && (finetunes || !launcher_file.empty());
+  if (!tends && !launcher_file.empty()) {
     options +=
         " --worker-launcher \"$run/" + std::string(RunLayout::kSlurm) + "/" + launcher_file + "\"";
+  }
   if (job.finetunes_apart && role != SlurmRole::kFinetune) options += " --stop-before finetune";
   if (role != SlurmRole::kFinetune) {
     const std::string cluster =
@@ -255,7 +382,13 @@ SlurmScript coordinating(const SlurmJob& job,
   return {role,
           name + ".sbatch",
           head(job, shape, role, name + "-%j.log") + begin(job) + functions(job) +
-              filled(kCoordinate, {{"options", options}, {"recipe", recipe}})};
+              (tends ? tending(launcher_file, finetunes) : "") +
+              filled(kCoordinate,
+                     {{"options", options},
+                      {"recipe", recipe},
+                      {"begin_tending", tends ? "tend &\ntender=$!\n" : ""},
+                      {"end_tending", tends ? "end_tending\n" : ""},
+                      {"inside", inside_variable(job)}})};
 }
 
 // One task of the array: workers that come and go.
@@ -268,6 +401,7 @@ SlurmScript array_worker(const SlurmJob& job) {
               std::to_string(job.array_tasks - 1) + "\n" + begin(job) + functions(job) +
               filled(kArrayWorker,
                      {{"srun", srun_words(shape)},
+                      {"inside", inside_variable(job)},
                       {"wait", std::to_string(kWorkerWaitSeconds)},
                       {"folder", RunLayout::kSlurm},
                       {"coordinator_job", kCoordinatorJob}})};
@@ -320,6 +454,7 @@ std::vector<SlurmScript> slurm_scripts(const SlurmJob& job) {
     SlurmShape shape = job.cluster.coordinator;
     shape.nodes = shape.tasks_per_node = 1;
     if (!job.finetunes_apart) check_ranks(job, shape, "coordinator");
+    if (!job.finetunes_apart && has_image(job)) scripts.push_back(ranks_launcher(job, shape));
     // The last evaluation follows the finetune stage; the array is there for it too.
     scripts.push_back(coordinating(job, SlurmRole::kCoordinator, shape, ""));
     scripts.push_back(array_worker(job));
@@ -328,12 +463,14 @@ std::vector<SlurmScript> slurm_scripts(const SlurmJob& job) {
     if (!job.finetunes_apart) check_ranks(job, shape, "workers");
     scripts.push_back(coordinating(job, SlurmRole::kRun, shape, "workers.sh"));
     scripts.push_back(launcher(job, shape, "workers.sh"));
+    if (!job.finetunes_apart && has_image(job)) scripts.push_back(ranks_launcher(job, shape));
   }
   if (job.finetunes_apart) {
     const SlurmShape shape = finetune_shape(job);
     check_ranks(job, shape, "finetune");
     scripts.push_back(coordinating(job, SlurmRole::kFinetune, shape, "finetune-workers.sh"));
     scripts.push_back(launcher(job, shape, "finetune-workers.sh"));
+    if (has_image(job)) scripts.push_back(ranks_launcher(job, shape));
   }
   return scripts;
 }

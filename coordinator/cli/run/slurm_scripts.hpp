@@ -7,6 +7,10 @@
 //       workers.sh: srun      worker.sbatch, N tasks        finetune-workers.sh: srun
 //       mpirun                  srun hedgerow worker        mpirun
 //
+// With slurm.container each of ours runs in an image by `apptainer exec`, and srun and mpirun stay
+// outside, where no coordinator in an image reaches them: the batch step starts workers.sh, and
+// ranks.sh when the run says that its stage waits (finetune.launch = "elsewhere").
+//
 // Invariant: a job goes back to the queue only where the run was interrupted by Slurm and can go
 // on: after a signal, with exit code 4. `hedgerow stop`, scancel and errors end it.
 #pragma once
@@ -25,8 +29,9 @@ namespace hedgerow::coordinator::cli {
 struct SlurmJob {
   std::string run;       // the run directory, absolute
   std::string name;      // of the job, as people see it
-  std::string hedgerow;  // the program as the nodes see it
+  std::string hedgerow;  // the program as the nodes see it, or as it is called in the image
   storage::Cluster cluster;
+  std::vector<std::string> binds{};  // with an image: folders that are seen in it too
   int array_tasks = 0;           // 0: one allocation
   bool finetunes_apart = false;  // in an allocation of its own
   int ranks = 1;                 // of the finetune stage

@@ -3,7 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+
 #include "storage/base/error.hpp"
+#include "tests/support/temporary_directory.hpp"
 
 namespace hedgerow::storage {
 namespace {
@@ -41,6 +44,7 @@ prologue = ["export A=1"]
 sbatch = ["--exclusive"]
 hedgerow = "/shared/hedgerow"
 bind = "ib0"
+container = "hedgerow.sif"
 [workers]
 nodes = 2
 tasks_per_node = 3
@@ -70,7 +74,8 @@ nodes = 7
                     .prologue = {"export A=1"},
                     .sbatch = {"--exclusive"},
                     .hedgerow = "/shared/hedgerow",
-                    .bind = "ib0"};
+                    .bind = "ib0",
+                    .container = "hedgerow.sif"};
   expected.workers = {.nodes = 2,
                       .tasks_per_node = 3,
                       .gpus_per_task = 4,
@@ -138,6 +143,16 @@ TEST(Cluster, TheShippedExampleIsValid) {
   EXPECT_EQ(cluster.workers.tasks_per_node, 4);
   EXPECT_THAT(cluster.slurm.modules, ElementsAre("openmpi/4.1"));
   EXPECT_EQ(cluster.finetune_allocation, "auto");
+}
+
+TEST(Cluster, AnImageIsRelativeToTheFileThatNamesIt) {
+  const tests::TemporaryDirectory directory;
+  for (const auto& [written, read] :
+       {std::pair<std::string, std::string>("images/x.sif", (directory / "images/x.sif").string()),
+        {"/shared/x.sif", "/shared/x.sif"}}) {
+    std::ofstream(directory / "cluster.toml") << "[slurm]\ncontainer = \"" << written << "\"\n";
+    EXPECT_EQ(Cluster::load(directory / "cluster.toml").slurm.container, read);
+  }
 }
 
 TEST(Cluster, NodesAreReadWithTheirDiskAndNetwork) {

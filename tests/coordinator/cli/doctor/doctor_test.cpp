@@ -114,6 +114,26 @@ TEST_F(OfAMachineWithGpus, ADriverThatOffersCuda13IsFineAndAnOlderOneFails) {
   EXPECT_TRUE(contains(gpu().found, "offers CUDA 12.4")) << gpu().found;
 }
 
+TEST_F(OfAMachineWithGpus, TheDriversVersionIsNamedBesideWhatItOffers) {
+  write("proc/driver/nvidia/version",
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.104.05  Sat Aug 19 01:15:15 UTC 2023\n"
+        "GCC version:  gcc version 12.3.0\n");
+  facts_.cuda_driver_api = 12020;
+  EXPECT_EQ(gpu().level, Level::kFail);
+  EXPECT_EQ(gpu().found, "2 device(s), the driver 535.104.05 offers CUDA 12.2; 13.0 is needed");
+  EXPECT_TRUE(contains(gpu().fix, "driver 580 or newer")) << gpu().fix;
+  EXPECT_TRUE(contains(gpu().fix, "cuda-compat-13-0")) << gpu().fix;
+  facts_.has_cuda = false;
+  EXPECT_EQ(gpu().level, Level::kWarn) << "this build needs none";
+  facts_.has_cuda = true;
+  facts_.cuda_driver_api = 13000;
+  EXPECT_EQ(gpu().level, Level::kOk) << "the compatibility package offers it on the older driver";
+  write(
+      "proc/driver/nvidia/version",
+      "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build  (a@b)\n");
+  EXPECT_EQ(gpu().found, "2 device(s), the driver 580.65.06 offers CUDA 13.0");
+}
+
 TEST_F(OfAMachineWithGpus, AContainerWithoutTheDriversLibraryIsToldHowToGetIt) {
   facts_.cuda_driver_api = 0;
   EXPECT_EQ(gpu().level, Level::kFail);

@@ -146,6 +146,83 @@ TEST(SlurmScripts, RanksThatTheAllocationHasNoPlaceForAreRefused) {
   }
 }
 
+SlurmJob job_in_an_image(const fs::path& run) {
+  SlurmJob job = job_in(run);
+  job.hedgerow = "hedgerow";
+  job.binds = {"/shared/models", run.string()};
+  job.cluster.slurm.container = "/shared/it's.sif";
+  job.cluster.workers = {.nodes = 2, .tasks_per_node = 2, .gpus_per_task = 1};
+  job.ranks = 4;
+  return job;
+}
+
+constexpr const char* kInside =
+    "apptainer exec --nv --bind '/shared/models' --bind '/shared/run' '/shared/it'\\''s.sif' ";
+
+TEST(SlurmScripts, WithAnImageEachOfOursRunsInItAndTheLaunchersOutside) {
+  const auto scripts = slurm_scripts(job_in_an_image("/shared/run"));
+  ASSERT_EQ(scripts.size(), 3U);
+  const std::string& run = scripts[0].text;
+  EXPECT_THAT(run, HasSubstr(std::string("inside=(") + kInside + ")\n"));
+  EXPECT_THAT(run, HasSubstr("supervise \"${inside[@]}\" \"$hedgerow\" \"${arguments[@]}\"\n"));
+  EXPECT_THAT(run, HasSubstr("hedgerow='hedgerow'\n"));
+  EXPECT_THAT(run, HasSubstr("launcher=workers.sh\n"));
+  EXPECT_THAT(run, HasSubstr("says 'waits for its ranks' && launcher=ranks.sh\n"));
+  EXPECT_THAT(run, Not(HasSubstr("--worker-launcher"))) << "srun is outside";
+  EXPECT_THAT(run, Not(::testing::ContainsRegex("@[a-z_]+@")));
+  EXPECT_EQ(scripts[1].file, "workers.sh");
+  EXPECT_THAT(scripts[1].text, HasSubstr("exec srun --kill-on-bad-exit=0"));
+  EXPECT_THAT(scripts[1].text,
+              HasSubstr(std::string(" \\\n  ") + kInside +
+                        "'hedgerow' worker --run '/shared/run' --wait 60\n"));
+  EXPECT_EQ(scripts[2].file, "ranks.sh");
+  EXPECT_EQ(scripts[2].role, SlurmRole::kLauncher);
+  EXPECT_THAT(scripts[2].text, HasSubstr("--mca odls_base_sigkill_timeout 3)"));
+  EXPECT_THAT(scripts[2].text,
+              HasSubstr(std::string("exec \"${words[@]}\" -n 4 \\\n  ") + kInside +
+                        "'hedgerow-worker' finetune --run '/shared/run' --wait 600 >> "
+                        "'/shared/run/logs/finetune.log' 2>&1\n"));
+}
+
+TEST(SlurmScripts, AnImageHasTheDriverWhereTheClusterFileTellsOfGpus) {
+  SlurmJob job = job_in_an_image("/shared/run");
+  job.cluster.workers.gpus_per_task = 0;
+  for (const SlurmScript& script : slurm_scripts(job))
+    EXPECT_THAT(script.text, Not(HasSubstr("--nv"))) << script.file;
+  job.cluster.nodes = {{.name = "x", .gpus = 8}};
+  for (const SlurmScript& script : slurm_scripts(job))
+    EXPECT_THAT(script.text, HasSubstr("apptainer exec --nv ")) << script.file;
+}
+
+TEST(SlurmScripts, AnImagesPathOfTheProgramIsTheOneInsideIt) {
+  SlurmJob job = job_in_an_image("/shared/run");
+  job.hedgerow = "/opt/hedgerow/bin/hedgerow";
+  const auto scripts = slurm_scripts(job);
+  EXPECT_THAT(scripts[1].text, HasSubstr("'/opt/hedgerow/bin/hedgerow' worker"));
+  EXPECT_THAT(scripts[2].text, HasSubstr("'/opt/hedgerow/bin/hedgerow-worker' finetune"));
+}
+
+TEST(SlurmScripts, AnArrayWithAnImageStartsItsRanksInTheirOwnAllocation) {
+  SlurmJob job = job_in_an_image("/shared/run");
+  job.array_tasks = 3;
+  job.finetunes_apart = true;
+  const auto scripts = slurm_scripts(job);
+  std::vector<std::string> files;
+  for (const SlurmScript& script : scripts) files.push_back(script.file);
+  EXPECT_THAT(files,
+              ElementsAre("coordinator.sbatch",
+                          "worker.sbatch",
+                          "finetune.sbatch",
+                          "finetune-workers.sh",
+                          "ranks.sh"));
+  EXPECT_THAT(scripts[0].text, Not(HasSubstr("tend"))) << "it starts nothing";
+  EXPECT_THAT(scripts[0].text, HasSubstr("supervise \"${inside[@]}\" \"$hedgerow\""));
+  EXPECT_THAT(scripts[1].text, HasSubstr(" \"${inside[@]}\" \"$hedgerow\" worker --run"));
+  EXPECT_THAT(scripts[1].text, HasSubstr("[[ $(\"${inside[@]}\" \"$hedgerow\" status"));
+  EXPECT_THAT(scripts[2].text, HasSubstr("launcher=finetune-workers.sh\n"));
+  EXPECT_THAT(scripts[2].text, HasSubstr("launcher=ranks.sh\n"));
+}
+
 // A script of ours between a Slurm and a hedgerow that only take notes.
 class SlurmRound : public ::testing::Test {
  protected:
@@ -251,6 +328,37 @@ TEST_F(SlurmRound, TheRecipeIsForTheFirstRoundAndForARunThatHasNotBegun) {
   EXPECT_THAT(play({}).arguments, HasSubstr(recipe)) << "a submission may change it";
   EXPECT_THAT(play({.restarts = 1}).arguments, Not(HasSubstr(recipe)));
   EXPECT_THAT(play({.restarts = 1}).arguments, HasSubstr("run --run " + run().string()));
+}
+
+TEST_F(SlurmRound, WithAnImageWhatTheRunWantsIsStartedBesideIt) {
+  SlurmJob boxed = job();
+  boxed.cluster.slurm.container = (directory_ / "box.sif").string();
+  boxed.binds = {run().string()};
+  write_program(programs() / "sleep", "exec /bin/sleep 0.01");
+  write_program(programs() / "apptainer",
+                "echo \"$@\" >> '" + notes("apptainer") +
+                    "'\nshift\nwhile [[ $1 == --* ]]; do shift 2; done\nshift\nexec \"$@\"");
+  EXPECT_EQ(play({.code = 0}, SlurmRole::kRun, boxed).code, 5) << "no image on the node";
+  EXPECT_THAT(text_of(directory_ / "log"),
+              HasSubstr("does not see the image " + boxed.cluster.slurm.container));
+  std::ofstream(directory_ / "box.sif") << "image";
+  const End done = play({.code = 0}, SlurmRole::kRun, boxed);
+  EXPECT_EQ(done.code, 0);
+  EXPECT_THAT(done.arguments, HasSubstr("run --run " + run().string() + " --workers 0"));
+  EXPECT_THAT(text_of(notes("apptainer")),
+              HasSubstr("exec --bind " + run().string() + " " + boxed.cluster.slurm.container +
+                        " " + boxed.hedgerow + " run"));
+  EXPECT_TRUE(play({.signal = SIGUSR1}, SlurmRole::kRun, boxed).is_requeued);
+  // Workers that cannot start: the fifth end in a row ends the job.
+  fs::create_directories(run() / "logs");
+  const fs::path workers = run() / "slurm" / "workers.sh";
+  write_program(workers, "echo started >> '" + (directory_ / "starts").string() + "'\nexit 255");
+  write_program(programs() / "hedgerow", "trap 'exit 4' USR1\nwhile :; do sleep 0.02; done");
+  const End failed = play({.code = 0}, SlurmRole::kRun, boxed);
+  EXPECT_EQ(failed.code, 5);
+  EXPECT_FALSE(failed.is_requeued);
+  EXPECT_EQ(text_of(directory_ / "starts"), "started\nstarted\nstarted\nstarted\nstarted\n");
+  EXPECT_THAT(text_of(directory_ / "log"), HasSubstr("workers.sh ended with 255 at once"));
 }
 
 TEST_F(SlurmRound, AWorkerOfAnArrayGoesBackWhenSlurmTakesItsNodeAndEndsWithItsCoordinator) {
