@@ -92,6 +92,7 @@ struct MeshPlan {
   storage::Mesh mesh{};
   std::vector<RankShare> shares{};   // of each stage
   int most_layers = 0;               // of a rank
+  int micro_batches = 0;             // of the longest pipeline, a step
   bool recomputes = false;           // a rank keeps each layer's input alone for the backward pass
   double idle = 0.0;                 // the share of a step in which stages wait for each other
   std::uint64_t bytes_per_step = 0;  // between stages, both ways, of all pipelines
@@ -99,7 +100,18 @@ struct MeshPlan {
   std::uint64_t read_bytes = 0;               // of weights, by the rank that reads most
   std::size_t kind = 0;                       // of PlanLimits::workers, on which the ranks run
   double step_seconds = 0.0, validation_seconds = 0.0;  // 0: no speed is known
+  // Of a GPU, while steps are trained; 0 without GPUs. Beside it what a GPU would do at the speed
+  // that others published (kPublishedLoraFlops).
+  double tokens_per_second = 0.0, published_tokens_per_second = 0.0;
 };
+
+// Floating-point operations a second and GPU in training LoRA on a model of 70B, without those of
+// recomputation: NVIDIA-NeMo/Automodel, docs/performance-summary.md (October 2025), 8 x H100, bf16,
+// sequences of 4,096, 608 tokens a second and GPU.
+inline constexpr double kPublishedLoraFlops = 176e12;
+// A pipeline of several stages should have at least so many micro-batches a step: with fewer its
+// stages mostly wait for one another.
+inline constexpr int kLeastMicroBatches = 4;
 
 struct Plan {
   int num_layers = 0;

@@ -314,6 +314,7 @@ MeshPlan MeshPlanner::measured(Stages stages, std::size_t kind) const {
   if (stages.order.empty())
     stages.order = storage::pipeline_order(mesh, num_ordered(mesh, micro_batches(mesh)), true);
   MeshPlan plan{.mesh = mesh, .shares = stages.shares, .kind = kind};
+  plan.micro_batches = micro_batches(mesh);
   const RankDevice device = limits_.workers.empty() ? RankDevice{} : rank_device(limits_.workers[kind]);
   int trained = 0;  // layers whose gradients go between pipelines
   for (const RankShare& share : stages.shares) {
@@ -370,6 +371,12 @@ void MeshPlanner::time(const Stages& stages, MeshPlan& plan) const {
                                                    is_one_node ? inside : between)
                                          : 0.0;
   plan.step_seconds = step.makespan + gradients;
+  if (kind->on_gpu) {
+    plan.tokens_per_second = static_cast<double>(tokens_.finetune.seq_len) *
+                             recipe_.finetune.sequences_per_step /
+                             (plan.step_seconds * mesh.ranks());
+    plan.published_tokens_per_second = kPublishedLoraFlops / costs_.model_training(false).flops();
+  }
   const auto all = static_cast<int>(tokens_.finetune.num_sequences - tokens_.finetune.num_train);
   const int validated = (all + mesh.data - 1) / mesh.data;
   const auto order = storage::pipeline_order(mesh, num_ordered(mesh, validated), false);

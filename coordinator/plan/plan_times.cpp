@@ -116,20 +116,17 @@ class Times {
     return told(Stage::kFinetune, all, taken, plan_.finetune_memory_bytes);
   }
 
-  // Each subject is one worker's. The teacher's and the student's come before the finetune, that of
-  // the student with LoRA after it.
+  // Each subject is one worker's, all of them beside one another. (The teacher's may find a worker
+  // idle before; the simulation tells.)
   [[nodiscard]] StageEstimate evaluate() const {
-    std::vector<Job> before{evaluate_job(Subject::kTeacher), evaluate_job(Subject::kTransfer)};
-    Taken taken = one_by_one(before, plan_.evaluate_memory_bytes);
-    Work all = before[0].work + before[1].work;
-    if (plan_.finetunes) {
-      const Job lora = evaluate_job(Subject::kLora);
-      const Taken after = one_by_one({lora}, plan_.evaluate_memory_bytes);
-      taken.seconds += after.seconds;
-      taken.gpu_seconds += after.gpu_seconds;
-      all = all + lora.work;
-    }
-    return told(Stage::kEvaluate, all, taken, plan_.evaluate_memory_bytes);
+    std::vector<Job> jobs{evaluate_job(Subject::kTeacher), evaluate_job(Subject::kTransfer)};
+    if (plan_.finetunes) jobs.push_back(evaluate_job(Subject::kLora));
+    Work all;
+    for (const Job& job : jobs) all = all + job.work;
+    return told(Stage::kEvaluate,
+                all,
+                one_by_one(jobs, plan_.evaluate_memory_bytes),
+                plan_.evaluate_memory_bytes);
   }
 
   // Seconds of one task.

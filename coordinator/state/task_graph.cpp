@@ -45,10 +45,12 @@ std::string needs_student(const State& state) {
 
 std::string needs_of_finetune(const State& state) {
   if (std::string wait = needs_student(state); !wait.empty()) return wait;
-  // Evaluations run on the workers that the finetune stage is about to take the machine from.
+  // Its ranks take the machine from a worker at work: one that has begun ends first. Those that
+  // have not begun wait in their turn, since they need one GPU and the ranks all.
   for (const Subject subject : {Subject::kTeacher, Subject::kTransfer}) {
-    const TaskId id = TaskId::evaluate(subject);
-    if (!is_settled(state, id)) return to_string(id) + " is not done yet";
+    const TaskRecord* task = record_of(state, TaskId::evaluate(subject));
+    if (task != nullptr && task->state == TaskState::kGranted)
+      return to_string(task->id) + " is not done yet";
   }
   const int open =
       state.geometry->num_logit_pieces - state.index.count(Stage::kLogits, TaskState::kDone);
@@ -56,10 +58,15 @@ std::string needs_of_finetune(const State& state) {
 }
 
 std::string needs_of_evaluation(const State& state, Subject subject) {
-  if (subject == Subject::kTransfer) return needs_student(state);
   if (subject == Subject::kLora && !is_done(state, TaskId::finetune()))
     return "finetune is not done yet";
-  return "";
+  if (subject == Subject::kTransfer) {
+    if (std::string wait = needs_student(state); !wait.empty()) return wait;
+  }
+  // While blocks are trained a worker may be idle. From there on all wait for the ranks, and then
+  // the subjects are evaluated beside one another.
+  const bool waits_for_ranks = needs_transfers(state).empty() && !is_settled(state, TaskId::finetune());
+  return waits_for_ranks ? "finetune comes first" : "";
 }
 
 }  // namespace

@@ -17,7 +17,7 @@ import json
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 import h5py
 import numpy as np
@@ -25,9 +25,10 @@ import xxhash
 
 from common import UsageError, model_directory, partial_file, require_file, run_main
 from model_tokenizer import ModelTokenizer
-from packing import Ends, Packer, split_documents, tokenize_documents
-from reading import READ_BYTES
+from packing import Ends, Packer, tokenize_documents
+from reading import READ_BYTES, Range
 from sources import Document, Source, documents
+from split_sources import LEAST_SOUGHT_BYTES, Part, pack_in_proportion, split_sources
 
 
 @dataclass(frozen=True)
@@ -113,28 +114,32 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer) -> Sequences:
             warned.add(text)
             print(json.dumps({"event": "warning", "text": text}), flush=True)
 
-    def read() -> Iterator[Document]:
-        for number, source in enumerate(section.sources):
-            yield from documents(source, tokenizer.render_chat, functools.partial(progress.read, number), warn)
+    def read(number: int, where: Range | None = None, **how: Any) -> Iterator[Document]:
+        return documents(section.sources[number], tokenizer.render_chat, functools.partial(progress.read, number), warn, where, **how)
 
+    reads = [functools.partial(read, number) for number in range(len(section.sources))]
     ends = Ends(tokenizer.begin_of(section.add_bos), section.add_bos is True, end_token(section, tokenizer))
     count = section.validation_sequences
-    training, validation = read, []
+    parts = [Part(one, []) for one in reads]
     if section.held_out and section.split == "documents":
         progress.begin(f"tokenize {section.stage}, held-out end")
-        split = split_documents(read, section.held_out, tokenizer)
-        training, validation = lambda: split.training(read()), split.validation
+        parts = split_sources(section.sources, reads, section.held_out, tokenizer)
     train = Packer(section.seq_len)
     by_sequences = section.held_out > 0 and section.split == "sequences"
     # The last sequences can be known only once everything is packed; otherwise stop when there are enough.
     limit = 0 if by_sequences else section.max_sequences
-    if section.keep != "validation" or by_sequences:
-        progress.begin(f"tokenize {section.stage}")
-        for document in tokenize_documents(training(), tokenizer, ends):
+    progress.begin(f"tokenize {section.stage}")
+    if section.keep == "both" and limit:
+        arrays = pack_in_proportion(parts, section.sources, section.seq_len, limit, tokenizer, ends)
+    else:
+        training = (document for part in parts for document in part.training())
+        if section.keep == "validation" and not by_sequences:
+            training = iter(())
+        for document in tokenize_documents(training, tokenizer, ends):
             train.add(document)
             if limit and train.num_sequences >= limit:
                 break
-    arrays = train.arrays(limit)
+        arrays = train.arrays(limit)
     if by_sequences:
         if len(arrays[0]) <= count:
             raise UsageError(too_short(section, len(arrays[0])))
@@ -144,7 +149,7 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer) -> Sequences:
         arrays = tuple(a[:-held][:section.max_sequences or None] for a in arrays)
     else:
         held = Packer(section.seq_len)
-        for document in tokenize_documents(validation, tokenizer, ends):
+        for document in tokenize_documents([d for part in parts for d in part.validation], tokenizer, ends):
             held.add(document)
         valid = held.arrays(count) if count else tuple(a[:0] for a in arrays)
         if len(valid[0]) < count:
@@ -209,7 +214,10 @@ def content_hash(ids: np.ndarray, mask: np.ndarray, starts: np.ndarray) -> str:
     return hasher.hexdigest()
 
 
-def file_hash(path: Path) -> str:
+def file_hash(path: Path) -> str | None:
+    """None of a file of which perhaps not all was read."""
+    if path.stat().st_size >= LEAST_SOUGHT_BYTES:
+        return None
     hasher = xxhash.xxh3_128()
     with path.open("rb") as file:
         while data := file.read(READ_BYTES):
@@ -256,7 +264,7 @@ def main() -> int:
     is_tokenized = any(source.format == "tokens" for source in section.sources)
     sequences = reuse_tokens(section) if is_tokenized else tokenize(section, tokenizer)
     sequences.sources = [{"path": str(s.path), "format": s.format, "template": s.template, "label_mask": s.label_mask,
-                          "bytes": s.path.stat().st_size, "hash": file_hash(s.path)}
+                          "weight": s.weight, "bytes": s.path.stat().st_size, "hash": file_hash(s.path)}
                          for s in section.sources]
     digest = write_tokens(options.out, sequences, tokenizer)
     total, seq_len = sequences.input_ids.shape

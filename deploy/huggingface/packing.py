@@ -40,21 +40,23 @@ class Ends:
     eos: int | None = None
 
 
-def tokenize_documents(documents: Iterable[Document], tokenizer: ModelTokenizer, ends: Ends) -> Iterator[TokenizedDocument]:
-    """One TokenizedDocument for each document, in order; batches go through the tokenizer's own threads."""
-    for batch in _batches(documents):
+def tokenize_documents(documents: Iterable[Document], tokenizer: ModelTokenizer, ends: Ends,
+                       ahead: int | None = None) -> Iterator[TokenizedDocument]:
+    """One TokenizedDocument for each document, in order; batches go through the tokenizer's own threads. `ahead`: how many
+    characters may be read before they are asked for, at most."""
+    for batch in _batches(documents, min(ahead or BATCH_CHARACTERS, BATCH_CHARACTERS)):
         encodings = iter(tokenizer.encode_batch([piece for document in batch for piece in document.pieces]))
         for document in batch:
             yield _join(document, [next(encodings) for _ in document.pieces], ends)
 
 
-def _batches(documents: Iterable[Document]) -> Iterator[list[Document]]:
+def _batches(documents: Iterable[Document], most: int) -> Iterator[list[Document]]:
     """An encoding takes some hundred bytes for each token, so a batch is bounded by characters too."""
     batch, characters = [], 0
     for document in documents:
         batch.append(document)
         characters += sum(len(piece) for piece in document.pieces)
-        if len(batch) == BATCH_DOCUMENTS or characters >= BATCH_CHARACTERS:
+        if len(batch) == BATCH_DOCUMENTS or characters >= most:
             yield batch
             batch, characters = [], 0
     if batch:
@@ -130,6 +132,7 @@ class Split:
     head: Document | None
     validation: list[Document]
     cuts_between_fragments: bool = False
+    held_tokens: int = 0  # of validation, where that is all there is
 
     def training(self, documents: Iterable[Document]) -> Iterator[Document]:
         for index, document in enumerate(itertools.islice(documents, self.num_train)):
@@ -149,7 +152,7 @@ def split_documents(read: Callable[[], Iterable[Document]], tokens: int, tokeniz
     most = max(1, tokens * CHARACTERS_PER_TOKEN)
     while True:
         first, tail = _tail(read(), most)
-        split = _split_tail(first, tail, tokens, tokenizer)
+        split = split_tail(first, tail, tokens, tokenizer)
         if split is not None:
             return split
         most *= 8
@@ -169,7 +172,7 @@ def _tail(documents: Iterable[Document], characters: int) -> tuple[int, list[Doc
     return first, list(tail)
 
 
-def _split_tail(first: int, tail: list[Document], tokens: int, tokenizer: ModelTokenizer) -> Split | None:
+def split_tail(first: int, tail: list[Document], tokens: int, tokenizer: ModelTokenizer) -> Split | None:
     """None: the tail does not hold enough, and there is more before it."""
     needed = tokens
     for index in range(len(tail) - 1, -1, -1):
@@ -179,22 +182,24 @@ def _split_tail(first: int, tail: list[Document], tokens: int, tokenizer: ModelT
             needed -= size
             continue
         if document.splittable and size > needed:
-            parts = _cut_text(document, needed, tokenizer)
+            parts = cut_text(document, needed, tokenizer)
             if parts is not None:
                 return Split(first + index, parts[0], [parts[1], *tail[index + 1:]])
         validation = [replace(document, begins=True), *tail[index + 1:]]
         return Split(first + index, None, validation, cuts_between_fragments=not document.begins)
-    return None if first else Split(0, None, tail)
+    return None if first else Split(0, None, tail, held_tokens=tokens - needed)
 
 
-def _cut_text(document: Document, tokens: int, tokenizer: ModelTokenizer) -> tuple[Document, Document] | None:
+def cut_text(document: Document, tokens: int, tokenizer: ModelTokenizer,
+             is_whole: bool = True) -> tuple[Document, Document] | None:
     """Cuts a plain text so that at least `tokens` tokens lie behind the cut, and at most twice as many.
 
-    At the last paragraph that allows it, or else the last line, or else the last word.
+    At the last paragraph that allows it, or else the last line, or else the last word. None where that cannot be; of the end
+    of a text that goes on before it (not `is_whole`) also where the whole text might be cut elsewhere.
     """
     text = "".join(document.pieces)
     offsets = [begin for begin, _ in tokenizer.encode_batch([text])[0].offsets]
-    if tokens > len(offsets):
+    if tokens > len(offsets) or (not is_whole and 2 * tokens > len(offsets)):
         return None
     earliest, latest = offsets[max(0, len(offsets) - 2 * tokens)], offsets[len(offsets) - tokens]
     for boundary in BOUNDARIES:

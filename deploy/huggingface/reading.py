@@ -13,7 +13,7 @@ import json
 import re
 import zlib
 from pathlib import Path
-from typing import Any, BinaryIO, Callable, Iterator
+from typing import Any, BinaryIO, Callable, Iterator, NamedTuple
 
 from common import UsageError, require_file
 from tables import csv_records, names, optional_package, parquet_records
@@ -24,6 +24,15 @@ FIRST_VALUE_CHARACTERS = 16 << 20  # how much of a file tells whether it is one 
 DECODER = json.JSONDecoder()
 SPACE = re.compile(r"[ \t\r\n]*")
 OnBytes = Callable[[int], None]
+
+
+class Range(NamedTuple):
+    """Bytes of a file of plain text or JSON lines, from and to a place where it may be cut."""
+
+    begin: int
+    end: int
+
+
 
 GZIP, ZSTD, PARQUET, HDF5 = b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"PAR1", b"\x89HDF"
 FOREIGN = {b"PK\x03\x04": "a zip archive; unpack it", b"%PDF-": "a PDF; take its text out",
@@ -58,21 +67,22 @@ def kind(value: Any) -> str:
     return {str: "a string", list: "a list", dict: "an object", bytes: "bytes"}.get(type(value), type(value).__name__)
 
 
-def read_parts(path: Path, on_bytes: OnBytes = lambda done: None) -> Iterator[str]:
+def read_parts(path: Path, on_bytes: OnBytes = lambda done: None, where: Range | None = None) -> Iterator[str]:
     """UTF-8 text, through gzip or zstd if the name ends in .gz or .zst or the file begins so. A byte order mark is dropped,
     CRLF stays.
 
-    `on_bytes` hears how many bytes of the file (packed ones) were read so far.
+    `on_bytes` hears how many bytes of the file (packed ones) were read so far. `where`: these bytes of an unpacked file.
     """
-    decoder = codecs.getincrementaldecoder("utf-8-sig")()
-    position = 0
+    position = where.begin if where else 0
+    decoder = codecs.getincrementaldecoder("utf-8" if position else "utf-8-sig")()
     head = first_bytes(path)
     for magic, what in FOREIGN.items():
         if head.startswith(magic):
             raise UsageError(f"{path}: is {what}")
     try:
         with require_file(path).open("rb") as packed:
-            blocks = _zstd_blocks(path, packed) if path.suffix == ".zst" or head.startswith(ZSTD) else _blocks(
+            packed.seek(position)
+            blocks = _blocks(packed, where.end - position) if where else _zstd_blocks(path, packed) if path.suffix == ".zst" or head.startswith(ZSTD) else _blocks(
                 gzip.GzipFile(fileobj=packed) if path.suffix == ".gz" or head.startswith(GZIP) else packed)
             for data in blocks:
                 for mark, name in MARKS if not position else ():
@@ -96,9 +106,10 @@ def read_parts(path: Path, on_bytes: OnBytes = lambda done: None) -> Iterator[st
         raise UsageError(f"{path}: damaged gzip file ({error})") from None
 
 
-def _blocks(file: BinaryIO) -> Iterator[bytes]:
-    """The file's bytes, and an empty block at its end."""
-    while data := file.read(READ_BYTES):
+def _blocks(file: BinaryIO, most: int | None = None) -> Iterator[bytes]:
+    """The file's bytes, `most` of them, and an empty block at the end."""
+    while data := file.read(READ_BYTES if most is None else min(READ_BYTES, most)):
+        most = None if most is None else most - len(data)
         yield data
     yield b""
 
@@ -168,6 +179,11 @@ def read_records(path: Path, on_bytes: OnBytes = lambda done: None) -> Iterator[
         yield from _json_lines(path, itertools.chain([head], parts))
 
 
+def read_lines(path: Path, on_bytes: OnBytes, where: Range) -> Iterator[tuple[str, dict]]:
+    """(where, record) of JSON lines in these bytes."""
+    return _json_lines(path, read_parts(path, on_bytes, where), f", behind byte {where.begin}, line " if where.begin else ":")
+
+
 def check_record(where: str, record: Any) -> tuple[str, dict]:
     if not isinstance(record, dict):
         advice = "; write each string as a record, {\"text\": \"...\"} a line" if isinstance(record, str) else ""
@@ -189,16 +205,16 @@ def _is_cut(error: ValueError, text: str) -> bool:
         error.msg.startswith("Unterminated string") or error.pos >= len(text) - 16)
 
 
-def _json_lines(path: Path, parts: Iterator[str]) -> Iterator[tuple[str, dict]]:
+def _json_lines(path: Path, parts: Iterator[str], mark: str = ":") -> Iterator[tuple[str, dict]]:
     for number, line in enumerate(_lines(parts), 1):
         if line.strip():
             try:
                 record = json.loads(line)
             except ValueError as error:
-                raise UsageError(f"{path}:{number}: not valid JSON: {error}") from None
+                raise UsageError(f"{path}{mark}{number}: not valid JSON: {error}") from None
             except RecursionError:
-                raise UsageError(f"{path}:{number}: values are nested too deeply") from None
-            yield check_record(f"{path}:{number}", record)
+                raise UsageError(f"{path}{mark}{number}: values are nested too deeply") from None
+            yield check_record(f"{path}{mark}{number}", record)
 
 
 def _lines(parts: Iterator[str]) -> Iterator[str]:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
 
 from common import UsageError
-from reading import TURNS, OnBytes, check_record, kind, read_parts, read_records
+from reading import TURNS, OnBytes, Range, check_record, kind, read_lines, read_parts, read_records
 from source_shape import refuse_records_as_text
 from tables import names
 
 OnUnused = Callable[[str, str], None]  # (field, a sentence about it)
+Records = Iterator[tuple[str, dict]]  # (where, record)
 UNUSED_CHARACTERS = 20
 # Fields that change what a record says, however short they are.
 MEANT = ("system", "history", "tools", "documents", "chat_template_kwargs")
@@ -56,6 +57,7 @@ class Source:
     format: str
     template: str
     label_mask: str
+    weight: float = 0.0  # 0: by the file's size
 
 
 def checked_text(where: str, name: str, text: str) -> str:
@@ -114,11 +116,11 @@ def _holds_text(value: Any, text: str, depth: int = 4) -> bool:
     return isinstance(value, list) and depth > 0 and any(_holds_text(inner, text, depth - 1) for inner in value)
 
 
-def _text(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
+def _text(source: Source, on_bytes: OnBytes, where: Range | None, piece_characters: int) -> Iterator[Document]:
     """One document, in fragments where it is long."""
     refuse_records_as_text(source.path)
     previous = None
-    for piece in _pieces(read_parts(source.path, on_bytes)):
+    for piece in _pieces(read_parts(source.path, on_bytes, where), piece_characters):
         if previous is not None:
             yield replace(previous, ends=False)
         previous = Document((piece,), splittable=True, begins=previous is None)
@@ -126,32 +128,28 @@ def _text(source: Source, on_bytes: OnBytes) -> Iterator[Document]:
         yield previous
 
 
-def _pieces(parts: Iterator[str]) -> Iterator[str]:
+def _pieces(parts: Iterator[str], characters: int) -> Iterator[str]:
     text = ""
     for part in parts:
         text += part
-        while len(text) >= 2 * TEXT_PIECE_CHARACTERS:
-            cut = _cut(text)
+        while len(text) >= 2 * characters or (len(text) > characters and text.find("\n\n", characters) >= 0):
+            cut = _cut(text, characters)
             yield text[:cut]
             text = text[cut:]
-    while len(text) > TEXT_PIECE_CHARACTERS and text.find("\n\n", TEXT_PIECE_CHARACTERS) >= 0:
-        cut = _cut(text)
-        yield text[:cut]
-        text = text[cut:]
     if text:
         yield text
 
 
-def _cut(text: str) -> int:
+def _cut(text: str, characters: int) -> int:
     """Behind a paragraph, or else behind a line, or else before a space."""
     for mark, behind in (("\n\n", 2), ("\n", 1), (" ", 0)):
-        cut = text.find(mark, TEXT_PIECE_CHARACTERS)
+        cut = text.find(mark, characters)
         if cut >= 0:
             return cut + behind
-    return 2 * TEXT_PIECE_CHARACTERS
+    return 2 * characters
 
 
-def _jsonl(source: Source, on_bytes: OnBytes, unused: Unused) -> Iterator[Document]:
+def _jsonl(source: Source, records: Records, unused: Unused) -> Iterator[Document]:
     try:
         parsed = list(string.Formatter().parse(source.template))
     except ValueError as error:
@@ -159,7 +157,7 @@ def _jsonl(source: Source, on_bytes: OnBytes, unused: Unused) -> Iterator[Docume
     fields = [field for _, field, _, _ in parsed if field is not None]
     if not fields or any(not field.isidentifier() for field in fields):
         raise UsageError(f"template {source.template!r}: expected plain fields, as {{question}}, found {fields}")
-    for where, record in read_records(source.path, on_bytes):
+    for where, record in records:
         text, answer = "", 0
         for literal, field, _, _ in parsed:
             text += literal
@@ -181,8 +179,8 @@ def _alpaca_fields(where: str, record: dict) -> tuple[str, str, str, tuple[str, 
             ("instruction", given, output))
 
 
-def _alpaca(source: Source, on_bytes: OnBytes, unused: Unused) -> Iterator[Document]:
-    for where, record in read_records(source.path, on_bytes):
+def _alpaca(source: Source, records: Records, unused: Unused) -> Iterator[Document]:
+    for where, record in records:
         instruction, given, answer, used = _alpaca_fields(where, record)
         template = ALPACA_WITH_INPUT if given else ALPACA_WITHOUT_INPUT
         preamble, turn = template.split("### Instruction:", 1)
@@ -208,8 +206,8 @@ def _history(where: str, record: dict) -> str:
     return text
 
 
-def _plain_records(source: Source, on_bytes: OnBytes, unused: Unused) -> Iterator[Document]:
-    for where, record in read_records(source.path, on_bytes):
+def _plain_records(source: Source, records: Records, unused: Unused) -> Iterator[Document]:
+    for where, record in records:
         instruction, given, output, used = _alpaca_fields(where, record)
         prompt = f"{instruction}\n{given}\n"
         text = prompt + output
@@ -314,8 +312,8 @@ def _messages(where: str, record: dict) -> tuple[list[dict], int, list[str]]:
     return messages, first, [*lists, "system", "tools"]
 
 
-def _chat(source: Source, on_bytes: OnBytes, unused: Unused, render_chat: Callable[..., str]) -> Iterator[Document]:
-    for where, record in read_records(source.path, on_bytes):
+def _chat(source: Source, records: Records, unused: Unused, render_chat: Callable[..., str]) -> Iterator[Document]:
+    for where, record in records:
         messages, first_answer, used = _messages(where, record)
         tools = _tools(where, record, any(isinstance(t, dict) and t.get("from") is not None for t in record[used[0]]))
 
@@ -347,11 +345,17 @@ def _chat(source: Source, on_bytes: OnBytes, unused: Unused, render_chat: Callab
 
 
 def documents(source: Source, render_chat: Callable[..., str], on_bytes: OnBytes = lambda done: None,
-              on_unused: OnUnused = lambda field, text: None) -> Iterator[Document]:
-    """The documents of one source in file order, read as they are asked for. UsageError names file and record."""
+              on_unused: OnUnused = lambda field, text: None, where: Range | None = None,
+              piece: int | None = None) -> Iterator[Document]:
+    """The documents of one source in file order, read as they are asked for. UsageError names file and record.
+
+    `where`: of these bytes alone. `piece`: a plain text comes in fragments of about so many characters, at most
+    TEXT_PIECE_CHARACTERS.
+    """
     if source.format == "text":
-        return _text(source, on_bytes)
+        return _text(source, on_bytes, where, min(max(piece or TEXT_PIECE_CHARACTERS, 1 << 16), TEXT_PIECE_CHARACTERS))
     unused = Unused(source, on_unused)
+    records = read_records(source.path, on_bytes) if where is None else read_lines(source.path, on_bytes, where)
     if source.format == "chat":
-        return _chat(source, on_bytes, unused, render_chat)
-    return {"jsonl": _jsonl, "alpaca": _alpaca, "records": _plain_records}[source.format](source, on_bytes, unused)
+        return _chat(source, records, unused, render_chat)
+    return {"jsonl": _jsonl, "alpaca": _alpaca, "records": _plain_records}[source.format](source, records, unused)

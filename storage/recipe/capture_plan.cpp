@@ -80,12 +80,18 @@ std::int64_t CapturePlan::token_sequence(std::int64_t capture_index) const {
   return capture_index < num_train ? capture_index : validation_begin + capture_index - num_train;
 }
 
+std::int64_t visited_sequences(const Recipe& recipe, DataStage stage) {
+  return stage == DataStage::kTransfer
+             ? std::int64_t{recipe.transfer.max_steps} * recipe.transfer.sequences_per_step
+             : std::int64_t{recipe.finetune.max_steps} * recipe.finetune.sequences_per_step;
+}
+
 CapturePlan make_capture_plan(const Recipe& recipe,
                               std::int64_t tokens_num_train,
                               std::int64_t tokens_num_sequences,
                               std::int64_t hidden_size) {
   const std::int64_t per_step = recipe.transfer.sequences_per_step;
-  const std::int64_t budget = std::int64_t{recipe.transfer.max_steps} * per_step;
+  const std::int64_t budget = visited_sequences(recipe, DataStage::kTransfer);
   CapturePlan plan;
   plan.num_train = std::min(budget, tokens_num_train / per_step * per_step);
   if (plan.num_train == 0 && budget > 0) {
@@ -129,7 +135,7 @@ LogitsPlan make_logits_plan(const Recipe& recipe,
   }
   LogitsPlan plan;
   CapturePlan& sequences = plan.sequences;
-  const std::int64_t budget = std::int64_t{recipe.finetune.max_steps} * per_step;
+  const std::int64_t budget = visited_sequences(recipe, DataStage::kFinetune);
   sequences.num_train = std::min(budget, tokens_num_train / per_step * per_step);
   if (sequences.num_train == 0) {
     throw Error(ErrorKind::kUsage,

@@ -31,6 +31,10 @@ struct CapturePlan {
   }
 };
 
+// The most training sequences that a stage which trains visits, transfer or finetune: no more text
+// is tokenized for it.
+[[nodiscard]] std::int64_t visited_sequences(const Recipe& recipe, DataStage stage);
+
 // Throws kUsage when the tokens cannot serve the recipe (no training sequence, seq_len mismatch is
 // the caller's).
 [[nodiscard]] CapturePlan make_capture_plan(const Recipe& recipe,

@@ -73,6 +73,19 @@ void check_data(const std::string& section, const DataSection& data, RecipeProbl
   }
   for (std::size_t i = 0; i < data.sources.size(); ++i)
     check_source(sources + "[" + std::to_string(i) + "]", data.sources[i], problems);
+  const auto weighted = std::ranges::count_if(
+      data.sources, [](const DataSource& source) { return source.weight > 0; });
+  if (weighted > 0 && static_cast<std::size_t>(weighted) < data.sources.size()) {
+    problems.add(sources,
+                 "give " + std::to_string(weighted) + " of " + std::to_string(data.sources.size()) +
+                     " texts a weight; give each one a weight, or none (then the files' sizes are "
+                     "the weights)");
+  }
+  if (weighted > 0 && data.split == "sequences") {
+    problems.add(section + ".split",
+                 "= \"sequences\" packs the texts whole, one after another; take \"documents\", or "
+                 "leave the weights out");
+  }
 }
 
 // It becomes a part of file names, and a word of tables.

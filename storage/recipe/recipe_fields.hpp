@@ -52,6 +52,8 @@ void visit_source(Source& source, Visitor& visitor) {
   visitor.field("template", source.template_, {""});
   // Which positions count in the finetune loss.
   visitor.field("label_mask", source.label_mask, {.comment = "", .choices = "all|answer"});
+  // Its share of the training tokens beside the other sources' weights; 0: by the file's size.
+  visitor.field("weight", source.weight, {"", 0, 1e9});
 }
 
 // The keys of one entry of `texts`.

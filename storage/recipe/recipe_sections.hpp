@@ -25,6 +25,7 @@ struct DataSource {
   std::string format = "text";
   std::string template_{};
   std::string label_mask = "all";
+  double weight = 0;
   bool operator==(const DataSource&) const = default;
 };
 

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <limits>
 #include <nlohmann/json.hpp>
 
+#include "storage/recipe/capture_plan.hpp"
 #include "storage/recipe/recipe_fields.hpp"
 
 namespace hedgerow::storage {
@@ -172,6 +174,12 @@ bool Recipe::validates_in_domain() const {
   return std::ranges::any_of(data_evaluate.sources, is_learned);
 }
 
+std::optional<TokensOf> shares_tokens_of(const Recipe& recipe, const TokensOf& of) {
+  if (of.stage == DataStage::kFinetune && recipe.data_finetune == recipe.data_transfer)
+    return DataStage::kTransfer;
+  return std::nullopt;
+}
+
 nlohmann::json tokens_section(const Recipe& recipe, const TokensOf& of) {
   Recipe asked = recipe;
   // `hedgerow tokenize` may ask for a stage that a run would leave out.
@@ -187,6 +195,17 @@ nlohmann::json tokens_section(const Recipe& recipe, const TokensOf& of) {
   if (!of.text.empty()) data.validation_sequences = 0;
   const bool trains = of.stage != DataStage::kEvaluate;
   const bool keeps_all = !trains && data.validation_sequences == 0;
+  if (trains) {
+    // A section of its own count that equals another stage's is read as far as the longer one.
+    std::int64_t visited = std::max<std::int64_t>(1, visited_sequences(asked, of.stage));
+    for (const DataStage other : {DataStage::kTransfer, DataStage::kFinetune}) {
+      const bool trains_too = other == DataStage::kTransfer || asked.finetune.enabled;
+      if (trains_too && asked.data(other) == data)
+        visited = std::max(visited, visited_sequences(asked, other));
+    }
+    data.max_sequences = static_cast<int>(std::min<std::int64_t>(
+        visited, data.max_sequences > 0 ? data.max_sequences : std::numeric_limits<int>::max()));
+  }
   JsonWriter writer;
   visit_data(data, writer);
   nlohmann::json section = writer.json();

@@ -13,6 +13,6 @@ def write_section(path: Path, sources: list[dict[str, Any]], stage: str = "trans
               "add_bos": "auto", "eos_token_id": -1, **values}
     count = values["validation_sequences"]
     keep = "both" if stage != "evaluate" else "validation" if count else "all"
-    whole = [{"format": "text", "template": "", "label_mask": "all", **source, "path": str(source["path"])} for source in sources]
+    whole = [{"format": "text", "template": "", "label_mask": "all", "weight": 0.0, **source, "path": str(source["path"])} for source in sources]
     path.write_text(json.dumps({"stage": stage, "sources": whole, "keep": keep, "held_out": count * values["seq_len"], **values}))
     return path

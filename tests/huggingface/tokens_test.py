@@ -6,8 +6,10 @@ depends on the run, and an error that is a traceback or does not name its key.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import hashlib
+import io
 import json
 import os
 import subprocess
@@ -16,14 +18,19 @@ import tempfile
 import tomllib
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import support
 
 support.require("tokenizers", "h5py", "xxhash", "jinja2")
+sys.path.append(str(support.HUGGINGFACE))
 
 import h5py
 import numpy as np
+import make_tokens
+import split_sources
 import xxhash
+from model_tokenizer import ModelTokenizer
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from tokens_section import write_section
 
@@ -151,6 +158,26 @@ class Tokens(unittest.TestCase):
                 held = self.decode(ids[num_train:].ravel())
                 self.assertTrue(held.strip().startswith(start), held[:40])
                 self.assertNotIn(held[:60], self.decode(ids[:num_train].ravel()))
+
+    def test_the_end_of_a_file_alone_gives_what_the_whole_file_gives(self):
+        book = self.write("book.txt", "\n\n".join(f"Paragraph {i}. " + sentence(i, 12) for i in range(400)))
+        lines = self.write("r.jsonl", "".join(json.dumps({"q": sentence(i, 9)}) + "\n" for i in range(900)))
+        tokenizer = ModelTokenizer(self.model)
+        records = f'path = "{lines}", format = "jsonl", template = "{{q}}"'
+        for name, of in (("text", f'path = "{book}"'), ("records", records), ("both", f'path = "{book}" }}, {{{records}')):
+            for limit in (0, 5):
+                made = []
+                for least in (0, 1 << 30):
+                    section = write_section(self.root / "section.json", **tomllib.loads(
+                        f"sources = [{{{of}}}]\nseq_len = 32\nvalidation_sequences = 3\nmax_sequences = {limit}"))
+                    with (self.subTest(name, limit=limit), contextlib.redirect_stdout(io.StringIO()),
+                          mock.patch.object(split_sources, "LEAST_SOUGHT_BYTES", least),
+                          mock.patch.object(split_sources, "LEAST_TAIL_BYTES", 1)):
+                        made.append(make_tokens.tokenize(make_tokens.read_section(section), tokenizer))
+                sought, whole = made
+                self.assertEqual(sought.num_train, whole.num_train)
+                np.testing.assert_array_equal(sought.input_ids, whole.input_ids)
+                np.testing.assert_array_equal(sought.document_starts, whole.document_starts)
 
     def test_alpaca_uses_both_templates_and_masks_the_prompt(self):
         path = self.write("a.json", json.dumps([{"instruction": "say alpha", "input": "", "output": "alpha"},

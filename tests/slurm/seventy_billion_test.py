@@ -68,6 +68,7 @@ SIZES = (
     (r"(?m)^seq_len = 1024\b", "seq_len = 64"),
     (r"(?m)^validation_sequences = [48]\b", "validation_sequences = 2"),
     (r"(?m)^window_size = 64\b", "window_size = 16"),           # of 64 tokens
+    (r"(?m)^recall_cache = 32\b", "recall_cache = 8"),          # at most a window
     (r"(?m)^shard_mib = 256\b", "shard_mib = 1"),
 )
 

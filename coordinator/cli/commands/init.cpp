@@ -7,9 +7,11 @@
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/run/gpu.hpp"
+#include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "storage/base/file.hpp"
 #include "storage/model/model_config.hpp"
+#include "storage/recipe/cluster_file.hpp"
 #include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -20,7 +22,7 @@ using nlohmann::json;
 using storage::ExitCode;
 
 struct InitOptions {
-  std::string model, data, format, template_, tokens, like = "own", out = "recipe.toml";
+  std::string model, data, format, template_, tokens, cluster, like = "own", out = "recipe.toml";
 };
 
 // Tokens of the longest sequence that the teacher can be asked for. Throws kUsage if our window
@@ -144,6 +146,29 @@ std::string set_steps(const std::string& field,
          std::to_string(seq_len);
 }
 
+// Ranks on all GPUs of the cluster, and steps of so many sequences that each pipeline of the mesh
+// that the plan chooses has enough micro-batches. A line that says so.
+std::string fit_to_cluster(storage::Recipe& recipe, const std::string& file) {
+  const PlanFor planned{.cluster = storage::Cluster::load(file), .before_download = true};
+  int gpus = 0;
+  for (const storage::NodeKind& nodes : planned.cluster->nodes)
+    gpus = std::max(gpus, nodes.count * nodes.gpus);
+  if (gpus == 0) return file + " tells of no GPUs: ranks and steps stay as they are";
+  constexpr int kMostSequences = 1024;
+  storage::FinetuneSection& finetune = recipe.finetune;
+  finetune.ranks = gpus;
+  MeshPlan mesh = plan_of(recipe, planned).mesh;
+  const auto waits = [&] { return mesh.mesh.pipeline > 1 && mesh.micro_batches < kLeastMicroBatches; };
+  while (waits() && finetune.sequences_per_step < kMostSequences) {
+    finetune.sequences_per_step *= 2;
+    mesh = plan_of(recipe, planned).mesh;
+  }
+  return "finetune.ranks = " + std::to_string(gpus) + ", a mesh of " +
+         storage::mesh_text(mesh.mesh) + "; finetune.sequences_per_step = " +
+         std::to_string(finetune.sequences_per_step) + ", " +
+         std::to_string(mesh.micro_batches) + " micro-batches a pipeline";
+}
+
 // What depends on the model or on the options is filled in.
 storage::Recipe recipe_for(const InitOptions& options,
                            const storage::DataSource& source,
@@ -154,8 +179,7 @@ storage::Recipe recipe_for(const InitOptions& options,
   const bool is_directory = fs::is_directory(options.model);
   recipe.model.path =
       is_directory ? fs::absolute(options.model).lexically_normal().string() : options.model;
-  recipe.plan.layers_per_block =
-      std::min(recipe.plan.layers_per_block, model.config().num_hidden_layers);
+  recipe.plan.layers_per_block = 0;  // as the plan chooses: no byte of the result depends on it
   const int longest = longest_sequence(model, recipe.attention);
   for (storage::DataSection* data :
        {&recipe.data_transfer, &recipe.data_finetune, &recipe.data_evaluate}) {
@@ -194,9 +218,10 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
                  ": the recipe is by its config.json; the weights were not seen");
   }
   std::vector<std::string> steps;
+  if (!options.cluster.empty()) steps.push_back(fit_to_cluster(recipe, options.cluster));
   if (!options.tokens.empty()) {
     const std::int64_t tokens = number_of_tokens(options.tokens);
-    steps = {set_steps("transfer.max_steps",
+    for (const std::string& line : {set_steps("transfer.max_steps",
                        tokens,
                        recipe.data_transfer.seq_len,
                        recipe.transfer.sequences_per_step,
@@ -205,7 +230,8 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
                        tokens,
                        recipe.data_finetune.seq_len,
                        recipe.finetune.sequences_per_step,
-                       recipe.finetune.max_steps)};
+                       recipe.finetune.max_steps)})
+      steps.push_back(line);
   }
   recipe.validate(options.out);
   const std::string toml = recipe.to_toml();
@@ -257,6 +283,11 @@ RunCommand declare_init(CLI::App& app) {
                  "how many each stage visits, in whole steps: 500000, 20M (K, M, G: thousands, "
                  "millions, billions); of a shorter text more than once")
       ->type_name("N");
+  app.add_option("--cluster",
+                 options->cluster,
+                 "the nodes on which it will run: ranks on all their GPUs, and steps large enough "
+                 "that no stage of a pipeline waits")
+      ->type_name("FILE");
   one_of(app.add_option("--like", options->like, "settings: our own, or the published method's")
              ->capture_default_str(),
          {"own", "published"});

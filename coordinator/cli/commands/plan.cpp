@@ -71,6 +71,26 @@ std::string mesh_text(const MeshPlan& plan) {
   return sent.empty() ? text : text + "; " + sent + " a step";
 }
 
+// Why the stages of a pipeline wait, and what would help; empty where they have enough to do.
+std::string mesh_remedy(const MeshPlan& plan, const storage::FinetuneSection& finetune) {
+  if (plan.mesh.pipeline == 1 || plan.micro_batches >= kLeastMicroBatches) return "";
+  const int sequences = plan.mesh.data * kLeastMicroBatches * finetune.sequences_per_micro_batch;
+  const std::int64_t visited = std::int64_t{finetune.max_steps} * finetune.sequences_per_step;
+  return "a pipeline of " + std::to_string(plan.mesh.pipeline) + " stages has " +
+         std::to_string(plan.micro_batches) +
+         (plan.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step, so its stages wait for one another; finetune.sequences_per_step = " +
+         std::to_string(sequences) + " gives it " + std::to_string(kLeastMicroBatches) +
+         ", in " + std::to_string((visited + sequences - 1) / sequences) + " steps in place of " +
+         std::to_string(finetune.max_steps) + " for the same text";
+}
+
+std::string lora_speed_text(const MeshPlan& plan) {
+  return number_text(plan.tokens_per_second, 3) +
+         " tokens a second and GPU, as assumed; at the 176 TFLOP/s that NVIDIA published for LoRA "
+         "on a 70B model on H100 they would be " +
+         number_text(plan.published_tokens_per_second, 3);
+}
+
 // GPU-hours and money have a column where there is any.
 void print_stages(const Plan& plan, Terminal& terminal) {
   Table table;
@@ -173,6 +193,7 @@ void print_plan(const Plan& plan,
                 const std::optional<UnreadText>& unread,
                 const std::vector<KChoice>& choices,
                 int layers_per_block,
+                const storage::FinetuneSection& finetune,
                 const std::optional<Simulated>& course,
                 Terminal& terminal) {
   const auto line = [&](std::string label, const std::string& text) {
@@ -222,6 +243,9 @@ void print_plan(const Plan& plan,
              " tokens has as much a layer";
   line("state", state);
   if (plan.finetunes && plan.mesh.mesh.ranks() > 1) line("lora", mesh_text(plan.mesh));
+  if (const std::string remedy = mesh_remedy(plan.mesh, finetune); plan.finetunes && !remedy.empty())
+    line("", remedy);
+  if (plan.finetunes && plan.mesh.tokens_per_second > 0) line("", lora_speed_text(plan.mesh));
   line("time", time_text(plan));
   print_stages(plan, terminal);
   if (choices.size() > 1) print_choices(choices, layers_per_block, terminal);
@@ -312,7 +336,7 @@ ExitCode run_plan(const PlanOptions& options, Terminal& terminal) {
     plan.warnings.push_back(std::move(*problem));
   std::optional<Simulated> course;
   if (options.simulate) course = simulate_plan(recipe, planned, plan);
-  print_plan(plan, text, choices, recipe.plan.layers_per_block, course, terminal);
+  print_plan(plan, text, choices, recipe.plan.layers_per_block, recipe.finetune, course, terminal);
   nlohmann::json answer = plan;
   answer["layers_per_block"] = recipe.plan.layers_per_block;
   answer["keep_boundaries"] = recipe.plan.keep_boundaries;

@@ -156,10 +156,6 @@ bool is_about_text(const std::string& field) {
   return field.starts_with("data.") || field.starts_with("model.");
 }
 
-void remove_tokens(const RunLayout& layout) {
-  for (const std::string& name : layout.existing_tokens()) fs::remove(layout.root() / name);
-}
-
 // A run without a journal has computed nothing: a recipe whose first try failed is mended and given
 // again, and does not need another directory.
 Recipe begin_again(const RunCommandOptions& options,

@@ -9,6 +9,7 @@
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/run/slurm_container.hpp"
 #include "coordinator/cli/run/slurm_scripts.hpp"
+#include "coordinator/cli/run/tokenizing.hpp"
 #include "coordinator/net/binding.hpp"
 #include "coordinator/net/key_maker.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
@@ -234,6 +235,18 @@ nlohmann::json json_of(const std::vector<SlurmScript>& scripts,
   return list;
 }
 
+// On this machine, while no node is paid for. False: interrupted.
+bool tokenize_before(const RunLayout& layout, const Recipe& recipe, Terminal& terminal) {
+  if (!fs::exists(layout.recipe())) remove_tokens(layout);  // of an earlier try, perhaps other texts
+  try {
+    return tokenize_missing(layout, recipe, terminal);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kUnavailable) throw;
+    terminal.warn("the job will tokenize while its nodes wait: " + std::string(error.what()));
+  }
+  return true;
+}
+
 ExitCode run_submit(const SubmitOptions& options, Terminal& terminal) {
   validate(options);
   const RunLayout layout(fs::absolute(options.run).lexically_normal());
@@ -261,6 +274,10 @@ ExitCode run_submit(const SubmitOptions& options, Terminal& terminal) {
     require_fits(plan_of(recipe, planned));
   }
   std::ignore = program("sbatch", terminal);  // before anything is written
+  if (!tokenize_before(layout, recipe, terminal)) {
+    terminal.say("interrupted; nothing was submitted");
+    return ExitCode::kInterrupted;
+  }
   prepare_connections(layout, recipe, job);
   write_scripts(scripts, recipe, job.cluster.nodes.empty() ? "" : options.cluster, folder);
   const std::vector<Submitted> jobs = submit_all(scripts, folder, terminal);

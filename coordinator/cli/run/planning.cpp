@@ -18,6 +18,8 @@
 #include "storage/base/build_info.hpp"
 #include "storage/base/file.hpp"
 #include "storage/model/model_config.hpp"
+#include "storage/recipe/capture_plan.hpp"
+#include "storage/recipe/tokens_section.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -72,13 +74,11 @@ TokensInfo expected_text(const DataSection& data, const storage::DataSource& sou
 void fill_missing(PlanTokens& tokens, const Recipe& recipe) {
   if (tokens.transfer.num_sequences == 0) {
     tokens.transfer = expected_tokens(
-        recipe.data_transfer,
-        std::int64_t{recipe.transfer.max_steps} * recipe.transfer.sequences_per_step);
+        recipe.data_transfer, storage::visited_sequences(recipe, storage::DataStage::kTransfer));
   }
   if (tokens.finetune.num_sequences == 0 && recipe.finetune.enabled) {
     tokens.finetune = expected_tokens(
-        recipe.data_finetune,
-        std::int64_t{recipe.finetune.max_steps} * recipe.finetune.sequences_per_step);
+        recipe.data_finetune, storage::visited_sequences(recipe, storage::DataStage::kFinetune));
   }
   if (tokens.evaluate.num_sequences == 0 && !recipe.data_evaluate.sources.empty()) {
     tokens.evaluate = expected_evaluation(recipe.data_evaluate);
@@ -129,12 +129,22 @@ std::string unseen_text(const storage::ModelDirectory& model) {
          ": planned by its config.json alone; the weights were not seen";
 }
 
+// Of a text no more is tokenized than its stages visit, and the end that is held out.
 StageEstimate tokenizing(const Recipe& recipe, const std::vector<storage::TokensOf>& files) {
   StageEstimate estimate;
   for (const storage::TokensOf& of : files) {
+    if (storage::shares_tokens_of(recipe, of)) continue;
     std::uint64_t bytes = 0;
     const Recipe::Sources sources = recipe.sources(of);
     for (const storage::DataSource& source : sources.list) bytes += unpacked_bytes(source);
+    const DataSection& data = recipe.data(of.stage);
+    if (of.text.empty() && data.split == "documents") {
+      const std::int64_t visited = of.stage == storage::DataStage::kEvaluate
+                                       ? 0
+                                       : storage::visited_sequences(recipe, of.stage);
+      const std::int64_t tokens = (visited + data.validation_sequences) * data.seq_len;
+      bytes = std::min(bytes, static_cast<std::uint64_t>(tokens) * kBytesPerToken);
+    }
     estimate.seconds += tokenizing_seconds(bytes);
   }
   return estimate;

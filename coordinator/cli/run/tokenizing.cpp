@@ -1,5 +1,7 @@
 #include "coordinator/cli/run/tokenizing.hpp"
 
+#include <algorithm>
+
 #include "coordinator/cli/programs/programs.hpp"
 #include "storage/base/file.hpp"
 #include "storage/base/scoped_file.hpp"
@@ -55,17 +57,30 @@ std::vector<TokensOf> missing_tokens(const storage::RunLayout& layout,
   return files;
 }
 
+void remove_tokens(const storage::RunLayout& layout) {
+  for (const std::string& name : layout.existing_tokens()) fs::remove(layout.root() / name);
+}
+
 bool tokenize_missing(const storage::RunLayout& layout,
                       const storage::Recipe& recipe,
                       Terminal& terminal) {
+  // A file that was there before may have been made for a recipe of fewer steps.
+  std::vector<TokensOf> made;
   for (const TokensOf& of : recipe.tokens_files()) {
     const fs::path out = layout.resolve(storage::RunLayout::tokens(of));
     if (fs::exists(out)) {
       terminal.detail(out.string() + ": there already");
       continue;
     }
+    if (const auto shared = shares_tokens_of(recipe, of); shared && std::ranges::count(made, *shared) > 0) {
+      fs::remove(out);  // one that leads nowhere
+      fs::create_symlink(layout.resolve(storage::RunLayout::tokens(*shared)).filename(), out);
+      terminal.say(name_of(of) + ": the tokens of " + name_of(*shared));
+      continue;
+    }
     const nlohmann::json done = tokenize({recipe, recipe.model.path, of, out}, terminal);
     if (done.is_null()) return false;
+    made.push_back(of);
     terminal.say("tokenized " + name_of(of) + ": " + tokens_text(done));
   }
   return true;

@@ -29,7 +29,11 @@ struct TokenizeRequest {
 [[nodiscard]] std::vector<storage::TokensOf> missing_tokens(const storage::RunLayout& layout,
                                                             const storage::Recipe& recipe);
 
-// Makes the tokens files of a run that are missing. false: interrupted.
+// Of a run that has no recipe yet: whose they are nobody knows.
+void remove_tokens(const storage::RunLayout& layout);
+
+// Makes the tokens files of a run that are missing; stages that ask for the same get one file, the
+// later one by a link. false: interrupted.
 bool tokenize_missing(const storage::RunLayout& layout,
                       const storage::Recipe& recipe,
                       Terminal& terminal);

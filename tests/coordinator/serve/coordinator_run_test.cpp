@@ -45,7 +45,7 @@ TEST_F(CoordinatorRun, TheFinetuneStageCanBeLeftToAnotherCommand) {
   const RunOutcome outcome = coordinate();
   EXPECT_EQ(outcome.exit_code, storage::ExitCode::kOk) << outcome.summary;
   EXPECT_EQ(outcome.summary, "all but the finetune stage is done");
-  EXPECT_EQ(num_records("granted"), 4 + 3 + 1 + 2) << "captures, transfers, assemble, evaluations";
+  EXPECT_EQ(num_records("granted"), 4 + 3 + 1) << "captures, transfers, assemble";
   const RunStatus status = read_status(layout_);
   EXPECT_EQ(status.state, "stopped");
   EXPECT_EQ(status.task("finetune")->state, "ready");

@@ -12,6 +12,7 @@ class StageElsewhere : public CoordinatorRun {
  protected:
   StageElsewhere() {
     geometry_.finetunes = true;
+    geometry_.evaluates.clear();  // they come after it, and no worker comes back here
     finetune_elsewhere_ = true;
   }
 

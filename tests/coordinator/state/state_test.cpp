@@ -29,6 +29,30 @@ void complete_all_but_finetune(State& state) {
   complete(state, TaskId::evaluate(Subject::kTransfer), ++token);
 }
 
+TEST(State, FinetuneWaitsForAnEvaluationThatHasBegunAndGoesBeforeTheOthers) {
+  State state = started_state();
+  const TaskId teacher = TaskId::evaluate(Subject::kTeacher);
+  const TaskId student = TaskId::evaluate(Subject::kTransfer);
+  std::uint64_t token = 0;
+  for (int block = 0; block < 2; ++block) {
+    for (int piece = 0; piece < 2; ++piece) complete(state, TaskId::capture(block, piece), ++token);
+  }
+  EXPECT_TRUE(is_ready(state, state.task(teacher))) << "a worker may be idle";
+  const std::uint64_t evaluation = ++token;
+  grant(state, teacher, evaluation);
+  for (int block = 0; block < 3; ++block) complete(state, TaskId::transfer(block), ++token);
+  complete(state, TaskId::assemble(), ++token);
+  EXPECT_EQ(waits_for(state, state.task(TaskId::finetune())), "evaluate/teacher is not done yet");
+  EXPECT_EQ(waits_for(state, state.task(student)), "finetune comes first");
+  must(state, TaskFailed{evaluation, storage::ErrorKind::kInternal, "boom"});
+  EXPECT_EQ(waits_for(state, state.task(teacher)), "finetune comes first");
+  EXPECT_TRUE(is_ready(state, state.task(TaskId::finetune())));
+  EXPECT_FALSE(state.index.ready.contains(teacher));
+  complete(state, TaskId::finetune(), ++token);
+  for (const Subject subject : {Subject::kTeacher, Subject::kTransfer, Subject::kLora})
+    EXPECT_TRUE(state.index.ready.contains(TaskId::evaluate(subject)));
+}
+
 TEST(State, ARunGoesFromCaptureToTheLastEvaluation) {
   State state = started_state();
   EXPECT_EQ(phase_of(state), RunPhase::kRunning);

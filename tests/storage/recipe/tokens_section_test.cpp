@@ -28,13 +28,30 @@ std::string refused_section(const Recipe& recipe, const TokensOf& of) {
 TEST(TokensSection, HasEveryKeyOfTheSectionWithDefaultsFilledIn) {
   Recipe recipe = minimal();
   recipe.data_finetune.add_bos = AddBos::kNo;
+  recipe.transfer.max_steps = 120 / recipe.transfer.sequences_per_step;
   EXPECT_EQ(tokens_section(recipe, DataStage::kTransfer), nlohmann::json::parse(R"({
               "stage": "transfer", "text": "", "keep": "both", "held_out": 8192,
               "sources": [{"path": "corpus.txt", "format": "text", "template": "",
-                           "label_mask": "all"}],
+                           "label_mask": "all", "weight": 0.0}],
               "seq_len": 1024, "validation_sequences": 8, "split": "documents",
-              "max_sequences": 0, "add_bos": "auto", "eos_token_id": -1})"));
+              "max_sequences": 120, "add_bos": "auto", "eos_token_id": -1})"));
   EXPECT_EQ(tokens_section(recipe, DataStage::kFinetune)["add_bos"], false);
+}
+
+TEST(TokensSection, TheTextIsReadAsFarAsTheStagesWithOneSectionVisit) {
+  Recipe recipe = minimal();
+  recipe.transfer.max_steps = 10;
+  recipe.finetune.max_steps = 25;
+  recipe.transfer.sequences_per_step = recipe.finetune.sequences_per_step = 4;
+  const auto limit = [&](DataStage stage) { return tokens_section(recipe, stage)["max_sequences"]; };
+  EXPECT_EQ(shares_tokens_of(recipe, DataStage::kFinetune), DataStage::kTransfer);
+  EXPECT_EQ(limit(DataStage::kTransfer), 100);
+  EXPECT_EQ(limit(DataStage::kFinetune), 100);
+  recipe.data_finetune.seq_len = 512;
+  EXPECT_EQ(shares_tokens_of(recipe, DataStage::kFinetune), std::nullopt);
+  EXPECT_EQ(limit(DataStage::kTransfer), 40);
+  recipe.data_transfer.max_sequences = 30;
+  EXPECT_EQ(limit(DataStage::kTransfer), 30);
 }
 
 TEST(TokensSection, StagesWithTheSameTextHoldOutTheMostThatOneOfThemAsksFor) {
