@@ -4,6 +4,7 @@
 // `submit` refuse what does not fit, and the scheduler compares a worker's memory with it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -109,9 +110,12 @@ struct MeshPlan {
 // recomputation: NVIDIA-NeMo/Automodel, docs/performance-summary.md (October 2025), 8 x H100, bf16,
 // sequences of 4,096, 608 tokens a second and GPU.
 inline constexpr double kPublishedLoraFlops = 176e12;
-// A pipeline of several stages should have at least so many micro-batches a step: with fewer its
-// stages mostly wait for one another.
-inline constexpr int kLeastMicroBatches = 4;
+// A pipeline of several stages should have at least so many micro-batches a step, and one a stage:
+// with fewer its stages mostly wait for one another.
+[[nodiscard]] constexpr int least_micro_batches(const storage::Mesh& mesh) {
+  constexpr int kLeast = 4;
+  return mesh.pipeline == 1 ? 1 : std::max(kLeast, mesh.pipeline);
+}
 
 struct Plan {
   int num_layers = 0;

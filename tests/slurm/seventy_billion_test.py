@@ -50,10 +50,7 @@ SUBSTITUTIONS = (
     (r"(?m)^tasks_per_node = 8\b", "tasks_per_node = 2"),
     (r"\bcpus_per_task = 12\b", "cpus_per_task = 1"),
     (r"--cpus-per-task=96\b", "--cpus-per-task=1"),
-    (r"ranks = 24 ", "ranks = 4 "),                             # still a pipeline a node
-    (r'mesh = "8x3"', 'mesh = "2x2"'),
     (r"--tokens 20M\b", "--tokens 16384"),
-    (r"max_steps = 4883 /max_steps = 2442 ", "max_steps = 4 /max_steps = 2 "),
     (r"(?m)^gpus_per_task = .*\n", ""),                         # no GPUs
     (r"(?m)^gpus = .*\n", ""),
     (r"(?m)^gpu_memory_gb = .*\n", ""),
@@ -69,6 +66,9 @@ SIZES = (
     (r"(?m)^validation_sequences = [48]\b", "validation_sequences = 2"),
     (r"(?m)^window_size = 64\b", "window_size = 16"),           # of 64 tokens
     (r"(?m)^recall_cache = 32\b", "recall_cache = 8"),          # at most a window
+    (r"(?m)^ranks = \d+ ", "ranks = 4 "),                       # a pipeline a node
+    (r'(?m)^mesh = "auto"', 'mesh = "2x2"'),
+    (r"(?m)^layers_per_block = 0 ", "layers_per_block = 5 "),    # many blocks
     (r"(?m)^shard_mib = 256\b", "shard_mib = 1"),
 )
 

@@ -148,8 +148,9 @@ std::string set_steps(const std::string& field,
 
 // Ranks on all GPUs of the cluster, and steps of so many sequences that each pipeline of the mesh
 // that the plan chooses has enough micro-batches. A line that says so.
-std::string fit_to_cluster(storage::Recipe& recipe, const std::string& file) {
-  const PlanFor planned{.cluster = storage::Cluster::load(file), .before_download = true};
+std::string fit_last_stage(storage::Recipe& recipe, const std::string& file) {
+  const PlanFor planned{
+      .directory = ".", .cluster = storage::Cluster::load(file), .before_download = true};
   int gpus = 0;
   for (const storage::NodeKind& nodes : planned.cluster->nodes)
     gpus = std::max(gpus, nodes.count * nodes.gpus);
@@ -158,7 +159,7 @@ std::string fit_to_cluster(storage::Recipe& recipe, const std::string& file) {
   storage::FinetuneSection& finetune = recipe.finetune;
   finetune.ranks = gpus;
   MeshPlan mesh = plan_of(recipe, planned).mesh;
-  const auto waits = [&] { return mesh.mesh.pipeline > 1 && mesh.micro_batches < kLeastMicroBatches; };
+  const auto waits = [&] { return mesh.micro_batches < least_micro_batches(mesh.mesh); };
   while (waits() && finetune.sequences_per_step < kMostSequences) {
     finetune.sequences_per_step *= 2;
     mesh = plan_of(recipe, planned).mesh;
@@ -218,7 +219,7 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
                  ": the recipe is by its config.json; the weights were not seen");
   }
   std::vector<std::string> steps;
-  if (!options.cluster.empty()) steps.push_back(fit_to_cluster(recipe, options.cluster));
+  if (!options.cluster.empty()) steps.push_back(fit_last_stage(recipe, options.cluster));
   if (!options.tokens.empty()) {
     const std::int64_t tokens = number_of_tokens(options.tokens);
     for (const std::string& line : {set_steps("transfer.max_steps",

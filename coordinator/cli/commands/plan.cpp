@@ -73,14 +73,14 @@ std::string mesh_text(const MeshPlan& plan) {
 
 // Why the stages of a pipeline wait, and what would help; empty where they have enough to do.
 std::string mesh_remedy(const MeshPlan& plan, const storage::FinetuneSection& finetune) {
-  if (plan.mesh.pipeline == 1 || plan.micro_batches >= kLeastMicroBatches) return "";
-  const int sequences = plan.mesh.data * kLeastMicroBatches * finetune.sequences_per_micro_batch;
+  const int least = least_micro_batches(plan.mesh);
+  if (plan.micro_batches >= least) return "";
+  const int sequences = plan.mesh.data * least * finetune.sequences_per_micro_batch;
   const std::int64_t visited = std::int64_t{finetune.max_steps} * finetune.sequences_per_step;
   return "a pipeline of " + std::to_string(plan.mesh.pipeline) + " stages has " +
          std::to_string(plan.micro_batches) +
          (plan.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step, so its stages wait for one another; finetune.sequences_per_step = " +
-         std::to_string(sequences) + " gives it " + std::to_string(kLeastMicroBatches) +
-         ", in " + std::to_string((visited + sequences - 1) / sequences) + " steps in place of " +
+         std::to_string(sequences) + " gives it " + std::to_string(least) + ", in " + std::to_string((visited + sequences - 1) / sequences) + " steps in place of " +
          std::to_string(finetune.max_steps) + " for the same text";
 }
 
