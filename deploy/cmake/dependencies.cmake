@@ -38,21 +38,33 @@ endif()
 set_target_properties(PkgConfig::zmq PROPERTIES
   INTERFACE_INCLUDE_DIRECTORIES "${zmq_INCLUDEDIR}" INTERFACE_COMPILE_OPTIONS "")
 
+include(CheckSourceRuns)
+set(CMAKE_REQUIRED_LIBRARIES PkgConfig::zmq)
+check_source_runs(C "#include <zmq.h>
+int main(void) { return zmq_has(\"curve\") == 1 ? 0 : 1; }" HEDGEROW_ZMQ_HAS_CURVE)
+unset(CMAKE_REQUIRED_LIBRARIES)
+if(NOT HEDGEROW_ZMQ_HAS_CURVE)
+  message(WARNING "libzmq ${zmq_VERSION} of ${zmq_LIBDIR} has no CURVE, so 'hedgerow keygen' will fail and no worker of another machine "
+    "can connect. Use a libzmq that was built with libsodium")
+endif()
+
 find_path(TOMLPLUSPLUS_INCLUDE_DIR toml++/toml.h)
 if(NOT TOMLPLUSPLUS_INCLUDE_DIR)
   hedgerow_take(toml++ libtomlplusplus-dev)
 endif()
 
-# Beast and Asio, of headers alone.
-find_package(Boost 1.74 QUIET)
-if(NOT Boost_FOUND)
-  hedgerow_take(Boost libboost-dev)
-endif()
-add_library(hedgerow_beast INTERFACE)
-target_include_directories(hedgerow_beast SYSTEM INTERFACE ${Boost_INCLUDE_DIRS})
-find_package(prometheus-cpp QUIET)
-if(NOT prometheus-cpp_FOUND)
-  hedgerow_take(prometheus-cpp prometheus-cpp-dev)
+if(HEDGEROW_WEB)
+  # Beast and Asio, of headers alone.
+  find_package(Boost 1.74 QUIET)
+  if(NOT Boost_FOUND)
+    hedgerow_take(Boost libboost-dev)
+  endif()
+  add_library(hedgerow_beast INTERFACE)
+  target_include_directories(hedgerow_beast SYSTEM INTERFACE ${Boost_INCLUDE_DIRS})
+  find_package(prometheus-cpp QUIET)
+  if(NOT prometheus-cpp_FOUND)
+    hedgerow_take(prometheus-cpp prometheus-cpp-dev)
+  endif()
 endif()
 
 set(HEDGEROW_HAVE_MPI OFF)
@@ -69,15 +81,17 @@ if(HEDGEROW_FUZZ)
   message(STATUS "hedgerow ${PROJECT_VERSION}: fuzz targets by ${CMAKE_CXX_COMPILER_ID} ${CMAKE_CXX_COMPILER_VERSION}")
   return()
 endif()
-find_file(HEDGEROW_CHART_JS chart.min.js
-  PATHS /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist
-  DOC "Chart.js 3, minified, with which the run's page draws its curves" NO_DEFAULT_PATH)
-if(NOT HEDGEROW_CHART_JS)
-  hedgerow_take(chart.js libjs-chart.js)
+if(HEDGEROW_WEB)
+  find_file(HEDGEROW_CHART_JS chart.min.js
+    PATHS /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist
+    DOC "Chart.js 3, minified, with which the run's page draws its curves" NO_DEFAULT_PATH)
+  if(NOT HEDGEROW_CHART_JS)
+    hedgerow_take(chart.js libjs-chart.js)
+  endif()
 endif()
 include(${CMAKE_CURRENT_LIST_DIR}/torch.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/cuda.cmake)
 include(${CMAKE_CURRENT_LIST_DIR}/nccl.cmake)
 
 message(STATUS "hedgerow ${PROJECT_VERSION}: LibTorch ${HEDGEROW_TORCH_VERSION}, "
-  "MPI ${HEDGEROW_HAVE_MPI}, CUDA ${HEDGEROW_HAVE_CUDA}, NCCL ${HEDGEROW_HAVE_NCCL}, HDF5 ${HDF5_VERSION}")
+  "MPI ${HEDGEROW_HAVE_MPI}, CUDA ${HEDGEROW_HAVE_CUDA}, NCCL ${HEDGEROW_HAVE_NCCL}, HDF5 ${HDF5_VERSION}, web page ${HEDGEROW_WEB}")
