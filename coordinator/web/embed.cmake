@@ -4,7 +4,8 @@ find_file(HEDGEROW_CHART_JS chart.min.js
   PATHS /usr/share/javascript/chart.js /usr/share/nodejs/chart.js/dist
   DOC "Chart.js 3, minified, with which the run's page draws its curves" NO_DEFAULT_PATH)
 if(NOT HEDGEROW_CHART_JS)
-  message(FATAL_ERROR "chart.min.js was not found; install libjs-chart.js, or name it: -DHEDGEROW_CHART_JS=FILE")
+  message(FATAL_ERROR "chart.min.js was not found; install libjs-chart.js, name it (-DHEDGEROW_CHART_JS=FILE), or build "
+    "without the page (-DHEDGEROW_WEB=OFF)")
 endif()
 
 set(_page ${CMAKE_CURRENT_SOURCE_DIR}/web/page)

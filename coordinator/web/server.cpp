@@ -392,6 +392,8 @@ WebAddress parse_web_address(const std::string& text) {
   return address;
 }
 
+bool has_web_page() { return true; }
+
 std::uint16_t port_of_address(const std::string& address) {
   constexpr std::string_view kScheme = "http://";
   if (!address.starts_with(kScheme) || !address.ends_with('/')) return 0;

@@ -27,6 +27,10 @@ struct WebAddress {
 // The port of "http://127.0.0.1:8080/"; 0: there is none.
 [[nodiscard]] std::uint16_t port_of_address(const std::string& address);
 
+// Whether this build has the page (HEDGEROW_WEB). Without it, the constructor, parse_web_address()
+// and report_html() throw kUsage.
+[[nodiscard]] bool has_web_page();
+
 class WebServer {
  public:
   // Listens when it returns. Throws kUsage: the port is taken, or the address is not of this host.

@@ -1,8 +1,10 @@
 """deploy/setup --offline: wheels and text come from a folder, and nothing is asked of a network. With a wheel made here in place of the
-pinned ones, which are half a gigabyte. And a preset configures where Ninja, ccache and mold are not."""
+pinned ones, which are half a gigabyte. deploy/setup --archives and CMake refuse what is not the pinned archive of a library. And a
+preset configures where Ninja, ccache and mold are not."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import subprocess
@@ -77,6 +79,73 @@ class Offline(unittest.TestCase):
         said = self.setup("--offline", str(self.folder))
         self.assertEqual(said.returncode, 2)
         self.assertIn("deploy/container/gather", said.stderr)
+
+
+class Archives(unittest.TestCase):
+    """With a table of one archive, which a curl made here copies from a folder; apt-get knows no mirror."""
+
+    def setUp(self):
+        holder = tempfile.TemporaryDirectory()
+        self.addCleanup(holder.cleanup)
+        self.folder = Path(holder.name)
+        for name in ["deploy/cmake", "bin", "public", "kept"]:
+            (self.folder / name).mkdir(parents=True)
+        for name in ["setup", "progress.sh"]:
+            shutil.copy(DEPLOY / name, self.folder / "deploy" / name)
+        head, rest = (DEPLOY / "cmake/archives.cmake").read_text().split("set(HEDGEROW_ARCHIVE_TABLE\n", 1)
+        content = b"an archive\n"
+        self.hash = hashlib.sha256(content).hexdigest()
+        (self.folder / "deploy/cmake/archives.cmake").write_text(
+            f"{head}set(HEDGEROW_ARCHIVE_TABLE\n  fmt 1.2 one.tar\n    {self.hash} https://archives.invalid/pool\n)\n" + rest.split("\n)\n", 1)[1])
+        (self.folder / "public/one.tar").write_bytes(content)
+        (self.folder / "bin/apt-get").write_text("#!/bin/sh\nexit 0\n")
+        (self.folder / "bin/curl").write_text(
+            f'#!/bin/sh\nwhile [ "$1" != -o ]; do shift; done\ncp {self.folder}/public/"${{3##*/}}" "$2"\n')
+        for name in ["apt-get", "curl"]:
+            (self.folder / "bin" / name).chmod(0o755)
+
+    def setup(self, *words: str, code: int = 0) -> str:
+        variables = {**os.environ, "PATH": f"{self.folder}/bin:{os.environ['PATH']}", "HEDGEROW_CACHE": str(self.folder / "cache")}
+        said = subprocess.run([str(self.folder / "deploy/setup"), *words], env=variables, capture_output=True, text=True, check=False)
+        self.assertEqual(said.returncode, code, said.stdout + said.stderr)
+        return said.stdout + said.stderr
+
+    def take(self) -> str:
+        """What CMake says, in one line, to a library that is taken from the folder `kept`."""
+        script = self.folder / "take.cmake"
+        script.write_text(f"include({self.folder}/deploy/cmake/archives.cmake)\nhedgerow_take(fmt libfmt-dev)\n")
+        said = subprocess.run(["cmake", "-DHEDGEROW_FETCH=ON", f"-DHEDGEROW_ARCHIVES={self.folder}/kept", "-P", str(script)],
+                              cwd=self.folder, capture_output=True, text=True, check=False)
+        self.assertNotEqual(said.returncode, 0)
+        return " ".join(said.stderr.split())
+
+    def test_the_table_of_cmake_is_printed(self):
+        self.assertEqual(self.setup("--archives"), f"fmt 1.2 one.tar {self.hash} https://archives.invalid/pool/one.tar\n")
+        said = subprocess.run([str(DEPLOY / "setup"), "--archives"], capture_output=True, text=True, check=True).stdout
+        self.assertEqual(len(said.splitlines()), 8)
+        for line in said.splitlines():
+            self.assertRegex(line, r"^\S+ [0-9.]+ (\S+) [0-9a-f]{64} https://deb\.debian\.org/debian/pool/main/\S+/\1$")
+
+    def test_what_a_folder_lacks_is_downloaded_once(self):
+        self.assertIn("one.tar: downloaded", self.setup("--archives", str(self.folder / "kept")))
+        (self.folder / "public/one.tar").unlink()
+        self.assertIn("complete", self.setup("--archives", str(self.folder / "kept")))
+
+    def test_other_bytes_are_refused(self):
+        (self.folder / "public/one.tar").write_text("other bytes\n")
+        self.assertIn(self.hash, self.setup("--archives", str(self.folder / "kept"), code=5))
+        self.assertEqual(list((self.folder / "kept").iterdir()), [])
+        (self.folder / "kept/one.tar").write_text("other bytes\n")
+        self.assertIn("Delete it", self.setup("--archives", str(self.folder / "kept"), code=5))
+        self.assertIn(f"its SHA-256 is {hashlib.sha256(b'other bytes' + bytes([10])).hexdigest()}, not {self.hash}", self.take())
+
+    def test_an_archive_that_the_folder_lacks_is_named_by_setup_and_cmake(self):
+        (self.folder / "public/one.tar").unlink()
+        self.assertIn("one.tar could not be downloaded", self.setup("--archives", str(self.folder / "kept"), code=5))
+        said = self.take()
+        for part in ["one.tar", self.hash, "deploy/setup --archives DIR"]:
+            self.assertIn(part, said)
+        self.assertEqual(said.count("CMake Error"), 1)
 
 
 class WithoutFastTools(unittest.TestCase):

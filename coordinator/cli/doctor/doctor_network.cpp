@@ -5,6 +5,7 @@
 #include "coordinator/cli/doctor/doctor.hpp"
 #include "coordinator/cli/doctor/doctor_sockets.hpp"
 #include "coordinator/net/binding.hpp"
+#include "coordinator/web/server.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
 #include "coordinator/wire/run_keys.hpp"
 
@@ -20,6 +21,11 @@ Outcome look_at_zmq() {
       std::to_string(major) + "." + std::to_string(minor) + "." + std::to_string(patch);
   if (zmq_has("curve") != 0) return {Level::kOk, version + " with CURVE"};
   return {Level::kFail, version + " without CURVE, so connections cannot be encrypted"};
+}
+
+Outcome look_at_page() {
+  if (has_web_page()) return {Level::kOk, "in this build"};
+  return {Level::kOk, "none in this build: 'hedgerow watch' shows a run in the terminal"};
 }
 
 Outcome look_at_loopback(int port) {
@@ -92,6 +98,7 @@ std::vector<Finding> examine_network(const NetworkFacts& facts, const fs::path& 
   const std::string run = directory == "." ? "DIR" : directory.string();
   return run_checks({
       {"libzmq", "build libzmq with libsodium", look_at_zmq},
+      {"web page", "configure with -DHEDGEROW_WEB=ON", look_at_page},
       {"loopback",
        "end what holds the port ('ss -ltnp') or change workers.port; without one: ip link set lo "
        "up",
