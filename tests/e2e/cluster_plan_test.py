@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -83,6 +84,29 @@ class PlansOfClusters(unittest.TestCase):
 
     def plan(self, recipe: Path, cluster: Path, *more: str) -> subprocess.CompletedProcess:
         return limited([self.hedgerow, "plan", "--recipe", recipe, "--cluster", cluster, "--json", *more])
+
+    def test_init_for_a_cluster_keeps_the_stages_of_a_pipeline_busy(self) -> None:
+        """70B, 20 M tokens, 3 x 8 GPUs: the goal is 45 minutes from first to last."""
+        model = self.folder / "70B"
+        write_sparse_model(model, **MODELS["70B"])
+        cluster, recipe = CLUSTERS / "3x8x80gb.toml", self.folder / "recipe.toml"
+        made = limited([self.hedgerow, "init", model, "--data", self.text, "--tokens", "20M", "--cluster", cluster, "--out", recipe])
+        self.assertEqual(made.returncode, 0, made.stderr)
+        done = limited([self.hedgerow, "plan", "--recipe", recipe, "--cluster", cluster, "--simulate", "--json"])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        plan = json.loads(done.stdout)
+        data, stages, *_ = map(int, plan["mesh"].split("x"))
+        self.assertEqual(data * stages, 24)
+        self.assertGreaterEqual(plan["mesh_micro_batches"], max(4, stages))
+        self.assertLessEqual(plan["simulation"]["makespan_seconds"], 45 * 60)
+        text = recipe.read_text()
+        few = self.folder / "few.toml"
+        few.write_text(re.sub(r"(?m)^sequences_per_step = (?!4 )\d+ ", "sequences_per_step = 8 ", text))
+        done = limited([self.hedgerow, "plan", "--recipe", few, "--cluster", cluster])
+        self.assertEqual(done.returncode, 0, done.stderr)
+        said = " ".join(done.stdout.split())
+        self.assertRegex(said, r"its stages wait for one another; finetune\.sequences_per_step = \d+ gives it \d+, in \d+ steps")
+        self.assertRegex(said, r"\d+ tokens a second and GPU, as assumed; at the 176 TFLOP/s that NVIDIA published")
 
     def test_a_coordinator_of_4_gib_accepts_what_fits_the_cluster_and_nothing_else(self) -> None:
         for name, fitting in FITS.items():

@@ -10,6 +10,7 @@
 #include "coordinator/cli/run/gpu.hpp"
 #include "coordinator/cli/run/inspection.hpp"
 #include "coordinator/cli/run/planning.hpp"
+#include "coordinator/cli/run/slurm_scripts.hpp"
 #include "coordinator/cli/run/stop_request.hpp"
 #include "coordinator/cli/run/tokenizing.hpp"
 #include "coordinator/cli/terminal/control.hpp"
@@ -93,16 +94,26 @@ void make_directory(const fs::path& directory) {
                            error.message() + "; name a place where you may write with --run");
 }
 
-// Empty, but for what other commands prepare for a run that is yet to begin (keys, job scripts),
-// and for what one that was killed as it began has left.
+// Empty, but for what other commands prepare for a run that is yet to begin (keys; job scripts and
+// tokens, by `submit`), and for what one that was killed as it began has left.
 bool holds_no_run(const RunLayout& layout) {
+  const bool was_submitted = fs::exists(layout.slurm_directory());
+  const fs::path tokens = (layout.root() / RunLayout::tokens(storage::DataStage::kTransfer)).parent_path();
   const std::string tokenize_stage = layout.tokenize_stage_file().filename().string();
   return std::all_of(
       fs::directory_iterator(layout.root()), fs::directory_iterator(), [&](const auto& entry) {
         return entry.path() == layout.keys_directory() ||
                entry.path() == layout.slurm_directory() ||
+               (was_submitted && entry.path() == tokens) ||
                entry.path().filename().string().find(tokenize_stage) != std::string::npos;
       });
+}
+
+// Tokens that `submit` made are those of the recipe that it wrote beside its scripts.
+void remove_tokens_of_others(const RunLayout& layout, const std::string& recipe) {
+  std::error_code missing;
+  if (!fs::equivalent(recipe, layout.slurm_directory() / kSlurmRecipe, missing) || missing)
+    remove_tokens(layout);
 }
 
 // Says who is at work on the run from here on; throws if somebody else is.
@@ -127,6 +138,7 @@ Recipe begin_run(const RunCommandOptions& options,
           options.run +
               " was begun by another 'hedgerow run' a moment ago; the same command "
               "goes on with it");
+  remove_tokens_of_others(layout, options.recipe);
   write_recipe(layout, recipe);
   if (!options.cluster.empty())
     storage::write_atomically(layout.cluster(), storage::read_text(options.cluster));

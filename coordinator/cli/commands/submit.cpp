@@ -274,12 +274,12 @@ ExitCode run_submit(const SubmitOptions& options, Terminal& terminal) {
     require_fits(plan_of(recipe, planned));
   }
   std::ignore = program("sbatch", terminal);  // before anything is written
+  prepare_connections(layout, recipe, job);
+  write_scripts(scripts, recipe, job.cluster.nodes.empty() ? "" : options.cluster, folder);
   if (!tokenize_before(layout, recipe, terminal)) {
     terminal.say("interrupted; nothing was submitted");
     return ExitCode::kInterrupted;
   }
-  prepare_connections(layout, recipe, job);
-  write_scripts(scripts, recipe, job.cluster.nodes.empty() ? "" : options.cluster, folder);
   const std::vector<Submitted> jobs = submit_all(scripts, folder, terminal);
   nlohmann::json list = nlohmann::json::array();
   for (const Submitted& submitted : jobs) {

@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::UnorderedElementsAre;
 
-std::string refusal(const std::function<void()>& action) {
+std::string key_refusal(const std::function<void()>& action) {
   return tests::refusal(action, storage::ErrorKind::kUsage);
 }
 
@@ -49,7 +49,7 @@ class RunKeys : public ::testing::Test {
     ASSERT_EQ(::chmod(path.c_str(), mode), 0);
   }
   [[nodiscard]] std::string refused_secret() const {
-    return refusal([&] { std::ignore = wire::read_worker_keys(layout_); });
+    return key_refusal([&] { std::ignore = wire::read_worker_keys(layout_); });
   }
 
   tests::TemporaryDirectory directory_;
@@ -94,7 +94,7 @@ TEST_F(RunKeys, WhatIsMissingIsMadeAgainAndTheRestStays) {
   const std::string before = text_of("worker.secret");
   for (const char* name : {"worker.public", "allowed", "coordinator.secret"})
     fs::remove(layout_.keys_directory() / name);
-  EXPECT_THAT(refusal([&] { std::ignore = wire::read_coordinator_keys(layout_); }),
+  EXPECT_THAT(key_refusal([&] { std::ignore = wire::read_coordinator_keys(layout_); }),
               HasSubstr("coordinator.secret: no such file; 'hedgerow keygen --run"));
   EXPECT_THAT(
       make().written,
@@ -148,12 +148,12 @@ TEST_F(RunKeys, AFileThatOthersMayTouchIsRefusedWithTheCommandThatMendsIt) {
   EXPECT_THAT(refused_secret(), HasSubstr("may write it (mode 664); 'chmod 644"));
   chmod("coordinator.public", 0644);
   chmod("allowed", 0646);
-  EXPECT_THAT(refusal([&] { std::ignore = wire::read_allowed_keys(layout_); }),
+  EXPECT_THAT(key_refusal([&] { std::ignore = wire::read_allowed_keys(layout_); }),
               HasSubstr("'chmod 644"));
   chmod("allowed", 0644);
   chmod(".", 0770);
   EXPECT_THAT(refused_secret(), HasSubstr("'chmod 700"));
-  EXPECT_THAT(refusal([&] { make({"worker"}, true); }), HasSubstr("'chmod 700"));
+  EXPECT_THAT(key_refusal([&] { make({"worker"}, true); }), HasSubstr("'chmod 700"));
 }
 
 // Read in processes of their own, so that this one stays root.
@@ -169,7 +169,7 @@ TEST_F(RunKeys, WhatBelongsToAnotherUserIsRefusedUnlessThatIsRootOrTheReaderIs) 
   };
   const auto read_as_reader = [&] {
     if (::seteuid(kReader) != 0) std::exit(1);
-    std::cerr << refusal([&] { std::ignore = wire::read_allowed_keys(layout_); });
+    std::cerr << key_refusal([&] { std::ignore = wire::read_allowed_keys(layout_); });
     std::exit(0);
   };
   const auto says = ::testing::ExitedWithCode(0);
@@ -212,22 +212,22 @@ TEST_F(RunKeys, TheListTakesCommentsAndKeysThatBeginLikeOne) {
   EXPECT_THAT(wire::read_allowed_keys(layout_),
               UnorderedElementsAre(hash_key, std::string(40, 'B')));
   write("allowed", "# ok\n" + std::string(39, 'a') + "\n", 0644);
-  EXPECT_THAT(refusal([&] { std::ignore = wire::read_allowed_keys(layout_); }),
+  EXPECT_THAT(key_refusal([&] { std::ignore = wire::read_allowed_keys(layout_); }),
               HasSubstr("allowed:2: its first word is no public key"));
   write("allowed", std::string((1U << 20) + 1, '\n'), 0644);
-  EXPECT_THAT(refusal([&] { std::ignore = wire::read_allowed_keys(layout_); }),
+  EXPECT_THAT(key_refusal([&] { std::ignore = wire::read_allowed_keys(layout_); }),
               HasSubstr("expected at most 1048576"));
 }
 
 TEST_F(RunKeys, ANameThatLeavesTheFolderOrHidesAnotherFileIsRefused) {
   for (const char* name : {"", "../x", "a/b", ".", "coordinator", "http", "allowed", "a b"}) {
-    EXPECT_THAT(refusal([&] { make({name}); }), HasSubstr("--worker '" + std::string(name) + "'"));
+    EXPECT_THAT(key_refusal([&] { make({name}); }), HasSubstr("--worker '" + std::string(name) + "'"));
     EXPECT_FALSE(fs::exists(layout_.root())) << "made something for '" << name << "'";
   }
   make();
-  EXPECT_THAT(refusal([&] { std::ignore = wire::read_worker_keys(layout_, "../keys/worker"); }),
+  EXPECT_THAT(key_refusal([&] { std::ignore = wire::read_worker_keys(layout_, "../keys/worker"); }),
               HasSubstr("is no name of a worker's key pair"));
-  EXPECT_THAT(refusal([&] { std::ignore = wire::read_worker_keys(layout_, "gpu"); }),
+  EXPECT_THAT(key_refusal([&] { std::ignore = wire::read_worker_keys(layout_, "gpu"); }),
               HasSubstr("--worker gpu' makes what is missing"));
 }
 
