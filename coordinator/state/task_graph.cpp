@@ -65,7 +65,8 @@ std::string needs_of_evaluation(const State& state, Subject subject) {
   }
   // While blocks are trained a worker may be idle. From there on all wait for the ranks, and then
   // the subjects are evaluated beside one another.
-  const bool waits_for_ranks = needs_transfers(state).empty() && !is_settled(state, TaskId::finetune());
+  const bool waits_for_ranks =
+      needs_transfers(state).empty() && !is_settled(state, TaskId::finetune());
   return waits_for_ranks ? "finetune comes first" : "";
 }
 

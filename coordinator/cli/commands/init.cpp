@@ -165,8 +165,8 @@ std::string fit_last_stage(storage::Recipe& recipe, const std::string& file) {
     mesh = plan_of(recipe, planned).mesh;
   }
   return "finetune.ranks = " + std::to_string(gpus) + ", a mesh of " +
-         storage::mesh_text(mesh.mesh) + "; finetune.sequences_per_step = " +
-         std::to_string(finetune.sequences_per_step) + ", " +
+         storage::mesh_text(mesh.mesh) +
+         "; finetune.sequences_per_step = " + std::to_string(finetune.sequences_per_step) + ", " +
          std::to_string(mesh.micro_batches) + " micro-batches a pipeline";
 }
 
@@ -223,15 +223,15 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
   if (!options.tokens.empty()) {
     const std::int64_t tokens = number_of_tokens(options.tokens);
     for (const std::string& line : {set_steps("transfer.max_steps",
-                       tokens,
-                       recipe.data_transfer.seq_len,
-                       recipe.transfer.sequences_per_step,
-                       recipe.transfer.max_steps),
-             set_steps("finetune.max_steps",
-                       tokens,
-                       recipe.data_finetune.seq_len,
-                       recipe.finetune.sequences_per_step,
-                       recipe.finetune.max_steps)})
+                                              tokens,
+                                              recipe.data_transfer.seq_len,
+                                              recipe.transfer.sequences_per_step,
+                                              recipe.transfer.max_steps),
+                                    set_steps("finetune.max_steps",
+                                              tokens,
+                                              recipe.data_finetune.seq_len,
+                                              recipe.finetune.sequences_per_step,
+                                              recipe.finetune.max_steps)})
       steps.push_back(line);
   }
   recipe.validate(options.out);

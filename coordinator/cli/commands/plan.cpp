@@ -79,8 +79,10 @@ std::string mesh_remedy(const MeshPlan& plan, const storage::FinetuneSection& fi
   const std::int64_t visited = std::int64_t{finetune.max_steps} * finetune.sequences_per_step;
   return "a pipeline of " + std::to_string(plan.mesh.pipeline) + " stages has " +
          std::to_string(plan.micro_batches) +
-         (plan.micro_batches == 1 ? " micro-batch" : " micro-batches") + " a step, so its stages wait for one another; finetune.sequences_per_step = " +
-         std::to_string(sequences) + " gives it " + std::to_string(least) + ", in " + std::to_string((visited + sequences - 1) / sequences) + " steps in place of " +
+         (plan.micro_batches == 1 ? " micro-batch" : " micro-batches") +
+         " a step, so its stages wait for one another; finetune.sequences_per_step = " +
+         std::to_string(sequences) + " gives it " + std::to_string(least) + ", in " +
+         std::to_string((visited + sequences - 1) / sequences) + " steps in place of " +
          std::to_string(finetune.max_steps) + " for the same text";
 }
 
@@ -243,7 +245,8 @@ void print_plan(const Plan& plan,
              " tokens has as much a layer";
   line("state", state);
   if (plan.finetunes && plan.mesh.mesh.ranks() > 1) line("lora", mesh_text(plan.mesh));
-  if (const std::string remedy = mesh_remedy(plan.mesh, finetune); plan.finetunes && !remedy.empty())
+  if (const std::string remedy = mesh_remedy(plan.mesh, finetune);
+      plan.finetunes && !remedy.empty())
     line("", remedy);
   if (plan.finetunes && plan.mesh.tokens_per_second > 0) line("", lora_speed_text(plan.mesh));
   line("time", time_text(plan));

@@ -98,7 +98,8 @@ void make_directory(const fs::path& directory) {
 // tokens, by `submit`), and for what one that was killed as it began has left.
 bool holds_no_run(const RunLayout& layout) {
   const bool was_submitted = fs::exists(layout.slurm_directory());
-  const fs::path tokens = (layout.root() / RunLayout::tokens(storage::DataStage::kTransfer)).parent_path();
+  const fs::path tokens =
+      (layout.root() / RunLayout::tokens(storage::DataStage::kTransfer)).parent_path();
   const std::string tokenize_stage = layout.tokenize_stage_file().filename().string();
   return std::all_of(
       fs::directory_iterator(layout.root()), fs::directory_iterator(), [&](const auto& entry) {

@@ -237,7 +237,8 @@ nlohmann::json json_of(const std::vector<SlurmScript>& scripts,
 
 // On this machine, while no node is paid for. False: interrupted.
 bool tokenize_before(const RunLayout& layout, const Recipe& recipe, Terminal& terminal) {
-  if (!fs::exists(layout.recipe())) remove_tokens(layout);  // of an earlier try, perhaps other texts
+  if (!fs::exists(layout.recipe()))
+    remove_tokens(layout);  // of an earlier try, perhaps other texts
   try {
     return tokenize_missing(layout, recipe, terminal);
   } catch (const Error& error) {

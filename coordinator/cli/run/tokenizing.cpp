@@ -72,7 +72,8 @@ bool tokenize_missing(const storage::RunLayout& layout,
       terminal.detail(out.string() + ": there already");
       continue;
     }
-    if (const auto shared = shares_tokens_of(recipe, of); shared && std::ranges::count(made, *shared) > 0) {
+    if (const auto shared = shares_tokens_of(recipe, of);
+        shared && std::ranges::count(made, *shared) > 0) {
       fs::remove(out);  // one that leads nowhere
       fs::create_symlink(layout.resolve(storage::RunLayout::tokens(*shared)).filename(), out);
       terminal.say(name_of(of) + ": the tokens of " + name_of(*shared));

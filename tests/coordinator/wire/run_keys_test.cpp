@@ -221,7 +221,8 @@ TEST_F(RunKeys, TheListTakesCommentsAndKeysThatBeginLikeOne) {
 
 TEST_F(RunKeys, ANameThatLeavesTheFolderOrHidesAnotherFileIsRefused) {
   for (const char* name : {"", "../x", "a/b", ".", "coordinator", "http", "allowed", "a b"}) {
-    EXPECT_THAT(key_refusal([&] { make({name}); }), HasSubstr("--worker '" + std::string(name) + "'"));
+    EXPECT_THAT(key_refusal([&] { make({name}); }),
+                HasSubstr("--worker '" + std::string(name) + "'"));
     EXPECT_FALSE(fs::exists(layout_.root())) << "made something for '" << name << "'";
   }
   make();

@@ -43,7 +43,9 @@ TEST(TokensSection, TheTextIsReadAsFarAsTheStagesWithOneSectionVisit) {
   recipe.transfer.max_steps = 10;
   recipe.finetune.max_steps = 25;
   recipe.transfer.sequences_per_step = recipe.finetune.sequences_per_step = 4;
-  const auto limit = [&](DataStage stage) { return tokens_section(recipe, stage)["max_sequences"]; };
+  const auto limit = [&](DataStage stage) {
+    return tokens_section(recipe, stage)["max_sequences"];
+  };
   EXPECT_EQ(shares_tokens_of(recipe, DataStage::kFinetune), DataStage::kTransfer);
   EXPECT_EQ(limit(DataStage::kTransfer), 100);
   EXPECT_EQ(limit(DataStage::kFinetune), 100);
