@@ -1,5 +1,9 @@
 #include "coordinator/host/tokenize_stage.hpp"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <unistd.h>
+
 #include <condition_variable>
 #include <filesystem>
 #include <mutex>
@@ -42,9 +46,29 @@ std::optional<wire::CoordinatorFile> running_at(const std::filesystem::path& pat
   return file;
 }
 
-// Removes the file of a dead process. Since it was read, a living one may have replaced it: that
-// file is put back.
+// A lock on the directory itself, which the kernel takes back from a process that dies. Where the
+// file system has no locks there is none, and nobody is told.
+class DirectoryLock {
+ public:
+  explicit DirectoryLock(const std::filesystem::path& directory)
+      : descriptor_(::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)) {
+    if (descriptor_ >= 0) ::flock(descriptor_, LOCK_EX);
+  }
+  ~DirectoryLock() {
+    if (descriptor_ >= 0) ::close(descriptor_);
+  }
+  DirectoryLock(const DirectoryLock&) = delete;
+  DirectoryLock& operator=(const DirectoryLock&) = delete;
+
+ private:
+  int descriptor_;
+};
+
+// Removes the file of a dead process. Since it was read, a living one may have replaced it: with
+// the lock that is seen, without it that file is put back.
 void take_away_dead(const std::filesystem::path& path, const std::filesystem::path& aside) {
+  const DirectoryLock lock(path.parent_path());
+  if (running_at(path)) return;
   std::error_code is_gone;
   std::filesystem::rename(path, aside, is_gone);
   if (is_gone) return;
@@ -53,7 +77,7 @@ void take_away_dead(const std::filesystem::path& path, const std::filesystem::pa
 }
 
 // One of several that find nobody here gets through. What a dead one left is taken away; should
-// three do that at the same moment, the journal still keeps them apart.
+// three do that at the same moment where no lock can be had, the journal still keeps them apart.
 storage::ScopedFile claim(const storage::RunLayout& layout,
                           const wire::CoordinatorFile& file,
                           const Leftovers& known) {
