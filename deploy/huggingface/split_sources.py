@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Callable, Iterator, Sequence
 
 import numpy as np
 
-from common import UsageError
 from model_tokenizer import ModelTokenizer
 from packing import CHARACTERS_PER_TOKEN, Ends, Packer, Split, cut_text, split_documents, split_tail, tokenize_documents
 from reading import GZIP, PARQUET, ZSTD, Range, first_bytes, inner_suffix
@@ -126,8 +125,8 @@ class _Taken:
         self.packed, self.is_done = Packer(seq_len), False
 
     def up_to(self, sequences: int) -> None:
-        """Reads until there are so many, or the source ends. 0: to its end."""
-        while not self.is_done and not 0 < sequences <= self.packed.num_sequences:
+        """Reads until there are so many, or the source ends."""
+        while not self.is_done and self.packed.num_sequences < sequences:
             document = next(self._documents, None)
             if document is None:
                 self.is_done = True
@@ -148,15 +147,14 @@ def pack_in_proportion(parts: Sequence[Part], sources: Sequence[Source], seq_len
     """(input_ids, loss_mask, document_starts), each [sequences, seq_len]: of each source as many training sequences as its
     weight says (by default its file's bytes), `limit` in all, evenly among one another. Where a source has too few, the
     others give more."""
-    weights = np.array([source.weight or size_of(source) for source in sources], dtype=np.float64)
+    weights = np.array([source.weight or max(1, size_of(source)) for source in sources], dtype=np.float64)
     quotas = _shares(weights, limit)
     taken = [_Taken(part, seq_len, int(quota), tokenizer, ends) for part, quota in zip(parts, quotas)]
     while True:
         for one, quota in zip(taken, quotas):
-            if quota:
-                one.up_to(int(quota))
+            one.up_to(int(quota))
         has = np.array([min(one.packed.num_sequences, quota) for one, quota in zip(taken, quotas)])
-        more = np.array([not one.is_done and weight > 0 for one, weight in zip(taken, weights)])
+        more = np.array([not one.is_done for one in taken])
         if has.sum() >= limit or not more.any():
             break
         quotas = np.where(more, 0, has)
@@ -164,8 +162,5 @@ def pack_in_proportion(parts: Sequence[Part], sources: Sequence[Source], seq_len
     # Sequence j of n stands at (j + 1/2) / n of the whole.
     at = np.concatenate([(np.arange(count) + 0.5) / max(count, 1) for count in has])
     order = np.argsort(at, kind="stable")
-    packed = [one.packed.arrays(int(count)) if count else one.packed.arrays()[:0] for one, count in zip(taken, has)]
-    packed = [arrays for arrays in packed if arrays]
-    if not packed:
-        return Packer(seq_len).arrays()
-    return tuple(np.concatenate(arrays)[order] for arrays in zip(*packed))
+    packed = [one.packed.arrays(int(count)) for one, count in zip(taken, has) if count]
+    return tuple(np.concatenate(arrays)[order] for arrays in zip(*packed)) if packed else Packer(seq_len).arrays()

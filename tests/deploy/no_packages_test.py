@@ -1,6 +1,6 @@
 """A build where no package of Debian brings fmt, CLI11, nlohmann-json, toml++, xxHash, Boost, prometheus-cpp and Chart.js, as on a
 cluster whose modules bring compilers, MPI, HDF5 and libzmq: their files are hidden, no network is there, and CMake takes all of them
-from pinned archives. HEDGEROW_TEST_RELEASE=1 builds all of hedgerow so, in six minutes on two cores."""
+from pinned archives. HEDGEROW_TEST_RELEASE=1 builds all of hedgerow so."""
 
 from __future__ import annotations
 
