@@ -78,6 +78,13 @@ void fill_finetune(const State& state, const TaskId&, wire::Task& task) {
 }
 
 void fill_evaluate(const State& state, const TaskId& id, wire::Task& task) {
+  task.piece = id.piece;
+  task.num_pieces = state.geometry->num_evaluate_pieces;
+  if (task.num_pieces > 0 && id.piece < 0) {
+    for (int piece = 0; piece < task.num_pieces; ++piece)
+      append_files(state, TaskId::evaluate(id.subject, piece), task.inputs);
+    return;
+  }
   if (id.subject != Subject::kTeacher) append_files(state, TaskId::assemble(), task.inputs);
   if (id.subject == Subject::kLora) append_files(state, TaskId::finetune(), task.inputs);
 }
@@ -110,7 +117,9 @@ Names trained_parameters(std::uint64_t token) {
 }
 
 Names evaluation(const TaskId& id, std::uint64_t token) {
-  return {RunLayout::evaluation(std::string(to_string(id.subject)), token)};
+  const std::string subject(to_string(id.subject));
+  if (id.piece >= 0) return {RunLayout::evaluation_piece(subject, id.piece, token)};
+  return {RunLayout::evaluation(subject, token)};
 }
 
 // By Stage.

@@ -1,6 +1,7 @@
 #include "coordinator/plan/plan_costs.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 #include "storage/shape/budgets.hpp"
 #include "storage/shape/layer_shape.hpp"
@@ -34,7 +35,6 @@ double bytes_of(const std::string& dtype, int automatic) {
   return dtype == "fp32" ? 4.0 : 2.0;
 }
 // worker/evaluate: all its columns, side by side.
-constexpr double kEvaluateGroup = storage::kEvaluateGroupBytes;
 constexpr double kColumns = storage::kMostEvaluateColumns;
 // Bytes of a position in a tokens file: its id and two flags.
 constexpr double kTokenBytes = 6.0;
@@ -180,9 +180,11 @@ std::uint64_t Costs::logits_memory(const storage::LogitsPlan& plan, int layers, 
 }
 
 // Evaluation streams the layers: one at a time, what has LoRA of it twice, over a group of
-// sequences. The residual streams of a group fill kEvaluateGroup, or one sequence more than does.
+// sequences, whose residual streams stay.
 std::uint64_t Costs::evaluate_memory(bool on_gpu) const {
-  const double group = std::min(std::max(kEvaluateGroup, kColumns * evaluate_stream_bytes_),
+  const double budget =
+      static_cast<double>(on_gpu ? storage::kEvaluateGroupBytesOnGpu : storage::kEvaluateGroupBytes);
+  const double group = std::min(std::max(budget, kColumns * evaluate_stream_bytes_),
                                 kColumns * evaluate_sequences_ * evaluate_stream_bytes_);
   const bool has_mlp_lora = std::ranges::any_of(finetune_.target_modules, [](const auto& module) {
     return std::string_view(storage::module_name(module).parent) == "mlp";
@@ -194,6 +196,12 @@ std::uint64_t Costs::evaluate_memory(bool on_gpu) const {
                layers_ * map_parameters() * kFloat + outer_bytes() + group +
                2.0 * layer_activation_bytes(evaluate_tokens_) +
                kChunks * kLogitRows * vocabulary_ * kFloat);
+}
+
+double Costs::evaluate_reads(double sequences, bool on_gpu) const {
+  const auto group = static_cast<double>(storage::sequences_of_evaluate_group(
+      static_cast<std::int64_t>(evaluate_stream_bytes_), storage::kMostEvaluateColumns, on_gpu));
+  return std::ceil(sequences / group);
 }
 
 // Every pass of a range that waits for its backward pass holds something of each of its layers.

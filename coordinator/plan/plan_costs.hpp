@@ -42,6 +42,8 @@ class Costs {
                                             int layers,
                                             bool on_gpu) const;
   [[nodiscard]] std::uint64_t evaluate_memory(bool on_gpu) const;
+  // How often a task that evaluates so many sequences reads the model: once a group of them.
+  [[nodiscard]] double evaluate_reads(double sequences, bool on_gpu) const;
   // Bytes of one of `ranks`.
   [[nodiscard]] std::uint64_t finetune_memory(const RankShare& share,
                                               int ranks,

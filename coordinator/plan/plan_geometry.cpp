@@ -21,6 +21,7 @@ Geometry geometry_of(const Plan& plan, const storage::Recipe& recipe) {
   }
   if (plan.evaluates) geometry.evaluates = {Subject::kTeacher, Subject::kTransfer};
   if (plan.evaluates && plan.finetunes) geometry.evaluates.push_back(Subject::kLora);
+  if (plan.evaluates) geometry.num_evaluate_pieces = plan.num_evaluate_pieces;
   return geometry;
 }
 

@@ -116,17 +116,45 @@ class Times {
     return told(Stage::kFinetune, all, taken, plan_.finetune_memory_bytes);
   }
 
-  // Each subject is one worker's, all of them beside one another. (The teacher's may find a worker
-  // idle before; the simulation tells.)
+  // A piece of a subject is one worker's, all of them beside one another. (The teacher's may find a
+  // worker idle before; the simulation tells.) Workers of a node read the model together.
   [[nodiscard]] StageEstimate evaluate() const {
-    std::vector<Job> jobs{evaluate_job(Subject::kTeacher), evaluate_job(Subject::kTransfer)};
-    if (plan_.finetunes) jobs.push_back(evaluate_job(Subject::kLora));
+    const std::vector<Job> jobs = evaluate_jobs(plan_.num_evaluate_pieces);
     Work all;
-    for (const Job& job : jobs) all = all + job.work;
-    return told(Stage::kEvaluate,
-                all,
-                one_by_one(jobs, plan_.evaluate_memory_bytes),
-                plan_.evaluate_memory_bytes);
+    double reads = 0.0;
+    for (const Job& job : jobs) {
+      all = all + job.work;
+      reads = std::max(reads, job.loaded);
+    }
+    int nodes = 0;
+    for (const WorkerKind& kind : limits_.workers) nodes += kind.nodes;
+    Taken taken = one_by_one(jobs, plan_.evaluate_memory_bytes);
+    const double disk = disk_seconds(std::min<double>(nodes, static_cast<double>(jobs.size())) * reads);
+    taken.seconds = std::max(taken.seconds, disk);
+    StageEstimate estimate = told(Stage::kEvaluate, all, taken, plan_.evaluate_memory_bytes);
+    estimate.disk_seconds = disk;
+    return estimate;
+  }
+
+  // The fewest pieces of each subject with which the evaluations end as early as can be, but for a
+  // twentieth: a piece reads the whole model.
+  [[nodiscard]] int evaluate_pieces() const {
+    constexpr int kMostPieces = 256;
+    constexpr double kTie = 1.05;
+    const int subjects = plan_.finetunes ? 3 : 2;
+    const int share = std::min({num_workers() / subjects, num_evaluated(), kMostPieces});
+    if (share < 2) return 0;
+    if (!plan_.knows_times()) {
+      const int groups = static_cast<int>(costs_.evaluate_reads(num_evaluated(), on_gpu()));
+      return std::min(share, groups) < 2 ? 0 : std::min(share, groups);
+    }
+    std::vector<double> seconds;
+    for (int pieces = 1; pieces <= share; ++pieces)
+      seconds.push_back(one_by_one(evaluate_jobs(pieces), plan_.evaluate_memory_bytes).seconds);
+    const double least = *std::ranges::min_element(seconds);
+    const auto first = std::ranges::find_if(seconds, [&](double of) { return of <= kTie * least; });
+    const int pieces = static_cast<int>(first - seconds.begin()) + 1;
+    return pieces < 2 ? 0 : pieces;
   }
 
   // Seconds of one task.
@@ -149,7 +177,8 @@ class Times {
             logits_job(plan_.logits->from_boundary ? sequences_of_piece(id.piece)
                                                    : plan_.logits->sequences.shard_size(id.piece)));
       case Stage::kEvaluate:
-        return job_seconds(kind, evaluate_job(id.subject));
+        if (plan_.num_evaluate_pieces > 0 && id.piece < 0) break;  // puts sums together
+        return job_seconds(kind, evaluate_job(id.subject, plan_.num_evaluate_pieces));
       case Stage::kFinetune:
         return finetune().seconds;
       case Stage::kAssemble:
@@ -216,7 +245,7 @@ class Times {
   // Columns: the teacher stands in each, the two untrained windows too, beside a student with a
   // recall cache the one without, and with LoRA also the student with its linear branch off. Of the
   // student without LoRA each layer's error is measured too.
-  [[nodiscard]] Job evaluate_job(Subject subject) const {
+  [[nodiscard]] Job evaluate_job(Subject subject, int pieces) const {
     const bool has_control = recipe_.attention.window != storage::WindowLayout::kNone;
     double columns = has_control ? 3.0 : 1.0;
     if (subject != Subject::kTeacher) columns += recipe_.attention.recall_cache > 0 ? 2.0 : 1.0;
@@ -224,11 +253,31 @@ class Times {
     const double students = subject == Subject::kTransfer ? 2.0
                             : subject == Subject::kLora   ? 1.0
                                                           : 0.0;
-    const std::int64_t sequences = tokens_.evaluated(recipe_.evaluate.max_sequences);
-    const Work work = static_cast<double>(sequences * tokens_.evaluate.seq_len) *
+    const double sequences = std::ceil(1.0 * num_evaluated() / std::max(1, pieces));
+    const Work work = sequences * static_cast<double>(tokens_.evaluate.seq_len) *
                       (columns * costs_.model_forward(tokens_.evaluate.seq_len) +
                        students * plan_.num_layers * costs_.layer_student());
-    return {work, 0.0, costs_.model_bytes()};
+    return {work, 0.0, costs_.evaluate_reads(sequences, on_gpu()) * costs_.model_bytes()};
+  }
+
+  // Those of all pieces, in the order in which workers are offered them; 0 and 1 piece are whole
+  // subjects.
+  [[nodiscard]] std::vector<Job> evaluate_jobs(int pieces) const {
+    std::vector<Job> jobs;
+    for (int piece = 0; piece < std::max(1, pieces); ++piece) {
+      if (plan_.finetunes) jobs.push_back(evaluate_job(Subject::kLora, pieces));
+      jobs.push_back(evaluate_job(Subject::kTeacher, pieces));
+      jobs.push_back(evaluate_job(Subject::kTransfer, pieces));
+    }
+    return jobs;
+  }
+
+  [[nodiscard]] int num_evaluated() const {
+    return static_cast<int>(tokens_.evaluated(recipe_.evaluate.max_sequences));
+  }
+
+  [[nodiscard]] bool on_gpu() const {
+    return std::ranges::any_of(limits_.workers, [](const auto& kind) { return kind.on_gpu; });
   }
 
   // Before the first step, at the end, and between.
@@ -383,6 +432,14 @@ int shards_per_capture(const Plan& plan,
   }
   const int by_time = static_cast<int>(std::clamp(kCaptureTaskSeconds / seconds, 1.0, 1e6));
   return std::clamp(std::min(by_time, shards / (2 * times.num_workers())), 1, std::max(1, shards));
+}
+
+int evaluate_pieces(const Plan& plan,
+                    const Costs& costs,
+                    const Recipe& recipe,
+                    const PlanTokens& tokens,
+                    const PlanLimits& limits) {
+  return Times(plan, costs, recipe, tokens, limits).evaluate_pieces();
 }
 
 double tokenizing_seconds(std::uint64_t text_bytes) {

@@ -28,6 +28,14 @@ class Costs;
                                      const PlanTokens& tokens,
                                      const PlanLimits& limits);
 
+// Geometry::num_evaluate_pieces: as many pieces of each evaluated subject as shorten the
+// evaluations on these workers.
+[[nodiscard]] int evaluate_pieces(const Plan& plan,
+                                  const Costs& costs,
+                                  const storage::Recipe& recipe,
+                                  const PlanTokens& tokens,
+                                  const PlanLimits& limits);
+
 // Seconds of one task of a stage on one worker of limits.workers[kind], with what it loads and its
 // grant; of finetune, the whole stage. For `hedgerow plan --simulate`.
 [[nodiscard]] double task_seconds(const Plan& plan,

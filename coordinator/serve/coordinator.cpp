@@ -8,6 +8,7 @@
 #include "coordinator/dispatch/commit.hpp"
 #include "coordinator/host/orphaned_leases.hpp"
 #include "coordinator/serve/assembler.hpp"
+#include "coordinator/state/task_graph.hpp"
 #include "storage/base/fault_point.hpp"
 #include "storage/base/utc.hpp"
 
@@ -207,11 +208,13 @@ bool Coordinator::workers_are_wanted() const {
           index.count(row.kind, TaskState::kPending) + index.count(row.kind, TaskState::kGranted);
   }
   // The last evaluation comes after finetune has had the machine for itself.
-  const auto lora = dispatcher_.state().tasks.find(TaskId::evaluate(Subject::kLora));
-  const bool later = lora != dispatcher_.state().tasks.end() &&
-                     lora->second.state == TaskState::kPending &&
-                     index.ready.count(lora->first) == 0;
-  return open > (later ? 1 : 0);
+  int later = 0;
+  for_each_late_task(*dispatcher_.state().geometry, [&](const TaskId& id) {
+    if (id.subject != Subject::kLora) return;
+    const bool is_pending = dispatcher_.state().task(id).state == TaskState::kPending;
+    later += is_pending && !index.ready.contains(id) ? 1 : 0;
+  });
+  return open > later;
 }
 
 void Coordinator::tend_children() {

@@ -14,6 +14,7 @@ namespace {
 constexpr int kMaxLayers = 100'000;
 constexpr std::int64_t kMaxShards = 5'000'000;
 constexpr std::size_t kMaxEvaluations = 100;
+constexpr int kMaxEvaluatePieces = 10'000;
 
 }  // namespace
 
@@ -42,7 +43,8 @@ void check_geometry(const Geometry& g) {
   if (g.num_layers > kMaxLayers || (blocks + 1) * g.num_shards > kMaxShards ||
       g.num_logit_pieces > kMaxShards ||
       (g.logits_from_boundary && g.num_logit_pieces != g.num_pieces()) ||
-      g.evaluates.size() > kMaxEvaluations) {
+      g.evaluates.size() > kMaxEvaluations || g.num_evaluate_pieces < 0 ||
+      g.num_evaluate_pieces > kMaxEvaluatePieces) {
     throw Error(ErrorKind::kCorrupt, "journal: run_started describes a run that no disk holds");
   }
 }

@@ -30,6 +30,7 @@ struct Geometry {
   std::int64_t sequences_per_logit_piece = 0;
   std::vector<int> untrained_blocks;  // all their layers stay softmax
   std::vector<Subject> evaluates;     // in order
+  int num_evaluate_pieces = 0;        // of each; 0: one task evaluates all sequences
   bool operator==(const Geometry&) const = default;
 
   [[nodiscard]] int num_blocks() const {
@@ -78,11 +79,15 @@ void visit_fields(Visitor& visitor, T& g) {
   visitor.field("finetunes", g.finetunes);
   visitor.field("untrained_blocks", g.untrained_blocks);
   visitor.field("evaluates", g.evaluates);
+  std::optional<int> evaluate_pieces;  // absent without any
+  if (g.num_evaluate_pieces > 0) evaluate_pieces = g.num_evaluate_pieces;
+  visitor.field("evaluate_pieces", evaluate_pieces);
   std::optional<LogitPieces> logits;
   if (g.num_logit_pieces > 0)
     logits = {g.num_logit_pieces, g.logits_from_boundary, g.sequences_per_logit_piece};
   visitor.field("logits", logits);
   if constexpr (!std::is_const_v<T>) {
+    g.num_evaluate_pieces = evaluate_pieces.value_or(0);
     if (logits) {
       g.num_logit_pieces = logits->pieces;
       g.logits_from_boundary = logits->from_boundary;

@@ -47,17 +47,25 @@ std::string needs_of_finetune(const State& state) {
   if (std::string wait = needs_student(state); !wait.empty()) return wait;
   // Its ranks take the machine from a worker at work: one that has begun ends first. Those that
   // have not begun wait in their turn, since they need one GPU and the ranks all.
-  for (const Subject subject : {Subject::kTeacher, Subject::kTransfer}) {
-    const TaskRecord* task = record_of(state, TaskId::evaluate(subject));
-    if (task != nullptr && task->state == TaskState::kGranted)
-      return to_string(task->id) + " is not done yet";
+  if (state.index.count(Stage::kEvaluate, TaskState::kGranted) > 0) {
+    for (const auto& [token, id] : state.grants) {
+      if (id.stage == Stage::kEvaluate) return to_string(id) + " is not done yet";
+    }
   }
   const int open =
       state.geometry->num_logit_pieces - state.index.count(Stage::kLogits, TaskState::kDone);
   return open > 0 ? std::to_string(open) + " pieces of the teacher's logits are not there yet" : "";
 }
 
-std::string needs_of_evaluation(const State& state, Subject subject) {
+std::string needs_of_evaluation(const State& state, const TaskId& id) {
+  const Subject subject = id.subject;
+  const int pieces = state.geometry->num_evaluate_pieces;
+  if (pieces > 0 && id.piece < 0) {
+    int open = 0;
+    for (int piece = 0; piece < pieces; ++piece)
+      open += is_done(state, TaskId::evaluate(subject, piece)) ? 0 : 1;
+    return open == 0 ? "" : std::to_string(open) + " of its pieces are not evaluated yet";
+  }
   if (subject == Subject::kLora && !is_done(state, TaskId::finetune()))
     return "finetune is not done yet";
   if (subject == Subject::kTransfer) {
@@ -104,7 +112,7 @@ std::string waits_for(const State& state, const TaskRecord& task) {
     case Stage::kFinetune:
       return needs_of_finetune(state);
     case Stage::kEvaluate:
-      return needs_of_evaluation(state, id.subject);
+      return needs_of_evaluation(state, id);
   }
   return "";
 }

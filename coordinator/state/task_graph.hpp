@@ -24,7 +24,11 @@ template <typename Function>
 void for_each_late_task(const Geometry& geometry, const Function& function) {
   function(TaskId::assemble());
   if (geometry.finetunes) function(TaskId::finetune());
-  for (const Subject subject : geometry.evaluates) function(TaskId::evaluate(subject));
+  for (const Subject subject : geometry.evaluates) {
+    for (int piece = 0; piece < geometry.num_evaluate_pieces; ++piece)
+      function(TaskId::evaluate(subject, piece));
+    function(TaskId::evaluate(subject));
+  }
 }
 
 }  // namespace hedgerow::coordinator

@@ -50,8 +50,8 @@ void from_word(std::string_view word, Subject& subject) {
 std::string to_string(const TaskId& id) {
   std::string text(to_string(id.stage));
   if (id.block >= 0) text += numbered('b', 4, id.block);
-  if (id.piece >= 0) text += numbered('p', 2, id.piece);
   if (id.subject != Subject::kNone) text.append("/").append(to_string(id.subject));
+  if (id.piece >= 0) text += numbered('p', 2, id.piece);
   return text;
 }
 
@@ -70,8 +70,10 @@ TaskId task_id_from_string(const std::string& text) {
   } else if (text == "finetune") {
     id = TaskId::finetune();
   } else if (text.rfind("evaluate/", 0) == 0) {
+    const std::string_view rest = std::string_view(text).substr(9);
+    std::sscanf(text.c_str(), "evaluate/%*[a-z]/p%d", &piece);
     id = TaskId::evaluate(
-        subject_from_string(std::string_view(text).substr(9)).value_or(Subject::kNone));
+        subject_from_string(rest.substr(0, rest.find('/'))).value_or(Subject::kNone), piece);
   }
   // Spelled back, so that "capture/b1/p1 and more" is no name.
   if (to_string(id) != text) {

@@ -24,7 +24,7 @@ enum class Subject { kNone, kLora, kTeacher, kTransfer };
 struct TaskId {
   Stage stage = Stage::kCapture;
   int block = -1;                    // capture, transfer
-  int piece = -1;                    // capture: which range of shards of boundary block + 1; logits
+  int piece = -1;  // capture: which range of shards of boundary block + 1; logits; evaluate
   Subject subject = Subject::kNone;  // evaluate
 
   static TaskId capture(int block, int piece) {
@@ -34,13 +34,18 @@ struct TaskId {
   static TaskId assemble() { return {Stage::kAssemble, -1, -1, Subject::kNone}; }
   static TaskId logits(int piece) { return {Stage::kLogits, -1, piece, Subject::kNone}; }
   static TaskId finetune() { return {Stage::kFinetune, -1, -1, Subject::kNone}; }
-  static TaskId evaluate(Subject subject) { return {Stage::kEvaluate, -1, -1, subject}; }
+  // With a piece some of the sequences; without one what is put together from the pieces, or all
+  // of it in a run whose evaluations have none.
+  static TaskId evaluate(Subject subject, int piece = -1) {
+    return {Stage::kEvaluate, -1, piece, subject};
+  }
 
   auto operator<=>(const TaskId&) const = default;
 };
 static_assert(sizeof(TaskId) == 16);
 
-// "capture/b0003/p00", "transfer/b0003", "assemble", "logits/p00", "finetune", "evaluate/teacher".
+// "capture/b0003/p00", "transfer/b0003", "assemble", "logits/p00", "finetune", "evaluate/teacher",
+// "evaluate/teacher/p00".
 [[nodiscard]] std::string to_string(const TaskId& id);
 [[nodiscard]] TaskId task_id_from_string(const std::string& text);  // Throws kCorrupt
 // As storage/base/fields.hpp reads what is written as a word; both throw kCorrupt.

@@ -45,7 +45,7 @@ struct Task {
   // storage::LogitsPlan and enter the first layer as tokens.
   int piece = -1;
   // Capture, transfer, logits: committed shards of boundary `block` (none for block 0), a capture
-  // only those it reads. Evaluate: the student's files, then the adapter's. Finetune: the student's
+  // only those it reads. Evaluate: the student's files, then the adapter's, or its pieces'. Finetune: the student's
   // files, then those of the logits.
   std::vector<storage::FileRecord> inputs;
   // A list of inputs too long for one message lies in this file of the run directory;
@@ -58,6 +58,9 @@ struct Task {
   std::uint64_t seed = 0;
   // Evaluate: teacher | transfer | lora.
   std::string subject;
+  // Evaluate: in so many pieces. With `piece` that one of them, else the task that puts the pieces'
+  // files, its inputs, together; 0: all of it.
+  int num_pieces = 0;
   // What the plan counts for it; 0: unknown. Said where memory runs out all the same.
   std::uint64_t memory_bytes = 0;
   bool operator==(const Task&) const = default;
@@ -109,6 +112,7 @@ void visit_fields(Visitor& visitor, T& m) {
   visitor.field("resume", m.resume);
   visitor.field("seed", m.seed);
   visitor.field("subject", m.subject);
+  visitor.optional_field("num_pieces", m.num_pieces);
   visitor.optional_field("memory_bytes", m.memory_bytes);
 }
 template <typename Visitor, storage::Is<WorkerId> T>

@@ -208,6 +208,12 @@ std::string RunLayout::evaluation(const std::string& subject, FencingToken token
   return "evaluate/" + subject + "." + token_part(token) + ".json";
 }
 
+std::string RunLayout::evaluation_piece(const std::string& subject,
+                                        int piece,
+                                        FencingToken token) {
+  return "evaluate/" + subject + ".p" + padded(piece, 2) + "." + token_part(token) + ".json";
+}
+
 fs::path RunLayout::resolve(const std::string& relative) const {
   const fs::path name(relative);
   if (relative.empty()) refuse_path(relative, root_, "is empty");

@@ -113,6 +113,10 @@ class RunLayout {
   [[nodiscard]] static std::string adapter_directory(FencingToken token);  // adapter/t41
   [[nodiscard]] static std::string evaluation(const std::string& subject,
                                               FencingToken token);  // evaluate/teacher.t41.json
+  [[nodiscard]] static std::string evaluation_piece(
+      const std::string& subject,
+      int piece,
+      FencingToken token);  // evaluate/teacher.p03.t41.json
 
   // weights/l0003.hash, weights/outer.hash for what lies outside the layers (-1): who writes them
   // is in storage/model/weight_hashes.hpp.

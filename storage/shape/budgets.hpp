@@ -14,9 +14,29 @@ inline constexpr std::int64_t kLossRows = 128, kLossRowsOnGpu = 1024;  // the fi
 inline constexpr std::int64_t kLogitRows = 256;                        // logits stage, evaluation
 
 // The residual streams of one group of sequences, in all columns of an evaluation, stay in memory
-// while all layers pass over them.
-inline constexpr std::int64_t kEvaluateGroupBytes = std::int64_t{1} << 30U;
+// while all layers pass over them. A GPU holds more of them: each further group reads the model
+// once more.
+inline constexpr std::int64_t kEvaluateGroupBytes = std::int64_t{1} << 30U,
+                              kEvaluateGroupBytesOnGpu = std::int64_t{8} << 30U;
 inline constexpr int kMostEvaluateColumns = 6;
+// At least one. `bytes_of_stream` is one sequence between two layers.
+[[nodiscard]] constexpr std::int64_t sequences_of_evaluate_group(std::int64_t bytes_of_stream,
+                                                                 int columns,
+                                                                 bool on_gpu) {
+  const std::int64_t budget = on_gpu ? kEvaluateGroupBytesOnGpu : kEvaluateGroupBytes;
+  return std::max<std::int64_t>(1, budget / std::max<std::int64_t>(1, columns * bytes_of_stream));
+}
+
+// The sequences of one of `pieces` equal parts of an evaluation, but for a sequence.
+struct PieceRange {
+  std::int64_t first = 0, count = 0;
+};
+[[nodiscard]] constexpr PieceRange sequences_of_piece(std::int64_t sequences,
+                                                      int piece,
+                                                      int pieces) {
+  const std::int64_t first = sequences * piece / pieces;
+  return {first, sequences * (piece + 1) / pieces - first};
+}
 
 // Bytes of activations that a rank keeps for its backward passes at most; beyond them each layer is
 // computed again from its input, for a third more work and the same bytes of results. On the CPU a

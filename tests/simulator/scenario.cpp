@@ -71,6 +71,8 @@ Scenario small_scenario(std::uint64_t seed) {
                                     : static_cast<int>(random.between(1, 4));
     geometry.sequences_per_logit_piece = 4;
   }
+  if (!geometry.evaluates.empty() && random.chance(0.5))
+    geometry.num_evaluate_pieces = static_cast<int>(random.between(1, 3));
   return scenario;
 }
 

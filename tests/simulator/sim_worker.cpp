@@ -150,7 +150,8 @@ std::string SimWorker::subject() const {
     case wire::TaskKind::kLogits:
       return to_string(TaskId::logits(task_.piece));
     case wire::TaskKind::kEvaluate:
-      return to_string(TaskId::evaluate(coordinator::subject_from_string(task_.subject).value()));
+      return to_string(TaskId::evaluate(coordinator::subject_from_string(task_.subject).value(),
+                                        task_.num_pieces > 0 ? task_.piece : -1));
     case wire::TaskKind::kAssemble:
     case wire::TaskKind::kFinetune:
       break;
@@ -326,12 +327,16 @@ void SimWorker::evaluate(Time now) {
   report("evaluating");
   std::uint64_t value = 5;
   for (const storage::FileRecord& input : task_.inputs) {
-    const bool of_student = input.name.rfind("student/", 0) == 0;
-    const auto read = read_input(input, of_student ? "student" : "adapter", now);
+    const std::string folder = input.name.substr(0, input.name.find('/'));
+    const auto read = read_input(input, folder == "evaluate" ? "evaluation" : folder, now);
     if (!read) return;
     value = mix(value, *read);
   }
-  const std::string name = RunLayout::evaluation(task_.subject, task_.fencing_token);
+  const bool is_piece = task_.num_pieces > 0 && task_.piece >= 0;
+  if (is_piece) value = mix(value, static_cast<std::uint64_t>(task_.piece));
+  const std::string name =
+      is_piece ? RunLayout::evaluation_piece(task_.subject, task_.piece, task_.fencing_token)
+               : RunLayout::evaluation(task_.subject, task_.fencing_token);
   const std::string text = file_text("evaluation", value);
   write(base_of(name), text);
   submit(wire::Done{session_.worker(), session_.token(), {record_of(name, text)}, {{"loss", 1.0}}},

@@ -354,12 +354,19 @@ void World::check_end() const {
   for (int piece = 0; piece < geometry.num_logit_pieces; ++piece)
     check(TaskId::logits(piece), "logits", logits_value(geometry, piece));
   check(TaskId::finetune(), "adapter", adapter);
-  check(TaskId::evaluate(Subject::kTeacher), "evaluation", evaluated);
-  evaluated = with_files_of(TaskId::assemble(), evaluated, student);
-  check(TaskId::evaluate(Subject::kTransfer), "evaluation", evaluated);
-  check(TaskId::evaluate(Subject::kLora),
-        "evaluation",
-        with_files_of(TaskId::finetune(), evaluated, adapter));
+  const auto check_evaluation = [&](Subject subject, std::uint64_t read) {
+    std::uint64_t whole = geometry.num_evaluate_pieces > 0 ? evaluated : read;
+    for (int piece = 0; piece < geometry.num_evaluate_pieces; ++piece) {
+      const std::uint64_t value = mix(read, static_cast<std::uint64_t>(piece));
+      check(TaskId::evaluate(subject, piece), "evaluation", value);
+      whole = mix(whole, value);
+    }
+    check(TaskId::evaluate(subject), "evaluation", whole);
+  };
+  check_evaluation(Subject::kTeacher, evaluated);
+  const std::uint64_t of_student = with_files_of(TaskId::assemble(), evaluated, student);
+  check_evaluation(Subject::kTransfer, of_student);
+  check_evaluation(Subject::kLora, with_files_of(TaskId::finetune(), of_student, adapter));
 }
 
 }  // namespace hedgerow::simulator

@@ -5,12 +5,10 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 #include "kernels/window_attention.hpp"
 #include "storage/base/error.hpp"
 #include "storage/shape/budgets.hpp"
-#include "storage/shape/state_bytes.hpp"
 #include "worker/model/attention_options.hpp"
 #include "worker/model/attention_path.hpp"
 #include "worker/model/block_runner.hpp"
@@ -31,11 +29,6 @@ using Streams = std::array<std::vector<at::Tensor>, kNumColumns>;  // by column,
 
 constexpr std::size_t at_column(Column column) { return static_cast<std::size_t>(column); }
 
-struct ErrorSums {
-  double squared_error = 0.0, energy = 0.0;
-  std::int64_t elements = 0;
-};
-
 std::optional<Control> control_for(const EvaluateOptions& options) {
   if (options.student == nullptr) return options.control;
   const Student& student = *options.student;
@@ -47,12 +40,13 @@ std::optional<Control> control_for(const EvaluateOptions& options) {
   return control;
 }
 
-Figures mean_of(Figures sums) {
-  const auto count = static_cast<double>(std::max<std::int64_t>(1, sums.targets));
-  sums.loss /= count;
-  sums.kl /= count;
-  sums.top1 /= count;
-  return sums;
+EvaluationShape shape_for(const storage::ModelDirectory& model, const EvaluateOptions& options) {
+  const bool has_student = options.student != nullptr;
+  return shape_of({.has_student = has_student,
+                   .has_adapter = options.adapter != nullptr,
+                   .recalls = has_student && options.student->options.recall_cache > 0},
+                  control_for(options),
+                  model.config());
 }
 
 // A layer as the teacher and the control compute it, and as the student does.
@@ -67,13 +61,10 @@ struct Place {
   std::int64_t index = 0;  // into its tokens
 };
 
-// A text and what was found of it.
-struct TextSums {
+struct Text {
   const storage::TokenSequences& tokens;
   std::string of;  // for messages
   RopeTable rope;
-  std::map<int, ErrorSums> errors = {};
-  std::array<ColumnFigures, kNumColumns> columns = {};
 };
 
 // Rows of one column's logits [rows, V] fp32 with their log-sum-exp [rows].
@@ -90,8 +81,7 @@ class Evaluator {
         options_(options),
         outer_(load_outer(model, options.compute_dtype, options.device, hooks())),
         students_outer_(outer_),
-        control_(control_for(options)),
-        subject_(options.student == nullptr ? Column::kTeacher : Column::kStudent) {
+        shape_(shape_for(model, options)) {
     if (options.adapter != nullptr)
       put_in_place(parts_of(students_outer_), options.adapter->trained);
     const auto add = [&](const storage::TokenSequences& of, const std::string& name) {
@@ -99,25 +89,21 @@ class Evaluator {
     };
     add(tokens, "the tokens file");
     for (const EvaluationText& text : options.texts) add(*text.tokens, "the text " + text.name);
-    columns_ = {Column::kTeacher};
-    if (control_) {
-      columns_.push_back(Column::kControl);
-      columns_.push_back(Column::kEqualWindow);
-      window_ = hybrid_options(control_->attention);
+    if (shape_.control) {
+      window_ = hybrid_options(shape_.control->attention);
       equal_window_ = window_;
-      equal_window_.window_size = storage::equal_window(control_->attention, model.config());
+      equal_window_.window_size = shape_.equal_window;
     }
-    if (options.student != nullptr) columns_.push_back(Column::kStudent);
-    if (options.student != nullptr && options.student->options.recall_cache > 0)
-      columns_.push_back(Column::kRecallOff);
-    // Without an adapter it is the control.
-    if (control_ && options.adapter != nullptr) columns_.push_back(Column::kLinearOff);
-    if (control_) beyond_ = 2 * window_.window_size;
+    part_.compute_dtype = dtype_word(options.compute_dtype);
+    for (int layer = 0; layer < model.config().num_hidden_layers; ++layer) {
+      if (shape_.measures_layers && parameters(layer) != nullptr &&
+          is_linear_branch_off(*parameters(layer)))
+        part_.untrained_layers.push_back(layer);
+    }
   }
 
-  [[nodiscard]] std::int64_t num_columns() const {
-    return static_cast<std::int64_t>(columns_.size());
-  }
+  [[nodiscard]] int num_columns() const { return static_cast<int>(shape_.columns.size()); }
+  [[nodiscard]] const EvaluationPart& part() const { return part_; }
 
   // False if told to stop.
   bool add_group(const std::vector<Place>& group,
@@ -125,23 +111,24 @@ class Evaluator {
                  std::int64_t layers_in_all) {
     const c10::NoGradGuard no_grad;
     Streams streams;
+    const std::size_t before = part_.sequences.size();
     for (const Place& place : group) {
+      part_.sequences.push_back({.text = place.text});
       const at::Tensor first = start(place);
-      for (const Column column : columns_) streams[at_column(column)].push_back(first);
+      for (const Column column : shape_.columns) streams[at_column(column)].push_back(first);
     }
     const int num_layers = model_.config().num_hidden_layers;
     for (int layer = 0; layer < num_layers; ++layer) {
       const LayerPair pair = load(layer);
       maps_ = maps_on_device(layer);
-      for (const Column column : columns_) {
+      for (const Column column : shape_.columns) {
         const BlockRunner& runner =
             pair.adapted && has_students_weights(column) ? *pair.adapted : pair.teacher;
         for (std::size_t i = 0; i < group.size(); ++i) {
-          TextSums& text = texts_[group[i].text];
           at::Tensor& stream = streams[at_column(column)][i];
           stream = runner.run(stream,
-                              text.rope,
-                              attention(column, text),
+                              texts_[group[i].text].rope,
+                              attention(column, part_.sequences[before + i]),
                               {.check_cancelled = options_.check_cancelled});
         }
       }
@@ -150,50 +137,14 @@ class Evaluator {
         return false;
     }
     for (std::size_t i = 0; i < group.size(); ++i) {
-      add_sequence(group[i], i, streams);
-      require_finite(group[i]);
+      SequenceSums& sums = part_.sequences[before + i];
+      add_sequence(group[i], i, streams, sums);
+      require_finite(group[i], sums);
     }
     return true;
   }
 
-  [[nodiscard]] Evaluation result() const {
-    Evaluation evaluation = result_of(texts_.front());
-    for (std::size_t i = 0; i < options_.texts.size(); ++i) {
-      const EvaluationText& text = options_.texts[i];
-      evaluation.texts.push_back({text.name, text.in_domain, result_of(texts_[i + 1])});
-    }
-    return evaluation;
-  }
-
  private:
-  [[nodiscard]] Evaluation result_of(const TextSums& text) const {
-    Evaluation evaluation{.finished = true,
-                          .compute_dtype = options_.compute_dtype,
-                          .subject = subject_,
-                          .control = control_,
-                          .beyond = beyond_,
-                          .texts = {}};
-    if (control_) {
-      evaluation.equal_window = static_cast<int>(equal_window_.window_size);
-      const auto num_softmax = static_cast<int>(control_->softmax_layers.size());
-      evaluation.state_bytes = storage::state_bytes(
-          control_->attention, model_.config(), num_softmax, text.tokens.seq_len);
-    }
-    for (const Column column : columns_) {
-      const ColumnFigures& sums = text.columns[at_column(column)];
-      evaluation.columns[at_column(column)] = {mean_of(sums.all), mean_of(sums.beyond)};
-    }
-    if (options_.student != nullptr && options_.adapter == nullptr)
-      evaluation.columns[at_column(Column::kLinearOff)] = evaluation.column(Column::kControl);
-    for (const auto& [layer, sums] : text.errors) {
-      evaluation.layers.push_back({layer,
-                                   sums.squared_error / static_cast<double>(sums.elements),
-                                   sums.squared_error / sums.energy,
-                                   is_linear_branch_off(*parameters(layer))});
-    }
-    return evaluation;
-  }
-
   [[nodiscard]] LoadHooks hooks() const {
     return {options_.check_cancelled, [this](int layer, const storage::Hash128& hash) {
               if (options_.check_hash) options_.check_hash(layer, hash);
@@ -201,12 +152,17 @@ class Evaluator {
                 options_.student->require_teacher(model_, layer, hash);
             }};
   }
-  // With an adapter the student's q, k and v are not the teacher's, for which its maps were made.
-  [[nodiscard]] bool measures_layers() const {
-    return options_.student != nullptr && options_.adapter == nullptr;
-  }
+  // Of the subject on the first text, so far; a sequence's loss is there once its group has passed
+  // all layers.
   [[nodiscard]] double mean_loss() const {
-    return mean_of(texts_.front().columns[at_column(subject_)].all).loss;
+    double loss = 0.0;
+    std::int64_t targets = 0;
+    for (const SequenceSums& sequence : part_.sequences) {
+      if (sequence.text != 0) continue;
+      loss += sequence.columns[at_column(shape_.subject)].all.loss;
+      targets += sequence.columns[at_column(shape_.subject)].all.targets;
+    }
+    return targets > 0 ? loss / static_cast<double>(targets) : 0.0;
   }
 
   static bool has_students_weights(Column column) {
@@ -214,12 +170,12 @@ class Evaluator {
            column == Column::kLinearOff;
   }
 
-  void require_finite(const Place& place) const {
-    const TextSums& text = texts_[place.text];
-    for (const Column column : columns_) {
-      if (std::isfinite(text.columns[at_column(column)].all.loss)) continue;
+  void require_finite(const Place& place, const SequenceSums& sums) const {
+    for (const Column column : shape_.columns) {
+      if (std::isfinite(sums.columns[at_column(column)].all.loss)) continue;
       throw Error(ErrorKind::kUsage,
-                  "the loss of sequence " + std::to_string(place.index) + " of " + text.of +
+                  "the loss of sequence " + std::to_string(place.index) + " of " +
+                      texts_[place.text].of +
                       " is not finite (" +
                       std::string(storage::kEvaluateColumns[at_column(column)].name) +
                       "); check the model's weights");
@@ -280,10 +236,10 @@ class Evaluator {
     return maps;
   }
 
-  Attend attention(Column column, TextSums& text) {
+  Attend attention(Column column, SequenceSums& sums) {
     switch (column) {
       case Column::kTeacher:
-        return measuring_teacher(text);
+        return measuring_teacher(sums);
       case Column::kStudent:
         return student_with(options_.student->options);
       case Column::kRecallOff:
@@ -299,7 +255,7 @@ class Evaluator {
 
   Attend untrained(const kernels::HybridOptions& window) const {
     return [this, &window](int layer, const Qkv& qkv) {
-      if (control_->softmax_layers.contains(layer)) return teacher_attention(qkv);
+      if (shape_.control->softmax_layers.contains(layer)) return teacher_attention(qkv);
       return kernels::window_attention(qkv.q, qkv.k, qkv.v, window);
     };
   }
@@ -311,18 +267,18 @@ class Evaluator {
     };
   }
 
-  Attend measuring_teacher(TextSums& text) {
-    return [this, &text](int layer, const Qkv& qkv) {
+  Attend measuring_teacher(SequenceSums& sums) {
+    return [this, &sums](int layer, const Qkv& qkv) {
       const at::Tensor y_true = teacher_attention(qkv);
-      if (measures_layers() && maps_) {
+      if (shape_.measures_layers && maps_) {
         kernels::HybridOptions unrounded = options_.student->options;
         unrounded.fp32_output = true;
         const at::Tensor y_pred = kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *maps_, unrounded);
         const at::Tensor truth = y_true.to(at::kFloat);
-        ErrorSums& sums = text.errors[layer];
-        sums.squared_error += (y_pred - truth).square().sum(at::kDouble).item<double>();
-        sums.energy += truth.square().sum(at::kDouble).item<double>();
-        sums.elements += truth.numel();
+        sums.layers.push_back({layer,
+                               (y_pred - truth).square().sum(at::kDouble).item<double>(),
+                               truth.square().sum(at::kDouble).item<double>(),
+                               truth.numel()});
       }
       return y_true;
     };
@@ -339,8 +295,14 @@ class Evaluator {
   }
 
   // Row t predicts token t + 1.
-  void add_sequence(const Place& place, std::size_t in_group, const Streams& streams) {
+  void add_sequence(const Place& place,
+                    std::size_t in_group,
+                    const Streams& streams,
+                    SequenceSums& sums) {
     const std::int64_t seq_len = texts_[place.text].tokens.seq_len;
+    const auto of_column = [&sums](Column column) -> ColumnFigures& {
+      return sums.columns[at_column(column)];
+    };
     const at::Tensor next = token_ids(place).squeeze(0).roll(-1).unsqueeze(1).to(options_.device);
     for (std::int64_t first = 0; first < seq_len; first += kLogitRows) {
       const std::int64_t count = std::min(kLogitRows, seq_len - first);
@@ -348,23 +310,23 @@ class Evaluator {
       const auto of = [&](Column column) {
         options_.check_cancelled();
         Scores found = scores(column, streams[at_column(column)][in_group], first, count);
-        if (column == subject_ && place.text == 0 && options_.logits)
+        if (column == shape_.subject && place.text == 0 && options_.logits)
           options_.logits(place.index, first, found.logits);
         return found;
       };
       const Scores teacher = of(Column::kTeacher);
       const at::Tensor none = at::zeros({count}, at::kFloat), all = at::ones({count}, at::kFloat);
-      add_rows(place, first, Column::kTeacher, teacher, targets, none, all);
-      if (columns_.size() == 1) continue;
+      add_rows(place, first, teacher, targets, none, all, of_column(Column::kTeacher));
+      if (shape_.columns.size() == 1) continue;
       const at::Tensor probabilities = (teacher.logits - teacher.normalizer.unsqueeze(1)).exp_();
       const at::Tensor best = teacher.logits.argmax(-1);
-      for (const Column column : columns_) {
+      for (const Column column : shape_.columns) {
         if (column == Column::kTeacher) continue;
         const Scores own = of(column);
         const at::Tensor kl = (teacher.logits - own.logits).mul_(probabilities).sum(-1) +
                               (own.normalizer - teacher.normalizer);
         const at::Tensor agrees = own.logits.argmax(-1).eq(best).to(at::kFloat);
-        add_rows(place, first, column, own, targets, kl.cpu(), agrees.cpu());
+        add_rows(place, first, own, targets, kl.cpu(), agrees.cpu(), of_column(column));
       }
     }
   }
@@ -372,21 +334,20 @@ class Evaluator {
   // kl and agrees [rows] fp32 on the CPU, of the rows that begin at `first`.
   void add_rows(const Place& place,
                 std::int64_t first,
-                Column column,
                 const Scores& scores,
                 const at::Tensor& targets,
                 const at::Tensor& kl,
-                const at::Tensor& agrees) {
-    TextSums& text = texts_[place.text];
+                const at::Tensor& agrees,
+                ColumnFigures& sums) const {
+    const Text& text = texts_[place.text];
     const auto mask = text.tokens.mask(place.index);
     const at::Tensor losses =
         (scores.normalizer - scores.logits.gather(1, targets).squeeze(1)).cpu();
-    ColumnFigures& sums = text.columns[at_column(column)];
     for (std::int64_t i = 0; i < losses.numel() && first + i + 1 < text.tokens.seq_len; ++i) {
       const std::int64_t position = first + i + 1;
       if (mask[static_cast<std::size_t>(position)] == 0) continue;
       for (Figures* figures : {&sums.all, &sums.beyond}) {
-        if (figures == &sums.beyond && (beyond_ == 0 || position < beyond_)) continue;
+        if (figures == &sums.beyond && (shape_.beyond == 0 || position < shape_.beyond)) continue;
         figures->loss += losses.const_data_ptr<float>()[i];
         figures->kl += kl.const_data_ptr<float>()[i];
         figures->top1 += agrees.const_data_ptr<float>()[i];
@@ -399,21 +360,26 @@ class Evaluator {
   const EvaluateOptions& options_;
   OuterWeights outer_;
   OuterWeights students_outer_;  // with the final norm that its finetune trained
-  std::optional<Control> control_;
-  Column subject_;
-  std::vector<Column> columns_;  // those that are computed, the teacher first
+  EvaluationShape shape_;
   kernels::HybridOptions window_{}, equal_window_{};  // of the untrained columns
-  std::int64_t beyond_ = 0;
   std::optional<kernels::HybridParameters> maps_;  // of the layer that is computed
-  std::vector<TextSums> texts_;                    // the first, then options_.texts
+  std::vector<Text> texts_;                        // the first, then options_.texts
+  EvaluationPart part_;
 };
 
 }  // namespace
 
-Evaluation evaluate(const storage::ModelDirectory& model,
-                    const storage::TokenSequences& tokens,
-                    const std::vector<std::int64_t>& sequences,
-                    const EvaluateOptions& options) {
+std::vector<TextShape> text_shapes(std::int64_t seq_len, const std::vector<EvaluationText>& texts) {
+  std::vector<TextShape> shapes{{.name = "", .in_domain = false, .seq_len = seq_len}};
+  for (const EvaluationText& text : texts)
+    shapes.push_back({text.name, text.in_domain, text.tokens->seq_len});
+  return shapes;
+}
+
+std::optional<EvaluationPart> evaluate_part(const storage::ModelDirectory& model,
+                                            const storage::TokenSequences& tokens,
+                                            const std::vector<std::int64_t>& sequences,
+                                            const EvaluateOptions& options) {
   std::vector<Place> places;
   std::int64_t longest = 0;
   const auto add = [&](const storage::TokenSequences& of,
@@ -440,19 +406,33 @@ Evaluation evaluate(const storage::ModelDirectory& model,
     path.options = options.student->options;
   }
   say_attention(path);
+  const storage::PieceRange range = storage::sequences_of_piece(
+      static_cast<std::int64_t>(places.size()), options.piece, options.num_pieces);
   Evaluator evaluator(model, tokens, options);
-  const std::int64_t bytes = evaluator.num_columns() * longest * model.config().hidden_size *
+  const std::int64_t bytes = longest * model.config().hidden_size *
                              static_cast<std::int64_t>(c10::elementSize(options.compute_dtype));
-  const auto per_group = static_cast<std::size_t>(
-      std::max<std::int64_t>(1, storage::kEvaluateGroupBytes / bytes));
+  const std::int64_t per_group = storage::sequences_of_evaluate_group(
+      bytes, evaluator.num_columns(), options.device.is_cuda());
   const std::int64_t num_layers = model.config().num_hidden_layers;
-  const auto groups = static_cast<std::int64_t>((places.size() + per_group - 1) / per_group);
+  const std::int64_t groups = (range.count + per_group - 1) / per_group;
   for (std::int64_t group = 0; group < groups; ++group) {
-    const auto begin = places.begin() + group * static_cast<std::int64_t>(per_group);
-    const auto end = std::min(begin + static_cast<std::int64_t>(per_group), places.end());
-    if (!evaluator.add_group({begin, end}, group * num_layers, groups * num_layers)) return {};
+    const std::int64_t first = range.first + group * per_group;
+    const std::int64_t end = std::min(first + per_group, range.first + range.count);
+    if (!evaluator.add_group({places.begin() + first, places.begin() + end},
+                             group * num_layers,
+                             groups * num_layers))
+      return std::nullopt;
   }
-  return evaluator.result();
+  return evaluator.part();
+}
+
+Evaluation evaluate(const storage::ModelDirectory& model,
+                    const storage::TokenSequences& tokens,
+                    const std::vector<std::int64_t>& sequences,
+                    const EvaluateOptions& options) {
+  const auto part = evaluate_part(model, tokens, sequences, options);
+  if (!part) return {};
+  return evaluation_of(shape_for(model, options), text_shapes(tokens.seq_len, options.texts), *part, model.config());
 }
 
 }  // namespace hedgerow::worker

@@ -16,6 +16,7 @@
 #include "storage/model/model_config.hpp"
 #include "storage/shards/tokens_file.hpp"
 #include "worker/evaluate/figures.hpp"
+#include "worker/evaluate/sums.hpp"
 #include "worker/model/lora.hpp"
 #include "worker/model/student.hpp"
 
@@ -37,6 +38,9 @@ struct EvaluateOptions {
   std::optional<Control> control = {};        // of the teacher; a student has its own
   // Evaluated beside the first one, in the same pass over the layers.
   std::vector<EvaluationText> texts = {};
+  // Of all sequences, in the order of their texts, only part `piece` of `num_pieces`: equal ones,
+  // but for a sequence.
+  int piece = 0, num_pieces = 1;
   // Called with (layers done, layers in all, mean loss so far or 0); false: stop, and the result is
   // not finished.
   std::function<bool(std::int64_t, std::int64_t, double)> progress = {};
@@ -58,5 +62,14 @@ Evaluation evaluate(const storage::ModelDirectory& model,
                     const storage::TokenSequences& tokens,
                     const std::vector<std::int64_t>& sequences,
                     const EvaluateOptions& options);
+
+// The sums alone of options.piece; nullopt: told to stop. `seconds` is the caller's to set.
+std::optional<EvaluationPart> evaluate_part(const storage::ModelDirectory& model,
+                                            const storage::TokenSequences& tokens,
+                                            const std::vector<std::int64_t>& sequences,
+                                            const EvaluateOptions& options);
+// Of such parts put together. `seq_len` is that of the first text.
+[[nodiscard]] std::vector<TextShape> text_shapes(std::int64_t seq_len,
+                                                 const std::vector<EvaluationText>& texts);
 
 }  // namespace hedgerow::worker

@@ -5,6 +5,7 @@
 
 #include "storage/base/error.hpp"
 #include "storage/base/file.hpp"
+#include "storage/shape/budgets.hpp"
 #include "worker/client/task_inputs.hpp"
 #include "worker/task/stopwatch.hpp"
 
@@ -23,19 +24,43 @@ std::filesystem::path directory_of(const RunContext& run,
                        "evaluation of '" + task.subject + "' came without its " + base_name);
 }
 
-// Throws Stopped.
-TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task& task) {
-  const Stopwatch clock;
-  verify_inputs(run.layout(), task, std::chrono::seconds(run.recipe().workers.file_patience_s));
+struct EvaluatedTexts {
+  const storage::TokenSequences& tokens;
+  std::vector<std::int64_t> sequences;
+  std::vector<EvaluationText> texts;
+  [[nodiscard]] std::int64_t num_sequences() const {
+    std::int64_t count = static_cast<std::int64_t>(sequences.size());
+    for (const EvaluationText& text : texts)
+      count += static_cast<std::int64_t>(text.sequences.size());
+    return count;
+  }
+};
+
+EvaluatedTexts evaluated_texts(RunContext& run) {
   const storage::TokenSequences& tokens = run.tokens(storage::DataStage::kEvaluate);
-  const auto sequences = evaluation_sequences(tokens, run.recipe().evaluate.max_sequences);
+  const std::int64_t limit = run.recipe().evaluate.max_sequences;
+  return {tokens,
+          evaluation_sequences(tokens, limit),
+          texts_of(run.recipe(),
+                   limit,
+                   [&](const std::string& name) -> const storage::TokenSequences& {
+                     return run.tokens({storage::DataStage::kEvaluate, name});
+                   })};
+}
+
+// Throws Stopped.
+EvaluationPart part_of(RunContext& run,
+                       TaskContext& context,
+                       const wire::Task& task,
+                       const EvaluatedTexts& given,
+                       std::int64_t num_tokens) {
+  const Stopwatch clock;
   EvaluateOptions options{.device = run.device(), .compute_dtype = run.compute_dtype()};
-  options.texts = texts_of(run.recipe(),
-                           run.recipe().evaluate.max_sequences,
-                           [&](const std::string& name) -> const storage::TokenSequences& {
-                             return run.tokens({storage::DataStage::kEvaluate, name});
-                           });
-  const std::int64_t num_tokens = tokens_in(tokens, sequences, options.texts);
+  options.texts = given.texts;
+  if (task.num_pieces > 0) {
+    options.piece = task.piece;
+    options.num_pieces = task.num_pieces;
+  }
   options.progress = [&](std::int64_t done, std::int64_t all, double loss) {
     wire::Progress progress;
     progress.phase = "evaluating";
@@ -59,16 +84,66 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
   options.student = student ? &*student : nullptr;
   options.adapter = adapter ? &*adapter : nullptr;
   options.control = control_of(run.recipe());
-  const Evaluation evaluation = evaluate(run.model(), tokens, sequences, options);
+  // The progress always goes on, and a stop is thrown.
+  EvaluationPart part = evaluate_part(run.model(), given.tokens, given.sequences, options).value();
+  part.seconds = clock.seconds();
+  return part;
+}
 
-  TaskResult result{.finished = true, .result = to_json(evaluation, task.subject)};
-  result.result["in_domain"] = run.recipe().validates_in_domain();
-  result.result["seconds"] = clock.seconds();
-  result.result["tokens_per_second"] = static_cast<double>(num_tokens) / clock.seconds();
-  const std::string name = storage::RunLayout::evaluation(task.subject, task.fencing_token);
+// Throws kCorrupt where the files are not the parts of this evaluation.
+EvaluationPart read_parts(const RunContext& run, const wire::Task& task, const EvaluatedTexts& given) {
+  std::vector<EvaluationPart> parts;
+  for (const storage::FileRecord& file : task.inputs) {
+    parts.push_back(part_from_json(
+        storage::parse_document(storage::read_text(run.layout().resolve(file.name)))));
+  }
+  EvaluationPart whole = put_together(parts);
+  const auto expected = static_cast<std::size_t>(given.num_sequences());
+  if (whole.sequences.size() != expected) {
+    throw storage::Error(storage::ErrorKind::kCorrupt,
+                         "the parts of the evaluation of '" + task.subject + "' have " +
+                             std::to_string(whole.sequences.size()) + " sequences, expected " +
+                             std::to_string(expected));
+  }
+  return whole;
+}
+
+// Throws Stopped.
+TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task& task) {
+  verify_inputs(run.layout(), task, std::chrono::seconds(run.recipe().workers.file_patience_s));
+  const EvaluatedTexts given = evaluated_texts(run);
+  const bool is_piece = task.num_pieces > 0 && task.piece >= 0;
+  const bool puts_together = task.num_pieces > 0 && task.piece < 0;
+  std::int64_t num_tokens = tokens_in(given.tokens, given.sequences, given.texts);
+  if (is_piece) {
+    // All texts have sequences of one length.
+    num_tokens = given.tokens.seq_len *
+                 storage::sequences_of_piece(given.num_sequences(), task.piece, task.num_pieces).count;
+  }
+  const EvaluationPart part = puts_together ? read_parts(run, task, given)
+                                            : part_of(run, context, task, given, num_tokens);
+  TaskResult result{.finished = true};
+  if (!is_piece) {
+    const storage::AttentionSpec& attention = run.recipe().attention;
+    const EvaluationShape shape = shape_of({.has_student = task.subject != "teacher",
+                                            .has_adapter = task.subject == "lora",
+                                            .recalls = attention.recall_cache > 0},
+                                           control_of(run.recipe()),
+                                           run.config());
+    result.result = to_json(
+        evaluation_of(shape, text_shapes(given.tokens.seq_len, given.texts), part, run.config()),
+        task.subject);
+    result.result["in_domain"] = run.recipe().validates_in_domain();
+  }
+  result.result["seconds"] = part.seconds;
+  result.result["tokens_per_second"] = static_cast<double>(num_tokens) / part.seconds;
+  const std::string name =
+      is_piece ? storage::RunLayout::evaluation_piece(task.subject, task.piece, task.fencing_token)
+               : storage::RunLayout::evaluation(task.subject, task.fencing_token);
   const auto path = attempt_path(run.layout(), task.fencing_token, name);
   std::filesystem::create_directories(path.parent_path());
-  storage::write_atomically(path, result.result.dump(2) + "\n");
+  storage::write_atomically(
+      path, is_piece ? to_json(part).dump() + "\n" : result.result.dump(2) + "\n");
   result.files = {{name, std::filesystem::file_size(path), storage::hash_file(path)}};
   return result;
 }

@@ -31,7 +31,10 @@ std::vector<EvaluationText> texts_of(
     const std::function<const storage::TokenSequences&(const std::string& name)>& load);
 
 // task.subject: teacher | transfer | lora, task.inputs the student's and the adapter's files.
-// Writes evaluate/<subject>.tN.json under attempts/t<token>/.
+// Writes evaluate/<subject>.tN.json under attempts/t<token>/. With task.num_pieces: piece
+// task.piece, whose sums go to evaluate/<subject>.pNN.tN.json; without a piece the inputs are the
+// pieces' files, in order, and the result is put together from them: the bytes of one task's but
+// for the times.
 TaskResult run_evaluate(RunContext& run, TaskContext& context, const wire::Task& task);
 
 }  // namespace hedgerow::worker

@@ -2,8 +2,6 @@
 
 #include <cmath>
 
-#include "worker/model/decoder.hpp"
-
 namespace hedgerow::worker {
 namespace {
 
@@ -43,7 +41,7 @@ std::optional<Control> control_of(const storage::Recipe& recipe) {
 nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject) {
   const Figures& figures = evaluation.figures();
   nlohmann::json json = {{"subject", subject},
-                         {"compute_dtype", dtype_word(evaluation.compute_dtype)},
+                         {"compute_dtype", evaluation.compute_dtype},
                          {"perplexity", figures.perplexity()},
                          {"loss", figures.loss},
                          {"targets", figures.targets}};

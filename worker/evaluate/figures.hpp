@@ -2,8 +2,6 @@
 // them, by column and text, and the transfer error of each layer.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <array>
 #include <cstdint>
 #include <nlohmann/json.hpp>
@@ -55,7 +53,7 @@ struct ColumnFigures {
 
 struct Evaluation {
   bool finished = false;
-  at::ScalarType compute_dtype = at::kFloat;
+  std::string compute_dtype;          // "bf16", "fp32"
   Column subject = Column::kTeacher;  // or kStudent
   std::array<std::optional<ColumnFigures>, kNumColumns> columns = {};
   std::optional<Control> control = {};

@@ -86,6 +86,21 @@ TEST_F(PlanTest, NamedTextsCountInTheEvaluationsTimeMemoryAndDisk) {
   EXPECT_EQ(plan.final_disk_bytes - before.final_disk_bytes, 10U * 512 * 6);
 }
 
+TEST_F(PlanTest, EvaluationsAreCutInPiecesWhereWorkersWouldBeIdleAndTheModelIsReadInLessTime) {
+  tokens_.evaluate = {0, 64, 1024};
+  limits_.workers = machine(1, 2);
+  EXPECT_EQ(make().num_evaluate_pieces, 0);
+  become_405b();
+  tokens_.evaluate = {0, 64, 1024};
+  limits_.workers = gpus(24, 300'000'000'000);
+  limits_.workers.front().disk_bytes_per_second = 20e9;
+  const Plan plan = make();
+  EXPECT_GE(plan.num_evaluate_pieces, 6) << "of two subjects";
+  EXPECT_LE(plan.num_evaluate_pieces, 12);
+  limits_.workers.front().disk_bytes_per_second = 1e7;
+  EXPECT_EQ(make().num_evaluate_pieces, 2) << "as many as a task has groups: none reads more";
+}
+
 TEST_F(PlanTest, ARunThatGoesOnNeedsNoRoomForWhatItStoredAlready) {
   const std::uint64_t peak = make().peak_disk_bytes;
   limits_.free_disk_bytes = peak / 2;

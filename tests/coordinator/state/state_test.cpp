@@ -53,6 +53,26 @@ TEST(State, FinetuneWaitsForAnEvaluationThatHasBegunAndGoesBeforeTheOthers) {
     EXPECT_TRUE(state.index.ready.contains(TaskId::evaluate(subject)));
 }
 
+TEST(State, AnEvaluationInPiecesIsPutTogetherOnceEachOfItsPiecesIsThere) {
+  RunStarted run = small_run();
+  run.geometry.num_evaluate_pieces = 2;
+  State state;
+  must(state, run);
+  const TaskId whole = TaskId::evaluate(Subject::kTeacher);
+  EXPECT_TRUE(is_ready(state, state.task(TaskId::evaluate(Subject::kTeacher, 0))));
+  EXPECT_FALSE(is_ready(state, state.task(TaskId::evaluate(Subject::kLora, 0))));
+  complete(state, TaskId::evaluate(Subject::kTeacher, 1), 1);
+  EXPECT_EQ(waits_for(state, state.task(whole)), "1 of its pieces are not evaluated yet");
+  complete(state, TaskId::evaluate(Subject::kTeacher, 0), 2);
+  EXPECT_TRUE(state.index.ready.contains(whole));
+  const wire::Task task = make_wire_task(state, whole, 3);
+  EXPECT_EQ(task.num_pieces, 2);
+  EXPECT_EQ(task.piece, -1);
+  ASSERT_EQ(task.inputs.size(), 2U);
+  EXPECT_EQ(task.inputs[0].name, "out.t2") << "in the order of the pieces";
+  EXPECT_EQ(state_from_json(state_to_json(state)), state);
+}
+
 TEST(State, ARunGoesFromCaptureToTheLastEvaluation) {
   State state = started_state();
   EXPECT_EQ(phase_of(state), RunPhase::kRunning);
@@ -491,7 +511,8 @@ TEST(TaskIds, SpellAndReadBackAndRefuseOthers) {
                            TaskId::assemble(),
                            TaskId::logits(7),
                            TaskId::finetune(),
-                           TaskId::evaluate(Subject::kLora)}) {
+                           TaskId::evaluate(Subject::kLora),
+                           TaskId::evaluate(Subject::kTeacher, 12)}) {
     EXPECT_EQ(task_id_from_string(to_string(id)), id);
   }
   for (const char* text : {"",
@@ -500,6 +521,8 @@ TEST(TaskIds, SpellAndReadBackAndRefuseOthers) {
                            "evaluate/",
                            "evaluate/other",
                            "evaluate/lora/x",
+                           "evaluate/lora/p1",
+                           "evaluate/p01",
                            "nonsense"}) {
     EXPECT_THROW(static_cast<void>(task_id_from_string(text)), storage::Error) << text;
   }

@@ -25,6 +25,8 @@ TEST(RunLayout, NamesAreThoseOfTheDesign) {
   EXPECT_EQ(RunLayout::student_directory(41), "student/t41");
   EXPECT_EQ(RunLayout::adapter_directory(41), "adapter/t41");
   EXPECT_EQ(RunLayout::evaluation("teacher", 41), "evaluate/teacher.t41.json");
+  EXPECT_EQ(RunLayout::evaluation_piece("lora", 3, 41), "evaluate/lora.p03.t41.json");
+  EXPECT_EQ(RunLayout::token_in_name("evaluate/lora.p03.t41.json"), 41U);
 }
 
 TEST(RunLayout, EveryNameGivesItsFencingTokenBack) {

@@ -379,6 +379,80 @@ TEST_F(Evaluate, TaskWritesItsResultAndStopsWhenTold) {
   EXPECT_FALSE(worker::run_evaluate(run, stopped, task).finished);
 }
 
+TEST_F(Evaluate, PiecesPutTogetherHaveTheBytesOfOneTask) {
+  worker::RunContext run(directory_ / "run");
+  const auto result_of = [&](wire::Task task) {
+    LocalTaskContext context(run.layout(), task.fencing_token);
+    auto done = worker::run_evaluate(run, context, task);
+    EXPECT_TRUE(done.finished);
+    context.commit(done.files.at(0));
+    for (const char* key : {"seconds", "tokens_per_second"}) {
+      EXPECT_GE(done.result.at(key).get<double>(), 0.0);
+      done.result.erase(key);
+    }
+    return done;
+  };
+  wire::Task whole;
+  whole.kind = wire::TaskKind::kEvaluate;
+  whole.subject = "teacher";
+  whole.fencing_token = 100;
+  const nlohmann::json expected = result_of(whole).result;
+  // Of four sequences: alone, unequal pieces, and one without any.
+  for (const int pieces : {1, 3, 5}) {
+    wire::Task task = whole;
+    task.num_pieces = pieces;
+    std::vector<storage::FileRecord> files;
+    for (task.piece = 0; task.piece < pieces; ++task.piece) {
+      ++task.fencing_token;
+      files.push_back(result_of(task).files.at(0));
+      EXPECT_EQ(files.back().name,
+                storage::RunLayout::evaluation_piece("teacher", task.piece, task.fencing_token));
+    }
+    ++task.fencing_token;
+    task.piece = -1;
+    task.inputs = files;
+    EXPECT_EQ(result_of(task).result.dump(), expected.dump());
+    task.inputs.pop_back();
+    if (pieces == 3) {
+      const std::string said =
+          refusal([&] { result_of(task); }, storage::ErrorKind::kCorrupt);
+      EXPECT_NE(said.find("have 2 sequences, expected 4"), std::string::npos) << said;
+    }
+  }
+}
+
+TEST_F(Evaluate, PiecesOfAStudentAndOfItsTextsHaveTheBytesOfOne) {
+  const auto teacher = model();
+  worker::Student made = student(8);
+  made.layers[1].reset();
+  made.layers[2]->q.layer.zero_();
+  const worker::LoraAdapter lora = adapter();
+  for (const worker::LoraAdapter* with : {static_cast<const worker::LoraAdapter*>(nullptr), &lora}) {
+    worker::EvaluateOptions options;
+    options.student = &made;
+    options.adapter = with;
+    options.texts = {{"more", true, &tokens_, {0, 1, 2}}};
+    const auto dumped = [&](const worker::Evaluation& evaluation) {
+      return worker::to_json(evaluation, "transfer").dump();
+    };
+    const std::string whole = dumped(worker::evaluate(teacher, tokens_, {6, 7}, options));
+    std::vector<worker::EvaluationPart> parts;
+    for (options.num_pieces = 3; options.piece < 3; ++options.piece) {
+      const auto part = worker::evaluate_part(teacher, tokens_, {6, 7}, options);
+      parts.push_back(worker::part_from_json(nlohmann::json::parse(worker::to_json(*part).dump())));
+    }
+    const worker::EvaluationShape shape = worker::shape_of(
+        {.has_student = true, .has_adapter = with != nullptr},
+        worker::Control{made.attention, {1}},
+        teacher.config());
+    EXPECT_EQ(dumped(worker::evaluation_of(shape,
+                                           worker::text_shapes(tokens_.seq_len, options.texts),
+                                           worker::put_together(parts),
+                                           teacher.config())),
+              whole);
+  }
+}
+
 TEST_F(Evaluate, AStopIsHeardBetweenTheSequencesOfALayer) {
   worker::RunContext run(directory_ / "run");
   wire::Task task;
