@@ -125,7 +125,7 @@ struct Plan {
   // The teacher's logits for finetune; nullopt: its objective needs none.
   std::optional<storage::LogitsPlan> logits = std::nullopt;
   int num_logit_pieces = 0;
-  int num_evaluate_pieces = 0;  // Geometry::num_evaluate_pieces
+  int num_evaluate_pieces = 0;       // Geometry::num_evaluate_pieces
   std::uint64_t logits_bytes = 0;    // on disk
   std::uint64_t boundary_bytes = 0;  // one boundary on disk
   std::uint64_t peak_disk_bytes =

@@ -182,8 +182,8 @@ std::uint64_t Costs::logits_memory(const storage::LogitsPlan& plan, int layers, 
 // Evaluation streams the layers: one at a time, what has LoRA of it twice, over a group of
 // sequences, whose residual streams stay.
 std::uint64_t Costs::evaluate_memory(bool on_gpu) const {
-  const double budget =
-      static_cast<double>(on_gpu ? storage::kEvaluateGroupBytesOnGpu : storage::kEvaluateGroupBytes);
+  const double budget = static_cast<double>(on_gpu ? storage::kEvaluateGroupBytesOnGpu
+                                                   : storage::kEvaluateGroupBytes);
   const double group = std::min(std::max(budget, kColumns * evaluate_stream_bytes_),
                                 kColumns * evaluate_sequences_ * evaluate_stream_bytes_);
   const bool has_mlp_lora = std::ranges::any_of(finetune_.target_modules, [](const auto& module) {

@@ -129,7 +129,8 @@ class Times {
     int nodes = 0;
     for (const WorkerKind& kind : limits_.workers) nodes += kind.nodes;
     Taken taken = one_by_one(jobs, plan_.evaluate_memory_bytes);
-    const double disk = disk_seconds(std::min<double>(nodes, static_cast<double>(jobs.size())) * reads);
+    const double disk =
+        disk_seconds(std::min<double>(nodes, static_cast<double>(jobs.size())) * reads);
     taken.seconds = std::max(taken.seconds, disk);
     StageEstimate estimate = told(Stage::kEvaluate, all, taken, plan_.evaluate_memory_bytes);
     estimate.disk_seconds = disk;
@@ -137,10 +138,10 @@ class Times {
   }
 
   // The fewest pieces of each subject with which the evaluations end as early as can be, but for a
-  // twentieth: a piece reads the whole model.
+  // quarter: a piece reads the whole model.
   [[nodiscard]] int evaluate_pieces() const {
     constexpr int kMostPieces = 256;
-    constexpr double kTie = 1.05;
+    constexpr double kTie = 1.25;
     const int subjects = plan_.finetunes ? 3 : 2;
     const int share = std::min({num_workers() / subjects, num_evaluated(), kMostPieces});
     if (share < 2) return 0;

@@ -264,7 +264,8 @@ Plan make_plan(const Recipe& recipe,
       plan.finetune_memory_bytes = std::max(
           plan.finetune_memory_bytes, costs.finetune_memory(share, plan.mesh.mesh.ranks(), device));
   }
-  if (plan.evaluates) plan.num_evaluate_pieces = evaluate_pieces(plan, costs, recipe, tokens, limits);
+  if (plan.evaluates)
+    plan.num_evaluate_pieces = evaluate_pieces(plan, costs, recipe, tokens, limits);
   if (on_gpu) {
     const std::string slow = slow_attention(recipe, model.head_dim);
     if (!slow.empty()) plan.warnings.push_back(slow);

@@ -45,8 +45,8 @@ struct Task {
   // storage::LogitsPlan and enter the first layer as tokens.
   int piece = -1;
   // Capture, transfer, logits: committed shards of boundary `block` (none for block 0), a capture
-  // only those it reads. Evaluate: the student's files, then the adapter's, or its pieces'. Finetune: the student's
-  // files, then those of the logits.
+  // only those it reads. Evaluate: the student's files, then the adapter's, or its pieces'.
+  // Finetune: the student's files, then those of the logits.
   std::vector<storage::FileRecord> inputs;
   // A list of inputs too long for one message lies in this file of the run directory;
   // CoordinatorClient fills `inputs` from it, so that whoever executes the task never sees the

@@ -208,9 +208,7 @@ std::string RunLayout::evaluation(const std::string& subject, FencingToken token
   return "evaluate/" + subject + "." + token_part(token) + ".json";
 }
 
-std::string RunLayout::evaluation_piece(const std::string& subject,
-                                        int piece,
-                                        FencingToken token) {
+std::string RunLayout::evaluation_piece(const std::string& subject, int piece, FencingToken token) {
   return "evaluate/" + subject + ".p" + padded(piece, 2) + "." + token_part(token) + ".json";
 }
 

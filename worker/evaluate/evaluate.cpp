@@ -175,8 +175,7 @@ class Evaluator {
       if (std::isfinite(sums.columns[at_column(column)].all.loss)) continue;
       throw Error(ErrorKind::kUsage,
                   "the loss of sequence " + std::to_string(place.index) + " of " +
-                      texts_[place.text].of +
-                      " is not finite (" +
+                      texts_[place.text].of + " is not finite (" +
                       std::string(storage::kEvaluateColumns[at_column(column)].name) +
                       "); check the model's weights");
     }
@@ -432,7 +431,8 @@ Evaluation evaluate(const storage::ModelDirectory& model,
                     const EvaluateOptions& options) {
   const auto part = evaluate_part(model, tokens, sequences, options);
   if (!part) return {};
-  return evaluation_of(shape_for(model, options), text_shapes(tokens.seq_len, options.texts), *part, model.config());
+  return evaluation_of(
+      shape_for(model, options), text_shapes(tokens.seq_len, options.texts), *part, model.config());
 }
 
 }  // namespace hedgerow::worker

@@ -39,13 +39,12 @@ struct EvaluatedTexts {
 EvaluatedTexts evaluated_texts(RunContext& run) {
   const storage::TokenSequences& tokens = run.tokens(storage::DataStage::kEvaluate);
   const std::int64_t limit = run.recipe().evaluate.max_sequences;
-  return {tokens,
-          evaluation_sequences(tokens, limit),
-          texts_of(run.recipe(),
-                   limit,
-                   [&](const std::string& name) -> const storage::TokenSequences& {
-                     return run.tokens({storage::DataStage::kEvaluate, name});
-                   })};
+  return {
+      tokens,
+      evaluation_sequences(tokens, limit),
+      texts_of(run.recipe(), limit, [&](const std::string& name) -> const storage::TokenSequences& {
+        return run.tokens({storage::DataStage::kEvaluate, name});
+      })};
 }
 
 // Throws Stopped.
@@ -91,7 +90,9 @@ EvaluationPart part_of(RunContext& run,
 }
 
 // Throws kCorrupt where the files are not the parts of this evaluation.
-EvaluationPart read_parts(const RunContext& run, const wire::Task& task, const EvaluatedTexts& given) {
+EvaluationPart read_parts(const RunContext& run,
+                          const wire::Task& task,
+                          const EvaluatedTexts& given) {
   std::vector<EvaluationPart> parts;
   for (const storage::FileRecord& file : task.inputs) {
     parts.push_back(part_from_json(
@@ -117,11 +118,12 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
   std::int64_t num_tokens = tokens_in(given.tokens, given.sequences, given.texts);
   if (is_piece) {
     // All texts have sequences of one length.
-    num_tokens = given.tokens.seq_len *
-                 storage::sequences_of_piece(given.num_sequences(), task.piece, task.num_pieces).count;
+    num_tokens =
+        given.tokens.seq_len *
+        storage::sequences_of_piece(given.num_sequences(), task.piece, task.num_pieces).count;
   }
-  const EvaluationPart part = puts_together ? read_parts(run, task, given)
-                                            : part_of(run, context, task, given, num_tokens);
+  const EvaluationPart part =
+      puts_together ? read_parts(run, task, given) : part_of(run, context, task, given, num_tokens);
   TaskResult result{.finished = true};
   if (!is_piece) {
     const storage::AttentionSpec& attention = run.recipe().attention;
@@ -142,8 +144,8 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
                : storage::RunLayout::evaluation(task.subject, task.fencing_token);
   const auto path = attempt_path(run.layout(), task.fencing_token, name);
   std::filesystem::create_directories(path.parent_path());
-  storage::write_atomically(
-      path, is_piece ? to_json(part).dump() + "\n" : result.result.dump(2) + "\n");
+  storage::write_atomically(path,
+                            is_piece ? to_json(part).dump() + "\n" : result.result.dump(2) + "\n");
   result.files = {{name, std::filesystem::file_size(path), storage::hash_file(path)}};
   return result;
 }

@@ -78,11 +78,11 @@ Evaluation result_of(const EvaluationShape& shape,
   if (shape.measures_layers)
     evaluation.columns[at_column(Column::kLinearOff)] = evaluation.column(Column::kControl);
   for (const auto& [layer, sums] : layers) {
-    evaluation.layers.push_back({layer,
-                                 sums.squared_error / static_cast<double>(sums.elements),
-                                 sums.squared_error / sums.energy,
-                                 std::ranges::find(part.untrained_layers, layer) !=
-                                     part.untrained_layers.end()});
+    evaluation.layers.push_back(
+        {layer,
+         sums.squared_error / static_cast<double>(sums.elements),
+         sums.squared_error / sums.energy,
+         std::ranges::find(part.untrained_layers, layer) != part.untrained_layers.end()});
   }
   return evaluation;
 }
@@ -160,8 +160,7 @@ EvaluationShape shape_of(const EvaluationSubject& subject,
   if (shape.control) {
     shape.columns.push_back(Column::kControl);
     shape.columns.push_back(Column::kEqualWindow);
-    shape.equal_window =
-        static_cast<int>(storage::equal_window(shape.control->attention, model));
+    shape.equal_window = static_cast<int>(storage::equal_window(shape.control->attention, model));
     shape.beyond = 2 * shape.control->attention.window_size;
   }
   if (subject.has_student) shape.columns.push_back(Column::kStudent);
@@ -176,9 +175,8 @@ Evaluation evaluation_of(const EvaluationShape& shape,
                          const storage::ModelConfig& model) {
   Evaluation evaluation = result_of(shape, 0, texts.front().seq_len, part, model);
   for (std::size_t i = 1; i < texts.size(); ++i) {
-    evaluation.texts.push_back({texts[i].name,
-                                texts[i].in_domain,
-                                result_of(shape, i, texts[i].seq_len, part, model)});
+    evaluation.texts.push_back(
+        {texts[i].name, texts[i].in_domain, result_of(shape, i, texts[i].seq_len, part, model)});
   }
   return evaluation;
 }

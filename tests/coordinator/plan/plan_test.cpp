@@ -95,7 +95,7 @@ TEST_F(PlanTest, EvaluationsAreCutInPiecesWhereWorkersWouldBeIdleAndTheModelIsRe
   limits_.workers = gpus(24, 300'000'000'000);
   limits_.workers.front().disk_bytes_per_second = 20e9;
   const Plan plan = make();
-  EXPECT_GE(plan.num_evaluate_pieces, 6) << "of two subjects";
+  EXPECT_GE(plan.num_evaluate_pieces, 3) << "of two subjects";
   EXPECT_LE(plan.num_evaluate_pieces, 12);
   limits_.workers.front().disk_bytes_per_second = 1e7;
   EXPECT_EQ(make().num_evaluate_pieces, 2) << "as many as a task has groups: none reads more";

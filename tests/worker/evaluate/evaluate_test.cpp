@@ -414,8 +414,7 @@ TEST_F(Evaluate, PiecesPutTogetherHaveTheBytesOfOneTask) {
     EXPECT_EQ(result_of(task).result.dump(), expected.dump());
     task.inputs.pop_back();
     if (pieces == 3) {
-      const std::string said =
-          refusal([&] { result_of(task); }, storage::ErrorKind::kCorrupt);
+      const std::string said = refusal([&] { result_of(task); }, storage::ErrorKind::kCorrupt);
       EXPECT_NE(said.find("have 2 sequences, expected 4"), std::string::npos) << said;
     }
   }
@@ -427,7 +426,8 @@ TEST_F(Evaluate, PiecesOfAStudentAndOfItsTextsHaveTheBytesOfOne) {
   made.layers[1].reset();
   made.layers[2]->q.layer.zero_();
   const worker::LoraAdapter lora = adapter();
-  for (const worker::LoraAdapter* with : {static_cast<const worker::LoraAdapter*>(nullptr), &lora}) {
+  for (const worker::LoraAdapter* with :
+       {static_cast<const worker::LoraAdapter*>(nullptr), &lora}) {
     worker::EvaluateOptions options;
     options.student = &made;
     options.adapter = with;
@@ -441,10 +441,10 @@ TEST_F(Evaluate, PiecesOfAStudentAndOfItsTextsHaveTheBytesOfOne) {
       const auto part = worker::evaluate_part(teacher, tokens_, {6, 7}, options);
       parts.push_back(worker::part_from_json(nlohmann::json::parse(worker::to_json(*part).dump())));
     }
-    const worker::EvaluationShape shape = worker::shape_of(
-        {.has_student = true, .has_adapter = with != nullptr},
-        worker::Control{made.attention, {1}},
-        teacher.config());
+    const worker::EvaluationShape shape =
+        worker::shape_of({.has_student = true, .has_adapter = with != nullptr},
+                         worker::Control{made.attention, {1}},
+                         teacher.config());
     EXPECT_EQ(dumped(worker::evaluation_of(shape,
                                            worker::text_shapes(tokens_.seq_len, options.texts),
                                            worker::put_together(parts),
