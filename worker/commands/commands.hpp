@@ -19,6 +19,7 @@ using Action = std::function<storage::ExitCode()>;
 void register_evaluate(CLI::App& app, Action& action);
 void register_serve(CLI::App& app, Action& action);
 void register_finetune(CLI::App& app, Action& action);
+void register_answer(CLI::App& app, Action& action);
 void register_generate(CLI::App& app, Action& action);
 void register_merge(CLI::App& app, Action& action);
 void register_bench_kernels(CLI::App& app, Action& action);

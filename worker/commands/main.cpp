@@ -35,6 +35,7 @@ int run(int argc, char** argv) {
   hedgerow::worker::register_evaluate(app, action);
   hedgerow::worker::register_serve(app, action);
   hedgerow::worker::register_finetune(app, action);
+  hedgerow::worker::register_answer(app, action);
   hedgerow::worker::register_generate(app, action);
   hedgerow::worker::register_merge(app, action);
   hedgerow::worker::register_bench_kernels(app, action);

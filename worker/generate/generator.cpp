@@ -5,9 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <utility>
 
 #include "storage/base/error.hpp"
+#include "storage/shape/budgets.hpp"
 #include "worker/device/step_graph.hpp"
 #include "worker/model/decoder.hpp"
 
@@ -292,6 +294,98 @@ std::vector<std::int64_t> Generator::choose(const Batch& batch,
           batch.row[i], batch.position[i], on_host[static_cast<std::int64_t>(i)]);
   }
   return tokens;
+}
+
+void Generator::score_pass(std::span<const ScoredText> texts,
+                           std::vector<std::vector<TokenScore>>& scores) const {
+  std::vector<std::int64_t> ids, places, rows, targets;
+  for (const ScoredText& text : texts) {
+    const auto begin = std::ssize(ids), length = std::ssize(text.ids);
+    ids.insert(ids.end(), text.ids.begin(), text.ids.end());
+    for (std::int64_t t = 0; t < length; ++t) places.push_back(t);
+    for (std::int64_t t = text.first; t < length; ++t) {
+      rows.push_back(begin + t - 1);
+      targets.push_back(text.ids[static_cast<std::size_t>(t)]);
+    }
+  }
+  const auto on_device = [this](const std::vector<std::int64_t>& list) {
+    return at::tensor(list, at::kLong).to(device());
+  };
+  const at::Tensor positions = on_device(places);
+  const RopeTable rope{rope_.cos.index_select(0, positions), rope_.sin.index_select(0, positions)};
+  const LayerContext context{config_, rope, dtype()};
+  const auto options = student_ ? student_->options : kernels::HybridOptions{};
+  at::Tensor hidden = embedded(ids);
+  for (std::size_t i = 0; i < layers_.size(); ++i) {
+    hidden = run_layer(hidden, layers_[i], context, [&](const Qkv& heads) {
+      std::vector<at::Tensor> outputs;
+      std::int64_t begin = 0;
+      for (const ScoredText& text : texts) {
+        const auto length = std::ssize(text.ids);
+        const auto own = [&](const at::Tensor& x) {
+          return x.narrow(2, begin, length).contiguous();
+        };
+        outputs.push_back(student_attention(
+            {own(heads.q), own(heads.k), own(heads.v)}, parameters(i), options));
+        begin += length;
+      }
+      return outputs.size() == 1 ? outputs.front() : at::cat(outputs, 2);
+    });
+  }
+  const at::Tensor of_rows = hidden.squeeze(0).index_select(0, on_device(rows));
+  const at::Tensor wanted = on_device(targets);
+  std::vector<TokenScore> found;
+  for (std::int64_t first = 0; first < wanted.size(0); first += storage::kLogitRows) {
+    const std::int64_t count = std::min(storage::kLogitRows, wanted.size(0) - first);
+    const at::Tensor chunk = logits(of_rows.narrow(0, first, count), outer_, config_);
+    const at::Tensor own = wanted.narrow(0, first, count);
+    const at::Tensor log_probabilities =
+        (chunk.gather(1, own.unsqueeze(1)).squeeze(1) - chunk.logsumexp(-1)).cpu();
+    const at::Tensor likeliest = chunk.argmax(-1).eq(own).cpu();
+    for (std::int64_t row = 0; row < count; ++row) {
+      const double value = log_probabilities.const_data_ptr<float>()[row];
+      if (!std::isfinite(value))
+        throw Error(ErrorKind::kUsage, "a logit is not finite; check the model's weights");
+      found.push_back({value, likeliest.const_data_ptr<bool>()[row]});
+    }
+  }
+  auto next = found.begin();
+  for (const ScoredText& text : texts) {
+    const auto end = next + (std::ssize(text.ids) - text.first);
+    scores.emplace_back(next, end);
+    next = end;
+  }
+}
+
+std::vector<std::vector<TokenScore>> Generator::score(const std::vector<ScoredText>& texts) {
+  constexpr std::int64_t kRowsOfAPass = 4096;
+  const at::NoGradGuard no_gradients;
+  if (place_.ranks != nullptr) throw Error(ErrorKind::kInternal, "ranks score no texts");
+  std::vector<std::vector<std::int64_t>> all;
+  std::int64_t longest = 1;
+  for (const ScoredText& text : texts) {
+    const auto length = std::ssize(text.ids);
+    if (text.first < 1 || text.first > length) {
+      throw Error(ErrorKind::kUsage,
+                  "text " + std::to_string(all.size()) + ": its tokens from " +
+                      std::to_string(text.first) + " on are to be scored, of " +
+                      std::to_string(length) + "; the first one follows nothing");
+    }
+    all.push_back(text.ids);
+    longest = std::max(longest, length);
+  }
+  check(all, /*max_new_tokens=*/1);
+  rope_ = make_rope_table(config_, longest, device());
+  std::vector<std::vector<TokenScore>> scores;
+  const std::span<const ScoredText> rest(texts);
+  for (std::size_t begin = 0, end = 0; begin < texts.size(); begin = end) {
+    std::int64_t rows = 0;
+    while (end < texts.size() &&
+           (end == begin || rows + std::ssize(texts[end].ids) <= kRowsOfAPass))
+      rows += std::ssize(texts[end++].ids);
+    score_pass(rest.subspan(begin, end - begin), scores);
+  }
+  return scores;
 }
 
 void Generator::run(const std::vector<std::vector<std::int64_t>>& prompts,

@@ -12,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "storage/shape/mesh.hpp"
@@ -31,6 +32,16 @@ struct GenerateOptions {
   // On CUDA, a step that repeats becomes one graph; else its kernels are launched one by one. Off:
   // on an H100 a graph's tokens at batch 1 were others than those of the launches (tests/gpu).
   bool records_steps = false;
+};
+
+// What a model gives a token that follows others.
+struct TokenScore {
+  double log_probability = 0.0;  // nats
+  bool is_likeliest = false;     // greedy decoding would choose it
+};
+struct ScoredText {
+  std::vector<std::int64_t> ids;
+  std::int64_t first = 1;  // ids[first ..] are scored; at least 1
 };
 
 // Where a process stands among those that hold a model together. Rank 0 has the embedding, the last
@@ -92,6 +103,11 @@ class Generator {
            const GenerateOptions& options,
            GenerationObserver& observer);
 
+  // The scores of each text's tokens from `first` on, in the order of the texts. No padding: the
+  // texts of a pass stand behind one another for the products and apart for the attention. Of a
+  // process that is alone. Throws kUsage as run(), and for a `first` outside its text.
+  [[nodiscard]] std::vector<std::vector<TokenScore>> score(const std::vector<ScoredText>& texts);
+
   // Bytes of this rank's caches after the last run's last step: what constant memory means.
   [[nodiscard]] std::int64_t cache_bytes() const { return cache_bytes_; }
 
@@ -107,6 +123,8 @@ class Generator {
                      std::vector<AttentionCache>& caches,
                      const std::function<void()>& on_layer);
   at::Tensor step(Batch& batch);
+  void score_pass(std::span<const ScoredText> texts,
+                  std::vector<std::vector<TokenScore>>& scores) const;
   at::Tensor run_layers(const at::Tensor& hidden,
                         const at::Tensor& positions,
                         std::vector<AttentionCache>& caches);

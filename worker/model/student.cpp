@@ -9,7 +9,9 @@
 #include "storage/base/file.hpp"
 #include "storage/tensors/safetensors.hpp"
 #include "worker/model/attention_options.hpp"
+#include "worker/model/linear_branch.hpp"
 #include "worker/model/tensor_bytes.hpp"
+#include "worker/model/trained_parts.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -101,6 +103,45 @@ class StrictReader {
 };
 
 }  // namespace
+
+Student untrained_student(const storage::AttentionSpec& attention,
+                          const std::set<int>& softmax_layers,
+                          const storage::ModelConfig& model,
+                          const at::Device& device) {
+  if (attention.window == kernels::WindowLayout::kNone) {
+    throw Error(ErrorKind::kUsage,
+                "attention.window = \"none\": without a window there is no untrained control");
+  }
+  Student student;
+  student.attention = attention;
+  storage::AttentionSpec& spec = student.attention;
+  spec.feature_map = kernels::FeatureMapKind::kHedgehogSoftmax;
+  spec.negation = true;
+  spec.bias = true;
+  spec.feature_dim = 64;
+  spec.key_maps = storage::KeyMaps::kKvHead;
+  spec.recall_cache = 0;
+  spec.validate(model.head_dim);
+  student.options = hybrid_options(spec);
+  const std::int64_t heads = model.num_attention_heads, columns = spec.projected_dim();
+  const std::int64_t key_maps = spec.num_key_maps(heads, model.num_key_value_heads);
+  kernels::HybridParameters off;
+  off.q = {at::zeros({heads, model.head_dim, columns}), at::zeros({heads, columns})};
+  off.k = {at::zeros({key_maps, model.head_dim, columns}), at::zeros({key_maps, columns})};
+  off.window_factors = at::zeros({heads});
+  if (!switch_off_linear_branch(off, student.options.feature_map))
+    throw Error(ErrorKind::kInternal, "the control's feature map cannot be switched off");
+  for (const TrainedPart& part : parts_of(off, 0)) *part.value = part.value->to(device);
+  for (int layer = 0; layer < model.num_hidden_layers; ++layer) {
+    if (softmax_layers.contains(layer)) {
+      student.layers.emplace_back(std::nullopt);
+    } else {
+      student.layers.emplace_back(off);
+    }
+  }
+  student.name = "the untrained window of " + std::to_string(spec.window_size) + " tokens";
+  return student;
+}
 
 void set_recall_cache(Student& student, int recall_cache) {
   if (recall_cache == kOwnRecallCache) return;

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,15 @@ struct Student {
                                    const storage::ModelDirectory& teacher,
                                    const at::Device& device,
                                    const std::function<bool(int layer_idx)>& has = {});
+
+// The control as a student, for programs that generate: each layer but `softmax_layers` attends to
+// `attention`'s window and sinks alone, its linear branch off (linear_branch.hpp), without a cache.
+// Maps are the smallest ones that every backend takes, on `device`. Throws kUsage where
+// there is no window.
+[[nodiscard]] Student untrained_student(const storage::AttentionSpec& attention,
+                                        const std::set<int>& softmax_layers,
+                                        const storage::ModelConfig& model,
+                                        const at::Device& device);
 
 // Attends with a cache of so many recalled keys in place of the student's own, which
 // kOwnRecallCache leaves. Throws kUsage naming attention.recall_cache for a number that its window

@@ -3,6 +3,7 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/commands/evaluate_tasks.hpp"
 #include "coordinator/cli/export/model_choice.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
@@ -24,6 +25,7 @@ using storage::ExitCode;
 
 struct EvaluateOptions {
   ModelOptions model;
+  TaskOptions tasks;
   std::string device;  // empty: the run's
   std::string tokens;
   int max_sequences = 0;
@@ -71,6 +73,11 @@ std::string tokens_of(const std::string& run, const storage::Recipe& recipe) {
 }
 
 ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
+  if (!options.tasks.tasks.empty() || options.tasks.prints_subjects) {
+    require(options.tokens.empty() && options.max_sequences == 0,
+            "--tokens and --max-sequences are of perplexities, not of --tasks");
+    return evaluate_tasks(options.model, options.device, options.tasks, terminal);
+  }
   const ModelChoice choice = choose_model(options.model);
   std::string tokens = options.tokens;
   bool has_texts = false;
@@ -138,6 +145,7 @@ RunCommand declare_evaluate(CLI::App& app) {
                  "at most so many of its sequences; of a run's own: evaluate.max_sequences")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 30).description(""));
+  add_task_options(app, options->tasks);
   return [options](Terminal& terminal) { return run_evaluate(*options, terminal); };
 }
 

@@ -1,0 +1,185 @@
+// hedgerow-worker answer: a model in memory that scores and continues token ids, a JSON line a
+// question, until its input ends. What lm-eval's model class talks to (deploy/lm_eval).
+#include <ATen/Parallel.h>
+
+#include <CLI/CLI.hpp>
+#include <iostream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "storage/base/error.hpp"
+#include "storage/shape/state_bytes.hpp"
+#include "worker/commands/commands.hpp"
+#include "worker/commands/progress_lines.hpp"
+#include "worker/device/device.hpp"
+#include "worker/evaluate/figures.hpp"
+#include "worker/generate/generator.hpp"
+#include "worker/model/attention_path.hpp"
+#include "worker/model/decoder.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+using nlohmann::json;
+using storage::Error;
+using storage::ErrorKind;
+
+struct AnswerArguments {
+  std::string model, student, adapter, recipe, window;
+  std::string device = "auto", compute_dtype = "auto";
+  int threads = 0;
+  int recall_cache = kOwnRecallCache;
+};
+
+// The untrained window of the subject's size, or of its bytes.
+Student control_student(const AnswerArguments& given,
+                        const storage::ModelDirectory& model,
+                        const std::optional<Student>& student,
+                        const at::Device& device) {
+  std::optional<Control> control;
+  if (student) {
+    control = Control{student->attention};
+    for (std::size_t layer = 0; layer < student->layers.size(); ++layer) {
+      if (!student->layers[layer]) control->softmax_layers.insert(static_cast<int>(layer));
+    }
+  } else if (!given.recipe.empty()) {
+    control = control_of(storage::Recipe::load(given.recipe));
+  }
+  if (!control) {
+    throw Error(ErrorKind::kUsage,
+                "--window " + given.window +
+                    " is the untrained window of a student; give --student, or the --recipe of one "
+                    "with a window");
+  }
+  storage::AttentionSpec attention = control->attention;
+  if (given.window == "equal")
+    attention.window_size =
+        static_cast<int>(storage::equal_window(attention, model.config()));
+  return untrained_student(attention, control->softmax_layers, model.config(), device);
+}
+
+class Rows final : public GenerationObserver {
+ public:
+  explicit Rows(std::size_t count) : ids_(count) {}
+  void on_row(std::int64_t row, const std::vector<std::int64_t>& ids) override {
+    ids_[static_cast<std::size_t>(row)] = ids;
+  }
+  [[nodiscard]] const std::vector<std::vector<std::int64_t>>& ids() const { return ids_; }
+
+ private:
+  std::vector<std::vector<std::int64_t>> ids_;
+};
+
+json scored(Generator& generator, const json& question) {
+  std::vector<ScoredText> texts;
+  for (const json& text : question.at("score"))
+    texts.push_back({text.at("ids").get<std::vector<std::int64_t>>(), text.at("first")});
+  json answers = json::array();
+  for (const std::vector<TokenScore>& scores : generator.score(texts)) {
+    std::vector<double> log_probabilities;
+    bool is_greedy = true;
+    for (const TokenScore& score : scores) {
+      log_probabilities.push_back(score.log_probability);
+      is_greedy = is_greedy && score.is_likeliest;
+    }
+    answers.push_back({{"log_probabilities", log_probabilities}, {"is_greedy", is_greedy}});
+  }
+  return {{"scores", std::move(answers)}};
+}
+
+json generated(Generator& generator, const json& question) {
+  const auto prompts = question.at("generate").get<std::vector<std::vector<std::int64_t>>>();
+  GenerateOptions options;
+  options.max_new_tokens = question.at("max_new_tokens");
+  options.end_tokens = question.value("end_tokens", std::vector<std::int64_t>{});
+  options.sampling.temperature = question.value("temperature", 0.0);
+  options.sampling.top_p = question.value("top_p", 1.0);
+  options.sampling.seed = question.value("seed", std::uint64_t{0});
+  Rows rows(prompts.size());
+  generator.run(prompts, options, rows);
+  return {{"rows", rows.ids()}, {"cache_bytes", generator.cache_bytes()}};
+}
+
+json answer_to(Generator& generator, const std::string& line) {
+  try {
+    const json question = json::parse(line);
+    if (question.contains("score")) return scored(generator, question);
+    if (question.contains("generate")) return generated(generator, question);
+  } catch (const json::exception& error) {
+    throw Error(ErrorKind::kUsage, std::string("standard input: ") + error.what());
+  }
+  throw Error(ErrorKind::kUsage,
+              R"(standard input: expected {"score": [..]} or {"generate": [..]}, found )" +
+                  line.substr(0, 80));
+}
+
+storage::ExitCode answer_command(const AnswerArguments& given) {
+  if (given.threads > 0) at::set_num_threads(given.threads);
+  const at::Device device = resolve_device(given.device);
+  const auto model = storage::ModelDirectory::open(given.model);
+  std::optional<Student> student;
+  if (!given.student.empty())
+    student =
+        storage::read_given([&] { return load_student(given.student, model, device); });
+  std::optional<LoraAdapter> adapter;
+  if (!given.window.empty()) {
+    student = control_student(given, model, student, device);
+  } else {
+    if (!given.adapter.empty())
+      adapter = storage::read_given([&] { return load_adapter(given.adapter, model.config()); });
+    if (student && adapter) storage::read_given([&] { put_in_place(*student, adapter->trained); });
+    if (student) set_recall_cache(*student, given.recall_cache);
+  }
+  const at::ScalarType compute_dtype = resolve_compute_dtype(given.compute_dtype, device);
+  AttentionPath path =
+      attention_path(AttentionUse::kGenerate, model.config(), device, compute_dtype);
+  json first = {{"compute_dtype", dtype_word(compute_dtype)},
+                {"max_position_embeddings", model.config().max_position_embeddings}};
+  if (student) {
+    path.parameters = first_parameters(student->layers);
+    path.options = student->options;
+    first["window_size"] = student->attention.window_size;
+    first["num_sinks"] = student->attention.num_sinks;
+  }
+  say_attention(path);
+  Generator generator = Generator::load(
+      model, std::move(student), adapter ? &*adapter : nullptr, device, compute_dtype);
+  adapter.reset();
+  print_line(first);
+  for (std::string line; std::getline(std::cin, line);)
+    print_line(answer_to(generator, line));
+  return storage::ExitCode::kOk;
+}
+
+}  // namespace
+
+void register_answer(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand(
+      "answer",
+      "Keep a model and answer questions, a JSON line each on stdin: {\"score\": [{\"ids\": "
+      "[..], \"first\": N}, ..]}, {\"generate\": [[ids], ..], \"max_new_tokens\": N}");
+  const auto options = std::make_shared<AnswerArguments>();
+  command
+      ->add_option(
+          "--model", options->model, "Model directory, or org/name in the local Hugging Face cache")
+      ->required();
+  command->add_option(
+      "--student", options->student, "Directory with hedgerow.json and feature_maps.safetensors");
+  command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
+  command->add_option("--recall-cache", options->recall_cache, kRecallCacheHelp);
+  command->add_option("--recipe", options->recipe, "With --window: of a student that is not there");
+  command
+      ->add_option("--window",
+                   options->window,
+                   "In place of the student: its window and sinks, untrained (own), or the "
+                   "untrained window of its bytes (equal)")
+      ->check(CLI::IsMember({"own", "equal"}));
+  command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
+  command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32")
+      ->capture_default_str();
+  command->add_option("--threads", options->threads, "0: as many as cores");
+  command->callback(
+      [options, &action] { action = [options] { return answer_command(*options); }; });
+}
+
+}  // namespace hedgerow::worker
