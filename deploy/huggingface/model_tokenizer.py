@@ -28,7 +28,7 @@ def _first(value: Any) -> int | None:
     return value
 
 
-def _auto_tokenizer() -> Any:
+def auto_tokenizer() -> Any:
     """transformers' AutoTokenizer: offline, quiet, and without PyTorch, which is slow to import and not needed."""
     os.environ["HF_HUB_OFFLINE"] = "1"
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -65,7 +65,7 @@ class ModelTokenizer:
         config = read_json(directory / "config.json")
         self.vocab_size: int = config["vocab_size"]
         try:
-            self._tokenizer = _auto_tokenizer().from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+            self._tokenizer = auto_tokenizer().from_pretrained(directory, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # transformers raises whatever it met
             raise UsageError(f"{path}: not a readable tokenizer, says transformers' AutoTokenizer ({_one_line(error)})") from None
         self.backend = getattr(self._tokenizer, "backend_tokenizer", None)

@@ -19,6 +19,9 @@ from typing import Any, Iterable
 from lm_eval.api.model import TemplateLM
 from lm_eval.api.registry import register_model
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from model_tokenizer import auto_tokenizer  # noqa: E402
+
 ROWS_A_QUESTION = 16384  # tokens; the worker makes its passes of them
 SCORED_WINDOW = 2048     # tokens of one piece of a long text, unless `max_length` says more
 
@@ -81,10 +84,9 @@ class Hedgerow(TemplateLM):
     def __init__(self, words: list[str] | None = None, model: str = "", run: str = "", subject: str = "",
                  max_length: int | None = None, max_gen_toks: int = 256, **_: Any) -> None:
         super().__init__()
-        from transformers import AutoTokenizer
         if words is None:
             words, model = worker_words(run, subject)
-        self.tokenizer = AutoTokenizer.from_pretrained(model)
+        self.tokenizer = auto_tokenizer().from_pretrained(model)
         self.worker = Worker(words)
         self.max_length = int(max_length or self.worker.description["max_position_embeddings"])
         self.max_gen_toks = int(max_gen_toks)

@@ -23,8 +23,8 @@ LAST = ("Archer Baker Carter Dyer Ellis Fisher Gardner Hunter Ingram Joiner Keep
 
 @lru_cache(maxsize=4)
 def tokenizer_of(model: str):
-    from transformers import AutoTokenizer
-    return AutoTokenizer.from_pretrained(model)
+    from model_tokenizer import auto_tokenizer
+    return auto_tokenizer().from_pretrained(model)
 
 
 def number_of_tokens(model: str) -> Callable[[str], int]:
