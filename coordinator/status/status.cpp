@@ -9,6 +9,7 @@
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status_build.hpp"
 #include "coordinator/wire/coordinator_file.hpp"
+#include "coordinator/status/task_scores.hpp"
 #include "storage/base/error.hpp"
 #include "storage/base/fields.hpp"
 #include "storage/base/file.hpp"
@@ -231,6 +232,7 @@ void visit_fields(Visitor& visitor, T& status) {
   visitor.sparse_field("tasks_left_out", status.tasks_left_out);
   visitor.sparse_field("workers_left_out", status.workers_left_out);
   visitor.field("warnings", status.warnings);
+  visitor.optional_field("task_scores", status.task_scores);
 }
 
 void to_json(json& out, const RunStatus& status) {
@@ -278,12 +280,25 @@ std::string quarantine_text(const RunStatus& status) {
   return text;
 }
 
+namespace {
+
+void add_task_scores(const storage::RunLayout& layout, RunStatus& status) {
+  try {
+    status.task_scores = read_task_scores(layout);
+  } catch (const Error& error) {
+    status.warnings.emplace_back(error.what());
+  }
+}
+
+}  // namespace
+
 RunStatus read_status(const storage::RunLayout& layout) {
   require_run(layout);
   const std::optional<RunStatus> published = published_status(layout);
   if (coordinator_lives(wire::read_coordinator_file(layout), published)) {
     RunStatus status = *published;
     warn_of_recipe(layout, status);
+    add_task_scores(layout, status);
     return status;
   }
   RunStatus status;
@@ -312,6 +327,7 @@ RunStatus read_status(const storage::RunLayout& layout) {
   status.term = folded.term;
   status.updated_at = published ? published->updated_at : "";
   status.warnings = folded.warnings;
+  add_task_scores(layout, status);
   if (auto problem = recipe_problem(layout, folded.state))
     status.warnings.push_back(*std::move(problem));
   if (const auto file = wire::read_coordinator_file(layout)) {

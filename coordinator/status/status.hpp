@@ -96,6 +96,7 @@ struct RunStatus {
   std::vector<WorkerStatus> workers;
   int tasks_left_out = 0, workers_left_out = 0;  // of a run of thousands (status_build.hpp)
   std::vector<std::string> warnings;             // journal damage, changed builds, hung workers
+  nlohmann::json task_scores = nlohmann::json::object();  // task_scores.hpp; empty: none
 
   [[nodiscard]] const TaskStatus* task(const std::string& id) const;
 };

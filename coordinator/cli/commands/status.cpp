@@ -5,6 +5,7 @@
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/terminal/control.hpp"
+#include "coordinator/cli/terminal/task_scores.hpp"
 #include "coordinator/cli/terminal/screen.hpp"
 #include "storage/history/history_file.hpp"
 
@@ -24,6 +25,9 @@ storage::ExitCode run_status(const std::string& directory, Terminal& terminal) {
     terminal.print(line);
   if (const std::string verdict = control_verdict(status); !verdict.empty())
     terminal.print(verdict);
+  for (const std::string& line : task_score_lines(status.task_scores, terminal.answer_width()))
+    terminal.print(line);
+  for (const std::string& line : task_verdicts(status.task_scores)) terminal.print(line);
   const nlohmann::json object = status;
   terminal.print_json(object);
   return storage::ExitCode::kOk;

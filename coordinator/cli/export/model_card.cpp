@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/task_scores.hpp"
 #include "coordinator/cli/terminal/view.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
@@ -132,6 +133,15 @@ std::string quality_text(const RunStatus& status, bool has_lora) {
          table + "\n";
 }
 
+std::string tasks_text(const json& scores) {
+  const std::string table = task_score_markdown(scores);
+  if (table.empty()) return "";
+  return "## Tasks\n\nBy EleutherAI's lm-eval " + scores.value("lm_eval", "") +
+         ", each with its standard error. Control: the teacher with the student's window and "
+         "sinks, untrained; equal bytes: the same with a window that takes the student's bytes.\n\n" +
+         table + "\n";
+}
+
 std::string loading_text(const std::string& name, const std::string& compute_dtype) {
   return "## Loading\n\n```python\n"
          "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
@@ -188,7 +198,8 @@ std::string model_card(const ModelChoice& choice, const fs::path& out) {
   if (!choice.run.empty()) {
     const storage::RunLayout layout(choice.run);
     const RunStatus status = read_status(layout);
-    text += steps_text(recipe_of_run(layout), status, has_lora) + quality_text(status, has_lora);
+    text += steps_text(recipe_of_run(layout), status, has_lora) + quality_text(status, has_lora) +
+            tasks_text(status.task_scores);
   }
   return text + loading_text(name, choice.compute_dtype);
 }

@@ -2,11 +2,8 @@
 
 #include <algorithm>
 #include <cmath>
-#include <filesystem>
 
 #include "coordinator/cli/terminal/format.hpp"
-#include "storage/base/error.hpp"
-#include "storage/base/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -68,26 +65,6 @@ std::vector<std::string> metrics_of(const json& task) {
 
 }  // namespace
 
-json read_task_scores(const storage::RunLayout& layout) {
-  const std::filesystem::path path = layout.task_scores();
-  if (!std::filesystem::exists(path)) return json::object();
-  json scores = json::parse(storage::read_text(path), nullptr, /*allow_exceptions=*/false);
-  if (!scores.is_object() || !member(scores, "tasks").is_object()) {
-    throw storage::Error(
-        storage::ErrorKind::kCorrupt,
-        path.string() + ": not what 'hedgerow evaluate --tasks' writes; delete it and evaluate again");
-  }
-  return scores;
-}
-
-void record_task_scores(const storage::RunLayout& layout, const json& found) {
-  json scores = read_task_scores(layout);
-  scores["lm_eval"] = found.at("lm_eval");
-  for (const auto& [name, task] : found.at("tasks").items()) scores["tasks"][name] = task;
-  std::filesystem::create_directories(layout.task_scores().parent_path());
-  storage::write_atomically(layout.task_scores(), scores.dump(2) + "\n");
-}
-
 std::vector<std::string> task_score_lines(const json& scores, int width) {
   const std::vector<std::string> subjects = subjects_of(scores);
   if (subjects.empty()) return {};
@@ -105,6 +82,30 @@ std::vector<std::string> task_score_lines(const json& scores, int width) {
     }
   }
   return table.render(width);
+}
+
+std::string task_score_markdown(const json& scores) {
+  const std::vector<std::string> subjects = subjects_of(scores);
+  if (subjects.empty()) return "";
+  std::string head = "| task | metric | questions | shots |", rule = "| --- | --- | --- | --- |", rows;
+  for (const std::string& subject : subjects) {
+    head += " " + label_of(subject) + " |";
+    rule += " --- |";
+  }
+  for (const auto& [name, task] : member(scores, "tasks").items()) {
+    for (const std::string& metric : metrics_of(task)) {
+      rows += "| " + name + " | " + metric + " | " + std::to_string(task.value("samples", 0)) + " | " +
+              member(task, "shots").dump() + " |";
+      for (const std::string& subject : subjects) {
+        rows += " " +
+                score_text(member(member(member(member(task, "subjects"), subject), "metrics"),
+                                  metric)) +
+                " |";
+      }
+      rows += "\n";
+    }
+  }
+  return head + "\n" + rule + "\n" + rows;
 }
 
 std::vector<std::string> task_verdicts(const json& scores) {

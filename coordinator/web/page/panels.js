@@ -103,6 +103,8 @@ function drawPlan(run) {
   setText(byId('plan-note'), spent.map(([when, each]) => `${when} ${words(each)}`).join('; '));
 }
 
+const TASK_SUBJECTS = ['teacher', 'control', 'equal_window', 'transfer', 'lora'];  // as the table's columns
+
 // As deploy/huggingface/show_results.py reads the results: the control is that of the last
 // evaluation, a text's numbers stand under the same keys as those of the validation part.
 function drawQuality(run) {
@@ -110,16 +112,17 @@ function drawQuality(run) {
   for (const {stage, id, result} of run.status.tasks || [])
     if (stage === 'evaluate' && result) found[id.replace('evaluate/', '')] = result;
   const subjects = [found.lora, found.transfer, found.teacher], last = subjects.find(Boolean);
-  byId('quality').hidden = !last;
+  const {tasks = {}} = run.status.task_scores || {};
+  byId('quality').hidden = !last && Object.keys(tasks).length === 0;
   const {equal_window: window} = (last && last.control) || {};
   setText(byId('quality-note'), last ? 'Control: the untrained model with the student\'s window and sinks. Equal bytes: the same with '
     + `a window ${window ? `of ${window} tokens ` : ''}that takes the bytes of the student's state. Gap closed: beyond two windows, `
     + 'from the control to the teacher.' : 'Nothing evaluated yet.');
-  if (!last) return;
+  if (byId('quality').hidden) return;
   const none = number(NONE), nats = (value) => number(isNumber(value) ? value.toFixed(4) : NONE);
   const column = (result, name) => (result.columns || {})[name] || {};
   const names = new Set(subjects.flatMap((result) => Object.keys((result && result.texts) || {})));
-  for (const name of ['', ...names]) {
+  for (const name of last ? ['', ...names] : []) {
     const part = (result) => (result && name ? (result.texts || {})[name] : result) || {};
     const [lora, transfer, teacher] = subjects.map(part), here = part(last), control = column(here, 'control');
     const domain = {true: ' (in domain)', false: ' (not in domain)'}[here.in_domain] || '';
@@ -129,6 +132,13 @@ function drawQuality(run) {
       equal.perplexity, transfer.perplexity, lora.perplexity].map((value) => number(shown(value)))]);
     rows.push(['gap closed', none, none, none, ...[transfer, lora].map(({gap_closed: part}) => number(percent(part, 1)))]);
     rows.push(['KL to the teacher', none, nats(control.kl), nats(equal.kl), ...[transfer, lora].map((of) => nats(column(of, 'student').kl))]);
+  }
+  const score = ({value, stderr} = {}) => number(isNumber(value) ? shown(value) + (isNumber(stderr) ? ` \u00b1 ${shown(stderr)}` : '') : NONE);
+  for (const [name, {subjects: own = {}, samples, shots}] of Object.entries(tasks)) {
+    rows.push([{text: `${name}, ${samples} questions, ${shots} shots`, className: 'group clip', title: name}, '', '', '', '', '']);
+    const metrics = new Set(Object.values(own).flatMap((subject) => Object.keys(subject.metrics || {})));
+    for (const metric of metrics)
+      rows.push([metric, ...TASK_SUBJECTS.map((subject) => score(((own[subject] || {}).metrics || {})[metric]))]);
   }
   fillTable(byId('quality').tBodies[0], rows);
 }
