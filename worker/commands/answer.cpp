@@ -16,6 +16,7 @@
 #include "worker/generate/generator.hpp"
 #include "worker/model/attention_path.hpp"
 #include "worker/model/decoder.hpp"
+#include "worker/task/stopwatch.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -58,15 +59,22 @@ Student control_student(const AnswerArguments& given,
   return untrained_student(attention, control->softmax_layers, model.config(), device);
 }
 
+// What rows came to, and when the first of them got each token.
 class Rows final : public GenerationObserver {
  public:
   explicit Rows(std::size_t count) : ids_(count) {}
+  void on_token(std::int64_t row, std::int64_t /*position*/, std::int64_t /*token*/) override {
+    if (row == 0) seconds_.push_back(clock_.seconds());
+  }
   void on_row(std::int64_t row, const std::vector<std::int64_t>& ids) override {
     ids_[static_cast<std::size_t>(row)] = ids;
   }
   [[nodiscard]] const std::vector<std::vector<std::int64_t>>& ids() const { return ids_; }
+  [[nodiscard]] const std::vector<double>& seconds() const { return seconds_; }
 
  private:
+  Stopwatch clock_;
+  std::vector<double> seconds_;
   std::vector<std::vector<std::int64_t>> ids_;
 };
 
@@ -97,7 +105,9 @@ json generated(Generator& generator, const json& question) {
   options.sampling.seed = question.value("seed", std::uint64_t{0});
   Rows rows(prompts.size());
   generator.run(prompts, options, rows);
-  return {{"rows", rows.ids()}, {"cache_bytes", generator.cache_bytes()}};
+  json answer = {{"rows", rows.ids()}, {"cache_bytes", generator.cache_bytes()}};
+  if (question.value("times", false)) answer["seconds"] = rows.seconds();
+  return answer;
 }
 
 json answer_to(Generator& generator, const std::string& line) {

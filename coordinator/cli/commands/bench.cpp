@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "coordinator/bench/kernel_sweep.hpp"
+#include "coordinator/cli/commands/bench_generate.hpp"
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
@@ -174,10 +175,10 @@ RunCommand declare_bench(CLI::App& app) {
         ->type_name("N")
         ->check(CLI::Range(1, most).description(""));
   };
-  one_of(app.add_option_function<std::string>(
-             "what", [](const std::string&) {}, "what to measure"),
-         {"kernels"})
-      ->required();
+  const auto what = std::make_shared<std::string>();
+  const auto generation = std::make_shared<GenerateBench>();
+  one_of(app.add_option("what", *what, "what to measure"), {"kernels", "generate"})->required();
+  add_generate_bench(app, *generation);
   numbers("--lengths",
           "lengths",
           "tokens T; of decode, tokens of context",
@@ -241,7 +242,11 @@ RunCommand declare_bench(CLI::App& app) {
   one_of(
       add_swept<std::string>(app, sweep, "--device", "device", "where to compute", defaults.device),
       {"auto", "cpu", "cuda"});
-  return [sweep](Terminal& terminal) { return run_bench(*sweep, terminal); };
+  return [sweep, what, generation](Terminal& terminal) {
+    if (*what == "kernels") return run_bench(*sweep, terminal);
+    return bench_generate(
+        *generation, sweep->value("device", ""), sweep->value("threads", 0), terminal);
+  };
 }
 
 }  // namespace hedgerow::coordinator::cli

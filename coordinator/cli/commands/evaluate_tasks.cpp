@@ -29,37 +29,21 @@ bool is_export(const fs::path& directory) {
   return config.is_object() && config.contains("auto_map") && fs::exists(directory / "modeling_hedgerow.py");
 }
 
-json subject(const std::string& name,
-             const ModelChoice& choice,
-             const std::string& device,
-             const std::vector<std::string>& more = {}) {
-  std::vector<std::string> arguments = choice.worker_arguments();
-  arguments.insert(arguments.end(), {"--device", device.empty() ? choice.device : device});
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return {{"name", name}, {"arguments", arguments}};
-}
-
-// The student without its adapter, or nothing: the teacher.
-ModelChoice without(const ModelChoice& choice, bool student) {
-  ModelChoice less = choice;
-  less.lora.clear();
-  if (student) {
-    less.student.clear();
-    less.recall_cache.reset();
-  }
-  return less;
-}
-
 json subjects_of(const ModelChoice& choice, const std::string& device) {
-  json subjects = json::array({subject("teacher", without(choice, true), device)});
+  json subjects = json::array();
+  const auto add = [&](const char* name,
+                       const ModelChoice& own,
+                       const std::vector<std::string>& more = {}) {
+    subjects.push_back(worker_subject(name, own, device, more));
+  };
+  add("teacher", choice.teacher());
   if (choice.student.empty()) return subjects;
-  const ModelChoice student = without(choice, false);
-  ModelChoice untrained = student;
+  ModelChoice untrained = choice.without_lora();
   untrained.recall_cache.reset();
-  subjects.push_back(subject("control", untrained, device, {"--window", "own"}));
-  subjects.push_back(subject("equal_window", untrained, device, {"--window", "equal"}));
-  subjects.push_back(subject("transfer", student, device));
-  if (!choice.lora.empty()) subjects.push_back(subject("lora", choice, device));
+  add("control", untrained, {"--window", "own"});
+  add("equal_window", untrained, {"--window", "equal"});
+  add("transfer", choice.without_lora());
+  if (!choice.lora.empty()) add("lora", choice);
   return subjects;
 }
 

@@ -1,6 +1,10 @@
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <charconv>
+#include <filesystem>
+#include <iterator>
 #include <memory>
+#include <sstream>
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/export/model_choice.hpp"
@@ -10,6 +14,7 @@
 #include "coordinator/cli/terminal/interrupt.hpp"
 #include "coordinator/host/launcher.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
+#include "storage/base/file.hpp"
 #include "storage/base/run_layout.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
@@ -26,6 +31,8 @@ struct GenerateOptions {
   ModelOptions model;
   std::string device;  // empty: the run's
   std::vector<std::string> prompts;
+  std::string prompts_file;
+  int batch = 0;  // 0: all together
   bool chat = false;
   int max_new_tokens = 0;  // 0: the recipe's, or 40
   int ranks = 1;
@@ -151,8 +158,37 @@ void fill_from_recipe(GenerateOptions& options) {
               " \"Once upon a time\"");
 }
 
+// A prompt a line; a line that begins with { is an object with "prompt", so that a prompt may have
+// several lines.
+std::vector<std::string> prompts_of(const std::string& path) {
+  require(std::filesystem::is_regular_file(path),
+          path + ": no such file; --prompts names a text with a prompt a line");
+  std::vector<std::string> prompts;
+  std::istringstream lines(storage::read_text(path));
+  int number = 0;
+  for (std::string line; std::getline(lines, line);) {
+    ++number;
+    if (line.empty()) continue;
+    if (line.front() != '{') {
+      prompts.push_back(line);
+      continue;
+    }
+    const json object = json::parse(line, nullptr, /*allow_exceptions=*/false);
+    require(object.is_object() && object.contains("prompt") && object["prompt"].is_string(),
+            path + ": line " + std::to_string(number) +
+                R"(: begins with {, but is no object with a text "prompt")");
+    prompts.push_back(object["prompt"]);
+  }
+  require(!prompts.empty(), path + ": no prompt in it; write one a line");
+  return prompts;
+}
+
 ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   const ModelChoice choice = choose_model(options.model);
+  if (!options.prompts_file.empty()) {
+    require(options.prompts.empty(), "--prompts and prompts on the command line: give one of them");
+    options.prompts = prompts_of(options.prompts_file);
+  }
   fill_from_recipe(options);
   if (options.ranks > 1) require_a_layer_for_each_rank(choice.model, options.ranks);
   for (std::size_t i = 0; i < options.prompts.size(); ++i) {
@@ -174,7 +210,18 @@ ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   for (const json& reply : ask_tokenizer(choice.model, requests, terminal))
     prompts.push_back(reply["ids"]);
   if (is_interrupted()) return ExitCode::kInterrupted;
-  const Generated generated = generate_ids(options, choice, prompts, terminal);
+  // A batch's model is loaded anew: rows of another batch share nothing.
+  Generated generated;
+  const std::size_t batch = options.batch > 0 ? static_cast<std::size_t>(options.batch) : prompts.size();
+  for (std::size_t begin = 0; begin < prompts.size() && !is_interrupted(); begin += batch) {
+    const auto end = std::min(begin + batch, prompts.size());
+    json part = json::array();
+    for (std::size_t row = begin; row < end; ++row) part.push_back(prompts[row]);
+    Generated own = generate_ids(options, choice, part, terminal);
+    generated.compute_dtype = own.compute_dtype;
+    std::ranges::move(own.ids, std::back_inserter(generated.ids));
+  }
+  if (is_interrupted()) return ExitCode::kInterrupted;
   const std::vector<json>& rows = generated.ids;
   std::vector<json> decode;
   for (std::size_t row = 0; row < rows.size(); ++row)
@@ -205,6 +252,15 @@ RunCommand declare_generate(CLI::App& app) {
                  options->prompts,
                  "one or more texts to go on from; with --run, those of its recipe unless told")
       ->type_name("TEXT");
+  app.add_option("--prompts",
+                 options->prompts_file,
+                 "a file with a prompt a line, or a JSON object with \"prompt\"")
+      ->type_name("FILE");
+  app.add_option("--batch",
+                 options->batch,
+                 "prompts that step together; all of them unless told")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 16).description(""));
   add_model_options(app, options->model);
   add_device_option(app, options->device);
   app.add_flag("--chat", options->chat, "wrap each prompt in the model's chat template");

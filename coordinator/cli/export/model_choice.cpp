@@ -181,6 +181,29 @@ std::vector<std::string> ModelChoice::worker_arguments() const {
   return arguments;
 }
 
+ModelChoice ModelChoice::without_lora() const {
+  ModelChoice less = *this;
+  less.lora.clear();
+  return less;
+}
+
+ModelChoice ModelChoice::teacher() const {
+  ModelChoice less = without_lora();
+  less.student.clear();
+  less.recall_cache.reset();
+  return less;
+}
+
+nlohmann::json worker_subject(const std::string& name,
+                              const ModelChoice& choice,
+                              const std::string& device,
+                              const std::vector<std::string>& more) {
+  std::vector<std::string> arguments = choice.worker_arguments();
+  arguments.insert(arguments.end(), {"--device", device.empty() ? choice.device : device});
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return {{"name", name}, {"arguments", arguments}};
+}
+
 void verify_evaluations(const std::string& run) {
   const RunLayout layout(run);
   const State state = fold(storage::replay_journal(layout)).state;

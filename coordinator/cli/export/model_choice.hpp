@@ -4,6 +4,7 @@
 #pragma once
 
 #include <filesystem>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <string>
 #include <vector>
@@ -35,7 +36,17 @@ struct ModelChoice {
 
   // --model, --student, --adapter and --compute-dtype as hedgerow-worker takes them.
   [[nodiscard]] std::vector<std::string> worker_arguments() const;
+  // The student without LoRA, and what both were made from.
+  [[nodiscard]] ModelChoice without_lora() const;
+  [[nodiscard]] ModelChoice teacher() const;
 };
+
+// {"name", "arguments"}: what deploy/huggingface/tasks starts `hedgerow-worker answer` with. An
+// empty device is the choice's.
+[[nodiscard]] nlohmann::json worker_subject(const std::string& name,
+                                            const ModelChoice& choice,
+                                            const std::string& device,
+                                            const std::vector<std::string>& more = {});
 
 // For an export, whose model card states them: the results of a run's evaluations have the bytes
 // that the journal recorded. Throws kCorrupt, kNotFound, naming the file.

@@ -203,7 +203,8 @@ def main() -> int:
     if job["data"] and not Path(job["data"]).is_dir():
         raise UsageError(f"--data {job['data']}: no such folder")
     import lm_eval
-    from hedgerow_lm import Hedgerow, WorkerFailed
+    from hedgerow_lm import Hedgerow
+    from hedgerow_worker import WorkerFailed
     lm_eval.utils.eval_logger = logging.getLogger("lm_eval")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     # What is missing is said before the first model is loaded.
