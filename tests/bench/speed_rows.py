@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any, Iterator
 
 from bench_common import OPPONENTS, Contestant, Context, Row, Skip, against, duel, require_packages
@@ -156,6 +157,45 @@ def recall(context: Context) -> Iterator[Row]:
             one, many = duel(first, all_of_them, context.repeats)
         took.append((many - one) / 128)
     yield against("recall cache of 32: seconds of a token behind 7,936", took[1], "s", "<= 1.1", "behind 1,024", took[0])
+
+
+def _generation_run(context: Context) -> Path:
+    """HEDGEROW_FRONTIER_RUNS' first, or the quickstart's: speed does not depend on what a student learned."""
+    given = os.environ.get("HEDGEROW_FRONTIER_RUNS", "").split(":")[0]
+    run = Path(given).expanduser() if given else context.work / "run-quickstart"
+    if not run.is_dir():
+        raise Skip(f"{run} is not there; the row `frontier` makes the quickstart's run")
+    return run
+
+
+def generate(context: Context) -> Iterator[Row]:
+    """Decoding against transformers' generate, and how the time of a token grows with the context."""
+    require_packages("torch", "transformers")
+    run = _generation_run(context)
+
+    def measured(*words: str) -> list[dict[str, Any]]:
+        done = subprocess.run([context.program("hedgerow"), "bench", "generate", "--run", run, "--device", "cpu", "--json", *words],
+                              capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"hedgerow bench generate {' '.join(words)} exits {done.returncode}: {done.stderr.strip()[-300:]}")
+        return [row for row in map(json.loads, done.stdout.splitlines()) if row.get("event") == "measured"]
+
+    rows = measured("--batch", "1,8", "--prompt", "4096", "--new", "33")
+    rate = {(row["name"], row["batch"]): row["tokens_per_second"] for row in rows}
+    for batch in (1, 8):
+        if ("transformers", batch) in rate:
+            yield against(f"generate at context 4,096, batch {batch}: tokens/s", rate["student", batch], "", ">= 3",
+                          "transformers' generate, its faster dtype", rate["transformers", batch])
+        yield against(f"generate at context 4,096, batch {batch}: tokens/s", rate["student", batch], "", ">= 1",
+                      "the teacher by our softmax", rate["teacher", batch])
+    if context.is_quick:
+        return
+    student = [row for row in measured("--subject", "transfer", "--batch", "1", "--prompt", "1024,131072", "--new", "129", "--alone")
+               if row["name"] == "student"]
+    seconds = [1 / row["tokens_per_second"] for row in student]
+    yield against("generate, batch 1: seconds of a token behind 128K tokens", seconds[1], "s", "<= 1.05", "behind 1K", seconds[0])
+    caches = [row["cache_bytes"] for row in student]
+    yield against("generate, batch 1: bytes of caches behind 128K tokens", caches[1], "", "<= 1", "behind 1K", caches[0])
 
 
 def _status(context: Context) -> tuple[float, dict[str, Any]]:

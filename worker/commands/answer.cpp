@@ -3,6 +3,7 @@
 #include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -32,7 +33,7 @@ struct AnswerArguments {
   int recall_cache = kOwnRecallCache;
 };
 
-// The untrained window of the subject's size, or of its bytes.
+// The untrained window of the subject's size, of its bytes, or of so many tokens.
 Student control_student(const AnswerArguments& given,
                         const storage::ModelDirectory& model,
                         const std::optional<Student>& student,
@@ -53,10 +54,22 @@ Student control_student(const AnswerArguments& given,
                     "with a window");
   }
   storage::AttentionSpec attention = control->attention;
-  if (given.window == "equal")
-    attention.window_size =
-        static_cast<int>(storage::equal_window(attention, model.config()));
+  if (given.window == "equal") {
+    attention.window_size = storage::equal_window(attention, model.config());
+  } else if (given.window != "own") {
+    attention.window_size = std::stoi(given.window);
+  }
   return untrained_student(attention, control->softmax_layers, model.config(), device);
+}
+
+// Of a sequence, in all linear layers; an untrained window has no sums.
+std::int64_t state_bytes_of(const Student& student,
+                            const storage::ModelConfig& model,
+                            bool is_untrained) {
+  const storage::LayerState layer = storage::layer_state(student.attention, model);
+  const auto linear =
+      std::ranges::count_if(student.layers, [](const auto& maps) { return maps.has_value(); });
+  return linear * (is_untrained ? layer.sinks + layer.ring : layer.total());
 }
 
 // What rows came to, and when the first of them got each token.
@@ -148,6 +161,7 @@ storage::ExitCode answer_command(const AnswerArguments& given) {
   if (student) {
     path.parameters = first_parameters(student->layers);
     path.options = student->options;
+    first["state_bytes"] = state_bytes_of(*student, model.config(), !given.window.empty());
     first["window_size"] = student->attention.window_size;
     first["num_sinks"] = student->attention.num_sinks;
   }
@@ -181,9 +195,9 @@ void register_answer(CLI::App& app, Action& action) {
   command
       ->add_option("--window",
                    options->window,
-                   "In place of the student: its window and sinks, untrained (own), or the "
-                   "untrained window of its bytes (equal)")
-      ->check(CLI::IsMember({"own", "equal"}));
+                   "In place of the student: its window and sinks, untrained (own), the untrained "
+                   "window of its bytes (equal), or one of so many tokens")
+      ->check(CLI::IsMember({"own", "equal"}) | CLI::Range(1, 1 << 20));
   command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
   command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32")
       ->capture_default_str();

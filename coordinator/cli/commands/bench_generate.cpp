@@ -33,6 +33,10 @@ void add_generate_bench(CLI::App& app, GenerateBench& bench) {
   numbers("--new", bench.new_tokens, "generate: tokens that follow each, at least 5");
   app.add_option("--plot", bench.plot, "generate: a picture of the rates, by matplotlib")
       ->type_name("FILE");
+  app.add_flag("--alone",
+               bench.alone,
+               "generate: the student without the teacher and transformers, which a long context "
+               "would take too long");
 }
 
 ExitCode bench_generate(GenerateBench& bench,
@@ -44,7 +48,8 @@ ExitCode bench_generate(GenerateBench& bench,
   const ModelChoice choice = choose_model(bench.model);
   json subjects = json::array();
   if (!choice.student.empty()) subjects.push_back(worker_subject("student", choice, device));
-  subjects.push_back(worker_subject("teacher", choice.teacher(), device));
+  if (!bench.alone) subjects.push_back(worker_subject("teacher", choice.teacher(), device));
+  require(!subjects.empty(), "--alone: the teacher has no student to be measured without it");
   const json job = {{"worker", worker_binary(terminal.console())},
                     {"model", storage::ModelDirectory::open(choice.model).path().string()},
                     {"subjects", subjects},
@@ -52,6 +57,7 @@ ExitCode bench_generate(GenerateBench& bench,
                     {"prompts", bench.prompts},
                     {"new", bench.new_tokens},
                     {"threads", threads},
+                    {"opponent", !bench.alone},
                     {"plot", bench.plot}};
   const InterruptScope interrupts;
   terminal.status("measuring ...");

@@ -14,6 +14,7 @@ struct GenerateBench {
   ModelOptions model;
   std::vector<int> batches{1, 8}, prompts{128}, new_tokens{128};
   std::string plot;
+  bool alone = false;  // without teacher and transformers
 };
 void add_generate_bench(CLI::App& app, GenerateBench& bench);
 // `threads` 0: as many as cores.

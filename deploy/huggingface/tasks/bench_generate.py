@@ -131,7 +131,7 @@ def main() -> int:
     job["vocab_size"] = config["vocab_size"]
     rows: list[dict] = []
     cases = [(prompt, new, batch) for prompt in job["prompts"] for new in job["new"] for batch in job["batches"]]
-    names = [*job["subjects"], {"name": OPPONENT}]
+    names = [*job["subjects"], *([{"name": OPPONENT}] if job["opponent"] else [])]
     for index, (prompt, new, batch) in enumerate(cases):
         for place, subject in enumerate(names):
             share = (index + place / len(names)) / len(cases)
