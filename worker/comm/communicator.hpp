@@ -20,16 +20,17 @@
 
 namespace hedgerow::worker {
 
-// A message on its way. It has the communicator's deadline from wait() on, and may be dropped: the
-// communicator then keeps its memory until it is through. The communicator outlives it.
+// A message on its way, sent from or received into the memory that it was started with. It has the
+// communicator's deadline from wait() on, and may be dropped: the communicator then keeps the
+// memory's owner until it is through. The communicator outlives it.
 class Message {
  public:
   virtual ~Message() = default;
-  // Moves it on: a library computes nothing between calls, so whoever computes meanwhile asks now
-  // and then. Throws as send and receive.
+  // Whether the memory is the caller's again, which wait() waits for. Moves the message on: a
+  // library computes nothing between calls, so whoever computes meanwhile asks now and then. Throws
+  // as send and receive.
   virtual bool is_done() = 0;
-  // What was received; nothing of a message that was sent.
-  virtual std::vector<std::byte> wait() = 0;
+  virtual void wait() = 0;
 };
 
 class Communicator {
@@ -43,12 +44,19 @@ class Communicator {
   // kInternal for a wrong peer, tag or size.
   virtual void send(std::span<const std::byte> bytes, int destination, int tag) = 0;
   virtual void receive(std::span<std::byte> bytes, int source, int tag) = 0;
-  // The same without waiting: of one (peer, tag), messages are matched in the order in which they
-  // were started.
-  virtual std::unique_ptr<Message> start_send(std::vector<std::byte> bytes,
+  // The same without waiting and without a copy: of one (peer, tag), messages are matched in the
+  // order in which they were started. Until the message is done, `bytes` of a send are not written
+  // to and `bytes` of a receive are not read. They live as long as `owner`, which the communicator
+  // holds until the message is through, even when the caller's own part ends by an exception; it
+  // may be given up on another rank's thread.
+  virtual std::unique_ptr<Message> start_send(std::span<const std::byte> bytes,
+                                              std::shared_ptr<const void> owner,
                                               int destination,
                                               int tag) = 0;
-  virtual std::unique_ptr<Message> start_receive(std::size_t size, int source, int tag) = 0;
+  virtual std::unique_ptr<Message> start_receive(std::span<std::byte> bytes,
+                                                 std::shared_ptr<const void> owner,
+                                                 int source,
+                                                 int tag) = 0;
   // Collectives: every rank calls them in the same order with the same sizes.
   virtual void broadcast(std::span<std::byte> bytes, int root) = 0;
   // All ranks' bytes in rank order, on every rank; bytes.size() equal on all.

@@ -112,6 +112,8 @@ class MpiCommunicator final : public PointToPointCommunicator {
   ~MpiCommunicator() override {
     lost_ = lost_ || std::uncaught_exceptions() > exceptions_before_;
     if (!lost_) close();
+    // What the library still holds it may still write to: such memory stays until the process ends.
+    for (auto& transfer : dropped_) static_cast<void>(transfer.release());
     library().leave(lost_, who());
   }
 
@@ -136,15 +138,15 @@ class MpiCommunicator final : public PointToPointCommunicator {
       std::fprintf(stderr, "hedgerow-worker: %s\n", error.what());
       return;
     }
+    release_dropped();
     const Watchdog watchdog(who() + "MPI_Comm_free", deadline_);
     MPI_Comm_free(&comm_);
   }
 
   // A message in parts, because MPI counts are int. An empty message still travels: it is an
-  // order of events. The buffer is our own: when the deadline passes the library still holds the
-  // requests, and may write long after a caller's memory is gone.
+  // order of events.
   struct Transfer {
-    std::vector<std::byte> buffer;
+    std::shared_ptr<const void> owner;  // of the memory that the requests read or write
     std::vector<MPI_Request> requests;
     std::vector<std::size_t> sizes;
   };
@@ -153,6 +155,7 @@ class MpiCommunicator final : public PointToPointCommunicator {
    public:
     MpiMessage(MpiCommunicator& communicator, const char* call, int peer)
         : communicator_(communicator), call_(call), peer_(peer) {}
+    // Also when the deadline has passed: the library still holds the requests.
     ~MpiMessage() override {
       if (next_ < transfer->requests.size()) communicator_.dropped_.push_back(std::move(transfer));
     }
@@ -170,9 +173,8 @@ class MpiCommunicator final : public PointToPointCommunicator {
       }
       return true;
     }
-    std::vector<std::byte> wait() override {
+    void wait() override {
       communicator_.await([this] { return is_done(); }, call_, peer_);
-      return std::move(transfer->buffer);
     }
 
     std::unique_ptr<Transfer> transfer = std::make_unique<Transfer>();
@@ -184,30 +186,49 @@ class MpiCommunicator final : public PointToPointCommunicator {
     std::size_t next_ = 0;  // the first request that is not done
   };
 
+  // Gives up the memory of messages that were dropped and are through by now. An error is for the
+  // call that comes next to find.
+  void release_dropped() {
+    std::erase_if(dropped_, [](const auto& transfer) {
+      int done = 0;
+      const int code = MPI_Testall(static_cast<int>(transfer->requests.size()),
+                                   transfer->requests.data(),
+                                   &done,
+                                   MPI_STATUSES_IGNORE);
+      return code == MPI_SUCCESS && done != 0;
+    });
+  }
+
   // `start(bytes, count, request)` is MPI_Isend or MPI_Irecv of one part.
-  template <typename Start>
-  std::unique_ptr<Message> start_message(std::vector<std::byte> buffer,
+  template <typename Byte, typename Start>
+  std::unique_ptr<Message> start_message(std::span<Byte> bytes,
+                                         std::shared_ptr<const void> owner,
                                          const char* call,
                                          int peer,
                                          const Start& start) {
     constexpr std::size_t kMaxPart = 1U << 30;
+    release_dropped();
     auto message = std::make_unique<MpiMessage>(*this, call, peer);
     Transfer& transfer = *message->transfer;
-    transfer.buffer = std::move(buffer);
+    transfer.owner = std::move(owner);
     std::size_t begin = 0;
     do {
-      const std::size_t size = std::min(kMaxPart, transfer.buffer.size() - begin);
+      const std::size_t size = std::min(kMaxPart, bytes.size() - begin);
       MPI_Request request = MPI_REQUEST_NULL;
-      succeed(start(transfer.buffer.data() + begin, static_cast<int>(size), &request), call, peer);
+      succeed(start(bytes.data() + begin, static_cast<int>(size), &request), call, peer);
       transfer.requests.push_back(request);
       transfer.sizes.push_back(size);
       begin += kMaxPart;
-    } while (begin < transfer.buffer.size());
+    } while (begin < bytes.size());
     return message;
   }
 
-  std::unique_ptr<Message> post(std::vector<std::byte> bytes, int destination, int tag) override {
-    return start_message(std::move(bytes),
+  std::unique_ptr<Message> post(std::span<const std::byte> bytes,
+                                std::shared_ptr<const void> owner,
+                                int destination,
+                                int tag) override {
+    return start_message(bytes,
+                         std::move(owner),
                          "MPI_Isend",
                          destination,
                          [&](const std::byte* part, int count, MPI_Request* request) {
@@ -216,8 +237,12 @@ class MpiCommunicator final : public PointToPointCommunicator {
                          });
   }
 
-  std::unique_ptr<Message> expect(std::size_t size, int source, int tag) override {
-    return start_message(std::vector<std::byte>(size),
+  std::unique_ptr<Message> expect(std::span<std::byte> bytes,
+                                  std::shared_ptr<const void> owner,
+                                  int source,
+                                  int tag) override {
+    return start_message(bytes,
+                         std::move(owner),
                          "MPI_Irecv",
                          source,
                          [&](std::byte* part, int count, MPI_Request* request) {

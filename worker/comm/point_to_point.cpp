@@ -32,28 +32,35 @@ void PointToPointCommunicator::receive(std::span<std::byte> bytes, int source, i
   receive_message(bytes, source, tag);
 }
 
-std::unique_ptr<Message> PointToPointCommunicator::start_send(std::vector<std::byte> bytes,
+std::unique_ptr<Message> PointToPointCommunicator::start_send(std::span<const std::byte> bytes,
+                                                              std::shared_ptr<const void> owner,
                                                               int destination,
                                                               int tag) {
   check(destination, tag);
-  return post(std::move(bytes), destination, tag);
+  return post(bytes, std::move(owner), destination, tag);
 }
 
-std::unique_ptr<Message> PointToPointCommunicator::start_receive(std::size_t size,
+std::unique_ptr<Message> PointToPointCommunicator::start_receive(std::span<std::byte> bytes,
+                                                                 std::shared_ptr<const void> owner,
                                                                  int source,
                                                                  int tag) {
   check(source, tag);
-  return expect(size, source, tag);
+  return expect(bytes, std::move(owner), source, tag);
 }
 
+// Through memory of their own: when the deadline passes the library still holds it, and may read or
+// write long after the caller's is gone.
 void PointToPointCommunicator::send_message(std::span<const std::byte> bytes,
                                             int destination,
                                             int tag) {
-  post({bytes.begin(), bytes.end()}, destination, tag)->wait();
+  const auto own = std::make_shared<const std::vector<std::byte>>(bytes.begin(), bytes.end());
+  post(*own, own, destination, tag)->wait();
 }
 
 void PointToPointCommunicator::receive_message(std::span<std::byte> bytes, int source, int tag) {
-  std::ranges::copy(expect(bytes.size(), source, tag)->wait(), bytes.begin());
+  const auto own = std::make_shared<std::vector<std::byte>>(bytes.size());
+  expect(*own, own, source, tag)->wait();
+  std::ranges::copy(*own, bytes.begin());
 }
 
 // A binomial tree around the root: log2(world_size) messages deep.

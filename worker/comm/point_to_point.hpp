@@ -10,8 +10,14 @@ class PointToPointCommunicator : public Communicator {
  public:
   void send(std::span<const std::byte> bytes, int destination, int tag) final;
   void receive(std::span<std::byte> bytes, int source, int tag) final;
-  std::unique_ptr<Message> start_send(std::vector<std::byte> bytes, int destination, int tag) final;
-  std::unique_ptr<Message> start_receive(std::size_t size, int source, int tag) final;
+  std::unique_ptr<Message> start_send(std::span<const std::byte> bytes,
+                                      std::shared_ptr<const void> owner,
+                                      int destination,
+                                      int tag) final;
+  std::unique_ptr<Message> start_receive(std::span<std::byte> bytes,
+                                         std::shared_ptr<const void> owner,
+                                         int source,
+                                         int tag) final;
   void broadcast(std::span<std::byte> bytes, int root) final;
   std::vector<std::byte> all_gather(std::span<const std::byte> bytes) final;
   void barrier() final;
@@ -19,8 +25,14 @@ class PointToPointCommunicator : public Communicator {
  protected:
   // As start_send and start_receive, with checked arguments; tags above kMaxTag are the
   // collectives'.
-  virtual std::unique_ptr<Message> post(std::vector<std::byte> bytes, int destination, int tag) = 0;
-  virtual std::unique_ptr<Message> expect(std::size_t size, int source, int tag) = 0;
+  virtual std::unique_ptr<Message> post(std::span<const std::byte> bytes,
+                                        std::shared_ptr<const void> owner,
+                                        int destination,
+                                        int tag) = 0;
+  virtual std::unique_ptr<Message> expect(std::span<std::byte> bytes,
+                                          std::shared_ptr<const void> owner,
+                                          int source,
+                                          int tag) = 0;
 
  private:
   void check(int peer, int tag) const;

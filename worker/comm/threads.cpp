@@ -22,13 +22,38 @@ using storage::ErrorKind;
 
 constexpr std::chrono::milliseconds kLookEvery{20};
 
+// A message that was sent. Its bytes stay where the sender has them until they are taken, as with
+// MPI: whoever writes to them too early, or lets them go, fails here as it would there.
+struct Letter {
+  std::span<const std::byte> bytes;
+  std::shared_ptr<const void> owner;
+  bool is_taken = false;
+};
+
 class Exchange {
  public:
-  void post(std::vector<std::byte> bytes, int source, int destination, int tag) {
+  void post(const std::shared_ptr<Letter>& letter, int source, int destination, int tag) {
     const std::lock_guard lock(mutex_);
     if (lost_.contains(destination)) throw lost(source, destination);
-    mail_[{source, destination, tag}].push_back(std::move(bytes));
+    mail_[{source, destination, tag}].push_back(letter);
     arrived_.notify_all();
+  }
+
+  bool is_taken(const Letter& letter) {
+    const std::lock_guard lock(mutex_);
+    return letter.is_taken;
+  }
+
+  // Gives the sender its memory back without waiting for the receiver: ranks that send to each
+  // other and then receive do not wait for each other.
+  void buffer(Letter& letter) {
+    std::shared_ptr<const void> before;  // given up without the lock
+    const std::lock_guard lock(mutex_);
+    if (letter.is_taken) return;
+    const auto own =
+        std::make_shared<const std::vector<std::byte>>(letter.bytes.begin(), letter.bytes.end());
+    before = std::exchange(letter.owner, own);
+    letter.bytes = *own;
   }
 
   bool has(int source, int destination, int tag) {
@@ -42,6 +67,7 @@ class Exchange {
             int tag,
             std::chrono::milliseconds deadline,
             const std::function<void()>& interrupt) {
+    std::shared_ptr<const void> owner;  // given up without the lock
     std::unique_lock lock(mutex_);
     auto& box = mail_[{source, destination, tag}];
     const auto ready = [&] { return !box.empty() || lost_.contains(source); };
@@ -57,13 +83,16 @@ class Exchange {
                       " ms");
     }
     if (box.empty()) throw lost(destination, source);
-    if (box.front().size() != bytes.size()) {
+    Letter& letter = *box.front();
+    if (letter.bytes.size() != bytes.size()) {
       throw Error(ErrorKind::kInternal,
                   "rank " + std::to_string(destination) + ": message from rank " +
                       std::to_string(source) + ": expected " + std::to_string(bytes.size()) +
-                      " bytes, found " + std::to_string(box.front().size()));
+                      " bytes, found " + std::to_string(letter.bytes.size()));
     }
-    std::ranges::copy(box.front(), bytes.begin());
+    std::ranges::copy(letter.bytes, bytes.begin());
+    letter.is_taken = true;
+    owner = std::move(letter.owner);
     box.pop_front();
   }
 
@@ -81,7 +110,7 @@ class Exchange {
 
   std::mutex mutex_;
   std::condition_variable arrived_;
-  std::map<std::tuple<int, int, int>, std::deque<std::vector<std::byte>>> mail_;
+  std::map<std::tuple<int, int, int>, std::deque<std::shared_ptr<Letter>>> mail_;
   std::set<int> lost_;
 };
 
@@ -104,41 +133,63 @@ class ThreadCommunicator final : public PointToPointCommunicator {
   }
 
  private:
-  // A message that is sent is done: the mailbox has it.
-  struct Posted final : Message {
-    bool is_done() override { return true; }
-    std::vector<std::byte> wait() override { return {}; }
+  class Posted final : public Message {
+   public:
+    Posted(Exchange& exchange, std::shared_ptr<Letter> letter)
+        : exchange_(exchange), letter_(std::move(letter)) {}
+    bool is_done() override { return exchange_.is_taken(*letter_); }
+    void wait() override { exchange_.buffer(*letter_); }
+
+   private:
+    Exchange& exchange_;
+    std::shared_ptr<Letter> letter_;  // the mailbox's too: it may be dropped here
   };
+  // Nothing writes to its memory but wait().
   class Expected final : public Message {
    public:
-    Expected(ThreadCommunicator& communicator, std::size_t size, int source, int tag)
-        : communicator_(communicator), bytes_(size), source_(source), tag_(tag) {}
+    Expected(ThreadCommunicator& communicator,
+             std::span<std::byte> bytes,
+             std::shared_ptr<const void> owner,
+             int source,
+             int tag)
+        : communicator_(communicator),
+          bytes_(bytes),
+          owner_(std::move(owner)),
+          source_(source),
+          tag_(tag) {}
     bool is_done() override {
       return communicator_.exchange_.has(source_, communicator_.rank_, tag_);
     }
-    std::vector<std::byte> wait() override {
+    void wait() override {
       communicator_.check_not_abandoned();
       communicator_.exchange_.take(
           bytes_, source_, communicator_.rank_, tag_, communicator_.deadline_, [this] {
             communicator_.check_interrupt();
           });
-      return std::move(bytes_);
     }
 
    private:
     ThreadCommunicator& communicator_;
-    std::vector<std::byte> bytes_;
+    std::span<std::byte> bytes_;
+    std::shared_ptr<const void> owner_;
     int source_, tag_;
   };
 
-  std::unique_ptr<Message> post(std::vector<std::byte> bytes, int destination, int tag) override {
+  std::unique_ptr<Message> post(std::span<const std::byte> bytes,
+                                std::shared_ptr<const void> owner,
+                                int destination,
+                                int tag) override {
     check_not_abandoned();
-    exchange_.post(std::move(bytes), rank_, destination, tag);
-    return std::make_unique<Posted>();
+    auto letter = std::make_shared<Letter>(Letter{bytes, std::move(owner)});
+    exchange_.post(letter, rank_, destination, tag);
+    return std::make_unique<Posted>(exchange_, std::move(letter));
   }
-  std::unique_ptr<Message> expect(std::size_t size, int source, int tag) override {
+  std::unique_ptr<Message> expect(std::span<std::byte> bytes,
+                                  std::shared_ptr<const void> owner,
+                                  int source,
+                                  int tag) override {
     check_not_abandoned();
-    return std::make_unique<Expected>(*this, size, source, tag);
+    return std::make_unique<Expected>(*this, bytes, std::move(owner), source, tag);
   }
   void check_not_abandoned() const {
     if (!is_abandoned_) return;
@@ -175,11 +226,17 @@ class Group final : public PointToPointCommunicator {
   // The collectives' tags lie above what `whole` takes of its callers.
   static int tag_of(int tag) { return tag > kMaxTag ? kFirstGroupTag + tag - kMaxTag - 1 : tag; }
   [[nodiscard]] int whole_rank(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
-  std::unique_ptr<Message> post(std::vector<std::byte> bytes, int destination, int tag) override {
-    return whole_.start_send(std::move(bytes), whole_rank(destination), tag_of(tag));
+  std::unique_ptr<Message> post(std::span<const std::byte> bytes,
+                                std::shared_ptr<const void> owner,
+                                int destination,
+                                int tag) override {
+    return whole_.start_send(bytes, std::move(owner), whole_rank(destination), tag_of(tag));
   }
-  std::unique_ptr<Message> expect(std::size_t size, int source, int tag) override {
-    return whole_.start_receive(size, whole_rank(source), tag_of(tag));
+  std::unique_ptr<Message> expect(std::span<std::byte> bytes,
+                                  std::shared_ptr<const void> owner,
+                                  int source,
+                                  int tag) override {
+    return whole_.start_receive(bytes, std::move(owner), whole_rank(source), tag_of(tag));
   }
 
   Communicator& whole_;
@@ -225,12 +282,16 @@ std::unique_ptr<Communicator> make_single_communicator() {
       return std::exchange(deadline_, deadline);
     }
     void abandon() override {}
-    std::unique_ptr<Message> post(std::vector<std::byte> /*bytes*/,
+    std::unique_ptr<Message> post(std::span<const std::byte> /*bytes*/,
+                                  std::shared_ptr<const void> /*owner*/,
                                   int /*destination*/,
                                   int /*tag*/) override {
       return nullptr;
     }
-    std::unique_ptr<Message> expect(std::size_t /*size*/, int /*source*/, int /*tag*/) override {
+    std::unique_ptr<Message> expect(std::span<std::byte> /*bytes*/,
+                                    std::shared_ptr<const void> /*owner*/,
+                                    int /*source*/,
+                                    int /*tag*/) override {
       return nullptr;
     }
 

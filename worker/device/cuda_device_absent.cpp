@@ -1,6 +1,7 @@
 // Builds without CUDA: no device is ever found, so the rest is never called.
 #include "storage/base/error.hpp"
 #include "worker/device/cuda_device.hpp"
+#include "worker/device/host_copy.hpp"
 #include "worker/device/step_graph.hpp"
 #include "worker/device/upload.hpp"
 
@@ -32,6 +33,8 @@ void release_reserve() { fail(); }
 namespace hedgerow::worker {
 
 std::unique_ptr<CopyEngine> make_copy_engine(const at::Device& /*device*/) { return nullptr; }
+
+std::unique_ptr<HostCopier> make_cuda_host_copier(const at::Device& /*device*/) { return nullptr; }
 
 std::unique_ptr<StepGraph> record_step(const at::Device& /*device*/,
                                        const std::function<void()>& /*body*/) {

@@ -3,7 +3,10 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
-#include <cstring>
+#include <chrono>
+#include <span>
+#include <thread>
+#include <utility>
 
 #include "worker/task/stopwatch.hpp"
 
@@ -20,17 +23,20 @@ constexpr int kBackwardTag = 2000;
 // this one computes.
 constexpr std::size_t kAhead = 2;
 
-std::vector<std::byte> bytes_of(const at::Tensor& tensor) {
-  const at::Tensor on_host = tensor.to(at::kCPU).contiguous();
-  std::vector<std::byte> bytes(on_host.nbytes());
-  std::memcpy(bytes.data(), on_host.const_data_ptr(), bytes.size());
-  return bytes;
-}
+// So many copies to the host wait for the device at most: it has a pass to compute meanwhile, and
+// pinned memory is not given back.
+constexpr std::size_t kMaxLeaving = 2;
 
 }  // namespace
 
 Pipeline::Pipeline(const storage::Mesh& mesh, Communicator& ranks, StreamShape shape)
-    : mesh_(mesh), ranks_(ranks), shape_(std::move(shape)) {}
+    : Pipeline(mesh, ranks, shape, make_host_copier(shape.device)) {}
+
+Pipeline::Pipeline(const storage::Mesh& mesh,
+                   Communicator& ranks,
+                   StreamShape shape,
+                   std::unique_ptr<HostCopier> copier)
+    : mesh_(mesh), ranks_(ranks), shape_(std::move(shape)), copier_(std::move(copier)) {}
 
 Pipeline::~Pipeline() = default;
 
@@ -45,37 +51,64 @@ at::ScalarType Pipeline::wire_dtype(bool is_forward) const {
   return is_forward && is_narrower ? shape_.stream : shape_.compute;
 }
 
-std::unique_ptr<Message> Pipeline::expect(const PipelineOperation& operation) {
-  std::size_t size = c10::elementSize(wire_dtype(operation.is_forward));
-  for (const auto length : shape_.sizes) size *= static_cast<std::size_t>(length);
-  return operation.is_forward ? ranks_.start_receive(size, peer(-1), kForwardTag + operation.chunk)
-                              : ranks_.start_receive(size, peer(1), kBackwardTag + operation.chunk);
+Pipeline::Incoming Pipeline::expect(const PipelineOperation& operation) {
+  const bool is_forward = operation.is_forward;
+  const auto host =
+      std::make_shared<const at::Tensor>(copier_->empty(shape_.sizes, wire_dtype(is_forward)));
+  const std::span<std::byte> bytes(static_cast<std::byte*>(host->mutable_data_ptr()),
+                                   host->nbytes());
+  const int tag = (is_forward ? kForwardTag : kBackwardTag) + operation.chunk;
+  return {*host, ranks_.start_receive(bytes, host, peer(is_forward ? -1 : 1), tag)};
 }
 
-at::Tensor Pipeline::received(Message& message, bool is_forward) {
+at::Tensor Pipeline::received(Incoming& incoming) {
+  // First of all the peer may wait for what this rank still has to copy.
+  await_copies([&] { return incoming.message->is_done(); });
   const Stopwatch clock;
-  const std::vector<std::byte> bytes = message.wait();
+  incoming.message->wait();
   seconds_waited_ += clock.seconds();
-  const at::Tensor tensor = at::empty(shape_.sizes, at::TensorOptions(wire_dtype(is_forward)));
-  std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
-  return tensor.to(shape_.device, shape_.compute);
+  incoming.message.reset();
+  // The copy to the device may be under way when `host` is let go; the copier sees to that.
+  const at::Tensor host = std::exchange(incoming.host, at::Tensor());
+  return copier_->to_device(host).to(shape_.compute);
 }
 
 void Pipeline::send(const at::Tensor& tensor, const PipelineOperation& operation) {
   // The range after the last of a round of stages is the next chunk's.
   const bool wraps = operation.is_forward ? stage() == mesh_.pipeline - 1 : stage() == 0;
   const int chunk = operation.chunk + (!wraps ? 0 : operation.is_forward ? 1 : -1);
-  std::vector<std::byte> bytes = bytes_of(tensor.to(wire_dtype(operation.is_forward)));
-  bytes_sent_ += std::ssize(bytes);
-  outgoing_.push_back(operation.is_forward
-                          ? ranks_.start_send(std::move(bytes), peer(1), kForwardTag + chunk)
-                          : ranks_.start_send(std::move(bytes), peer(-1), kBackwardTag + chunk));
+  await_copies([&] { return leaving_.size() < kMaxLeaving; });
+  Leaving& leaving = leaving_.emplace_back();
+  leaving.copy = copier_->begin(tensor.to(wire_dtype(operation.is_forward)));
+  leaving.peer = peer(operation.is_forward ? 1 : -1);
+  leaving.tag = (operation.is_forward ? kForwardTag : kBackwardTag) + chunk;
+  bytes_sent_ += static_cast<std::int64_t>(leaving.copy->host().nbytes());
+  start_sends();
+}
+
+// In their order, also to different peers: copies are done in the order in which they were begun.
+void Pipeline::start_sends() {
+  while (!leaving_.empty() && leaving_.front().copy->is_done()) {
+    const Leaving& leaving = leaving_.front();
+    const auto host = std::make_shared<const at::Tensor>(leaving.copy->host());
+    const std::span<const std::byte> bytes(static_cast<const std::byte*>(host->const_data_ptr()),
+                                           host->nbytes());
+    outgoing_.push_back(ranks_.start_send(bytes, host, leaving.peer, leaving.tag));
+    leaving_.pop_front();
+  }
+}
+
+void Pipeline::await_copies(const std::function<bool()>& until) {
+  // The device's time, which has no deadline; messages that were started move on meanwhile.
+  constexpr std::chrono::microseconds kNap{50};
+  for (progress(); !leaving_.empty() && !until(); progress()) std::this_thread::sleep_for(kNap);
 }
 
 void Pipeline::progress() {
+  start_sends();
   std::erase_if(outgoing_, [](const auto& message) { return message->is_done(); });
-  for (const auto& message : incoming_) {
-    if (message) static_cast<void>(message->is_done());
+  for (const Incoming& incoming : incoming_) {
+    if (incoming.message) static_cast<void>(incoming.message->is_done());
   }
 }
 
@@ -95,21 +128,24 @@ void Pipeline::run(int num_micro_batches, bool trains, const PipelinePasses& pas
     const auto& [is_forward, chunk, micro_batch] = operations[i];
     const auto batch = static_cast<std::size_t>(micro_batch);
     at::Tensor input;
-    if (incoming_[i]) {
-      input = received(*incoming_[i], is_forward);
-      incoming_[i].reset();
+    if (incoming_[i].message) {
+      input = received(incoming_[i]);
     } else {
       input = is_forward ? passes.embed(micro_batch) : std::move(losses[batch]);
     }
     const at::Tensor output = is_forward ? passes.forward(chunk, micro_batch, input)
                                          : passes.backward(chunk, micro_batch, input);
     if (is_forward && has_last_range(chunk)) {
+      // The loss is asked of the device, which first ends the pass that was just launched:
+      // gradients of the pass before would lie ready for that long.
+      await_copies([] { return false; });
       losses[batch] = passes.compute_loss(micro_batch, output);
     } else if (is_forward || !has_first_range(chunk)) {
       send(output, operations[i]);
     }
     progress();
   }
+  await_copies([] { return false; });
   const Stopwatch clock;
   for (const auto& message : outgoing_) message->wait();
   seconds_waited_ += clock.seconds();

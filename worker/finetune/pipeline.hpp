@@ -1,6 +1,7 @@
 // One pipeline of the mesh: the ranks whose ranges of layers a micro-batch passes, forward and
 // backward. Runs this rank's passes in the order of storage/shape/pipeline_order.hpp; what leaves
-// a range goes to the rank of the next one while this one computes on. A message is raw bytes of a
+// a range goes to the rank of the next one while this one computes on: from a GPU by a copy that
+// the host does not wait for, so it launches the next pass meanwhile. A message is raw bytes of a
 // tensor [B, T, M], the residual stream in the narrower of the stream's and the compute dtype
 // (which it was rounded to anyway) and its gradient in the compute dtype, so where layers lie never
 // shows in a result. Called on the computing thread.
@@ -9,17 +10,22 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <vector>
 
 #include "storage/shape/pipeline_order.hpp"
 #include "worker/comm/communicator.hpp"
+#include "worker/device/host_copy.hpp"
 
 namespace hedgerow::worker {
 
 // What a rank computes of a micro-batch; `chunk` is one of its ranges. Without layers that a
-// function is for (the first range, the last), it is not called.
+// function is for (the first range, the last), it is not called. On the CPU the tensors that
+// forward and backward return are sent from their own memory: nobody writes to it afterwards. None
+// but compute_loss waits for the device for long, and none waits for another rank, who may wait for
+// what progress() would send.
 struct PipelinePasses {
   std::function<at::Tensor(int micro_batch)> embed;
   std::function<at::Tensor(int chunk, int micro_batch, const at::Tensor& hidden)> forward;
@@ -38,8 +44,13 @@ struct StreamShape {
 
 class Pipeline {
  public:
-  // `ranks` are those of this pipeline, whose rank is the stage. All three outlive it.
+  // `ranks` are those of this pipeline, whose rank is the stage. Mesh and ranks outlive it.
   Pipeline(const storage::Mesh& mesh, Communicator& ranks, StreamShape shape);
+  // As with the other, whose `copier` is make_host_copier's of the shape's device.
+  Pipeline(const storage::Mesh& mesh,
+           Communicator& ranks,
+           StreamShape shape,
+           std::unique_ptr<HostCopier> copier);
   ~Pipeline();
   Pipeline(const Pipeline&) = delete;
   Pipeline& operator=(const Pipeline&) = delete;
@@ -51,14 +62,24 @@ class Pipeline {
   // Collective over the pipeline's ranks. Throws as Communicator::send and receive, and what the
   // passes throw.
   void run(int num_micro_batches, bool trains, const PipelinePasses& passes);
-  // Moves messages on; for whoever computes in between.
+  // Sends what the device has copied and moves messages on; for whoever computes in between.
   void progress();
 
   // Since the construction.
   [[nodiscard]] std::int64_t bytes_sent() const { return bytes_sent_; }
+  // For other ranks, with everything that they could wait for on its way.
   [[nodiscard]] double seconds_waited() const { return seconds_waited_; }
 
  private:
+  struct Incoming {
+    at::Tensor host;
+    std::unique_ptr<Message> message;
+  };
+  struct Leaving {
+    std::unique_ptr<HostCopy> copy;
+    int peer = 0, tag = 0;
+  };
+
   [[nodiscard]] int stage() const { return ranks_.rank(); }
   [[nodiscard]] int peer(int offset) const {
     return (stage() + offset + mesh_.pipeline) % mesh_.pipeline;
@@ -66,14 +87,20 @@ class Pipeline {
   // Whether an operation's input comes from another range.
   [[nodiscard]] bool receives(const storage::PipelineOperation& operation) const;
   [[nodiscard]] at::ScalarType wire_dtype(bool is_forward) const;
-  [[nodiscard]] std::unique_ptr<Message> expect(const storage::PipelineOperation& operation);
-  [[nodiscard]] at::Tensor received(Message& message, bool is_forward);
+  [[nodiscard]] Incoming expect(const storage::PipelineOperation& operation);
+  [[nodiscard]] at::Tensor received(Incoming& incoming);
   void send(const at::Tensor& tensor, const storage::PipelineOperation& operation);
+  void start_sends();
+  // Returns once every message to send was started, or `until` is true.
+  void await_copies(const std::function<bool()>& until);
 
   const storage::Mesh& mesh_;
   Communicator& ranks_;
   StreamShape shape_;
-  std::vector<std::unique_ptr<Message>> incoming_, outgoing_;
+  std::unique_ptr<HostCopier> copier_;
+  std::vector<Incoming> incoming_;
+  std::deque<Leaving> leaving_;  // not started yet, in their order
+  std::vector<std::unique_ptr<Message>> outgoing_;
   std::int64_t bytes_sent_ = 0;
   double seconds_waited_ = 0.0;
 };

@@ -204,7 +204,10 @@ at::Tensor FinetuneTrainer::embedded(std::span<const std::int64_t> sequences) co
   const at::Tensor input_ids =
       at::tensor(ids, at::kLong)
           .view({static_cast<std::int64_t>(sequences.size()), tokens_.seq_len});
-  return round_to_stream(embed(input_ids.to(device()), outer_.embed_tokens), options_.stream);
+  // Else the host waits here for all that it launched, and the pipeline's messages with it. CUDA
+  // has read memory that is not pinned when the call returns.
+  return round_to_stream(embed(input_ids.to(device(), /*non_blocking=*/true), outer_.embed_tokens),
+                         options_.stream);
 }
 
 std::int64_t FinetuneTrainer::num_train() const {

@@ -148,12 +148,12 @@ at::Tensor Generator::received(std::int64_t num_rows) const {
 }
 
 // Goes on while this rank computes; one at a time, so that a slow rank does not fill our memory.
+// On the CPU it is sent from where it was computed, which nobody writes to afterwards.
 void Generator::hand_on(const at::Tensor& hidden) {
-  const at::Tensor on_host = hidden.cpu().contiguous();
-  const auto bytes = bytes_of(on_host);
+  const auto on_host = std::make_shared<const at::Tensor>(hidden.cpu().contiguous());
   if (outgoing_) outgoing_->wait();
   outgoing_ =
-      place_.ranks->start_send({bytes.begin(), bytes.end()}, place_.ranks->rank() + 1, kHiddenTag);
+      place_.ranks->start_send(bytes_of(*on_host), on_host, place_.ranks->rank() + 1, kHiddenTag);
 }
 
 // The last rank's tokens on every rank.

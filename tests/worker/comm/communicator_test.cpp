@@ -6,6 +6,7 @@
 #include <array>
 #include <atomic>
 #include <cstring>
+#include <memory>
 #include <numeric>
 
 #include "storage/base/error.hpp"
@@ -20,6 +21,12 @@ std::vector<std::byte> bytes_of(std::initializer_list<int> values) {
   std::vector<std::byte> bytes;
   for (const int value : values) bytes.push_back(static_cast<std::byte>(value));
   return bytes;
+}
+
+using SharedBytes = std::shared_ptr<std::vector<std::byte>>;
+
+SharedBytes word(int value) {
+  return std::make_shared<std::vector<std::byte>>(3, std::byte(value));
 }
 
 TEST(Communicator, MessagesOfOneTagKeepTheirOrderAndTagsDoNotMix) {
@@ -42,21 +49,67 @@ TEST(Communicator, MessagesOfOneTagKeepTheirOrderAndTagsDoNotMix) {
 
 TEST(Communicator, MessagesThatWereStartedArriveInTheirOrderWhileOthersAreSent) {
   run_on_threads(2, [](Communicator& communicator) {
-    const auto word = [](int value) { return std::vector<std::byte>(3, std::byte(value)); };
     if (communicator.rank() == 0) {
       std::vector<std::unique_ptr<Message>> sent;
-      for (int i = 0; i < 4; ++i) sent.push_back(communicator.start_send(word(i), 1, 7));
-      for (const auto& message : sent) EXPECT_TRUE(message->wait().empty());
+      for (int i = 0; i < 4; ++i) {
+        const SharedBytes bytes = word(i);
+        sent.push_back(communicator.start_send(*bytes, bytes, 1, 7));
+      }
+      for (const auto& message : sent) message->wait();
       return;
     }
-    const auto first = communicator.start_receive(3, 0, 7);
-    const auto second = communicator.start_receive(3, 0, 7);
-    EXPECT_EQ(first->wait(), word(0));
-    EXPECT_EQ(second->wait(), word(1));
+    const SharedBytes first_bytes = word(-1), second_bytes = word(-1);
+    const auto first = communicator.start_receive(*first_bytes, first_bytes, 0, 7);
+    const auto second = communicator.start_receive(*second_bytes, second_bytes, 0, 7);
+    first->wait();
+    EXPECT_EQ(*first_bytes, *word(0));
+    second->wait();
+    EXPECT_EQ(*second_bytes, *word(1));
     std::vector<std::byte> third(3);
     communicator.receive(third, 0, 7);
-    EXPECT_EQ(third, word(2));
+    EXPECT_EQ(third, *word(2));
     communicator.receive(third, 0, 7);
+    EXPECT_EQ(third, *word(3));
+  });
+}
+
+TEST(Communicator, ADroppedMessagesMemoryIsKeptUntilItIsThrough) {
+  run_on_threads(2, [](Communicator& communicator) {
+    if (communicator.rank() == 0) {
+      SharedBytes bytes = word(5);
+      const std::weak_ptr<std::vector<std::byte>> memory = bytes;
+      auto message = communicator.start_send(*bytes, bytes, 1, 7);
+      EXPECT_FALSE(message->is_done()) << "nobody has received it";
+      bytes.reset();
+      message.reset();
+      EXPECT_FALSE(memory.expired());
+      communicator.send({}, 1, 8);
+      communicator.barrier();
+      EXPECT_TRUE(memory.expired());
+    } else {
+      std::vector<std::byte> got(3);
+      communicator.receive({}, 0, 8);  // when the message was dropped
+      communicator.receive(got, 0, 7);
+      EXPECT_EQ(got, *word(5));
+      communicator.barrier();
+    }
+  });
+}
+
+// The memory is the sender's again, though nobody has received the message.
+TEST(Communicator, ASentMessagesMemoryMayBeWrittenToOnceItWasWaitedFor) {
+  run_on_threads(2, [](Communicator& communicator) {
+    if (communicator.rank() == 0) {
+      const SharedBytes bytes = word(5);
+      communicator.start_send(*bytes, bytes, 1, 7)->wait();
+      *bytes = *word(6);
+      communicator.send({}, 1, 8);
+    } else {
+      std::vector<std::byte> got(3);
+      communicator.receive({}, 0, 8);
+      communicator.receive(got, 0, 7);
+      EXPECT_EQ(got, *word(5));
+    }
   });
 }
 

@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <memory>
+#include <vector>
+
 #include "worker/comm/communicator.hpp"
 
 namespace hedgerow::worker {
@@ -24,6 +28,34 @@ TEST(Mpi, CollectivesGiveEveryRankTheSameBytes) {
     EXPECT_THAT(bytes, testing::Each(static_cast<std::byte>(42 + root)));
   }
   communicator->barrier();
+}
+
+// Too large to be sent before somebody receives it.
+TEST(Mpi, ADroppedMessagesMemoryIsKeptUntilItIsThrough) {
+  constexpr std::size_t kBytes = 20'000'000;
+  constexpr int kLaterCalls = 10;
+  const auto communicator = make_mpi_communicator();
+  if (communicator->rank() == 0) {
+    auto bytes = std::make_shared<std::vector<std::byte>>(kBytes, std::byte(5));
+    const std::weak_ptr<std::vector<std::byte>> memory = bytes;
+    auto message = communicator->start_send(*bytes, bytes, 1, 7);
+    EXPECT_FALSE(message->is_done());
+    bytes.reset();
+    message.reset();
+    communicator->barrier();
+    EXPECT_FALSE(memory.expired()) << "nobody has received it";
+    // The library hears of the receiver's end in some later call.
+    for (int i = 0; i < kLaterCalls; ++i) communicator->barrier();
+    EXPECT_TRUE(memory.expired());
+    return;
+  }
+  communicator->barrier();
+  if (communicator->rank() == 1) {
+    std::vector<std::byte> got(kBytes);
+    communicator->receive(got, 0, 7);
+    EXPECT_EQ(std::ranges::count(got, std::byte(5)), std::ssize(got));
+  }
+  for (int i = 0; i < kLaterCalls; ++i) communicator->barrier();
 }
 
 }  // namespace
