@@ -379,6 +379,33 @@ TEST_F(Evaluate, TaskWritesItsResultAndStopsWhenTold) {
   EXPECT_FALSE(worker::run_evaluate(run, stopped, task).finished);
 }
 
+TEST_F(Evaluate, TheUntrainedStudentIsTheControlLayersOfSoftmaxKept) {
+  const auto teacher = model();
+  storage::AttentionSpec attention = student(8).attention;
+  attention.num_sinks = 2;
+  for (const auto layout : {storage::WindowLayout::kSliding, storage::WindowLayout::kTerraced}) {
+    attention.window = layout;
+    const worker::Student untrained =
+        worker::untrained_student(attention, {1}, teacher.config(), at::kCPU);
+    EXPECT_FALSE(untrained.layers[1]);
+    EXPECT_TRUE(worker::is_linear_branch_off(*untrained.layers[0]));
+    worker::EvaluateOptions options;
+    options.student = &untrained;
+    const auto found = worker::evaluate(teacher, tokens_, {0, 1}, options);
+    EXPECT_NEAR(found.column(worker::Column::kStudent)->all.loss,
+                found.column(worker::Column::kControl)->all.loss,
+                1e-5);
+    EXPECT_GT(found.column(worker::Column::kStudent)->all.kl, 1e-4) << "a window sees less";
+  }
+  attention.window = storage::WindowLayout::kNone;
+  const std::string said = refusal(
+      [&] {
+        static_cast<void>(worker::untrained_student(attention, {}, teacher.config(), at::kCPU));
+      },
+      storage::ErrorKind::kUsage);
+  EXPECT_NE(said.find("there is no untrained control"), std::string::npos) << said;
+}
+
 TEST_F(Evaluate, PiecesPutTogetherHaveTheBytesOfOneTask) {
   worker::RunContext run(directory_ / "run");
   const auto result_of = [&](wire::Task task) {

@@ -68,6 +68,25 @@ at::Tensor full_forward(const TinyStudent& tiny, bool with_student, const Ids& i
   return logits(hidden.squeeze(0), tiny.outer, tiny.config);
 }
 
+void expect_scores_of_full_forward(const TinyStudent& tiny, bool with_student) {
+  Generator generator = make_generator(tiny, with_student);
+  const std::vector<ScoredText> texts{{prompt(40, 3), 1}, {prompt(7, 4), 6}, {prompt(33, 5), 20}};
+  const auto scores = generator.score(texts);
+  ASSERT_EQ(scores.size(), texts.size());
+  for (std::size_t i = 0; i < texts.size(); ++i) {
+    const at::Tensor expected =
+        at::log_softmax(full_forward(tiny, with_student, texts[i].ids), -1);
+    ASSERT_EQ(scores[i].size(), texts[i].ids.size() - static_cast<std::size_t>(texts[i].first));
+    for (std::size_t t = 0; t < scores[i].size(); ++t) {
+      const auto place = texts[i].first + static_cast<std::int64_t>(t);
+      const auto token = texts[i].ids[static_cast<std::size_t>(place)];
+      const at::Tensor row = expected[place - 1];
+      EXPECT_NEAR(scores[i][t].log_probability, row[token].item<double>(), 2e-4);
+      EXPECT_EQ(scores[i][t].is_likeliest, row.argmax().item<std::int64_t>() == token);
+    }
+  }
+}
+
 void expect_equals_full_forward(const TinyStudent& tiny,
                                 bool with_student,
                                 std::int64_t prompt_length) {
@@ -240,6 +259,14 @@ TEST(Generator, ATeacherGoesNoFurtherThanItsOwnWindow) {
   EXPECT_EQ(recorder.rows.at(0).size(), 4U) << "the last one is not attended to";
   EXPECT_THROW(teacher.run({{1, 2, 3}}, greedy(5), recorder), storage::Error);
   make_generator(tiny).run({{1, 2, 3}}, greedy(5), recorder);  // no layer of softmax
+}
+
+TEST(Generate, ScoresAreThoseOfTheWholeForwardWhateverTextsStandBeside) {
+  const TinyStudent tiny = make_tiny_student();
+  expect_scores_of_full_forward(tiny, /*with_student=*/true);
+  expect_scores_of_full_forward(tiny, /*with_student=*/false);
+  Generator generator = make_generator(tiny);
+  EXPECT_THROW(generator.score({{prompt(4, 3), 0}}), storage::Error) << "the first follows nothing";
 }
 
 }  // namespace
