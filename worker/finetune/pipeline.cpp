@@ -62,7 +62,7 @@ Pipeline::Incoming Pipeline::expect(const PipelineOperation& operation) {
 }
 
 at::Tensor Pipeline::received(Incoming& incoming) {
-  // First of all the peer may wait for what this rank still has to copy.
+  // The peer may itself wait for a message of this rank that is still being copied.
   await_copies([&] { return incoming.message->is_done(); });
   const Stopwatch clock;
   incoming.message->wait();
@@ -78,11 +78,11 @@ void Pipeline::send(const at::Tensor& tensor, const PipelineOperation& operation
   const bool wraps = operation.is_forward ? stage() == mesh_.pipeline - 1 : stage() == 0;
   const int chunk = operation.chunk + (!wraps ? 0 : operation.is_forward ? 1 : -1);
   await_copies([&] { return leaving_.size() < kMaxLeaving; });
-  Leaving& leaving = leaving_.emplace_back();
-  leaving.copy = copier_->begin(tensor.to(wire_dtype(operation.is_forward)));
-  leaving.peer = peer(operation.is_forward ? 1 : -1);
-  leaving.tag = (operation.is_forward ? kForwardTag : kBackwardTag) + chunk;
-  bytes_sent_ += static_cast<std::int64_t>(leaving.copy->host().nbytes());
+  auto copy = copier_->begin(tensor.to(wire_dtype(operation.is_forward)));
+  bytes_sent_ += static_cast<std::int64_t>(copy->host().nbytes());
+  leaving_.push_back({std::move(copy),
+                      peer(operation.is_forward ? 1 : -1),
+                      (operation.is_forward ? kForwardTag : kBackwardTag) + chunk});
   start_sends();
 }
 

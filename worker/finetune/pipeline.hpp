@@ -22,10 +22,10 @@
 namespace hedgerow::worker {
 
 // What a rank computes of a micro-batch; `chunk` is one of its ranges. Without layers that a
-// function is for (the first range, the last), it is not called. On the CPU the tensors that
-// forward and backward return are sent from their own memory: nobody writes to it afterwards. None
-// but compute_loss waits for the device for long, and none waits for another rank, who may wait for
-// what progress() would send.
+// function is for (the first range, the last), it is not called. On the CPU what forward and
+// backward return is sent from its own memory, which nobody writes to afterwards. No function waits
+// for another rank: messages start in progress() and between the calls alone, and that rank may
+// wait for one of them.
 struct PipelinePasses {
   std::function<at::Tensor(int micro_batch)> embed;
   std::function<at::Tensor(int chunk, int micro_batch, const at::Tensor& hidden)> forward;
@@ -67,7 +67,7 @@ class Pipeline {
 
   // Since the construction.
   [[nodiscard]] std::int64_t bytes_sent() const { return bytes_sent_; }
-  // For other ranks, with everything that they could wait for on its way.
+  // For other ranks, while every message of this one is on its way.
   [[nodiscard]] double seconds_waited() const { return seconds_waited_; }
 
  private:
