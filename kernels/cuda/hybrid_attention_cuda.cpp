@@ -77,10 +77,13 @@ HybridForward hybrid_forward_cuda(const HybridProblem& problem, bool keep_for_ba
   return out;
 }
 
-// Any compiled kernel of the head_dim: without a linear branch nothing of a map is read.
+// Any compiled kernel of the head_dim: without a linear branch nothing of a map is read. Of 64
+// columns where the device does not hold what belongs to wider maps.
 KernelShape window_shape(const at::Tensor& q) {
   const int head_dim = static_cast<int>(q.size(3));
-  return {head_dim, head_dim, false};
+  const KernelShape widest{head_dim, head_dim, false};
+  const bool fits = shared_bytes_needed(widest, false) <= device_limits().shared_bytes;
+  return fits ? widest : KernelShape{head_dim, 64, false};
 }
 
 std::string why_not_window(const at::Tensor& q) {

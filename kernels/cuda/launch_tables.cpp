@@ -31,10 +31,10 @@ void require(bool launched, KernelShape shape) {
 
 }  // namespace
 
-bool has_kernel(KernelShape shape) { return shared_bytes_needed(shape, false) > 0; }
+bool has_kernel(KernelShape shape) { return table_of(shape).shared_bytes(shape, false, 0) > 0; }
 
 std::size_t shared_bytes_needed(KernelShape shape, bool input_gradients) {
-  return table_of(shape).shared_bytes(shape, input_gradients);
+  return table_of(shape).shared_bytes(shape, input_gradients, device_limits().shared_bytes);
 }
 
 void launch_states(KernelShape shape, const StatesArguments& arguments, Stream stream) {
@@ -68,7 +68,7 @@ void launch_transfer(KernelShape shape, const TransferArguments& arguments, Stre
 }
 
 std::size_t transfer_shared_bytes(KernelShape shape) {
-  return transfer_table_of(shape.head_dim).shared_bytes(shape);
+  return transfer_table_of(shape.head_dim).shared_bytes(shape, device_limits().shared_bytes);
 }
 
 void launch_cross_entropy(KernelShape shape,

@@ -17,13 +17,18 @@
 // (attention transfer): grid (parts, B U), dW_k in registers over the tiles of a part, no score.
 // With kInputs: grid (tiles, B G); a threadblock walks the key heads of its kv head in ascending
 // order with dk and dv in registers, so K and V are never expanded.
+//
+// kCompact (Forms, shapes.cuh): the same sums in the same order from less shared memory. W and
+// phi_k take the places of what is dead by then, and the features of near pairs come 32 columns at
+// a time. That costs two barriers for each 32 columns, and W is copied after the state, not with
+// it.
 #pragma once
 
 #include "kernels/cuda/hybrid/map_backward.cuh"
 
 namespace hedgerow::kernels::cuda {
 
-template <typename S, bool kInputs>
+template <typename S, bool kInputs, bool kCompact>
 class BackwardKeys {
  public:
   static constexpr int kThreads = kBackwardThreads;
@@ -35,15 +40,24 @@ class BackwardKeys {
   static constexpr int kStateSize = S::kFeatures * S::kHeadDim;
   static constexpr int larger(int a, int b) { return a > b ? a : b; }
 
+  static constexpr int kChunk = 32;  // features of a near pair of tiles at a time, compact
+  static constexpr int kPairsSize = kTile * kTile;
+  static constexpr bool kLayerInValues = kLayerSize <= kRowsSize;  // compact
+
+  // R, W and (kInputs) phi_k; or Q, dn, phi_q and phi_k of a pair of tiles.
+  static constexpr int kLargePool = larger(kStateSize + kLayerSize + (kInputs ? kFeaturesSize : 0),
+                                           2 * kRowsSize + 2 * kFeaturesSize);
+  // R, and W if it does not fit the place of V; or dn with Q or phi_q.
+  static constexpr int kCompactPool = larger(kStateSize + (kLayerInValues ? 0 : kLayerSize),
+                                             kRowsSize + larger(kRowsSize, kFeaturesSize));
+
   struct alignas(128) Shared {
     Bf16 k[kRowsSize];  // dk, dv on the way out
-    Bf16 v[kRowsSize];
-    // R, W and (kInputs) phi_k; or Q, dn, phi_q and phi_k of a pair of tiles.
-    Bf16 pool[larger(kStateSize + kLayerSize + (kInputs ? kFeaturesSize : 0),
-                     2 * kRowsSize + 2 * kFeaturesSize)];
-    Bf16 pairs[kInputs ? 2 : 1][kTile * kTile];  // dS or dL; P
+    Bf16 v[kRowsSize];  // compact: then W
+    Bf16 pool[kCompact ? kCompactPool : kLargePool];
+    // dS or dL; P. Compact: a chunk of phi_q and of phi_k where P comes to lie; both, then phi_k.
+    Bf16 pairs[kInputs ? 2 : 1][kPairsSize];
     typename MapBackward<S>::Shared map;
-    float state_sum[S::kFeatures];
   };
 
   HEDGEROW_TILE BackwardKeys(const BackwardArguments& arguments, Shared& shared, int part, int row)
@@ -106,12 +120,25 @@ class BackwardKeys {
   HEDGEROW_TILE Tile<S::kHeadDim> keys() const { return {shared_.k}; }
   HEDGEROW_TILE Tile<S::kHeadDim> values() const { return {shared_.v}; }
   HEDGEROW_TILE Tile<S::kHeadDim> state() const { return {shared_.pool}; }
-  HEDGEROW_TILE Tile<S::kProjected> layer() const { return {shared_.pool + kStateSize}; }
-  HEDGEROW_TILE Tile<S::kFeatures> phi() const { return {shared_.pool + kStateSize + kLayerSize}; }
-  HEDGEROW_TILE Tile<S::kHeadDim> queries() const { return {shared_.pool}; }
-  HEDGEROW_TILE Tile<S::kHeadDim> dn() const { return {shared_.pool + kRowsSize}; }
-  HEDGEROW_TILE Tile<S::kFeatures> features_q() const { return {shared_.pool + 2 * kRowsSize}; }
-  HEDGEROW_TILE Tile<S::kFeatures> features_k() const {
+  HEDGEROW_TILE Tile<S::kProjected> layer() const {
+    return {kCompact && kLayerInValues ? shared_.v : shared_.pool + kStateSize};
+  }
+  HEDGEROW_TILE Tile<S::kFeatures> phi() const {
+    if constexpr (kCompact) {
+      static_assert(!kInputs || kFeaturesSize <= 2 * kPairsSize);
+      return {shared_.pairs[0]};
+    } else {
+      return {shared_.pool + kStateSize + kLayerSize};
+    }
+  }
+  HEDGEROW_TILE Tile<S::kHeadDim> queries() const {
+    return {shared_.pool + (kCompact ? kRowsSize : 0)};
+  }
+  HEDGEROW_TILE Tile<S::kHeadDim> dn() const { return {shared_.pool + (kCompact ? 0 : kRowsSize)}; }
+  HEDGEROW_TILE Tile<S::kFeatures> features_q() const {
+    return {shared_.pool + (kCompact ? kRowsSize : 2 * kRowsSize)};
+  }
+  HEDGEROW_TILE Tile<S::kFeatures> features_k() const {  // not compact
     return {shared_.pool + 2 * kRowsSize + kFeaturesSize};
   }
   enum Pairs { kScores, kWeights };
@@ -173,7 +200,7 @@ class BackwardKeys {
       copy_rows<kTile, S::kHeadDim, kThreads>(queries(), rows_of(in_.q, head_, c), valid_rows(c));
     }
     copy_rows<kTile, S::kHeadDim, kThreads>(dn(), rows_of(a_.dn, head_, c), valid_rows(c));
-    if (with_features) {
+    if (with_features && !(kCompact && with_queries)) {
       copy_rows<kTile, S::kFeatures, kThreads>(
           features_q(), {a_.features_q + (first + c) * kFeaturesSize, S::kFeatures}, kTile);
       if (with_queries) {
@@ -250,7 +277,11 @@ class BackwardKeys {
     if (near) {
       Sums<kKeys> linear;
       linear.clear();
-      multiply_transposed(linear, features_q(), group_row(), features_k(), column);
+      if constexpr (kCompact) {
+        add_products_in_chunks(linear, c, column);
+      } else {
+        multiply_transposed(linear, features_q(), group_row(), features_k(), column);
+      }
       keep_linear(linear, rows, first_key);
       HEDGEROW_UNROLL
       for (int n = 0; n < weights.kGroups; ++n) {
@@ -261,6 +292,25 @@ class BackwardKeys {
       }
     }
     store_sums(pairs(kWeights), weights, group_row(), column);
+  }
+
+  // products += phi_q phi_k^T, the inner dimension in the order of one multiply_transposed. Ends
+  // with a barrier: the weights come to lie where the chunks are.
+  HEDGEROW_TILE void add_products_in_chunks(Sums<kKeys>& products, int c, int column) {
+    static_assert(2 * kTile * kChunk <= kPairsSize && S::kFeatures % kChunk == 0);
+    const Tile<kChunk> phi_q{shared_.pairs[kWeights]}, phi_k{phi_q.data + kTile * kChunk};
+    const Bf16* from_q = a_.features_q + (row_index() * in_.tiles() + c) * kFeaturesSize;
+    const Bf16* from_k = a_.features_k + (key_row_index() * in_.tiles() + tile_) * kFeaturesSize;
+    HEDGEROW_NO_UNROLL
+    for (int first = 0; first < S::kFeatures; first += kChunk) {
+      copy_rows<kTile, kChunk, kThreads>(phi_q, {from_q + first, S::kFeatures}, kTile);
+      copy_rows<kTile, kChunk, kThreads>(phi_k, {from_k + first, S::kFeatures}, kTile);
+      commit_copies();
+      wait_for_copies<0>();
+      sync_threads();
+      multiply_transposed(products, phi_q, group_row(), phi_k, column);
+      sync_threads();
+    }
   }
 
   // weights = p; stores dS.
@@ -283,27 +333,40 @@ class BackwardKeys {
     store_sums(pairs(kScores), da, group_row(), column);
   }
 
-  // dphi += v R^T + r; z and phi_k once more; dz, dW_k, db_k; dv += phi_k R; dk += dz W^T.
-  HEDGEROW_TILE void finish_linear(int far, bool has_far) {
-    sync_threads();
+  HEDGEROW_TILE void copy_layer() {
     if (in_.map_k.layer != nullptr) {
       const GlobalRows rows{in_.map_k.layer + static_cast<std::int64_t>(key_head_) * kLayerSize,
                             S::kProjected};
       copy_rows<S::kHeadDim, S::kProjected, kThreads>(layer(), rows, S::kHeadDim);
+    }
+  }
+
+  // dphi += v R^T + r; z and phi_k once more; dz, dW_k, db_k; dv += phi_k R; dk += dz W^T.
+  HEDGEROW_TILE void finish_linear(int far, bool has_far) {
+    sync_threads();
+    if constexpr (!kCompact) {
+      copy_layer();
     }
     if (has_far) {
       const std::int64_t index = key_row_index() * in_.tiles() + far;
       copy_rows<S::kFeatures, S::kHeadDim, kThreads>(
           state(), {a_.far_gradient.states + index * kStateSize, S::kHeadDim}, S::kFeatures);
       for (int f = thread(); f < S::kFeatures; f += kThreads) {
-        shared_.state_sum[f] = a_.far_gradient.sums[index * S::kFeatures + f];
+        map_.state_sums()[f] = a_.far_gradient.sums[index * S::kFeatures + f];
       }
     }
     commit_copies();
     wait_for_copies<0>();
     sync_threads();
     if (has_far) {
-      map_.add_state(values(), state(), shared_.state_sum, RowPair{{1.0F, 1.0F}});
+      map_.add_state(values(), state(), map_.state_sums(), RowPair{{1.0F, 1.0F}});
+    }
+    if constexpr (kCompact) {
+      sync_threads();  // W comes to lie where the values are
+      copy_layer();
+      commit_copies();
+      wait_for_copies<0>();
+      sync_threads();
     }
     const Tile<S::kFeatures> features = phi();
     map_.run(in_.map_k,

@@ -34,7 +34,6 @@ class BackwardQueries {
     Bf16 pool[larger(kStateSize, larger(kFeaturesSize + kRowsSize, 2 * kRowsSize))];
     Bf16 pairs[kTile * kTile];  // dl or ds
     typename MapBackward<S>::Shared map;
-    float state_sum[S::kFeatures];
   };
 
   HEDGEROW_TILE BackwardQueries(const BackwardArguments& arguments,
@@ -105,7 +104,7 @@ class BackwardQueries {
           {a_.far.states + index * kStateSize, S::kHeadDim},
           S::kFeatures);
       for (int f = thread(); f < S::kFeatures; f += kThreads) {
-        shared_.state_sum[f] = a_.far.sums[index * S::kFeatures + f];
+        map_.state_sums()[f] = a_.far.sums[index * S::kFeatures + f];
       }
     }
     commit_copies();
@@ -115,7 +114,7 @@ class BackwardQueries {
     if (linear) {
       map_.clear_tile();
       if (far > 0) {
-        map_.add_state(dn(), Tile<S::kHeadDim>{shared_.pool}, shared_.state_sum, beta_);
+        map_.add_state(dn(), Tile<S::kHeadDim>{shared_.pool}, map_.state_sums(), beta_);
       }
       take_near(tile, far);
       map_.run(in_.map_q,

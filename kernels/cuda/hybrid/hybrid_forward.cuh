@@ -14,9 +14,10 @@ namespace hedgerow::kernels::cuda {
 template <typename S>
 struct alignas(128) ForwardShared {
   using Sizes = TileSizes<S>;
+  static constexpr int kStages = 2;
   Bf16 q[Sizes::kRows];  // y on the way out
   union {
-    Bf16 pool[4 * Sizes::kRows];
+    Bf16 pool[2 * kStages * Sizes::kRows];
     struct {
       Bf16 linear[Sizes::kLinear];
       float window[Sizes::kRows];  // sum p v of the window

@@ -67,10 +67,10 @@ struct BackwardQueriesKernel {
   }
 };
 
-template <typename S, bool kInputs>
+template <typename S, bool kInputs, bool kCompact>
 struct BackwardKeysKernel {
   using Arguments = BackwardArguments;
-  using Walk = BackwardKeys<S, kInputs>;
+  using Walk = BackwardKeys<S, kInputs, kCompact>;
   using Shared = typename Walk::Shared;
   static constexpr int kThreads = Walk::kThreads;
   static Grid grid(const Arguments& a) {
@@ -81,6 +81,12 @@ struct BackwardKeysKernel {
     walk.run();
   }
 };
+
+// Of more than 128 features a small card does not hold the queries' side.
+template <typename S, bool kInputs>
+using BackwardKeysForms = Forms<BackwardKeysKernel<S, kInputs, false>,
+                                BackwardKeysKernel<S, kInputs, true>,
+                                S::kFeatures <= 128>;
 
 // The table of one head_dim; Backend::run<Kernel>(arguments, stream) starts a kernel.
 template <int kHeadDim, typename Backend>
@@ -115,13 +121,13 @@ struct Launches {
                             Stream stream) {
     return for_shape<kHeadDim>(shape, [&]<typename S>(S) {
       if (inputs) {
-        Backend::template run<BackwardKeysKernel<S, true>>(a, stream);
+        BackwardKeysForms<S, true>::template run<Backend>(a, stream);
       } else {
-        Backend::template run<BackwardKeysKernel<S, false>>(a, stream);
+        BackwardKeysForms<S, false>::template run<Backend>(a, stream);
       }
     });
   }
-  static std::size_t shared_bytes(KernelShape shape, bool inputs) {
+  static std::size_t shared_bytes(KernelShape shape, bool inputs, std::size_t limit) {
     std::size_t bytes = 0;
     for_shape<kHeadDim>(shape, [&]<typename S>(S) {
       const std::size_t sizes[] = {sizeof(typename StatesKernel<S, false>::Shared),
@@ -129,8 +135,8 @@ struct Launches {
                                    inputs
                                        ? sizeof(typename BackwardQueriesKernel<S, true>::Shared)
                                        : sizeof(typename BackwardQueriesKernel<S, false>::Shared),
-                                   inputs ? sizeof(typename BackwardKeysKernel<S, true>::Shared)
-                                          : sizeof(typename BackwardKeysKernel<S, false>::Shared)};
+                                   inputs ? BackwardKeysForms<S, true>::bytes(limit)
+                                          : BackwardKeysForms<S, false>::bytes(limit)};
       for (const std::size_t size : sizes) {
         bytes = size > bytes ? size : bytes;
       }

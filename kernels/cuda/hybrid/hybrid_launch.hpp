@@ -15,7 +15,7 @@ namespace hedgerow::kernels::cuda {
 // 64 or 128 without.
 [[nodiscard]] bool has_kernel(KernelShape shape);
 
-// The largest threadblock of the shape, in bytes of shared memory.
+// The largest threadblock of the shape on the current device, in bytes of shared memory.
 [[nodiscard]] std::size_t shared_bytes_needed(KernelShape shape, bool input_gradients);
 
 void launch_prepare(const PrepareArguments& arguments, Stream stream);
@@ -36,7 +36,8 @@ struct LaunchTable {
   bool (*forward)(KernelShape, const ForwardArguments&, Stream);
   bool (*backward_queries)(KernelShape, bool input_gradients, const BackwardArguments&, Stream);
   bool (*backward_keys)(KernelShape, bool input_gradients, const BackwardArguments&, Stream);
-  std::size_t (*shared_bytes)(KernelShape, bool input_gradients);
+  // On a device that has `limit` bytes.
+  std::size_t (*shared_bytes)(KernelShape, bool input_gradients, std::size_t limit);
 };
 extern const LaunchTable kLaunches64, kLaunches128;
 

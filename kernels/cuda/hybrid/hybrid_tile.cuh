@@ -4,7 +4,7 @@
 // softmax; z = Q W and phi_q; near linear pairs (sliding: the tile behind); y += phi_q S. Sums,
 // maxima and exponentials are fp32; p, l, phi and S are bf16 as left and right factors.
 //
-// Shared, of the kernel: q [64, D]; pool, two stages of K and V; linear, which W, phi_k with V, and
+// Shared, of the kernel: q [64, D]; pool, kStages of K and V; linear, which W, phi_k with V, and
 // S take in turn and which may overlie the pool; window, fp32 [64, D]; state_sum [F].
 #pragma once
 
@@ -72,7 +72,7 @@ class HybridTile {
         queries(), rows_from(in_.q, batch_, head_, tile_ * kTile), valid_rows(tile_));
     commit_copies();
   }
-  HEDGEROW_TILE KeyTiles<S::kHeadDim, kThreads> keys() const {
+  HEDGEROW_TILE KeyTiles<S::kHeadDim, kThreads, Shared::kStages> keys() const {
     return {rows_from(in_.k, batch_, kv_head(), 0),
             rows_or_none(in_.v, batch_, kv_head()),
             in_.T,

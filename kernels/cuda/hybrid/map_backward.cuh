@@ -37,6 +37,12 @@ class MapBackward {
     float exchange[2][4][kTile];  // a half's share of what rows sum up
     float sums[4][S::kProjected];
   };
+  // [F] for the caller, until run(): `sums` is written behind run()'s first barrier, and read last
+  // by add_gradients().
+  HEDGEROW_TILE float* state_sums() const {
+    static_assert(S::kFeatures <= 4 * S::kProjected);
+    return shared_.sums[0];
+  }
 
   HEDGEROW_TILE explicit MapBackward(Shared& shared) : shared_(shared) {}
 

@@ -12,14 +12,16 @@
 
 namespace hedgerow::kernels::cuda {
 
-// The keys of one kv head.
-template <int kHeadDim, int kThreads>
+// The keys of one kv head. With two stages the next tile is copied while one is read; with one
+// stage the same sums take half of the shared memory.
+template <int kHeadDim, int kThreads, int kStages = 2>
 struct KeyTiles {
+  static_assert(kStages == 1 || kStages == 2, "no walk copies further ahead");
   static constexpr int kRowsSize = kTile * kHeadDim;
 
   GlobalRows k, v;
   int tokens;
-  Bf16* stages;  // [4][kRowsSize]
+  Bf16* stages;  // [2 kStages][kRowsSize]
   bool has_values;
 
   // The pairs of 16 queries with the keys of tiles from, from - 1, .. to, and then of tiles
@@ -35,13 +37,16 @@ struct KeyTiles {
     const float scale = kLog2E / sqrtf(static_cast<float>(kHeadDim));
     const int tiles = from >= to ? from - to + 1 : 0, steps = tiles + sinks;
     const auto tile_at = [&](int step) { return step < tiles ? from - step : steps - 1 - step; };
-    if (steps > 0) {
+    if (kStages == 2 && steps > 0) {
       copy(0, tile_at(0));
     }
     HEDGEROW_NO_UNROLL
     for (int step = 0; step < steps; ++step) {
-      const int t = tile_at(step), stage = step % 2;
-      if (step + 1 < steps) {
+      const int t = tile_at(step), stage = step % kStages;
+      if (kStages == 1) {
+        copy(0, t);
+        wait_for_copies<0>();
+      } else if (step + 1 < steps) {
         copy(1 - stage, tile_at(step + 1));
         wait_for_copies<1>();
       } else {

@@ -17,9 +17,10 @@ namespace hedgerow::kernels::cuda {
 template <typename S>
 struct alignas(128) CrossEntropyShared {
   using Sizes = TileSizes<S>;
+  static constexpr int kStages = 2;
   Bf16 q[Sizes::kRows];
   union {
-    Bf16 pool[4 * Sizes::kRows];
+    Bf16 pool[2 * kStages * Sizes::kRows];
     struct {
       Bf16 linear[Sizes::kLinear];
       Bf16 keys[Sizes::kRows];

@@ -7,35 +7,37 @@
 // pair is formed twice. The teacher is softmax_forward.cuh's, bit for bit.
 //
 // Grid (tiles, B H), the longest rows first; 128 threads. Per query 2 D T + 4 D F + 2 D f FLOPs;
-// reads q, S and W once, k and v once a tile of queries; writes 4 D + 8 bytes.
+// reads q, S and W once, k and v once a tile of queries; writes 4 D + 8 bytes. kCompact (Forms,
+// shapes.cuh): one stage of K and V.
 #pragma once
 
 #include "kernels/cuda/hybrid/hybrid_tile.cuh"
 
 namespace hedgerow::kernels::cuda {
 
-template <typename S>
+template <typename S, bool kCompact>
 struct alignas(128) TransferShared {
   using Sizes = TileSizes<S>;
+  static constexpr int kStages = kCompact ? 1 : 2;
   Bf16 q[Sizes::kRows];  // then y_true, then dn
   union {
-    Bf16 pool[4 * Sizes::kRows];  // y_true on the way out
+    Bf16 pool[2 * kStages * Sizes::kRows];  // y_true on the way out
     Bf16 linear[Sizes::kLinear];
   };
   float window[Sizes::kRows];  // sum p v of the window
   float state_sum[S::kFeatures];
 };
 
-template <typename S>
-class TransferTile : HybridTile<S, TransferShared<S>> {
-  using Base = HybridTile<S, TransferShared<S>>;
+template <typename S, bool kCompact>
+class TransferTile : HybridTile<S, TransferShared<S, kCompact>> {
+  using Base = HybridTile<S, TransferShared<S, kCompact>>;
   using Base::batch_, Base::head_, Base::tile_, Base::in_, Base::rows_, Base::y_, Base::shared_,
       Base::window_, Base::linear_, Base::first_row, Base::queries, Base::window_value,
       Base::stores_row, Base::token_index, Base::row_index, Base::has_window;
 
  public:
   using Base::kThreads;
-  using Shared = TransferShared<S>;
+  using Shared = TransferShared<S, kCompact>;
 
   HEDGEROW_TILE TransferTile(const TransferArguments& arguments, Shared& shared, int tile, int row)
       : Base(arguments, true, shared, tile, row), a_(arguments) {}

@@ -19,10 +19,10 @@ struct SoftmaxKernel {
   }
 };
 
-template <typename S>
+template <typename S, bool kCompact>
 struct TransferKernel {
   using Arguments = TransferArguments;
-  using Tile = TransferTile<S>;
+  using Tile = TransferTile<S, kCompact>;
   using Shared = typename Tile::Shared;
   static constexpr int kThreads = Tile::kThreads;
   static Grid grid(const Arguments& a) { return {a.inputs.tiles(), a.inputs.B * a.inputs.H, 1}; }
@@ -32,6 +32,11 @@ struct TransferKernel {
   }
 };
 
+// A small card does not hold the backward of maps with more columns, compact or not.
+template <typename S>
+using TransferForms =
+    Forms<TransferKernel<S, false>, TransferKernel<S, true>, S::kProjected <= kTile>;
+
 template <int kHeadDim, typename Backend>
 struct TransferLaunches {
   static void softmax(const SoftmaxArguments& a, Stream stream) {
@@ -39,11 +44,11 @@ struct TransferLaunches {
   }
   static bool transfer(KernelShape shape, const TransferArguments& a, Stream stream) {
     return for_shape<kHeadDim>(
-        shape, [&]<typename S>(S) { Backend::template run<TransferKernel<S>>(a, stream); });
+        shape, [&]<typename S>(S) { TransferForms<S>::template run<Backend>(a, stream); });
   }
-  static std::size_t shared_bytes(KernelShape shape) {
+  static std::size_t shared_bytes(KernelShape shape, std::size_t limit) {
     std::size_t bytes = 0;
-    for_shape<kHeadDim>(shape, [&]<typename S>(S) { bytes = sizeof(TransferShared<S>); });
+    for_shape<kHeadDim>(shape, [&]<typename S>(S) { bytes = TransferForms<S>::bytes(limit); });
     return bytes;
   }
   static constexpr TransferLaunchTable table() { return {&softmax, &transfer, &shared_bytes}; }

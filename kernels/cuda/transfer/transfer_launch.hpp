@@ -13,14 +13,15 @@ void launch_softmax(int head_dim, const SoftmaxArguments& arguments, Stream stre
 // The shapes of has_kernel.
 void launch_transfer(KernelShape shape, const TransferArguments& arguments, Stream stream);
 
-// Shared memory of launch_transfer's threadblock; 0 for a shape that is not compiled.
+// Shared memory of launch_transfer's threadblock on the current device; 0 for a shape that is not
+// compiled.
 [[nodiscard]] std::size_t transfer_shared_bytes(KernelShape shape);
 
 // One head_dim's kernels; false: none of this shape.
 struct TransferLaunchTable {
   void (*softmax)(const SoftmaxArguments&, Stream);
   bool (*transfer)(KernelShape, const TransferArguments&, Stream);
-  std::size_t (*shared_bytes)(KernelShape);
+  std::size_t (*shared_bytes)(KernelShape, std::size_t limit);  // on a device that has `limit`
 };
 extern const TransferLaunchTable kTransferLaunches64, kTransferLaunches128;
 

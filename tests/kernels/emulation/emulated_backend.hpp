@@ -18,6 +18,9 @@ struct EmulatedBackend {
     if (grid.y > kMostRows || grid.z > kMostRows) {
       emulation::fail("a grid that CUDA does not launch");
     }
+    if (sizeof(typename Kernel::Shared) > device_limits().shared_bytes) {
+      emulation::fail("a threadblock that needs more shared memory than the device has");
+    }
     emulation::launch({grid.x, grid.y, grid.z},
                       Kernel::kThreads,
                       sizeof(typename Kernel::Shared),

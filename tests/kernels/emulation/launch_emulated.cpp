@@ -4,6 +4,7 @@
 #include "kernels/cuda/transfer/cross_entropy_kernels.cuh"
 #include "kernels/cuda/transfer/transfer_kernels.cuh"
 #include "tests/kernels/emulation/emulated_backend.hpp"
+#include "tests/kernels/emulation/emulated_device.hpp"
 
 namespace hedgerow::kernels::cuda {
 
@@ -20,8 +21,20 @@ void launch_prepare(const PrepareArguments& arguments, Stream stream) {
   EmulatedBackend::run<PrepareKernel>(arguments, stream);
 }
 
+namespace emulation {
+namespace {
+
+std::size_t shared_bytes = kSharedBytes;
+
+}  // namespace
+
+SharedBytesLimit::SharedBytesLimit(std::size_t bytes) { shared_bytes = bytes; }
+SharedBytesLimit::~SharedBytesLimit() { shared_bytes = kSharedBytes; }
+
+}  // namespace emulation
+
 // A small card: few enough multiprocessors that short problems are walked in segments too.
-DeviceLimits device_limits() { return {8, std::size_t{227} << 10}; }
+DeviceLimits device_limits() { return {8, emulation::shared_bytes}; }
 
 Stream current_stream(c10::Device /*device*/) { return nullptr; }
 

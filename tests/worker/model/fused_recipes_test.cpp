@@ -6,6 +6,7 @@
 #include <filesystem>
 
 #include "storage/recipe/recipe.hpp"
+#include "tests/kernels/emulation/emulated_device.hpp"
 #include "worker/model/attention_options.hpp"
 #include "worker/model/attention_path.hpp"
 
@@ -51,7 +52,7 @@ void expect_fused(const storage::AttentionSpec& spec,
   }
 }
 
-TEST(FusedRecipes, WhatInitWritesIsFusedAtTheHeadsOfSmolLM2AndOfLlama) {
+void expect_init_fused() {
   for (const auto& config :
        {heads_of(9, 3, 64), heads_of(32, 8, 128), heads_of(64, 8, 128), heads_of(128, 8, 128)}) {
     for (const int features : {128, config.head_dim}) {  // init's; of --like published
@@ -65,6 +66,14 @@ TEST(FusedRecipes, WhatInitWritesIsFusedAtTheHeadsOfSmolLM2AndOfLlama) {
       expect_fused(spec, config, 1.0, "sliding, F = " + std::to_string(features));
     }
   }
+}
+
+TEST(FusedRecipes, WhatInitWritesIsFusedAtTheHeadsOfSmolLM2AndOfLlama) { expect_init_fused(); }
+
+// Compute capability 8.6 and 8.9.
+TEST(FusedRecipes, WhatInitWritesIsFusedOnCardsWith99KiBOfSharedMemory) {
+  const kernels::cuda::emulation::SharedBytesLimit limit(std::size_t{99} << 10);
+  expect_init_fused();
 }
 
 TEST(FusedRecipes, TheShippedRecipesAreFused) {
