@@ -31,7 +31,8 @@ def demangle(names: list[str]) -> list[str]:
 
 def short(name: str) -> tuple[str, int]:
     """A kernel's name as kernels/README.md writes it, and its features (0: not a shape's)."""
-    kernel = re.search(r"cuda::(\w+Kernel)(?:<.*?Shape<(\d+), (\d+), (true|false)>(?:, (true|false|\([\w:]+\)\d))?)?", name)
+    kernel = re.search(r"cuda::(\w+Kernel)(?:<.*?Shape<(\d+), (\d+), (true|false)>"
+                       r"(?:, (true|false|\([\w:]+\)\d)(?:, (true|false))?)?)?", name)
     if not kernel:
         return name, 0
     if numbers := re.search(r"cuda::(\w+Kernel<\d+(?:, (?:\d+|true|false))*>)", name):

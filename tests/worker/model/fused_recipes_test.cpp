@@ -76,7 +76,7 @@ TEST(FusedRecipes, WhatInitWritesIsFusedOnCardsWith99KiBOfSharedMemory) {
   expect_init_fused();
 }
 
-TEST(FusedRecipes, TheShippedRecipesAreFused) {
+void expect_recipes_fused() {
   const std::filesystem::path recipes =
       std::filesystem::path(HEDGEROW_SOURCE_DIR) / "deploy" / "recipes";
   int count = 0;
@@ -91,6 +91,13 @@ TEST(FusedRecipes, TheShippedRecipesAreFused) {
     ++count;
   }
   EXPECT_GE(count, 5);
+}
+
+TEST(FusedRecipes, TheShippedRecipesAreFused) { expect_recipes_fused(); }
+
+TEST(FusedRecipes, TheShippedRecipesAreFusedOnCardsWith99KiBOfSharedMemory) {
+  const kernels::cuda::emulation::SharedBytesLimit limit(std::size_t{99} << 10);
+  expect_recipes_fused();
 }
 
 TEST(FusedRecipes, AHeadDimWithoutKernelsIsNamed) {
