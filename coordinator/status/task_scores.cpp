@@ -16,7 +16,8 @@ json read_task_scores(const storage::RunLayout& layout) {
   if (!scores.is_object() || !scores.contains("tasks") || !scores["tasks"].is_object()) {
     throw storage::Error(
         storage::ErrorKind::kCorrupt,
-        path.string() + ": not what 'hedgerow evaluate --tasks' writes; delete it and evaluate again");
+        path.string() +
+            ": not what 'hedgerow evaluate --tasks' writes; delete it and evaluate again");
   }
   return scores;
 }

@@ -142,8 +142,7 @@ storage::ExitCode answer_command(const AnswerArguments& given) {
   const auto model = storage::ModelDirectory::open(given.model);
   std::optional<Student> student;
   if (!given.student.empty())
-    student =
-        storage::read_given([&] { return load_student(given.student, model, device); });
+    student = storage::read_given([&] { return load_student(given.student, model, device); });
   std::optional<LoraAdapter> adapter;
   if (!given.window.empty()) {
     student = control_student(given, model, student, device);
@@ -170,8 +169,7 @@ storage::ExitCode answer_command(const AnswerArguments& given) {
       model, std::move(student), adapter ? &*adapter : nullptr, device, compute_dtype);
   adapter.reset();
   print_line(first);
-  for (std::string line; std::getline(std::cin, line);)
-    print_line(answer_to(generator, line));
+  for (std::string line; std::getline(std::cin, line);) print_line(answer_to(generator, line));
   return storage::ExitCode::kOk;
 }
 

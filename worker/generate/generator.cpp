@@ -325,8 +325,8 @@ void Generator::score_pass(std::span<const ScoredText> texts,
         const auto own = [&](const at::Tensor& x) {
           return x.narrow(2, begin, length).contiguous();
         };
-        outputs.push_back(student_attention(
-            {own(heads.q), own(heads.k), own(heads.v)}, parameters(i), options));
+        outputs.push_back(
+            student_attention({own(heads.q), own(heads.k), own(heads.v)}, parameters(i), options));
         begin += length;
       }
       return outputs.size() == 1 ? outputs.front() : at::cat(outputs, 2);

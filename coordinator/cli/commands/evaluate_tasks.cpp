@@ -26,16 +26,16 @@ bool is_export(const fs::path& directory) {
   const fs::path path = directory / "config.json";
   if (!fs::exists(path)) return false;
   const json config = json::parse(storage::read_text(path), nullptr, /*allow_exceptions=*/false);
-  return config.is_object() && config.contains("auto_map") && fs::exists(directory / "modeling_hedgerow.py");
+  return config.is_object() && config.contains("auto_map") &&
+         fs::exists(directory / "modeling_hedgerow.py");
 }
 
 json subjects_of(const ModelChoice& choice, const std::string& device) {
   json subjects = json::array();
-  const auto add = [&](const char* name,
-                       const ModelChoice& own,
-                       const std::vector<std::string>& more = {}) {
-    subjects.push_back(worker_subject(name, own, device, more));
-  };
+  const auto add =
+      [&](const char* name, const ModelChoice& own, const std::vector<std::string>& more = {}) {
+        subjects.push_back(worker_subject(name, own, device, more));
+      };
   add("teacher", choice.teacher());
   if (choice.student.empty()) return subjects;
   ModelChoice untrained = choice.without_lora();
@@ -54,7 +54,8 @@ json chosen_subjects(json all, const std::vector<std::string>& wanted) {
     const auto found =
         std::ranges::find_if(all, [&](const json& one) { return one.at("name") == name; });
     std::string known;
-    for (const json& one : all) known += (known.empty() ? "" : ", ") + one.at("name").get<std::string>();
+    for (const json& one : all)
+      known += (known.empty() ? "" : ", ") + one.at("name").get<std::string>();
     require(found != all.end(), "--subjects " + name + ": not there; it has " + known);
     chosen.push_back(*found);
   }
@@ -70,22 +71,25 @@ void add_task_options(CLI::App& app, TaskOptions& options) {
                  "phone_book, long_generation, lm-eval's by name or as a YAML file")
       ->type_name("NAMES")
       ->delimiter(',');
-  app.add_option("--subjects",
-                 options.subjects,
-                 "with --tasks: of teacher, control, equal_window, transfer and lora; all that there "
-                 "are unless told")
+  app.add_option(
+         "--subjects",
+         options.subjects,
+         "with --tasks: of teacher, control, equal_window, transfer and lora; all that there "
+         "are unless told")
       ->type_name("NAMES")
       ->delimiter(',');
-  app.add_option("--limit",
-                 options.limit,
-                 "with --tasks: at most so many questions of a task; of a generated one 20 unless told")
+  app.add_option(
+         "--limit",
+         options.limit,
+         "with --tasks: at most so many questions of a task; of a generated one 20 unless told")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 20).description(""));
   app.add_option("--shots", options.shots, "with --tasks: examples before each question")
       ->type_name("N")
       ->check(CLI::Range(0, 100).description(""));
   app.add_flag("--chat", options.chat, "with --tasks: in the model's chat template");
-  app.add_option("--data", options.data, "with --tasks: folder of the tasks' own files; no hub is asked")
+  app.add_option(
+         "--data", options.data, "with --tasks: folder of the tasks' own files; no hub is asked")
       ->type_name("DIR");
   app.add_option("--lengths",
                  options.lengths,
@@ -93,7 +97,8 @@ void add_task_options(CLI::App& app, TaskOptions& options) {
       ->type_name("N,N")
       ->delimiter(',')
       ->check(CLI::Range(64, 1 << 20).description(""));
-  app.add_option("--new-tokens", options.new_tokens, "with --tasks long_generation: 2048 unless told")
+  app.add_option(
+         "--new-tokens", options.new_tokens, "with --tasks long_generation: 2048 unless told")
       ->type_name("N")
       ->check(CLI::Range(8, 1 << 20).description(""));
   app.add_option("--task-seed", options.seed, "with --tasks: of generated questions and examples")
@@ -131,12 +136,13 @@ ExitCode evaluate_tasks(ModelOptions& model,
   const InterruptScope interrupts;
   terminal.status("evaluating tasks ...");
   json found;
-  if (!run_python(terminal,
-                  "evaluating",
-                  "tasks/run_tasks.py",
-                  {},
-                  [&](const json& object) { found = object; },
-                  job.dump()))
+  if (!run_python(
+          terminal,
+          "evaluating",
+          "tasks/run_tasks.py",
+          {},
+          [&](const json& object) { found = object; },
+          job.dump()))
     return ExitCode::kInterrupted;
   if (!found.contains("tasks")) throw Error(ErrorKind::kInternal, "run_tasks.py gave no result");
   for (const std::string& line : task_score_lines(found, terminal.answer_width()))

@@ -212,7 +212,8 @@ ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   if (is_interrupted()) return ExitCode::kInterrupted;
   // A batch's model is loaded anew: rows of another batch share nothing.
   Generated generated;
-  const std::size_t batch = options.batch > 0 ? static_cast<std::size_t>(options.batch) : prompts.size();
+  const std::size_t batch =
+      options.batch > 0 ? static_cast<std::size_t>(options.batch) : prompts.size();
   for (std::size_t begin = 0; begin < prompts.size() && !is_interrupted(); begin += batch) {
     const auto end = std::min(begin + batch, prompts.size());
     json part = json::array();
@@ -256,9 +257,7 @@ RunCommand declare_generate(CLI::App& app) {
                  options->prompts_file,
                  "a file with a prompt a line, or a JSON object with \"prompt\"")
       ->type_name("FILE");
-  app.add_option("--batch",
-                 options->batch,
-                 "prompts that step together; all of them unless told")
+  app.add_option("--batch", options->batch, "prompts that step together; all of them unless told")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 16).description(""));
   add_model_options(app, options->model);

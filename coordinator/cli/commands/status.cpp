@@ -5,8 +5,8 @@
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/terminal/control.hpp"
-#include "coordinator/cli/terminal/task_scores.hpp"
 #include "coordinator/cli/terminal/screen.hpp"
+#include "coordinator/cli/terminal/task_scores.hpp"
 #include "storage/history/history_file.hpp"
 
 namespace hedgerow::coordinator::cli {

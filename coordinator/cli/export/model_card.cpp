@@ -138,7 +138,8 @@ std::string tasks_text(const json& scores) {
   if (table.empty()) return "";
   return "## Tasks\n\nBy EleutherAI's lm-eval " + scores.value("lm_eval", "") +
          ", each with its standard error. Control: the teacher with the student's window and "
-         "sinks, untrained; equal bytes: the same with a window that takes the student's bytes.\n\n" +
+         "sinks, untrained; equal bytes: the same with a window that takes the student's "
+         "bytes.\n\n" +
          table + "\n";
 }
 

@@ -87,19 +87,20 @@ std::vector<std::string> task_score_lines(const json& scores, int width) {
 std::string task_score_markdown(const json& scores) {
   const std::vector<std::string> subjects = subjects_of(scores);
   if (subjects.empty()) return "";
-  std::string head = "| task | metric | questions | shots |", rule = "| --- | --- | --- | --- |", rows;
+  std::string head = "| task | metric | questions | shots |", rule = "| --- | --- | --- | --- |",
+              rows;
   for (const std::string& subject : subjects) {
     head += " " + label_of(subject) + " |";
     rule += " --- |";
   }
   for (const auto& [name, task] : member(scores, "tasks").items()) {
     for (const std::string& metric : metrics_of(task)) {
-      rows += "| " + name + " | " + metric + " | " + std::to_string(task.value("samples", 0)) + " | " +
-              member(task, "shots").dump() + " |";
+      rows += "| " + name + " | " + metric + " | " + std::to_string(task.value("samples", 0)) +
+              " | " + member(task, "shots").dump() + " |";
       for (const std::string& subject : subjects) {
         rows += " " +
-                score_text(member(member(member(member(task, "subjects"), subject), "metrics"),
-                                  metric)) +
+                score_text(
+                    member(member(member(member(task, "subjects"), subject), "metrics"), metric)) +
                 " |";
       }
       rows += "\n";

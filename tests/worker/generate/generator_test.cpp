@@ -74,8 +74,7 @@ void expect_scores_of_full_forward(const TinyStudent& tiny, bool with_student) {
   const auto scores = generator.score(texts);
   ASSERT_EQ(scores.size(), texts.size());
   for (std::size_t i = 0; i < texts.size(); ++i) {
-    const at::Tensor expected =
-        at::log_softmax(full_forward(tiny, with_student, texts[i].ids), -1);
+    const at::Tensor expected = at::log_softmax(full_forward(tiny, with_student, texts[i].ids), -1);
     ASSERT_EQ(scores[i].size(), texts[i].ids.size() - static_cast<std::size_t>(texts[i].first));
     for (std::size_t t = 0; t < scores[i].size(); ++t) {
       const auto place = texts[i].first + static_cast<std::int64_t>(t);

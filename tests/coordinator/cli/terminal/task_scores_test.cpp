@@ -18,10 +18,11 @@ nlohmann::json task(const std::string& metric, double student, double window) {
   const auto figures = [&](double value) -> nlohmann::json {
     return {{"metrics", {{metric, {{"value", value}, {"stderr", 0.05}}}}}};
   };
-  return {{"samples", 20},
-          {"shots", 0},
-          {"subjects",
-           {{"teacher", figures(0.9)}, {"equal_window", figures(window)}, {"lora", figures(student)}}}};
+  return {
+      {"samples", 20},
+      {"shots", 0},
+      {"subjects",
+       {{"teacher", figures(0.9)}, {"equal_window", figures(window)}, {"lora", figures(student)}}}};
 }
 
 nlohmann::json scores() {
@@ -54,8 +55,7 @@ TEST(TaskScores, ARunKeepsTheTasksOfEarlierCalls) {
   const storage::RunLayout layout(directory.path());
   EXPECT_TRUE(read_task_scores(layout).empty());
   record_task_scores(layout, scores());
-  record_task_scores(layout,
-                     {{"lm_eval", "0.4.13"}, {"tasks", {{"piqa", task("acc", 0.8, 0.6)}}}});
+  record_task_scores(layout, {{"lm_eval", "0.4.13"}, {"tasks", {{"piqa", task("acc", 0.8, 0.6)}}}});
   const nlohmann::json kept = read_task_scores(layout);
   EXPECT_EQ(kept["tasks"].size(), 3U);
   EXPECT_EQ(kept["tasks"]["piqa"]["subjects"]["lora"]["metrics"]["acc"]["value"], 0.8);
