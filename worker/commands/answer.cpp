@@ -3,13 +3,11 @@
 #include <ATen/Parallel.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
 #include "storage/base/error.hpp"
-#include "storage/shape/state_bytes.hpp"
 #include "worker/commands/commands.hpp"
 #include "worker/commands/progress_lines.hpp"
 #include "worker/device/device.hpp"
@@ -33,17 +31,14 @@ struct AnswerArguments {
   int recall_cache = kOwnRecallCache;
 };
 
-// The untrained window of the subject's size, of its bytes, or of so many tokens.
-Student control_student(const AnswerArguments& given,
-                        const storage::ModelDirectory& model,
-                        const std::optional<Student>& student,
-                        const at::Device& device) {
+// The untrained window in the place of a student, or of the student of a recipe.
+Student untrained_window(const AnswerArguments& given,
+                         const storage::ModelDirectory& model,
+                         const std::optional<Student>& student,
+                         const at::Device& device) {
   std::optional<Control> control;
   if (student) {
-    control = Control{student->attention};
-    for (std::size_t layer = 0; layer < student->layers.size(); ++layer) {
-      if (!student->layers[layer]) control->softmax_layers.insert(static_cast<int>(layer));
-    }
+    control = control_of(*student);
   } else if (!given.recipe.empty()) {
     control = control_of(storage::Recipe::load(given.recipe));
   }
@@ -53,23 +48,7 @@ Student control_student(const AnswerArguments& given,
                     " is the untrained window of a student; give --student, or the --recipe of one "
                     "with a window");
   }
-  storage::AttentionSpec attention = control->attention;
-  if (given.window == "equal") {
-    attention.window_size = storage::equal_window(attention, model.config());
-  } else if (given.window != "own") {
-    attention.window_size = std::stoi(given.window);
-  }
-  return untrained_student(attention, control->softmax_layers, model.config(), device);
-}
-
-// Of a sequence, in all linear layers; an untrained window has no sums.
-std::int64_t state_bytes_of(const Student& student,
-                            const storage::ModelConfig& model,
-                            bool is_untrained) {
-  const storage::LayerState layer = storage::layer_state(student.attention, model);
-  const auto linear =
-      std::ranges::count_if(student.layers, [](const auto& maps) { return maps.has_value(); });
-  return linear * (is_untrained ? layer.sinks + layer.ring : layer.total());
+  return control_student(*control, given.window, model.config(), device);
 }
 
 // What rows came to, and when the first of them got each token.
@@ -145,7 +124,7 @@ storage::ExitCode answer_command(const AnswerArguments& given) {
     student = storage::read_given([&] { return load_student(given.student, model, device); });
   std::optional<LoraAdapter> adapter;
   if (!given.window.empty()) {
-    student = control_student(given, model, student, device);
+    student = untrained_window(given, model, student, device);
   } else {
     if (!given.adapter.empty())
       adapter = storage::read_given([&] { return load_adapter(given.adapter, model.config()); });
@@ -160,7 +139,7 @@ storage::ExitCode answer_command(const AnswerArguments& given) {
   if (student) {
     path.parameters = first_parameters(student->layers);
     path.options = student->options;
-    first["state_bytes"] = state_bytes_of(*student, model.config(), !given.window.empty());
+    first["state_bytes"] = state_bytes(*student, model.config(), !given.window.empty());
     first["window_size"] = student->attention.window_size;
     first["num_sinks"] = student->attention.num_sinks;
   }
@@ -190,12 +169,11 @@ void register_answer(CLI::App& app, Action& action) {
   command->add_option("--adapter", options->adapter, "PEFT LoRA directory");
   command->add_option("--recall-cache", options->recall_cache, kRecallCacheHelp);
   command->add_option("--recipe", options->recipe, "With --window: of a student that is not there");
-  command
-      ->add_option("--window",
-                   options->window,
-                   "In place of the student: its window and sinks, untrained (own), the untrained "
-                   "window of its bytes (equal), or one of so many tokens")
-      ->check(CLI::IsMember({"own", "equal"}) | CLI::Range(1, 1 << 20));
+  command->add_option(
+      "--window",
+      options->window,
+      "In place of the student: its window and sinks, untrained (own), the untrained "
+      "window of its bytes (equal), or one of so many tokens");
   command->add_option("--device", options->device, "auto, cpu or cuda")->capture_default_str();
   command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32")
       ->capture_default_str();

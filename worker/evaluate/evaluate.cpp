@@ -30,14 +30,7 @@ using Streams = std::array<std::vector<at::Tensor>, kNumColumns>;  // by column,
 constexpr std::size_t at_column(Column column) { return static_cast<std::size_t>(column); }
 
 std::optional<Control> control_for(const EvaluateOptions& options) {
-  if (options.student == nullptr) return options.control;
-  const Student& student = *options.student;
-  if (student.options.layout == kernels::WindowLayout::kNone) return std::nullopt;
-  Control control{student.attention};
-  for (std::size_t layer = 0; layer < student.layers.size(); ++layer) {
-    if (!student.layers[layer]) control.softmax_layers.insert(static_cast<int>(layer));
-  }
-  return control;
+  return options.student == nullptr ? options.control : control_of(*options.student);
 }
 
 EvaluationShape shape_for(const storage::ModelDirectory& model, const EvaluateOptions& options) {

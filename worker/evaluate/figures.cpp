@@ -1,6 +1,11 @@
 #include "worker/evaluate/figures.hpp"
 
+#include <algorithm>
+#include <charconv>
 #include <cmath>
+
+#include "storage/base/error.hpp"
+#include "storage/shape/state_bytes.hpp"
 
 namespace hedgerow::worker {
 namespace {
@@ -36,6 +41,43 @@ std::optional<Control> control_of(const storage::Recipe& recipe) {
   if (recipe.attention.window == storage::WindowLayout::kNone) return std::nullopt;
   const auto& kept = recipe.transfer.softmax_layers;
   return Control{recipe.attention, {kept.begin(), kept.end()}};
+}
+
+std::optional<Control> control_of(const Student& student) {
+  if (student.options.layout == kernels::WindowLayout::kNone) return std::nullopt;
+  Control control{student.attention};
+  for (std::size_t layer = 0; layer < student.layers.size(); ++layer) {
+    if (!student.layers[layer]) control.softmax_layers.insert(static_cast<int>(layer));
+  }
+  return control;
+}
+
+Student control_student(const Control& control,
+                        const std::string& window,
+                        const storage::ModelConfig& model,
+                        const at::Device& device) {
+  storage::AttentionSpec attention = control.attention;
+  if (window == "equal") {
+    attention.window_size = storage::equal_window(attention, model);
+  } else if (window != "own") {
+    const char* const end = window.data() + window.size();
+    const auto [rest, error] = std::from_chars(window.data(), end, attention.window_size);
+    if (error != std::errc() || rest != end) {
+      throw storage::Error(storage::ErrorKind::kUsage,
+                           "expected own, equal or a number of tokens as a window, found '" +
+                               window.substr(0, 40) + "'");
+    }
+  }
+  return untrained_student(attention, control.softmax_layers, model, device);
+}
+
+std::int64_t state_bytes(const Student& student,
+                         const storage::ModelConfig& model,
+                         bool is_untrained) {
+  const storage::LayerState layer = storage::layer_state(student.attention, model);
+  const auto linear =
+      std::ranges::count_if(student.layers, [](const auto& maps) { return maps.has_value(); });
+  return linear * (is_untrained ? layer.sinks + layer.ring : layer.total());
 }
 
 nlohmann::json to_json(const Evaluation& evaluation, const std::string& subject) {

@@ -12,7 +12,9 @@
 
 #include "storage/history/columns.hpp"
 #include "storage/model/attention_spec.hpp"
+#include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
+#include "worker/model/student.hpp"
 
 namespace hedgerow::worker {
 
@@ -23,6 +25,19 @@ struct Control {
 };
 // The control of a recipe's student; nullopt: it has no window.
 [[nodiscard]] std::optional<Control> control_of(const storage::Recipe& recipe);
+[[nodiscard]] std::optional<Control> control_of(const Student& student);
+
+// The control as a student that generates (untrained_student), its window of the student's size
+// ("own"), of the student's bytes ("equal") or of so many tokens. Throws kUsage for another word.
+[[nodiscard]] Student control_student(const Control& control,
+                                      const std::string& window,
+                                      const storage::ModelConfig& model,
+                                      const at::Device& device);
+// Bytes that a sequence keeps in all linear layers, as storage/shape/state_bytes.hpp counts them;
+// an untrained window has no sums.
+[[nodiscard]] std::int64_t state_bytes(const Student& student,
+                                       const storage::ModelConfig& model,
+                                       bool is_untrained);
 
 struct LayerError {
   int layer = 0;

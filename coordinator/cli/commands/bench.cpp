@@ -5,10 +5,10 @@
 #include <memory>
 
 #include "coordinator/bench/kernel_sweep.hpp"
-#include "coordinator/cli/commands/bench_generate.hpp"
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/tasks/bench_generate.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
 

@@ -3,10 +3,10 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
-#include "coordinator/cli/commands/evaluate_tasks.hpp"
 #include "coordinator/cli/export/model_choice.hpp"
 #include "coordinator/cli/programs/child.hpp"
 #include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/tasks/evaluate_tasks.hpp"
 #include "coordinator/cli/terminal/control.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"

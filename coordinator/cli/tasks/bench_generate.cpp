@@ -1,4 +1,4 @@
-#include "coordinator/cli/commands/bench_generate.hpp"
+#include "coordinator/cli/tasks/bench_generate.hpp"
 
 #include <CLI/CLI.hpp>
 

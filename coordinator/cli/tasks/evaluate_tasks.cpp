@@ -1,4 +1,4 @@
-#include "coordinator/cli/commands/evaluate_tasks.hpp"
+#include "coordinator/cli/tasks/evaluate_tasks.hpp"
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
