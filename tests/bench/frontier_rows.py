@@ -19,7 +19,7 @@ from typing import Any, Iterator
 from bench_common import REPOSITORY, Context, Row, Skip, require_packages
 from recall_rows import call, sequences_of, text_of
 
-sys.path.append(str(REPOSITORY / "deploy" / "huggingface" / "tasks"))
+sys.path += [str(REPOSITORY / "deploy" / "huggingface"), str(REPOSITORY / "deploy" / "huggingface" / "tasks")]
 
 WINDOWS = (64, 96, 128, 162, 256, 512)
 CACHES = (0, 32, 64, 128)
