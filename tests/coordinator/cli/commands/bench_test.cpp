@@ -98,7 +98,7 @@ TEST(BenchCommand, WrongOptionsAreAnsweredBeforeAnythingRuns) {
     EXPECT_THAT(answer.err, HasSubstr(text));
   }
   EXPECT_THAT(run_line({"bench"}).err, HasSubstr("what is required"));
-  EXPECT_THAT(run_line({"bench", "kernel"}).err, HasSubstr("what: kernel not in {kernels}"));
+  EXPECT_THAT(run_line({"bench", "kernel"}).err, HasSubstr("what: kernel not in {kernels,generate}"));
 }
 
 // A worker that says these lines, each a JSON object, and then does `at_the_end`.
