@@ -97,10 +97,7 @@ class LmEval(unittest.TestCase):
             self.assertEqual(found, expected)
         self.assertEqual(tokenizer.encode("a b"), ours.tok_encode("a b"))
 
-    def test_the_control_of_equal_size_is_the_student_with_its_linear_branch_off(self) -> None:
-        ended = self.job.command("evaluate", "--run", self.run_directory, "--subject", "transfer", "--json", "--device", "cpu")
-        columns = json.loads(ended.out)["columns"]
-        self.assertAlmostEqual(columns["linear_off"]["loss"], columns["control"]["loss"], delta=1e-6)
+    def test_the_control_sees_a_window_of_a_long_text_and_all_of_a_short_one(self) -> None:
         words = ["Once upon a time there was a key. " * 12]
         control, teacher = self.ours("control"), self.ours("teacher")
         scores = [model.loglikelihood_rolling(self.instances("loglikelihood_rolling", [tuple(words)]))[0]

@@ -128,6 +128,7 @@ def evaluate(model: Any, configs: list[Any], manager: Any, job: dict) -> dict:
 
 def entry_of(name: str, found: dict, job: dict) -> dict:
     """What every subject's result of a task has in common: it is recorded once."""
+    import recall
     samples = [sample for task in found["samples"].values() for sample in task]
     versions = sorted({str(version) for version in found["versions"].values()})
     shots = sorted({config.get("num_fewshot") or 0 for config in found["configs"].values()})
@@ -135,12 +136,12 @@ def entry_of(name: str, found: dict, job: dict) -> dict:
              "seed": job["seed"], "text_hash": text_hash(samples), "subjects": {}}
     if job["chat"]:
         entry["chat_template"] = hashlib.sha256((found.get("chat_template") or "").encode()).hexdigest()[:16]
-    if name in ("passkey", "kv_recall", "multi_query_recall", "phone_book"):
+    if name in recall.MAKERS:
         entry["lengths"] = job["lengths"]
     return entry
 
 
-def subject_result(name: str, found: dict) -> dict:
+def subject_result(found: dict) -> dict:
     results = found["results"]
     own = [results[task] for task in found["samples"]]
     if len(own) == 1:
@@ -218,7 +219,7 @@ def main() -> int:
             for index, (name, configs) in enumerate(tasks.items()):
                 say({"event": "progress", "phase": f"tasks: {subject['name']}", "progress": index / len(tasks), "note": name})
                 found = evaluate(model, configs, manager, job)
-                entries.setdefault(name, entry_of(name, found, job))["subjects"][subject["name"]] = subject_result(name, found)
+                entries.setdefault(name, entry_of(name, found, job))["subjects"][subject["name"]] = subject_result(found)
             if "long_generation" in job["tasks"] and isinstance(model, Hedgerow):
                 models[subject["name"]] = model  # the teacher judges what the others write
             elif isinstance(model, Hedgerow):
