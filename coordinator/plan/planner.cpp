@@ -19,7 +19,7 @@ using storage::ModelConfig;
 using storage::Recipe;
 
 std::vector<BlockPlan> make_blocks(const Recipe& recipe, int num_layers) {
-  const std::vector<int>& softmax = recipe.transfer.softmax_layers;
+  const std::vector<int>& softmax = recipe.transfer.softmax_layers.layers;
   const auto stays = [&softmax](int layer) {
     return std::find(softmax.begin(), softmax.end(), layer) != softmax.end();
   };
@@ -53,11 +53,23 @@ int boundaries_at_end(const KeepBoundaries& keep, int last, int num_blocks) {
 }
 
 // Layers are listed once and in growing order (Recipe::validate).
-void require_linear_layer(const Recipe& recipe, const ModelConfig& model) {
-  if (static_cast<int>(recipe.transfer.softmax_layers.size()) < model.num_hidden_layers) return;
-  throw Error(ErrorKind::kUsage,
-              "transfer.softmax_layers names all " + std::to_string(model.num_hidden_layers) +
-                  " layers of the model, so there is nothing to linearize; leave at least one out");
+void require_something_to_train(const Recipe& recipe, const ModelConfig& model) {
+  if (static_cast<int>(recipe.transfer.softmax_layers.layers.size()) < model.num_hidden_layers)
+    return;
+  const std::string names = "transfer.softmax_layers names all " +
+                            std::to_string(model.num_hidden_layers) + " layers of the model, ";
+  if (!recipe.finetune.enabled) {
+    throw Error(ErrorKind::kUsage,
+                names +
+                    "so there is nothing to train; leave at least one out, or set "
+                    "finetune.enabled = true to train LoRA alone");
+  }
+  if (recipe.finetune.learns_from_teacher()) {
+    throw Error(ErrorKind::kUsage,
+                names + "so what finetune.objective = \"" + recipe.finetune.objective +
+                    "\" trains is the teacher already; leave at least one out, or set "
+                    "finetune.objective = \"ce\" to train LoRA alone");
+  }
 }
 
 void check_data(const Recipe& recipe, const ModelConfig& model, const PlanTokens& tokens) {
@@ -80,7 +92,7 @@ void check_data(const Recipe& recipe, const ModelConfig& model, const PlanTokens
     throw Error(ErrorKind::kUsage,
                 "data.transfer has no sequences; name a source in [[data.transfer.sources]]");
   }
-  for (const int layer : recipe.transfer.softmax_layers) {
+  for (const int layer : recipe.transfer.softmax_layers.layers) {
     if (layer < 0 || layer >= model.num_hidden_layers) {
       throw Error(ErrorKind::kUsage,
                   "transfer.softmax_layers names layer " + std::to_string(layer) +
@@ -88,7 +100,7 @@ void check_data(const Recipe& recipe, const ModelConfig& model, const PlanTokens
                       std::to_string(model.num_hidden_layers - 1));
     }
   }
-  require_linear_layer(recipe, model);
+  require_something_to_train(recipe, model);
 }
 
 // The run directory's bytes at most, by stage, and at the end.
@@ -235,7 +247,7 @@ Plan make_plan(const Recipe& recipe,
                                 : shards_per_capture(plan, costs, recipe, tokens, limits);
   if (plan.finetunes && recipe.finetune.learns_from_teacher())
     plan_logits(recipe, model, tokens.finetune, plan);
-  const auto num_softmax = static_cast<int>(recipe.transfer.softmax_layers.size());
+  const auto num_softmax = static_cast<int>(recipe.transfer.softmax_layers.layers.size());
   plan.state_bytes = storage::state_bytes(recipe.attention, model, num_softmax, 0);
   plan.state_bytes_per_token =
       storage::state_bytes(recipe.attention, model, num_softmax, 1) - plan.state_bytes;

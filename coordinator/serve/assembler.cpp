@@ -29,7 +29,7 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 }
 
 bool stays_softmax(const storage::Recipe& recipe, int layer) {
-  const std::vector<int>& layers = recipe.transfer.softmax_layers;
+  const std::vector<int>& layers = recipe.transfer.softmax_layers.layers;
   return std::find(layers.begin(), layers.end(), layer) != layers.end();
 }
 
@@ -179,11 +179,12 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
                             {"fingerprint", input.teacher_fingerprint}};
   if (const auto hashes = teacher_weights(layout, geometry); !hashes.empty())
     teacher["weights"] = storage::weight_hashes_to_json(hashes);
-  const nlohmann::json description = {{"format", "student/1"},
-                                      {"teacher", teacher},
-                                      {"attention", input.recipe.attention},
-                                      {"softmax_layers", input.recipe.transfer.softmax_layers},
-                                      {"compute_dtype", input.recipe.plan.compute_dtype}};
+  const nlohmann::json description = {
+      {"format", "student/1"},
+      {"teacher", teacher},
+      {"attention", input.recipe.attention},
+      {"softmax_layers", input.recipe.transfer.softmax_layers.layers},
+      {"compute_dtype", input.recipe.plan.compute_dtype}};
   const fs::path json = layout.resolve(directory + "/hedgerow.json");
   storage::write_atomically(json, description.dump(2) + "\n");
   const fs::path provenance = layout.resolve(directory + "/provenance.json");

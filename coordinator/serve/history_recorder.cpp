@@ -30,7 +30,8 @@ float number_of(const nlohmann::json& json) {
 }
 
 // Every number of a line by its column, but for what says whose and when it is: "entropy": [1, 2]
-// as "entropy/0" and "entropy/1", "update_norms": {"q_proj": 1} as "update_norm/q_proj".
+// as "entropy/0" and "entropy/1", "update_norms": {"q_proj": 1} as "update_norm/q_proj";
+// "update_sums" alike.
 std::map<std::string, float> numbers_of_line(const nlohmann::json& json) {
   std::map<std::string, float> numbers;
   const auto add = [&](const std::string& name, const nlohmann::json& value) {
@@ -40,6 +41,7 @@ std::map<std::string, float> numbers_of_line(const nlohmann::json& json) {
     if (key == "step" || key == "layer" || key == "head") continue;
     constexpr std::string_view kValidation = "validation_";
     const std::string name = key == "update_norms"          ? "update_norm"
+                             : key == "update_sums"         ? "update_sum"
                              : key.starts_with(kValidation) ? key.substr(kValidation.size())
                                                             : key;
     if (value.is_structured()) {

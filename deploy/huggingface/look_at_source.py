@@ -17,9 +17,9 @@ from typing import Any, Callable
 
 from common import UsageError, model_directory, require_file, run_main
 from source_shape import Shape, recognize, refusal
-from sources import Source, documents
+from sources import GENERATED, Source, documents
 
-FORMATS = ("text", "jsonl", "alpaca", "records", "chat", "tokens")
+FORMATS = ("text", "jsonl", "alpaca", "records", "chat", "tokens", *GENERATED)
 LABEL_MASKS = ("all", "answer")
 WHOLE_BYTES = 32 << 20  # a smaller file is read to its end
 RECORDS = 256  # of a larger one

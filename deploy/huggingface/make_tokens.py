@@ -115,7 +115,8 @@ def tokenize(section: DataSection, tokenizer: ModelTokenizer) -> Sequences:
             print(json.dumps({"event": "warning", "text": text}), flush=True)
 
     def read(number: int, where: Range | None = None, **how: Any) -> Iterator[Document]:
-        return documents(section.sources[number], tokenizer.render_chat, functools.partial(progress.read, number), warn, where, **how)
+        return documents(section.sources[number], tokenizer.render_chat, functools.partial(progress.read, number), warn, where,
+                         count_tokens=lambda text: len(tokenizer.encode(text)), **how)
 
     reads = [functools.partial(read, number) for number in range(len(section.sources))]
     ends = Ends(tokenizer.begin_of(section.add_bos), section.add_bos is True, end_token(section, tokenizer))
@@ -264,7 +265,7 @@ def main() -> int:
     is_tokenized = any(source.format == "tokens" for source in section.sources)
     sequences = reuse_tokens(section) if is_tokenized else tokenize(section, tokenizer)
     sequences.sources = [{"path": str(s.path), "format": s.format, "template": s.template, "label_mask": s.label_mask,
-                          "weight": s.weight, "bytes": s.path.stat().st_size, "hash": file_hash(s.path)}
+                          "weight": s.weight, **({"shots": s.shots} if s.shots > 1 else {}), "bytes": s.path.stat().st_size, "hash": file_hash(s.path)}
                          for s in section.sources]
     digest = write_tokens(options.out, sequences, tokenizer)
     total, seq_len = sequences.input_ids.shape

@@ -9,10 +9,12 @@ from __future__ import annotations
 import json
 import string
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, Callable, Iterable, Iterator
 
 from common import UsageError
+from generated_records import MAKERS, generated_records
 from reading import TURNS, OnBytes, Range, check_record, kind, read_lines, read_parts, read_records
 from source_shape import refuse_records_as_text
 from tables import names
@@ -20,6 +22,7 @@ from tables import names
 OnUnused = Callable[[str, str], None]  # (field, a sentence about it)
 Records = Iterator[tuple[str, dict]]  # (where, record)
 UNUSED_CHARACTERS = 20
+CHARACTERS_PER_TOKEN = 4  # where no tokenizer is at hand
 # Fields that change what a record says, however short they are.
 MEANT = ("system", "history", "tools", "documents", "chat_template_kwargs")
 # A plain text is tokenized in pieces of about this many characters (less than twice as many), cut at paragraphs.
@@ -58,6 +61,12 @@ class Source:
     template: str
     label_mask: str
     weight: float = 0.0  # 0: by the file's size
+    shots: int = 0  # records of one document; 0 and 1: one
+
+
+# Formats whose records are made here; the file says how many and how long (generated_records.py).
+GENERATED = tuple(MAKERS)
+BETWEEN_SHOTS = "\n\n"  # where a chat template ends no record itself
 
 
 def checked_text(where: str, name: str, text: str) -> str:
@@ -344,14 +353,41 @@ def _chat(source: Source, records: Records, unused: Unused, render_chat: Callabl
         yield Document((text,), tuple(answers) if source.label_mask == "answer" else None, own_end=True)
 
 
+def folded(records: Iterator[Document], shots: int) -> Iterator[Document]:
+    """Each `shots` records as one document, as the examples of a few-shot prompt (LoLCATs' table 20); the last has the rest."""
+    while group := list(islice(records, shots)):
+        pieces: list[str] = []
+        answers: list[tuple[int, int, int]] = []
+        for record in group:
+            if pieces and not record.own_end:
+                pieces[-1] += BETWEEN_SHOTS
+            answers += [(len(pieces) + piece, begin, end) for piece, begin, end in record.answers or ()]
+            pieces += record.pieces
+        yield replace(group[0], pieces=tuple(pieces), answers=None if group[0].answers is None else tuple(answers))
+
+
+def _generated(source: Source, count_tokens: Callable[[str], int]) -> Iterator[Document]:
+    for record in generated_records(source.path, source.format, count_tokens):
+        text, answer = record["prompt"], f" {record['answer']}\n"
+        yield Document((text, answer), ((1, 0, len(answer)),) if source.label_mask == "answer" else None)
+
+
 def documents(source: Source, render_chat: Callable[..., str], on_bytes: OnBytes = lambda done: None,
-              on_unused: OnUnused = lambda field, text: None, where: Range | None = None,
-              piece: int | None = None) -> Iterator[Document]:
+              on_unused: OnUnused = lambda field, text: None, where: Range | None = None, piece: int | None = None,
+              count_tokens: Callable[[str], int] = lambda text: len(text) // CHARACTERS_PER_TOKEN) -> Iterator[Document]:
     """The documents of one source in file order, read as they are asked for. UsageError names file and record.
 
     `where`: of these bytes alone. `piece`: a plain text comes in fragments of about so many characters, at most
-    TEXT_PIECE_CHARACTERS.
+    TEXT_PIECE_CHARACTERS. `count_tokens`: what the lengths of generated records are counted by.
     """
+    records = _documents(source, render_chat, on_bytes, on_unused, where, piece, count_tokens)
+    return folded(records, source.shots) if source.shots > 1 else records
+
+
+def _documents(source: Source, render_chat: Callable[..., str], on_bytes: OnBytes, on_unused: OnUnused, where: Range | None,
+               piece: int | None, count_tokens: Callable[[str], int]) -> Iterator[Document]:
+    if source.format in GENERATED:
+        return _generated(source, count_tokens)
     if source.format == "text":
         return _text(source, on_bytes, where, min(max(piece or TEXT_PIECE_CHARACTERS, 1 << 16), TEXT_PIECE_CHARACTERS))
     unused = Unused(source, on_unused)

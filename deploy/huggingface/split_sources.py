@@ -32,8 +32,9 @@ def size_of(source: Source) -> int:
 
 
 def can_seek(source: Source) -> bool:
-    """Whether the file's end can be read without its beginning: plain text, or JSON with an object a line."""
-    if size_of(source) < LEAST_SOUGHT_BYTES or first_bytes(source.path).startswith((GZIP, ZSTD, PARQUET)):
+    """Whether the file's end can be read without its beginning: plain text, or JSON with an object a line.
+    Not where records are folded: which begin a document is counted from the beginning."""
+    if source.shots > 1 or size_of(source) < LEAST_SOUGHT_BYTES or first_bytes(source.path).startswith((GZIP, ZSTD, PARQUET)):
         return False
     suffix = inner_suffix(source.path)
     if source.path.suffix.lower() in (".gz", ".zst") or suffix in (".csv", ".tsv", ".parquet"):

@@ -117,6 +117,12 @@ constexpr HistoryColumn kHistoryColumns[] = {
      .is_log = true,
      .index = "projection",
      .chart = "norm of a step's update"},
+    {.series = "finetune",
+     .name = "update_sum/",
+     .label = "norms of all steps' updates, added up",
+     .help = "Of a LoRA factor (q_proj/A) or of another trained part, over all layers.",
+     .index = "factor",
+     .chart = "norms of all updates, added up"},
 
     {.series = "finetune/validation",
      .name = "loss",

@@ -123,20 +123,23 @@ LogitsPlan make_logits_plan(const Recipe& recipe,
                             std::int64_t tokens_num_sequences,
                             std::int64_t hidden_size) {
   const std::int64_t per_step = recipe.finetune.sequences_per_step;
-  if (recipe.data_finetune == recipe.data_transfer) {
+  const std::int64_t budget = visited_sequences(recipe, DataStage::kFinetune);
+  const std::int64_t visited = std::min(budget, tokens_num_train / per_step * per_step);
+  // Where the last stage visits more of the text than was captured, it does not repeat that.
+  const bool are_captured = recipe.finetune.repeat_captured || visited <= capture.num_train;
+  if (recipe.data_finetune == recipe.data_transfer && visited > 0 && are_captured) {
     if (capture.num_train < per_step) {
       throw Error(ErrorKind::kUsage,
                   "finetune.sequences_per_step = " + std::to_string(per_step) +
                       ", but the transfer captures " + std::to_string(capture.num_train) +
-                      " training sequences, whose logits finetune learns from; raise "
-                      "transfer.max_steps, or give data.finetune a text of its own");
+                      " training sequences, which finetune.repeat_captured leaves it; raise "
+                      "transfer.max_steps, or set it to false");
     }
     return {true, capture};
   }
   LogitsPlan plan;
   CapturePlan& sequences = plan.sequences;
-  const std::int64_t budget = visited_sequences(recipe, DataStage::kFinetune);
-  sequences.num_train = std::min(budget, tokens_num_train / per_step * per_step);
+  sequences.num_train = visited;
   if (sequences.num_train == 0) {
     throw Error(ErrorKind::kUsage,
                 "tokens/finetune.h5 has " + std::to_string(tokens_num_train) +

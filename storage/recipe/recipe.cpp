@@ -1,6 +1,7 @@
 #include "storage/recipe/recipe.hpp"
 
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <charconv>
 #include <cmath>
@@ -64,6 +65,11 @@ void check_source(const std::string& name, const DataSource& source, RecipeProbl
   if (source.format == "text" && source.label_mask == "answer") {
     problems.add(name + ".label_mask", "= \"answer\": plain text has no answers; use \"all\"");
   }
+  if (source.shots > 1 && (source.format == "text" || source.format == "tokens")) {
+    problems.add(name + ".shots",
+                 equals(source.shots) + ": format \"" + source.format +
+                     "\" has no records to put together; leave it out");
+  }
 }
 
 void check_data(const std::string& section, const DataSection& data, RecipeProblems& problems) {
@@ -75,6 +81,13 @@ void check_data(const std::string& section, const DataSection& data, RecipeProbl
     check_source(sources + "[" + std::to_string(i) + "]", data.sources[i], problems);
   const auto weighted = std::ranges::count_if(
       data.sources, [](const DataSource& source) { return source.weight > 0; });
+  const auto generated = std::ranges::find_if(data.sources, &DataSource::is_generated);
+  if (generated != data.sources.end() && weighted == 0 && data.sources.size() > 1) {
+    problems.add(sources,
+                 "makes records of format \"" + generated->format +
+                     "\" beside other texts, by whose sizes nobody can say their share; give each "
+                     "one a weight");
+  }
   if (weighted > 0 && static_cast<std::size_t>(weighted) < data.sources.size()) {
     problems.add(sources,
                  "give " + std::to_string(weighted) + " of " + std::to_string(data.sources.size()) +
@@ -212,7 +225,7 @@ void check_transfer(const Recipe& recipe, RecipeProblems& problems) {
                      ": only positive_random that is not trained is drawn again; set "
                      "attention.train_feature_map = false, or leave it at 0");
   }
-  const std::vector<int>& layers = transfer.softmax_layers;
+  const std::vector<int>& layers = transfer.softmax_layers.layers;
   for (std::size_t i = 1; i < layers.size(); ++i) {
     if (layers[i] <= layers[i - 1])
       problems.add("transfer.softmax_layers", "must be in growing order, each layer once");
@@ -359,6 +372,12 @@ void check_workers(const WorkersSection& workers, RecipeProblems& problems) {
 }
 
 }  // namespace
+
+bool DataSource::is_generated() const {
+  constexpr std::array<std::string_view, 4> kGenerated = {
+      "passkey", "kv_recall", "multi_query_recall", "phone_book"};
+  return std::ranges::find(kGenerated, format) != kGenerated.end();
+}
 
 void RecipeProblems::add(const std::string& name, const std::string& text) {
   add_sentence(name, name + " " + text);

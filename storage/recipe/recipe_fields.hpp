@@ -47,13 +47,19 @@ void visit_source(Source& source, Visitor& visitor) {
   // With format "tokens" a tokens file (*.h5), which is used as it is.
   visitor.field("path", source.path, {""});
   visitor.field(
-      "format", source.format, {.comment = "", .choices = "text|jsonl|alpaca|records|chat|tokens"});
+      "format",
+      source.format,
+      {.comment = "",
+       .choices = "text|jsonl|alpaca|records|chat|tokens|passkey|kv_recall|multi_query_recall|"
+                  "phone_book"});
   // For jsonl alone, as "{question}\n{answer}"; kTextTemplate where a recipe says none.
   visitor.field("template", source.template_, {""});
   // Which positions count in the finetune loss.
   visitor.field("label_mask", source.label_mask, {.comment = "", .choices = "all|answer"});
   // Its share of the training tokens beside the other sources' weights; 0: by the file's size.
   visitor.field("weight", source.weight, {"", 0, 1e9});
+  // So many records make one document; 0 and 1: each is one.
+  visitor.field("shots", source.shots, {"", 0, 1000});
 }
 
 // The keys of one entry of `texts`.
@@ -210,7 +216,9 @@ void visit_transfer(Transfer& transfer, Visitor& visitor) {
   visitor.field("redraw_every",
                 transfer.redraw_every,
                 {"steps until positive_random is drawn again; 0: never", 0, 1e9});
-  visitor.field("softmax_layers", transfer.softmax_layers, {"layers kept as they are", 0, 1e6});
+  visitor.field("softmax_layers",
+                transfer.softmax_layers,
+                {"layers kept as they are; \"all\": LoRA alone is trained", 0, 1e6});
 }
 
 template <typename Finetune, typename Visitor>
@@ -227,6 +235,9 @@ void visit_finetune(Finetune& finetune, Visitor& visitor) {
       "top_k",
       finetune.top_k,
       {"kl, mixed: tokens of a position that are kept; 6 top_k + 4 bytes each", 1, 65536});
+  visitor.field("repeat_captured",
+                finetune.repeat_captured,
+                {"kl, mixed: of the transfer's text only what it captured, over and over"});
   visitor.field("rank", finetune.rank, {"LoRA r", 1, 4096});
   visitor.field("alpha", finetune.alpha, {"LoRA alpha: updates count alpha / r", 0, 1e6, true});
   visitor.field("target_modules",
@@ -416,6 +427,7 @@ inline constexpr std::string_view kRunHashLine = "# XXH3-128 of the lines below:
 [[nodiscard]] std::string toml_text(KeyMaps value);
 [[nodiscard]] std::string toml_text(AddBos value);
 [[nodiscard]] std::string toml_text(const std::vector<int>& values);
+[[nodiscard]] std::string toml_text(const SoftmaxLayers& value);
 [[nodiscard]] std::string toml_text(const std::vector<std::string>& values);
 [[nodiscard]] std::string toml_text(const DataSource& source);  // an inline table
 [[nodiscard]] std::string toml_text(const std::vector<DataSource>& sources);
@@ -463,6 +475,8 @@ void check_field(const std::string& name,
   } else if constexpr (std::is_same_v<T, std::vector<int>> ||
                        std::is_same_v<T, std::vector<std::string>>) {
     for (const auto& element : value) check_field(name, element, rules, problems);
+  } else if constexpr (std::is_same_v<T, SoftmaxLayers>) {
+    check_field(name, value.layers, rules, problems);
   }
 }
 

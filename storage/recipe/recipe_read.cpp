@@ -84,6 +84,12 @@ void complete_attention(const toml::table& root, AttentionSpec& attention) {
     attention.key_maps = is_resolved ? KeyMaps::kQueryHead : attention.default_key_maps();
 }
 
+// The same of [finetune]: earlier builds learned from what the transfer had captured, and no more.
+void complete_finetune(const toml::table& root, FinetuneSection& finetune) {
+  if (!root.at_path("finetune.repeat_captured"))
+    finetune.repeat_captured = root.contains("made_by");
+}
+
 }  // namespace
 
 Recipe Recipe::parse(const std::string& toml,
@@ -99,6 +105,7 @@ Recipe Recipe::parse(const std::string& toml,
   reader.report_unknown();
   problems.throw_if_any();
   complete_attention(root, recipe.attention);
+  complete_finetune(root, recipe.finetune);
   check_recipe(recipe, problems);
   problems.throw_if_any();
   return recipe;

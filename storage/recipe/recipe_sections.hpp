@@ -26,6 +26,10 @@ struct DataSource {
   std::string template_{};
   std::string label_mask = "all";
   double weight = 0;
+  int shots = 0;
+  // Whether its records are made (deploy/huggingface/generated_records.py), as the file at path
+  // says.
+  [[nodiscard]] bool is_generated() const;
   bool operator==(const DataSource&) const = default;
 };
 
@@ -73,6 +77,15 @@ struct PlanSection {
   }
 };
 
+// The layers that keep their softmax attention: in growing order, or "all", which resolving a
+// recipe turns into all that its model has. With all of them only the last stage's LoRA is trained:
+// the reference beside a student.
+struct SoftmaxLayers {
+  std::vector<int> layers{};
+  bool all = false;
+  bool operator==(const SoftmaxLayers&) const = default;
+};
+
 struct TransferSection {
   double learning_rate = 1e-2;
   int max_steps = 60;
@@ -93,7 +106,7 @@ struct TransferSection {
   int checkpoint_every = 10;
   int retries_with_new_seed = 0;
   int redraw_every = 0;
-  std::vector<int> softmax_layers{};
+  SoftmaxLayers softmax_layers{};
   bool operator==(const TransferSection&) const = default;
 };
 
@@ -103,6 +116,7 @@ struct FinetuneSection {
   double ce_weight = 1.0;
   double kl_weight = 1.0;
   int top_k = 256;
+  bool repeat_captured = false;
   int rank = 8;
   double alpha = 16.0;
   std::vector<std::string> target_modules = {"q_proj", "k_proj", "v_proj", "o_proj"};

@@ -150,6 +150,9 @@ std::string toml_text(FeatureMapStart value) { return toml_text(to_string(value)
 std::string toml_text(WindowLayout value) { return toml_text(to_string(value)); }
 std::string toml_text(KeyMaps value) { return toml_text(to_string(value)); }
 std::string toml_text(const std::vector<int>& values) { return list_text(values); }
+std::string toml_text(const SoftmaxLayers& value) {
+  return value.all ? "\"all\"" : toml_text(value.layers);
+}
 std::string toml_text(const std::vector<std::string>& values) { return list_text(values); }
 std::string toml_text(const std::vector<DataSource>& sources) { return list_text(sources); }
 std::string toml_text(const std::vector<NamedText>& texts) { return list_text(texts); }

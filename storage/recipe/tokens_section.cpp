@@ -26,7 +26,8 @@ std::vector<StageData> stages_of(const Recipe& recipe) {
 }
 
 bool reads_the_same(const DataSource& a, const DataSource& b, PathOf path_of) {
-  return path_of(a) == path_of(b) && a.format == b.format && a.template_ == b.template_;
+  return path_of(a) == path_of(b) && a.format == b.format && a.template_ == b.template_ &&
+         a.shots == b.shots;
 }
 
 bool names_text(const DataSection& data, const DataSource& source, PathOf path_of) {
@@ -114,6 +115,7 @@ class JsonWriter {
     for (const DataSource& source : sources) {
       JsonWriter entry;
       visit_source(source, entry);
+      if (source.shots <= 1) entry.json_.erase("shots");  // the bytes of runs before there were any
       list.push_back(entry.json());
     }
   }

@@ -186,6 +186,15 @@ void TomlReader::read(const toml::node& node, const std::string& name, AddBos& v
     wrong_type(node, name, "\"auto\", true or false");
   }
 }
+void TomlReader::read(const toml::node& node, const std::string& name, SoftmaxLayers& value) {
+  if (node.is_string() && **node.as_string() == "all") {
+    value.all = true;
+  } else if (node.is_array()) {
+    read(node, name, value.layers);
+  } else {
+    wrong_type(node, name, "a list of layers, or \"all\"");
+  }
+}
 void TomlReader::read(const toml::node& node, const std::string& name, double& value) {
   if (!node.is_number()) return wrong_type(node, name, "a number");
   value = *node.value<double>();

@@ -88,6 +88,7 @@ class TomlReader {
   void wrong_type(const toml::node& node, const std::string& name, const std::string& expected);
   void read(const toml::node& node, const std::string& name, bool& value);
   void read(const toml::node& node, const std::string& name, AddBos& value);
+  void read(const toml::node& node, const std::string& name, SoftmaxLayers& value);
   void read(const toml::node& node, const std::string& name, double& value);
   void read(const toml::node& node, const std::string& name, int& value);
   void read(const toml::node& node, const std::string& name, std::uint64_t& value);

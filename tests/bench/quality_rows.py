@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import statistics
 import subprocess
@@ -21,7 +22,7 @@ def with_values(toml: str, section: str, values: dict[str, str]) -> str:
     body, following = re.match(r"((?:(?!^\[).*\n?)*)(.*)", rest, re.DOTALL | re.MULTILINE).groups()
     for key, value in values.items():
         line = f"{key} = {value}\n"
-        body, count = re.subn(rf"^{key} *=.*\n", lambda _: line, body, flags=re.MULTILINE)
+        body, count = re.subn(rf"^{key} *=.*\n(?:  .*\n)*(?:\]\n)?", lambda _: line, body, flags=re.MULTILINE)  # an array of several lines too
         body = body if count else line + body
     return f"{head}[{section}]\n{body}{following}"
 
@@ -96,6 +97,60 @@ def own_recipe(context: Context) -> Iterator[Row]:
     yield from median_rows(context, "smollm2_quickstart", {
         "gap": ("gap closed in domain", ">= 0.75"), "other_gap": ("gap closed on WikiText-2", ">= 0.3")},
         finetune=False, steps=500)
+
+
+NEVER_SEEN = ("persuasion", "devils-dictionary", OTHER)  # of the mixture's held-out texts
+
+
+def of_text(result: dict[str, Any], column: str) -> dict[str, float]:
+    """What a column makes of one text beyond two windows: its gap closed, its KL over the control's, its perplexity over that of the
+    window of equal bytes."""
+    beyond = {name: values["beyond"] for name, values in result["columns"].items()}
+    gap = beyond["control"]["loss"] - beyond["teacher"]["loss"]
+    return {"gap": (beyond["control"]["loss"] - beyond[column]["loss"]) / gap, "kl": beyond[column]["kl"] / beyond["control"]["kl"],
+            "equal": math.exp(beyond[column]["loss"] - beyond["equal_window"]["loss"])}
+
+
+def general_text(context: Context, transfer_steps: int, finetune_steps: int, goals: dict[str, str]) -> Iterator[Row]:
+    """The quickstart's recipe on the mixture of deploy/text, with more steps: in domain, and on three texts never seen."""
+    mixture = context.cache / "data" / "mixture"
+    if not (mixture / "card.json").exists():
+        raise Skip(f"{mixture} is not there (deploy/text/make_mixture.py)")
+    steps = f"{transfer_steps} + {finetune_steps} steps"
+    found = []
+    for seed in context.seeds:
+        toml = (REPOSITORY / "deploy" / "recipes" / "smollm2_quickstart.toml").read_text()
+        toml = re.sub(r"^seed *=.*$", f"seed = {seed}", toml, flags=re.MULTILINE)
+        toml = with_values(toml, "model", {"path": f'"{context.model()}"'})
+        paths = {name: mixture / "held_out" / f"{name}.txt" for name in NEVER_SEEN[:2]} | {OTHER: context.data("wikitext2_valid.txt")}
+        texts = ", ".join(f'{{ name = "{name}", path = "{path}" }}' for name, path in paths.items())
+        toml = with_values(toml, "data.evaluate", {"texts": f"[{texts}]", "max_sequences": "8"})
+        toml = with_values(toml, "transfer", {"max_steps": str(transfer_steps)})
+        toml = with_values(toml, "finetune", {"max_steps": str(finetune_steps)})
+        status = run_recipe(context, f"general-{transfer_steps}-{finetune_steps}-seed{seed}", toml)
+        result = next(task["result"] for task in status["tasks"] if task["id"] == "evaluate/lora")
+        found.append({"the mixture's end": result, **result["texts"]})
+    for text in found[0]:
+        own = {"with": [of_text(one[text], "student") for one in found],
+               "without": [of_text(one[text], "recall_off" if "recall_off" in one[text]["columns"] else "student") for one in found]}
+        in_domain = text not in NEVER_SEEN
+        for key, name, unit in (("gap", "gap closed", ""), ("kl", "KL over the control's", ""),
+                                ("equal", "perplexity over that of the window of equal bytes", "x")):
+            for cache, values in own.items():
+                goal = goals.get(f"{key}, {cache}, {'in' if in_domain else 'off'}", "")
+                yield Row(f"{steps}, {text}, {cache} the cache: {name}, median of {len(found)} seeds",
+                          statistics.median(value[key] for value in values), unit, goal)
+
+
+def general_quickstart(context: Context) -> Iterator[Row]:
+    yield from general_text(context, 60, 30, {"gap, with, in": ">= 0.5", "gap, with, off": ">= 0.4"})
+
+
+def general_million(context: Context) -> Iterator[Row]:
+    """240 + 244 steps of 2,048 tokens: one million."""
+    yield from general_text(context, 240, 244, {
+        "gap, with, in": ">= 0.9", "gap, with, off": ">= 0.75", "gap, without, off": ">= 0.6", "kl, with, off": "<= 0.4",
+        "equal, with, in": "<= 1", "equal, with, off": "<= 1"})
 
 
 def block_size(context: Context) -> Iterator[Row]:

@@ -54,6 +54,7 @@ class Offline(unittest.TestCase):
         subprocess.run([str(self.folder / "cache/venv/bin/python"), "-c", f"import {NAME}"], check=True)
         for name in TEXTS:
             self.assertEqual((self.folder / "cache/data" / name).read_text(), name)
+        self.assertIn("going on without the text of deploy/quickstart", log.read_text(), "deploy/text is not in this folder")
 
     def test_where_modules_bring_the_packages_no_text_is_asked_of_apt(self):
         self.make_wheel()

@@ -119,6 +119,24 @@ class Sources(unittest.TestCase):
         self.assertGreater(of_numbers.sum(), 10)
         self.assertLess(of_numbers.sum(), 48)
 
+    def test_generated_pass_keys_are_a_source_with_lengths_in_the_models_tokens(self) -> None:
+        from tokenizers import Tokenizer
+        words = self.text("words.txt", WORDS, 3_000_000)
+        keys = self.root / "keys.json"
+        keys.write_text('{"samples": 400, "lengths": [96, 128], "seed": 3}')
+        one = self.made(f'{{ path = "{keys}", format = "passkey", weight = 1.0, shots = 2 }}, {{ path = "{words}", weight = 1.0 }}')
+        train, _ = self.tokenized(one)
+        tokenizer = Tokenizer.from_file(str(one.model / "tokenizer.json"))
+        texts = [tokenizer.decode(row.tolist()) for row in train]
+        of_keys = [text for text in texts if "pass key" in text or "The grass is green" in text]
+        self.assertEqual(len(of_keys), 48)
+        questions = "".join(of_keys).count("The pass key is")
+        self.assertAlmostEqual(48 * 64 / 112, questions / 2, delta=6, msg="a record asks once and says it once, in 112 tokens")
+        one = self.made(f'{{ path = "{keys}", format = "passkey" }}, {{ path = "{words}" }}')
+        ended = one.command("tokenize", "--recipe", one.recipe, "--stage", "transfer", "--out", self.root / "out.h5")
+        self.assertEqual(ended.code, 2, ended)
+        self.assertIn("give each one a weight", ended.err)
+
     def test_weights_of_some_sources_alone_are_refused(self) -> None:
         words, numbers = self.text("words.txt", WORDS, 100_000), self.text("numbers.txt", NUMBERS, 100_000)
         one = self.made(f'{{ path = "{words}", weight = 1.0 }}, {{ path = "{numbers}" }}')

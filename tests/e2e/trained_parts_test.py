@@ -153,5 +153,29 @@ class EverythingTrained(unittest.TestCase):
             self.assertTrue(torch.equal(written[name], tensor), name)
 
 
+
+class AllLayersKeepTheirSoftmax(unittest.TestCase):
+    """The reference beside a student: LoRA alone, trained on the text."""
+
+    def test_lora_alone_is_trained_and_evaluated_and_generates(self) -> None:
+        reference = job.Job({**job.MORE_EVALUATION, "transfer.softmax_layers": "all", "finetune.objective": "ce",
+                             "finetune.learning_rate": 1e-3})
+        self.addCleanup(reference.close)
+        ended = reference.run()
+        self.assertEqual(ended.code, 0, ended)
+        status = reference.status()
+        self.assertEqual([task for task in status["tasks"] if task["stage"] in ("capture", "transfer")], [])
+        results = {task["id"]: task["result"] for task in status["tasks"]}
+        teacher, lora = results["evaluate/teacher"], results["evaluate/lora"]
+        self.assertLess(lora["perplexity"], teacher["perplexity"])
+        self.assertEqual(results["evaluate/transfer"]["perplexity"], teacher["perplexity"], "the student is the teacher")
+        sums = results["finetune"]["update_sums"]
+        self.assertEqual([one["layer"] for one in sums], [0, 1, 2, 3])
+        self.assertEqual(set(sums[0]), {"layer"} | {f"{module}/{factor}" for module in ("q_proj", "k_proj", "v_proj", "o_proj")
+                                                    for factor in "AB"})
+        ended = reference.command("generate", "--run", reference.run_directory, "--json", "--max-new-tokens", "4", "A hacker is")
+        self.assertEqual(ended.code, 0, ended)
+
+
 if __name__ == "__main__":
     unittest.main()

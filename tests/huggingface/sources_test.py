@@ -10,6 +10,7 @@ import contextlib
 import gzip
 import io
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import support
 sys.path.insert(0, str(support.HUGGINGFACE))
 support.require("numpy", "tokenizers", "h5py", "xxhash")
 
+import generated_records
 import look_at_source
 import reading
 import source_shape
@@ -118,6 +120,38 @@ class Sources(unittest.TestCase):
         self.assertEqual(self.answers(chat), [["d\n"]])
         turns = [[{"role": "assistant", "content": said}] for said in "bd"]
         self.assertEqual(self.answers([{"prompt": turns[0], "completion": turns[1], "system": "s"}]), [["d\n"]])
+
+    def read_more(self, path, format_, **fields):
+        return list(sources.documents(sources.Source(path, format_, "", **fields), render))
+
+    def test_shots_make_one_document_of_so_many_records(self):
+        data = self.write("data.jsonl", [{"instruction": f"i{n}", "input": "", "output": f"o{n}"} for n in range(5)])
+        found = self.read_more(data, "records", label_mask="answer", shots=2)
+        self.assertEqual(["".join(one.pieces) for one in found], ["i0\n\no0\n\ni1\n\no1", "i2\n\no2\n\ni3\n\no3", "i4\n\no4"])
+        answers = [[one.pieces[piece][begin:end] for piece, begin, end in one.answers] for one in found]
+        self.assertEqual(answers, [["o0", "o1"], ["o2", "o3"], ["o4"]])
+        chats = self.write("chats.jsonl", [{"messages": [{"role": "user", "content": f"{n}"}]} for n in range(2)])
+        self.assertEqual(["".join(one.pieces) for one in self.read_more(chats, "chat", label_mask="all", shots=2)],
+                         ["<user>0\n<user>1\n"])
+
+    def test_generated_records_are_those_of_the_file_and_none_of_a_task(self):
+        path = self.write("keys.json", '{"samples": 3, "lengths": [100, 200], "seed": 7}')
+        found = self.read_more(path, "passkey", label_mask="answer")
+        self.assertEqual(found, self.read_more(path, "passkey", label_mask="answer"))
+        self.assertEqual(len(found), 6)
+        for document in found:
+            [(piece, begin, end)] = document.answers
+            key = document.pieces[piece][begin:end].strip()
+            self.assertRegex(key, "^[0-9]{5}$")
+            self.assertIn(f"The pass key is {key}.", document.pieces[0])
+            self.assertTrue(document.pieces[0].endswith("The pass key is"))
+        asked = {record["answer"] for record in generated_records.records("passkey", len, [100, 200], 20, 7)}
+        self.assertFalse(asked & {document.pieces[1].strip() for document in found})
+        for text, words in (("[]", "found list"), ('{"samples": 3, "length": [100]}', "the key 'length'"),
+                            ('{"samples": 0, "lengths": [100]}', "samples: expected"),
+                            ('{"samples": 1, "lengths": [9]}', "numbers of tokens from 64 on"), ("{", "expected JSON")):
+            with self.subTest(text), self.assertRaisesRegex(UsageError, re.escape(words)):
+                self.read_more(self.write("wrong.json", text), "passkey", label_mask="all")
 
     def test_turns_are_read_in_each_spelling(self):
         wanted = ["<user>a\n<assistant>b\n"]

@@ -25,6 +25,8 @@ T = TypeVar("T")
 PR_SET_CHILD_SUBREAPER = 36
 PROGRAMS = ["munged", "slurmctld", "slurmd", "sbatch", "srun", "squeue", "scontrol", "scancel", "mpirun"]
 START_S = 30
+BATCH_START_S, MESSAGE_S = 2, 10
+BEING_STARTED_S = BATCH_START_S + MESSAGE_S + 1  # so long a job may be absent from its node
 STAYS_S = 3
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "DEADLINE", "OUT_OF_MEMORY"}
 
@@ -51,7 +53,8 @@ SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmdTimeout=20
 KillWait=15
-BatchStartTimeout=2
+BatchStartTimeout={batch_start}
+MessageTimeout={message}
 SchedulerParameters=sched_interval=1,bf_interval=1
 """
 
@@ -159,7 +162,7 @@ class Cluster:
         nodes = [(node, kind["cpus"]) for kind in self._partitions.values() for node in kind["nodes"]]
         ports = free_ports(1 + len(nodes))
         host = socket.gethostname().split(".")[0]
-        text = CONF.format(host=host, root=self.root, port=ports[0])
+        text = CONF.format(host=host, root=self.root, port=ports[0], batch_start=BATCH_START_S, message=MESSAGE_S)
         for (node, cpus), port in zip(nodes, ports[1:]):
             (self.root / node).mkdir()
             text += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={cpus}\n"
@@ -206,6 +209,11 @@ class Cluster:
         """What one of Slurm's commands says; empty if it fails, as while a job is unknown."""
         done = subprocess.run(list(map(str, words)), env=self.environment, capture_output=True, text=True, timeout=60)
         return done.stdout if done.returncode == 0 else ""
+
+    def said(self) -> str:
+        """What Slurm knows of its jobs, and the end of its controller's log: for a test that failed."""
+        return (self.ask("squeue", "-r", "-t", "all", "-o", "%i %j %T %r %M %N") +
+                (self.root / "slurmctld.log").read_text()[-6000:])
 
     def is_gone(self, job: str) -> bool | None:
         """True once the job and all its tasks have ended for good; None until then, and while Slurm does not say.

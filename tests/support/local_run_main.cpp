@@ -29,7 +29,7 @@ void write_student(worker::RunContext& run, const PipelineResult& pipeline) {
       {"format", "student/1"},
       {"teacher", {{"path", run.recipe().model.path}, {"fingerprint", run.model().fingerprint()}}},
       {"attention", run.recipe().attention},
-      {"softmax_layers", run.recipe().transfer.softmax_layers},
+      {"softmax_layers", run.recipe().transfer.softmax_layers.layers},
       {"layers", nlohmann::json::array()}};
   storage::write_atomically(directory / "hedgerow.json", description.dump(2));
 }

@@ -89,8 +89,7 @@ class Evaluator {
     }
     part_.compute_dtype = dtype_word(options.compute_dtype);
     for (int layer = 0; layer < model.config().num_hidden_layers; ++layer) {
-      if (shape_.measures_layers && parameters(layer) != nullptr &&
-          is_linear_branch_off(*parameters(layer)))
+      if (parameters(layer) != nullptr && is_linear_branch_off(*parameters(layer)))
         part_.untrained_layers.push_back(layer);
     }
   }
@@ -119,6 +118,8 @@ class Evaluator {
             pair.adapted && has_students_weights(column) ? *pair.adapted : pair.teacher;
         for (std::size_t i = 0; i < group.size(); ++i) {
           at::Tensor& stream = streams[at_column(column)][i];
+          if (column == Column::kTeacher && pair.adapted && maps_)
+            predict_adapted(*pair.adapted, stream, texts_[group[i].text].rope);
           stream = runner.run(stream,
                               texts_[group[i].text].rope,
                               attention(column, part_.sequences[before + i]),
@@ -259,13 +260,28 @@ class Evaluator {
     };
   }
 
+  // The student's attention output on the teacher's own path, unrounded.
+  [[nodiscard]] at::Tensor predicted(const Qkv& qkv) const {
+    kernels::HybridOptions unrounded = options_.student->options;
+    unrounded.fp32_output = true;
+    return kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *maps_, unrounded);
+  }
+
+  // With an adapter q, k and v are its own, of the hidden states that the teacher has (LoLCATs'
+  // figure 15).
+  void predict_adapted(const BlockRunner& adapted,
+                       const at::Tensor& stream,
+                       const RopeTable& rope) {
+    const auto keep = [this](int /*layer*/, const Qkv& qkv) { return adapted_ = predicted(qkv); };
+    adapted.run(
+        stream, rope, keep, {.finish_last = false, .check_cancelled = options_.check_cancelled});
+  }
+
   Attend measuring_teacher(SequenceSums& sums) {
     return [this, &sums](int layer, const Qkv& qkv) {
       const at::Tensor y_true = teacher_attention(qkv);
-      if (shape_.measures_layers && maps_) {
-        kernels::HybridOptions unrounded = options_.student->options;
-        unrounded.fp32_output = true;
-        const at::Tensor y_pred = kernels::hybrid_attention(qkv.q, qkv.k, qkv.v, *maps_, unrounded);
+      if (maps_) {
+        const at::Tensor y_pred = options_.adapter != nullptr ? adapted_ : predicted(qkv);
         const at::Tensor truth = y_true.to(at::kFloat);
         sums.layers.push_back({layer,
                                (y_pred - truth).square().sum(at::kDouble).item<double>(),
@@ -355,6 +371,7 @@ class Evaluator {
   EvaluationShape shape_;
   kernels::HybridOptions window_{}, equal_window_{};  // of the untrained columns
   std::optional<kernels::HybridParameters> maps_;  // of the layer that is computed
+  at::Tensor adapted_;  // predict_adapted()'s, until the teacher's is there
   std::vector<Text> texts_;                        // the first, then options_.texts
   EvaluationPart part_;
 };

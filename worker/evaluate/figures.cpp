@@ -39,7 +39,7 @@ std::optional<double> Evaluation::gap_closed() const {
 
 std::optional<Control> control_of(const storage::Recipe& recipe) {
   if (recipe.attention.window == storage::WindowLayout::kNone) return std::nullopt;
-  const auto& kept = recipe.transfer.softmax_layers;
+  const auto& kept = recipe.transfer.softmax_layers.layers;
   return Control{recipe.attention, {kept.begin(), kept.end()}};
 }
 

@@ -75,8 +75,7 @@ struct Evaluation {
   std::int64_t beyond = 0;       // position in its sequence, 2 W; 0: without a control
   int equal_window = 0;          // storage::equal_window(); 0: without a control
   std::int64_t state_bytes = 0;  // of the student at the sequences' length; 0: without a control
-  std::vector<LayerError> layers =
-      {};  // of a student without adapter; kept softmax layers are absent
+  std::vector<LayerError> layers = {};  // of a student; kept softmax layers are absent
   struct Text;
   std::vector<Text> texts;  // in the order of EvaluateOptions::texts
   [[nodiscard]] const std::optional<ColumnFigures>& column(Column which) const {

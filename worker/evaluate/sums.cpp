@@ -75,7 +75,7 @@ Evaluation result_of(const EvaluationShape& shape,
     evaluation.columns[at_column(column)] = {mean_of(sums.all), mean_of(sums.beyond)};
   }
   // Without an adapter it is the control.
-  if (shape.measures_layers)
+  if (shape.subject == Column::kStudent && !evaluation.column(Column::kLinearOff))
     evaluation.columns[at_column(Column::kLinearOff)] = evaluation.column(Column::kControl);
   for (const auto& [layer, sums] : layers) {
     evaluation.layers.push_back(
@@ -155,8 +155,7 @@ EvaluationShape shape_of(const EvaluationSubject& subject,
                          const storage::ModelConfig& model) {
   EvaluationShape shape{.subject = subject.has_student ? Column::kStudent : Column::kTeacher,
                         .columns = {Column::kTeacher},
-                        .control = std::move(control),
-                        .measures_layers = subject.has_student && !subject.has_adapter};
+                        .control = std::move(control)};
   if (shape.control) {
     shape.columns.push_back(Column::kControl);
     shape.columns.push_back(Column::kEqualWindow);

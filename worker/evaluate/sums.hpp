@@ -26,7 +26,7 @@ struct LayerSums {
 struct SequenceSums {
   std::size_t text = 0;  // 0: the first, else one of EvaluateOptions::texts
   std::array<ColumnFigures, kNumColumns> columns = {};  // sums, not means
-  std::vector<LayerSums> layers = {};  // of a student without adapter, in their order
+  std::vector<LayerSums> layers = {};                   // of a student, in their order
 };
 
 // Some of an evaluation's sequences, in their order.
@@ -47,7 +47,6 @@ struct EvaluationShape {
   Column subject = Column::kTeacher;
   std::vector<Column> columns;  // those that are computed, the teacher first
   std::optional<Control> control = {};
-  bool measures_layers = false;  // with an adapter the student's q, k, v are not those of its maps
   std::int64_t beyond = 0;       // Evaluation::beyond
   int equal_window = 0;          // Evaluation::equal_window
 };

@@ -284,6 +284,7 @@ class Finetune {
                               {"loss", result.loss},
                               {"gradient_norm", result.norms.gradient},
                               {"update_norms", result.norms.updates},
+                              {"update_sums", trainer_.parameters().update_sums()},
                               {"learning_rate", learning_rate},
                               {"tokens", result.tokens},
                               {"seconds", clock.seconds()}};
@@ -389,7 +390,8 @@ class Finetune {
                      {"seconds", seconds},
                      {"tokens_per_second", static_cast<double>(progress_.tokens) / seconds},
                      {"ranks", communicator_.world_size()},
-                     {"mesh", storage::mesh_text(mesh_)}};
+                     {"mesh", storage::mesh_text(mesh_)},
+                     {"update_sums", trainer_.parameters().update_sums_by_layer()}};
     result.result.update(rules_.result());
     return result;
   }

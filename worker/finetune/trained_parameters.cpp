@@ -6,7 +6,7 @@
 #include <array>
 #include <cmath>
 #include <cstring>
-#include <numeric>
+#include <span>
 
 #include "storage/base/error.hpp"
 #include "worker/model/tensor_bytes.hpp"
@@ -37,6 +37,20 @@ const std::vector<std::string>& groups() {
   return all;
 }
 
+constexpr std::size_t kFactors = 2;  // A and B of a LoRA pair
+
+// Calls use(key, value) for what of a layer's slots in a squares() row was ever changed.
+template <typename Use>
+void for_each_slot(std::span<const double> slots, const Use& use) {
+  for (std::size_t group = 0; group < groups().size(); ++group) {
+    for (std::size_t factor = 0; factor < kFactors; ++factor) {
+      const double value = slots[group * kFactors + factor];
+      const bool is_pair = group + kOtherGroups.size() < groups().size();
+      if (value > 0.0) use(groups()[group] + (!is_pair ? "" : factor == 0 ? "/A" : "/B"), value);
+    }
+  }
+}
+
 std::size_t group_index(const std::string& group) {
   const auto found = std::ranges::find(groups(), group);
   TORCH_CHECK(found != groups().end(), "no group of trained parameters is called ", group);
@@ -56,8 +70,10 @@ TrainedParameters::TrainedParameters(const LoraAdapter& start,
                        const std::string& group,
                        std::size_t layer,
                        const std::vector<std::int64_t>& shape,
-                       const at::Tensor& value) {
-    entries_.push_back({name, group, shape, layer * groups().size() + group_index(group), begin});
+                       const at::Tensor& value,
+                       std::size_t factor = 0) {
+    const std::size_t slot = (layer * groups().size() + group_index(group)) * kFactors + factor;
+    entries_.push_back({name, group, shape, slot, begin});
     begin += value.numel();
     pieces.push_back(value.reshape(-1).to(device));
   };
@@ -67,9 +83,10 @@ TrainedParameters::TrainedParameters(const LoraAdapter& start,
     for (const auto& module : start.target_modules) {
       const LoraPair& pair = start.layers[layer].at(module);
       add(lora_name(layer_idx, module, "lora_A"), module, layer, pair.a.sizes().vec(), pair.a);
-      add(lora_name(layer_idx, module, "lora_B"), module, layer, pair.b.sizes().vec(), pair.b);
+      add(lora_name(layer_idx, module, "lora_B"), module, layer, pair.b.sizes().vec(), pair.b, 1);
     }
   }
+  update_sums_.resize((num_layers_ + 1) * groups().size() * kFactors);
   num_lora_entries_ = entries_.size();
   for (const TrainedPart& part : parts) {
     const std::size_t layer =
@@ -141,7 +158,7 @@ TrainedTensors TrainedParameters::best_parts() const {
 }
 
 std::vector<double> TrainedParameters::squares(const at::Tensor& flat) const {
-  std::vector<double> sums((num_layers_ + 1) * groups().size());
+  std::vector<double> sums(update_sums_.size());
   if (flat.is_cuda()) {
     // A launch for all of them and one wait, where each entry's own sum would be one of hundreds.
     std::vector<at::Tensor> parts;
@@ -175,7 +192,10 @@ TrainedParameters::StepNorms TrainedParameters::step(const at::Tensor& gradient,
               " parameters");
   std::vector<double> of_gradient = squares(gradient);
   if (sum) sum(of_gradient);
-  const double norm = std::sqrt(std::accumulate(of_gradient.begin(), of_gradient.end(), 0.0));
+  double sum_of_squares = 0.0;
+  for (std::size_t i = 0; i < of_gradient.size(); i += kFactors)
+    sum_of_squares += of_gradient[i] + of_gradient[i + 1];
+  const double norm = std::sqrt(sum_of_squares);
   if (!std::isfinite(norm)) {
     throw Error(ErrorKind::kCorrupt,
                 "finetune step " + std::to_string(num_steps() + 1) +
@@ -192,10 +212,35 @@ TrainedParameters::StepNorms TrainedParameters::step(const at::Tensor& gradient,
   StepNorms norms{norm, {}};
   for (const Entry& entry : entries_) norms.updates[entry.group] = 0.0;
   for (std::size_t i = 0; i < of_change.size(); ++i) {
-    if (of_change[i] > 0.0) norms.updates[groups()[i % groups().size()]] += of_change[i];
+    if (of_change[i] > 0.0) norms.updates[groups()[i / kFactors % groups().size()]] += of_change[i];
+    update_sums_[i] += std::sqrt(of_change[i]);
   }
   for (auto& [group, update] : norms.updates) update = std::sqrt(update);
   return norms;
+}
+
+std::map<std::string, double> TrainedParameters::update_sums() const {
+  const std::size_t width = groups().size() * kFactors;
+  std::map<std::string, double> sums;
+  for (std::size_t layer = 0; layer <= num_layers_; ++layer) {
+    for_each_slot(std::span(update_sums_).subspan(layer * width, width),
+                  [&sums](const std::string& key, double value) { sums[key] += value; });
+  }
+  return sums;
+}
+
+nlohmann::json TrainedParameters::update_sums_by_layer() const {
+  const std::size_t width = groups().size() * kFactors;
+  nlohmann::json layers = nlohmann::json::array();
+  for (std::size_t layer = 0; layer <= num_layers_; ++layer) {
+    nlohmann::json own = nlohmann::json::object();
+    for_each_slot(std::span(update_sums_).subspan(layer * width, width),
+                  [&own](const std::string& key, double value) { own[key] = value; });
+    if (own.empty()) continue;
+    if (layer < num_layers_) own["layer"] = layer;
+    layers.push_back(std::move(own));
+  }
+  return layers;
 }
 
 storage::Checkpoint TrainedParameters::checkpoint() const {
@@ -210,7 +255,7 @@ storage::Checkpoint TrainedParameters::checkpoint() const {
     checkpoint.tensors[entry.name + ".exp_avg_sq"] = slice(optimizer_->exp_avg_sq().front());
     if (best_.defined()) checkpoint.tensors[entry.name + ".best"] = slice(best_);
   }
-  checkpoint.state = {{"step", num_steps()}};
+  checkpoint.state = {{"step", num_steps()}, {"update_sums", update_sums_}};
   return checkpoint;
 }
 
@@ -235,6 +280,12 @@ void TrainedParameters::restore(const storage::Checkpoint& checkpoint) {
     if (has_best) take(entry.name + ".best", best_);
   }
   optimizer_->set_num_steps(checkpoint.state.at("step").get<std::int64_t>());
+  // Checkpoints of earlier builds have none: the sums begin at their step.
+  std::ranges::fill(update_sums_, 0.0);
+  const auto sums = checkpoint.state.value("update_sums", update_sums_);
+  if (sums.size() != update_sums_.size())
+    throw Error(ErrorKind::kCorrupt, "finetune checkpoint: update_sums are another model's");
+  update_sums_ = sums;
 }
 
 }  // namespace hedgerow::worker

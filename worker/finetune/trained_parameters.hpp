@@ -57,7 +57,8 @@ class TrainedParameters {
     double gradient = 0.0;                  // before the clip
     std::map<std::string, double> updates;  // of the change, by group: a module or a kind of part
   };
-  // A number for each layer and group, summed over the ranks that hold a part of the layers.
+  // A number for each layer, group and factor, summed over the ranks that hold a part of the
+  // layers.
   using SumOverStages = std::function<void(std::vector<double>& values)>;
   // One AdamW update from a gradient [size()] fp32, where the values are, which the clip may
   // scale. Collective
@@ -67,9 +68,15 @@ class TrainedParameters {
                  const StepOptions& options,
                  const SumOverStages& sum = {});
   [[nodiscard]] std::int64_t num_steps() const { return optimizer_->num_steps(); }
+  // The norms of the steps' changes added up since step 0 (LoLCATs' figures 16 to 18), of a factor
+  // of LoRA or of a layer's other parts of one kind: over all layers as {"q_proj/A": sum, "maps":
+  // sum}, and a list of the same with "layer" (none for what lies outside the layers). The same on
+  // each rank of a pipeline.
+  [[nodiscard]] std::map<std::string, double> update_sums() const;
+  [[nodiscard]] nlohmann::json update_sums_by_layer() const;
 
   // Values and moments by name: "<name>", "<name>.exp_avg", "<name>.exp_avg_sq", and "<name>.best"
-  // once there is a best; state: "step".
+  // once there is a best; state: "step", "update_sums".
   [[nodiscard]] storage::Checkpoint checkpoint() const;
   // Restores this rank's layers. Throws kCorrupt naming a missing or misshaped tensor.
   void restore(const storage::Checkpoint& checkpoint);
@@ -79,7 +86,7 @@ class TrainedParameters {
     return (best_.defined() ? best_ : values_).to(at::kCPU);
   }
   // Sums of a flat vector's squares for each layer (and, behind the last one, for what lies outside
-  // the layers), by group [layers + 1, groups].
+  // the layers), by group and factor [layers + 1, groups, 2]; what has no factors is in the first.
   [[nodiscard]] std::vector<double> squares(const at::Tensor& flat) const;
 
   struct Entry {
@@ -91,6 +98,7 @@ class TrainedParameters {
 
   at::Tensor values_;  // [size()] fp32, where the layers are
   at::Tensor best_;    // the same; undefined before keep_best()
+  std::vector<double> update_sums_;  // as squares()
   std::optional<AdamW> optimizer_;
   std::vector<Entry> entries_;
   LoraAdapter adapter_;

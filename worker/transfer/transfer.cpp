@@ -35,7 +35,8 @@ class Transfer {
         transfer_(run.recipe().transfer),
         plan_(run.capture_plan()),
         files_(run.layout(), context, task) {
-    const std::set<int> kept(transfer_.softmax_layers.begin(), transfer_.softmax_layers.end());
+    const std::set<int> kept(transfer_.softmax_layers.layers.begin(),
+                             transfer_.softmax_layers.layers.end());
     for (int layer = task.first_layer; layer < task.first_layer + task.num_layers; ++layer) {
       if (!kept.contains(layer))
         trainers_.emplace(layer,

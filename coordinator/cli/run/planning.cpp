@@ -1,6 +1,9 @@
 #include "coordinator/cli/run/planning.hpp"
 
 #include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <numeric>
 #include <thread>
 
 #include "coordinator/cli/command.hpp"
@@ -50,17 +53,31 @@ TokensInfo expected_evaluation(const DataSection& data) {
   return {0, data.validation_sequences > 0 ? data.validation_sequences : all, data.seq_len};
 }
 
+// English text under the usual vocabularies. Only to say about how much it is.
+constexpr std::uint64_t kBytesPerToken = 4;
+
+// Bytes of the records that are made as this file says; 0 if it does not say it.
+std::uint64_t generated_bytes(const std::string& path) {
+  const auto asked =
+      nlohmann::json::parse(std::ifstream(path), nullptr, /*allow_exceptions=*/false);
+  std::uint64_t tokens = 0;
+  if (!asked.is_object() || !asked.contains("lengths") || !asked["lengths"].is_array()) return 0;
+  for (const auto& length : asked["lengths"])
+    tokens += length.is_number_unsigned() ? length.get<std::uint64_t>() : 0;
+  const auto samples = asked.find("samples");
+  const bool is_number = samples != asked.end() && samples->is_number_unsigned();
+  return is_number ? kBytesPerToken * tokens * samples->get<std::uint64_t>() : 0;
+}
+
 // Bytes of text after unpacking; 0 where it is missing (check_sources names it) or comes as tokens.
 std::uint64_t unpacked_bytes(const storage::DataSource& source) {
   constexpr std::uint64_t kGzipRatio = 3;  // of English
   std::error_code missing;
   const std::uint64_t size = fs::file_size(source.path, missing);
   if (missing || source.format == "tokens") return 0;
+  if (source.is_generated()) return generated_bytes(source.path);
   return source.path.ends_with(".gz") ? kGzipRatio * size : size;
 }
-
-// English text under the usual vocabularies. Only to say about how much it is.
-constexpr std::uint64_t kBytesPerToken = 4;
 
 // A text is evaluated whole, as far as max_sequences goes.
 TokensInfo expected_text(const DataSection& data, const storage::DataSource& source) {
@@ -212,9 +229,19 @@ Subject subject_of(const Recipe& recipe, const PlanFor& planned) {
   return {std::move(model), std::move(tokens), std::move(limits), std::move(unseen)};
 }
 
+// transfer.softmax_layers = "all" becomes the model's layers.
+void take_all_layers(Recipe& recipe) {
+  storage::SoftmaxLayers& kept = recipe.transfer.softmax_layers;
+  if (!kept.all) return;
+  const auto model = storage::ModelDirectory::open(recipe.model.path, storage::Weights::kOptional);
+  kept = {.layers = std::vector<int>(static_cast<std::size_t>(model.config().num_hidden_layers))};
+  std::iota(kept.layers.begin(), kept.layers.end(), 0);
+}
+
 // What the machine that plans would take, where the workers are yet to say.
 Recipe closed(const Recipe& recipe) {
   Recipe filled = recipe;
+  take_all_layers(filled);
   if (filled.plan.layers_per_block == 0)
     filled.plan.layers_per_block = PlanSection{}.layers_per_block;
   if (filled.plan.keep_boundaries == "auto") filled.plan.keep_boundaries = "last";
@@ -262,6 +289,7 @@ void resolve(Recipe& recipe, const PlanFor& planned) {
     recipe.workers.threads = share(recipe.workers.local);
   if (recipe.finetune.threads == 0 && ranks_are_here)
     recipe.finetune.threads = share(recipe.finetune.ranks);
+  take_all_layers(recipe);
   const bool chooses = recipe.plan.layers_per_block == 0 || recipe.plan.keep_boundaries == "auto";
   if (!chooses || !are_known) return;
   const Subject subject = subject_of(recipe, planned);

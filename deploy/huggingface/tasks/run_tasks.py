@@ -18,6 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from common import EXIT_ENVIRONMENT, UsageError, run_main  # noqa: E402
+from generated_records import MAKERS  # noqa: E402
 
 OUT = sys.stdout
 LONG_NEW_TOKENS = 2048
@@ -42,7 +43,7 @@ def configs_of(name: str, job: dict) -> list[Any]:
     """What lm-eval takes for a task of this name: its own name, or configurations of ours."""
     import local_tasks
     import recall
-    if name in recall.MAKERS:
+    if name in MAKERS:
         samples = job["limit"] or 20
         each = -(-samples // len(job["lengths"]))
         return [recall.config(name, job["model"], job["lengths"], each, job["seed"])]
@@ -128,7 +129,6 @@ def evaluate(model: Any, configs: list[Any], manager: Any, job: dict) -> dict:
 
 def entry_of(name: str, found: dict, job: dict) -> dict:
     """What every subject's result of a task has in common: it is recorded once."""
-    import recall
     samples = [sample for task in found["samples"].values() for sample in task]
     versions = sorted({str(version) for version in found["versions"].values()})
     shots = sorted({config.get("num_fewshot") or 0 for config in found["configs"].values()})
@@ -136,7 +136,7 @@ def entry_of(name: str, found: dict, job: dict) -> dict:
              "seed": job["seed"], "text_hash": text_hash(samples), "subjects": {}}
     if job["chat"]:
         entry["chat_template"] = hashlib.sha256((found.get("chat_template") or "").encode()).hexdigest()[:16]
-    if name in recall.MAKERS:
+    if name in MAKERS:
         entry["lengths"] = job["lengths"]
     return entry
 

@@ -299,12 +299,20 @@ TEST_F(PlanTest, WhatContradictsTheModelIsAUsageError) {
       EXPECT_NE(std::string(error.what()).find(words), std::string::npos) << error.what();
     }
   };
-  recipe_.transfer.softmax_layers = {30};
+  recipe_.transfer.softmax_layers.layers = {30};
   expect_usage("names layer 30");
-  recipe_.transfer.softmax_layers.resize(30);
-  std::iota(recipe_.transfer.softmax_layers.begin(), recipe_.transfer.softmax_layers.end(), 0);
-  expect_usage("names all 30 layers of the model, so there is nothing to linearize");
-  recipe_.transfer.softmax_layers = {};
+  recipe_.transfer.softmax_layers.layers.resize(30);
+  std::iota(recipe_.transfer.softmax_layers.layers.begin(),
+            recipe_.transfer.softmax_layers.layers.end(),
+            0);
+  recipe_.finetune.enabled = false;
+  expect_usage("names all 30 layers of the model, so there is nothing to train");
+  recipe_.finetune.enabled = true;
+  recipe_.finetune.objective = "kl";
+  expect_usage("trains is the teacher already");
+  recipe_.finetune.objective = "ce";
+  EXPECT_FALSE(make().blocks.front().trains) << "LoRA alone";
+  recipe_.transfer.softmax_layers.layers = {};
   tokens_.evaluate.seq_len = 10000;
   expect_usage("data.evaluate.seq_len = 10000");
   tokens_.evaluate.seq_len = 512;
@@ -412,6 +420,20 @@ TEST_F(PlanTest, LogitsOfTheTransfersTextAreOfWhatWasCapturedAndOthersOfWhatFine
   EXPECT_EQ(plan.num_logit_pieces, 1);
 }
 
+TEST_F(PlanTest, ALastStageOfMoreStepsThanWereCapturedVisitsNewTextUnlessToldToRepeat) {
+  recipe_.finetune.objective = "kl";
+  recipe_.data_finetune = recipe_.data_transfer;
+  tokens_.transfer = tokens_.finetune = {400, 408, 512};
+  recipe_.finetune.max_steps = 60;
+  EXPECT_TRUE(make().logits->from_boundary) << "240 sequences, those of the transfer";
+  recipe_.finetune.max_steps = 61;
+  const Plan plan = make();
+  EXPECT_FALSE(plan.logits->from_boundary);
+  EXPECT_EQ(plan.logits->sequences.num_train, 244);
+  recipe_.finetune.repeat_captured = true;
+  EXPECT_TRUE(make().logits->from_boundary);
+}
+
 TEST_F(PlanTest, MoreTopLogitsThanTheVocabularyHasAreRefused) {
   recipe_.finetune.objective = "kl";
   recipe_.finetune.top_k = 60000;
@@ -426,7 +448,7 @@ TEST_F(PlanTest, MoreTopLogitsThanTheVocabularyHasAreRefused) {
 
 TEST_F(PlanTest, ABlockOfSoftmaxLayersDoesNotTrain) {
   recipe_.plan.layers_per_block = 5;
-  recipe_.transfer.softmax_layers = {25, 26, 27, 28, 29, 3};
+  recipe_.transfer.softmax_layers.layers = {25, 26, 27, 28, 29, 3};
   const Plan plan = make();
   EXPECT_TRUE(plan.blocks[0].trains);
   EXPECT_FALSE(plan.blocks[5].trains);

@@ -110,7 +110,7 @@ TEST_F(Assembler, LinksInTheAttemptDoNotMakeItWriteElsewhere) {
 }
 
 TEST_F(Assembler, LayersThatStaySoftmaxHaveNoTensors) {
-  recipe_.transfer.softmax_layers = {4};
+  recipe_.transfer.softmax_layers.layers = {4};
   geometry_.untrained_blocks = {2};
   state_ = {};
   must(state_, RunStarted{geometry_, "test"});

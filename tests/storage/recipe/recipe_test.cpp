@@ -38,7 +38,7 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                                        .format = "jsonl",
                                        .template_ = "{q}\n{a}",
                                        .label_mask = "answer"},
-                                      {.path = "b.json", .format = "alpaca"}},
+                                      {.path = "b.json", .format = "alpaca", .shots = 5}},
                           .seq_len = 77,
                           .validation_sequences = 3,
                           .split = "sequences",
@@ -83,7 +83,7 @@ TEST(Recipe, WrittenAndReadAgainIsTheSameInEveryField) {
                      .checkpoint_every = 12,
                      .retries_with_new_seed = 1,
                      .redraw_every = 13,
-                     .softmax_layers = {0, 29}};
+                     .softmax_layers = {.layers = {0, 29}}};
   recipe.finetune = {.enabled = false,
                      .rank = 16,
                      .alpha = 1e300 / 1e297,
@@ -159,6 +159,34 @@ TEST(Recipe, KeysInsideASourceAreCheckedToo) {
                 "data.transfer.sources[0].format?"));
 }
 
+TEST(Recipe, AllLayersMayKeepTheirSoftmax) {
+  Recipe recipe = minimal();
+  recipe.transfer.softmax_layers.all = true;
+  EXPECT_THAT(recipe.to_toml(), HasSubstr("softmax_layers = \"all\""));
+  EXPECT_EQ(Recipe::parse(recipe.to_toml(), "r").transfer, recipe.transfer);
+}
+
+TEST(Recipe, ShotsAndGeneratedRecordsAreRefusedWhereTheyMeanNothing) {
+  Recipe recipe = minimal();
+  const auto problem = [&recipe] {
+    try {
+      recipe.validate("r");
+    } catch (const Error& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  auto& sources = recipe.data_transfer.sources;
+  sources = {{.path = "a.txt", .shots = 2}};
+  EXPECT_THAT(problem(), HasSubstr("sources[0].shots = 2: format \"text\" has no records"));
+  sources = {{.path = "a.json", .format = "records", .shots = 2}};
+  EXPECT_EQ(problem(), "");
+  sources.push_back({.path = "keys.json", .format = "passkey"});
+  EXPECT_THAT(problem(), HasSubstr("give each one a weight"));
+  for (DataSource& source : sources) source.weight = 1;
+  EXPECT_EQ(problem(), "");
+}
+
 TEST(Recipe, AWrongTypeNamesKeyLineAndBothTypes) {
   EXPECT_EQ(refusal_of("[transfer]\nmax_steps = \"60\"\n"),
             "recipe.toml:7: transfer.max_steps expected an integer, found a string");
@@ -167,7 +195,7 @@ TEST(Recipe, AWrongTypeNamesKeyLineAndBothTypes) {
   EXPECT_THAT(refusal_of("[transfer]\nshuffle = 1\n"),
               HasSubstr("expected true or false, found an integer"));
   EXPECT_THAT(refusal_of("[transfer]\nsoftmax_layers = 3\n"),
-              HasSubstr("expected a list, found an integer"));
+              HasSubstr("expected a list of layers, or \"all\", found an integer"));
   EXPECT_THAT(refusal_of("[transfer]\nsoftmax_layers = [\"a\"]\n"),
               HasSubstr("expected an integer, found a string"));
   EXPECT_THAT(refusal_of("[evaluate]\nprompts = [1]\n"),
@@ -378,11 +406,13 @@ TEST(Recipe, ARecipeThatAnEarlierBuildResolvedHasNeitherSinksNorACacheNorSharedK
   const Recipe recipe = Recipe::parse(earlier, "run.toml");
   EXPECT_EQ(recipe.attention.num_sinks, 0);
   EXPECT_EQ(recipe.attention.key_maps, KeyMaps::kQueryHead);
+  EXPECT_TRUE(recipe.finetune.repeat_captured);
   EXPECT_EQ(Recipe::parse(recipe.to_toml(), "run.toml"), recipe);
   EXPECT_THAT(difference(recipe, minimal()).unsafe,
               ElementsAre("attention.key_maps: \"query_head\" -> \"kv_head\"",
                           "attention.num_sinks: 0 -> 4",
-                          "attention.recall_cache: 0 -> 32"));
+                          "attention.recall_cache: 0 -> 32",
+                          "finetune.repeat_captured: true -> false"));
 }
 
 TEST(Recipe, ACacheThatIsLeftOutHasHalfOfTheFeaturesAsFarAsTheWindowGoes) {

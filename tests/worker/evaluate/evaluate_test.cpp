@@ -194,8 +194,38 @@ TEST_F(Evaluate, EachColumnIsToTheLastDigitWhatItsOwnEvaluationGives) {
   EXPECT_NE(lora.column(kLinearOff)->all.loss, controlled.column(kControl)->all.loss)
       << "its weights are the student's";
   EXPECT_NE(lora.column(kLinearOff)->all.loss, lora.figures().loss);
-  EXPECT_EQ(transfer.layers.size(), 3U);
-  EXPECT_TRUE(lora.layers.empty());
+}
+
+// Catches: an error of the student's q, k and v without their adapter, or of a path that is not the
+// teacher's.
+TEST_F(Evaluate, LayerErrorsWithAnAdapterAreThoseOfItsOwnQueriesKeysAndValues) {
+  const auto teacher = model();
+  const worker::Student made = student(4);
+  const auto sequences = worker::evaluation_sequences(tokens_, 0);
+  const auto errors_with = [&](const std::string& module) {
+    worker::LoraAdapter adapter = this->adapter();
+    for (auto& layer : adapter.layers) {
+      for (auto& [name, pair] : layer) {
+        if (name != module) pair.b.zero_();
+      }
+    }
+    worker::EvaluateOptions options;
+    options.student = &made;
+    if (module != "no adapter") options.adapter = &adapter;
+    std::vector<double> errors;
+    for (const auto& layer : worker::evaluate(teacher, tokens_, sequences, options).layers)
+      errors.push_back(layer.mse);
+    return errors;
+  };
+  const std::vector<double> transfer = errors_with("no adapter");
+  ASSERT_EQ(transfer.size(), 3U);
+  EXPECT_EQ(errors_with("none of them"), transfer) << "the adapter changes nothing";
+  EXPECT_EQ(errors_with("o_proj"), transfer) << "behind what is compared";
+  for (const char* module : {"q_proj", "k_proj", "v_proj"}) {
+    const std::vector<double> own = errors_with(module);
+    for (std::size_t layer = 0; layer < transfer.size(); ++layer)
+      EXPECT_NE(own[layer], transfer[layer]) << module << " of layer " << layer;
+  }
 }
 
 // Catches: an opponent of another window, a cache that stays on in the column without it.

@@ -391,6 +391,7 @@ struct Left {
   std::map<std::string, std::vector<std::byte>> tensors;
   double loss = 0.0, gradient_norm = 0.0, validation = 0.0;
   std::map<std::string, double> update_norms;
+  std::string update_sums;  // JSON, by layer
   bool operator==(const Left&) const = default;
 };
 
@@ -425,7 +426,10 @@ Left train_over(const storage::Mesh& mesh,
     left.loss = result.loss;
     left.gradient_norm = result.norms.gradient;
     left.validation = validation;
-    if (communicator.rank() == 0) left.update_norms = result.norms.updates;
+    if (communicator.rank() == 0) {
+      left.update_norms = result.norms.updates;
+      left.update_sums = trained->parameters().update_sums_by_layer().dump();
+    }
   });
   return left;
 }
@@ -444,6 +448,38 @@ TEST(Finetune, EveryMeshGivesTheBytesLossesAndNormsOfOneRank) {
       }
     }
   }
+}
+
+// Against what each step changed, read from the adapter itself.
+TEST(Finetune, UpdateSumsAddUpTheNormsOfEachFactorsChanges) {
+  run_on_threads(1, [](Communicator& alone) {
+    Trained trained({.num_layers = 2}, trainer_options(section()), alone);
+    std::map<std::string, double> sums;
+    for (int step = 0; step < 3; ++step) {
+      std::map<std::string, at::Tensor> before;
+      for (const auto& [name, pair] : trained->parameters().adapter().layers[1]) {
+        before[name + "/A"] = pair.a.clone();
+        before[name + "/B"] = pair.b.clone();
+      }
+      trained->step();
+      for (const auto& [name, pair] : trained->parameters().adapter().layers[1]) {
+        sums[name + "/A"] += (pair.a - before[name + "/A"]).to(at::kDouble).norm().item<double>();
+        sums[name + "/B"] += (pair.b - before[name + "/B"]).to(at::kDouble).norm().item<double>();
+      }
+    }
+    const nlohmann::json layers = trained->parameters().update_sums_by_layer();
+    ASSERT_EQ(layers.size(), 2U);
+    EXPECT_EQ(layers[1]["layer"], 1);
+    for (const auto& [key, sum] : sums) {
+      EXPECT_NEAR(layers[1][key].get<double>(), sum, 1e-9 * sum) << key;
+      EXPECT_DOUBLE_EQ(trained->parameters().update_sums().at(key),
+                       layers[0][key].get<double>() + layers[1][key].get<double>());
+    }
+    // They go on from a checkpoint.
+    Trained resumed({.num_layers = 2}, trainer_options(section()), alone);
+    resumed->parameters().restore(trained->parameters().checkpoint());
+    EXPECT_EQ(resumed->parameters().update_sums_by_layer(), layers);
+  });
 }
 
 TEST(Finetune, BytesBetweenStagesAreThoseOfTheFormula) {

@@ -157,7 +157,7 @@ TEST_F(Pipeline, AttentionMapsOfAFewLayersComeOnceAtTheEndAndLayersPerBlockNever
   for (const int k : {4, 2, 1}) {
     const auto root = make_run("k" + std::to_string(k), [k](storage::Recipe& recipe) {
       recipe.plan.layers_per_block = k;
-      recipe.transfer.softmax_layers = {2};
+      recipe.transfer.softmax_layers.layers = {2};
     });
     run_pipeline(root);
     std::map<std::pair<int, int>, nlohmann::json> maps;
@@ -338,7 +338,7 @@ TEST_F(Pipeline, CaptureSplitIntoTasksWritesTheSameShards) {
 TEST_F(Pipeline, KeptSoftmaxLayersHaveNoMapsAndTheOthersTrainAsBefore) {
   const auto all = run_pipeline(make_run("all")).maps;
   auto kept = run_pipeline(make_run("kept", [](storage::Recipe& recipe) {
-                recipe.transfer.softmax_layers = {1, 3};
+                recipe.transfer.softmax_layers.layers = {1, 3};
               })).maps;
   EXPECT_EQ(kept.size(), 2U * 5U);
   for (const auto& [name, bytes] : kept) EXPECT_EQ(bytes, all.at(name)) << name;
