@@ -1,5 +1,5 @@
-// The CPU forms of norm.hpp, rotary.hpp and mlp.hpp: contiguous tensors of one dtype, bf16 or fp32,
-// vectorised for the processor at hand. Used by those files alone.
+// The CPU forms of norm.hpp, rotary.hpp, mlp.hpp and frozen_product.hpp: contiguous tensors of one
+// dtype, bf16 or fp32, vectorised for the processor at hand. Used by those files alone.
 #pragma once
 
 #include "worker/model/layer/mlp.hpp"
@@ -34,5 +34,14 @@ at::Tensor split_heads_backward(const Qkv& gradient,
                                 const at::Tensor& qkv,
                                 const RopeTable& rope,
                                 const HeadNorms& norms);
+
+// A product of few rows, as decoding has them: bf16, limited by reading the matrix once. Whether
+// this form takes it: x [..., in] of up to three rows, weight [out, in] contiguous, in a multiple
+// of 32 and out of 4. Sums in fp32, in an order that neither the number of rows nor that of threads
+// changes, rounded once; bias [out] or undefined.
+[[nodiscard]] bool takes_few_rows(const at::Tensor& x, const at::Tensor& weight);
+[[nodiscard]] at::Tensor few_rows_product(const at::Tensor& x,
+                                          const at::Tensor& weight,
+                                          const at::Tensor& bias);
 
 }  // namespace hedgerow::worker::cpu

@@ -8,6 +8,8 @@
 #include <optional>
 #include <utility>
 
+#include "worker/model/layer/cpu_rows.hpp"
+
 namespace hedgerow::worker {
 namespace {
 
@@ -62,7 +64,9 @@ void FrozenProduct::pack_with_transpose(std::int64_t rows) {
 
 at::Tensor FrozenProduct::forward(const at::Tensor& x) const {
   RECORD_USER_SCOPE("hedgerow::frozen_product");
-  return packed_ ? packed_linear(x, weight_, bias_) : at::linear(x, weight_, bias_);
+  if (packed_) return packed_linear(x, weight_, bias_);
+  return cpu::takes_few_rows(x, weight_) ? cpu::few_rows_product(x, weight_, bias_)
+                                         : at::linear(x, weight_, bias_);
 }
 
 at::Tensor FrozenProduct::backward(const at::Tensor& dy) const {

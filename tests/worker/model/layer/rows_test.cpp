@@ -2,6 +2,9 @@
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
+#include "worker/model/layer/cpu_rows.hpp"
 #include "worker/model/layer/mlp.hpp"
 #include "worker/model/layer/rotary.hpp"
 
@@ -92,6 +95,40 @@ TEST_P(LayerRows, ARowDoesNotDependOnItsNeighboursNorOnTheThreads) {
 TEST(LayerRowsSpecial, NanStaysNanInBf16) {
   const at::Tensor x = at::full({1, 32}, std::numeric_limits<float>::quiet_NaN()).to(at::kBFloat16);
   EXPECT_TRUE(add_round(x, x, at::kBFloat16).isnan().all().item<bool>());
+}
+
+TEST(FewRows, EqualTheProductInFp64AndAreTheSameAloneWhateverTheThreads) {
+  at::manual_seed(5);
+  for (const auto& [out, in] : std::vector<std::pair<std::int64_t, std::int64_t>>{
+           {4, 32}, {960, 576}, {576, 1536}, {8192, 96}}) {
+    const at::Tensor weight = at::randn({out, in}).to(at::kBFloat16);
+    for (const at::Tensor& bias : {at::Tensor(), at::randn({out}).to(at::kBFloat16)}) {
+      const at::Tensor x = at::randn({1, 3, in}).to(at::kBFloat16);
+      ASSERT_TRUE(cpu::takes_few_rows(x, weight));
+      const at::Tensor y = cpu::few_rows_product(x, weight, bias);
+      at::Tensor exact = at::matmul(x.to(at::kDouble), weight.to(at::kDouble).t());
+      if (bias.defined()) exact += bias.to(at::kDouble);
+      // Half a unit in the last place, beside what fp32 sums lose.
+      const at::Tensor allowed = exact.abs() / 256 + 1e-5 * std::sqrt(static_cast<double>(in));
+      EXPECT_TRUE(((y.to(at::kDouble) - exact).abs() <= allowed).all().item<bool>());
+      const int threads = at::get_num_threads();
+      at::set_num_threads(1);
+      for (std::int64_t row = 0; row < 3; ++row) {
+        const at::Tensor alone = cpu::few_rows_product(x.narrow(1, row, 1), weight, bias);
+        EXPECT_TRUE(at::equal(alone, y.narrow(1, row, 1))) << out << " x " << in;
+      }
+      at::set_num_threads(threads);
+    }
+  }
+}
+
+TEST(FewRows, LeaveToOthersWhatTheyDoNotTake) {
+  const auto bf16 = [](at::IntArrayRef sizes) { return at::ones(sizes, at::kBFloat16); };
+  EXPECT_FALSE(cpu::takes_few_rows(bf16({1, 4, 64}), bf16({8, 64}))) << "four rows";
+  EXPECT_FALSE(cpu::takes_few_rows(bf16({1, 48}), bf16({8, 48})));
+  EXPECT_FALSE(cpu::takes_few_rows(bf16({1, 64}), bf16({6, 64})));
+  EXPECT_FALSE(cpu::takes_few_rows(at::ones({1, 64}), at::ones({8, 64}))) << "fp32";
+  EXPECT_FALSE(cpu::takes_few_rows(bf16({1, 64}), bf16({64, 8}).t())) << "strided";
 }
 
 INSTANTIATE_TEST_SUITE_P(All,
