@@ -30,7 +30,7 @@ namespace hedgerow::plain {
 // Beside the denominator of linear attention without a window (003; the kernels' kLinearEpsilon).
 inline constexpr double kLinearEpsilon = 1e-12;
 
-// The largest order of a series: beyond, doubles at |s| <= 1 no longer see the difference.
+// The largest order of a series, which is the paper's.
 inline constexpr std::size_t kMaxSeriesOrder = 10;
 
 // Monomials that a series may hold for each column of v: D = 8 has 43,758 of them at order 10,
@@ -49,7 +49,8 @@ class Rows {
     }
   }
   // Values that may be written are values that may be read.
-  Rows(const Rows<std::remove_const_t<Element>>& other) requires std::is_const_v<Element>
+  template <typename Written>
+  requires std::same_as<const Written, Element> Rows(const Rows<Written>& other)
       : values_(other.values()), columns_(other.columns()) {}
 
   [[nodiscard]] std::size_t size() const { return values_.size() / columns_; }
@@ -132,7 +133,7 @@ constexpr std::size_t binomial(std::size_t n, std::size_t k) {
 
 // y_i = sum_j softmax(s_i)_j v_j, s_ij = q_i.k_j / sqrt(D), over all keys or those up to i
 // (LoLCATs eq. 1; 003's first program, which also adds 1e-12 to a sum that is at least 1).
-// q [Tq, D], k [T, D], v [T, E] -> y [Tq, E]; causal wants Tq = T. O(Tq T (D + E)).
+// q [Tq, D], k [T, D], v [T, E], T >= 1 -> y [Tq, E]; causal wants Tq = T. O(Tq T (D + E)).
 template <std::floating_point Real>
 void softmax_attention(Mask mask, In<Real> q, In<Real> k, In<Real> v, Rows<Real> y) {
   detail::check_attention(q, k, v, y);
@@ -226,8 +227,7 @@ class LinearState {
 
   // y [E] += phi_q S; returns phi_q.z. O(F E), row by row as above.
   [[nodiscard]] Real read(std::span<const Real> phi_q, std::span<Real> y) const {
-    detail::expect_equal("linear state: features of the query", z_.size(), phi_q.size());
-    detail::expect_equal("linear state: columns of y", columns_, y.size());
+    check_read(phi_q, y);
     const Rows<const Real> S(S_, columns_);
     for (std::size_t f = 0; f < z_.size(); ++f) detail::add_scaled(phi_q[f], S[f], y);
     return detail::dot<Real>(phi_q, z_);
@@ -235,12 +235,18 @@ class LinearState {
 
   // y [E] = phi_q S / (phi_q.z + 1e-12) (LoLCATs eq. 2).
   void attend(std::span<const Real> phi_q, std::span<Real> y) const {
+    check_read(phi_q, y);
     std::ranges::fill(y, Real{0});
     const Real sum = read(phi_q, y);
     detail::divide(y, sum + static_cast<Real>(kLinearEpsilon));
   }
 
  private:
+  void check_read(std::span<const Real> phi_q, std::span<Real> y) const {
+    detail::expect_equal("linear state: features of the query", z_.size(), phi_q.size());
+    detail::expect_equal("linear state: columns of y", columns_, y.size());
+  }
+
   std::vector<Real> S_;  // [F, E]
   std::vector<Real> z_;  // [F]
   std::size_t columns_;
@@ -335,14 +341,14 @@ class Monomials {
  public:
   // Throws beyond kMaxSeriesOrder and kMaxMonomials.
   Monomials(std::size_t order, std::size_t num_variables) : num_variables_(num_variables) {
-    const std::size_t size = detail::binomial(num_variables + order, order);
-    if (num_variables == 0 || order > kMaxSeriesOrder || size > kMaxMonomials) {
+    if (num_variables == 0 || order > kMaxSeriesOrder ||
+        detail::binomial(num_variables + order, order) > kMaxMonomials) {
       throw std::invalid_argument(
           "series: expected at most order " + std::to_string(kMaxSeriesOrder) + " and " +
           std::to_string(kMaxMonomials) + " monomials, found order " + std::to_string(order) +
           " of " + std::to_string(num_variables) + " variables");
     }
-    steps_.reserve(size);
+    steps_.reserve(detail::binomial(num_variables + order, order));
     steps_.push_back({});
     // Each monomial of a degree times each variable from its last one on is the next degree.
     std::size_t begin = 0;
@@ -403,7 +409,10 @@ class SeriesState {
  public:
   // Holds no key. Throws as Monomials does.
   SeriesState(std::size_t order, std::size_t head_dim, std::size_t columns)
-      : monomials_(order, head_dim), sums_(monomials_.size(), columns), phi_(monomials_.size()) {}
+      : monomials_(order, head_dim),
+        sums_(monomials_.size(), columns),
+        phi_(monomials_.size()),
+        columns_(columns) {}
 
   // k [D] and v [E] join the sums.
   void add(std::span<const Real> k, std::span<const Real> v) {
@@ -413,6 +422,7 @@ class SeriesState {
 
   // q [D] -> y [E]. Not const: the features of q lie in the state.
   void attend(std::span<const Real> q, std::span<Real> y) {
+    detail::expect_equal("series: columns of y", columns_, y.size());
     monomials_.features<Real>(q, phi_);
     std::ranges::fill(y, Real{0});
     const Real sum = sums_.read(phi_, y);
@@ -423,6 +433,7 @@ class SeriesState {
   Monomials monomials_;
   LinearState<Real> sums_;
   std::vector<Real> phi_;
+  std::size_t columns_;
 };
 
 // The series over all keys (its appendix C) or as a stream. q [Tq, D], k [T, D], v [T, E] ->

@@ -369,6 +369,11 @@ TEST(PlainAttention, WhatDoesNotFitIsNamedAndNothingIsWritten) {
             "rows: expected whole rows of 0 columns, found 18 values");
   EXPECT_EQ(error_of([] { LinearState<double>(2, 0); }),
             "linear state: expected features and columns, found none");
+  const LinearState<double> state(2, 2);
+  EXPECT_EQ(error_of([&] { state.attend(std::span(x.q).first(2), x.y); }),
+            "linear state: columns of y: expected 2, found 18");
+  EXPECT_EQ(error_of([&] { SeriesState<double>(2, 4, 2).attend(x.queries()[0], x.y); }),
+            "series: columns of y: expected 2, found 18");
   const auto hybrid = [&](std::size_t W, Rows<const double> phi_k) {
     return error_of([&] {
       hybrid_attention<double>(
