@@ -270,7 +270,7 @@ void linear_attention(Mask mask, In<Real> phi_q, In<Real> phi_k, In<Real> v, Row
 
 struct HybridOptions {
   Window window = Window::kTerraced;
-  std::size_t window_size = 64;  // W, in tokens; a terraced window holds W + 1 to 2 W of them
+  std::size_t window_size = 64;  // W, in tokens; terraced, up to 2 W are in the window
   std::size_t num_sinks = 0;     // the first tokens, which stay in every later query's window
   double window_factor = 0;      // the logit of g
 };
@@ -399,8 +399,7 @@ class Monomials {
 // Softmax attention with its exponential cut after the order, as a sum of order + 1 recurrences
 // (arXiv 2507.23632 section 3.1): with phi^n the monomials of degree n,
 //
-//   y_t = sum_n phi^n(q_t) H^n_t, over the same of the ones,  H^n_t = H^n_{t-1} + phi^n(k_t) [v_t,
-//   1]
+//   y_t = (sum_n phi^n(q_t) H^n_t)[v] / (..)[1],  H^n_t = H^n_{t-1} + phi^n(k_t) [v_t, 1]
 //
 // H^n lie in one LinearState. Even orders have denominators above 0. Odd ones may reach 0 and
 // below, and y is then what the arithmetic gives.
