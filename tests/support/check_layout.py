@@ -92,6 +92,7 @@ ALLOWED: dict[str, set[str]] = {
     "kernels/cuda/transfer": {"kernels/cuda/hybrid", "kernels/cuda/tile"},
     "kernels/maps": {"kernels/options"},
     "kernels/ops": {"kernels", "kernels/aten", "kernels/cpu", "kernels/cuda", "kernels/problem"},
+    "kernels/plain/examples": {"kernels/plain"},
     "kernels/problem": {"kernels/maps", "kernels/options"},
     "storage": {"storage/base", "storage/shards"},
     "storage/history": {"storage/base"},
