@@ -3,23 +3,32 @@
 
 #include <algorithm>
 #include <array>
+#include <cstring>
 #include <vector>
 
-#include "kernels/cpu/cpu_vector.hpp"
 #include "worker/model/layer/cpu_rows.hpp"
+#include "worker/model/layer/row_math.hpp"
 
 namespace hedgerow::worker::cpu {
 namespace {
 
-using kernels::cpu::kLanes;
-using kernels::cpu::Lanes;
-using kernels::cpu::UnsignedLanes;
+// Two neighbors of bf16 are one lane of 32 bits: its halves are taken apart by a shift and a mask,
+// which the compiler does not find by itself.
+using Lanes = float __attribute__((vector_size(64)));
+using Pairs = std::uint32_t __attribute__((vector_size(64)));
 
 constexpr std::int64_t kPairLanes = 2 * kLanes;  // bf16 numbers in the 64 bytes of a vector
 constexpr std::int64_t kFewRows = 3;             // from four on oneDNN is as fast
 constexpr std::int64_t kAhead = 8;               // rows of the matrix that are fetched ahead
 constexpr std::int64_t kColumns = 4;             // rows of the matrix at a time
 constexpr std::int64_t kGrainBytes = 1 << 17;    // of the matrix: less is not worth a thread
+
+template <typename Vector, typename T>
+HEDGEROW_INLINE Vector load(const T* from) {
+  Vector vector;
+  std::memcpy(&vector, from, sizeof vector);
+  return vector;
+}
 
 // A row of x [in] in fp32, even elements apart from odd ones, as the halves of a pair are met.
 struct WideRow {
@@ -45,19 +54,22 @@ HEDGEROW_INLINE void products(const at::BFloat16* weight,
                               float* y) {
   std::array<Lanes, kColumns> even_sums{}, odd_sums{};
   for (std::int64_t i = 0; i < in; i += kPairLanes) {
-    const Lanes x_even = kernels::cpu::load(even + i / 2), x_odd = kernels::cpu::load(odd + i / 2);
+    const Lanes x_even = load<Lanes>(even + i / 2), x_odd = load<Lanes>(odd + i / 2);
     for (std::int64_t c = 0; c < kColumns; ++c) {
       const at::BFloat16* const at = weight + c * in + i;
       __builtin_prefetch(at + kAhead * in);
-      const UnsignedLanes pair =
-          *reinterpret_cast<const kernels::cpu::UnalignedUnsignedLanes*>(at);
+      const Pairs pair = load<Pairs>(at);
       const auto column = static_cast<std::size_t>(c);
       even_sums[column] += reinterpret_cast<Lanes>(pair << 16) * x_even;
       odd_sums[column] += reinterpret_cast<Lanes>(pair & 0xffff0000U) * x_odd;
     }
   }
-  for (std::size_t c = 0; c < kColumns; ++c)
-    y[c] = kernels::cpu::sum_lanes(even_sums[c] + odd_sums[c]);
+  for (std::size_t c = 0; c < kColumns; ++c) {
+    const Lanes both = even_sums[c] + odd_sums[c];
+    float lanes[kLanes];
+    std::memcpy(lanes, &both, sizeof lanes);
+    y[c] = sum_lanes(lanes);
+  }
 }
 
 // Of a part of the matrix: its rows begin .. end - 1, [.., in], for all rows of x.
