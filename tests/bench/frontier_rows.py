@@ -83,9 +83,12 @@ def plot(points: list[dict[str, Any]], texts: list[str], path: Path) -> None:
     except ModuleNotFoundError:
         return
     matplotlib.use("Agg")
-    from matplotlib import pyplot
-    figure, axes = pyplot.subplots(1, len(texts), figsize=(4.2 * len(texts), 3.6), squeeze=False)
-    for axis, text in zip(axes[0], texts):
+    from matplotlib import pyplot, ticker
+    rows = 2 if len(texts) > 3 else 1  # a text a row
+    columns = len(texts) // rows
+    figure, grid = pyplot.subplots(rows, columns, figsize=(4.2 * columns, 3.6 * rows), squeeze=False)
+    axes = grid.ravel()
+    for axis, text in zip(axes, texts):
         windows = [point for point in points if point["kind"] == "window"]
         axis.plot([point["state_bytes"] / 1e6 for point in windows], [point[text] for point in windows], marker=".",
                   label="untrained window and sinks")
@@ -95,11 +98,16 @@ def plot(points: list[dict[str, Any]], texts: list[str], path: Path) -> None:
                       label=name)
         teacher = next(point for point in points if point["kind"] == "teacher")
         axis.axhline(teacher[text], color="grey", linewidth=0.8, label="teacher, all keys")
-        axis.set(title=text, xlabel="MB of state a sequence", xscale="log")
-    axes[0][0].set_ylabel("perplexity, second half")
-    axes[0][0].legend(fontsize=7)
+        axis.set(title=text, xlabel="MB of state a sequence", xscale="log", yscale="log")
+        axis.minorticks_off()
+        for side in (axis.xaxis, axis.yaxis):
+            side.set_major_locator(ticker.LogLocator(subs=(1, 2, 3, 5)))
+            side.set_major_formatter(ticker.ScalarFormatter())
+    for row in grid:
+        row[0].set_ylabel("perplexity, second half")
+    axes[0].legend(fontsize=7)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    figure.savefig(path, dpi=90)
 
 
 def frontier(context: Context) -> Iterator[Row]:

@@ -108,6 +108,18 @@ class EverythingTrained(unittest.TestCase):
         ended = self.job.command("generate", "--run", self.run_directory, "--json", "--max-new-tokens", "4", "A hacker is")
         self.assertEqual(ended.code, 0, ended)
 
+    def test_batches_of_a_file_draw_what_all_prompts_together_draw(self) -> None:
+        file = self.job.root / "prompts.txt"
+        file.write_text("A hacker is\nThe word bug\nA hacker is\n")
+        words = ("generate", "--run", self.run_directory, "--json", "--max-new-tokens", "6", "--temperature", "1", "--prompts", file)
+        together = self.job.command(*words)
+        self.assertEqual(together.code, 0, together)
+        rows = [json.loads(line)["ids"] for line in together.out.splitlines()]
+        self.assertEqual(len(rows), 3)
+        self.assertNotEqual(rows[0], rows[2], "each row draws its own")
+        batches = self.job.command(*words, "--batch", "2")
+        self.assertEqual((batches.code, batches.out), (0, together.out), batches)
+
     @unittest.skipUnless(shutil.which("mpirun"), "no mpirun on this machine")
     def test_ranks_that_share_the_layers_generate_what_one_process_does(self) -> None:
         words = ("generate", "--run", self.run_directory, "--json", "--max-new-tokens", "12", "A hacker is",

@@ -28,7 +28,7 @@ struct GenerateArguments {
   std::string model, student, adapter;
   std::string device = "auto", compute_dtype = "auto";
   GenerateOptions generate;
-  int threads = 0, ranks = 1;
+  int threads = 0, ranks = 1, batch = 0;
   int recall_cache = kOwnRecallCache;
   bool progress = false;
 };
@@ -91,10 +91,13 @@ class Printer final : public GenerationObserver {
     show(num_done_ + 1);
   }
   void on_row(std::int64_t row, const std::vector<std::int64_t>& ids) override {
-    print_line({{"row", row}, {"ids", ids}});
+    print_line({{"row", first_ + row}, {"ids", ids}});
     // A row that ends early leaves nothing to wait for.
     show(num_done_ + max_new_tokens_ - static_cast<std::int64_t>(ids.size()));
   }
+
+  // What is said from here on is of the prompts from this one on.
+  void begin_at(std::int64_t first) { first_ = first; }
 
  private:
   void show(std::int64_t num_done) {
@@ -103,7 +106,7 @@ class Printer final : public GenerationObserver {
   }
 
   const ProgressLines& progress_;
-  std::int64_t max_new_tokens_, num_tokens_, num_done_ = 0;
+  std::int64_t max_new_tokens_, num_tokens_, num_done_ = 0, first_ = 0;
 };
 
 // `ranks` nullptr: alone.
@@ -151,8 +154,16 @@ storage::ExitCode generate(const GenerateArguments& options, Communicator* ranks
   adapter.reset();  // its LoRA is in the weights
   Printer printer(progress, prompts.size(), options.generate.max_new_tokens);
   Silent silent;
-  generator.run(
-      prompts, options.generate, prints ? static_cast<GenerationObserver&>(printer) : silent);
+  const auto count = std::ssize(prompts);
+  const std::int64_t batch = options.batch > 0 ? options.batch : count;
+  for (std::int64_t first = 0; first < count; first += batch) {
+    printer.begin_at(first);
+    GenerateOptions own = options.generate;
+    own.sampling.first_row = first;
+    generator.run({prompts.begin() + first, prompts.begin() + std::min(first + batch, count)},
+                  own,
+                  prints ? static_cast<GenerationObserver&>(printer) : silent);
+  }
   return storage::ExitCode::kOk;
 }
 
@@ -215,6 +226,8 @@ void register_generate(CLI::App& app, Action& action) {
                    "As many as mpirun starts of this, each with its share of the layers; 1: alone, "
                    "without mpirun")
       ->check(CLI::PositiveNumber);
+  command->add_option("--batch", options->batch, "Prompts that step together; 0: all of them")
+      ->check(CLI::NonNegativeNumber);
   command->add_flag("--progress", options->progress, kProgressHelp);
   command->callback(
       [options, &action] { action = [options] { return generate_command(*options); }; });

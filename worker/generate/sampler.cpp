@@ -23,7 +23,7 @@ constexpr std::int64_t kBlock = 512;       // tokens whose weights are summed on
 double drawn(const SamplingOptions& options, std::int64_t row, std::int64_t position) {
   storage::PhiloxStream random(options.seed,
                                kSampleStream,
-                               static_cast<std::uint32_t>(row),
+                               static_cast<std::uint32_t>(options.first_row + row),
                                static_cast<std::uint32_t>(position));
   return random.uniform();
 }

@@ -15,6 +15,7 @@ struct SamplingOptions {
   double temperature = 0.0;  // 0: greedy, the first of equal maxima
   double top_p = 1.0;  // keep the smallest set of likeliest tokens that holds this much probability
   std::uint64_t seed = 0;
+  std::int64_t first_row = 0;  // which of all rows row 0 is: a later batch has draws of its own
   void validate() const;  // Throws kUsage
 };
 

@@ -107,6 +107,8 @@ Generated generate_ids(const GenerateOptions& options,
                             "--progress",
                             "--ranks",
                             ranks,
+                            "--batch",
+                            std::to_string(options.batch),
                             "--device",
                             options.device.empty() ? choice.device : options.device,
                             "--max-new-tokens",
@@ -183,6 +185,26 @@ std::vector<std::string> prompts_of(const std::string& path) {
   return prompts;
 }
 
+// Its linear branch has more keys to sum than it ever had, and their weight drowns the window's
+// (README, Results).
+void warn_beyond_training(const GenerateOptions& options,
+                          const ModelChoice& choice,
+                          const json& prompts,
+                          Terminal& terminal) {
+  if (options.model.run.empty() || choice.subject == "teacher") return;
+  const storage::Recipe recipe = recipe_of_run(storage::RunLayout(options.model.run));
+  const int trained = std::max(
+      recipe.data_transfer.seq_len,
+      recipe.finetune.enabled && choice.subject == "lora" ? recipe.data_finetune.seq_len : 0);
+  std::size_t longest = 0;
+  for (const json& ids : prompts) longest = std::max(longest, ids.size());
+  longest += static_cast<std::size_t>(options.max_new_tokens);
+  if (longest <= static_cast<std::size_t>(trained)) return;
+  terminal.warn("the student learned from sequences of " + std::to_string(trained) +
+                " tokens, and up to " + std::to_string(longest) +
+                " are asked for: beyond what it learned from it soon writes nonsense");
+}
+
 ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   const ModelChoice choice = choose_model(options.model);
   if (!options.prompts_file.empty()) {
@@ -210,18 +232,8 @@ ExitCode run_generate(GenerateOptions options, Terminal& terminal) {
   for (const json& reply : ask_tokenizer(choice.model, requests, terminal))
     prompts.push_back(reply["ids"]);
   if (is_interrupted()) return ExitCode::kInterrupted;
-  // A batch's model is loaded anew: rows of another batch share nothing.
-  Generated generated;
-  const std::size_t batch =
-      options.batch > 0 ? static_cast<std::size_t>(options.batch) : prompts.size();
-  for (std::size_t begin = 0; begin < prompts.size() && !is_interrupted(); begin += batch) {
-    const auto end = std::min(begin + batch, prompts.size());
-    json part = json::array();
-    for (std::size_t row = begin; row < end; ++row) part.push_back(prompts[row]);
-    Generated own = generate_ids(options, choice, part, terminal);
-    generated.compute_dtype = own.compute_dtype;
-    std::ranges::move(own.ids, std::back_inserter(generated.ids));
-  }
+  warn_beyond_training(options, choice, prompts, terminal);
+  const Generated generated = generate_ids(options, choice, prompts, terminal);
   if (is_interrupted()) return ExitCode::kInterrupted;
   const std::vector<json>& rows = generated.ids;
   std::vector<json> decode;
