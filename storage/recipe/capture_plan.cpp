@@ -16,6 +16,7 @@ constexpr std::int64_t kFloat = 4;             // bytes
 // Limits of one file of logits that is computed from tokens.
 constexpr std::int64_t kLogitsGroupBytes = std::int64_t{1} << 30;
 constexpr std::int64_t kSequencesPerLogits = 64;
+constexpr std::int64_t kRepeatedShare = 20;  // a twentieth of what was captured may come twice
 // The third word of the shuffle's random streams: the order of windows, then each window's own.
 constexpr std::uint32_t kWindowOrder = 0xFFFFFFFF;
 constexpr std::uint32_t kShuffleStream =
@@ -125,8 +126,10 @@ LogitsPlan make_logits_plan(const Recipe& recipe,
   const std::int64_t per_step = recipe.finetune.sequences_per_step;
   const std::int64_t budget = visited_sequences(recipe, DataStage::kFinetune);
   const std::int64_t visited = std::min(budget, tokens_num_train / per_step * per_step);
-  // Where the last stage visits more of the text than was captured, it does not repeat that.
-  const bool are_captured = recipe.finetune.repeat_captured || visited <= capture.num_train;
+  // Where the last stage visits more of the text than was captured, it does not repeat that; unless
+  // it is the odd step more, for which the teacher would run over all of the text again.
+  const bool are_captured = recipe.finetune.repeat_captured ||
+                            visited - capture.num_train <= capture.num_train / kRepeatedShare;
   if (recipe.data_finetune == recipe.data_transfer && visited > 0 && are_captured) {
     if (capture.num_train < per_step) {
       throw Error(ErrorKind::kUsage,

@@ -426,10 +426,13 @@ TEST_F(PlanTest, ALastStageOfMoreStepsThanWereCapturedVisitsNewTextUnlessToldToR
   tokens_.transfer = tokens_.finetune = {400, 408, 512};
   recipe_.finetune.max_steps = 60;
   EXPECT_TRUE(make().logits->from_boundary) << "240 sequences, those of the transfer";
-  recipe_.finetune.max_steps = 61;
+  recipe_.finetune.max_steps = 63;
+  EXPECT_TRUE(make().logits->from_boundary)
+      << "a twentieth more is no reason to run the teacher again";
+  recipe_.finetune.max_steps = 64;
   const Plan plan = make();
   EXPECT_FALSE(plan.logits->from_boundary);
-  EXPECT_EQ(plan.logits->sequences.num_train, 244);
+  EXPECT_EQ(plan.logits->sequences.num_train, 256);
   recipe_.finetune.repeat_captured = true;
   EXPECT_TRUE(make().logits->from_boundary);
 }
