@@ -1,7 +1,7 @@
 // Attention of one head in plain C++20: softmax, linear attention (bidirectional, and causal as a
 // stream), the window hybrid of LoLCATs, positive random features, and the exponential's series as
 // a sum of recurrences. Needs the standard library alone, so that it can be copied or installed
-// (hedgerow::plain), and is written to be read: the kernel tests take it as an oracle.
+// (hedgerow::plain), and is written to be read.
 //
 // Shapes: T tokens, D head_dim, E columns of v, F features, all rows contiguous (`Rows`), one head
 // a call. Real is float or double and follows from y; sums are in Real, in the order of the keys.

@@ -3,8 +3,7 @@
 A point is a state's size of a sequence and the loss of the second half of its tokens. The line is the teacher under its window
 and sinks, untrained, at growing windows; a student that lies above it is worth less than a window of its bytes. Students are
 those of HEDGEROW_FRONTIER_RUNS (finished runs, separated by ":"), or of the quickstart's recipe; each with caches of 0, 32, 64
-and 128 recalled keys as far as its window takes them. bf16 states are counted in half of the sums' bytes with the figures of
-fp32 ones: rounding them changed no figure at T = 512 (`--rows recall`), and no backend has them yet.
+and 128 recalled keys as far as its window takes them. States are those of fp32 sums: no backend has others.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ using Lanes = float __attribute__((vector_size(64)));
 using Pairs = std::uint32_t __attribute__((vector_size(64)));
 
 constexpr std::int64_t kPairLanes = 2 * kLanes;  // bf16 numbers in the 64 bytes of a vector
-constexpr std::int64_t kFewRows = 3;             // from four on oneDNN is as fast
+constexpr std::int64_t kFewRows = 3;             // at eight oneDNN is faster; between, untried
 constexpr std::int64_t kAhead = 8;               // rows of the matrix that are fetched ahead
 constexpr std::int64_t kColumns = 4;             // rows of the matrix at a time
 constexpr std::int64_t kGrainBytes = 1 << 17;    // of the matrix: less is not worth a thread
