@@ -90,6 +90,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     context->saved_data["layout"] = static_cast<std::int64_t>(options.layout);
     context->saved_data["window_size"] = options.window_size;
     context->saved_data["num_sinks"] = options.num_sinks;
+    context->saved_data["linear_cap"] = options.linear_cap;
     context->saved_data["backend"] = static_cast<std::int64_t>(backend);
   }
 
@@ -102,6 +103,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     options.layout = static_cast<WindowLayout>(context->saved_data["layout"].toInt());
     options.window_size = context->saved_data["window_size"].toInt();
     options.num_sinks = context->saved_data["num_sinks"].toInt();
+    options.linear_cap = context->saved_data["linear_cap"].toInt();
     return options;
   }
 };

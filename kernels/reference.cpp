@@ -92,8 +92,11 @@ HybridWeights hybrid_weights_reference(const at::Tensor& q,
   const at::Tensor inside =
       key.ge(begins).logical_or(sink).logical_or(recalled).logical_and(key.le(query));
   const at::Tensor s = scores(q, k, shape).masked_fill(inside.logical_not(), -INFINITY);
-  const at::Tensor g =
+  at::Tensor g =
       at::sigmoid(parameters.window_factors.to(s.scalar_type())).reshape({shape.H, 1, 1});
+  if (options.linear_cap > 0) {
+    g = g * ((begins - options.num_sinks).to(g.scalar_type()) / options.linear_cap).clamp_min(1.0);
+  }
   weights.window = g * at::exp(s - at::amax(s, -1, true));
   weights.denominator = weights.window.sum(-1, true) + weights.linear.sum(-1, true);
   return weights;

@@ -133,6 +133,14 @@ at::Tensor window_begins(const at::Tensor& queries, const HybridOptions& options
                   c10::str("attention: unknown window layout ", static_cast<int>(options.layout)));
 }
 
+at::Tensor window_gains(const at::Tensor& queries,
+                        const HybridOptions& options,
+                        at::ScalarType dtype) {
+  if (options.linear_cap == 0) return {};
+  const at::Tensor keys = window_begins(queries, options) - options.num_sinks;
+  return (keys.to(dtype) / static_cast<double>(options.linear_cap)).clamp_min(1.0);
+}
+
 void accumulate_chunks(at::Tensor& x, bool reverse) {
   const std::int64_t N = x.size(2);
   const auto block = static_cast<std::int64_t>(std::ceil(std::sqrt(static_cast<double>(N))));

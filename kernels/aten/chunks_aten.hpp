@@ -71,6 +71,11 @@ struct Chunks {
 // window_begin of every query of an int64 tensor.
 [[nodiscard]] at::Tensor window_begins(const at::Tensor& queries, const HybridOptions& options);
 
+// window_gain of every query of an int64 tensor, in `dtype`; undefined without a linear_cap.
+[[nodiscard]] at::Tensor window_gains(const at::Tensor& queries,
+                                      const HybridOptions& options,
+                                      at::ScalarType dtype);
+
 // x [.., .., N, ..] += what lies before (with `reverse`, after) along dimension 2, in place and in
 // a fixed order: no scan of the device's own, whose order may vary. About 2 sqrt(N) launches.
 void accumulate_chunks(at::Tensor& x, bool reverse);

@@ -176,7 +176,9 @@ at::Tensor decode_step_aten(const at::Tensor& q,
     const double scale = 1.0 / std::sqrt(static_cast<double>(D));
     const at::Tensor queries = q.to(at::kFloat).mul(scale).unflatten(1, {G, H / G});
     const auto [window_y, window_sum] = attend_window(queries, tokens, options, state);
-    const at::Tensor gate = at::sigmoid(parameters.window_factors.to(at::kFloat)).reshape({H, 1});
+    at::Tensor gate = at::sigmoid(parameters.window_factors.to(at::kFloat)).reshape({H, 1});
+    const at::Tensor gains = window_gains(seen, options, at::kFloat);
+    if (gains.defined()) gate = gate * gains.reshape({B, 1, 1});
     y = y + gate * window_y.flatten(1, 2);
     sum = sum + gate * window_sum.flatten(1, 2);
   } else {

@@ -60,6 +60,10 @@ struct Operands {
     phi_k = c.feature_chunks(phi_k_tokens);
     if (problem.windowed()) {
       gate = problem.gate.reshape({1, c.G, 1, c.R, 1, 1});
+      const at::Tensor tokens = at::arange(c.N * c.C, c.options.dtype(at::kLong));
+      const at::Tensor gains =
+          window_gains(tokens, problem.options, c.options.dtype().toScalarType());
+      if (gains.defined()) gate = gate * gains.reshape({1, 1, c.N, 1, c.C, 1});
     }
   }
 

@@ -77,8 +77,10 @@ class LossPart {
     at::Tensor student = at::matmul(phi_q, phi_k.transpose(-1, -2)).masked_fill_(not_linear, 0.0);
     if (problem_.windowed()) {
       scores.masked_fill_((key.lt(first) & key.ge(problem_.options.num_sinks)) | future, -INFINITY);
-      student.add_(
-          scores.sub_(scores.amax(-1, true)).exp_().mul_(problem_.gate.reshape({-1, 1, 1})));
+      at::Tensor gate = problem_.gate.reshape({-1, 1, 1});
+      const at::Tensor gains = window_gains(query, problem_.options, gate.scalar_type());
+      if (gains.defined()) gate = gate * gains;
+      student.add_(scores.sub_(scores.amax(-1, true)).exp_().mul_(gate));
     }
     const at::Tensor denominator =
         student.sum(-1, true).add_(problem_.windowed() ? 0.0 : kLinearEpsilon);

@@ -107,7 +107,7 @@ HEDGEROW_CLONES void window_weights(float* scores,
                                     std::int64_t lanes,
                                     const TileMask& mask,
                                     float scale,
-                                    float gate,
+                                    const float* gates,
                                     float* weights,
                                     float* maxima,
                                     float* sums) {
@@ -120,6 +120,7 @@ HEDGEROW_CLONES void window_weights(float* scores,
       maximum = larger(s, maximum);
     }
     Lanes sum{};
+    const Lanes gate = load(gates + lane);
     for (std::int64_t j = 0; j < keys; ++j) {
       const Lanes p = gate * exp_lanes(load(scores + j * ld + lane) - maximum);
       store(weights + j * ld + lane, p);

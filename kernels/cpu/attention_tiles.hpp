@@ -20,14 +20,15 @@ struct TileMask {
 inline constexpr std::int64_t kNoLag = std::int64_t{1} << 40;
 
 // scores [keys, lanes] of raw q.k: scaled in place, -inf outside the mask. maxima[lane] and
-// sums[lane] of p = gate exp(score - maximum), which goes to `weights` (may be scores itself).
+// sums[lane] of p = gates[lane] exp(score - maximum), which goes to `weights` (may be scores
+// itself).
 void window_weights(float* scores,
                     std::int64_t ld,
                     std::int64_t keys,
                     std::int64_t lanes,
                     const TileMask& mask,
                     float scale,
-                    float gate,
+                    const float* gates,
                     float* weights,
                     float* maxima,
                     float* sums);

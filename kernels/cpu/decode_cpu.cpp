@@ -41,7 +41,7 @@ class DecodeHead {
         q_transposed_(problem.shape.D * lanes_),
         weights_((num_sinks_ + num_recalled_ + slots_) * lanes_),
         y_(lanes_ * width_),
-        sums_(3 * lanes_),
+        sums_(4 * lanes_),
         masses_(problem.key_group() * kLanePad) {
     if (num_recalled_ > 0) recall_.emplace(problem);
   }
@@ -213,6 +213,10 @@ class DecodeHead {
              weights_.data(),
              lanes_,
              false);
+    const float* of_heads = problem_.gate.const_data_ptr<float>() + g_ * group;
+    const float gain = window_gain(problem_.options, end - 1);
+    float* gates = window_sums + 3 * lanes_;
+    for (std::int64_t r = 0; r < group; ++r) gates[r] = of_heads[r] * gain;
     const TileMask everything{0, 0, -kNoLag, kNoLag};
     const float scale = 1.0F / std::sqrt(static_cast<float>(D));
     float* maxima = window_sums + lanes_;
@@ -222,7 +226,7 @@ class DecodeHead {
                    lanes_,
                    everything,
                    scale,
-                   1.0F,
+                   gates,
                    weights_.data(),
                    maxima,
                    window_sums);
@@ -233,11 +237,6 @@ class DecodeHead {
              y_.data(),
              width_,
              false);
-    const float* gates = problem_.gate.const_data_ptr<float>() + g_ * group;
-    scale_rows(y_.data(), width_, gates, group, D, y_.data(), width_);
-    for (std::int64_t r = 0; r < group; ++r) {
-      window_sums[r] *= gates[r];
-    }
   }
 
   // Adds the state's share for the query heads that share the kv head's key head u: y_ += phi_q S

@@ -387,6 +387,7 @@ void BackwardWalker::window_side(const QueryTile& tile, const float* totals) {
   const std::int64_t D = problem_.shape.D, n = tile.queries(), lanes = padded(n);
   float* maxima = scratch_.lanes.data() + 2 * sizes_.ld;
   float* sums = scratch_.lanes.data() + 3 * sizes_.ld;
+  float* gates = scratch_.lanes.data() + 4 * sizes_.ld;
   const float scale = 1.0F / std::sqrt(static_cast<float>(D));
   if (problem_.windowed()) {
     const auto score = [&](const Rows& keys, std::int64_t first, std::int64_t rows, float* out) {
@@ -403,13 +404,14 @@ void BackwardWalker::window_side(const QueryTile& tile, const float* totals) {
     }
     score(
         k_, tile.keys_begin, tile.keys(), scratch_.scores_tile.data() + tile.num_sinks * sizes_.ld);
+    query_gates(problem_, tile, gate_, gates);
     window_weights(scratch_.scores_tile.data(),
                    sizes_.ld,
                    tile.window_rows(),
                    lanes,
                    tile.window_mask,
                    scale,
-                   gate_,
+                   gates,
                    scratch_.weights.data(),
                    maxima,
                    sums);

@@ -92,7 +92,7 @@ struct WalkerScratch {
   Scratch inverse{n.tiles * n.ld}, inverse_linear{n.has_linear_gradient ? n.tiles * n.ld : 0};
   Scratch dz{n.tiles * n.ld};
   Scratch sink_dk{n.dk ? n.sinks * n.width : 0}, sink_dv{n.dv ? n.sinks * n.width : 0};
-  Scratch lanes{4 * n.ld};
+  Scratch lanes{5 * n.ld};
 };
 
 // Used by one thread, for one segment after another; the state that walk_segments hands on is

@@ -53,7 +53,7 @@ class ForwardWalker {
         state_(problem),
         tile_y_(ld_ * padded(problem.shape.D)),
         tile_linear_(out.y_linear.defined() ? ld_ * padded(problem.shape.D) : 0),
-        lanes_(5 * ld_) {}
+        lanes_(6 * ld_) {}
 
   void select(std::int64_t head) {
     b_ = head / problem_.key_heads;
@@ -201,6 +201,7 @@ class ForwardWalker {
     float* window_sum = lanes_.data();
     float* linear_sum = window_sum + ld_;
     float* maxima = linear_sum + ld_;
+    float* gates = lanes_.data() + 5 * ld_;
     std::fill(window_sum, window_sum + 2 * ld_, 0.0F);
     const bool near_linear = tile.linear_rows() > 0;
     float* cache_weights = weights_.data() + tile.num_sinks * ld_;  // behind the sinks' rows
@@ -236,13 +237,14 @@ class ForwardWalker {
       TileMask mask = tile.window_mask;
       mask.first_key -= num_recalled_;
       mask.sink_rows += num_recalled_;
+      query_gates(problem_, tile, gate_, gates);
       window_weights(weights_.data(),
                      ld_,
                      num_recalled_ + tile.window_rows(),
                      lanes,
                      mask,
                      scale,
-                     gate_,
+                     gates,
                      weights_.data(),
                      maxima,
                      window_sum);

@@ -94,6 +94,14 @@ QueryTile query_tile(const HybridProblem& problem, std::int64_t begin) {
   return tile;
 }
 
+void query_gates(const HybridProblem& problem, const QueryTile& tile, float gate, float* gates) {
+  std::fill(gates, gates + padded(tile.queries()), gate);
+  if (problem.options.linear_cap == 0) return;
+  for (std::int64_t i = 0; i < tile.queries(); ++i) {
+    gates[i] *= window_gain(problem.options, tile.begin + i);
+  }
+}
+
 at::Tensor fold_batch(const at::Tensor& partial) {
   if (!partial.defined()) {
     return {};

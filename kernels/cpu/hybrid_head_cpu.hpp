@@ -76,6 +76,9 @@ struct QueryTile {
   [[nodiscard]] std::int64_t linear_rows() const { return linear_end - keys_begin; }
 };
 QueryTile query_tile(const HybridProblem& problem, std::int64_t begin);
+// gates [padded(queries)]: the head's gate times window_gain of each query; of the head alone
+// without a linear_cap.
+void query_gates(const HybridProblem& problem, const QueryTile& tile, float gate, float* gates);
 
 struct ChunkRange {
   std::int64_t begin, end;

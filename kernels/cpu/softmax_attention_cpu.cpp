@@ -32,8 +32,10 @@ at::Tensor softmax_attention_cpu(const at::Tensor& q, const at::Tensor& k, const
     const ProductsScope scope(products);
     HeadRows q_rows(queries), k_rows(keys), v_rows(values);
     Scratch q_transposed(D * kQueriesAtOnce), weights(T * kQueriesAtOnce),
-        tile(kQueriesAtOnce * width), lanes(3 * kQueriesAtOnce);
-    float *maxima = lanes.data(), *sums = maxima + kQueriesAtOnce, *inverse = sums + kQueriesAtOnce;
+        tile(kQueriesAtOnce * width), lanes(4 * kQueriesAtOnce);
+    float *maxima = lanes.data(), *sums = maxima + kQueriesAtOnce, *inverse = sums + kQueriesAtOnce,
+          *ones = inverse + kQueriesAtOnce;
+    std::fill(ones, ones + kQueriesAtOnce, 1.0F);
     for (std::int64_t task = begin; task < end; ++task) {
       const std::int64_t b = task / shape.H, h = task % shape.H;
       const Rows qh = q_rows.rows(b, h), kh = k_rows.rows(b, h / shape.group()),
@@ -55,7 +57,7 @@ at::Tensor softmax_attention_cpu(const at::Tensor& q, const at::Tensor& k, const
                        padded(n),
                        causal,
                        scale,
-                       1.0F,
+                       ones,
                        weights.data(),
                        maxima,
                        sums);

@@ -98,7 +98,16 @@ class LossHead {
   }
 
   // Rows of lanes_, a query a lane.
-  enum Lane { kMaxima, kTeacherSums, kStudentSums, kLosses, kWindowSums, kTotals, kNumLanes };
+  enum Lane {
+    kMaxima,
+    kTeacherSums,
+    kStudentSums,
+    kLosses,
+    kWindowSums,
+    kTotals,
+    kGates,
+    kNumLanes
+  };
   float* lanes(Lane row) { return lanes_.data() + row * kQueries; }
 
   float* head_of(const at::Tensor& x, std::int64_t head) {
@@ -147,13 +156,14 @@ class LossHead {
               window_.data() + tile.num_sinks * kQueries);
     std::copy(teacher_.data(), teacher_.data() + tile.num_sinks * kQueries, window_.data());
     const TileMask causal{0, tile.begin, 0, kNoLag};
+    std::fill(lanes(kGates), lanes(kGates) + kQueries, 1.0F);
     window_weights(teacher_.data(),
                    kQueries,
                    tile.end,
                    padded(n),
                    causal,
                    scale,
-                   1.0F,
+                   lanes(kGates),
                    teacher_.data(),
                    lanes(kMaxima),
                    lanes(kTeacherSums));
@@ -175,13 +185,14 @@ class LossHead {
              false);
     mask_linear(student_.data(), kQueries, linear, padded(n), all_linear(tile), sums);
     if (problem_.windowed()) {
+      query_gates(problem_, tile, gate_, lanes(kGates));
       window_weights(window_.data(),
                      kQueries,
                      tile.window_rows(),
                      padded(n),
                      tile.window_mask,
                      scale,
-                     gate_,
+                     lanes(kGates),
                      window_.data(),
                      lanes(kMaxima),
                      lanes(kWindowSums));

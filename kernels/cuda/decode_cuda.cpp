@@ -107,6 +107,7 @@ struct Call {
     batch.layout = options.layout;
     batch.slots = static_cast<int>(state.window_k.size(2));
     batch.window = options.layout == WindowLayout::kTerraced ? batch.slots / 2 : batch.slots;
+    batch.linear_cap = static_cast<int>(options.linear_cap);
     batch.positions = state.positions.data_ptr<std::int64_t>();
     batch.kv_state = state.kv_state.data_ptr<float>();
     batch.k_state = state.k_state.data_ptr<float>();

@@ -127,6 +127,7 @@ Prepared prepare(const HybridProblem& problem) {
   // A window of the whole sequence and a longer one are the same, and fit an int.
   in.window = static_cast<int>(std::min(problem.options.window_size, problem.shape.T));
   in.sinks = static_cast<int>(problem.num_sinks());
+  in.linear_cap = static_cast<int>(problem.options.linear_cap);
   in.q = rows_of(problem.q, p.kept);
   in.k = rows_of(problem.k, p.kept);
   in.v = rows_of(problem.v, p.kept);

@@ -48,7 +48,8 @@ HybridOptions AttentionArguments::options() const {
           .layout = value_of("window", window, kWindowLayouts),
           .window_size = window_size,
           .num_sinks = num_sinks,
-          .recall_cache = recall_cache};
+          .recall_cache = recall_cache,
+          .linear_cap = linear_cap};
 }
 
 }  // namespace hedgerow::kernels::ops

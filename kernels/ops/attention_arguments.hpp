@@ -21,7 +21,7 @@ namespace hedgerow::kernels::ops {
   "Tensor? layer_q=None, Tensor? bias_q=None, Tensor? layer_k=None, Tensor? bias_k=None, "  \
   "Tensor? window_factors=None, str feature_map=\"hedgehog_softmax\", bool negation=True, " \
   "int order=2, str window=\"terraced\", int window_size=64, int num_sinks=0, int "         \
-  "recall_cache=0, float temperature=1.0"
+  "recall_cache=0, float temperature=1.0, int linear_cap=0"
 
 struct AttentionArguments {
   std::optional<at::Tensor> layer_q, bias_q, layer_k, bias_k, window_factors;
@@ -33,6 +33,7 @@ struct AttentionArguments {
   std::int64_t num_sinks = 0;
   std::int64_t recall_cache = 0;
   double temperature = 1.0;
+  std::int64_t linear_cap = 0;
 
   [[nodiscard]] HybridParameters parameters() const;
   // Throws c10::Error naming the known maps or windows where it has another.
@@ -73,7 +74,8 @@ struct AttentionOp<function> {
                 std::int64_t window_size,
                 std::int64_t num_sinks,
                 std::int64_t recall_cache,
-                double temperature) {
+                double temperature,
+                std::int64_t linear_cap) {
     return function({layer_q,
                      bias_q,
                      layer_k,
@@ -86,7 +88,8 @@ struct AttentionOp<function> {
                      window_size,
                      num_sinks,
                      recall_cache,
-                     temperature},
+                     temperature,
+                     linear_cap},
                     own...);
   }
 
@@ -105,7 +108,8 @@ struct AttentionOp<function> {
                                          a.window_size,
                                          a.num_sinks,
                                          a.recall_cache,
-                                         a.temperature);
+                                         a.temperature,
+                                         a.linear_cap);
   }
 };
 

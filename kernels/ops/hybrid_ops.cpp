@@ -277,6 +277,7 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
     context->saved_data["window"] = a.window;
     context->saved_data["window_size"] = a.window_size;
     context->saved_data["num_sinks"] = a.num_sinks;
+    context->saved_data["linear_cap"] = a.linear_cap;
     return y;
   }
 
@@ -332,7 +333,8 @@ class HybridFunction : public torch::autograd::Function<HybridFunction> {
             context->saved_data["window_size"].toInt(),
             context->saved_data["num_sinks"].toInt(),
             0,
-            context->saved_data["temperature"].toDouble()};
+            context->saved_data["temperature"].toDouble(),
+            context->saved_data["linear_cap"].toInt()};
   }
 };
 

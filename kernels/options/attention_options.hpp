@@ -77,6 +77,9 @@ struct HybridOptions {
   // Keys a kv head that stay exact although they left the window, those that the state recalls
   // worst (kernels/problem/recall_cache.hpp); at most window_size, 0 without a window.
   std::int64_t recall_cache = 0;
+  // The linear branch counts for as many keys as this at most (window_gain in
+  // kernels/problem/hybrid_parameters.hpp); 0: for as many as it has, and without a window.
+  std::int64_t linear_cap = 0;
   // y in fp32 instead of q's dtype (the transfer loss wants it unrounded)
   bool fp32_output = false;
   // Also the linear branch alone, HybridForward::y_linear; not in the CUDA kernels

@@ -168,6 +168,9 @@ void check_window(const HybridOptions& options) {
     TORCH_CHECK(options.recall_cache == 0,
                 "attention: recall_cache must be 0 without a window, found ",
                 options.recall_cache);
+    TORCH_CHECK(options.linear_cap == 0,
+                "attention: linear_cap must be 0 without a window, found ",
+                options.linear_cap);
     return;
   }
   TORCH_CHECK(options.window_size >= 1,
@@ -183,6 +186,9 @@ void check_window(const HybridOptions& options) {
               options.window_size,
               ", found ",
               options.recall_cache);
+  TORCH_CHECK(options.linear_cap >= 0,
+              "attention: linear_cap must be 0 (none) or more, found ",
+              options.linear_cap);
   TORCH_CHECK(options.recall_cache == 0 || !options.linear_output,
               "attention: recall_cache goes without linear_output, which only training reads");
 }

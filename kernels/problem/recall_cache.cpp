@@ -245,7 +245,13 @@ class RecallWalk {
     };
     const at::Tensor scores =
         product(queries, keys.transpose(-1, -2)).masked_fill(outside, -INFINITY);
-    at::Tensor weights = gate_ * (scores - scores.amax(-1, true)).exp();
+    at::Tensor gate = gate_;
+    if (options_.linear_cap > 0) {
+      std::vector<float> gains;
+      for (std::int64_t i = begin; i < end; ++i) gains.push_back(window_gain(options_, i));
+      gate = gate * at::tensor(gains, gate.options()).reshape({n, 1});
+    }
+    at::Tensor weights = gate * (scores - scores.amax(-1, true)).exp();
     at::Tensor sum = weights.sum(-1, true), y = product(weights, values);
     add_linear(begin, end, first, y, sum);
     y = (y / sum).flatten(1, 2);

@@ -135,6 +135,18 @@ void check_recall_cache(const AttentionSpec& spec) {
   }
 }
 
+void check_linear_cap(const AttentionSpec& spec) {
+  const std::string found = "= " + std::to_string(spec.linear_cap);
+  if (spec.linear_cap < 0 || spec.linear_cap > kMaxLinearCap)
+    refuse_spec("linear_cap", found + ": expected 0 (none) to " + std::to_string(kMaxLinearCap));
+  if (spec.window == WindowLayout::kNone && spec.linear_cap > 0) {
+    refuse_spec("linear_cap",
+                found +
+                    ": the cap weighs the linear branch against a window, and attention.window is "
+                    "none; use 0");
+  }
+}
+
 }  // namespace
 
 bool AttentionSpec::has_projection() const { return row().projection; }
@@ -217,6 +229,7 @@ void AttentionSpec::validate(int head_dim) const {
   }
   check_sinks(*this);
   check_recall_cache(*this);
+  check_linear_cap(*this);
   if (!std::isfinite(window_factor) || std::abs(window_factor) > 30.0) {
     refuse_spec(
         "window_factor",
@@ -258,6 +271,7 @@ void to_json(nlohmann::json& json, const AttentionSpec& spec) {
           {"window_size", spec.window_size},
           {"num_sinks", spec.num_sinks},
           {"recall_cache", spec.recall_cache},
+          {"linear_cap", spec.linear_cap},
           {"window_factor", spec.window_factor},
           {"train_window_factor", spec.train_window_factor},
           {"train_feature_map", spec.train_feature_map},
@@ -280,6 +294,7 @@ void from_json(const nlohmann::json& json, AttentionSpec& spec) {
   spec.temperature = json.value("temperature", spec.temperature);
   spec.num_sinks = json.contains("num_sinks") ? integer_of<int>(json, "num_sinks") : 0;
   spec.recall_cache = json.contains("recall_cache") ? integer_of<int>(json, "recall_cache") : 0;
+  spec.linear_cap = json.contains("linear_cap") ? integer_of<int>(json, "linear_cap") : 0;
   spec.key_maps =
       key_maps_from_string(json.value("key_maps", std::string(to_string(KeyMaps::kQueryHead))));
 }

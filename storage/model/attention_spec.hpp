@@ -29,6 +29,8 @@ inline constexpr std::array<kernels::Spelling<KeyMaps>, 2> kKeyMaps{{
   return kernels::word_of(kKeyMaps, value);
 }
 
+inline constexpr int kMaxLinearCap = 1 << 20;
+
 struct AttentionSpec {
   static constexpr double kMaxTemperature = 16.0;
 
@@ -52,6 +54,9 @@ struct AttentionSpec {
   // Keys a kv head that left the window and stay exact, those that the state recalls worst
   // (kernels/recall_cache.hpp). At most window_size; 0 without a window. Training does not know it.
   int recall_cache = 0;
+  // The linear branch counts for as many keys as this at most (kernels::window_gain), so that a
+  // student holds beyond the length that it learned at; 0: for as many as it has.
+  int linear_cap = 0;
   double window_factor =
       -2.1972245773362196;  // the logit of g = sigmoid(window_factors) at the start: g = 0.1
   bool train_window_factor = true;
@@ -68,10 +73,10 @@ struct AttentionSpec {
   // Heads of phi_k, and states of a layer, in a model with so many heads.
   [[nodiscard]] std::int64_t num_key_maps(std::int64_t num_attention_heads,
                                           std::int64_t num_key_value_heads) const;
-  // num_sinks, recall_cache and key_maps of a recipe that leaves them out: 4 sinks or as many as
-  // the window takes; half as many keys as the state has features, at most the window's, and none
-  // where the state recalls no key (recalls()); a map a kv head but where a map of keys is that of
-  // their queries.
+  // num_sinks, recall_cache, linear_cap and key_maps of a recipe that leaves them out: 4 sinks or
+  // as many as the window takes; half as many keys as the state has features, at most the window's,
+  // and none where the state recalls no key (recalls()); a map a kv head but where a map of keys is
+  // that of their queries.
   [[nodiscard]] int default_sinks() const;
   [[nodiscard]] int default_recall_cache() const;
   [[nodiscard]] KeyMaps default_key_maps() const;
@@ -103,7 +108,8 @@ struct AttentionSpec {
 // hedgerow.json. from_json throws kUsage for an unknown word and nlohmann's own exceptions for an
 // absent or ill-typed key. Files of earlier builds lack `order`, `temperature` and
 // `train_feature_map`, which then have their defaults, and `num_sinks`, `key_maps` and
-// `recall_cache`: such a student has no sinks, a key map a query head and no cache.
+// `recall_cache` and `linear_cap`: such a student has no sinks, a key map a query head, no cache
+// and no cap.
 void to_json(nlohmann::json& json, const AttentionSpec& spec);
 void from_json(const nlohmann::json& json, AttentionSpec& spec);
 

@@ -127,6 +127,10 @@ void visit_attention(Spec& spec, Visitor& visitor) {
                  0,
                  65536});
   visitor.field(
+      "linear_cap",
+      spec.linear_cap,
+      {"keys that the linear branch counts for at most; 0 for all that it has", 0, kMaxLinearCap});
+  visitor.field(
       "window_factor", spec.window_factor, {"logit of the window's share at the start", -30, 30});
   visitor.field("train_window_factor", spec.train_window_factor, {"learn that share per head"});
   visitor.field(

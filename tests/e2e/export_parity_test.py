@@ -288,7 +288,7 @@ class WithARecallCache(ExportParity, unittest.TestCase):
 
 
 class WithARecallCacheOfASlidingWindow(ExportParity, unittest.TestCase):
-    attention = {"window": "sliding", "recall_cache": 8}
+    attention = {"window": "sliding", "recall_cache": 8, "linear_cap": 20}
 
 
 class WithoutSinksAndAKeyMapAQueryHead(ExportParity, unittest.TestCase):

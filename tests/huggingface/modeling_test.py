@@ -61,6 +61,8 @@ def quadratic_attention(layer, q, k, v) -> torch.Tensor:
         window = torch.zeros(length, length, dtype=torch.bool)
     window = window | ((j < layer.num_sinks) & (j <= i))
     linear = (layer.feature_map_q(q) @ phi_k.transpose(2, 3)).masked_fill(window | (j > i), 0)
+    if layer.linear_cap:
+        linear = linear * (layer.linear_cap / (~window & (j <= i)).sum(-1, keepdim=True).double()).clamp(max=1)
     if layer.window == "none":
         return linear @ v / (linear.sum(-1, keepdim=True) + 1e-12)
     s = (q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])).masked_fill(~window, -math.inf)
@@ -82,7 +84,8 @@ class Attention(unittest.TestCase):
         cases = [(layout, sinks, maps) for layout in ("sliding", "terraced") for sinks in (0, 1, 3, 8)
                  for maps in ("query_head", "kv_head")] + [("none", 0, "kv_head")]
         for layout, sinks, maps in cases:
-            for spec in ({}, {"bias": True}, {"feature_map": "elu_plus_one", "feature_dim": 16}):
+            for spec in ({}, {"bias": True}, {"feature_map": "elu_plus_one", "feature_dim": 16},
+                         {"linear_cap": 5 if layout != "none" else 0}):
                 attention = {"window": layout, "window_size": 8, "feature_dim": 12, "num_sinks": sinks, "key_maps": maps, **spec}
                 with self.subTest(**attention), tempfile.TemporaryDirectory() as directory:
                     layer = make_model(directory, attention).double().model.layers[0].self_attn
@@ -129,6 +132,7 @@ class Generation(unittest.TestCase):
         cases += [(layout, (), DEFAULT) for layout in ("sliding", "terraced")]
         cases += [("terraced", (1,), {**DEFAULT, "num_sinks": 8}), ("sliding", (), {**DEFAULT, "bias": True, "num_sinks": 8}),
                   ("none", (), {"key_maps": "kv_head"})]
+        cases += [(layout, (), {**DEFAULT, "linear_cap": 6}) for layout in ("sliding", "terraced")]
         for layout, softmax_layers, spec in cases:
             with self.subTest(layout=layout, softmax_layers=softmax_layers, **spec), \
                     tempfile.TemporaryDirectory() as directory:
@@ -320,6 +324,9 @@ class Generation(unittest.TestCase):
             for pattern, attention in (("feature_map is 'performer'", {"feature_map": "performer"}),
                                        ("key_maps is 'layer'; known: query_head, kv_head", {"key_maps": "layer"}),
                                        ("num_sinks is 9; a window of 8 tokens takes 0 to 8", {"window_size": 8, "num_sinks": 9}),
+                                       ("linear_cap is -1; a whole number from 0 on", {"linear_cap": -1}),
+                                       ("linear_cap is 9; .*0 without a window", {"linear_cap": 9, "window": "none",
+                                                                                  "num_sinks": 0}),
                                        ("num_sinks is 4; a window of 0 tokens", {"window": "none", "num_sinks": 4})):
                 with self.assertRaisesRegex(ValueError, pattern):
                     make_model(directory, attention)

@@ -74,7 +74,8 @@ class WithOperators(unittest.TestCase):
         cases += [("terraced", (), spec) for spec in MAPS[1:] if spec["feature_map"] != "identity"]
         cases += [(layout, (), {**DEFAULT, "bias": True}) for layout in ("sliding", "terraced")]
         cases += [("terraced", (1,), {**DEFAULT, "num_sinks": 8}), ("none", (), {"key_maps": "kv_head"})]
-        cases += [("terraced", (), {**DEFAULT, "bias": True, "recall_cache": 6}), ("sliding", (1,), {"recall_cache": 3})]
+        cases += [("terraced", (), {**DEFAULT, "bias": True, "recall_cache": 6, "linear_cap": 7}), ("sliding", (1,), {"recall_cache": 3}),
+                  ("sliding", (), {**DEFAULT, "linear_cap": 7})]
         for layout, softmax_layers, spec in cases:
             dim = 12 if ROWS[spec.get("feature_map", "hedgehog_softmax")].projection else 16
             with self.subTest(layout=layout, softmax_layers=softmax_layers, **spec), tempfile.TemporaryDirectory() as directory:

@@ -60,6 +60,8 @@ class Reference:
         while self.made < i // W - (0 if sliding else 1):
             self.choose()
         first = max(i - W + 1, 0) if sliding else max(i // W - 1, 0) * W
+        before = max(first - self.layer.num_sinks, 1)
+        self.share = min(1.0, self.layer.linear_cap / before) if self.layer.linear_cap else 1.0
         exact = set(range(first, i + 1)) | set(range(min(self.layer.num_sinks, i + 1))) | set(self.kept)
         linear = {t for t in self.folded if t < first}
         assert not exact & linear and exact | linear == set(range(i + 1)), (i, exact, linear)
@@ -84,7 +86,7 @@ def reference(layer, q, k, v):
                     own = one.phi[(head - group * heads // groups) % maps]
                     scores = torch.stack([q[row, head, i] @ one.k[t] for t in exact]) / math.sqrt(q.shape[-1])
                     weights = (gate[head] * (scores - scores.max()).exp()).tolist()
-                    weights += [float(phi_q[row, head, i] @ own[t]) for t in linear]
+                    weights += [one.share * float(phi_q[row, head, i] @ own[t]) for t in linear]
                     y[row, head, i] = sum(w * one.v[t] for w, t in zip(weights, exact + linear)) / sum(weights)
             positions[-1].append(one.kept)
     return y, positions
@@ -161,7 +163,7 @@ class Definition(unittest.TestCase):
     @torch.no_grad()
     def test_it_gives_it_for_other_maps(self):
         for layout, spec in itertools.product(LAYOUTS, (
-                {"feature_map": "taylor"}, {"feature_map": "positive_random"}, {"feature_map": "t2r", "bias": True},
+                {"linear_cap": 5}, {"feature_map": "taylor"}, {"feature_map": "positive_random"}, {"feature_map": "t2r", "bias": True},
                 {"feature_map": "elu_plus_one", "feature_dim": 16}, {"feature_map": "hedgehog_exp"})):
             with self.subTest(layout=layout, **spec):
                 self.check(4 * W, torch.float64, 1e-9, window=layout, recall_cache=3, **spec)
@@ -174,7 +176,7 @@ class Definition(unittest.TestCase):
             cuts = (2 * W, 2 * W + 1, 2 * W + 2)
             expected, _ = attend(layer, q, k, v, cuts)
             layer.by_operators = True  # as where the library is loaded
-            with mock.patch.object(module_of(layer, "operators_hedgerow"), "know_recall", lambda: False):
+            with mock.patch.object(module_of(layer, "operators_hedgerow"), "knows", lambda _: False):
                 self.assertTrue(torch.equal(attend(layer, q, k, v, cuts)[0], expected))
 
     @torch.no_grad()

@@ -20,8 +20,9 @@ std::string AttentionCase::name() const {
          std::to_string(options.feature_map.negation) + " layout " +
          std::to_string(static_cast<int>(options.layout)) + " w " +
          std::to_string(options.window_size) + " sinks " + std::to_string(options.num_sinks) +
-         " shares_key_maps " + std::to_string(shares_key_maps) + " scale " + std::to_string(scale) +
-         " seed " + std::to_string(seed);
+         " linear_cap " + std::to_string(options.linear_cap) + " shares_key_maps " +
+         std::to_string(shares_key_maps) + " scale " + std::to_string(scale) + " seed " +
+         std::to_string(seed);
 }
 
 AttentionInputs AttentionInputs::as(at::ScalarType inputs,
@@ -183,11 +184,15 @@ at::Tensor plain_bfloat16_weights(const AttentionInputs& x, const HybridOptions&
   const at::Tensor causal = j.le(i), sinks = j.lt(options.num_sinks);
   const at::Tensor in_linear = j.lt(begins).logical_and(causal).logical_and(sinks.logical_not());
   const at::Tensor in_window = causal.logical_and(in_linear.logical_not());
-  const at::Tensor linear =
-      at::matmul(features(x.q, x.parameters.q, FeatureMapRole::kQuery),
-                 features(keys, map_k, FeatureMapRole::kKey).transpose(-1, -2))
-          .to(at::kFloat)
-          .masked_fill(in_linear.logical_not(), 0.0);
+  at::Tensor linear = at::matmul(features(x.q, x.parameters.q, FeatureMapRole::kQuery),
+                                 features(keys, map_k, FeatureMapRole::kKey).transpose(-1, -2))
+                          .to(at::kFloat)
+                          .masked_fill(in_linear.logical_not(), 0.0);
+  if (options.linear_cap > 0) {  // as a factor on phi_q, where the backends have one on the gate
+    linear =
+        linear * (options.linear_cap / (begins - options.num_sinks).to(at::kFloat).clamp_min(1.0))
+                     .clamp_max(1.0);
+  }
   at::Tensor weights = linear;
   if (options.layout != WindowLayout::kNone) {
     const at::Tensor scores =

@@ -94,6 +94,7 @@ TEST(AttentionTransfer, WithALinearTermEqualsTheReferenceInLossAndGradients) {
       shape.options.layout = layout;
       shape.options.window_size = 16;
       shape.options.num_sinks = T == 70 ? 0 : 3;
+      shape.options.linear_cap = T == 1100 ? 100 : 0;
       const AttentionInputs inputs = make_inputs(shape);
       const auto ours = [&](const AttentionInputs& x) {
         return attention_transfer(x.q, x.k, x.v, x.parameters, shape.options, kFactor).loss;

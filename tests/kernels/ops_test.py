@@ -37,7 +37,7 @@ MAPS = ({"negation": False}, *({"feature_map": word, "projection": row.projectio
                                 row.projection and not row.one_draw, **({"temperature": 1.5} if row.temperature else {})}
                                for word, row in ROWS.items() if row.positive))
 DEFAULT = {"num_sinks": 4, "shared": True}  # a recipe's; shared: one key map a kv head
-STUDENTS = ({"num_sinks": 3}, DEFAULT, {**DEFAULT, "num_sinks": 8, "feature_map": "t2r", "bias": True})
+STUDENTS = ({"num_sinks": 3}, DEFAULT, {**DEFAULT, "linear_cap": 5}, {**DEFAULT, "num_sinks": 8, "feature_map": "t2r", "bias": True})
 B, H, G, T, D, f, W = 2, 4, 2, 45, 16, 8, 8
 FORWARD = ("hybrid_attention", "softmax_attention", "linear_attention", "feature_map", "transfer_mse",
            "transfer_cross_entropy", "linear_share", "prefill_state", "decode_step")
@@ -115,6 +115,8 @@ def weights(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     shares = H // case.learned["layer_k"].shape[0] if "layer_k" in case.learned else 1
     phi_k = features(case, k[:, ::shares], "k").repeat_interleave(shares, 1)
     linear = (features(case, q, "q") @ phi_k.transpose(2, 3)).masked_fill(window | (j > i), 0)
+    if case.told.get("linear_cap"):
+        linear = linear * (case.told["linear_cap"] / (~window & (j <= i)).sum(-1, keepdim=True)).clamp(max=1)
     if case.told["window"] == "none":
         return torch.zeros_like(linear), linear
     s = (q @ k.transpose(2, 3) / math.sqrt(D)).masked_fill(~window, -math.inf)

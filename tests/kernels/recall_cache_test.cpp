@@ -48,6 +48,7 @@ void for_each_recall_case(const std::function<void(const AttentionCase&)>& visit
           shape.options.window_size = kChunk;
           shape.options.num_sinks = recall == 3 ? 0 : 2;
           shape.options.recall_cache = recall;
+          shape.options.linear_cap = recall == 1 ? 0 : 5;
           visit(shape);
         }
       }
@@ -129,6 +130,11 @@ Naive naive_attention(const AttentionCase& shape, const AttentionInputs& given) 
           naive.kept[{chunk, b, g}] = chooser.cache();
         }
         const std::int64_t begin = window_begin(options.layout, kChunk, i);
+        const auto before =
+            static_cast<double>(std::max<std::int64_t>(1, begin - options.num_sinks));
+        const double share = options.linear_cap == 0
+                                 ? 1.0
+                                 : std::min(1.0, static_cast<double>(options.linear_cap) / before);
         for (std::int64_t h = g * group; h < (g + 1) * group; ++h) {
           const std::int64_t u = shape.shares_key_maps ? g : h;
           const double gate = at::sigmoid(x.parameters.window_factors[h]).item<double>();
@@ -146,7 +152,7 @@ Naive naive_attention(const AttentionCase& shape, const AttentionInputs& given) 
             const double score = scores[static_cast<std::size_t>(j)];
             const double weight = score > -INFINITY
                                       ? gate * std::exp(score - largest)
-                                      : phi_q[b][h][i].dot(phi_k[b][u][j]).item<double>();
+                                      : share * phi_q[b][h][i].dot(phi_k[b][u][j]).item<double>();
             y += weight * x.v[b][g][j];
             sum += weight;
           }

@@ -11,6 +11,7 @@ kernels::HybridOptions hybrid_options(const storage::AttentionSpec& spec) {
   options.window_size = spec.window_size;
   options.num_sinks = spec.num_sinks;
   options.recall_cache = spec.recall_cache;
+  options.linear_cap = spec.linear_cap;
   return options;
 }
 

@@ -136,7 +136,10 @@ StudentRows student_rows(const at::Tensor& q,
   if (windowed) {
     const at::Tensor s =
         scores(q, k, queries).masked_fill_(inside.logical_not().logical_or(later), -INFINITY);
-    const at::Tensor g = at::sigmoid(parameters.window_factors.to(at::kFloat)).reshape({-1, 1, 1});
+    std::vector<float> gains;
+    for (const std::int64_t row : rows) gains.push_back(kernels::window_gain(options, row));
+    const at::Tensor g = at::sigmoid(parameters.window_factors.to(at::kFloat)).reshape({-1, 1, 1}) *
+                         at::tensor(gains).to(q.device()).unsqueeze(1);
     student.window = at::exp(s - at::amax(s, -1, true)).mul_(g);
     denominator = denominator + student.window.sum(-1, true);
   } else {

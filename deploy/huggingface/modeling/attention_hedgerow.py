@@ -38,6 +38,7 @@ class HedgerowAttention(nn.Module, HybridInTorch):
         self.window, self.window_size = config.attention["window"], config.attention["window_size"]
         self.num_sinks, self.key_heads = config.attention["num_sinks"], config.num_key_maps
         self.recall_cache = config.attention["recall_cache"]
+        self.linear_cap = config.attention["linear_cap"]
         # Slots of the ring of raw keys; without a window one, which nobody reads, as decode_step has it.
         self.capacity = max({"none": 0, "sliding": 1, "terraced": 2}[self.window] * self.window_size, 1)
         self.by_operators = not self.softmax and have_operators()

@@ -4,7 +4,8 @@ The teacher's keys keep their names and places, model_type included, so that Aut
 more, "hedgerow", says what the attention is:
   {"format": "export/1", "body": the teacher's model_type, "hidden_act": the teacher's,
    "attention": {"feature_map", "negation", "feature_dim", "bias", "key_maps", "window", "window_size", "num_sinks",
-                 "recall_cache", ...},
+                 "recall_cache",
+                 "linear_cap", ...},
    "softmax_layers": [layers that kept softmax attention]}
 In place of the teacher's hidden_act stands FOREIGN_ACTIVATION: the body's own class in transformers, which would compute
 softmax attention, ends with an error that names it.
@@ -118,6 +119,10 @@ class HedgerowConfig(PreTrainedConfig):
         if type(recall) is not int or not 0 <= recall <= most:
             raise ValueError(f"config.json: hedgerow.attention.recall_cache is {recall!r}; a window of "
                              f"{most} tokens takes 0 to {most}. Export the model again")
+        cap = attention["linear_cap"]
+        if type(cap) is not int or cap < 0 or (cap and attention["window"] == "none"):
+            raise ValueError(f"config.json: hedgerow.attention.linear_cap is {cap!r}; a whole number from 0 on is expected, "
+                             "0 without a window. Export the model again")
         if recall and FEATURE_MAPS[attention["feature_map"]].series and attention["order"] % 2:
             raise ValueError(f"config.json: hedgerow.attention.recall_cache is {recall}; taylor of the odd order "
                              f"{attention['order']} takes 0: a key's weights may sum to 0 or less. Export the model again")
@@ -141,11 +146,11 @@ class HedgerowConfig(PreTrainedConfig):
     def attention(self) -> dict[str, Any]:
         """What the student attends with, defaults filled in as in a hedgerow.json (storage/model/attention_spec.hpp).
 
-        Exports that say nothing of sinks, key maps and recall_cache have none, one a query head and 0.
+        Exports that say nothing of sinks, key maps, recall_cache and linear_cap have none, one a query head, 0 and 0.
         """
         given = self.hedgerow.get("attention", {})
         filled = {"feature_map": "hedgehog_softmax", "feature_dim": 64, "bias": False, "window": "terraced",
-                  "window_size": 64, "order": 2, "num_sinks": 0, "key_maps": "query_head", "recall_cache": 0,
+                  "window_size": 64, "order": 2, "num_sinks": 0, "key_maps": "query_head", "recall_cache": 0, "linear_cap": 0,
                   "temperature": 1.0, **given}
         row = FEATURE_MAPS.get(filled["feature_map"])  # none: __init__ refuses the name
         filled.setdefault("negation", row is not None and row.negation)

@@ -15,6 +15,8 @@ stay (of equal ones the earlier); S, z are the sums over all that earlier choice
 (c + 1) W (sliding) or (c + 2) W (terraced), which is where chunk c begins to leave the window. A dropped key goes into the
 sums when it has left the window.
 
+With linear_cap C, g of a query is multiplied by max(1, n / C), n the keys before its window but for sinks.
+
 Letters: B batch, T new tokens, H query heads, G key-value heads, U heads of the key map and of the sums (H, or G where query
 heads share them), D head_dim, F features, W window size, S sinks, L local length, N keys of the recall cache.
 """
@@ -103,8 +105,14 @@ class HybridInTorch:
         is_kept = (sinks < known[:, None])[:, None, :, None]
         return [torch.where(is_kept, kept, x) for kept, x in zip((state.sink_k, state.sink_v), found)]
 
-    def _gate(self, dtype: torch.dtype) -> torch.Tensor:
-        return torch.sigmoid(self.window_factors.to(dtype))
+    def _gate(self, queries: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """g of the queries at positions [B, n], [B or 1, H, n or 1, 1]; with linear_cap times max(1, keys before the window
+        that are no sinks / linear_cap)."""
+        gate = torch.sigmoid(self.window_factors.to(dtype))
+        if not self.linear_cap:
+            return gate
+        keys = self._window_base(queries + 1) - self.num_sinks
+        return gate * (keys.to(dtype) / self.linear_cap).clamp(min=1.0)[:, None, :, None]
 
     def _chunked(self, q, k, v, state: LinearState | None, base: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The definition above over local positions, which begin at `base` [B], a chunk of W queries at a time: O(L (2 W + F) D).
@@ -140,7 +148,7 @@ class HybridInTorch:
                 columns = torch.cat((sink_k, k[:, :, keys]), dim=2)
                 scores = (q[:, :, here] @ columns.transpose(2, 3)) / math.sqrt(self.head_dim)
                 scores = scores.masked_fill(~seen, float("-inf"))
-                weights = weights + self._gate(q.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
+                weights = weights + self._gate(tokens[:, here], q.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
             numerator, denominator = weights @ torch.cat((sink_v, v[:, :, keys]), dim=2), weights.sum(-1, keepdim=True)
             if torch.is_tensor(kv):
                 numerator = numerator + phi_q[:, :, here] @ repeat_heads(kv, self.heads)
@@ -214,7 +222,7 @@ class HybridInTorch:
                 for sink, recalled, x in ((sink_k, now.recalled_k, k), (sink_v, now.recalled_v, v)))
             scores = (q[:, :, here] @ columns_k.transpose(2, 3)) / math.sqrt(self.head_dim)
             scores = scores.masked_fill(~self._exact(now, tokens[:, here], tokens[:, keys], softmax), float("-inf"))
-            weights = self._gate(q.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
+            weights = self._gate(tokens[:, here], q.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
             if linear is not None and begin:
                 # Of the chunk before, what is neither chosen nor in the state's sums, as far as it has left the window.
                 phi = self.feature_map_k(self._wide(k[:, :, before], self.key_heads))
@@ -334,7 +342,7 @@ class HybridInTorch:
             window_v = torch.cat((state.recalled_v, window_v), dim=2)
         scores = (wide_q @ self._wide(window_k, self.heads).transpose(2, 3)) / math.sqrt(self.head_dim)
         scores = scores.masked_fill(~inside, float("-inf"))
-        p = self._gate(scores.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
+        p = self._gate(position[:, None], scores.dtype) * (scores - scores.amax(-1, keepdim=True)).exp()
         y = (numerator + p @ self._wide(window_v, self.heads)) / (denominator + p.sum(-1, keepdim=True))
         return y.to(q.dtype)
 

@@ -54,6 +54,9 @@ def say_once(how: str) -> None:
     logger.info(f"hedgerow: attention is computed {how}")
 
 
+LATER_ARGUMENTS = ("recall_cache", "linear_cap")  # that earlier libraries do not have
+
+
 @functools.cache
 def warn_once(what: str, remedy: str) -> None:
     logger.warning(f"hedgerow: {what}, so attention is computed in plain PyTorch; {remedy}, or set HEDGEROW_OPS=off")
@@ -62,9 +65,10 @@ def warn_once(what: str, remedy: str) -> None:
 def operators_take(layer, *tensors: torch.Tensor, with_state: bool) -> bool:
     """Whether the operators compute this. They keep no graph through a state, which is for generation, nor through a
     recall_cache."""
-    if layer.recall_cache and not know_recall():
-        warn_once("the library of HEDGEROW_OPS knows no recall_cache", "build it from a later hedgerow")
-        return False
+    for name in LATER_ARGUMENTS:
+        if getattr(layer, name) and not knows(name):
+            warn_once(f"the library of HEDGEROW_OPS knows no {name}", "build it from a later hedgerow")
+            return False
     first = tensors[0]
     if first.device.type not in DEVICES or first.dtype not in DTYPES or any(x.dtype != first.dtype for x in tensors):
         return False
@@ -73,8 +77,8 @@ def operators_take(layer, *tensors: torch.Tensor, with_state: bool) -> bool:
 
 
 @functools.cache
-def know_recall() -> bool:
-    return any(each.name == "recall_cache" for each in torch.ops.hedgerow.decode_step.default._schema.arguments)
+def knows(argument: str) -> bool:
+    return any(each.name == argument for each in torch.ops.hedgerow.decode_step.default._schema.arguments)
 
 
 def arguments_of(layer) -> dict[str, Any]:
@@ -83,9 +87,8 @@ def arguments_of(layer) -> dict[str, Any]:
     found = {"feature_map": spec["feature_map"], "negation": spec["negation"], "order": spec["order"],
              "window": spec["window"], "window_size": spec["window_size"], "num_sinks": spec["num_sinks"],
              "window_factors": getattr(layer, "window_factors", None)}
-    if layer.recall_cache:  # earlier libraries have no such argument
-        found["recall_cache"] = layer.recall_cache
-    if spec["temperature"] != 1.0:  # nor this one
+    found |= {name: getattr(layer, name) for name in LATER_ARGUMENTS if getattr(layer, name)}
+    if spec["temperature"] != 1.0:  # earlier libraries have no such argument
         found["temperature"] = spec["temperature"]
     for side, feature_map in (("q", layer.feature_map_q), ("k", layer.feature_map_k)):
         if feature_map.mlp is not None:

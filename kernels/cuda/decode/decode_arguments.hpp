@@ -28,6 +28,7 @@ struct DecodeBatch {
   Layout layout = Layout::kNone;
   int window = 0, slots = 0;          // slots of the ring; token t lies at slot t mod slots
   int sinks = 0;                      // the first tokens of a row, which no state holds
+  int linear_cap = 0;
   std::int64_t* positions = nullptr;  // [B]: tokens that each row has seen
   float* kv_state = nullptr;          // [B, U, F, D]
   float* k_state = nullptr;           // [B, U, F]

@@ -433,7 +433,8 @@ class DecodeStep {
       }
       float y = 0.0F, sum = kEpsilon;
       if (a_.batch.layout != Layout::kNone) {
-        const float gate = 1.0F / (1.0F + exponential(-a_.factors[first_head_ + h]));
+        const float gate = window_gain(begin_ - a_.batch.sinks, a_.batch.linear_cap) /
+                           (1.0F + exponential(-a_.factors[first_head_ + h]));
         y = gate * items.values[i];
         sum = gate * items.sums[i];
       }

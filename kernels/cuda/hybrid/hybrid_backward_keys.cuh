@@ -329,7 +329,7 @@ class BackwardKeys {
       maxima.values[r] = of_row(a_.maxima, rows, r);
       shares.values[r] = inside ? of_row(a_.totals, rows, r) / of_row(a_.ties, rows, r) : 0.0F;
     }
-    score_gradients(da, weights, maxima, shares, in_.gate[head_], 1.0F / root);
+    score_gradients(da, weights, maxima, shares, rows.gates(in_, head_), 1.0F / root);
     store_sums(pairs(kScores), da, group_row(), column);
   }
 

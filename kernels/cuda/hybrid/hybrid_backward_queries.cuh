@@ -224,7 +224,7 @@ class BackwardQueries {
       window_scores(
           scores, queries(), group_row(), keys, rows_, column, t * kTile + column, kLog2E / root);
       pair_gradients(da, values);
-      score_gradients(da, scores, maxima, shares, in_.gate[head_], 1.0F / root);
+      score_gradients(da, scores, maxima, shares, rows_.gates(in_, head_), 1.0F / root);
       store_sums(pairs(), da, group_row(), column);
       sync_threads();
       multiply(dq, pairs(), group_row(), keys, half() * kHalfDim);

@@ -62,11 +62,11 @@ class ForwardTile : HybridTile<S, ForwardShared<S>> {
     this->keys().walk(
         y_, softmax, queries(), first_row(), rows_, tile_, far_, in_.far_sink_tiles(tile_));
     softmax.finish();
-    const float gate = in_.gate[head_];
-    scale_rows(y_, RowPair{{gate, gate}});
+    const RowPair gates = rows_.gates(in_, head_);
+    scale_rows(y_, gates);
     HEDGEROW_UNROLL
     for (int r = 0; r < 2; ++r) {
-      window_.values[r] = gate * softmax.sums.values[r];
+      window_.values[r] = gates.values[r] * softmax.sums.values[r];
       if (a_.maxima != nullptr && stores_row(r)) {
         a_.maxima[token_index(r)] = softmax.maxima.values[r];
         a_.ties[token_index(r)] = softmax.ties.values[r];

@@ -49,6 +49,12 @@ HEDGEROW_BOTH int window_begin(Layout layout, int window, int query) {
   return first > 0 ? first : 0;
 }
 
+// max(1, n / cap) of n linear keys, 1 without a cap (kernels/problem/hybrid_parameters.hpp).
+HEDGEROW_BOTH float window_gain(int linear_keys, int cap) {
+  return cap > 0 && linear_keys > cap ? static_cast<float>(linear_keys) / static_cast<float>(cap)
+                                      : 1.0F;
+}
+
 // Which of the compiled kernels: head_dim, columns of the map, and whether features double.
 struct KernelShape {
   int head_dim, projected;
@@ -79,6 +85,7 @@ struct HybridInputs {
   Layout layout = Layout::kNone;
   int window = 0;
   int sinks = 0;  // that the sequence has
+  int linear_cap = 0;
   Rows q, k, v;
   Map map_q, map_k;
   const float* gate = nullptr;  // [H] sigmoid(window_factors); null with kNone

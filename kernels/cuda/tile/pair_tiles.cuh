@@ -41,6 +41,12 @@ struct QueryRows {
   HEDGEROW_TILE bool in_window(int r, int key) const {
     return key <= query[r] && !is_linear(r, key);
   }
+  // The head's gate times window_gain.
+  [[nodiscard]] HEDGEROW_TILE RowPair gates(const HybridInputs& inputs, int head) const {
+    const float gate = inputs.gate[head];
+    return {{gate * window_gain(linear[0], inputs.linear_cap),
+             gate * window_gain(linear[1], inputs.linear_cap)}};
+  }
 };
 
 // s log2(e) of 16 queries and kKeys keys of a tile from first_key on; -infinity outside the window.
@@ -113,17 +119,21 @@ HEDGEROW_TILE void scale_rows(Sums<kColumns>& x, RowPair factors) {
 }
 
 // da of window pairs becomes the scores' gradient, scale (p da - [s at the maximum] t / ties), and
-// the scores become p = gate e^(s - maximum); both 0 outside the window. shares: t / ties.
+// the scores become p = gates e^(s - maximum); both 0 outside the window. shares: t / ties.
 template <int kKeys>
-HEDGEROW_TILE void score_gradients(
-    Sums<kKeys>& da, Sums<kKeys>& scores, RowPair maxima, RowPair shares, float gate, float scale) {
+HEDGEROW_TILE void score_gradients(Sums<kKeys>& da,
+                                   Sums<kKeys>& scores,
+                                   RowPair maxima,
+                                   RowPair shares,
+                                   RowPair gates,
+                                   float scale) {
   HEDGEROW_UNROLL
   for (int n = 0; n < da.kGroups; ++n) {
     HEDGEROW_UNROLL
     for (int i = 0; i < 4; ++i) {
       const float s = scores.values[n][i], maximum = maxima.values[i / 2];
       const bool inside = s != minus_infinity();
-      const float p = inside ? gate * power_of_two(s - maximum) : 0.0F;
+      const float p = inside ? gates.values[i / 2] * power_of_two(s - maximum) : 0.0F;
       const float ds = p * da.values[n][i] - (s == maximum ? shares.values[i / 2] : 0.0F);
       scores.values[n][i] = p;
       da.values[n][i] = inside ? scale * ds : 0.0F;

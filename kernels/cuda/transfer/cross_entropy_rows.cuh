@@ -67,12 +67,12 @@ class CrossEntropyTile : HybridTile<S, CrossEntropyShared<S>> {
   // The window's maximum and sum, then the teacher's normaliser.
   HEDGEROW_TILE void walk_sums() {
     RunningSoftmax softmax = this->walk_teacher([&](const RunningSoftmax& window) {
-      const float gate = in_.gate[head_];
+      const RowPair gates = rows_.gates(in_, head_);
       window_ = row_sums_of_quad(window.sums);
       HEDGEROW_UNROLL
       for (int r = 0; r < 2; ++r) {
-        window_.values[r] *= gate;
-        offset_.values[r] = log_two(gate) - window.maxima.values[r];
+        window_.values[r] *= gates.values[r];
+        offset_.values[r] = log_two(gates.values[r]) - window.maxima.values[r];
       }
     });
     softmax.finish();

@@ -69,15 +69,15 @@ class TransferTile : HybridTile<S, TransferShared<S, kCompact>> {
   }
 
   HEDGEROW_TILE void put_window_aside(const RunningSoftmax& softmax) {
-    const float gate = in_.gate[head_];
+    const RowPair gates = rows_.gates(in_, head_);
     window_ = row_sums_of_quad(softmax.sums);
-    window_.values[0] *= gate;
-    window_.values[1] *= gate;
+    window_.values[0] *= gates.values[0];
+    window_.values[1] *= gates.values[1];
     HEDGEROW_UNROLL
     for (int n = 0; n < y_.kGroups; ++n) {
       HEDGEROW_UNROLL
       for (int i = 0; i < 4; ++i) {
-        window_value(n, i) = gate * y_.values[n][i];
+        window_value(n, i) = gates.values[i / 2] * y_.values[n][i];
       }
     }
   }

@@ -119,13 +119,14 @@ TEST(TileWeights, ExponentialIsWithinTwoUnitsAndExactAtItsEnds) {
                    .expand({keys, 16}));
   const at::Tensor exact = at::exp(scores.to(at::kDouble)), weights = at::empty_like(scores);
   at::Tensor maxima = at::empty({16}), sums = at::empty({16});
+  const at::Tensor gates = at::ones({16});
   window_weights(scores.data_ptr<float>(),
                  16,
                  keys,
                  16,
                  {0, 0, -kNoLag, kNoLag},
                  1.0F,
-                 1.0F,
+                 gates.data_ptr<float>(),
                  weights.data_ptr<float>(),
                  maxima.data_ptr<float>(),
                  sums.data_ptr<float>());

@@ -195,6 +195,7 @@ void CudaBackend::expect_sinks(ProgramsOf programs_of) const {
       AttentionCase shape = small(layout, sinks.T);
       shape.options.window_size = sinks.window;
       shape.options.num_sinks = sinks.count;
+      shape.options.linear_cap = sinks.shares_key_maps ? 30 : 0;
       shape.shares_key_maps = sinks.shares_key_maps;
       // The only linear pairs of a head are the last token's.
       if (sinks.T < 100) shape.H = 8;

@@ -76,6 +76,7 @@ TEST_P(CudaDecode, ContinuesThePrefillWithSinksAndKeyMapsOfKvHeads) {
         if (num_sinks == 0 && !shares) continue;
         AttentionCase shape = short_window(layout, 40);
         shape.options.num_sinks = num_sinks;
+        shape.options.linear_cap = shares && layout != WindowLayout::kNone ? 6 : 0;
         shape.shares_key_maps = shares;
         shape.H = num_sinks == 4 ? 5 : 4;
         shape.G = num_sinks == 4 ? 1 : 2;

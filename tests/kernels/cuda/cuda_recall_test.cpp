@@ -100,6 +100,7 @@ TEST_P(CudaRecall, StepsChooseAndGiveWhatTheAtenBackendGives) {
         shape.shares_key_maps = shares;
         shape.bias = shares;
         shape.options.recall_cache = recall;
+        shape.options.linear_cap = recall == 5 ? 6 : 0;
         shape.options.num_sinks = shares == (recall == 5) ? 2 : 0;
         expect_steps(shape, {1, 22}, 34);
       }

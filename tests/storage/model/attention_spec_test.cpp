@@ -169,6 +169,16 @@ TEST(AttentionSpec, EachImpossibleCombinationNamesItsKey) {
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.window_size = 3; }, 64), "attention.num_sinks");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.window = WindowLayout::kNone; }, 64),
             "attention.num_sinks");
+  for (const int cap : {-1, kMaxLinearCap + 1})
+    EXPECT_EQ(refusal([&](AttentionSpec& s) { s.linear_cap = cap; }, 64), "attention.linear_cap");
+  EXPECT_EQ(refusal(
+                [](AttentionSpec& s) {
+                  s.window = WindowLayout::kNone;
+                  s.num_sinks = 0;
+                  s.linear_cap = 9;
+                },
+                64),
+            "attention.linear_cap");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.window_factor = 1e9; }, 64),
             "attention.window_factor");
   EXPECT_EQ(refusal([](AttentionSpec& s) { s.feature_map = FeatureMapKind::kT2R; }, 64),
@@ -211,6 +221,8 @@ TEST(AttentionSpec, JsonKeepsEveryField) {
                            .window = WindowLayout::kSliding,
                            .window_size = 17,
                            .num_sinks = 3,
+                           .recall_cache = 5,
+                           .linear_cap = 90,
                            .window_factor = 0.25,
                            .train_window_factor = false,
                            .train_feature_map = false};
@@ -219,7 +231,8 @@ TEST(AttentionSpec, JsonKeepsEveryField) {
 
 TEST(AttentionSpec, JsonOfAnEarlierBuildMeansWhatThatBuildDid) {
   nlohmann::json json = AttentionSpec{};
-  for (const char* key : {"order", "temperature", "train_feature_map", "num_sinks", "key_maps"})
+  for (const char* key :
+       {"order", "temperature", "train_feature_map", "num_sinks", "key_maps", "linear_cap"})
     json.erase(key);
   EXPECT_EQ(json.get<AttentionSpec>(),
             (AttentionSpec{.key_maps = KeyMaps::kQueryHead, .num_sinks = 0}));
