@@ -32,9 +32,11 @@ AttentionTransfer transfer_composed(const at::Tensor& q,
                                     const at::Tensor& v,
                                     const HybridParameters& parameters,
                                     HybridOptions options,
-                                    Backend backend) {
+                                    Backend backend,
+                                    const at::Tensor& given) {
   options.fp32_output = true;
-  const at::Tensor y_true = softmax_attention_by_sequence(q, k, v, backend);
+  const at::Tensor y_true =
+      given.defined() ? given : softmax_attention_by_sequence(q, k, v, backend);
   const at::Tensor y =
       hybrid_attention(q.detach(), k.detach(), v.detach(), parameters, options, backend);
   return {y_true, transfer_mse(y, y_true, backend)};
@@ -55,7 +57,8 @@ AttentionTransfer with_linear_term(const at::Tensor& q,
                                    const HybridParameters& parameters,
                                    HybridOptions options,
                                    double linear_factor,
-                                   Backend asked) {
+                                   Backend asked,
+                                   const at::Tensor& given) {
   options.fp32_output = true;
   options.linear_output = true;
   const bool in_aten = asked == Backend::kAuto && q.scalar_type() == at::kDouble;
@@ -68,7 +71,7 @@ AttentionTransfer with_linear_term(const at::Tensor& q,
   ParameterLoss loss;
   {
     const c10::NoGradGuard no_grad;
-    result.y_true = softmax_attention_by_sequence(q, k, v, asked);
+    result.y_true = given.defined() ? given : softmax_attention_by_sequence(q, k, v, asked);
     const HybridProblem problem = make_hybrid_problem(q, k, v, parameters, options);
     const HybridForward forward = hybrid_forward(backend, problem, /*keep_for_backward=*/true);
     const at::Tensor dy = forward.y.clone(), dy_linear = forward.y_linear.clone();
@@ -96,19 +99,21 @@ AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const HybridParameters& parameters,
                                      const HybridOptions& options,
                                      double linear_factor,
-                                     Backend backend) {
+                                     Backend backend,
+                                     const at::Tensor& y_true) {
   check_problem(q, k, v, parameters, options);
   if (linear_factor != 0.0) {
     TORCH_CHECK(options.layout != WindowLayout::kNone,
                 "attention_transfer: linear_factor needs a window, found the layout none");
-    return with_linear_term(q, k, v, parameters, options, linear_factor, backend);
+    return with_linear_term(q, k, v, parameters, options, linear_factor, backend, y_true);
   }
   const Backend chosen = choose_backend("attention_transfer", backend, q, [&]() -> std::string {
     const cuda::TransferBackend* fused = cuda::transfer_backend();
     return fused == nullptr ? cuda::kNoCudaKernels : fused->why_no_transfer(q, parameters, options);
   });
-  return chosen == Backend::kCuda ? transfer_fused(q, k, v, parameters, options)
-                                  : transfer_composed(q, k, v, parameters, options, backend);
+  return chosen == Backend::kCuda
+             ? transfer_fused(q, k, v, parameters, options)
+             : transfer_composed(q, k, v, parameters, options, backend, y_true);
 }
 
 }  // namespace hedgerow::kernels

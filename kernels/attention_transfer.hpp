@@ -28,13 +28,15 @@ struct AttentionTransfer {
 // needs a window, and takes the ATen backend on CUDA. Another backend than kAuto and kCuda is the
 // teacher's, the student's and the error's. Any thread; on CUDA the current stream,
 // without waiting for it; throws c10::Error naming the argument, what was expected and what was
-// found.
+// found. y_true: what an earlier call gave for the same q, k and v, which is not computed again but
+// by the fused kernel, whose walk it is part of.
 AttentionTransfer attention_transfer(const at::Tensor& q,
                                      const at::Tensor& k,
                                      const at::Tensor& v,
                                      const HybridParameters& parameters,
                                      const HybridOptions& options,
                                      double linear_factor = 0.0,
-                                     Backend backend = Backend::kAuto);
+                                     Backend backend = Backend::kAuto,
+                                     const at::Tensor& y_true = {});
 
 }  // namespace hedgerow::kernels

@@ -29,8 +29,7 @@ void commit_file(const RunLayout& layout,
                  const storage::FileRecord& file,
                  storage::Disk& disk) {
   const fs::path to = layout.resolve(file.name);
-  const fs::path from =
-      layout.resolve(RunLayout::attempt_directory(token) + "/" + to.filename().string());
+  const fs::path from = layout.resolve(RunLayout::attempt_file(token, file.name));
   if (disk.exists(from)) {
     check_size(from, file, disk);
     disk.make_directories(to.parent_path());

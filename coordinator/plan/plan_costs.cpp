@@ -92,7 +92,13 @@ Costs::Costs(const storage::Recipe& recipe,
       transfer_seq_len_(static_cast<double>(tokens.transfer.seq_len)),
       transfer_(recipe.transfer),
       finetune_(recipe.finetune),
-      tied_(model.tie_word_embeddings) {}
+      tied_(model.tie_word_embeddings),
+      students_(1.0) {
+  for (const storage::Variant& variant : recipe.variants) {
+    const auto maps = static_cast<double>(storage::map_parameters(variant.attention, model));
+    students_ += variant.seeds * (map_parameters() > 0.0 ? maps / map_parameters() : 1.0);
+  }
+}
 
 double Costs::attention_parameters() const {
   return static_cast<double>(storage::attention_parameters(model_));
@@ -157,7 +163,7 @@ std::uint64_t Costs::capture_memory(int layers, bool on_gpu) const {
 
 std::uint64_t Costs::transfer_memory(int layers, bool on_gpu) const {
   // Parameters, gradients, two Adam moments and the best copy, all fp32.
-  const double training_state = layers * map_parameters() * 5.0 * kFloat;
+  const double training_state = layers * students_ * map_parameters() * 5.0 * kFloat;
   return whole(process_bytes(on_gpu) + layers * layer_parameters() * compute_bytes_ +
                training_state +
                std::max(forward_bytes(transfer_tokens_, on_gpu),
@@ -265,7 +271,7 @@ std::uint64_t Costs::sequence_bytes() const {
 
 // Two checkpoints of an attempt are kept, and a third while it is written; none at the last step.
 Costs::Disk Costs::disk() const {
-  const double maps = layers_ * map_parameters() * kFloat;
+  const double maps = layers_ * students_ * map_parameters() * kFloat;
   // Values, two moments and the best copy.
   constexpr double kCopies = 4.0;
   const auto written = [](int steps, int every) { return every > 0 ? (steps - 1) / every : 0; };
@@ -293,7 +299,7 @@ Work Costs::layer_student() const {
 }
 
 Work Costs::layer_transfer(std::int64_t seq_len) const {
-  return layer_forward(seq_len) + 3.0 * layer_student();
+  return layer_forward(seq_len) + 3.0 * students_ * layer_student();
 }
 
 Work Costs::head() const { return {2.0 * vocabulary_ * hidden_, kLogitFlops * vocabulary_}; }

@@ -127,6 +127,7 @@ class Costs {
   storage::TransferSection transfer_;
   storage::FinetuneSection finetune_;
   bool tied_;
+  double students_;  // that the transfer trains, each by its maps' size beside the recipe's own
 };
 
 }  // namespace hedgerow::coordinator

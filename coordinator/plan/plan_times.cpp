@@ -225,7 +225,8 @@ class Times {
     const double validated = validations * transfer.validation_sequences;
     const Work work = block.num_layers * static_cast<double>(seq_len) *
                       (trained * costs_.layer_transfer(seq_len) +
-                       validated * (costs_.layer_forward(seq_len) + costs_.layer_student()));
+                       validated * (costs_.layer_forward(seq_len) +
+                                    recipe_.num_students() * costs_.layer_student()));
     return {work,
             (trained + validated) * static_cast<double>(costs_.sequence_bytes()),
             block.num_layers * costs_.layer_bytes()};
@@ -255,7 +256,9 @@ class Times {
                             : subject == Subject::kLora   ? 1.0
                                                           : 0.0;
     const double sequences = std::ceil(1.0 * num_evaluated() / std::max(1, pieces));
-    const Work work = sequences * static_cast<double>(tokens_.evaluate.seq_len) *
+    // Those of the variants follow the recipe's own.
+    const double passes = subject == Subject::kTransfer ? recipe_.num_students() : 1.0;
+    const Work work = passes * sequences * static_cast<double>(tokens_.evaluate.seq_len) *
                       (columns * costs_.model_forward(tokens_.evaluate.seq_len) +
                        students * plan_.num_layers * costs_.layer_student());
     return {work, 0.0, costs_.evaluate_reads(sequences, on_gpu()) * costs_.model_bytes()};

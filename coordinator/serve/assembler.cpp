@@ -59,35 +59,59 @@ SafetensorsFile open_artifact(const storage::RunLayout& layout,
   }
 }
 
-// Moves the block's tensors into `out`, each checked off against what its layers must have.
+// A student that the run makes.
+struct Assembled {
+  std::string name;  // "": the recipe's own
+  storage::AttentionSpec attention;
+  std::map<std::string, storage::TensorView> tensors{};
+};
+
+std::vector<Assembled> students_of(const storage::Recipe& recipe) {
+  std::vector<Assembled> students{{"", recipe.attention}};
+  for (const storage::Variant& variant : recipe.variants) {
+    for (int seed = 0; seed < variant.seeds; ++seed)
+      students.push_back({storage::Recipe::student_name(variant, seed), variant.attention});
+  }
+  return students;
+}
+
+// Moves the block's tensors of a student into its own, each checked off against what its layers
+// must have; their names in the file are added to `expected_names`.
 void take_block(const SafetensorsFile& file,
                 const std::string& name,
                 const Geometry& geometry,
                 int block,
                 const AssemblyInput& input,
-                std::map<std::string, storage::TensorView>& out) {
-  std::set<std::string> expected_names;
+                Assembled& student,
+                std::set<std::string>& expected_names) {
+  const std::string prefix = storage::tensors_of_student(student.name);
   const int first = geometry.first_layer(block);
   for (int layer = first; layer < first + geometry.layers_of(block); ++layer) {
     if (stays_softmax(input.recipe, layer)) continue;
     for (const storage::TensorShape& expected :
-         layer_map_tensors(input.recipe.attention, input.model, layer)) {
-      expected_names.insert(expected.name);
-      const auto found = file.tensors().find(expected.name);
+         layer_map_tensors(student.attention, input.model, layer)) {
+      const std::string stored = prefix + expected.name;
+      expected_names.insert(stored);
+      const auto found = file.tensors().find(stored);
       if (found == file.tensors().end()) {
-        throw DamagedArtifact(name,
-                              "artifact " + name + ": tensor " + expected.name + " is missing");
+        throw DamagedArtifact(name, "artifact " + name + ": tensor " + stored + " is missing");
       }
       if (found->second.shape != expected.shape || found->second.dtype != storage::DType::kF32) {
         throw DamagedArtifact(name,
-                              "artifact " + name + ": tensor " + expected.name + " is " +
+                              "artifact " + name + ": tensor " + stored + " is " +
                                   std::string(storage::to_string(found->second.dtype)) + " " +
                                   shape_text(found->second.shape) + ", expected F32 " +
                                   shape_text(expected.shape));
       }
-      out.emplace(expected.name, found->second);
+      student.tensors.emplace(expected.name, found->second);
     }
   }
+}
+
+void refuse_surplus(const SafetensorsFile& file,
+                    const std::string& name,
+                    int block,
+                    const std::set<std::string>& expected_names) {
   for (const auto& [tensor, view] : file.tensors()) {
     if (!expected_names.contains(tensor)) {
       throw DamagedArtifact(name,
@@ -158,7 +182,7 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
                                          std::uint64_t token) {
   const Geometry& geometry = *state.geometry;
   std::vector<SafetensorsFile> artifacts;  // keeps the mapped bytes alive until they are written
-  std::map<std::string, storage::TensorView> tensors;
+  std::vector<Assembled> students = students_of(input.recipe);
   for (int block = 0; block < geometry.num_blocks(); ++block) {
     if (!geometry.trains(block)) continue;
     const TaskRecord& transfer = state.task(TaskId::transfer(block));
@@ -167,29 +191,43 @@ std::vector<FileRecord> assemble_student(const storage::RunLayout& layout,
                   "assemble: " + to_string(transfer.id) + " has no committed artifact");
     }
     artifacts.push_back(open_artifact(layout, transfer.files.front(), transfer.token));
-    take_block(artifacts.back(), transfer.files.front().name, geometry, block, input, tensors);
+    const std::string& name = transfer.files.front().name;
+    std::set<std::string> expected;
+    for (Assembled& student : students)
+      take_block(artifacts.back(), name, geometry, block, input, student, expected);
+    refuse_surplus(artifacts.back(), name, block, expected);
   }
-  const std::vector<std::string> names =
-      kind_of(Stage::kAssemble).outputs(TaskId::assemble(), token);
-  const std::string directory = storage::RunLayout::attempt_directory(token);
-  storage::os_disk().make_directories(layout.resolve(directory));
-  const fs::path maps = layout.resolve(directory + "/feature_maps.safetensors");
-  storage::write_safetensors(maps, tensors, {{"format", "pt"}});
   nlohmann::json teacher = {{"path", input.teacher_path},
                             {"fingerprint", input.teacher_fingerprint}};
   if (const auto hashes = teacher_weights(layout, geometry); !hashes.empty())
     teacher["weights"] = storage::weight_hashes_to_json(hashes);
-  const nlohmann::json description = {
-      {"format", "student/1"},
-      {"teacher", teacher},
-      {"attention", input.recipe.attention},
-      {"softmax_layers", input.recipe.transfer.softmax_layers.layers},
-      {"compute_dtype", input.recipe.plan.compute_dtype}};
-  const fs::path json = layout.resolve(directory + "/hedgerow.json");
-  storage::write_atomically(json, description.dump(2) + "\n");
-  const fs::path provenance = layout.resolve(directory + "/provenance.json");
-  storage::write_atomically(provenance, provenance_of(state, input.recipe).dump(2) + "\n");
-  return {record_of(maps, names[0]), record_of(json, names[1]), record_of(provenance, names[2])};
+  const std::string attempt = storage::RunLayout::attempt_directory(token);
+  const std::string final = storage::RunLayout::student_directory(token);
+  std::vector<FileRecord> files;
+  for (const Assembled& student : students) {
+    const std::string below = student.name.empty() ? "" : "/variants/" + student.name;
+    storage::os_disk().make_directories(layout.resolve(attempt + below));
+    const auto path_of = [&](const char* name) { return layout.resolve(attempt + below + name); };
+    const auto record = [&](const char* name) {
+      files.push_back(record_of(path_of(name), final + below + name));
+    };
+    storage::write_safetensors(
+        path_of("/feature_maps.safetensors"), student.tensors, {{"format", "pt"}});
+    record("/feature_maps.safetensors");
+    const nlohmann::json description = {
+        {"format", "student/1"},
+        {"teacher", teacher},
+        {"attention", student.attention},
+        {"softmax_layers", input.recipe.transfer.softmax_layers.layers},
+        {"compute_dtype", input.recipe.plan.compute_dtype}};
+    storage::write_atomically(path_of("/hedgerow.json"), description.dump(2) + "\n");
+    record("/hedgerow.json");
+    if (!student.name.empty()) continue;
+    const std::string provenance = provenance_of(state, input.recipe).dump(2) + "\n";
+    storage::write_atomically(path_of("/provenance.json"), provenance);
+    record("/provenance.json");
+  }
+  return files;
 }
 
 }  // namespace hedgerow::coordinator

@@ -192,6 +192,14 @@ std::optional<RunLayout::CheckpointName> RunLayout::parse_checkpoint(const std::
   return CheckpointName{std::stoll(step), Hash128::from_hex(hash)};
 }
 
+std::string RunLayout::attempt_file(FencingToken token, const std::string& name) {
+  const std::string folder = "/" + token_part(token) + "/";
+  const std::size_t at = name.find(folder);
+  const std::string own =
+      at == std::string::npos ? name.substr(name.rfind('/') + 1) : name.substr(at + folder.size());
+  return attempt_directory(token) + "/" + own;
+}
+
 std::string RunLayout::student_directory(FencingToken token) {
   return "student/" + token_part(token);
 }

@@ -111,6 +111,9 @@ class RunLayout {
   };
   // What such a name, without its directory, says; nullopt: it is of another form.
   [[nodiscard]] static std::optional<CheckpointName> parse_checkpoint(const std::string& base_name);
+  // Where an attempt writes what is committed as `name`: below its own directory, under what stands
+  // behind the token's folder in that name, or else under the file's own.
+  [[nodiscard]] static std::string attempt_file(FencingToken token, const std::string& name);
   [[nodiscard]] static std::string student_directory(FencingToken token);  // student/t41
   [[nodiscard]] static std::string adapter_directory(FencingToken token);  // adapter/t41
   [[nodiscard]] static std::string evaluation(const std::string& subject,

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <cmath>
 #include <filesystem>
+#include <set>
 
 #include "storage/base/error.hpp"
 #include "storage/recipe/recipe_fields.hpp"
@@ -15,6 +16,8 @@ namespace hedgerow::storage {
 namespace {
 
 // Applies the ranges to a recipe that did not come from a file.
+std::string variant_field(std::size_t i) { return "variants[" + std::to_string(i) + "]"; }
+
 class RangeChecker {
  public:
   explicit RangeChecker(RecipeProblems& problems) : problems_(problems) {}
@@ -39,6 +42,14 @@ class RangeChecker {
       visit_text(texts[i], *this);
     }
     section_ = section;
+  }
+  void variants(const Recipe& recipe) {
+    for (std::size_t i = 0; i < recipe.variants.size(); ++i) {
+      problems_.within(variant_field(i) + ".");
+      section_.clear();
+      visit_variant(recipe.variants[i], *this);
+    }
+    problems_.within("");
   }
   template <typename Data>
   void inherit(const Data&, const Data&) {}
@@ -384,10 +395,10 @@ void RecipeProblems::add(const std::string& name, const std::string& text) {
 }
 
 void RecipeProblems::add_sentence(const std::string& name, const std::string& text) {
-  const auto line = lines_.find(name);
+  const auto line = lines_.find(prefix_ + name);
   const std::string place =
       line == lines_.end() ? file_ : file_ + ":" + std::to_string(line->second);
-  problems_.push_back(place + ": " + text);
+  problems_.push_back(place + ": " + prefix_ + text);
 }
 
 void RecipeProblems::throw_if_any() const {
@@ -452,12 +463,63 @@ void check_recipe(const Recipe& recipe, RecipeProblems& problems) {
   check_workers(recipe.workers, problems);
 }
 
+void check_variants(const Recipe& recipe, RecipeProblems& problems) {
+  std::set<std::string> names;
+  for (std::size_t i = 0; i < recipe.variants.size(); ++i) {
+    const Variant& variant = recipe.variants[i];
+    problems.within(variant_field(i) + ".");
+    const bool is_word = std::ranges::all_of(
+        variant.name, [](unsigned char c) { return std::isalnum(c) != 0 || c == '-' || c == '_'; });
+    if (variant.name.empty() || variant.name.size() > kMaxVariantName || !is_word) {
+      problems.add("name",
+                   "= " + toml_text(variant.name) + ": expected 1 to " +
+                       std::to_string(kMaxVariantName) +
+                       " letters, digits, - and _, which a folder is called by");
+    }
+    if (variant.name == kOwnStudent) {
+      problems.add("name",
+                   "= " + toml_text(variant.name) +
+                       ": so the recipe's own student is called; take another name");
+    }
+    if (!names.insert(variant.name).second)
+      problems.add("name", "= " + toml_text(variant.name) + ": two variants have this name");
+    if (recipe.transfer.max_steps == 0)
+      problems.add("name",
+                   "is of a variant, and transfer.max_steps = 0 trains none; set 1 or more");
+    check_recipe(recipe.of(variant), problems);
+  }
+  problems.within("");
+  if (const int students = recipe.num_students(); students > kMaxStudents) {
+    problems.add("variants",
+                 "and the recipe's own are " + std::to_string(students) +
+                     " students, seeds counted; at most " + std::to_string(kMaxStudents) +
+                     " are trained in a run");
+  }
+}
+
+Recipe Recipe::of(const Variant& variant, int seed_offset) const {
+  Recipe own = *this;
+  own.variants.clear();
+  own.attention = variant.attention;
+  own.transfer = variant.transfer;
+  own.seed += static_cast<std::uint64_t>(seed_offset);
+  return own;
+}
+
+int Recipe::num_students() const {
+  int students = 1;
+  for (const Variant& variant : variants) students += variant.seeds;
+  return students;
+}
+
 void Recipe::validate(const std::string& name) const {
   RecipeProblems problems(name);
   RangeChecker ranges(problems);
   visit_recipe(*this, ranges);
   problems.throw_if_any();  // the rules between fields divide by values that must be in range
   check_recipe(*this, problems);
+  problems.throw_if_any();
+  check_variants(*this, problems);
   problems.throw_if_any();
 }
 

@@ -24,6 +24,18 @@ struct ProcessCounts {
   bool operator==(const ProcessCounts&) const = default;
 };
 
+// Another attention, or another way to train it, tried in the run's own transfer: it is trained on
+// the sequences that the run visits, beside the recipe's own student and as often as it has seeds
+// (the recipe's, that + 1, ..., of which the maps start), and is assembled and evaluated as that
+// one is. The last stage is of the recipe's own student alone.
+struct Variant {
+  std::string name{};
+  int seeds = 1;
+  AttentionSpec attention{};   // the recipe's, but for what [[variants]] names
+  TransferSection transfer{};  // likewise; the steps and sequences are the run's
+  bool operator==(const Variant&) const = default;
+};
+
 struct Recipe {
   std::uint64_t seed = 0;
   ModelSection model;
@@ -35,6 +47,7 @@ struct Recipe {
   FinetuneSection finetune;
   EvaluateSection evaluate;
   WorkersSection workers;
+  std::vector<Variant> variants;
   MadeBySection made_by;
 
   bool operator==(const Recipe&) const = default;
@@ -58,6 +71,16 @@ struct Recipe {
   static Recipe load_of_run(const std::filesystem::path& path);
   void validate(const std::string& name) const;  // ranges and cross-field rules; parse() calls it
 
+  // The recipe of a run of its own that comes to the variant's student: its maps have the same
+  // bytes with an offset of 0 .. variant.seeds - 1 on the seed (where transfer.shuffle,
+  // which goes by the seed too, is false).
+  [[nodiscard]] Recipe of(const Variant& variant, int seed_offset = 0) const;
+  // A student of a variant: "name.s0", as its folder is called.
+  [[nodiscard]] static std::string student_name(const Variant& variant, int seed) {
+    return variant.name + ".s" + std::to_string(seed);
+  }
+  // How many students the transfer trains: the recipe's own and those of the variants.
+  [[nodiscard]] int num_students() const;
   // Every field, in the order above, with comments; parse(to_toml()) == *this.
   [[nodiscard]] std::string to_toml() const;
   // The same as run.toml has it: below a first line with the XXH3-128 of the rest, by which a
@@ -78,6 +101,12 @@ struct Recipe {
   // symbolic links.
   [[nodiscard]] bool validates_in_domain() const;
 };
+
+// What stands before the names of a student's tensors in a block's artifact; the recipe's own is
+// "".
+[[nodiscard]] inline std::string tensors_of_student(const std::string& name) {
+  return name.empty() ? "" : "variants." + name + ".";
+}
 
 // The dotted names of fields whose values differ, split by whether a resume may change them
 // (workers.*, made_by.*, finetune.max_steps upward unless the schedule spans it, finetune.threads,

@@ -2,11 +2,13 @@
 // resume may change it. Type and default are in recipe_sections.hpp. Reading, writing, comparing,
 // range checks and the JSON for the tokenizer are visitors of this one list, so that a field cannot
 // be known to one of them alone. A visitor has section(name, comment), field(key, value, rules),
-// sources(value), texts(value) and inherit(value, base). The comment is what a written recipe says
-// of the field; what only a programmer asks stands above the entry. Below the list: a value as
-// TOML, and the report of what is wrong with a recipe. Private to storage/recipe/*.{hpp,cpp}.
+// sources(value), texts(value), variants(recipe) and inherit(value, base). The comment is what a
+// written recipe says of the field; what only a programmer asks stands above the entry. Below the
+// list: a value as TOML, and the report of what is wrong with a recipe. Private to
+// storage/recipe/*.{hpp,cpp}.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <limits>
 #include <map>
@@ -401,6 +403,27 @@ void visit_settings(AnyRecipe& recipe, Visitor& visitor) {
   visit_workers(recipe.workers, visitor);
 }
 
+// The keys of one [[variants]]: what differs from the recipe's own tables.
+template <typename AnyVariant, typename Visitor>
+void visit_variant(AnyVariant& variant, Visitor& visitor) {
+  visitor.field("name", variant.name, {"of letters, digits, - and _"});
+  visitor.field("seeds", variant.seeds, {"students, which differ in how their maps start", 1, 100});
+  visitor.section("attention", "");
+  visit_attention(variant.attention, visitor);
+  visitor.section("transfer", "");
+  visit_transfer(variant.transfer, visitor);
+}
+
+// Keys of [transfer] that all students of a run share.
+inline constexpr std::array<std::string_view, 8> kTransferKeysOfRun = {"max_steps",
+                                                                       "sequences_per_step",
+                                                                       "shuffle",
+                                                                       "validate_every",
+                                                                       "validation_sequences",
+                                                                       "checkpoint_every",
+                                                                       "retries_with_new_seed",
+                                                                       "softmax_layers"};
+
 template <typename AnyRecipe, typename Visitor>
 void visit_made_by(AnyRecipe& recipe, Visitor& visitor) {
   visitor.section("made_by", "which build resolved this recipe");
@@ -411,6 +434,7 @@ void visit_made_by(AnyRecipe& recipe, Visitor& visitor) {
 template <typename AnyRecipe, typename Visitor>
 void visit_recipe(AnyRecipe& recipe, Visitor& visitor) {
   visit_settings(recipe, visitor);
+  visitor.variants(recipe);
   visit_made_by(recipe, visitor);
 }
 
@@ -447,11 +471,13 @@ class RecipeProblems {
   void at_line(const std::string& name, int line) { lines_[name] = line; }
   void add(const std::string& name, const std::string& text);  // "<file>:<line>: <name> <text>"
   void add_sentence(const std::string& name, const std::string& text);  // "<file>:<line>: <text>"
+  // Names of what follows stand inside this, as "variants[0]."; "" for none.
+  void within(const std::string& prefix) { prefix_ = prefix; }
   // Throws kUsage with all of them, one a line.
   void throw_if_any() const;
 
  private:
-  std::string file_;
+  std::string file_, prefix_;
   std::map<std::string, int> lines_;
   std::vector<std::string> problems_;
 };
@@ -486,6 +512,8 @@ void check_field(const std::string& name,
 
 // The rules between fields and those that no range expresses.
 void check_recipe(const Recipe& recipe, RecipeProblems& problems);
+// Of its variants; the recipe's own are checked.
+void check_variants(const Recipe& recipe, RecipeProblems& problems);
 
 // By what two sources are one text: the path as it is written, or what it comes to on this machine.
 using PathOf = std::string (*)(const DataSource&);

@@ -1,4 +1,5 @@
 // Recipes out of TOML. All problems of a file are collected and reported together.
+#include <algorithm>
 #include <cstdlib>
 #include <span>
 
@@ -37,6 +38,9 @@ class RecipeReader : public TomlReader {
     });
   }
 
+  // Read by read_variants(), when what they differ from is complete.
+  void variants(Recipe&) {}
+
   template <typename Data>
   void inherit(Data& data, const Data& base) {
     data = base;
@@ -45,6 +49,48 @@ class RecipeReader : public TomlReader {
  private:
   static void complete(DataSource& source) {
     if (source.format == "jsonl" && source.template_.empty()) source.template_ = kTextTemplate;
+  }
+};
+
+// One of [[variants]].
+class VariantReader : public TomlReader {
+ public:
+  using TomlReader::TomlReader;
+
+  void section(std::string_view name, std::string_view comment) {
+    in_transfer_ = name == "transfer";
+    TomlReader::section(name, comment);
+  }
+
+  template <typename T>
+  void field(std::string_view key, T& value, const FieldRules& rules) {
+    const bool is_of_run =
+        in_transfer_ && std::ranges::find(kTransferKeysOfRun, key) != kTransferKeysOfRun.end();
+    if (!is_of_run) return TomlReader::field(key, value, rules);
+    const std::string name = section_ + std::string(key);
+    if (take(key, name) != nullptr)
+      problems_.add(name,
+                    "is the run's: all its students share steps and sequences; set transfer." +
+                        std::string(key) + " of the recipe");
+  }
+
+ private:
+  bool in_transfer_ = false;
+};
+
+class VariantsReader : public TomlReader {
+ public:
+  using TomlReader::TomlReader;
+
+  void read(Recipe& recipe) {
+    tables<VariantReader>("variants",
+                          "{ name = \"...\", attention.feature_dim = 64 }",
+                          recipe.variants,
+                          [&](Variant& variant, VariantReader& reader) {
+                            variant.attention = recipe.attention;
+                            variant.transfer = recipe.transfer;
+                            visit_variant(variant, reader);
+                          });
   }
 };
 
@@ -102,11 +148,16 @@ Recipe Recipe::parse(const std::string& toml,
   RecipeProblems problems(name);
   RecipeReader reader(root, problems);
   visit_recipe(recipe, reader);
+  reader.known("variants");
   reader.report_unknown();
   problems.throw_if_any();
   complete_attention(root, recipe.attention);
   complete_finetune(root, recipe.finetune);
+  VariantsReader(root, problems).read(recipe);
+  problems.throw_if_any();
   check_recipe(recipe, problems);
+  problems.throw_if_any();
+  check_variants(recipe, problems);
   problems.throw_if_any();
   return recipe;
 }

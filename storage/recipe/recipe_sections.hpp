@@ -61,6 +61,11 @@ struct NamedText {
 inline constexpr const char* kValidation = "validation";
 inline constexpr std::size_t kMaxTexts = 16;
 
+// What the recipe's own student is called beside those of its variants.
+inline constexpr const char* kOwnStudent = "recipe";
+inline constexpr std::size_t kMaxVariantName = 40;
+inline constexpr int kMaxStudents = 100;
+
 struct PlanSection {
   int layers_per_block = 5;
   int sequences_per_forward = 4;

@@ -44,6 +44,8 @@ class InlineTable {
   std::string text_;
 };
 
+std::string variants_text(const Recipe& recipe);
+
 class Writer {
  public:
   void section(std::string_view name, std::string_view comment) {
@@ -73,6 +75,8 @@ class Writer {
     text_ += "]\n";
   }
 
+  void variants(const Recipe& recipe) { text_ += variants_text(recipe); }
+
   template <typename Data>
   void inherit(const Data&, const Data&) {}
 
@@ -84,6 +88,9 @@ class Writer {
 
 class Collector {
  public:
+  void variants(const Recipe& recipe) {
+    fields_.push_back({.name = "variants", .text = variants_text(recipe)});
+  }
   void section(std::string_view name, std::string_view) { section_ = std::string(name) + "."; }
 
   template <typename T>
@@ -104,6 +111,25 @@ class Collector {
   std::string section_;
   std::vector<FieldText> fields_;
 };
+
+// [[variants]], each with what it has otherwise than the recipe.
+std::string variants_text(const Recipe& recipe) {
+  Collector own;
+  const Variant same{.name = {}, .attention = recipe.attention, .transfer = recipe.transfer};
+  visit_variant(same, own);
+  std::string text;
+  for (const Variant& variant : recipe.variants) {
+    Collector other;
+    visit_variant(variant, other);
+    text += "\n[[variants]]\n";
+    for (std::size_t i = 0; i < own.fields().size(); ++i) {
+      const FieldText& field = other.fields()[i];
+      if (field.text != own.fields()[i].text || field.name == "name")
+        text += field.name + " = " + field.text + "\n";
+    }
+  }
+  return text;
+}
 
 }  // namespace
 
@@ -172,6 +198,7 @@ std::string toml_text(const NamedText& text) {
 std::string Recipe::to_toml() const {
   Writer writer;
   visit_settings(*this, writer);
+  writer.variants(*this);
   // A build resolves a run's recipe; one that nobody has run yet has none to name.
   if (made_by != MadeBySection{}) visit_made_by(*this, writer);
   return "# A hedgerow recipe. Keys left out keep their defaults; unknown keys are errors.\n" +

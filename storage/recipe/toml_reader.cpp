@@ -149,14 +149,15 @@ void refuse_what_breaks_the_parser(std::string_view text, const std::string& nam
 }  // namespace
 
 void TomlReader::section(std::string_view name, std::string_view /*comment*/) {
-  section_ = std::string(name) + ".";
-  sections_.emplace_back(name);
+  section_ = prefix_ + std::string(name) + ".";
+  sections_.push_back(prefix_ + std::string(name));
   table_ = nullptr;
   const toml::node_view<const toml::node> view = root_.at_path(name);
   if (!view) return;
   table_ = view.as_table();
   if (table_ == nullptr)
-    wrong_type(*view.node(), std::string(name), "a table, as [" + std::string(name) + "]");
+    wrong_type(
+        *view.node(), prefix_ + std::string(name), "a table, as [" + std::string(name) + "]");
 }
 
 const toml::node* TomlReader::take(std::string_view key, const std::string& name) {

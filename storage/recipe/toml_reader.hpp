@@ -73,12 +73,14 @@ class TomlReader {
         continue;
       }
       Reader reader(*entry.as_table(), problems_);
-      reader.section_ = own + ".";
+      reader.section_ = reader.prefix_ = own + ".";
       visit(made, reader);
-      reader.report_unknown(*entry.as_table(), reader.section_);
+      reader.report_unknown(*entry.as_table(), reader.prefix_);
     }
   }
 
+  // The file's own key of this name is read elsewhere.
+  void known(const std::string& name) { known_.push_back(name); }
   // When all fields have been visited: each key of the file that none of them took is a problem.
   void report_unknown() { report_unknown(root_, ""); }
 
@@ -120,6 +122,7 @@ class TomlReader {
   const toml::table* table_;
   RecipeProblems& problems_;
   std::string section_;
+  std::string prefix_{};  // of an entry of tables(): names stand inside it
 
  private:
   [[nodiscard]] std::string suggestion(const std::string& name) const;

@@ -52,7 +52,9 @@ EvaluationPart part_of(RunContext& run,
                        TaskContext& context,
                        const wire::Task& task,
                        const EvaluatedTexts& given,
-                       std::int64_t num_tokens) {
+                       std::int64_t num_tokens,
+                       const std::filesystem::path& student_directory,
+                       const std::optional<Control>& control) {
   const Stopwatch clock;
   EvaluateOptions options{.device = run.device(), .compute_dtype = run.compute_dtype()};
   options.texts = given.texts;
@@ -75,18 +77,59 @@ EvaluationPart part_of(RunContext& run,
   options.check_hash = run.load_hooks({}).check_hash;
   std::optional<Student> student;
   std::optional<LoraAdapter> adapter;
-  if (task.subject != "teacher")
-    student = load_student(directory_of(run, task, "hedgerow.json"), run.model(), at::kCPU);
+  if (task.subject != "teacher") student = load_student(student_directory, run.model(), at::kCPU);
   if (task.subject == "lora")
     adapter = load_adapter(directory_of(run, task, "adapter_config.json"), run.config());
   if (student && adapter) put_in_place(*student, adapter->trained);
   options.student = student ? &*student : nullptr;
   options.adapter = adapter ? &*adapter : nullptr;
-  options.control = control_of(run.recipe());
+  options.control = control;
   // The progress always goes on, and a stop is thrown.
   EvaluationPart part = evaluate_part(run.model(), given.tokens, given.sequences, options).value();
   part.seconds = clock.seconds();
   return part;
+}
+
+// The figures of a whole evaluation.
+nlohmann::json figures_json(const RunContext& run,
+                            const wire::Task& task,
+                            const EvaluatedTexts& given,
+                            const EvaluationPart& part,
+                            const storage::Recipe& recipe) {
+  const EvaluationShape shape = shape_of({.has_student = task.subject != "teacher",
+                                          .has_adapter = task.subject == "lora",
+                                          .recalls = recipe.attention.recall_cache > 0},
+                                         control_of(recipe),
+                                         run.config());
+  return to_json(
+      evaluation_of(shape, text_shapes(given.tokens.seq_len, given.texts), part, run.config()),
+      task.subject);
+}
+
+// Those of each variant's students, in the order of the recipe. Throws Stopped.
+nlohmann::json variants_json(RunContext& run,
+                             TaskContext& context,
+                             const wire::Task& task,
+                             const EvaluatedTexts& given,
+                             std::int64_t num_tokens) {
+  nlohmann::json variants = nlohmann::json::array();
+  const std::filesystem::path folder = directory_of(run, task, "hedgerow.json") / "variants";
+  for (const storage::Variant& variant : run.recipe().variants) {
+    const storage::Recipe recipe = run.recipe().of(variant);
+    for (int seed = 0; seed < variant.seeds; ++seed) {
+      const std::string name = storage::Recipe::student_name(variant, seed);
+      const EvaluationPart part =
+          part_of(run, context, task, given, num_tokens, folder / name, control_of(recipe));
+      nlohmann::json own = figures_json(run, task, given, part, recipe);
+      own.erase("subject");
+      own["student"] = name;
+      own["variant"] = variant.name;
+      own["seed"] = seed;
+      own["seconds"] = part.seconds;
+      variants.push_back(std::move(own));
+    }
+  }
+  return variants;
 }
 
 // Throws kCorrupt where the files are not the parts of this evaluation.
@@ -123,19 +166,21 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
         storage::sequences_of_piece(given.num_sequences(), task.piece, task.num_pieces).count;
   }
   const EvaluationPart part =
-      puts_together ? read_parts(run, task, given) : part_of(run, context, task, given, num_tokens);
+      puts_together ? read_parts(run, task, given)
+                    : part_of(run,
+                              context,
+                              task,
+                              given,
+                              num_tokens,
+                              task.subject == "teacher" ? std::filesystem::path()
+                                                        : directory_of(run, task, "hedgerow.json"),
+                              control_of(run.recipe()));
   TaskResult result{.finished = true};
   if (!is_piece) {
-    const storage::AttentionSpec& attention = run.recipe().attention;
-    const EvaluationShape shape = shape_of({.has_student = task.subject != "teacher",
-                                            .has_adapter = task.subject == "lora",
-                                            .recalls = attention.recall_cache > 0},
-                                           control_of(run.recipe()),
-                                           run.config());
-    result.result = to_json(
-        evaluation_of(shape, text_shapes(given.tokens.seq_len, given.texts), part, run.config()),
-        task.subject);
+    result.result = figures_json(run, task, given, part, run.recipe());
     result.result["in_domain"] = run.recipe().validates_in_domain();
+    if (task.subject == "transfer" && !run.recipe().variants.empty())
+      result.result["variants"] = variants_json(run, context, task, given, num_tokens);
   }
   result.result["seconds"] = part.seconds;
   result.result["tokens_per_second"] = static_cast<double>(num_tokens) / part.seconds;

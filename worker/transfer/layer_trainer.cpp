@@ -68,8 +68,10 @@ LayerTrainer::LayerTrainer(int layer_idx,
                            const storage::Recipe& recipe,
                            const storage::ModelConfig& config,
                            std::uint64_t seed,
-                           const at::Device& device)
+                           const at::Device& device,
+                           const std::string& student)
     : layer_idx_(layer_idx),
+      student_(student.empty() ? "" : student + "."),
       transfer_(recipe.transfer),
       rates_(recipe.transfer),
       attention_(recipe.attention),
@@ -123,10 +125,16 @@ void LayerTrainer::create_parameters(const storage::ModelConfig& config, const a
   }
 }
 
-at::Tensor LayerTrainer::accumulate(const Qkv& qkv, double share) {
+at::Tensor LayerTrainer::accumulate(const Qkv& qkv, double share, const at::Tensor& y_true) {
   const c10::AutoGradMode enable(true);
-  const kernels::AttentionTransfer transfer = kernels::attention_transfer(
-      qkv.q, qkv.k, qkv.v, parameters_, options_, transfer_.linear_factor);
+  const kernels::AttentionTransfer transfer = kernels::attention_transfer(qkv.q,
+                                                                          qkv.k,
+                                                                          qkv.v,
+                                                                          parameters_,
+                                                                          options_,
+                                                                          transfer_.linear_factor,
+                                                                          kernels::Backend::kAuto,
+                                                                          y_true);
   at::Tensor loss = transfer.loss * (transfer_.mse_factor * share);
   if (transfer_.xent_factor != 0.0) {
     loss = loss + kernels::transfer_cross_entropy(qkv.q, qkv.k, parameters_, options_) *

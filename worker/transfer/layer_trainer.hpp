@@ -60,17 +60,20 @@ struct LayerMetrics {
 class LayerTrainer {
  public:
   // Starts the maps from (seed, layer_idx): phi_k as a copy of phi_q, of a kv head that of the
-  // first query head that it serves.
+  // first query head that it serves. `student`: whose layer it is, in a checkpoint's names; "" is
+  // the recipe's own.
   LayerTrainer(int layer_idx,
                const storage::Recipe& recipe,
                const storage::ModelConfig& config,
                std::uint64_t seed,
-               const at::Device& device);
+               const at::Device& device,
+               const std::string& student = {});
 
   // One forward's share of a step: `share` x (mse_factor (MSE + linear_factor linear term) +
   // xent_factor cross-entropy), backward at once. q, k and v without autograd -> the teacher's
-  // output [B, H, T, D]. Throws kCorrupt if it is not finite, kInternal if the loss is not.
-  at::Tensor accumulate(const Qkv& qkv, double share);
+  // output [B, H, T, D], which is `y_true` if another trainer of the layer has given it. Throws
+  // kCorrupt if it is not finite, kInternal if the loss is not.
+  at::Tensor accumulate(const Qkv& qkv, double share, const at::Tensor& y_true = {});
   // Clip and update, then draw the maps again where the recipe's redraw_every says so; throws
   // kInternal naming the layer if the gradient is not finite.
   void step();
@@ -126,9 +129,12 @@ class LayerTrainer {
   // Throws kCorrupt if it is the teacher's output that is not finite, kInternal (training diverged)
   // otherwise.
   [[noreturn]] void fail_not_finite(const std::string& what, const at::Tensor& y_true) const;
-  [[nodiscard]] std::string prefix() const { return "layers." + std::to_string(layer_idx_) + "."; }
+  [[nodiscard]] std::string prefix() const {
+    return student_ + "layers." + std::to_string(layer_idx_) + ".";
+  }
 
   int layer_idx_;
+  std::string student_;  // "" or with a dot behind it
   storage::TransferSection transfer_;
   RateSettings rates_;
   storage::AttentionSpec attention_;

@@ -38,9 +38,7 @@ class Transfer {
     const std::set<int> kept(transfer_.softmax_layers.layers.begin(),
                              transfer_.softmax_layers.layers.end());
     for (int layer = task.first_layer; layer < task.first_layer + task.num_layers; ++layer) {
-      if (!kept.contains(layer))
-        trainers_.emplace(layer,
-                          LayerTrainer(layer, run.recipe(), run.config(), task.seed, run.device()));
+      if (!kept.contains(layer)) trainers_.emplace(layer, students_of_layer(layer, run.recipe()));
     }
     num_validation_ = std::min<std::int64_t>(transfer_.validation_sequences, plan_.num_validation);
   }
@@ -70,6 +68,25 @@ class Transfer {
   }
 
  private:
+  // The recipe's own trainer, then those of its variants, in the order of student_names_.
+  std::vector<LayerTrainer> students_of_layer(int layer, const storage::Recipe& recipe) {
+    std::vector<LayerTrainer> students;
+    student_names_ = {""};
+    students.emplace_back(layer, recipe, run_.config(), task_.seed, run_.device());
+    for (const storage::Variant& variant : recipe.variants) {
+      for (int seed = 0; seed < variant.seeds; ++seed) {
+        student_names_.push_back(storage::Recipe::student_name(variant, seed));
+        students.emplace_back(layer,
+                              recipe.of(variant),
+                              run_.config(),
+                              task_.seed + static_cast<std::uint64_t>(seed),
+                              run_.device(),
+                              student_names_.back());
+      }
+    }
+    return students;
+  }
+
   // Throws Stopped, with the state after the last whole step.
   void train_to_the_end() {
     while (true) {
@@ -90,7 +107,7 @@ class Transfer {
     std::map<int, const LayerTrainer*> shown;
     for (int i = 0; i <= 4; ++i) {
       const auto found = trainers_.find(std::min(num_layers * i / 4, num_layers - 1));
-      if (found != trainers_.end()) shown[found->first] = &found->second;
+      if (found != trainers_.end()) shown[found->first] = &found->second.front();
     }
     if (shown.empty()) return;
     std::string lines;
@@ -117,8 +134,8 @@ class Transfer {
     path.linear_factor = transfer_.linear_factor;
     path.xent_factor = transfer_.xent_factor;
     if (!trainers_.empty()) {
-      path.parameters = &trainers_.begin()->second.parameters();
-      path.options = trainers_.begin()->second.options();
+      path.parameters = &trainers_.begin()->second.front().parameters();
+      path.options = trainers_.begin()->second.front().options();
     }
     say_attention(path);
   }
@@ -150,19 +167,30 @@ class Transfer {
   // How many layers of the block must still run: up to the last one that trains.
   [[nodiscard]] int num_needed_layers() const {
     int needed = 0;
-    for (const auto& [layer, trainer] : trainers_) {
-      if (!trainer.stopped()) needed = layer - task_.first_layer + 1;
+    for (const auto& [layer, students] : trainers_) {
+      if (still_trains(students)) needed = layer - task_.first_layer + 1;
     }
     return needed;
   }
 
-  // visit: a layer that still trains -> its teacher's output.
-  void forward(const at::Tensor& hidden_states,
-               const std::function<at::Tensor(LayerTrainer&, const Qkv&)>& visit) {
+  [[nodiscard]] static bool still_trains(const std::vector<LayerTrainer>& students) {
+    return std::ranges::any_of(students,
+                               [](const LayerTrainer& student) { return !student.stopped(); });
+  }
+
+  // visit: what still trains of a layer, one after another -> its teacher's output, which is given
+  // to the next ones; undefined for the first.
+  void forward(
+      const at::Tensor& hidden_states,
+      const std::function<at::Tensor(LayerTrainer&, const Qkv&, const at::Tensor& y_true)>& visit) {
     const Attend attend = [&](int layer, const Qkv& qkv) {
-      const auto trainer = trainers_.find(layer);
-      const bool trains = trainer != trainers_.end() && !trainer->second.stopped();
-      return trains ? visit(trainer->second, qkv) : teacher_attention(qkv);
+      at::Tensor y_true;
+      if (const auto found = trainers_.find(layer); found != trainers_.end()) {
+        for (LayerTrainer& student : found->second) {
+          if (!student.stopped()) y_true = visit(student, qkv, y_true);
+        }
+      }
+      return y_true.defined() ? y_true : teacher_attention(qkv);
     };
     block_->run(hidden_states,
                 run_.rope(hidden_states.size(1)),
@@ -186,14 +214,16 @@ class Transfer {
     progress_.phase = "training";
     for (std::int64_t i = 0; i < forwards; ++i) {
       const at::Tensor hidden_states = input_->next(rows);
-      forward(hidden_states, [&](LayerTrainer& trainer, const Qkv& qkv) {
-        return trainer.accumulate(qkv, 1.0 / static_cast<double>(forwards));
+      forward(hidden_states, [&](LayerTrainer& trainer, const Qkv& qkv, const at::Tensor& y_true) {
+        return trainer.accumulate(qkv, 1.0 / static_cast<double>(forwards), y_true);
       });
       progress_.tokens += rows * hidden_states.size(1);
       tell();
     }
-    for (auto& [layer, trainer] : trainers_) {
-      if (!trainer.stopped()) trainer.step();
+    for (auto& [layer, students] : trainers_) {
+      for (LayerTrainer& student : students) {
+        if (!student.stopped()) student.step();
+      }
     }
     order_hash_ = extended(order_hash_, step_);
     ++step_;
@@ -211,18 +241,23 @@ class Transfer {
     validation_input_->plan(order);
     for (std::int64_t i = 0; i < num_validation_;) {
       const std::int64_t count = std::min(plan_.sequences_per_forward, num_validation_ - i);
-      forward(validation_input_->next(count), [](LayerTrainer& trainer, const Qkv& qkv) {
-        const at::Tensor y_true = teacher_attention(qkv);
-        trainer.validate(qkv, y_true);
-        return y_true;
-      });
+      forward(validation_input_->next(count),
+              [](LayerTrainer& trainer, const Qkv& qkv, const at::Tensor& given) {
+                at::Tensor y_true = given.defined() ? given : teacher_attention(qkv);
+                trainer.validate(qkv, y_true);
+                return y_true;
+              });
       i += count;
       tell();
     }
     std::string lines;
-    for (auto& [layer, trainer] : trainers_) {
-      if (!trainer.stopped())
-        lines += nlohmann::json(trainer.finish_validation(step_)).dump() + "\n";
+    for (auto& [layer, students] : trainers_) {
+      for (LayerTrainer& student : students) {
+        if (student.stopped()) continue;
+        const LayerMetrics& metrics = student.finish_validation(step_);
+        // The run's history is of the recipe's own student.
+        if (&student == &students.front()) lines += nlohmann::json(metrics).dump() + "\n";
+      }
     }
     files_.append_metrics(lines);
     validated_ = step_;
@@ -250,8 +285,13 @@ class Transfer {
     const storage::FaultScope scope("worker.transfer.checkpoint");
     storage::Checkpoint checkpoint;
     nlohmann::json layers = nlohmann::json::object();
-    for (const auto& [layer, trainer] : trainers_)
-      layers[std::to_string(layer)] = trainer.save(checkpoint.tensors);
+    nlohmann::json variants = nlohmann::json::object();
+    for (const auto& [layer, students] : trainers_) {
+      for (std::size_t i = 0; i < students.size(); ++i) {
+        nlohmann::json& of = i == 0 ? layers : variants[student_names_[i]];
+        of[std::to_string(layer)] = students[i].save(checkpoint.tensors);
+      }
+    }
     checkpoint.state = {{"kind", kCheckpointFormat},
                         {"block", task_.block},
                         {"seed", task_.seed},
@@ -261,6 +301,7 @@ class Transfer {
                         {"data", run_.tokens(storage::DataStage::kTransfer).content_hash},
                         {"order", order_hash_},
                         {"layers", std::move(layers)}};
+    if (!variants.empty()) checkpoint.state["variants"] = std::move(variants);
     files_.write_checkpoint(checkpoint, step_, [this] {
       storage::fault_point("worker.checkpoint.written", task_.block);
     });
@@ -283,8 +324,13 @@ class Transfer {
           for (std::int64_t s = 0; s < step; ++s) order_hash_ = extended(order_hash_, s);
           if (state.at("order") != order_hash_)
             refuse("has seen the sequences in another order than the recipe gives now");
-          for (auto& [layer, trainer] : trainers_)
-            trainer.restore(checkpoint.tensors, state.at("layers").at(std::to_string(layer)));
+          for (auto& [layer, students] : trainers_) {
+            for (std::size_t i = 0; i < students.size(); ++i) {
+              const nlohmann::json& of =
+                  i == 0 ? state.at("layers") : state.at("variants").at(student_names_[i]);
+              students[i].restore(checkpoint.tensors, of.at(std::to_string(layer)));
+            }
+          }
           step_ = first_step_ = step;
           state.at("validated").get_to(validated_);
           progress_.tokens = tokens_trained();
@@ -295,9 +341,20 @@ class Transfer {
   TaskResult finish() {
     TensorMap owned;
     nlohmann::json layers = nlohmann::json::array();
-    for (const auto& [layer, trainer] : trainers_) {
-      trainer.export_best(owned);
-      layers.push_back(trainer.result());
+    nlohmann::json variants = nlohmann::json::array();
+    for (std::size_t i = 0; i < student_names_.size(); ++i) {
+      TensorMap own;
+      nlohmann::json results = nlohmann::json::array();
+      for (const auto& [layer, students] : trainers_) {
+        students[i].export_best(own);
+        results.push_back(students[i].result());
+      }
+      const std::string prefix = storage::tensors_of_student(student_names_[i]);
+      for (auto& [name, tensor] : own) owned.emplace(prefix + name, std::move(tensor));
+      if (i == 0)
+        layers = std::move(results);
+      else
+        variants.push_back({{"student", student_names_[i]}, {"layers", std::move(results)}});
     }
     std::map<std::string, storage::TensorView> views;
     for (const auto& [name, tensor] : owned)
@@ -315,6 +372,7 @@ class Transfer {
                      {"seconds", seconds},
                      {"tokens_per_second", static_cast<double>(tokens_trained()) / seconds},
                      {"seconds_waited_on_data", progress_.seconds_waited_on_data}};
+    if (!variants.empty()) result.result["variants"] = std::move(variants);
     return result;
   }
 
@@ -332,7 +390,9 @@ class Transfer {
   const wire::Task& task_;
   storage::TransferSection transfer_;
   storage::CapturePlan plan_;
-  std::map<int, LayerTrainer> trainers_;  // by global layer; kept softmax layers have none
+  // By global layer, of each student; kept softmax layers have none.
+  std::map<int, std::vector<LayerTrainer>> trainers_;
+  std::vector<std::string> student_names_;  // the recipe's own is ""
   std::int64_t num_validation_ = 0;
   const BlockRunner* block_ = nullptr;
   BlockInput* input_ = nullptr;

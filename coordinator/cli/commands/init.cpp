@@ -9,6 +9,8 @@
 #include "coordinator/cli/run/gpu.hpp"
 #include "coordinator/cli/run/planning.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "coordinator/status/status.hpp"
 #include "storage/base/file.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/cluster_file.hpp"
@@ -23,6 +25,8 @@ using storage::ExitCode;
 
 struct InitOptions {
   std::string model, data, format, template_, tokens, cluster, like = "own", out = "recipe.toml";
+  std::string from, variant;  // a run and one of its variants, in place of a model and its text
+  bool study = false;
 };
 
 // Tokens of the longest sequence that the teacher can be asked for. Throws kUsage if our window
@@ -112,6 +116,53 @@ void set_published(storage::Recipe& recipe, int head_dim) {
   recipe.finetune.sequences_per_step = 8;
 }
 
+// Three layers that train, near the input, in the middle and at the end: the others keep their
+// softmax attention.
+std::vector<int> all_but_three(int num_layers) {
+  std::vector<int> kept;
+  for (int layer = 0; layer < num_layers; ++layer) {
+    const bool trains =
+        layer == num_layers / 10 || layer == num_layers / 2 || layer == num_layers - 1;
+    if (!trains) kept.push_back(layer);
+  }
+  return kept;
+}
+
+// Eight attentions that people choose among, on three layers of the model: each differs from the
+// recipe's own in what its name says.
+void set_study(storage::Recipe& recipe, int num_layers) {
+  recipe.transfer.softmax_layers.layers = all_but_three(num_layers);
+  recipe.transfer.max_steps = 50;
+  recipe.transfer.validate_every = 25;
+  recipe.finetune.enabled = false;
+  recipe.evaluate.max_sequences = 4;
+  const auto add = [&](const std::string& name, const auto& change) {
+    storage::Variant variant{
+        .name = name, .seeds = 2, .attention = recipe.attention, .transfer = recipe.transfer};
+    change(variant);
+    recipe.variants.push_back(std::move(variant));
+  };
+  using storage::Variant;
+  add("half-the-features", [](Variant& v) {
+    v.attention.feature_dim /= 2;
+    v.attention.recall_cache = std::min(v.attention.recall_cache, v.attention.feature_dim / 2);
+  });
+  add("no-recall-cache", [](Variant& v) { v.attention.recall_cache = 0; });
+  add("no-sinks", [](Variant& v) { v.attention.num_sinks = 0; });
+  add("half-the-window", [](Variant& v) {
+    v.attention.window_size /= 2;
+    v.attention.recall_cache = std::min(v.attention.recall_cache, v.attention.window_size);
+  });
+  add("linear-term", [](Variant& v) { v.transfer.linear_factor = 1.0; });
+  add("hedgehog-exp",
+      [](Variant& v) { v.attention.feature_map = storage::FeatureMapKind::kHedgehogExp; });
+  add("t2r", [](Variant& v) {  // of as many features: without the negation, twice the columns
+    v.attention.feature_map = storage::FeatureMapKind::kT2R;
+    v.attention.negation = false;
+  });
+  add("query-head-maps", [](Variant& v) { v.attention.key_maps = storage::KeyMaps::kQueryHead; });
+}
+
 // The number in "500000", "20M". Throws kUsage.
 std::int64_t number_of_tokens(const std::string& text) {
   constexpr std::int64_t kMost = 1'000'000'000'000;
@@ -194,7 +245,65 @@ storage::Recipe recipe_for(const InitOptions& options,
   return recipe;
 }
 
+void write_recipe(const storage::Recipe& recipe, const std::string& path) {
+  recipe.validate(path);
+  const std::string toml = recipe.to_toml();
+  storage::File file = storage::File::create_exclusive(path);
+  file.write_all(std::as_bytes(std::span(toml)));
+  file.sync();
+  file.close();
+}
+
+void require_new(const std::string& out) {
+  const fs::path folder = fs::absolute(out).parent_path();
+  require(fs::is_directory(folder),
+          "--out " + out + ": the folder " + folder.string() + " does not exist; make it");
+  require(!fs::exists(out), out + " exists and is not overwritten; choose another name with --out");
+}
+
+// The whole job of a variant of a run: every layer trains, and the last stage, at the steps of a
+// recipe that names none.
+ExitCode init_from_run(const InitOptions& options, Terminal& terminal) {
+  require(!options.variant.empty(),
+          "--from takes the run of a study; --variant says which of its variants (" +
+              std::string(storage::kOwnStudent) + ": the recipe's own)");
+  require_new(options.out);
+  const storage::RunLayout layout(options.from);
+  require_run(layout);
+  const storage::Recipe study = recipe_of_run(layout);
+  std::string names = storage::kOwnStudent;
+  const storage::Variant* chosen = nullptr;
+  for (const storage::Variant& variant : study.variants) {
+    names += ", " + variant.name;
+    if (variant.name == options.variant) chosen = &variant;
+  }
+  require(chosen != nullptr || options.variant == storage::kOwnStudent,
+          "--variant " + options.variant + ": " + options.from + " has " + names);
+  storage::Recipe recipe = chosen != nullptr ? study.of(*chosen) : study;
+  recipe.variants.clear();
+  recipe.made_by = {};
+  const storage::TransferSection defaults;
+  recipe.transfer.softmax_layers = {};
+  recipe.transfer.max_steps = defaults.max_steps;
+  recipe.transfer.validate_every = defaults.validate_every;
+  recipe.evaluate.max_sequences = 0;
+  recipe.finetune.enabled = true;
+  recipe.plan.layers_per_block = 0;
+  write_recipe(recipe, options.out);
+  terminal.print("wrote " + options.out + ": the whole job of " + options.variant + " of " +
+                 options.from);
+  terminal.say("next: hedgerow plan --recipe " + options.out + "   what it will take");
+  terminal.say("      hedgerow run --run DIR --recipe " + options.out);
+  terminal.print_json({{"recipe", options.out}, {"variant", options.variant}});
+  return ExitCode::kOk;
+}
+
 ExitCode run_init(const InitOptions& options, Terminal& terminal) {
+  if (!options.from.empty()) return init_from_run(options, terminal);
+  require(options.variant.empty(), "--variant is of a run; name that with --from RUN");
+  require(!options.model.empty() && !options.data.empty(),
+          "a model and --data FILE, the text to learn from, are needed; or --from RUN --variant "
+          "NAME");
   require(!fs::is_directory(options.data),
           options.data + " is a directory; --data takes one file, and a recipe may list several");
   storage::require_file(options.data);
@@ -202,11 +311,7 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
           options.data + ": no such file; --data takes the text to learn from");
   require(fs::file_size(options.data) > 0,
           options.data + ": is empty; --data takes the text to learn from");
-  const fs::path folder = fs::absolute(options.out).parent_path();
-  require(fs::is_directory(folder),
-          "--out " + options.out + ": the folder " + folder.string() + " does not exist; make it");
-  require(!fs::exists(options.out),
-          options.out + " exists and is not overwritten; choose another name with --out");
+  require_new(options.out);
   const auto model = storage::ModelDirectory::open(options.model, storage::Weights::kOptional);
   const InterruptScope interrupts;
   const std::optional<json> seen = look_at_source(options, model.path(), terminal);
@@ -234,12 +339,8 @@ ExitCode run_init(const InitOptions& options, Terminal& terminal) {
                                               recipe.finetune.max_steps)})
       steps.push_back(line);
   }
-  recipe.validate(options.out);
-  const std::string toml = recipe.to_toml();
-  storage::File file = storage::File::create_exclusive(options.out);
-  file.write_all(std::as_bytes(std::span(toml)));
-  file.sync();
-  file.close();
+  if (options.study) set_study(recipe, model.config().num_hidden_layers);
+  write_recipe(recipe, options.out);
   terminal.print("wrote " + options.out + " for " + model.config().architecture + ", " +
                  std::to_string(model.config().num_hidden_layers) + " layers");
   terminal.print(options.data + ": " + seen->value("what", "") + ", read as format \"" +
@@ -267,9 +368,8 @@ RunCommand declare_init(CLI::App& app) {
   app.add_option("model",
                  options->model,
                  "a Hugging Face model directory, or org/name in the local Hugging Face cache")
-      ->type_name("DIR")
-      ->required();
-  app.add_option("--data", options->data, "the text to learn from")->type_name("FILE")->required();
+      ->type_name("DIR");
+  app.add_option("--data", options->data, "the text to learn from")->type_name("FILE");
   one_of(app.add_option("--format",
                         options->format,
                         "how to read it; unless told, what its first records look like"),
@@ -292,6 +392,14 @@ RunCommand declare_init(CLI::App& app) {
   one_of(app.add_option("--like", options->like, "settings: our own, or the published method's")
              ->capture_default_str(),
          {"own", "published"});
+  app.add_flag("--study",
+               options->study,
+               "eight variants of the attention on three layers, to choose one: 'hedgerow metrics "
+               "--variants' shows them");
+  app.add_option("--from", options->from, "a study's run: the whole job of its --variant")
+      ->type_name("RUN");
+  app.add_option("--variant", options->variant, "of --from: its name, or recipe")
+      ->type_name("NAME");
   app.add_option("--out", options->out, "the recipe to write")
       ->type_name("FILE")
       ->capture_default_str();

@@ -5,7 +5,9 @@
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/terminal/history_lines.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
+#include "coordinator/status/variants.hpp"
 #include "coordinator/web/snapshot.hpp"
 #include "storage/history/columns.hpp"
 #include "storage/history/history_file.hpp"
@@ -19,7 +21,7 @@ using storage::ExitCode;
 struct MetricsOptions {
   std::string run, tensorboard;
   int block = -1;
-  bool csv = false;
+  bool csv = false, variants = false;
 };
 
 // What concerns one block alone.
@@ -70,10 +72,53 @@ void print_finetune(const storage::History& history, Terminal& terminal) {
   }
 }
 
+std::string spread_text(const Spread& spread) {
+  if (spread.count == 0) return "-";
+  std::string text = number_text(spread.median, 3);
+  if (spread.count > 1)
+    text += " (" + number_text(spread.least, 3) + " to " + number_text(spread.most, 3) + ")";
+  return text;
+}
+
+// A row a variant, the smallest KL first; * stands before those on the front of bytes and KL.
+ExitCode print_variants(const storage::RunLayout& layout, Terminal& terminal) {
+  const std::vector<VariantFigures> all = variants_of(read_status(layout), recipe_of_run(layout));
+  require(!all.empty(),
+          layout.root().string() +
+              ": its recipe has no [[variants]]; 'hedgerow init --study' "
+              "writes a recipe with eight");
+  if (terminal.options().json) terminal.print_json({{"variants", to_json(all)}});
+  Table table;
+  table.column("variant", 9).column("seeds", 3, true).column("relative MSE", 8, true);
+  const auto most = std::ranges::max_element(
+      all, {}, [](const VariantFigures& figures) { return figures.gap_closed.size(); });
+  for (const auto& [text, spread] : most->gap_closed)
+    table.column("gap closed: " + text, text == storage::kValidation ? 7 : 6, true)
+        .column("KL: " + text, 4, true);
+  table.column("state", 5, true);
+  for (const VariantFigures& figures : all) {
+    std::vector<std::string> cells{(figures.is_on_front ? "* " : "  ") + figures.name,
+                                   std::to_string(figures.seeds),
+                                   spread_text(figures.relative_mse)};
+    for (std::size_t i = 0; i < most->gap_closed.size(); ++i) {
+      const bool is_known = i < figures.gap_closed.size();
+      cells.push_back(is_known ? spread_text(figures.gap_closed[i].second) : "-");
+      cells.push_back(is_known ? spread_text(figures.kl[i].second) : "-");
+    }
+    cells.push_back(figures.state_bytes > 0
+                        ? bytes_text(static_cast<std::uint64_t>(figures.state_bytes))
+                        : "-");
+    table.row(std::move(cells));
+  }
+  for (const std::string& line : table.render(terminal.answer_width())) terminal.print(line);
+  return ExitCode::kOk;
+}
+
 ExitCode run_metrics(const MetricsOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
   require(!options.csv || !terminal.options().json, "--csv and --json exclude each other");
   require_run(layout);
+  if (options.variants) return print_variants(layout, terminal);
   storage::HistoryReader reader(layout);
   reader.read_all();
   storage::History history = reader.history();
@@ -124,6 +169,9 @@ RunCommand declare_metrics(CLI::App& app) {
   app.add_option("--block", options->block, "every validation of this block's layers")
       ->type_name("N")
       ->check(CLI::NonNegativeNumber.description(""));
+  app.add_flag("--variants",
+               options->variants,
+               "the students of the recipe's [[variants]], a row each, the smallest KL first");
   app.add_flag("--csv", options->csv, "print series, step, time, column and value, a line each");
   app.add_option("--tensorboard", options->tensorboard, "write event files for TensorBoard there")
       ->type_name("DIR");

@@ -96,7 +96,6 @@ TEST(Cli, AMistypedLineIsAnsweredWithWhatWasExpectedFoundAndMeant) {
       {{"status", "--temp"}, "status has no option --temp"},
       {{"completion", "tcsh"}, "shell: tcsh not in {bash,zsh,fish}"},
       {{"status", "surplus"}, "The following argument was not expected: surplus"},
-      {{"init", "model"}, "--data is required"},
       {{"init", "model", "--like", "publishd"}, "--like: publishd not in {own,published}"},
       {{"evaluate", "--max-sequences", "0"},
        "--max-sequences: Value 0 not in range 1 to 1073741824"},
@@ -111,6 +110,19 @@ TEST(Cli, AMistypedLineIsAnsweredWithWhatWasExpectedFoundAndMeant) {
 }
 
 // Journal, messages and --json could not hold it: `run` tokenized first and failed then.
+TEST(Cli, InitAsksForAModelAndItsTextOrForARunAndItsVariant) {
+  for (const std::vector<std::string>& line :
+       {std::vector<std::string>{"init"}, {"init", "model"}, {"init", "--data", "text"}}) {
+    const Answer answer = run_line(line);
+    EXPECT_EQ(answer.code, 2);
+    EXPECT_EQ(answer.err,
+              "hedgerow init: a model and --data FILE, the text to learn from, are needed; or --from "
+              "RUN --variant NAME\n");
+  }
+  EXPECT_THAT(run_line({"init", "model", "--data", "text", "--variant", "wide"}).err,
+              ::testing::HasSubstr("--variant is of a run; name that with --from RUN"));
+}
+
 TEST(Cli, AnArgumentThatIsNotUtf8IsRefusedAtOnce) {
   const Answer answer = run_line({"run", "--run", "/tmp/r\xff"});
   EXPECT_EQ(answer.code, 2);

@@ -427,6 +427,29 @@ TEST(Recipe, ACacheThatIsLeftOutHasHalfOfTheFeaturesAsFarAsTheWindowGoes) {
   EXPECT_EQ(cache("feature_map = \"identity\"\nnegation = false\nbias = false\n"), 0);
 }
 
+TEST(Recipe, VariantsAreWrittenAsWhatTheyHaveOtherwiseAndReadAgain) {
+  Recipe recipe = minimal();
+  recipe.variants = {{.name = "same", .attention = recipe.attention, .transfer = recipe.transfer},
+                     {.name = "wide_2",
+                      .seeds = 3,
+                      .attention = recipe.attention,
+                      .transfer = recipe.transfer}};
+  recipe.variants[1].attention.feature_dim = 128;
+  recipe.variants[1].transfer.schedule = "cosine";
+  const std::string text = recipe.to_toml();
+  EXPECT_THAT(text,
+              HasSubstr("[[variants]]\nname = \"same\"\n\n[[variants]]\nname = \"wide_2\"\n"
+                        "seeds = 3\nattention.feature_dim = 128\ntransfer.schedule = \"cosine\"\n"));
+  EXPECT_EQ(Recipe::parse(text, "r"), recipe);
+  EXPECT_EQ(recipe.num_students(), 5);
+  EXPECT_EQ(recipe.of(recipe.variants[1], 2).seed, recipe.seed + 2);
+  EXPECT_EQ(recipe.of(recipe.variants[1]).attention.feature_dim, 128);
+  EXPECT_TRUE(recipe.of(recipe.variants[1]).variants.empty());
+  Recipe other = recipe;
+  other.variants[1].attention.feature_dim = 64;
+  EXPECT_EQ(difference(recipe, other).unsafe.size(), 1U);
+}
+
 TEST(Recipe, ARunInWhichNothingTrainsIsRefused) {
   const auto with = [](const std::string& attention) {
     return std::string(kMinimal) + "[attention]\n" + attention + "[finetune]\nenabled = false\n";

@@ -1,0 +1,169 @@
+#include "coordinator/status/variants.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace hedgerow::coordinator {
+namespace {
+
+// Values by student: "" is the recipe's own, else Recipe::student_name().
+using Values = std::map<std::string, std::vector<double>>;
+
+Spread spread_of(std::vector<double> values) {
+  if (values.empty()) return {};
+  std::ranges::sort(values);
+  const std::size_t n = values.size();
+  return {.median = (values[(n - 1) / 2] + values[n / 2]) / 2,
+          .least = values.front(),
+          .most = values.back(),
+          .count = static_cast<int>(n)};
+}
+
+double mean_of(const std::vector<double>& values) {
+  double sum = 0.0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+void add_errors(const nlohmann::json& layers, std::vector<double>& errors) {
+  for (const nlohmann::json& layer : layers) {
+    if (layer.contains("relative_mse") && layer["relative_mse"].is_number())
+      errors.push_back(layer["relative_mse"].get<double>());
+  }
+}
+
+// Relative errors of a student's layers.
+Values layer_errors(const RunStatus& status) {
+  Values errors;
+  for (const TaskStatus& task : status.tasks) {
+    if (task.stage != Stage::kTransfer || task.state != "done") continue;
+    if (task.result.contains("layers")) add_errors(task.result["layers"], errors[""]);
+    if (!task.result.contains("variants")) continue;
+    for (const nlohmann::json& variant : task.result["variants"])
+      add_errors(variant.at("layers"), errors[variant.at("student").get<std::string>()]);
+  }
+  return errors;
+}
+
+// What an evaluation says of a student, by text, the validation split's under kValidation.
+std::vector<std::pair<std::string, nlohmann::json>> texts_of(const nlohmann::json& evaluation) {
+  std::vector<std::pair<std::string, nlohmann::json>> texts{{storage::kValidation, evaluation}};
+  if (const auto found = evaluation.find("texts"); found != evaluation.end()) {
+    for (const auto& [name, text] : found->items()) texts.emplace_back(name, text);
+  }
+  return texts;
+}
+
+std::optional<double> kl_of(const nlohmann::json& text) {
+  const nlohmann::json::json_pointer at("/columns/student/beyond/kl");
+  return text.contains(at) && text[at].is_number() ? std::optional(text[at].get<double>())
+                                                   : std::nullopt;
+}
+
+// A variant's figures from the evaluations of its seeds.
+void add_evaluations(const std::vector<nlohmann::json>& seeds, VariantFigures& figures) {
+  std::vector<std::string> names;
+  std::map<std::string, std::vector<double>> gaps, divergences;
+  std::vector<double> means;
+  for (const nlohmann::json& evaluation : seeds) {
+    std::vector<double> own;
+    for (const auto& [name, text] : texts_of(evaluation)) {
+      if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+      if (const double gap = text.value("gap_closed", NAN); std::isfinite(gap)) {
+        gaps[name].push_back(gap);
+      }
+      if (const auto kl = kl_of(text)) {
+        divergences[name].push_back(*kl);
+        own.push_back(*kl);
+      }
+    }
+    if (!own.empty()) means.push_back(mean_of(own));
+    if (evaluation.contains("control"))
+      figures.state_bytes = evaluation["control"].value("state_bytes", std::int64_t{0});
+  }
+  for (const std::string& name : names) {
+    figures.gap_closed.emplace_back(name, spread_of(gaps[name]));
+    figures.kl.emplace_back(name, spread_of(divergences[name]));
+  }
+  figures.mean_kl = spread_of(means);
+}
+
+void mark_front(std::vector<VariantFigures>& all) {
+  for (VariantFigures& one : all) {
+    one.is_on_front =
+        one.mean_kl.count > 0 && std::ranges::none_of(all, [&](const VariantFigures& other) {
+          const double gain = one.mean_kl.median - other.mean_kl.median;
+          return other.mean_kl.count > 0 && gain >= 0.0 && other.state_bytes <= one.state_bytes &&
+                 (gain > 0.0 || other.state_bytes < one.state_bytes);
+        });
+  }
+}
+
+nlohmann::json to_json(const Spread& spread) {
+  if (spread.count == 0) return nullptr;
+  return {{"median", spread.median}, {"least", spread.least}, {"most", spread.most}};
+}
+
+}  // namespace
+
+std::vector<VariantFigures> variants_of(const RunStatus& status, const storage::Recipe& recipe) {
+  if (recipe.variants.empty()) return {};
+  const Values errors = layer_errors(status);
+  std::map<std::string, nlohmann::json> evaluations;
+  if (const TaskStatus* task = status.task("evaluate/transfer");
+      task != nullptr && task->state == "done" && task->result.contains("variants")) {
+    evaluations[""] = task->result;
+    for (const nlohmann::json& variant : task->result["variants"])
+      evaluations[variant.at("student").get<std::string>()] = variant;
+  }
+  std::vector<VariantFigures> all;
+  const auto add = [&](const std::string& name, const std::vector<std::string>& students) {
+    VariantFigures figures;
+    figures.name = name;
+    figures.seeds = static_cast<int>(students.size());
+    std::vector<double> means;
+    std::vector<nlohmann::json> evaluated;
+    for (const std::string& student : students) {
+      if (const auto found = errors.find(student); found != errors.end() && !found->second.empty())
+        means.push_back(mean_of(found->second));
+      if (const auto found = evaluations.find(student); found != evaluations.end())
+        evaluated.push_back(found->second);
+    }
+    figures.relative_mse = spread_of(means);
+    add_evaluations(evaluated, figures);
+    all.push_back(std::move(figures));
+  };
+  add(storage::kOwnStudent, {""});
+  for (const storage::Variant& variant : recipe.variants) {
+    std::vector<std::string> students;
+    for (int seed = 0; seed < variant.seeds; ++seed)
+      students.push_back(storage::Recipe::student_name(variant, seed));
+    add(variant.name, students);
+  }
+  mark_front(all);
+  std::ranges::stable_sort(all, [](const VariantFigures& a, const VariantFigures& b) {
+    if (a.mean_kl.count > 0 && b.mean_kl.count > 0)
+      return a.mean_kl.median < b.mean_kl.median;
+    return a.relative_mse.median < b.relative_mse.median;
+  });
+  return all;
+}
+
+nlohmann::json to_json(const std::vector<VariantFigures>& variants) {
+  nlohmann::json rows = nlohmann::json::array();
+  for (const VariantFigures& figures : variants) {
+    nlohmann::json row = {{"variant", figures.name},
+                {"seeds", figures.seeds},
+                {"relative_mse", to_json(figures.relative_mse)},
+                {"kl", to_json(figures.mean_kl)},
+                {"state_bytes", figures.state_bytes},
+                {"on_front", figures.is_on_front}};
+    for (const auto& [name, spread] : figures.gap_closed)
+      row["texts"][name]["gap_closed"] = to_json(spread);
+    for (const auto& [name, spread] : figures.kl) row["texts"][name]["kl"] = to_json(spread);
+    rows.push_back(std::move(row));
+  }
+  return rows;
+}
+
+}  // namespace hedgerow::coordinator
