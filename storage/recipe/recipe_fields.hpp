@@ -222,9 +222,10 @@ void visit_transfer(Transfer& transfer, Visitor& visitor) {
   visitor.field("redraw_every",
                 transfer.redraw_every,
                 {"steps until positive_random is drawn again; 0: never", 0, 1e9});
-  visitor.field("softmax_layers",
-                transfer.softmax_layers,
-                {"layers kept as they are; \"all\": LoRA alone is trained", 0, 1e6});
+  visitor.field(
+      "softmax_layers",
+      transfer.softmax_layers,
+      {"layers kept as they are, or \"uniform:N\"; \"all\": LoRA alone is trained", 0, 1e6});
 }
 
 template <typename Finetune, typename Visitor>

@@ -82,12 +82,14 @@ struct PlanSection {
   }
 };
 
-// The layers that keep their softmax attention: in growing order, or "all", which resolving a
-// recipe turns into all that its model has. With all of them only the last stage's LoRA is trained:
-// the reference beside a student.
+// The layers that keep their softmax attention: in growing order; or "all" or "uniform:N", which
+// resolving a recipe turns into all that its model has, or N of them evenly spread. With all of
+// them only the last stage's LoRA is trained: the reference beside a student.
 struct SoftmaxLayers {
+  static constexpr std::string_view kUniform = "uniform:";
   std::vector<int> layers{};
   bool all = false;
+  int uniform = 0;  // N; 0: the others say
   bool operator==(const SoftmaxLayers&) const = default;
 };
 

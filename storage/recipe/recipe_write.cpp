@@ -177,6 +177,8 @@ std::string toml_text(WindowLayout value) { return toml_text(to_string(value)); 
 std::string toml_text(KeyMaps value) { return toml_text(to_string(value)); }
 std::string toml_text(const std::vector<int>& values) { return list_text(values); }
 std::string toml_text(const SoftmaxLayers& value) {
+  if (value.uniform > 0)
+    return toml_text(std::string(SoftmaxLayers::kUniform) + std::to_string(value.uniform));
   return value.all ? "\"all\"" : toml_text(value.layers);
 }
 std::string toml_text(const std::vector<std::string>& values) { return list_text(values); }

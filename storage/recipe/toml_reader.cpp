@@ -1,6 +1,7 @@
 #include "storage/recipe/toml_reader.hpp"
 
 #include <algorithm>
+#include <charconv>
 #include <cstdint>
 #include <utility>
 
@@ -188,12 +189,19 @@ void TomlReader::read(const toml::node& node, const std::string& name, AddBos& v
   }
 }
 void TomlReader::read(const toml::node& node, const std::string& name, SoftmaxLayers& value) {
-  if (node.is_string() && **node.as_string() == "all") {
+  const std::string_view word = node.is_string() ? std::string_view(**node.as_string()) : "";
+  if (word == "all") {
     value.all = true;
+  } else if (word.starts_with(SoftmaxLayers::kUniform)) {
+    const std::string_view number = word.substr(SoftmaxLayers::kUniform.size());
+    const auto [end, error] =
+        std::from_chars(number.data(), number.data() + number.size(), value.uniform);
+    if (error != std::errc() || end != number.data() + number.size() || value.uniform < 1)
+      problems_.add(name, "= " + toml_text(word) + ": expected uniform:N, N layers from 1 on");
   } else if (node.is_array()) {
     read(node, name, value.layers);
   } else {
-    wrong_type(node, name, "a list of layers, or \"all\"");
+    wrong_type(node, name, "a list of layers, \"all\" or \"uniform:N\"");
   }
 }
 void TomlReader::read(const toml::node& node, const std::string& name, double& value) {

@@ -2,8 +2,8 @@
 
 A point is a state's size of a sequence and the loss of the second half of its tokens. The line is the teacher under its window
 and sinks, untrained, at growing windows; a student that lies above it is worth less than a window of its bytes. Students are
-those of HEDGEROW_FRONTIER_RUNS (finished runs, separated by ":"), or of the quickstart's recipe; each with caches of 0, 32, 64
-and 128 recalled keys as far as its window takes them. States are those of fp32 sums: no backend has others.
+those of HEDGEROW_FRONTIER_RUNS (finished runs, separated by ":"), or of the quickstart's recipe at sequences of 2,048 tokens, as many
+tokens a step, with F = 64 and 128; each with caches of 0, 32, 64 and 128 recalled keys as far as its window takes them. States are those of fp32 sums: no backend has others.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Iterator
 
 from bench_common import REPOSITORY, Context, Row, Skip, require_packages
+from quality_rows import with_values
 from recall_rows import call, sequences_of, text_of
 
 sys.path += [str(REPOSITORY / "deploy" / "huggingface"), str(REPOSITORY / "deploy" / "huggingface" / "tasks")]
@@ -34,9 +35,22 @@ def runs_of(context: Context) -> list[Path]:
             if not run.is_dir():
                 raise Skip(f"HEDGEROW_FRONTIER_RUNS: {run} is not there")
         return runs
-    run = context.work / "run-quickstart"
-    call(context, "run", "--run", run, "--recipe", REPOSITORY / "deploy" / "recipes" / "smollm2_quickstart.toml")
-    return [run]
+    runs = []
+    for features in (64, 128):
+        toml = (REPOSITORY / "deploy" / "recipes" / "smollm2_quickstart.toml").read_text()
+        for section, values in {"data.transfer": {"seq_len": "2048", "validation_sequences": "2"},
+                                "data.evaluate": {"max_sequences": "1", "texts": "[]"},
+                                "attention": {"feature_dim": str(features), "recall_cache": str(64)},
+                                "plan": {"sequences_per_forward": "1"},
+                                "transfer": {"sequences_per_step": "1", "validation_sequences": "1"},
+                                "finetune": {"sequences_per_step": "1"}}.items():
+            toml = with_values(toml, section, values)
+        run = context.work / f"F = {features}, T = 2,048"
+        recipe = context.work / f"frontier-{features}.toml"
+        recipe.write_text(toml)
+        call(context, "run", "--run", run, "--recipe", recipe)
+        runs.append(run)
+    return runs
 
 
 def subjects_of(context: Context, run: Path) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import kustomize
 
 TOP = Path(__file__).resolve().parents[2]
-PAGES = [TOP / "README.md", TOP / "deploy/README.md", TOP / "deploy/seventy-billion.md"] + sorted(TOP.glob("deploy/*/README.md"))
+PAGES = [TOP / "README.md", TOP / "deploy/README.md", TOP / "deploy/seventy-billion.md", TOP / "deploy/choose-an-attention.md"] + sorted(TOP.glob("deploy/*/README.md"))
 BIN = Path(os.environ["HEDGEROW_BIN"])
 MODEL = os.environ.get("HEDGEROW_TEST_MODEL")
 
@@ -185,9 +185,9 @@ class Steps(unittest.TestCase):
         self.assertEqual(said.returncode, 0, f"{line}\n{said.stdout}{said.stderr}")
         return said.stdout
 
-    def small_recipe(self, changes: dict[str, str]) -> None:
+    def small_recipe(self, changes: dict[str, str], name: str = "recipe.toml") -> None:
         """What `init` wrote, with fewer steps, and what the page says to change."""
-        path = self.folder / "recipe.toml"
+        path = self.folder / name
         text = path.read_text()
         small = {"max_steps": "2", "seq_len": "128", "window_size": "16", "recall_cache": "16", "validate_every": "1",
                  "max_sequences": "24", "enabled": "false"}
@@ -203,6 +203,20 @@ class Steps(unittest.TestCase):
                 self.small_recipe({})
         state = json.loads(self.sh("hedgerow status --run my-run --json"))
         self.assertEqual(state["state"], "done")
+
+    def test_the_steps_that_choose_an_attention_end_in_the_recipe_of_a_whole_job(self):
+        for line in block_with("deploy/choose-an-attention.md", "--study"):
+            said = self.sh(line)
+            if "--study" in line:
+                # Eight variants, a seed each; half of this window is 8.
+                self.small_recipe({}, "study.toml")
+                path = self.folder / "study.toml"
+                text = re.sub(r"(?m)^attention\.window_size = \d+", "attention.window_size = 8", path.read_text())
+                text = re.sub(r"(?m)^attention\.recall_cache = \d+", "attention.recall_cache = 8", text)
+                path.write_text(re.sub(r"(?m)^seeds = 2\n", "", text))
+            if "metrics" in line:
+                self.assertEqual(len(said.splitlines()), 10, said)
+        self.assertIn("feature_dim = 64 ", (self.folder / "whole.toml").read_text())
 
     def test_the_steps_for_several_machines_can_be_taken_by_processes_of_one(self):
         peers, keys, run, worker = block_with("deploy/README.md", "--peers 2")

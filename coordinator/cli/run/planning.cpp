@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <fstream>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <thread>
 
 #include "coordinator/cli/command.hpp"
@@ -229,19 +228,26 @@ Subject subject_of(const Recipe& recipe, const PlanFor& planned) {
   return {std::move(model), std::move(tokens), std::move(limits), std::move(unseen)};
 }
 
-// transfer.softmax_layers = "all" becomes the model's layers.
-void take_all_layers(Recipe& recipe) {
+// transfer.softmax_layers = "all" or "uniform:N" becomes layers of the model: of N parts of its
+// depth the middle one each.
+void take_named_layers(Recipe& recipe) {
   storage::SoftmaxLayers& kept = recipe.transfer.softmax_layers;
-  if (!kept.all) return;
+  if (!kept.all && kept.uniform == 0) return;
   const auto model = storage::ModelDirectory::open(recipe.model.path, storage::Weights::kOptional);
-  kept = {.layers = std::vector<int>(static_cast<std::size_t>(model.config().num_hidden_layers))};
-  std::iota(kept.layers.begin(), kept.layers.end(), 0);
+  const int num_layers = model.config().num_hidden_layers;
+  const int count = kept.all ? num_layers : kept.uniform;
+  require(count <= num_layers,
+          "transfer.softmax_layers = \"uniform:" + std::to_string(count) + "\": the model has " +
+              std::to_string(num_layers) + " layers; name fewer");
+  kept = {};
+  for (int i = 0; i < count; ++i) kept.layers.push_back((2 * i + 1) * num_layers / (2 * count));
+  for (storage::Variant& variant : recipe.variants) variant.transfer.softmax_layers = kept;
 }
 
 // What the machine that plans would take, where the workers are yet to say.
 Recipe closed(const Recipe& recipe) {
   Recipe filled = recipe;
-  take_all_layers(filled);
+  take_named_layers(filled);
   if (filled.plan.layers_per_block == 0)
     filled.plan.layers_per_block = PlanSection{}.layers_per_block;
   if (filled.plan.keep_boundaries == "auto") filled.plan.keep_boundaries = "last";
@@ -289,7 +295,7 @@ void resolve(Recipe& recipe, const PlanFor& planned) {
     recipe.workers.threads = share(recipe.workers.local);
   if (recipe.finetune.threads == 0 && ranks_are_here)
     recipe.finetune.threads = share(recipe.finetune.ranks);
-  take_all_layers(recipe);
+  take_named_layers(recipe);
   const bool chooses = recipe.plan.layers_per_block == 0 || recipe.plan.keep_boundaries == "auto";
   if (!chooses || !are_known) return;
   const Subject subject = subject_of(recipe, planned);

@@ -164,6 +164,12 @@ TEST(Recipe, AllLayersMayKeepTheirSoftmax) {
   recipe.transfer.softmax_layers.all = true;
   EXPECT_THAT(recipe.to_toml(), HasSubstr("softmax_layers = \"all\""));
   EXPECT_EQ(Recipe::parse(recipe.to_toml(), "r").transfer, recipe.transfer);
+  recipe.transfer.softmax_layers = {.uniform = 4};
+  EXPECT_THAT(recipe.to_toml(), HasSubstr("softmax_layers = \"uniform:4\""));
+  EXPECT_EQ(Recipe::parse(recipe.to_toml(), "r").transfer, recipe.transfer);
+  for (const char* wrong : {"uniform:", "uniform:0", "uniform:4x"})
+    EXPECT_THAT(refusal_of("[transfer]\nsoftmax_layers = \"" + std::string(wrong) + "\"\n"),
+                HasSubstr("expected uniform:N, N layers from 1 on"));
 }
 
 TEST(Recipe, ShotsAndGeneratedRecordsAreRefusedWhereTheyMeanNothing) {
@@ -195,7 +201,7 @@ TEST(Recipe, AWrongTypeNamesKeyLineAndBothTypes) {
   EXPECT_THAT(refusal_of("[transfer]\nshuffle = 1\n"),
               HasSubstr("expected true or false, found an integer"));
   EXPECT_THAT(refusal_of("[transfer]\nsoftmax_layers = 3\n"),
-              HasSubstr("expected a list of layers, or \"all\", found an integer"));
+              HasSubstr("expected a list of layers, \"all\" or \"uniform:N\", found an integer"));
   EXPECT_THAT(refusal_of("[transfer]\nsoftmax_layers = [\"a\"]\n"),
               HasSubstr("expected an integer, found a string"));
   EXPECT_THAT(refusal_of("[evaluate]\nprompts = [1]\n"),
