@@ -48,14 +48,17 @@ Transformer::Transformer(const TransformerOptions& options)
     : options_(options), generator_(at::make_generator<at::CPUGeneratorImpl>(options.seed)) {
   options.validate();
   const std::int64_t M = options.hidden_size;
-  embedding_ = drawn(options.vocab_size, M, kEmbeddingDeviation);
+  // A tied head reads normed states, whose products with it have deviation 1 then, so that training
+  // begins near a loss of ln V.
+  const double head_deviation = 1 / std::sqrt(static_cast<double>(M));
+  embedding_ =
+      drawn(options.vocab_size, M, options.tied_head ? head_deviation : kEmbeddingDeviation);
   if (options.positions == Positions::kLearned)
     positions_ = drawn(options.max_positions, M, kEmbeddingDeviation);
   for (std::int64_t l = 0; l < options.num_layers; ++l) layers_.push_back(make_layer(l));
   last_norm_ = trained(at::ones({M}));
   if (options.norm == LayerNormKind::kLayer) last_norm_bias_ = trained(at::zeros({M}));
-  head_ = options.tied_head ? embedding_
-                            : drawn(options.vocab_size, M, 1 / std::sqrt(static_cast<double>(M)));
+  head_ = options.tied_head ? embedding_ : drawn(options.vocab_size, M, head_deviation);
 }
 
 at::Tensor Transformer::trained(at::Tensor initial) {
