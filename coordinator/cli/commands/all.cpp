@@ -1,6 +1,7 @@
 #include <array>
 
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/lab/lab.hpp"
 
 namespace hedgerow::coordinator::cli {
 
@@ -28,6 +29,7 @@ std::span<const Command> all_commands() {
       Command{"export", "write a Hugging Face directory, or the adapter alone", declare_export},
       Command{"doctor", "examine this machine and say how to mend it", declare_doctor},
       Command{"bench", "time the attention kernels against softmax", declare_bench},
+      Command{"lab", "run a paper's experiment in a small model", declare_lab},
       Command{"completion", "print the completion script of a shell", declare_completion},
   };
   return kCommands;

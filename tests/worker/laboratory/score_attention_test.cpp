@@ -1,0 +1,280 @@
+// score_attention against kernels/plain in fp64 for every spec that both know, and the input that a
+// study must never train on.
+#include "worker/laboratory/score_attention.hpp"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+
+#include <span>
+#include <vector>
+
+#include "kernels/plain/attention.hpp"
+#include "storage/base/error.hpp"
+#include "worker/laboratory/transformer.hpp"
+
+namespace hedgerow::worker::laboratory {
+namespace {
+
+using ::testing::HasSubstr;
+
+constexpr std::int64_t H = 2, T = 13, D = 4, E = 3;
+constexpr double kTolerance = 1e-10;
+
+struct Inputs {
+  at::Tensor q, k, v;  // [1, H, T, ..] in fp64
+  Inputs() {
+    at::manual_seed(7);
+    const auto options = at::TensorOptions().dtype(at::kDouble);
+    q = at::randn({1, H, T, D}, options);
+    k = at::randn({1, H, T, D}, options);
+    v = at::randn({1, H, T, E}, options);
+  }
+};
+
+plain::Rows<const double> rows(const at::Tensor& matrix) {
+  return {std::span(matrix.const_data_ptr<double>(), static_cast<std::size_t>(matrix.numel())),
+          static_cast<std::size_t>(matrix.size(-1))};
+}
+
+plain::Rows<double> written(at::Tensor& matrix) {
+  return {std::span(matrix.mutable_data_ptr<double>(), static_cast<std::size_t>(matrix.numel())),
+          static_cast<std::size_t>(matrix.size(-1))};
+}
+
+plain::Mask mask_of(bool causal) {
+  return causal ? plain::Mask::kCausal : plain::Mask::kBidirectional;
+}
+
+// y of each head by `of_head`, whose last argument it writes.
+template <typename OfHead>
+at::Tensor by_heads(const Inputs& in, const OfHead& of_head) {
+  at::Tensor y = at::zeros_like(in.v);
+  for (std::int64_t h = 0; h < H; ++h) {
+    at::Tensor head = y[0][h];
+    of_head(h, in.q[0][h], in.k[0][h], in.v[0][h], written(head));
+  }
+  return y;
+}
+
+void expect_near(const at::Tensor& found, const at::Tensor& expected, const std::string& what) {
+  const double worst =
+      ((found - expected).abs() / expected.abs().clamp_min(1.0)).max().item<double>();
+  EXPECT_LE(worst, kTolerance) << what;
+}
+
+std::string refusal_of(const AttentionSpec& spec) {
+  try {
+    spec.validate();
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+    return error.what();
+  }
+  return "";
+}
+
+class BothWays : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(Mask, BothWays, ::testing::Bool());
+
+TEST_P(BothWays, SoftmaxEqualsThePlainHeader) {
+  const Inputs in;
+  AttentionSpec spec;
+  spec.causal = GetParam();
+  const at::Tensor expected = by_heads(in, [&](auto, auto q, auto k, auto v, auto y) {
+    plain::softmax_attention<double>(mask_of(GetParam()), rows(q), rows(k), rows(v), y);
+  });
+  expect_near(score_attention(in.q, in.k, in.v, spec), expected, "softmax");
+}
+
+TEST_P(BothWays, SeriesOfEvenOrdersEqualThePlainHeader) {
+  const Inputs in;
+  for (const int order : {0, 2, 4, 10}) {
+    AttentionSpec spec;
+    spec.score = Score::kSeries;
+    spec.order = order;
+    spec.causal = GetParam();
+    const at::Tensor expected = by_heads(in, [&](auto, auto q, auto k, auto v, auto y) {
+      plain::series_attention<double>(
+          mask_of(GetParam()), static_cast<std::size_t>(order), rows(q), rows(k), rows(v), y);
+    });
+    expect_near(
+        score_attention(in.q, in.k, in.v, spec), expected, "order " + std::to_string(order));
+  }
+}
+
+TEST_P(BothWays, EluFeaturesEqualThePlainHeader) {
+  const Inputs in;
+  AttentionParameters parameters;
+  parameters.weight = at::randn({H, D, 5}, in.q.options());
+  parameters.bias = at::randn({H, 5}, in.q.options());
+  AttentionSpec spec;
+  spec.score = Score::kProduct;
+  spec.map = Map::kEluPlusOne;
+  spec.causal = GetParam();
+  const at::Tensor expected = by_heads(in, [&](auto h, auto q, auto k, auto v, auto y) {
+    at::Tensor phi_q = at::zeros({T, 5}, in.q.options()), phi_k = at::zeros_like(phi_q);
+    const at::Tensor W = parameters.weight[h], b = parameters.bias[h];
+    plain::elu_plus_one_features<double>(rows(W), rows(b).values(), rows(q), written(phi_q));
+    plain::elu_plus_one_features<double>(rows(W), rows(b).values(), rows(k), written(phi_k));
+    plain::linear_attention<double>(mask_of(GetParam()), rows(phi_q), rows(phi_k), rows(v), y);
+  });
+  expect_near(score_attention(in.q, in.k, in.v, spec, parameters), expected, "1 + ELU");
+}
+
+TEST_P(BothWays, PositiveRandomFeaturesEqualThePlainHeader) {
+  const Inputs in;
+  for (const bool orthogonal : {false, true}) {
+    AttentionSpec spec;
+    spec.score = Score::kProduct;
+    spec.map = Map::kFavor;
+    spec.num_features = 6;  // a block of D directions and a half
+    spec.causal = GetParam();
+    AttentionParameters parameters;
+    parameters.omega = draw_directions(D, 6, orthogonal, 3, in.q).contiguous();
+    const at::Tensor omega = parameters.omega;
+    const at::Tensor expected = by_heads(in, [&](auto, auto q, auto k, auto v, auto y) {
+      at::Tensor phi_q = at::zeros({T, 6}, in.q.options()), phi_k = at::zeros_like(phi_q);
+      plain::positive_random_features<double>(
+          plain::Side::kQuery, rows(omega), rows(q), written(phi_q));
+      plain::positive_random_features<double>(
+          plain::Side::kKey, rows(omega), rows(k), written(phi_k));
+      plain::linear_attention<double>(mask_of(GetParam()), rows(phi_q), rows(phi_k), rows(v), y);
+    });
+    expect_near(score_attention(in.q, in.k, in.v, spec, parameters), expected, "FAVOR+");
+  }
+}
+
+// Catches: tensor powers that are not the polynomial they stand for.
+TEST(ScoreAttention, TaylorAndLimitFeaturesAreTheirPolynomials) {
+  const Inputs in;
+  const at::Tensor s = at::matmul(in.q, in.k.transpose(-1, -2)) / 2.0;  // sqrt(D)
+  AttentionSpec spec;
+  spec.score = Score::kProduct;
+  spec.map = Map::kTaylor;
+  spec.denominator = Denominator::kNone;
+  spec.causal = false;
+  spec.order = 3;
+  expect_near(attention_weights(in.q, in.k, spec), 1 + s + s * s / 2 + s * s * s / 6, "Taylor");
+  spec.map = Map::kLimit;
+  spec.order = 4;
+  expect_near(attention_weights(in.q, in.k, spec), (1 + s / 4).pow(4), "limit");
+}
+
+TEST(ScoreAttention, OrthogonalDirectionsAreOrthogonalAndFollowTheSeed) {
+  const at::Tensor like = at::zeros({1}, at::kDouble);
+  const at::Tensor omega = draw_directions(8, 8, true, 5, like);
+  const at::Tensor products = at::matmul(omega.t(), omega);
+  EXPECT_LT((products - products.diagonal().diag()).abs().max().item<double>(), 1e-10);
+  EXPECT_TRUE(at::equal(omega, draw_directions(8, 8, true, 5, like)));
+  EXPECT_FALSE(at::equal(omega, draw_directions(8, 8, true, 6, like)));
+}
+
+TEST(ScoreAttention, ALaterTokenNeverChangesAnEarlierOutput) {
+  const Inputs in;
+  AttentionSpec hedgehog, cosine;
+  hedgehog.score = cosine.score = Score::kProduct;
+  hedgehog.map = Map::kHedgehog;
+  cosine.map = Map::kCosine;
+  cosine.denominator = Denominator::kLength;
+  cosine.norm = OutputNorm::kL2;
+  for (const AttentionSpec& spec : {AttentionSpec{}, hedgehog, cosine}) {
+    at::Tensor changed = in.k.clone();
+    changed.select(2, T - 1).add_(3);
+    const at::Tensor a = score_attention(in.q, in.k, in.v, spec);
+    const at::Tensor b = score_attention(in.q, changed, in.v, spec);
+    EXPECT_TRUE(at::equal(a.narrow(2, 0, T - 1), b.narrow(2, 0, T - 1))) << spec.name;
+    EXPECT_FALSE(at::equal(a, b));
+  }
+}
+
+TEST(ScoreAttention, PaddingOnTheRightIsNeverSeenAndOnTheLeftIsRefused) {
+  const Inputs in;
+  AttentionSpec spec;
+  spec.causal = false;
+  AttentionParameters parameters;
+  parameters.is_token = at::ones({1, T}, at::kBool);
+  parameters.is_token.narrow(1, 9, T - 9).fill_(false);
+  const at::Tensor padded = score_attention(in.q, in.k, in.v, spec, parameters);
+  const at::Tensor alone = score_attention(in.q, in.k.narrow(2, 0, 9), in.v.narrow(2, 0, 9), spec);
+  expect_near(padded, alone, "padding");
+  parameters.is_token = parameters.is_token.flip(1);
+  try {
+    (void)score_attention(in.q, in.k, in.v, spec, parameters);
+    FAIL() << "padding on the left was accepted";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+    EXPECT_THAT(error.what(), HasSubstr("padding"));
+  }
+}
+
+TEST(ScoreAttention, DenominatorsAndNormsAreTheirFormulas) {
+  const Inputs in;
+  AttentionSpec spec;
+  spec.denominator = Denominator::kLength;
+  const at::Tensor s = at::matmul(in.q, in.k.transpose(-1, -2)) / 2.0;
+  const at::Tensor scores = s.exp().tril();
+  const at::Tensor length = at::arange(1, T + 1, in.q.options()).unsqueeze(-1);
+  expect_near(score_attention(in.q, in.k, in.v, spec), at::matmul(scores, in.v) / length, "1/t");
+  spec.denominator = Denominator::kNone;
+  const at::Tensor plain_sum = at::matmul(scores, in.v);
+  spec.norm = OutputNorm::kL2;
+  expect_near(
+      score_attention(in.q, in.k, in.v, spec), plain_sum / plain_sum.norm(2, -1, true), "L2");
+  spec.norm = OutputNorm::kNone;
+  spec.clamp = 0.5;
+  expect_near(attention_weights(in.q, in.k, spec), s.clamp_max(0.5).exp().tril(), "clamp");
+}
+
+// Catches: a detached denominator through which a gradient flows after all.
+TEST(ScoreAttention, ADetachedSumHasTheSameValueAndAnotherGradient) {
+  Inputs in;
+  in.q.requires_grad_(true);
+  AttentionSpec sum, detached;
+  detached.denominator = Denominator::kDetachedSum;
+  const at::Tensor a = score_attention(in.q, in.k, in.v, sum);
+  const at::Tensor b = score_attention(in.q, in.k, in.v, detached);
+  expect_near(b.detach(), a.detach(), "detached");
+  a.square().sum().backward();
+  const at::Tensor gradient = in.q.grad().clone();
+  in.q.mutable_grad().zero_();
+  b.square().sum().backward();
+  EXPECT_FALSE(at::allclose(gradient, in.q.grad()));
+}
+
+TEST(AttentionSpec, WhatCannotBeNormalisedIsRefusedByItsField) {
+  AttentionSpec spec;
+  spec.score = Score::kSeries;
+  spec.order = 3;
+  EXPECT_THAT(refusal_of(spec), HasSubstr("order"));
+  spec.denominator = Denominator::kLength;
+  EXPECT_EQ(refusal_of(spec), "");
+  spec.denominator = Denominator::kDetachedSum;
+  EXPECT_THAT(refusal_of(spec), HasSubstr("order"));
+  for (const Map map : {Map::kIdentity, Map::kCosine}) {
+    AttentionSpec negative;
+    negative.score = Score::kProduct;
+    negative.map = map;
+    EXPECT_THAT(refusal_of(negative), HasSubstr("map")) << to_string(map);
+  }
+  AttentionSpec random;
+  random.score = Score::kProduct;
+  random.map = Map::kFavor;
+  EXPECT_THAT(refusal_of(random), HasSubstr("num_features"));
+}
+
+TEST(Transformer, ASequenceBeyondLearnedPositionsIsRefused) {
+  TransformerOptions options;
+  options.positions = Positions::kLearned;
+  options.max_positions = 8;
+  const Transformer model(options);
+  EXPECT_NO_THROW((void)model.hidden(at::zeros({1, 8}, at::kLong)));
+  try {
+    (void)model.hidden(at::zeros({1, 9}, at::kLong));
+    FAIL() << "9 tokens were accepted";
+  } catch (const storage::Error& error) {
+    EXPECT_EQ(error.kind(), storage::ErrorKind::kUsage);
+    EXPECT_THAT(error.what(), HasSubstr("max_positions"));
+  }
+}
+
+}  // namespace
+}  // namespace hedgerow::worker::laboratory

@@ -1,0 +1,36 @@
+// What the studies of 004 share: a small language model, its training, and how far each attention
+// ends above softmax.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "worker/laboratory/language_task.hpp"
+#include "worker/laboratory/study.hpp"
+
+namespace hedgerow::worker::laboratory {
+
+struct LanguageRun {
+  AttentionSpec attention;
+  double clip = 0;  // 004 clips only what has a gate
+};
+
+struct LanguageRuns {
+  StudyResult study;                 // settings, rows and curves; no claims yet
+  std::vector<TrialResult> results;  // in the order of the runs
+  // Final loss minus that of run 0 with the same seed, a number a seed; infinite where a loss was
+  // not finite.
+  [[nodiscard]] std::vector<double> above_first(std::size_t run) const;
+};
+
+// Trains all runs on options.text; run 0 is softmax.
+[[nodiscard]] LanguageRuns run_language(const std::vector<LanguageRun>& runs,
+                                        const StudyOptions& options);
+
+// "+0.031 (0.010 to 0.052)": mean and range, in nats.
+[[nodiscard]] std::string nats(const std::vector<double>& values);
+
+// 004's training at 300M, which is not run here.
+[[nodiscard]] nlohmann::json published_language();
+
+}  // namespace hedgerow::worker::laboratory

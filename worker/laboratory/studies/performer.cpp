@@ -1,0 +1,179 @@
+// 001: from which length N random features are faster than softmax, and how well they estimate it.
+// The paper counts softmax at 4 N^2 d operations and the features at c N m d, so they break even at
+// N = (c / 4) m. Timed forward, bidirectional, one thread, one head of width 64.
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Parallel.h>
+#include <c10/core/GradMode.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <functional>
+
+#include "worker/laboratory/score_attention.hpp"
+#include "worker/laboratory/studies/studies.hpp"
+
+namespace hedgerow::worker::laboratory {
+namespace {
+
+constexpr std::int64_t kHeadDim = 64, kHeads = 4;
+constexpr std::int64_t kLengths[] = {64, 128, 256, 512, 1024, 2048, 4096};
+constexpr std::int64_t kFeatures[] = {32, 64, 128};
+constexpr int kRepeats = 7;
+constexpr int kDraws = 4000;
+constexpr double kSumOfSquares = 0.5;  // |q + k|^2 of the estimates; at 18 a mean says nothing
+constexpr double kPaperLeast = 6, kPaperMost = 10;  // c
+
+AttentionSpec favor(std::int64_t num_features, bool orthogonal) {
+  AttentionSpec spec;
+  spec.name = orthogonal ? "orthogonal" : "iid";
+  spec.score = Score::kProduct;
+  spec.map = Map::kFavor;
+  spec.num_features = num_features;
+  spec.orthogonal = orthogonal;
+  spec.causal = false;
+  return spec;
+}
+
+double median_ms(const std::function<void()>& call) {
+  call();
+  std::vector<double> times;
+  for (int i = 0; i < kRepeats; ++i) {
+    const auto begin = std::chrono::steady_clock::now();
+    call();
+    times.push_back(
+        std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+            .count());
+  }
+  std::ranges::nth_element(times, times.begin() + kRepeats / 2);
+  return times[kRepeats / 2];
+}
+
+// phi(q) (phi(k)^T v) / (phi(q) sum phi(k)): O(N m kHeadDim), without T x T.
+at::Tensor by_sums(const AttentionSpec& spec,
+                   const AttentionParameters& parameters,
+                   const at::Tensor& q,
+                   const at::Tensor& k,
+                   const at::Tensor& v) {
+  const at::Tensor phi_q = map_features(spec, q, parameters, /*is_query=*/true);
+  const at::Tensor phi_k = map_features(spec, k, parameters, false);
+  const at::Tensor sum = at::matmul(phi_q, phi_k.sum(-2).unsqueeze(-1));
+  return at::matmul(phi_q, at::matmul(phi_k.transpose(-1, -2), v)) / (sum + kSumEpsilon);
+}
+
+struct Crossover {
+  std::vector<nlohmann::json> rows;
+  std::vector<double> lengths;  // of each m, where it first is faster; 0: at no length
+};
+
+Crossover time_lengths(std::uint64_t seed, const StudyOptions& options) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  Crossover found;
+  found.lengths.assign(std::size(kFeatures), 0.0);
+  for (const std::int64_t N : kLengths) {
+    const auto draw = [&] {
+      return at::randn({1, kHeads, N, kHeadDim}, generator, at::TensorOptions());
+    };
+    const at::Tensor q = draw(), k = draw(), v = draw();
+    const double softmax = median_ms([&] { (void)at::scaled_dot_product_attention(q, k, v); });
+    for (std::size_t i = 0; i < std::size(kFeatures); ++i) {
+      const AttentionSpec spec = favor(kFeatures[i], true);
+      AttentionParameters parameters;
+      parameters.omega = draw_directions(kHeadDim, kFeatures[i], true, seed, q);
+      const double features = median_ms([&] { (void)by_sums(spec, parameters, q, k, v); });
+      if (features < softmax && found.lengths[i] == 0) found.lengths[i] = static_cast<double>(N);
+      found.rows.push_back({{"N", N},
+                            {"m", kFeatures[i]},
+                            {"softmax_ms", softmax},
+                            {"features_ms", features},
+                            {"ratio", softmax / features}});
+      if (options.on_row) options.on_row(found.rows.back());
+    }
+  }
+  return found;
+}
+
+// Relative variance of phi(q).phi(k) over draws, times m, beside e^(|q + k|^2) - 1 of the law.
+double variance_times_m(bool orthogonal, std::uint64_t seed) {
+  const std::int64_t m = 16, width = 16;
+  AttentionSpec spec = favor(m, orthogonal);
+  spec.denominator = Denominator::kNone;  // whose queries keep their scale
+  const auto options = at::TensorOptions().dtype(at::kDouble);
+  // q = k of |q + k|^2 as wanted, once scaled by width^-1/4.
+  const double size = std::sqrt(kSumOfSquares / 4) * std::pow(static_cast<double>(width), 0.25);
+  at::Tensor x = at::zeros({1, 1, 1, width}, options);
+  x.select(-1, 0).fill_(size);
+  const double truth = std::exp(kSumOfSquares / 4);
+  double squares = 0;
+  for (int draw = 0; draw < kDraws; ++draw) {
+    AttentionParameters parameters;
+    const auto of_draw = seed * kDraws + static_cast<std::uint64_t>(draw);
+    parameters.omega = draw_directions(width, m, orthogonal, of_draw, x);
+    const at::Tensor phi = map_features(spec, x, parameters, /*is_query=*/true);
+    const double error = phi.square().sum().item<double>() / truth - 1;
+    squares += error * error;
+  }
+  return squares / kDraws * static_cast<double>(m);
+}
+
+}  // namespace
+
+nlohmann::json published_performer() {
+  return {{"text", "TinyStories, 50,000 stories"},
+          {"layers", 2},
+          {"width", 64},
+          {"heads", 4},
+          {"features", {64, 128}},
+          {"window", 80},
+          {"norm", "layer, behind"},
+          {"epochs", 2},
+          {"schedule", "one-cycle, 2e-3"},
+          {"batch", 128}};
+}
+
+StudyResult run_performer(const StudyOptions& options) {
+  const c10::NoGradGuard no_grad;
+  at::set_num_threads(1);
+  const int num_seeds = options.num_seeds > 0 ? options.num_seeds : 3;
+  StudyResult study;
+  std::vector<bool> as_counted, lower, lawful;
+  std::string constants, variances;
+  const double law = std::exp(kSumOfSquares) - 1;
+  for (int s = 0; s < num_seeds; ++s) {
+    const auto seed = static_cast<std::uint64_t>(s);
+    const Crossover crossover = time_lengths(seed, options);
+    study.rows.insert(study.rows.end(), crossover.rows.begin(), crossover.rows.end());
+    // c of the widest map, from the first length at which it is faster.
+    const double c = 4 * crossover.lengths.back() / static_cast<double>(kFeatures[2]);
+    constants += (s > 0 ? ", " : "") + (c > 0 ? std::to_string(c).substr(0, 4) : "none");
+    as_counted.push_back(c >= kPaperLeast && c <= kPaperMost);
+    const double iid = variance_times_m(false, seed), orthogonal = variance_times_m(true, seed);
+    variances += (s > 0 ? "; " : "") + std::to_string(iid / law).substr(0, 4) + " and " +
+                 std::to_string(orthogonal / law).substr(0, 4);
+    lawful.push_back(std::abs(iid / law - 1) <= 0.1);
+    lower.push_back(orthogonal <= iid);
+    if (options.progress) options.progress((s + 1.0) / num_seeds, "timed");
+  }
+  study.settings = {{"head_dim", kHeadDim},
+                    {"heads", kHeads},
+                    {"threads", 1},
+                    {"seeds", num_seeds},
+                    {"repeats", kRepeats},
+                    {"draws", kDraws},
+                    {"not_built", "the leak, layer-wise m and the Taylor mixture in training"}};
+  study.curves = nlohmann::json::object();
+  study.claims = {
+      claim_of("softmax and m = 128 features break even at N = (c / 4) m with c of 6 to 10",
+               "N = 256",
+               "c = " + constants,
+               as_counted),
+      claim_of("iid features have the variance (e^(|q + k|^2) - 1) / m, within 10 %",
+               "1/m",
+               "of the law, iid and orthogonal: " + variances,
+               lawful),
+      claim_of("orthogonal features vary no more than iid ones", "lower", variances, lower)};
+  return study;
+}
+
+}  // namespace hedgerow::worker::laboratory
