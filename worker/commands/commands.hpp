@@ -24,6 +24,7 @@ void register_generate(CLI::App& app, Action& action);
 void register_merge(CLI::App& app, Action& action);
 void register_bench_kernels(CLI::App& app, Action& action);
 void register_lab(CLI::App& app, Action& action);
+void register_probe_attention(CLI::App& app, Action& action);
 void register_probe(CLI::App& app, Action& action);
 void register_mpi_probe(CLI::App& app, Action& action);
 void register_time_layer(CLI::App& app, Action& action);

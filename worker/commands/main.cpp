@@ -40,6 +40,7 @@ int run(int argc, char** argv) {
   hedgerow::worker::register_merge(app, action);
   hedgerow::worker::register_bench_kernels(app, action);
   hedgerow::worker::register_lab(app, action);
+  hedgerow::worker::register_probe_attention(app, action);
   hedgerow::worker::register_probe(app, action);
   hedgerow::worker::register_time_layer(app, action);
   hedgerow::worker::register_mpi_probe(app, action);

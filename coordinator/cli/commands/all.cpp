@@ -2,6 +2,7 @@
 
 #include "coordinator/cli/commands/commands.hpp"
 #include "coordinator/cli/lab/lab.hpp"
+#include "coordinator/cli/tasks/probe.hpp"
 
 namespace hedgerow::coordinator::cli {
 
@@ -25,6 +26,7 @@ std::span<const Command> all_commands() {
       Command{"tokenize", "turn a recipe's text into a tokens file", declare_tokenize},
       Command{"import", "turn published LoLCATs weights into a student", declare_import},
       Command{"evaluate", "measure perplexity and the error of each layer", declare_evaluate},
+      Command{"probe", "measure attention by layer and head", declare_probe},
       Command{"generate", "let a model go on from a prompt", declare_generate},
       Command{"export", "write a Hugging Face directory, or the adapter alone", declare_export},
       Command{"doctor", "examine this machine and say how to mend it", declare_doctor},

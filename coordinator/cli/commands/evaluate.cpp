@@ -10,11 +10,8 @@
 #include "coordinator/cli/terminal/control.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
-#include "coordinator/dispatch/term.hpp"
-#include "coordinator/state/fold.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "storage/base/run_layout.hpp"
-#include "storage/shards/tokens_file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -52,26 +49,6 @@ void print_result(const nlohmann::json& result, const std::string& tokens, Termi
   for (const std::string& line : table.render(terminal.answer_width())) terminal.print(line);
 }
 
-// The run's own, with those of its texts beside them, if they are those that it began with.
-std::string tokens_of(const std::string& run, const storage::Recipe& recipe) {
-  const storage::RunLayout layout(run);
-  const auto recorded = fold(replay_if_any(layout)).state.inputs.tokens;
-  std::vector<storage::TokensOf> files{storage::DataStage::kEvaluate};
-  for (const storage::NamedText& text : recipe.texts)
-    files.emplace_back(storage::DataStage::kEvaluate, text.name);
-  for (const storage::TokensOf& of : files) {
-    const std::string name = storage::RunLayout::tokens(of);
-    const std::filesystem::path path = layout.root() / name;
-    require(std::filesystem::exists(path),
-            path.string() + ": no such tokens file; 'hedgerow run --run " + run +
-                "' makes it where the recipe has data.evaluate, and --tokens names another");
-    for (const storage::FileRecord& file : recorded) {
-      if (file.name == name) storage::verify_tokens(path, file);
-    }
-  }
-  return layout.root() / storage::RunLayout::tokens(storage::DataStage::kEvaluate);
-}
-
 ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
   if (!options.tasks.tasks.empty() || options.tasks.prints_subjects) {
     require(options.tokens.empty() && options.max_sequences == 0,
@@ -86,7 +63,7 @@ ExitCode run_evaluate(EvaluateOptions& options, Terminal& terminal) {
     require(!options.model.run.empty(),
             "--tokens FILE is needed with --model; 'hedgerow tokenize' makes one");
     const storage::Recipe recipe = recipe_of_run(storage::RunLayout(options.model.run));
-    tokens = tokens_of(options.model.run, recipe);
+    tokens = evaluated_tokens(options.model.run, recipe);
     has_texts = !recipe.texts.empty();
     // As many as the run itself took: its texts may be whole books.
     if (max_sequences == 0) max_sequences = recipe.evaluate.max_sequences;

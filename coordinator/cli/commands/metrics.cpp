@@ -4,11 +4,13 @@
 #include <memory>
 
 #include "coordinator/cli/commands/commands.hpp"
+#include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/terminal/history_lines.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
 #include "coordinator/status/variants.hpp"
 #include "coordinator/web/snapshot.hpp"
+#include "storage/base/file.hpp"
 #include "storage/history/columns.hpp"
 #include "storage/history/history_file.hpp"
 #include "storage/history/tensorboard.hpp"
@@ -19,7 +21,7 @@ namespace {
 using storage::ExitCode;
 
 struct MetricsOptions {
-  std::string run, tensorboard;
+  std::string run, tensorboard, plot;
   int block = -1;
   bool csv = false, variants = false;
 };
@@ -81,7 +83,9 @@ std::string spread_text(const Spread& spread) {
 }
 
 // A row a variant, the smallest KL first; * stands before those on the front of bytes and KL.
-ExitCode print_variants(const storage::RunLayout& layout, Terminal& terminal) {
+ExitCode print_variants(const storage::RunLayout& layout,
+                        const std::string& plot,
+                        Terminal& terminal) {
   const std::vector<VariantFigures> all = variants_of(read_status(layout), recipe_of_run(layout));
   require(!all.empty(),
           layout.root().string() +
@@ -111,6 +115,13 @@ ExitCode print_variants(const storage::RunLayout& layout, Terminal& terminal) {
     table.row(std::move(cells));
   }
   for (const std::string& line : table.render(terminal.answer_width())) terminal.print(line);
+  if (plot.empty()) return ExitCode::kOk;
+  const std::filesystem::path rows = plot + ".json";
+  storage::write_atomically(rows, nlohmann::json{{"variants", to_json(all)}}.dump(1) + "\n");
+  const bool finished = run_python(
+      terminal, "picture", "plot_variants.py", {"--rows", rows, "--out", plot}, [](const auto&) {});
+  if (!finished) return ExitCode::kInterrupted;
+  terminal.say("wrote " + plot + " and, its figures, " + rows.string());
   return ExitCode::kOk;
 }
 
@@ -118,7 +129,8 @@ ExitCode run_metrics(const MetricsOptions& options, Terminal& terminal) {
   const storage::RunLayout layout(options.run);
   require(!options.csv || !terminal.options().json, "--csv and --json exclude each other");
   require_run(layout);
-  if (options.variants) return print_variants(layout, terminal);
+  require(options.plot.empty() || options.variants, "--plot is a picture of --variants");
+  if (options.variants) return print_variants(layout, options.plot, terminal);
   storage::HistoryReader reader(layout);
   reader.read_all();
   storage::History history = reader.history();
@@ -172,6 +184,8 @@ RunCommand declare_metrics(CLI::App& app) {
   app.add_flag("--variants",
                options->variants,
                "the students of the recipe's [[variants]], a row each, the smallest KL first");
+  app.add_option("--plot", options->plot, "with --variants: KL against bytes as a PNG")
+      ->type_name("FILE");
   app.add_flag("--csv", options->csv, "print series, step, time, column and value, a line each");
   app.add_option("--tensorboard", options->tensorboard, "write event files for TensorBoard there")
       ->type_name("DIR");

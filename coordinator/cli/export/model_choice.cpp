@@ -4,6 +4,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
+#include "coordinator/dispatch/term.hpp"
 #include "coordinator/state/fold.hpp"
 #include "coordinator/status/recorded_recipe.hpp"
 #include "coordinator/status/status.hpp"
@@ -13,6 +14,7 @@
 #include "storage/journal/journal.hpp"
 #include "storage/model/model_config.hpp"
 #include "storage/recipe/recipe.hpp"
+#include "storage/shards/tokens_file.hpp"
 #include "storage/tensors/safetensors.hpp"
 
 namespace hedgerow::coordinator::cli {
@@ -210,6 +212,25 @@ void verify_evaluations(const std::string& run) {
   for (const auto& [id, task] : state.tasks) {
     if (id.stage == Stage::kEvaluate) verify_outputs(layout, state, id);
   }
+}
+
+std::string evaluated_tokens(const std::string& run, const storage::Recipe& recipe) {
+  const storage::RunLayout layout(run);
+  const auto recorded = fold(replay_if_any(layout)).state.inputs.tokens;
+  std::vector<storage::TokensOf> files{storage::DataStage::kEvaluate};
+  for (const storage::NamedText& text : recipe.texts)
+    files.emplace_back(storage::DataStage::kEvaluate, text.name);
+  for (const storage::TokensOf& of : files) {
+    const std::string name = storage::RunLayout::tokens(of);
+    const std::filesystem::path path = layout.root() / name;
+    require(std::filesystem::exists(path),
+            path.string() + ": no such tokens file; 'hedgerow run --run " + run +
+                "' makes it where the recipe has data.evaluate, and --tokens names another");
+    for (const storage::FileRecord& file : recorded) {
+      if (file.name == name) storage::verify_tokens(path, file);
+    }
+  }
+  return layout.root() / storage::RunLayout::tokens(storage::DataStage::kEvaluate);
 }
 
 ModelChoice choose_model(ModelOptions& options) {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "coordinator/cli/command.hpp"
+#include "storage/recipe/recipe.hpp"
 
 namespace hedgerow::coordinator::cli {
 
@@ -51,6 +52,10 @@ struct ModelChoice {
 // For an export, whose model card states them: the results of a run's evaluations have the bytes
 // that the journal recorded. Throws kCorrupt, kNotFound, naming the file.
 void verify_evaluations(const std::string& run);
+
+// The tokens file that a run evaluates, those of its texts beside it, if they are those that it
+// began with. Throws kUsage where one is missing, kCorrupt.
+[[nodiscard]] std::string evaluated_tokens(const std::string& run, const storage::Recipe& recipe);
 
 // Neither run nor model given: the run in the current directory, which options.run then says.
 // Throws kUsage for options that contradict each other, or a stage that the run has not come to.

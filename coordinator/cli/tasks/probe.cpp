@@ -1,0 +1,189 @@
+#include "coordinator/cli/tasks/probe.hpp"
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cmath>
+#include <filesystem>
+#include <memory>
+
+#include "coordinator/cli/export/model_choice.hpp"
+#include "coordinator/cli/programs/child.hpp"
+#include "coordinator/cli/programs/programs.hpp"
+#include "coordinator/cli/terminal/format.hpp"
+#include "coordinator/cli/terminal/interrupt.hpp"
+#include "coordinator/status/recorded_recipe.hpp"
+#include "storage/base/error.hpp"
+
+namespace hedgerow::coordinator::cli {
+namespace {
+
+using nlohmann::json;
+using storage::ExitCode;
+
+struct ProbeOptions {
+  ModelOptions model;
+  std::string device, tokens;
+  std::vector<int> layers;
+  int max_sequences = 2;
+  bool heads = false;
+};
+
+// A figure of a head, by its path in the JSON.
+struct Figure {
+  const char *title, *path;
+  int importance;
+};
+constexpr Figure kOfSoftmax[] = {{"entropy", "/softmax/entropy", 9},
+                                 {"looks back", "/softmax/look_back", 8}};
+constexpr Figure kOfMaps[] = {{"KL 1+ELU", "/maps/elu_plus_one/kl", 3},
+                              {"KL exp(2x)", "/maps/exp(2x)/kl", 2},
+                              {"KL taylor", "/maps/taylor/kl", 2}};
+constexpr Figure kOfStudent[] = {{"KL", "/student/kl", 9},
+                                 {"error", "/student/relative_error", 8},
+                                 {"window", "/student/window", 6},
+                                 {"sinks", "/student/sinks", 5},
+                                 {"linear", "/student/linear", 7},
+                                 {"monotone", "/student/monotonicity", 5},
+                                 {"rank", "/student/effective_rank", 4},
+                                 {"dead", "/student/dead_features", 4},
+                                 {"least mass", "/student/least_mass", 1}};
+
+std::vector<Figure> figures_of(const json& layers) {
+  std::vector<Figure> figures(std::begin(kOfSoftmax), std::end(kOfSoftmax));
+  const bool has_student = std::ranges::any_of(
+      layers, [](const json& layer) { return layer["heads"][0].contains("student"); });
+  if (has_student) figures.insert(figures.end(), std::begin(kOfStudent), std::end(kOfStudent));
+  figures.insert(figures.end(), std::begin(kOfMaps), std::end(kOfMaps));
+  return figures;
+}
+
+double value_of(const json& head, const char* path) {
+  const json::json_pointer at(path);
+  return head.contains(at) && head[at].is_number() ? head[at].get<double>() : NAN;
+}
+
+double mean_over_heads(const json& heads, const char* path) {
+  double sum = 0.0;
+  int count = 0;
+  for (const json& head : heads) {
+    if (const double value = value_of(head, path); std::isfinite(value)) {
+      sum += value;
+      ++count;
+    }
+  }
+  return count > 0 ? sum / count : NAN;
+}
+
+void print_probe(const json& found, bool by_head, Terminal& terminal) {
+  const json& layers = found["layers"];
+  const std::vector<Figure> figures = figures_of(layers);
+  Table table;
+  table.column("layer", 10, true);
+  if (by_head) table.column("head", 10, true);
+  for (const Figure& figure : figures) table.column(figure.title, figure.importance, true);
+  for (const json& layer : layers) {
+    const std::string name = std::to_string(layer["layer"].get<int>());
+    if (!by_head) {
+      std::vector<std::string> cells{name};
+      for (const Figure& figure : figures)
+        cells.push_back(number_text(mean_over_heads(layer["heads"], figure.path), 3));
+      table.row(std::move(cells));
+      continue;
+    }
+    for (const json& head : layer["heads"]) {
+      std::vector<std::string> cells{name, std::to_string(head["head"].get<int>())};
+      for (const Figure& figure : figures)
+        cells.push_back(number_text(value_of(head, figure.path), 3));
+      table.row(std::move(cells));
+    }
+  }
+  for (const std::string& line : table.render(terminal.answer_width())) terminal.print(line);
+}
+
+// The heads that the student is furthest from, "14/3 2.41".
+std::string hardest_heads(const json& layers) {
+  constexpr std::size_t kMost = 5;
+  std::vector<std::pair<double, std::string>> all;
+  for (const json& layer : layers) {
+    for (const json& head : layer["heads"]) {
+      const double kl = value_of(head, "/student/kl");
+      if (std::isfinite(kl))
+        all.emplace_back(kl,
+                         std::to_string(layer["layer"].get<int>()) + "/" +
+                             std::to_string(head["head"].get<int>()) + " " + number_text(kl, 3));
+    }
+  }
+  std::ranges::sort(all, std::greater<>());
+  std::string text;
+  for (std::size_t i = 0; i < std::min(all.size(), kMost); ++i)
+    text += (i == 0 ? "" : ", ") + all[i].second;
+  return text;
+}
+
+ExitCode run_probe(ProbeOptions& options, Terminal& terminal) {
+  const ModelChoice choice = choose_model(options.model).without_lora();
+  std::string tokens = options.tokens;
+  if (tokens.empty()) {
+    require(!options.model.run.empty(),
+            "--tokens FILE is needed with --model; 'hedgerow tokenize' makes one");
+    tokens = evaluated_tokens(options.model.run,
+                              recipe_of_run(storage::RunLayout(options.model.run)));
+  }
+  require(std::filesystem::exists(tokens),
+          tokens + ": no such tokens file; 'hedgerow tokenize' makes one");
+  ChildCommand command{.arguments = {worker_binary(terminal.console()),
+                                     "probe-attention",
+                                     "--progress",
+                                     "--device",
+                                     options.device.empty() ? choice.device : options.device,
+                                     "--compute-dtype",
+                                     choice.compute_dtype,
+                                     "--tokens",
+                                     tokens,
+                                     "--max-sequences",
+                                     std::to_string(options.max_sequences),
+                                     "--model",
+                                     choice.model}};
+  const auto add = [&](const char* name, const std::string& value) {
+    command.arguments.insert(command.arguments.end(), {name, value});
+  };
+  if (!choice.student.empty()) add("--student", choice.student);
+  for (const int layer : options.layers) add("--layers", std::to_string(layer));
+  const InterruptScope interrupts;
+  json found;
+  if (!run_helper(terminal,
+                  "probing",
+                  "hedgerow-worker probe-attention",
+                  command,
+                  [&](const json& object) { found = object; }))
+    return ExitCode::kInterrupted;
+  if (!found.is_object())
+    throw storage::Error(storage::ErrorKind::kInternal,
+                         "hedgerow-worker probe-attention gave no result");
+  print_probe(found, options.heads, terminal);
+  if (const std::string hardest = hardest_heads(found["layers"]); !hardest.empty())
+    terminal.print("largest KL (layer/head): " + hardest);
+  terminal.print_json(found);
+  return ExitCode::kOk;
+}
+
+}  // namespace
+
+RunCommand declare_probe(CLI::App& app) {
+  const auto options = std::make_shared<ProbeOptions>();
+  add_model_options(app, options->model);
+  add_device_option(app, options->device);
+  app.add_option("--tokens", options->tokens, "a tokens file; the run's evaluate split unless told")
+      ->type_name("FILE");
+  app.add_option("--layers", options->layers, "these alone, as 0,7,15")
+      ->delimiter(',')
+      ->type_name("N,...");
+  app.add_option("--max-sequences", options->max_sequences, "at most so many of its sequences")
+      ->type_name("N")
+      ->capture_default_str()
+      ->check(CLI::Range(1, 1 << 20).description(""));
+  app.add_flag("--heads", options->heads, "a row a head, not a row a layer");
+  return [options](Terminal& terminal) { return run_probe(*options, terminal); };
+}
+
+}  // namespace hedgerow::coordinator::cli

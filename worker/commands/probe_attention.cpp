@@ -1,0 +1,65 @@
+// hedgerow-worker probe-attention: figures of a model's attention by layer and head, of its teacher,
+// of simple maps and of a student (worker/probe).
+#include <ATen/Parallel.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+
+#include "storage/base/error.hpp"
+#include "worker/commands/commands.hpp"
+#include "worker/commands/progress_lines.hpp"
+#include "worker/device/device.hpp"
+#include "worker/evaluate/evaluate_task.hpp"
+#include "worker/probe/probe.hpp"
+
+namespace hedgerow::worker {
+namespace {
+
+struct ProbeArguments {
+  std::string model, tokens, student, device = "auto", compute_dtype = "auto";
+  std::vector<int> layers;
+  int max_sequences = 0, threads = 0;
+  bool progress = false;
+};
+
+storage::ExitCode probe_command(const ProbeArguments& given) {
+  if (given.threads > 0) at::set_num_threads(given.threads);
+  const auto model = storage::ModelDirectory::open(given.model);
+  const auto tokens = storage::read_given(
+      [&] { return storage::load_tokens(given.tokens, model.config().vocab_size); });
+  const at::Device device = resolve_device(given.device);
+  ProbeOptions options{.layers = {given.layers.begin(), given.layers.end()},
+                       .device = device,
+                       .compute_dtype = resolve_compute_dtype(given.compute_dtype, device)};
+  std::optional<Student> student;
+  if (!given.student.empty())
+    options.student = &student.emplace(
+        storage::read_given([&] { return load_student(given.student, model, at::kCPU); }));
+  const ProgressLines progress(given.progress);
+  options.progress = [&](int done, int all) {
+    progress("probing", static_cast<double>(done) / static_cast<double>(all));
+  };
+  print_line(probe_attention(
+      model, tokens, evaluation_sequences(tokens, given.max_sequences), options));
+  return storage::ExitCode::kOk;
+}
+
+}  // namespace
+
+void register_probe_attention(CLI::App& app, Action& action) {
+  CLI::App* command = app.add_subcommand(
+      "probe-attention", "Figures of attention by layer and head, as one JSON object");
+  const auto options = std::make_shared<ProbeArguments>();
+  command->add_option("--model", options->model, "Model directory, or org/name")->required();
+  command->add_option("--tokens", options->tokens, "Tokens file (.h5)")->required();
+  command->add_option("--student", options->student, "Directory with hedgerow.json");
+  command->add_option("--layers", options->layers, "These alone, as 0,7,15")->delimiter(',');
+  command->add_option("--max-sequences", options->max_sequences, "At most this many; 0: all");
+  command->add_option("--device", options->device, "auto, cpu or cuda");
+  command->add_option("--compute-dtype", options->compute_dtype, "auto, bf16 or fp32");
+  command->add_option("--threads", options->threads, "0: as many as cores");
+  command->add_flag("--progress", options->progress, kProgressHelp);
+  command->callback([options, &action] { action = [options] { return probe_command(*options); }; });
+}
+
+}  // namespace hedgerow::worker
