@@ -116,7 +116,7 @@ def weights(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     phi_k = features(case, k[:, ::shares], "k").repeat_interleave(shares, 1)
     linear = (features(case, q, "q") @ phi_k.transpose(2, 3)).masked_fill(window | (j > i), 0)
     if case.told.get("linear_cap"):
-        linear = linear * (case.told["linear_cap"] / (~window & (j <= i)).sum(-1, keepdim=True)).clamp(max=1)
+        linear = linear * (case.told["linear_cap"] / (~window & (j <= i)).sum(-1, keepdim=True).double()).clamp(max=1)
     if case.told["window"] == "none":
         return torch.zeros_like(linear), linear
     s = (q @ k.transpose(2, 3) / math.sqrt(D)).masked_fill(~window, -math.inf)

@@ -1,5 +1,7 @@
 #include "coordinator/cli/app.hpp"
 
+#include <gmock/gmock.h>
+
 #include "coordinator/cli/command.hpp"
 #include "coordinator/cli/terminal/terminal.hpp"
 #include "tests/coordinator/cli/fake_console.hpp"
