@@ -3,11 +3,17 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <string>
 
 #include "storage/base/error.hpp"
 
 namespace hedgerow::worker::laboratory {
+namespace {
+
+constexpr std::int64_t kRecallRows = 50;  // at once, of T x T weights a head
+
+}  // namespace
 
 void RecallOptions::validate() const {
   if (vocab_size < 4 || vocab_size % 2 != 0)
@@ -52,8 +58,14 @@ TrainingTask recall_task(const RecallOptions& options) {
   const auto score = [options](const Transformer& model) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(options.score_seed);
     const RecallBatch batch = draw_recall(options, options.score_batch, generator);
-    const at::Tensor last = model.logits(model.hidden(batch.ids).select(1, -1));
-    return last.argmax(-1).eq(batch.targets.select(1, -1)).to(at::kDouble).mean().item<double>();
+    double right = 0;
+    for (std::int64_t b = 0; b < options.score_batch; b += kRecallRows) {
+      const std::int64_t count = std::min(kRecallRows, options.score_batch - b);
+      const at::Tensor hidden = model.hidden(batch.ids.narrow(0, b, count)).select(1, -1);
+      const at::Tensor answer = batch.targets.narrow(0, b, count).select(1, -1);
+      right += model.logits(hidden).argmax(-1).eq(answer).sum().item<double>();
+    }
+    return right / static_cast<double>(options.score_batch);
   };
   return {.loss = loss, .score = score};
 }
