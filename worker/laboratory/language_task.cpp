@@ -63,16 +63,18 @@ LanguageText read_language(const std::filesystem::path& path, const LanguageOpti
 }
 
 TrainingTask language_task(const LanguageText& text, const LanguageOptions& options) {
-  const auto loss =
-      [=](const Transformer& model, std::int64_t batch_size, at::Generator& generator) {
-        check_layout(model, options);
-        const at::Tensor begins = at::randint(0,
-                                              text.train.numel() - options.length,
-                                              {batch_size},
-                                              generator,
-                                              at::TensorOptions(at::kLong));
-        return loss_of(model, sequences_at(text.train, begins, options.length));
-      };
+  const auto loss = [=](const Transformer& model,
+                        std::int64_t,
+                        std::int64_t batch_size,
+                        at::Generator& generator) {
+    check_layout(model, options);
+    const at::Tensor begins = at::randint(0,
+                                          text.train.numel() - options.length,
+                                          {batch_size},
+                                          generator,
+                                          at::TensorOptions(at::kLong));
+    return loss_of(model, sequences_at(text.train, begins, options.length));
+  };
   const auto score = [=](const Transformer& model) {
     check_layout(model, options);
     const std::int64_t room = text.held_out.numel() - options.length - 1;

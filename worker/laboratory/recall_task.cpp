@@ -49,12 +49,17 @@ RecallBatch draw_recall(const RecallOptions& options,
 
 TrainingTask recall_task(const RecallOptions& options) {
   options.validate();
-  const auto loss =
-      [options](const Transformer& model, std::int64_t batch_size, at::Generator& generator) {
-        const RecallBatch batch = draw_recall(options, batch_size, generator);
-        return at::cross_entropy_loss(model.logits(model.hidden(batch.ids).index({batch.is_asked})),
-                                      batch.targets.index({batch.is_asked}));
-      };
+  const auto loss = [options](const Transformer& model,
+                              std::int64_t step,
+                              std::int64_t batch_size,
+                              at::Generator& generator) {
+    RecallOptions drawn = options;
+    if (step < options.short_steps) drawn.length = options.short_length;
+    const RecallBatch batch =
+        draw_recall(drawn, batch_size * options.length / drawn.length, generator);
+    return at::cross_entropy_loss(model.logits(model.hidden(batch.ids).index({batch.is_asked})),
+                                  batch.targets.index({batch.is_asked}));
+  };
   const auto score = [options](const Transformer& model) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(options.score_seed);
     const RecallBatch batch = draw_recall(options, options.score_batch, generator);
