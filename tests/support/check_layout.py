@@ -122,7 +122,7 @@ ALLOWED: dict[str, set[str]] = {
     "worker/generate": {"kernels", "kernels/cuda", "storage/base", "storage/shape", "worker/comm", "worker/device",
         "worker/model", "worker/model/layer"},
     "worker/laboratory": {"storage/base", "worker/optim"},
-    "worker/laboratory/studies": {"worker/laboratory"},
+    "worker/laboratory/studies": {"storage/base", "worker/laboratory"},
     "worker/logits": {"coordinator/wire", "storage/base", "storage/recipe", "storage/shape", "storage/shards",
         "worker/model/layer", "worker/task", "worker/transfer"},
     "worker/model": {"coordinator/machine", "kernels", "kernels/cuda", "kernels/problem", "storage/base",

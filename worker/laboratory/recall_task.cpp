@@ -3,11 +3,17 @@
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 
+#include <algorithm>
 #include <string>
 
 #include "storage/base/error.hpp"
 
 namespace hedgerow::worker::laboratory {
+namespace {
+
+constexpr std::int64_t kRecallRows = 50;  // at once, of T x T weights a head
+
+}  // namespace
 
 void RecallOptions::validate() const {
   if (vocab_size < 4 || vocab_size % 2 != 0)
@@ -43,17 +49,28 @@ RecallBatch draw_recall(const RecallOptions& options,
 
 TrainingTask recall_task(const RecallOptions& options) {
   options.validate();
-  const auto loss =
-      [options](const Transformer& model, std::int64_t batch_size, at::Generator& generator) {
-        const RecallBatch batch = draw_recall(options, batch_size, generator);
-        return at::cross_entropy_loss(model.logits(model.hidden(batch.ids).index({batch.is_asked})),
-                                      batch.targets.index({batch.is_asked}));
-      };
+  const auto loss = [options](const Transformer& model,
+                              std::int64_t step,
+                              std::int64_t batch_size,
+                              at::Generator& generator) {
+    RecallOptions drawn = options;
+    if (step < options.short_steps) drawn.length = options.short_length;
+    const RecallBatch batch =
+        draw_recall(drawn, batch_size * options.length / drawn.length, generator);
+    return at::cross_entropy_loss(model.logits(model.hidden(batch.ids).index({batch.is_asked})),
+                                  batch.targets.index({batch.is_asked}));
+  };
   const auto score = [options](const Transformer& model) {
     auto generator = at::make_generator<at::CPUGeneratorImpl>(options.score_seed);
     const RecallBatch batch = draw_recall(options, options.score_batch, generator);
-    const at::Tensor last = model.logits(model.hidden(batch.ids).select(1, -1));
-    return last.argmax(-1).eq(batch.targets.select(1, -1)).to(at::kDouble).mean().item<double>();
+    double right = 0;
+    for (std::int64_t b = 0; b < options.score_batch; b += kRecallRows) {
+      const std::int64_t count = std::min(kRecallRows, options.score_batch - b);
+      const at::Tensor hidden = model.hidden(batch.ids.narrow(0, b, count)).select(1, -1);
+      const at::Tensor answer = batch.targets.narrow(0, b, count).select(1, -1);
+      right += model.logits(hidden).argmax(-1).eq(answer).sum().item<double>();
+    }
+    return right / static_cast<double>(options.score_batch);
   };
   return {.loss = loss, .score = score};
 }

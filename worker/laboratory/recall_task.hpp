@@ -14,6 +14,8 @@ namespace hedgerow::worker::laboratory {
 struct RecallOptions {
   std::int64_t vocab_size = 40;
   std::int64_t length = 128;        // with the value that is asked for; even
+  std::int64_t short_length = 32;   // of the first short_steps' sequences, of as many tokens in all
+  std::int64_t short_steps = 0;     // a score always has `length`
   std::int64_t score_batch = 500;   // sequences of a score
   std::uint64_t score_seed = 4242;  // which no training batch has
 

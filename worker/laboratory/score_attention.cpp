@@ -120,14 +120,16 @@ at::Tensor seen_keys(const at::Tensor& q,
   return seen.logical_and(token.unsqueeze(1).unsqueeze(1));
 }
 
-// s, clamped, where the key is seen, and -infinity elsewhere.
+// s, clamped, where the key is seen, and -infinity elsewhere. Added, since the mask is T x T and a
+// sum goes by vectors, where a masked_fill of all weights goes value by value, and again backward.
 at::Tensor masked_exponents(const at::Tensor& q,
                             const at::Tensor& k,
                             const AttentionSpec& spec,
                             const at::Tensor& seen) {
   at::Tensor s = at::matmul(q * scale_of(spec, q), (k * scale_of(spec, k)).transpose(-1, -2));
   if (spec.clamp > 0) s = s.clamp_max(spec.clamp);
-  return s.masked_fill(seen.logical_not(), -std::numeric_limits<double>::infinity());
+  return s + at::zeros(seen.sizes(), s.options())
+                 .masked_fill_(seen.logical_not(), -std::numeric_limits<double>::infinity());
 }
 
 // Scores where seen, 0 elsewhere. Under a detached sum a factor of the row cancels, and e^s is
@@ -145,8 +147,10 @@ at::Tensor masked_scores(const at::Tensor& q,
   }
   const at::Tensor p = at::matmul(map_features(spec, q, parameters, /*is_query=*/true),
                                   map_features(spec, k, parameters, false).transpose(-1, -2));
-  return (spec.score == Score::kSeries ? series(p, spec.order) : p)
-      .masked_fill(seen.logical_not(), 0.0);
+  const at::Tensor scores = spec.score == Score::kSeries ? series(p, spec.order) : p;
+  const bool is_padded = parameters.is_token.defined();
+  if (spec.causal && !is_padded) return scores.tril();  // several times faster
+  return scores.masked_fill(seen.logical_not(), 0.0);
 }
 
 at::Tensor divided(const at::Tensor& scores, const AttentionSpec& spec, const at::Tensor& seen) {

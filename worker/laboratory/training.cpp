@@ -54,7 +54,7 @@ Trial train(const Transformer& model,
   };
   bool is_over = score(0);
   for (std::int64_t step = 0; step < options.steps && !is_over; ++step) {
-    const at::Tensor loss = task.loss(model, options.batch_size, generator);
+    const at::Tensor loss = task.loss(model, step, options.batch_size, generator);
     trial.is_finite = std::isfinite(loss.item<double>());
     if (!trial.is_finite) break;
     loss.backward();

@@ -46,8 +46,11 @@ struct Trial {
 
 // What a task is to the trainer.
 struct TrainingTask {
-  // The mean loss of the batch of this step, whose generator is seeded by TrainingOptions::seed.
-  std::function<at::Tensor(const Transformer&, std::int64_t batch_size, at::Generator&)> loss;
+  // The mean loss of the batch of this step, from 0, whose generator is seeded by
+  // TrainingOptions::seed.
+  std::function<at::Tensor(
+      const Transformer&, std::int64_t step, std::int64_t batch_size, at::Generator&)>
+      loss;
   // Without autograd, on data held out.
   std::function<double(const Transformer&)> score;
 };

@@ -1,9 +1,15 @@
-// The recall task, schedules, verdicts, and a trial that is the same whenever it is run.
+// The tasks, schedules, verdicts, and a trial that is the same whenever it is run.
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <gmock/gmock.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <string>
 
 #include "storage/base/error.hpp"
+#include "worker/laboratory/language_task.hpp"
 #include "worker/laboratory/recall_task.hpp"
 #include "worker/laboratory/study.hpp"
 
@@ -29,6 +35,24 @@ TEST(RecallTask, EveryAskedKeyHasItsValueBefore) {
       ASSERT_TRUE(found) << "sequence " << b << ", token " << t;
     }
   }
+}
+
+// Catches: bytes above 127 as negative ids, and a held-out end that is also trained on.
+TEST(LanguageTask, BytesAreIdsAndTheEndIsHeldOut) {
+  const auto path = std::filesystem::temp_directory_path() /
+                    ("hedgerow_language_" + std::to_string(getpid()) + ".txt");
+  std::ofstream(path, std::ios::binary) << std::string(90, 'a') << std::string(10, '\xff');
+  LanguageOptions options;
+  options.length = 4;
+  options.held_out = 0.1;
+  const LanguageText text = read_language(path, options);
+  EXPECT_TRUE(text.train.eq('a').all().item<bool>());
+  EXPECT_EQ(text.train.numel(), 90);
+  EXPECT_TRUE(text.held_out.eq(255).all().item<bool>());
+  options.length = 128;
+  EXPECT_THROW((void)read_language(path, options), storage::Error);
+  std::filesystem::remove(path);
+  EXPECT_THROW((void)read_language(path, options), storage::Error);
 }
 
 TEST(Training, SchedulesRiseAndFallWhereTheySay) {

@@ -26,7 +26,11 @@ std::span<const Study> all_studies() {
             run_denominators},
       Study{
           "orders", "004", "how the series' order walks to softmax", published_orders, run_orders},
-      Study{"efficient", "003", "what layout, loop order and re-scanning cost", nullptr, nullptr},
+      Study{"efficient",
+            "003",
+            "what layout, loop order and re-scanning cost",
+            published_efficient,
+            run_efficient},
   };
   return kStudies;
 }

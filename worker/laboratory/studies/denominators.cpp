@@ -9,7 +9,6 @@ namespace hedgerow::worker::laboratory {
 namespace {
 
 constexpr double kClamp = 5;
-constexpr double kGatedClip = 1.0;
 constexpr double kNormClose = 0.02;                 // of softmax's loss, a share
 constexpr double kGateClose = 0.10, kWorse = 0.05;  // above it, in nats
 
@@ -32,7 +31,7 @@ std::vector<LanguageRun> denominator_runs() {
   all.push_back({open_score("length", Denominator::kLength, OutputNorm::kNone)});
   AttentionSpec out = open_score("length_out_gate", Denominator::kLength, OutputNorm::kNone);
   out.output_gate = true;
-  all.push_back({out, kGatedClip});
+  all.push_back({out});
   AttentionSpec relu = open_score("relu_l2", Denominator::kNone, OutputNorm::kL2);
   relu.score = Score::kProduct;
   relu.map = Map::kRelu;

@@ -12,7 +12,6 @@ namespace hedgerow::worker::laboratory {
 
 struct LanguageRun {
   AttentionSpec attention;
-  double clip = 0;  // 004 clips only what has a gate
 };
 
 struct LanguageRuns {

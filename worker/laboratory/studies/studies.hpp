@@ -11,6 +11,8 @@ namespace hedgerow::worker::laboratory {
 [[nodiscard]] StudyResult run_denominators(const StudyOptions& options);
 [[nodiscard]] nlohmann::json published_orders();
 [[nodiscard]] StudyResult run_orders(const StudyOptions& options);
+[[nodiscard]] nlohmann::json published_efficient();
+[[nodiscard]] StudyResult run_efficient(const StudyOptions& options);
 [[nodiscard]] nlohmann::json published_performer();
 [[nodiscard]] StudyResult run_performer(const StudyOptions& options);
 
