@@ -40,7 +40,9 @@ Values layer_errors(const RunStatus& status) {
     if (task.result.contains("layers")) add_errors(task.result["layers"], errors[""]);
     if (!task.result.contains("variants")) continue;
     for (const nlohmann::json& variant : task.result["variants"])
-      add_errors(variant.at("layers"), errors[variant.at("student").get<std::string>()]);
+      for (const nlohmann::json& error : variant.at("relative_mse"))
+        if (error.is_number())
+          errors[variant.at("student").get<std::string>()].push_back(error.get<double>());
   }
   return errors;
 }

@@ -408,7 +408,8 @@ void visit_settings(AnyRecipe& recipe, Visitor& visitor) {
 template <typename AnyVariant, typename Visitor>
 void visit_variant(AnyVariant& variant, Visitor& visitor) {
   visitor.field("name", variant.name, {"of letters, digits, - and _"});
-  visitor.field("seeds", variant.seeds, {"students, which differ in how their maps start", 1, 100});
+  visitor.field(
+      "seeds", variant.seeds, {"students, which differ in how their maps start", 1, kMaxStudents});
   visitor.section("attention", "");
   visit_attention(variant.attention, visitor);
   visitor.section("transfer", "");

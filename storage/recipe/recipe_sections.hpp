@@ -64,7 +64,7 @@ inline constexpr std::size_t kMaxTexts = 16;
 // What the recipe's own student is called beside those of its variants.
 inline constexpr const char* kOwnStudent = "recipe";
 inline constexpr std::size_t kMaxVariantName = 40;
-inline constexpr int kMaxStudents = 100;
+inline constexpr int kMaxStudents = 50;  // a task's result, which tells of all, is one message
 
 struct PlanSection {
   int layers_per_block = 5;

@@ -106,6 +106,20 @@ nlohmann::json figures_json(const RunContext& run,
       task.subject);
 }
 
+// What of a variant's figures goes into the task's result, a message: the file has all of them.
+nlohmann::json told_of(const nlohmann::json& figures) {
+  nlohmann::json told;
+  for (const char* key : {"student", "variant", "seed", "seconds", "perplexity", "gap_closed"})
+    if (figures.contains(key)) told[key] = figures[key];
+  for (const char* path : {"/columns/student/beyond/kl", "/control/state_bytes"}) {
+    const nlohmann::json::json_pointer at(path);
+    if (figures.contains(at)) told[at] = figures[at];
+  }
+  if (figures.contains("texts"))
+    for (const auto& [name, text] : figures["texts"].items()) told["texts"][name] = told_of(text);
+  return told;
+}
+
 // Those of each variant's students, in the order of the recipe. Throws Stopped.
 nlohmann::json variants_json(RunContext& run,
                              TaskContext& context,
@@ -179,9 +193,10 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
   if (!is_piece) {
     result.result = figures_json(run, task, given, part, run.recipe());
     result.result["in_domain"] = run.recipe().validates_in_domain();
-    if (task.subject == "transfer" && !run.recipe().variants.empty())
-      result.result["variants"] = variants_json(run, context, task, given, num_tokens);
   }
+  nlohmann::json variants = nlohmann::json::array();
+  if (!is_piece && task.subject == "transfer")
+    variants = variants_json(run, context, task, given, num_tokens);
   result.result["seconds"] = part.seconds;
   result.result["tokens_per_second"] = static_cast<double>(num_tokens) / part.seconds;
   const std::string name =
@@ -189,8 +204,11 @@ TaskResult evaluate_task(RunContext& run, TaskContext& context, const wire::Task
                : storage::RunLayout::evaluation(task.subject, task.fencing_token);
   const auto path = attempt_path(run.layout(), task.fencing_token, name);
   std::filesystem::create_directories(path.parent_path());
-  storage::write_atomically(path,
-                            is_piece ? to_json(part).dump() + "\n" : result.result.dump(2) + "\n");
+  nlohmann::json whole = result.result;
+  if (!variants.empty()) whole["variants"] = variants;
+  storage::write_atomically(path, is_piece ? to_json(part).dump() + "\n" : whole.dump(2) + "\n");
+  for (const nlohmann::json& variant : variants)
+    result.result["variants"].push_back(told_of(variant));
   result.files = {{name, std::filesystem::file_size(path), storage::hash_file(path)}};
   return result;
 }
