@@ -38,7 +38,7 @@ class RecipeReader : public TomlReader {
     });
   }
 
-  // Read by read_variants(), when what they differ from is complete.
+  // Read by VariantsReader, when what they differ from is complete.
   void variants(Recipe&) {}
 
   template <typename Data>

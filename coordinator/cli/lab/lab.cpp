@@ -2,7 +2,6 @@
 
 #include <CLI/CLI.hpp>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <vector>
 
@@ -10,6 +9,7 @@
 #include "coordinator/cli/programs/programs.hpp"
 #include "coordinator/cli/terminal/format.hpp"
 #include "coordinator/cli/terminal/interrupt.hpp"
+#include "storage/base/file.hpp"
 
 namespace hedgerow::coordinator::cli {
 namespace {
@@ -55,13 +55,6 @@ void print_claims(const json& claims, Terminal& terminal) {
   }
 }
 
-void write_file(const fs::path& path, const std::string& text) {
-  std::ofstream file(path);
-  file << text;
-  file.flush();
-  if (!file) throw Error(ErrorKind::kUsage, "--out: " + path.string() + " could not be written");
-}
-
 // STUDY.json and, where Python has matplotlib, STUDY.png.
 void write_results(const json& result, const LabOptions& given, Terminal& terminal) {
   std::error_code failed;
@@ -69,7 +62,7 @@ void write_results(const json& result, const LabOptions& given, Terminal& termin
   if (failed)
     throw Error(ErrorKind::kUsage, "--out: " + given.out + " cannot be made: " + failed.message());
   const fs::path path = fs::path(given.out) / (given.study + ".json");
-  write_file(path, result.dump(2) + "\n");
+  storage::write_atomically(path, result.dump(2) + "\n");
   terminal.say("wrote " + path.string());
   if (result.at("curves").empty()) return;
   try {
