@@ -127,6 +127,7 @@ nlohmann::json variants_json(RunContext& run,
                              const EvaluatedTexts& given,
                              std::int64_t num_tokens) {
   nlohmann::json variants = nlohmann::json::array();
+  if (run.recipe().variants.empty()) return variants;  // and a task of pieces has no student at hand
   const std::filesystem::path folder = directory_of(run, task, "hedgerow.json") / "variants";
   for (const storage::Variant& variant : run.recipe().variants) {
     const storage::Recipe recipe = run.recipe().of(variant);
